@@ -1,0 +1,19 @@
+// The scalar types that every layer agrees on; free of any library, so that NVRTC can read it.
+#pragma once
+
+namespace onepass {
+
+using int64 = long long;
+using uint64 = unsigned long long;
+using uint32 = unsigned int;
+using uint16 = unsigned short;
+using uint8 = unsigned char;
+
+// How a number is stored. Arithmetic is float, or double where x is f64.
+enum class dtype : int { none, f32, f64, bf16, f16, boolean };
+
+constexpr int size_of(dtype type) {
+  return type == dtype::f64 ? 8 : type == dtype::f32 ? 4 : type == dtype::boolean ? 1 : type == dtype::none ? 0 : 2;
+}
+
+}  // namespace onepass

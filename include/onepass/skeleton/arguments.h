@@ -1,0 +1,47 @@
+// What a kernel is called with: addresses, strides and numbers. Plain data, the same for CPU and CUDA.
+#pragma once
+
+#include "onepass/lane/types.h"
+
+namespace onepass {
+
+constexpr int kMaxDims = 4;  // leading dimensions left after collapsing; more are copied to contiguous first
+constexpr int kMaxOperands = 12;
+constexpr int kMaxKeeps = 4;
+constexpr int kMaxParameters = 12;
+constexpr int kMaxStatistics = 2;
+
+// A tensor seen as rows. Strides count elements; column_stride is 0 (one number for the row) or 1.
+// A column operand has zero row strides. data is null where a gradient is not wanted.
+struct view {
+  void* data;
+  int64 stride[kMaxDims];
+  dtype type;
+  int column_stride;
+};
+
+struct arguments {
+  int64 rows, columns;
+  int64 size[kMaxDims];  // the leading dimensions, outermost first, padded in front with 1; their product is rows
+  int64 matrix_rows;     // x.shape[-2], for `causal`
+
+  view x;                              // forward and backward: the input, where it is read
+  view y;                              // forward: the result.  backward: its gradient
+  view dx;                             // backward
+  view operand[kMaxOperands];
+  view operand_gradient[kMaxOperands];  // tensor operands only; column gradients go through column_partial
+  view kept[kMaxKeeps];                // forward: written.  backward: read where the line resumes there
+  view kept_gradient[kMaxKeeps];
+
+  void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
+  void* column_partial;  // [column gradients wanted][parts][columns], float (double where x is f64)
+  uint64 wants_column;   // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
+
+  const int64* dropout_state;  // {seed, offset}
+  double parameter[kMaxParameters];
+
+  int64 task_rows, task_columns;  // the partition: a function of shapes only
+  int stream_stores;              // CPU: write past the caches
+};
+
+}  // namespace onepass

@@ -1,0 +1,15 @@
+// How a compiled line is called on the CPU. A change here changes kCpuKernelsVersion.
+#pragma once
+
+#include "onepass/skeleton/arguments.h"
+
+namespace onepass {
+
+// Runs tasks [begin, end) of the partition in the arguments.
+using cpu_kernel = void (*)(const arguments&, int64 begin, int64 end);
+
+struct cpu_kernels {
+  cpu_kernel forward_f32, backward_f32, forward_f64, backward_f64;
+};
+
+}  // namespace onepass

@@ -1,0 +1,34 @@
+// The four kernels of one line on the CPU, as the ahead-of-time table and the compiler at first use both make them.
+#if defined(ONEPASS_SKELETON_KERNELS_CPU_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_SKELETON_KERNELS_CPU_H_
+#undef ONEPASS_SKELETON_KERNELS_CPU_H_
+#else
+#define ONEPASS_SKELETON_KERNELS_CPU_H_
+#endif
+
+#include "onepass/skeleton/cpu_kernels.h"
+#include "onepass/skeleton/elementwise.cpu.h"
+#include "onepass/skeleton/rowwise.cpu.h"
+
+ONEPASS_BEGIN
+
+template <class T, class Line>
+void forward(const arguments& a, int64 begin, int64 end) {
+  if constexpr (same_type<typename Line::row, void>) elementwise_forward<T, Line>(a, begin, end);
+  else rowwise_forward<T, Line>(a, begin, end);
+}
+
+template <class T, class Line>
+void backward(const arguments& a, int64 begin, int64 end) {
+  if constexpr (same_type<typename Line::row, void>) elementwise_backward<T, Line>(a, begin, end);
+  else rowwise_backward<T, Line>(a, begin, end);
+}
+
+// Forward and Backward differ where backward resumes from a keep.
+template <class Forward, class Backward>
+constexpr cpu_kernels kernels_of() {
+  return {forward<float, Forward>, backward<float, Backward>, forward<double, Forward>, backward<double, Backward>};
+}
+
+ONEPASS_END
+#endif

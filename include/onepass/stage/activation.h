@@ -1,0 +1,266 @@
+// Activations: x -> f(x), each with its derivative. A new one is a struct here, a name in `activations` at the
+// bottom, and one line in python/onepass/reference.py.
+#if defined(ONEPASS_STAGE_ACTIVATION_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_STAGE_ACTIVATION_H_
+#undef ONEPASS_STAGE_ACTIVATION_H_
+#else
+#define ONEPASS_STAGE_ACTIVATION_H_
+#endif
+
+#include "onepass/lane/target.h"
+#include "onepass/stage/descriptor.h"
+
+ONEPASS_BEGIN
+namespace stage {
+
+struct relu {
+  static constexpr descriptor about{.name = "relu",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 1,
+                                    .flops_backward = 1,
+                                    .formula = "max(x, 0)",
+                                    .meaning = "rectified linear unit"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return where(x < L(0), L(0), x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return where(x <= L(0), L(0), dy);
+  }
+};
+
+struct gelu {
+  static constexpr descriptor about{.name = "gelu",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 16,
+                                    .flops_backward = 30,
+                                    .formula = "x · Φ(x), Φ the normal distribution function",
+                                    .meaning = "Gaussian error linear unit, exact"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return x * normal_cdf(x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L density = L(0.3989422804014327) * exp(L(-0.5) * x * x);  // 1/sqrt(2 pi) exp(-x²/2)
+    return dy * fma(x, density, normal_cdf(x));
+  }
+};
+
+struct gelu_tanh {  // 0.5x(1 + tanh u) = x · sigmoid(2u): exact algebra, and no cancellation for x << 0
+  static constexpr descriptor about{.name = "gelu_tanh",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 14,
+                                    .flops_backward = 22,
+                                    .formula = "x · sigmoid(2u), u = √(2/π)(x + 0.044715x³)",
+                                    .meaning = "Gaussian error linear unit, tanh approximation"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    const L twice_u = x * fma(x * x, L(0.0713548162726009), L(1.5957691216057308));
+    return x * ONEPASS_TARGET::sigmoid(twice_u);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L square = x * x;
+    const L s = ONEPASS_TARGET::sigmoid(x * fma(square, L(0.0713548162726009), L(1.5957691216057308)));
+    const L slope = fma(square, L(0.2140644488178027), L(1.5957691216057308));  // d(2u)/dx
+    return dy * s * fma(x * slope, L(1) - s, L(1));
+  }
+};
+
+struct quick_gelu {
+  static constexpr descriptor about{.name = "quick_gelu",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 11,
+                                    .flops_backward = 16,
+                                    .formula = "x · sigmoid(1.702x)",
+                                    .meaning = "Gaussian error linear unit, sigmoid approximation"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return x * ONEPASS_TARGET::sigmoid(L(1.702) * x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L s = ONEPASS_TARGET::sigmoid(L(1.702) * x);
+    return dy * s * fma(L(1.702) * x, L(1) - s, L(1));
+  }
+};
+
+struct silu {
+  static constexpr descriptor about{.name = "silu",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 10,
+                                    .flops_backward = 15,
+                                    .formula = "x · sigmoid(x)",
+                                    .meaning = "sigmoid linear unit, swish"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return x * ONEPASS_TARGET::sigmoid(x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L s = ONEPASS_TARGET::sigmoid(x);
+    return dy * s * fma(x, L(1) - s, L(1));
+  }
+};
+
+struct tanh {
+  static constexpr descriptor about{.name = "tanh",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 10,
+                                    .flops_backward = 13,
+                                    .formula = "tanh(x)",
+                                    .meaning = "hyperbolic tangent"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return ONEPASS_TARGET::tanh(x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L t = ONEPASS_TARGET::tanh(x);
+    return dy * fma(-t, t, L(1));
+  }
+};
+
+struct sigmoid {
+  static constexpr descriptor about{.name = "sigmoid",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 9,
+                                    .flops_backward = 12,
+                                    .formula = "1 / (1 + exp(-x))",
+                                    .meaning = "logistic function"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return ONEPASS_TARGET::sigmoid(x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L s = ONEPASS_TARGET::sigmoid(x);
+    return dy * s * (L(1) - s);
+  }
+};
+
+struct relu_squared {
+  static constexpr descriptor about{.name = "relu_squared",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 2,
+                                    .flops_backward = 3,
+                                    .formula = "max(x, 0)²",
+                                    .meaning = "squared rectified linear unit"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return x * relu::forward(x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return L(2) * relu::forward(x) * dy;
+  }
+};
+
+struct softplus {  // PyTorch's threshold of 20: above it x itself
+  static constexpr descriptor about{.name = "softplus",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 18,
+                                    .flops_backward = 10,
+                                    .formula = "log(1 + exp(x))",
+                                    .meaning = "smooth rectified linear unit"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return where(x > L(20), x, log1p(exp(min(x, L(20)))));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return where(x > L(20), dy, dy * ONEPASS_TARGET::sigmoid(x));
+  }
+};
+
+struct mish {  // tanh(log1p(e)) = n / (n + 2) with n = e(e + 2), e = exp(x)
+  static constexpr descriptor about{.name = "mish",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 13,
+                                    .flops_backward = 22,
+                                    .formula = "x · tanh(softplus(x))",
+                                    .meaning = "mish"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    const L e = exp(min(x, L(20)));
+    const L n = e * (e + L(2));
+    return where(x > L(20), x, x * (n / (n + L(2))));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L e = exp(min(x, L(20)));
+    const L n = e * (e + L(2));
+    const L r = L(1) / (n + L(2));
+    const L t = n * r;
+    const L slope = L(4) * e * (e + L(1)) * r * r;  // d tanh(softplus(x)) / dx
+    return where(x > L(20), dy, dy * fma(x, slope, t));
+  }
+};
+
+struct hardswish {
+  static constexpr descriptor about{.name = "hardswish",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 5,
+                                    .flops_backward = 5,
+                                    .formula = "x · min(max(x + 3, 0), 6) / 6",
+                                    .meaning = "piecewise quadratic swish"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return x * min(max(x + L(3), L(0)), L(6)) * L(1.0 / 6.0);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L inside = dy * fma(x, L(1.0 / 3.0), L(0.5));
+    return where(x <= L(-3), L(0), where(x >= L(3), dy, inside));
+  }
+};
+
+struct elu {
+  static constexpr descriptor about{.name = "elu",
+                                    .kind = word_kind::activation,
+                                    .parameter = "alpha",
+                                    .parameter_default = 1.0,
+                                    .flops_forward = 12,
+                                    .flops_backward = 11,
+                                    .formula = "x if x > 0 else alpha · (exp(x) - 1)",
+                                    .meaning = "exponential linear unit"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L alpha) {
+    return where(x > L(0), x, alpha * expm1(min(x, L(0))));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy, L alpha) {
+    return where(x > L(0), dy, dy * alpha * exp(min(x, L(0))));
+  }
+};
+
+struct leaky_relu {
+  static constexpr descriptor about{.name = "leaky_relu",
+                                    .kind = word_kind::activation,
+                                    .parameter = "negative_slope",
+                                    .parameter_default = 0.01,
+                                    .flops_forward = 2,
+                                    .flops_backward = 2,
+                                    .formula = "x if x > 0 else negative_slope · x",
+                                    .meaning = "leaky rectified linear unit"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L negative_slope) {
+    return where(x > L(0), x, negative_slope * x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy, L negative_slope) {
+    return where(x > L(0), dy, negative_slope * dy);
+  }
+};
+
+template <class... Stages>
+struct list {};
+
+using activations = list<relu, gelu, gelu_tanh, silu, tanh, sigmoid, relu_squared, quick_gelu, softplus, mish, hardswish,
+                         elu, leaky_relu>;
+
+}  // namespace stage
+ONEPASS_END
+#endif

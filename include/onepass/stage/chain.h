@@ -1,0 +1,168 @@
+// Words in sequence. Forward folds left to right; backward computes the forward values again in registers and walks
+// back, giving each operand its gradient on the way.
+//
+// A word reaches the call through the skeleton's Place, which knows the row and the columns of a lane:
+//   operand<L, I>()            operand I here
+//   wants<I>()                 whether operand I's gradient is wanted
+//   column_gradient<I>(g), tensor_gradient<I>(g)
+//   parameter<J>()             a number of the line, in the arithmetic's type
+//   random<L, K>()             16 random bits for dropout number K, as numbers from 0 to 65535
+//   column<L>(), matrix_row<L>()
+//   keep<K>(value)             stores keep number K; returns the value as stored
+//   rounded(value)             the value as it would be stored
+//   kept<L, K>(), kept_gradient<L, K>()
+#if defined(ONEPASS_STAGE_CHAIN_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_STAGE_CHAIN_H_
+#undef ONEPASS_STAGE_CHAIN_H_
+#else
+#define ONEPASS_STAGE_CHAIN_H_
+#endif
+
+#include "onepass/lane/target.h"
+#include "onepass/stage/words.h"
+
+ONEPASS_BEGIN
+
+template <class A, class B>
+inline constexpr bool same_type = false;
+template <class A>
+inline constexpr bool same_type<A, A> = true;
+
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+// A stage bound to its place in the line: its operand, its number, and its count among the dropouts or keeps.
+// Words without one have -1.
+template <class Stage, int Operand, int Parameter, int Ordinal>
+struct word {
+  static constexpr descriptor about = Stage::about;
+  static constexpr bool resumes = same_type<Stage, stage::resume>;
+  static constexpr bool needs_input = about.backward_needs_input;
+  static constexpr int operands = Operand + 1;
+  static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
+  static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
+
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L forward(L x, Place& at) {
+    if constexpr (about.kind == word_kind::keep) return at.template keep<Ordinal>(x);
+    else return compute(x, at);
+  }
+
+  // Forward again, in backward: nothing is stored.
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L recompute(L x, Place& at) {
+    if constexpr (resumes) return at.template kept<L, Ordinal>();
+    else if constexpr (about.kind == word_kind::keep) return at.rounded(x);
+    else return compute(x, at);
+  }
+
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L backward(L x, L dy, Place& at) {
+    if constexpr (about.kind == word_kind::keep) {
+      return dy + at.template kept_gradient<L, Ordinal>();
+    } else if constexpr (about.kind == word_kind::dropout) {
+      return Stage::backward(dy, at.template random<L, Ordinal>(), at.template parameter<Parameter>());
+    } else if constexpr (same_type<Stage, stage::causal>) {
+      return Stage::backward(dy, at.template column<L>(), at.template matrix_row<L>());
+    } else if constexpr (about.operand != operand_kind::none) {
+      L o{};
+      if constexpr (about.backward_needs_operand) o = at.template operand<L, Operand>();
+      const stage::gradients<L> g = with_operand_backward(x, o, dy, at);
+      if (at.template wants<Operand>()) {
+        if constexpr (about.operand == operand_kind::column) at.template column_gradient<Operand>(g.doperand);
+        else at.template tensor_gradient<Operand>(g.doperand);
+      }
+      return g.dx;
+    } else if constexpr (Parameter >= 0) {
+      return Stage::backward(x, dy, L(at.template parameter<Parameter>()));
+    } else {
+      return Stage::backward(x, dy);
+    }
+  }
+
+ private:
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L compute(L x, Place& at) {
+    if constexpr (about.kind == word_kind::dropout) {
+      return Stage::forward(x, at.template random<L, Ordinal>(), at.template parameter<Parameter>());
+    } else if constexpr (same_type<Stage, stage::causal>) {
+      return Stage::forward(x, at.template column<L>(), at.template matrix_row<L>());
+    } else if constexpr (about.operand != operand_kind::none) {
+      const L o = at.template operand<L, Operand>();
+      if constexpr (Parameter >= 0) return Stage::forward(x, o, L(at.template parameter<Parameter>()));
+      else return Stage::forward(x, o);
+    } else if constexpr (Parameter >= 0) {
+      return Stage::forward(x, L(at.template parameter<Parameter>()));
+    } else {
+      return Stage::forward(x);
+    }
+  }
+
+  template <class L, class Place>
+  static ONEPASS_FUNCTION stage::gradients<L> with_operand_backward(L x, L o, L dy, Place& at) {
+    if constexpr (Parameter >= 0) return Stage::backward(x, o, dy, L(at.template parameter<Parameter>()));
+    else return Stage::backward(x, o, dy);
+  }
+};
+
+template <class... Words>
+struct chain;
+
+template <>
+struct chain<> {
+  static constexpr bool resumes = false;
+  static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
+  static constexpr int operands = 0, dropouts = 0, keeps = 0;  // as many as the words so far have counted
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L forward(L x, Place&) {
+    return x;
+  }
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L recompute(L x, Place&) {
+    return x;
+  }
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L backward(L, L dy, Place&) {
+    return dy;
+  }
+};
+
+template <class Head, class... Tail>
+struct chain<Head, Tail...> {
+  using tail = chain<Tail...>;
+  static constexpr bool resumes = Head::resumes || tail::resumes;
+  static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
+  static constexpr int operands = larger(Head::operands, tail::operands);
+  static constexpr int dropouts = larger(Head::dropouts, tail::dropouts);
+  static constexpr int keeps = larger(Head::keeps, tail::keeps);
+
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L forward(L x, Place& at) {
+    return tail::forward(Head::forward(x, at), at);
+  }
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L recompute(L x, Place& at) {
+    if constexpr (tail::resumes) return tail::recompute(x, at);
+    else return tail::recompute(Head::recompute(x, at), at);
+  }
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L backward(L x, L dy, Place& at) {
+    L value{};
+    if constexpr (tail::needs_input) value = Head::recompute(x, at);
+    return Head::backward(x, tail::backward(value, dy, at), at);
+  }
+};
+
+// What a skeleton runs: pre, then the row word (void in an elementwise line), then post.
+template <class Pre, class Row = void, int RowParameter = -1, class Post = chain<>>
+struct line {
+  using pre = Pre;
+  using row = Row;
+  using post = Post;
+  static constexpr int row_parameter = RowParameter;
+  static constexpr int operands = larger(Pre::operands, Post::operands);
+  static constexpr int dropouts = larger(Pre::dropouts, Post::dropouts);
+  static constexpr int keeps = larger(Pre::keeps, Post::keeps);
+};
+
+ONEPASS_END
+#endif

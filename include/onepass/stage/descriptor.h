@@ -1,0 +1,44 @@
+// What a word says of itself: the one source for the parser, the planner, the fake kernels, the docs and the adviser.
+#pragma once
+
+namespace onepass {
+
+// What a word takes from the call, in the order in which the words stand.
+enum class operand_kind : int {
+  none,
+  column,  // [N]
+  tensor,  // broadcastable to x's shape
+};
+
+// What else the chain must hand to a word.
+enum class word_kind : int {
+  activation,  // x -> f(x), no operand
+  affine,      // with a column, a tensor or a number
+  gate,        // an activation of x, times a tensor
+  dropout,     // with random bits of its place
+  mask,        // with a mask operand, or the place itself
+  keep,        // returns the value at this point
+  row,         // needs the whole row
+  contraction, // `linear`
+};
+
+struct descriptor {
+  const char* name;       // the word, and the struct's name in onepass::stage
+  word_kind kind;
+  operand_kind operand = operand_kind::none;
+  const char* operand_name = "";    // in messages and docs
+  const char* parameter = "";       // the number's name, "" where the word takes none
+  bool parameter_required = false;
+  double parameter_default = 0;     // NaN: the machine epsilon of x's dtype (rms_norm)
+  bool backward_needs_input = true;    // the value that stood before the word
+  bool backward_needs_operand = false;
+  bool passes_gradient = false;        // dx is dy itself
+  bool operand_gradient_is_dy = false; // d operand is dy itself
+  int statistics = 0;               // numbers saved per row (row words)
+  int flops_forward = 1;            // per element
+  int flops_backward = 1;
+  const char* formula = "";
+  const char* meaning = "";
+};
+
+}  // namespace onepass

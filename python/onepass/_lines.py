@@ -1,0 +1,123 @@
+"""The lines behind the named functions, as text. Each is built once for its arguments; a call costs a look-up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .reference import ACTIVATIONS
+
+
+def remembered(build: Callable[..., str]) -> Callable[..., str]:
+    """lru_cache, but Dynamo sees the plain function: it folds the text to a constant, and warns of lru_cache."""
+    look_up = functools.lru_cache(maxsize=1024)(build)
+    is_compiling = torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(build)
+    def text(*key: Any) -> str:
+        return build(*key) if is_compiling() else look_up(*key)
+
+    return text
+
+
+@remembered
+def bias_act(activation: str | None) -> str:
+    return join("bias", activation_word("bias_act", activation))
+
+
+@remembered
+def norm(name: str, eps: float | None, weight: bool, bias: bool, activation: str | None) -> str:
+    return join(normalisation_word(name, eps), weight and "scale", bias and "bias", activation_word(name, activation))
+
+
+@remembered
+def add_norm(
+    name: str,
+    eps: float | None,
+    weight: bool,
+    bias: bool,
+    activation: str | None,
+    input_bias: bool,
+    dropout_p: float,
+    training: bool,
+) -> str:
+    return join(
+        input_bias and "bias",
+        dropout_word(f"add_{name}", dropout_p, training),
+        "add",
+        "keep",
+        normalisation_word(name, eps),
+        weight and "scale",
+        bias and "bias",
+        activation_word(f"add_{name}", activation),
+    )
+
+
+@remembered
+def dropout_add(bias: bool, activation: str | None, p: float, training: bool) -> str:
+    return join(
+        bias and "bias", activation_word("dropout_add", activation), dropout_word("dropout_add", p, training), "add"
+    )
+
+
+@remembered
+def gate(function: str, activation: str) -> str:
+    if activation is None:
+        raise ValueError(f"{function}(): expected activation to be a word such as 'silu', but got None")
+    return f"gate({activation_word(function, activation)})"
+
+
+@remembered
+def softmax(scale: float, mask: bool, is_causal: bool, dropout_p: float, training: bool) -> str:
+    factor = number("softmax", "scale", scale)
+    return join(
+        factor != 1.0 and f"mul({factor!r})",
+        mask and "mask",
+        is_causal and "causal",
+        "softmax",
+        dropout_word("softmax", dropout_p, training),
+    )
+
+
+def join(*words: str | bool | None) -> str:
+    return " | ".join(word for word in words if word)
+
+
+def normalisation_word(name: str, eps: float | None) -> str:
+    return name if eps is None and name == "rms_norm" else f"{name}({number(name, 'eps', eps)!r})"
+
+
+def dropout_word(function: str, p: float, training: bool) -> str | None:
+    p = number(function, "p", p)
+    if not 0 <= p <= 1:
+        raise ValueError(f"{function}(): dropout probability has to be between 0 and 1, but got {p}")
+    return f"dropout({p!r})" if training and p > 0 else None
+
+
+def activation_word(function: str, activation: str | None) -> str | None:
+    if activation is None:
+        return None
+    if not isinstance(activation, str):
+        raise TypeError(f"{function}(): argument 'activation' must be str, not {type(activation).__name__}")
+    if activation.partition("(")[0].strip() not in ACTIVATIONS:
+        raise ValueError(
+            f"{function}(): expected activation to be one of {', '.join(ACTIVATIONS)}, but got {activation!r}"
+        )
+    return activation
+
+
+def gelu_word(function: str, approximate: str) -> str:
+    if approximate == "none":
+        return "gelu"
+    if approximate == "tanh":
+        return "gelu_tanh"
+    raise RuntimeError(f"{function}(): approximate argument must be either none or tanh, but got {approximate!r}")
+
+
+def number(function: str, argument: str, value: float | None) -> float:
+    if isinstance(value, (int, float)):
+        return float(value)
+    raise TypeError(f"{function}(): argument '{argument}' must be float, not {type(value).__name__}")

@@ -1,0 +1,135 @@
+"""The native library: loaded once, asked through ctypes for all that is not a tensor (text in, JSON out)."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import warnings
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+PACKAGE = Path(__file__).resolve().parent
+LIBRARY = PACKAGE / "lib" / "libonepass.so"
+
+# The library's numbering of storage dtypes (onepass/lane/types.h).
+DTYPES = {torch.float32: 1, torch.float64: 2, torch.bfloat16: 3, torch.float16: 4, torch.bool: 5}
+BROADCAST = 16  # added to an operand's dtype where its shape is not x's
+
+
+class LineError(ValueError):
+    """A line that cannot be read: the message quotes it, with carets under the characters at fault."""
+
+
+class CompilerMissing(RuntimeError):
+    """A line outside the ahead-of-time table, on a machine without a C++ compiler."""
+
+
+def _load() -> ctypes.CDLL:
+    if not LIBRARY.exists():
+        raise ImportError(f"onepass was not built: {LIBRARY.name} is missing; run `make test` or `pip install .`")
+    torch.ops.load_library(str(LIBRARY))
+    library = ctypes.CDLL(str(LIBRARY))
+    for name in ("words", "describe", "cost", "gradients", "common_lines", "cpu_prepare", "cuda_prebuild", "cache", "info"):
+        getattr(library, f"onepass_{name}").restype = ctypes.c_char_p
+    library.onepass_configure.restype = None
+    library.onepass_describe.argtypes = [ctypes.c_char_p]
+    library.onepass_cost.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+    library.onepass_gradients.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.c_uint64]
+    library.onepass_cpu_prepare.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+    library.onepass_cuda_prebuild.argtypes = [
+        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
+    ]  # fmt: skip
+    library.onepass_cache.argtypes = [ctypes.c_char_p]
+    library.onepass_configure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, FIND_NVRTC, WARN]
+    return library
+
+
+FIND_NVRTC = ctypes.CFUNCTYPE(ctypes.c_char_p)
+WARN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+
+@FIND_NVRTC
+def _find_nvrtc() -> bytes:
+    """Called when the first CUDA kernel is to be compiled."""
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    try:
+        found = load_nvidia_dynamic_lib("nvrtc").abs_path
+    except Exception:  # the library reports what is missing; nothing may be raised through C
+        return b""
+    _find_nvrtc.kept = str(found).encode()  # C reads it after this frame is gone
+    return _find_nvrtc.kept
+
+
+@WARN
+def _warn(message: bytes) -> None:
+    warnings.warn(message.decode(), stacklevel=2)
+
+
+_library = _load()
+_library.onepass_configure(str(PACKAGE / "include").encode(), str(PACKAGE / "lib").encode(), _find_nvrtc, _warn)
+
+
+def _answer(raw: bytes):
+    result = json.loads(raw)
+    if isinstance(result, dict) and "error" in result:
+        kind = {"line": LineError, "compiler_missing": CompilerMissing}.get(result["error"], RuntimeError)
+        raise kind(result["message"])
+    return result
+
+
+@lru_cache(maxsize=None)
+def words() -> list[dict]:
+    """Every word's descriptor."""
+    return _answer(_library.onepass_words())
+
+
+@lru_cache(maxsize=None)
+def describe(line: str) -> dict:
+    """A line's words, and what its backward reads."""
+    return _answer(_library.onepass_describe(line.encode()))
+
+
+def cost(line: str, rows: int, columns: int, dtype: torch.dtype) -> dict:
+    """Bytes that must move and flops, forward and backward."""
+    return _answer(_library.onepass_cost(line.encode(), rows, columns, DTYPES[dtype]))
+
+
+@lru_cache(maxsize=None)
+def gradients(line: str, dtype: int, operand_types: tuple[int, ...], wanted: int) -> dict:
+    """Where each input's gradient comes from, and the tensors that the backward op returns."""
+    types = (ctypes.c_int64 * max(1, len(operand_types)))(*operand_types)
+    return _answer(_library.onepass_gradients(line.encode(), dtype, types, wanted))
+
+
+def common_lines() -> list[str]:
+    """The lines that are compiled ahead of time for the CPU."""
+    return _answer(_library.onepass_common_lines())
+
+
+def cpu_prepare(line: str, boolean_masks: int) -> dict:
+    """Compiles a line for the CPU if it is not in the table.
+
+    Raises:
+        CompilerMissing: if there is no C++ compiler.
+    """
+    return _answer(_library.onepass_cpu_prepare(line.encode(), boolean_masks))
+
+
+def cuda_prebuild(line: str, arch: str, dtype: torch.dtype, operand_dtype: torch.dtype, columns: int) -> dict:
+    """Compiles a line's CUDA kernels for a row length into the disk cache; needs no GPU."""
+    return _answer(
+        _library.onepass_cuda_prebuild(line.encode(), arch.encode(), DTYPES[dtype], DTYPES[operand_dtype], columns)
+    )
+
+
+def cache(action: str) -> list[dict] | dict:
+    """'list' or 'clear' the disk cache."""
+    return _answer(_library.onepass_cache(action.encode()))
+
+
+def info() -> dict:
+    """The SIMD target in use."""
+    return _answer(_library.onepass_info())

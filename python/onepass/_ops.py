@@ -1,0 +1,70 @@
+"""The operators as PyTorch's tracing sees them: outputs without data, with the strides that the kernels give."""
+
+from __future__ import annotations
+
+import torch
+
+from onepass import _native
+
+OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}
+library = torch.library.Library("onepass", "FRAGMENT")
+
+
+def _arithmetic(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _results(x: torch.Tensor, line: str) -> list[torch.Tensor]:
+    return [x.new_empty(x.shape) for _ in range(1 + _native.describe(line)["keeps"])]
+
+
+@torch.library.register_fake("onepass::elementwise_forward", lib=library)
+def _(x, operands, line, dropout_state):
+    return _results(x, line)
+
+
+@torch.library.register_fake("onepass::rowwise_forward", lib=library)
+def _(x, operands, line, dropout_state, save_statistics):
+    results = _results(x, line)
+    if save_statistics:
+        rows = 1
+        for size in x.shape[:-1]:
+            rows = rows * size
+        results.append(x.new_empty((_native.describe(line)["statistics"], rows), dtype=_arithmetic(x.dtype)))
+    return results
+
+
+def _gradients(dy: torch.Tensor, line: str, operand_types: list[int], wanted: int) -> list[torch.Tensor]:
+    plan = _native.gradients(line, _native.DTYPES[dy.dtype], tuple(operand_types), wanted)
+    columns = dy.shape[-1] if dy.dim() else 1
+    return [
+        dy.new_empty((columns,) if output["column"] else dy.shape, dtype=OF_DTYPE[output["dtype"]])
+        for output in plan["outputs"]
+    ]
+
+
+@torch.library.register_fake("onepass::elementwise_backward", lib=library)
+def _(gradients, x, operands, resumed, dropout_state, line, operand_types, wanted):
+    return _gradients(gradients[0], line, operand_types, wanted)
+
+
+@torch.library.register_fake("onepass::rowwise_backward", lib=library)
+def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_types, wanted):
+    return _gradients(gradients[0], line, operand_types, wanted)
+
+
+# The draw is an operator of its own so that a compiled graph makes the same one as eager mode does.
+library.define("dropout_state(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+
+
+def draw_dropout_state(like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    """int64 {seed, offset} on the tensor's device, from its generator: what one call's dropout masks depend on."""
+    return torch.empty(2, dtype=torch.int64, device=like.device).random_(generator=generator)
+
+
+library.impl("dropout_state", draw_dropout_state, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("onepass::dropout_state", lib=library)
+def _(like):
+    return like.new_empty((2,), dtype=torch.int64)

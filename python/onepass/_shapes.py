@@ -1,0 +1,55 @@
+"""Whether the tensors of a normalisation agree with its normalized_shape, in PyTorch's words where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from torch import Tensor
+
+
+def normalized_shape_of(
+    function: str, x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None, bias: Tensor | None
+) -> tuple[int, ...]:
+    """normalized_shape as a tuple, once x, weight and bias are known to agree with it."""
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    try:
+        if (
+            x.shape[-len(shape) :] == shape
+            and (weight is None or weight.shape == shape)
+            and (bias is None or bias.shape == shape)
+            and shape
+        ):
+            return shape
+    except AttributeError:
+        pass
+    raise_normalized_shape(function, x, shape, weight, bias)
+
+
+def raise_normalized_shape(
+    function: str, x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
+) -> NoReturn:
+    check_tensor(function, "x", x)
+    if not shape:
+        raise RuntimeError(
+            f"{function}(): expected normalized_shape to be at least 1-dimensional, but got normalized_shape=[]"
+        )
+    if x.shape[-len(shape) :] != shape:
+        raise RuntimeError(
+            f"{function}(): given normalized_shape={list(shape)}, expected x with shape "
+            f"[*, {', '.join(map(str, shape))}], but got x of size {list(x.shape)}"
+        )
+    for name, column in (("weight", weight), ("bias", bias)):
+        if column is not None:
+            check_tensor(function, name, column)
+            if column.shape != shape:
+                raise RuntimeError(
+                    f"{function}(): expected {name} to be of same shape as normalized_shape={list(shape)}, "
+                    f"but got {name} of shape {list(column.shape)}"
+                )
+    raise AssertionError("unreachable")
+
+
+def check_tensor(function: str, argument: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{function}(): argument '{argument}' must be Tensor, not {type(value).__name__}")

@@ -1,0 +1,383 @@
+"""Functions under PyTorch's names; each is one line of the language, run as one kernel forward and one backward.
+
+They hold for all of them:
+
+* Tensors are float64, float32, bfloat16 or float16, in any layout, on the CPU or a CUDA device. Parameters and other
+  operands may have another dtype than `x` (bfloat16 activations with float32 weights, say).
+* The result has the dtype and shape of `x`, under autocast too: nothing is cast behind the caller's back. Arithmetic is
+  float32 (float64 where `x` is), with one rounding when a tensor is stored.
+* Saved for backward are the inputs and at most two numbers a row; never an activation, a normalised row or a mask.
+  Gradients have their tensor's dtype and shape, and only those that are needed are computed.
+* Results and gradients are bit-identical from run to run. Dropout follows `torch.manual_seed`.
+* `activation` is a word of the vocabulary (`onepass.words()`), with its number where it has one: "gelu",
+  "leaky_relu(0.2)". None is the identity.
+* A bad argument raises what PyTorch would raise: RuntimeError for shapes and dtypes, TypeError for something that is no
+  tensor or number, ValueError for a value out of range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from . import _lines
+from ._shapes import check_tensor, normalized_shape_of
+from .line import fused
+
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "bias_act",
+    "bias_gelu",
+    "dropout_add",
+    "gated",
+    "geglu",
+    "layer_norm",
+    "reglu",
+    "rms_norm",
+    "softmax",
+    "swiglu",
+]
+
+
+def bias_act(x: Tensor, bias: Tensor, activation: str | None = "gelu") -> Tensor:
+    """activation(x + bias), the end of a linear layer.
+
+    Args:
+        x: (..., N).
+        bias: (N,).
+        activation: a word such as "gelu", "gelu_tanh", "relu", "silu", "leaky_relu(0.2)"; None adds the bias only.
+
+    Returns:
+        (..., N), x's dtype.
+
+    Backward reads x and bias again; the gradient of bias is a sum over rows in float32 (float64 where x is).
+    Line: `bias | <activation>`.
+    """
+    return fused(_lines.bias_act(activation), x, bias)
+
+
+def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(x + bias), with gelu(v) = v Φ(v) (Hendrycks and Gimpel, arXiv:1606.08415).
+
+    Args:
+        x: (..., N).
+        bias: (N,).
+        approximate: "none" is exact, "tanh" the paper's approximation, as in `torch.nn.functional.gelu`.
+
+    Returns:
+        (..., N), x's dtype.
+
+    Line: `bias | gelu` or `bias | gelu_tanh`.
+    """
+    return fused(_lines.bias_act(_lines.gelu_word("bias_gelu", approximate)), x, bias)
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: str | None = None,
+) -> Tensor:
+    """activation((x - mean) / √(var + eps) · weight + bias), mean and variance over `normalized_shape`.
+
+    Layer normalisation (Ba, Kiros and Hinton, arXiv:1607.06450) with `torch.nn.functional.layer_norm`'s arguments, and
+    an activation that costs no further pass. The variance is the mean of squared deviations, never E[x²] - mean².
+
+    Args:
+        x: (*, *normalized_shape).
+        normalized_shape: the trailing dimensions to normalise over, one or several.
+        weight, bias: of shape normalized_shape; either may be None.
+        eps: added to the variance.
+        activation: applied to the normalised and scaled value.
+
+    Returns:
+        x's shape and dtype.
+
+    Saved for backward: x, weight, bias and two numbers a row. Line: `layer_norm(eps) | scale | bias | <activation>`.
+    """
+    shape = normalized_shape_of("layer_norm", x, normalized_shape, weight, bias)
+    line = _lines.norm("layer_norm", eps, weight is not None, bias is not None, activation)
+    if len(shape) == 1:
+        return fused(line, x, *_given(weight, bias))
+    columns = (c.flatten() for c in _given(weight, bias))
+    return fused(line, x.flatten(-len(shape)), *columns).view(x.shape)
+
+
+def rms_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    activation: str | None = None,
+) -> Tensor:
+    """activation(x / √(mean(x²) + eps) · weight), the mean over `normalized_shape`.
+
+    Root mean square normalisation (Zhang and Sennrich, arXiv:1910.07467) with the arguments of
+    `torch.nn.functional.rms_norm`.
+
+    Args:
+        x: (*, *normalized_shape).
+        normalized_shape: the trailing dimensions to normalise over, one or several.
+        weight: of shape normalized_shape, or None.
+        eps: added to the mean square. None is what `torch.rms_norm` takes: the machine epsilon of the arithmetic, which
+            is float32's for bfloat16 and float16 too.
+        activation: applied to the normalised and scaled value.
+
+    Returns:
+        x's shape and dtype.
+
+    Saved for backward: x, weight and one number a row. Line: `rms_norm(eps) | scale | <activation>`.
+    """
+    shape = normalized_shape_of("rms_norm", x, normalized_shape, weight, None)
+    line = _lines.norm("rms_norm", eps, weight is not None, False, activation)
+    if len(shape) == 1:
+        return fused(line, x, *_given(weight))
+    return fused(line, x.flatten(-len(shape)), *(c.flatten() for c in _given(weight))).view(x.shape)
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    input_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """h = residual + dropout(x + input_bias), y = activation(layer_norm(h) · weight + bias); both are returned.
+
+    The step between two blocks of a transformer: y feeds the next block, h is its residual stream.
+
+    Args:
+        x: (*, *normalized_shape), what the block computed.
+        residual: broadcastable to x's shape.
+        normalized_shape, weight, bias, eps, activation: as in `layer_norm`.
+        input_bias: (N,), N the size of the last dimension: the bias of the linear layer that made x. None adds nothing.
+        dropout_p: the probability that an element of x + input_bias is zeroed while training.
+        training: False makes dropout the identity.
+
+    Returns:
+        (y, h), both of x's shape and dtype. y is computed from h as it is stored, rounded to x's dtype.
+
+    Saved for backward: h (which the caller holds anyway), weight, bias, two numbers a row, and the state of the random
+    generator where dropout acts.
+    Line: `bias | dropout(p) | add | keep | layer_norm(eps) | scale | bias | <activation>`.
+    """
+    check_tensor("add_layer_norm", "residual", residual)
+    shape = normalized_shape_of("add_layer_norm", x, normalized_shape, weight, bias)
+    line = _lines.add_norm(
+        "layer_norm",
+        eps,
+        weight is not None,
+        bias is not None,
+        activation,
+        input_bias is not None,
+        dropout_p,
+        training,
+    )
+    if len(shape) == 1:
+        return fused(line, x, *_given(input_bias, residual, weight, bias), training=training)
+    return _add_norm_over(shape, line, x, residual, weight, bias, input_bias, training)
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    input_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """h = residual + dropout(x + input_bias), y = activation(rms_norm(h) · weight); both are returned.
+
+    Args:
+        x: (*, *normalized_shape), what the block computed.
+        residual: broadcastable to x's shape.
+        normalized_shape, weight, eps, activation: as in `rms_norm`.
+        input_bias, dropout_p, training: as in `add_layer_norm`.
+
+    Returns:
+        (y, h), both of x's shape and dtype. y is computed from h as it is stored, rounded to x's dtype.
+
+    Saved for backward: h, weight, one number a row, and the state of the random generator where dropout acts.
+    Line: `bias | dropout(p) | add | keep | rms_norm(eps) | scale | <activation>`.
+    """
+    check_tensor("add_rms_norm", "residual", residual)
+    shape = normalized_shape_of("add_rms_norm", x, normalized_shape, weight, None)
+    line = _lines.add_norm(
+        "rms_norm", eps, weight is not None, False, activation, input_bias is not None, dropout_p, training
+    )
+    if len(shape) == 1:
+        return fused(line, x, *_given(input_bias, residual, weight), training=training)
+    return _add_norm_over(shape, line, x, residual, weight, None, input_bias, training)
+
+
+def dropout_add(
+    x: Tensor,
+    residual: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """residual + dropout(activation(x + bias)).
+
+    Dropout (Srivastava et al., JMLR 15, 2014) keeps an element with probability 1 - p and divides it by that. p is
+    rounded to a multiple of 2^-16 and the division is by the rounded probability, so the mean is exact. A dropped
+    element is zero even where x is infinite or NaN.
+
+    Args:
+        x: (..., N).
+        residual: broadcastable to x's shape.
+        p: the probability of zeroing an element.
+        training: False makes dropout the identity.
+        bias: (N,), or None.
+        activation: applied before dropout.
+
+    Returns:
+        x's shape and dtype.
+
+    Saved for backward: x and bias where the activation needs them, and the generator's state; the mask is drawn again.
+    Line: `bias | <activation> | dropout(p) | add`.
+    """
+    check_tensor("dropout_add", "residual", residual)
+    return fused(
+        _lines.dropout_add(bias is not None, activation, p, training), x, *_given(bias, residual), training=training
+    )
+
+
+def gated(gate: Tensor, up: Tensor | None = None, activation: str = "silu") -> Tensor:
+    """activation(gate) · up: the gated linear units of Shazeer, arXiv:2002.05202, after their two projections.
+
+    Args:
+        gate: (..., N), or with `up=None` one packed tensor (..., 2N), the gate half first.
+        up: broadcastable to gate's shape, or None.
+        activation: the word applied to gate.
+
+    Returns:
+        (..., N), gate's dtype.
+
+    Saved for backward: gate and up. Line: `gate(<activation>)`.
+    """
+    return _gated("gated", gate, up, activation)
+
+
+def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    """silu(gate) · up, with silu(v) = v · sigmoid(v) (arXiv:2002.05202).
+
+    gate, up, packed or not, and the result as in `gated`. Line: `gate(silu)`.
+    """
+    return _gated("swiglu", gate, up, "silu")
+
+
+def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
+    """gelu(gate) · up (arXiv:2002.05202).
+
+    gate, up, packed or not, and the result as in `gated`; approximate as in `torch.nn.functional.gelu`: "none" is
+    exact, "tanh" the approximation. Line: `gate(gelu)` or `gate(gelu_tanh)`.
+    """
+    return _gated("geglu", gate, up, _lines.gelu_word("geglu", approximate))
+
+
+def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    """max(gate, 0) · up (arXiv:2002.05202).
+
+    gate, up, packed or not, and the result as in `gated`. Line: `gate(relu)`.
+    """
+    return _gated("reglu", gate, up, "relu")
+
+
+def softmax(
+    x: Tensor,
+    dim: int = -1,
+    *,
+    scale: float = 1.0,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    training: bool = True,
+) -> Tensor:
+    """dropout(softmax(x · scale, masked)) over `dim`: attention probabilities from attention scores.
+
+    Args:
+        x: any shape of at least one dimension.
+        dim: the dimension that sums to one.
+        scale: multiplies x before the mask.
+        mask: broadcastable to x's shape. bool: True takes part, as in
+            `torch.nn.functional.scaled_dot_product_attention`; floating point: added to x · scale, and given a gradient
+            where it requires one.
+        is_causal: element (i, j) of the last two dimensions takes part where j <= i; dim must be the last, and both
+            is_causal and a mask may be given.
+        dropout_p: the probability of zeroing a result while training.
+        training: False makes dropout the identity.
+
+    Returns:
+        x's shape and dtype. A row that is masked throughout is zeros, with zero gradients, where PyTorch gives NaN.
+        Where `dim` is not the last, the result is a view whose strides have `dim` innermost.
+
+    Raises:
+        IndexError: dim is out of range.
+        ValueError: is_causal with another dim than the last, or dropout_p outside [0, 1].
+
+    Saved for backward: x, mask, two numbers a row, and the state of the random generator where dropout acts.
+    Line: `mul(scale) | mask | causal | softmax | dropout(p)`.
+    """
+    line = _lines.softmax(scale, mask is not None, is_causal, dropout_p, training)
+    if dim == -1 or dim == x.dim() - 1:
+        return fused(line, x, *_given(mask), training=training)
+    if is_causal:
+        raise ValueError(f"softmax(): is_causal masks over the last dimension, but got dim={dim} of {x.dim()}")
+    moved = x.movedim(dim, -1)
+    masks = (m.expand(x.shape).movedim(dim, -1) for m in _given(mask))
+    return fused(line, moved, *masks, training=training).movedim(-1, dim)
+
+
+def _given(*tensors: Tensor | None) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _gated(function: str, gate: Tensor, up: Tensor | None, activation: str) -> Tensor:
+    if up is None:
+        check_tensor(function, "gate", gate)
+        if gate.dim() == 0 or gate.shape[-1] % 2:
+            raise RuntimeError(
+                f"{function}(): expected the last dimension of a packed gate and up to be even, "
+                f"but got a tensor of size {list(gate.shape)}"
+            )
+        gate, up = gate.chunk(2, -1)
+    return fused(_lines.gate(function, activation), gate, up)
+
+
+def _add_norm_over(
+    shape: tuple[int, ...],
+    line: str,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    input_bias: Tensor | None,
+    training: bool,
+) -> tuple[Tensor, Tensor]:
+    """Several trailing dimensions as one. input_bias repeats along all but the last of them."""
+    columns = [c if c is None else c.flatten() for c in (weight, bias)]
+    if input_bias is not None:
+        input_bias = input_bias.expand(shape).flatten()
+    residual = residual.expand(x.shape).flatten(-len(shape))
+    rows = x.flatten(-len(shape))
+    y, h = fused(line, rows, *_given(input_bias, residual, *columns), training=training)
+    return y.view(x.shape), h.view(x.shape)

@@ -1,0 +1,201 @@
+"""The line: parsed once, then called like a function."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from onepass import _native, _ops
+from onepass._native import LineError
+from onepass.autograd import Apply
+
+__all__ = ["Line", "LineError", "Word", "Cost", "Traffic", "fused", "words"]
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word: of the vocabulary (`parameter` is its default), or of a line (`parameter` is its number)."""
+
+    name: str
+    kind: str
+    operand: str
+    operand_name: str
+    parameter_name: str
+    parameter: float | None
+    formula: str
+    meaning: str
+    activation: str | None = None
+
+    def __str__(self) -> str:
+        inner = self.activation or ""
+        if self.parameter is not None and self.parameter == self.parameter:
+            inner = f"{inner}({self.parameter!r})" if inner else repr(self.parameter)
+        return f"{self.name}({inner})" if inner else self.name
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that must move (every tensor once) and floating-point operations."""
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a line costs on a tensor of some shape; `saved_bytes` are held between forward and backward."""
+
+    forward: Traffic
+    backward: Traffic
+    saved_bytes: int
+
+
+def words() -> list[Word]:
+    """The vocabulary, each word with its operand, meaning and formula."""
+    known = {"name", "kind", "operand", "operand_name", "parameter_name", "formula", "meaning"}
+    return [Word(parameter=w["default"], **{k: v for k, v in w.items() if k in known}) for w in _native.words()]
+
+
+class Line:
+    """A line of words, parsed once and callable.
+
+    Args:
+        line: words separated by ``|``, for example ``"layer_norm(1e-5) | scale | bias | relu"``.
+
+    Raises:
+        LineError: (a ValueError) for a line that cannot be read, quoting it with carets under the fault.
+
+    Attributes:
+        text: the line as given.
+        words: its words, a list of :class:`Word`.
+    """
+
+    def __init__(self, line: str) -> None:
+        if not isinstance(line, str):
+            raise TypeError(f"Line(): argument 'line' must be str, not {type(line).__name__}")
+        facts = _native.describe(line)
+        self.text = line
+        self.words = [Word(**w) for w in facts["words"]]
+        self.rowwise: bool = facts["rowwise"]
+        self.keeps: int = facts["keeps"]
+        self.reads_x: bool = facts["reads_x"]
+        self.reads_operands: list[bool] = facts["reads_operands"]
+        self.resumes_from: int | None = facts["resumes_from"]
+        self.operand_is_tensor = [w.operand == "tensor" for w in self.words if w.operand != "none"]
+        self.operand_count = len(self.operand_is_tensor)
+        self.has_dropout: bool = facts["dropouts"] > 0
+        self._without_dropout: str = facts["without_dropout"]
+        skeleton = "rowwise" if self.rowwise else "elementwise"
+        self.forward_op = getattr(torch.ops.onepass, f"{skeleton}_forward").default
+        self.backward_op = getattr(torch.ops.onepass, f"{skeleton}_backward").default
+        self._mask_operands = [
+            i for i, w in enumerate(w for w in self.words if w.operand != "none") if w.kind == "mask"
+        ]  # fmt: skip
+        self._ready_on_cpu: dict[int, bool] = {}
+
+    def __call__(self, x, *operands, training: bool = True, generator: torch.Generator | None = None):
+        """Runs the line; see :func:`fused`."""
+        if len(operands) != self.operand_count:
+            raise TypeError(self._operand_message(len(operands)))
+        if self.has_dropout and not training:
+            return fused(self._without_dropout, x, *operands) if self._without_dropout else x
+        if x.device.type == "cpu" and not self._runs_on_cpu(operands):
+            return self.reference(x, *operands, generator=generator)
+        state = self._draw(x, generator) if self.has_dropout else None
+        if torch.is_grad_enabled() and (x.requires_grad or any(o.requires_grad for o in operands)):
+            results = Apply.apply(x, self, state, *operands)
+        elif self.rowwise:
+            results = self.forward_op(x, operands, self.text, state, False)
+        else:
+            results = self.forward_op(x, operands, self.text, state)
+        return results[0] if self.keeps == 0 else tuple(results[: 1 + self.keeps])
+
+    def reference(self, x, *operands, training: bool = True, dropout_state=None, generator=None):
+        """The same line as a plain composition of PyTorch's operators, differentiable by PyTorch's own rules."""
+        from onepass.reference import compose
+
+        results = compose(self.words, x, operands, dropout_state=dropout_state, training=training)
+        return results[0] if self.keeps == 0 else results
+
+    def cost(self, shape, dtype: torch.dtype = torch.float32) -> Cost:
+        """Bytes that must move and flops of the line on a tensor of this shape and dtype, forward and backward."""
+        shape = tuple(shape)
+        rows = 1
+        for size in shape[:-1]:
+            rows *= size
+        cost = _native.cost(self.text, rows, shape[-1] if shape else 1, dtype)
+        return Cost(Traffic(**cost["forward"]), Traffic(**cost["backward"]), cost["saved_bytes"])
+
+    def __repr__(self) -> str:
+        return f"onepass.Line({' | '.join(map(str, self.words))!r})"
+
+    def __reduce__(self):
+        return Line, (self.text,)
+
+    def _operand_message(self, got: int) -> str:
+        taken = ", ".join(f"{w.operand_name} of '{w.name}'" for w in self.words if w.operand != "none")
+        expected = f"{self.operand_count} operands ({taken})" if taken else "no operands"
+        return f'fused(): the line "{self.text}" takes {expected} after x, got {got}'
+
+    def _draw(self, x, generator):
+        if torch.compiler.is_compiling() and generator is None:
+            return torch.ops.onepass.dropout_state(x)
+        return _ops.draw_dropout_state(x, generator)
+
+    def _runs_on_cpu(self, operands) -> bool:
+        """Whether the line's CPU kernels exist or can be compiled; where not, warns once."""
+        masks = 0
+        for i in self._mask_operands:
+            masks |= int(operands[i].dtype == torch.bool) << i
+        ready = self._ready_on_cpu.get(masks)
+        if ready is None:
+            ready = self._ready_on_cpu[masks] = _prepare_on_cpu(self.text, masks)
+        return ready
+
+
+@torch.compiler.assume_constant_result
+def _prepare_on_cpu(text: str, masks: int) -> bool:
+    try:
+        _native.cpu_prepare(text, masks)
+    except _native.CompilerMissing as missing:
+        warnings.warn(f'onepass: the line "{text}" runs as a composition of PyTorch operators: {missing}', stacklevel=4)
+        return False
+    return True
+
+
+_LINES: dict[str, Line] = {}
+
+
+@torch.compiler.assume_constant_result
+def _parse(line: str) -> Line:
+    return _LINES.setdefault(line, Line(line))
+
+
+def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = True, generator=None):
+    """Runs a line of words over the rows of a tensor: one kernel forward, one backward, every tensor read or written once.
+
+    Args:
+        line: words separated by ``|``; :func:`words` lists them.
+        x: tensor of shape (..., N), float32, float64, bfloat16 or float16.
+        operands: one for each word that takes one, in the order in which the words stand. Columns have shape [N];
+            tensors have x's shape or broadcast to it. Their dtypes may differ from x's.
+        training: ``False`` leaves dropout out.
+        generator: for dropout, a ``torch.Generator`` of x's device; PyTorch's default one otherwise.
+
+    Returns:
+        The result, of x's shape and dtype and contiguous; a tuple (result, kept values...) where ``keep`` stands in
+        the line. Arithmetic is float32 (float64 for float64 x), with one rounding at the store.
+
+    Raises:
+        LineError: (a ValueError) for a line that cannot be read.
+        TypeError: for a wrong number of operands.
+        RuntimeError: for shapes, dtypes or devices that do not fit, naming the operand, expected and got.
+
+    Saved for backward: the inputs that backward reads and the row statistics; masks are drawn again.
+    """
+    parsed = _LINES.get(line)
+    if parsed is None:
+        parsed = _parse(line)
+    return parsed(x, *operands, training=training, generator=generator)

@@ -1,0 +1,47 @@
+// The second stage of column gradients.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/cpu/reduce.cc"
+#include <hwy/foreach_target.h>
+
+#include "onepass/skeleton/place.cpu.h"
+#include "src/cpu/reduce.h"
+
+ONEPASS_BEGIN
+
+template <class T>
+void sum_parts_of(const T* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
+  using L = vec<T>;
+  for_columns<L>(begin, end, [&](int64 c, int count) ONEPASS_LAMBDA {
+    L total(T(0));
+    for (int64 part = 0; part < parts; ++part) {
+      const T* from = partial + part * columns;
+      total = total + (count == lanes<L>() ? load_lane<L>(from + c) : load_partial<L>(from, sizeof(T) == 4 ? dtype::f32 : dtype::f64, c, count));
+    }
+    if (count == lanes<L>()) store(output.data, output.type, c, total);
+    else store_partial(output.data, output.type, c, total, count);
+  });
+}
+
+void sum_parts_f32(const float* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
+  sum_parts_of(partial, parts, columns, begin, end, output);
+}
+void sum_parts_f64(const double* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
+  sum_parts_of(partial, parts, columns, begin, end, output);
+}
+
+ONEPASS_END
+
+#if HWY_ONCE
+namespace onepass {
+HWY_EXPORT(sum_parts_f32);
+HWY_EXPORT(sum_parts_f64);
+namespace cpu {
+void sum_parts(const float* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
+  HWY_DYNAMIC_DISPATCH(sum_parts_f32)(partial, parts, columns, begin, end, output);
+}
+void sum_parts(const double* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
+  HWY_DYNAMIC_DISPATCH(sum_parts_f64)(partial, parts, columns, begin, end, output);
+}
+}  // namespace cpu
+}  // namespace onepass
+#endif

@@ -1,0 +1,120 @@
+// Runs a line's kernels on the CPU: finds or compiles them, cuts the work into tasks, and sums column gradients.
+#include "src/cpu/run.h"
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "src/cpu/compiler.h"
+#include "src/cpu/reduce.h"
+#include "src/cpu/table.h"
+#include "src/spec/plan.h"
+
+namespace onepass::cpu {
+namespace {
+
+void in_this_thread(int64 count, int64, void (*body)(void*, int64, int64), void* context) { body(context, 0, count); }
+
+std::atomic<parallel_for> parallel{in_this_thread};
+
+using kernel_table = std::unordered_map<std::string, cpu_kernels>;
+
+const kernel_table& table() {
+  static const kernel_table all = [] {
+    static kernel_table filling;
+    fill_table([](const char* structure, const cpu_kernels& kernels) { filling.emplace(structure, kernels); });
+    return std::move(filling);
+  }();
+  return all;
+}
+
+constexpr int64 kTaskElements = 16384;   // 64 KB of floats: well under a level-two cache, well over a call's cost
+constexpr int64 kGrainElements = 32768;  // below this a second thread costs more than it brings
+constexpr int64 kColumnParts = 64;       // enough tasks for the threads, and little to sum afterwards
+
+}  // namespace
+
+void set_parallel_for(parallel_for with) { parallel = with; }
+
+bool ahead_of_time(const spec::line& line, std::uint64_t boolean_masks) {
+  return table().contains(spec::structure(line, boolean_masks));
+}
+
+std::string source(const spec::line& line, std::uint64_t boolean_masks) {
+  return "#include \"onepass/skeleton/kernels.cpu.h\"\nONEPASS_BEGIN\nextern \"C\" __attribute__((visibility(\"default\"))) "
+         "const cpu_kernels onepass_kernels =\n    kernels_of<" +
+         spec::type_text(line, boolean_masks, false) + ",\n               " + spec::type_text(line, boolean_masks, true) +
+         ">();\nONEPASS_END\n";
+}
+
+const cpu_kernels& kernels_for(const spec::line& line, std::uint64_t boolean_masks) {
+  static std::shared_mutex mutex;
+  static kernel_table compiled;
+  const std::string structure = spec::structure(line, boolean_masks);
+  if (const auto found = table().find(structure); found != table().end()) return found->second;
+  {
+    const std::shared_lock lock(mutex);
+    if (const auto found = compiled.find(structure); found != compiled.end()) return found->second;
+  }
+  void* library = compile_and_open(source(line, boolean_masks), structure);
+  const auto* kernels = static_cast<const cpu_kernels*>(symbol(library, "onepass_kernels"));
+  const std::unique_lock lock(mutex);
+  return compiled.emplace(structure, *kernels).first->second;
+}
+
+int64 partition(arguments& a, bool rowwise) {
+  const int64 rows = std::max<int64>(a.rows, 1), columns = std::max<int64>(a.columns, 1);
+  if (a.wants_column != 0) {
+    a.task_rows = std::max<int64>((rows + kColumnParts - 1) / kColumnParts, 8);
+    a.task_columns = rowwise ? columns : std::min<int64>(columns, 4096);
+    return (rows + a.task_rows - 1) / a.task_rows;
+  }
+  a.task_columns = rowwise ? columns : std::min(columns, kTaskElements);
+  a.task_rows = std::max<int64>(kTaskElements / a.task_columns, 1);
+  return 0;
+}
+
+void run(cpu_kernel kernel, const arguments& a) {
+  const int64 down = (a.rows + a.task_rows - 1) / a.task_rows, across = (a.columns + a.task_columns - 1) / a.task_columns;
+  const int64 grain = std::max<int64>(kGrainElements / (a.task_rows * a.task_columns), 1);
+  struct context {
+    cpu_kernel kernel;
+    const arguments& a;
+  } with{kernel, a};
+  parallel.load()(
+      down * across, grain,
+      [](void* p, int64 begin, int64 end) {
+        const context& c = *static_cast<context*>(p);
+        c.kernel(c.a, begin, end);
+      },
+      &with);
+}
+
+void reduce_columns(const arguments& a, bool f64, int64 parts, int slots, const view* outputs) {
+  struct context {
+    const arguments& a;
+    bool f64;
+    int64 parts;
+    int slots;
+    const view* outputs;
+  } with{a, f64, parts, slots, outputs};
+  parallel.load()(
+      a.columns, std::max<int64>(kGrainElements / std::max<int64>(parts, 1), 1),
+      [](void* p, int64 begin, int64 end) {
+        const context& c = *static_cast<context*>(p);
+        for (int s = 0; s < c.slots; ++s) {
+          const int64 offset = s * c.parts * c.a.columns;
+          if (c.f64) sum_parts(static_cast<const double*>(c.a.column_partial) + offset, c.parts, c.a.columns, begin, end, c.outputs[s]);
+          else sum_parts(static_cast<const float*>(c.a.column_partial) + offset, c.parts, c.a.columns, begin, end, c.outputs[s]);
+        }
+      },
+      &with);
+}
+
+const char* simd_target() { return hwy::TargetName(hwy::SupportedTargets() & -hwy::SupportedTargets()); }
+
+}  // namespace onepass::cpu

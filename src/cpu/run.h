@@ -1,0 +1,33 @@
+// Runs a line's kernels on the CPU: finds or compiles them, cuts the work into tasks, and sums column gradients.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "onepass/skeleton/cpu_kernels.h"
+#include "src/spec/line.h"
+
+namespace onepass::cpu {
+
+// Calls body(context, begin, end) over [0, count), in the host program's threads. Set once by the binding; until then
+// the calling thread does it all.
+using parallel_for = void (*)(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context);
+void set_parallel_for(parallel_for);
+
+// From the table, or compiled with the system compiler at first use. Throws compiler_missing (src/cpu/compiler.h)
+// where neither is to be had.
+const cpu_kernels& kernels_for(const spec::line&, std::uint64_t boolean_masks);
+bool ahead_of_time(const spec::line&, std::uint64_t boolean_masks);
+std::string source(const spec::line&, std::uint64_t boolean_masks);  // what the compiler gets
+
+// Fills in the partition (a function of the shapes only) and returns the number of parts of column_partial.
+int64 partition(arguments&, bool rowwise);
+
+void run(cpu_kernel, const arguments&);
+
+// Adds the parts of column_partial in order into 1-D outputs, one per wanted column operand.
+void reduce_columns(const arguments&, bool f64, int64 parts, int slots, const view* outputs);
+
+const char* simd_target();  // the chosen one's name
+
+}  // namespace onepass::cpu

@@ -1,0 +1,117 @@
+// From shapes and strides to rows: broadcast, drop and merge dimensions until every tensor is rows of a few strides.
+#include "src/spec/layout.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace onepass::spec {
+namespace {
+
+struct dimension {
+  std::int64_t size;
+  std::vector<std::int64_t> strides;  // by tensor
+};
+
+std::int64_t stride_in(const strided& t, const shape& x, int d) {
+  const int own = d - (x.dim - t.dim);
+  return own < 0 || t.sizes[own] == 1 ? 0 : t.strides[own];
+}
+
+// Adjacent dimensions of which one step of the outer is a whole run of the inner, for every tensor, are one.
+std::vector<dimension> merged(const shape& x, const std::vector<strided>& tensors, int dims) {
+  std::vector<dimension> result;
+  for (int d = 0; d < dims; ++d) {
+    if (x.sizes[d] == 1) continue;
+    dimension next{x.sizes[d], {}};
+    for (const strided& t : tensors) next.strides.push_back(stride_in(t, x, d));
+    const bool merges = !result.empty() && [&] {
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        if (result.back().strides[i] != next.strides[i] * next.size) return false;
+      }
+      return true;
+    }();
+    if (merges) next.size *= result.back().size, result.back() = next;
+    else result.push_back(std::move(next));
+  }
+  return result;
+}
+
+void set_views(const std::vector<strided>& tensors, const std::vector<dimension>& rows,
+               const std::vector<int>& column_strides, arguments& a) {
+  const std::size_t first = kMaxDims - rows.size();
+  for (std::size_t d = 0; d < kMaxDims; ++d) a.size[d] = d < first ? 1 : rows[d - first].size;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    view& v = *tensors[i].out;
+    v.data = tensors[i].data;
+    v.type = tensors[i].type;
+    v.column_stride = column_strides[i];
+    for (std::size_t d = 0; d < kMaxDims; ++d) v.stride[d] = d < first ? 0 : rows[d - first].strides[i];
+  }
+}
+
+bool is_contiguous(const strided& t, const shape& x) {
+  if (t.dim != x.dim) return false;
+  std::int64_t expected = 1;
+  for (int d = t.dim - 1; d >= 0; --d) {
+    if (t.sizes[d] != x.sizes[d]) return false;
+    if (t.sizes[d] != 1 && t.strides[d] != expected) return false;
+    expected *= t.sizes[d];
+  }
+  return true;
+}
+
+}  // namespace
+
+std::int64_t shape::rows() const {
+  std::int64_t product = 1;
+  for (int d = 0; d + 1 < dim; ++d) product *= sizes[d];
+  return product;
+}
+
+bool broadcasts(const strided& tensor, const shape& to) {
+  if (tensor.dim > to.dim) return false;
+  for (int own = 0; own < tensor.dim; ++own) {
+    const std::int64_t size = tensor.sizes[own];
+    if (size != 1 && size != to.sizes[own + to.dim - tensor.dim]) return false;
+  }
+  return true;
+}
+
+fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, arguments& a, std::vector<bool>& needs_copy) {
+  a.rows = x.rows();
+  a.columns = x.columns();
+  a.matrix_rows = x.dim > 1 ? x.sizes[x.dim - 2] : 1;
+  needs_copy.assign(tensors.size(), false);
+  if (flatten) {
+    const std::vector<dimension> all = merged(x, tensors, x.dim);
+    const bool one_run = all.size() <= 1 && std::all_of(tensors.begin(), tensors.end(), [&](const strided& t) {
+      const std::int64_t stride = all.empty() ? 1 : all[0].strides[static_cast<std::size_t>(&t - tensors.data())];
+      return stride == 0 || stride == 1;
+    });
+    if (one_run) {
+      std::vector<int> column_strides;
+      for (std::size_t i = 0; i < tensors.size(); ++i) column_strides.push_back(all.empty() ? 1 : static_cast<int>(all[0].strides[i]));
+      a.columns *= a.rows;
+      a.rows = 1;
+      set_views(tensors, {}, column_strides, a);
+      return fit::rows;
+    }
+  }
+  bool copies = false;
+  std::vector<int> column_strides;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::int64_t stride = a.columns == 1 ? 1 : stride_in(tensors[i], x, x.dim - 1);
+    if (stride != 0 && stride != 1) needs_copy[i] = copies = true;
+    column_strides.push_back(static_cast<int>(stride));
+  }
+  if (copies) return fit::copies;
+  const std::vector<dimension> rows = merged(x, tensors, x.dim - 1);
+  if (rows.size() > kMaxDims) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) needs_copy[i] = !is_contiguous(tensors[i], x);
+    return fit::copies;
+  }
+  set_views(tensors, rows, column_strides, a);
+  return fit::rows;
+}
+
+}  // namespace onepass::spec

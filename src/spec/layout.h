@@ -1,0 +1,40 @@
+// From shapes and strides to rows: broadcast, drop and merge dimensions until every tensor is rows of a few strides.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "onepass/skeleton/arguments.h"
+
+namespace onepass::spec {
+
+// A tensor as PyTorch describes it. What to do with it is written to `out`.
+struct strided {
+  void* data;
+  dtype type;
+  int dim;
+  const std::int64_t* sizes;
+  const std::int64_t* strides;
+  view* out;
+};
+
+enum class fit {
+  rows,    // done
+  copies,  // some tensors must be made contiguous (and expanded) first: those with needs_copy set
+};
+
+// Shape of x; the last dimension is the row (a 0-d tensor is one row of one).
+struct shape {
+  int dim;
+  const std::int64_t* sizes;
+  std::int64_t columns() const { return dim ? sizes[dim - 1] : 1; }
+  std::int64_t rows() const;
+};
+
+bool broadcasts(const strided& tensor, const shape& to);
+
+// Fills rows, columns, size and every tensor's view. flatten: no word looks at its column, so that a tensor set that
+// is contiguous throughout becomes one long row. Every tensor broadcasts to the shape.
+fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, arguments& a, std::vector<bool>& needs_copy);
+
+}  // namespace onepass::spec

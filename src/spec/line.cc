@@ -1,0 +1,210 @@
+// The parser: words separated by bars, each with at most one number (or one activation) in parentheses.
+#include "src/spec/line.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+#include "onepass/skeleton/arguments.h"
+#include "src/spec/words.h"
+
+namespace onepass::spec {
+namespace {
+
+std::string quoted(std::string_view text, int begin, int end, const std::string& what) {
+  std::string message = what;
+  message += "\n  ";
+  for (char c : text) message += std::isspace(static_cast<unsigned char>(c)) ? ' ' : c;
+  message += "\n  ";
+  message.append(static_cast<std::size_t>(begin), ' ');
+  message.append(static_cast<std::size_t>(std::max(1, end - begin)), '^');
+  return message;
+}
+
+class reader {
+ public:
+  explicit reader(std::string_view text) : text_(text) {}
+
+  line read() {
+    line result;
+    result.text = text_;
+    if (skip_space(); at_end()) fail(0, 0, "an empty line: expected words separated by '|'");
+    for (;;) {
+      add(result, read_word());
+      skip_space();
+      if (at_end()) return result;
+      if (peek() != '|') fail(at_, at_ + 1, std::string("expected '|' between words, got '") + peek() + "'");
+      ++at_;
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(int begin, int end, const std::string& what) const {
+    throw line_error(text_, begin, end, what);
+  }
+  bool at_end() const { return at_ >= static_cast<int>(text_.size()); }
+  char peek() const { return text_[static_cast<std::size_t>(at_)]; }
+  void skip_space() {
+    while (!at_end() && std::isspace(static_cast<unsigned char>(peek()))) ++at_;
+  }
+
+  std::string_view read_name(const char* expected) {
+    skip_space();
+    const int begin = at_;
+    while (!at_end() && (std::isalnum(static_cast<unsigned char>(peek())) || peek() == '_')) ++at_;
+    if (at_ == begin) {
+      fail(begin, begin + 1,
+           at_end() ? std::string("expected ") + expected + ", got the end of the line"
+                    : std::string("expected ") + expected + ", got '" + peek() + "'");
+    }
+    return text_.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(at_ - begin));
+  }
+
+  const descriptor* known(std::string_view name, const std::vector<const descriptor*>& among, const char* what) const {
+    const descriptor* about = find(among, name);
+    if (about == nullptr) {
+      fail(at_ - static_cast<int>(name.size()), at_,
+           std::string("unknown ") + what + " '" + std::string(name) + "'; did you mean '" +
+               std::string(nearest(among, name)) + "'?");
+    }
+    return about;
+  }
+
+  // A number, read as Python's float() would read it.
+  double read_number(const descriptor& about) {
+    skip_space();
+    const int begin = at_;
+    while (!at_end() && peek() != ')' && peek() != '|') ++at_;
+    std::string digits(text_.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(at_ - begin)));
+    while (!digits.empty() && std::isspace(static_cast<unsigned char>(digits.back()))) digits.pop_back();
+    std::string plain;  // Python allows single underscores between digits
+    for (std::size_t i = 0; i < digits.size(); ++i) {
+      const bool between = i > 0 && i + 1 < digits.size() && std::isdigit(static_cast<unsigned char>(digits[i - 1])) &&
+                           std::isdigit(static_cast<unsigned char>(digits[i + 1]));
+      if (digits[i] != '_' || !between) plain += digits[i];
+    }
+    char* stop = nullptr;
+    const double value = std::strtod(plain.c_str(), &stop);
+    if (plain.empty() || *stop != '\0' || plain.find_first_of("xX") != std::string::npos) {
+      fail(begin, begin + static_cast<int>(digits.size()),
+           std::string("'") + about.name + "' takes a number (" + about.parameter + "), got '" + digits + "'");
+    }
+    return value;
+  }
+
+  void read_parameter(word& w, const descriptor& about) {
+    w.parameter = about.parameter_default;
+    skip_space();
+    if (at_end() || peek() != '(') {
+      if (about.parameter_required) {
+        fail(w.begin, at_, std::string("'") + about.name + "' needs a number: " + about.name + "(" + about.parameter + ")");
+      }
+      return;
+    }
+    ++at_;
+    w.parameter = read_number(about);
+    close(about);
+    check_range(w, about);
+  }
+
+  void close(const descriptor& about) {
+    skip_space();
+    if (at_end() || peek() != ')') fail(at_, at_ + 1, std::string("expected ')' to end '") + about.name + "'");
+    ++at_;
+  }
+
+  void check_range(const word& w, const descriptor& about) const {
+    if (about.kind == word_kind::dropout && !(w.parameter >= 0 && w.parameter <= 1)) {
+      fail(w.begin, at_, "dropout probability has to be between 0 and 1, but got " + std::to_string(w.parameter));
+    }
+    if (about.kind == word_kind::row && !(w.parameter >= 0)) {
+      fail(w.begin, at_, std::string("'") + about.name + "' needs eps >= 0, got " + std::to_string(w.parameter));
+    }
+  }
+
+  word read_word() {
+    skip_space();
+    word w{};
+    w.begin = at_;
+    w.about = known(read_name("a word"), words(), "word");
+    const descriptor& about = *w.about;
+    if (about.kind == word_kind::contraction) {
+      fail(w.begin, at_, "'linear' is not in this version of onepass: it comes with 0.2");
+    }
+    if (about.kind == word_kind::gate) {
+      read_gate(w);
+    } else if (about.parameter[0] != '\0') {
+      read_parameter(w, about);
+    } else {
+      skip_space();
+      if (!at_end() && peek() == '(') fail(at_, at_ + 1, std::string("'") + about.name + "' takes no number");
+    }
+    w.end = at_;
+    while (w.end > w.begin && std::isspace(static_cast<unsigned char>(text_[static_cast<std::size_t>(w.end - 1)]))) --w.end;
+    return w;
+  }
+
+  void read_gate(word& w) {
+    skip_space();
+    if (at_end() || peek() != '(') fail(w.begin, at_, "'gate' needs an activation, as in gate(silu)");
+    ++at_;
+    w.activation = known(read_name("an activation"), activations(), "activation");
+    if (w.activation->parameter[0] != '\0') read_parameter(w, *w.activation);
+    close(*w.about);
+  }
+
+  void add(line& to, word w) const {
+    const descriptor& about = *w.about;
+    if (about.kind == word_kind::row) {
+      if (to.rowwise()) {
+        fail(w.begin, w.end, std::string("a second row word, '") + about.name + "': a line has at most one (this one has '" +
+                                 to.words[static_cast<std::size_t>(to.row)].about->name + "')");
+      }
+      to.row = static_cast<int>(to.words.size());
+    }
+    const bool has_parameter = about.parameter[0] != '\0' || (w.activation && w.activation->parameter[0] != '\0');
+    if (has_parameter) w.parameter_slot = static_cast<int>(to.parameters.size()), to.parameters.push_back(w.parameter);
+    if (about.operand != operand_kind::none) w.operand = to.operands++;
+    if (about.kind == word_kind::dropout) w.ordinal = to.dropouts++;
+    if (about.kind == word_kind::keep) w.ordinal = to.keeps++;
+    if (to.operands > kMaxOperands) fail(w.begin, w.end, "a line takes at most " + std::to_string(kMaxOperands) + " operands");
+    if (to.keeps > kMaxKeeps) fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxKeeps) + " keeps");
+    if (static_cast<int>(to.parameters.size()) > kMaxParameters) {
+      fail(w.begin, w.end, "a line takes at most " + std::to_string(kMaxParameters) + " numbers");
+    }
+    to.words.push_back(w);
+  }
+
+  std::string_view text_;
+  int at_ = 0;
+};
+
+}  // namespace
+
+line_error::line_error(std::string_view text, int begin, int end, const std::string& what)
+    : std::invalid_argument(quoted(text, begin, end, what)) {}
+
+const word& line::operand_word(int operand) const {
+  return *std::find_if(words.begin(), words.end(), [operand](const word& w) { return w.operand == operand; });
+}
+
+bool line::depends_on_column() const {
+  return std::any_of(words.begin(), words.end(), [](const word& w) {
+    return w.about->operand == operand_kind::column || w.about->kind == word_kind::dropout ||
+           std::string_view(w.about->name) == "causal";
+  });
+}
+
+line parse(std::string_view text) { return reader(text).read(); }
+
+std::string without_dropout(const line& from) {
+  std::string text;
+  for (const word& w : from.words) {
+    if (w.about->kind == word_kind::dropout) continue;
+    if (!text.empty()) text += " | ";
+    text += std::string_view(from.text).substr(static_cast<std::size_t>(w.begin), static_cast<std::size_t>(w.end - w.begin));
+  }
+  return text;
+}
+
+}  // namespace onepass::spec

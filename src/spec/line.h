@@ -1,0 +1,47 @@
+// A line, parsed: its words, and what each takes from the call.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "onepass/stage/descriptor.h"
+
+namespace onepass::spec {
+
+struct word {
+  const descriptor* about;
+  const descriptor* activation = nullptr;  // inside gate(...)
+  double parameter = 0;                    // NaN: the machine epsilon of x's dtype
+  int begin = 0, end = 0;                  // its characters in the line's text
+  int operand = -1;                        // which operand of the call it takes
+  int parameter_slot = -1;                 // which of the line's numbers is its own
+  int ordinal = -1;                        // its count among the dropouts, or among the keeps
+};
+
+struct line {
+  std::string text;
+  std::vector<word> words;
+  int row = -1;  // index of the row word; -1: elementwise
+  int operands = 0, dropouts = 0, keeps = 0;
+  std::vector<double> parameters;
+
+  bool rowwise() const { return row >= 0; }
+  const word& operand_word(int operand) const;
+  int statistics() const { return rowwise() ? words[row].about->statistics : 0; }
+  bool depends_on_column() const;  // some word looks at its row or column (column operands, dropout, causal)
+};
+
+// The line quoted, with carets under the characters at fault.
+class line_error : public std::invalid_argument {
+ public:
+  line_error(std::string_view text, int begin, int end, const std::string& what);
+};
+
+line parse(std::string_view text);  // throws line_error
+
+// Without dropout, as in evaluation: the words as text again.
+std::string without_dropout(const line&);
+
+}  // namespace onepass::spec

@@ -1,0 +1,172 @@
+// What a line needs and gives: backward's reads, gradient sources, type text, bytes and flops.
+#include "src/spec/plan.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace onepass::spec {
+namespace {
+
+bool is_keep(const word& w) { return w.about->kind == word_kind::keep; }
+
+// The words of one chain: [begin, end).
+struct segment {
+  int begin, end;
+};
+
+segment entry_segment(const line& of) { return {0, of.rowwise() ? of.row : static_cast<int>(of.words.size())}; }
+segment exit_segment(const line& of) { return {of.rowwise() ? of.row + 1 : static_cast<int>(of.words.size()), static_cast<int>(of.words.size())}; }
+
+// Mirrors chain<>::needs_input: whether backward of words [at, end) reads the value that enters them.
+bool needs_input(const line& of, int at, int end, int resume) {
+  if (at == end) return false;
+  return of.words[static_cast<std::size_t>(at)].about->backward_needs_input ||
+         (at != resume && needs_input(of, at + 1, end, resume));
+}
+
+// The last keep before the row word with nothing before it whose backward needs a value, and something behind it
+// that does: backward then starts from the kept tensor and never reads x.
+int resume_point(const line& of) {
+  const segment entry = entry_segment(of);
+  int resume = -1;
+  for (int i = 0; i < entry.end; ++i) {
+    const word& w = of.words[static_cast<std::size_t>(i)];
+    if (w.about->backward_needs_input) break;
+    if (is_keep(w)) resume = i;
+  }
+  const bool used = of.rowwise() || needs_input(of, resume + 1, entry.end, -1);
+  return used ? resume : -1;
+}
+
+std::string stage_name(const word& w, std::uint64_t boolean_masks, bool resumes) {
+  const std::string_view name = w.about->name;
+  if (resumes) return "stage::resume";
+  if (name == "mask") return (boolean_masks >> w.operand & 1) ? "stage::mask_boolean" : "stage::mask_additive";
+  if (w.activation) return std::string("stage::gate<stage::") + w.activation->name + ">";
+  return "stage::" + std::string(name);
+}
+
+std::string chain_text(const line& of, segment part, std::uint64_t boolean_masks, int resume) {
+  std::string text = "chain<";
+  for (int i = part.begin; i < part.end; ++i) {
+    const word& w = of.words[static_cast<std::size_t>(i)];
+    if (i > part.begin) text += ", ";
+    text += "word<" + stage_name(w, boolean_masks, i == resume) + ", " + std::to_string(w.operand) + ", " +
+            std::to_string(w.parameter_slot) + ", " + std::to_string(w.ordinal) + ">";
+  }
+  return text + ">";
+}
+
+}  // namespace
+
+reads backward_reads(const line& of) {
+  reads result;
+  result.resume = resume_point(of);
+  result.operands.resize(static_cast<std::size_t>(of.operands));
+  const segment entry = entry_segment(of), exit = exit_segment(of);
+  result.x = of.rowwise() ? result.resume < 0 : needs_input(of, 0, entry.end, result.resume);
+  for (int i = 0; i < static_cast<int>(of.words.size()); ++i) {
+    const word& w = of.words[static_cast<std::size_t>(i)];
+    if (w.operand < 0) continue;
+    const bool before_row = i < entry.end;
+    const bool recomputed = (of.rowwise() && before_row && i > result.resume) ||
+                            needs_input(of, i + 1, before_row ? entry.end : exit.end, result.resume);
+    result.operands[static_cast<std::size_t>(w.operand)] = recomputed || w.about->backward_needs_operand;
+  }
+  return result;
+}
+
+gradients plan_gradients(const line& of, dtype x, const std::vector<operand_facts>& operands, std::uint64_t wanted) {
+  const int words = static_cast<int>(of.words.size());
+  // Two points of the line have the same gradient when every word between them passes it on.
+  std::vector<int> same_as(static_cast<std::size_t>(words) + 1, words);
+  for (int i = words - 1; i >= 0; --i) {
+    const auto at = static_cast<std::size_t>(i);
+    same_as[at] = of.words[at].about->passes_gradient ? same_as[at + 1] : i;
+  }
+  gradients plan;
+  plan.inputs.resize(static_cast<std::size_t>(of.operands) + 1);
+  std::vector<std::pair<int, int>> written;  // (point, output) of tensors in x's dtype and shape
+  auto give = [&](int input, int point, dtype type, bool shareable) {
+    gradient_source& source = plan.inputs[static_cast<std::size_t>(input)];
+    if (shareable && point == words) {
+      source.from = gradient_source::kind::upstream;
+      return;
+    }
+    source.from = gradient_source::kind::written;
+    for (const auto& [at, output] : written) {
+      if (shareable && at == point) {
+        source.output = output;
+        return;
+      }
+    }
+    source.output = static_cast<int>(plan.outputs.size());
+    if (shareable) written.emplace_back(point, source.output);
+    plan.outputs.push_back({input, type, false});
+    if (input == 0) plan.wants_dx = true;
+    else plan.wants_tensor |= std::uint64_t{1} << (input - 1);
+  };
+  if (wanted & 1) give(0, same_as[0], x, true);
+  for (int i = 0; i < words; ++i) {
+    const word& w = of.words[static_cast<std::size_t>(i)];
+    if (w.about->operand != operand_kind::tensor || !(wanted >> (w.operand + 1) & 1)) continue;
+    const operand_facts& facts = operands[static_cast<std::size_t>(w.operand)];
+    if (facts.type == dtype::boolean) continue;
+    const bool shareable = w.about->operand_gradient_is_dy && facts.type == x && !facts.broadcast;
+    give(w.operand + 1, same_as[static_cast<std::size_t>(i) + 1], facts.type, shareable);
+  }
+  for (const word& w : of.words) {
+    if (w.about->operand != operand_kind::column || !(wanted >> (w.operand + 1) & 1)) continue;
+    plan.inputs[static_cast<std::size_t>(w.operand) + 1] = {gradient_source::kind::written, static_cast<int>(plan.outputs.size())};
+    plan.outputs.push_back({w.operand + 1, operands[static_cast<std::size_t>(w.operand)].type, true});
+    plan.wants_column |= std::uint64_t{1} << w.operand;
+  }
+  return plan;
+}
+
+std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward) {
+  const int resume = backward ? resume_point(of) : -1;
+  std::string text = "line<" + chain_text(of, entry_segment(of), boolean_masks, resume);
+  if (of.rowwise()) {
+    const word& row = of.words[static_cast<std::size_t>(of.row)];
+    text += ", stage::" + std::string(row.about->name) + ", " + std::to_string(row.parameter_slot) + ", " +
+            chain_text(of, exit_segment(of), boolean_masks, resume);
+  }
+  return text + ">";
+}
+
+std::string structure(const line& of, std::uint64_t boolean_masks) {
+  std::string text;
+  for (const word& w : of.words) {
+    if (!text.empty()) text += '|';
+    text += w.about->name;
+    if (w.activation) text += std::string("(") + w.activation->name + ")";
+    if (w.operand >= 0 && (boolean_masks >> w.operand & 1)) text += "(bool)";
+  }
+  return text;
+}
+
+cost estimate(const line& of, std::int64_t rows, std::int64_t columns, dtype x) {
+  const std::int64_t element = size_of(x), tensor = rows * columns * element, column = columns * element;
+  const std::int64_t statistics = of.statistics() * rows * (x == dtype::f64 ? 8 : 4);
+  auto operand_bytes = [&](const word& w) { return w.about->operand == operand_kind::column ? column : tensor; };
+  cost total;
+  total.forward.bytes = 2 * tensor + of.keeps * tensor + statistics;
+  for (const word& w : of.words) {
+    if (w.operand >= 0) total.forward.bytes += operand_bytes(w);
+    total.forward.flops += w.about->flops_forward * rows * columns;
+    total.backward.flops += (w.about->flops_backward + w.about->flops_forward) * rows * columns;
+  }
+  const reads read = backward_reads(of);
+  const std::vector<operand_facts> facts(static_cast<std::size_t>(of.operands), operand_facts{x, false});
+  const gradients gradient = plan_gradients(of, x, facts, ~std::uint64_t{0});
+  total.saved_bytes = statistics + (read.x || read.resume >= 0 ? tensor : 0);
+  for (const word& w : of.words) {
+    if (w.operand >= 0 && read.operands[static_cast<std::size_t>(w.operand)]) total.saved_bytes += operand_bytes(w);
+  }
+  total.backward.bytes = total.saved_bytes + tensor + of.keeps * tensor;
+  for (const gradient_output& output : gradient.outputs) total.backward.bytes += output.column ? column : tensor;
+  return total;
+}
+
+}  // namespace onepass::spec

@@ -1,0 +1,68 @@
+// What a line needs and gives: which tensors backward reads, where gradients come from, the C++ type that a skeleton
+// runs, and the bytes and flops of it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "onepass/skeleton/arguments.h"
+#include "src/spec/line.h"
+
+namespace onepass::spec {
+
+// What a plan must know of an operand.
+struct operand_facts {
+  dtype type = dtype::none;
+  bool broadcast = false;  // its shape is not x's (tensor operands)
+};
+
+// What backward reads, whoever wants what.
+struct reads {
+  int resume = -1;  // the keep (index into words) whose tensor the line resumes from instead of x
+  bool x = false;
+  std::vector<bool> operands;  // the value of each operand
+};
+reads backward_reads(const line&);
+
+// Where one input's gradient comes from.
+struct gradient_source {
+  enum class kind { unwanted, upstream, written } from = kind::unwanted;
+  int output = -1;  // written: its index among backward's outputs; several inputs may share one
+};
+
+// One tensor that backward writes: dx (input 0) or the gradient of operand input - 1.
+struct gradient_output {
+  int input;
+  dtype type;
+  bool column;
+};
+
+struct gradients {
+  std::vector<gradient_source> inputs;   // x, then the operands
+  std::vector<gradient_output> outputs;  // tensors in input order, then columns
+  std::uint64_t wants_column = 0, wants_tensor = 0;  // bits by operand: what the kernel computes
+  bool wants_dx = false;
+};
+// wanted: bit 0 for x, bit i + 1 for operand i.
+gradients plan_gradients(const line&, dtype x, const std::vector<operand_facts>&, std::uint64_t wanted);
+
+// The C++ type of the line: "line<chain<word<stage::bias,0,-1,-1>,...>, stage::layer_norm, 0, chain<...>>".
+// boolean_masks: bits by operand. In backward the keep that the line resumes from becomes stage::resume.
+std::string type_text(const line&, std::uint64_t boolean_masks, bool backward);
+
+// The line without its numbers, masks told apart: what the ahead-of-time table is keyed by.
+std::string structure(const line&, std::uint64_t boolean_masks);
+
+struct traffic {
+  std::int64_t bytes = 0, flops = 0;
+};
+struct cost {
+  traffic forward, backward;
+  std::int64_t saved_bytes = 0;  // held between forward and backward
+};
+// Every tensor once; operands count in x's dtype (a boolean mask would be one byte; its dtype is not known here).
+cost estimate(const line&, std::int64_t rows, std::int64_t columns, dtype x);
+
+}  // namespace onepass::spec

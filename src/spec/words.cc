@@ -1,0 +1,79 @@
+// The vocabulary: every word's descriptor, gathered from the stages themselves.
+#include "src/spec/words.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "onepass/stage/activation.h"
+#include "onepass/stage/row.h"
+#include "onepass/stage/words.h"
+
+namespace onepass::spec {
+namespace {
+
+// `linear` has no stage yet: it is listed so that its use can say when it will work.
+constexpr descriptor kLinear{.name = "linear",
+                             .kind = word_kind::contraction,
+                             .formula = "x · Wᵀ",
+                             .meaning = "contracts the row with W[N, K]; not in this version"};
+
+template <class... Stages>
+void append(std::vector<const descriptor*>& to, stage::list<Stages...>) {
+  (to.push_back(&Stages::about), ...);
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+const std::vector<const descriptor*>& activations() {
+  static const std::vector<const descriptor*> all = [] {
+    std::vector<const descriptor*> list;
+    append(list, stage::activations{});
+    return list;
+  }();
+  return all;
+}
+
+const std::vector<const descriptor*>& words() {
+  static const std::vector<const descriptor*> all = [] {
+    std::vector<const descriptor*> list;
+    append(list, stage::list<stage::bias, stage::scale, stage::mul, stage::add, stage::gate<stage::silu>,
+                             stage::dropout, stage::mask_boolean, stage::causal>{});
+    append(list, stage::activations{});
+    append(list, stage::list<stage::keep>{});
+    append(list, stage::row_words{});
+    list.push_back(&kLinear);
+    return list;
+  }();
+  return all;
+}
+
+const descriptor* find(const std::vector<const descriptor*>& among, std::string_view name) {
+  for (const descriptor* word : among) {
+    if (name == word->name) return word;
+  }
+  return nullptr;
+}
+
+std::string_view nearest(const std::vector<const descriptor*>& among, std::string_view name) {
+  return (*std::min_element(among.begin(), among.end(), [name](const descriptor* a, const descriptor* b) {
+           return edit_distance(name, a->name) < edit_distance(name, b->name);
+         }))
+      ->name;
+}
+
+}  // namespace onepass::spec

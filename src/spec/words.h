@@ -1,0 +1,17 @@
+// The vocabulary: every word's descriptor, gathered from the stages themselves.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "onepass/stage/descriptor.h"
+
+namespace onepass::spec {
+
+const std::vector<const descriptor*>& words();        // in the order of the documentation
+const std::vector<const descriptor*>& activations();  // those that gate(...) takes
+
+const descriptor* find(const std::vector<const descriptor*>& among, std::string_view name);  // null: no such word
+std::string_view nearest(const std::vector<const descriptor*>& among, std::string_view name);
+
+}  // namespace onepass::spec

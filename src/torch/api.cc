@@ -1,0 +1,163 @@
+// What Python asks of the library without tensors, through ctypes: text in, JSON out.
+#include "src/torch/api.h"
+
+#include <functional>
+
+#include "src/cpu/common_lines.h"
+#include "src/cpu/compiler.h"
+#include "src/cpu/run.h"
+#include "src/spec/plan.h"
+#include "src/spec/words.h"
+#include "src/torch/json.h"
+#include "src/torch/prepared.h"
+
+namespace onepass::binding {
+namespace {
+
+const char* answer(const std::function<void(json&)>& write) {
+  thread_local std::string text;
+  auto failed = [](const char* kind, const char* what) {
+    json error;
+    error.begin('{').field("error", kind).field("message", what).end('}');
+    return error.text();
+  };
+  try {
+    json out;
+    write(out);
+    text = out.text();
+  } catch (const spec::line_error& e) {
+    text = failed("line", e.what());
+  } catch (const cpu::compiler_missing& e) {
+    text = failed("compiler_missing", e.what());
+  } catch (const std::exception& e) {
+    text = failed("runtime", e.what());
+  }
+  return text.c_str();
+}
+
+const char* kind_name(word_kind kind) {
+  switch (kind) {
+    case word_kind::activation: return "activation";
+    case word_kind::affine: return "affine";
+    case word_kind::gate: return "gate";
+    case word_kind::dropout: return "dropout";
+    case word_kind::mask: return "mask";
+    case word_kind::keep: return "keep";
+    case word_kind::row: return "row";
+    case word_kind::contraction: return "contraction";
+  }
+  return "";
+}
+
+const char* operand_name(operand_kind kind) {
+  return kind == operand_kind::column ? "column" : kind == operand_kind::tensor ? "tensor" : "none";
+}
+
+void describe_word(json& out, const descriptor& about) {
+  out.field("name", about.name).field("kind", kind_name(about.kind)).field("operand", operand_name(about.operand));
+  out.field("operand_name", about.operand_name).field("parameter_name", about.parameter);
+  out.field("formula", about.formula).field("meaning", about.meaning);
+}
+
+}  // namespace
+}  // namespace onepass::binding
+
+using onepass::binding::answer;
+using onepass::binding::json;
+
+const char* onepass_words() {
+  return answer([](json& out) {
+    out.begin('[');
+    for (const onepass::descriptor* about : onepass::spec::words()) {
+      out.begin('{');
+      onepass::binding::describe_word(out, *about);
+      out.key("default");
+      if (about->parameter[0] == '\0' || about->parameter_required) out.null();
+      else out.value(about->parameter_default);
+      out.end('}');
+    }
+    out.end(']');
+  });
+}
+
+const char* onepass_describe(const char* text) {
+  return answer([text](json& out) {
+    const auto& prepared = onepass::binding::prepared(text);
+    const onepass::spec::line& line = prepared.line;
+    out.begin('{').field("rowwise", line.rowwise()).field("keeps", line.keeps).field("dropouts", line.dropouts);
+    out.field("statistics", line.statistics()).field("reads_x", prepared.reads.x);
+    out.field("without_dropout", onepass::spec::without_dropout(line));
+    out.key("resumes_from");  // which keep, in order
+    if (prepared.reads.resume < 0) out.null();
+    else out.value(line.words[static_cast<std::size_t>(prepared.reads.resume)].ordinal);
+    out.key("reads_operands").begin('[');
+    for (bool read : prepared.reads.operands) out.value(read);
+    out.end(']').key("words").begin('[');
+    for (const onepass::spec::word& w : line.words) {
+      out.begin('{');
+      onepass::binding::describe_word(out, *w.about);
+      out.key("parameter");
+      if (w.parameter_slot < 0) out.null();
+      else out.value(w.parameter);
+      out.key("activation");
+      if (w.activation == nullptr) out.null();
+      else out.value(w.activation->name);
+      out.end('}');
+    }
+    out.end(']').end('}');
+  });
+}
+
+const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t columns, int dtype) {
+  return answer([=](json& out) {
+    const auto& line = onepass::binding::prepared(text).line;
+    const auto cost = onepass::spec::estimate(line, rows, columns, static_cast<onepass::dtype>(dtype));
+    out.begin('{').key("forward").begin('{').field("bytes", cost.forward.bytes).field("flops", cost.forward.flops).end('}');
+    out.key("backward").begin('{').field("bytes", cost.backward.bytes).field("flops", cost.backward.flops).end('}');
+    out.field("saved_bytes", cost.saved_bytes).end('}');
+  });
+}
+
+const char* onepass_gradients(const char* text, int dtype, const std::int64_t* operand_types, std::uint64_t wanted) {
+  return answer([=](json& out) {
+    const auto& line = onepass::binding::prepared(text).line;
+    std::vector<onepass::spec::operand_facts> facts;
+    for (int i = 0; i < line.operands; ++i) {
+      facts.push_back({static_cast<onepass::dtype>(operand_types[i] % 16), operand_types[i] >= 16});
+    }
+    const auto plan = onepass::spec::plan_gradients(line, static_cast<onepass::dtype>(dtype), facts, wanted);
+    using from = onepass::spec::gradient_source::kind;
+    out.begin('{').key("inputs").begin('[');  // null: unwanted; -1: the upstream gradient; else the output's index
+    for (const auto& source : plan.inputs) {
+      if (source.from == from::unwanted) out.null();
+      else out.value(source.from == from::upstream ? -1 : source.output);
+    }
+    out.end(']').key("outputs").begin('[');
+    for (const auto& output : plan.outputs) {
+      out.begin('{').field("input", output.input).field("dtype", static_cast<int>(output.type)).field("column", output.column).end('}');
+    }
+    out.end(']').end('}');
+  });
+}
+
+const char* onepass_common_lines() {
+  return answer([](json& out) {
+    out.begin('[');
+    for (const std::string& line : onepass::cpu::common_lines()) out.value(line);
+    out.end(']');
+  });
+}
+
+const char* onepass_cpu_prepare(const char* text, std::uint64_t boolean_masks) {
+  return answer([=](json& out) {
+    const auto& prepared = onepass::binding::prepared(text);
+    prepared.cpu(boolean_masks);
+    out.begin('{').field("ahead_of_time", onepass::cpu::ahead_of_time(prepared.line, boolean_masks)).end('}');
+  });
+}
+
+const char* onepass_info() {
+  return answer([](json& out) {
+    out.begin('{').field("simd_target", onepass::cpu::simd_target()).end('}');
+  });
+}

@@ -1,0 +1,17 @@
+// What Python asks of the library without tensors, through ctypes: text in, JSON out. Nothing here throws.
+#pragma once
+
+#include <cstdint>
+
+#define ONEPASS_API extern "C" __attribute__((visibility("default")))
+
+// Every result is valid until the calling thread's next call. Errors come back as {"error": kind, "message": text}.
+ONEPASS_API const char* onepass_words();
+ONEPASS_API const char* onepass_describe(const char* line);
+ONEPASS_API const char* onepass_cost(const char* line, std::int64_t rows, std::int64_t columns, int dtype);
+ONEPASS_API const char* onepass_gradients(const char* line, int dtype, const std::int64_t* operand_types, std::uint64_t wanted);
+ONEPASS_API const char* onepass_common_lines();
+ONEPASS_API const char* onepass_cpu_prepare(const char* line, std::uint64_t boolean_masks);
+ONEPASS_API const char* onepass_cuda_prebuild(const char* line, const char* arch, int dtype, int operand_dtype, std::int64_t columns);
+ONEPASS_API const char* onepass_cache(const char* action);
+ONEPASS_API const char* onepass_info();

@@ -1,0 +1,109 @@
+// The tensors of one call on their way into `arguments`: checked, broadcast, laid out as rows.
+#include "src/torch/frame.h"
+
+#include <cmath>
+#include <limits>
+
+namespace onepass::binding {
+namespace {
+
+double machine_epsilon(dtype type) {
+  switch (type) {
+    case dtype::f64: return std::numeric_limits<double>::epsilon();
+    case dtype::bf16: return 0.0078125;
+    case dtype::f16: return 0.0009765625;
+    default: return std::numeric_limits<float>::epsilon();
+  }
+}
+
+std::string operand_text(const spec::word& w) {
+  return "operand " + std::to_string(w.operand) + " (" + w.about->operand_name + " of '" + w.about->name + "')";
+}
+
+}  // namespace
+
+frame::frame(const prepared_line& with, const spec::shape& of_shape, dtype of_type, const device& of_device)
+    : line(with), shape(of_shape), type(of_type), on(of_device) {
+  STD_TORCH_CHECK(type != dtype::none && type != dtype::boolean,
+                  "onepass: x must be float32, float64, bfloat16 or float16, got ", name_of(type));
+  for (std::size_t i = 0; i < line.line.parameters.size(); ++i) {
+    const double value = line.line.parameters[i];
+    a.parameter[i] = std::isnan(value) ? machine_epsilon(type) : value;
+  }
+}
+
+void frame::require_same_device(const Tensor& t, const std::string& what) const {
+  const device its = device_of(t);
+  STD_TORCH_CHECK(its == on, "onepass: expected all tensors to be on the same device, but x is on ", on.text(), " and ",
+                  what, " is on ", its.text());
+}
+
+void frame::input(const Tensor& t, view& out) {
+  tensors_.push_back(strided_of(t, &out));
+  sources_.push_back(&t);
+}
+
+Tensor frame::output(view& out, dtype of_type) {
+  Tensor fresh = empty_like(shape, of_type, on);
+  tensors_.push_back(strided_of(fresh, &out));
+  // The sizes and strides that PyTorch lends live as long as the tensor: keep it beside them.
+  held_.push_back(fresh);
+  sources_.push_back(nullptr);
+  return fresh;
+}
+
+void frame::operand(int index, const Tensor& t) {
+  const spec::word& w = line.line.operand_word(index);
+  const bool is_mask = w.about->kind == word_kind::mask;
+  const dtype its = dtype_of(t);
+  STD_TORCH_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", operand_text(w),
+                  " must be a floating point tensor", is_mask ? " or bool" : "", ", got ",
+                  its == dtype::boolean ? "torch.bool" : "another dtype");
+  require_same_device(t, operand_text(w));
+  operand_types[index] = its;
+  view& out = a.operand[index];
+  if (w.about->operand == operand_kind::tensor) {
+    STD_TORCH_CHECK(spec::broadcasts(strided_of(t, &out), shape), "onepass: ", operand_text(w),
+                    " must have x's shape ", shape_text(shape.sizes, shape.dim), " or broadcast to it, got ", shape_text(t));
+    input(t, out);
+    return;
+  }
+  const std::int64_t columns = shape.columns();
+  STD_TORCH_CHECK(t.dim() == 1 && t.size(0) == columns, "onepass: ", operand_text(w), " must have shape [", columns,
+                  "], one number for each column of x, got ", shape_text(t));
+  const bool dense = columns == 1 || t.stride(0) == 1;
+  if (!dense) held_.push_back(torch::stable::contiguous(t));
+  out = {(dense ? t : held_.back()).data_ptr(), {}, its, 1};
+}
+
+void frame::dropout_state(const std::optional<Tensor>& state) {
+  if (line.line.dropouts == 0) return;
+  STD_TORCH_CHECK(state.has_value(), "onepass: a line with dropout needs a dropout_state");
+  std::int32_t code = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(state->get(), &code));
+  STD_TORCH_CHECK(code == aoti_torch_dtype_int64() && state->numel() == 2 && state->is_contiguous(),
+                  "onepass: dropout_state must be a contiguous int64 tensor {seed, offset}, got shape ", shape_text(*state));
+  require_same_device(*state, "dropout_state");
+  a.dropout_state = static_cast<const int64*>(static_cast<void*>(state->data_ptr()));
+}
+
+Tensor frame::fresh_statistics() {
+  const std::int64_t sizes[2] = {line.line.statistics(), shape.rows()};
+  Tensor fresh = onepass::binding::empty(sizes, 2, arithmetic(), on);
+  statistics(fresh);
+  return fresh;
+}
+
+void frame::lay_out() {
+  const bool flatten = !line.line.rowwise() && !line.line.depends_on_column();
+  std::vector<bool> needs_copy;
+  while (spec::lay_out(shape, tensors_, flatten, a, needs_copy) == spec::fit::copies) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (!needs_copy[i]) continue;
+      held_.push_back(expanded_copy(*sources_[i], shape));
+      tensors_[i] = strided_of(held_.back(), tensors_[i].out);
+    }
+  }
+}
+
+}  // namespace onepass::binding

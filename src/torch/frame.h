@@ -1,0 +1,47 @@
+// The tensors of one call on their way into `arguments`: checked, broadcast, laid out as rows.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "src/torch/prepared.h"
+#include "src/torch/tensor.h"
+
+namespace onepass::binding {
+
+class frame {
+ public:
+  // shape: x's. type: x's dtype, which the result, the kept values and their gradients share.
+  frame(const prepared_line& with, const spec::shape& shape, dtype type, const device& on);
+
+  arguments a{};
+  const prepared_line& line;
+  const spec::shape shape;
+  const dtype type;
+  const device on;
+  std::uint64_t boolean_masks = 0;
+  dtype operand_types[kMaxOperands] = {};  // known even where the value is not read
+
+  dtype arithmetic() const { return type == dtype::f64 ? dtype::f64 : dtype::f32; }
+  bool empty() const { return shape.rows() == 0 || shape.columns() == 0; }
+
+  void input(const Tensor& t, view& out);           // of x's shape, or broadcasting to it
+  Tensor output(view& out, dtype of_type);          // fresh, of x's shape
+  void operand(int index, const Tensor& t);         // a column or a tensor, checked against its word
+  void dropout_state(const std::optional<Tensor>& state);
+  void statistics(const Tensor& t) { a.statistics = t.data_ptr(); }
+  Tensor fresh_statistics();
+
+  // After every tensor is in: fills in rows, columns and strides.
+  void lay_out();
+
+ private:
+  void require_same_device(const Tensor& t, const std::string& what) const;
+
+  std::deque<Tensor> held_;  // copies that must outlive the kernel's launch
+  std::vector<spec::strided> tensors_;
+  std::vector<const Tensor*> sources_;  // beside tensors_; null for outputs
+};
+
+}  // namespace onepass::binding

@@ -1,0 +1,61 @@
+// The dispatcher's operators: one forward and one backward per skeleton, functional, without autograd of their own.
+#include <torch/csrc/stable/library.h>
+
+#include "src/cpu/run.h"
+#include "src/torch/call.h"
+
+namespace onepass::binding {
+namespace {
+
+using optional_tensor = std::optional<Tensor>;
+
+std::vector<Tensor> elementwise_forward(Tensor x, std::vector<Tensor> operands, std::string line,
+                                        optional_tensor dropout_state) {
+  return forward({x, operands, line, dropout_state, false});
+}
+
+std::vector<Tensor> rowwise_forward(Tensor x, std::vector<Tensor> operands, std::string line,
+                                    optional_tensor dropout_state, bool save_statistics) {
+  return forward({x, operands, line, dropout_state, save_statistics});
+}
+
+std::vector<Tensor> elementwise_backward(std::vector<Tensor> gradients, optional_tensor x,
+                                         std::vector<optional_tensor> operands, optional_tensor resumed,
+                                         optional_tensor dropout_state, std::string line,
+                                         std::vector<int64_t> operand_types, int64_t wanted) {
+  return backward({gradients, x, operands, resumed, std::nullopt, dropout_state, line, operand_types, wanted});
+}
+
+std::vector<Tensor> rowwise_backward(std::vector<Tensor> gradients, optional_tensor x,
+                                     std::vector<optional_tensor> operands, optional_tensor resumed, Tensor statistics,
+                                     optional_tensor dropout_state, std::string line,
+                                     std::vector<int64_t> operand_types, int64_t wanted) {
+  return backward({gradients, x, operands, resumed, statistics, dropout_state, line, operand_types, wanted});
+}
+
+void in_torch_threads(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context) {
+  torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
+}
+
+}  // namespace
+}  // namespace onepass::binding
+
+STABLE_TORCH_LIBRARY(onepass, m) {
+  onepass::cpu::set_parallel_for(onepass::binding::in_torch_threads);
+  m.def("elementwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state) -> Tensor[]");
+  m.def("rowwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save_statistics) -> Tensor[]");
+  m.def("elementwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, "
+        "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
+  m.def("rowwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor statistics, "
+        "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
+}
+
+#define ONEPASS_REGISTER(device)                                                                 \
+  STABLE_TORCH_LIBRARY_IMPL(onepass, device, m) {                                                \
+    m.impl("elementwise_forward", TORCH_BOX(&onepass::binding::elementwise_forward));            \
+    m.impl("rowwise_forward", TORCH_BOX(&onepass::binding::rowwise_forward));                    \
+    m.impl("elementwise_backward", TORCH_BOX(&onepass::binding::elementwise_backward));          \
+    m.impl("rowwise_backward", TORCH_BOX(&onepass::binding::rowwise_backward));                  \
+  }
+ONEPASS_REGISTER(CPU)
+ONEPASS_REGISTER(CUDA)

@@ -1,0 +1,100 @@
+// Runs a call's arguments on its device.
+#include "src/torch/run.h"
+
+#include <dlfcn.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "src/cpu/run.h"
+#include "src/cuda/launch.h"
+
+namespace onepass::binding {
+namespace {
+
+// Past the caches where what is written would not stay in the last level anyway.
+int stream_stores(const frame& f, std::int64_t tensors) {
+  static const std::int64_t last_level = std::max<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 8 << 20);
+  return f.a.rows * f.a.columns * size_of(f.type) * tensors > last_level;
+}
+
+void* current_stream(int device_index) {
+  using lookup = AOTITorchError (*)(std::int32_t, void**);
+  static const auto get = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    STD_TORCH_CHECK(library != nullptr, "onepass: this torch has no CUDA (libtorch_cuda.so is not loaded)");
+    auto* found = reinterpret_cast<lookup>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
+    STD_TORCH_CHECK(found != nullptr, "onepass: aoti_torch_get_current_cuda_stream is missing from libtorch_cuda.so");
+    return found;
+  }();
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(get(device_index, &stream));
+  return stream;
+}
+
+cuda::request request_of(const frame& f, bool backward) {
+  const spec::line& line = f.line.line;
+  cuda::request r{};
+  r.rowwise = line.rowwise();
+  r.backward = backward;
+  r.line = f.line.type_text(f.boolean_masks, backward);
+  r.x = f.type;
+  std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
+  r.reads_x = !backward || f.line.reads.x;
+  r.statistics = line.statistics();
+  r.keeps = line.keeps;
+  r.column_dependent = line.depends_on_column();
+  return r;
+}
+
+Tensor partial_sums(const frame& f, std::int64_t slots, std::int64_t parts) {
+  const std::int64_t sizes[3] = {slots, parts, f.a.columns};
+  return empty(sizes, 3, f.arithmetic(), f.on);
+}
+
+}  // namespace
+
+void run_forward(frame& f) {
+  if (f.on.is_cuda()) {
+    const torch::stable::accelerator::DeviceGuard guard(f.on.index);
+    const cuda::request request = request_of(f, false);
+    cuda::plan plan = cuda::prepare(request, f.a, f.on.index);
+    cuda::launch(request, plan, f.a, f.on.index, current_stream(f.on.index));
+    return;
+  }
+  const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
+  f.a.stream_stores = stream_stores(f, 1 + f.line.line.keeps);
+  cpu::partition(f.a, f.line.line.rowwise());
+  cpu::run(f.type == dtype::f64 ? kernels.forward_f64 : kernels.forward_f32, f.a);
+}
+
+void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>& column_outputs) {
+  const auto slots = static_cast<std::int64_t>(column_outputs.size());
+  if (f.on.is_cuda()) {
+    const torch::stable::accelerator::DeviceGuard guard(f.on.index);
+    cuda::request request = request_of(f, true);
+    request.wants_column = plan.wants_column;
+    request.wants_tensor = plan.wants_tensor;
+    request.wants_dx = plan.wants_dx;
+    cuda::plan with = cuda::prepare(request, f.a, f.on.index);
+    std::optional<Tensor> partial;
+    if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, cuda::parts(with))).data_ptr();
+    void* stream = current_stream(f.on.index);
+    cuda::launch(request, with, f.a, f.on.index, stream);
+    if (slots) {
+      cuda::reduce_columns(f.a, f.arithmetic(), static_cast<int>(slots), cuda::parts(with), f.a.column_partial,
+                           column_outputs.data(), f.on.index, stream);
+    }
+    return;
+  }
+  const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
+  f.a.stream_stores = stream_stores(f, 1);
+  const std::int64_t parts = cpu::partition(f.a, f.line.line.rowwise());
+  std::optional<Tensor> partial;
+  if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, parts)).data_ptr();
+  cpu::run(f.type == dtype::f64 ? kernels.backward_f64 : kernels.backward_f32, f.a);
+  if (slots) cpu::reduce_columns(f.a, f.type == dtype::f64, parts, static_cast<int>(slots), column_outputs.data());
+}
+
+}  // namespace onepass::binding

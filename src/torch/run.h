@@ -1,0 +1,15 @@
+// Runs a call's arguments on its device.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "src/torch/frame.h"
+
+namespace onepass::binding {
+
+void run_forward(frame&);
+// column_outputs: 1-D, one for each wanted column operand in operand order.
+void run_backward(frame&, const spec::gradients&, const std::vector<view>& column_outputs);
+
+}  // namespace onepass::binding

@@ -1,0 +1,119 @@
+// What the binding asks of a tensor, in the core's terms.
+#include "src/torch/tensor.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+
+namespace onepass::binding {
+namespace {
+
+struct dtype_codes {
+  std::int32_t f32 = aoti_torch_dtype_float32(), f64 = aoti_torch_dtype_float64(), bf16 = aoti_torch_dtype_bfloat16(),
+               f16 = aoti_torch_dtype_float16(), boolean = aoti_torch_dtype_bool();
+};
+const dtype_codes& codes() {
+  static const dtype_codes all;
+  return all;
+}
+
+std::int32_t code_of(dtype type) {
+  switch (type) {
+    case dtype::f64: return codes().f64;
+    case dtype::bf16: return codes().bf16;
+    case dtype::f16: return codes().f16;
+    case dtype::boolean: return codes().boolean;
+    default: return codes().f32;
+  }
+}
+
+// Writing a fresh tensor costs a page fault for every 4 KB; with 2 MB pages it is a quarter of that time or less.
+void advise_huge_pages(void* data, std::int64_t bytes) {
+  constexpr std::uintptr_t kHugePage = 2u << 20;
+  const auto first = (reinterpret_cast<std::uintptr_t>(data) + kHugePage - 1) & ~(kHugePage - 1);
+  const auto last = (reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(bytes)) & ~(kHugePage - 1);
+  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+}
+
+}  // namespace
+
+dtype dtype_of(const Tensor& t) {
+  std::int32_t code = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
+  const dtype_codes& all = codes();
+  if (code == all.f32) return dtype::f32;
+  if (code == all.bf16) return dtype::bf16;
+  if (code == all.f16) return dtype::f16;
+  if (code == all.f64) return dtype::f64;
+  if (code == all.boolean) return dtype::boolean;
+  return dtype::none;
+}
+
+const char* name_of(dtype type) {
+  switch (type) {
+    case dtype::f32: return "torch.float32";
+    case dtype::f64: return "torch.float64";
+    case dtype::bf16: return "torch.bfloat16";
+    case dtype::f16: return "torch.float16";
+    case dtype::boolean: return "torch.bool";
+    default: return "an unsupported dtype";
+  }
+}
+
+std::string shape_text(const std::int64_t* sizes, int dim) {
+  std::string text = "[";
+  for (int d = 0; d < dim; ++d) text += (d ? ", " : "") + std::to_string(sizes[d]);
+  return text + "]";
+}
+std::string shape_text(const Tensor& t) { return shape_text(t.sizes().data(), static_cast<int>(t.dim())); }
+
+spec::strided strided_of(const Tensor& t, view* out) {
+  return {t.data_ptr(), dtype_of(t), static_cast<int>(t.dim()), t.sizes().data(), t.strides().data(), out};
+}
+
+spec::shape shape_of(const Tensor& t) { return {static_cast<int>(t.dim()), t.sizes().data()}; }
+
+bool device::is_cuda() const {
+  static const std::int32_t cuda = aoti_torch_device_type_cuda();
+  return type == cuda;
+}
+
+std::string device::text() const { return is_cuda() ? "cuda:" + std::to_string(index) : "cpu"; }
+
+device device_of(const Tensor& t) {
+  device d;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &d.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &d.index));
+  return d;
+}
+
+Tensor empty(const std::int64_t* sizes, int dim, dtype type, const device& on) {
+  constexpr int kInline = 16;
+  std::int64_t inline_strides[kInline];
+  std::vector<std::int64_t> more(dim > kInline ? static_cast<std::size_t>(dim) : 0);
+  std::int64_t* strides = dim > kInline ? more.data() : inline_strides;
+  std::int64_t stride = 1, numel = 1;
+  for (int d = dim - 1; d >= 0; --d) {
+    strides[d] = stride;
+    stride *= sizes[d] > 0 ? sizes[d] : 1;
+    numel *= sizes[d];
+  }
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides, code_of(type), on.type, on.index, &handle));
+  Tensor result(handle);
+  if (!on.is_cuda() && numel * size_of(type) >= (4 << 20)) advise_huge_pages(result.data_ptr(), numel * size_of(type));
+  return result;
+}
+
+Tensor empty_like(const spec::shape& shape, dtype type, const device& on) { return empty(shape.sizes, shape.dim, type, on); }
+
+Tensor expanded_copy(const Tensor& t, const spec::shape& shape) {
+  StableIValue stack[3] = {
+      torch::stable::detail::from(t),
+      torch::stable::detail::from(torch::headeronly::IntHeaderOnlyArrayRef(shape.sizes, static_cast<std::size_t>(shape.dim))),
+      torch::stable::detail::from(false)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::expand", "", stack, TORCH_ABI_VERSION));
+  return torch::stable::contiguous(torch::stable::detail::to<Tensor>(stack[0]));
+}
+
+}  // namespace onepass::binding

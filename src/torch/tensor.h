@@ -1,0 +1,40 @@
+// What the binding asks of a tensor, in the core's terms.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "src/spec/layout.h"
+
+namespace onepass::binding {
+
+using torch::stable::Tensor;
+
+dtype dtype_of(const Tensor&);  // dtype::none for one that onepass has no kernels for
+const char* name_of(dtype);     // "torch.float32"
+std::string shape_text(const std::int64_t* sizes, int dim);
+std::string shape_text(const Tensor&);
+
+spec::strided strided_of(const Tensor&, view* out);
+spec::shape shape_of(const Tensor&);
+
+struct device {
+  std::int32_t type = 0, index = -1;
+  bool operator==(const device&) const = default;
+  bool is_cuda() const;
+  std::string text() const;
+};
+device device_of(const Tensor&);
+
+// A fresh contiguous tensor; on the CPU large ones ask for huge pages before their first touch.
+Tensor empty(const std::int64_t* sizes, int dim, dtype, const device&);
+Tensor empty_like(const spec::shape&, dtype, const device&);
+
+// The tensor broadcast to the shape and made contiguous.
+Tensor expanded_copy(const Tensor&, const spec::shape&);
+
+}  // namespace onepass::binding

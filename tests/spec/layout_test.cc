@@ -1,0 +1,88 @@
+// Shapes and strides as rows.
+#include "src/spec/layout.h"
+
+#include <gtest/gtest.h>
+
+namespace onepass::spec {
+namespace {
+
+struct tensor {
+  std::vector<std::int64_t> sizes, strides;
+  view out{};
+  strided as() { return {this, dtype::f32, static_cast<int>(sizes.size()), sizes.data(), strides.data(), &out}; }
+};
+
+fit fill(const tensor& x, std::vector<tensor*> tensors, bool flatten, arguments& a, std::vector<bool>& copies) {
+  std::vector<strided> list;
+  for (tensor* t : tensors) list.push_back(t->as());
+  return lay_out({static_cast<int>(x.sizes.size()), x.sizes.data()}, list, flatten, a, copies);
+}
+
+TEST(Layout, ContiguousTensorsAreRowsOfOneStride) {
+  tensor x{{4, 5, 6}, {30, 6, 1}}, y = x;
+  arguments a{};
+  std::vector<bool> copies;
+  ASSERT_EQ(fill(x, {&x, &y}, false, a, copies), fit::rows);
+  EXPECT_EQ(a.rows, 20);
+  EXPECT_EQ(a.columns, 6);
+  EXPECT_EQ(a.matrix_rows, 5);
+  EXPECT_EQ(a.size[kMaxDims - 1], 20);
+  EXPECT_EQ(x.out.stride[kMaxDims - 1], 6);
+}
+
+TEST(Layout, FlattensWhereNoWordLooksAtItsColumn) {
+  tensor x{{4, 5, 6}, {30, 6, 1}}, number{{}, {}};
+  arguments a{};
+  std::vector<bool> copies;
+  ASSERT_EQ(fill(x, {&x, &number}, true, a, copies), fit::rows);
+  EXPECT_EQ(a.rows, 1);
+  EXPECT_EQ(a.columns, 120);
+  EXPECT_EQ(number.out.column_stride, 0);
+}
+
+TEST(Layout, BroadcastKeepsItsOwnStrides) {
+  tensor x{{2, 3, 4, 8}, {96, 32, 8, 1}}, mask{{2, 1, 1, 8}, {8, 8, 8, 1}};
+  arguments a{};
+  std::vector<bool> copies;
+  ASSERT_EQ(fill(x, {&x, &mask}, false, a, copies), fit::rows);
+  EXPECT_EQ(a.size[kMaxDims - 2], 2);
+  EXPECT_EQ(a.size[kMaxDims - 1], 12);
+  EXPECT_EQ(mask.out.stride[kMaxDims - 2], 8);
+  EXPECT_EQ(mask.out.stride[kMaxDims - 1], 0);
+}
+
+TEST(Layout, ExpandedGradientIsOneNumberARow) {
+  tensor x{{4, 6}, {6, 1}}, g{{4, 6}, {0, 0}};
+  arguments a{};
+  std::vector<bool> copies;
+  ASSERT_EQ(fill(x, {&x, &g}, false, a, copies), fit::rows);
+  EXPECT_EQ(g.out.column_stride, 0);
+}
+
+TEST(Layout, ATransposedRowNeedsACopy) {
+  tensor x{{4, 6}, {1, 4}}, y{{4, 6}, {6, 1}};
+  arguments a{};
+  std::vector<bool> copies;
+  ASSERT_EQ(fill(x, {&x, &y}, false, a, copies), fit::copies);
+  EXPECT_EQ(copies, (std::vector<bool>{true, false}));
+}
+
+TEST(Layout, MoreDimensionsThanKernelsTakeNeedCopies) {
+  tensor y{{2, 2, 2, 2, 2, 2, 3}, {96, 48, 24, 12, 6, 3, 1}}, x{{2, 2, 2, 2, 2, 2, 3}, {4096, 1024, 256, 64, 16, 4, 1}};
+  arguments a{};
+  std::vector<bool> copies;
+  ASSERT_EQ(fill(y, {&x, &y}, false, a, copies), fit::copies);
+  EXPECT_EQ(copies, (std::vector<bool>{true, false}));
+}
+
+TEST(Layout, BroadcastRules) {
+  const std::int64_t sizes[] = {2, 3, 4};
+  const shape x{3, sizes};
+  tensor fits{{3, 1}, {1, 1}}, wrong{{2, 4}, {4, 1}}, deeper{{1, 2, 3, 4}, {24, 12, 4, 1}};
+  EXPECT_TRUE(broadcasts(fits.as(), x));
+  EXPECT_FALSE(broadcasts(wrong.as(), x));
+  EXPECT_FALSE(broadcasts(deeper.as(), x));
+}
+
+}  // namespace
+}  // namespace onepass::spec

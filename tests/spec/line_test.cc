@@ -1,0 +1,79 @@
+// The parser: what it accepts, and what its messages say.
+#include "src/spec/line.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace onepass::spec {
+namespace {
+
+std::string message(const char* text) {
+  try {
+    parse(text);
+  } catch (const line_error& e) {
+    return e.what();
+  }
+  return "(no error)";
+}
+
+TEST(Line, ReadsWordsNumbersAndOperands) {
+  const line l = parse("  bias|dropout( 0.1 ) |add | keep| rms_norm(1_0e-7)|scale ");
+  ASSERT_EQ(l.words.size(), 6u);
+  EXPECT_STREQ(l.words[1].about->name, "dropout");
+  EXPECT_EQ(l.parameters, (std::vector<double>{0.1, 10e-7}));
+  EXPECT_EQ(l.operands, 3);
+  EXPECT_EQ(l.words[2].operand, 1);
+  EXPECT_EQ(l.row, 4);
+  EXPECT_EQ(l.keeps, 1);
+  EXPECT_EQ(l.dropouts, 1);
+}
+
+TEST(Line, ReadsGates) {
+  const line l = parse("gate(silu) | gate( elu( 0.5 ) )");
+  EXPECT_STREQ(l.words[0].activation->name, "silu");
+  EXPECT_STREQ(l.words[1].activation->name, "elu");
+  EXPECT_EQ(l.words[1].parameter_slot, 0);
+  EXPECT_EQ(l.parameters[0], 0.5);
+}
+
+TEST(Line, DefaultsComeFromTheDescriptors) {
+  EXPECT_EQ(parse("layer_norm").parameters[0], 1e-5);
+  EXPECT_TRUE(std::isnan(parse("rms_norm").parameters[0]));
+  EXPECT_EQ(parse("elu").parameters[0], 1.0);
+}
+
+TEST(Line, DropoutGoesAwayInEvaluation) {
+  EXPECT_EQ(without_dropout(parse("bias|dropout(0.5) | add")), "bias | add");
+  EXPECT_EQ(without_dropout(parse("dropout(0.5)")), "");
+}
+
+TEST(Line, UnknownWordIsQuotedWithCaretsAndASuggestion) {
+  EXPECT_EQ(message("bias | gelo | add"),
+            "unknown word 'gelo'; did you mean 'gelu'?\n"
+            "  bias | gelo | add\n"
+            "         ^^^^");
+}
+
+struct bad_line {
+  const char *text, *says;
+};
+
+class BadLine : public testing::TestWithParam<bad_line> {};
+
+TEST_P(BadLine, IsRefused) { EXPECT_NE(message(GetParam().text).find(GetParam().says), std::string::npos) << message(GetParam().text); }
+
+INSTANTIATE_TEST_SUITE_P(Messages, BadLine,
+                         testing::Values(bad_line{"", "empty line"}, bad_line{"bias |", "end of the line"},
+                                         bad_line{"bias scale", "expected '|'"}, bad_line{"| bias", "expected a word"},
+                                         bad_line{"mul", "needs a number"}, bad_line{"mul(x)", "takes a number (c), got 'x'"},
+                                         bad_line{"mul(0x10)", "takes a number"}, bad_line{"mul(1", "expected ')'"},
+                                         bad_line{"relu(1)", "takes no number"}, bad_line{"gate", "needs an activation"},
+                                         bad_line{"gate(bias)", "unknown activation 'bias'"},
+                                         bad_line{"dropout(1.5)", "between 0 and 1"}, bad_line{"dropout(nan)", "between 0 and 1"},
+                                         bad_line{"softmax | layer_norm", "a second row word"},
+                                         bad_line{"linear | bias", "comes with 0.2"}, bad_line{"layer_norm(-1)", "eps >= 0"},
+                                         bad_line{"keep|keep|keep|keep|keep", "at most 4 keeps"}));
+
+}  // namespace
+}  // namespace onepass::spec

@@ -1,0 +1,100 @@
+// What backward reads and writes, the type text, and the cost.
+#include "src/spec/plan.h"
+
+#include <gtest/gtest.h>
+
+namespace onepass::spec {
+namespace {
+
+using kind = gradient_source::kind;
+
+std::vector<operand_facts> all(const line& l, dtype type) {
+  return std::vector<operand_facts>(static_cast<std::size_t>(l.operands), operand_facts{type, false});
+}
+
+TEST(Reads, ValueFreeLinesReadNothingButTheGradient) {
+  const reads r = backward_reads(parse("bias | dropout(0.1) | add"));
+  EXPECT_FALSE(r.x);
+  EXPECT_EQ(r.operands, (std::vector<bool>{false, false}));
+}
+
+TEST(Reads, ActivationsReadXAndWhatStandsBefore) {
+  const reads r = backward_reads(parse("bias | gelu | add"));
+  EXPECT_TRUE(r.x);
+  EXPECT_EQ(r.operands, (std::vector<bool>{true, false}));
+}
+
+TEST(Reads, ResidualNormsResumeFromTheKeptValue) {
+  const reads r = backward_reads(parse("bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"));
+  EXPECT_EQ(r.resume, 3);
+  EXPECT_FALSE(r.x);
+  EXPECT_EQ(r.operands, (std::vector<bool>{false, false, true}));
+}
+
+TEST(Reads, NoResumeWhereAValueIsNeededBeforeTheKeep) {
+  const reads r = backward_reads(parse("gelu | keep | rms_norm(1e-6)"));
+  EXPECT_EQ(r.resume, -1);
+  EXPECT_TRUE(r.x);
+}
+
+TEST(Gradients, AddLastIsTheUpstreamGradientItself) {
+  const line l = parse("bias | dropout(0.1) | add");
+  const gradients g = plan_gradients(l, dtype::bf16, all(l, dtype::bf16), 7);
+  EXPECT_EQ(g.inputs[2].from, kind::upstream);
+  ASSERT_EQ(g.outputs.size(), 2u);  // dx and the column sum
+  EXPECT_EQ(g.wants_column, 1u);
+  EXPECT_EQ(g.wants_tensor, 0u);
+}
+
+TEST(Gradients, XAndResidualShareOneTensorInAddNorm) {
+  const line l = parse("add | keep | layer_norm | scale | bias");
+  const gradients g = plan_gradients(l, dtype::f32, all(l, dtype::f32), 15);
+  EXPECT_EQ(g.inputs[0].output, g.inputs[1].output);
+  EXPECT_EQ(g.outputs.size(), 3u);
+}
+
+TEST(Gradients, AnotherDtypeOrABroadcastIsWrittenApart) {
+  const line l = parse("add | relu");
+  EXPECT_EQ(plan_gradients(l, dtype::bf16, {{dtype::f32, false}}, 3).outputs.size(), 2u);
+  EXPECT_EQ(plan_gradients(l, dtype::bf16, {{dtype::bf16, true}}, 3).outputs.size(), 2u);
+  EXPECT_EQ(plan_gradients(l, dtype::bf16, {{dtype::bf16, false}}, 3).outputs.size(), 1u);
+}
+
+TEST(Gradients, OnlyTheWantedOnes) {
+  const line l = parse("layer_norm | scale | bias");
+  const gradients g = plan_gradients(l, dtype::f32, all(l, dtype::f32), 0b100);  // the bias of the affine
+  EXPECT_FALSE(g.wants_dx);
+  EXPECT_EQ(g.wants_column, 0u | 1u << 1);
+  EXPECT_EQ(g.inputs[0].from, kind::unwanted);
+}
+
+TEST(Gradients, BooleanMasksHaveNone) {
+  const line l = parse("mask | softmax");
+  EXPECT_EQ(plan_gradients(l, dtype::f32, {{dtype::boolean, false}}, 3).inputs[1].from, kind::unwanted);
+}
+
+TEST(TypeText, NamesStagesOperandsNumbersAndTheResumePoint) {
+  const line l = parse("bias | dropout(0.1) | add | keep | rms_norm | scale");
+  EXPECT_EQ(type_text(l, 0, false),
+            "line<chain<word<stage::bias, 0, -1, -1>, word<stage::dropout, -1, 0, 0>, word<stage::add, 1, -1, -1>, "
+            "word<stage::keep, -1, -1, 0>>, stage::rms_norm, 1, chain<word<stage::scale, 2, -1, -1>>>");
+  EXPECT_NE(type_text(l, 0, true).find("stage::resume, -1, -1, 0"), std::string::npos);
+}
+
+TEST(TypeText, MasksAreToldApart) {
+  const line l = parse("mul(0.5) | mask | softmax");
+  EXPECT_NE(type_text(l, 1, false).find("mask_boolean"), std::string::npos);
+  EXPECT_NE(type_text(l, 0, false).find("mask_additive"), std::string::npos);
+  EXPECT_EQ(structure(l, 1), "mul|mask(bool)|softmax");
+}
+
+TEST(Cost, EveryTensorOnce) {
+  const cost c = estimate(parse("add | keep | rms_norm | scale"), 1000, 100, dtype::bf16);
+  constexpr std::int64_t tensor = 1000 * 100 * 2, column = 200, statistics = 4000;
+  EXPECT_EQ(c.forward.bytes, 4 * tensor + column + statistics);
+  EXPECT_EQ(c.saved_bytes, tensor + column + statistics);
+  EXPECT_EQ(c.backward.bytes, c.saved_bytes + 2 * tensor + tensor + column);  // dy, dh in; dx, dg out
+}
+
+}  // namespace
+}  // namespace onepass::spec
