@@ -8,6 +8,12 @@ from torch.autograd.function import once_differentiable
 from onepass import _native
 
 
+@torch.compiler.assume_constant_result
+def gradient_sources(line: str, dtype: int, operand_types: tuple[int, ...], wanted: int) -> tuple[int | None, ...]:
+    """For x and each operand: None (not wanted), -1 (the upstream gradient itself), or the backward op's output."""
+    return tuple(_native.gradients(line, dtype, operand_types, wanted)["inputs"])
+
+
 class Apply(torch.autograd.Function):
     """Runs a line so that it can be differentiated once.
 
@@ -59,15 +65,15 @@ class Apply(torch.autograd.Function):
             torch.zeros((), dtype=dtype, device=device).expand(shape) if g is None else g
             for g in upstream[: 1 + line.keeps]
         ]
-        plan = _native.gradients(line.text, _native.DTYPES[dtype], tuple(ctx.operand_types), wanted)
+        sources = gradient_sources(line.text, _native.DTYPES[dtype], tuple(ctx.operand_types), wanted)
         written = []
-        if plan["outputs"]:
+        if any(s is not None and s >= 0 for s in sources):
             rest = (state, line.text, ctx.operand_types, wanted)
             if line.rowwise:
                 written = line.backward_op(given, x, operands, resumed, statistics, *rest)
             else:
                 written = line.backward_op(given, x, operands, resumed, *rest)
-        results = [None if s is None else given[0] if s < 0 else written[s] for s in plan["inputs"]]
+        results = [None if s is None else given[0] if s < 0 else written[s] for s in sources]
         for i, (result, operand_shape) in enumerate(zip(results[1:], ctx.operand_shapes), start=1):
             if result is not None and result.shape != operand_shape:
                 results[i] = result.sum_to_size(operand_shape)

@@ -168,9 +168,23 @@ def _prepare_on_cpu(text: str, masks: int) -> bool:
 _LINES: dict[str, Line] = {}
 
 
-@torch.compiler.assume_constant_result
+class _Registry:
+    """The lines again, as attributes: Dynamo looks an attribute up when it is asked for, but remembers a dictionary as
+    it first saw it, without the lines that a trace adds."""
+
+
+_REGISTRY = _Registry()
+
+
 def _parse(line: str) -> Line:
     return _LINES.setdefault(line, Line(line))
+
+
+@torch.compiler.assume_constant_result
+def _registered(line: str) -> str:
+    name = f"line_{line.encode().hex()}"
+    setattr(_REGISTRY, name, _LINES.get(line) or _parse(line))
+    return name
 
 
 def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = True, generator=None):
@@ -195,7 +209,8 @@ def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = 
 
     Saved for backward: the inputs that backward reads and the row statistics; masks are drawn again.
     """
-    parsed = _LINES.get(line)
-    if parsed is None:
-        parsed = _parse(line)
+    if torch.compiler.is_dynamo_compiling():
+        parsed = getattr(_REGISTRY, _registered(line))
+    else:
+        parsed = _LINES.get(line) or _parse(line)
     return parsed(x, *operands, training=training, generator=generator)

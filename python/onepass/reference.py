@@ -114,11 +114,9 @@ def compose(
         function = WORDS[word.name]
         number = None if word.parameter is None or math.isnan(word.parameter) else word.parameter
         if word.kind == "dropout":
-            p = 0.5 if number is None else number
-            if not training or p == 0:
-                continue
-            numbers = None if dropout_state is None else dropout_numbers(x.shape, dropout_state, dropouts, x.device)
-            value = function(value, p, numbers)
+            if training:
+                numbers = None if dropout_state is None else dropout_numbers(x.shape, dropout_state, dropouts, x.device)
+                value = function(value, 0.5 if number is None else number, numbers)
             dropouts += 1
             continue
         if word.kind == "keep":
@@ -149,7 +147,6 @@ def dropout_numbers(shape: Sequence[int], state: Tensor, ordinal: int, device: t
 
     Eight neighbours of a row share one Philox call. Its counter holds their group, counted over the whole tensor, and
     the offset; its key is the seed: a pure function of the state and the logical place, the same on every device.
-    Dropouts that do not act (p = 0) are not counted in `ordinal`.
     """
     columns = shape[-1]
     rows = math.prod(shape[:-1])

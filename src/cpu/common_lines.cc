@@ -23,26 +23,26 @@ const std::vector<std::string>& common_lines() {
       lines.push_back("gate(" + name + ")"); // gated
     }
     // layer_norm and rms_norm, with the activations that follow norms in models
-    for (const std::string& act : {"", "relu", "gelu", "gelu_tanh", "silu", "tanh"}) {
-      for (const std::string& affine : {"scale | bias", "scale", ""}) lines.push_back(join(join("layer_norm", affine), act));
-      for (const std::string& affine : {"scale", ""}) lines.push_back(join(join("rms_norm", affine), act));
+    for (const std::string act : {"", "relu", "gelu", "gelu_tanh", "silu", "tanh"}) {
+      for (const std::string affine : {"scale | bias", "scale", ""}) lines.push_back(join(join("layer_norm", affine), act));
+      for (const std::string affine : {"scale", ""}) lines.push_back(join(join("rms_norm", affine), act));
     }
     // residual blocks: (bias) (dropout) add keep norm affine, and the same without a norm
-    for (const std::string& before : {"", "bias", "dropout(0.1)", "bias | dropout(0.1)"}) {
+    for (const std::string before : {"", "bias", "dropout(0.1)", "bias | dropout(0.1)"}) {
       const std::string sum = join(before, "add | keep");
-      for (const std::string& norm : {"layer_norm | scale | bias", "layer_norm | scale", "layer_norm", "rms_norm | scale", "rms_norm"}) {
+      for (const std::string norm : {"layer_norm | scale | bias", "layer_norm | scale", "layer_norm", "rms_norm | scale", "rms_norm"}) {
         lines.push_back(sum + " | " + norm);
       }
       lines.push_back(join(before, "add"));
-      for (const std::string& act : {"gelu", "gelu_tanh", "relu", "silu"}) {  // dropout_add after an activation
+      for (const std::string act : {"gelu", "gelu_tanh", "relu", "silu"}) {  // dropout_add after an activation
         const bool biased = before.starts_with("bias"), dropped = before.ends_with("dropout(0.1)");
         lines.push_back(join(biased ? "bias" : "", join(act, join(dropped ? "dropout(0.1)" : "", "add"))));
       }
     }
     // softmax: (mul) (mask | causal) softmax (dropout)
-    for (const std::string& factor : {"", "mul(1)"}) {
-      for (const std::string& masked : {"", "mask", "causal", "mask | causal"}) {
-        for (const std::string& dropped : {"", "dropout(0.1)"}) {
+    for (const std::string factor : {"", "mul(1)"}) {
+      for (const std::string masked : {"", "mask", "causal", "mask | causal"}) {
+        for (const std::string dropped : {"", "dropout(0.1)"}) {
           lines.push_back(join(join(join(factor, masked), "softmax"), dropped));
         }
       }

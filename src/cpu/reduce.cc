@@ -2,6 +2,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/cpu/reduce.cc"
 #include <hwy/foreach_target.h>
+#include <hwy/highway.h>
 
 #include "onepass/skeleton/place.cpu.h"
 #include "src/cpu/reduce.h"

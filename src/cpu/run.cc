@@ -45,7 +45,7 @@ bool ahead_of_time(const spec::line& line, std::uint64_t boolean_masks) {
 }
 
 std::string source(const spec::line& line, std::uint64_t boolean_masks) {
-  return "#include \"onepass/skeleton/kernels.cpu.h\"\nONEPASS_BEGIN\nextern \"C\" __attribute__((visibility(\"default\"))) "
+  return "#include <hwy/highway.h>\n#include \"onepass/skeleton/kernels.cpu.h\"\nONEPASS_BEGIN\nextern \"C\" __attribute__((visibility(\"default\"))) "
          "const cpu_kernels onepass_kernels =\n    kernels_of<" +
          spec::type_text(line, boolean_masks, false) + ",\n               " + spec::type_text(line, boolean_masks, true) +
          ">();\nONEPASS_END\n";

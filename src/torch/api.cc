@@ -3,9 +3,11 @@
 
 #include <functional>
 
+#include "src/cache/disk_cache.h"
 #include "src/cpu/common_lines.h"
 #include "src/cpu/compiler.h"
 #include "src/cpu/run.h"
+#include "src/settings.h"
 #include "src/spec/plan.h"
 #include "src/spec/words.h"
 #include "src/torch/json.h"
@@ -158,6 +160,27 @@ const char* onepass_cpu_prepare(const char* text, std::uint64_t boolean_masks) {
 
 const char* onepass_info() {
   return answer([](json& out) {
-    out.begin('{').field("simd_target", onepass::cpu::simd_target()).end('}');
+    out.begin('{').field("simd_target", onepass::cpu::simd_target());
+    out.field("cache_directory", onepass::cache::directory().string()).end('}');
+  });
+}
+
+void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(),
+                       void (*warn)(const char*)) {
+  onepass::settings_now() = {include_dir, library_dir, find_nvrtc, warn};
+}
+
+const char* onepass_cache(const char* action) {
+  return answer([action](json& out) {
+    if (std::string_view(action) == "clear") {
+      out.begin('{').field("removed", static_cast<std::int64_t>(onepass::cache::clear())).end('}');
+      return;
+    }
+    out.begin('[');
+    for (const onepass::cache::entry& e : onepass::cache::list()) {
+      out.begin('{').field("label", e.label).field("kind", e.kind).field("bytes", static_cast<std::int64_t>(e.bytes));
+      out.field("age", e.age_seconds).end('}');
+    }
+    out.end(']');
   });
 }

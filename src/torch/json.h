@@ -14,6 +14,7 @@ class json {
   json& end(char bracket) { return text_ += bracket, fresh_ = false, *this; }
   json& key(std::string_view name) { return comma(), quote(name), text_ += ':', fresh_ = true, *this; }
   json& value(std::string_view text) { return comma(), quote(text), *this; }
+  json& value(const std::string& text) { return value(std::string_view(text)); }
   json& value(const char* text) { return value(std::string_view(text)); }
   json& value(bool b) { return comma(), text_ += b ? "true" : "false", *this; }
   json& value(std::int64_t n) { return comma(), text_ += std::to_string(n), *this; }

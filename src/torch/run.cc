@@ -44,7 +44,6 @@ cuda::request request_of(const frame& f, bool backward) {
   r.reads_x = !backward || f.line.reads.x;
   r.statistics = line.statistics();
   r.keeps = line.keeps;
-  r.column_dependent = line.depends_on_column();
   return r;
 }
 
@@ -59,7 +58,7 @@ void run_forward(frame& f) {
   if (f.on.is_cuda()) {
     const torch::stable::accelerator::DeviceGuard guard(f.on.index);
     const cuda::request request = request_of(f, false);
-    cuda::plan plan = cuda::prepare(request, f.a, f.on.index);
+    const cuda::plan plan = cuda::prepare(request, f.a, f.on.index);
     cuda::launch(request, plan, f.a, f.on.index, current_stream(f.on.index));
     return;
   }
@@ -77,14 +76,14 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
     request.wants_column = plan.wants_column;
     request.wants_tensor = plan.wants_tensor;
     request.wants_dx = plan.wants_dx;
-    cuda::plan with = cuda::prepare(request, f.a, f.on.index);
+    const cuda::plan with = cuda::prepare(request, f.a, f.on.index);
     std::optional<Tensor> partial;
-    if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, cuda::parts(with))).data_ptr();
+    if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, with.parts)).data_ptr();
     void* stream = current_stream(f.on.index);
     cuda::launch(request, with, f.a, f.on.index, stream);
     if (slots) {
-      cuda::reduce_columns(f.a, f.arithmetic(), static_cast<int>(slots), cuda::parts(with), f.a.column_partial,
-                           column_outputs.data(), f.on.index, stream);
+      cuda::reduce_columns(f.a, f.type == dtype::f64, with, static_cast<int>(slots), column_outputs.data(), f.on.index,
+                           stream);
     }
     return;
   }

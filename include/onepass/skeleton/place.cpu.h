@@ -7,6 +7,8 @@
 #define ONEPASS_SKELETON_PLACE_CPU_H_
 #endif
 
+#include <hwy/cache_control.h>
+
 #include <new>
 
 #include "onepass/lane/cpu.h"

@@ -1,0 +1,141 @@
+// The CPU's lane: vec<T>, a SIMD register of consecutive columns, with operators. How it goes to and from memory is in
+// cpu.h, its functions are in math.h.
+#if defined(ONEPASS_LANE_VEC_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_LANE_VEC_H_
+#undef ONEPASS_LANE_VEC_H_
+#else
+#define ONEPASS_LANE_VEC_H_
+#endif
+
+#include <hwy/highway.h>
+#include <math.h>
+
+#include "onepass/lane/target.h"
+#include "onepass/lane/types.h"
+
+ONEPASS_BEGIN
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class T>
+struct vec_mask {
+  hn::Mask<hn::ScalableTag<T>> raw;
+
+  friend ONEPASS_FUNCTION vec_mask operator&(vec_mask a, vec_mask b) { return {hn::And(a.raw, b.raw)}; }
+  friend ONEPASS_FUNCTION vec_mask operator|(vec_mask a, vec_mask b) { return {hn::Or(a.raw, b.raw)}; }
+  friend ONEPASS_FUNCTION vec_mask operator!(vec_mask a) { return {hn::Not(a.raw)}; }
+};
+
+template <class T>
+struct vec {
+  using scalar = T;
+  using tag = hn::ScalableTag<T>;
+  using mask = vec_mask<T>;
+  static constexpr int kLanes = static_cast<int>(hn::MaxLanes(tag()));
+
+  hn::Vec<tag> raw;
+
+  vec() = default;
+  explicit ONEPASS_FUNCTION vec(T number) : raw(hn::Set(tag(), number)) {}
+  explicit ONEPASS_FUNCTION vec(hn::Vec<tag> r) : raw(r) {}
+
+  friend ONEPASS_FUNCTION vec operator+(vec a, vec b) { return vec(hn::Add(a.raw, b.raw)); }
+  friend ONEPASS_FUNCTION vec operator-(vec a, vec b) { return vec(hn::Sub(a.raw, b.raw)); }
+  friend ONEPASS_FUNCTION vec operator*(vec a, vec b) { return vec(hn::Mul(a.raw, b.raw)); }
+  friend ONEPASS_FUNCTION vec operator/(vec a, vec b) { return vec(hn::Div(a.raw, b.raw)); }
+  friend ONEPASS_FUNCTION vec operator-(vec a) { return vec(hn::Neg(a.raw)); }
+
+  friend ONEPASS_FUNCTION mask operator<(vec a, vec b) { return {hn::Lt(a.raw, b.raw)}; }
+  friend ONEPASS_FUNCTION mask operator<=(vec a, vec b) { return {hn::Le(a.raw, b.raw)}; }
+  friend ONEPASS_FUNCTION mask operator>(vec a, vec b) { return {hn::Gt(a.raw, b.raw)}; }
+  friend ONEPASS_FUNCTION mask operator>=(vec a, vec b) { return {hn::Ge(a.raw, b.raw)}; }
+  friend ONEPASS_FUNCTION mask operator==(vec a, vec b) { return {hn::Eq(a.raw, b.raw)}; }
+  friend ONEPASS_FUNCTION mask operator!=(vec a, vec b) { return {hn::Ne(a.raw, b.raw)}; }
+};
+
+template <class L>
+constexpr int lanes() {
+  return L::kLanes;
+}
+
+// a·b + c; rounded once on targets with FMA, twice on the others.
+template <class T>
+ONEPASS_FUNCTION vec<T> fma(vec<T> a, vec<T> b, vec<T> c) {
+  return vec<T>(hn::MulAdd(a.raw, b.raw, c.raw));
+}
+template <class T>
+ONEPASS_FUNCTION vec<T> abs(vec<T> a) {
+  return vec<T>(hn::Abs(a.raw));
+}
+template <class T>
+ONEPASS_FUNCTION vec<T> where(vec_mask<T> m, vec<T> a, vec<T> b) {
+  return vec<T>(hn::IfThenElse(m.raw, a.raw, b.raw));
+}
+// min(a, b) is a > b ? b : a on every target, so a NaN in the first place stays one; max likewise.
+template <class T>
+ONEPASS_FUNCTION vec<T> min(vec<T> a, vec<T> b) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_SSSE3
+  return vec<T>(hn::Min(b.raw, a.raw));  // minps gives its second operand where either is NaN
+#else
+  return where(a > b, b, a);
+#endif
+}
+template <class T>
+ONEPASS_FUNCTION vec<T> max(vec<T> a, vec<T> b) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_SSSE3
+  return vec<T>(hn::Max(b.raw, a.raw));
+#else
+  return where(a < b, b, a);
+#endif
+}
+template <class T>
+ONEPASS_FUNCTION vec<T> copy_sign(vec<T> magnitude, vec<T> sign) {
+  return vec<T>(hn::CopySign(magnitude.raw, sign.raw));
+}
+template <class T>
+ONEPASS_FUNCTION vec<T> square_root(vec<T> a) {
+  return vec<T>(hn::Sqrt(a.raw));
+}
+ONEPASS_FUNCTION float square_root(float a) { return ::sqrtf(a); }
+ONEPASS_FUNCTION double square_root(double a) { return ::sqrt(a); }
+
+// A whole register of the arithmetic's own type, at any address.
+template <class L>
+ONEPASS_FUNCTION L load_lane(const typename L::scalar* at) {
+  return L(hn::LoadU(typename L::tag(), at));
+}
+template <class T>
+ONEPASS_FUNCTION void store_lane(vec<T> value, T* at) {
+  hn::StoreU(value.raw, hn::ScalableTag<T>(), at);
+}
+
+// first, first + 1, ...
+template <class L>
+ONEPASS_FUNCTION L iota(typename L::scalar first) {
+  return L(hn::Iota(typename L::tag(), first));
+}
+// True in the first `count` lanes.
+template <class L>
+ONEPASS_FUNCTION typename L::mask first_n(int count) {
+  return {hn::FirstN(typename L::tag(), static_cast<size_t>(count))};
+}
+template <class T>
+ONEPASS_FUNCTION T sum_lanes(vec<T> a) {
+  return hn::GetLane(hn::SumOfLanes(hn::ScalableTag<T>(), a.raw));
+}
+template <class T>
+ONEPASS_FUNCTION T max_lanes(vec<T> a) {
+  return hn::GetLane(hn::MaxOfLanes(hn::ScalableTag<T>(), a.raw));
+}
+
+// f of each number by itself, for what is not worth a vector form.
+template <class T, class F>
+ONEPASS_FUNCTION vec<T> each_lane(vec<T> a, const F& f) {
+  HWY_ALIGN T number[vec<T>::kLanes];
+  hn::Store(a.raw, hn::ScalableTag<T>(), number);
+  for (int i = 0; i < vec<T>::kLanes; ++i) number[i] = f(number[i]);
+  return vec<T>(hn::Load(hn::ScalableTag<T>(), number));
+}
+
+ONEPASS_END
+#endif

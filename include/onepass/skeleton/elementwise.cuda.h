@@ -1,0 +1,111 @@
+// Elementwise lines on CUDA. A block is kAcross threads along the columns by kDown rows; every thread has kUnroll
+// lanes in flight, down the rows (along the columns where the tensor is one long row).
+//
+// Config, besides place.cuda.h's: kAcross, kDown, kUnroll, kFlat.
+#pragma once
+
+#include "onepass/skeleton/place.cuda.h"
+
+ONEPASS_BEGIN
+
+// Calls body(u, row, column) for kUnroll lanes at a time until this thread's share is done.
+template <class Config, class Body>
+ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
+  constexpr int V = Config::kLanes;
+  const int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  if constexpr (Config::kFlat) {
+    const int64 step = static_cast<int64>(gridDim.x) * Config::kAcross * Config::kUnroll * V;
+    int64 column = (static_cast<int64>(blockIdx.x) * Config::kUnroll * Config::kAcross + across) * V;
+    for (; column < a.columns; column += step) {
+      body([&](int) { return int64{0}; }, [&](int u) { return column + static_cast<int64>(u) * Config::kAcross * V; });
+    }
+  } else {
+    const int64 column = (static_cast<int64>(blockIdx.x) * Config::kAcross + across) * V;
+    const int64 step = static_cast<int64>(gridDim.y) * Config::kDown * Config::kUnroll;
+    int64 row = static_cast<int64>(blockIdx.y) * Config::kDown * Config::kUnroll + down;
+    for (; row < a.rows; row += step) {
+      body([&](int u) { return row + static_cast<int64>(u) * Config::kDown; }, [&](int) { return column; });
+    }
+  }
+}
+
+template <class Config, class Line>
+ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
+  using where_at = place<Config, Line>;
+  for_tiles<Config>(a, [&](auto row_of, auto column_of) {
+    typename where_at::lane y[Config::kUnroll];
+    where_at at(a);
+#pragma unroll
+    for (int u = 0; u < Config::kUnroll; ++u) {
+      at.set_row(row_of(u));
+      at.set_column(column_of(u), row_of(u) < a.rows ? count_at<Config::kLanes>(column_of(u), a.columns) : 0);
+      y[u] = Line::pre::forward(at.x(), at);
+    }
+#pragma unroll
+    for (int u = 0; u < Config::kUnroll; ++u) {
+      at.set_row(row_of(u));
+      at.set_column(column_of(u), row_of(u) < a.rows ? count_at<Config::kLanes>(column_of(u), a.columns) : 0);
+      at.store_y(y[u]);
+    }
+  });
+}
+
+// Adds the block's rows of sums in a fixed order, and writes the block's part.
+template <class Config>
+ONEPASS_FUNCTION void write_parts(const arguments& a, pack<typename Config::arithmetic, Config::kLanes>* sums) {
+  using T = typename Config::arithmetic;
+  constexpr int V = Config::kLanes, kAcross = Config::kAcross, kDown = Config::kDown;
+  __shared__ T shared[kDown > 1 ? kDown * kAcross * V : 1];
+  const int across = static_cast<int>(threadIdx.x) % kAcross, down = static_cast<int>(threadIdx.x) / kAcross;
+  const int64 column = (static_cast<int64>(blockIdx.x) * kAcross + across) * V;
+#pragma unroll
+  for (int slot = 0; slot < kSlots<Config>; ++slot) {
+    if constexpr (kDown > 1) {
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < V; ++i) shared[(down * V + i) * kAcross + across] = sums[slot].v[i];
+      __syncthreads();
+      if (down != 0) continue;
+      for (int d = 1; d < kDown; ++d) {
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums[slot].v[i] += shared[(d * V + i) * kAcross + across];
+      }
+    }
+    T* part = static_cast<T*>(a.column_partial) + (static_cast<int64>(slot) * gridDim.y + blockIdx.y) * a.columns;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      if (column + i < a.columns) part[column + i] = sums[slot].v[i];
+    }
+  }
+}
+
+template <class Config, class Line>
+ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
+  using where_at = place<Config, Line>;
+  using L = typename where_at::lane;
+  L sums[kSlots<Config> > 0 ? kSlots<Config> : 1];
+#pragma unroll
+  for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(0);
+  for_tiles<Config>(a, [&](auto row_of, auto column_of) {
+    L dx[Config::kUnroll];
+    where_at at(a);
+    at.set_sums(sums);
+#pragma unroll
+    for (int u = 0; u < Config::kUnroll; ++u) {
+      at.set_row(row_of(u));
+      at.set_column(column_of(u), row_of(u) < a.rows ? count_at<Config::kLanes>(column_of(u), a.columns) : 0);
+      L x{};
+      if constexpr (Line::pre::needs_input) x = at.x();
+      dx[u] = Line::pre::backward(x, at.dy(), at);
+    }
+#pragma unroll
+    for (int u = 0; u < Config::kUnroll; ++u) {
+      at.set_row(row_of(u));
+      at.set_column(column_of(u), row_of(u) < a.rows ? count_at<Config::kLanes>(column_of(u), a.columns) : 0);
+      at.store_dx(dx[u]);
+    }
+  });
+  if constexpr (kSlots<Config> > 0) write_parts<Config>(a, sums);
+}
+
+ONEPASS_END

@@ -1,0 +1,169 @@
+// Which kernel serves a call: the numbers that a CUDA kernel is compiled for.
+#include "src/cuda/configuration.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "src/cuda/tuning.h"
+
+namespace onepass::cuda {
+namespace {
+
+int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
+
+// Calls body(view, storage type) for every tensor that the kernel touches by column.
+template <class Body>
+void each_view(const request& r, const arguments& a, const Body& body) {
+  if (r.reads_x && a.x.data) body(a.x);
+  body(a.y);
+  if (a.dx.data) body(a.dx);
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if (a.operand[i].data) body(a.operand[i]);
+    if (a.operand_gradient[i].data) body(a.operand_gradient[i]);
+  }
+  for (int k = 0; k < kMaxKeeps; ++k) {
+    if (a.kept[k].data) body(a.kept[k]);
+    if (a.kept_gradient[k].data) body(a.kept_gradient[k]);
+  }
+}
+
+// The most numbers that one access may move: a divisor of the row and of every tensor's alignment.
+int access_for(const request& r, const arguments& a, int lanes) {
+  int access = lanes;
+  while (access > 1 && a.columns % access != 0) access /= 2;
+  each_view(r, a, [&](const view& v) {
+    if (v.column_stride == 0) return;
+    const int size = size_of(v.type);
+    auto fits = [&](int numbers) {
+      const auto bytes = static_cast<std::uintptr_t>(std::min(numbers * size, 16));
+      if (reinterpret_cast<std::uintptr_t>(v.data) % bytes != 0) return false;
+      return std::all_of(v.stride, v.stride + kMaxDims, [&](int64 s) { return static_cast<std::uintptr_t>(s * size) % bytes == 0; });
+    };
+    while (access > 1 && !fits(access)) access /= 2;
+  });
+  return access;
+}
+
+void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
+  configuration& c = p.with;
+  const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
+  c.unroll = r.backward ? kTuning.elementwise_backward_unroll : kTuning.elementwise_unroll;
+  c.flat = a.rows == 1 && r.wants_column == 0;
+  c.sums_in_registers = 1;
+  if (c.flat) {
+    c.across = kTuning.elementwise_threads;
+    c.down = 1;
+    p.grid_x = static_cast<unsigned>(std::min<int64>(ceil_div(lanes_a_row, c.across * c.unroll), 1 << 30));
+    p.grid_y = 1;
+    return;
+  }
+  const int64 stripes = ceil_div(lanes_a_row, kTuning.elementwise_threads);
+  c.across = static_cast<int>(ceil_div(lanes_a_row, stripes));
+  if (stripes > 1) c.across = static_cast<int>(ceil_div(c.across, 32) * 32);
+  c.down = std::max(1, kTuning.elementwise_threads / c.across);
+  const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
+  const int64 filling = std::max<int64>(chip.sm_count * kTuning.elementwise_blocks_per_sm / grid_x, 1);
+  p.grid_x = static_cast<unsigned>(grid_x);
+  p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, r.wants_column ? filling : most_y, 65535}));
+  p.parts = r.wants_column ? p.grid_y : 0;
+}
+
+void choose_rowwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
+  configuration& c = p.with;
+  const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
+  const int preferred = (r.backward ? kTuning.backward_numbers : kTuning.forward_numbers) / wide;
+  const int most = (r.backward ? kTuning.backward_numbers_at_most : kTuning.forward_numbers_at_most) / wide;
+  const int slots = std::popcount(r.wants_column);
+  const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
+  const int64 wanted = static_cast<int64>(std::bit_ceil(static_cast<std::uint64_t>(ceil_div(lanes_a_row, std::max(preferred / c.lanes, 1)))));
+  const int64 warp = std::min<int64>(32, static_cast<int64>(std::bit_ceil(static_cast<std::uint64_t>(lanes_a_row))));
+  c.across = static_cast<int>(std::clamp<int64>(wanted, warp, kTuning.row_threads));
+  const int64 held = ceil_div(lanes_a_row, c.across);
+  c.held_lanes = held * c.lanes <= most ? static_cast<int>(held) : 0;
+  if (c.held_lanes == 0) c.across = kTuning.streamed_threads;
+  c.down = c.across <= 32 ? kTuning.block_threads / c.across : 1;
+  c.sums_in_registers = c.held_lanes > 0 && c.held_lanes * c.lanes * slots * wide <= kTuning.sum_numbers;
+  const int64 sum_bytes = slots * a.columns * (wide * 4);
+  c.sums_in_shared = !c.sums_in_registers && slots > 0 && c.down == 1 && sum_bytes + 2048 <= chip.shared_per_block;
+  if (!c.sums_in_registers && c.down > 1) {  // several rows share no sums in memory
+    c.down = 1;
+    c.sums_in_shared = sum_bytes + 2048 <= chip.shared_per_block;
+  }
+  p.shared_bytes = c.sums_in_shared ? static_cast<unsigned>(sum_bytes) : 0;
+  const int threads = c.across * c.down;
+  const int resident = a.columns <= 1024 ? kTuning.sm_threads_narrow : kTuning.sm_threads_wide;
+  const int64 all = ceil_div(a.rows, c.down);
+  const int64 persistent = static_cast<int64>(chip.sm_count) * std::max(1, resident / threads);
+  p.grid_x = static_cast<unsigned>(std::min<int64>(slots ? std::min(all, persistent) : all, (1LL << 31) - 1));
+  p.grid_y = 1;
+  p.parts = slots ? p.grid_x : 0;
+}
+
+const char* name_of(dtype type) {
+  switch (type) {
+    case dtype::f32: return "f32";
+    case dtype::f64: return "f64";
+    case dtype::bf16: return "bf16";
+    case dtype::f16: return "f16";
+    case dtype::boolean: return "boolean";
+    default: return "none";
+  }
+}
+
+}  // namespace
+
+plan choose(const request& r, const arguments& a, const device_facts& chip) {
+  plan p{};
+  configuration& c = p.with;
+  c.lanes = 16 / size_of(r.x);
+  c.access = access_for(r, a, c.lanes);
+  c.collapsed = a.size[0] == 1 && a.size[1] == 1 && a.size[2] == 1;
+  c.single_x = r.reads_x && a.x.data && a.x.column_stride == 0;
+  c.single_y = a.y.column_stride == 0;
+  c.saves_statistics = !r.backward && a.statistics != nullptr;
+  for (int i = 0; i < kMaxOperands; ++i) c.single_operand |= static_cast<uint64>(a.operand[i].data && a.operand[i].column_stride == 0) << i;
+  for (int k = 0; k < kMaxKeeps; ++k) c.single_kept_gradient |= (a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0) << k;
+  if (r.rowwise) choose_rowwise(r, a, chip, p);
+  else choose_elementwise(r, a, chip, p);
+  return p;
+}
+
+std::string source(const request& r, const configuration& c) {
+  const char* skeleton = r.rowwise ? "rowwise" : "elementwise";
+  std::string text = std::string("#include \"onepass/skeleton/") + skeleton + ".cuda.h\"\nONEPASS_BEGIN\nstruct config {\n";
+  auto field = [&](const char* type, const char* name, const std::string& value) {
+    text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
+  };
+  auto number = [&](const char* name, long long value) { field("int", name, std::to_string(value)); };
+  auto flag = [&](const char* name, bool value) { field("bool", name, value ? "true" : "false"); };
+  auto bits = [&](const char* name, uint64 value) { field("uint64", name, std::to_string(value) + "ull"); };
+  text += std::string("  using arithmetic = ") + (r.x == dtype::f64 ? "double" : "float") + ";\n";
+  field("dtype", "kX", std::string("dtype::") + name_of(r.x));
+  std::string operands = "{";
+  for (dtype type : r.operand) operands += std::string("dtype::") + name_of(type) + ", ";
+  field("dtype", "kOperand[kMaxOperands]", operands + "}");
+  number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
+  number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes);
+  flag("kFlat", c.flat), flag("kCollapsed", c.collapsed), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
+  flag("kSumsInRegisters", c.sums_in_registers), flag("kSumsInShared", c.sums_in_shared);
+  flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx);
+  bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", static_cast<uint64>(c.single_kept_gradient));
+  bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
+  text += "};\nusing the_line = " + r.line + ";\nextern \"C\" __global__ void __launch_bounds__(" +
+          std::to_string(c.across * c.down) + ") " + kKernelName + "(const __grid_constant__ arguments a) {\n  " + skeleton +
+          (r.backward ? "_backward" : "_forward") + "<config, the_line>(a);\n}\nONEPASS_END\n";
+  return text;
+}
+
+std::string column_sum_source(bool f64) {
+  return std::string("#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void __launch_bounds__(256) ") +
+         kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum<" + (f64 ? "double" : "float") + ">(a);\n}\nONEPASS_END\n";
+}
+
+std::string label(const request& r, const configuration& c, const std::string& arch) {
+  return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") + std::to_string(c.across) + "x" +
+         std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) + " " + r.line;
+}
+
+}  // namespace onepass::cuda

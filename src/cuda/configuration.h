@@ -1,0 +1,51 @@
+// Which kernel serves a call: the numbers that a CUDA kernel is compiled for, chosen from shapes, alignment and chip.
+#pragma once
+
+#include <string>
+
+#include "onepass/skeleton/arguments.h"
+#include "src/cuda/driver.h"
+
+namespace onepass::cuda {
+
+// All that selects a kernel besides the arguments.
+struct request {
+  bool rowwise = false, backward = false;
+  std::string line;  // the C++ type (spec::type_text)
+  dtype x = dtype::none;
+  dtype operand[kMaxOperands] = {};
+  uint64 wants_column = 0, wants_tensor = 0;
+  bool wants_dx = false, reads_x = false;
+  int statistics = 0, keeps = 0;
+};
+
+// Plain numbers throughout: its bytes are part of a kernel's key.
+struct configuration {
+  int lanes, access;         // numbers of a lane; numbers that one access may move
+  int across, down;          // threads along the columns, and down the rows
+  int unroll, held_lanes;    // elementwise: lanes in flight; rowwise: lanes of the row in a thread's registers
+  int flat, collapsed;       // one long row; rows have one stride
+  int single_x, single_y, single_kept_gradient;
+  int sums_in_registers, sums_in_shared;
+  int saves_statistics;
+  uint64 single_operand;
+};
+
+struct plan {
+  configuration with;
+  unsigned grid_x, grid_y;
+  unsigned shared_bytes;
+  int64 parts;  // rows of column_partial
+};
+
+// Pure arithmetic: the same shapes, alignment and chip give the same plan.
+plan choose(const request&, const arguments&, const device_facts&);
+
+// What NVRTC compiles; the kernel is called kKernelName.
+inline constexpr const char* kKernelName = "onepass_kernel";
+std::string source(const request&, const configuration&);
+std::string column_sum_source(bool f64);
+
+std::string label(const request&, const configuration&, const std::string& arch);
+
+}  // namespace onepass::cuda

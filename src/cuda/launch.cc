@@ -1,0 +1,60 @@
+// Finds or builds a call's kernel, and launches it.
+#include "src/cuda/launch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "onepass/skeleton/arguments.h"
+
+namespace onepass::cuda {
+namespace {
+
+// As in onepass/skeleton/column_sum.cuda.h, which only NVRTC reads.
+struct column_sum_arguments {
+  const void* partial;
+  int64 parts, columns;
+  view output[kMaxOperands];
+};
+
+template <class T>
+void append(std::string& key, const T& value) {
+  key.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+// A kernel's key without its source text, which takes longer to write than a launch.
+const kernel& find_or_build(const request& r, const plan& p, int device, void* stream) {
+  static std::shared_mutex mutex;
+  static std::unordered_map<std::string, const kernel*> known;
+  std::string key = r.line;
+  append(key, device), append(key, p.with), append(key, r.x), append(key, r.operand), append(key, r.backward);
+  append(key, r.wants_column), append(key, r.wants_tensor), append(key, r.wants_dx);
+  {
+    const std::shared_lock lock(mutex);
+    if (const auto found = known.find(key); found != known.end()) return *found->second;
+  }
+  const kernel& built = load(source(r, p.with), kKernelName, device, stream, label(r, p.with, facts(device).arch_name));
+  const std::unique_lock lock(mutex);
+  return *known.emplace(std::move(key), &built).first->second;
+}
+
+}  // namespace
+
+plan prepare(const request& r, const arguments& a, int device) { return choose(r, a, facts(device)); }
+
+void launch(const request& r, const plan& p, const arguments& a, int device, void* stream) {
+  const kernel& with = find_or_build(r, p, device, stream);
+  launch(with, p.grid_x, p.grid_y, 1, static_cast<unsigned>(p.with.across * p.with.down), 1, p.shared_bytes, stream, &a);
+}
+
+void reduce_columns(const arguments& a, bool f64, const plan& p, int slots, const view* outputs, int device, void* stream) {
+  column_sum_arguments with{a.column_partial, p.parts, a.columns, {}};
+  std::copy(outputs, outputs + slots, with.output);
+  static const std::string sources[2] = {column_sum_source(false), column_sum_source(true)};
+  const kernel& sum = load(sources[f64], kKernelName, device, stream, facts(device).arch_name + " column sum");
+  launch(sum, static_cast<unsigned>((a.columns + 31) / 32), static_cast<unsigned>(slots), 1, 32, 8, 0, stream, &with);
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,295 @@
+"""What the tests share: inputs for a line, running it beside PyTorch's chain, and the rule that judges the error.
+
+The rule (the package's accuracy contract): the error against an fp64 reference is at most 1.5 times that of PyTorch's
+own unfused chain at the same dtype, as the largest error and as the relative L2 norm, for results and every gradient.
+Below a few units in the last place of the tensor's largest value both count as exact.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import onepass
+from onepass.reference import compose
+
+RATIO = 1.5
+# Units in the last place of the largest value. 16-bit results are fp32 arithmetic and one rounding: half a unit.
+# A fp32 result carries the lane functions' error too, of up to two units, and a sum's.
+FLOOR = {torch.bfloat16: 1.0, torch.float16: 1.0, torch.float32: 4.0, torch.float64: 16.0}
+HALF_TYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# Lines of the named functions: compiled ahead of time on the CPU.
+NAMED_LINES = (
+    "bias | gelu",
+    "bias | gelu_tanh",
+    "bias | relu",
+    "bias | silu",
+    "layer_norm(1e-5) | scale | bias",
+    "layer_norm(1e-5) | scale | bias | gelu",
+    "rms_norm(1e-6) | scale",
+    "rms_norm",
+    "add | keep | layer_norm(1e-5) | scale | bias",
+    "add | keep | rms_norm(1e-6) | scale",
+    "bias | dropout(0.1) | add | keep | layer_norm(1e-5) | scale | bias",
+    "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale",
+    "dropout(0.1) | add",
+    "bias | gelu | dropout(0.1) | add",
+    "gate(silu)",
+    "gate(gelu)",
+    "gate(relu)",
+    "softmax",
+    "mul(0.125) | mask | softmax | dropout(0.1)",
+    "mul(0.125) | causal | softmax",
+)
+# Any other line costs a compilation on the CPU, so the tests draw from these, which have every word and every order.
+COMPILED_LINES = (
+    "scale",
+    "mul(0.7)",
+    "add",
+    "dropout(0.25)",
+    "keep",
+    "keep | add | keep | softplus | add",
+    "mul(0.7) | softplus | mul(1.3) | tanh",
+    "scale | bias | mish | add",
+    "bias | scale | hardswish | mul(-0.5)",
+    "elu(0.7) | scale | leaky_relu(0.2)",
+    "add | gate(gelu_tanh) | keep | scale",
+    "quick_gelu | gate(sigmoid) | bias | keep",
+    "dropout(0.25) | scale | dropout(0.5) | add",
+    "relu_squared | bias | rms_norm(1e-5) | gate(silu)",
+    "bias | scale | add | layer_norm(1e-3) | mul(2.0) | tanh | add",
+    "gate(silu) | keep | layer_norm(1e-5) | scale | keep | bias | sigmoid",
+    "scale | mask | softmax | keep | scale",
+    "mul(0.3) | causal | mask | softmax | dropout(0.3) | gate(relu)",
+    "mish | rms_norm | scale | add | keep",
+    "dropout(0.1) | rms_norm(1e-6) | dropout(0.2) | scale | bias",
+    "add | softmax | mul(3.0) | add",
+    "bias | layer_norm | elu | gate(elu(0.5)) | dropout(0.1)",
+    "add | add | scale | rms_norm(1e-5) | bias | quick_gelu",
+    "tanh | scale | keep | softmax",
+    "scale | layer_norm(1e-5) | scale",
+)
+
+
+def words_of(line):
+    return onepass.Line(line).words
+
+
+def has_row_word(line):
+    return any(word.kind == "row" for word in words_of(line))
+
+
+@dataclass
+class Inputs:
+    """x and the operands of a line. Bool masks have no gradient; every other tensor is a leaf that requires one."""
+
+    x: torch.Tensor
+    operands: list = field(default_factory=list)
+
+    @property
+    def tensors(self):
+        return [self.x, *self.operands]
+
+    @property
+    def differentiable(self):
+        return [t for t in self.tensors if t.requires_grad]
+
+    def to(self, dtype):
+        """The same numbers as fresh leaves of another dtype."""
+        return Inputs(
+            *_split([_leaf(t.detach() if t.dtype == torch.bool else t.detach().to(dtype)) for t in self.tensors])
+        )
+
+    def clone(self):
+        return Inputs(*_split([_leaf(t.detach().clone()) for t in self.tensors]))
+
+
+def _split(tensors):
+    return tensors[0], tensors[1:]
+
+
+def _leaf(tensor):
+    return tensor.requires_grad_() if tensor.is_floating_point() else tensor
+
+
+def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_mask=True, seed=0):
+    """Normal numbers of the given dtype, columns in parameter_dtype; a mask keeps four of five, at least one a row."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(size, of):
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(of).to(device)
+
+    operands = []
+    x = normal(shape, dtype)
+    for word in words_of(line):
+        if word.name == "mask":
+            keep = torch.rand(shape, generator=generator) < 0.8
+            if shape[-1]:
+                keep[..., 0] = True
+            mask = keep.to(device) if bool_mask else normal(shape, dtype).masked_fill(~keep.to(device), -math.inf)
+            operands.append(mask)
+        elif word.operand == "column":
+            operands.append(normal(shape[-1:], parameter_dtype or dtype))
+        elif word.operand == "tensor":
+            operands.append(normal(shape, dtype))
+    return Inputs(*_split([_leaf(t) for t in (x, *operands)]))
+
+
+class Recorder(TorchDispatchMode):
+    """Notes every call of an onepass op that runs under it."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "onepass":
+            self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def dropout_state(self):
+        for func, args, kwargs in self.calls:
+            for position, argument in enumerate(func._schema.arguments):
+                if argument.name == "dropout_state":
+                    state = args[position] if position < len(args) else kwargs.get("dropout_state")
+                    if state is not None:
+                        return state.clone()
+        return None
+
+
+def as_tuple(result):
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def run(line, inputs, *, training=True, generator=None):
+    """The fused line's results, and the dropout state that it drew."""
+    recorder = Recorder()
+    with recorder:
+        results = onepass.fused(line, inputs.x, *inputs.operands, training=training, generator=generator)
+    assert recorder.calls, f"no kernel ran {line!r}: it was composed of PyTorch operators"
+    return as_tuple(results), recorder.dropout_state
+
+
+def upstream(results, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.dtype).to(r.device) for r in results]
+
+
+def gradients(results, inputs, grads):
+    return torch.autograd.grad(results, inputs.differentiable, grads, allow_unused=True)
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounds to a narrower dtype on the way forward, as a stored value is; the gradient passes."""
+
+    @staticmethod
+    def forward(ctx, value, dtype):
+        return value.to(dtype).to(value.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def compose_exactly(line, inputs, state, dtype, *, round_kept, training=True):
+    """The line in float64, with `keep` as in exact arithmetic or rounding to dtype as its stored tensor does."""
+    if not round_kept:
+        return compose(words_of(line), inputs.x, inputs.operands, state, training, eps_dtype=dtype)
+    operands, value, kept, dropouts = iter(inputs.operands), inputs.x, [], 0
+    for word in words_of(line):
+        if word.kind == "keep":
+            value = _Rounded.apply(value, dtype)
+            kept.append(value)
+            continue
+        taken = [next(operands)] if word.operand != "none" else []
+        numbered = None if state is None else state ^ torch.tensor([0, dropouts << 32], device=state.device)
+        (value,) = compose([word], value, taken, numbered, training, eps_dtype=dtype)
+        dropouts += word.kind == "dropout"
+    return (value, *kept)
+
+
+def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=None):
+    """Runs a line, PyTorch's chain and the exact references; applies the rule to every result and gradient.
+
+    floor_scales: one number a gradient, where rounding is to be measured against something else than the gradient's
+    own largest value (a normalisation of two columns, whose exact gradient is almost nothing).
+    """
+    dtype = inputs.x.dtype
+    results, state = run(line, inputs, training=training)
+    for result in results:
+        assert result.dtype == dtype and result.shape == inputs.x.shape and result.is_contiguous()
+    grad_outputs = upstream(results) if grad_outputs is None else grad_outputs
+    ours = gradients(results, inputs, grad_outputs)
+
+    chain_inputs = inputs.clone()
+    chain = compose(words_of(line), chain_inputs.x, chain_inputs.operands, state, training)
+    theirs = gradients(chain, chain_inputs, grad_outputs)
+
+    exact = []
+    wide = [g.double() for g in grad_outputs]
+    for round_kept in (False, True) if dtype in HALF_TYPES and len(results) > 1 else (False,):
+        exact_inputs = inputs.to(torch.float64)
+        outputs = compose_exactly(line, exact_inputs, state, dtype, round_kept=round_kept, training=training)
+        exact.append((outputs, gradients(outputs, exact_inputs, wide)))
+
+    arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
+    for i, result in enumerate(results):
+        check_error(result, chain[i], [outputs[i] for outputs, _ in exact], f"result {i} of {line!r}")
+    for i, tensor in enumerate(inputs.differentiable):
+        what = f"gradient {i} of {line!r}"
+        if ours[i] is None or theirs[i] is None:
+            assert ours[i] is None or not ours[i].any(), f"{what}: given although nothing depends on it"
+            continue
+        assert ours[i].dtype == tensor.dtype and ours[i].shape == tensor.shape, what
+        scale = None if floor_scales is None else floor_scales[i]
+        # An fp64 operand beside a narrower x is computed with in fp32, by contract.
+        precision = arithmetic if tensor.dtype == torch.float64 else tensor.dtype
+        check_error(ours[i], theirs[i], [grads[i] for _, grads in exact], what, scale=scale, precision=precision)
+    return results, ours
+
+
+def check_error(ours, theirs, exact, what, *, scale=None, precision=None):
+    """Passes where ours is near enough to one of the exact tensors: see the rule at the top."""
+    exact = exact if isinstance(exact, (list, tuple)) else [exact]
+    failures = [failure for e in exact if (failure := _excess(ours, theirs, e, scale, precision or ours.dtype))]
+    assert len(failures) < len(exact), f"{what} ({ours.dtype}, {tuple(ours.shape)}): {failures[0]}"
+
+
+def _excess(ours, theirs, exact, scale, precision):
+    """What is wrong, or None. Elements that the dtype cannot hold, and NaN, must be PyTorch's or the exact ones."""
+    dtype = ours.dtype
+    ours, theirs, exact = ours.detach().double(), theirs.detach().double(), exact.detach().double()
+    held = exact.isfinite() & (exact.abs() < 0.999 * torch.finfo(dtype).max)
+    if not ours[held].isfinite().all():
+        return f"{int((~ours[held].isfinite()).sum())} elements are not finite though the exact ones are"
+    special = exact[~held]
+    if not torch.equal(ours[~held].isnan(), special.isnan()) or (ours[~held].isfinite() & special.isinf()).any():
+        return "infinite and NaN elements are not where they should be"
+    ours, theirs, exact = ours[held], theirs[held], exact[held]
+    if exact.numel() == 0:
+        return None
+    unit = FLOOR[precision] * torch.finfo(precision).eps
+    largest = max(exact.abs().max().item(), torch.finfo(dtype).tiny, scale or 0.0)
+    error, their_error = (ours - exact).abs().max().item(), (theirs - exact).abs().nan_to_num(math.inf).max().item()
+    if error > max(RATIO * their_error, unit * largest):
+        at = (ours - exact).abs().argmax()
+        return (
+            f"largest error {error:.3e} against PyTorch's {their_error:.3e} "
+            f"(floor {unit * largest:.3e}; {ours[at].item():.9g} where exact is {exact[at].item():.9g})"
+        )
+    norm, floor = exact.norm().item(), unit / 2 * max(exact.norm().item(), (scale or 0.0) * math.sqrt(exact.numel()))
+    error, their_error = (ours - exact).norm().item(), (theirs - exact).nan_to_num(math.inf).norm().item()
+    if error > max(RATIO * their_error, floor, torch.finfo(dtype).tiny):
+        return f"relative L2 error {error / norm:.3e} against PyTorch's {their_error / norm:.3e}"
+    return None
+
+
+def assert_equal(ours, expected, what=""):
+    """Bit for bit, NaN included."""
+    assert ours.dtype == expected.dtype and ours.shape == expected.shape, what
+    same = (ours == expected) | (ours.isnan() & expected.isnan())
+    assert same.all(), f"{what}: {int((~same).sum())} of {same.numel()} elements differ"

@@ -1,0 +1,307 @@
+"""The gradient's manners: only what is needed, nothing damaged, nothing saved but inputs and statistics."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+import onepass
+from helpers import (
+    COMPILED_LINES,
+    NAMED_LINES,
+    Recorder,
+    as_tuple,
+    gradients,
+    has_row_word,
+    make_inputs,
+    run,
+    upstream,
+    words_of,
+)
+
+LINES = [
+    "bias | gelu",
+    "gate(silu)",
+    "add",
+    "add | keep | layer_norm(1e-5) | scale | bias",
+    "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale",
+    "layer_norm(1e-5) | scale | bias | gelu",
+    "mul(0.125) | mask | softmax | dropout(0.1)",
+]
+
+
+def call(line, tensors, device, seed=3):
+    return as_tuple(onepass.fused(line, *tensors, generator=torch.Generator(device).manual_seed(seed)))
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_subset_of_needed_gradients(line, device):
+    """Each gradient is the same, to the bit, whichever others are asked for."""
+    inputs = make_inputs(line, (9, 70), torch.float32, device)
+    results = call(line, inputs.tensors, device)
+    grads = upstream(results)
+    everything = iter(gradients(results, inputs, grads))
+    full = [next(everything) if t.is_floating_point() else None for t in inputs.tensors]
+    places = [i for i, t in enumerate(inputs.tensors) if t.is_floating_point()]
+    for count in range(len(places) + 1):
+        for needed in itertools.combinations(places, count):
+            leaves = [t.detach().clone() for t in inputs.tensors]
+            for place in needed:
+                leaves[place].requires_grad_()
+            subset = call(line, leaves, device)
+            assert all(r.requires_grad == bool(needed) for r in subset)
+            for result, expected in zip(subset, results):
+                assert torch.equal(result, expected)
+            if needed:
+                some = torch.autograd.grad(subset, [leaves[i] for i in needed], grads)
+                for place, gradient in zip(needed, some):
+                    assert torch.equal(gradient, full[place]), f"gradient {place} of {needed}"
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_only_needed_gradients_are_computed(line, device):
+    """The backward operator returns no tensor that nobody asked for."""
+    inputs = make_inputs(line, (9, 70), torch.float32, device)
+    leaves = [t.detach() for t in inputs.tensors]
+    leaves[0].requires_grad_()
+    results = call(line, leaves, device)
+    recorder = Recorder()
+    with recorder:
+        torch.autograd.grad(results, [leaves[0]], upstream(results))
+    backward = [(func, args) for func, args, _ in recorder.calls if "backward" in str(func)]
+    for func, args in backward:
+        assert len([t for t in func(*args) if t is not None]) == 1
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_two_backwards(line, device):
+    """The second backward finds what the first found: nothing was written in place."""
+    inputs = make_inputs(line, (9, 70), torch.float32, device)
+    results = call(line, inputs.tensors, device)
+    grads = upstream(results)
+    kept = [g.clone() for g in grads]
+    first = torch.autograd.grad(results, inputs.differentiable, grads, retain_graph=True)
+    first = [g.clone() for g in first]
+    second = torch.autograd.grad(results, inputs.differentiable, grads)
+    for a, b in zip(first, second):
+        assert torch.equal(a, b)
+    for g, k in zip(grads, kept):
+        assert torch.equal(g, k), "an upstream gradient was changed"
+
+
+@pytest.mark.parametrize("line", NAMED_LINES)
+def test_inputs_are_not_changed(line, device):
+    inputs = make_inputs(line, (9, 70), torch.float32, device)
+    before = [t.detach().clone() for t in inputs.tensors]
+    versions = [t._version for t in inputs.tensors]
+    results = call(line, inputs.tensors, device)
+    torch.autograd.grad(results, inputs.differentiable, upstream(results))
+    for tensor, old, version in zip(inputs.tensors, before, versions):
+        assert torch.equal(tensor.detach(), old) and tensor._version == version
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_results_do_not_share_memory_with_inputs_or_each_other(line, device):
+    inputs = make_inputs(line, (9, 70), torch.float32, device)
+    results = call(line, inputs.tensors, device)
+    addresses = [t.untyped_storage().data_ptr() for t in (*inputs.tensors, *results)]
+    assert len(set(addresses)) == len(addresses)
+
+
+@pytest.mark.parametrize("line", ["add", "dropout(0.1) | add", "gate(silu)", "add | keep | rms_norm(1e-6) | scale"])
+def test_accumulated_gradients_are_independent(line, device):
+    """Gradients may be one tensor on the way; what lands in .grad of two leaves must not be."""
+    inputs = make_inputs(line, (9, 70), torch.float32, device)
+    results = call(line, inputs.tensors, device)
+    grads = upstream(results)
+    kept = [g.clone() for g in grads]
+    torch.autograd.backward(results, grads)
+    expected = [t.grad.clone() for t in inputs.differentiable]
+    for i, tensor in enumerate(inputs.differentiable):
+        tensor.grad.add_(1000.0)
+        for j, other in enumerate(inputs.differentiable):
+            if j > i:
+                assert torch.equal(other.grad, expected[j]), f"gradient {j} changed with gradient {i}"
+    for g, k in zip(grads, kept):
+        assert torch.equal(g, k), "the upstream gradient changed with a leaf's"
+
+
+def test_accumulation_over_two_steps(device):
+    inputs = make_inputs("add | keep | layer_norm(1e-5) | scale | bias", (9, 70), torch.float32, device)
+    steps = []
+    for seed in (1, 2):
+        results = call("add | keep | layer_norm(1e-5) | scale | bias", inputs.tensors, device)
+        grads = upstream(results, seed)
+        steps.append(torch.autograd.grad(results, inputs.differentiable, grads, retain_graph=True))
+        torch.autograd.backward(results, grads)
+    for tensor, first, second in zip(inputs.differentiable, *steps):
+        torch.testing.assert_close(tensor.grad, first + second)
+
+
+def test_the_gradient_of_add_is_the_gradient_itself(device):
+    """An alias, never a copy, where dtype and shape allow."""
+    x, r = (torch.randn(9, 70, device=device, requires_grad=True) for _ in range(2))
+    y = onepass.fused("add", x, r)
+    dy = torch.randn_like(y)
+    dx, dr = torch.autograd.grad(y, (x, r), dy)
+    assert dx.data_ptr() == dr.data_ptr() == dy.data_ptr()
+    y, h = onepass.fused("add | keep | rms_norm(1e-6) | scale", x, r, torch.ones(70, device=device))
+    dx, dr = torch.autograd.grad((y, h), (x, r), (dy, dy))
+    assert dx.data_ptr() == dr.data_ptr()
+
+
+def test_the_gradient_of_add_in_another_dtype_is_converted(device):
+    x = torch.randn(9, 70, device=device, dtype=torch.bfloat16, requires_grad=True)
+    r = torch.randn(9, 70, device=device, requires_grad=True)
+    y = onepass.fused("add", x, r)
+    dy = torch.randn_like(y)
+    dx, dr = torch.autograd.grad(y, (x, r), dy)
+    assert dx.dtype == torch.bfloat16 and dr.dtype == torch.float32
+    assert torch.equal(dr, dy.float()) and torch.equal(dx, dy)
+
+
+@pytest.mark.parametrize("line", [*NAMED_LINES, *COMPILED_LINES])
+def test_saved_are_inputs_and_statistics_only(line, device):
+    inputs = make_inputs(line, (64, 96), torch.bfloat16, device)
+    saved = []
+
+    def note(tensor):
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        results, _ = run(line, inputs)
+    known = {t.untyped_storage().data_ptr() for t in (*inputs.tensors, *results[1:])}
+    extra = [t for t in saved if t.untyped_storage().data_ptr() not in known]
+    statistics = {"layer_norm": 2, "rms_norm": 1, "softmax": 2}
+    numbers_a_row = sum(statistics.get(word.name, 0) for word in words_of(line))
+    has_dropout = any(word.name == "dropout" for word in words_of(line))
+    allowed = 64 * numbers_a_row * 4 + (16 if has_dropout else 0)
+    assert sum(t.numel() * t.element_size() for t in extra) <= allowed, [tuple(t.shape) for t in extra]
+    if has_row_word(line):
+        assert extra, "the statistics are saved, or this test sees nothing"
+
+
+def test_x_is_not_saved_where_the_kept_value_serves(device):
+    """add | keep | norm: backward starts from h, so neither x nor the residual is held."""
+    line = "add | keep | layer_norm(1e-5) | scale | bias"
+    inputs = make_inputs(line, (64, 96), torch.float32, device)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+        run(line, inputs)
+    assert inputs.x.data_ptr() not in saved and inputs.operands[0].data_ptr() not in saved
+
+
+def test_changing_a_saved_input_is_noticed(device):
+    inputs = make_inputs("gelu", (9, 70), torch.float32, device)
+    x = inputs.x * 1
+    y = onepass.fused("gelu", x)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_what_is_not_saved_may_change(device):
+    x, r = (torch.randn(9, 70, device=device, requires_grad=True) for _ in range(2))
+    a, b = x * 1, r * 1
+    y = onepass.fused("add", a, b)
+    a.add_(1)
+    b.add_(1)
+    dy = torch.randn_like(y)
+    dx, dr = torch.autograd.grad(y, (x, r), dy)
+    assert torch.equal(dx, dy) and torch.equal(dr, dy)
+
+
+@pytest.mark.parametrize("upstream_requires_grad", [False, True])
+@pytest.mark.parametrize("line", ["gelu", "add | keep | layer_norm(1e-5) | scale | bias"])
+def test_a_second_derivative_is_refused(line, upstream_requires_grad, device):
+    inputs = make_inputs(line, (4, 8), torch.float32, device)
+    results = call(line, inputs.tensors, device)
+    grads = [g.requires_grad_(upstream_requires_grad) for g in upstream(results)]
+    (dx,) = torch.autograd.grad(results, inputs.x, grads, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice|second derivative|double backward"):
+        dx.sum().backward()
+
+
+def test_a_gradient_penalty_is_refused_not_dropped(device):
+    """The penalty beside a term that has a gradient: were dx a constant, nobody would notice."""
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    w = torch.ones(8, device=device, requires_grad=True)
+    y = onepass.fused("rms_norm(1e-6) | scale", x, w)
+    (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice|second derivative|double backward"):
+        (w.square().sum() + dx.square().sum()).backward()
+
+
+@pytest.mark.parametrize("used", [(True, False), (False, True), (True, True)], ids=["y", "h", "both"])
+def test_results_that_nobody_uses(used, device):
+    """Where y or h goes nowhere its gradient is None, not zeros that somebody made."""
+    line = "add | keep | layer_norm(1e-5) | scale | bias"
+    inputs = make_inputs(line, (9, 70), torch.float32, device)
+    exact = inputs.to(torch.float64)
+    ours = onepass.fused(line, *inputs.tensors)
+    wide = onepass.Line(line).reference(*exact.tensors)
+    grads = upstream(ours)
+    loss = sum((r * g).sum() for r, g, u in zip(ours, grads, used) if u)
+    expected = sum((r * g.double()).sum() for r, g, u in zip(wide, grads, used) if u)
+    ours_grads = torch.autograd.grad(loss, inputs.differentiable, allow_unused=True)
+    exact_grads = torch.autograd.grad(expected, exact.differentiable, allow_unused=True)
+    for got, want in zip(ours_grads, exact_grads):
+        if want is None:
+            assert got is None or not got.any()
+        else:
+            torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_operands_may_be_one_tensor(device):
+    """x as its own residual, one weight twice: gradients add up."""
+    x = torch.randn(5, 70, device=device, requires_grad=True)
+    y = onepass.fused("gate(silu)", x, x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    exact = x.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad((torch.nn.functional.silu(exact) * exact).sum(), exact)
+    torch.testing.assert_close(dx.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_graph_without_need(device):
+    inputs = make_inputs("bias | gelu", (4, 8), torch.float32, device)
+    with torch.no_grad():
+        assert not onepass.fused("bias | gelu", *inputs.tensors).requires_grad
+    with torch.inference_mode():
+        assert onepass.fused("bias | gelu", *inputs.tensors).is_inference()
+    assert not onepass.fused("bias | gelu", *(t.detach() for t in inputs.tensors)).requires_grad
+
+
+def test_hooks_and_parameters(device):
+    """A Parameter's post-accumulate hook, as FSDP and optimisers in backward use it, sees the gradient once."""
+    w = torch.nn.Parameter(torch.ones(70, device=device))
+    seen = []
+    w.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    x = torch.randn(9, 70, device=device)
+    onepass.fused("rms_norm(1e-6) | scale", x, w).sum().backward()
+    assert len(seen) == 1 and torch.equal(seen[0], w.grad)
+
+
+def test_a_module_with_lines_can_be_copied(device):
+    module = onepass.nn.LayerNorm(70, device=device, activation="gelu")
+    other = copy.deepcopy(module)
+    x = torch.randn(9, 70, device=device)
+    assert torch.equal(module(x), other(x))
+    assert other.weight.data_ptr() != module.weight.data_ptr()
+
+
+def test_backward_in_another_thread(device):
+    """The engine calls backward from its own threads on CUDA; a user may from any thread."""
+    import threading
+
+    inputs = make_inputs("layer_norm(1e-5) | scale | bias", (9, 70), torch.float32, device)
+    results = call("layer_norm(1e-5) | scale | bias", inputs.tensors, device)
+    grads = upstream(results)
+    expected = torch.autograd.grad(results, inputs.differentiable, grads, retain_graph=True)
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(torch.autograd.grad(results, inputs.differentiable, grads)))
+    thread.start()
+    thread.join()
+    for a, b in zip(expected, got, strict=True):
+        assert torch.equal(a, b)

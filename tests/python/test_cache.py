@@ -1,0 +1,278 @@
+"""The disk cache through the package: filled at first use, shared by processes, rebuilt where damaged, and done without
+where the directory cannot be written. Each case runs in processes of its own with ONEPASS_CACHE_DIR."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LINE = "mul(0.7) | softplus | mul(1.3) | tanh"  # in no table: compiled at first use on every device
+
+PROGRAM = """
+import json, sys, warnings
+import torch
+device, line, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import onepass
+    x = torch.linspace(-3, 3, 4 * 50).reshape(4, 50).to(device).requires_grad_()
+    for _ in range(options.get("calls", 1)):
+        y = onepass.fused(line, x)
+        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+exact = x.detach().double().requires_grad_()
+expected = onepass.Line(line).reference(exact)
+(dexact,) = torch.autograd.grad(expected, exact, torch.ones_like(expected))
+print(json.dumps({
+    "error": (y - expected).abs().max().item(),
+    "gradient_error": (dx - dexact).abs().max().item(),
+    "fused": y.grad_fn.name(),
+    "warnings": [str(w.message) for w in caught if "onepass" in str(w.message) or "cache" in str(w.message)],
+}))
+"""
+
+
+NO_COMPILER = {"ONEPASS_CXX": "/nonexistent/compiler"}
+
+
+def start(device, directory, line=LINE, *, options=None, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, device, line, json.dumps(options or {})],
+        env={**os.environ, "ONEPASS_CACHE_DIR": str(directory), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    answer = json.loads(out.splitlines()[-1])
+    assert answer["error"] < 1e-6 and answer["gradient_error"] < 1e-6, answer
+    return answer
+
+
+def assert_kernel_ran(answer):
+    assert "Apply" in answer["fused"], answer
+
+
+def entries(directory):
+    """Finished entries; a name that starts with a dot or ends in .tmp is one under way."""
+    return {
+        p: p.read_bytes()
+        for p in sorted(Path(directory).rglob("*"))
+        if p.is_file() and not p.name.startswith(".") and ".tmp" not in p.name and not p.name.endswith(".lock")
+    }
+
+
+def filled(device, directory):
+    assert_kernel_ran(finish(start(device, directory)))
+    cached = entries(directory)
+    assert cached, "a first use fills the cache"
+    return cached
+
+
+def test_a_first_use_fills_it_and_a_second_reads_it(device, tmp_path):
+    cached = filled(device, tmp_path)
+    times = {p: p.stat().st_mtime_ns for p in cached}
+    assert_kernel_ran(finish(start(device, tmp_path)))
+    assert entries(tmp_path) == cached
+    assert {p: p.stat().st_mtime_ns for p in cached} == times, "written again"
+
+
+def counting_compiler(folder):
+    """A compiler that notes each compilation and passes it on."""
+    real = next(path for name in ("c++", "g++", "clang++") if (path := shutil.which(name)))
+    log, wrapper = folder / "compilations", folder / "compiler"
+    wrapper.write_text(
+        f'#!/bin/sh\nfor word; do [ "$word" = --version ] && exec {real} --version; done\n'
+        f'echo compiled >> {log}\nexec {real} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    return {"ONEPASS_CXX": str(wrapper)}, lambda: log.read_text().count("compiled") if log.exists() else 0
+
+
+def test_a_line_is_compiled_once_for_all_processes(tmp_path):
+    """And once for its forward, backward and every number of threads and calls in a process."""
+    compiler, compilations = counting_compiler(tmp_path)
+    for _ in range(3):
+        assert_kernel_ran(finish(start("cpu", tmp_path / "cache", options={"calls": 3}, **compiler)))
+        assert compilations() == 1
+
+
+def test_lines_of_the_table_need_no_entry(tmp_path):
+    assert_kernel_ran(finish(start("cpu", tmp_path, "gelu")))
+    assert not entries(tmp_path)
+
+
+def test_numbers_and_spaces_share_an_entry(device, tmp_path):
+    cached = filled(device, tmp_path)
+    assert_kernel_ran(finish(start(device, tmp_path, " mul(0.2)|softplus|mul( 5 )|tanh ")))
+    assert entries(tmp_path) == cached
+
+
+def test_eight_processes_at_once(device, tmp_path):
+    alone = filled(device, tmp_path / "alone")
+    together = tmp_path / "together"
+    for answer in [finish(p) for p in [start(device, together) for _ in range(8)]]:
+        assert_kernel_ran(answer)
+    names = {p.relative_to(together) for p in entries(together)}
+    assert names == {p.relative_to(tmp_path / "alone") for p in alone}
+    leftovers = [p for p in together.rglob("*") if p.is_file() and ".tmp" in p.name]
+    assert not leftovers, "a process left its temporary file"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "flipped"])
+def test_a_damaged_entry_is_rebuilt(damage, device, tmp_path):
+    cached = filled(device, tmp_path)
+    for path, content in cached.items():
+        at = 2 * len(content) // 3
+        harm = {
+            "truncated": content[: len(content) // 2],
+            "empty": b"",
+            "garbage": os.urandom(len(content)),
+            "flipped": content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :],
+        }[damage]
+        path.write_bytes(harm)
+    assert_kernel_ran(finish(start(device, tmp_path)))
+    rebuilt = entries(tmp_path)
+    assert set(rebuilt) >= set(cached)
+    for path, content in cached.items():
+        assert len(rebuilt[path]) > len(content) // 2, f"{path.name} is still damaged"
+    times = {p: p.stat().st_mtime_ns for p in rebuilt}
+    assert_kernel_ran(finish(start(device, tmp_path)))
+    assert {p: p.stat().st_mtime_ns for p in entries(tmp_path)} == times, "the rebuilt entry is not read"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_write_permission(device, tmp_path):
+    tmp_path.chmod(0o555)
+    assert_kernel_ran(finish(start(device, tmp_path / "below")))
+    assert_kernel_ran(finish(start(device, tmp_path)))
+    assert not entries(tmp_path)
+
+
+def test_a_directory_that_cannot_be_made(device, tmp_path):
+    """Below a file, where not even root can write: the kernel is built and used all the same; one warning says why."""
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    answer = finish(start(device, blocker / "cache", options={"calls": 3}))
+    assert_kernel_ran(answer)
+    assert len(answer["warnings"]) == 1 and "ONEPASS_CACHE_DIR" in answer["warnings"][0], answer["warnings"]
+
+
+def test_without_a_compiler_the_composition_runs_and_says_so_once(tmp_path):
+    answer = finish(start("cpu", tmp_path, options={"calls": 3}, **NO_COMPILER))
+    assert "Apply" not in answer["fused"]
+    assert len(answer["warnings"]) == 1, answer["warnings"]
+    assert "compiler" in answer["warnings"][0]
+
+
+def test_the_composition_refuses_what_the_kernel_refuses(tmp_path):
+    """Broadcasting a column of the wrong length would pass silently through PyTorch's operators."""
+    program = """
+import warnings
+import torch, onepass
+warnings.simplefilter("ignore")
+x, b = torch.randn(4, 8), torch.randn(8)
+for shape, line in (((1,), "bias | scale"), ((4, 8), "bias | scale"), ((2, 4, 8), "add | scale")):
+    bad = torch.ones(shape)
+    try:
+        onepass.fused(line, x, bad, b)
+    except RuntimeError as error:
+        assert str(list(bad.shape)) in str(error), error
+    else:
+        raise AssertionError(f"{line} took a tensor of shape {tuple(bad.shape)}")
+torch.manual_seed(0)
+expected = onepass.fused("scale | dropout(0.5)", x, b, generator=torch.Generator().manual_seed(1))
+assert torch.equal(onepass.fused("scale | dropout(0.5)", x, b, generator=torch.Generator().manual_seed(1)), expected)
+assert torch.equal(onepass.fused("scale | dropout(0.5)", x, b, training=False), x * b)
+"""
+    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path), **NO_COMPILER}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_list_and_clear(device, tmp_path):
+    filled(device, tmp_path)
+    program = """
+import json
+import onepass
+listed = onepass.cache.list()
+removed = onepass.cache.clear()
+left = len(onepass.cache.list())
+print(json.dumps([len(listed), removed, left, min(e.bytes for e in listed), listed[0].label, listed[0].kind]))
+"""
+    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path)}
+    out = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert out.returncode == 0, out.stderr
+    listed, removed, left, smallest, label, kind = json.loads(out.stdout.splitlines()[-1])
+    assert listed == removed > 0 and left == 0 and smallest > 0
+    assert "softplus" in label and kind
+    assert not entries(tmp_path)
+
+
+def test_the_default_place_follows_the_platform(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "ONEPASS_CACHE_DIR"}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "cpu", LINE, "{}"], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert entries(tmp_path / "onepass")
+
+
+def test_a_forked_process_computes(tmp_path):
+    """DataLoader workers fork a parent that has already computed."""
+    program = """
+import os, sys
+import torch, onepass
+torch.set_num_threads(1)
+x = torch.randn(64, 64)
+expected = onepass.fused("gelu", x)
+pid = os.fork()
+if pid == 0:
+    torch.set_num_threads(1)
+    os._exit(0 if torch.equal(onepass.fused("gelu", x), expected) else 1)
+_, status = os.waitpid(pid, 0)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_starts_no_cuda(cuda, tmp_path):
+    program = """
+import onepass, torch
+onepass.Line("bias | gelu")
+assert not torch.cuda.is_initialized()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_compiler_that_fails_is_an_error_with_its_words(tmp_path):
+    """A broken toolchain is not a missing one: the composition must not hide it."""
+    broken = tmp_path / "compiler"
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0\necho no such header >&2\nexit 1\n')
+    broken.chmod(0o755)
+    process = start("cpu", tmp_path / "cache", ONEPASS_CXX=str(broken))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0 and "no such header" in err
+    assert not entries(tmp_path / "cache")
+
+
+def test_another_compiler_makes_another_entry(tmp_path):
+    """The key holds what decides the code."""
+    first = filled("cpu", tmp_path / "cache")
+    real = shutil.which("c++") or shutil.which("g++")
+    other = tmp_path / "compiler"
+    other.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo other 2.0 && exit 0\nexec {real} "$@"\n')
+    other.chmod(0o755)
+    assert_kernel_ran(finish(start("cpu", tmp_path / "cache", ONEPASS_CXX=str(other))))
+    assert len(entries(tmp_path / "cache")) == 2 * len(first)

@@ -1,0 +1,143 @@
+"""Random lines over random shapes, dtypes and layouts, held to the error-ratio rule.
+
+A new structure costs a compilation by the system compiler on the CPU, so the CPU draws from lines that are compiled
+anyway and varies their numbers and activations within the ahead-of-time table; CUDA draws the line word by word.
+"""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import onepass
+from helpers import COMPILED_LINES, NAMED_LINES, Inputs, check_line, make_inputs, words_of
+
+ACTIVATIONS = [word.name for word in onepass.words() if word.kind == "activation"]
+SETTINGS = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@st.composite
+def activation(draw):
+    name = draw(st.sampled_from(ACTIVATIONS))
+    if name in ("elu", "leaky_relu") and draw(st.booleans()):
+        return f"{name}({draw(st.sampled_from([0.05, 0.5, 1.5]))})"
+    return name
+
+
+@st.composite
+def word(draw):
+    kind = draw(st.integers(0, 9))
+    if kind <= 3:
+        return draw(activation())
+    if kind == 4:
+        return f"gate({draw(activation())})"
+    if kind == 5:
+        return f"mul({draw(st.sampled_from([-1.5, 0.3, 2.0]))})"
+    if kind == 6:
+        return f"dropout({draw(st.sampled_from([0.1, 0.5]))})"
+    return draw(st.sampled_from(["bias", "scale", "add", "keep"]))
+
+
+@st.composite
+def any_line(draw):
+    before = draw(st.lists(word(), max_size=4))
+    row = draw(st.sampled_from([None, "layer_norm", "layer_norm(1e-3)", "rms_norm", "rms_norm(1e-5)", "softmax"]))
+    if row == "softmax":
+        before += draw(st.sampled_from([[], ["mask"], ["causal"], ["causal", "mask"]]))
+    after = draw(st.lists(word(), max_size=4)) if row else []
+    words = [*before, *([row] if row else []), *after]
+    assume(words and words.count("keep") <= 4)
+    return " | ".join(words)
+
+
+@st.composite
+def table_line(draw):
+    """A line of the ahead-of-time table, with any of its activations."""
+    shape = draw(st.sampled_from(["{}", "bias | {}", "gate({})"]))
+    return shape.format(draw(activation()))
+
+
+def lines_for(device):
+    pool = st.one_of(st.sampled_from(NAMED_LINES), st.sampled_from(COMPILED_LINES), table_line())
+    return pool if device == "cpu" else st.one_of(any_line(), pool)
+
+
+@st.composite
+def shapes(draw):
+    leading = draw(st.lists(st.integers(1, 7), max_size=3))
+    columns = draw(st.one_of(st.integers(4, 40), st.sampled_from([63, 64, 127, 128, 200, 760, 1024, 1128])))
+    return (*leading, columns)
+
+
+def relaid(draw, tensor):
+    """The numbers in a layout that is drawn: dense, rows apart, dims swapped in memory, one element off."""
+    layout = draw(st.sampled_from(["dense", "rows", "columns", "swapped", "misaligned"]))
+    if layout == "rows" or (layout == "swapped" and tensor.dim() < 2):
+        wide = tensor.new_zeros((*tensor.shape[:-1], tensor.shape[-1] + 5))
+        wide[..., 2:-3] = tensor
+        return wide[..., 2:-3]
+    if layout == "columns":
+        return torch.stack((tensor, tensor), -1).flatten(-2)[..., ::2]
+    if layout == "swapped":
+        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "misaligned":
+        room = tensor.new_zeros(tensor.numel() + 1)
+        room[1:] = tensor.flatten()
+        return room[1:].view(tensor.shape)
+    return tensor
+
+
+def relaid_inputs(draw, inputs):
+    tensors = []
+    for tensor in inputs.tensors:
+        moved = relaid(draw, tensor.detach())
+        tensors.append(moved.requires_grad_() if moved.is_floating_point() else moved)
+    return Inputs(tensors[0], tensors[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_error_is_no_more_than_pytorchs(dtype, device):
+    @settings(SETTINGS, max_examples=60 if device == "cpu" else 100)
+    @given(st.data())
+    def check(data):
+        line = data.draw(lines_for(device), "line")
+        shape = data.draw(shapes(), "shape")
+        assume(len(shape) > 1 or "causal" not in line)
+        parameter_dtype = data.draw(st.sampled_from([dtype, torch.float32, torch.bfloat16]), "columns' dtype")
+        bool_mask = data.draw(st.booleans(), "bool mask") if device == "cuda" else True
+        seed = data.draw(st.integers(0, 2**31), "seed")
+        inputs = make_inputs(
+            line, shape, dtype, device, parameter_dtype=parameter_dtype, bool_mask=bool_mask, seed=seed
+        )
+        torch.manual_seed(seed)
+        check_line(line, relaid_inputs(data.draw, inputs))
+
+    check()
+
+
+@settings(SETTINGS, max_examples=300)
+@given(any_line())
+def test_any_line_parses_and_says_what_it_is(line):
+    parsed = onepass.Line(line)
+    assert len(parsed.words) == len(line.split(" | "))
+    again = eval(repr(parsed), {"onepass": onepass})
+    assert [(w.name, w.parameter, w.activation) for w in again.words] == [
+        (w.name, w.parameter, w.activation) for w in words_of(line)
+    ]
+    cost = parsed.cost((32, 64), torch.bfloat16)
+    assert cost.forward.bytes >= 2 * 32 * 64 * 2 and cost.backward.flops >= cost.forward.flops >= 0
+
+
+@settings(SETTINGS, max_examples=300)
+@given(st.text(alphabet="bias|gelu()_.0123456789 \t-\u00e9\U0001f600", max_size=40))
+def test_any_text_is_a_line_or_a_line_error(text):
+    """Neither a crash nor another exception; the message quotes the text."""
+    try:
+        onepass.Line(text)
+    except onepass.LineError as error:
+        assert "^" in str(error)
