@@ -46,21 +46,23 @@ def _load() -> ctypes.CDLL:
     return library
 
 
-FIND_NVRTC = ctypes.CFUNCTYPE(ctypes.c_char_p)
+FIND_NVRTC = ctypes.CFUNCTYPE(ctypes.c_void_p)  # a char pointer
 WARN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
+_nvrtc_path = ctypes.create_string_buffer(4096)  # C reads it after the callback is gone
+
+
 @FIND_NVRTC
-def _find_nvrtc() -> bytes:
+def _find_nvrtc() -> int:
     """Called when the first CUDA kernel is to be compiled."""
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
     try:
-        found = load_nvidia_dynamic_lib("nvrtc").abs_path
+        _nvrtc_path.value = str(load_nvidia_dynamic_lib("nvrtc").abs_path).encode()
     except Exception:  # the library reports what is missing; nothing may be raised through C
-        return b""
-    _find_nvrtc.kept = str(found).encode()  # C reads it after this frame is gone
-    return _find_nvrtc.kept
+        _nvrtc_path.value = b""
+    return ctypes.addressof(_nvrtc_path)
 
 
 @WARN

@@ -7,6 +7,7 @@
 #include "src/cpu/common_lines.h"
 #include "src/cpu/compiler.h"
 #include "src/cpu/run.h"
+#include "src/cuda/prebuild.h"
 #include "src/settings.h"
 #include "src/spec/plan.h"
 #include "src/spec/words.h"
@@ -155,6 +156,18 @@ const char* onepass_cpu_prepare(const char* text, std::uint64_t boolean_masks) {
     const auto& prepared = onepass::binding::prepared(text);
     prepared.cpu(boolean_masks);
     out.begin('{').field("ahead_of_time", onepass::cpu::ahead_of_time(prepared.line, boolean_masks)).end('}');
+  });
+}
+
+const char* onepass_cuda_prebuild(const char* text, const char* arch, int dtype, int operand_dtype, std::int64_t columns) {
+  return answer([=](json& out) {
+    constexpr std::int64_t kRows = 16384;  // many: what a few rows get is compiled when they come
+    const auto& line = onepass::binding::prepared(text).line;
+    const auto labels = onepass::cuda::prebuild(line, arch, static_cast<onepass::dtype>(dtype),
+                                                static_cast<onepass::dtype>(operand_dtype), kRows, columns);
+    out.begin('{').key("built").begin('[');
+    for (const std::string& label : labels) out.value(label);
+    out.end(']').end('}');
   });
 }
 

@@ -9,6 +9,8 @@
 // HWY_TARGET_TOGGLE is never defined for the other two readers, so there it is an ordinary guard.
 #pragma once
 
+#include "onepass/lane/types.h"
+
 #if defined(ONEPASS_HIGHWAY)
 #include <hwy/highway.h>
 #define ONEPASS_TARGET HWY_NAMESPACE

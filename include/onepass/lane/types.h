@@ -9,6 +9,9 @@ using uint32 = unsigned int;
 using uint16 = unsigned short;
 using uint8 = unsigned char;
 
+// NVRTC knows neither <limits> nor the compiler's built-in infinity.
+inline constexpr double kInfinity = __builtin_bit_cast(double, 0x7ff0000000000000ull);
+
 // How a number is stored. Arithmetic is float, or double where x is f64.
 enum class dtype : int { none, f32, f64, bf16, f16, boolean };
 

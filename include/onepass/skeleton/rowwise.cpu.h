@@ -37,7 +37,7 @@ class held_row {
   }
   template <class F>
   ONEPASS_FUNCTION T max(const F& f) {
-    const T lowest = static_cast<T>(-__builtin_huge_val());
+    const T lowest = static_cast<T>(-kInfinity);
     L best(lowest);
     for_columns<L>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
       L value = f(load_lane<L>(values_ + c));

@@ -100,7 +100,7 @@ class thread_row {
   }
   template <class F>
   ONEPASS_FUNCTION T max(const F& f) {
-    const lane lowest(static_cast<T>(-__builtin_huge_val()));
+    const lane lowest(static_cast<T>(-kInfinity));
     lane best = lowest;
     for_lanes<Config>(a_, across_, valid_, [&](int k, int64 column, int count) {
       best = ONEPASS_TARGET::max(best, where(first_n<lane>(count), f(value_(k, column, count)), lowest));

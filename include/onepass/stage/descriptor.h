@@ -22,6 +22,9 @@ enum class word_kind : int {
   contraction, // `linear`
 };
 
+// A NaN (NVRTC knows no __builtin_nan): the number is the machine epsilon of the arithmetic.
+inline constexpr double kMachineEpsilon = __builtin_bit_cast(double, 0x7ff8000000000000ull);
+
 struct descriptor {
   const char* name;       // the word, and the struct's name in onepass::stage
   word_kind kind;
@@ -29,7 +32,7 @@ struct descriptor {
   const char* operand_name = "";    // in messages and docs
   const char* parameter = "";       // the number's name, "" where the word takes none
   bool parameter_required = false;
-  double parameter_default = 0;     // NaN: the machine epsilon of x's dtype (rms_norm)
+  double parameter_default = 0;     // or kMachineEpsilon
   bool backward_needs_input = true;    // the value that stood before the word
   bool backward_needs_operand = false;
   bool passes_gradient = false;        // dx is dy itself

@@ -70,7 +70,7 @@ struct rms_norm {
   static constexpr descriptor about{.name = "rms_norm",
                                     .kind = word_kind::row,
                                     .parameter = "eps",
-                                    .parameter_default = __builtin_nan(""),
+                                    .parameter_default = kMachineEpsilon,
                                     .statistics = 1,
                                     .flops_forward = 4,
                                     .flops_backward = 8,
@@ -112,7 +112,7 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
   static ONEPASS_FUNCTION pair<T> statistics(Row& row, T) {
     using L = typename Row::lane;
     const T largest = row.max([](L u) ONEPASS_LAMBDA { return u; });
-    const T shift = largest == T(-__builtin_huge_val()) ? T(0) : largest;
+    const T shift = largest == T(-kInfinity) ? T(0) : largest;
     const T sum = row.replace_sum([shift](L u) ONEPASS_LAMBDA { return exp(u - L(shift)); });
     return {shift, sum == T(0) ? T(0) : T(1) / sum};
   }

@@ -162,7 +162,7 @@ struct mask_boolean {
                                     .meaning = "masks: bool (True keeps, as in scaled_dot_product_attention) or additive"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x, L keep) {
-    return where(keep != L(0), x, L(-__builtin_huge_val()));
+    return where(keep != L(0), x, L(-kInfinity));
   }
   template <class L>
   static ONEPASS_FUNCTION gradients<L> backward(L, L keep, L dy) {
@@ -203,7 +203,7 @@ struct causal {
                                     .meaning = "masks what stands above the diagonal of the last two dimensions"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x, L column, L row) {
-    return where(column <= row, x, L(-__builtin_huge_val()));
+    return where(column <= row, x, L(-kInfinity));
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L dy, L column, L row) {

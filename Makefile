@@ -1,0 +1,44 @@
+# onepass from a fresh clone: `make demo` and `make test` set everything up on the way. The rest is for developers.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+export PYTHONPATH := $(CURDIR)/python
+export PATH := $(BIN):$(PATH)
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test build bench lint docs clean
+
+demo: build $(VENV)/demo.stamp
+	$(BIN)/python -m onepass demo
+
+test: build $(VENV)/demo.stamp
+	ctest --test-dir build --output-on-failure
+	$(BIN)/python -m pytest -q
+
+build: $(VENV)/stamp
+	cmake -S . -B build -G Ninja -DPython3_EXECUTABLE=$(BIN)/python
+	cmake --build build
+
+bench: build $(VENV)/demo.stamp
+	$(BIN)/python -m onepass bench
+
+lint: $(VENV)/stamp
+	tools/lint
+
+docs: build
+	$(BIN)/python -m onepass docs
+
+clean:
+	rm -rf build python/onepass/lib python/onepass/include
+
+# The system's packages first, then Python's. pyproject.toml says what is needed.
+$(VENV)/stamp: pyproject.toml tools/requirements.py tools/system-packages
+	tools/system-packages
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python tools/requirements.py build dependencies test lint | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	touch $@
+
+$(VENV)/demo.stamp: $(VENV)/stamp
+	$(BIN)/python tools/requirements.py demo bench | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	touch $@

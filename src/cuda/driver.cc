@@ -1,0 +1,213 @@
+// Kernels on a device, through CUDA's driver API, which is looked up at run time.
+#include "src/cuda/driver.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <unordered_map>
+
+#include "src/cache/disk_cache.h"
+#include "src/cuda/nvrtc.h"
+
+namespace onepass::cuda {
+namespace {
+
+// Of cuda.h, whose types are handles and numbers.
+using status = int;
+constexpr status kSuccess = 0;
+constexpr int kSmCount = 16, kMajor = 75, kMinor = 76, kSharedPerBlockOptin = 97;  // CUdevice_attribute
+constexpr int kStaticShared = 1, kMaxDynamicShared = 8;                            // CUfunction_attribute
+
+struct driver {
+  status (*init)(unsigned);
+  status (*device_get)(int*, int);
+  status (*device_get_attribute)(int*, int, int);
+  status (*primary_context_retain)(void**, int);
+  status (*context_get_current)(void**);
+  status (*context_push)(void*);
+  status (*context_pop)(void**);
+  status (*module_load)(void**, const void*);
+  status (*module_get_function)(void**, void*, const char*);
+  status (*function_get_attribute)(int*, int, void*);
+  status (*function_set_attribute)(void*, int, int);
+  status (*stream_is_capturing)(void*, int*);
+  status (*launch_kernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  status (*get_error_string)(status, const char**);
+};
+
+driver open_driver() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw std::runtime_error("onepass: CUDA's driver (libcuda.so.1) cannot be opened");
+  driver d{};
+  auto find = [library](auto& entry, const char* name) {
+    void* found = dlsym(library, name);
+    if (found == nullptr) throw std::runtime_error(std::string("onepass: libcuda.so.1 lacks ") + name);
+    entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(found);
+  };
+  find(d.init, "cuInit");
+  find(d.device_get, "cuDeviceGet");
+  find(d.device_get_attribute, "cuDeviceGetAttribute");
+  find(d.primary_context_retain, "cuDevicePrimaryCtxRetain");
+  find(d.context_get_current, "cuCtxGetCurrent");
+  find(d.context_push, "cuCtxPushCurrent_v2");
+  find(d.context_pop, "cuCtxPopCurrent_v2");
+  find(d.module_load, "cuModuleLoadData");
+  find(d.module_get_function, "cuModuleGetFunction");
+  find(d.function_get_attribute, "cuFuncGetAttribute");
+  find(d.function_set_attribute, "cuFuncSetAttribute");
+  find(d.stream_is_capturing, "cuStreamIsCapturing");
+  find(d.launch_kernel, "cuLaunchKernel");
+  find(d.get_error_string, "cuGetErrorString");
+  return d;
+}
+
+const driver& the_driver() {
+  static const driver opened = open_driver();
+  return opened;
+}
+
+void check(status s, const char* what) {
+  if (s == kSuccess) return;
+  const char* text = nullptr;
+  the_driver().get_error_string(s, &text);
+  throw std::runtime_error(std::string("onepass: ") + what + " failed: " + (text ? text : "unknown CUDA error " + std::to_string(s)));
+}
+
+int attribute(int device, int which) {
+  int value = 0;
+  check(the_driver().device_get_attribute(&value, which, device), "cuDeviceGetAttribute");
+  return value;
+}
+
+struct device_state {
+  int handle = 0;
+  void* context = nullptr;  // the primary one, which torch uses; retained for good
+  device_facts about;
+};
+
+// Chips whose newest instructions need the suffix; a cubin for them runs on no other chip.
+std::string name_of_arch(int arch) {
+  return "sm_" + std::to_string(arch) + (arch == 90 || (arch >= 100 && arch < 120) ? "a" : "");
+}
+
+const device_state& state_of(int device) {
+  static std::mutex mutex;
+  static std::map<int, device_state> known;
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(device); found != known.end()) return found->second;
+  const driver& d = the_driver();
+  device_state s;
+  check(d.init(0), "cuInit");
+  check(d.device_get(&s.handle, device), "cuDeviceGet");
+  check(d.primary_context_retain(&s.context, s.handle), "cuDevicePrimaryCtxRetain");
+  const int arch = attribute(s.handle, kMajor) * 10 + attribute(s.handle, kMinor);
+  s.about = {attribute(s.handle, kSmCount), attribute(s.handle, kSharedPerBlockOptin), arch, name_of_arch(arch)};
+  return known.emplace(device, std::move(s)).first->second;
+}
+
+// Makes the device's context current on this thread while it lives, where it is not already.
+class current_context {
+ public:
+  explicit current_context(void* context) {
+    void* now = nullptr;
+    check(the_driver().context_get_current(&now), "cuCtxGetCurrent");
+    if (now == context) return;
+    check(the_driver().context_push(context), "cuCtxPushCurrent");
+    pushed_ = true;
+  }
+  ~current_context() {
+    void* popped = nullptr;
+    if (pushed_) the_driver().context_pop(&popped);
+  }
+  current_context(const current_context&) = delete;
+  current_context& operator=(const current_context&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+std::string key_of(const std::string& source, const std::string& arch_name) {
+  return source + '\n' + cache::headers_digest() + '\n' + nvrtc_version() + '\n' + nvrtc_options(arch_name);
+}
+
+std::string build_and_write(const std::string& key, const std::string& source, const std::string& arch_name, const std::string& label) {
+  std::string cubin = nvrtc_compile(source, arch_name);
+  cache::write(key, "cubin", label, cubin);
+  return cubin;
+}
+
+std::optional<kernel> open_cubin(const std::string& cubin, const char* name, void* context) {
+  const driver& d = the_driver();
+  void* module = nullptr;
+  kernel opened{nullptr, context};
+  if (d.module_load(&module, cubin.data()) != kSuccess) return {};
+  if (d.module_get_function(&opened.function, module, name) != kSuccess) return {};
+  return opened;
+}
+
+kernel open_or_build(const std::string& source, const char* name, const device_state& on, const std::string& label) {
+  const current_context context(on.context);
+  const std::string key = key_of(source, on.about.arch_name);
+  std::optional<kernel> opened;
+  if (const std::optional<std::string> cubin = cache::read(key, "cubin")) opened = open_cubin(*cubin, name, on.context);
+  if (!opened) opened = open_cubin(build_and_write(key, source, on.about.arch_name, label), name, on.context);
+  if (!opened) throw std::runtime_error("onepass: the driver refused a kernel compiled for " + on.about.arch_name + ": " + label);
+  const driver& d = the_driver();
+  int own = 0;
+  check(d.function_get_attribute(&own, kStaticShared, opened->function), "cuFuncGetAttribute");
+  check(d.function_set_attribute(opened->function, kMaxDynamicShared, on.about.shared_per_block - own), "cuFuncSetAttribute");
+  return *opened;
+}
+
+}  // namespace
+
+const device_facts& facts(int device) { return state_of(device).about; }
+
+device_facts facts_of(const std::string& arch_name) {
+  static const device_facts kKnown[] = {  // CUDA C++ programming guide, technical specifications; A100, H100/H200, B200, RTX 5090
+      {108, 166912, 80, "sm_80"}, {84, 101376, 86, "sm_86"},   {128, 101376, 89, "sm_89"},
+      {132, 232448, 90, "sm_90a"}, {148, 232448, 100, "sm_100a"}, {188, 101376, 120, "sm_120"}};
+  const auto* found = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const device_facts& f) { return f.arch_name == arch_name; });
+  if (found != std::end(kKnown)) return *found;
+  std::string names;
+  for (const device_facts& f : kKnown) names += (names.empty() ? "" : ", ") + f.arch_name;
+  throw std::invalid_argument("onepass: unknown arch '" + arch_name + "', expected one of " + names);
+}
+
+const kernel& load(const std::string& source, const char* name, int device, void* stream, const std::string& label) {
+  static std::mutex mutex;  // one build at a time: two threads that want the same kernel build it once
+  static std::unordered_map<std::string, std::unique_ptr<kernel>> known;
+  const device_state& on = state_of(device);
+  const std::string key = std::to_string(device) + source;
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(key); found != known.end()) return *found->second;
+  int capturing = 0;
+  if (stream != nullptr && the_driver().stream_is_capturing(stream, &capturing) == kSuccess && capturing != 0) {
+    throw std::runtime_error("onepass: this line has not run on this device before CUDA-graph capture; run it once before capturing");
+  }
+  const kernel opened = open_or_build(source, name, on, label);
+  return *known.emplace(key, std::make_unique<kernel>(opened)).first->second;
+}
+
+bool build(const std::string& source, const std::string& arch_name, const std::string& label) {
+  const std::string key = key_of(source, arch_name);
+  if (cache::read(key, "cubin")) return false;
+  build_and_write(key, source, arch_name, label);
+  return true;
+}
+
+void launch(const kernel& with, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+            unsigned shared_bytes, void* stream, const void* parameters) {
+  const current_context context(with.context);
+  void* all[] = {const_cast<void*>(parameters)};
+  check(the_driver().launch_kernel(with.function, grid_x, grid_y, grid_z, block_x, block_y, 1, shared_bytes, stream, all, nullptr),
+        "a kernel launch");
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,34 @@
+// Kernels on a device, through CUDA's driver API, which is looked up at run time: nothing here links against CUDA.
+#pragma once
+
+#include <string>
+
+namespace onepass::cuda {
+
+struct kernel {
+  void* function;  // CUfunction
+  void* context;   // the device's primary CUcontext: autograd's threads may have none current
+};
+
+struct device_facts {
+  int sm_count;
+  int shared_per_block;  // bytes that a block may ask for
+  int arch;              // 90 for compute capability 9.0
+  std::string arch_name; // "sm_90a"
+};
+
+const device_facts& facts(int device);
+// The same for a chip that is not here, to compile for it ahead of time. Throws for a name it does not know.
+device_facts facts_of(const std::string& arch_name);
+
+// The kernel `name` of a source: from memory, else from the cache on disk, else built. The reference stays valid.
+// Throws where it would have to be loaded while `stream` is being captured in a CUDA graph.
+const kernel& load(const std::string& source, const char* name, int device, void* stream, const std::string& label);
+
+// Into the cache on disk only; no device is needed. False where it was there already.
+bool build(const std::string& source, const std::string& arch_name, const std::string& label);
+
+void launch(const kernel&, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+            unsigned shared_bytes, void* stream, const void* parameters);
+
+}  // namespace onepass::cuda

@@ -1,0 +1,116 @@
+// Compiles a line's kernels into the cache on disk for a chip that need not be here.
+#include "src/cuda/prebuild.h"
+
+#include <algorithm>
+
+#include "src/cuda/configuration.h"
+#include "src/spec/layout.h"
+#include "src/spec/plan.h"
+
+namespace onepass::cuda {
+namespace {
+
+// The arguments of a call without its memory: addresses that are as aligned as torch's are.
+class imagined_call {
+ public:
+  imagined_call(const spec::line& line, dtype x, dtype operand, int64 rows, int64 columns)
+      : line_(line), sizes_{rows, columns}, strides_{columns, 1}, x_(x) {
+    for (int i = 0; i < line.operands; ++i) {
+      const descriptor& about = *line.operand_word(i).about;
+      const bool is_mask = about.kind == word_kind::mask;
+      if (is_mask) boolean_masks_ |= std::uint64_t{1} << i;
+      types_[i] = is_mask ? dtype::boolean : about.operand == operand_kind::column ? operand : x;
+    }
+  }
+
+  std::string forward(const std::string& arch_name, bool saves_statistics) {
+    arguments a{};
+    request r = request_for(false);
+    add(a.x, x_), add(a.y, x_);
+    for (int k = 0; k < line_.keeps; ++k) add(a.kept[k], x_);
+    add_operands(a, [](int) { return true; });
+    if (saves_statistics) a.statistics = kAddress;
+    return build_one(r, a, arch_name);
+  }
+
+  std::string backward(const std::string& arch_name) {
+    arguments a{};
+    request r = request_for(true);
+    const spec::reads reads = spec::backward_reads(line_);
+    std::vector<spec::operand_facts> facts;
+    for (int i = 0; i < line_.operands; ++i) facts.push_back({types_[i], false});
+    std::uint64_t wanted = 1;
+    for (int i = 0; i < line_.operands; ++i) wanted |= std::uint64_t{types_[i] != dtype::boolean} << (i + 1);
+    const spec::gradients plan = spec::plan_gradients(line_, x_, facts, wanted);
+    if (plan.outputs.empty()) return "";  // the upstream gradient is the gradient: no kernel
+    r.wants_column = a.wants_column = plan.wants_column;
+    r.wants_tensor = plan.wants_tensor;
+    r.wants_dx = plan.wants_dx;
+    r.reads_x = reads.x;
+    if (reads.x) add(a.x, x_);
+    add(a.y, x_);
+    for (int k = 0; k < line_.keeps; ++k) add(a.kept_gradient[k], x_);
+    if (reads.resume >= 0) add(a.kept[line_.words[static_cast<std::size_t>(reads.resume)].ordinal], x_);
+    add_operands(a, [&](int i) { return bool{reads.operands[static_cast<std::size_t>(i)]}; });
+    for (const spec::gradient_output& output : plan.outputs) {
+      if (!output.column) add(output.input == 0 ? a.dx : a.operand_gradient[output.input - 1], output.type);
+    }
+    a.statistics = kAddress;
+    return build_one(r, a, arch_name);
+  }
+
+ private:
+  static inline void* const kAddress = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
+
+  request request_for(bool backward) const {
+    request r{};
+    r.rowwise = line_.rowwise();
+    r.backward = backward;
+    r.line = spec::type_text(line_, boolean_masks_, backward);
+    r.x = x_;
+    std::copy(types_, types_ + kMaxOperands, r.operand);
+    r.reads_x = true;
+    r.statistics = line_.statistics();
+    r.keeps = line_.keeps;
+    return r;
+  }
+  void add(view& out, dtype type) { tensors_.push_back({kAddress, type, 2, sizes_, strides_, &out}); }
+  template <class Reads>
+  void add_operands(arguments& a, const Reads& reads) {
+    for (int i = 0; i < line_.operands; ++i) {
+      if (!reads(i)) continue;
+      if (line_.operand_word(i).about->operand == operand_kind::column) a.operand[i] = {kAddress, {}, types_[i], 1};
+      else add(a.operand[i], types_[i]);
+    }
+  }
+  std::string build_one(const request& r, arguments& a, const std::string& arch_name) {
+    std::vector<bool> needs_copy;
+    spec::lay_out({2, sizes_}, tensors_, !line_.rowwise() && !line_.depends_on_column(), a, needs_copy);
+    tensors_.clear();
+    const plan p = choose(r, a, facts_of(arch_name));
+    std::string text = label(r, p.with, arch_name);
+    build(source(r, p.with), arch_name, text);
+    return text;
+  }
+
+  const spec::line& line_;
+  std::int64_t sizes_[2], strides_[2];
+  dtype x_, types_[kMaxOperands] = {};
+  std::uint64_t boolean_masks_ = 0;
+  std::vector<spec::strided> tensors_;
+};
+
+}  // namespace
+
+std::vector<std::string> prebuild(const spec::line& line, const std::string& arch_name, dtype x, dtype operand, int64 rows, int64 columns) {
+  imagined_call call(line, x, operand, rows, columns);
+  std::vector<std::string> labels{call.forward(arch_name, true)};
+  if (line.rowwise()) labels.push_back(call.forward(arch_name, false));
+  if (std::string backward = call.backward(arch_name); !backward.empty()) labels.push_back(std::move(backward));
+  const std::string sum = arch_name + " column sum";
+  build(column_sum_source(x == dtype::f64), arch_name, sum);
+  labels.push_back(sum);
+  return labels;
+}
+
+}  // namespace onepass::cuda
