@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import warnings
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -31,12 +31,27 @@ def _load() -> ctypes.CDLL:
         raise ImportError(f"onepass was not built: {LIBRARY.name} is missing; run `make test` or `pip install .`")
     torch.ops.load_library(str(LIBRARY))
     library = ctypes.CDLL(str(LIBRARY))
-    for name in ("words", "describe", "cost", "gradients", "common_lines", "cpu_prepare", "cuda_prebuild", "cache", "info"):
+    for name in (
+        "words",
+        "describe",
+        "cost",
+        "gradients",
+        "common_lines",
+        "cpu_prepare",
+        "cuda_prebuild",
+        "cache",
+        "info",
+    ):
         getattr(library, f"onepass_{name}").restype = ctypes.c_char_p
     library.onepass_configure.restype = None
     library.onepass_describe.argtypes = [ctypes.c_char_p]
     library.onepass_cost.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
-    library.onepass_gradients.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.c_uint64]
+    library.onepass_gradients.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.POINTER(ctypes.c_int64),
+        ctypes.c_uint64,
+    ]
     library.onepass_cpu_prepare.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
     library.onepass_cuda_prebuild.argtypes = [
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
@@ -82,16 +97,17 @@ def _answer(raw: bytes):
     return result
 
 
-@lru_cache(maxsize=None)
+@cache
 def words() -> list[dict]:
     """Every word's descriptor."""
     return _answer(_library.onepass_words())
 
 
-@lru_cache(maxsize=None)
+@cache
 def describe(line: str) -> dict:
     """A line's words, and what its backward reads."""
-    return _answer(_library.onepass_describe(line.encode()))
+    readable = line.replace("\0", "\N{REPLACEMENT CHARACTER}")  # C would stop at a zero
+    return _answer(_library.onepass_describe(readable.encode(errors="replace")))
 
 
 def cost(line: str, rows: int, columns: int, dtype: torch.dtype) -> dict:
@@ -99,7 +115,7 @@ def cost(line: str, rows: int, columns: int, dtype: torch.dtype) -> dict:
     return _answer(_library.onepass_cost(line.encode(), rows, columns, DTYPES[dtype]))
 
 
-@lru_cache(maxsize=None)
+@cache
 def gradients(line: str, dtype: int, operand_types: tuple[int, ...], wanted: int) -> dict:
     """Where each input's gradient comes from, and the tensors that the backward op returns."""
     types = (ctypes.c_int64 * max(1, len(operand_types)))(*operand_types)

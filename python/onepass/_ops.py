@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from onepass import _native
 
 OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}

@@ -3,15 +3,91 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
-
 from onepass import _native
 
 
 @torch.compiler.assume_constant_result
 def gradient_sources(line: str, dtype: int, operand_types: tuple[int, ...], wanted: int) -> tuple[int | None, ...]:
     """For x and each operand: None (not wanted), -1 (the upstream gradient itself), or the backward op's output."""
-    return tuple(_native.gradients(line, dtype, operand_types, wanted)["inputs"])
+    return _native.gradients(line, dtype, operand_types, wanted)["inputs"]
+
+
+def run(x, line, state, *operands):
+    """The result, the kept values and, of a row line, its statistics."""
+    if line.rowwise:
+        return tuple(line.forward_op(x, operands, line.text, state, True))
+    return tuple(line.forward_op(x, operands, line.text, state))
+
+
+def save(ctx, inputs, output):
+    """Saves what backward reads."""
+    x, line, state, *operands = inputs
+    shape = x.shape
+    ctx.line = line
+    ctx.set_materialize_grads(False)
+    ctx.x_like = (shape, x.dtype, x.device)
+    ctx.operand_types = tuple(
+        [
+            _native.DTYPES[o.dtype] + (_native.BROADCAST if is_tensor and o.shape != shape else 0)
+            for o, is_tensor in zip(operands, line.operand_is_tensor)
+        ]
+    )
+    ctx.broadcast = [
+        (i, o.shape) for i, o in enumerate(operands, start=1) if ctx.operand_types[i - 1] >= _native.BROADCAST
+    ]
+    if line.rowwise:
+        ctx.mark_non_differentiable(output[-1])
+    ctx.save_for_backward(
+        x if line.reads_x else None,
+        None if line.resumes_from is None else output[1 + line.resumes_from],
+        output[-1] if line.rowwise else None,
+        state,
+        *[o if read else None for o, read in zip(operands, line.reads_operands)],
+    )
+
+
+def gradients(ctx, upstream):
+    """Of x and of the operands, those that are needed."""
+    line = ctx.line
+    x, resumed, statistics, state, *operands = ctx.saved_tensors
+    shape, dtype, device = ctx.x_like
+    wanted, bit = 0, 1
+    for i, needed in enumerate(ctx.needs_input_grad):
+        if i != 1 and i != 2:  # not the line, nor the dropout state
+            wanted += bit if needed else 0
+            bit += bit
+    given = [
+        torch.zeros((), dtype=dtype, device=device).expand(shape) if g is None else g
+        for g in upstream[: 1 + line.keeps]
+    ]
+    sources = gradient_sources(line.text, _native.DTYPES[dtype], ctx.operand_types, wanted)
+    written = ()
+    if any([s is not None and s >= 0 for s in sources]):
+        if line.rowwise:
+            written = line.backward_op(
+                given, x, operands, resumed, statistics, state, line.text, ctx.operand_types, wanted
+            )
+        else:
+            written = line.backward_op(given, x, operands, resumed, state, line.text, ctx.operand_types, wanted)
+    results = [None if s is None else given[0] if s < 0 else written[s] for s in sources]
+    for i, operand_shape in ctx.broadcast:
+        if results[i] is not None:
+            results[i] = results[i].sum_to_size(operand_shape)
+    return results[0], None, None, *results[1:]
+
+
+class Once(torch.autograd.Function):
+    """Passes gradients on, and refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        """tensors: `count` gradients, then those that they depend on."""
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *upstream):
+        """Raises RuntimeError."""
+        raise RuntimeError("onepass: a fused line cannot be differentiated twice; Line.reference(...) can")
 
 
 class Apply(torch.autograd.Function):
@@ -23,58 +99,30 @@ class Apply(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x, line, state, *operands):
-        """Returns the result, the kept values and, of a row line, its statistics."""
-        if line.rowwise:
-            return tuple(line.forward_op(x, operands, line.text, state, True))
-        return tuple(line.forward_op(x, operands, line.text, state))
+    def forward(ctx, *inputs):
+        """inputs: x, the line, the dropout state, the operands."""
+        results = run(*inputs)
+        save(ctx, inputs, results)
+        return results
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        """Saves what backward reads."""
-        x, line, state, *operands = inputs
-        ctx.line = line
-        ctx.set_materialize_grads(False)
-        ctx.x_like = (x.shape, x.dtype, x.device)
-        ctx.operand_types = [
-            _native.DTYPES[o.dtype] + (_native.BROADCAST if is_tensor and o.shape != x.shape else 0)
-            for o, is_tensor in zip(operands, line.operand_is_tensor)
-        ]
-        ctx.operand_shapes = [o.shape for o in operands]
-        if line.rowwise:
-            ctx.mark_non_differentiable(output[-1])
-        ctx.save_for_backward(
-            x if line.reads_x else None,
-            None if line.resumes_from is None else output[1 + line.resumes_from],
-            output[-1] if line.rowwise else None,
-            state,
-            *(o if read else None for o, read in zip(operands, line.reads_operands)),
-        )
-
-    @staticmethod
-    @once_differentiable
     def backward(ctx, *upstream):
         """Gradients of x and of the operands, those that are needed."""
-        line = ctx.line
-        x, resumed, statistics, state, *operands = ctx.saved_tensors
-        shape, dtype, device = ctx.x_like
-        wanted = 0
-        for bit, needed in enumerate((ctx.needs_input_grad[0], *ctx.needs_input_grad[3:])):
-            wanted |= int(needed) << bit
-        given = [
-            torch.zeros((), dtype=dtype, device=device).expand(shape) if g is None else g
-            for g in upstream[: 1 + line.keeps]
-        ]
-        sources = gradient_sources(line.text, _native.DTYPES[dtype], tuple(ctx.operand_types), wanted)
-        written = []
-        if any(s is not None and s >= 0 for s in sources):
-            rest = (state, line.text, ctx.operand_types, wanted)
-            if line.rowwise:
-                written = line.backward_op(given, x, operands, resumed, statistics, *rest)
-            else:
-                written = line.backward_op(given, x, operands, resumed, *rest)
-        results = [None if s is None else given[0] if s < 0 else written[s] for s in sources]
-        for i, (result, operand_shape) in enumerate(zip(results[1:], ctx.operand_shapes), start=1):
-            if result is not None and result.shape != operand_shape:
-                results[i] = result.sum_to_size(operand_shape)
-        return results[0], None, None, *results[1:]
+        if not torch.is_grad_enabled():
+            return gradients(ctx, upstream)
+        with torch.no_grad():
+            results = gradients(ctx, upstream)
+        # Asked for with create_graph: a constant would drop a second derivative without a word.
+        depends_on = [t for t in (*ctx.saved_tensors, *upstream) if t is not None and t.requires_grad]
+        if not depends_on:
+            depends_on = [torch.zeros((), requires_grad=True)]
+        there = [i for i, r in enumerate(results) if r is not None]
+        once = Once.apply(len(there), *[results[i] for i in there], *depends_on)
+        return tuple(once[there.index(i)] if i in there else None for i in range(len(results)))
+
+
+class Transformable(Apply):
+    """The same for torch.func's transforms, which want forward and its context apart (that costs every call more)."""
+
+    forward = staticmethod(run)
+    setup_context = staticmethod(save)

@@ -6,11 +6,13 @@ It lies where the platform keeps caches (``$XDG_CACHE_HOME/onepass`` or ``~/.cac
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-
 from onepass import _native
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
@@ -54,10 +56,8 @@ def build(
     Yields:
         A line of text for each kernel built or found.
     """
-    for line in _native.common_lines() if lines is None else lines:
-        for arch in archs:
-            for dtype in dtypes:
-                for length in columns:
-                    built = _native.cuda_prebuild(line, arch, dtype, dtype, length)
-                    for label in built["built"]:
-                        yield label
+    lines = _native.common_lines() if lines is None else tuple(lines)
+    wanted = itertools.product(lines, archs, dtypes, columns)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC compiles without Python's lock
+        for labels in pool.map(lambda w: _native.cuda_prebuild(w[0], w[1], w[2], w[2], w[3])["built"], wanted):
+            yield from labels

@@ -6,12 +6,14 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-
 from onepass import _native, _ops
 from onepass._native import LineError
-from onepass.autograd import Apply
+from onepass.autograd import Apply, Transformable
 
 __all__ = ["Line", "LineError", "Word", "Cost", "Traffic", "fused", "words"]
+
+
+_transforms_are_active = torch._C._are_functorch_transforms_active
 
 
 @dataclass(frozen=True)
@@ -97,23 +99,36 @@ class Line:
 
     def __call__(self, x, *operands, training: bool = True, generator: torch.Generator | None = None):
         """Runs the line; see :func:`fused`."""
+        try:
+            return self._call(x, operands, training, generator)
+        except (AttributeError, TypeError):
+            self._check_tensors(x, operands)
+            raise
+
+    def _call(self, x, operands, training, generator):
         if len(operands) != self.operand_count:
             raise TypeError(self._operand_message(len(operands)))
         if self.has_dropout and not training:
             return fused(self._without_dropout, x, *operands) if self._without_dropout else x
-        if x.device.type == "cpu" and not self._runs_on_cpu(operands):
-            return self.reference(x, *operands, generator=generator)
         state = self._draw(x, generator) if self.has_dropout else None
+        if x.device.type == "cpu" and not self._runs_on_cpu(operands):
+            self._check_shapes(x, operands)
+            return self.reference(x, *operands, dropout_state=state)
         if torch.is_grad_enabled() and (x.requires_grad or any(o.requires_grad for o in operands)):
-            results = Apply.apply(x, self, state, *operands)
+            compiling = torch.compiler.is_compiling()
+            function = Apply if compiling or not _transforms_are_active() else Transformable
+            results = function.apply(x, self, state, *operands)
         elif self.rowwise:
             results = self.forward_op(x, operands, self.text, state, False)
         else:
             results = self.forward_op(x, operands, self.text, state)
         return results[0] if self.keeps == 0 else tuple(results[: 1 + self.keeps])
 
-    def reference(self, x, *operands, training: bool = True, dropout_state=None, generator=None):
-        """The same line as a plain composition of PyTorch's operators, differentiable by PyTorch's own rules."""
+    def reference(self, x, *operands, training: bool = True, dropout_state=None):
+        """The same line as a plain composition of PyTorch's operators, differentiable by PyTorch's own rules.
+
+        dropout_state: int64 [2], {seed, offset}, for the masks that a kernel draws from it; PyTorch's own otherwise.
+        """
         from onepass.reference import compose
 
         results = compose(self.words, x, operands, dropout_state=dropout_state, training=training)
@@ -138,6 +153,23 @@ class Line:
         taken = ", ".join(f"{w.operand_name} of '{w.name}'" for w in self.words if w.operand != "none")
         expected = f"{self.operand_count} operands ({taken})" if taken else "no operands"
         return f'fused(): the line "{self.text}" takes {expected} after x, got {got}'
+
+    def _check_tensors(self, x, operands):
+        names = ["x"] + [f"{w.operand_name} of '{w.name}'" for w in self.words if w.operand != "none"]
+        for name, value in zip(names, (x, *operands)):
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"fused(): {name} must be Tensor, not {type(value).__name__}") from None
+
+    def _check_shapes(self, x, operands):
+        """As the kernels do: PyTorch's operators would broadcast a column of another length."""
+        for i, (o, is_tensor) in enumerate(zip(operands, self.operand_is_tensor)):
+            if is_tensor:
+                fits = torch.broadcast_shapes(x.shape, o.shape) == x.shape
+            else:
+                fits = o.shape == x.shape[-1:]
+            if not fits:
+                expected = "x's shape, or broadcast to it" if is_tensor else f"shape [{x.shape[-1]}]"
+                raise RuntimeError(f"onepass: operand {i} must have {expected}, got {list(o.shape)}")
 
     def _draw(self, x, generator):
         if torch.compiler.is_compiling() and generator is None:
@@ -188,7 +220,7 @@ def _registered(line: str) -> str:
 
 
 def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = True, generator=None):
-    """Runs a line of words over the rows of a tensor: one kernel forward, one backward, every tensor read or written once.
+    """Runs a line of words over the rows of a tensor: one kernel forward, one backward, every tensor moved once.
 
     Args:
         line: words separated by ``|``; :func:`words` lists them.

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
+
+import torch
 from torch import Tensor
 
 __all__ = ["ACTIVATIONS", "WORDS", "compose", "dropout_numbers", "philox"]

@@ -9,39 +9,27 @@
 
 ONEPASS_BEGIN
 
-template <class T>
-void sum_parts_of(const T* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
-  using L = vec<T>;
+void sum_parts(const double* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
+  using L = vec<double>;
   for_columns<L>(begin, end, [&](int64 c, int count) ONEPASS_LAMBDA {
-    L total(T(0));
+    L total(0.0);
     for (int64 part = 0; part < parts; ++part) {
-      const T* from = partial + part * columns;
-      total = total + (count == lanes<L>() ? load_lane<L>(from + c) : load_partial<L>(from, sizeof(T) == 4 ? dtype::f32 : dtype::f64, c, count));
+      const double* from = partial + part * columns;
+      total = total + (count == lanes<L>() ? load_lane<L>(from + c) : load_partial<L>(from, dtype::f64, c, count));
     }
     if (count == lanes<L>()) store(output.data, output.type, c, total);
     else store_partial(output.data, output.type, c, total, count);
   });
 }
 
-void sum_parts_f32(const float* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
-  sum_parts_of(partial, parts, columns, begin, end, output);
-}
-void sum_parts_f64(const double* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
-  sum_parts_of(partial, parts, columns, begin, end, output);
-}
-
 ONEPASS_END
 
 #if HWY_ONCE
 namespace onepass {
-HWY_EXPORT(sum_parts_f32);
-HWY_EXPORT(sum_parts_f64);
+HWY_EXPORT(sum_parts);
 namespace cpu {
-void sum_parts(const float* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
-  HWY_DYNAMIC_DISPATCH(sum_parts_f32)(partial, parts, columns, begin, end, output);
-}
 void sum_parts(const double* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
-  HWY_DYNAMIC_DISPATCH(sum_parts_f64)(partial, parts, columns, begin, end, output);
+  HWY_DYNAMIC_DISPATCH(onepass::sum_parts)(partial, parts, columns, begin, end, output);
 }
 }  // namespace cpu
 }  // namespace onepass

@@ -94,27 +94,26 @@ void run(cpu_kernel kernel, const arguments& a) {
       &with);
 }
 
-void reduce_columns(const arguments& a, bool f64, int64 parts, int slots, const view* outputs) {
+void reduce_columns(const arguments& a, int64 parts, int slots, const view* outputs) {
   struct context {
     const arguments& a;
-    bool f64;
     int64 parts;
     int slots;
     const view* outputs;
-  } with{a, f64, parts, slots, outputs};
+  } with{a, parts, slots, outputs};
   parallel.load()(
       a.columns, std::max<int64>(kGrainElements / std::max<int64>(parts, 1), 1),
       [](void* p, int64 begin, int64 end) {
         const context& c = *static_cast<context*>(p);
-        for (int s = 0; s < c.slots; ++s) {
-          const int64 offset = s * c.parts * c.a.columns;
-          if (c.f64) sum_parts(static_cast<const double*>(c.a.column_partial) + offset, c.parts, c.a.columns, begin, end, c.outputs[s]);
-          else sum_parts(static_cast<const float*>(c.a.column_partial) + offset, c.parts, c.a.columns, begin, end, c.outputs[s]);
-        }
+        const auto* partial = static_cast<const double*>(c.a.column_partial);
+        for (int s = 0; s < c.slots; ++s) sum_parts(partial + s * c.parts * c.a.columns, c.parts, c.a.columns, begin, end, c.outputs[s]);
       },
       &with);
 }
 
-const char* simd_target() { return hwy::TargetName(hwy::SupportedTargets() & -hwy::SupportedTargets()); }
+const char* simd_target() {
+  const auto ours = hwy::SupportedTargets() & HWY_TARGETS;
+  return hwy::TargetName(ours & -ours);
+}
 
 }  // namespace onepass::cpu

@@ -26,7 +26,7 @@ int64 partition(arguments&, bool rowwise);
 void run(cpu_kernel, const arguments&);
 
 // Adds the parts of column_partial in order into 1-D outputs, one per wanted column operand.
-void reduce_columns(const arguments&, bool f64, int64 parts, int slots, const view* outputs);
+void reduce_columns(const arguments&, int64 parts, int slots, const view* outputs);
 
 const char* simd_target();  // the chosen one's name
 

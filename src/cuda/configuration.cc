@@ -156,9 +156,9 @@ std::string source(const request& r, const configuration& c) {
   return text;
 }
 
-std::string column_sum_source(bool f64) {
+std::string column_sum_source() {
   return std::string("#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void __launch_bounds__(256) ") +
-         kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum<" + (f64 ? "double" : "float") + ">(a);\n}\nONEPASS_END\n";
+         kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum(a);\n}\nONEPASS_END\n";
 }
 
 std::string label(const request& r, const configuration& c, const std::string& arch) {

@@ -44,7 +44,7 @@ plan choose(const request&, const arguments&, const device_facts&);
 // What NVRTC compiles; the kernel is called kKernelName.
 inline constexpr const char* kKernelName = "onepass_kernel";
 std::string source(const request&, const configuration&);
-std::string column_sum_source(bool f64);
+std::string column_sum_source();
 
 std::string label(const request&, const configuration&, const std::string& arch);
 

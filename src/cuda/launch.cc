@@ -49,12 +49,13 @@ void launch(const request& r, const plan& p, const arguments& a, int device, voi
   launch(with, p.grid_x, p.grid_y, 1, static_cast<unsigned>(p.with.across * p.with.down), 1, p.shared_bytes, stream, &a);
 }
 
-void reduce_columns(const arguments& a, bool f64, const plan& p, int slots, const view* outputs, int device, void* stream) {
+void reduce_columns(const arguments& a, const plan& p, int slots, const view* outputs, int device, void* stream) {
   column_sum_arguments with{a.column_partial, p.parts, a.columns, {}};
   std::copy(outputs, outputs + slots, with.output);
-  static const std::string sources[2] = {column_sum_source(false), column_sum_source(true)};
-  const kernel& sum = load(sources[f64], kKernelName, device, stream, facts(device).arch_name + " column sum");
-  launch(sum, static_cast<unsigned>((a.columns + 31) / 32), static_cast<unsigned>(slots), 1, 32, 8, 0, stream, &with);
+  thread_local std::unordered_map<int, const kernel*> known;  // load compares whole sources
+  const kernel*& sum = known[device];
+  if (sum == nullptr) sum = &load(column_sum_source(), kKernelName, device, stream, facts(device).arch_name + " column sum");
+  launch(*sum, static_cast<unsigned>((a.columns + 31) / 32), static_cast<unsigned>(slots), 1, 32, 8, 0, stream, &with);
 }
 
 }  // namespace onepass::cuda

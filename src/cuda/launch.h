@@ -9,6 +9,6 @@ plan prepare(const request&, const arguments&, int device);
 void launch(const request&, const plan&, const arguments&, int device, void* stream);
 
 // The second stage of column gradients: outputs are 1-D, one for each wanted column operand.
-void reduce_columns(const arguments&, bool f64, const plan&, int slots, const view* outputs, int device, void* stream);
+void reduce_columns(const arguments&, const plan&, int slots, const view* outputs, int device, void* stream);
 
 }  // namespace onepass::cuda

@@ -108,7 +108,7 @@ std::vector<std::string> prebuild(const spec::line& line, const std::string& arc
   if (line.rowwise()) labels.push_back(call.forward(arch_name, false));
   if (std::string backward = call.backward(arch_name); !backward.empty()) labels.push_back(std::move(backward));
   const std::string sum = arch_name + " column sum";
-  build(column_sum_source(x == dtype::f64), arch_name, sum);
+  build(column_sum_source(), arch_name, sum);
   labels.push_back(sum);
   return labels;
 }

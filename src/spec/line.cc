@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdlib>
+#include <charconv>
 
 #include "onepass/skeleton/arguments.h"
 #include "src/spec/words.h"
@@ -11,13 +11,22 @@
 namespace onepass::spec {
 namespace {
 
+// UTF-8: bytes after a character's first.
+bool continues(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
+
+std::size_t characters(std::string_view text, int begin, int end) {
+  const auto from = static_cast<std::size_t>(begin), to = std::min(static_cast<std::size_t>(end), text.size());
+  return static_cast<std::size_t>(std::count_if(text.begin() + static_cast<std::ptrdiff_t>(std::min(from, to)),
+                                                text.begin() + static_cast<std::ptrdiff_t>(to), [](char c) { return !continues(c); }));
+}
+
 std::string quoted(std::string_view text, int begin, int end, const std::string& what) {
   std::string message = what;
   message += "\n  ";
   for (char c : text) message += std::isspace(static_cast<unsigned char>(c)) ? ' ' : c;
   message += "\n  ";
-  message.append(static_cast<std::size_t>(begin), ' ');
-  message.append(static_cast<std::size_t>(std::max(1, end - begin)), '^');
+  message.append(characters(text, 0, begin), ' ');
+  message.append(std::max<std::size_t>(1, characters(text, begin, end)), '^');
   return message;
 }
 
@@ -33,7 +42,7 @@ class reader {
       add(result, read_word());
       skip_space();
       if (at_end()) return result;
-      if (peek() != '|') fail(at_, at_ + 1, std::string("expected '|' between words, got '") + peek() + "'");
+      if (peek() != '|') fail_here("expected '|' between words");
       ++at_;
     }
   }
@@ -41,6 +50,13 @@ class reader {
  private:
   [[noreturn]] void fail(int begin, int end, const std::string& what) const {
     throw line_error(text_, begin, end, what);
+  }
+  // At a character, which is named.
+  [[noreturn]] void fail_here(const std::string& what) const {
+    if (at_end()) fail(at_, at_ + 1, what + ", got the end of the line");
+    int end = at_ + 1;
+    while (end < static_cast<int>(text_.size()) && continues(text_[static_cast<std::size_t>(end)])) ++end;
+    fail(at_, end, what + ", got '" + std::string(text_.substr(static_cast<std::size_t>(at_), static_cast<std::size_t>(end - at_))) + "'");
   }
   bool at_end() const { return at_ >= static_cast<int>(text_.size()); }
   char peek() const { return text_[static_cast<std::size_t>(at_)]; }
@@ -52,11 +68,7 @@ class reader {
     skip_space();
     const int begin = at_;
     while (!at_end() && (std::isalnum(static_cast<unsigned char>(peek())) || peek() == '_')) ++at_;
-    if (at_ == begin) {
-      fail(begin, begin + 1,
-           at_end() ? std::string("expected ") + expected + ", got the end of the line"
-                    : std::string("expected ") + expected + ", got '" + peek() + "'");
-    }
+    if (at_ == begin) fail_here(std::string("expected ") + expected);
     return text_.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(at_ - begin));
   }
 
@@ -83,9 +95,10 @@ class reader {
                            std::isdigit(static_cast<unsigned char>(digits[i + 1]));
       if (digits[i] != '_' || !between) plain += digits[i];
     }
-    char* stop = nullptr;
-    const double value = std::strtod(plain.c_str(), &stop);
-    if (plain.empty() || *stop != '\0' || plain.find_first_of("xX") != std::string::npos) {
+    if (plain.size() > 1 && plain[0] == '+' && plain[1] != '-') plain.erase(0, 1);
+    double value = 0;  // from_chars, since strtod listens to the locale
+    const auto [stop, error] = std::from_chars(plain.data(), plain.data() + plain.size(), value);
+    if (plain.empty() || error != std::errc{} || stop != plain.data() + plain.size()) {
       fail(begin, begin + static_cast<int>(digits.size()),
            std::string("'") + about.name + "' takes a number (" + about.parameter + "), got '" + digits + "'");
     }
@@ -186,6 +199,11 @@ line_error::line_error(std::string_view text, int begin, int end, const std::str
 
 const word& line::operand_word(int operand) const {
   return *std::find_if(words.begin(), words.end(), [operand](const word& w) { return w.operand == operand; });
+}
+
+int line::least_dim() const {
+  const bool causal = std::any_of(words.begin(), words.end(), [](const word& w) { return std::string_view(w.about->name) == "causal"; });
+  return causal ? 2 : 0;
 }
 
 bool line::depends_on_column() const {

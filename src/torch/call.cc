@@ -1,6 +1,7 @@
 // One call of a line, forward or backward, on either device: checks, layout, outputs, launch.
 #include "src/torch/call.h"
 
+#include "src/torch/check.h"
 #include "src/torch/frame.h"
 #include "src/torch/run.h"
 
@@ -27,9 +28,9 @@ std::vector<spec::operand_facts> facts_of(const std::vector<std::int64_t>& types
 
 std::vector<Tensor> forward(const forward_call& call) {
   const prepared_line& line = prepared(call.line);
-  STD_TORCH_CHECK(static_cast<int>(call.operands.size()) == line.line.operands, "onepass: the line \"", call.line, "\" takes ",
+  ONEPASS_CHECK(static_cast<int>(call.operands.size()) == line.line.operands, "onepass: the line \"", call.line, "\" takes ",
                   line.line.operands, " operands, got ", call.operands.size());
-  frame f(line, shape_of(call.x), dtype_of(call.x), device_of(call.x));
+  frame f(line, call.x, "x");
   f.input(call.x, f.a.x);
   for (int i = 0; i < line.line.operands; ++i) f.operand(i, call.operands[static_cast<std::size_t>(i)]);
   f.boolean_masks = masks_of(f);
@@ -46,34 +47,34 @@ std::vector<Tensor> forward(const forward_call& call) {
 std::vector<Tensor> backward(const backward_call& call) {
   const prepared_line& prepared_with = prepared(call.line);
   const spec::line& line = prepared_with.line;
-  STD_TORCH_CHECK(static_cast<int>(call.gradients.size()) == 1 + line.keeps &&
+  ONEPASS_CHECK(static_cast<int>(call.gradients.size()) == 1 + line.keeps &&
                       static_cast<int>(call.operand_types.size()) == line.operands &&
                       static_cast<int>(call.operands.size()) == line.operands,
                   "onepass: backward of \"", call.line, "\" takes ", 1 + line.keeps, " gradients and ", line.operands, " operands");
   const Tensor& dy = call.gradients[0];
-  frame f(prepared_with, shape_of(dy), dtype_of(dy), device_of(dy));
+  frame f(prepared_with, dy, "the gradient");
   const std::vector<spec::operand_facts> facts = facts_of(call.operand_types);
   const spec::gradients plan = spec::plan_gradients(line, f.type, facts, static_cast<std::uint64_t>(call.wanted));
   f.input(dy, f.a.y);
   for (int k = 0; k < line.keeps; ++k) f.input(call.gradients[static_cast<std::size_t>(k) + 1], f.a.kept_gradient[k]);
   if (prepared_with.reads.x) {
-    STD_TORCH_CHECK(call.x.has_value(), "onepass: backward of \"", call.line, "\" reads x");
+    ONEPASS_CHECK(call.x.has_value(), "onepass: backward of \"", call.line, "\" reads x");
     f.input(*call.x, f.a.x);
   }
   for (int i = 0; i < line.operands; ++i) {
     const auto at = static_cast<std::size_t>(i);
     f.operand_types[i] = facts[at].type;
     if (!prepared_with.reads.operands[at]) continue;
-    STD_TORCH_CHECK(call.operands[at].has_value(), "onepass: backward of \"", call.line, "\" reads operand ", i);
+    ONEPASS_CHECK(call.operands[at].has_value(), "onepass: backward of \"", call.line, "\" reads operand ", i);
     f.operand(i, *call.operands[at]);
   }
   f.boolean_masks = masks_of(f);
   if (prepared_with.reads.resume >= 0) {
-    STD_TORCH_CHECK(call.resumed.has_value(), "onepass: backward of \"", call.line, "\" reads a kept value");
+    ONEPASS_CHECK(call.resumed.has_value(), "onepass: backward of \"", call.line, "\" reads a kept value");
     f.input(*call.resumed, f.a.kept[line.words[static_cast<std::size_t>(prepared_with.reads.resume)].ordinal]);
   }
   if (line.rowwise()) {
-    STD_TORCH_CHECK(call.statistics.has_value(), "onepass: backward of \"", call.line, "\" reads the row statistics");
+    ONEPASS_CHECK(call.statistics.has_value(), "onepass: backward of \"", call.line, "\" reads the row statistics");
     f.statistics(*call.statistics);
   }
   f.dropout_state(call.dropout_state);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "src/torch/check.h"
+
 namespace onepass::binding {
 namespace {
 
@@ -18,10 +20,12 @@ std::string operand_text(const spec::word& w) {
 
 }  // namespace
 
-frame::frame(const prepared_line& with, const spec::shape& of_shape, dtype of_type, const device& of_device)
-    : line(with), shape(of_shape), type(of_type), on(of_device) {
-  STD_TORCH_CHECK(type != dtype::none && type != dtype::boolean,
-                  "onepass: x must be float32, float64, bfloat16 or float16, got ", name_of(type));
+frame::frame(const prepared_line& with, const Tensor& like, const char* name)
+    : line(with), shape(shape_of(like)), type(dtype_of(like)), on(device_of(like)) {
+  ONEPASS_CHECK(type != dtype::none && type != dtype::boolean, "onepass: ", name,
+                " must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got ", dtype_text(like));
+  ONEPASS_CHECK(shape.dim >= line.line.least_dim(), "onepass: 'causal' needs a tensor of at least 2 dimensions, got ", name,
+                " of shape ", shape_text(like));
   for (std::size_t i = 0; i < line.line.parameters.size(); ++i) {
     const double value = line.line.parameters[i];
     a.parameter[i] = std::isnan(value) ? machine_epsilon(type) : value;
@@ -30,7 +34,7 @@ frame::frame(const prepared_line& with, const spec::shape& of_shape, dtype of_ty
 
 void frame::require_same_device(const Tensor& t, const std::string& what) const {
   const device its = device_of(t);
-  STD_TORCH_CHECK(its == on, "onepass: expected all tensors to be on the same device, but x is on ", on.text(), " and ",
+  ONEPASS_CHECK(its == on, "onepass: expected all tensors to be on the same device, but x is on ", on.text(), " and ",
                   what, " is on ", its.text());
 }
 
@@ -52,20 +56,20 @@ void frame::operand(int index, const Tensor& t) {
   const spec::word& w = line.line.operand_word(index);
   const bool is_mask = w.about->kind == word_kind::mask;
   const dtype its = dtype_of(t);
-  STD_TORCH_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", operand_text(w),
+  ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", operand_text(w),
                   " must be a floating point tensor", is_mask ? " or bool" : "", ", got ",
-                  its == dtype::boolean ? "torch.bool" : "another dtype");
+                  dtype_text(t));
   require_same_device(t, operand_text(w));
   operand_types[index] = its;
   view& out = a.operand[index];
   if (w.about->operand == operand_kind::tensor) {
-    STD_TORCH_CHECK(spec::broadcasts(strided_of(t, &out), shape), "onepass: ", operand_text(w),
+    ONEPASS_CHECK(spec::broadcasts(strided_of(t, &out), shape), "onepass: ", operand_text(w),
                     " must have x's shape ", shape_text(shape.sizes, shape.dim), " or broadcast to it, got ", shape_text(t));
     input(t, out);
     return;
   }
   const std::int64_t columns = shape.columns();
-  STD_TORCH_CHECK(t.dim() == 1 && t.size(0) == columns, "onepass: ", operand_text(w), " must have shape [", columns,
+  ONEPASS_CHECK(t.dim() == 1 && t.size(0) == columns, "onepass: ", operand_text(w), " must have shape [", columns,
                   "], one number for each column of x, got ", shape_text(t));
   const bool dense = columns == 1 || t.stride(0) == 1;
   if (!dense) held_.push_back(torch::stable::contiguous(t));
@@ -74,10 +78,10 @@ void frame::operand(int index, const Tensor& t) {
 
 void frame::dropout_state(const std::optional<Tensor>& state) {
   if (line.line.dropouts == 0) return;
-  STD_TORCH_CHECK(state.has_value(), "onepass: a line with dropout needs a dropout_state");
+  ONEPASS_CHECK(state.has_value(), "onepass: a line with dropout needs a dropout_state");
   std::int32_t code = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(state->get(), &code));
-  STD_TORCH_CHECK(code == aoti_torch_dtype_int64() && state->numel() == 2 && state->is_contiguous(),
+  ONEPASS_CHECK(code == aoti_torch_dtype_int64() && state->numel() == 2 && state->is_contiguous(),
                   "onepass: dropout_state must be a contiguous int64 tensor {seed, offset}, got shape ", shape_text(*state));
   require_same_device(*state, "dropout_state");
   a.dropout_state = static_cast<const int64*>(static_cast<void*>(state->data_ptr()));

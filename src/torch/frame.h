@@ -12,8 +12,8 @@ namespace onepass::binding {
 
 class frame {
  public:
-  // shape: x's. type: x's dtype, which the result, the kept values and their gradients share.
-  frame(const prepared_line& with, const spec::shape& shape, dtype type, const device& on);
+  // like: x, or the result's gradient. Its shape and dtype are those of the result, the kept values and their gradients.
+  frame(const prepared_line& with, const Tensor& like, const char* name);
 
   arguments a{};
   const prepared_line& line;

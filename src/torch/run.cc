@@ -9,6 +9,7 @@
 
 #include "src/cpu/run.h"
 #include "src/cuda/launch.h"
+#include "src/torch/check.h"
 
 namespace onepass::binding {
 namespace {
@@ -23,9 +24,9 @@ void* current_stream(int device_index) {
   using lookup = AOTITorchError (*)(std::int32_t, void**);
   static const auto get = [] {
     void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
-    STD_TORCH_CHECK(library != nullptr, "onepass: this torch has no CUDA (libtorch_cuda.so is not loaded)");
+    ONEPASS_CHECK(library != nullptr, "onepass: this torch has no CUDA (libtorch_cuda.so is not loaded)");
     auto* found = reinterpret_cast<lookup>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
-    STD_TORCH_CHECK(found != nullptr, "onepass: aoti_torch_get_current_cuda_stream is missing from libtorch_cuda.so");
+    ONEPASS_CHECK(found != nullptr, "onepass: aoti_torch_get_current_cuda_stream is missing from libtorch_cuda.so");
     return found;
   }();
   void* stream = nullptr;
@@ -49,7 +50,7 @@ cuda::request request_of(const frame& f, bool backward) {
 
 Tensor partial_sums(const frame& f, std::int64_t slots, std::int64_t parts) {
   const std::int64_t sizes[3] = {slots, parts, f.a.columns};
-  return empty(sizes, 3, f.arithmetic(), f.on);
+  return empty(sizes, 3, dtype::f64, f.on);
 }
 
 }  // namespace
@@ -82,8 +83,7 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
     void* stream = current_stream(f.on.index);
     cuda::launch(request, with, f.a, f.on.index, stream);
     if (slots) {
-      cuda::reduce_columns(f.a, f.type == dtype::f64, with, static_cast<int>(slots), column_outputs.data(), f.on.index,
-                           stream);
+      cuda::reduce_columns(f.a, with, static_cast<int>(slots), column_outputs.data(), f.on.index, stream);
     }
     return;
   }
@@ -93,7 +93,7 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
   std::optional<Tensor> partial;
   if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, parts)).data_ptr();
   cpu::run(f.type == dtype::f64 ? kernels.backward_f64 : kernels.backward_f32, f.a);
-  if (slots) cpu::reduce_columns(f.a, f.type == dtype::f64, parts, static_cast<int>(slots), column_outputs.data());
+  if (slots) cpu::reduce_columns(f.a, parts, static_cast<int>(slots), column_outputs.data());
 }
 
 }  // namespace onepass::binding

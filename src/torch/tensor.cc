@@ -49,15 +49,20 @@ dtype dtype_of(const Tensor& t) {
   return dtype::none;
 }
 
-const char* name_of(dtype type) {
-  switch (type) {
-    case dtype::f32: return "torch.float32";
-    case dtype::f64: return "torch.float64";
-    case dtype::bf16: return "torch.bfloat16";
-    case dtype::f16: return "torch.float16";
-    case dtype::boolean: return "torch.bool";
-    default: return "an unsupported dtype";
+std::string dtype_text(const Tensor& t) {
+  static const std::pair<std::int32_t, const char*> kNames[] = {
+      {aoti_torch_dtype_float32(), "torch.float32"},     {aoti_torch_dtype_float64(), "torch.float64"},
+      {aoti_torch_dtype_bfloat16(), "torch.bfloat16"},   {aoti_torch_dtype_float16(), "torch.float16"},
+      {aoti_torch_dtype_bool(), "torch.bool"},           {aoti_torch_dtype_uint8(), "torch.uint8"},
+      {aoti_torch_dtype_int8(), "torch.int8"},           {aoti_torch_dtype_int16(), "torch.int16"},
+      {aoti_torch_dtype_int32(), "torch.int32"},         {aoti_torch_dtype_int64(), "torch.int64"},
+      {aoti_torch_dtype_complex64(), "torch.complex64"}, {aoti_torch_dtype_complex128(), "torch.complex128"}};
+  std::int32_t code = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
+  for (const auto& [known, name] : kNames) {
+    if (known == code) return name;
   }
+  return "dtype number " + std::to_string(code);
 }
 
 std::string shape_text(const std::int64_t* sizes, int dim) {

@@ -1,7 +1,15 @@
 """Every test that asks for `device` runs on the CPU, and on CUDA where there is one."""
 
+import os
+from pathlib import Path
+
 import pytest
+
+import onepass
 import torch
+
+# For the processes that tests start: the same package as here.
+os.environ["PYTHONPATH"] = str(Path(onepass.__file__).resolve().parent.parent)
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -3,10 +3,10 @@
 import math
 
 import pytest
-import torch
 import torch.nn.functional as F
 
 import onepass
+import torch
 from helpers import DTYPES, Inputs, assert_equal, check_error, check_line, gradients, make_inputs, run, upstream
 from onepass.reference import ACTIVATIONS, compose
 
@@ -101,8 +101,8 @@ def test_infinities_and_nan_stay_in_their_row(line, columns, bad, device):
     x = torch.randn(6, columns, device=device)
     clean = onepass.fused(line, x)
     x[2, columns // 2] = bad
-    ours, exact = onepass.fused(line, x), exact_of(line, x)
-    assert_equal(ours[2].isnan(), exact[2].isnan(), line)
+    ours, exact = onepass.fused(line, x), exact_of(line, x.cpu())  # rms_norm on CUDA makes the whole row NaN (2.11)
+    assert_equal(ours[2].isnan().cpu(), exact[2].isnan(), line)
     others = [0, 1, 3, 4, 5]
     assert torch.equal(ours[others], clean[others])
 

@@ -5,11 +5,11 @@ anyway and varies their numbers and activations within the ahead-of-time table; 
 """
 
 import pytest
-import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import onepass
+import torch
 from helpers import COMPILED_LINES, NAMED_LINES, Inputs, check_line, make_inputs, words_of
 
 ACTIVATIONS = [word.name for word in onepass.words() if word.kind == "activation"]
@@ -115,7 +115,7 @@ def test_error_is_no_more_than_pytorchs(dtype, device):
             line, shape, dtype, device, parameter_dtype=parameter_dtype, bool_mask=bool_mask, seed=seed
         )
         torch.manual_seed(seed)
-        check_line(line, relaid_inputs(data.draw, inputs))
+        check_line(line, relaid_inputs(data.draw, inputs), slack=max(1.0, 0.5 * len(words_of(line))))
 
     check()
 

@@ -34,7 +34,7 @@ struct arguments {
   view kept_gradient[kMaxKeeps];
 
   void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
-  void* column_partial;  // [column gradients wanted][parts][columns], float (double where x is f64)
+  void* column_partial;  // [column gradients wanted][parts][columns], double
   uint64 wants_column;   // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
 
   const int64* dropout_state;  // {seed, offset}

@@ -1,4 +1,5 @@
-// The second stage of column gradients: adds the blocks' parts in a fixed order. Its work does not grow with rows.
+// The second stage of column gradients: adds the blocks' parts in a fixed order, in double. Its work does not grow with
+// rows.
 #pragma once
 
 #include "onepass/lane/cuda.h"
@@ -7,7 +8,7 @@
 namespace onepass {
 
 struct column_sum_arguments {
-  const void* partial;  // [slots][parts][columns]
+  const void* partial;  // [slots][parts][columns], double
   int64 parts, columns;
   view output[kMaxOperands];
 };
@@ -17,13 +18,12 @@ struct column_sum_arguments {
 ONEPASS_BEGIN
 
 // A block of 32 columns by 8: grid (ceil(columns / 32), slots).
-template <class T>
 ONEPASS_FUNCTION void column_sum(const column_sum_arguments& a) {
   constexpr int kDown = 8;
-  __shared__ T shared[kDown][32];
+  __shared__ double shared[kDown][32];
   const int64 column = static_cast<int64>(blockIdx.x) * 32 + threadIdx.x;
-  const T* from = static_cast<const T*>(a.partial) + blockIdx.y * a.parts * a.columns;
-  T total = 0;
+  const double* from = static_cast<const double*>(a.partial) + blockIdx.y * a.parts * a.columns;
+  double total = 0;
   if (column < a.columns) {
     for (int64 part = threadIdx.y; part < a.parts; part += kDown) total += from[part * a.columns + column];
   }
@@ -34,7 +34,7 @@ ONEPASS_FUNCTION void column_sum(const column_sum_arguments& a) {
   const view& out = a.output[blockIdx.y];
   switch (out.type) {
     case dtype::f32: static_cast<float*>(out.data)[column] = static_cast<float>(total); break;
-    case dtype::f64: static_cast<double*>(out.data)[column] = static_cast<double>(total); break;
+    case dtype::f64: static_cast<double*>(out.data)[column] = total; break;
     case dtype::bf16: static_cast<uint16*>(out.data)[column] = to_storage<dtype::bf16>(total); break;
     default: static_cast<uint16*>(out.data)[column] = to_storage<dtype::f16>(total); break;
   }

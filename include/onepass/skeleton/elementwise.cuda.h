@@ -50,35 +50,6 @@ ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
   });
 }
 
-// Adds the block's rows of sums in a fixed order, and writes the block's part.
-template <class Config>
-ONEPASS_FUNCTION void write_parts(const arguments& a, pack<typename Config::arithmetic, Config::kLanes>* sums) {
-  using T = typename Config::arithmetic;
-  constexpr int V = Config::kLanes, kAcross = Config::kAcross, kDown = Config::kDown;
-  __shared__ T shared[kDown > 1 ? kDown * kAcross * V : 1];
-  const int across = static_cast<int>(threadIdx.x) % kAcross, down = static_cast<int>(threadIdx.x) / kAcross;
-  const int64 column = (static_cast<int64>(blockIdx.x) * kAcross + across) * V;
-#pragma unroll
-  for (int slot = 0; slot < kSlots<Config>; ++slot) {
-    if constexpr (kDown > 1) {
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < V; ++i) shared[(down * V + i) * kAcross + across] = sums[slot].v[i];
-      __syncthreads();
-      if (down != 0) continue;
-      for (int d = 1; d < kDown; ++d) {
-#pragma unroll
-        for (int i = 0; i < V; ++i) sums[slot].v[i] += shared[(d * V + i) * kAcross + across];
-      }
-    }
-    T* part = static_cast<T*>(a.column_partial) + (static_cast<int64>(slot) * gridDim.y + blockIdx.y) * a.columns;
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      if (column + i < a.columns) part[column + i] = sums[slot].v[i];
-    }
-  }
-}
-
 template <class Config, class Line>
 ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
   using where_at = place<Config, Line>;
@@ -105,7 +76,12 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
       at.store_dx(dx[u]);
     }
   });
-  if constexpr (kSlots<Config> > 0) write_parts<Config>(a, sums);
+  if constexpr (kSlots<Config> > 0) {
+    const int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
+    const int64 column = (static_cast<int64>(blockIdx.x) * Config::kAcross + across) * Config::kLanes;
+#pragma unroll
+    for (int slot = 0; slot < kSlots<Config>; ++slot) write_part<Config>(a, sums[slot], slot, gridDim.y, blockIdx.y, column, across, down);
+  }
 }
 
 ONEPASS_END

@@ -193,11 +193,11 @@ ONEPASS_FUNCTION void for_columns(int64 begin, int64 end, const Body& body) {
 }
 
 // The running column sums of one task over columns [begin, end): short sums in level-one cache, added to the task's
-// part every kRows rows, so that the error grows with the square root of the rows and not with the rows.
+// part, which is double, every kRows rows: the error does not grow with the rows.
 template <class T, class Line>
 class column_sums {
  public:
-  static constexpr int kRows = 64;
+  static constexpr int kRows = 32;
 
   ONEPASS_FUNCTION column_sums(const arguments& a, int64 begin, int64 end, place<T, Line>& at)
       : slots_(static_cast<int>(hwy::PopCount(a.wants_column))),
@@ -211,7 +211,7 @@ class column_sums {
   }
   // The part that a row block writes; zeroed here, so that every part is whole.
   ONEPASS_FUNCTION void start(const arguments& a, int64 part) {
-    part_ = static_cast<T*>(a.column_partial) + part * a.columns;
+    part_ = static_cast<double*>(a.column_partial) + part * a.columns;
     for (int s = 0; s < slots_; ++s) {
       for (int64 c = begin_; c < end_; ++c) part_[s * slot_stride_ + c] = 0;
     }
@@ -223,9 +223,9 @@ class column_sums {
     rows_ = 0;
     for (int s = 0; s < slots_; ++s) {
       T* from = running_.data() + s * stride_;
-      T* to = part_ + s * slot_stride_ + begin_;
+      double* to = part_ + s * slot_stride_ + begin_;
       for (int64 c = 0; c < end_ - begin_; ++c) {
-        to[c] += from[c];
+        to[c] += static_cast<double>(from[c]);
         from[c] = 0;
       }
     }
@@ -234,7 +234,7 @@ class column_sums {
  private:
   int slots_, rows_ = 0;
   int64 begin_, end_, stride_, slot_stride_;
-  T* part_ = nullptr;
+  double* part_ = nullptr;
   scratch<T> running_;
 };
 

@@ -24,6 +24,17 @@ constexpr __device__ int bits_below(uint64 bits, int i) {
 template <class Config>
 inline constexpr int kSlots = bits_below(Config::kWantsColumn, kMaxOperands);
 
+template <bool Shared, class T>
+struct memory_sum {
+  using type = double;
+};
+template <class T>
+struct memory_sum<true, T> {
+  using type = T;  // shared memory is short
+};
+template <class Config>
+using sum_in_memory = typename memory_sum<Config::kSumsInShared, typename Config::arithmetic>::type;
+
 // Quiet: gives no gradients to operands (a pass that only sums).
 template <class Config, class Line, bool Quiet = false>
 class place {
@@ -53,7 +64,7 @@ class place {
   ONEPASS_FUNCTION int count() const { return count_; }
   // Where this lane's columns of wanted operand number `slot` are summed: registers, or memory that is its own.
   ONEPASS_FUNCTION void set_sums(lane* registers) { sums_ = registers; }
-  ONEPASS_FUNCTION void set_sums(T* memory, int64 slot_stride) {
+  ONEPASS_FUNCTION void set_sums(sum_in_memory<Config>* memory, int64 slot_stride) {
     memory_sums_ = memory;
     slot_stride_ = slot_stride;
   }
@@ -85,7 +96,7 @@ class place {
       if constexpr (Config::kSumsInRegisters) {
         sums_[slot] = sums_[slot] + where(first_n<lane>(count_), g, lane(T(0)));
       } else {
-        T* at = memory_sums_ + slot * slot_stride_ + column_;
+        sum_in_memory<Config>* at = memory_sums_ + slot * slot_stride_ + column_;
 #pragma unroll
         for (int i = 0; i < V; ++i) {
           if (i < count_) at[i] += g.v[i];
@@ -155,9 +166,38 @@ class place {
   int64 digit_[kMaxDims];
   int count_ = 0;
   lane* sums_ = nullptr;
-  T* memory_sums_ = nullptr;
+  sum_in_memory<Config>* memory_sums_ = nullptr;
   int64 slot_stride_ = 0;
 };
+
+// Writes a lane of one column sum into the block's part, number `part` of `parts`. The block's rows are added in a fixed
+// order, in double: there can be hundreds.
+template <class Config>
+ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kLanes> sum, int slot, int64 parts,
+                                 int64 part, int64 column, int across, int down) {
+  using T = typename Config::arithmetic;
+  constexpr int V = Config::kLanes, kAcross = Config::kAcross, kDown = Config::kDown;
+  double total[V];
+#pragma unroll
+  for (int i = 0; i < V; ++i) total[i] = static_cast<double>(sum.v[i]);
+  if constexpr (kDown > 1) {
+    __shared__ T shared[kDown * kAcross * V];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < V; ++i) shared[(down * V + i) * kAcross + across] = sum.v[i];
+    __syncthreads();
+    if (down != 0) return;
+    for (int d = 1; d < kDown; ++d) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) total[i] += static_cast<double>(shared[(d * V + i) * kAcross + across]);
+    }
+  }
+  double* to = static_cast<double*>(a.column_partial) + (slot * parts + part) * a.columns;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    if (column + i < a.columns) to[column + i] = total[i];
+  }
+}
 
 // How many of the V numbers from `column` on the row has.
 template <int V>

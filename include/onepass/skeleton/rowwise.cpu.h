@@ -22,18 +22,23 @@ class held_row {
   ONEPASS_FUNCTION held_row(T* values, int64 columns) : values_(values), columns_(columns) {}
   ONEPASS_FUNCTION T columns() const { return static_cast<T>(columns_); }
 
-  // Four sums side by side hide the adder's latency; blocks of kBlock lanes keep the error from growing with the row.
   template <class F>
   ONEPASS_FUNCTION T sum(const F& f) {
-    return each_sum([&](T* at) ONEPASS_LAMBDA { return f(load_lane<L>(at)); });
+    return sum_lanes(each_sum<L>([&](T* at) ONEPASS_LAMBDA { return f(load_lane<L>(at)); }));
+  }
+  template <class F>
+  ONEPASS_FUNCTION stage::pair<T> sum_pair(const F& f) {
+    using two = stage::terms<L>;
+    const two total = each_sum<two>([&](T* at) ONEPASS_LAMBDA { return f(load_lane<L>(at)); });
+    return {sum_lanes(total.first), sum_lanes(total.second)};
   }
   template <class F>
   ONEPASS_FUNCTION T replace_sum(const F& f) {
-    return each_sum([&](T* at) ONEPASS_LAMBDA {
+    return sum_lanes(each_sum<L>([&](T* at) ONEPASS_LAMBDA {
       const L value = f(load_lane<L>(at));
       store_lane(value, at);
       return value;
-    });
+    }));
   }
   template <class F>
   ONEPASS_FUNCTION T max(const F& f) {
@@ -48,13 +53,25 @@ class held_row {
   }
 
  private:
-  template <class F>
-  ONEPASS_FUNCTION T each_sum(const F& f) {
+  template <class Sum>
+  static ONEPASS_FUNCTION Sum zero_of() {
+    if constexpr (same_type<Sum, L>) return L(T(0));
+    else return {L(T(0)), L(T(0))};
+  }
+  static ONEPASS_FUNCTION L first_of(int count, L v) { return where(first_n<L>(count), v, L(T(0))); }
+  static ONEPASS_FUNCTION stage::terms<L> first_of(int count, stage::terms<L> v) {
+    return {first_of(count, v.first), first_of(count, v.second)};
+  }
+
+  // Four sums side by side hide the adder's latency; blocks of kBlock lanes keep the error from growing with the row.
+  template <class Sum, class F>
+  ONEPASS_FUNCTION Sum each_sum(const F& f) {
     constexpr int kLanes = lanes<L>(), kBlock = 128;
-    L total(T(0));
+    const Sum zero = zero_of<Sum>();
+    Sum total = zero;
     int64 c = 0;
     while (c + 4 * kLanes <= columns_) {
-      L s0(T(0)), s1(T(0)), s2(T(0)), s3(T(0));
+      Sum s0 = zero, s1 = zero, s2 = zero, s3 = zero;
       for (int i = 0; i < kBlock && c + 4 * kLanes <= columns_; ++i, c += 4 * kLanes) {
         s0 = s0 + f(values_ + c);
         s1 = s1 + f(values_ + c + kLanes);
@@ -64,10 +81,10 @@ class held_row {
       total = total + ((s0 + s1) + (s2 + s3));
     }
     for (; c < columns_; c += kLanes) {
-      const L value = f(values_ + c);
-      total = total + (c + kLanes <= columns_ ? value : where(first_n<L>(static_cast<int>(columns_ - c)), value, L(T(0))));
+      const Sum value = f(values_ + c);
+      total = total + (c + kLanes <= columns_ ? value : first_of(static_cast<int>(columns_ - c), value));
     }
-    return sum_lanes(total);
+    return total;
   }
 
   T* values_;

@@ -19,12 +19,13 @@ class row_threads {
 
   explicit ONEPASS_FUNCTION row_threads(stage::pair<T>* shared) : shared_(shared) {}
 
-  template <class Combine>
-  ONEPASS_FUNCTION stage::pair<T> reduce(stage::pair<T> own, const Combine& combine) {
+  // V: T, or a pair of them.
+  template <class V, class Combine>
+  ONEPASS_FUNCTION V reduce(V own, const Combine& combine) {
     own = in_warp(own, combine, kWidth);
     if constexpr (kWarps == 1) return own;
     // Two sets of slots take turns: one barrier a reduction is enough.
-    stage::pair<T>* slots = shared_ + turn_ * kWarps;
+    V* slots = reinterpret_cast<V*>(shared_ + turn_ * kWarps);
     turn_ ^= 1;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (lane == 0) slots[threadIdx.x / 32] = own;
@@ -34,29 +35,32 @@ class row_threads {
   }
 
  private:
-  template <class Combine>
-  static ONEPASS_FUNCTION stage::pair<T> in_warp(stage::pair<T> own, const Combine& combine, int width) {
+  template <class V, class Combine>
+  static ONEPASS_FUNCTION V in_warp(V own, const Combine& combine, int width) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
-      if (distance >= width) continue;
-      own = combine(own, {__shfl_xor_sync(0xffffffffu, own.first, distance), __shfl_xor_sync(0xffffffffu, own.second, distance)});
+      if (distance < width) own = combine(own, from_lane(own, distance));
     }
     return own;
+  }
+  static ONEPASS_FUNCTION T from_lane(T own, int distance) { return __shfl_xor_sync(0xffffffffu, own, distance); }
+  static ONEPASS_FUNCTION stage::pair<T> from_lane(stage::pair<T> own, int distance) {
+    return {from_lane(own.first, distance), from_lane(own.second, distance)};
   }
   stage::pair<T>* shared_;
   int turn_ = 0;
 };
 
-struct add_pairs {
-  template <class P>
-  ONEPASS_FUNCTION P operator()(P a, P b) const {
-    return {a.first + b.first, a.second + b.second};
+struct plus {
+  template <class V>
+  ONEPASS_FUNCTION V operator()(V a, V b) const {
+    return a + b;
   }
 };
-struct larger_pairs {
-  template <class P>
-  ONEPASS_FUNCTION P operator()(P a, P b) const {
-    return {b.first > a.first ? b.first : a.first, a.second};
+struct larger_of {
+  template <class T>
+  ONEPASS_FUNCTION T operator()(T a, T b) const {
+    return b > a ? b : a;
   }
 };
 
@@ -95,6 +99,16 @@ class thread_row {
     return each<false>(f);
   }
   template <class F>
+  ONEPASS_FUNCTION stage::pair<T> sum_pair(const F& f) {
+    lane first(T(0)), second(T(0));
+    for_lanes<Config>(a_, across_, valid_, [&](int k, int64 column, int count) {
+      const stage::terms<lane> value = f(value_(k, column, count));
+      first = first + where(first_n<lane>(count), value.first, lane(T(0)));
+      second = second + where(first_n<lane>(count), value.second, lane(T(0)));
+    });
+    return threads_.reduce(stage::pair<T>{sum_lanes(first), sum_lanes(second)}, plus());
+  }
+  template <class F>
   ONEPASS_FUNCTION T replace_sum(const F& f) {
     return each<true>(f);
   }
@@ -105,7 +119,7 @@ class thread_row {
     for_lanes<Config>(a_, across_, valid_, [&](int k, int64 column, int count) {
       best = ONEPASS_TARGET::max(best, where(first_n<lane>(count), f(value_(k, column, count)), lowest));
     });
-    return threads_.reduce({max_lanes(best), T(0)}, larger_pairs()).first;
+    return threads_.reduce(max_lanes(best), larger_of());
   }
 
  private:
@@ -117,7 +131,7 @@ class thread_row {
       if constexpr (Replace && kHeld) held_[k] = value;
       total = total + where(first_n<lane>(count), value, lane(T(0)));
     });
-    return threads_.reduce({sum_lanes(total), T(0)}, add_pairs()).first;
+    return threads_.reduce(sum_lanes(total), plus());
   }
   const arguments& a_;
   int across_;
@@ -186,38 +200,6 @@ ONEPASS_FUNCTION stage::terms<L> value_and_gradient(Place& at, stage::pair<T> sa
   return {z, Line::post::backward(z, at.dy(), at)};
 }
 
-// The block's part of the column sums, from registers: rows side by side in the block are added in a fixed order.
-template <class Config>
-ONEPASS_FUNCTION void write_row_parts(const arguments& a, pack<typename Config::arithmetic, Config::kLanes> (*sums)[kSlots<Config>], int across, int down) {
-  using T = typename Config::arithmetic;
-  constexpr int V = Config::kLanes, kAcross = Config::kAcross, kDown = Config::kDown;
-  __shared__ T shared[kDown > 1 ? kDown * kAcross * V : 1];
-#pragma unroll
-  for (int slot = 0; slot < kSlots<Config>; ++slot) {
-    T* part = static_cast<T*>(a.column_partial) + (static_cast<int64>(slot) * gridDim.x + blockIdx.x) * a.columns;
-#pragma unroll
-    for (int k = 0; k < Config::kHeldLanes; ++k) {
-      if constexpr (kDown > 1) {
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < V; ++i) shared[(down * V + i) * kAcross + across] = sums[k][slot].v[i];
-        __syncthreads();
-        if (down == 0) {
-          for (int d = 1; d < kDown; ++d) {
-#pragma unroll
-            for (int i = 0; i < V; ++i) sums[k][slot].v[i] += shared[(d * V + i) * kAcross + across];
-          }
-        }
-      }
-      const int64 column = static_cast<int64>(k * kAcross + across) * V;
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        if (down == 0 && column + i < a.columns) part[column + i] = sums[k][slot].v[i];
-      }
-    }
-  }
-}
-
 template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
   using T = typename Config::arithmetic;
@@ -231,9 +213,9 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
   place<Config, Line> at(a);
   L sums[kHolds][kSums];
   // Sums that registers cannot hold: shared memory, or the block's own part. A thread meets its own columns only.
-  T* part = static_cast<T*>(a.column_partial) + static_cast<int64>(blockIdx.x) * a.columns;
+  double* part = static_cast<double*>(a.column_partial) + static_cast<int64>(blockIdx.x) * a.columns;
   const int64 part_stride = static_cast<int64>(gridDim.x) * a.columns;
-  T* memory = Config::kSumsInShared ? reinterpret_cast<T*>(dynamic) : part;
+  sum_in_memory<Config>* memory = reinterpret_cast<sum_in_memory<Config>*>(Config::kSumsInShared ? dynamic : part);
   const int64 memory_stride = Config::kSumsInShared ? a.columns : part_stride;
   if constexpr (Config::kSumsInRegisters) {
 #pragma unroll
@@ -245,7 +227,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
     at.set_sums(memory, memory_stride);
     for_lanes<Config>(a, across, true, [&](int, int64 column, int count) {
       for (int slot = 0; slot < kSlots<Config>; ++slot) {
-        for (int i = 0; i < count; ++i) memory[slot * memory_stride + column + i] = T(0);
+        for (int i = 0; i < count; ++i) memory[slot * memory_stride + column + i] = 0;
       }
     });
   }
@@ -276,7 +258,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
       first = first + where(first_n<L>(count), term.first, L(T(0)));
       second = second + where(first_n<L>(count), term.second, L(T(0)));
     });
-    const stage::pair<T> totals = threads.reduce({sum_lanes(first), sum_lanes(second)}, add_pairs());
+    const stage::pair<T> totals = threads.reduce(stage::pair<T>{sum_lanes(first), sum_lanes(second)}, plus());
     for_lanes<Config>(a, across, valid, [&](int k, int64 column, int count) {
       at.set_column(column, count);
       at.set_sums(sums[k]);
@@ -290,7 +272,13 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
     });
   }
   if constexpr (kSlots<Config> > 0 && Config::kSumsInRegisters) {
-    write_row_parts<Config>(a, sums, across, down);
+#pragma unroll
+    for (int k = 0; k < kHolds; ++k) {
+#pragma unroll
+      for (int slot = 0; slot < kSums; ++slot) {
+        write_part<Config>(a, sums[k][slot], slot, gridDim.x, blockIdx.x, static_cast<int64>(k * Config::kAcross + across) * Config::kLanes, across, down);
+      }
+    }
   } else if constexpr (kSlots<Config> > 0 && Config::kSumsInShared) {
     for_lanes<Config>(a, across, true, [&](int, int64 column, int count) {
       for (int slot = 0; slot < kSlots<Config>; ++slot) {

@@ -13,6 +13,18 @@
 ONEPASS_BEGIN
 namespace stage {
 
+// sigmoid(v) and 1 - sigmoid(v), neither by a subtraction: derivatives of saturated values stay accurate.
+template <class L>
+struct logistic {
+  L value, rest;
+};
+template <class L>
+ONEPASS_FUNCTION logistic<L> logistic_of(L v) {
+  const L t = exp(-abs(v));
+  const L large = L(1) / (L(1) + t), small = t * large;
+  return {where(v < L(0), small, large), where(v < L(0), large, small)};
+}
+
 struct relu {
   static constexpr descriptor about{.name = "relu",
                                     .kind = word_kind::activation,
@@ -63,9 +75,9 @@ struct gelu_tanh {  // 0.5x(1 + tanh u) = x · sigmoid(2u): exact algebra, and n
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
     const L square = x * x;
-    const L s = ONEPASS_TARGET::sigmoid(x * fma(square, L(0.0713548162726009), L(1.5957691216057308)));
+    const logistic<L> s = logistic_of(x * fma(square, L(0.0713548162726009), L(1.5957691216057308)));
     const L slope = fma(square, L(0.2140644488178027), L(1.5957691216057308));  // d(2u)/dx
-    return dy * s * fma(x * slope, L(1) - s, L(1));
+    return dy * s.value * fma(x * slope, s.rest, L(1));
   }
 };
 
@@ -82,8 +94,8 @@ struct quick_gelu {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const L s = ONEPASS_TARGET::sigmoid(L(1.702) * x);
-    return dy * s * fma(L(1.702) * x, L(1) - s, L(1));
+    const logistic<L> s = logistic_of(L(1.702) * x);
+    return dy * s.value * fma(L(1.702) * x, s.rest, L(1));
   }
 };
 
@@ -100,8 +112,8 @@ struct silu {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const L s = ONEPASS_TARGET::sigmoid(x);
-    return dy * s * fma(x, L(1) - s, L(1));
+    const logistic<L> s = logistic_of(x);
+    return dy * s.value * fma(x, s.rest, L(1));
   }
 };
 
@@ -118,8 +130,8 @@ struct tanh {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const L t = ONEPASS_TARGET::tanh(x);
-    return dy * fma(-t, t, L(1));
+    const logistic<L> s = logistic_of(x + x);
+    return dy * (L(4) * s.value * s.rest);  // 1 - tanh² without the subtraction
   }
 };
 
@@ -136,8 +148,8 @@ struct sigmoid {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const L s = ONEPASS_TARGET::sigmoid(x);
-    return dy * s * (L(1) - s);
+    const logistic<L> s = logistic_of(x);
+    return dy * (s.value * s.rest);
   }
 };
 
@@ -150,7 +162,8 @@ struct relu_squared {
                                     .meaning = "squared rectified linear unit"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x) {
-    return x * relu::forward(x);
+    const L r = relu::forward(x);
+    return r * r;
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {

@@ -3,6 +3,7 @@
 // A skeleton hands them a Row with
 //   columns()               the row's length, as a scalar
 //   sum(f), max(f)          over the row of f(value), f from lane to lane; the result is the same in every lane
+//   sum_pair(f)             two sums at once, f from lane to terms
 //   replace_sum(f)          puts f(value) in the place of each value and sums it (where the row is held on chip;
 //                           elsewhere it only sums, and Row::kHeld is false)
 // Statistics are two passes over values on chip, never E[x²] - mean².
@@ -24,9 +25,17 @@ struct pair {  // saved per row
   T first, second;
 };
 template <class L>
-struct terms {  // summed over the row in backward
+struct terms {  // summed over the row
   L first, second;
 };
+template <class L>
+ONEPASS_FUNCTION terms<L> operator+(terms<L> a, terms<L> b) {
+  return {a.first + b.first, a.second + b.second};
+}
+template <class T>
+ONEPASS_FUNCTION pair<T> operator+(pair<T> a, pair<T> b) {
+  return {a.first + b.first, a.second + b.second};
+}
 
 struct layer_norm {
   static constexpr descriptor about{.name = "layer_norm",
@@ -42,11 +51,13 @@ struct layer_norm {
   static ONEPASS_FUNCTION pair<T> statistics(Row& row, T eps) {
     using L = typename Row::lane;
     const T mean = row.sum([](L u) ONEPASS_LAMBDA { return u; }) / row.columns();
-    const T variance = row.sum([mean](L u) ONEPASS_LAMBDA {
+    const pair<T> sums = row.sum_pair([mean](L u) ONEPASS_LAMBDA {
       const L centred = u - L(mean);
-      return centred * centred;
-    }) / row.columns();
-    return {mean, T(1) / square_root(variance + eps)};
+      return terms<L>{centred, centred * centred};
+    });
+    const T rest = sums.first / row.columns();  // what rounding the first sum took from the mean
+    const T variance = sums.second / row.columns() - rest * rest;
+    return {mean + rest, T(1) / square_root((variance < T(0) ? T(0) : variance) + eps)};
   }
   template <class Row, class L, class T>
   static ONEPASS_FUNCTION L forward(L u, pair<T> saved) {

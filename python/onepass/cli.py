@@ -1,0 +1,229 @@
+"""The command `onepass`: demo, bench, the kernel cache, the vocabulary, and what this machine offers."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import onepass
+import torch
+from onepass import _native, docs
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(help="Fused operators for PyTorch, written as lines of words.", no_args_is_help=True)
+cache_app = typer.Typer(help="The disk cache of kernels compiled at first use.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+console = Console()
+
+DTYPES = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def main() -> None:
+    """Runs the command."""
+    app()
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """A dtype by its short name or PyTorch's own."""
+    known = {**DTYPES, **{str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}}
+    if name not in known:
+        raise typer.BadParameter(f"expected one of {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """A shape such as 4096x4096."""
+    sizes = text.lower().split("x")
+    if not all(size.strip().isdecimal() for size in sizes):
+        raise typer.BadParameter(f"expected sizes joined by 'x', as in 4096x4096, got {text!r}")
+    return tuple(int(size) for size in sizes)
+
+
+def parse_line(text: str) -> onepass.Line:
+    """The line, or the command's end with the parser's own message, whose carets stand under the fault."""
+    try:
+        return onepass.Line(text)
+    except onepass.LineError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def demo(
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; all that there are if not given")] = None,
+) -> None:
+    """Runs a real sentence encoder's activations through PyTorch's chains and the fused lines, and compares."""
+    from onepass import demo as demonstration
+
+    raise typer.Exit(demonstration.run(device=device))
+
+
+@app.command()
+def bench(
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one if not given")] = None,
+    only: Annotated[str | None, typer.Option(metavar="REGEX", help="patterns to run, by name")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="where to write the results")] = None,
+    providers: Annotated[str | None, typer.Option(metavar="A,B", help="what to time, as in eager,compile")] = None,
+    quick: Annotated[bool, typer.Option(help="few rounds and small shapes")] = False,
+) -> None:
+    """Times every pattern beside eager PyTorch, torch.compile and the libraries that are installed."""
+    from onepass import bench as benchmark
+
+    names = None if providers is None else [name.strip() for name in providers.split(",")]
+    benchmark.run(device=device, only=only, json=json, providers=names, quick=quick)
+
+
+@app.command()
+def words() -> None:
+    """Lists the vocabulary."""
+    table = Table("word", "takes", "formula", "meaning")
+    for word in onepass.words():
+        table.add_row(docs.usage(word), docs.operand(word), word.formula, word.meaning)
+    console.print(table)
+
+
+@app.command()
+def line(
+    text: Annotated[str, typer.Argument(metavar="LINE", help='as in "bias | gelu"')],
+    shape: Annotated[str, typer.Option(help="x's shape")] = "4096x4096",
+    dtype: Annotated[str, typer.Option(help="x's dtype: " + ", ".join(DTYPES))] = "fp32",
+) -> None:
+    """Says what a line does, and what it costs on a tensor: bytes that must move, flops, bytes saved for backward."""
+    parsed, of_shape, of_dtype = parse_line(text), parse_shape(shape), parse_dtype(dtype)
+    table = Table("word", "operand", "formula", title=str(parsed), title_justify="left")
+    for word in parsed.words:
+        table.add_row(str(word), docs.operand(word), word.formula)
+    console.print(table)
+    cost = parsed.cost(of_shape, of_dtype)
+    traffic = Table("", "bytes", "flops", "flops a byte", title=f"{shape}, {of_dtype}", title_justify="left")
+    for name, side in (("forward", cost.forward), ("backward", cost.backward)):
+        intensity = side.flops / side.bytes if side.bytes else math.nan
+        traffic.add_row(name, docs.size(side.bytes), f"{side.flops:,}", f"{intensity:.2f}")
+    console.print(traffic)
+    console.print(f"saved for backward: {docs.size(cost.saved_bytes)}")
+
+
+@app.command("docs")
+def write_docs(
+    output: Annotated[Path, typer.Option(metavar="FILE", help="the language reference")] = Path("docs/language.md"),
+    readme: Annotated[bool, typer.Option(help="also fill the results of README.md from bench/results/*.json")] = False,
+) -> None:
+    """Writes the language reference from the words' descriptors."""
+    output.write_text(docs.language(), encoding="utf-8")
+    console.print(f"wrote {output}")
+    if readme:
+        count = docs.fill_readme(Path("README.md"), Path("bench/results"))
+        console.print(f"filled README.md from {count} files of results")
+
+
+@app.command()
+def info() -> None:
+    """Says what this machine offers: versions, SIMD target, compiler, NVRTC, GPUs, and where kernels are cached."""
+    table = Table(show_header=False, box=None)
+    for name, value in machine_facts():
+        table.add_row(name, value)
+    console.print(table)
+
+
+def machine_facts() -> Iterator[tuple[str, str]]:
+    """What there is, by name."""
+    native = _native.info()
+    yield "onepass", onepass.__version__
+    yield "torch", torch.__version__
+    yield "SIMD target", native["simd_target"]
+    yield "cache", native["cache_directory"]
+    yield (
+        "C++ compiler",
+        find_compiler() or "none: lines outside the ahead-of-time table run as PyTorch operators on the CPU",
+    )
+    yield "NVRTC", find_nvrtc() or "none: CUDA kernels cannot be compiled"
+    for index in range(torch.cuda.device_count()):
+        chip = torch.cuda.get_device_properties(index)
+        memory = docs.size(chip.total_memory)
+        yield f"GPU {index}", f"{chip.name}, sm_{chip.major}{chip.minor}, {chip.multi_processor_count} SMs, {memory}"
+    if not torch.cuda.is_available():
+        yield "GPU", "none"
+
+
+def find_compiler() -> str | None:
+    """The compiler that src/cpu/compiler.cc will choose."""
+    own, cxx = os.environ.get("ONEPASS_CXX"), os.environ.get("CXX")
+    candidates = [own] if own else [*([cxx] if cxx else []), "c++", "g++", "clang++"]
+    return next(filter(None, map(shutil.which, candidates)), None)
+
+
+def find_nvrtc() -> str | None:
+    """NVRTC's version and path."""
+    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+
+    try:
+        path = load_nvidia_dynamic_lib("nvrtc").abs_path
+    except DynamicLibNotFoundError:
+        return None
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    ctypes.CDLL(path).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}, {path}"
+
+
+@cache_app.command("list")
+def cache_list() -> None:
+    """Lists the cached kernels."""
+    entries = onepass.cache.list()
+    table = Table("kind", "size", "age", "kernel")
+    for entry in entries:
+        table.add_row(entry.kind, docs.size(entry.bytes), f"{entry.age / 3600:.1f} h", entry.label)
+    console.print(table)
+    console.print(
+        f"{len(entries)} kernels, {docs.size(sum(entry.bytes for entry in entries))}, in {_native.info()['cache_directory']}"
+    )
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Removes every cached kernel."""
+    console.print(f"removed {onepass.cache.clear()} kernels")
+
+
+@cache_app.command("build")
+def cache_build(
+    arch: Annotated[list[str] | None, typer.Option(help="a chip, as in sm_90a; may be repeated")] = None,
+    line: Annotated[
+        list[str] | None, typer.Option(help="a line; may be repeated; the named functions' if not given")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="of x and operands: " + ", ".join(DTYPES) + "; may be repeated")
+    ] = None,
+    columns: Annotated[list[int] | None, typer.Option(help="a row length; may be repeated")] = None,
+    verbose: Annotated[bool, typer.Option(help="name every kernel")] = False,
+) -> None:
+    """Compiles CUDA kernels ahead of their first use; needs NVRTC but no GPU."""
+    options = {}
+    if arch:
+        options["archs"] = arch
+    if dtype:
+        options["dtypes"] = [parse_dtype(name) for name in dtype]
+    if columns:
+        options["columns"] = columns
+    lines = [parse_line(text).text for text in line or _native.common_lines()]
+    for text in track(lines, "compiling", console=console):
+        for label in onepass.cache.build(lines=[text], **options):
+            if verbose:
+                console.print(label, markup=False, highlight=False)
+    kernels = [entry for entry in onepass.cache.list() if entry.kind == "cuda"]
+    console.print(f"{len(kernels)} CUDA kernels are in {_native.info()['cache_directory']}")

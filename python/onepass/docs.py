@@ -1,0 +1,167 @@
+"""The pages that are generated: the language reference from the words' descriptors, README's results from the JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import onepass
+from onepass import Word
+
+__all__ = ["fill_readme", "language", "operand", "size", "usage"]
+
+RESULTS = ("<!-- results:begin -->", "<!-- results:end -->")
+
+INTRODUCTION = """\
+# The language
+
+`onepass docs` writes this page from the words' descriptors in `include/onepass/stage/`; edit `python/onepass/docs.py`.
+
+A line says what happens to a row of a tensor, word by word, from left to right:
+
+```python
+y = onepass.fused("layer_norm(1e-5) | scale | bias | relu", x, gamma, beta)
+```
+
+`x` has shape (..., N); its rows are the N numbers of the last dimension. The result has x's shape and dtype and is
+contiguous. `onepass.fused` remembers what it parsed; `onepass.Line` is the same line as an object.
+
+## Grammar
+
+```
+line = word { "|" word }
+word = name | name "(" number ")" | "gate" "(" activation ")"
+```
+
+- An activation is one of the words of that table below, with its number if it has one: `gate(leaky_relu(0.2))`.
+- A number is written as Python writes a float. White space between the parts is free.
+- A line has at most one row word, 12 operands, 12 numbers and 4 `keep`s.
+- A line that cannot be read raises `onepass.LineError` (a ValueError), which quotes it with carets under the fault.
+
+## Operands
+
+Operands follow `x` in the order in which their words stand. `bias | add | keep | rms_norm(1e-6) | scale` takes
+`(x, b, residual, g)`.
+
+| operand | shape |
+|---|---|
+| column | [N], one number for each column |
+| tensor | x's shape, or what broadcasts to it |
+| mask | x's shape, or what broadcasts to it; bool (True takes part) or floating point (added) |
+
+Every operand but a bool mask has a gradient, in its own shape and dtype, computed only where it is needed.
+
+## keep
+
+`keep` also returns the value at its point: the call gives a tuple, the result first, then the kept values in order. A
+kept value is rounded to x's dtype, and the words behind it go on with the rounded value, so that what the caller holds
+is what the line has seen. Its gradient joins there in backward. Where a line can resume from a kept tensor, backward
+saves that one, which the caller holds anyway, and not x.
+
+## The row word
+
+What stands before `layer_norm`, `rms_norm` or `softmax` is computed on the way into the row's statistics, what stands
+behind it on the way out; neither costs another pass over memory. The affine part of a normalisation is `scale | bias`.
+
+## Dropout and training
+
+`dropout(p)` zeroes an element with probability p, rounded to a multiple of 2^-16, and divides the others by the
+rounded probability of keeping. No mask is stored: backward draws it again. The numbers come from PyTorch's generator of
+x's device (`torch.manual_seed` governs it) or from the `generator` given. With `training=False` a line runs without its
+dropout. Several dropouts of one line draw independent masks.
+
+## Dtypes and layouts
+
+`x` is float32, float64, bfloat16 or float16; operands may differ from it (bfloat16 x with float32 parameters).
+Arithmetic is float32, or float64 where x is, with one rounding when a tensor is stored; see [numerics](numerics.md).
+`x`, operands and incoming gradients may be strided, expanded, misaligned or empty. They are read in place where the
+numbers of a row lie next to each other (or are one number, expanded) and at most four leading dimensions remain after
+those that can be joined are joined; otherwise a contiguous copy is made first.
+
+## Where a line runs
+
+On the CPU the lines of the named functions and modules are compiled ahead of time; any other is compiled with the
+system's C++ compiler at first use (seconds) and kept in the disk cache. Without a compiler such a line runs as a
+composition of PyTorch's operators, and one warning says so. On CUDA every line is compiled with NVRTC at first use and
+kept in the same cache; `onepass cache build` fills it beforehand. A CUDA graph can only capture a line whose kernels
+have been built: run it once before the capture. Lines that differ in their numbers share their kernels.
+
+```python
+line = onepass.Line("bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale")
+line.words        # the words, with their numbers
+line.cost((8192, 4096), torch.bfloat16)    # bytes that must move, flops, bytes saved for backward
+line.reference(x, b, residual, g)          # the same as a composition of PyTorch's operators
+```
+"""
+
+
+def language() -> str:
+    """The language reference, as Markdown."""
+    words = onepass.words()
+    text = [INTRODUCTION, "## Words", ""]
+    others = [word for word in words if word.kind != "activation"]
+    text += markdown_table(("word", "operand", "formula", "meaning"), map(row, others))
+    text += ["", "## Activations", "", "Each is a word, and may stand in `gate(...)`.", ""]
+    activations = [word for word in words if word.kind == "activation"]
+    text += markdown_table(
+        ("word", "formula", "meaning"), ((usage(w, code=True), w.formula, w.meaning) for w in activations)
+    )
+    return "\n".join(text) + "\n"
+
+
+def row(word: Word) -> tuple[str, ...]:
+    """A word's row of the table."""
+    return usage(word, code=True), operand(word), word.formula, word.meaning
+
+
+def usage(word: Word, *, code: bool = False) -> str:
+    """How a word is written, with its number and the default of that: `dropout(p)`, p = 0.5."""
+    inner = "activation" if word.kind == "gate" else word.parameter_name
+    written = f"{word.name}({inner})" if inner else word.name
+    written = f"`{written}`" if code else written
+    return f"{written}, {word.parameter_name} = {default(word.parameter)}" if word.parameter is not None else written
+
+
+def default(number: float) -> str:
+    """A word's default number; NaN stands for the machine epsilon."""
+    return "the machine epsilon" if math.isnan(number) else f"{number:g}"
+
+
+def operand(word: Word) -> str:
+    """What a word takes from the call."""
+    if word.operand == "none":
+        return ""
+    return f"{word.operand_name}[N]" if word.operand == "column" else f"{word.operand_name}, x's shape"
+
+
+def size(count: int) -> str:
+    """Bytes as a person reads them: 1.5 MiB."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{count} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table's lines; a bar inside a cell is escaped."""
+    lines = [head, ("---",) * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def fill_readme(readme: Path, results: Path) -> int:
+    """Puts the tables of every JSON file of results between the README's markers; returns how many files there were."""
+    from onepass.bench import report
+
+    files = sorted(results.glob("*.json"))
+    tables = [report.markdown(json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    begin, end = RESULTS
+    text = readme.read_text(encoding="utf-8")
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"{readme} needs the markers {begin} and {end}, once each and in this order")
+    before, rest = text.split(begin)
+    after = rest.split(end)[1]
+    readme.write_text("\n".join([before + begin, *(table.strip() for table in tables), end + after]), encoding="utf-8")
+    return len(files)

@@ -1,0 +1,316 @@
+// What a configuration must be for its kernel to be right, over many shapes, dtypes, alignments and chips.
+#include "src/cuda/configuration.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <ostream>
+#include <regex>
+#include <set>
+
+#include "src/cuda/tuning.h"
+#include "src/spec/plan.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr int64 kColumns[] = {1,   2,   3,   4,    5,    7,    8,    15,   31,   32,   33,   64,   100,  127,   128,   129,    255,    256,
+                              257, 384, 511, 512,  513,  768,  1000, 1023, 1024, 1025, 1536, 2047, 2048, 2050,  3072,  4095,   4096,   4097,
+                              5120, 8192, 8200, 10000, 12288, 16384, 16385, 32768, 50257, 65536, 131072, 262144, 1 << 20};
+constexpr int64 kRows[] = {1, 2, 7, 31, 1000, 70000, 1 << 21, 3'000'000'000};
+constexpr dtype kTypes[] = {dtype::f32, dtype::f64, dtype::bf16, dtype::f16};
+const char* const kChips[] = {"sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120"};
+const char* const kLines[] = {
+    "gelu",
+    "bias | gelu_tanh",
+    "gate(silu)",
+    "bias | dropout(0.1) | add",
+    "layer_norm | scale | bias",
+    "bias | dropout(0.1) | add | keep | rms_norm | scale",
+    "mul(0.125) | mask | softmax",
+    "bias | scale | bias | layer_norm | scale | bias | scale",  // six column gradients
+};
+
+// How tensors lie: numbers between the allocator's address and the tensor's, and between two rows.
+struct memory {
+  int64 offset = 0, gap = 0;
+};
+constexpr memory kMemories[] = {{0, 0}, {1, 0}, {2, 0}, {0, 1}, {0, 8}};
+
+struct call {
+  request r;
+  arguments a;
+};
+std::ostream& operator<<(std::ostream& out, const call& c) {
+  return out << c.r.line << (c.r.backward ? " backward" : " forward") << ", dtype " << static_cast<int>(c.r.x) << ", " << c.a.rows << " x "
+             << c.a.columns << ", row stride " << c.a.y.stride[kMaxDims - 1] << ", at " << c.a.y.data;
+}
+
+// With every gradient, as the binding asks for it.
+call call_of(const spec::line& line, bool backward, dtype x, dtype column, int64 rows, int64 columns, memory at = {}) {
+  call c{};
+  void* const address = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
+  void* const start = reinterpret_cast<void*>((std::uintptr_t{1} << 20) + static_cast<std::uintptr_t>(at.offset * size_of(x)));
+  const auto tensor = [&](dtype type) { return view{start, {0, 0, 0, columns + at.gap}, type, 1}; };
+  c.a.rows = rows, c.a.columns = columns;
+  std::fill(c.a.size, c.a.size + kMaxDims - 1, 1);
+  c.a.size[kMaxDims - 1] = rows;
+  c.r.rowwise = line.rowwise(), c.r.backward = backward, c.r.x = x;
+  c.r.line = spec::type_text(line, 0, backward);
+  c.r.statistics = line.statistics(), c.r.keeps = line.keeps;
+  std::vector<spec::operand_facts> facts;
+  for (int i = 0; i < line.operands; ++i) {
+    const bool is_column = line.operand_word(i).about->operand == operand_kind::column;
+    c.r.operand[i] = is_column ? column : x;
+    facts.push_back({c.r.operand[i], false});
+    c.a.operand[i] = is_column ? view{address, {}, column, 1} : tensor(x);
+  }
+  c.a.x = tensor(x), c.a.y = tensor(x);
+  c.r.reads_x = true;
+  c.a.statistics = address;
+  for (int k = 0; k < line.keeps; ++k) (backward ? c.a.kept_gradient : c.a.kept)[k] = tensor(x);
+  if (!backward) return c;
+  const spec::gradients wanted = spec::plan_gradients(line, x, facts, (std::uint64_t{2} << line.operands) - 1);
+  c.r.wants_column = c.a.wants_column = wanted.wants_column;
+  c.r.wants_tensor = wanted.wants_tensor, c.r.wants_dx = wanted.wants_dx;
+  c.r.reads_x = spec::backward_reads(line).x;
+  for (const spec::gradient_output& g : wanted.outputs) {
+    if (!g.column) (g.input == 0 ? c.a.dx : c.a.operand_gradient[g.input - 1]) = tensor(g.type);
+  }
+  return c;
+}
+
+void each_call(const std::function<void(const call&)>& body) {
+  for (const char* text : kLines) {
+    const spec::line line = spec::parse(text);
+    for (const dtype x : kTypes) {
+      for (const int64 columns : kColumns) {
+        for (const int64 rows : kRows) {
+          for (const memory at : kMemories) {
+            for (const bool backward : {false, true}) body(call_of(line, backward, x, x, rows, columns, at));
+          }
+        }
+      }
+    }
+  }
+}
+
+void each_plan(const std::function<void(const call&, const plan&, const device_facts&)>& body) {
+  for (const char* arch : kChips) {
+    const device_facts chip = facts_of(arch);
+    each_call([&](const call& c) {
+      if (!testing::Test::HasFailure()) body(c, choose(c.r, c.a, chip), chip);  // one failure is enough to read
+    });
+  }
+}
+
+bool same(const configuration& a, const configuration& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+TEST(Configuration, ThreadsFitABlockAndWarps) {
+  each_plan([](const call& c, const plan& p, const device_facts&) {
+    const int threads = p.with.across * p.with.down;
+    EXPECT_GE(std::min(p.with.across, p.with.down), 1) << c;
+    EXPECT_LE(threads, 1024) << c;
+    EXPECT_TRUE(p.grid_x == 1 || threads % 32 == 0) << c;
+    if (!c.r.rowwise) return;
+    EXPECT_TRUE(std::has_single_bit(static_cast<unsigned>(p.with.across))) << c;  // shuffles halve the distance
+    EXPECT_EQ(threads % 32, 0) << c << ": shuffles name a whole warp";
+    EXPECT_TRUE(p.with.down == 1 || p.with.across <= 32) << c << ": a barrier would join several rows";
+  });
+}
+
+TEST(Configuration, RowsAreCovered) {
+  each_plan([](const call& c, const plan& p, const device_facts&) {
+    const configuration& with = p.with;
+    const int64 numbers_across = int64{with.across} * with.lanes;
+    if (c.r.rowwise) {
+      EXPECT_TRUE(with.held_lanes == 0 || with.held_lanes * numbers_across >= c.a.columns) << c;
+    } else if (with.flat) {
+      EXPECT_TRUE(c.a.rows == 1 && c.r.wants_column == 0) << c;
+    } else {  // blocks stride over rows, but not over columns
+      EXPECT_GE(p.grid_x * numbers_across, c.a.columns) << c;
+    }
+  });
+}
+
+TEST(Configuration, GridsStayWithinLimits) {
+  each_plan([](const call& c, const plan& p, const device_facts&) {
+    EXPECT_GE(p.grid_x, 1u) << c;
+    EXPECT_LE(p.grid_x, (1u << 31) - 1) << c;
+    EXPECT_GE(p.grid_y, 1u) << c;
+    EXPECT_LE(p.grid_y, 65535u) << c;
+  });
+}
+
+TEST(Configuration, AccessesAreAlignedAndNeverCrossTheRow) {
+  each_plan([](const call& c, const plan& p, const device_facts&) {
+    const int access = p.with.access;
+    EXPECT_EQ(p.with.lanes * size_of(c.r.x), 16) << c;
+    EXPECT_TRUE(std::has_single_bit(static_cast<unsigned>(access)) && access <= p.with.lanes) << c;
+    EXPECT_EQ(c.a.columns % access, 0) << c;
+    const auto aligned = [&](const view& v) {
+      const auto bytes = static_cast<std::uintptr_t>(std::min(access * size_of(v.type), 16));
+      const auto strides = static_cast<std::uintptr_t>(v.stride[kMaxDims - 1] * size_of(v.type));
+      return v.data == nullptr || (reinterpret_cast<std::uintptr_t>(v.data) % bytes == 0 && strides % bytes == 0);
+    };
+    EXPECT_TRUE((!c.r.reads_x || aligned(c.a.x)) && aligned(c.a.y) && aligned(c.a.dx)) << c;
+    EXPECT_TRUE(std::all_of(c.a.operand, c.a.operand + kMaxOperands, aligned)) << c;
+    EXPECT_TRUE(std::all_of(c.a.operand_gradient, c.a.operand_gradient + kMaxOperands, aligned)) << c;
+    EXPECT_TRUE(std::all_of(c.a.kept, c.a.kept + kMaxKeeps, aligned)) << c;
+    EXPECT_TRUE(std::all_of(c.a.kept_gradient, c.a.kept_gradient + kMaxKeeps, aligned)) << c;
+  });
+}
+
+TEST(Configuration, AlignedRowsMoveSixteenBytesAtOnce) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const char* text : kLines) {
+    const spec::line line = spec::parse(text);
+    for (const dtype x : kTypes) {
+      const int lanes = 16 / size_of(x);
+      const auto access = [&](dtype column, int64 columns, memory at) {
+        const call c = call_of(line, false, x, column, 100, columns, at);
+        return choose(c.r, c.a, chip).with.access;
+      };
+      EXPECT_EQ(access(x, 4096, {}), lanes) << text;
+      EXPECT_EQ(access(dtype::f32, 4096, {}), lanes) << text << ": wider operands take several accesses a lane";
+      EXPECT_EQ(access(x, 4096, {0, 8}), lanes) << text;
+      EXPECT_EQ(access(x, 4096 + lanes / 2, {}), std::max(lanes / 2, 1)) << text;
+      EXPECT_EQ(access(x, 4097, {}), 1) << text;
+      EXPECT_EQ(access(x, 4096, {1, 0}), 1) << text;
+    }
+  }
+}
+
+TEST(Configuration, ExpandedTensorsDoNotLimitAccesses) {
+  call c = call_of(spec::parse("add | gelu"), true, dtype::f32, dtype::f32, 64, 1024);
+  c.a.y = {reinterpret_cast<void*>((std::uintptr_t{1} << 20) + 4), {}, dtype::f32, 0};  // one number for the whole gradient
+  const configuration with = choose(c.r, c.a, facts_of("sm_90a")).with;
+  EXPECT_EQ(with.access, 4);
+  EXPECT_TRUE(with.single_y);
+  EXPECT_FALSE(with.single_x);
+  c.a.operand[0].column_stride = 0;
+  EXPECT_EQ(choose(c.r, c.a, facts_of("sm_90a")).with.single_operand, 1u);
+}
+
+TEST(Configuration, RegistersHoldWhatTuningAllows) {
+  each_plan([](const call& c, const plan& p, const device_facts&) {
+    if (!c.r.rowwise) return;
+    const int wide = c.r.x == dtype::f64 ? 2 : 1;
+    const int numbers = p.with.held_lanes * p.with.lanes * wide;
+    EXPECT_LE(numbers, c.r.backward ? kTuning.backward_numbers_at_most : kTuning.forward_numbers_at_most) << c;
+    if (p.with.sums_in_registers && p.parts > 0) {
+      EXPECT_GT(p.with.held_lanes, 0) << c;
+      EXPECT_LE(numbers * std::popcount(c.r.wants_column), kTuning.sum_numbers) << c;
+    }
+  });
+}
+
+TEST(Configuration, SharedMemoryFitsTheChip) {
+  each_plan([](const call& c, const plan& p, const device_facts& chip) {
+    const int number = c.r.x == dtype::f64 ? 8 : 4;
+    const int warps = std::max(p.with.across / 32, 1), reduction = 2 * warps * 2 * number;  // two sets of pairs
+    EXPECT_LE(static_cast<int>(p.shared_bytes) + reduction, chip.shared_per_block) << c;
+    const int64 sums = std::popcount(c.r.wants_column) * c.a.columns * number;
+    EXPECT_EQ(p.shared_bytes, p.with.sums_in_shared ? static_cast<unsigned>(sums) : 0u) << c;
+    EXPECT_TRUE(!p.with.sums_in_shared || (c.r.rowwise && !p.with.sums_in_registers)) << c;
+    EXPECT_TRUE(p.parts == 0 || p.with.sums_in_registers || p.with.down == 1) << c << ": rows would share sums";
+  });
+}
+
+TEST(Configuration, PartsComeWithColumnGradientsOnly) {
+  each_plan([](const call& c, const plan& p, const device_facts& chip) {
+    EXPECT_EQ(p.parts, c.r.wants_column == 0 ? 0 : c.r.rowwise ? p.grid_x : p.grid_y) << c;
+    EXPECT_LE(p.parts, chip.sm_count * 32) << c;  // the second stage's work does not grow with rows
+  });
+}
+
+TEST(Configuration, ARowDoesNotDependOnTheNumberOfRows) {
+  const device_facts chip = facts_of("sm_90a");
+  each_call([&](const call& c) {
+    if (!c.r.rowwise || c.a.rows == 1) return;
+    arguments one = c.a;
+    one.rows = one.size[kMaxDims - 1] = 1;
+    EXPECT_TRUE(same(choose(c.r, one, chip).with, choose(c.r, c.a, chip).with)) << c;
+  });
+}
+
+TEST(Configuration, TheSameCallGivesTheSamePlan) {
+  each_plan([](const call& c, const plan& p, const device_facts& chip) {
+    const plan again = choose(c.r, c.a, chip);
+    EXPECT_TRUE(same(p.with, again.with) && p.grid_x == again.grid_x && p.grid_y == again.grid_y && p.parts == again.parts) << c;
+  });
+}
+
+std::string text_of(const call& c) { return source(c.r, choose(c.r, c.a, facts_of("sm_90a")).with); }
+
+TEST(Source, HoldsTheLineAndItsSkeleton) {
+  for (const char* text : kLines) {
+    const spec::line line = spec::parse(text);
+    for (const bool backward : {false, true}) {
+      const call c = call_of(line, backward, dtype::bf16, dtype::f32, 64, 1000);
+      const std::string made = text_of(c);
+      EXPECT_NE(made.find("using the_line = " + c.r.line + ";"), std::string::npos) << made;
+      const std::string skeleton = line.rowwise() ? "rowwise" : "elementwise";
+      EXPECT_NE(made.find("#include \"onepass/skeleton/" + skeleton + ".cuda.h\""), std::string::npos) << made;
+      EXPECT_NE(made.find(skeleton + (backward ? "_backward" : "_forward") + "<config, the_line>(a)"), std::string::npos) << made;
+      EXPECT_NE(made.find(kKernelName), std::string::npos);
+    }
+  }
+}
+
+TEST(Source, HoldsEveryNumberOfTheConfiguration) {
+  request r{};
+  r.x = dtype::bf16, r.operand[1] = dtype::f32, r.wants_column = 5, r.wants_tensor = 2, r.wants_dx = true, r.line = "line<chain<>>";
+  configuration with{};
+  with.lanes = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_lanes = 7;
+  with.flat = 1, with.single_y = 1, with.sums_in_shared = 1, with.single_operand = 6, with.single_kept_gradient = 9;
+  const std::string made = source(r, with);
+  for (const char* field :
+       {"kX = dtype::bf16;", "dtype::none, dtype::f32, dtype::none", "kLanes = 8;", "kAccess = 4;", "kAcross = 96;", "kDown = 2;",
+        "kUnroll = 3;", "kHeldLanes = 7;", "kFlat = true;", "kCollapsed = false;", "kSingleX = false;", "kSingleY = true;",
+        "kSumsInRegisters = false;", "kSumsInShared = true;", "kSavesStatistics = false;", "kWantsDx = true;", "kSingleOperand = 6ull;",
+        "kSingleKeptGradient = 9ull;", "kWantsColumn = 5ull;", "kWantsTensor = 2ull;", "arithmetic = float;", "__launch_bounds__(192)"}) {
+    EXPECT_NE(made.find(field), std::string::npos) << field << " is not in\n" << made;
+  }
+  r.x = dtype::f64;
+  EXPECT_NE(source(r, with).find("arithmetic = double;"), std::string::npos);
+}
+
+TEST(Source, DefinesWhatTheSkeletonsRead) {
+  const std::string made = text_of(call_of(spec::parse("gelu"), false, dtype::f32, dtype::f32, 1, 8));
+  std::set<std::string> read;
+  const std::regex use("Config::(k\\w+)");
+  for (const auto& file : std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/skeleton")) {
+    if (!file.path().string().ends_with(".cuda.h")) continue;
+    std::ifstream in(file.path());
+    const std::string text(std::istreambuf_iterator<char>(in), {});
+    for (std::sregex_iterator found(text.begin(), text.end(), use), end; found != end; ++found) read.insert((*found)[1]);
+  }
+  EXPECT_GT(read.size(), 10u);
+  for (const std::string& name : read) EXPECT_TRUE(std::regex_search(made, std::regex("\\b" + name + "\\b"))) << name;
+}
+
+TEST(Label, TellsChipDtypeDirectionAndLine) {
+  const call c = call_of(spec::parse("bias | gelu"), true, dtype::f16, dtype::f16, 64, 512);
+  const std::string made = label(c.r, choose(c.r, c.a, facts_of("sm_80")).with, "sm_80");
+  for (const std::string& part : {std::string("sm_80"), std::string("f16"), std::string("backward"), c.r.line}) {
+    EXPECT_NE(made.find(part), std::string::npos) << made;
+  }
+}
+
+TEST(FactsOf, AnUnknownChipIsNamedWithTheKnownOnes) {
+  try {
+    facts_of("sm_7");
+    FAIL();
+  } catch (const std::invalid_argument& e) {
+    EXPECT_NE(std::string(e.what()).find("'sm_7', expected one of sm_80, "), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace onepass::cuda

@@ -1,0 +1,151 @@
+// Kernels compile with NVRTC for every chip, dtype and a line of each kind, without a device; the cache keeps them.
+#include "src/cuda/nvrtc.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "src/cache/disk_cache.h"
+#include "src/cuda/configuration.h"
+#include "src/cuda/prebuild.h"
+#include "src/settings.h"
+
+namespace onepass::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Where Python's packages have it, ONEPASS_NVRTC says so: a C++ test knows no Python.
+const char* find_nvrtc() {
+  const char* path = std::getenv("ONEPASS_NVRTC");
+  return path ? path : "";
+}
+
+bool nvrtc_is_here() {
+  for (const char* name : {find_nvrtc(), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) {
+    if (*name != '\0' && dlopen(name, RTLD_NOW | RTLD_LOCAL) != nullptr) return true;
+  }
+  return false;
+}
+
+// An empty cache; the environment is put back.
+class Nvrtc : public testing::Test {
+ protected:
+  void SetUp() override {
+    settings_now().include_dir = ONEPASS_SOURCE_DIR "/include";
+    settings_now().find_nvrtc = find_nvrtc;
+    if (!nvrtc_is_here()) GTEST_SKIP() << "libnvrtc cannot be opened";
+    std::string pattern = (fs::temp_directory_path() / "onepass-test-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    if (const char* old = std::getenv("ONEPASS_CACHE_DIR")) before_ = old;
+    setenv("ONEPASS_CACHE_DIR", folder_.c_str(), 1);
+  }
+  void TearDown() override {
+    if (folder_.empty()) return;
+    before_ ? setenv("ONEPASS_CACHE_DIR", before_->c_str(), 1) : unsetenv("ONEPASS_CACHE_DIR");
+    fs::remove_all(folder_);
+  }
+
+ private:
+  fs::path folder_;
+  std::optional<std::string> before_;
+};
+
+std::set<std::string> cached_labels() {
+  std::set<std::string> labels;
+  for (const cache::entry& e : cache::list()) labels.insert(e.label);
+  return labels;
+}
+
+double youngest(const std::vector<cache::entry>& entries) {
+  return std::min_element(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.age_seconds < b.age_seconds; })
+      ->age_seconds;
+}
+
+TEST_F(Nvrtc, GivesACubinForTheChip) {
+  const std::string cubin = nvrtc_compile("extern \"C\" __global__ void kernel(float* x) { x[threadIdx.x] += 1; }", "sm_90a");
+  EXPECT_EQ(cubin.substr(0, 4), "\x7f\x45LF");
+  EXPECT_NE(cubin.find("kernel"), std::string::npos);
+  EXPECT_EQ(nvrtc_version().rfind("nvrtc 1", 0), 0u) << nvrtc_version();
+  EXPECT_NE(nvrtc_options("sm_90a").find("sm_90a"), std::string::npos);
+}
+
+TEST_F(Nvrtc, AnErrorHoldsTheCompilersLog) {
+  try {
+    nvrtc_compile("__global__ void kernel() { no_such_function(); }", "sm_80");
+    FAIL() << "a broken source compiled";
+  } catch (const std::runtime_error& e) {
+    EXPECT_NE(std::string(e.what()).find("NVRTC failed for sm_80"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("identifier \"no_such_function\" is undefined"), std::string::npos) << e.what();
+  }
+  EXPECT_THROW(nvrtc_compile("", "sm_1"), std::runtime_error);
+  EXPECT_TRUE(cache::list().empty());
+}
+
+TEST_F(Nvrtc, ASecondPrebuildBuildsNothing) {
+  const spec::line line = spec::parse("rms_norm(1e-6) | scale");
+  const std::vector<std::string> labels = prebuild(line, "sm_90a", dtype::bf16, dtype::f32, 1000, 1000);
+  EXPECT_EQ(labels.size(), 4u);  // forward for training and for inference, backward, the column sums
+  const std::vector<cache::entry> first = cache::list();
+  EXPECT_EQ(first.size(), labels.size());
+  EXPECT_EQ(cached_labels(), std::set<std::string>(labels.begin(), labels.end()));
+  EXPECT_EQ(prebuild(line, "sm_90a", dtype::bf16, dtype::f32, 1000, 1000), labels);
+  // Numbers of the line and of rows are no part of a kernel.
+  EXPECT_EQ(prebuild(spec::parse("rms_norm(1e-3)|scale"), "sm_90a", dtype::bf16, dtype::f32, 70, 1000), labels);
+  const std::vector<cache::entry> second = cache::list();
+  EXPECT_EQ(second.size(), first.size());
+  EXPECT_GT(youngest(second), youngest(first)) << "written again";
+  prebuild(line, "sm_80", dtype::bf16, dtype::f32, 1000, 1000);
+  EXPECT_EQ(cache::list().size(), 2 * labels.size());
+}
+
+TEST_F(Nvrtc, AValueFreeLineNeedsNoBackward) {  // the upstream gradient is the gradient
+  EXPECT_EQ(prebuild(spec::parse("add"), "sm_90a", dtype::f32, dtype::f32, 8, 64).size(), 2u);
+}
+
+struct chip_and_type {
+  const char* arch;
+  dtype type;
+  const char* name;
+};
+
+class Prebuild : public Nvrtc, public testing::WithParamInterface<chip_and_type> {};
+
+// A line of each kind, and row lengths that choose each way of holding a row: registers of part of a warp, registers of
+// a block, sums in shared memory, streamed.
+TEST_P(Prebuild, CompilesALineOfEachKind) {
+  const auto [arch, type, name] = GetParam();
+  const auto compiles = [&, arch = arch, type = type](const char* line, dtype operand, int64 columns) {
+    for (const std::string& label : prebuild(spec::parse(line), arch, type, operand, 64, columns)) {
+      EXPECT_TRUE(cached_labels().contains(label)) << label;
+    }
+  };
+  compiles("bias | gelu | dropout(0.1) | add", type, 1000);
+  compiles("gate(silu)", type, 4096);
+  compiles("bias | dropout(0.1) | add | keep | rms_norm | scale", type == dtype::f64 ? dtype::f64 : dtype::f32, 1024);
+  compiles("layer_norm | scale | bias", type, 96);
+  compiles("layer_norm | scale | bias", type, 12000);
+  compiles("layer_norm | scale | bias", type, 100001);
+  compiles("mul(0.125) | mask | causal | softmax | dropout(0.1)", type, 777);
+  for (const cache::entry& e : cache::list()) EXPECT_EQ(e.kind, "cuda");
+}
+
+std::vector<chip_and_type> chips_and_types() {
+  std::vector<chip_and_type> all;
+  for (const char* arch : {"sm_80", "sm_90a", "sm_100a", "sm_120"}) {
+    all.insert(all.end(), {{arch, dtype::f32, "f32"}, {arch, dtype::bf16, "bf16"}, {arch, dtype::f16, "f16"}, {arch, dtype::f64, "f64"}});
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Chips, Prebuild, testing::ValuesIn(chips_and_types()), [](const auto& info) {
+  return std::string(info.param.arch) + "_" + info.param.name;
+});
+
+}  // namespace
+}  // namespace onepass::cuda
