@@ -1,5 +1,5 @@
 """`python -m onepass` is the command `onepass`."""
 
-from onepass.cli import main
+from onepass.cli import app
 
-main()
+app(prog_name="onepass")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from onepass import _native
 
 OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}

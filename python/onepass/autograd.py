@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from onepass import _native
 
 
@@ -80,9 +81,13 @@ class Once(torch.autograd.Function):
     """Passes gradients on, and refuses to be differentiated."""
 
     @staticmethod
-    def forward(ctx, count, *tensors):
+    def forward(count, *tensors):
         """tensors: `count` gradients, then those that they depend on."""
         return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Saves nothing."""
 
     @staticmethod
     def backward(ctx, *upstream):

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
+
 from onepass import _native
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 import onepass
-import torch
 from onepass import _native, docs
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 app = typer.Typer(help="Fused operators for PyTorch, written as lines of words.", no_args_is_help=True)
 cache_app = typer.Typer(help="The disk cache of kernels compiled at first use.", no_args_is_help=True)
@@ -32,11 +32,6 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-
-
-def main() -> None:
-    """Runs the command."""
-    app()
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -85,6 +80,8 @@ def bench(
     """Times every pattern beside eager PyTorch, torch.compile and the libraries that are installed."""
     from onepass import bench as benchmark
 
+    if json is not None:  # or minutes of timing would be lost at the end
+        json.parent.mkdir(parents=True, exist_ok=True)
     names = None if providers is None else [name.strip() for name in providers.split(",")]
     benchmark.run(device=device, only=only, json=json, providers=names, quick=quick)
 
@@ -92,9 +89,10 @@ def bench(
 @app.command()
 def words() -> None:
     """Lists the vocabulary."""
-    table = Table("word", "takes", "formula", "meaning")
+    table = Table(Column("word", no_wrap=True), "takes", "formula", "meaning")
     for word in onepass.words():
-        table.add_row(docs.usage(word), docs.operand(word), word.formula, word.meaning)
+        takes = "; ".join(filter(None, (docs.operand(word), docs.number(word))))
+        table.add_row(word.name, takes, word.formula, word.meaning)
     console.print(table)
 
 
@@ -106,7 +104,7 @@ def line(
 ) -> None:
     """Says what a line does, and what it costs on a tensor: bytes that must move, flops, bytes saved for backward."""
     parsed, of_shape, of_dtype = parse_line(text), parse_shape(shape), parse_dtype(dtype)
-    table = Table("word", "operand", "formula", title=str(parsed), title_justify="left")
+    table = Table("word", "operand", "formula", title=parsed.text, title_justify="left")
     for word in parsed.words:
         table.add_row(str(word), docs.operand(word), word.formula)
     console.print(table)
@@ -135,7 +133,7 @@ def write_docs(
 @app.command()
 def info() -> None:
     """Says what this machine offers: versions, SIMD target, compiler, NVRTC, GPUs, and where kernels are cached."""
-    table = Table(show_header=False, box=None)
+    table = Table(Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None)
     for name, value in machine_facts():
         table.add_row(name, value)
     console.print(table)
@@ -189,9 +187,8 @@ def cache_list() -> None:
     for entry in entries:
         table.add_row(entry.kind, docs.size(entry.bytes), f"{entry.age / 3600:.1f} h", entry.label)
     console.print(table)
-    console.print(
-        f"{len(entries)} kernels, {docs.size(sum(entry.bytes for entry in entries))}, in {_native.info()['cache_directory']}"
-    )
+    total = docs.size(sum(entry.bytes for entry in entries))
+    console.print(f"{len(entries)} kernels, {total}, in {_native.info()['cache_directory']}", soft_wrap=True)
 
 
 @cache_app.command("clear")
@@ -226,4 +223,4 @@ def cache_build(
             if verbose:
                 console.print(label, markup=False, highlight=False)
     kernels = [entry for entry in onepass.cache.list() if entry.kind == "cuda"]
-    console.print(f"{len(kernels)} CUDA kernels are in {_native.info()['cache_directory']}")
+    console.print(f"{len(kernels)} CUDA kernels are in {_native.info()['cache_directory']}", soft_wrap=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import onepass
 from onepass import Word
 
-__all__ = ["fill_readme", "language", "operand", "size", "usage"]
+__all__ = ["fill_readme", "language", "number", "operand", "size"]
 
 RESULTS = ("<!-- results:begin -->", "<!-- results:end -->")
 
@@ -83,9 +83,10 @@ those that can be joined are joined; otherwise a contiguous copy is made first.
 ## Where a line runs
 
 On the CPU the lines of the named functions and modules are compiled ahead of time; any other is compiled with the
-system's C++ compiler at first use (seconds) and kept in the disk cache. Without a compiler such a line runs as a
-composition of PyTorch's operators, and one warning says so. On CUDA every line is compiled with NVRTC at first use and
-kept in the same cache; `onepass cache build` fills it beforehand. A CUDA graph can only capture a line whose kernels
+system's C++ compiler at first use (seconds) and kept in the disk cache. The compiler is `$ONEPASS_CXX`, else `$CXX`,
+c++, g++ or clang++; without one such a line runs as a composition of PyTorch's operators, and one warning says so. On
+CUDA every line is compiled with NVRTC at first use and kept in the same cache; `onepass cache build` fills it
+beforehand. A CUDA graph can only capture a line whose kernels
 have been built: run it once before the capture. Lines that differ in their numbers share their kernels.
 
 ```python
@@ -99,34 +100,29 @@ line.reference(x, b, residual, g)          # the same as a composition of PyTorc
 
 def language() -> str:
     """The language reference, as Markdown."""
-    words = onepass.words()
+    activations = [word for word in onepass.words() if word.kind == "activation"]
+    others = [word for word in onepass.words() if word.kind != "activation"]
     text = [INTRODUCTION, "## Words", ""]
-    others = [word for word in words if word.kind != "activation"]
-    text += markdown_table(("word", "operand", "formula", "meaning"), map(row, others))
-    text += ["", "## Activations", "", "Each is a word, and may stand in `gate(...)`.", ""]
-    activations = [word for word in words if word.kind == "activation"]
     text += markdown_table(
-        ("word", "formula", "meaning"), ((usage(w, code=True), w.formula, w.meaning) for w in activations)
+        ("word", "operand", "number", "formula", "meaning"),
+        ((f"`{word.name}`", operand(word), number(word), word.formula, word.meaning) for word in others),
+    )
+    text += ["", "## Activations", "", "Each is a word, and may stand in `gate(...)`.", ""]
+    text += markdown_table(
+        ("word", "number", "formula", "meaning"),
+        ((f"`{word.name}`", number(word), word.formula, word.meaning) for word in activations),
     )
     return "\n".join(text) + "\n"
 
 
-def row(word: Word) -> tuple[str, ...]:
-    """A word's row of the table."""
-    return usage(word, code=True), operand(word), word.formula, word.meaning
-
-
-def usage(word: Word, *, code: bool = False) -> str:
-    """How a word is written, with its number and the default of that: `dropout(p)`, p = 0.5."""
-    inner = "activation" if word.kind == "gate" else word.parameter_name
-    written = f"{word.name}({inner})" if inner else word.name
-    written = f"`{written}`" if code else written
-    return f"{written}, {word.parameter_name} = {default(word.parameter)}" if word.parameter is not None else written
-
-
-def default(number: float) -> str:
-    """A word's default number; NaN stands for the machine epsilon."""
-    return "the machine epsilon" if math.isnan(number) else f"{number:g}"
+def number(word: Word) -> str:
+    """What a word takes in parentheses, with its default."""
+    if word.kind == "gate":
+        return "an activation"
+    if not word.parameter_name or word.parameter is None:
+        return word.parameter_name
+    default = "the machine epsilon" if math.isnan(word.parameter) else f"{word.parameter:g}"
+    return f"{word.parameter_name} = {default}"
 
 
 def operand(word: Word) -> str:
@@ -163,5 +159,6 @@ def fill_readme(readme: Path, results: Path) -> int:
         raise ValueError(f"{readme} needs the markers {begin} and {end}, once each and in this order")
     before, rest = text.split(begin)
     after = rest.split(end)[1]
-    readme.write_text("\n".join([before + begin, *(table.strip() for table in tables), end + after]), encoding="utf-8")
+    filled = "\n\n".join([before + begin, *(table.strip() for table in tables), end + after])
+    readme.write_text(filled, encoding="utf-8")
     return len(files)

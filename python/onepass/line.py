@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 
 import torch
+
 from onepass import _native, _ops
 from onepass._native import LineError
 from onepass.autograd import Apply, Transformable

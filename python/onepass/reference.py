@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.nn.functional as F
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["ACTIVATIONS", "WORDS", "compose", "dropout_numbers", "philox"]

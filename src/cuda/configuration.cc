@@ -12,6 +12,8 @@ namespace {
 
 int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
 
+int64 power_of_two_from(int64 n) { return static_cast<int64>(std::bit_ceil(static_cast<std::uint64_t>(n))); }
+
 // Calls body(view, storage type) for every tensor that the kernel touches by column.
 template <class Body>
 void each_view(const request& r, const arguments& a, const Body& body) {
@@ -49,7 +51,7 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   configuration& c = p.with;
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
   c.unroll = r.backward ? kTuning.elementwise_backward_unroll : kTuning.elementwise_unroll;
-  c.flat = a.rows == 1 && r.wants_column == 0;
+  c.flat = a.rows == 1 && r.wants_column == 0 && !r.rowwise;
   c.sums_in_registers = 1;
   if (c.flat) {
     c.across = kTuning.elementwise_threads;
@@ -69,35 +71,62 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   p.parts = r.wants_column ? p.grid_y : 0;
 }
 
-void choose_rowwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
+// Whether a row can be held, and how.
+bool hold_row(const request& r, const arguments& a, const device_facts& chip, plan& p) {
   configuration& c = p.with;
+  const row_tuning& tuned = r.backward ? kTuning.backward_row : kTuning.forward_row;
   const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
-  const int preferred = (r.backward ? kTuning.backward_numbers : kTuning.forward_numbers) / wide;
-  const int most = (r.backward ? kTuning.backward_numbers_at_most : kTuning.forward_numbers_at_most) / wide;
-  const int slots = std::popcount(r.wants_column);
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
-  const int64 wanted = static_cast<int64>(std::bit_ceil(static_cast<std::uint64_t>(ceil_div(lanes_a_row, std::max(preferred / c.lanes, 1)))));
-  const int64 warp = std::min<int64>(32, static_cast<int64>(std::bit_ceil(static_cast<std::uint64_t>(lanes_a_row))));
-  c.across = static_cast<int>(std::clamp<int64>(wanted, warp, kTuning.row_threads));
-  const int64 held = ceil_div(lanes_a_row, c.across);
-  c.held_lanes = held * c.lanes <= most ? static_cast<int>(held) : 0;
-  if (c.held_lanes == 0) c.across = kTuning.streamed_threads;
+  const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, std::max(tuned.numbers / wide / c.lanes, 1)));
+  c.across = static_cast<int>(std::clamp<int64>(wanted, std::min<int64>(32, power_of_two_from(lanes_a_row)), tuned.threads));
   c.down = c.across <= 32 ? kTuning.block_threads / c.across : 1;
-  c.sums_in_registers = c.held_lanes > 0 && c.held_lanes * c.lanes * slots * wide <= kTuning.sum_numbers;
-  const int64 sum_bytes = slots * a.columns * (wide * 4);
-  c.sums_in_shared = !c.sums_in_registers && slots > 0 && c.down == 1 && sum_bytes + 2048 <= chip.shared_per_block;
-  if (!c.sums_in_registers && c.down > 1) {  // several rows share no sums in memory
+  auto numbers = [&] { return ceil_div(lanes_a_row, c.across) * c.lanes * wide; };
+  if (numbers() > tuned.numbers_at_most) return false;
+  const int slots = std::popcount(r.wants_column);
+  c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
+  if (!c.sums_in_registers && c.down > 1) {  // one row a block: several would add to the same sums
+    c.across = 32;                           // at least, since a shuffle names a whole warp
     c.down = 1;
-    c.sums_in_shared = sum_bytes + 2048 <= chip.shared_per_block;
+    c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
   }
-  p.shared_bytes = c.sums_in_shared ? static_cast<unsigned>(sum_bytes) : 0;
+  c.held_lanes = static_cast<int>(ceil_div(lanes_a_row, c.across));
+  const int64 sum_bytes = c.sums_in_registers ? 0 : slots * a.columns * (wide * 4);
+  if (sum_bytes + kTuning.shared_for_reductions > chip.shared_per_block) return false;
+  p.shared_bytes = static_cast<unsigned>(sum_bytes);
+  c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / (c.across * c.down)) : 1;
+  return true;
+}
+
+// A block streams a row, several times in forward: from shared memory where x fits there.
+void stream_row(const request& r, const arguments& a, const device_facts& chip, plan& p) {
+  configuration& c = p.with;
+  c.across = kTuning.streamed_threads;
+  c.down = 1;
+  c.held_lanes = 0;
+  c.sums_in_registers = 1;
+  const int64 bytes = a.columns * size_of(r.x);
+  c.row_in_shared = !r.backward && r.reads_x && !c.single_x && bytes + kTuning.shared_for_reductions <= chip.shared_per_block;
+  p.shared_bytes = c.row_in_shared ? static_cast<unsigned>(bytes) : 0;
+}
+
+std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, plan p) {
+  configuration& c = p.with;
+  const plan blank = p;
+  const bool held = hold_row(r, a, chip, p);
+  if (!held) p = blank, stream_row(r, a, chip, p);
   const int threads = c.across * c.down;
-  const int resident = a.columns <= 1024 ? kTuning.sm_threads_narrow : kTuning.sm_threads_wide;
   const int64 all = ceil_div(a.rows, c.down);
-  const int64 persistent = static_cast<int64>(chip.sm_count) * std::max(1, resident / threads);
-  p.grid_x = static_cast<unsigned>(std::min<int64>(slots ? std::min(all, persistent) : all, (1LL << 31) - 1));
+  const int64 persistent = static_cast<int64>(chip.sm_count) * std::max(1, kTuning.backward_row.resident / threads);
+  const bool sums = r.wants_column != 0 && held;
+  p.grid_x = static_cast<unsigned>(std::min<int64>(sums ? std::min(all, persistent) : all, (1LL << 31) - 1));
   p.grid_y = 1;
-  p.parts = slots ? p.grid_x : 0;
+  p.parts = sums ? p.grid_x : 0;
+  if (held || !r.backward) return {p};
+  c.of = part::totals;
+  plan tiles = blank;
+  tiles.with.of = part::tiles;
+  choose_elementwise(r, a, chip, tiles);
+  return {p, tiles};
 }
 
 const char* name_of(dtype type) {
@@ -113,7 +142,7 @@ const char* name_of(dtype type) {
 
 }  // namespace
 
-plan choose(const request& r, const arguments& a, const device_facts& chip) {
+std::vector<plan> choose(const request& r, const arguments& a, const device_facts& chip) {
   plan p{};
   configuration& c = p.with;
   c.lanes = 16 / size_of(r.x);
@@ -124,12 +153,13 @@ plan choose(const request& r, const arguments& a, const device_facts& chip) {
   c.saves_statistics = !r.backward && a.statistics != nullptr;
   for (int i = 0; i < kMaxOperands; ++i) c.single_operand |= static_cast<uint64>(a.operand[i].data && a.operand[i].column_stride == 0) << i;
   for (int k = 0; k < kMaxKeeps; ++k) c.single_kept_gradient |= (a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0) << k;
-  if (r.rowwise) choose_rowwise(r, a, chip, p);
-  else choose_elementwise(r, a, chip, p);
-  return p;
+  if (r.rowwise) return choose_rowwise(r, a, chip, p);
+  choose_elementwise(r, a, chip, p);
+  return {p};
 }
 
 std::string source(const request& r, const configuration& c) {
+  static constexpr const char* kSuffix[] = {"", "_totals", "_tiles"};
   const char* skeleton = r.rowwise ? "rowwise" : "elementwise";
   std::string text = std::string("#include \"onepass/skeleton/") + skeleton + ".cuda.h\"\nONEPASS_BEGIN\nstruct config {\n";
   auto field = [&](const char* type, const char* name, const std::string& value) {
@@ -146,13 +176,14 @@ std::string source(const request& r, const configuration& c) {
   number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
   number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes);
   flag("kFlat", c.flat), flag("kCollapsed", c.collapsed), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
-  flag("kSumsInRegisters", c.sums_in_registers), flag("kSumsInShared", c.sums_in_shared);
+  flag("kSumsInRegisters", c.sums_in_registers), flag("kRowInShared", c.row_in_shared);
   flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", static_cast<uint64>(c.single_kept_gradient));
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
   text += "};\nusing the_line = " + r.line + ";\nextern \"C\" __global__ void __launch_bounds__(" +
-          std::to_string(c.across * c.down) + ") " + kKernelName + "(const __grid_constant__ arguments a) {\n  " + skeleton +
-          (r.backward ? "_backward" : "_forward") + "<config, the_line>(a);\n}\nONEPASS_END\n";
+          std::to_string(c.across * c.down) + ", " + std::to_string(std::max(c.blocks_per_sm, 1)) + ") " +
+          kKernelName + "(const __grid_constant__ arguments a) {\n  " + skeleton +
+          (r.backward ? "_backward" : "_forward") + kSuffix[static_cast<int>(c.of)] + "<config, the_line>(a);\n}\nONEPASS_END\n";
   return text;
 }
 
@@ -163,7 +194,7 @@ std::string column_sum_source() {
 
 std::string label(const request& r, const configuration& c, const std::string& arch) {
   return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") + std::to_string(c.across) + "x" +
-         std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) + " " + r.line;
+         std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) + (c.saves_statistics ? " saving " : " ") + r.line;
 }
 
 }  // namespace onepass::cuda

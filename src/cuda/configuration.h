@@ -2,11 +2,15 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "onepass/skeleton/arguments.h"
 #include "src/cuda/driver.h"
 
 namespace onepass::cuda {
+
+// A row too long to hold takes two kernels backward: its sums, then the rest in tiles.
+enum class part : int { whole, totals, tiles };
 
 // All that selects a kernel besides the arguments.
 struct request {
@@ -21,12 +25,14 @@ struct request {
 
 // Plain numbers throughout: its bytes are part of a kernel's key.
 struct configuration {
+  part of;
   int lanes, access;         // numbers of a lane; numbers that one access may move
   int across, down;          // threads along the columns, and down the rows
+  int blocks_per_sm;         // that registers must leave room for
   int unroll, held_lanes;    // elementwise: lanes in flight; rowwise: lanes of the row in a thread's registers
   int flat, collapsed;       // one long row; rows have one stride
   int single_x, single_y, single_kept_gradient;
-  int sums_in_registers, sums_in_shared;
+  int sums_in_registers, row_in_shared;
   int saves_statistics;
   uint64 single_operand;
 };
@@ -38,8 +44,9 @@ struct plan {
   int64 parts;  // rows of column_partial
 };
 
-// Pure arithmetic: the same shapes, alignment and chip give the same plan.
-plan choose(const request&, const arguments&, const device_facts&);
+// The kernels of a call, in order: one, or a backward's two parts. Column sums come from the last.
+// Pure arithmetic: the same shapes, alignment and chip give the same plans.
+std::vector<plan> choose(const request&, const arguments&, const device_facts&);
 
 // What NVRTC compiles; the kernel is called kKernelName.
 inline constexpr const char* kKernelName = "onepass_kernel";

@@ -42,15 +42,17 @@ const kernel& find_or_build(const request& r, const plan& p, int device, void* s
 
 }  // namespace
 
-plan prepare(const request& r, const arguments& a, int device) { return choose(r, a, facts(device)); }
+std::vector<plan> prepare(const request& r, const arguments& a, int device) { return choose(r, a, facts(device)); }
 
-void launch(const request& r, const plan& p, const arguments& a, int device, void* stream) {
-  const kernel& with = find_or_build(r, p, device, stream);
-  launch(with, p.grid_x, p.grid_y, 1, static_cast<unsigned>(p.with.across * p.with.down), 1, p.shared_bytes, stream, &a);
+void launch(const request& r, const std::vector<plan>& plans, const arguments& a, int device, void* stream) {
+  for (const plan& p : plans) {
+    const kernel& with = find_or_build(r, p, device, stream);
+    launch(with, p.grid_x, p.grid_y, 1, static_cast<unsigned>(p.with.across * p.with.down), 1, p.shared_bytes, stream, &a);
+  }
 }
 
-void reduce_columns(const arguments& a, const plan& p, int slots, const view* outputs, int device, void* stream) {
-  column_sum_arguments with{a.column_partial, p.parts, a.columns, {}};
+void reduce_columns(const arguments& a, int64 parts, int slots, const view* outputs, int device, void* stream) {
+  column_sum_arguments with{a.column_partial, parts, a.columns, {}};
   std::copy(outputs, outputs + slots, with.output);
   thread_local std::unordered_map<int, const kernel*> known;  // load compares whole sources
   const kernel*& sum = known[device];

@@ -5,10 +5,10 @@
 
 namespace onepass::cuda {
 
-plan prepare(const request&, const arguments&, int device);
-void launch(const request&, const plan&, const arguments&, int device, void* stream);
+std::vector<plan> prepare(const request&, const arguments&, int device);
+void launch(const request&, const std::vector<plan>&, const arguments&, int device, void* stream);
 
 // The second stage of column gradients: outputs are 1-D, one for each wanted column operand.
-void reduce_columns(const arguments&, const plan&, int slots, const view* outputs, int device, void* stream);
+void reduce_columns(const arguments&, int64 parts, int slots, const view* outputs, int device, void* stream);
 
 }  // namespace onepass::cuda

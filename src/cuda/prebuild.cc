@@ -23,17 +23,17 @@ class imagined_call {
     }
   }
 
-  std::string forward(const std::string& arch_name, bool saves_statistics) {
+  void forward(const std::string& arch_name, bool saves_statistics) {
     arguments a{};
     request r = request_for(false);
     add(a.x, x_), add(a.y, x_);
     for (int k = 0; k < line_.keeps; ++k) add(a.kept[k], x_);
     add_operands(a, [](int) { return true; });
     if (saves_statistics) a.statistics = kAddress;
-    return build_one(r, a, arch_name);
+    build_one(r, a, arch_name);
   }
 
-  std::string backward(const std::string& arch_name) {
+  void backward(const std::string& arch_name) {
     arguments a{};
     request r = request_for(true);
     const spec::reads reads = spec::backward_reads(line_);
@@ -42,7 +42,7 @@ class imagined_call {
     std::uint64_t wanted = 1;
     for (int i = 0; i < line_.operands; ++i) wanted |= std::uint64_t{types_[i] != dtype::boolean} << (i + 1);
     const spec::gradients plan = spec::plan_gradients(line_, x_, facts, wanted);
-    if (plan.outputs.empty()) return "";  // the upstream gradient is the gradient: no kernel
+    if (plan.outputs.empty()) return;  // the upstream gradient is the gradient: no kernel
     r.wants_column = a.wants_column = plan.wants_column;
     r.wants_tensor = plan.wants_tensor;
     r.wants_dx = plan.wants_dx;
@@ -56,8 +56,10 @@ class imagined_call {
       if (!output.column) add(output.input == 0 ? a.dx : a.operand_gradient[output.input - 1], output.type);
     }
     a.statistics = kAddress;
-    return build_one(r, a, arch_name);
+    build_one(r, a, arch_name);
   }
+
+  const std::vector<std::string>& labels() const { return labels_; }
 
  private:
   static inline void* const kAddress = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
@@ -83,14 +85,14 @@ class imagined_call {
       else add(a.operand[i], types_[i]);
     }
   }
-  std::string build_one(const request& r, arguments& a, const std::string& arch_name) {
+  void build_one(const request& r, arguments& a, const std::string& arch_name) {
     std::vector<bool> needs_copy;
     spec::lay_out({2, sizes_}, tensors_, !line_.rowwise() && !line_.depends_on_column(), a, needs_copy);
     tensors_.clear();
-    const plan p = choose(r, a, facts_of(arch_name));
-    std::string text = label(r, p.with, arch_name);
-    build(source(r, p.with), arch_name, text);
-    return text;
+    for (const plan& p : choose(r, a, facts_of(arch_name))) {
+      labels_.push_back(label(r, p.with, arch_name));
+      build(source(r, p.with), arch_name, labels_.back());
+    }
   }
 
   const spec::line& line_;
@@ -98,18 +100,19 @@ class imagined_call {
   dtype x_, types_[kMaxOperands] = {};
   std::uint64_t boolean_masks_ = 0;
   std::vector<spec::strided> tensors_;
+  std::vector<std::string> labels_;
 };
 
 }  // namespace
 
 std::vector<std::string> prebuild(const spec::line& line, const std::string& arch_name, dtype x, dtype operand, int64 rows, int64 columns) {
   imagined_call call(line, x, operand, rows, columns);
-  std::vector<std::string> labels{call.forward(arch_name, true)};
-  if (line.rowwise()) labels.push_back(call.forward(arch_name, false));
-  if (std::string backward = call.backward(arch_name); !backward.empty()) labels.push_back(std::move(backward));
-  const std::string sum = arch_name + " column sum";
-  build(column_sum_source(), arch_name, sum);
-  labels.push_back(sum);
+  call.forward(arch_name, line.rowwise());
+  if (line.rowwise()) call.forward(arch_name, false);
+  call.backward(arch_name);
+  std::vector<std::string> labels = call.labels();
+  labels.push_back(arch_name + " column sum");
+  build(column_sum_source(), arch_name, labels.back());
   return labels;
 }
 

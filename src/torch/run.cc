@@ -59,8 +59,7 @@ void run_forward(frame& f) {
   if (f.on.is_cuda()) {
     const torch::stable::accelerator::DeviceGuard guard(f.on.index);
     const cuda::request request = request_of(f, false);
-    const cuda::plan plan = cuda::prepare(request, f.a, f.on.index);
-    cuda::launch(request, plan, f.a, f.on.index, current_stream(f.on.index));
+    cuda::launch(request, cuda::prepare(request, f.a, f.on.index), f.a, f.on.index, current_stream(f.on.index));
     return;
   }
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
@@ -77,13 +76,17 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
     request.wants_column = plan.wants_column;
     request.wants_tensor = plan.wants_tensor;
     request.wants_dx = plan.wants_dx;
-    const cuda::plan with = cuda::prepare(request, f.a, f.on.index);
-    std::optional<Tensor> partial;
-    if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, with.parts)).data_ptr();
+    const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index);
+    std::optional<Tensor> partial, totals;
+    if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, plans.back().parts)).data_ptr();
+    if (plans.size() > 1) {
+      const std::int64_t sizes[2] = {2, f.a.rows};
+      f.a.totals = totals.emplace(empty(sizes, 2, f.arithmetic(), f.on)).data_ptr();
+    }
     void* stream = current_stream(f.on.index);
-    cuda::launch(request, with, f.a, f.on.index, stream);
+    cuda::launch(request, plans, f.a, f.on.index, stream);
     if (slots) {
-      cuda::reduce_columns(f.a, with, static_cast<int>(slots), column_outputs.data(), f.on.index, stream);
+      cuda::reduce_columns(f.a, plans.back().parts, static_cast<int>(slots), column_outputs.data(), f.on.index, stream);
     }
     return;
   }

@@ -13,7 +13,6 @@
 #include <regex>
 #include <set>
 
-#include "src/cuda/tuning.h"
 #include "src/spec/plan.h"
 
 namespace onepass::cuda {
@@ -104,7 +103,9 @@ void each_plan(const std::function<void(const call&, const plan&, const device_f
   for (const char* arch : kChips) {
     const device_facts chip = facts_of(arch);
     each_call([&](const call& c) {
-      if (!testing::Test::HasFailure()) body(c, choose(c.r, c.a, chip), chip);  // one failure is enough to read
+      for (const plan& p : choose(c.r, c.a, chip)) {
+        if (!testing::Test::HasFailure()) body(c, p, chip);  // one failure is enough to read
+      }
     });
   }
 }
@@ -117,7 +118,7 @@ TEST(Configuration, ThreadsFitABlockAndWarps) {
     EXPECT_GE(std::min(p.with.across, p.with.down), 1) << c;
     EXPECT_LE(threads, 1024) << c;
     EXPECT_TRUE(p.grid_x == 1 || threads % 32 == 0) << c;
-    if (!c.r.rowwise) return;
+    if (!c.r.rowwise || p.with.of == part::tiles) return;
     EXPECT_TRUE(std::has_single_bit(static_cast<unsigned>(p.with.across))) << c;  // shuffles halve the distance
     EXPECT_EQ(threads % 32, 0) << c << ": shuffles name a whole warp";
     EXPECT_TRUE(p.with.down == 1 || p.with.across <= 32) << c << ": a barrier would join several rows";
@@ -128,7 +129,7 @@ TEST(Configuration, RowsAreCovered) {
   each_plan([](const call& c, const plan& p, const device_facts&) {
     const configuration& with = p.with;
     const int64 numbers_across = int64{with.across} * with.lanes;
-    if (c.r.rowwise) {
+    if (c.r.rowwise && with.of != part::tiles) {
       EXPECT_TRUE(with.held_lanes == 0 || with.held_lanes * numbers_across >= c.a.columns) << c;
     } else if (with.flat) {
       EXPECT_TRUE(c.a.rows == 1 && c.r.wants_column == 0) << c;
@@ -174,7 +175,7 @@ TEST(Configuration, AlignedRowsMoveSixteenBytesAtOnce) {
       const int lanes = 16 / size_of(x);
       const auto access = [&](dtype column, int64 columns, memory at) {
         const call c = call_of(line, false, x, column, 100, columns, at);
-        return choose(c.r, c.a, chip).with.access;
+        return choose(c.r, c.a, chip).front().with.access;
       };
       EXPECT_EQ(access(x, 4096, {}), lanes) << text;
       EXPECT_EQ(access(dtype::f32, 4096, {}), lanes) << text << ": wider operands take several accesses a lane";
@@ -189,24 +190,24 @@ TEST(Configuration, AlignedRowsMoveSixteenBytesAtOnce) {
 TEST(Configuration, ExpandedTensorsDoNotLimitAccesses) {
   call c = call_of(spec::parse("add | gelu"), true, dtype::f32, dtype::f32, 64, 1024);
   c.a.y = {reinterpret_cast<void*>((std::uintptr_t{1} << 20) + 4), {}, dtype::f32, 0};  // one number for the whole gradient
-  const configuration with = choose(c.r, c.a, facts_of("sm_90a")).with;
+  const configuration with = choose(c.r, c.a, facts_of("sm_90a")).front().with;
   EXPECT_EQ(with.access, 4);
   EXPECT_TRUE(with.single_y);
   EXPECT_FALSE(with.single_x);
   c.a.operand[0].column_stride = 0;
-  EXPECT_EQ(choose(c.r, c.a, facts_of("sm_90a")).with.single_operand, 1u);
+  EXPECT_EQ(choose(c.r, c.a, facts_of("sm_90a")).front().with.single_operand, 1u);
 }
 
-TEST(Configuration, RegistersHoldWhatTuningAllows) {
+// A thread has at most 255 registers, an SM 65536. Values, sums and some forty for addresses and temporaries.
+TEST(Configuration, RegistersHoldTheRowAndItsSums) {
   each_plan([](const call& c, const plan& p, const device_facts&) {
     if (!c.r.rowwise) return;
-    const int wide = c.r.x == dtype::f64 ? 2 : 1;
-    const int numbers = p.with.held_lanes * p.with.lanes * wide;
-    EXPECT_LE(numbers, c.r.backward ? kTuning.backward_numbers_at_most : kTuning.forward_numbers_at_most) << c;
-    if (p.with.sums_in_registers && p.parts > 0) {
-      EXPECT_GT(p.with.held_lanes, 0) << c;
-      EXPECT_LE(numbers * std::popcount(c.r.wants_column), kTuning.sum_numbers) << c;
-    }
+    const int wide = c.r.x == dtype::f64 ? 2 : 1, row = p.with.held_lanes * p.with.lanes * wide;
+    const int sums = p.with.sums_in_registers ? row * std::popcount(c.r.wants_column) : 0;
+    const int registers = row * (c.r.backward ? 2 : 1) + sums + 40;  // backward holds two values of each number
+    EXPECT_LE(registers, 255) << c;
+    EXPECT_LE(registers * p.with.across * p.with.down, 65536) << c;
+    EXPECT_TRUE(p.with.held_lanes > 0 || p.with.sums_in_registers) << c;
   });
 }
 
@@ -216,15 +217,17 @@ TEST(Configuration, SharedMemoryFitsTheChip) {
     const int warps = std::max(p.with.across / 32, 1), reduction = 2 * warps * 2 * number;  // two sets of pairs
     EXPECT_LE(static_cast<int>(p.shared_bytes) + reduction, chip.shared_per_block) << c;
     const int64 sums = std::popcount(c.r.wants_column) * c.a.columns * number;
-    EXPECT_EQ(p.shared_bytes, p.with.sums_in_shared ? static_cast<unsigned>(sums) : 0u) << c;
-    EXPECT_TRUE(!p.with.sums_in_shared || (c.r.rowwise && !p.with.sums_in_registers)) << c;
+    const int64 row = c.a.columns * size_of(c.r.x);
+    EXPECT_EQ(p.shared_bytes, static_cast<unsigned>(!p.with.sums_in_registers ? sums : p.with.row_in_shared ? row : 0)) << c;
+    EXPECT_TRUE(!p.with.row_in_shared || (c.r.rowwise && !c.r.backward && p.with.held_lanes == 0)) << c;
     EXPECT_TRUE(p.parts == 0 || p.with.sums_in_registers || p.with.down == 1) << c << ": rows would share sums";
   });
 }
 
 TEST(Configuration, PartsComeWithColumnGradientsOnly) {
   each_plan([](const call& c, const plan& p, const device_facts& chip) {
-    EXPECT_EQ(p.parts, c.r.wants_column == 0 ? 0 : c.r.rowwise ? p.grid_x : p.grid_y) << c;
+    const bool rows = c.r.rowwise && p.with.of == part::whole;
+    EXPECT_EQ(p.parts, c.r.wants_column == 0 || p.with.of == part::totals ? 0 : rows ? p.grid_x : p.grid_y) << c;
     EXPECT_LE(p.parts, chip.sm_count * 32) << c;  // the second stage's work does not grow with rows
   });
 }
@@ -235,18 +238,18 @@ TEST(Configuration, ARowDoesNotDependOnTheNumberOfRows) {
     if (!c.r.rowwise || c.a.rows == 1) return;
     arguments one = c.a;
     one.rows = one.size[kMaxDims - 1] = 1;
-    EXPECT_TRUE(same(choose(c.r, one, chip).with, choose(c.r, c.a, chip).with)) << c;
+    EXPECT_TRUE(same(choose(c.r, one, chip).front().with, choose(c.r, c.a, chip).front().with)) << c;
   });
 }
 
 TEST(Configuration, TheSameCallGivesTheSamePlan) {
   each_plan([](const call& c, const plan& p, const device_facts& chip) {
-    const plan again = choose(c.r, c.a, chip);
+    const plan again = choose(c.r, c.a, chip)[p.with.of == part::tiles ? 1 : 0];
     EXPECT_TRUE(same(p.with, again.with) && p.grid_x == again.grid_x && p.grid_y == again.grid_y && p.parts == again.parts) << c;
   });
 }
 
-std::string text_of(const call& c) { return source(c.r, choose(c.r, c.a, facts_of("sm_90a")).with); }
+std::string text_of(const call& c) { return source(c.r, choose(c.r, c.a, facts_of("sm_90a")).front().with); }
 
 TEST(Source, HoldsTheLineAndItsSkeleton) {
   for (const char* text : kLines) {
@@ -268,13 +271,13 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
   r.x = dtype::bf16, r.operand[1] = dtype::f32, r.wants_column = 5, r.wants_tensor = 2, r.wants_dx = true, r.line = "line<chain<>>";
   configuration with{};
   with.lanes = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_lanes = 7;
-  with.flat = 1, with.single_y = 1, with.sums_in_shared = 1, with.single_operand = 6, with.single_kept_gradient = 9;
+  with.flat = 1, with.single_y = 1, with.row_in_shared = 1, with.single_operand = 6, with.single_kept_gradient = 9;
   const std::string made = source(r, with);
   for (const char* field :
        {"kX = dtype::bf16;", "dtype::none, dtype::f32, dtype::none", "kLanes = 8;", "kAccess = 4;", "kAcross = 96;", "kDown = 2;",
         "kUnroll = 3;", "kHeldLanes = 7;", "kFlat = true;", "kCollapsed = false;", "kSingleX = false;", "kSingleY = true;",
-        "kSumsInRegisters = false;", "kSumsInShared = true;", "kSavesStatistics = false;", "kWantsDx = true;", "kSingleOperand = 6ull;",
-        "kSingleKeptGradient = 9ull;", "kWantsColumn = 5ull;", "kWantsTensor = 2ull;", "arithmetic = float;", "__launch_bounds__(192)"}) {
+        "kSumsInRegisters = false;", "kRowInShared = true;", "kSavesStatistics = false;", "kWantsDx = true;", "kSingleOperand = 6ull;",
+        "kSingleKeptGradient = 9ull;", "kWantsColumn = 5ull;", "kWantsTensor = 2ull;", "arithmetic = float;", "__launch_bounds__(192"}) {
     EXPECT_NE(made.find(field), std::string::npos) << field << " is not in\n" << made;
   }
   r.x = dtype::f64;
@@ -297,7 +300,7 @@ TEST(Source, DefinesWhatTheSkeletonsRead) {
 
 TEST(Label, TellsChipDtypeDirectionAndLine) {
   const call c = call_of(spec::parse("bias | gelu"), true, dtype::f16, dtype::f16, 64, 512);
-  const std::string made = label(c.r, choose(c.r, c.a, facts_of("sm_80")).with, "sm_80");
+  const std::string made = label(c.r, choose(c.r, c.a, facts_of("sm_80")).front().with, "sm_80");
   for (const std::string& part : {std::string("sm_80"), std::string("f16"), std::string("backward"), c.r.line}) {
     EXPECT_NE(made.find(part), std::string::npos) << made;
   }

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import onepass
-import torch
 
 # For the processes that tests start: the same package as here.
 os.environ["PYTHONPATH"] = str(Path(onepass.__file__).resolve().parent.parent)

@@ -8,10 +8,10 @@ Below a few units in the last place of the tensor's largest value both count as 
 import math
 from dataclasses import dataclass, field
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import onepass
-import torch
 from onepass.reference import compose
 
 RATIO = 1.5

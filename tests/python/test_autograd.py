@@ -4,9 +4,9 @@ import copy
 import itertools
 
 import pytest
+import torch
 
 import onepass
-import torch
 from helpers import (
     COMPILED_LINES,
     NAMED_LINES,

@@ -3,12 +3,12 @@
 import functools
 
 import pytest
+import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
 
 import onepass
 import onepass.functional as F
-import torch
 from helpers import Recorder, as_tuple, make_inputs, upstream
 
 LINES = [

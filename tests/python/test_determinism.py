@@ -1,9 +1,9 @@
 """Bit for bit the same: run after run, for any number of threads, and a row in any batch."""
 
 import pytest
+import torch
 
 import onepass
-import torch
 from helpers import as_tuple, make_inputs, upstream, words_of
 
 LINES = [

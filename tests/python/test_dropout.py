@@ -3,11 +3,11 @@
 import math
 
 import pytest
+import torch
 from torch.utils.checkpoint import checkpoint
 
 import onepass
 import onepass.functional as F
-import torch
 from helpers import as_tuple, make_inputs, run
 from onepass.reference import compose, dropout_numbers, philox
 

@@ -1,10 +1,10 @@
 """Bad input raises the exception that PyTorch would raise, and says the argument, what was expected and what came."""
 
 import pytest
+import torch
 
 import onepass
 import onepass.functional as F
-import torch
 from helpers import as_tuple
 
 

@@ -3,10 +3,10 @@
 import itertools
 
 import pytest
+import torch
 import torch.nn.functional as TF
 
 import onepass.functional as F
-import torch
 from helpers import DTYPES, Recorder, as_tuple, check_error, upstream
 
 

@@ -1,9 +1,9 @@
 """More than 2^31 elements: the last rows are right, forward and backward. Needs a GPU with room; skipped elsewhere."""
 
 import pytest
+import torch
 
 import onepass
-import torch
 from helpers import assert_equal
 from onepass.reference import dropout_numbers
 

@@ -1,9 +1,9 @@
 """Any layout in: a strided, expanded or misaligned tensor gives what its contiguous copy gives; empty and odd sizes."""
 
 import pytest
+import torch
 
 import onepass
-import torch
 from helpers import Inputs, as_tuple, check_line, make_inputs, run, upstream, words_of
 
 LINES = [

@@ -3,9 +3,9 @@
 import pickle
 
 import pytest
+import torch
 
 import onepass
-import torch
 from onepass import Line, LineError
 
 

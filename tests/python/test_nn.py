@@ -5,9 +5,9 @@ import inspect
 import io
 
 import pytest
+import torch
 
 import onepass.nn as nn
-import torch
 
 PAIRS = [
     (nn.LayerNorm, torch.nn.LayerNorm, (64,), {}),

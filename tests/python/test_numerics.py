@@ -3,10 +3,10 @@
 import math
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 import onepass
-import torch
 from helpers import DTYPES, Inputs, assert_equal, check_error, check_line, gradients, make_inputs, run, upstream
 from onepass.reference import ACTIVATIONS, compose
 

@@ -5,11 +5,11 @@ anyway and varies their numbers and activations within the ahead-of-time table; 
 """
 
 import pytest
+import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import onepass
-import torch
 from helpers import COMPILED_LINES, NAMED_LINES, Inputs, check_line, make_inputs, words_of
 
 ACTIVATIONS = [word.name for word in onepass.words() if word.kind == "activation"]

@@ -3,9 +3,9 @@
 import threading
 
 import pytest
+import torch
 
 import onepass
-import torch
 from helpers import as_tuple, make_inputs, upstream
 
 LINES = [

@@ -1,10 +1,10 @@
 """Every word of the vocabulary: error ratio forward and backward, and gradcheck in fp64."""
 
 import pytest
+import torch
 from torch.autograd import gradcheck
 
 import onepass
-import torch
 from helpers import DTYPES, check_line, make_inputs, words_of
 
 # The shortest line that shows the word. An activation follows a bias: that line is compiled ahead of time.

@@ -73,8 +73,9 @@ std::vector<T> run(const char* name, direction d, double parameter, const std::v
   const std::vector<T> gradient(padded.size(), dy);
   std::vector<T> y(padded.size());
   const auto count = static_cast<int64>(padded.size());
-  if constexpr (sizeof(T) == 4) HWY_DYNAMIC_DISPATCH(run_f32)(name, d, static_cast<float>(parameter), padded.data(), gradient.data(), count, y.data());
-  else HWY_DYNAMIC_DISPATCH(run_f64)(name, d, parameter, padded.data(), gradient.data(), count, y.data());
+  const auto a = static_cast<T>(parameter);
+  if constexpr (sizeof(T) == 4) HWY_DYNAMIC_DISPATCH(run_f32)(name, d, a, padded.data(), gradient.data(), count, y.data());
+  else HWY_DYNAMIC_DISPATCH(run_f64)(name, d, a, padded.data(), gradient.data(), count, y.data());
   y.resize(x.size());
   return y;
 }
@@ -109,16 +110,20 @@ const std::vector<activation>& activations() {
       {"silu", 0, [](number x, number) { return x * sigmoid(x); }, [](number x, number) { return gated_slope(x, x, 1); }, {}},
       {"tanh", 0, [](number x, number) { return std::tanh(x); }, [](number x, number) { return sech(x) * sech(x); }, {}},
       {"sigmoid", 0, [](number x, number) { return sigmoid(x); }, [](number x, number) { return sigmoid(x) * sigmoid(-x); }, {}},
-      {"relu_squared", 0, [](number x, number) { return x > 0 ? x * x : 0.0L; }, [](number x, number) { return 2 * std::max(x, 0.0L); }, {0}},
+      {"relu_squared", 0, [](number x, number) { return x > 0 ? x * x : 0.0L; },
+       [](number x, number) { return 2 * std::max(x, 0.0L); }, {0}},
       {"quick_gelu", 0, [](number x, number) { return x * sigmoid(1.702L * x); },
        [](number x, number) { return gated_slope(x, 1.702L * x, 1.702L); }, {}},
-      {"softplus", 0, [](number x, number) { return x > 20 ? x : softplus(x); }, [](number x, number) { return x > 20 ? 1.0L : sigmoid(x); }, {20}},
+      {"softplus", 0, [](number x, number) { return x > 20 ? x : softplus(x); },
+       [](number x, number) { return x > 20 ? 1.0L : sigmoid(x); }, {20}},
       {"mish", 0, [](number x, number) { return x * std::tanh(softplus(x)); },
        [](number x, number) { return std::tanh(softplus(x)) + x * sigmoid(x) * sech(softplus(x)) * sech(softplus(x)); }, {20}},
       {"hardswish", 0, [](number x, number) { return x * std::min(std::max(x + 3, 0.0L), 6.0L) / 6; },
        [](number x, number) { return x <= -3 ? 0.0L : x >= 3 ? 1.0L : x / 3 + 0.5L; }, {-3, 3}},
-      {"elu", 0.75L, [](number x, number a) { return x > 0 ? x : a * std::expm1(x); }, [](number x, number a) { return x > 0 ? 1.0L : a * std::exp(x); }, {0}},
-      {"leaky_relu", 0.125L, [](number x, number a) { return x > 0 ? x : a * x; }, [](number x, number a) { return x > 0 ? 1.0L : a; }, {0}},
+      {"elu", 0.75L, [](number x, number a) { return x > 0 ? x : a * std::expm1(x); },
+       [](number x, number a) { return x > 0 ? 1.0L : a * std::exp(x); }, {0}},
+      {"leaky_relu", 0.125L, [](number x, number a) { return x > 0 ? x : a * x; },
+       [](number x, number a) { return x > 0 ? 1.0L : a; }, {0}},
   };
   return all;
 }
@@ -217,21 +222,34 @@ struct special {
   double x, y, slope;
 };
 constexpr special kSpecial[] = {
-    {"relu", 0, 0, 0}, {"relu", -0.0, 0, 0}, {"relu", kInf, kInf, 1}, {"relu", -kInf, 0, 0}, {"relu", 1e4, 1e4, 1}, {"relu", -1e4, 0, 0},
-    {"gelu", 0, 0, 0.5}, {"gelu", kInf, kInf, kNan}, {"gelu", -kInf, kNan, kNan}, {"gelu", 1e4, 1e4, 1}, {"gelu", -1e4, 0, 0},
-    {"gelu_tanh", 0, 0, 0.5}, {"gelu_tanh", kInf, kInf, kNan}, {"gelu_tanh", -kInf, kNan, kNan}, {"gelu_tanh", 1e4, 1e4, 1}, {"gelu_tanh", -1e4, 0, 0},
-    {"silu", 0, 0, 0.5}, {"silu", kInf, kInf, kNan}, {"silu", -kInf, kNan, kNan}, {"silu", 1e4, 1e4, 1}, {"silu", -1e4, 0, 0},
+    {"relu", 0, 0, 0}, {"relu", -0.0, 0, 0}, {"relu", kInf, kInf, 1}, {"relu", -kInf, 0, 0}, {"relu", 1e4, 1e4, 1},
+    {"relu", -1e4, 0, 0},
+    {"gelu", 0, 0, 0.5}, {"gelu", kInf, kInf, kNan}, {"gelu", -kInf, kNan, kNan}, {"gelu", 1e4, 1e4, 1},
+    {"gelu", -1e4, 0, 0},
+    {"gelu_tanh", 0, 0, 0.5}, {"gelu_tanh", kInf, kInf, kNan}, {"gelu_tanh", -kInf, kNan, kNan},
+    {"gelu_tanh", 1e4, 1e4, 1}, {"gelu_tanh", -1e4, 0, 0},
+    {"gelu_tanh", 1e15, 1e15, 1}, {"gelu_tanh", -1e15, 0, 0},  // x³ overflows f32
+    {"silu", 0, 0, 0.5}, {"silu", kInf, kInf, kNan}, {"silu", -kInf, kNan, kNan}, {"silu", 1e4, 1e4, 1},
+    {"silu", -1e4, 0, 0},
     {"tanh", 0, 0, 1}, {"tanh", kInf, 1, 0}, {"tanh", -kInf, -1, 0}, {"tanh", 1e4, 1, 0}, {"tanh", -1e4, -1, 0},
-    {"sigmoid", 0, 0.5, 0.25}, {"sigmoid", kInf, 1, 0}, {"sigmoid", -kInf, 0, 0}, {"sigmoid", 1e4, 1, 0}, {"sigmoid", -1e4, 0, 0},
-    {"relu_squared", 0, 0, 0}, {"relu_squared", kInf, kInf, kInf}, {"relu_squared", -kInf, 0, 0}, {"relu_squared", 1e4, 1e8, 2e4}, {"relu_squared", -1e4, 0, 0},
-    {"quick_gelu", 0, 0, 0.5}, {"quick_gelu", kInf, kInf, kNan}, {"quick_gelu", -kInf, kNan, kNan}, {"quick_gelu", 1e4, 1e4, 1}, {"quick_gelu", -1e4, 0, 0},
-    {"softplus", 0, 0.6931471805599453, 0.5}, {"softplus", kInf, kInf, 1}, {"softplus", -kInf, 0, 0}, {"softplus", 1e4, 1e4, 1}, {"softplus", -1e4, 0, 0},
+    {"sigmoid", 0, 0.5, 0.25}, {"sigmoid", kInf, 1, 0}, {"sigmoid", -kInf, 0, 0}, {"sigmoid", 1e4, 1, 0},
+    {"sigmoid", -1e4, 0, 0},
+    {"relu_squared", 0, 0, 0}, {"relu_squared", kInf, kInf, kInf}, {"relu_squared", -kInf, 0, 0},
+    {"relu_squared", 1e4, 1e8, 2e4}, {"relu_squared", -1e4, 0, 0},
+    {"quick_gelu", 0, 0, 0.5}, {"quick_gelu", kInf, kInf, kNan}, {"quick_gelu", -kInf, kNan, kNan},
+    {"quick_gelu", 1e4, 1e4, 1}, {"quick_gelu", -1e4, 0, 0},
+    {"quick_gelu", 3e38, 3e38, 1}, {"quick_gelu", -3e38, 0, 0},  // 1.702x overflows f32
+    {"softplus", 0, 0.6931471805599453, 0.5}, {"softplus", kInf, kInf, 1}, {"softplus", -kInf, 0, 0},
+    {"softplus", 1e4, 1e4, 1}, {"softplus", -1e4, 0, 0},
     {"softplus", 20, 20.000000002061153, 0.9999999979388464}, {"softplus", 20.5, 20.5, 1},
-    {"mish", 0, 0, 0.6}, {"mish", kInf, kInf, kNan}, {"mish", -kInf, kNan, kNan}, {"mish", 1e4, 1e4, 1}, {"mish", -1e4, 0, 0}, {"mish", 20, 20, 1},
-    {"hardswish", 0, 0, 0.5}, {"hardswish", kInf, kInf, 1}, {"hardswish", -kInf, kNan, 0}, {"hardswish", 1e4, 1e4, 1}, {"hardswish", -1e4, 0, 0},
+    {"mish", 0, 0, 0.6}, {"mish", kInf, kInf, kNan}, {"mish", -kInf, kNan, kNan}, {"mish", 1e4, 1e4, 1},
+    {"mish", -1e4, 0, 0}, {"mish", 20, 20, 1},
+    {"hardswish", 0, 0, 0.5}, {"hardswish", kInf, kInf, 1}, {"hardswish", -kInf, kNan, 0},
+    {"hardswish", 1e4, 1e4, 1}, {"hardswish", -1e4, 0, 0},
     {"hardswish", -3, 0, 0}, {"hardswish", 3, 3, 1},
     {"elu", 0, 0, 1}, {"elu", kInf, kInf, 1}, {"elu", -kInf, -1, 0}, {"elu", 1e4, 1e4, 1}, {"elu", -1e4, -1, 0},
-    {"leaky_relu", 0, 0, 0.01}, {"leaky_relu", kInf, kInf, 1}, {"leaky_relu", -kInf, -kInf, 0.01}, {"leaky_relu", 1e4, 1e4, 1}, {"leaky_relu", -1e4, -100, 0.01}};
+    {"leaky_relu", 0, 0, 0.01}, {"leaky_relu", kInf, kInf, 1}, {"leaky_relu", -kInf, -kInf, 0.01},
+    {"leaky_relu", 1e4, 1e4, 1}, {"leaky_relu", -1e4, -100, 0.01}};
 
 template <class T>
 void expect_special_values() {
@@ -248,7 +266,8 @@ void expect_special_values() {
     EXPECT_TRUE(fits(slope, s.slope)) << s.name << "'(" << s.x << ") = " << slope << ", expected " << s.slope;
   }
   for (const activation& of : activations()) {
-    EXPECT_TRUE(std::isnan(run(of.name, direction::forward, static_cast<double>(of.a), std::vector<T>(1, static_cast<T>(kNan)))[0])) << of.name;
+    const std::vector<T> x(1, std::numeric_limits<T>::quiet_NaN());
+    EXPECT_TRUE(std::isnan(run(of.name, direction::forward, static_cast<double>(of.a), x)[0])) << of.name;
   }
 }
 

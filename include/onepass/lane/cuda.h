@@ -243,6 +243,13 @@ struct memory {
     return result;
   }
 
+  static ONEPASS_FUNCTION void copy(void* to, const void* from, int count) {
+#pragma unroll
+    for (int i = 0; i < kAccesses; ++i) {
+      if (i * kNumbers < count) static_cast<word*>(to)[i] = static_cast<const word*>(from)[i];
+    }
+  }
+
   template <class T>
   static ONEPASS_FUNCTION void store(void* at, pack<T, V> value, int count) {
     buffer b;

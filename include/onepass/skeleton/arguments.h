@@ -34,6 +34,7 @@ struct arguments {
   view kept_gradient[kMaxKeeps];
 
   void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
+  void* totals;          // CUDA, backward of rows too long to hold: [2][rows], as statistics
   void* column_partial;  // [column gradients wanted][parts][columns], double
   uint64 wants_column;   // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
 

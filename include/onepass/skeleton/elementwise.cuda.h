@@ -50,6 +50,15 @@ ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
   });
 }
 
+// The block's part of the column sums, from one lane of registers a thread.
+template <class Config>
+ONEPASS_FUNCTION void write_parts(const arguments& a, const pack<typename Config::arithmetic, Config::kLanes>* sums) {
+  const int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  const int64 column = (static_cast<int64>(blockIdx.x) * Config::kAcross + across) * Config::kLanes;
+#pragma unroll
+  for (int slot = 0; slot < kSlots<Config>; ++slot) write_part<Config>(a, sums[slot], slot, gridDim.y, blockIdx.y, column, across, down);
+}
+
 template <class Config, class Line>
 ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
   using where_at = place<Config, Line>;
@@ -76,12 +85,7 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
       at.store_dx(dx[u]);
     }
   });
-  if constexpr (kSlots<Config> > 0) {
-    const int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
-    const int64 column = (static_cast<int64>(blockIdx.x) * Config::kAcross + across) * Config::kLanes;
-#pragma unroll
-    for (int slot = 0; slot < kSlots<Config>; ++slot) write_part<Config>(a, sums[slot], slot, gridDim.y, blockIdx.y, column, across, down);
-  }
+  write_parts<Config>(a, sums);
 }
 
 ONEPASS_END

@@ -6,6 +6,7 @@
 //   kCollapsed        rows have one stride
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
 //   kWantsColumn, kWantsTensor (bits by operand), kWantsDx
+//   kRowInShared      x's row is in shared memory
 #pragma once
 
 #include "onepass/lane/cuda.h"
@@ -24,17 +25,6 @@ constexpr __device__ int bits_below(uint64 bits, int i) {
 template <class Config>
 inline constexpr int kSlots = bits_below(Config::kWantsColumn, kMaxOperands);
 
-template <bool Shared, class T>
-struct memory_sum {
-  using type = double;
-};
-template <class T>
-struct memory_sum<true, T> {
-  using type = T;  // shared memory is short
-};
-template <class Config>
-using sum_in_memory = typename memory_sum<Config::kSumsInShared, typename Config::arithmetic>::type;
-
 // Quiet: gives no gradients to operands (a pass that only sums).
 template <class Config, class Line, bool Quiet = false>
 class place {
@@ -42,6 +32,7 @@ class place {
   using T = typename Config::arithmetic;
   static constexpr int V = Config::kLanes;
   using lane = pack<T, V>;
+  using number_of_x = typename stored<Config::kX>::type;
 
   explicit ONEPASS_FUNCTION place(const arguments& a) : a_(a) {}
 
@@ -62,14 +53,22 @@ class place {
     count_ = count;
   }
   ONEPASS_FUNCTION int count() const { return count_; }
-  // Where this lane's columns of wanted operand number `slot` are summed: registers, or memory that is its own.
+  // Where this lane's columns of wanted operand number `slot` are summed: registers, or shared memory that is its own.
   ONEPASS_FUNCTION void set_sums(lane* registers) { sums_ = registers; }
-  ONEPASS_FUNCTION void set_sums(sum_in_memory<Config>* memory, int64 slot_stride) {
-    memory_sums_ = memory;
+  ONEPASS_FUNCTION void set_sums(T* shared, int64 slot_stride) {
+    shared_sums_ = shared;
     slot_stride_ = slot_stride;
   }
 
-  ONEPASS_FUNCTION lane x() const { return read<Config::kX, Config::kSingleX>(a_.x); }
+  // x's row in shared memory, to read it from there (kRowInShared): a thread brings and reads its own columns only.
+  ONEPASS_FUNCTION void set_row_memory(void* shared) { x_row_ = static_cast<number_of_x*>(shared); }
+  ONEPASS_FUNCTION void bring_x() const {
+    memory<Config::kX, V, Config::kAccess>::copy(x_row_ + column_, static_cast<const number_of_x*>(a_.x.data) + offset(a_.x) + column_, count_);
+  }
+  ONEPASS_FUNCTION lane x() const {
+    if constexpr (Config::kRowInShared) return memory<Config::kX, V, Config::kAccess>::template load<T>(x_row_ + column_, count_);
+    else return read<Config::kX, Config::kSingleX>(a_.x);
+  }
   ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY>(a_.y); }
   ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX>(a_.y, v); }
   ONEPASS_FUNCTION void store_dx(lane v) const {
@@ -96,7 +95,7 @@ class place {
       if constexpr (Config::kSumsInRegisters) {
         sums_[slot] = sums_[slot] + where(first_n<lane>(count_), g, lane(T(0)));
       } else {
-        sum_in_memory<Config>* at = memory_sums_ + slot * slot_stride_ + column_;
+        T* at = shared_sums_ + slot * slot_stride_ + column_;
 #pragma unroll
         for (int i = 0; i < V; ++i) {
           if (i < count_) at[i] += g.v[i];
@@ -166,8 +165,9 @@ class place {
   int64 digit_[kMaxDims];
   int count_ = 0;
   lane* sums_ = nullptr;
-  sum_in_memory<Config>* memory_sums_ = nullptr;
+  T* shared_sums_ = nullptr;
   int64 slot_stride_ = 0;
+  number_of_x* x_row_ = nullptr;
 };
 
 // Writes a lane of one column sum into the block's part, number `part` of `parts`. The block's rows are added in a fixed

@@ -1,11 +1,12 @@
 // Lines with a row word on CUDA. kAcross threads share a row, kDown rows are in a block at a time, blocks stride over
-// the rows. A row is held in registers, kHeldLanes lanes a thread; kHeldLanes = 0 streams rows that are too long for
-// that, reading them once more for each pass.
+// the rows. A row is held in registers, kHeldLanes lanes a thread. kHeldLanes = 0 streams rows that are too long for that:
+// forward reads them once more for each pass (from shared memory where x's row fits it); backward is two kernels, one for
+// the sums over each row and one in tiles for the rest.
 //
-// Config, besides place.cuda.h's: kAcross, kDown, kHeldLanes, kSumsInRegisters, kSumsInShared.
+// Config, besides place.cuda.h's: kAcross, kDown, kHeldLanes, kSumsInRegisters; kUnroll for the tiles.
 #pragma once
 
-#include "onepass/skeleton/place.cuda.h"
+#include "onepass/skeleton/elementwise.cuda.h"
 
 ONEPASS_BEGIN
 
@@ -156,13 +157,21 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
   __shared__ stage::pair<T> shared[2 * row_threads<Config>::kWarps];
   row_threads<Config> threads(shared);
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  extern __shared__ double dynamic[];
   place<Config, Line> at(a);
+  at.set_row_memory(dynamic);
   L held[kHeld ? Config::kHeldLanes : 1];
   // The bound is the same for all threads of a block: shuffles and barriers need every thread.
   for (int64 base = static_cast<int64>(blockIdx.x) * Config::kDown; base < a.rows; base += static_cast<int64>(gridDim.x) * Config::kDown) {
     const int64 row = base + down;
     const bool valid = row < a.rows;
     at.set_row(row);
+    if constexpr (Config::kRowInShared) {
+      for_lanes<Config>(a, across, valid, [&](int, int64 column, int count) {
+        at.set_column(column, count);
+        at.bring_x();
+      });
+    }
     if constexpr (kHeld) {
       for_lanes<Config>(a, across, valid, [&](int k, int64 column, int count) {
         at.set_column(column, count);
@@ -200,34 +209,46 @@ ONEPASS_FUNCTION stage::terms<L> value_and_gradient(Place& at, stage::pair<T> sa
   return {z, Line::post::backward(z, at.dy(), at)};
 }
 
+template <class Line, class T>
+ONEPASS_FUNCTION stage::pair<T> saved_of(const arguments& a, int64 row) {
+  const T* statistics = static_cast<const T*>(a.statistics);
+  return {statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
+}
+
+// dx of one lane, the row's sums being known.
+template <class Config, class Line>
+ONEPASS_FUNCTION void finish_lane(const arguments& a, place<Config, Line>& at, stage::terms<typename place<Config, Line>::lane> here,
+                                  stage::pair<typename Config::arithmetic> saved, stage::pair<typename Config::arithmetic> totals) {
+  using T = typename Config::arithmetic;
+  using L = typename place<Config, Line>::lane;
+  const L du = Line::row::backward(here.first, here.second, saved, totals, static_cast<T>(a.columns));
+  L x{};
+  if constexpr (Line::pre::needs_input) x = at.x();
+  at.store_dx(Line::pre::backward(x, du, at));
+}
+
 template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kLanes>;
-  constexpr bool kHeld = Config::kHeldLanes > 0;
-  constexpr int kHolds = kHeld ? Config::kHeldLanes : 1, kSums = kSlots<Config> > 0 ? kSlots<Config> : 1;
+  constexpr int kHolds = Config::kHeldLanes, kSums = kSlots<Config> > 0 ? kSlots<Config> : 1;
   __shared__ stage::pair<T> shared[2 * row_threads<Config>::kWarps];
   extern __shared__ double dynamic[];
   row_threads<Config> threads(shared);
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
   place<Config, Line> at(a);
   L sums[kHolds][kSums];
-  // Sums that registers cannot hold: shared memory, or the block's own part. A thread meets its own columns only.
-  double* part = static_cast<double*>(a.column_partial) + static_cast<int64>(blockIdx.x) * a.columns;
-  const int64 part_stride = static_cast<int64>(gridDim.x) * a.columns;
-  sum_in_memory<Config>* memory = reinterpret_cast<sum_in_memory<Config>*>(Config::kSumsInShared ? dynamic : part);
-  const int64 memory_stride = Config::kSumsInShared ? a.columns : part_stride;
-  if constexpr (Config::kSumsInRegisters) {
+  T* memory = reinterpret_cast<T*>(dynamic);  // sums that registers cannot hold; a thread meets its own columns only
+  at.set_sums(memory, a.columns);
 #pragma unroll
-    for (int k = 0; k < kHolds; ++k) {
+  for (int k = 0; k < kHolds; ++k) {
 #pragma unroll
-      for (int slot = 0; slot < kSums; ++slot) sums[k][slot] = L(T(0));
-    }
-  } else if constexpr (kSlots<Config> > 0) {
-    at.set_sums(memory, memory_stride);
+    for (int slot = 0; slot < kSums; ++slot) sums[k][slot] = L(T(0));
+  }
+  if constexpr (!Config::kSumsInRegisters) {
     for_lanes<Config>(a, across, true, [&](int, int64 column, int count) {
       for (int slot = 0; slot < kSlots<Config>; ++slot) {
-        for (int i = 0; i < count; ++i) memory[slot * memory_stride + column + i] = 0;
+        for (int i = 0; i < count; ++i) memory[slot * a.columns + column + i] = T(0);
       }
     });
   }
@@ -235,26 +256,14 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
     const int64 row = base + down;
     const bool valid = row < a.rows;
     at.set_row(row);
-    stage::pair<T> saved{};
-    if (valid) {
-      saved.first = static_cast<const T*>(a.statistics)[row];
-      if constexpr (Line::row::about.statistics > 1) saved.second = static_cast<const T*>(a.statistics)[a.rows + row];
-    }
+    const stage::pair<T> saved = valid ? saved_of<Line, T>(a, row) : stage::pair<T>{T(0), T(0)};
     stage::terms<L> held[kHolds];
     L first(T(0)), second(T(0));
-    place<Config, Line, true> quiet(a);
-    if constexpr (!kHeld) quiet.set_row(row);
     for_lanes<Config>(a, across, valid, [&](int k, int64 column, int count) {
-      stage::terms<L> here;
-      if constexpr (kHeld) {
-        at.set_column(column, count);
-        at.set_sums(sums[k]);
-        here = held[k] = value_and_gradient<Line, L>(at, saved);
-      } else {
-        quiet.set_column(column, count);
-        here = value_and_gradient<Line, L>(quiet, saved);
-      }
-      const stage::terms<L> term = Line::row::backward_terms(here.first, here.second);
+      at.set_column(column, count);
+      at.set_sums(sums[k]);
+      held[k] = value_and_gradient<Line, L>(at, saved);
+      const stage::terms<L> term = Line::row::backward_terms(held[k].first, held[k].second);
       first = first + where(first_n<L>(count), term.first, L(T(0)));
       second = second + where(first_n<L>(count), term.second, L(T(0)));
     });
@@ -262,30 +271,70 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
     for_lanes<Config>(a, across, valid, [&](int k, int64 column, int count) {
       at.set_column(column, count);
       at.set_sums(sums[k]);
-      stage::terms<L> here;
-      if constexpr (kHeld) here = held[k];
-      else here = value_and_gradient<Line, L>(at, saved);
-      const L du = Line::row::backward(here.first, here.second, saved, totals, static_cast<T>(a.columns));
-      L x{};
-      if constexpr (Line::pre::needs_input) x = at.x();
-      at.store_dx(Line::pre::backward(x, du, at));
+      finish_lane<Config, Line>(a, at, held[k], saved, totals);
     });
   }
-  if constexpr (kSlots<Config> > 0 && Config::kSumsInRegisters) {
+  for_lanes<Config>(a, across, true, [&](int k, int64 column, int count) {
 #pragma unroll
-    for (int k = 0; k < kHolds; ++k) {
-#pragma unroll
-      for (int slot = 0; slot < kSums; ++slot) {
-        write_part<Config>(a, sums[k][slot], slot, gridDim.x, blockIdx.x, static_cast<int64>(k * Config::kAcross + across) * Config::kLanes, across, down);
+    for (int slot = 0; slot < kSlots<Config>; ++slot) {
+      if constexpr (!Config::kSumsInRegisters) {
+        for (int i = 0; i < count; ++i) sums[k][slot].v[i] = memory[slot * a.columns + column + i];
       }
+      write_part<Config>(a, sums[k][slot], slot, gridDim.x, blockIdx.x, column, across, down);
     }
-  } else if constexpr (kSlots<Config> > 0 && Config::kSumsInShared) {
-    for_lanes<Config>(a, across, true, [&](int, int64 column, int count) {
-      for (int slot = 0; slot < kSlots<Config>; ++slot) {
-        for (int i = 0; i < count; ++i) part[slot * part_stride + column + i] = memory[slot * memory_stride + column + i];
-      }
+  });
+}
+
+// The first kernel of a streamed backward: a block for a row, the row's two sums.
+template <class Config, class Line>
+ONEPASS_FUNCTION void rowwise_backward_totals(const arguments& a) {
+  using T = typename Config::arithmetic;
+  using L = pack<T, Config::kLanes>;
+  __shared__ stage::pair<T> shared[2 * row_threads<Config>::kWarps];
+  row_threads<Config> threads(shared);
+  place<Config, Line, true> at(a);
+  for (int64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    at.set_row(row);
+    const stage::pair<T> saved = saved_of<Line, T>(a, row);
+    L first(T(0)), second(T(0));
+    for_lanes<Config>(a, static_cast<int>(threadIdx.x), true, [&](int, int64 column, int count) {
+      at.set_column(column, count);
+      const stage::terms<L> here = value_and_gradient<Line, L>(at, saved);
+      const stage::terms<L> term = Line::row::backward_terms(here.first, here.second);
+      first = first + where(first_n<L>(count), term.first, L(T(0)));
+      second = second + where(first_n<L>(count), term.second, L(T(0)));
     });
+    const stage::pair<T> totals = threads.reduce(stage::pair<T>{sum_lanes(first), sum_lanes(second)}, plus());
+    if (threadIdx.x == 0) {
+      static_cast<T*>(a.totals)[row] = totals.first;
+      static_cast<T*>(a.totals)[a.rows + row] = totals.second;
+    }
   }
+}
+
+// The second: tiles, as for an elementwise line.
+template <class Config, class Line>
+ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
+  using T = typename Config::arithmetic;
+  using L = pack<T, Config::kLanes>;
+  L sums[kSlots<Config> > 0 ? kSlots<Config> : 1];
+#pragma unroll
+  for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(T(0));
+  for_tiles<Config>(a, [&](auto row_of, auto column_of) {
+    place<Config, Line> at(a);
+    at.set_sums(sums);
+#pragma unroll
+    for (int u = 0; u < Config::kUnroll; ++u) {
+      const int64 row = row_of(u);
+      if (row >= a.rows) continue;
+      at.set_row(row);
+      at.set_column(column_of(u), count_at<Config::kLanes>(column_of(u), a.columns));
+      const stage::pair<T> saved = saved_of<Line, T>(a, row);
+      const T* totals = static_cast<const T*>(a.totals);
+      finish_lane<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved, stage::pair<T>{totals[row], totals[a.rows + row]});
+    }
+  });
+  write_parts<Config>(a, sums);
 }
 
 ONEPASS_END

@@ -69,14 +69,15 @@ struct gelu_tanh {  // 0.5x(1 + tanh u) = x · sigmoid(2u): exact algebra, and n
                                     .meaning = "Gaussian error linear unit, tanh approximation"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x) {
-    const L twice_u = x * fma(x * x, L(0.0713548162726009), L(1.5957691216057308));
+    const L twice_u = x * fma(x * x, L(0.07135481627260025), L(1.5957691216057308));
     return x * ONEPASS_TARGET::sigmoid(twice_u);
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
+    x = min(max(x, L(-1000)), L(1000));  // saturated, and x³ stays finite
     const L square = x * x;
-    const logistic<L> s = logistic_of(x * fma(square, L(0.0713548162726009), L(1.5957691216057308)));
-    const L slope = fma(square, L(0.2140644488178027), L(1.5957691216057308));  // d(2u)/dx
+    const logistic<L> s = logistic_of(x * fma(square, L(0.07135481627260025), L(1.5957691216057308)));
+    const L slope = fma(square, L(0.21406444881780074), L(1.5957691216057308));  // d(2u)/dx
     return dy * s.value * fma(x * slope, s.rest, L(1));
   }
 };
@@ -94,6 +95,7 @@ struct quick_gelu {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
+    x = min(max(x, L(-1000)), L(1000));  // saturated, and 1.702x stays finite
     const logistic<L> s = logistic_of(L(1.702) * x);
     return dy * s.value * fma(L(1.702) * x, s.rest, L(1));
   }

@@ -1,0 +1,158 @@
+"""Benchmarks: every pattern forward and backward beside eager PyTorch, torch.compile and other fused libraries."""
+
+from __future__ import annotations
+
+import datetime
+import json as _json
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import onepass
+from onepass.bench import report, timing
+from onepass.bench.cases import Row, host_case, run_case
+from onepass.bench.patterns import PATTERNS, Pattern
+from onepass.bench.providers import PROVIDERS, Provider
+
+__all__ = ["run"]
+
+SECONDS = {"cuda": 1.5, "cpu": 4.0}  # of rounds, for each case and direction
+LIMIT_S = 420.0  # on CUDA no case begins later: a lent machine runs a command for ten minutes
+
+
+def run(
+    device: str | None = None,
+    only: str | None = None,
+    json: Path | None = None,
+    providers: list[str] | None = None,
+    quick: bool = False,
+    console: Console | None = None,
+    *,
+    patterns: Sequence[Pattern] = PATTERNS,
+) -> dict[str, Any]:
+    """Times the patterns, prints a table and returns what was measured.
+
+    Args:
+        device: "cpu" or "cuda"; CUDA where there is a device if None.
+        only: a regular expression that a pattern's name must hold.
+        json: where to write the results.
+        providers: of eager, compile, compile_max, liger, quack, onepass; None is all that are installed, without
+            compile_max, which takes minutes.
+        quick: one moderate shape of each pattern, and few rounds.
+        console: where to print.
+
+    Raises:
+        ValueError: for a pattern or provider that there is not.
+    """
+    console = console or Console(width=None if sys.stdout.isatty() else 160)
+    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    chosen = [pattern for pattern in patterns if only is None or re.search(only, pattern.name)]
+    if not chosen:
+        raise ValueError(f"no pattern matches {only!r}; there are {', '.join(p.name for p in patterns)}")
+    competitors, versions = find_providers(providers, on)
+    clock = timing.clock_for(on)
+    seconds = 0.3 if quick else SECONDS[on.type]
+    cases = [(pattern, case) for pattern in chosen for case in pattern.cases(on.type, quick)]
+    rows: list[Row] = []
+    begin = time.monotonic()
+    with progress_bar(console) as progress:
+        task = progress.add_task("", total=len(cases))
+        for pattern, (shape, dtype) in cases:
+            progress.update(
+                task, description=f"{pattern.name} {report.size_of(shape)} {report.short(dtype)}", refresh=True
+            )
+            late = on.type == "cuda" and time.monotonic() - begin > LIMIT_S
+            rows += run_case(pattern, shape, dtype, on, competitors, clock, seconds, late)
+            progress.advance(task)
+        progress.update(task, description="host time of a call", refresh=True)
+        host = host_times(chosen, on, competitors)
+    results = facts(on, clock) | {
+        "providers": versions,
+        "seconds": round(time.monotonic() - begin, 1),
+        "rows": [row.as_json() for row in rows],
+        "host": host,
+    }
+    report.show(results, console)
+    if json is not None:
+        Path(json).write_text(_json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return results
+
+
+def progress_bar(console: Console) -> Progress:
+    """What is being timed, and how many cases are done."""
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    return Progress(*columns, console=console, transient=True, auto_refresh=False)  # its thread would take time
+
+
+def find_providers(names: list[str] | None, device: torch.device) -> tuple[list[Provider], dict[str, str]]:
+    """Those that can run here, and for every one its version or why it cannot run."""
+    unknown = [name for name in names or () if name not in PROVIDERS]
+    if unknown:
+        raise ValueError(f"no provider is called {', '.join(unknown)}; there are {', '.join(PROVIDERS)}")
+    found, versions = [], {}
+    for provider in PROVIDERS.values():
+        if provider.name not in names if names is not None else not provider.default:
+            continue
+        if provider.cuda_only and device.type != "cuda":
+            versions[provider.name] = "not run: needs CUDA"
+            continue
+        try:
+            versions[provider.name] = provider.version()
+            found.append(provider)
+        except Exception as error:  # a library may fail to load in any way
+            versions[provider.name] = f"not run: {type(error).__name__}: {error}"
+    return found, versions
+
+
+def facts(device: torch.device, clock: timing.Clock) -> dict[str, Any]:
+    """What a figure means nothing without."""
+    return {
+        "schema": 1,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "onepass": onepass.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "threads": torch.get_num_threads(),
+        "copy_bytes_per_second": clock.copy_bytes_per_second,
+        "method": clock.method,
+    }
+
+
+def commit() -> str | None:
+    """The checkout's commit; None for an installed package."""
+    package = Path(onepass.__file__).parent
+    try:
+        subprocess.run(
+            ["git", "ls-files", "--error-unmatch", "__init__.py"], cwd=package, check=True, capture_output=True
+        )
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=package, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip()
+
+
+def processor() -> str:
+    """The CPU's name."""
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def host_times(patterns: Sequence[Pattern], device: torch.device, providers: list[Provider]) -> list[dict[str, Any]]:
+    """Microseconds of host time a call of a small tensor: inference, and forward with backward."""
+    timed = [provider for provider in providers if provider.name in ("eager", "onepass")]
+    return [row for pattern in patterns for row in host_case(pattern, device, timed)]

@@ -1,0 +1,120 @@
+"""Whether a provider computes the pattern: its largest error against float64, beside eager's at the same dtype."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from onepass.bench.patterns import P, Pattern
+from onepass.bench.providers import PROVIDERS, Trial
+from onepass.line import Line
+
+__all__ = ["LIMIT", "Judge", "WrongResult"]
+
+LIMIT = 10.0  # a provider whose error is more than so many times eager's is out of the comparison
+ELEMENTS = 2**19  # that are compared, of the whole
+# Below so many units in the last place of a tensor's largest value an error counts as none.
+UNITS = {torch.float32: 4.0}
+
+
+class WrongResult(RuntimeError):
+    """A result that is not the pattern's."""
+
+
+class Judge:
+    """Compares a sample of rows, spread over the whole tensor.
+
+    Upstream gradients are zero in all other rows, so that the column sums are those of the sample too. Which elements
+    a dropout kept is read off the provider's own result, with a residual of zeros.
+    """
+
+    def __init__(self, pattern: Pattern, inputs: list[Tensor]) -> None:
+        self.pattern = pattern
+        line = Line(pattern.line)
+        self.drops, self.rowwise = line.has_dropout, line.rowwise
+        self.inputs = list(inputs)
+        if self.drops:
+            taken = [word for word in line.words if word.operand != "none"]
+            for i, word in enumerate(taken, start=1):
+                if word.name == "add":
+                    self.inputs[i] = torch.zeros_like(inputs[i]).requires_grad_()
+        x = inputs[0]
+        rows = math.prod(x.shape[:-1])
+        count = min(rows, max(1, min(256, ELEMENTS // x.shape[-1])))
+        sample = torch.linspace(0, rows - 1, count, dtype=torch.float64, device=x.device).round().long()
+        self.sample = torch.unravel_index(sample, x.shape[:-1])
+        self.upstream = []
+        for i in range(1 + line.keeps):
+            generator = torch.Generator(x.device).manual_seed(i + 1)
+            chosen = torch.randn((count, x.shape[-1]), generator=generator, dtype=x.dtype, device=x.device)
+            self.upstream.append(torch.zeros_like(x, requires_grad=False).index_put_(self.sample, chosen))
+        self.eager: list[float] = []
+        self.floor: list[float] = []
+
+    def ask_eager(self) -> None:
+        """Eager's errors, which all others are measured by."""
+        provider = PROVIDERS["eager"]
+        trial = Trial(provider, self.pattern, self.pattern.eager, self.inputs, self.upstream)
+        self.eager = self.errors(trial, provider.keep_probability)
+
+    def errors(self, trial: Trial, keep_probability: float) -> list[float]:
+        """The largest error of each result and gradient.
+
+        Raises:
+            WrongResult: for a dropout that keeps another share than it should.
+        """
+        trial.refresh()
+        results = [t.detach()[self.sample] for t in trial.outputs]
+        if not trial.forward_only:
+            results += [self._sampled(g) for g in trial.backward()]
+        kept = self._kept(results, keep_probability) if self.drops else None
+        exact = self._exact(kept, keep_probability)
+        self.floor = [
+            UNITS.get(r.dtype, 1.0) * torch.finfo(r.dtype).eps * e.abs().max().item() for r, e in zip(results, exact)
+        ]
+        return [(r.double() - e).abs().max().item() for r, e in zip(results, exact)]
+
+    def ratio(self, errors: list[float]) -> float:
+        """The largest error over eager's.
+
+        Raises:
+            WrongResult: if it is beyond the limit, or not a number.
+        """
+        worst = max(
+            error / max(of_eager, floor, 1e-300) if math.isfinite(error) else math.inf
+            for error, of_eager, floor in zip(errors, self.eager, self.floor)
+        )
+        if worst > LIMIT:
+            raise WrongResult(f"wrong result: the largest error is {worst:.3g} times eager's")
+        return worst
+
+    def _sampled(self, tensor: Tensor) -> Tensor:
+        return tensor.detach() if tensor.dim() == 1 else tensor.detach()[self.sample]
+
+    def _kept(self, results: list[Tensor], keep_probability: float) -> Tensor:
+        kept = results[0] != 0
+        if not self.rowwise:  # a value may be zero by itself; then its gradient is not
+            kept |= results[1] != 0
+        considered = torch.ones_like(kept)
+        for mask in (t for t in self.inputs if t.dtype == torch.bool):
+            considered &= mask.expand(self.inputs[0].shape)[self.sample]
+        count = int(considered.sum())
+        share = (kept & considered).sum().item() / count
+        if abs(share - keep_probability) > 6 * math.sqrt(P * (1 - P) / count) + 1e-9:
+            raise WrongResult(f"wrong result: dropout keeps {share:.4f} of the elements, not {keep_probability:.4f}")
+        return kept
+
+    def _exact(self, kept: Tensor | None, keep_probability: float) -> list[Tensor]:
+        shape = self.inputs[0].shape
+        sampled = []
+        for t in self.inputs:
+            part = t.detach() if t.dim() == 1 else t.detach().expand(shape)[self.sample]
+            sampled.append(part.double().requires_grad_() if part.is_floating_point() else part)
+        known = {} if kept is None else {"dropout": lambda v, p: torch.where(kept, v / keep_probability, 0)}
+        results = self.pattern.eager(*sampled, **known)
+        results = results if isinstance(results, tuple) else (results,)
+        upstream = [self._sampled(g).double() for g in self.upstream]
+        wanted = [t for t in sampled if t.requires_grad]
+        return [r.detach() for r in results] + list(torch.autograd.grad(results, wanted, upstream))

@@ -1,0 +1,221 @@
+"""One pattern of one shape and dtype: every provider checked, measured for memory, and timed in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onepass.bench.accuracy import Judge, WrongResult
+from onepass.bench.patterns import Pattern, Shape
+from onepass.bench.providers import Provider, Trial
+from onepass.bench.timing import Clock, Run, host_time
+from onepass.line import Line
+
+__all__ = ["Row", "host_case", "run_case"]
+
+FLOOR = "floor"
+
+
+@dataclass
+class Row:
+    """What one provider did. A fraction is of the copy bandwidth, or of what the same bytes reach."""
+
+    pattern: str
+    line: str
+    shape: list[int]
+    dtype: str
+    provider: str
+    forward_us: float | None = None
+    backward_us: float | None = None
+    forward_fraction: float | None = None
+    backward_fraction: float | None = None
+    forward_same_size_fraction: float | None = None
+    backward_same_size_fraction: float | None = None
+    saved_bytes: int | None = None
+    peak_bytes: int | None = None
+    error_ratio: float | None = None
+    failure: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_case(
+    pattern: Pattern,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    providers: list[Provider],
+    clock: Clock,
+    seconds: float,
+    late: bool,
+) -> list[Row]:
+    """A row for each provider that offers the pattern; what fails says so in its row."""
+    rows: dict[str, Row] = {}
+    trials: dict[str, Trial] = {}
+    with clean(device):
+        inputs, judge, reason = [], None, "not run: the time for the whole run was spent"
+        if not late:
+            try:
+                inputs = pattern.inputs(shape, dtype, device)
+                judge = Judge(pattern, inputs)
+                judge.ask_eager()
+            except torch.OutOfMemoryError as error:
+                judge, reason = None, says(error)
+        for provider in providers:
+            row = Row(pattern.name, pattern.line, list(shape), str(dtype).removeprefix("torch."), provider.name)
+            try:
+                function = provider.build(pattern)
+                if function is None:
+                    continue
+                rows[provider.name] = row
+                if judge is None:
+                    row.failure = reason
+                else:
+                    trials[provider.name] = examine(provider, pattern, function, inputs, judge, row)
+            except Exception as error:  # a provider may fail in any way, and the others go on
+                rows[provider.name] = row
+                row.failure = says(error)
+        judge = None
+        time_all(pattern, inputs, trials, rows, clock, seconds)
+        trials.clear()
+    return list(rows.values())
+
+
+def examine(provider: Provider, pattern: Pattern, function, inputs: list[Tensor], judge: Judge, row: Row) -> Trial:
+    """Checks the results, then measures the memory; a wrong result raises nothing but stands in the row."""
+    try:
+        checked = Trial(provider, pattern, function, judge.inputs, judge.upstream)
+        row.error_ratio = judge.ratio(judge.errors(checked, provider.keep_probability))
+        del checked
+    except WrongResult as wrong:
+        row.failure = str(wrong)
+    trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs[0]))
+    device = inputs[0].device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    if trial.forward_only:
+        trial.forward()
+    else:
+        row.saved_bytes = saved_bytes(trial)
+        trial.backward()
+    if device.type == "cuda":
+        row.peak_bytes = torch.cuda.max_memory_allocated(device) - before
+    trial.outputs = ()
+    return trial
+
+
+def saved_bytes(trial: Trial) -> int:
+    """Of the storages that the graph holds for backward, inputs among them."""
+    held: list[Tensor] = []  # alive until the end, so that no two storages share an address
+
+    def pack(tensor: Tensor) -> Tensor:
+        held.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        trial.refresh()
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
+
+
+def time_all(
+    pattern: Pattern,
+    inputs: list[Tensor],
+    trials: dict[str, Trial],
+    rows: dict[str, Row],
+    clock: Clock,
+    seconds: float,
+) -> None:
+    """Both directions, providers and the floor in turn."""
+    if not trials:
+        return
+    forward, backward = pattern.traffic(inputs)
+    size = inputs[0].numel() * inputs[0].element_size()
+    runs = {name: Run(trial.forward) for name, trial in trials.items()}
+    times = clock.median(runs | {FLOOR: clock.floor(forward, size)}, seconds)
+    note(rows, "forward", times, forward.bytes / clock.copy_bytes_per_second)
+    runs = {}
+    for name, trial in trials.items():
+        if trial.forward_only:
+            continue
+        try:
+            trial.refresh()
+            runs[name] = Run(trial.backward, trial.refresh if trial.overwrites else None)
+        except torch.OutOfMemoryError as error:  # the graphs of all providers are held at once
+            rows[name].failure = says(error)
+    times = clock.median(runs | {FLOOR: clock.floor(backward, size)}, seconds)
+    note(rows, "backward", times, backward.bytes / clock.copy_bytes_per_second)
+
+
+def note(rows: dict[str, Row], direction: str, times: dict[str, float], at_copy_speed: float) -> None:
+    """Puts the times, and what share of the copy's speed they are, into the rows."""
+    floor = times.pop(FLOOR)
+    for name, seconds in times.items():
+        setattr(rows[name], f"{direction}_us", float(f"{1e6 * seconds:.5g}"))
+        setattr(rows[name], f"{direction}_fraction", float(f"{at_copy_speed / seconds:.4g}"))
+        setattr(rows[name], f"{direction}_same_size_fraction", float(f"{floor / seconds:.4g}"))
+
+
+def upstream_of(pattern: Pattern, x: Tensor) -> list[Tensor]:
+    """A fixed random gradient for each result."""
+    count = 1 + Line(pattern.line).keeps
+    generator = torch.Generator(x.device).manual_seed(count)
+    return [torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device) for _ in range(count)]
+
+
+def says(error: BaseException) -> str:
+    """An error as one line."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def clean(device: torch.device) -> Iterator[None]:
+    """Leaves no memory and no compiled code behind.
+
+    A graph that torch.compile made may be run twice only where its saved tensors are not its backward's to reuse.
+    """
+    with torch._functorch.config.patch(donated_buffer=False):
+        yield
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def host_case(pattern: Pattern, device: torch.device, providers: list[Provider]) -> list[dict[str, Any]]:
+    """Microseconds of host time for a call: inference, and forward with backward, on 4 rows of 64 numbers."""
+    attention = any(len(shape) > 2 for shape, _ in (*pattern.cuda, *pattern.cpu))
+    inputs = pattern.inputs((1, 1, 4, 64) if attention else (4, 64), torch.float32, device)
+    constants = [t.detach() for t in inputs]
+    inference, training = {}, {}
+    for provider in providers:
+        function = provider.build(pattern)
+        trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs[0]))
+        inference[provider.name] = partial(function, *constants)
+        training[provider.name] = partial(forward_and_backward, trial)
+    with torch.no_grad():
+        inferred = host_time(inference, device)
+    trained = host_time(training, device)
+    return [
+        {
+            "pattern": pattern.name,
+            "provider": name,
+            "inference_us": round(1e6 * inferred[name], 2),
+            "training_us": round(1e6 * trained[name], 2),
+        }
+        for name in inference
+    ]
+
+
+def forward_and_backward(trial: Trial) -> tuple[Tensor, ...]:
+    """One step through autograd, the graph freed."""
+    return torch.autograd.grad(trial.forward(), trial.wanted, trial.upstream)

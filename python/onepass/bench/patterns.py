@@ -1,0 +1,168 @@
+"""What is timed: each pattern as a line and as the plain PyTorch that a user would write, with its shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onepass.line import Line
+
+__all__ = ["PATTERNS", "Case", "Pattern", "Traffic"]
+
+P = 0.1  # of every dropout
+
+Shape = tuple[int, ...]
+Case = tuple[Shape, torch.dtype]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one direction must move: the bytes, and how many tensors of x's shape are read and written."""
+
+    bytes: int
+    reads: int
+    writes: int
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A line beside its eager composition, whose dropout can be replaced by a known mask."""
+
+    name: str
+    line: str
+    eager: Callable[..., Tensor | tuple[Tensor, ...]]
+    cuda: tuple[Case, ...]
+    cpu: tuple[Case, ...]
+
+    def cases(self, device_type: str, quick: bool = False) -> tuple[Case, ...]:
+        """The shapes and dtypes; with `quick` one, the smallest that is more than the cost of a call."""
+        cases = self.cuda if device_type == "cuda" else self.cpu
+        if not quick or not cases:
+            return cases
+        return (min(cases, key=lambda case: (math.prod(case[0]) < 2**20, math.prod(case[0]), case[1].itemsize)),)
+
+    def inputs(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        """x and the operands, random and the same in every run; all but masks require a gradient."""
+        generator = torch.Generator(device).manual_seed(math.prod(shape))
+
+        def normal(size: Shape) -> Tensor:
+            return torch.randn(size, generator=generator, dtype=dtype, device=device)
+
+        tensors = [normal(shape)]
+        for word in Line(self.line).words:
+            if word.kind == "mask":  # of padded keys, one row for all queries and heads
+                keys = (shape[0], *(1 for _ in shape[1:-1]), shape[-1])
+                tensors.append(torch.rand(keys, generator=generator, device=device) < 0.9)
+            elif word.operand == "column":
+                tensors.append(normal(shape[-1:]))
+            elif word.operand == "tensor":
+                tensors.append(normal(shape))
+        return [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
+
+    def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
+        """Forward and backward. `Line.cost` takes every tensor operand to have x's shape and dtype and a gradient."""
+        x, *operands = inputs
+        line = Line(self.line)
+        cost = line.cost(x.shape, x.dtype)
+        size = x.numel() * x.element_size()
+        masks = [operand for operand in operands if not operand.requires_grad]
+        smaller = sum(size - mask.numel() * mask.element_size() for mask in masks)
+        many = line.cost((2**30, 2**10), torch.float32)  # of so large a tensor the columns and statistics are nothing
+        tensors = [round(b / 2**42) for b in (many.forward.bytes, many.backward.bytes, many.saved_bytes)]
+        written = 1 + line.keeps
+        forward = Traffic(cost.forward.bytes - smaller, tensors[0] - written - len(masks), written)
+        read = tensors[2] + written - len(masks)
+        backward = Traffic(cost.backward.bytes - smaller - len(masks) * size, read, tensors[1] - read - 2 * len(masks))
+        return forward, backward
+
+
+def bias_gelu(x, b):
+    return F.gelu(x + b)
+
+
+def bias_gelu_tanh(x, b):
+    return F.gelu(x + b, approximate="tanh")
+
+
+def layer_norm(x, weight, bias):
+    return F.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+
+
+def layer_norm_gelu(x, weight, bias):
+    return F.gelu(layer_norm(x, weight, bias))
+
+
+def layer_norm_gelu_tanh(x, weight, bias):
+    return F.gelu(layer_norm(x, weight, bias), approximate="tanh")
+
+
+def rms_norm(x, weight):
+    return F.rms_norm(x, x.shape[-1:], weight, 1e-6)
+
+
+def add_rms_norm(x, residual, weight):
+    h = x + residual
+    return rms_norm(h, weight), h
+
+
+def swiglu(gate, up):
+    return F.silu(gate) * up
+
+
+def bias_dropout_add(x, b, residual, dropout=F.dropout):
+    return residual + dropout(x + b, P)
+
+
+def gelu_dropout_add(x, residual, dropout=F.dropout):
+    return residual + dropout(F.gelu(x), P)
+
+
+def softmax(x):
+    return F.softmax(x, -1)
+
+
+def attention_probabilities(scores, mask, dropout=F.dropout):
+    return dropout(F.softmax((scores * 0.125).masked_fill(~mask, -math.inf), -1), P)
+
+
+def bf16(*shapes: Shape) -> tuple[Case, ...]:
+    return tuple((shape, torch.bfloat16) for shape in shapes)
+
+
+def on_cpu(large: Shape = (4096, 4096), medium: Shape = (2048, 1024), small: Shape = (64, 768)) -> tuple[Case, ...]:
+    return ((large, torch.float32), (large, torch.bfloat16), (medium, torch.float32), (small, torch.float32))
+
+
+NORMS = bf16((32768, 1024), (32768, 4096), (8192, 16384))
+SOFTMAXES = bf16((32768, 1024), (32768, 4096), (16384, 65536))
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        "bias_gelu",
+        "bias | gelu",
+        bias_gelu,
+        (((16384, 16384), torch.float32), *bf16((16384, 16384), (16384, 4096))),
+        on_cpu(),
+    ),
+    Pattern("bias_gelu_tanh", "bias | gelu_tanh", bias_gelu_tanh, bf16((16384, 4096)), on_cpu()),
+    Pattern("layer_norm", "layer_norm(1e-5) | scale | bias", layer_norm, (*bf16((32768, 256)), *NORMS), on_cpu()),
+    Pattern("layer_norm_gelu", "layer_norm(1e-5) | scale | bias | gelu", layer_norm_gelu, NORMS[:2], on_cpu()),
+    Pattern("layer_norm_gelu_tanh", "layer_norm(1e-5) | scale | bias | gelu_tanh", layer_norm_gelu_tanh, (), on_cpu()),
+    Pattern("rms_norm", "rms_norm(1e-6) | scale", rms_norm, (*NORMS, *bf16((16384, 65536))), on_cpu()),
+    Pattern("add_rms_norm", "add | keep | rms_norm(1e-6) | scale", add_rms_norm, NORMS[1:2], on_cpu()),
+    Pattern("swiglu", "gate(silu)", swiglu, bf16((16384, 14336)), on_cpu()),
+    Pattern("bias_dropout_add", f"bias | dropout({P}) | add", bias_dropout_add, bf16((32768, 4096)), on_cpu()),
+    Pattern("gelu_dropout_add", f"gelu | dropout({P}) | add", gelu_dropout_add, bf16((32768, 4096)), on_cpu()),
+    Pattern("softmax", "softmax", softmax, SOFTMAXES, on_cpu()),
+    Pattern(
+        "attention_probabilities",
+        f"mul(0.125) | mask | softmax | dropout({P})",
+        attention_probabilities,
+        bf16((8, 16, 2048, 2048)),
+        on_cpu((1, 4, 2048, 2048), (2, 1, 1024, 1024), (1, 12, 64, 64)),
+    ),
+)

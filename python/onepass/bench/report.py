@@ -1,0 +1,228 @@
+"""Results as a table on the terminal, as Markdown for the README, and as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from onepass.docs import markdown_table
+
+__all__ = ["markdown", "plot", "short", "show", "size_of"]
+
+SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
+ABBREVIATED = {"forward": "fwd", "backward": "bwd"}
+DIRECTIONS = tuple(ABBREVIATED)
+MEMORY = ("saved", "peak")  # for backward; of forward and backward beyond the inputs
+OURS = "onepass"
+HOST = "Host time of a call of 4 rows of 64 numbers, µs, inference / forward and backward"
+
+Row = dict[str, Any]
+
+
+def short(dtype: torch.dtype | str) -> str:
+    """bf16 for torch.bfloat16."""
+    name = str(dtype).removeprefix("torch.")
+    return SHORT.get(name, name)
+
+
+def size_of(shape: Sequence[int]) -> str:
+    """4096x4096."""
+    return "x".join(map(str, shape))
+
+
+def cases(results: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Row]]:
+    """The rows by pattern, shape and dtype, then by provider."""
+    found: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for row in results["rows"]:
+        key = row["pattern"], size_of(row["shape"]), short(row["dtype"])
+        found.setdefault(key, {})[row["provider"]] = row
+    return found
+
+
+def providers(results: dict[str, Any]) -> list[str]:
+    """Those with a row, in the order in which they ran."""
+    return list(dict.fromkeys(row["provider"] for row in results["rows"]))
+
+
+def speed_up(rows: dict[str, Row], direction: str) -> float | None:
+    """The best peer's time over ours; what failed or computes something else is no peer."""
+    ours = rows.get(OURS)
+    peers = [
+        row[f"{direction}_us"]
+        for name, row in rows.items()
+        if name != OURS and row["failure"] is None and row[f"{direction}_us"] is not None
+    ]
+    if ours is None or ours["failure"] or ours[f"{direction}_us"] is None or not peers:
+        return None
+    return min(peers) / ours[f"{direction}_us"]
+
+
+def fraction(value: float | None) -> str:
+    """A share of one, to two places: .93, 1.02."""
+    return "-" if value is None else f"{value:.2f}".removeprefix("0")
+
+
+def times(value: float | None) -> str:
+    """A ratio: 1.3x."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def failures(results: dict[str, Any]) -> list[str]:
+    """One line for each row that failed, and for each provider that could not run."""
+    found = [
+        f"{row['provider']}, {row['pattern']} {size_of(row['shape'])} {short(row['dtype'])}: {row['failure']}"
+        for row in results["rows"]
+        if row["failure"]
+    ]
+    return found + [f"{name} {text}" for name, text in results["providers"].items() if text.startswith("not run")]
+
+
+def title(results: dict[str, Any]) -> str:
+    """Where and when."""
+    threads = f", {results['threads']} threads" if results["device"] == "cpu" else ""
+    versions = ", ".join(
+        f"{name} {text}"
+        for name, text in results["providers"].items()
+        if name in ("liger", "quack") and text[0] in "0123456789"
+    )
+    return (
+        f"{results['device_name']}{threads}, torch {results['torch']}{', ' + versions if versions else ''}, "
+        f"{results['date']}, copy {results['copy_bytes_per_second'] / 1e9:,.1f} GB/s"
+    )
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    """Prints the tables."""
+    names = providers(results)
+    caption = (
+        "time, and share of copy bandwidth; gain: best other / ours; same size: share of what the same bytes reach; "
+        "MiB: ours / eager's"
+    )
+    table = Table(title=title(results), caption=caption, title_justify="left", caption_justify="left", box=box.SIMPLE)
+    table.add_column("pattern", no_wrap=True)
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right", min_width=8)
+    for head in ("gain", "same size", "MiB saved, peak"):
+        table.add_column(head, justify="right")
+    for (pattern, shape, dtype), rows in cases(results).items():
+        for direction in DIRECTIONS:
+            first = direction == "forward"
+            cells = [cell(rows.get(name), direction) for name in names]
+            own = fraction(rows[OURS][f"{direction}_same_size_fraction"]) if OURS in rows else "-"
+            label = pattern if first else f"  {shape} {dtype}"
+            cells += [times(speed_up(rows, direction)), own, memory(rows, "saved" if first else "peak")]
+            table.add_row(label, ABBREVIATED[direction], *cells, end_section=not first)
+    console.print(table)
+    if results["host"]:
+        console.print(host_table(results))
+    for text in failures(results):
+        console.print(text, markup=False, highlight=False)
+
+
+def cell(row: Row | None, direction: str) -> str:
+    """Time and fraction; an asterisk where the row failed."""
+    if row is None:
+        return ""
+    mark = "*" if row["failure"] else ""
+    spent = row[f"{direction}_us"]
+    return f"-{mark}" if spent is None else f"{duration(spent)} {fraction(row[f'{direction}_fraction'])}{mark}"
+
+
+def duration(us: float) -> str:
+    """To three places: 8.02 ms, 553 µs."""
+    value, unit = (us / 1000, "ms") if us >= 1000 else (us, "µs")
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+def host_table(results: dict[str, Any]) -> Table:
+    """Host time of a call."""
+    names, found = host_cells(results)
+    table = Table(title=HOST, title_justify="left", box=box.SIMPLE)
+    for head in ("pattern", *names):
+        table.add_column(head)
+    for cells in found:
+        table.add_row(*cells)
+    return table
+
+
+def host_cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The providers, and a row for each pattern."""
+    names = list(dict.fromkeys(row["provider"] for row in results["host"]))
+    found: dict[str, dict[str, str]] = {}
+    for row in results["host"]:
+        found.setdefault(row["pattern"], {})[row["provider"]] = f"{row['inference_us']:.1f} / {row['training_us']:.1f}"
+    return names, [[pattern, *(cells.get(name, "") for name in names)] for pattern, cells in found.items()]
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The README's tables: fractions of copy bandwidth forward / backward, and the gain over the best other."""
+    names = providers(results)
+    lines = [
+        f"**{title(results)}.** Share of copy bandwidth, forward / backward. Gain: the best other's time "
+        f"over ours. Method: {results['method']}",
+        "",
+    ]
+    measured = [name for name in MEMORY if any(row[f"{name}_bytes"] is not None for row in results["rows"])]
+    head = ["pattern", "shape", "dtype", *names, "onepass, same size", "gain"]
+    head += [f"{name} MiB, onepass / eager" for name in measured]
+    table = []
+    for (pattern, shape, dtype), rows in cases(results).items():
+        cells = [pattern, shape, dtype]
+        cells += [pair(fraction, rows.get(name), "{}_fraction") + mark(rows.get(name)) for name in names]
+        cells.append(pair(fraction, rows.get(OURS), "{}_same_size_fraction"))
+        cells.append(" / ".join(times(speed_up(rows, direction)) for direction in DIRECTIONS))
+        cells += [memory(rows, name) for name in measured]
+        table.append(cells)
+    lines += markdown_table(head, table)
+    if results["host"]:
+        hosts, found = host_cells(results)
+        lines += ["", f"{HOST}:", "", *markdown_table(["pattern", *hosts], found)]
+    failed = failures(results)
+    if failed:
+        lines += ["", *(f"- \\* {text}" for text in failed)]
+    return "\n".join(lines) + "\n"
+
+
+def pair(form, row: Row | None, key: str) -> str:
+    """Forward / backward."""
+    return "" if row is None else " / ".join(form(row[key.format(direction)]) for direction in DIRECTIONS)
+
+
+def memory(rows: dict[str, Row], kind: str) -> str:
+    """MiB of ours / of eager's."""
+    counts = [rows[name][f"{kind}_bytes"] if name in rows else None for name in (OURS, "eager")]
+    return " / ".join("-" if count is None else f"{count / 2**20:,.1f}" for count in counts)
+
+
+def mark(row: Row | None) -> str:
+    """Points at the list of failures."""
+    return " \\*" if row is not None and row["failure"] else ""
+
+
+def plot(results: dict[str, Any], path: Path | str) -> None:
+    """Writes bars of the fractions of copy bandwidth, forward and backward, as matplotlib knows the suffix."""
+    from matplotlib.figure import Figure
+
+    found, names = cases(results), providers(results)
+    figure = Figure(figsize=(12, 1 + 0.13 * len(found) * (1 + len(names))), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, direction in zip(axes, DIRECTIONS):
+        for i, name in enumerate(names):
+            shares = [rows[name][f"{direction}_fraction"] if name in rows else None for rows in found.values()]
+            places = [k + (i + 0.5) / (1 + len(names)) for k in range(len(found))]
+            axis.barh(places, [math.nan if s is None else s for s in shares], 1 / (1 + len(names)), label=name)
+        axis.axvline(1, color="grey", linewidth=0.8)
+        axis.set_xlabel(f"{direction}: share of copy bandwidth")
+    axes[0].set_yticks([k + 0.4 for k in range(len(found))], [" ".join(key) for key in found])
+    axes[0].invert_yaxis()
+    axes[0].legend()
+    figure.suptitle(title(results))
+    figure.savefig(path)

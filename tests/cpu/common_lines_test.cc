@@ -1,0 +1,71 @@
+// The closed table: each of its lines is compiled ahead of time, whatever its numbers are.
+#include "src/cpu/common_lines.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "src/cpu/run.h"
+#include "src/spec/plan.h"
+#include "src/spec/words.h"
+
+namespace onepass::cpu {
+namespace {
+
+std::uint64_t masks_of(const spec::line& line) {
+  std::uint64_t masks = 0;
+  for (const spec::word& w : line.words) {
+    if (w.about->kind == word_kind::mask && w.operand >= 0) masks |= std::uint64_t{1} << w.operand;
+  }
+  return masks;
+}
+
+TEST(CommonLines, AreAllAheadOfTime) {
+  for (const std::string& text : common_lines()) {
+    spec::line line;
+    ASSERT_NO_THROW(line = spec::parse(text)) << text;
+    for (const std::uint64_t boolean : {std::uint64_t{0}, masks_of(line)}) {
+      EXPECT_TRUE(ahead_of_time(line, boolean)) << spec::structure(line, boolean);
+      const cpu_kernels& kernels = kernels_for(line, boolean);
+      EXPECT_TRUE(kernels.forward_f32 && kernels.backward_f32 && kernels.forward_f64 && kernels.backward_f64) << text;
+    }
+  }
+}
+
+TEST(CommonLines, AreThereOnce) {
+  std::set<std::string> structures;
+  for (const std::string& text : common_lines()) {
+    EXPECT_TRUE(structures.insert(spec::structure(spec::parse(text), 0)).second) << text;
+  }
+}
+
+TEST(CommonLines, NumbersAndSpacesAreNoPartOfTheKernel) {
+  for (const char* text : {"dropout(0.37)|add", "layer_norm( 1e-12 ) | scale | bias | gelu", "mul(0.125) | mask | softmax | dropout(0.5)",
+                           "bias | dropout(0) | add | keep | rms_norm(1e-6) | scale", "gate(elu(0.5))", "bias | leaky_relu(0.2)"}) {
+    EXPECT_TRUE(ahead_of_time(spec::parse(text), 0)) << text;
+  }
+  const spec::line one = spec::parse("rms_norm(1e-6) | scale"), other = spec::parse("rms_norm | scale");
+  EXPECT_EQ(&kernels_for(one, 0), &kernels_for(other, 0));
+}
+
+TEST(CommonLines, HoldEveryActivationAloneBiasedAndAsAGate) {
+  for (const descriptor* act : spec::activations()) {
+    const std::string name = act->name;
+    for (const std::string& text : {name, "bias | " + name, "gate(" + name + ")"}) EXPECT_TRUE(ahead_of_time(spec::parse(text), 0)) << text;
+  }
+}
+
+TEST(CommonLines, AnyOtherLineIsNot) {
+  EXPECT_FALSE(ahead_of_time(spec::parse("tanh | tanh"), 0));
+  EXPECT_FALSE(ahead_of_time(spec::parse("scale | layer_norm"), 0));
+}
+
+TEST(Source, HoldsTheLineBothWays) {
+  const spec::line line = spec::parse("bias | keep | softmax | scale");
+  const std::string text = source(line, 0);
+  EXPECT_NE(text.find(spec::type_text(line, 0, false)), std::string::npos) << text;
+  EXPECT_NE(text.find(spec::type_text(line, 0, true)), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace onepass::cpu

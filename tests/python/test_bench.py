@@ -1,0 +1,216 @@
+"""The benchmark: what it counts, that a wrong or failing provider shows and cannot win, and the form of its results."""
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+import onepass
+from onepass import bench
+from onepass.bench import report, timing
+from onepass.bench.accuracy import Judge, WrongResult
+from onepass.bench.patterns import PATTERNS, P, Pattern, Traffic
+from onepass.bench.providers import PROVIDERS, Provider, Trial
+
+BY_NAME = {pattern.name: pattern for pattern in PATTERNS}
+# Forward and backward: tensors of x's shape that are read and written, counted by hand.
+TENSORS = {
+    "bias_gelu": ((1, 1), (2, 1)),
+    "layer_norm": ((1, 1), (2, 1)),
+    "add_rms_norm": ((2, 2), (3, 1)),
+    "swiglu": ((2, 1), (3, 2)),
+    "bias_dropout_add": ((2, 1), (1, 1)),
+    "gelu_dropout_add": ((2, 1), (2, 1)),
+    "softmax": ((1, 1), (2, 1)),
+    "attention_probabilities": ((1, 1), (2, 1)),
+}
+
+
+def tiny(name):
+    pattern = BY_NAME[name]
+    shape = (2, 3, 8, 16) if name == "attention_probabilities" else (8, 16)
+    cases = ((shape, torch.float32),)
+    return Pattern(pattern.name, pattern.line, pattern.eager, cases, cases)
+
+
+def judged(pattern, device, shape=None):
+    judge = Judge(pattern, pattern.inputs(shape or pattern.cpu[0][0], torch.float32, torch.device(device)))
+    judge.ask_eager()
+    return judge
+
+
+def ratio(judge, function, provider=PROVIDERS["eager"]):
+    trial = Trial(provider, judge.pattern, function, judge.inputs, judge.upstream)
+    return judge.ratio(judge.errors(trial, provider.keep_probability))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    file = tmp_path_factory.mktemp("bench") / "results.json"
+    patterns = [tiny("add_rms_norm"), tiny("gelu_dropout_add")]
+    found = bench.run(device="cpu", quick=True, providers=["eager", "onepass"], json=file, patterns=patterns)
+    assert json.loads(file.read_text()) == found
+    return found
+
+
+def test_results_say_what_was_measured_and_where(results):
+    assert results["schema"] == 1
+    assert results["device"] == "cpu" and results["device_name"]
+    assert results["torch"] == torch.__version__ and results["onepass"] == onepass.__version__
+    assert results["copy_bytes_per_second"] > 1e8
+    assert {row["provider"] for row in results["rows"]} == {"eager", "onepass"} == set(results["providers"])
+    assert len(results["rows"]) == 4 == len(results["host"])
+    for row in results["rows"]:
+        assert row["failure"] is None and row["shape"] == [8, 16] and row["dtype"] == "float32"
+        for direction in ("forward", "backward"):
+            assert row[f"{direction}_us"] > 0
+            assert row[f"{direction}_fraction"] > 0 and row[f"{direction}_same_size_fraction"] > 0
+        assert row["error_ratio"] < 10 and row["peak_bytes"] is None
+    for row in results["host"]:
+        assert 0 < row["inference_us"] < row["training_us"]
+
+
+def test_saved_bytes_are_those_of_distinct_storages(results):
+    saved = {(row["pattern"], row["provider"]): row["saved_bytes"] for row in results["rows"]}
+    tensor = 8 * 16 * 4
+    assert saved["gelu_dropout_add", "onepass"] == tensor + 16  # x, and the generator's seed and offset
+    assert saved["add_rms_norm", "onepass"] == tensor + 16 * 4 + 8 * 4  # h, the weight, a number a row
+    assert saved["gelu_dropout_add", "eager"] > tensor + 16
+
+
+def test_markdown_has_a_row_for_each_case(results):
+    text = report.markdown(results)
+    assert f"torch {torch.__version__}" in text
+    assert "| add_rms_norm | 8x16 | fp32 |" in text and "| gelu_dropout_add | 8x16 | fp32 |" in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in tables[:4]} == {tables[0].count("|")}
+
+
+def test_plot_writes_a_picture(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    report.plot(results, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").stat().st_size > 1000
+
+
+def test_a_provider_that_fails_or_is_wrong_shows_and_is_no_peer(monkeypatch):
+    def broken(pattern):
+        raise NotImplementedError("no such kernel\nsecond line")
+
+    def wrong(pattern):
+        return lambda x: torch.softmax(1.01 * x, -1)
+
+    monkeypatch.setitem(PROVIDERS, "broken", Provider("broken", broken))
+    monkeypatch.setitem(PROVIDERS, "wrong", Provider("wrong", wrong))
+    monkeypatch.setitem(PROVIDERS, "absent", Provider("absent", wrong, module="no_such_module"))
+    names = ["broken", "wrong", "absent", "onepass"]
+    found = bench.run(device="cpu", quick=True, providers=names, patterns=[tiny("softmax")])
+    rows = {row["provider"]: row for row in found["rows"]}
+    assert rows["broken"]["failure"] == "NotImplementedError: no such kernel" and rows["broken"]["forward_us"] is None
+    assert rows["wrong"]["failure"].startswith("wrong result") and rows["wrong"]["forward_us"] > 0
+    assert rows["onepass"]["failure"] is None
+    assert "absent" not in rows and found["providers"]["absent"].startswith("not run: ModuleNotFoundError")
+    assert report.speed_up(rows, "forward") is None
+    text = report.markdown(found)
+    assert "no such kernel" in text and "wrong result" in text and "no_such_module" in text
+
+
+def test_speed_up_is_over_the_best_peer_that_is_right():
+    def row(us, failure=None):
+        return {"forward_us": us, "failure": failure}
+
+    rows = {"eager": row(30.0), "compile": row(20.0), "liger": row(1.0, "wrong result"), "onepass": row(10.0)}
+    assert report.speed_up(rows, "forward") == 2.0
+    assert report.speed_up(rows | {"onepass": row(None, "OutOfMemoryError")}, "forward") is None
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="no provider is called fast; there are eager"):
+        bench.run(device="cpu", providers=["fast"])
+    with pytest.raises(ValueError, match="no pattern matches 'batch_norm'; there are bias_gelu"):
+        bench.run(device="cpu", only="batch_norm")
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_traffic_counts_each_tensor_once(name):
+    inputs = tiny(name).inputs(tiny(name).cpu[0][0], torch.float32, torch.device("cpu"))
+    traffic = BY_NAME[name].traffic(inputs)
+    size = inputs[0].numel() * 4
+    for (reads, writes), counted in zip(TENSORS[name], traffic):
+        assert (counted.reads, counted.writes) == (reads, writes)
+        assert (reads + writes) * size <= counted.bytes < (reads + writes + 1) * size
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_pattern_is_its_line(name, device):
+    pattern = tiny(name)
+    shape = (2, 3, 64, 128) if name == "attention_probabilities" else (384, 128)
+    assert ratio(judged(pattern, device, shape), PROVIDERS["onepass"].build(pattern), PROVIDERS["onepass"]) <= 1.5
+
+
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        ("softmax", lambda x: torch.softmax(x, -1).detach() + 0 * x),  # gradients of zero
+        ("swiglu", lambda g, u: torch.nn.functional.silu(u) * g),
+        ("rms_norm", lambda x, w: torch.full_like(x, float("nan")) * x * w),
+        ("gelu_dropout_add", lambda x, r: r + torch.dropout(torch.nn.functional.gelu(x), 2 * P, True)),
+        ("gelu_dropout_add", lambda x, r: r + torch.nn.functional.gelu(x)),
+    ],
+)
+def test_judge_finds_what_is_wrong(name, function):
+    with pytest.raises(WrongResult):
+        ratio(judged(tiny(name), "cpu", (384, 128)), function)
+
+
+class Destructive(torch.autograd.Function):
+    """Doubles, and writes its gradient over the one it is given and over its input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        with torch.no_grad():
+            ctx.saved_tensors[0].data.zero_()
+            return upstream.mul_(2)
+
+
+def test_a_backward_that_overwrites_gets_its_tensors_anew():
+    provider = Provider("destructive", lambda pattern: Destructive.apply, overwrites=("softmax",))
+    x, upstream = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+    before = x.detach().clone()
+    trial = Trial(provider, BY_NAME["softmax"], Destructive.apply, [x], [upstream])
+    for _ in range(2):
+        trial.refresh()
+        assert torch.equal(trial.outputs[0], 2 * before)
+        assert torch.equal(trial.backward()[0], 2 * upstream)
+    assert torch.equal(x, before)
+
+
+def test_rounds_interleave_and_rotate():
+    calls = []
+    clock = timing.CpuClock.__new__(timing.CpuClock)
+    runs = {name: timing.Run(lambda name=name: calls.append(name)) for name in "abc"}
+    assert set(clock.median(runs, 0)) == set("abc")
+    assert calls[:9] == list("abcbcacab") and len(calls) == 3 * timing.LEAST
+
+
+@pytest.mark.parametrize("reads, writes", [(1, 1), (2, 1), (3, 1), (3, 2), (2, 2)])
+def test_floor_writes_as_many_fresh_tensors_as_the_pattern(reads, writes):
+    clock = timing.CpuClock.__new__(timing.CpuClock)
+    clock.sources = []
+    written = clock.floor(Traffic(0, reads, writes), 4 << 20).call()
+    assert len(written) == writes and all(t.nbytes == 4 << 20 and t.min() >= 1 for t in written)
+
+
+def test_fresh_memory_comes_on_huge_pages():
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("needs transparent huge pages")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    timing.fresh(64 << 20).fill_(1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 4096  # of 16384 small pages

@@ -1,0 +1,107 @@
+"""The command: every subcommand's output and exit code."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import onepass
+from onepass import _native
+from onepass.cli import app, parse_dtype, parse_shape
+
+
+@pytest.fixture
+def call(monkeypatch):
+    monkeypatch.setattr("onepass.cli.console.width", 200)
+
+    def run(*arguments, code=0):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return run
+
+
+def test_words_lists_the_vocabulary(call):
+    text = call("words")
+    for word in onepass.words():
+        assert word.name in text and word.formula in text
+
+
+def test_line_says_what_it_costs(call):
+    line = "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"
+    text = call("line", line, "--shape", "8192x4096", "--dtype", "bf16")
+    cost = onepass.Line(line).cost((8192, 4096), torch.bfloat16)
+    for word in onepass.Line(line).words:
+        assert str(word) in text and word.formula in text
+    assert f"{cost.forward.flops:,}" in text and f"{cost.backward.flops:,}" in text
+    assert f"{cost.forward.bytes / 2**20:.1f} MiB" in text and f"{cost.saved_bytes / 2**20:.1f} MiB" in text
+
+
+def test_a_wrong_line_is_quoted_with_carets(call):
+    text = call("line", "bias | gleu", code=2)
+    assert "did you mean 'gelu'" in text
+    assert "\n  bias | gleu\n         ^^^^" in text
+    call("cache", "build", "--line", "bias | gleu", code=2)
+
+
+@pytest.mark.parametrize(
+    "option", [("--shape", "4096by4096"), ("--shape", ""), ("--shape", "-3x4"), ("--dtype", "int8")]
+)
+def test_wrong_options(call, option):
+    call("line", "gelu", *option, code=2)
+
+
+def test_shapes_and_dtypes():
+    assert parse_shape("2x3X4") == (2, 3, 4) and parse_shape("768") == (768,)
+    for name in ("bf16", "bfloat16"):
+        assert parse_dtype(name) == torch.bfloat16
+
+
+def test_info_names_what_is_there(call):
+    text = call("info")
+    for part in (onepass.__version__, torch.__version__, _native.info()["simd_target"], "C++ compiler", "NVRTC", "GPU"):
+        assert part in text
+
+
+def test_cache_is_built_listed_and_cleared(call, tmp_path, monkeypatch):
+    pytest.importorskip("cuda.pathfinder")
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
+    options = ("--arch", "sm_90a", "--line", "bias | gelu", "--dtype", "bf16", "--columns", "1024")
+    text = call("cache", "build", "--verbose", *options)
+    assert "sm_90a bf16 forward" in text and "sm_90a bf16 backward" in text
+    kernels = list(tmp_path.glob("*.cubin"))
+    assert f"{len(kernels)} CUDA kernels are in {tmp_path}" in text
+    assert f"{len(kernels)} kernels" in call("cache", "list") and "sm_90a" in call("cache", "list")
+    assert f"removed {len(kernels)} kernels" in call("cache", "clear")
+    assert not list(tmp_path.iterdir()) and "0 kernels" in call("cache", "list")
+
+
+def test_demo_passes_its_device_and_exit_code(call, monkeypatch):
+    calls = []
+    replace(monkeypatch, "demo", lambda **given: calls.append(given) or 3)
+    call("demo", "--device", "cpu", code=3)
+    assert calls == [{"device": "cpu"}]
+
+
+def test_bench_passes_its_options(call, monkeypatch, tmp_path):
+    calls = []
+    replace(monkeypatch, "bench", lambda **given: calls.append(given))
+    file = tmp_path / "new" / "results.json"
+    call("bench", "--device", "cpu", "--only", "norm", "--json", str(file), "--providers", "eager, compile", "--quick")
+    assert file.parent.is_dir()
+    call("bench")
+    assert calls == [
+        {"device": "cpu", "only": "norm", "json": file, "providers": ["eager", "compile"], "quick": True},
+        {"device": None, "only": None, "json": None, "providers": None, "quick": False},
+    ]
+
+
+def replace(monkeypatch, name, run):
+    """Puts a module in the place of onepass.<name>, with `run` for its own."""
+    module = ModuleType(f"onepass.{name}")
+    module.run = run
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(onepass, name, module, raising=False)
