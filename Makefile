@@ -12,7 +12,7 @@ demo: build $(VENV)/demo.stamp
 	$(BIN)/python -m onepass demo
 
 test: build $(VENV)/demo.stamp
-	ctest --test-dir build --output-on-failure
+	ctest --test-dir build --output-on-failure --parallel 2
 	$(BIN)/python -m pytest -q
 
 build: $(VENV)/stamp

@@ -38,20 +38,23 @@ struct head {
 std::optional<head> read_head(std::istream& in) {
   std::string magic, lengths;
   head h;
-  if (!std::getline(in, magic) || magic != kMagic || !std::getline(in, h.label) || !std::getline(in, lengths)) return {};
+  if (!std::getline(in, magic) || magic != kMagic || !std::getline(in, h.label) || !std::getline(in, lengths))
+    return {};
   std::istringstream numbers(lengths);
   if (!(numbers >> h.key_bytes >> h.payload_bytes >> h.checksum)) return {};
   return h;
 }
 
 std::string one_line(std::string text) {
-  std::replace_if(text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
   return text;
 }
 
 bool is_entry(const fs::directory_entry& file) {
   const std::string extension = file.path().extension().string();
-  return file.is_regular_file() && (extension == ".cubin" || extension == ".so") && file.path().stem().string().size() == 32;
+  return file.is_regular_file() && (extension == ".cubin" || extension == ".so") &&
+         file.path().stem().string().size() == 32;
 }
 
 void warn_once(const std::string& why) {
@@ -92,7 +95,8 @@ bool write(const std::string& key, const char* extension, const std::string& lab
   temporary += "." + std::to_string(getpid()) + "." + std::to_string(counter++) + ".tmp";
   {
     std::ofstream out(temporary, std::ios::binary);
-    out << kMagic << '\n' << one_line(label) << '\n'
+    out << kMagic << '\n'
+        << one_line(label) << '\n'
         << key.size() << ' ' << payload.size() << ' ' << hash().add(payload).hex() << '\n'
         << key << payload;
     out.flush();
@@ -143,7 +147,8 @@ const std::string& headers_digest() {
   static const std::string digest = [] {
     std::vector<fs::path> files;
     std::error_code error;
-    for (const fs::directory_entry& file : fs::recursive_directory_iterator(fs::path(settings_now().include_dir) / "onepass", error)) {
+    for (const fs::directory_entry& file :
+         fs::recursive_directory_iterator(fs::path(settings_now().include_dir) / "onepass", error)) {
       if (file.is_regular_file()) files.push_back(file.path());
     }
     std::sort(files.begin(), files.end());

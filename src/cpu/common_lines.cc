@@ -18,19 +18,21 @@ const std::vector<std::string>& common_lines() {
     std::vector<std::string> lines;
     for (const descriptor* act : spec::activations()) {
       const std::string name = act->name;
-      lines.push_back(name);                 // an activation alone
-      lines.push_back("bias | " + name);     // bias_act
-      lines.push_back("gate(" + name + ")"); // gated
+      lines.push_back(name);                  // an activation alone
+      lines.push_back("bias | " + name);      // bias_act
+      lines.push_back("gate(" + name + ")");  // gated
     }
     // layer_norm and rms_norm, with the activations that follow norms in models
     for (const std::string act : {"", "relu", "gelu", "gelu_tanh", "silu", "tanh"}) {
-      for (const std::string affine : {"scale | bias", "scale", ""}) lines.push_back(join(join("layer_norm", affine), act));
+      for (const std::string affine : {"scale | bias", "scale", ""})
+        lines.push_back(join(join("layer_norm", affine), act));
       for (const std::string affine : {"scale", ""}) lines.push_back(join(join("rms_norm", affine), act));
     }
     // residual blocks: (bias) (dropout) add keep norm affine, and the same without a norm
     for (const std::string before : {"", "bias", "dropout(0.1)", "bias | dropout(0.1)"}) {
       const std::string sum = join(before, "add | keep");
-      for (const std::string norm : {"layer_norm | scale | bias", "layer_norm | scale", "layer_norm", "rms_norm | scale", "rms_norm"}) {
+      for (const std::string norm :
+           {"layer_norm | scale | bias", "layer_norm | scale", "layer_norm", "rms_norm | scale", "rms_norm"}) {
         lines.push_back(sum + " | " + norm);
       }
       lines.push_back(join(before, "add"));

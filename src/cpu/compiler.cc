@@ -76,7 +76,8 @@ const compiler& find_compiler() {
     else candidates = {"c++", "g++", "clang++"};
     const temporary_folder folder;
     for (const std::string& program : candidates) {
-      if (run({program, "--version"}, folder.path / "version") == 0) return compiler{program, contents(folder.path / "version")};
+      if (run({program, "--version"}, folder.path / "version") == 0)
+        return compiler{program, contents(folder.path / "version")};
     }
     return compiler{};
   }();
@@ -96,9 +97,18 @@ const std::string& cpu_flags() {
 }
 
 const std::vector<std::string>& options() {
-  static const std::vector<std::string> all = {
-      "-O2", "-std=c++20", "-fPIC", "-shared", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden",
-      "-Wno-psabi", "-DONEPASS_HIGHWAY", "-DHWY_COMPILE_ONLY_STATIC", "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)"};
+  static const std::vector<std::string> all = {"-O2",
+                                               "-std=c++20",
+                                               "-fPIC",
+                                               "-shared",
+                                               "-march=native",
+                                               "-ffp-contract=off",
+                                               "-fno-math-errno",
+                                               "-fvisibility=hidden",
+                                               "-Wno-psabi",
+                                               "-DONEPASS_HIGHWAY",
+                                               "-DHWY_COMPILE_ONLY_STATIC",
+                                               "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)"};
   return all;
 }
 
@@ -110,7 +120,8 @@ std::string compile(const compiler& with, const std::string& source) {
   command.insert(command.end(), options().begin(), options().end());
   command.insert(command.end(), {"-I", settings_now().include_dir, input.string(), "-o", output.string()});
   if (const int status = run(command, log); status != 0) {
-    throw std::runtime_error("onepass: " + with.program + " failed (" + std::to_string(status) + "):\n" + contents(log).substr(0, 4000));
+    throw std::runtime_error("onepass: " + with.program + " failed (" + std::to_string(status) + "):\n" +
+                             contents(log).substr(0, 4000));
   }
   return contents(output);
 }
@@ -121,7 +132,8 @@ void* open(const std::string& library) {
   const fs::path file = folder.path / "line.so";
   std::ofstream(file, std::ios::binary) << library;
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) throw std::runtime_error(std::string("onepass: a compiled line cannot be opened: ") + dlerror());
+  if (handle == nullptr)
+    throw std::runtime_error(std::string("onepass: a compiled line cannot be opened: ") + dlerror());
   return handle;
 }
 
@@ -132,7 +144,8 @@ void* compile_and_open(const std::string& source, const std::string& label) {
   const std::lock_guard lock(one_at_a_time);
   const compiler& with = find_compiler();
   if (with.program.empty()) {
-    throw compiler_missing("this line is not compiled ahead of time, and no C++ compiler was found (ONEPASS_CXX, CXX, c++, g++, clang++)");
+    throw compiler_missing(
+        "this line is not compiled ahead of time, and no C++ compiler was found (ONEPASS_CXX, CXX, c++, g++, clang++)");
   }
   std::string key = source + '\n' + cache::headers_digest() + '\n' + with.version + cpu_flags();
   for (const std::string& option : options()) key += '\n' + option;

@@ -45,10 +45,11 @@ bool ahead_of_time(const spec::line& line, std::uint64_t boolean_masks) {
 }
 
 std::string source(const spec::line& line, std::uint64_t boolean_masks) {
-  return "#include <hwy/highway.h>\n#include \"onepass/skeleton/kernels.cpu.h\"\nONEPASS_BEGIN\nextern \"C\" __attribute__((visibility(\"default\"))) "
+  return "#include <hwy/highway.h>\n#include \"onepass/skeleton/kernels.cpu.h\"\nONEPASS_BEGIN\nextern \"C\" "
+         "__attribute__((visibility(\"default\"))) "
          "const cpu_kernels onepass_kernels =\n    kernels_of<" +
-         spec::type_text(line, boolean_masks, false) + ",\n               " + spec::type_text(line, boolean_masks, true) +
-         ">();\nONEPASS_END\n";
+         spec::type_text(line, boolean_masks, false) + ",\n               " +
+         spec::type_text(line, boolean_masks, true) + ">();\nONEPASS_END\n";
 }
 
 const cpu_kernels& kernels_for(const spec::line& line, std::uint64_t boolean_masks) {
@@ -79,7 +80,8 @@ int64 partition(arguments& a, bool rowwise) {
 }
 
 void run(cpu_kernel kernel, const arguments& a) {
-  const int64 down = (a.rows + a.task_rows - 1) / a.task_rows, across = (a.columns + a.task_columns - 1) / a.task_columns;
+  const int64 down = (a.rows + a.task_rows - 1) / a.task_rows,
+              across = (a.columns + a.task_columns - 1) / a.task_columns;
   const int64 grain = std::max<int64>(kGrainElements / (a.task_rows * a.task_columns), 1);
   struct context {
     cpu_kernel kernel;
@@ -106,7 +108,8 @@ void reduce_columns(const arguments& a, int64 parts, int slots, const view* outp
       [](void* p, int64 begin, int64 end) {
         const context& c = *static_cast<context*>(p);
         const auto* partial = static_cast<const double*>(c.a.column_partial);
-        for (int s = 0; s < c.slots; ++s) sum_parts(partial + s * c.parts * c.a.columns, c.parts, c.a.columns, begin, end, c.outputs[s]);
+        for (int s = 0; s < c.slots; ++s)
+          sum_parts(partial + s * c.parts * c.a.columns, c.parts, c.a.columns, begin, end, c.outputs[s]);
       },
       &with);
 }

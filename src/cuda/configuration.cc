@@ -40,7 +40,8 @@ int access_for(const request& r, const arguments& a, int lanes) {
     auto fits = [&](int numbers) {
       const auto bytes = static_cast<std::uintptr_t>(std::min(numbers * size, 16));
       if (reinterpret_cast<std::uintptr_t>(v.data) % bytes != 0) return false;
-      return std::all_of(v.stride, v.stride + kMaxDims, [&](int64 s) { return static_cast<std::uintptr_t>(s * size) % bytes == 0; });
+      return std::all_of(v.stride, v.stride + kMaxDims,
+                         [&](int64 s) { return static_cast<std::uintptr_t>(s * size) % bytes == 0; });
     };
     while (access > 1 && !fits(access)) access /= 2;
   });
@@ -78,7 +79,8 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, pl
   const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
   const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, std::max(tuned.numbers / wide / c.lanes, 1)));
-  c.across = static_cast<int>(std::clamp<int64>(wanted, std::min<int64>(32, power_of_two_from(lanes_a_row)), tuned.threads));
+  c.across =
+      static_cast<int>(std::clamp<int64>(wanted, std::min<int64>(32, power_of_two_from(lanes_a_row)), tuned.threads));
   c.down = c.across <= 32 ? kTuning.block_threads / c.across : 1;
   auto numbers = [&] { return ceil_div(lanes_a_row, c.across) * c.lanes * wide; };
   if (numbers() > tuned.numbers_at_most) return false;
@@ -105,7 +107,8 @@ void stream_row(const request& r, const arguments& a, const device_facts& chip, 
   c.held_lanes = 0;
   c.sums_in_registers = 1;
   const int64 bytes = a.columns * size_of(r.x);
-  c.row_in_shared = !r.backward && r.reads_x && !c.single_x && bytes + kTuning.shared_for_reductions <= chip.shared_per_block;
+  c.row_in_shared =
+      !r.backward && r.reads_x && !c.single_x && bytes + kTuning.shared_for_reductions <= chip.shared_per_block;
   p.shared_bytes = c.row_in_shared ? static_cast<unsigned>(bytes) : 0;
 }
 
@@ -151,8 +154,10 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   c.single_x = r.reads_x && a.x.data && a.x.column_stride == 0;
   c.single_y = a.y.column_stride == 0;
   c.saves_statistics = !r.backward && a.statistics != nullptr;
-  for (int i = 0; i < kMaxOperands; ++i) c.single_operand |= static_cast<uint64>(a.operand[i].data && a.operand[i].column_stride == 0) << i;
-  for (int k = 0; k < kMaxKeeps; ++k) c.single_kept_gradient |= (a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0) << k;
+  for (int i = 0; i < kMaxOperands; ++i)
+    c.single_operand |= static_cast<uint64>(a.operand[i].data && a.operand[i].column_stride == 0) << i;
+  for (int k = 0; k < kMaxKeeps; ++k)
+    c.single_kept_gradient |= (a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0) << k;
   if (r.rowwise) return choose_rowwise(r, a, chip, p);
   choose_elementwise(r, a, chip, p);
   return {p};
@@ -161,7 +166,8 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
 std::string source(const request& r, const configuration& c) {
   static constexpr const char* kSuffix[] = {"", "_totals", "_tiles"};
   const char* skeleton = r.rowwise ? "rowwise" : "elementwise";
-  std::string text = std::string("#include \"onepass/skeleton/") + skeleton + ".cuda.h\"\nONEPASS_BEGIN\nstruct config {\n";
+  std::string text =
+      std::string("#include \"onepass/skeleton/") + skeleton + ".cuda.h\"\nONEPASS_BEGIN\nstruct config {\n";
   auto field = [&](const char* type, const char* name, const std::string& value) {
     text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
   };
@@ -181,20 +187,23 @@ std::string source(const request& r, const configuration& c) {
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", static_cast<uint64>(c.single_kept_gradient));
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
   text += "};\nusing the_line = " + r.line + ";\nextern \"C\" __global__ void __launch_bounds__(" +
-          std::to_string(c.across * c.down) + ", " + std::to_string(std::max(c.blocks_per_sm, 1)) + ") " +
-          kKernelName + "(const __grid_constant__ arguments a) {\n  " + skeleton +
-          (r.backward ? "_backward" : "_forward") + kSuffix[static_cast<int>(c.of)] + "<config, the_line>(a);\n}\nONEPASS_END\n";
+          std::to_string(c.across * c.down) + ", " + std::to_string(std::max(c.blocks_per_sm, 1)) + ") " + kKernelName +
+          "(const __grid_constant__ arguments a) {\n  " + skeleton + (r.backward ? "_backward" : "_forward") +
+          kSuffix[static_cast<int>(c.of)] + "<config, the_line>(a);\n}\nONEPASS_END\n";
   return text;
 }
 
 std::string column_sum_source() {
-  return std::string("#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void __launch_bounds__(256) ") +
+  return std::string(
+             "#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void "
+             "__launch_bounds__(256) ") +
          kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum(a);\n}\nONEPASS_END\n";
 }
 
 std::string label(const request& r, const configuration& c, const std::string& arch) {
   return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") + std::to_string(c.across) + "x" +
-         std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) + (c.saves_statistics ? " saving " : " ") + r.line;
+         std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) +
+         (c.saves_statistics ? " saving " : " ") + r.line;
 }
 
 }  // namespace onepass::cuda

@@ -26,11 +26,11 @@ struct request {
 // Plain numbers throughout: its bytes are part of a kernel's key.
 struct configuration {
   part of;
-  int lanes, access;         // numbers of a lane; numbers that one access may move
-  int across, down;          // threads along the columns, and down the rows
-  int blocks_per_sm;         // that registers must leave room for
-  int unroll, held_lanes;    // elementwise: lanes in flight; rowwise: lanes of the row in a thread's registers
-  int flat, collapsed;       // one long row; rows have one stride
+  int lanes, access;       // numbers of a lane; numbers that one access may move
+  int across, down;        // threads along the columns, and down the rows
+  int blocks_per_sm;       // that registers must leave room for
+  int unroll, held_lanes;  // elementwise: lanes in flight; rowwise: lanes of the row in a thread's registers
+  int flat, collapsed;     // one long row; rows have one stride
   int single_x, single_y, single_kept_gradient;
   int sums_in_registers, row_in_shared;
   int saves_statistics;

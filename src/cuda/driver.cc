@@ -37,7 +37,8 @@ struct driver {
   status (*function_get_attribute)(int*, int, void*);
   status (*function_set_attribute)(void*, int, int);
   status (*stream_is_capturing)(void*, int*);
-  status (*launch_kernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  status (*launch_kernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                          void**);
   status (*get_error_string)(status, const char**);
 };
 
@@ -76,7 +77,8 @@ void check(status s, const char* what) {
   if (s == kSuccess) return;
   const char* text = nullptr;
   the_driver().get_error_string(s, &text);
-  throw std::runtime_error(std::string("onepass: ") + what + " failed: " + (text ? text : "unknown CUDA error " + std::to_string(s)));
+  throw std::runtime_error(std::string("onepass: ") + what +
+                           " failed: " + (text ? text : "unknown CUDA error " + std::to_string(s)));
 }
 
 int attribute(int device, int which) {
@@ -136,7 +138,8 @@ std::string key_of(const std::string& source, const std::string& arch_name) {
   return source + '\n' + cache::headers_digest() + '\n' + nvrtc_version() + '\n' + nvrtc_options(arch_name);
 }
 
-std::string build_and_write(const std::string& key, const std::string& source, const std::string& arch_name, const std::string& label) {
+std::string build_and_write(const std::string& key, const std::string& source, const std::string& arch_name,
+                            const std::string& label) {
   std::string cubin = nvrtc_compile(source, arch_name);
   cache::write(key, "cubin", label, cubin);
   return cubin;
@@ -157,11 +160,13 @@ kernel open_or_build(const std::string& source, const char* name, const device_s
   std::optional<kernel> opened;
   if (const std::optional<std::string> cubin = cache::read(key, "cubin")) opened = open_cubin(*cubin, name, on.context);
   if (!opened) opened = open_cubin(build_and_write(key, source, on.about.arch_name, label), name, on.context);
-  if (!opened) throw std::runtime_error("onepass: the driver refused a kernel compiled for " + on.about.arch_name + ": " + label);
+  if (!opened)
+    throw std::runtime_error("onepass: the driver refused a kernel compiled for " + on.about.arch_name + ": " + label);
   const driver& d = the_driver();
   int own = 0;
   check(d.function_get_attribute(&own, kStaticShared, opened->function), "cuFuncGetAttribute");
-  check(d.function_set_attribute(opened->function, kMaxDynamicShared, on.about.shared_per_block - own), "cuFuncSetAttribute");
+  check(d.function_set_attribute(opened->function, kMaxDynamicShared, on.about.shared_per_block - own),
+        "cuFuncSetAttribute");
   return *opened;
 }
 
@@ -170,10 +175,12 @@ kernel open_or_build(const std::string& source, const char* name, const device_s
 const device_facts& facts(int device) { return state_of(device).about; }
 
 device_facts facts_of(const std::string& arch_name) {
-  static const device_facts kKnown[] = {  // CUDA C++ programming guide, technical specifications; A100, H100/H200, B200, RTX 5090
-      {108, 166912, 80, "sm_80"}, {84, 101376, 86, "sm_86"},   {128, 101376, 89, "sm_89"},
+  static const device_facts kKnown[] = {
+      // CUDA C++ programming guide, technical specifications; A100, H100/H200, B200, RTX 5090
+      {108, 166912, 80, "sm_80"},  {84, 101376, 86, "sm_86"},     {128, 101376, 89, "sm_89"},
       {132, 232448, 90, "sm_90a"}, {148, 232448, 100, "sm_100a"}, {188, 101376, 120, "sm_120"}};
-  const auto* found = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const device_facts& f) { return f.arch_name == arch_name; });
+  const auto* found = std::find_if(std::begin(kKnown), std::end(kKnown),
+                                   [&](const device_facts& f) { return f.arch_name == arch_name; });
   if (found != std::end(kKnown)) return *found;
   std::string names;
   for (const device_facts& f : kKnown) names += (names.empty() ? "" : ", ") + f.arch_name;
@@ -189,7 +196,8 @@ const kernel& load(const std::string& source, const char* name, int device, void
   if (const auto found = known.find(key); found != known.end()) return *found->second;
   int capturing = 0;
   if (stream != nullptr && the_driver().stream_is_capturing(stream, &capturing) == kSuccess && capturing != 0) {
-    throw std::runtime_error("onepass: this line has not run on this device before CUDA-graph capture; run it once before capturing");
+    throw std::runtime_error(
+        "onepass: this line has not run on this device before CUDA-graph capture; run it once before capturing");
   }
   const kernel opened = open_or_build(source, name, on, label);
   return *known.emplace(key, std::make_unique<kernel>(opened)).first->second;
@@ -206,7 +214,8 @@ void launch(const kernel& with, unsigned grid_x, unsigned grid_y, unsigned grid_
             unsigned shared_bytes, void* stream, const void* parameters) {
   const current_context context(with.context);
   void* all[] = {const_cast<void*>(parameters)};
-  check(the_driver().launch_kernel(with.function, grid_x, grid_y, grid_z, block_x, block_y, 1, shared_bytes, stream, all, nullptr),
+  check(the_driver().launch_kernel(with.function, grid_x, grid_y, grid_z, block_x, block_y, 1, shared_bytes, stream,
+                                   all, nullptr),
         "a kernel launch");
 }
 

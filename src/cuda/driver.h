@@ -12,9 +12,9 @@ struct kernel {
 
 struct device_facts {
   int sm_count;
-  int shared_per_block;  // bytes that a block may ask for
-  int arch;              // 90 for compute capability 9.0
-  std::string arch_name; // "sm_90a"
+  int shared_per_block;   // bytes that a block may ask for
+  int arch;               // 90 for compute capability 9.0
+  std::string arch_name;  // "sm_90a"
 };
 
 const device_facts& facts(int device);

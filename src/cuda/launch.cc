@@ -47,7 +47,8 @@ std::vector<plan> prepare(const request& r, const arguments& a, int device) { re
 void launch(const request& r, const std::vector<plan>& plans, const arguments& a, int device, void* stream) {
   for (const plan& p : plans) {
     const kernel& with = find_or_build(r, p, device, stream);
-    launch(with, p.grid_x, p.grid_y, 1, static_cast<unsigned>(p.with.across * p.with.down), 1, p.shared_bytes, stream, &a);
+    launch(with, p.grid_x, p.grid_y, 1, static_cast<unsigned>(p.with.across * p.with.down), 1, p.shared_bytes, stream,
+           &a);
   }
 }
 
@@ -56,7 +57,8 @@ void reduce_columns(const arguments& a, int64 parts, int slots, const view* outp
   std::copy(outputs, outputs + slots, with.output);
   thread_local std::unordered_map<int, const kernel*> known;  // load compares whole sources
   const kernel*& sum = known[device];
-  if (sum == nullptr) sum = &load(column_sum_source(), kKernelName, device, stream, facts(device).arch_name + " column sum");
+  if (sum == nullptr)
+    sum = &load(column_sum_source(), kKernelName, device, stream, facts(device).arch_name + " column sum");
   launch(*sum, static_cast<unsigned>((a.columns + 31) / 32), static_cast<unsigned>(slots), 1, 32, 8, 0, stream, &with);
 }
 

@@ -60,11 +60,15 @@ const nvrtc& the_nvrtc() {
 }
 
 void check(status s, const char* what) {
-  if (s != kSuccess) throw std::runtime_error(std::string("onepass: ") + what + " failed: " + the_nvrtc().error_string(s));
+  if (s != kSuccess)
+    throw std::runtime_error(std::string("onepass: ") + what + " failed: " + the_nvrtc().error_string(s));
 }
 
 std::vector<std::string> options_for(const std::string& arch_name) {
-  return {"--std=c++20", "--gpu-architecture=" + arch_name, "--device-as-default-execution-space", "--generate-line-info"};
+  // --fmad=false: whether a product and a sum are fused must not depend on a tensor's layout. Code that wants it says
+  // fma.
+  return {"--std=c++20", "--gpu-architecture=" + arch_name, "--device-as-default-execution-space",
+          "--generate-line-info", "--fmad=false"};
 }
 
 class program {

@@ -105,7 +105,8 @@ class imagined_call {
 
 }  // namespace
 
-std::vector<std::string> prebuild(const spec::line& line, const std::string& arch_name, dtype x, dtype operand, int64 rows, int64 columns) {
+std::vector<std::string> prebuild(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
+                                  int64 rows, int64 columns) {
   imagined_call call(line, x, operand, rows, columns);
   call.forward(arch_name, line.rowwise());
   if (line.rowwise()) call.forward(arch_name, false);

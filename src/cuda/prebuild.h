@@ -10,8 +10,9 @@
 namespace onepass::cuda {
 
 // The kernels that contiguous tensors [rows, columns] get: forward for training and for inference, and backward with
-// every gradient. Tensor operands have x's dtype, column operands `operand`, masks are boolean. Returns a label for each,
-// built or found.
-std::vector<std::string> prebuild(const spec::line&, const std::string& arch_name, dtype x, dtype operand, int64 rows, int64 columns);
+// every gradient. Tensor operands have x's dtype, column operands `operand`, masks are boolean. Returns a label for
+// each, built or found.
+std::vector<std::string> prebuild(const spec::line&, const std::string& arch_name, dtype x, dtype operand, int64 rows,
+                                  int64 columns);
 
 }  // namespace onepass::cuda

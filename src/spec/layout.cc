@@ -85,12 +85,14 @@ fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, argumen
   if (flatten) {
     const std::vector<dimension> all = merged(x, tensors, x.dim);
     const bool one_run = all.size() <= 1 && std::all_of(tensors.begin(), tensors.end(), [&](const strided& t) {
-      const std::int64_t stride = all.empty() ? 1 : all[0].strides[static_cast<std::size_t>(&t - tensors.data())];
-      return stride == 0 || stride == 1;
-    });
+                           const std::int64_t stride =
+                               all.empty() ? 1 : all[0].strides[static_cast<std::size_t>(&t - tensors.data())];
+                           return stride == 0 || stride == 1;
+                         });
     if (one_run) {
       std::vector<int> column_strides;
-      for (std::size_t i = 0; i < tensors.size(); ++i) column_strides.push_back(all.empty() ? 1 : static_cast<int>(all[0].strides[i]));
+      for (std::size_t i = 0; i < tensors.size(); ++i)
+        column_strides.push_back(all.empty() ? 1 : static_cast<int>(all[0].strides[i]));
       a.columns *= a.rows;
       a.rows = 1;
       set_views(tensors, {}, column_strides, a);

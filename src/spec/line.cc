@@ -17,7 +17,8 @@ bool continues(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; 
 std::size_t characters(std::string_view text, int begin, int end) {
   const auto from = static_cast<std::size_t>(begin), to = std::min(static_cast<std::size_t>(end), text.size());
   return static_cast<std::size_t>(std::count_if(text.begin() + static_cast<std::ptrdiff_t>(std::min(from, to)),
-                                                text.begin() + static_cast<std::ptrdiff_t>(to), [](char c) { return !continues(c); }));
+                                                text.begin() + static_cast<std::ptrdiff_t>(to),
+                                                [](char c) { return !continues(c); }));
 }
 
 std::string quoted(std::string_view text, int begin, int end, const std::string& what) {
@@ -56,7 +57,9 @@ class reader {
     if (at_end()) fail(at_, at_ + 1, what + ", got the end of the line");
     int end = at_ + 1;
     while (end < static_cast<int>(text_.size()) && continues(text_[static_cast<std::size_t>(end)])) ++end;
-    fail(at_, end, what + ", got '" + std::string(text_.substr(static_cast<std::size_t>(at_), static_cast<std::size_t>(end - at_))) + "'");
+    fail(at_, end,
+         what + ", got '" +
+             std::string(text_.substr(static_cast<std::size_t>(at_), static_cast<std::size_t>(end - at_))) + "'");
   }
   bool at_end() const { return at_ >= static_cast<int>(text_.size()); }
   char peek() const { return text_[static_cast<std::size_t>(at_)]; }
@@ -110,7 +113,8 @@ class reader {
     skip_space();
     if (at_end() || peek() != '(') {
       if (about.parameter_required) {
-        fail(w.begin, at_, std::string("'") + about.name + "' needs a number: " + about.name + "(" + about.parameter + ")");
+        fail(w.begin, at_,
+             std::string("'") + about.name + "' needs a number: " + about.name + "(" + about.parameter + ")");
       }
       return;
     }
@@ -153,7 +157,8 @@ class reader {
       if (!at_end() && peek() == '(') fail(at_, at_ + 1, std::string("'") + about.name + "' takes no number");
     }
     w.end = at_;
-    while (w.end > w.begin && std::isspace(static_cast<unsigned char>(text_[static_cast<std::size_t>(w.end - 1)]))) --w.end;
+    while (w.end > w.begin && std::isspace(static_cast<unsigned char>(text_[static_cast<std::size_t>(w.end - 1)])))
+      --w.end;
     return w;
   }
 
@@ -170,8 +175,9 @@ class reader {
     const descriptor& about = *w.about;
     if (about.kind == word_kind::row) {
       if (to.rowwise()) {
-        fail(w.begin, w.end, std::string("a second row word, '") + about.name + "': a line has at most one (this one has '" +
-                                 to.words[static_cast<std::size_t>(to.row)].about->name + "')");
+        fail(w.begin, w.end,
+             std::string("a second row word, '") + about.name + "': a line has at most one (this one has '" +
+                 to.words[static_cast<std::size_t>(to.row)].about->name + "')");
       }
       to.row = static_cast<int>(to.words.size());
     }
@@ -180,7 +186,8 @@ class reader {
     if (about.operand != operand_kind::none) w.operand = to.operands++;
     if (about.kind == word_kind::dropout) w.ordinal = to.dropouts++;
     if (about.kind == word_kind::keep) w.ordinal = to.keeps++;
-    if (to.operands > kMaxOperands) fail(w.begin, w.end, "a line takes at most " + std::to_string(kMaxOperands) + " operands");
+    if (to.operands > kMaxOperands)
+      fail(w.begin, w.end, "a line takes at most " + std::to_string(kMaxOperands) + " operands");
     if (to.keeps > kMaxKeeps) fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxKeeps) + " keeps");
     if (static_cast<int>(to.parameters.size()) > kMaxParameters) {
       fail(w.begin, w.end, "a line takes at most " + std::to_string(kMaxParameters) + " numbers");
@@ -202,7 +209,8 @@ const word& line::operand_word(int operand) const {
 }
 
 int line::least_dim() const {
-  const bool causal = std::any_of(words.begin(), words.end(), [](const word& w) { return std::string_view(w.about->name) == "causal"; });
+  const bool causal = std::any_of(words.begin(), words.end(),
+                                  [](const word& w) { return std::string_view(w.about->name) == "causal"; });
   return causal ? 2 : 0;
 }
 
@@ -220,7 +228,8 @@ std::string without_dropout(const line& from) {
   for (const word& w : from.words) {
     if (w.about->kind == word_kind::dropout) continue;
     if (!text.empty()) text += " | ";
-    text += std::string_view(from.text).substr(static_cast<std::size_t>(w.begin), static_cast<std::size_t>(w.end - w.begin));
+    text += std::string_view(from.text).substr(static_cast<std::size_t>(w.begin),
+                                               static_cast<std::size_t>(w.end - w.begin));
   }
   return text;
 }

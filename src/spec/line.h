@@ -30,7 +30,7 @@ struct line {
   bool rowwise() const { return row >= 0; }
   const word& operand_word(int operand) const;
   int statistics() const { return rowwise() ? words[row].about->statistics : 0; }
-  int least_dim() const;            // `causal` looks at the last two dimensions
+  int least_dim() const;           // `causal` looks at the last two dimensions
   bool depends_on_column() const;  // some word looks at its row or column (column operands, dropout, causal)
 };
 

@@ -15,7 +15,9 @@ struct segment {
 };
 
 segment entry_segment(const line& of) { return {0, of.rowwise() ? of.row : static_cast<int>(of.words.size())}; }
-segment exit_segment(const line& of) { return {of.rowwise() ? of.row + 1 : static_cast<int>(of.words.size()), static_cast<int>(of.words.size())}; }
+segment exit_segment(const line& of) {
+  return {of.rowwise() ? of.row + 1 : static_cast<int>(of.words.size()), static_cast<int>(of.words.size())};
+}
 
 // Mirrors chain<>::needs_input: whether backward of words [at, end) reads the value that enters them.
 bool needs_input(const line& of, int at, int end, int resume) {
@@ -117,7 +119,8 @@ gradients plan_gradients(const line& of, dtype x, const std::vector<operand_fact
   }
   for (const word& w : of.words) {
     if (w.about->operand != operand_kind::column || !(wanted >> (w.operand + 1) & 1)) continue;
-    plan.inputs[static_cast<std::size_t>(w.operand) + 1] = {gradient_source::kind::written, static_cast<int>(plan.outputs.size())};
+    plan.inputs[static_cast<std::size_t>(w.operand) + 1] = {gradient_source::kind::written,
+                                                            static_cast<int>(plan.outputs.size())};
     plan.outputs.push_back({w.operand + 1, operands[static_cast<std::size_t>(w.operand)].type, true});
     plan.wants_column |= std::uint64_t{1} << w.operand;
   }

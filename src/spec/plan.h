@@ -40,8 +40,8 @@ struct gradient_output {
 };
 
 struct gradients {
-  std::vector<gradient_source> inputs;   // x, then the operands
-  std::vector<gradient_output> outputs;  // tensors in input order, then columns
+  std::vector<gradient_source> inputs;               // x, then the operands
+  std::vector<gradient_output> outputs;              // tensors in input order, then columns
   std::uint64_t wants_column = 0, wants_tensor = 0;  // bits by operand: what the kernel computes
   bool wants_dx = false;
 };

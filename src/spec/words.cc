@@ -70,9 +70,10 @@ const descriptor* find(const std::vector<const descriptor*>& among, std::string_
 }
 
 std::string_view nearest(const std::vector<const descriptor*>& among, std::string_view name) {
-  return (*std::min_element(among.begin(), among.end(), [name](const descriptor* a, const descriptor* b) {
-           return edit_distance(name, a->name) < edit_distance(name, b->name);
-         }))
+  return (*std::min_element(among.begin(), among.end(),
+                            [name](const descriptor* a, const descriptor* b) {
+                              return edit_distance(name, a->name) < edit_distance(name, b->name);
+                            }))
       ->name;
 }
 

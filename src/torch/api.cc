@@ -115,7 +115,12 @@ const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t colum
   return answer([=](json& out) {
     const auto& line = onepass::binding::prepared(text).line;
     const auto cost = onepass::spec::estimate(line, rows, columns, static_cast<onepass::dtype>(dtype));
-    out.begin('{').key("forward").begin('{').field("bytes", cost.forward.bytes).field("flops", cost.forward.flops).end('}');
+    out.begin('{')
+        .key("forward")
+        .begin('{')
+        .field("bytes", cost.forward.bytes)
+        .field("flops", cost.forward.flops)
+        .end('}');
     out.key("backward").begin('{').field("bytes", cost.backward.bytes).field("flops", cost.backward.flops).end('}');
     out.field("saved_bytes", cost.saved_bytes).end('}');
   });
@@ -137,7 +142,11 @@ const char* onepass_gradients(const char* text, int dtype, const std::int64_t* o
     }
     out.end(']').key("outputs").begin('[');
     for (const auto& output : plan.outputs) {
-      out.begin('{').field("input", output.input).field("dtype", static_cast<int>(output.type)).field("column", output.column).end('}');
+      out.begin('{')
+          .field("input", output.input)
+          .field("dtype", static_cast<int>(output.type))
+          .field("column", output.column)
+          .end('}');
     }
     out.end(']').end('}');
   });
@@ -159,7 +168,8 @@ const char* onepass_cpu_prepare(const char* text, std::uint64_t boolean_masks) {
   });
 }
 
-const char* onepass_cuda_prebuild(const char* text, const char* arch, int dtype, int operand_dtype, std::int64_t columns) {
+const char* onepass_cuda_prebuild(const char* text, const char* arch, int dtype, int operand_dtype,
+                                  std::int64_t columns) {
   return answer([=](json& out) {
     constexpr std::int64_t kRows = 16384;  // many: what a few rows get is compiled when they come
     const auto& line = onepass::binding::prepared(text).line;

@@ -9,10 +9,13 @@
 ONEPASS_API const char* onepass_words();
 ONEPASS_API const char* onepass_describe(const char* line);
 ONEPASS_API const char* onepass_cost(const char* line, std::int64_t rows, std::int64_t columns, int dtype);
-ONEPASS_API const char* onepass_gradients(const char* line, int dtype, const std::int64_t* operand_types, std::uint64_t wanted);
+ONEPASS_API const char* onepass_gradients(const char* line, int dtype, const std::int64_t* operand_types,
+                                          std::uint64_t wanted);
 ONEPASS_API const char* onepass_common_lines();
 ONEPASS_API const char* onepass_cpu_prepare(const char* line, std::uint64_t boolean_masks);
-ONEPASS_API const char* onepass_cuda_prebuild(const char* line, const char* arch, int dtype, int operand_dtype, std::int64_t columns);
+ONEPASS_API const char* onepass_cuda_prebuild(const char* line, const char* arch, int dtype, int operand_dtype,
+                                              std::int64_t columns);
 ONEPASS_API const char* onepass_cache(const char* action);
 ONEPASS_API const char* onepass_info();
-ONEPASS_API void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(), void (*warn)(const char*));
+ONEPASS_API void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(),
+                                   void (*warn)(const char*));

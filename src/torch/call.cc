@@ -28,8 +28,8 @@ std::vector<spec::operand_facts> facts_of(const std::vector<std::int64_t>& types
 
 std::vector<Tensor> forward(const forward_call& call) {
   const prepared_line& line = prepared(call.line);
-  ONEPASS_CHECK(static_cast<int>(call.operands.size()) == line.line.operands, "onepass: the line \"", call.line, "\" takes ",
-                  line.line.operands, " operands, got ", call.operands.size());
+  ONEPASS_CHECK(static_cast<int>(call.operands.size()) == line.line.operands, "onepass: the line \"", call.line,
+                "\" takes ", line.line.operands, " operands, got ", call.operands.size());
   frame f(line, call.x, "x");
   f.input(call.x, f.a.x);
   for (int i = 0; i < line.line.operands; ++i) f.operand(i, call.operands[static_cast<std::size_t>(i)]);
@@ -48,9 +48,10 @@ std::vector<Tensor> backward(const backward_call& call) {
   const prepared_line& prepared_with = prepared(call.line);
   const spec::line& line = prepared_with.line;
   ONEPASS_CHECK(static_cast<int>(call.gradients.size()) == 1 + line.keeps &&
-                      static_cast<int>(call.operand_types.size()) == line.operands &&
-                      static_cast<int>(call.operands.size()) == line.operands,
-                  "onepass: backward of \"", call.line, "\" takes ", 1 + line.keeps, " gradients and ", line.operands, " operands");
+                    static_cast<int>(call.operand_types.size()) == line.operands &&
+                    static_cast<int>(call.operands.size()) == line.operands,
+                "onepass: backward of \"", call.line, "\" takes ", 1 + line.keeps, " gradients and ", line.operands,
+                " operands");
   const Tensor& dy = call.gradients[0];
   frame f(prepared_with, dy, "the gradient");
   const std::vector<spec::operand_facts> facts = facts_of(call.operand_types);

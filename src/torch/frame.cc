@@ -24,8 +24,8 @@ frame::frame(const prepared_line& with, const Tensor& like, const char* name)
     : line(with), shape(shape_of(like)), type(dtype_of(like)), on(device_of(like)) {
   ONEPASS_CHECK(type != dtype::none && type != dtype::boolean, "onepass: ", name,
                 " must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got ", dtype_text(like));
-  ONEPASS_CHECK(shape.dim >= line.line.least_dim(), "onepass: 'causal' needs a tensor of at least 2 dimensions, got ", name,
-                " of shape ", shape_text(like));
+  ONEPASS_CHECK(shape.dim >= line.line.least_dim(), "onepass: 'causal' needs a tensor of at least 2 dimensions, got ",
+                name, " of shape ", shape_text(like));
   for (std::size_t i = 0; i < line.line.parameters.size(); ++i) {
     const double value = line.line.parameters[i];
     a.parameter[i] = std::isnan(value) ? machine_epsilon(type) : value;
@@ -35,7 +35,7 @@ frame::frame(const prepared_line& with, const Tensor& like, const char* name)
 void frame::require_same_device(const Tensor& t, const std::string& what) const {
   const device its = device_of(t);
   ONEPASS_CHECK(its == on, "onepass: expected all tensors to be on the same device, but x is on ", on.text(), " and ",
-                  what, " is on ", its.text());
+                what, " is on ", its.text());
 }
 
 void frame::input(const Tensor& t, view& out) {
@@ -57,20 +57,19 @@ void frame::operand(int index, const Tensor& t) {
   const bool is_mask = w.about->kind == word_kind::mask;
   const dtype its = dtype_of(t);
   ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", operand_text(w),
-                  " must be a floating point tensor", is_mask ? " or bool" : "", ", got ",
-                  dtype_text(t));
+                " must be a floating point tensor", is_mask ? " or bool" : "", ", got ", dtype_text(t));
   require_same_device(t, operand_text(w));
   operand_types[index] = its;
   view& out = a.operand[index];
   if (w.about->operand == operand_kind::tensor) {
-    ONEPASS_CHECK(spec::broadcasts(strided_of(t, &out), shape), "onepass: ", operand_text(w),
-                    " must have x's shape ", shape_text(shape.sizes, shape.dim), " or broadcast to it, got ", shape_text(t));
+    ONEPASS_CHECK(spec::broadcasts(strided_of(t, &out), shape), "onepass: ", operand_text(w), " must have x's shape ",
+                  shape_text(shape.sizes, shape.dim), " or broadcast to it, got ", shape_text(t));
     input(t, out);
     return;
   }
   const std::int64_t columns = shape.columns();
   ONEPASS_CHECK(t.dim() == 1 && t.size(0) == columns, "onepass: ", operand_text(w), " must have shape [", columns,
-                  "], one number for each column of x, got ", shape_text(t));
+                "], one number for each column of x, got ", shape_text(t));
   const bool dense = columns == 1 || t.stride(0) == 1;
   if (!dense) held_.push_back(torch::stable::contiguous(t));
   out = {(dense ? t : held_.back()).data_ptr(), {}, its, 1};
@@ -82,7 +81,8 @@ void frame::dropout_state(const std::optional<Tensor>& state) {
   std::int32_t code = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(state->get(), &code));
   ONEPASS_CHECK(code == aoti_torch_dtype_int64() && state->numel() == 2 && state->is_contiguous(),
-                  "onepass: dropout_state must be a contiguous int64 tensor {seed, offset}, got shape ", shape_text(*state));
+                "onepass: dropout_state must be a contiguous int64 tensor {seed, offset}, got shape ",
+                shape_text(*state));
   require_same_device(*state, "dropout_state");
   a.dropout_state = static_cast<const int64*>(static_cast<void*>(state->data_ptr()));
 }

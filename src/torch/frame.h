@@ -12,7 +12,8 @@ namespace onepass::binding {
 
 class frame {
  public:
-  // like: x, or the result's gradient. Its shape and dtype are those of the result, the kept values and their gradients.
+  // like: x, or the result's gradient. Its shape and dtype are those of the result, the kept values and their
+  // gradients.
   frame(const prepared_line& with, const Tensor& like, const char* name);
 
   arguments a{};
@@ -26,9 +27,9 @@ class frame {
   dtype arithmetic() const { return type == dtype::f64 ? dtype::f64 : dtype::f32; }
   bool empty() const { return shape.rows() == 0 || shape.columns() == 0; }
 
-  void input(const Tensor& t, view& out);           // of x's shape, or broadcasting to it
-  Tensor output(view& out, dtype of_type);          // fresh, of x's shape
-  void operand(int index, const Tensor& t);         // a column or a tensor, checked against its word
+  void input(const Tensor& t, view& out);    // of x's shape, or broadcasting to it
+  Tensor output(view& out, dtype of_type);   // fresh, of x's shape
+  void operand(int index, const Tensor& t);  // a column or a tensor, checked against its word
   void dropout_state(const std::optional<Tensor>& state);
   void statistics(const Tensor& t) { a.statistics = t.data_ptr(); }
   Tensor fresh_statistics();

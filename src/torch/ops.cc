@@ -43,19 +43,23 @@ void in_torch_threads(int64 count, int64 grain, void (*body)(void*, int64, int64
 STABLE_TORCH_LIBRARY(onepass, m) {
   onepass::cpu::set_parallel_for(onepass::binding::in_torch_threads);
   m.def("elementwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state) -> Tensor[]");
-  m.def("rowwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save_statistics) -> Tensor[]");
-  m.def("elementwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, "
-        "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
-  m.def("rowwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor statistics, "
-        "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
+  m.def(
+      "rowwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save_statistics) -> "
+      "Tensor[]");
+  m.def(
+      "elementwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, "
+      "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
+  m.def(
+      "rowwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor statistics, "
+      "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
 }
 
-#define ONEPASS_REGISTER(device)                                                                 \
-  STABLE_TORCH_LIBRARY_IMPL(onepass, device, m) {                                                \
-    m.impl("elementwise_forward", TORCH_BOX(&onepass::binding::elementwise_forward));            \
-    m.impl("rowwise_forward", TORCH_BOX(&onepass::binding::rowwise_forward));                    \
-    m.impl("elementwise_backward", TORCH_BOX(&onepass::binding::elementwise_backward));          \
-    m.impl("rowwise_backward", TORCH_BOX(&onepass::binding::rowwise_backward));                  \
+#define ONEPASS_REGISTER(device)                                                        \
+  STABLE_TORCH_LIBRARY_IMPL(onepass, device, m) {                                       \
+    m.impl("elementwise_forward", TORCH_BOX(&onepass::binding::elementwise_forward));   \
+    m.impl("rowwise_forward", TORCH_BOX(&onepass::binding::rowwise_forward));           \
+    m.impl("elementwise_backward", TORCH_BOX(&onepass::binding::elementwise_backward)); \
+    m.impl("rowwise_backward", TORCH_BOX(&onepass::binding::rowwise_backward));         \
   }
 ONEPASS_REGISTER(CPU)
 ONEPASS_REGISTER(CUDA)

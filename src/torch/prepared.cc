@@ -1,7 +1,6 @@
 // Lines that have been parsed, by text, for the whole process.
 #include "src/torch/prepared.h"
 
-
 #include "src/cpu/run.h"
 
 namespace onepass::binding {

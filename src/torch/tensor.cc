@@ -110,13 +110,15 @@ Tensor empty(const std::int64_t* sizes, int dim, dtype type, const device& on) {
   return result;
 }
 
-Tensor empty_like(const spec::shape& shape, dtype type, const device& on) { return empty(shape.sizes, shape.dim, type, on); }
+Tensor empty_like(const spec::shape& shape, dtype type, const device& on) {
+  return empty(shape.sizes, shape.dim, type, on);
+}
 
 Tensor expanded_copy(const Tensor& t, const spec::shape& shape) {
-  StableIValue stack[3] = {
-      torch::stable::detail::from(t),
-      torch::stable::detail::from(torch::headeronly::IntHeaderOnlyArrayRef(shape.sizes, static_cast<std::size_t>(shape.dim))),
-      torch::stable::detail::from(false)};
+  StableIValue stack[3] = {torch::stable::detail::from(t),
+                           torch::stable::detail::from(torch::headeronly::IntHeaderOnlyArrayRef(
+                               shape.sizes, static_cast<std::size_t>(shape.dim))),
+                           torch::stable::detail::from(false)};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::expand", "", stack, TORCH_ABI_VERSION));
   return torch::stable::contiguous(torch::stable::detail::to<Tensor>(stack[0]));
 }

@@ -14,7 +14,7 @@ namespace onepass::binding {
 
 using torch::stable::Tensor;
 
-dtype dtype_of(const Tensor&);  // dtype::none for one that onepass has no kernels for
+dtype dtype_of(const Tensor&);            // dtype::none for one that onepass has no kernels for
 std::string dtype_text(const Tensor& t);  // as Python writes it
 std::string shape_text(const std::int64_t* sizes, int dim);
 std::string shape_text(const Tensor&);

@@ -115,9 +115,17 @@ TEST_F(DiskCache, DamagedEntriesAreMissesUntilWrittenAgain) {
   flipped[head + kPayload.size() / 2] ^= 1;
   std::string huge = whole;  // a payload length that no memory holds
   huge.replace(whole.find(std::to_string(kPayload.size())), 4, "99999999999999999");
-  const std::string damaged[] = {
-      "", "\n\n\n", "no entry", whole.substr(0, head / 2), whole.substr(0, head), whole.substr(0, whole.size() - 1),
-      whole + "x", flipped, huge, "x" + whole, std::string(whole.size(), '\0')};
+  const std::string damaged[] = {"",
+                                 "\n\n\n",
+                                 "no entry",
+                                 whole.substr(0, head / 2),
+                                 whole.substr(0, head),
+                                 whole.substr(0, whole.size() - 1),
+                                 whole + "x",
+                                 flipped,
+                                 huge,
+                                 "x" + whole,
+                                 std::string(whole.size(), '\0')};
   for (const std::string& text : damaged) {
     put(file, text);
     EXPECT_FALSE(read("key", "cubin")) << text.size() << " bytes";
@@ -212,7 +220,8 @@ TEST_F(DiskCache, AFolderThatCannotBeWrittenWarnsOnce) {
     for (const char* key : {"1", "2", "3"}) {
       if (write(key, "so", "label", kPayload) || read(key, "so")) return 2;
     }
-    const bool says = warning.find("ONEPASS_CACHE_DIR") != std::string::npos && warning.find("file/cache") != std::string::npos;
+    const bool says =
+        warning.find("ONEPASS_CACHE_DIR") != std::string::npos && warning.find("file/cache") != std::string::npos;
     return warnings == 1 && says && list().empty() && clear() == 0 ? 0 : 1;
   }));
   EXPECT_EQ(status, 0);

@@ -40,8 +40,9 @@ TEST(CommonLines, AreThereOnce) {
 }
 
 TEST(CommonLines, NumbersAndSpacesAreNoPartOfTheKernel) {
-  for (const char* text : {"dropout(0.37)|add", "layer_norm( 1e-12 ) | scale | bias | gelu", "mul(0.125) | mask | softmax | dropout(0.5)",
-                           "bias | dropout(0) | add | keep | rms_norm(1e-6) | scale", "gate(elu(0.5))", "bias | leaky_relu(0.2)"}) {
+  for (const char* text :
+       {"dropout(0.37)|add", "layer_norm( 1e-12 ) | scale | bias | gelu", "mul(0.125) | mask | softmax | dropout(0.5)",
+        "bias | dropout(0) | add | keep | rms_norm(1e-6) | scale", "gate(elu(0.5))", "bias | leaky_relu(0.2)"}) {
     EXPECT_TRUE(ahead_of_time(spec::parse(text), 0)) << text;
   }
   const spec::line one = spec::parse("rms_norm(1e-6) | scale"), other = spec::parse("rms_norm | scale");
@@ -51,7 +52,8 @@ TEST(CommonLines, NumbersAndSpacesAreNoPartOfTheKernel) {
 TEST(CommonLines, HoldEveryActivationAloneBiasedAndAsAGate) {
   for (const descriptor* act : spec::activations()) {
     const std::string name = act->name;
-    for (const std::string& text : {name, "bias | " + name, "gate(" + name + ")"}) EXPECT_TRUE(ahead_of_time(spec::parse(text), 0)) << text;
+    for (const std::string& text : {name, "bias | " + name, "gate(" + name + ")"})
+      EXPECT_TRUE(ahead_of_time(spec::parse(text), 0)) << text;
   }
 }
 

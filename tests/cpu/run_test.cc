@@ -80,7 +80,8 @@ TEST_F(Run, ThePartitionIsAFunctionOfTheShape) {
       arguments again = shape;
       again.x.data = &again, again.stream_stores = 1;  // nor of anything else in the call
       EXPECT_EQ(partition(again, rowwise), parts);
-      EXPECT_TRUE(again.task_rows == first.task_rows && again.task_columns == first.task_columns) << shape.rows << " x " << shape.columns;
+      EXPECT_TRUE(again.task_rows == first.task_rows && again.task_columns == first.task_columns)
+          << shape.rows << " x " << shape.columns;
     }
   });
 }
@@ -92,7 +93,8 @@ TEST_F(Run, EveryTaskRunsOnce) {
     set_parallel_for(way);
     each_size([](arguments a, bool rowwise) {
       partition(a, rowwise);
-      const int64 tasks = (a.rows + a.task_rows - 1) / a.task_rows * ((a.columns + a.task_columns - 1) / a.task_columns);
+      const int64 tasks =
+          (a.rows + a.task_rows - 1) / a.task_rows * ((a.columns + a.task_columns - 1) / a.task_columns);
       if (tasks > 1 << 20) return;
       tasks_run = 0;
       run([](const arguments&, int64 begin, int64 end) { tasks_run += end - begin; }, a);
@@ -119,9 +121,11 @@ class example {
 
   // All that comes out, in one row of numbers.
   std::vector<float> run_both() {
-    const auto size = x_.size(), columns = static_cast<std::size_t>(a_.columns), operands = static_cast<std::size_t>(line_.operands);
+    const auto size = x_.size(), columns = static_cast<std::size_t>(a_.columns),
+               operands = static_cast<std::size_t>(line_.operands);
     constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
-    std::vector<float> out(2 * size + operands * columns, kUnwritten), statistics(2 * static_cast<std::size_t>(a_.rows), kUnwritten);
+    std::vector<float> out(2 * size + operands * columns, kUnwritten),
+        statistics(2 * static_cast<std::size_t>(a_.rows), kUnwritten);
     const cpu_kernels& kernels = kernels_for(line_, 0);
     arguments a = a_;
     a.x = tensor(x_.data()), a.y = tensor(out.data()), a.statistics = statistics.data();
@@ -183,7 +187,9 @@ TEST_F(Run, ColumnSumsAreSums) {
   const std::vector<float> out = call.run_both();
   for (int64 c = 0; c < kColumns; ++c) {
     const auto [expected, magnitude] = call.column_sum(c);
-    EXPECT_NEAR(static_cast<double>(out[out.size() - static_cast<std::size_t>(kColumns - c)]), expected, 0x1p-24 * magnitude) << c;
+    EXPECT_NEAR(static_cast<double>(out[out.size() - static_cast<std::size_t>(kColumns - c)]), expected,
+                0x1p-24 * magnitude)
+        << c;
   }
 }
 

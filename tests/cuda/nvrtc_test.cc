@@ -64,12 +64,14 @@ std::set<std::string> cached_labels() {
 }
 
 double youngest(const std::vector<cache::entry>& entries) {
-  return std::min_element(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.age_seconds < b.age_seconds; })
+  return std::min_element(entries.begin(), entries.end(),
+                          [](const auto& a, const auto& b) { return a.age_seconds < b.age_seconds; })
       ->age_seconds;
 }
 
 TEST_F(Nvrtc, GivesACubinForTheChip) {
-  const std::string cubin = nvrtc_compile("extern \"C\" __global__ void kernel(float* x) { x[threadIdx.x] += 1; }", "sm_90a");
+  const std::string cubin =
+      nvrtc_compile("extern \"C\" __global__ void kernel(float* x) { x[threadIdx.x] += 1; }", "sm_90a");
   EXPECT_EQ(cubin.substr(0, 4), "\x7f\x45LF");
   EXPECT_NE(cubin.find("kernel"), std::string::npos);
   EXPECT_EQ(nvrtc_version().rfind("nvrtc 1", 0), 0u) << nvrtc_version();
@@ -82,7 +84,8 @@ TEST_F(Nvrtc, AnErrorHoldsTheCompilersLog) {
     FAIL() << "a broken source compiled";
   } catch (const std::runtime_error& e) {
     EXPECT_NE(std::string(e.what()).find("NVRTC failed for sm_80"), std::string::npos) << e.what();
-    EXPECT_NE(std::string(e.what()).find("identifier \"no_such_function\" is undefined"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("identifier \"no_such_function\" is undefined"), std::string::npos)
+        << e.what();
   }
   EXPECT_THROW(nvrtc_compile("", "sm_1"), std::runtime_error);
   EXPECT_TRUE(cache::list().empty());
@@ -139,13 +142,14 @@ TEST_P(Prebuild, CompilesALineOfEachKind) {
 std::vector<chip_and_type> chips_and_types() {
   std::vector<chip_and_type> all;
   for (const char* arch : {"sm_80", "sm_90a", "sm_100a", "sm_120"}) {
-    all.insert(all.end(), {{arch, dtype::f32, "f32"}, {arch, dtype::bf16, "bf16"}, {arch, dtype::f16, "f16"}, {arch, dtype::f64, "f64"}});
+    all.insert(
+        all.end(),
+        {{arch, dtype::f32, "f32"}, {arch, dtype::bf16, "bf16"}, {arch, dtype::f16, "f16"}, {arch, dtype::f64, "f64"}});
   }
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(Chips, Prebuild, testing::ValuesIn(chips_and_types()), [](const auto& info) {
-  return std::string(info.param.arch) + "_" + info.param.name;
-});
+INSTANTIATE_TEST_SUITE_P(Chips, Prebuild, testing::ValuesIn(chips_and_types()),
+                         [](const auto& info) { return std::string(info.param.arch) + "_" + info.param.name; });
 
 }  // namespace
 }  // namespace onepass::cuda

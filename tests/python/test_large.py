@@ -21,11 +21,12 @@ def large(cuda):
         free, _ = torch.cuda.mem_get_info()
         if free < (tensors + 0.5) * rows * columns * 2:
             pytest.skip(f"needs room for {tensors} tensors of {rows * columns * 2 / 1e9:.1f} GB")
-        block = torch.randn(4099, columns, device=cuda, dtype=torch.bfloat16)
+        height = min(rows, 4099)
+        block = torch.randn(height, columns, device=cuda, dtype=torch.bfloat16)
         x = torch.empty(rows, columns, device=cuda, dtype=torch.bfloat16)
-        for start in range(0, rows, 4099):
-            stop = min(start + 4099, rows)
-            x[start:stop] = block[: stop - start].roll(start // 4099, 1)
+        for start in range(0, rows, height):
+            stop = min(start + height, rows)
+            x[start:stop] = block[: stop - start].roll(start // height, 1)
         return x
 
     yield make

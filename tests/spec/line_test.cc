@@ -61,19 +61,21 @@ struct bad_line {
 
 class BadLine : public testing::TestWithParam<bad_line> {};
 
-TEST_P(BadLine, IsRefused) { EXPECT_NE(message(GetParam().text).find(GetParam().says), std::string::npos) << message(GetParam().text); }
+TEST_P(BadLine, IsRefused) {
+  EXPECT_NE(message(GetParam().text).find(GetParam().says), std::string::npos) << message(GetParam().text);
+}
 
-INSTANTIATE_TEST_SUITE_P(Messages, BadLine,
-                         testing::Values(bad_line{"", "empty line"}, bad_line{"bias |", "end of the line"},
-                                         bad_line{"bias scale", "expected '|'"}, bad_line{"| bias", "expected a word"},
-                                         bad_line{"mul", "needs a number"}, bad_line{"mul(x)", "takes a number (c), got 'x'"},
-                                         bad_line{"mul(0x10)", "takes a number"}, bad_line{"mul(1", "expected ')'"},
-                                         bad_line{"relu(1)", "takes no number"}, bad_line{"gate", "needs an activation"},
-                                         bad_line{"gate(bias)", "unknown activation 'bias'"},
-                                         bad_line{"dropout(1.5)", "between 0 and 1"}, bad_line{"dropout(nan)", "between 0 and 1"},
-                                         bad_line{"softmax | layer_norm", "a second row word"},
-                                         bad_line{"linear | bias", "comes with 0.2"}, bad_line{"layer_norm(-1)", "eps >= 0"},
-                                         bad_line{"keep|keep|keep|keep|keep", "at most 4 keeps"}));
+INSTANTIATE_TEST_SUITE_P(
+    Messages, BadLine,
+    testing::Values(bad_line{"", "empty line"}, bad_line{"bias |", "end of the line"},
+                    bad_line{"bias scale", "expected '|'"}, bad_line{"| bias", "expected a word"},
+                    bad_line{"mul", "needs a number"}, bad_line{"mul(x)", "takes a number (c), got 'x'"},
+                    bad_line{"mul(0x10)", "takes a number"}, bad_line{"mul(1", "expected ')'"},
+                    bad_line{"relu(1)", "takes no number"}, bad_line{"gate", "needs an activation"},
+                    bad_line{"gate(bias)", "unknown activation 'bias'"}, bad_line{"dropout(1.5)", "between 0 and 1"},
+                    bad_line{"dropout(nan)", "between 0 and 1"}, bad_line{"softmax | layer_norm", "a second row word"},
+                    bad_line{"linear | bias", "comes with 0.2"}, bad_line{"layer_norm(-1)", "eps >= 0"},
+                    bad_line{"keep|keep|keep|keep|keep", "at most 4 keeps"}));
 
 }  // namespace
 }  // namespace onepass::spec

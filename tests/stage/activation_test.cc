@@ -28,12 +28,14 @@ void run_one(test::direction d, T parameter, const T* x, const T* dy, int64 coun
     if constexpr (A::about.parameter[0] == '\0') {
       store_lane(d == test::direction::forward ? A::forward(at) : A::backward(at, gradient), y + i);
     } else {
-      store_lane(d == test::direction::forward ? A::forward(at, L(parameter)) : A::backward(at, gradient, L(parameter)), y + i);
+      store_lane(d == test::direction::forward ? A::forward(at, L(parameter)) : A::backward(at, gradient, L(parameter)),
+                 y + i);
     }
   }
 }
 template <class T, class... A>
-void run_named(stage::list<A...>, const char* name, test::direction d, T parameter, const T* x, const T* dy, int64 count, T* y) {
+void run_named(stage::list<A...>, const char* name, test::direction d, T parameter, const T* x, const T* dy,
+               int64 count, T* y) {
   const auto is = [name](const char* other) {
     int i = 0;
     while (name[i] != '\0' && name[i] == other[i]) ++i;
@@ -41,10 +43,12 @@ void run_named(stage::list<A...>, const char* name, test::direction d, T paramet
   };
   ((is(A::about.name) ? run_one<T, A>(d, parameter, x, dy, count, y) : void()), ...);
 }
-void run_f32(const char* name, test::direction d, float parameter, const float* x, const float* dy, int64 count, float* y) {
+void run_f32(const char* name, test::direction d, float parameter, const float* x, const float* dy, int64 count,
+             float* y) {
   run_named(stage::activations(), name, d, parameter, x, dy, count, y);
 }
-void run_f64(const char* name, test::direction d, double parameter, const double* x, const double* dy, int64 count, double* y) {
+void run_f64(const char* name, test::direction d, double parameter, const double* x, const double* dy, int64 count,
+             double* y) {
   run_named(stage::activations(), name, d, parameter, x, dy, count, y);
 }
 
@@ -74,7 +78,8 @@ std::vector<T> run(const char* name, direction d, double parameter, const std::v
   std::vector<T> y(padded.size());
   const auto count = static_cast<int64>(padded.size());
   const auto a = static_cast<T>(parameter);
-  if constexpr (sizeof(T) == 4) HWY_DYNAMIC_DISPATCH(run_f32)(name, d, a, padded.data(), gradient.data(), count, y.data());
+  if constexpr (sizeof(T) == 4)
+    HWY_DYNAMIC_DISPATCH(run_f32)(name, d, a, padded.data(), gradient.data(), count, y.data());
   else HWY_DYNAMIC_DISPATCH(run_f64)(name, d, a, padded.data(), gradient.data(), count, y.data());
   y.resize(x.size());
   return y;
@@ -103,27 +108,73 @@ struct activation {
 
 const std::vector<activation>& activations() {
   static const std::vector<activation> all = {
-      {"relu", 0, [](number x, number) { return std::max(x, 0.0L); }, [](number x, number) { return x > 0 ? 1.0L : 0.0L; }, {0}},
-      {"gelu", 0, [](number x, number) { return x * cdf(x); }, [](number x, number) { return cdf(x) + x * density(x); }, {}},
-      {"gelu_tanh", 0, [](number x, number) { return x * sigmoid(twice_u(x)); },
-       [](number x, number) { return gated_slope(x, twice_u(x), twice_u_slope(x)); }, {}},
-      {"silu", 0, [](number x, number) { return x * sigmoid(x); }, [](number x, number) { return gated_slope(x, x, 1); }, {}},
-      {"tanh", 0, [](number x, number) { return std::tanh(x); }, [](number x, number) { return sech(x) * sech(x); }, {}},
-      {"sigmoid", 0, [](number x, number) { return sigmoid(x); }, [](number x, number) { return sigmoid(x) * sigmoid(-x); }, {}},
-      {"relu_squared", 0, [](number x, number) { return x > 0 ? x * x : 0.0L; },
-       [](number x, number) { return 2 * std::max(x, 0.0L); }, {0}},
-      {"quick_gelu", 0, [](number x, number) { return x * sigmoid(1.702L * x); },
-       [](number x, number) { return gated_slope(x, 1.702L * x, 1.702L); }, {}},
-      {"softplus", 0, [](number x, number) { return x > 20 ? x : softplus(x); },
-       [](number x, number) { return x > 20 ? 1.0L : sigmoid(x); }, {20}},
-      {"mish", 0, [](number x, number) { return x * std::tanh(softplus(x)); },
-       [](number x, number) { return std::tanh(softplus(x)) + x * sigmoid(x) * sech(softplus(x)) * sech(softplus(x)); }, {20}},
-      {"hardswish", 0, [](number x, number) { return x * std::min(std::max(x + 3, 0.0L), 6.0L) / 6; },
-       [](number x, number) { return x <= -3 ? 0.0L : x >= 3 ? 1.0L : x / 3 + 0.5L; }, {-3, 3}},
-      {"elu", 0.75L, [](number x, number a) { return x > 0 ? x : a * std::expm1(x); },
-       [](number x, number a) { return x > 0 ? 1.0L : a * std::exp(x); }, {0}},
-      {"leaky_relu", 0.125L, [](number x, number a) { return x > 0 ? x : a * x; },
-       [](number x, number a) { return x > 0 ? 1.0L : a; }, {0}},
+      {"relu",
+       0,
+       [](number x, number) { return std::max(x, 0.0L); },
+       [](number x, number) { return x > 0 ? 1.0L : 0.0L; },
+       {0}},
+      {"gelu",
+       0,
+       [](number x, number) { return x * cdf(x); },
+       [](number x, number) { return cdf(x) + x * density(x); },
+       {}},
+      {"gelu_tanh",
+       0,
+       [](number x, number) { return x * sigmoid(twice_u(x)); },
+       [](number x, number) { return gated_slope(x, twice_u(x), twice_u_slope(x)); },
+       {}},
+      {"silu",
+       0,
+       [](number x, number) { return x * sigmoid(x); },
+       [](number x, number) { return gated_slope(x, x, 1); },
+       {}},
+      {"tanh",
+       0,
+       [](number x, number) { return std::tanh(x); },
+       [](number x, number) { return sech(x) * sech(x); },
+       {}},
+      {"sigmoid",
+       0,
+       [](number x, number) { return sigmoid(x); },
+       [](number x, number) { return sigmoid(x) * sigmoid(-x); },
+       {}},
+      {"relu_squared",
+       0,
+       [](number x, number) { return x > 0 ? x * x : 0.0L; },
+       [](number x, number) { return 2 * std::max(x, 0.0L); },
+       {0}},
+      {"quick_gelu",
+       0,
+       [](number x, number) { return x * sigmoid(1.702L * x); },
+       [](number x, number) { return gated_slope(x, 1.702L * x, 1.702L); },
+       {}},
+      {"softplus",
+       0,
+       [](number x, number) { return x > 20 ? x : softplus(x); },
+       [](number x, number) { return x > 20 ? 1.0L : sigmoid(x); },
+       {20}},
+      {"mish",
+       0,
+       [](number x, number) { return x * std::tanh(softplus(x)); },
+       [](number x, number) { return std::tanh(softplus(x)) + x * sigmoid(x) * sech(softplus(x)) * sech(softplus(x)); },
+       {20}},
+      {"hardswish",
+       0,
+       [](number x, number) { return x * std::min(std::max(x + 3, 0.0L), 6.0L) / 6; },
+       [](number x, number) { return x <= -3  ? 0.0L
+                                     : x >= 3 ? 1.0L
+                                              : x / 3 + 0.5L; },
+       {-3, 3}},
+      {"elu",
+       0.75L,
+       [](number x, number a) { return x > 0 ? x : a * std::expm1(x); },
+       [](number x, number a) { return x > 0 ? 1.0L : a * std::exp(x); },
+       {0}},
+      {"leaky_relu",
+       0.125L,
+       [](number x, number a) { return x > 0 ? x : a * x; },
+       [](number x, number a) { return x > 0 ? 1.0L : a; },
+       {0}},
   };
   return all;
 }
@@ -135,7 +186,8 @@ ONEPASS_ON_EVERY_TARGET(activation_test);
 
 TEST(activations, all_are_tested) {
   ASSERT_EQ(spec::activations().size(), activations().size());
-  for (std::size_t i = 0; i < activations().size(); ++i) EXPECT_STREQ(spec::activations()[i]->name, activations()[i].name);
+  for (std::size_t i = 0; i < activations().size(); ++i)
+    EXPECT_STREQ(spec::activations()[i]->name, activations()[i].name);
 }
 
 // Evenly over what matters, and by magnitude over the rest.
@@ -165,7 +217,8 @@ double worst_error(const activation& of, direction d, T& at) {
   for (std::size_t i = 0; i < x.size(); ++i) {
     const number here = x[i], step = std::fabs(here) * 0x1p-20L;
     const number value = dy * reference(here, of.a);
-    const number change = std::fabs(dy * (reference(here + step, of.a) - reference(here - step, of.a))) * 0x1p19L;  // |x v'|
+    const number change =
+        std::fabs(dy * (reference(here + step, of.a) - reference(here - step, of.a))) * 0x1p19L;  // |x v'|
     const number error = std::fabs(static_cast<number>(y[i]) - value);
     if (std::isnan(error)) return at = x[i], kNan;
     const number growth = 1 + std::fabs(here);
@@ -215,41 +268,87 @@ TEST_P(activation_test, derivatives_are_differences) {
   }
 }
 
-// What PyTorch 2.15 gives (f64), with elu's and leaky_relu's defaults. NaN stands where PyTorch gives NaN, too: there is
-// no promise then. At the kinks the derivative is PyTorch's choice.
+// What PyTorch 2.15 gives (f64), with elu's and leaky_relu's defaults. NaN stands where PyTorch gives NaN, too: there
+// is no promise then. At the kinks the derivative is PyTorch's choice.
 struct special {
   const char* name;
   double x, y, slope;
 };
-constexpr special kSpecial[] = {
-    {"relu", 0, 0, 0}, {"relu", -0.0, 0, 0}, {"relu", kInf, kInf, 1}, {"relu", -kInf, 0, 0}, {"relu", 1e4, 1e4, 1},
-    {"relu", -1e4, 0, 0},
-    {"gelu", 0, 0, 0.5}, {"gelu", kInf, kInf, kNan}, {"gelu", -kInf, kNan, kNan}, {"gelu", 1e4, 1e4, 1},
-    {"gelu", -1e4, 0, 0},
-    {"gelu_tanh", 0, 0, 0.5}, {"gelu_tanh", kInf, kInf, kNan}, {"gelu_tanh", -kInf, kNan, kNan},
-    {"gelu_tanh", 1e4, 1e4, 1}, {"gelu_tanh", -1e4, 0, 0},
-    {"gelu_tanh", 1e15, 1e15, 1}, {"gelu_tanh", -1e15, 0, 0},  // x³ overflows f32
-    {"silu", 0, 0, 0.5}, {"silu", kInf, kInf, kNan}, {"silu", -kInf, kNan, kNan}, {"silu", 1e4, 1e4, 1},
-    {"silu", -1e4, 0, 0},
-    {"tanh", 0, 0, 1}, {"tanh", kInf, 1, 0}, {"tanh", -kInf, -1, 0}, {"tanh", 1e4, 1, 0}, {"tanh", -1e4, -1, 0},
-    {"sigmoid", 0, 0.5, 0.25}, {"sigmoid", kInf, 1, 0}, {"sigmoid", -kInf, 0, 0}, {"sigmoid", 1e4, 1, 0},
-    {"sigmoid", -1e4, 0, 0},
-    {"relu_squared", 0, 0, 0}, {"relu_squared", kInf, kInf, kInf}, {"relu_squared", -kInf, 0, 0},
-    {"relu_squared", 1e4, 1e8, 2e4}, {"relu_squared", -1e4, 0, 0},
-    {"quick_gelu", 0, 0, 0.5}, {"quick_gelu", kInf, kInf, kNan}, {"quick_gelu", -kInf, kNan, kNan},
-    {"quick_gelu", 1e4, 1e4, 1}, {"quick_gelu", -1e4, 0, 0},
-    {"quick_gelu", 3e38, 3e38, 1}, {"quick_gelu", -3e38, 0, 0},  // 1.702x overflows f32
-    {"softplus", 0, 0.6931471805599453, 0.5}, {"softplus", kInf, kInf, 1}, {"softplus", -kInf, 0, 0},
-    {"softplus", 1e4, 1e4, 1}, {"softplus", -1e4, 0, 0},
-    {"softplus", 20, 20.000000002061153, 0.9999999979388464}, {"softplus", 20.5, 20.5, 1},
-    {"mish", 0, 0, 0.6}, {"mish", kInf, kInf, kNan}, {"mish", -kInf, kNan, kNan}, {"mish", 1e4, 1e4, 1},
-    {"mish", -1e4, 0, 0}, {"mish", 20, 20, 1},
-    {"hardswish", 0, 0, 0.5}, {"hardswish", kInf, kInf, 1}, {"hardswish", -kInf, kNan, 0},
-    {"hardswish", 1e4, 1e4, 1}, {"hardswish", -1e4, 0, 0},
-    {"hardswish", -3, 0, 0}, {"hardswish", 3, 3, 1},
-    {"elu", 0, 0, 1}, {"elu", kInf, kInf, 1}, {"elu", -kInf, -1, 0}, {"elu", 1e4, 1e4, 1}, {"elu", -1e4, -1, 0},
-    {"leaky_relu", 0, 0, 0.01}, {"leaky_relu", kInf, kInf, 1}, {"leaky_relu", -kInf, -kInf, 0.01},
-    {"leaky_relu", 1e4, 1e4, 1}, {"leaky_relu", -1e4, -100, 0.01}};
+constexpr special kSpecial[] = {{"relu", 0, 0, 0},
+                                {"relu", -0.0, 0, 0},
+                                {"relu", kInf, kInf, 1},
+                                {"relu", -kInf, 0, 0},
+                                {"relu", 1e4, 1e4, 1},
+                                {"relu", -1e4, 0, 0},
+                                {"gelu", 0, 0, 0.5},
+                                {"gelu", kInf, kInf, kNan},
+                                {"gelu", -kInf, kNan, kNan},
+                                {"gelu", 1e4, 1e4, 1},
+                                {"gelu", -1e4, 0, 0},
+                                {"gelu_tanh", 0, 0, 0.5},
+                                {"gelu_tanh", kInf, kInf, kNan},
+                                {"gelu_tanh", -kInf, kNan, kNan},
+                                {"gelu_tanh", 1e4, 1e4, 1},
+                                {"gelu_tanh", -1e4, 0, 0},
+                                {"gelu_tanh", 1e15, 1e15, 1},
+                                {"gelu_tanh", -1e15, 0, 0},  // x³ overflows f32
+                                {"silu", 0, 0, 0.5},
+                                {"silu", kInf, kInf, kNan},
+                                {"silu", -kInf, kNan, kNan},
+                                {"silu", 1e4, 1e4, 1},
+                                {"silu", -1e4, 0, 0},
+                                {"tanh", 0, 0, 1},
+                                {"tanh", kInf, 1, 0},
+                                {"tanh", -kInf, -1, 0},
+                                {"tanh", 1e4, 1, 0},
+                                {"tanh", -1e4, -1, 0},
+                                {"sigmoid", 0, 0.5, 0.25},
+                                {"sigmoid", kInf, 1, 0},
+                                {"sigmoid", -kInf, 0, 0},
+                                {"sigmoid", 1e4, 1, 0},
+                                {"sigmoid", -1e4, 0, 0},
+                                {"relu_squared", 0, 0, 0},
+                                {"relu_squared", kInf, kInf, kInf},
+                                {"relu_squared", -kInf, 0, 0},
+                                {"relu_squared", 1e4, 1e8, 2e4},
+                                {"relu_squared", -1e4, 0, 0},
+                                {"quick_gelu", 0, 0, 0.5},
+                                {"quick_gelu", kInf, kInf, kNan},
+                                {"quick_gelu", -kInf, kNan, kNan},
+                                {"quick_gelu", 1e4, 1e4, 1},
+                                {"quick_gelu", -1e4, 0, 0},
+                                {"quick_gelu", 3e38, 3e38, 1},
+                                {"quick_gelu", -3e38, 0, 0},  // 1.702x overflows f32
+                                {"softplus", 0, 0.6931471805599453, 0.5},
+                                {"softplus", kInf, kInf, 1},
+                                {"softplus", -kInf, 0, 0},
+                                {"softplus", 1e4, 1e4, 1},
+                                {"softplus", -1e4, 0, 0},
+                                {"softplus", 20, 20.000000002061153, 0.9999999979388464},
+                                {"softplus", 20.5, 20.5, 1},
+                                {"mish", 0, 0, 0.6},
+                                {"mish", kInf, kInf, kNan},
+                                {"mish", -kInf, kNan, kNan},
+                                {"mish", 1e4, 1e4, 1},
+                                {"mish", -1e4, 0, 0},
+                                {"mish", 20, 20, 1},
+                                {"hardswish", 0, 0, 0.5},
+                                {"hardswish", kInf, kInf, 1},
+                                {"hardswish", -kInf, kNan, 0},
+                                {"hardswish", 1e4, 1e4, 1},
+                                {"hardswish", -1e4, 0, 0},
+                                {"hardswish", -3, 0, 0},
+                                {"hardswish", 3, 3, 1},
+                                {"elu", 0, 0, 1},
+                                {"elu", kInf, kInf, 1},
+                                {"elu", -kInf, -1, 0},
+                                {"elu", 1e4, 1e4, 1},
+                                {"elu", -1e4, -1, 0},
+                                {"leaky_relu", 0, 0, 0.01},
+                                {"leaky_relu", kInf, kInf, 1},
+                                {"leaky_relu", -kInf, -kInf, 0.01},
+                                {"leaky_relu", 1e4, 1e4, 1},
+                                {"leaky_relu", -1e4, -100, 0.01}};
 
 template <class T>
 void expect_special_values() {
@@ -261,7 +360,8 @@ void expect_special_values() {
   for (const special& s : kSpecial) {
     const double parameter = spec::find(spec::activations(), s.name)->parameter_default;
     const std::vector<T> x(1, static_cast<T>(s.x));
-    const T y = run(s.name, direction::forward, parameter, x)[0], slope = run(s.name, direction::backward, parameter, x)[0];
+    const T y = run(s.name, direction::forward, parameter, x)[0],
+            slope = run(s.name, direction::backward, parameter, x)[0];
     EXPECT_TRUE(fits(y, s.y)) << s.name << "(" << s.x << ") = " << y << ", expected " << s.y;
     EXPECT_TRUE(fits(slope, s.slope)) << s.name << "'(" << s.x << ") = " << slope << ", expected " << s.slope;
   }

@@ -77,12 +77,13 @@ struct test_place {
   }
 };
 
-using smooth_chain = chain<word<stage::bias, 0, -1, -1>, word<stage::gelu, -1, -1, -1>, word<stage::scale, 1, -1, -1>,
-                           word<stage::mul, -1, 0, -1>, word<stage::add, 2, -1, -1>, word<stage::gate<stage::silu>, 3, -1, -1>>;
-using keep_chain =
-    chain<word<stage::bias, 0, -1, -1>, word<stage::keep, -1, -1, 0>, word<stage::tanh, -1, -1, -1>, word<stage::scale, 1, -1, -1>>;
-using resume_chain =
-    chain<word<stage::bias, 0, -1, -1>, word<stage::resume, -1, -1, 0>, word<stage::tanh, -1, -1, -1>, word<stage::scale, 1, -1, -1>>;
+using smooth_chain =
+    chain<word<stage::bias, 0, -1, -1>, word<stage::gelu, -1, -1, -1>, word<stage::scale, 1, -1, -1>,
+          word<stage::mul, -1, 0, -1>, word<stage::add, 2, -1, -1>, word<stage::gate<stage::silu>, 3, -1, -1>>;
+using keep_chain = chain<word<stage::bias, 0, -1, -1>, word<stage::keep, -1, -1, 0>, word<stage::tanh, -1, -1, -1>,
+                         word<stage::scale, 1, -1, -1>>;
+using resume_chain = chain<word<stage::bias, 0, -1, -1>, word<stage::resume, -1, -1, 0>, word<stage::tanh, -1, -1, -1>,
+                           word<stage::scale, 1, -1, -1>>;
 using drop_chain = chain<word<stage::dropout, -1, 0, 0>, word<stage::add, 0, -1, -1>>;
 
 static_assert(smooth_chain::operands == 4 && smooth_chain::needs_input && !smooth_chain::resumes);

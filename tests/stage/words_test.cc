@@ -19,7 +19,7 @@ constexpr int kMostLanes = 16;  // counts of numbers are multiples of it
 template <class T>
 struct call {
   the_word word;
-  T number;           // the line's number; the matrix row of `causal`
+  T number;             // the line's number; the matrix row of `causal`
   const T *x, *o, *dy;  // o: the operand, the column of `causal`, the random numbers of `dropout`
   int64 count;
   T *y, *dx, *doperand;
@@ -51,8 +51,10 @@ ONEPASS_FUNCTION outcome<L> apply(test::the_word w, L x, L o, L dy, typename L::
     case test::the_word::gate_elu: return with_operand<stage::gate<stage::elu>>(x, o, dy, L(number));
     case test::the_word::mask_boolean: return with_operand<stage::mask_boolean>(x, o, dy);
     case test::the_word::mask_additive: return with_operand<stage::mask_additive>(x, o, dy);
-    case test::the_word::causal: return {stage::causal::forward(x, o, L(number)), stage::causal::backward(dy, o, L(number)), none};
-    case test::the_word::dropout: return {stage::dropout::forward(x, o, number), stage::dropout::backward(dy, o, number), none};
+    case test::the_word::causal:
+      return {stage::causal::forward(x, o, L(number)), stage::causal::backward(dy, o, L(number)), none};
+    case test::the_word::dropout:
+      return {stage::dropout::forward(x, o, number), stage::dropout::backward(dy, o, number), none};
   }
   return {none, none, none};
 }
@@ -60,7 +62,8 @@ template <class T>
 void run(const test::call<T>& c) {
   using L = vec<T>;
   for (int64 i = 0; i < c.count; i += lanes<L>()) {
-    const outcome<L> out = apply(c.word, load_lane<L>(c.x + i), load_lane<L>(c.o + i), load_lane<L>(c.dy + i), c.number);
+    const outcome<L> out =
+        apply(c.word, load_lane<L>(c.x + i), load_lane<L>(c.o + i), load_lane<L>(c.dy + i), c.number);
     store_lane(out.y, c.y + i), store_lane(out.dx, c.dx + i), store_lane(out.doperand, c.doperand + i);
   }
 }
@@ -90,10 +93,12 @@ struct numbers {
 };
 
 template <class T>
-numbers<T> run(the_word w, const std::vector<T>& x, const std::vector<T>& o, const std::vector<T>& dy, double number = 0) {
+numbers<T> run(the_word w, const std::vector<T>& x, const std::vector<T>& o, const std::vector<T>& dy,
+               double number = 0) {
   numbers<T> out{x, x, x};
   const auto count = static_cast<int64>(x.size());
-  const call<T> c{w, static_cast<T>(number), x.data(), o.data(), dy.data(), count, out.y.data(), out.dx.data(), out.doperand.data()};
+  const call<T> c{w,     static_cast<T>(number), x.data(),      o.data(),           dy.data(),
+                  count, out.y.data(),           out.dx.data(), out.doperand.data()};
   if constexpr (sizeof(T) == 4) HWY_DYNAMIC_DISPATCH(run_f32)(c);
   else HWY_DYNAMIC_DISPATCH(run_f64)(c);
   return out;
@@ -134,8 +139,8 @@ TEST_P(words_test, values) {
 // dx and d operand against five-point differences of the word's own forward.
 TEST_P(words_test, gradients_are_differences) {
   constexpr double kStep = 0x1p-10;
-  for (const the_word w : {the_word::bias, the_word::scale, the_word::mul, the_word::add, the_word::gate_silu, the_word::gate_gelu,
-                           the_word::gate_elu, the_word::mask_additive}) {
+  for (const the_word w : {the_word::bias, the_word::scale, the_word::mul, the_word::add, the_word::gate_silu,
+                           the_word::gate_gelu, the_word::gate_elu, the_word::mask_additive}) {
     const auto forward = [&](double dx, double doperand) {
       std::vector<double> x = kX, o = kO;
       for (double& v : x) v += dx;
@@ -163,7 +168,8 @@ void expect_descriptor(the_word w) {
   constexpr descriptor about = Word::about;
   const std::vector<double> unknown(kCount, kNan);
   const numbers<double> whole = run(w, kX, kO, kDy, 0.75);
-  const numbers<double> without = run(w, about.backward_needs_input ? kX : unknown, about.backward_needs_operand ? kO : unknown, kDy, 0.75);
+  const numbers<double> without =
+      run(w, about.backward_needs_input ? kX : unknown, about.backward_needs_operand ? kO : unknown, kDy, 0.75);
   EXPECT_EQ(without.dx, whole.dx) << about.name;
   EXPECT_EQ(without.doperand, whole.doperand) << about.name;
   EXPECT_EQ(about.passes_gradient, whole.dx == kDy) << about.name;
@@ -215,8 +221,10 @@ void expect_dropout() {
     const T factor = dropped == kAll ? T(0) : static_cast<T>(kAll) / static_cast<T>(kAll - dropped);
     const numbers<T> got = run(the_word::dropout, x, random, dy, p);
     for (int i = 0; i < kAll; ++i) {
-      ASSERT_EQ(got.y[static_cast<std::size_t>(i)], i < dropped ? T(0) : T(3) * factor) << "p = " << p << ", random number " << i;
-      ASSERT_EQ(got.dx[static_cast<std::size_t>(i)], i < dropped ? T(0) : T(-7) * factor) << "p = " << p << ", random number " << i;
+      ASSERT_EQ(got.y[static_cast<std::size_t>(i)], i < dropped ? T(0) : T(3) * factor)
+          << "p = " << p << ", random number " << i;
+      ASSERT_EQ(got.dx[static_cast<std::size_t>(i)], i < dropped ? T(0) : T(-7) * factor)
+          << "p = " << p << ", random number " << i;
     }
   }
 }

@@ -32,16 +32,16 @@ constexpr __device__ int lanes() {
 }
 
 // Applies an expression in i to every number.
-#define ONEPASS_EACH(type, expression)                       \
-  type result;                                               \
-  _Pragma("unroll") for (int i = 0; i < V; ++i) expression;  \
+#define ONEPASS_EACH(type, expression)                      \
+  type result;                                              \
+  _Pragma("unroll") for (int i = 0; i < V; ++i) expression; \
   return result;
 
-#define ONEPASS_BINARY(symbol)                                                          \
-  template <class T, int V>                                                             \
-  ONEPASS_FUNCTION pack<T, V> operator symbol(pack<T, V> a, pack<T, V> b) {             \
-    using P = pack<T, V>;                                                               \
-    ONEPASS_EACH(P, result.v[i] = a.v[i] symbol b.v[i])                                 \
+#define ONEPASS_BINARY(symbol)                                              \
+  template <class T, int V>                                                 \
+  ONEPASS_FUNCTION pack<T, V> operator symbol(pack<T, V> a, pack<T, V> b) { \
+    using P = pack<T, V>;                                                   \
+    ONEPASS_EACH(P, result.v[i] = a.v[i] symbol b.v[i])                     \
   }
 ONEPASS_BINARY(+)
 ONEPASS_BINARY(-)
@@ -49,10 +49,10 @@ ONEPASS_BINARY(*)
 ONEPASS_BINARY(/)
 #undef ONEPASS_BINARY
 
-#define ONEPASS_COMPARE(symbol)                                                         \
-  template <class T, int V>                                                             \
-  ONEPASS_FUNCTION pack_mask<V> operator symbol(pack<T, V> a, pack<T, V> b) {           \
-    ONEPASS_EACH(pack_mask<V>, result.m[i] = a.v[i] symbol b.v[i])                      \
+#define ONEPASS_COMPARE(symbol)                                               \
+  template <class T, int V>                                                   \
+  ONEPASS_FUNCTION pack_mask<V> operator symbol(pack<T, V> a, pack<T, V> b) { \
+    ONEPASS_EACH(pack_mask<V>, result.m[i] = a.v[i] symbol b.v[i])            \
   }
 ONEPASS_COMPARE(<)
 ONEPASS_COMPARE(<=)
@@ -63,13 +63,13 @@ ONEPASS_COMPARE(!=)
 #undef ONEPASS_COMPARE
 
 // CUDA's own functions, without fast maths: at most 2 ULP each (CUDA C++ programming guide, mathematical functions).
-#define ONEPASS_UNARY(name, single, twice)                                              \
-  ONEPASS_FUNCTION float name##_number(float x) { return single; }                      \
-  ONEPASS_FUNCTION double name##_number(double x) { return twice; }                     \
-  template <class T, int V>                                                             \
-  ONEPASS_FUNCTION pack<T, V> name(pack<T, V> a) {                                      \
-    using P = pack<T, V>;                                                               \
-    ONEPASS_EACH(P, result.v[i] = name##_number(a.v[i]))                                \
+#define ONEPASS_UNARY(name, single, twice)                          \
+  ONEPASS_FUNCTION float name##_number(float x) { return single; }  \
+  ONEPASS_FUNCTION double name##_number(double x) { return twice; } \
+  template <class T, int V>                                         \
+  ONEPASS_FUNCTION pack<T, V> name(pack<T, V> a) {                  \
+    using P = pack<T, V>;                                           \
+    ONEPASS_EACH(P, result.v[i] = name##_number(a.v[i]))            \
   }
 ONEPASS_UNARY(exp, expf(x), ::exp(x))
 ONEPASS_UNARY(expm1, expm1f(x), ::expm1(x))
@@ -181,7 +181,8 @@ template <dtype D, class T>
 ONEPASS_FUNCTION typename stored<D>::type to_storage(T x) {
   if constexpr (D == dtype::bf16) {
     uint16 s;
-    if constexpr (sizeof(T) == 8) asm("{ .reg .f32 f; cvt.rn.f32.f64 f, %1; cvt.rn.bf16.f32 %0, f; }" : "=h"(s) : "d"(x));
+    if constexpr (sizeof(T) == 8)
+      asm("{ .reg .f32 f; cvt.rn.f32.f64 f, %1; cvt.rn.bf16.f32 %0, f; }" : "=h"(s) : "d"(x));
     else asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(s) : "f"(x));
     return s;
   } else if constexpr (D == dtype::f16) {

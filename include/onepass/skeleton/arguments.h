@@ -25,18 +25,19 @@ struct arguments {
   int64 size[kMaxDims];  // the leading dimensions, outermost first, padded in front with 1; their product is rows
   int64 matrix_rows;     // x.shape[-2], for `causal`
 
-  view x;                              // forward and backward: the input, where it is read
-  view y;                              // forward: the result.  backward: its gradient
-  view dx;                             // backward
+  view x;   // forward and backward: the input, where it is read
+  view y;   // forward: the result.  backward: its gradient
+  view dx;  // backward
   view operand[kMaxOperands];
   view operand_gradient[kMaxOperands];  // tensor operands only; column gradients go through column_partial
-  view kept[kMaxKeeps];                // forward: written.  backward: read where the line resumes there
+  view kept[kMaxKeeps];                 // forward: written.  backward: read where the line resumes there
   view kept_gradient[kMaxKeeps];
 
   void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
   void* totals;          // CUDA, backward of rows too long to hold: [2][rows], as statistics
   void* column_partial;  // [column gradients wanted][parts][columns], double
-  uint64 wants_column;   // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
+  uint64
+      wants_column;  // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
 
   const int64* dropout_state;  // {seed, offset}
   double parameter[kMaxParameters];

@@ -12,7 +12,8 @@ ONEPASS_BEGIN
 template <class Config, class Body>
 ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
   constexpr int V = Config::kLanes;
-  const int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
+            down = static_cast<int>(threadIdx.x) / Config::kAcross;
   if constexpr (Config::kFlat) {
     const int64 step = static_cast<int64>(gridDim.x) * Config::kAcross * Config::kUnroll * V;
     int64 column = (static_cast<int64>(blockIdx.x) * Config::kUnroll * Config::kAcross + across) * V;
@@ -53,10 +54,12 @@ ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
 // The block's part of the column sums, from one lane of registers a thread.
 template <class Config>
 ONEPASS_FUNCTION void write_parts(const arguments& a, const pack<typename Config::arithmetic, Config::kLanes>* sums) {
-  const int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
+            down = static_cast<int>(threadIdx.x) / Config::kAcross;
   const int64 column = (static_cast<int64>(blockIdx.x) * Config::kAcross + across) * Config::kLanes;
 #pragma unroll
-  for (int slot = 0; slot < kSlots<Config>; ++slot) write_part<Config>(a, sums[slot], slot, gridDim.y, blockIdx.y, column, across, down);
+  for (int slot = 0; slot < kSlots<Config>; ++slot)
+    write_part<Config>(a, sums[slot], slot, gridDim.y, blockIdx.y, column, across, down);
 }
 
 template <class Config, class Line>

@@ -63,10 +63,12 @@ class place {
   // x's row in shared memory, to read it from there (kRowInShared): a thread brings and reads its own columns only.
   ONEPASS_FUNCTION void set_row_memory(void* shared) { x_row_ = static_cast<number_of_x*>(shared); }
   ONEPASS_FUNCTION void bring_x() const {
-    memory<Config::kX, V, Config::kAccess>::copy(x_row_ + column_, static_cast<const number_of_x*>(a_.x.data) + offset(a_.x) + column_, count_);
+    memory<Config::kX, V, Config::kAccess>::copy(
+        x_row_ + column_, static_cast<const number_of_x*>(a_.x.data) + offset(a_.x) + column_, count_);
   }
   ONEPASS_FUNCTION lane x() const {
-    if constexpr (Config::kRowInShared) return memory<Config::kX, V, Config::kAccess>::template load<T>(x_row_ + column_, count_);
+    if constexpr (Config::kRowInShared)
+      return memory<Config::kX, V, Config::kAccess>::template load<T>(x_row_ + column_, count_);
     else return read<Config::kX, Config::kSingleX>(a_.x);
   }
   ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY>(a_.y); }
@@ -170,11 +172,11 @@ class place {
   number_of_x* x_row_ = nullptr;
 };
 
-// Writes a lane of one column sum into the block's part, number `part` of `parts`. The block's rows are added in a fixed
-// order, in double: there can be hundreds.
+// Writes a lane of one column sum into the block's part, number `part` of `parts`. The block's rows are added in a
+// fixed order, in double: there can be hundreds.
 template <class Config>
-ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kLanes> sum, int slot, int64 parts,
-                                 int64 part, int64 column, int across, int down) {
+ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kLanes> sum, int slot,
+                                 int64 parts, int64 part, int64 column, int across, int down) {
   using T = typename Config::arithmetic;
   constexpr int V = Config::kLanes, kAcross = Config::kAcross, kDown = Config::kDown;
   double total[V];

@@ -151,8 +151,8 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, place<T, Line>& a
   const stage::pair<T> sums{sum_lanes(first), sum_lanes(second)};
   for_columns<L>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
     at.set_column(c, count);
-    const L du = Line::row::backward(load_lane<L>(z_row + c), load_lane<L>(dz_row + c), saved, sums,
-                                     static_cast<T>(a.columns));
+    const L du =
+        Line::row::backward(load_lane<L>(z_row + c), load_lane<L>(dz_row + c), saved, sums, static_cast<T>(a.columns));
     L x{};
     if constexpr (Line::pre::needs_input) x = at.x();
     at.store_dx(Line::pre::backward(x, du, at));

@@ -1,7 +1,7 @@
 // Lines with a row word on CUDA. kAcross threads share a row, kDown rows are in a block at a time, blocks stride over
-// the rows. A row is held in registers, kHeldLanes lanes a thread. kHeldLanes = 0 streams rows that are too long for that:
-// forward reads them once more for each pass (from shared memory where x's row fits it); backward is two kernels, one for
-// the sums over each row and one in tiles for the rest.
+// the rows. A row is held in registers, kHeldLanes lanes a thread. kHeldLanes = 0 streams rows that are too long for
+// that: forward reads them once more for each pass (from shared memory where x's row fits it); backward is two kernels,
+// one for the sums over each row and one in tiles for the rest.
 //
 // Config, besides place.cuda.h's: kAcross, kDown, kHeldLanes, kSumsInRegisters; kUnroll for the tiles.
 #pragma once
@@ -91,7 +91,8 @@ class thread_row {
   using lane = pack<T, Config::kLanes>;
   static constexpr bool kHeld = Config::kHeldLanes > 0;
 
-  ONEPASS_FUNCTION thread_row(const arguments& a, int across, bool valid, row_threads<Config>& threads, lane* held, const Value& value)
+  ONEPASS_FUNCTION thread_row(const arguments& a, int across, bool valid, row_threads<Config>& threads, lane* held,
+                              const Value& value)
       : a_(a), across_(across), valid_(valid), threads_(threads), held_(held), value_(value) {}
 
   ONEPASS_FUNCTION T columns() const { return static_cast<T>(a_.columns); }
@@ -156,13 +157,15 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
   constexpr bool kHeld = Config::kHeldLanes > 0;
   __shared__ stage::pair<T> shared[2 * row_threads<Config>::kWarps];
   row_threads<Config> threads(shared);
-  const int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
+            down = static_cast<int>(threadIdx.x) / Config::kAcross;
   extern __shared__ double dynamic[];
   place<Config, Line> at(a);
   at.set_row_memory(dynamic);
   L held[kHeld ? Config::kHeldLanes : 1];
   // The bound is the same for all threads of a block: shuffles and barriers need every thread.
-  for (int64 base = static_cast<int64>(blockIdx.x) * Config::kDown; base < a.rows; base += static_cast<int64>(gridDim.x) * Config::kDown) {
+  for (int64 base = static_cast<int64>(blockIdx.x) * Config::kDown; base < a.rows;
+       base += static_cast<int64>(gridDim.x) * Config::kDown) {
     const int64 row = base + down;
     const bool valid = row < a.rows;
     at.set_row(row);
@@ -217,8 +220,10 @@ ONEPASS_FUNCTION stage::pair<T> saved_of(const arguments& a, int64 row) {
 
 // dx of one lane, the row's sums being known.
 template <class Config, class Line>
-ONEPASS_FUNCTION void finish_lane(const arguments& a, place<Config, Line>& at, stage::terms<typename place<Config, Line>::lane> here,
-                                  stage::pair<typename Config::arithmetic> saved, stage::pair<typename Config::arithmetic> totals) {
+ONEPASS_FUNCTION void finish_lane(const arguments& a, place<Config, Line>& at,
+                                  stage::terms<typename place<Config, Line>::lane> here,
+                                  stage::pair<typename Config::arithmetic> saved,
+                                  stage::pair<typename Config::arithmetic> totals) {
   using T = typename Config::arithmetic;
   using L = typename place<Config, Line>::lane;
   const L du = Line::row::backward(here.first, here.second, saved, totals, static_cast<T>(a.columns));
@@ -231,11 +236,12 @@ template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kLanes>;
-  constexpr int kHolds = Config::kHeldLanes, kSums = kSlots<Config> > 0 ? kSlots<Config> : 1;
+  constexpr int kHolds = Config::kHeldLanes, kSums = kSlots < Config >> 0 ? kSlots<Config> : 1;
   __shared__ stage::pair<T> shared[2 * row_threads<Config>::kWarps];
   extern __shared__ double dynamic[];
   row_threads<Config> threads(shared);
-  const int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
+            down = static_cast<int>(threadIdx.x) / Config::kAcross;
   place<Config, Line> at(a);
   L sums[kHolds][kSums];
   T* memory = reinterpret_cast<T*>(dynamic);  // sums that registers cannot hold; a thread meets its own columns only
@@ -252,7 +258,8 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
       }
     });
   }
-  for (int64 base = static_cast<int64>(blockIdx.x) * Config::kDown; base < a.rows; base += static_cast<int64>(gridDim.x) * Config::kDown) {
+  for (int64 base = static_cast<int64>(blockIdx.x) * Config::kDown; base < a.rows;
+       base += static_cast<int64>(gridDim.x) * Config::kDown) {
     const int64 row = base + down;
     const bool valid = row < a.rows;
     at.set_row(row);
@@ -331,7 +338,8 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
       at.set_column(column_of(u), count_at<Config::kLanes>(column_of(u), a.columns));
       const stage::pair<T> saved = saved_of<Line, T>(a, row);
       const T* totals = static_cast<const T*>(a.totals);
-      finish_lane<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved, stage::pair<T>{totals[row], totals[a.rows + row]});
+      finish_lane<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved,
+                                stage::pair<T>{totals[row], totals[a.rows + row]});
     }
   });
   write_parts<Config>(a, sums);

@@ -273,8 +273,8 @@ struct leaky_relu {
 template <class... Stages>
 struct list {};
 
-using activations = list<relu, gelu, gelu_tanh, silu, tanh, sigmoid, relu_squared, quick_gelu, softplus, mish, hardswish,
-                         elu, leaky_relu>;
+using activations = list<relu, gelu, gelu_tanh, silu, tanh, sigmoid, relu_squared, quick_gelu, softplus, mish,
+                         hardswish, elu, leaky_relu>;
 
 }  // namespace stage
 ONEPASS_END

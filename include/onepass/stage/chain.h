@@ -110,7 +110,7 @@ struct chain;
 template <>
 struct chain<> {
   static constexpr bool resumes = false;
-  static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
+  static constexpr bool needs_input = false;                   // whether backward reads the value that enters the chain
   static constexpr int operands = 0, dropouts = 0, keeps = 0;  // as many as the words so far have counted
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place&) {

@@ -12,33 +12,33 @@ enum class operand_kind : int {
 
 // What else the chain must hand to a word.
 enum class word_kind : int {
-  activation,  // x -> f(x), no operand
-  affine,      // with a column, a tensor or a number
-  gate,        // an activation of x, times a tensor
-  dropout,     // with random bits of its place
-  mask,        // with a mask operand, or the place itself
-  keep,        // returns the value at this point
-  row,         // needs the whole row
-  contraction, // `linear`
+  activation,   // x -> f(x), no operand
+  affine,       // with a column, a tensor or a number
+  gate,         // an activation of x, times a tensor
+  dropout,      // with random bits of its place
+  mask,         // with a mask operand, or the place itself
+  keep,         // returns the value at this point
+  row,          // needs the whole row
+  contraction,  // `linear`
 };
 
 // A NaN (NVRTC knows no __builtin_nan): the number is the machine epsilon of the arithmetic.
 inline constexpr double kMachineEpsilon = __builtin_bit_cast(double, 0x7ff8000000000000ull);
 
 struct descriptor {
-  const char* name;       // the word, and the struct's name in onepass::stage
+  const char* name;  // the word, and the struct's name in onepass::stage
   word_kind kind;
   operand_kind operand = operand_kind::none;
-  const char* operand_name = "";    // in messages and docs
-  const char* parameter = "";       // the number's name, "" where the word takes none
+  const char* operand_name = "";  // in messages and docs
+  const char* parameter = "";     // the number's name, "" where the word takes none
   bool parameter_required = false;
-  double parameter_default = 0;     // or kMachineEpsilon
-  bool backward_needs_input = true;    // the value that stood before the word
+  double parameter_default = 0;      // or kMachineEpsilon
+  bool backward_needs_input = true;  // the value that stood before the word
   bool backward_needs_operand = false;
-  bool passes_gradient = false;        // dx is dy itself
-  bool operand_gradient_is_dy = false; // d operand is dy itself
-  int statistics = 0;               // numbers saved per row (row words)
-  int flops_forward = 1;            // per element
+  bool passes_gradient = false;         // dx is dy itself
+  bool operand_gradient_is_dy = false;  // d operand is dy itself
+  int statistics = 0;                   // numbers saved per row (row words)
+  int flops_forward = 1;                // per element
   int flops_backward = 1;
   const char* formula = "";
   const char* meaning = "";

@@ -104,16 +104,16 @@ struct add {
 
 template <class Activation>
 struct gate {
-  static constexpr descriptor about{.name = "gate",
-                                    .kind = word_kind::gate,
-                                    .operand = operand_kind::tensor,
-                                    .operand_name = "u",
-                                    .backward_needs_operand = true,
-                                    .flops_forward = Activation::about.flops_forward + 1,
-                                    .flops_backward =
-                                        Activation::about.flops_forward + Activation::about.flops_backward + 2,
-                                    .formula = "activation(x) · u",
-                                    .meaning = "gates a tensor with an activation of x; gate(silu) is SwiGLU"};
+  static constexpr descriptor about{
+      .name = "gate",
+      .kind = word_kind::gate,
+      .operand = operand_kind::tensor,
+      .operand_name = "u",
+      .backward_needs_operand = true,
+      .flops_forward = Activation::about.flops_forward + 1,
+      .flops_backward = Activation::about.flops_forward + Activation::about.flops_backward + 2,
+      .formula = "activation(x) · u",
+      .meaning = "gates a tensor with an activation of x; gate(silu) is SwiGLU"};
   template <class L, class... Parameter>
   static ONEPASS_FUNCTION L forward(L x, L u, Parameter... a) {
     return Activation::forward(x, a...) * u;
@@ -150,16 +150,17 @@ struct dropout {  // random: 16 bits as a number from 0 to 65535, a pure functio
 
 // `mask` becomes one of the next two when its operand's dtype is known.
 struct mask_boolean {
-  static constexpr descriptor about{.name = "mask",
-                                    .kind = word_kind::mask,
-                                    .operand = operand_kind::tensor,
-                                    .operand_name = "mask",
-                                    .backward_needs_input = false,
-                                    .backward_needs_operand = true,
-                                    .flops_forward = 1,
-                                    .flops_backward = 1,
-                                    .formula = "x where mask is True, else -inf; x + mask where it is float",
-                                    .meaning = "masks: bool (True keeps, as in scaled_dot_product_attention) or additive"};
+  static constexpr descriptor about{
+      .name = "mask",
+      .kind = word_kind::mask,
+      .operand = operand_kind::tensor,
+      .operand_name = "mask",
+      .backward_needs_input = false,
+      .backward_needs_operand = true,
+      .flops_forward = 1,
+      .flops_backward = 1,
+      .formula = "x where mask is True, else -inf; x + mask where it is float",
+      .meaning = "masks: bool (True keeps, as in scaled_dot_product_attention) or additive"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x, L keep) {
     return where(keep != L(0), x, L(-kInfinity));

@@ -14,7 +14,7 @@ from torch import Tensor
 from onepass.demo.encoder import Captured
 from onepass.line import Line
 
-__all__ = ["Pattern", "patterns"]
+__all__ = ["Pattern", "patterns_of"]
 
 # Functions under PyTorch's own names: its layer_norm and rms_norm take their weights, so the chain is as short as a
 # user would write it, where `Line.reference` has an operator a word.
@@ -46,7 +46,7 @@ class Pattern:
         return total
 
 
-def patterns(captured: Captured, config) -> list[Pattern]:
+def patterns_of(captured: Captured, config) -> list[Pattern]:
     """The encoder's own, then those of models with RMSNorm and gated units, on the same activations."""
     eps, p, p_attention = config.layer_norm_eps, config.hidden_dropout_prob, config.attention_probs_dropout_prob
     scale = (config.hidden_size // config.num_attention_heads) ** -0.5
