@@ -51,7 +51,8 @@ int access_for(const request& r, const arguments& a, int lanes) {
 void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
   configuration& c = p.with;
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
-  c.unroll = r.backward ? kTuning.elementwise_backward_unroll : kTuning.elementwise_unroll;
+  c.unroll = kTuning.elementwise_unroll;
+  c.blocks_per_sm = r.x == dtype::f64 ? 1 : kTuning.elementwise_resident / kTuning.elementwise_threads;
   c.flat = a.rows == 1 && r.wants_column == 0 && !r.rowwise;
   c.sums_in_registers = 1;
   if (c.flat) {

@@ -11,11 +11,11 @@ struct row_tuning {
 };
 
 struct tuning {
-  // Elementwise: threads of a block, and lanes in flight a thread. Four loads of 16 bytes by 2048 threads are far more
-  // than the 28 KB that fill HBM on an SM; backward reads two tensors or more, so two lanes do there.
+  // Elementwise: threads of a block, lanes in flight a thread, and threads that registers must leave room for on an SM:
+  // two loads of 16 bytes by 1024 threads are more than the 28 KB that fill HBM on an SM.
   int elementwise_threads = 256;
-  int elementwise_unroll = 4;
-  int elementwise_backward_unroll = 2;
+  int elementwise_unroll = 2;
+  int elementwise_resident = 1024;
   int elementwise_blocks_per_sm = 8;  // with column sums, where blocks stride over the rows
 
   // Fractions of copy bandwidth on the H200, bf16, forward: 1024 threads an SM instead of what the compiler leaves room

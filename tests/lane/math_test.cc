@@ -11,7 +11,7 @@
 #ifndef ONEPASS_MATH_TEST_ONCE
 #define ONEPASS_MATH_TEST_ONCE
 namespace onepass::test {
-enum class function : int { exp, sigmoid, expm1, log1p, tanh, erf, normal_cdf, rsqrt, gelu };
+enum class function : int { exp, sigmoid, expm1, log1p, tanh, erf, normal_cdf, normal_density, rsqrt, gelu };
 }
 #endif
 
@@ -34,6 +34,8 @@ void evaluate(test::function f, const T* x, int64 count, T* y) {
     case test::function::tanh: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return tanh(v); });
     case test::function::erf: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return erf(v); });
     case test::function::normal_cdf: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return normal_cdf(v); });
+    case test::function::normal_density:
+      return each(x, count, y, [](L v) ONEPASS_LAMBDA { return normal(v).density; });
     case test::function::rsqrt: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return rsqrt(v); });
     case test::function::gelu: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return v * normal_cdf(v); });
   }
@@ -73,6 +75,7 @@ W reference(function f, W x) {
     case function::tanh: return std::tanh(x);
     case function::erf: return std::erf(x);
     case function::normal_cdf: return std::erfc(-x * kSqrtHalf) / 2;
+    case function::normal_density: return std::exp(-x * x / 2) * 0.398942280401432677939946L;
     case function::rsqrt: return 1 / std::sqrt(x);
     case function::gelu: return x * std::erfc(-x * kSqrtHalf) / 2;
   }
@@ -96,6 +99,7 @@ constexpr promise kPromises[] = {
     {function::tanh, "tanh", 3, false},
     {function::erf, "erf", 3, false},
     {function::normal_cdf, "normal_cdf", 8, true, 1.1e-7, 1.3e-16},
+    {function::normal_density, "normal_density", 2, true, 1.1e-7, 1.3e-16},
     {function::rsqrt, "rsqrt", 1.5, false},
 };
 
@@ -189,7 +193,7 @@ void expect_promise(const promise& p, const std::vector<worst<T>>& found) {
     EXPECT_LE(w.absolute, sizeof(T) == 4 ? p.absolute : p.absolute_f64)
         << p.name << " on " << hwy::TargetName(targets[t]);
     EXPECT_EQ(w.wrong, 0) << p.name << " on " << hwy::TargetName(targets[t]);
-    if (sizeof(T) == 8 && p.f == function::normal_cdf) continue;  // absolute only
+    if (sizeof(T) == 8 && (p.f == function::normal_cdf || p.f == function::normal_density)) continue;  // absolute only
     EXPECT_LE(w.ulp, p.ulp) << p.name << " at " << w.at << " gave " << w.got << " on " << hwy::TargetName(targets[t]);
   }
 }

@@ -2,6 +2,7 @@
 // kernel is compiled. No CUDA header is needed: conversions are single PTX instructions.
 #pragma once
 
+#include "onepass/lane/coefficients.h"
 #include "onepass/lane/random.h"
 #include "onepass/lane/target.h"
 #include "onepass/lane/types.h"
@@ -79,8 +80,43 @@ ONEPASS_UNARY(erf, erff(x), ::erf(x))
 ONEPASS_UNARY(sigmoid, __fdividef(1.0f, 1.0f + expf(-x)), 1.0 / (1.0 + ::exp(-x)))
 ONEPASS_UNARY(normal_cdf, 0.5f * (1.0f + erff(x * 0.70710678f)), normcdf(x))
 ONEPASS_UNARY(rsqrt, rsqrtf(x), ::rsqrt(x))
+ONEPASS_UNARY(reciprocal, __fdividef(1.0f, x), 1.0 / x)
 ONEPASS_UNARY(abs, fabsf(x), fabs(x))
 #undef ONEPASS_UNARY
+
+template <class L>
+struct normal_pair {
+  L cdf, density;
+};
+// As on the CPU (lane/math.h), with the chip's exp2 and reciprocal.
+ONEPASS_FUNCTION normal_pair<float> normal_number(float x) {
+  constexpr const auto& p = coefficients::kTailNumerator_f32;
+  constexpr const auto& q = coefficients::kTailDenominator_f32;
+  const float t = fminf(fabsf(x), 13.25f), half = -0.5f * t, high = half * t, low = fmaf(half, t, -high);
+  const float power = high * 1.44269504f;  // in two parts: its error is a relative error of the result
+  const float rest = fmaf(high, 1.44269504f, -power) + fmaf(high, 1.92596303e-8f, low * 1.44269504f);
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(power));
+  e = fmaf(e, rest * 0.69314718f, e);
+  const float above = fmaf(fmaf(fmaf(fmaf(p[4], t, p[3]), t, p[2]), t, p[1]), t, p[0]);
+  const float below = fmaf(fmaf(fmaf(fmaf(fmaf(q[5], t, q[4]), t, q[3]), t, q[2]), t, q[1]), t, q[0]);
+  const float tail = __fdividef(above, below) * e;
+  return {x < 0.0f ? tail : 1.0f - tail, fabsf(x) > 13.25f ? 0.0f : 0.39894228f * e};
+}
+ONEPASS_FUNCTION normal_pair<double> normal_number(double x) {
+  return {normcdf(x), 0.39894228040143268 * ::exp(-0.5 * x * x)};
+}
+template <class T, int V>
+ONEPASS_FUNCTION normal_pair<pack<T, V>> normal(pack<T, V> a) {
+  normal_pair<pack<T, V>> result;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const normal_pair<T> one = normal_number(a.v[i]);
+    result.cdf.v[i] = one.cdf;
+    result.density.v[i] = one.density;
+  }
+  return result;
+}
 
 template <class T, int V>
 ONEPASS_FUNCTION pack<T, V> operator-(pack<T, V> a) {
@@ -244,10 +280,19 @@ struct memory {
     return result;
   }
 
+  // Into shared memory; the data are there after wait_for_copies, for the thread that asked.
   static ONEPASS_FUNCTION void copy(void* to, const void* from, int count) {
 #pragma unroll
     for (int i = 0; i < kAccesses; ++i) {
-      if (i * kNumbers < count) static_cast<word*>(to)[i] = static_cast<const word*>(from)[i];
+      if (i * kNumbers >= count) continue;
+      word* target = static_cast<word*>(to) + i;
+      const word* source = static_cast<const word*>(from) + i;
+      if constexpr (kBytes >= 4) {
+        const auto address = static_cast<uint32>(__cvta_generic_to_shared(target));
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(kBytes));
+      } else {
+        *target = *source;
+      }
     }
   }
 
@@ -262,6 +307,8 @@ struct memory {
     }
   }
 };
+
+ONEPASS_FUNCTION void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 template <dtype D, class T, int V>
 ONEPASS_FUNCTION pack<T, V> rounded_to(pack<T, V> a) {

@@ -147,10 +147,9 @@ ONEPASS_FUNCTION vec<float> log1p(vec<float> x) {
 
 namespace detail {
 
-// Φ(-t) for t >= 0, with relative accuracy: exp(-t²/2) times a quotient of polynomials.
-ONEPASS_FUNCTION vec<float> normal_tail(vec<float> t) {
+// exp(-t²/2) = scale · (1 + expm1) for 0 <= t <= 13.25.
+ONEPASS_FUNCTION exponential<float> normal_exponential(vec<float> t) {
   using L = vec<float>;
-  t = min(t, L(13.25f));
   // -t²/2 in two parts: the error of one would be a relative error of the result.
 #if HWY_NATIVE_FMA
   const L half_t = L(-0.5f) * t;
@@ -163,28 +162,55 @@ ONEPASS_FUNCTION vec<float> normal_tail(vec<float> t) {
   const L high = L(-0.5f) * head * head;  // exact
   const L low = L(-0.5f) * (t + head) * (t - head);
 #endif
-  const exponential<float> e = nearest_exponential(high, exp_constants<float>::kBias, low);
+  return nearest_exponential(high, exp_constants<float>::kBias, low);
+}
+
+// Φ(-t), with relative accuracy: the exponential times a quotient of polynomials.
+ONEPASS_FUNCTION vec<float> normal_tail(vec<float> t, exponential<float> e) {
+  using L = vec<float>;
   const L p = polynomial(t, c::kTailNumerator_f32), q = polynomial(t, c::kTailDenominator_f32);
   return fma(e.expm1, p, p) / q * e.scale;
 }
 
 }  // namespace detail
 
+template <class L>
+struct normal_pair {
+  L cdf, density;
+};
+
 // The normal distribution function Φ(x). f32: 1.1e-7 absolute, and 8 ULP, so that the tail of gelu, x · Φ(x), is right
 // as well. f64: 1.3e-16 absolute; below zero its relative error grows as x² · 1.1e-16.
 ONEPASS_FUNCTION vec<float> normal_cdf(vec<float> x) {
-  const vec<float> tail = detail::normal_tail(abs(x));
+  const vec<float> t = min(abs(x), vec<float>(13.25f));
+  const vec<float> tail = detail::normal_tail(t, detail::normal_exponential(t));
   return where(x < vec<float>(0.0f), tail, vec<float>(1.0f) - tail);
+}
+
+// Φ(x) and its derivative, exp(-x²/2) / √(2π), of 2 ULP (f32), zero past 13.25: they share the exponential.
+ONEPASS_FUNCTION normal_pair<vec<float>> normal(vec<float> x) {
+  using L = vec<float>;
+  const L most(13.25f), distance = abs(x), t = min(distance, most);
+  const detail::exponential<float> e = detail::normal_exponential(t);
+  const L tail = detail::normal_tail(t, e);
+  const L density = fma(e.expm1, L(0.39894228f), L(0.39894228f)) * e.scale;
+  return {where(x < L(0.0f), tail, L(1.0f) - tail), where(distance > most, L(0.0f), density)};
 }
 
 // 3 ULP.
 ONEPASS_FUNCTION vec<float> erf(vec<float> x) {
   using L = vec<float>;
-  const L a = abs(x);
-  const L tail = detail::normal_tail(a * L(1.41421356f));
+  const L a = abs(x), t = min(a * L(1.41421356f), L(13.25f));
+  const L tail = detail::normal_tail(t, detail::normal_exponential(t));
   const L far = copy_sign(L(1.0f) - (tail + tail), x);
   const L near = fma(detail::polynomial(x * x, coefficients::kErf_f32), x, x);
   return where(a < L(0.6f), near, far);
+}
+
+// 0.5 ULP.
+template <class T>
+ONEPASS_FUNCTION vec<T> reciprocal(vec<T> x) {
+  return vec<T>(T(1)) / x;
 }
 
 // 1.5 ULP.
@@ -198,6 +224,10 @@ ONEPASS_FUNCTION vec<double> log1p(vec<double> x) {
 }
 ONEPASS_FUNCTION vec<double> normal_cdf(vec<double> x) {
   return each_lane(x, [](double a) ONEPASS_LAMBDA { return 0.5 * ::erfc(-0.70710678118654752 * a); });
+}
+ONEPASS_FUNCTION normal_pair<vec<double>> normal(vec<double> x) {
+  using L = vec<double>;
+  return {normal_cdf(x), L(0.39894228040143268) * exp(L(-0.5) * x * x)};
 }
 ONEPASS_FUNCTION vec<double> erf(vec<double> x) {
   return each_lane(x, [](double a) ONEPASS_LAMBDA { return ::erf(a); });

@@ -77,6 +77,7 @@ ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, bool valid, cons
     }
   } else {
     if (!valid) return;
+#pragma unroll 4
     for (int64 column = static_cast<int64>(across) * V; column < a.columns; column += Config::kAcross * V) {
       body(0, column, count_at<V>(column, a.columns));
     }
@@ -174,6 +175,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
         at.set_column(column, count);
         at.bring_x();
       });
+      wait_for_copies();
     }
     if constexpr (kHeld) {
       for_lanes<Config>(a, across, valid, [&](int k, int64 column, int count) {

@@ -20,9 +20,9 @@ struct logistic {
 };
 template <class L>
 ONEPASS_FUNCTION logistic<L> logistic_of(L v) {
-  const L t = exp(-abs(v));
-  const L large = L(1) / (L(1) + t), small = t * large;
-  return {where(v < L(0), small, large), where(v < L(0), large, small)};
+  const L e = exp(min(-v, L(sizeof(typename L::scalar) == 8 ? 708 : 87)));  // finite
+  const L value = reciprocal(L(1) + e);
+  return {value, e * value};
 }
 
 struct relu {
@@ -55,8 +55,8 @@ struct gelu {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const L density = L(0.3989422804014327) * exp(L(-0.5) * x * x);  // 1/sqrt(2 pi) exp(-x²/2)
-    return dy * fma(x, density, normal_cdf(x));
+    const auto n = normal(x);
+    return dy * fma(x, n.density, n.cdf);
   }
 };
 
@@ -207,7 +207,7 @@ struct mish {  // tanh(log1p(e)) = n / (n + 2) with n = e(e + 2), e = exp(x)
   static ONEPASS_FUNCTION L backward(L x, L dy) {
     const L e = exp(min(x, L(20)));
     const L n = e * (e + L(2));
-    const L r = L(1) / (n + L(2));
+    const L r = reciprocal(n + L(2));
     const L t = n * r;
     const L slope = L(4) * e * (e + L(1)) * r * r;  // d tanh(softplus(x)) / dx
     return where(x > L(20), dy, dy * fma(x, slope, t));
