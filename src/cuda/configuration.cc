@@ -118,6 +118,7 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   const plan blank = p;
   const bool held = hold_row(r, a, chip, p);
   if (!held) p = blank, stream_row(r, a, chip, p);
+  c.exact = held ? int64{c.across} * c.held_lanes * c.lanes == a.columns : a.columns % c.lanes == 0;
   const int threads = c.across * c.down;
   const int64 all = ceil_div(a.rows, c.down);
   const int64 persistent = static_cast<int64>(chip.sm_count) * std::max(1, kTuning.backward_row.resident / threads);
@@ -158,7 +159,8 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   for (int i = 0; i < kMaxOperands; ++i)
     c.single_operand |= static_cast<uint64>(a.operand[i].data && a.operand[i].column_stride == 0) << i;
   for (int k = 0; k < kMaxKeeps; ++k)
-    c.single_kept_gradient |= (a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0) << k;
+    c.single_kept_gradient |= static_cast<uint64>(a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0)
+                              << k;
   if (r.rowwise) return choose_rowwise(r, a, chip, p);
   choose_elementwise(r, a, chip, p);
   return {p};
@@ -182,10 +184,11 @@ std::string source(const request& r, const configuration& c) {
   field("dtype", "kOperand[kMaxOperands]", operands + "}");
   number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
   number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes);
-  flag("kFlat", c.flat), flag("kCollapsed", c.collapsed), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
+  flag("kExact", c.exact), flag("kFlat", c.flat), flag("kCollapsed", c.collapsed), flag("kSingleX", c.single_x),
+      flag("kSingleY", c.single_y);
   flag("kSumsInRegisters", c.sums_in_registers), flag("kRowInShared", c.row_in_shared);
   flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx);
-  bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", static_cast<uint64>(c.single_kept_gradient));
+  bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
   text += "};\nusing the_line = " + r.line + ";\nextern \"C\" __global__ void __launch_bounds__(" +
           std::to_string(c.across * c.down) + ", " + std::to_string(std::max(c.blocks_per_sm, 1)) + ") " + kKernelName +

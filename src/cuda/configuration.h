@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "onepass/skeleton/arguments.h"
@@ -31,11 +32,13 @@ struct configuration {
   int blocks_per_sm;       // that registers must leave room for
   int unroll, held_lanes;  // elementwise: lanes in flight; rowwise: lanes of the row in a thread's registers
   int flat, collapsed;     // one long row; rows have one stride
-  int single_x, single_y, single_kept_gradient;
+  int exact;               // rowwise: the threads' lanes fill the row exactly
+  int single_x, single_y;
   int sums_in_registers, row_in_shared;
   int saves_statistics;
-  uint64 single_operand;
+  uint64 single_operand, single_kept_gradient;
 };
+static_assert(std::has_unique_object_representations_v<configuration>);  // no padding in a key
 
 struct plan {
   configuration with;

@@ -97,10 +97,10 @@ class Inputs:
     def differentiable(self):
         return [t for t in self.tensors if t.requires_grad]
 
-    def to(self, dtype):
-        """The same numbers as fresh leaves of another dtype."""
+    def to(self, dtype, device=None):
+        """The same numbers as fresh leaves of another dtype, and device."""
         return Inputs(
-            *_split([_leaf(t.detach() if t.dtype == torch.bool else t.detach().to(dtype)) for t in self.tensors])
+            *_split([_leaf(t.detach().to(device, None if t.dtype == torch.bool else dtype)) for t in self.tensors])
         )
 
     def clone(self):
@@ -206,7 +206,9 @@ def compose_exactly(line, inputs, state, dtype, *, round_kept, training=True):
             kept.append(value)
             continue
         taken = [next(operands)] if word.operand != "none" else []
-        numbered = None if state is None else state ^ torch.tensor([0, dropouts << 32], device=state.device)
+        numbered = (
+            None if state is None else state.to(value.device) ^ torch.tensor([0, dropouts << 32], device=value.device)
+        )
         (value,) = compose([word], value, taken, numbered, training, eps_dtype=dtype)
         dropouts += word.kind == "dropout"
     return (value, *kept)
@@ -231,9 +233,10 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
     theirs = gradients(chain, chain_inputs, grad_outputs)
 
     exact = []
-    wide = [g.double() for g in grad_outputs]
+    wide = [g.double().cpu() for g in grad_outputs]
     for round_kept in (False, True) if dtype in HALF_TYPES and len(results) > 1 else (False,):
-        exact_inputs = inputs.to(torch.float64)
+        # On the CPU: PyTorch's fp64 on CUDA is not exact everywhere (hardswish is off by 2e-8, seen in 2.11).
+        exact_inputs = inputs.to(torch.float64, "cpu")
         outputs = compose_exactly(line, exact_inputs, state, dtype, round_kept=round_kept, training=training)
         exact.append((outputs, gradients(outputs, exact_inputs, wide)))
 
@@ -265,7 +268,7 @@ def check_error(ours, theirs, exact, what, *, scale=None, precision=None, slack=
 def _excess(ours, theirs, exact, scale, precision, slack):
     """What is wrong, or None. Elements that the dtype cannot hold, and NaN, must be PyTorch's or the exact ones."""
     dtype = ours.dtype
-    ours, theirs, exact = ours.detach().double(), theirs.detach().double(), exact.detach().double()
+    ours, theirs, exact = ours.detach().double(), theirs.detach().double(), exact.detach().double().to(ours.device)
     held = exact.isfinite() & (exact.abs() < 0.999 * torch.finfo(dtype).max)
     if not ours[held].isfinite().all():
         return f"{int((~ours[held].isfinite()).sum())} elements are not finite though the exact ones are"

@@ -3,7 +3,7 @@
 // that: forward reads them once more for each pass (from shared memory where x's row fits it); backward is two kernels,
 // one for the sums over each row and one in tiles for the rest.
 //
-// Config, besides place.cuda.h's: kAcross, kDown, kHeldLanes, kSumsInRegisters; kUnroll for the tiles.
+// Config, besides place.cuda.h's: kAcross, kDown, kHeldLanes, kSumsInRegisters, kExact; kUnroll for the tiles.
 #pragma once
 
 #include "onepass/skeleton/elementwise.cuda.h"
@@ -65,21 +65,23 @@ struct larger_of {
   }
 };
 
-// A thread's lanes of the row: body(k, column, count), k counting from 0.
+// A thread's lanes of the row: body(k, column, count), k counting from 0. Where lanes fill the row exactly, the
+// compiler knows the count, and no number is masked.
 template <class Config, class Body>
 ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, bool valid, const Body& body) {
   constexpr int V = Config::kLanes;
+  auto count = [&](int64 column) { return Config::kExact ? V : count_at<V>(column, a.columns); };
   if constexpr (Config::kHeldLanes > 0) {
 #pragma unroll
     for (int k = 0; k < Config::kHeldLanes; ++k) {
       const int64 column = static_cast<int64>(k * Config::kAcross + across) * V;
-      body(k, column, valid ? count_at<V>(column, a.columns) : 0);
+      body(k, column, Config::kDown == 1 || valid ? count(column) : 0);
     }
   } else {
     if (!valid) return;
 #pragma unroll 4
     for (int64 column = static_cast<int64>(across) * V; column < a.columns; column += Config::kAcross * V) {
-      body(0, column, count_at<V>(column, a.columns));
+      body(0, column, count(column));
     }
   }
 }

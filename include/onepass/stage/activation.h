@@ -207,7 +207,7 @@ struct mish {  // tanh(log1p(e)) = n / (n + 2) with n = e(e + 2), e = exp(x)
   static ONEPASS_FUNCTION L backward(L x, L dy) {
     const L e = exp(min(x, L(20)));
     const L n = e * (e + L(2));
-    const L r = reciprocal(n + L(2));
+    const L r = L(1) / (n + L(2));
     const L t = n * r;
     const L slope = L(4) * e * (e + L(1)) * r * r;  // d tanh(softplus(x)) / dx
     return where(x > L(20), dy, dy * fma(x, slope, t));
