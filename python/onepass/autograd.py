@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from onepass import _native
 
 
+@functools.cache
+def _plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed: tuple[bool, ...]):
+    bits = (needed[0], *needed[3:])  # x, the line, the dropout state, the operands
+    wanted = sum(1 << bit for bit, is_needed in enumerate(bits) if is_needed)
+    sources = tuple(_native.gradients(line, _native.DTYPES[dtype], operand_types, wanted)["inputs"])
+    return sources, wanted, any(s is not None and s >= 0 for s in sources)
+
+
 @torch.compiler.assume_constant_result
-def gradient_sources(line: str, dtype: int, operand_types: tuple[int, ...], wanted: int) -> tuple[int | None, ...]:
-    """For x and each operand: None (not wanted), -1 (the upstream gradient itself), or the backward op's output."""
-    return _native.gradients(line, dtype, operand_types, wanted)["inputs"]
+def plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed: tuple[bool, ...]):
+    """Where gradients come from, the bits of those wanted (x first), and whether the backward op writes any.
+
+    For x and each operand: None (not wanted), -1 (the upstream gradient itself), or the backward op's output.
+    """
+    return _plan(line, dtype, operand_types, needed)
 
 
 def run(x, line, state, *operands):
@@ -52,24 +65,18 @@ def gradients(ctx, upstream):
     line = ctx.line
     x, resumed, statistics, state, *operands = ctx.saved_tensors
     shape, dtype, device = ctx.x_like
-    wanted, bit = 0, 1
-    for i, needed in enumerate(ctx.needs_input_grad):
-        if i != 1 and i != 2:  # not the line, nor the dropout state
-            wanted += bit if needed else 0
-            bit += bit
     given = [
         torch.zeros((), dtype=dtype, device=device).expand(shape) if g is None else g
         for g in upstream[: 1 + line.keeps]
     ]
-    sources = gradient_sources(line.text, _native.DTYPES[dtype], ctx.operand_types, wanted)
+    sources, wanted, writes = plan(line.text, dtype, ctx.operand_types, ctx.needs_input_grad)
     written = ()
-    if any([s is not None and s >= 0 for s in sources]):
+    if writes:
+        rest = (state, line.text, ctx.operand_types, wanted)
         if line.rowwise:
-            written = line.backward_op(
-                given, x, operands, resumed, statistics, state, line.text, ctx.operand_types, wanted
-            )
+            written = line.backward_op(given, x, operands, resumed, statistics, *rest)
         else:
-            written = line.backward_op(given, x, operands, resumed, state, line.text, ctx.operand_types, wanted)
+            written = line.backward_op(given, x, operands, resumed, *rest)
     results = [None if s is None else given[0] if s < 0 else written[s] for s in sources]
     for i, operand_shape in ctx.broadcast:
         if results[i] is not None:

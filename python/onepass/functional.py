@@ -52,7 +52,7 @@ def bias_act(x: Tensor, bias: Tensor, activation: str | None = "gelu") -> Tensor
     Returns:
         (..., N), x's dtype.
 
-    Backward reads x and bias again; the gradient of bias is a sum over rows in float32 (float64 where x is).
+    Backward reads x and bias again; the gradient of bias is a sum over rows, in float64 at last.
     Line: `bias | <activation>`.
     """
     return fused(_lines.bias_act(activation), x, bias)
