@@ -79,6 +79,17 @@ int64 partition(arguments& a, bool rowwise) {
   return 0;
 }
 
+cpu_kernel choose(const cpu_kernels& kernels, const arguments& a, dtype x, bool backward) {
+  if (x == dtype::f64) return backward ? kernels.backward_f64 : kernels.forward_f64;
+  auto fits = [](const view& v) { return v.data == nullptr || (v.type == dtype::f32 && v.column_stride == 1); };
+  const bool all_f32 = fits(a.x) && fits(a.y) && fits(a.dx) && std::all_of(a.operand, a.operand + kMaxOperands, fits) &&
+                       std::all_of(a.operand_gradient, a.operand_gradient + kMaxOperands, fits) &&
+                       std::all_of(a.kept, a.kept + kMaxKeeps, fits) &&
+                       std::all_of(a.kept_gradient, a.kept_gradient + kMaxKeeps, fits);
+  if (all_f32) return backward ? kernels.backward_all_f32 : kernels.forward_all_f32;
+  return backward ? kernels.backward_f32 : kernels.forward_f32;
+}
+
 void run(cpu_kernel kernel, const arguments& a) {
   const int64 down = (a.rows + a.task_rows - 1) / a.task_rows,
               across = (a.columns + a.task_columns - 1) / a.task_columns;

@@ -23,6 +23,9 @@ std::string source(const spec::line&, std::uint64_t boolean_masks);  // what the
 // Fills in the partition (a function of the shapes only) and returns the number of parts of column_partial.
 int64 partition(arguments&, bool rowwise);
 
+// The kernel for these arguments, which are laid out.
+cpu_kernel choose(const cpu_kernels&, const arguments&, dtype x, bool backward);
+
 void run(cpu_kernel, const arguments&);
 
 // Adds the parts of column_partial in order into 1-D outputs, one per wanted column operand.

@@ -65,7 +65,7 @@ void run_forward(frame& f) {
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
   f.a.stream_stores = stream_stores(f, 1 + f.line.line.keeps);
   cpu::partition(f.a, f.line.line.rowwise());
-  cpu::run(f.type == dtype::f64 ? kernels.forward_f64 : kernels.forward_f32, f.a);
+  cpu::run(cpu::choose(kernels, f.a, f.type, false), f.a);
 }
 
 void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>& column_outputs) {
@@ -95,7 +95,7 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
   const std::int64_t parts = cpu::partition(f.a, f.line.line.rowwise());
   std::optional<Tensor> partial;
   if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, parts)).data_ptr();
-  cpu::run(f.type == dtype::f64 ? kernels.backward_f64 : kernels.backward_f32, f.a);
+  cpu::run(cpu::choose(kernels, f.a, f.type, true), f.a);
   if (slots) cpu::reduce_columns(f.a, parts, static_cast<int>(slots), column_outputs.data());
 }
 

@@ -28,6 +28,7 @@ TEST(CommonLines, AreAllAheadOfTime) {
       EXPECT_TRUE(ahead_of_time(line, boolean)) << spec::structure(line, boolean);
       const cpu_kernels& kernels = kernels_for(line, boolean);
       EXPECT_TRUE(kernels.forward_f32 && kernels.backward_f32 && kernels.forward_f64 && kernels.backward_f64) << text;
+      EXPECT_TRUE(kernels.forward_all_f32 && kernels.backward_all_f32) << text;
     }
   }
 }

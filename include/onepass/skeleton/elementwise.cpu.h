@@ -22,10 +22,10 @@ ONEPASS_FUNCTION tile tile_of(const arguments& a, int64 task) {
           column_end < a.columns ? column_end : a.columns};
 }
 
-template <class T, class Line>
+template <class T, class Line, bool Uniform>
 void elementwise_forward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  place<T, Line> at(a);
+  place<T, Line, Uniform> at(a);
   for (int64 task = begin; task < end; ++task) {
     const tile t = tile_of(a, task);
     for (int64 row = t.row_begin; row < t.row_end; ++row) {
@@ -39,13 +39,13 @@ void elementwise_forward(const arguments& a, int64 begin, int64 end) {
   if (a.stream_stores) hwy::FlushStream();
 }
 
-template <class T, class Line>
+template <class T, class Line, bool Uniform>
 void elementwise_backward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  place<T, Line> at(a);
+  place<T, Line, Uniform> at(a);
   for (int64 task = begin; task < end; ++task) {
     const tile t = tile_of(a, task);
-    column_sums<T, Line> sums(a, t.column_begin, t.column_end, at);
+    column_sums<T> sums(a, t.column_begin, t.column_end, at);
     sums.start(a, t.row_block);
     for (int64 row = t.row_begin; row < t.row_end; ++row) {
       at.set_row(row);

@@ -1,4 +1,4 @@
-// The four kernels of one line on the CPU, as the ahead-of-time table and the compiler at first use both make them.
+// The kernels of one line on the CPU, as the ahead-of-time table and the compiler at first use both make them.
 #if defined(ONEPASS_SKELETON_KERNELS_CPU_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_SKELETON_KERNELS_CPU_H_
 #undef ONEPASS_SKELETON_KERNELS_CPU_H_
@@ -12,22 +12,23 @@
 
 ONEPASS_BEGIN
 
-template <class T, class Line>
+template <class T, class Line, bool Uniform = false>
 void forward(const arguments& a, int64 begin, int64 end) {
-  if constexpr (same_type<typename Line::row, void>) elementwise_forward<T, Line>(a, begin, end);
-  else rowwise_forward<T, Line>(a, begin, end);
+  if constexpr (same_type<typename Line::row, void>) elementwise_forward<T, Line, Uniform>(a, begin, end);
+  else rowwise_forward<T, Line, Uniform>(a, begin, end);
 }
 
-template <class T, class Line>
+template <class T, class Line, bool Uniform = false>
 void backward(const arguments& a, int64 begin, int64 end) {
-  if constexpr (same_type<typename Line::row, void>) elementwise_backward<T, Line>(a, begin, end);
-  else rowwise_backward<T, Line>(a, begin, end);
+  if constexpr (same_type<typename Line::row, void>) elementwise_backward<T, Line, Uniform>(a, begin, end);
+  else rowwise_backward<T, Line, Uniform>(a, begin, end);
 }
 
 // Forward and Backward differ where backward resumes from a keep.
 template <class Forward, class Backward>
 constexpr cpu_kernels kernels_of() {
-  return {forward<float, Forward>, backward<float, Backward>, forward<double, Forward>, backward<double, Backward>};
+  return {forward<float, Forward>,    backward<float, Backward>,     forward<double, Forward>,
+          backward<double, Backward>, forward<float, Forward, true>, backward<float, Backward, true>};
 }
 
 ONEPASS_END

@@ -1,5 +1,6 @@
 // Where a chain stands on the CPU: a row, and the columns of one lane. Every tensor's storage type is looked up at
-// run time (the branch is the same all along a row), so one instantiation serves all mixtures of dtypes.
+// run time (the branch is the same all along a row), so one instantiation serves all mixtures of dtypes. Another serves
+// the calls whose tensors all store T itself, where a look at the type would cost as much as the arithmetic.
 #if defined(ONEPASS_SKELETON_PLACE_CPU_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_SKELETON_PLACE_CPU_H_
 #undef ONEPASS_SKELETON_PLACE_CPU_H_
@@ -27,7 +28,8 @@ struct row_view {
   bool single = false;  // one number stands for the whole row
 };
 
-template <class T, class Line>
+// Uniform: every tensor stores T, none has one number for a whole row.
+template <class T, class Line, bool Uniform>
 class place {
  public:
   using lane = vec<T>;
@@ -114,9 +116,9 @@ class place {
   template <int K>
   ONEPASS_FUNCTION lane keep(lane v) const {
     write(kept_[K], v, false);
-    return onepass::ONEPASS_TARGET::rounded(v, kept_[K].type);
+    return rounded(v);
   }
-  ONEPASS_FUNCTION lane rounded(lane v) const { return onepass::ONEPASS_TARGET::rounded(v, y_.type); }
+  ONEPASS_FUNCTION lane rounded(lane v) const { return Uniform ? v : onepass::ONEPASS_TARGET::rounded(v, y_.type); }
   template <class L, int K>
   ONEPASS_FUNCTION L kept() const {
     return read(kept_[K]);
@@ -140,17 +142,25 @@ class place {
     for (int d = 0; d < kMaxDims; ++d) offset += digit[d] * v.stride[d];
     return {static_cast<char*>(v.data) + offset * size_of(v.type), v.type, v.column_stride == 0};
   }
+  ONEPASS_FUNCTION bool whole() const { return HWY_LIKELY(count_ == lanes<lane>()); }
   ONEPASS_FUNCTION lane read(const row_view& v) const {
-    if (HWY_UNLIKELY(v.single)) return broadcast<lane>(v.data, v.type);
-    if (HWY_LIKELY(count_ == lanes<lane>())) return load<lane>(v.data, v.type, column_);
-    return load_partial<lane>(v.data, v.type, column_, count_);
+    if constexpr (Uniform) {
+      if (whole()) return load_lane<lane>(reinterpret_cast<const T*>(v.data) + column_);
+      return load_partial<lane>(v.data, kOwn, column_, count_);
+    } else {
+      if (HWY_UNLIKELY(v.single)) return broadcast<lane>(v.data, v.type);
+      if (whole()) return load<lane>(v.data, v.type, column_);
+      return load_partial<lane>(v.data, v.type, column_, count_);
+    }
   }
   ONEPASS_FUNCTION void write(const row_view& v, lane value, bool past_caches) const {
-    if (HWY_UNLIKELY(count_ != lanes<lane>())) store_partial(v.data, v.type, column_, value, count_);
-    else if (past_caches) stream(v.data, v.type, column_, value);
-    else store(v.data, v.type, column_, value);
+    const dtype type = Uniform ? kOwn : v.type;
+    if (!whole()) store_partial(v.data, type, column_, value, count_);
+    else if (past_caches) stream(v.data, type, column_, value);
+    else store(v.data, type, column_, value);
   }
 
+  static constexpr dtype kOwn = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
   const arguments& a_;
   const bool collapsed_;
   bool stream_y_ = false, stream_dx_ = false;
@@ -194,12 +204,13 @@ ONEPASS_FUNCTION void for_columns(int64 begin, int64 end, const Body& body) {
 
 // The running column sums of one task over columns [begin, end): short sums in level-one cache, added to the task's
 // part, which is double, every kRows rows: the error does not grow with the rows.
-template <class T, class Line>
+template <class T>
 class column_sums {
  public:
   static constexpr int kRows = 32;
 
-  ONEPASS_FUNCTION column_sums(const arguments& a, int64 begin, int64 end, place<T, Line>& at)
+  template <class Place>
+  ONEPASS_FUNCTION column_sums(const arguments& a, int64 begin, int64 end, Place& at)
       : slots_(static_cast<int>(hwy::PopCount(a.wants_column))),
         begin_(begin),
         end_(end),

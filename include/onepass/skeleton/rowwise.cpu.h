@@ -97,11 +97,11 @@ ONEPASS_FUNCTION T row_parameter(const arguments& a) {
   else return T(0);
 }
 
-template <class T, class Line>
+template <class T, class Line, bool Uniform>
 void rowwise_forward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
   using held = held_row<L>;
-  place<T, Line> at(a);
+  place<T, Line, Uniform> at(a);
   scratch<T> values(whole_lanes<L>(a.columns));
   T* statistics = static_cast<T*>(a.statistics);
   const int64 first = begin * a.task_rows, last = end * a.task_rows < a.rows ? end * a.task_rows : a.rows;
@@ -127,9 +127,8 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
 }
 
 // One row: dz and the terms summed over it, then dx.
-template <class T, class Line>
-ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, place<T, Line>& at, stage::pair<T> saved, T* z_row,
-                                           T* dz_row) {
+template <class T, class Line, class Place>
+ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, stage::pair<T> saved, T* z_row, T* dz_row) {
   using L = vec<T>;
   L first(T(0)), second(T(0));
   for_columns<L>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
@@ -159,14 +158,14 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, place<T, Line>& a
   });
 }
 
-template <class T, class Line>
+template <class T, class Line, bool Uniform>
 void rowwise_backward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  place<T, Line> at(a);
+  place<T, Line, Uniform> at(a);
   const int64 padded = whole_lanes<L>(a.columns);
   scratch<T> rows(2 * padded);
   const T* statistics = static_cast<const T*>(a.statistics);
-  column_sums<T, Line> sums(a, 0, a.columns, at);
+  column_sums<T> sums(a, 0, a.columns, at);
   for (int64 task = begin; task < end; ++task) {
     sums.start(a, task);
     const int64 last = (task + 1) * a.task_rows < a.rows ? (task + 1) * a.task_rows : a.rows;

@@ -20,9 +20,9 @@ struct logistic {
 };
 template <class L>
 ONEPASS_FUNCTION logistic<L> logistic_of(L v) {
-  const L e = exp(min(-v, L(sizeof(typename L::scalar) == 8 ? 708 : 87)));  // finite
-  const L value = reciprocal(L(1) + e);
-  return {value, e * value};
+  const L most(sizeof(typename L::scalar) == 8 ? 708 : 87);  // exp is finite there, and 1 / exp a normal number
+  const L e = exp(min(-v, most)), r = reciprocal(L(1) + e);
+  return {where(v < -most, L(0), r), e * r};
 }
 
 struct relu {
