@@ -7,7 +7,6 @@ namespace onepass {
 
 struct settings {
   std::string include_dir;                // holds onepass/ and hwy/
-  std::string library_dir;                // holds our library and libhwy
   const char* (*find_nvrtc)() = nullptr;  // a path, or "" where there is none
   void (*warn)(const char*) = nullptr;
 };

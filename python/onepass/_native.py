@@ -57,7 +57,7 @@ def _load() -> ctypes.CDLL:
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
     ]  # fmt: skip
     library.onepass_cache.argtypes = [ctypes.c_char_p]
-    library.onepass_configure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, FIND_NVRTC, WARN]
+    library.onepass_configure.argtypes = [ctypes.c_char_p, FIND_NVRTC, WARN]
     return library
 
 
@@ -86,7 +86,7 @@ def _warn(message: bytes) -> None:
 
 
 _library = _load()
-_library.onepass_configure(str(PACKAGE / "include").encode(), str(PACKAGE / "lib").encode(), _find_nvrtc, _warn)
+_library.onepass_configure(str(PACKAGE / "include").encode(), _find_nvrtc, _warn)
 
 
 def _answer(raw: bytes):
@@ -149,5 +149,5 @@ def cache(action: str) -> list[dict] | dict:
 
 
 def info() -> dict:
-    """The SIMD target in use."""
+    """The SIMD target in use, where kernels are cached, and the C++ compiler for lines outside the table."""
     return _answer(_library.onepass_info())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -148,7 +146,7 @@ def machine_facts() -> Iterator[tuple[str, str]]:
     yield "cache", native["cache_directory"]
     yield (
         "C++ compiler",
-        find_compiler() or "none: lines outside the ahead-of-time table run as PyTorch operators on the CPU",
+        native["compiler"] or "none: lines outside the ahead-of-time table run as PyTorch operators on the CPU",
     )
     yield "NVRTC", find_nvrtc() or "none: CUDA kernels cannot be compiled"
     for index in range(torch.cuda.device_count()):
@@ -157,13 +155,6 @@ def machine_facts() -> Iterator[tuple[str, str]]:
         yield f"GPU {index}", f"{chip.name}, sm_{chip.major}{chip.minor}, {chip.multi_processor_count} SMs, {memory}"
     if not torch.cuda.is_available():
         yield "GPU", "none"
-
-
-def find_compiler() -> str | None:
-    """The compiler that src/cpu/compiler.cc will choose."""
-    own, cxx = os.environ.get("ONEPASS_CXX"), os.environ.get("CXX")
-    candidates = [own] if own else [*([cxx] if cxx else []), "c++", "g++", "clang++"]
-    return next(filter(None, map(shutil.which, candidates)), None)
 
 
 def find_nvrtc() -> str | None:

@@ -86,16 +86,15 @@ class Line:
         self.reads_x: bool = facts["reads_x"]
         self.reads_operands: list[bool] = facts["reads_operands"]
         self.resumes_from: int | None = facts["resumes_from"]
-        self.operand_is_tensor = [w.operand == "tensor" for w in self.words if w.operand != "none"]
+        self._operand_words = [w for w in self.words if w.operand != "none"]
+        self.operand_is_tensor = [w.operand == "tensor" for w in self._operand_words]
         self.operand_count = len(self.operand_is_tensor)
         self.has_dropout: bool = facts["dropouts"] > 0
         self._without_dropout: str = facts["without_dropout"]
         skeleton = "rowwise" if self.rowwise else "elementwise"
         self.forward_op = getattr(torch.ops.onepass, f"{skeleton}_forward").default
         self.backward_op = getattr(torch.ops.onepass, f"{skeleton}_backward").default
-        self._mask_operands = [
-            i for i, w in enumerate(w for w in self.words if w.operand != "none") if w.kind == "mask"
-        ]  # fmt: skip
+        self._mask_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "mask"]
         self._ready_on_cpu: dict[int, bool] = {}
 
     def __call__(self, x, *operands, training: bool = True, generator: torch.Generator | None = None):
@@ -150,14 +149,16 @@ class Line:
     def __reduce__(self):
         return Line, (self.text,)
 
+    def _operand_names(self) -> list[str]:
+        return [f"{w.operand_name} of '{w.name}'" for w in self._operand_words]
+
     def _operand_message(self, got: int) -> str:
-        taken = ", ".join(f"{w.operand_name} of '{w.name}'" for w in self.words if w.operand != "none")
+        taken = ", ".join(self._operand_names())
         expected = f"{self.operand_count} operands ({taken})" if taken else "no operands"
         return f'fused(): the line "{self.text}" takes {expected} after x, got {got}'
 
     def _check_tensors(self, x, operands):
-        names = ["x"] + [f"{w.operand_name} of '{w.name}'" for w in self.words if w.operand != "none"]
-        for name, value in zip(names, (x, *operands)):
+        for name, value in zip(["x", *self._operand_names()], (x, *operands)):
             if not isinstance(value, torch.Tensor):
                 raise TypeError(f"fused(): {name} must be Tensor, not {type(value).__name__}") from None
 

@@ -139,6 +139,8 @@ void* open(const std::string& library) {
 
 }  // namespace
 
+const std::string& compiler_program() { return find_compiler().program; }
+
 void* compile_and_open(const std::string& source, const std::string& label) {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);

@@ -17,4 +17,7 @@ void* compile_and_open(const std::string& source, const std::string& label);
 
 void* symbol(void* library, const char* name);
 
+// Which of them it is; empty where there is none.
+const std::string& compiler_program();
+
 }  // namespace onepass::cpu

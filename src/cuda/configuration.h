@@ -21,7 +21,6 @@ struct request {
   dtype operand[kMaxOperands] = {};
   uint64 wants_column = 0, wants_tensor = 0;
   bool wants_dx = false, reads_x = false;
-  int statistics = 0, keeps = 0;
 };
 
 // Plain numbers throughout: its bytes are part of a kernel's key.

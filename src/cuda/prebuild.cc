@@ -72,8 +72,6 @@ class imagined_call {
     r.x = x_;
     std::copy(types_, types_ + kMaxOperands, r.operand);
     r.reads_x = true;
-    r.statistics = line_.statistics();
-    r.keeps = line_.keeps;
     return r;
   }
   void add(view& out, dtype type) { tensors_.push_back({kAddress, type, 2, sizes_, strides_, &out}); }

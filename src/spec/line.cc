@@ -31,6 +31,8 @@ std::string quoted(std::string_view text, int begin, int end, const std::string&
   return message;
 }
 
+bool is_causal(const word& w) { return std::string_view(w.about->name) == "causal"; }
+
 class reader {
  public:
   explicit reader(std::string_view text) : text_(text) {}
@@ -208,16 +210,11 @@ const word& line::operand_word(int operand) const {
   return *std::find_if(words.begin(), words.end(), [operand](const word& w) { return w.operand == operand; });
 }
 
-int line::least_dim() const {
-  const bool causal = std::any_of(words.begin(), words.end(),
-                                  [](const word& w) { return std::string_view(w.about->name) == "causal"; });
-  return causal ? 2 : 0;
-}
+int line::least_dim() const { return std::any_of(words.begin(), words.end(), is_causal) ? 2 : 0; }
 
 bool line::depends_on_column() const {
   return std::any_of(words.begin(), words.end(), [](const word& w) {
-    return w.about->operand == operand_kind::column || w.about->kind == word_kind::dropout ||
-           std::string_view(w.about->name) == "causal";
+    return w.about->operand == operand_kind::column || w.about->kind == word_kind::dropout || is_causal(w);
   });
 }
 

@@ -184,13 +184,13 @@ const char* onepass_cuda_prebuild(const char* text, const char* arch, int dtype,
 const char* onepass_info() {
   return answer([](json& out) {
     out.begin('{').field("simd_target", onepass::cpu::simd_target());
-    out.field("cache_directory", onepass::cache::directory().string()).end('}');
+    out.field("cache_directory", onepass::cache::directory().string());
+    out.field("compiler", onepass::cpu::compiler_program()).end('}');
   });
 }
 
-void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(),
-                       void (*warn)(const char*)) {
-  onepass::settings_now() = {include_dir, library_dir, find_nvrtc, warn};
+void onepass_configure(const char* include_dir, const char* (*find_nvrtc)(), void (*warn)(const char*)) {
+  onepass::settings_now() = {include_dir, find_nvrtc, warn};
 }
 
 const char* onepass_cache(const char* action) {

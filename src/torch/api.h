@@ -17,5 +17,4 @@ ONEPASS_API const char* onepass_cuda_prebuild(const char* line, const char* arch
                                               std::int64_t columns);
 ONEPASS_API const char* onepass_cache(const char* action);
 ONEPASS_API const char* onepass_info();
-ONEPASS_API void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(),
-                                   void (*warn)(const char*));
+ONEPASS_API void onepass_configure(const char* include_dir, const char* (*find_nvrtc)(), void (*warn)(const char*));

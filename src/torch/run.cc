@@ -43,8 +43,6 @@ cuda::request request_of(const frame& f, bool backward) {
   r.x = f.type;
   std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
   r.reads_x = !backward || f.line.reads.x;
-  r.statistics = line.statistics();
-  r.keeps = line.keeps;
   return r;
 }
 

@@ -64,7 +64,6 @@ call call_of(const spec::line& line, bool backward, dtype x, dtype column, int64
   c.a.size[kMaxDims - 1] = rows;
   c.r.rowwise = line.rowwise(), c.r.backward = backward, c.r.x = x;
   c.r.line = spec::type_text(line, 0, backward);
-  c.r.statistics = line.statistics(), c.r.keeps = line.keeps;
   std::vector<spec::operand_facts> facts;
   for (int i = 0; i < line.operands; ++i) {
     const bool is_column = line.operand_word(i).about->operand == operand_kind::column;

@@ -9,7 +9,6 @@ constexpr int kMaxDims = 4;  // leading dimensions left after collapsing; more a
 constexpr int kMaxOperands = 12;
 constexpr int kMaxKeeps = 4;
 constexpr int kMaxParameters = 12;
-constexpr int kMaxStatistics = 2;
 
 // A tensor seen as rows. Strides count elements; column_stride is 0 (one number for the row) or 1.
 // A column operand has zero row strides. data is null where a gradient is not wanted.

@@ -1,4 +1,4 @@
-// How a compiled line is called on the CPU. A change here changes kCpuKernelsVersion.
+// How a compiled line is called on the CPU.
 #pragma once
 
 #include "onepass/skeleton/arguments.h"

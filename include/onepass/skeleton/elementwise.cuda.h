@@ -30,6 +30,13 @@ ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
   }
 }
 
+// A tile may reach past the last row: nothing exists there.
+template <class Config, class Place>
+ONEPASS_FUNCTION void stand(const arguments& a, Place& at, int64 row, int64 column) {
+  at.set_row(row);
+  at.set_column(column, row < a.rows ? count_at<Config::kLanes>(column, a.columns) : 0);
+}
+
 template <class Config, class Line>
 ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
   using where_at = place<Config, Line>;
@@ -38,14 +45,12 @@ ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
     where_at at(a);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      at.set_row(row_of(u));
-      at.set_column(column_of(u), row_of(u) < a.rows ? count_at<Config::kLanes>(column_of(u), a.columns) : 0);
+      stand<Config>(a, at, row_of(u), column_of(u));
       y[u] = Line::pre::forward(at.x(), at);
     }
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      at.set_row(row_of(u));
-      at.set_column(column_of(u), row_of(u) < a.rows ? count_at<Config::kLanes>(column_of(u), a.columns) : 0);
+      stand<Config>(a, at, row_of(u), column_of(u));
       at.store_y(y[u]);
     }
   });
@@ -75,16 +80,14 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
     at.set_sums(sums);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      at.set_row(row_of(u));
-      at.set_column(column_of(u), row_of(u) < a.rows ? count_at<Config::kLanes>(column_of(u), a.columns) : 0);
+      stand<Config>(a, at, row_of(u), column_of(u));
       L x{};
       if constexpr (Line::pre::needs_input) x = at.x();
       dx[u] = Line::pre::backward(x, at.dy(), at);
     }
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      at.set_row(row_of(u));
-      at.set_column(column_of(u), row_of(u) < a.rows ? count_at<Config::kLanes>(column_of(u), a.columns) : 0);
+      stand<Config>(a, at, row_of(u), column_of(u));
       at.store_dx(dx[u]);
     }
   });

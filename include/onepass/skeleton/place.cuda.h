@@ -84,7 +84,7 @@ class place {
   }
   template <int I>
   ONEPASS_FUNCTION constexpr bool wants() const {
-    return !Quiet && ((Config::kWantsColumn | Config::kWantsTensor) >> I & 1);
+    return wanted<I>();
   }
   template <int I>
   ONEPASS_FUNCTION void tensor_gradient(lane g) const {

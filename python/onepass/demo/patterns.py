@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onepass.bench.patterns import add_rms_norm, bias_gelu, rms_norm, swiglu
 from onepass.demo.encoder import Captured
 from onepass.line import Line
 
@@ -62,21 +63,8 @@ def patterns_of(captured: Captured, config) -> list[Pattern]:
         h = dropout(x + b, p) + residual
         return layer_norm(h, weight, bias), h
 
-    def bias_gelu(x, b):
-        return F.gelu(x + b)
-
     def probabilities(scores, mask, dropout=F.dropout):
         return dropout(F.softmax((scores * scale).masked_fill(~mask, -math.inf), -1), p_attention)
-
-    def rms_norm(x, weight):
-        return F.rms_norm(x, x.shape[-1:], weight, 1e-6)
-
-    def add_rms_norm(x, residual, weight):
-        h = x + residual
-        return rms_norm(h, weight), h
-
-    def swiglu(gate, up):
-        return F.silu(gate) * up
 
     normed = f"keep | layer_norm({eps}) | scale | bias"
     halves = [(x + b).chunk(2, -1) for x, b in captured.activations]
