@@ -123,7 +123,8 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   const int64 all = ceil_div(a.rows, c.down);
   const int64 persistent = static_cast<int64>(chip.sm_count) * std::max(1, kTuning.backward_row.resident / threads);
   const bool sums = r.wants_column != 0 && held;
-  p.grid_x = static_cast<unsigned>(std::min<int64>(sums ? std::min(all, persistent) : all, (1LL << 31) - 1));
+  const bool strides = sums || c.row_in_shared;  // a block adds up its rows' columns, or fetches a row ahead
+  p.grid_x = static_cast<unsigned>(std::min<int64>(strides ? std::min(all, persistent) : all, (1LL << 31) - 1));
   p.grid_y = 1;
   p.parts = sums ? p.grid_x : 0;
   if (held || !r.backward) return {p};

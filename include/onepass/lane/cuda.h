@@ -289,7 +289,8 @@ struct memory {
       const word* source = static_cast<const word*>(from) + i;
       if constexpr (kBytes >= 4) {
         const auto address = static_cast<uint32>(__cvta_generic_to_shared(target));
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(kBytes));
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(kBytes)
+                     : "memory");  // what was read from the place before is read before
       } else {
         *target = *source;
       }

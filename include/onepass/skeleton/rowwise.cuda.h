@@ -65,10 +65,15 @@ struct larger_of {
   }
 };
 
+struct nothing {
+  ONEPASS_FUNCTION void operator()(int64, int) const {}
+};
+
 // A thread's lanes of the row: body(k, column, count), k counting from 0. Where lanes fill the row exactly, the
-// compiler knows the count, and no number is masked.
-template <class Config, class Body>
-ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, bool valid, const Body& body) {
+// compiler knows the count, and no number is masked. after(column, count) follows on four bodies of a streamed row: so
+// many loads are in flight even where it must not be passed.
+template <class Config, class Body, class After = nothing>
+ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, bool valid, const Body& body, const After& after = {}) {
   constexpr int V = Config::kLanes;
   auto count = [&](int64 column) { return Config::kExact ? V : count_at<V>(column, a.columns); };
   if constexpr (Config::kHeldLanes > 0) {
@@ -79,9 +84,17 @@ ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, bool valid, cons
     }
   } else {
     if (!valid) return;
-#pragma unroll 4
-    for (int64 column = static_cast<int64>(across) * V; column < a.columns; column += Config::kAcross * V) {
+    constexpr int kGroup = 4, kStep = Config::kAcross * V;
+    int64 column = static_cast<int64>(across) * V;
+    for (; column + (kGroup - 1) * kStep < a.columns; column += kGroup * kStep) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) body(0, column + i * kStep, count(column + i * kStep));
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) after(column + i * kStep, count(column + i * kStep));
+    }
+    for (; column < a.columns; column += kStep) {
       body(0, column, count(column));
+      after(column, count(column));
     }
   }
 }
@@ -163,22 +176,24 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
   extern __shared__ double dynamic[];
-  place<Config, Line> at(a);
+  place<Config, Line> at(a), next(a);
   at.set_row_memory(dynamic);
+  next.set_row_memory(dynamic);
+  const int64 step = static_cast<int64>(gridDim.x) * Config::kDown;
+  if constexpr (Config::kRowInShared) {
+    at.set_row(blockIdx.x);
+    for_lanes<Config>(a, across, true, [&](int, int64 column, int count) {
+      at.set_column(column, count);
+      at.bring_x();
+    });
+  }
   L held[kHeld ? Config::kHeldLanes : 1];
   // The bound is the same for all threads of a block: shuffles and barriers need every thread.
-  for (int64 base = static_cast<int64>(blockIdx.x) * Config::kDown; base < a.rows;
-       base += static_cast<int64>(gridDim.x) * Config::kDown) {
+  for (int64 base = static_cast<int64>(blockIdx.x) * Config::kDown; base < a.rows; base += step) {
     const int64 row = base + down;
     const bool valid = row < a.rows;
     at.set_row(row);
-    if constexpr (Config::kRowInShared) {
-      for_lanes<Config>(a, across, valid, [&](int, int64 column, int count) {
-        at.set_column(column, count);
-        at.bring_x();
-      });
-      wait_for_copies();
-    }
+    if constexpr (Config::kRowInShared) wait_for_copies();
     if constexpr (kHeld) {
       for_lanes<Config>(a, across, valid, [&](int k, int64 column, int count) {
         at.set_column(column, count);
@@ -196,14 +211,23 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
       static_cast<T*>(a.statistics)[row] = saved.first;
       if constexpr (Line::row::about.statistics > 1) static_cast<T*>(a.statistics)[a.rows + row] = saved.second;
     }
-    for_lanes<Config>(a, across, valid, [&](int k, int64 column, int count) {
+    const auto finish = [&](int k, int64 column, int count) {
       at.set_column(column, count);
       L u;
       if constexpr (kHeld) u = held[k];
       else u = Line::pre::forward(at.x(), at);
       const L z = Line::row::template forward<decltype(whole)>(u, saved);
       at.store_y(Line::post::forward(z, at));
-    });
+    };
+    if (Config::kRowInShared && base + step < a.rows) {  // the next row arrives while this one leaves
+      next.set_row(row + step);
+      for_lanes<Config>(a, across, valid, finish, [&](int64 column, int count) {
+        next.set_column(column, count);
+        next.bring_x();
+      });
+    } else {
+      for_lanes<Config>(a, across, valid, finish);
+    }
   }
 }
 
