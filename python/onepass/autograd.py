@@ -27,9 +27,9 @@ def plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed: 
 
 
 def run(x, line, state, *operands):
-    """The result, the kept values and, of a row line, its statistics."""
+    """The result, the kept values and, where backward reads them, the row statistics."""
     if line.rowwise:
-        return tuple(line.forward_op(x, operands, line.text, state, True))
+        return tuple(line.forward_op(x, operands, line.text, state, line.reads_statistics))
     return tuple(line.forward_op(x, operands, line.text, state))
 
 
@@ -40,21 +40,17 @@ def save(ctx, inputs, output):
     ctx.line = line
     ctx.set_materialize_grads(False)
     ctx.x_like = (shape, x.dtype, x.device)
-    ctx.operand_types = tuple(
-        [
-            _native.DTYPES[o.dtype] + (_native.BROADCAST if is_tensor and o.shape != shape else 0)
-            for o, is_tensor in zip(operands, line.operand_is_tensor)
-        ]
-    )
-    ctx.broadcast = [
-        (i, o.shape) for i, o in enumerate(operands, start=1) if ctx.operand_types[i - 1] >= _native.BROADCAST
-    ]
-    if line.rowwise:
+    ctx.operand_types = tuple([_native.DTYPES[o.dtype] for o in operands])
+    ctx.broadcast = [(i, operands[i].shape) for i in line.tensor_operands if operands[i].shape != shape]
+    if ctx.broadcast:
+        among = {i for i, _ in ctx.broadcast}
+        ctx.operand_types = tuple(t + _native.BROADCAST * (i in among) for i, t in enumerate(ctx.operand_types))
+    if line.reads_statistics:
         ctx.mark_non_differentiable(output[-1])
     ctx.save_for_backward(
         x if line.reads_x else None,
-        None if line.resumes_from is None else output[1 + line.resumes_from],
-        output[-1] if line.rowwise else None,
+        None if line.resumes_from is None else output[line.resumes_from],
+        output[-1] if line.reads_statistics else None,
         state,
         *[o if read else None for o, read in zip(operands, line.reads_operands)],
     )
@@ -79,8 +75,8 @@ def gradients(ctx, upstream):
             written = line.backward_op(given, x, operands, resumed, *rest)
     results = [None if s is None else given[0] if s < 0 else written[s] for s in sources]
     for i, operand_shape in ctx.broadcast:
-        if results[i] is not None:
-            results[i] = results[i].sum_to_size(operand_shape)
+        if results[1 + i] is not None:
+            results[1 + i] = results[1 + i].sum_to_size(operand_shape)
     return results[0], None, None, *results[1:]
 
 
@@ -105,9 +101,9 @@ class Once(torch.autograd.Function):
 class Apply(torch.autograd.Function):
     """Runs a line so that it can be differentiated once.
 
-    Saved for backward: of x and the operands only those that backward reads, a kept value in x's place where the line
-    can resume from it, the row statistics, and the dropout state (two integers). Never a normalised row, an activation
-    or a mask.
+    Saved for backward: of x and the operands only those that backward reads, a kept value or the result in x's place
+    where the line can resume from it, the row statistics, and the dropout state (two integers). Never a normalised row,
+    an activation or a mask.
     """
 
     @staticmethod

@@ -58,7 +58,7 @@ Every operand but a bool mask has a gradient, in its own shape and dtype, comput
 `keep` also returns the value at its point: the call gives a tuple, the result first, then the kept values in order. A
 kept value is rounded to x's dtype, and the words behind it go on with the rounded value, so that what the caller holds
 is what the line has seen. Its gradient joins there in backward. Where a line can resume from a kept tensor, backward
-saves that one, which the caller holds anyway, and not x.
+saves that one, which the caller holds anyway, and not x. A line that ends with `softmax` resumes from its result.
 
 ## The row word
 

@@ -6,7 +6,8 @@ They hold for all of them:
   operands may have another dtype than `x` (bfloat16 activations with float32 weights, say).
 * The result has the dtype and shape of `x`, under autocast too: nothing is cast behind the caller's back. Arithmetic is
   float32 (float64 where `x` is), with one rounding when a tensor is stored.
-* Saved for backward are the inputs and at most two numbers a row; never an activation, a normalised row or a mask.
+* Saved for backward are the inputs (`softmax`: the result) and at most two numbers a row; never an activation, a
+  normalised row or a mask.
   Gradients have their tensor's dtype and shape, and only those that are needed are computed.
 * Results and gradients are bit-identical from run to run. Dropout follows `torch.manual_seed`.
 * `activation` is a word of the vocabulary (`onepass.words()`), with its number where it has one: "gelu",
@@ -334,7 +335,8 @@ def softmax(
         IndexError: dim is out of range.
         ValueError: is_causal with another dim than the last, or dropout_p outside [0, 1].
 
-    Saved for backward: x, mask, two numbers a row, and the state of the random generator where dropout acts.
+    Saved for backward: the result and a boolean mask; where dropout acts, x, the mask, two numbers a row and the state of
+    the random generator instead.
     Line: `mul(scale) | mask | causal | softmax | dropout(p)`.
     """
     line = _lines.softmax(scale, mask is not None, is_causal, dropout_p, training)

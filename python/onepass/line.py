@@ -85,10 +85,11 @@ class Line:
         self.keeps: int = facts["keeps"]
         self.reads_x: bool = facts["reads_x"]
         self.reads_operands: list[bool] = facts["reads_operands"]
+        self.reads_statistics: bool = facts["reads_statistics"]
         self.resumes_from: int | None = facts["resumes_from"]
         self._operand_words = [w for w in self.words if w.operand != "none"]
-        self.operand_is_tensor = [w.operand == "tensor" for w in self._operand_words]
-        self.operand_count = len(self.operand_is_tensor)
+        self.operand_count = len(self._operand_words)
+        self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
         self.has_dropout: bool = facts["dropouts"] > 0
         self._without_dropout: str = facts["without_dropout"]
         skeleton = "rowwise" if self.rowwise else "elementwise"
@@ -111,13 +112,12 @@ class Line:
         if self.has_dropout and not training:
             return fused(self._without_dropout, x, *operands) if self._without_dropout else x
         state = self._draw(x, generator) if self.has_dropout else None
-        if x.device.type == "cpu" and not self._runs_on_cpu(operands):
+        if x.is_cpu and not self._runs_on_cpu(operands):
             self._check_shapes(x, operands)
             return self.reference(x, *operands, dropout_state=state)
         if torch.is_grad_enabled() and (x.requires_grad or any(o.requires_grad for o in operands)):
-            compiling = torch.compiler.is_compiling()
-            function = Apply if compiling or not _transforms_are_active() else Transformable
-            results = function.apply(x, self, state, *operands)
+            plain = torch.compiler.is_compiling() or not _transforms_are_active()
+            results = (Apply if plain else Transformable).apply(x, self, state, *operands)
         elif self.rowwise:
             results = self.forward_op(x, operands, self.text, state, False)
         else:
@@ -164,13 +164,13 @@ class Line:
 
     def _check_shapes(self, x, operands):
         """As the kernels do: PyTorch's operators would broadcast a column of another length."""
-        for i, (o, is_tensor) in enumerate(zip(operands, self.operand_is_tensor)):
-            if is_tensor:
+        for i, (o, word) in enumerate(zip(operands, self._operand_words)):
+            if word.operand == "tensor":
                 fits = torch.broadcast_shapes(x.shape, o.shape) == x.shape
             else:
                 fits = o.shape == x.shape[-1:]
             if not fits:
-                expected = "x's shape, or broadcast to it" if is_tensor else f"shape [{x.shape[-1]}]"
+                expected = "x's shape, or broadcast to it" if word.operand == "tensor" else f"shape [{x.shape[-1]}]"
                 raise RuntimeError(f"onepass: operand {i} must have {expected}, got {list(o.shape)}")
 
     def _draw(self, x, generator):
@@ -241,7 +241,8 @@ def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = 
         TypeError: for a wrong number of operands.
         RuntimeError: for shapes, dtypes or devices that do not fit, naming the operand, expected and got.
 
-    Saved for backward: the inputs that backward reads and the row statistics; masks are drawn again.
+    Saved for backward: the inputs that backward reads (or a kept value or the result in their place) and the row
+    statistics; masks are drawn again.
     """
     if torch.compiler.is_dynamo_compiling():
         parsed = getattr(_REGISTRY, _registered(line))

@@ -11,7 +11,7 @@ ONEPASS_BEGIN
 
 void sum_parts(const double* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
   using L = vec<double>;
-  for_columns<L>(begin, end, [&](int64 c, int count) ONEPASS_LAMBDA {
+  for_columns<L, true>(begin, end, [&](int64 c, int count) ONEPASS_LAMBDA {
     L total(0.0);
     for (int64 part = 0; part < parts; ++part) {
       const double* from = partial + part * columns;

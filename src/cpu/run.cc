@@ -70,7 +70,8 @@ const cpu_kernels& kernels_for(const spec::line& line, std::uint64_t boolean_mas
 int64 partition(arguments& a, bool rowwise) {
   const int64 rows = std::max<int64>(a.rows, 1), columns = std::max<int64>(a.columns, 1);
   if (a.wants_column != 0) {
-    a.task_rows = std::max<int64>((rows + kColumnParts - 1) / kColumnParts, 8);
+    const int64 parts = std::clamp<int64>((rows * columns + kGrainElements - 1) / kGrainElements, 1, kColumnParts);
+    a.task_rows = (rows + parts - 1) / parts;
     a.task_columns = rowwise ? columns : std::min<int64>(columns, 4096);
     return (rows + a.task_rows - 1) / a.task_rows;
   }

@@ -16,8 +16,8 @@ int64 power_of_two_from(int64 n) { return static_cast<int64>(std::bit_ceil(stati
 
 // Calls body(view, storage type) for every tensor that the kernel touches by column.
 template <class Body>
-void each_view(const request& r, const arguments& a, const Body& body) {
-  if (r.reads_x && a.x.data) body(a.x);
+void each_view(const arguments& a, const Body& body) {
+  if (a.x.data) body(a.x);
   body(a.y);
   if (a.dx.data) body(a.dx);
   for (int i = 0; i < kMaxOperands; ++i) {
@@ -31,10 +31,10 @@ void each_view(const request& r, const arguments& a, const Body& body) {
 }
 
 // The most numbers that one access may move: a divisor of the row and of every tensor's alignment.
-int access_for(const request& r, const arguments& a, int lanes) {
+int access_for(const arguments& a, int lanes) {
   int access = lanes;
   while (access > 1 && a.columns % access != 0) access /= 2;
-  each_view(r, a, [&](const view& v) {
+  each_view(a, [&](const view& v) {
     if (v.column_stride == 0) return;
     const int size = size_of(v.type);
     auto fits = [&](int numbers) {
@@ -109,7 +109,7 @@ void stream_row(const request& r, const arguments& a, const device_facts& chip, 
   c.sums_in_registers = 1;
   const int64 bytes = a.columns * size_of(r.x);
   c.row_in_shared =
-      !r.backward && r.reads_x && !c.single_x && bytes + kTuning.shared_for_reductions <= chip.shared_per_block;
+      !r.backward && a.x.data && !c.single_x && bytes + kTuning.shared_for_reductions <= chip.shared_per_block;
   p.shared_bytes = c.row_in_shared ? static_cast<unsigned>(bytes) : 0;
 }
 
@@ -152,9 +152,9 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   plan p{};
   configuration& c = p.with;
   c.lanes = 16 / size_of(r.x);
-  c.access = access_for(r, a, c.lanes);
+  c.access = access_for(a, c.lanes);
   c.collapsed = a.size[0] == 1 && a.size[1] == 1 && a.size[2] == 1;
-  c.single_x = r.reads_x && a.x.data && a.x.column_stride == 0;
+  c.single_x = a.x.data && a.x.column_stride == 0;
   c.single_y = a.y.column_stride == 0;
   c.saves_statistics = !r.backward && a.statistics != nullptr;
   for (int i = 0; i < kMaxOperands; ++i)

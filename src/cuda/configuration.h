@@ -20,7 +20,7 @@ struct request {
   dtype x = dtype::none;
   dtype operand[kMaxOperands] = {};
   uint64 wants_column = 0, wants_tensor = 0;
-  bool wants_dx = false, reads_x = false;
+  bool wants_dx = false;
 };
 
 // Plain numbers throughout: its bytes are part of a kernel's key.

@@ -46,11 +46,10 @@ class imagined_call {
     r.wants_column = a.wants_column = plan.wants_column;
     r.wants_tensor = plan.wants_tensor;
     r.wants_dx = plan.wants_dx;
-    r.reads_x = reads.x;
-    if (reads.x) add(a.x, x_);
+    if (reads.x || reads.result) add(a.x, x_);
     add(a.y, x_);
     for (int k = 0; k < line_.keeps; ++k) add(a.kept_gradient[k], x_);
-    if (reads.resume >= 0) add(a.kept[line_.words[static_cast<std::size_t>(reads.resume)].ordinal], x_);
+    if (reads.kept >= 0) add(a.kept[reads.kept], x_);
     add_operands(a, [&](int i) { return bool{reads.operands[static_cast<std::size_t>(i)]}; });
     for (const spec::gradient_output& output : plan.outputs) {
       if (!output.column) add(output.input == 0 ? a.dx : a.operand_gradient[output.input - 1], output.type);
@@ -71,7 +70,6 @@ class imagined_call {
     r.line = spec::type_text(line_, boolean_masks_, backward);
     r.x = x_;
     std::copy(types_, types_ + kMaxOperands, r.operand);
-    r.reads_x = true;
     return r;
   }
   void add(view& out, dtype type) { tensors_.push_back({kAddress, type, 2, sizes_, strides_, &out}); }

@@ -60,6 +60,14 @@ bool is_contiguous(const strided& t, const shape& x) {
   return true;
 }
 
+// Nearly every call: no look at single dimensions is needed.
+void set_contiguous(const std::vector<strided>& tensors, bool flatten, arguments& a) {
+  if (flatten) a.columns *= a.rows, a.rows = 1;
+  std::fill(a.size, a.size + kMaxDims - 1, 1);
+  a.size[kMaxDims - 1] = a.rows;
+  for (const strided& t : tensors) *t.out = {t.data, {0, 0, 0, a.columns}, t.type, 1};
+}
+
 }  // namespace
 
 std::int64_t shape::rows() const {
@@ -81,6 +89,10 @@ fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, argumen
   a.rows = x.rows();
   a.columns = x.columns();
   a.matrix_rows = x.dim > 1 ? x.sizes[x.dim - 2] : 1;
+  if (std::all_of(tensors.begin(), tensors.end(), [&](const strided& t) { return is_contiguous(t, x); })) {
+    set_contiguous(tensors, flatten, a);
+    return fit::rows;
+  }
   needs_copy.assign(tensors.size(), false);
   if (flatten) {
     const std::vector<dimension> all = merged(x, tensors, x.dim);

@@ -26,10 +26,15 @@ bool needs_input(const line& of, int at, int end, int resume) {
          (at != resume && needs_input(of, at + 1, end, resume));
 }
 
-// The last keep before the row word with nothing before it whose backward needs a value, and something behind it
-// that does: backward then starts from the kept tensor and never reads x.
+// Where backward starts instead of at x: a row word at the line's end that its result suffices, or the last keep before
+// the row word if something behind it needs a value. No word before that point may need one.
 int resume_point(const line& of) {
   const segment entry = entry_segment(of);
+  const bool ends = of.rowwise() && of.row + 1 == static_cast<int>(of.words.size());
+  if (ends && of.words[static_cast<std::size_t>(of.row)].about->backward_from_result &&
+      !needs_input(of, 0, entry.end, -1)) {
+    return of.row;
+  }
   int resume = -1;
   for (int i = 0; i < entry.end; ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
@@ -63,16 +68,19 @@ std::string chain_text(const line& of, segment part, std::uint64_t boolean_masks
 
 reads backward_reads(const line& of) {
   reads result;
-  result.resume = resume_point(of);
+  const int resume = resume_point(of);
+  result.result = resume >= 0 && resume == of.row;
+  if (resume >= 0 && !result.result) result.kept = of.words[static_cast<std::size_t>(resume)].ordinal;
+  result.statistics = of.rowwise() && !result.result;
   result.operands.resize(static_cast<std::size_t>(of.operands));
   const segment entry = entry_segment(of), exit = exit_segment(of);
-  result.x = of.rowwise() ? result.resume < 0 : needs_input(of, 0, entry.end, result.resume);
+  result.x = of.rowwise() ? resume < 0 : needs_input(of, 0, entry.end, resume);
   for (int i = 0; i < static_cast<int>(of.words.size()); ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
     if (w.operand < 0) continue;
     const bool before_row = i < entry.end;
-    const bool recomputed = (of.rowwise() && before_row && i > result.resume) ||
-                            needs_input(of, i + 1, before_row ? entry.end : exit.end, result.resume);
+    const bool recomputed =
+        (of.rowwise() && before_row && i > resume) || needs_input(of, i + 1, before_row ? entry.end : exit.end, resume);
     result.operands[static_cast<std::size_t>(w.operand)] = recomputed || w.about->backward_needs_operand;
   }
   return result;
@@ -132,8 +140,9 @@ std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward
   std::string text = "line<" + chain_text(of, entry_segment(of), boolean_masks, resume);
   if (of.rowwise()) {
     const word& row = of.words[static_cast<std::size_t>(of.row)];
-    text += ", stage::" + std::string(row.about->name) + ", " + std::to_string(row.parameter_slot) + ", " +
-            chain_text(of, exit_segment(of), boolean_masks, resume);
+    const std::string name = "stage::" + std::string(row.about->name);
+    text += ", " + (resume == of.row ? "stage::resumed<" + name + ">" : name) + ", " +
+            std::to_string(row.parameter_slot) + ", " + chain_text(of, exit_segment(of), boolean_masks, resume);
   }
   return text + ">";
 }
@@ -151,7 +160,8 @@ std::string structure(const line& of, std::uint64_t boolean_masks) {
 
 cost estimate(const line& of, std::int64_t rows, std::int64_t columns, dtype x) {
   const std::int64_t element = size_of(x), tensor = rows * columns * element, column = columns * element;
-  const std::int64_t statistics = of.statistics() * rows * (x == dtype::f64 ? 8 : 4);
+  const reads read = backward_reads(of);
+  const std::int64_t statistics = read.statistics ? of.statistics() * rows * (x == dtype::f64 ? 8 : 4) : 0;
   auto operand_bytes = [&](const word& w) { return w.about->operand == operand_kind::column ? column : tensor; };
   cost total;
   total.forward.bytes = 2 * tensor + of.keeps * tensor + statistics;
@@ -160,10 +170,9 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, dtype x) 
     total.forward.flops += w.about->flops_forward * rows * columns;
     total.backward.flops += (w.about->flops_backward + w.about->flops_forward) * rows * columns;
   }
-  const reads read = backward_reads(of);
   const std::vector<operand_facts> facts(static_cast<std::size_t>(of.operands), operand_facts{x, false});
   const gradients gradient = plan_gradients(of, x, facts, ~std::uint64_t{0});
-  total.saved_bytes = statistics + (read.x || read.resume >= 0 ? tensor : 0);
+  total.saved_bytes = statistics + (read.x || read.kept >= 0 || read.result ? tensor : 0);
   for (const word& w : of.words) {
     if (w.operand >= 0 && read.operands[static_cast<std::size_t>(w.operand)]) total.saved_bytes += operand_bytes(w);
   }

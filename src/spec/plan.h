@@ -20,8 +20,10 @@ struct operand_facts {
 
 // What backward reads, whoever wants what.
 struct reads {
-  int resume = -1;  // the keep (index into words) whose tensor the line resumes from instead of x
   bool x = false;
+  int kept = -1;               // instead of x, the value of this keep (its number)
+  bool result = false;         // instead of x, the result
+  bool statistics = false;     // of the row word
   std::vector<bool> operands;  // the value of each operand
 };
 reads backward_reads(const line&);
@@ -49,7 +51,8 @@ struct gradients {
 gradients plan_gradients(const line&, dtype x, const std::vector<operand_facts>&, std::uint64_t wanted);
 
 // The C++ type of the line: "line<chain<word<stage::bias,0,-1,-1>,...>, stage::layer_norm, 0, chain<...>>".
-// boolean_masks: bits by operand. In backward the keep that the line resumes from becomes stage::resume.
+// boolean_masks: bits by operand. In backward the keep that the line resumes from becomes stage::resume, the row word
+// stage::resumed<...>.
 std::string type_text(const line&, std::uint64_t boolean_masks, bool backward);
 
 // The line without its numbers, masks told apart: what the ahead-of-time table is keyed by.

@@ -89,10 +89,12 @@ const char* onepass_describe(const char* text) {
     const onepass::spec::line& line = prepared.line;
     out.begin('{').field("rowwise", line.rowwise()).field("keeps", line.keeps).field("dropouts", line.dropouts);
     out.field("statistics", line.statistics()).field("reads_x", prepared.reads.x);
+    out.field("reads_statistics", prepared.reads.statistics);
     out.field("without_dropout", onepass::spec::without_dropout(line));
-    out.key("resumes_from");  // which keep, in order
-    if (prepared.reads.resume < 0) out.null();
-    else out.value(line.words[static_cast<std::size_t>(prepared.reads.resume)].ordinal);
+    out.key("resumes_from");  // which of the results: 0, or 1 + the keep's number
+    if (prepared.reads.result) out.value(0);
+    else if (prepared.reads.kept >= 0) out.value(1 + prepared.reads.kept);
+    else out.null();
     out.key("reads_operands").begin('[');
     for (bool read : prepared.reads.operands) out.value(read);
     out.end(']').key("words").begin('[');

@@ -70,11 +70,12 @@ std::vector<Tensor> backward(const backward_call& call) {
     f.operand(i, *call.operands[at]);
   }
   f.boolean_masks = masks_of(f);
-  if (prepared_with.reads.resume >= 0) {
-    ONEPASS_CHECK(call.resumed.has_value(), "onepass: backward of \"", call.line, "\" reads a kept value");
-    f.input(*call.resumed, f.a.kept[line.words[static_cast<std::size_t>(prepared_with.reads.resume)].ordinal]);
+  if (prepared_with.reads.result || prepared_with.reads.kept >= 0) {
+    ONEPASS_CHECK(call.resumed.has_value(), "onepass: backward of \"", call.line, "\" reads ",
+                  prepared_with.reads.result ? "the result" : "a kept value");
+    f.input(*call.resumed, prepared_with.reads.result ? f.a.x : f.a.kept[prepared_with.reads.kept]);
   }
-  if (line.rowwise()) {
+  if (prepared_with.reads.statistics) {
     ONEPASS_CHECK(call.statistics.has_value(), "onepass: backward of \"", call.line, "\" reads the row statistics");
     f.statistics(*call.statistics);
   }

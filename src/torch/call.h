@@ -24,7 +24,7 @@ struct backward_call {
   const std::vector<Tensor>& gradients;  // of the result, then of the kept values
   const std::optional<Tensor>& x;        // where backward reads it
   const std::vector<std::optional<Tensor>>& operands;
-  const std::optional<Tensor>& resumed;  // the kept tensor that the line resumes from
+  const std::optional<Tensor>& resumed;  // the kept tensor, or the result, that the line resumes from
   const std::optional<Tensor>& statistics;
   const std::optional<Tensor>& dropout_state;
   const std::string& line;

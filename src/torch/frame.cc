@@ -32,10 +32,11 @@ frame::frame(const prepared_line& with, const Tensor& like, const char* name)
   }
 }
 
-void frame::require_same_device(const Tensor& t, const std::string& what) const {
+template <class What>
+void frame::require_same_device(const Tensor& t, const What& what) const {
   const device its = device_of(t);
   ONEPASS_CHECK(its == on, "onepass: expected all tensors to be on the same device, but x is on ", on.text(), " and ",
-                what, " is on ", its.text());
+                what(), " is on ", its.text());
 }
 
 void frame::input(const Tensor& t, view& out) {
@@ -58,7 +59,7 @@ void frame::operand(int index, const Tensor& t) {
   const dtype its = dtype_of(t);
   ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", operand_text(w),
                 " must be a floating point tensor", is_mask ? " or bool" : "", ", got ", dtype_text(t));
-  require_same_device(t, operand_text(w));
+  require_same_device(t, [&] { return operand_text(w); });
   operand_types[index] = its;
   view& out = a.operand[index];
   if (w.about->operand == operand_kind::tensor) {
@@ -83,7 +84,7 @@ void frame::dropout_state(const std::optional<Tensor>& state) {
   ONEPASS_CHECK(code == aoti_torch_dtype_int64() && state->numel() == 2 && state->is_contiguous(),
                 "onepass: dropout_state must be a contiguous int64 tensor {seed, offset}, got shape ",
                 shape_text(*state));
-  require_same_device(*state, "dropout_state");
+  require_same_device(*state, [] { return "dropout_state"; });
   a.dropout_state = static_cast<const int64*>(static_cast<void*>(state->data_ptr()));
 }
 

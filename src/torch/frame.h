@@ -1,7 +1,6 @@
 // The tensors of one call on their way into `arguments`: checked, broadcast, laid out as rows.
 #pragma once
 
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -38,9 +37,10 @@ class frame {
   void lay_out();
 
  private:
-  void require_same_device(const Tensor& t, const std::string& what) const;
+  template <class What>
+  void require_same_device(const Tensor& t, const What& what) const;  // what(): its name, in a message
 
-  std::deque<Tensor> held_;  // copies that must outlive the kernel's launch
+  std::vector<Tensor> held_;  // copies that must outlive the kernel's launch
   std::vector<spec::strided> tensors_;
   std::vector<const Tensor*> sources_;  // beside tensors_; null for outputs
 };

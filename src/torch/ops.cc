@@ -27,8 +27,8 @@ std::vector<Tensor> elementwise_backward(std::vector<Tensor> gradients, optional
 }
 
 std::vector<Tensor> rowwise_backward(std::vector<Tensor> gradients, optional_tensor x,
-                                     std::vector<optional_tensor> operands, optional_tensor resumed, Tensor statistics,
-                                     optional_tensor dropout_state, std::string line,
+                                     std::vector<optional_tensor> operands, optional_tensor resumed,
+                                     optional_tensor statistics, optional_tensor dropout_state, std::string line,
                                      std::vector<int64_t> operand_types, int64_t wanted) {
   return backward({gradients, x, operands, resumed, statistics, dropout_state, line, operand_types, wanted});
 }
@@ -50,7 +50,7 @@ STABLE_TORCH_LIBRARY(onepass, m) {
       "elementwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, "
       "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
   m.def(
-      "rowwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor statistics, "
+      "rowwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor? statistics, "
       "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
 }
 

@@ -42,7 +42,6 @@ cuda::request request_of(const frame& f, bool backward) {
   r.line = f.line.type_text(f.boolean_masks, backward);
   r.x = f.type;
   std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
-  r.reads_x = !backward || f.line.reads.x;
   return r;
 }
 

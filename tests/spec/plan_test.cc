@@ -26,15 +26,32 @@ TEST(Reads, ActivationsReadXAndWhatStandsBefore) {
 
 TEST(Reads, ResidualNormsResumeFromTheKeptValue) {
   const reads r = backward_reads(parse("bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"));
-  EXPECT_EQ(r.resume, 3);
+  EXPECT_EQ(r.kept, 0);
   EXPECT_FALSE(r.x);
   EXPECT_EQ(r.operands, (std::vector<bool>{false, false, true}));
 }
 
 TEST(Reads, NoResumeWhereAValueIsNeededBeforeTheKeep) {
   const reads r = backward_reads(parse("gelu | keep | rms_norm(1e-6)"));
-  EXPECT_EQ(r.resume, -1);
+  EXPECT_EQ(r.kept, -1);
   EXPECT_TRUE(r.x);
+}
+
+TEST(Reads, SoftmaxAtTheEndResumesFromTheResult) {
+  const reads r = backward_reads(parse("mul(0.5) | mask | softmax"));
+  EXPECT_TRUE(r.result);
+  EXPECT_FALSE(r.x);
+  EXPECT_FALSE(r.statistics);
+  EXPECT_EQ(r.operands, (std::vector<bool>{true}));
+}
+
+TEST(Reads, SoftmaxReadsXWhereMoreIsToComeOrAValueIsNeeded) {
+  for (const char* text : {"softmax | dropout(0.1)", "softmax | keep", "tanh | softmax"}) {
+    const reads r = backward_reads(parse(text));
+    EXPECT_FALSE(r.result) << text;
+    EXPECT_TRUE(r.x) << text;
+    EXPECT_TRUE(r.statistics) << text;
+  }
 }
 
 TEST(Gradients, AddLastIsTheUpstreamGradientItself) {
@@ -79,6 +96,13 @@ TEST(TypeText, NamesStagesOperandsNumbersAndTheResumePoint) {
             "line<chain<word<stage::bias, 0, -1, -1>, word<stage::dropout, -1, 0, 0>, word<stage::add, 1, -1, -1>, "
             "word<stage::keep, -1, -1, 0>>, stage::rms_norm, 1, chain<word<stage::scale, 2, -1, -1>>>");
   EXPECT_NE(type_text(l, 0, true).find("stage::resume, -1, -1, 0"), std::string::npos);
+}
+
+TEST(TypeText, ARowWordWhoseResultIsGivenIsResumed) {
+  const line l = parse("mul(0.5) | softmax");
+  EXPECT_EQ(type_text(l, 0, true),
+            "line<chain<word<stage::mul, -1, 0, -1>>, stage::resumed<stage::softmax>, -1, chain<>>");
+  EXPECT_EQ(type_text(l, 0, false).find("resumed"), std::string::npos);
 }
 
 TEST(TypeText, MasksAreToldApart) {

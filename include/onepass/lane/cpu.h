@@ -187,11 +187,31 @@ ONEPASS_FUNCTION void stream(void* row, dtype type, int64 column, vec<T> value) 
                    else hn::StoreU(v, d, to);  // there is no streaming store of 8 bytes or fewer
                  });
 }
+template <class T>
+ONEPASS_FUNCTION void stream_lane(vec<T> value, T* at) {
+  const hn::ScalableTag<T> d;
+  if constexpr (vec<T>::kLanes * sizeof(T) >= 16) hn::Stream(value.raw, d, at);
+  else hn::StoreU(value.raw, d, at);
+}
 template <class L>
 ONEPASS_FUNCTION bool can_stream(const void* row, dtype type) {
   constexpr uintptr_t kRegister = HWY_MAX_BYTES;
   const uintptr_t bytes = static_cast<uintptr_t>(L::kLanes) * static_cast<uintptr_t>(size_of(type));
   return bytes >= 16 && reinterpret_cast<uintptr_t>(row) % (bytes < kRegister ? bytes : kRegister) == 0;
+}
+
+// Adds the first `count` numbers to doubles, or puts them there.
+template <class T>
+ONEPASS_FUNCTION void add_to_doubles(vec<T> value, double* to, int count, bool put) {
+  using L = vec<T>;
+  HWY_ALIGN double wide[L::kLanes];
+  storage::write(reinterpret_cast<char*>(wide), dtype::f64, value,
+                 [](auto v, auto d, auto* at) ONEPASS_LAMBDA { hn::StoreU(v, d, at); });
+  if (put) {
+    for (int i = 0; i < count; ++i) to[i] = wide[i];
+  } else {
+    for (int i = 0; i < count; ++i) to[i] += wide[i];
+  }
 }
 
 // The value as `store` then `load` would give it back.

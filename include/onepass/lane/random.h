@@ -110,7 +110,6 @@ class random_source {
     word w0, w1, w2, w3;
 
     ONEPASS_FUNCTION void round(word key0, word key1) {
-      const word_tag d;
       const hn::Repartition<uint32_t, word_tag> d32;
       const auto product0 = hn::MulEven(hn::BitCast(d32, w0), hn::Set(d32, kPhiloxMultiplier[0]));
       const auto product1 = hn::MulEven(hn::BitCast(d32, w2), hn::Set(d32, kPhiloxMultiplier[1]));

@@ -22,8 +22,8 @@
   }                 \
   }                 \
   HWY_AFTER_NAMESPACE();
-#define ONEPASS_FUNCTION HWY_INLINE  // in front of every function of a lane, stage or chain
-#define ONEPASS_LAMBDA HWY_ATTR      // behind the parameters of every lambda
+#define ONEPASS_FUNCTION HWY_INLINE                             // in front of every function of a lane, stage or chain
+#define ONEPASS_LAMBDA __attribute__((always_inline)) HWY_ATTR  // behind the parameters of every lambda
 #elif defined(__CUDACC__)
 #define ONEPASS_TARGET device
 #define ONEPASS_BEGIN \

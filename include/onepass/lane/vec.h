@@ -109,6 +109,30 @@ ONEPASS_FUNCTION void store_lane(vec<T> value, T* at) {
   hn::StoreU(value.raw, hn::ScalableTag<T>(), at);
 }
 
+// The first `count` numbers, touching no others; zero in the lanes behind.
+template <class L>
+ONEPASS_FUNCTION L load_first(const typename L::scalar* at, int count) {
+  const typename L::tag d;
+#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
+  return L(hn::MaskedLoad(hn::FirstN(d, static_cast<size_t>(count)), d, at));
+#else
+  HWY_ALIGN typename L::scalar number[L::kLanes] = {};
+  for (int i = 0; i < count; ++i) number[i] = at[i];
+  return L(hn::Load(d, number));
+#endif
+}
+template <class T>
+ONEPASS_FUNCTION void store_first(vec<T> value, T* at, int count) {
+  const hn::ScalableTag<T> d;
+#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
+  hn::BlendedStore(value.raw, hn::FirstN(d, static_cast<size_t>(count)), d, at);
+#else
+  HWY_ALIGN T number[vec<T>::kLanes];
+  hn::Store(value.raw, d, number);
+  for (int i = 0; i < count; ++i) at[i] = number[i];
+#endif
+}
+
 // first, first + 1, ...
 template <class L>
 ONEPASS_FUNCTION L iota(typename L::scalar first) {

@@ -24,7 +24,7 @@ struct arguments {
   int64 size[kMaxDims];  // the leading dimensions, outermost first, padded in front with 1; their product is rows
   int64 matrix_rows;     // x.shape[-2], for `causal`
 
-  view x;   // forward and backward: the input, where it is read
+  view x;   // forward and backward: the input, where it is read; backward: the result, where the line resumes there
   view y;   // forward: the result.  backward: its gradient
   view dx;  // backward
   view operand[kMaxOperands];

@@ -25,12 +25,13 @@ ONEPASS_FUNCTION tile tile_of(const arguments& a, int64 task) {
 template <class T, class Line, bool Uniform>
 void elementwise_forward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  place<T, Line, Uniform> at(a);
+  typename place<T, Line, Uniform>::random_sources random;
+  place<T, Line, Uniform> at(a, random);
   for (int64 task = begin; task < end; ++task) {
     const tile t = tile_of(a, task);
     for (int64 row = t.row_begin; row < t.row_end; ++row) {
       at.set_row(row);
-      for_columns<L>(t.column_begin, t.column_end, [&](int64 column, int count) ONEPASS_LAMBDA {
+      for_columns<L, Uniform>(t.column_begin, t.column_end, [&](int64 column, int count) ONEPASS_LAMBDA {
         at.set_column(column, count);
         at.store_y(Line::pre::forward(at.x(), at));
       });
@@ -42,14 +43,15 @@ void elementwise_forward(const arguments& a, int64 begin, int64 end) {
 template <class T, class Line, bool Uniform>
 void elementwise_backward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  place<T, Line, Uniform> at(a);
+  typename place<T, Line, Uniform>::random_sources random;
+  place<T, Line, Uniform> at(a, random);
   for (int64 task = begin; task < end; ++task) {
     const tile t = tile_of(a, task);
     column_sums<T> sums(a, t.column_begin, t.column_end, at);
-    sums.start(a, t.row_block);
+    sums.start(t.row_block);
     for (int64 row = t.row_begin; row < t.row_end; ++row) {
       at.set_row(row);
-      for_columns<L>(t.column_begin, t.column_end, [&](int64 column, int count) ONEPASS_LAMBDA {
+      for_columns<L, Uniform>(t.column_begin, t.column_end, [&](int64 column, int count) ONEPASS_LAMBDA {
         at.set_column(column, count);
         L x{};
         if constexpr (Line::pre::needs_input) x = at.x();
@@ -57,7 +59,7 @@ void elementwise_backward(const arguments& a, int64 begin, int64 end) {
       });
       sums.end_row();
     }
-    sums.flush();
+    sums.finish();
   }
   if (a.stream_stores) hwy::FlushStream();
 }

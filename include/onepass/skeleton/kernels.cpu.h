@@ -24,7 +24,7 @@ void backward(const arguments& a, int64 begin, int64 end) {
   else rowwise_backward<T, Line, Uniform>(a, begin, end);
 }
 
-// Forward and Backward differ where backward resumes from a keep.
+// Forward and Backward differ where backward resumes from a kept value or from the result.
 template <class Forward, class Backward>
 constexpr cpu_kernels kernels_of() {
   return {forward<float, Forward>,    backward<float, Backward>,     forward<double, Forward>,

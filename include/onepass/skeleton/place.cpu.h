@@ -21,6 +21,15 @@
 
 ONEPASS_BEGIN
 
+// body(0), ..., body(N - 1) with indices that the compiler knows: a place then lives in registers.
+template <int N, class Body>
+ONEPASS_FUNCTION void each_index(const Body& body) {
+  if constexpr (N > 0) {
+    each_index<N - 1>(body);
+    body(N - 1);
+  }
+}
+
 // One row of a tensor.
 struct row_view {
   char* data = nullptr;
@@ -33,15 +42,26 @@ template <class T, class Line, bool Uniform>
 class place {
  public:
   using lane = vec<T>;
+  static constexpr bool kUniform = Uniform;
 
-  explicit ONEPASS_FUNCTION place(const arguments& a)
-      : a_(a), collapsed_(a.size[0] == 1 && a.size[1] == 1 && a.size[2] == 1) {
-    for (int i = 0; i < Line::dropouts; ++i) random_[i].reset(a.dropout_state, i, a.columns);
+  // Beside the place: they fill their blocks out of line.
+  struct random_sources {
+    random_source of[larger(1, Line::dropouts)];
+  };
+
+  // quiet: gives no gradients to operands (a second look at a row).
+  ONEPASS_FUNCTION place(const arguments& a, random_sources& random, bool quiet = false)
+      : a_(a), collapsed_(a.size[0] == 1 && a.size[1] == 1 && a.size[2] == 1), random_(random) {
+    each_index<Line::dropouts>([&](int i) ONEPASS_LAMBDA { random.of[i].reset(a.dropout_state, i, a.columns); });
+    each_index<Line::operands>(
+        [&](int i) ONEPASS_LAMBDA { wants_[i] = !quiet && (a.operand_gradient[i].data || (a.wants_column >> i & 1)); });
+    each_index<kMaxParameters>([&](int i) ONEPASS_LAMBDA { parameter_[i] = static_cast<T>(a.parameter[i]); });
   }
 
   ONEPASS_FUNCTION void set_row(int64 row) {
     row_ = row;
     int64 digit[kMaxDims] = {0, 0, 0, row};
+    matrix_row_ = row % a_.matrix_rows;
     if (!collapsed_) {
       for (int d = kMaxDims - 1; d > 0; --d) {
         digit[d] = row % a_.size[d];
@@ -52,15 +72,15 @@ class place {
     x_ = row_of(a_.x, digit);
     y_ = row_of(a_.y, digit);
     dx_ = row_of(a_.dx, digit);
-    for (int i = 0; i < Line::operands; ++i) {
+    each_index<Line::operands>([&](int i) ONEPASS_LAMBDA {
       operand_[i] = row_of(a_.operand[i], digit);
       operand_gradient_[i] = row_of(a_.operand_gradient[i], digit);
-    }
-    for (int k = 0; k < Line::keeps; ++k) {
+    });
+    each_index<Line::keeps>([&](int k) ONEPASS_LAMBDA {
       kept_[k] = row_of(a_.kept[k], digit);
       kept_gradient_[k] = row_of(a_.kept_gradient[k], digit);
-    }
-    for (int i = 0; i < Line::dropouts; ++i) random_[i].set_row(row_);
+    });
+    each_index<Line::dropouts>([&](int i) ONEPASS_LAMBDA { random_.of[i].set_row(row_); });
     stream_y_ = a_.stream_stores && can_stream<lane>(y_.data, y_.type);
     stream_dx_ = a_.stream_stores && dx_.data && can_stream<lane>(dx_.data, dx_.type);
   }
@@ -86,7 +106,7 @@ class place {
   }
   template <int I>
   ONEPASS_FUNCTION bool wants() const {
-    return operand_gradient_[I].data || (a_.wants_column >> I & 1);
+    return wants_[I];
   }
   template <int I>
   ONEPASS_FUNCTION void tensor_gradient(lane g) const {
@@ -99,11 +119,11 @@ class place {
   }
   template <int J>
   ONEPASS_FUNCTION T parameter() const {
-    return static_cast<T>(a_.parameter[J]);
+    return parameter_[J];
   }
   template <class L, int K>
   ONEPASS_FUNCTION L random() {
-    return random_[K].template next<L>(column_);
+    return random_.of[K].template next<L>(column_);
   }
   template <class L>
   ONEPASS_FUNCTION L column() const {
@@ -111,7 +131,7 @@ class place {
   }
   template <class L>
   ONEPASS_FUNCTION L matrix_row() const {
-    return L(static_cast<T>(row_ % a_.matrix_rows));
+    return L(static_cast<T>(matrix_row_));
   }
   template <int K>
   ONEPASS_FUNCTION lane keep(lane v) const {
@@ -130,23 +150,24 @@ class place {
 
   // Backward's running column sums, one array of columns (rounded up to whole lanes) for each wanted operand.
   ONEPASS_FUNCTION void set_column_sums(T* sums, int64 stride) {
-    for (int i = 0, slot = 0; i < Line::operands; ++i) {
+    int slot = 0;
+    each_index<Line::operands>([&](int i) ONEPASS_LAMBDA {
       if (a_.wants_column >> i & 1) column_sum_[i] = sums + stride * slot++;
-    }
+    });
   }
 
  private:
   static ONEPASS_FUNCTION row_view row_of(const view& v, const int64* digit) {
     if (!v.data) return {};
     int64 offset = 0;
-    for (int d = 0; d < kMaxDims; ++d) offset += digit[d] * v.stride[d];
+    each_index<kMaxDims>([&](int d) ONEPASS_LAMBDA { offset += digit[d] * v.stride[d]; });
     return {static_cast<char*>(v.data) + offset * size_of(v.type), v.type, v.column_stride == 0};
   }
   ONEPASS_FUNCTION bool whole() const { return HWY_LIKELY(count_ == lanes<lane>()); }
   ONEPASS_FUNCTION lane read(const row_view& v) const {
     if constexpr (Uniform) {
-      if (whole()) return load_lane<lane>(reinterpret_cast<const T*>(v.data) + column_);
-      return load_partial<lane>(v.data, kOwn, column_, count_);
+      const T* at = reinterpret_cast<const T*>(v.data) + column_;
+      return whole() ? load_lane<lane>(at) : load_first<lane>(at, count_);
     } else {
       if (HWY_UNLIKELY(v.single)) return broadcast<lane>(v.data, v.type);
       if (whole()) return load<lane>(v.data, v.type, column_);
@@ -154,23 +175,30 @@ class place {
     }
   }
   ONEPASS_FUNCTION void write(const row_view& v, lane value, bool past_caches) const {
-    const dtype type = Uniform ? kOwn : v.type;
-    if (!whole()) store_partial(v.data, type, column_, value, count_);
-    else if (past_caches) stream(v.data, type, column_, value);
-    else store(v.data, type, column_, value);
+    if constexpr (Uniform) {
+      T* at = reinterpret_cast<T*>(v.data) + column_;
+      if (!whole()) store_first(value, at, count_);
+      else if (past_caches) stream_lane(value, at);
+      else store_lane(value, at);
+    } else {
+      if (!whole()) store_partial(v.data, v.type, column_, value, count_);
+      else if (past_caches) stream(v.data, v.type, column_, value);
+      else store(v.data, v.type, column_, value);
+    }
   }
 
-  static constexpr dtype kOwn = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
   const arguments& a_;
   const bool collapsed_;
   bool stream_y_ = false, stream_dx_ = false;
   int count_ = 0;
-  int64 row_ = 0, column_ = 0;
+  int64 row_ = 0, column_ = 0, matrix_row_ = 0;
   row_view x_, y_, dx_;
   row_view operand_[larger(1, Line::operands)], operand_gradient_[larger(1, Line::operands)];
   row_view kept_[larger(1, Line::keeps)], kept_gradient_[larger(1, Line::keeps)];
+  bool wants_[larger(1, Line::operands)] = {};
+  T parameter_[kMaxParameters] = {};
   T* column_sum_[larger(1, Line::operands)] = {};
-  random_source random_[larger(1, Line::dropouts)];
+  random_sources& random_;
 };
 
 // Memory for one task, aligned for whole lanes.
@@ -193,13 +221,18 @@ ONEPASS_FUNCTION int64 whole_lanes(int64 columns) {
   return (columns + lanes<L>() - 1) / lanes<L>() * lanes<L>();
 }
 
-// Calls body(column, count) for each lane of columns [begin, end).
-template <class L, class Body>
+// Calls body(column, count) for each lane of columns [begin, end). Apart: the whole lanes have code of their own, where
+// the compiler knows the count.
+template <class L, bool Apart, class Body>
 ONEPASS_FUNCTION void for_columns(int64 begin, int64 end, const Body& body) {
   constexpr int kLanes = lanes<L>();
   int64 c = begin;
-  for (; c + kLanes <= end; c += kLanes) body(c, kLanes);
-  if (c < end) body(c, static_cast<int>(end - c));
+  if constexpr (Apart) {
+    for (; c + kLanes <= end; c += kLanes) body(c, kLanes);
+    if (c < end) body(c, static_cast<int>(end - c));
+  } else {
+    for (; c < end; c += kLanes) body(c, end - c < kLanes ? static_cast<int>(end - c) : kLanes);
+  }
 }
 
 // The running column sums of one task over columns [begin, end): short sums in level-one cache, added to the task's
@@ -212,40 +245,46 @@ class column_sums {
   template <class Place>
   ONEPASS_FUNCTION column_sums(const arguments& a, int64 begin, int64 end, Place& at)
       : slots_(static_cast<int>(hwy::PopCount(a.wants_column))),
-        begin_(begin),
-        end_(end),
-        stride_(whole_lanes<vec<T>>(end - begin)),
+        columns_(end - begin),
+        stride_(whole_lanes<L>(end - begin)),
+        part_(static_cast<double*>(a.column_partial) + begin),
+        part_stride_(a.columns),
         slot_stride_((a.rows + a.task_rows - 1) / a.task_rows * a.columns),
         running_(stride_ * slots_ + 1) {
-    for (int64 i = 0; i < stride_ * slots_; ++i) running_.data()[i] = 0;
+    for (int64 i = 0; i < stride_ * slots_; i += lanes<L>()) store_lane(L(T(0)), running_.data() + i);
     at.set_column_sums(running_.data() - begin, stride_);
   }
-  // The part that a row block writes; zeroed here, so that every part is whole.
-  ONEPASS_FUNCTION void start(const arguments& a, int64 part) {
-    part_ = static_cast<double*>(a.column_partial) + part * a.columns;
-    for (int s = 0; s < slots_; ++s) {
-      for (int64 c = begin_; c < end_; ++c) part_[s * slot_stride_ + c] = 0;
-    }
-  }
+  // Which part the rows that follow belong to.
+  ONEPASS_FUNCTION void start(int64 part) { to_ = part_ + part * part_stride_, is_first_ = true; }
   ONEPASS_FUNCTION void end_row() {
     if (slots_ != 0 && ++rows_ == kRows) flush();
   }
-  ONEPASS_FUNCTION void flush() {
-    rows_ = 0;
-    for (int s = 0; s < slots_; ++s) {
-      T* from = running_.data() + s * stride_;
-      double* to = part_ + s * slot_stride_ + begin_;
-      for (int64 c = 0; c < end_ - begin_; ++c) {
-        to[c] += static_cast<double>(from[c]);
-        from[c] = 0;
-      }
-    }
+  ONEPASS_FUNCTION void finish() {
+    if (slots_ != 0 && (rows_ != 0 || is_first_)) flush();
   }
 
  private:
-  int slots_, rows_ = 0;
-  int64 begin_, end_, stride_, slot_stride_;
-  double* part_ = nullptr;
+  using L = vec<T>;
+
+  ONEPASS_FUNCTION void flush() {
+    for (int s = 0; s < slots_; ++s) {
+      for_columns<L, true>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
+        T* from = running_.data() + s * stride_ + c;
+        add_to_doubles(load_lane<L>(from), to_ + s * slot_stride_ + c, count, is_first_);
+        store_lane(L(T(0)), from);
+      });
+    }
+    rows_ = 0;
+    is_first_ = false;
+  }
+
+  const int slots_;
+  int rows_ = 0;
+  bool is_first_ = true;
+  const int64 columns_, stride_;
+  double* const part_;
+  const int64 part_stride_, slot_stride_;
+  double* to_ = nullptr;
   scratch<T> running_;
 };
 

@@ -11,48 +11,55 @@
 
 ONEPASS_BEGIN
 
-// The row as a row word sees it (see stage/row.h): values in cache, padded to whole lanes.
-template <class L>
+// The row as a row word sees it (see stage/row.h): values in cache, padded to whole lanes. The first look at them also
+// makes them, one pass fewer: make(column, count) gives a lane.
+template <class L, class Make>
 class held_row {
  public:
   using lane = L;
   using T = typename L::scalar;
   static constexpr bool kHeld = true;
 
-  ONEPASS_FUNCTION held_row(T* values, int64 columns) : values_(values), columns_(columns) {}
+  ONEPASS_FUNCTION held_row(T* values, int64 columns, const Make& make)
+      : values_(values), columns_(columns), make_(make) {}
   ONEPASS_FUNCTION T columns() const { return static_cast<T>(columns_); }
 
   template <class F>
   ONEPASS_FUNCTION T sum(const F& f) {
-    return sum_lanes(each_sum<L>([&](T* at) ONEPASS_LAMBDA { return f(load_lane<L>(at)); }));
+    return sum_lanes(each_sum<L, false>(f));
   }
   template <class F>
   ONEPASS_FUNCTION stage::pair<T> sum_pair(const F& f) {
-    using two = stage::terms<L>;
-    const two total = each_sum<two>([&](T* at) ONEPASS_LAMBDA { return f(load_lane<L>(at)); });
+    const stage::terms<L> total = each_sum<stage::terms<L>, false>(f);
     return {sum_lanes(total.first), sum_lanes(total.second)};
   }
   template <class F>
   ONEPASS_FUNCTION T replace_sum(const F& f) {
-    return sum_lanes(each_sum<L>([&](T* at) ONEPASS_LAMBDA {
-      const L value = f(load_lane<L>(at));
-      store_lane(value, at);
-      return value;
-    }));
+    return sum_lanes(each_sum<L, true>(f));
   }
   template <class F>
   ONEPASS_FUNCTION T max(const F& f) {
-    const T lowest = static_cast<T>(-kInfinity);
-    L best(lowest);
-    for_columns<L>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
-      L value = f(load_lane<L>(values_ + c));
-      if (count < lanes<L>()) value = where(first_n<L>(count), value, L(lowest));
-      best = onepass::ONEPASS_TARGET::max(best, value);
+    const L lowest(static_cast<T>(-kInfinity));
+    L best = lowest;
+    for_columns<L, false>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
+      const L value = f(look(c, count));
+      best = onepass::ONEPASS_TARGET::max(
+          best, HWY_LIKELY(count == kLanes) ? value : where(first_n<L>(count), value, lowest));
     });
+    made_ = true;
     return max_lanes(best);
   }
 
  private:
+  static constexpr int kLanes = lanes<L>();
+  static constexpr int kBlock = 512;  // lanes added up apart from the rest: the error does not grow with the row
+
+  ONEPASS_FUNCTION L look(int64 column, int count) {
+    if (made_) return load_lane<L>(values_ + column);
+    const L value = make_(column, count);
+    store_lane(value, values_ + column);
+    return value;
+  }
   template <class Sum>
   static ONEPASS_FUNCTION Sum zero_of() {
     if constexpr (same_type<Sum, L>) return L(T(0));
@@ -63,32 +70,31 @@ class held_row {
     return {first_of(count, v.first), first_of(count, v.second)};
   }
 
-  // Four sums side by side hide the adder's latency; blocks of kBlock lanes keep the error from growing with the row.
-  template <class Sum, class F>
+  // Four sums take turns, which hides the adder's latency.
+  template <class Sum, bool Replace, class F>
   ONEPASS_FUNCTION Sum each_sum(const F& f) {
-    constexpr int kLanes = lanes<L>(), kBlock = 128;
     const Sum zero = zero_of<Sum>();
     Sum total = zero;
-    int64 c = 0;
-    while (c + 4 * kLanes <= columns_) {
+    for (int64 block = 0; block < columns_; block += kBlock * kLanes) {
+      const int64 end = columns_ < block + kBlock * kLanes ? columns_ : block + kBlock * kLanes;
       Sum s0 = zero, s1 = zero, s2 = zero, s3 = zero;
-      for (int i = 0; i < kBlock && c + 4 * kLanes <= columns_; ++i, c += 4 * kLanes) {
-        s0 = s0 + f(values_ + c);
-        s1 = s1 + f(values_ + c + kLanes);
-        s2 = s2 + f(values_ + c + 2 * kLanes);
-        s3 = s3 + f(values_ + c + 3 * kLanes);
-      }
+      for_columns<L, false>(block, end, [&](int64 c, int count) ONEPASS_LAMBDA {
+        Sum value = f(look(c, count));
+        if constexpr (Replace) store_lane(value, values_ + c);
+        if (HWY_UNLIKELY(count < kLanes)) value = first_of(count, value);
+        const Sum next = s0 + value;
+        s0 = s1, s1 = s2, s2 = s3, s3 = next;
+      });
       total = total + ((s0 + s1) + (s2 + s3));
     }
-    for (; c < columns_; c += kLanes) {
-      const Sum value = f(values_ + c);
-      total = total + (c + kLanes <= columns_ ? value : first_of(static_cast<int>(columns_ - c), value));
-    }
+    made_ = true;
     return total;
   }
 
   T* values_;
   const int64 columns_;
+  const Make& make_;
+  bool made_ = false;
 };
 
 template <class T, class Line>
@@ -100,24 +106,25 @@ ONEPASS_FUNCTION T row_parameter(const arguments& a) {
 template <class T, class Line, bool Uniform>
 void rowwise_forward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  using held = held_row<L>;
-  place<T, Line, Uniform> at(a);
+  typename place<T, Line, Uniform>::random_sources random;
+  place<T, Line, Uniform> at(a, random);
   scratch<T> values(whole_lanes<L>(a.columns));
   T* statistics = static_cast<T*>(a.statistics);
   const int64 first = begin * a.task_rows, last = end * a.task_rows < a.rows ? end * a.task_rows : a.rows;
   for (int64 row = first; row < last; ++row) {
     at.set_row(row);
-    for_columns<L>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+    const auto make = [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
-      store_lane(Line::pre::forward(at.x(), at), values.data() + c);
-    });
-    held whole(values.data(), a.columns);
+      return Line::pre::forward(at.x(), at);
+    };
+    using held = held_row<L, decltype(make)>;
+    held whole(values.data(), a.columns, make);
     const stage::pair<T> saved = Line::row::statistics(whole, row_parameter<T, Line>(a));
     if (statistics) {
       statistics[row] = saved.first;
       if constexpr (Line::row::about.statistics > 1) statistics[a.rows + row] = saved.second;
     }
-    for_columns<L>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+    for_columns<L, Uniform>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
       const L z = Line::row::template forward<held>(load_lane<L>(values.data() + c), saved);
       at.store_y(Line::post::forward(z, at));
@@ -126,20 +133,36 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
   if (a.stream_stores) hwy::FlushStream();
 }
 
-// One row: dz and the terms summed over it, then dx.
+// z and dz of one lane in backward.
+template <class Line, class L, class Place, class T>
+ONEPASS_FUNCTION stage::terms<L> value_and_gradient(Place& at, stage::pair<T> saved) {
+  L x{};
+  if constexpr (!Line::pre::resumes) x = at.x();
+  const L z = row_result<Line>::of(x, saved, at);
+  return {z, Line::post::backward(z, at.dy(), at)};
+}
+
+// Whether z and dz cost less to compute again than a trip through the cache; not where types are looked up.
+template <class Line, bool Uniform>
+inline constexpr bool kComputesAgain =
+    Uniform &&
+    (row_result<Line>::kIsGiven ? 0 : Line::pre::flops + Line::row::about.flops_recompute) + Line::post::flops <= 8;
+
+// One row: the terms summed over it, then dx. `again` stands where `at` does, and is quiet.
 template <class T, class Line, class Place>
-ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, stage::pair<T> saved, T* z_row, T* dz_row) {
+ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place& again, stage::pair<T> saved, T* z_row,
+                                           T* dz_row) {
   using L = vec<T>;
+  constexpr bool kApart = Place::kUniform;
   L first(T(0)), second(T(0));
-  for_columns<L>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+  for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
     at.set_column(c, count);
-    L x{};
-    if constexpr (!Line::pre::resumes) x = at.x();
-    const L z = Line::row::recompute(Line::pre::recompute(x, at), saved);
-    const L dz = Line::post::backward(z, at.dy(), at);
-    store_lane(z, z_row + c);
-    store_lane(dz, dz_row + c);
-    stage::terms<L> term = Line::row::backward_terms(z, dz);
+    const stage::terms<L> here = value_and_gradient<Line, L>(at, saved);
+    if constexpr (!kComputesAgain<Line, Place::kUniform>) {
+      store_lane(here.first, z_row + c);
+      store_lane(here.second, dz_row + c);
+    }
+    stage::terms<L> term = Line::row::backward_terms(here.first, here.second);
     if (HWY_UNLIKELY(count < lanes<L>())) {
       term.first = where(first_n<L>(count), term.first, L(T(0)));
       term.second = where(first_n<L>(count), term.second, L(T(0)));
@@ -148,10 +171,13 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, stage:
     second = second + term.second;
   });
   const stage::pair<T> sums{sum_lanes(first), sum_lanes(second)};
-  for_columns<L>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+  for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
     at.set_column(c, count);
-    const L du =
-        Line::row::backward(load_lane<L>(z_row + c), load_lane<L>(dz_row + c), saved, sums, static_cast<T>(a.columns));
+    again.set_column(c, count);
+    stage::terms<L> here;
+    if constexpr (kComputesAgain<Line, Place::kUniform>) here = value_and_gradient<Line, L>(again, saved);
+    else here = {load_lane<L>(z_row + c), load_lane<L>(dz_row + c)};
+    const L du = Line::row::backward(here.first, here.second, saved, sums, static_cast<T>(a.columns));
     L x{};
     if constexpr (Line::pre::needs_input) x = at.x();
     at.store_dx(Line::pre::backward(x, du, at));
@@ -161,21 +187,26 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, stage:
 template <class T, class Line, bool Uniform>
 void rowwise_backward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  place<T, Line, Uniform> at(a);
+  typename place<T, Line, Uniform>::random_sources random;
+  place<T, Line, Uniform> at(a, random), again(a, random, true);
   const int64 padded = whole_lanes<L>(a.columns);
   scratch<T> rows(2 * padded);
   const T* statistics = static_cast<const T*>(a.statistics);
   column_sums<T> sums(a, 0, a.columns, at);
   for (int64 task = begin; task < end; ++task) {
-    sums.start(a, task);
+    sums.start(task);
     const int64 last = (task + 1) * a.task_rows < a.rows ? (task + 1) * a.task_rows : a.rows;
     for (int64 row = task * a.task_rows; row < last; ++row) {
       at.set_row(row);
-      const stage::pair<T> saved{statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
-      rowwise_backward_row<T, Line>(a, at, saved, rows.data(), rows.data() + padded);
+      again.set_row(row);
+      stage::pair<T> saved{};
+      if constexpr (!row_result<Line>::kIsGiven) {
+        saved = {statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
+      }
+      rowwise_backward_row<T, Line>(a, at, again, saved, rows.data(), rows.data() + padded);
       sums.end_row();
     }
-    sums.flush();
+    sums.finish();
   }
   if (a.stream_stores) hwy::FlushStream();
 }

@@ -236,12 +236,13 @@ template <class Line, class L, class Place, class T>
 ONEPASS_FUNCTION stage::terms<L> value_and_gradient(Place& at, stage::pair<T> saved) {
   L x{};
   if constexpr (!Line::pre::resumes) x = at.x();
-  const L z = Line::row::recompute(Line::pre::recompute(x, at), saved);
+  const L z = row_result<Line>::of(x, saved, at);
   return {z, Line::post::backward(z, at.dy(), at)};
 }
 
 template <class Line, class T>
 ONEPASS_FUNCTION stage::pair<T> saved_of(const arguments& a, int64 row) {
+  if constexpr (row_result<Line>::kIsGiven) return {T(0), T(0)};
   const T* statistics = static_cast<const T*>(a.statistics);
   return {statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
 }

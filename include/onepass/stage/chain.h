@@ -19,6 +19,7 @@
 #endif
 
 #include "onepass/lane/target.h"
+#include "onepass/stage/row.h"
 #include "onepass/stage/words.h"
 
 ONEPASS_BEGIN
@@ -37,6 +38,7 @@ struct word {
   static constexpr descriptor about = Stage::about;
   static constexpr bool resumes = same_type<Stage, stage::resume>;
   static constexpr bool needs_input = about.backward_needs_input;
+  static constexpr int flops = about.flops_forward + about.flops_backward;
   static constexpr int operands = Operand + 1;
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
@@ -111,6 +113,7 @@ template <>
 struct chain<> {
   static constexpr bool resumes = false;
   static constexpr bool needs_input = false;                   // whether backward reads the value that enters the chain
+  static constexpr int flops = 0;                              // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0;  // as many as the words so far have counted
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place&) {
@@ -131,6 +134,7 @@ struct chain<Head, Tail...> {
   using tail = chain<Tail...>;
   static constexpr bool resumes = Head::resumes || tail::resumes;
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
+  static constexpr int flops = Head::flops + tail::flops;
   static constexpr int operands = larger(Head::operands, tail::operands);
   static constexpr int dropouts = larger(Head::dropouts, tail::dropouts);
   static constexpr int keeps = larger(Head::keeps, tail::keeps);
@@ -162,6 +166,24 @@ struct line {
   static constexpr int operands = larger(Pre::operands, Post::operands);
   static constexpr int dropouts = larger(Pre::dropouts, Post::dropouts);
   static constexpr int keeps = larger(Pre::keeps, Post::keeps);
+};
+
+// The row word's result in backward, from x, or from the result itself.
+template <class Line>
+struct row_result {
+  static constexpr bool kIsGiven = false;
+  template <class L, class Saved, class Place>
+  static ONEPASS_FUNCTION L of(L x, Saved saved, Place& at) {
+    return Line::row::recompute(Line::pre::recompute(x, at), saved);
+  }
+};
+template <class Pre, class Row, int RowParameter, class Post>
+struct row_result<line<Pre, stage::resumed<Row>, RowParameter, Post>> {
+  static constexpr bool kIsGiven = true;
+  template <class L, class Saved, class Place>
+  static ONEPASS_FUNCTION L of(L result, Saved, Place&) {
+    return result;
+  }
 };
 
 ONEPASS_END

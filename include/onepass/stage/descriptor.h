@@ -38,6 +38,8 @@ struct descriptor {
   bool passes_gradient = false;         // dx is dy itself
   bool operand_gradient_is_dy = false;  // d operand is dy itself
   int statistics = 0;                   // numbers saved per row (row words)
+  int flops_recompute = 0;              // of the result from x and statistics (row words)
+  bool backward_from_result = false;    // neither x nor statistics are needed where the result is at hand (row words)
   int flops_forward = 1;                // per element
   int flops_backward = 1;
   const char* formula = "";

@@ -15,7 +15,7 @@
 #endif
 
 #include "onepass/lane/target.h"
-#include "onepass/stage/descriptor.h"
+#include "onepass/stage/activation.h"
 
 ONEPASS_BEGIN
 namespace stage {
@@ -43,6 +43,7 @@ struct layer_norm {
                                     .parameter = "eps",
                                     .parameter_default = 1e-5,
                                     .statistics = 2,
+                                    .flops_recompute = 2,
                                     .flops_forward = 7,
                                     .flops_backward = 11,
                                     .formula = "(x - mean) / √(var + eps)",
@@ -83,6 +84,7 @@ struct rms_norm {
                                     .parameter = "eps",
                                     .parameter_default = kMachineEpsilon,
                                     .statistics = 1,
+                                    .flops_recompute = 1,
                                     .flops_forward = 4,
                                     .flops_backward = 8,
                                     .formula = "x / √(mean(x²) + eps)",
@@ -115,6 +117,8 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
   static constexpr descriptor about{.name = "softmax",
                                     .kind = word_kind::row,
                                     .statistics = 2,
+                                    .flops_recompute = 10,
+                                    .backward_from_result = true,
                                     .flops_forward = 12,
                                     .flops_backward = 14,
                                     .formula = "exp(x - max) / Σ exp(x - max)",
@@ -145,6 +149,10 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
     return z * (dz - L(sums.first));
   }
 };
+
+// In backward, a row word whose result is at hand: the row is not made again.
+template <class Row>
+struct resumed : Row {};
 
 using row_words = list<layer_norm, rms_norm, softmax>;
 
