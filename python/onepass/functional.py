@@ -335,8 +335,8 @@ def softmax(
         IndexError: dim is out of range.
         ValueError: is_causal with another dim than the last, or dropout_p outside [0, 1].
 
-    Saved for backward: the result and a boolean mask; where dropout acts, x, the mask, two numbers a row and the state of
-    the random generator instead.
+    Saved for backward: the result and a boolean mask; where dropout acts instead x, the mask, two numbers a row and the
+    state of the random generator.
     Line: `mul(scale) | mask | causal | softmax | dropout(p)`.
     """
     line = _lines.softmax(scale, mask is not None, is_causal, dropout_p, training)

@@ -20,6 +20,7 @@ constexpr std::int64_t kBroadcast = 16;  // beside the dtype, in operand_types
 
 std::vector<spec::operand_facts> facts_of(const std::vector<std::int64_t>& types) {
   std::vector<spec::operand_facts> facts;
+  facts.reserve(types.size());
   for (std::int64_t t : types) facts.push_back({static_cast<dtype>(t % kBroadcast), t >= kBroadcast});
   return facts;
 }

@@ -34,8 +34,7 @@ void evaluate(test::function f, const T* x, int64 count, T* y) {
     case test::function::tanh: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return tanh(v); });
     case test::function::erf: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return erf(v); });
     case test::function::normal_cdf: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return normal_cdf(v); });
-    case test::function::normal_density:
-      return each(x, count, y, [](L v) ONEPASS_LAMBDA { return normal(v).density; });
+    case test::function::normal_density: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return normal(v).density; });
     case test::function::rsqrt: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return rsqrt(v); });
     case test::function::gelu: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return v * normal_cdf(v); });
   }
