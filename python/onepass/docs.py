@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import onepass
 from onepass import Word
+from onepass._markdown import markdown_table
 
 __all__ = ["fill_readme", "language", "number", "operand", "size"]
 
@@ -139,12 +139,6 @@ def size(count: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{count} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table's lines; a bar inside a cell is escaped."""
-    lines = [head, ("---",) * len(head), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
 def fill_readme(readme: Path, results: Path) -> int:

@@ -133,15 +133,6 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
   if (a.stream_stores) hwy::FlushStream();
 }
 
-// z and dz of one lane in backward.
-template <class Line, class L, class Place, class T>
-ONEPASS_FUNCTION stage::terms<L> value_and_gradient(Place& at, stage::pair<T> saved) {
-  L x{};
-  if constexpr (!Line::pre::resumes) x = at.x();
-  const L z = row_result<Line>::of(x, saved, at);
-  return {z, Line::post::backward(z, at.dy(), at)};
-}
-
 // Whether z and dz cost less to compute again than a trip through the cache; not where types are looked up.
 template <class Line, bool Uniform>
 inline constexpr bool kComputesAgain =

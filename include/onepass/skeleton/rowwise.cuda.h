@@ -231,15 +231,6 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
   }
 }
 
-// u, z and dz of one lane in backward.
-template <class Line, class L, class Place, class T>
-ONEPASS_FUNCTION stage::terms<L> value_and_gradient(Place& at, stage::pair<T> saved) {
-  L x{};
-  if constexpr (!Line::pre::resumes) x = at.x();
-  const L z = row_result<Line>::of(x, saved, at);
-  return {z, Line::post::backward(z, at.dy(), at)};
-}
-
 template <class Line, class T>
 ONEPASS_FUNCTION stage::pair<T> saved_of(const arguments& a, int64 row) {
   if constexpr (row_result<Line>::kIsGiven) return {T(0), T(0)};

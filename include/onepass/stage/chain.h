@@ -11,6 +11,7 @@
 //   keep<K>(value)             stores keep number K; returns the value as stored
 //   rounded(value)             the value as it would be stored
 //   kept<L, K>(), kept_gradient<L, K>()
+//   x(), dy()                  what enters the line and its result's gradient (value_and_gradient)
 #if defined(ONEPASS_STAGE_CHAIN_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_STAGE_CHAIN_H_
 #undef ONEPASS_STAGE_CHAIN_H_
@@ -185,6 +186,15 @@ struct row_result<line<Pre, stage::resumed<Row>, RowParameter, Post>> {
     return result;
   }
 };
+
+// z, the row word's result, and its gradient, of one lane in backward.
+template <class Line, class L, class Place, class T>
+ONEPASS_FUNCTION stage::terms<L> value_and_gradient(Place& at, stage::pair<T> saved) {
+  L x{};
+  if constexpr (!Line::pre::resumes) x = at.x();
+  const L z = row_result<Line>::of(x, saved, at);
+  return {z, Line::post::backward(z, at.dy(), at)};
+}
 
 ONEPASS_END
 #endif

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from onepass.docs import markdown_table
+from onepass._markdown import markdown_table
 
 __all__ = ["markdown", "plot", "short", "show", "size_of"]
 
