@@ -40,11 +40,11 @@ def save(ctx, inputs, output):
     ctx.line = line
     ctx.set_materialize_grads(False)
     ctx.x_like = (shape, x.dtype, x.device)
-    ctx.operand_types = tuple([_native.DTYPES[o.dtype] for o in operands])
+    types = [_native.DTYPES[o.dtype] for o in operands]
     ctx.broadcast = [(i, operands[i].shape) for i in line.tensor_operands if operands[i].shape != shape]
-    if ctx.broadcast:
-        among = {i for i, _ in ctx.broadcast}
-        ctx.operand_types = tuple(t + _native.BROADCAST * (i in among) for i, t in enumerate(ctx.operand_types))
+    for i, _ in ctx.broadcast:
+        types[i] += _native.BROADCAST
+    ctx.operand_types = tuple(types)
     if line.reads_statistics:
         ctx.mark_non_differentiable(output[-1])
     ctx.save_for_backward(
