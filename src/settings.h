@@ -7,6 +7,7 @@ namespace onepass {
 
 struct settings {
   std::string include_dir;                // holds onepass/ and hwy/
+  std::string library_dir;                // holds what was built with the library
   const char* (*find_nvrtc)() = nullptr;  // a path, or "" where there is none
   void (*warn)(const char*) = nullptr;
 };

@@ -23,7 +23,7 @@ class LineError(ValueError):
 
 
 class CompilerMissing(RuntimeError):
-    """A line outside the ahead-of-time table, on a machine without a C++ compiler."""
+    """Something must be compiled, on a machine without a C++ compiler."""
 
 
 def _load() -> ctypes.CDLL:
@@ -39,6 +39,7 @@ def _load() -> ctypes.CDLL:
         "common_lines",
         "cpu_prepare",
         "cuda_prebuild",
+        "open_autograd",
         "cache",
         "info",
     ):
@@ -56,8 +57,9 @@ def _load() -> ctypes.CDLL:
     library.onepass_cuda_prebuild.argtypes = [
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
     ]  # fmt: skip
+    library.onepass_open_autograd.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.onepass_cache.argtypes = [ctypes.c_char_p]
-    library.onepass_configure.argtypes = [ctypes.c_char_p, FIND_NVRTC, WARN]
+    library.onepass_configure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, FIND_NVRTC, WARN]
     return library
 
 
@@ -86,7 +88,7 @@ def _warn(message: bytes) -> None:
 
 
 _library = _load()
-_library.onepass_configure(str(PACKAGE / "include").encode(), _find_nvrtc, _warn)
+_library.onepass_configure(str(PACKAGE / "include").encode(), str(LIBRARY.parent).encode(), _find_nvrtc, _warn)
 
 
 def _answer(raw: bytes):
@@ -141,6 +143,17 @@ def cuda_prebuild(line: str, arch: str, dtype: torch.dtype, operand_dtype: torch
     return _answer(
         _library.onepass_cuda_prebuild(line.encode(), arch.encode(), DTYPES[dtype], DTYPES[operand_dtype], columns)
     )
+
+
+def open_autograd() -> None:
+    """Opens the autograd function in C++: as built for the installed torch, or from the disk cache, or compiled now.
+
+    Raises:
+        CompilerMissing: if there is no C++ compiler.
+        RuntimeError: with the compiler's message, if it fails.
+    """
+    root = Path(torch.__file__).resolve().parent
+    _answer(_library.onepass_open_autograd(str(root).encode(), torch.__version__.encode()))
 
 
 def cache(action: str) -> list[dict] | dict:

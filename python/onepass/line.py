@@ -9,7 +9,7 @@ import torch
 
 from onepass import _native, _ops
 from onepass._native import LineError
-from onepass.autograd import Apply, Transformable
+from onepass.autograd import Apply, Transformable, differentiable
 
 __all__ = ["Line", "LineError", "Word", "Cost", "Traffic", "fused", "words"]
 
@@ -115,14 +115,22 @@ class Line:
         if x.is_cpu and not self._runs_on_cpu(operands):
             self._check_shapes(x, operands)
             return self.reference(x, *operands, dropout_state=state)
-        if torch.is_grad_enabled() and (x.requires_grad or any(o.requires_grad for o in operands)):
-            plain = torch.compiler.is_compiling() or not _transforms_are_active()
-            results = (Apply if plain else Transformable).apply(x, self, state, *operands)
+        if torch.is_grad_enabled() and _requires_grad(x, operands):
+            results = self._differentiable(x, state, operands)
         elif self.rowwise:
             results = self.forward_op(x, operands, self.text, state, False)
         else:
             results = self.forward_op(x, operands, self.text, state)
         return results[0] if self.keeps == 0 else tuple(results[: 1 + self.keeps])
+
+    def _differentiable(self, x, state, operands):
+        if not torch.compiler.is_compiling():
+            if _transforms_are_active():
+                return Transformable.apply(x, self, state, *operands)
+            in_one = differentiable()
+            if in_one is not None:
+                return in_one((x, *operands), self.text, state)
+        return Apply.apply(x, self, state, *operands)
 
     def reference(self, x, *operands, training: bool = True, dropout_state=None):
         """The same line as a plain composition of PyTorch's operators, differentiable by PyTorch's own rules.
@@ -187,6 +195,15 @@ class Line:
         if ready is None:
             ready = self._ready_on_cpu[masks] = _prepare_on_cpu(self.text, masks)
         return ready
+
+
+def _requires_grad(x, operands) -> bool:
+    if x.requires_grad:
+        return True
+    for o in operands:  # any() with a generator takes twice as long
+        if o.requires_grad:
+            return True
+    return False
 
 
 @torch.compiler.assume_constant_result

@@ -9,7 +9,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
-#include "src/cpu/compiler.h"
+#include "src/compiler.h"
 #include "src/cpu/reduce.h"
 #include "src/cpu/table.h"
 #include "src/spec/plan.h"
@@ -31,6 +31,16 @@ const kernel_table& table() {
   }();
   return all;
 }
+
+// As CMakeLists.txt compiles the table, for this CPU alone.
+const std::vector<std::string> kCompilerOptions = {"-O2",
+                                                   "-march=native",
+                                                   "-ffp-contract=off",
+                                                   "-fno-math-errno",
+                                                   "-Wno-psabi",
+                                                   "-DONEPASS_HIGHWAY",
+                                                   "-DHWY_COMPILE_ONLY_STATIC",
+                                                   "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)"};
 
 constexpr int64 kTaskElements = 16384;   // 64 KB of floats: well under a level-two cache, well over a call's cost
 constexpr int64 kGrainElements = 32768;  // below this a second thread costs more than it brings
@@ -61,7 +71,7 @@ const cpu_kernels& kernels_for(const spec::line& line, std::uint64_t boolean_mas
     const std::shared_lock lock(mutex);
     if (const auto found = compiled.find(structure); found != compiled.end()) return found->second;
   }
-  void* library = compile_and_open(source(line, boolean_masks), structure);
+  void* library = compile_and_open({source(line, boolean_masks), structure, kCompilerOptions});
   const auto* kernels = static_cast<const cpu_kernels*>(symbol(library, "onepass_kernels"));
   const std::unique_lock lock(mutex);
   return compiled.emplace(structure, *kernels).first->second;

@@ -14,7 +14,7 @@ namespace onepass::cpu {
 using parallel_for = void (*)(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context);
 void set_parallel_for(parallel_for);
 
-// From the table, or compiled with the system compiler at first use. Throws compiler_missing (src/cpu/compiler.h)
+// From the table, or compiled with the system compiler at first use. Throws compiler_missing (src/compiler.h)
 // where neither is to be had.
 const cpu_kernels& kernels_for(const spec::line&, std::uint64_t boolean_masks);
 bool ahead_of_time(const spec::line&, std::uint64_t boolean_masks);

@@ -86,6 +86,15 @@ reads backward_reads(const line& of) {
   return result;
 }
 
+std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size_t count) {
+  std::vector<operand_facts> facts;
+  facts.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    facts.push_back({static_cast<dtype>(types[i] % kBroadcast), types[i] >= kBroadcast});
+  }
+  return facts;
+}
+
 gradients plan_gradients(const line& of, dtype x, const std::vector<operand_facts>& operands, std::uint64_t wanted) {
   const int words = static_cast<int>(of.words.size());
   // Two points of the line have the same gradient when every word between them passes it on.
@@ -95,23 +104,22 @@ gradients plan_gradients(const line& of, dtype x, const std::vector<operand_fact
     same_as[at] = of.words[at].about->passes_gradient ? same_as[at + 1] : i;
   }
   gradients plan;
-  plan.inputs.resize(static_cast<std::size_t>(of.operands) + 1);
+  plan.inputs.assign(static_cast<std::size_t>(of.operands) + 1, kUnwanted);
   std::vector<std::pair<int, int>> written;  // (point, output) of tensors in x's dtype and shape
   auto give = [&](int input, int point, dtype type, bool shareable) {
-    gradient_source& source = plan.inputs[static_cast<std::size_t>(input)];
+    int& source = plan.inputs[static_cast<std::size_t>(input)];
     if (shareable && point == words) {
-      source.from = gradient_source::kind::upstream;
+      source = kUpstream;
       return;
     }
-    source.from = gradient_source::kind::written;
     for (const auto& [at, output] : written) {
       if (shareable && at == point) {
-        source.output = output;
+        source = output;
         return;
       }
     }
-    source.output = static_cast<int>(plan.outputs.size());
-    if (shareable) written.emplace_back(point, source.output);
+    source = static_cast<int>(plan.outputs.size());
+    if (shareable) written.emplace_back(point, source);
     plan.outputs.push_back({input, type, false});
     if (input == 0) plan.wants_dx = true;
     else plan.wants_tensor |= std::uint64_t{1} << (input - 1);
@@ -127,8 +135,7 @@ gradients plan_gradients(const line& of, dtype x, const std::vector<operand_fact
   }
   for (const word& w : of.words) {
     if (w.about->operand != operand_kind::column || !(wanted >> (w.operand + 1) & 1)) continue;
-    plan.inputs[static_cast<std::size_t>(w.operand) + 1] = {gradient_source::kind::written,
-                                                            static_cast<int>(plan.outputs.size())};
+    plan.inputs[static_cast<std::size_t>(w.operand) + 1] = static_cast<int>(plan.outputs.size());
     plan.outputs.push_back({w.operand + 1, operands[static_cast<std::size_t>(w.operand)].type, true});
     plan.wants_column |= std::uint64_t{1} << w.operand;
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "onepass/autograd/line_facts.h"
 #include "onepass/skeleton/arguments.h"
 #include "src/spec/line.h"
 
@@ -17,6 +18,8 @@ struct operand_facts {
   dtype type = dtype::none;
   bool broadcast = false;  // its shape is not x's (tensor operands)
 };
+// From what the operators take: a dtype's number, plus kBroadcast.
+std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size_t count);
 
 // What backward reads, whoever wants what.
 struct reads {
@@ -28,12 +31,6 @@ struct reads {
 };
 reads backward_reads(const line&);
 
-// Where one input's gradient comes from.
-struct gradient_source {
-  enum class kind { unwanted, upstream, written } from = kind::unwanted;
-  int output = -1;  // written: its index among backward's outputs; several inputs may share one
-};
-
 // One tensor that backward writes: dx (input 0) or the gradient of operand input - 1.
 struct gradient_output {
   int input;
@@ -42,7 +39,8 @@ struct gradient_output {
 };
 
 struct gradients {
-  std::vector<gradient_source> inputs;               // x, then the operands
+  // Of x, then of the operands: kUnwanted, kUpstream, or an index into outputs (several inputs may share one).
+  std::vector<int> inputs;
   std::vector<gradient_output> outputs;              // tensors in input order, then columns
   std::uint64_t wants_column = 0, wants_tensor = 0;  // bits by operand: what the kernel computes
   bool wants_dx = false;

@@ -4,13 +4,14 @@
 #include <functional>
 
 #include "src/cache/disk_cache.h"
+#include "src/compiler.h"
 #include "src/cpu/common_lines.h"
-#include "src/cpu/compiler.h"
 #include "src/cpu/run.h"
 #include "src/cuda/prebuild.h"
 #include "src/settings.h"
 #include "src/spec/plan.h"
 #include "src/spec/words.h"
+#include "src/torch/autograd.h"
 #include "src/torch/json.h"
 #include "src/torch/prepared.h"
 
@@ -30,7 +31,7 @@ const char* answer(const std::function<void(json&)>& write) {
     text = out.text();
   } catch (const spec::line_error& e) {
     text = failed("line", e.what());
-  } catch (const cpu::compiler_missing& e) {
+  } catch (const compiler_missing& e) {
     text = failed("compiler_missing", e.what());
   } catch (const std::exception& e) {
     text = failed("runtime", e.what());
@@ -87,14 +88,14 @@ const char* onepass_describe(const char* text) {
   return answer([text](json& out) {
     const auto& prepared = onepass::binding::prepared(text);
     const onepass::spec::line& line = prepared.line;
+    const onepass::line_facts& facts = prepared.facts;
     out.begin('{').field("rowwise", line.rowwise()).field("keeps", line.keeps).field("dropouts", line.dropouts);
-    out.field("statistics", line.statistics()).field("reads_x", prepared.reads.x);
-    out.field("reads_statistics", prepared.reads.statistics);
+    out.field("statistics", line.statistics()).field("reads_x", facts.reads_x);
+    out.field("reads_statistics", facts.reads_statistics);
     out.field("without_dropout", onepass::spec::without_dropout(line));
     out.key("resumes_from");  // which of the results: 0, or 1 + the keep's number
-    if (prepared.reads.result) out.value(0);
-    else if (prepared.reads.kept >= 0) out.value(1 + prepared.reads.kept);
-    else out.null();
+    if (facts.resumes_from < 0) out.null();
+    else out.value(facts.resumes_from);
     out.key("reads_operands").begin('[');
     for (bool read : prepared.reads.operands) out.value(read);
     out.end(']').key("words").begin('[');
@@ -131,16 +132,12 @@ const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t colum
 const char* onepass_gradients(const char* text, int dtype, const std::int64_t* operand_types, std::uint64_t wanted) {
   return answer([=](json& out) {
     const auto& line = onepass::binding::prepared(text).line;
-    std::vector<onepass::spec::operand_facts> facts;
-    for (int i = 0; i < line.operands; ++i) {
-      facts.push_back({static_cast<onepass::dtype>(operand_types[i] % 16), operand_types[i] >= 16});
-    }
+    const auto facts = onepass::spec::operand_facts_of(operand_types, static_cast<std::size_t>(line.operands));
     const auto plan = onepass::spec::plan_gradients(line, static_cast<onepass::dtype>(dtype), facts, wanted);
-    using from = onepass::spec::gradient_source::kind;
     out.begin('{').key("inputs").begin('[');  // null: unwanted; -1: the upstream gradient; else the output's index
-    for (const auto& source : plan.inputs) {
-      if (source.from == from::unwanted) out.null();
-      else out.value(source.from == from::upstream ? -1 : source.output);
+    for (const int source : plan.inputs) {
+      if (source == onepass::kUnwanted) out.null();
+      else out.value(source);
     }
     out.end(']').key("outputs").begin('[');
     for (const auto& output : plan.outputs) {
@@ -183,16 +180,23 @@ const char* onepass_cuda_prebuild(const char* text, const char* arch, int dtype,
   });
 }
 
+const char* onepass_open_autograd(const char* torch_root, const char* torch_version) {
+  return answer([=](json& out) {
+    onepass::binding::open_autograd(torch_root, torch_version);
+    out.begin('{').end('}');
+  });
+}
+
 const char* onepass_info() {
   return answer([](json& out) {
     out.begin('{').field("simd_target", onepass::cpu::simd_target());
     out.field("cache_directory", onepass::cache::directory().string());
-    out.field("compiler", onepass::cpu::compiler_program()).end('}');
+    out.field("compiler", onepass::compiler_program()).end('}');
   });
 }
 
-void onepass_configure(const char* include_dir, const char* (*find_nvrtc)(), void (*warn)(const char*)) {
-  onepass::settings_now() = {include_dir, find_nvrtc, warn};
+void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(), void (*warn)(const char*)) {
+  onepass::settings_now() = {include_dir, library_dir, find_nvrtc, warn};
 }
 
 const char* onepass_cache(const char* action) {

@@ -15,6 +15,9 @@ ONEPASS_API const char* onepass_common_lines();
 ONEPASS_API const char* onepass_cpu_prepare(const char* line, std::uint64_t boolean_masks);
 ONEPASS_API const char* onepass_cuda_prebuild(const char* line, const char* arch, int dtype, int operand_dtype,
                                               std::int64_t columns);
+// After it the operator onepass::differentiable exists.
+ONEPASS_API const char* onepass_open_autograd(const char* torch_root, const char* torch_version);
 ONEPASS_API const char* onepass_cache(const char* action);
 ONEPASS_API const char* onepass_info();
-ONEPASS_API void onepass_configure(const char* include_dir, const char* (*find_nvrtc)(), void (*warn)(const char*));
+ONEPASS_API void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(),
+                                   void (*warn)(const char*));

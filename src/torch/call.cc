@@ -16,15 +16,6 @@ std::uint64_t masks_of(const frame& f) {
   return boolean;
 }
 
-constexpr std::int64_t kBroadcast = 16;  // beside the dtype, in operand_types
-
-std::vector<spec::operand_facts> facts_of(const std::vector<std::int64_t>& types) {
-  std::vector<spec::operand_facts> facts;
-  facts.reserve(types.size());
-  for (std::int64_t t : types) facts.push_back({static_cast<dtype>(t % kBroadcast), t >= kBroadcast});
-  return facts;
-}
-
 }  // namespace
 
 std::vector<Tensor> forward(const forward_call& call) {
@@ -55,7 +46,8 @@ std::vector<Tensor> backward(const backward_call& call) {
                 " operands");
   const Tensor& dy = call.gradients[0];
   frame f(prepared_with, dy, "the gradient");
-  const std::vector<spec::operand_facts> facts = facts_of(call.operand_types);
+  const std::vector<spec::operand_facts> facts = 
+      spec::operand_facts_of(call.operand_types.data(), call.operand_types.size());
   const spec::gradients plan = spec::plan_gradients(line, f.type, facts, static_cast<std::uint64_t>(call.wanted));
   f.input(dy, f.a.y);
   for (int k = 0; k < line.keeps; ++k) f.input(call.gradients[static_cast<std::size_t>(k) + 1], f.a.kept_gradient[k]);

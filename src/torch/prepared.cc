@@ -5,7 +5,27 @@
 
 namespace onepass::binding {
 
-prepared_line::prepared_line(const std::string& text) : line(spec::parse(text)), reads(spec::backward_reads(line)) {}
+namespace {
+
+line_facts facts_of(const spec::line& line, const spec::reads& reads) {
+  line_facts facts{};
+  facts.line = &line;
+  facts.operands = line.operands;
+  facts.keeps = line.keeps;
+  facts.resumes_from = reads.result ? 0 : reads.kept >= 0 ? 1 + reads.kept : -1;
+  facts.rowwise = line.rowwise();
+  facts.reads_x = reads.x;
+  facts.reads_statistics = reads.statistics;
+  for (std::size_t i = 0; i < reads.operands.size(); ++i) {
+    facts.reads_operands |= std::uint64_t{reads.operands[i]} << i;
+  }
+  return facts;
+}
+
+}  // namespace
+
+prepared_line::prepared_line(const std::string& text)
+    : line(spec::parse(text)), reads(spec::backward_reads(line)), facts(facts_of(line, reads)) {}
 
 prepared_line::variant& prepared_line::variant_for(std::uint64_t boolean_masks) const {
   const std::lock_guard lock(mutex_);

@@ -19,6 +19,7 @@ class prepared_line {
 
   const spec::line line;
   const spec::reads reads;
+  const line_facts facts;
 
   const cpu_kernels& cpu(std::uint64_t boolean_masks) const;
   const std::string& type_text(std::uint64_t boolean_masks, bool backward) const;

@@ -31,6 +31,19 @@ LINES = [
 ]
 
 
+@pytest.fixture(params=["C++", "Python"], autouse=True)
+def way(request, monkeypatch):
+    """Every test through both: the operator compiled for the installed torch, and what serves where it cannot be."""
+    if request.param == "Python":
+        monkeypatch.setattr("onepass.line.differentiable", lambda: None)
+    return request.param
+
+
+def test_both_ways_are_taken(way, device):
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    assert ("Fused" in onepass.fused("gelu", x).grad_fn.name()) == (way == "C++")
+
+
 def call(line, tensors, device, seed=3):
     return as_tuple(onepass.fused(line, *tensors, generator=torch.Generator(device).manual_seed(seed)))
 
@@ -72,6 +85,17 @@ def test_only_needed_gradients_are_computed(line, device):
     backward = [(func, args) for func, args, _ in recorder.calls if "backward" in str(func)]
     for func, args in backward:
         assert len([t for t in func(*args) if t is not None]) == 1
+
+
+def test_only_gradients_on_the_way_are_computed(way, device):
+    """x requires a gradient, but this call asks for the bias alone: the engine knows, and so does C++."""
+    x, b = torch.randn(9, 70, device=device, requires_grad=True), torch.randn(70, device=device, requires_grad=True)
+    y = onepass.fused("bias | gelu", x, b)
+    recorder = Recorder()
+    with recorder:
+        torch.autograd.grad(y, [b], torch.ones_like(y))
+    ((func, args),) = [(func, args) for func, args, _ in recorder.calls if "backward" in str(func)]
+    assert len(func(*args)) == (1 if way == "C++" else 2)
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -202,6 +226,25 @@ def test_x_is_not_saved_where_the_result_serves(line, device):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
         results, _ = run(line, inputs)
     assert saved == [results[0].data_ptr()]
+
+
+def test_saved_tensors_are_freed_and_a_second_backward_says_so(device):
+    inputs = make_inputs("gelu", (9, 70), torch.float32, device)
+    y = onepass.fused("gelu", *inputs.tensors).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        y.backward()
+
+
+def test_saved_tensors_may_live_elsewhere(device):
+    """save_on_cpu, which unpacks other tensors than it was given, and anomaly detection beside it."""
+    line = "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"
+    inputs = make_inputs(line, (9, 70), torch.float32, device)
+    expected = gradients(call(line, inputs.tensors, device), inputs, grads := upstream(call(line, inputs.tensors, device)))
+    with torch.autograd.graph.save_on_cpu(), torch.autograd.detect_anomaly(check_nan=True):
+        got = gradients(call(line, inputs.tensors, device), inputs, grads)
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_changing_a_saved_input_is_noticed(device):

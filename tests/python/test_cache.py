@@ -57,7 +57,7 @@ def finish(process):
 
 
 def assert_kernel_ran(answer):
-    assert "Apply" in answer["fused"], answer
+    assert "onepass" in answer["fused"], answer
 
 
 def entries(directory):
@@ -167,9 +167,49 @@ def test_a_directory_that_cannot_be_made(device, tmp_path):
 
 def test_without_a_compiler_the_composition_runs_and_says_so_once(tmp_path):
     answer = finish(start("cpu", tmp_path, options={"calls": 3}, **NO_COMPILER))
-    assert "Apply" not in answer["fused"]
+    assert "onepass" not in answer["fused"]
     assert len(answer["warnings"]) == 1, answer["warnings"]
     assert "compiler" in answer["warnings"][0]
+
+
+ANOTHER_TORCH = """
+import warnings
+import torch, onepass
+from onepass import _native
+torch.__version__ = torch.torch_version.TorchVersion("2.99.0")  # nothing was built for it
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    x = torch.randn(4, 8, requires_grad=True)
+    for _ in range(3):
+        y = onepass.fused("gelu", x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+print(y.grad_fn.name(), [e.label for e in onepass.cache.list()], [str(w.message) for w in caught])
+"""
+
+
+def run_with_another_torch(directory, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER_TORCH],
+        env={**os.environ, "ONEPASS_CACHE_DIR": str(directory), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_autograd_function_is_compiled_for_another_torch(tmp_path):
+    compiler, compilations = counting_compiler(tmp_path)
+    for _ in range(2):
+        out = run_with_another_torch(tmp_path / "cache", **compiler)
+        assert "Fused" in out and "autograd for torch 2.99.0" in out and out.endswith(" []\n"), out
+        assert compilations() == 1
+
+
+def test_without_a_compiler_another_torch_takes_pythons_way_and_says_so_once(tmp_path):
+    out = run_with_another_torch(tmp_path, **NO_COMPILER)
+    assert out.startswith("ApplyBackward [] [") and out.count("Python's way") == 1, out
 
 
 def test_the_composition_refuses_what_the_kernel_refuses(tmp_path):

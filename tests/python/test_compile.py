@@ -242,6 +242,49 @@ def test_opcheck(line, shape, device):
         opcheck(func, args, kwargs)
 
 
+@pytest.mark.parametrize("line", LINES)
+def test_opcheck_of_the_differentiable_operator(line, device):
+    inputs = make_inputs(line, (6, 5, 64), torch.float32, device)
+    has_dropout = onepass.Line(line).has_dropout
+    state = torch.tensor([3, 4], dtype=torch.int64, device=device) if has_dropout else None
+    opcheck(onepass.autograd.differentiable(), (tuple(inputs.tensors), line, state))
+
+
+@pytest.mark.parametrize("line", ["bias | gelu", "add | keep | rms_norm(1e-6) | scale", "mask | softmax"])
+def test_compiled_autograd(line, device):
+    """The backward pass of an eager forward, traced and compiled."""
+    inputs = make_inputs(line, (6, 5, 64), torch.float32, device)
+    results = as_tuple(onepass.fused(line, *inputs.tensors))
+    grads = upstream(results)
+    torch.autograd.backward(results, grads, retain_graph=True)
+    leaves = [t for t in inputs.tensors if t.requires_grad]
+    expected = [t.grad for t in leaves]
+    for t in leaves:
+        t.grad = None
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        torch.autograd.backward(results, grads)
+    for t, gradient in zip(leaves, expected, strict=True):
+        assert torch.equal(t.grad, gradient)
+
+
+def test_make_fx_traces_through(device):
+    """Tracing by dispatch alone, without Dynamo, sees the operators below the autograd function."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    line = "layer_norm(1e-5) | scale | bias"
+    inputs = make_inputs(line, (6, 64), torch.float32, device)
+
+    def both(x, w, b):
+        y = onepass.fused(line, x, w, b)
+        return y, torch.autograd.grad(y, (x, w, b), torch.ones_like(y))
+
+    graph = make_fx(both)(*inputs.tensors)
+    names = {str(node.target) for node in graph.graph.nodes}
+    assert {"onepass.rowwise_forward.default", "onepass.rowwise_backward.default"} <= names
+    for a, b in zip(graph(*inputs.tensors)[1], both(*inputs.tensors)[1], strict=True):
+        assert torch.equal(a, b)
+
+
 def test_opcheck_sees_every_operator(device):
     seen = {str(func) for line in LINES for func, _, _ in recorded_calls(line, (3, 8), device)}
     expected = {f"onepass.{k}_{d}.default" for k in ("elementwise", "rowwise") for d in ("forward", "backward")}

@@ -6,8 +6,6 @@
 namespace onepass::spec {
 namespace {
 
-using kind = gradient_source::kind;
-
 std::vector<operand_facts> all(const line& l, dtype type) {
   return std::vector<operand_facts>(static_cast<std::size_t>(l.operands), operand_facts{type, false});
 }
@@ -57,7 +55,7 @@ TEST(Reads, SoftmaxReadsXWhereMoreIsToComeOrAValueIsNeeded) {
 TEST(Gradients, AddLastIsTheUpstreamGradientItself) {
   const line l = parse("bias | dropout(0.1) | add");
   const gradients g = plan_gradients(l, dtype::bf16, all(l, dtype::bf16), 7);
-  EXPECT_EQ(g.inputs[2].from, kind::upstream);
+  EXPECT_EQ(g.inputs[2], kUpstream);
   ASSERT_EQ(g.outputs.size(), 2u);  // dx and the column sum
   EXPECT_EQ(g.wants_column, 1u);
   EXPECT_EQ(g.wants_tensor, 0u);
@@ -66,7 +64,7 @@ TEST(Gradients, AddLastIsTheUpstreamGradientItself) {
 TEST(Gradients, XAndResidualShareOneTensorInAddNorm) {
   const line l = parse("add | keep | layer_norm | scale | bias");
   const gradients g = plan_gradients(l, dtype::f32, all(l, dtype::f32), 15);
-  EXPECT_EQ(g.inputs[0].output, g.inputs[1].output);
+  EXPECT_EQ(g.inputs[0], g.inputs[1]);
   EXPECT_EQ(g.outputs.size(), 3u);
 }
 
@@ -82,12 +80,12 @@ TEST(Gradients, OnlyTheWantedOnes) {
   const gradients g = plan_gradients(l, dtype::f32, all(l, dtype::f32), 0b100);  // the bias of the affine
   EXPECT_FALSE(g.wants_dx);
   EXPECT_EQ(g.wants_column, 0u | 1u << 1);
-  EXPECT_EQ(g.inputs[0].from, kind::unwanted);
+  EXPECT_EQ(g.inputs[0], kUnwanted);
 }
 
 TEST(Gradients, BooleanMasksHaveNone) {
   const line l = parse("mask | softmax");
-  EXPECT_EQ(plan_gradients(l, dtype::f32, {{dtype::boolean, false}}, 3).inputs[1].from, kind::unwanted);
+  EXPECT_EQ(plan_gradients(l, dtype::f32, {{dtype::boolean, false}}, 3).inputs[1], kUnwanted);
 }
 
 TEST(TypeText, NamesStagesOperandsNumbersAndTheResumePoint) {

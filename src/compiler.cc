@@ -1,5 +1,5 @@
-// Compiles a line for this CPU with the system's C++ compiler, and opens the result.
-#include "src/cpu/compiler.h"
+// Compiles C++ for this machine with the system's compiler at first use, and opens the result.
+#include "src/compiler.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 extern char** environ;
 
-namespace onepass::cpu {
+namespace onepass {
 namespace fs = std::filesystem;
 namespace {
 
@@ -96,29 +96,13 @@ const std::string& cpu_flags() {
   return flags;
 }
 
-const std::vector<std::string>& options() {
-  static const std::vector<std::string> all = {"-O2",
-                                               "-std=c++20",
-                                               "-fPIC",
-                                               "-shared",
-                                               "-march=native",
-                                               "-ffp-contract=off",
-                                               "-fno-math-errno",
-                                               "-fvisibility=hidden",
-                                               "-Wno-psabi",
-                                               "-DONEPASS_HIGHWAY",
-                                               "-DHWY_COMPILE_ONLY_STATIC",
-                                               "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)"};
-  return all;
-}
-
-std::string compile(const compiler& with, const std::string& source) {
+std::string compile(const compiler& with, const program& what) {
   const temporary_folder folder;
-  const fs::path input = folder.path / "line.cc", output = folder.path / "line.so", log = folder.path / "log";
-  std::ofstream(input) << source;
-  std::vector<std::string> command{with.program};
-  command.insert(command.end(), options().begin(), options().end());
-  command.insert(command.end(), {"-I", settings_now().include_dir, input.string(), "-o", output.string()});
+  const fs::path input = folder.path / "onepass.cc", output = folder.path / "onepass.so", log = folder.path / "log";
+  std::ofstream(input) << what.source;
+  std::vector<std::string> command{with.program, "-std=c++20",          "-fPIC",       "-shared", "-fvisibility=hidden",
+                                   "-I",         settings_now().include_dir, input.string(), "-o",      output.string()};
+  command.insert(command.end(), what.options.begin(), what.options.end());
   if (const int status = run(command, log); status != 0) {
     throw std::runtime_error("onepass: " + with.program + " failed (" + std::to_string(status) + "):\n" +
                              contents(log).substr(0, 4000));
@@ -129,11 +113,11 @@ std::string compile(const compiler& with, const std::string& source) {
 // dlopen wants a file of nothing but the library; the file may go once it is mapped.
 void* open(const std::string& library) {
   const temporary_folder folder;
-  const fs::path file = folder.path / "line.so";
+  const fs::path file = folder.path / "onepass.so";
   std::ofstream(file, std::ios::binary) << library;
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr)
-    throw std::runtime_error(std::string("onepass: a compiled line cannot be opened: ") + dlerror());
+    throw std::runtime_error(std::string("onepass: what was compiled cannot be opened: ") + dlerror());
   return handle;
 }
 
@@ -141,26 +125,25 @@ void* open(const std::string& library) {
 
 const std::string& compiler_program() { return find_compiler().program; }
 
-void* compile_and_open(const std::string& source, const std::string& label) {
+void* compile_and_open(const program& what) {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   const compiler& with = find_compiler();
   if (with.program.empty()) {
-    throw compiler_missing(
-        "this line is not compiled ahead of time, and no C++ compiler was found (ONEPASS_CXX, CXX, c++, g++, clang++)");
+    throw compiler_missing("no C++ compiler was found (ONEPASS_CXX, CXX, c++, g++, clang++)");
   }
-  std::string key = source + '\n' + cache::headers_digest() + '\n' + with.version + cpu_flags();
-  for (const std::string& option : options()) key += '\n' + option;
+  std::string key = what.source + '\n' + cache::headers_digest() + '\n' + with.version + cpu_flags();
+  for (const std::string& option : what.options) key += '\n' + option;
   if (const std::optional<std::string> library = cache::read(key, "so")) return open(*library);
-  const std::string library = compile(with, source);
-  cache::write(key, "so", label, library);
+  const std::string library = compile(with, what);
+  cache::write(key, "so", what.label, library);
   return open(library);
 }
 
 void* symbol(void* library, const char* name) {
   void* found = dlsym(library, name);
-  if (found == nullptr) throw std::runtime_error(std::string("onepass: a compiled line lacks ") + name);
+  if (found == nullptr) throw std::runtime_error(std::string("onepass: what was compiled lacks ") + name);
   return found;
 }
 
-}  // namespace onepass::cpu
+}  // namespace onepass

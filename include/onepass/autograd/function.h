@@ -1,0 +1,211 @@
+// A line's gradient: what python/onepass/autograd.py is for torch.compile and torch.func, in C++ for every other call,
+// where Python would cost more than a small kernel does.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "onepass/autograd/line_facts.h"
+#include "onepass/lane/types.h"
+
+namespace onepass::autograd {
+
+using at::Tensor;
+using optional_tensor = std::optional<Tensor>;
+using optional_tensors = c10::List<optional_tensor>;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+inline line_library library;  // filled in by the library, once, before the first call
+
+inline const line_facts& facts_of(const std::string& line) {
+  const line_facts* found = library.find(line.c_str());
+  TORCH_CHECK(found != nullptr, "onepass: not a line: ", line);
+  return *found;
+}
+
+inline int dtype_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kFloat: return static_cast<int>(dtype::f32);
+    case at::kDouble: return static_cast<int>(dtype::f64);
+    case at::kBFloat16: return static_cast<int>(dtype::bf16);
+    case at::kHalf: return static_cast<int>(dtype::f16);
+    case at::kBool: return static_cast<int>(dtype::boolean);
+    default: return static_cast<int>(dtype::none);
+  }
+}
+
+// The operators below autograd: src/torch/ops.cc defines them.
+template <class Signature>
+auto operation(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList tensors, const std::string& line,
+                                       const optional_tensor& state) {
+  using elementwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&);
+  using rowwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&, bool);
+  if (facts.rowwise) {
+    static const auto op = operation<rowwise>("onepass::rowwise_forward");
+    return op.call(tensors[0], tensors.slice(1), line, state, facts.reads_statistics);
+  }
+  static const auto op = operation<elementwise>("onepass::elementwise_forward");
+  return op.call(tensors[0], tensors.slice(1), line, state);
+}
+
+// What forward left behind for backward.
+struct saved_tensors {
+  optional_tensor x, resumed, statistics, dropout_state;
+  optional_tensors operands;
+
+  static variable_list pack(const line_facts& facts, at::TensorList tensors, const variable_list& results,
+                            const Tensor& statistics, const optional_tensor& state) {
+    variable_list all;
+    all.reserve(3 + tensors.size());
+    all.push_back(facts.reads_x ? tensors[0] : Tensor());
+    all.push_back(facts.resumes_from < 0 ? Tensor() : results[static_cast<std::size_t>(facts.resumes_from)]);
+    all.push_back(statistics);
+    all.push_back(state.value_or(Tensor()));
+    for (int i = 0; i < facts.operands; ++i) {
+      all.push_back(facts.reads_operands >> i & 1 ? tensors[static_cast<std::size_t>(i) + 1] : Tensor());
+    }
+    return all;
+  }
+
+  explicit saved_tensors(const variable_list& all)
+      : x(given(all[0])), resumed(given(all[1])), statistics(given(all[2])), dropout_state(given(all[3])) {
+    operands.reserve(all.size() - 4);
+    for (std::size_t i = 4; i < all.size(); ++i) operands.push_back(given(all[i]));
+  }
+
+  static optional_tensor given(const Tensor& t) { return t.defined() ? optional_tensor(t) : std::nullopt; }
+};
+
+inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList upstream, const saved_tensors& saved,
+                                        const std::string& line, at::IntArrayRef types, std::int64_t wanted) {
+  using elementwise =
+      std::vector<Tensor>(at::TensorList, const optional_tensor&, const optional_tensors&, const optional_tensor&,
+                          const optional_tensor&, std::string_view, at::IntArrayRef, std::int64_t);
+  using rowwise = std::vector<Tensor>(at::TensorList, const optional_tensor&, const optional_tensors&,
+                                      const optional_tensor&, const optional_tensor&, const optional_tensor&,
+                                      std::string_view, at::IntArrayRef, std::int64_t);
+  if (facts.rowwise) {
+    static const auto op = operation<rowwise>("onepass::rowwise_backward");
+    return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.statistics, saved.dropout_state, line, types,
+                   wanted);
+  }
+  static const auto op = operation<elementwise>("onepass::elementwise_backward");
+  return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.dropout_state, line, types, wanted);
+}
+
+// Passes gradients on, and refuses to be differentiated.
+struct Once : torch::autograd::Function<Once> {
+  static variable_list forward(AutogradContext*, at::TensorList /*depends on*/, const variable_list& gradients) {
+    variable_list results;
+    for (const Tensor& g : gradients) results.push_back(g.view_as(g));
+    return results;
+  }
+  static variable_list backward(AutogradContext*, const variable_list&) {
+    TORCH_CHECK(false, "onepass: a fused line cannot be differentiated twice; Line.reference(...) can");
+  }
+};
+
+struct Fused : torch::autograd::Function<Fused> {
+  struct call {
+    const std::string& line;
+    const optional_tensor& dropout_state;
+  };
+
+  // tensors: x, then the operands.
+  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const call& with) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const line_facts& facts = facts_of(with.line);
+    TORCH_CHECK(static_cast<int>(tensors.size()) == 1 + facts.operands, "onepass: the line \"", with.line, "\" takes ",
+                facts.operands, " operands, got ", static_cast<int>(tensors.size()) - 1);
+    variable_list results = run_forward(facts, tensors, with.line, with.dropout_state);
+    Tensor statistics;
+    if (facts.reads_statistics) {
+      statistics = std::move(results.back());
+      results.pop_back();
+    }
+    std::vector<std::int64_t> types;
+    types.reserve(tensors.size());
+    for (const Tensor& t : tensors) types.push_back(dtype_of(t) + (t.sizes() == tensors[0].sizes() ? 0 : kBroadcast));
+    ctx->saved_data["line"] = with.line;
+    ctx->saved_data["types"] = std::move(types);
+    ctx->save_for_backward(saved_tensors::pack(facts, tensors, results, statistics, with.dropout_state));
+    ctx->set_materialize_grads(false);
+    return results;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& upstream) {
+    const variable_list all = ctx->get_saved_variables();
+    variable_list results;
+    {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      results = gradients(*ctx, upstream, all);
+    }
+    if (!at::GradMode::is_enabled()) return results;
+    // Asked for with create_graph: a constant would drop a second derivative without a word.
+    variable_list depends_on;
+    for (const variable_list* some : {&all, &upstream}) {
+      for (const Tensor& t : *some) {
+        if (t.defined() && t.requires_grad()) depends_on.push_back(t);
+      }
+    }
+    if (depends_on.empty()) depends_on.push_back(at::zeros({}).requires_grad_());
+    variable_list defined;
+    for (const Tensor& g : results) {
+      if (g.defined()) defined.push_back(g);
+    }
+    defined = Once::apply(at::TensorList(depends_on), defined);
+    auto next = defined.begin();
+    for (Tensor& g : results) {
+      if (g.defined()) g = *next++;
+    }
+    return results;
+  }
+
+ private:
+  static variable_list gradients(const AutogradContext& ctx, const variable_list& upstream, const variable_list& all) {
+    const std::string& line = ctx.saved_data.at("line").toStringRef();
+    const std::vector<std::int64_t> types = ctx.saved_data.at("types").toIntVector();
+    const line_facts& facts = facts_of(line);
+    variable_list results(types.size() + 1);  // one more for `call`
+    const auto some = std::find_if(upstream.begin(), upstream.end(), [](const Tensor& t) { return t.defined(); });
+    if (some == upstream.end()) return results;
+    variable_list given = upstream;
+    for (Tensor& g : given) {
+      if (!g.defined()) g = at::zeros({}, some->options()).expand(some->sizes());
+    }
+    std::int64_t wanted = 0;
+    for (std::size_t i = 0; i < types.size(); ++i) wanted |= std::int64_t{ctx.needs_input_grad(i)} << i;
+    std::vector<int> sources(types.size());
+    variable_list written;
+    if (library.plan(facts, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
+                     sources.data())) {
+      written = run_backward(facts, given, saved_tensors(all), line, at::IntArrayRef(types).slice(1), wanted);
+    }
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      if (sources[i] == kUpstream) results[i] = given[0];
+      else if (sources[i] >= 0) results[i] = written[static_cast<std::size_t>(sources[i])];
+    }
+    return results;  // autograd sums a broadcast operand's to its shape
+  }
+};
+
+inline std::vector<Tensor> differentiable(at::TensorList tensors, std::string_view line, const optional_tensor& state) {
+  return Fused::apply(tensors, Fused::call{std::string(line), state});
+}
+
+}  // namespace onepass::autograd
+
+TORCH_LIBRARY_FRAGMENT(onepass, m) {
+  m.def("differentiable(Tensor[] tensors, str line, Tensor? dropout_state) -> Tensor[]",
+        torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::differentiable)));
+}
+
+extern "C" __attribute__((visibility("default"))) void onepass_autograd(const onepass::line_library* with) {
+  onepass::autograd::library = *with;
+}

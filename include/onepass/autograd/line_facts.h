@@ -1,0 +1,28 @@
+// What the autograd function asks the library about a line. It is compiled apart from the library, for the torch that is
+// installed: this is all that the two share.
+#pragma once
+
+#include <cstdint>
+
+namespace onepass {
+
+struct line_facts {
+  const void* line;  // the library's own
+  int operands, keeps;
+  int resumes_from;  // the result that backward reads in x's place: 0, or 1 + the keep's number; -1: none
+  bool rowwise, reads_x, reads_statistics;
+  std::uint64_t reads_operands;  // bits
+};
+
+struct line_library {
+  const line_facts* (*find)(const char* text);  // null for what is no line; valid as long as the process
+  // For x and each operand where its gradient comes from: kUnwanted, kUpstream, or its index among what backward writes.
+  // operand_types: dtypes, plus kBroadcast where the shape is not x's. wanted: bit 0 for x, bit i + 1 for operand i.
+  // True where backward writes anything.
+  bool (*plan)(const line_facts&, int dtype, const std::int64_t* operand_types, std::uint64_t wanted, int* sources);
+};
+
+inline constexpr int kUnwanted = -2, kUpstream = -1;
+inline constexpr std::int64_t kBroadcast = 16;
+
+}  // namespace onepass
