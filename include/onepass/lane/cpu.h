@@ -106,6 +106,14 @@ ONEPASS_FUNCTION void write(char* at, dtype type, vec<T> value, const Put& put) 
   }
 }
 
+struct streamed {
+  template <class V, class D, class N>
+  ONEPASS_FUNCTION void operator()(V v, D d, N* to) const {
+    if constexpr (hn::MaxLanes(d) * sizeof(N) >= 16) hn::Stream(v, d, to);
+    else hn::StoreU(v, d, to);  // there is no streaming store of 8 bytes or fewer
+  }
+};
+
 }  // namespace storage
 
 // Numbers column, column + 1, ... of a row whose first is at `row`.
@@ -181,17 +189,11 @@ ONEPASS_FUNCTION void store_partial(void* row, dtype type, int64 column, vec<T> 
 // Past the caches: for results larger than they are. `column` is a multiple of the lanes and can_stream holds.
 template <class T>
 ONEPASS_FUNCTION void stream(void* row, dtype type, int64 column, vec<T> value) {
-  storage::write(static_cast<char*>(row) + column * size_of(type), type, value,
-                 [](auto v, auto d, auto* to) ONEPASS_LAMBDA {
-                   if constexpr (hn::MaxLanes(d) * sizeof(*to) >= 16) hn::Stream(v, d, to);
-                   else hn::StoreU(v, d, to);  // there is no streaming store of 8 bytes or fewer
-                 });
+  storage::write(static_cast<char*>(row) + column * size_of(type), type, value, storage::streamed());
 }
 template <class T>
 ONEPASS_FUNCTION void stream_lane(vec<T> value, T* at) {
-  const hn::ScalableTag<T> d;
-  if constexpr (vec<T>::kLanes * sizeof(T) >= 16) hn::Stream(value.raw, d, at);
-  else hn::StoreU(value.raw, d, at);
+  storage::streamed()(value.raw, hn::ScalableTag<T>(), at);
 }
 template <class L>
 ONEPASS_FUNCTION bool can_stream(const void* row, dtype type) {
@@ -205,8 +207,7 @@ template <class T>
 ONEPASS_FUNCTION void add_to_doubles(vec<T> value, double* to, int count, bool put) {
   using L = vec<T>;
   HWY_ALIGN double wide[L::kLanes];
-  storage::write(reinterpret_cast<char*>(wide), dtype::f64, value,
-                 [](auto v, auto d, auto* at) ONEPASS_LAMBDA { hn::StoreU(v, d, at); });
+  store(wide, dtype::f64, 0, value);
   if (put) {
     for (int i = 0; i < count; ++i) to[i] = wide[i];
   } else {

@@ -61,7 +61,7 @@ class place {
   ONEPASS_FUNCTION void set_row(int64 row) {
     row_ = row;
     int64 digit[kMaxDims] = {0, 0, 0, row};
-    matrix_row_ = row % a_.matrix_rows;
+    matrix_row_ = row % a_.matrix_rows;  // nothing reads it but `causal`: elsewhere the compiler drops it
     if (!collapsed_) {
       for (int d = kMaxDims - 1; d > 0; --d) {
         digit[d] = row % a_.size[d];

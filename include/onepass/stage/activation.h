@@ -25,6 +25,12 @@ ONEPASS_FUNCTION logistic<L> logistic_of(L v) {
   return {where(v < -most, L(0), r), e * r};
 }
 
+// f(x) and f'(x), where they share their work: for gates, whose backward needs both.
+template <class L>
+struct value_and_slope {
+  L value, slope;
+};
+
 struct relu {
   static constexpr descriptor about{.name = "relu",
                                     .kind = word_kind::activation,
@@ -54,9 +60,13 @@ struct gelu {
     return x * normal_cdf(x);
   }
   template <class L>
-  static ONEPASS_FUNCTION L backward(L x, L dy) {
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
     const auto n = normal(x);
-    return dy * fma(x, n.density, n.cdf);
+    return {x * n.cdf, fma(x, n.density, n.cdf)};
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return dy * both(x).slope;
   }
 };
 
@@ -73,12 +83,16 @@ struct gelu_tanh {  // 0.5x(1 + tanh u) = x · sigmoid(2u): exact algebra, and n
     return x * ONEPASS_TARGET::sigmoid(twice_u);
   }
   template <class L>
-  static ONEPASS_FUNCTION L backward(L x, L dy) {
-    x = min(max(x, L(-1000)), L(1000));  // saturated, and x³ stays finite
-    const L square = x * x;
-    const logistic<L> s = logistic_of(x * fma(square, L(0.07135481627260025), L(1.5957691216057308)));
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const L near = min(max(x, L(-1000)), L(1000));  // saturated, and x³ stays finite
+    const L square = near * near;
+    const logistic<L> s = logistic_of(near * fma(square, L(0.07135481627260025), L(1.5957691216057308)));
     const L slope = fma(square, L(0.21406444881780074), L(1.5957691216057308));  // d(2u)/dx
-    return dy * s.value * fma(x * slope, s.rest, L(1));
+    return {x * s.value, s.value * fma(near * slope, s.rest, L(1))};
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return dy * both(x).slope;
   }
 };
 
@@ -94,10 +108,14 @@ struct quick_gelu {
     return x * ONEPASS_TARGET::sigmoid(L(1.702) * x);
   }
   template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const L scaled = L(1.702) * min(max(x, L(-1000)), L(1000));  // saturated, and 1.702x stays finite
+    const logistic<L> s = logistic_of(scaled);
+    return {x * s.value, s.value * fma(scaled, s.rest, L(1))};
+  }
+  template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    x = min(max(x, L(-1000)), L(1000));  // saturated, and 1.702x stays finite
-    const logistic<L> s = logistic_of(L(1.702) * x);
-    return dy * s.value * fma(L(1.702) * x, s.rest, L(1));
+    return dy * both(x).slope;
   }
 };
 
@@ -113,9 +131,13 @@ struct silu {
     return x * ONEPASS_TARGET::sigmoid(x);
   }
   template <class L>
-  static ONEPASS_FUNCTION L backward(L x, L dy) {
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
     const logistic<L> s = logistic_of(x);
-    return dy * s.value * fma(x, s.rest, L(1));
+    return {x * s.value, s.value * fma(x, s.rest, L(1))};
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return dy * both(x).slope;
   }
 };
 

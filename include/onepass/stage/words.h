@@ -120,7 +120,12 @@ struct gate {
   }
   template <class L, class... Parameter>
   static ONEPASS_FUNCTION gradients<L> backward(L x, L u, L dy, Parameter... a) {
-    return {Activation::backward(x, dy * u, a...), dy * Activation::forward(x, a...)};
+    if constexpr (requires { Activation::both(x); }) {
+      const value_and_slope<L> f = Activation::both(x);
+      return {dy * u * f.slope, dy * f.value};
+    } else {
+      return {Activation::backward(x, dy * u, a...), dy * Activation::forward(x, a...)};
+    }
   }
 };
 
