@@ -100,27 +100,27 @@ class Line:
 
     def __call__(self, x, *operands, training: bool = True, generator: torch.Generator | None = None):
         """Runs the line; see :func:`fused`."""
+        return self._call(x, operands, training, generator)
+
+    def _call(self, x, operands, training, generator):
         try:
-            return self._call(x, operands, training, generator)
+            if len(operands) != self.operand_count:
+                raise TypeError(self._operand_message(len(operands)))
+            if self.has_dropout and not training:
+                return fused(self._without_dropout, x, *operands) if self._without_dropout else x
+            state = self._draw(x, generator) if self.has_dropout else None
+            if x.is_cpu and not self._runs_on_cpu(operands):
+                self._check_shapes(x, operands)
+                return self.reference(x, *operands, dropout_state=state)
+            if torch.is_grad_enabled() and _requires_grad(x, operands):
+                results = self._differentiable(x, state, operands)
+            elif self.rowwise:
+                results = self.forward_op(x, operands, self.text, state, False)
+            else:
+                results = self.forward_op(x, operands, self.text, state)
         except (AttributeError, TypeError):
             self._check_tensors(x, operands)
             raise
-
-    def _call(self, x, operands, training, generator):
-        if len(operands) != self.operand_count:
-            raise TypeError(self._operand_message(len(operands)))
-        if self.has_dropout and not training:
-            return fused(self._without_dropout, x, *operands) if self._without_dropout else x
-        state = self._draw(x, generator) if self.has_dropout else None
-        if x.is_cpu and not self._runs_on_cpu(operands):
-            self._check_shapes(x, operands)
-            return self.reference(x, *operands, dropout_state=state)
-        if torch.is_grad_enabled() and _requires_grad(x, operands):
-            results = self._differentiable(x, state, operands)
-        elif self.rowwise:
-            results = self.forward_op(x, operands, self.text, state, False)
-        else:
-            results = self.forward_op(x, operands, self.text, state)
         return results[0] if self.keeps == 0 else tuple(results[: 1 + self.keeps])
 
     def _differentiable(self, x, state, operands):
@@ -265,4 +265,4 @@ def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = 
         parsed = getattr(_REGISTRY, _registered(line))
     else:
         parsed = _LINES.get(line) or _parse(line)
-    return parsed(x, *operands, training=training, generator=generator)
+    return parsed._call(x, operands, training, generator)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -43,7 +44,8 @@ const std::vector<std::string> kCompilerOptions = {"-O2",
                                                    "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)"};
 
 constexpr int64 kTaskElements = 16384;   // 64 KB of floats: well under a level-two cache, well over a call's cost
-constexpr int64 kGrainElements = 32768;  // below this a second thread costs more than it brings
+constexpr int64 kGrainElements = 16384;  // below this a second thread costs more than it brings
+constexpr int64 kPartElements = 32768;   // a part of the column sums: they cost more than a task's start
 constexpr int64 kColumnParts = 64;       // enough tasks for the threads, and little to sum afterwards
 
 }  // namespace
@@ -77,16 +79,22 @@ const cpu_kernels& kernels_for(const spec::line& line, std::uint64_t boolean_mas
   return compiled.emplace(structure, *kernels).first->second;
 }
 
+// So many tasks of at least `elements` that a few threads get equal shares of a small tensor too.
+int64 task_count(int64 all, int64 elements) {
+  return static_cast<int64>(std::bit_ceil(static_cast<uint64>((all + elements - 1) / elements)));
+}
+
 int64 partition(arguments& a, bool rowwise) {
   const int64 rows = std::max<int64>(a.rows, 1), columns = std::max<int64>(a.columns, 1);
   if (a.wants_column != 0) {
-    const int64 parts = std::clamp<int64>((rows * columns + kGrainElements - 1) / kGrainElements, 1, kColumnParts);
+    const int64 parts = std::min(task_count(rows * columns, kPartElements), kColumnParts);
     a.task_rows = (rows + parts - 1) / parts;
     a.task_columns = rowwise ? columns : std::min<int64>(columns, 4096);
     return (rows + a.task_rows - 1) / a.task_rows;
   }
   a.task_columns = rowwise ? columns : std::min(columns, kTaskElements);
-  a.task_rows = std::max<int64>(kTaskElements / a.task_columns, 1);
+  const int64 tasks = task_count(rows * a.task_columns, kTaskElements);
+  a.task_rows = (rows + tasks - 1) / tasks;
   return 0;
 }
 
