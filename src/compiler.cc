@@ -100,8 +100,9 @@ std::string compile(const compiler& with, const program& what) {
   const temporary_folder folder;
   const fs::path input = folder.path / "onepass.cc", output = folder.path / "onepass.so", log = folder.path / "log";
   std::ofstream(input) << what.source;
-  std::vector<std::string> command{with.program, "-std=c++20",          "-fPIC",       "-shared", "-fvisibility=hidden",
-                                   "-I",         settings_now().include_dir, input.string(), "-o",      output.string()};
+  std::vector<std::string> command{
+      with.program,   "-std=c++20", "-fPIC",        "-shared", "-fvisibility=hidden", "-I", settings_now().include_dir,
+      input.string(), "-o",         output.string()};
   command.insert(command.end(), what.options.begin(), what.options.end());
   if (const int status = run(command, log); status != 0) {
     throw std::runtime_error("onepass: " + with.program + " failed (" + std::to_string(status) + "):\n" +

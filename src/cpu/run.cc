@@ -34,14 +34,9 @@ const kernel_table& table() {
 }
 
 // As CMakeLists.txt compiles the table, for this CPU alone.
-const std::vector<std::string> kCompilerOptions = {"-O2",
-                                                   "-march=native",
-                                                   "-ffp-contract=off",
-                                                   "-fno-math-errno",
-                                                   "-Wno-psabi",
-                                                   "-DONEPASS_HIGHWAY",
-                                                   "-DHWY_COMPILE_ONLY_STATIC",
-                                                   "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)"};
+const std::vector<std::string> kCompilerOptions = {
+    "-O2",        "-march=native",     "-ffp-contract=off",         "-fno-math-errno",
+    "-Wno-psabi", "-DONEPASS_HIGHWAY", "-DHWY_COMPILE_ONLY_STATIC", "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)"};
 
 constexpr int64 kTaskElements = 16384;   // 64 KB of floats: well under a level-two cache, well over a call's cost
 constexpr int64 kGrainElements = 16384;  // below this a second thread costs more than it brings

@@ -195,7 +195,8 @@ const char* onepass_info() {
   });
 }
 
-void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(), void (*warn)(const char*)) {
+void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(),
+                       void (*warn)(const char*)) {
   onepass::settings_now() = {include_dir, library_dir, find_nvrtc, warn};
 }
 

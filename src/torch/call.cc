@@ -46,7 +46,7 @@ std::vector<Tensor> backward(const backward_call& call) {
                 " operands");
   const Tensor& dy = call.gradients[0];
   frame f(prepared_with, dy, "the gradient");
-  const std::vector<spec::operand_facts> facts = 
+  const std::vector<spec::operand_facts> facts =
       spec::operand_facts_of(call.operand_types.data(), call.operand_types.size());
   const spec::gradients plan = spec::plan_gradients(line, f.type, facts, static_cast<std::uint64_t>(call.wanted));
   f.input(dy, f.a.y);

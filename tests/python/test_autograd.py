@@ -240,7 +240,9 @@ def test_saved_tensors_may_live_elsewhere(device):
     """save_on_cpu, which unpacks other tensors than it was given, and anomaly detection beside it."""
     line = "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"
     inputs = make_inputs(line, (9, 70), torch.float32, device)
-    expected = gradients(call(line, inputs.tensors, device), inputs, grads := upstream(call(line, inputs.tensors, device)))
+    results = call(line, inputs.tensors, device)
+    grads = upstream(results)
+    expected = gradients(results, inputs, grads)
     with torch.autograd.graph.save_on_cpu(), torch.autograd.detect_anomaly(check_nan=True):
         got = gradients(call(line, inputs.tensors, device), inputs, grads)
     for a, b in zip(got, expected, strict=True):

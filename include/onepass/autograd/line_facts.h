@@ -1,5 +1,5 @@
-// What the autograd function asks the library about a line. It is compiled apart from the library, for the torch that is
-// installed: this is all that the two share.
+// What the autograd function asks the library about a line. It is compiled apart from the library, for the torch that
+// is installed: this is all that the two share.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ struct line_facts {
 
 struct line_library {
   const line_facts* (*find)(const char* text);  // null for what is no line; valid as long as the process
-  // For x and each operand where its gradient comes from: kUnwanted, kUpstream, or its index among what backward writes.
-  // operand_types: dtypes, plus kBroadcast where the shape is not x's. wanted: bit 0 for x, bit i + 1 for operand i.
-  // True where backward writes anything.
+  // For x and each operand where its gradient comes from: kUnwanted, kUpstream, or its index among what backward
+  // writes. operand_types: dtypes, plus kBroadcast where the shape is not x's. wanted: bit 0 for x, bit i + 1 for
+  // operand i. True where backward writes anything.
   bool (*plan)(const line_facts&, int dtype, const std::int64_t* operand_types, std::uint64_t wanted, int* sources);
 };
 
