@@ -6,6 +6,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "onepass/autograd/line_facts.h"
 #include "onepass/lane/types.h"
 
