@@ -95,12 +95,15 @@ int64 partition(arguments& a, bool rowwise) {
 
 cpu_kernel choose(const cpu_kernels& kernels, const arguments& a, dtype x, bool backward) {
   if (x == dtype::f64) return backward ? kernels.backward_f64 : kernels.forward_f64;
-  auto fits = [](const view& v) { return v.data == nullptr || (v.type == dtype::f32 && v.column_stride == 1); };
-  const bool all_f32 = fits(a.x) && fits(a.y) && fits(a.dx) && std::all_of(a.operand, a.operand + kMaxOperands, fits) &&
-                       std::all_of(a.operand_gradient, a.operand_gradient + kMaxOperands, fits) &&
-                       std::all_of(a.kept, a.kept + kMaxKeeps, fits) &&
-                       std::all_of(a.kept_gradient, a.kept_gradient + kMaxKeeps, fits);
-  if (all_f32) return backward ? kernels.backward_all_f32 : kernels.forward_all_f32;
+  auto all_store = [&a](dtype type) {
+    auto fits = [type](const view& v) { return v.data == nullptr || (v.type == type && v.column_stride == 1); };
+    return fits(a.x) && fits(a.y) && fits(a.dx) && std::all_of(a.operand, a.operand + kMaxOperands, fits) &&
+           std::all_of(a.operand_gradient, a.operand_gradient + kMaxOperands, fits) &&
+           std::all_of(a.kept, a.kept + kMaxKeeps, fits) &&
+           std::all_of(a.kept_gradient, a.kept_gradient + kMaxKeeps, fits);
+  };
+  if (x == dtype::f32 && all_store(x)) return backward ? kernels.backward_all_f32 : kernels.forward_all_f32;
+  if (x == dtype::bf16 && all_store(x)) return backward ? kernels.backward_all_bf16 : kernels.forward_all_bf16;
   return backward ? kernels.backward_f32 : kernels.forward_f32;
 }
 

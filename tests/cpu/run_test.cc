@@ -58,6 +58,27 @@ void each_size(const Body& check) {
   }
 }
 
+template <int>
+void kernel(const arguments&, int64, int64) {}
+
+TEST_F(Run, AKernelOfItsOwnWhereEveryTensorStoresTheSame) {
+  const cpu_kernels kernels{kernel<0>, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>, kernel<7>};
+  arguments a = sized(2, 3, 0);
+  float number = 0;
+  const auto store = [&number](dtype type) { return view{&number, {}, type, 1}; };
+  a.x = a.y = a.operand[1] = store(dtype::bf16);
+  EXPECT_EQ(choose(kernels, a, dtype::bf16, false), kernels.forward_all_bf16);
+  EXPECT_EQ(choose(kernels, a, dtype::bf16, true), kernels.backward_all_bf16);
+  a.operand[1].column_stride = 0;  // one number for a row
+  EXPECT_EQ(choose(kernels, a, dtype::bf16, false), kernels.forward_f32);
+  a.operand[1] = store(dtype::f32);
+  EXPECT_EQ(choose(kernels, a, dtype::bf16, false), kernels.forward_f32);
+  a.x = a.y = store(dtype::f32);
+  EXPECT_EQ(choose(kernels, a, dtype::f32, true), kernels.backward_all_f32);
+  a.x = a.y = a.operand[1] = store(dtype::f64);
+  EXPECT_EQ(choose(kernels, a, dtype::f64, false), kernels.forward_f64);
+}
+
 TEST_F(Run, ThePartitionCoversTheTensor) {
   each_size([](arguments a, bool rowwise) {
     const int64 parts = partition(a, rowwise);

@@ -22,16 +22,16 @@ ONEPASS_FUNCTION tile tile_of(const arguments& a, int64 task) {
           column_end < a.columns ? column_end : a.columns};
 }
 
-template <class T, class Line, bool Uniform>
+template <class T, class Line, dtype Stored>
 void elementwise_forward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  typename place<T, Line, Uniform>::random_sources random;
-  place<T, Line, Uniform> at(a, random);
+  typename place<T, Line, Stored>::random_sources random;
+  place<T, Line, Stored> at(a, random);
   for (int64 task = begin; task < end; ++task) {
     const tile t = tile_of(a, task);
     for (int64 row = t.row_begin; row < t.row_end; ++row) {
       at.set_row(row);
-      for_columns<L, Uniform>(t.column_begin, t.column_end, [&](int64 column, int count) ONEPASS_LAMBDA {
+      for_columns<L, Stored != dtype::none>(t.column_begin, t.column_end, [&](int64 column, int count) ONEPASS_LAMBDA {
         at.set_column(column, count);
         at.store_y(Line::pre::forward(at.x(), at));
       });
@@ -40,18 +40,18 @@ void elementwise_forward(const arguments& a, int64 begin, int64 end) {
   if (a.stream_stores) hwy::FlushStream();
 }
 
-template <class T, class Line, bool Uniform>
+template <class T, class Line, dtype Stored>
 void elementwise_backward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  typename place<T, Line, Uniform>::random_sources random;
-  place<T, Line, Uniform> at(a, random);
+  typename place<T, Line, Stored>::random_sources random;
+  place<T, Line, Stored> at(a, random);
   for (int64 task = begin; task < end; ++task) {
     const tile t = tile_of(a, task);
     column_sums<T> sums(a, t.column_begin, t.column_end, at);
     sums.start(t.row_block);
     for (int64 row = t.row_begin; row < t.row_end; ++row) {
       at.set_row(row);
-      for_columns<L, Uniform>(t.column_begin, t.column_end, [&](int64 column, int count) ONEPASS_LAMBDA {
+      for_columns<L, Stored != dtype::none>(t.column_begin, t.column_end, [&](int64 column, int count) ONEPASS_LAMBDA {
         at.set_column(column, count);
         L x{};
         if constexpr (Line::pre::needs_input) x = at.x();

@@ -12,23 +12,29 @@
 
 ONEPASS_BEGIN
 
-template <class T, class Line, bool Uniform = false>
+template <class T, class Line, dtype Stored = dtype::none>
 void forward(const arguments& a, int64 begin, int64 end) {
-  if constexpr (same_type<typename Line::row, void>) elementwise_forward<T, Line, Uniform>(a, begin, end);
-  else rowwise_forward<T, Line, Uniform>(a, begin, end);
+  if constexpr (same_type<typename Line::row, void>) elementwise_forward<T, Line, Stored>(a, begin, end);
+  else rowwise_forward<T, Line, Stored>(a, begin, end);
 }
 
-template <class T, class Line, bool Uniform = false>
+template <class T, class Line, dtype Stored = dtype::none>
 void backward(const arguments& a, int64 begin, int64 end) {
-  if constexpr (same_type<typename Line::row, void>) elementwise_backward<T, Line, Uniform>(a, begin, end);
-  else rowwise_backward<T, Line, Uniform>(a, begin, end);
+  if constexpr (same_type<typename Line::row, void>) elementwise_backward<T, Line, Stored>(a, begin, end);
+  else rowwise_backward<T, Line, Stored>(a, begin, end);
 }
 
 // Forward and Backward differ where backward resumes from a kept value or from the result.
 template <class Forward, class Backward>
 constexpr cpu_kernels kernels_of() {
-  return {forward<float, Forward>,    backward<float, Backward>,     forward<double, Forward>,
-          backward<double, Backward>, forward<float, Forward, true>, backward<float, Backward, true>};
+  return {forward<float, Forward>,
+          backward<float, Backward>,
+          forward<double, Forward>,
+          backward<double, Backward>,
+          forward<float, Forward, dtype::f32>,
+          backward<float, Backward, dtype::f32>,
+          forward<float, Forward, dtype::bf16>,
+          backward<float, Backward, dtype::bf16>};
 }
 
 ONEPASS_END

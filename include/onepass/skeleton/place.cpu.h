@@ -1,6 +1,6 @@
 // Where a chain stands on the CPU: a row, and the columns of one lane. Every tensor's storage type is looked up at
-// run time (the branch is the same all along a row), so one instantiation serves all mixtures of dtypes. Another serves
-// the calls whose tensors all store T itself, where a look at the type would cost as much as the arithmetic.
+// run time (the branch is the same all along a row), so one instantiation serves all mixtures of dtypes. Others serve
+// the calls whose tensors all store one type, where a look at it would cost as much as the arithmetic.
 #if defined(ONEPASS_SKELETON_PLACE_CPU_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_SKELETON_PLACE_CPU_H_
 #undef ONEPASS_SKELETON_PLACE_CPU_H_
@@ -37,12 +37,12 @@ struct row_view {
   bool single = false;  // one number stands for the whole row
 };
 
-// Uniform: every tensor stores T, none has one number for a whole row.
-template <class T, class Line, bool Uniform>
+// Stored: what every tensor stores, none of them with one number for a whole row; dtype::none: looked up.
+template <class T, class Line, dtype Stored>
 class place {
  public:
   using lane = vec<T>;
-  static constexpr bool kUniform = Uniform;
+  static constexpr bool kUniform = Stored != dtype::none;
 
   // Beside the place: they fill their blocks out of line.
   struct random_sources {
@@ -138,7 +138,7 @@ class place {
     write(kept_[K], v, false);
     return rounded(v);
   }
-  ONEPASS_FUNCTION lane rounded(lane v) const { return Uniform ? v : onepass::ONEPASS_TARGET::rounded(v, y_.type); }
+  ONEPASS_FUNCTION lane rounded(lane v) const { return onepass::ONEPASS_TARGET::rounded(v, type_of(y_)); }
   template <class L, int K>
   ONEPASS_FUNCTION L kept() const {
     return read(kept_[K]);
@@ -157,6 +157,8 @@ class place {
   }
 
  private:
+  static constexpr bool kStoresT = Stored == (sizeof(T) == 8 ? dtype::f64 : dtype::f32);
+
   static ONEPASS_FUNCTION row_view row_of(const view& v, const int64* digit) {
     if (!v.data) return {};
     int64 offset = 0;
@@ -164,26 +166,27 @@ class place {
     return {static_cast<char*>(v.data) + offset * size_of(v.type), v.type, v.column_stride == 0};
   }
   ONEPASS_FUNCTION bool whole() const { return HWY_LIKELY(count_ == lanes<lane>()); }
+  static ONEPASS_FUNCTION dtype type_of(const row_view& v) { return kUniform ? Stored : v.type; }
   ONEPASS_FUNCTION lane read(const row_view& v) const {
-    if constexpr (Uniform) {
+    if constexpr (kStoresT) {
       const T* at = reinterpret_cast<const T*>(v.data) + column_;
       return whole() ? load_lane<lane>(at) : load_first<lane>(at, count_);
     } else {
-      if (HWY_UNLIKELY(v.single)) return broadcast<lane>(v.data, v.type);
-      if (whole()) return load<lane>(v.data, v.type, column_);
-      return load_partial<lane>(v.data, v.type, column_, count_);
+      if (!kUniform && HWY_UNLIKELY(v.single)) return broadcast<lane>(v.data, v.type);
+      if (whole()) return load<lane>(v.data, type_of(v), column_);
+      return load_partial<lane>(v.data, type_of(v), column_, count_);
     }
   }
   ONEPASS_FUNCTION void write(const row_view& v, lane value, bool past_caches) const {
-    if constexpr (Uniform) {
+    if constexpr (kStoresT) {
       T* at = reinterpret_cast<T*>(v.data) + column_;
       if (!whole()) store_first(value, at, count_);
       else if (past_caches) stream_lane(value, at);
       else store_lane(value, at);
     } else {
-      if (!whole()) store_partial(v.data, v.type, column_, value, count_);
-      else if (past_caches) stream(v.data, v.type, column_, value);
-      else store(v.data, v.type, column_, value);
+      if (!whole()) store_partial(v.data, type_of(v), column_, value, count_);
+      else if (past_caches) stream(v.data, type_of(v), column_, value);
+      else store(v.data, type_of(v), column_, value);
     }
   }
 

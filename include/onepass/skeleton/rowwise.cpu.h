@@ -103,11 +103,11 @@ ONEPASS_FUNCTION T row_parameter(const arguments& a) {
   else return T(0);
 }
 
-template <class T, class Line, bool Uniform>
+template <class T, class Line, dtype Stored>
 void rowwise_forward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  typename place<T, Line, Uniform>::random_sources random;
-  place<T, Line, Uniform> at(a, random);
+  typename place<T, Line, Stored>::random_sources random;
+  place<T, Line, Stored> at(a, random);
   scratch<T> values(whole_lanes<L>(a.columns));
   T* statistics = static_cast<T*>(a.statistics);
   const int64 first = begin * a.task_rows, last = end * a.task_rows < a.rows ? end * a.task_rows : a.rows;
@@ -124,7 +124,7 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
       statistics[row] = saved.first;
       if constexpr (Line::row::about.statistics > 1) statistics[a.rows + row] = saved.second;
     }
-    for_columns<L, Uniform>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+    for_columns<L, Stored != dtype::none>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
       const L z = Line::row::template forward<held>(load_lane<L>(values.data() + c), saved);
       at.store_y(Line::post::forward(z, at));
@@ -175,11 +175,11 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place&
   });
 }
 
-template <class T, class Line, bool Uniform>
+template <class T, class Line, dtype Stored>
 void rowwise_backward(const arguments& a, int64 begin, int64 end) {
   using L = vec<T>;
-  typename place<T, Line, Uniform>::random_sources random;
-  place<T, Line, Uniform> at(a, random), again(a, random, true);
+  typename place<T, Line, Stored>::random_sources random;
+  place<T, Line, Stored> at(a, random), again(a, random, true);
   const int64 padded = whole_lanes<L>(a.columns);
   scratch<T> rows(2 * padded);
   const T* statistics = static_cast<const T*>(a.statistics);
