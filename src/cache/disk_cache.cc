@@ -147,9 +147,11 @@ const std::string& headers_digest() {
   static const std::string digest = [] {
     std::vector<fs::path> files;
     std::error_code error;
-    for (const fs::directory_entry& file :
-         fs::recursive_directory_iterator(fs::path(settings_now().include_dir) / "onepass", error)) {
-      if (file.is_regular_file()) files.push_back(file.path());
+    for (const char* folder : {"onepass", "src"}) {  // not hwy/
+      for (const fs::directory_entry& file :
+           fs::recursive_directory_iterator(fs::path(settings_now().include_dir) / folder, error)) {
+        if (file.is_regular_file()) files.push_back(file.path());
+      }
     }
     std::sort(files.begin(), files.end());
     hash all;

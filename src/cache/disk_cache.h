@@ -25,7 +25,7 @@ struct entry {
 std::vector<entry> list();
 std::size_t clear();
 
-// Digest of every header that kernels are compiled from, computed once.
+// Digest of every header of ours that something is compiled from at first use, computed once.
 const std::string& headers_digest();
 
 }  // namespace onepass::cache

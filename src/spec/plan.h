@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "onepass/autograd/line_facts.h"
 #include "onepass/skeleton/arguments.h"
 #include "src/spec/line.h"
+#include "src/spec/line_facts.h"
 
 namespace onepass::spec {
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "onepass/autograd/line_facts.h"
 #include "src/compiler.h"
 #include "src/settings.h"
 #include "src/torch/prepared.h"
@@ -31,7 +30,7 @@ bool plan(const line_facts& facts, int x, const std::int64_t* operand_types, std
 
 // As CMakeLists.txt compiles it for the torch that is there when the library is built.
 program program_for(const std::string& torch_root, const std::string& torch_version) {
-  return {"// torch " + torch_version + "\n#include \"onepass/autograd/function.h\"\n",
+  return {"// torch " + torch_version + "\n#include \"src/torch/autograd_function.h\"\n",
           "autograd for torch " + torch_version,
           {"-O2", "-isystem", torch_root + "/include", "-isystem", torch_root + "/include/torch/csrc/api/include", "-L",
            torch_root + "/lib", "-ltorch_cpu", "-lc10"}};

@@ -5,7 +5,7 @@
 
 namespace onepass::binding {
 
-// Opens include/onepass/autograd/function.h for the torch in this folder, compiled with the library or now. Once in a
+// Opens src/torch/autograd_function.h for the torch in this folder, compiled with the library or now. Once in a
 // process; throws as compile_and_open does.
 void open_autograd(const std::string& torch_root, const std::string& torch_version);
 

@@ -11,7 +11,6 @@ line_facts facts_of(const spec::line& line, const spec::reads& reads) {
   line_facts facts{};
   facts.line = &line;
   facts.operands = line.operands;
-  facts.keeps = line.keeps;
   facts.resumes_from = reads.result ? 0 : reads.kept >= 0 ? 1 + reads.kept : -1;
   facts.rowwise = line.rowwise();
   facts.reads_x = reads.x;

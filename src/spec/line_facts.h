@@ -8,7 +8,7 @@ namespace onepass {
 
 struct line_facts {
   const void* line;  // the library's own
-  int operands, keeps;
+  int operands;
   int resumes_from;  // the result that backward reads in x's place: 0, or 1 + the keep's number; -1: none
   bool rowwise, reads_x, reads_statistics;
   std::uint64_t reads_operands;  // bits

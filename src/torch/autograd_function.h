@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "onepass/autograd/line_facts.h"
 #include "onepass/lane/types.h"
+#include "src/spec/line_facts.h"
 
 namespace onepass::autograd {
 
