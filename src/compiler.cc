@@ -45,6 +45,7 @@ class temporary_folder {
 // Runs a program without a shell; its output goes to the file. Returns its exit status, -1 where it cannot start.
 int run(const std::vector<std::string>& command, const fs::path& output) {
   std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   posix_spawn_file_actions_t actions;

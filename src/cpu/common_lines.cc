@@ -33,7 +33,7 @@ const std::vector<std::string>& common_lines() {
       const std::string sum = join(before, "add | keep");
       for (const std::string norm :
            {"layer_norm | scale | bias", "layer_norm | scale", "layer_norm", "rms_norm | scale", "rms_norm"}) {
-        lines.push_back(sum + " | " + norm);
+        lines.push_back(join(sum, norm));
       }
       lines.push_back(join(before, "add"));
       for (const std::string act : {"gelu", "gelu_tanh", "relu", "silu"}) {  // dropout_add after an activation

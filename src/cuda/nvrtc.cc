@@ -113,6 +113,7 @@ std::string nvrtc_compile(const std::string& source, const std::string& arch_nam
   std::vector<std::string> options = options_for(arch_name);
   options.push_back("--include-path=" + settings_now().include_dir);
   std::vector<const char*> pointers;
+  pointers.reserve(options.size());
   for (const std::string& option : options) pointers.push_back(option.c_str());
   if (n.compile(p.handle(), static_cast<int>(pointers.size()), pointers.data()) != kSuccess) {
     throw std::runtime_error("onepass: NVRTC failed for " + arch_name + ":\n" + p.log().substr(0, 4000));

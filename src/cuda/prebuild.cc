@@ -38,6 +38,7 @@ class imagined_call {
     request r = request_for(true);
     const spec::reads reads = spec::backward_reads(line_);
     std::vector<spec::operand_facts> facts;
+    facts.reserve(static_cast<std::size_t>(line_.operands));
     for (int i = 0; i < line_.operands; ++i) facts.push_back({types_[i], false});
     std::uint64_t wanted = 1;
     for (int i = 0; i < line_.operands; ++i) wanted |= std::uint64_t{types_[i] != dtype::boolean} << (i + 1);
