@@ -6,7 +6,7 @@ export PYTHONPATH := $(CURDIR)/python
 export PATH := $(BIN):$(PATH)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test build bench lint docs clean
+.PHONY: demo test build bench bench-instructions lint docs clean
 
 demo: build $(VENV)/demo.stamp
 	$(BIN)/python -m onepass demo
@@ -21,6 +21,13 @@ build: $(VENV)/stamp
 
 bench: build $(VENV)/demo.stamp
 	$(BIN)/python -m onepass bench
+
+# Instructions of the CPU's kernels, counted by valgrind.
+bench-instructions: build
+	tools/system-packages valgrind
+	cmake -S . -B build -G Ninja -DONEPASS_BENCHMARKS=ON -DPython3_EXECUTABLE=$(BIN)/python
+	cmake --build build --target instructions
+	$(BIN)/python tools/instructions build/bench/instructions --json bench/results/instructions.json
 
 lint: $(VENV)/stamp
 	tools/lint

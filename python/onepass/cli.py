@@ -74,6 +74,9 @@ def bench(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="where to write the results")] = None,
     providers: Annotated[str | None, typer.Option(metavar="A,B", help="what to time, as in eager,compile")] = None,
     quick: Annotated[bool, typer.Option(help="few rounds and small shapes")] = False,
+    suite: Annotated[str, typer.Option(help="table, curve, awkward or small")] = "table",
+    dtype: Annotated[str | None, typer.Option(help="only cases of this dtype: " + ", ".join(DTYPES))] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="DIR", help="where to write pictures")] = None,
 ) -> None:
     """Times every pattern beside eager PyTorch, torch.compile and the libraries that are installed."""
     from onepass import bench as benchmark
@@ -81,7 +84,16 @@ def bench(
     if json is not None:  # or minutes of timing would be lost at the end
         json.parent.mkdir(parents=True, exist_ok=True)
     names = None if providers is None else [name.strip() for name in providers.split(",")]
-    benchmark.run(device=device, only=only, json=json, providers=names, quick=quick)
+    benchmark.run(
+        device=device,
+        only=only,
+        json=json,
+        providers=names,
+        quick=quick,
+        suite=suite,
+        dtype=None if dtype is None else parse_dtype(dtype),
+        plot=plot,
+    )
 
 
 @app.command()

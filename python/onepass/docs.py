@@ -142,17 +142,26 @@ def size(count: int) -> str:
 
 
 def fill_readme(readme: Path, results: Path) -> int:
-    """Puts the tables of every JSON file of results between the README's markers; returns how many files there were."""
+    """Puts what the benchmark's JSON files say between the README's markers: tables, and pictures of the curves.
+
+    Returns:
+        How many files there were. The pictures are written into docs/pictures beside the README.
+    """
     from onepass.bench import report
 
-    files = sorted(results.glob("*.json"))
-    tables = [report.markdown(json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob("*.json"))]
+    files = [found for found in files if "device" in found]
+    blocks = [report.markdown(found) for found in files if found.get("suite", "table") == "table"]
+    for found in files:
+        if found.get("suite") == "curve":
+            pictures = report.plot_curves(found, readme.parent / "docs" / "pictures")
+            blocks += [f"![{picture.stem}]({picture.relative_to(readme.parent).as_posix()})" for picture in pictures]
     begin, end = RESULTS
     text = readme.read_text(encoding="utf-8")
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise ValueError(f"{readme} needs the markers {begin} and {end}, once each and in this order")
     before, rest = text.split(begin)
     after = rest.split(end)[1]
-    filled = "\n\n".join([before + begin, *(table.strip() for table in tables), end + after])
+    filled = "\n\n".join([before + begin, *(block.strip() for block in blocks), end + after])
     readme.write_text(filled, encoding="utf-8")
     return len(files)

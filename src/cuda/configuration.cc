@@ -48,55 +48,101 @@ int access_for(const arguments& a, int lanes) {
   return access;
 }
 
+// Whether one row serves all.
+bool is_repeated(const view& v) {
+  return v.data && v.column_stride != 0 && std::all_of(v.stride, v.stride + kMaxDims, [](int64 s) { return s == 0; });
+}
+
+bool is_dense(const arguments& a, const configuration& c) {
+  if (!c.collapsed) return false;
+  bool all = true;
+  const auto* first = a.operand;
+  each_view(a, [&](const view& v) {
+    const bool is_operand = &v >= first && &v < first + kMaxOperands;
+    all &= (is_operand && is_repeated(v)) ||
+           (v.column_stride == 1 && (a.rows == 1 || v.stride[kMaxDims - 1] == a.columns));
+  });
+  return all;
+}
+
+// The tensors whose rows a kernel reads, as place.cuda.h numbers them. Their numbers are as wide as x's.
+uint64 streams_of(const request& r, const arguments& a) {
+  uint64 streams = 0;
+  int at = 0;
+  auto add = [&](const view& v) {
+    const bool rows = v.data && v.column_stride == 1 && !is_repeated(v) && size_of(v.type) == size_of(r.x);
+    streams |= static_cast<uint64>(rows) << at++;
+  };
+  const view none{};
+  add(a.x), add(r.backward ? a.y : none);
+  for (const view& v : a.operand) add(v);
+  for (const view& v : a.kept) add(r.backward ? v : none);
+  for (const view& v : a.kept_gradient) add(v);
+  return streams;
+}
+
 void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
   configuration& c = p.with;
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
-  c.unroll = kTuning.elementwise_unroll;
-  c.blocks_per_sm = r.x == dtype::f64 ? 1 : kTuning.elementwise_resident / kTuning.elementwise_threads;
+  const elementwise_tuning& tuned = r.backward ? kTuning.backward : kTuning.forward;
+  c.unroll = tuned.unroll;
+  c.blocks_per_sm = r.x == dtype::f64 ? 1 : tuned.resident / tuned.threads;
   c.flat = a.rows == 1 && r.wants_column == 0 && !r.rowwise;
   c.sums_in_registers = 1;
   if (c.flat) {
-    c.across = kTuning.elementwise_threads;
+    c.across = tuned.threads;
     c.down = 1;
+    c.exact = a.columns % (int64{c.across} * c.unroll * c.lanes) == 0;
     p.grid_x = static_cast<unsigned>(std::min<int64>(ceil_div(lanes_a_row, c.across * c.unroll), 1 << 30));
     p.grid_y = 1;
     return;
   }
-  const int64 stripes = ceil_div(lanes_a_row, kTuning.elementwise_threads);
+  const int64 stripes = ceil_div(lanes_a_row, tuned.threads);
   c.across = static_cast<int>(ceil_div(lanes_a_row, stripes));
   if (stripes > 1) c.across = static_cast<int>(ceil_div(c.across, 32) * 32);
-  c.down = std::max(1, kTuning.elementwise_threads / c.across);
+  c.down = std::max(1, tuned.threads / c.across);
+  c.exact = a.columns % (int64{c.across} * c.lanes) == 0;
   const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
-  const int64 filling = std::max<int64>(chip.sm_count * kTuning.elementwise_blocks_per_sm / grid_x, 1);
+  const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
   p.grid_x = static_cast<unsigned>(grid_x);
   p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, r.wants_column ? filling : most_y, 65535}));
   p.parts = r.wants_column ? p.grid_y : 0;
 }
 
 // Whether a row can be held, and how.
-bool hold_row(const request& r, const arguments& a, const device_facts& chip, plan& p) {
+bool hold_row(const request& r, const arguments& a, const device_facts& chip, const row_tuning& tuned, plan& p) {
   configuration& c = p.with;
-  const row_tuning& tuned = r.backward ? kTuning.backward_row : kTuning.forward_row;
   const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
   const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, std::max(tuned.numbers / wide / c.lanes, 1)));
-  c.across =
-      static_cast<int>(std::clamp<int64>(wanted, std::min<int64>(32, power_of_two_from(lanes_a_row)), tuned.threads));
-  c.down = c.across <= 32 ? kTuning.block_threads / c.across : 1;
-  auto numbers = [&] { return ceil_div(lanes_a_row, c.across) * c.lanes * wide; };
-  if (numbers() > tuned.numbers_at_most) return false;
+  const int64 across = std::max(wanted, std::min<int64>(kTuning.least_across, power_of_two_from(lanes_a_row)));
+  const int64 most = chip.arch >= 90 ? kTuning.cluster : 1;
+  c.across = static_cast<int>(std::min<int64>(across, tuned.threads));
+  c.cluster = static_cast<int>(std::min(across / c.across, most));
+  const int most_down = c.across <= 32 || (r.backward && c.cluster == 1) ? 15 : 1;  // barriers that a block has
+  c.down = c.across <= 32 ? tuned.block / c.across : std::clamp(tuned.block / c.across, 1, most_down);
+  auto numbers = [&] { return ceil_div(lanes_a_row, int64{c.across} * c.cluster) * c.lanes * wide; };
+  if (numbers() > tuned.numbers) return false;
   const int slots = std::popcount(r.wants_column);
   c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
   if (!c.sums_in_registers && c.down > 1) {  // one row a block: several would add to the same sums
-    c.across = 32;                           // at least, since a shuffle names a whole warp
+    c.across = std::max(c.across, 32);       // since a shuffle names a whole warp
     c.down = 1;
     c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
   }
-  c.held_lanes = static_cast<int>(ceil_div(lanes_a_row, c.across));
-  const int64 sum_bytes = c.sums_in_registers ? 0 : slots * a.columns * (wide * 4);
-  if (sum_bytes + kTuning.shared_for_reductions > chip.shared_per_block) return false;
-  p.shared_bytes = static_cast<unsigned>(sum_bytes);
-  c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / (c.across * c.down)) : 1;
+  c.held_lanes = static_cast<int>(ceil_div(lanes_a_row, int64{c.across} * c.cluster));
+  c.computes_again = tuned.computes_again;
+  const int64 sum_bytes = c.sums_in_registers ? 0 : slots * int64{c.held_lanes} * c.across * c.lanes * (wide * 4);
+  const int threads = c.across * c.down;
+  c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads) : 1;
+  const int64 own = kTuning.shared_for_reductions + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0);
+  const int64 room = chip.shared_per_block / c.blocks_per_sm - own - sum_bytes;
+  if (tuned.stages > 0) c.streams = streams_of(r, a);
+  const int64 stage_bytes = std::popcount(c.streams) * int64{c.held_lanes} * threads * 16;
+  c.stages = stage_bytes > 0 ? static_cast<int>(std::clamp<int64>(room / stage_bytes, 0, tuned.stages)) : 0;
+  if (c.stages == 0) c.streams = 0;
+  if (sum_bytes + own > chip.shared_per_block) return false;
+  p.shared_bytes = static_cast<unsigned>(sum_bytes + c.stages * stage_bytes);
   return true;
 }
 
@@ -108,6 +154,7 @@ void stream_row(const request& r, const arguments& a, const device_facts& chip, 
   c.held_lanes = 0;
   c.sums_in_registers = 1;
   const int64 bytes = a.columns * size_of(r.x);
+  c.blocks_per_sm = 1;
   c.row_in_shared =
       !r.backward && a.x.data && !c.single_x && bytes + kTuning.shared_for_reductions <= chip.shared_per_block;
   p.shared_bytes = c.row_in_shared ? static_cast<unsigned>(bytes) : 0;
@@ -116,23 +163,42 @@ void stream_row(const request& r, const arguments& a, const device_facts& chip, 
 std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, plan p) {
   configuration& c = p.with;
   const plan blank = p;
-  const bool held = hold_row(r, a, chip, p);
+  bool held = false;
+  const auto try_all = [&](const auto& tunings) {
+    for (const row_tuning& tuned : tunings) {
+      if (held || a.columns > tuned.columns) continue;
+      p = blank;
+      held = hold_row(r, a, chip, tuned, p);
+    }
+  };
+  if (r.backward) try_all(kTuning.backward_rows);
+  else try_all(kTuning.forward_rows);
   if (!held) p = blank, stream_row(r, a, chip, p);
-  c.exact = held ? int64{c.across} * c.held_lanes * c.lanes == a.columns : a.columns % c.lanes == 0;
-  const int threads = c.across * c.down;
+  c.exact = held ? int64{c.across} * c.cluster * c.held_lanes * c.lanes == a.columns : a.columns % c.lanes == 0;
   const int64 all = ceil_div(a.rows, c.down);
-  const int64 persistent = static_cast<int64>(chip.sm_count) * std::max(1, kTuning.backward_row.resident / threads);
+  const int64 persistent = std::max<int64>(static_cast<int64>(chip.sm_count) * c.blocks_per_sm / c.cluster, 1);
   const bool sums = r.wants_column != 0 && held;
-  const bool strides = sums || c.row_in_shared;  // a block adds up its rows' columns, or fetches a row ahead
-  p.grid_x = static_cast<unsigned>(std::min<int64>(strides ? std::min(all, persistent) : all, (1LL << 31) - 1));
+  // A block adds up its rows' columns, or fetches rows ahead.
+  const bool strides = sums || c.stages > 0 || c.row_in_shared;
+  const int64 rows = std::min<int64>(strides ? std::min(all, persistent) : all, ((1LL << 31) - 1) / c.cluster);
+  p.grid_x = static_cast<unsigned>(rows * c.cluster);
   p.grid_y = 1;
-  p.parts = sums ? p.grid_x : 0;
+  p.parts = sums ? rows : 0;
   if (held || !r.backward) return {p};
   c.of = part::totals;
   plan tiles = blank;
   tiles.with.of = part::tiles;
   choose_elementwise(r, a, chip, tiles);
   return {p, tiles};
+}
+
+// Whether results are stored in 16 bits.
+bool short_results(const request& r) {
+  if (size_of(r.x) != 2) return false;
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if (((r.wants_tensor | r.wants_column) >> i & 1) != 0 && size_of(r.operand[i]) != 2) return false;
+  }
+  return true;
 }
 
 const char* name_of(dtype type) {
@@ -157,8 +223,12 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   c.single_x = a.x.data && a.x.column_stride == 0;
   c.single_y = a.y.column_stride == 0;
   c.saves_statistics = !r.backward && a.statistics != nullptr;
+  c.cluster = 1;
+  c.dense = is_dense(a, c);
+  c.small = a.rows * a.columns <= int64{1} << 30;
   for (int i = 0; i < kMaxOperands; ++i)
-    c.single_operand |= static_cast<uint64>(a.operand[i].data && a.operand[i].column_stride == 0) << i;
+    c.single_operand |= static_cast<uint64>(a.operand[i].data && a.operand[i].column_stride == 0) << i,
+        c.repeated_operand |= static_cast<uint64>(is_repeated(a.operand[i])) << i;
   for (int k = 0; k < kMaxKeeps; ++k)
     c.single_kept_gradient |= static_cast<uint64>(a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0)
                               << k;
@@ -170,8 +240,8 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
 std::string source(const request& r, const configuration& c) {
   static constexpr const char* kSuffix[] = {"", "_totals", "_tiles"};
   const char* skeleton = r.rowwise ? "rowwise" : "elementwise";
-  std::string text =
-      std::string("#include \"onepass/skeleton/") + skeleton + ".cuda.h\"\nONEPASS_BEGIN\nstruct config {\n";
+  std::string text = std::string(short_results(r) ? "#define ONEPASS_SHORT 1\n" : "") + "#include \"onepass/skeleton/" +
+                     skeleton + ".cuda.h\"\nONEPASS_BEGIN\nusing the_line = " + r.line + ";\nstruct config {\n";
   auto field = [&](const char* type, const char* name, const std::string& value) {
     text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
   };
@@ -179,34 +249,43 @@ std::string source(const request& r, const configuration& c) {
   auto flag = [&](const char* name, bool value) { field("bool", name, value ? "true" : "false"); };
   auto bits = [&](const char* name, uint64 value) { field("uint64", name, std::to_string(value) + "ull"); };
   text += std::string("  using arithmetic = ") + (r.x == dtype::f64 ? "double" : "float") + ";\n";
+  text += std::string("  using index = ") + (c.small ? "int" : "int64") + ";\n";
+  flag("kComputesAgain", c.computes_again);
   field("dtype", "kX", std::string("dtype::") + name_of(r.x));
   std::string operands = "{";
   for (dtype type : r.operand) operands += std::string("dtype::") + name_of(type) + ", ";
   field("dtype", "kOperand[kMaxOperands]", operands + "}");
   number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
+  number("kCluster", c.cluster), number("kStages", c.stages), number("kThreads", c.across * c.down);
   number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes);
-  flag("kExact", c.exact), flag("kFlat", c.flat), flag("kCollapsed", c.collapsed), flag("kSingleX", c.single_x),
-      flag("kSingleY", c.single_y);
+  flag("kDense", c.dense), flag("kExact", c.exact), flag("kFlat", c.flat), flag("kCollapsed", c.collapsed),
+      flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
   flag("kSumsInRegisters", c.sums_in_registers), flag("kRowInShared", c.row_in_shared);
   flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
+  bits("kRepeatedOperand", c.repeated_operand), bits("kStreams", c.streams);
+  field("bool", "kHoldsStored",
+        c.held_lanes > 0 && !r.backward && size_of(r.x) == 2 && !c.single_x ? "the_line::pre::gives_stored" : "false");
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
-  text += "};\nusing the_line = " + r.line + ";\nextern \"C\" __global__ void __launch_bounds__(" +
-          std::to_string(c.across * c.down) + ", " + std::to_string(std::max(c.blocks_per_sm, 1)) + ") " + kKernelName +
+  text += "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(c.across * c.down) + ", " +
+          std::to_string(std::max(c.blocks_per_sm, 1)) + ") " +
+          (c.cluster > 1 ? "__cluster_dims__(" + std::to_string(c.cluster) + ", 1, 1) " : "") + kKernelName +
           "(const __grid_constant__ arguments a) {\n  " + skeleton + (r.backward ? "_backward" : "_forward") +
           kSuffix[static_cast<int>(c.of)] + "<config, the_line>(a);\n}\nONEPASS_END\n";
   return text;
 }
 
-std::string column_sum_source() {
+std::string column_sum_source(dtype parts) {
   return std::string(
              "#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void "
-             "__launch_bounds__(256) ") +
-         kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum(a);\n}\nONEPASS_END\n";
+             "__launch_bounds__(1024) ") +
+         kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum<" +
+         (parts == dtype::f64 ? "double" : "float") + ">(a);\n}\nONEPASS_END\n";
 }
 
 std::string label(const request& r, const configuration& c, const std::string& arch) {
-  return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") + std::to_string(c.across) + "x" +
+  return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") +
+         (c.cluster > 1 ? std::to_string(c.cluster) + "*" : "") + std::to_string(c.across) + "x" +
          std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) +
          (c.saves_statistics ? " saving " : " ") + r.line;
 }

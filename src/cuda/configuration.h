@@ -28,14 +28,20 @@ struct configuration {
   part of;
   int lanes, access;       // numbers of a lane; numbers that one access may move
   int across, down;        // threads along the columns, and down the rows
+  int cluster;             // blocks along the columns, of a row
   int blocks_per_sm;       // that registers must leave room for
   int unroll, held_lanes;  // elementwise: lanes in flight; rowwise: lanes of the row in a thread's registers
   int flat, collapsed;     // one long row; rows have one stride
-  int exact;               // rowwise: the threads' lanes fill the row exactly
+  int dense;               // all tensors are contiguous, but those of one row
+  int exact;               // the threads' lanes fill the row exactly
+  int stages;              // rowwise backward: rows that copies run ahead by
+  int computes_again;      // rowwise backward: does not hold the row
+  int small, unused;       // an int counts the elements
   int single_x, single_y;
   int sums_in_registers, row_in_shared;
   int saves_statistics;
-  uint64 single_operand, single_kept_gradient;
+  uint64 single_operand, single_kept_gradient, repeated_operand;
+  uint64 streams;  // tensors that copies bring (place.cuda.h)
 };
 static_assert(std::has_unique_object_representations_v<configuration>);  // no padding in a key
 
@@ -53,7 +59,7 @@ std::vector<plan> choose(const request&, const arguments&, const device_facts&);
 // What NVRTC compiles; the kernel is called kKernelName.
 inline constexpr const char* kKernelName = "onepass_kernel";
 std::string source(const request&, const configuration&);
-std::string column_sum_source();
+std::string column_sum_source(dtype parts);
 
 std::string label(const request&, const configuration&, const std::string& arch);
 

@@ -40,7 +40,27 @@ struct driver {
   status (*stream_is_capturing)(void*, int*);
   status (*launch_kernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                           void**);
+  status (*launch_kernel_ex)(const struct launch_configuration*, void*, void**, void**);
+  status (*max_active_clusters)(int*, void*, const struct launch_configuration*);
   status (*get_error_string)(status, const char**);
+};
+
+struct launch_attribute {  // CUlaunchAttribute
+  int id;
+  char padding[4];
+  union {
+    int allowed;
+    unsigned size[3];
+    char bytes[64];
+  };
+};
+constexpr int kClusterDimension = 4, kProgrammaticStreamSerialization = 6;
+
+struct launch_configuration {  // CUlaunchConfig
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  void* stream;
+  const launch_attribute* attributes;
+  unsigned count;
 };
 
 driver open_driver() {
@@ -66,6 +86,8 @@ driver open_driver() {
   find(d.function_set_attribute, "cuFuncSetAttribute");
   find(d.stream_is_capturing, "cuStreamIsCapturing");
   find(d.launch_kernel, "cuLaunchKernel");
+  find(d.launch_kernel_ex, "cuLaunchKernelEx");
+  find(d.max_active_clusters, "cuOccupancyMaxActiveClusters");
   find(d.get_error_string, "cuGetErrorString");
   return d;
 }
@@ -224,6 +246,27 @@ void launch(const kernel& with, unsigned grid_x, unsigned grid_y, unsigned grid_
   check(the_driver().launch_kernel(with.function, grid_x, grid_y, grid_z, block_x, block_y, 1, shared_bytes, stream,
                                    all, nullptr),
         "a kernel launch");
+}
+
+void launch_behind(const kernel& with, unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned block_y,
+                   void* stream, const void* parameters) {
+  const current_context context(with.context);
+  void* all[] = {const_cast<void*>(parameters)};
+  launch_attribute early{.id = kProgrammaticStreamSerialization, .padding = {}, .bytes = {}};
+  early.allowed = 1;
+  const launch_configuration how{grid_x, grid_y, 1, block_x, block_y, 1, 0, stream, &early, 1};
+  check(the_driver().launch_kernel_ex(&how, with.function, all, nullptr), "a kernel launch");
+}
+
+int active_clusters(const kernel& with, int blocks, unsigned threads, unsigned shared_bytes) {
+  const current_context context(with.context);
+  launch_attribute cluster{.id = kClusterDimension, .padding = {}, .bytes = {}};
+  cluster.size[0] = static_cast<unsigned>(blocks), cluster.size[1] = 1, cluster.size[2] = 1;
+  const launch_configuration how{
+      static_cast<unsigned>(blocks), 1, 1, threads, 1, 1, shared_bytes, nullptr, &cluster, 1};
+  int count = 0;
+  check(the_driver().max_active_clusters(&count, with.function, &how), "cuOccupancyMaxActiveClusters");
+  return count;
 }
 
 }  // namespace onepass::cuda

@@ -31,4 +31,12 @@ bool build(const std::string& source, const std::string& arch_name, const std::s
 void launch(const kernel&, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
             unsigned shared_bytes, void* stream, const void* parameters);
 
+// As launch, for a kernel that waits by itself for the one before it in the stream (wait_for_kernel_before): its blocks
+// may begin while the last of that one still run.
+void launch_behind(const kernel&, unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned block_y, void* stream,
+                   const void* parameters);
+
+// How many clusters of so many blocks the device runs at a time.
+int active_clusters(const kernel&, int blocks, unsigned threads, unsigned shared_bytes);
+
 }  // namespace onepass::cuda

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "onepass/skeleton/arguments.h"
 
@@ -42,7 +44,19 @@ const kernel& find_or_build(const request& r, const plan& p, int device, void* s
 
 }  // namespace
 
-std::vector<plan> prepare(const request& r, const arguments& a, int device) { return choose(r, a, facts(device)); }
+std::vector<plan> prepare(const request& r, const arguments& a, int device, void* stream) {
+  std::vector<plan> plans = choose(r, a, facts(device));
+  for (plan& p : plans) {
+    if (p.with.cluster == 1 || p.with.stages == 0) continue;
+    // Blocks stride over the rows: a cluster that finds no room at once would come behind all others.
+    const auto threads = static_cast<unsigned>(p.with.across * p.with.down);
+    const int most = active_clusters(find_or_build(r, p, device, stream), p.with.cluster, threads, p.shared_bytes);
+    const auto clusters = std::min<int64>(p.grid_x / static_cast<unsigned>(p.with.cluster), std::max(most, 1));
+    p.grid_x = static_cast<unsigned>(clusters * p.with.cluster);
+    if (p.parts > 0) p.parts = clusters;
+  }
+  return plans;
+}
 
 void launch(const request& r, const std::vector<plan>& plans, const arguments& a, int device, void* stream) {
   for (const plan& p : plans) {
@@ -52,14 +66,18 @@ void launch(const request& r, const std::vector<plan>& plans, const arguments& a
   }
 }
 
-void reduce_columns(const arguments& a, int64 parts, int slots, const view* outputs, int device, void* stream) {
+void reduce_columns(const arguments& a, dtype type, int64 parts, int slots, const view* outputs, int device,
+                    void* stream) {
   column_sum_arguments with{a.column_partial, parts, a.columns, {}};
   std::copy(outputs, outputs + slots, with.output);
-  thread_local std::unordered_map<int, const kernel*> known;  // load compares whole sources
-  const kernel*& sum = known[device];
+  thread_local std::map<std::pair<int, dtype>, const kernel*> known;  // load compares whole sources
+  const kernel*& sum = known[{device, type}];
   if (sum == nullptr)
-    sum = &load(column_sum_source(), kKernelName, device, stream, facts(device).arch_name + " column sum");
-  launch(*sum, static_cast<unsigned>((a.columns + 31) / 32), static_cast<unsigned>(slots), 1, 32, 8, 0, stream, &with);
+    sum = &load(column_sum_source(type), kKernelName, device, stream, facts(device).arch_name + " column sum");
+  constexpr unsigned kSide = 32;
+  const auto blocks = static_cast<unsigned>((a.columns + kSide - 1) / kSide);
+  if (facts(device).arch >= 90) launch_behind(*sum, blocks, static_cast<unsigned>(slots), kSide, kSide, stream, &with);
+  else launch(*sum, blocks, static_cast<unsigned>(slots), 1, kSide, kSide, 0, stream, &with);
 }
 
 }  // namespace onepass::cuda

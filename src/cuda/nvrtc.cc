@@ -65,10 +65,8 @@ void check(status s, const char* what) {
 }
 
 std::vector<std::string> options_for(const std::string& arch_name) {
-  // --fmad=false: whether a product and a sum are fused must not depend on a tensor's layout. Code that wants it says
-  // fma.
   return {"--std=c++20", "--gpu-architecture=" + arch_name, "--device-as-default-execution-space",
-          "--generate-line-info", "--fmad=false"};
+          "--generate-line-info"};
 }
 
 class program {

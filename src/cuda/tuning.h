@@ -1,33 +1,59 @@
-// The CUDA skeletons' tuning: plain data, each figure with its reason.
+// The CUDA skeletons' tuning: plain data. What chose each figure is in docs/measured-facts.md, "Tuning on the H200".
 #pragma once
 
 namespace onepass::cuda {
 
-struct row_tuning {
-  int numbers,
-      numbers_at_most;  // of a row in one thread's registers, preferred and at most; backward holds two values each
-  int threads;          // of a row, at most
-  int resident;         // threads that registers must leave room for on an SM; backward's persistent grid has as many
+struct elementwise_tuning {
+  int threads;        // of a block
+  int unroll;         // lanes in flight a thread
+  int resident;       // threads that registers must leave room for on an SM
+  int blocks_per_sm;  // with column sums, where blocks stride over the rows
 };
 
-struct tuning {
-  // Elementwise: threads of a block, lanes in flight a thread, and threads that registers must leave room for on an SM:
-  // two loads of 16 bytes by 1024 threads are more than the 28 KB that fill HBM on an SM.
-  int elementwise_threads = 256;
-  int elementwise_unroll = 2;
-  int elementwise_resident = 1024;
-  int elementwise_blocks_per_sm = 8;  // with column sums, where blocks stride over the rows
+struct row_tuning {
+  int columns;   // for rows of so many numbers at most
+  int numbers;   // of a row in one thread's registers, at most
+  int block;     // threads of a block that rows share
+  int threads;   // of a row in a block, at most: longer rows are shared by the blocks of a cluster
+  int resident;  // threads that registers must leave room for on an SM; with copies the grid has as many
+  int stages;    // rows that copies run ahead by
+  // Backward: values are not held, but made again from the copies: column sums leave no registers.
+  bool computes_again = false;
+};
+inline constexpr int kAnyColumns = 1 << 30;
 
-  // Fractions of copy bandwidth on the H200, bf16, forward: 1024 threads an SM instead of what the compiler leaves room
-  // for take layer_norm 32768x4096 from .60 to .75 and 8192x16384 from .49 to .73 (docs/measured-facts.md).
-  row_tuning forward_row = {.numbers = 32, .numbers_at_most = 64, .threads = 512, .resident = 1024};
-  // Backward: longer rows spill (layer_norm 8192x16384: .26 with 32 numbers a thread, .38 with 16) and go in two
-  // kernels.
-  row_tuning backward_row = {.numbers = 8, .numbers_at_most = 8, .threads = 1024, .resident = 1024};
-  int sum_numbers = 32;     // column sums that fit in a thread's registers beside the row
-  int block_threads = 256;  // where several rows share a block
+struct tuning {
+  elementwise_tuning forward = {.threads = 128, .unroll = 2, .resident = 1536, .blocks_per_sm = 16};
+  elementwise_tuning backward = {.threads = 128, .unroll = 4, .resident = 1024, .blocks_per_sm = 16};
+
+  // The first that has room for the row; a row that none has room for is streamed.
+  row_tuning forward_rows[3] = {
+      {.columns = 2048, .numbers = 32, .block = 256, .threads = 512, .resident = 1024, .stages = 0},
+      {.columns = 32768, .numbers = 64, .block = 256, .threads = 512, .resident = 512, .stages = 0},
+      {.columns = kAnyColumns, .numbers = 64, .block = 256, .threads = 512, .resident = 512, .stages = 2}};
+  row_tuning backward_rows[5] = {
+      {.columns = 1024, .numbers = 16, .block = 256, .threads = 512, .resident = 512, .stages = 3},
+      {.columns = 8192, .numbers = 16, .block = 512, .threads = 512, .resident = 512, .stages = 3},
+      {.columns = 16384, .numbers = 16, .block = 256, .threads = 256, .resident = 768, .stages = 2},
+      {.columns = 65536,
+       .numbers = 32,
+       .block = 256,
+       .threads = 256,
+       .resident = 512,
+       .stages = 3,
+       .computes_again = true},
+      {.columns = kAnyColumns,
+       .numbers = 32,
+       .block = 256,
+       .threads = 512,
+       .resident = 512,
+       .stages = 2,
+       .computes_again = true}};
+  int least_across = 8;  // threads of a row, at least, where it has so many lanes: 128 bytes in a row
+  int cluster = 8;       // blocks that share a row, at most
+  int sum_numbers = 64;  // column sums that fit in a thread's registers beside the row
   int streamed_threads = 1024;
-  int shared_for_reductions = 4096;  // bytes of static shared memory, at most
+  int shared_for_reductions = 8192;  // bytes of static shared memory, at most
 };
 
 inline constexpr tuning kTuning{};

@@ -88,6 +88,7 @@ bool broadcasts(const strided& tensor, const shape& to) {
 fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, arguments& a, std::vector<bool>& needs_copy) {
   a.rows = x.rows();
   a.columns = x.columns();
+  a.inverse_columns = 1.0 / static_cast<double>(a.columns);
   a.matrix_rows = x.dim > 1 ? x.sizes[x.dim - 2] : 1;
   if (std::all_of(tensors.begin(), tensors.end(), [&](const strided& t) { return is_contiguous(t, x); })) {
     set_contiguous(tensors, flatten, a);

@@ -45,9 +45,9 @@ cuda::request request_of(const frame& f, bool backward) {
   return r;
 }
 
-Tensor partial_sums(const frame& f, std::int64_t slots, std::int64_t parts) {
+Tensor partial_sums(const frame& f, std::int64_t slots, std::int64_t parts, dtype type) {
   const std::int64_t sizes[3] = {slots, parts, f.a.columns};
-  return empty(sizes, 3, dtype::f64, f.on);
+  return empty(sizes, 3, type, f.on);
 }
 
 }  // namespace
@@ -56,7 +56,8 @@ void run_forward(frame& f) {
   if (f.on.is_cuda()) {
     const torch::stable::accelerator::DeviceGuard guard(f.on.index);
     const cuda::request request = request_of(f, false);
-    cuda::launch(request, cuda::prepare(request, f.a, f.on.index), f.a, f.on.index, current_stream(f.on.index));
+    void* stream = current_stream(f.on.index);
+    cuda::launch(request, cuda::prepare(request, f.a, f.on.index, stream), f.a, f.on.index, stream);
     return;
   }
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
@@ -73,17 +74,20 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
     request.wants_column = plan.wants_column;
     request.wants_tensor = plan.wants_tensor;
     request.wants_dx = plan.wants_dx;
-    const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index);
+    void* stream = current_stream(f.on.index);
+    const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
     std::optional<Tensor> partial, totals;
-    if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, plans.back().parts)).data_ptr();
+    if (slots) {
+      f.a.column_partial = partial.emplace(partial_sums(f, slots, plans.back().parts, f.arithmetic())).data_ptr();
+    }
     if (plans.size() > 1) {
       const std::int64_t sizes[2] = {2, f.a.rows};
       f.a.totals = totals.emplace(empty(sizes, 2, f.arithmetic(), f.on)).data_ptr();
     }
-    void* stream = current_stream(f.on.index);
     cuda::launch(request, plans, f.a, f.on.index, stream);
     if (slots) {
-      cuda::reduce_columns(f.a, plans.back().parts, static_cast<int>(slots), column_outputs.data(), f.on.index, stream);
+      cuda::reduce_columns(f.a, f.arithmetic(), plans.back().parts, static_cast<int>(slots), column_outputs.data(),
+                           f.on.index, stream);
     }
     return;
   }
@@ -91,7 +95,7 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
   f.a.stream_stores = stream_stores(f, 1);
   const std::int64_t parts = cpu::partition(f.a, f.line.line.rowwise());
   std::optional<Tensor> partial;
-  if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, parts)).data_ptr();
+  if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, parts, dtype::f64)).data_ptr();
   cpu::run(cpu::choose(kernels, f.a, f.type, true), f.a);
   if (slots) cpu::reduce_columns(f.a, parts, static_cast<int>(slots), column_outputs.data());
 }

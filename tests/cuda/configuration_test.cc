@@ -123,7 +123,8 @@ TEST(Configuration, ThreadsFitABlockAndWarps) {
     if (!c.r.rowwise || p.with.of == part::tiles) return;
     EXPECT_TRUE(std::has_single_bit(static_cast<unsigned>(p.with.across))) << c;  // shuffles halve the distance
     EXPECT_EQ(threads % 32, 0) << c << ": shuffles name a whole warp";
-    EXPECT_TRUE(p.with.down == 1 || p.with.across <= 32) << c << ": a barrier would join several rows";
+    EXPECT_TRUE(p.with.down <= 15 || p.with.across <= 32) << c << ": each row has a barrier, of 16";
+    EXPECT_TRUE(p.with.down == 1 || p.with.cluster == 1) << c << ": a reduction in a cluster would join several rows";
   });
 }
 
@@ -132,7 +133,8 @@ TEST(Configuration, RowsAreCovered) {
     const configuration& with = p.with;
     const int64 numbers_across = int64{with.across} * with.lanes;
     if (c.r.rowwise && with.of != part::tiles) {
-      EXPECT_TRUE(with.held_lanes == 0 || with.held_lanes * numbers_across >= c.a.columns) << c;
+      EXPECT_TRUE(with.held_lanes == 0 || with.cluster * with.held_lanes * numbers_across >= c.a.columns) << c;
+      EXPECT_EQ(p.grid_x % static_cast<unsigned>(with.cluster), 0u) << c;
     } else if (with.flat) {
       EXPECT_TRUE(c.a.rows == 1 && c.r.wants_column == 0) << c;
     } else {  // blocks stride over rows, but not over columns
@@ -207,7 +209,8 @@ TEST(Configuration, RegistersHoldTheRowAndItsSums) {
     if (!c.r.rowwise) return;
     const int wide = c.r.x == dtype::f64 ? 2 : 1, row = p.with.held_lanes * p.with.lanes * wide;
     const int sums = p.with.sums_in_registers ? row * std::popcount(c.r.wants_column) : 0;
-    const int registers = row * (c.r.backward ? 2 : 1) + sums + 32;  // backward holds two values of each number
+    const int held = p.with.computes_again ? 0 : c.r.backward ? 2 : 1;  // values of each number
+    const int registers = row * held + sums + 32;
     EXPECT_LE(registers, 255) << c;
     EXPECT_LE(registers * p.with.across * p.with.down, 65536) << c;
     EXPECT_TRUE(p.with.held_lanes > 0 || p.with.sums_in_registers) << c;
@@ -217,14 +220,15 @@ TEST(Configuration, RegistersHoldTheRowAndItsSums) {
 TEST(Configuration, SharedMemoryFitsTheChip) {
   each_plan([](const call& c, const plan& p, const device_facts& chip) {
     const int number = c.r.x == dtype::f64 ? 8 : 4;
-    const int warps = std::max(p.with.across / 32, 1), reduction = 2 * warps * 2 * number;  // two sets of pairs
+    const configuration& with = p.with;
+    const int warps = std::max(with.across / 32, 1), reduction = 2 * warps * with.cluster * 3 * number;
     EXPECT_LE(static_cast<int>(p.shared_bytes) + reduction, chip.shared_per_block) << c;
-    const int64 sums = std::popcount(c.r.wants_column) * c.a.columns * number;
-    const int64 row = c.a.columns * size_of(c.r.x);
-    EXPECT_EQ(p.shared_bytes, static_cast<unsigned>(!p.with.sums_in_registers ? sums
-                                                    : p.with.row_in_shared    ? row
-                                                                              : 0))
-        << c;
+    const int64 lanes = int64{with.held_lanes} * with.across * with.down;
+    const int64 sums = with.sums_in_registers ? 0 : std::popcount(c.r.wants_column) * lanes * with.lanes * number;
+    const int64 copies = with.stages * std::popcount(with.streams) * lanes * 16;
+    const int64 row = with.row_in_shared ? c.a.columns * size_of(c.r.x) : 0;
+    EXPECT_EQ(p.shared_bytes, static_cast<unsigned>(sums + copies + row)) << c;
+    EXPECT_TRUE(with.stages > 0 || with.streams == 0) << c;
     EXPECT_TRUE(!p.with.row_in_shared || (c.r.rowwise && !c.r.backward && p.with.held_lanes == 0)) << c;
     EXPECT_TRUE(p.parts == 0 || p.with.sums_in_registers || p.with.down == 1) << c << ": rows would share sums";
   });
@@ -233,7 +237,10 @@ TEST(Configuration, SharedMemoryFitsTheChip) {
 TEST(Configuration, PartsComeWithColumnGradientsOnly) {
   each_plan([](const call& c, const plan& p, const device_facts& chip) {
     const bool rows = c.r.rowwise && p.with.of == part::whole;
-    EXPECT_EQ(p.parts, c.r.wants_column == 0 || p.with.of == part::totals ? 0 : rows ? p.grid_x : p.grid_y) << c;
+    EXPECT_EQ(p.parts, c.r.wants_column == 0 || p.with.of == part::totals ? 0
+                       : rows ? p.grid_x / static_cast<unsigned>(p.with.cluster)
+                              : p.grid_y)
+        << c;
     EXPECT_LE(p.parts, chip.sm_count * 32) << c;  // the second stage's work does not grow with rows
   });
 }
@@ -244,7 +251,9 @@ TEST(Configuration, ARowDoesNotDependOnTheNumberOfRows) {
     if (!c.r.rowwise || c.a.rows == 1) return;
     arguments one = c.a;
     one.rows = one.size[kMaxDims - 1] = 1;
-    EXPECT_TRUE(same(choose(c.r, one, chip).front().with, choose(c.r, c.a, chip).front().with)) << c;
+    configuration many = choose(c.r, c.a, chip).front().with, few = choose(c.r, one, chip).front().with;
+    many.small = few.small, many.dense = few.dense;  // how addresses are computed
+    EXPECT_TRUE(same(few, many)) << c;
   });
 }
 

@@ -88,10 +88,30 @@ def test_markdown_has_a_row_for_each_case(results):
     assert {line.count("|") for line in tables[:4]} == {tables[0].count("|")}
 
 
-def test_plot_writes_a_picture(results, tmp_path):
+def test_plot_writes_a_roofline(results, tmp_path):
     pytest.importorskip("matplotlib")
-    report.plot(results, tmp_path / "bench.png")
-    assert (tmp_path / "bench.png").stat().st_size > 1000
+    (file,) = report.plot(results, tmp_path / "pictures")
+    assert file.read_text().count("<path") > 10
+
+
+def test_plot_writes_a_curve_of_several_lengths(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    row = next(row for row in results["rows"] if row["provider"] == "onepass")
+    lengths = [row | {"shape": [8, length]} for length in (64, 128, 256)]
+    files = report.plot(results | {"rows": lengths}, tmp_path)
+    assert {file.name for file in files} == {f"cpu-{row['pattern']}.svg", "cpu-roofline-table.svg"}
+
+
+@pytest.mark.parametrize("suite", ["table", "curve", "awkward", "small"])
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_every_suite_has_cases_of_distinct_shapes(suite, device_type):
+    cases = [(pattern.name, *case) for pattern in PATTERNS for case in pattern.cases(device_type, suite=suite)]
+    assert cases and len(set(cases)) == len(cases)
+
+
+def test_an_unknown_suite_is_an_error():
+    with pytest.raises(ValueError, match="no suite is called 'speed'; there are table, curve"):
+        bench.run(device="cpu", suite="speed")
 
 
 def test_a_provider_that_fails_or_is_wrong_shows_and_is_no_peer(monkeypatch):

@@ -93,9 +93,13 @@ def test_bench_passes_its_options(call, monkeypatch, tmp_path):
     call("bench", "--device", "cpu", "--only", "norm", "--json", str(file), "--providers", "eager, compile", "--quick")
     assert file.parent.is_dir()
     call("bench")
+    call("bench", "--suite", "curve", "--dtype", "bf16", "--plot", str(tmp_path))
+    default = {"device": None, "only": None, "json": None, "providers": None, "quick": False}
+    default |= {"suite": "table", "dtype": None, "plot": None}
     assert calls == [
-        {"device": "cpu", "only": "norm", "json": file, "providers": ["eager", "compile"], "quick": True},
-        {"device": None, "only": None, "json": None, "providers": None, "quick": False},
+        default | {"device": "cpu", "only": "norm", "json": file, "providers": ["eager", "compile"], "quick": True},
+        default,
+        default | {"suite": "curve", "dtype": torch.bfloat16, "plot": tmp_path},
     ]
 
 

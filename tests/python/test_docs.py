@@ -133,6 +133,12 @@ def test_readmes_results_are_filled_between_the_markers(tmp_path, monkeypatch):
     filled = readme.read_text()
     docs.fill_readme(readme, tmp_path)
     assert readme.read_text() == filled
+    (tmp_path / "curve.json").write_text(json.dumps({"device": "cuda", "suite": "curve"}))
+    (tmp_path / "instructions.json").write_text(json.dumps({"instructions": {}}))
+    report.plot_curves = lambda found, directory: [directory / "cuda-softmax.svg"]
+    assert docs.fill_readme(readme, tmp_path) == 3
+    picture = "table of cuda\n\n![cuda-softmax](docs/pictures/cuda-softmax.svg)"
+    assert readme.read_text() == filled.replace("table of cuda", picture)
     readme.write_text("no markers")
     with pytest.raises(ValueError, match="markers"):
         docs.fill_readme(readme, tmp_path)

@@ -67,15 +67,20 @@ def results_and_gradients(line, x, operands, grads, state_seed=3):
 
 
 def assert_same(ours, expected, what):
+    """On the CPU to the bit; on CUDA another layout is another kernel, whose compiler may fuse other operations."""
     for got, want in zip(ours[0] + ours[1], expected[0] + expected[1], strict=True):
-        assert torch.equal(got, want), f"{what}: largest difference {(got - want).abs().max().item():.3e}"
+        if got.is_cuda:
+            unit = 8 * torch.finfo(got.dtype).eps
+            torch.testing.assert_close(got, want, rtol=unit, atol=unit * want.abs().nan_to_num(0, 0, 0).max().item())
+        else:
+            assert torch.equal(got, want), f"{what}: largest difference {(got - want).abs().max().item():.3e}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", FLOATING)
 @pytest.mark.parametrize("line", LINES)
 def test_strided_inputs_give_the_contiguous_result(line, layout, dtype, device):
-    """To the bit: neither the order of a sum nor the dropout mask depends on the layout."""
+    """Neither the order of a sum nor the dropout mask depends on the layout."""
     inputs = make_inputs(line, (6, 5, 67), dtype, device)
     columns = [word.operand == "column" for word in words_of(line) if word.operand != "none"]
     expected = results_and_gradients(line, inputs.x, inputs.operands, upstream)

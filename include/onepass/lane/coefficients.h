@@ -30,5 +30,8 @@ constexpr float kErf_f32[] = {0.12837915f, -0.37612444f, 0.11279932f, -0.0265956
 constexpr float kTailNumerator_f32[] = {0.75f, 0.65250176f, 0.27126744f, 0.059762347f, 0.006003478f};
 // q
 constexpr float kTailDenominator_f32[] = {1.5f, 2.5018308f, 1.788701f, 0.69475675f, 0.14981371f, 0.015048256f};
+// Φ(-t) = exp(-t²/2) s p(s) with s = 1 / (1 + 0.3 t) on [0, 13.3], relative error 7.3e-6.
+constexpr float kShortTailSlope_f32 = 0.3f;
+constexpr float kShortTail_f32[] = {0.1200998f, 0.113470644f, 0.14526904f, -0.018935202f, 0.21777406f, -0.07767471f};
 
 }  // namespace onepass::coefficients

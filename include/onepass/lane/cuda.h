@@ -7,6 +7,11 @@
 #include "onepass/lane/target.h"
 #include "onepass/lane/types.h"
 
+// 1 where all results are stored in 16 bits: functions may then err by 2^-16 of the result.
+#ifndef ONEPASS_SHORT
+#define ONEPASS_SHORT 0
+#endif
+
 ONEPASS_BEGIN
 
 template <int V>
@@ -63,49 +68,103 @@ ONEPASS_COMPARE(==)
 ONEPASS_COMPARE(!=)
 #undef ONEPASS_COMPARE
 
-// CUDA's own functions, without fast maths: at most 2 ULP each (CUDA C++ programming guide, mathematical functions).
-#define ONEPASS_UNARY(name, single, twice)                          \
-  ONEPASS_FUNCTION float name##_number(float x) { return single; }  \
-  ONEPASS_FUNCTION double name##_number(double x) { return twice; } \
-  template <class T, int V>                                         \
-  ONEPASS_FUNCTION pack<T, V> name(pack<T, V> a) {                  \
-    using P = pack<T, V>;                                           \
-    ONEPASS_EACH(P, result.v[i] = name##_number(a.v[i]))            \
+// --- functions. For results of 32 and 64 bits CUDA's own, without fast maths: at most 2 ULP each (CUDA C++ programming
+// guide, mathematical functions), and the chip's reciprocal (1 ULP).
+
+inline constexpr bool kShort = ONEPASS_SHORT;
+
+ONEPASS_FUNCTION float exp2_number(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+ONEPASS_FUNCTION float reciprocal_number(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+ONEPASS_FUNCTION double reciprocal_number(double x) { return 1.0 / x; }
+ONEPASS_FUNCTION float exp_number(float x) { return kShort ? exp2_number(x * 1.44269504f) : expf(x); }
+ONEPASS_FUNCTION double exp_number(double x) { return ::exp(x); }
+ONEPASS_FUNCTION float sigmoid_number(float x) { return reciprocal_number(1.0f + exp_number(-x)); }
+ONEPASS_FUNCTION double sigmoid_number(double x) { return 1.0 / (1.0 + ::exp(-x)); }
+ONEPASS_FUNCTION float tanh_number(float x) {
+  if constexpr (!kShort) return tanhf(x);
+  const float square = x * x;
+  const float near = fmaf(fmaf(fmaf(square, -0.05396825f, 0.13333333f), square, -0.33333333f), square, 1.0f) * x;
+  const float far = fmaf(-2.0f, reciprocal_number(1.0f + exp_number(x + x)), 1.0f);
+  return fabsf(x) < 0.25f ? near : far;
+}
+ONEPASS_FUNCTION double tanh_number(double x) { return ::tanh(x); }
+
+// For t = min(|x|, 13.25), past which all is zero: Φ(-t), and exp(-t²/2). As on the CPU (lane/math.h), with the chip's
+// exp2 and reciprocal. A NaN stays.
+struct normal_tail {
+  float t, cdf, exponential;
+};
+ONEPASS_FUNCTION normal_tail normal_tail_of(float x) {
+  float t;
+  asm("min.NaN.f32 %0, %1, 0f41540000;" : "=f"(t) : "f"(fabsf(x)));
+  if constexpr (kShort) {
+    constexpr const auto& p = coefficients::kShortTail_f32;
+    const float e = exp2_number(t * t * -0.72134752f);
+    const float s = reciprocal_number(fmaf(coefficients::kShortTailSlope_f32, t, 1.0f));
+    return {t, fmaf(fmaf(fmaf(fmaf(fmaf(p[5], s, p[4]), s, p[3]), s, p[2]), s, p[1]), s, p[0]) * (s * e), e};
+  } else {
+    constexpr const auto& p = coefficients::kTailNumerator_f32;
+    constexpr const auto& q = coefficients::kTailDenominator_f32;
+    const float half = -0.5f * t, high = __fmul_rn(half, t), low = fmaf(half, t, -high);
+    const float power = __fmul_rn(high, 1.44269504f);  // in two parts: its error is a relative error of the result
+    const float rest = fmaf(high, 1.44269504f, -power) + fmaf(high, 1.92596303e-8f, low * 1.44269504f);
+    float e = exp2_number(power);
+    e = fmaf(e, rest * 0.69314718f, e);
+    const float above = fmaf(fmaf(fmaf(fmaf(p[4], t, p[3]), t, p[2]), t, p[1]), t, p[0]);
+    const float below = fmaf(fmaf(fmaf(fmaf(fmaf(q[5], t, q[4]), t, q[3]), t, q[2]), t, q[1]), t, q[0]);
+    return {t, above * reciprocal_number(below) * e, e};
   }
-ONEPASS_UNARY(exp, expf(x), ::exp(x))
-ONEPASS_UNARY(expm1, expm1f(x), ::expm1(x))
-ONEPASS_UNARY(log1p, log1pf(x), ::log1p(x))
-ONEPASS_UNARY(tanh, tanhf(x), ::tanh(x))
-ONEPASS_UNARY(erf, erff(x), ::erf(x))
-ONEPASS_UNARY(sigmoid, __fdividef(1.0f, 1.0f + expf(-x)), 1.0 / (1.0 + ::exp(-x)))
-ONEPASS_UNARY(normal_cdf, 0.5f * (1.0f + erff(x * 0.70710678f)), normcdf(x))
-ONEPASS_UNARY(rsqrt, rsqrtf(x), ::rsqrt(x))
-ONEPASS_UNARY(reciprocal, __fdividef(1.0f, x), 1.0 / x)
-ONEPASS_UNARY(abs, fabsf(x), fabs(x))
-#undef ONEPASS_UNARY
+}
 
 template <class L>
 struct normal_pair {
   L cdf, density;
 };
-// As on the CPU (lane/math.h), with the chip's exp2 and reciprocal.
 ONEPASS_FUNCTION normal_pair<float> normal_number(float x) {
-  constexpr const auto& p = coefficients::kTailNumerator_f32;
-  constexpr const auto& q = coefficients::kTailDenominator_f32;
-  const float t = fminf(fabsf(x), 13.25f), half = -0.5f * t, high = half * t, low = fmaf(half, t, -high);
-  const float power = high * 1.44269504f;  // in two parts: its error is a relative error of the result
-  const float rest = fmaf(high, 1.44269504f, -power) + fmaf(high, 1.92596303e-8f, low * 1.44269504f);
-  float e;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(power));
-  e = fmaf(e, rest * 0.69314718f, e);
-  const float above = fmaf(fmaf(fmaf(fmaf(p[4], t, p[3]), t, p[2]), t, p[1]), t, p[0]);
-  const float below = fmaf(fmaf(fmaf(fmaf(fmaf(q[5], t, q[4]), t, q[3]), t, q[2]), t, q[1]), t, q[0]);
-  const float tail = __fdividef(above, below) * e;
-  return {x < 0.0f ? tail : 1.0f - tail, fabsf(x) > 13.25f ? 0.0f : 0.39894228f * e};
+  const normal_tail tail = normal_tail_of(x);
+  return {x < 0.0f ? tail.cdf : 1.0f - tail.cdf, 0.39894228f * tail.exponential};
 }
 ONEPASS_FUNCTION normal_pair<double> normal_number(double x) {
   return {normcdf(x), 0.39894228040143268 * ::exp(-0.5 * x * x)};
 }
+ONEPASS_FUNCTION float normal_cdf_number(float x) { return normal_number(x).cdf; }
+ONEPASS_FUNCTION double normal_cdf_number(double x) { return normcdf(x); }
+// x · Φ(x)
+ONEPASS_FUNCTION float normal_part_number(float x) {
+  const normal_tail tail = normal_tail_of(x);
+  float positive;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
+  return fmaf(-tail.t, tail.cdf, positive);
+}
+ONEPASS_FUNCTION double normal_part_number(double x) { return x * normcdf(x); }
+
+#define ONEPASS_UNARY(name, expression)            \
+  template <class T, int V>                        \
+  ONEPASS_FUNCTION pack<T, V> name(pack<T, V> a) { \
+    using P = pack<T, V>;                          \
+    ONEPASS_EACH(P, result.v[i] = expression)      \
+  }
+ONEPASS_UNARY(exp, exp_number(a.v[i]))
+ONEPASS_UNARY(sigmoid, sigmoid_number(a.v[i]))
+ONEPASS_UNARY(tanh, tanh_number(a.v[i]))
+ONEPASS_UNARY(reciprocal, reciprocal_number(a.v[i]))
+ONEPASS_UNARY(normal_cdf, normal_cdf_number(a.v[i]))
+ONEPASS_UNARY(normal_part, normal_part_number(a.v[i]))
+ONEPASS_UNARY(expm1, ::expm1(a.v[i]))
+ONEPASS_UNARY(log1p, ::log1p(a.v[i]))
+ONEPASS_UNARY(erf, ::erf(a.v[i]))
+ONEPASS_UNARY(rsqrt, ::rsqrt(a.v[i]))
+ONEPASS_UNARY(abs, ::fabs(a.v[i]))
+#undef ONEPASS_UNARY
+
 template <class T, int V>
 ONEPASS_FUNCTION normal_pair<pack<T, V>> normal(pack<T, V> a) {
   normal_pair<pack<T, V>> result;
@@ -130,23 +189,36 @@ ONEPASS_FUNCTION pack<T, V> fma(pack<T, V> a, pack<T, V> b, pack<T, V> c) {
   using P = pack<T, V>;
   ONEPASS_EACH(P, result.v[i] = fma_number(a.v[i], b.v[i], c.v[i]))
 }
+// A NaN stays.
+ONEPASS_FUNCTION float min_number(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+ONEPASS_FUNCTION float max_number(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+ONEPASS_FUNCTION double min_number(double a, double b) { return b < a ? b : a; }
+ONEPASS_FUNCTION double max_number(double a, double b) { return b > a ? b : a; }
 template <class T, int V>
 ONEPASS_FUNCTION pack<T, V> min(pack<T, V> a, pack<T, V> b) {
   using P = pack<T, V>;
-  ONEPASS_EACH(P, result.v[i] = b.v[i] < a.v[i] ? b.v[i] : a.v[i])  // a NaN in a stays
+  ONEPASS_EACH(P, result.v[i] = min_number(a.v[i], b.v[i]))
 }
 template <class T, int V>
 ONEPASS_FUNCTION pack<T, V> max(pack<T, V> a, pack<T, V> b) {
   using P = pack<T, V>;
-  ONEPASS_EACH(P, result.v[i] = b.v[i] > a.v[i] ? b.v[i] : a.v[i])
+  ONEPASS_EACH(P, result.v[i] = max_number(a.v[i], b.v[i]))
 }
 template <class T, int V>
 ONEPASS_FUNCTION pack<T, V> where(pack_mask<V> m, pack<T, V> yes, pack<T, V> no) {
   using P = pack<T, V>;
   ONEPASS_EACH(P, result.v[i] = m.m[i] ? yes.v[i] : no.v[i])
 }
-ONEPASS_FUNCTION float square_root(float x) { return sqrtf(x); }
-ONEPASS_FUNCTION double square_root(double x) { return ::sqrt(x); }
+ONEPASS_FUNCTION float reciprocal_root(float x) { return rsqrtf(x); }
+ONEPASS_FUNCTION double reciprocal_root(double x) { return ::rsqrt(x); }
 
 template <class L>
 ONEPASS_FUNCTION pack_mask<L::kLanes> first_n(int count) {
@@ -169,7 +241,7 @@ template <class T, int V>
 ONEPASS_FUNCTION T max_lanes(pack<T, V> a) {
   T best = a.v[0];
 #pragma unroll
-  for (int i = 1; i < V; ++i) best = a.v[i] > best ? a.v[i] : best;
+  for (int i = 1; i < V; ++i) best = max_number(best, a.v[i]);
   return best;
 }
 
@@ -231,6 +303,15 @@ ONEPASS_FUNCTION typename stored<D>::type to_storage(T x) {
   }
 }
 
+// Two numbers of 16 bits in one instruction.
+template <dtype D>
+ONEPASS_FUNCTION uint32 pair_to_storage(float low, float high) {
+  uint32 both;
+  if constexpr (D == dtype::bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
 template <int Bytes>
 struct access;
 template <>
@@ -265,15 +346,36 @@ struct memory {
   union buffer {
     word words[kAccesses];
     typename stored<D>::type numbers[V];
+    uint32 pairs[V > 1 ? V / 2 : 1];  // of numbers of 16 bits
   };
 
-  template <class T>
-  static ONEPASS_FUNCTION pack<T, V> load(const void* at, int count) {
+  // From global memory that no one writes while the kernel runs: loads may pass stores.
+  static ONEPASS_FUNCTION buffer load(const void* at, int count) {
+    buffer b;
+#pragma unroll
+    for (int i = 0; i < kAccesses; ++i) {
+      b.words[i] = i * kNumbers < count ? __ldg(static_cast<const word*>(at) + i) : word{};
+    }
+    return b;
+  }
+  static ONEPASS_FUNCTION buffer load_shared(const void* at, int count) {
     buffer b;
 #pragma unroll
     for (int i = 0; i < kAccesses; ++i) {
       b.words[i] = i * kNumbers < count ? static_cast<const word*>(at)[i] : word{};
     }
+    return b;
+  }
+  // Keeps the compiler from keeping what it made of them: registers are short.
+  static ONEPASS_FUNCTION buffer anew(buffer b) {
+    if constexpr (size_of(D) == 2) {
+#pragma unroll
+      for (int i = 0; i < V / 2; ++i) asm("" : "+r"(b.pairs[i]));
+    }
+    return b;
+  }
+  template <class T>
+  static ONEPASS_FUNCTION pack<T, V> numbers_of(buffer b) {
     pack<T, V> result;
 #pragma unroll
     for (int i = 0; i < V; ++i) result.v[i] = from_storage<D, T>(b.numbers[i]);
@@ -289,8 +391,11 @@ struct memory {
       const word* source = static_cast<const word*>(from) + i;
       if constexpr (kBytes >= 4) {
         const auto address = static_cast<uint32>(__cvta_generic_to_shared(target));
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(kBytes)
-                     : "memory");  // what was read from the place before is read before
+        // What was read from the place before is read before.
+        if constexpr (kBytes == 16)
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source) : "memory");
+        else
+          asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(kBytes) : "memory");
       } else {
         *target = *source;
       }
@@ -298,10 +403,20 @@ struct memory {
   }
 
   template <class T>
-  static ONEPASS_FUNCTION void store(void* at, pack<T, V> value, int count) {
+  static ONEPASS_FUNCTION buffer buffer_of(pack<T, V> value) {
     buffer b;
+    if constexpr (size_of(D) == 2 && sizeof(T) == 4 && V % 2 == 0) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) b.numbers[i] = to_storage<D>(value.v[i]);
+      for (int i = 0; i < V / 2; ++i) b.pairs[i] = pair_to_storage<D>(value.v[2 * i], value.v[2 * i + 1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < V; ++i) b.numbers[i] = to_storage<D>(value.v[i]);
+    }
+    return b;
+  }
+  template <class T>
+  static ONEPASS_FUNCTION void store(void* at, pack<T, V> value, int count) {
+    const buffer b = buffer_of(value);
 #pragma unroll
     for (int i = 0; i < kAccesses; ++i) {
       if (i * kNumbers < count) static_cast<word*>(at)[i] = b.words[i];
@@ -310,28 +425,50 @@ struct memory {
 };
 
 ONEPASS_FUNCTION void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Copies in groups: all but the last kPending groups have arrived.
+ONEPASS_FUNCTION void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+ONEPASS_FUNCTION void wait_for_copy_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 template <dtype D, class T, int V>
 ONEPASS_FUNCTION pack<T, V> rounded_to(pack<T, V> a) {
-  using P = pack<T, V>;
-  ONEPASS_EACH(P, result.v[i] = (from_storage<D, T>(to_storage<D>(a.v[i]))))
+  return memory<D, V, 1>::template numbers_of<T>(memory<D, V, 1>::buffer_of(a));
 }
 
-// 16 random bits for each of V columns from `column` on (a multiple of V; V divides 8): see lane/random.h.
-template <class T, int V>
-ONEPASS_FUNCTION pack<T, V> random_pack(const int64* state, int ordinal, int64 row, int64 column, int64 columns) {
+// Where the 16 random bits of V columns from `column` on (a multiple of V; V divides 8; see lane/random.h) are at least
+// the threshold, from 0 to 65536: words are compared whole, with the bits in question on top.
+template <int V>
+ONEPASS_FUNCTION pack_mask<V> random_at_least(const int64* state, int ordinal, int64 row, int64 column, int64 columns,
+                                              int threshold) {
   const uint64 group = static_cast<uint64>(row * ((columns + 7) / 8) + column / 8);
-  const philox_words words =
-      random_group(static_cast<uint64>(state[0]), static_cast<uint64>(state[1]), static_cast<uint32>(ordinal), group);
+  const auto seed = static_cast<uint64>(__ldg(reinterpret_cast<const long long*>(state))),
+             offset = static_cast<uint64>(__ldg(reinterpret_cast<const long long*>(state) + 1));
+  const philox_words words = random_group(seed, offset, static_cast<uint32>(ordinal), group);
   const int first = static_cast<int>(column % 8);
-  pack<T, V> result;
+  const bool any = threshold < 65536;
+  const uint32 least = static_cast<uint32>(threshold) << 16;
+  pack_mask<V> result;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const uint32 number = (words.word[i / 2] >> (16 * (i % 2))) & 0xffffu;
-    if (V == 8) result.v[i % V] = static_cast<T>(number);
-    else if (i >= first && i < first + V) result.v[i % V] = static_cast<T>(number);
+    const uint32 word = words.word[i / 2];
+    if (V == 8 || (i >= first && i < first + V)) result.m[i % V] = any && (i % 2 == 0 ? word << 16 : word) >= least;
   }
   return result;
+}
+
+// Programmatic dependent launch: the kernel behind may begin while this one's last blocks still run, and waits for what
+// they write.
+ONEPASS_FUNCTION void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+ONEPASS_FUNCTION void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 #undef ONEPASS_EACH

@@ -96,8 +96,8 @@ template <class T>
 ONEPASS_FUNCTION vec<T> square_root(vec<T> a) {
   return vec<T>(hn::Sqrt(a.raw));
 }
-ONEPASS_FUNCTION float square_root(float a) { return ::sqrtf(a); }
-ONEPASS_FUNCTION double square_root(double a) { return ::sqrt(a); }
+ONEPASS_FUNCTION float reciprocal_root(float a) { return 1.0f / ::sqrtf(a); }
+ONEPASS_FUNCTION double reciprocal_root(double a) { return 1.0 / ::sqrt(a); }
 
 // A whole register of the arithmetic's own type, at any address.
 template <class L>

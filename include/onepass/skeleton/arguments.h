@@ -21,6 +21,7 @@ struct view {
 
 struct arguments {
   int64 rows, columns;
+  double inverse_columns;
   int64 size[kMaxDims];  // the leading dimensions, outermost first, padded in front with 1; their product is rows
   int64 matrix_rows;     // x.shape[-2], for `causal`
 
@@ -34,7 +35,7 @@ struct arguments {
 
   void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
   void* totals;          // CUDA, backward of rows too long to hold: [2][rows], as statistics
-  void* column_partial;  // [column gradients wanted][parts][columns], double
+  void* column_partial;  // [column gradients wanted][parts][columns]; CPU: double, CUDA: as statistics
   uint64
       wants_column;  // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
 

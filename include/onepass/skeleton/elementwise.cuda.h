@@ -14,27 +14,29 @@ ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
   constexpr int V = Config::kLanes;
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  using index = typename Config::index;
+  const auto rows = static_cast<index>(a.rows), columns = static_cast<index>(a.columns);
   if constexpr (Config::kFlat) {
-    const int64 step = static_cast<int64>(gridDim.x) * Config::kAcross * Config::kUnroll * V;
-    int64 column = (static_cast<int64>(blockIdx.x) * Config::kUnroll * Config::kAcross + across) * V;
-    for (; column < a.columns; column += step) {
-      body([&](int) { return int64{0}; }, [&](int u) { return column + static_cast<int64>(u) * Config::kAcross * V; });
+    const index step = static_cast<index>(gridDim.x) * (Config::kAcross * Config::kUnroll * V);
+    index column = (static_cast<index>(blockIdx.x) * (Config::kUnroll * Config::kAcross) + across) * V;
+    for (; column < columns; column += step) {
+      body([&](int) { return index{0}; }, [&](int u) { return column + u * (Config::kAcross * V); });
     }
   } else {
-    const int64 column = (static_cast<int64>(blockIdx.x) * Config::kAcross + across) * V;
-    const int64 step = static_cast<int64>(gridDim.y) * Config::kDown * Config::kUnroll;
-    int64 row = static_cast<int64>(blockIdx.y) * Config::kDown * Config::kUnroll + down;
-    for (; row < a.rows; row += step) {
-      body([&](int u) { return row + static_cast<int64>(u) * Config::kDown; }, [&](int) { return column; });
+    const index column = (static_cast<index>(blockIdx.x) * Config::kAcross + across) * V;
+    const index step = static_cast<index>(gridDim.y) * (Config::kDown * Config::kUnroll);
+    index row = static_cast<index>(blockIdx.y) * (Config::kDown * Config::kUnroll) + down;
+    for (; row < rows; row += step) {
+      body([&](int u) { return row + u * Config::kDown; }, [&](int) { return column; });
     }
   }
 }
 
 // A tile may reach past the last row: nothing exists there.
 template <class Config, class Place>
-ONEPASS_FUNCTION void stand(const arguments& a, Place& at, int64 row, int64 column) {
-  at.set_row(row);
-  at.set_column(column, row < a.rows ? count_at<Config::kLanes>(column, a.columns) : 0);
+ONEPASS_FUNCTION void stand(const arguments& a, Place& at, typename Config::index row, typename Config::index column) {
+  at.set_row(row, row < static_cast<typename Config::index>(a.rows));
+  at.set_column(column, Config::kExact ? Config::kLanes : count_at<Config::kLanes>(column, a.columns));
 }
 
 template <class Config, class Line>
@@ -61,10 +63,11 @@ template <class Config>
 ONEPASS_FUNCTION void write_parts(const arguments& a, const pack<typename Config::arithmetic, Config::kLanes>* sums) {
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
-  const int64 column = (static_cast<int64>(blockIdx.x) * Config::kAcross + across) * Config::kLanes;
+  const int64 first = static_cast<int64>(blockIdx.x) * Config::kAcross * Config::kLanes;
+  let_next_kernel_begin();
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot)
-    write_part<Config>(a, sums[slot], slot, gridDim.y, blockIdx.y, column, across, down);
+    write_part<Config>(a, sums[slot], slot, gridDim.y, blockIdx.y, first, across, down);
 }
 
 template <class Config, class Line>

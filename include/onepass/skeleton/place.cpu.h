@@ -117,13 +117,18 @@ class place {
     T* at = column_sum_[I] + column_;  // padded to whole lanes
     store_lane(load_lane<lane>(at) + g, at);
   }
+  template <int I>
+  ONEPASS_FUNCTION void column_gradient(lane dy, lane x) const {
+    T* at = column_sum_[I] + column_;
+    store_lane(fma(dy, x, load_lane<lane>(at)), at);
+  }
   template <int J>
   ONEPASS_FUNCTION T parameter() const {
     return parameter_[J];
   }
   template <class L, int K>
-  ONEPASS_FUNCTION L random() {
-    return random_.of[K].template next<L>(column_);
+  ONEPASS_FUNCTION typename L::mask keeps(int threshold) {
+    return random_.of[K].template next<L>(column_) >= L(static_cast<T>(threshold));
   }
   template <class L>
   ONEPASS_FUNCTION L column() const {

@@ -3,10 +3,14 @@
 //   arithmetic        float or double
 //   kLanes, kAccess   numbers of a lane; numbers that one access may move (see lane/cuda.h)
 //   kX, kOperand[]    storage types
+//   index             of an element: int where they are few, int64
 //   kCollapsed        rows have one stride
+//   kDense            all tensors are contiguous, but those in kRepeatedOperand (bits), which have one row for all
+//   kExact            no lane reaches past its row's end
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
 //   kWantsColumn, kWantsTensor (bits by operand), kWantsDx
 //   kRowInShared      x's row is in shared memory
+//   kStages, kThreads, kHeldLanes, kStreams   rowwise backward: see stream below
 #pragma once
 
 #include "onepass/lane/cuda.h"
@@ -22,6 +26,11 @@ constexpr __device__ int bits_below(uint64 bits, int i) {
   return count;
 }
 
+// A tensor that is read row by row. Rowwise backward brings those in Config::kStreams (bits) ahead of their use.
+enum class stream : int { x, y, operand, kept = operand + kMaxOperands, kept_gradient = kept + kMaxKeeps };
+
+constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
+
 template <class Config>
 inline constexpr int kSlots = bits_below(Config::kWantsColumn, kMaxOperands);
 
@@ -33,26 +42,32 @@ class place {
   static constexpr int V = Config::kLanes;
   using lane = pack<T, V>;
   using number_of_x = typename stored<Config::kX>::type;
+  using index = typename Config::index;
 
   explicit ONEPASS_FUNCTION place(const arguments& a) : a_(a) {}
 
-  ONEPASS_FUNCTION void set_row(int64 row) {
+  ONEPASS_FUNCTION void set_row(index row) {
     row_ = row;
     if constexpr (!Config::kCollapsed) {
 #pragma unroll
       for (int d = kMaxDims - 1; d > 0; --d) {
-        digit_[d] = row % a_.size[d];
-        row /= a_.size[d];
+        const auto size = static_cast<index>(a_.size[d]);
+        digit_[d] = row % size;
+        row /= size;
       }
       digit_[0] = row;
     }
   }
-  // count: how many of the lane's numbers exist, from none to all.
-  ONEPASS_FUNCTION void set_column(int64 column, int count) {
-    column_ = column;
-    count_ = count;
+  // Whether the row exists: nothing of another is read, written or summed.
+  ONEPASS_FUNCTION void set_row(index row, bool exists) {
+    set_row(row);
+    exists_ = exists;
   }
-  ONEPASS_FUNCTION int count() const { return count_; }
+  // count: how many of the lane's numbers the row has, from none to all.
+  ONEPASS_FUNCTION void set_column(index column, int count) {
+    column_ = column;
+    count_ = exists_ ? count : 0;
+  }
   // Where this lane's columns of wanted operand number `slot` are summed: registers, or shared memory that is its own.
   ONEPASS_FUNCTION void set_sums(lane* registers) { sums_ = registers; }
   ONEPASS_FUNCTION void set_sums(T* shared, int64 slot_stride) {
@@ -63,15 +78,37 @@ class place {
   // x's row in shared memory, to read it from there (kRowInShared): a thread brings and reads its own columns only.
   ONEPASS_FUNCTION void set_row_memory(void* shared) { x_row_ = static_cast<number_of_x*>(shared); }
   ONEPASS_FUNCTION void bring_x() const {
-    memory<Config::kX, V, Config::kAccess>::copy(
-        x_row_ + column_, static_cast<const number_of_x*>(a_.x.data) + offset(a_.x) + column_, count_);
+    memory<Config::kX, V, Config::kAccess>::copy(x_row_ + column_, address<Config::kX>(a_.x), count_);
   }
+
+  // This thread's copies of the streams' lanes in shared memory, 16 bytes each: stages of rows, rows of lanes.
+  static constexpr int kStreamed = bits_below(Config::kStreams, 64);
+  static constexpr int kStageBytes = kStreamed * Config::kHeldLanes * Config::kThreads * 16;
+  ONEPASS_FUNCTION void set_copies(char* shared) { copies_ = shared; }
+  ONEPASS_FUNCTION void set_stage(int stage) { stage_ = copies_ + stage * kStageBytes + threadIdx.x * 16; }
+  ONEPASS_FUNCTION void set_lane(int k) { copy_ = stage_ + k * (Config::kThreads * 16); }
+  ONEPASS_FUNCTION void bring() const {
+    bring<stream::x>(a_.x);
+    bring<stream::y>(a_.y);
+    bring_operands(number<0>());
+    bring_kept(number<0>());
+  }
+
   ONEPASS_FUNCTION lane x() const {
-    if constexpr (Config::kRowInShared)
-      return memory<Config::kX, V, Config::kAccess>::template load<T>(x_row_ + column_, count_);
-    else return read<Config::kX, Config::kSingleX>(a_.x);
+    if constexpr (Config::kRowInShared) {
+      using memory_of_x = memory<Config::kX, V, Config::kAccess>;
+      return memory_of_x::template numbers_of<T>(memory_of_x::load_shared(x_row_ + column_, count_));
+    } else {
+      return read<Config::kX, Config::kSingleX, stream::x>(a_.x);
+    }
   }
-  ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY>(a_.y); }
+  // x as it lies in memory.
+  ONEPASS_FUNCTION auto stored_x() const {
+    using memory_of = memory<Config::kX, V, Config::kAccess>;
+    if constexpr (streamed<stream::x>()) return memory_of::load_shared(copy_ + nth<stream::x>() * kStreamBytes, count_);
+    else return memory_of::load(address<Config::kX>(a_.x), count_);
+  }
+  ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY, stream::y>(a_.y); }
   ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX>(a_.y, v); }
   ONEPASS_FUNCTION void store_dx(lane v) const {
     if constexpr (Config::kWantsDx) write<Config::kX>(a_.dx, v);
@@ -80,7 +117,8 @@ class place {
   // For the chain (see stage/chain.h).
   template <class L, int I>
   ONEPASS_FUNCTION L operand() const {
-    return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0>(a_.operand[I]);
+    return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0, stream::operand + I,
+                (Config::kRepeatedOperand >> I & 1) != 0>(a_.operand[I]);
   }
   template <int I>
   ONEPASS_FUNCTION constexpr bool wants() const {
@@ -92,26 +130,19 @@ class place {
   }
   template <int I>
   ONEPASS_FUNCTION void column_gradient(lane g) const {
-    if constexpr (wanted<I>()) {
-      constexpr int slot = bits_below(Config::kWantsColumn, I);
-      if constexpr (Config::kSumsInRegisters) {
-        sums_[slot] = sums_[slot] + where(first_n<lane>(count_), g, lane(T(0)));
-      } else {
-        T* at = shared_sums_ + slot * slot_stride_ + column_;
-#pragma unroll
-        for (int i = 0; i < V; ++i) {
-          if (i < count_) at[i] += g.v[i];
-        }
-      }
-    }
+    add_to_column<I>(g, [](lane sum, lane more) { return sum + more; });
+  }
+  template <int I>
+  ONEPASS_FUNCTION void column_gradient(lane dy, lane x) const {
+    add_to_column<I>(dy, [x](lane sum, lane more) { return fma(more, x, sum); });
   }
   template <int J>
   ONEPASS_FUNCTION T parameter() const {
     return static_cast<T>(a_.parameter[J]);
   }
   template <class L, int K>
-  ONEPASS_FUNCTION L random() const {
-    return random_pack<T, V>(a_.dropout_state, K, row_, column_, a_.columns);
+  ONEPASS_FUNCTION pack_mask<V> keeps(int threshold) const {
+    return random_at_least<V>(a_.dropout_state, K, row_, column_, a_.columns, threshold);
   }
   template <class L>
   ONEPASS_FUNCTION L column() const {
@@ -129,14 +160,36 @@ class place {
   ONEPASS_FUNCTION lane rounded(lane v) const { return rounded_to<Config::kX>(v); }
   template <class L, int K>
   ONEPASS_FUNCTION L kept() const {
-    return read<Config::kX, false>(a_.kept[K]);
+    return read<Config::kX, false, stream::kept + K>(a_.kept[K]);
   }
   template <class L, int K>
   ONEPASS_FUNCTION L kept_gradient() const {
-    return read<Config::kX, (Config::kSingleKeptGradient >> K & 1) != 0>(a_.kept_gradient[K]);
+    return read<Config::kX, (Config::kSingleKeptGradient >> K & 1) != 0, stream::kept_gradient + K>(
+        a_.kept_gradient[K]);
   }
 
  private:
+  template <int I, class Add>
+  ONEPASS_FUNCTION void add_to_column(lane g, const Add& add) const {
+    if constexpr (wanted<I>()) {
+      constexpr int slot = bits_below(Config::kWantsColumn, I);
+      if constexpr (Config::kSumsInRegisters && Config::kExact) {
+        if (exists_) sums_[slot] = add(sums_[slot], g);
+      } else if constexpr (Config::kSumsInRegisters) {
+        sums_[slot] = add(sums_[slot], where(first_n<lane>(count_), g, lane(T(0))));
+      } else {
+        T* at = shared_sums_ + slot * slot_stride_ + column_;
+        lane sum;
+#pragma unroll
+        for (int i = 0; i < V; ++i) sum.v[i] = i < count_ ? at[i] : T(0);
+        sum = add(sum, g);
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+          if (i < count_) at[i] = sum.v[i];
+        }
+      }
+    }
+  }
   template <int I>
   static constexpr __device__ bool wanted() {
     return !Quiet && ((Config::kWantsColumn | Config::kWantsTensor) >> I & 1) != 0;
@@ -148,63 +201,116 @@ class place {
     for (int d = 0; d < kMaxDims; ++d) sum += digit_[d] * v.stride[d];
     return sum;
   }
-  template <dtype D, bool Single>
+  // Of this lane in a tensor whose rows are not single numbers.
+  template <dtype D, bool Repeated = false>
+  ONEPASS_FUNCTION auto address(const view& v) const {
+    auto* data = static_cast<typename stored<D>::type*>(v.data);
+    if constexpr (Repeated) return data + column_;
+    else if constexpr (Config::kDense) return data + (row_ * static_cast<index>(a_.columns) + column_);
+    else return data + (offset(v) + column_);
+  }
+  template <dtype D, bool Single, stream S, bool Repeated = false>
   ONEPASS_FUNCTION lane read(const view& v) const {
-    using number = typename stored<D>::type;
-    const number* row = static_cast<const number*>(v.data) + offset(v);
-    if constexpr (Single) return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
-    else return memory<D, V, Config::kAccess>::template load<T>(row + column_, count_);
+    using memory_of = memory<D, V, Config::kAccess>;
+    if constexpr (streamed<S>()) {
+      return memory_of::template numbers_of<T>(memory_of::load_shared(copy_ + nth<S>() * kStreamBytes, count_));
+    } else if constexpr (Single) {
+      const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
+      return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
+    } else {
+      return memory_of::template numbers_of<T>(memory_of::load(address<D, Repeated>(v), count_));
+    }
   }
   template <dtype D>
   ONEPASS_FUNCTION void write(const view& v, lane value) const {
-    using number = typename stored<D>::type;
-    number* row = static_cast<number*>(v.data) + offset(v);
-    memory<D, V, Config::kAccess>::store(row + column_, value, count_);
+    memory<D, V, Config::kAccess>::store(address<D>(v), value, count_);
+  }
+
+  static constexpr int kStreamBytes = Config::kHeldLanes * Config::kThreads * 16;
+  template <stream S>
+  static constexpr __device__ bool streamed() {
+    return (Config::kStreams >> static_cast<int>(S) & 1) != 0;
+  }
+  template <stream S>
+  static constexpr __device__ int nth() {
+    return bits_below(Config::kStreams, static_cast<int>(S));
+  }
+  template <stream S>
+  ONEPASS_FUNCTION void bring(const view& v) const {  // a stream's numbers are as wide as x's
+    if constexpr (streamed<S>()) {
+      memory<Config::kX, V, Config::kAccess>::copy(copy_ + nth<S>() * kStreamBytes, address<Config::kX>(v), count_);
+    }
+  }
+  template <int I>
+  struct number {};
+  template <int I>
+  ONEPASS_FUNCTION void bring_operands(number<I>) const {
+    if constexpr (I < kMaxOperands) {
+      bring<stream::operand + I>(a_.operand[I]);
+      bring_operands(number<I + 1>());
+    }
+  }
+  template <int K>
+  ONEPASS_FUNCTION void bring_kept(number<K>) const {
+    if constexpr (K < kMaxKeeps) {
+      bring<stream::kept + K>(a_.kept[K]);
+      bring<stream::kept_gradient + K>(a_.kept_gradient[K]);
+      bring_kept(number<K + 1>());
+    }
   }
 
   const arguments& a_;
-  int64 row_ = 0, column_ = 0;
-  int64 digit_[kMaxDims];
+  index row_ = 0, column_ = 0;
+  index digit_[kMaxDims];
   int count_ = 0;
+  bool exists_ = true;
+  char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr;
   lane* sums_ = nullptr;
   T* shared_sums_ = nullptr;
   int64 slot_stride_ = 0;
   number_of_x* x_row_ = nullptr;
 };
 
-// Writes a lane of one column sum into the block's part, number `part` of `parts`. The block's rows are added in a
-// fixed order, in double: there can be hundreds.
+template <bool First, class A, class B>
+ONEPASS_FUNCTION auto choose_type(A a, B b) {
+  if constexpr (First) return a;
+  else return b;
+}
+
+// Writes a lane of one column sum into the block's part, number `part` of `parts`. `column` is this thread's, `first`
+// that of the threads with across = 0. The block's rows are added in a fixed order, in double where they are many.
 template <class Config>
 ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kLanes> sum, int slot,
-                                 int64 parts, int64 part, int64 column, int across, int down) {
+                                 int64 parts, int64 part, int64 first, int across, int down) {
   using T = typename Config::arithmetic;
-  constexpr int V = Config::kLanes, kAcross = Config::kAcross, kDown = Config::kDown;
-  double total[V];
-#pragma unroll
-  for (int i = 0; i < V; ++i) total[i] = static_cast<double>(sum.v[i]);
+  constexpr int V = Config::kLanes, kColumns = Config::kAcross * V, kDown = Config::kDown;
+  T* to = static_cast<T*>(a.column_partial) + (slot * parts + part) * a.columns + first;
   if constexpr (kDown > 1) {
-    __shared__ T shared[kDown * kAcross * V];
+    __shared__ T shared[kDown][kColumns];
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < V; ++i) shared[(down * V + i) * kAcross + across] = sum.v[i];
+    for (int i = 0; i < V; ++i) shared[down][across * V + i] = sum.v[i];
     __syncthreads();
-    if (down != 0) return;
-    for (int d = 1; d < kDown; ++d) {
-#pragma unroll
-      for (int i = 0; i < V; ++i) total[i] += static_cast<double>(shared[(d * V + i) * kAcross + across]);
+    for (int c = static_cast<int>(threadIdx.x); c < kColumns; c += Config::kAcross * kDown) {
+      using wide = decltype(choose_type<(kDown > 16)>(0.0, T(0)));
+      wide total = 0;
+#pragma unroll 8
+      for (int d = 0; d < kDown; ++d) total += static_cast<wide>(shared[d][c]);
+      if (first + c < a.columns) to[c] = static_cast<T>(total);
     }
-  }
-  double* to = static_cast<double*>(a.column_partial) + (slot * parts + part) * a.columns;
+  } else {
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    if (column + i < a.columns) to[column + i] = total[i];
+    for (int i = 0; i < V; ++i) {
+      const int c = across * V + i;
+      if (first + c < a.columns) to[c] = sum.v[i];
+    }
   }
 }
 
 // How many of the V numbers from `column` on the row has.
-template <int V>
-ONEPASS_FUNCTION int count_at(int64 column, int64 columns) {
-  const int64 left = columns - column;
+template <int V, class Index>
+ONEPASS_FUNCTION int count_at(Index column, int64 columns) {
+  const Index left = static_cast<Index>(columns) - column;
   return left >= V ? V : left > 0 ? static_cast<int>(left) : 0;
 }
 

@@ -20,9 +20,13 @@ class held_row {
   using T = typename L::scalar;
   static constexpr bool kHeld = true;
 
-  ONEPASS_FUNCTION held_row(T* values, int64 columns, const Make& make)
-      : values_(values), columns_(columns), make_(make) {}
-  ONEPASS_FUNCTION T columns() const { return static_cast<T>(columns_); }
+  ONEPASS_FUNCTION held_row(T* values, const arguments& a, const Make& make)
+      : values_(values), columns_(a.columns), inverse_columns_(static_cast<T>(a.inverse_columns)), make_(make) {}
+  ONEPASS_FUNCTION T inverse_columns() const { return inverse_columns_; }
+  ONEPASS_FUNCTION T squares() {
+    return sum([](L u) ONEPASS_LAMBDA { return u * u; });
+  }
+  ONEPASS_FUNCTION stage::pair<T> moments() { return stage::moments_in_two_passes(*this); }
 
   template <class F>
   ONEPASS_FUNCTION T sum(const F& f) {
@@ -33,21 +37,17 @@ class held_row {
     const stage::terms<L> total = each_sum<stage::terms<L>, false>(f);
     return {sum_lanes(total.first), sum_lanes(total.second)};
   }
-  template <class F>
-  ONEPASS_FUNCTION T replace_sum(const F& f) {
-    return sum_lanes(each_sum<L, true>(f));
-  }
-  template <class F>
-  ONEPASS_FUNCTION T max(const F& f) {
+  ONEPASS_FUNCTION stage::pair<T> exponentials() {
     const L lowest(static_cast<T>(-kInfinity));
     L best = lowest;
     for_columns<L, false>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
-      const L value = f(look(c, count));
+      const L value = look(c, count);
       best = onepass::ONEPASS_TARGET::max(
           best, HWY_LIKELY(count == kLanes) ? value : where(first_n<L>(count), value, lowest));
     });
     made_ = true;
-    return max_lanes(best);
+    const T largest = max_lanes(best), shift = largest == static_cast<T>(-kInfinity) ? T(0) : largest;
+    return {shift, sum_lanes(each_sum<L, true>([shift](L u) ONEPASS_LAMBDA { return exp(u - L(shift)); }))};
   }
 
  private:
@@ -93,6 +93,7 @@ class held_row {
 
   T* values_;
   const int64 columns_;
+  const T inverse_columns_;
   const Make& make_;
   bool made_ = false;
 };
@@ -118,7 +119,7 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
       return Line::pre::forward(at.x(), at);
     };
     using held = held_row<L, decltype(make)>;
-    held whole(values.data(), a.columns, make);
+    held whole(values.data(), a, make);
     const stage::pair<T> saved = Line::row::statistics(whole, row_parameter<T, Line>(a));
     if (statistics) {
       statistics[row] = saved.first;
@@ -145,7 +146,7 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place&
                                            T* dz_row) {
   using L = vec<T>;
   constexpr bool kApart = Place::kUniform;
-  L first(T(0)), second(T(0));
+  stage::terms<L> total{L(T(0)), L(T(0))};
   for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
     at.set_column(c, count);
     const stage::terms<L> here = value_and_gradient<Line, L>(at, saved);
@@ -153,22 +154,18 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place&
       store_lane(here.first, z_row + c);
       store_lane(here.second, dz_row + c);
     }
-    stage::terms<L> term = Line::row::backward_terms(here.first, here.second);
-    if (HWY_UNLIKELY(count < lanes<L>())) {
-      term.first = where(first_n<L>(count), term.first, L(T(0)));
-      term.second = where(first_n<L>(count), term.second, L(T(0)));
-    }
-    first = first + term.first;
-    second = second + term.second;
+    L dz = here.second;
+    if (HWY_UNLIKELY(count < lanes<L>())) dz = where(first_n<L>(count), dz, L(T(0)));
+    Line::row::add_terms(here.first, dz, total);
   });
-  const stage::pair<T> sums{sum_lanes(first), sum_lanes(second)};
+  const stage::pair<T> sums{sum_lanes(total.first), sum_lanes(total.second)};
   for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
     at.set_column(c, count);
     again.set_column(c, count);
     stage::terms<L> here;
     if constexpr (kComputesAgain<Line, Place::kUniform>) here = value_and_gradient<Line, L>(again, saved);
     else here = {load_lane<L>(z_row + c), load_lane<L>(dz_row + c)};
-    const L du = Line::row::backward(here.first, here.second, saved, sums, static_cast<T>(a.columns));
+    const L du = Line::row::backward(here.first, here.second, saved, sums, static_cast<T>(a.inverse_columns));
     L x{};
     if constexpr (Line::pre::needs_input) x = at.x();
     at.store_dx(Line::pre::backward(x, du, at));

@@ -57,7 +57,7 @@ struct gelu {
                                     .meaning = "Gaussian error linear unit, exact"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x) {
-    return x * normal_cdf(x);
+    return normal_part(x);
   }
   template <class L>
   static ONEPASS_FUNCTION value_and_slope<L> both(L x) {

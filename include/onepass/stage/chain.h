@@ -5,8 +5,9 @@
 //   operand<L, I>()            operand I here
 //   wants<I>()                 whether operand I's gradient is wanted
 //   column_gradient<I>(g), tensor_gradient<I>(g)
+//   column_gradient<I>(dy, x)  the same of the product
 //   parameter<J>()             a number of the line, in the arithmetic's type
-//   random<L, K>()             16 random bits for dropout number K, as numbers from 0 to 65535
+//   keeps<L, K>(threshold)     mask of where dropout number K's 16 random bits are at least the threshold
 //   column<L>(), matrix_row<L>()
 //   keep<K>(value)             stores keep number K; returns the value as stored
 //   rounded(value)             the value as it would be stored
@@ -63,7 +64,8 @@ struct word {
     if constexpr (about.kind == word_kind::keep) {
       return dy + at.template kept_gradient<L, Ordinal>();
     } else if constexpr (about.kind == word_kind::dropout) {
-      return Stage::backward(dy, at.template random<L, Ordinal>(), at.template parameter<Parameter>());
+      const auto p = at.template parameter<Parameter>();
+      return Stage::backward(dy, at.template keeps<L, Ordinal>(Stage::threshold(p)), p);
     } else if constexpr (same_type<Stage, stage::causal>) {
       return Stage::backward(dy, at.template column<L>(), at.template matrix_row<L>());
     } else if constexpr (about.operand != operand_kind::none) {
@@ -71,7 +73,9 @@ struct word {
       if constexpr (about.backward_needs_operand) o = at.template operand<L, Operand>();
       const stage::gradients<L> g = with_operand_backward(x, o, dy, at);
       if (at.template wants<Operand>()) {
-        if constexpr (about.operand == operand_kind::column) at.template column_gradient<Operand>(g.doperand);
+        if constexpr (about.operand == operand_kind::column && about.operand_gradient_is_dy_x)
+          at.template column_gradient<Operand>(dy, x);
+        else if constexpr (about.operand == operand_kind::column) at.template column_gradient<Operand>(g.doperand);
         else at.template tensor_gradient<Operand>(g.doperand);
       }
       return g.dx;
@@ -86,7 +90,8 @@ struct word {
   template <class L, class Place>
   static ONEPASS_FUNCTION L compute(L x, Place& at) {
     if constexpr (about.kind == word_kind::dropout) {
-      return Stage::forward(x, at.template random<L, Ordinal>(), at.template parameter<Parameter>());
+      const auto p = at.template parameter<Parameter>();
+      return Stage::forward(x, at.template keeps<L, Ordinal>(Stage::threshold(p)), p);
     } else if constexpr (same_type<Stage, stage::causal>) {
       return Stage::forward(x, at.template column<L>(), at.template matrix_row<L>());
     } else if constexpr (about.operand != operand_kind::none) {
@@ -113,6 +118,7 @@ struct chain;
 template <>
 struct chain<> {
   static constexpr bool resumes = false;
+  static constexpr bool gives_stored = true;                   // whether the result is a number of x's type
   static constexpr bool needs_input = false;                   // whether backward reads the value that enters the chain
   static constexpr int flops = 0;                              // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0;  // as many as the words so far have counted
@@ -134,6 +140,7 @@ template <class Head, class... Tail>
 struct chain<Head, Tail...> {
   using tail = chain<Tail...>;
   static constexpr bool resumes = Head::resumes || tail::resumes;
+  static constexpr bool gives_stored = sizeof...(Tail) == 0 ? Head::about.kind == word_kind::keep : tail::gives_stored;
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
   static constexpr int flops = Head::flops + tail::flops;
   static constexpr int operands = larger(Head::operands, tail::operands);

@@ -1,12 +1,15 @@
 // Row words: a row's statistics, what they make of a value, and the derivative.
 //
 // A skeleton hands them a Row with
-//   columns()               the row's length, as a scalar
-//   sum(f), max(f)          over the row of f(value), f from lane to lane; the result is the same in every lane
+//   inverse_columns()       1 / the row's length
+//   sum(f)                  over the row of f(value), f from lane to lane; the result is the same in every lane
 //   sum_pair(f)             two sums at once, f from lane to terms
-//   replace_sum(f)          puts f(value) in the place of each value and sums it (where the row is held on chip;
-//                           elsewhere it only sums, and Row::kHeld is false)
-// Statistics are two passes over values on chip, never E[x²] - mean².
+//   squares()               Σ value²
+//   moments()               mean and variance
+//   exponentials()          the largest value (0 where that is -infinity) and Σ exp(value - largest). Where Row::kHeld,
+//                           exp(value - largest) takes the place of each value
+// Statistics are two passes over values on chip, never E[x²] - mean². add_terms adds a lane to the two sums over the
+// row that backward needs. backward's last argument is 1 / the row's length.
 #if defined(ONEPASS_STAGE_ROW_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_STAGE_ROW_H_
 #undef ONEPASS_STAGE_ROW_H_
@@ -37,6 +40,20 @@ ONEPASS_FUNCTION pair<T> operator+(pair<T> a, pair<T> b) {
   return {a.first + b.first, a.second + b.second};
 }
 
+// Mean and variance, each by a pass over the row.
+template <class Row>
+ONEPASS_FUNCTION auto moments_in_two_passes(Row& row) {
+  using L = typename Row::lane;
+  using T = typename L::scalar;
+  const T mean = row.sum([](L u) ONEPASS_LAMBDA { return u; }) * row.inverse_columns();
+  const pair<T> sums = row.sum_pair([mean](L u) ONEPASS_LAMBDA {
+    const L centred = u - L(mean);
+    return terms<L>{centred, centred * centred};
+  });
+  const T rest = sums.first * row.inverse_columns();  // what rounding the first sum took from the mean
+  return pair<T>{mean + rest, sums.second * row.inverse_columns() - rest * rest};
+}
+
 struct layer_norm {
   static constexpr descriptor about{.name = "layer_norm",
                                     .kind = word_kind::row,
@@ -50,15 +67,8 @@ struct layer_norm {
                                     .meaning = "normalises the row to mean 0 and variance 1; affine is `scale | bias`"};
   template <class Row, class T>
   static ONEPASS_FUNCTION pair<T> statistics(Row& row, T eps) {
-    using L = typename Row::lane;
-    const T mean = row.sum([](L u) ONEPASS_LAMBDA { return u; }) / row.columns();
-    const pair<T> sums = row.sum_pair([mean](L u) ONEPASS_LAMBDA {
-      const L centred = u - L(mean);
-      return terms<L>{centred, centred * centred};
-    });
-    const T rest = sums.first / row.columns();  // what rounding the first sum took from the mean
-    const T variance = sums.second / row.columns() - rest * rest;
-    return {mean + rest, T(1) / square_root((variance < T(0) ? T(0) : variance) + eps)};
+    const pair<T> of = row.moments();
+    return {of.first, reciprocal_root((of.second < T(0) ? T(0) : of.second) + eps)};
   }
   template <class Row, class L, class T>
   static ONEPASS_FUNCTION L forward(L u, pair<T> saved) {
@@ -69,12 +79,12 @@ struct layer_norm {
     return (u - L(saved.first)) * L(saved.second);
   }
   template <class L>
-  static ONEPASS_FUNCTION terms<L> backward_terms(L z, L dz) {
-    return {dz, dz * z};
+  static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {
+    to = {to.first + dz, fma(dz, z, to.second)};
   }
   template <class L, class T>
-  static ONEPASS_FUNCTION L backward(L z, L dz, pair<T> saved, pair<T> sums, T columns) {
-    return L(saved.second) * (dz - L(sums.first / columns) - z * L(sums.second / columns));
+  static ONEPASS_FUNCTION L backward(L z, L dz, pair<T> saved, pair<T> sums, T inverse_columns) {
+    return L(saved.second) * fma(z, L(-sums.second * inverse_columns), dz - L(sums.first * inverse_columns));
   }
 };
 
@@ -91,9 +101,8 @@ struct rms_norm {
                                     .meaning = "divides the row by its root mean square; the weight is `scale`"};
   template <class Row, class T>
   static ONEPASS_FUNCTION pair<T> statistics(Row& row, T eps) {
-    using L = typename Row::lane;
-    const T mean_square = row.sum([](L u) ONEPASS_LAMBDA { return u * u; }) / row.columns();
-    return {T(1) / square_root(mean_square + eps), T(0)};
+    const T mean_square = row.squares() * row.inverse_columns();
+    return {reciprocal_root(mean_square + eps), T(0)};
   }
   template <class Row, class L, class T>
   static ONEPASS_FUNCTION L forward(L u, pair<T> saved) {
@@ -104,12 +113,12 @@ struct rms_norm {
     return u * L(saved.first);
   }
   template <class L>
-  static ONEPASS_FUNCTION terms<L> backward_terms(L z, L dz) {
-    return {dz * z, L(0)};
+  static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {
+    to.first = fma(dz, z, to.first);
   }
   template <class L, class T>
-  static ONEPASS_FUNCTION L backward(L z, L dz, pair<T> saved, pair<T> sums, T columns) {
-    return L(saved.first) * (dz - z * L(sums.first / columns));
+  static ONEPASS_FUNCTION L backward(L z, L dz, pair<T> saved, pair<T> sums, T inverse_columns) {
+    return L(saved.first) * fma(z, L(-sums.first * inverse_columns), dz);
   }
 };
 
@@ -125,11 +134,8 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
                                     .meaning = "probabilities over the row; a fully masked row gives zeros"};
   template <class Row, class T>
   static ONEPASS_FUNCTION pair<T> statistics(Row& row, T) {
-    using L = typename Row::lane;
-    const T largest = row.max([](L u) ONEPASS_LAMBDA { return u; });
-    const T shift = largest == T(-kInfinity) ? T(0) : largest;
-    const T sum = row.replace_sum([shift](L u) ONEPASS_LAMBDA { return exp(u - L(shift)); });
-    return {shift, sum == T(0) ? T(0) : T(1) / sum};
+    const pair<T> of = row.exponentials();
+    return {of.first, of.second == T(0) ? T(0) : T(1) / of.second};
   }
   template <class Row, class L, class T>
   static ONEPASS_FUNCTION L forward(L u, pair<T> saved) {
@@ -141,8 +147,8 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
     return exp(u - L(saved.first)) * L(saved.second);
   }
   template <class L>
-  static ONEPASS_FUNCTION terms<L> backward_terms(L z, L dz) {
-    return {dz * z, L(0)};
+  static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {
+    to.first = fma(dz, z, to.first);
   }
   template <class L, class T>
   static ONEPASS_FUNCTION L backward(L z, L dz, pair<T>, pair<T> sums, T) {

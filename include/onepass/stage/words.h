@@ -46,6 +46,7 @@ struct scale {
                                     .operand = operand_kind::column,
                                     .operand_name = "g",
                                     .backward_needs_operand = true,
+                                    .operand_gradient_is_dy_x = true,
                                     .flops_forward = 1,
                                     .flops_backward = 3,
                                     .formula = "x · g",
@@ -129,7 +130,8 @@ struct gate {
   }
 };
 
-struct dropout {  // random: 16 bits as a number from 0 to 65535, a pure function of state and place
+struct dropout {  // keeps: which numbers stay, those whose 16 random bits, a pure function of state and place, reach
+                  // the threshold
   static constexpr descriptor about{.name = "dropout",
                                     .kind = word_kind::dropout,
                                     .parameter = "p",
@@ -141,15 +143,18 @@ struct dropout {  // random: 16 bits as a number from 0 to 65535, a pure functio
                                     .meaning = "zeroes elements at random while training; no mask is stored"};
   // p is rounded to a multiple of 2^-16 and the kept values are scaled by that rounded probability's inverse,
   // so the mean is kept exactly.
-  template <class L>
-  static ONEPASS_FUNCTION L forward(L x, L random, typename L::scalar p) {
-    using T = typename L::scalar;
-    const T threshold = static_cast<T>(static_cast<int>(p * T(65536) + T(0.5)));
-    return where(random >= L(threshold), x * L(T(65536) / (T(65536) - threshold)), L(0));
+  template <class T>
+  static ONEPASS_FUNCTION int threshold(T p) {
+    return static_cast<int>(p * T(65536) + T(0.5));
   }
-  template <class L>
-  static ONEPASS_FUNCTION L backward(L dy, L random, typename L::scalar p) {
-    return forward(dy, random, p);
+  template <class L, class Mask>
+  static ONEPASS_FUNCTION L forward(L x, Mask keeps, typename L::scalar p) {
+    using T = typename L::scalar;
+    return where(keeps, x * L(T(65536) / (T(65536) - static_cast<T>(threshold(p)))), L(0));
+  }
+  template <class L, class Mask>
+  static ONEPASS_FUNCTION L backward(L dy, Mask keeps, typename L::scalar p) {
+    return forward(dy, keeps, p);
   }
 };
 

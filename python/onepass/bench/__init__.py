@@ -20,12 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import onepass
 from onepass.bench import report, timing
 from onepass.bench.cases import Row, host_case, run_case
-from onepass.bench.patterns import PATTERNS, Pattern
+from onepass.bench.patterns import PATTERNS, SUITES, Pattern
 from onepass.bench.providers import PROVIDERS, Provider
 
 __all__ = ["run"]
 
-SECONDS = {"cuda": 1.5, "cpu": 4.0}  # of rounds, for each case and direction
+SECONDS = {"cuda": 1.5, "cpu": 4.0}  # of rounds, for each case and direction of the table; half in other suites
 LIMIT_S = 420.0  # on CUDA no case begins later: a lent machine runs a command for ten minutes
 
 
@@ -36,6 +36,9 @@ def run(
     providers: list[str] | None = None,
     quick: bool = False,
     console: Console | None = None,
+    suite: str = "table",
+    dtype: torch.dtype | None = None,
+    plot: Path | None = None,
     *,
     patterns: Sequence[Pattern] = PATTERNS,
 ) -> dict[str, Any]:
@@ -49,33 +52,43 @@ def run(
             compile_max, which takes minutes.
         quick: one moderate shape of each pattern, and few rounds.
         console: where to print.
+        suite: "table", the README's shapes; "curve", row lengths from 64 to 262144; "awkward", lengths that no kernel
+            likes; "small", where the cost of a call counts.
+        dtype: of x, to run those cases only.
+        plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
+            are several lengths, and a roofline of all.
 
     Raises:
-        ValueError: for a pattern or provider that there is not.
+        ValueError: for a pattern, provider or suite that there is not.
     """
     console = console or Console(width=None if sys.stdout.isatty() else 160)
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     chosen = [pattern for pattern in patterns if only is None or re.search(only, pattern.name)]
     if not chosen:
         raise ValueError(f"no pattern matches {only!r}; there are {', '.join(p.name for p in patterns)}")
+    if suite not in SUITES:
+        raise ValueError(f"no suite is called {suite!r}; there are {', '.join(SUITES)}")
     competitors, versions = find_providers(providers, on)
     clock = timing.clock_for(on)
-    seconds = 0.3 if quick else SECONDS[on.type]
-    cases = [(pattern, case) for pattern in chosen for case in pattern.cases(on.type, quick)]
+    seconds = 0.3 if quick else SECONDS[on.type] * (1.0 if suite == "table" else 0.5)
+    cases = [(pattern, case) for pattern in chosen for case in pattern.cases(on.type, quick, suite)]
+    if dtype is not None:
+        cases = [(pattern, case) for pattern, case in cases if case[1] == dtype]
     rows: list[Row] = []
     begin = time.monotonic()
     with progress_bar(console) as progress:
         task = progress.add_task("", total=len(cases))
-        for pattern, (shape, dtype) in cases:
+        for pattern, (shape, of) in cases:
             progress.update(
-                task, description=f"{pattern.name} {report.size_of(shape)} {report.short(dtype)}", refresh=True
+                task, description=f"{pattern.name} {report.size_of(shape)} {report.short(of)}", refresh=True
             )
             late = on.type == "cuda" and time.monotonic() - begin > LIMIT_S
-            rows += run_case(pattern, shape, dtype, on, competitors, clock, seconds, late)
+            rows += run_case(pattern, shape, of, on, competitors, clock, seconds, late)
             progress.advance(task)
         progress.update(task, description="host time of a call", refresh=True)
-        host = host_times(chosen, on, competitors)
+        host = host_times(chosen, on, competitors) if suite == "table" else []
     results = facts(on, clock) | {
+        "suite": suite,
         "providers": versions,
         "seconds": round(time.monotonic() - begin, 1),
         "rows": [row.as_json() for row in rows],
@@ -84,6 +97,9 @@ def run(
     report.show(results, console)
     if json is not None:
         Path(json).write_text(_json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if plot is not None:
+        for file in report.plot(results, plot):
+            console.print(f"wrote {file}")
     return results
 
 

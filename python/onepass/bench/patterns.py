@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onepass.line import Line
 
-__all__ = ["PATTERNS", "Case", "Pattern", "Traffic"]
+__all__ = ["PATTERNS", "SUITES", "Case", "Pattern", "Traffic"]
 
 P = 0.1  # of every dropout
 
@@ -39,9 +39,9 @@ class Pattern:
     cuda: tuple[Case, ...]
     cpu: tuple[Case, ...]
 
-    def cases(self, device_type: str, quick: bool = False) -> tuple[Case, ...]:
+    def cases(self, device_type: str, quick: bool = False, suite: str = "table") -> tuple[Case, ...]:
         """The shapes and dtypes; with `quick` one, the smallest that is more than the cost of a call."""
-        cases = self.cuda if device_type == "cuda" else self.cpu
+        cases = SUITES[suite](self, device_type)
         if not quick or not cases:
             return cases
         return (min(cases, key=lambda case: (math.prod(case[0]) < 2**20, math.prod(case[0]), case[1].itemsize)),)
@@ -166,3 +166,46 @@ PATTERNS: tuple[Pattern, ...] = (
         on_cpu((1, 4, 2048, 2048), (2, 1, 1024, 1024), (1, 12, 64, 64)),
     ),
 )
+
+
+def table(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """The shapes of the README's tables."""
+    return pattern.cuda if device_type == "cuda" else pattern.cpu
+
+
+CURVES = ("bias_gelu", "layer_norm", "rms_norm", "softmax", "layer_norm_gelu", "add_rms_norm")
+
+
+def curve(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Row lengths from 64 to 262144 of a tensor of always the same size."""
+    if pattern.name not in CURVES:
+        return ()
+    elements = 2**27 if device_type == "cuda" else 2**22
+    lengths = [2**k for k in range(6, 19)]
+    return tuple(
+        ((elements // length, length), dtype) for dtype in (torch.bfloat16, torch.float32) for length in lengths
+    )
+
+
+def awkward(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Row lengths that are no multiple of what a kernel likes, each behind a neighbour that is."""
+    if pattern.name not in CURVES:
+        return ()
+    elements = 2**26 if device_type == "cuda" else 2**22
+    return bf16(
+        *((elements // length, length) for length in (768, 760, 1024, 1023, 1152, 1128, 3072, 3000, 13312, 12980))
+    )
+
+
+def small(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Where the cost of a call counts; on the CPU also what fits the caches."""
+    if device_type == "cuda":
+        shapes = ((512, 4096), (64, 1024), (1, 4096))
+        return tuple((shape, dtype) for dtype in (torch.bfloat16, torch.float32) for shape in shapes)
+    shapes = ((1, 64), (8, 64), (64, 64), (1, 768), (16, 768), (64, 768), (256, 768), (1, 4096), (64, 4096))
+    return tuple((shape, dtype) for dtype in (torch.float32, torch.bfloat16) for shape in shapes)
+
+
+SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
+    suite.__name__: suite for suite in (table, curve, awkward, small)
+}

@@ -207,22 +207,91 @@ def mark(row: Row | None) -> str:
     return " \\*" if row is not None and row["failure"] else ""
 
 
-def plot(results: dict[str, Any], path: Path | str) -> None:
-    """Writes bars of the fractions of copy bandwidth, forward and backward, as matplotlib knows the suffix."""
+def plot(results: dict[str, Any], directory: Path | str) -> list[Path]:
+    """Writes the pictures: a curve over the row length for each pattern that has one, and a roofline of all.
+
+    Returns:
+        The files.
+    """
+    directory = Path(directory)
+    return [*plot_curves(results, directory), plot_roofline(results, directory)]
+
+
+def plot_curves(results: dict[str, Any], directory: Path) -> list[Path]:
+    """The share of copy bandwidth over the row length: a panel for each dtype and direction, a line each provider."""
     from matplotlib.figure import Figure
 
-    found, names = cases(results), providers(results)
-    figure = Figure(figsize=(12, 1 + 0.13 * len(found) * (1 + len(names))), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for axis, direction in zip(axes, DIRECTIONS):
-        for i, name in enumerate(names):
-            shares = [rows[name][f"{direction}_fraction"] if name in rows else None for rows in found.values()]
-            places = [k + (i + 0.5) / (1 + len(names)) for k in range(len(found))]
-            axis.barh(places, [math.nan if s is None else s for s in shares], 1 / (1 + len(names)), label=name)
-        axis.axvline(1, color="grey", linewidth=0.8)
-        axis.set_xlabel(f"{direction}: share of copy bandwidth")
-    axes[0].set_yticks([k + 0.4 for k in range(len(found))], [" ".join(key) for key in found])
-    axes[0].invert_yaxis()
-    axes[0].legend()
-    figure.suptitle(title(results))
-    figure.savefig(path)
+    directory.mkdir(parents=True, exist_ok=True)
+    files = []
+    for pattern in dict.fromkeys(row["pattern"] for row in results["rows"]):
+        found = [row for row in results["rows"] if row["pattern"] == pattern and row["failure"] is None]
+        dtypes = list(dict.fromkeys(row["dtype"] for row in found))
+        if len({row["shape"][-1] for row in found}) < 3:
+            continue
+        figure = Figure(figsize=(6 * len(dtypes), 7), layout="constrained")
+        panels = figure.subplots(2, len(dtypes), sharex=True, sharey=True, squeeze=False)
+        for i, direction in enumerate(DIRECTIONS):
+            for k, dtype in enumerate(dtypes):
+                axes = panels[i][k]
+                for name in providers(results):
+                    points = sorted(
+                        (row["shape"][-1], row[f"{direction}_fraction"])
+                        for row in found
+                        if row["provider"] == name and row["dtype"] == dtype and row[f"{direction}_fraction"]
+                    )
+                    if points:
+                        width = 2.2 if name == OURS else 1.2
+                        axes.plot(*zip(*points, strict=True), marker=".", linewidth=width, label=name)
+                axes.axhline(1, color="grey", linewidth=0.8)
+                axes.set_xscale("log", base=2)
+                axes.set_title(f"{direction}, {short(dtype)}")
+        for axes in panels[-1]:
+            axes.set_xlabel("row length")
+        for row in panels:
+            row[0].set_ylabel("share of copy bandwidth")
+        panels[0][0].legend()
+        figure.suptitle(f"{pattern}. {title(results)}")
+        files.append(directory / f"{results['device']}-{pattern}.svg")
+        save(figure, files[-1])
+    return files
+
+
+def save(figure, file: Path) -> None:
+    """The same bytes for the same picture."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "onepass", "svg.fonttype": "none"}):
+        figure.savefig(file, metadata={"Date": None})
+
+
+def plot_roofline(results: dict[str, Any], directory: Path) -> Path:
+    """Flops a second over flops a byte, ours forward and backward, below what copy bandwidth allows."""
+    from matplotlib.figure import Figure
+
+    from onepass.line import Line
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.subplots()
+    intensities = []
+    for direction, marker in zip(DIRECTIONS, "o^", strict=True):
+        points = []
+        for row in results["rows"]:
+            if row["provider"] != OURS or row["failure"] is not None or row[f"{direction}_us"] is None:
+                continue
+            cost = getattr(Line(row["line"]).cost(row["shape"], getattr(torch, row["dtype"])), direction)
+            points.append((cost.flops / cost.bytes, cost.flops / row[f"{direction}_us"] / 1e3, row["pattern"]))
+        for name in dict.fromkeys(point[2] for point in points):
+            own = [point[:2] for point in points if point[2] == name]
+            axes.plot(*zip(*own, strict=True), marker, label=f"{name} {ABBREVIATED[direction]}", markersize=5)
+        intensities += [point[0] for point in points]
+    ends = [min(intensities, default=1) * 0.8, max(intensities, default=1) * 1.25]
+    axes.plot(ends, [x * results["copy_bytes_per_second"] / 1e9 for x in ends], color="grey", label="copy bandwidth")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("flops a byte that must move")
+    axes.set_ylabel("Gflop/s")
+    axes.legend(fontsize="x-small", ncols=2)
+    figure.suptitle(f"Roofline. {title(results)}")
+    file = directory / f"{results['device']}-roofline-{results.get('suite', 'table')}.svg"
+    save(figure, file)
+    return file
