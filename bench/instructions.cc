@@ -64,9 +64,9 @@ void count(const char* text, dtype type, const char* type_name) {
     std::vector<double> partial(kMaxOperands * 64 * kColumns);
     a.column_partial = partial.data();
     run(kernel, a);
-    CALLGRIND_START_INSTRUMENTATION;
+    CALLGRIND_TOGGLE_COLLECT;
     run(kernel, a);
-    CALLGRIND_STOP_INSTRUMENTATION;
+    CALLGRIND_TOGGLE_COLLECT;
     char label[200];
     std::snprintf(label, sizeof label, "%s|%s|%s", text, type_name, backward ? "backward" : "forward");
     CALLGRIND_DUMP_STATS_AT(label);

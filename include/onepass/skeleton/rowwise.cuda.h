@@ -409,7 +409,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
   row_threads<Config> threads(shared);
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
-  extern __shared__ __align__(16) double dynamic[];
+  extern __shared__ __align__(128) double dynamic[];
   place<Config, Line> at(a), next(a);
   at.set_row_memory(dynamic);
   next.set_row_memory(dynamic);
@@ -505,7 +505,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
   using place_of = place<Config, Line>;
   constexpr int kHolds = Config::kHeldLanes, kSums = kSlots < Config >> 0 ? kSlots<Config> : 1;
   __shared__ typename row_threads<Config>::slots shared;
-  extern __shared__ __align__(16) double dynamic[];
+  extern __shared__ __align__(128) double dynamic[];
   row_threads<Config> threads(shared);
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
