@@ -41,7 +41,8 @@ class Run : public testing::Test {
 
 arguments sized(int64 rows, int64 columns, uint64 wants_column) {
   arguments a{};
-  a.rows = rows, a.columns = columns, a.inverse_columns = 1.0 / static_cast<double>(columns), a.wants_column = wants_column;
+  a.rows = rows, a.columns = columns, a.inverse_columns = 1.0 / static_cast<double>(columns),
+  a.wants_column = wants_column;
   return a;
 }
 

@@ -10,7 +10,7 @@
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
 //   kWantsColumn, kWantsTensor (bits by operand), kWantsDx
 //   kRowInShared      x's row is in shared memory
-//   kStages, kThreads, kHeldLanes, kStreams   rowwise backward: see stream below
+//   kStages, kThreads, kHeldLanes, kStreams   rowwise: see stream below
 #pragma once
 
 #include "onepass/lane/cuda.h"
@@ -26,7 +26,8 @@ constexpr __device__ int bits_below(uint64 bits, int i) {
   return count;
 }
 
-// A tensor that is read row by row. Rowwise backward brings those in Config::kStreams (bits) ahead of their use.
+// A tensor that is read row by row. Rowwise kernels bring those in Config::kStreams (bits) kStages rows ahead of their
+// use.
 enum class stream : int { x, y, operand, kept = operand + kMaxOperands, kept_gradient = kept + kMaxKeeps };
 
 constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
