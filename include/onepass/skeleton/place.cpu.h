@@ -81,7 +81,6 @@ class place {
       kept_gradient_[k] = row_of(a_.kept_gradient[k], digit);
     });
     each_index<Line::dropouts>([&](int i) ONEPASS_LAMBDA { random_.of[i].set_row(row_); });
-    fetches_ahead_ = a_.stream_stores != 0;  // the tensors are larger than the caches
     stream_y_ = a_.stream_stores && can_stream<lane>(y_.data, y_.type);
     stream_dx_ = a_.stream_stores && dx_.data && can_stream<lane>(dx_.data, dx_.type);
   }
@@ -92,27 +91,6 @@ class place {
     count_ = count;
   }
   ONEPASS_FUNCTION int count() const { return count_; }
-  // Asks for what stands so many numbers behind this lane in what the line reads row by row: memory works on while the
-  // arithmetic of this row does. Past the tensor's end nothing comes of it.
-  template <bool Backward>
-  ONEPASS_FUNCTION void fetch_ahead(int64 numbers) const {
-    if constexpr (kUniform) {
-      if (!fetches_ahead_) return;
-      const int64 bytes = (column_ + numbers) * size_of(Stored);
-      const auto fetch = [bytes](const row_view& v) ONEPASS_LAMBDA { hwy::Prefetch(v.data + bytes); };
-      fetch(x_);
-      each_index<Line::operands>([&](int i) ONEPASS_LAMBDA {
-        if (Line::tensor_operands >> i & 1) fetch(operand_[i]);
-      });
-      if constexpr (Backward) {
-        fetch(y_);
-        each_index<Line::keeps>([&](int k) ONEPASS_LAMBDA {
-          fetch(kept_[k]);
-          fetch(kept_gradient_[k]);
-        });
-      }
-    }
-  }
 
   ONEPASS_FUNCTION lane x() const { return read(x_); }
   ONEPASS_FUNCTION lane dy() const { return read(y_); }
@@ -219,7 +197,7 @@ class place {
 
   const arguments& a_;
   const bool collapsed_;
-  bool stream_y_ = false, stream_dx_ = false, fetches_ahead_ = false;
+  bool stream_y_ = false, stream_dx_ = false;
   int count_ = 0;
   int64 row_ = 0, column_ = 0, matrix_row_ = 0;
   row_view x_, y_, dx_;

@@ -127,7 +127,6 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
     }
     for_columns<L, Stored != dtype::none>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
-      at.template fetch_ahead<false>(a.columns);
       const L z = Line::row::template forward<held>(load_lane<L>(values.data() + c), saved);
       at.store_y(Line::post::forward(z, at));
     });
@@ -162,7 +161,6 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place&
   const stage::pair<T> sums{sum_lanes(total.first), sum_lanes(total.second)};
   for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
     at.set_column(c, count);
-    at.template fetch_ahead<true>(a.columns);
     again.set_column(c, count);
     stage::terms<L> here;
     if constexpr (kComputesAgain<Line, Place::kUniform>) here = value_and_gradient<Line, L>(again, saved);

@@ -42,7 +42,6 @@ struct word {
   static constexpr bool needs_input = about.backward_needs_input;
   static constexpr int flops = about.flops_forward + about.flops_backward;
   static constexpr int operands = Operand + 1;
-  static constexpr unsigned tensor_operands = about.operand == operand_kind::tensor ? 1u << Operand : 0;  // bits
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
 
@@ -123,7 +122,6 @@ struct chain<> {
   static constexpr bool needs_input = false;                   // whether backward reads the value that enters the chain
   static constexpr int flops = 0;                              // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0;  // as many as the words so far have counted
-  static constexpr unsigned tensor_operands = 0;
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place&) {
     return x;
@@ -146,7 +144,6 @@ struct chain<Head, Tail...> {
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
   static constexpr int flops = Head::flops + tail::flops;
   static constexpr int operands = larger(Head::operands, tail::operands);
-  static constexpr unsigned tensor_operands = Head::tensor_operands | tail::tensor_operands;
   static constexpr int dropouts = larger(Head::dropouts, tail::dropouts);
   static constexpr int keeps = larger(Head::keeps, tail::keeps);
 
@@ -175,7 +172,6 @@ struct line {
   using post = Post;
   static constexpr int row_parameter = RowParameter;
   static constexpr int operands = larger(Pre::operands, Post::operands);
-  static constexpr unsigned tensor_operands = Pre::tensor_operands | Post::tensor_operands;
   static constexpr int dropouts = larger(Pre::dropouts, Post::dropouts);
   static constexpr int keeps = larger(Pre::keeps, Post::keeps);
 };
