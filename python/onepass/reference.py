@@ -160,13 +160,13 @@ def dropout_numbers(shape: Sequence[int], state: Tensor, ordinal: int, device: t
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Philox4x32-10 (Salmon et al., SC 2011): four counter words and two key words to four random words.
+    """Philox4x32-7 (Salmon et al., SC 2011): four counter words and two key words to four random words.
 
     Words are int64 tensors that hold 32 bits. A product wraps modulo 2^64, and masking after the shift undoes the sign.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(10):
+    for _ in range(7):
         first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = high_word(second) ^ c1 ^ k0, low_word(second), high_word(first) ^ c3 ^ k1, low_word(first)
         k0, k1 = low_word(k0 + 0x9E3779B9), low_word(k1 + 0xBB67AE85)

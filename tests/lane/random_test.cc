@@ -68,12 +68,12 @@ constexpr bool equal(philox_words a, philox_words b) {
   return a.word[0] == b.word[0] && a.word[1] == b.word[1] && a.word[2] == b.word[2] && a.word[3] == b.word[3];
 }
 
-// Random123, kat_vectors: philox4x32 10.
-static_assert(equal(philox({{0, 0, 0, 0}}, 0, 0), {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}));
+// Random123, kat_vectors: philox4x32 7.
+static_assert(equal(philox({{0, 0, 0, 0}}, 0, 0), {{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}}));
 static_assert(equal(philox({{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}}, 0xffffffff, 0xffffffff),
-                    {{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}}));
+                    {{0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}}));
 static_assert(equal(philox({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0),
-                    {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}));
+                    {{0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}}));
 
 // Element 13 of row 2 with 20 columns: group 2 · 3 + 1, its element 5, which is the high half of word 2.
 static_assert(random_number(0x0000000200000001, 0x0000000400000003, 5, 2, 13, 20) ==

@@ -1,4 +1,4 @@
-// Random numbers of a place: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+// Random numbers of a place: Philox4x32-7 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 // SC 2011), a pure function of seed, offset and element, so the same on every device and in backward.
 //
 // Eight elements of a row share one call. Element (row, column) of a tensor with `columns` columns:
@@ -26,7 +26,7 @@ struct philox_words {
 
 constexpr uint32 kPhiloxMultiplier[2] = {0xD2511F53u, 0xCD9E8D57u};
 constexpr uint32 kPhiloxKeyStep[2] = {0x9E3779B9u, 0xBB67AE85u};
-constexpr int kPhiloxRounds = 10;
+constexpr int kPhiloxRounds = 7;
 
 ONEPASS_FUNCTION constexpr philox_words philox(philox_words counter, uint32 key0, uint32 key1) {
   for (int round = 0; round < kPhiloxRounds; ++round) {
