@@ -187,7 +187,7 @@ def normal_tail() -> Fit:
 SHORT_TAIL_SLOPE = mpf("0.3")
 
 
-def short_tail() -> Fit:
+def short_tail(degree: int) -> Fit:
     """p with tail(t) = s p(s), s = 1 / (1 + 0.3 t), on (0, 13.3); relative error. For results of 16 bits."""
 
     def distance(s: Real) -> Real:
@@ -195,7 +195,7 @@ def short_tail() -> Fit:
 
     low = 1 / (1 + SHORT_TAIL_SLOPE * mpf("13.3"))
     return Approximation(
-        lambda s: tail(distance(s)) / s, low, mpf(1), lambda s: s / tail(distance(s)), (5, 0), grid=800
+        lambda s: tail(distance(s)) / s, low, mpf(1), lambda s: s / tail(distance(s)), (degree, 0), grid=800
     ).fit(32, {})
 
 
@@ -258,12 +258,13 @@ def header() -> str:
     comment = f"Φ(-t) = exp(-t²/2) p(t) / q(t) on [0, 13.3], relative error {nstr(fit.error, 2)}; exact at 0."
     out += [array("kTailNumerator_f32", fit.numerator, 32, comment)]
     out += [array("kTailDenominator_f32", fit.denominator, 32, "q")]
-    fit = short_tail()
+    fit, shorter = short_tail(5), short_tail(3)
     slope = f"{float(SHORT_TAIL_SLOPE):g}"
     out += [
         f"// Φ(-t) = exp(-t²/2) s p(s) with s = 1 / (1 + {slope} t) on [0, 13.3], relative error {nstr(fit.error, 2)}.",
         f"constexpr float kShortTailSlope_f32 = {literal(rounded(SHORT_TAIL_SLOPE, 32), 32)};",
         array("kShortTail_f32", fit.numerator, 32, "p").split("\n", 1)[1],
+        array("kShorterTail_f32", shorter.numerator, 32, f"The same, relative error {nstr(shorter.error, 2)}."),
     ]
     out += ["", "}  // namespace onepass::coefficients"]
     return "\n".join(out)

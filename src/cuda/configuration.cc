@@ -81,13 +81,23 @@ uint64 streams_of(const request& r, const arguments& a) {
   return streams;
 }
 
+// Operands whose one row serves all, of numbers as wide as x's.
+uint64 repeated_operands(const request& r, const arguments& a) {
+  uint64 operands = 0;
+  for (int i = 0; i < kMaxOperands; ++i)
+    operands |= static_cast<uint64>(is_repeated(a.operand[i]) && size_of(r.operand[i]) == size_of(r.x)) << i;
+  return operands;
+}
+
 void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
   configuration& c = p.with;
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
-  const elementwise_tuning& tuned = r.backward ? kTuning.backward : kTuning.forward;
+  const elementwise_tuning& tuned = r.backward          ? kTuning.backward
+                                    : size_of(r.x) == 2 ? kTuning.forward_16_bits
+                                                        : kTuning.forward;
   c.unroll = tuned.unroll;
   c.blocks_per_sm = r.x == dtype::f64 ? 1 : tuned.resident / tuned.threads;
-  c.flat = a.rows == 1 && r.wants_column == 0 && !r.rowwise;
+  c.flat = a.rows == 1 && r.wants_column == 0;
   c.sums_in_registers = 1;
   if (c.flat) {
     c.across = tuned.threads;
@@ -109,9 +119,11 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   p.parts = r.wants_column ? p.grid_y : 0;
 }
 
-// Whether a row can be held, and how.
+// Whether the threads of a cluster have room for a row, and how they share it.
 bool hold_row(const request& r, const arguments& a, const device_facts& chip, const row_tuning& tuned, plan& p) {
   configuration& c = p.with;
+  const int slots = std::popcount(r.wants_column);
+  if (slots > tuned.sums || (tuned.computes_again && r.flops > kTuning.again_flops)) return false;
   const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
   const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, std::max(tuned.numbers / wide / c.lanes, 1)));
@@ -123,7 +135,6 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   c.down = c.across <= 32 ? tuned.block / c.across : std::clamp(tuned.block / c.across, 1, most_down);
   auto numbers = [&] { return ceil_div(lanes_a_row, int64{c.across} * c.cluster) * c.lanes * wide; };
   if (numbers() > tuned.numbers) return false;
-  const int slots = std::popcount(r.wants_column);
   c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
   if (!c.sums_in_registers && c.down > 1) {  // one row a block: several would add to the same sums
     c.across = std::max(c.across, 32);       // since a shuffle names a whole warp
@@ -132,37 +143,55 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   }
   c.held_lanes = static_cast<int>(ceil_div(lanes_a_row, int64{c.across} * c.cluster));
   c.computes_again = tuned.computes_again;
+  c.ahead = tuned.ahead && c.across * c.cluster > 32;
   const int64 sum_bytes = c.sums_in_registers ? 0 : slots * int64{c.held_lanes} * c.across * c.lanes * (wide * 4);
   const int threads = c.across * c.down;
   c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads) : 1;
   const int64 own = kTuning.shared_for_reductions + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0);
   const int64 room = chip.shared_per_block / c.blocks_per_sm - own - sum_bytes;
-  if (tuned.stages > 0) c.streams = streams_of(r, a);
-  const int64 stage_bytes = std::popcount(c.streams) * int64{c.held_lanes} * threads * 16;
-  c.stages = stage_bytes > 0 ? static_cast<int>(std::clamp<int64>(room / stage_bytes, 0, tuned.stages)) : 0;
-  if (c.stages == 0) c.streams = 0;
   if (sum_bytes + own > chip.shared_per_block) return false;
-  p.shared_bytes = static_cast<unsigned>(sum_bytes + c.stages * stage_bytes);
+  p.shared_bytes = static_cast<unsigned>(sum_bytes);
+  const int64 row_bytes = int64{c.held_lanes} * threads * 16;
+  const uint64 streams = streams_of(r, a), once = repeated_operands(r, a);
+  const int64 stage_bytes = std::popcount(streams) * row_bytes, once_bytes = std::popcount(once) * row_bytes;
+  const int least = c.ahead ? 2 : 1;
+  const auto stages = [&](int64 bytes) {
+    return stage_bytes > 0 ? std::min<int64>(bytes / stage_bytes, tuned.stages) : 0;
+  };
+  if (stages(room) < least) return !tuned.computes_again;
+  const bool all = stages(room - once_bytes) >= std::min(tuned.stages, 2);
+  c.stages = static_cast<int>(stages(all ? room - once_bytes : room));
+  c.streams = streams, c.brought_once = all ? once : 0;
+  p.shared_bytes += static_cast<unsigned>(c.stages * stage_bytes + (all ? once_bytes : 0));
   return true;
 }
 
-// A block streams a row, several times in forward: from shared memory where x fits there.
-void stream_row(const request& r, const arguments& a, const device_facts& chip, plan& p) {
-  configuration& c = p.with;
-  c.across = kTuning.streamed_threads;
+// Blocks take parts of rows, then a block each row, then tiles. The parts depend on nothing but the row's length.
+std::vector<plan> take_in_parts(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
+  plan parts = blank;
+  configuration& c = parts.with;
+  c.of = part::parts;
+  c.across = kTuning.part_threads;
   c.down = 1;
-  c.held_lanes = 0;
-  c.sums_in_registers = 1;
-  const int64 bytes = a.columns * size_of(r.x);
+  c.held_lanes = kTuning.part_lanes_at_once;
   c.blocks_per_sm = 1;
-  c.row_in_shared =
-      !r.backward && a.x.data && !c.single_x && bytes + kTuning.shared_for_reductions <= chip.shared_per_block;
-  p.shared_bytes = c.row_in_shared ? static_cast<unsigned>(bytes) : 0;
+  c.sums_in_registers = 1;
+  const int64 at_once = int64{c.across} * c.held_lanes * c.lanes;
+  c.exact = a.columns % at_once == 0;
+  parts.row_columns = int64{c.across} * kTuning.part_lanes * c.lanes;
+  parts.grid_x = static_cast<unsigned>(a.rows * ceil_div(a.columns, parts.row_columns));
+  parts.grid_y = 1;
+  plan combined = parts;
+  combined.with.of = part::combined;
+  combined.grid_x = static_cast<unsigned>(a.rows);
+  plan tiles = blank;
+  tiles.with.of = part::tiles;
+  choose_elementwise(r, a, chip, tiles);
+  return {parts, combined, tiles};
 }
 
-std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, plan p) {
-  configuration& c = p.with;
-  const plan blank = p;
+std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
+  plan p;
   bool held = false;
   const auto try_all = [&](const auto& tunings) {
     for (const row_tuning& tuned : tunings) {
@@ -173,32 +202,28 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   };
   if (r.backward) try_all(kTuning.backward_rows);
   else try_all(kTuning.forward_rows);
-  if (!held) p = blank, stream_row(r, a, chip, p);
-  c.exact = held ? int64{c.across} * c.cluster * c.held_lanes * c.lanes == a.columns : a.columns % c.lanes == 0;
+  if (!held) return take_in_parts(r, a, chip, blank);
+  configuration& c = p.with;
+  c.exact = int64{c.across} * c.cluster * c.held_lanes * c.lanes == a.columns;
   const int64 all = ceil_div(a.rows, c.down);
   const int64 persistent = std::max<int64>(static_cast<int64>(chip.sm_count) * c.blocks_per_sm / c.cluster, 1);
-  const bool sums = r.wants_column != 0 && held;
   // A block adds up its rows' columns, or fetches rows ahead.
-  const bool strides = sums || c.stages > 0 || c.row_in_shared;
+  const bool strides = r.wants_column != 0 || c.stages > 0 || c.computes_again;
   const int64 rows = std::min<int64>(strides ? std::min(all, persistent) : all, ((1LL << 31) - 1) / c.cluster);
   p.grid_x = static_cast<unsigned>(rows * c.cluster);
   p.grid_y = 1;
-  p.parts = sums ? rows : 0;
-  if (held || !r.backward) return {p};
-  c.of = part::totals;
-  plan tiles = blank;
-  tiles.with.of = part::tiles;
-  choose_elementwise(r, a, chip, tiles);
-  return {p, tiles};
+  p.parts = r.wants_column != 0 ? rows : 0;
+  return {p};
 }
 
-// Whether results are stored in 16 bits.
-bool short_results(const request& r) {
-  if (size_of(r.x) != 2) return false;
+// Significant bits of the results, at most.
+int result_bits(const request& r) {
+  const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
+  int bits = bits_of(r.x);
   for (int i = 0; i < kMaxOperands; ++i) {
-    if (((r.wants_tensor | r.wants_column) >> i & 1) != 0 && size_of(r.operand[i]) != 2) return false;
+    if (((r.wants_tensor | r.wants_column) >> i & 1) != 0) bits = std::max(bits, bits_of(r.operand[i]));
   }
-  return true;
+  return bits;
 }
 
 const char* name_of(dtype type) {
@@ -213,6 +238,15 @@ const char* name_of(dtype type) {
 }
 
 }  // namespace
+
+int flops_beside_row(const spec::line& line, bool backward) {
+  int flops = 0;
+  for (const spec::word& w : line.words) {
+    if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
+    if (w.activation) flops += backward ? w.activation->flops_backward : w.activation->flops_forward;
+  }
+  return flops;
+}
 
 std::vector<plan> choose(const request& r, const arguments& a, const device_facts& chip) {
   plan p{};
@@ -238,10 +272,12 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
 }
 
 std::string source(const request& r, const configuration& c) {
-  static constexpr const char* kSuffix[] = {"", "_totals", "_tiles"};
+  static constexpr const char* kSuffix[] = {"", "_parts", "_combined", "_tiles"};
   const char* skeleton = r.rowwise ? "rowwise" : "elementwise";
-  std::string text = std::string(short_results(r) ? "#define ONEPASS_SHORT 1\n" : "") + "#include \"onepass/skeleton/" +
-                     skeleton + ".cuda.h\"\nONEPASS_BEGIN\nusing the_line = " + r.line + ";\nstruct config {\n";
+  const char* header = c.of == part::whole ? skeleton : "long_rows";
+  std::string text = "#define ONEPASS_RESULT_BITS " + std::to_string(result_bits(r)) +
+                     "\n#include \"onepass/skeleton/" + header +
+                     ".cuda.h\"\nONEPASS_BEGIN\nusing the_line = " + r.line + ";\nstruct config {\n";
   auto field = [&](const char* type, const char* name, const std::string& value) {
     text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
   };
@@ -250,7 +286,7 @@ std::string source(const request& r, const configuration& c) {
   auto bits = [&](const char* name, uint64 value) { field("uint64", name, std::to_string(value) + "ull"); };
   text += std::string("  using arithmetic = ") + (r.x == dtype::f64 ? "double" : "float") + ";\n";
   text += std::string("  using index = ") + (c.small ? "int" : "int64") + ";\n";
-  flag("kComputesAgain", c.computes_again);
+  flag("kComputesAgain", c.computes_again), flag("kAhead", c.ahead);
   field("dtype", "kX", std::string("dtype::") + name_of(r.x));
   std::string operands = "{";
   for (dtype type : r.operand) operands += std::string("dtype::") + name_of(type) + ", ";
@@ -260,12 +296,15 @@ std::string source(const request& r, const configuration& c) {
   number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes);
   flag("kDense", c.dense), flag("kExact", c.exact), flag("kFlat", c.flat), flag("kCollapsed", c.collapsed),
       flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
-  flag("kSumsInRegisters", c.sums_in_registers), flag("kRowInShared", c.row_in_shared);
+  flag("kSumsInRegisters", c.sums_in_registers);
   flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
   bits("kRepeatedOperand", c.repeated_operand), bits("kStreams", c.streams);
+  bits("kBroughtOnce", c.brought_once);
   field("bool", "kHoldsStored",
-        c.held_lanes > 0 && !r.backward && size_of(r.x) == 2 && !c.single_x ? "the_line::pre::gives_stored" : "false");
+        c.of == part::whole && !r.backward && !c.computes_again && size_of(r.x) == 2 && !c.single_x
+            ? "the_line::pre::gives_stored"
+            : "false");
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
   text += "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(c.across * c.down) + ", " +
           std::to_string(std::max(c.blocks_per_sm, 1)) + ") " +
@@ -278,7 +317,7 @@ std::string source(const request& r, const configuration& c) {
 std::string column_sum_source(dtype parts) {
   return std::string(
              "#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void "
-             "__launch_bounds__(1024) ") +
+             "__launch_bounds__(kColumnSumThreads) ") +
          kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum<" +
          (parts == dtype::f64 ? "double" : "float") + ">(a);\n}\nONEPASS_END\n";
 }

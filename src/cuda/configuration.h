@@ -7,11 +7,12 @@
 
 #include "onepass/skeleton/arguments.h"
 #include "src/cuda/driver.h"
+#include "src/spec/line.h"
 
 namespace onepass::cuda {
 
-// A row too long to hold takes two kernels backward: its sums, then the rest in tiles.
-enum class part : int { whole, totals, tiles };
+// Rows too long for a cluster take three kernels: what parts of a row say, what the row says, and the rest in tiles.
+enum class part : int { whole, parts, combined, tiles };
 
 // All that selects a kernel besides the arguments.
 struct request {
@@ -21,7 +22,11 @@ struct request {
   dtype operand[kMaxOperands] = {};
   uint64 wants_column = 0, wants_tensor = 0;
   bool wants_dx = false;
+  int flops = 0;  // flops_beside_row
 };
+
+// Floating-point operations of a number in this direction, in the words beside the row word.
+int flops_beside_row(const spec::line&, bool backward);
 
 // Plain numbers throughout: its bytes are part of a kernel's key.
 struct configuration {
@@ -34,14 +39,15 @@ struct configuration {
   int flat, collapsed;     // one long row; rows have one stride
   int dense;               // all tensors are contiguous, but those of one row
   int exact;               // the threads' lanes fill the row exactly
-  int stages;              // rowwise backward: rows that copies run ahead by
-  int computes_again;      // rowwise backward: does not hold the row
+  int stages;              // rowwise: rows that copies run ahead by
+  int computes_again;      // rowwise: does not hold the row
+  int ahead;               // rowwise: two rows are in flight
   int small, unused;       // an int counts the elements
   int single_x, single_y;
-  int sums_in_registers, row_in_shared;
+  int sums_in_registers;
   int saves_statistics;
   uint64 single_operand, single_kept_gradient, repeated_operand;
-  uint64 streams;  // tensors that copies bring (place.cuda.h)
+  uint64 streams, brought_once;  // tensors that copies bring (place.cuda.h)
 };
 static_assert(std::has_unique_object_representations_v<configuration>);  // no padding in a key
 
@@ -49,10 +55,11 @@ struct plan {
   configuration with;
   unsigned grid_x, grid_y;
   unsigned shared_bytes;
-  int64 parts;  // rows of column_partial
+  int64 parts;        // rows of column_partial
+  int64 row_columns;  // of a part of a row, where rows are taken in parts
 };
 
-// The kernels of a call, in order: one, or a backward's two parts. Column sums come from the last.
+// The kernels of a call, in order: one, or a long row's three parts. Column sums come from the last.
 // Pure arithmetic: the same shapes, alignment and chip give the same plans.
 std::vector<plan> choose(const request&, const arguments&, const device_facts&);
 

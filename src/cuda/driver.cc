@@ -22,7 +22,7 @@ namespace {
 using status = int;
 constexpr status kSuccess = 0;
 constexpr int kSmCount = 16, kMajor = 75, kMinor = 76, kSharedPerBlockOptin = 97;  // CUdevice_attribute
-constexpr int kStaticShared = 1, kMaxDynamicShared = 8;                            // CUfunction_attribute
+constexpr int kStaticShared = 1, kMaxDynamicShared = 8, kNonPortableCluster = 14;  // CUfunction_attribute
 
 struct driver {
   status (*init)(unsigned);
@@ -38,8 +38,6 @@ struct driver {
   status (*function_get_attribute)(int*, int, void*);
   status (*function_set_attribute)(void*, int, int);
   status (*stream_is_capturing)(void*, int*);
-  status (*launch_kernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
-                          void**);
   status (*launch_kernel_ex)(const struct launch_configuration*, void*, void**, void**);
   status (*max_active_clusters)(int*, void*, const struct launch_configuration*);
   status (*get_error_string)(status, const char**);
@@ -85,7 +83,6 @@ driver open_driver() {
   find(d.function_get_attribute, "cuFuncGetAttribute");
   find(d.function_set_attribute, "cuFuncSetAttribute");
   find(d.stream_is_capturing, "cuStreamIsCapturing");
-  find(d.launch_kernel, "cuLaunchKernel");
   find(d.launch_kernel_ex, "cuLaunchKernelEx");
   find(d.max_active_clusters, "cuOccupancyMaxActiveClusters");
   find(d.get_error_string, "cuGetErrorString");
@@ -196,6 +193,8 @@ kernel open_or_build(const std::string& source, const char* name, const device_s
   check(d.function_get_attribute(&own, kStaticShared, opened->function), "cuFuncGetAttribute");
   check(d.function_set_attribute(opened->function, kMaxDynamicShared, on.about.shared_per_block - own),
         "cuFuncSetAttribute");
+  if (on.about.arch >= 90)
+    check(d.function_set_attribute(opened->function, kNonPortableCluster, 1), "cuFuncSetAttribute");
   return *opened;
 }
 
@@ -239,22 +238,13 @@ bool build(const std::string& source, const std::string& arch_name, const std::s
   return true;
 }
 
-void launch(const kernel& with, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-            unsigned shared_bytes, void* stream, const void* parameters) {
-  const current_context context(with.context);
-  void* all[] = {const_cast<void*>(parameters)};
-  check(the_driver().launch_kernel(with.function, grid_x, grid_y, grid_z, block_x, block_y, 1, shared_bytes, stream,
-                                   all, nullptr),
-        "a kernel launch");
-}
-
-void launch_behind(const kernel& with, unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned block_y,
-                   void* stream, const void* parameters) {
+void launch(const kernel& with, extent grid, extent block, unsigned shared_bytes, bool behind, void* stream,
+            const void* parameters) {
   const current_context context(with.context);
   void* all[] = {const_cast<void*>(parameters)};
   launch_attribute early{.id = kProgrammaticStreamSerialization, .padding = {}, .bytes = {}};
   early.allowed = 1;
-  const launch_configuration how{grid_x, grid_y, 1, block_x, block_y, 1, 0, stream, &early, 1};
+  const launch_configuration how{grid.x, grid.y, 1, block.x, block.y, 1, shared_bytes, stream, &early, behind};
   check(the_driver().launch_kernel_ex(&how, with.function, all, nullptr), "a kernel launch");
 }
 

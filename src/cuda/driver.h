@@ -28,13 +28,14 @@ const kernel& load(const std::string& source, const char* name, int device, void
 // Into the cache on disk only; no device is needed. False where it was there already.
 bool build(const std::string& source, const std::string& arch_name, const std::string& label);
 
-void launch(const kernel&, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-            unsigned shared_bytes, void* stream, const void* parameters);
+struct extent {
+  unsigned x, y;
+};
 
-// As launch, for a kernel that waits by itself for the one before it in the stream (wait_for_kernel_before): its blocks
-// may begin while the last of that one still run.
-void launch_behind(const kernel&, unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned block_y, void* stream,
-                   const void* parameters);
+// Starts blocks of threads. `behind`: the kernel waits by itself for the one before it in the stream
+// (wait_for_kernel_before), so that its blocks may begin while that one's last still run (compute capability 9).
+void launch(const kernel&, extent grid, extent block, unsigned shared_bytes, bool behind, void* stream,
+            const void* parameters);
 
 // How many clusters of so many blocks the device runs at a time.
 int active_clusters(const kernel&, int blocks, unsigned threads, unsigned shared_bytes);

@@ -2,6 +2,7 @@
 #include "src/cuda/launch.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -47,7 +48,7 @@ const kernel& find_or_build(const request& r, const plan& p, int device, void* s
 std::vector<plan> prepare(const request& r, const arguments& a, int device, void* stream) {
   std::vector<plan> plans = choose(r, a, facts(device));
   for (plan& p : plans) {
-    if (p.with.cluster == 1 || p.with.stages == 0) continue;
+    if (p.with.cluster == 1 || (p.with.stages == 0 && p.with.computes_again == 0)) continue;
     // Blocks stride over the rows: a cluster that finds no room at once would come behind all others.
     const auto threads = static_cast<unsigned>(p.with.across * p.with.down);
     const int most = active_clusters(find_or_build(r, p, device, stream), p.with.cluster, threads, p.shared_bytes);
@@ -61,8 +62,9 @@ std::vector<plan> prepare(const request& r, const arguments& a, int device, void
 void launch(const request& r, const std::vector<plan>& plans, const arguments& a, int device, void* stream) {
   for (const plan& p : plans) {
     const kernel& with = find_or_build(r, p, device, stream);
-    launch(with, p.grid_x, p.grid_y, 1, static_cast<unsigned>(p.with.across * p.with.down), 1, p.shared_bytes, stream,
-           &a);
+    const bool behind = &p != &plans.front() && facts(device).arch >= 90;
+    launch(with, {p.grid_x, p.grid_y}, {static_cast<unsigned>(p.with.across * p.with.down), 1}, p.shared_bytes, behind,
+           stream, &a);
   }
 }
 
@@ -74,10 +76,12 @@ void reduce_columns(const arguments& a, dtype type, int64 parts, int slots, cons
   const kernel*& sum = known[{device, type}];
   if (sum == nullptr)
     sum = &load(column_sum_source(type), kKernelName, device, stream, facts(device).arch_name + " column sum");
-  constexpr unsigned kSide = 32;
-  const auto blocks = static_cast<unsigned>((a.columns + kSide - 1) / kSide);
-  if (facts(device).arch >= 90) launch_behind(*sum, blocks, static_cast<unsigned>(slots), kSide, kSide, stream, &with);
-  else launch(*sum, blocks, static_cast<unsigned>(slots), 1, kSide, kSide, 0, stream, &with);
+  // Some four parts a thread, so that their loads are in flight at a time.
+  constexpr unsigned kThreads = 512, kColumnsAtOnce = 4, kMostDown = 64;
+  const unsigned down = std::min(std::bit_ceil(static_cast<unsigned>((parts + 3) / 4)), kMostDown);
+  const unsigned across = kThreads / down;
+  const auto blocks = static_cast<unsigned>((a.columns + across * kColumnsAtOnce - 1) / (across * kColumnsAtOnce));
+  launch(*sum, {blocks, static_cast<unsigned>(slots)}, {across, down}, 0, facts(device).arch >= 90, stream, &with);
 }
 
 }  // namespace onepass::cuda

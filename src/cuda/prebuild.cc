@@ -69,6 +69,7 @@ class imagined_call {
     r.rowwise = line_.rowwise();
     r.backward = backward;
     r.line = spec::type_text(line_, boolean_masks_, backward);
+    r.flops = flops_beside_row(line_, backward);
     r.x = x_;
     std::copy(types_, types_ + kMaxOperands, r.operand);
     return r;

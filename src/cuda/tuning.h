@@ -10,50 +10,75 @@ struct elementwise_tuning {
   int blocks_per_sm;  // with column sums, where blocks stride over the rows
 };
 
+inline constexpr int kAnyColumns = 1 << 30, kManySums = 1 << 10;
+
 struct row_tuning {
   int columns;   // for rows of so many numbers at most
-  int numbers;   // of a row in one thread's registers, at most
+  int numbers;   // of a row in one thread, at most
   int block;     // threads of a block that rows share
   int threads;   // of a row in a block, at most: longer rows are shared by the blocks of a cluster
   int resident;  // threads that registers must leave room for on an SM; with copies the grid has as many
   int stages;    // rows that copies run ahead by
-  // Backward: values are not held, but made again from the copies: column sums leave no registers.
+  // Values are not held, but made again from the copies, which must find room: for lines whose words take few flops.
   bool computes_again = false;
+  bool ahead = false;    // and the next row is read while this row's statistics are on their way
+  int sums = kManySums;  // for so many column sums at most
 };
-inline constexpr int kAnyColumns = 1 << 30;
 
 struct tuning {
-  elementwise_tuning forward = {.threads = 128, .unroll = 2, .resident = 1536, .blocks_per_sm = 16};
-  elementwise_tuning backward = {.threads = 128, .unroll = 4, .resident = 1024, .blocks_per_sm = 16};
+  elementwise_tuning forward_16_bits = {.threads = 128, .unroll = 2, .resident = 1536, .blocks_per_sm = 16};
+  elementwise_tuning forward = {.threads = 128, .unroll = 4, .resident = 1024, .blocks_per_sm = 16};
+  elementwise_tuning backward = {.threads = 64, .unroll = 4, .resident = 1024, .blocks_per_sm = 16};
 
-  // The first that has room for the row; a row that none has room for is streamed.
-  row_tuning forward_rows[3] = {
-      {.columns = 2048, .numbers = 32, .block = 256, .threads = 512, .resident = 1024, .stages = 0},
-      {.columns = 32768, .numbers = 64, .block = 256, .threads = 512, .resident = 512, .stages = 0},
-      {.columns = kAnyColumns, .numbers = 64, .block = 256, .threads = 512, .resident = 512, .stages = 2}};
-  row_tuning backward_rows[5] = {
-      {.columns = 1024, .numbers = 16, .block = 256, .threads = 512, .resident = 512, .stages = 3},
-      {.columns = 8192, .numbers = 16, .block = 512, .threads = 512, .resident = 512, .stages = 3},
-      {.columns = 16384, .numbers = 16, .block = 256, .threads = 256, .resident = 768, .stages = 2},
-      {.columns = 65536,
-       .numbers = 32,
-       .block = 256,
-       .threads = 256,
+  // The first that has room for the row; a row that none has room for is taken in parts.
+  row_tuning forward_rows[4] = {
+      {.columns = 2048, .numbers = 32, .block = 128, .threads = 512, .resident = 1024, .stages = 0},
+      {.columns = 16384, .numbers = 64, .block = 256, .threads = 512, .resident = 512, .stages = 0},
+      {.columns = kAnyColumns,
+       .numbers = 64,
+       .block = 512,
+       .threads = 512,
        .resident = 512,
        .stages = 3,
-       .computes_again = true},
+       .computes_again = true,
+       .ahead = true},
+      {.columns = kAnyColumns, .numbers = 64, .block = 512, .threads = 512, .resident = 512, .stages = 2}};
+  row_tuning backward_rows[6] = {
+      {.columns = 1024, .numbers = 16, .block = 256, .threads = 512, .resident = 512, .stages = 3},
+      {.columns = 16384, .numbers = 16, .block = 256, .threads = 512, .resident = 512, .stages = 3},
       {.columns = kAnyColumns,
        .numbers = 32,
-       .block = 256,
+       .block = 512,
+       .threads = 512,
+       .resident = 512,
+       .stages = 2,
+       .computes_again = true,
+       .ahead = true,
+       .sums = 0},
+      {.columns = kAnyColumns,
+       .numbers = 16,
+       .block = 512,
+       .threads = 512,
+       .resident = 512,
+       .stages = 3,
+       .computes_again = true,
+       .ahead = true},
+      {.columns = kAnyColumns, .numbers = 16, .block = 512, .threads = 512, .resident = 512, .stages = 3},
+      {.columns = kAnyColumns,
+       .numbers = 32,
+       .block = 512,
        .threads = 512,
        .resident = 512,
        .stages = 2,
        .computes_again = true}};
-  int least_across = 8;  // threads of a row, at least, where it has so many lanes: 128 bytes in a row
-  int cluster = 8;       // blocks that share a row, at most
-  int sum_numbers = 64;  // column sums that fit in a thread's registers beside the row
-  int streamed_threads = 1024;
-  int shared_for_reductions = 8192;  // bytes of static shared memory, at most
+  int again_flops = 8;     // of a number, in words beside the row word, that may be computed again
+  int least_across = 8;    // threads of a row, at least, where it has so many lanes: 128 bytes in a row
+  int cluster = 8;         // blocks that share a row, at most
+  int sum_numbers = 64;    // column sums that fit in a thread's registers beside the row
+  int part_threads = 256;  // of a block that has a part of a row, lanes at a time, and parts' lanes a thread
+  int part_lanes_at_once = 4;
+  int part_lanes = 16;
+  int shared_for_reductions = 12288;  // bytes of static shared memory, at most
 };
 
 inline constexpr tuning kTuning{};

@@ -40,6 +40,7 @@ cuda::request request_of(const frame& f, bool backward) {
   r.rowwise = line.rowwise();
   r.backward = backward;
   r.line = f.line.type_text(f.boolean_masks, backward);
+  r.flops = cuda::flops_beside_row(line, backward);
   r.x = f.type;
   std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
   return r;
@@ -50,6 +51,25 @@ Tensor partial_sums(const frame& f, std::int64_t slots, std::int64_t parts, dtyp
   return empty(sizes, 3, type, f.on);
 }
 
+// Memory for what the kernels of rows taken in parts tell each other: each part's numbers, and two of each row, which
+// `of_rows` shall point to (if it is not null).
+class row_workspace {
+ public:
+  row_workspace(frame& f, const std::vector<cuda::plan>& plans, void** of_rows) {
+    if (plans.size() == 1) return;
+    f.a.task_columns = plans.front().row_columns;
+    const std::int64_t parts = (f.a.columns + f.a.task_columns - 1) / f.a.task_columns;
+    const std::int64_t size[1] = {f.a.rows * (2 + 3 * parts)};
+    memory_ = empty(size, 1, f.arithmetic(), f.on);
+    auto* start = static_cast<char*>(memory_->data_ptr());
+    if (of_rows) *of_rows = start;
+    f.a.row_parts = start + 2 * f.a.rows * size_of(f.arithmetic());
+  }
+
+ private:
+  std::optional<Tensor> memory_;
+};
+
 }  // namespace
 
 void run_forward(frame& f) {
@@ -57,7 +77,9 @@ void run_forward(frame& f) {
     const torch::stable::accelerator::DeviceGuard guard(f.on.index);
     const cuda::request request = request_of(f, false);
     void* stream = current_stream(f.on.index);
-    cuda::launch(request, cuda::prepare(request, f.a, f.on.index, stream), f.a, f.on.index, stream);
+    const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
+    const row_workspace rows(f, plans, f.a.statistics == nullptr ? &f.a.statistics : nullptr);
+    cuda::launch(request, plans, f.a, f.on.index, stream);
     return;
   }
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
@@ -76,13 +98,10 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
     request.wants_dx = plan.wants_dx;
     void* stream = current_stream(f.on.index);
     const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
-    std::optional<Tensor> partial, totals;
+    const row_workspace rows(f, plans, &f.a.totals);
+    std::optional<Tensor> partial;
     if (slots) {
       f.a.column_partial = partial.emplace(partial_sums(f, slots, plans.back().parts, f.arithmetic())).data_ptr();
-    }
-    if (plans.size() > 1) {
-      const std::int64_t sizes[2] = {2, f.a.rows};
-      f.a.totals = totals.emplace(empty(sizes, 2, f.arithmetic(), f.on)).data_ptr();
     }
     cuda::launch(request, plans, f.a, f.on.index, stream);
     if (slots) {

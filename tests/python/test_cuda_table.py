@@ -13,7 +13,7 @@ from onepass import _native
         ("sm_80", torch.float16, 1000),  # no multiple of 16 bytes
         ("sm_90a", torch.bfloat16, 4096),  # rows held in registers
         ("sm_100a", torch.float32, 256),  # several rows a block
-        ("sm_120", torch.float64, 65536),  # streamed rows
+        ("sm_120", torch.float64, 1 << 20),  # rows in parts
     ],
 )
 def test_the_whole_table_compiles(arch, dtype, columns, tmp_path, monkeypatch):

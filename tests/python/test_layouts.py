@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import onepass
-from helpers import Inputs, as_tuple, check_line, make_inputs, run, upstream, words_of
+from helpers import Inputs, as_tuple, assert_equal, check_line, gradients, make_inputs, run, upstream, words_of
 
 LINES = [
     "bias | gelu",
@@ -186,10 +186,40 @@ def test_any_number_of_rows(line, rows, device):
     check_line(line, inputs)
 
 
-@pytest.mark.parametrize("columns", [65536, 2**17 + 8, 2**20])
-@pytest.mark.parametrize("line", ["softmax", "layer_norm(1e-5) | scale | bias", "rms_norm(1e-6) | scale"])
-def test_long_rows(line, columns, device):
-    check_line(line, make_inputs(line, (2, columns), torch.float32, device))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [65536, 2**17, 2**17 + 8, 2**18, 300007, 2**20])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "softmax",
+        "layer_norm(1e-5) | scale | bias",
+        "rms_norm(1e-6) | scale",
+        "bias | dropout(0.1) | add | keep | layer_norm(1e-5) | scale | gelu",
+    ],
+)
+def test_long_rows(line, columns, dtype, device):
+    check_line(line, make_inputs(line, (2, columns), dtype, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [16384, 40000, 65536, 2**17])
+@pytest.mark.parametrize("line", ["softmax", "layer_norm(1e-5) | scale | bias", "add | keep | rms_norm(1e-6) | scale"])
+def test_many_long_rows(line, columns, dtype, cuda):
+    """A block, or a cluster, takes many rows one after another: each is what it is alone, to the bit."""
+    inputs = make_inputs(line, (400, columns), dtype, cuda)
+    results, _ = run(line, inputs)
+    grads = upstream(results)
+    ours = gradients(results, inputs, grads)
+    for row in (0, 1, 133, 267, 399):
+        only = slice(row, row + 1)
+        one = Inputs(inputs.x[only], [o[only] if o.ndim > 1 else o for o in inputs.operands]).clone()
+        alone, _ = run(line, one)
+        for result, expected in zip(results, alone, strict=True):
+            assert_equal(result[only], expected, f"row {row}")
+        expected = gradients(alone, one, [g[only] for g in grads])
+        for i, tensor in enumerate(inputs.differentiable):
+            if tensor.ndim > 1:
+                assert_equal(ours[i][only], expected[i], f"gradient {i} of row {row}")
 
 
 def test_more_dimensions_than_a_kernel_walks(device):

@@ -202,14 +202,14 @@ def test_zero_weights(device):
 
 
 def test_16_bit_results_round_once(device):
-    """bias, gelu, dropout and add in bfloat16: half a unit of the fp64 result everywhere, and 2^-16 of gelu."""
+    """bias, gelu, dropout and add in bfloat16: half a unit of the fp64 result everywhere, and 2^-12 of gelu."""
     line = "bias | gelu | dropout(0.1) | add"
     inputs = make_inputs(line, (64, 300), torch.bfloat16, device)
     (y,), state = run(line, inputs)
     x, (bias, residual) = _wide(inputs)
     exact = compose(onepass.Line(line).words, x, [bias, residual], state)[0]
     unit = torch.finfo(torch.bfloat16).eps * torch.exp2(torch.floor(torch.log2(exact.abs().clamp_min(1e-30))))
-    assert ((y.double() - exact).abs() <= 0.5001 * unit + 2**-16 * (exact - residual).abs()).all()
+    assert ((y.double() - exact).abs() <= 0.5001 * unit + 2**-12 * (exact - residual).abs()).all()
 
 
 def _wide(inputs):

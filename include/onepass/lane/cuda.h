@@ -7,9 +7,10 @@
 #include "onepass/lane/target.h"
 #include "onepass/lane/types.h"
 
-// 1 where all results are stored in 16 bits: functions may then err by 2^-16 of the result.
-#ifndef ONEPASS_SHORT
-#define ONEPASS_SHORT 0
+// Significant bits of the results, at most. Where they are 11, functions may err by 2^-16 of the result; where they are
+// 8, gelu by 2^-12.
+#ifndef ONEPASS_RESULT_BITS
+#define ONEPASS_RESULT_BITS 53
 #endif
 
 ONEPASS_BEGIN
@@ -71,8 +72,21 @@ ONEPASS_COMPARE(!=)
 // --- functions. For results of 32 and 64 bits CUDA's own, without fast maths: at most 2 ULP each (CUDA C++ programming
 // guide, mathematical functions), and the chip's reciprocal (1 ULP).
 
-inline constexpr bool kShort = ONEPASS_SHORT;
+inline constexpr bool kShort = ONEPASS_RESULT_BITS <= 11, kShorter = ONEPASS_RESULT_BITS <= 8;
 
+// A NaN stays.
+ONEPASS_FUNCTION float min_number(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+ONEPASS_FUNCTION float max_number(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+ONEPASS_FUNCTION double min_number(double a, double b) { return b < a ? b : a; }
+ONEPASS_FUNCTION double max_number(double a, double b) { return b > a ? b : a; }
 ONEPASS_FUNCTION float exp2_number(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -102,14 +116,19 @@ ONEPASS_FUNCTION double tanh_number(double x) { return ::tanh(x); }
 struct normal_tail {
   float t, cdf, exponential;
 };
+template <bool Shorter = false>
 ONEPASS_FUNCTION normal_tail normal_tail_of(float x) {
-  float t;
-  asm("min.NaN.f32 %0, %1, 0f41540000;" : "=f"(t) : "f"(fabsf(x)));
+  const float t = min_number(fabsf(x), 13.25f);
   if constexpr (kShort) {
-    constexpr const auto& p = coefficients::kShortTail_f32;
     const float e = exp2_number(t * t * -0.72134752f);
     const float s = reciprocal_number(fmaf(coefficients::kShortTailSlope_f32, t, 1.0f));
-    return {t, fmaf(fmaf(fmaf(fmaf(fmaf(p[5], s, p[4]), s, p[3]), s, p[2]), s, p[1]), s, p[0]) * (s * e), e};
+    if constexpr (Shorter) {
+      constexpr const auto& p = coefficients::kShorterTail_f32;
+      return {t, fmaf(fmaf(fmaf(p[3], s, p[2]), s, p[1]), s, p[0]) * (s * e), e};
+    } else {
+      constexpr const auto& p = coefficients::kShortTail_f32;
+      return {t, fmaf(fmaf(fmaf(fmaf(fmaf(p[5], s, p[4]), s, p[3]), s, p[2]), s, p[1]), s, p[0]) * (s * e), e};
+    }
   } else {
     constexpr const auto& p = coefficients::kTailNumerator_f32;
     constexpr const auto& q = coefficients::kTailDenominator_f32;
@@ -139,10 +158,8 @@ ONEPASS_FUNCTION float normal_cdf_number(float x) { return normal_number(x).cdf;
 ONEPASS_FUNCTION double normal_cdf_number(double x) { return normcdf(x); }
 // x · Φ(x)
 ONEPASS_FUNCTION float normal_part_number(float x) {
-  const normal_tail tail = normal_tail_of(x);
-  float positive;
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
-  return fmaf(-tail.t, tail.cdf, positive);
+  const normal_tail tail = normal_tail_of<kShorter>(x);
+  return fmaf(-tail.t, tail.cdf, max_number(x, 0.0f));
 }
 ONEPASS_FUNCTION double normal_part_number(double x) { return x * normcdf(x); }
 
@@ -189,19 +206,6 @@ ONEPASS_FUNCTION pack<T, V> fma(pack<T, V> a, pack<T, V> b, pack<T, V> c) {
   using P = pack<T, V>;
   ONEPASS_EACH(P, result.v[i] = fma_number(a.v[i], b.v[i], c.v[i]))
 }
-// A NaN stays.
-ONEPASS_FUNCTION float min_number(float a, float b) {
-  float least;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
-  return least;
-}
-ONEPASS_FUNCTION float max_number(float a, float b) {
-  float most;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-  return most;
-}
-ONEPASS_FUNCTION double min_number(double a, double b) { return b < a ? b : a; }
-ONEPASS_FUNCTION double max_number(double a, double b) { return b > a ? b : a; }
 template <class T, int V>
 ONEPASS_FUNCTION pack<T, V> min(pack<T, V> a, pack<T, V> b) {
   using P = pack<T, V>;
@@ -216,6 +220,13 @@ template <class T, int V>
 ONEPASS_FUNCTION pack<T, V> where(pack_mask<V> m, pack<T, V> yes, pack<T, V> no) {
   using P = pack<T, V>;
   ONEPASS_EACH(P, result.v[i] = m.m[i] ? yes.v[i] : no.v[i])
+}
+// (a - centre) factor. Results of 16 bits come from numbers that have no more: a centre that is large beside what is
+// left has lost it before.
+template <class T, int V>
+ONEPASS_FUNCTION pack<T, V> centred_product(pack<T, V> a, pack<T, V> centre, pack<T, V> factor) {
+  if constexpr (kShort) return fma(a, factor, -(centre * factor));
+  else return (a - centre) * factor;
 }
 ONEPASS_FUNCTION float reciprocal_root(float x) { return rsqrtf(x); }
 ONEPASS_FUNCTION double reciprocal_root(double x) { return ::rsqrt(x); }
@@ -351,20 +362,11 @@ struct memory {
 
   // From global memory that no one writes while the kernel runs: loads may pass stores.
   static ONEPASS_FUNCTION buffer load(const void* at, int count) {
-    buffer b;
-#pragma unroll
-    for (int i = 0; i < kAccesses; ++i) {
-      b.words[i] = i * kNumbers < count ? __ldg(static_cast<const word*>(at) + i) : word{};
-    }
-    return b;
+    return load(at, count, [](const word* from) { return __ldg(from); });
   }
-  static ONEPASS_FUNCTION buffer load_shared(const void* at, int count) {
-    buffer b;
-#pragma unroll
-    for (int i = 0; i < kAccesses; ++i) {
-      b.words[i] = i * kNumbers < count ? static_cast<const word*>(at)[i] : word{};
-    }
-    return b;
+  // From memory that threads write.
+  static ONEPASS_FUNCTION buffer load_written(const void* at, int count) {
+    return load(at, count, [](const word* from) { return *from; });
   }
   // Keeps the compiler from keeping what it made of them: registers are short.
   static ONEPASS_FUNCTION buffer anew(buffer b) {
@@ -382,7 +384,7 @@ struct memory {
     return result;
   }
 
-  // Into shared memory; the data are there after wait_for_copies, for the thread that asked.
+  // Into shared memory; the data are there after wait_for_copy_groups, for the thread that asked.
   static ONEPASS_FUNCTION void copy(void* to, const void* from, int count) {
 #pragma unroll
     for (int i = 0; i < kAccesses; ++i) {
@@ -422,9 +424,19 @@ struct memory {
       if (i * kNumbers < count) static_cast<word*>(at)[i] = b.words[i];
     }
   }
+
+ private:
+  template <class Read>
+  static ONEPASS_FUNCTION buffer load(const void* at, int count, const Read& read) {
+    buffer b;
+#pragma unroll
+    for (int i = 0; i < kAccesses; ++i) {
+      b.words[i] = i * kNumbers < count ? read(static_cast<const word*>(at) + i) : word{};
+    }
+    return b;
+  }
 };
 
-ONEPASS_FUNCTION void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Copies in groups: all but the last kPending groups have arrived.
 ONEPASS_FUNCTION void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>

@@ -98,6 +98,11 @@ ONEPASS_FUNCTION vec<T> square_root(vec<T> a) {
 }
 ONEPASS_FUNCTION float reciprocal_root(float a) { return 1.0f / ::sqrtf(a); }
 ONEPASS_FUNCTION double reciprocal_root(double a) { return 1.0 / ::sqrt(a); }
+// (a - centre) factor
+template <class T>
+ONEPASS_FUNCTION vec<T> centred_product(vec<T> a, vec<T> centre, vec<T> factor) {
+  return (a - centre) * factor;
+}
 
 // A whole register of the arithmetic's own type, at any address.
 template <class L>

@@ -34,7 +34,8 @@ struct arguments {
   view kept_gradient[kMaxKeeps];
 
   void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
-  void* totals;          // CUDA, backward of rows too long to hold: [2][rows], as statistics
+  void* row_parts;       // CUDA, rows too long for a cluster: [rows][parts][3], as statistics (long_rows.cuda.h)
+  void* totals;          // and their two sums in backward: [2][rows]
   void* column_partial;  // [column gradients wanted][parts][columns]; CPU: double, CUDA: as statistics
   uint64
       wants_column;  // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
@@ -42,7 +43,7 @@ struct arguments {
   const int64* dropout_state;  // {seed, offset}
   double parameter[kMaxParameters];
 
-  int64 task_rows, task_columns;  // the partition: a function of shapes only
+  int64 task_rows, task_columns;  // CPU: the partition; CUDA: columns of a part of a row. A function of shapes only
   int stream_stores;              // CPU: write past the caches
 };
 

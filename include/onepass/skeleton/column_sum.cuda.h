@@ -17,35 +17,52 @@ struct column_sum_arguments {
 
 ONEPASS_BEGIN
 
-// A block of 32 columns by 32: grid (ceil(columns / 32), slots). T: the parts' type.
+inline constexpr int kColumnSumThreads = 512;
+inline constexpr int kColumnsAtOnce = 4;  // of a thread
+
+// A block of kColumnSumThreads, blockDim.x across (kColumnsAtOnce columns each) by blockDim.y (a power of two) down the
+// parts: grid (ceil(columns / its columns), slots). T: the parts' type.
 template <class T>
 ONEPASS_FUNCTION void column_sum(const column_sum_arguments& a) {
-  constexpr int kDown = 32;
-  __shared__ double shared[kDown][33];
-  const int64 column = static_cast<int64>(blockIdx.x) * 32 + threadIdx.x;
-  const T* from = static_cast<const T*>(a.partial) + blockIdx.y * a.parts * a.columns;
+  constexpr int V = kColumnsAtOnce;
+  __shared__ double shared[kColumnSumThreads][V + 1];
+  const int across = static_cast<int>(blockDim.x), down = static_cast<int>(blockDim.y),
+            thread = static_cast<int>(threadIdx.y) * across + static_cast<int>(threadIdx.x);
+  const int64 column = (static_cast<int64>(blockIdx.x) * across + threadIdx.x) * V;
+  const T* from = static_cast<const T*>(a.partial) + blockIdx.y * a.parts * a.columns + column;
+  const int count = static_cast<int>(a.columns - column < V ? a.columns - column : V);
+  double total[V] = {};
   wait_for_kernel_before();
-  double total = 0;
-  if (column < a.columns) {
+  if (count > 0) {
+    const auto add_parts = [&](auto memory_of) {
 #pragma unroll 8
-    for (int64 part = threadIdx.y; part < a.parts; part += kDown)
-      total += static_cast<double>(from[part * a.columns + column]);
-  }
-  shared[threadIdx.y][threadIdx.x] = total;
-  __syncthreads();
-  total = shared[threadIdx.x][threadIdx.y];  // now a warp has one column
+      for (int64 part = threadIdx.y; part < a.parts; part += down) {
+        const auto row = decltype(memory_of)::load_written(from + part * a.columns, count);
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
-  if (threadIdx.x == 0) shared[0][threadIdx.y] = total;
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= a.columns) return;
-  total = shared[0][threadIdx.x];
+        for (int i = 0; i < V; ++i) total[i] += static_cast<double>(row.numbers[i]);
+      }
+    };
+    constexpr dtype D = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
+    if (a.columns % V == 0) add_parts(memory<D, V, V>());  // aligned
+    else add_parts(memory<D, V, 1>());
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) shared[thread][i] = total[i];
+  for (int half = down / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (static_cast<int>(threadIdx.y) >= half) continue;
+#pragma unroll
+    for (int i = 0; i < V; ++i) shared[thread][i] = total[i] += shared[thread + half * across][i];
+  }
+  if (threadIdx.y != 0) return;
   const view& out = a.output[blockIdx.y];
-  switch (out.type) {
-    case dtype::f32: static_cast<float*>(out.data)[column] = static_cast<float>(total); break;
-    case dtype::f64: static_cast<double*>(out.data)[column] = total; break;
-    case dtype::bf16: static_cast<uint16*>(out.data)[column] = to_storage<dtype::bf16>(total); break;
-    default: static_cast<uint16*>(out.data)[column] = to_storage<dtype::f16>(total); break;
+  for (int i = 0; i < count; ++i) {
+    switch (out.type) {
+      case dtype::f32: static_cast<float*>(out.data)[column + i] = static_cast<float>(total[i]); break;
+      case dtype::f64: static_cast<double*>(out.data)[column + i] = total[i]; break;
+      case dtype::bf16: static_cast<uint16*>(out.data)[column + i] = to_storage<dtype::bf16>(total[i]); break;
+      default: static_cast<uint16*>(out.data)[column + i] = to_storage<dtype::f16>(total[i]); break;
+    }
   }
 }
 

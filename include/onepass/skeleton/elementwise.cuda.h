@@ -39,8 +39,9 @@ ONEPASS_FUNCTION void stand(const arguments& a, Place& at, typename Config::inde
   at.set_column(column, Config::kExact ? Config::kLanes : count_at<Config::kLanes>(column, a.columns));
 }
 
-template <class Config, class Line>
-ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
+// y = body(at, row) everywhere.
+template <class Config, class Line, class Body>
+ONEPASS_FUNCTION void forward_in_tiles(const arguments& a, const Body& body) {
   using where_at = place<Config, Line>;
   for_tiles<Config>(a, [&](auto row_of, auto column_of) {
     typename where_at::lane y[Config::kUnroll];
@@ -48,7 +49,7 @@ ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       stand<Config>(a, at, row_of(u), column_of(u));
-      y[u] = Line::pre::forward(at.x(), at);
+      y[u] = body(at, row_of(u));
     }
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
@@ -56,6 +57,11 @@ ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
       at.store_y(y[u]);
     }
   });
+}
+
+template <class Config, class Line>
+ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
+  forward_in_tiles<Config, Line>(a, [](auto& at, auto) { return Line::pre::forward(at.x(), at); });
 }
 
 // The block's part of the column sums, from one lane of registers a thread.

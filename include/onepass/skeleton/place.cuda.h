@@ -9,8 +9,7 @@
 //   kExact            no lane reaches past its row's end
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
 //   kWantsColumn, kWantsTensor (bits by operand), kWantsDx
-//   kRowInShared      x's row is in shared memory
-//   kStages, kThreads, kHeldLanes, kStreams   rowwise: see stream below
+//   kStages, kThreads, kHeldLanes, kStreams, kBroughtOnce   rowwise: see stream below
 #pragma once
 
 #include "onepass/lane/cuda.h"
@@ -27,7 +26,7 @@ constexpr __device__ int bits_below(uint64 bits, int i) {
 }
 
 // A tensor that is read row by row. Rowwise kernels bring those in Config::kStreams (bits) kStages rows ahead of their
-// use.
+// use, and the operands in kBroughtOnce (bits), which have one row for all, before the first.
 enum class stream : int { x, y, operand, kept = operand + kMaxOperands, kept_gradient = kept + kMaxKeeps };
 
 constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
@@ -42,7 +41,6 @@ class place {
   using T = typename Config::arithmetic;
   static constexpr int V = Config::kLanes;
   using lane = pack<T, V>;
-  using number_of_x = typename stored<Config::kX>::type;
   using index = typename Config::index;
 
   explicit ONEPASS_FUNCTION place(const arguments& a) : a_(a) {}
@@ -76,37 +74,33 @@ class place {
     slot_stride_ = slot_stride;
   }
 
-  // x's row in shared memory, to read it from there (kRowInShared): a thread brings and reads its own columns only.
-  ONEPASS_FUNCTION void set_row_memory(void* shared) { x_row_ = static_cast<number_of_x*>(shared); }
-  ONEPASS_FUNCTION void bring_x() const {
-    memory<Config::kX, V, Config::kAccess>::copy(x_row_ + column_, address<Config::kX>(a_.x), count_);
-  }
-
-  // This thread's copies of the streams' lanes in shared memory, 16 bytes each: stages of rows, rows of lanes.
+  // This thread's copies of the streams' lanes in shared memory, 16 bytes each: stages of rows, rows of lanes. Behind
+  // them what is brought once.
   static constexpr int kStreamed = bits_below(Config::kStreams, 64);
-  static constexpr int kStageBytes = kStreamed * Config::kHeldLanes * Config::kThreads * 16;
-  ONEPASS_FUNCTION void set_copies(char* shared) { copies_ = shared; }
-  ONEPASS_FUNCTION void set_stage(int stage) { stage_ = copies_ + stage * kStageBytes + threadIdx.x * 16; }
-  ONEPASS_FUNCTION void set_lane(int k) { copy_ = stage_ + k * (Config::kThreads * 16); }
+  static constexpr int kStreamBytes = Config::kHeldLanes * Config::kThreads * 16;
+  static constexpr int kStageBytes = kStreamed * kStreamBytes;
+  static constexpr int kCopyBytes =
+      Config::kStages * kStageBytes + bits_below(Config::kBroughtOnce, kMaxOperands) * kStreamBytes;
+  ONEPASS_FUNCTION void set_copies(char* shared) { copies_ = shared + threadIdx.x * 16; }
+  ONEPASS_FUNCTION void set_stage(int stage) { stage_ = copies_ + stage * kStageBytes; }
+  ONEPASS_FUNCTION void set_lane(int k) {
+    copy_ = stage_ + k * (Config::kThreads * 16);
+    once_ = copies_ + (Config::kStages * kStageBytes + k * (Config::kThreads * 16));
+  }
   ONEPASS_FUNCTION void bring() const {
     bring<stream::x>(a_.x);
     bring<stream::y>(a_.y);
     bring_operands(number<0>());
     bring_kept(number<0>());
   }
+  ONEPASS_FUNCTION void bring_once() const { bring_once(number<0>()); }
 
-  ONEPASS_FUNCTION lane x() const {
-    if constexpr (Config::kRowInShared) {
-      using memory_of_x = memory<Config::kX, V, Config::kAccess>;
-      return memory_of_x::template numbers_of<T>(memory_of_x::load_shared(x_row_ + column_, count_));
-    } else {
-      return read<Config::kX, Config::kSingleX, stream::x>(a_.x);
-    }
-  }
+  ONEPASS_FUNCTION lane x() const { return read<Config::kX, Config::kSingleX, stream::x>(a_.x); }
   // x as it lies in memory.
   ONEPASS_FUNCTION auto stored_x() const {
     using memory_of = memory<Config::kX, V, Config::kAccess>;
-    if constexpr (streamed<stream::x>()) return memory_of::load_shared(copy_ + nth<stream::x>() * kStreamBytes, count_);
+    if constexpr (streamed<stream::x>())
+      return memory_of::load_written(copy_ + nth<stream::x>() * kStreamBytes, count_);
     else return memory_of::load(address<Config::kX>(a_.x), count_);
   }
   ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY, stream::y>(a_.y); }
@@ -118,8 +112,13 @@ class place {
   // For the chain (see stage/chain.h).
   template <class L, int I>
   ONEPASS_FUNCTION L operand() const {
-    return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0, stream::operand + I,
-                (Config::kRepeatedOperand >> I & 1) != 0>(a_.operand[I]);
+    if constexpr (brought_once<I>()) {
+      using memory_of = memory<Config::kOperand[I], V, Config::kAccess>;
+      return memory_of::template numbers_of<T>(memory_of::load_written(once_ + nth_once<I>() * kStreamBytes, count_));
+    } else {
+      return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0, stream::operand + I,
+                  (Config::kRepeatedOperand >> I & 1) != 0>(a_.operand[I]);
+    }
   }
   template <int I>
   ONEPASS_FUNCTION constexpr bool wants() const {
@@ -214,7 +213,7 @@ class place {
   ONEPASS_FUNCTION lane read(const view& v) const {
     using memory_of = memory<D, V, Config::kAccess>;
     if constexpr (streamed<S>()) {
-      return memory_of::template numbers_of<T>(memory_of::load_shared(copy_ + nth<S>() * kStreamBytes, count_));
+      return memory_of::template numbers_of<T>(memory_of::load_written(copy_ + nth<S>() * kStreamBytes, count_));
     } else if constexpr (Single) {
       const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
       return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
@@ -227,7 +226,6 @@ class place {
     memory<D, V, Config::kAccess>::store(address<D>(v), value, count_);
   }
 
-  static constexpr int kStreamBytes = Config::kHeldLanes * Config::kThreads * 16;
   template <stream S>
   static constexpr __device__ bool streamed() {
     return (Config::kStreams >> static_cast<int>(S) & 1) != 0;
@@ -251,6 +249,24 @@ class place {
       bring_operands(number<I + 1>());
     }
   }
+  template <int I>
+  static constexpr __device__ bool brought_once() {
+    return (Config::kBroughtOnce >> I & 1) != 0;
+  }
+  template <int I>
+  static constexpr __device__ int nth_once() {
+    return bits_below(Config::kBroughtOnce, I);
+  }
+  template <int I>
+  ONEPASS_FUNCTION void bring_once(number<I>) const {
+    if constexpr (I < kMaxOperands) {
+      if constexpr (brought_once<I>()) {
+        memory<Config::kX, V, Config::kAccess>::copy(once_ + nth_once<I>() * kStreamBytes,
+                                                     address<Config::kOperand[I], true>(a_.operand[I]), count_);
+      }
+      bring_once(number<I + 1>());
+    }
+  }
   template <int K>
   ONEPASS_FUNCTION void bring_kept(number<K>) const {
     if constexpr (K < kMaxKeeps) {
@@ -265,12 +281,18 @@ class place {
   index digit_[kMaxDims];
   int count_ = 0;
   bool exists_ = true;
-  char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr;
+  char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
   lane* sums_ = nullptr;
   T* shared_sums_ = nullptr;
   int64 slot_stride_ = 0;
-  number_of_x* x_row_ = nullptr;
 };
+
+// How many of the V numbers from `column` on the row has.
+template <int V, class Index>
+ONEPASS_FUNCTION int count_at(Index column, int64 columns) {
+  const Index left = static_cast<Index>(columns) - column;
+  return left >= V ? V : left > 0 ? static_cast<int>(left) : 0;
+}
 
 template <bool First, class A, class B>
 ONEPASS_FUNCTION auto choose_type(A a, B b) {
@@ -300,19 +322,11 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
       if (first + c < a.columns) to[c] = static_cast<T>(total);
     }
   } else {
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const int c = across * V + i;
-      if (first + c < a.columns) to[c] = sum.v[i];
-    }
+    constexpr dtype D = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
+    const int64 column = first + across * V;
+    memory<D, V, (Config::kAccess < 4 ? Config::kAccess : 4)>::store(to + across * V, sum,
+                                                                     count_at<V>(column, a.columns));
   }
-}
-
-// How many of the V numbers from `column` on the row has.
-template <int V, class Index>
-ONEPASS_FUNCTION int count_at(Index column, int64 columns) {
-  const Index left = static_cast<Index>(columns) - column;
-  return left >= V ? V : left > 0 ? static_cast<int>(left) : 0;
 }
 
 ONEPASS_END

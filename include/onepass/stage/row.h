@@ -72,11 +72,11 @@ struct layer_norm {
   }
   template <class Row, class L, class T>
   static ONEPASS_FUNCTION L forward(L u, pair<T> saved) {
-    return (u - L(saved.first)) * L(saved.second);
+    return recompute(u, saved);
   }
   template <class L, class T>
   static ONEPASS_FUNCTION L recompute(L u, pair<T> saved) {
-    return (u - L(saved.first)) * L(saved.second);
+    return centred_product(u, L(saved.first), L(saved.second));
   }
   template <class L>
   static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {
@@ -84,7 +84,8 @@ struct layer_norm {
   }
   template <class L, class T>
   static ONEPASS_FUNCTION L backward(L z, L dz, pair<T> saved, pair<T> sums, T inverse_columns) {
-    return L(saved.second) * fma(z, L(-sums.second * inverse_columns), dz - L(sums.first * inverse_columns));
+    const T factor = -saved.second * inverse_columns;
+    return fma(dz, L(saved.second), fma(z, L(factor * sums.second), L(factor * sums.first)));
   }
 };
 

@@ -1,0 +1,282 @@
+// The threads that share a row on CUDA, and how they combine what each has of it: through shuffles in a warp, shared
+// memory in a block, mailboxes in a cluster.
+//
+// Config: arithmetic, kAcross, kDown, kCluster, kAhead (see rowwise.cuda.h).
+#pragma once
+
+#include "onepass/lane/cuda.h"
+
+ONEPASS_BEGIN
+
+// Numbers that a reduction combines. A way of combining has none(), which changes nothing; next_level() says that what
+// it combines next is made of twice as many.
+template <class T, int N>
+struct numbers {
+  T v[N];
+};
+
+struct plus {
+  ONEPASS_FUNCTION void next_level() {}
+  template <class T, int N>
+  static ONEPASS_FUNCTION numbers<T, N> none() {
+    numbers<T, N> zero;
+#pragma unroll
+    for (int i = 0; i < N; ++i) zero.v[i] = T(0);
+    return zero;
+  }
+  template <class T, int N>
+  ONEPASS_FUNCTION numbers<T, N> operator()(numbers<T, N> a, numbers<T, N> b) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) a.v[i] += b.v[i];
+    return a;
+  }
+};
+
+// Mean and Σ (x - mean)² of two sets of numbers together (Chan, Golub, LeVeque, "Updating formulae and a pairwise
+// algorithm for computing sample variances", 1979). Sets of the same size, which doubles with each level:
+template <class T>
+struct merge_equal {
+  T size;
+  ONEPASS_FUNCTION void next_level() { size += size; }
+  ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
+    const T apart = a.v[0] - b.v[0];
+    return {{T(0.5) * (a.v[0] + b.v[0]), fma_number(apart * apart, T(0.5) * size, a.v[1] + b.v[1])}};
+  }
+};
+// Of any size, which is the third number.
+struct merge {
+  ONEPASS_FUNCTION void next_level() {}
+  template <class T, int N>
+  static ONEPASS_FUNCTION numbers<T, N> none() {
+    return {{T(0), T(0), T(0)}};
+  }
+  template <class T>
+  ONEPASS_FUNCTION numbers<T, 3> operator()(numbers<T, 3> a, numbers<T, 3> b) const {
+    const T apart = a.v[0] - b.v[0], size = a.v[2] + b.v[2];
+    const T inverse = size > T(0) ? reciprocal_number(size) : T(0);
+    return {{T(0.5) * fma_number(apart, (a.v[2] - b.v[2]) * inverse, a.v[0] + b.v[0]),
+             fma_number(apart * apart, a.v[2] * b.v[2] * inverse, a.v[1] + b.v[1]), size}};
+  }
+};
+// Largest number m and Σ exp(x - m) (Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018). -infinity
+// shifts by nothing.
+template <class T>
+ONEPASS_FUNCTION T shift_of(T largest) {
+  return largest == static_cast<T>(-kInfinity) ? T(0) : largest;
+}
+struct merge_exponentials {
+  ONEPASS_FUNCTION void next_level() {}
+  template <class T, int N>
+  static ONEPASS_FUNCTION numbers<T, N> none() {
+    return {{static_cast<T>(-kInfinity), T(0)}};
+  }
+  template <class T>
+  ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
+    const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
+    return {{largest, a.v[1] * exp_number(a.v[0] - shift) + b.v[1] * exp_number(b.v[0] - shift)}};
+  }
+};
+
+// The blocks of a cluster.
+ONEPASS_FUNCTION int cluster_rank() {
+  uint32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+ONEPASS_FUNCTION void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+ONEPASS_FUNCTION void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+ONEPASS_FUNCTION uint32 shared_address(const void* at) { return static_cast<uint32>(__cvta_generic_to_shared(at)); }
+// Where an address in this block's shared memory is in another block's.
+ONEPASS_FUNCTION uint32 in_block(uint32 address, int rank) {
+  uint32 there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// A mailbox: a phase of it ends when all that it waits for has come, `arrivals` threads and the bytes they announced.
+ONEPASS_FUNCTION void open_mailbox(uint64* box, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(box)), "r"(arrivals) : "memory");
+}
+ONEPASS_FUNCTION void arrive(uint64* box) {
+  asm volatile("{ .reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0]; }" ::"r"(shared_address(box)) : "memory");
+}
+ONEPASS_FUNCTION void arrive_and_expect(uint64* box, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(box)), "r"(bytes)
+               : "memory");
+}
+ONEPASS_FUNCTION void mail(uint32 to, uint32 box, float value) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+               "r"(__float_as_uint(value)), "r"(box)
+               : "memory");
+}
+ONEPASS_FUNCTION void mail(uint32 to, uint32 box, double value) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to),
+               "l"(__double_as_longlong(value)), "r"(box)
+               : "memory");
+}
+ONEPASS_FUNCTION void wait_for_mail(uint64* box, uint32 phase) {
+  uint32 done = 0;
+  while (done == 0) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared_address(box)), "r"(phase)
+        : "memory");
+#else
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(shared_address(box)), "r"(phase)
+                 : "memory");
+#endif
+  }
+}
+
+// Combines over the threads of a row; every thread gets the same result. Where two rows are in flight
+// (Config::kAhead), one row's numbers are sent before those of the row before are received.
+template <class Config>
+class row_threads {
+ public:
+  using T = typename Config::arithmetic;
+  static constexpr int kWarps = Config::kAcross > 32 ? Config::kAcross / 32 : 1;
+  static constexpr int kWidth = Config::kAcross < 32 ? Config::kAcross : 32;
+  static constexpr int kCluster = Config::kCluster, kParts = kWarps * kCluster, kMost = 3;
+  static constexpr bool kHasNumbers = true, kAtOnce = true;  // see sender below
+  static constexpr int kCombined = 1;
+  static constexpr bool kAhead = Config::kAhead, kMail = kCluster > 1 || (kAhead && kParts > 1);
+  static constexpr int kRows = kWarps > 1 ? Config::kDown : 1;  // that share a block, each with its own barrier
+  // They take turns. Who sends a third set has received the one before last, which all others sent after they had read
+  // the set before that: two sets do where each is received at once, three where one more is on its way.
+  static constexpr int kSets = kAhead ? 3 : 2;
+  struct slots {
+    T of[kRows][kSets][kParts][kMost];
+    uint64 mailbox[kRows][kSets];
+  };
+  static_assert(kCluster == 1 || kRows == 1, "a cluster has one row at a time");
+  static_assert(!kAhead || kParts > 1, "a row within a warp is not sent");
+
+  explicit ONEPASS_FUNCTION row_threads(slots& shared)
+      : shared_(shared), row_(kRows > 1 ? static_cast<int>(threadIdx.x) / Config::kAcross : 0) {
+    if constexpr (kMail) {
+      if (threadIdx.x == 0) {
+#pragma unroll
+        for (int box = 0; box < kRows * kSets; ++box) open_mailbox(&shared.mailbox[0][box], kCluster > 1 ? 1 : kWarps);
+        if constexpr (kCluster > 1) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      }
+      if constexpr (kCluster > 1) arrive_at_cluster();  // no one sends before all have opened theirs
+      else __syncthreads();
+    }
+  }
+
+  template <int N, class Combine>
+  ONEPASS_FUNCTION numbers<T, N> reduce(numbers<T, N> own, Combine combine) {
+    return receive(send(own, combine), combine);
+  }
+
+  // Returns what this thread's warp has.
+  template <int N, class Combine>
+  ONEPASS_FUNCTION numbers<T, N> send(numbers<T, N> own, Combine& combine) {
+    own = in_warp(own, combine, kWidth);
+    if constexpr (kParts == 1) return own;
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % kWarps;
+    auto& set = shared_.of[row_][to_send_];
+    uint64* box = &shared_.mailbox[row_][to_send_];
+    if constexpr (kCluster > 1) {
+      if (!begun_) wait_for_cluster();
+      begun_ = true;
+      if (threadIdx.x == 0) arrive_and_expect(box, kParts * N * static_cast<int>(sizeof(T)));
+      if (lane < kCluster) {
+        const uint32 there = in_block(shared_address(set[cluster_rank() * kWarps + warp]), lane),
+                     its_box = in_block(shared_address(box), lane);
+#pragma unroll
+        for (int i = 0; i < N; ++i) mail(there + i * static_cast<uint32>(sizeof(T)), its_box, own.v[i]);
+      }
+    } else if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) set[warp][i] = own.v[i];
+      if constexpr (kMail) arrive(box);
+    }
+    to_send_ = to_send_ + 1 < kSets ? to_send_ + 1 : 0;
+    return own;
+  }
+
+  // `own`: what send returned, where the row is within a warp.
+  template <int N, class Combine>
+  ONEPASS_FUNCTION numbers<T, N> receive(numbers<T, N> own, Combine combine) {
+    if constexpr (kParts == 1) return own;
+    const auto& set = shared_.of[row_][to_receive_];
+    if constexpr (kMail) {
+      wait_for_mail(&shared_.mailbox[row_][to_receive_], phases_ >> to_receive_ & 1);
+      phases_ ^= 1u << to_receive_;
+    } else if constexpr (kRows == 1) {
+      __syncthreads();
+    } else {
+      asm volatile("bar.sync %0, %1;" ::"r"(row_ + 1), "n"(Config::kAcross) : "memory");
+    }
+    to_receive_ = to_receive_ + 1 < kSets ? to_receive_ + 1 : 0;
+    constexpr int kEach = kParts < 32 ? 1 : kParts / 32;
+    numbers<T, N> parts[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) parts[i] = at(set[(static_cast<int>(threadIdx.x) % 32 + i * 32) % kParts], own);
+#pragma unroll
+    for (int half = kEach / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int i = 0; i < half; ++i) parts[i] = combine(parts[i], parts[i + half]);
+      combine.next_level();
+    }
+    return in_warp(parts[0], combine, kParts < 32 ? kParts : 32);
+  }
+
+ private:
+  template <int N>
+  static ONEPASS_FUNCTION numbers<T, N> at(const T* slot, numbers<T, N> value) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) value.v[i] = slot[i];
+    return value;
+  }
+  template <int N, class Combine>
+  static ONEPASS_FUNCTION numbers<T, N> in_warp(numbers<T, N> own, Combine& combine, int width) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      if (distance >= width) continue;
+      numbers<T, N> other;
+#pragma unroll
+      for (int i = 0; i < N; ++i) other.v[i] = __shfl_xor_sync(0xffffffffu, own.v[i], distance);
+      own = combine(own, other);
+      combine.next_level();
+    }
+    return own;
+  }
+  slots& shared_;
+  const int row_;
+  int to_send_ = 0, to_receive_ = 0;
+  uint32 phases_ = 0;
+  bool begun_ = false;
+};
+
+// What a row's statistics are taken with, in place of the threads themselves: the first half of a reduction...
+// kCombined: how many threads' numbers are in those that it starts from (0: any number).
+template <class Config>
+struct sender {
+  static constexpr bool kHasNumbers = true, kAtOnce = false;
+  static constexpr int kCombined = 1;
+  row_threads<Config>& threads;
+  template <class Numbers, class Combine>
+  ONEPASS_FUNCTION Numbers reduce(Numbers own, Combine combine) {
+    return threads.send(own, combine);
+  }
+};
+// ... and the second, which passes over no numbers.
+template <class Config>
+struct receiver {
+  static constexpr bool kHasNumbers = false, kAtOnce = false;
+  static constexpr int kCombined = row_threads<Config>::kWidth;
+  row_threads<Config>& threads;
+  template <class Numbers, class Combine>
+  ONEPASS_FUNCTION Numbers reduce(Numbers own, Combine combine) {
+    return threads.receive(own, combine);
+  }
+};
+
+ONEPASS_END
