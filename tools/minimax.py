@@ -199,6 +199,13 @@ def short_tail(degree: int) -> Fit:
     ).fit(32, {})
 
 
+def short_exponential() -> Fit:
+    """2^x on [-1/2, 1/2], relative error. For results of 16 bits."""
+    return Approximation(lambda x: mpf(2) ** x, mpf(-1) / 2, mpf(1) / 2, lambda x: mpf(2) ** -x, (4, 0), grid=600).fit(
+        32, {}
+    )
+
+
 def literal(value: Real, bits: int) -> str:
     """The shortest decimal that reads back as this number of this type."""
     digits = next(d for d in range(1, 18) if rounded(mpf(f"{float(value):.{d}g}"), bits) == value)
@@ -266,6 +273,9 @@ def header() -> str:
         array("kShortTail_f32", fit.numerator, 32, "p").split("\n", 1)[1],
         array("kShorterTail_f32", shorter.numerator, 32, f"The same, relative error {nstr(shorter.error, 2)}."),
     ]
+    fit = short_exponential()
+    comment = f"2^x on [-1/2, 1/2], relative error {nstr(fit.error, 2)}."
+    out += [array("kShortExp2_f32", fit.numerator, 32, comment)]
     out += ["", "}  // namespace onepass::coefficients"]
     return "\n".join(out)
 

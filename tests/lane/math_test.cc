@@ -12,6 +12,7 @@
 #define ONEPASS_MATH_TEST_ONCE
 namespace onepass::test {
 enum class function : int { exp, sigmoid, expm1, log1p, tanh, erf, normal_cdf, normal_density, rsqrt, gelu };
+enum class short_function : int { exp, sigmoid, normal_cdf, normal_density, normal_part };
 }
 #endif
 
@@ -39,12 +40,30 @@ void evaluate(test::function f, const T* x, int64 count, T* y) {
     case test::function::gelu: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return v * normal_cdf(v); });
   }
 }
+template <class F>
+ONEPASS_FUNCTION void each_short(const float* x, int64 count, float* y, const F& f) {
+  each(x, count, y, [&](vec<float> v) ONEPASS_LAMBDA { return f(short_lane(v)); });
+}
+void evaluate_short(test::short_function f, const float* x, int64 count, float* y) {
+  using L = short_lane;
+  switch (f) {
+    case test::short_function::exp: return each_short(x, count, y, [](L v) ONEPASS_LAMBDA { return exp(v); });
+    case test::short_function::sigmoid: return each_short(x, count, y, [](L v) ONEPASS_LAMBDA { return sigmoid(v); });
+    case test::short_function::normal_cdf:
+      return each_short(x, count, y, [](L v) ONEPASS_LAMBDA { return normal(v).cdf; });
+    case test::short_function::normal_density:
+      return each_short(x, count, y, [](L v) ONEPASS_LAMBDA { return normal(v).density; });
+    case test::short_function::normal_part:
+      return each_short(x, count, y, [](L v) ONEPASS_LAMBDA { return normal_part(v); });
+  }
+}
 void evaluate_f32(test::function f, const float* x, int64 count, float* y) { evaluate(f, x, count, y); }
 void evaluate_f64(test::function f, const double* x, int64 count, double* y) { evaluate(f, x, count, y); }
 
 ONEPASS_END
 
 #if HWY_ONCE
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -55,6 +74,7 @@ ONEPASS_END
 namespace onepass {
 HWY_EXPORT(evaluate_f32);
 HWY_EXPORT(evaluate_f64);
+HWY_EXPORT(evaluate_short);
 
 namespace test {
 namespace {
@@ -230,6 +250,71 @@ TEST_P(math_sweep, f64) {
   std::vector<worst<double>> found;
   sweep<double, long double>(GetParam(), x, found);
   expect_promise(GetParam(), found);
+}
+
+class short_test : public on_target {
+ protected:
+  static void run(short_function f, const float* x, int64 count, float* y) {
+    HWY_DYNAMIC_DISPATCH(evaluate_short)(f, x, count, y);
+  }
+};
+ONEPASS_ON_EVERY_TARGET(short_test);
+
+TEST_P(short_test, errs_as_little_as_promised) {
+  struct promised {
+    short_function f;
+    function exact;
+    double relative, most;  // up to that argument
+  };
+  const promised all[] = {{short_function::exp, function::exp, 0x1p-16, 88},
+                          {short_function::sigmoid, function::sigmoid, 0x1p-16, 1e38},
+                          {short_function::normal_cdf, function::normal_cdf, 0x1p-16, 1e38},
+                          {short_function::normal_density, function::normal_density, 0x1p-16, 13.25},
+                          {short_function::normal_part, function::gelu, 0x1.2p-12, 1e38}};
+  std::vector<float> x = near_edges<float>();
+  for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 12799) {
+    float v;
+    const auto low = static_cast<uint32_t>(bits);
+    std::memcpy(&v, &low, 4);
+    x.push_back(v);
+  }
+  x.resize(x.size() / 64 * 64);
+  std::vector<float> y(x.size());
+  for (const promised& p : all) {
+    run(p.f, x.data(), static_cast<int64>(x.size()), y.data());
+    double largest = 0;
+    float where = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      if (std::isnan(x[i])) EXPECT_TRUE(std::isnan(y[i]));
+      if (!(std::fabs(x[i]) <= p.most)) continue;
+      const double exact = reference<double>(p.exact, static_cast<double>(x[i]));
+      if (std::fabs(exact) < std::numeric_limits<float>::min()) continue;
+      const double error = std::fabs(static_cast<double>(y[i]) / exact - 1);
+      if (!(error <= largest)) largest = error, where = x[i];
+    }
+    std::printf("  short %d: largest relative error %.3g at %.9g\n", static_cast<int>(p.f), largest,
+                static_cast<double>(where));
+    EXPECT_LE(largest, p.relative) << "short function " << static_cast<int>(p.f) << " at " << where;
+  }
+}
+
+TEST_P(short_test, limits) {
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  const auto at = [](short_function f, float v) {
+    float in[64], out[64];
+    std::fill(in, in + 64, v);
+    run(f, in, 64, out);
+    return out[0];
+  };
+  EXPECT_EQ(at(short_function::exp, -kInfinite), 0.0f);
+  EXPECT_EQ(at(short_function::exp, kInfinite), kInfinite);
+  EXPECT_EQ(at(short_function::sigmoid, -kInfinite), 0.0f);
+  EXPECT_EQ(at(short_function::sigmoid, kInfinite), 1.0f);
+  EXPECT_EQ(at(short_function::normal_cdf, kInfinite), 1.0f);
+  EXPECT_EQ(at(short_function::normal_density, kInfinite), 0.0f);
+  EXPECT_EQ(at(short_function::normal_part, kInfinite), kInfinite);
+  EXPECT_NEAR(at(short_function::normal_part, -kInfinite), 0.0f, 1e-36f);
+  EXPECT_TRUE(std::isnan(at(short_function::normal_part, std::numeric_limits<float>::quiet_NaN())));
 }
 
 class math_test : public on_target {

@@ -238,5 +238,49 @@ ONEPASS_FUNCTION vec<double> erf(vec<double> x) {
   return each_lane(x, [](double a) ONEPASS_LAMBDA { return ::erf(a); });
 }
 
+// --- of short lanes: 2^-16 of the result, and 2^-12 where gelu is all that is asked for.
+namespace detail {
+
+// 2^x for -127 <= x <= 128: zero and infinity at the ends.
+ONEPASS_FUNCTION vec<float> short_exp2(vec<float> x) {
+  using L = vec<float>;
+  constexpr float kRound = exp_constants<float>::kRound + exp_constants<float>::kBias;
+  const L t = x + L(kRound);
+  return polynomial(x - (t - L(kRound)), c::kShortExp2_f32) * power_of_two(t);
+}
+
+// Φ(-t) = e s p(s), e = exp(-t²/2), for 0 <= t <= 13.25.
+struct short_tail {
+  vec<float> e, s;
+};
+ONEPASS_FUNCTION short_tail short_tail_of(vec<float> t) {
+  using L = vec<float>;
+  return {short_exp2(t * t * L(-0.72134752f)), L(1.0f) / fma(t, L(c::kShortTailSlope_f32), L(1.0f))};
+}
+
+}  // namespace detail
+
+ONEPASS_FUNCTION short_lane exp(short_lane x) {
+  using L = vec<float>;
+  return detail::short_exp2(min(max(x * L(1.44269504f), L(-127.0f)), L(128.0f)));
+}
+ONEPASS_FUNCTION short_lane sigmoid(short_lane x) {
+  using L = vec<float>;
+  return L(1.0f) / (L(1.0f) + exp(short_lane(-x)));
+}
+ONEPASS_FUNCTION short_lane normal_part(short_lane x) {
+  using L = vec<float>;
+  const L t = min(abs(x), L(13.25f));
+  const detail::short_tail tail = detail::short_tail_of(t);
+  return max(x, L(0.0f)) - t * (detail::polynomial(tail.s, coefficients::kShorterTail_f32) * (tail.s * tail.e));
+}
+ONEPASS_FUNCTION normal_pair<short_lane> normal(short_lane x) {
+  using L = vec<float>;
+  const L most(13.25f), distance = abs(x), t = min(distance, most);
+  const detail::short_tail of = detail::short_tail_of(t);
+  const L tail = detail::polynomial(of.s, coefficients::kShortTail_f32) * (of.s * of.e);
+  return {where(x < L(0.0f), tail, L(1.0f) - tail), where(distance > most, L(0.0f), L(0.39894228f) * of.e)};
+}
+
 ONEPASS_END
 #endif

@@ -53,6 +53,14 @@ struct vec {
   friend ONEPASS_FUNCTION mask operator!=(vec a, vec b) { return {hn::Ne(a.raw, b.raw)}; }
 };
 
+// A lane of numbers on their way to bfloat16: what is costly to compute may err by 2^-16 of its result (see math.h).
+struct short_lane : vec<float> {
+  short_lane() = default;
+  explicit ONEPASS_FUNCTION short_lane(float number) : vec<float>(number) {}
+  explicit ONEPASS_FUNCTION short_lane(hn::Vec<tag> r) : vec<float>(r) {}
+  ONEPASS_FUNCTION short_lane(vec<float> lane) : vec<float>(lane) {}  // what operators give back
+};
+
 template <class L>
 constexpr int lanes() {
   return L::kLanes;

@@ -24,7 +24,7 @@ ONEPASS_FUNCTION tile tile_of(const arguments& a, int64 task) {
 
 template <class T, class Line, dtype Stored>
 void elementwise_forward(const arguments& a, int64 begin, int64 end) {
-  using L = vec<T>;
+  using L = lane_of<T, Stored>;
   typename place<T, Line, Stored>::random_sources random;
   place<T, Line, Stored> at(a, random);
   for (int64 task = begin; task < end; ++task) {
@@ -42,7 +42,7 @@ void elementwise_forward(const arguments& a, int64 begin, int64 end) {
 
 template <class T, class Line, dtype Stored>
 void elementwise_backward(const arguments& a, int64 begin, int64 end) {
-  using L = vec<T>;
+  using L = lane_of<T, Stored>;
   typename place<T, Line, Stored>::random_sources random;
   place<T, Line, Stored> at(a, random);
   for (int64 task = begin; task < end; ++task) {

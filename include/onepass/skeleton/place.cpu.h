@@ -37,11 +37,23 @@ struct row_view {
   bool single = false;  // one number stands for the whole row
 };
 
+// The lanes of a kernel whose tensors all store one type.
+template <class T, dtype Stored>
+struct lane_chooser {
+  using type = vec<T>;
+};
+template <>
+struct lane_chooser<float, dtype::bf16> {
+  using type = short_lane;
+};
+template <class T, dtype Stored>
+using lane_of = typename lane_chooser<T, Stored>::type;
+
 // Stored: what every tensor stores, none of them with one number for a whole row; dtype::none: looked up.
 template <class T, class Line, dtype Stored>
 class place {
  public:
-  using lane = vec<T>;
+  using lane = lane_of<T, Stored>;
   static constexpr bool kUniform = Stored != dtype::none;
 
   // Beside the place: they fill their blocks out of line.

@@ -43,11 +43,11 @@ class held_row {
     for_columns<L, false>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
       const L value = look(c, count);
       best = onepass::ONEPASS_TARGET::max(
-          best, HWY_LIKELY(count == kLanes) ? value : where(first_n<L>(count), value, lowest));
+          best, HWY_LIKELY(count == kLanes) ? value : L(where(first_n<L>(count), value, lowest)));
     });
     made_ = true;
     const T largest = max_lanes(best), shift = largest == static_cast<T>(-kInfinity) ? T(0) : largest;
-    return {shift, sum_lanes(each_sum<L, true>([shift](L u) ONEPASS_LAMBDA { return exp(u - L(shift)); }))};
+    return {shift, sum_lanes(each_sum<L, true>([shift](L u) ONEPASS_LAMBDA { return exp(L(u - L(shift))); }))};
   }
 
  private:
@@ -106,7 +106,7 @@ ONEPASS_FUNCTION T row_parameter(const arguments& a) {
 
 template <class T, class Line, dtype Stored>
 void rowwise_forward(const arguments& a, int64 begin, int64 end) {
-  using L = vec<T>;
+  using L = lane_of<T, Stored>;
   typename place<T, Line, Stored>::random_sources random;
   place<T, Line, Stored> at(a, random);
   scratch<T> values(whole_lanes<L>(a.columns));
@@ -144,7 +144,7 @@ inline constexpr bool kComputesAgain =
 template <class T, class Line, class Place>
 ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place& again, stage::pair<T> saved, T* z_row,
                                            T* dz_row) {
-  using L = vec<T>;
+  using L = typename Place::lane;
   constexpr bool kApart = Place::kUniform;
   stage::terms<L> total{L(T(0)), L(T(0))};
   for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
@@ -174,7 +174,7 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place&
 
 template <class T, class Line, dtype Stored>
 void rowwise_backward(const arguments& a, int64 begin, int64 end) {
-  using L = vec<T>;
+  using L = lane_of<T, Stored>;
   typename place<T, Line, Stored>::random_sources random;
   place<T, Line, Stored> at(a, random), again(a, random, true);
   const int64 padded = whole_lanes<L>(a.columns);

@@ -21,7 +21,7 @@ struct logistic {
 template <class L>
 ONEPASS_FUNCTION logistic<L> logistic_of(L v) {
   const L most(sizeof(typename L::scalar) == 8 ? 708 : 87);  // exp is finite there, and 1 / exp a normal number
-  const L e = exp(min(-v, most)), r = reciprocal(L(1) + e);
+  const L e = exp(L(min(-v, most))), r = reciprocal(L(1) + e);
   return {where(v < -most, L(0), r), e * r};
 }
 
@@ -86,7 +86,8 @@ struct gelu_tanh {  // 0.5x(1 + tanh u) = x · sigmoid(2u): exact algebra, and n
   static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
     const L near = min(max(x, L(-1000)), L(1000));  // saturated, and x³ stays finite
     const L square = near * near;
-    const logistic<L> s = logistic_of(near * fma(square, L(0.07135481627260025), L(1.5957691216057308)));
+    const L twice_u = near * fma(square, L(0.07135481627260025), L(1.5957691216057308));
+    const logistic<L> s = logistic_of(twice_u);
     const L slope = fma(square, L(0.21406444881780074), L(1.5957691216057308));  // d(2u)/dx
     return {x * s.value, s.value * fma(near * slope, s.rest, L(1))};
   }
@@ -105,7 +106,7 @@ struct quick_gelu {
                                     .meaning = "Gaussian error linear unit, sigmoid approximation"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x) {
-    return x * ONEPASS_TARGET::sigmoid(L(1.702) * x);
+    return x * ONEPASS_TARGET::sigmoid(L(L(1.702) * x));
   }
   template <class L>
   static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
@@ -154,7 +155,7 @@ struct tanh {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const logistic<L> s = logistic_of(x + x);
+    const logistic<L> s = logistic_of(L(x + x));
     return dy * (L(4) * s.value * s.rest);  // 1 - tanh² without the subtraction
   }
 };

@@ -145,7 +145,7 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
   }
   template <class L, class T>
   static ONEPASS_FUNCTION L recompute(L u, pair<T> saved) {
-    return exp(u - L(saved.first)) * L(saved.second);
+    return exp(L(u - L(saved.first))) * L(saved.second);
   }
   template <class L>
   static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {

@@ -125,7 +125,7 @@ struct gate {
       const value_and_slope<L> f = Activation::both(x);
       return {dy * u * f.slope, dy * f.value};
     } else {
-      return {Activation::backward(x, dy * u, a...), dy * Activation::forward(x, a...)};
+      return {Activation::backward(x, L(dy * u), a...), dy * Activation::forward(x, a...)};
     }
   }
 };
