@@ -13,7 +13,7 @@
 namespace onepass::test {
 enum class function : int { exp, sigmoid, expm1, log1p, tanh, erf, normal_cdf, normal_density, rsqrt, gelu };
 enum class short_function : int { exp, sigmoid, normal_cdf, normal_density, normal_part };
-}
+}  // namespace onepass::test
 #endif
 
 ONEPASS_BEGIN
