@@ -243,7 +243,6 @@ int flops_beside_row(const spec::line& line, bool backward) {
   int flops = 0;
   for (const spec::word& w : line.words) {
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
-    if (w.activation) flops += backward ? w.activation->flops_backward : w.activation->flops_forward;
   }
   return flops;
 }
@@ -315,11 +314,12 @@ std::string source(const request& r, const configuration& c) {
 }
 
 std::string column_sum_source(dtype parts) {
-  return std::string(
-             "#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void "
-             "__launch_bounds__(kColumnSumThreads) ") +
-         kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum<" +
-         (parts == dtype::f64 ? "double" : "float") + ">(a);\n}\nONEPASS_END\n";
+  const std::string threads = std::to_string(kTuning.column_sum_threads);
+  return "#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void "
+         "__launch_bounds__(" +
+         threads + ") " + kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum<" +
+         (parts == dtype::f64 ? "double" : "float") + ", " + threads + ", " +
+         std::to_string(kTuning.column_sum_columns) + ">(a);\n}\nONEPASS_END\n";
 }
 
 std::string label(const request& r, const configuration& c, const std::string& arch) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "onepass/skeleton/arguments.h"
+#include "src/cuda/tuning.h"
 
 namespace onepass::cuda {
 namespace {
@@ -77,10 +78,9 @@ void reduce_columns(const arguments& a, dtype type, int64 parts, int slots, cons
   if (sum == nullptr)
     sum = &load(column_sum_source(type), kKernelName, device, stream, facts(device).arch_name + " column sum");
   // Some four parts a thread, so that their loads are in flight at a time.
-  constexpr unsigned kThreads = 512, kColumnsAtOnce = 4, kMostDown = 64;
-  const unsigned down = std::min(std::bit_ceil(static_cast<unsigned>((parts + 3) / 4)), kMostDown);
-  const unsigned across = kThreads / down;
-  const auto blocks = static_cast<unsigned>((a.columns + across * kColumnsAtOnce - 1) / (across * kColumnsAtOnce));
+  const unsigned down = std::min(std::bit_ceil(static_cast<unsigned>((parts + 3) / 4)), kTuning.column_sum_down);
+  const unsigned across = kTuning.column_sum_threads / down, columns = across * kTuning.column_sum_columns;
+  const auto blocks = static_cast<unsigned>((a.columns + columns - 1) / columns);
   launch(*sum, {blocks, static_cast<unsigned>(slots)}, {across, down}, 0, facts(device).arch >= 90, stream, &with);
 }
 

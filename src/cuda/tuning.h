@@ -78,6 +78,10 @@ struct tuning {
   int part_threads = 256;  // of a block that has a part of a row, lanes at a time, and parts' lanes a thread
   int part_lanes_at_once = 4;
   int part_lanes = 16;
+  unsigned column_sum_threads =
+      512;  // of a block of the second kernel, columns of a thread, and threads down the parts
+  unsigned column_sum_columns = 4;
+  unsigned column_sum_down = 64;
   int shared_for_reductions = 12288;  // bytes of static shared memory, at most
 };
 

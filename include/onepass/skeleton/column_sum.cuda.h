@@ -17,15 +17,11 @@ struct column_sum_arguments {
 
 ONEPASS_BEGIN
 
-inline constexpr int kColumnSumThreads = 512;
-inline constexpr int kColumnsAtOnce = 4;  // of a thread
-
-// A block of kColumnSumThreads, blockDim.x across (kColumnsAtOnce columns each) by blockDim.y (a power of two) down the
-// parts: grid (ceil(columns / its columns), slots). T: the parts' type.
-template <class T>
+// A block of Threads, blockDim.x across (V columns each) by blockDim.y (a power of two) down the parts: grid
+// (ceil(columns / its columns), slots). T: the parts' type.
+template <class T, int Threads, int V>
 ONEPASS_FUNCTION void column_sum(const column_sum_arguments& a) {
-  constexpr int V = kColumnsAtOnce;
-  __shared__ double shared[kColumnSumThreads][V + 1];
+  __shared__ double shared[Threads][V + 1];
   const int across = static_cast<int>(blockDim.x), down = static_cast<int>(blockDim.y),
             thread = static_cast<int>(threadIdx.y) * across + static_cast<int>(threadIdx.x);
   const int64 column = (static_cast<int64>(blockIdx.x) * across + threadIdx.x) * V;

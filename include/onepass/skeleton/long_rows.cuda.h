@@ -22,12 +22,7 @@ struct gatherer {
   bool any = false;
   template <int N, class Combine>
   ONEPASS_FUNCTION numbers<T, N> reduce(numbers<T, N> own, Combine combine) {
-    numbers<T, N> all;
-#pragma unroll
-    for (int i = 0; i < N; ++i) all.v[i] = total[i];
-    all = any ? combine(all, own) : own;
-#pragma unroll
-    for (int i = 0; i < N; ++i) total[i] = all.v[i];
+    store_numbers(any ? combine(load_numbers<N>(total), own) : own, total);
     any = true;
     return own;
   }
@@ -43,14 +38,8 @@ struct part_writer {
   T* part;
   template <int N, class Combine>
   ONEPASS_FUNCTION numbers<T, N> reduce(numbers<T, N>, Combine combine) {
-    numbers<T, N> all;
-#pragma unroll
-    for (int i = 0; i < N; ++i) all.v[i] = gathered.total[i];
-    all = threads.reduce(all, combine);
-    if (threadIdx.x == 0) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) part[i] = all.v[i];
-    }
+    const auto all = threads.reduce(load_numbers<N>(gathered.total), combine);
+    if (threadIdx.x == 0) store_numbers(all, part);
     return all;
   }
 };
@@ -66,12 +55,8 @@ struct part_reader {
   template <int N, class Combine>
   ONEPASS_FUNCTION numbers<T, N> reduce(numbers<T, N>, Combine combine) {
     auto all = Combine::template none<T, N>();
-    for (int64 part = threadIdx.x; part < count; part += Config::kAcross) {
-      numbers<T, N> other;
-#pragma unroll
-      for (int i = 0; i < N; ++i) other.v[i] = parts[part * kPartNumbers + i];
-      all = combine(all, other);
-    }
+    for (int64 part = threadIdx.x; part < count; part += Config::kAcross)
+      all = combine(all, load_numbers<N>(parts + part * kPartNumbers));
     return threads.reduce(all, combine);
   }
 };
@@ -167,7 +152,7 @@ ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
   }
   let_next_kernel_begin();
   const auto all = threads.reduce(numbers<T, 2>{{sum_lanes(total.first), sum_lanes(total.second)}}, plus());
-  if (threadIdx.x == 0) part.numbers[0] = all.v[0], part.numbers[1] = all.v[1];
+  if (threadIdx.x == 0) store_numbers(all, part.numbers);
 }
 
 template <class Config, class Line>

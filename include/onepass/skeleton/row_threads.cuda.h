@@ -15,6 +15,19 @@ struct numbers {
   T v[N];
 };
 
+template <int N, class T>
+ONEPASS_FUNCTION numbers<T, N> load_numbers(const T* from) {
+  numbers<T, N> values;
+#pragma unroll
+  for (int i = 0; i < N; ++i) values.v[i] = from[i];
+  return values;
+}
+template <class T, int N>
+ONEPASS_FUNCTION void store_numbers(numbers<T, N> values, T* to) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = values.v[i];
+}
+
 struct plus {
   ONEPASS_FUNCTION void next_level() {}
   template <class T, int N>
@@ -171,7 +184,8 @@ class row_threads {
 
   template <int N, class Combine>
   ONEPASS_FUNCTION numbers<T, N> reduce(numbers<T, N> own, Combine combine) {
-    return receive(send(own, combine), combine);
+    own = send(own, combine);  // first: it leaves in `combine` how far the numbers have come
+    return receive(own, combine);
   }
 
   // Returns what this thread's warp has.
@@ -193,8 +207,7 @@ class row_threads {
         for (int i = 0; i < N; ++i) mail(there + i * static_cast<uint32>(sizeof(T)), its_box, own.v[i]);
       }
     } else if (lane == 0) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) set[warp][i] = own.v[i];
+      store_numbers(own, set[warp]);
       if constexpr (kMail) arrive(box);
     }
     to_send_ = to_send_ + 1 < kSets ? to_send_ + 1 : 0;
@@ -218,7 +231,8 @@ class row_threads {
     constexpr int kEach = kParts < 32 ? 1 : kParts / 32;
     numbers<T, N> parts[kEach];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) parts[i] = at(set[(static_cast<int>(threadIdx.x) % 32 + i * 32) % kParts], own);
+    for (int i = 0; i < kEach; ++i)
+      parts[i] = load_numbers<N>(set[(static_cast<int>(threadIdx.x) % 32 + i * 32) % kParts]);
 #pragma unroll
     for (int half = kEach / 2; half > 0; half /= 2) {
 #pragma unroll
@@ -229,12 +243,6 @@ class row_threads {
   }
 
  private:
-  template <int N>
-  static ONEPASS_FUNCTION numbers<T, N> at(const T* slot, numbers<T, N> value) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) value.v[i] = slot[i];
-    return value;
-  }
   template <int N, class Combine>
   static ONEPASS_FUNCTION numbers<T, N> in_warp(numbers<T, N> own, Combine& combine, int width) {
 #pragma unroll

@@ -209,9 +209,9 @@ struct rows_of_thread {
   int64 step = static_cast<int64>(gridDim.x / Config::kCluster) * Config::kDown;
 };
 
-// Calls saved = reads(row, stage), then finishes(row, stage, saved) for each of the thread's rows; with kAhead
-// the next row is read before a row is finished. A block's threads make the same calls, with rows past the last one
-// too: shuffles and barriers need every thread.
+// Calls saved = reads(row, stage), then finishes(row, stage, saved) for each of the thread's rows; with kAhead the next
+// row is read before a row is finished. A block's threads make the same calls, with rows past the last one too:
+// shuffles and barriers need every thread.
 template <class Config, class Copies, class Reads, class Finishes>
 ONEPASS_FUNCTION void for_rows(const arguments& a, const rows_of_thread<Config>& thread, Copies& copies,
                                const Reads& reads, const Finishes& finishes) {
