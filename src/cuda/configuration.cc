@@ -156,7 +156,8 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int64 stage_bytes = std::popcount(streams) * row_bytes, once_bytes = std::popcount(once) * row_bytes;
   const int least = c.ahead ? 2 : 1;
   const auto stages = [&](int64 bytes) {
-    return stage_bytes > 0 ? std::min<int64>(bytes / stage_bytes, tuned.stages) : 0;
+    const bool copied = stage_bytes > 0 && c.access * size_of(r.x) >= 4;  // what cp.async moves
+    return copied ? std::min<int64>(bytes / stage_bytes, tuned.stages) : 0;
   };
   if (stages(room) < least) return !tuned.computes_again;
   const bool all = stages(room - once_bytes) >= std::min(tuned.stages, 2);
@@ -205,6 +206,7 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   if (!held) return take_in_parts(r, a, chip, blank);
   configuration& c = p.with;
   c.exact = int64{c.across} * c.cluster * c.held_lanes * c.lanes == a.columns;
+  c.whole_lanes = c.cluster == 1 ? static_cast<int>(a.columns / (c.across * c.lanes)) : 0;
   const int64 all = ceil_div(a.rows, c.down);
   const int64 persistent = std::max<int64>(static_cast<int64>(chip.sm_count) * c.blocks_per_sm / c.cluster, 1);
   // A block adds up its rows' columns, or fetches rows ahead.
@@ -259,9 +261,13 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   c.cluster = 1;
   c.dense = is_dense(a, c);
   c.small = a.rows * a.columns <= int64{1} << 30;
-  for (int i = 0; i < kMaxOperands; ++i)
-    c.single_operand |= static_cast<uint64>(a.operand[i].data && a.operand[i].column_stride == 0) << i,
-        c.repeated_operand |= static_cast<uint64>(is_repeated(a.operand[i])) << i;
+  for (int i = 0; i < kMaxOperands; ++i) {
+    const view& v = a.operand[i];
+    const bool repeated = is_repeated(v), aligned = reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
+    c.single_operand |= static_cast<uint64>(v.data && v.column_stride == 0) << i;
+    c.repeated_operand |= static_cast<uint64>(repeated) << i;
+    c.aligned_operand |= static_cast<uint64>(repeated && aligned && c.access < c.lanes) << i;
+  }
   for (int k = 0; k < kMaxKeeps; ++k)
     c.single_kept_gradient |= static_cast<uint64>(a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0)
                               << k;
@@ -292,13 +298,13 @@ std::string source(const request& r, const configuration& c) {
   field("dtype", "kOperand[kMaxOperands]", operands + "}");
   number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
   number("kCluster", c.cluster), number("kStages", c.stages), number("kThreads", c.across * c.down);
-  number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes);
+  number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes), number("kWholeLanes", c.whole_lanes);
   flag("kDense", c.dense), flag("kExact", c.exact), flag("kFlat", c.flat), flag("kCollapsed", c.collapsed),
       flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
   flag("kSumsInRegisters", c.sums_in_registers);
   flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
-  bits("kRepeatedOperand", c.repeated_operand), bits("kStreams", c.streams);
+  bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand), bits("kStreams", c.streams);
   bits("kBroughtOnce", c.brought_once);
   field("bool", "kHoldsStored",
         c.of == part::whole && !r.backward && !c.computes_again && size_of(r.x) == 2 && !c.single_x

@@ -42,11 +42,12 @@ struct configuration {
   int stages;              // rowwise: rows that copies run ahead by
   int computes_again;      // rowwise: does not hold the row
   int ahead;               // rowwise: two rows are in flight
-  int small, unused;       // an int counts the elements
+  int whole_lanes;         // rowwise: of a thread's lanes, so many are within the row for every thread
+  int small;               // an int counts the elements
   int single_x, single_y;
   int sums_in_registers;
   int saves_statistics;
-  uint64 single_operand, single_kept_gradient, repeated_operand;
+  uint64 single_operand, single_kept_gradient, repeated_operand, aligned_operand;
   uint64 streams, brought_once;  // tensors that copies bring (place.cuda.h)
 };
 static_assert(std::has_unique_object_representations_v<configuration>);  // no padding in a key

@@ -138,6 +138,7 @@ TEST(Configuration, RowsAreCovered) {
       const int64 parts = with.of == part::parts ? p.grid_x / c.a.rows : 1;
       EXPECT_TRUE(with.of != part::whole || with.cluster * with.held_lanes * numbers_across >= c.a.columns) << c;
       EXPECT_TRUE(with.of != part::parts || parts * p.row_columns >= c.a.columns) << c;
+      EXPECT_LE(with.whole_lanes * with.cluster * numbers_across, c.a.columns) << c;
       EXPECT_EQ(p.row_columns % (with.held_lanes * numbers_across), 0) << c << ": lanes would be in two parts";
       EXPECT_EQ(p.grid_x % static_cast<unsigned>(with.cluster), 0u) << c;
     } else if (with.flat) {
@@ -298,7 +299,8 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
   r.line = "line<chain<>>";
   configuration with{};
   with.lanes = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_lanes = 7;
-  with.flat = 1, with.single_y = 1, with.ahead = 1, with.single_operand = 6, with.single_kept_gradient = 9;
+  with.flat = 1, with.single_y = 1, with.ahead = 1, with.whole_lanes = 5, with.single_operand = 6,
+  with.single_kept_gradient = 9;
   const std::string made = source(r, with);
   for (const char* field : {"kX = dtype::bf16;",
                             "dtype::none, dtype::f32, dtype::none",
@@ -314,6 +316,7 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
                             "kSingleY = true;",
                             "kSumsInRegisters = false;",
                             "kAhead = true;",
+                            "kWholeLanes = 5;",
                             "kSavesStatistics = false;",
                             "kWantsDx = true;",
                             "kSingleOperand = 6ull;",

@@ -357,7 +357,7 @@ struct memory {
   union buffer {
     word words[kAccesses];
     typename stored<D>::type numbers[V];
-    uint32 pairs[V > 1 ? V / 2 : 1];  // of numbers of 16 bits
+    uint32 pairs[V * size_of(D) < 4 ? 1 : V * size_of(D) / 4];  // of numbers of 16 bits; any four bytes
   };
 
   // From global memory that no one writes while the kernel runs: loads may pass stores.
@@ -367,6 +367,35 @@ struct memory {
   // From memory that threads write.
   static ONEPASS_FUNCTION buffer load_written(const void* at, int count) {
     return load(at, count, [](const word* from) { return *from; });
+  }
+  // As load, where a row has `before` numbers in front of these and `after` from the first of these on. Where accesses
+  // would be small and many, numbers inside the row come in whole aligned 16 bytes. Aligned: these themselves are.
+  template <bool Aligned>
+  static ONEPASS_FUNCTION buffer load_in_row(const void* at, int count, int64 before, int64 after) {
+    constexpr int kSize = size_of(D), kWholes = V * kSize / 16;
+    if constexpr (kAccesses <= 2 || V * kSize % 16 != 0) {
+      return load(at, count);
+    } else {
+      const int shift = Aligned ? 0 : static_cast<int>(reinterpret_cast<uint64>(at) & 15);
+      const bool inside =
+          count == V && (Aligned || (before * kSize >= shift && after * kSize + shift >= 16 * (kWholes + 1)));
+      const auto* from = reinterpret_cast<const uint4*>(static_cast<const char*>(at) - shift);
+      uint32 word[4 * (kWholes + 1)];
+#pragma unroll
+      for (int i = 0; i <= kWholes; ++i) {
+        const uint4 whole = inside && !(Aligned && i == kWholes) ? __ldg(from + i) : uint4{};
+        word[4 * i] = whole.x, word[4 * i + 1] = whole.y, word[4 * i + 2] = whole.z, word[4 * i + 3] = whole.w;
+      }
+      buffer b = load(at, inside ? 0 : count);  // the row's first and last
+#pragma unroll
+      for (int i = 0; i < 4 * kWholes + 2; ++i) word[i] = (shift & 8) != 0 ? word[i + 2] : word[i];
+#pragma unroll
+      for (int i = 0; i < 4 * kWholes + 1; ++i) word[i] = (shift & 4) != 0 ? word[i + 1] : word[i];
+#pragma unroll
+      for (int i = 0; i < 4 * kWholes; ++i)
+        b.pairs[i] |= kSize == 2 ? __funnelshift_r(word[i], word[i + 1], (shift & 2) * 8) : word[i];
+      return b;
+    }
   }
   // Keeps the compiler from keeping what it made of them: registers are short.
   static ONEPASS_FUNCTION buffer anew(buffer b) {
@@ -422,6 +451,47 @@ struct memory {
 #pragma unroll
     for (int i = 0; i < kAccesses; ++i) {
       if (i * kNumbers < count) static_cast<word*>(at)[i] = b.words[i];
+    }
+  }
+
+  // As store, by all threads of a warp (`warp`, bits) at once. `follows`: the thread before has the numbers in front of
+  // these; `leads`: the thread behind has those behind. Where accesses would be small and many, threads pass numbers
+  // on, so that whole aligned 16 bytes are written: all but a row's and a warp's first and last.
+  template <class T>
+  static ONEPASS_FUNCTION void store_in_row(void* at, pack<T, V> value, int count, bool follows, bool leads,
+                                            uint32 warp) {
+    constexpr int kSize = size_of(D);
+    if constexpr (kAccesses <= 2 || V * kSize != 16) {
+      store(at, value, count);
+    } else {
+      const buffer b = buffer_of(value);
+      const auto shift = static_cast<int>(reinterpret_cast<uint64>(at) & 15);
+      uint32 word[8];  // those of the thread before, and these
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        word[i] = __shfl_up_sync(warp, b.pairs[i], 1);
+        word[4 + i] = b.pairs[i];
+      }
+      const bool whole = count == V && (follows || shift == 0);
+      const int behind = __shfl_down_sync(warp, static_cast<int>(whole), 1);  // every thread of the warp
+      const bool whole_behind = leads && shift != 0 && behind != 0;
+      const int left = 16 - shift;  // bytes of the window to leave out
+#pragma unroll
+      for (int i = 0; i < 4; ++i) word[i] = (left & 16) != 0 ? word[i + 4] : word[i];
+#pragma unroll
+      for (int i = 0; i < 6; ++i) word[i] = (left & 8) != 0 ? word[i + 2] : word[i];
+#pragma unroll
+      for (int i = 0; i < 5; ++i) word[i] = (left & 4) != 0 ? word[i + 1] : word[i];
+      if constexpr (kSize == 2) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], (left & 2) * 8);
+      }
+      if (whole) *reinterpret_cast<uint4*>(static_cast<char*>(at) - shift) = {word[0], word[1], word[2], word[3]};
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const bool done = i * kSize < left ? whole : whole_behind;
+        if (i < count && !done) static_cast<typename stored<D>::type*>(at)[i] = b.numbers[i];
+      }
     }
   }
 

@@ -8,26 +8,26 @@
 
 ONEPASS_BEGIN
 
-// Calls body(u, row, column) for kUnroll lanes at a time until this thread's share is done.
+// Calls body(row_of, column_of) for kUnroll lanes at a time until this thread's share is done. A block's threads make
+// the same calls, past the last row and column too: they store together.
 template <class Config, class Body>
 ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
-  constexpr int V = Config::kLanes;
+  constexpr int V = Config::kLanes, U = Config::kUnroll;
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
   using index = typename Config::index;
-  const auto rows = static_cast<index>(a.rows), columns = static_cast<index>(a.columns);
   if constexpr (Config::kFlat) {
-    const index step = static_cast<index>(gridDim.x) * (Config::kAcross * Config::kUnroll * V);
-    index column = (static_cast<index>(blockIdx.x) * (Config::kUnroll * Config::kAcross) + across) * V;
-    for (; column < columns; column += step) {
-      body([&](int) { return index{0}; }, [&](int u) { return column + u * (Config::kAcross * V); });
+    constexpr int kTile = U * Config::kAcross * V;
+    const auto columns = static_cast<index>(a.columns), step = static_cast<index>(gridDim.x) * kTile;
+    for (index first = static_cast<index>(blockIdx.x) * kTile; first < columns; first += step) {
+      body([&](int) { return index{0}; }, [&](int u) { return first + (u * Config::kAcross + across) * V; });
     }
   } else {
+    constexpr int kTile = Config::kDown * U;
     const index column = (static_cast<index>(blockIdx.x) * Config::kAcross + across) * V;
-    const index step = static_cast<index>(gridDim.y) * (Config::kDown * Config::kUnroll);
-    index row = static_cast<index>(blockIdx.y) * (Config::kDown * Config::kUnroll) + down;
-    for (; row < rows; row += step) {
-      body([&](int u) { return row + u * Config::kDown; }, [&](int) { return column; });
+    const auto rows = static_cast<index>(a.rows), step = static_cast<index>(gridDim.y) * kTile;
+    for (index first = static_cast<index>(blockIdx.y) * kTile; first < rows; first += step) {
+      body([&](int u) { return first + down + u * Config::kDown; }, [&](int) { return column; });
     }
   }
 }

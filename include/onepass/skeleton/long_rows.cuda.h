@@ -183,13 +183,14 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       const auto row = row_of(u);
-      if (row >= static_cast<typename Config::index>(a.rows)) continue;
-      at.set_row(row);
-      at.set_column(column_of(u), Config::kExact ? Config::kLanes : count_at<Config::kLanes>(column_of(u), a.columns));
-      const stage::pair<T> saved = saved_of<Line, T>(a, row);
-      const T* totals = static_cast<const T*>(a.totals);
-      finish_lane<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved,
-                                stage::pair<T>{totals[row], totals[a.rows + row]});
+      stand<Config>(a, at, row, column_of(u));
+      stage::pair<T> saved{T(0), T(0)}, of_row{T(0), T(0)};
+      if (row < a.rows) {
+        const T* totals = static_cast<const T*>(a.totals);
+        saved = saved_of<Line, T>(a, row);
+        of_row = {totals[row], totals[a.rows + row]};
+      }
+      finish_lane<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved, of_row);
     }
   });
   write_parts<Config>(a, sums);

@@ -6,7 +6,8 @@
 //   index             of an element: int where they are few, int64
 //   kCollapsed        rows have one stride
 //   kDense            all tensors are contiguous, but those in kRepeatedOperand (bits), which have one row for all
-//   kExact            no lane reaches past its row's end
+//   kExact            no lane reaches past its row's end; kWholeLanes (rowwise): of a thread's lanes, so many do not
+//   kAlignedOperand   those of them that begin at 16 bytes (bits)
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
 //   kWantsColumn, kWantsTensor (bits by operand), kWantsDx
 //   kStages, kThreads, kHeldLanes, kStreams, kBroughtOnce   rowwise: see stream below
@@ -101,7 +102,7 @@ class place {
     using memory_of = memory<Config::kX, V, Config::kAccess>;
     if constexpr (streamed<stream::x>())
       return memory_of::load_written(copy_ + nth<stream::x>() * kStreamBytes, count_);
-    else return memory_of::load(address<Config::kX>(a_.x), count_);
+    else return load<memory_of>(address<Config::kX>(a_.x));
   }
   ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY, stream::y>(a_.y); }
   ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX>(a_.y, v); }
@@ -117,7 +118,7 @@ class place {
       return memory_of::template numbers_of<T>(memory_of::load_written(once_ + nth_once<I>() * kStreamBytes, count_));
     } else {
       return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0, stream::operand + I,
-                  (Config::kRepeatedOperand >> I & 1) != 0>(a_.operand[I]);
+                  (Config::kRepeatedOperand >> I & 1) != 0, (Config::kAlignedOperand >> I & 1) != 0>(a_.operand[I]);
     }
   }
   template <int I>
@@ -209,7 +210,11 @@ class place {
     else if constexpr (Config::kDense) return data + (row_ * static_cast<index>(a_.columns) + column_);
     else return data + (offset(v) + column_);
   }
-  template <dtype D, bool Single, stream S, bool Repeated = false>
+  template <class Memory, bool Aligned = false>
+  ONEPASS_FUNCTION auto load(const void* at) const {
+    return Memory::template load_in_row<Aligned>(at, count_, column_, a_.columns - column_);
+  }
+  template <dtype D, bool Single, stream S, bool Repeated = false, bool Aligned = false>
   ONEPASS_FUNCTION lane read(const view& v) const {
     using memory_of = memory<D, V, Config::kAccess>;
     if constexpr (streamed<S>()) {
@@ -218,12 +223,16 @@ class place {
       const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
       return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
     } else {
-      return memory_of::template numbers_of<T>(memory_of::load(address<D, Repeated>(v), count_));
+      return memory_of::template numbers_of<T>(load < memory_of, Repeated && Aligned > (address<D, Repeated>(v)));
     }
   }
   template <dtype D>
-  ONEPASS_FUNCTION void write(const view& v, lane value) const {
-    memory<D, V, Config::kAccess>::store(address<D>(v), value, count_);
+  ONEPASS_FUNCTION void write(const view& v, lane value) const {  // all threads of a warp at once
+    constexpr uint32 kAll = 0xffffffffu, kLast = Config::kThreads % 32 == 0 ? kAll : (1u << Config::kThreads % 32) - 1;
+    const auto thread = static_cast<int>(threadIdx.x), across = thread % Config::kAcross;
+    memory<D, V, Config::kAccess>::store_in_row(address<D>(v), value, count_, across > 0 && thread % 32 > 0,
+                                                across < Config::kAcross - 1 && thread % 32 < 31,
+                                                thread / 32 < Config::kThreads / 32 ? kAll : kLast);
   }
 
   template <stream S>

@@ -20,15 +20,15 @@ ONEPASS_FUNCTION typename Config::index column_of(int k, int across) {
   return ((block * Config::kHeldLanes + k) * Config::kAcross + across) * Config::kLanes;
 }
 
-// A thread's lanes of the row from column `first` on: body(k, column, count), k counting from 0. Where lanes fill the
-// row exactly, the compiler knows the count, and no number is masked.
+// A thread's lanes of the row from column `first` on: body(k, column, count), k counting from 0. Where the row has all
+// of a lane's numbers for every thread, the compiler knows the count, and no number is masked.
 template <class Config, class Body>
 ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, typename Config::index first, const Body& body) {
   constexpr int V = Config::kLanes;
 #pragma unroll
   for (int k = 0; k < Config::kHeldLanes; ++k) {
     const auto column = first + column_of<Config>(k, across);
-    body(k, column, Config::kExact ? V : count_at<V>(column, a.columns));
+    body(k, column, Config::kExact || k < Config::kWholeLanes ? V : count_at<V>(column, a.columns));
   }
 }
 template <class Config, class Body>
