@@ -199,6 +199,15 @@ def short_tail(degree: int) -> Fit:
     ).fit(32, {})
 
 
+def tail_exponent() -> Fit:
+    """p with Phi(-t) = 2^p(t) on (0, 13); relative error of Phi up to 4, from there on doubled with each 1, up to 32."""
+
+    def weight(t: Real) -> Real:
+        return LN2 / min(mpf(2) ** max(t - 4, mpf(0)), mpf(32))
+
+    return Approximation(lambda t: log(erfc(t / sqrt(2)) / 2, 2), mpf(0), mpf(13), weight, (7, 0), grid=800).fit(32, {})
+
+
 def short_exponential() -> Fit:
     """2^x on [-1/2, 1/2], relative error. For results of 16 bits."""
     return Approximation(lambda x: mpf(2) ** x, mpf(-1) / 2, mpf(1) / 2, lambda x: mpf(2) ** -x, (4, 0), grid=600).fit(
@@ -273,6 +282,9 @@ def header() -> str:
         array("kShortTail_f32", fit.numerator, 32, "p").split("\n", 1)[1],
         array("kShorterTail_f32", shorter.numerator, 32, f"The same, relative error {nstr(shorter.error, 2)}."),
     ]
+    fit = tail_exponent()
+    comment = f"Φ(-t) = 2^p(t) on [0, 13], relative error {nstr(fit.error, 2)} up to 4, at most 32 times that behind."
+    out += [array("kTailExponent_f32", fit.numerator, 32, comment)]
     fit = short_exponential()
     comment = f"2^x on [-1/2, 1/2], relative error {nstr(fit.error, 2)}."
     out += [array("kShortExp2_f32", fit.numerator, 32, comment)]

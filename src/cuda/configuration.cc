@@ -53,32 +53,32 @@ bool is_repeated(const view& v) {
   return v.data && v.column_stride != 0 && std::all_of(v.stride, v.stride + kMaxDims, [](int64 s) { return s == 0; });
 }
 
-bool is_dense(const arguments& a, const configuration& c) {
-  if (!c.collapsed) return false;
-  bool all = true;
-  const auto* first = a.operand;
-  each_view(a, [&](const view& v) {
-    const bool is_operand = &v >= first && &v < first + kMaxOperands;
-    all &= (is_operand && is_repeated(v)) ||
-           (v.column_stride == 1 && (a.rows == 1 || v.stride[kMaxDims - 1] == a.columns));
-  });
-  return all;
+bool is_dense(const view& v, const arguments& a) {
+  int64 run = a.columns;
+  bool dense = v.column_stride == 1;
+  for (int d = kMaxDims - 1; d >= 0; run *= a.size[d--]) dense &= a.size[d] == 1 || v.stride[d] == run;
+  return dense;
 }
 
-// The tensors whose rows a kernel reads, as place.cuda.h numbers them. Their numbers are as wide as x's.
-uint64 streams_of(const request& r, const arguments& a) {
-  uint64 streams = 0;
+// Of the tensors that place.cuda.h numbers, those of which `holds` is true.
+template <class Holds>
+uint64 tensors_of(const arguments& a, const Holds& holds) {
+  uint64 tensors = 0;
   int at = 0;
-  auto add = [&](const view& v) {
-    const bool rows = v.data && v.column_stride == 1 && !is_repeated(v) && size_of(v.type) == size_of(r.x);
-    streams |= static_cast<uint64>(rows) << at++;
-  };
-  const view none{};
-  add(a.x), add(r.backward ? a.y : none);
+  const auto add = [&](const view& v) { tensors |= static_cast<uint64>(v.data && holds(v)) << at++; };
+  add(a.x), add(a.y);
   for (const view& v : a.operand) add(v);
-  for (const view& v : a.kept) add(r.backward ? v : none);
+  for (const view& v : a.kept) add(v);
   for (const view& v : a.kept_gradient) add(v);
-  return streams;
+  return tensors;
+}
+
+// The tensors whose rows a kernel reads. Their numbers are as wide as x's.
+uint64 streams_of(const request& r, const arguments& a) {
+  return tensors_of(a, [&](const view& v) {
+    const bool written = !r.backward && (&v == &a.y || (&v >= a.kept && &v < a.kept + kMaxKeeps));
+    return !written && v.column_stride == 1 && !is_repeated(v) && size_of(v.type) == size_of(r.x);
+  });
 }
 
 // Operands whose one row serves all, of numbers as wide as x's.
@@ -123,7 +123,9 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
 bool hold_row(const request& r, const arguments& a, const device_facts& chip, const row_tuning& tuned, plan& p) {
   configuration& c = p.with;
   const int slots = std::popcount(r.wants_column);
-  if (slots > tuned.sums || (tuned.computes_again && r.flops > kTuning.again_flops)) return false;
+  if (slots > tuned.sums || std::popcount(c.repeated_operand) > tuned.repeated ||
+      (tuned.computes_again && r.flops > kTuning.again_flops))
+    return false;
   const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
   const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, std::max(tuned.numbers / wide / c.lanes, 1)));
@@ -196,7 +198,7 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   bool held = false;
   const auto try_all = [&](const auto& tunings) {
     for (const row_tuning& tuned : tunings) {
-      if (held || a.columns > tuned.columns) continue;
+      if (held || a.columns > tuned.columns || r.flops * 2 < tuned.least_flops * size_of(r.x)) continue;
       p = blank;
       held = hold_row(r, a, chip, tuned, p);
     }
@@ -241,12 +243,15 @@ const char* name_of(dtype type) {
 
 }  // namespace
 
-int flops_beside_row(const spec::line& line, bool backward) {
-  int flops = 0;
+request::request(const spec::line& line, bool is_backward)
+    : rowwise(line.rowwise()),
+      backward(is_backward),
+      operands(line.operands),
+      keeps(line.keeps),
+      parameters(static_cast<int>(line.parameters.size())) {
   for (const spec::word& w : line.words) {
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
   }
-  return flops;
 }
 
 std::vector<plan> choose(const request& r, const arguments& a, const device_facts& chip) {
@@ -254,12 +259,13 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   configuration& c = p.with;
   c.lanes = 16 / size_of(r.x);
   c.access = access_for(a, c.lanes);
-  c.collapsed = a.size[0] == 1 && a.size[1] == 1 && a.size[2] == 1;
+  c.dims = kMaxDims;
+  while (c.dims > 1 && a.size[kMaxDims - c.dims] == 1) --c.dims;
   c.single_x = a.x.data && a.x.column_stride == 0;
   c.single_y = a.y.column_stride == 0;
   c.saves_statistics = !r.backward && a.statistics != nullptr;
   c.cluster = 1;
-  c.dense = is_dense(a, c);
+  c.dense = tensors_of(a, [&](const view& v) { return is_dense(v, a); });
   c.small = a.rows * a.columns <= int64{1} << 30;
   for (int i = 0; i < kMaxOperands; ++i) {
     const view& v = a.operand[i];
@@ -280,9 +286,14 @@ std::string source(const request& r, const configuration& c) {
   static constexpr const char* kSuffix[] = {"", "_parts", "_combined", "_tiles"};
   const char* skeleton = r.rowwise ? "rowwise" : "elementwise";
   const char* header = c.of == part::whole ? skeleton : "long_rows";
-  std::string text = "#define ONEPASS_RESULT_BITS " + std::to_string(result_bits(r)) +
-                     "\n#include \"onepass/skeleton/" + header +
-                     ".cuda.h\"\nONEPASS_BEGIN\nusing the_line = " + r.line + ";\nstruct config {\n";
+  std::string text;
+  const auto define = [&](const char* name, int value) {
+    text += std::string("#define ONEPASS_") + name + ' ' + std::to_string(value) + '\n';
+  };
+  define("RESULT_BITS", result_bits(r)), define("OPERANDS", room_for(r.operands)), define("KEEPS", room_for(r.keeps));
+  define("PARAMETERS", room_for(r.parameters));
+  text += std::string("#include \"onepass/skeleton/") + header +
+          ".cuda.h\"\nONEPASS_BEGIN\nusing the_line = " + r.line + ";\nstruct config {\n";
   auto field = [&](const char* type, const char* name, const std::string& value) {
     text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
   };
@@ -299,17 +310,13 @@ std::string source(const request& r, const configuration& c) {
   number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
   number("kCluster", c.cluster), number("kStages", c.stages), number("kThreads", c.across * c.down);
   number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes), number("kWholeLanes", c.whole_lanes);
-  flag("kDense", c.dense), flag("kExact", c.exact), flag("kFlat", c.flat), flag("kCollapsed", c.collapsed),
-      flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
+  number("kDims", c.dims), bits("kDense", c.dense);
+  flag("kExact", c.exact), flag("kFlat", c.flat), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
   flag("kSumsInRegisters", c.sums_in_registers);
   flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
   bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand), bits("kStreams", c.streams);
   bits("kBroughtOnce", c.brought_once);
-  field("bool", "kHoldsStored",
-        c.of == part::whole && !r.backward && !c.computes_again && size_of(r.x) == 2 && !c.single_x
-            ? "the_line::pre::gives_stored"
-            : "false");
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
   text += "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(c.across * c.down) + ", " +
           std::to_string(std::max(c.blocks_per_sm, 1)) + ") " +

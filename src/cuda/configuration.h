@@ -14,7 +14,8 @@ namespace onepass::cuda {
 // Rows too long for a cluster take three kernels: what parts of a row say, what the row says, and the rest in tiles.
 enum class part : int { whole, parts, combined, tiles };
 
-// All that selects a kernel besides the arguments.
+// All that selects a kernel besides the arguments. Flops: of a number in this direction, in the words beside the row
+// word.
 struct request {
   bool rowwise = false, backward = false;
   std::string line;  // the C++ type (spec::type_text)
@@ -22,11 +23,12 @@ struct request {
   dtype operand[kMaxOperands] = {};
   uint64 wants_column = 0, wants_tensor = 0;
   bool wants_dx = false;
-  int flops = 0;  // flops_beside_row
-};
+  int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
+  int flops = 0;
 
-// Floating-point operations of a number in this direction, in the words beside the row word.
-int flops_beside_row(const spec::line&, bool backward);
+  request() = default;
+  request(const spec::line&, bool backward);
+};
 
 // Plain numbers throughout: its bytes are part of a kernel's key.
 struct configuration {
@@ -36,17 +38,18 @@ struct configuration {
   int cluster;             // blocks along the columns, of a row
   int blocks_per_sm;       // that registers must leave room for
   int unroll, held_lanes;  // elementwise: lanes in flight; rowwise: lanes of the row in a thread's registers
-  int flat, collapsed;     // one long row; rows have one stride
-  int dense;               // all tensors are contiguous, but those of one row
+  int flat;                // one long row
+  int dims;                // that rows are counted in
   int exact;               // the threads' lanes fill the row exactly
   int stages;              // rowwise: rows that copies run ahead by
   int computes_again;      // rowwise: does not hold the row
   int ahead;               // rowwise: two rows are in flight
   int whole_lanes;         // rowwise: of a thread's lanes, so many are within the row for every thread
-  int small;               // an int counts the elements
+  int small, unused;       // an int counts the elements
   int single_x, single_y;
   int sums_in_registers;
   int saves_statistics;
+  uint64 dense;  // tensors that are contiguous (place.cuda.h)
   uint64 single_operand, single_kept_gradient, repeated_operand, aligned_operand;
   uint64 streams, brought_once;  // tensors that copies bring (place.cuda.h)
 };
@@ -63,6 +66,9 @@ struct plan {
 // The kernels of a call, in order: one, or a long row's three parts. Column sums come from the last.
 // Pure arithmetic: the same shapes, alignment and chip give the same plans.
 std::vector<plan> choose(const request&, const arguments&, const device_facts&);
+
+// Of how many operands, say, a kernel's arguments have room where its line has `count`.
+constexpr int room_for(int count) { return count > 0 ? count : 1; }
 
 // What NVRTC compiles; the kernel is called kKernelName.
 inline constexpr const char* kKernelName = "onepass_kernel";

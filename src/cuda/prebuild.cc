@@ -65,11 +65,8 @@ class imagined_call {
   static inline void* const kAddress = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
 
   request request_for(bool backward) const {
-    request r{};
-    r.rowwise = line_.rowwise();
-    r.backward = backward;
+    request r(line_, backward);
     r.line = spec::type_text(line_, boolean_masks_, backward);
-    r.flops = flops_beside_row(line_, backward);
     r.x = x_;
     std::copy(types_, types_ + kMaxOperands, r.operand);
     return r;

@@ -10,7 +10,7 @@ struct elementwise_tuning {
   int blocks_per_sm;  // with column sums, where blocks stride over the rows
 };
 
-inline constexpr int kAnyColumns = 1 << 30, kManySums = 1 << 10;
+inline constexpr int kAnyColumns = 1 << 30, kMany = 1 << 10;
 
 struct row_tuning {
   int columns;   // for rows of so many numbers at most
@@ -22,18 +22,24 @@ struct row_tuning {
   // Values are not held, but made again from the copies, which must find room: for lines whose words take few flops.
   bool computes_again = false;
   bool ahead = false;    // and the next row is read while this row's statistics are on their way
-  int sums = kManySums;  // for so many column sums at most
+  int sums = kMany;      // for so many column sums at most
+  int repeated = kMany;  // for so many operands at most of which one row serves all
+  int least_flops = 0;   // for lines with so many flops for 16 bits of x, at least, in words beside the row word
 };
 
 struct tuning {
-  elementwise_tuning forward_16_bits = {.threads = 128, .unroll = 2, .resident = 1536, .blocks_per_sm = 16};
+  elementwise_tuning forward_16_bits = {.threads = 128, .unroll = 2, .resident = 1280, .blocks_per_sm = 16};
   elementwise_tuning forward = {.threads = 128, .unroll = 4, .resident = 1024, .blocks_per_sm = 16};
-  elementwise_tuning backward = {.threads = 64, .unroll = 4, .resident = 1024, .blocks_per_sm = 16};
+  elementwise_tuning backward = {.threads = 64, .unroll = 2, .resident = 1024, .blocks_per_sm = 16};
 
   // The first that has room for the row; a row that none has room for is taken in parts.
-  row_tuning forward_rows[4] = {
+  row_tuning forward_rows[8] = {
+      {.columns = 1024, .numbers = 32, .block = 512, .threads = 512, .resident = 512, .stages = 2, .least_flops = 16},
+      {.columns = 1024, .numbers = 32, .block = 128, .threads = 512, .resident = 1024, .stages = 0},
+      {.columns = 2048, .numbers = 64, .block = 64, .threads = 512, .resident = 512, .stages = 0, .least_flops = 7},
       {.columns = 2048, .numbers = 32, .block = 128, .threads = 512, .resident = 1024, .stages = 0},
       {.columns = 16384, .numbers = 64, .block = 256, .threads = 512, .resident = 512, .stages = 0},
+      {.columns = 131072, .numbers = 32, .block = 1024, .threads = 1024, .resident = 1024, .stages = 2, .repeated = 0},
       {.columns = kAnyColumns,
        .numbers = 64,
        .block = 512,
@@ -43,8 +49,10 @@ struct tuning {
        .computes_again = true,
        .ahead = true},
       {.columns = kAnyColumns, .numbers = 64, .block = 512, .threads = 512, .resident = 512, .stages = 2}};
-  row_tuning backward_rows[6] = {
-      {.columns = 1024, .numbers = 16, .block = 256, .threads = 512, .resident = 512, .stages = 3},
+  row_tuning backward_rows[8] = {
+      {.columns = 512, .numbers = 16, .block = 128, .threads = 512, .resident = 512, .stages = 3},
+      {.columns = 8192, .numbers = 32, .block = 128, .threads = 512, .resident = 384, .stages = 2, .least_flops = 20},
+      {.columns = 1024, .numbers = 16, .block = 128, .threads = 512, .resident = 512, .stages = 3},
       {.columns = 16384, .numbers = 16, .block = 256, .threads = 512, .resident = 512, .stages = 3},
       {.columns = kAnyColumns,
        .numbers = 32,

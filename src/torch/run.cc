@@ -36,11 +36,8 @@ void* current_stream(int device_index) {
 
 cuda::request request_of(const frame& f, bool backward) {
   const spec::line& line = f.line.line;
-  cuda::request r{};
-  r.rowwise = line.rowwise();
-  r.backward = backward;
+  cuda::request r(line, backward);
   r.line = f.line.type_text(f.boolean_masks, backward);
-  r.flops = cuda::flops_beside_row(line, backward);
   r.x = f.type;
   std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
   return r;

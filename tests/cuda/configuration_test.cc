@@ -62,9 +62,8 @@ call call_of(const spec::line& line, bool backward, dtype x, dtype column, int64
   c.a.rows = rows, c.a.columns = columns;
   std::fill(c.a.size, c.a.size + kMaxDims - 1, 1);
   c.a.size[kMaxDims - 1] = rows;
-  c.r.rowwise = line.rowwise(), c.r.backward = backward, c.r.x = x;
-  c.r.line = spec::type_text(line, 0, backward);
-  c.r.flops = flops_beside_row(line, backward);
+  c.r = request(line, backward);
+  c.r.x = x, c.r.line = spec::type_text(line, 0, backward);
   std::vector<spec::operand_facts> facts;
   for (int i = 0; i < line.operands; ++i) {
     const bool is_column = line.operand_word(i).about->operand == operand_kind::column;
@@ -299,8 +298,8 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
   r.line = "line<chain<>>";
   configuration with{};
   with.lanes = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_lanes = 7;
-  with.flat = 1, with.single_y = 1, with.ahead = 1, with.whole_lanes = 5, with.single_operand = 6,
-  with.single_kept_gradient = 9;
+  with.flat = 1, with.dims = 3, with.dense = 4, with.single_y = 1, with.ahead = 1, with.whole_lanes = 5,
+  with.single_operand = 6, with.single_kept_gradient = 9;
   const std::string made = source(r, with);
   for (const char* field : {"kX = dtype::bf16;",
                             "dtype::none, dtype::f32, dtype::none",
@@ -311,7 +310,8 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
                             "kUnroll = 3;",
                             "kHeldLanes = 7;",
                             "kFlat = true;",
-                            "kCollapsed = false;",
+                            "kDims = 3;",
+                            "kDense = 4ull;",
                             "kSingleX = false;",
                             "kSingleY = true;",
                             "kSumsInRegisters = false;",

@@ -100,6 +100,21 @@ ONEPASS_FUNCTION float reciprocal_number(float x) {
 ONEPASS_FUNCTION double reciprocal_number(double x) { return 1.0 / x; }
 ONEPASS_FUNCTION float exp_number(float x) { return kShort ? exp2_number(x * 1.44269504f) : expf(x); }
 ONEPASS_FUNCTION double exp_number(double x) { return ::exp(x); }
+// exp(x - shift), for results of 16 bits as exp2 of one fma. The shift's product is rounded; it is the same wherever
+// the shift is. Shifts past 2^100 must not overflow: there, of all numbers up to the shift, only itself is not made 0.
+struct exponent {
+  float factor, offset;
+};
+ONEPASS_FUNCTION exponent exponent_of(float shift) {
+  const float factor = fabsf(shift) < 0x1p100f ? 1.44269504f : 0x1p-20f;
+  return {factor, -__fmul_rn(shift, factor)};
+}
+ONEPASS_FUNCTION float exp_minus_number(float x, float shift) {  // of one shift and another: both rounded
+  if constexpr (!kShort) return expf(x - shift);
+  const exponent e = exponent_of(shift);
+  return exp2_number(__fadd_rn(__fmul_rn(x, e.factor), e.offset));
+}
+ONEPASS_FUNCTION double exp_minus_number(double x, double shift) { return ::exp(x - shift); }
 ONEPASS_FUNCTION float sigmoid_number(float x) { return reciprocal_number(1.0f + exp_number(-x)); }
 ONEPASS_FUNCTION double sigmoid_number(double x) { return 1.0 / (1.0 + ::exp(-x)); }
 ONEPASS_FUNCTION float tanh_number(float x) {
@@ -111,23 +126,22 @@ ONEPASS_FUNCTION float tanh_number(float x) {
 }
 ONEPASS_FUNCTION double tanh_number(double x) { return ::tanh(x); }
 
-// For t = min(|x|, 13.25), past which all is zero: Φ(-t), and exp(-t²/2). As on the CPU (lane/math.h), with the chip's
-// exp2 and reciprocal. A NaN stays.
+// Φ(-t) = ratio · exponential, and exponential = exp(-t²/2). As on the CPU (lane/math.h), with the chip's exp2 and
+// reciprocal. For results of more than 16 bits t goes no farther than kFarthest, where all is zero. A NaN stays.
+inline constexpr float kFarthest = kShorter ? 13.0f : 13.25f;
 struct normal_tail {
-  float t, cdf, exponential;
+  float ratio, exponential;
 };
-template <bool Shorter = false>
-ONEPASS_FUNCTION normal_tail normal_tail_of(float x) {
-  const float t = min_number(fabsf(x), 13.25f);
+ONEPASS_FUNCTION normal_tail normal_tail_of(float t) {
   if constexpr (kShort) {
-    const float e = exp2_number(t * t * -0.72134752f);
     const float s = reciprocal_number(fmaf(coefficients::kShortTailSlope_f32, t, 1.0f));
-    if constexpr (Shorter) {
+    const float e = exp2_number(t * t * -0.72134752f);
+    if constexpr (kShorter) {
       constexpr const auto& p = coefficients::kShorterTail_f32;
-      return {t, fmaf(fmaf(fmaf(p[3], s, p[2]), s, p[1]), s, p[0]) * (s * e), e};
+      return {fmaf(fmaf(fmaf(p[3], s, p[2]), s, p[1]), s, p[0]) * s, e};
     } else {
       constexpr const auto& p = coefficients::kShortTail_f32;
-      return {t, fmaf(fmaf(fmaf(fmaf(fmaf(p[5], s, p[4]), s, p[3]), s, p[2]), s, p[1]), s, p[0]) * (s * e), e};
+      return {fmaf(fmaf(fmaf(fmaf(fmaf(p[5], s, p[4]), s, p[3]), s, p[2]), s, p[1]), s, p[0]) * s, e};
     }
   } else {
     constexpr const auto& p = coefficients::kTailNumerator_f32;
@@ -139,7 +153,7 @@ ONEPASS_FUNCTION normal_tail normal_tail_of(float x) {
     e = fmaf(e, rest * 0.69314718f, e);
     const float above = fmaf(fmaf(fmaf(fmaf(p[4], t, p[3]), t, p[2]), t, p[1]), t, p[0]);
     const float below = fmaf(fmaf(fmaf(fmaf(fmaf(q[5], t, q[4]), t, q[3]), t, q[2]), t, q[1]), t, q[0]);
-    return {t, above * reciprocal_number(below) * e, e};
+    return {above * reciprocal_number(below), e};
   }
 }
 
@@ -148,8 +162,9 @@ struct normal_pair {
   L cdf, density;
 };
 ONEPASS_FUNCTION normal_pair<float> normal_number(float x) {
-  const normal_tail tail = normal_tail_of(x);
-  return {x < 0.0f ? tail.cdf : 1.0f - tail.cdf, 0.39894228f * tail.exponential};
+  const normal_tail of = normal_tail_of(kShort ? fabsf(x) : min_number(fabsf(x), kFarthest));
+  const float tail = of.ratio * of.exponential;
+  return {x < 0.0f ? tail : 1.0f - tail, 0.39894228f * of.exponential};
 }
 ONEPASS_FUNCTION normal_pair<double> normal_number(double x) {
   return {normcdf(x), 0.39894228040143268 * ::exp(-0.5 * x * x)};
@@ -158,10 +173,32 @@ ONEPASS_FUNCTION float normal_cdf_number(float x) { return normal_number(x).cdf;
 ONEPASS_FUNCTION double normal_cdf_number(double x) { return normcdf(x); }
 // x · Φ(x)
 ONEPASS_FUNCTION float normal_part_number(float x) {
-  const normal_tail tail = normal_tail_of<kShorter>(x);
-  return fmaf(-tail.t, tail.cdf, max_number(x, 0.0f));
+  const float t = min_number(fabsf(x), kFarthest);
+  float tail;
+  if constexpr (kShorter) {
+    constexpr const auto& p = coefficients::kTailExponent_f32;
+    float exponent = p[7];
+#pragma unroll
+    for (int i = 6; i >= 0; --i) exponent = fmaf(exponent, t, p[i]);
+    tail = exp2_number(exponent);
+  } else {
+    const normal_tail of = normal_tail_of(t);
+    tail = of.ratio * of.exponential;
+  }
+  return fmaf(-t, tail, max_number(x, 0.0f));
 }
 ONEPASS_FUNCTION double normal_part_number(double x) { return x * normcdf(x); }
+// Its derivative.
+ONEPASS_FUNCTION float normal_slope_number(float x) {
+  const float t = kShort ? fabsf(x) : min_number(fabsf(x), kFarthest);
+  const normal_tail of = normal_tail_of(t);
+  const float slope = fmaf(-0.39894228f, t, of.ratio) * of.exponential;  // at -t
+  return x < 0.0f ? slope : 1.0f - slope;
+}
+ONEPASS_FUNCTION double normal_slope_number(double x) {
+  const normal_pair<double> normal = normal_number(x);
+  return ::fma(x, normal.density, normal.cdf);
+}
 
 #define ONEPASS_UNARY(name, expression)            \
   template <class T, int V>                        \
@@ -175,6 +212,7 @@ ONEPASS_UNARY(tanh, tanh_number(a.v[i]))
 ONEPASS_UNARY(reciprocal, reciprocal_number(a.v[i]))
 ONEPASS_UNARY(normal_cdf, normal_cdf_number(a.v[i]))
 ONEPASS_UNARY(normal_part, normal_part_number(a.v[i]))
+ONEPASS_UNARY(normal_slope, normal_slope_number(a.v[i]))
 ONEPASS_UNARY(expm1, ::expm1(a.v[i]))
 ONEPASS_UNARY(log1p, ::log1p(a.v[i]))
 ONEPASS_UNARY(erf, ::erf(a.v[i]))
@@ -227,6 +265,16 @@ template <class T, int V>
 ONEPASS_FUNCTION pack<T, V> centred_product(pack<T, V> a, pack<T, V> centre, pack<T, V> factor) {
   if constexpr (kShort) return fma(a, factor, -(centre * factor));
   else return (a - centre) * factor;
+}
+template <class T, int V>
+ONEPASS_FUNCTION pack<T, V> exp_minus(pack<T, V> a, T shift) {
+  using P = pack<T, V>;
+  if constexpr (kShort && sizeof(T) == 4) {
+    const exponent e = exponent_of(shift);
+    ONEPASS_EACH(P, result.v[i] = exp2_number(fmaf(a.v[i], e.factor, e.offset)))
+  } else {
+    return exp(a - P(shift));
+  }
 }
 ONEPASS_FUNCTION float reciprocal_root(float x) { return rsqrtf(x); }
 ONEPASS_FUNCTION double reciprocal_root(double x) { return ::rsqrt(x); }
@@ -370,40 +418,32 @@ struct memory {
   }
   // As load, where a row has `before` numbers in front of these and `after` from the first of these on. Where accesses
   // would be small and many, numbers inside the row come in whole aligned 16 bytes. Aligned: these themselves are.
-  template <bool Aligned>
-  static ONEPASS_FUNCTION buffer load_in_row(const void* at, int count, int64 before, int64 after) {
+  template <bool Aligned, class Index>
+  static ONEPASS_FUNCTION buffer load_in_row(const void* at, int count, Index before, Index after) {
     constexpr int kSize = size_of(D), kWholes = V * kSize / 16;
-    if constexpr (kAccesses <= 2 || V * kSize % 16 != 0) {
+    if constexpr (kAccesses <= 1 || V * kSize % 16 != 0) {
       return load(at, count);
     } else {
-      const int shift = Aligned ? 0 : static_cast<int>(reinterpret_cast<uint64>(at) & 15);
+      const int shift = Aligned ? 0 : shift_of(at);
       const bool inside =
-          count == V && (Aligned || (before * kSize >= shift && after * kSize + shift >= 16 * (kWholes + 1)));
+          count == V && (Aligned || (before >= shift / kSize && after >= (16 * (kWholes + 1) - shift) / kSize));
       const auto* from = reinterpret_cast<const uint4*>(static_cast<const char*>(at) - shift);
-      uint32 word[4 * (kWholes + 1)];
+      uint32 piece[4 * (kWholes + 1)];
 #pragma unroll
       for (int i = 0; i <= kWholes; ++i) {
         const uint4 whole = inside && !(Aligned && i == kWholes) ? __ldg(from + i) : uint4{};
-        word[4 * i] = whole.x, word[4 * i + 1] = whole.y, word[4 * i + 2] = whole.z, word[4 * i + 3] = whole.w;
+        piece[4 * i] = whole.x, piece[4 * i + 1] = whole.y, piece[4 * i + 2] = whole.z, piece[4 * i + 3] = whole.w;
       }
       buffer b = load(at, inside ? 0 : count);  // the row's first and last
 #pragma unroll
-      for (int i = 0; i < 4 * kWholes + 2; ++i) word[i] = (shift & 8) != 0 ? word[i + 2] : word[i];
+      for (int i = 0; i < 4 * kWholes + 2; ++i) piece[i] = (shift & 8) != 0 ? piece[i + 2] : piece[i];
 #pragma unroll
-      for (int i = 0; i < 4 * kWholes + 1; ++i) word[i] = (shift & 4) != 0 ? word[i + 1] : word[i];
+      for (int i = 0; i < 4 * kWholes + 1; ++i) piece[i] = (shift & 4) != 0 ? piece[i + 1] : piece[i];
 #pragma unroll
       for (int i = 0; i < 4 * kWholes; ++i)
-        b.pairs[i] |= kSize == 2 ? __funnelshift_r(word[i], word[i + 1], (shift & 2) * 8) : word[i];
+        b.pairs[i] |= kSize == 2 ? __funnelshift_r(piece[i], piece[i + 1], (shift & 2) * 8) : piece[i];
       return b;
     }
-  }
-  // Keeps the compiler from keeping what it made of them: registers are short.
-  static ONEPASS_FUNCTION buffer anew(buffer b) {
-    if constexpr (size_of(D) == 2) {
-#pragma unroll
-      for (int i = 0; i < V / 2; ++i) asm("" : "+r"(b.pairs[i]));
-    }
-    return b;
   }
   template <class T>
   static ONEPASS_FUNCTION pack<T, V> numbers_of(buffer b) {
@@ -461,41 +501,45 @@ struct memory {
   static ONEPASS_FUNCTION void store_in_row(void* at, pack<T, V> value, int count, bool follows, bool leads,
                                             uint32 warp) {
     constexpr int kSize = size_of(D);
-    if constexpr (kAccesses <= 2 || V * kSize != 16) {
+    if constexpr (kAccesses <= 1 || V * kSize != 16) {
       store(at, value, count);
     } else {
       const buffer b = buffer_of(value);
-      const auto shift = static_cast<int>(reinterpret_cast<uint64>(at) & 15);
-      uint32 word[8];  // those of the thread before, and these
+      const int shift = shift_of(at);
+      uint32 piece[8];  // those of the thread before, and these
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        word[i] = __shfl_up_sync(warp, b.pairs[i], 1);
-        word[4 + i] = b.pairs[i];
+        piece[i] = __shfl_up_sync(warp, b.pairs[i], 1);
+        piece[4 + i] = b.pairs[i];
       }
       const bool whole = count == V && (follows || shift == 0);
       const int behind = __shfl_down_sync(warp, static_cast<int>(whole), 1);  // every thread of the warp
       const bool whole_behind = leads && shift != 0 && behind != 0;
       const int left = 16 - shift;  // bytes of the window to leave out
 #pragma unroll
-      for (int i = 0; i < 4; ++i) word[i] = (left & 16) != 0 ? word[i + 4] : word[i];
+      for (int i = 0; i < 4; ++i) piece[i] = (left & 16) != 0 ? piece[i + 4] : piece[i];
 #pragma unroll
-      for (int i = 0; i < 6; ++i) word[i] = (left & 8) != 0 ? word[i + 2] : word[i];
+      for (int i = 0; i < 6; ++i) piece[i] = (left & 8) != 0 ? piece[i + 2] : piece[i];
 #pragma unroll
-      for (int i = 0; i < 5; ++i) word[i] = (left & 4) != 0 ? word[i + 1] : word[i];
+      for (int i = 0; i < 5; ++i) piece[i] = (left & 4) != 0 ? piece[i + 1] : piece[i];
       if constexpr (kSize == 2) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], (left & 2) * 8);
+        for (int i = 0; i < 4; ++i) piece[i] = __funnelshift_r(piece[i], piece[i + 1], (left & 2) * 8);
       }
-      if (whole) *reinterpret_cast<uint4*>(static_cast<char*>(at) - shift) = {word[0], word[1], word[2], word[3]};
+      if (whole) *reinterpret_cast<uint4*>(static_cast<char*>(at) - shift) = {piece[0], piece[1], piece[2], piece[3]};
 #pragma unroll
-      for (int i = 0; i < V; ++i) {
-        const bool done = i * kSize < left ? whole : whole_behind;
-        if (i < count && !done) static_cast<typename stored<D>::type*>(at)[i] = b.numbers[i];
+      for (int i = 0; i < kAccesses; ++i) {
+        const bool done = i * kBytes < left ? whole : whole_behind;
+        if (i * kNumbers < count && !done) static_cast<word*>(at)[i] = b.words[i];
       }
     }
   }
 
  private:
+  // Bytes behind the 16 aligned ones before: a multiple of what an access moves.
+  static ONEPASS_FUNCTION int shift_of(const void* at) {
+    return static_cast<int>(reinterpret_cast<uint64>(at) & (16 - kBytes));
+  }
   template <class Read>
   static ONEPASS_FUNCTION buffer load(const void* at, int count, const Read& read) {
     buffer b;
@@ -506,6 +550,9 @@ struct memory {
     return b;
   }
 };
+
+// Into the second-level cache.
+ONEPASS_FUNCTION void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // Copies in groups: all but the last kPending groups have arrived.
 ONEPASS_FUNCTION void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -519,23 +566,30 @@ ONEPASS_FUNCTION pack<T, V> rounded_to(pack<T, V> a) {
   return memory<D, V, 1>::template numbers_of<T>(memory<D, V, 1>::buffer_of(a));
 }
 
+// What random numbers depend on besides their place.
+struct random_state {
+  uint64 seed, offset;
+};
+ONEPASS_FUNCTION random_state load_random_state(const int64* state) {
+  const auto* words = reinterpret_cast<const long long*>(state);
+  return {static_cast<uint64>(__ldg(words)), static_cast<uint64>(__ldg(words + 1))};
+}
+
 // Where the 16 random bits of V columns from `column` on (a multiple of V; V divides 8; see lane/random.h) are at least
-// the threshold, from 0 to 65536: words are compared whole, with the bits in question on top.
+// the threshold, from 0 to 65536: words are compared whole, with the bits in question on top. Of a threshold of 65536
+// one number in 2^33 does not know.
 template <int V>
-ONEPASS_FUNCTION pack_mask<V> random_at_least(const int64* state, int ordinal, int64 row, int64 column, int64 columns,
+ONEPASS_FUNCTION pack_mask<V> random_at_least(random_state state, int ordinal, int64 row, int64 column, int64 columns,
                                               int threshold) {
   const uint64 group = static_cast<uint64>(row * ((columns + 7) / 8) + column / 8);
-  const auto seed = static_cast<uint64>(__ldg(reinterpret_cast<const long long*>(state))),
-             offset = static_cast<uint64>(__ldg(reinterpret_cast<const long long*>(state) + 1));
-  const philox_words words = random_group(seed, offset, static_cast<uint32>(ordinal), group);
+  const philox_words words = random_group(state.seed, state.offset, static_cast<uint32>(ordinal), group);
   const int first = static_cast<int>(column % 8);
-  const bool any = threshold < 65536;
-  const uint32 least = static_cast<uint32>(threshold) << 16;
+  const uint32 least = threshold < 65536 ? static_cast<uint32>(threshold) << 16 : ~0u;
   pack_mask<V> result;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const uint32 word = words.word[i / 2];
-    if (V == 8 || (i >= first && i < first + V)) result.m[i % V] = any && (i % 2 == 0 ? word << 16 : word) >= least;
+    if (V == 8 || (i >= first && i < first + V)) result.m[i % V] = (i % 2 == 0 ? word << 16 : word) >= least;
   }
   return result;
 }

@@ -238,7 +238,8 @@ ONEPASS_FUNCTION vec<double> erf(vec<double> x) {
   return each_lane(x, [](double a) ONEPASS_LAMBDA { return ::erf(a); });
 }
 
-// --- of short lanes: 2^-16 of the result, and 2^-12 where gelu is all that is asked for.
+// --- of short lanes: 2^-16 of the result, and x · Φ(x) and its derivative by 2^-12 (past x = -4 by less,
+// kTailExponent_f32).
 namespace detail {
 
 // 2^x for -127 <= x <= 128: zero and infinity at the ends.
@@ -264,15 +265,19 @@ ONEPASS_FUNCTION short_lane exp(short_lane x) {
   using L = vec<float>;
   return detail::short_exp2(min(max(x * L(1.44269504f), L(-127.0f)), L(128.0f)));
 }
+// exp(x - shift)
+template <class L>
+ONEPASS_FUNCTION L exp_minus(L x, typename L::scalar shift) {
+  return exp(L(x - L(shift)));
+}
 ONEPASS_FUNCTION short_lane sigmoid(short_lane x) {
   using L = vec<float>;
   return L(1.0f) / (L(1.0f) + exp(short_lane(-x)));
 }
 ONEPASS_FUNCTION short_lane normal_part(short_lane x) {
   using L = vec<float>;
-  const L t = min(abs(x), L(13.25f));
-  const detail::short_tail tail = detail::short_tail_of(t);
-  return max(x, L(0.0f)) - t * (detail::polynomial(tail.s, coefficients::kShorterTail_f32) * (tail.s * tail.e));
+  const L t = min(abs(x), L(13.0f));
+  return max(x, L(0.0f)) - t * detail::short_exp2(detail::polynomial(t, coefficients::kTailExponent_f32));
 }
 ONEPASS_FUNCTION normal_pair<short_lane> normal(short_lane x) {
   using L = vec<float>;
@@ -280,6 +285,12 @@ ONEPASS_FUNCTION normal_pair<short_lane> normal(short_lane x) {
   const detail::short_tail of = detail::short_tail_of(t);
   const L tail = detail::polynomial(of.s, coefficients::kShortTail_f32) * (of.s * of.e);
   return {where(x < L(0.0f), tail, L(1.0f) - tail), where(distance > most, L(0.0f), L(0.39894228f) * of.e)};
+}
+// The derivative of x Φ(x).
+template <class L>
+ONEPASS_FUNCTION L normal_slope(L x) {
+  const normal_pair<L> n = normal(x);
+  return fma(x, n.density, n.cdf);
 }
 
 ONEPASS_END

@@ -28,10 +28,21 @@ constexpr uint32 kPhiloxMultiplier[2] = {0xD2511F53u, 0xCD9E8D57u};
 constexpr uint32 kPhiloxKeyStep[2] = {0x9E3779B9u, 0xBB67AE85u};
 constexpr int kPhiloxRounds = 7;
 
+// Of 32 bits each.
+ONEPASS_FUNCTION constexpr uint64 wide_product(uint32 a, uint32 b) {
+#if defined(__CUDACC__)  // of a constant and a number, NVRTC makes a longer product otherwise
+  uint64 product = 0;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return static_cast<uint64>(a) * b;
+#endif
+}
+
 ONEPASS_FUNCTION constexpr philox_words philox(philox_words counter, uint32 key0, uint32 key1) {
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64 product0 = static_cast<uint64>(kPhiloxMultiplier[0]) * counter.word[0];
-    const uint64 product1 = static_cast<uint64>(kPhiloxMultiplier[1]) * counter.word[2];
+    const uint64 product0 = wide_product(kPhiloxMultiplier[0], counter.word[0]);
+    const uint64 product1 = wide_product(kPhiloxMultiplier[1], counter.word[2]);
     counter = {{static_cast<uint32>(product1 >> 32) ^ counter.word[1] ^ key0, static_cast<uint32>(product1),
                 static_cast<uint32>(product0 >> 32) ^ counter.word[3] ^ key1, static_cast<uint32>(product0)}};
     key0 += kPhiloxKeyStep[0];

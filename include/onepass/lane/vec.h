@@ -104,6 +104,10 @@ template <class T>
 ONEPASS_FUNCTION vec<T> square_root(vec<T> a) {
   return vec<T>(hn::Sqrt(a.raw));
 }
+template <class T>
+ONEPASS_FUNCTION T reciprocal_number(T a) {
+  return T(1) / a;
+}
 ONEPASS_FUNCTION float reciprocal_root(float a) { return 1.0f / ::sqrtf(a); }
 ONEPASS_FUNCTION double reciprocal_root(double a) { return 1.0 / ::sqrt(a); }
 // (a - centre) factor

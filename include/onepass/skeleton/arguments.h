@@ -10,6 +10,17 @@ constexpr int kMaxOperands = 12;
 constexpr int kMaxKeeps = 4;
 constexpr int kMaxParameters = 12;
 
+// For how many of each there is room. A CUDA kernel is compiled with what its line has: what a kernel is called with is
+// sent with every launch.
+#ifndef ONEPASS_OPERANDS
+#define ONEPASS_OPERANDS kMaxOperands
+#define ONEPASS_KEEPS kMaxKeeps
+#define ONEPASS_PARAMETERS kMaxParameters
+#endif
+constexpr int kOperands = ONEPASS_OPERANDS;
+constexpr int kKeeps = ONEPASS_KEEPS;
+constexpr int kParameters = ONEPASS_PARAMETERS;
+
 // A tensor seen as rows. Strides count elements; column_stride is 0 (one number for the row) or 1.
 // A column operand has zero row strides. data is null where a gradient is not wanted.
 struct view {
@@ -28,10 +39,10 @@ struct arguments {
   view x;   // forward and backward: the input, where it is read; backward: the result, where the line resumes there
   view y;   // forward: the result.  backward: its gradient
   view dx;  // backward
-  view operand[kMaxOperands];
-  view operand_gradient[kMaxOperands];  // tensor operands only; column gradients go through column_partial
-  view kept[kMaxKeeps];                 // forward: written.  backward: read where the line resumes there
-  view kept_gradient[kMaxKeeps];
+  view operand[kOperands];
+  view operand_gradient[kOperands];  // tensor operands only; column gradients go through column_partial
+  view kept[kKeeps];                 // forward: written.  backward: read where the line resumes there
+  view kept_gradient[kKeeps];
 
   void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
   void* row_parts;       // CUDA, rows too long for a cluster: [rows][parts][3], as statistics (long_rows.cuda.h)
@@ -41,7 +52,7 @@ struct arguments {
       wants_column;  // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
 
   const int64* dropout_state;  // {seed, offset}
-  double parameter[kMaxParameters];
+  double parameter[kParameters];
 
   int64 task_rows, task_columns;  // CPU: the partition; CUDA: columns of a part of a row. A function of shapes only
   int stream_stores;              // CPU: write past the caches

@@ -112,7 +112,7 @@ ONEPASS_FUNCTION void rowwise_forward_combined(const arguments& a) {
   L* const none = nullptr;
   const auto value = [](int, typename Config::index, int) { return L(T(0)); };
   part_reader<Config> whole{threads, static_cast<const T*>(a.row_parts) + row * parts * kPartNumbers, parts};
-  const stage::pair<T> saved = statistics<Config, Line>(a, static_cast<int>(threadIdx.x), whole, none, value);
+  const stage::pair<T> saved = statistics<Config, Line>(a, static_cast<int>(threadIdx.x), whole, none, value).saved;
   let_next_kernel_begin();
   if (threadIdx.x == 0) save<Line>(a, row, saved);
 }

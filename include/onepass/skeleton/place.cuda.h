@@ -4,10 +4,10 @@
 //   kLanes, kAccess   numbers of a lane; numbers that one access may move (see lane/cuda.h)
 //   kX, kOperand[]    storage types
 //   index             of an element: int where they are few, int64
-//   kCollapsed        rows have one stride
-//   kDense            all tensors are contiguous, but those in kRepeatedOperand (bits), which have one row for all
+//   kDims             leading dimensions that rows are counted in
+//   kDense            tensors that are contiguous (bits, as stream counts them)
+//   kRepeatedOperand  operands of which one row serves all (bits); kAlignedOperand: and that begin at 16 bytes
 //   kExact            no lane reaches past its row's end; kWholeLanes (rowwise): of a thread's lanes, so many do not
-//   kAlignedOperand   those of them that begin at 16 bytes (bits)
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
 //   kWantsColumn, kWantsTensor (bits by operand), kWantsDx
 //   kStages, kThreads, kHeldLanes, kStreams, kBroughtOnce   rowwise: see stream below
@@ -44,19 +44,19 @@ class place {
   using lane = pack<T, V>;
   using index = typename Config::index;
 
-  explicit ONEPASS_FUNCTION place(const arguments& a) : a_(a) {}
+  explicit ONEPASS_FUNCTION place(const arguments& a) : a_(a) {
+    if constexpr (Line::dropouts > 0) random_ = load_random_state(a.dropout_state);
+  }
 
   ONEPASS_FUNCTION void set_row(index row) {
     row_ = row;
-    if constexpr (!Config::kCollapsed) {
 #pragma unroll
-      for (int d = kMaxDims - 1; d > 0; --d) {
-        const auto size = static_cast<index>(a_.size[d]);
-        digit_[d] = row % size;
-        row /= size;
-      }
-      digit_[0] = row;
+    for (int d = kMaxDims - 1; d > kMaxDims - Config::kDims; --d) {
+      const auto size = static_cast<index>(a_.size[d]), rest = row / size;
+      digit_[d] = row - rest * size;
+      row = rest;
     }
+    digit_[kMaxDims - Config::kDims] = row;
   }
   // Whether the row exists: nothing of another is read, written or summed.
   ONEPASS_FUNCTION void set_row(index row, bool exists) {
@@ -95,15 +95,10 @@ class place {
     bring_kept(number<0>());
   }
   ONEPASS_FUNCTION void bring_once() const { bring_once(number<0>()); }
+  // Asks for what all rows share: it is needed late, and then at once.
+  ONEPASS_FUNCTION void announce_repeated() const { announce_repeated(number<0>()); }
 
   ONEPASS_FUNCTION lane x() const { return read<Config::kX, Config::kSingleX, stream::x>(a_.x); }
-  // x as it lies in memory.
-  ONEPASS_FUNCTION auto stored_x() const {
-    using memory_of = memory<Config::kX, V, Config::kAccess>;
-    if constexpr (streamed<stream::x>())
-      return memory_of::load_written(copy_ + nth<stream::x>() * kStreamBytes, count_);
-    else return load<memory_of>(address<Config::kX>(a_.x));
-  }
   ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY, stream::y>(a_.y); }
   ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX>(a_.y, v); }
   ONEPASS_FUNCTION void store_dx(lane v) const {
@@ -143,7 +138,7 @@ class place {
   }
   template <class L, int K>
   ONEPASS_FUNCTION pack_mask<V> keeps(int threshold) const {
-    return random_at_least<V>(a_.dropout_state, K, row_, column_, a_.columns, threshold);
+    return random_at_least<V>(random_, K, row_, column_, a_.columns, threshold);
   }
   template <class L>
   ONEPASS_FUNCTION L column() const {
@@ -196,23 +191,22 @@ class place {
     return !Quiet && ((Config::kWantsColumn | Config::kWantsTensor) >> I & 1) != 0;
   }
   ONEPASS_FUNCTION int64 offset(const view& v) const {
-    if constexpr (Config::kCollapsed) return row_ * v.stride[kMaxDims - 1];
     int64 sum = 0;
 #pragma unroll
-    for (int d = 0; d < kMaxDims; ++d) sum += digit_[d] * v.stride[d];
+    for (int d = kMaxDims - Config::kDims; d < kMaxDims; ++d) sum += digit_[d] * v.stride[d];
     return sum;
   }
+  template <stream S>
+  static constexpr __device__ bool dense() {
+    return (Config::kDense >> static_cast<int>(S) & 1) != 0;
+  }
   // Of this lane in a tensor whose rows are not single numbers.
-  template <dtype D, bool Repeated = false>
+  template <dtype D, bool Dense, bool Repeated = false>
   ONEPASS_FUNCTION auto address(const view& v) const {
     auto* data = static_cast<typename stored<D>::type*>(v.data);
     if constexpr (Repeated) return data + column_;
-    else if constexpr (Config::kDense) return data + (row_ * static_cast<index>(a_.columns) + column_);
+    else if constexpr (Dense) return data + (row_ * static_cast<index>(a_.columns) + column_);
     else return data + (offset(v) + column_);
-  }
-  template <class Memory, bool Aligned = false>
-  ONEPASS_FUNCTION auto load(const void* at) const {
-    return Memory::template load_in_row<Aligned>(at, count_, column_, a_.columns - column_);
   }
   template <dtype D, bool Single, stream S, bool Repeated = false, bool Aligned = false>
   ONEPASS_FUNCTION lane read(const view& v) const {
@@ -223,14 +217,17 @@ class place {
       const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
       return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
     } else {
-      return memory_of::template numbers_of<T>(load < memory_of, Repeated && Aligned > (address<D, Repeated>(v)));
+      constexpr bool kAligned = Repeated && Aligned;
+      const auto* at = address<D, dense<S>(), Repeated>(v);
+      return memory_of::template numbers_of<T>(
+          memory_of::template load_in_row<kAligned>(at, count_, column_, static_cast<index>(a_.columns) - column_));
     }
   }
   template <dtype D>
-  ONEPASS_FUNCTION void write(const view& v, lane value) const {  // all threads of a warp at once
+  ONEPASS_FUNCTION void write(const view& v, lane value) const {  // all threads of a warp at once; results are dense
     constexpr uint32 kAll = 0xffffffffu, kLast = Config::kThreads % 32 == 0 ? kAll : (1u << Config::kThreads % 32) - 1;
     const auto thread = static_cast<int>(threadIdx.x), across = thread % Config::kAcross;
-    memory<D, V, Config::kAccess>::store_in_row(address<D>(v), value, count_, across > 0 && thread % 32 > 0,
+    memory<D, V, Config::kAccess>::store_in_row(address<D, true>(v), value, count_, across > 0 && thread % 32 > 0,
                                                 across < Config::kAcross - 1 && thread % 32 < 31,
                                                 thread / 32 < Config::kThreads / 32 ? kAll : kLast);
   }
@@ -246,14 +243,15 @@ class place {
   template <stream S>
   ONEPASS_FUNCTION void bring(const view& v) const {  // a stream's numbers are as wide as x's
     if constexpr (streamed<S>()) {
-      memory<Config::kX, V, Config::kAccess>::copy(copy_ + nth<S>() * kStreamBytes, address<Config::kX>(v), count_);
+      memory<Config::kX, V, Config::kAccess>::copy(copy_ + nth<S>() * kStreamBytes, address<Config::kX, dense<S>()>(v),
+                                                   count_);
     }
   }
   template <int I>
   struct number {};
   template <int I>
   ONEPASS_FUNCTION void bring_operands(number<I>) const {
-    if constexpr (I < kMaxOperands) {
+    if constexpr (I < kOperands) {
       bring<stream::operand + I>(a_.operand[I]);
       bring_operands(number<I + 1>());
     }
@@ -268,17 +266,26 @@ class place {
   }
   template <int I>
   ONEPASS_FUNCTION void bring_once(number<I>) const {
-    if constexpr (I < kMaxOperands) {
+    if constexpr (I < kOperands) {
       if constexpr (brought_once<I>()) {
         memory<Config::kX, V, Config::kAccess>::copy(once_ + nth_once<I>() * kStreamBytes,
-                                                     address<Config::kOperand[I], true>(a_.operand[I]), count_);
+                                                     address<Config::kOperand[I], false, true>(a_.operand[I]), count_);
       }
       bring_once(number<I + 1>());
     }
   }
+  template <int I>
+  ONEPASS_FUNCTION void announce_repeated(number<I>) const {
+    if constexpr (I < kOperands) {
+      if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !brought_once<I>()) {
+        if (count_ > 0) prefetch(address<Config::kOperand[I], false, true>(a_.operand[I]));
+      }
+      announce_repeated(number<I + 1>());
+    }
+  }
   template <int K>
   ONEPASS_FUNCTION void bring_kept(number<K>) const {
-    if constexpr (K < kMaxKeeps) {
+    if constexpr (K < kKeeps) {
       bring<stream::kept + K>(a_.kept[K]);
       bring<stream::kept_gradient + K>(a_.kept_gradient[K]);
       bring_kept(number<K + 1>());
@@ -288,6 +295,7 @@ class place {
   const arguments& a_;
   index row_ = 0, column_ = 0;
   index digit_[kMaxDims];
+  random_state random_{};
   int count_ = 0;
   bool exists_ = true;
   char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;

@@ -9,7 +9,7 @@
 ONEPASS_BEGIN
 
 // Numbers that a reduction combines. A way of combining has none(), which changes nothing; next_level() says that what
-// it combines next is made of twice as many.
+// it combines next is made of twice as many; it may have a way of its own for the threads of a warp, in_warp.
 template <class T, int N>
 struct numbers {
   T v[N];
@@ -78,6 +78,21 @@ ONEPASS_FUNCTION T shift_of(T largest) {
   return largest == static_cast<T>(-kInfinity) ? T(0) : largest;
 }
 struct merge_exponentials {
+  // Of `width` threads of a warp at once: each scales its sum once.
+  template <class T>
+  static ONEPASS_FUNCTION numbers<T, 2> in_warp(numbers<T, 2> own, int width) {
+    T largest = own.v[0];
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      if (distance < width) largest = max_number(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+    }
+    T sum = own.v[1] * exp_minus_number(own.v[0], shift_of(largest));
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      if (distance < width) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    }
+    return {{largest, sum}};
+  }
   ONEPASS_FUNCTION void next_level() {}
   template <class T, int N>
   static ONEPASS_FUNCTION numbers<T, N> none() {
@@ -86,7 +101,7 @@ struct merge_exponentials {
   template <class T>
   ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
     const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
-    return {{largest, a.v[1] * exp_number(a.v[0] - shift) + b.v[1] * exp_number(b.v[0] - shift)}};
+    return {{largest, a.v[1] * exp_minus_number(a.v[0], shift) + b.v[1] * exp_minus_number(b.v[0], shift)}};
   }
 };
 
@@ -245,16 +260,20 @@ class row_threads {
  private:
   template <int N, class Combine>
   static ONEPASS_FUNCTION numbers<T, N> in_warp(numbers<T, N> own, Combine& combine, int width) {
+    if constexpr (requires { Combine::in_warp(own, width); }) {
+      return Combine::in_warp(own, width);
+    } else {
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      if (distance >= width) continue;
-      numbers<T, N> other;
+      for (int distance = 16; distance > 0; distance /= 2) {
+        if (distance >= width) continue;
+        numbers<T, N> other;
 #pragma unroll
-      for (int i = 0; i < N; ++i) other.v[i] = __shfl_xor_sync(0xffffffffu, own.v[i], distance);
-      own = combine(own, other);
-      combine.next_level();
+        for (int i = 0; i < N; ++i) other.v[i] = __shfl_xor_sync(0xffffffffu, own.v[i], distance);
+        own = combine(own, other);
+        combine.next_level();
+      }
+      return own;
     }
-    return own;
   }
   slots& shared_;
   const int row_;

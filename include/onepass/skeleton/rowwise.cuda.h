@@ -4,8 +4,7 @@
 // from the copies that row_copies brought, and may go through the next row's lanes while this row's statistics are on
 // their way (kAhead). Rows that are too long for both are in long_rows.cuda.h.
 //
-// Config, besides place.cuda.h's: kAcross, kDown, kCluster, kHeldLanes, kComputesAgain, kAhead, kSumsInRegisters;
-// kHoldsStored: the held values are numbers of x's type, and held so.
+// Config, besides place.cuda.h's: kAcross, kDown, kCluster, kHeldLanes, kComputesAgain, kAhead, kSumsInRegisters.
 #pragma once
 
 #include "onepass/skeleton/elementwise.cuda.h"
@@ -43,7 +42,7 @@ class thread_row {
  public:
   using T = typename Config::arithmetic;
   using lane = pack<T, Config::kLanes>;
-  static constexpr bool kHeld = Threads::kAtOnce && !Config::kComputesAgain && !Config::kHoldsStored;
+  static constexpr bool kHeld = Threads::kAtOnce && !Config::kComputesAgain;
 
   ONEPASS_FUNCTION thread_row(const arguments& a, int across, Threads& threads, lane* held, const Value& value,
                               typename Config::index first)
@@ -54,7 +53,7 @@ class thread_row {
     lane total(T(0));
     each([&](int k, typename Config::index column, int count) {
       const lane value = where(first_n<lane>(count), value_(k, column, count), lane(T(0)));
-      total = fma(value, value, total);
+      total = k == 0 ? value * value : fma(value, value, total);
     });
     return threads_.reduce(numbers<T, 1>{{sum_lanes(total)}}, plus()).v[0];
   }
@@ -71,14 +70,15 @@ class thread_row {
                                      : (size > T(0) ? reciprocal_number(size) : T(0));
     lane total(T(0));
     each([&](int k, typename Config::index column, int count) {
-      total = total + where(first_n<lane>(count), value_(k, column, count), lane(T(0)));
+      const lane value = where(first_n<lane>(count), value_(k, column, count), lane(T(0)));
+      total = k == 0 ? value : total + value;
     });
     const T mean = sum_lanes(total) * inverse;
     lane first(T(0)), second(T(0));
     each([&](int k, typename Config::index column, int count) {
       const lane centred = where(first_n<lane>(count), value_(k, column, count) - lane(mean), lane(T(0)));
-      if constexpr (!kShort) first = first + centred;
-      second = fma(centred, centred, second);
+      if constexpr (!kShort) first = k == 0 ? centred : first + centred;
+      second = k == 0 ? centred * centred : fma(centred, centred, second);
     });
     const T off = sum_lanes(first), rest = off * inverse;  // what rounding took from the mean
     const T squares = sum_lanes(second) - rest * off;
@@ -91,29 +91,28 @@ class thread_row {
       return {all.v[0], all.v[1] * inverse_columns()};
     }
   }
-  // Each thread has its own shift at first.
+  // Each thread has its own shift at first, and keeps it in what it holds.
   ONEPASS_FUNCTION stage::pair<T> exponentials() {
     const lane lowest(static_cast<T>(-kInfinity));
     lane best = lowest;
     each([&](int k, typename Config::index column, int count) {
-      best = ONEPASS_TARGET::max(best, where(first_n<lane>(count), value_(k, column, count), lowest));
+      const lane value = where(first_n<lane>(count), value_(k, column, count), lowest);
+      best = k == 0 ? value : ONEPASS_TARGET::max(best, value);
     });
     const T largest = max_lanes(best), shift = shift_of(largest);
     lane total(T(0));
     each([&](int k, typename Config::index column, int count) {
-      const lane value = exp(value_(k, column, count) - lane(shift));
+      const lane value = exp_minus(value_(k, column, count), shift);
       if constexpr (kHeld) held_[k] = value;
-      total = total + where(first_n<lane>(count), value, lane(T(0)));
+      const lane present = where(first_n<lane>(count), value, lane(T(0)));
+      total = k == 0 ? present : total + present;
     });
     const auto all = threads_.reduce(numbers<T, 2>{{largest, sum_lanes(total)}}, merge_exponentials());
     const T whole_shift = shift_of(all.v[0]);
-    if constexpr (kHeld) {
-      const lane rescaled(exp_number(shift - whole_shift));
-#pragma unroll
-      for (int k = 0; k < Config::kHeldLanes; ++k) held_[k] = held_[k] * rescaled;
-    }
+    if constexpr (kHeld) held_factor_ = exp_minus_number(shift, whole_shift);
     return {whole_shift, all.v[1]};
   }
+  ONEPASS_FUNCTION T held_factor() const { return held_factor_; }
 
  private:
   template <class Body>
@@ -126,18 +125,26 @@ class thread_row {
   lane* held_;
   const Value& value_;
   const typename Config::index first_;
+  T held_factor_ = T(1);
 };
 
-// The row's statistics, or those of the lanes from column `first` on.
+// The row's statistics, or those of the lanes from column `first` on, and what the values that this thread holds are
+// still to be multiplied by.
+template <class T>
+struct row_statistics {
+  stage::pair<T> saved;
+  T held_factor;
+};
 template <class Config, class Line, class Threads, class Value>
-ONEPASS_FUNCTION stage::pair<typename Config::arithmetic> statistics(
+ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
     const arguments& a, int across, Threads& threads, pack<typename Config::arithmetic, Config::kLanes>* held,
     const Value& value, typename Config::index first = 0) {
   using T = typename Config::arithmetic;
   T parameter = T(0);
   if constexpr (Line::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Line::row_parameter]);
   thread_row<Config, Threads, Value> row(a, across, threads, held, value, first);
-  return Line::row::statistics(row, parameter);
+  const stage::pair<T> saved = Line::row::statistics(row, parameter);
+  return {saved, row.held_factor()};
 }
 
 // What statistics are saved, [statistics][rows].
@@ -244,8 +251,7 @@ template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kLanes>;
-  using memory_of_x = memory<Config::kX, Config::kLanes, Config::kAccess>;
-  constexpr bool kHeld = !Config::kComputesAgain, kStored = Config::kHoldsStored;
+  constexpr bool kHeld = !Config::kComputesAgain;
   __shared__ typename row_threads<Config>::slots shared;
   extern __shared__ __align__(128) double dynamic[];
   row_threads<Config> threads(shared);
@@ -253,11 +259,16 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
   place<Config, Line> at(a);
   at.set_copies(reinterpret_cast<char*>(dynamic));
   row_copies<Config, Line> copies(a, reinterpret_cast<char*>(dynamic), thread.across, thread.first, thread.step);
-  L held[kHeld && !kStored ? Config::kHeldLanes : 1];
-  typename memory_of_x::buffer stored[kStored ? Config::kHeldLanes : 1];
+  if (Config::kRepeatedOperand != 0 && blockIdx.x == 0) {  // all blocks at once would wait for each other
+    for_lanes<Config>(a, thread.across, [&](int, typename Config::index column, int count) {
+      at.set_column(column, count);
+      at.announce_repeated();
+    });
+  }
+  L held[kHeld ? Config::kHeldLanes : 1];
+  T held_factor = T(1);
   const auto value = [&](int k, typename Config::index column, int count) {
-    if constexpr (kStored) return memory_of_x::template numbers_of<T>(memory_of_x::anew(stored[k]));
-    else if constexpr (kHeld) return held[k];
+    if constexpr (kHeld) return held[k];
     at.set_column(column, count);
     at.set_lane(k);
     return Line::pre::recompute(at.x(), at);
@@ -271,28 +282,29 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
           for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
             at.set_column(column, count);
             at.set_lane(k);
-            if constexpr (kStored && same_type<typename Line::pre, chain<>>) stored[k] = at.stored_x();
-            else if constexpr (kStored) stored[k] = memory_of_x::buffer_of(Line::pre::forward(at.x(), at));
-            else held[k] = Line::pre::forward(at.x(), at);
+            held[k] = Line::pre::forward(at.x(), at);
           });
         }
         if constexpr (!Config::kAhead) {
-          return statistics<Config, Line>(a, thread.across, threads, held, value);
+          const auto of_row = statistics<Config, Line>(a, thread.across, threads, held, value);
+          held_factor = of_row.held_factor;
+          return of_row.saved;
         } else {
           sender<Config> half{threads};
-          return statistics<Config, Line>(a, thread.across, half, held, value);
+          return statistics<Config, Line>(a, thread.across, half, held, value).saved;
         }
       },
       [&](int64 row, int stage, stage::pair<T> saved) {
         const bool exists = Config::kDown == 1 || row < a.rows;
         if constexpr (Config::kAhead) {
           receiver<Config> half{threads};
-          saved = statistics<Config, Line>(a, thread.across, half, held, value);
+          saved = statistics<Config, Line>(a, thread.across, half, held, value).saved;
           at.set_row(row, exists);
           at.set_stage(stage);
         }
         if (Config::kSavesStatistics && exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0))
           save<Line>(a, row, saved);
+        if constexpr (kHeld) saved.second = saved.second * held_factor;
         for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
           at.set_lane(k);
@@ -332,6 +344,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
   using L = pack<T, Config::kLanes>;
   using place_of = place<Config, Line>;
   constexpr int kHolds = Config::kHeldLanes, kSums = kSlots < Config >> 0 ? kSlots<Config> : 1;
+  constexpr int kTotals = Line::row::about.sums;
   __shared__ typename row_threads<Config>::slots shared;
   extern __shared__ __align__(128) double dynamic[];
   row_threads<Config> threads(shared);
@@ -365,7 +378,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
   };
   stage::pair<T> next_saved = saved_at(thread.first);
   stage::terms<L> held[Config::kComputesAgain ? 1 : kHolds];
-  numbers<T, 2> totals;
+  numbers<T, kTotals> totals;
   for_rows<Config>(
       a, thread, copies,
       [&](int64 row, int stage) {
@@ -383,7 +396,9 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
           Line::row::add_terms(here.first, where(first_n<L>(count), here.second, L(T(0))), total);
         });
         plus combine;
-        totals = threads.send(numbers<T, 2>{{sum_lanes(total.first), sum_lanes(total.second)}}, combine);
+        totals.v[0] = sum_lanes(total.first);
+        if constexpr (kTotals > 1) totals.v[1] = sum_lanes(total.second);
+        totals = threads.send(totals, combine);
         return saved;
       },
       [&](int64 row, int stage, stage::pair<T> saved) {
@@ -405,7 +420,8 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
           } else {
             here = held[k];
           }
-          finish_lane<Config, Line>(a, at, here, saved, stage::pair<T>{totals.v[0], totals.v[1]});
+          finish_lane<Config, Line>(a, at, here, saved,
+                                    stage::pair<T>{totals.v[0], kTotals > 1 ? totals.v[kTotals - 1] : T(0)});
         });
       });
   let_next_kernel_begin();

@@ -66,7 +66,7 @@ struct gelu {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    return dy * both(x).slope;
+    return dy * normal_slope(x);
   }
 };
 

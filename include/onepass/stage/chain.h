@@ -118,7 +118,6 @@ struct chain;
 template <>
 struct chain<> {
   static constexpr bool resumes = false;
-  static constexpr bool gives_stored = true;                   // whether the result is a number of x's type
   static constexpr bool needs_input = false;                   // whether backward reads the value that enters the chain
   static constexpr int flops = 0;                              // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0;  // as many as the words so far have counted
@@ -140,7 +139,6 @@ template <class Head, class... Tail>
 struct chain<Head, Tail...> {
   using tail = chain<Tail...>;
   static constexpr bool resumes = Head::resumes || tail::resumes;
-  static constexpr bool gives_stored = sizeof...(Tail) == 0 ? Head::about.kind == word_kind::keep : tail::gives_stored;
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
   static constexpr int flops = Head::flops + tail::flops;
   static constexpr int operands = larger(Head::operands, tail::operands);

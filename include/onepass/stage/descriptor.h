@@ -39,6 +39,7 @@ struct descriptor {
   bool operand_gradient_is_dy = false;    // d operand is dy itself
   bool operand_gradient_is_dy_x = false;  // d operand is dy times what stood before the word
   int statistics = 0;                     // numbers saved per row (row words)
+  int sums = 2;                           // over the row, that backward needs (row words)
   int flops_recompute = 0;                // of the result from x and statistics (row words)
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
   int flops_forward = 1;                  // per element

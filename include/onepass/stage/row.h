@@ -7,9 +7,10 @@
 //   squares()               Σ value²
 //   moments()               mean and variance
 //   exponentials()          the largest value (0 where that is -infinity) and Σ exp(value - largest). Where Row::kHeld,
-//                           exp(value - largest) takes the place of each value
-// Statistics are two passes over values on chip, never E[x²] - mean². add_terms adds a lane to the two sums over the
-// row that backward needs. backward's last argument is 1 / the row's length.
+//                           exp(value - largest) takes the place of each value, but for a factor that the skeleton
+//                           gives to what forward multiplies by, the second of `saved`
+// Statistics are two passes over values on chip, never E[x²] - mean². add_terms adds a lane to the sums over the row
+// that backward needs, about.sums of them. backward's last argument is 1 / the row's length.
 #if defined(ONEPASS_STAGE_ROW_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_STAGE_ROW_H_
 #undef ONEPASS_STAGE_ROW_H_
@@ -95,6 +96,7 @@ struct rms_norm {
                                     .parameter = "eps",
                                     .parameter_default = kMachineEpsilon,
                                     .statistics = 1,
+                                    .sums = 1,
                                     .flops_recompute = 1,
                                     .flops_forward = 4,
                                     .flops_backward = 8,
@@ -127,6 +129,7 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
   static constexpr descriptor about{.name = "softmax",
                                     .kind = word_kind::row,
                                     .statistics = 2,
+                                    .sums = 1,
                                     .flops_recompute = 10,
                                     .backward_from_result = true,
                                     .flops_forward = 12,
@@ -136,7 +139,7 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
   template <class Row, class T>
   static ONEPASS_FUNCTION pair<T> statistics(Row& row, T) {
     const pair<T> of = row.exponentials();
-    return {of.first, of.second == T(0) ? T(0) : T(1) / of.second};
+    return {of.first, of.second == T(0) ? T(0) : reciprocal_number(of.second)};
   }
   template <class Row, class L, class T>
   static ONEPASS_FUNCTION L forward(L u, pair<T> saved) {
@@ -145,7 +148,7 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
   }
   template <class L, class T>
   static ONEPASS_FUNCTION L recompute(L u, pair<T> saved) {
-    return exp(L(u - L(saved.first))) * L(saved.second);
+    return exp_minus(u, saved.first) * L(saved.second);
   }
   template <class L>
   static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {

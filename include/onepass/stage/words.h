@@ -150,7 +150,8 @@ struct dropout {  // keeps: which numbers stay, those whose 16 random bits, a pu
   template <class L, class Mask>
   static ONEPASS_FUNCTION L forward(L x, Mask keeps, typename L::scalar p) {
     using T = typename L::scalar;
-    return where(keeps, x * L(T(65536) / (T(65536) - static_cast<T>(threshold(p)))), L(0));
+    const T kept = T(65536) - static_cast<T>(threshold(p));
+    return where(keeps, x * L(kept > T(0) ? T(65536) * reciprocal_number(kept) : T(0)), L(0));
   }
   template <class L, class Mask>
   static ONEPASS_FUNCTION L backward(L dy, Mask keeps, typename L::scalar p) {
