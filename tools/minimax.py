@@ -274,13 +274,12 @@ def header() -> str:
     comment = f"Φ(-t) = exp(-t²/2) p(t) / q(t) on [0, 13.3], relative error {nstr(fit.error, 2)}; exact at 0."
     out += [array("kTailNumerator_f32", fit.numerator, 32, comment)]
     out += [array("kTailDenominator_f32", fit.denominator, 32, "q")]
-    fit, shorter = short_tail(5), short_tail(3)
+    fit = short_tail(5)
     slope = f"{float(SHORT_TAIL_SLOPE):g}"
     out += [
         f"// Φ(-t) = exp(-t²/2) s p(s) with s = 1 / (1 + {slope} t) on [0, 13.3], relative error {nstr(fit.error, 2)}.",
         f"constexpr float kShortTailSlope_f32 = {literal(rounded(SHORT_TAIL_SLOPE, 32), 32)};",
         array("kShortTail_f32", fit.numerator, 32, "p").split("\n", 1)[1],
-        array("kShorterTail_f32", shorter.numerator, 32, f"The same, relative error {nstr(shorter.error, 2)}."),
     ]
     fit = tail_exponent()
     comment = f"Φ(-t) = 2^p(t) on [0, 13], relative error {nstr(fit.error, 2)} up to 4, at most 32 times that behind."

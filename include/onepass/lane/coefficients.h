@@ -33,8 +33,6 @@ constexpr float kTailDenominator_f32[] = {1.5f, 2.5018308f, 1.788701f, 0.6947567
 // Φ(-t) = exp(-t²/2) s p(s) with s = 1 / (1 + 0.3 t) on [0, 13.3], relative error 7.3e-6.
 constexpr float kShortTailSlope_f32 = 0.3f;
 constexpr float kShortTail_f32[] = {0.1200998f, 0.113470644f, 0.14526904f, -0.018935202f, 0.21777406f, -0.07767471f};
-// The same, relative error 0.00023.
-constexpr float kShorterTail_f32[] = {0.118204355f, 0.13747837f, 0.03558736f, 0.20884499f};
 // Φ(-t) = 2^p(t) on [0, 13], relative error 0.00014 up to 4, at most 32 times that behind.
 constexpr float kTailExponent_f32[] = {-1.0002005f, -1.1485988f, -0.46413964f, -0.04940057f, 0.0067677004f,
                                        -0.0005907166f, 2.8765871e-05f, -5.8734184e-07f};

@@ -2,7 +2,7 @@
 // rows.
 #pragma once
 
-#include "onepass/lane/cuda.h"
+#include "onepass/lane/memory.cuda.h"
 #include "onepass/skeleton/arguments.h"
 
 namespace onepass {

@@ -1,7 +1,7 @@
 // Where a chain stands on CUDA: a row, and one thread's columns. All that can be known when the kernel is compiled is
 // in Config, which src/cuda/source.cc writes:
 //   arithmetic        float or double
-//   kLanes, kAccess   numbers of a lane; numbers that one access may move (see lane/cuda.h)
+//   kLanes, kAccess   numbers of a lane; numbers that one access may move (see lane/memory.cuda.h)
 //   kX, kOperand[]    storage types
 //   index             of an element: int where they are few, int64
 //   kDims             leading dimensions that rows are counted in
@@ -13,7 +13,7 @@
 //   kStages, kThreads, kHeldLanes, kStreams, kBroughtOnce   rowwise: see stream below
 #pragma once
 
-#include "onepass/lane/cuda.h"
+#include "onepass/lane/memory.cuda.h"
 #include "onepass/skeleton/arguments.h"
 #include "onepass/stage/chain.h"
 #include "onepass/stage/row.h"

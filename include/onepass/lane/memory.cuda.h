@@ -1,0 +1,282 @@
+// A CUDA lane in memory: storage types, loads and stores that suit its alignment, copies to shared memory, and the
+// order of one kernel behind another. No CUDA header is needed: conversions are single PTX instructions.
+#pragma once
+
+#include "onepass/lane/cuda.h"
+
+ONEPASS_BEGIN
+
+template <dtype D>
+struct stored;
+template <>
+struct stored<dtype::f32> {
+  using type = float;
+};
+template <>
+struct stored<dtype::f64> {
+  using type = double;
+};
+template <>
+struct stored<dtype::bf16> {
+  using type = uint16;
+};
+template <>
+struct stored<dtype::f16> {
+  using type = uint16;
+};
+template <>
+struct stored<dtype::boolean> {
+  using type = uint8;
+};
+
+template <dtype D, class T>
+ONEPASS_FUNCTION T from_storage(typename stored<D>::type s) {
+  if constexpr (D == dtype::bf16) {
+    return static_cast<T>(__uint_as_float(static_cast<uint32>(s) << 16));
+  } else if constexpr (D == dtype::f16) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(s));
+    return static_cast<T>(x);
+  } else if constexpr (D == dtype::boolean) {
+    return s ? T(1) : T(0);
+  } else {
+    return static_cast<T>(s);
+  }
+}
+
+template <dtype D, class T>
+ONEPASS_FUNCTION typename stored<D>::type to_storage(T x) {
+  if constexpr (D == dtype::bf16) {
+    uint16 s;
+    if constexpr (sizeof(T) == 8)
+      asm("{ .reg .f32 f; cvt.rn.f32.f64 f, %1; cvt.rn.bf16.f32 %0, f; }" : "=h"(s) : "d"(x));
+    else asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(s) : "f"(x));
+    return s;
+  } else if constexpr (D == dtype::f16) {
+    uint16 s;
+    if constexpr (sizeof(T) == 8) asm("cvt.rn.f16.f64 %0, %1;" : "=h"(s) : "d"(x));
+    else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(s) : "f"(x));
+    return s;
+  } else {
+    return static_cast<typename stored<D>::type>(x);
+  }
+}
+
+// Two numbers of 16 bits in one instruction.
+template <dtype D>
+ONEPASS_FUNCTION uint32 pair_to_storage(float low, float high) {
+  uint32 both;
+  if constexpr (D == dtype::bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+template <int Bytes>
+struct access;
+template <>
+struct access<1> {
+  using type = uint8;
+};
+template <>
+struct access<2> {
+  using type = uint16;
+};
+template <>
+struct access<4> {
+  using type = uint32;
+};
+template <>
+struct access<8> {
+  using type = uint2;
+};
+template <>
+struct access<16> {
+  using type = uint4;
+};
+
+// V numbers as they lie in memory, moved in accesses of at most E numbers and 16 bytes. E divides the row and its
+// alignment, so that no access straddles the row's end: `count` cuts at whole accesses.
+template <dtype D, int V, int E>
+struct memory {
+  static constexpr int kBytes = E * size_of(D) < 16 ? E * size_of(D) : 16;
+  static constexpr int kNumbers = kBytes / size_of(D);
+  static constexpr int kAccesses = V / kNumbers;
+  using word = typename access<kBytes>::type;
+  union buffer {
+    word words[kAccesses];
+    typename stored<D>::type numbers[V];
+    uint32 pairs[V * size_of(D) < 4 ? 1 : V * size_of(D) / 4];  // of numbers of 16 bits; any four bytes
+  };
+
+  // From global memory that no one writes while the kernel runs: loads may pass stores.
+  static ONEPASS_FUNCTION buffer load(const void* at, int count) {
+    return load(at, count, [](const word* from) { return __ldg(from); });
+  }
+  // From memory that threads write.
+  static ONEPASS_FUNCTION buffer load_written(const void* at, int count) {
+    return load(at, count, [](const word* from) { return *from; });
+  }
+  // As load, where a row has `before` numbers in front of these and `after` from the first of these on. Where accesses
+  // would be small and many, numbers inside the row come in whole aligned 16 bytes. Aligned: these themselves are.
+  template <bool Aligned, class Index>
+  static ONEPASS_FUNCTION buffer load_in_row(const void* at, int count, Index before, Index after) {
+    constexpr int kSize = size_of(D), kWholes = V * kSize / 16;
+    if constexpr (kAccesses <= 1 || V * kSize % 16 != 0) {
+      return load(at, count);
+    } else {
+      const int shift = Aligned ? 0 : shift_of(at);
+      const bool inside =
+          count == V && (Aligned || (before >= shift / kSize && after >= (16 * (kWholes + 1) - shift) / kSize));
+      const auto* from = reinterpret_cast<const uint4*>(static_cast<const char*>(at) - shift);
+      uint32 piece[4 * (kWholes + 1)];
+#pragma unroll
+      for (int i = 0; i <= kWholes; ++i) {
+        const uint4 whole = inside && !(Aligned && i == kWholes) ? __ldg(from + i) : uint4{};
+        piece[4 * i] = whole.x, piece[4 * i + 1] = whole.y, piece[4 * i + 2] = whole.z, piece[4 * i + 3] = whole.w;
+      }
+      buffer b = load(at, inside ? 0 : count);  // the row's first and last
+#pragma unroll
+      for (int i = 0; i < 4 * kWholes + 2; ++i) piece[i] = (shift & 8) != 0 ? piece[i + 2] : piece[i];
+#pragma unroll
+      for (int i = 0; i < 4 * kWholes + 1; ++i) piece[i] = (shift & 4) != 0 ? piece[i + 1] : piece[i];
+#pragma unroll
+      for (int i = 0; i < 4 * kWholes; ++i)
+        b.pairs[i] |= kSize == 2 ? __funnelshift_r(piece[i], piece[i + 1], (shift & 2) * 8) : piece[i];
+      return b;
+    }
+  }
+  template <class T>
+  static ONEPASS_FUNCTION pack<T, V> numbers_of(buffer b) {
+    pack<T, V> result;
+#pragma unroll
+    for (int i = 0; i < V; ++i) result.v[i] = from_storage<D, T>(b.numbers[i]);
+    return result;
+  }
+
+  // Into shared memory; the data are there after wait_for_copy_groups, for the thread that asked.
+  static ONEPASS_FUNCTION void copy(void* to, const void* from, int count) {
+#pragma unroll
+    for (int i = 0; i < kAccesses; ++i) {
+      if (i * kNumbers >= count) continue;
+      word* target = static_cast<word*>(to) + i;
+      const word* source = static_cast<const word*>(from) + i;
+      if constexpr (kBytes >= 4) {
+        const auto address = static_cast<uint32>(__cvta_generic_to_shared(target));
+        // What was read from the place before is read before.
+        if constexpr (kBytes == 16)
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source) : "memory");
+        else
+          asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(kBytes) : "memory");
+      } else {
+        *target = *source;
+      }
+    }
+  }
+
+  template <class T>
+  static ONEPASS_FUNCTION buffer buffer_of(pack<T, V> value) {
+    buffer b;
+    if constexpr (size_of(D) == 2 && sizeof(T) == 4 && V % 2 == 0) {
+#pragma unroll
+      for (int i = 0; i < V / 2; ++i) b.pairs[i] = pair_to_storage<D>(value.v[2 * i], value.v[2 * i + 1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < V; ++i) b.numbers[i] = to_storage<D>(value.v[i]);
+    }
+    return b;
+  }
+  template <class T>
+  static ONEPASS_FUNCTION void store(void* at, pack<T, V> value, int count) {
+    const buffer b = buffer_of(value);
+#pragma unroll
+    for (int i = 0; i < kAccesses; ++i) {
+      if (i * kNumbers < count) static_cast<word*>(at)[i] = b.words[i];
+    }
+  }
+
+  // As store, by all threads of a warp (`warp`, bits) at once. `follows`: the thread before has the numbers in front of
+  // these; `leads`: the thread behind has those behind. Where accesses would be small and many, threads pass numbers
+  // on, so that whole aligned 16 bytes are written: all but a row's and a warp's first and last.
+  template <class T>
+  static ONEPASS_FUNCTION void store_in_row(void* at, pack<T, V> value, int count, bool follows, bool leads,
+                                            uint32 warp) {
+    constexpr int kSize = size_of(D);
+    if constexpr (kAccesses <= 1 || V * kSize != 16) {
+      store(at, value, count);
+    } else {
+      const buffer b = buffer_of(value);
+      const int shift = shift_of(at);
+      uint32 piece[8];  // those of the thread before, and these
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        piece[i] = __shfl_up_sync(warp, b.pairs[i], 1);
+        piece[4 + i] = b.pairs[i];
+      }
+      const bool whole = count == V && (follows || shift == 0);
+      const int behind = __shfl_down_sync(warp, static_cast<int>(whole), 1);  // every thread of the warp
+      const bool whole_behind = leads && shift != 0 && behind != 0;
+      const int left = 16 - shift;  // bytes of the window to leave out
+#pragma unroll
+      for (int i = 0; i < 4; ++i) piece[i] = (left & 16) != 0 ? piece[i + 4] : piece[i];
+#pragma unroll
+      for (int i = 0; i < 6; ++i) piece[i] = (left & 8) != 0 ? piece[i + 2] : piece[i];
+#pragma unroll
+      for (int i = 0; i < 5; ++i) piece[i] = (left & 4) != 0 ? piece[i + 1] : piece[i];
+      if constexpr (kSize == 2) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) piece[i] = __funnelshift_r(piece[i], piece[i + 1], (left & 2) * 8);
+      }
+      if (whole) *reinterpret_cast<uint4*>(static_cast<char*>(at) - shift) = {piece[0], piece[1], piece[2], piece[3]};
+#pragma unroll
+      for (int i = 0; i < kAccesses; ++i) {
+        const bool done = i * kBytes < left ? whole : whole_behind;
+        if (i * kNumbers < count && !done) static_cast<word*>(at)[i] = b.words[i];
+      }
+    }
+  }
+
+ private:
+  // Bytes behind the 16 aligned ones before: a multiple of what an access moves.
+  static ONEPASS_FUNCTION int shift_of(const void* at) {
+    return static_cast<int>(reinterpret_cast<uint64>(at) & (16 - kBytes));
+  }
+  template <class Read>
+  static ONEPASS_FUNCTION buffer load(const void* at, int count, const Read& read) {
+    buffer b;
+#pragma unroll
+    for (int i = 0; i < kAccesses; ++i) {
+      b.words[i] = i * kNumbers < count ? read(static_cast<const word*>(at) + i) : word{};
+    }
+    return b;
+  }
+};
+
+// Into the second-level cache.
+ONEPASS_FUNCTION void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+// Copies in groups: all but the last kPending groups have arrived.
+ONEPASS_FUNCTION void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+ONEPASS_FUNCTION void wait_for_copy_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+template <dtype D, class T, int V>
+ONEPASS_FUNCTION pack<T, V> rounded_to(pack<T, V> a) {
+  return memory<D, V, 1>::template numbers_of<T>(memory<D, V, 1>::buffer_of(a));
+}
+
+// Programmatic dependent launch: the kernel behind may begin while this one's last blocks still run, and waits for what
+// they write.
+ONEPASS_FUNCTION void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+ONEPASS_FUNCTION void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+ONEPASS_END

@@ -1,0 +1,152 @@
+// A thread's lanes of a row on CUDA, and the row's statistics: what each thread has of them, combined.
+#pragma once
+
+#include "onepass/skeleton/place.cuda.h"
+#include "onepass/skeleton/row_threads.cuda.h"
+
+ONEPASS_BEGIN
+
+// The first column of this thread's lane k, or of the block's.
+template <class Config>
+ONEPASS_FUNCTION typename Config::index column_of(int k, int across) {
+  const int block = Config::kCluster > 1 ? cluster_rank() : 0;
+  return ((block * Config::kHeldLanes + k) * Config::kAcross + across) * Config::kLanes;
+}
+
+// A thread's lanes of the row from column `first` on: body(k, column, count), k counting from 0. Where the row has all
+// of a lane's numbers for every thread, the compiler knows the count, and no number is masked.
+template <class Config, class Body>
+ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, typename Config::index first, const Body& body) {
+  constexpr int V = Config::kLanes;
+#pragma unroll
+  for (int k = 0; k < Config::kHeldLanes; ++k) {
+    const auto column = first + column_of<Config>(k, across);
+    body(k, column, Config::kExact || k < Config::kWholeLanes ? V : count_at<V>(column, a.columns));
+  }
+}
+template <class Config, class Body>
+ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, const Body& body) {
+  for_lanes<Config>(a, across, 0, body);
+}
+
+// The row as a row word sees it (see stage/row.h), each of its statistics in one reduction by Threads (row_threads, or
+// a half of it). Value(k, column, count) gives a lane: held, or made anew.
+template <class Config, class Threads, class Value>
+class thread_row {
+ public:
+  using T = typename Config::arithmetic;
+  using lane = pack<T, Config::kLanes>;
+  static constexpr bool kHeld = Threads::kAtOnce && !Config::kComputesAgain;
+
+  ONEPASS_FUNCTION thread_row(const arguments& a, int across, Threads& threads, lane* held, const Value& value,
+                              typename Config::index first)
+      : a_(a), across_(across), threads_(threads), held_(held), value_(value), first_(first) {}
+
+  ONEPASS_FUNCTION T inverse_columns() const { return static_cast<T>(a_.inverse_columns); }
+  ONEPASS_FUNCTION T squares() {
+    lane total(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      const lane value = where(first_n<lane>(count), value_(k, column, count), lane(T(0)));
+      total = k == 0 ? value * value : fma(value, value, total);
+    });
+    return threads_.reduce(numbers<T, 1>{{sum_lanes(total)}}, plus()).v[0];
+  }
+  // Each thread's own numbers in two passes, then the threads' results together.
+  ONEPASS_FUNCTION stage::pair<T> moments() {
+    constexpr bool kEqual = Config::kExact && Threads::kCombined > 0;
+    T size = Config::kHeldLanes * Config::kLanes;
+    if constexpr (!Config::kExact) {
+      int present = 0;
+      each([&](int, typename Config::index, int count) { present += count; });
+      size = static_cast<T>(present);
+    }
+    const T inverse = Config::kExact ? T(1.0 / (Config::kHeldLanes * Config::kLanes))
+                                     : (size > T(0) ? reciprocal_number(size) : T(0));
+    lane total(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      const lane value = where(first_n<lane>(count), value_(k, column, count), lane(T(0)));
+      total = k == 0 ? value : total + value;
+    });
+    const T mean = sum_lanes(total) * inverse;
+    lane first(T(0)), second(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      const lane centred = where(first_n<lane>(count), value_(k, column, count) - lane(mean), lane(T(0)));
+      if constexpr (!kShort) first = k == 0 ? centred : first + centred;
+      second = k == 0 ? centred * centred : fma(centred, centred, second);
+    });
+    const T off = sum_lanes(first), rest = off * inverse;  // what rounding took from the mean
+    const T squares = sum_lanes(second) - rest * off;
+    if constexpr (kEqual) {
+      const auto all =
+          threads_.reduce(numbers<T, 2>{{mean + rest, squares}}, merge_equal<T>{size * T(Threads::kCombined)});
+      return {all.v[0], all.v[1] * inverse_columns()};
+    } else {
+      const auto all = threads_.reduce(numbers<T, 3>{{mean + rest, squares, size}}, merge());
+      return {all.v[0], all.v[1] * inverse_columns()};
+    }
+  }
+  // Each thread has its own shift at first, and keeps it in what it holds.
+  ONEPASS_FUNCTION stage::pair<T> exponentials() {
+    const lane lowest(static_cast<T>(-kInfinity));
+    lane best = lowest;
+    each([&](int k, typename Config::index column, int count) {
+      const lane value = where(first_n<lane>(count), value_(k, column, count), lowest);
+      best = k == 0 ? value : ONEPASS_TARGET::max(best, value);
+    });
+    const T largest = max_lanes(best), shift = shift_of(largest);
+    lane total(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      const lane value = exp_minus(value_(k, column, count), shift);
+      if constexpr (kHeld) held_[k] = value;
+      const lane present = where(first_n<lane>(count), value, lane(T(0)));
+      total = k == 0 ? present : total + present;
+    });
+    const auto all = threads_.reduce(numbers<T, 2>{{largest, sum_lanes(total)}}, merge_exponentials());
+    const T whole_shift = shift_of(all.v[0]);
+    if constexpr (kHeld) held_factor_ = exp_minus_number(shift, whole_shift);
+    return {whole_shift, all.v[1]};
+  }
+  ONEPASS_FUNCTION T held_factor() const { return held_factor_; }
+
+ private:
+  template <class Body>
+  ONEPASS_FUNCTION void each(const Body& body) const {
+    if constexpr (Threads::kHasNumbers) for_lanes<Config>(a_, across_, first_, body);
+  }
+  const arguments& a_;
+  int across_;
+  Threads& threads_;
+  lane* held_;
+  const Value& value_;
+  const typename Config::index first_;
+  T held_factor_ = T(1);
+};
+
+// The row's statistics, or those of the lanes from column `first` on, and what the values that this thread holds are
+// still to be multiplied by.
+template <class T>
+struct row_statistics {
+  stage::pair<T> saved;
+  T held_factor;
+};
+template <class Config, class Line, class Threads, class Value>
+ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
+    const arguments& a, int across, Threads& threads, pack<typename Config::arithmetic, Config::kLanes>* held,
+    const Value& value, typename Config::index first = 0) {
+  using T = typename Config::arithmetic;
+  T parameter = T(0);
+  if constexpr (Line::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Line::row_parameter]);
+  thread_row<Config, Threads, Value> row(a, across, threads, held, value, first);
+  const stage::pair<T> saved = Line::row::statistics(row, parameter);
+  return {saved, row.held_factor()};
+}
+
+// What statistics are saved, [statistics][rows].
+template <class Line, class T>
+ONEPASS_FUNCTION void save(const arguments& a, int64 row, stage::pair<T> saved) {
+  T* statistics = static_cast<T*>(a.statistics);
+  statistics[row] = saved.first;
+  if constexpr (Line::row::about.statistics > 1) statistics[a.rows + row] = saved.second;
+}
+
+ONEPASS_END
