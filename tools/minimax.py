@@ -200,7 +200,7 @@ def short_tail(degree: int) -> Fit:
 
 
 def tail_exponent() -> Fit:
-    """p with Phi(-t) = 2^p(t) on (0, 13); relative error of Phi up to 4, from there on doubled with each 1, up to 32."""
+    """p with Phi(-t) = 2^p(t) on (0, 13); relative error of Phi up to 4, then doubled with each 1, up to 32 fold."""
 
     def weight(t: Real) -> Real:
         return LN2 / min(mpf(2) ** max(t - 4, mpf(0)), mpf(32))

@@ -34,8 +34,8 @@ constexpr float kTailDenominator_f32[] = {1.5f, 2.5018308f, 1.788701f, 0.6947567
 constexpr float kShortTailSlope_f32 = 0.3f;
 constexpr float kShortTail_f32[] = {0.1200998f, 0.113470644f, 0.14526904f, -0.018935202f, 0.21777406f, -0.07767471f};
 // Φ(-t) = 2^p(t) on [0, 13], relative error 0.00014 up to 4, at most 32 times that behind.
-constexpr float kTailExponent_f32[] = {-1.0002005f, -1.1485988f, -0.46413964f, -0.04940057f, 0.0067677004f,
-                                       -0.0005907166f, 2.8765871e-05f, -5.8734184e-07f};
+constexpr float kTailExponent_f32[] = {-1.0002005f,   -1.1485988f,    -0.46413964f,   -0.04940057f,
+                                       0.0067677004f, -0.0005907166f, 2.8765871e-05f, -5.8734184e-07f};
 // 2^x on [-1/2, 1/2], relative error 2.6e-6.
 constexpr float kShortExp2_f32[] = {0.9999993f, 0.69312143f, 0.24024591f, 0.055920944f, 0.009579422f};
 

@@ -238,8 +238,8 @@ ONEPASS_FUNCTION vec<double> erf(vec<double> x) {
   return each_lane(x, [](double a) ONEPASS_LAMBDA { return ::erf(a); });
 }
 
-// --- of short lanes: 2^-16 of the result, and 2^-12 where gelu is all that is asked for (kTailExponent_f32: past x = -4
-// up to 32 times that).
+// --- of short lanes: 2^-16 of the result, and 2^-12 where gelu is all that is asked for (kTailExponent_f32: past x =
+// -4 up to 32 times that).
 namespace detail {
 
 // 2^x for -127 <= x <= 128: zero and infinity at the ends.
