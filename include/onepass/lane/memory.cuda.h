@@ -121,7 +121,7 @@ struct memory {
   template <bool Aligned, class Index>
   static ONEPASS_FUNCTION buffer load_in_row(const void* at, int count, Index before, Index after) {
     constexpr int kSize = size_of(D), kWholes = V * kSize / 16;
-    if constexpr (kAccesses <= 1 || V * kSize % 16 != 0) {
+    if constexpr (kBytes == 16 || V * kSize % 16 != 0) {
       return load(at, count);
     } else {
       const int shift = Aligned ? 0 : shift_of(at);
@@ -201,7 +201,7 @@ struct memory {
   static ONEPASS_FUNCTION void store_in_row(void* at, pack<T, V> value, int count, bool follows, bool leads,
                                             uint32 warp) {
     constexpr int kSize = size_of(D);
-    if constexpr (kAccesses <= 1 || V * kSize != 16) {
+    if constexpr (kBytes == 16 || V * kSize != 16) {
       store(at, value, count);
     } else {
       const buffer b = buffer_of(value);
