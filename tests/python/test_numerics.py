@@ -160,6 +160,25 @@ class TestMaskedRows:
         torch.testing.assert_close(onepass.fused("mask | softmax", x, mask), torch.full((2, 10), 0.1, device=device))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("line", ["softmax", "mul(1) | softmax"])
+@pytest.mark.parametrize("columns", [64, 4096])
+def test_softmax_of_scores_far_from_zero(columns, line, dtype, device):
+    """Half of a row is masked, the other so low that exp(-score) overflows; and rows at the ends of the range."""
+    rest = torch.linspace(-1000, -995, columns // 2)
+    half_masked = torch.cat([torch.full((columns // 2,), -INF), rest])
+    least = torch.finfo(dtype).min
+    x = torch.stack([half_masked, half_masked.flip(0), rest.repeat(2), torch.full((columns,), -INF)]).to(dtype)
+    ends = torch.full((4, columns), least, dtype=dtype)
+    ends[1, 3], ends[2, 7] = 1.0, -least
+    ends[3, columns // 2 :] = 1.0
+    x = torch.cat([x, ends]).to(device)
+    exact = x.double().cpu().softmax(-1).nan_to_num(0).to(dtype)  # a row that is masked as a whole gives zeros
+    ours = onepass.fused(line, x).cpu()
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float64: 1e-12}[dtype]
+    torch.testing.assert_close(ours, exact, rtol=tolerance, atol=1e-30)
+
+
 @pytest.mark.parametrize("scores", [1e4, 1e30])
 def test_softmax_of_large_scores(scores, device):
     x = torch.randn(4, 100, device=device) * scores

@@ -103,7 +103,7 @@ class thread_row {
     });
     const auto all = threads_.reduce(numbers<T, 2>{{largest, sum_lanes(total)}}, merge_exponentials());
     const T whole_shift = shift_of(all.v[0]);
-    if constexpr (kHeld) held_factor_ = exp_minus_number(shift, whole_shift);
+    if constexpr (kHeld) held_factor_ = exp_minus_number(largest, whole_shift);  // 0 where all is -infinity
     return {whole_shift, all.v[1]};
   }
   ONEPASS_FUNCTION T held_factor() const { return held_factor_; }
