@@ -155,21 +155,18 @@ struct memory {
 
   // Into shared memory; the data are there after wait_for_copy_groups, for the thread that asked.
   static ONEPASS_FUNCTION void copy(void* to, const void* from, int count) {
+    static_assert(kBytes >= 4, "shorter accesses have no copies (src/cuda/configuration.cc)");
 #pragma unroll
     for (int i = 0; i < kAccesses; ++i) {
       if (i * kNumbers >= count) continue;
       word* target = static_cast<word*>(to) + i;
       const word* source = static_cast<const word*>(from) + i;
-      if constexpr (kBytes >= 4) {
-        const auto address = static_cast<uint32>(__cvta_generic_to_shared(target));
-        // What was read from the place before is read before.
-        if constexpr (kBytes == 16)
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source) : "memory");
-        else
-          asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(kBytes) : "memory");
-      } else {
-        *target = *source;
-      }
+      const auto address = static_cast<uint32>(__cvta_generic_to_shared(target));
+      // What was read from the place before is read before.
+      if constexpr (kBytes == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source) : "memory");
+      else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(kBytes) : "memory");
     }
   }
 

@@ -1,5 +1,5 @@
 // Where a chain stands on CUDA: a row, and one thread's columns. All that can be known when the kernel is compiled is
-// in Config, which src/cuda/source.cc writes:
+// in Config, which src/cuda/configuration.cc writes:
 //   arithmetic        float or double
 //   kLanes, kAccess   numbers of a lane; numbers that one access may move (see lane/memory.cuda.h)
 //   kX, kOperand[]    storage types
