@@ -89,6 +89,24 @@ uint64 repeated_operands(const request& r, const arguments& a) {
   return operands;
 }
 
+// Columns in stripes, rows down the block: how a block of so many threads shares rows of `lanes`, so that few threads
+// of its warps are left without numbers.
+void share_lanes(int64 lanes, int threads, configuration& c) {
+  constexpr int kTries = 8;
+  constexpr double kWorthwhile = 0.03;
+  const int64 fewest = ceil_div(lanes, threads);
+  double best = 0;
+  for (int64 stripes = fewest; stripes < fewest + kTries; ++stripes) {
+    const int64 across = ceil_div(lanes, stripes), down = threads / across;
+    if (stripes > fewest && across < kTuning.least_across) break;
+    const double busy =
+        static_cast<double>(lanes * down) / static_cast<double>(stripes * ceil_div(across * down, 32) * 32);
+    if (busy < best + kWorthwhile) continue;
+    best = busy;
+    c.across = static_cast<int>(across), c.down = static_cast<int>(down);
+  }
+}
+
 void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
   configuration& c = p.with;
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
@@ -107,10 +125,7 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
     p.grid_y = 1;
     return;
   }
-  const int64 stripes = ceil_div(lanes_a_row, tuned.threads);
-  c.across = static_cast<int>(ceil_div(lanes_a_row, stripes));
-  if (stripes > 1) c.across = static_cast<int>(ceil_div(c.across, 32) * 32);
-  c.down = std::max(1, tuned.threads / c.across);
+  share_lanes(lanes_a_row, tuned.threads, c);
   c.exact = a.columns % (int64{c.across} * c.lanes) == 0;
   const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
   const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
@@ -130,7 +145,7 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
   const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, std::max(tuned.numbers / wide / c.lanes, 1)));
   const int64 across = std::max(wanted, std::min<int64>(kTuning.least_across, power_of_two_from(lanes_a_row)));
-  const int64 most = chip.arch >= 90 ? kTuning.cluster : 1;
+  const int64 most = std::min(tuned.cluster, chip.cluster);
   c.across = static_cast<int>(std::min<int64>(across, tuned.threads));
   c.cluster = static_cast<int>(std::min(across / c.across, most));
   const int most_down = c.across <= 32 || (r.backward && c.cluster == 1) ? 15 : 1;  // barriers that a block has
@@ -144,13 +159,16 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
     c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
   }
   c.held_lanes = static_cast<int>(ceil_div(lanes_a_row, int64{c.across} * c.cluster));
+  if (lanes_a_row * 100 < tuned.busy * int64{c.held_lanes} * c.across * c.cluster) return false;
   c.computes_again = tuned.computes_again;
   c.ahead = tuned.ahead && c.across * c.cluster > 32;
   const int64 sum_bytes = c.sums_in_registers ? 0 : slots * int64{c.held_lanes} * c.across * c.lanes * (wide * 4);
   const int threads = c.across * c.down;
   c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads) : 1;
-  const int64 own = kTuning.shared_for_reductions + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0);
-  const int64 room = chip.shared_per_block / c.blocks_per_sm - own - sum_bytes;
+  constexpr int kReserved = 1024;  // for the system, in every block
+  const int64 reductions = int64{kTuning.reduction_bytes} * wide * std::max(threads / 32, 1) * c.cluster + 512;
+  const int64 own = reductions + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0);
+  const int64 room = (chip.shared_per_block + kReserved) / c.blocks_per_sm - kReserved - own - sum_bytes;
   if (sum_bytes + own > chip.shared_per_block) return false;
   p.shared_bytes = static_cast<unsigned>(sum_bytes);
   const int64 row_bytes = int64{c.held_lanes} * threads * 16;

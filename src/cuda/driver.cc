@@ -119,6 +119,9 @@ std::string name_of_arch(int arch) {
   return "sm_" + std::to_string(arch) + (arch == 90 || (arch >= 100 && arch < 120) ? "a" : "");
 }
 
+// Where the driver allows more than the eight that all chips have (prepare asks it for each kernel).
+int cluster_of_arch(int arch) { return arch < 90 ? 1 : arch < 120 ? 16 : 8; }
+
 const device_state& state_of(int device) {
   static std::mutex mutex;
   static std::map<int, device_state> known;
@@ -130,7 +133,8 @@ const device_state& state_of(int device) {
   check(d.device_get(&s.handle, device), "cuDeviceGet");
   check(d.primary_context_retain(&s.context, s.handle), "cuDevicePrimaryCtxRetain");
   const int arch = attribute(s.handle, kMajor) * 10 + attribute(s.handle, kMinor);
-  s.about = {attribute(s.handle, kSmCount), attribute(s.handle, kSharedPerBlockOptin), arch, name_of_arch(arch)};
+  s.about = {attribute(s.handle, kSmCount), attribute(s.handle, kSharedPerBlockOptin), arch, name_of_arch(arch),
+             cluster_of_arch(arch)};
   return known.emplace(device, std::move(s)).first->second;
 }
 
@@ -205,8 +209,9 @@ const device_facts& facts(int device) { return state_of(device).about; }
 device_facts facts_of(const std::string& arch_name) {
   static const device_facts kKnown[] = {
       // CUDA C++ programming guide, technical specifications; A100, H100/H200, B200, RTX 5090
-      {108, 166912, 80, "sm_80"},  {84, 101376, 86, "sm_86"},     {128, 101376, 89, "sm_89"},
-      {132, 232448, 90, "sm_90a"}, {148, 232448, 100, "sm_100a"}, {188, 101376, 120, "sm_120"}};
+      {108, 166912, 80, "sm_80", cluster_of_arch(80)},     {84, 101376, 86, "sm_86", cluster_of_arch(86)},
+      {128, 101376, 89, "sm_89", cluster_of_arch(89)},     {132, 232448, 90, "sm_90a", cluster_of_arch(90)},
+      {148, 232448, 100, "sm_100a", cluster_of_arch(100)}, {188, 101376, 120, "sm_120", cluster_of_arch(120)}};
   const auto* found = std::find_if(std::begin(kKnown), std::end(kKnown),
                                    [&](const device_facts& f) { return f.arch_name == arch_name; });
   if (found != std::end(kKnown)) return *found;

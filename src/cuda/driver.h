@@ -15,6 +15,7 @@ struct device_facts {
   int shared_per_block;   // bytes that a block may ask for
   int arch;               // 90 for compute capability 9.0
   std::string arch_name;  // "sm_90a"
+  int cluster;            // blocks of a cluster, at most
 };
 
 const device_facts& facts(int device);

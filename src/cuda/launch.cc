@@ -72,15 +72,23 @@ class packed_arguments {
 }  // namespace
 
 std::vector<plan> prepare(const request& r, const arguments& a, int device, void* stream) {
-  std::vector<plan> plans = choose(r, a, facts(device));
-  for (plan& p : plans) {
-    if (p.with.cluster == 1 || (p.with.stages == 0 && p.with.computes_again == 0)) continue;
-    // Blocks stride over the rows: a cluster that finds no room at once would come behind all others.
+  device_facts chip = facts(device);
+  std::vector<plan> plans = choose(r, a, chip);
+  // Where the blocks of a cluster stride over rows, one that finds no room at once would come behind all others. A chip
+  // may have no room for a cluster of more than eight blocks at all.
+  const auto strides = [](const configuration& c) { return c.cluster > 1 && (c.stages > 0 || c.computes_again != 0); };
+  while (strides(plans.front().with)) {
+    plan& p = plans.front();
     const auto threads = static_cast<unsigned>(p.with.across * p.with.down);
     const int most = active_clusters(find_or_build(r, p, device, stream), p.with.cluster, threads, p.shared_bytes);
-    const auto clusters = std::min<int64>(p.grid_x / static_cast<unsigned>(p.with.cluster), std::max(most, 1));
-    p.grid_x = static_cast<unsigned>(clusters * p.with.cluster);
-    if (p.parts > 0) p.parts = clusters;
+    if (most > 0 || p.with.cluster <= 8) {
+      const auto clusters = std::min<int64>(p.grid_x / static_cast<unsigned>(p.with.cluster), std::max(most, 1));
+      p.grid_x = static_cast<unsigned>(clusters * p.with.cluster);
+      if (p.parts > 0) p.parts = clusters;
+      break;
+    }
+    chip.cluster = p.with.cluster / 2;
+    plans = choose(r, a, chip);
   }
   return plans;
 }

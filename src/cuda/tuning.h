@@ -24,6 +24,8 @@ struct row_tuning {
   bool ahead = false;    // and the next row is read while this row's statistics are on their way
   int sums = kMany;      // for so many column sums at most
   int repeated = kMany;  // for so many operands at most of which one row serves all
+  int cluster = 8;       // blocks that share a row, at most
+  int busy = 0;          // where so many percent of its threads' lanes are within the row, at least
   int least_flops = 0;   // for lines with so many flops for 16 bits of x, at least, in words beside the row word
 };
 
@@ -33,9 +35,17 @@ struct tuning {
   elementwise_tuning backward = {.threads = 64, .unroll = 2, .resident = 1024, .blocks_per_sm = 16};
 
   // The first that has room for the row; a row that none has room for is taken in parts.
-  row_tuning forward_rows[8] = {
-      {.columns = 1024, .numbers = 32, .block = 512, .threads = 512, .resident = 512, .stages = 2, .least_flops = 16},
-      {.columns = 1024, .numbers = 32, .block = 128, .threads = 512, .resident = 1024, .stages = 0},
+  row_tuning forward_rows[9] = {
+      {.columns = 1024,
+       .numbers = 32,
+       .block = 512,
+       .threads = 512,
+       .resident = 512,
+       .stages = 2,
+       .busy = 86,
+       .least_flops = 16},
+      {.columns = 1024, .numbers = 32, .block = 128, .threads = 512, .resident = 1024, .stages = 0, .busy = 86},
+      {.columns = 1536, .numbers = 48, .block = 128, .threads = 512, .resident = 768, .stages = 0, .busy = 80},
       {.columns = 2048, .numbers = 64, .block = 64, .threads = 512, .resident = 512, .stages = 0, .least_flops = 7},
       {.columns = 2048, .numbers = 32, .block = 128, .threads = 512, .resident = 1024, .stages = 0},
       {.columns = 16384, .numbers = 64, .block = 256, .threads = 512, .resident = 512, .stages = 0},
@@ -49,10 +59,13 @@ struct tuning {
        .computes_again = true,
        .ahead = true},
       {.columns = kAnyColumns, .numbers = 64, .block = 512, .threads = 512, .resident = 512, .stages = 2}};
-  row_tuning backward_rows[8] = {
-      {.columns = 512, .numbers = 16, .block = 128, .threads = 512, .resident = 512, .stages = 3},
-      {.columns = 8192, .numbers = 32, .block = 128, .threads = 512, .resident = 384, .stages = 2, .least_flops = 20},
-      {.columns = 1024, .numbers = 16, .block = 128, .threads = 512, .resident = 512, .stages = 3},
+  row_tuning backward_rows[15] = {
+      {.columns = 512, .numbers = 16, .block = 128, .threads = 512, .resident = 512, .stages = 3, .busy = 80},
+      {.columns = 8192, .numbers = 32, .block = 64, .threads = 512, .resident = 384, .stages = 2, .least_flops = 20},
+      {.columns = 1024, .numbers = 16, .block = 128, .threads = 512, .resident = 512, .stages = 3, .busy = 80},
+      {.columns = 16384, .numbers = 16, .block = 256, .threads = 512, .resident = 512, .stages = 3, .busy = 80},
+      {.columns = 8192, .numbers = 24, .block = 128, .threads = 512, .resident = 384, .stages = 3},
+      {.columns = 16384, .numbers = 32, .block = 256, .threads = 512, .resident = 384, .stages = 3, .sums = 1},
       {.columns = 16384, .numbers = 16, .block = 256, .threads = 512, .resident = 512, .stages = 3},
       {.columns = kAnyColumns,
        .numbers = 32,
@@ -73,6 +86,40 @@ struct tuning {
        .ahead = true},
       {.columns = kAnyColumns, .numbers = 16, .block = 512, .threads = 512, .resident = 512, .stages = 3},
       {.columns = kAnyColumns,
+       .numbers = 16,
+       .block = 512,
+       .threads = 512,
+       .resident = 512,
+       .stages = 3,
+       .computes_again = true,
+       .ahead = true,
+       .cluster = 16},
+      {.columns = kAnyColumns,
+       .numbers = 16,
+       .block = 512,
+       .threads = 512,
+       .resident = 512,
+       .stages = 3,
+       .cluster = 16},
+      {.columns = kAnyColumns,
+       .numbers = 32,
+       .block = 512,
+       .threads = 512,
+       .resident = 512,
+       .stages = 2,
+       .computes_again = true,
+       .ahead = true,
+       .sums = 1,
+       .cluster = 16},
+      {.columns = kAnyColumns,
+       .numbers = 32,
+       .block = 512,
+       .threads = 512,
+       .resident = 512,
+       .stages = 2,
+       .sums = 1,
+       .cluster = 16},
+      {.columns = kAnyColumns,
        .numbers = 32,
        .block = 512,
        .threads = 512,
@@ -81,7 +128,6 @@ struct tuning {
        .computes_again = true}};
   int again_flops = 8;     // of a number, in words beside the row word, that may be computed again
   int least_across = 8;    // threads of a row, at least, where it has so many lanes: 128 bytes in a row
-  int cluster = 8;         // blocks that share a row, at most
   int sum_numbers = 64;    // column sums that fit in a thread's registers beside the row
   int part_threads = 256;  // of a block that has a part of a row, lanes at a time, and parts' lanes a thread
   int part_lanes_at_once = 4;
@@ -90,7 +136,7 @@ struct tuning {
       512;  // of a block of the second kernel, columns of a thread, and threads down the parts
   unsigned column_sum_columns = 4;
   unsigned column_sum_down = 64;
-  int shared_for_reductions = 12288;  // bytes of static shared memory, at most
+  int reduction_bytes = 36;  // of static shared memory for each warp of a cluster: three sets of three floats
 };
 
 inline constexpr tuning kTuning{};

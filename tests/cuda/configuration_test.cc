@@ -120,13 +120,33 @@ TEST(Configuration, ThreadsFitABlockAndWarps) {
     const int threads = p.with.across * p.with.down;
     EXPECT_GE(std::min(p.with.across, p.with.down), 1) << c;
     EXPECT_LE(threads, 1024) << c;
-    EXPECT_TRUE(p.grid_x == 1 || threads % 32 == 0) << c;
     if (!c.r.rowwise || p.with.of == part::tiles) return;
     EXPECT_TRUE(std::has_single_bit(static_cast<unsigned>(p.with.across))) << c;  // shuffles halve the distance
     EXPECT_EQ(threads % 32, 0) << c << ": shuffles name a whole warp";
     EXPECT_TRUE(p.with.down <= 15 || p.with.across <= 32) << c << ": each row has a barrier, of 16";
     EXPECT_TRUE(p.with.down == 1 || p.with.cluster == 1) << c << ": a reduction in a cluster would join several rows";
   });
+}
+
+// Of the lanes that a block's warps have, an eighth at most is behind the row's end.
+TEST(Configuration, FewThreadsAreWithoutNumbers) {
+  for (const int64 columns : {520, 576, 760, 768, 1128, 1152, 1536, 3000, 3072, 5120, 13312}) {
+    for (const bool backward : {false, true}) {
+      const call c = call_of(spec::parse("bias | gelu"), backward, dtype::bf16, dtype::bf16, 4096, columns, {});
+      const plan p = choose(c.r, c.a, facts_of("sm_90a")).front();
+      const int64 warps = (p.with.across * p.with.down + 31) / 32;
+      EXPECT_GE(columns * p.with.down * 8, p.grid_x * warps * 32 * p.with.lanes * 7) << c;
+    }
+  }
+}
+
+// A chip may have no room for more than eight blocks in a cluster: launch.cc asks again with fewer.
+TEST(Configuration, ClustersStayWithinTheChip) {
+  device_facts chip = facts_of("sm_90a");
+  const call c = call_of(spec::parse("layer_norm | scale | bias"), true, dtype::f32, dtype::f32, 1024, 131072, {});
+  EXPECT_EQ(choose(c.r, c.a, chip).front().with.cluster, 16);
+  chip.cluster = 8;
+  EXPECT_LE(choose(c.r, c.a, chip).front().with.cluster, 8);
 }
 
 TEST(Configuration, RowsAreCovered) {

@@ -116,33 +116,23 @@ struct memory {
   static ONEPASS_FUNCTION buffer load_written(const void* at, int count) {
     return load(at, count, [](const word* from) { return *from; });
   }
-  // As load, where a row has `before` numbers in front of these and `after` from the first of these on. Where accesses
-  // would be small and many, numbers inside the row come in whole aligned 16 bytes. Aligned: these themselves are.
-  template <bool Aligned, class Index>
-  static ONEPASS_FUNCTION buffer load_in_row(const void* at, int count, Index before, Index after) {
-    constexpr int kSize = size_of(D), kWholes = V * kSize / 16;
+  // As load, of no or `most` numbers. Where accesses would be small and many, they come in the whole aligned 16 bytes
+  // that hold them: what else is there is read too, and left out. Aligned: they begin there.
+  template <bool Aligned>
+  static ONEPASS_FUNCTION buffer load_windows(const void* at, int count, int most) {
     if constexpr (kBytes == 16 || V * kSize % 16 != 0) {
       return load(at, count);
     } else {
-      const int shift = Aligned ? 0 : shift_of(at);
-      const bool inside =
-          count == V && (Aligned || (before >= shift / kSize && after >= (16 * (kWholes + 1) - shift) / kSize));
+      const int shift = Aligned ? 0 : shift_of(at), end = shift + count * kSize;
       const auto* from = reinterpret_cast<const uint4*>(static_cast<const char*>(at) - shift);
-      uint32 piece[4 * (kWholes + 1)];
+      uint32 piece[4 * (kWindows + 1)];
 #pragma unroll
-      for (int i = 0; i <= kWholes; ++i) {
-        const uint4 whole = inside && !(Aligned && i == kWholes) ? __ldg(from + i) : uint4{};
+      for (int i = 0; i <= kWindows; ++i) {
+        const bool held = i == 0 ? count > 0 : !(Aligned && i == kWindows) && end > 16 * i;
+        const uint4 whole = held ? __ldg(from + i) : uint4{};
         piece[4 * i] = whole.x, piece[4 * i + 1] = whole.y, piece[4 * i + 2] = whole.z, piece[4 * i + 3] = whole.w;
       }
-      buffer b = load(at, inside ? 0 : count);  // the row's first and last
-#pragma unroll
-      for (int i = 0; i < 4 * kWholes + 2; ++i) piece[i] = (shift & 8) != 0 ? piece[i + 2] : piece[i];
-#pragma unroll
-      for (int i = 0; i < 4 * kWholes + 1; ++i) piece[i] = (shift & 4) != 0 ? piece[i + 1] : piece[i];
-#pragma unroll
-      for (int i = 0; i < 4 * kWholes; ++i)
-        b.pairs[i] |= kSize == 2 ? __funnelshift_r(piece[i], piece[i + 1], (shift & 2) * 8) : piece[i];
-      return b;
+      return from_windows(piece, shift, most);
     }
   }
   template <class T>
@@ -233,6 +223,23 @@ struct memory {
   }
 
  private:
+  static constexpr int kSize = size_of(D), kWindows = V * kSize / 16;
+  // The numbers that begin `shift` bytes behind the pieces' start, zeros behind the first `count`.
+  static ONEPASS_FUNCTION buffer from_windows(uint32 (&piece)[4 * (kWindows + 1)], int shift, int count) {
+#pragma unroll
+    for (int i = 0; i < 4 * kWindows + 2; ++i) piece[i] = (shift & 8) != 0 ? piece[i + 2] : piece[i];
+#pragma unroll
+    for (int i = 0; i < 4 * kWindows + 1; ++i) piece[i] = (shift & 4) != 0 ? piece[i + 1] : piece[i];
+    buffer b;
+#pragma unroll
+    for (int i = 0; i < 4 * kWindows; ++i)
+      b.pairs[i] = kSize == 2 ? __funnelshift_r(piece[i], piece[i + 1], (shift & 2) * 8) : piece[i];
+    if (count < V) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) b.numbers[i] = i < count ? b.numbers[i] : typename stored<D>::type{};
+    }
+    return b;
+  }
   // Bytes behind the 16 aligned ones before: a multiple of what an access moves.
   static ONEPASS_FUNCTION int shift_of(const void* at) {
     return static_cast<int>(reinterpret_cast<uint64>(at) & (16 - kBytes));

@@ -67,6 +67,7 @@ class place {
   ONEPASS_FUNCTION void set_column(index column, int count) {
     column_ = column;
     count_ = exists_ ? count : 0;
+    most_ = count;
   }
   // Where this lane's columns of wanted operand number `slot` are summed: registers, or shared memory that is its own.
   ONEPASS_FUNCTION void set_sums(lane* registers) { sums_ = registers; }
@@ -169,10 +170,10 @@ class place {
   ONEPASS_FUNCTION void add_to_column(lane g, const Add& add) const {
     if constexpr (wanted<I>()) {
       constexpr int slot = bits_below(Config::kWantsColumn, I);
-      if constexpr (Config::kSumsInRegisters && Config::kExact) {
-        if (exists_) sums_[slot] = add(sums_[slot], g);
-      } else if constexpr (Config::kSumsInRegisters) {
-        sums_[slot] = add(sums_[slot], where(first_n<lane>(count_), g, lane(T(0))));
+      if constexpr (Config::kSumsInRegisters) {
+        // Where an access is a lane, the row has all of it.
+        if (count_ > 0)
+          sums_[slot] = add(sums_[slot], Config::kAccess == V ? g : where(first_n<lane>(most_), g, lane(T(0))));
       } else {
         T* at = shared_sums_ + slot * slot_stride_ + column_;
         lane sum;
@@ -219,8 +220,7 @@ class place {
     } else {
       constexpr bool kAligned = Repeated && Aligned;
       const auto* at = address<D, dense<S>(), Repeated>(v);
-      return memory_of::template numbers_of<T>(
-          memory_of::template load_in_row<kAligned>(at, count_, column_, static_cast<index>(a_.columns) - column_));
+      return memory_of::template numbers_of<T>(memory_of::template load_windows<kAligned>(at, count_, most_));
     }
   }
   template <dtype D>
@@ -296,7 +296,7 @@ class place {
   index row_ = 0, column_ = 0;
   index digit_[kMaxDims];
   random_state random_{};
-  int count_ = 0;
+  int count_ = 0, most_ = 0;
   bool exists_ = true;
   char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
   lane* sums_ = nullptr;
@@ -326,18 +326,26 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
   constexpr int V = Config::kLanes, kColumns = Config::kAcross * V, kDown = Config::kDown;
   T* to = static_cast<T*>(a.column_partial) + (slot * parts + part) * a.columns + first;
   if constexpr (kDown > 1) {
+    constexpr int kThreads = Config::kAcross * kDown, kEach = (kColumns + kThreads - 1) / kThreads;  // columns a thread
     __shared__ T shared[kDown][kColumns];
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < V; ++i) shared[down][across * V + i] = sum.v[i];
     __syncthreads();
-    for (int c = static_cast<int>(threadIdx.x); c < kColumns; c += Config::kAcross * kDown) {
-      using wide = decltype(choose_type<(kDown > 16)>(0.0, T(0)));
-      wide total = 0;
-#pragma unroll 8
-      for (int d = 0; d < kDown; ++d) total += static_cast<wide>(shared[d][c]);
-      if (first + c < a.columns) to[c] = static_cast<T>(total);
-    }
+    using wide = decltype(choose_type<(kDown > 16)>(0.0, T(0)));
+    wide total[kEach] = {};
+    const auto for_own = [&](const auto& body) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int c = i * kThreads + static_cast<int>(threadIdx.x);
+        if (kColumns % kThreads == 0 || c < kColumns) body(i, c);
+      }
+    };
+#pragma unroll 1
+    for (int d = 0; d < kDown; ++d) for_own([&](int i, int c) { total[i] += static_cast<wide>(shared[d][c]); });
+    for_own([&](int i, int c) {
+      if (Config::kExact || first + c < a.columns) to[c] = static_cast<T>(total[i]);
+    });
   } else {
     constexpr dtype D = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
     const int64 column = first + across * V;

@@ -13,15 +13,20 @@ ONEPASS_FUNCTION typename Config::index column_of(int k, int across) {
   return ((block * Config::kHeldLanes + k) * Config::kAcross + across) * Config::kLanes;
 }
 
-// A thread's lanes of the row from column `first` on: body(k, column, count), k counting from 0. Where the row has all
-// of a lane's numbers for every thread, the compiler knows the count, and no number is masked.
+// A thread's lanes of the row from column `first` on: body(k, column, count), k counting from 0. Where the row ends
+// with a whole lane, lanes behind it are left out, and the compiler knows the count: no number is masked.
 template <class Config, class Body>
 ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, typename Config::index first, const Body& body) {
   constexpr int V = Config::kLanes;
 #pragma unroll
   for (int k = 0; k < Config::kHeldLanes; ++k) {
     const auto column = first + column_of<Config>(k, across);
-    body(k, column, Config::kExact || k < Config::kWholeLanes ? V : count_at<V>(column, a.columns));
+    if constexpr (Config::kAccess == V) {
+      if (Config::kExact || k < Config::kWholeLanes || column < static_cast<typename Config::index>(a.columns))
+        body(k, column, V);
+    } else {
+      body(k, column, k < Config::kWholeLanes ? V : count_at<V>(column, a.columns));
+    }
   }
 }
 template <class Config, class Body>
@@ -51,32 +56,37 @@ class thread_row {
     });
     return threads_.reduce(numbers<T, 1>{{sum_lanes(total)}}, plus()).v[0];
   }
-  // Each thread's own numbers in two passes, then the threads' results together.
+  // In two passes: over the row where a warp has it, else over each thread's own numbers, whose results are merged.
   ONEPASS_FUNCTION stage::pair<T> moments() {
-    constexpr bool kEqual = Config::kExact && Threads::kCombined > 0;
-    T size = Config::kHeldLanes * Config::kLanes;
-    if constexpr (!Config::kExact) {
-      int present = 0;
-      each([&](int, typename Config::index, int count) { present += count; });
-      size = static_cast<T>(present);
-    }
-    const T inverse = Config::kExact ? T(1.0 / (Config::kHeldLanes * Config::kLanes))
-                                     : (size > T(0) ? reciprocal_number(size) : T(0));
+    constexpr bool kInWarp = Threads::kAtOnce && Config::kAcross <= 32 && Config::kCluster == 1;
     lane total(T(0));
     each([&](int k, typename Config::index column, int count) {
       const lane value = where(first_n<lane>(count), value_(k, column, count), lane(T(0)));
       total = k == 0 ? value : total + value;
     });
-    const T mean = sum_lanes(total) * inverse;
+    T size = T(0), inverse = inverse_columns(), sum = sum_lanes(total);
+    if constexpr (kInWarp) sum = threads_.reduce(numbers<T, 1>{{sum}}, plus()).v[0];
+    else size = size_of_own(inverse);
+    const T mean = sum * inverse;
     lane first(T(0)), second(T(0));
     each([&](int k, typename Config::index column, int count) {
       const lane centred = where(first_n<lane>(count), value_(k, column, count) - lane(mean), lane(T(0)));
       if constexpr (!kShort) first = k == 0 ? centred : first + centred;
       second = k == 0 ? centred * centred : fma(centred, centred, second);
     });
-    const T off = sum_lanes(first), rest = off * inverse;  // what rounding took from the mean
-    const T squares = sum_lanes(second) - rest * off;
-    if constexpr (kEqual) {
+    constexpr int kSums = kShort ? 1 : 2;
+    numbers<T, kSums> sums;
+    sums.v[0] = sum_lanes(second);
+    if constexpr (!kShort) sums.v[1] = sum_lanes(first);
+    if constexpr (kInWarp) sums = threads_.reduce(sums, plus());
+    T rest = T(0), squares = sums.v[0];
+    if constexpr (!kShort) {
+      rest = sums.v[1] * inverse;  // what rounding took from the mean
+      squares -= rest * sums.v[1];
+    }
+    if constexpr (kInWarp) {
+      return {mean + rest, squares * inverse};
+    } else if constexpr (Config::kExact && Threads::kCombined > 0) {
       const auto all =
           threads_.reduce(numbers<T, 2>{{mean + rest, squares}}, merge_equal<T>{size * T(Threads::kCombined)});
       return {all.v[0], all.v[1] * inverse_columns()};
@@ -112,6 +122,19 @@ class thread_row {
   template <class Body>
   ONEPASS_FUNCTION void each(const Body& body) const {
     if constexpr (Threads::kHasNumbers) for_lanes<Config>(a_, across_, first_, body);
+  }
+  // How many numbers this thread has, and the inverse.
+  ONEPASS_FUNCTION T size_of_own(T& inverse) const {
+    if constexpr (Config::kExact) {
+      inverse = T(1.0 / (Config::kHeldLanes * Config::kLanes));
+      return Config::kHeldLanes * Config::kLanes;
+    } else {
+      int present = 0;
+      each([&](int, typename Config::index, int count) { present += count; });
+      const T size = static_cast<T>(present);
+      inverse = size > T(0) ? reciprocal_number(size) : T(0);
+      return size;
+    }
   }
   const arguments& a_;
   int across_;
