@@ -1,9 +1,13 @@
 // What the binding asks of a tensor, in the core's terms.
 #include "src/torch/tensor.h"
 
+#include <dlfcn.h>
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <optional>
+
+#include "src/cpu/page_pool.h"
 
 namespace onepass::binding {
 namespace {
@@ -27,11 +31,33 @@ std::int32_t code_of(dtype type) {
   }
 }
 
+// torch_from_blob, of torch 2.11 and later.
+using from_blob = AOTITorchError (*)(void*, std::int64_t, const std::int64_t*, const std::int64_t*, std::int64_t,
+                                     std::int32_t, std::int32_t, std::int32_t, AtenTensorHandle*, std::int32_t,
+                                     const std::uint8_t*, std::int64_t, void (*)(void*, void*), void*);
+from_blob find_from_blob() {
+  void* library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+  return library ? reinterpret_cast<from_blob>(dlsym(library, "torch_from_blob")) : nullptr;
+}
+
+// A tensor in pages of our own; none where there are no pages, or torch cannot be told to give them back.
+std::optional<Tensor> in_own_pages(const std::int64_t* sizes, const std::int64_t* strides, int dim, dtype type,
+                                   const device& on, std::int64_t bytes) {
+  static const from_blob create = find_from_blob();
+  void* pages = create ? cpu::take_pages(static_cast<std::size_t>(bytes)) : nullptr;
+  if (pages == nullptr) return {};
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(create(
+      pages, dim, sizes, strides, 0, code_of(type), on.type, on.index, &handle, aoti_torch_layout_strided(), nullptr, 0,
+      [](void* data, void*) { cpu::give_pages(data); }, nullptr));
+  return Tensor(handle);
+}
+
 // Writing a fresh tensor costs a page fault for every 4 KB; with 2 MB pages it is a quarter of that time or less.
 void advise_huge_pages(void* data, std::int64_t bytes) {
-  constexpr std::uintptr_t kHugePage = 2u << 20;
-  const auto first = (reinterpret_cast<std::uintptr_t>(data) + kHugePage - 1) & ~(kHugePage - 1);
-  const auto last = (reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(bytes)) & ~(kHugePage - 1);
+  const auto first = (reinterpret_cast<std::uintptr_t>(data) + cpu::kHugePage - 1) & ~(cpu::kHugePage - 1);
+  const auto last =
+      (reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(bytes)) & ~(cpu::kHugePage - 1);
   if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 }
 
@@ -103,10 +129,15 @@ Tensor empty(const std::int64_t* sizes, int dim, dtype type, const device& on) {
     stride *= sizes[d] > 0 ? sizes[d] : 1;
     numel *= sizes[d];
   }
+  const std::int64_t bytes = numel * size_of(type);
+  const bool large = !on.is_cuda() && bytes >= (4 << 20);
+  if (large) {
+    if (std::optional<Tensor> own = in_own_pages(sizes, strides, dim, type, on, bytes)) return *own;
+  }
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides, code_of(type), on.type, on.index, &handle));
   Tensor result(handle);
-  if (!on.is_cuda() && numel * size_of(type) >= (4 << 20)) advise_huge_pages(result.data_ptr(), numel * size_of(type));
+  if (large) advise_huge_pages(result.data_ptr(), bytes);
   return result;
 }
 

@@ -30,7 +30,8 @@ struct device {
 };
 device device_of(const Tensor&);
 
-// A fresh contiguous tensor; on the CPU large ones ask for huge pages before their first touch.
+// A fresh contiguous tensor; large ones on the CPU are in pages of our own (src/cpu/page_pool.h), or ask for huge pages
+// before their first touch.
 Tensor empty(const std::int64_t* sizes, int dim, dtype, const device&);
 Tensor empty_like(const spec::shape&, dtype, const device&);
 

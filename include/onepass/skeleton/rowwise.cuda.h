@@ -159,8 +159,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
           at.set_row(row, exists);
           at.set_stage(stage);
         }
-        if (Config::kSavesStatistics && exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0))
-          save<Line>(a, row, saved);
+        const stage::pair<T> to_save = saved;
         if constexpr (kHeld) saved.second = saved.second * held_factor;
         for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
@@ -171,6 +170,8 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
           const L z = Line::row::template forward<thread_row<Config, row_threads<Config>, decltype(value)>>(u, saved);
           at.store_y(Line::post::forward(z, at));
         });
+        if (Config::kSavesStatistics && exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0))
+          save<Line>(a, row, to_save);
       });
 }
 
