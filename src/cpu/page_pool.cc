@@ -77,10 +77,10 @@ void* take_pages(std::size_t bytes) {
   pool& p = the_pool();
   {
     const std::lock_guard lock(p.mutex);
-    auto best = p.kept.end();  // the smallest that has room, and wastes no more than an eighth
+    auto best = p.kept.end();  // the smallest that has room, and wastes no more than an eighth; of those the last
     for (auto at = p.kept.begin(); at != p.kept.end(); ++at) {
       const bool fits = at->bytes >= wanted && at->bytes <= wanted + wanted / 8;
-      if (fits && (best == p.kept.end() || at->bytes < best->bytes)) best = at;
+      if (fits && (best == p.kept.end() || at->bytes <= best->bytes)) best = at;
     }
     if (best != p.kept.end()) {
       const block found = *best;

@@ -60,6 +60,15 @@ TEST_F(PagePool, TheSmallestThatHasRoomIsTaken) {
   give_pages(smaller), give_pages(other);
 }
 
+TEST_F(PagePool, OfEqualBlocksTheLastIsTaken) {
+  void* first = take_pages(8 * kMiB);
+  void* second = take_pages(8 * kMiB);
+  give_pages(second), give_pages(first);
+  EXPECT_EQ(take_pages(8 * kMiB), first);
+  EXPECT_EQ(take_pages(8 * kMiB), second);
+  give_pages(first), give_pages(second);
+}
+
 TEST_F(PagePool, NoMoreThanTheLimitIsKept) {
   std::vector<void*> all;
   for (int i = 0; i < 10; ++i) all.push_back(take_pages(10 * kMiB));
