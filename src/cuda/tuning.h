@@ -13,12 +13,12 @@ struct elementwise_tuning {
 inline constexpr int kAnyColumns = 1 << 30, kMany = 1 << 10;
 
 struct row_tuning {
-  int columns;   // for rows of so many numbers at most
-  int numbers;   // of a row in one thread, at most
-  int block;     // threads of a block that rows share
-  int threads;   // of a row in a block, at most: longer rows are shared by the blocks of a cluster
-  int resident;  // threads that registers must leave room for on an SM; with copies the grid has as many
-  int stages;    // rows that copies run ahead by
+  int columns = kAnyColumns;  // for rows of so many numbers at most
+  int numbers;                // of a row in one thread, at most
+  int block = 512;            // threads of a block that rows share
+  int threads = 512;          // of a row in a block, at most: longer rows are shared by the blocks of a cluster
+  int resident = 512;         // threads that registers must leave room for on an SM; with copies the grid has as many
+  int stages;                 // rows that copies run ahead by
   // Values are not held, but made again from the copies, which must find room: for lines whose words take few flops.
   bool computes_again = false;
   bool ahead = false;    // and the next row is read while this row's statistics are on their way
@@ -36,96 +36,31 @@ struct tuning {
 
   // The first that has room for the row; a row that none has room for is taken in parts.
   row_tuning forward_rows[9] = {
-      {.columns = 1024,
-       .numbers = 32,
-       .block = 512,
-       .threads = 512,
-       .resident = 512,
-       .stages = 2,
-       .busy = 86,
-       .least_flops = 16},
-      {.columns = 1024, .numbers = 32, .block = 128, .threads = 512, .resident = 1024, .stages = 0, .busy = 86},
-      {.columns = 1536, .numbers = 48, .block = 128, .threads = 512, .resident = 768, .stages = 0, .busy = 80},
-      {.columns = 2048, .numbers = 64, .block = 64, .threads = 512, .resident = 512, .stages = 0, .least_flops = 7},
-      {.columns = 2048, .numbers = 32, .block = 128, .threads = 512, .resident = 1024, .stages = 0},
-      {.columns = 16384, .numbers = 64, .block = 256, .threads = 512, .resident = 512, .stages = 0},
+      {.columns = 1024, .numbers = 32, .stages = 2, .busy = 86, .least_flops = 16},
+      {.columns = 1024, .numbers = 32, .block = 128, .resident = 1024, .stages = 0, .busy = 86},
+      {.columns = 1536, .numbers = 48, .block = 128, .resident = 768, .stages = 0, .busy = 80},
+      {.columns = 2048, .numbers = 64, .block = 64, .stages = 0, .least_flops = 7},
+      {.columns = 2048, .numbers = 32, .block = 128, .resident = 1024, .stages = 0},
+      {.columns = 16384, .numbers = 64, .block = 256, .stages = 0},
       {.columns = 131072, .numbers = 32, .block = 1024, .threads = 1024, .resident = 1024, .stages = 2, .repeated = 0},
-      {.columns = kAnyColumns,
-       .numbers = 64,
-       .block = 512,
-       .threads = 512,
-       .resident = 512,
-       .stages = 3,
-       .computes_again = true,
-       .ahead = true},
-      {.columns = kAnyColumns, .numbers = 64, .block = 512, .threads = 512, .resident = 512, .stages = 2}};
+      {.numbers = 64, .stages = 3, .computes_again = true, .ahead = true},
+      {.numbers = 64, .stages = 2}};
   row_tuning backward_rows[15] = {
-      {.columns = 512, .numbers = 16, .block = 128, .threads = 512, .resident = 512, .stages = 3, .busy = 80},
-      {.columns = 8192, .numbers = 32, .block = 64, .threads = 512, .resident = 384, .stages = 2, .least_flops = 20},
-      {.columns = 1024, .numbers = 16, .block = 128, .threads = 512, .resident = 512, .stages = 3, .busy = 80},
-      {.columns = 16384, .numbers = 16, .block = 256, .threads = 512, .resident = 512, .stages = 3, .busy = 80},
-      {.columns = 8192, .numbers = 24, .block = 128, .threads = 512, .resident = 384, .stages = 3},
-      {.columns = 16384, .numbers = 32, .block = 256, .threads = 512, .resident = 384, .stages = 3, .sums = 1},
-      {.columns = 16384, .numbers = 16, .block = 256, .threads = 512, .resident = 512, .stages = 3},
-      {.columns = kAnyColumns,
-       .numbers = 32,
-       .block = 512,
-       .threads = 512,
-       .resident = 512,
-       .stages = 2,
-       .computes_again = true,
-       .ahead = true,
-       .sums = 0},
-      {.columns = kAnyColumns,
-       .numbers = 16,
-       .block = 512,
-       .threads = 512,
-       .resident = 512,
-       .stages = 3,
-       .computes_again = true,
-       .ahead = true},
-      {.columns = kAnyColumns, .numbers = 16, .block = 512, .threads = 512, .resident = 512, .stages = 3},
-      {.columns = kAnyColumns,
-       .numbers = 16,
-       .block = 512,
-       .threads = 512,
-       .resident = 512,
-       .stages = 3,
-       .computes_again = true,
-       .ahead = true,
-       .cluster = 16},
-      {.columns = kAnyColumns,
-       .numbers = 16,
-       .block = 512,
-       .threads = 512,
-       .resident = 512,
-       .stages = 3,
-       .cluster = 16},
-      {.columns = kAnyColumns,
-       .numbers = 32,
-       .block = 512,
-       .threads = 512,
-       .resident = 512,
-       .stages = 2,
-       .computes_again = true,
-       .ahead = true,
-       .sums = 1,
-       .cluster = 16},
-      {.columns = kAnyColumns,
-       .numbers = 32,
-       .block = 512,
-       .threads = 512,
-       .resident = 512,
-       .stages = 2,
-       .sums = 1,
-       .cluster = 16},
-      {.columns = kAnyColumns,
-       .numbers = 32,
-       .block = 512,
-       .threads = 512,
-       .resident = 512,
-       .stages = 2,
-       .computes_again = true}};
+      {.columns = 512, .numbers = 16, .block = 128, .stages = 3, .busy = 80},
+      {.columns = 8192, .numbers = 32, .block = 64, .resident = 384, .stages = 2, .least_flops = 20},
+      {.columns = 1024, .numbers = 16, .block = 128, .stages = 3, .busy = 80},
+      {.columns = 16384, .numbers = 16, .block = 256, .stages = 3, .busy = 80},
+      {.columns = 8192, .numbers = 24, .block = 128, .resident = 384, .stages = 3},
+      {.columns = 16384, .numbers = 32, .block = 256, .resident = 384, .stages = 3, .sums = 1},
+      {.columns = 16384, .numbers = 16, .block = 256, .stages = 3},
+      {.numbers = 32, .stages = 2, .computes_again = true, .ahead = true, .sums = 0},
+      {.numbers = 16, .stages = 3, .computes_again = true, .ahead = true},
+      {.numbers = 16, .stages = 3},
+      {.numbers = 16, .stages = 3, .computes_again = true, .ahead = true, .cluster = 16},
+      {.numbers = 16, .stages = 3, .cluster = 16},
+      {.numbers = 32, .stages = 2, .computes_again = true, .ahead = true, .sums = 1, .cluster = 16},
+      {.numbers = 32, .stages = 2, .sums = 1, .cluster = 16},
+      {.numbers = 32, .stages = 2, .computes_again = true}};
   int again_flops = 8;     // of a number, in words beside the row word, that may be computed again
   int least_across = 8;    // threads of a row, at least, where it has so many lanes: 128 bytes in a row
   int sum_numbers = 64;    // column sums that fit in a thread's registers beside the row

@@ -205,15 +205,10 @@ struct memory {
       const int left = 16 - shift;  // bytes of the window to leave out
 #pragma unroll
       for (int i = 0; i < 4; ++i) piece[i] = (left & 16) != 0 ? piece[i + 4] : piece[i];
-#pragma unroll
-      for (int i = 0; i < 6; ++i) piece[i] = (left & 8) != 0 ? piece[i + 2] : piece[i];
-#pragma unroll
-      for (int i = 0; i < 5; ++i) piece[i] = (left & 4) != 0 ? piece[i + 1] : piece[i];
-      if constexpr (kSize == 2) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) piece[i] = __funnelshift_r(piece[i], piece[i + 1], (left & 2) * 8);
-      }
-      if (whole) *reinterpret_cast<uint4*>(static_cast<char*>(at) - shift) = {piece[0], piece[1], piece[2], piece[3]};
+      const buffer window = from_windows(piece, left, V);
+      if (whole)
+        *reinterpret_cast<uint4*>(static_cast<char*>(at) - shift) = {window.pairs[0], window.pairs[1], window.pairs[2],
+                                                                     window.pairs[3]};
 #pragma unroll
       for (int i = 0; i < kAccesses; ++i) {
         const bool done = i * kBytes < left ? whole : whole_behind;

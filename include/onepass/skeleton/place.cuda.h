@@ -326,7 +326,7 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
   constexpr int V = Config::kLanes, kColumns = Config::kAcross * V, kDown = Config::kDown;
   T* to = static_cast<T*>(a.column_partial) + (slot * parts + part) * a.columns + first;
   if constexpr (kDown > 1) {
-    constexpr int kThreads = Config::kAcross * kDown, kEach = (kColumns + kThreads - 1) / kThreads;  // columns a thread
+    constexpr int kThreads = Config::kThreads, kEach = (kColumns + kThreads - 1) / kThreads;  // columns a thread
     __shared__ T shared[kDown][kColumns];
     __syncthreads();
 #pragma unroll
