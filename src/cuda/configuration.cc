@@ -89,6 +89,26 @@ uint64 repeated_operands(const request& r, const arguments& a) {
   return operands;
 }
 
+// Results that leave through shared memory: those as wide as x, where rows do not begin at 16 bytes.
+uint64 staged_results(const request& r, const arguments& a, int access) {
+  const int size = size_of(r.x);
+  if (access * size >= 16) return 0;
+  uint64 results = !r.backward || r.wants_dx ? 1u << 1 : 0;  // numbered as place.cuda.h's streams
+  for (int i = 0; i < kMaxOperands; ++i)
+    results |= static_cast<uint64>(a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 &&
+                                   size_of(r.operand[i]) == size)
+               << (2 + i);
+  for (int k = 0; k < kMaxKeeps; ++k)
+    results |= static_cast<uint64>(!r.backward && a.kept[k].data) << (2 + kMaxOperands + k);
+  return results;
+}
+
+// Bytes of shared memory for a tensor's rows in a block, as in place.cuda.h, and for the results that leave through it.
+int64 rows_bytes(const configuration& c) {
+  return (int64{c.across} * std::max(c.held_lanes, 1) + (c.access < c.lanes ? 8 : 0)) * 16 * c.down;
+}
+int64 staged_bytes(const configuration& c) { return std::popcount(c.staged) * rows_bytes(c) * std::max(c.unroll, 1); }
+
 // Columns in stripes, rows down the block: how a block of so many threads shares rows of `lanes`, so that few threads
 // of its warps are left without numbers.
 void share_lanes(int64 lanes, int threads, configuration& c) {
@@ -123,9 +143,11 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
     c.exact = a.columns % (int64{c.across} * c.unroll * c.lanes) == 0;
     p.grid_x = static_cast<unsigned>(std::min<int64>(ceil_div(lanes_a_row, c.across * c.unroll), 1 << 30));
     p.grid_y = 1;
+    p.shared_bytes = static_cast<unsigned>(staged_bytes(c));
     return;
   }
   share_lanes(lanes_a_row, tuned.threads, c);
+  p.shared_bytes = static_cast<unsigned>(staged_bytes(c));
   c.exact = a.columns % (int64{c.across} * c.lanes) == 0;
   const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
   const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
@@ -167,17 +189,17 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads) : 1;
   constexpr int kReserved = 1024;  // for the system, in every block
   const int64 reductions = int64{kTuning.reduction_bytes} * wide * std::max(threads / 32, 1) * c.cluster + 512;
-  const int64 own = reductions + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0);
+  const int64 staged = staged_bytes(c);
+  const int64 own = reductions + staged + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0);
   const int64 room = (chip.shared_per_block + kReserved) / c.blocks_per_sm - kReserved - own - sum_bytes;
   if (sum_bytes + own > chip.shared_per_block) return false;
-  p.shared_bytes = static_cast<unsigned>(sum_bytes);
-  const int64 row_bytes = int64{c.held_lanes} * threads * 16;
+  p.shared_bytes = static_cast<unsigned>(sum_bytes + staged);
+  const int64 row_bytes = rows_bytes(c);
   const uint64 streams = streams_of(r, a), once = repeated_operands(r, a);
   const int64 stage_bytes = std::popcount(streams) * row_bytes, once_bytes = std::popcount(once) * row_bytes;
   const int least = c.ahead ? 2 : 1;
   const auto stages = [&](int64 bytes) {
-    const bool copied = stage_bytes > 0 && c.access * size_of(r.x) >= 4;  // what cp.async moves
-    return copied ? std::min<int64>(bytes / stage_bytes, tuned.stages) : 0;
+    return stage_bytes > 0 ? std::min<int64>(bytes / stage_bytes, tuned.stages) : 0;
   };
   if (stages(room) < least) return !tuned.computes_again;
   const bool all = stages(room - once_bytes) >= std::min(tuned.stages, 2);
@@ -283,6 +305,7 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   c.single_y = a.y.column_stride == 0;
   c.saves_statistics = !r.backward && a.statistics != nullptr;
   c.cluster = 1;
+  c.staged = staged_results(r, a, c.access);
   c.dense = tensors_of(a, [&](const view& v) { return is_dense(v, a); });
   c.small = a.rows * a.columns <= int64{1} << 30;
   for (int i = 0; i < kMaxOperands; ++i) {
@@ -334,6 +357,7 @@ std::string source(const request& r, const configuration& c) {
   flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
   bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand), bits("kStreams", c.streams);
+  bits("kStaged", c.staged);
   bits("kBroughtOnce", c.brought_once);
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
   text += "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(c.across * c.down) + ", " +

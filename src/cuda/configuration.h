@@ -52,6 +52,7 @@ struct configuration {
   uint64 dense;  // tensors that are contiguous (place.cuda.h)
   uint64 single_operand, single_kept_gradient, repeated_operand, aligned_operand;
   uint64 streams, brought_once;  // tensors that copies bring (place.cuda.h)
+  uint64 staged;                 // results that leave through shared memory (place.cuda.h)
 };
 static_assert(std::has_unique_object_representations_v<configuration>);  // no padding in a key
 

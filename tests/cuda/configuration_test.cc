@@ -250,9 +250,13 @@ TEST(Configuration, SharedMemoryFitsTheChip) {
     EXPECT_LE(static_cast<int>(p.shared_bytes) + reduction, chip.shared_per_block) << c;
     const int64 lanes = int64{with.held_lanes} * with.across * with.down;
     const int64 sums = with.sums_in_registers ? 0 : std::popcount(c.r.wants_column) * lanes * with.lanes * number;
-    const int64 copies = with.stages * std::popcount(with.streams) * lanes * 16;
-    const int64 once = std::popcount(with.brought_once) * lanes * 16;
-    EXPECT_EQ(p.shared_bytes, static_cast<unsigned>(sums + copies + once)) << c;
+    const int64 windows = int64{with.across} * std::max(with.held_lanes, 1) + (with.access < with.lanes ? 8 : 0);
+    const int64 copied = with.stages * std::popcount(with.streams) + std::popcount(with.brought_once);
+    const int64 staged = std::popcount(with.staged) * std::max(with.unroll, 1);
+    const bool writes = with.of == part::whole || with.of == part::tiles;
+    EXPECT_EQ(p.shared_bytes, static_cast<unsigned>(sums + (copied + (writes ? staged : 0)) * windows * 16 * with.down))
+        << c;
+    EXPECT_TRUE(with.staged == 0 || with.access < with.lanes) << c << ": lanes that are stored as they are";
     EXPECT_TRUE(with.stages > 0 || (with.streams == 0 && with.brought_once == 0)) << c;
     EXPECT_EQ(with.streams & with.brought_once << 2, 0u) << c << ": operands are streams from number 2 on";
     EXPECT_TRUE(with.ahead == 0 || with.stages != 1) << c << ": two rows are in flight";

@@ -94,6 +94,14 @@ struct access<16> {
   using type = uint4;
 };
 
+// 16 bytes from shared memory, `shift` bytes (whole numbers of Size bytes) behind aligned ones.
+template <int Size>
+ONEPASS_FUNCTION void read_shifted(const void* aligned, int shift, uint32* bytes) {
+  const auto* words = static_cast<const uint32*>(aligned) + shift / 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) bytes[i] = Size < 4 ? __funnelshift_r(words[i], words[i + 1], (shift & 2) * 8) : words[i];
+}
+
 // V numbers as they lie in memory, moved in accesses of at most E numbers and 16 bytes. E divides the row and its
 // alignment, so that no access straddles the row's end: `count` cuts at whole accesses.
 template <dtype D, int V, int E>
@@ -143,20 +151,30 @@ struct memory {
     return result;
   }
 
-  // Into shared memory; the data are there after wait_for_copy_groups, for the thread that asked.
-  static ONEPASS_FUNCTION void copy(void* to, const void* from, int count) {
-    static_assert(kBytes >= 4, "shorter accesses have no copies (src/cuda/configuration.cc)");
-#pragma unroll
-    for (int i = 0; i < kAccesses; ++i) {
-      if (i * kNumbers >= count) continue;
-      word* target = static_cast<word*>(to) + i;
-      const word* source = static_cast<const word*>(from) + i;
-      const auto address = static_cast<uint32>(__cvta_generic_to_shared(target));
-      // What was read from the place before is read before.
-      if constexpr (kBytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source) : "memory");
-      else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(kBytes) : "memory");
+  // Into shared memory: a lane of 16 bytes, or, where it does not begin at 16 bytes, the aligned 16 that it begins in.
+  // The data are there after wait_for_copy_groups, for the thread that asked. `left`: how many numbers are from the
+  // lane's first to the row's end, which may be before it.
+  static ONEPASS_FUNCTION void copy(void* to, const void* at, int left) {
+    static_assert(V * kSize == 16, "copies are of tensors as wide as x");
+    const int shift = kBytes == 16 ? 0 : shift_of(at);
+    if (kBytes < 16 && left * kSize + shift <= 0) return;
+    // What was read from the place before is read before.
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32>(__cvta_generic_to_shared(to))),
+                 "l"(static_cast<const char*>(at) - shift)
+                 : "memory");
+  }
+  // A lane, its windows one behind the other in shared memory; `at`: its address in global memory, modulo 16.
+  template <bool Aligned>
+  static ONEPASS_FUNCTION buffer load_copied(const void* windows, uint32 at, int count) {
+    if constexpr (kBytes == 16) {
+      return load_written(windows, count);
+    } else {
+      buffer b;
+      if constexpr (Aligned) {
+        const uint4 whole = *static_cast<const uint4*>(windows);
+        b.pairs[0] = whole.x, b.pairs[1] = whole.y, b.pairs[2] = whole.z, b.pairs[3] = whole.w;
+      } else read_shifted<kSize>(windows, static_cast<int>(at & (16 - kBytes)), b.pairs);
+      return first_of(b, count);
     }
   }
 
@@ -172,48 +190,17 @@ struct memory {
     }
     return b;
   }
+  // A lane of 16 bytes.
+  static ONEPASS_FUNCTION uint4 whole(buffer b) {
+    static_assert(V * kSize == 16);
+    return {b.pairs[0], b.pairs[1], b.pairs[2], b.pairs[3]};
+  }
   template <class T>
   static ONEPASS_FUNCTION void store(void* at, pack<T, V> value, int count) {
     const buffer b = buffer_of(value);
 #pragma unroll
     for (int i = 0; i < kAccesses; ++i) {
       if (i * kNumbers < count) static_cast<word*>(at)[i] = b.words[i];
-    }
-  }
-
-  // As store, by all threads of a warp (`warp`, bits) at once. `follows`: the thread before has the numbers in front of
-  // these; `leads`: the thread behind has those behind. Where accesses would be small and many, threads pass numbers
-  // on, so that whole aligned 16 bytes are written: all but a row's and a warp's first and last.
-  template <class T>
-  static ONEPASS_FUNCTION void store_in_row(void* at, pack<T, V> value, int count, bool follows, bool leads,
-                                            uint32 warp) {
-    constexpr int kSize = size_of(D);
-    if constexpr (kBytes == 16 || V * kSize != 16) {
-      store(at, value, count);
-    } else {
-      const buffer b = buffer_of(value);
-      const int shift = shift_of(at);
-      uint32 piece[8];  // those of the thread before, and these
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        piece[i] = __shfl_up_sync(warp, b.pairs[i], 1);
-        piece[4 + i] = b.pairs[i];
-      }
-      const bool whole = count == V && (follows || shift == 0);
-      const int behind = __shfl_down_sync(warp, static_cast<int>(whole), 1);  // every thread of the warp
-      const bool whole_behind = leads && shift != 0 && behind != 0;
-      const int left = 16 - shift;  // bytes of the window to leave out
-#pragma unroll
-      for (int i = 0; i < 4; ++i) piece[i] = (left & 16) != 0 ? piece[i + 4] : piece[i];
-      const buffer window = from_windows(piece, left, V);
-      if (whole)
-        *reinterpret_cast<uint4*>(static_cast<char*>(at) - shift) = {window.pairs[0], window.pairs[1], window.pairs[2],
-                                                                     window.pairs[3]};
-#pragma unroll
-      for (int i = 0; i < kAccesses; ++i) {
-        const bool done = i * kBytes < left ? whole : whole_behind;
-        if (i * kNumbers < count && !done) static_cast<word*>(at)[i] = b.words[i];
-      }
     }
   }
 
@@ -229,7 +216,14 @@ struct memory {
 #pragma unroll
     for (int i = 0; i < 4 * kWindows; ++i)
       b.pairs[i] = kSize == 2 ? __funnelshift_r(piece[i], piece[i + 1], (shift & 2) * 8) : piece[i];
-    if (count < V) {
+    return first_of(b, count);
+  }
+  static ONEPASS_FUNCTION buffer first_of(buffer b, int count) {  // zeros behind
+    if (count == V) return b;
+    if constexpr (kSize == 2) {
+#pragma unroll
+      for (int i = 0; i < V / 2; ++i) b.pairs[i] &= 2 * i + 1 < count ? ~0u : 2 * i < count ? 0xffffu : 0u;
+    } else {
 #pragma unroll
       for (int i = 0; i < V; ++i) b.numbers[i] = i < count ? b.numbers[i] : typename stored<D>::type{};
     }
@@ -249,6 +243,34 @@ struct memory {
     return b;
   }
 };
+
+// A run of numbers of Size bytes from shared memory, where it begins at 16 bytes, by all of `Threads` threads, of which
+// this is number `thread`: whole aligned 16 bytes, Lanes a thread at most, and the few numbers before and behind them
+// one by one. Up to 4 bytes behind the run are read.
+template <int Size, int Lanes, int Threads>
+ONEPASS_FUNCTION void store_run(void* to, const void* from, int count, int thread) {
+  using number = typename access<Size>::type;
+  constexpr int V = 16 / Size;
+  auto* target = static_cast<number*>(to);
+  const auto* source = static_cast<const number*>(from);
+  const int aligned = static_cast<int>(-reinterpret_cast<uint64>(to) & 15) / Size;
+  const int head = aligned < count ? aligned : count, whole = (count - head) / V;
+  auto* windows = reinterpret_cast<uint4*>(target + head) + thread;
+#pragma unroll
+  for (int k = 0; k < Lanes; ++k) {
+    if (k * Threads + thread >= whole) continue;
+    uint32 bytes[4];
+    read_shifted<Size>(static_cast<const uint4*>(from) + (k * Threads + thread), head * Size, bytes);
+    windows[k * Threads] = {bytes[0], bytes[1], bytes[2], bytes[3]};
+  }
+  const int tail = head + whole * V;
+#pragma unroll
+  for (int first = 0; first < V; first += Threads) {
+    const int i = first + thread;
+    if (i < head) target[i] = source[i];
+    if (tail + i < count) target[tail + i] = source[tail + i];
+  }
+}
 
 // Into the second-level cache.
 ONEPASS_FUNCTION void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }

@@ -32,11 +32,30 @@ ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
   }
 }
 
-// A tile may reach past the last row: nothing exists there.
-template <class Config, class Place>
-ONEPASS_FUNCTION void stand(const arguments& a, Place& at, typename Config::index row, typename Config::index column) {
+// At lane u of a tile, which may reach past the last row: nothing exists there.
+template <class Config, class Place, class RowOf, class ColumnOf>
+ONEPASS_FUNCTION void stand(const arguments& a, Place& at, int u, const RowOf& row_of, const ColumnOf& column_of) {
+  const typename Config::index row = row_of(u), column = column_of(u);
   at.set_row(row, row < static_cast<typename Config::index>(a.rows));
   at.set_column(column, Config::kExact ? Config::kLanes : count_at<Config::kLanes>(column, a.columns));
+  if constexpr (Config::kStaged != 0) {
+    extern __shared__ __align__(128) double dynamic[];
+    at.set_results(reinterpret_cast<char*>(dynamic),
+                   u * Config::kDown + static_cast<int>(threadIdx.x) / Config::kAcross);
+  }
+}
+// Results of the tile that went to shared memory leave from there.
+template <class Config, class Place, class RowOf, class ColumnOf>
+ONEPASS_FUNCTION void store_tile(const arguments& a, Place& at, const RowOf& row_of, const ColumnOf& column_of) {
+  if constexpr (Config::kStaged != 0) {
+    __syncthreads();
+#pragma unroll
+    for (int u = 0; u < Config::kUnroll; ++u) {
+      stand<Config>(a, at, u, row_of, column_of);
+      at.store_results(column_of(u) - static_cast<int>(threadIdx.x) % Config::kAcross * Config::kLanes);
+    }
+    __syncthreads();
+  }
 }
 
 // y = body(at, row) everywhere.
@@ -48,14 +67,15 @@ ONEPASS_FUNCTION void forward_in_tiles(const arguments& a, const Body& body) {
     where_at at(a);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      stand<Config>(a, at, row_of(u), column_of(u));
+      stand<Config>(a, at, u, row_of, column_of);
       y[u] = body(at, row_of(u));
     }
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      stand<Config>(a, at, row_of(u), column_of(u));
+      stand<Config>(a, at, u, row_of, column_of);
       at.store_y(y[u]);
     }
+    store_tile<Config>(a, at, row_of, column_of);
   });
 }
 
@@ -89,16 +109,17 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
     at.set_sums(sums);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      stand<Config>(a, at, row_of(u), column_of(u));
+      stand<Config>(a, at, u, row_of, column_of);
       L x{};
       if constexpr (Line::pre::needs_input) x = at.x();
       dx[u] = Line::pre::backward(x, at.dy(), at);
     }
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      stand<Config>(a, at, row_of(u), column_of(u));
+      stand<Config>(a, at, u, row_of, column_of);
       at.store_dx(dx[u]);
     }
+    store_tile<Config>(a, at, row_of, column_of);
   });
   write_parts<Config>(a, sums);
 }

@@ -183,7 +183,7 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       const auto row = row_of(u);
-      stand<Config>(a, at, row, column_of(u));
+      stand<Config>(a, at, u, row_of, column_of);
       stage::pair<T> saved{T(0), T(0)}, of_row{T(0), T(0)};
       if (row < a.rows) {
         const T* totals = static_cast<const T*>(a.totals);
@@ -192,6 +192,7 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
       }
       finish_lane<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved, of_row);
     }
+    store_tile<Config>(a, at, row_of, column_of);
   });
   write_parts<Config>(a, sums);
 }

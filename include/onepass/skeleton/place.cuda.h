@@ -10,7 +10,9 @@
 //   kExact            no lane reaches past its row's end; kWholeLanes (rowwise): of a thread's lanes, so many do not
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
 //   kWantsColumn, kWantsTensor (bits by operand), kWantsDx
-//   kStages, kThreads, kHeldLanes, kStreams, kBroughtOnce   rowwise: see stream below
+//   kThreads; kHeldLanes of a row a thread, or 0; kUnroll rows at a time, or 0
+//   kStages, kStreams, kBroughtOnce   rowwise: see stream below
+//   kStaged           results that leave through shared memory (bits, as stream counts them; y is dx backward)
 #pragma once
 
 #include "onepass/lane/memory.cuda.h"
@@ -76,19 +78,44 @@ class place {
     slot_stride_ = slot_stride;
   }
 
-  // This thread's copies of the streams' lanes in shared memory, 16 bytes each: stages of rows, rows of lanes. Behind
-  // them what is brought once.
-  static constexpr int kStreamed = bits_below(Config::kStreams, 64);
-  static constexpr int kStreamBytes = Config::kHeldLanes * Config::kThreads * 16;
-  static constexpr int kStageBytes = kStreamed * kStreamBytes;
+  // Runs of lanes in shared memory, 16 bytes each: rows of a block, lanes of the row, in the order of its columns.
+  // Where rows do not begin at 16 bytes, a lane's numbers are in two windows of a run, one more than there are lanes.
+  static constexpr bool kInWindows = Config::kAccess < V;
+  static constexpr int kRunLanes = Config::kAcross * (Config::kHeldLanes > 0 ? Config::kHeldLanes : 1);
+  static constexpr int kRunBytes = (kRunLanes + (kInWindows ? 8 : 0)) * 16;
+  static ONEPASS_FUNCTION char* lane_in_run(char* shared, int run) {
+    return shared + (run * kRunBytes + static_cast<int>(threadIdx.x) % Config::kAcross * 16);
+  }
+
+  // Copies of the streams' rows: stages of rows, and behind them what is brought once.
+  static constexpr int kStreamBytes = Config::kDown * kRunBytes;
+  static constexpr int kStageBytes = bits_below(Config::kStreams, 64) * kStreamBytes;
   static constexpr int kCopyBytes =
       Config::kStages * kStageBytes + bits_below(Config::kBroughtOnce, kMaxOperands) * kStreamBytes;
-  ONEPASS_FUNCTION void set_copies(char* shared) { copies_ = shared + threadIdx.x * 16; }
+  ONEPASS_FUNCTION void set_copies(char* shared, int run) { copies_ = lane_in_run(shared, run); }
   ONEPASS_FUNCTION void set_stage(int stage) { stage_ = copies_ + stage * kStageBytes; }
   ONEPASS_FUNCTION void set_lane(int k) {
-    copy_ = stage_ + k * (Config::kThreads * 16);
-    once_ = copies_ + (Config::kStages * kStageBytes + k * (Config::kThreads * 16));
+    constexpr int kNext = Config::kAcross * 16;
+    copy_ = stage_ + k * kNext;
+    once_ = copies_ + (Config::kStages * kStageBytes + k * kNext);
+    result_ = results_ + k * kNext;
   }
+
+  // Results that leave through shared memory, from where whole windows are stored when all of the row's threads have
+  // met.
+  static constexpr int kResultBytes = kStreamBytes * (Config::kUnroll > 0 ? Config::kUnroll : 1);
+  static constexpr int kStagedBytes = bits_below(Config::kStaged, 64) * kResultBytes;
+  ONEPASS_FUNCTION void set_results(char* shared, int run) { results_ = result_ = lane_in_run(shared, run); }
+  // The run's numbers are those of the row from `column` on.
+  ONEPASS_FUNCTION void store_results(index column) {
+    const index left = exists_ ? static_cast<index>(a_.columns) - column : 0;
+    column_ = column;
+    run_ = left >= kRunLanes * V ? kRunLanes * V : left > 0 ? static_cast<int>(left) : 0;
+    store_result<Config::kX, stream::y>(Config::kWantsDx ? a_.dx : a_.y);
+    store_operand_gradients(number<0>());
+    store_kept(number<0>());
+  }
+
   ONEPASS_FUNCTION void bring() const {
     bring<stream::x>(a_.x);
     bring<stream::y>(a_.y);
@@ -101,17 +128,17 @@ class place {
 
   ONEPASS_FUNCTION lane x() const { return read<Config::kX, Config::kSingleX, stream::x>(a_.x); }
   ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY, stream::y>(a_.y); }
-  ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX>(a_.y, v); }
+  ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX, stream::y>(a_.y, v); }
   ONEPASS_FUNCTION void store_dx(lane v) const {
-    if constexpr (Config::kWantsDx) write<Config::kX>(a_.dx, v);
+    if constexpr (Config::kWantsDx) write<Config::kX, stream::y>(a_.dx, v);
   }
 
   // For the chain (see stage/chain.h).
   template <class L, int I>
   ONEPASS_FUNCTION L operand() const {
     if constexpr (brought_once<I>()) {
-      using memory_of = memory<Config::kOperand[I], V, Config::kAccess>;
-      return memory_of::template numbers_of<T>(memory_of::load_written(once_ + nth_once<I>() * kStreamBytes, count_));
+      return read_copied<Config::kOperand[I], (Config::kAlignedOperand >> I & 1) != 0>(
+          once_ + nth_once<I>() * kStreamBytes, row_address<Config::kOperand[I], false, true>(a_.operand[I]));
     } else {
       return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0, stream::operand + I,
                   (Config::kRepeatedOperand >> I & 1) != 0, (Config::kAlignedOperand >> I & 1) != 0>(a_.operand[I]);
@@ -123,7 +150,7 @@ class place {
   }
   template <int I>
   ONEPASS_FUNCTION void tensor_gradient(lane g) const {
-    if constexpr (wanted<I>()) write<Config::kOperand[I]>(a_.operand_gradient[I], g);
+    if constexpr (wanted<I>()) write<Config::kOperand[I], stream::operand + I>(a_.operand_gradient[I], g);
   }
   template <int I>
   ONEPASS_FUNCTION void column_gradient(lane g) const {
@@ -151,7 +178,7 @@ class place {
   }
   template <int K>
   ONEPASS_FUNCTION lane keep(lane v) const {
-    write<Config::kX>(a_.kept[K], v);
+    write<Config::kX, stream::kept + K>(a_.kept[K], v);
     return rounded(v);
   }
   ONEPASS_FUNCTION lane rounded(lane v) const { return rounded_to<Config::kX>(v); }
@@ -166,6 +193,9 @@ class place {
   }
 
  private:
+  template <int I>
+  struct number {};
+
   template <int I, class Add>
   ONEPASS_FUNCTION void add_to_column(lane g, const Add& add) const {
     if constexpr (wanted<I>()) {
@@ -209,11 +239,18 @@ class place {
     else if constexpr (Dense) return data + (row_ * static_cast<index>(a_.columns) + column_);
     else return data + (offset(v) + column_);
   }
+  // The lower half of the row's, where all lanes begin as far behind 16 bytes.
+  template <dtype D, bool Dense, bool Repeated = false>
+  ONEPASS_FUNCTION uint32 row_address(const view& v) const {
+    uint32 numbers = 0;
+    if constexpr (!Repeated) numbers = static_cast<uint32>(Dense ? row_ * static_cast<index>(a_.columns) : offset(v));
+    return static_cast<uint32>(reinterpret_cast<uint64>(v.data)) + numbers * size_of(D);
+  }
   template <dtype D, bool Single, stream S, bool Repeated = false, bool Aligned = false>
   ONEPASS_FUNCTION lane read(const view& v) const {
     using memory_of = memory<D, V, Config::kAccess>;
     if constexpr (streamed<S>()) {
-      return memory_of::template numbers_of<T>(memory_of::load_written(copy_ + nth<S>() * kStreamBytes, count_));
+      return read_copied<D>(copy_ + nth<S>() * kStreamBytes, row_address<D, dense<S>()>(v));
     } else if constexpr (Single) {
       const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
       return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
@@ -223,13 +260,49 @@ class place {
       return memory_of::template numbers_of<T>(memory_of::template load_windows<kAligned>(at, count_, most_));
     }
   }
-  template <dtype D>
-  ONEPASS_FUNCTION void write(const view& v, lane value) const {  // all threads of a warp at once; results are dense
-    constexpr uint32 kAll = 0xffffffffu, kLast = Config::kThreads % 32 == 0 ? kAll : (1u << Config::kThreads % 32) - 1;
-    const auto thread = static_cast<int>(threadIdx.x), across = thread % Config::kAcross;
-    memory<D, V, Config::kAccess>::store_in_row(address<D, true>(v), value, count_, across > 0 && thread % 32 > 0,
-                                                across < Config::kAcross - 1 && thread % 32 < 31,
-                                                thread / 32 < Config::kThreads / 32 ? kAll : kLast);
+  template <dtype D, bool Aligned = false>
+  ONEPASS_FUNCTION lane read_copied(const char* copy, uint32 row) const {
+    using memory_of = memory<D, V, Config::kAccess>;
+    return memory_of::template numbers_of<T>(memory_of::template load_copied<Aligned>(copy, row, most_));
+  }
+  template <dtype D, stream S>
+  ONEPASS_FUNCTION void write(const view& v, lane value) const {  // results are dense
+    using memory_of = memory<D, V, Config::kAccess>;
+    if constexpr (staged<S>())
+      *reinterpret_cast<uint4*>(result_ + nth_staged<S>() * kResultBytes) =
+          memory_of::whole(memory_of::buffer_of(value));
+    else memory_of::store(address<D, true>(v), value, count_);
+  }
+
+  template <stream S>
+  static constexpr __device__ bool staged() {
+    return (Config::kStaged >> static_cast<int>(S) & 1) != 0;
+  }
+  template <stream S>
+  static constexpr __device__ int nth_staged() {
+    return bits_below(Config::kStaged, static_cast<int>(S));
+  }
+  template <dtype D, stream S>
+  ONEPASS_FUNCTION void store_result(const view& v) const {
+    if constexpr (staged<S>()) {
+      const int across = static_cast<int>(threadIdx.x) % Config::kAcross;
+      store_run<size_of(D), kRunLanes / Config::kAcross, Config::kAcross>(
+          address<D, true>(v), results_ - across * 16 + nth_staged<S>() * kResultBytes, run_, across);
+    }
+  }
+  template <int I>
+  ONEPASS_FUNCTION void store_operand_gradients(number<I>) const {
+    if constexpr (I < kOperands) {
+      store_result<Config::kOperand[I], stream::operand + I>(a_.operand_gradient[I]);
+      store_operand_gradients(number<I + 1>());
+    }
+  }
+  template <int K>
+  ONEPASS_FUNCTION void store_kept(number<K>) const {
+    if constexpr (K < kKeeps) {
+      store_result<Config::kX, stream::kept + K>(a_.kept[K]);
+      store_kept(number<K + 1>());
+    }
   }
 
   template <stream S>
@@ -240,15 +313,14 @@ class place {
   static constexpr __device__ int nth() {
     return bits_below(Config::kStreams, static_cast<int>(S));
   }
+  template <dtype D>
+  ONEPASS_FUNCTION void bring(char* to, const void* at) const {
+    memory<D, V, Config::kAccess>::copy(to, at, static_cast<int>(static_cast<index>(a_.columns) - column_));
+  }
   template <stream S>
   ONEPASS_FUNCTION void bring(const view& v) const {  // a stream's numbers are as wide as x's
-    if constexpr (streamed<S>()) {
-      memory<Config::kX, V, Config::kAccess>::copy(copy_ + nth<S>() * kStreamBytes, address<Config::kX, dense<S>()>(v),
-                                                   count_);
-    }
+    if constexpr (streamed<S>()) bring<Config::kX>(copy_ + nth<S>() * kStreamBytes, address<Config::kX, dense<S>()>(v));
   }
-  template <int I>
-  struct number {};
   template <int I>
   ONEPASS_FUNCTION void bring_operands(number<I>) const {
     if constexpr (I < kOperands) {
@@ -268,8 +340,8 @@ class place {
   ONEPASS_FUNCTION void bring_once(number<I>) const {
     if constexpr (I < kOperands) {
       if constexpr (brought_once<I>()) {
-        memory<Config::kX, V, Config::kAccess>::copy(once_ + nth_once<I>() * kStreamBytes,
-                                                     address<Config::kOperand[I], false, true>(a_.operand[I]), count_);
+        bring<Config::kX>(once_ + nth_once<I>() * kStreamBytes,
+                          address<Config::kOperand[I], false, true>(a_.operand[I]));
       }
       bring_once(number<I + 1>());
     }
@@ -296,9 +368,10 @@ class place {
   index row_ = 0, column_ = 0;
   index digit_[kMaxDims];
   random_state random_{};
-  int count_ = 0, most_ = 0;
+  int count_ = 0, most_ = 0, run_ = 0;
   bool exists_ = true;
   char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
+  char *results_ = nullptr, *result_ = nullptr;
   lane* sums_ = nullptr;
   T* shared_sums_ = nullptr;
   int64 slot_stride_ = 0;

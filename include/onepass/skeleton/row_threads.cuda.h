@@ -203,6 +203,13 @@ class row_threads {
     return receive(own, combine);
   }
 
+  // The threads of a row in this block wait for each other.
+  ONEPASS_FUNCTION void meet() const {
+    if constexpr (Config::kAcross <= 32) __syncwarp();
+    else if constexpr (kRows == 1) __syncthreads();
+    else asm volatile("bar.sync %0, %1;" ::"r"(row_ + 1), "n"(Config::kAcross) : "memory");
+  }
+
   // Returns what this thread's warp has.
   template <int N, class Combine>
   ONEPASS_FUNCTION numbers<T, N> send(numbers<T, N> own, Combine& combine) {
@@ -237,10 +244,8 @@ class row_threads {
     if constexpr (kMail) {
       wait_for_mail(&shared_.mailbox[row_][to_receive_], phases_ >> to_receive_ & 1);
       phases_ ^= 1u << to_receive_;
-    } else if constexpr (kRows == 1) {
-      __syncthreads();
     } else {
-      asm volatile("bar.sync %0, %1;" ::"r"(row_ + 1), "n"(Config::kAcross) : "memory");
+      meet();
     }
     to_receive_ = to_receive_ + 1 < kSets ? to_receive_ + 1 : 0;
     constexpr int kEach = kParts < 32 ? 1 : kParts / 32;

@@ -12,36 +12,43 @@
 
 ONEPASS_BEGIN
 
+// Where a thread of a rowwise kernel stands: its column, the first of its rows, and from one to the next.
+template <class Config>
+struct rows_of_thread {
+  int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  int64 first = static_cast<int64>(blockIdx.x / Config::kCluster) * Config::kDown + down;
+  int64 step = static_cast<int64>(gridDim.x / Config::kCluster) * Config::kDown;
+};
+
 // Copies of the rows that a thread's lanes are part of, kStages rows ahead: a thread brings and reads its own lanes
-// only.
+// only; where rows do not begin at 16 bytes, lanes reach into windows that other threads of the row brought.
 template <class Config, class Line>
 class row_copies {
  public:
   using place_of = place<Config, Line>;
-  static constexpr bool kAny = place_of::kStreamed > 0;
+  static constexpr bool kAny = Config::kStreams != 0;
 
-  ONEPASS_FUNCTION row_copies(const arguments& a, char* shared, int across, int64 row, int64 step)
-      : a_(a), across_(across), step_(step), ahead_(a) {
-    ahead_.set_copies(shared);
-    if constexpr (Config::kBroughtOnce != 0) {
-      for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
-        ahead_.set_column(column, count);
-        ahead_.set_lane(k);
-        ahead_.bring_once();
-      });
-    }
+  ONEPASS_FUNCTION row_copies(const arguments& a, char* shared, const rows_of_thread<Config>& thread,
+                              const row_threads<Config>& threads)
+      : a_(a), thread_(thread), threads_(threads), ahead_(a) {
+    ahead_.set_copies(shared, thread.down);
+    if constexpr (Config::kBroughtOnce != 0) each_lane([&] { ahead_.bring_once(); });
 #pragma unroll
-    for (int stage = 0; stage < Config::kStages; ++stage) bring(row + stage * step, stage);
+    for (int stage = 0; stage < Config::kStages; ++stage) bring(thread.first + stage * thread.step, stage);
   }
   // The copies of the next row have arrived; returns their stage.
   ONEPASS_FUNCTION int wait() {
     if constexpr (kAny) wait_for_copy_groups<Config::kStages - 1 - (Config::kAhead ? 1 : 0)>();
+    if constexpr (kAny && place_of::kInWindows) threads_.meet();
     const int stage = next_;
     next_ = stage + 1 < Config::kStages ? stage + 1 : 0;
     return stage;
   }
-  // The place of `row`'s copies may take others: those of the row kStages steps behind it.
-  ONEPASS_FUNCTION void release(int64 row, int stage) { bring(row + Config::kStages * step_, stage); }
+  // The place of `row`'s copies may take others, those of the row kStages steps behind it; its results' place too.
+  ONEPASS_FUNCTION void release(int64 row, int stage) {
+    if constexpr (place_of::kInWindows) threads_.meet();
+    bring(row + Config::kStages * thread_.step, stage);
+  }
 
  private:
   ONEPASS_FUNCTION void bring(int64 row, int stage) {
@@ -49,28 +56,27 @@ class row_copies {
       if (row < a_.rows) {
         ahead_.set_row(row);
         ahead_.set_stage(stage);
-        for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
-          ahead_.set_column(column, count);
-          ahead_.set_lane(k);
-          ahead_.bring();
-        });
+        each_lane([&] { ahead_.bring(); });
       }
       close_copy_group();
     }
   }
+  template <class Body>
+  ONEPASS_FUNCTION void each_lane(const Body& body) {
+    const auto at = [&](int k, typename Config::index column, int count) {
+      ahead_.set_column(column, count);
+      ahead_.set_lane(k);
+      body();
+    };
+    for_lanes<Config>(a_, thread_.across, at);
+    if (place_of::kInWindows && thread_.across == 0)
+      at(Config::kHeldLanes, column_of<Config>(Config::kHeldLanes, 0), 0);
+  }
   const arguments& a_;
-  const int across_;
-  const int64 step_;
+  const rows_of_thread<Config>& thread_;
+  const row_threads<Config>& threads_;
   place_of ahead_;
   int next_ = 0;
-};
-
-// Where a thread of a rowwise kernel stands: its column, the first of its rows, and from one to the next.
-template <class Config>
-struct rows_of_thread {
-  int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
-  int64 first = static_cast<int64>(blockIdx.x / Config::kCluster) * Config::kDown + down;
-  int64 step = static_cast<int64>(gridDim.x / Config::kCluster) * Config::kDown;
 };
 
 // Calls saved = reads(row, stage), then finishes(row, stage, saved) for each of the thread's rows; with kAhead the next
@@ -104,6 +110,15 @@ ONEPASS_FUNCTION void for_rows(const arguments& a, const rows_of_thread<Config>&
   }
 }
 
+// Results that went to shared memory leave from there, when all of the row's threads have given theirs.
+template <class Config, class Line>
+ONEPASS_FUNCTION void store_row(const row_threads<Config>& threads, place<Config, Line>& at) {
+  if constexpr (Config::kStaged != 0) {
+    threads.meet();
+    at.store_results(column_of<Config>(0, 0));
+  }
+}
+
 template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
   using T = typename Config::arithmetic;
@@ -114,8 +129,10 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
   row_threads<Config> threads(shared);
   const rows_of_thread<Config> thread;
   place<Config, Line> at(a);
-  at.set_copies(reinterpret_cast<char*>(dynamic));
-  row_copies<Config, Line> copies(a, reinterpret_cast<char*>(dynamic), thread.across, thread.first, thread.step);
+  char* brought = reinterpret_cast<char*>(dynamic);
+  at.set_copies(brought, thread.down);
+  at.set_results(brought + place<Config, Line>::kCopyBytes, thread.down);
+  row_copies<Config, Line> copies(a, brought, thread, threads);
   if (Config::kRepeatedOperand != 0 && blockIdx.x == 0) {  // all blocks at once would wait for each other
     for_lanes<Config>(a, thread.across, [&](int, typename Config::index column, int count) {
       at.set_column(column, count);
@@ -170,6 +187,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
           const L z = Line::row::template forward<thread_row<Config, row_threads<Config>, decltype(value)>>(u, saved);
           at.store_y(Line::post::forward(z, at));
         });
+        store_row(threads, at);
         if (Config::kSavesStatistics && exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0))
           save<Line>(a, row, to_save);
       });
@@ -210,10 +228,11 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
   place_of at(a);
   place<Config, Line, true> again(a);
   char* brought = reinterpret_cast<char*>(dynamic);
-  T* memory = reinterpret_cast<T*>(brought + place_of::kCopyBytes);
-  at.set_copies(brought);
-  again.set_copies(brought);
-  row_copies<Config, Line> copies(a, brought, thread.across, thread.first, thread.step);
+  T* memory = reinterpret_cast<T*>(brought + place_of::kCopyBytes + place_of::kStagedBytes);
+  at.set_copies(brought, thread.down);
+  at.set_results(brought + place_of::kCopyBytes, thread.down);
+  again.set_copies(brought, thread.down);
+  row_copies<Config, Line> copies(a, brought, thread, threads);
 
   L sums[kHolds][kSums];  // of columns; where registers cannot hold them in memory, where a thread meets its own only
   constexpr int kOwn = kHolds * Config::kAcross * Config::kLanes;  // columns of this block
@@ -281,6 +300,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
           finish_lane<Config, Line>(a, at, here, saved,
                                     stage::pair<T>{totals.v[0], kTotals > 1 ? totals.v[kTotals - 1] : T(0)});
         });
+        store_row(threads, at);
       });
   let_next_kernel_begin();
 #pragma unroll
