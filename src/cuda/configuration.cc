@@ -89,10 +89,10 @@ uint64 repeated_operands(const request& r, const arguments& a) {
   return operands;
 }
 
-// Results that leave through shared memory: those as wide as x, where rows do not begin at 16 bytes.
-uint64 staged_results(const request& r, const arguments& a, int access) {
+// Results that leave through shared memory: those as wide as x, where accesses are smaller than lanes.
+uint64 staged_results(const request& r, const arguments& a, const configuration& c) {
   const int size = size_of(r.x);
-  if (access * size >= 16) return 0;
+  if (c.access == c.lanes) return 0;
   uint64 results = !r.backward || r.wants_dx ? 1u << 1 : 0;  // numbered as place.cuda.h's streams
   for (int i = 0; i < kMaxOperands; ++i)
     results |= static_cast<uint64>(a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 &&
@@ -104,10 +104,13 @@ uint64 staged_results(const request& r, const arguments& a, int access) {
 }
 
 // Bytes of shared memory for a tensor's rows in a block, as in place.cuda.h, and for the results that leave through it.
-int64 rows_bytes(const configuration& c) {
-  return (int64{c.across} * std::max(c.held_lanes, 1) + (c.access < c.lanes ? 8 : 0)) * 16 * c.down;
+int64 rows_bytes(const request& r, const configuration& c) {
+  const int64 lanes = int64{c.across} * std::max(c.held_lanes, 1) + (c.access < c.lanes ? 8 : 0);
+  return lanes * c.lanes * size_of(r.x) * c.down;
 }
-int64 staged_bytes(const configuration& c) { return std::popcount(c.staged) * rows_bytes(c) * std::max(c.unroll, 1); }
+int64 staged_bytes(const request& r, const configuration& c) {
+  return std::popcount(c.staged) * rows_bytes(r, c) * std::max(c.unroll, 1);
+}
 
 // Columns in stripes, rows down the block: how a block of so many threads shares rows of `lanes`, so that few threads
 // of its warps are left without numbers.
@@ -143,11 +146,11 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
     c.exact = a.columns % (int64{c.across} * c.unroll * c.lanes) == 0;
     p.grid_x = static_cast<unsigned>(std::min<int64>(ceil_div(lanes_a_row, c.across * c.unroll), 1 << 30));
     p.grid_y = 1;
-    p.shared_bytes = static_cast<unsigned>(staged_bytes(c));
+    p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
     return;
   }
   share_lanes(lanes_a_row, tuned.threads, c);
-  p.shared_bytes = static_cast<unsigned>(staged_bytes(c));
+  p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
   c.exact = a.columns % (int64{c.across} * c.lanes) == 0;
   const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
   const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
@@ -189,12 +192,12 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads) : 1;
   constexpr int kReserved = 1024;  // for the system, in every block
   const int64 reductions = int64{kTuning.reduction_bytes} * wide * std::max(threads / 32, 1) * c.cluster + 512;
-  const int64 staged = staged_bytes(c);
+  const int64 staged = staged_bytes(r, c);
   const int64 own = reductions + staged + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0);
   const int64 room = (chip.shared_per_block + kReserved) / c.blocks_per_sm - kReserved - own - sum_bytes;
   if (sum_bytes + own > chip.shared_per_block) return false;
   p.shared_bytes = static_cast<unsigned>(sum_bytes + staged);
-  const int64 row_bytes = rows_bytes(c);
+  const int64 row_bytes = rows_bytes(r, c);
   const uint64 streams = streams_of(r, a), once = repeated_operands(r, a);
   const int64 stage_bytes = std::popcount(streams) * row_bytes, once_bytes = std::popcount(once) * row_bytes;
   const int least = c.ahead ? 2 : 1;
@@ -299,13 +302,14 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   configuration& c = p.with;
   c.lanes = 16 / size_of(r.x);
   c.access = access_for(a, c.lanes);
+  if (c.access * size_of(r.x) == 8) c.lanes = c.access;  // half a lane, and no shifts
   c.dims = kMaxDims;
   while (c.dims > 1 && a.size[kMaxDims - c.dims] == 1) --c.dims;
   c.single_x = a.x.data && a.x.column_stride == 0;
   c.single_y = a.y.column_stride == 0;
   c.saves_statistics = !r.backward && a.statistics != nullptr;
   c.cluster = 1;
-  c.staged = staged_results(r, a, c.access);
+  c.staged = staged_results(r, a, c);
   c.dense = tensors_of(a, [&](const view& v) { return is_dense(v, a); });
   c.small = a.rows * a.columns <= int64{1} << 30;
   for (int i = 0; i < kMaxOperands; ++i) {

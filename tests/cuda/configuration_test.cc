@@ -254,7 +254,8 @@ TEST(Configuration, SharedMemoryFitsTheChip) {
     const int64 copied = with.stages * std::popcount(with.streams) + std::popcount(with.brought_once);
     const int64 staged = std::popcount(with.staged) * std::max(with.unroll, 1);
     const bool writes = with.of == part::whole || with.of == part::tiles;
-    EXPECT_EQ(p.shared_bytes, static_cast<unsigned>(sums + (copied + (writes ? staged : 0)) * windows * 16 * with.down))
+    EXPECT_EQ(p.shared_bytes, static_cast<unsigned>(sums + (copied + (writes ? staged : 0)) * windows * with.lanes *
+                                                               size_of(c.r.x) * with.down))
         << c;
     EXPECT_TRUE(with.staged == 0 || with.access < with.lanes) << c << ": lanes that are stored as they are";
     EXPECT_TRUE(with.stages > 0 || (with.streams == 0 && with.brought_once == 0)) << c;

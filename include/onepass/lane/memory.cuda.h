@@ -124,10 +124,10 @@ struct memory {
   static ONEPASS_FUNCTION buffer load_written(const void* at, int count) {
     return load(at, count, [](const word* from) { return *from; });
   }
-  // As load, of no or `most` numbers. Where accesses would be small and many, they come in the whole aligned 16 bytes
-  // that hold them: what else is there is read too, and left out. Aligned: they begin there.
+  // As load, but behind the first `count` numbers there may be anything. Where accesses would be small and many, they
+  // come in the whole aligned 16 bytes that hold them. Aligned: they begin there.
   template <bool Aligned>
-  static ONEPASS_FUNCTION buffer load_windows(const void* at, int count, int most) {
+  static ONEPASS_FUNCTION buffer load_windows(const void* at, int count) {
     if constexpr (kBytes == 16 || V * kSize % 16 != 0) {
       return load(at, count);
     } else {
@@ -135,12 +135,16 @@ struct memory {
       const auto* from = reinterpret_cast<const uint4*>(static_cast<const char*>(at) - shift);
       uint32 piece[4 * (kWindows + 1)];
 #pragma unroll
-      for (int i = 0; i <= kWindows; ++i) {
-        const bool held = i == 0 ? count > 0 : !(Aligned && i == kWindows) && end > 16 * i;
-        const uint4 whole = held ? __ldg(from + i) : uint4{};
+      for (int i = 0; i < kWindows + (Aligned ? 0 : 1); ++i) {
+        uint4 whole;
+        if (i == 0 ? count > 0 : end > 16 * i) whole = __ldg(from + i);
         piece[4 * i] = whole.x, piece[4 * i + 1] = whole.y, piece[4 * i + 2] = whole.z, piece[4 * i + 3] = whole.w;
       }
-      return from_windows(piece, shift, most);
+      if constexpr (!Aligned) shift_windows(piece, shift);
+      buffer b;
+#pragma unroll
+      for (int i = 0; i < 4 * kWindows; ++i) b.pairs[i] = piece[i];
+      return b;
     }
   }
   template <class T>
@@ -151,30 +155,33 @@ struct memory {
     return result;
   }
 
-  // Into shared memory: a lane of 16 bytes, or, where it does not begin at 16 bytes, the aligned 16 that it begins in.
+  // Into shared memory: a lane, or, where one access has less of it, the whole aligned 16 bytes that it begins in.
   // The data are there after wait_for_copy_groups, for the thread that asked. `left`: how many numbers are from the
   // lane's first to the row's end, which may be before it.
   static ONEPASS_FUNCTION void copy(void* to, const void* at, int left) {
-    static_assert(V * kSize == 16, "copies are of tensors as wide as x");
-    const int shift = kBytes == 16 ? 0 : shift_of(at);
-    if (kBytes < 16 && left * kSize + shift <= 0) return;
+    static_assert(V * kSize == 16 || kWhole, "copies are of tensors as wide as x");
+    const int shift = kWhole ? 0 : shift_of(at);
+    if (!kWhole && left * kSize + shift <= 0) return;
+    const auto target = static_cast<uint32>(__cvta_generic_to_shared(to));
+    const char* from = static_cast<const char*>(at) - shift;
     // What was read from the place before is read before.
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32>(__cvta_generic_to_shared(to))),
-                 "l"(static_cast<const char*>(at) - shift)
-                 : "memory");
+    if constexpr (V * kSize == 16)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(kBytes) : "memory");
   }
-  // A lane, its windows one behind the other in shared memory; `at`: its address in global memory, modulo 16.
+  // A lane, its windows one behind the other in shared memory; `at`: its address in global memory, modulo 16. Behind
+  // the row's end there may be anything.
   template <bool Aligned>
-  static ONEPASS_FUNCTION buffer load_copied(const void* windows, uint32 at, int count) {
-    if constexpr (kBytes == 16) {
-      return load_written(windows, count);
+  static ONEPASS_FUNCTION buffer load_copied(const void* windows, uint32 at) {
+    if constexpr (kWhole) {
+      return load_written(windows, V);
     } else {
       buffer b;
       if constexpr (Aligned) {
         const uint4 whole = *static_cast<const uint4*>(windows);
         b.pairs[0] = whole.x, b.pairs[1] = whole.y, b.pairs[2] = whole.z, b.pairs[3] = whole.w;
       } else read_shifted<kSize>(windows, static_cast<int>(at & (16 - kBytes)), b.pairs);
-      return first_of(b, count);
+      return b;
     }
   }
 
@@ -206,28 +213,17 @@ struct memory {
 
  private:
   static constexpr int kSize = size_of(D), kWindows = V * kSize / 16;
-  // The numbers that begin `shift` bytes behind the pieces' start, zeros behind the first `count`.
-  static ONEPASS_FUNCTION buffer from_windows(uint32 (&piece)[4 * (kWindows + 1)], int shift, int count) {
+  static constexpr bool kWhole = kBytes == V * kSize;  // an access is a lane
+  // Moves what is `shift` bytes behind the pieces' start there.
+  static ONEPASS_FUNCTION void shift_windows(uint32 (&piece)[4 * (kWindows + 1)], int shift) {
 #pragma unroll
     for (int i = 0; i < 4 * kWindows + 2; ++i) piece[i] = (shift & 8) != 0 ? piece[i + 2] : piece[i];
 #pragma unroll
     for (int i = 0; i < 4 * kWindows + 1; ++i) piece[i] = (shift & 4) != 0 ? piece[i + 1] : piece[i];
-    buffer b;
-#pragma unroll
-    for (int i = 0; i < 4 * kWindows; ++i)
-      b.pairs[i] = kSize == 2 ? __funnelshift_r(piece[i], piece[i + 1], (shift & 2) * 8) : piece[i];
-    return first_of(b, count);
-  }
-  static ONEPASS_FUNCTION buffer first_of(buffer b, int count) {  // zeros behind
-    if (count == V) return b;
     if constexpr (kSize == 2) {
 #pragma unroll
-      for (int i = 0; i < V / 2; ++i) b.pairs[i] &= 2 * i + 1 < count ? ~0u : 2 * i < count ? 0xffffu : 0u;
-    } else {
-#pragma unroll
-      for (int i = 0; i < V; ++i) b.numbers[i] = i < count ? b.numbers[i] : typename stored<D>::type{};
+      for (int i = 0; i < 4 * kWindows; ++i) piece[i] = __funnelshift_r(piece[i], piece[i + 1], (shift & 2) * 8);
     }
-    return b;
   }
   // Bytes behind the 16 aligned ones before: a multiple of what an access moves.
   static ONEPASS_FUNCTION int shift_of(const void* at) {
@@ -265,10 +261,9 @@ ONEPASS_FUNCTION void store_run(void* to, const void* from, int count, int threa
   }
   const int tail = head + whole * V;
 #pragma unroll
-  for (int first = 0; first < V; first += Threads) {
-    const int i = first + thread;
-    if (i < head) target[i] = source[i];
-    if (tail + i < count) target[tail + i] = source[tail + i];
+  for (int first = 0; first < 2 * V; first += Threads) {  // an end has fewer than V numbers
+    const int i = first + thread, at = i < V ? i : tail + i - V;
+    if (at < (i < V ? head : count) && i < 2 * V) target[at] = source[at];
   }
 }
 

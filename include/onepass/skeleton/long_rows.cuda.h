@@ -147,7 +147,7 @@ ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
     for_lanes<Config>(a, static_cast<int>(threadIdx.x), first, [&](int, typename Config::index column, int count) {
       at.set_column(column, count);
       const stage::terms<L> here = value_and_gradient<Line, L>(at, saved);
-      Line::row::add_terms(here.first, where(first_n<L>(count), here.second, L(T(0))), total);
+      add_terms<Line>(here, count, total);
     });
   }
   let_next_kernel_begin();

@@ -69,7 +69,6 @@ class place {
   ONEPASS_FUNCTION void set_column(index column, int count) {
     column_ = column;
     count_ = exists_ ? count : 0;
-    most_ = count;
   }
   // Where this lane's columns of wanted operand number `slot` are summed: registers, or shared memory that is its own.
   ONEPASS_FUNCTION void set_sums(lane* registers) { sums_ = registers; }
@@ -78,13 +77,14 @@ class place {
     slot_stride_ = slot_stride;
   }
 
-  // Runs of lanes in shared memory, 16 bytes each: rows of a block, lanes of the row, in the order of its columns.
-  // Where rows do not begin at 16 bytes, a lane's numbers are in two windows of a run, one more than there are lanes.
+  // Runs of lanes in shared memory: rows of a block, lanes of the row, in the order of its columns. Where accesses are
+  // smaller than lanes, a lane's numbers are in two windows of 16 bytes, and a run has one more than it has lanes.
   static constexpr bool kInWindows = Config::kAccess < V;
+  static constexpr int kLaneBytes = V * size_of(Config::kX);
   static constexpr int kRunLanes = Config::kAcross * (Config::kHeldLanes > 0 ? Config::kHeldLanes : 1);
-  static constexpr int kRunBytes = (kRunLanes + (kInWindows ? 8 : 0)) * 16;
+  static constexpr int kRunBytes = (kRunLanes + (kInWindows ? 8 : 0)) * kLaneBytes;
   static ONEPASS_FUNCTION char* lane_in_run(char* shared, int run) {
-    return shared + (run * kRunBytes + static_cast<int>(threadIdx.x) % Config::kAcross * 16);
+    return shared + (run * kRunBytes + static_cast<int>(threadIdx.x) % Config::kAcross * kLaneBytes);
   }
 
   // Copies of the streams' rows: stages of rows, and behind them what is brought once.
@@ -95,7 +95,7 @@ class place {
   ONEPASS_FUNCTION void set_copies(char* shared, int run) { copies_ = lane_in_run(shared, run); }
   ONEPASS_FUNCTION void set_stage(int stage) { stage_ = copies_ + stage * kStageBytes; }
   ONEPASS_FUNCTION void set_lane(int k) {
-    constexpr int kNext = Config::kAcross * 16;
+    constexpr int kNext = Config::kAcross * kLaneBytes;
     copy_ = stage_ + k * kNext;
     once_ = copies_ + (Config::kStages * kStageBytes + k * kNext);
     result_ = results_ + k * kNext;
@@ -201,9 +201,7 @@ class place {
     if constexpr (wanted<I>()) {
       constexpr int slot = bits_below(Config::kWantsColumn, I);
       if constexpr (Config::kSumsInRegisters) {
-        // Where an access is a lane, the row has all of it.
-        if (count_ > 0)
-          sums_[slot] = add(sums_[slot], Config::kAccess == V ? g : where(first_n<lane>(most_), g, lane(T(0))));
+        if (count_ > 0) sums_[slot] = add(sums_[slot], g);  // behind the row's end there may be anything
       } else {
         T* at = shared_sums_ + slot * slot_stride_ + column_;
         lane sum;
@@ -257,13 +255,13 @@ class place {
     } else {
       constexpr bool kAligned = Repeated && Aligned;
       const auto* at = address<D, dense<S>(), Repeated>(v);
-      return memory_of::template numbers_of<T>(memory_of::template load_windows<kAligned>(at, count_, most_));
+      return memory_of::template numbers_of<T>(memory_of::template load_windows<kAligned>(at, count_));
     }
   }
   template <dtype D, bool Aligned = false>
   ONEPASS_FUNCTION lane read_copied(const char* copy, uint32 row) const {
     using memory_of = memory<D, V, Config::kAccess>;
-    return memory_of::template numbers_of<T>(memory_of::template load_copied<Aligned>(copy, row, most_));
+    return memory_of::template numbers_of<T>(memory_of::template load_copied<Aligned>(copy, row));
   }
   template <dtype D, stream S>
   ONEPASS_FUNCTION void write(const view& v, lane value) const {  // results are dense
@@ -287,7 +285,7 @@ class place {
     if constexpr (staged<S>()) {
       const int across = static_cast<int>(threadIdx.x) % Config::kAcross;
       store_run<size_of(D), kRunLanes / Config::kAcross, Config::kAcross>(
-          address<D, true>(v), results_ - across * 16 + nth_staged<S>() * kResultBytes, run_, across);
+          address<D, true>(v), results_ - across * kLaneBytes + nth_staged<S>() * kResultBytes, run_, across);
     }
   }
   template <int I>
@@ -368,7 +366,7 @@ class place {
   index row_ = 0, column_ = 0;
   index digit_[kMaxDims];
   random_state random_{};
-  int count_ = 0, most_ = 0, run_ = 0;
+  int count_ = 0, run_ = 0;
   bool exists_ = true;
   char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
   char *results_ = nullptr, *result_ = nullptr;

@@ -270,7 +270,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
           at.set_sums(sums[k]);
           const stage::terms<L> here = value_and_gradient<Line, L>(at, saved);
           if constexpr (!Config::kComputesAgain) held[k] = here;
-          Line::row::add_terms(here.first, where(first_n<L>(count), here.second, L(T(0))), total);
+          add_terms<Line>(here, count, total);
         });
         plus combine;
         totals.v[0] = sum_lanes(total.first);

@@ -164,6 +164,14 @@ ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
   return {saved, row.held_factor()};
 }
 
+// Adds the terms of a lane's first `count` numbers to the sums of a row in backward.
+template <class Line, class L>
+ONEPASS_FUNCTION void add_terms(stage::terms<L> here, int count, stage::terms<L>& to) {
+  const auto present = first_n<L>(count);
+  const L none(0);
+  Line::row::add_terms(where(present, here.first, none), where(present, here.second, none), to);
+}
+
 // What statistics are saved, [statistics][rows].
 template <class Line, class T>
 ONEPASS_FUNCTION void save(const arguments& a, int64 row, stage::pair<T> saved) {
