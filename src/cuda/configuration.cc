@@ -133,7 +133,9 @@ void share_lanes(int64 lanes, int threads, configuration& c) {
 void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
   configuration& c = p.with;
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
-  const elementwise_tuning& tuned = r.backward          ? kTuning.backward
+  const bool staged = c.staged != 0;
+  const elementwise_tuning& tuned = r.backward          ? (staged ? kTuning.backward_staged : kTuning.backward)
+                                    : staged            ? kTuning.forward_staged
                                     : size_of(r.x) == 2 ? kTuning.forward_16_bits
                                                         : kTuning.forward;
   c.unroll = tuned.unroll;
@@ -291,7 +293,8 @@ request::request(const spec::line& line, bool is_backward)
       backward(is_backward),
       operands(line.operands),
       keeps(line.keeps),
-      parameters(static_cast<int>(line.parameters.size())) {
+      parameters(static_cast<int>(line.parameters.size())),
+      draws(line.dropouts > 0) {
   for (const spec::word& w : line.words) {
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
   }
@@ -302,7 +305,8 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   configuration& c = p.with;
   c.lanes = 16 / size_of(r.x);
   c.access = access_for(a, c.lanes);
-  if (c.access * size_of(r.x) == 8) c.lanes = c.access;  // half a lane, and no shifts
+  // A lane of one small access needs no shifts; but dropout draws for eight numbers at once.
+  if (c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.lanes = c.access;
   c.dims = kMaxDims;
   while (c.dims > 1 && a.size[kMaxDims - c.dims] == 1) --c.dims;
   c.single_x = a.x.data && a.x.column_stride == 0;

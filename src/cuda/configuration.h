@@ -25,6 +25,7 @@ struct request {
   bool wants_dx = false;
   int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
   int flops = 0;
+  bool draws = false;  // has dropout
 
   request() = default;
   request(const spec::line&, bool backward);

@@ -136,8 +136,7 @@ struct memory {
       uint32 piece[4 * (kWindows + 1)];
 #pragma unroll
       for (int i = 0; i < kWindows + (Aligned ? 0 : 1); ++i) {
-        uint4 whole;
-        if (i == 0 ? count > 0 : end > 16 * i) whole = __ldg(from + i);
+        const uint4 whole = (i == 0 ? count > 0 : end > 16 * i) ? __ldg(from + i) : uint4{};
         piece[4 * i] = whole.x, piece[4 * i + 1] = whole.y, piece[4 * i + 2] = whole.z, piece[4 * i + 3] = whole.w;
       }
       if constexpr (!Aligned) shift_windows(piece, shift);
