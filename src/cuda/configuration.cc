@@ -130,14 +130,20 @@ void share_lanes(int64 lanes, int threads, configuration& c) {
   }
 }
 
+void set_parts(plan& p, int64 parts) {
+  p.parts = parts;
+  p.with.one_part = parts == 1;
+}
+
 void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
   configuration& c = p.with;
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
   const bool staged = c.staged != 0;
-  const elementwise_tuning& tuned = r.backward          ? (staged ? kTuning.backward_staged : kTuning.backward)
-                                    : staged            ? kTuning.forward_staged
-                                    : size_of(r.x) == 2 ? kTuning.forward_16_bits
-                                                        : kTuning.forward;
+  const elementwise_tuning& tuned = r.backward ? (staged ? kTuning.backward_staged : kTuning.backward)
+                                    : staged   ? kTuning.forward_staged
+                                    : c.lanes * size_of(r.x) < 16 ? kTuning.forward_short
+                                    : size_of(r.x) == 2           ? kTuning.forward_16_bits
+                                                                  : kTuning.forward;
   c.unroll = tuned.unroll;
   c.blocks_per_sm = r.x == dtype::f64 ? 1 : tuned.resident / tuned.threads;
   c.flat = a.rows == 1 && r.wants_column == 0;
@@ -158,7 +164,7 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
   p.grid_x = static_cast<unsigned>(grid_x);
   p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, r.wants_column ? filling : most_y, 65535}));
-  p.parts = r.wants_column ? p.grid_y : 0;
+  set_parts(p, r.wants_column != 0 ? p.grid_y : 0);
 }
 
 // Whether the threads of a cluster have room for a row, and how they share it.
@@ -170,22 +176,24 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
     return false;
   const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
-  const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, std::max(tuned.numbers / wide / c.lanes, 1)));
+  const int most_lanes = std::clamp(tuned.numbers / wide / c.lanes, 1, kTuning.held_lanes);
+  const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, most_lanes));
   const int64 across = std::max(wanted, std::min<int64>(kTuning.least_across, power_of_two_from(lanes_a_row)));
   const int64 most = std::min(tuned.cluster, chip.cluster);
   c.across = static_cast<int>(std::min<int64>(across, tuned.threads));
   c.cluster = static_cast<int>(std::min(across / c.across, most));
   const int most_down = c.across <= 32 || (r.backward && c.cluster == 1) ? 15 : 1;  // barriers that a block has
   c.down = c.across <= 32 ? tuned.block / c.across : std::clamp(tuned.block / c.across, 1, most_down);
-  auto numbers = [&] { return ceil_div(lanes_a_row, int64{c.across} * c.cluster) * c.lanes * wide; };
-  if (numbers() > tuned.numbers) return false;
+  const auto lanes_each = [&] { return ceil_div(lanes_a_row, int64{c.across} * c.cluster); };
+  const auto numbers = [&] { return lanes_each() * c.lanes * wide; };
+  if (lanes_each() > most_lanes) return false;
   c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
   if (!c.sums_in_registers && c.down > 1) {  // one row a block: several would add to the same sums
     c.across = std::max(c.across, 32);       // since a shuffle names a whole warp
     c.down = 1;
     c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
   }
-  c.held_lanes = static_cast<int>(ceil_div(lanes_a_row, int64{c.across} * c.cluster));
+  c.held_lanes = static_cast<int>(lanes_each());
   if (lanes_a_row * 100 < tuned.busy * int64{c.held_lanes} * c.across * c.cluster) return false;
   c.computes_again = tuned.computes_again;
   c.ahead = tuned.ahead && c.across * c.cluster > 32;
@@ -261,7 +269,7 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   const int64 rows = std::min<int64>(strides ? std::min(all, persistent) : all, ((1LL << 31) - 1) / c.cluster);
   p.grid_x = static_cast<unsigned>(rows * c.cluster);
   p.grid_y = 1;
-  p.parts = r.wants_column != 0 ? rows : 0;
+  set_parts(p, r.wants_column != 0 ? rows : 0);
   return {p};
 }
 
@@ -362,7 +370,7 @@ std::string source(const request& r, const configuration& c) {
   number("kDims", c.dims), bits("kDense", c.dense);
   flag("kExact", c.exact), flag("kFlat", c.flat), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
   flag("kSumsInRegisters", c.sums_in_registers);
-  flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx);
+  flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx), flag("kOnePart", c.one_part);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
   bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand), bits("kStreams", c.streams);
   bits("kStaged", c.staged);

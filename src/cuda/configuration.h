@@ -46,7 +46,8 @@ struct configuration {
   int computes_again;      // rowwise: does not hold the row
   int ahead;               // rowwise: two rows are in flight
   int whole_lanes;         // rowwise: of a thread's lanes, so many are within the row for every thread
-  int small, unused;       // an int counts the elements
+  int small;               // an int counts the elements
+  int one_part;            // column sums have one part, which the kernel writes as the gradients that they are
   int single_x, single_y;
   int sums_in_registers;
   int saves_statistics;
@@ -61,7 +62,7 @@ struct plan {
   configuration with;
   unsigned grid_x, grid_y;
   unsigned shared_bytes;
-  int64 parts;        // rows of column_partial
+  int64 parts;        // of column sums: rows of column_partial
   int64 row_columns;  // of a part of a row, where rows are taken in parts
 };
 

@@ -33,6 +33,7 @@ struct tuning {
   elementwise_tuning forward_16_bits = {.threads = 128, .unroll = 2, .resident = 1280, .blocks_per_sm = 16};
   elementwise_tuning forward = {.threads = 128, .unroll = 4, .resident = 1024, .blocks_per_sm = 16};
   elementwise_tuning backward = {.threads = 64, .unroll = 2, .resident = 1024, .blocks_per_sm = 16};
+  elementwise_tuning forward_short = {.threads = 128, .unroll = 4, .resident = 1536, .blocks_per_sm = 16};  // lanes
   // With results that leave through shared memory.
   elementwise_tuning forward_staged = {.threads = 128, .unroll = 2, .resident = 1536, .blocks_per_sm = 16};
   elementwise_tuning backward_staged = {.threads = 64, .unroll = 1, .resident = 1024, .blocks_per_sm = 16};
@@ -54,7 +55,7 @@ struct tuning {
       {.columns = 1024, .numbers = 16, .block = 128, .stages = 3, .busy = 80},
       {.columns = 16384, .numbers = 16, .block = 256, .stages = 3, .busy = 80},
       {.columns = 8192, .numbers = 24, .block = 128, .resident = 384, .stages = 3},
-      {.columns = 16384, .numbers = 32, .block = 256, .resident = 384, .stages = 3, .sums = 1},
+      {.columns = 16384, .numbers = 32, .block = 256, .resident = 384, .stages = 3, .sums = 1, .busy = 92},
       {.columns = 16384, .numbers = 16, .block = 256, .stages = 3},
       {.numbers = 32, .stages = 2, .computes_again = true, .ahead = true, .sums = 0},
       {.numbers = 16, .stages = 3, .computes_again = true, .ahead = true},
@@ -64,6 +65,7 @@ struct tuning {
       {.numbers = 32, .stages = 2, .computes_again = true, .ahead = true, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .computes_again = true}};
+  int held_lanes = 16;     // of a row in a thread, at most: each takes registers besides its numbers
   int again_flops = 8;     // of a number, in words beside the row word, that may be computed again
   int least_across = 8;    // threads of a row, at least, where it has so many lanes: 128 bytes in a row
   int sum_numbers = 64;    // column sums that fit in a thread's registers beside the row

@@ -97,11 +97,16 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
     const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
     const row_workspace rows(f, plans, &f.a.totals);
     std::optional<Tensor> partial;
-    if (slots) {
+    const bool one_part = plans.back().with.one_part != 0;
+    if (one_part) {
+      auto output = column_outputs.begin();
+      for (int i = 0; i < kMaxOperands; ++i)
+        if ((plan.wants_column >> i & 1) != 0) f.a.operand_gradient[i] = *output++;
+    } else if (slots) {
       f.a.column_partial = partial.emplace(partial_sums(f, slots, plans.back().parts, f.arithmetic())).data_ptr();
     }
     cuda::launch(request, plans, f.a, f.on.index, stream);
-    if (slots) {
+    if (slots && !one_part) {
       cuda::reduce_columns(f.a, f.arithmetic(), plans.back().parts, static_cast<int>(slots), column_outputs.data(),
                            f.on.index, stream);
     }

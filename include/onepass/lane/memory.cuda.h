@@ -239,6 +239,17 @@ struct memory {
   }
 };
 
+// Numbers behind the first `at` of a tensor whose dtype is known when the kernel runs.
+template <int E, class T, int N>
+ONEPASS_FUNCTION void store_as(dtype type, void* data, int64 at, pack<T, N> values, int count) {
+  switch (type) {
+    case dtype::f32: return memory<dtype::f32, N, E>::store(static_cast<float*>(data) + at, values, count);
+    case dtype::f64: return memory<dtype::f64, N, E>::store(static_cast<double*>(data) + at, values, count);
+    case dtype::bf16: return memory<dtype::bf16, N, E>::store(static_cast<uint16*>(data) + at, values, count);
+    default: return memory<dtype::f16, N, E>::store(static_cast<uint16*>(data) + at, values, count);
+  }
+}
+
 // A run of numbers of Size bytes from shared memory, where it begins at 16 bytes, by all of `Threads` threads, of which
 // this is number `thread`: whole aligned 16 bytes, Lanes a thread at most, and the few numbers before and behind them
 // one by one. Up to 4 bytes behind the run are read.

@@ -52,14 +52,7 @@ ONEPASS_FUNCTION void column_sum(const column_sum_arguments& a) {
   }
   if (threadIdx.y != 0) return;
   const view& out = a.output[blockIdx.y];
-  for (int i = 0; i < count; ++i) {
-    switch (out.type) {
-      case dtype::f32: static_cast<float*>(out.data)[column + i] = static_cast<float>(total[i]); break;
-      case dtype::f64: static_cast<double*>(out.data)[column + i] = total[i]; break;
-      case dtype::bf16: static_cast<uint16*>(out.data)[column + i] = to_storage<dtype::bf16>(total[i]); break;
-      default: static_cast<uint16*>(out.data)[column + i] = to_storage<dtype::f16>(total[i]); break;
-    }
-  }
+  for (int i = 0; i < count; ++i) store_as<1>(out.type, out.data, column + i, pack<double, 1>(total[i]), 1);
 }
 
 ONEPASS_END

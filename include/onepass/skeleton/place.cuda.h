@@ -9,7 +9,7 @@
 //   kRepeatedOperand  operands of which one row serves all (bits); kAlignedOperand: and that begin at 16 bytes
 //   kExact            no lane reaches past its row's end; kWholeLanes (rowwise): of a thread's lanes, so many do not
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
-//   kWantsColumn, kWantsTensor (bits by operand), kWantsDx
+//   kWantsColumn, kWantsTensor (bits by operand), kWantsDx; kOnePart: column sums have one part, and are the gradients
 //   kThreads; kHeldLanes of a row a thread, or 0; kUnroll rows at a time, or 0
 //   kStages, kStreams, kBroughtOnce   rowwise: see stream below
 //   kStaged           results that leave through shared memory (bits, as stream counts them; y is dx backward)
@@ -388,14 +388,29 @@ ONEPASS_FUNCTION auto choose_type(A a, B b) {
   else return b;
 }
 
-// Writes a lane of one column sum into the block's part, number `part` of `parts`. `column` is this thread's, `first`
-// that of the threads with across = 0. The block's rows are added in a fixed order, in double where they are many.
+// The operand whose column sum is number `slot`.
+template <class Config>
+constexpr __device__ int operand_of(int slot) {
+  int i = 0;
+  while ((Config::kWantsColumn >> i & 1) == 0 || bits_below(Config::kWantsColumn, i) != slot) ++i;
+  return i;
+}
+
+// Writes a lane of one column sum into the block's part, number `part` of `parts`, or, where there is but one, as the
+// gradient that it is. `column` is this thread's, `first` that of the threads with across = 0. The block's rows are
+// added in a fixed order, in double where they are many.
 template <class Config>
 ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kLanes> sum, int slot,
                                  int64 parts, int64 part, int64 first, int across, int down) {
   using T = typename Config::arithmetic;
   constexpr int V = Config::kLanes, kColumns = Config::kAcross * V, kDown = Config::kDown;
-  T* to = static_cast<T*>(a.column_partial) + (slot * parts + part) * a.columns + first;
+  constexpr dtype kSum = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
+  void* to = static_cast<T*>(a.column_partial) + (slot * parts + part) * a.columns;
+  dtype type = kSum;
+  if constexpr (Config::kOnePart) {
+    const view& gradient = a.operand_gradient[operand_of<Config>(slot)];
+    to = gradient.data, type = gradient.type;
+  }
   if constexpr (kDown > 1) {
     constexpr int kThreads = Config::kThreads, kEach = (kColumns + kThreads - 1) / kThreads;  // columns a thread
     __shared__ T shared[kDown][kColumns];
@@ -415,13 +430,12 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
 #pragma unroll 1
     for (int d = 0; d < kDown; ++d) for_own([&](int i, int c) { total[i] += static_cast<wide>(shared[d][c]); });
     for_own([&](int i, int c) {
-      if (Config::kExact || first + c < a.columns) to[c] = static_cast<T>(total[i]);
+      if (Config::kExact || first + c < a.columns)
+        store_as<1>(type, to, first + c, pack<T, 1>(static_cast<T>(total[i])), 1);
     });
   } else {
-    constexpr dtype D = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
     const int64 column = first + across * V;
-    memory<D, V, (Config::kAccess < 4 ? Config::kAccess : 4)>::store(to + across * V, sum,
-                                                                     count_at<V>(column, a.columns));
+    store_as<Config::kAccess>(type, to, column, sum, count_at<V>(column, a.columns));
   }
 }
 
