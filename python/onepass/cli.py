@@ -74,7 +74,7 @@ def bench(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="where to write the results")] = None,
     providers: Annotated[str | None, typer.Option(metavar="A,B", help="what to time, as in eager,compile")] = None,
     quick: Annotated[bool, typer.Option(help="few rounds and small shapes")] = False,
-    suite: Annotated[str, typer.Option(help="table, curve, awkward or small")] = "table",
+    suite: Annotated[str, typer.Option(help="table, curve, awkward, layouts or small")] = "table",
     dtype: Annotated[str | None, typer.Option(help="only cases of this dtype: " + ", ".join(DTYPES))] = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="where to write pictures")] = None,
 ) -> None:

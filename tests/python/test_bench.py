@@ -11,7 +11,7 @@ import onepass
 from onepass import bench
 from onepass.bench import report, timing
 from onepass.bench.accuracy import Judge, WrongResult
-from onepass.bench.patterns import PATTERNS, P, Pattern, Traffic
+from onepass.bench.patterns import LAYOUTS, PATTERNS, Case, P, Pattern, Traffic
 from onepass.bench.providers import PROVIDERS, Provider, Trial
 
 BY_NAME = {pattern.name: pattern for pattern in PATTERNS}
@@ -28,15 +28,15 @@ TENSORS = {
 }
 
 
-def tiny(name):
+def tiny(name, layout=""):
     pattern = BY_NAME[name]
     shape = (2, 3, 8, 16) if name == "attention_probabilities" else (8, 16)
-    cases = ((shape, torch.float32),)
+    cases = (Case(shape, torch.float32, layout),)
     return Pattern(pattern.name, pattern.line, pattern.eager, cases, cases)
 
 
 def judged(pattern, device, shape=None):
-    judge = Judge(pattern, pattern.inputs(shape or pattern.cpu[0][0], torch.float32, torch.device(device)))
+    judge = Judge(pattern, pattern.inputs(shape or pattern.cpu[0].shape, torch.float32, torch.device(device)))
     judge.ask_eager()
     return judge
 
@@ -102,11 +102,22 @@ def test_plot_writes_a_curve_of_several_lengths(results, tmp_path):
     assert {file.name for file in files} == {f"cpu-{row['pattern']}.svg", "cpu-roofline-table.svg"}
 
 
-@pytest.mark.parametrize("suite", ["table", "curve", "awkward", "small"])
+@pytest.mark.parametrize("suite", ["table", "curve", "awkward", "layouts", "small"])
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_every_suite_has_cases_of_distinct_shapes(suite, device_type):
     cases = [(pattern.name, *case) for pattern in PATTERNS for case in pattern.cases(device_type, suite=suite)]
     assert cases and len(set(cases)) == len(cases)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_changes_where_numbers_lie_and_nothing_else(layout, device):
+    x, residual, _ = BY_NAME["add_rms_norm"].inputs((8, 16), torch.float32, torch.device(device), layout)
+    assert x.is_leaf and x.requires_grad and x.shape == residual.shape == (8, 16)
+    begins = [t.data_ptr() % 16 + 4 * t.stride(0) for t in (x, residual)]
+    assert begins == [{"strided": 4 * 80, "misaligned": 4 + 4 * 16}[layout]] * 2
+    pattern = tiny("add_rms_norm", layout)
+    (row,) = bench.run(device=device, providers=["onepass"], patterns=[pattern], quick=True)["rows"]
+    assert row["layout"] == layout and row["failure"] is None
 
 
 def test_an_unknown_suite_is_an_error():
@@ -154,7 +165,7 @@ def test_unknown_names_are_refused():
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_traffic_counts_each_tensor_once(name):
-    inputs = tiny(name).inputs(tiny(name).cpu[0][0], torch.float32, torch.device("cpu"))
+    inputs = tiny(name).inputs(tiny(name).cpu[0].shape, torch.float32, torch.device("cpu"))
     traffic = BY_NAME[name].traffic(inputs)
     size = inputs[0].numel() * 4
     for (reads, writes), counted in zip(TENSORS[name], traffic):

@@ -53,7 +53,7 @@ def run(
         quick: one moderate shape of each pattern, and few rounds.
         console: where to print.
         suite: "table", the README's shapes; "curve", row lengths from 64 to 262144; "awkward", lengths that no kernel
-            likes; "small", where the cost of a call counts.
+            likes; "layouts", strided and misaligned rows; "small", where the cost of a call counts.
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
             are several lengths, and a roofline of all.
@@ -73,17 +73,16 @@ def run(
     seconds = 0.3 if quick else SECONDS[on.type] * (1.0 if suite == "table" else 0.5)
     cases = [(pattern, case) for pattern in chosen for case in pattern.cases(on.type, quick, suite)]
     if dtype is not None:
-        cases = [(pattern, case) for pattern, case in cases if case[1] == dtype]
+        cases = [(pattern, case) for pattern, case in cases if case.dtype == dtype]
     rows: list[Row] = []
     begin = time.monotonic()
     with progress_bar(console) as progress:
         task = progress.add_task("", total=len(cases))
-        for pattern, (shape, of) in cases:
-            progress.update(
-                task, description=f"{pattern.name} {report.size_of(shape)} {report.short(of)}", refresh=True
-            )
+        for pattern, case in cases:
+            of = f"{report.size_of(case.shape)} {report.short(case.dtype)} {case.layout}"
+            progress.update(task, description=f"{pattern.name} {of}", refresh=True)
             late = on.type == "cuda" and time.monotonic() - begin > LIMIT_S
-            rows += run_case(pattern, shape, of, on, competitors, clock, seconds, late)
+            rows += run_case(pattern, case, on, competitors, clock, seconds, late)
             progress.advance(task)
         progress.update(task, description="host time of a call", refresh=True)
         host = host_times(chosen, on, competitors) if suite == "table" else []

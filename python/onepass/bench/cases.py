@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onepass.bench.accuracy import Judge, WrongResult
-from onepass.bench.patterns import Pattern, Shape
+from onepass.bench.patterns import Case, Pattern
 from onepass.bench.providers import Provider, Trial
 from onepass.bench.timing import Clock, Run, host_time
 from onepass.line import Line
@@ -31,6 +31,7 @@ class Row:
     line: str
     shape: list[int]
     dtype: str
+    layout: str
     provider: str
     forward_us: float | None = None
     backward_us: float | None = None
@@ -49,8 +50,7 @@ class Row:
 
 def run_case(
     pattern: Pattern,
-    shape: Shape,
-    dtype: torch.dtype,
+    case: Case,
     device: torch.device,
     providers: list[Provider],
     clock: Clock,
@@ -64,13 +64,14 @@ def run_case(
         inputs, judge, reason = [], None, "not run: the time for the whole run was spent"
         if not late:
             try:
-                inputs = pattern.inputs(shape, dtype, device)
+                inputs = pattern.inputs(case.shape, case.dtype, device, case.layout)
                 judge = Judge(pattern, inputs)
                 judge.ask_eager()
             except torch.OutOfMemoryError as error:
                 judge, reason = None, says(error)
         for provider in providers:
-            row = Row(pattern.name, pattern.line, list(shape), str(dtype).removeprefix("torch."), provider.name)
+            dtype = str(case.dtype).removeprefix("torch.")
+            row = Row(pattern.name, pattern.line, list(case.shape), dtype, case.layout, provider.name)
             try:
                 function = provider.build(pattern)
                 if function is None:
@@ -193,7 +194,7 @@ def clean(device: torch.device) -> Iterator[None]:
 
 def host_case(pattern: Pattern, device: torch.device, providers: list[Provider]) -> list[dict[str, Any]]:
     """Microseconds of host time for a call: inference, and forward with backward, on 4 rows of 64 numbers."""
-    attention = any(len(shape) > 2 for shape, _ in (*pattern.cuda, *pattern.cpu))
+    attention = any(len(case.shape) > 2 for case in (*pattern.cuda, *pattern.cpu))
     inputs = pattern.inputs((1, 1, 4, 64) if attention else (4, 64), torch.float32, device)
     constants = [t.detach() for t in inputs]
     inference, training = {}, {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,28 @@ __all__ = ["PATTERNS", "SUITES", "Case", "Pattern", "Traffic"]
 P = 0.1  # of every dropout
 
 Shape = tuple[int, ...]
-Case = tuple[Shape, torch.dtype]
+
+
+class Case(NamedTuple):
+    """What x is, and every operand of its shape."""
+
+    shape: Shape
+    dtype: torch.dtype
+    layout: str = ""
+    """Contiguous, or a key of LAYOUTS."""
+
+
+def strided(values: Callable[[Shape], Tensor], shape: Shape) -> Tensor:
+    """Rows with 64 numbers of another tensor between them."""
+    return values((*shape[:-1], shape[-1] + 64))[..., : shape[-1]]
+
+
+def misaligned(values: Callable[[Shape], Tensor], shape: Shape) -> Tensor:
+    """One number behind where torch's memory begins."""
+    return values((math.prod(shape) + 1,))[1:].view(shape)
+
+
+LAYOUTS = {function.__name__: function for function in (strided, misaligned)}
 
 
 @dataclass(frozen=True)
@@ -44,16 +66,20 @@ class Pattern:
         cases = SUITES[suite](self, device_type)
         if not quick or not cases:
             return cases
-        return (min(cases, key=lambda case: (math.prod(case[0]) < 2**20, math.prod(case[0]), case[1].itemsize)),)
+        sizes = {case: math.prod(case.shape) for case in cases}
+        return (min(cases, key=lambda case: (sizes[case] < 2**20, sizes[case], case.dtype.itemsize)),)
 
-    def inputs(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    def inputs(self, shape: Shape, dtype: torch.dtype, device: torch.device, layout: str = "") -> list[Tensor]:
         """x and the operands, random and the same in every run; all but masks require a gradient."""
         generator = torch.Generator(device).manual_seed(math.prod(shape))
 
         def normal(size: Shape) -> Tensor:
             return torch.randn(size, generator=generator, dtype=dtype, device=device)
 
-        tensors = [normal(shape)]
+        def laid_out() -> Tensor:
+            return LAYOUTS[layout](normal, shape) if layout else normal(shape)
+
+        tensors = [laid_out()]
         for word in Line(self.line).words:
             if word.kind == "mask":  # of padded keys, one row for all queries and heads
                 keys = (shape[0], *(1 for _ in shape[1:-1]), shape[-1])
@@ -61,7 +87,7 @@ class Pattern:
             elif word.operand == "column":
                 tensors.append(normal(shape[-1:]))
             elif word.operand == "tensor":
-                tensors.append(normal(shape))
+                tensors.append(laid_out())
         return [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
 
     def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
@@ -131,11 +157,11 @@ def attention_probabilities(scores, mask, dropout=F.dropout):
 
 
 def bf16(*shapes: Shape) -> tuple[Case, ...]:
-    return tuple((shape, torch.bfloat16) for shape in shapes)
+    return tuple(Case(shape, torch.bfloat16) for shape in shapes)
 
 
 def on_cpu(large: Shape = (4096, 4096), medium: Shape = (2048, 1024), small: Shape = (64, 768)) -> tuple[Case, ...]:
-    return ((large, torch.float32), (large, torch.bfloat16), (medium, torch.float32), (small, torch.float32))
+    return Case(large, torch.float32), *bf16(large), Case(medium, torch.float32), Case(small, torch.float32)
 
 
 NORMS = bf16((32768, 1024), (32768, 4096), (8192, 16384))
@@ -145,7 +171,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "bias_gelu",
         "bias | gelu",
         bias_gelu,
-        (((16384, 16384), torch.float32), *bf16((16384, 16384), (16384, 4096))),
+        (Case((16384, 16384), torch.float32), *bf16((16384, 16384), (16384, 4096))),
         on_cpu(),
     ),
     Pattern("bias_gelu_tanh", "bias | gelu_tanh", bias_gelu_tanh, bf16((16384, 4096)), on_cpu()),
@@ -183,29 +209,39 @@ def curve(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     elements = 2**27 if device_type == "cuda" else 2**22
     lengths = [2**k for k in range(6, 19)]
     return tuple(
-        ((elements // length, length), dtype) for dtype in (torch.bfloat16, torch.float32) for length in lengths
+        Case((elements // length, length), dtype) for dtype in (torch.bfloat16, torch.float32) for length in lengths
     )
 
 
 def awkward(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
-    """Row lengths that are no multiple of what a kernel likes, each behind a neighbour that is."""
+    """Row lengths that are no multiple of what a kernel likes, each behind a neighbour that is, few long rows and many
+    short ones."""
     if pattern.name not in CURVES:
         return ()
     elements = 2**26 if device_type == "cuda" else 2**22
-    return bf16(
-        *((elements // length, length) for length in (768, 760, 1024, 1023, 1152, 1128, 3072, 3000, 13312, 12980))
-    )
+    lengths = (768, 760, 1024, 1023, 1152, 1128, 3072, 3000, 13312, 12980)
+    extremes = ((1, 2**24), (8, 2**20), (2**22, 32)) if device_type == "cuda" else ()
+    return bf16(*((elements // length, length) for length in lengths), *extremes)
+
+
+def layouts(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Rows that lie apart and rows that do not begin at 16 bytes, beside contiguous ones."""
+    if pattern.name not in CURVES:
+        return ()
+    elements = 2**27 if device_type == "cuda" else 2**22
+    shapes = ((elements // length, length) for length in (1024, 4096))
+    return tuple(Case(shape, torch.bfloat16, layout) for shape in shapes for layout in ("", *LAYOUTS))
 
 
 def small(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Where the cost of a call counts; on the CPU also what fits the caches."""
     if device_type == "cuda":
         shapes = ((512, 4096), (64, 1024), (1, 4096))
-        return tuple((shape, dtype) for dtype in (torch.bfloat16, torch.float32) for shape in shapes)
+        return tuple(Case(shape, dtype) for dtype in (torch.bfloat16, torch.float32) for shape in shapes)
     shapes = ((1, 64), (8, 64), (64, 64), (1, 768), (16, 768), (64, 768), (256, 768), (1, 4096), (64, 4096))
-    return tuple((shape, dtype) for dtype in (torch.float32, torch.bfloat16) for shape in shapes)
+    return tuple(Case(shape, dtype) for dtype in (torch.float32, torch.bfloat16) for shape in shapes)
 
 
 SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
-    suite.__name__: suite for suite in (table, curve, awkward, small)
+    suite.__name__: suite for suite in (table, curve, awkward, layouts, small)
 }

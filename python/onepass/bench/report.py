@@ -40,7 +40,7 @@ def cases(results: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Row]]
     """The rows by pattern, shape and dtype, then by provider."""
     found: dict[tuple[str, str, str], dict[str, Row]] = {}
     for row in results["rows"]:
-        key = row["pattern"], size_of(row["shape"]), short(row["dtype"])
+        key = row["pattern"], f"{size_of(row['shape'])} {row.get('layout', '')}".strip(), short(row["dtype"])
         found.setdefault(key, {})[row["provider"]] = row
     return found
 
