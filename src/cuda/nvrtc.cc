@@ -64,8 +64,10 @@ void check(status s, const char* what) {
     throw std::runtime_error(std::string("onepass: ") + what + " failed: " + the_nvrtc().error_string(s));
 }
 
+// A fused multiply-add stands only where it is written: what the compiler would fuse differs from kernel to kernel, and
+// a result would depend on whether statistics are saved beside it.
 std::vector<std::string> options_for(const std::string& arch_name) {
-  return {"--std=c++20", "--gpu-architecture=" + arch_name, "--device-as-default-execution-space",
+  return {"--std=c++20", "--gpu-architecture=" + arch_name, "--device-as-default-execution-space", "--fmad=false",
           "--generate-line-info"};
 }
 

@@ -40,8 +40,9 @@ struct arguments {
   view y;   // forward: the result.  backward: its gradient
   view dx;  // backward
   view operand[kOperands];
-  view operand_gradient[kOperands];  // tensor operands only; column gradients go through column_partial
-  view kept[kKeeps];                 // forward: written.  backward: read where the line resumes there
+  // Of tensor operands; column gradients go through column_partial, on CUDA those of one part straight to here.
+  view operand_gradient[kOperands];
+  view kept[kKeeps];  // forward: written.  backward: read where the line resumes there
   view kept_gradient[kKeeps];
 
   void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved

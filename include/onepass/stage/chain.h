@@ -42,6 +42,7 @@ struct word {
   static constexpr bool needs_input = about.backward_needs_input;
   static constexpr int flops = about.flops_forward + about.flops_backward;
   static constexpr int operands = Operand + 1;
+  static constexpr bool scales = same_type<Stage, stage::scale>, adds = same_type<Stage, stage::bias>;
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
 
@@ -49,6 +50,11 @@ struct word {
   static ONEPASS_FUNCTION L forward(L x, Place& at) {
     if constexpr (about.kind == word_kind::keep) return at.template keep<Ordinal>(x);
     else return compute(x, at);
+  }
+
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L operand(Place& at) {
+    return at.template operand<L, Operand>();
   }
 
   // Forward again, in backward: nothing is stored.
@@ -117,7 +123,7 @@ struct chain;
 
 template <>
 struct chain<> {
-  static constexpr bool resumes = false;
+  static constexpr bool resumes = false, adds = false;
   static constexpr bool needs_input = false;                   // whether backward reads the value that enters the chain
   static constexpr int flops = 0;                              // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0;  // as many as the words so far have counted
@@ -139,6 +145,7 @@ template <class Head, class... Tail>
 struct chain<Head, Tail...> {
   using tail = chain<Tail...>;
   static constexpr bool resumes = Head::resumes || tail::resumes;
+  static constexpr bool adds = Head::adds;
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
   static constexpr int flops = Head::flops + tail::flops;
   static constexpr int operands = larger(Head::operands, tail::operands);
@@ -147,15 +154,34 @@ struct chain<Head, Tail...> {
 
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place& at) {
-    return tail::forward(Head::forward(x, at), at);
+    if constexpr (Head::scales && tail::adds) return tail::forward(x, Head::template operand<L>(at), at);
+    else return tail::forward(Head::forward(x, at), at);
   }
   template <class L, class Place>
   static ONEPASS_FUNCTION L recompute(L x, Place& at) {
     if constexpr (tail::resumes) return tail::recompute(x, at);
+    else if constexpr (Head::scales && tail::adds) return tail::recompute(x, Head::template operand<L>(at), at);
     else return tail::recompute(Head::recompute(x, at), at);
+  }
+  // Behind `scale`, a chain that begins with `bias`: both in one operation, which rounds once.
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L forward(L x, L factor, Place& at) {
+    return tail::forward(fma(x, factor, Head::template operand<L>(at)), at);
+  }
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L recompute(L x, L factor, Place& at) {
+    return tail::recompute(fma(x, factor, Head::template operand<L>(at)), at);
+  }
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L backward(L x, L factor, L dy, Place& at) {
+    L value{};
+    if constexpr (tail::needs_input) value = fma(x, factor, Head::template operand<L>(at));
+    return Head::backward(L{}, tail::backward(value, dy, at), at);  // `bias` needs no input
   }
   template <class L, class Place>
   static ONEPASS_FUNCTION L backward(L x, L dy, Place& at) {
+    if constexpr (Head::scales && tail::adds && tail::needs_input)
+      return Head::backward(x, tail::backward(x, Head::template operand<L>(at), dy, at), at);
     L value{};
     if constexpr (tail::needs_input) value = Head::recompute(x, at);
     return Head::backward(x, tail::backward(value, dy, at), at);
