@@ -99,7 +99,7 @@ def test_plot_writes_a_curve_of_several_lengths(results, tmp_path):
     row = next(row for row in results["rows"] if row["provider"] == "onepass")
     lengths = [row | {"shape": [8, length]} for length in (64, 128, 256)]
     files = report.plot(results | {"rows": lengths}, tmp_path)
-    assert {file.name for file in files} == {f"cpu-{row['pattern']}.svg", "cpu-roofline-table.svg"}
+    assert {file.name for file in files} == {f"cpu-{row['pattern']}-fp32.svg", "cpu-roofline-table.svg"}
 
 
 @pytest.mark.parametrize("suite", ["table", "curve", "awkward", "layouts", "small"])

@@ -250,7 +250,7 @@ def plot_curves(results: dict[str, Any], directory: Path) -> list[Path]:
             row[0].set_ylabel("share of copy bandwidth")
         panels[0][0].legend()
         figure.suptitle(f"{pattern}. {title(results)}")
-        files.append(directory / f"{results['device']}-{pattern}.svg")
+        files.append(directory / f"{results['device']}-{pattern}-{'-'.join(map(short, dtypes))}.svg")
         save(figure, files[-1])
     return files
 
