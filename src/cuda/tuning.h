@@ -33,7 +33,8 @@ struct tuning {
   elementwise_tuning forward_16_bits = {.threads = 128, .unroll = 2, .resident = 1280, .blocks_per_sm = 16};
   elementwise_tuning forward = {.threads = 128, .unroll = 4, .resident = 1024, .blocks_per_sm = 16};
   elementwise_tuning backward = {.threads = 64, .unroll = 2, .resident = 1024, .blocks_per_sm = 16};
-  elementwise_tuning forward_short = {.threads = 128, .unroll = 4, .resident = 1536, .blocks_per_sm = 16};  // lanes
+  // Lanes of fewer than 16 bytes.
+  elementwise_tuning forward_short = {.threads = 128, .unroll = 4, .resident = 1536, .blocks_per_sm = 16};
   // With results that leave through shared memory.
   elementwise_tuning forward_staged = {.threads = 128, .unroll = 2, .resident = 1536, .blocks_per_sm = 16};
   elementwise_tuning backward_staged = {.threads = 64, .unroll = 1, .resident = 1024, .blocks_per_sm = 16};
