@@ -125,21 +125,20 @@ struct memory {
     return load(at, count, [](const word* from) { return *from; });
   }
   // As load, but behind the first `count` numbers there may be anything. Where accesses would be small and many, they
-  // come in the whole aligned 16 bytes that hold them. Aligned: they begin there.
-  template <bool Aligned>
+  // come in the whole aligned 16 bytes that hold them.
   static ONEPASS_FUNCTION buffer load_windows(const void* at, int count) {
     if constexpr (kBytes == 16 || V * kSize % 16 != 0) {
       return load(at, count);
     } else {
-      const int shift = Aligned ? 0 : shift_of(at), end = shift + count * kSize;
+      const int shift = shift_of(at), end = shift + count * kSize;
       const auto* from = reinterpret_cast<const uint4*>(static_cast<const char*>(at) - shift);
       uint32 piece[4 * (kWindows + 1)];
 #pragma unroll
-      for (int i = 0; i < kWindows + (Aligned ? 0 : 1); ++i) {
+      for (int i = 0; i <= kWindows; ++i) {
         const uint4 whole = (i == 0 ? count > 0 : end > 16 * i) ? __ldg(from + i) : uint4{};
         piece[4 * i] = whole.x, piece[4 * i + 1] = whole.y, piece[4 * i + 2] = whole.z, piece[4 * i + 3] = whole.w;
       }
-      if constexpr (!Aligned) shift_windows(piece, shift);
+      shift_windows(piece, shift);
       buffer b;
 #pragma unroll
       for (int i = 0; i < 4 * kWindows; ++i) b.pairs[i] = piece[i];
@@ -170,16 +169,12 @@ struct memory {
   }
   // A lane, its windows one behind the other in shared memory; `at`: its address in global memory, modulo 16. Behind
   // the row's end there may be anything.
-  template <bool Aligned>
   static ONEPASS_FUNCTION buffer load_copied(const void* windows, uint32 at) {
     if constexpr (kWhole) {
       return load_written(windows, V);
     } else {
       buffer b;
-      if constexpr (Aligned) {
-        const uint4 whole = *static_cast<const uint4*>(windows);
-        b.pairs[0] = whole.x, b.pairs[1] = whole.y, b.pairs[2] = whole.z, b.pairs[3] = whole.w;
-      } else read_shifted<kSize>(windows, static_cast<int>(at & (16 - kBytes)), b.pairs);
+      read_shifted<kSize>(windows, static_cast<int>(at & (16 - kBytes)), b.pairs);
       return b;
     }
   }

@@ -33,6 +33,9 @@ constexpr __device__ int bits_below(uint64 bits, int i) {
 enum class stream : int { x, y, operand, kept = operand + kMaxOperands, kept_gradient = kept + kMaxKeeps };
 
 constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
+// Whether a tensor is in a set (bits), and how many of the set are before it.
+constexpr bool is_in(uint64 tensors, stream s) { return (tensors >> static_cast<int>(s) & 1) != 0; }
+constexpr int place_in(uint64 tensors, stream s) { return bits_below(tensors, static_cast<int>(s)); }
 
 template <class Config>
 inline constexpr int kSlots = bits_below(Config::kWantsColumn, kMaxOperands);
@@ -136,12 +139,14 @@ class place {
   // For the chain (see stage/chain.h).
   template <class L, int I>
   ONEPASS_FUNCTION L operand() const {
+    // One row that begins at 16 bytes has whole lanes, behind its end whatever is there.
+    constexpr int kAccess = (Config::kAlignedOperand >> I & 1) != 0 ? V : Config::kAccess;
     if constexpr (brought_once<I>()) {
-      return read_copied<Config::kOperand[I], (Config::kAlignedOperand >> I & 1) != 0>(
-          once_ + nth_once<I>() * kStreamBytes, row_address<Config::kOperand[I], false, true>(a_.operand[I]));
+      return read_copied<Config::kOperand[I], kAccess>(once_ + nth_once<I>() * kStreamBytes,
+                                                       row_address<Config::kOperand[I], false, true>(a_.operand[I]));
     } else {
       return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0, stream::operand + I,
-                  (Config::kRepeatedOperand >> I & 1) != 0, (Config::kAlignedOperand >> I & 1) != 0>(a_.operand[I]);
+                  (Config::kRepeatedOperand >> I & 1) != 0, kAccess>(a_.operand[I]);
     }
   }
   template <int I>
@@ -225,10 +230,6 @@ class place {
     for (int d = kMaxDims - Config::kDims; d < kMaxDims; ++d) sum += digit_[d] * v.stride[d];
     return sum;
   }
-  template <stream S>
-  static constexpr __device__ bool dense() {
-    return (Config::kDense >> static_cast<int>(S) & 1) != 0;
-  }
   // Of this lane in a tensor whose rows are not single numbers.
   template <dtype D, bool Dense, bool Repeated = false>
   ONEPASS_FUNCTION auto address(const view& v) const {
@@ -244,48 +245,41 @@ class place {
     if constexpr (!Repeated) numbers = static_cast<uint32>(Dense ? row_ * static_cast<index>(a_.columns) : offset(v));
     return static_cast<uint32>(reinterpret_cast<uint64>(v.data)) + numbers * size_of(D);
   }
-  template <dtype D, bool Single, stream S, bool Repeated = false, bool Aligned = false>
+  template <dtype D, bool Single, stream S, bool Repeated = false, int Access = Config::kAccess>
   ONEPASS_FUNCTION lane read(const view& v) const {
-    using memory_of = memory<D, V, Config::kAccess>;
-    if constexpr (streamed<S>()) {
-      return read_copied<D>(copy_ + nth<S>() * kStreamBytes, row_address<D, dense<S>()>(v));
+    using memory_of = memory<D, V, Access>;
+    if constexpr (is_in(Config::kStreams, S)) {
+      return read_copied<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes,
+                            row_address<D, is_in(Config::kDense, S)>(v));
     } else if constexpr (Single) {
       const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
       return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
     } else {
-      constexpr bool kAligned = Repeated && Aligned;
-      const auto* at = address<D, dense<S>(), Repeated>(v);
-      return memory_of::template numbers_of<T>(memory_of::template load_windows<kAligned>(at, count_));
+      const auto* at = address<D, is_in(Config::kDense, S), Repeated>(v);
+      return memory_of::template numbers_of<T>(memory_of::load_windows(at, count_));
     }
   }
-  template <dtype D, bool Aligned = false>
+  template <dtype D, int Access = Config::kAccess>
   ONEPASS_FUNCTION lane read_copied(const char* copy, uint32 row) const {
-    using memory_of = memory<D, V, Config::kAccess>;
-    return memory_of::template numbers_of<T>(memory_of::template load_copied<Aligned>(copy, row));
+    using memory_of = memory<D, V, Access>;
+    return memory_of::template numbers_of<T>(memory_of::load_copied(copy, row));
   }
   template <dtype D, stream S>
   ONEPASS_FUNCTION void write(const view& v, lane value) const {  // results are dense
     using memory_of = memory<D, V, Config::kAccess>;
-    if constexpr (staged<S>())
-      *reinterpret_cast<uint4*>(result_ + nth_staged<S>() * kResultBytes) =
+    if constexpr (is_in(Config::kStaged, S))
+      *reinterpret_cast<uint4*>(result_ + place_in(Config::kStaged, S) * kResultBytes) =
           memory_of::whole(memory_of::buffer_of(value));
     else memory_of::store(address<D, true>(v), value, count_);
   }
 
-  template <stream S>
-  static constexpr __device__ bool staged() {
-    return (Config::kStaged >> static_cast<int>(S) & 1) != 0;
-  }
-  template <stream S>
-  static constexpr __device__ int nth_staged() {
-    return bits_below(Config::kStaged, static_cast<int>(S));
-  }
   template <dtype D, stream S>
   ONEPASS_FUNCTION void store_result(const view& v) const {
-    if constexpr (staged<S>()) {
+    if constexpr (is_in(Config::kStaged, S)) {
       const int across = static_cast<int>(threadIdx.x) % Config::kAcross;
       store_run<size_of(D), kRunLanes / Config::kAcross, Config::kAcross>(
-          address<D, true>(v), results_ - across * kLaneBytes + nth_staged<S>() * kResultBytes, run_, across);
+          address<D, true>(v), results_ - across * kLaneBytes + place_in(Config::kStaged, S) * kResultBytes, run_,
+          across);
     }
   }
   template <int I>
@@ -303,21 +297,15 @@ class place {
     }
   }
 
-  template <stream S>
-  static constexpr __device__ bool streamed() {
-    return (Config::kStreams >> static_cast<int>(S) & 1) != 0;
-  }
-  template <stream S>
-  static constexpr __device__ int nth() {
-    return bits_below(Config::kStreams, static_cast<int>(S));
-  }
   template <dtype D>
   ONEPASS_FUNCTION void bring(char* to, const void* at) const {
     memory<D, V, Config::kAccess>::copy(to, at, static_cast<int>(static_cast<index>(a_.columns) - column_));
   }
   template <stream S>
   ONEPASS_FUNCTION void bring(const view& v) const {  // a stream's numbers are as wide as x's
-    if constexpr (streamed<S>()) bring<Config::kX>(copy_ + nth<S>() * kStreamBytes, address<Config::kX, dense<S>()>(v));
+    if constexpr (is_in(Config::kStreams, S))
+      bring<Config::kX>(copy_ + place_in(Config::kStreams, S) * kStreamBytes,
+                        address<Config::kX, is_in(Config::kDense, S)>(v));
   }
   template <int I>
   ONEPASS_FUNCTION void bring_operands(number<I>) const {
