@@ -163,14 +163,15 @@ struct chain<Head, Tail...> {
     else if constexpr (Head::scales && tail::adds) return tail::recompute(x, Head::template operand<L>(at), at);
     else return tail::recompute(Head::recompute(x, at), at);
   }
-  // Behind `scale`, a chain that begins with `bias`: both in one operation, which rounds once.
+  // Behind `scale`, a chain that begins with `bias`: both in one operation, which rounds once. Its result is a plain lane
+  // where L is a short one, which what follows must not lose.
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, L factor, Place& at) {
-    return tail::forward(fma(x, factor, Head::template operand<L>(at)), at);
+    return tail::forward(L(fma(x, factor, Head::template operand<L>(at))), at);
   }
   template <class L, class Place>
   static ONEPASS_FUNCTION L recompute(L x, L factor, Place& at) {
-    return tail::recompute(fma(x, factor, Head::template operand<L>(at)), at);
+    return tail::recompute(L(fma(x, factor, Head::template operand<L>(at))), at);
   }
   template <class L, class Place>
   static ONEPASS_FUNCTION L backward(L x, L factor, L dy, Place& at) {
