@@ -40,8 +40,9 @@ struct tuning {
   elementwise_tuning backward_staged = {.threads = 64, .unroll = 1, .resident = 1024, .blocks_per_sm = 16};
 
   // The first that has room for the row; a row that none has room for is taken in parts.
-  row_tuning forward_rows[12] = {
+  row_tuning forward_rows[14] = {
       {.columns = 1024, .numbers = 32, .stages = 2, .busy = 86, .least_flops = 16},
+      {.columns = 128, .numbers = 32, .block = 128, .resident = 1024, .stages = 0, .busy = 86},
       {.columns = 1024, .numbers = 32, .block = 128, .resident = 768, .stages = 0, .busy = 86},
       {.columns = 1536, .numbers = 48, .block = 128, .resident = 768, .stages = 0, .busy = 80},
       {.columns = 2048, .numbers = 64, .block = 64, .stages = 0, .least_flops = 7},
@@ -51,7 +52,8 @@ struct tuning {
       {.columns = 16384, .numbers = 64, .block = 256, .stages = 0},
       {.columns = 131072, .numbers = 32, .block = 1024, .threads = 1024, .resident = 1024, .stages = 2, .repeated = 0},
       {.numbers = 64, .stages = 3, .computes_again = true, .ahead = true},
-      {.numbers = 32, .stages = 3},
+      {.columns = 65536, .numbers = 32, .stages = 3},
+      {.numbers = 32, .stages = 3, .least_flops = 4},
       {.numbers = 64, .stages = 2}};
   row_tuning backward_rows[15] = {
       {.columns = 512, .numbers = 16, .block = 128, .stages = 3, .busy = 80},
