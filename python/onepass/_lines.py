@@ -71,6 +71,37 @@ def gate(function: str, activation: str) -> str:
 
 
 @remembered
+def linear(bias: bool, activation: str | None) -> str:
+    return join("linear", bias and "bias", activation_word("linear", activation))
+
+
+@remembered
+def norm_linear(
+    name: str, eps: float | None, norm_bias: bool, norm_activation: str | None, bias: bool, activation: str | None
+) -> str:
+    function = f"{name}_linear"
+    return join(
+        normalisation_word(name, eps),
+        "scale",
+        norm_bias and "bias",
+        activation_word(function, norm_activation),
+        "linear",
+        bias and "bias",
+        activation_word(function, activation),
+    )
+
+
+@remembered
+def act_linear(function: str, act_bias: bool, activation: str | None, bias: bool) -> str:
+    return join(act_bias and "bias", activation_word(function, activation), "linear", bias and "bias")
+
+
+@remembered
+def gated_linear(function: str, activation: str) -> str:
+    return join(gate(function, activation), "linear")
+
+
+@remembered
 def softmax(scale: float, mask: bool, is_causal: bool, dropout_p: float, training: bool) -> str:
     factor = number("softmax", "scale", scale)
     return join(

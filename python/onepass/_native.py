@@ -46,7 +46,7 @@ def _load() -> ctypes.CDLL:
         getattr(library, f"onepass_{name}").restype = ctypes.c_char_p
     library.onepass_configure.restype = None
     library.onepass_describe.argtypes = [ctypes.c_char_p]
-    library.onepass_cost.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+    library.onepass_cost.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
     library.onepass_gradients.argtypes = [
         ctypes.c_char_p,
         ctypes.c_int,
@@ -112,9 +112,9 @@ def describe(line: str) -> dict:
     return _answer(_library.onepass_describe(readable.encode(errors="replace")))
 
 
-def cost(line: str, rows: int, columns: int, dtype: torch.dtype) -> dict:
-    """Bytes that must move and flops, forward and backward."""
-    return _answer(_library.onepass_cost(line.encode(), rows, columns, DTYPES[dtype]))
+def cost(line: str, rows: int, columns: int, columns_behind: int, dtype: torch.dtype) -> dict:
+    """Bytes that must move and flops, forward and backward; columns_behind: of what `linear` gives."""
+    return _answer(_library.onepass_cost(line.encode(), rows, columns, columns_behind, DTYPES[dtype]))
 
 
 @cache

@@ -18,6 +18,17 @@ def _results(x: torch.Tensor, line: str) -> list[torch.Tensor]:
     return [x.new_empty(x.shape) for _ in range(1 + _native.describe(line)["keeps"])]
 
 
+def _rows(x: torch.Tensor):
+    rows = 1
+    for size in x.shape[:-1]:
+        rows = rows * size
+    return rows
+
+
+def _statistics(x: torch.Tensor, line: str) -> torch.Tensor:
+    return x.new_empty((_native.describe(line)["statistics"], _rows(x)), dtype=_arithmetic(x.dtype))
+
+
 @torch.library.register_fake("onepass::elementwise_forward", lib=library)
 def _(x, operands, line, dropout_state):
     return _results(x, line)
@@ -27,10 +38,20 @@ def _(x, operands, line, dropout_state):
 def _(x, operands, line, dropout_state, save_statistics):
     results = _results(x, line)
     if save_statistics:
-        rows = 1
-        for size in x.shape[:-1]:
-            rows = rows * size
-        results.append(x.new_empty((_native.describe(line)["statistics"], rows), dtype=_arithmetic(x.dtype)))
+        results.append(_statistics(x, line))
+    return results
+
+
+@torch.library.register_fake("onepass::linear_forward", lib=library)
+def _(x, operands, line, dropout_state, save):
+    facts = _native.describe(line)
+    behind = (*x.shape[:-1], operands[facts["weight"]].shape[0])
+    before = facts["keeps_before"]
+    results = [x.new_empty(x.shape if 0 < i <= before else behind) for i in range(1 + facts["keeps"])]
+    if save and facts["reads_product"]:
+        results.append(x.new_empty(behind))
+    if save and facts["reads_statistics"]:
+        results.append(_statistics(x, line))
     return results
 
 
@@ -51,6 +72,22 @@ def _(gradients, x, operands, resumed, dropout_state, line, operand_types, wante
 @torch.library.register_fake("onepass::rowwise_backward", lib=library)
 def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_types, wanted):
     return _gradients(gradients[0], line, operand_types, wanted)
+
+
+@torch.library.register_fake("onepass::linear_backward", lib=library)
+def _(gradients, x, operands, resumed, statistics, product, resumed_behind, dropout_state, line, operand_types, wanted):
+    facts = _native.describe(line)
+    dy, weight = gradients[0], operands[facts["weight"]]
+
+    def like(output):
+        index = output["input"] - 1  # of the operand; -1: x
+        if index == facts["weight"]:
+            return weight.shape
+        columns = weight.shape[0 if index > facts["weight"] else 1]
+        return (columns,) if output["column"] else (*dy.shape[:-1], columns)
+
+    plan = _native.gradients(line, _native.DTYPES[dy.dtype], tuple(operand_types), wanted)
+    return [dy.new_empty(like(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
 
 
 # The draw is an operator of its own so that a compiled graph makes the same one as eager mode does.

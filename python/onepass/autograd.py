@@ -43,7 +43,9 @@ def plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed: 
 
 
 def run(x, line, state, *operands):
-    """The result, the kept values and, where backward reads them, the row statistics."""
+    """The result, the kept values and, where backward reads them, what `linear` gives and the row statistics."""
+    if line.weight is not None:
+        return tuple(line.forward_op(x, operands, line.text, state, True))
     if line.rowwise:
         return tuple(line.forward_op(x, operands, line.text, state, line.reads_statistics))
     return tuple(line.forward_op(x, operands, line.text, state))
@@ -52,21 +54,25 @@ def run(x, line, state, *operands):
 def save(ctx, inputs, output):
     """Saves what backward reads."""
     x, line, state, *operands = inputs
-    shape = x.shape
     ctx.line = line
     ctx.set_materialize_grads(False)
-    ctx.x_like = (shape, x.dtype, x.device)
+    ctx.shapes = [r.shape for r in output[: 1 + line.keeps]]
+    ctx.like = (x.dtype, x.device)
     types = [_native.DTYPES[o.dtype] for o in operands]
-    ctx.broadcast = [(i, operands[i].shape) for i in line.tensor_operands if operands[i].shape != shape]
+    shapes = [output[0].shape if line.is_behind(i) else x.shape for i in line.tensor_operands]
+    ctx.broadcast = [
+        (i, operands[i].shape) for i, shape in zip(line.tensor_operands, shapes) if operands[i].shape != shape
+    ]
     for i, _ in ctx.broadcast:
         types[i] += _native.BROADCAST
     ctx.operand_types = tuple(types)
-    if line.reads_statistics:
-        ctx.mark_non_differentiable(output[-1])
+    ctx.mark_non_differentiable(*output[1 + line.keeps :])
     ctx.save_for_backward(
         x if line.reads_x else None,
         None if line.resumes_from is None else output[line.resumes_from],
         output[-1] if line.reads_statistics else None,
+        output[1 + line.keeps] if line.reads_product else None,
+        None if line.resumes_behind is None else output[line.resumes_behind],
         state,
         *[o if read else None for o, read in zip(operands, line.reads_operands)],
     )
@@ -75,17 +81,19 @@ def save(ctx, inputs, output):
 def gradients(ctx, upstream):
     """Of x and of the operands, those that are needed."""
     line = ctx.line
-    x, resumed, statistics, state, *operands = ctx.saved_tensors
-    shape, dtype, device = ctx.x_like
+    x, resumed, statistics, product, resumed_behind, state, *operands = ctx.saved_tensors
+    dtype, device = ctx.like
     given = [
         torch.zeros((), dtype=dtype, device=device).expand(shape) if g is None else g
-        for g in upstream[: 1 + line.keeps]
+        for g, shape in zip(upstream, ctx.shapes)
     ]
     sources, wanted, writes = plan(line.text, dtype, ctx.operand_types, ctx.needs_input_grad)
     written = ()
     if writes:
         rest = (state, line.text, ctx.operand_types, wanted)
-        if line.rowwise:
+        if line.weight is not None:
+            written = line.backward_op(given, x, operands, resumed, statistics, product, resumed_behind, *rest)
+        elif line.rowwise:
             written = line.backward_op(given, x, operands, resumed, statistics, *rest)
         else:
             written = line.backward_op(given, x, operands, resumed, *rest)

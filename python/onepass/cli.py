@@ -74,7 +74,7 @@ def bench(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="where to write the results")] = None,
     providers: Annotated[str | None, typer.Option(metavar="A,B", help="what to time, as in eager,compile")] = None,
     quick: Annotated[bool, typer.Option(help="few rounds and small shapes")] = False,
-    suite: Annotated[str, typer.Option(help="table, curve, awkward, layouts or small")] = "table",
+    suite: Annotated[str, typer.Option(help="table, curve, awkward, layouts, small or linear")] = "table",
     dtype: Annotated[str | None, typer.Option(help="only cases of this dtype: " + ", ".join(DTYPES))] = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="where to write pictures")] = None,
 ) -> None:
@@ -111,6 +111,7 @@ def line(
     text: Annotated[str, typer.Argument(metavar="LINE", help='as in "bias | gelu"')],
     shape: Annotated[str, typer.Option(help="x's shape")] = "4096x4096",
     dtype: Annotated[str, typer.Option(help="x's dtype: " + ", ".join(DTYPES))] = "fp32",
+    out_features: Annotated[int, typer.Option(help="of `linear`, in a line that has it")] = 4096,
 ) -> None:
     """Says what a line does, and what it costs on a tensor: bytes that must move, flops, bytes saved for backward."""
     parsed, of_shape, of_dtype = parse_line(text), parse_shape(shape), parse_dtype(dtype)
@@ -118,7 +119,7 @@ def line(
     for word in parsed.words:
         table.add_row(str(word), docs.operand(word), word.formula)
     console.print(table)
-    cost = parsed.cost(of_shape, of_dtype)
+    cost = parsed.cost(of_shape, of_dtype, None if parsed.weight is None else out_features)
     traffic = Table("", "bytes", "flops", "flops a byte", title=f"{shape}, {of_dtype}", title_justify="left")
     for name, side in (("forward", cost.forward), ("backward", cost.backward)):
         intensity = side.flops / side.bytes if side.bytes else math.nan

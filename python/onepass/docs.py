@@ -25,8 +25,9 @@ A line says what happens to a row of a tensor, word by word, from left to right:
 y = onepass.fused("layer_norm(1e-5) | scale | bias | relu", x, gamma, beta)
 ```
 
-`x` has shape (..., N); its rows are the N numbers of the last dimension. The result has x's shape and dtype and is
-contiguous. `onepass.fused` remembers what it parsed; `onepass.Line` is the same line as an object.
+`x` has shape (..., N); its rows are the N numbers of the last dimension. The result has x's shape and dtype (behind
+`linear` rows have another length) and is contiguous. `onepass.fused` remembers what it parsed; `onepass.Line` is the
+same line as an object.
 
 ## Grammar
 
@@ -37,7 +38,7 @@ word = name | name "(" number ")" | "gate" "(" activation ")"
 
 - An activation is one of the words of that table below, with its number if it has one: `gate(leaky_relu(0.2))`.
 - A number is written as Python writes a float. White space between the parts is free.
-- A line has at most one row word, 12 operands, 12 numbers and 4 `keep`s.
+- A line has at most one row word, one `linear` behind it, 12 operands, 12 numbers and 4 `keep`s.
 - A line that cannot be read raises `onepass.LineError` (a ValueError), which quotes it with carets under the fault.
 
 ## Operands
@@ -50,6 +51,7 @@ Operands follow `x` in the order in which their words stand. `bias | add | keep 
 | column | [N], one number for each column |
 | tensor | x's shape, or what broadcasts to it |
 | mask | x's shape, or what broadcasts to it; bool (True takes part) or floating point (added) |
+| matrix | [N', N], of x's dtype; behind `linear` rows have N' numbers, and so have the operands |
 
 Every operand but a bool mask has a gradient, in its own shape and dtype, computed only where it is needed.
 
@@ -64,6 +66,15 @@ saves that one, which the caller holds anyway, and not x. A line that ends with 
 
 What stands before `layer_norm`, `rms_norm` or `softmax` is computed on the way into the row's statistics, what stands
 behind it on the way out; neither costs another pass over memory. The affine part of a normalisation is `scale | bias`.
+
+## linear
+
+What stands before `linear` makes the input of a matrix product, which is rounded to x's dtype as a stored tensor is;
+what stands behind it goes on with the product, rounded likewise. Each side is one kernel, the product is that of
+PyTorch's libraries, with a bias that follows it and ends the line; `torch.set_float32_matmul_precision` holds for it.
+The input of the product is not saved for backward but made again, from x or the last `keep` that the row word follows;
+the product itself is saved only where a word behind it needs it. A result is the same from run to run, but unlike other
+lines' a row's may depend on how many rows there are, since the libraries choose another kernel for another size.
 
 ## Dropout and training
 
@@ -129,7 +140,8 @@ def operand(word: Word) -> str:
     """What a word takes from the call."""
     if word.operand == "none":
         return ""
-    return f"{word.operand_name}[N]" if word.operand == "column" else f"{word.operand_name}, x's shape"
+    shape = {"column": "[N]", "matrix": "[N', N]", "tensor": ", x's shape"}[word.operand]
+    return f"{word.operand_name}{shape}"
 
 
 def size(count: int) -> str:

@@ -87,12 +87,15 @@ class Line:
         self.reads_operands: list[bool] = facts["reads_operands"]
         self.reads_statistics: bool = facts["reads_statistics"]
         self.resumes_from: int | None = facts["resumes_from"]
+        self.weight: int | None = facts["weight"]
+        self.resumes_behind: int | None = facts["resumes_behind"]
+        self.reads_product: bool = facts["reads_product"]
         self._operand_words = [w for w in self.words if w.operand != "none"]
         self.operand_count = len(self._operand_words)
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
         self.has_dropout: bool = facts["dropouts"] > 0
         self._without_dropout: str = facts["without_dropout"]
-        skeleton = "rowwise" if self.rowwise else "elementwise"
+        skeleton = "linear" if self.weight is not None else "rowwise" if self.rowwise else "elementwise"
         self.forward_op = getattr(torch.ops.onepass, f"{skeleton}_forward").default
         self.backward_op = getattr(torch.ops.onepass, f"{skeleton}_backward").default
         self._mask_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "mask"]
@@ -114,7 +117,7 @@ class Line:
                 return self.reference(x, *operands, dropout_state=state)
             if torch.is_grad_enabled() and _requires_grad(x, operands):
                 results = self._differentiable(x, state, operands)
-            elif self.rowwise:
+            elif self.rowwise or self.weight is not None:
                 results = self.forward_op(x, operands, self.text, state, False)
             else:
                 results = self.forward_op(x, operands, self.text, state)
@@ -142,13 +145,18 @@ class Line:
         results = compose(self.words, x, operands, dropout_state=dropout_state, training=training)
         return results[0] if self.keeps == 0 else results
 
-    def cost(self, shape, dtype: torch.dtype = torch.float32) -> Cost:
-        """Bytes that must move and flops of the line on a tensor of this shape and dtype, forward and backward."""
+    def cost(self, shape, dtype: torch.dtype = torch.float32, out_features: int | None = None) -> Cost:
+        """Bytes that must move and flops of the line on a tensor of this shape and dtype, forward and backward.
+
+        out_features: of `linear`, in a line that has it.
+        """
+        if (out_features is None) != (self.weight is None):
+            raise TypeError("cost(): argument 'out_features' is for lines with 'linear', and they need it")
         shape = tuple(shape)
         rows = 1
         for size in shape[:-1]:
             rows *= size
-        cost = _native.cost(self.text, rows, shape[-1] if shape else 1, dtype)
+        cost = _native.cost(self.text, rows, shape[-1] if shape else 1, out_features or 0, dtype)
         return Cost(Traffic(**cost["forward"]), Traffic(**cost["backward"]), cost["saved_bytes"])
 
     def __repr__(self) -> str:
@@ -156,6 +164,10 @@ class Line:
 
     def __reduce__(self):
         return Line, (self.text,)
+
+    def is_behind(self, operand: int) -> bool:
+        """Whether an operand's word stands behind `linear`."""
+        return self.weight is not None and operand > self.weight
 
     def _operand_names(self) -> list[str]:
         return [f"{w.operand_name} of '{w.name}'" for w in self._operand_words]
@@ -172,14 +184,20 @@ class Line:
 
     def _check_shapes(self, x, operands):
         """As the kernels do: PyTorch's operators would broadcast a column of another length."""
+        shape = x.shape
         for i, (o, word) in enumerate(zip(operands, self._operand_words)):
             if word.operand == "tensor":
-                fits = torch.broadcast_shapes(x.shape, o.shape) == x.shape
+                fits = torch.broadcast_shapes(shape, o.shape) == shape
+            elif word.operand == "matrix":
+                fits = o.dim() == 2 and o.shape[1] == shape[-1] and o.dtype == x.dtype
             else:
-                fits = o.shape == x.shape[-1:]
+                fits = o.shape == shape[-1:]
             if not fits:
-                expected = "x's shape, or broadcast to it" if word.operand == "tensor" else f"shape [{x.shape[-1]}]"
+                wanted = f"[N, {shape[-1]}] and x's dtype" if word.operand == "matrix" else f"[{shape[-1]}]"
+                expected = "x's shape, or broadcast to it" if word.operand == "tensor" else f"shape {wanted}"
                 raise RuntimeError(f"onepass: operand {i} must have {expected}, got {list(o.shape)}")
+            if word.operand == "matrix":
+                shape = torch.Size((*shape[:-1], o.shape[0]))
 
     def _draw(self, x, generator):
         if torch.compiler.is_compiling() and generator is None:
@@ -245,13 +263,15 @@ def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = 
         line: words separated by ``|``; :func:`words` lists them.
         x: tensor of shape (..., N), float32, float64, bfloat16 or float16.
         operands: one for each word that takes one, in the order in which the words stand. Columns have shape [N];
-            tensors have x's shape or broadcast to it. Their dtypes may differ from x's.
+            tensors have x's shape or broadcast to it. Their dtypes may differ from x's. `linear` takes a matrix
+            [N', N] of x's dtype; behind it rows have N' numbers.
         training: ``False`` leaves dropout out.
         generator: for dropout, a ``torch.Generator`` of x's device; PyTorch's default one otherwise.
 
     Returns:
-        The result, of x's shape and dtype and contiguous; a tuple (result, kept values...) where ``keep`` stands in
-        the line. Arithmetic is float32 (float64 for float64 x), with one rounding at the store.
+        The result, of x's shape (behind `linear` (..., N')) and dtype and contiguous; a tuple (result, kept values...)
+        where ``keep`` stands in the line. Arithmetic is float32 (float64 for float64 x), with one rounding at the
+        store.
 
     Raises:
         LineError: (a ValueError) for a line that cannot be read.
@@ -259,7 +279,8 @@ def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = 
         RuntimeError: for shapes, dtypes or devices that do not fit, naming the operand, expected and got.
 
     Saved for backward: the inputs that backward reads (or a kept value or the result in their place) and the row
-    statistics; masks are drawn again.
+    statistics; masks are drawn again. What stands before `linear` is computed again for the gradient of its matrix;
+    what it gives is saved only where a word behind it needs it (an activation does, a bias does not).
     """
     if torch.compiler.is_dynamo_compiling():
         parsed = getattr(_REGISTRY, _registered(line))

@@ -20,8 +20,13 @@ __all__ = [
     "BiasGELU",
     "DropoutAdd",
     "GEGLU",
+    "GatedMLP",
     "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "LinearAct",
     "RMSNorm",
+    "RMSNormLinear",
     "Softmax",
     "SwiGLU",
 ]
@@ -249,6 +254,212 @@ class GEGLU(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"
+
+
+class LinearAct(torch.nn.Linear):
+    """activation(x · weightᵀ + bias); `torch.nn.Linear` and the activation behind it.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as in `torch.nn.Linear`.
+        activation: a word such as "gelu", or None.
+
+    Shape: (..., in_features) to (..., out_features). State dict: `weight`, `bias`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias, activation=self.activation)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + _said(activation=self.activation)
+
+
+class _NormLinear(torch.nn.Module):
+    """A norm and a linear layer as submodules `norm` and `linear`, which hold the parameters and are not called."""
+
+    def __init__(self, norm: torch.nn.Module, linear: torch.nn.Linear, activation: str | None) -> None:
+        super().__init__()
+        self.norm = norm
+        self.linear = linear
+        self.activation = activation
+
+    def extra_repr(self) -> str:
+        return _said(activation=self.activation).removeprefix(", ")
+
+
+class LayerNormLinear(_NormLinear):
+    """activation(linear(norm_activation(layer_norm(x)))): a `torch.nn.LayerNorm` and the `torch.nn.Linear` behind it.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as in `torch.nn.Linear`.
+        eps: of the norm.
+        norm_activation, activation: words such as "gelu", or None.
+
+    Shape: (..., in_features) to (..., out_features).
+    State dict: `norm.weight`, `norm.bias`, `linear.weight`, `linear.bias`, as of a module that holds the two.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        eps: float = 1e-5,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm_activation: str | None = None,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(
+            LayerNorm(in_features, eps, device=device, dtype=dtype, activation=norm_activation),
+            torch.nn.Linear(in_features, out_features, bias, device, dtype),
+            activation,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm, linear = self.norm, self.linear
+        return functional.layer_norm_linear(
+            x,
+            norm.weight,
+            norm.bias,
+            linear.weight,
+            linear.bias,
+            norm.eps,
+            norm_activation=norm.activation,
+            activation=self.activation,
+        )
+
+
+class RMSNormLinear(_NormLinear):
+    """activation(linear(norm_activation(rms_norm(x)))): a `torch.nn.RMSNorm` and the `torch.nn.Linear` behind it.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as in `torch.nn.Linear`.
+        eps: of the norm; None is the machine epsilon.
+        norm_activation, activation: words such as "gelu", or None.
+
+    Shape: (..., in_features) to (..., out_features).
+    State dict: `norm.weight`, `linear.weight`, `linear.bias`, as of a module that holds the two.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        eps: float | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm_activation: str | None = None,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(
+            RMSNorm(in_features, eps, device=device, dtype=dtype, activation=norm_activation),
+            torch.nn.Linear(in_features, out_features, bias, device, dtype),
+            activation,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm, linear = self.norm, self.linear
+        return functional.rms_norm_linear(
+            x,
+            norm.weight,
+            linear.weight,
+            linear.bias,
+            norm.eps,
+            norm_activation=norm.activation,
+            activation=self.activation,
+        )
+
+
+class LayerNormMLP(torch.nn.Module):
+    """down(activation(up(layer_norm(x)))): the feed-forward block of GPT-2, BERT and ViT in front of its residual.
+
+    Args:
+        features: K, of x and of the result.
+        hidden_features: F, between the two projections.
+        bias, eps, device, dtype: of the projections and the norm.
+        activation: the word between the projections.
+
+    Shape: (..., K) to the same.
+    State dict: `norm.weight`, `norm.bias`, `up.weight`, `up.bias`, `down.weight`, `down.bias`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden_features: int,
+        bias: bool = True,
+        eps: float = 1e-5,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str = "gelu",
+    ) -> None:
+        super().__init__()
+        self.norm = LayerNorm(features, eps, device=device, dtype=dtype)
+        self.up = torch.nn.Linear(features, hidden_features, bias, device, dtype)
+        self.down = torch.nn.Linear(hidden_features, features, bias, device, dtype)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm, up, down = self.norm, self.up, self.down
+        return functional.layer_norm_mlp(
+            x, norm.weight, norm.bias, up.weight, up.bias, down.weight, down.bias, norm.eps, activation=self.activation
+        )
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}"
+
+
+class GatedMLP(torch.nn.Module):
+    """down(activation(gate(x)) · up(x)): the feed-forward block of Llama and its kin.
+
+    Args:
+        features: K, of x and of the result.
+        hidden_features: F, of the gate.
+        activation: the word applied to the gate.
+        device, dtype: of the weights.
+
+    Shape: (..., K) to the same.
+    State dict: `gate_proj.weight`, `up_proj.weight`, `down_proj.weight`, as in transformers.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden_features: int,
+        activation: str = "silu",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.gate_proj = torch.nn.Linear(features, hidden_features, False, device, dtype)
+        self.up_proj = torch.nn.Linear(features, hidden_features, False, device, dtype)
+        self.down_proj = torch.nn.Linear(hidden_features, features, False, device, dtype)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.gated_mlp(
+            x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight, self.activation
+        )
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}"
 
 
 class Softmax(torch.nn.Softmax):

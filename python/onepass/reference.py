@@ -75,6 +75,7 @@ WORDS: dict[str, Callable[..., Tensor]] = {
     "causal": causal,
     "dropout": dropout,
     "keep": lambda x: x,
+    "linear": F.linear,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "softmax": softmax,
@@ -103,8 +104,8 @@ def compose(
             that computes in a wider dtype passes the original one.
 
     Returns:
-        The result, then the values of each `keep` in order, all of x's shape and dtype. In between, types promote as
-        PyTorch's operators promote them; a kept value is rounded to x's dtype before the line goes on with it.
+        The result, then the values of each `keep` in order, all of x's dtype. In between, types promote as PyTorch's
+        operators promote them; a kept value, and what `linear` takes, is rounded to x's dtype before the line goes on.
     """
     pending = iter(operands)
     kept: list[Tensor] = []
@@ -115,7 +116,9 @@ def compose(
         number = None if word.parameter is None or math.isnan(word.parameter) else word.parameter
         if word.kind == "dropout":
             if training:
-                numbers = None if dropout_state is None else dropout_numbers(x.shape, dropout_state, dropouts, x.device)
+                numbers = (
+                    None if dropout_state is None else dropout_numbers(value.shape, dropout_state, dropouts, x.device)
+                )
                 value = function(value, 0.5 if number is None else number, numbers)
             dropouts += 1
             continue
@@ -123,6 +126,8 @@ def compose(
             value = value.to(x.dtype)
             kept.append(value)
             continue
+        if word.kind == "contraction":
+            value = value.to(x.dtype)
         arguments: list[Any] = [value]
         if word.operand != "none":
             arguments.append(next(pending))

@@ -15,7 +15,7 @@ std::string join(std::string a, const std::string& b) {
 
 const std::vector<std::string>& common_lines() {
   static const std::vector<std::string> all = [] {
-    std::vector<std::string> lines;
+    std::vector<std::string> lines{"bias"};  // behind `linear`, in backward
     for (const descriptor* act : spec::activations()) {
       const std::string name = act->name;
       lines.push_back(name);                  // an activation alone

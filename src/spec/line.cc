@@ -147,9 +147,6 @@ class reader {
     w.begin = at_;
     w.about = known(read_name("a word"), words(), "word");
     const descriptor& about = *w.about;
-    if (about.kind == word_kind::contraction) {
-      fail(w.begin, at_, "'linear' is not in this version of onepass: it comes with 0.2");
-    }
     if (about.kind == word_kind::gate) {
       read_gate(w);
     } else if (about.parameter[0] != '\0') {
@@ -176,12 +173,19 @@ class reader {
   void add(line& to, word w) const {
     const descriptor& about = *w.about;
     if (about.kind == word_kind::row) {
+      if (to.linear >= 0) {
+        fail(w.begin, w.end, std::string("'") + about.name + "' behind 'linear': a row word stands before it");
+      }
       if (to.rowwise()) {
         fail(w.begin, w.end,
              std::string("a second row word, '") + about.name + "': a line has at most one (this one has '" +
                  to.words[static_cast<std::size_t>(to.row)].about->name + "')");
       }
       to.row = static_cast<int>(to.words.size());
+    }
+    if (about.kind == word_kind::contraction) {
+      if (to.linear >= 0) fail(w.begin, w.end, "a second 'linear': a line has at most one");
+      to.linear = static_cast<int>(to.words.size());
     }
     const bool has_parameter = about.parameter[0] != '\0' || (w.activation && w.activation->parameter[0] != '\0');
     if (has_parameter) w.parameter_slot = static_cast<int>(to.parameters.size()), to.parameters.push_back(w.parameter);
@@ -219,6 +223,31 @@ bool line::depends_on_column() const {
 }
 
 line parse(std::string_view text) { return reader(text).read(); }
+
+line slice(const line& of, int begin, int end) {
+  line part;
+  part.first_operand = of.first_operand;
+  for (int i = 0; i < begin; ++i) part.first_operand += of.words[static_cast<std::size_t>(i)].operand >= 0;
+  for (int i = begin; i < end; ++i) {
+    word w = of.words[static_cast<std::size_t>(i)];
+    const std::string_view text =
+        std::string_view(of.text).substr(static_cast<std::size_t>(w.begin), static_cast<std::size_t>(w.end - w.begin));
+    if (!part.text.empty()) part.text += " | ";
+    w.begin = static_cast<int>(part.text.size());
+    part.text += text;
+    w.end = static_cast<int>(part.text.size());
+    if (i == of.row) part.row = i - begin;
+    if (w.operand >= 0) w.operand = part.operands++;
+    if (w.parameter_slot >= 0) {
+      w.parameter_slot = static_cast<int>(part.parameters.size());
+      part.parameters.push_back(w.parameter);
+    }
+    if (w.about->kind == word_kind::keep) w.ordinal = part.keeps++;
+    if (w.about->kind == word_kind::dropout) part.dropouts = w.ordinal + 1;
+    part.words.push_back(w);
+  }
+  return part;
+}
 
 std::string without_dropout(const line& from) {
   std::string text;

@@ -23,8 +23,10 @@ struct word {
 struct line {
   std::string text;
   std::vector<word> words;
-  int row = -1;  // index of the row word; -1: elementwise
+  int row = -1;     // index of the row word; -1: elementwise
+  int linear = -1;  // index of `linear`; -1: none
   int operands = 0, dropouts = 0, keeps = 0;
+  int first_operand = 0;  // of a slice: how many operands of the whole line come before its own
   std::vector<double> parameters;
 
   bool rowwise() const { return row >= 0; }
@@ -41,6 +43,10 @@ class line_error : public std::invalid_argument {
 };
 
 line parse(std::string_view text);  // throws line_error
+
+// Words [begin, end) as a line of their own: operands, numbers and keeps are counted from 0 again; dropouts keep their
+// count, since their masks depend on it.
+line slice(const line&, int begin, int end);
 
 // Without dropout, as in evaluation: the words as text again.
 std::string without_dropout(const line&);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "src/spec/contraction.h"
+
 namespace onepass::spec {
 namespace {
 
@@ -67,6 +69,7 @@ std::string chain_text(const line& of, segment part, std::uint64_t boolean_masks
 }  // namespace
 
 reads backward_reads(const line& of) {
+  if (of.linear >= 0) return backward_reads(contraction(of));
   reads result;
   const int resume = resume_point(of);
   result.result = resume >= 0 && resume == of.row;
@@ -96,6 +99,7 @@ std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size
 }
 
 gradients plan_gradients(const line& of, dtype x, const std::vector<operand_facts>& operands, std::uint64_t wanted) {
+  if (of.linear >= 0) return plan_gradients(contraction(of), x, operands, wanted).all;
   const int words = static_cast<int>(of.words.size());
   // Two points of the line have the same gradient when every word between them passes it on.
   std::vector<int> same_as(static_cast<std::size_t>(words) + 1, words);
@@ -156,35 +160,58 @@ std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward
 
 std::string structure(const line& of, std::uint64_t boolean_masks) {
   std::string text;
+  int dropouts = 0;
   for (const word& w : of.words) {
     if (!text.empty()) text += '|';
     text += w.about->name;
+    // Behind `linear` the count of dropouts goes on, which the kernel's type knows.
+    if (w.about->kind == word_kind::dropout && w.ordinal != dropouts++) text += "#" + std::to_string(w.ordinal);
     if (w.activation) text += std::string("(") + w.activation->name + ")";
     if (w.operand >= 0 && (boolean_masks >> w.operand & 1)) text += "(bool)";
   }
   return text;
 }
 
-cost estimate(const line& of, std::int64_t rows, std::int64_t columns, dtype x) {
-  const std::int64_t element = size_of(x), tensor = rows * columns * element, column = columns * element;
+cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind, dtype x) {
+  const std::int64_t element = size_of(x);
   const reads read = backward_reads(of);
+  // Bytes of an operand or of its gradient, by the words' place in the line.
+  const auto at = [&](int index) { return of.linear >= 0 && index > of.linear ? columns_behind : columns; };
+  const auto bytes_of = [&](const word& w, int index) {
+    const std::int64_t wide = at(index) * element;
+    if (w.about->operand == operand_kind::matrix) return wide * columns_behind;
+    return w.about->operand == operand_kind::column ? wide : rows * wide;
+  };
+  const std::int64_t x_bytes = rows * columns * element,
+                     y_bytes = rows * at(static_cast<int>(of.words.size())) * element;
   const std::int64_t statistics = read.statistics ? of.statistics() * rows * (x == dtype::f64 ? 8 : 4) : 0;
-  auto operand_bytes = [&](const word& w) { return w.about->operand == operand_kind::column ? column : tensor; };
   cost total;
-  total.forward.bytes = 2 * tensor + of.keeps * tensor + statistics;
-  for (const word& w : of.words) {
-    if (w.operand >= 0) total.forward.bytes += operand_bytes(w);
-    total.forward.flops += w.about->flops_forward * rows * columns;
-    total.backward.flops += (w.about->flops_backward + w.about->flops_forward) * rows * columns;
+  total.forward.bytes = x_bytes + y_bytes + statistics;
+  total.saved_bytes = statistics + (read.x || read.kept >= 0 || read.result ? x_bytes : 0);
+  if (read.product || read.kept_behind >= 0) total.saved_bytes += y_bytes;
+  if (read.product) total.forward.bytes += y_bytes;
+  std::int64_t kept = 0;
+  std::vector<std::int64_t> operand_bytes;
+  for (int i = 0; i < static_cast<int>(of.words.size()); ++i) {
+    const word& w = of.words[static_cast<std::size_t>(i)];
+    if (w.operand >= 0) {
+      operand_bytes.push_back(bytes_of(w, i));
+      total.forward.bytes += operand_bytes.back();
+      if (read.operands[static_cast<std::size_t>(w.operand)]) total.saved_bytes += operand_bytes.back();
+    }
+    if (is_keep(w)) kept += rows * at(i) * element;
+    const bool contracts = w.about->kind == word_kind::contraction;
+    const std::int64_t numbers = contracts ? 2 * rows * columns * columns_behind : rows * at(i);
+    total.forward.flops += w.about->flops_forward * numbers;
+    total.backward.flops += (w.about->flops_backward + (contracts ? 0 : w.about->flops_forward)) * numbers;
   }
+  total.forward.bytes += kept;
   const std::vector<operand_facts> facts(static_cast<std::size_t>(of.operands), operand_facts{x, false});
   const gradients gradient = plan_gradients(of, x, facts, ~std::uint64_t{0});
-  total.saved_bytes = statistics + (read.x || read.kept >= 0 || read.result ? tensor : 0);
-  for (const word& w : of.words) {
-    if (w.operand >= 0 && read.operands[static_cast<std::size_t>(w.operand)]) total.saved_bytes += operand_bytes(w);
+  total.backward.bytes = total.saved_bytes + y_bytes + kept;
+  for (const gradient_output& output : gradient.outputs) {
+    total.backward.bytes += output.input == 0 ? x_bytes : operand_bytes[static_cast<std::size_t>(output.input) - 1];
   }
-  total.backward.bytes = total.saved_bytes + tensor + of.keeps * tensor;
-  for (const gradient_output& output : gradient.outputs) total.backward.bytes += output.column ? column : tensor;
   return total;
 }
 

@@ -27,6 +27,8 @@ struct reads {
   int kept = -1;               // instead of x, the value of this keep (its number)
   bool result = false;         // instead of x, the result
   bool statistics = false;     // of the row word
+  bool product = false;        // what `linear` gives
+  int kept_behind = -1;        // instead of that, the value of this keep
   std::vector<bool> operands;  // the value of each operand
 };
 reads backward_reads(const line&);
@@ -45,7 +47,7 @@ struct gradients {
   std::uint64_t wants_column = 0, wants_tensor = 0;  // bits by operand: what the kernel computes
   bool wants_dx = false;
 };
-// wanted: bit 0 for x, bit i + 1 for operand i.
+// wanted: bit 0 for x, bit i + 1 for operand i. (Lines with `linear`: see contraction.h.)
 gradients plan_gradients(const line&, dtype x, const std::vector<operand_facts>&, std::uint64_t wanted);
 
 // The C++ type of the line: "line<chain<word<stage::bias,0,-1,-1>,...>, stage::layer_norm, 0, chain<...>>".
@@ -64,6 +66,7 @@ struct cost {
   std::int64_t saved_bytes = 0;  // held between forward and backward
 };
 // Every tensor once; operands count in x's dtype (a boolean mask would be one byte; its dtype is not known here).
-cost estimate(const line&, std::int64_t rows, std::int64_t columns, dtype x);
+// columns_behind: of what `linear` gives, for lines that have it.
+cost estimate(const line&, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind, dtype x);
 
 }  // namespace onepass::spec

@@ -11,11 +11,16 @@
 namespace onepass::spec {
 namespace {
 
-// `linear` has no stage yet: it is listed so that its use can say when it will work.
+// No stage: what stands before `linear` and behind it are chains of their own.
 constexpr descriptor kLinear{.name = "linear",
                              .kind = word_kind::contraction,
+                             .operand = operand_kind::matrix,
+                             .operand_name = "W",
+                             .backward_needs_operand = true,
+                             .flops_forward = 1,
+                             .flops_backward = 2,
                              .formula = "x · Wᵀ",
-                             .meaning = "contracts the row with W[N, K]; not in this version"};
+                             .meaning = "contracts the row with a matrix: N' numbers a row from here on"};
 
 template <class... Stages>
 void append(std::vector<const descriptor*>& to, stage::list<Stages...>) {

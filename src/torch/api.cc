@@ -54,7 +54,12 @@ const char* kind_name(word_kind kind) {
 }
 
 const char* operand_name(operand_kind kind) {
-  return kind == operand_kind::column ? "column" : kind == operand_kind::tensor ? "tensor" : "none";
+  switch (kind) {
+    case operand_kind::column: return "column";
+    case operand_kind::tensor: return "tensor";
+    case operand_kind::matrix: return "matrix";
+    default: return "none";
+  }
 }
 
 void describe_word(json& out, const descriptor& about) {
@@ -91,7 +96,14 @@ const char* onepass_describe(const char* text) {
     const onepass::line_facts& facts = prepared.facts;
     out.begin('{').field("rowwise", line.rowwise()).field("keeps", line.keeps).field("dropouts", line.dropouts);
     out.field("statistics", line.statistics()).field("reads_x", facts.reads_x);
-    out.field("reads_statistics", facts.reads_statistics);
+    out.field("reads_statistics", facts.reads_statistics).field("reads_product", facts.reads_product);
+    out.key("weight");  // which operand `linear` takes
+    if (facts.weight < 0) out.null();
+    else out.value(facts.weight);
+    out.field("keeps_before", facts.keeps_before);
+    out.key("resumes_behind");
+    if (facts.resumes_behind < 0) out.null();
+    else out.value(facts.resumes_behind);
     out.field("without_dropout", onepass::spec::without_dropout(line));
     out.key("resumes_from");  // which of the results: 0, or 1 + the keep's number
     if (facts.resumes_from < 0) out.null();
@@ -114,10 +126,11 @@ const char* onepass_describe(const char* text) {
   });
 }
 
-const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t columns, int dtype) {
+const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind,
+                         int dtype) {
   return answer([=](json& out) {
     const auto& line = onepass::binding::prepared(text).line;
-    const auto cost = onepass::spec::estimate(line, rows, columns, static_cast<onepass::dtype>(dtype));
+    const auto cost = onepass::spec::estimate(line, rows, columns, columns_behind, static_cast<onepass::dtype>(dtype));
     out.begin('{')
         .key("forward")
         .begin('{')
@@ -162,8 +175,8 @@ const char* onepass_common_lines() {
 const char* onepass_cpu_prepare(const char* text, std::uint64_t boolean_masks) {
   return answer([=](json& out) {
     const auto& prepared = onepass::binding::prepared(text);
-    prepared.cpu(boolean_masks);
-    out.begin('{').field("ahead_of_time", onepass::cpu::ahead_of_time(prepared.line, boolean_masks)).end('}');
+    prepared.prepare_on_cpu(boolean_masks);
+    out.begin('{').end('}');
   });
 }
 

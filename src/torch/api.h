@@ -8,7 +8,8 @@
 // Every result is valid until the calling thread's next call. Errors come back as {"error": kind, "message": text}.
 ONEPASS_API const char* onepass_words();
 ONEPASS_API const char* onepass_describe(const char* line);
-ONEPASS_API const char* onepass_cost(const char* line, std::int64_t rows, std::int64_t columns, int dtype);
+ONEPASS_API const char* onepass_cost(const char* line, std::int64_t rows, std::int64_t columns,
+                                     std::int64_t columns_behind, int dtype);
 ONEPASS_API const char* onepass_gradients(const char* line, int dtype, const std::int64_t* operand_types,
                                           std::uint64_t wanted);
 ONEPASS_API const char* onepass_common_lines();

@@ -21,9 +21,12 @@ const line_facts* find(const char* text) {
 }
 
 bool plan(const line_facts& facts, int x, const std::int64_t* operand_types, std::uint64_t wanted, int* sources) {
-  const auto& line = *static_cast<const spec::line*>(facts.line);
+  const auto& prepared = *static_cast<const prepared_line*>(facts.line);
   const auto operands = spec::operand_facts_of(operand_types, static_cast<std::size_t>(facts.operands));
-  const spec::gradients gradients = spec::plan_gradients(line, static_cast<dtype>(x), operands, wanted);
+  const auto type = static_cast<dtype>(x);
+  const spec::gradients gradients = prepared.contraction
+                                        ? spec::plan_gradients(prepared.contraction->parts, type, operands, wanted).all
+                                        : spec::plan_gradients(prepared.line, type, operands, wanted);
   std::copy(gradients.inputs.begin(), gradients.inputs.end(), sources);
   return !gradients.outputs.empty();
 }

@@ -51,6 +51,10 @@ inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList t
                                        const optional_tensor& state) {
   using elementwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&);
   using rowwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&, bool);
+  if (facts.weight >= 0) {
+    static const auto op = operation<rowwise>("onepass::linear_forward");
+    return op.call(tensors[0], tensors.slice(1), line, state, true);
+  }
   if (facts.rowwise) {
     static const auto op = operation<rowwise>("onepass::rowwise_forward");
     return op.call(tensors[0], tensors.slice(1), line, state, facts.reads_statistics);
@@ -61,17 +65,20 @@ inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList t
 
 // What forward left behind for backward.
 struct saved_tensors {
-  optional_tensor x, resumed, statistics, dropout_state;
+  optional_tensor x, resumed, statistics, dropout_state, product, resumed_behind;
   optional_tensors operands;
 
   static variable_list pack(const line_facts& facts, at::TensorList tensors, const variable_list& results,
-                            const Tensor& statistics, const optional_tensor& state) {
+                            const Tensor& statistics, const Tensor& product, const optional_tensor& state) {
+    const auto result = [&](int i) { return i < 0 ? Tensor() : results[static_cast<std::size_t>(i)]; };
     variable_list all;
-    all.reserve(3 + tensors.size());
+    all.reserve(kOperands + tensors.size() - 1);
     all.push_back(facts.reads_x ? tensors[0] : Tensor());
-    all.push_back(facts.resumes_from < 0 ? Tensor() : results[static_cast<std::size_t>(facts.resumes_from)]);
+    all.push_back(result(facts.resumes_from));
     all.push_back(statistics);
     all.push_back(state.value_or(Tensor()));
+    all.push_back(product);
+    all.push_back(result(facts.resumes_behind));
     for (int i = 0; i < facts.operands; ++i) {
       all.push_back(facts.reads_operands >> i & 1 ? tensors[static_cast<std::size_t>(i) + 1] : Tensor());
     }
@@ -79,11 +86,17 @@ struct saved_tensors {
   }
 
   explicit saved_tensors(const variable_list& all)
-      : x(given(all[0])), resumed(given(all[1])), statistics(given(all[2])), dropout_state(given(all[3])) {
-    operands.reserve(all.size() - 4);
-    for (std::size_t i = 4; i < all.size(); ++i) operands.push_back(given(all[i]));
+      : x(given(all[0])),
+        resumed(given(all[1])),
+        statistics(given(all[2])),
+        dropout_state(given(all[3])),
+        product(given(all[4])),
+        resumed_behind(given(all[5])) {
+    operands.reserve(all.size() - kOperands);
+    for (std::size_t i = kOperands; i < all.size(); ++i) operands.push_back(given(all[i]));
   }
 
+  static constexpr std::size_t kOperands = 6;  // where they begin
   static optional_tensor given(const Tensor& t) { return t.defined() ? optional_tensor(t) : std::nullopt; }
 };
 
@@ -95,6 +108,15 @@ inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList 
   using rowwise = std::vector<Tensor>(at::TensorList, const optional_tensor&, const optional_tensors&,
                                       const optional_tensor&, const optional_tensor&, const optional_tensor&,
                                       std::string_view, at::IntArrayRef, std::int64_t);
+  using linear =
+      std::vector<Tensor>(at::TensorList, const optional_tensor&, const optional_tensors&, const optional_tensor&,
+                          const optional_tensor&, const optional_tensor&, const optional_tensor&,
+                          const optional_tensor&, std::string_view, at::IntArrayRef, std::int64_t);
+  if (facts.weight >= 0) {
+    static const auto op = operation<linear>("onepass::linear_backward");
+    return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.statistics, saved.product,
+                   saved.resumed_behind, saved.dropout_state, line, types, wanted);
+  }
   if (facts.rowwise) {
     static const auto op = operation<rowwise>("onepass::rowwise_backward");
     return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.statistics, saved.dropout_state, line, types,
@@ -129,17 +151,23 @@ struct Fused : torch::autograd::Function<Fused> {
     TORCH_CHECK(static_cast<int>(tensors.size()) == 1 + facts.operands, "onepass: the line \"", with.line, "\" takes ",
                 facts.operands, " operands, got ", static_cast<int>(tensors.size()) - 1);
     variable_list results = run_forward(facts, tensors, with.line, with.dropout_state);
-    Tensor statistics;
-    if (facts.reads_statistics) {
-      statistics = std::move(results.back());
+    const auto take = [&](bool is_there) {
+      if (!is_there) return Tensor();
+      Tensor last = std::move(results.back());
       results.pop_back();
-    }
+      return last;
+    };
+    const Tensor statistics = take(facts.reads_statistics), product = take(facts.reads_product);
     std::vector<std::int64_t> types;
     types.reserve(tensors.size());
-    for (const Tensor& t : tensors) types.push_back(dtype_of(t) + (t.sizes() == tensors[0].sizes() ? 0 : kBroadcast));
+    for (const Tensor& t : tensors) {
+      const bool behind = facts.weight >= 0 && static_cast<int>(types.size()) > 1 + facts.weight;
+      const bool whole = t.sizes() == (behind ? results[0] : tensors[0]).sizes();
+      types.push_back(dtype_of(t) + (whole ? 0 : kBroadcast));
+    }
     ctx->saved_data["line"] = with.line;
     ctx->saved_data["types"] = std::move(types);
-    ctx->save_for_backward(saved_tensors::pack(facts, tensors, results, statistics, with.dropout_state));
+    ctx->save_for_backward(saved_tensors::pack(facts, tensors, results, statistics, product, with.dropout_state));
     ctx->set_materialize_grads(false);
     return results;
   }
@@ -181,8 +209,14 @@ struct Fused : torch::autograd::Function<Fused> {
     const auto some = std::find_if(upstream.begin(), upstream.end(), [](const Tensor& t) { return t.defined(); });
     if (some == upstream.end()) return results;
     variable_list given = upstream;
-    for (Tensor& g : given) {
-      if (!g.defined()) g = at::zeros({}, some->options()).expand(some->sizes());
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      if (given[i].defined()) continue;
+      std::vector<std::int64_t> sizes = some->sizes().vec();
+      if (facts.weight >= 0) {
+        const bool before = i > 0 && static_cast<int>(i) <= facts.keeps_before;
+        sizes.back() = all[saved_tensors::kOperands + static_cast<std::size_t>(facts.weight)].size(before ? 1 : 0);
+      }
+      given[i] = at::zeros({}, some->options()).expand(sizes);
     }
     std::int64_t wanted = 0;
     for (std::size_t i = 0; i < types.size(); ++i) wanted |= std::int64_t{ctx.needs_input_grad(i)} << i;

@@ -18,10 +18,14 @@ std::uint64_t masks_of(const frame& f) {
 
 }  // namespace
 
+void check_operand_count(const prepared_line& line, std::size_t got) {
+  ONEPASS_CHECK(static_cast<int>(got) == line.line.operands, "onepass: the line \"", line.line.text, "\" takes ",
+                line.line.operands, " operands, got ", got);
+}
+
 std::vector<Tensor> forward(const forward_call& call) {
-  const prepared_line& line = prepared(call.line);
-  ONEPASS_CHECK(static_cast<int>(call.operands.size()) == line.line.operands, "onepass: the line \"", call.line,
-                "\" takes ", line.line.operands, " operands, got ", call.operands.size());
+  const prepared_line& line = call.line;
+  check_operand_count(line, call.operands.size());
   frame f(line, call.x, "x");
   f.input(call.x, f.a.x);
   for (int i = 0; i < line.line.operands; ++i) f.operand(i, call.operands[static_cast<std::size_t>(i)]);
@@ -37,12 +41,12 @@ std::vector<Tensor> forward(const forward_call& call) {
 }
 
 std::vector<Tensor> backward(const backward_call& call) {
-  const prepared_line& prepared_with = prepared(call.line);
+  const prepared_line& prepared_with = call.line;
   const spec::line& line = prepared_with.line;
   ONEPASS_CHECK(static_cast<int>(call.gradients.size()) == 1 + line.keeps &&
                     static_cast<int>(call.operand_types.size()) == line.operands &&
                     static_cast<int>(call.operands.size()) == line.operands,
-                "onepass: backward of \"", call.line, "\" takes ", 1 + line.keeps, " gradients and ", line.operands,
+                "onepass: backward of \"", line.text, "\" takes ", 1 + line.keeps, " gradients and ", line.operands,
                 " operands");
   const Tensor& dy = call.gradients[0];
   frame f(prepared_with, dy, "the gradient");
@@ -52,24 +56,24 @@ std::vector<Tensor> backward(const backward_call& call) {
   f.input(dy, f.a.y);
   for (int k = 0; k < line.keeps; ++k) f.input(call.gradients[static_cast<std::size_t>(k) + 1], f.a.kept_gradient[k]);
   if (prepared_with.reads.x) {
-    ONEPASS_CHECK(call.x.has_value(), "onepass: backward of \"", call.line, "\" reads x");
+    ONEPASS_CHECK(call.x.has_value(), "onepass: backward of \"", line.text, "\" reads x");
     f.input(*call.x, f.a.x);
   }
   for (int i = 0; i < line.operands; ++i) {
     const auto at = static_cast<std::size_t>(i);
     f.operand_types[i] = facts[at].type;
     if (!prepared_with.reads.operands[at]) continue;
-    ONEPASS_CHECK(call.operands[at].has_value(), "onepass: backward of \"", call.line, "\" reads operand ", i);
+    ONEPASS_CHECK(call.operands[at].has_value(), "onepass: backward of \"", line.text, "\" reads operand ", i);
     f.operand(i, *call.operands[at]);
   }
   f.boolean_masks = masks_of(f);
   if (prepared_with.reads.result || prepared_with.reads.kept >= 0) {
-    ONEPASS_CHECK(call.resumed.has_value(), "onepass: backward of \"", call.line, "\" reads ",
+    ONEPASS_CHECK(call.resumed.has_value(), "onepass: backward of \"", line.text, "\" reads ",
                   prepared_with.reads.result ? "the result" : "a kept value");
     f.input(*call.resumed, prepared_with.reads.result ? f.a.x : f.a.kept[prepared_with.reads.kept]);
   }
   if (prepared_with.reads.statistics) {
-    ONEPASS_CHECK(call.statistics.has_value(), "onepass: backward of \"", call.line, "\" reads the row statistics");
+    ONEPASS_CHECK(call.statistics.has_value(), "onepass: backward of \"", line.text, "\" reads the row statistics");
     f.statistics(*call.statistics);
   }
   f.dropout_state(call.dropout_state);

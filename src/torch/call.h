@@ -1,4 +1,4 @@
-// One call of a line, forward or backward, on either device: checks, layout, outputs, launch.
+// One call of a line without `linear`, forward or backward, on either device: checks, layout, outputs, launch.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "src/torch/prepared.h"
 #include "src/torch/tensor.h"
 
 namespace onepass::binding {
@@ -13,10 +14,12 @@ namespace onepass::binding {
 struct forward_call {
   const Tensor& x;
   const std::vector<Tensor>& operands;
-  const std::string& line;
+  const prepared_line& line;
   const std::optional<Tensor>& dropout_state;
   bool save_statistics;
 };
+void check_operand_count(const prepared_line&, std::size_t got);
+
 // The result, the kept values, and the statistics [statistics, rows] where asked for.
 std::vector<Tensor> forward(const forward_call&);
 
@@ -27,7 +30,7 @@ struct backward_call {
   const std::optional<Tensor>& resumed;  // the kept tensor, or the result, that the line resumes from
   const std::optional<Tensor>& statistics;
   const std::optional<Tensor>& dropout_state;
-  const std::string& line;
+  const prepared_line& line;
   const std::vector<std::int64_t>& operand_types;  // dtype, plus 16 where the operand broadcasts
   std::int64_t wanted;                             // bit 0 for x, bit i + 1 for operand i
 };

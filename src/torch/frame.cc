@@ -14,11 +14,12 @@ double machine_epsilon(dtype type) {
   return type == dtype::f64 ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
 }
 
-std::string operand_text(const spec::word& w) {
-  return "operand " + std::to_string(w.operand) + " (" + w.about->operand_name + " of '" + w.about->name + "')";
-}
-
 }  // namespace
+
+std::string operand_name(const spec::line& of, const spec::word& w) {
+  return "operand " + std::to_string(of.first_operand + w.operand) + " (" + w.about->operand_name + " of '" +
+         w.about->name + "')";
+}
 
 frame::frame(const prepared_line& with, const Tensor& like, const char* name)
     : line(with), shape(shape_of(like)), type(dtype_of(like)), on(device_of(like)) {
@@ -55,6 +56,7 @@ Tensor frame::output(view& out, dtype of_type) {
 
 void frame::operand(int index, const Tensor& t) {
   const spec::word& w = line.line.operand_word(index);
+  const auto operand_text = [&](const spec::word& of) { return operand_name(line.line, of); };
   const bool is_mask = w.about->kind == word_kind::mask;
   const dtype its = dtype_of(t);
   ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", operand_text(w),

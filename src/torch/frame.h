@@ -9,6 +9,8 @@
 
 namespace onepass::binding {
 
+std::string operand_name(const spec::line&, const spec::word&);  // in messages
+
 class frame {
  public:
   // like: x, or the result's gradient. Its shape and dtype are those of the result, the kept values and their

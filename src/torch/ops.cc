@@ -2,7 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "src/cpu/run.h"
-#include "src/torch/call.h"
+#include "src/torch/contraction.h"
 
 namespace onepass::binding {
 namespace {
@@ -11,26 +11,42 @@ using optional_tensor = std::optional<Tensor>;
 
 std::vector<Tensor> elementwise_forward(Tensor x, std::vector<Tensor> operands, std::string line,
                                         optional_tensor dropout_state) {
-  return forward({x, operands, line, dropout_state, false});
+  return forward({x, operands, prepared(line), dropout_state, false});
 }
 
 std::vector<Tensor> rowwise_forward(Tensor x, std::vector<Tensor> operands, std::string line,
                                     optional_tensor dropout_state, bool save_statistics) {
-  return forward({x, operands, line, dropout_state, save_statistics});
+  return forward({x, operands, prepared(line), dropout_state, save_statistics});
 }
 
 std::vector<Tensor> elementwise_backward(std::vector<Tensor> gradients, optional_tensor x,
                                          std::vector<optional_tensor> operands, optional_tensor resumed,
                                          optional_tensor dropout_state, std::string line,
                                          std::vector<int64_t> operand_types, int64_t wanted) {
-  return backward({gradients, x, operands, resumed, std::nullopt, dropout_state, line, operand_types, wanted});
+  return backward(
+      {gradients, x, operands, resumed, std::nullopt, dropout_state, prepared(line), operand_types, wanted});
 }
 
 std::vector<Tensor> rowwise_backward(std::vector<Tensor> gradients, optional_tensor x,
                                      std::vector<optional_tensor> operands, optional_tensor resumed,
                                      optional_tensor statistics, optional_tensor dropout_state, std::string line,
                                      std::vector<int64_t> operand_types, int64_t wanted) {
-  return backward({gradients, x, operands, resumed, statistics, dropout_state, line, operand_types, wanted});
+  return backward({gradients, x, operands, resumed, statistics, dropout_state, prepared(line), operand_types, wanted});
+}
+
+std::vector<Tensor> linear_forward(Tensor x, std::vector<Tensor> operands, std::string line,
+                                   optional_tensor dropout_state, bool save) {
+  return forward_with_linear({x, operands, prepared(line), dropout_state, save});
+}
+
+std::vector<Tensor> linear_backward(std::vector<Tensor> gradients, optional_tensor x,
+                                    std::vector<optional_tensor> operands, optional_tensor resumed,
+                                    optional_tensor statistics, optional_tensor product, optional_tensor resumed_behind,
+                                    optional_tensor dropout_state, std::string line, std::vector<int64_t> operand_types,
+                                    int64_t wanted) {
+  return backward_with_linear(
+      {gradients, x, operands, resumed, statistics, dropout_state, prepared(line), operand_types, wanted},
+      {product, resumed_behind});
 }
 
 void in_torch_threads(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context) {
@@ -52,6 +68,11 @@ STABLE_TORCH_LIBRARY(onepass, m) {
   m.def(
       "rowwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor? statistics, "
       "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
+  m.def("linear_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save) -> Tensor[]");
+  m.def(
+      "linear_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor? statistics, "
+      "Tensor? product, Tensor? resumed_behind, Tensor? dropout_state, str line, int[] operand_types, int wanted) -> "
+      "Tensor[]");
 }
 
 #define ONEPASS_REGISTER(device)                                                        \
@@ -60,6 +81,8 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     m.impl("rowwise_forward", TORCH_BOX(&onepass::binding::rowwise_forward));           \
     m.impl("elementwise_backward", TORCH_BOX(&onepass::binding::elementwise_backward)); \
     m.impl("rowwise_backward", TORCH_BOX(&onepass::binding::rowwise_backward));         \
+    m.impl("linear_forward", TORCH_BOX(&onepass::binding::linear_forward));             \
+    m.impl("linear_backward", TORCH_BOX(&onepass::binding::linear_backward));           \
   }
 ONEPASS_REGISTER(CPU)
 ONEPASS_REGISTER(CUDA)

@@ -7,24 +7,40 @@ namespace onepass::binding {
 
 namespace {
 
-line_facts facts_of(const spec::line& line, const spec::reads& reads) {
+// Which of the results is keep k's value; -1: none.
+int result_of(int kept) { return kept < 0 ? -1 : 1 + kept; }
+
+line_facts facts_of(const prepared_line& of) {
+  const spec::reads& reads = of.reads;
   line_facts facts{};
-  facts.line = &line;
-  facts.operands = line.operands;
-  facts.resumes_from = reads.result ? 0 : reads.kept >= 0 ? 1 + reads.kept : -1;
-  facts.rowwise = line.rowwise();
+  facts.line = &of;
+  facts.operands = of.line.operands;
+  facts.resumes_from = reads.result ? 0 : result_of(reads.kept);
+  facts.rowwise = of.line.rowwise();
   facts.reads_x = reads.x;
   facts.reads_statistics = reads.statistics;
   for (std::size_t i = 0; i < reads.operands.size(); ++i) {
     facts.reads_operands |= std::uint64_t{reads.operands[i]} << i;
   }
+  facts.weight = of.contraction ? of.contraction->parts.weight : -1;
+  facts.keeps_before = of.contraction ? of.contraction->parts.before.keeps : 0;
+  facts.resumes_behind = result_of(reads.kept_behind);
+  facts.reads_product = reads.product;
   return facts;
 }
 
 }  // namespace
 
-prepared_line::prepared_line(const std::string& text)
-    : line(spec::parse(text)), reads(spec::backward_reads(line)), facts(facts_of(line, reads)) {}
+prepared_line::prepared_line(spec::line of)
+    : line(std::move(of)),
+      reads(spec::backward_reads(line)),
+      contraction(line.linear >= 0 ? std::make_unique<const prepared_contraction>(line) : nullptr),
+      facts(facts_of(*this)) {}
+
+prepared_line::~prepared_line() = default;
+
+prepared_contraction::prepared_contraction(const spec::line& of)
+    : parts(of), before(parts.before), again(parts.again), behind(parts.behind) {}
 
 prepared_line::variant& prepared_line::variant_for(std::uint64_t boolean_masks) const {
   const std::lock_guard lock(mutex_);
@@ -48,6 +64,18 @@ const cpu_kernels& prepared_line::cpu(std::uint64_t boolean_masks) const {
   return kernels;
 }
 
+void prepared_line::prepare_on_cpu(std::uint64_t boolean_masks) const {
+  if (!contraction) {
+    if (!line.words.empty()) cpu(boolean_masks);
+    return;
+  }
+  const prepared_contraction& c = *contraction;
+  const std::uint64_t before = boolean_masks & ((std::uint64_t{1} << c.parts.weight) - 1);
+  c.before.prepare_on_cpu(before);
+  c.again.prepare_on_cpu(before >> (c.parts.weight - c.again.line.operands));
+  c.behind.prepare_on_cpu(boolean_masks >> (c.parts.weight + 1));
+}
+
 const std::string& prepared_line::type_text(std::uint64_t boolean_masks, bool backward) const {
   const variant& v = variant_for(boolean_masks);
   return backward ? v.backward : v.forward;
@@ -60,7 +88,7 @@ const prepared_line& prepared(const std::string& text) {
     const std::shared_lock lock(mutex);
     if (const auto found = lines.find(text); found != lines.end()) return *found->second;
   }
-  auto parsed = std::make_unique<prepared_line>(text);
+  auto parsed = std::make_unique<prepared_line>(spec::parse(text));
   const std::unique_lock lock(mutex);
   return *lines.try_emplace(text, std::move(parsed)).first->second;
 }

@@ -9,20 +9,28 @@
 #include <vector>
 
 #include "onepass/skeleton/cpu_kernels.h"
-#include "src/spec/plan.h"
+#include "src/spec/contraction.h"
 
 namespace onepass::binding {
 
+struct prepared_contraction;
+
+// One that has `linear` has no kernels itself, but is made of lines that have.
 class prepared_line {
  public:
-  explicit prepared_line(const std::string& text);
+  explicit prepared_line(spec::line of);
+  ~prepared_line();
 
   const spec::line line;
   const spec::reads reads;
+  const std::unique_ptr<const prepared_contraction> contraction;  // where the line has `linear`
   const line_facts facts;
 
+  // Of a line without `linear`.
   const cpu_kernels& cpu(std::uint64_t boolean_masks) const;
   const std::string& type_text(std::uint64_t boolean_masks, bool backward) const;
+
+  void prepare_on_cpu(std::uint64_t boolean_masks) const;  // all that the line is made of
 
  private:
   struct variant {
@@ -34,6 +42,12 @@ class prepared_line {
 
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<variant>> variants_;  // few: one for each choice of boolean and additive masks
+};
+
+struct prepared_contraction {
+  explicit prepared_contraction(const spec::line& of);
+  const spec::contraction parts;
+  const prepared_line before, again, behind;
 };
 
 // Parsed at first sight; the reference stays valid. Throws spec::line_error.

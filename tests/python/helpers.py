@@ -44,6 +44,24 @@ NAMED_LINES = (
     "mul(0.125) | mask | softmax | dropout(0.1)",
     "mul(0.125) | causal | softmax",
 )
+# With `linear`: what stands on its sides is compiled ahead of time, too.
+LINEAR_LINES = (
+    "linear",
+    "linear | bias",
+    "linear | bias | gelu",
+    "linear | add",
+    "linear | bias | dropout(0.1) | add",
+    "layer_norm(1e-5) | scale | bias | linear | bias",
+    "layer_norm(1e-5) | scale | bias | gelu | linear | bias | gelu_tanh",
+    "layer_norm(1e-5) | linear",
+    "rms_norm(1e-6) | scale | linear | bias | silu",
+    "gate(silu) | linear",
+    "bias | gelu | linear | bias",
+    "softmax | linear",
+    "add | keep | rms_norm(1e-6) | scale | linear",
+    "add | keep | layer_norm(1e-5) | scale | bias | linear | bias | gelu",
+    "dropout(0.1) | add | keep | linear | dropout(0.1) | add",
+)
 # Any other line costs a compilation on the CPU, so the tests draw from these, which have every word and every order.
 COMPILED_LINES = (
     "scale",
@@ -115,8 +133,11 @@ def _leaf(tensor):
     return tensor.requires_grad_() if tensor.is_floating_point() else tensor
 
 
-def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_mask=True, seed=0):
-    """Normal numbers of the given dtype, columns in parameter_dtype; a mask keeps four of five, at least one a row."""
+def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_mask=True, seed=0, out_features=24):
+    """Normal numbers of the given dtype, columns in parameter_dtype; a mask keeps four of five, at least one a row.
+
+    out_features: of `linear`, whose matrix keeps a row's size.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(size, of):
@@ -125,7 +146,10 @@ def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_
     operands = []
     x = normal(shape, dtype)
     for word in words_of(line):
-        if word.name == "mask":
+        if word.operand == "matrix":
+            operands.append((normal((out_features, shape[-1]), torch.float64) / math.sqrt(max(shape[-1], 1))).to(dtype))
+            shape = (*shape[:-1], out_features)
+        elif word.name == "mask":
             keep = torch.rand(shape, generator=generator) < 0.8
             if shape[-1]:
                 keep[..., 0] = True
@@ -224,7 +248,7 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
     dtype = inputs.x.dtype
     results, state = run(line, inputs, training=training)
     for result in results:
-        assert result.dtype == dtype and result.shape == inputs.x.shape and result.is_contiguous()
+        assert result.dtype == dtype and result.is_contiguous()
     grad_outputs = upstream(results) if grad_outputs is None else grad_outputs
     ours = gradients(results, inputs, grad_outputs)
 
@@ -242,6 +266,7 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
 
     arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
     for i, result in enumerate(results):
+        assert result.shape == chain[i].shape
         check_error(result, chain[i], [outputs[i] for outputs, _ in exact], f"result {i} of {line!r}", slack=slack)
     for i, tensor in enumerate(inputs.differentiable):
         what = f"gradient {i} of {line!r}"

@@ -31,12 +31,14 @@ TENSORS = {
 def tiny(name, layout=""):
     pattern = BY_NAME[name]
     shape = (2, 3, 8, 16) if name == "attention_probabilities" else (8, 16)
-    cases = (Case(shape, torch.float32, layout),)
+    cases = (Case(shape, torch.float32, layout, 24 if pattern.contracts else 0),)
     return Pattern(pattern.name, pattern.line, pattern.eager, cases, cases)
 
 
 def judged(pattern, device, shape=None):
-    judge = Judge(pattern, pattern.inputs(shape or pattern.cpu[0].shape, torch.float32, torch.device(device)))
+    case = pattern.cpu[0]
+    inputs = pattern.inputs(shape or case.shape, torch.float32, torch.device(device), out_features=case.out_features)
+    judge = Judge(pattern, inputs)
     judge.ask_eager()
     return judge
 
@@ -102,7 +104,7 @@ def test_plot_writes_a_curve_of_several_lengths(results, tmp_path):
     assert {file.name for file in files} == {f"cpu-{row['pattern']}-fp32.svg", "cpu-roofline-table.svg"}
 
 
-@pytest.mark.parametrize("suite", ["table", "curve", "awkward", "layouts", "small"])
+@pytest.mark.parametrize("suite", ["table", "curve", "awkward", "layouts", "small", "linear"])
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_every_suite_has_cases_of_distinct_shapes(suite, device_type):
     cases = [(pattern.name, *case) for pattern in PATTERNS for case in pattern.cases(device_type, suite=suite)]
@@ -161,6 +163,13 @@ def test_unknown_names_are_refused():
         bench.run(device="cpu", providers=["fast"])
     with pytest.raises(ValueError, match="no pattern matches 'batch_norm'; there are bias_gelu"):
         bench.run(device="cpu", only="batch_norm")
+
+
+def test_a_line_with_linear_is_timed_beside_its_product():
+    found = bench.run(device="cpu", suite="linear", providers=["onepass"], patterns=[tiny("linear_gelu")], quick=True)
+    (row,) = found["rows"]
+    assert row["out_features"] == 24 and row["failure"] is None
+    assert row["forward_same_size_fraction"] > 0 and row["backward_same_size_fraction"] > 0
 
 
 @pytest.mark.parametrize("name", TENSORS)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import onepass
-from helpers import COMPILED_LINES, NAMED_LINES, Inputs, check_line, make_inputs, words_of
+from helpers import COMPILED_LINES, LINEAR_LINES, NAMED_LINES, Inputs, check_line, make_inputs, words_of
 
 ACTIVATIONS = [word.name for word in onepass.words() if word.kind == "activation"]
 SETTINGS = settings(
@@ -51,6 +51,8 @@ def any_line(draw):
         before += draw(st.sampled_from([[], ["mask"], ["causal"], ["causal", "mask"]]))
     after = draw(st.lists(word(), max_size=4)) if row else []
     words = [*before, *([row] if row else []), *after]
+    if draw(st.integers(0, 3)) == 0:
+        words = [*words, "linear", *draw(st.lists(word(), max_size=4))]
     assume(words and words.count("keep") <= 4)
     return " | ".join(words)
 
@@ -63,7 +65,9 @@ def table_line(draw):
 
 
 def lines_for(device):
-    pool = st.one_of(st.sampled_from(NAMED_LINES), st.sampled_from(COMPILED_LINES), table_line())
+    pool = st.one_of(
+        st.sampled_from(NAMED_LINES), st.sampled_from(COMPILED_LINES), st.sampled_from(LINEAR_LINES), table_line()
+    )
     return pool if device == "cpu" else st.one_of(any_line(), pool)
 
 
@@ -112,7 +116,14 @@ def test_error_is_no_more_than_pytorchs(dtype, device):
         bool_mask = data.draw(st.booleans(), "bool mask") if device == "cuda" else True
         seed = data.draw(st.integers(0, 2**31), "seed")
         inputs = make_inputs(
-            line, shape, dtype, device, parameter_dtype=parameter_dtype, bool_mask=bool_mask, seed=seed
+            line,
+            shape,
+            dtype,
+            device,
+            parameter_dtype=parameter_dtype,
+            bool_mask=bool_mask,
+            seed=seed,
+            out_features=data.draw(st.integers(1, 70), "out_features"),
         )
         torch.manual_seed(seed)
         check_line(line, relaid_inputs(data.draw, inputs), slack=max(1.0, 0.5 * len(words_of(line))))
@@ -129,7 +140,7 @@ def test_any_line_parses_and_says_what_it_is(line):
     assert [(w.name, w.parameter, w.activation) for w in again.words] == [
         (w.name, w.parameter, w.activation) for w in words_of(line)
     ]
-    cost = parsed.cost((32, 64), torch.bfloat16)
+    cost = parsed.cost((32, 64), torch.bfloat16, None if parsed.weight is None else 64)
     assert cost.forward.bytes >= 2 * 32 * 64 * 2 and cost.backward.flops >= cost.forward.flops >= 0
 
 

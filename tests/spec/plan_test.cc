@@ -111,7 +111,7 @@ TEST(TypeText, MasksAreToldApart) {
 }
 
 TEST(Cost, EveryTensorOnce) {
-  const cost c = estimate(parse("add | keep | rms_norm | scale"), 1000, 100, dtype::bf16);
+  const cost c = estimate(parse("add | keep | rms_norm | scale"), 1000, 100, 0, dtype::bf16);
   constexpr std::int64_t tensor = 1000 * 100 * 2, column = 200, statistics = 4000;
   EXPECT_EQ(c.forward.bytes, 4 * tensor + column + statistics);
   EXPECT_EQ(c.saved_bytes, tensor + column + statistics);

@@ -163,8 +163,8 @@ struct chain<Head, Tail...> {
     else if constexpr (Head::scales && tail::adds) return tail::recompute(x, Head::template operand<L>(at), at);
     else return tail::recompute(Head::recompute(x, at), at);
   }
-  // Behind `scale`, a chain that begins with `bias`: both in one operation, which rounds once. Its result is a plain lane
-  // where L is a short one, which what follows must not lose.
+  // Behind `scale`, a chain that begins with `bias`: both in one operation, which rounds once. Its result is a plain
+  // lane where L is a short one, which what follows must not lose.
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, L factor, Place& at) {
     return tail::forward(L(fma(x, factor, Head::template operand<L>(at))), at);

@@ -7,7 +7,8 @@ namespace onepass {
 enum class operand_kind : int {
   none,
   column,  // [N]
-  tensor,  // broadcastable to x's shape
+  tensor,  // broadcastable to the shape of what the line is at
+  matrix,  // [N', N]: N' numbers of each row behind the word
 };
 
 // What else the chain must hand to a word.

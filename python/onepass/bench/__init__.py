@@ -53,7 +53,8 @@ def run(
         quick: one moderate shape of each pattern, and few rounds.
         console: where to print.
         suite: "table", the README's shapes; "curve", row lengths from 64 to 262144; "awkward", lengths that no kernel
-            likes; "layouts", strided and misaligned rows; "small", where the cost of a call counts.
+            likes; "layouts", strided and misaligned rows; "small", where the cost of a call counts; "linear", lines
+            with `linear` beside the product alone.
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
             are several lengths, and a roofline of all.
@@ -85,7 +86,7 @@ def run(
             rows += run_case(pattern, case, on, competitors, clock, seconds, late)
             progress.advance(task)
         progress.update(task, description="host time of a call", refresh=True)
-        host = host_times(chosen, on, competitors) if suite == "table" else []
+        host = host_times([p for p in chosen if not p.contracts], on, competitors) if suite == "table" else []
     results = facts(on, clock) | {
         "suite": suite,
         "providers": versions,

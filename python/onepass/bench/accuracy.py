@@ -35,8 +35,9 @@ class Judge:
         line = Line(pattern.line)
         self.drops, self.rowwise = line.has_dropout, line.rowwise
         self.inputs = list(inputs)
+        taken = [word for word in line.words if word.operand != "none"]
+        self.has_rows = [True, *(word.operand == "tensor" for word in taken)]  # of each input
         if self.drops:
-            taken = [word for word in line.words if word.operand != "none"]
             for i, word in enumerate(taken, start=1):
                 if word.name == "add":
                     self.inputs[i] = torch.zeros_like(inputs[i]).requires_grad_()
@@ -46,10 +47,10 @@ class Judge:
         sample = torch.linspace(0, rows - 1, count, dtype=torch.float64, device=x.device).round().long()
         self.sample = torch.unravel_index(sample, x.shape[:-1])
         self.upstream = []
-        for i in range(1 + line.keeps):
+        for i, shape in enumerate(pattern.result_shapes(inputs)):
             generator = torch.Generator(x.device).manual_seed(i + 1)
-            chosen = torch.randn((count, x.shape[-1]), generator=generator, dtype=x.dtype, device=x.device)
-            self.upstream.append(torch.zeros_like(x, requires_grad=False).index_put_(self.sample, chosen))
+            chosen = torch.randn((count, shape[-1]), generator=generator, dtype=x.dtype, device=x.device)
+            self.upstream.append(x.new_zeros(shape).index_put_(self.sample, chosen))
         self.eager: list[float] = []
         self.floor: list[float] = []
 
@@ -68,7 +69,8 @@ class Judge:
         trial.refresh()
         results = [t.detach()[self.sample] for t in trial.outputs]
         if not trial.forward_only:
-            results += [self._sampled(g) for g in trial.backward()]
+            wanted = [rows for rows, t in zip(self.has_rows, trial.inputs) if t.requires_grad]
+            results += [self._sampled(g, rows) for g, rows in zip(trial.backward(), wanted)]
         kept = self._kept(results, keep_probability) if self.drops else None
         exact = self._exact(kept, keep_probability)
         self.floor = [
@@ -90,8 +92,8 @@ class Judge:
             raise WrongResult(f"wrong result: the largest error is {worst:.3g} times eager's")
         return worst
 
-    def _sampled(self, tensor: Tensor) -> Tensor:
-        return tensor.detach() if tensor.dim() == 1 else tensor.detach()[self.sample]
+    def _sampled(self, tensor: Tensor, has_rows: bool) -> Tensor:
+        return tensor.detach()[self.sample] if has_rows else tensor.detach()
 
     def _kept(self, results: list[Tensor], keep_probability: float) -> Tensor:
         kept = results[0] != 0
@@ -107,14 +109,14 @@ class Judge:
         return kept
 
     def _exact(self, kept: Tensor | None, keep_probability: float) -> list[Tensor]:
-        shape = self.inputs[0].shape
+        rows = self.inputs[0].shape[:-1]
         sampled = []
-        for t in self.inputs:
-            part = t.detach() if t.dim() == 1 else t.detach().expand(shape)[self.sample]
+        for t, has_rows in zip(self.inputs, self.has_rows):
+            part = self._sampled(t.expand((*rows, t.shape[-1])) if has_rows else t, has_rows)
             sampled.append(part.double().requires_grad_() if part.is_floating_point() else part)
         known = {} if kept is None else {"dropout": lambda v, p: torch.where(kept, v / keep_probability, 0)}
         results = self.pattern.eager(*sampled, **known)
         results = results if isinstance(results, tuple) else (results,)
-        upstream = [self._sampled(g).double() for g in self.upstream]
+        upstream = [self._sampled(g, True).double() for g in self.upstream]
         wanted = [t for t in sampled if t.requires_grad]
         return [r.detach() for r in results] + list(torch.autograd.grad(results, wanted, upstream))

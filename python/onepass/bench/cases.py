@@ -25,13 +25,15 @@ FLOOR = "floor"
 
 @dataclass
 class Row:
-    """What one provider did. A fraction is of the copy bandwidth, or of what the same bytes reach."""
+    """What one provider did. A fraction is of the copy bandwidth, or of what the same bytes reach (with `linear`: of
+    what the matrix products alone reach)."""
 
     pattern: str
     line: str
     shape: list[int]
     dtype: str
     layout: str
+    out_features: int
     provider: str
     forward_us: float | None = None
     backward_us: float | None = None
@@ -64,14 +66,16 @@ def run_case(
         inputs, judge, reason = [], None, "not run: the time for the whole run was spent"
         if not late:
             try:
-                inputs = pattern.inputs(case.shape, case.dtype, device, case.layout)
+                inputs = pattern.inputs(case.shape, case.dtype, device, case.layout, case.out_features)
                 judge = Judge(pattern, inputs)
                 judge.ask_eager()
             except torch.OutOfMemoryError as error:
                 judge, reason = None, says(error)
         for provider in providers:
             dtype = str(case.dtype).removeprefix("torch.")
-            row = Row(pattern.name, pattern.line, list(case.shape), dtype, case.layout, provider.name)
+            row = Row(
+                pattern.name, pattern.line, list(case.shape), dtype, case.layout, case.out_features, provider.name
+            )
             try:
                 function = provider.build(pattern)
                 if function is None:
@@ -98,7 +102,7 @@ def examine(provider: Provider, pattern: Pattern, function, inputs: list[Tensor]
         del checked
     except WrongResult as wrong:
         row.failure = str(wrong)
-    trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs[0]))
+    trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs))
     device = inputs[0].device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -140,8 +144,12 @@ def time_all(
         return
     forward, backward = pattern.traffic(inputs)
     size = inputs[0].numel() * inputs[0].element_size()
+    if pattern.contracts:
+        floors = product_alone(pattern, inputs)
+    else:
+        floors = clock.floor(forward, size), clock.floor(backward, size)
     runs = {name: Run(trial.forward) for name, trial in trials.items()}
-    times = clock.median(runs | {FLOOR: clock.floor(forward, size)}, seconds)
+    times = clock.median(runs | {FLOOR: floors[0]}, seconds)
     note(rows, "forward", times, forward.bytes / clock.copy_bytes_per_second)
     runs = {}
     for name, trial in trials.items():
@@ -152,7 +160,7 @@ def time_all(
             runs[name] = Run(trial.backward, trial.refresh if trial.overwrites else None)
         except torch.OutOfMemoryError as error:  # the graphs of all providers are held at once
             rows[name].failure = says(error)
-    times = clock.median(runs | {FLOOR: clock.floor(backward, size)}, seconds)
+    times = clock.median(runs | {FLOOR: floors[1]}, seconds)
     note(rows, "backward", times, backward.bytes / clock.copy_bytes_per_second)
 
 
@@ -165,11 +173,18 @@ def note(rows: dict[str, Row], direction: str, times: dict[str, float], at_copy_
         setattr(rows[name], f"{direction}_same_size_fraction", float(f"{floor / seconds:.4g}"))
 
 
-def upstream_of(pattern: Pattern, x: Tensor) -> list[Tensor]:
+def upstream_of(pattern: Pattern, inputs: list[Tensor]) -> list[Tensor]:
     """A fixed random gradient for each result."""
-    count = 1 + Line(pattern.line).keeps
-    generator = torch.Generator(x.device).manual_seed(count)
-    return [torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device) for _ in range(count)]
+    x, shapes = inputs[0], pattern.result_shapes(inputs)
+    generator = torch.Generator(x.device).manual_seed(len(shapes))
+    return [torch.randn(shape, generator=generator, dtype=x.dtype, device=x.device) for shape in shapes]
+
+
+def product_alone(pattern: Pattern, inputs: list[Tensor]) -> tuple[Run, Run]:
+    """The matrix products of a line with `linear`, forward and backward: what is left where all else is free."""
+    x, weight = inputs[0].detach().flatten(0, -2), inputs[1 + Line(pattern.line).weight].detach()
+    dy = torch.ones_like(x[:, :1]).expand(-1, weight.shape[0]).contiguous()
+    return Run(lambda: x @ weight.t()), Run(lambda: (dy @ weight, dy.t() @ x))
 
 
 def says(error: BaseException) -> str:
@@ -195,12 +210,12 @@ def clean(device: torch.device) -> Iterator[None]:
 def host_case(pattern: Pattern, device: torch.device, providers: list[Provider]) -> list[dict[str, Any]]:
     """Microseconds of host time for a call: inference, and forward with backward, on 4 rows of 64 numbers."""
     attention = any(len(case.shape) > 2 for case in (*pattern.cuda, *pattern.cpu))
-    inputs = pattern.inputs((1, 1, 4, 64) if attention else (4, 64), torch.float32, device)
+    inputs = pattern.inputs((1, 1, 4, 64) if attention else (4, 64), torch.float32, device, out_features=64)
     constants = [t.detach() for t in inputs]
     inference, training = {}, {}
     for provider in providers:
         function = provider.build(pattern)
-        trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs[0]))
+        trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs))
         inference[provider.name] = partial(function, *constants)
         training[provider.name] = partial(forward_and_backward, trial)
     with torch.no_grad():

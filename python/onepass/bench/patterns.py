@@ -27,6 +27,8 @@ class Case(NamedTuple):
     dtype: torch.dtype
     layout: str = ""
     """Contiguous, or a key of LAYOUTS."""
+    out_features: int = 0
+    """Of `linear`, where the line has it."""
 
 
 def strided(values: Callable[[Shape], Tensor], shape: Shape) -> Tensor:
@@ -69,7 +71,14 @@ class Pattern:
         sizes = {case: math.prod(case.shape) for case in cases}
         return (min(cases, key=lambda case: (sizes[case] < 2**20, sizes[case], case.dtype.itemsize)),)
 
-    def inputs(self, shape: Shape, dtype: torch.dtype, device: torch.device, layout: str = "") -> list[Tensor]:
+    @property
+    def contracts(self) -> bool:
+        """Whether the line has `linear`."""
+        return Line(self.line).weight is not None
+
+    def inputs(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device, layout: str = "", out_features: int = 0
+    ) -> list[Tensor]:
         """x and the operands, random and the same in every run; all but masks require a gradient."""
         generator = torch.Generator(device).manual_seed(math.prod(shape))
 
@@ -84,16 +93,33 @@ class Pattern:
             if word.kind == "mask":  # of padded keys, one row for all queries and heads
                 keys = (shape[0], *(1 for _ in shape[1:-1]), shape[-1])
                 tensors.append(torch.rand(keys, generator=generator, device=device) < 0.9)
+            elif word.operand == "matrix":
+                tensors.append(normal((out_features, shape[-1])) / math.sqrt(shape[-1]))
+                shape = (*shape[:-1], out_features)
             elif word.operand == "column":
                 tensors.append(normal(shape[-1:]))
             elif word.operand == "tensor":
                 tensors.append(laid_out())
         return [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
 
+    def result_shapes(self, inputs: list[Tensor]) -> list[Shape]:
+        """Of the result, then of the kept values."""
+        line, shape = Line(self.line), tuple(inputs[0].shape)
+        kept = []
+        for word in line.words:
+            if word.kind == "contraction":
+                shape = (*shape[:-1], inputs[1 + line.weight].shape[0])
+            if word.kind == "keep":
+                kept.append(shape)
+        return [shape, *kept]
+
     def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
         """Forward and backward. `Line.cost` takes every tensor operand to have x's shape and dtype and a gradient."""
         x, *operands = inputs
         line = Line(self.line)
+        if line.weight is not None:
+            cost = line.cost(x.shape, x.dtype, out_features=operands[line.weight].shape[0])
+            return Traffic(cost.forward.bytes, 1, 1), Traffic(cost.backward.bytes, 2, 1)
         cost = line.cost(x.shape, x.dtype)
         size = x.numel() * x.element_size()
         masks = [operand for operand in operands if not operand.requires_grad]
@@ -156,6 +182,30 @@ def attention_probabilities(scores, mask, dropout=F.dropout):
     return dropout(F.softmax((scores * 0.125).masked_fill(~mask, -math.inf), -1), P)
 
 
+def layer_norm_linear(x, weight, bias, matrix, linear_bias):
+    return F.linear(layer_norm(x, weight, bias), matrix, linear_bias)
+
+
+def rms_norm_linear(x, weight, matrix):
+    return F.linear(rms_norm(x, weight), matrix)
+
+
+def linear_gelu(x, matrix, bias):
+    return F.gelu(F.linear(x, matrix, bias))
+
+
+def linear_gelu_tanh(x, matrix, bias):
+    return F.gelu(F.linear(x, matrix, bias), approximate="tanh")
+
+
+def linear_silu(x, matrix, bias):
+    return F.silu(F.linear(x, matrix, bias))
+
+
+def swiglu_linear(gate, up, matrix):
+    return F.linear(F.silu(gate) * up, matrix)
+
+
 def bf16(*shapes: Shape) -> tuple[Case, ...]:
     return tuple(Case(shape, torch.bfloat16) for shape in shapes)
 
@@ -164,6 +214,23 @@ def on_cpu(large: Shape = (4096, 4096), medium: Shape = (2048, 1024), small: Sha
     return Case(large, torch.float32), *bf16(large), Case(medium, torch.float32), Case(small, torch.float32)
 
 
+def contractions(dtype: torch.dtype, *sizes: tuple[int, int, int]) -> tuple[Case, ...]:
+    """Of rows, features and out_features."""
+    return tuple(Case((rows, features), dtype, "", out_features) for rows, features, out_features in sizes)
+
+
+NORM_LINEARS = (
+    *contractions(torch.bfloat16, (8192, 4096, 4096), (32768, 4096, 4096), (32768, 1024, 4096), (65536, 1024, 1024)),
+    *contractions(torch.bfloat16, (65536, 256, 64), (65536, 4096, 64), (32768, 8192, 256)),
+    *contractions(torch.bfloat16, *((m, 4096, n) for n in (4096, 14336) for m in (1, 8, 16, 32, 64, 128))),
+    *contractions(torch.float32, (8192, 1024, 1024)),
+)
+CPU_LINEARS = tuple(
+    case
+    for dtype in (torch.float32, torch.bfloat16)
+    for case in contractions(dtype, (12288, 768, 768), (12288, 768, 3072), (16384, 256, 64), (1, 768, 768), (16, 8, 16))
+)
+MLP = contractions(torch.bfloat16, (8192, 4096, 16384))
 NORMS = bf16((32768, 1024), (32768, 4096), (8192, 16384))
 SOFTMAXES = bf16((32768, 1024), (32768, 4096), (16384, 65536))
 PATTERNS: tuple[Pattern, ...] = (
@@ -191,11 +258,38 @@ PATTERNS: tuple[Pattern, ...] = (
         bf16((8, 16, 2048, 2048)),
         on_cpu((1, 4, 2048, 2048), (2, 1, 1024, 1024), (1, 12, 64, 64)),
     ),
+    Pattern(
+        "layer_norm_linear",
+        "layer_norm(1e-5) | scale | bias | linear | bias",
+        layer_norm_linear,
+        NORM_LINEARS,
+        CPU_LINEARS,
+    ),
+    Pattern("rms_norm_linear", "rms_norm(1e-6) | scale | linear", rms_norm_linear, NORM_LINEARS[:4], CPU_LINEARS[:1]),
+    Pattern("linear_gelu", "linear | bias | gelu", linear_gelu, MLP, CPU_LINEARS[1:2]),
+    Pattern("linear_gelu_tanh", "linear | bias | gelu_tanh", linear_gelu_tanh, MLP, ()),
+    Pattern("linear_silu", "linear | bias | silu", linear_silu, MLP, ()),
+    Pattern(
+        "swiglu_linear",
+        "gate(silu) | linear",
+        swiglu_linear,
+        contractions(torch.bfloat16, (8192, 14336, 4096)),
+        CPU_LINEARS[:1],
+    ),
 )
 
 
 def table(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """The shapes of the README's tables."""
+    return () if pattern.contracts else of_device(pattern, device_type)
+
+
+def linear(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Lines with `linear`, beside the product alone."""
+    return of_device(pattern, device_type) if pattern.contracts else ()
+
+
+def of_device(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     return pattern.cuda if device_type == "cuda" else pattern.cpu
 
 
@@ -235,6 +329,8 @@ def layouts(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
 
 def small(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Where the cost of a call counts; on the CPU also what fits the caches."""
+    if pattern.contracts:
+        return ()
     if device_type == "cuda":
         shapes = ((512, 4096), (64, 1024), (1, 4096))
         return tuple(Case(shape, dtype) for dtype in (torch.bfloat16, torch.float32) for shape in shapes)
@@ -243,5 +339,5 @@ def small(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
 
 
 SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
-    suite.__name__: suite for suite in (table, curve, awkward, layouts, small)
+    suite.__name__: suite for suite in (table, curve, awkward, layouts, small, linear)
 }

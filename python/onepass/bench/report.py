@@ -40,7 +40,8 @@ def cases(results: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Row]]
     """The rows by pattern, shape and dtype, then by provider."""
     found: dict[tuple[str, str, str], dict[str, Row]] = {}
     for row in results["rows"]:
-        key = row["pattern"], f"{size_of(row['shape'])} {row.get('layout', '')}".strip(), short(row["dtype"])
+        behind = f"→{row['out_features']}" if row.get("out_features") else ""
+        key = row["pattern"], f"{size_of(row['shape'])}{behind} {row.get('layout', '')}".strip(), short(row["dtype"])
         found.setdefault(key, {})[row["provider"]] = row
     return found
 
@@ -101,7 +102,8 @@ def show(results: dict[str, Any], console: Console) -> None:
     """Prints the tables."""
     names = providers(results)
     caption = (
-        "time, and share of copy bandwidth; gain: best other / ours; same size: share of what the same bytes reach; "
+        "time, and share of copy bandwidth; gain: best other / ours; "
+        "same size: share of what the same bytes (the product alone) reach; "
         "MiB: ours / eager's"
     )
     table = Table(title=title(results), caption=caption, title_justify="left", caption_justify="left", box=box.SIMPLE)

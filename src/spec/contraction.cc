@@ -1,0 +1,80 @@
+// A line with `linear`: the two lines it is made of, and how their gradients make its own.
+#include "src/spec/contraction.h"
+
+#include <algorithm>
+
+namespace onepass::spec {
+namespace {
+
+line words_again(const line& before) {
+  const int kept = backward_reads(before).kept;
+  if (kept < 0) return before;
+  const auto is_it = [kept](const word& w) { return w.about->kind == word_kind::keep && w.ordinal == kept; };
+  const auto at = std::find_if(before.words.begin(), before.words.end(), is_it) - before.words.begin();
+  return slice(before, static_cast<int>(at) + 1, static_cast<int>(before.words.size()));
+}
+
+}  // namespace
+
+contraction::contraction(const line& of)
+    : before(slice(of, 0, of.linear)),
+      behind(slice(of, of.linear + 1, static_cast<int>(of.words.size()))),
+      again(words_again(before)),
+      weight(before.operands) {}
+
+reads backward_reads(const contraction& of) {
+  const reads before = backward_reads(of.before), behind = backward_reads(of.behind);
+  reads result;
+  result.x = before.kept < 0;
+  result.kept = before.kept;
+  result.product = behind.x;
+  if (behind.kept >= 0) result.kept_behind = of.before.keeps + behind.kept;
+  result.statistics = before.statistics;
+  result.operands = before.operands;
+  for (int i = of.before.operands - of.again.operands; i < of.before.operands; ++i)
+    result.operands[static_cast<std::size_t>(i)] = true;
+  result.operands.push_back(true);
+  result.operands.insert(result.operands.end(), behind.operands.begin(), behind.operands.end());
+  return result;
+}
+
+contraction_gradients plan_gradients(const contraction& of, dtype x, const std::vector<operand_facts>& operands,
+                                     std::uint64_t wanted) {
+  const auto weight = static_cast<std::size_t>(of.weight);
+  const std::vector<operand_facts> facts_before(operands.begin(), operands.begin() + of.weight),
+      facts_behind(operands.begin() + of.weight + 1, operands.end());
+  contraction_gradients plan;
+  plan.wants_before = wanted & ((std::uint64_t{2} << of.weight) - 1);
+  plan.wants_input = plan.wants_before != 0;
+  plan.wants_weight = (wanted >> (of.weight + 1) & 1) != 0;
+  plan.wants_behind = (wanted >> (of.weight + 2) << 1) | std::uint64_t{plan.wants_input || plan.wants_weight};
+  plan.before = plan_gradients(of.before, x, facts_before, plan.wants_before);
+  plan.behind = plan_gradients(of.behind, x, facts_behind, plan.wants_behind);
+
+  gradients& all = plan.all;
+  const auto& sources = plan.before.inputs;
+  plan.gives_input = std::find(sources.begin(), sources.end(), kUpstream) != sources.end();
+  if (plan.gives_input) all.outputs.push_back({0, x, false});
+  const int first_before = static_cast<int>(all.outputs.size());
+  for (const int source : sources)
+    all.inputs.push_back(source == kUnwanted ? kUnwanted : source == kUpstream ? 0 : first_before + source);
+  all.outputs.insert(all.outputs.end(), plan.before.outputs.begin(), plan.before.outputs.end());
+  all.inputs.push_back(plan.wants_weight ? static_cast<int>(all.outputs.size()) : kUnwanted);
+  if (plan.wants_weight) all.outputs.push_back({of.weight + 1, operands[weight].type, false});
+  for (std::size_t i = 1; i < plan.behind.inputs.size(); ++i) {
+    const int source = plan.behind.inputs[i];
+    all.inputs.push_back(source);
+    if (source < 0) continue;
+    auto& kept = plan.kept_outputs;
+    const auto known = std::find(kept.begin(), kept.end(), source);
+    all.inputs.back() = static_cast<int>(all.outputs.size()) - static_cast<int>(kept.end() - known);
+    if (known != kept.end()) continue;
+    kept.push_back(source);
+    gradient_output output = plan.behind.outputs[static_cast<std::size_t>(source)];
+    output.input = of.weight + 1 + static_cast<int>(i);
+    all.outputs.push_back(output);
+  }
+  return plan;
+}
+
+}  // namespace onepass::spec

@@ -1,0 +1,30 @@
+// A line with `linear`: what stands before it and behind it are lines of their own, and their gradients make its own.
+#pragma once
+
+#include "src/spec/plan.h"
+
+namespace onepass::spec {
+
+struct contraction {
+  explicit contraction(const line&);
+  line before, behind;
+  line again;  // what makes the contraction's input again in backward: `before`, or the words after the keep from which
+               // it resumes
+  int weight;  // which operand `linear` takes
+};
+
+reads backward_reads(const contraction&);
+
+struct contraction_gradients {
+  gradients before, behind;                          // plans of the two lines, each for what is wanted of it
+  gradients all;                                     // of the whole line: inputs and outputs
+  std::uint64_t wants_before = 0, wants_behind = 0;  // what is wanted of the two lines: bit 0 for what enters them
+  bool wants_input = false;                          // the gradient of what enters `linear`
+  bool wants_weight = false;
+  bool gives_input = false;       // the whole line's first output is that gradient
+  std::vector<int> kept_outputs;  // of `behind`'s outputs those that the whole line gives
+};
+contraction_gradients plan_gradients(const contraction&, dtype x, const std::vector<operand_facts>&,
+                                     std::uint64_t wanted);
+
+}  // namespace onepass::spec

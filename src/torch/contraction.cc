@@ -1,0 +1,148 @@
+// One call of a line with `linear`: what stands before it, the matrix product, what stands behind it.
+#include "src/torch/contraction.h"
+
+#include "src/torch/check.h"
+#include "src/torch/frame.h"
+#include "src/torch/matrix_product.h"
+
+namespace onepass::binding {
+namespace {
+
+using optional_tensor = std::optional<Tensor>;
+
+template <class T>
+std::vector<T> part_of(const std::vector<T>& all, int begin, int end) {
+  return {all.begin() + begin, all.begin() + end};
+}
+
+void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weight) {
+  const spec::word& word = line.line.words[static_cast<std::size_t>(line.line.linear)];
+  const auto name = [&] { return operand_name(line.line, word); };
+  ONEPASS_CHECK(x.dim() > 0, "onepass: 'linear' needs a tensor of at least 1 dimension, got x of shape ",
+                shape_text(x));
+  const std::int64_t columns = x.size(x.dim() - 1);
+  ONEPASS_CHECK(weight.dim() == 2 && weight.size(1) == columns, "onepass: ", name(), " must have shape [N, ", columns,
+                "] for x of shape ", shape_text(x), ", got ", shape_text(weight));
+  ONEPASS_CHECK(dtype_of(weight) == dtype_of(x), "onepass: ", name(), " must have x's dtype ", dtype_text(x), ", got ",
+                dtype_text(weight));
+  ONEPASS_CHECK(device_of(weight) == device_of(x),
+                "onepass: expected all tensors to be on the same device, but x is on ", device_of(x).text(), " and ",
+                name(), " is on ", device_of(weight).text());
+}
+
+// Whether all that stands behind `linear` is a bias that the product itself can add.
+bool adds_bias_only(const spec::line& behind, const std::vector<Tensor>& operands, const Tensor& weight) {
+  if (behind.words.size() != 1 || std::string_view(behind.words[0].about->name) != "bias") return false;
+  const Tensor& bias = operands.back();
+  return bias.dim() == 1 && bias.size(0) == weight.size(0) && dtype_of(bias) == dtype_of(weight) &&
+         device_of(bias) == device_of(weight);
+}
+
+}  // namespace
+
+std::vector<Tensor> forward_with_linear(const forward_call& call) {
+  const prepared_contraction& c = *call.line.contraction;
+  check_operand_count(call.line, call.operands.size());
+  const int weight = c.parts.weight, operands = call.line.line.operands;
+  const Tensor& w = call.operands[static_cast<std::size_t>(weight)];
+  check_weight(call.line, call.x, w);
+  std::vector<Tensor> kept, statistics;
+  Tensor input = call.x;
+  if (!c.before.line.words.empty()) {
+    const bool saves = call.save_statistics && c.before.reads.statistics;
+    std::vector<Tensor> before =
+        forward({call.x, part_of(call.operands, 0, weight), c.before, call.dropout_state, saves});
+    if (saves) statistics.push_back(before.back()), before.pop_back();
+    input = before.front();
+    kept.assign(before.begin() + 1, before.end());
+  }
+  const bool adds_bias = adds_bias_only(c.behind.line, call.operands, w);
+  const Tensor product = matrix_product(as_matrix(input, w.size(1)), torch::stable::transpose(w, 0, 1), call.x,
+                                        adds_bias ? &call.operands.back() : nullptr);
+  std::vector<Tensor> results{product};
+  if (!c.behind.line.words.empty() && !adds_bias)
+    results = forward({product, part_of(call.operands, weight + 1, operands), c.behind, call.dropout_state, false});
+  results.insert(results.begin() + 1, kept.begin(), kept.end());
+  if (call.save_statistics && call.line.reads.product) results.push_back(product);
+  results.insert(results.end(), statistics.begin(), statistics.end());
+  return results;
+}
+
+std::vector<Tensor> backward_with_linear(const backward_call& call, const linear_saved& saved) {
+  const prepared_contraction& c = *call.line.contraction;
+  const spec::line& line = call.line.line;
+  const int weight = c.parts.weight, keeps_before = c.before.line.keeps;
+  ONEPASS_CHECK(static_cast<int>(call.gradients.size()) == 1 + line.keeps &&
+                    static_cast<int>(call.operand_types.size()) == line.operands &&
+                    static_cast<int>(call.operands.size()) == line.operands,
+                "onepass: backward of \"", line.text, "\" takes ", 1 + line.keeps, " gradients and ", line.operands,
+                " operands");
+  const Tensor& dy = call.gradients[0];
+  const dtype type = dtype_of(dy);
+  const spec::contraction_gradients plan =
+      spec::plan_gradients(c.parts, type, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
+                           static_cast<std::uint64_t>(call.wanted));
+  const optional_tensor none;
+
+  std::vector<Tensor> behind;
+  if (!plan.behind.outputs.empty()) {
+    std::vector<Tensor> given = part_of(call.gradients, 1 + keeps_before, 1 + line.keeps);
+    given.insert(given.begin(), dy);
+    behind = backward({given, saved.product, part_of(call.operands, weight + 1, line.operands), saved.resumed_behind,
+                       none, call.dropout_state, c.behind, part_of(call.operand_types, weight + 1, line.operands),
+                       static_cast<std::int64_t>(plan.wants_behind)});
+  }
+  const auto kept_behind = [&](std::vector<Tensor>& results) {
+    for (const int output : plan.kept_outputs) results.push_back(behind[static_cast<std::size_t>(output)]);
+  };
+  std::vector<Tensor> results;
+  if (!plan.wants_input && !plan.wants_weight) {
+    kept_behind(results);
+    return results;
+  }
+
+  const optional_tensor& w = call.operands[static_cast<std::size_t>(weight)];
+  ONEPASS_CHECK(w.has_value(), "onepass: backward of \"", line.text, "\" reads operand ", weight);
+  const int source = plan.behind.inputs[0];
+  const Tensor& product_gradient = source < 0 ? dy : behind[static_cast<std::size_t>(source)];
+  const Tensor rows_gradient = as_matrix(product_gradient, w->size(0));
+  const bool from_result = plan.wants_input && c.before.reads.result && !plan.before.outputs.empty();
+
+  optional_tensor input;  // of `linear`, made again
+  if (plan.wants_weight || from_result) {
+    const optional_tensor& from = c.before.reads.kept >= 0 ? call.resumed : call.x;
+    ONEPASS_CHECK(from.has_value(), "onepass: backward of \"", line.text, "\" reads ",
+                  c.before.reads.kept >= 0 ? "a kept value" : "x");
+    if (c.again.line.words.empty()) {
+      input = from;
+    } else {
+      std::vector<Tensor> operands;
+      for (int i = weight - c.again.line.operands; i < weight; ++i) {
+        const optional_tensor& o = call.operands[static_cast<std::size_t>(i)];
+        ONEPASS_CHECK(o.has_value(), "onepass: backward of \"", line.text, "\" reads operand ", i);
+        operands.push_back(*o);
+      }
+      input = forward({*from, operands, c.again, call.dropout_state, false}).front();
+    }
+  }
+  if (plan.wants_input) {
+    const Tensor input_gradient = matrix_product(rows_gradient, *w, dy);
+    if (plan.gives_input) results.push_back(input_gradient);
+    if (!plan.before.outputs.empty()) {
+      std::vector<Tensor> given = part_of(call.gradients, 1, 1 + keeps_before);
+      given.insert(given.begin(), input_gradient);
+      const std::vector<Tensor> before =
+          backward({given, c.before.reads.x ? call.x : none, part_of(call.operands, 0, weight),
+                    from_result ? input : call.resumed, call.statistics, call.dropout_state, c.before,
+                    part_of(call.operand_types, 0, weight), static_cast<std::int64_t>(plan.wants_before)});
+      results.insert(results.end(), before.begin(), before.end());
+    }
+  }
+  if (plan.wants_weight) {
+    results.push_back(matrix_product(torch::stable::transpose(rows_gradient, 0, 1), as_matrix(*input, w->size(1)), *w));
+  }
+  kept_behind(results);
+  return results;
+}
+
+}  // namespace onepass::binding

@@ -1,0 +1,19 @@
+// One call of a line with `linear`: what stands before it, the matrix product, what stands behind it.
+#pragma once
+
+#include "src/torch/call.h"
+
+namespace onepass::binding {
+
+// The result, the kept values, and where they are asked for and backward reads them, what `linear` gives and the
+// statistics of the row word. forward_call's save_statistics asks for both.
+std::vector<Tensor> forward_with_linear(const forward_call&);
+
+struct linear_saved {
+  const std::optional<Tensor>& product;         // what `linear` gives
+  const std::optional<Tensor>& resumed_behind;  // instead of that, a kept value behind it
+};
+// The tensors of spec::plan_gradients(...).outputs. What `linear` reads is made again.
+std::vector<Tensor> backward_with_linear(const backward_call&, const linear_saved&);
+
+}  // namespace onepass::binding

@@ -1,0 +1,17 @@
+// Matrix products by the vendor's library, through torch.
+#pragma once
+
+#include <optional>
+
+#include "src/torch/tensor.h"
+
+namespace onepass::binding {
+
+// (..., columns) as (rows, columns).
+Tensor as_matrix(const Tensor&, std::int64_t columns);
+
+// a (rows, K) times b (K, columns), and a bias [columns] if given, of one dtype, where `rows` are those of `like`
+// (..., K): (..., columns), fresh. Autocast does not touch it.
+Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias = nullptr);
+
+}  // namespace onepass::binding

@@ -1,0 +1,337 @@
+"""Lines with `linear`: against PyTorch's chain and fp64, what is saved, and every argument's gradient."""
+
+import copy
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import onepass
+from helpers import DTYPES, LINEAR_LINES, NAMED_LINES, assert_equal, check_line, gradients, make_inputs, run, upstream
+from onepass import functional as F
+from onepass import nn
+
+# A structure outside the CPU's table.
+COMPILED = ("keep | linear | bias | keep | silu", "scale | keep | linear | gate(gelu) | keep")
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
+@pytest.mark.parametrize("line", LINEAR_LINES + COMPILED)
+def test_error_is_no_more_than_pytorchs(line, dtype, device):
+    check_line(line, make_inputs(line, (37, 200), dtype, device, out_features=24), slack=2.0)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (5, 1), (2, 3, 31), (64,), (3, 1, 2, 128)])
+@pytest.mark.parametrize("out_features", [1, 17, 64])
+def test_shapes(shape, out_features, device):
+    before = (
+        "rms_norm(1e-6) | scale" if shape[-1] > 1 else "bias | gelu"
+    )  # the norm of one number has hardly a gradient
+    line = f"{before} | linear | bias | silu"
+    check_line(line, make_inputs(line, shape, torch.float32, device, out_features=out_features), slack=2.0)
+
+
+@pytest.mark.parametrize("line", ["linear", "layer_norm(1e-5) | scale | bias | linear | bias | gelu"])
+@pytest.mark.parametrize("shape, out_features", [((0, 8), 5), ((4, 8), 0), ((2, 0, 8), 3)])
+def test_empty(line, shape, out_features, device):
+    inputs = make_inputs(line, shape, torch.float32, device, out_features=out_features)
+    (y,), _ = run(line, inputs)
+    assert y.shape == (*shape[:-1], out_features)
+    for grad, tensor in zip(gradients([y], inputs, upstream([y])), inputs.differentiable):
+        assert grad.shape == tensor.shape and not grad.any()
+
+
+def test_no_columns(device):
+    """A product of no terms is zero."""
+    inputs = make_inputs("linear | bias", (4, 0), torch.float32, device, out_features=5)
+    (y,), _ = run("linear | bias", inputs)
+    assert_equal(y, inputs.operands[1].expand(4, 5))
+
+
+@pytest.mark.parametrize("line", LINEAR_LINES[:8])
+def test_gradcheck(line, device):
+    inputs = make_inputs(line, (3, 5), torch.float64, device, seed=3, out_features=4)
+
+    def function(*tensors):
+        return onepass.fused(line, *tensors, generator=torch.Generator(device).manual_seed(5))
+
+    assert gradcheck(function, tuple(inputs.differentiable))
+
+
+@pytest.mark.parametrize("wanted", range(1, 32))
+def test_only_the_gradients_that_are_wanted(wanted, device):
+    line = "layer_norm(1e-5) | scale | bias | linear | bias"
+    inputs = make_inputs(line, (6, 33), torch.float32, device, out_features=9)
+    everything = gradients(run(line, inputs)[0], inputs, [torch.ones(6, 9, device=device)])
+    for i, tensor in enumerate(inputs.tensors):
+        tensor.requires_grad_(bool(wanted >> i & 1))
+    results, _ = run(line, inputs)
+    some = gradients(results, inputs, [torch.ones(6, 9, device=device)])
+    for ours, expected in zip(some, [g for i, g in enumerate(everything) if wanted >> i & 1], strict=True):
+        assert_equal(ours, expected)
+
+
+def test_one_result_of_several_has_a_gradient(device):
+    line = "keep | linear | bias | keep | silu"
+    for which in range(3):
+        inputs = make_inputs(line, (6, 33), torch.float32, device, out_features=9)
+        ours, _ = run(line, inputs)
+        theirs = onepass.Line(line).reference(inputs.x, *inputs.operands)
+        grad = torch.randn_like(ours[which])
+        for a, b in zip(gradients(ours[which], inputs, grad), gradients(theirs[which], inputs, grad)):
+            if a is None or b is None:
+                assert b is None and (a is None or not a.any())
+            else:
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "swapped", "expanded"])
+def test_layouts(layout, device):
+    line = "layer_norm(1e-5) | scale | bias | linear | bias | gelu"
+    inputs = make_inputs(line, (12, 40), torch.float32, device, out_features=16)
+    expected = run(line, inputs)[0][0]
+    x, w = inputs.x.detach(), inputs.operands[2].detach()
+    if layout == "rows":
+        x, w = torch.stack((x, x), 1)[:, 0], torch.stack((w, w), 1)[:, 1]
+    elif layout == "columns":
+        x, w = torch.stack((x, x), -1)[..., 0], torch.stack((w, w), -1)[..., 1]
+    elif layout == "swapped":
+        x, w = x.t().contiguous().t(), w.t().contiguous().t()
+    else:
+        x = x[:1].expand(12, 40)
+        expected = expected[:1].expand(12, 16)
+    x, w = x.requires_grad_(), w.requires_grad_()
+    operands = [*inputs.operands[:2], w, *inputs.operands[3:]]
+    y = onepass.fused(line, x, *operands)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    grad = torch.randn(16, device=device).expand(12, 16)
+    ours = torch.autograd.grad(y, (x, w, *inputs.operands[:2]), grad)
+    theirs = torch.autograd.grad(onepass.Line(line).reference(x, *operands), (x, w, *inputs.operands[:2]), grad)
+    for a, b in zip(ours, theirs):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_masks_differ_before_and_behind(device):
+    """One state, two dropouts: were they the same stream, x · I would keep all or nothing twice."""
+    x = torch.ones(64, 128, device=device)
+    eye = torch.eye(128, device=device)
+    y = onepass.fused("dropout(0.5) | linear | dropout(0.5)", x, eye)
+    assert 0.2 < (y != 0).float().mean() < 0.3
+
+
+@pytest.mark.parametrize("line", ["layer_norm(1e-5) | scale | bias | linear | bias | gelu", LINEAR_LINES[-1]])
+def test_the_same_bits_every_time(line, device):
+    inputs = make_inputs(line, (130, 300), torch.bfloat16, device, out_features=70)
+    first = None
+    for _ in range(3):
+        torch.manual_seed(4)
+        results, _ = run(line, inputs)
+        everything = [*results, *gradients(results, inputs, upstream(results))]
+        if first is not None:
+            for a, b in zip(everything, first):
+                assert_equal(a, b)
+        first = everything
+
+
+def saved_bytes(function):
+    """Of storages that autograd holds, once each."""
+    held = {}
+
+    def pack(t):
+        held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        function()
+    return sum(held.values())
+
+
+def test_the_normalised_row_is_never_held(device):
+    m, k, n = 256, 512, 384
+    line = "layer_norm(1e-5) | scale | bias | linear | bias"
+    inputs = make_inputs(line, (m, k), torch.float32, device, out_features=n)
+    ours = saved_bytes(lambda: onepass.fused(line, *inputs.tensors))
+    theirs = saved_bytes(lambda: onepass.Line(line).reference(*inputs.tensors))
+    assert ours == 4 * (m * k + n * k + 2 * k + 2 * m)
+    assert theirs >= ours + 4 * m * k
+
+
+def test_cost_is_what_is_saved(device):
+    m, k, n = 64, 128, 96
+    for line in ("linear | bias | gelu", "rms_norm(1e-6) | scale | linear"):
+        inputs = make_inputs(line, (m, k), torch.float32, device, out_features=n)
+        cost = onepass.Line(line).cost((m, k), out_features=n)
+        assert saved_bytes(lambda line=line, inputs=inputs: onepass.fused(line, *inputs.tensors)) == cost.saved_bytes
+
+
+class TestErrors:
+    def test_columns(self, device):
+        x, w = torch.randn(4, 8, device=device), torch.randn(3, 9, device=device)
+        with pytest.raises(RuntimeError, match=r"operand 0 \(W of 'linear'\) must have shape \[N, 8\].*got \[3, 9\]"):
+            onepass.fused("linear", x, w)
+
+    def test_dimensions(self, device):
+        x = torch.randn(4, 8, device=device)
+        with pytest.raises(RuntimeError, match=r"\[N, 8\]"):
+            onepass.fused("linear", x, torch.randn(8, device=device))
+        with pytest.raises(RuntimeError, match="at least 1 dimension"):
+            onepass.fused("linear", torch.tensor(1.0, device=device), torch.randn(1, 1, device=device))
+
+    def test_dtype(self, device):
+        x, w = torch.randn(4, 8, device=device), torch.randn(3, 8, device=device, dtype=torch.bfloat16)
+        with pytest.raises(RuntimeError, match="must have x's dtype torch.float32, got torch.bfloat16"):
+            onepass.fused("linear", x, w)
+
+    def test_the_operand_behind_is_counted_from_the_lines_start(self, device):
+        x, w, b = (torch.randn(*s, device=device) for s in ((4, 8), (3, 8), (5,)))
+        with pytest.raises(RuntimeError, match=r"operand 2 \(b of 'bias'\) must have shape \[3\]"):
+            onepass.fused("bias | linear | bias | gelu", x, x[0], w, b)
+
+    def test_number_of_operands(self, device):
+        with pytest.raises(TypeError, match="takes 2 operands"):
+            onepass.fused("linear | bias", torch.randn(4, 8, device=device), torch.randn(3, 8, device=device))
+
+    def test_second_derivative(self, device):
+        x, w = torch.randn(4, 8, device=device, requires_grad=True), torch.randn(3, 8, device=device)
+        (dx,) = torch.autograd.grad(onepass.fused("linear | tanh", x, w).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiated twice"):
+            dx.sum().backward()
+
+
+def test_under_autocast_nothing_is_cast(device):
+    x, w, b = (torch.randn(*s, device=device) for s in ((4, 8), (3, 8), (3,)))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = onepass.fused("linear | bias", x, w, b)
+    assert_equal(y, onepass.fused("linear | bias", x, w, b))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(dynamic, device):
+    line = "add | keep | layer_norm(1e-5) | scale | bias | linear | bias | gelu"
+    compiled = torch.compile(lambda *t: onepass.fused(line, *t), fullgraph=True, dynamic=dynamic)
+    for rows in (6, 7):
+        inputs = make_inputs(line, (rows, 64), torch.float32, device, out_features=24)
+        ours, expected = compiled(*inputs.tensors), onepass.fused(line, *inputs.tensors)
+        grads = upstream(expected)
+        for a, b in zip([*ours, *gradients(ours, inputs, grads)], [*expected, *gradients(expected, inputs, grads)]):
+            assert_equal(a, b)
+
+
+def test_opcheck(device):
+    line = "add | keep | layer_norm(1e-5) | scale | bias | linear | bias | gelu"
+    inputs = make_inputs(line, (5, 32), torch.float32, device, out_features=8)
+    tensors = [t.detach() for t in inputs.tensors]
+    torch.library.opcheck(torch.ops.onepass.linear_forward, (tensors[0], tensors[1:], line, None, True))
+    y, kept, product, statistics = torch.ops.onepass.linear_forward(tensors[0], tensors[1:], line, None, True)
+    grads = [torch.randn_like(y), torch.randn_like(kept)]
+    torch.library.opcheck(
+        torch.ops.onepass.linear_backward,
+        (grads, None, tensors[1:], kept, statistics, product, None, None, line, [1 + 0] * 5, 0b111111),
+    )
+
+
+def test_vmap_over_a_batch_is_a_batch(device):
+    x, w = torch.randn(3, 4, 8, device=device, requires_grad=True), torch.randn(5, 8, device=device)
+    grad = torch.func.grad(lambda t: onepass.fused("linear | tanh", t, w).sum())(x)
+    assert_equal(grad, torch.autograd.grad(onepass.fused("linear | tanh", x, w).sum(), x)[0])
+
+
+class TestFunctions:
+    """Each named function is its line."""
+
+    def tensors(self, device, *shapes):
+        return [torch.randn(*s, device=device) for s in shapes]
+
+    def test_linear(self, device):
+        x, w, b = self.tensors(device, (4, 8), (3, 8), (3,))
+        torch.testing.assert_close(F.linear(x, w), torch.nn.functional.linear(x, w))
+        torch.testing.assert_close(
+            F.linear(x, w, b, activation="gelu"), torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b))
+        )
+
+    def test_layer_norm_linear(self, device):
+        x, g, b, w, c = self.tensors(device, (4, 8), (8,), (8,), (3, 8), (3,))
+        normed = torch.nn.functional.layer_norm(x, (8,), g, b, 1e-3)
+        expected = torch.nn.functional.linear(torch.relu(normed), w, c)
+        torch.testing.assert_close(F.layer_norm_linear(x, g, b, w, c, 1e-3, norm_activation="relu"), expected)
+        without = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (8,), g), w)
+        torch.testing.assert_close(F.layer_norm_linear(x, g, None, w), without)
+
+    def test_rms_norm_linear(self, device):
+        x, g, w, c = self.tensors(device, (4, 8), (8,), (3, 8), (3,))
+        expected = torch.tanh(torch.nn.functional.linear(torch.nn.functional.rms_norm(x, (8,), g), w, c))
+        torch.testing.assert_close(F.rms_norm_linear(x, g, w, c, activation="tanh"), expected)
+
+    def test_gated_mlp(self, device):
+        x, gate, up, down = self.tensors(device, (4, 8), (16, 8), (16, 8), (8, 16))
+        f = torch.nn.functional
+        expected = f.linear(f.silu(f.linear(x, gate)) * f.linear(x, up), down)
+        torch.testing.assert_close(F.gated_mlp(x, gate, up, down), expected)
+
+    def test_layer_norm_mlp(self, device):
+        x, g, b, w, c, v, d = self.tensors(device, (4, 8), (8,), (8,), (16, 8), (16,), (8, 16), (8,))
+        f = torch.nn.functional
+        hidden = f.gelu(f.linear(f.layer_norm(x, (8,), g, b), w, c))
+        torch.testing.assert_close(F.layer_norm_mlp(x, g, b, w, c, v, d), f.linear(hidden, v, d))
+
+    def test_bad_activation(self):
+        x, w = self.tensors("cpu", (4, 8), (3, 8))
+        with pytest.raises(ValueError, match="linear.*activation"):
+            F.linear(x, w, activation="celu")
+
+
+class TestModules:
+    """State dicts load from the modules that they stand for, and training gives the same gradients."""
+
+    def check(self, ours, theirs, x):
+        ours.load_state_dict(theirs.state_dict())
+        a, b = ours(x), theirs(x)
+        torch.testing.assert_close(a, b)
+        grad = torch.randn_like(a)
+        a.backward(grad)
+        b.backward(grad)
+        for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5, msg=name)
+        assert copy.deepcopy(ours).state_dict().keys() == ours.state_dict().keys()
+
+    def test_linear_act(self, device):
+        linear = torch.nn.Linear(12, 7, device=device)
+        ours = nn.LinearAct(12, 7, device=device)
+        self.check(ours, linear, torch.randn(5, 12, device=device))
+        assert "activation='gelu'" in repr(nn.LinearAct(3, 4, activation="gelu"))
+
+    def test_norm_linear(self, device):
+        class Block(torch.nn.Module):
+            def __init__(self, norm):
+                super().__init__()
+                self.norm, self.linear = norm, torch.nn.Linear(12, 7)
+
+            def forward(self, x):
+                return torch.nn.functional.gelu(self.linear(self.norm(x)))
+
+        x = torch.randn(5, 12, device=device)
+        ours = nn.LayerNormLinear(12, 7, activation="gelu").to(device)
+        self.check(ours, Block(torch.nn.LayerNorm(12)).to(device), x)
+        ours = nn.RMSNormLinear(12, 7, activation="gelu").to(device)
+        self.check(ours, Block(torch.nn.RMSNorm(12)).to(device), x)
+
+    def test_mlps(self, device):
+        transformers = pytest.importorskip("transformers")
+        config = transformers.LlamaConfig(hidden_size=16, intermediate_size=40)
+        theirs = transformers.models.llama.modeling_llama.LlamaMLP(config).to(device)
+        self.check(nn.GatedMLP(16, 40).to(device), theirs, torch.randn(5, 16, device=device))
+
+        class Block(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.up, self.down = torch.nn.LayerNorm(16), torch.nn.Linear(16, 40), torch.nn.Linear(40, 16)
+
+            def forward(self, x):
+                return self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+        self.check(nn.LayerNormMLP(16, 40).to(device), Block().to(device), torch.randn(5, 16, device=device))
+
+
+def test_lines_without_linear_are_as_they_were():
+    for line in NAMED_LINES:
+        assert onepass.Line(line).weight is None

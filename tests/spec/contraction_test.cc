@@ -1,0 +1,110 @@
+#include "src/spec/contraction.h"
+
+#include <gtest/gtest.h>
+
+namespace onepass::spec {
+namespace {
+
+contraction split(const char* text) { return contraction(parse(text)); }
+
+std::vector<operand_facts> facts(const char* text, dtype type = dtype::f32) {
+  return std::vector<operand_facts>(static_cast<std::size_t>(parse(text).operands), operand_facts{type, false});
+}
+
+TEST(Contraction, IsTwoLines) {
+  const contraction c = split("dropout(0.1) | add | layer_norm(1e-3) | scale | linear | bias | dropout(0.2) | keep");
+  EXPECT_EQ(c.before.text, "dropout(0.1) | add | layer_norm(1e-3) | scale");
+  EXPECT_EQ(c.behind.text, "bias | dropout(0.2) | keep");
+  EXPECT_EQ(c.weight, 2);
+  EXPECT_EQ(c.before.row, 2);
+  EXPECT_EQ(c.behind.row, -1);
+  EXPECT_EQ(c.behind.words[0].operand, 0);
+  EXPECT_EQ(c.behind.first_operand, 3);
+  EXPECT_EQ(c.behind.words[1].ordinal, 1) << "two dropouts of one call draw from two streams";
+  EXPECT_EQ(c.behind.words[2].ordinal, 0) << "keeps are counted from 0 again";
+  EXPECT_EQ(c.behind.parameters, std::vector<double>{0.2});
+}
+
+TEST(Contraction, KernelsOfCountedDropoutsAreTheirOwn) {
+  EXPECT_NE(structure(split("dropout(0.1) | linear | dropout(0.1)").behind, 0), structure(parse("dropout(0.1)"), 0));
+  EXPECT_EQ(structure(split("linear | dropout(0.1)").behind, 0), structure(parse("dropout(0.1)"), 0));
+}
+
+TEST(Contraction, BothSidesMayBeEmpty) {
+  const contraction c = split("linear");
+  EXPECT_TRUE(c.before.words.empty());
+  EXPECT_TRUE(c.behind.words.empty());
+  const reads r = backward_reads(c);
+  EXPECT_TRUE(r.x);
+  EXPECT_FALSE(r.product);
+  EXPECT_EQ(r.operands, std::vector<bool>{true});
+}
+
+TEST(Contraction, StartsAgainAtTheKeep) {
+  const contraction c = split("add | keep | rms_norm | scale | linear");
+  EXPECT_EQ(c.again.text, "rms_norm | scale");
+  const reads r = backward_reads(c);
+  EXPECT_FALSE(r.x);
+  EXPECT_EQ(r.kept, 0);
+  EXPECT_TRUE(r.statistics);
+  EXPECT_EQ(r.operands, (std::vector<bool>{false, true, true}));
+}
+
+TEST(Contraction, ReadsTheProductWhereAnActivationFollows) {
+  EXPECT_TRUE(backward_reads(split("linear | bias | gelu")).product);
+  EXPECT_FALSE(backward_reads(split("linear | bias")).product);
+  EXPECT_FALSE(backward_reads(split("linear | bias | add")).product);
+  const reads resumed = backward_reads(split("keep | linear | bias | keep | gelu"));
+  EXPECT_FALSE(resumed.product);
+  EXPECT_EQ(resumed.kept_behind, 1);
+}
+
+TEST(Contraction, GradientsOfEveryOperand) {
+  const char* text = "layer_norm | scale | bias | linear | bias | gelu";
+  const contraction_gradients plan = plan_gradients(split(text), dtype::f32, facts(text), 0b11111);
+  EXPECT_EQ(plan.all.inputs, (std::vector<int>{0, 1, 2, 3, 4}));
+  ASSERT_EQ(plan.all.outputs.size(), 5U);
+  EXPECT_EQ(plan.all.outputs[3].input, 3);
+  EXPECT_FALSE(plan.all.outputs[3].column);
+  EXPECT_TRUE(plan.all.outputs[4].column);
+  EXPECT_EQ(plan.wants_behind, 0b11U);
+  EXPECT_EQ(plan.wants_before, 0b111U);
+}
+
+TEST(Contraction, OnlyWhatIsWanted) {
+  const char* text = "layer_norm | scale | linear | bias | gelu";
+  const contraction_gradients bias = plan_gradients(split(text), dtype::f32, facts(text), 0b1000);
+  EXPECT_FALSE(bias.wants_input || bias.wants_weight);
+  EXPECT_EQ(bias.wants_behind, 0b10U);
+  EXPECT_EQ(bias.all.inputs, (std::vector<int>{kUnwanted, kUnwanted, kUnwanted, 0}));
+  const contraction_gradients weight = plan_gradients(split(text), dtype::f32, facts(text), 0b0100);
+  EXPECT_TRUE(weight.wants_weight);
+  EXPECT_FALSE(weight.wants_input);
+  EXPECT_EQ(weight.wants_behind, 0b1U);
+  EXPECT_EQ(weight.all.outputs.size(), 1U);
+}
+
+TEST(Contraction, AResidualBehindSharesTheUpstreamGradient) {
+  const char* text = "linear | add";
+  const contraction_gradients plan = plan_gradients(split(text), dtype::f32, facts(text), 0b111);
+  EXPECT_EQ(plan.all.inputs, (std::vector<int>{0, 1, kUpstream}));
+  EXPECT_TRUE(plan.gives_input);
+}
+
+TEST(Contraction, AResidualBeforeAnActivationSharesTheProductsGradient) {
+  const char* text = "linear | add | gelu";
+  const contraction_gradients plan = plan_gradients(split(text), dtype::f32, facts(text), 0b111);
+  EXPECT_EQ(plan.all.inputs, (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(plan.kept_outputs, std::vector<int>{plan.behind.inputs[0]});
+}
+
+TEST(Contraction, ABiasBeforePassesTheGradientOn) {
+  const char* text = "bias | linear";
+  const contraction_gradients plan = plan_gradients(split(text), dtype::f32, facts(text), 0b111);
+  EXPECT_TRUE(plan.gives_input);
+  EXPECT_EQ(plan.all.inputs, (std::vector<int>{0, 1, 2}));
+  EXPECT_TRUE(plan.all.outputs[1].column);
+}
+
+}  // namespace
+}  // namespace onepass::spec
