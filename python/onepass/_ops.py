@@ -45,11 +45,15 @@ def _(x, operands, line, dropout_state, save_statistics):
 @torch.library.register_fake("onepass::linear_forward", lib=library)
 def _(x, operands, line, dropout_state, save):
     facts = _native.describe(line)
-    behind = (*x.shape[:-1], operands[facts["weight"]].shape[0])
+    weight = operands[facts["weight"]]
+
+    def behind():
+        return weight.new_empty((*x.shape[:-1], weight.shape[0]))
+
     before = facts["keeps_before"]
-    results = [x.new_empty(x.shape if 0 < i <= before else behind) for i in range(1 + facts["keeps"])]
+    results = [x.new_empty(x.shape) if 0 < i <= before else behind() for i in range(1 + facts["keeps"])]
     if save and facts["reads_product"]:
-        results.append(x.new_empty(behind))
+        results.append(behind())
     if save and facts["reads_statistics"]:
         results.append(_statistics(x, line))
     return results
@@ -86,7 +90,8 @@ def _(gradients, x, operands, resumed, statistics, product, resumed_behind, drop
         columns = weight.shape[0 if index > facts["weight"] else 1]
         return (columns,) if output["column"] else (*dy.shape[:-1], columns)
 
-    plan = _native.gradients(line, _native.DTYPES[dy.dtype], tuple(operand_types), wanted)
+    begins = x if resumed is None else resumed
+    plan = _native.gradients(line, _native.DTYPES[begins.dtype], tuple(operand_types), wanted)
     return [dy.new_empty(like(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
 
 

@@ -56,7 +56,7 @@ def save(ctx, inputs, output):
     x, line, state, *operands = inputs
     ctx.line = line
     ctx.set_materialize_grads(False)
-    ctx.shapes = [r.shape for r in output[: 1 + line.keeps]]
+    ctx.results = [(r.shape, r.dtype) for r in output[: 1 + line.keeps]]
     ctx.like = (x.dtype, x.device)
     types = [_native.DTYPES[o.dtype] for o in operands]
     shapes = [output[0].shape if line.is_behind(i) else x.shape for i in line.tensor_operands]
@@ -84,8 +84,8 @@ def gradients(ctx, upstream):
     x, resumed, statistics, product, resumed_behind, state, *operands = ctx.saved_tensors
     dtype, device = ctx.like
     given = [
-        torch.zeros((), dtype=dtype, device=device).expand(shape) if g is None else g
-        for g, shape in zip(upstream, ctx.shapes)
+        torch.zeros((), dtype=of, device=device).expand(shape) if g is None else g
+        for g, (shape, of) in zip(upstream, ctx.results)
     ]
     sources, wanted, writes = plan(line.text, dtype, ctx.operand_types, ctx.needs_input_grad)
     written = ()

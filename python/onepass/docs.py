@@ -51,7 +51,7 @@ Operands follow `x` in the order in which their words stand. `bias | add | keep 
 | column | [N], one number for each column |
 | tensor | x's shape, or what broadcasts to it |
 | mask | x's shape, or what broadcasts to it; bool (True takes part) or floating point (added) |
-| matrix | [N', N], of x's dtype; behind `linear` rows have N' numbers, and so have the operands |
+| matrix | [N', N]; behind `linear` rows have N' numbers of its dtype, and so have the operands |
 
 Every operand but a bool mask has a gradient, in its own shape and dtype, computed only where it is needed.
 
@@ -69,9 +69,10 @@ behind it on the way out; neither costs another pass over memory. The affine par
 
 ## linear
 
-What stands before `linear` makes the input of a matrix product, which is rounded to x's dtype as a stored tensor is;
-what stands behind it goes on with the product, rounded likewise. Each side is one kernel, the product is that of
-PyTorch's libraries, with a bias that follows it and ends the line; `torch.set_float32_matmul_precision` holds for it.
+What stands before `linear` makes the input of a matrix product, which is rounded to x's dtype and to the matrix's; what
+stands behind it goes on with the product, rounded likewise. Under autocast the matrix is cast to its dtype first, as
+that of `torch.nn.functional.linear` is. Each side is one kernel, the product is that of PyTorch's libraries, with a
+bias that follows it and ends the line; `torch.set_float32_matmul_precision` holds for it.
 The input of the product is not saved for backward but made again, from x or the last `keep` that the row word follows;
 the product itself is saved only where a word behind it needs it. A result is the same from run to run, but unlike other
 lines' a row's may depend on how many rows there are, since the libraries choose another kernel for another size.

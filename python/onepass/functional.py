@@ -4,8 +4,9 @@ They hold for all of them:
 
 * Tensors are float64, float32, bfloat16 or float16, in any layout, on the CPU or a CUDA device. Parameters and other
   operands may have another dtype than `x` (bfloat16 activations with float32 weights, say).
-* The result has the dtype and shape of `x`, under autocast too: nothing is cast behind the caller's back. Arithmetic is
-  float32 (float64 where `x` is), with one rounding when a tensor is stored.
+* The result has the dtype and shape of `x`, under autocast too: nothing is cast behind the caller's back. (A function
+  with a matrix gives that matrix's dtype, and autocast casts the matrix, as in `torch.nn.functional.linear`.)
+  Arithmetic is float32 (float64 where `x` is), with one rounding when a tensor is stored.
 * Saved for backward are the inputs (`softmax`: the result) and at most two numbers a row; never an activation, a
   normalised row or a mask.
   Gradients have their tensor's dtype and shape, and only those that are needed are computed.
@@ -313,12 +314,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
 
     Args:
         x: (..., K).
-        weight: (N, K), of x's dtype.
+        weight: (N, K).
         bias: (N,) or None.
         activation: a word such as "gelu", or None.
 
     Returns:
-        (..., N), x's dtype.
+        (..., N), weight's dtype.
 
     Saved for backward: x and weight, and where there is an activation bias and x · weightᵀ.
     Line: `linear | bias | <activation>`.
@@ -342,14 +343,14 @@ def layer_norm_linear(
     Args:
         x: (..., K).
         ln_weight, ln_bias: (K,); ln_bias may be None.
-        weight: (N, K), of x's dtype.
+        weight: (N, K).
         bias: (N,) or None.
         eps: added to the variance.
         norm_activation: applied to the normalised and scaled value, before the product.
         activation: applied to the result.
 
     Returns:
-        (..., N), x's dtype.
+        (..., N), weight's dtype.
 
     Saved for backward: x, the parameters and two numbers a row, never the normalised value, which is computed again;
     with an activation x · weightᵀ too.
@@ -374,14 +375,14 @@ def rms_norm_linear(
     Args:
         x: (..., K).
         norm_weight: (K,).
-        weight: (N, K), of x's dtype.
+        weight: (N, K).
         bias: (N,) or None.
         eps: added to the mean square; None is the machine epsilon, as in `torch.nn.functional.rms_norm`.
         norm_activation: applied to the normalised and scaled value, before the product.
         activation: applied to the result.
 
     Returns:
-        (..., N), x's dtype.
+        (..., N), weight's dtype.
 
     Saved for backward: as in `layer_norm_linear`, with one number a row.
     Line: `rms_norm(eps) | scale | <norm_activation> | linear | bias | <activation>`.
@@ -407,13 +408,13 @@ def layer_norm_mlp(
     Args:
         x: (..., K).
         ln_weight, ln_bias: (K,); ln_bias may be None.
-        up_weight, up_bias: (F, K), of x's dtype, and (F,) or None.
-        down_weight, down_bias: (N, F), of x's dtype, and (N,) or None.
+        up_weight, up_bias: (F, K), and (F,) or None.
+        down_weight, down_bias: (N, F), and (N,) or None.
         eps: added to the variance.
         activation: the word between the two products.
 
     Returns:
-        (..., N), x's dtype.
+        (..., N), weight's dtype.
 
     Saved for backward: x, the parameters, two numbers a row and the first product; neither the normalised value nor
     the activation, which are computed again.
@@ -432,12 +433,12 @@ def gated_mlp(
 
     Args:
         x: (..., K).
-        gate_weight, up_weight: (F, K), of x's dtype.
-        down_weight: (N, F), of x's dtype.
+        gate_weight, up_weight: (F, K).
+        down_weight: (N, F).
         activation: the word applied to the gate.
 
     Returns:
-        (..., N), x's dtype.
+        (..., N), weight's dtype.
 
     Saved for backward: x, the weights and the two products, of which the gated value is computed again.
     Lines: `linear` twice, then `gate(<activation>) | linear`.

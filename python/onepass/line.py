@@ -14,6 +14,7 @@ from onepass.autograd import Apply, Transformable, differentiable
 __all__ = ["Line", "LineError", "Word", "Cost", "Traffic", "fused", "words"]
 
 
+_CAST = (torch.float32, torch.bfloat16, torch.float16)  # by autocast
 _transforms_are_active = torch._C._are_functorch_transforms_active
 
 
@@ -112,6 +113,8 @@ class Line:
             if self.has_dropout and not training:
                 return fused(self._without_dropout, x, *operands) if self._without_dropout else x
             state = self._draw(x, generator) if self.has_dropout else None
+            if self.weight is not None:
+                operands = self._under_autocast(x.device.type, operands)
             if x.is_cpu and not self._runs_on_cpu(operands):
                 self._check_shapes(x, operands)
                 return self.reference(x, *operands, dropout_state=state)
@@ -142,6 +145,8 @@ class Line:
         """
         from onepass.reference import compose
 
+        if self.weight is not None:
+            operands = self._under_autocast(x.device.type, operands)
         results = compose(self.words, x, operands, dropout_state=dropout_state, training=training)
         return results[0] if self.keeps == 0 else results
 
@@ -189,15 +194,23 @@ class Line:
             if word.operand == "tensor":
                 fits = torch.broadcast_shapes(shape, o.shape) == shape
             elif word.operand == "matrix":
-                fits = o.dim() == 2 and o.shape[1] == shape[-1] and o.dtype == x.dtype
+                fits = o.dim() == 2 and o.shape[1] == shape[-1]
             else:
                 fits = o.shape == shape[-1:]
             if not fits:
-                wanted = f"[N, {shape[-1]}] and x's dtype" if word.operand == "matrix" else f"[{shape[-1]}]"
+                wanted = f"[N, {shape[-1]}]" if word.operand == "matrix" else f"[{shape[-1]}]"
                 expected = "x's shape, or broadcast to it" if word.operand == "tensor" else f"shape {wanted}"
                 raise RuntimeError(f"onepass: operand {i} must have {expected}, got {list(o.shape)}")
             if word.operand == "matrix":
                 shape = torch.Size((*shape[:-1], o.shape[0]))
+
+    def _under_autocast(self, device_type, operands):
+        """The matrix in autocast's dtype, as torch.nn.functional.linear would have it."""
+        matrix = operands[self.weight]
+        if not torch.is_autocast_enabled(device_type) or matrix.dtype not in _CAST:
+            return operands
+        dtype = torch.get_autocast_dtype(device_type)
+        return (*operands[: self.weight], matrix.to(dtype), *operands[self.weight + 1 :])
 
     def _draw(self, x, generator):
         if torch.compiler.is_compiling() and generator is None:
@@ -264,14 +277,14 @@ def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = 
         x: tensor of shape (..., N), float32, float64, bfloat16 or float16.
         operands: one for each word that takes one, in the order in which the words stand. Columns have shape [N];
             tensors have x's shape or broadcast to it. Their dtypes may differ from x's. `linear` takes a matrix
-            [N', N] of x's dtype; behind it rows have N' numbers.
+            [N', N] (under autocast it is cast); behind it rows have N' numbers of the matrix's dtype.
         training: ``False`` leaves dropout out.
         generator: for dropout, a ``torch.Generator`` of x's device; PyTorch's default one otherwise.
 
     Returns:
-        The result, of x's shape (behind `linear` (..., N')) and dtype and contiguous; a tuple (result, kept values...)
-        where ``keep`` stands in the line. Arithmetic is float32 (float64 for float64 x), with one rounding at the
-        store.
+        The result, of x's shape and dtype (behind `linear` (..., N') and its matrix's) and contiguous; a tuple
+        (result, kept values...) where ``keep`` stands in the line. Arithmetic is float32 (float64 for float64 x), with
+        one rounding at the store.
 
     Raises:
         LineError: (a ValueError) for a line that cannot be read.

@@ -104,13 +104,14 @@ def compose(
             that computes in a wider dtype passes the original one.
 
     Returns:
-        The result, then the values of each `keep` in order, all of x's dtype. In between, types promote as PyTorch's
-        operators promote them; a kept value, and what `linear` takes, is rounded to x's dtype before the line goes on.
+        The result, then the values of each `keep` in order, all of x's dtype, behind `linear` of its matrix's. In
+        between, types promote as PyTorch's operators promote them; a kept value is rounded to x's dtype before the line
+        goes on, and what `linear` takes to its matrix's.
     """
     pending = iter(operands)
     kept: list[Tensor] = []
     dropouts = 0
-    value = x
+    value, dtype = x, x.dtype
     for word in words:
         function = WORDS[word.name]
         number = None if word.parameter is None or math.isnan(word.parameter) else word.parameter
@@ -123,14 +124,14 @@ def compose(
             dropouts += 1
             continue
         if word.kind == "keep":
-            value = value.to(x.dtype)
+            value = value.to(dtype)
             kept.append(value)
             continue
+        taken = [] if word.operand == "none" else [next(pending)]
         if word.kind == "contraction":
-            value = value.to(x.dtype)
-        arguments: list[Any] = [value]
-        if word.operand != "none":
-            arguments.append(next(pending))
+            dtype = taken[0].dtype
+            value = value.to(dtype)
+        arguments: list[Any] = [value, *taken]
         if word.kind == "gate":
             activation = ACTIVATIONS[word.activation]
             arguments.append(activation if number is None else lambda v, f=activation, a=number: f(v, a))
@@ -139,7 +140,7 @@ def compose(
         elif number is not None:
             arguments.append(number)
         value = function(*arguments)
-    return (value.to(x.dtype), *kept)
+    return (value.to(dtype), *kept)
 
 
 def machine_epsilon(dtype: torch.dtype) -> float:

@@ -49,7 +49,7 @@ contraction_gradients plan_gradients(const contraction& of, dtype x, const std::
   plan.wants_weight = (wanted >> (of.weight + 1) & 1) != 0;
   plan.wants_behind = (wanted >> (of.weight + 2) << 1) | std::uint64_t{plan.wants_input || plan.wants_weight};
   plan.before = plan_gradients(of.before, x, facts_before, plan.wants_before);
-  plan.behind = plan_gradients(of.behind, x, facts_behind, plan.wants_behind);
+  plan.behind = plan_gradients(of.behind, operands[weight].type, facts_behind, plan.wants_behind);
 
   gradients& all = plan.all;
   const auto& sources = plan.before.inputs;

@@ -24,6 +24,7 @@ struct contraction_gradients {
   bool gives_input = false;       // the whole line's first output is that gradient
   std::vector<int> kept_outputs;  // of `behind`'s outputs those that the whole line gives
 };
+// From `linear` on, dtypes are those of its operand.
 contraction_gradients plan_gradients(const contraction&, dtype x, const std::vector<operand_facts>&,
                                      std::uint64_t wanted);
 

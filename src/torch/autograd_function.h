@@ -41,6 +41,15 @@ inline int dtype_of(const Tensor& t) {
   }
 }
 
+inline at::ScalarType scalar_type_of(std::int64_t type) {
+  switch (static_cast<dtype>(type)) {
+    case dtype::f64: return at::kDouble;
+    case dtype::bf16: return at::kBFloat16;
+    case dtype::f16: return at::kHalf;
+    default: return at::kFloat;
+  }
+}
+
 // The operators below autograd: src/torch/ops.cc defines them.
 template <class Signature>
 auto operation(const char* name) {
@@ -212,11 +221,14 @@ struct Fused : torch::autograd::Function<Fused> {
     for (std::size_t i = 0; i < given.size(); ++i) {
       if (given[i].defined()) continue;
       std::vector<std::int64_t> sizes = some->sizes().vec();
+      at::TensorOptions options = some->options();
       if (facts.weight >= 0) {
+        const Tensor& weight = all[saved_tensors::kOperands + static_cast<std::size_t>(facts.weight)];
         const bool before = i > 0 && static_cast<int>(i) <= facts.keeps_before;
-        sizes.back() = all[saved_tensors::kOperands + static_cast<std::size_t>(facts.weight)].size(before ? 1 : 0);
+        sizes.back() = weight.size(before ? 1 : 0);
+        options = options.dtype(before ? scalar_type_of(types[0]) : weight.scalar_type());
       }
-      given[i] = at::zeros({}, some->options()).expand(sizes);
+      given[i] = at::zeros({}, options).expand(sizes);
     }
     std::int64_t wanted = 0;
     for (std::size_t i = 0; i < types.size(); ++i) wanted |= std::int64_t{ctx.needs_input_grad(i)} << i;

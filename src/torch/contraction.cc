@@ -23,8 +23,8 @@ void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weig
   const std::int64_t columns = x.size(x.dim() - 1);
   ONEPASS_CHECK(weight.dim() == 2 && weight.size(1) == columns, "onepass: ", name(), " must have shape [N, ", columns,
                 "] for x of shape ", shape_text(x), ", got ", shape_text(weight));
-  ONEPASS_CHECK(dtype_of(weight) == dtype_of(x), "onepass: ", name(), " must have x's dtype ", dtype_text(x), ", got ",
-                dtype_text(weight));
+  ONEPASS_CHECK(dtype_of(weight) != dtype::none && dtype_of(weight) != dtype::boolean, "onepass: ", name(),
+                " must be a floating point tensor, got ", dtype_text(weight));
   ONEPASS_CHECK(device_of(weight) == device_of(x),
                 "onepass: expected all tensors to be on the same device, but x is on ", device_of(x).text(), " and ",
                 name(), " is on ", device_of(weight).text());
@@ -34,8 +34,7 @@ void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weig
 bool adds_bias_only(const spec::line& behind, const std::vector<Tensor>& operands, const Tensor& weight) {
   if (behind.words.size() != 1 || std::string_view(behind.words[0].about->name) != "bias") return false;
   const Tensor& bias = operands.back();
-  return bias.dim() == 1 && bias.size(0) == weight.size(0) && dtype_of(bias) == dtype_of(weight) &&
-         device_of(bias) == device_of(weight);
+  return bias.dim() == 1 && bias.size(0) == weight.size(0) && device_of(bias) == device_of(weight);
 }
 
 }  // namespace
@@ -57,8 +56,10 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
     kept.assign(before.begin() + 1, before.end());
   }
   const bool adds_bias = adds_bias_only(c.behind.line, call.operands, w);
-  const Tensor product = matrix_product(as_matrix(input, w.size(1)), torch::stable::transpose(w, 0, 1), call.x,
-                                        adds_bias ? &call.operands.back() : nullptr);
+  const optional_tensor bias = adds_bias ? in_dtype(call.operands.back(), dtype_of(w)) : optional_tensor();
+  const Tensor product = matrix_product(as_matrix(in_dtype(input, dtype_of(w)), w.size(1)),
+                                        torch::stable::transpose(w, 0, 1), call.x,
+                                        bias ? &*bias : nullptr);
   std::vector<Tensor> results{product};
   if (!c.behind.line.words.empty() && !adds_bias)
     results = forward({product, part_of(call.operands, weight + 1, operands), c.behind, call.dropout_state, false});
@@ -78,7 +79,10 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
                 "onepass: backward of \"", line.text, "\" takes ", 1 + line.keeps, " gradients and ", line.operands,
                 " operands");
   const Tensor& dy = call.gradients[0];
-  const dtype type = dtype_of(dy);
+  const optional_tensor& from = c.before.reads.kept >= 0 ? call.resumed : call.x;  // where the line begins again
+  ONEPASS_CHECK(from.has_value(), "onepass: backward of \"", line.text, "\" reads ",
+                c.before.reads.kept >= 0 ? "a kept value" : "x");
+  const dtype type = dtype_of(*from);
   const spec::contraction_gradients plan =
       spec::plan_gradients(c.parts, type, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
                            static_cast<std::uint64_t>(call.wanted));
@@ -110,9 +114,6 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
 
   optional_tensor input;  // of `linear`, made again
   if (plan.wants_weight || from_result) {
-    const optional_tensor& from = c.before.reads.kept >= 0 ? call.resumed : call.x;
-    ONEPASS_CHECK(from.has_value(), "onepass: backward of \"", line.text, "\" reads ",
-                  c.before.reads.kept >= 0 ? "a kept value" : "x");
     if (c.again.line.words.empty()) {
       input = from;
     } else {
@@ -126,7 +127,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
     }
   }
   if (plan.wants_input) {
-    const Tensor input_gradient = matrix_product(rows_gradient, *w, dy);
+    const Tensor input_gradient = in_dtype(matrix_product(rows_gradient, *w, dy), type);
     if (plan.gives_input) results.push_back(input_gradient);
     if (!plan.before.outputs.empty()) {
       std::vector<Tensor> given = part_of(call.gradients, 1, 1 + keeps_before);
@@ -139,7 +140,8 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
     }
   }
   if (plan.wants_weight) {
-    results.push_back(matrix_product(torch::stable::transpose(rows_gradient, 0, 1), as_matrix(*input, w->size(1)), *w));
+    const Tensor of_product = as_matrix(in_dtype(*input, dtype_of(*w)), w->size(1));
+    results.push_back(matrix_product(torch::stable::transpose(rows_gradient, 0, 1), of_product, *w));
   }
   kept_behind(results);
   return results;

@@ -145,6 +145,17 @@ Tensor empty_like(const spec::shape& shape, dtype type, const device& on) {
   return empty(shape.sizes, shape.dim, type, on);
 }
 
+Tensor in_dtype(const Tensor& t, dtype type) {
+  using torch::headeronly::ScalarType;
+  if (dtype_of(t) == type) return t;
+  switch (type) {
+    case dtype::f64: return torch::stable::to(t, ScalarType::Double);
+    case dtype::bf16: return torch::stable::to(t, ScalarType::BFloat16);
+    case dtype::f16: return torch::stable::to(t, ScalarType::Half);
+    default: return torch::stable::to(t, ScalarType::Float);
+  }
+}
+
 Tensor expanded_copy(const Tensor& t, const spec::shape& shape) {
   StableIValue stack[3] = {torch::stable::detail::from(t),
                            torch::stable::detail::from(torch::headeronly::IntHeaderOnlyArrayRef(

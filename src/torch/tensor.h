@@ -35,6 +35,9 @@ device device_of(const Tensor&);
 Tensor empty(const std::int64_t* sizes, int dim, dtype, const device&);
 Tensor empty_like(const spec::shape&, dtype, const device&);
 
+// The same numbers in another dtype; the tensor itself where it has it.
+Tensor in_dtype(const Tensor&, dtype);
+
 // The tensor broadcast to the shape and made contiguous.
 Tensor expanded_copy(const Tensor&, const spec::shape&);
 

@@ -7,7 +7,18 @@ import torch
 from torch.autograd import gradcheck
 
 import onepass
-from helpers import DTYPES, LINEAR_LINES, NAMED_LINES, assert_equal, check_line, gradients, make_inputs, run, upstream
+from helpers import (
+    DTYPES,
+    LINEAR_LINES,
+    NAMED_LINES,
+    assert_equal,
+    check_error,
+    check_line,
+    gradients,
+    make_inputs,
+    run,
+    upstream,
+)
 from onepass import functional as F
 from onepass import nn
 
@@ -178,8 +189,8 @@ class TestErrors:
             onepass.fused("linear", torch.tensor(1.0, device=device), torch.randn(1, 1, device=device))
 
     def test_dtype(self, device):
-        x, w = torch.randn(4, 8, device=device), torch.randn(3, 8, device=device, dtype=torch.bfloat16)
-        with pytest.raises(RuntimeError, match="must have x's dtype torch.float32, got torch.bfloat16"):
+        x, w = torch.randn(4, 8, device=device), torch.ones(3, 8, device=device, dtype=torch.int32)
+        with pytest.raises(RuntimeError, match="must be a floating point tensor, got torch.int32"):
             onepass.fused("linear", x, w)
 
     def test_the_operand_behind_is_counted_from_the_lines_start(self, device):
@@ -198,11 +209,37 @@ class TestErrors:
             dx.sum().backward()
 
 
-def test_under_autocast_nothing_is_cast(device):
-    x, w, b = (torch.randn(*s, device=device) for s in ((4, 8), (3, 8), (3,)))
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("line", ["linear | bias", "layer_norm(1e-5) | scale | bias | linear | bias | gelu", "linear"])
+def test_under_autocast_the_product_is_in_its_dtype(line, x_dtype, device):
+    """As torch.nn.functional.linear: float32 parameters, of x as it is."""
+    inputs = make_inputs(line, (37, 200), x_dtype, device, parameter_dtype=torch.float32)
+    inputs.operands = [t.detach().float().requires_grad_() for t in inputs.operands]
     with torch.autocast(device, dtype=torch.bfloat16):
-        y = onepass.fused("linear | bias", x, w, b)
-    assert_equal(y, onepass.fused("linear | bias", x, w, b))
+        (y,), _ = run(line, inputs)
+        chain = onepass.Line(line).reference(*inputs.tensors)
+    assert y.dtype == chain.dtype == torch.bfloat16
+    exact_inputs = inputs.to(torch.float64)
+    exact = onepass.Line(line).reference(*exact_inputs.tensors)
+    check_error(y, chain, exact, line)
+    grad = torch.randn_like(y)
+    ours, theirs = gradients([y], inputs, [grad]), gradients([chain], inputs, [grad])
+    for a, b, e, tensor in zip(ours, theirs, gradients([exact], exact_inputs, [grad.double()]), inputs.tensors):
+        assert a.dtype == tensor.dtype
+        check_error(a, b, e, line, precision=torch.bfloat16)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_matrix_of_another_dtype(which, device):
+    """From there on everything has its dtype; what stood before keeps its own."""
+    line = "keep | linear | bias | silu"
+    inputs = make_inputs(line, (6, 33), torch.float32, device, out_features=9)
+    inputs.operands[0] = inputs.operands[0].detach().bfloat16().requires_grad_()
+    results, _ = run(line, inputs)
+    assert [r.dtype for r in results] == [torch.bfloat16, torch.float32]
+    grads = gradients([results[which]], inputs, [torch.randn_like(results[which])])
+    for grad, tensor in zip(grads, inputs.tensors):
+        assert grad is None or (grad.dtype == tensor.dtype and grad.shape == tensor.shape)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
