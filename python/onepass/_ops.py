@@ -79,7 +79,7 @@ def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_
 
 
 @torch.library.register_fake("onepass::linear_backward", lib=library)
-def _(gradients, x, operands, resumed, statistics, product, resumed_behind, dropout_state, line, operand_types, wanted):
+def _(gradients, x, operands, resumed, statistics, product, resumed_behind, dropout_state, line, types, wanted):
     facts = _native.describe(line)
     dy, weight = gradients[0], operands[facts["weight"]]
 
@@ -90,8 +90,7 @@ def _(gradients, x, operands, resumed, statistics, product, resumed_behind, drop
         columns = weight.shape[0 if index > facts["weight"] else 1]
         return (columns,) if output["column"] else (*dy.shape[:-1], columns)
 
-    begins = x if resumed is None else resumed
-    plan = _native.gradients(line, _native.DTYPES[begins.dtype], tuple(operand_types), wanted)
+    plan = _native.gradients(line, types[0], tuple(types[1:]), wanted)
     return [dy.new_empty(like(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
 
 

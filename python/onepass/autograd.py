@@ -67,14 +67,18 @@ def save(ctx, inputs, output):
         types[i] += _native.BROADCAST
     ctx.operand_types = tuple(types)
     ctx.mark_non_differentiable(*output[1 + line.keeps :])
+    for_weight = line.weight is not None and ctx.needs_input_grad[3 + line.weight]
     ctx.save_for_backward(
-        x if line.reads_x else None,
+        x if line.reads_x and (for_weight or not line.x_for_weight) else None,
         None if line.resumes_from is None else output[line.resumes_from],
         output[-1] if line.reads_statistics else None,
         output[1 + line.keeps] if line.reads_product else None,
         None if line.resumes_behind is None else output[line.resumes_behind],
         state,
-        *[o if read else None for o, read in zip(operands, line.reads_operands)],
+        *[
+            o if read and (for_weight or not only_for_it) else None
+            for o, read, only_for_it in zip(operands, line.reads_operands, line.operands_for_weight)
+        ],
     )
 
 
@@ -92,6 +96,7 @@ def gradients(ctx, upstream):
     if writes:
         rest = (state, line.text, ctx.operand_types, wanted)
         if line.weight is not None:
+            rest = (state, line.text, (_native.DTYPES[dtype], *ctx.operand_types), wanted)
             written = line.backward_op(given, x, operands, resumed, statistics, product, resumed_behind, *rest)
         elif line.rowwise:
             written = line.backward_op(given, x, operands, resumed, statistics, *rest)

@@ -91,6 +91,8 @@ class Line:
         self.weight: int | None = facts["weight"]
         self.resumes_behind: int | None = facts["resumes_behind"]
         self.reads_product: bool = facts["reads_product"]
+        self.x_for_weight: bool = facts["x_for_weight"]
+        self.operands_for_weight: list[bool] = facts["operands_for_weight"]
         self._operand_words = [w for w in self.words if w.operand != "none"]
         self.operand_count = len(self._operand_words)
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]

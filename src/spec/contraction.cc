@@ -26,13 +26,18 @@ reads backward_reads(const contraction& of) {
   const reads before = backward_reads(of.before), behind = backward_reads(of.behind);
   reads result;
   result.x = before.kept < 0;
+  result.x_for_weight = result.x && !before.x && !before.result;
   result.kept = before.kept;
   result.product = behind.x;
   if (behind.kept >= 0) result.kept_behind = of.before.keeps + behind.kept;
   result.statistics = before.statistics;
   result.operands = before.operands;
-  for (int i = of.before.operands - of.again.operands; i < of.before.operands; ++i)
-    result.operands[static_cast<std::size_t>(i)] = true;
+  result.operands_for_weight.resize(before.operands.size() + 1 + behind.operands.size());
+  for (int i = of.before.operands - of.again.operands; i < of.before.operands; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    result.operands_for_weight[at] = !result.operands[at] && !before.result;
+    result.operands[at] = true;
+  }
   result.operands.push_back(true);
   result.operands.insert(result.operands.end(), behind.operands.begin(), behind.operands.end());
   return result;

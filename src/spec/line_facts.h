@@ -16,6 +16,8 @@ struct line_facts {
   int keeps_before;              // keeps that stand before it
   int resumes_behind;            // the result that backward reads in the place of what `linear` gives
   bool reads_product;            // what `linear` gives
+  bool x_for_weight;             // x is read only for the gradient of the matrix, and so are these operands
+  std::uint64_t operands_for_weight;
 };
 
 struct line_library {

@@ -30,6 +30,9 @@ struct reads {
   bool product = false;        // what `linear` gives
   int kept_behind = -1;        // instead of that, the value of this keep
   std::vector<bool> operands;  // the value of each operand
+  // Of these, what is read only for the gradient of `linear`'s matrix.
+  bool x_for_weight = false;
+  std::vector<bool> operands_for_weight;
 };
 reads backward_reads(const line&);
 

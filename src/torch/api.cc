@@ -100,7 +100,10 @@ const char* onepass_describe(const char* text) {
     out.key("weight");  // which operand `linear` takes
     if (facts.weight < 0) out.null();
     else out.value(facts.weight);
-    out.field("keeps_before", facts.keeps_before);
+    out.field("keeps_before", facts.keeps_before).field("x_for_weight", facts.x_for_weight);
+    out.key("operands_for_weight").begin('[');
+    for (int i = 0; i < line.operands; ++i) out.value((facts.operands_for_weight >> i & 1) != 0);
+    out.end(']');
     out.key("resumes_behind");
     if (facts.resumes_behind < 0) out.null();
     else out.value(facts.resumes_behind);

@@ -80,16 +80,18 @@ struct saved_tensors {
   static variable_list pack(const line_facts& facts, at::TensorList tensors, const variable_list& results,
                             const Tensor& statistics, const Tensor& product, const optional_tensor& state) {
     const auto result = [&](int i) { return i < 0 ? Tensor() : results[static_cast<std::size_t>(i)]; };
+    const bool for_weight = facts.weight >= 0 && tensors[static_cast<std::size_t>(facts.weight) + 1].requires_grad();
+    const std::uint64_t operands = facts.reads_operands & ~(for_weight ? 0 : facts.operands_for_weight);
     variable_list all;
     all.reserve(kOperands + tensors.size() - 1);
-    all.push_back(facts.reads_x ? tensors[0] : Tensor());
+    all.push_back(facts.reads_x && (for_weight || !facts.x_for_weight) ? tensors[0] : Tensor());
     all.push_back(result(facts.resumes_from));
     all.push_back(statistics);
     all.push_back(state.value_or(Tensor()));
     all.push_back(product);
     all.push_back(result(facts.resumes_behind));
     for (int i = 0; i < facts.operands; ++i) {
-      all.push_back(facts.reads_operands >> i & 1 ? tensors[static_cast<std::size_t>(i) + 1] : Tensor());
+      all.push_back(operands >> i & 1 ? tensors[static_cast<std::size_t>(i) + 1] : Tensor());
     }
     return all;
   }
@@ -109,6 +111,7 @@ struct saved_tensors {
   static optional_tensor given(const Tensor& t) { return t.defined() ? optional_tensor(t) : std::nullopt; }
 };
 
+// types: of x, then of the operands.
 inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList upstream, const saved_tensors& saved,
                                         const std::string& line, at::IntArrayRef types, std::int64_t wanted) {
   using elementwise =
@@ -128,11 +131,11 @@ inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList 
   }
   if (facts.rowwise) {
     static const auto op = operation<rowwise>("onepass::rowwise_backward");
-    return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.statistics, saved.dropout_state, line, types,
-                   wanted);
+    return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.statistics, saved.dropout_state, line,
+                   types.slice(1), wanted);
   }
   static const auto op = operation<elementwise>("onepass::elementwise_backward");
-  return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.dropout_state, line, types, wanted);
+  return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.dropout_state, line, types.slice(1), wanted);
 }
 
 // Passes gradients on, and refuses to be differentiated.
@@ -236,7 +239,7 @@ struct Fused : torch::autograd::Function<Fused> {
     variable_list written;
     if (library.plan(facts, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
                      sources.data())) {
-      written = run_backward(facts, given, saved_tensors(all), line, at::IntArrayRef(types).slice(1), wanted);
+      written = run_backward(facts, given, saved_tensors(all), line, types, wanted);
     }
     for (std::size_t i = 0; i < types.size(); ++i) {
       if (sources[i] == kUpstream) results[i] = given[0];

@@ -58,8 +58,7 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   const bool adds_bias = adds_bias_only(c.behind.line, call.operands, w);
   const optional_tensor bias = adds_bias ? in_dtype(call.operands.back(), dtype_of(w)) : optional_tensor();
   const Tensor product = matrix_product(as_matrix(in_dtype(input, dtype_of(w)), w.size(1)),
-                                        torch::stable::transpose(w, 0, 1), call.x,
-                                        bias ? &*bias : nullptr);
+                                        torch::stable::transpose(w, 0, 1), call.x, bias ? &*bias : nullptr);
   std::vector<Tensor> results{product};
   if (!c.behind.line.words.empty() && !adds_bias)
     results = forward({product, part_of(call.operands, weight + 1, operands), c.behind, call.dropout_state, false});
@@ -79,13 +78,9 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
                 "onepass: backward of \"", line.text, "\" takes ", 1 + line.keeps, " gradients and ", line.operands,
                 " operands");
   const Tensor& dy = call.gradients[0];
-  const optional_tensor& from = c.before.reads.kept >= 0 ? call.resumed : call.x;  // where the line begins again
-  ONEPASS_CHECK(from.has_value(), "onepass: backward of \"", line.text, "\" reads ",
-                c.before.reads.kept >= 0 ? "a kept value" : "x");
-  const dtype type = dtype_of(*from);
-  const spec::contraction_gradients plan =
-      spec::plan_gradients(c.parts, type, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
-                           static_cast<std::uint64_t>(call.wanted));
+  const spec::contraction_gradients plan = spec::plan_gradients(
+      c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
+      static_cast<std::uint64_t>(call.wanted));
   const optional_tensor none;
 
   std::vector<Tensor> behind;
@@ -114,6 +109,9 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
 
   optional_tensor input;  // of `linear`, made again
   if (plan.wants_weight || from_result) {
+    const optional_tensor& from = c.before.reads.kept >= 0 ? call.resumed : call.x;
+    ONEPASS_CHECK(from.has_value(), "onepass: backward of \"", line.text, "\" reads ",
+                  c.before.reads.kept >= 0 ? "a kept value" : "x");
     if (c.again.line.words.empty()) {
       input = from;
     } else {
@@ -127,7 +125,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
     }
   }
   if (plan.wants_input) {
-    const Tensor input_gradient = in_dtype(matrix_product(rows_gradient, *w, dy), type);
+    const Tensor input_gradient = in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
     if (plan.gives_input) results.push_back(input_gradient);
     if (!plan.before.outputs.empty()) {
       std::vector<Tensor> given = part_of(call.gradients, 1, 1 + keeps_before);

@@ -10,6 +10,7 @@ namespace onepass::binding {
 std::vector<Tensor> forward_with_linear(const forward_call&);
 
 struct linear_saved {
+  dtype x;
   const std::optional<Tensor>& product;         // what `linear` gives
   const std::optional<Tensor>& resumed_behind;  // instead of that, a kept value behind it
 };

@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "src/cpu/run.h"
+#include "src/torch/check.h"
 #include "src/torch/contraction.h"
 
 namespace onepass::binding {
@@ -42,11 +43,13 @@ std::vector<Tensor> linear_forward(Tensor x, std::vector<Tensor> operands, std::
 std::vector<Tensor> linear_backward(std::vector<Tensor> gradients, optional_tensor x,
                                     std::vector<optional_tensor> operands, optional_tensor resumed,
                                     optional_tensor statistics, optional_tensor product, optional_tensor resumed_behind,
-                                    optional_tensor dropout_state, std::string line, std::vector<int64_t> operand_types,
+                                    optional_tensor dropout_state, std::string line, std::vector<int64_t> types,
                                     int64_t wanted) {
+  ONEPASS_CHECK(!types.empty(), "onepass: linear_backward takes x's dtype and those of the operands");
+  const std::vector<int64_t> operand_types(types.begin() + 1, types.end());
   return backward_with_linear(
       {gradients, x, operands, resumed, statistics, dropout_state, prepared(line), operand_types, wanted},
-      {product, resumed_behind});
+      {static_cast<dtype>(types[0]), product, resumed_behind});
 }
 
 void in_torch_threads(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context) {
@@ -71,7 +74,7 @@ STABLE_TORCH_LIBRARY(onepass, m) {
   m.def("linear_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save) -> Tensor[]");
   m.def(
       "linear_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor? statistics, "
-      "Tensor? product, Tensor? resumed_behind, Tensor? dropout_state, str line, int[] operand_types, int wanted) -> "
+      "Tensor? product, Tensor? resumed_behind, Tensor? dropout_state, str line, int[] types, int wanted) -> "
       "Tensor[]");
 }
 

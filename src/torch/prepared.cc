@@ -10,6 +10,12 @@ namespace {
 // Which of the results is keep k's value; -1: none.
 int result_of(int kept) { return kept < 0 ? -1 : 1 + kept; }
 
+std::uint64_t bits_of(const std::vector<bool>& flags) {
+  std::uint64_t bits = 0;
+  for (std::size_t i = 0; i < flags.size(); ++i) bits |= std::uint64_t{flags[i]} << i;
+  return bits;
+}
+
 line_facts facts_of(const prepared_line& of) {
   const spec::reads& reads = of.reads;
   line_facts facts{};
@@ -19,13 +25,13 @@ line_facts facts_of(const prepared_line& of) {
   facts.rowwise = of.line.rowwise();
   facts.reads_x = reads.x;
   facts.reads_statistics = reads.statistics;
-  for (std::size_t i = 0; i < reads.operands.size(); ++i) {
-    facts.reads_operands |= std::uint64_t{reads.operands[i]} << i;
-  }
+  facts.reads_operands = bits_of(reads.operands);
   facts.weight = of.contraction ? of.contraction->parts.weight : -1;
   facts.keeps_before = of.contraction ? of.contraction->parts.before.keeps : 0;
   facts.resumes_behind = result_of(reads.kept_behind);
   facts.reads_product = reads.product;
+  facts.x_for_weight = reads.x_for_weight;
+  facts.operands_for_weight = bits_of(reads.operands_for_weight);
   return facts;
 }
 

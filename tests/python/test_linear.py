@@ -167,6 +167,19 @@ def test_the_normalised_row_is_never_held(device):
     assert theirs >= ours + 4 * m * k
 
 
+@pytest.mark.parametrize("line", ["linear", "linear | bias", "bias | linear"])
+def test_a_frozen_matrix_needs_no_x(line, device):
+    m, k, n = 256, 512, 384
+    inputs = make_inputs(line, (m, k), torch.float32, device, out_features=n)
+    matrix = next(i for i, t in enumerate(inputs.operands) if t.dim() == 2)
+    expected = gradients([onepass.fused(line, *inputs.tensors)], inputs, [torch.ones(m, n, device=device)])
+    inputs.operands[matrix] = inputs.operands[matrix].detach()
+    assert saved_bytes(lambda: onepass.fused(line, *inputs.tensors)) == 4 * n * k
+    ours = gradients([onepass.fused(line, *inputs.tensors)], inputs, [torch.ones(m, n, device=device)])
+    for a, b in zip(ours, [g for i, g in enumerate(expected) if i != 1 + matrix], strict=True):
+        assert_equal(a, b)
+
+
 def test_cost_is_what_is_saved(device):
     m, k, n = 64, 128, 96
     for line in ("linear | bias | gelu", "rms_norm(1e-6) | scale | linear"):
@@ -263,7 +276,7 @@ def test_opcheck(device):
     grads = [torch.randn_like(y), torch.randn_like(kept)]
     torch.library.opcheck(
         torch.ops.onepass.linear_backward,
-        (grads, None, tensors[1:], kept, statistics, product, None, None, line, [1 + 0] * 5, 0b111111),
+        (grads, None, tensors[1:], kept, statistics, product, None, None, line, [1] * 6, 0b111111),
     )
 
 
@@ -354,7 +367,7 @@ class TestModules:
 
     def test_mlps(self, device):
         transformers = pytest.importorskip("transformers")
-        config = transformers.LlamaConfig(hidden_size=16, intermediate_size=40)
+        config = transformers.LlamaConfig(hidden_size=16, intermediate_size=40, num_attention_heads=2)
         theirs = transformers.models.llama.modeling_llama.LlamaMLP(config).to(device)
         self.check(nn.GatedMLP(16, 40).to(device), theirs, torch.randn(5, 16, device=device))
 

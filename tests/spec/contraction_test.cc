@@ -59,6 +59,17 @@ TEST(Contraction, ReadsTheProductWhereAnActivationFollows) {
   EXPECT_EQ(resumed.kept_behind, 1);
 }
 
+TEST(Contraction, WhatOnlyTheMatrixsGradientReads) {
+  const reads bias = backward_reads(split("bias | linear"));
+  EXPECT_TRUE(bias.x && bias.x_for_weight);
+  EXPECT_EQ(bias.operands_for_weight, (std::vector<bool>{true, false}));
+  const reads norm = backward_reads(split("layer_norm | scale | bias | linear"));
+  EXPECT_TRUE(norm.x);
+  EXPECT_FALSE(norm.x_for_weight);
+  EXPECT_EQ(norm.operands_for_weight, (std::vector<bool>{false, true, false}));
+  EXPECT_FALSE(backward_reads(split("softmax | linear")).x_for_weight) << "its result is made from x again";
+}
+
 TEST(Contraction, GradientsOfEveryOperand) {
   const char* text = "layer_norm | scale | bias | linear | bias | gelu";
   const contraction_gradients plan = plan_gradients(split(text), dtype::f32, facts(text), 0b11111);
