@@ -23,6 +23,15 @@ void check_operand_count(const prepared_line& line, std::size_t got) {
                 line.line.operands, " operands, got ", got);
 }
 
+void check_backward(const backward_call& call) {
+  const spec::line& line = call.line.line;
+  ONEPASS_CHECK(static_cast<int>(call.gradients.size()) == 1 + line.keeps &&
+                    static_cast<int>(call.operand_types.size()) == line.operands &&
+                    static_cast<int>(call.operands.size()) == line.operands,
+                "onepass: backward of \"", line.text, "\" takes ", 1 + line.keeps, " gradients and ", line.operands,
+                " operands");
+}
+
 std::vector<Tensor> forward(const forward_call& call) {
   const prepared_line& line = call.line;
   check_operand_count(line, call.operands.size());
@@ -43,11 +52,7 @@ std::vector<Tensor> forward(const forward_call& call) {
 std::vector<Tensor> backward(const backward_call& call) {
   const prepared_line& prepared_with = call.line;
   const spec::line& line = prepared_with.line;
-  ONEPASS_CHECK(static_cast<int>(call.gradients.size()) == 1 + line.keeps &&
-                    static_cast<int>(call.operand_types.size()) == line.operands &&
-                    static_cast<int>(call.operands.size()) == line.operands,
-                "onepass: backward of \"", line.text, "\" takes ", 1 + line.keeps, " gradients and ", line.operands,
-                " operands");
+  check_backward(call);
   const Tensor& dy = call.gradients[0];
   frame f(prepared_with, dy, "the gradient");
   const std::vector<spec::operand_facts> facts =

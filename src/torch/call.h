@@ -34,6 +34,8 @@ struct backward_call {
   const std::vector<std::int64_t>& operand_types;  // dtype, plus 16 where the operand broadcasts
   std::int64_t wanted;                             // bit 0 for x, bit i + 1 for operand i
 };
+void check_backward(const backward_call&);  // how many gradients and operands there are
+
 // The tensors of spec::plan_gradients(...).outputs.
 std::vector<Tensor> backward(const backward_call&);
 

@@ -37,6 +37,22 @@ bool adds_bias_only(const spec::line& behind, const std::vector<Tensor>& operand
   return bias.dim() == 1 && bias.size(0) == weight.size(0) && device_of(bias) == device_of(weight);
 }
 
+// What `linear` took, from x or the kept value.
+Tensor input_again(const backward_call& call, const prepared_contraction& c) {
+  const bool from_kept = c.before.reads.kept >= 0;
+  const optional_tensor& from = from_kept ? call.resumed : call.x;
+  const std::string& text = call.line.line.text;
+  ONEPASS_CHECK(from.has_value(), "onepass: backward of \"", text, "\" reads ", from_kept ? "a kept value" : "x");
+  if (c.again.line.words.empty()) return *from;
+  std::vector<Tensor> operands;
+  for (int i = c.parts.weight - c.again.line.operands; i < c.parts.weight; ++i) {
+    const optional_tensor& o = call.operands[static_cast<std::size_t>(i)];
+    ONEPASS_CHECK(o.has_value(), "onepass: backward of \"", text, "\" reads operand ", i);
+    operands.push_back(*o);
+  }
+  return forward({*from, operands, c.again, call.dropout_state, false}).front();
+}
+
 }  // namespace
 
 std::vector<Tensor> forward_with_linear(const forward_call& call) {
@@ -72,11 +88,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   const prepared_contraction& c = *call.line.contraction;
   const spec::line& line = call.line.line;
   const int weight = c.parts.weight, keeps_before = c.before.line.keeps;
-  ONEPASS_CHECK(static_cast<int>(call.gradients.size()) == 1 + line.keeps &&
-                    static_cast<int>(call.operand_types.size()) == line.operands &&
-                    static_cast<int>(call.operands.size()) == line.operands,
-                "onepass: backward of \"", line.text, "\" takes ", 1 + line.keeps, " gradients and ", line.operands,
-                " operands");
+  check_backward(call);
   const Tensor& dy = call.gradients[0];
   const spec::contraction_gradients plan = spec::plan_gradients(
       c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
@@ -107,23 +119,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   const Tensor rows_gradient = as_matrix(product_gradient, w->size(0));
   const bool from_result = plan.wants_input && c.before.reads.result && !plan.before.outputs.empty();
 
-  optional_tensor input;  // of `linear`, made again
-  if (plan.wants_weight || from_result) {
-    const optional_tensor& from = c.before.reads.kept >= 0 ? call.resumed : call.x;
-    ONEPASS_CHECK(from.has_value(), "onepass: backward of \"", line.text, "\" reads ",
-                  c.before.reads.kept >= 0 ? "a kept value" : "x");
-    if (c.again.line.words.empty()) {
-      input = from;
-    } else {
-      std::vector<Tensor> operands;
-      for (int i = weight - c.again.line.operands; i < weight; ++i) {
-        const optional_tensor& o = call.operands[static_cast<std::size_t>(i)];
-        ONEPASS_CHECK(o.has_value(), "onepass: backward of \"", line.text, "\" reads operand ", i);
-        operands.push_back(*o);
-      }
-      input = forward({*from, operands, c.again, call.dropout_state, false}).front();
-    }
-  }
+  const optional_tensor input = plan.wants_weight || from_result ? input_again(call, c) : none;
   if (plan.wants_input) {
     const Tensor input_gradient = in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
     if (plan.gives_input) results.push_back(input_gradient);
