@@ -18,15 +18,11 @@ def _results(x: torch.Tensor, line: str) -> list[torch.Tensor]:
     return [x.new_empty(x.shape) for _ in range(1 + _native.describe(line)["keeps"])]
 
 
-def _rows(x: torch.Tensor):
+def _statistics(x: torch.Tensor, line: str) -> torch.Tensor:
     rows = 1
     for size in x.shape[:-1]:
         rows = rows * size
-    return rows
-
-
-def _statistics(x: torch.Tensor, line: str) -> torch.Tensor:
-    return x.new_empty((_native.describe(line)["statistics"], _rows(x)), dtype=_arithmetic(x.dtype))
+    return x.new_empty((_native.describe(line)["statistics"], rows), dtype=_arithmetic(x.dtype))
 
 
 @torch.library.register_fake("onepass::elementwise_forward", lib=library)

@@ -56,22 +56,22 @@ Tensor frame::output(view& out, dtype of_type) {
 
 void frame::operand(int index, const Tensor& t) {
   const spec::word& w = line.line.operand_word(index);
-  const auto operand_text = [&](const spec::word& of) { return operand_name(line.line, of); };
+  const auto name = [&] { return operand_name(line.line, w); };
   const bool is_mask = w.about->kind == word_kind::mask;
   const dtype its = dtype_of(t);
-  ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", operand_text(w),
+  ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", name(),
                 " must be a floating point tensor", is_mask ? " or bool" : "", ", got ", dtype_text(t));
-  require_same_device(t, [&] { return operand_text(w); });
+  require_same_device(t, name);
   operand_types[index] = its;
   view& out = a.operand[index];
   if (w.about->operand == operand_kind::tensor) {
-    ONEPASS_CHECK(spec::broadcasts(strided_of(t, &out), shape), "onepass: ", operand_text(w), " must have x's shape ",
+    ONEPASS_CHECK(spec::broadcasts(strided_of(t, &out), shape), "onepass: ", name(), " must have x's shape ",
                   shape_text(shape.sizes, shape.dim), " or broadcast to it, got ", shape_text(t));
     input(t, out);
     return;
   }
   const std::int64_t columns = shape.columns();
-  ONEPASS_CHECK(t.dim() == 1 && t.size(0) == columns, "onepass: ", operand_text(w), " must have shape [", columns,
+  ONEPASS_CHECK(t.dim() == 1 && t.size(0) == columns, "onepass: ", name(), " must have shape [", columns,
                 "], one number for each column of x, got ", shape_text(t));
   const bool dense = columns == 1 || t.stride(0) == 1;
   if (!dense) held_.push_back(torch::stable::contiguous(t));

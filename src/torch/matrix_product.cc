@@ -46,9 +46,7 @@ const products& products_on(const device& on) {
 
 Tensor as_matrix(const Tensor& t, std::int64_t columns) {
   if (t.dim() == 2) return t;  // a call of the dispatcher less
-  std::int64_t rows = 1;
-  for (int d = 0; d + 1 < t.dim(); ++d) rows *= t.size(d);
-  return torch::stable::reshape(t, {rows, columns});
+  return torch::stable::reshape(t, {shape_of(t).rows(), columns});
 }
 
 Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {

@@ -1,8 +1,6 @@
 // Matrix products by the vendor's library, through torch.
 #pragma once
 
-#include <optional>
-
 #include "src/torch/tensor.h"
 
 namespace onepass::binding {

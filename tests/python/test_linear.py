@@ -21,6 +21,7 @@ from helpers import (
 )
 from onepass import functional as F
 from onepass import nn
+from onepass.bench.cases import saved_bytes
 
 # A structure outside the CPU's table.
 COMPILED = ("keep | linear | bias | keep | silu", "scale | keep | linear | gate(gelu) | keep")
@@ -142,19 +143,6 @@ def test_the_same_bits_every_time(line, device):
             for a, b in zip(everything, first):
                 assert_equal(a, b)
         first = everything
-
-
-def saved_bytes(function):
-    """Of storages that autograd holds, once each."""
-    held = {}
-
-    def pack(t):
-        held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        function()
-    return sum(held.values())
 
 
 def test_the_normalised_row_is_never_held(device):
@@ -280,7 +268,7 @@ def test_opcheck(device):
     )
 
 
-def test_vmap_over_a_batch_is_a_batch(device):
+def test_torch_funcs_grad(device):
     x, w = torch.randn(3, 4, 8, device=device, requires_grad=True), torch.randn(5, 8, device=device)
     grad = torch.func.grad(lambda t: onepass.fused("linear | tanh", t, w).sum())(x)
     assert_equal(grad, torch.autograd.grad(onepass.fused("linear | tanh", x, w).sum(), x)[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from onepass.bench.providers import Provider, Trial
 from onepass.bench.timing import Clock, Run, host_time
 from onepass.line import Line
 
-__all__ = ["Row", "host_case", "run_case"]
+__all__ = ["Row", "host_case", "run_case", "saved_bytes"]
 
 FLOOR = "floor"
 
@@ -110,7 +110,7 @@ def examine(provider: Provider, pattern: Pattern, function, inputs: list[Tensor]
     if trial.forward_only:
         trial.forward()
     else:
-        row.saved_bytes = saved_bytes(trial)
+        row.saved_bytes = saved_bytes(trial.refresh)
         trial.backward()
     if device.type == "cuda":
         row.peak_bytes = torch.cuda.max_memory_allocated(device) - before
@@ -118,7 +118,7 @@ def examine(provider: Provider, pattern: Pattern, function, inputs: list[Tensor]
     return trial
 
 
-def saved_bytes(trial: Trial) -> int:
+def saved_bytes(forward: Callable[[], object]) -> int:
     """Of the storages that the graph holds for backward, inputs among them."""
     held: list[Tensor] = []  # alive until the end, so that no two storages share an address
 
@@ -127,7 +127,7 @@ def saved_bytes(trial: Trial) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        trial.refresh()
+        forward()
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
 
 
