@@ -7,7 +7,20 @@ join them to PyTorch; ``_native`` is the C++ library.
 """
 
 from onepass import cache, functional, nn
-from onepass.line import Cost, Line, LineError, Traffic, Word, fused, words
+from onepass.line import Cost, Line, LineError, Plan, Strategy, Traffic, Word, fused, words
 
 __version__ = "0.1.0"
-__all__ = ["Cost", "Line", "LineError", "Traffic", "Word", "cache", "functional", "fused", "nn", "words"]
+__all__ = [
+    "Cost",
+    "Line",
+    "LineError",
+    "Plan",
+    "Strategy",
+    "Traffic",
+    "Word",
+    "cache",
+    "functional",
+    "fused",
+    "nn",
+    "words",
+]

@@ -71,13 +71,19 @@ def gate(function: str, activation: str) -> str:
 
 
 @remembered
-def linear(bias: bool, activation: str | None) -> str:
-    return join("linear", bias and "bias", activation_word("linear", activation))
+def linear(bias: bool, activation: str | None, strategy: str) -> str:
+    return join(linear_word("linear", strategy), bias and "bias", activation_word("linear", activation))
 
 
 @remembered
 def norm_linear(
-    name: str, eps: float | None, norm_bias: bool, norm_activation: str | None, bias: bool, activation: str | None
+    name: str,
+    eps: float | None,
+    norm_bias: bool,
+    norm_activation: str | None,
+    bias: bool,
+    activation: str | None,
+    strategy: str,
 ) -> str:
     function = f"{name}_linear"
     return join(
@@ -85,20 +91,22 @@ def norm_linear(
         "scale",
         norm_bias and "bias",
         activation_word(function, norm_activation),
-        "linear",
+        linear_word(function, strategy),
         bias and "bias",
         activation_word(function, activation),
     )
 
 
 @remembered
-def act_linear(function: str, act_bias: bool, activation: str | None, bias: bool) -> str:
-    return join(act_bias and "bias", activation_word(function, activation), "linear", bias and "bias")
+def act_linear(function: str, act_bias: bool, activation: str | None, bias: bool, strategy: str) -> str:
+    return join(
+        act_bias and "bias", activation_word(function, activation), linear_word(function, strategy), bias and "bias"
+    )
 
 
 @remembered
-def gated_linear(function: str, activation: str) -> str:
-    return join(gate(function, activation), "linear")
+def gated_linear(function: str, activation: str, strategy: str) -> str:
+    return join(gate(function, activation), linear_word(function, strategy))
 
 
 @remembered
@@ -126,6 +134,12 @@ def dropout_word(function: str, p: float, training: bool) -> str | None:
     if not 0 <= p <= 1:
         raise ValueError(f"{function}(): dropout probability has to be between 0 and 1, but got {p}")
     return f"dropout({p!r})" if training and p > 0 else None
+
+
+def linear_word(function: str, strategy: str) -> str:
+    if not isinstance(strategy, str):
+        raise TypeError(f"{function}(): argument 'strategy' must be str, not {type(strategy).__name__}")
+    return "linear" if strategy == "auto" else f"linear({strategy})"
 
 
 def activation_word(function: str, activation: str | None) -> str | None:

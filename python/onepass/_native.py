@@ -35,6 +35,7 @@ def _load() -> ctypes.CDLL:
         "words",
         "describe",
         "cost",
+        "strategies",
         "gradients",
         "common_lines",
         "cpu_prepare",
@@ -47,6 +48,9 @@ def _load() -> ctypes.CDLL:
     library.onepass_configure.restype = None
     library.onepass_describe.argtypes = [ctypes.c_char_p]
     library.onepass_cost.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+    library.onepass_strategies.argtypes = [
+        ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_bool, ctypes.c_char_p
+    ]  # fmt: skip
     library.onepass_gradients.argtypes = [
         ctypes.c_char_p,
         ctypes.c_int,
@@ -115,6 +119,16 @@ def describe(line: str) -> dict:
 def cost(line: str, rows: int, columns: int, columns_behind: int, dtype: torch.dtype) -> dict:
     """Bytes that must move and flops, forward and backward; columns_behind: of what `linear` gives."""
     return _answer(_library.onepass_cost(line.encode(), rows, columns, columns_behind, DTYPES[dtype]))
+
+
+def strategies(
+    line: str, rows: int, columns: int, columns_behind: int, dtype: torch.dtype, saves: bool, chip: str
+) -> list[dict]:
+    """The ways a line with `linear` can take on a chip ("sm_90a", "cuda:0"): bytes, seconds, and which is chosen."""
+    dtype_number = DTYPES[dtype]
+    return _answer(
+        _library.onepass_strategies(line.encode(), rows, columns, columns_behind, dtype_number, saves, chip.encode())
+    )
 
 
 @cache

@@ -309,7 +309,14 @@ def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     return _gated("reglu", gate, up, "relu")
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    strategy: str = "auto",
+) -> Tensor:
     """activation(x · weightᵀ + bias): `torch.nn.functional.linear` and what follows it.
 
     Args:
@@ -317,14 +324,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
         weight: (N, K).
         bias: (N,) or None.
         activation: a word such as "gelu", or None.
+        strategy: "auto", or one that `Line.plan` lists: "unfused", or "tiled", one kernel on CUDA.
 
     Returns:
         (..., N), weight's dtype.
 
+    Raises:
+        RuntimeError: the strategy cannot take these tensors; "auto" always can.
+
     Saved for backward: x and weight, and where there is an activation bias and x · weightᵀ.
     Line: `linear | bias | <activation>`.
     """
-    return fused(_lines.linear(bias is not None, activation), x, *_given(weight, bias))
+    return fused(_lines.linear(bias is not None, activation, strategy), x, *_given(weight, bias))
 
 
 def layer_norm_linear(
@@ -337,6 +348,7 @@ def layer_norm_linear(
     *,
     norm_activation: str | None = None,
     activation: str | None = None,
+    strategy: str = "auto",
 ) -> Tensor:
     """activation(norm_activation(layer_norm(x) · ln_weight + ln_bias) · weightᵀ + bias).
 
@@ -348,6 +360,7 @@ def layer_norm_linear(
         eps: added to the variance.
         norm_activation: applied to the normalised and scaled value, before the product.
         activation: applied to the result.
+        strategy: as in `linear`.
 
     Returns:
         (..., N), weight's dtype.
@@ -356,7 +369,9 @@ def layer_norm_linear(
     with an activation x · weightᵀ too.
     Line: `layer_norm(eps) | scale | bias | <norm_activation> | linear | bias | <activation>`.
     """
-    line = _lines.norm_linear("layer_norm", eps, ln_bias is not None, norm_activation, bias is not None, activation)
+    line = _lines.norm_linear(
+        "layer_norm", eps, ln_bias is not None, norm_activation, bias is not None, activation, strategy
+    )
     return fused(line, x, *_given(ln_weight, ln_bias, weight, bias))
 
 
@@ -369,6 +384,7 @@ def rms_norm_linear(
     *,
     norm_activation: str | None = None,
     activation: str | None = None,
+    strategy: str = "auto",
 ) -> Tensor:
     """activation(norm_activation(rms_norm(x) · norm_weight) · weightᵀ + bias).
 
@@ -380,6 +396,7 @@ def rms_norm_linear(
         eps: added to the mean square; None is the machine epsilon, as in `torch.nn.functional.rms_norm`.
         norm_activation: applied to the normalised and scaled value, before the product.
         activation: applied to the result.
+        strategy: as in `linear`.
 
     Returns:
         (..., N), weight's dtype.
@@ -387,7 +404,7 @@ def rms_norm_linear(
     Saved for backward: as in `layer_norm_linear`, with one number a row.
     Line: `rms_norm(eps) | scale | <norm_activation> | linear | bias | <activation>`.
     """
-    line = _lines.norm_linear("rms_norm", eps, False, norm_activation, bias is not None, activation)
+    line = _lines.norm_linear("rms_norm", eps, False, norm_activation, bias is not None, activation, strategy)
     return fused(line, x, *_given(norm_weight, weight, bias))
 
 
@@ -402,6 +419,7 @@ def layer_norm_mlp(
     eps: float = 1e-5,
     *,
     activation: str = "gelu",
+    strategy: str = "auto",
 ) -> Tensor:
     """activation(layer_norm(x) · up_weightᵀ + up_bias) · down_weightᵀ + down_bias: a transformer's feed-forward block.
 
@@ -412,6 +430,7 @@ def layer_norm_mlp(
         down_weight, down_bias: (N, F), and (N,) or None.
         eps: added to the variance.
         activation: the word between the two products.
+        strategy: of both, as in `linear`.
 
     Returns:
         (..., N), weight's dtype.
@@ -420,14 +439,20 @@ def layer_norm_mlp(
     the activation, which are computed again.
     Lines: `layer_norm(eps) | scale | bias | linear`, then `bias | <activation> | linear | bias`.
     """
-    line = _lines.norm_linear("layer_norm", eps, ln_bias is not None, None, False, None)
+    line = _lines.norm_linear("layer_norm", eps, ln_bias is not None, None, False, None, strategy)
     hidden = fused(line, x, *_given(ln_weight, ln_bias, up_weight))
-    line = _lines.act_linear("layer_norm_mlp", up_bias is not None, activation, down_bias is not None)
+    line = _lines.act_linear("layer_norm_mlp", up_bias is not None, activation, down_bias is not None, strategy)
     return fused(line, hidden, *_given(up_bias, down_weight, down_bias))
 
 
 def gated_mlp(
-    x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor, activation: str = "silu"
+    x: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    activation: str = "silu",
+    *,
+    strategy: str = "auto",
 ) -> Tensor:
     """(activation(x · gate_weightᵀ) · (x · up_weightᵀ)) · down_weightᵀ: the MLP of Llama (arXiv:2002.05202).
 
@@ -436,6 +461,7 @@ def gated_mlp(
         gate_weight, up_weight: (F, K).
         down_weight: (N, F).
         activation: the word applied to the gate.
+        strategy: of all three products, as in `linear`.
 
     Returns:
         (..., N), weight's dtype.
@@ -443,8 +469,9 @@ def gated_mlp(
     Saved for backward: x, the weights and the two products, of which the gated value is computed again.
     Lines: `linear` twice, then `gate(<activation>) | linear`.
     """
-    gate_value, up_value = fused("linear", x, gate_weight), fused("linear", x, up_weight)
-    return fused(_lines.gated_linear("gated_mlp", activation), gate_value, up_value, down_weight)
+    product = _lines.linear(False, None, strategy)
+    gate_value, up_value = fused(product, x, gate_weight), fused(product, x, up_weight)
+    return fused(_lines.gated_linear("gated_mlp", activation, strategy), gate_value, up_value, down_weight)
 
 
 def softmax(

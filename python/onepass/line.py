@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from onepass import _native, _ops
 from onepass._native import LineError
 from onepass.autograd import Apply, Transformable, differentiable
 
-__all__ = ["Line", "LineError", "Word", "Cost", "Traffic", "fused", "words"]
+__all__ = ["Cost", "Line", "LineError", "Plan", "Strategy", "Traffic", "Word", "fused", "words"]
 
 
 _CAST = (torch.float32, torch.bfloat16, torch.float16)  # by autocast
@@ -31,9 +32,11 @@ class Word:
     formula: str
     meaning: str
     activation: str | None = None
+    strategy: str | None = None
+    """Of `linear`."""
 
     def __str__(self) -> str:
-        inner = self.activation or ""
+        inner = self.activation or (self.strategy if self.strategy != "auto" else "") or ""
         if self.parameter is not None and self.parameter == self.parameter:
             inner = f"{inner}({self.parameter!r})" if inner else repr(self.parameter)
         return f"{self.name}({inner})" if inner else self.name
@@ -54,6 +57,28 @@ class Cost:
     forward: Traffic
     backward: Traffic
     saved_bytes: int
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to compute a line with `linear` forward: bytes through memory, and predicted seconds (None: not known)."""
+
+    name: str
+    bytes: int
+    seconds: float | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which strategy runs, and why."""
+
+    strategy: str
+    why: str
+    alternatives: tuple[Strategy, ...]
+
+    def __str__(self) -> str:
+        return f"{self.strategy}: {self.why}"
 
 
 def words() -> list[Word]:
@@ -166,6 +191,42 @@ class Line:
         cost = _native.cost(self.text, rows, shape[-1] if shape else 1, out_features or 0, dtype)
         return Cost(Traffic(**cost["forward"]), Traffic(**cost["backward"]), cost["saved_bytes"])
 
+    def plan(
+        self,
+        shape,
+        dtype: torch.dtype = torch.bfloat16,
+        out_features: int | None = None,
+        *,
+        device: torch.device | str | None = None,
+        training: bool = True,
+    ) -> Plan:
+        """How the line is computed forward on a tensor of this shape and dtype, without running it.
+
+        Args:
+            shape, dtype: of x; the matrix has the same dtype.
+            out_features: of `linear`, in a line that has it.
+            device: a torch device, or a chip such as "sm_90a" that need not be here; the present one if None.
+            training: whether tensors are saved for backward.
+
+        Returns:
+            The strategy, the reason, and all strategies with the bytes that they move and their predicted time, from
+            rates measured on an H200. Without `linear` there is one: "fused".
+        """
+        cost = self.cost(shape, dtype, out_features)
+        if self.weight is None:
+            return Plan("fused", "one kernel", (Strategy("fused", cost.forward.bytes, None),))
+        chip = _chip_of(device)
+        if chip is None:
+            only = Strategy("unfused", cost.forward.bytes, None)
+            return Plan("unfused", "the library's product, with one kernel before and one behind it", (only,))
+        shape = tuple(shape)
+        rows = _native.strategies(self.text, math.prod(shape[:-1]), shape[-1], out_features, dtype, training, chip)
+        ways = {
+            row["strategy"]: Strategy(row["strategy"], row["bytes"], row["seconds"], row["why_not"]) for row in rows
+        }
+        chosen = next(ways[row["strategy"]] for row in rows if row["chosen"])
+        return Plan(chosen.name, _reason(chosen, ways.values()), tuple(ways.values()))
+
     def __repr__(self) -> str:
         return f"onepass.Line({' | '.join(map(str, self.words))!r})"
 
@@ -228,6 +289,29 @@ class Line:
         if ready is None:
             ready = self._ready_on_cpu[masks] = _prepare_on_cpu(self.text, masks)
         return ready
+
+
+def _chip_of(device: torch.device | str | None) -> str | None:
+    """A CUDA chip's name, or its device's; None for the CPU."""
+    if isinstance(device, str) and device.startswith("sm_"):
+        return device
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type != "cuda":
+        return None
+    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+
+
+def _reason(chosen: Strategy, ways) -> str:
+    others = [way for way in ways if way is not chosen]
+    said = [
+        f"{way.name} {_microseconds(way.seconds)}" if not way.why_not else f"not {way.name}: {way.why_not}"
+        for way in others
+    ]
+    return "; ".join([_microseconds(chosen.seconds) if chosen.seconds else chosen.why_not, *said])
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:,.0f} µs predicted"
 
 
 def _requires_grad(x, operands) -> bool:

@@ -262,6 +262,7 @@ class LinearAct(torch.nn.Linear):
     Args:
         in_features, out_features, bias, device, dtype: as in `torch.nn.Linear`.
         activation: a word such as "gelu", or None.
+        strategy: as in `functional.linear`.
 
     Shape: (..., in_features) to (..., out_features). State dict: `weight`, `bias`.
     """
@@ -275,12 +276,14 @@ class LinearAct(torch.nn.Linear):
         dtype: torch.dtype | None = None,
         *,
         activation: str | None = None,
+        strategy: str = "auto",
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
+        self.strategy = strategy
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias, activation=self.activation)
+        return functional.linear(x, self.weight, self.bias, activation=self.activation, strategy=self.strategy)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + _said(activation=self.activation)
@@ -289,11 +292,12 @@ class LinearAct(torch.nn.Linear):
 class _NormLinear(torch.nn.Module):
     """A norm and a linear layer as submodules `norm` and `linear`, which hold the parameters and are not called."""
 
-    def __init__(self, norm: torch.nn.Module, linear: torch.nn.Linear, activation: str | None) -> None:
+    def __init__(self, norm: torch.nn.Module, linear: torch.nn.Linear, activation: str | None, strategy: str) -> None:
         super().__init__()
         self.norm = norm
         self.linear = linear
         self.activation = activation
+        self.strategy = strategy
 
     def extra_repr(self) -> str:
         return _said(activation=self.activation).removeprefix(", ")
@@ -306,6 +310,7 @@ class LayerNormLinear(_NormLinear):
         in_features, out_features, bias, device, dtype: as in `torch.nn.Linear`.
         eps: of the norm.
         norm_activation, activation: words such as "gelu", or None.
+        strategy: as in `functional.linear`.
 
     Shape: (..., in_features) to (..., out_features).
     State dict: `norm.weight`, `norm.bias`, `linear.weight`, `linear.bias`, as of a module that holds the two.
@@ -322,11 +327,13 @@ class LayerNormLinear(_NormLinear):
         *,
         norm_activation: str | None = None,
         activation: str | None = None,
+        strategy: str = "auto",
     ) -> None:
         super().__init__(
             LayerNorm(in_features, eps, device=device, dtype=dtype, activation=norm_activation),
             torch.nn.Linear(in_features, out_features, bias, device, dtype),
             activation,
+            strategy,
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -340,6 +347,7 @@ class LayerNormLinear(_NormLinear):
             norm.eps,
             norm_activation=norm.activation,
             activation=self.activation,
+            strategy=self.strategy,
         )
 
 
@@ -350,6 +358,7 @@ class RMSNormLinear(_NormLinear):
         in_features, out_features, bias, device, dtype: as in `torch.nn.Linear`.
         eps: of the norm; None is the machine epsilon.
         norm_activation, activation: words such as "gelu", or None.
+        strategy: as in `functional.linear`.
 
     Shape: (..., in_features) to (..., out_features).
     State dict: `norm.weight`, `linear.weight`, `linear.bias`, as of a module that holds the two.
@@ -366,11 +375,13 @@ class RMSNormLinear(_NormLinear):
         *,
         norm_activation: str | None = None,
         activation: str | None = None,
+        strategy: str = "auto",
     ) -> None:
         super().__init__(
             RMSNorm(in_features, eps, device=device, dtype=dtype, activation=norm_activation),
             torch.nn.Linear(in_features, out_features, bias, device, dtype),
             activation,
+            strategy,
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -383,6 +394,7 @@ class RMSNormLinear(_NormLinear):
             norm.eps,
             norm_activation=norm.activation,
             activation=self.activation,
+            strategy=self.strategy,
         )
 
 
@@ -394,6 +406,7 @@ class LayerNormMLP(torch.nn.Module):
         hidden_features: F, between the two projections.
         bias, eps, device, dtype: of the projections and the norm.
         activation: the word between the projections.
+        strategy: of both, as in `functional.linear`.
 
     Shape: (..., K) to the same.
     State dict: `norm.weight`, `norm.bias`, `up.weight`, `up.bias`, `down.weight`, `down.bias`.
@@ -409,17 +422,28 @@ class LayerNormMLP(torch.nn.Module):
         dtype: torch.dtype | None = None,
         *,
         activation: str = "gelu",
+        strategy: str = "auto",
     ) -> None:
         super().__init__()
         self.norm = LayerNorm(features, eps, device=device, dtype=dtype)
         self.up = torch.nn.Linear(features, hidden_features, bias, device, dtype)
         self.down = torch.nn.Linear(hidden_features, features, bias, device, dtype)
         self.activation = activation
+        self.strategy = strategy
 
     def forward(self, x: Tensor) -> Tensor:
         norm, up, down = self.norm, self.up, self.down
         return functional.layer_norm_mlp(
-            x, norm.weight, norm.bias, up.weight, up.bias, down.weight, down.bias, norm.eps, activation=self.activation
+            x,
+            norm.weight,
+            norm.bias,
+            up.weight,
+            up.bias,
+            down.weight,
+            down.bias,
+            norm.eps,
+            activation=self.activation,
+            strategy=self.strategy,
         )
 
     def extra_repr(self) -> str:
@@ -434,6 +458,7 @@ class GatedMLP(torch.nn.Module):
         hidden_features: F, of the gate.
         activation: the word applied to the gate.
         device, dtype: of the weights.
+        strategy: of all three, as in `functional.linear`.
 
     Shape: (..., K) to the same.
     State dict: `gate_proj.weight`, `up_proj.weight`, `down_proj.weight`, as in transformers.
@@ -446,16 +471,24 @@ class GatedMLP(torch.nn.Module):
         activation: str = "silu",
         device: Any = None,
         dtype: torch.dtype | None = None,
+        *,
+        strategy: str = "auto",
     ) -> None:
         super().__init__()
         self.gate_proj = torch.nn.Linear(features, hidden_features, False, device, dtype)
         self.up_proj = torch.nn.Linear(features, hidden_features, False, device, dtype)
         self.down_proj = torch.nn.Linear(hidden_features, features, False, device, dtype)
         self.activation = activation
+        self.strategy = strategy
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.gated_mlp(
-            x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight, self.activation
+            x,
+            self.gate_proj.weight,
+            self.up_proj.weight,
+            self.down_proj.weight,
+            self.activation,
+            strategy=self.strategy,
         )
 
     def extra_repr(self) -> str:

@@ -105,7 +105,7 @@ uint64 staged_results(const request& r, const arguments& a, const configuration&
 
 // Bytes of shared memory for a tensor's rows in a block, as in place.cuda.h, and for the results that leave through it.
 int64 rows_bytes(const request& r, const configuration& c) {
-  const int64 lanes = int64{c.across} * std::max(c.held_lanes, 1) + (c.access < c.lanes ? 8 : 0);
+  const int64 lanes = int64{c.across} * std::max(c.held_lanes, 1) + c.spare_lanes;
   return lanes * c.lanes * size_of(r.x) * c.down;
 }
 int64 staged_bytes(const request& r, const configuration& c) {
@@ -310,9 +310,8 @@ request::request(const spec::line& line, bool is_backward)
   }
 }
 
-std::vector<plan> choose(const request& r, const arguments& a, const device_facts& chip) {
-  plan p{};
-  configuration& c = p.with;
+configuration describe(const request& r, const arguments& a) {
+  configuration c{};
   c.lanes = 16 / size_of(r.x);
   c.access = access_for(a, c.lanes);
   // A lane of one small access needs no shifts; but dropout draws for eight numbers at once.
@@ -323,6 +322,7 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   c.single_y = a.y.column_stride == 0;
   c.saves_statistics = !r.backward && a.statistics != nullptr;
   c.cluster = 1;
+  c.spare_lanes = c.access < c.lanes ? 8 : 0;
   c.staged = staged_results(r, a, c);
   c.dense = tensors_of(a, [&](const view& v) { return is_dense(v, a); });
   c.small = a.rows * a.columns <= int64{1} << 30;
@@ -336,23 +336,29 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   for (int k = 0; k < kMaxKeeps; ++k)
     c.single_kept_gradient |= static_cast<uint64>(a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0)
                               << k;
+  return c;
+}
+
+std::vector<plan> choose(const request& r, const arguments& a, const device_facts& chip) {
+  plan p{};
+  p.with = describe(r, a);
   if (r.rowwise) return choose_rowwise(r, a, chip, p);
   choose_elementwise(r, a, chip, p);
   return {p};
 }
 
-std::string source(const request& r, const configuration& c) {
-  static constexpr const char* kSuffix[] = {"", "_parts", "_combined", "_tiles"};
-  const char* skeleton = r.rowwise ? "rowwise" : "elementwise";
-  const char* header = c.of == part::whole ? skeleton : "long_rows";
+std::string heading(const request& r, const std::string& skeleton) {
   std::string text;
   const auto define = [&](const char* name, int value) {
     text += std::string("#define ONEPASS_") + name + ' ' + std::to_string(value) + '\n';
   };
   define("RESULT_BITS", result_bits(r)), define("OPERANDS", room_for(r.operands)), define("KEEPS", room_for(r.keeps));
   define("PARAMETERS", room_for(r.parameters));
-  text += std::string("#include \"onepass/skeleton/") + header +
-          ".cuda.h\"\nONEPASS_BEGIN\nusing the_line = " + r.line + ";\nstruct config {\n";
+  return text + "#include \"onepass/skeleton/" + skeleton + ".cuda.h\"\nONEPASS_BEGIN\n";
+}
+
+std::string fields(const request& r, const configuration& c) {
+  std::string text;
   auto field = [&](const char* type, const char* name, const std::string& value) {
     text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
   };
@@ -367,7 +373,8 @@ std::string source(const request& r, const configuration& c) {
   for (dtype type : r.operand) operands += std::string("dtype::") + name_of(type) + ", ";
   field("dtype", "kOperand[kMaxOperands]", operands + "}");
   number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
-  number("kCluster", c.cluster), number("kStages", c.stages), number("kThreads", c.across * c.down);
+  number("kCluster", c.cluster), number("kStages", c.stages),
+      number("kThreads", c.threads > 0 ? c.threads : c.across * c.down);
   number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes), number("kWholeLanes", c.whole_lanes);
   number("kDims", c.dims), bits("kDense", c.dense);
   flag("kExact", c.exact), flag("kFlat", c.flat), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
@@ -378,6 +385,15 @@ std::string source(const request& r, const configuration& c) {
   bits("kStaged", c.staged);
   bits("kBroughtOnce", c.brought_once);
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
+  number("kSpareLanes", c.spare_lanes);
+  return text;
+}
+
+std::string source(const request& r, const configuration& c) {
+  static constexpr const char* kSuffix[] = {"", "_parts", "_combined", "_tiles"};
+  const std::string skeleton = r.rowwise ? "rowwise" : "elementwise";
+  std::string text = heading(r, c.of == part::whole ? skeleton : "long_rows") + "using the_line = " + r.line +
+                     ";\nstruct config {\n" + fields(r, c);
   text += "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(c.across * c.down) + ", " +
           std::to_string(std::max(c.blocks_per_sm, 1)) + ") " +
           (c.cluster > 1 ? "__cluster_dims__(" + std::to_string(c.cluster) + ", 1, 1) " : "") + kKernelName +

@@ -49,6 +49,8 @@ struct configuration {
   int small;               // an int counts the elements
   int one_part;            // column sums have one part, which the kernel writes as the gradients that they are
   int single_x, single_y;
+  int spare_lanes;  // of shared memory behind a row's
+  int threads;      // of the block, where they are more than across times down
   int sums_in_registers;
   int saves_statistics;
   uint64 dense;  // tensors that are contiguous (place.cuda.h)
@@ -72,6 +74,13 @@ std::vector<plan> choose(const request&, const arguments&, const device_facts&);
 
 // Of how many operands, say, a kernel's arguments have room where its line has `count`.
 constexpr int room_for(int count) { return count > 0 ? count : 1; }
+
+// What tensors, dtypes and alignment say, before anything is chosen.
+configuration describe(const request&, const arguments&);
+
+// Parts of a source: what stands before the skeleton's types, and the members of a Config.
+std::string heading(const request&, const std::string& skeleton);
+std::string fields(const request&, const configuration&);
 
 // What NVRTC compiles; the kernel is called kKernelName.
 inline constexpr const char* kKernelName = "onepass_kernel";

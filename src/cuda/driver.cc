@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -41,6 +42,10 @@ struct driver {
   status (*launch_kernel_ex)(const struct launch_configuration*, void*, void**, void**);
   status (*max_active_clusters)(int*, void*, const struct launch_configuration*);
   status (*get_error_string)(status, const char**);
+  // Null where the driver is older than tensor maps.
+  status (*encode_tiled)(tensor_map*, int type, unsigned rank, const void*, const std::uint64_t* sizes,
+                         const std::uint64_t* strides, const unsigned* box, const unsigned* element_strides,
+                         int interleave, int swizzle, int promotion, int fill);
 };
 
 struct launch_attribute {  // CUlaunchAttribute
@@ -86,6 +91,7 @@ driver open_driver() {
   find(d.launch_kernel_ex, "cuLaunchKernelEx");
   find(d.max_active_clusters, "cuOccupancyMaxActiveClusters");
   find(d.get_error_string, "cuGetErrorString");
+  d.encode_tiled = reinterpret_cast<decltype(d.encode_tiled)>(dlsym(library, "cuTensorMapEncodeTiled"));
   return d;
 }
 
@@ -251,6 +257,19 @@ void launch(const kernel& with, extent grid, extent block, unsigned shared_bytes
   early.allowed = 1;
   const launch_configuration how{grid.x, grid.y, 1, block.x, block.y, 1, shared_bytes, stream, &early, behind};
   check(the_driver().launch_kernel_ex(&how, with.function, all, nullptr), "a kernel launch");
+}
+
+tensor_map describe_matrix(const matrix_facts& of) {
+  constexpr int kFloat16 = 6, kBfloat16 = 9, kSwizzle128 = 3, kPromoteTo256 = 3;  // CUtensorMap...
+  if (the_driver().encode_tiled == nullptr) throw std::runtime_error("onepass: libcuda.so.1 has no tensor maps");
+  const std::uint64_t sizes[] = {static_cast<std::uint64_t>(of.columns), static_cast<std::uint64_t>(of.rows)};
+  const std::uint64_t strides[] = {static_cast<std::uint64_t>(of.stride) * 2};
+  const unsigned box[] = {of.tile_columns, of.tile_rows}, ones[] = {1, 1};
+  tensor_map map;
+  check(the_driver().encode_tiled(&map, of.is_bf16 ? kBfloat16 : kFloat16, 2, of.data, sizes, strides, box, ones, 0,
+                                  kSwizzle128, kPromoteTo256, 0),
+        "cuTensorMapEncodeTiled");
+  return map;
 }
 
 int active_clusters(const kernel& with, int blocks, unsigned threads, unsigned shared_bytes) {

@@ -38,6 +38,19 @@ struct extent {
 void launch(const kernel&, extent grid, extent block, unsigned shared_bytes, bool behind, void* stream,
             const void* parameters);
 
+// What the copy engine knows of a matrix (CUtensorMap): rows of numbers of 16 bits in global memory, of which it brings
+// tiles of so many rows and columns. Compute capability 9.
+struct matrix_facts {
+  const void* data;
+  bool is_bf16;
+  long long rows, columns, stride;  // stride: of a row, in numbers, a multiple of 8
+  unsigned tile_rows, tile_columns;
+};
+struct alignas(64) tensor_map {
+  unsigned long long words[16];
+};
+tensor_map describe_matrix(const matrix_facts&);
+
 // How many clusters of so many blocks the device runs at a time.
 int active_clusters(const kernel&, int blocks, unsigned threads, unsigned shared_bytes);
 

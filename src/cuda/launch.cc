@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "onepass/skeleton/arguments.h"
+#include "src/cuda/packed_arguments.h"
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {
@@ -44,31 +45,6 @@ const kernel& find_or_build(const request& r, const plan& p, int device, void* s
   return *known.emplace(std::move(key), &built).first->second;
 }
 
-// The arguments as a kernel for the request takes them: with room for what its line has.
-class packed_arguments {
- public:
-  packed_arguments(const request& r, const arguments& a) {
-    const auto* begin = reinterpret_cast<const char*>(&a);
-    add(begin, reinterpret_cast<const char*>(a.operand) - begin);
-    add(a.operand, room_for(r.operands)), add(a.operand_gradient, room_for(r.operands));
-    add(a.kept, room_for(r.keeps)), add(a.kept_gradient, room_for(r.keeps));
-    const auto* behind = reinterpret_cast<const char*>(&a.statistics);
-    add(behind, reinterpret_cast<const char*>(a.parameter) - behind);
-    add(a.parameter, room_for(r.parameters));
-    const auto* rest = reinterpret_cast<const char*>(&a.task_rows);
-    add(rest, begin + sizeof a - rest);
-  }
-  const void* data() const { return bytes_; }
-
- private:
-  template <class T>
-  void add(const T* from, std::ptrdiff_t count) {
-    end_ = std::copy_n(reinterpret_cast<const char*>(from), count * static_cast<std::ptrdiff_t>(sizeof(T)), end_);
-  }
-  alignas(arguments) char bytes_[sizeof(arguments)];
-  char* end_ = bytes_;
-};
-
 }  // namespace
 
 std::vector<plan> prepare(const request& r, const arguments& a, int device, void* stream) {
@@ -94,7 +70,9 @@ std::vector<plan> prepare(const request& r, const arguments& a, int device, void
 }
 
 void launch(const request& r, const std::vector<plan>& plans, const arguments& a, int device, void* stream) {
-  const packed_arguments packed(r, a);
+  thread_local std::string packed;
+  packed.clear();
+  append_packed(packed, r, a);
   for (const plan& p : plans) {
     const kernel& with = find_or_build(r, p, device, stream);
     const bool behind = &p != &plans.front() && facts(device).arch >= 90;

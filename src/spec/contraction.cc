@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "src/spec/words.h"
+
 namespace onepass::spec {
 namespace {
 
@@ -14,11 +16,22 @@ line words_again(const line& before) {
   return slice(before, static_cast<int>(at) + 1, static_cast<int>(before.words.size()));
 }
 
+line with_keep_in_front(line of) {
+  word keep{};
+  keep.about = find(words(), "keep");
+  keep.ordinal = 0;
+  for (word& w : of.words) w.ordinal += w.about->kind == word_kind::keep;
+  of.words.insert(of.words.begin(), keep);
+  ++of.keeps;
+  return of;
+}
+
 }  // namespace
 
 contraction::contraction(const line& of)
     : before(slice(of, 0, of.linear)),
       behind(slice(of, of.linear + 1, static_cast<int>(of.words.size()))),
+      behind_keeping(with_keep_in_front(behind)),
       again(words_again(before)),
       weight(before.operands) {}
 

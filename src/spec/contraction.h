@@ -8,6 +8,7 @@ namespace onepass::spec {
 struct contraction {
   explicit contraction(const line&);
   line before, behind;
+  line behind_keeping;  // `behind`, with a keep of what `linear` gives in front
   line again;  // what makes the contraction's input again in backward: `before`, or the words after the keep from which
                // it resumes
   int weight;  // which operand `linear` takes

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <iterator>
 
 #include "onepass/skeleton/arguments.h"
 #include "src/spec/words.h"
@@ -153,7 +154,11 @@ class reader {
       read_parameter(w, about);
     } else {
       skip_space();
-      if (!at_end() && peek() == '(') fail(at_, at_ + 1, std::string("'") + about.name + "' takes no number");
+      if (!at_end() && peek() == '(') {
+        if (about.kind != word_kind::contraction)
+          fail(at_, at_ + 1, std::string("'") + about.name + "' takes no number");
+        read_strategy(about);
+      }
     }
     w.end = at_;
     while (w.end > w.begin && std::isspace(static_cast<unsigned char>(text_[static_cast<std::size_t>(w.end - 1)])))
@@ -168,6 +173,20 @@ class reader {
     w.activation = known(read_name("an activation"), activations(), "activation");
     if (w.activation->parameter[0] != '\0') read_parameter(w, *w.activation);
     close(*w.about);
+  }
+
+  void read_strategy(const descriptor& about) {
+    ++at_;
+    const std::string_view name = read_name("a strategy");
+    const auto* found = std::find(std::begin(kStrategies), std::end(kStrategies), name);
+    if (found == std::end(kStrategies)) {
+      std::string names;
+      for (const std::string_view each : kStrategies) names += (names.empty() ? "" : ", ") + std::string(each);
+      fail(at_ - static_cast<int>(name.size()), at_,
+           "unknown strategy '" + std::string(name) + "', expected one of " + names);
+    }
+    how_ = static_cast<strategy>(found - std::begin(kStrategies));
+    close(about);
   }
 
   void add(line& to, word w) const {
@@ -186,6 +205,7 @@ class reader {
     if (about.kind == word_kind::contraction) {
       if (to.linear >= 0) fail(w.begin, w.end, "a second 'linear': a line has at most one");
       to.linear = static_cast<int>(to.words.size());
+      to.how = how_;
     }
     const bool has_parameter = about.parameter[0] != '\0' || (w.activation && w.activation->parameter[0] != '\0');
     if (has_parameter) w.parameter_slot = static_cast<int>(to.parameters.size()), to.parameters.push_back(w.parameter);
@@ -203,6 +223,7 @@ class reader {
 
   std::string_view text_;
   int at_ = 0;
+  strategy how_ = strategy::automatic;  // of the last `linear`
 };
 
 }  // namespace

@@ -10,6 +10,14 @@
 
 namespace onepass::spec {
 
+// How `linear` is computed: chosen by shapes and device, or what the line names.
+enum class strategy : int {
+  automatic,
+  unfused,  // the words before it, the library's product, the words behind it
+  tiled,    // one kernel (onepass/skeleton/linear.cuda.h)
+};
+inline constexpr std::string_view kStrategies[] = {"auto", "unfused", "tiled"};
+
 struct word {
   const descriptor* about;
   const descriptor* activation = nullptr;  // inside gate(...)
@@ -25,6 +33,7 @@ struct line {
   std::vector<word> words;
   int row = -1;     // index of the row word; -1: elementwise
   int linear = -1;  // index of `linear`; -1: none
+  strategy how = strategy::automatic;
   int operands = 0, dropouts = 0, keeps = 0;
   int first_operand = 0;  // of a slice: how many operands of the whole line come before its own
   std::vector<double> parameters;

@@ -8,6 +8,7 @@
 #include "src/cpu/common_lines.h"
 #include "src/cpu/run.h"
 #include "src/cuda/prebuild.h"
+#include "src/cuda/strategy.h"
 #include "src/settings.h"
 #include "src/spec/plan.h"
 #include "src/spec/words.h"
@@ -68,10 +69,17 @@ void describe_word(json& out, const descriptor& about) {
   out.field("formula", about.formula).field("meaning", about.meaning);
 }
 
+// Of a chip by its name, or of a device that is here, "cuda:0".
+cuda::device_facts facts_of(const std::string& chip) {
+  const std::string device = "cuda:";
+  return chip.starts_with(device) ? cuda::facts(std::stoi(chip.substr(device.size()))) : cuda::facts_of(chip);
+}
+
 }  // namespace
 }  // namespace onepass::binding
 
 using onepass::binding::answer;
+using onepass::binding::facts_of;
 using onepass::binding::json;
 
 const char* onepass_words() {
@@ -123,6 +131,9 @@ const char* onepass_describe(const char* text) {
       out.key("activation");
       if (w.activation == nullptr) out.null();
       else out.value(w.activation->name);
+      out.key("strategy");
+      if (w.about->kind != onepass::word_kind::contraction) out.null();
+      else out.value(onepass::spec::kStrategies[static_cast<std::size_t>(line.how)]);
       out.end('}');
     }
     out.end(']').end('}');
@@ -142,6 +153,28 @@ const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t colum
         .end('}');
     out.key("backward").begin('{').field("bytes", cost.backward.bytes).field("flops", cost.backward.flops).end('}');
     out.field("saved_bytes", cost.saved_bytes).end('}');
+  });
+}
+
+const char* onepass_strategies(const char* text, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind,
+                               int dtype, bool saves, const char* chip) {
+  return answer([=](json& out) {
+    const auto& line = onepass::binding::prepared(text);
+    const auto all = onepass::cuda::predict(line.contraction->parts,
+                                            {rows, columns, columns_behind, static_cast<onepass::dtype>(dtype), saves},
+                                            facts_of(chip));
+    const bool chooses = line.line.how == onepass::spec::strategy::automatic;
+    const auto how = chooses ? onepass::cuda::best(all).how : line.line.how;
+    out.begin('[');
+    for (const onepass::cuda::prediction& p : all) {
+      out.begin('{').field("strategy", std::string(onepass::spec::kStrategies[static_cast<std::size_t>(p.how)]));
+      out.field("bytes", static_cast<std::int64_t>(p.bytes)).field("why_not", p.why_not).field("chosen", p.how == how);
+      out.key("seconds");
+      if (p.why_not.empty()) out.value(p.seconds);
+      else out.null();
+      out.end('}');
+    }
+    out.end(']');
   });
 }
 

@@ -6,18 +6,6 @@
 #include "src/torch/run.h"
 
 namespace onepass::binding {
-namespace {
-
-std::uint64_t masks_of(const frame& f) {
-  std::uint64_t boolean = 0;
-  for (int i = 0; i < f.line.line.operands; ++i) {
-    if (f.operand_types[i] == dtype::boolean) boolean |= std::uint64_t{1} << i;
-  }
-  return boolean;
-}
-
-}  // namespace
-
 void check_operand_count(const prepared_line& line, std::size_t got) {
   ONEPASS_CHECK(static_cast<int>(got) == line.line.operands, "onepass: the line \"", line.line.text, "\" takes ",
                 line.line.operands, " operands, got ", got);
@@ -38,7 +26,7 @@ std::vector<Tensor> forward(const forward_call& call) {
   frame f(line, call.x, "x");
   f.input(call.x, f.a.x);
   for (int i = 0; i < line.line.operands; ++i) f.operand(i, call.operands[static_cast<std::size_t>(i)]);
-  f.boolean_masks = masks_of(f);
+  f.boolean_masks = boolean_masks_of(f);
   f.dropout_state(call.dropout_state);
   std::vector<Tensor> results{f.output(f.a.y, f.type)};
   for (int k = 0; k < line.line.keeps; ++k) results.push_back(f.output(f.a.kept[k], f.type));
@@ -71,7 +59,7 @@ std::vector<Tensor> backward(const backward_call& call) {
     ONEPASS_CHECK(call.operands[at].has_value(), "onepass: backward of \"", line.text, "\" reads operand ", i);
     f.operand(i, *call.operands[at]);
   }
-  f.boolean_masks = masks_of(f);
+  f.boolean_masks = boolean_masks_of(f);
   if (prepared_with.reads.result || prepared_with.reads.kept >= 0) {
     ONEPASS_CHECK(call.resumed.has_value(), "onepass: backward of \"", line.text, "\" reads ",
                   prepared_with.reads.result ? "the result" : "a kept value");

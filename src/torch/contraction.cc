@@ -4,6 +4,7 @@
 #include "src/torch/check.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
+#include "src/torch/tiled_linear.h"
 
 namespace onepass::binding {
 namespace {
@@ -61,6 +62,7 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   const int weight = c.parts.weight, operands = call.line.line.operands;
   const Tensor& w = call.operands[static_cast<std::size_t>(weight)];
   check_weight(call.line, call.x, w);
+  if (const std::optional<std::vector<Tensor>> results = forward_tiled(call)) return *results;
   std::vector<Tensor> kept, statistics;
   Tensor input = call.x;
   if (!c.before.line.words.empty()) {

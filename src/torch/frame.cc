@@ -21,6 +21,12 @@ std::string operand_name(const spec::line& of, const spec::word& w) {
          w.about->name + "')";
 }
 
+std::uint64_t boolean_masks_of(const frame& f) {
+  std::uint64_t boolean = 0;
+  for (int i = 0; i < f.line.line.operands; ++i) boolean |= std::uint64_t{f.operand_types[i] == dtype::boolean} << i;
+  return boolean;
+}
+
 frame::frame(const prepared_line& with, const Tensor& like, const char* name)
     : line(with), shape(shape_of(like)), type(dtype_of(like)), on(device_of(like)) {
   ONEPASS_CHECK(type != dtype::none && type != dtype::boolean, "onepass: ", name,
@@ -97,8 +103,8 @@ Tensor frame::fresh_statistics() {
   return fresh;
 }
 
-void frame::lay_out() {
-  const bool flatten = !line.line.rowwise() && !line.line.depends_on_column();
+void frame::lay_out(bool by_rows) {
+  const bool flatten = !by_rows && !line.line.rowwise() && !line.line.depends_on_column();
   std::vector<bool> needs_copy;
   while (spec::lay_out(shape, tensors_, flatten, a, needs_copy) == spec::fit::copies) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {

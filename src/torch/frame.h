@@ -9,6 +9,9 @@
 
 namespace onepass::binding {
 
+class frame;
+std::uint64_t boolean_masks_of(const frame&);  // bits by operand
+
 std::string operand_name(const spec::line&, const spec::word&);  // in messages
 
 class frame {
@@ -35,8 +38,9 @@ class frame {
   void statistics(const Tensor& t) { a.statistics = t.data_ptr(); }
   Tensor fresh_statistics();
 
-  // After every tensor is in: fills in rows, columns and strides.
-  void lay_out();
+  // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns, unless
+  // `by_rows`.
+  void lay_out(bool by_rows = false);
 
  private:
   template <class What>

@@ -46,7 +46,7 @@ prepared_line::prepared_line(spec::line of)
 prepared_line::~prepared_line() = default;
 
 prepared_contraction::prepared_contraction(const spec::line& of)
-    : parts(of), before(parts.before), again(parts.again), behind(parts.behind) {}
+    : parts(of), before(parts.before), again(parts.again), behind(parts.behind), behind_keeping(parts.behind_keeping) {}
 
 prepared_line::variant& prepared_line::variant_for(std::uint64_t boolean_masks) const {
   const std::lock_guard lock(mutex_);

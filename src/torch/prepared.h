@@ -47,7 +47,7 @@ class prepared_line {
 struct prepared_contraction {
   explicit prepared_contraction(const spec::line& of);
   const spec::contraction parts;
-  const prepared_line before, again, behind;
+  const prepared_line before, again, behind, behind_keeping;
 };
 
 // Parsed at first sight; the reference stays valid. Throws spec::line_error.

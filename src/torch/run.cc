@@ -20,29 +20,6 @@ int stream_stores(const frame& f, std::int64_t tensors) {
   return f.a.rows * f.a.columns * size_of(f.type) * tensors > last_level;
 }
 
-void* current_stream(int device_index) {
-  using lookup = AOTITorchError (*)(std::int32_t, void**);
-  static const auto get = [] {
-    void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
-    ONEPASS_CHECK(library != nullptr, "onepass: this torch has no CUDA (libtorch_cuda.so is not loaded)");
-    auto* found = reinterpret_cast<lookup>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
-    ONEPASS_CHECK(found != nullptr, "onepass: aoti_torch_get_current_cuda_stream is missing from libtorch_cuda.so");
-    return found;
-  }();
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(get(device_index, &stream));
-  return stream;
-}
-
-cuda::request request_of(const frame& f, bool backward) {
-  const spec::line& line = f.line.line;
-  cuda::request r(line, backward);
-  r.line = f.line.type_text(f.boolean_masks, backward);
-  r.x = f.type;
-  std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
-  return r;
-}
-
 Tensor partial_sums(const frame& f, std::int64_t slots, std::int64_t parts, dtype type) {
   const std::int64_t sizes[3] = {slots, parts, f.a.columns};
   return empty(sizes, 3, type, f.on);
@@ -68,6 +45,29 @@ class row_workspace {
 };
 
 }  // namespace
+
+void* current_stream(int device_index) {
+  using lookup = AOTITorchError (*)(std::int32_t, void**);
+  static const auto get = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    ONEPASS_CHECK(library != nullptr, "onepass: this torch has no CUDA (libtorch_cuda.so is not loaded)");
+    auto* found = reinterpret_cast<lookup>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
+    ONEPASS_CHECK(found != nullptr, "onepass: aoti_torch_get_current_cuda_stream is missing from libtorch_cuda.so");
+    return found;
+  }();
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(get(device_index, &stream));
+  return stream;
+}
+
+cuda::request request_of(const frame& f, bool backward) {
+  const spec::line& line = f.line.line;
+  cuda::request r(line, backward);
+  r.line = f.line.type_text(f.boolean_masks, backward);
+  r.x = f.type;
+  std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
+  return r;
+}
 
 void run_forward(frame& f) {
   if (f.on.is_cuda()) {

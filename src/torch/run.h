@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/cuda/configuration.h"
 #include "src/torch/frame.h"
 
 namespace onepass::binding {
 
+void* current_stream(int device_index);  // CUDA
+cuda::request request_of(const frame&, bool backward);
 void run_forward(frame&);
 // column_outputs: 1-D, one for each wanted column operand in operand order.
 void run_backward(frame&, const spec::gradients&, const std::vector<view>& column_outputs);

@@ -1,61 +1,18 @@
 // Kernels compile with NVRTC for every chip, dtype and a line of each kind, without a device; the cache keeps them.
 #include "src/cuda/nvrtc.h"
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <optional>
 #include <set>
 
 #include "src/cache/disk_cache.h"
 #include "src/cuda/configuration.h"
 #include "src/cuda/prebuild.h"
-#include "src/settings.h"
+#include "tests/cuda/nvrtc_fixture.h"
 
 namespace onepass::cuda {
 namespace {
-
-namespace fs = std::filesystem;
-
-// Where Python's packages have it, ONEPASS_NVRTC says so: a C++ test knows no Python.
-const char* find_nvrtc() {
-  const char* path = std::getenv("ONEPASS_NVRTC");
-  return path ? path : "";
-}
-
-bool nvrtc_is_here() {
-  for (const char* name : {find_nvrtc(), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) {
-    if (*name != '\0' && dlopen(name, RTLD_NOW | RTLD_LOCAL) != nullptr) return true;
-  }
-  return false;
-}
-
-// An empty cache; the environment is put back.
-class Nvrtc : public testing::Test {
- protected:
-  void SetUp() override {
-    settings_now().include_dir = ONEPASS_SOURCE_DIR "/include";
-    settings_now().find_nvrtc = find_nvrtc;
-    if (!nvrtc_is_here()) GTEST_SKIP() << "libnvrtc cannot be opened";
-    std::string pattern = (fs::temp_directory_path() / "onepass-test-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-    if (const char* old = std::getenv("ONEPASS_CACHE_DIR")) before_ = old;
-    setenv("ONEPASS_CACHE_DIR", folder_.c_str(), 1);
-  }
-  void TearDown() override {
-    if (folder_.empty()) return;
-    before_ ? setenv("ONEPASS_CACHE_DIR", before_->c_str(), 1) : unsetenv("ONEPASS_CACHE_DIR");
-    fs::remove_all(folder_);
-  }
-
- private:
-  fs::path folder_;
-  std::optional<std::string> before_;
-};
 
 std::set<std::string> cached_labels() {
   std::set<std::string> labels;

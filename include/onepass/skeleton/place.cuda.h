@@ -11,7 +11,7 @@
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
 //   kWantsColumn, kWantsTensor (bits by operand), kWantsDx; kOnePart: column sums have one part, and are the gradients
 //   kThreads; kHeldLanes of a row a thread, or 0; kUnroll rows at a time, or 0
-//   kStages, kStreams, kBroughtOnce   rowwise: see stream below
+//   kStages, kStreams, kBroughtOnce   rowwise: see stream below; kSpareLanes: of shared memory, behind a row's
 //   kStaged           results that leave through shared memory (bits, as stream counts them; y is dx backward)
 #pragma once
 
@@ -81,11 +81,11 @@ class place {
   }
 
   // Runs of lanes in shared memory: rows of a block, lanes of the row, in the order of its columns. Where accesses are
-  // smaller than lanes, a lane's numbers are in two windows of 16 bytes, and a run has one more than it has lanes.
+  // smaller than lanes, a lane's numbers are in two windows of 16 bytes, and a run has more than it has lanes.
   static constexpr bool kInWindows = Config::kAccess < V;
   static constexpr int kLaneBytes = V * size_of(Config::kX);
   static constexpr int kRunLanes = Config::kAcross * (Config::kHeldLanes > 0 ? Config::kHeldLanes : 1);
-  static constexpr int kRunBytes = (kRunLanes + (kInWindows ? 8 : 0)) * kLaneBytes;
+  static constexpr int kRunBytes = (kRunLanes + Config::kSpareLanes) * kLaneBytes;
   static ONEPASS_FUNCTION char* lane_in_run(char* shared, int run) {
     return shared + (run * kRunBytes + static_cast<int>(threadIdx.x) % Config::kAcross * kLaneBytes);
   }
@@ -128,6 +128,12 @@ class place {
   ONEPASS_FUNCTION void bring_once() const { bring_once(number<0>()); }
   // Asks for what all rows share: it is needed late, and then at once.
   ONEPASS_FUNCTION void announce_repeated() const { announce_repeated(number<0>()); }
+
+  // Asks for this lane of x and of the operands of which rows have their own.
+  ONEPASS_FUNCTION void announce() const {
+    if constexpr (!Config::kSingleX) announce<Config::kX, stream::x>(a_.x);
+    announce_operands(number<0>());
+  }
 
   ONEPASS_FUNCTION lane x() const { return read<Config::kX, Config::kSingleX, stream::x>(a_.x); }
   ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY, stream::y>(a_.y); }
@@ -330,6 +336,19 @@ class place {
                           address<Config::kOperand[I], false, true>(a_.operand[I]));
       }
       bring_once(number<I + 1>());
+    }
+  }
+  template <dtype D, stream S>
+  ONEPASS_FUNCTION void announce(const view& v) const {
+    constexpr int kLine = 128;
+    if (count_ > 0 && column_ * size_of(D) % kLine == 0) prefetch(address<D, is_in(Config::kDense, S)>(v));
+  }
+  template <int I>
+  ONEPASS_FUNCTION void announce_operands(number<I>) const {
+    if constexpr (I < Line::operands) {
+      if constexpr (((Config::kRepeatedOperand | Config::kSingleOperand) >> I & 1) == 0)
+        announce<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
+      announce_operands(number<I + 1>());
     }
   }
   template <int I>

@@ -111,8 +111,9 @@ ONEPASS_FUNCTION int cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return static_cast<int>(rank);
 }
-ONEPASS_FUNCTION void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-ONEPASS_FUNCTION void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// No data pass at this barrier: mailboxes carry them, and a fence opens those.
+ONEPASS_FUNCTION void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+ONEPASS_FUNCTION void wait_for_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 ONEPASS_FUNCTION uint32 shared_address(const void* at) { return static_cast<uint32>(__cvta_generic_to_shared(at)); }
 // Where an address in this block's shared memory is in another block's.
@@ -126,6 +127,7 @@ ONEPASS_FUNCTION uint32 in_block(uint32 address, int rank) {
 ONEPASS_FUNCTION void open_mailbox(uint64* box, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(box)), "r"(arrivals) : "memory");
 }
+ONEPASS_FUNCTION void let_cluster_see_mailboxes() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 ONEPASS_FUNCTION void arrive(uint64* box) {
   asm volatile("{ .reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0]; }" ::"r"(shared_address(box)) : "memory");
 }
@@ -143,15 +145,22 @@ ONEPASS_FUNCTION void mail(uint32 to, uint32 box, double value) {
                "l"(__double_as_longlong(value)), "r"(box)
                : "memory");
 }
+// At the same place in the shared memory of each block of the cluster.
+template <int kCluster>
+ONEPASS_FUNCTION void arrive_in_cluster(uint64* box) {
+  if constexpr (kCluster == 1) arrive(box);
+#pragma unroll
+  for (int rank = 0; kCluster > 1 && rank < kCluster; ++rank)
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(shared_address(box), rank)) : "memory");
+}
 ONEPASS_FUNCTION void wait_for_mail(uint64* box, uint32 phase) {
   uint32 done = 0;
   while (done == 0) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(shared_address(box)), "r"(phase)
-        : "memory");
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(shared_address(box)), "r"(phase)
+                 : "memory");
 #else
     asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                  : "=r"(done)
@@ -159,6 +168,15 @@ ONEPASS_FUNCTION void wait_for_mail(uint64* box, uint32 phase) {
                  : "memory");
 #endif
   }
+}
+
+// A counter in global memory for all blocks; what was written before it grew can be read by who has waited for it.
+ONEPASS_FUNCTION void add_for_all(uint32* counter, uint32 count) {
+  asm volatile("fence.acq_rel.gpu; red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
+ONEPASS_FUNCTION void wait_for_count(const uint32* counter, uint32 count) {
+  uint32 now = 0;
+  while (now < count) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
 }
 
 // Combines over the threads of a row; every thread gets the same result. Where two rows are in flight
@@ -190,7 +208,7 @@ class row_threads {
       if (threadIdx.x == 0) {
 #pragma unroll
         for (int box = 0; box < kRows * kSets; ++box) open_mailbox(&shared.mailbox[0][box], kCluster > 1 ? 1 : kWarps);
-        if constexpr (kCluster > 1) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        if constexpr (kCluster > 1) let_cluster_see_mailboxes();
       }
       if constexpr (kCluster > 1) arrive_at_cluster();  // no one sends before all have opened theirs
       else __syncthreads();
@@ -206,7 +224,7 @@ class row_threads {
   // The threads of a row in this block wait for each other.
   ONEPASS_FUNCTION void meet() const {
     if constexpr (Config::kAcross <= 32) __syncwarp();
-    else if constexpr (kRows == 1) __syncthreads();
+    else if constexpr (Config::kThreads == Config::kAcross) __syncthreads();
     else asm volatile("bar.sync %0, %1;" ::"r"(row_ + 1), "n"(Config::kAcross) : "memory");
   }
 

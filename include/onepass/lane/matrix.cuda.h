@@ -1,0 +1,121 @@
+// Matrix products of a warpgroup (128 threads) on sm_90a, and the copies that bring their tiles.
+//
+// Tiles in shared memory are rows of 64 numbers of 16 bits, 128 bytes each, whose 16-byte pieces are exchanged within
+// eight rows (the copy engine's 128-byte swizzle), from addresses that are multiples of 1024.
+// Source of the layouts: PTX ISA 8.7, "Asynchronous Warpgroup Level Matrix Instructions".
+#pragma once
+
+#include "onepass/lane/memory.cuda.h"
+
+ONEPASS_BEGIN
+
+// What the copy engine knows of a matrix in global memory (CUtensorMap), made by the driver.
+struct alignas(64) tensor_map {
+  uint64 words[16];
+};
+
+ONEPASS_FUNCTION void prefetch(const tensor_map& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+// Brings the map's tile that begins at (row, column); `box`, in this block, hears of its bytes. What is outside the
+// matrix is 0.
+ONEPASS_FUNCTION void bring_tile(uint32 to, const tensor_map& map, int row, int column, uint32 box) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(box)
+      : "memory");
+}
+// The same into the blocks of a cluster (bits), at the same place in each; the box at the same place hears of it.
+ONEPASS_FUNCTION void bring_tile_to(uint16 blocks, uint32 to, const tensor_map& map, int row, int column, uint32 box) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(box), "h"(blocks)
+      : "memory");
+}
+// What threads wrote to global memory before is what the copy engine reads after.
+ONEPASS_FUNCTION void let_copies_see_writes() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// More registers for each thread of the warpgroup, or fewer.
+template <int kCount>
+ONEPASS_FUNCTION void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+ONEPASS_FUNCTION void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// Where a tile is, for the matrix unit: 64 rows (A), N rows (B). 16 columns further is 32 bytes further.
+ONEPASS_FUNCTION uint64 tile_descriptor(uint32 address) {
+  constexpr uint64 kSwizzle128 = uint64{1} << 62, kEightRows = uint64{1024 >> 4} << 32, kUnused = uint64{1} << 16;
+  return kSwizzle128 | kEightRows | kUnused | static_cast<uint64>((address & 0x3ffff) >> 4);
+}
+
+ONEPASS_FUNCTION void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+ONEPASS_FUNCTION void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// All but the last kPending groups are done.
+template <int kPending>
+ONEPASS_FUNCTION void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// d (64 x N) = a (64 x 16) times the transpose of b (N x 16), added to what d was where `adds`. Of d, a thread has
+// rows 16 (warp of four) + lane / 4 and 8 more, and of each eight columns 2 (lane % 4) and the next: d[4 j] and
+// d[4 j + 1] of the first row, d[4 j + 2] and d[4 j + 3] of the second.
+#define ONEPASS_D8(i)                                                                                         \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define ONEPASS_D32(i) ONEPASS_D8(i), ONEPASS_D8(i + 8), ONEPASS_D8(i + 16), ONEPASS_D8(i + 24)
+#define ONEPASS_R0                                                                                                     \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
+  "%31"
+#define ONEPASS_R1                                                                                               \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
+  "%59,%60,%61,%62,%63"
+#define ONEPASS_R2                                                                                               \
+  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90," \
+  "%91,%92,%93,%94,%95"
+#define ONEPASS_PRODUCT(n, type, registers, a_at, b_at, adds_at, ...)                                                \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " adds_at ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
+               "." type " {" registers "}, " a_at ", " b_at ", p, 1, 1, 0, 0; }"                                     \
+               : __VA_ARGS__                                                                                         \
+               : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
+#define ONEPASS_PRODUCT_OF(type)                                                                                 \
+  if constexpr (N == 192)                                                                                        \
+    ONEPASS_PRODUCT(192, type, ONEPASS_R0 "," ONEPASS_R1 "," ONEPASS_R2, "%96", "%97", "%98", ONEPASS_D32(0),    \
+                    ONEPASS_D32(32), ONEPASS_D32(64));                                                           \
+  else if constexpr (N == 128)                                                                                   \
+    ONEPASS_PRODUCT(128, type, ONEPASS_R0 "," ONEPASS_R1, "%64", "%65", "%66", ONEPASS_D32(0), ONEPASS_D32(32)); \
+  else ONEPASS_PRODUCT(64, type, ONEPASS_R0, "%32", "%33", "%34", ONEPASS_D32(0))
+
+template <dtype D, int N>
+ONEPASS_FUNCTION void add_product(float (&d)[N / 2], uint64 a, uint64 b, bool adds) {
+  static_assert(N == 64 || N == 128 || N == 192 || N == 256);
+  if constexpr (N == 256) {  // in halves: 128 results in one instruction are more than blocks of 512 threads may have
+    add_product<D, 128>(reinterpret_cast<float(&)[64]>(d[0]), a, b, adds);
+    add_product<D, 128>(reinterpret_cast<float(&)[64]>(d[64]), a, b + (128 * 128 >> 4), adds);
+  } else if constexpr (D == dtype::bf16) {
+    ONEPASS_PRODUCT_OF("bf16");
+  } else {
+    ONEPASS_PRODUCT_OF("f16");
+  }
+}
+#undef ONEPASS_PRODUCT_OF
+#undef ONEPASS_PRODUCT
+#undef ONEPASS_R2
+#undef ONEPASS_R1
+#undef ONEPASS_R0
+#undef ONEPASS_D32
+#undef ONEPASS_D8
+
+// Four matrices of 8 x 8 numbers of 16 bits into shared memory; each thread gives the address of a row: 8 i + r that of
+// row r of matrix i.
+ONEPASS_FUNCTION void store_matrices(uint32 row, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+ONEPASS_END

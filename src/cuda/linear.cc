@@ -1,0 +1,171 @@
+// A line with `linear` in one kernel (onepass/skeleton/linear.cuda.h): where it serves, and its launch.
+#include "src/cuda/linear.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <iterator>
+#include <mutex>
+#include <unordered_map>
+
+#include "src/cuda/packed_arguments.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr int kTileRows = 128, kTileDepth = 64, kThreads = 512, kGroupThreads = 128;  // as in linear.cuda.h
+constexpr int kLanes = kTileLanes;
+constexpr int kMostHeld = kMostRowColumns / kGroupThreads;  // numbers of rows before `linear` in a thread
+
+int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
+
+bool is_aligned(const void* data, int64 stride) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % kLanes == 0;
+}
+
+// Threads of a row before `linear`: a warp, or more where it would hold too many numbers.
+int threads_of_row(int64 columns) {
+  const auto wanted = static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(ceil_div(columns, kMostHeld))));
+  return std::clamp(wanted, 32, kGroupThreads);
+}
+
+int lanes_of_thread(int64 columns) {
+  return static_cast<int>(ceil_div(columns, int64{threads_of_row(columns)} * kLanes));
+}
+
+int rows_of_thread(int64 columns) { return std::clamp(kMostHeld / (lanes_of_thread(columns) * kLanes), 1, 4); }
+
+// As a kernel for both lines has room.
+request widest(const request& a, const request& b) {
+  request both = a;
+  both.operands = std::max(a.operands, b.operands), both.keeps = std::max(a.keeps, b.keeps);
+  both.parameters = std::max(a.parameters, b.parameters);
+  return both;
+}
+
+}  // namespace
+
+int rows_at_once(int64 depth) { return kGroupThreads / threads_of_row(depth) * rows_of_thread(depth); }
+
+tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, bool makes_input, int flops_behind,
+                     const device_facts& chip) {
+  tile_plan p{};
+  p.cluster = rows > kTileRows ? 2 : 1;
+  const int64 down = ceil_div(rows, int64{kTileRows} * p.cluster), clusters = chip.sm_count / p.cluster;
+  const auto turns = [&](const linear_tile& tile) {
+    return ceil_div(down * ceil_div(columns, tile.columns), clusters);
+  };
+  const auto time = [&](const linear_tile& tile) {
+    const bool makes_short = makes_input && depth <= kLinearTuning.short_rows;
+    const bool finishes = flops_behind >= kLinearTuning.activation_flops;
+    return static_cast<double>(turns(tile) * tile.columns) * (makes_short ? tile.time_making
+                                                              : finishes  ? tile.time_finishing
+                                                                          : tile.time);
+  };
+  const auto* narrow = std::find_if(std::begin(kLinearTuning.narrow), std::end(kLinearTuning.narrow),
+                                    [&](const linear_tile& tile) { return columns <= tile.columns; });
+  if (narrow != std::end(kLinearTuning.narrow)) p.tile = *narrow;
+  else
+    p.tile = *std::min_element(std::begin(kLinearTuning.wide), std::end(kLinearTuning.wide),
+                               [&](const linear_tile& a, const linear_tile& b) { return time(a) < time(b); });
+  p.turns = turns(p.tile);
+  return p;
+}
+
+bool fits(const linear_call& call) {
+  return call.a_behind.rows < 1 << 30 && is_aligned(call.input, call.input_stride) &&
+         is_aligned(call.matrix, call.matrix_stride) && describe(call.behind, call.a_behind).access == kLanes &&
+         (!call.makes_input || describe(call.before, call.a_before).access == kLanes);
+}
+
+linear_plan choose(const linear_call& call, const device_facts& chip) {
+  linear_plan p{};
+  const int64 columns = call.a_behind.columns, rows = call.a_behind.rows;
+  p.tiles = plan_tiles(rows, call.depth, columns, call.makes_input, call.behind.flops, chip);
+  const linear_tile& tile = p.tiles.tile;
+  p.group = call.makes_input ? kLinearTuning.group_making_input : kLinearTuning.group;
+  const int64 product_bytes = int64{tile.buffers} * kTileRows / 2 * tile.columns * 2;
+  const int64 stage_bytes = int64{kTileRows + tile.columns} * kTileDepth * 2;
+  constexpr int kAligned = 1024, kStatic = 2048;
+  p.stages = static_cast<int>(std::min<int64>(
+      (chip.shared_per_block - kAligned - kStatic - product_bytes) / stage_bytes, kLinearTuning.stages));
+  p.shared_bytes = static_cast<unsigned>(kAligned + product_bytes + p.stages * stage_bytes);
+  const int64 tiles = ceil_div(rows, int64{kTileRows} * p.tiles.cluster) * ceil_div(columns, tile.columns);
+  p.grid = static_cast<unsigned>(std::min<int64>(tiles, chip.sm_count / p.tiles.cluster) * p.tiles.cluster);
+
+  p.behind = describe(call.behind, call.a_behind);
+  p.behind.across = tile.columns / kLanes;
+  p.behind.down = kGroupThreads / p.behind.across;
+  p.behind.threads = kThreads;
+  p.behind.unroll = 2;
+  p.behind.exact = columns % tile.columns == 0;
+  p.behind.stages = 1;
+  p.behind.streams = 1;  // the product
+
+  if (call.makes_input) p.before = describe(call.before, call.a_before);
+  else p.before.lanes = p.before.access = kLanes, p.before.dims = p.before.cluster = 1;
+  p.before.across = call.makes_input ? threads_of_row(call.depth) : kGroupThreads;
+  p.before.down = kGroupThreads / p.before.across;
+  p.before.threads = kThreads;
+  const int64 each = int64{p.before.across} * kLanes;
+  p.before.held_lanes = lanes_of_thread(call.depth);
+  p.before.exact = call.depth % each == 0;
+  p.before.whole_lanes = static_cast<int>(call.depth / each);
+  p.rows_of_thread = call.makes_input ? rows_of_thread(call.depth) : 1;
+  return p;
+}
+
+std::string source(const linear_call& call, const linear_plan& p) {
+  const request& r = call.behind;
+  std::string text = heading(widest(r, call.before), "linear");
+  const auto number = [&](const char* name, int value) {
+    text += std::string("  static constexpr int ") + name + " = " + std::to_string(value) + ";\n";
+  };
+  text += "using line_before = " + (call.makes_input ? call.before.line : "line<chain<>>") + ";\n";
+  text += "using line_behind = " + r.line + ";\nstruct config_before {\n" + fields(call.before, p.before);
+  number("kAny", call.makes_input), number("kAtOnce", p.rows_of_thread);
+  text += "};\nstruct config_first_rows : config_before {\n";
+  number("kDown", kThreads / p.before.across), number("kAtOnce", 1);
+  text += "};\nstruct config_behind {\n" + fields(r, p.behind) + "};\nstruct config {\n";
+  text += std::string("  static constexpr dtype kX = dtype::") + (r.x == dtype::bf16 ? "bf16" : "f16") + ";\n";
+  number("kTileN", p.tiles.tile.columns), number("kBuffers", p.tiles.tile.buffers), number("kStages", p.stages);
+  number("kCluster", p.tiles.cluster);
+  number("kGroup", p.group);
+  text +=
+      "  using before = config_before;\n  using first_rows = config_first_rows;\n  using behind = config_behind;\n};\n";
+  text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(kThreads) + ", 1) __cluster_dims__(" +
+          std::to_string(p.tiles.cluster) + ", 1, 1) " + kKernelName +
+          "(const __grid_constant__ linear_arguments a) {\n  linear_forward<config, line_before, line_behind>(a);\n}\n"
+          "ONEPASS_END\n";
+  return text;
+}
+
+void launch(const linear_call& call, int device, void* stream) {
+  const device_facts& chip = facts(device);
+  const linear_plan p = choose(call, chip);
+  const kernel* built = nullptr;
+  {
+    static std::mutex mutex;
+    static std::unordered_map<std::string, const kernel*> known;
+    std::string text = source(call, p);
+    const std::lock_guard lock(mutex);
+    const kernel*& slot = known[std::to_string(device) + text];
+    if (slot == nullptr)
+      slot = &load(text, kKernelName, device, stream, chip.arch_name + " linear " + call.behind.line);
+    built = slot;
+  }
+  const bool is_bf16 = call.behind.x == dtype::bf16;
+  const arguments& b = call.a_behind;
+  const tensor_map maps[2] = {
+      describe_matrix({call.input, is_bf16, b.rows, call.depth, call.input_stride, kTileRows, kTileDepth}),
+      describe_matrix({call.matrix, is_bf16, b.columns, call.depth, call.matrix_stride,
+                       static_cast<unsigned>(p.tiles.tile.columns / p.tiles.cluster), kTileDepth})};
+  std::string packed(reinterpret_cast<const char*>(maps), sizeof maps);
+  packed.append(reinterpret_cast<const char*>(&call.depth), sizeof call.depth);
+  packed.append(reinterpret_cast<const char*>(&call.ready), sizeof call.ready);
+  const request both = widest(call.behind, call.before);
+  append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
+  launch(*built, {p.grid, 1}, {kThreads, 1}, p.shared_bytes, false, stream, packed.data());
+}
+
+}  // namespace onepass::cuda

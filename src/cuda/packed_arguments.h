@@ -1,0 +1,25 @@
+// A kernel's arguments with room for what its line has, as it is compiled to take them.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "src/cuda/configuration.h"
+
+namespace onepass::cuda {
+
+inline void append_packed(std::string& to, const request& r, const arguments& a) {
+  const auto bytes = [&](const void* from, std::size_t count) { to.append(static_cast<const char*>(from), count); };
+  const auto add = [&](const auto* from, int count) { bytes(from, sizeof *from * static_cast<std::size_t>(count)); };
+  const auto between = [&](const void* begin, const void* end) {
+    bytes(begin, static_cast<std::size_t>(static_cast<const char*>(end) - static_cast<const char*>(begin)));
+  };
+  between(&a, a.operand);
+  add(a.operand, room_for(r.operands)), add(a.operand_gradient, room_for(r.operands));
+  add(a.kept, room_for(r.keeps)), add(a.kept_gradient, room_for(r.keeps));
+  between(&a.statistics, a.parameter);
+  add(a.parameter, room_for(r.parameters));
+  between(&a.task_rows, &a + 1);
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,95 @@
+// Which way a line with `linear` takes on CUDA: what each way moves, and how long it takes by measured rates.
+#include "src/cuda/strategy.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "src/cuda/linear.h"
+#include "src/cuda/tuning.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr linear_speed kSpeed{};
+
+bool is_bias(const spec::line& line) {
+  return line.words.size() == 1 && std::string_view(line.words[0].about->name) == "bias";
+}
+
+// Tensors of the line's size that it reads beside what enters it, or writes beside its result.
+int64 other_tensors(const spec::line& line) {
+  const auto is_tensor = [](const spec::word& w) { return w.about->operand == operand_kind::tensor; };
+  return line.keeps + std::count_if(line.words.begin(), line.words.end(), is_tensor);
+}
+
+int flops_of(const spec::line& line) {
+  int flops = 0;
+  for (const spec::word& w : line.words) flops += w.about->flops_forward;
+  return flops;
+}
+
+double seconds_for(int64 bytes) { return static_cast<double>(bytes) / kSpeed.bytes; }
+
+prediction unfused(const spec::contraction& of, const linear_case& c) {
+  const int64 x = c.rows * c.depth * size_of(c.type), y = c.rows * c.columns * size_of(c.type),
+              matrix = c.columns * c.depth * size_of(c.type);
+  const bool short_numbers = size_of(c.type) == 2;
+  prediction p{spec::strategy::unfused, x + matrix + y, 0, ""};
+  const double flops = 2.0 * static_cast<double>(c.rows * c.columns) * static_cast<double>(c.depth);
+  p.seconds = kSpeed.call + std::max(flops / (short_numbers ? kSpeed.flops : kSpeed.flops_wide), seconds_for(p.bytes));
+  const auto pass = [&](int64 bytes) {
+    p.bytes += bytes;
+    p.seconds += kSpeed.launch + seconds_for(bytes);
+  };
+  if (!of.before.words.empty()) pass((2 + other_tensors(of.before)) * x);
+  if (!of.behind.words.empty() && !is_bias(of.behind)) pass((2 + other_tensors(of.behind)) * y);
+  return p;
+}
+
+std::string why_not_tiled(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+  if (chip.arch != 90) return "its kernel is for compute capability 9.0";
+  if (c.type != dtype::bf16 && c.type != dtype::f16) return "its kernel is for bfloat16 and float16";
+  if (c.depth % kTileLanes != 0 || c.columns % kTileLanes != 0) return "rows must be multiples of 8 numbers";
+  if (of.before.rowwise() && c.depth > kMostRowColumns)
+    return "its row word takes rows of at most " + std::to_string(kMostRowColumns) + " numbers";
+  return "";
+}
+
+prediction tiled(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+  const int64 x = c.rows * c.depth * size_of(c.type), y = c.rows * c.columns * size_of(c.type);
+  const bool makes_input = !of.before.words.empty();
+  prediction p{spec::strategy::tiled, x + y + c.columns * c.depth * size_of(c.type), 0, why_not_tiled(of, c, chip)};
+  p.bytes += (makes_input ? (1 + other_tensors(of.before)) * x : 0) +
+             (other_tensors(of.behind) + (c.saves && backward_reads(of).product)) * y;
+  if (!p.why_not.empty()) {
+    p.seconds = std::numeric_limits<double>::infinity();
+    return p;
+  }
+  const tile_plan tiles = plan_tiles(c.rows, c.depth, c.columns, makes_input, flops_of(of.behind), chip);
+  const auto columns_in_turn = static_cast<double>(tiles.turns * tiles.tile.columns),
+             depth = static_cast<double>(c.depth);
+  const double products = columns_in_turn * depth * kSpeed.tile_column,
+               finishing = columns_in_turn * kSpeed.finish_column;
+  double rows = 0, first_rows = 0, beside = 0;
+  if (makes_input) {
+    const int64 blocks = int64{chip.sm_count};
+    rows = static_cast<double>((c.rows + blocks - 1) / blocks) / rows_at_once(c.depth) * kSpeed.rows_round;
+    first_rows = depth * kSpeed.first_rows;
+    beside = static_cast<double>(c.rows * (2 + other_tensors(of.before))) * depth * kSpeed.later_rows;
+  }
+  p.seconds = kSpeed.call + first_rows + beside + std::max({products, rows + finishing, seconds_for(p.bytes)});
+  return p;
+}
+
+}  // namespace
+
+std::vector<prediction> predict(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+  return {unfused(of, c), tiled(of, c, chip)};
+}
+
+const prediction& best(const std::vector<prediction>& all) {
+  return *std::min_element(all.begin(), all.end(),
+                           [](const prediction& a, const prediction& b) { return a.seconds < b.seconds; });
+}
+
+}  // namespace onepass::cuda

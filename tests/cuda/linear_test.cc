@@ -1,0 +1,133 @@
+// The kernel for lines with `linear`: its tiles fit the chip, it compiles, and it is taken where it was measured
+// faster.
+#include "src/cuda/linear.h"
+
+#include <gtest/gtest.h>
+
+#include "src/cuda/strategy.h"
+#include "src/spec/plan.h"
+#include "tests/cuda/nvrtc_fixture.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr int kAligned = 4096;  // an address
+
+// A call without memory, of tensors that begin at multiples of 16 bytes.
+class imagined_linear {
+ public:
+  imagined_linear(const char* line, int64 rows, int64 depth, int64 columns, dtype type, bool saves)
+      : parts_(spec::parse(line)),
+        behind_line_(saves ? parts_.behind_keeping : parts_.behind),
+        makes_input_(!parts_.before.words.empty()),
+        depth_(depth) {
+    if (makes_input_) before_ = fill(parts_.before, a_before_, rows, depth, type);
+    behind_ = fill(behind_line_, a_behind_, rows, columns, type);
+    if (saves && parts_.before.rowwise()) a_before_.statistics = address();
+  }
+  linear_call call() const {
+    return {before_, a_before_, behind_, a_behind_, makes_input_, address(),
+            depth_,  address(), depth_,  depth_,    nullptr};
+  }
+
+ private:
+  static void* address() { return reinterpret_cast<void*>(std::uintptr_t{kAligned}); }
+
+  static request fill(const spec::line& line, arguments& a, int64 rows, int64 columns, dtype type) {
+    request r(line, false);
+    r.line = spec::type_text(line, 0, false);
+    r.x = type;
+    a.rows = a.size[kMaxDims - 1] = rows, a.columns = columns;
+    std::fill(a.size, a.size + kMaxDims - 1, 1);
+    const view rows_of{address(), {0, 0, 0, columns}, type, 1}, column{address(), {}, type, 1};
+    a.x = a.y = rows_of;
+    for (int i = 0; i < line.operands; ++i) {
+      a.operand[i] = line.operand_word(i).about->operand == operand_kind::column ? column : rows_of;
+      r.operand[i] = type;
+    }
+    for (int k = 0; k < line.keeps; ++k) a.kept[k] = rows_of;
+    return r;
+  }
+
+  spec::contraction parts_;
+  spec::line behind_line_;
+  bool makes_input_;
+  int64 depth_;
+  arguments a_before_{}, a_behind_{};
+  request before_, behind_;
+};
+
+TEST(Linear, TilesFitTheChip) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const char* line : {"linear", "linear | bias | gelu", "layer_norm | scale | bias | linear | bias"}) {
+    for (const int64 columns : {8, 64, 72, 128, 136, 192, 200, 4096, 16384}) {
+      for (const int64 rows : {1, 128, 129, 8192}) {
+        const imagined_linear of(line, rows, 1024, columns, dtype::bf16, false);
+        ASSERT_TRUE(fits(of.call()));
+        const linear_plan p = choose(of.call(), chip);
+        EXPECT_LE(p.shared_bytes, static_cast<unsigned>(chip.shared_per_block) - 2048) << "room for mailboxes";
+        EXPECT_GE(p.stages, 3);
+        EXPECT_LE(p.grid, static_cast<unsigned>(chip.sm_count));
+        EXPECT_EQ(p.grid % static_cast<unsigned>(p.tiles.cluster), 0u);
+      }
+    }
+  }
+}
+
+TEST(Linear, RowsMustBeginAt16Bytes) {
+  imagined_linear of("linear", 64, 64, 64, dtype::f16, false);
+  linear_call call = of.call();
+  EXPECT_TRUE(fits(call));
+  call.input = static_cast<const char*>(call.input) + 2;
+  EXPECT_FALSE(fits(call));
+  linear_call other = of.call();
+  other.matrix_stride = 68;
+  EXPECT_FALSE(fits(other));
+}
+
+TEST(Linear, WholeTurnsDecideTheTile) {
+  const device_facts chip = facts_of("sm_90a");
+  const tile_plan square = plan_tiles(8192, 4096, 4096, false, 0, chip);
+  EXPECT_EQ(square.tile.columns, 256);
+  EXPECT_EQ(square.turns, 8);
+  EXPECT_EQ(plan_tiles(8192, 4096, 16384, false, 16, chip).tile.columns, 192);  // 42 turns of 192, or 32 of 256
+  EXPECT_EQ(plan_tiles(1, 64, 40, false, 0, chip).tile.columns, 64);
+}
+
+TEST(Strategy, SaysWhyNot) {
+  const spec::contraction line(spec::parse("rms_norm | linear"));
+  const auto why = [&](linear_case c, const char* arch) { return predict(line, c, facts_of(arch)).back().why_not; };
+  EXPECT_EQ(why({64, 64, 64, dtype::bf16, false}, "sm_90a"), "");
+  EXPECT_NE(why({64, 64, 64, dtype::bf16, false}, "sm_80").find("9.0"), std::string::npos);
+  EXPECT_NE(why({64, 64, 64, dtype::f32, false}, "sm_90a").find("bfloat16"), std::string::npos);
+  EXPECT_NE(why({64, 60, 64, dtype::f16, false}, "sm_90a").find("multiples of 8"), std::string::npos);
+  EXPECT_NE(why({64, 8200, 64, dtype::f16, false}, "sm_90a").find("8192"), std::string::npos);
+}
+
+TEST(Strategy, AKernelForAllMovesLess) {
+  const spec::contraction line(spec::parse("layer_norm | linear | bias | gelu"));
+  const auto all = predict(line, {4096, 1024, 2048, dtype::bf16, true}, facts_of("sm_90a"));
+  constexpr int64 kX = 4096 * 1024 * 2, kY = 4096 * 2048 * 2, kMatrix = 1024 * 2048 * 2;
+  EXPECT_EQ(all[0].bytes, kX + kMatrix + kY + 2 * kX + 2 * kY);
+  EXPECT_EQ(all[1].bytes, kX + kMatrix + kY + kX + kY);  // the input made on the way, the product for backward
+}
+
+using LinearNvrtc = Nvrtc;
+
+TEST_F(LinearNvrtc, CompilesALineOfEachKind) {
+  const device_facts chip = facts_of("sm_90a");
+  const auto compiles = [&](const char* line, int64 depth, int64 columns, dtype type, bool saves) {
+    const imagined_linear of(line, 1000, depth, columns, type, saves);
+    const std::string cubin = nvrtc_compile(source(of.call(), choose(of.call(), chip)), chip.arch_name);
+    EXPECT_FALSE(cubin.empty());
+  };
+  compiles("linear", 512, 64, dtype::f16, false);
+  compiles("linear | bias | gelu | dropout(0.1) | add | keep", 1000, 16384, dtype::bf16, true);
+  compiles("layer_norm | scale | bias | linear | bias", 1024, 4096, dtype::bf16, true);
+  compiles("add | keep | rms_norm | scale | linear | bias | silu", 8192, 128, dtype::bf16, false);
+  compiles("causal | softmax | dropout(0.1) | linear", 264, 200, dtype::f16, true);
+  compiles("gate(silu) | linear", 14336, 4096, dtype::bf16, true);
+}
+
+}  // namespace
+}  // namespace onepass::cuda

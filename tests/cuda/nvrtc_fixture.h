@@ -1,0 +1,53 @@
+// Tests that compile with NVRTC, into an empty cache; the environment is put back.
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "src/cuda/nvrtc.h"
+#include "src/settings.h"
+
+namespace onepass::cuda {
+
+// Where Python's packages have it, ONEPASS_NVRTC says so: a C++ test knows no Python.
+inline const char* find_nvrtc() {
+  const char* path = std::getenv("ONEPASS_NVRTC");
+  return path ? path : "";
+}
+
+inline bool nvrtc_is_here() {
+  for (const char* name : {find_nvrtc(), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) {
+    if (*name != '\0' && dlopen(name, RTLD_NOW | RTLD_LOCAL) != nullptr) return true;
+  }
+  return false;
+}
+
+class Nvrtc : public testing::Test {
+ protected:
+  void SetUp() override {
+    settings_now().include_dir = ONEPASS_SOURCE_DIR "/include";
+    settings_now().find_nvrtc = find_nvrtc;
+    if (!nvrtc_is_here()) GTEST_SKIP() << "libnvrtc cannot be opened";
+    std::string pattern = (std::filesystem::temp_directory_path() / "onepass-test-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    if (const char* old = std::getenv("ONEPASS_CACHE_DIR")) before_ = old;
+    setenv("ONEPASS_CACHE_DIR", folder_.c_str(), 1);
+  }
+  void TearDown() override {
+    if (folder_.empty()) return;
+    before_ ? setenv("ONEPASS_CACHE_DIR", before_->c_str(), 1) : unsetenv("ONEPASS_CACHE_DIR");
+    std::filesystem::remove_all(folder_);
+  }
+
+ private:
+  std::filesystem::path folder_;
+  std::optional<std::string> before_;
+};
+
+}  // namespace onepass::cuda

@@ -1,0 +1,185 @@
+"""The ways a line with `linear` is computed: each forced in turn, what is chosen, and what is said of it."""
+
+import pytest
+import torch
+
+import onepass
+from helpers import LINEAR_LINES, assert_equal, check_line, gradients, make_inputs, run, upstream
+from onepass import functional as F
+from onepass import nn
+
+SHORT = (torch.bfloat16, torch.float16)
+NORM_LINEAR = "layer_norm(1e-5) | scale | bias | linear | bias"
+needs_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="the kernel is for compute capability 9.0",
+)
+
+
+def with_strategy(line, name):
+    return line.replace("linear", f"linear({name})")
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("line", (*LINEAR_LINES, "causal | softmax | linear | bias | keep | gelu"))
+def test_tiled_is_as_accurate_as_pytorchs_chain(line, dtype):
+    check_line(with_strategy(line, "tiled"), make_inputs(line, (300, 264), dtype, "cuda", out_features=392), slack=2.0)
+
+
+@needs_hopper
+@pytest.mark.parametrize(
+    "rows, columns, out_features",
+    [
+        (1, 8, 8), (1, 4096, 256), (127, 64, 72), (128, 72, 64), (129, 1024, 136), (257, 2048, 200), (2, 8192, 520),
+(33000, 256, 64), (5000, 4096, 2056),
+    ],
+)  # fmt: skip
+def test_tiled_shapes(rows, columns, out_features):
+    line = "layer_norm(1e-5) | scale | bias | linear | bias | gelu_tanh"
+    inputs = make_inputs(line, (rows, columns), torch.bfloat16, "cuda", out_features=out_features)
+    check_line(with_strategy(line, "tiled"), inputs, slack=2.0)
+
+
+@needs_hopper
+@pytest.mark.parametrize("line", ["linear | bias | gelu", NORM_LINEAR, "dropout(0.1) | linear | dropout(0.1) | add"])
+def test_strategies_agree(line):
+    """A row's input is the same bit for bit; its products are summed in another order."""
+    inputs = make_inputs(line, (4, 700, 512), torch.bfloat16, "cuda", out_features=768)
+    results = {}
+    for name in ("unfused", "tiled"):
+        outputs, _ = run(with_strategy(line, name), inputs, generator=torch.Generator("cuda").manual_seed(3))
+        results[name] = [*outputs, *gradients(outputs, inputs, upstream(outputs))]
+    for unfused, tiled in zip(results["unfused"], results["tiled"]):
+        torch.testing.assert_close(tiled, unfused, rtol=2e-2, atol=2e-2 * unfused.abs().max().item())
+
+
+@needs_hopper
+def test_tiled_gives_the_same_bits_every_time():
+    line = with_strategy(f"{NORM_LINEAR} | gelu", "tiled")
+    inputs = make_inputs(line, (9000, 2048), torch.bfloat16, "cuda", out_features=1536)
+    first, *others = (run(line, inputs)[0][0] for _ in range(5))
+    for other in others:
+        assert_equal(other, first)
+
+
+@needs_hopper
+@pytest.mark.parametrize("layout", ["rows", "leading"])
+def test_tiled_takes_rows_that_lie_apart(layout):
+    x = torch.randn(300, 528, device="cuda", dtype=torch.bfloat16)
+    x = x[:, :512] if layout == "rows" else x.view(3, 100, 528).transpose(0, 1)[..., :512]
+    w = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
+    for line, operands in (("linear(tiled) | gelu", (w,)), ("rms_norm | scale | linear(tiled)", (w[0], w))):
+        got = onepass.fused(line, x, *operands)
+        assert_equal(got, onepass.fused(line, x.contiguous(), *operands))
+
+
+@needs_hopper
+def test_tiled_refuses_what_it_cannot_take():
+    x, w = torch.randn(64, 72, device="cuda"), torch.randn(40, 72, device="cuda")
+    half = [t.half() for t in (x, w)]
+    with pytest.raises(RuntimeError, match=r"linear\(tiled\).*bfloat16 and float16"):
+        F.linear(x, w, strategy="tiled")
+    with pytest.raises(RuntimeError, match="one dtype"):
+        F.linear(x, half[1], strategy="tiled")
+    with pytest.raises(RuntimeError, match="multiples of 8 numbers"):
+        F.linear(half[0][:, :70], half[1][:, :70], strategy="tiled")
+    with pytest.raises(RuntimeError, match="16 bytes"):
+        F.linear(half[0][:, 1:65], half[1][:, :64], strategy="tiled")
+
+
+@needs_hopper
+def test_tiled_in_a_cuda_graph():
+    x, w = (torch.randn(s, 512, device="cuda", dtype=torch.bfloat16) for s in (640, 384))
+    g = torch.randn(512, device="cuda", dtype=torch.bfloat16)
+    line = "rms_norm | scale | linear(tiled) | silu"
+    onepass.fused(line, x, g, w)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = onepass.fused(line, x, g, w)
+    for _ in range(2):
+        x.normal_()
+        graph.replay()
+        assert_equal(y, onepass.fused(line, x, g, w))
+
+
+def test_a_strategy_for_another_device_is_refused():
+    x, w = torch.randn(4, 8), torch.randn(16, 8)
+    with pytest.raises(RuntimeError, match=r"linear\(tiled\).*for CUDA"):
+        F.linear(x, w, strategy="tiled")
+    assert_equal(F.linear(x, w, strategy="unfused"), F.linear(x, w))
+
+
+def test_an_unknown_strategy():
+    x, w = torch.randn(4, 8), torch.randn(16, 8)
+    with pytest.raises(onepass.LineError, match="unknown strategy 'fast', expected one of auto, unfused, tiled"):
+        F.linear(x, w, strategy="fast")
+    with pytest.raises(TypeError, match="argument 'strategy' must be str, not int"):
+        F.linear(x, w, strategy=3)
+    with pytest.raises(onepass.LineError, match="expected a strategy"):
+        onepass.Line("linear()")
+
+
+def test_every_function_and_module_hands_its_strategy_on():
+    x, w, square = torch.randn(4, 8), torch.randn(16, 8), torch.randn(8, 16)
+    column = torch.ones(8)
+    calls = [
+        lambda: F.linear(x, w, strategy="tiled"),
+        lambda: F.layer_norm_linear(x, column, None, w, strategy="tiled"),
+        lambda: F.rms_norm_linear(x, column, w, strategy="tiled"),
+        lambda: F.layer_norm_mlp(x, column, None, w, None, square, strategy="tiled"),
+        lambda: F.gated_mlp(x, w, w, square, strategy="tiled"),
+        lambda: nn.LinearAct(8, 16, strategy="tiled")(x),
+        lambda: nn.LayerNormLinear(8, 16, strategy="tiled")(x),
+        lambda: nn.RMSNormLinear(8, 16, strategy="tiled")(x),
+        lambda: nn.LayerNormMLP(8, 16, strategy="tiled")(x),
+        lambda: nn.GatedMLP(8, 16, strategy="tiled")(x),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="its kernel is for CUDA"):
+            call()
+
+
+# What was measured (docs/measured-facts.md, "linear").
+@pytest.mark.parametrize(
+    "line, shape, out_features, chosen",
+    [
+        ("linear | bias | gelu", (8192, 4096), 16384, "tiled"),
+        ("linear | bias | silu", (8192, 4096), 16384, "tiled"),
+        (NORM_LINEAR, (32768, 4096), 4096, "tiled"),
+        (NORM_LINEAR, (32768, 1024), 4096, "tiled"),
+        (NORM_LINEAR, (65536, 1024), 1024, "unfused"),
+        (NORM_LINEAR, (65536, 4096), 64, "unfused"),
+        (NORM_LINEAR, (16, 4096), 4096, "unfused"),
+        ("gate(silu) | linear", (8192, 14336), 4096, "unfused"),
+    ],
+)
+def test_plan_takes_what_was_faster(line, shape, out_features, chosen):
+    plan = onepass.Line(line).plan(shape, torch.bfloat16, out_features, device="sm_90a", training=False)
+    assert plan.strategy == chosen and str(plan).startswith(f"{chosen}: ")
+    ways = {way.name: way for way in plan.alternatives}
+    assert set(ways) == {"unfused", "tiled"}
+    assert ways[chosen].seconds == min(way.seconds for way in plan.alternatives)
+    assert ways["tiled"].bytes < ways["unfused"].bytes
+
+
+def test_plan_says_why_not():
+    line = onepass.Line("linear | gelu")
+    for arch, dtype, columns, why in [
+        ("sm_80", torch.bfloat16, 64, "compute capability 9.0"),
+        ("sm_90a", torch.float32, 64, "bfloat16 and float16"),
+        ("sm_90a", torch.float16, 63, "multiples of 8"),
+    ]:
+        plan = line.plan((64, columns), dtype, 64, device=arch)
+        assert plan.strategy == "unfused" and why in plan.why
+    forced = onepass.Line("linear(unfused) | gelu").plan((8192, 4096), torch.bfloat16, 16384, device="sm_90a")
+    assert forced.strategy == "unfused"
+
+
+def test_plan_without_a_choice():
+    assert onepass.Line("linear").plan((4, 8), torch.float32, 16, device="cpu").strategy == "unfused"
+    assert onepass.Line("rms_norm | scale").plan((4, 8)).strategy == "fused"
+    with pytest.raises(TypeError, match="out_features"):
+        onepass.Line("linear").plan((4, 8))
+    with pytest.raises(RuntimeError, match="unknown arch 'sm_1'"):
+        onepass.Line("linear").plan((4, 8), torch.bfloat16, 16, device="sm_1")
