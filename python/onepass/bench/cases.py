@@ -18,7 +18,7 @@ from onepass.bench.providers import Provider, Trial
 from onepass.bench.timing import Clock, Run, host_time
 from onepass.line import Line
 
-__all__ = ["Row", "clean", "host_case", "memory", "run_case", "saved_bytes", "time_all", "upstream_of"]
+__all__ = ["Row", "clean", "host_case", "memory", "run_case", "saved_bytes", "says", "time_all"]
 
 FLOOR = "floor"
 
