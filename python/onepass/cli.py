@@ -1,4 +1,4 @@
-"""The command `onepass`: demo, bench, the kernel cache, the vocabulary, and what this machine offers."""
+"""The command `onepass`: demo, bench, cases, the kernel cache, the vocabulary, and what this machine offers."""
 
 from __future__ import annotations
 
@@ -81,8 +81,7 @@ def bench(
     """Times every pattern beside eager PyTorch, torch.compile and the libraries that are installed."""
     from onepass import bench as benchmark
 
-    if json is not None:  # or minutes of timing would be lost at the end
-        json.parent.mkdir(parents=True, exist_ok=True)
+    make_directory_of(json)
     names = None if providers is None else [name.strip() for name in providers.split(",")]
     benchmark.run(
         device=device,
@@ -94,6 +93,29 @@ def bench(
         dtype=None if dtype is None else parse_dtype(dtype),
         plot=plot,
     )
+
+
+@app.command("case")
+def run_case(
+    name: Annotated[str, typer.Argument(metavar="CASE", help="as in layernorm-linear")],
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; all that there are if not given")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="where to write the results")] = None,
+    quick: Annotated[bool, typer.Option(help="few rounds and the teaching size only")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile of the unfused function, too")] = False,
+) -> None:
+    """Runs a teaching case unfused and fused: errors against float64, work, memory, times. Exits with 1 where wrong."""
+    from onepass import case
+
+    if name not in case.CASES:
+        raise typer.BadParameter(f"no case is called {name!r}; there are {', '.join(case.CASES)}")
+    make_directory_of(json)
+    raise typer.Exit(case.CASES[name](device=device, json=json, quick=quick, compiled=compiled))
+
+
+def make_directory_of(json: Path | None) -> None:
+    """Before minutes of timing, which would be lost at the end."""
+    if json is not None:
+        json.parent.mkdir(parents=True, exist_ok=True)
 
 
 @app.command()

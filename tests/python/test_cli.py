@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 import onepass
-from onepass import _native
+from onepass import _native, case
 from onepass.cli import app, parse_dtype, parse_shape
 
 
@@ -101,6 +101,24 @@ def test_bench_passes_its_options(call, monkeypatch, tmp_path):
         default,
         default | {"suite": "curve", "dtype": torch.bfloat16, "plot": tmp_path},
     ]
+
+
+def test_case_passes_its_options_and_exit_code(call, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setitem(case.CASES, "layernorm-linear", lambda **given: calls.append(given) or 1)
+    file = tmp_path / "new" / "results.json"
+    call("case", "layernorm-linear", code=1)
+    call("case", "layernorm-linear", "--device", "cpu", "--json", str(file), "--quick", "--compile", code=1)
+    assert file.parent.is_dir()
+    assert calls == [
+        {"device": None, "json": None, "quick": False, "compiled": False},
+        {"device": "cpu", "json": file, "quick": True, "compiled": True},
+    ]
+
+
+def test_an_unknown_case_names_those_that_there_are(call):
+    text = call("case", "layernorm", code=2)
+    assert all(name in text for name in case.CASES)
 
 
 def replace(monkeypatch, name, run):

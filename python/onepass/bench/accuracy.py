@@ -11,8 +11,9 @@ from onepass.bench.patterns import P, Pattern
 from onepass.bench.providers import PROVIDERS, Trial
 from onepass.line import Line
 
-__all__ = ["LIMIT", "Judge", "WrongResult"]
+__all__ = ["LIMIT", "RATIO", "Judge", "WrongResult"]
 
+RATIO = 1.5  # the accuracy contract: our error against fp64 over that of PyTorch's own chain
 LIMIT = 10.0  # a provider whose error is more than so many times eager's is out of the comparison
 ELEMENTS = 2**19  # that are compared, of the whole
 # Below so many units in the last place of a tensor's largest value an error counts as none.
@@ -24,13 +25,13 @@ class WrongResult(RuntimeError):
 
 
 class Judge:
-    """Compares a sample of rows, spread over the whole tensor.
+    """Compares a sample of rows, spread over the whole tensor, or all of them.
 
     Upstream gradients are zero in all other rows, so that the column sums are those of the sample too. Which elements
     a dropout kept is read off the provider's own result, with a residual of zeros.
     """
 
-    def __init__(self, pattern: Pattern, inputs: list[Tensor]) -> None:
+    def __init__(self, pattern: Pattern, inputs: list[Tensor], *, sampled: bool = True) -> None:
         self.pattern = pattern
         line = Line(pattern.line)
         self.drops, self.rowwise = line.has_dropout, line.rowwise
@@ -43,7 +44,7 @@ class Judge:
                     self.inputs[i] = torch.zeros_like(inputs[i]).requires_grad_()
         x = inputs[0]
         rows = math.prod(x.shape[:-1])
-        count = min(rows, max(1, min(256, ELEMENTS // x.shape[-1])))
+        count = min(rows, max(1, min(256, ELEMENTS // x.shape[-1]))) if sampled else rows
         sample = torch.linspace(0, rows - 1, count, dtype=torch.float64, device=x.device).round().long()
         self.sample = torch.unravel_index(sample, x.shape[:-1])
         self.upstream = []
@@ -52,6 +53,7 @@ class Judge:
             chosen = torch.randn((count, shape[-1]), generator=generator, dtype=x.dtype, device=x.device)
             self.upstream.append(x.new_zeros(shape).index_put_(self.sample, chosen))
         self.eager: list[float] = []
+        self.largest: list[float] = []  # of each exact result and gradient
         self.floor: list[float] = []
 
     def ask_eager(self) -> None:
@@ -73,10 +75,18 @@ class Judge:
             results += [self._sampled(g, rows) for g, rows in zip(trial.backward(), wanted)]
         kept = self._kept(results, keep_probability) if self.drops else None
         exact = self._exact(kept, keep_probability)
+        self.largest = [e.abs().max().item() for e in exact]
         self.floor = [
-            UNITS.get(r.dtype, 1.0) * torch.finfo(r.dtype).eps * e.abs().max().item() for r, e in zip(results, exact)
+            UNITS.get(r.dtype, 1.0) * torch.finfo(r.dtype).eps * most for r, most in zip(results, self.largest)
         ]
         return [(r.double() - e).abs().max().item() for r, e in zip(results, exact)]
+
+    def ratios(self, errors: list[float]) -> list[float]:
+        """Each error over eager's, infinite where it is not a number."""
+        return [
+            error / max(of_eager, floor, 1e-300) if math.isfinite(error) else math.inf
+            for error, of_eager, floor in zip(errors, self.eager, self.floor)
+        ]
 
     def ratio(self, errors: list[float]) -> float:
         """The largest error over eager's.
@@ -84,10 +94,7 @@ class Judge:
         Raises:
             WrongResult: if it is beyond the limit, or not a number.
         """
-        worst = max(
-            error / max(of_eager, floor, 1e-300) if math.isfinite(error) else math.inf
-            for error, of_eager, floor in zip(errors, self.eager, self.floor)
-        )
+        worst = max(self.ratios(errors))
         if worst > LIMIT:
             raise WrongResult(f"wrong result: the largest error is {worst:.3g} times eager's")
         return worst

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from onepass.bench.providers import Provider, Trial
 from onepass.bench.timing import Clock, Run, host_time
 from onepass.line import Line
 
-__all__ = ["Row", "host_case", "run_case", "saved_bytes"]
+__all__ = ["Row", "clean", "host_case", "memory", "run_case", "saved_bytes", "says", "time_all"]
 
 FLOOR = "floor"
 
@@ -46,6 +46,12 @@ class Row:
     error_ratio: float | None = None
     failure: str | None = None
 
+    @classmethod
+    def of(cls, pattern: Pattern, case: Case, provider: Provider) -> Self:
+        """With nothing measured yet."""
+        dtype = str(case.dtype).removeprefix("torch.")
+        return cls(pattern.name, pattern.line, list(case.shape), dtype, case.layout, case.out_features, provider.name)
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -72,10 +78,7 @@ def run_case(
             except torch.OutOfMemoryError as error:
                 judge, reason = None, says(error)
         for provider in providers:
-            dtype = str(case.dtype).removeprefix("torch.")
-            row = Row(
-                pattern.name, pattern.line, list(case.shape), dtype, case.layout, case.out_features, provider.name
-            )
+            row = Row.of(pattern, case, provider)
             try:
                 function = provider.build(pattern)
                 if function is None:
@@ -103,23 +106,31 @@ def examine(provider: Provider, pattern: Pattern, function, inputs: list[Tensor]
     except WrongResult as wrong:
         row.failure = str(wrong)
     trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs))
-    device = inputs[0].device
+    row.saved_bytes, row.peak_bytes = memory(trial)
+    return trial
+
+
+def memory(trial: Trial) -> tuple[int | None, int | None]:
+    """Bytes that are held for backward (None where there is none), and on CUDA the most of a step beyond its inputs."""
+    device = trial.inputs[0].device
+    saved = peak = None
+    trial.outputs = ()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
     if trial.forward_only:
         trial.forward()
     else:
-        row.saved_bytes = saved_bytes(trial.refresh)
+        saved = saved_bytes(trial.refresh)
         trial.backward()
     if device.type == "cuda":
-        row.peak_bytes = torch.cuda.max_memory_allocated(device) - before
+        peak = torch.cuda.max_memory_allocated(device) - before
     trial.outputs = ()
-    return trial
+    return saved, peak
 
 
 def saved_bytes(forward: Callable[[], object]) -> int:
-    """Of the storages that the graph holds for backward, inputs among them."""
+    """Of the distinct storages that the graphs hold for backward, inputs among them."""
     held: list[Tensor] = []  # alive until the end, so that no two storages share an address
 
     def pack(tensor: Tensor) -> Tensor:

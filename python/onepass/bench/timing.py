@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onepass.bench.patterns import Traffic
 
-__all__ = ["Clock", "CpuClock", "CudaClock", "Run", "clock_for", "host_time"]
+__all__ = ["Clock", "CpuClock", "CudaClock", "Run", "clock_for", "devices", "host_time"]
 
 LEAST, MOST = 5, 200  # rounds
 HUGE_PAGE = 2 << 20
@@ -161,6 +161,13 @@ class CudaClock(Clock):
         torch.cuda.synchronize(self.device)
         for name, (begin, end) in events.items():
             times[name].append(1e-3 * begin.elapsed_time(end))
+
+
+def devices(name: str | None) -> list[torch.device]:
+    """The one asked for, or all kinds that there are."""
+    if name is not None:
+        return [torch.device(name)]
+    return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
 
 def clock_for(device: torch.device) -> Clock:

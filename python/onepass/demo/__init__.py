@@ -16,7 +16,9 @@ from rich.progress import Progress
 from rich.table import Column, Table
 from torch import Tensor
 
-from onepass.demo.compare import RATIO, Row, measure
+from onepass.bench.accuracy import RATIO
+from onepass.bench.timing import devices
+from onepass.demo.compare import Row, measure
 from onepass.demo.encoder import load
 from onepass.demo.patterns import Pattern, patterns_of
 from onepass.demo.sentences import SENTENCES
@@ -65,13 +67,6 @@ def run(
     failed = any(row.failed for row in rows)
     console.print(verdict(rows), style="bold red" if failed else "bold green", highlight=False)
     return int(failed)
-
-
-def devices(name: str | None) -> list[torch.device]:
-    """The one asked for, or all kinds that there are."""
-    if name is not None:
-        return [torch.device(name)]
-    return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
 
 def similar(embeddings: Tensor, sentences: Sequence[str]) -> str:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onepass.bench.accuracy import RATIO
+from onepass.bench.cases import saved_bytes
 from onepass.demo.patterns import Eager, Pattern
 from onepass.line import Line, fused
 from onepass.reference import dropout, dropout_numbers
 
-__all__ = ["RATIO", "Pair", "Row", "measure"]
+__all__ = ["Pair", "Row", "measure"]
 
-RATIO = 1.5  # the accuracy contract: our error against fp64 over that of PyTorch's own chain
 # Below so many machine epsilons of a tensor's largest value an error counts as none. The gradient of a norm's weight is
 # a sum that can cancel to a few per cent of its terms, where their rounding to fp32 alone leaves up to 4.5 of them.
 UNITS = {torch.float32: 8.0, torch.bfloat16: 1.0}
@@ -88,6 +89,10 @@ def measure(pattern: Pattern, device: torch.device, dtype: torch.dtype, rounds: 
         return fused(pattern.line, *tensors)
 
     errors = [pair for call in calls for pair in call_errors(line, pattern.eager, ours, call)]
+
+    def held(function: Callable) -> int:
+        return saved_bytes(lambda: [call.forward(function) for call in calls])
+
     floor = UNITS[dtype] * torch.finfo(dtype).eps
     return Row(
         error=Pair(max(e.eager for e in errors), max(e.fused for e in errors)),
@@ -95,7 +100,7 @@ def measure(pattern: Pattern, device: torch.device, dtype: torch.dtype, rounds: 
         failed=sum(e.fused > max(RATIO * e.eager, floor) for e in errors),
         seconds=times(pattern.eager, ours, calls, device, rounds),
         bytes=pattern.bytes_to_move(dtype),
-        held=Pair(held(pattern.eager, calls), held(ours, calls)),
+        held=Pair(held(pattern.eager), held(ours)),
     )
 
 
@@ -157,18 +162,3 @@ def timed(function: Callable, calls: list[Call], device: torch.device) -> float:
     for call in calls:
         call.backward(call.forward(function))
     return time.perf_counter() - begin_time
-
-
-def held(function: Callable, calls: list[Call]) -> int:
-    """Bytes of the distinct storages that the graphs of all calls save for backward."""
-    storages: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        graphs = [call.forward(function) for call in calls]  # kept until the end, so that no address comes twice
-    del graphs
-    return sum(storages.values())
