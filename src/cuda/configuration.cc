@@ -285,6 +285,8 @@ int result_bits(const request& r) {
   return bits;
 }
 
+}  // namespace
+
 const char* name_of(dtype type) {
   switch (type) {
     case dtype::f32: return "f32";
@@ -295,8 +297,6 @@ const char* name_of(dtype type) {
     default: return "none";
   }
 }
-
-}  // namespace
 
 request::request(const spec::line& line, bool is_backward)
     : rowwise(line.rowwise()),

@@ -78,6 +78,8 @@ constexpr int room_for(int count) { return count > 0 ? count : 1; }
 // What tensors, dtypes and alignment say, before anything is chosen.
 configuration describe(const request&, const arguments&);
 
+const char* name_of(dtype);  // as the sources write it
+
 // Parts of a source: what stands before the skeleton's types, and the members of a Config.
 std::string heading(const request&, const std::string& skeleton);
 std::string fields(const request&, const configuration&);

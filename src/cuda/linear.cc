@@ -14,7 +14,7 @@ namespace onepass::cuda {
 namespace {
 
 constexpr int kTileRows = 128, kTileDepth = 64, kThreads = 512, kGroupThreads = 128;  // as in linear.cuda.h
-constexpr int kLanes = kTileLanes;
+constexpr int kLanes = kTileLanes, kFoldThreads = 256;
 constexpr int kMostHeld = kMostRowColumns / kGroupThreads;  // numbers of rows before `linear` in a thread
 
 int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
@@ -47,7 +47,7 @@ request widest(const request& a, const request& b) {
 
 int rows_at_once(int64 depth) { return kGroupThreads / threads_of_row(depth) * rows_of_thread(depth); }
 
-tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, bool makes_input, int flops_behind,
+tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, input_of from, int flops_behind,
                      const device_facts& chip) {
   tile_plan p{};
   p.cluster = rows > kTileRows ? 2 : 1;
@@ -56,11 +56,12 @@ tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, bool makes_input, i
     return ceil_div(down * ceil_div(columns, tile.columns), clusters);
   };
   const auto time = [&](const linear_tile& tile) {
-    const bool makes_short = makes_input && depth <= kLinearTuning.short_rows;
+    const bool makes_short = from == input_of::made && depth <= kLinearTuning.short_rows;
     const bool finishes = flops_behind >= kLinearTuning.activation_flops;
-    return static_cast<double>(turns(tile) * tile.columns) * (makes_short ? tile.time_making
-                                                              : finishes  ? tile.time_finishing
-                                                                          : tile.time);
+    return static_cast<double>(turns(tile) * tile.columns) * (from == input_of::deferred ? tile.time_deferring
+                                                              : makes_short              ? tile.time_making
+                                                              : finishes                 ? tile.time_finishing
+                                                                                         : tile.time);
   };
   const auto* narrow = std::find_if(std::begin(kLinearTuning.narrow), std::end(kLinearTuning.narrow),
                                     [&](const linear_tile& tile) { return columns <= tile.columns; });
@@ -75,20 +76,22 @@ tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, bool makes_input, i
 bool fits(const linear_call& call) {
   return call.a_behind.rows < 1 << 30 && is_aligned(call.input, call.input_stride) &&
          is_aligned(call.matrix, call.matrix_stride) && describe(call.behind, call.a_behind).access == kLanes &&
-         (!call.makes_input || describe(call.before, call.a_before).access == kLanes);
+         (call.from != input_of::made || describe(call.before, call.a_before).access == kLanes);
 }
 
 linear_plan choose(const linear_call& call, const device_facts& chip) {
   linear_plan p{};
+  const bool makes = call.from == input_of::made;
   const int64 columns = call.a_behind.columns, rows = call.a_behind.rows;
-  p.tiles = plan_tiles(rows, call.depth, columns, call.makes_input, call.behind.flops, chip);
+  p.tiles = plan_tiles(rows, call.depth, columns, call.from, call.behind.flops, chip);
   const linear_tile& tile = p.tiles.tile;
-  p.group = call.makes_input ? kLinearTuning.group_making_input : kLinearTuning.group;
+  p.group = makes ? kLinearTuning.group_making_input : kLinearTuning.group;
   const int64 product_bytes = int64{tile.buffers} * kTileRows / 2 * tile.columns * 2;
   const int64 stage_bytes = int64{kTileRows + tile.columns} * kTileDepth * 2;
-  constexpr int kAligned = 1024, kStatic = 2048;
-  p.stages = static_cast<int>(std::min<int64>(
-      (chip.shared_per_block - kAligned - kStatic - product_bytes) / stage_bytes, kLinearTuning.stages));
+  constexpr int kAligned = 1024;
+  const int kept = call.from == input_of::deferred ? 4096 : 2048;  // for mailboxes, and of a deferred norm
+  p.stages = static_cast<int>(
+      std::min<int64>((chip.shared_per_block - kAligned - kept - product_bytes) / stage_bytes, kLinearTuning.stages));
   p.shared_bytes = static_cast<unsigned>(kAligned + product_bytes + p.stages * stage_bytes);
   const int64 tiles = ceil_div(rows, int64{kTileRows} * p.tiles.cluster) * ceil_div(columns, tile.columns);
   p.grid = static_cast<unsigned>(std::min<int64>(tiles, chip.sm_count / p.tiles.cluster) * p.tiles.cluster);
@@ -102,16 +105,16 @@ linear_plan choose(const linear_call& call, const device_facts& chip) {
   p.behind.stages = 1;
   p.behind.streams = 1;  // the product
 
-  if (call.makes_input) p.before = describe(call.before, call.a_before);
+  if (call.from != input_of::x) p.before = describe(call.before, call.a_before);
   else p.before.lanes = p.before.access = kLanes, p.before.dims = p.before.cluster = 1;
-  p.before.across = call.makes_input ? threads_of_row(call.depth) : kGroupThreads;
+  p.before.across = makes ? threads_of_row(call.depth) : kGroupThreads;
   p.before.down = kGroupThreads / p.before.across;
   p.before.threads = kThreads;
   const int64 each = int64{p.before.across} * kLanes;
   p.before.held_lanes = lanes_of_thread(call.depth);
   p.before.exact = call.depth % each == 0;
   p.before.whole_lanes = static_cast<int>(call.depth / each);
-  p.rows_of_thread = call.makes_input ? rows_of_thread(call.depth) : 1;
+  p.rows_of_thread = makes ? rows_of_thread(call.depth) : 1;
   return p;
 }
 
@@ -121,15 +124,15 @@ std::string source(const linear_call& call, const linear_plan& p) {
   const auto number = [&](const char* name, int value) {
     text += std::string("  static constexpr int ") + name + " = " + std::to_string(value) + ";\n";
   };
-  text += "using line_before = " + (call.makes_input ? call.before.line : "line<chain<>>") + ";\n";
+  text += "using line_before = " + (call.from != input_of::x ? call.before.line : "line<chain<>>") + ";\n";
   text += "using line_behind = " + r.line + ";\nstruct config_before {\n" + fields(call.before, p.before);
-  number("kAny", call.makes_input), number("kAtOnce", p.rows_of_thread);
+  number("kAny", call.from == input_of::made), number("kAtOnce", p.rows_of_thread);
   text += "};\nstruct config_first_rows : config_before {\n";
   number("kDown", kThreads / p.before.across), number("kAtOnce", 1);
   text += "};\nstruct config_behind {\n" + fields(r, p.behind) + "};\nstruct config {\n";
   text += std::string("  static constexpr dtype kX = dtype::") + (r.x == dtype::bf16 ? "bf16" : "f16") + ";\n";
   number("kTileN", p.tiles.tile.columns), number("kBuffers", p.tiles.tile.buffers), number("kStages", p.stages);
-  number("kCluster", p.tiles.cluster);
+  number("kCluster", p.tiles.cluster), number("kDefers", call.from == input_of::deferred);
   number("kGroup", p.group);
   text +=
       "  using before = config_before;\n  using first_rows = config_first_rows;\n  using behind = config_behind;\n};\n";
@@ -163,9 +166,36 @@ void launch(const linear_call& call, int device, void* stream) {
   std::string packed(reinterpret_cast<const char*>(maps), sizeof maps);
   packed.append(reinterpret_cast<const char*>(&call.depth), sizeof call.depth);
   packed.append(reinterpret_cast<const char*>(&call.ready), sizeof call.ready);
+  packed.append(reinterpret_cast<const char*>(&call.sums), sizeof call.sums);
+  packed.append(reinterpret_cast<const char*>(&call.offsets), sizeof call.offsets);
   const request both = widest(call.behind, call.before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
   launch(*built, {p.grid, 1}, {kThreads, 1}, p.shared_bytes, false, stream, packed.data());
+}
+
+std::string source(const fold_call& of) {
+  const auto type = [](const char* name, dtype t) {
+    return std::string("  static constexpr dtype ") + name + " = dtype::" + name_of(t) + ";\n";
+  };
+  return "#include \"onepass/skeleton/deferred_norm.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" +
+         type("kMatrix", of.type) + type("kScale", of.scale ? of.scale_type : dtype::none) +
+         type("kBias", of.bias ? of.bias_type : dtype::none) +
+         "  static constexpr bool kCentred = " + (of.centres ? "true" : "false") +
+         ";\n};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(kFoldThreads) + ") " + kKernelName +
+         "(const __grid_constant__ fold_arguments a) {\n  fold<config, " + std::to_string(kFoldThreads) +
+         ">(a);\n}\nONEPASS_END\n";
+}
+
+void launch(const fold_call& of, int device, void* stream) {
+  struct {  // fold_arguments
+    const void *matrix, *scale, *bias;
+    void* folded;
+    float *sums, *offsets;
+    int64 depth, stride;
+  } const arguments{of.matrix, of.scale, of.bias, of.folded, of.sums, of.offsets, of.depth, of.stride};
+  const device_facts& chip = facts(device);
+  const kernel& built = load(source(of), kKernelName, device, stream, chip.arch_name + " fold a norm");
+  launch(built, {static_cast<unsigned>(of.columns), 1}, {kFoldThreads, 1}, 0, false, stream, &arguments);
 }
 
 }  // namespace onepass::cuda

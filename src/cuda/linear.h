@@ -9,19 +9,21 @@
 
 namespace onepass::cuda {
 
-// before.a.y: the input of `linear`, which the kernel makes; with no words before it, `input` alone says where it is.
-// behind.a.x and y: the result.
+// What enters the product: what the words before it make of x, written to before.a.y; or, with no such words, or a norm
+// that is deferred, x. behind.a.x and y: the result.
+enum class input_of : int { x, made, deferred };
 struct linear_call {
   const request& before;
   const arguments& a_before;
   const request& behind;
   const arguments& a_behind;
-  bool makes_input;
+  input_of from;
   const void* input;  // [rows, depth]
   int64 input_stride;
   const void* matrix;  // [columns, depth]
   int64 matrix_stride, depth;
-  unsigned* ready;  // one number, which is 0, for each kReadyRows rows
+  unsigned* ready;              // where it is made: one number, which is 0, for each kReadyRows rows
+  const float *sums, *offsets;  // where a norm is deferred: padded_columns
 };
 inline constexpr int kReadyRows = 128;
 
@@ -35,7 +37,21 @@ struct tile_plan {
   int cluster;
   int64 turns;
 };
-tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, bool makes_input, int flops_behind, const device_facts&);
+tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, input_of, int flops_behind, const device_facts&);
+
+// A deferred norm's part of the matrix (onepass/skeleton/deferred_norm.cuda.h).
+struct fold_call {
+  const void *matrix, *scale, *bias;  // null where there is none
+  void* folded;
+  float *sums, *offsets;
+  int64 depth, stride;
+  dtype type, scale_type, bias_type;
+  bool centres;
+  int64 columns;
+};
+constexpr int64 padded_columns(int64 columns) { return (columns / 256 + 2) * 256; }  // of whole tiles, at least
+std::string source(const fold_call&);
+void launch(const fold_call&, int device, void* stream);
 
 struct linear_plan {
   configuration before, behind;

@@ -46,45 +46,58 @@ prediction unfused(const spec::contraction& of, const linear_case& c) {
   return p;
 }
 
-std::string why_not_tiled(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+std::string why_not_tiled(const linear_case& c, const device_facts& chip) {
   if (chip.arch != 90) return "its kernel is for compute capability 9.0";
   if (c.type != dtype::bf16 && c.type != dtype::f16) return "its kernel is for bfloat16 and float16";
   if (c.depth % kTileLanes != 0 || c.columns % kTileLanes != 0) return "rows must be multiples of 8 numbers";
-  if (of.before.rowwise() && c.depth > kMostRowColumns)
-    return "its row word takes rows of at most " + std::to_string(kMostRowColumns) + " numbers";
   return "";
 }
 
-prediction tiled(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
-  const int64 x = c.rows * c.depth * size_of(c.type), y = c.rows * c.columns * size_of(c.type);
-  const bool makes_input = !of.before.words.empty();
-  prediction p{spec::strategy::tiled, x + y + c.columns * c.depth * size_of(c.type), 0, why_not_tiled(of, c, chip)};
-  p.bytes += (makes_input ? (1 + other_tensors(of.before)) * x : 0) +
+std::string why_not_made(const spec::contraction& of, const linear_case& c) {
+  if (!of.before.rowwise() || c.depth <= kMostRowColumns) return "";
+  return "its row word takes rows of at most " + std::to_string(kMostRowColumns) + " numbers";
+}
+
+std::string why_not_deferred(const spec::contraction& of) {
+  return of.norm.is_one ? "" : "only a norm, with scale and bias or without, can be deferred";
+}
+
+// In one kernel, the input made or the norm deferred.
+prediction tiled(const spec::contraction& of, const linear_case& c, const device_facts& chip, bool defers) {
+  const int64 x = c.rows * c.depth * size_of(c.type), y = c.rows * c.columns * size_of(c.type),
+              matrix = c.columns * c.depth * size_of(c.type);
+  const input_of from = defers ? input_of::deferred : of.before.words.empty() ? input_of::x : input_of::made;
+  prediction p{defers ? spec::strategy::deferred : spec::strategy::tiled, x + y + matrix, 0, why_not_tiled(c, chip)};
+  if (p.why_not.empty()) p.why_not = defers ? why_not_deferred(of) : why_not_made(of, c);
+  p.bytes += (from == input_of::made ? (1 + other_tensors(of.before)) * x
+              : defers               ? 2 * matrix
+                                     : 0) +
              (other_tensors(of.behind) + (c.saves && backward_reads(of).product)) * y;
   if (!p.why_not.empty()) {
     p.seconds = std::numeric_limits<double>::infinity();
     return p;
   }
-  const tile_plan tiles = plan_tiles(c.rows, c.depth, c.columns, makes_input, flops_of(of.behind), chip);
-  const auto columns_in_turn = static_cast<double>(tiles.turns * tiles.tile.columns),
+  const tile_plan tiles = plan_tiles(c.rows, c.depth, c.columns, from, flops_of(of.behind), chip);
+  const auto turns = static_cast<double>(tiles.turns), columns = turns * tiles.tile.columns,
              depth = static_cast<double>(c.depth);
-  const double products = columns_in_turn * depth * kSpeed.tile_column,
-               finishing = columns_in_turn * kSpeed.finish_column;
-  double rows = 0, first_rows = 0, beside = 0;
-  if (makes_input) {
-    const int64 blocks = int64{chip.sm_count};
-    rows = static_cast<double>((c.rows + blocks - 1) / blocks) / rows_at_once(c.depth) * kSpeed.rows_round;
-    first_rows = depth * kSpeed.first_rows;
-    beside = static_cast<double>(c.rows * (2 + other_tensors(of.before))) * depth * kSpeed.later_rows;
+  const double products = columns * depth * kSpeed.tile_column, finishing = columns * kSpeed.finish_column;
+  double before = 0, beside = finishing;  // the kernel's other work
+  if (from == input_of::made) {
+    const int64 blocks = int64{chip.sm_count}, others = 2 + other_tensors(of.before);
+    before = depth * kSpeed.first_rows + static_cast<double>(c.rows * others) * depth * kSpeed.later_rows;
+    beside += static_cast<double>((c.rows + blocks - 1) / blocks) / rows_at_once(c.depth) * kSpeed.rows_round;
+  } else if (defers) {
+    before = kSpeed.launch + seconds_for(2 * matrix);
+    beside += turns * depth * kSpeed.moments;
   }
-  p.seconds = kSpeed.call + first_rows + beside + std::max({products, rows + finishing, seconds_for(p.bytes)});
+  p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes)});
   return p;
 }
 
 }  // namespace
 
 std::vector<prediction> predict(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
-  return {unfused(of, c), tiled(of, c, chip)};
+  return {unfused(of, c), tiled(of, c, chip, false), tiled(of, c, chip, true)};
 }
 
 const prediction& best(const std::vector<prediction>& all) {

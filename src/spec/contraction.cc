@@ -26,6 +26,20 @@ line with_keep_in_front(line of) {
   return of;
 }
 
+contraction::affine_norm norm_of(const line& before) {
+  contraction::affine_norm norm{false, false, -1, -1};
+  if (before.row != 0) return norm;
+  const auto is = [&](std::size_t at, std::string_view name) {
+    return at < before.words.size() && before.words[at].about->name == name;
+  };
+  norm.centres = is(0, "layer_norm");
+  std::size_t at = 1;
+  if (is(at, "scale")) norm.scale = before.words[at++].operand;
+  if (is(at, "bias")) norm.bias = before.words[at++].operand;
+  norm.is_one = (norm.centres || is(0, "rms_norm")) && at == before.words.size();
+  return norm;
+}
+
 }  // namespace
 
 contraction::contraction(const line& of)
@@ -33,7 +47,8 @@ contraction::contraction(const line& of)
       behind(slice(of, of.linear + 1, static_cast<int>(of.words.size()))),
       behind_keeping(with_keep_in_front(behind)),
       again(words_again(before)),
-      weight(before.operands) {}
+      weight(before.operands),
+      norm(norm_of(before)) {}
 
 reads backward_reads(const contraction& of) {
   const reads before = backward_reads(of.before), behind = backward_reads(of.behind);

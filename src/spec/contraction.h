@@ -12,6 +12,13 @@ struct contraction {
   line again;  // what makes the contraction's input again in backward: `before`, or the words after the keep from which
                // it resumes
   int weight;  // which operand `linear` takes
+
+  // Where `before` is a norm, with or without scale and bias behind it: which operands those are, or -1.
+  struct affine_norm {
+    bool is_one, centres;
+    int scale, bias;
+  };
+  affine_norm norm;
 };
 
 reads backward_reads(const contraction&);

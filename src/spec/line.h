@@ -13,10 +13,11 @@ namespace onepass::spec {
 // How `linear` is computed: chosen by shapes and device, or what the line names.
 enum class strategy : int {
   automatic,
-  unfused,  // the words before it, the library's product, the words behind it
-  tiled,    // one kernel (onepass/skeleton/linear.cuda.h)
+  unfused,   // the words before it, the library's product, the words behind it
+  tiled,     // one kernel (onepass/skeleton/linear.cuda.h)
+  deferred,  // the same, with the norm behind the product (onepass/skeleton/deferred_norm.cuda.h)
 };
-inline constexpr std::string_view kStrategies[] = {"auto", "unfused", "tiled"};
+inline constexpr std::string_view kStrategies[] = {"auto", "unfused", "tiled", "deferred"};
 
 struct word {
   const descriptor* about;

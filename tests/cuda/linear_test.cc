@@ -16,18 +16,31 @@ constexpr int kAligned = 4096;  // an address
 // A call without memory, of tensors that begin at multiples of 16 bytes.
 class imagined_linear {
  public:
-  imagined_linear(const char* line, int64 rows, int64 depth, int64 columns, dtype type, bool saves)
+  imagined_linear(const char* line, int64 rows, int64 depth, int64 columns, dtype type, bool saves, bool defers = false)
       : parts_(spec::parse(line)),
         behind_line_(saves ? parts_.behind_keeping : parts_.behind),
-        makes_input_(!parts_.before.words.empty()),
+        from_(defers                        ? input_of::deferred
+              : parts_.before.words.empty() ? input_of::x
+                                            : input_of::made),
         depth_(depth) {
-    if (makes_input_) before_ = fill(parts_.before, a_before_, rows, depth, type);
+    if (from_ != input_of::x) before_ = fill(parts_.before, a_before_, rows, depth, type);
     behind_ = fill(behind_line_, a_behind_, rows, columns, type);
     if (saves && parts_.before.rowwise()) a_before_.statistics = address();
   }
   linear_call call() const {
-    return {before_, a_before_, behind_, a_behind_, makes_input_, address(),
-            depth_,  address(), depth_,  depth_,    nullptr};
+    return {.before = before_,
+            .a_before = a_before_,
+            .behind = behind_,
+            .a_behind = a_behind_,
+            .from = from_,
+            .input = address(),
+            .input_stride = depth_,
+            .matrix = address(),
+            .matrix_stride = depth_,
+            .depth = depth_,
+            .ready = nullptr,
+            .sums = nullptr,
+            .offsets = nullptr};
   }
 
  private:
@@ -51,7 +64,7 @@ class imagined_linear {
 
   spec::contraction parts_;
   spec::line behind_line_;
-  bool makes_input_;
+  input_of from_;
   int64 depth_;
   arguments a_before_{}, a_behind_{};
   request before_, behind_;
@@ -87,16 +100,16 @@ TEST(Linear, RowsMustBeginAt16Bytes) {
 
 TEST(Linear, WholeTurnsDecideTheTile) {
   const device_facts chip = facts_of("sm_90a");
-  const tile_plan square = plan_tiles(8192, 4096, 4096, false, 0, chip);
+  const tile_plan square = plan_tiles(8192, 4096, 4096, input_of::x, 0, chip);
   EXPECT_EQ(square.tile.columns, 256);
   EXPECT_EQ(square.turns, 8);
-  EXPECT_EQ(plan_tiles(8192, 4096, 16384, false, 16, chip).tile.columns, 192);  // 42 turns of 192, or 32 of 256
-  EXPECT_EQ(plan_tiles(1, 64, 40, false, 0, chip).tile.columns, 64);
+  EXPECT_EQ(plan_tiles(8192, 4096, 16384, input_of::x, 16, chip).tile.columns, 192);  // 42 turns of 192, or 32 of 256
+  EXPECT_EQ(plan_tiles(1, 64, 40, input_of::x, 0, chip).tile.columns, 64);
 }
 
 TEST(Strategy, SaysWhyNot) {
   const spec::contraction line(spec::parse("rms_norm | linear"));
-  const auto why = [&](linear_case c, const char* arch) { return predict(line, c, facts_of(arch)).back().why_not; };
+  const auto why = [&](linear_case c, const char* arch) { return predict(line, c, facts_of(arch))[1].why_not; };
   EXPECT_EQ(why({64, 64, 64, dtype::bf16, false}, "sm_90a"), "");
   EXPECT_NE(why({64, 64, 64, dtype::bf16, false}, "sm_80").find("9.0"), std::string::npos);
   EXPECT_NE(why({64, 64, 64, dtype::f32, false}, "sm_90a").find("bfloat16"), std::string::npos);
@@ -116,8 +129,8 @@ using LinearNvrtc = Nvrtc;
 
 TEST_F(LinearNvrtc, CompilesALineOfEachKind) {
   const device_facts chip = facts_of("sm_90a");
-  const auto compiles = [&](const char* line, int64 depth, int64 columns, dtype type, bool saves) {
-    const imagined_linear of(line, 1000, depth, columns, type, saves);
+  const auto compiles = [&](const char* line, int64 depth, int64 columns, dtype type, bool saves, bool defers = false) {
+    const imagined_linear of(line, 1000, depth, columns, type, saves, defers);
     const std::string cubin = nvrtc_compile(source(of.call(), choose(of.call(), chip)), chip.arch_name);
     EXPECT_FALSE(cubin.empty());
   };
@@ -127,6 +140,8 @@ TEST_F(LinearNvrtc, CompilesALineOfEachKind) {
   compiles("add | keep | rms_norm | scale | linear | bias | silu", 8192, 128, dtype::bf16, false);
   compiles("causal | softmax | dropout(0.1) | linear", 264, 200, dtype::f16, true);
   compiles("gate(silu) | linear", 14336, 4096, dtype::bf16, true);
+  compiles("layer_norm | scale | bias | linear | bias | gelu", 1000, 4096, dtype::bf16, true, true);
+  compiles("rms_norm | linear", 4096, 64, dtype::f16, false, true);
 }
 
 }  // namespace

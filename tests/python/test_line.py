@@ -138,7 +138,7 @@ def test_unknown_words_get_a_caret_and_a_suggestion(text, word, suggestion):
         ("gate(softmax)", "unknown activation 'softmax'", "softmax"),
         ("layer_norm | softmax", "a second row word, 'softmax'", "softmax"),
         ("rms_norm(1e-6) | scale | rms_norm(1e-6)", "a second row word, 'rms_norm'", "rms_norm(1e-6)"),
-        ("linear(3)", "'linear' takes no number", "("),
+        ("linear(3)", "unknown strategy '3'", "3"),
         ("linear | bias | linear", "a second 'linear'", "linear"),
         ("bias | linear | rms_norm", "'rms_norm' behind 'linear'", "rms_norm"),
         ("dropout(1.5)", "between 0 and 1", "dropout(1.5)"),

@@ -10,6 +10,14 @@ from onepass import nn
 
 SHORT = (torch.bfloat16, torch.float16)
 NORM_LINEAR = "layer_norm(1e-5) | scale | bias | linear | bias"
+NORM_LINEARS = (
+    NORM_LINEAR,
+    "layer_norm(1e-5) | linear",
+    "layer_norm(1e-5) | bias | linear | gelu",
+    "rms_norm(1e-6) | linear | add",
+    "rms_norm(1e-6) | scale | linear | bias | keep | silu",
+)
+ONE_KERNEL = ("tiled", "deferred")
 needs_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="the kernel is for compute capability 9.0",
@@ -28,6 +36,54 @@ def test_tiled_is_as_accurate_as_pytorchs_chain(line, dtype):
 
 
 @needs_hopper
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("line", NORM_LINEARS)
+def test_deferred_is_as_accurate_as_pytorchs_chain(line, dtype):
+    check_line(
+        with_strategy(line, "deferred"), make_inputs(line, (300, 264), dtype, "cuda", out_features=392), slack=2.0
+    )
+
+
+@needs_hopper
+@pytest.mark.parametrize("ratio", [0, 1, 16, 64, 256, 1024])
+@pytest.mark.parametrize("line", [NORM_LINEAR, "rms_norm(1e-6) | scale | linear"])
+def test_deferred_however_large_the_mean_is(line, ratio):
+    """The error is no more than PyTorch's, whose chain rounds the normalised row instead of the scaled matrix."""
+    inputs = make_inputs(line, (512, 1000), torch.bfloat16, "cuda", out_features=128)
+    with torch.no_grad():
+        inputs.x.add_(ratio)
+    check_line(with_strategy(line, "deferred"), inputs, slack=2.0)
+
+
+@needs_hopper
+def test_deferred_where_the_first_columns_are_far_from_the_rest():
+    inputs = make_inputs(NORM_LINEAR, (256, 4096), torch.bfloat16, "cuda", out_features=64)
+    with torch.no_grad():
+        inputs.x[:, 64:].add_(300)
+        inputs.x[1::2, 0].add_(1000)
+    check_line(with_strategy(NORM_LINEAR, "deferred"), inputs, slack=2.0)
+
+
+@needs_hopper
+def test_deferred_of_rows_that_are_all_the_same():
+    x = torch.full((256, 512), 3.0, device="cuda", dtype=torch.bfloat16)
+    w, c = torch.randn(64, 512, device="cuda").bfloat16(), torch.randn(64, device="cuda").bfloat16()
+    got = onepass.fused("layer_norm(1e-5) | linear(deferred) | bias", x, w, c)
+    torch.testing.assert_close(got, c.expand(256, 64), rtol=1e-2, atol=2e-2)  # float32's rounding times 1 / √eps
+
+
+@needs_hopper
+@pytest.mark.parametrize("operand_dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+def test_deferred_with_affine_of_another_dtype(operand_dtype):
+    x, w = (torch.randn(s, 512, device="cuda").bfloat16() for s in (200, 96))
+    g, b = (torch.randn(512, device="cuda", dtype=operand_dtype) for _ in range(2))
+    line = "layer_norm(1e-5) | scale | bias | linear({})"
+    got, expected = (onepass.fused(line.format(name), x, g, b, w) for name in ("deferred", "unfused"))
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())
+
+
+@needs_hopper
+@pytest.mark.parametrize("how", ONE_KERNEL)
 @pytest.mark.parametrize(
     "rows, columns, out_features",
     [
@@ -35,10 +91,10 @@ def test_tiled_is_as_accurate_as_pytorchs_chain(line, dtype):
 (33000, 256, 64), (5000, 4096, 2056),
     ],
 )  # fmt: skip
-def test_tiled_shapes(rows, columns, out_features):
+def test_shapes(rows, columns, out_features, how):
     line = "layer_norm(1e-5) | scale | bias | linear | bias | gelu_tanh"
     inputs = make_inputs(line, (rows, columns), torch.bfloat16, "cuda", out_features=out_features)
-    check_line(with_strategy(line, "tiled"), inputs, slack=2.0)
+    check_line(with_strategy(line, how), inputs, slack=2.0)
 
 
 @needs_hopper
@@ -55,8 +111,9 @@ def test_strategies_agree(line):
 
 
 @needs_hopper
-def test_tiled_gives_the_same_bits_every_time():
-    line = with_strategy(f"{NORM_LINEAR} | gelu", "tiled")
+@pytest.mark.parametrize("how", ONE_KERNEL)
+def test_the_same_bits_every_time(how):
+    line = with_strategy(f"{NORM_LINEAR} | gelu", how)
     inputs = make_inputs(line, (9000, 2048), torch.bfloat16, "cuda", out_features=1536)
     first, *others = (run(line, inputs)[0][0] for _ in range(5))
     for other in others:
@@ -65,11 +122,15 @@ def test_tiled_gives_the_same_bits_every_time():
 
 @needs_hopper
 @pytest.mark.parametrize("layout", ["rows", "leading"])
-def test_tiled_takes_rows_that_lie_apart(layout):
+def test_rows_that_lie_apart(layout):
     x = torch.randn(300, 528, device="cuda", dtype=torch.bfloat16)
     x = x[:, :512] if layout == "rows" else x.view(3, 100, 528).transpose(0, 1)[..., :512]
     w = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
-    for line, operands in (("linear(tiled) | gelu", (w,)), ("rms_norm | scale | linear(tiled)", (w[0], w))):
+    for line, operands in (
+        ("linear(tiled) | gelu", (w,)),
+        ("rms_norm | scale | linear(tiled)", (w[0], w)),
+        ("rms_norm | scale | linear(deferred)", (w[0], w)),
+    ):
         got = onepass.fused(line, x, *operands)
         assert_equal(got, onepass.fused(line, x.contiguous(), *operands))
 
@@ -84,15 +145,18 @@ def test_tiled_refuses_what_it_cannot_take():
         F.linear(x, half[1], strategy="tiled")
     with pytest.raises(RuntimeError, match="multiples of 8 numbers"):
         F.linear(half[0][:, :70], half[1][:, :70], strategy="tiled")
+    with pytest.raises(RuntimeError, match=r"linear\(deferred\).*only a norm"):
+        F.layer_norm_linear(half[0], half[0][0], None, half[1], norm_activation="gelu", strategy="deferred")
     with pytest.raises(RuntimeError, match="16 bytes"):
         F.linear(half[0][:, 1:65], half[1][:, :64], strategy="tiled")
 
 
 @needs_hopper
-def test_tiled_in_a_cuda_graph():
+@pytest.mark.parametrize("how", ONE_KERNEL)
+def test_in_a_cuda_graph(how):
     x, w = (torch.randn(s, 512, device="cuda", dtype=torch.bfloat16) for s in (640, 384))
     g = torch.randn(512, device="cuda", dtype=torch.bfloat16)
-    line = "rms_norm | scale | linear(tiled) | silu"
+    line = f"rms_norm | scale | linear({how}) | silu"
     onepass.fused(line, x, g, w)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -112,7 +176,9 @@ def test_a_strategy_for_another_device_is_refused():
 
 def test_an_unknown_strategy():
     x, w = torch.randn(4, 8), torch.randn(16, 8)
-    with pytest.raises(onepass.LineError, match="unknown strategy 'fast', expected one of auto, unfused, tiled"):
+    with pytest.raises(
+        onepass.LineError, match="unknown strategy 'fast', expected one of auto, unfused, tiled, deferred"
+    ):
         F.linear(x, w, strategy="fast")
     with pytest.raises(TypeError, match="argument 'strategy' must be str, not int"):
         F.linear(x, w, strategy=3)
@@ -158,8 +224,8 @@ def test_plan_takes_what_was_faster(line, shape, out_features, chosen):
     plan = onepass.Line(line).plan(shape, torch.bfloat16, out_features, device="sm_90a", training=False)
     assert plan.strategy == chosen and str(plan).startswith(f"{chosen}: ")
     ways = {way.name: way for way in plan.alternatives}
-    assert set(ways) == {"unfused", "tiled"}
-    assert ways[chosen].seconds == min(way.seconds for way in plan.alternatives)
+    assert set(ways) == {"unfused", "tiled", "deferred"}
+    assert ways[chosen].seconds == min(way.seconds for way in plan.alternatives if way.seconds is not None)
     assert ways["tiled"].bytes < ways["unfused"].bytes
 
 

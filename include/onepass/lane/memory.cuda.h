@@ -245,6 +245,20 @@ ONEPASS_FUNCTION void store_as(dtype type, void* data, int64 at, pack<T, N> valu
   }
 }
 
+// V numbers from `at` on of a tensor that begins at 16 bytes, all of them there; `at` is a multiple of V.
+template <int V>
+ONEPASS_FUNCTION pack<float, V> load_as(dtype type, const void* data, int64 at) {
+  const auto of = [&](auto memory_of, const auto* numbers) {
+    return decltype(memory_of)::template numbers_of<float>(decltype(memory_of)::load(numbers + at, V));
+  };
+  switch (type) {
+    case dtype::f32: return of(memory<dtype::f32, V, V>(), static_cast<const float*>(data));
+    case dtype::f64: return of(memory<dtype::f64, V, V>(), static_cast<const double*>(data));
+    case dtype::bf16: return of(memory<dtype::bf16, V, V>(), static_cast<const uint16*>(data));
+    default: return of(memory<dtype::f16, V, V>(), static_cast<const uint16*>(data));
+  }
+}
+
 // A run of numbers of Size bytes from shared memory, where it begins at 16 bytes, by all of `Threads` threads, of which
 // this is number `thread`: whole aligned 16 bytes, Lanes a thread at most, and the few numbers before and behind them
 // one by one. Up to 4 bytes behind the run are read.

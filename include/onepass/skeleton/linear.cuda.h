@@ -8,6 +8,9 @@
 // last, a thread brings tiles of both matrices into a ring, another tells all blocks which rows have been made. Blocks
 // of a cluster have tiles below each other and share what they bring of the matrix.
 //
+// Where a norm is deferred (deferred_norm.cuda.h), the input is x itself, and the first warpgroup takes its rows'
+// moments from the tiles on their way to the product: those of the next tile between rows of this one.
+//
 // Config:
 //   kX                storage type throughout: bf16 or f16
 //   kTileN, kStages, kCluster
@@ -16,17 +19,20 @@
 //   before, behind    what place.cuda.h asks for; before::kAny: whether there are words before `linear`, kAtOnce: rows
 //                     that a thread makes at a time
 //   first_rows        as before, for all threads
+//   kDefers           before is a norm, with or without affine, and deferred
 #pragma once
 
 #include "onepass/lane/matrix.cuda.h"
+#include "onepass/skeleton/deferred_norm.cuda.h"
 #include "onepass/skeleton/thread_row.cuda.h"
 
 ONEPASS_BEGIN
 
 struct linear_arguments {
   tensor_map input, matrix;
-  int64 depth;    // columns of both
-  uint32* ready;  // of each 128 rows of the input, how many have been made
+  int64 depth;                  // columns of both
+  uint32* ready;                // of each 128 rows of the input, how many have been made
+  const float *sums, *offsets;  // of a deferred norm, as many as the tiles have columns
   arguments behind, before;
 };
 
@@ -71,18 +77,23 @@ struct linear_shared {
   uint64 full[Config::kStages], empty[Config::kStages];
   uint64 product_full[2], product_empty[2];  // for each warpgroup that multiplies
   uint64 made[2], told[2];                   // rows of the input, in turn
+  uint64 norm_full;                          // where it is deferred
+  stage::pair<float> norm[Config::kDefers ? kTileM : 1];
+  folded_pair folded[Config::kDefers ? Config::kTileN / 2 : 1];
 
   static ONEPASS_FUNCTION uint32 stages(char* dynamic) { return (shared_address(dynamic) + 1023) & ~1023u; }
+  static ONEPASS_FUNCTION char* stage(char* dynamic, int of) {
+    return dynamic + (stages(dynamic) - shared_address(dynamic)) + of * kStageBytes;
+  }
   // Of the warpgroup's 64 rows.
   static ONEPASS_FUNCTION char* products(char* dynamic, int group) {
-    return dynamic + (stages(dynamic) - shared_address(dynamic)) + Config::kStages * kStageBytes +
-           group % Config::kBuffers * (64 * Config::kTileN * 2);
+    return stage(dynamic, Config::kStages) + group % Config::kBuffers * (64 * Config::kTileN * 2);
   }
 
   ONEPASS_FUNCTION void open() {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       open_mailbox(&full[stage], 1);
-      open_mailbox(&empty[stage], 2 * Config::kCluster);
+      open_mailbox(&empty[stage], 2 * Config::kCluster + (Config::kDefers ? kGroupThreads / 32 : 0));
     }
     for (int i = 0; i < 2; ++i) {
       open_mailbox(&product_full[i], kGroupThreads);
@@ -90,6 +101,7 @@ struct linear_shared {
       open_mailbox(&made[i], kGroupThreads);
       open_mailbox(&told[i], 1);
     }
+    open_mailbox(&norm_full, kGroupThreads);
     let_cluster_see_mailboxes();
   }
 };
@@ -180,6 +192,10 @@ ONEPASS_FUNCTION void multiply_tiles(const linear_arguments& a, linear_shared<Co
     }
     wait_for_products<0>();
     if (speaks) arrive_in_cluster<Config::kCluster>(&shared.empty[before]);
+    if constexpr (Config::kDefers) {
+      wait_for_mail(&shared.norm_full, turn & 1);
+      apply_norm<N>(d, shared.norm + 64 * own, shared.folded);
+    }
     wait_for_mail(&shared.product_empty[own], (turn + (Config::kBuffers == 2 ? 1 : 1 + own)) & 1);
     hand_over<Config::kX, N>(d, layout::products(dynamic, own));
     arrive(&shared.product_full[own]);
@@ -312,23 +328,85 @@ ONEPASS_FUNCTION void tell_of_later_rows(const linear_arguments& a, int64 first,
   }
 }
 
-// 64 rows of products to the end of the line.
+// The norms of the rows of this block's tiles, one turn after the other: a thread has a row of each.
 template <class Config, class Line>
-ONEPASS_FUNCTION void finish_rows(const arguments& a, char* products, int row, int column) {
+class deferred_norms {
+ public:
+  ONEPASS_FUNCTION deferred_norms(const linear_arguments& a, linear_shared<Config>& shared, char* dynamic)
+      : a_(a), shared_(shared), dynamic_(dynamic), tiles_(a), moments_(static_cast<float>(a.before.inverse_columns)) {
+    begin(0);
+  }
+
+  // What those who multiply need of this turn's norm; then the next turn begins.
+  ONEPASS_FUNCTION void give(int turn, int row, int column) {
+    while (column_ < a_.depth) take();
+    float eps = 0;
+    if constexpr (Line::row_parameter >= 0) eps = static_cast<float>(a_.before.parameter[Line::row_parameter]);
+    const stage::pair<float> of = Line::row::statistics(moments_, eps);
+    shared_.norm[threadIdx.x] = Line::row::about.statistics > 1 ? of : stage::pair<float>{0.0f, of.first};
+    for (int i = static_cast<int>(threadIdx.x); i < Config::kTileN / 2; i += kGroupThreads) {
+      const int at = column + 2 * i;
+      shared_.folded[i] = {{a_.sums[at], a_.sums[at + 1]}, {a_.offsets[at], a_.offsets[at + 1]}};
+    }
+    arrive(&shared_.norm_full);
+    const int64 own = row + static_cast<int>(threadIdx.x);
+    if (Config::before::kSavesStatistics && column == 0 && own < a_.before.rows) save<Line>(a_.before, own, of);
+    begin(turn + 1);
+  }
+  // A tile of the next turn, if it is there.
+  ONEPASS_FUNCTION void go_on() {
+    if (column_ < a_.depth && __all_sync(0xffffffffu, has_mail(&shared_.full[at_.stage], at_.phase))) take();
+  }
+
+ private:
+  using layout = linear_shared<Config>;
+
+  ONEPASS_FUNCTION void begin(int turn) {
+    int row, column;
+    column_ = tiles_.at(turn, row, column) ? 0 : a_.depth;
+    moments_.begin();
+  }
+  ONEPASS_FUNCTION void take() {
+    wait_for_mail(&shared_.full[at_.stage], at_.phase);
+    const int64 left = a_.depth - column_;
+    moments_.take(layout::stage(dynamic_, at_.stage), static_cast<int>(threadIdx.x),
+                  left < kTileK ? static_cast<int>(left) : kTileK);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(&shared_.empty[at_.stage]);
+    at_.next();
+    column_ += kTileK;
+  }
+  const linear_arguments& a_;
+  layout& shared_;
+  char* dynamic_;
+  const tile_order<Config> tiles_;
+  tile_moments<Config::kX, typename Line::row> moments_;
+  ring_position<Config::kStages> at_;
+  int64 column_ = 0;
+};
+
+// 64 rows of products to the end of the line; all threads call `between` now and then.
+template <class Config, class Line, class Between>
+ONEPASS_FUNCTION void finish_rows(const arguments& a, char* products, int row, int column, const Between& between) {
   using index = typename Config::index;
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
   const index first = column + across * Config::kLanes;
   const int count = Config::kExact ? Config::kLanes : count_at<Config::kLanes>(first, a.columns);
-#pragma unroll Config::kUnroll
-  for (int r = down; r < 64; r += Config::kDown) {
-    place<Config, Line> at(a);
-    at.set_copies(products + (place_of_piece(across, r) - across) * 16, r);
-    at.set_stage(0);
-    at.set_lane(0);
-    at.set_row(static_cast<index>(row) + r, row + r < a.rows);
-    at.set_column(first, count);
-    at.store_y(Line::pre::forward(at.x(), at));
+  for (int top = 0; top < 64; top += Config::kDown * Config::kUnroll) {
+#pragma unroll
+    for (int u = 0; u < Config::kUnroll; ++u) {
+      const int r = top + u * Config::kDown + down;
+      if (r >= 64) continue;
+      place<Config, Line> at(a);
+      at.set_copies(products + (place_of_piece(across, r) - across) * 16, r);
+      at.set_stage(0);
+      at.set_lane(0);
+      at.set_row(static_cast<index>(row) + r, row + r < a.rows);
+      at.set_column(first, count);
+      at.store_y(Line::pre::forward(at.x(), at));
+    }
+    between();
   }
 }
 
@@ -356,16 +434,27 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
   if (group == 0) {
     take_registers<152>();
-    later_rows<before, Before> input(a.before, first, shared.made, shared.told, slots.later);
-    for (int turn = 0; turn < tiles.turns(); ++turn) {
-      if constexpr (before::kAny) input.make_until(tiles.rows_before(turn + 2));
-      int row, column;
-      if (!tiles.at(turn, row, column)) break;
+    const auto finish = [&](int turn, int row, int column, const auto& between) {
+#pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         wait_for_mail(&shared.product_full[half], turn & 1);
-        finish_rows<typename Config::behind, Behind>(a.behind, layout::products(dynamic, half), row + 64 * half,
-                                                     column);
+        finish_rows<typename Config::behind, Behind>(a.behind, layout::products(dynamic, half), row + 64 * half, column,
+                                                     between);
         arrive(&shared.product_empty[Config::kBuffers == 2 ? half : 1 - half]);
+      }
+    };
+    int row, column;
+    if constexpr (Config::kDefers) {
+      deferred_norms<Config, Before> norms(a, shared, dynamic);
+      for (int turn = 0; tiles.at(turn, row, column); ++turn) {
+        norms.give(turn, row, column);
+        finish(turn, row, column, [&] { norms.go_on(); });
+      }
+    } else {
+      later_rows<before, Before> input(a.before, first, shared.made, shared.told, slots.later);
+      for (int turn = 0; turn < tiles.turns(); ++turn) {
+        if constexpr (before::kAny) input.make_until(tiles.rows_before(turn + 2));
+        if (tiles.at(turn, row, column)) finish(turn, row, column, [] {});
       }
     }
   } else if (group == 3) {

@@ -153,6 +153,14 @@ ONEPASS_FUNCTION void arrive_in_cluster(uint64* box) {
   for (int rank = 0; kCluster > 1 && rank < kCluster; ++rank)
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(shared_address(box), rank)) : "memory");
 }
+ONEPASS_FUNCTION bool has_mail(uint64* box, uint32 phase) {
+  uint32 done;
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(shared_address(box)), "r"(phase)
+               : "memory");
+  return done != 0;
+}
 ONEPASS_FUNCTION void wait_for_mail(uint64* box, uint32 phase) {
   uint32 done = 0;
   while (done == 0) {
@@ -162,10 +170,7 @@ ONEPASS_FUNCTION void wait_for_mail(uint64* box, uint32 phase) {
                  : "r"(shared_address(box)), "r"(phase)
                  : "memory");
 #else
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(shared_address(box)), "r"(phase)
-                 : "memory");
+    done = has_mail(box, phase);
 #endif
   }
 }

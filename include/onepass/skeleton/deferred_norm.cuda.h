@@ -1,0 +1,155 @@
+// A norm before `linear`, deferred behind the product: with W' = W ∘ scale, whose rows are centred for layer_norm,
+//   linear(layer_norm(x) ∘ scale + bias) = (x W'ᵀ - mean sumᵀ) rstd + offsetᵀ,   sum = W' 1,   offset = W bias.
+// x is not rounded on the way, W' is; sum is that of the rounded numbers, so that the mean drops out however large it
+// is beside the deviation. (Centring changes nothing, for the normalised row sums to zero; it keeps the products
+// small.)
+#pragma once
+
+#include "onepass/lane/memory.cuda.h"
+#include "onepass/skeleton/row_threads.cuda.h"
+#include "onepass/stage/row.h"
+
+ONEPASS_BEGIN
+
+struct fold_arguments {
+  const void *matrix, *scale, *bias;  // [columns, depth], its rows `stride` numbers apart; [depth]
+  void* folded;                       // [columns, depth]
+  float *sums, *offsets;              // [columns]
+  int64 depth, stride;
+};
+
+// Over a block of Threads.
+template <int Threads>
+ONEPASS_FUNCTION float sum_of_block(float own) {
+  __shared__ float shared[Threads / 32];
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) own += __shfl_xor_sync(0xffffffffu, own, distance);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
+  __syncthreads();
+  float total = 0;
+#pragma unroll
+  for (int warp = 0; warp < Threads / 32; ++warp) total += shared[warp];
+  return total;
+}
+
+// A block of Threads for each row of the matrix. Config: kMatrix, kScale, kBias (dtype::none: there is none), kCentred.
+template <class Config, int Threads>
+ONEPASS_FUNCTION void fold(const fold_arguments& a) {
+  constexpr int V = 8;
+  using L = pack<float, V>;
+  using matrix_memory = memory<Config::kMatrix, V, V>;
+  const auto* row =
+      static_cast<const typename stored<Config::kMatrix>::type*>(a.matrix) + static_cast<int64>(blockIdx.x) * a.stride;
+  auto* folded =
+      static_cast<typename stored<Config::kMatrix>::type*>(a.folded) + static_cast<int64>(blockIdx.x) * a.depth;
+  const auto each = [&](const auto& body) {
+    for (int64 k = threadIdx.x * V; k < a.depth; k += Threads * V) {
+      const L w = matrix_memory::template numbers_of<float>(matrix_memory::load(row + k, V));
+      L scaled = w;
+      if constexpr (Config::kScale != dtype::none) scaled = w * load_as<V>(Config::kScale, a.scale, k);
+      body(k, w, scaled);
+    }
+  };
+  float sum = 0, offset = 0;
+  each([&](int64 k, L w, L scaled) {
+    sum += sum_lanes(scaled);
+    if constexpr (Config::kBias != dtype::none) offset += sum_lanes(w * load_as<V>(Config::kBias, a.bias, k));
+  });
+  const float mean = Config::kCentred ? sum_of_block<Threads>(sum) / static_cast<float>(a.depth) : 0.0f;
+  sum = 0;
+  each([&](int64 k, L, L scaled) {
+    const L rounded = rounded_to<Config::kMatrix>(scaled - L(mean));
+    matrix_memory::store(folded + k, rounded, V);
+    sum += sum_lanes(rounded);
+  });
+  sum = sum_of_block<Threads>(sum);
+  offset = sum_of_block<Threads>(offset);
+  if (threadIdx.x == 0) a.sums[blockIdx.x] = sum, a.offsets[blockIdx.x] = offset;
+}
+
+// What a row word's statistics are made of, from tiles of 64 columns in shared memory (lane/matrix.cuda.h): a thread
+// has a row. Numbers are taken from the mean of the row's first tile: Σd² / n - (Σd / n)² then loses at most a factor
+// of n / 64 of float32's precision, which is when the other tiles' mean is far from the first's (and then in the
+// variance).
+template <dtype D, class Row>
+class tile_moments {
+ public:
+  explicit ONEPASS_FUNCTION tile_moments(float inverse_columns) : inverse_columns_(inverse_columns) {}
+
+  ONEPASS_FUNCTION void begin() {
+    begun_ = false;
+    sum_ = squares_ = lane(0.0f);
+  }
+  // The first `count` columns of a tile's row.
+  ONEPASS_FUNCTION void take(const char* tile, int row, int count) {
+    lane x[8];
+#pragma unroll
+    for (int piece = 0; piece < 8; ++piece) x[piece] = numbers_at(tile + row * 128 + (piece ^ (row & 7)) * 16);
+    if constexpr (kCentres) {
+      if (!begun_) shift_ = mean_of(x, count);
+      begun_ = true;
+    }
+#pragma unroll
+    for (int piece = 0; piece < 8; ++piece) {
+      if constexpr (kCentres) {
+        lane d = x[piece] - lane(shift_);
+        if (count < 64) d = where(first_n<lane>(count - 8 * piece), d, lane(0.0f));
+        sum_ = sum_ + d;
+        squares_ = fma(d, d, squares_);
+      } else {  // what is behind the row's end is 0
+        squares_ = fma(x[piece], x[piece], squares_);
+      }
+    }
+  }
+
+  // For Row::statistics.
+  ONEPASS_FUNCTION float inverse_columns() const { return inverse_columns_; }
+  ONEPASS_FUNCTION float squares() const { return sum_lanes(squares_); }
+  ONEPASS_FUNCTION stage::pair<float> moments() const {
+    const float rest = sum_lanes(sum_) * inverse_columns_;
+    return {shift_ + rest, fmaf(-rest, rest, squares() * inverse_columns_)};
+  }
+
+ private:
+  using lane = pack<float, 8>;
+  static constexpr bool kCentres = Row::about.statistics > 1;
+
+  static ONEPASS_FUNCTION lane numbers_at(const char* at) {
+    using numbers_in = memory<D, 8, 8>;
+    return numbers_in::template numbers_of<float>(numbers_in::load_written(at, 8));
+  }
+  static ONEPASS_FUNCTION float mean_of(const lane (&x)[8], int count) {
+    lane total = x[0];
+#pragma unroll
+    for (int piece = 1; piece < 8; ++piece) total = total + x[piece];
+    return sum_lanes(total) / static_cast<float>(count);
+  }
+  float inverse_columns_, shift_ = 0;
+  bool begun_ = false;
+  lane sum_, squares_;
+};
+
+// Of two columns.
+struct alignas(16) folded_pair {
+  float sum[2], offset[2];
+};
+
+// Of 64 rows of products, as add_product has them: (d - mean sum) rstd + offset. norm: mean and rstd of each row; both
+// in shared memory, since a multiplying thread has no registers to load ahead with.
+template <int N>
+ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const stage::pair<float>* norm, const folded_pair* folded) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+  const stage::pair<float> above = norm[row], below = norm[row + 8];
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    const folded_pair of = folded[4 * j + lane % 4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      d[4 * j + i] = fmaf(fmaf(-above.first, of.sum[i], d[4 * j + i]), above.second, of.offset[i]);
+      d[4 * j + 2 + i] = fmaf(fmaf(-below.first, of.sum[i], d[4 * j + 2 + i]), below.second, of.offset[i]);
+    }
+  }
+}
+
+ONEPASS_END
