@@ -5,9 +5,8 @@
 // small.)
 #pragma once
 
-#include "onepass/lane/memory.cuda.h"
-#include "onepass/skeleton/row_threads.cuda.h"
-#include "onepass/stage/row.h"
+#include "onepass/skeleton/linear_tiles.cuda.h"
+#include "onepass/skeleton/thread_row.cuda.h"
 
 ONEPASS_BEGIN
 
@@ -130,11 +129,6 @@ class tile_moments {
   lane sum_, squares_;
 };
 
-// Of two columns.
-struct alignas(16) folded_pair {
-  float sum[2], offset[2];
-};
-
 // Of 64 rows of products, as add_product has them: (d - mean sum) rstd + offset. norm: mean and rstd of each row; both
 // in shared memory, since a multiplying thread has no registers to load ahead with.
 template <int N>
@@ -151,5 +145,62 @@ ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const stage::pair<float>* no
     }
   }
 }
+
+// The norms of the rows of this block's tiles, one turn after the other: a thread has a row of each.
+template <class Config, class Line>
+class deferred_norms {
+ public:
+  ONEPASS_FUNCTION deferred_norms(const linear_arguments& a, linear_shared<Config>& shared, char* dynamic)
+      : a_(a), shared_(shared), dynamic_(dynamic), tiles_(a), moments_(static_cast<float>(a.before.inverse_columns)) {
+    begin(0);
+  }
+
+  // What those who multiply need of this turn's norm; then the next turn begins.
+  ONEPASS_FUNCTION void give(int turn, int row, int column) {
+    while (column_ < a_.depth) take();
+    float eps = 0;
+    if constexpr (Line::row_parameter >= 0) eps = static_cast<float>(a_.before.parameter[Line::row_parameter]);
+    const stage::pair<float> of = Line::row::statistics(moments_, eps);
+    shared_.norm[threadIdx.x] = Line::row::about.statistics > 1 ? of : stage::pair<float>{0.0f, of.first};
+    for (int i = static_cast<int>(threadIdx.x); i < Config::kTileN / 2; i += kGroupThreads) {
+      const int at = column + 2 * i;
+      shared_.folded[i] = {{a_.sums[at], a_.sums[at + 1]}, {a_.offsets[at], a_.offsets[at + 1]}};
+    }
+    arrive(&shared_.norm_full);
+    const int64 own = row + static_cast<int>(threadIdx.x);
+    if (Config::before::kSavesStatistics && column == 0 && own < a_.before.rows) save<Line>(a_.before, own, of);
+    begin(turn + 1);
+  }
+  // A tile of the next turn, if it is there.
+  ONEPASS_FUNCTION void go_on() {
+    if (column_ < a_.depth && __all_sync(0xffffffffu, has_mail(&shared_.full[at_.stage], at_.phase))) take();
+  }
+
+ private:
+  using layout = linear_shared<Config>;
+
+  ONEPASS_FUNCTION void begin(int turn) {
+    int row, column;
+    column_ = tiles_.at(turn, row, column) ? 0 : a_.depth;
+    moments_.begin();
+  }
+  ONEPASS_FUNCTION void take() {
+    wait_for_mail(&shared_.full[at_.stage], at_.phase);
+    const int64 left = a_.depth - column_;
+    moments_.take(layout::stage(dynamic_, at_.stage), static_cast<int>(threadIdx.x),
+                  left < kTileK ? static_cast<int>(left) : kTileK);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(&shared_.empty[at_.stage]);
+    at_.next();
+    column_ += kTileK;
+  }
+  const linear_arguments& a_;
+  layout& shared_;
+  char* dynamic_;
+  const tile_order<Config> tiles_;
+  tile_moments<Config::kX, typename Line::row> moments_;
+  ring_position<Config::kStages> at_;
+  int64 column_ = 0;
+};
 
 ONEPASS_END
