@@ -97,8 +97,8 @@ Tensor frame::fresh_statistics() {
   return fresh;
 }
 
-void frame::lay_out() {
-  const bool flatten = !line.line.rowwise() && !line.line.depends_on_column();
+void frame::lay_out(bool keeps_rows) {
+  const bool flatten = !keeps_rows && !line.line.rowwise() && !line.line.depends_on_column();
   std::vector<bool> needs_copy;
   while (spec::lay_out(shape, tensors_, flatten, a, needs_copy) == spec::fit::copies) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {

@@ -36,7 +36,7 @@ class frame {
   Tensor fresh_statistics();
 
   // After every tensor is in: fills in rows, columns and strides.
-  void lay_out();
+  void lay_out(bool keeps_rows = false);
 
  private:
   template <class What>

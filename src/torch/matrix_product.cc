@@ -49,15 +49,21 @@ Tensor as_matrix(const Tensor& t, std::int64_t columns) {
   return torch::stable::reshape(t, {shape_of(t).rows(), columns});
 }
 
-Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {
+Tensor empty_product(const Tensor& like, std::int64_t columns, dtype type) {
   std::vector<std::int64_t> sizes(like.sizes().begin(), like.sizes().end());
-  sizes.back() = b.size(1);
-  const device on = device_of(a);
-  Tensor result = empty(sizes.data(), static_cast<int>(sizes.size()), dtype_of(a), on);
-  const Tensor flat = as_matrix(result, b.size(1));
-  const products& with = products_on(on);
-  TORCH_ERROR_CODE_CHECK(bias ? with.addmm(flat.get(), bias->get(), a.get(), b.get(), 1, 1)
-                              : with.mm(flat.get(), a.get(), b.get()));
+  sizes.back() = columns;
+  return empty(sizes.data(), static_cast<int>(sizes.size()), type, device_of(like));
+}
+
+void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* added) {
+  const products& with = products_on(device_of(a));
+  TORCH_ERROR_CODE_CHECK(added ? with.addmm(result.get(), added->get(), a.get(), b.get(), 1, 1)
+                               : with.mm(result.get(), a.get(), b.get()));
+}
+
+Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {
+  Tensor result = empty_product(like, b.size(1), dtype_of(a));
+  multiply(as_matrix(result, b.size(1)), a, b, bias);
   return result;
 }
 
