@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "src/cpu/small_product.h"
 #include "src/torch/check.h"
 
 namespace onepass::binding {
@@ -42,6 +43,10 @@ const products& products_on(const device& on) {
   return cpu;
 }
 
+cpu::matrix matrix_of(const Tensor& t) {
+  return {t.data_ptr(), dtype_of(t), t.size(0), t.size(1), t.stride(0), t.stride(1)};
+}
+
 }  // namespace
 
 Tensor as_matrix(const Tensor& t, std::int64_t columns) {
@@ -63,6 +68,16 @@ void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tens
 
 Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {
   Tensor result = empty_product(like, b.size(1), dtype_of(a));
+  if (!device_of(a).is_cuda()) {
+    const cpu::matrix left = matrix_of(a), right = matrix_of(b);
+    if (cpu::is_small_product(left, right)) {
+      const cpu::matrix row =
+          bias ? cpu::matrix{bias->data_ptr(), dtype_of(*bias), 1, right.columns, 0, bias->stride(0)} : cpu::matrix{};
+      cpu::small_product({result.data_ptr(), left.type, left.rows, right.columns, right.columns, 1}, left, right,
+                         bias ? &row : nullptr);
+      return result;
+    }
+  }
   multiply(as_matrix(result, b.size(1)), a, b, bias);
   return result;
 }

@@ -243,6 +243,13 @@ def test_a_matrix_of_another_dtype(which, device):
         assert grad is None or (grad.dtype == tensor.dtype and grad.shape == tensor.shape)
 
 
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
+@pytest.mark.parametrize("shape, out_features", [((16, 8), 16), ((9, 5), 1), ((2, 8, 3), 33), ((1, 40), 70)])
+def test_small_products(shape, out_features, dtype, device):
+    for line in ("linear | bias", "scale | bias | linear"):
+        check_line(line, make_inputs(line, shape, dtype, device, out_features=out_features), slack=2.0)
+
+
 class TestManyRows:
     """On the CPU a panel of rows at a time."""
 
