@@ -42,6 +42,8 @@ class frame {
   template <class What>
   void require_same_device(const Tensor& t, const What& what) const;  // what(): its name, in a message
 
+  static constexpr std::size_t kTensors = 8;  // more than most lines have
+
   std::vector<Tensor> held_;  // copies that must outlive the kernel's launch
   std::vector<spec::strided> tensors_;
   std::vector<const Tensor*> sources_;  // beside tensors_; null for outputs
