@@ -4,6 +4,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <cstring>
+
 #include "onepass/skeleton/place.cpu.h"
 #include "src/cpu/small_product.h"
 
@@ -102,6 +104,15 @@ bool is_small_product(const matrix& a, const matrix& b) {
   if (terms == 0) return false;
   const bool is_16_bit = size_of(a.type) == 2;
   return is_16_bit ? terms <= 1 << 15 : terms <= 1 << 13 && a.rows >= 8;
+}
+
+bool repeat_row(const matrix& row, const matrix& result) {
+  constexpr int64 kMostBytes = 1 << 14;
+  const int64 bytes = row.columns * size_of(row.type);
+  if (row.column_stride != 1 || bytes * result.rows > kMostBytes) return false;
+  for (int64 r = 0; r < result.rows; ++r)
+    std::memcpy(static_cast<char*>(result.data) + r * bytes, row.data, static_cast<std::size_t>(bytes));
+  return true;
 }
 
 void small_product(const matrix& result, const matrix& a, const matrix& b, const matrix* bias) {

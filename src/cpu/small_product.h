@@ -18,4 +18,7 @@ bool is_small_product(const matrix& a, const matrix& b);
 // result is, with one rounding at the store.
 void small_product(const matrix& result, const matrix& a, const matrix& b, const matrix* bias);
 
+// Copies a row to every row of the result, of its dtype; false, and nothing done, where that is worth a library's call.
+bool repeat_row(const matrix& row, const matrix& result);
+
 }  // namespace onepass::cpu

@@ -68,17 +68,20 @@ void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tens
 
 Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {
   Tensor result = empty_product(like, b.size(1), dtype_of(a));
-  if (!device_of(a).is_cuda()) {
-    const cpu::matrix left = matrix_of(a), right = matrix_of(b);
-    if (cpu::is_small_product(left, right)) {
-      const cpu::matrix row =
-          bias ? cpu::matrix{bias->data_ptr(), dtype_of(*bias), 1, right.columns, 0, bias->stride(0)} : cpu::matrix{};
-      cpu::small_product({result.data_ptr(), left.type, left.rows, right.columns, right.columns, 1}, left, right,
-                         bias ? &row : nullptr);
-      return result;
-    }
+  const Tensor flat = as_matrix(result, b.size(1));
+  if (device_of(a).is_cuda()) {
+    multiply(flat, a, b, bias);
+    return result;
   }
-  multiply(as_matrix(result, b.size(1)), a, b, bias);
+  const cpu::matrix left = matrix_of(a), right = matrix_of(b), to = matrix_of(flat);
+  const cpu::matrix row = bias ? cpu::matrix{bias->data_ptr(), to.type, 1, to.columns, 0, bias->stride(0)} : to;
+  if (cpu::is_small_product(left, right)) {
+    cpu::small_product(to, left, right, bias ? &row : nullptr);
+  } else if (bias && cpu::repeat_row(row, to)) {
+    multiply(flat, a, b, &flat);
+  } else {
+    multiply(flat, a, b, bias);
+  }
   return result;
 }
 

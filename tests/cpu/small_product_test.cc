@@ -60,6 +60,15 @@ INSTANTIATE_TEST_SUITE_P(Sizes, SmallProduct,
                          testing::Values(size{1, 1, 1}, size{16, 8, 16}, size{3, 5, 17}, size{9, 33, 7},
                                          size{2, 3, 150}, size{150, 3, 2}));
 
+TEST(RepeatRow, FillsASmallResult) {
+  std::vector<float> row{1, 2, 3}, result(6), large(1 << 14);
+  const matrix from = rows_of(row, 1, 3);
+  EXPECT_TRUE(repeat_row(from, rows_of(result, 2, 3)));
+  EXPECT_EQ(result, (std::vector<float>{1, 2, 3, 1, 2, 3}));
+  EXPECT_FALSE(repeat_row(rows_of(large, 1, 1 << 13), rows_of(large, 2, 1 << 13)));
+  EXPECT_FALSE(repeat_row({row.data(), dtype::f32, 1, 2, 0, 2}, rows_of(result, 3, 2)));
+}
+
 TEST(SmallProduct, NothingToAddUpIsNotSmall) {
   std::vector<float> numbers(64);
   EXPECT_TRUE(is_small_product(rows_of(numbers, 8, 8), rows_of(numbers, 8, 8)));
