@@ -79,8 +79,10 @@ int backward_of(const line_backward& given, tensor_handle* results, const char**
       [&] {
         const auto& line = *static_cast<const prepared_line*>(given.line.line);
         std::vector<Tensor> gradients;
+        gradients.reserve(static_cast<std::size_t>(given.gradient_count));
         for (int i = 0; i < given.gradient_count; ++i) gradients.push_back(*borrowed(given.gradients[i]));
         std::vector<optional_tensor> operands;
+        operands.reserve(static_cast<std::size_t>(given.line.operands));
         for (int i = 0; i < given.line.operands; ++i) operands.push_back(borrowed(given.operands[i]));
         const std::vector<std::int64_t> types(given.types + 1, given.types + 1 + given.line.operands);
         const optional_tensor x = borrowed(given.x), resumed = borrowed(given.resumed),
