@@ -141,7 +141,7 @@ class Line:
                 return fused(self._without_dropout, x, *operands) if self._without_dropout else x
             state = self._draw(x, generator) if self.has_dropout else None
             if self.weight is not None:
-                operands = self._under_autocast(x.device.type, operands)
+                operands = self._under_autocast("cpu" if x.is_cpu else x.device.type, operands)
             if x.is_cpu and not self._runs_on_cpu(operands):
                 self._check_shapes(x, operands)
                 return self.reference(x, *operands, dropout_state=state)

@@ -20,12 +20,38 @@ struct line_facts {
   std::uint64_t operands_for_weight;
 };
 
+// Torch's AtenTensorHandle, null where there is no tensor: lent by who calls, owned by who gets it back.
+using tensor_handle = void*;
+
+struct line_forward {
+  const line_facts& line;
+  tensor_handle x;
+  const tensor_handle* operands;
+  tensor_handle dropout_state;
+  bool save;  // what backward reads: what `linear` gives, then the row statistics
+};
+struct line_backward {
+  const line_facts& line;
+  const tensor_handle* gradients;
+  int gradient_count;
+  tensor_handle x;
+  const tensor_handle* operands;
+  tensor_handle resumed, statistics, product, resumed_behind, dropout_state;
+  const std::int64_t* types;  // of x, then of the operands
+  std::int64_t wanted;
+};
+inline constexpr int kMostResults = 32, kMostOperands = 32;
+
 struct line_library {
   const line_facts* (*find)(const char* text);  // null for what is no line; valid as long as the process
   // For x and each operand where its gradient comes from: kUnwanted, kUpstream, or its index among what backward
   // writes. operand_types: dtypes, plus kBroadcast where the shape is not x's. wanted: bit 0 for x, bit i + 1 for
   // operand i. True where backward writes anything.
   bool (*plan)(const line_facts&, int dtype, const std::int64_t* operand_types, std::uint64_t wanted, int* sources);
+  // The operators themselves, without the dispatcher, which for a small call takes longer than the work. They give the
+  // number of results, or -1 and in `error` what was wrong, valid until the thread's next call.
+  int (*forward)(const line_forward&, tensor_handle* results, const char** error);
+  int (*backward)(const line_backward&, tensor_handle* results, const char** error);
 };
 
 inline constexpr int kUnwanted = -2, kUpstream = -1;

@@ -7,10 +7,12 @@
 
 #include "src/compiler.h"
 #include "src/settings.h"
-#include "src/torch/prepared.h"
+#include "src/torch/contraction.h"
 
 namespace onepass::binding {
 namespace {
+
+using optional_tensor = std::optional<Tensor>;
 
 const line_facts* find(const char* text) {
   try {
@@ -31,6 +33,68 @@ bool plan(const line_facts& facts, int x, const std::int64_t* operand_types, std
   return !gradients.outputs.empty();
 }
 
+optional_tensor borrowed(tensor_handle lent) {
+  if (lent == nullptr) return {};
+  AtenTensorHandle own = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(static_cast<AtenTensorHandle>(lent), &own));
+  return Tensor(own);
+}
+
+// Tensors that `make` gives, or its error, in the form that the two libraries share.
+template <class Make>
+int handed_over(const Make& make, tensor_handle* results, const char** error) {
+  thread_local std::string message;
+  try {
+    const std::vector<Tensor> made = make();
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      AtenTensorHandle own = nullptr;
+      TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(made[i].get(), &own));
+      results[i] = own;
+    }
+    return static_cast<int>(made.size());
+  } catch (const std::exception& e) {
+    message = e.what();
+    *error = message.c_str();
+    return -1;
+  }
+}
+
+int forward_of(const line_forward& given, tensor_handle* results, const char** error) {
+  return handed_over(
+      [&] {
+        const auto& line = *static_cast<const prepared_line*>(given.line.line);
+        std::vector<Tensor> operands;
+        operands.reserve(static_cast<std::size_t>(given.line.operands));
+        for (int i = 0; i < given.line.operands; ++i) operands.push_back(*borrowed(given.operands[i]));
+        const Tensor x = *borrowed(given.x);
+        const optional_tensor state = borrowed(given.dropout_state);
+        const forward_call call{x, operands, line, state, given.save};
+        return line.contraction ? forward_with_linear(call) : forward(call);
+      },
+      results, error);
+}
+
+int backward_of(const line_backward& given, tensor_handle* results, const char** error) {
+  return handed_over(
+      [&] {
+        const auto& line = *static_cast<const prepared_line*>(given.line.line);
+        std::vector<Tensor> gradients;
+        gradients.reserve(static_cast<std::size_t>(given.gradient_count));
+        for (int i = 0; i < given.gradient_count; ++i) gradients.push_back(*borrowed(given.gradients[i]));
+        std::vector<optional_tensor> operands;
+        operands.reserve(static_cast<std::size_t>(given.line.operands));
+        for (int i = 0; i < given.line.operands; ++i) operands.push_back(borrowed(given.operands[i]));
+        const std::vector<std::int64_t> types(given.types + 1, given.types + 1 + given.line.operands);
+        const optional_tensor x = borrowed(given.x), resumed = borrowed(given.resumed),
+                              statistics = borrowed(given.statistics), state = borrowed(given.dropout_state);
+        const backward_call call{gradients, x, operands, resumed, statistics, state, line, types, given.wanted};
+        if (!line.contraction) return backward(call);
+        const optional_tensor product = borrowed(given.product), behind = borrowed(given.resumed_behind);
+        return backward_with_linear(call, {static_cast<dtype>(given.types[0]), product, behind});
+      },
+      results, error);
+}
+
 // As CMakeLists.txt compiles it for the torch that is there when the library is built.
 program program_for(const std::string& torch_root, const std::string& torch_version) {
   return {"// torch " + torch_version + "\n#include \"src/torch/autograd_function.h\"\n",
@@ -46,7 +110,7 @@ void open_autograd(const std::string& torch_root, const std::string& torch_versi
     const std::string built = settings_now().library_dir + "/autograd-" + torch_version + ".so";
     void* handle = dlopen(built.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) handle = compile_and_open(program_for(torch_root, torch_version));
-    const line_library library{find, plan};
+    const line_library library{find, plan, forward_of, backward_of};
     using configure = void (*)(const line_library*);
     reinterpret_cast<configure>(symbol(handle, "onepass_autograd"))(&library);
     return true;

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,8 +57,44 @@ auto operation(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+// Whether nothing but the kernels of a device would see a call of an operator: no mode, no subclass, no profiler.
+inline bool reaches_kernels(at::TensorList tensors) {
+  if (at::hasCallbacks()) return false;
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  const c10::DispatchKeySet unseen =
+      local.excluded_.add(c10::DispatchKey::BackendSelect);  // always there, for factories
+  return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& t) {
+    const c10::DispatchKey key = ((t.key_set() | local.included_) - unseen).highestPriorityTypeId();
+    return key == c10::DispatchKey::CPU || key == c10::DispatchKey::CUDA;
+  });
+}
+
+inline tensor_handle lent(const Tensor& t) { return t.defined() ? const_cast<Tensor*>(&t) : nullptr; }
+inline tensor_handle lent(const optional_tensor& t) { return t ? lent(*t) : nullptr; }
+
+template <class Call, class Function>
+std::vector<Tensor> without_dispatcher(const Function& function, const Call& call) {
+  tensor_handle handles[kMostResults];
+  const char* error = nullptr;
+  const int count = function(call, handles, &error);
+  TORCH_CHECK(count >= 0, error);
+  std::vector<Tensor> results;
+  results.reserve(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    const std::unique_ptr<Tensor> own(static_cast<Tensor*>(handles[i]));
+    results.push_back(std::move(*own));
+  }
+  return results;
+}
+
 inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList tensors, const std::string& line,
                                        const optional_tensor& state) {
+  if (reaches_kernels(tensors)) {
+    tensor_handle operands[kMostOperands];
+    for (int i = 0; i < facts.operands; ++i) operands[i] = lent(tensors[static_cast<std::size_t>(i) + 1]);
+    const bool save = facts.weight >= 0 || facts.reads_statistics;
+    return without_dispatcher(library.forward, line_forward{facts, lent(tensors[0]), operands, lent(state), save});
+  }
   using elementwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&);
   using rowwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&, bool);
   if (facts.weight >= 0) {
@@ -75,7 +112,7 @@ inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList t
 // What forward left behind for backward.
 struct saved_tensors {
   optional_tensor x, resumed, statistics, dropout_state, product, resumed_behind;
-  optional_tensors operands;
+  std::vector<optional_tensor> operands;
 
   static variable_list pack(const line_facts& facts, at::TensorList tensors, const variable_list& results,
                             const Tensor& statistics, const Tensor& product, const optional_tensor& state) {
@@ -114,6 +151,16 @@ struct saved_tensors {
 // types: of x, then of the operands.
 inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList upstream, const saved_tensors& saved,
                                         const std::string& line, at::IntArrayRef types, std::int64_t wanted) {
+  if (reaches_kernels(upstream)) {
+    tensor_handle gradients[kMostResults], operands[kMostOperands];
+    for (std::size_t i = 0; i < upstream.size(); ++i) gradients[i] = lent(upstream[i]);
+    for (int i = 0; i < facts.operands; ++i) operands[i] = lent(saved.operands[static_cast<std::size_t>(i)]);
+    return without_dispatcher(
+        library.backward, line_backward{facts, gradients, static_cast<int>(upstream.size()), lent(saved.x), operands,
+                                        lent(saved.resumed), lent(saved.statistics), lent(saved.product),
+                                        lent(saved.resumed_behind), lent(saved.dropout_state), types.data(), wanted});
+  }
+  const optional_tensors operands(saved.operands);
   using elementwise =
       std::vector<Tensor>(at::TensorList, const optional_tensor&, const optional_tensors&, const optional_tensor&,
                           const optional_tensor&, std::string_view, at::IntArrayRef, std::int64_t);
@@ -126,16 +173,16 @@ inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList 
                           const optional_tensor&, std::string_view, at::IntArrayRef, std::int64_t);
   if (facts.weight >= 0) {
     static const auto op = operation<linear>("onepass::linear_backward");
-    return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.statistics, saved.product,
-                   saved.resumed_behind, saved.dropout_state, line, types, wanted);
+    return op.call(upstream, saved.x, operands, saved.resumed, saved.statistics, saved.product, saved.resumed_behind,
+                   saved.dropout_state, line, types, wanted);
   }
   if (facts.rowwise) {
     static const auto op = operation<rowwise>("onepass::rowwise_backward");
-    return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.statistics, saved.dropout_state, line,
+    return op.call(upstream, saved.x, operands, saved.resumed, saved.statistics, saved.dropout_state, line,
                    types.slice(1), wanted);
   }
   static const auto op = operation<elementwise>("onepass::elementwise_backward");
-  return op.call(upstream, saved.x, saved.operands, saved.resumed, saved.dropout_state, line, types.slice(1), wanted);
+  return op.call(upstream, saved.x, operands, saved.resumed, saved.dropout_state, line, types.slice(1), wanted);
 }
 
 // Passes gradients on, and refuses to be differentiated.

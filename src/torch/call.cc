@@ -20,7 +20,7 @@ void check_backward(const backward_call& call) {
                 " operands");
 }
 
-std::vector<Tensor> forward(const forward_call& call) {
+std::vector<Tensor> forward(const forward_call& call, const forward_runner& runner) {
   const prepared_line& line = call.line;
   check_operand_count(line, call.operands.size());
   frame f(line, call.x, "x");
@@ -28,16 +28,18 @@ std::vector<Tensor> forward(const forward_call& call) {
   for (int i = 0; i < line.line.operands; ++i) f.operand(i, call.operands[static_cast<std::size_t>(i)]);
   f.boolean_masks = boolean_masks_of(f);
   f.dropout_state(call.dropout_state);
-  std::vector<Tensor> results{f.output(f.a.y, f.type)};
+  std::vector<Tensor> results;
+  if (!runner) results.push_back(f.output(f.a.y, f.type));
   for (int k = 0; k < line.line.keeps; ++k) results.push_back(f.output(f.a.kept[k], f.type));
   if (call.save_statistics) results.push_back(f.fresh_statistics());
   if (f.empty()) return results;
-  f.lay_out();
-  run_forward(f);
+  f.lay_out(static_cast<bool>(runner));
+  if (runner) runner(f);
+  else run_forward(f);
   return results;
 }
 
-std::vector<Tensor> backward(const backward_call& call) {
+std::vector<Tensor> backward(const backward_call& call, const backward_runner& runner) {
   const prepared_line& prepared_with = call.line;
   const spec::line& line = prepared_with.line;
   check_backward(call);
@@ -46,7 +48,7 @@ std::vector<Tensor> backward(const backward_call& call) {
   const std::vector<spec::operand_facts> facts =
       spec::operand_facts_of(call.operand_types.data(), call.operand_types.size());
   const spec::gradients plan = spec::plan_gradients(line, f.type, facts, static_cast<std::uint64_t>(call.wanted));
-  f.input(dy, f.a.y);
+  if (!runner) f.input(dy, f.a.y);
   for (int k = 0; k < line.keeps; ++k) f.input(call.gradients[static_cast<std::size_t>(k) + 1], f.a.kept_gradient[k]);
   if (prepared_with.reads.x) {
     ONEPASS_CHECK(call.x.has_value(), "onepass: backward of \"", line.text, "\" reads x");
@@ -88,8 +90,9 @@ std::vector<Tensor> backward(const backward_call& call) {
     for (Tensor& t : results) torch::stable::zero_(t);
     return results;
   }
-  f.lay_out();
-  run_backward(f, plan, column_outputs);
+  f.lay_out(static_cast<bool>(runner));
+  if (runner) runner(f, plan, column_outputs);
+  else run_backward(f, plan, column_outputs);
   return results;
 }
 

@@ -2,14 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "src/torch/prepared.h"
-#include "src/torch/tensor.h"
+#include "src/torch/frame.h"
 
 namespace onepass::binding {
+
+// Runs a call some other way than all at once, with a frame that is laid out as rows but for a.y, which is in its
+// hands: forward's result, or the gradient of it (of which the call then gives only the shape and dtype).
+using forward_runner = std::function<void(frame&)>;
+using backward_runner = std::function<void(frame&, const spec::gradients&, const std::vector<view>& column_outputs)>;
 
 struct forward_call {
   const Tensor& x;
@@ -20,8 +25,8 @@ struct forward_call {
 };
 void check_operand_count(const prepared_line&, std::size_t got);
 
-// The result, the kept values, and the statistics [statistics, rows] where asked for.
-std::vector<Tensor> forward(const forward_call&);
+// The result (not from a runner), the kept values, and the statistics [statistics, rows] where asked for.
+std::vector<Tensor> forward(const forward_call&, const forward_runner& = {});
 
 struct backward_call {
   const std::vector<Tensor>& gradients;  // of the result, then of the kept values
@@ -37,6 +42,6 @@ struct backward_call {
 void check_backward(const backward_call&);  // how many gradients and operands there are
 
 // The tensors of spec::plan_gradients(...).outputs.
-std::vector<Tensor> backward(const backward_call&);
+std::vector<Tensor> backward(const backward_call&, const backward_runner& = {});
 
 }  // namespace onepass::binding

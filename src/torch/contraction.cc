@@ -4,6 +4,7 @@
 #include "src/torch/check.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
+#include "src/torch/panels.h"
 #include "src/torch/tiled_linear.h"
 
 namespace onepass::binding {
@@ -38,20 +39,27 @@ bool adds_bias_only(const spec::line& behind, const std::vector<Tensor>& operand
   return bias.dim() == 1 && bias.size(0) == weight.size(0) && device_of(bias) == device_of(weight);
 }
 
-// What `linear` took, from x or the kept value.
-Tensor input_again(const backward_call& call, const prepared_contraction& c) {
-  const bool from_kept = c.before.reads.kept >= 0;
-  const optional_tensor& from = from_kept ? call.resumed : call.x;
+// What makes what `linear` took: x or the kept value, and the operands of c.again.
+const optional_tensor& source_again(const backward_call& call, const prepared_contraction& c) {
+  return c.before.reads.kept >= 0 ? call.resumed : call.x;
+}
+std::vector<Tensor> operands_again(const backward_call& call, const prepared_contraction& c) {
   const std::string& text = call.line.line.text;
-  ONEPASS_CHECK(from.has_value(), "onepass: backward of \"", text, "\" reads ", from_kept ? "a kept value" : "x");
-  if (c.again.line.words.empty()) return *from;
+  ONEPASS_CHECK(source_again(call, c).has_value(), "onepass: backward of \"", text, "\" reads ",
+                c.before.reads.kept >= 0 ? "a kept value" : "x");
   std::vector<Tensor> operands;
   for (int i = c.parts.weight - c.again.line.operands; i < c.parts.weight; ++i) {
     const optional_tensor& o = call.operands[static_cast<std::size_t>(i)];
     ONEPASS_CHECK(o.has_value(), "onepass: backward of \"", text, "\" reads operand ", i);
     operands.push_back(*o);
   }
-  return forward({*from, operands, c.again, call.dropout_state, false}).front();
+  return operands;
+}
+Tensor input_again(const backward_call& call, const prepared_contraction& c) {
+  const std::vector<Tensor> operands = operands_again(call, c);
+  const Tensor& source = *source_again(call, c);
+  if (c.again.line.words.empty()) return source;
+  return forward({source, operands, c.again, call.dropout_state, false}).front();
 }
 
 }  // namespace
@@ -63,20 +71,27 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   const Tensor& w = call.operands[static_cast<std::size_t>(weight)];
   check_weight(call.line, call.x, w);
   if (const std::optional<std::vector<Tensor>> results = forward_tiled(call)) return *results;
-  std::vector<Tensor> kept, statistics;
-  Tensor input = call.x;
-  if (!c.before.line.words.empty()) {
-    const bool saves = call.save_statistics && c.before.reads.statistics;
-    std::vector<Tensor> before =
-        forward({call.x, part_of(call.operands, 0, weight), c.before, call.dropout_state, saves});
-    if (saves) statistics.push_back(before.back()), before.pop_back();
-    input = before.front();
-    kept.assign(before.begin() + 1, before.end());
-  }
   const bool adds_bias = adds_bias_only(c.behind.line, call.operands, w);
   const optional_tensor bias = adds_bias ? in_dtype(call.operands.back(), dtype_of(w)) : optional_tensor();
-  const Tensor product = matrix_product(as_matrix(in_dtype(input, dtype_of(w)), w.size(1)),
-                                        torch::stable::transpose(w, 0, 1), call.x, bias ? &*bias : nullptr);
+  const bool saves = call.save_statistics && c.before.reads.statistics;
+  const std::vector<Tensor> operands_before = part_of(call.operands, 0, weight);
+  const forward_call before{call.x, operands_before, c.before, call.dropout_state, saves};
+  std::vector<Tensor> kept, statistics;
+  Tensor product = call.x;
+  if (const std::int64_t rows = c.before.line.words.empty() ? 0 : panel_rows(call.x, w)) {
+    product = empty_product(call.x, w.size(0), dtype_of(w));
+    kept = forward_in_panels(before, rows, w, bias ? &*bias : nullptr, as_matrix(product, w.size(0)));
+  } else {
+    Tensor input = call.x;
+    if (!c.before.line.words.empty()) {
+      kept = forward(before);
+      input = kept.front();
+      kept.erase(kept.begin());
+    }
+    product = matrix_product(as_matrix(in_dtype(input, dtype_of(w)), w.size(1)), transposed(w), call.x,
+                             bias ? &*bias : nullptr);
+  }
+  if (saves) statistics.push_back(kept.back()), kept.pop_back();
   std::vector<Tensor> results{product};
   if (!c.behind.line.words.empty() && !adds_bias)
     results = forward({product, part_of(call.operands, weight + 1, operands), c.behind, call.dropout_state, false});
@@ -116,29 +131,54 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
 
   const optional_tensor& w = call.operands[static_cast<std::size_t>(weight)];
   ONEPASS_CHECK(w.has_value(), "onepass: backward of \"", line.text, "\" reads operand ", weight);
-  const int source = plan.behind.inputs[0];
-  const Tensor& product_gradient = source < 0 ? dy : behind[static_cast<std::size_t>(source)];
+  const int from = plan.behind.inputs[0];
+  const Tensor& product_gradient = from < 0 ? dy : behind[static_cast<std::size_t>(from)];
   const Tensor rows_gradient = as_matrix(product_gradient, w->size(0));
   const bool from_result = plan.wants_input && c.before.reads.result && !plan.before.outputs.empty();
 
-  const optional_tensor input = plan.wants_weight || from_result ? input_again(call, c) : none;
+  const optional_tensor& source = source_again(call, c);
+  const bool by_panels =
+      plan.wants_input && !plan.gives_input && !plan.before.outputs.empty() && !from_result && source;
+  const std::int64_t panel = by_panels ? panel_rows(*source, *w) : 0;
+  const bool weight_by_panels =
+      panel && plan.wants_weight && sums_in_panels(*source, *w) && !c.again.line.words.empty();
+
+  const optional_tensor input = (plan.wants_weight && !weight_by_panels) || from_result ? input_again(call, c) : none;
+  optional_tensor weight_gradient;
+  if (weight_by_panels) weight_gradient = empty_like(shape_of(*w), dtype_of(*w), device_of(*w));
   if (plan.wants_input) {
-    const Tensor input_gradient = in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
+    const Tensor input_gradient = panel ? *source : in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
     if (plan.gives_input) results.push_back(input_gradient);
     if (!plan.before.outputs.empty()) {
       std::vector<Tensor> given = part_of(call.gradients, 1, 1 + keeps_before);
       given.insert(given.begin(), input_gradient);
-      const std::vector<Tensor> before =
-          backward({given, c.before.reads.x ? call.x : none, part_of(call.operands, 0, weight),
-                    from_result ? input : call.resumed, call.statistics, call.dropout_state, c.before,
-                    part_of(call.operand_types, 0, weight), static_cast<std::int64_t>(plan.wants_before)});
+      const std::vector<optional_tensor> operands = part_of(call.operands, 0, weight);
+      const std::vector<std::int64_t> types = part_of(call.operand_types, 0, weight);
+      const backward_call of_before{given,
+                                    c.before.reads.x ? call.x : none,
+                                    operands,
+                                    from_result ? input : call.resumed,
+                                    call.statistics,
+                                    call.dropout_state,
+                                    c.before,
+                                    types,
+                                    static_cast<std::int64_t>(plan.wants_before)};
+      std::vector<Tensor> before;
+      if (weight_by_panels) {
+        const std::vector<Tensor> again = operands_again(call, c);
+        before = backward_in_panels(of_before, panel, rows_gradient, *w,
+                                    {{{*source, again, c.again, call.dropout_state, false}, *weight_gradient}});
+      } else {
+        before = panel ? backward_in_panels(of_before, panel, rows_gradient, *w, {}) : backward(of_before);
+      }
       results.insert(results.end(), before.begin(), before.end());
     }
   }
-  if (plan.wants_weight) {
+  if (plan.wants_weight && !weight_gradient) {
     const Tensor of_product = as_matrix(in_dtype(*input, dtype_of(*w)), w->size(1));
-    results.push_back(matrix_product(torch::stable::transpose(rows_gradient, 0, 1), of_product, *w));
+    weight_gradient = matrix_product(transposed(rows_gradient), of_product, *w);
   }
+  if (weight_gradient) results.push_back(*weight_gradient);
   kept_behind(results);
   return results;
 }

@@ -33,6 +33,9 @@ frame::frame(const prepared_line& with, const Tensor& like, const char* name)
                 " must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got ", dtype_text(like));
   ONEPASS_CHECK(shape.dim >= line.line.least_dim(), "onepass: 'causal' needs a tensor of at least 2 dimensions, got ",
                 name, " of shape ", shape_text(like));
+  tensors_.reserve(kTensors);
+  sources_.reserve(kTensors);
+  held_.reserve(kTensors);
   for (std::size_t i = 0; i < line.line.parameters.size(); ++i) {
     const double value = line.line.parameters[i];
     a.parameter[i] = std::isnan(value) ? machine_epsilon(type) : value;
@@ -103,8 +106,8 @@ Tensor frame::fresh_statistics() {
   return fresh;
 }
 
-void frame::lay_out(bool by_rows) {
-  const bool flatten = !by_rows && !line.line.rowwise() && !line.line.depends_on_column();
+void frame::lay_out(bool keeps_rows) {
+  const bool flatten = !keeps_rows && !line.line.rowwise() && !line.line.depends_on_column();
   std::vector<bool> needs_copy;
   while (spec::lay_out(shape, tensors_, flatten, a, needs_copy) == spec::fit::copies) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {

@@ -39,12 +39,14 @@ class frame {
   Tensor fresh_statistics();
 
   // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns, unless
-  // `by_rows`.
-  void lay_out(bool by_rows = false);
+  // `keeps_rows`.
+  void lay_out(bool keeps_rows = false);
 
  private:
   template <class What>
   void require_same_device(const Tensor& t, const What& what) const;  // what(): its name, in a message
+
+  static constexpr std::size_t kTensors = 8;  // more than most lines have
 
   std::vector<Tensor> held_;  // copies that must outlive the kernel's launch
   std::vector<spec::strided> tensors_;

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "src/cpu/small_product.h"
 #include "src/torch/check.h"
 
 namespace onepass::binding {
@@ -42,6 +43,10 @@ const products& products_on(const device& on) {
   return cpu;
 }
 
+cpu::matrix matrix_of(const Tensor& t) {
+  return {t.data_ptr(), dtype_of(t), t.size(0), t.size(1), t.stride(0), t.stride(1)};
+}
+
 }  // namespace
 
 Tensor as_matrix(const Tensor& t, std::int64_t columns) {
@@ -49,15 +54,34 @@ Tensor as_matrix(const Tensor& t, std::int64_t columns) {
   return torch::stable::reshape(t, {shape_of(t).rows(), columns});
 }
 
-Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {
+Tensor empty_product(const Tensor& like, std::int64_t columns, dtype type) {
   std::vector<std::int64_t> sizes(like.sizes().begin(), like.sizes().end());
-  sizes.back() = b.size(1);
-  const device on = device_of(a);
-  Tensor result = empty(sizes.data(), static_cast<int>(sizes.size()), dtype_of(a), on);
+  sizes.back() = columns;
+  return empty(sizes.data(), static_cast<int>(sizes.size()), type, device_of(like));
+}
+
+void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* added) {
+  const products& with = products_on(device_of(a));
+  TORCH_ERROR_CODE_CHECK(added ? with.addmm(result.get(), added->get(), a.get(), b.get(), 1, 1)
+                               : with.mm(result.get(), a.get(), b.get()));
+}
+
+Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {
+  Tensor result = empty_product(like, b.size(1), dtype_of(a));
   const Tensor flat = as_matrix(result, b.size(1));
-  const products& with = products_on(on);
-  TORCH_ERROR_CODE_CHECK(bias ? with.addmm(flat.get(), bias->get(), a.get(), b.get(), 1, 1)
-                              : with.mm(flat.get(), a.get(), b.get()));
+  if (device_of(a).is_cuda()) {
+    multiply(flat, a, b, bias);
+    return result;
+  }
+  const cpu::matrix left = matrix_of(a), right = matrix_of(b), to = matrix_of(flat);
+  const cpu::matrix row = bias ? cpu::matrix{bias->data_ptr(), to.type, 1, to.columns, 0, bias->stride(0)} : to;
+  if (cpu::is_small_product(left, right)) {
+    cpu::small_product(to, left, right, bias ? &row : nullptr);
+  } else if (bias && cpu::repeat_row(row, to)) {
+    multiply(flat, a, b, &flat);
+  } else {
+    multiply(flat, a, b, bias);
+  }
   return result;
 }
 

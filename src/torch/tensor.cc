@@ -145,6 +145,19 @@ Tensor empty_like(const spec::shape& shape, dtype type, const device& on) {
   return empty(shape.sizes, shape.dim, type, on);
 }
 
+Tensor matrix_at(void* data, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
+                 std::int64_t column_stride, dtype type, const device& on) {
+  const std::int64_t sizes[2] = {rows, columns}, strides[2] = {row_stride, column_stride};
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_create_tensor_from_blob(data, 2, sizes, strides, 0, code_of(type), on.type, on.index, &handle));
+  return Tensor(handle);
+}
+
+Tensor transposed(const Tensor& m) {
+  return matrix_at(m.data_ptr(), m.size(1), m.size(0), m.stride(1), m.stride(0), dtype_of(m), device_of(m));
+}
+
 Tensor in_dtype(const Tensor& t, dtype type) {
   using torch::headeronly::ScalarType;
   if (dtype_of(t) == type) return t;

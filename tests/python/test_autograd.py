@@ -364,3 +364,29 @@ def test_backward_in_another_thread(device):
     thread.join()
     for a, b in zip(expected, got, strict=True):
         assert torch.equal(a, b)
+
+
+def test_modes_and_profilers_see_the_operators(device):
+    """A plain call reaches the kernels without the dispatcher; one that something watches does not."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        names = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    line = "layer_norm(1e-5) | scale | bias | linear | bias"
+    inputs = make_inputs(line, (6, 8), torch.float32, device)
+    plain, grad = onepass.fused(line, *inputs.tensors), torch.ones(6, 24, device=device)
+    expected = torch.autograd.grad(plain, inputs.tensors, grad)
+    with Seen():
+        seen = onepass.fused(line, *inputs.tensors)
+        grads = torch.autograd.grad(seen, inputs.tensors, grad)
+    assert {"onepass.linear_forward.default", "onepass.linear_backward.default"} <= set(Seen.names)
+    for a, b in zip((plain, *expected), (seen, *grads)):
+        assert torch.equal(a, b)
+    with torch.profiler.profile() as profile:
+        onepass.fused(line, *inputs.tensors)
+    assert "onepass::linear_forward" in {event.key for event in profile.key_averages()}

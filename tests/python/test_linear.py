@@ -243,6 +243,70 @@ def test_a_matrix_of_another_dtype(which, device):
         assert grad is None or (grad.dtype == tensor.dtype and grad.shape == tensor.shape)
 
 
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
+@pytest.mark.parametrize("shape, out_features", [((16, 8), 16), ((9, 5), 1), ((2, 8, 3), 33), ((1, 40), 70)])
+def test_small_products(shape, out_features, dtype, device):
+    for line in ("linear | bias", "scale | bias | linear"):
+        check_line(line, make_inputs(line, shape, dtype, device, out_features=out_features), slack=2.0)
+
+
+class TestManyRows:
+    """On the CPU a panel of rows at a time."""
+
+    # More than four panels, the last one short; with 100 features the matrix's gradient is not in panels.
+    @pytest.mark.parametrize("out_features", [24, 100])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    @pytest.mark.parametrize("line", [line for line in LINEAR_LINES if not line.startswith("linear")])
+    def test_error_is_no_more_than_pytorchs(self, line, dtype, out_features, device):
+        check_line(line, make_inputs(line, (5, 107, 1024), dtype, device, out_features=out_features), slack=2.0)
+
+    @pytest.mark.parametrize("layout", ["rows", "columns", "expanded", "swapped"])
+    def test_layouts(self, layout, device):
+        line = "layer_norm(1e-5) | scale | bias | linear | bias"
+        inputs = make_inputs(line, (535, 1024), torch.float32, device)
+        x, grad = inputs.x.detach(), torch.randn(535, 24, device=device)
+        if layout == "expanded":
+            x, grad = x[:1].expand_as(x), grad[:1].expand_as(grad)
+        expected = onepass.fused(line, inputs.x.detach().copy_(x), *inputs.operands)
+        wanted = torch.autograd.grad(expected, inputs.operands, grad.contiguous())
+        if layout == "rows":
+            x, grad = torch.stack((x, x), 1)[:, 0], torch.stack((grad, grad), 1)[:, 1]
+        elif layout == "columns":
+            x, grad = torch.stack((x, x), -1)[..., 0], torch.stack((grad, grad), -1)[..., 1]
+        elif layout == "swapped":
+            x, grad = x.t().contiguous().t(), grad.t().contiguous().t()
+        y = onepass.fused(line, x.requires_grad_(), *inputs.operands)
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+        for a, b in zip(torch.autograd.grad(y, inputs.operands, grad), wanted):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+
+    def test_x_of_another_dtype(self, device):
+        line = "layer_norm(1e-5) | scale | bias | linear | bias"
+        inputs = make_inputs(line, (535, 1024), torch.float32, device)
+        x = inputs.x.detach().bfloat16().requires_grad_()
+        y = onepass.fused(line, x, *inputs.operands)
+        expected = onepass.Line(line).reference(inputs.x.detach().copy_(x), *inputs.operands)
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        y.sum().backward()
+        assert x.grad.dtype == torch.bfloat16
+
+    @pytest.mark.parametrize("line", ["layer_norm(1e-5) | scale | bias | linear | bias", "add | keep | linear"])
+    def test_the_same_bits_whatever_the_threads(self, line):
+        inputs = make_inputs(line, (3000, 1024), torch.float32)
+        outcomes, before = [], torch.get_num_threads()
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                results, _ = run(line, inputs)
+                outcomes.append([*results, *gradients(results, inputs, upstream(results))])
+        finally:
+            torch.set_num_threads(before)
+        for some in outcomes[1:]:
+            for a, b in zip(outcomes[0], some):
+                assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(dynamic, device):
     line = "add | keep | layer_norm(1e-5) | scale | bias | linear | bias | gelu"

@@ -1,0 +1,166 @@
+// On the CPU: what stands before `linear` and the matrix product a panel of rows at a time.
+#include "src/torch/panels.h"
+
+#include <algorithm>
+#include <new>
+
+#include "src/cpu/run.h"
+#include "src/torch/matrix_product.h"
+
+namespace onepass::binding {
+namespace {
+
+constexpr std::int64_t kPanelBytes = 512 << 10;  // 256 KB: 5 to 10 % slower; 1 MB: the same, and fewer tasks
+constexpr std::int64_t kMostFeatures = 1024;     // with 3072 every panel brings too much of the weight again
+
+// The matrix's gradient is the sum of parts, each of the panels of one task. All parts together are no larger than x.
+constexpr std::int64_t kMostParts = 32, kFewestParts = 8;
+std::int64_t parts_of(std::int64_t rows, std::int64_t features) { return std::min(rows / features, kMostParts); }
+
+// A thread's panel.
+class panel_memory {
+ public:
+  explicit panel_memory(std::int64_t bytes)
+      : data_(::operator new(static_cast<std::size_t>(bytes), std::align_val_t(64))) {}
+  ~panel_memory() { ::operator delete(data_, std::align_val_t(64)); }
+  panel_memory(const panel_memory&) = delete;
+  panel_memory& operator=(const panel_memory&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_;
+};
+
+// A line's kernel, called for a panel whose y is elsewhere.
+class panel_kernel {
+ public:
+  panel_kernel(const frame& f, dtype of_y, std::int64_t rows, bool backward)
+      : kernels_(f.line.cpu(f.boolean_masks)), a_(f.a), type_(f.type), backward_(backward) {
+    a_.task_rows = rows;
+    a_.task_columns = a_.columns;
+    a_.y = {nullptr, {}, of_y, 1};
+    std::int64_t stride = a_.columns;
+    for (int d = kMaxDims - 1; d >= 0; --d) a_.y.stride[d] = stride, stride *= a_.size[d];
+  }
+  void column_sums_to(void* partial) { a_.column_partial = partial; }
+  void operator()(std::int64_t panel, void* y) const {
+    arguments here = a_;
+    here.y.data = static_cast<char*>(y) - panel * a_.task_rows * a_.columns * size_of(a_.y.type);
+    cpu::choose(kernels_, here, type_, backward_)(here, panel, panel + 1);
+  }
+
+ private:
+  const cpu_kernels& kernels_;
+  arguments a_;
+  const dtype type_;
+  const bool backward_;
+};
+
+Tensor rows_of(const Tensor& matrix, std::int64_t first, std::int64_t count) {
+  const dtype type = dtype_of(matrix);
+  char* data = static_cast<char*>(matrix.data_ptr()) + first * matrix.stride(0) * size_of(type);
+  return matrix_at(data, count, matrix.size(1), matrix.stride(0), matrix.stride(1), type, device_of(matrix));
+}
+
+// The same matrix for other threads, where what requires a gradient would be recorded.
+Tensor detached(const Tensor& matrix) { return rows_of(matrix, 0, matrix.size(0)); }
+
+}  // namespace
+
+std::int64_t panel_rows(const Tensor& x, const Tensor& weight) {
+  const dtype type = dtype_of(weight);
+  const std::int64_t features = weight.size(0), columns = weight.size(1);
+  if (device_of(x).is_cuda() || (type != dtype::f32 && type != dtype::f64)) return 0;
+  if (features == 0 || features > kMostFeatures || columns == 0) return 0;
+  const std::int64_t rows = std::max<std::int64_t>(kPanelBytes / (columns * size_of(type)) / 16 * 16, 16);
+  return shape_of(x).rows() >= 4 * rows ? rows : 0;
+}
+
+bool sums_in_panels(const Tensor& x, const Tensor& weight) {
+  return parts_of(shape_of(x).rows(), weight.size(0)) >= kFewestParts;
+}
+
+std::vector<Tensor> forward_in_panels(const forward_call& before, std::int64_t rows, const Tensor& weight,
+                                      const Tensor* bias, const Tensor& product) {
+  const dtype type = dtype_of(weight);
+  const device on = device_of(weight);
+  const Tensor matrix = transposed(weight);
+  std::optional<Tensor> row;
+  if (bias) row = matrix_at(bias->data_ptr(), 1, bias->size(0), 0, bias->stride(0), type, on);
+  return forward(before, [&](frame& f) {
+    const panel_kernel kernel(f, type, rows, false);
+    const std::int64_t all = f.a.rows, columns = f.a.columns;
+    torch::stable::parallel_for(0, (all + rows - 1) / rows, 1, [&](std::int64_t begin, std::int64_t end) {
+      const panel_memory memory(rows * columns * size_of(type));
+      for (std::int64_t panel = begin; panel < end; ++panel) {
+        kernel(panel, memory.data());
+        const std::int64_t first = panel * rows, count = std::min(rows, all - first);
+        multiply(rows_of(product, first, count), matrix_at(memory.data(), count, columns, columns, 1, type, on), matrix,
+                 row ? &*row : nullptr);
+      }
+    });
+  });
+}
+
+std::vector<Tensor> backward_in_panels(const backward_call& before, std::int64_t rows, const Tensor& product_gradient,
+                                       const Tensor& weight,
+                                       const std::optional<panel_weight_gradient>& weight_gradient) {
+  const dtype type = dtype_of(weight);
+  const device on = device_of(weight);
+  const Tensor matrix = detached(weight);
+  const std::int64_t all = product_gradient.size(0), columns = weight.size(1), features = weight.size(0);
+  const std::int64_t panels = (all + rows - 1) / rows,
+                     most = std::max<std::int64_t>(parts_of(all, features), kFewestParts),
+                     in_part = (panels + most - 1) / most, parts = (panels + in_part - 1) / in_part;
+
+  const auto run = [&](const panel_kernel* again, frame& f, const spec::gradients&,
+                       const std::vector<view>& column_outputs) {
+    panel_kernel kernel(f, type, rows, true);
+    const auto slots = static_cast<std::int64_t>(column_outputs.size());
+    std::optional<Tensor> partial, products;
+    if (slots) {
+      const std::int64_t sizes[3] = {slots, panels, columns};
+      f.a.task_rows = rows;
+      f.a.column_partial = partial.emplace(empty(sizes, 3, dtype::f64, on)).data_ptr();
+      kernel.column_sums_to(f.a.column_partial);
+    }
+    if (again) {
+      const std::int64_t sizes[2] = {parts, features * columns};
+      products = empty(sizes, 2, type, on);
+    }
+    torch::stable::parallel_for(0, parts, 1, [&](std::int64_t begin, std::int64_t end) {
+      const panel_memory memory(rows * columns * size_of(type)), taken(again ? rows * columns * size_of(type) : 0);
+      for (std::int64_t panel = begin * in_part; panel < std::min(end * in_part, panels); ++panel) {
+        const std::int64_t first = panel * rows, count = std::min(rows, all - first);
+        const Tensor given = rows_of(product_gradient, first, count);
+        multiply(matrix_at(memory.data(), count, columns, columns, 1, type, on), given, matrix);
+        kernel(panel, memory.data());
+        if (!again) continue;
+        (*again)(panel, taken.data());
+        const std::int64_t part = panel / in_part;
+        const Tensor sum =
+            matrix_at(static_cast<char*>(products->data_ptr()) + part * features * columns * size_of(type), features,
+                      columns, columns, 1, type, on);
+        multiply(sum, transposed(given), matrix_at(taken.data(), count, columns, columns, 1, type, on),
+                 panel % in_part ? &sum : nullptr);
+      }
+    });
+    if (slots) cpu::reduce_columns(f.a, panels, static_cast<int>(slots), column_outputs.data());
+    if (again) {
+      const std::int64_t one = 1;
+      Tensor ones = empty(&one, 1, type, on);
+      torch::stable::fill_(ones, 1.0);
+      multiply(matrix_at(weight_gradient->result.data_ptr(), 1, features * columns, features * columns, 1, type, on),
+               matrix_at(ones.data_ptr(), 1, parts, 0, 0, type, on), *products);
+    }
+  };
+  if (!weight_gradient) return backward(before, [&](auto&... a) { run(nullptr, a...); });
+  std::vector<Tensor> results;
+  forward(weight_gradient->again, [&](frame& again) {
+    const panel_kernel kernel(again, type, rows, false);
+    results = backward(before, [&](auto&... a) { run(&kernel, a...); });
+  });
+  return results;
+}
+
+}  // namespace onepass::binding
