@@ -216,9 +216,6 @@ class Line:
         if self.weight is None:
             return Plan("fused", "one kernel", (Strategy("fused", cost.forward.bytes, None),))
         chip = _chip_of(device)
-        if chip is None:
-            only = Strategy("unfused", cost.forward.bytes, None)
-            return Plan("unfused", "the library's product, with one kernel before and one behind it", (only,))
         shape = tuple(shape)
         rows = _native.strategies(self.text, math.prod(shape[:-1]), shape[-1], out_features, dtype, training, chip)
         ways = {
@@ -291,27 +288,31 @@ class Line:
         return ready
 
 
-def _chip_of(device: torch.device | str | None) -> str | None:
-    """A CUDA chip's name, or its device's; None for the CPU."""
+def _chip_of(device: torch.device | str | None) -> str:
+    """ "cpu", a CUDA chip's name, or its device's."""
     if isinstance(device, str) and device.startswith("sm_"):
         return device
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type != "cuda":
-        return None
+        return "cpu"
     return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
 
 
 def _reason(chosen: Strategy, ways) -> str:
-    others = [way for way in ways if way is not chosen]
-    said = [
-        f"{way.name} {_microseconds(way.seconds)}" if not way.why_not else f"not {way.name}: {way.why_not}"
-        for way in others
+    said = [_said_of(chosen)]
+    said += [
+        f"not {way.name}: {way.why_not}" if way.why_not else f"{way.name} {_said_of(way)}"
+        for way in ways
+        if way is not chosen
     ]
-    return "; ".join([_microseconds(chosen.seconds) if chosen.seconds else chosen.why_not, *said])
+    return "; ".join(said)
 
 
-def _microseconds(seconds: float) -> str:
-    return f"{1e6 * seconds:,.0f} µs predicted"
+def _said_of(way: Strategy) -> str:
+    if way.why_not:
+        return way.why_not
+    moved = f"{way.bytes / 2**20:,.1f} MiB"
+    return moved if way.seconds is None else f"{1e6 * way.seconds:,.0f} µs predicted, {moved}"
 
 
 def _requires_grad(x, operands) -> bool:

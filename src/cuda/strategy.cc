@@ -8,6 +8,10 @@
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {
+
+using spec::linear_case;
+using spec::prediction;
+
 namespace {
 
 constexpr linear_speed kSpeed{};

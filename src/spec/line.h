@@ -16,8 +16,9 @@ enum class strategy : int {
   unfused,   // the words before it, the library's product, the words behind it
   tiled,     // one kernel (onepass/skeleton/linear.cuda.h)
   deferred,  // the same, with the norm behind the product (onepass/skeleton/deferred_norm.cuda.h)
+  panels,    // on the CPU, a panel of rows at a time (src/torch/panels.h)
 };
-inline constexpr std::string_view kStrategies[] = {"auto", "unfused", "tiled", "deferred"};
+inline constexpr std::string_view kStrategies[] = {"auto", "unfused", "tiled", "deferred", "panels"};
 
 struct word {
   const descriptor* about;

@@ -1,6 +1,7 @@
 // What Python asks of the library without tensors, through ctypes: text in, JSON out.
 #include "src/torch/api.h"
 
+#include <cmath>
 #include <functional>
 
 #include "src/cache/disk_cache.h"
@@ -14,6 +15,7 @@
 #include "src/spec/words.h"
 #include "src/torch/autograd.h"
 #include "src/torch/json.h"
+#include "src/torch/panels.h"
 #include "src/torch/prepared.h"
 
 namespace onepass::binding {
@@ -69,17 +71,26 @@ void describe_word(json& out, const descriptor& about) {
   out.field("formula", about.formula).field("meaning", about.meaning);
 }
 
-// Of a chip by its name, or of a device that is here, "cuda:0".
-cuda::device_facts facts_of(const std::string& chip) {
+// On the CPU, a CUDA device that is here ("cuda:0"), or a chip that need not be ("sm_90a").
+std::vector<spec::prediction> strategies(const prepared_line& line, const spec::linear_case& of,
+                                         const std::string& chip) {
+  const spec::contraction& parts = line.contraction->parts;
+  if (chip == "cpu") return strategies_on_cpu(parts, of);
   const std::string device = "cuda:";
-  return chip.starts_with(device) ? cuda::facts(std::stoi(chip.substr(device.size()))) : cuda::facts_of(chip);
+  return cuda::predict(
+      parts, of, chip.starts_with(device) ? cuda::facts(std::stoi(chip.substr(device.size()))) : cuda::facts_of(chip));
+}
+
+spec::strategy taken(spec::strategy named, const std::vector<spec::prediction>& all) {
+  if (named != spec::strategy::automatic) return named;
+  if (all.back().how != spec::strategy::panels) return cuda::best(all).how;
+  return all.back().why_not.empty() ? spec::strategy::panels : spec::strategy::unfused;
 }
 
 }  // namespace
 }  // namespace onepass::binding
 
 using onepass::binding::answer;
-using onepass::binding::facts_of;
 using onepass::binding::json;
 
 const char* onepass_words() {
@@ -160,17 +171,15 @@ const char* onepass_strategies(const char* text, std::int64_t rows, std::int64_t
                                int dtype, bool saves, const char* chip) {
   return answer([=](json& out) {
     const auto& line = onepass::binding::prepared(text);
-    const auto all = onepass::cuda::predict(line.contraction->parts,
-                                            {rows, columns, columns_behind, static_cast<onepass::dtype>(dtype), saves},
-                                            facts_of(chip));
-    const bool chooses = line.line.how == onepass::spec::strategy::automatic;
-    const auto how = chooses ? onepass::cuda::best(all).how : line.line.how;
+    const auto all = onepass::binding::strategies(
+        line, {rows, columns, columns_behind, static_cast<onepass::dtype>(dtype), saves}, chip);
+    const onepass::spec::strategy how = onepass::binding::taken(line.line.how, all);
     out.begin('[');
-    for (const onepass::cuda::prediction& p : all) {
+    for (const onepass::spec::prediction& p : all) {
       out.begin('{').field("strategy", std::string(onepass::spec::kStrategies[static_cast<std::size_t>(p.how)]));
-      out.field("bytes", static_cast<std::int64_t>(p.bytes)).field("why_not", p.why_not).field("chosen", p.how == how);
-      out.key("seconds");
-      if (p.why_not.empty()) out.value(p.seconds);
+      out.field("bytes", static_cast<std::int64_t>(p.bytes)).field("why_not", p.why_not);
+      out.field("chosen", p.how == how).key("seconds");
+      if (std::isfinite(p.seconds)) out.value(p.seconds);
       else out.null();
       out.end('}');
     }

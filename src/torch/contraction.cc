@@ -78,7 +78,7 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   const forward_call before{call.x, operands_before, c.before, call.dropout_state, saves};
   std::vector<Tensor> kept, statistics;
   Tensor product = call.x;
-  if (const std::int64_t rows = c.before.line.words.empty() ? 0 : panel_rows(call.x, w)) {
+  if (const std::int64_t rows = panel_rows(c.parts, call.line.line.how, call.x, w)) {
     product = empty_product(call.x, w.size(0), dtype_of(w));
     kept = forward_in_panels(before, rows, w, bias ? &*bias : nullptr, as_matrix(product, w.size(0)));
   } else {
@@ -139,7 +139,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   const optional_tensor& source = source_again(call, c);
   const bool by_panels =
       plan.wants_input && !plan.gives_input && !plan.before.outputs.empty() && !from_result && source;
-  const std::int64_t panel = by_panels ? panel_rows(*source, *w) : 0;
+  const std::int64_t panel = by_panels ? panel_rows(c.parts, line.how, *source, *w) : 0;
   const bool weight_by_panels =
       panel && plan.wants_weight && sums_in_panels(*source, *w) && !c.again.line.words.empty();
 

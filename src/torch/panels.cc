@@ -5,6 +5,7 @@
 #include <new>
 
 #include "src/cpu/run.h"
+#include "src/torch/check.h"
 #include "src/torch/matrix_product.h"
 
 namespace onepass::binding {
@@ -12,6 +13,11 @@ namespace {
 
 constexpr std::int64_t kPanelBytes = 512 << 10;  // 256 KB: 5 to 10 % slower; 1 MB: the same, and fewer tasks
 constexpr std::int64_t kMostFeatures = 1024;     // with 3072 every panel brings too much of the weight again
+
+std::string why_not_panels() {
+  return "panels are for words before 'linear' on the CPU, in float32 or float64, with many rows and at most " +
+         std::to_string(kMostFeatures) + " features";
+}
 
 // The matrix's gradient is the sum of parts, each of the panels of one task. All parts together are no larger than x.
 constexpr std::int64_t kMostParts = 32, kFewestParts = 8;
@@ -67,13 +73,33 @@ Tensor detached(const Tensor& matrix) { return rows_of(matrix, 0, matrix.size(0)
 
 }  // namespace
 
-std::int64_t panel_rows(const Tensor& x, const Tensor& weight) {
-  const dtype type = dtype_of(weight);
-  const std::int64_t features = weight.size(0), columns = weight.size(1);
-  if (device_of(x).is_cuda() || (type != dtype::f32 && type != dtype::f64)) return 0;
+std::int64_t panel_rows(dtype of_matrix, std::int64_t rows, std::int64_t columns, std::int64_t features) {
+  if (of_matrix != dtype::f32 && of_matrix != dtype::f64) return 0;
   if (features == 0 || features > kMostFeatures || columns == 0) return 0;
-  const std::int64_t rows = std::max<std::int64_t>(kPanelBytes / (columns * size_of(type)) / 16 * 16, 16);
-  return shape_of(x).rows() >= 4 * rows ? rows : 0;
+  const std::int64_t panel = std::max<std::int64_t>(kPanelBytes / (columns * size_of(of_matrix)) / 16 * 16, 16);
+  return rows >= 4 * panel ? panel : 0;
+}
+
+std::int64_t panel_rows(const spec::contraction& line, spec::strategy how, const Tensor& x, const Tensor& weight) {
+  const bool possible = !line.before.words.empty() && !device_of(x).is_cuda();
+  const bool wanted = how == spec::strategy::automatic || how == spec::strategy::panels;
+  const std::int64_t rows =
+      possible && wanted ? panel_rows(dtype_of(weight), shape_of(x).rows(), weight.size(1), weight.size(0)) : 0;
+  ONEPASS_CHECK(rows > 0 || how != spec::strategy::panels,
+                "onepass: 'linear(panels)' cannot take this call: ", why_not_panels());
+  return rows;
+}
+
+std::vector<spec::prediction> strategies_on_cpu(const spec::contraction& line, const spec::linear_case& c) {
+  const std::int64_t size = size_of(c.type), x = c.rows * c.depth * size, y = c.rows * c.columns * size,
+                     matrix = c.depth * c.columns * size;
+  const bool makes_input = !line.before.words.empty(), goes_on = !line.behind.words.empty();
+  const bool serves = makes_input && panel_rows(c.type, c.rows, c.depth, c.columns) > 0;
+  spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels};
+  panels.bytes = x + matrix + y + (goes_on ? 2 * y : 0);
+  unfused.bytes = panels.bytes + (makes_input ? 2 * x : 0);
+  if (!serves) panels.why_not = why_not_panels();
+  return {unfused, panels};
 }
 
 bool sums_in_panels(const Tensor& x, const Tensor& weight) {

@@ -2,13 +2,19 @@
 // other stays in a core's cache.
 #pragma once
 
+#include "src/spec/strategy.h"
 #include "src/torch/call.h"
 
 namespace onepass::binding {
 
-// Rows of a panel; 0 where panels bring nothing: 16-bit products, for which the library packs the matrix in every call,
-// and wide ones. A function of shapes and dtypes only.
-std::int64_t panel_rows(const Tensor& x, const Tensor& weight);
+// Rows of a panel, for x (rows, columns) and a matrix (features, columns); 0 where panels bring nothing: 16-bit
+// products, for which the library packs the matrix in every call, and wide ones. A function of shapes and dtypes only.
+std::int64_t panel_rows(dtype of_matrix, std::int64_t rows, std::int64_t columns, std::int64_t features);
+// The same of a call; 0 where its line names another strategy. Throws where it names this one and it brings nothing.
+std::int64_t panel_rows(const spec::contraction&, spec::strategy, const Tensor& x, const Tensor& weight);
+
+// The strategies on the CPU: unfused, panels.
+std::vector<spec::prediction> strategies_on_cpu(const spec::contraction&, const spec::linear_case&);
 
 // Whether the gradient of the matrix may come of panels too.
 bool sums_in_panels(const Tensor& x, const Tensor& weight);

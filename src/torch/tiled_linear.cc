@@ -36,7 +36,7 @@ chosen choose(const forward_call& call, const Tensor& w) {
   if (dtype_of(call.x) != type) return {.why_not = "x and the matrix must have one dtype"};
   if (call.x.numel() == 0 || w.size(0) == 0) return {.why_not = "there is nothing to compute"};
   const spec::shape shape = shape_of(call.x);
-  const std::vector<cuda::prediction> all =
+  const std::vector<spec::prediction> all =
       cuda::predict(call.line.contraction->parts,
                     {shape.rows(), shape.columns(), w.size(0), type, call.save_statistics}, cuda::facts(on.index));
   const spec::strategy named = call.line.line.how;
@@ -77,7 +77,8 @@ bool begins_at_16_bytes(const frame& f) {
 }  // namespace
 
 std::optional<std::vector<Tensor>> forward_tiled(const forward_call& call) {
-  if (call.line.line.how == spec::strategy::unfused) return {};
+  const spec::strategy named = call.line.line.how;
+  if (named == spec::strategy::unfused || named == spec::strategy::panels) return {};
   const prepared_contraction& c = *call.line.contraction;
   const Tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
   const chosen way = choose(call, w);

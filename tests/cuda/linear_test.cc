@@ -109,7 +109,7 @@ TEST(Linear, WholeTurnsDecideTheTile) {
 
 TEST(Strategy, SaysWhyNot) {
   const spec::contraction line(spec::parse("rms_norm | linear"));
-  const auto why = [&](linear_case c, const char* arch) { return predict(line, c, facts_of(arch))[1].why_not; };
+  const auto why = [&](spec::linear_case c, const char* arch) { return predict(line, c, facts_of(arch))[1].why_not; };
   EXPECT_EQ(why({64, 64, 64, dtype::bf16, false}, "sm_90a"), "");
   EXPECT_NE(why({64, 64, 64, dtype::bf16, false}, "sm_80").find("9.0"), std::string::npos);
   EXPECT_NE(why({64, 64, 64, dtype::f32, false}, "sm_90a").find("bfloat16"), std::string::npos);

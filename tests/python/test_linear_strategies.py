@@ -177,7 +177,7 @@ def test_a_strategy_for_another_device_is_refused():
 def test_an_unknown_strategy():
     x, w = torch.randn(4, 8), torch.randn(16, 8)
     with pytest.raises(
-        onepass.LineError, match="unknown strategy 'fast', expected one of auto, unfused, tiled, deferred"
+        onepass.LineError, match="unknown strategy 'fast', expected one of auto, unfused, tiled, deferred, panels"
     ):
         F.linear(x, w, strategy="fast")
     with pytest.raises(TypeError, match="argument 'strategy' must be str, not int"):
@@ -240,6 +240,32 @@ def test_plan_says_why_not():
         assert plan.strategy == "unfused" and why in plan.why
     forced = onepass.Line("linear(unfused) | gelu").plan((8192, 4096), torch.bfloat16, 16384, device="sm_90a")
     assert forced.strategy == "unfused"
+
+
+def test_plan_on_the_cpu():
+    line = onepass.Line(NORM_LINEAR)
+    plan = line.plan((16384, 256), torch.float32, 64, device="cpu")
+    assert plan.strategy == "panels" and "unfused" in str(plan)
+    assert [way.name for way in plan.alternatives] == ["unfused", "panels"]
+    assert plan.alternatives[1].bytes < plan.alternatives[0].bytes
+    for shape, dtype, out_features in [
+        ((16, 8), torch.float32, 16),
+        ((16384, 256), torch.bfloat16, 64),
+        ((16384, 256), torch.float32, 4096),
+    ]:
+        plan = line.plan(shape, dtype, out_features, device="cpu")
+        assert plan.strategy == "unfused" and "not panels" in plan.why
+
+
+def test_panels_can_be_named():
+    inputs = make_inputs(NORM_LINEAR, (4000, 256), torch.float32, "cpu", out_features=64)
+    for name in ("panels", "unfused"):
+        check_line(with_strategy(NORM_LINEAR, name), inputs, slack=2.0)
+    with pytest.raises(RuntimeError, match=r"linear\(panels\).*with many rows"):
+        run(
+            with_strategy(NORM_LINEAR, "panels"),
+            make_inputs(NORM_LINEAR, (8, 256), torch.float32, "cpu", out_features=4),
+        )
 
 
 def test_plan_without_a_choice():

@@ -1,0 +1,26 @@
+// The ways to compute a line with `linear` forward, as they are told of.
+#pragma once
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "onepass/lane/types.h"
+#include "src/spec/line.h"
+
+namespace onepass::spec {
+
+struct linear_case {
+  int64 rows, depth, columns;  // x is (rows, depth), the matrix (columns, depth)
+  dtype type;                  // of x and the matrix
+  bool saves;                  // for backward
+};
+
+struct prediction {
+  strategy how;
+  int64 bytes = 0;                                           // through memory
+  double seconds = std::numeric_limits<double>::infinity();  // where it is known
+  std::string why_not{};                                     // empty where it serves
+};
+
+}  // namespace onepass::spec
