@@ -7,6 +7,7 @@ namespace onepass::binding {
 
 // (..., columns) as (rows, columns).
 Tensor as_matrix(const Tensor&, std::int64_t columns);
+Tensor transposed(const Tensor& matrix);
 
 // a (rows, K) times b (K, columns), and a bias [columns] if given, of one dtype, where `rows` are those of `like`
 // (..., K): (..., columns), fresh. Autocast does not touch it.
