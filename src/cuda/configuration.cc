@@ -161,11 +161,22 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   }
   share_lanes(lanes_a_row, tuned.threads, c);
   p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
-  c.exact = a.columns % (int64{c.across} * c.lanes) == 0;
-  const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
-  const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
-  p.grid_x = static_cast<unsigned>(grid_x);
-  p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, r.wants_column ? filling : most_y, 65535}));
+  const auto set_grid = [&] {
+    c.exact = a.columns % (int64{c.across} * c.lanes) == 0;
+    const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
+    const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
+    p.grid_x = static_cast<unsigned>(grid_x);
+    p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, r.wants_column ? filling : most_y, 65535}));
+  };
+  set_grid();
+  const few_rows_tuning& few = kTuning.few_rows;
+  if (r.wants_column != 0 && p.grid_y > 1 && a.rows <= few.unroll * few.down && c.staged == 0) {
+    c.unroll = few.unroll;
+    c.down = static_cast<int>(power_of_two_from(ceil_div(a.rows, c.unroll)));
+    c.across = static_cast<int>(std::min<int64>(lanes_a_row, std::max(32 / c.down, kTuning.least_across)));
+    if (r.x != dtype::f64) c.blocks_per_sm = few.resident / (c.across * c.down);
+    set_grid();
+  }
   set_parts(p, r.wants_column != 0 ? p.grid_y : 0);
 }
 

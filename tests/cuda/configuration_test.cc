@@ -277,6 +277,22 @@ TEST(Configuration, PartsComeWithColumnGradientsOnly) {
   });
 }
 
+TEST(Configuration, ColumnsOfFewRowsHaveOnePart) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const char* text : {"bias", "bias | gelu"}) {
+    for (const int64 rows : {1, 2, 5, 8, 16, 100, 128}) {
+      for (const int64 columns : {8, 40, 4096, 16384}) {
+        const call c = call_of(spec::parse(text), true, dtype::bf16, dtype::bf16, rows, columns);
+        const plan p = choose(c.r, c.a, chip).front();
+        EXPECT_EQ(p.parts, 1) << c;
+        EXPECT_TRUE(p.with.one_part) << c;
+      }
+    }
+    const call many = call_of(spec::parse(text), true, dtype::bf16, dtype::bf16, 4096, 4096);
+    EXPECT_GT(choose(many.r, many.a, chip).front().parts, 1);
+  }
+}
+
 TEST(Configuration, ARowDoesNotDependOnTheNumberOfRows) {
   const device_facts chip = facts_of("sm_90a");
   each_call([&](const call& c) {
