@@ -20,6 +20,7 @@ void each_view(const arguments& a, const Body& body) {
   if (a.x.data) body(a.x);
   body(a.y);
   if (a.dx.data) body(a.dx);
+  if (a.again.data) body(a.again);
   for (int i = 0; i < kMaxOperands; ++i) {
     if (a.operand[i].data) body(a.operand[i]);
     if (a.operand_gradient[i].data) body(a.operand_gradient[i]);
@@ -100,6 +101,7 @@ uint64 staged_results(const request& r, const arguments& a, const configuration&
                << (2 + i);
   for (int k = 0; k < kMaxKeeps; ++k)
     results |= static_cast<uint64>(!r.backward && a.kept[k].data) << (2 + kMaxOperands + k);
+  results |= static_cast<uint64>(r.wants_again) << (2 + kMaxOperands + 2 * kMaxKeeps);
   return results;
 }
 
@@ -383,7 +385,8 @@ std::string source(const request& r, const configuration& c) {
   number("kDims", c.dims), bits("kDense", c.dense);
   flag("kExact", c.exact), flag("kFlat", c.flat), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
   flag("kSumsInRegisters", c.sums_in_registers);
-  flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx), flag("kOnePart", c.one_part);
+  flag("kSavesStatistics", c.saves_statistics), flag("kOnePart", c.one_part);
+  flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
   bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand), bits("kStreams", c.streams);
   bits("kStaged", c.staged);
@@ -410,7 +413,7 @@ std::string label(const request& r, const configuration& c, const std::string& a
   return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") +
          (c.cluster > 1 ? std::to_string(c.cluster) + "*" : "") + std::to_string(c.across) + "x" +
          std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) +
-         (c.saves_statistics ? " saving " : " ") + r.line;
+         (c.saves_statistics ? " saving " : " ") + (r.wants_again ? "again " : "") + r.line;
 }
 
 }  // namespace onepass::cuda

@@ -117,25 +117,31 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   const int source = plan.behind.inputs[0];
   const Tensor& product_gradient = source < 0 ? dy : behind[static_cast<std::size_t>(source)];
   const Tensor rows_gradient = as_matrix(product_gradient, w->size(0));
-  const bool from_result = plan.wants_input && c.before.reads.result && !plan.before.outputs.empty();
+  const bool passes_before = plan.wants_input && !plan.before.outputs.empty();
+  const bool from_result = passes_before && c.before.reads.result;
+  // The backward pass of what stands before can leave what `linear` read; on the CPU not where it keeps a value.
+  const bool can_leave = device_of(dy).is_cuda() || keeps_before == 0;
+  const bool leaves_input = passes_before && plan.wants_weight && !from_result && can_leave;
 
-  const optional_tensor input = plan.wants_weight || from_result ? input_again(call, c) : none;
+  optional_tensor input;
+  if (from_result || (plan.wants_weight && !leaves_input)) input = input_again(call, c);
   if (plan.wants_input) {
     const Tensor input_gradient = in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
     if (plan.gives_input) results.push_back(input_gradient);
-    if (!plan.before.outputs.empty()) {
+    if (passes_before) {
       std::vector<Tensor> given = part_of(call.gradients, 1, 1 + keeps_before);
       given.insert(given.begin(), input_gradient);
-      const std::vector<Tensor> before =
-          backward({given, c.before.reads.x ? call.x : none, part_of(call.operands, 0, weight),
-                    from_result ? input : call.resumed, call.statistics, call.dropout_state, c.before,
-                    part_of(call.operand_types, 0, weight), static_cast<std::int64_t>(plan.wants_before)});
+      std::vector<Tensor> before =
+          backward({given, call.x, part_of(call.operands, 0, weight), from_result ? input : call.resumed,
+                    call.statistics, call.dropout_state, c.before, part_of(call.operand_types, 0, weight),
+                    static_cast<std::int64_t>(plan.wants_before), leaves_input});
+      if (leaves_input) input = before.back(), before.pop_back();
       results.insert(results.end(), before.begin(), before.end());
     }
   }
   if (plan.wants_weight) {
     const Tensor of_product = as_matrix(in_dtype(*input, dtype_of(*w)), w->size(1));
-    results.push_back(matrix_product(torch::stable::transpose(rows_gradient, 0, 1), of_product, *w));
+    results.push_back(matrix_product(transposed(rows_gradient), of_product, *w));
   }
   kept_behind(results);
   return results;
