@@ -73,9 +73,11 @@ What stands before `linear` makes the input of a matrix product, which is rounde
 stands behind it goes on with the product, rounded likewise. Under autocast the matrix is cast to its dtype first, as
 that of `torch.nn.functional.linear` is. Each side is one kernel, the product is that of PyTorch's libraries, with a
 bias that follows it and ends the line; `torch.set_float32_matmul_precision` holds for it.
-The input of the product is not saved for backward but made again, from x or the last `keep` that the row word follows;
-the product itself is saved only where a word behind it needs it. A result is the same from run to run, but unlike other
-lines' a row's may depend on how many rows there are, since the libraries choose another kernel for another size.
+The input of the product is not saved for backward but made again, from x or the last `keep` that the row word follows:
+the backward kernel of what stands before `linear` writes it beside the gradients (a pass of its own does where no such
+kernel runs, where it starts from softmax's result, and on the CPU where it keeps a value). The product itself is saved
+only where a word behind it needs it. A result is the same from run to run, but unlike other lines' a row's may depend
+on how many rows there are, since the libraries choose another kernel for another size.
 
 ## Dropout and training
 

@@ -107,21 +107,38 @@ cpu_kernel choose(const cpu_kernels& kernels, const arguments& a, dtype x, bool 
   return backward ? kernels.backward_f32 : kernels.forward_f32;
 }
 
-void run(cpu_kernel kernel, const arguments& a) {
+// Calls body(begin, end) for ranges of the partition's tasks.
+template <class Body>
+void each_task(const arguments& a, Body body) {
   const int64 down = (a.rows + a.task_rows - 1) / a.task_rows,
               across = (a.columns + a.task_columns - 1) / a.task_columns;
   const int64 grain = std::max<int64>(kGrainElements / (a.task_rows * a.task_columns), 1);
-  struct context {
-    cpu_kernel kernel;
-    const arguments& a;
-  } with{kernel, a};
   parallel.load()(
-      down * across, grain,
-      [](void* p, int64 begin, int64 end) {
-        const context& c = *static_cast<context*>(p);
-        c.kernel(c.a, begin, end);
-      },
-      &with);
+      down * across, grain, [](void* p, int64 begin, int64 end) { (*static_cast<Body*>(p))(begin, end); }, &body);
+}
+
+void run(cpu_kernel kernel, const arguments& a) {
+  each_task(a, [&](int64 begin, int64 end) { kernel(a, begin, end); });
+}
+
+void run_backward(const cpu_kernels& kernels, const arguments& a, dtype x) {
+  const cpu_kernel backward = choose(kernels, a, x, true);
+  if (a.again.data == nullptr) {
+    run(backward, a);
+    return;
+  }
+  arguments result = a;
+  result.y = a.again;
+  result.dx = {};
+  std::fill(result.operand_gradient, result.operand_gradient + kMaxOperands, view{});
+  result.statistics = nullptr;
+  const cpu_kernel forward = choose(kernels, result, x, false);
+  each_task(a, [&](int64 begin, int64 end) {
+    for (int64 task = begin; task < end; ++task) {
+      backward(a, task, task + 1);
+      forward(result, task, task + 1);
+    }
+  });
 }
 
 void reduce_columns(const arguments& a, int64 parts, int slots, const view* outputs) {

@@ -27,6 +27,9 @@ int64 partition(arguments&, bool rowwise);
 cpu_kernel choose(const cpu_kernels&, const arguments&, dtype x, bool backward);
 
 void run(cpu_kernel, const arguments&);
+// Where the result is wanted again, the forward kernel follows the backward kernel task by task: what it reads is still
+// in cache. Not of a line that keeps a value, which forward would store.
+void run_backward(const cpu_kernels&, const arguments&, dtype x);
 
 // Adds the parts of column_partial in order into 1-D outputs, one per wanted column operand.
 void reduce_columns(const arguments&, int64 parts, int slots, const view* outputs);

@@ -20,6 +20,7 @@ void each_view(const arguments& a, const Body& body) {
   if (a.x.data) body(a.x);
   body(a.y);
   if (a.dx.data) body(a.dx);
+  if (a.again.data) body(a.again);
   for (int i = 0; i < kMaxOperands; ++i) {
     if (a.operand[i].data) body(a.operand[i]);
     if (a.operand_gradient[i].data) body(a.operand_gradient[i]);
@@ -100,6 +101,7 @@ uint64 staged_results(const request& r, const arguments& a, const configuration&
                << (2 + i);
   for (int k = 0; k < kMaxKeeps; ++k)
     results |= static_cast<uint64>(!r.backward && a.kept[k].data) << (2 + kMaxOperands + k);
+  results |= static_cast<uint64>(r.wants_again) << (2 + kMaxOperands + 2 * kMaxKeeps);
   return results;
 }
 
@@ -161,11 +163,22 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   }
   share_lanes(lanes_a_row, tuned.threads, c);
   p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
-  c.exact = a.columns % (int64{c.across} * c.lanes) == 0;
-  const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
-  const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
-  p.grid_x = static_cast<unsigned>(grid_x);
-  p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, r.wants_column ? filling : most_y, 65535}));
+  const auto set_grid = [&] {
+    c.exact = a.columns % (int64{c.across} * c.lanes) == 0;
+    const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
+    const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
+    p.grid_x = static_cast<unsigned>(grid_x);
+    p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, r.wants_column ? filling : most_y, 65535}));
+  };
+  set_grid();
+  const few_rows_tuning& few = kTuning.few_rows;
+  if (r.wants_column != 0 && p.grid_y > 1 && a.rows <= few.unroll * few.down && c.staged == 0) {
+    c.unroll = few.unroll;
+    c.down = static_cast<int>(power_of_two_from(ceil_div(a.rows, c.unroll)));
+    c.across = static_cast<int>(std::min<int64>(lanes_a_row, std::max(32 / c.down, kTuning.least_across)));
+    if (r.x != dtype::f64) c.blocks_per_sm = few.resident / (c.across * c.down);
+    set_grid();
+  }
   set_parts(p, r.wants_column != 0 ? p.grid_y : 0);
 }
 
@@ -379,7 +392,8 @@ std::string fields(const request& r, const configuration& c) {
   number("kDims", c.dims), bits("kDense", c.dense);
   flag("kExact", c.exact), flag("kFlat", c.flat), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
   flag("kSumsInRegisters", c.sums_in_registers);
-  flag("kSavesStatistics", c.saves_statistics), flag("kWantsDx", r.wants_dx), flag("kOnePart", c.one_part);
+  flag("kSavesStatistics", c.saves_statistics), flag("kOnePart", c.one_part);
+  flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
   bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand), bits("kStreams", c.streams);
   bits("kStaged", c.staged);
@@ -415,7 +429,7 @@ std::string label(const request& r, const configuration& c, const std::string& a
   return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") +
          (c.cluster > 1 ? std::to_string(c.cluster) + "*" : "") + std::to_string(c.across) + "x" +
          std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) +
-         (c.saves_statistics ? " saving " : " ") + r.line;
+         (c.saves_statistics ? " saving " : " ") + (r.wants_again ? "again " : "") + r.line;
 }
 
 }  // namespace onepass::cuda

@@ -22,7 +22,7 @@ struct request {
   dtype x = dtype::none;
   dtype operand[kMaxOperands] = {};
   uint64 wants_column = 0, wants_tensor = 0;
-  bool wants_dx = false;
+  bool wants_dx = false, wants_again = false;
   int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
   int flops = 0;
   bool draws = false;  // has dropout

@@ -35,7 +35,7 @@ const kernel& find_or_build(const request& r, const plan& p, int device, void* s
   static std::unordered_map<std::string, const kernel*> known;
   std::string key = r.line;
   append(key, device), append(key, p.with), append(key, r.x), append(key, r.operand), append(key, r.backward);
-  append(key, r.wants_column), append(key, r.wants_tensor), append(key, r.wants_dx);
+  append(key, r.wants_column), append(key, r.wants_tensor), append(key, r.wants_dx), append(key, r.wants_again);
   {
     const std::shared_lock lock(mutex);
     if (const auto found = known.find(key); found != known.end()) return *found->second;

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "src/cuda/configuration.h"
+#include "src/spec/contraction.h"
 #include "src/spec/layout.h"
-#include "src/spec/plan.h"
 
 namespace onepass::cuda {
 namespace {
@@ -33,10 +33,10 @@ class imagined_call {
     build_one(r, a, arch_name);
   }
 
-  void backward(const std::string& arch_name) {
+  void backward(const std::string& arch_name, bool again) {
     arguments a{};
     request r = request_for(true);
-    const spec::reads reads = spec::backward_reads(line_);
+    const spec::reads reads = spec::backward_reads(line_, again);
     std::vector<spec::operand_facts> facts;
     facts.reserve(static_cast<std::size_t>(line_.operands));
     for (int i = 0; i < line_.operands; ++i) facts.push_back({types_[i], false});
@@ -47,6 +47,8 @@ class imagined_call {
     r.wants_column = a.wants_column = plan.wants_column;
     r.wants_tensor = plan.wants_tensor;
     r.wants_dx = plan.wants_dx;
+    r.wants_again = again;
+    if (again) add(a.again, x_);
     if (reads.x || reads.result) add(a.x, x_);
     add(a.y, x_);
     for (int k = 0; k < line_.keeps; ++k) add(a.kept_gradient[k], x_);
@@ -98,15 +100,32 @@ class imagined_call {
   std::vector<std::string> labels_;
 };
 
+// again: backward makes the result again.
+std::vector<std::string> build_line(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
+                                    int64 rows, int64 columns, bool again) {
+  imagined_call call(line, x, operand, rows, columns);
+  call.forward(arch_name, line.rowwise());
+  if (line.rowwise()) call.forward(arch_name, false);
+  call.backward(arch_name, again && !spec::backward_reads(line).result);
+  return call.labels();
+}
+
 }  // namespace
 
 std::vector<std::string> prebuild(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
                                   int64 rows, int64 columns) {
-  imagined_call call(line, x, operand, rows, columns);
-  call.forward(arch_name, line.rowwise());
-  if (line.rowwise()) call.forward(arch_name, false);
-  call.backward(arch_name);
-  std::vector<std::string> labels = call.labels();
+  std::vector<std::string> labels;
+  const auto build_all = [&](const spec::line& of, bool again) {
+    if (of.words.empty()) return;
+    const std::vector<std::string> built = build_line(of, arch_name, x, operand, rows, columns, again);
+    labels.insert(labels.end(), built.begin(), built.end());
+  };
+  if (line.linear >= 0) {
+    const spec::contraction parts(line);
+    build_all(parts.before, true), build_all(parts.behind, false);
+  } else {
+    build_all(line, false);
+  }
   labels.push_back(arch_name + " column sum");
   build(column_sum_source(x == dtype::f64 ? dtype::f64 : dtype::f32), arch_name, labels.back());
   return labels;

@@ -10,6 +10,13 @@ struct elementwise_tuning {
   int blocks_per_sm;  // with column sums, where blocks stride over the rows
 };
 
+// With column sums of few rows: one block has all rows of its columns, which is one kernel less.
+struct few_rows_tuning {
+  int unroll;    // lanes in flight a thread
+  int down;      // threads down the rows, at most
+  int resident;  // threads that registers must leave room for on an SM
+};
+
 inline constexpr int kAnyColumns = 1 << 30, kMany = 1 << 10;
 
 struct row_tuning {
@@ -38,6 +45,8 @@ struct tuning {
   // With results that leave through shared memory.
   elementwise_tuning forward_staged = {.threads = 128, .unroll = 2, .resident = 1536, .blocks_per_sm = 16};
   elementwise_tuning backward_staged = {.threads = 64, .unroll = 1, .resident = 1024, .blocks_per_sm = 16};
+
+  few_rows_tuning few_rows = {.unroll = 8, .down = 16, .resident = 256};
 
   // The first that has room for the row; a row that none has room for is taken in parts.
   row_tuning forward_rows[14] = {

@@ -52,20 +52,14 @@ contraction::contraction(const line& of)
 
 reads backward_reads(const contraction& of) {
   const reads before = backward_reads(of.before), behind = backward_reads(of.behind);
-  reads result;
-  result.x = before.kept < 0;
+  reads result = backward_reads(of.before, true);
+  result.result = false;
   result.x_for_weight = result.x && !before.x && !before.result;
-  result.kept = before.kept;
   result.product = behind.x;
   if (behind.kept >= 0) result.kept_behind = of.before.keeps + behind.kept;
-  result.statistics = before.statistics;
-  result.operands = before.operands;
   result.operands_for_weight.resize(before.operands.size() + 1 + behind.operands.size());
-  for (int i = of.before.operands - of.again.operands; i < of.before.operands; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    result.operands_for_weight[at] = !result.operands[at] && !before.result;
-    result.operands[at] = true;
-  }
+  for (std::size_t i = 0; i < before.operands.size(); ++i)
+    result.operands_for_weight[i] = result.operands[i] && !before.operands[i] && !before.result;
   result.operands.push_back(true);
   result.operands.insert(result.operands.end(), behind.operands.begin(), behind.operands.end());
   return result;

@@ -68,7 +68,7 @@ std::string chain_text(const line& of, segment part, std::uint64_t boolean_masks
 
 }  // namespace
 
-reads backward_reads(const line& of) {
+reads backward_reads(const line& of, bool again) {
   if (of.linear >= 0) return backward_reads(contraction(of));
   reads result;
   const int resume = resume_point(of);
@@ -77,13 +77,14 @@ reads backward_reads(const line& of) {
   result.statistics = of.rowwise() && !result.result;
   result.operands.resize(static_cast<std::size_t>(of.operands));
   const segment entry = entry_segment(of), exit = exit_segment(of);
-  result.x = of.rowwise() ? resume < 0 : needs_input(of, 0, entry.end, resume);
+  if (again) result.x = result.kept < 0;
+  else result.x = of.rowwise() ? resume < 0 : needs_input(of, 0, entry.end, resume);
   for (int i = 0; i < static_cast<int>(of.words.size()); ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
     if (w.operand < 0) continue;
     const bool before_row = i < entry.end;
-    const bool recomputed =
-        (of.rowwise() && before_row && i > resume) || needs_input(of, i + 1, before_row ? entry.end : exit.end, resume);
+    const bool recomputed = (again && (result.result || i > resume)) || (of.rowwise() && before_row && i > resume) ||
+                            needs_input(of, i + 1, before_row ? entry.end : exit.end, resume);
     result.operands[static_cast<std::size_t>(w.operand)] = recomputed || w.about->backward_needs_operand;
   }
   return result;

@@ -34,7 +34,8 @@ struct reads {
   bool x_for_weight = false;
   std::vector<bool> operands_for_weight;
 };
-reads backward_reads(const line&);
+// again: and makes the line's result again, from x or the kept value.
+reads backward_reads(const line&, bool again = false);
 
 // One tensor that backward writes: dx (input 0) or the gradient of operand input - 1.
 struct gradient_output {
@@ -69,7 +70,7 @@ struct cost {
   std::int64_t saved_bytes = 0;  // held between forward and backward
 };
 // Every tensor once; operands count in x's dtype (a boolean mask would be one byte; its dtype is not known here).
-// columns_behind: of what `linear` gives, for lines that have it.
+// columns_behind: of what `linear` gives, for lines that have it. What their kernels hand each other does not count.
 cost estimate(const line&, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind, dtype x);
 
 }  // namespace onepass::spec

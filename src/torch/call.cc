@@ -40,34 +40,34 @@ std::vector<Tensor> forward(const forward_call& call, const forward_runner& runn
 }
 
 std::vector<Tensor> backward(const backward_call& call, const backward_runner& runner) {
-  const prepared_line& prepared_with = call.line;
-  const spec::line& line = prepared_with.line;
+  const spec::line& line = call.line.line;
+  const spec::reads& reads = call.wants_again ? call.line.reads_again : call.line.reads;
   check_backward(call);
   const Tensor& dy = call.gradients[0];
-  frame f(prepared_with, dy, "the gradient");
+  frame f(call.line, dy, "the gradient");
   const std::vector<spec::operand_facts> facts =
       spec::operand_facts_of(call.operand_types.data(), call.operand_types.size());
   const spec::gradients plan = spec::plan_gradients(line, f.type, facts, static_cast<std::uint64_t>(call.wanted));
   if (!runner) f.input(dy, f.a.y);
   for (int k = 0; k < line.keeps; ++k) f.input(call.gradients[static_cast<std::size_t>(k) + 1], f.a.kept_gradient[k]);
-  if (prepared_with.reads.x) {
+  if (reads.x) {
     ONEPASS_CHECK(call.x.has_value(), "onepass: backward of \"", line.text, "\" reads x");
     f.input(*call.x, f.a.x);
   }
   for (int i = 0; i < line.operands; ++i) {
     const auto at = static_cast<std::size_t>(i);
     f.operand_types[i] = facts[at].type;
-    if (!prepared_with.reads.operands[at]) continue;
+    if (!reads.operands[at]) continue;
     ONEPASS_CHECK(call.operands[at].has_value(), "onepass: backward of \"", line.text, "\" reads operand ", i);
     f.operand(i, *call.operands[at]);
   }
   f.boolean_masks = boolean_masks_of(f);
-  if (prepared_with.reads.result || prepared_with.reads.kept >= 0) {
+  if (reads.result || reads.kept >= 0) {
     ONEPASS_CHECK(call.resumed.has_value(), "onepass: backward of \"", line.text, "\" reads ",
-                  prepared_with.reads.result ? "the result" : "a kept value");
-    f.input(*call.resumed, prepared_with.reads.result ? f.a.x : f.a.kept[prepared_with.reads.kept]);
+                  reads.result ? "the result" : "a kept value");
+    f.input(*call.resumed, reads.result ? f.a.x : f.a.kept[reads.kept]);
   }
-  if (prepared_with.reads.statistics) {
+  if (reads.statistics) {
     ONEPASS_CHECK(call.statistics.has_value(), "onepass: backward of \"", line.text, "\" reads the row statistics");
     f.statistics(*call.statistics);
   }
@@ -86,6 +86,7 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
     }
   }
   if (plan.outputs.empty()) return results;
+  if (call.wants_again) results.push_back(f.output(f.a.again, f.type));
   if (f.empty()) {
     for (Tensor& t : results) torch::stable::zero_(t);
     return results;

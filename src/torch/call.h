@@ -38,10 +38,11 @@ struct backward_call {
   const prepared_line& line;
   const std::vector<std::int64_t>& operand_types;  // dtype, plus 16 where the operand broadcasts
   std::int64_t wanted;                             // bit 0 for x, bit i + 1 for operand i
+  bool wants_again = false;                        // the line's result too; never where it resumes at the result
 };
 void check_backward(const backward_call&);  // how many gradients and operands there are
 
-// The tensors of spec::plan_gradients(...).outputs.
+// The tensors of spec::plan_gradients(...).outputs, which are not none; then the result, where it is wanted again.
 std::vector<Tensor> backward(const backward_call&, const backward_runner& = {});
 
 }  // namespace onepass::binding

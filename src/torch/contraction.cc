@@ -62,6 +62,77 @@ Tensor input_again(const backward_call& call, const prepared_contraction& c) {
   return forward({source, operands, c.again, call.dropout_state, false}).front();
 }
 
+// The tensors of plan.behind.outputs.
+std::vector<Tensor> backward_behind(const backward_call& call, const linear_saved& saved,
+                                    const spec::contraction_gradients& plan) {
+  if (plan.behind.outputs.empty()) return {};
+  const prepared_contraction& c = *call.line.contraction;
+  const spec::line& line = call.line.line;
+  const int keeps_before = c.before.line.keeps, first = c.parts.weight + 1;
+  const optional_tensor none;
+  std::vector<Tensor> given = part_of(call.gradients, 1 + keeps_before, 1 + line.keeps);
+  given.insert(given.begin(), call.gradients[0]);
+  return backward({given, saved.product, part_of(call.operands, first, line.operands), saved.resumed_behind, none,
+                   call.dropout_state, c.behind, part_of(call.operand_types, first, line.operands),
+                   static_cast<std::int64_t>(plan.wants_behind)});
+}
+
+// How the gradients of what stands before `linear` and of its matrix are computed.
+struct way_back {
+  bool passes_before;  // there is a backward pass of what stands before
+  bool from_result;    // which starts from what `linear` read
+  bool leaves_input;   // which leaves that, for the matrix's gradient
+  std::int64_t panel;  // rows of a panel, or 0
+  bool weight_by_panels;
+};
+way_back choose_way(const backward_call& call, const spec::contraction_gradients& plan, const Tensor& w) {
+  const prepared_contraction& c = *call.line.contraction;
+  way_back way{};
+  way.passes_before = plan.wants_input && !plan.before.outputs.empty();
+  way.from_result = way.passes_before && c.before.reads.result;
+  const optional_tensor& source = source_again(call, c);
+  if (way.passes_before && !plan.gives_input && !way.from_result && source)
+    way.panel = panel_rows(c.parts, call.line.line.how, *source, w);
+  way.weight_by_panels = way.panel && plan.wants_weight && sums_in_panels(*source, w) && !c.again.line.words.empty();
+  // On the CPU a backward pass that keeps a value leaves none.
+  const bool can_leave = !way.panel && (device_of(w).is_cuda() || c.before.line.keeps == 0);
+  way.leaves_input = way.passes_before && plan.wants_weight && !way.from_result && can_leave;
+  return way;
+}
+
+// Through what stands before `linear`, from the gradient of the product's rows. `input`: what `linear` read, where it
+// is made already, or left by the pass. weight_gradient is filled in where panels give it.
+std::vector<Tensor> backward_before(const backward_call& call, const spec::contraction_gradients& plan,
+                                    const way_back& way, const Tensor& rows_gradient, const Tensor& input_gradient,
+                                    const Tensor& w, optional_tensor& input, optional_tensor& weight_gradient) {
+  const prepared_contraction& c = *call.line.contraction;
+  std::vector<Tensor> given = part_of(call.gradients, 1, 1 + c.before.line.keeps);
+  given.insert(given.begin(), input_gradient);
+  const std::vector<optional_tensor> operands = part_of(call.operands, 0, c.parts.weight);
+  const std::vector<std::int64_t> types = part_of(call.operand_types, 0, c.parts.weight);
+  const backward_call before{given,
+                             call.x,
+                             operands,
+                             way.from_result ? input : call.resumed,
+                             call.statistics,
+                             call.dropout_state,
+                             c.before,
+                             types,
+                             static_cast<std::int64_t>(plan.wants_before),
+                             way.leaves_input};
+  if (way.weight_by_panels) {
+    weight_gradient = empty_like(shape_of(w), dtype_of(w), device_of(w));
+    const std::vector<Tensor> again = operands_again(call, c);
+    return backward_in_panels(
+        before, way.panel, rows_gradient, w,
+        {{{*source_again(call, c), again, c.again, call.dropout_state, false}, *weight_gradient}});
+  }
+  if (way.panel) return backward_in_panels(before, way.panel, rows_gradient, w, {});
+  std::vector<Tensor> results = backward(before);
+  if (way.leaves_input) input = results.back(), results.pop_back();
+  return results;
+}
+
 }  // namespace
 
 std::vector<Tensor> forward_with_linear(const forward_call& call) {
@@ -103,74 +174,34 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
 
 std::vector<Tensor> backward_with_linear(const backward_call& call, const linear_saved& saved) {
   const prepared_contraction& c = *call.line.contraction;
-  const spec::line& line = call.line.line;
-  const int weight = c.parts.weight, keeps_before = c.before.line.keeps;
   check_backward(call);
   const Tensor& dy = call.gradients[0];
   const spec::contraction_gradients plan = spec::plan_gradients(
       c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
       static_cast<std::uint64_t>(call.wanted));
-  const optional_tensor none;
-
-  std::vector<Tensor> behind;
-  if (!plan.behind.outputs.empty()) {
-    std::vector<Tensor> given = part_of(call.gradients, 1 + keeps_before, 1 + line.keeps);
-    given.insert(given.begin(), dy);
-    behind = backward({given, saved.product, part_of(call.operands, weight + 1, line.operands), saved.resumed_behind,
-                       none, call.dropout_state, c.behind, part_of(call.operand_types, weight + 1, line.operands),
-                       static_cast<std::int64_t>(plan.wants_behind)});
-  }
-  const auto kept_behind = [&](std::vector<Tensor>& results) {
-    for (const int output : plan.kept_outputs) results.push_back(behind[static_cast<std::size_t>(output)]);
-  };
+  const std::vector<Tensor> behind = backward_behind(call, saved, plan);
   std::vector<Tensor> results;
-  if (!plan.wants_input && !plan.wants_weight) {
-    kept_behind(results);
+  const auto with_kept = [&] {
+    for (const int output : plan.kept_outputs) results.push_back(behind[static_cast<std::size_t>(output)]);
     return results;
-  }
+  };
+  if (!plan.wants_input && !plan.wants_weight) return with_kept();
 
-  const optional_tensor& w = call.operands[static_cast<std::size_t>(weight)];
-  ONEPASS_CHECK(w.has_value(), "onepass: backward of \"", line.text, "\" reads operand ", weight);
+  const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
+  ONEPASS_CHECK(w.has_value(), "onepass: backward of \"", call.line.line.text, "\" reads operand ", c.parts.weight);
   const int from = plan.behind.inputs[0];
-  const Tensor& product_gradient = from < 0 ? dy : behind[static_cast<std::size_t>(from)];
-  const Tensor rows_gradient = as_matrix(product_gradient, w->size(0));
-  const bool from_result = plan.wants_input && c.before.reads.result && !plan.before.outputs.empty();
-
-  const optional_tensor& source = source_again(call, c);
-  const bool by_panels =
-      plan.wants_input && !plan.gives_input && !plan.before.outputs.empty() && !from_result && source;
-  const std::int64_t panel = by_panels ? panel_rows(c.parts, line.how, *source, *w) : 0;
-  const bool weight_by_panels =
-      panel && plan.wants_weight && sums_in_panels(*source, *w) && !c.again.line.words.empty();
-
-  const optional_tensor input = (plan.wants_weight && !weight_by_panels) || from_result ? input_again(call, c) : none;
-  optional_tensor weight_gradient;
-  if (weight_by_panels) weight_gradient = empty_like(shape_of(*w), dtype_of(*w), device_of(*w));
+  const Tensor rows_gradient = as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
+  const way_back way = choose_way(call, plan, *w);
+  optional_tensor input, weight_gradient;
+  if (way.from_result || (plan.wants_weight && !way.leaves_input && !way.weight_by_panels))
+    input = input_again(call, c);
   if (plan.wants_input) {
-    const Tensor input_gradient = panel ? *source : in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
+    const Tensor input_gradient =
+        way.panel ? *source_again(call, c) : in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
     if (plan.gives_input) results.push_back(input_gradient);
-    if (!plan.before.outputs.empty()) {
-      std::vector<Tensor> given = part_of(call.gradients, 1, 1 + keeps_before);
-      given.insert(given.begin(), input_gradient);
-      const std::vector<optional_tensor> operands = part_of(call.operands, 0, weight);
-      const std::vector<std::int64_t> types = part_of(call.operand_types, 0, weight);
-      const backward_call of_before{given,
-                                    c.before.reads.x ? call.x : none,
-                                    operands,
-                                    from_result ? input : call.resumed,
-                                    call.statistics,
-                                    call.dropout_state,
-                                    c.before,
-                                    types,
-                                    static_cast<std::int64_t>(plan.wants_before)};
-      std::vector<Tensor> before;
-      if (weight_by_panels) {
-        const std::vector<Tensor> again = operands_again(call, c);
-        before = backward_in_panels(of_before, panel, rows_gradient, *w,
-                                    {{{*source, again, c.again, call.dropout_state, false}, *weight_gradient}});
-      } else {
-        before = panel ? backward_in_panels(of_before, panel, rows_gradient, *w, {}) : backward(of_before);
-      }
+    if (way.passes_before) {
+      const std::vector<Tensor> before =
+          backward_before(call, plan, way, rows_gradient, input_gradient, *w, input, weight_gradient);
       results.insert(results.end(), before.begin(), before.end());
     }
   }
@@ -179,8 +210,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
     weight_gradient = matrix_product(transposed(rows_gradient), of_product, *w);
   }
   if (weight_gradient) results.push_back(*weight_gradient);
-  kept_behind(results);
-  return results;
+  return with_kept();
 }
 
 }  // namespace onepass::binding

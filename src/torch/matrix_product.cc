@@ -47,11 +47,24 @@ cpu::matrix matrix_of(const Tensor& t) {
   return {t.data_ptr(), dtype_of(t), t.size(0), t.size(1), t.stride(0), t.stride(1)};
 }
 
+// The same memory as a matrix; the dispatcher takes microseconds for it.
+Tensor matrix_view(const Tensor& t, const std::int64_t (&sizes)[2], const std::int64_t (&strides)[2]) {
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), 2, sizes, strides, 0, &handle));
+  return Tensor(handle);
+}
+
 }  // namespace
 
 Tensor as_matrix(const Tensor& t, std::int64_t columns) {
-  if (t.dim() == 2) return t;  // a call of the dispatcher less
-  return torch::stable::reshape(t, {shape_of(t).rows(), columns});
+  if (t.dim() == 2) return t;
+  const std::int64_t rows = shape_of(t).rows();
+  if (!t.is_contiguous()) return torch::stable::reshape(t, {rows, columns});
+  return matrix_view(t, {rows, columns}, {columns, 1});
+}
+
+Tensor transposed(const Tensor& matrix) {
+  return matrix_view(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
 }
 
 Tensor empty_product(const Tensor& like, std::int64_t columns, dtype type) {

@@ -7,6 +7,7 @@ namespace onepass::binding {
 
 // (..., columns) as (rows, columns).
 Tensor as_matrix(const Tensor&, std::int64_t columns);
+Tensor transposed(const Tensor& matrix);
 
 Tensor empty_product(const Tensor& like, std::int64_t columns, dtype);
 

@@ -40,6 +40,7 @@ line_facts facts_of(const prepared_line& of) {
 prepared_line::prepared_line(spec::line of)
     : line(std::move(of)),
       reads(spec::backward_reads(line)),
+      reads_again(spec::backward_reads(line, true)),
       contraction(line.linear >= 0 ? std::make_unique<const prepared_contraction>(line) : nullptr),
       facts(facts_of(*this)) {}
 

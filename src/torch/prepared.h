@@ -22,7 +22,7 @@ class prepared_line {
   ~prepared_line();
 
   const spec::line line;
-  const spec::reads reads;
+  const spec::reads reads, reads_again;                           // in backward; and where the result is made again
   const std::unique_ptr<const prepared_contraction> contraction;  // where the line has `linear`
   const line_facts facts;
 

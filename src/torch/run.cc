@@ -93,6 +93,7 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
     request.wants_column = plan.wants_column;
     request.wants_tensor = plan.wants_tensor;
     request.wants_dx = plan.wants_dx;
+    request.wants_again = f.a.again.data != nullptr;
     void* stream = current_stream(f.on.index);
     const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
     const row_workspace rows(f, plans, &f.a.totals);
@@ -117,7 +118,7 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
   const std::int64_t parts = cpu::partition(f.a, f.line.line.rowwise());
   std::optional<Tensor> partial;
   if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, parts, dtype::f64)).data_ptr();
-  cpu::run(cpu::choose(kernels, f.a, f.type, true), f.a);
+  cpu::run_backward(kernels, f.a, f.type);
   if (slots) cpu::reduce_columns(f.a, parts, static_cast<int>(slots), column_outputs.data());
 }
 

@@ -154,10 +154,6 @@ Tensor matrix_at(void* data, std::int64_t rows, std::int64_t columns, std::int64
   return Tensor(handle);
 }
 
-Tensor transposed(const Tensor& m) {
-  return matrix_at(m.data_ptr(), m.size(1), m.size(0), m.stride(1), m.stride(0), dtype_of(m), device_of(m));
-}
-
 Tensor in_dtype(const Tensor& t, dtype type) {
   using torch::headeronly::ScalarType;
   if (dtype_of(t) == type) return t;

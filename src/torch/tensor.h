@@ -38,7 +38,6 @@ Tensor empty_like(const spec::shape&, dtype, const device&);
 // A matrix in memory that something else holds; no gradient comes of it.
 Tensor matrix_at(void* data, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
                  std::int64_t column_stride, dtype, const device&);
-Tensor transposed(const Tensor& matrix);  // as `matrix_at`: without the dispatcher
 
 // The same numbers in another dtype; the tensor itself where it has it.
 Tensor in_dtype(const Tensor&, dtype);

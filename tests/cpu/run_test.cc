@@ -141,8 +141,8 @@ class example {
     fill(x_, rows * columns), fill(dy_, rows * columns), fill(operands_, line_.operands * columns);
   }
 
-  // All that comes out, in one row of numbers.
-  std::vector<float> run_both() {
+  // All that comes out, in one row of numbers. again: where backward shall leave the result once more.
+  std::vector<float> run_both(float* again = nullptr) {
     const auto size = x_.size(), columns = static_cast<std::size_t>(a_.columns),
                operands = static_cast<std::size_t>(line_.operands);
     constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
@@ -153,18 +153,21 @@ class example {
     a.x = tensor(x_.data()), a.y = tensor(out.data()), a.statistics = statistics.data();
     for (std::size_t i = 0; i < operands; ++i) a.operand[i] = {operands_.data() + i * columns, {}, dtype::f32, 1};
     partition(a, line_.rowwise());
-    run(kernels.forward_f32, a);
+    run(choose(kernels, a, dtype::f32, false), a);
     a.y = tensor(dy_.data()), a.dx = tensor(out.data() + size);
+    if (again) a.again = tensor(again);
     a.wants_column = (uint64{1} << line_.operands) - 1;
     const int64 parts = partition(a, line_.rowwise());
     std::vector<double> partial(operands * static_cast<std::size_t>(parts) * columns, kUnwritten);
     a.column_partial = partial.data();
-    run(kernels.backward_f32, a);
+    run_backward(kernels, a, dtype::f32);
     std::vector<view> sums;
     for (std::size_t i = 0; i < operands; ++i) sums.push_back({out.data() + 2 * size + i * columns, {}, dtype::f32, 1});
     reduce_columns(a, parts, line_.operands, sums.data());
     return out;
   }
+
+  std::size_t size() const { return x_.size(); }
 
   // dy and |dy| summed over the rows. The first is what a trailing bias gets.
   std::pair<double, double> column_sum(int64 column) const {
@@ -199,6 +202,20 @@ TEST_F(Run, ResultsDoNotDependOnThreads) {
         set_parallel_for(way);
         EXPECT_TRUE(same_bits(call.run_both(), expected)) << text << ", " << rows << " x " << columns;
       }
+    }
+  }
+}
+
+TEST_F(Run, BackwardMakesTheResultAgain) {
+  for (const char* text : {"layer_norm | scale | bias", "layer_norm | scale | bias | gelu", "rms_norm(1e-6) | scale",
+                           "bias | gelu", "bias"}) {
+    for (const auto& [rows, columns] : {std::pair<int64, int64>{1, 5}, {7, 64}, {100, 5000}}) {
+      example call(text, rows, columns);
+      std::vector<float> again(call.size(), std::numeric_limits<float>::quiet_NaN());
+      std::vector<float> out = call.run_both(again.data());
+      EXPECT_TRUE(same_bits(out, call.run_both())) << text << ": gradients differ";
+      out.resize(again.size());
+      EXPECT_TRUE(same_bits(again, out)) << text << ", " << rows << " x " << columns;
     }
   }
 }

@@ -52,8 +52,9 @@ std::ostream& operator<<(std::ostream& out, const call& c) {
              << c.a.y.data;
 }
 
-// With every gradient, as the binding asks for it.
-call call_of(const spec::line& line, bool backward, dtype x, dtype column, int64 rows, int64 columns, memory at = {}) {
+// With every gradient, as the binding asks for it. again: and the result made again.
+call call_of(const spec::line& line, bool backward, dtype x, dtype column, int64 rows, int64 columns, memory at = {},
+             bool again = false) {
   call c{};
   void* const address = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
   void* const start =
@@ -71,7 +72,8 @@ call call_of(const spec::line& line, bool backward, dtype x, dtype column, int64
     facts.push_back({c.r.operand[i], false});
     c.a.operand[i] = is_column ? view{address, {}, column, 1} : tensor(x);
   }
-  const spec::reads reads = spec::backward_reads(line);
+  const spec::reads reads = spec::backward_reads(line, again);
+  if (again) c.r.wants_again = true, c.a.again = tensor(x);
   if (!backward || reads.x || reads.result) c.a.x = tensor(x);
   c.a.y = tensor(x);
   c.a.statistics = address;
@@ -95,6 +97,7 @@ void each_call(const std::function<void(const call&)>& body) {
           if (columns * rows > int64{1} << 42) continue;  // no memory has so many numbers
           for (const memory at : kMemories) {
             for (const bool backward : {false, true}) body(call_of(line, backward, x, x, rows, columns, at));
+            if (!spec::backward_reads(line).result) body(call_of(line, true, x, x, rows, columns, at, true));
           }
         }
       }
@@ -189,7 +192,7 @@ TEST(Configuration, AccessesAreAlignedAndNeverCrossTheRow) {
       const auto strides = static_cast<std::uintptr_t>(v.stride[kMaxDims - 1] * size_of(v.type));
       return v.data == nullptr || (reinterpret_cast<std::uintptr_t>(v.data) % bytes == 0 && strides % bytes == 0);
     };
-    EXPECT_TRUE(aligned(c.a.x) && aligned(c.a.y) && aligned(c.a.dx)) << c;
+    EXPECT_TRUE(aligned(c.a.x) && aligned(c.a.y) && aligned(c.a.dx) && aligned(c.a.again)) << c;
     EXPECT_TRUE(std::all_of(c.a.operand, c.a.operand + kMaxOperands, aligned)) << c;
     EXPECT_TRUE(std::all_of(c.a.operand_gradient, c.a.operand_gradient + kMaxOperands, aligned)) << c;
     EXPECT_TRUE(std::all_of(c.a.kept, c.a.kept + kMaxKeeps, aligned)) << c;
@@ -277,6 +280,22 @@ TEST(Configuration, PartsComeWithColumnGradientsOnly) {
   });
 }
 
+TEST(Configuration, ColumnsOfFewRowsHaveOnePart) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const char* text : {"bias", "bias | gelu"}) {
+    for (const int64 rows : {1, 2, 5, 8, 16, 100, 128}) {
+      for (const int64 columns : {8, 40, 4096, 16384}) {
+        const call c = call_of(spec::parse(text), true, dtype::bf16, dtype::bf16, rows, columns);
+        const plan p = choose(c.r, c.a, chip).front();
+        EXPECT_EQ(p.parts, 1) << c;
+        EXPECT_TRUE(p.with.one_part) << c;
+      }
+    }
+    const call many = call_of(spec::parse(text), true, dtype::bf16, dtype::bf16, 4096, 4096);
+    EXPECT_GT(choose(many.r, many.a, chip).front().parts, 1);
+  }
+}
+
 TEST(Configuration, ARowDoesNotDependOnTheNumberOfRows) {
   const device_facts chip = facts_of("sm_90a");
   each_call([&](const call& c) {
@@ -322,7 +341,7 @@ TEST(Source, HoldsTheLineAndItsSkeleton) {
 TEST(Source, HoldsEveryNumberOfTheConfiguration) {
   request r{};
   r.x = dtype::bf16, r.operand[1] = dtype::f32, r.wants_column = 5, r.wants_tensor = 2, r.wants_dx = true,
-  r.line = "line<chain<>>";
+  r.wants_again = true, r.line = "line<chain<>>";
   configuration with{};
   with.lanes = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_lanes = 7;
   with.flat = 1, with.dims = 3, with.dense = 4, with.single_y = 1, with.ahead = 1, with.whole_lanes = 5,
@@ -346,6 +365,7 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
                             "kWholeLanes = 5;",
                             "kSavesStatistics = false;",
                             "kWantsDx = true;",
+                            "kWantsAgain = true;",
                             "kSingleOperand = 6ull;",
                             "kSingleKeptGradient = 9ull;",
                             "kWantsColumn = 5ull;",

@@ -94,6 +94,11 @@ TEST_P(Prebuild, CompilesALineOfEachKind) {
   compiles("layer_norm | scale | bias", type, 50000);
   compiles("layer_norm | scale | bias", type, 2'000'001);
   compiles("mul(0.125) | mask | causal | softmax | dropout(0.1)", type, 777);
+  // Backward of what stands before `linear` makes its result again.
+  compiles("bias | gelu | dropout(0.1) | linear | bias", type, 1000);
+  compiles("bias | add | keep | rms_norm | scale | linear", type, 1023);
+  for (const int64 columns : {96, 12000, 50000, 2'000'001})
+    compiles("layer_norm | scale | bias | linear | bias", type, columns);
   for (const cache::entry& e : cache::list()) EXPECT_EQ(e.kind, "cuda");
 }
 

@@ -70,6 +70,37 @@ def test_gradcheck(line, device):
     assert gradcheck(function, tuple(inputs.differentiable))
 
 
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
+@pytest.mark.parametrize("shape", [(37, 200), (2, 3, 31), (1, 20000)], ids=str)
+@pytest.mark.parametrize(
+    "before",
+    [
+        "layer_norm(1e-5) | scale | bias",
+        "layer_norm(1e-5) | scale | bias | gelu",
+        "rms_norm(1e-6) | scale",
+        "gate(silu)",
+        "bias | gelu",
+        "add | keep | layer_norm(1e-5) | scale | bias",
+        "dropout(0.1) | add | keep",
+    ],
+)
+def test_what_linear_read_is_made_again_to_the_bit(before, shape, dtype, device):
+    """The matrix's gradient where backward leaves its product's input, and where a pass of its own makes it."""
+    line = f"{before} | linear"
+    inputs = make_inputs(line, shape, dtype, device, out_features=8)
+    matrix = inputs.operands[-1]
+
+    def gradient():
+        torch.manual_seed(4)
+        results, _ = run(line, inputs)
+        return gradients(results, inputs, upstream(results))[-1]
+
+    beside_others = gradient()
+    for tensor in inputs.differentiable:
+        tensor.requires_grad_(tensor is matrix)
+    assert_equal(gradient(), beside_others)
+
+
 @pytest.mark.parametrize("wanted", range(1, 32))
 def test_only_the_gradients_that_are_wanted(wanted, device):
     line = "layer_norm(1e-5) | scale | bias | linear | bias"
@@ -97,7 +128,7 @@ def test_one_result_of_several_has_a_gradient(device):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns", "swapped", "expanded"])
+@pytest.mark.parametrize("layout", ["rows", "columns", "swapped", "expanded", "offset"])
 def test_layouts(layout, device):
     line = "layer_norm(1e-5) | scale | bias | linear | bias | gelu"
     inputs = make_inputs(line, (12, 40), torch.float32, device, out_features=16)
@@ -109,14 +140,17 @@ def test_layouts(layout, device):
         x, w = torch.stack((x, x), -1)[..., 0], torch.stack((w, w), -1)[..., 1]
     elif layout == "swapped":
         x, w = x.t().contiguous().t(), w.t().contiguous().t()
-    else:
+    elif layout == "expanded":
         x = x[:1].expand(12, 40)
         expected = expected[:1].expand(12, 16)
+    else:
+        x, w = torch.cat((x[:3], x)).view(5, 3, 40)[1:], torch.cat((w[:3], w))[3:]
+        expected = expected.view(4, 3, 16)
     x, w = x.requires_grad_(), w.requires_grad_()
     operands = [*inputs.operands[:2], w, *inputs.operands[3:]]
     y = onepass.fused(line, x, *operands)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
-    grad = torch.randn(16, device=device).expand(12, 16)
+    grad = torch.randn(16, device=device).expand(y.shape)
     ours = torch.autograd.grad(y, (x, w, *inputs.operands[:2]), grad)
     theirs = torch.autograd.grad(onepass.Line(line).reference(x, *operands), (x, w, *inputs.operands[:2]), grad)
     for a, b in zip(ours, theirs):

@@ -52,6 +52,19 @@ TEST(Reads, SoftmaxReadsXWhereMoreIsToComeOrAValueIsNeeded) {
   }
 }
 
+TEST(Reads, AllThatMakesTheResultAgain) {
+  const reads affine = backward_reads(parse("layer_norm | scale | bias"), true);
+  EXPECT_TRUE(affine.x && affine.statistics);
+  EXPECT_EQ(affine.operands, (std::vector<bool>{true, true}));
+  const reads resumed = backward_reads(parse("bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale | bias"), true);
+  EXPECT_EQ(resumed.kept, 0);
+  EXPECT_FALSE(resumed.x);
+  EXPECT_EQ(resumed.operands, (std::vector<bool>{false, false, true, true}));
+  const reads free = backward_reads(parse("bias | add | keep"), true);
+  EXPECT_TRUE(free.x);
+  EXPECT_EQ(free.operands, (std::vector<bool>{true, true}));
+}
+
 TEST(Gradients, AddLastIsTheUpstreamGradientItself) {
   const line l = parse("bias | dropout(0.1) | add");
   const gradients g = plan_gradients(l, dtype::bf16, all(l, dtype::bf16), 7);

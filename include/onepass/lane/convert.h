@@ -9,11 +9,15 @@
 #include "onepass/lane/vec.h"
 
 // F16C and NEON convert f16 exactly as IEEE says. Highway's own fallback truncates and knows neither inf nor NaN.
+// It stays out of line: inlined at every tensor, it would be a tenth of the kernels' code.
 #undef ONEPASS_NATIVE_F16
+#undef ONEPASS_F16_FUNCTION
 #if (HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86 && !defined(HWY_DISABLE_F16C)) || HWY_ARCH_ARM_A64
 #define ONEPASS_NATIVE_F16 1
+#define ONEPASS_F16_FUNCTION ONEPASS_FUNCTION
 #else
 #define ONEPASS_NATIVE_F16 0
+#define ONEPASS_F16_FUNCTION HWY_NOINLINE
 #endif
 
 ONEPASS_BEGIN
@@ -72,7 +76,7 @@ ONEPASS_FUNCTION bits_16<D> to_bf16(D d, vector<D> value) {
 }
 
 template <class D>
-ONEPASS_FUNCTION vector<D> from_f16(D d, bits_16<D> bits_of_16) {
+ONEPASS_F16_FUNCTION vector<D> from_f16(D d, bits_16<D> bits_of_16) {
 #if ONEPASS_NATIVE_F16
   return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), bits_of_16));
 #else
@@ -96,7 +100,7 @@ ONEPASS_FUNCTION vector<D> from_f16(D d, bits_16<D> bits_of_16) {
 }
 
 template <class D>
-ONEPASS_FUNCTION bits_16<D> to_f16(D d, vector<D> value) {
+ONEPASS_F16_FUNCTION bits_16<D> to_f16(D d, vector<D> value) {
 #if ONEPASS_NATIVE_F16
   (void)d;
   return hn::BitCast(hn::Rebind<uint16_t, D>(), hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), value));
@@ -138,9 +142,9 @@ ONEPASS_FUNCTION vector<hn::Rebind<float, D>> narrow(D d, vector<D> value) {
 #endif
 }
 
-// To f32, rounded to odd: a second rounding to 16 bits then gives what one rounding would.
+// To f32, rounded to odd: a second rounding to 16 bits then gives what one rounding would. Rare, so out of line.
 template <class D>
-ONEPASS_FUNCTION vector<hn::Rebind<float, D>> narrow_to_odd(D d, vector<D> value) {
+HWY_NOINLINE vector<hn::Rebind<float, D>> narrow_to_odd(D d, vector<D> value) {
   const hn::Rebind<float, D> df;
   const hn::Rebind<int32_t, D> di;
   const auto nearest = narrow(d, value);

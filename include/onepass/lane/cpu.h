@@ -24,9 +24,9 @@ ONEPASS_FUNCTION vector<D> load_boolean(D d, const char* at) {
   return hn::ConvertTo(d, hn::PromoteTo(hn::Rebind<int32_t, D>(), hn::LoadU(d8, reinterpret_cast<const uint8_t*>(at))));
 }
 
-// As many f64 as D has numbers: two registers of them, one on the scalar target.
+// As many f64 as D has numbers: two registers of them, one on the scalar target. Rare, so out of line.
 template <class D>
-ONEPASS_FUNCTION vector<D> load_f64(D d, const char* at) {
+HWY_NOINLINE vector<D> load_f64(D d, const char* at) {
   const hn::ScalableTag<double> wide;
   const double* numbers = reinterpret_cast<const double*>(at);
   const auto low = narrow(wide, hn::LoadU(wide, numbers));

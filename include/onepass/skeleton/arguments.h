@@ -39,6 +39,9 @@ struct arguments {
   view x;   // forward and backward: the input, where it is read; backward: the result, where the line resumes there
   view y;   // forward: the result.  backward: its gradient
   view dx;  // backward
+  // Backward: the result made again, where it is asked for; never where the line resumes at its result. On the CPU
+  // src/cpu/run.cc knows of it, not the kernel.
+  view again;
   view operand[kOperands];
   // Of tensor operands; column gradients go through column_partial, on CUDA those of one part straight to here.
   view operand_gradient[kOperands];

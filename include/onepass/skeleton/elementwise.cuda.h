@@ -104,20 +104,22 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(0);
   for_tiles<Config>(a, [&](auto row_of, auto column_of) {
-    L dx[Config::kUnroll];
+    L dx[Config::kUnroll], again[Config::kWantsAgain ? Config::kUnroll : 1];
     where_at at(a);
     at.set_sums(sums);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       stand<Config>(a, at, u, row_of, column_of);
       L x{};
-      if constexpr (Line::pre::needs_input) x = at.x();
+      if constexpr (Line::pre::needs_input || (Config::kWantsAgain && !Line::pre::resumes)) x = at.x();
       dx[u] = Line::pre::backward(x, at.dy(), at);
+      if constexpr (Config::kWantsAgain) again[u] = Line::pre::recompute(x, at);
     }
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       stand<Config>(a, at, u, row_of, column_of);
       at.store_dx(dx[u]);
+      if constexpr (Config::kWantsAgain) at.store_again(again[u]);
     }
     store_tile<Config>(a, at, row_of, column_of);
   });

@@ -9,7 +9,8 @@
 //   kRepeatedOperand  operands of which one row serves all (bits); kAlignedOperand: and that begin at 16 bytes
 //   kExact            no lane reaches past its row's end; kWholeLanes (rowwise): of a thread's lanes, so many do not
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
-//   kWantsColumn, kWantsTensor (bits by operand), kWantsDx; kOnePart: column sums have one part, and are the gradients
+//   kWantsColumn, kWantsTensor (bits by operand), kWantsDx, kWantsAgain
+//   kOnePart          column sums have one part, and are the gradients
 //   kThreads; kHeldLanes of a row a thread, or 0; kUnroll rows at a time, or 0
 //   kStages, kStreams, kBroughtOnce   rowwise: see stream below; kSpareLanes: of shared memory, behind a row's
 //   kStaged           results that leave through shared memory (bits, as stream counts them; y is dx backward)
@@ -30,7 +31,14 @@ constexpr __device__ int bits_below(uint64 bits, int i) {
 
 // A tensor that is read row by row. Rowwise kernels bring those in Config::kStreams (bits) kStages rows ahead of their
 // use, and the operands in kBroughtOnce (bits), which have one row for all, before the first.
-enum class stream : int { x, y, operand, kept = operand + kMaxOperands, kept_gradient = kept + kMaxKeeps };
+enum class stream : int {
+  x,
+  y,
+  operand,
+  kept = operand + kMaxOperands,
+  kept_gradient = kept + kMaxKeeps,
+  again = kept_gradient + kMaxKeeps
+};
 
 constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
 // Whether a tensor is in a set (bits), and how many of the set are before it.
@@ -115,6 +123,7 @@ class place {
     column_ = column;
     run_ = left >= kRunLanes * V ? kRunLanes * V : left > 0 ? static_cast<int>(left) : 0;
     store_result<Config::kX, stream::y>(Config::kWantsDx ? a_.dx : a_.y);
+    store_result<Config::kX, stream::again>(a_.again);
     store_operand_gradients(number<0>());
     store_kept(number<0>());
   }
@@ -141,6 +150,7 @@ class place {
   ONEPASS_FUNCTION void store_dx(lane v) const {
     if constexpr (Config::kWantsDx) write<Config::kX, stream::y>(a_.dx, v);
   }
+  ONEPASS_FUNCTION void store_again(lane v) const { write<Config::kX, stream::again>(a_.again, v); }
 
   // For the chain (see stage/chain.h).
   template <class L, int I>

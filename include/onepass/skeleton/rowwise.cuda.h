@@ -200,7 +200,7 @@ ONEPASS_FUNCTION stage::pair<T> saved_of(const arguments& a, int64 row) {
   return {statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
 }
 
-// dx of one lane, the row's sums being known.
+// dx of one lane, the row's sums being known, and the result again.
 template <class Config, class Line>
 ONEPASS_FUNCTION void finish_lane(const arguments& a, place<Config, Line>& at,
                                   stage::terms<typename place<Config, Line>::lane> here,
@@ -212,6 +212,7 @@ ONEPASS_FUNCTION void finish_lane(const arguments& a, place<Config, Line>& at,
   L x{};
   if constexpr (Line::pre::needs_input) x = at.x();
   at.store_dx(Line::pre::backward(x, du, at));
+  if constexpr (Config::kWantsAgain) at.store_again(Line::post::recompute(here.first, at));
 }
 
 template <class Config, class Line>
