@@ -84,14 +84,15 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
   const tile_plan tiles = plan_tiles(c.rows, c.depth, c.columns, from, flops_of(of.behind), chip);
   const auto turns = static_cast<double>(tiles.turns), columns = turns * tiles.tile.columns,
              depth = static_cast<double>(c.depth);
-  const double products = columns * depth * kSpeed.tile_column, finishing = columns * kSpeed.finish_column;
-  double before = 0, beside = finishing;  // the kernel's other work
+  double products = columns * depth * kSpeed.tile_column;
+  double before = 0, beside = columns * kSpeed.finish_column;  // the kernel's other work
   if (from == input_of::made) {
     const int64 blocks = int64{chip.sm_count}, others = 2 + other_tensors(of.before);
     before = depth * kSpeed.first_rows + static_cast<double>(c.rows * others) * depth * kSpeed.later_rows;
     beside += static_cast<double>((c.rows + blocks - 1) / blocks) / rows_at_once(c.depth) * kSpeed.rows_round;
   } else if (defers) {
     before = kSpeed.launch + seconds_for(2 * matrix);
+    products += columns * kSpeed.norm_column;
     beside += turns * depth * kSpeed.moments;
   }
   p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes)});

@@ -122,7 +122,8 @@ struct linear_speed {
   double finish_column = 2e-8;                                // to the end of the line
   double rows_round = 3e-6;                                   // for the rows that a block makes at a time
   double moments = 4.2e-9;                                    // of 128 rows, for each number of the depth
-  double first_rows = 5.4e-9, later_rows = 2.4e-13;           // for each number of the depth, of all tensors
+  double norm_column = 4.5e-8;  // to apply a deferred norm, which the next tile's product waits for
+  double first_rows = 5.4e-9, later_rows = 2.4e-13;  // for each number of the depth, of all tensors
 };
 
 }  // namespace onepass::cuda

@@ -6,14 +6,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <ostream>
-#include <regex>
-#include <set>
 
 #include "src/spec/plan.h"
+#include "tests/cuda/config_names.h"
 
 namespace onepass::cuda {
 namespace {
@@ -379,18 +376,7 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
 }
 
 TEST(Source, DefinesWhatTheSkeletonsRead) {
-  const std::string made = text_of(call_of(spec::parse("gelu"), false, dtype::f32, dtype::f32, 1, 8));
-  std::set<std::string> read;
-  const std::regex use("Config::(k\\w+)");
-  for (const auto& file : std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/skeleton")) {
-    if (!file.path().string().ends_with(".cuda.h")) continue;
-    std::ifstream in(file.path());
-    const std::string text(std::istreambuf_iterator<char>(in), {});
-    for (std::sregex_iterator found(text.begin(), text.end(), use), end; found != end; ++found)
-      read.insert((*found)[1]);
-  }
-  EXPECT_GT(read.size(), 10u);
-  for (const std::string& name : read) EXPECT_TRUE(std::regex_search(made, std::regex("\\b" + name + "\\b"))) << name;
+  expect_defined(config_names(false), text_of(call_of(spec::parse("gelu"), false, dtype::f32, dtype::f32, 1, 8)));
 }
 
 TEST(Label, TellsChipDtypeDirectionAndLine) {

@@ -6,6 +6,7 @@
 
 #include "src/cuda/strategy.h"
 #include "src/spec/plan.h"
+#include "tests/cuda/config_names.h"
 #include "tests/cuda/nvrtc_fixture.h"
 
 namespace onepass::cuda {
@@ -107,6 +108,13 @@ TEST(Linear, WholeTurnsDecideTheTile) {
   EXPECT_EQ(plan_tiles(1, 64, 40, input_of::x, 0, chip).tile.columns, 64);
 }
 
+TEST(Linear, ItsSourceDefinesWhatTheSkeletonsRead) {
+  const imagined_linear of("layer_norm | scale | linear", 64, 64, 64, dtype::bf16, false, true);
+  fold_call folds{};
+  folds.type = dtype::bf16;
+  expect_defined(config_names(true), source(of.call(), choose(of.call(), facts_of("sm_90a"))) + source(folds));
+}
+
 TEST(Strategy, SaysWhyNot) {
   const spec::contraction line(spec::parse("rms_norm | linear"));
   const auto why = [&](spec::linear_case c, const char* arch) { return predict(line, c, facts_of(arch))[1].why_not; };
@@ -142,6 +150,12 @@ TEST_F(LinearNvrtc, CompilesALineOfEachKind) {
   compiles("gate(silu) | linear", 14336, 4096, dtype::bf16, true);
   compiles("layer_norm | scale | bias | linear | bias | gelu", 1000, 4096, dtype::bf16, true, true);
   compiles("rms_norm | linear", 4096, 64, dtype::f16, false, true);
+  for (const dtype type : {dtype::f32, dtype::bf16, dtype::f16, dtype::f64}) {
+    fold_call folds{};
+    folds.type = dtype::bf16, folds.scale_type = folds.bias_type = type, folds.centres = true;
+    folds.scale = folds.bias = &folds;
+    EXPECT_FALSE(nvrtc_compile(source(folds), chip.arch_name).empty());
+  }
 }
 
 }  // namespace

@@ -1,0 +1,38 @@
+// What a CUDA skeleton reads of its Config, and whether a source defines it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <string>
+
+namespace onepass::cuda {
+
+// Members of Config in the skeletons, of those for lines with `linear` or of the others.
+inline std::set<std::string> config_names(bool of_linear) {
+  static const std::set<std::string> kLinear = {"linear.cuda.h", "linear_tiles.cuda.h", "input_rows.cuda.h",
+                                                "deferred_norm.cuda.h"};
+  std::set<std::string> read;
+  const std::regex use("Config::(k\\w+)");
+  for (const auto& file : std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/skeleton")) {
+    const std::string name = file.path().filename();
+    if (!name.ends_with(".cuda.h") || kLinear.contains(name) != of_linear) continue;
+    std::ifstream in(file.path());
+    const std::string text(std::istreambuf_iterator<char>(in), {});
+    for (std::sregex_iterator found(text.begin(), text.end(), use), end; found != end; ++found)
+      read.insert((*found)[1]);
+  }
+  return read;
+}
+
+inline void expect_defined(const std::set<std::string>& names, const std::string& source) {
+  EXPECT_GT(names.size(), 10u);
+  for (const std::string& name : names)
+    EXPECT_TRUE(std::regex_search(source, std::regex("\\b" + name + "\\b"))) << name;
+}
+
+}  // namespace onepass::cuda
