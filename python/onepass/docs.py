@@ -79,6 +79,29 @@ kernel runs, where it starts from softmax's result, and on the CPU where it keep
 only where a word behind it needs it. A result is the same from run to run, but unlike other lines' a row's may depend
 on how many rows there are, since the libraries choose another kernel for another size.
 
+Forward there are several ways, of which the predicted time decides; `linear(name)`, or `strategy=` of the named
+functions and modules, names one, and raises where it cannot be:
+
+| strategy | does | where |
+|---|---|---|
+| `unfused` | the words before `linear`, the library's product, the words behind it | everywhere |
+| `tiled` | all in one kernel, which makes the product's input while other rows are multiplied | see below |
+| `deferred` | the same with a norm behind the product: x is read once, nothing made of it is written | see below |
+| `panels` | the words before `linear` and the library's product, some rows at a time in a core's cache | the CPU |
+
+The two of one kernel are for sm_90a, in bfloat16 and float16, for rows of multiples of 8 numbers; what is deferred is
+`layer_norm` or `rms_norm`, with `scale` and `bias` or without, and nothing else stands before `linear`. Panels are for
+float32 and float64, many rows, and at most 1024 features. `Line.plan` says which way is taken, and why:
+
+```python
+line = onepass.Line("layer_norm(1e-5) | scale | bias | linear | bias")
+print(line.plan((65536, 4096), torch.bfloat16, out_features=64, device="sm_90a"))
+```
+
+`deferred` multiplies x itself with W ∘ scale, whose rows are centred, and takes mean and deviation into account behind
+the product. It rounds the scaled matrix where the other ways round the normalised row: the error is the same, however
+large the mean is beside the deviation (see [numerics](numerics.md)). In float32 it would not be, and is never taken.
+
 ## Dropout and training
 
 `dropout(p)` zeroes an element with probability p, rounded to a multiple of 2^-16, and divides the others by the
