@@ -87,9 +87,10 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
   double products = columns * depth * kSpeed.tile_column;
   double before = 0, beside = columns * kSpeed.finish_column;  // the kernel's other work
   if (from == input_of::made) {
-    const int64 blocks = int64{chip.sm_count}, others = 2 + other_tensors(of.before);
+    const int64 others = 2 + other_tensors(of.before), blocks = int64{chip.sm_count};
+    const int64 own = (c.rows + blocks - 1) / blocks;  // rows of a block
     before = depth * kSpeed.first_rows + static_cast<double>(c.rows * others) * depth * kSpeed.later_rows;
-    beside += static_cast<double>((c.rows + blocks - 1) / blocks) / rows_at_once(c.depth) * kSpeed.rows_round;
+    beside += static_cast<double>(own) / rows_at_once(c.depth) * kSpeed.rows_round;
   } else if (defers) {
     before = kSpeed.launch + seconds_for(2 * matrix);
     products += columns * kSpeed.norm_column;

@@ -19,7 +19,8 @@ namespace {
 // What the words before `linear`, or behind it, take: of the call's operands those from `first` on.
 void take(frame& f, const Tensor& x, const forward_call& call, int first) {
   f.input(x, f.a.x);
-  for (int i = 0; i < f.line.line.operands; ++i) f.operand(i, call.operands[static_cast<std::size_t>(first + i)]);
+  auto operand = call.operands.begin() + first;
+  for (int i = 0; i < f.line.line.operands; ++i) f.operand(i, *operand++);
   f.boolean_masks = boolean_masks_of(f);
   f.dropout_state(call.dropout_state);
 }
@@ -58,7 +59,7 @@ struct folded_matrix {
 };
 folded_matrix fold(const prepared_contraction& c, const frame& before, const Tensor& w, int device, void* stream) {
   const std::int64_t size[2] = {w.size(0), w.size(1)}, padded[2] = {2, cuda::padded_columns(w.size(0))};
-  const folded_matrix into{empty(size, 2, dtype_of(w), before.on), empty(padded, 2, dtype::f32, before.on)};
+  folded_matrix into{empty(size, 2, dtype_of(w), before.on), empty(padded, 2, dtype::f32, before.on)};
   auto* sums = static_cast<float*>(into.sums.data_ptr());
   const spec::contraction::affine_norm& norm = c.parts.norm;
   const auto operand = [&](int i) { return i < 0 ? view{} : before.a.operand[i]; };
@@ -101,6 +102,7 @@ std::optional<std::vector<Tensor>> forward_tiled(const forward_call& call) {
   if (makes || defers) {
     take(before.emplace(c.before, call.x, "x"), call.x, call, 0);
     if (makes) input = before->output(before->a.y, type);
+    kept.reserve(static_cast<std::size_t>(c.before.line.keeps));
     for (int k = 0; k < c.before.line.keeps; ++k) kept.push_back(before->output(before->a.kept[k], type));
     if (saves_statistics) statistics.push_back(before->fresh_statistics());
     before->lay_out(true);
@@ -109,6 +111,7 @@ std::optional<std::vector<Tensor>> forward_tiled(const forward_call& call) {
   take(behind, result, call, c.parts.weight + 1);
   behind.input(result, behind.a.y);
   std::vector<Tensor> kept_behind;
+  kept_behind.reserve(static_cast<std::size_t>(behind.line.line.keeps));
   for (int k = 0; k < behind.line.line.keeps; ++k) kept_behind.push_back(behind.output(behind.a.kept[k], type));
   behind.lay_out(true);
 
