@@ -170,6 +170,8 @@ void launch(const linear_call& call, int device, void* stream) {
   packed.append(reinterpret_cast<const char*>(&call.offsets), sizeof call.offsets);
   const request both = widest(call.behind, call.before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
+  constexpr std::size_t kAlignment = alignof(tensor_map);  // the kernel's argument ends at a multiple of it
+  packed.resize((packed.size() + kAlignment - 1) / kAlignment * kAlignment);
   launch(*built, {p.grid, 1}, {kThreads, 1}, p.shared_bytes, false, stream, packed.data());
 }
 

@@ -76,7 +76,7 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
   p.bytes += (from == input_of::made ? (1 + other_tensors(of.before)) * x
               : defers               ? 2 * matrix
                                      : 0) +
-             (other_tensors(of.behind) + (c.saves && backward_reads(of).product)) * y;
+             (other_tensors(of.behind) + c.saves_product) * y;
   if (!p.why_not.empty()) {
     p.seconds = std::numeric_limits<double>::infinity();
     return p;

@@ -13,7 +13,7 @@ namespace onepass::spec {
 struct linear_case {
   int64 rows, depth, columns;  // x is (rows, depth), the matrix (columns, depth)
   dtype type;                  // of x and the matrix
-  bool saves;                  // for backward
+  bool saves_product;          // for backward
 };
 
 struct prediction {

@@ -172,7 +172,7 @@ const char* onepass_strategies(const char* text, std::int64_t rows, std::int64_t
   return answer([=](json& out) {
     const auto& line = onepass::binding::prepared(text);
     const auto all = onepass::binding::strategies(
-        line, {rows, columns, columns_behind, static_cast<onepass::dtype>(dtype), saves}, chip);
+        line, {rows, columns, columns_behind, static_cast<onepass::dtype>(dtype), saves && line.reads.product}, chip);
     const onepass::spec::strategy how = onepass::binding::taken(line.line.how, all);
     out.begin('[');
     for (const onepass::spec::prediction& p : all) {

@@ -39,7 +39,8 @@ chosen choose(const forward_call& call, const Tensor& w) {
   const spec::shape shape = shape_of(call.x);
   const std::vector<spec::prediction> all =
       cuda::predict(call.line.contraction->parts,
-                    {shape.rows(), shape.columns(), w.size(0), type, call.save_statistics}, cuda::facts(on.index));
+                    {shape.rows(), shape.columns(), w.size(0), type, call.save_statistics && call.line.reads.product},
+                    cuda::facts(on.index));
   const spec::strategy named = call.line.line.how;
   if (named == spec::strategy::automatic) return {cuda::best(all).how, ""};
   const std::string& why_not = all[static_cast<std::size_t>(named) - 1].why_not;
