@@ -22,7 +22,7 @@ struct linear_call {
   int64 input_stride;
   const void* matrix;  // [columns, depth]
   int64 matrix_stride, depth;
-  unsigned* ready;              // where it is made: one number, which is 0, for each kReadyRows rows
+  unsigned* ready;              // where rows are shared (below): one number, which is 0, for each kReadyRows rows
   const float *sums, *offsets;  // where a norm is deferred: padded_columns
 };
 inline constexpr int kReadyRows = 128;
@@ -30,6 +30,9 @@ inline constexpr int kReadyRows = 128;
 inline constexpr int kTileLanes = 8;          // numbers of 16 bytes: what all rows must be a multiple of
 inline constexpr int kMostRowColumns = 8192;  // of a row word before `linear`
 int rows_at_once(int64 depth);                // that a block makes of the input
+// Whether blocks make rows for each other: the input, or a deferred norm's statistics (in a_before), unless each takes
+// its rows' moments from its tiles.
+bool shares_rows(input_of, int64 depth, int64 columns);
 
 // Tiles of 128 rows of products, and how many a block computes, one after the other, at most.
 struct tile_plan {
@@ -45,6 +48,8 @@ struct fold_call {
   void* folded;
   float *sums, *offsets;
   int64 depth, stride;
+  unsigned* ready;  // as in linear_call; null where panels is 0
+  int64 panels;
   dtype type, scale_type, bias_type;
   bool centres;
   int64 columns;

@@ -46,7 +46,7 @@ struct tuning {
   elementwise_tuning forward_staged = {.threads = 128, .unroll = 2, .resident = 1536, .blocks_per_sm = 16};
   elementwise_tuning backward_staged = {.threads = 64, .unroll = 1, .resident = 1024, .blocks_per_sm = 16};
 
-  few_rows_tuning few_rows = {.unroll = 8, .down = 16, .resident = 256};
+  few_rows_tuning few_rows = {.unroll = 2, .down = 64, .resident = 512};
 
   // The first that has room for the row; a row that none has room for is taken in parts.
   row_tuning forward_rows[14] = {

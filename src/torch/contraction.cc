@@ -4,6 +4,7 @@
 #include "src/torch/check.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
+#include "src/torch/narrow_backward.h"
 #include "src/torch/panels.h"
 #include "src/torch/tiled_linear.h"
 
@@ -191,6 +192,10 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   ONEPASS_CHECK(w.has_value(), "onepass: backward of \"", call.line.line.text, "\" reads operand ", c.parts.weight);
   const int from = plan.behind.inputs[0];
   const Tensor rows_gradient = as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
+  if (const std::optional<std::vector<Tensor>> narrow = backward_narrow(call, plan, rows_gradient, *w)) {
+    results = *narrow;
+    return with_kept();
+  }
   const way_back way = choose_way(call, plan, *w);
   optional_tensor input, weight_gradient;
   if (way.from_result || (plan.wants_weight && !way.leaves_input && !way.weight_by_panels))

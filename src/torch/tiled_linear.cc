@@ -9,6 +9,7 @@
 #include "src/cuda/linear.h"
 #include "src/cuda/strategy.h"
 #include "src/torch/check.h"
+#include "src/torch/folded_matrix.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/run.h"
@@ -55,109 +56,131 @@ std::nullopt_t refuse(const forward_call& call, const std::string& why) {
   return std::nullopt;
 }
 
-struct folded_matrix {
-  Tensor matrix, sums;  // sums, then offsets
-};
-folded_matrix fold(const prepared_contraction& c, const frame& before, const Tensor& w, int device, void* stream) {
-  const std::int64_t size[2] = {w.size(0), w.size(1)}, padded[2] = {2, cuda::padded_columns(w.size(0))};
-  folded_matrix into{empty(size, 2, dtype_of(w), before.on), empty(padded, 2, dtype::f32, before.on)};
-  auto* sums = static_cast<float*>(into.sums.data_ptr());
-  const spec::contraction::affine_norm& norm = c.parts.norm;
-  const auto operand = [&](int i) { return i < 0 ? view{} : before.a.operand[i]; };
-  const view scale = operand(norm.scale), bias = operand(norm.bias);
-  cuda::launch(cuda::fold_call{w.data_ptr(), scale.data, bias.data, into.matrix.data_ptr(), sums, sums + padded[1],
-                               w.size(1), w.stride(0), dtype_of(w), scale.type, bias.type, norm.centres, w.size(0)},
-               device, stream);
-  return into;
-}
-
 bool begins_at_16_bytes(const frame& f) {
   return std::all_of(f.a.operand, f.a.operand + f.line.line.operands,
                      [](const view& v) { return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0; });
 }
+
+// A call on its way to the kernel: what the words before `linear` take and leave, and those behind it.
+class tiled_call {
+ public:
+  tiled_call(const forward_call& call, const Tensor& w, spec::strategy how)
+      : call_(call),
+        w_(w),
+        c_(*call.line.contraction),
+        on_(device_of(call.x)),
+        type_(dtype_of(w)),
+        from_(how == spec::strategy::deferred ? cuda::input_of::deferred
+              : c_.before.line.words.empty()  ? cuda::input_of::x
+                                              : cuda::input_of::made),
+        shares_rows_(cuda::shares_rows(from_, w.size(1), w.size(0))),
+        saves_product_(call.save_statistics && call.line.reads.product),
+        saves_statistics_(call.save_statistics && c_.before.reads.statistics),
+        input_(as_matrix(call.x, w.size(1))),
+        result_(make_result()) {
+    if (from_ != cuda::input_of::x) enter_before();
+    enter_behind();
+  }
+
+  // Empty where addresses or strides do not suit the kernel.
+  std::optional<std::vector<Tensor>> run() {
+    const cuda::request before = before_ ? request_of(*before_, false) : cuda::request();
+    const cuda::request behind = request_of(*behind_, false);
+    const bool defers = from_ == cuda::input_of::deferred;
+    const arguments none{};
+    cuda::linear_call of{.before = before,
+                         .a_before = before_ ? before_->a : none,
+                         .behind = behind,
+                         .a_behind = behind_->a,
+                         .from = from_,
+                         .input = input_.data_ptr(),
+                         .input_stride = input_.stride(0),
+                         .matrix = w_.data_ptr(),
+                         .matrix_stride = w_.stride(0),
+                         .depth = w_.size(1),
+                         .ready = nullptr,
+                         .sums = nullptr,
+                         .offsets = nullptr};
+    if (w_.stride(1) != 1 || input_.stride(1) != 1 || !cuda::fits(of) || (defers && !begins_at_16_bytes(*before_)))
+      return {};
+    const torch::stable::accelerator::DeviceGuard guard(on_.index);
+    void* stream = current_stream(on_.index);
+    std::optional<Tensor> ready;
+    if (shares_rows_) {
+      const std::int64_t panels[1] = {(of.a_behind.rows + cuda::kReadyRows - 1) / cuda::kReadyRows};
+      ready = empty(panels, 1, dtype::f32, on_);
+      if (!defers) torch::stable::zero_(*ready);
+      of.ready = static_cast<unsigned*>(ready->data_ptr());
+    }
+    std::optional<folded_matrix> folded;
+    if (defers) {
+      folded = fold_norm(c_.parts.norm, *before_, w_, ready, stream);
+      of.matrix = folded->matrix.data_ptr(), of.matrix_stride = of.depth;
+      of.sums = static_cast<const float*>(folded->sums.data_ptr());
+      of.offsets = of.sums + folded->sums.size(1);
+    }
+    cuda::launch(of, on_.index, stream);
+    return results();
+  }
+
+ private:
+  Tensor make_result() const {
+    const spec::shape shape = shape_of(call_.x);
+    std::vector<std::int64_t> sizes(shape.sizes, shape.sizes + shape.dim);
+    sizes.back() = w_.size(0);
+    return empty(sizes.data(), shape.dim, type_, on_);
+  }
+  void enter_before() {
+    frame& f = before_.emplace(c_.before, call_.x, "x");
+    take(f, call_.x, call_, 0);
+    if (from_ == cuda::input_of::made) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
+    keep(f, kept_);
+    if (saves_statistics_ || (from_ == cuda::input_of::deferred && shares_rows_)) statistics_ = f.fresh_statistics();
+    f.lay_out(true);
+  }
+  void enter_behind() {
+    frame& f = behind_.emplace(saves_product_ ? c_.behind_keeping : c_.behind, result_, "x");
+    take(f, result_, call_, c_.parts.weight + 1);
+    f.input(result_, f.a.y);
+    keep(f, kept_behind_);
+    f.lay_out(true);
+  }
+  static void keep(frame& f, std::vector<Tensor>& kept) {
+    kept.reserve(static_cast<std::size_t>(f.line.line.keeps));
+    for (int k = 0; k < f.line.line.keeps; ++k) kept.push_back(f.output(f.a.kept[k], f.type));
+  }
+  std::vector<Tensor> results() const {
+    std::vector<Tensor> all{result_};
+    all.insert(all.end(), kept_.begin(), kept_.end());
+    all.insert(all.end(), kept_behind_.begin() + saves_product_, kept_behind_.end());
+    if (saves_product_) all.push_back(kept_behind_.front());
+    if (saves_statistics_) all.push_back(*statistics_);
+    return all;
+  }
+
+  const forward_call& call_;
+  const Tensor& w_;
+  const prepared_contraction& c_;
+  const device on_;
+  const dtype type_;
+  const cuda::input_of from_;
+  const bool shares_rows_, saves_product_, saves_statistics_;
+  Tensor input_, result_;
+  std::optional<frame> before_, behind_;
+  std::vector<Tensor> kept_, kept_behind_;
+  std::optional<Tensor> statistics_;
+};
 
 }  // namespace
 
 std::optional<std::vector<Tensor>> forward_tiled(const forward_call& call) {
   const spec::strategy named = call.line.line.how;
   if (named == spec::strategy::unfused || named == spec::strategy::panels) return {};
-  const prepared_contraction& c = *call.line.contraction;
-  const Tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
+  const Tensor& w = call.operands[static_cast<std::size_t>(call.line.contraction->parts.weight)];
   const chosen way = choose(call, w);
   if (way.how == spec::strategy::unfused) return refuse(call, way.why_not);
-  const device on = device_of(call.x);
-  const dtype type = dtype_of(w);
-  const bool defers = way.how == spec::strategy::deferred, makes = !defers && !c.before.line.words.empty();
-  const bool saves_product = call.save_statistics && call.line.reads.product;
-  const bool saves_statistics = call.save_statistics && c.before.reads.statistics;
-
-  spec::shape shape = shape_of(call.x);
-  std::vector<std::int64_t> sizes(shape.sizes, shape.sizes + shape.dim);
-  const std::int64_t rows = shape.rows(), depth = shape.columns();
-  sizes.back() = w.size(0);
-  Tensor result = empty(sizes.data(), shape.dim, type, on);
-
-  std::vector<Tensor> kept, statistics;
-  std::optional<frame> before;
-  Tensor input = as_matrix(call.x, depth);
-  if (makes || defers) {
-    take(before.emplace(c.before, call.x, "x"), call.x, call, 0);
-    if (makes) input = before->output(before->a.y, type);
-    kept.reserve(static_cast<std::size_t>(c.before.line.keeps));
-    for (int k = 0; k < c.before.line.keeps; ++k) kept.push_back(before->output(before->a.kept[k], type));
-    if (saves_statistics) statistics.push_back(before->fresh_statistics());
-    before->lay_out(true);
-  }
-  frame behind(saves_product ? c.behind_keeping : c.behind, result, "x");
-  take(behind, result, call, c.parts.weight + 1);
-  behind.input(result, behind.a.y);
-  std::vector<Tensor> kept_behind;
-  kept_behind.reserve(static_cast<std::size_t>(behind.line.line.keeps));
-  for (int k = 0; k < behind.line.line.keeps; ++k) kept_behind.push_back(behind.output(behind.a.kept[k], type));
-  behind.lay_out(true);
-
-  const torch::stable::accelerator::DeviceGuard guard(on.index);
-  void* stream = current_stream(on.index);
-  const cuda::request request_before = before ? request_of(*before, false) : cuda::request();
-  const cuda::request request_behind = request_of(behind, false);
-  const arguments none{};
-  cuda::linear_call of{.before = request_before,
-                       .a_before = before ? before->a : none,
-                       .behind = request_behind,
-                       .a_behind = behind.a,
-                       .from = makes    ? cuda::input_of::made
-                               : defers ? cuda::input_of::deferred
-                                        : cuda::input_of::x,
-                       .input = input.data_ptr(),
-                       .input_stride = makes ? depth : input.stride(0),
-                       .matrix = w.data_ptr(),
-                       .matrix_stride = w.stride(0),
-                       .depth = depth,
-                       .ready = nullptr,
-                       .sums = nullptr,
-                       .offsets = nullptr};
-  if (w.stride(1) != 1 || (!makes && input.stride(1) != 1) || !cuda::fits(of) ||
-      (defers && !begins_at_16_bytes(*before)))
-    return refuse(call, "rows must begin at multiples of 16 bytes");
-  std::optional<Tensor> ready;
-  std::optional<folded_matrix> folded;
-  if (makes) {
-    const std::int64_t panels[1] = {(rows + cuda::kReadyRows - 1) / cuda::kReadyRows};
-    torch::stable::zero_(ready.emplace(empty(panels, 1, dtype::f32, on)));
-    of.ready = static_cast<unsigned*>(ready->data_ptr());
-  } else if (defers) {
-    folded.emplace(fold(c, *before, w, on.index, stream));
-    of.matrix = folded->matrix.data_ptr(), of.matrix_stride = depth;
-    of.sums = static_cast<const float*>(folded->sums.data_ptr());
-    of.offsets = of.sums + cuda::padded_columns(w.size(0));
-  }
-  cuda::launch(of, on.index, stream);
-
-  std::vector<Tensor> results{result};
-  results.insert(results.end(), kept.begin(), kept.end());
-  results.insert(results.end(), kept_behind.begin() + saves_product, kept_behind.end());
-  if (saves_product) results.push_back(kept_behind.front());
-  results.insert(results.end(), statistics.begin(), statistics.end());
+  std::optional<std::vector<Tensor>> results = tiled_call(call, w, way.how).run();
+  if (!results) return refuse(call, "rows must begin at multiples of 16 bytes");
   return results;
 }
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/cuda/narrow_linear.h"
 #include "src/cuda/strategy.h"
 #include "src/spec/plan.h"
 #include "tests/cuda/config_names.h"
@@ -112,7 +113,8 @@ TEST(Linear, ItsSourceDefinesWhatTheSkeletonsRead) {
   const imagined_linear of("layer_norm | scale | linear", 64, 64, 64, dtype::bf16, false, true);
   fold_call folds{};
   folds.type = dtype::bf16;
-  expect_defined(config_names(true), source(of.call(), choose(of.call(), facts_of("sm_90a"))) + source(folds));
+  expect_defined(config_names(true),
+                 source(of.call(), choose(of.call(), facts_of("sm_90a"))) + source(folds) + source(narrow_call()));
 }
 
 TEST(Strategy, SaysWhyNot) {
@@ -150,6 +152,7 @@ TEST_F(LinearNvrtc, CompilesALineOfEachKind) {
   compiles("gate(silu) | linear", 14336, 4096, dtype::bf16, true);
   compiles("layer_norm | scale | bias | linear | bias | gelu", 1000, 4096, dtype::bf16, true, true);
   compiles("rms_norm | linear", 4096, 64, dtype::f16, false, true);
+  compiles("rms_norm | scale | linear", 4096, 1024, dtype::f16, false, true);
   for (const dtype type : {dtype::f32, dtype::bf16, dtype::f16, dtype::f64}) {
     fold_call folds{};
     folds.type = dtype::bf16, folds.scale_type = folds.bias_type = type, folds.centres = true;

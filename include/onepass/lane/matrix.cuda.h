@@ -34,7 +34,17 @@ ONEPASS_FUNCTION void bring_tile_to(uint16 blocks, uint32 to, const tensor_map& 
       "l"(&map), "r"(column), "r"(row), "r"(box), "h"(blocks)
       : "memory");
 }
-// What threads wrote to global memory before is what the copy engine reads after.
+// Takes a tile from shared memory to the map's place; what is outside the matrix is left out. The thread's stores of a
+// group end together.
+ONEPASS_FUNCTION void store_tile(uint32 from, const tensor_map& map, int row, int column) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
+               "r"(from), "r"(column), "r"(row)
+               : "memory");
+}
+ONEPASS_FUNCTION void close_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// The tiles of all this thread's stores have been read.
+ONEPASS_FUNCTION void wait_for_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// What threads wrote to memory before, global or shared, is what the copy engine and the matrix unit read after.
 ONEPASS_FUNCTION void let_copies_see_writes() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // More registers for each thread of the warpgroup, or fewer.
@@ -53,6 +63,14 @@ ONEPASS_FUNCTION uint64 tile_descriptor(uint32 address) {
   return kSwizzle128 | kEightRows | kUnused | static_cast<uint64>((address & 0x3ffff) >> 4);
 }
 
+// Where a tile is that is read the other way round: what it has 64 of in a row are the product's rows (A) or columns
+// (B), further ones in the next tile of 64 rows; 16 of its rows further is 2048 bytes further.
+ONEPASS_FUNCTION uint64 turned_tile_descriptor(uint32 address) {
+  constexpr uint64 kSwizzle128 = uint64{1} << 62, kEightRows = uint64{1024 >> 4} << 32,
+                   kNextTile = uint64{64 * 128 >> 4} << 16;
+  return kSwizzle128 | kEightRows | kNextTile | static_cast<uint64>((address & 0x3ffff) >> 4);
+}
+
 ONEPASS_FUNCTION void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 ONEPASS_FUNCTION void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // All but the last kPending groups are done.
@@ -61,9 +79,9 @@ ONEPASS_FUNCTION void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// d (64 x N) = a (64 x 16) times the transpose of b (N x 16), added to what d was where `adds`. Of d, a thread has
-// rows 16 (warp of four) + lane / 4 and 8 more, and of each eight columns 2 (lane % 4) and the next: d[4 j] and
-// d[4 j + 1] of the first row, d[4 j + 2] and d[4 j + 3] of the second.
+// d (64 x N) = a (64 x 16) times the transpose of b (N x 16), added to what d was where `adds`; either may be turned
+// (see the descriptors above). Of d, a thread has rows 16 (warp of four) + lane / 4 and 8 more, and of each eight
+// columns 2 (lane % 4) and the next: d[4 j] and d[4 j + 1] of the first row, d[4 j + 2] and d[4 j + 3] of the second.
 #define ONEPASS_D8(i)                                                                                         \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
@@ -77,20 +95,21 @@ ONEPASS_FUNCTION void wait_for_products() {
 #define ONEPASS_R2                                                                                               \
   "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90," \
   "%91,%92,%93,%94,%95"
-#define ONEPASS_PRODUCT(n, type, registers, a_at, b_at, adds_at, ...)                                                \
+#define ONEPASS_PRODUCT(n, type, registers, a_at, b_at, adds_at, turns_a_at, turns_b_at, ...)                        \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " adds_at ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
-               "." type " {" registers "}, " a_at ", " b_at ", p, 1, 1, 0, 0; }"                                     \
+               "." type " {" registers "}, " a_at ", " b_at ", p, 1, 1, " turns_a_at ", " turns_b_at "; }"           \
                : __VA_ARGS__                                                                                         \
-               : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
-#define ONEPASS_PRODUCT_OF(type)                                                                                 \
-  if constexpr (N == 192)                                                                                        \
-    ONEPASS_PRODUCT(192, type, ONEPASS_R0 "," ONEPASS_R1 "," ONEPASS_R2, "%96", "%97", "%98", ONEPASS_D32(0),    \
-                    ONEPASS_D32(32), ONEPASS_D32(64));                                                           \
-  else if constexpr (N == 128)                                                                                   \
-    ONEPASS_PRODUCT(128, type, ONEPASS_R0 "," ONEPASS_R1, "%64", "%65", "%66", ONEPASS_D32(0), ONEPASS_D32(32)); \
-  else ONEPASS_PRODUCT(64, type, ONEPASS_R0, "%32", "%33", "%34", ONEPASS_D32(0))
+               : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(kTurnsA), "n"(kTurnsB))
+#define ONEPASS_PRODUCT_OF(type)                                                                             \
+  if constexpr (N == 192)                                                                                    \
+    ONEPASS_PRODUCT(192, type, ONEPASS_R0 "," ONEPASS_R1 "," ONEPASS_R2, "%96", "%97", "%98", "%99", "%100", \
+                    ONEPASS_D32(0), ONEPASS_D32(32), ONEPASS_D32(64));                                       \
+  else if constexpr (N == 128)                                                                               \
+    ONEPASS_PRODUCT(128, type, ONEPASS_R0 "," ONEPASS_R1, "%64", "%65", "%66", "%67", "%68", ONEPASS_D32(0), \
+                    ONEPASS_D32(32));                                                                        \
+  else ONEPASS_PRODUCT(64, type, ONEPASS_R0, "%32", "%33", "%34", "%35", "%36", ONEPASS_D32(0))
 
-template <dtype D, int N>
+template <dtype D, int N, int kTurnsA = 0, int kTurnsB = 0>
 ONEPASS_FUNCTION void add_product(float (&d)[N / 2], uint64 a, uint64 b, bool adds) {
   static_assert(N == 64 || N == 128 || N == 192 || N == 256);
   if constexpr (N == 256) {  // in halves: 128 results in one instruction are more than blocks of 512 threads may have

@@ -15,6 +15,8 @@ struct fold_arguments {
   void* folded;                       // [columns, depth]
   float *sums, *offsets;              // [columns]
   int64 depth, stride;
+  uint32* ready;  // [panels], set to 0: linear_arguments::ready
+  int64 panels;
 };
 
 // Over a block of Threads.
@@ -38,6 +40,8 @@ ONEPASS_FUNCTION void fold(const fold_arguments& a) {
   constexpr int V = 8;
   using L = pack<float, V>;
   using matrix_memory = memory<Config::kMatrix, V, V>;
+  for (int64 i = static_cast<int64>(blockIdx.x) * Threads + threadIdx.x; i < a.panels; i += gridDim.x * Threads)
+    a.ready[i] = 0;
   const auto* row =
       static_cast<const typename stored<Config::kMatrix>::type*>(a.matrix) + static_cast<int64>(blockIdx.x) * a.stride;
   auto* folded =
@@ -146,6 +150,33 @@ ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const stage::pair<float>* no
   }
 }
 
+// Of a row's statistics, what apply_norm takes.
+template <class Row>
+ONEPASS_FUNCTION stage::pair<float> norm_of(stage::pair<float> statistics) {
+  return Row::about.statistics > 1 ? statistics : stage::pair<float>{0.0f, statistics.first};
+}
+// What those who multiply need of a norm: of this thread's row of the tile, and of the tile's columns.
+template <class Config>
+ONEPASS_FUNCTION void give_norm(const linear_arguments& a, linear_shared<Config>& shared, stage::pair<float> norm,
+                                int column) {
+  shared.norm[threadIdx.x] = norm;
+  for (int i = static_cast<int>(threadIdx.x); i < Config::kTileN / 2; i += kGroupThreads) {
+    const int at = column + 2 * i;
+    shared.folded[i] = {{a.sums[at], a.sums[at + 1]}, {a.offsets[at], a.offsets[at + 1]}};
+  }
+  arrive(&shared.norm_full);
+}
+// This thread's row of the tile that begins at `row`, by the statistics that some block has made.
+template <class Line>
+ONEPASS_FUNCTION stage::pair<float> norm_of_row(const linear_arguments& a, int row) {
+  wait_for_rows(a, row);
+  const int64 own = row + static_cast<int>(threadIdx.x);
+  if (own >= a.before.rows) return {};
+  const auto* statistics = static_cast<const float*>(a.before.statistics);
+  const float second = Line::row::about.statistics > 1 ? statistics[a.before.rows + own] : 0.0f;
+  return norm_of<typename Line::row>(stage::pair<float>{statistics[own], second});
+}
+
 // The norms of the rows of this block's tiles, one turn after the other: a thread has a row of each.
 template <class Config, class Line>
 class deferred_norms {
@@ -161,12 +192,7 @@ class deferred_norms {
     float eps = 0;
     if constexpr (Line::row_parameter >= 0) eps = static_cast<float>(a_.before.parameter[Line::row_parameter]);
     const stage::pair<float> of = Line::row::statistics(moments_, eps);
-    shared_.norm[threadIdx.x] = Line::row::about.statistics > 1 ? of : stage::pair<float>{0.0f, of.first};
-    for (int i = static_cast<int>(threadIdx.x); i < Config::kTileN / 2; i += kGroupThreads) {
-      const int at = column + 2 * i;
-      shared_.folded[i] = {{a_.sums[at], a_.sums[at + 1]}, {a_.offsets[at], a_.offsets[at + 1]}};
-    }
-    arrive(&shared_.norm_full);
+    give_norm(a_, shared_, norm_of<typename Line::row>(of), column);
     const int64 own = row + static_cast<int>(threadIdx.x);
     if (Config::before::kSavesStatistics && column == 0 && own < a_.before.rows) save<Line>(a_.before, own, of);
     begin(turn + 1);

@@ -1,0 +1,384 @@
+// Backward of a norm and a `linear` of at most 64 features (sm_90a), x read once and its gradient written once.
+//
+// With x̂ = (x - mean) rstd, W' = W ∘ scale, its rows centred for layer_norm (deferred_norm.cuda.h), and the result's
+// gradient times its row's rstd, rounded, r:
+//   g = r W',   dx = g - x̂ (Σ g x̂) / columns,   and of rᵀ x with Σ r mean taken off: the products G of
+//   narrow_gradients.
+// (Centred rows of W' sum to zero, so that the mean of g, which layer_norm's gradient takes off, is zero.)
+//
+// A team of blocks has tiles of 64 rows, each block 256 columns of them. A row's Σ g x̂ is the sum of what all blocks of
+// the team find, through global memory; meanwhile they go on with the next tiles, and keep x in shared memory. Of a
+// block, the first warpgroup brings tiles, makes r, and adds up rows' sums; two others have 128 columns each. G stays
+// in their registers to the end.
+//
+// Config:
+//   kX        storage type throughout: bf16 or f16
+//   kCentres  layer_norm's statistics, or rms_norm's
+//   kStages   tiles in shared memory
+//   kBehind   tiles that a row's sums are waited for
+#pragma once
+
+#include "onepass/skeleton/linear_tiles.cuda.h"
+#include "onepass/skeleton/thread_row.cuda.h"
+
+ONEPASS_BEGIN
+
+struct narrow_arguments {
+  tensor_map x, dx, matrix;  // matrix: W'
+  const void* gradient;      // [rows, features], its rows `stride` numbers apart, at multiples of 16 bytes
+  int64 rows, depth, features, stride;
+  double inverse_columns;
+  const float* statistics;  // [1 or 2][rows]
+  float* shares;            // [tiles][2 slices][64]: parts of Σ g x̂
+  uint32* ready;            // [tiles]: how many there are of those
+  float* products;          // [teams][64 slices 256 + 128]: G's parts, then Σ gradient and Σ r mean
+  int slices, teams;        // of 256 columns; of `slices` blocks
+};
+
+inline constexpr int kNarrowRows = 64, kNarrowColumns = 256, kFeatures = 64, kTileBytes = 64 * 128;
+
+template <class Config>
+struct narrow_shared {
+  static constexpr int kTiles = kNarrowColumns / 64, kStageBytes = (kTiles + 1) * kTileBytes;
+
+  uint64 matrix_full, full[Config::kStages], empty[Config::kStages], sums_full[Config::kStages];
+  stage::pair<float> norm[Config::kStages][kNarrowRows];
+  float sums[Config::kStages][kNarrowRows];
+  float columns[2][kGroupThreads / 8][kFeatures];
+
+  static ONEPASS_FUNCTION char* matrix(char* dynamic) { return dynamic + (-shared_address(dynamic) & 1023u); }
+  // x's tiles, then r.
+  static ONEPASS_FUNCTION char* stage_at(char* dynamic, int stage) {
+    return matrix(dynamic) + kTiles * kTileBytes + stage * kStageBytes;
+  }
+  static ONEPASS_FUNCTION char* scaled(char* dynamic, int stage) {
+    return stage_at(dynamic, stage) + kTiles * kTileBytes;
+  }
+
+  ONEPASS_FUNCTION void open() {
+    open_mailbox(&matrix_full, 1);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      open_mailbox(&full[stage], kGroupThreads + 1);
+      open_mailbox(&empty[stage], 2);
+      open_mailbox(&sums_full[stage], kGroupThreads);
+    }
+    let_cluster_see_mailboxes();
+  }
+};
+
+// Where this block is: which tiles of rows, which columns.
+struct narrow_part {
+  int team, slice, tiles, turns;
+  explicit ONEPASS_FUNCTION narrow_part(const narrow_arguments& a)
+      : team(static_cast<int>(blockIdx.x) / a.slices),
+        slice(static_cast<int>(blockIdx.x) % a.slices),
+        tiles(static_cast<int>((a.rows + kNarrowRows - 1) / kNarrowRows)),
+        turns(tiles > team ? (tiles - team + a.teams - 1) / a.teams : 0) {}
+};
+
+// The first warpgroup: a thread has eight features of every 16th row.
+template <class Config>
+class narrow_bringer {
+ public:
+  ONEPASS_FUNCTION narrow_bringer(const narrow_arguments& a, narrow_shared<Config>& shared, char* dynamic)
+      : a_(a), shared_(shared), dynamic_(dynamic), part_(a) {}
+
+  ONEPASS_FUNCTION void run() {
+    if (threadIdx.x == 0) bring_matrix();
+    load(0);
+    for (int turn = 0; turn < part_.turns; ++turn) {
+      const int stage = turn % Config::kStages;
+      wait_for_mail(&shared_.empty[stage], (turn / Config::kStages + 1) & 1);
+      bring(turn, stage);
+      load(turn + 1);
+      if (turn >= Config::kBehind) add_shares(turn - Config::kBehind);
+    }
+    for (int turn = part_.turns > Config::kBehind ? part_.turns - Config::kBehind : 0; turn < part_.turns; ++turn)
+      add_shares(turn);
+    if (part_.slice == 0) store_columns();
+  }
+
+ private:
+  using layout = narrow_shared<Config>;
+  using lane = pack<float, 8>;
+  using gradients = memory<Config::kX, 8, 8>;
+  static constexpr int kEach = kNarrowRows / (kGroupThreads / 8);  // rows of a thread
+
+  ONEPASS_FUNCTION int first_row(int turn) const { return (part_.team + turn * a_.teams) * kNarrowRows; }
+
+  ONEPASS_FUNCTION void bring_matrix() {
+    arrive_and_expect(&shared_.matrix_full, layout::kTiles * kTileBytes);
+    for (int i = 0; i < layout::kTiles; ++i)
+      bring_tile(shared_address(layout::matrix(dynamic_) + i * kTileBytes), a_.matrix, 0,
+                 part_.slice * kNarrowColumns + i * 64, shared_address(&shared_.matrix_full));
+  }
+  // What this thread needs of a turn's gradient and norm, asked for a turn ahead.
+  ONEPASS_FUNCTION void load(int turn) {
+    if (turn >= part_.turns) return;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int64 row = first_row(turn) + i * (kGroupThreads / 8) + down_;
+      const bool exists = row < a_.rows && piece_ * 8 < a_.features;
+      const auto* from = static_cast<const uint16*>(a_.gradient) + row * a_.stride + piece_ * 8;
+      gradient_[i] = exists ? gradients::template numbers_of<float>(gradients::load(from, 8)) : lane(0.0f);
+      norm_[i] = {0.0f, 0.0f};
+      if (row < a_.rows)
+        norm_[i] = Config::kCentres ? stage::pair<float>{a_.statistics[row], a_.statistics[a_.rows + row]}
+                                    : stage::pair<float>{0.0f, a_.statistics[row]};
+    }
+  }
+  ONEPASS_FUNCTION void bring(int turn, int stage) {
+    if (threadIdx.x == 0) {
+      arrive_and_expect(&shared_.full[stage], layout::kTiles * kTileBytes);
+      for (int i = 0; i < layout::kTiles; ++i)
+        bring_tile(shared_address(layout::stage_at(dynamic_, stage) + i * kTileBytes), a_.x, first_row(turn),
+                   part_.slice * kNarrowColumns + i * 64, shared_address(&shared_.full[stage]));
+    }
+    char* to = layout::scaled(dynamic_, stage);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = i * (kGroupThreads / 8) + down_;
+      const lane scaled = rounded_to<Config::kX>(gradient_[i] * lane(norm_[i].second));
+      gradients::store(to + row * 128 + (piece_ ^ (row & 7)) * 16, scaled, 8);
+      sum_ = sum_ + gradient_[i];
+      sum_of_means_ = fma(scaled, lane(norm_[i].first), sum_of_means_);
+      if (piece_ == 0) shared_.norm[stage][row] = norm_[i];
+    }
+    let_copies_see_writes();
+    arrive(&shared_.full[stage]);
+  }
+  // Two threads have a row.
+  ONEPASS_FUNCTION void add_shares(int turn) {
+    const int tile = part_.team + turn * a_.teams, stage = turn % Config::kStages;
+    wait_for_count(a_.ready + tile, 2 * static_cast<uint32>(a_.slices));
+    const int row = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
+    const float* from = a_.shares + (static_cast<int64>(tile) * 2 + half) * a_.slices * kNarrowRows + row;
+    float sum = 0;
+#pragma unroll 16
+    for (int i = 0; i < a_.slices; ++i) sum += from[i * kNarrowRows];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    if (half == 0) shared_.sums[stage][row] = sum * static_cast<float>(a_.inverse_columns);
+    arrive(&shared_.sums_full[stage]);
+  }
+  ONEPASS_FUNCTION void store_columns() {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      shared_.columns[0][down_][piece_ * 8 + i] = sum_.v[i];
+      shared_.columns[1][down_][piece_ * 8 + i] = sum_of_means_.v[i];
+    }
+    meet_in_group(1);
+    const int feature = static_cast<int>(threadIdx.x) % kFeatures, which = static_cast<int>(threadIdx.x) / kFeatures;
+    float total = 0;
+    for (int i = 0; i < kGroupThreads / 8; ++i) total += shared_.columns[which][i][feature];
+    const int64 products = int64{kFeatures} * a_.slices * kNarrowColumns;
+    a_.products[part_.team * (products + 2 * kFeatures) + products + which * kFeatures + feature] = total;
+  }
+
+  const narrow_arguments& a_;
+  layout& shared_;
+  char* dynamic_;
+  const narrow_part part_;
+  const int piece_ = static_cast<int>(threadIdx.x) % 8, down_ = static_cast<int>(threadIdx.x) / 8;
+  lane gradient_[kEach], sum_ = lane(0.0f), sum_of_means_ = lane(0.0f);
+  stage::pair<float> norm_[kEach];
+};
+
+// A warpgroup that has 128 columns.
+template <class Config>
+class narrow_columns {
+ public:
+  ONEPASS_FUNCTION narrow_columns(const narrow_arguments& a, narrow_shared<Config>& shared, char* dynamic)
+      : a_(a), shared_(shared), dynamic_(dynamic), part_(a) {}
+
+  ONEPASS_FUNCTION void run() {
+    wait_for_mail(&shared_.matrix_full, 0);
+    for (int turn = 0; turn < part_.turns; ++turn) {
+      share(turn);
+      if (turn >= Config::kBehind) finish(turn - Config::kBehind);
+    }
+    for (int turn = part_.turns > Config::kBehind ? part_.turns - Config::kBehind : 0; turn < part_.turns; ++turn)
+      finish(turn);
+    store_products();
+  }
+
+ private:
+  using layout = narrow_shared<Config>;
+
+  ONEPASS_FUNCTION char* tiles_of(int stage) const { return layout::stage_at(dynamic_, stage) + own_ * 2 * kTileBytes; }
+
+  // g, of this thread 2 rows and 32 columns as add_product has them.
+  ONEPASS_FUNCTION void multiply(int stage, float (&g)[64]) const {
+    const uint64 rows = tile_descriptor(shared_address(layout::scaled(dynamic_, stage))),
+                 matrix = turned_tile_descriptor(shared_address(layout::matrix(dynamic_) + own_ * 2 * kTileBytes));
+#pragma unroll
+    for (int step = 0; step < kFeatures / 16; ++step)
+      add_product<Config::kX, 128, 0, 1>(g, rows + 2 * step, matrix + (2048 >> 4) * step, step > 0);
+  }
+  // body(pair of numbers of x, 4 j + 2 i): of row i of two, of its two columns of eight.
+  template <class Body>
+  ONEPASS_FUNCTION void each_pair(char* tiles, const Body& body) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = row_ + 8 * i;
+#pragma unroll
+      for (int j = 0; j < 16; ++j)
+        body(reinterpret_cast<uint32*>(tiles + j / 8 * kTileBytes + row * 128 + ((j % 8) ^ (row & 7)) * 16 +
+                                       column_ * 4),
+             4 * j + 2 * i, i);
+    }
+  }
+  static ONEPASS_FUNCTION float number(uint32 pair, int which) {
+    return from_storage<Config::kX, float>(static_cast<uint16>(pair >> (16 * which)));
+  }
+
+  // This block's part of the rows' sums; and of G.
+  ONEPASS_FUNCTION void share(int turn) {
+    const int stage = turn % Config::kStages, tile = part_.team + turn * a_.teams;
+    wait_for_mail(&shared_.full[stage], turn / Config::kStages & 1);
+    float g[64] = {};
+    begin_products();
+    multiply(stage, g);
+    close_products();
+    const uint64 rows = turned_tile_descriptor(shared_address(layout::scaled(dynamic_, stage))),
+                 columns = turned_tile_descriptor(shared_address(tiles_of(stage)));
+#pragma unroll
+    for (int step = 0; step < kNarrowRows / 16; ++step)
+      add_product<Config::kX, 128, 1, 1>(products_, rows + (2048 >> 4) * step, columns + (2048 >> 4) * step, true);
+    close_products();
+    wait_for_products<1>();
+    const stage::pair<float> norm[2] = {shared_.norm[stage][row_], shared_.norm[stage][row_ + 8]};
+    float sum[2] = {0.0f, 0.0f};
+    each_pair(tiles_of(stage), [&](uint32* x, int at, int i) {
+      const uint32 pair = *x;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) sum[i] = fmaf(g[at + k], (number(pair, k) - norm[i].first) * norm[i].second, sum[i]);
+    });
+    float* to = a_.shares + ((static_cast<int64>(tile) * a_.slices + part_.slice) * 2 + own_) * kNarrowRows + row_;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+      sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+      if (column_ == 0) to[8 * i] = sum[i];
+    }
+    meet_in_group(2 + own_);
+    if (threadIdx.x % kGroupThreads == 0) add_for_all(a_.ready + tile, 1);
+    wait_for_products<0>();
+  }
+  // The gradient takes x's place in shared memory, and leaves from there.
+  ONEPASS_FUNCTION void finish(int turn) {
+    const int stage = turn % Config::kStages;
+    float g[64] = {};
+    begin_products();
+    multiply(stage, g);
+    close_products();
+    wait_for_mail(&shared_.sums_full[stage], turn / Config::kStages & 1);
+    wait_for_products<0>();
+    const stage::pair<float> norm[2] = {shared_.norm[stage][row_], shared_.norm[stage][row_ + 8]};
+    const float sum[2] = {shared_.sums[stage][row_], shared_.sums[stage][row_ + 8]};
+    each_pair(tiles_of(stage), [&](uint32* x, int at, int i) {
+      const uint32 pair = *x;
+      float dx[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) dx[k] = fmaf(-(number(pair, k) - norm[i].first) * norm[i].second, sum[i], g[at + k]);
+      *x = pair_to_storage<Config::kX>(dx[0], dx[1]);
+    });
+    let_copies_see_writes();
+    meet_in_group(2 + own_);
+    if (threadIdx.x % kGroupThreads == 0) {
+      const int row = (part_.team + turn * a_.teams) * kNarrowRows;
+      for (int i = 0; i < 2; ++i)
+        store_tile(shared_address(tiles_of(stage) + i * kTileBytes), a_.dx, row,
+                   part_.slice * kNarrowColumns + (own_ * 2 + i) * 64);
+      close_stores();
+      wait_for_stores();
+      arrive(&shared_.empty[stage]);
+    }
+  }
+  ONEPASS_FUNCTION void store_products() const {
+    const int64 stride = static_cast<int64>(a_.slices) * kNarrowColumns;
+    float* to = a_.products + part_.team * (kFeatures * stride + 2 * kFeatures) + row_ * stride +
+                part_.slice * kNarrowColumns + own_ * 128 + column_ * 2;
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int k = 0; k < 2; ++k) to[i * 8 * stride + j * 8 + k] = products_[4 * j + 2 * i + k];
+  }
+
+  const narrow_arguments& a_;
+  layout& shared_;
+  char* dynamic_;
+  const narrow_part part_;
+  const int own_ = static_cast<int>(threadIdx.x) / kGroupThreads - 1;  // which 128 columns
+  // Of a product's 64 rows and 8 columns: this thread's first row, and its pair of columns.
+  const int row_ = static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4,
+            column_ = static_cast<int>(threadIdx.x) % 4;
+  float products_[64] = {};
+};
+
+template <class Config>
+ONEPASS_FUNCTION void narrow_linear_backward(const narrow_arguments& a) {
+  extern __shared__ __align__(1024) char dynamic[];
+  __shared__ narrow_shared<Config> shared;
+  if (threadIdx.x == 0) shared.open();
+  __syncthreads();
+  if (threadIdx.x < kGroupThreads) {
+    give_registers<88>();
+    narrow_bringer<Config>(a, shared, dynamic).run();
+  } else {
+    take_registers<208>();
+    narrow_columns<Config>(a, shared, dynamic).run();
+  }
+}
+
+// The parameters' gradients, of G = products - means and the gradient's column sums s: of the matrix G ∘ scale + s
+// bias, of scale Σ W ∘ G, of bias Wᵀ s.
+struct narrow_gradients_arguments {
+  const float* products;              // [64, stride], then s, then Σ r mean
+  const void *matrix, *scale, *bias;  // [features, depth], its rows `matrix_stride` apart; [depth], or null
+  void *matrix_gradient, *scale_gradient, *bias_gradient;  // or null
+  int64 depth, features, stride, matrix_stride;
+};
+
+// Blocks of 256 threads have 32 columns each. Config: kMatrix, kScale, kBias (dtype::none: there is none).
+template <class Config>
+ONEPASS_FUNCTION void narrow_gradients(const narrow_gradients_arguments& a) {
+  using number = typename stored<Config::kMatrix>::type;
+  const int across = static_cast<int>(threadIdx.x) % 32, down = static_cast<int>(threadIdx.x) / 32;
+  const int64 column = static_cast<int64>(blockIdx.x) * 32 + across;
+  const float *sums = a.products + kFeatures * a.stride, *means = sums + kFeatures;
+  __shared__ float shared[2][8][32];
+  float of_scale = 0, of_bias = 0;
+  if (column < a.depth) {
+    float scale = 1, bias = 0;
+    if constexpr (Config::kScale != dtype::none) scale = load_as<1>(Config::kScale, a.scale, column).v[0];
+    if constexpr (Config::kBias != dtype::none) bias = load_as<1>(Config::kBias, a.bias, column).v[0];
+    for (int64 feature = down; feature < a.features; feature += 8) {
+      const float g = a.products[feature * a.stride + column] - means[feature], s = sums[feature];
+      const float w = from_storage<Config::kMatrix, float>(
+          static_cast<const number*>(a.matrix)[feature * a.matrix_stride + column]);
+      if (a.matrix_gradient != nullptr)
+        static_cast<number*>(a.matrix_gradient)[feature * a.depth + column] =
+            to_storage<Config::kMatrix>(fmaf(g, scale, s * bias));
+      of_scale = fmaf(w, g, of_scale);
+      of_bias = fmaf(w, s, of_bias);
+    }
+  }
+  shared[0][down][across] = of_scale, shared[1][down][across] = of_bias;
+  __syncthreads();
+  if (down >= 2 || column >= a.depth) return;
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) total += shared[down][i][across];
+  if constexpr (Config::kScale != dtype::none) {
+    if (down == 0 && a.scale_gradient != nullptr)
+      store_as<1>(Config::kScale, a.scale_gradient, column, pack<float, 1>(total), 1);
+  }
+  if constexpr (Config::kBias != dtype::none) {
+    if (down == 1 && a.bias_gradient != nullptr)
+      store_as<1>(Config::kBias, a.bias_gradient, column, pack<float, 1>(total), 1);
+  }
+}
+
+ONEPASS_END

@@ -1,0 +1,106 @@
+// Backward of a norm and a `linear` of few features in one pass (onepass/skeleton/narrow_linear.cuda.h): its launches.
+#include "src/cuda/narrow_linear.h"
+
+#include <algorithm>
+
+#include "src/cuda/launch.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr int kRows = 64, kColumns = 256, kThreads = 384, kStages = 4, kBehind = 2;  // as in narrow_linear.cuda.h
+constexpr int kTileBytes = 64 * 128, kTiles = kColumns / 64, kGradientThreads = 256, kGradientColumns = 32;
+constexpr unsigned kSharedBytes = 1024 + kTiles * kTileBytes + kStages * (kTiles + 1) * kTileBytes;
+
+int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
+
+std::string type_field(const char* name, dtype type) {
+  return std::string("  static constexpr dtype ") + name + " = dtype::" + name_of(type) + ";\n";
+}
+std::string kernel_of(const std::string& config, int threads, const char* arguments, const char* function) {
+  return "#include \"onepass/skeleton/narrow_linear.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" + config +
+         "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", 1) " + kKernelName +
+         "(const __grid_constant__ " + arguments + " a) {\n  " + function + "<config>(a);\n}\nONEPASS_END\n";
+}
+
+}  // namespace
+
+narrow_plan plan_narrow(int64 rows, int64 depth, const device_facts& chip) {
+  narrow_plan p{};
+  p.tiles = ceil_div(rows, kRows);
+  p.slices = static_cast<int>(ceil_div(depth, kColumns));
+  p.teams = static_cast<int>(std::min<int64>(chip.sm_count / p.slices, p.tiles));
+  p.stride = int64{p.slices} * kColumns;
+  return p;
+}
+
+std::string source(const narrow_call& of) {
+  const std::string config = type_field("kX", of.type) +
+                             "  static constexpr bool kCentres = " + (of.centres ? "true" : "false") +
+                             ";\n  static constexpr int kStages = " + std::to_string(kStages) +
+                             ", kBehind = " + std::to_string(kBehind) + ";\n";
+  return kernel_of(config, kThreads, "narrow_arguments", "narrow_linear_backward");
+}
+
+void launch(const narrow_call& of, const narrow_plan& plan, int device, void* stream) {
+  const bool is_bf16 = of.type == dtype::bf16;
+  const auto map = [&](const void* data, int64 rows, int64 stride) {
+    return describe_matrix({data, is_bf16, rows, of.depth, stride, kRows, 64});
+  };
+  struct alignas(64) {  // narrow_arguments
+    tensor_map x, dx, matrix;
+    const void* gradient;
+    int64 rows, depth, features, stride;
+    double inverse_columns;
+    const float* statistics;
+    float* shares;
+    unsigned* ready;
+    float* products;
+    int slices, teams;
+  } const arguments{.x = map(of.x, of.rows, of.x_stride),
+                    .dx = map(of.dx, of.rows, of.depth),
+                    .matrix = map(of.folded, of.features, of.depth),
+                    .gradient = of.gradient,
+                    .rows = of.rows,
+                    .depth = of.depth,
+                    .features = of.features,
+                    .stride = of.gradient_stride,
+                    .inverse_columns = 1.0 / static_cast<double>(of.depth),
+                    .statistics = of.statistics,
+                    .shares = of.shares,
+                    .ready = of.ready,
+                    .products = of.products,
+                    .slices = plan.slices,
+                    .teams = plan.teams};
+  const kernel& built =
+      load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, backward");
+  launch(built, {static_cast<unsigned>(plan.slices * plan.teams), 1}, {kThreads, 1}, kSharedBytes, false, stream,
+         &arguments);
+}
+
+std::string source(const narrow_gradients_call& of) {
+  return kernel_of(type_field("kMatrix", of.type) + type_field("kScale", of.scale ? of.scale_type : dtype::none) +
+                       type_field("kBias", of.bias ? of.bias_type : dtype::none),
+                   kGradientThreads, "narrow_gradients_arguments", "narrow_gradients");
+}
+
+void launch(const narrow_gradients_call& of, const narrow_plan& plan, int device, void* stream) {
+  arguments sums{};
+  sums.columns = plan.part();
+  sums.column_partial = of.parts;
+  const view total{of.products, {}, dtype::f32, 1};
+  reduce_columns(sums, dtype::f32, plan.teams, 1, &total, device, stream);
+  struct {  // narrow_gradients_arguments
+    const float* products;
+    const void *matrix, *scale, *bias;
+    void *matrix_gradient, *scale_gradient, *bias_gradient;
+    int64 depth, features, stride, matrix_stride;
+  } const arguments{of.products,      of.matrix, of.scale,    of.bias,     of.matrix_gradient, of.scale_gradient,
+                    of.bias_gradient, of.depth,  of.features, plan.stride, of.matrix_stride};
+  const kernel& built =
+      load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, parameters");
+  launch(built, {static_cast<unsigned>(ceil_div(of.depth, kGradientColumns)), 1}, {kGradientThreads, 1}, 0, false,
+         stream, &arguments);
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,15 @@
+// Backward of a norm and a `linear` of few features in one pass on CUDA (src/cuda/narrow_linear.h).
+#pragma once
+
+#include <optional>
+
+#include "src/torch/call.h"
+
+namespace onepass::binding {
+
+// The gradients that plan.before gives, then the matrix's; none where the kernel does not serve the call.
+// rows_gradient: of the product, [rows, features].
+std::optional<std::vector<Tensor>> backward_narrow(const backward_call&, const spec::contraction_gradients& plan,
+                                                   const Tensor& rows_gradient, const Tensor& w);
+
+}  // namespace onepass::binding
