@@ -8,7 +8,7 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int kRows = 64, kColumns = 256, kThreads = 384, kStages = 4, kBehind = 2;  // as in narrow_linear.cuda.h
+constexpr int kRows = 64, kColumns = 256, kThreads = 512, kStages = 4, kBehind = 1;  // as in narrow_linear.cuda.h
 constexpr int kTileBytes = 64 * 128, kTiles = kColumns / 64, kGradientThreads = 256, kGradientColumns = 32;
 constexpr unsigned kSharedBytes = 1024 + kTiles * kTileBytes + kStages * (kTiles + 1) * kTileBytes;
 
@@ -80,7 +80,8 @@ void launch(const narrow_call& of, const narrow_plan& plan, int device, void* st
 
 std::string source(const narrow_gradients_call& of) {
   return kernel_of(type_field("kMatrix", of.type) + type_field("kScale", of.scale ? of.scale_type : dtype::none) +
-                       type_field("kBias", of.bias ? of.bias_type : dtype::none),
+                       type_field("kBias", of.bias ? of.bias_type : dtype::none) +
+                       type_field("kResultBias", of.result_bias_gradient ? of.result_bias_type : dtype::none),
                    kGradientThreads, "narrow_gradients_arguments", "narrow_gradients");
 }
 
@@ -93,10 +94,20 @@ void launch(const narrow_gradients_call& of, const narrow_plan& plan, int device
   struct {  // narrow_gradients_arguments
     const float* products;
     const void *matrix, *scale, *bias;
-    void *matrix_gradient, *scale_gradient, *bias_gradient;
+    void *matrix_gradient, *scale_gradient, *bias_gradient, *result_bias_gradient;
     int64 depth, features, stride, matrix_stride;
-  } const arguments{of.products,      of.matrix, of.scale,    of.bias,     of.matrix_gradient, of.scale_gradient,
-                    of.bias_gradient, of.depth,  of.features, plan.stride, of.matrix_stride};
+  } const arguments{.products = of.products,
+                    .matrix = of.matrix,
+                    .scale = of.scale,
+                    .bias = of.bias,
+                    .matrix_gradient = of.matrix_gradient,
+                    .scale_gradient = of.scale_gradient,
+                    .bias_gradient = of.bias_gradient,
+                    .result_bias_gradient = of.result_bias_gradient,
+                    .depth = of.depth,
+                    .features = of.features,
+                    .stride = plan.stride,
+                    .matrix_stride = of.matrix_stride};
   const kernel& built =
       load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, parameters");
   launch(built, {static_cast<unsigned>(ceil_div(of.depth, kGradientColumns)), 1}, {kGradientThreads, 1}, 0, false,

@@ -16,7 +16,7 @@ struct narrow_plan {
   int slices, teams;
   int64 tiles, stride;  // tiles of rows; numbers of a feature in the products
   // Of the floats and counters that the kernels need beside their inputs and results.
-  int64 shares() const { return tiles * slices * 2 * 64; }
+  int64 shares() const { return tiles * slices * 64; }
   int64 part() const { return kNarrowFeatures * stride + 2 * kNarrowFeatures; }
 };
 narrow_plan plan_narrow(int64 rows, int64 depth, const device_facts&);
@@ -36,11 +36,11 @@ std::string source(const narrow_call&);
 void launch(const narrow_call&, const narrow_plan&, int device, void* stream);
 
 struct narrow_gradients_call {
-  float *parts, *products;                                 // [plan.teams][plan.part()]; [plan.part()]
-  const void *matrix, *scale, *bias;                       // [features, depth]; [depth], or null
-  void *matrix_gradient, *scale_gradient, *bias_gradient;  // or null
+  float *parts, *products;            // [plan.teams][plan.part()]; [plan.part()]
+  const void *matrix, *scale, *bias;  // [features, depth]; [depth], or null
+  void *matrix_gradient, *scale_gradient, *bias_gradient, *result_bias_gradient;  // or null
   int64 depth, features, matrix_stride;
-  dtype type, scale_type, bias_type;
+  dtype type, scale_type, bias_type, result_bias_type;
 };
 std::string source(const narrow_gradients_call&);
 void launch(const narrow_gradients_call&, const narrow_plan&, int device, void* stream);

@@ -33,9 +33,13 @@ void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weig
                 name(), " is on ", device_of(weight).text());
 }
 
+bool is_bias(const spec::line& behind) {
+  return behind.words.size() == 1 && std::string_view(behind.words[0].about->name) == "bias";
+}
+
 // Whether all that stands behind `linear` is a bias that the product itself can add.
 bool adds_bias_only(const spec::line& behind, const std::vector<Tensor>& operands, const Tensor& weight) {
-  if (behind.words.size() != 1 || std::string_view(behind.words[0].about->name) != "bias") return false;
+  if (!is_bias(behind)) return false;
   const Tensor& bias = operands.back();
   return bias.dim() == 1 && bias.size(0) == weight.size(0) && device_of(bias) == device_of(weight);
 }
@@ -180,6 +184,11 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   const spec::contraction_gradients plan = spec::plan_gradients(
       c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
       static_cast<std::uint64_t>(call.wanted));
+  const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
+  if (w && is_bias(c.behind.line) && !plan.kept_outputs.empty()) {  // whose gradient the one pass has beside
+    const dtype type = plan.behind.outputs[0].type;
+    if (const auto narrow = backward_narrow(call, plan, as_matrix(dy, w->size(0)), *w, type)) return *narrow;
+  }
   const std::vector<Tensor> behind = backward_behind(call, saved, plan);
   std::vector<Tensor> results;
   const auto with_kept = [&] {
@@ -188,11 +197,10 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   };
   if (!plan.wants_input && !plan.wants_weight) return with_kept();
 
-  const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
   ONEPASS_CHECK(w.has_value(), "onepass: backward of \"", call.line.line.text, "\" reads operand ", c.parts.weight);
   const int from = plan.behind.inputs[0];
   const Tensor rows_gradient = as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
-  if (const std::optional<std::vector<Tensor>> narrow = backward_narrow(call, plan, rows_gradient, *w)) {
+  if (const auto narrow = backward_narrow(call, plan, rows_gradient, *w, dtype::none)) {
     results = *narrow;
     return with_kept();
   }

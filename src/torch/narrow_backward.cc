@@ -38,7 +38,7 @@ bool serves(const backward_call& call, const spec::contraction_gradients& plan, 
 }  // namespace
 
 std::optional<std::vector<Tensor>> backward_narrow(const backward_call& call, const spec::contraction_gradients& plan,
-                                                   const Tensor& rows_gradient, const Tensor& w) {
+                                                   const Tensor& rows_gradient, const Tensor& w, dtype result_bias) {
   if (!serves(call, plan, rows_gradient, w)) return {};
   const prepared_contraction& c = *call.line.contraction;
   const spec::contraction::affine_norm& norm = c.parts.norm;
@@ -65,6 +65,13 @@ std::optional<std::vector<Tensor>> backward_narrow(const backward_call& call, co
     (output.input == 0 ? dx : operand_gradient[output.input - 1]) = results.back().data_ptr();
   }
   results.push_back(empty_like(shape_of(w), dtype_of(w), on));
+  void* const matrix_gradient = results.back().data_ptr();
+  void* result_bias_gradient = nullptr;
+  if (result_bias != dtype::none) {
+    const std::int64_t features = w.size(0);
+    results.push_back(empty(&features, 1, result_bias, on));
+    result_bias_gradient = results.back().data_ptr();
+  }
   const auto gradient_of = [&](int i) { return i < 0 ? nullptr : operand_gradient[i]; };
 
   const Tensor x = as_matrix(*call.x, w.size(1)), parts = floats(shares.teams * shares.part()),
@@ -91,15 +98,17 @@ std::optional<std::vector<Tensor>> backward_narrow(const backward_call& call, co
                                            .matrix = w.data_ptr(),
                                            .scale = scale.data,
                                            .bias = bias.data,
-                                           .matrix_gradient = results.back().data_ptr(),
+                                           .matrix_gradient = matrix_gradient,
                                            .scale_gradient = gradient_of(norm.scale),
                                            .bias_gradient = gradient_of(norm.bias),
+                                           .result_bias_gradient = result_bias_gradient,
                                            .depth = w.size(1),
                                            .features = w.size(0),
                                            .matrix_stride = w.stride(0),
                                            .type = dtype_of(w),
                                            .scale_type = scale.type,
-                                           .bias_type = bias.type},
+                                           .bias_type = bias.type,
+                                           .result_bias_type = result_bias},
                shares, on.index, stream);
   return results;
 }

@@ -7,9 +7,9 @@
 
 namespace onepass::binding {
 
-// The gradients that plan.before gives, then the matrix's; none where the kernel does not serve the call.
-// rows_gradient: of the product, [rows, features].
+// The gradients that plan.before gives, the matrix's, and unless the dtype is none that of a bias behind the product;
+// nothing where the kernel does not serve the call. rows_gradient: of the product, [rows, features].
 std::optional<std::vector<Tensor>> backward_narrow(const backward_call&, const spec::contraction_gradients& plan,
-                                                   const Tensor& rows_gradient, const Tensor& w);
+                                                   const Tensor& rows_gradient, const Tensor& w, dtype bias);
 
 }  // namespace onepass::binding

@@ -113,8 +113,8 @@ TEST(Linear, ItsSourceDefinesWhatTheSkeletonsRead) {
   const imagined_linear of("layer_norm | scale | linear", 64, 64, 64, dtype::bf16, false, true);
   fold_call folds{};
   folds.type = dtype::bf16;
-  expect_defined(config_names(true),
-                 source(of.call(), choose(of.call(), facts_of("sm_90a"))) + source(folds) + source(narrow_call()));
+  expect_defined(config_names(true), source(of.call(), choose(of.call(), facts_of("sm_90a"))) + source(folds) +
+                                         source(narrow_call()) + source(narrow_gradients_call()));
 }
 
 TEST(Strategy, SaysWhyNot) {
