@@ -3,14 +3,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
-#include <map>
-#include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
-#include <utility>
 
 #include "onepass/skeleton/arguments.h"
+#include "src/cuda/known_kernels.h"
 #include "src/cuda/packed_arguments.h"
 #include "src/cuda/tuning.h"
 
@@ -24,25 +19,13 @@ struct column_sum_arguments {
   view output[kMaxOperands];
 };
 
-template <class T>
-void append(std::string& key, const T& value) {
-  key.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-// A kernel's key without its source text, which takes longer to write than a launch.
 const kernel& find_or_build(const request& r, const plan& p, int device, void* stream) {
-  static std::shared_mutex mutex;
-  static std::unordered_map<std::string, const kernel*> known;
-  std::string key = r.line;
-  append(key, device), append(key, p.with), append(key, r.x), append(key, r.operand), append(key, r.backward);
-  append(key, r.wants_column), append(key, r.wants_tensor), append(key, r.wants_dx), append(key, r.wants_again);
-  {
-    const std::shared_lock lock(mutex);
-    if (const auto found = known.find(key); found != known.end()) return *found->second;
-  }
-  const kernel& built = load(source(r, p.with), kKernelName, device, stream, label(r, p.with, facts(device).arch_name));
-  const std::unique_lock lock(mutex);
-  return *known.emplace(std::move(key), &built).first->second;
+  static known_kernels known;
+  const kernel_key key(device, r.line, p.with, r.x, r.operand, r.backward, r.wants_column, r.wants_tensor, r.wants_dx,
+                       r.wants_again);
+  return known.find_or_build(key, [&]() -> const kernel& {
+    return load(source(r, p.with), kKernelName, device, stream, label(r, p.with, facts(device).arch_name));
+  });
 }
 
 }  // namespace
@@ -85,15 +68,15 @@ void reduce_columns(const arguments& a, dtype type, int64 parts, int slots, cons
                     void* stream) {
   column_sum_arguments with{a.column_partial, parts, a.columns, {}};
   std::copy(outputs, outputs + slots, with.output);
-  thread_local std::map<std::pair<int, dtype>, const kernel*> known;  // load compares whole sources
-  const kernel*& sum = known[{device, type}];
-  if (sum == nullptr)
-    sum = &load(column_sum_source(type), kKernelName, device, stream, facts(device).arch_name + " column sum");
+  static known_kernels known;
+  const kernel& sum = known.find_or_build(kernel_key(device, type), [&]() -> const kernel& {
+    return load(column_sum_source(type), kKernelName, device, stream, facts(device).arch_name + " column sum");
+  });
   // Some four parts a thread, so that their loads are in flight at a time.
   const unsigned down = std::min(std::bit_ceil(static_cast<unsigned>((parts + 3) / 4)), kTuning.column_sum_down);
   const unsigned across = kTuning.column_sum_threads / down, columns = across * kTuning.column_sum_columns;
   const auto blocks = static_cast<unsigned>((a.columns + columns - 1) / columns);
-  launch(*sum, {blocks, static_cast<unsigned>(slots)}, {across, down}, 0, facts(device).arch >= 90, stream, &with);
+  launch(sum, {blocks, static_cast<unsigned>(slots)}, {across, down}, 0, facts(device).arch >= 90, stream, &with);
 }
 
 }  // namespace onepass::cuda

@@ -5,9 +5,8 @@
 #include <bit>
 #include <cstdint>
 #include <iterator>
-#include <mutex>
-#include <unordered_map>
 
+#include "src/cuda/known_kernels.h"
 #include "src/cuda/packed_arguments.h"
 
 namespace onepass::cuda {
@@ -154,17 +153,14 @@ std::string source(const linear_call& call, const linear_plan& p) {
 void launch(const linear_call& call, int device, void* stream) {
   const device_facts& chip = facts(device);
   const linear_plan p = choose(call, chip);
-  const kernel* built = nullptr;
-  {
-    static std::mutex mutex;
-    static std::unordered_map<std::string, const kernel*> known;
-    std::string text = source(call, p);
-    const std::lock_guard lock(mutex);
-    const kernel*& slot = known[std::to_string(device) + text];
-    if (slot == nullptr)
-      slot = &load(text, kKernelName, device, stream, chip.arch_name + " linear " + call.behind.line);
-    built = slot;
-  }
+  static known_kernels known;
+  const request &before = call.before, &behind = call.behind;
+  const kernel_key key(device, before.line, before.x, before.operand, p.before, behind.line, behind.x, behind.operand,
+                       p.behind, call.from, p.tiles.tile.columns, p.tiles.tile.buffers, p.tiles.cluster, p.stages,
+                       p.group, p.rows_of_thread);
+  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
+    return load(source(call, p), kKernelName, device, stream, chip.arch_name + " linear " + behind.line);
+  });
   const bool is_bf16 = call.behind.x == dtype::bf16;
   const arguments& b = call.a_behind;
   const tensor_map maps[2] = {
@@ -180,7 +176,7 @@ void launch(const linear_call& call, int device, void* stream) {
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
   constexpr std::size_t kAlignment = alignof(tensor_map);  // the kernel's argument ends at a multiple of it
   packed.resize((packed.size() + kAlignment - 1) / kAlignment * kAlignment);
-  launch(*built, {p.grid, 1}, {kThreads, 1}, p.shared_bytes, false, stream, packed.data());
+  launch(built, {p.grid, 1}, {kThreads, 1}, p.shared_bytes, false, stream, packed.data());
 }
 
 std::string source(const fold_call& of) {
@@ -188,8 +184,7 @@ std::string source(const fold_call& of) {
     return std::string("  static constexpr dtype ") + name + " = dtype::" + name_of(t) + ";\n";
   };
   return "#include \"onepass/skeleton/deferred_norm.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" +
-         type("kMatrix", of.type) + type("kScale", of.scale ? of.scale_type : dtype::none) +
-         type("kBias", of.bias ? of.bias_type : dtype::none) +
+         type("kMatrix", of.type) + type("kScale", of.scale_type) + type("kBias", of.bias_type) +
          "  static constexpr bool kCentred = " + (of.centres ? "true" : "false") +
          ";\n};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(kFoldThreads) + ") " + kKernelName +
          "(const __grid_constant__ fold_arguments a) {\n  fold<config, " + std::to_string(kFoldThreads) +
@@ -206,8 +201,11 @@ void launch(const fold_call& of, int device, void* stream) {
     int64 panels;
   } const arguments{of.matrix,  of.scale, of.bias,   of.folded, of.sums,
                     of.offsets, of.depth, of.stride, of.ready,  of.panels};
-  const device_facts& chip = facts(device);
-  const kernel& built = load(source(of), kKernelName, device, stream, chip.arch_name + " fold a norm");
+  static known_kernels known;
+  const kernel_key key(device, of.type, of.scale_type, of.bias_type, of.centres);
+  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
+    return load(source(of), kKernelName, device, stream, facts(device).arch_name + " fold a norm");
+  });
   launch(built, {static_cast<unsigned>(of.columns), 1}, {kFoldThreads, 1}, 0, false, stream, &arguments);
 }
 

@@ -50,7 +50,7 @@ struct fold_call {
   int64 depth, stride;
   unsigned* ready;  // as in linear_call; null where panels is 0
   int64 panels;
-  dtype type, scale_type, bias_type;
+  dtype type, scale_type, bias_type;  // none: there is none
   bool centres;
   int64 columns;
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "src/cuda/known_kernels.h"
 #include "src/cuda/launch.h"
 
 namespace onepass::cuda {
@@ -72,16 +73,17 @@ void launch(const narrow_call& of, const narrow_plan& plan, int device, void* st
                     .products = of.products,
                     .slices = plan.slices,
                     .teams = plan.teams};
-  const kernel& built =
-      load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, backward");
+  static known_kernels known;
+  const kernel& built = known.find_or_build(kernel_key(device, of.type, of.centres), [&]() -> const kernel& {
+    return load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, backward");
+  });
   launch(built, {static_cast<unsigned>(plan.slices * plan.teams), 1}, {kThreads, 1}, kSharedBytes, false, stream,
          &arguments);
 }
 
 std::string source(const narrow_gradients_call& of) {
-  return kernel_of(type_field("kMatrix", of.type) + type_field("kScale", of.scale ? of.scale_type : dtype::none) +
-                       type_field("kBias", of.bias ? of.bias_type : dtype::none) +
-                       type_field("kResultBias", of.result_bias_gradient ? of.result_bias_type : dtype::none),
+  return kernel_of(type_field("kMatrix", of.type) + type_field("kScale", of.scale_type) +
+                       type_field("kBias", of.bias_type) + type_field("kResultBias", of.result_bias_type),
                    kGradientThreads, "narrow_gradients_arguments", "narrow_gradients");
 }
 
@@ -108,8 +110,11 @@ void launch(const narrow_gradients_call& of, const narrow_plan& plan, int device
                     .features = of.features,
                     .stride = plan.stride,
                     .matrix_stride = of.matrix_stride};
-  const kernel& built =
-      load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, parameters");
+  static known_kernels known;
+  const kernel_key key(device, of.type, of.scale_type, of.bias_type, of.result_bias_type);
+  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
+    return load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, parameters");
+  });
   launch(built, {static_cast<unsigned>(ceil_div(of.depth, kGradientColumns)), 1}, {kGradientThreads, 1}, 0, false,
          stream, &arguments);
 }

@@ -40,7 +40,7 @@ struct narrow_gradients_call {
   const void *matrix, *scale, *bias;  // [features, depth]; [depth], or null
   void *matrix_gradient, *scale_gradient, *bias_gradient, *result_bias_gradient;  // or null
   int64 depth, features, matrix_stride;
-  dtype type, scale_type, bias_type, result_bias_type;
+  dtype type, scale_type, bias_type, result_bias_type;  // none: there is none
 };
 std::string source(const narrow_gradients_call&);
 void launch(const narrow_gradients_call&, const narrow_plan&, int device, void* stream);
