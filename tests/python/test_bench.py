@@ -11,7 +11,7 @@ import onepass
 from onepass import bench
 from onepass.bench import report, timing
 from onepass.bench.accuracy import Judge, WrongResult
-from onepass.bench.patterns import LAYOUTS, PATTERNS, Case, P, Pattern, Traffic
+from onepass.bench.patterns import LAYOUTS, PATTERNS, Case, P, Traffic
 from onepass.bench.providers import PROVIDERS, Provider, Trial
 
 BY_NAME = {pattern.name: pattern for pattern in PATTERNS}
@@ -32,7 +32,7 @@ def tiny(name, layout=""):
     pattern = BY_NAME[name]
     shape = (2, 3, 8, 16) if name == "attention_probabilities" else (8, 16)
     cases = (Case(shape, torch.float32, layout, 24 if pattern.contracts else 0),)
-    return Pattern(pattern.name, pattern.line, pattern.eager, cases, cases)
+    return type(pattern)(pattern.name, pattern.line, pattern.eager, cases, cases)
 
 
 def judged(pattern, device, shape=None):

@@ -36,7 +36,7 @@ class Judge:
         line = Line(pattern.line)
         self.drops, self.rowwise = line.has_dropout, line.rowwise
         self.inputs = list(inputs)
-        taken = [word for word in line.words if word.operand != "none"]
+        taken = pattern.operand_words()
         self.has_rows = [True, *(word.operand == "tensor" for word in taken)]  # of each input
         if self.drops:
             for i, word in enumerate(taken, start=1):

@@ -16,7 +16,6 @@ from onepass.bench.accuracy import Judge, WrongResult
 from onepass.bench.patterns import Case, Pattern
 from onepass.bench.providers import Provider, Trial
 from onepass.bench.timing import Clock, Run, host_time
-from onepass.line import Line
 
 __all__ = ["Row", "clean", "host_case", "memory", "run_case", "saved_bytes", "says", "time_all"]
 
@@ -156,7 +155,7 @@ def time_all(
     forward, backward = pattern.traffic(inputs)
     size = inputs[0].numel() * inputs[0].element_size()
     if pattern.contracts:
-        floors = product_alone(pattern, inputs)
+        floors = tuple(map(Run, pattern.products(inputs)))
     else:
         floors = clock.floor(forward, size), clock.floor(backward, size)
     runs = {name: Run(trial.forward) for name, trial in trials.items()}
@@ -189,13 +188,6 @@ def upstream_of(pattern: Pattern, inputs: list[Tensor]) -> list[Tensor]:
     x, shapes = inputs[0], pattern.result_shapes(inputs)
     generator = torch.Generator(x.device).manual_seed(len(shapes))
     return [torch.randn(shape, generator=generator, dtype=x.dtype, device=x.device) for shape in shapes]
-
-
-def product_alone(pattern: Pattern, inputs: list[Tensor]) -> tuple[Run, Run]:
-    """The matrix products of a line with `linear`, forward and backward: what is left where all else is free."""
-    x, weight = inputs[0].detach().flatten(0, -2), inputs[1 + Line(pattern.line).weight].detach()
-    dy = torch.ones_like(x[:, :1]).expand(-1, weight.shape[0]).contiguous()
-    return Run(lambda: x @ weight.t()), Run(lambda: (dy @ weight, dy.t() @ x))
 
 
 def says(error: BaseException) -> str:

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onepass.line import Line
+from onepass import functional
+from onepass.line import Line, Word, fused
 
 __all__ = ["PATTERNS", "SUITES", "Case", "Pattern", "Traffic"]
 
@@ -76,6 +77,22 @@ class Pattern:
         """Whether the line has `linear`."""
         return Line(self.line).weight is not None
 
+    @property
+    def fused(self) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        """What onepass has for it."""
+        line = self.line
+        return lambda *inputs: fused(line, *inputs)
+
+    def operand_words(self) -> list[Word]:
+        """A word for each operand."""
+        return [word for word in Line(self.line).words if word.operand != "none"]
+
+    def products(self, inputs: list[Tensor]) -> tuple[Callable[[], object], Callable[[], object]]:
+        """The matrix products of a line with `linear`, forward and backward: what is left where all else is free."""
+        x, weight = inputs[0].detach().flatten(0, -2), inputs[1 + Line(self.line).weight].detach()
+        dy = torch.ones_like(x[:, :1]).expand(-1, weight.shape[0]).contiguous()
+        return lambda: x @ weight.t(), lambda: (dy @ weight, dy.t() @ x)
+
     def inputs(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, layout: str = "", out_features: int = 0
     ) -> list[Tensor]:
@@ -131,6 +148,44 @@ class Pattern:
         read = tensors[2] + written - len(masks)
         backward = Traffic(cost.backward.bytes - smaller - len(masks) * size, read, tensors[1] - read - 2 * len(masks))
         return forward, backward
+
+
+class GatedMLP(Pattern):
+    """Two products of x, the gate that they make, and its product: no line has it all. `line` is the last one's."""
+
+    @property
+    def fused(self) -> Callable[..., Tensor]:
+        return functional.gated_mlp
+
+    def operand_words(self) -> list[Word]:
+        return [word for word in Line(self.line).words if word.operand == "matrix"] * 3
+
+    def inputs(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device, layout: str = "", out_features: int = 0
+    ) -> list[Tensor]:
+        generator = torch.Generator(device).manual_seed(math.prod(shape))
+        features = shape[-1]
+        sizes = shape, (out_features, features), (out_features, features), (features, out_features)
+        tensors = [torch.randn(size, generator=generator, dtype=dtype, device=device) for size in sizes]
+        tensors[1:] = [t / math.sqrt(t.shape[1]) for t in tensors[1:]]
+        return [t.requires_grad_() for t in tensors]
+
+    def result_shapes(self, inputs: list[Tensor]) -> list[Shape]:
+        return [tuple(inputs[0].shape)]
+
+    def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
+        tensors = [t.numel() * t.element_size() for t in inputs]
+        hidden = 2 * tensors[0] // inputs[0].shape[-1] * inputs[1].shape[0]  # what is held, written and read again
+        forward = sum(tensors) + tensors[0] + 2 * hidden
+        return Traffic(forward, 1, 1), Traffic(2 * sum(tensors) + tensors[0] + 2 * hidden, 2, 1)
+
+    def products(self, inputs: list[Tensor]) -> tuple[Callable[[], object], Callable[[], object]]:
+        x, gate, up, down = (t.detach().flatten(0, -2) for t in inputs)
+        hidden, dy = x @ gate.t(), torch.ones_like(x)
+        return (
+            lambda: (x @ gate.t(), x @ up.t(), hidden @ down.t()),
+            lambda: (dy @ down, dy.t() @ hidden, hidden @ gate, hidden @ up, hidden.t() @ x, hidden.t() @ x),
+        )
 
 
 def bias_gelu(x, b):
@@ -200,6 +255,10 @@ def linear_gelu_tanh(x, matrix, bias):
 
 def linear_silu(x, matrix, bias):
     return F.silu(F.linear(x, matrix, bias))
+
+
+def gated_mlp(x, gate, up, down):
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
 
 def swiglu_linear(gate, up, matrix):
@@ -275,6 +334,13 @@ PATTERNS: tuple[Pattern, ...] = (
         swiglu_linear,
         contractions(torch.bfloat16, (8192, 14336, 4096)),
         CPU_LINEARS[:1],
+    ),
+    GatedMLP(
+        "gated_mlp",
+        "gate(silu) | linear",
+        gated_mlp,
+        contractions(torch.bfloat16, (8192, 4096, 14336)),
+        contractions(torch.float32, (4096, 768, 2048)),
     ),
 )
 

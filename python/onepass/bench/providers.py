@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from onepass.bench.patterns import P, Pattern
-from onepass.line import fused
 
 __all__ = ["PROVIDERS", "Provider", "Trial"]
 
@@ -88,8 +87,7 @@ def compiled_with_autotuning(pattern: Pattern) -> Callable:
 
 
 def onepass(pattern: Pattern) -> Callable:
-    line = pattern.line
-    return lambda *inputs: fused(line, *inputs)
+    return pattern.fused
 
 
 def liger(pattern: Pattern) -> Callable | None:

@@ -279,7 +279,10 @@ def plot_roofline(results: dict[str, Any], directory: Path) -> Path:
         for row in results["rows"]:
             if row["provider"] != OURS or row["failure"] is not None or row[f"{direction}_us"] is None:
                 continue
-            cost = getattr(Line(row["line"]).cost(row["shape"], getattr(torch, row["dtype"])), direction)
+            if row["pattern"] == "gated_mlp":  # no one line
+                continue
+            line, dtype = Line(row["line"]), getattr(torch, row["dtype"])
+            cost = getattr(line.cost(row["shape"], dtype, row["out_features"] or None), direction)
             points.append((cost.flops / cost.bytes, cost.flops / row[f"{direction}_us"] / 1e3, row["pattern"]))
         for name in dict.fromkeys(point[2] for point in points):
             own = [point[:2] for point in points if point[2] == name]
