@@ -303,17 +303,21 @@ class narrow_columns {
   float products_[64] = {};
 };
 
+// What the block's two warpgroups found of a row.
+template <class Config>
+ONEPASS_FUNCTION float share_of(const narrow_shared<Config>& shared, int stage, int row) {
+  return shared.share[stage][0][row] + shared.share[stage][1][row];
+}
 // A warp: the block's part of the rows' sums, two rows a thread, to all blocks of the team.
 template <class Config>
 ONEPASS_FUNCTION void tell_of_sums(const narrow_arguments& a, narrow_shared<Config>& shared) {
+  if (a.slices == 1) return;
   const narrow_part<Config> part(a);
   const int thread = static_cast<int>(threadIdx.x) % 32;
   part.each_turn([&](int turn, int stage, uint32 phase) {
     wait_for_mail(&shared.share_full[stage], phase);
     float* to = a.shares + (static_cast<int64>(part.tile(turn)) * a.slices + part.slice) * kNarrowRows;
-#pragma unroll
-    for (int row = thread; row < kNarrowRows; row += 32)
-      to[row] = shared.share[stage][0][row] + shared.share[stage][1][row];
+    for (int row = thread; row < kNarrowRows; row += 32) to[row] = share_of(shared, stage, row);
     __syncwarp();
     if (thread == 0) add_for_all(a.ready + part.tile(turn), 1);
   });
@@ -324,11 +328,15 @@ ONEPASS_FUNCTION void add_up_sums(const narrow_arguments& a, narrow_shared<Confi
   const narrow_part<Config> part(a);
   part.each_turn([&](int turn, int stage, uint32 phase) {
     wait_for_mail(&shared.share_full[stage], phase);  // others' are hardly there before this block's
-    wait_for_count(a.ready + part.tile(turn), static_cast<uint32>(a.slices));
-    const float* from = a.shares + static_cast<int64>(part.tile(turn)) * a.slices * kNarrowRows + row;
     float sum = 0;
+    if (a.slices == 1) {
+      sum = share_of(shared, stage, row);
+    } else {
+      wait_for_count(a.ready + part.tile(turn), static_cast<uint32>(a.slices));
+      const float* from = a.shares + static_cast<int64>(part.tile(turn)) * a.slices * kNarrowRows + row;
 #pragma unroll 16
-    for (int i = 0; i < a.slices; ++i) sum += from[i * kNarrowRows];
+      for (int i = 0; i < a.slices; ++i) sum += from[i * kNarrowRows];
+    }
     shared.sums[stage][row] = sum * static_cast<float>(a.inverse_columns);
     arrive(&shared.sums_full[stage]);
   });
