@@ -1,4 +1,5 @@
-// Rows of what `linear` takes, made by the words before it while other rows are being multiplied (linear.cuda.h).
+// Rows of what `linear` takes, made by the words before it while other rows are being multiplied (linear.cuda.h), or
+// the statistics of a norm that is deferred.
 #pragma once
 
 #include "onepass/skeleton/linear_tiles.cuda.h"
@@ -6,7 +7,7 @@
 
 ONEPASS_BEGIN
 
-// Rows of what `linear` takes: kAtOnce for each thread at a time.
+// Rows of what `linear` takes: kAtOnce for each thread at a time. kOnlyStatistics: those are all that is made of a row.
 template <class Config, class Line>
 class input_rows {
  public:
@@ -29,6 +30,7 @@ class input_rows {
         const auto of_row = statistics<Config, Line>(a_, across_, threads_, held[i], value);
         stage::pair<T> saved = of_row.saved;
         if (Config::kSavesStatistics && row < a_.rows && across_ == 0) save<Line>(a_, row, saved);
+        if constexpr (Config::kOnlyStatistics) return;
         saved.second = saved.second * of_row.held_factor;
         for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
@@ -37,7 +39,7 @@ class input_rows {
         });
       });
     }
-    let_copies_see_writes();
+    if constexpr (!Config::kOnlyStatistics) let_copies_see_writes();
   }
 
  private:

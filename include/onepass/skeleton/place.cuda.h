@@ -444,7 +444,7 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
         if (kColumns % kThreads == 0 || c < kColumns) body(i, c);
       }
     };
-#pragma unroll 4
+#pragma unroll(kDown > 16 ? 4 : 1)
     for (int d = 0; d < kDown; ++d) for_own([&](int i, int c) { total[i] += static_cast<wide>(shared[d][c]); });
     for_own([&](int i, int c) {
       if (Config::kExact || first + c < a.columns)
