@@ -35,7 +35,7 @@ TEST_F(NarrowLinearNvrtc, Compiles) {
     }
     for (const dtype operand : {dtype::none, dtype::f32, dtype::bf16, dtype::f64}) {
       narrow_gradients_call call{};
-      call.type = type, call.scale_type = call.bias_type = operand;
+      call.type = type, call.scale_type = call.bias_type = call.result_bias_type = operand;
       EXPECT_FALSE(nvrtc_compile(source(call), "sm_90a").empty());
     }
   }
