@@ -370,6 +370,10 @@ std::string heading(const request& r, const std::string& skeleton) {
   return text + "#include \"onepass/skeleton/" + skeleton + ".cuda.h\"\nONEPASS_BEGIN\n";
 }
 
+std::string type_field(const char* name, dtype type) {
+  return std::string("  static constexpr dtype ") + name + " = dtype::" + name_of(type) + ";\n";
+}
+
 std::string fields(const request& r, const configuration& c) {
   std::string text;
   auto field = [&](const char* type, const char* name, const std::string& value) {
@@ -381,7 +385,7 @@ std::string fields(const request& r, const configuration& c) {
   text += std::string("  using arithmetic = ") + (r.x == dtype::f64 ? "double" : "float") + ";\n";
   text += std::string("  using index = ") + (c.small ? "int" : "int64") + ";\n";
   flag("kComputesAgain", c.computes_again), flag("kAhead", c.ahead);
-  field("dtype", "kX", std::string("dtype::") + name_of(r.x));
+  text += type_field("kX", r.x);
   std::string operands = "{";
   for (dtype type : r.operand) operands += std::string("dtype::") + name_of(type) + ", ";
   field("dtype", "kOperand[kMaxOperands]", operands + "}");

@@ -83,6 +83,7 @@ const char* name_of(dtype);  // as the sources write it
 // Parts of a source: what stands before the skeleton's types, and the members of a Config.
 std::string heading(const request&, const std::string& skeleton);
 std::string fields(const request&, const configuration&);
+std::string type_field(const char* name, dtype);
 
 // What NVRTC compiles; the kernel is called kKernelName.
 inline constexpr const char* kKernelName = "onepass_kernel";

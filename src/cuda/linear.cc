@@ -137,7 +137,7 @@ std::string source(const linear_call& call, const linear_plan& p) {
   text += "};\nstruct config_first_rows : config_before {\n";
   number("kDown", kThreads / p.before.across), number("kAtOnce", 1);
   text += "};\nstruct config_behind {\n" + fields(r, p.behind) + "};\nstruct config {\n";
-  text += std::string("  static constexpr dtype kX = dtype::") + (r.x == dtype::bf16 ? "bf16" : "f16") + ";\n";
+  text += type_field("kX", r.x);
   number("kTileN", p.tiles.tile.columns), number("kBuffers", p.tiles.tile.buffers), number("kStages", p.stages);
   number("kCluster", p.tiles.cluster), number("kDefers", call.from == input_of::deferred);
   number("kGroup", p.group);
@@ -180,11 +180,8 @@ void launch(const linear_call& call, int device, void* stream) {
 }
 
 std::string source(const fold_call& of) {
-  const auto type = [](const char* name, dtype t) {
-    return std::string("  static constexpr dtype ") + name + " = dtype::" + name_of(t) + ";\n";
-  };
   return "#include \"onepass/skeleton/deferred_norm.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" +
-         type("kMatrix", of.type) + type("kScale", of.scale_type) + type("kBias", of.bias_type) +
+         type_field("kMatrix", of.type) + type_field("kScale", of.scale_type) + type_field("kBias", of.bias_type) +
          "  static constexpr bool kCentred = " + (of.centres ? "true" : "false") +
          ";\n};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(kFoldThreads) + ") " + kKernelName +
          "(const __grid_constant__ fold_arguments a) {\n  fold<config, " + std::to_string(kFoldThreads) +

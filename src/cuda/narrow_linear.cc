@@ -15,9 +15,6 @@ constexpr unsigned kSharedBytes = 1024 + kTiles * kTileBytes + kStages * (kTiles
 
 int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
 
-std::string type_field(const char* name, dtype type) {
-  return std::string("  static constexpr dtype ") + name + " = dtype::" + name_of(type) + ";\n";
-}
 std::string kernel_of(const std::string& config, int threads, const char* arguments, const char* function) {
   return "#include \"onepass/skeleton/narrow_linear.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" + config +
          "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", 1) " + kKernelName +

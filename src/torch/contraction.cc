@@ -185,9 +185,11 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
       c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
       static_cast<std::uint64_t>(call.wanted));
   const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
-  if (w && is_bias(c.behind.line) && !plan.kept_outputs.empty()) {  // whose gradient the one pass has beside
-    const dtype type = plan.behind.outputs[0].type;
-    if (const auto narrow = backward_narrow(call, plan, as_matrix(dy, w->size(0)), *w, type)) return *narrow;
+  optional_tensor rows_of_dy;
+  if (w && plan.wants_weight && is_bias(c.behind.line) && !plan.kept_outputs.empty()) {
+    rows_of_dy = as_matrix(dy, w->size(0));
+    const dtype bias = plan.behind.outputs[0].type;  // whose gradient the one pass has beside
+    if (const auto narrow = backward_narrow(call, plan, *rows_of_dy, *w, bias)) return *narrow;
   }
   const std::vector<Tensor> behind = backward_behind(call, saved, plan);
   std::vector<Tensor> results;
@@ -199,10 +201,13 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
 
   ONEPASS_CHECK(w.has_value(), "onepass: backward of \"", call.line.line.text, "\" reads operand ", c.parts.weight);
   const int from = plan.behind.inputs[0];
-  const Tensor rows_gradient = as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
-  if (const auto narrow = backward_narrow(call, plan, rows_gradient, *w, dtype::none)) {
-    results = *narrow;
-    return with_kept();
+  const Tensor rows_gradient =
+      rows_of_dy ? *rows_of_dy : as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
+  if (!rows_of_dy) {
+    if (const auto narrow = backward_narrow(call, plan, rows_gradient, *w, dtype::none)) {
+      results = *narrow;
+      return with_kept();
+    }
   }
   const way_back way = choose_way(call, plan, *w);
   optional_tensor input, weight_gradient;

@@ -31,8 +31,7 @@ bool serves(const backward_call& call, const spec::contraction_gradients& plan, 
   return chip.arch == 90 && dtype_of(w) == dtype::bf16 && dtype_of(*call.x) == dtype::bf16 &&
          w.size(0) <= cuda::kNarrowFeatures && w.size(0) % 8 == 0 && w.size(1) % 8 == 0 && w.stride(1) == 1 &&
          gradient.size(0) * w.size(1) >= kLeastNumbers && gradient.size(0) < std::int64_t{1} << 30 &&
-         cuda::plan_narrow(gradient.size(0), w.size(1), chip).teams > 0 && begins_at_16_bytes(gradient) &&
-         begins_at_16_bytes(as_matrix(*call.x, w.size(1)));
+         begins_at_16_bytes(gradient);
 }
 
 }  // namespace
@@ -40,12 +39,14 @@ bool serves(const backward_call& call, const spec::contraction_gradients& plan, 
 std::optional<std::vector<Tensor>> backward_narrow(const backward_call& call, const spec::contraction_gradients& plan,
                                                    const Tensor& rows_gradient, const Tensor& w, dtype result_bias) {
   if (!serves(call, plan, rows_gradient, w)) return {};
+  const device on = device_of(w);
+  const cuda::narrow_plan shares = cuda::plan_narrow(rows_gradient.size(0), w.size(1), cuda::facts(on.index));
+  const Tensor x = as_matrix(*call.x, w.size(1));
+  if (shares.teams == 0 || !begins_at_16_bytes(x)) return {};
   const prepared_contraction& c = *call.line.contraction;
   const spec::contraction::affine_norm& norm = c.parts.norm;
-  const device on = device_of(w);
   const torch::stable::accelerator::DeviceGuard guard(on.index);
   void* stream = current_stream(on.index);
-  const cuda::narrow_plan shares = cuda::plan_narrow(rows_gradient.size(0), w.size(1), cuda::facts(on.index));
   const auto floats = [&](std::int64_t count) { return empty(&count, 1, dtype::f32, on); };
 
   frame before(c.before, *call.x, "x");
@@ -74,8 +75,8 @@ std::optional<std::vector<Tensor>> backward_narrow(const backward_call& call, co
   }
   const auto gradient_of = [&](int i) { return i < 0 ? nullptr : operand_gradient[i]; };
 
-  const Tensor x = as_matrix(*call.x, w.size(1)), parts = floats(shares.teams * shares.part()),
-               products = floats(shares.part()), sums = floats(shares.shares());
+  const Tensor parts = floats(shares.teams * shares.part()), products = floats(shares.part()),
+               sums = floats(shares.shares());
   cuda::launch(cuda::narrow_call{.x = x.data_ptr(),
                                  .folded = folded.matrix.data_ptr(),
                                  .gradient = rows_gradient.data_ptr(),
