@@ -9,7 +9,7 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int kRows = 64, kColumns = 256, kThreads = 384, kStages = 4, kBehind = 2;  // as in narrow_linear.cuda.h
+constexpr int kRows = 64, kColumns = 256, kThreads = 512, kStages = 4, kBehind = 1;  // as in narrow_linear.cuda.h
 constexpr int kTileBytes = 64 * 128, kTiles = kColumns / 64, kGradientThreads = 256, kGradientColumns = 32;
 constexpr unsigned kSharedBytes = 1024 + kTiles * kTileBytes + kStages * (kTiles + 1) * kTileBytes;
 

@@ -16,7 +16,7 @@ struct narrow_plan {
   int slices, teams;
   int64 tiles, stride;  // tiles of rows; numbers of a feature in the products
   // Of the floats and counters that the kernels need beside their inputs and results.
-  int64 shares() const { return tiles * slices * 2 * 64; }
+  int64 shares() const { return tiles * slices * 64; }
   int64 part() const { return kNarrowFeatures * stride + 2 * kNarrowFeatures; }
 };
 narrow_plan plan_narrow(int64 rows, int64 depth, const device_facts&);

@@ -86,7 +86,7 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
              depth = static_cast<double>(c.depth);
   double products = columns * depth * kSpeed.tile_column;
   double before = 0, beside = columns * kSpeed.finish_column;  // the kernel's other work
-  const bool shares = shares_rows(from, c.depth, c.columns);
+  const bool shares = shares_rows(from, c.columns);
   if (from == input_of::made) {
     const int64 others = 2 + other_tensors(of.before);
     before = depth * kSpeed.first_rows + static_cast<double>(c.rows * others) * depth * kSpeed.later_rows;

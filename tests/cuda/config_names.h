@@ -14,8 +14,9 @@ namespace onepass::cuda {
 
 // Members of Config in the skeletons, of those for lines with `linear` or of the others.
 inline std::set<std::string> config_names(bool of_linear) {
-  static const std::set<std::string> kLinear = {"linear.cuda.h", "linear_tiles.cuda.h", "input_rows.cuda.h",
-                                                "deferred_norm.cuda.h", "narrow_linear.cuda.h"};
+  static const std::set<std::string> kLinear = {"linear.cuda.h",           "linear_tiles.cuda.h",
+                                                "input_rows.cuda.h",       "deferred_norm.cuda.h",
+                                                "statistics_ahead.cuda.h", "narrow_linear.cuda.h"};
   std::set<std::string> read;
   const std::regex use("Config::(k\\w+)");
   for (const auto& file : std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/skeleton")) {

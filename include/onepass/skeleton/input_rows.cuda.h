@@ -1,5 +1,4 @@
-// Rows of what `linear` takes, made by the words before it while other rows are being multiplied (linear.cuda.h), or
-// the statistics of a norm that is deferred.
+// Rows of what `linear` takes, made by the words before it while other rows are being multiplied (linear.cuda.h).
 #pragma once
 
 #include "onepass/skeleton/linear_tiles.cuda.h"
@@ -7,7 +6,7 @@
 
 ONEPASS_BEGIN
 
-// Rows of what `linear` takes: kAtOnce for each thread at a time. kOnlyStatistics: those are all that is made of a row.
+// Rows of what `linear` takes: kAtOnce for each thread at a time.
 template <class Config, class Line>
 class input_rows {
  public:
@@ -30,7 +29,6 @@ class input_rows {
         const auto of_row = statistics<Config, Line>(a_, across_, threads_, held[i], value);
         stage::pair<T> saved = of_row.saved;
         if (Config::kSavesStatistics && row < a_.rows && across_ == 0) save<Line>(a_, row, saved);
-        if constexpr (Config::kOnlyStatistics) return;
         saved.second = saved.second * of_row.held_factor;
         for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
@@ -39,7 +37,7 @@ class input_rows {
         });
       });
     }
-    if constexpr (!Config::kOnlyStatistics) let_copies_see_writes();
+    let_copies_see_writes();
   }
 
  private:
