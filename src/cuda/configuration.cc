@@ -10,8 +10,6 @@
 namespace onepass::cuda {
 namespace {
 
-int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
-
 int64 power_of_two_from(int64 n) { return static_cast<int64>(std::bit_ceil(static_cast<std::uint64_t>(n))); }
 
 // Calls body(view, storage type) for every tensor that the kernel touches by column.

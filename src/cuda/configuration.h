@@ -11,6 +11,8 @@
 
 namespace onepass::cuda {
 
+constexpr int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
+
 // Rows too long for a cluster take three kernels: what parts of a row say, what the row says, and the rest in tiles.
 enum class part : int { whole, parts, combined, tiles };
 

@@ -16,12 +16,6 @@ constexpr int kTileRows = 128, kTileDepth = 64, kThreads = 512, kGroupThreads = 
 constexpr int kLanes = kTileLanes, kFoldThreads = 256;
 constexpr int kMostHeld = kMostRowColumns / kGroupThreads;  // numbers of rows before `linear` in a thread
 
-int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
-
-bool is_aligned(const void* data, int64 stride) {
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % kLanes == 0;
-}
-
 // Threads of a row before `linear`: a warp, or more where it would hold too many numbers.
 int threads_of_row(int64 columns) {
   const auto wanted = static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(ceil_div(columns, kMostHeld))));
@@ -34,15 +28,18 @@ int lanes_of_thread(int64 columns) {
 
 int rows_of_thread(int64 columns) { return std::clamp(kMostHeld / (lanes_of_thread(columns) * kLanes), 1, 4); }
 
-// As a kernel for both lines has room.
+}  // namespace
+
+bool is_aligned(const void* data, int64 stride) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % kLanes == 0;
+}
+
 request widest(const request& a, const request& b) {
   request both = a;
   both.operands = std::max(a.operands, b.operands), both.keeps = std::max(a.keeps, b.keeps);
   both.parameters = std::max(a.parameters, b.parameters);
   return both;
 }
-
-}  // namespace
 
 bool shares_rows(input_of from, int64 columns) {
   const bool many_tiles = columns > std::rbegin(kLinearTuning.wide)->columns;
@@ -130,7 +127,7 @@ std::string source(const linear_call& call, const linear_plan& p) {
   };
   text += "using line_before = " + (call.from != input_of::x ? call.before.line : "line<chain<>>") + ";\n";
   text += "using line_behind = " + r.line + ";\nstruct config_before {\n" + fields(call.before, p.before);
-  number("kAny", call.from == input_of::made), number("kAtOnce", p.rows_of_thread);
+  number("kAny", call.from == input_of::made), number("kAtOnce", p.rows_of_thread), number("kAllExist", 0);
   text += "};\nstruct config_first_rows : config_before {\n";
   number("kDown", kThreads / p.before.across), number("kAtOnce", 1);
   text += "};\nstruct config_behind {\n" + fields(r, p.behind) + "};\nstruct config {\n";

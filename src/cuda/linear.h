@@ -27,9 +27,11 @@ struct linear_call {
 };
 inline constexpr int kReadyRows = 128;
 
-inline constexpr int kTileLanes = 8;          // numbers of 16 bytes: what all rows must be a multiple of
-inline constexpr int kMostRowColumns = 8192;  // of a row word before `linear`
-int rows_at_once(int64 depth);                // that a block makes of the input
+inline constexpr int kTileLanes = 8;  // numbers of 16 bytes: what all rows must be a multiple of
+bool is_aligned(const void* data, int64 stride);
+request widest(const request&, const request&);  // as a kernel for both lines has room
+inline constexpr int kMostRowColumns = 8192;     // of a row word before `linear`
+int rows_at_once(int64 depth);                   // that a block makes of the input
 // Whether blocks make rows for each other: the input, or a deferred norm's statistics (in a_before), unless each takes
 // its rows' moments from its tiles.
 bool shares_rows(input_of, int64 columns);

@@ -13,8 +13,6 @@ constexpr int kRows = 64, kColumns = 256, kThreads = 512, kStages = 4, kBehind =
 constexpr int kTileBytes = 64 * 128, kTiles = kColumns / 64, kGradientThreads = 256, kGradientColumns = 32;
 constexpr unsigned kSharedBytes = 1024 + kTiles * kTileBytes + kStages * (kTiles + 1) * kTileBytes;
 
-int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
-
 std::string kernel_of(const std::string& config, int threads, const char* arguments, const char* function) {
   return "#include \"onepass/skeleton/narrow_linear.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" + config +
          "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", 1) " + kKernelName +

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "src/cuda/linear.h"
+#include "src/cuda/streamed_linear.h"
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {
@@ -50,11 +51,14 @@ prediction unfused(const spec::contraction& of, const linear_case& c) {
   return p;
 }
 
-std::string why_not_tiled(const linear_case& c, const device_facts& chip) {
-  if (chip.arch != 90) return "its kernel is for compute capability 9.0";
+std::string why_not_short(const linear_case& c) {
   if (c.type != dtype::bf16 && c.type != dtype::f16) return "its kernel is for bfloat16 and float16";
   if (c.depth % kTileLanes != 0 || c.columns % kTileLanes != 0) return "rows must be multiples of 8 numbers";
   return "";
+}
+
+std::string why_not_tiled(const linear_case& c, const device_facts& chip) {
+  return chip.arch != 90 ? "its kernel is for compute capability 9.0" : why_not_short(c);
 }
 
 std::string why_not_made(const spec::contraction& of, const linear_case& c) {
@@ -103,10 +107,28 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
   return p;
 }
 
+// In one kernel whose blocks make all rows and share the matrix.
+prediction streamed(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+  const int64 x = c.rows * c.depth * size_of(c.type), y = c.rows * c.columns * size_of(c.type),
+              matrix = c.columns * c.depth * size_of(c.type);
+  prediction p{spec::strategy::streamed, x + y + matrix, 0, why_not_short(c)};
+  if (p.why_not.empty()) p.why_not = why_not_streamed(c.rows, c.depth, chip);
+  p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
+  if (!p.why_not.empty() || chip.arch != 90) {  // other chips have not been measured
+    p.seconds = std::numeric_limits<double>::infinity();
+    return p;
+  }
+  const streamed_rows way = take_rows(c.rows, c.depth, chip);
+  const auto numbers = static_cast<double>(ceil_div(c.rows, way.at_once) * way.numbers);
+  const double rate = std::min(kSpeed.streamed_bytes, way.steps_ahead * kSpeed.streamed_ahead);
+  p.seconds = kSpeed.streamed_call + numbers * kSpeed.streamed_number + static_cast<double>(p.bytes) / rate;
+  return p;
+}
+
 }  // namespace
 
 std::vector<prediction> predict(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
-  return {unfused(of, c), tiled(of, c, chip, false), tiled(of, c, chip, true)};
+  return {unfused(of, c), tiled(of, c, chip, false), tiled(of, c, chip, true), streamed(of, c, chip)};
 }
 
 const prediction& best(const std::vector<prediction>& all) {

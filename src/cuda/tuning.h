@@ -114,6 +114,14 @@ struct linear_tuning {
 };
 inline constexpr linear_tuning kLinearTuning{};
 
+// A matrix that streams past few rows (onepass/skeleton/streamed_linear.cuda.h).
+struct streamed_tuning {
+  int rows = 16;     // at most
+  int numbers = 64;  // of a row in one thread, at most
+  int ahead = 4;     // steps that a warp asks for ahead
+};
+inline constexpr streamed_tuning kStreamedTuning{};
+
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".
 struct linear_speed {
   double bytes = 4.2e12, flops = 800e12, flops_wide = 50e12;  // a second, of the library's product; float32's
@@ -124,6 +132,9 @@ struct linear_speed {
   double moments = 4.2e-9;                                    // of 128 rows, for each number of the depth
   double norm_column = 4.5e-8;  // to apply a deferred norm, which the next tile's product waits for
   double first_rows = 5.4e-9, later_rows = 2.4e-13;  // for each number of the depth, of all tensors
+  // A matrix that streams past few rows: beside its bytes, of them at most and for each step ahead, and for each number
+  // in a thread of the rows that a block makes at a time.
+  double streamed_call = 1.5e-6, streamed_bytes = 4.4e12, streamed_ahead = 3.5e12, streamed_number = 2.9e-8;
 };
 
 }  // namespace onepass::cuda

@@ -16,9 +16,10 @@ enum class strategy : int {
   unfused,   // the words before it, the library's product, the words behind it
   tiled,     // one kernel (onepass/skeleton/linear.cuda.h)
   deferred,  // the same, with the norm behind the product (onepass/skeleton/deferred_norm.cuda.h)
+  streamed,  // one kernel for few rows (onepass/skeleton/streamed_linear.cuda.h)
   panels,    // on the CPU, a panel of rows at a time (src/torch/panels.h)
 };
-inline constexpr std::string_view kStrategies[] = {"auto", "unfused", "tiled", "deferred", "panels"};
+inline constexpr std::string_view kStrategies[] = {"auto", "unfused", "tiled", "deferred", "streamed", "panels"};
 
 struct word {
   const descriptor* about;

@@ -1,4 +1,4 @@
-// A line with `linear` in one kernel on CUDA (src/cuda/linear.h).
+// A line with `linear` in one kernel on CUDA (src/cuda/linear.h, streamed_linear.h).
 #include "src/torch/tiled_linear.h"
 
 #include <torch/csrc/stable/accelerator.h>
@@ -8,6 +8,7 @@
 
 #include "src/cuda/linear.h"
 #include "src/cuda/strategy.h"
+#include "src/cuda/streamed_linear.h"
 #include "src/torch/check.h"
 #include "src/torch/folded_matrix.h"
 #include "src/torch/frame.h"
@@ -70,20 +71,38 @@ class tiled_call {
         c_(*call.line.contraction),
         on_(device_of(call.x)),
         type_(dtype_of(w)),
+        streams_(how == spec::strategy::streamed),
         from_(how == spec::strategy::deferred ? cuda::input_of::deferred
               : c_.before.line.words.empty()  ? cuda::input_of::x
                                               : cuda::input_of::made),
-        shares_rows_(cuda::shares_rows(from_, w.size(0))),
+        shares_rows_(!streams_ && cuda::shares_rows(from_, w.size(0))),
         saves_product_(call.save_statistics && call.line.reads.product),
         saves_statistics_(call.save_statistics && c_.before.reads.statistics),
         input_(as_matrix(call.x, w.size(1))),
         result_(make_result()) {
-    if (from_ != cuda::input_of::x) enter_before();
+    if (streams_ || from_ != cuda::input_of::x) enter_before();
     enter_behind();
   }
 
   // Empty where addresses or strides do not suit the kernel.
-  std::optional<std::vector<Tensor>> run() {
+  std::optional<std::vector<Tensor>> run() { return streams_ ? run_streamed() : run_tiled(); }
+
+ private:
+  std::optional<std::vector<Tensor>> run_streamed() {
+    const cuda::request before = request_of(*before_, false), behind = request_of(*behind_, false);
+    const cuda::streamed_call of{.before = before,
+                                 .a_before = before_->a,
+                                 .behind = behind,
+                                 .a_behind = behind_->a,
+                                 .matrix = w_.data_ptr(),
+                                 .matrix_stride = w_.stride(0),
+                                 .depth = w_.size(1)};
+    if (w_.stride(1) != 1 || !cuda::fits(of)) return {};
+    const torch::stable::accelerator::DeviceGuard guard(on_.index);
+    cuda::launch(of, on_.index, current_stream(on_.index));
+    return results();
+  }
+  std::optional<std::vector<Tensor>> run_tiled() {
     const cuda::request before = before_ ? request_of(*before_, false) : cuda::request();
     const cuda::request behind = request_of(*behind_, false);
     const bool defers = from_ == cuda::input_of::deferred;
@@ -123,7 +142,6 @@ class tiled_call {
     return results();
   }
 
- private:
   Tensor make_result() const {
     const spec::shape shape = shape_of(call_.x);
     std::vector<std::int64_t> sizes(shape.sizes, shape.sizes + shape.dim);
@@ -133,7 +151,7 @@ class tiled_call {
   void enter_before() {
     frame& f = before_.emplace(c_.before, call_.x, "x");
     take(f, call_.x, call_, 0);
-    if (from_ == cuda::input_of::made) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
+    if (from_ == cuda::input_of::made && !streams_) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
     keep(f, kept_);
     if (saves_statistics_ || (from_ == cuda::input_of::deferred && shares_rows_)) statistics_ = f.fresh_statistics();
     f.lay_out(true);
@@ -163,7 +181,8 @@ class tiled_call {
   const prepared_contraction& c_;
   const device on_;
   const dtype type_;
-  const cuda::input_of from_;
+  const bool streams_;
+  const cuda::input_of from_;  // where tiles are multiplied
   const bool shares_rows_, saves_product_, saves_statistics_;
   Tensor input_, result_;
   std::optional<frame> before_, behind_;

@@ -12,17 +12,28 @@
 
 namespace onepass::cuda {
 
-// Members of Config in the skeletons, of those for lines with `linear` or of the others.
-inline std::set<std::string> config_names(bool of_linear) {
-  static const std::set<std::string> kLinear = {"linear.cuda.h",           "linear_tiles.cuda.h",
-                                                "input_rows.cuda.h",       "deferred_norm.cuda.h",
-                                                "statistics_ahead.cuda.h", "narrow_linear.cuda.h"};
-  std::set<std::string> read;
-  const std::regex use("Config::(k\\w+)");
+using headers = std::set<std::string>;
+inline const headers kTiled = {"linear.cuda.h",       "linear_tiles.cuda.h",  "input_rows.cuda.h",
+                               "rows_ahead.cuda.h",   "deferred_norm.cuda.h", "statistics_ahead.cuda.h",
+                               "narrow_linear.cuda.h"};
+inline const headers kStreamed = {"streamed_linear.cuda.h", "input_rows.cuda.h"};
+// Of lines without `linear`.
+inline headers plain_headers() {
+  headers names;
   for (const auto& file : std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/skeleton")) {
     const std::string name = file.path().filename();
-    if (!name.ends_with(".cuda.h") || kLinear.contains(name) != of_linear) continue;
-    std::ifstream in(file.path());
+    if (name.ends_with(".cuda.h") && !kTiled.contains(name) && !kStreamed.contains(name)) names.insert(name);
+  }
+  return names;
+}
+
+// Members of Config in skeletons.
+inline std::set<std::string> config_names(const headers& skeletons) {
+  std::set<std::string> read;
+  const std::regex use("Config::(k\\w+)");
+  for (const std::string& name : skeletons) {
+    std::ifstream in(ONEPASS_SOURCE_DIR "/include/onepass/skeleton/" + name);
+    EXPECT_TRUE(in.good()) << name;
     const std::string text(std::istreambuf_iterator<char>(in), {});
     for (std::sregex_iterator found(text.begin(), text.end(), use), end; found != end; ++found)
       read.insert((*found)[1]);

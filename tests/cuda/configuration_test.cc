@@ -376,7 +376,8 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
 }
 
 TEST(Source, DefinesWhatTheSkeletonsRead) {
-  expect_defined(config_names(false), text_of(call_of(spec::parse("gelu"), false, dtype::f32, dtype::f32, 1, 8)));
+  expect_defined(config_names(plain_headers()),
+                 text_of(call_of(spec::parse("gelu"), false, dtype::f32, dtype::f32, 1, 8)));
 }
 
 TEST(Label, TellsChipDtypeDirectionAndLine) {

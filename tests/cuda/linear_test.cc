@@ -8,69 +8,11 @@
 #include "src/cuda/strategy.h"
 #include "src/spec/plan.h"
 #include "tests/cuda/config_names.h"
+#include "tests/cuda/imagined_linear.h"
 #include "tests/cuda/nvrtc_fixture.h"
 
 namespace onepass::cuda {
 namespace {
-
-constexpr int kAligned = 4096;  // an address
-
-// A call without memory, of tensors that begin at multiples of 16 bytes.
-class imagined_linear {
- public:
-  imagined_linear(const char* line, int64 rows, int64 depth, int64 columns, dtype type, bool saves, bool defers = false)
-      : parts_(spec::parse(line)),
-        behind_line_(saves ? parts_.behind_keeping : parts_.behind),
-        from_(defers                        ? input_of::deferred
-              : parts_.before.words.empty() ? input_of::x
-                                            : input_of::made),
-        depth_(depth) {
-    if (from_ != input_of::x) before_ = fill(parts_.before, a_before_, rows, depth, type);
-    behind_ = fill(behind_line_, a_behind_, rows, columns, type);
-    if (saves && parts_.before.rowwise()) a_before_.statistics = address();
-  }
-  linear_call call() const {
-    return {.before = before_,
-            .a_before = a_before_,
-            .behind = behind_,
-            .a_behind = a_behind_,
-            .from = from_,
-            .input = address(),
-            .input_stride = depth_,
-            .matrix = address(),
-            .matrix_stride = depth_,
-            .depth = depth_,
-            .ready = nullptr,
-            .sums = nullptr,
-            .offsets = nullptr};
-  }
-
- private:
-  static void* address() { return reinterpret_cast<void*>(std::uintptr_t{kAligned}); }
-
-  static request fill(const spec::line& line, arguments& a, int64 rows, int64 columns, dtype type) {
-    request r(line, false);
-    r.line = spec::type_text(line, 0, false);
-    r.x = type;
-    a.rows = a.size[kMaxDims - 1] = rows, a.columns = columns;
-    std::fill(a.size, a.size + kMaxDims - 1, 1);
-    const view rows_of{address(), {0, 0, 0, columns}, type, 1}, column{address(), {}, type, 1};
-    a.x = a.y = rows_of;
-    for (int i = 0; i < line.operands; ++i) {
-      a.operand[i] = line.operand_word(i).about->operand == operand_kind::column ? column : rows_of;
-      r.operand[i] = type;
-    }
-    for (int k = 0; k < line.keeps; ++k) a.kept[k] = rows_of;
-    return r;
-  }
-
-  spec::contraction parts_;
-  spec::line behind_line_;
-  input_of from_;
-  int64 depth_;
-  arguments a_before_{}, a_behind_{};
-  request before_, behind_;
-};
 
 TEST(Linear, TilesFitTheChip) {
   const device_facts chip = facts_of("sm_90a");
@@ -113,8 +55,8 @@ TEST(Linear, ItsSourceDefinesWhatTheSkeletonsRead) {
   const imagined_linear of("layer_norm | scale | linear", 64, 64, 64, dtype::bf16, false, true);
   fold_call folds{};
   folds.type = dtype::bf16;
-  expect_defined(config_names(true), source(of.call(), choose(of.call(), facts_of("sm_90a"))) + source(folds) +
-                                         source(narrow_call()) + source(narrow_gradients_call()));
+  expect_defined(config_names(kTiled), source(of.call(), choose(of.call(), facts_of("sm_90a"))) + source(folds) +
+                                           source(narrow_call()) + source(narrow_gradients_call()));
 }
 
 TEST(Strategy, SaysWhyNot) {

@@ -167,6 +167,80 @@ def test_in_a_cuda_graph(how):
         assert_equal(y, onepass.fused(line, x, g, w))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestStreamed:
+    """Few rows, which stay in shared memory."""
+
+    @pytest.mark.parametrize("dtype", SHORT, ids=str)
+    @pytest.mark.parametrize("line", (*LINEAR_LINES, "causal | softmax | linear | bias | keep | gelu"))
+    def test_is_as_accurate_as_pytorchs_chain(self, line, dtype):
+        inputs = make_inputs(line, (3, 4, 264), dtype, "cuda", out_features=392)
+        check_line(with_strategy(line, "streamed"), inputs, slack=2.0)
+
+    @pytest.mark.parametrize(
+        "rows, columns, out_features",
+        [(1, 8, 8), (1, 14336, 72), (2, 72, 4096), (7, 4096, 136), (8, 520, 16), (9, 2048, 2120), (16, 1024, 40)],
+    )
+    def test_shapes(self, rows, columns, out_features):
+        line = "layer_norm(1e-5) | scale | bias | linear(streamed) | bias | gelu_tanh"
+        check_line(
+            line, make_inputs(line, (rows, columns), torch.bfloat16, "cuda", out_features=out_features), slack=2.0
+        )
+
+    def test_a_rows_result_does_not_depend_on_the_others(self):
+        x, w = (torch.randn(s, 4096, device="cuda", dtype=torch.bfloat16) for s in (16, 264))
+        line = "rms_norm | scale | linear(streamed) | silu"
+        together = onepass.fused(line, x, w[0], w)
+        for rows in (1, 5, 8):
+            assert_equal(onepass.fused(line, x[:rows], w[0], w), together[:rows])
+
+    def test_a_kept_value_is_written_once(self):
+        x, r, w = (torch.randn(s, 512, device="cuda", dtype=torch.bfloat16) for s in (5, 5, 64))
+        y, kept = onepass.fused("add | keep | rms_norm | linear(streamed)", x, r, w)
+        expected, sums = onepass.fused("add | keep | rms_norm | linear(unfused)", x, r, w)
+        assert_equal(kept, sums)
+        torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())
+
+    @pytest.mark.parametrize("layout", ["rows", "columns"])
+    def test_rows_that_lie_apart(self, layout):
+        x, w = (torch.randn(s, 528, device="cuda", dtype=torch.bfloat16)[:, :512] for s in (6, 256))
+        if layout == "columns":
+            x = torch.randn(512, 6, device="cuda", dtype=torch.bfloat16).t()
+        got = onepass.fused("rms_norm | linear(streamed)", x, w)
+        assert_equal(got, onepass.fused("rms_norm | linear(streamed)", x.contiguous(), w.contiguous()))
+
+    def test_behind_other_kernels_and_in_a_cuda_graph(self):
+        """It begins before the kernel that writes x, or the matrix, has ended."""
+        x, w = (torch.randn(s, 1024, device="cuda", dtype=torch.bfloat16) for s in (8, 1024))
+        line = "rms_norm | linear(streamed)"
+        expected = x
+        for _ in range(4):
+            expected = onepass.fused(line, expected, w)
+            torch.cuda.synchronize()
+        for _ in range(20):
+            larger = torch.cat([w] * 16)
+            w.zero_(), torch.mul(larger[:1024], 1, out=w)
+            got = onepass.fused(line, x, w)
+        assert_equal(got, onepass.fused(line, x, w))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x
+            for _ in range(4):
+                y = onepass.fused(line, y, w)
+        for _ in range(3):
+            graph.replay()
+            assert_equal(y, expected)
+
+    def test_refuses_what_it_cannot_take(self):
+        x, w = (torch.randn(s, 64, device="cuda").half() for s in (17, 64))
+        with pytest.raises(RuntimeError, match=r"linear\(streamed\).*at most 16 rows"):
+            F.linear(x, w, strategy="streamed")
+        with pytest.raises(RuntimeError, match="bfloat16 and float16"):
+            F.linear(x[:4].float(), w.float(), strategy="streamed")
+        with pytest.raises(RuntimeError, match="16 bytes"):
+            F.linear(x[:4, 1:57], w[:, :56], strategy="streamed")
+
+
 def test_a_strategy_for_another_device_is_refused():
     x, w = torch.randn(4, 8), torch.randn(16, 8)
     with pytest.raises(RuntimeError, match=r"linear\(tiled\).*for CUDA"):
@@ -177,7 +251,8 @@ def test_a_strategy_for_another_device_is_refused():
 def test_an_unknown_strategy():
     x, w = torch.randn(4, 8), torch.randn(16, 8)
     with pytest.raises(
-        onepass.LineError, match="unknown strategy 'fast', expected one of auto, unfused, tiled, deferred, panels"
+        onepass.LineError,
+        match="unknown strategy 'fast', expected one of auto, unfused, tiled, deferred, streamed, panels",
     ):
         F.linear(x, w, strategy="fast")
     with pytest.raises(TypeError, match="argument 'strategy' must be str, not int"):
@@ -220,6 +295,12 @@ def test_every_function_and_module_hands_its_strategy_on():
         (NORM_LINEAR, (32768, 8192), 256, "deferred"),
         (NORM_LINEAR, (131072, 512), 128, "deferred"),
         (NORM_LINEAR, (16, 4096), 4096, "unfused"),
+        (NORM_LINEAR, (8, 4096), 4096, "streamed"),
+        (NORM_LINEAR, (1, 4096), 14336, "streamed"),
+        (NORM_LINEAR, (16, 1024), 1024, "streamed"),
+        ("linear | bias", (1, 4096), 4096, "streamed"),
+        ("add | keep | rms_norm(1e-6) | scale | linear", (8, 4096), 6144, "streamed"),
+        ("gate(silu) | linear", (1, 14336), 4096, "streamed"),
         ("gate(silu) | linear", (8192, 14336), 4096, "unfused"),
     ],
 )
@@ -227,9 +308,9 @@ def test_plan_takes_what_was_faster(line, shape, out_features, chosen):
     plan = onepass.Line(line).plan(shape, torch.bfloat16, out_features, device="sm_90a", training=False)
     assert plan.strategy == chosen and str(plan).startswith(f"{chosen}: ")
     ways = {way.name: way for way in plan.alternatives}
-    assert set(ways) == {"unfused", "tiled", "deferred"}
+    assert set(ways) == {"unfused", "tiled", "deferred", "streamed"}
     assert ways[chosen].seconds == min(way.seconds for way in plan.alternatives if way.seconds is not None)
-    assert ways["tiled"].bytes < ways["unfused"].bytes
+    assert line == "linear | bias" or ways["tiled"].bytes < ways["unfused"].bytes
 
 
 def test_plan_says_why_not():

@@ -289,6 +289,13 @@ ONEPASS_FUNCTION void store_run(void* to, const void* from, int count, int threa
 // Into the second-level cache.
 ONEPASS_FUNCTION void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
+// 16 bytes into shared memory, or as many zeros.
+ONEPASS_FUNCTION void copy_or_clear(char* to, const void* from, bool present) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32>(__cvta_generic_to_shared(to))),
+               "l"(from), "r"(present ? 16 : 0)
+               : "memory");
+}
+
 // Copies in groups: all but the last kPending groups have arrived.
 ONEPASS_FUNCTION void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>

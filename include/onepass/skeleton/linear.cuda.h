@@ -25,7 +25,7 @@
 #pragma once
 
 #include "onepass/skeleton/deferred_norm.cuda.h"
-#include "onepass/skeleton/input_rows.cuda.h"
+#include "onepass/skeleton/rows_ahead.cuda.h"
 #include "onepass/skeleton/statistics_ahead.cuda.h"
 
 ONEPASS_BEGIN

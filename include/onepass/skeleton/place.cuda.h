@@ -144,6 +144,9 @@ class place {
     announce_operands(number<0>());
   }
 
+  // Of several that have the same rows, the one that writes what all of them would.
+  static ONEPASS_FUNCTION bool is_first() { return true; }
+
   ONEPASS_FUNCTION lane x() const { return read<Config::kX, Config::kSingleX, stream::x>(a_.x); }
   ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY, stream::y>(a_.y); }
   ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX, stream::y>(a_.y, v); }

@@ -1,0 +1,26 @@
+// Matrix products of a warp, from registers (sm_80 and later).
+#pragma once
+
+#include "onepass/lane/memory.cuda.h"
+
+ONEPASS_BEGIN
+
+// d (16 x 8) = d + a (16 x 16) times the transpose of b (8 x 16), of numbers of 16 bits, two in a word. With r = lane /
+// 4 and c = 2 (lane % 4), a thread has of a: (r, c), (r + 8, c), (r, c + 8), (r + 8, c + 8), each with its right
+// neighbour; of b: (r, c), (r, c + 8); of d: (r, c), (r, c + 1), (r + 8, c), (r + 8, c + 1).
+// Source: PTX ISA 8.7, "Matrix Fragments for mma.m16n8k16".
+template <dtype D>
+ONEPASS_FUNCTION void add_warp_product(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint32 b0,
+                                       uint32 b1) {
+  static_assert(D == dtype::bf16 || D == dtype::f16);
+  if constexpr (D == dtype::bf16)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+ONEPASS_END

@@ -1,0 +1,79 @@
+// Calls of lines with `linear`, without memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "src/cuda/linear.h"
+#include "src/cuda/streamed_linear.h"
+#include "src/spec/plan.h"
+
+namespace onepass::cuda {
+
+// Its tensors begin at multiples of 16 bytes.
+class imagined_linear {
+ public:
+  imagined_linear(const char* line, int64 rows, int64 depth, int64 columns, dtype type, bool saves, bool defers = false)
+      : parts_(spec::parse(line)),
+        behind_line_(saves ? parts_.behind_keeping : parts_.behind),
+        from_(defers                        ? input_of::deferred
+              : parts_.before.words.empty() ? input_of::x
+                                            : input_of::made),
+        depth_(depth) {
+    before_ = fill(parts_.before, a_before_, rows, depth, type);
+    behind_ = fill(behind_line_, a_behind_, rows, columns, type);
+    if (saves && parts_.before.rowwise()) a_before_.statistics = address();
+  }
+  streamed_call streamed() const {
+    return {.before = before_,
+            .a_before = a_before_,
+            .behind = behind_,
+            .a_behind = a_behind_,
+            .matrix = address(),
+            .matrix_stride = depth_,
+            .depth = depth_};
+  }
+  linear_call call() const {
+    return {.before = before_,
+            .a_before = a_before_,
+            .behind = behind_,
+            .a_behind = a_behind_,
+            .from = from_,
+            .input = address(),
+            .input_stride = depth_,
+            .matrix = address(),
+            .matrix_stride = depth_,
+            .depth = depth_,
+            .ready = nullptr,
+            .sums = nullptr,
+            .offsets = nullptr};
+  }
+
+ private:
+  static void* address() { return reinterpret_cast<void*>(std::uintptr_t{4096}); }
+
+  static request fill(const spec::line& line, arguments& a, int64 rows, int64 columns, dtype type) {
+    request r(line, false);
+    r.line = spec::type_text(line, 0, false);
+    r.x = type;
+    a.rows = a.size[kMaxDims - 1] = rows, a.columns = columns;
+    std::fill(a.size, a.size + kMaxDims - 1, 1);
+    const view rows_of{address(), {0, 0, 0, columns}, type, 1}, column{address(), {}, type, 1};
+    a.x = a.y = rows_of;
+    for (int i = 0; i < line.operands; ++i) {
+      a.operand[i] = line.operand_word(i).about->operand == operand_kind::column ? column : rows_of;
+      r.operand[i] = type;
+    }
+    for (int k = 0; k < line.keeps; ++k) a.kept[k] = rows_of;
+    return r;
+  }
+
+  spec::contraction parts_;
+  spec::line behind_line_;
+  input_of from_;
+  int64 depth_;
+  arguments a_before_{}, a_behind_{};
+  request before_, behind_;
+};
+
+}  // namespace onepass::cuda
