@@ -41,9 +41,9 @@ request widest(const request& a, const request& b) {
   return both;
 }
 
-bool shares_rows(input_of from, int64 columns) {
+bool shares_rows(input_of from, int64 depth, int64 columns) {
   const bool many_tiles = columns > std::rbegin(kLinearTuning.wide)->columns;
-  return from == input_of::made || (from == input_of::deferred && many_tiles);
+  return from == input_of::made || (from == input_of::deferred && many_tiles && depth <= kMostRowColumns);
 }
 
 int rows_at_once(int64 depth) { return kGroupThreads / threads_of_row(depth) * rows_of_thread(depth); }
@@ -77,12 +77,13 @@ tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, input_of from, int 
 bool fits(const linear_call& call) {
   return call.a_behind.rows < 1 << 30 && is_aligned(call.input, call.input_stride) &&
          is_aligned(call.matrix, call.matrix_stride) && describe(call.behind, call.a_behind).access == kLanes &&
-         (call.from != input_of::made || describe(call.before, call.a_before).access == kLanes);
+         (!shares_rows(call.from, call.depth, call.a_behind.columns) ||
+          describe(call.before, call.a_before).access == kLanes);
 }
 
 linear_plan choose(const linear_call& call, const device_facts& chip) {
   linear_plan p{};
-  const bool makes = call.from == input_of::made, shares = shares_rows(call.from, call.a_behind.columns);
+  const bool shares = shares_rows(call.from, call.depth, call.a_behind.columns);
   const int64 columns = call.a_behind.columns, rows = call.a_behind.rows;
   p.tiles = plan_tiles(rows, call.depth, columns, call.from, call.behind.flops, chip);
   const linear_tile& tile = p.tiles.tile;
@@ -108,14 +109,14 @@ linear_plan choose(const linear_call& call, const device_facts& chip) {
 
   if (call.from != input_of::x) p.before = describe(call.before, call.a_before);
   else p.before.lanes = p.before.access = kLanes, p.before.dims = p.before.cluster = 1;
-  p.before.across = makes ? threads_of_row(call.depth) : kGroupThreads;
+  p.before.across = shares ? threads_of_row(call.depth) : kGroupThreads;
   p.before.down = kGroupThreads / p.before.across;
   p.before.threads = kThreads;
   const int64 each = int64{p.before.across} * kLanes;
   p.before.held_lanes = lanes_of_thread(call.depth);
   p.before.exact = call.depth % each == 0;
   p.before.whole_lanes = static_cast<int>(call.depth / each);
-  p.rows_of_thread = makes ? rows_of_thread(call.depth) : 1;
+  p.rows_of_thread = shares ? rows_of_thread(call.depth) : 1;
   return p;
 }
 
@@ -127,14 +128,15 @@ std::string source(const linear_call& call, const linear_plan& p) {
   };
   text += "using line_before = " + (call.from != input_of::x ? call.before.line : "line<chain<>>") + ";\n";
   text += "using line_behind = " + r.line + ";\nstruct config_before {\n" + fields(call.before, p.before);
-  number("kAny", call.from == input_of::made), number("kAtOnce", p.rows_of_thread), number("kAllExist", 0);
+  const bool shares = shares_rows(call.from, call.depth, call.a_behind.columns);
+  number("kAny", shares), number("kOnlyStatistics", shares && call.from == input_of::deferred);
+  number("kAtOnce", p.rows_of_thread), number("kAllExist", 0);
   text += "};\nstruct config_first_rows : config_before {\n";
   number("kDown", kThreads / p.before.across), number("kAtOnce", 1);
   text += "};\nstruct config_behind {\n" + fields(r, p.behind) + "};\nstruct config {\n";
   text += type_field("kX", r.x);
   number("kTileN", p.tiles.tile.columns), number("kBuffers", p.tiles.tile.buffers), number("kStages", p.stages);
   number("kCluster", p.tiles.cluster), number("kDefers", call.from == input_of::deferred);
-  number("kStatisticsAhead", call.from == input_of::deferred && shares_rows(call.from, call.a_behind.columns));
   number("kGroup", p.group);
   text +=
       "  using before = config_before;\n  using first_rows = config_first_rows;\n  using behind = config_behind;\n};\n";
@@ -167,8 +169,6 @@ void launch(const linear_call& call, int device, void* stream) {
   packed.append(reinterpret_cast<const char*>(&call.ready), sizeof call.ready);
   packed.append(reinterpret_cast<const char*>(&call.sums), sizeof call.sums);
   packed.append(reinterpret_cast<const char*>(&call.offsets), sizeof call.offsets);
-  packed.append(reinterpret_cast<const char*>(&call.input), sizeof call.input);
-  packed.append(reinterpret_cast<const char*>(&call.input_stride), sizeof call.input_stride);
   const request both = widest(call.behind, call.before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
   constexpr std::size_t kAlignment = alignof(tensor_map);  // the kernel's argument ends at a multiple of it

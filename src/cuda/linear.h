@@ -34,7 +34,7 @@ inline constexpr int kMostRowColumns = 8192;     // of a row word before `linear
 int rows_at_once(int64 depth);                   // that a block makes of the input
 // Whether blocks make rows for each other: the input, or a deferred norm's statistics (in a_before), unless each takes
 // its rows' moments from its tiles.
-bool shares_rows(input_of, int64 columns);
+bool shares_rows(input_of, int64 depth, int64 columns);
 
 // Tiles of 128 rows of products, and how many a block computes, one after the other, at most.
 struct tile_plan {

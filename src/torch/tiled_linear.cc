@@ -75,7 +75,7 @@ class tiled_call {
         from_(how == spec::strategy::deferred ? cuda::input_of::deferred
               : c_.before.line.words.empty()  ? cuda::input_of::x
                                               : cuda::input_of::made),
-        shares_rows_(!streams_ && cuda::shares_rows(from_, w.size(0))),
+        shares_rows_(!streams_ && cuda::shares_rows(from_, w.size(1), w.size(0))),
         saves_product_(call.save_statistics && call.line.reads.product),
         saves_statistics_(call.save_statistics && c_.before.reads.statistics),
         input_(as_matrix(call.x, w.size(1))),

@@ -9,24 +9,22 @@
 // of a cluster have tiles below each other and share what they bring of the matrix.
 //
 // Where a norm is deferred (deferred_norm.cuda.h), the input is x itself, and no product waits for its rows. The first
-// warpgroup makes statistics ahead, as it would make rows (kStatisticsAhead); or, where a block has all columns of its
-// rows, takes their moments from the tiles on their way to the product: those of the next tile between rows of this
-// one.
+// warpgroup makes the rows' statistics ahead, as it would make rows; or, where a block has all columns of its rows,
+// takes their moments from the tiles on their way to the product: those of the next tile between rows of this one.
 //
 // Config:
 //   kX                storage type throughout: bf16 or f16
 //   kTileN, kStages, kCluster
 //   kBuffers          2: each multiplying warpgroup has room for its products, 1: they have one in turn
 //   kGroup            tiles of a cluster below each other that are taken before the next ones beside them
-//   before, behind    what place.cuda.h asks for; before::kAny: whether there are words before `linear`, kAtOnce: rows
-//                     that a thread makes at a time
+//   before, behind    what place.cuda.h asks for; before::kAny: whether rows are made, kOnlyStatistics: or statistics,
+//                     kAtOnce: rows that a thread makes at a time
 //   first_rows        as before, for all threads
 //   kDefers           before is a norm, with or without affine, and deferred
 #pragma once
 
 #include "onepass/skeleton/deferred_norm.cuda.h"
 #include "onepass/skeleton/rows_ahead.cuda.h"
-#include "onepass/skeleton/statistics_ahead.cuda.h"
 
 ONEPASS_BEGIN
 
@@ -40,7 +38,7 @@ ONEPASS_FUNCTION void bring_tiles(const linear_arguments& a, linear_shared<Confi
   prefetch(a.input), prefetch(a.matrix);
   int row, column;
   for (int turn = 0; tiles.at(turn, row, column); ++turn) {
-    if constexpr (Config::before::kAny) {
+    if constexpr (Config::before::kAny && !Config::kDefers) {
       wait_for_rows(a, row);
       let_copies_see_writes();
     }
@@ -155,8 +153,8 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
   arrive_at_cluster();
   wait_for_cluster();
   const tile_order<Config> tiles(a);
-  const int64 first = tiles.rows_before(1);
-  if constexpr (before::kAny) {
+  const int64 first = Config::kDefers ? 0 : tiles.rows_before(1);
+  if constexpr (before::kAny && !Config::kDefers) {
     make_first_rows<first_rows, Before>(a, first, slots.first);
     __syncthreads();
   }
@@ -180,20 +178,16 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
         norms.give(turn, row, column);
         finish(turn, row, column, [&] { norms.go_on(); });
       }
-    } else if constexpr (Config::kDefers) {
-      statistics_ahead<Config, Before> statistics(a);
-      statistics.make_until(tiles.rows_before(1));
-      for (int turn = 0; turn < tiles.turns(); ++turn) {
-        const bool any = tiles.at(turn, row, column);
-        if (any) give_norm<Config>(a, shared, norm_of_row<Before>(a, row), column);
-        statistics.make_until(tiles.rows_before(turn + 2));
-        if (any) finish(turn, row, column, [] {});
-      }
     } else {
       later_rows<before, Before> input(a.before, first, shared.made, shared.told, slots.later);
+      if constexpr (Config::kDefers) input.make_until(tiles.rows_before(1));
       for (int turn = 0; turn < tiles.turns(); ++turn) {
+        const bool any = tiles.at(turn, row, column);
+        if constexpr (Config::kDefers) {
+          if (any) give_norm<Config>(a, shared, norm_of_row<Before>(a, row), column);
+        }
         if constexpr (before::kAny) input.make_until(tiles.rows_before(turn + 2));
-        if (tiles.at(turn, row, column)) finish(turn, row, column, [] {});
+        if (any) finish(turn, row, column, [] {});
       }
     }
   } else if (group == 3) {

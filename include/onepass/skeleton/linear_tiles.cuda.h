@@ -18,8 +18,6 @@ struct linear_arguments {
   int64 depth;                  // columns of both
   uint32* ready;                // of each 128 rows of the input, how many have been made
   const float *sums, *offsets;  // of a deferred norm, as many as the tiles have columns
-  const void* x;                // [rows, depth], where its statistics are made
-  int64 x_stride;
   arguments behind, before;
 };
 
@@ -71,7 +69,7 @@ template <class Config>
 struct linear_shared {
   static constexpr int kInputBytes = kTileM * kTileK * 2, kMatrixBytes = Config::kTileN * kTileK * 2;
   static constexpr int kStageBytes = kInputBytes + kMatrixBytes;
-  static constexpr bool kTakesMoments = Config::kDefers && !Config::kStatisticsAhead;  // from the tiles
+  static constexpr bool kTakesMoments = Config::kDefers && !Config::before::kAny;  // from the tiles
 
   uint64 full[Config::kStages], empty[Config::kStages];
   uint64 product_full[2], product_empty[2];  // for each warpgroup that multiplies
