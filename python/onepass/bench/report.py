@@ -137,8 +137,10 @@ def cell(row: Row | None, direction: str) -> str:
     return f"-{mark}" if spent is None else f"{duration(spent)} {fraction(row[f'{direction}_fraction'])}{mark}"
 
 
-def duration(us: float) -> str:
+def duration(us: float | None) -> str:
     """To three places: 8.02 ms, 553 µs."""
+    if us is None:
+        return "-"
     value, unit = (us / 1000, "ms") if us >= 1000 else (us, "µs")
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
 
@@ -164,20 +166,27 @@ def host_cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The README's tables: fractions of copy bandwidth forward / backward, and the gain over the best other."""
+    """The README's tables: fractions of copy bandwidth forward / backward, and the gain over the best other.
+
+    Of lines with `linear` times, and how near they come to that of the product alone.
+    """
     names = providers(results)
+    multiplies = results.get("suite") == "linear"
+    told = "Time" if multiplies else "Share of copy bandwidth"
+    beside = " Alone: the time of the product alone over ours." if multiplies else ""
     lines = [
-        f"**{title(results)}.** Share of copy bandwidth, forward / backward. Gain: the best other's time "
-        f"over ours. Method: {results['method']}",
+        f"**{title(results)}.** {told}, forward / backward. Gain: the best other's time "
+        f"over ours.{beside} Method: {results['method']}",
         "",
     ]
     measured = [name for name in MEMORY if any(row[f"{name}_bytes"] is not None for row in results["rows"])]
-    head = ["pattern", "shape", "dtype", *names, "onepass, same size", "gain"]
+    head = ["pattern", "shape", "dtype", *names, "alone" if multiplies else "onepass, same size", "gain"]
     head += [f"{name} MiB, onepass / eager" for name in measured]
     table = []
     for (pattern, shape, dtype), rows in cases(results).items():
         cells = [pattern, shape, dtype]
-        cells += [pair(fraction, rows.get(name), "{}_fraction") + mark(rows.get(name)) for name in names]
+        form, key = (duration, "{}_us") if multiplies else (fraction, "{}_fraction")
+        cells += [pair(form, rows.get(name), key) + mark(rows.get(name)) for name in names]
         cells.append(pair(fraction, rows.get(OURS), "{}_same_size_fraction"))
         cells.append(" / ".join(times(speed_up(rows, direction)) for direction in DIRECTIONS))
         cells += [memory(rows, name) for name in measured]
