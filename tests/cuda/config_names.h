@@ -13,9 +13,8 @@
 namespace onepass::cuda {
 
 using headers = std::set<std::string>;
-inline const headers kTiled = {"linear.cuda.h",       "linear_tiles.cuda.h",  "input_rows.cuda.h",
-                               "rows_ahead.cuda.h",   "deferred_norm.cuda.h",
-                               "narrow_linear.cuda.h"};
+inline const headers kTiled = {"linear.cuda.h",     "linear_tiles.cuda.h",  "input_rows.cuda.h",
+                               "rows_ahead.cuda.h", "deferred_norm.cuda.h", "narrow_linear.cuda.h"};
 inline const headers kStreamed = {"streamed_linear.cuda.h", "input_rows.cuda.h"};
 // Of lines without `linear`.
 inline headers plain_headers() {

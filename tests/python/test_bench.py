@@ -13,6 +13,7 @@ from onepass.bench import report, timing
 from onepass.bench.accuracy import Judge, WrongResult
 from onepass.bench.patterns import LAYOUTS, PATTERNS, Case, P, Traffic
 from onepass.bench.providers import PROVIDERS, Provider, Trial
+from onepass.bench.suites import cases_of
 
 BY_NAME = {pattern.name: pattern for pattern in PATTERNS}
 # Forward and backward: tensors of x's shape that are read and written, counted by hand.
@@ -107,7 +108,7 @@ def test_plot_writes_a_curve_of_several_lengths(results, tmp_path):
 @pytest.mark.parametrize("suite", ["table", "curve", "awkward", "layouts", "small", "linear"])
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_every_suite_has_cases_of_distinct_shapes(suite, device_type):
-    cases = [(pattern.name, *case) for pattern in PATTERNS for case in pattern.cases(device_type, suite=suite)]
+    cases = [(pattern.name, *case) for pattern in PATTERNS for case in cases_of(pattern, device_type, suite=suite)]
     assert cases and len(set(cases)) == len(cases)
 
 

@@ -20,8 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import onepass
 from onepass.bench import report, timing
 from onepass.bench.cases import Row, host_case, run_case
-from onepass.bench.patterns import PATTERNS, SUITES, Pattern
+from onepass.bench.patterns import PATTERNS, Pattern
 from onepass.bench.providers import PROVIDERS, Provider
+from onepass.bench.suites import SUITES, cases_of
 
 __all__ = ["run"]
 
@@ -72,7 +73,7 @@ def run(
     competitors, versions = find_providers(providers, on)
     clock = timing.clock_for(on)
     seconds = 0.3 if quick else SECONDS[on.type] * (1.0 if suite == "table" else 0.5)
-    cases = [(pattern, case) for pattern in chosen for case in pattern.cases(on.type, quick, suite)]
+    cases = [(pattern, case) for pattern in chosen for case in cases_of(pattern, on.type, quick, suite)]
     if dtype is not None:
         cases = [(pattern, case) for pattern, case in cases if case.dtype == dtype]
     rows: list[Row] = []

@@ -14,7 +14,7 @@ from torch import Tensor
 from onepass import functional
 from onepass.line import Line, Word, fused
 
-__all__ = ["PATTERNS", "SUITES", "Case", "Pattern", "Traffic"]
+__all__ = ["PATTERNS", "Case", "Pattern", "Traffic"]
 
 P = 0.1  # of every dropout
 
@@ -64,13 +64,9 @@ class Pattern:
     cuda: tuple[Case, ...]
     cpu: tuple[Case, ...]
 
-    def cases(self, device_type: str, quick: bool = False, suite: str = "table") -> tuple[Case, ...]:
-        """The shapes and dtypes; with `quick` one, the smallest that is more than the cost of a call."""
-        cases = SUITES[suite](self, device_type)
-        if not quick or not cases:
-            return cases
-        sizes = {case: math.prod(case.shape) for case in cases}
-        return (min(cases, key=lambda case: (sizes[case] < 2**20, sizes[case], case.dtype.itemsize)),)
+    def of_device(self, device_type: str) -> tuple[Case, ...]:
+        """The shapes of its tables."""
+        return self.cuda if device_type == "cuda" else self.cpu
 
     @property
     def contracts(self) -> bool:
@@ -343,67 +339,3 @@ PATTERNS: tuple[Pattern, ...] = (
         contractions(torch.float32, (4096, 768, 2048)),
     ),
 )
-
-
-def table(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
-    """The shapes of the README's tables."""
-    return () if pattern.contracts else of_device(pattern, device_type)
-
-
-def linear(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
-    """Lines with `linear`, beside the product alone."""
-    return of_device(pattern, device_type) if pattern.contracts else ()
-
-
-def of_device(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
-    return pattern.cuda if device_type == "cuda" else pattern.cpu
-
-
-CURVES = ("bias_gelu", "layer_norm", "rms_norm", "softmax", "layer_norm_gelu", "add_rms_norm")
-
-
-def curve(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
-    """Row lengths from 64 to 262144 of a tensor of always the same size."""
-    if pattern.name not in CURVES:
-        return ()
-    elements = 2**27 if device_type == "cuda" else 2**22
-    lengths = [2**k for k in range(6, 19)]
-    return tuple(
-        Case((elements // length, length), dtype) for dtype in (torch.bfloat16, torch.float32) for length in lengths
-    )
-
-
-def awkward(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
-    """Row lengths that are no multiple of what a kernel likes, each behind a neighbour that is, few long rows and many
-    short ones."""
-    if pattern.name not in CURVES:
-        return ()
-    elements = 2**26 if device_type == "cuda" else 2**22
-    lengths = (768, 760, 1024, 1023, 1152, 1128, 3072, 3000, 13312, 12980)
-    extremes = ((1, 2**24), (8, 2**20), (2**22, 32)) if device_type == "cuda" else ()
-    return bf16(*((elements // length, length) for length in lengths), *extremes)
-
-
-def layouts(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
-    """Rows that lie apart and rows that do not begin at 16 bytes, beside contiguous ones."""
-    if pattern.name not in CURVES:
-        return ()
-    elements = 2**27 if device_type == "cuda" else 2**22
-    shapes = ((elements // length, length) for length in (1024, 4096))
-    return tuple(Case(shape, torch.bfloat16, layout) for shape in shapes for layout in ("", *LAYOUTS))
-
-
-def small(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
-    """Where the cost of a call counts; on the CPU also what fits the caches."""
-    if pattern.contracts:
-        return ()
-    if device_type == "cuda":
-        shapes = ((512, 4096), (64, 1024), (1, 4096))
-        return tuple(Case(shape, dtype) for dtype in (torch.bfloat16, torch.float32) for shape in shapes)
-    shapes = ((1, 64), (8, 64), (64, 64), (1, 768), (16, 768), (64, 768), (256, 768), (1, 4096), (64, 4096))
-    return tuple(Case(shape, dtype) for dtype in (torch.float32, torch.bfloat16) for shape in shapes)
-
-
-SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
-    suite.__name__: suite for suite in (table, curve, awkward, layouts, small, linear)
-}

@@ -15,7 +15,7 @@ from rich.console import Console
 from onepass.bench import facts, progress_bar
 from onepass.bench.accuracy import RATIO, Judge
 from onepass.bench.cases import Row, clean, memory, says, time_all
-from onepass.bench.patterns import Case, Pattern, of_device
+from onepass.bench.patterns import Case, Pattern
 from onepass.bench.providers import PROVIDERS, Provider, Trial
 from onepass.bench.timing import Clock, clock_for, devices
 from onepass.case import report
@@ -88,7 +88,7 @@ def compare(
     found = []
     for on in devices(device):
         clock = clock_for(on)
-        cases = of_device(comparison.pattern, on.type)
+        cases = comparison.pattern.of_device(on.type)
         if quick:
             cases = [case for case in cases if case.shape == cases[0].shape]
         rows: list[dict[str, Any]] = []

@@ -1,0 +1,81 @@
+"""Which shapes of a pattern are timed: a suite's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from onepass.bench.patterns import LAYOUTS, Case, Pattern, bf16
+
+__all__ = ["SUITES", "cases_of"]
+
+
+def table(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """The shapes of the README's tables."""
+    return () if pattern.contracts else pattern.of_device(device_type)
+
+
+def linear(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Lines with `linear`, beside the product alone."""
+    return pattern.of_device(device_type) if pattern.contracts else ()
+
+
+CURVES = ("bias_gelu", "layer_norm", "rms_norm", "softmax", "layer_norm_gelu", "add_rms_norm")
+
+
+def curve(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Row lengths from 64 to 262144 of a tensor of always the same size."""
+    if pattern.name not in CURVES:
+        return ()
+    elements = 2**27 if device_type == "cuda" else 2**22
+    lengths = [2**k for k in range(6, 19)]
+    return tuple(
+        Case((elements // length, length), dtype) for dtype in (torch.bfloat16, torch.float32) for length in lengths
+    )
+
+
+def awkward(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Row lengths that are no multiple of what a kernel likes, each behind a neighbour that is, few long rows and many
+    short ones."""
+    if pattern.name not in CURVES:
+        return ()
+    elements = 2**26 if device_type == "cuda" else 2**22
+    lengths = (768, 760, 1024, 1023, 1152, 1128, 3072, 3000, 13312, 12980)
+    extremes = ((1, 2**24), (8, 2**20), (2**22, 32)) if device_type == "cuda" else ()
+    return bf16(*((elements // length, length) for length in lengths), *extremes)
+
+
+def layouts(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Rows that lie apart and rows that do not begin at 16 bytes, beside contiguous ones."""
+    if pattern.name not in CURVES:
+        return ()
+    elements = 2**27 if device_type == "cuda" else 2**22
+    shapes = ((elements // length, length) for length in (1024, 4096))
+    return tuple(Case(shape, torch.bfloat16, layout) for shape in shapes for layout in ("", *LAYOUTS))
+
+
+def small(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Where the cost of a call counts; on the CPU also what fits the caches."""
+    if pattern.contracts:
+        return ()
+    if device_type == "cuda":
+        shapes = ((512, 4096), (64, 1024), (1, 4096))
+        return tuple(Case(shape, dtype) for dtype in (torch.bfloat16, torch.float32) for shape in shapes)
+    shapes = ((1, 64), (8, 64), (64, 64), (1, 768), (16, 768), (64, 768), (256, 768), (1, 4096), (64, 4096))
+    return tuple(Case(shape, dtype) for dtype in (torch.float32, torch.bfloat16) for shape in shapes)
+
+
+SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
+    suite.__name__: suite for suite in (table, curve, awkward, layouts, small, linear)
+}
+
+
+def cases_of(pattern: Pattern, device_type: str, quick: bool = False, suite: str = "table") -> tuple[Case, ...]:
+    """The shapes and dtypes; with `quick` one, the smallest that is more than the cost of a call."""
+    cases = SUITES[suite](pattern, device_type)
+    if not quick or not cases:
+        return cases
+    sizes = {case: math.prod(case.shape) for case in cases}
+    return (min(cases, key=lambda case: (sizes[case] < 2**20, sizes[case], case.dtype.itemsize)),)
