@@ -53,3 +53,8 @@ def raise_normalized_shape(
 def check_tensor(function: str, argument: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{function}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
+
+
+def given(*tensors: Tensor | None) -> list[Tensor]:
+    """Those that are not None."""
+    return [tensor for tensor in tensors if tensor is not None]

@@ -1,21 +1,4 @@
-"""Functions under PyTorch's names; each is one line of the language, run as one kernel forward and one backward.
-
-They hold for all of them:
-
-* Tensors are float64, float32, bfloat16 or float16, in any layout, on the CPU or a CUDA device. Parameters and other
-  operands may have another dtype than `x` (bfloat16 activations with float32 weights, say).
-* The result has the dtype and shape of `x`, under autocast too: nothing is cast behind the caller's back. (A function
-  with a matrix gives that matrix's dtype, and autocast casts the matrix, as in `torch.nn.functional.linear`.)
-  Arithmetic is float32 (float64 where `x` is), with one rounding when a tensor is stored.
-* Saved for backward are the inputs (`softmax`: the result) and at most two numbers a row; never an activation, a
-  normalised row or a mask.
-  Gradients have their tensor's dtype and shape, and only those that are needed are computed.
-* Results and gradients are bit-identical from run to run. Dropout follows `torch.manual_seed`.
-* `activation` is a word of the vocabulary (`onepass.words()`), with its number where it has one: "gelu",
-  "leaky_relu(0.2)". None is the identity.
-* A bad argument raises what PyTorch would raise: RuntimeError for shapes and dtypes, TypeError for something that is no
-  tensor or number, ValueError for a value out of range.
-"""
+"""Functions of a row: norms, activations, gates, dropout, softmax."""
 
 from __future__ import annotations
 
@@ -23,29 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from . import _lines
-from ._shapes import check_tensor, normalized_shape_of
-from .line import fused
-
-__all__ = [
-    "add_layer_norm",
-    "add_rms_norm",
-    "bias_act",
-    "bias_gelu",
-    "dropout_add",
-    "gated",
-    "gated_mlp",
-    "geglu",
-    "layer_norm",
-    "layer_norm_linear",
-    "layer_norm_mlp",
-    "linear",
-    "reglu",
-    "rms_norm",
-    "rms_norm_linear",
-    "softmax",
-    "swiglu",
-]
+from .. import _lines
+from .._shapes import check_tensor, given, normalized_shape_of
+from ..line import fused
 
 
 def bias_act(x: Tensor, bias: Tensor, activation: str | None = "gelu") -> Tensor:
@@ -110,8 +73,8 @@ def layer_norm(
     shape = normalized_shape_of("layer_norm", x, normalized_shape, weight, bias)
     line = _lines.norm("layer_norm", eps, weight is not None, bias is not None, activation)
     if len(shape) == 1:
-        return fused(line, x, *_given(weight, bias))
-    columns = (c.flatten() for c in _given(weight, bias))
+        return fused(line, x, *given(weight, bias))
+    columns = (c.flatten() for c in given(weight, bias))
     return fused(line, x.flatten(-len(shape)), *columns).view(x.shape)
 
 
@@ -144,8 +107,8 @@ def rms_norm(
     shape = normalized_shape_of("rms_norm", x, normalized_shape, weight, None)
     line = _lines.norm("rms_norm", eps, weight is not None, False, activation)
     if len(shape) == 1:
-        return fused(line, x, *_given(weight))
-    return fused(line, x.flatten(-len(shape)), *(c.flatten() for c in _given(weight))).view(x.shape)
+        return fused(line, x, *given(weight))
+    return fused(line, x.flatten(-len(shape)), *(c.flatten() for c in given(weight))).view(x.shape)
 
 
 def add_layer_norm(
@@ -193,7 +156,7 @@ def add_layer_norm(
         training,
     )
     if len(shape) == 1:
-        return fused(line, x, *_given(input_bias, residual, weight, bias), training=training)
+        return fused(line, x, *given(input_bias, residual, weight, bias), training=training)
     return _add_norm_over(shape, line, x, residual, weight, bias, input_bias, training)
 
 
@@ -229,7 +192,7 @@ def add_rms_norm(
         "rms_norm", eps, weight is not None, False, activation, input_bias is not None, dropout_p, training
     )
     if len(shape) == 1:
-        return fused(line, x, *_given(input_bias, residual, weight), training=training)
+        return fused(line, x, *given(input_bias, residual, weight), training=training)
     return _add_norm_over(shape, line, x, residual, weight, None, input_bias, training)
 
 
@@ -264,7 +227,7 @@ def dropout_add(
     """
     check_tensor("dropout_add", "residual", residual)
     return fused(
-        _lines.dropout_add(bias is not None, activation, p, training), x, *_given(bias, residual), training=training
+        _lines.dropout_add(bias is not None, activation, p, training), x, *given(bias, residual), training=training
     )
 
 
@@ -309,172 +272,6 @@ def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     return _gated("reglu", gate, up, "relu")
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    activation: str | None = None,
-    strategy: str = "auto",
-) -> Tensor:
-    """activation(x · weightᵀ + bias): `torch.nn.functional.linear` and what follows it.
-
-    Args:
-        x: (..., K).
-        weight: (N, K).
-        bias: (N,) or None.
-        activation: a word such as "gelu", or None.
-        strategy: "auto", or one that `Line.plan` lists: "unfused", or "tiled", "streamed", one
-            kernel on CUDA.
-
-    Returns:
-        (..., N), weight's dtype.
-
-    Raises:
-        RuntimeError: the strategy cannot take these tensors; "auto" always can.
-
-    Saved for backward: x and weight, and where there is an activation bias and x · weightᵀ.
-    Line: `linear | bias | <activation>`.
-    """
-    return fused(_lines.linear(bias is not None, activation, strategy), x, *_given(weight, bias))
-
-
-def layer_norm_linear(
-    x: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    norm_activation: str | None = None,
-    activation: str | None = None,
-    strategy: str = "auto",
-) -> Tensor:
-    """activation(norm_activation(layer_norm(x) · ln_weight + ln_bias) · weightᵀ + bias).
-
-    Args:
-        x: (..., K).
-        ln_weight, ln_bias: (K,); ln_bias may be None.
-        weight: (N, K).
-        bias: (N,) or None.
-        eps: added to the variance.
-        norm_activation: applied to the normalised and scaled value, before the product.
-        activation: applied to the result.
-        strategy: as in `linear`.
-
-    Returns:
-        (..., N), weight's dtype.
-
-    Saved for backward: x, the parameters and two numbers a row, never the normalised value, which is computed again;
-    with an activation x · weightᵀ too.
-    Line: `layer_norm(eps) | scale | bias | <norm_activation> | linear | bias | <activation>`.
-    """
-    line = _lines.norm_linear(
-        "layer_norm", eps, ln_bias is not None, norm_activation, bias is not None, activation, strategy
-    )
-    return fused(line, x, *_given(ln_weight, ln_bias, weight, bias))
-
-
-def rms_norm_linear(
-    x: Tensor,
-    norm_weight: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    eps: float | None = None,
-    *,
-    norm_activation: str | None = None,
-    activation: str | None = None,
-    strategy: str = "auto",
-) -> Tensor:
-    """activation(norm_activation(rms_norm(x) · norm_weight) · weightᵀ + bias).
-
-    Args:
-        x: (..., K).
-        norm_weight: (K,).
-        weight: (N, K).
-        bias: (N,) or None.
-        eps: added to the mean square; None is the machine epsilon, as in `torch.nn.functional.rms_norm`.
-        norm_activation: applied to the normalised and scaled value, before the product.
-        activation: applied to the result.
-        strategy: as in `linear`.
-
-    Returns:
-        (..., N), weight's dtype.
-
-    Saved for backward: as in `layer_norm_linear`, with one number a row.
-    Line: `rms_norm(eps) | scale | <norm_activation> | linear | bias | <activation>`.
-    """
-    line = _lines.norm_linear("rms_norm", eps, False, norm_activation, bias is not None, activation, strategy)
-    return fused(line, x, *_given(norm_weight, weight, bias))
-
-
-def layer_norm_mlp(
-    x: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor | None,
-    up_weight: Tensor,
-    up_bias: Tensor | None,
-    down_weight: Tensor,
-    down_bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    activation: str = "gelu",
-    strategy: str = "auto",
-) -> Tensor:
-    """activation(layer_norm(x) · up_weightᵀ + up_bias) · down_weightᵀ + down_bias: a transformer's feed-forward block.
-
-    Args:
-        x: (..., K).
-        ln_weight, ln_bias: (K,); ln_bias may be None.
-        up_weight, up_bias: (F, K), and (F,) or None.
-        down_weight, down_bias: (N, F), and (N,) or None.
-        eps: added to the variance.
-        activation: the word between the two products.
-        strategy: of both, as in `linear`.
-
-    Returns:
-        (..., N), weight's dtype.
-
-    Saved for backward: x, the parameters, two numbers a row and the first product; neither the normalised value nor
-    the activation, which are computed again.
-    Lines: `layer_norm(eps) | scale | bias | linear`, then `bias | <activation> | linear | bias`.
-    """
-    line = _lines.norm_linear("layer_norm", eps, ln_bias is not None, None, False, None, strategy)
-    hidden = fused(line, x, *_given(ln_weight, ln_bias, up_weight))
-    line = _lines.act_linear("layer_norm_mlp", up_bias is not None, activation, down_bias is not None, strategy)
-    return fused(line, hidden, *_given(up_bias, down_weight, down_bias))
-
-
-def gated_mlp(
-    x: Tensor,
-    gate_weight: Tensor,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    activation: str = "silu",
-    *,
-    strategy: str = "auto",
-) -> Tensor:
-    """(activation(x · gate_weightᵀ) · (x · up_weightᵀ)) · down_weightᵀ: the MLP of Llama (arXiv:2002.05202).
-
-    Args:
-        x: (..., K).
-        gate_weight, up_weight: (F, K).
-        down_weight: (N, F).
-        activation: the word applied to the gate.
-        strategy: of all three products, as in `linear`.
-
-    Returns:
-        (..., N), weight's dtype.
-
-    Saved for backward: x, the weights and the two products, of which the gated value is computed again.
-    Lines: `linear` twice, then `gate(<activation>) | linear`.
-    """
-    product = _lines.linear(False, None, strategy)
-    gate_value, up_value = fused(product, x, gate_weight), fused(product, x, up_weight)
-    return fused(_lines.gated_linear("gated_mlp", activation, strategy), gate_value, up_value, down_weight)
-
-
 def softmax(
     x: Tensor,
     dim: int = -1,
@@ -513,16 +310,12 @@ def softmax(
     """
     line = _lines.softmax(scale, mask is not None, is_causal, dropout_p, training)
     if dim == -1 or dim == x.dim() - 1:
-        return fused(line, x, *_given(mask), training=training)
+        return fused(line, x, *given(mask), training=training)
     if is_causal:
         raise ValueError(f"softmax(): is_causal masks over the last dimension, but got dim={dim} of {x.dim()}")
     moved = x.movedim(dim, -1)
-    masks = (m.expand(x.shape).movedim(dim, -1) for m in _given(mask))
+    masks = (m.expand(x.shape).movedim(dim, -1) for m in given(mask))
     return fused(line, moved, *masks, training=training).movedim(-1, dim)
-
-
-def _given(*tensors: Tensor | None) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _gated(function: str, gate: Tensor, up: Tensor | None, activation: str) -> Tensor:
@@ -553,5 +346,5 @@ def _add_norm_over(
         input_bias = input_bias.expand(shape).flatten()
     residual = residual.expand(x.shape).flatten(-len(shape))
     rows = x.flatten(-len(shape))
-    y, h = fused(line, rows, *_given(input_bias, residual, *columns), training=training)
+    y, h = fused(line, rows, *given(input_bias, residual, *columns), training=training)
     return y.view(x.shape), h.view(x.shape)

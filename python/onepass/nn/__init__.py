@@ -1,0 +1,27 @@
+"""Modules over `onepass.functional`, drop-in for those of `torch.nn`: constructors, state dicts and repr alike.
+
+`LayerNorm`, `RMSNorm` and `Softmax` are subclasses of torch's: what asks `isinstance(module, torch.nn.LayerNorm)`
+(weight decay groups, initialisers, sharding rules) finds them. State dicts load both ways.
+"""
+
+from __future__ import annotations
+
+from ._linear import GatedMLP, LayerNormLinear, LayerNormMLP, LinearAct, RMSNormLinear
+from ._rows import GEGLU, AddLayerNorm, AddRMSNorm, BiasGELU, DropoutAdd, LayerNorm, RMSNorm, Softmax, SwiGLU
+
+__all__ = [
+    "AddLayerNorm",
+    "AddRMSNorm",
+    "BiasGELU",
+    "DropoutAdd",
+    "GEGLU",
+    "GatedMLP",
+    "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "LinearAct",
+    "RMSNorm",
+    "RMSNormLinear",
+    "Softmax",
+    "SwiGLU",
+]
