@@ -6,7 +6,7 @@
 #include "src/torch/matrix_product.h"
 #include "src/torch/narrow_backward.h"
 #include "src/torch/panels.h"
-#include "src/torch/tiled_linear.h"
+#include "src/torch/one_kernel.h"
 
 namespace onepass::binding {
 namespace {
@@ -146,7 +146,7 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   const int weight = c.parts.weight, operands = call.line.line.operands;
   const Tensor& w = call.operands[static_cast<std::size_t>(weight)];
   check_weight(call.line, call.x, w);
-  if (const std::optional<std::vector<Tensor>> results = forward_tiled(call)) return *results;
+  if (const std::optional<std::vector<Tensor>> results = forward_in_one_kernel(call)) return *results;
   const bool adds_bias = adds_bias_only(c.behind.line, call.operands, w);
   const optional_tensor bias = adds_bias ? in_dtype(call.operands.back(), dtype_of(w)) : optional_tensor();
   const bool saves = call.save_statistics && c.before.reads.statistics;

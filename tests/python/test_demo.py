@@ -41,6 +41,13 @@ def test_runs(captured, device, monkeypatch):
     assert text.strip().splitlines()[-1].startswith("passed: ")
 
 
+def test_ratios_are_short():
+    """Of a busy machine's too: the verdict is one line."""
+    assert [demo.times(r) for r in (0.954, 1.26, 12.4, 99.6, 108.0, 1234.0)] == [
+        "0.95x", "1.3x", "12x", "100x", "108x", "1234x"
+    ]  # fmt: skip
+
+
 def test_captures_what_the_model_computes(captured):
     """A layer's residual add gives the next norm's input, and its result the next residual."""
     tensors, config = captured

@@ -145,6 +145,10 @@ def verdict(rows: list[Row]) -> str:
     gains = [row.seconds.eager / row.seconds.fused for row in rows]
     mean = math.exp(sum(map(math.log, gains)) / len(gains))
     accuracy = f"{compared - failed} of {compared} errors at most {RATIO}x PyTorch's"
-    return (
-        f"{'failed' if failed else 'passed'}: {accuracy}; {mean:.2g}x as fast ({min(gains):.2g}x to {max(gains):.2g}x)"
-    )
+    fast = f"{times(mean)} as fast ({times(min(gains))} to {times(max(gains))})"
+    return f"{'failed' if failed else 'passed'}: {accuracy}; {fast}"
+
+
+def times(ratio: float) -> str:
+    """To two places: 1.3x, 12x; 110x in full."""
+    return f"{ratio:.0f}x" if ratio >= 99.5 else f"{ratio:.2g}x"

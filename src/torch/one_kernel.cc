@@ -1,5 +1,5 @@
 // A line with `linear` in one kernel on CUDA (src/cuda/linear.h, streamed_linear.h).
-#include "src/torch/tiled_linear.h"
+#include "src/torch/one_kernel.h"
 
 #include <torch/csrc/stable/accelerator.h>
 
@@ -63,9 +63,9 @@ bool begins_at_16_bytes(const frame& f) {
 }
 
 // A call on its way to the kernel: what the words before `linear` take and leave, and those behind it.
-class tiled_call {
+class one_kernel_call {
  public:
-  tiled_call(const forward_call& call, const Tensor& w, spec::strategy how)
+  one_kernel_call(const forward_call& call, const Tensor& w, spec::strategy how)
       : call_(call),
         w_(w),
         c_(*call.line.contraction),
@@ -192,13 +192,13 @@ class tiled_call {
 
 }  // namespace
 
-std::optional<std::vector<Tensor>> forward_tiled(const forward_call& call) {
+std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& call) {
   const spec::strategy named = call.line.line.how;
   if (named == spec::strategy::unfused || named == spec::strategy::panels) return {};
   const Tensor& w = call.operands[static_cast<std::size_t>(call.line.contraction->parts.weight)];
   const chosen way = choose(call, w);
   if (way.how == spec::strategy::unfused) return refuse(call, way.why_not);
-  std::optional<std::vector<Tensor>> results = tiled_call(call, w, way.how).run();
+  std::optional<std::vector<Tensor>> results = one_kernel_call(call, w, way.how).run();
   if (!results) return refuse(call, "rows must begin at multiples of 16 bytes");
   return results;
 }

@@ -10,6 +10,6 @@ namespace onepass::binding {
 
 // The tensors of forward_with_linear; nothing where the line names another strategy, or leaves the choice and another
 // one is faster, or the kernel cannot take the call. Throws where the line names this one and it cannot.
-std::optional<std::vector<Tensor>> forward_tiled(const forward_call&);
+std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call&);
 
 }  // namespace onepass::binding
