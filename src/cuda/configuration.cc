@@ -372,12 +372,16 @@ std::string type_field(const char* name, dtype type) {
   return std::string("  static constexpr dtype ") + name + " = dtype::" + name_of(type) + ";\n";
 }
 
+std::string number_field(const char* name, int value) {
+  return std::string("  static constexpr int ") + name + " = " + std::to_string(value) + ";\n";
+}
+
 std::string fields(const request& r, const configuration& c) {
   std::string text;
   auto field = [&](const char* type, const char* name, const std::string& value) {
     text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
   };
-  auto number = [&](const char* name, long long value) { field("int", name, std::to_string(value)); };
+  auto number = [&](const char* name, int value) { text += number_field(name, value); };
   auto flag = [&](const char* name, bool value) { field("bool", name, value ? "true" : "false"); };
   auto bits = [&](const char* name, uint64 value) { field("uint64", name, std::to_string(value) + "ull"); };
   text += std::string("  using arithmetic = ") + (r.x == dtype::f64 ? "double" : "float") + ";\n";

@@ -86,6 +86,7 @@ const char* name_of(dtype);  // as the sources write it
 std::string heading(const request&, const std::string& skeleton);
 std::string fields(const request&, const configuration&);
 std::string type_field(const char* name, dtype);
+std::string number_field(const char* name, int);
 
 // What NVRTC compiles; the kernel is called kKernelName.
 inline constexpr const char* kKernelName = "onepass_kernel";

@@ -123,9 +123,7 @@ linear_plan choose(const linear_call& call, const device_facts& chip) {
 std::string source(const linear_call& call, const linear_plan& p) {
   const request& r = call.behind;
   std::string text = heading(widest(r, call.before), "linear");
-  const auto number = [&](const char* name, int value) {
-    text += std::string("  static constexpr int ") + name + " = " + std::to_string(value) + ";\n";
-  };
+  const auto number = [&](const char* name, int value) { text += number_field(name, value); };
   text += "using line_before = " + (call.from != input_of::x ? call.before.line : "line<chain<>>") + ";\n";
   text += "using line_behind = " + r.line + ";\nstruct config_before {\n" + fields(call.before, p.before);
   const bool shares = shares_rows(call.from, call.depth, call.a_behind.columns);
@@ -164,11 +162,9 @@ void launch(const linear_call& call, int device, void* stream) {
       describe_matrix({call.input, is_bf16, b.rows, call.depth, call.input_stride, kTileRows, kTileDepth}),
       describe_matrix({call.matrix, is_bf16, b.columns, call.depth, call.matrix_stride,
                        static_cast<unsigned>(p.tiles.tile.columns / p.tiles.cluster), kTileDepth})};
-  std::string packed(reinterpret_cast<const char*>(maps), sizeof maps);
-  packed.append(reinterpret_cast<const char*>(&call.depth), sizeof call.depth);
-  packed.append(reinterpret_cast<const char*>(&call.ready), sizeof call.ready);
-  packed.append(reinterpret_cast<const char*>(&call.sums), sizeof call.sums);
-  packed.append(reinterpret_cast<const char*>(&call.offsets), sizeof call.offsets);
+  std::string packed;
+  append_value(packed, maps), append_value(packed, call.depth), append_value(packed, call.ready);
+  append_value(packed, call.sums), append_value(packed, call.offsets);
   const request both = widest(call.behind, call.before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
   constexpr std::size_t kAlignment = alignof(tensor_map);  // the kernel's argument ends at a multiple of it

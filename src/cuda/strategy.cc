@@ -2,7 +2,6 @@
 #include "src/cuda/strategy.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "src/cuda/linear.h"
 #include "src/cuda/streamed_linear.h"
@@ -36,8 +35,7 @@ int flops_of(const spec::line& line) {
 double seconds_for(int64 bytes) { return static_cast<double>(bytes) / kSpeed.bytes; }
 
 prediction unfused(const spec::contraction& of, const linear_case& c) {
-  const int64 x = c.rows * c.depth * size_of(c.type), y = c.rows * c.columns * size_of(c.type),
-              matrix = c.columns * c.depth * size_of(c.type);
+  const int64 x = c.x_bytes(), y = c.result_bytes(), matrix = c.matrix_bytes();
   const bool short_numbers = size_of(c.type) == 2;
   prediction p{spec::strategy::unfused, x + matrix + y, 0, ""};
   const double flops = 2.0 * static_cast<double>(c.rows * c.columns) * static_cast<double>(c.depth);
@@ -72,19 +70,16 @@ std::string why_not_deferred(const spec::contraction& of) {
 
 // In one kernel, the input made or the norm deferred.
 prediction tiled(const spec::contraction& of, const linear_case& c, const device_facts& chip, bool defers) {
-  const int64 x = c.rows * c.depth * size_of(c.type), y = c.rows * c.columns * size_of(c.type),
-              matrix = c.columns * c.depth * size_of(c.type);
+  const int64 x = c.x_bytes(), y = c.result_bytes(), matrix = c.matrix_bytes();
   const input_of from = defers ? input_of::deferred : of.before.words.empty() ? input_of::x : input_of::made;
-  prediction p{defers ? spec::strategy::deferred : spec::strategy::tiled, x + y + matrix, 0, why_not_tiled(c, chip)};
+  prediction p{defers ? spec::strategy::deferred : spec::strategy::tiled, x + y + matrix};
+  p.why_not = why_not_tiled(c, chip);
   if (p.why_not.empty()) p.why_not = defers ? why_not_deferred(of) : why_not_made(of, c);
   p.bytes += (from == input_of::made ? (1 + other_tensors(of.before)) * x
               : defers               ? 2 * matrix
                                      : 0) +
              (other_tensors(of.behind) + c.saves_product) * y;
-  if (!p.why_not.empty()) {
-    p.seconds = std::numeric_limits<double>::infinity();
-    return p;
-  }
+  if (!p.why_not.empty()) return p;
   const tile_plan tiles = plan_tiles(c.rows, c.depth, c.columns, from, flops_of(of.behind), chip);
   const auto turns = static_cast<double>(tiles.turns), columns = turns * tiles.tile.columns,
              depth = static_cast<double>(c.depth);
@@ -109,15 +104,12 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
 
 // In one kernel whose blocks make all rows and share the matrix.
 prediction streamed(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
-  const int64 x = c.rows * c.depth * size_of(c.type), y = c.rows * c.columns * size_of(c.type),
-              matrix = c.columns * c.depth * size_of(c.type);
-  prediction p{spec::strategy::streamed, x + y + matrix, 0, why_not_short(c)};
+  const int64 x = c.x_bytes(), y = c.result_bytes();
+  prediction p{spec::strategy::streamed, x + y + c.matrix_bytes()};
+  p.why_not = why_not_short(c);
   if (p.why_not.empty()) p.why_not = why_not_streamed(c.rows, c.depth, chip);
   p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
-  if (!p.why_not.empty() || chip.arch != 90) {  // other chips have not been measured
-    p.seconds = std::numeric_limits<double>::infinity();
-    return p;
-  }
+  if (!p.why_not.empty() || chip.arch != 90) return p;  // other chips have not been measured
   const streamed_rows way = take_rows(c.rows, c.depth, chip);
   const auto numbers = static_cast<double>(ceil_div(c.rows, way.at_once) * way.numbers);
   const double rate = std::min(kSpeed.streamed_bytes, way.steps_ahead * kSpeed.streamed_ahead);

@@ -77,9 +77,7 @@ streamed_plan choose(const streamed_call& call, const device_facts& chip) {
 
 std::string source(const streamed_call& call, const streamed_plan& p) {
   std::string text = heading(widest(call.behind, call.before), "streamed_linear");
-  const auto number = [&](const char* name, int value) {
-    text += std::string("  static constexpr int ") + name + " = " + std::to_string(value) + ";\n";
-  };
+  const auto number = [&](const char* name, int value) { text += number_field(name, value); };
   text += "using line_before = " + call.before.line + ";\nusing line_behind = " + call.behind.line +
           ";\nstruct config_before {\n" + fields(call.before, p.before);
   number("kAtOnce", 1), number("kAllExist", 1), number("kOnlyStatistics", 0), number("kStepsAhead", p.ahead),
@@ -108,8 +106,7 @@ void launch(const streamed_call& call, int device, void* stream) {
     return load(source(call, p), kKernelName, device, stream, chip.arch_name + " streamed linear " + behind.line);
   });
   std::string packed;
-  const auto add = [&](const auto& value) { packed.append(reinterpret_cast<const char*>(&value), sizeof value); };
-  add(call.matrix), add(call.matrix_stride), add(call.depth);
+  append_value(packed, call.matrix), append_value(packed, call.matrix_stride), append_value(packed, call.depth);
   const request both = widest(behind, before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
   launch(built, {p.grid, 1}, {kThreads, 1}, p.shared_bytes, chip.arch >= 90, stream, packed.data());

@@ -14,6 +14,10 @@ struct linear_case {
   int64 rows, depth, columns;  // x is (rows, depth), the matrix (columns, depth)
   dtype type;                  // of x and the matrix
   bool saves_product;          // for backward
+
+  int64 x_bytes() const { return rows * depth * size_of(type); }
+  int64 result_bytes() const { return rows * columns * size_of(type); }
+  int64 matrix_bytes() const { return columns * depth * size_of(type); }
 };
 
 struct prediction {

@@ -91,12 +91,11 @@ std::int64_t panel_rows(const spec::contraction& line, spec::strategy how, const
 }
 
 std::vector<spec::prediction> strategies_on_cpu(const spec::contraction& line, const spec::linear_case& c) {
-  const std::int64_t size = size_of(c.type), x = c.rows * c.depth * size, y = c.rows * c.columns * size,
-                     matrix = c.depth * c.columns * size;
+  const std::int64_t x = c.x_bytes(), y = c.result_bytes();
   const bool makes_input = !line.before.words.empty(), goes_on = !line.behind.words.empty();
   const bool serves = makes_input && panel_rows(c.type, c.rows, c.depth, c.columns) > 0;
   spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels};
-  panels.bytes = x + matrix + y + (goes_on ? 2 * y : 0);
+  panels.bytes = x + c.matrix_bytes() + y + (goes_on ? 2 * y : 0);
   unfused.bytes = panels.bytes + (makes_input ? 2 * x : 0);
   if (!serves) panels.why_not = why_not_panels();
   return {unfused, panels};
