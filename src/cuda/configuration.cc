@@ -253,6 +253,7 @@ std::vector<plan> take_in_parts(const request& r, const arguments& a, const devi
   plan combined = parts;
   combined.with.of = part::combined;
   combined.grid_x = static_cast<unsigned>(a.rows);
+  if (r.only_statistics) return {parts, combined};
   plan tiles = blank;
   tiles.with.of = part::tiles;
   choose_elementwise(r, a, chip, tiles);
@@ -332,6 +333,8 @@ configuration describe(const request& r, const arguments& a) {
   c.single_x = a.x.data && a.x.column_stride == 0;
   c.single_y = a.y.column_stride == 0;
   c.saves_statistics = !r.backward && a.statistics != nullptr;
+  c.only_statistics = r.only_statistics;
+  c.in_place = r.in_place;
   c.cluster = 1;
   c.spare_lanes = c.access < c.lanes ? 8 : 0;
   c.staged = staged_results(r, a, c);
@@ -398,7 +401,8 @@ std::string fields(const request& r, const configuration& c) {
   number("kDims", c.dims), bits("kDense", c.dense);
   flag("kExact", c.exact), flag("kFlat", c.flat), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
   flag("kSumsInRegisters", c.sums_in_registers);
-  flag("kSavesStatistics", c.saves_statistics), flag("kOnePart", c.one_part);
+  flag("kSavesStatistics", c.saves_statistics), flag("kOnlyStatistics", c.only_statistics);
+  flag("kOnePart", c.one_part), flag("kInPlace", c.in_place);
   flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
   bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand), bits("kStreams", c.streams);
@@ -435,7 +439,10 @@ std::string label(const request& r, const configuration& c, const std::string& a
   return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") +
          (c.cluster > 1 ? std::to_string(c.cluster) + "*" : "") + std::to_string(c.across) + "x" +
          std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) +
-         (c.saves_statistics ? " saving " : " ") + (r.wants_again ? "again " : "") + r.line;
+         (c.only_statistics    ? " statistics "
+          : c.saves_statistics ? " saving "
+                               : " ") +
+         (r.wants_again ? "again " : "") + r.line;
 }
 
 }  // namespace onepass::cuda

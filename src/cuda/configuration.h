@@ -27,7 +27,9 @@ struct request {
   bool wants_dx = false, wants_again = false;
   int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
   int flops = 0;
-  bool draws = false;  // has dropout
+  bool draws = false;            // has dropout
+  bool only_statistics = false;  // forward of a row word: nothing else is written
+  bool in_place = false;         // dx lies where dy does: see may_be_in_place
 
   request() = default;
   request(const spec::line&, bool backward);
@@ -54,8 +56,10 @@ struct configuration {
   int spare_lanes;  // of shared memory behind a row's
   int threads;      // of the block, where they are more than across times down
   int sums_in_registers;
+  int in_place;  // dx lies where dy does
   int saves_statistics;
-  uint64 dense;  // tensors that are contiguous (place.cuda.h)
+  int only_statistics;  // and writes nothing else
+  uint64 dense;         // tensors that are contiguous (place.cuda.h)
   uint64 single_operand, single_kept_gradient, repeated_operand, aligned_operand;
   uint64 streams, brought_once;  // tensors that copies bring (place.cuda.h)
   uint64 staged;                 // results that leave through shared memory (place.cuda.h)
@@ -73,6 +77,9 @@ struct plan {
 // The kernels of a call, in order: one, or a long row's three parts. Column sums come from the last.
 // Pure arithmetic: the same shapes, alignment and chip give the same plans.
 std::vector<plan> choose(const request&, const arguments&, const device_facts&);
+
+// Small accesses would load the gradient by windows, in which other threads write.
+constexpr bool may_be_in_place(dtype type, int64 columns) { return columns * size_of(type) % 16 == 0; }
 
 // Of how many operands, say, a kernel's arguments have room where its line has `count`.
 constexpr int room_for(int count) { return count > 0 ? count : 1; }

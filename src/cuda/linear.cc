@@ -41,9 +41,8 @@ request widest(const request& a, const request& b) {
   return both;
 }
 
-bool shares_rows(input_of from, int64 depth, int64 columns) {
-  const bool many_tiles = columns > std::rbegin(kLinearTuning.wide)->columns;
-  return from == input_of::made || (from == input_of::deferred && many_tiles && depth <= kMostRowColumns);
+bool needs_statistics(input_of from, int64 columns) {
+  return from == input_of::deferred && columns > std::rbegin(kLinearTuning.wide)->columns;
 }
 
 int rows_at_once(int64 depth) { return kGroupThreads / threads_of_row(depth) * rows_of_thread(depth); }
@@ -77,17 +76,16 @@ tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, input_of from, int 
 bool fits(const linear_call& call) {
   return call.a_behind.rows < 1 << 30 && is_aligned(call.input, call.input_stride) &&
          is_aligned(call.matrix, call.matrix_stride) && describe(call.behind, call.a_behind).access == kLanes &&
-         (!shares_rows(call.from, call.depth, call.a_behind.columns) ||
-          describe(call.before, call.a_before).access == kLanes);
+         (call.from != input_of::made || describe(call.before, call.a_before).access == kLanes);
 }
 
 linear_plan choose(const linear_call& call, const device_facts& chip) {
   linear_plan p{};
-  const bool shares = shares_rows(call.from, call.depth, call.a_behind.columns);
+  const bool makes = call.from == input_of::made;
   const int64 columns = call.a_behind.columns, rows = call.a_behind.rows;
   p.tiles = plan_tiles(rows, call.depth, columns, call.from, call.behind.flops, chip);
   const linear_tile& tile = p.tiles.tile;
-  p.group = shares ? kLinearTuning.group_making_input : kLinearTuning.group;
+  p.group = makes ? kLinearTuning.group_making_input : kLinearTuning.group;
   const int64 product_bytes = int64{tile.buffers} * kTileRows / 2 * tile.columns * 2;
   const int64 stage_bytes = int64{kTileRows + tile.columns} * kTileDepth * 2;
   constexpr int kAligned = 1024;
@@ -109,14 +107,14 @@ linear_plan choose(const linear_call& call, const device_facts& chip) {
 
   if (call.from != input_of::x) p.before = describe(call.before, call.a_before);
   else p.before.lanes = p.before.access = kLanes, p.before.dims = p.before.cluster = 1;
-  p.before.across = shares ? threads_of_row(call.depth) : kGroupThreads;
+  p.before.across = makes ? threads_of_row(call.depth) : kGroupThreads;
   p.before.down = kGroupThreads / p.before.across;
   p.before.threads = kThreads;
   const int64 each = int64{p.before.across} * kLanes;
   p.before.held_lanes = lanes_of_thread(call.depth);
   p.before.exact = call.depth % each == 0;
   p.before.whole_lanes = static_cast<int>(call.depth / each);
-  p.rows_of_thread = shares ? rows_of_thread(call.depth) : 1;
+  p.rows_of_thread = makes ? rows_of_thread(call.depth) : 1;
   return p;
 }
 
@@ -126,8 +124,7 @@ std::string source(const linear_call& call, const linear_plan& p) {
   const auto number = [&](const char* name, int value) { text += number_field(name, value); };
   text += "using line_before = " + (call.from != input_of::x ? call.before.line : "line<chain<>>") + ";\n";
   text += "using line_behind = " + r.line + ";\nstruct config_before {\n" + fields(call.before, p.before);
-  const bool shares = shares_rows(call.from, call.depth, call.a_behind.columns);
-  number("kAny", shares), number("kOnlyStatistics", shares && call.from == input_of::deferred);
+  number("kAny", call.from == input_of::made);
   number("kAtOnce", p.rows_of_thread), number("kAllExist", 0);
   text += "};\nstruct config_first_rows : config_before {\n";
   number("kDown", kThreads / p.before.across), number("kAtOnce", 1);
@@ -135,6 +132,7 @@ std::string source(const linear_call& call, const linear_plan& p) {
   text += type_field("kX", r.x);
   number("kTileN", p.tiles.tile.columns), number("kBuffers", p.tiles.tile.buffers), number("kStages", p.stages);
   number("kCluster", p.tiles.cluster), number("kDefers", call.from == input_of::deferred);
+  number("kTakesMoments", call.from == input_of::deferred && !needs_statistics(call.from, call.a_behind.columns));
   number("kGroup", p.group);
   text +=
       "  using before = config_before;\n  using first_rows = config_first_rows;\n  using behind = config_behind;\n};\n";

@@ -22,7 +22,7 @@ struct linear_call {
   int64 input_stride;
   const void* matrix;  // [columns, depth]
   int64 matrix_stride, depth;
-  unsigned* ready;              // where rows are shared (below): one number, which is 0, for each kReadyRows rows
+  unsigned* ready;              // where rows are made: one number, which is 0, for each kReadyRows rows
   const float *sums, *offsets;  // where a norm is deferred: padded_columns
 };
 inline constexpr int kReadyRows = 128;
@@ -32,9 +32,9 @@ bool is_aligned(const void* data, int64 stride);
 request widest(const request&, const request&);  // as a kernel for both lines has room
 inline constexpr int kMostRowColumns = 8192;     // of a row word before `linear`
 int rows_at_once(int64 depth);                   // that a block makes of the input
-// Whether blocks make rows for each other: the input, or a deferred norm's statistics (in a_before), unless each takes
-// its rows' moments from its tiles.
-bool shares_rows(input_of, int64 depth, int64 columns);
+// Whether a deferred norm's statistics must be given (in a_before): where no block has all columns of its rows, and so
+// their moments from its tiles.
+bool needs_statistics(input_of, int64 columns);
 
 // Tiles of 128 rows of products, and how many a block computes, one after the other, at most.
 struct tile_plan {
@@ -50,7 +50,7 @@ struct fold_call {
   void* folded;
   float *sums, *offsets;
   int64 depth, stride;
-  unsigned* ready;  // as in linear_call; null where panels is 0
+  unsigned* ready;  // set to 0 on the way; null where panels is 0
   int64 panels;
   dtype type, scale_type, bias_type;  // none: there is none
   bool centres;

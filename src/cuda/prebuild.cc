@@ -33,7 +33,7 @@ class imagined_call {
     build_one(r, a, arch_name);
   }
 
-  void backward(const std::string& arch_name, bool again) {
+  void backward(const std::string& arch_name, bool again, bool in_place) {
     arguments a{};
     request r = request_for(true);
     const spec::reads reads = spec::backward_reads(line_, again);
@@ -48,6 +48,7 @@ class imagined_call {
     r.wants_tensor = plan.wants_tensor;
     r.wants_dx = plan.wants_dx;
     r.wants_again = again;
+    r.in_place = in_place && may_be_in_place(x_, sizes_[1]);
     if (again) add(a.again, x_);
     if (reads.x || reads.result) add(a.x, x_);
     add(a.y, x_);
@@ -100,13 +101,13 @@ class imagined_call {
   std::vector<std::string> labels_;
 };
 
-// again: backward makes the result again.
+// before_linear: backward makes the result again, and its gradient is given away.
 std::vector<std::string> build_line(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
-                                    int64 rows, int64 columns, bool again) {
+                                    int64 rows, int64 columns, bool before_linear) {
   imagined_call call(line, x, operand, rows, columns);
   call.forward(arch_name, line.rowwise());
   if (line.rowwise()) call.forward(arch_name, false);
-  call.backward(arch_name, again && !spec::backward_reads(line).result);
+  call.backward(arch_name, before_linear && !spec::backward_reads(line).result, before_linear);
   return call.labels();
 }
 
@@ -115,9 +116,9 @@ std::vector<std::string> build_line(const spec::line& line, const std::string& a
 std::vector<std::string> prebuild(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
                                   int64 rows, int64 columns) {
   std::vector<std::string> labels;
-  const auto build_all = [&](const spec::line& of, bool again) {
+  const auto build_all = [&](const spec::line& of, bool before_linear) {
     if (of.words.empty()) return;
-    const std::vector<std::string> built = build_line(of, arch_name, x, operand, rows, columns, again);
+    const std::vector<std::string> built = build_line(of, arch_name, x, operand, rows, columns, before_linear);
     labels.insert(labels.end(), built.begin(), built.end());
   };
   if (line.linear >= 0) {

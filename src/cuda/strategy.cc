@@ -85,18 +85,16 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
              depth = static_cast<double>(c.depth);
   double products = columns * depth * kSpeed.tile_column;
   double before = 0, beside = columns * kSpeed.finish_column;  // the kernel's other work
-  const bool shares = shares_rows(from, c.depth, c.columns);
   if (from == input_of::made) {
     const int64 others = 2 + other_tensors(of.before);
     before = depth * kSpeed.first_rows + static_cast<double>(c.rows * others) * depth * kSpeed.later_rows;
+    const int64 blocks = int64{chip.sm_count}, own = (c.rows + blocks - 1) / blocks;  // rows of a block
+    beside += static_cast<double>(own) / rows_at_once(c.depth) * kSpeed.rows_round;
   } else if (defers) {
     before = kSpeed.launch + seconds_for(2 * matrix);
     products += columns * kSpeed.norm_column;
-    if (!shares) beside += turns * depth * kSpeed.moments;
-  }
-  if (shares) {
-    const int64 blocks = int64{chip.sm_count}, own = (c.rows + blocks - 1) / blocks;  // rows of a block
-    beside += static_cast<double>(own) / rows_at_once(c.depth) * (defers ? kSpeed.statistics_round : kSpeed.rows_round);
+    if (needs_statistics(from, c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x);
+    else beside += turns * depth * kSpeed.moments;
   }
   p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes)});
   return p;

@@ -80,8 +80,7 @@ std::string source(const streamed_call& call, const streamed_plan& p) {
   const auto number = [&](const char* name, int value) { text += number_field(name, value); };
   text += "using line_before = " + call.before.line + ";\nusing line_behind = " + call.behind.line +
           ";\nstruct config_before {\n" + fields(call.before, p.before);
-  number("kAtOnce", 1), number("kAllExist", 1), number("kOnlyStatistics", 0), number("kStepsAhead", p.ahead),
-      number("kPitch", p.pitch);
+  number("kAtOnce", 1), number("kAllExist", 1), number("kStepsAhead", p.ahead), number("kPitch", p.pitch);
   text += "};\nstruct config_behind {\n" + fields(call.behind, p.behind) + "};\nstruct config {\n";
   text += type_field("kX", call.behind.x);
   number("kRowTiles", p.row_tiles), number("kSteps", p.steps), number("kStepsAhead", p.ahead),

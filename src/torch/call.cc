@@ -1,6 +1,7 @@
 // One call of a line, forward or backward, on either device: checks, layout, outputs, launch.
 #include "src/torch/call.h"
 
+#include "src/cuda/configuration.h"
 #include "src/torch/check.h"
 #include "src/torch/frame.h"
 #include "src/torch/run.h"
@@ -81,8 +82,11 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
     if (output.column) {
       results.push_back(empty(&columns, 1, output.type, f.on));
       column_outputs.push_back({results.back().data_ptr(), {}, output.type, 1});
+    } else if (output.input > 0) {
+      results.push_back(f.output(f.a.operand_gradient[output.input - 1], output.type));
     } else {
-      results.push_back(f.output(output.input == 0 ? f.a.dx : f.a.operand_gradient[output.input - 1], output.type));
+      const bool in_place = call.in_place && f.on.is_cuda() && cuda::may_be_in_place(f.type, columns);
+      results.push_back(in_place ? f.output_in(f.a.dx, dy) : f.output(f.a.dx, output.type));
     }
   }
   if (plan.outputs.empty()) return results;

@@ -39,6 +39,7 @@ struct backward_call {
   const std::vector<std::int64_t>& operand_types;  // dtype, plus 16 where the operand broadcasts
   std::int64_t wanted;                             // bit 0 for x, bit i + 1 for operand i
   bool wants_again = false;                        // the line's result too; never where it resumes at the result
+  bool in_place = false;                           // on CUDA: no one else reads the result's gradient, which is dense
 };
 void check_backward(const backward_call&);  // how many gradients and operands there are
 

@@ -124,7 +124,8 @@ std::vector<Tensor> backward_before(const backward_call& call, const spec::contr
                              c.before,
                              types,
                              static_cast<std::int64_t>(plan.wants_before),
-                             way.leaves_input};
+                             way.leaves_input,
+                             !plan.gives_input};
   if (way.weight_by_panels) {
     weight_gradient = empty_like(shape_of(w), dtype_of(w), device_of(w));
     const std::vector<Tensor> again = operands_again(call, c);

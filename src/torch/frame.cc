@@ -54,13 +54,14 @@ void frame::input(const Tensor& t, view& out) {
   sources_.push_back(&t);
 }
 
-Tensor frame::output(view& out, dtype of_type) {
-  Tensor fresh = empty_like(shape, of_type, on);
-  tensors_.push_back(strided_of(fresh, &out));
+Tensor frame::output(view& out, dtype of_type) { return output_in(out, empty_like(shape, of_type, on)); }
+
+Tensor frame::output_in(view& out, const Tensor& memory) {
+  tensors_.push_back(strided_of(memory, &out));
   // The sizes and strides that PyTorch lends live as long as the tensor: keep it beside them.
-  held_.push_back(fresh);
+  held_.push_back(memory);
   sources_.push_back(nullptr);
-  return fresh;
+  return memory;
 }
 
 void frame::operand(int index, const Tensor& t) {

@@ -31,9 +31,10 @@ class frame {
   dtype arithmetic() const { return type == dtype::f64 ? dtype::f64 : dtype::f32; }
   bool empty() const { return shape.rows() == 0 || shape.columns() == 0; }
 
-  void input(const Tensor& t, view& out);    // of x's shape, or broadcasting to it
-  Tensor output(view& out, dtype of_type);   // fresh, of x's shape
-  void operand(int index, const Tensor& t);  // a column or a tensor, checked against its word
+  void input(const Tensor& t, view& out);      // of x's shape, or broadcasting to it
+  Tensor output(view& out, dtype of_type);     // fresh, of x's shape
+  Tensor output_in(view& out, const Tensor&);  // of x's shape and dense
+  void operand(int index, const Tensor& t);    // a column or a tensor, checked against its word
   void dropout_state(const std::optional<Tensor>& state);
   void statistics(const Tensor& t) { a.statistics = t.data_ptr(); }
   Tensor fresh_statistics();

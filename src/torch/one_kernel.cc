@@ -75,7 +75,7 @@ class one_kernel_call {
         from_(how == spec::strategy::deferred ? cuda::input_of::deferred
               : c_.before.line.words.empty()  ? cuda::input_of::x
                                               : cuda::input_of::made),
-        shares_rows_(!streams_ && cuda::shares_rows(from_, w.size(1), w.size(0))),
+        needs_statistics_(!streams_ && cuda::needs_statistics(from_, w.size(0))),
         saves_product_(call.save_statistics && call.line.reads.product),
         saves_statistics_(call.save_statistics && c_.before.reads.statistics),
         input_(as_matrix(call.x, w.size(1))),
@@ -125,15 +125,16 @@ class one_kernel_call {
     const torch::stable::accelerator::DeviceGuard guard(on_.index);
     void* stream = current_stream(on_.index);
     std::optional<Tensor> ready;
-    if (shares_rows_) {
+    if (from_ == cuda::input_of::made) {
       const std::int64_t panels[1] = {(of.a_behind.rows + cuda::kReadyRows - 1) / cuda::kReadyRows};
       ready = empty(panels, 1, dtype::f32, on_);
-      if (!defers) torch::stable::zero_(*ready);
+      torch::stable::zero_(*ready);
       of.ready = static_cast<unsigned*>(ready->data_ptr());
     }
     std::optional<folded_matrix> folded;
     if (defers) {
-      folded = fold_norm(c_.parts.norm, *before_, w_, ready, stream);
+      if (needs_statistics_) run_statistics(*before_);
+      folded = fold_norm(c_.parts.norm, *before_, w_, std::nullopt, stream);
       of.matrix = folded->matrix.data_ptr(), of.matrix_stride = of.depth;
       of.sums = static_cast<const float*>(folded->sums.data_ptr());
       of.offsets = of.sums + folded->sums.size(1);
@@ -153,7 +154,7 @@ class one_kernel_call {
     take(f, call_.x, call_, 0);
     if (from_ == cuda::input_of::made && !streams_) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
     keep(f, kept_);
-    if (saves_statistics_ || (from_ == cuda::input_of::deferred && shares_rows_)) statistics_ = f.fresh_statistics();
+    if (saves_statistics_ || needs_statistics_) statistics_ = f.fresh_statistics();
     f.lay_out(true);
   }
   void enter_behind() {
@@ -183,7 +184,7 @@ class one_kernel_call {
   const dtype type_;
   const bool streams_;
   const cuda::input_of from_;  // where tiles are multiplied
-  const bool shares_rows_, saves_product_, saves_statistics_;
+  const bool needs_statistics_, saves_product_, saves_statistics_;
   Tensor input_, result_;
   std::optional<frame> before_, behind_;
   std::vector<Tensor> kept_, kept_behind_;

@@ -44,6 +44,14 @@ class row_workspace {
   std::optional<Tensor> memory_;
 };
 
+void forward_on_cuda(frame& f, const cuda::request& request) {
+  const torch::stable::accelerator::DeviceGuard guard(f.on.index);
+  void* stream = current_stream(f.on.index);
+  const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
+  const row_workspace rows(f, plans, f.a.statistics == nullptr ? &f.a.statistics : nullptr);
+  cuda::launch(request, plans, f.a, f.on.index, stream);
+}
+
 }  // namespace
 
 void* current_stream(int device_index) {
@@ -71,18 +79,19 @@ cuda::request request_of(const frame& f, bool backward) {
 
 void run_forward(frame& f) {
   if (f.on.is_cuda()) {
-    const torch::stable::accelerator::DeviceGuard guard(f.on.index);
-    const cuda::request request = request_of(f, false);
-    void* stream = current_stream(f.on.index);
-    const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
-    const row_workspace rows(f, plans, f.a.statistics == nullptr ? &f.a.statistics : nullptr);
-    cuda::launch(request, plans, f.a, f.on.index, stream);
+    forward_on_cuda(f, request_of(f, false));
     return;
   }
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
   f.a.stream_stores = stream_stores(f, 1 + f.line.line.keeps);
   cpu::partition(f.a, f.line.line.rowwise());
   cpu::run(cpu::choose(kernels, f.a, f.type, false), f.a);
+}
+
+void run_statistics(frame& f) {
+  cuda::request request = request_of(f, false);
+  request.only_statistics = true;
+  forward_on_cuda(f, request);
 }
 
 void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>& column_outputs) {
@@ -94,6 +103,7 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
     request.wants_tensor = plan.wants_tensor;
     request.wants_dx = plan.wants_dx;
     request.wants_again = f.a.again.data != nullptr;
+    request.in_place = f.a.dx.data == f.a.y.data;
     void* stream = current_stream(f.on.index);
     const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
     const row_workspace rows(f, plans, &f.a.totals);

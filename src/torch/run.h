@@ -12,6 +12,7 @@ namespace onepass::binding {
 void* current_stream(int device_index);  // CUDA
 cuda::request request_of(const frame&, bool backward);
 void run_forward(frame&);
+void run_statistics(frame&);  // CUDA: only the row statistics of forward
 // column_outputs: 1-D, one for each wanted column operand in operand order.
 void run_backward(frame&, const spec::gradients&, const std::vector<view>& column_outputs);
 

@@ -342,7 +342,7 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
   configuration with{};
   with.lanes = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_lanes = 7;
   with.flat = 1, with.dims = 3, with.dense = 4, with.single_y = 1, with.ahead = 1, with.whole_lanes = 5,
-  with.single_operand = 6, with.single_kept_gradient = 9;
+  with.single_operand = 6, with.in_place = 1, with.single_kept_gradient = 9;
   const std::string made = source(r, with);
   for (const char* field : {"kX = dtype::bf16;",
                             "dtype::none, dtype::f32, dtype::none",
@@ -361,6 +361,8 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
                             "kAhead = true;",
                             "kWholeLanes = 5;",
                             "kSavesStatistics = false;",
+                            "kOnlyStatistics = false;",
+                            "kInPlace = true;",
                             "kWantsDx = true;",
                             "kWantsAgain = true;",
                             "kSingleOperand = 6ull;",

@@ -65,6 +65,17 @@ def test_deferred_where_the_first_columns_are_far_from_the_rest():
 
 
 @needs_hopper
+@pytest.mark.parametrize("shape, out_features", [((200, 9000), 520), ((20000, 256), 512), ((1000, 1024), 1024)], ids=str)
+@pytest.mark.parametrize("line", [NORM_LINEAR, "rms_norm(1e-6) | scale | linear"])
+def test_deferred_with_statistics_of_a_pass_of_their_own_and_without(line, shape, out_features):
+    """Rows too long or products too short for the product's kernel to make them."""
+    inputs = make_inputs(line, shape, torch.bfloat16, "cuda", out_features=out_features)
+    with torch.no_grad():
+        inputs.x.add_(3)
+    check_line(with_strategy(line, "deferred"), inputs, slack=2.0)
+
+
+@needs_hopper
 def test_deferred_of_rows_that_are_all_the_same():
     x = torch.full((256, 512), 3.0, device="cuda", dtype=torch.bfloat16)
     w, c = torch.randn(64, 512, device="cuda").bfloat16(), torch.randn(64, device="cuda").bfloat16()
@@ -287,10 +298,10 @@ def test_every_function_and_module_hands_its_strategy_on():
     [
         ("linear | bias | gelu", (8192, 4096), 16384, "tiled"),
         ("linear | bias | silu", (8192, 4096), 16384, "tiled"),
-        (NORM_LINEAR, (32768, 4096), 4096, "deferred"),
+        (NORM_LINEAR, (32768, 4096), 4096, "tiled"),
         (NORM_LINEAR, (8192, 4096), 4096, "unfused"),
         (NORM_LINEAR, (32768, 1024), 4096, "tiled"),
-        (NORM_LINEAR, (65536, 1024), 1024, "unfused"),
+        (NORM_LINEAR, (65536, 1024), 1024, "deferred"),
         (NORM_LINEAR, (65536, 256), 64, "deferred"),
         (NORM_LINEAR, (65536, 4096), 64, "deferred"),
         (NORM_LINEAR, (32768, 8192), 256, "deferred"),

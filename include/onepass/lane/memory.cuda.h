@@ -94,6 +94,16 @@ struct access<16> {
   using type = uint4;
 };
 
+// From global memory that this thread alone writes, when it is done with what it loads: loads may pass stores.
+ONEPASS_FUNCTION void load_own_word(uint4& to, uint64 at) {
+  asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w) : "l"(at));
+}
+ONEPASS_FUNCTION void load_own_word(uint2& to, uint64 at) {
+  asm("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to.x), "=r"(to.y) : "l"(at));
+}
+ONEPASS_FUNCTION void load_own_word(uint32& to, uint64 at) { asm("ld.global.u32 %0, [%1];" : "=r"(to) : "l"(at)); }
+ONEPASS_FUNCTION void load_own_word(uint16& to, uint64 at) { asm("ld.global.u16 %0, [%1];" : "=h"(to) : "l"(at)); }
+
 // 16 bytes from shared memory, `shift` bytes (whole numbers of Size bytes) behind aligned ones.
 template <int Size>
 ONEPASS_FUNCTION void read_shifted(const void* aligned, int shift, uint32* bytes) {
@@ -123,6 +133,13 @@ struct memory {
   // From memory that threads write.
   static ONEPASS_FUNCTION buffer load_written(const void* at, int count) {
     return load(at, count, [](const word* from) { return *from; });
+  }
+  static ONEPASS_FUNCTION buffer load_own(const void* at, int count) {
+    return load(at, count, [](const word* from) {
+      word loaded;
+      load_own_word(loaded, __cvta_generic_to_global(from));
+      return loaded;
+    });
   }
   // As load, but behind the first `count` numbers there may be anything. Where accesses would be small and many, they
   // come in the whole aligned 16 bytes that hold them.

@@ -15,7 +15,7 @@ struct fold_arguments {
   void* folded;                       // [columns, depth]
   float *sums, *offsets;              // [columns]
   int64 depth, stride;
-  uint32* ready;  // [panels], set to 0: linear_arguments::ready
+  uint32* ready;  // [panels], set to 0
   int64 panels;
 };
 
@@ -166,10 +166,9 @@ ONEPASS_FUNCTION void give_norm(const linear_arguments& a, linear_shared<Config>
   }
   arrive(&shared.norm_full);
 }
-// This thread's row of the tile that begins at `row`, by the statistics that some block has made.
+// This thread's row of the tile that begins at `row`, where its statistics are given.
 template <class Line>
 ONEPASS_FUNCTION stage::pair<float> norm_of_row(const linear_arguments& a, int row) {
-  wait_for_rows(a, row);
   const int64 own = row + static_cast<int>(threadIdx.x);
   if (own >= a.before.rows) return {};
   const auto* statistics = static_cast<const float*>(a.before.statistics);

@@ -6,7 +6,7 @@
 ONEPASS_BEGIN
 
 // Rows of what `linear` takes: Config::kAtOnce for each thread at a time. Place: where they go. kAllExist: no thread is
-// asked for a row behind the last. kOnlyStatistics: those are all that is made of a row.
+// asked for a row behind the last.
 template <class Config, class Line, class Place = place<Config, Line>>
 class input_rows {
  public:
@@ -29,7 +29,6 @@ class input_rows {
         const auto of_row = statistics<Config, Line>(a_, across_, threads_, held[i], value);
         stage::pair<T> saved = of_row.saved;
         if (Config::kSavesStatistics && at.is_first() && row < a_.rows && across_ == 0) save<Line>(a_, row, saved);
-        if constexpr (Config::kOnlyStatistics) return;
         saved.second = saved.second * of_row.held_factor;
         for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);

@@ -8,19 +8,20 @@
 // last, a thread brings tiles of both matrices into a ring, another tells all blocks which rows have been made. Blocks
 // of a cluster have tiles below each other and share what they bring of the matrix.
 //
-// Where a norm is deferred (deferred_norm.cuda.h), the input is x itself, and no product waits for its rows. The first
-// warpgroup makes the rows' statistics ahead, as it would make rows; or, where a block has all columns of its rows,
-// takes their moments from the tiles on their way to the product: those of the next tile between rows of this one.
+// Where a norm is deferred (deferred_norm.cuda.h), the input is x itself, and no product waits for its rows. Their
+// statistics are given; or, where a block has all columns of its rows, the first warpgroup takes their moments from the
+// tiles on their way to the product: those of the next tile between rows of this one.
 //
 // Config:
 //   kX                storage type throughout: bf16 or f16
 //   kTileN, kStages, kCluster
 //   kBuffers          2: each multiplying warpgroup has room for its products, 1: they have one in turn
 //   kGroup            tiles of a cluster below each other that are taken before the next ones beside them
-//   before, behind    what place.cuda.h asks for; before::kAny: whether rows are made, kOnlyStatistics: or statistics,
-//                     kAtOnce: rows that a thread makes at a time
+//   before, behind    what place.cuda.h asks for; before::kAny: whether rows are made, kAtOnce: rows that a
+//                     thread makes at a time
 //   first_rows        as before, for all threads
-//   kDefers           before is a norm, with or without affine, and deferred
+//   kDefers           before is a norm, with or without affine, and deferred; kTakesMoments: its statistics are not
+//   given
 #pragma once
 
 #include "onepass/skeleton/deferred_norm.cuda.h"
@@ -38,7 +39,7 @@ ONEPASS_FUNCTION void bring_tiles(const linear_arguments& a, linear_shared<Confi
   prefetch(a.input), prefetch(a.matrix);
   int row, column;
   for (int turn = 0; tiles.at(turn, row, column); ++turn) {
-    if constexpr (Config::before::kAny && !Config::kDefers) {
+    if constexpr (Config::before::kAny) {
       wait_for_rows(a, row);
       let_copies_see_writes();
     }
@@ -153,8 +154,8 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
   arrive_at_cluster();
   wait_for_cluster();
   const tile_order<Config> tiles(a);
-  const int64 first = Config::kDefers ? 0 : tiles.rows_before(1);
-  if constexpr (before::kAny && !Config::kDefers) {
+  const int64 first = tiles.rows_before(1);
+  if constexpr (before::kAny) {
     make_first_rows<first_rows, Before>(a, first, slots.first);
     __syncthreads();
   }
@@ -172,7 +173,7 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
       }
     };
     int row, column;
-    if constexpr (layout::kTakesMoments) {
+    if constexpr (Config::kTakesMoments) {
       deferred_norms<Config, Before> norms(a, shared, dynamic);
       for (int turn = 0; tiles.at(turn, row, column); ++turn) {
         norms.give(turn, row, column);
@@ -180,14 +181,11 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
       }
     } else {
       later_rows<before, Before> input(a.before, first, shared.made, shared.told, slots.later);
-      if constexpr (Config::kDefers) input.make_until(tiles.rows_before(1));
       for (int turn = 0; turn < tiles.turns(); ++turn) {
-        const bool any = tiles.at(turn, row, column);
-        if constexpr (Config::kDefers) {
-          if (any) give_norm<Config>(a, shared, norm_of_row<Before>(a, row), column);
-        }
         if constexpr (before::kAny) input.make_until(tiles.rows_before(turn + 2));
-        if (any) finish(turn, row, column, [] {});
+        if (!tiles.at(turn, row, column)) continue;
+        if constexpr (Config::kDefers) give_norm<Config>(a, shared, norm_of_row<Before>(a, row), column);
+        finish(turn, row, column, [] {});
       }
     }
   } else if (group == 3) {

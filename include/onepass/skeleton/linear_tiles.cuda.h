@@ -59,7 +59,7 @@ struct tile_order {
   }
 };
 
-// The rows of the tile that begins at `row` have been made, or their statistics.
+// The rows of the tile that begins at `row` have been made.
 ONEPASS_FUNCTION void wait_for_rows(const linear_arguments& a, int row) {
   const int64 left = a.behind.rows - row;
   if (left > 0) wait_for_count(a.ready + row / kTileM, left < kTileM ? static_cast<uint32>(left) : kTileM);
@@ -69,7 +69,6 @@ template <class Config>
 struct linear_shared {
   static constexpr int kInputBytes = kTileM * kTileK * 2, kMatrixBytes = Config::kTileN * kTileK * 2;
   static constexpr int kStageBytes = kInputBytes + kMatrixBytes;
-  static constexpr bool kTakesMoments = Config::kDefers && !Config::before::kAny;  // from the tiles
 
   uint64 full[Config::kStages], empty[Config::kStages];
   uint64 product_full[2], product_empty[2];  // for each warpgroup that multiplies
@@ -90,7 +89,7 @@ struct linear_shared {
   ONEPASS_FUNCTION void open() {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       open_mailbox(&full[stage], 1);
-      open_mailbox(&empty[stage], 2 * Config::kCluster + (kTakesMoments ? kGroupThreads / 32 : 0));
+      open_mailbox(&empty[stage], 2 * Config::kCluster + (Config::kTakesMoments ? kGroupThreads / 32 : 0));
     }
     for (int i = 0; i < 2; ++i) {
       open_mailbox(&product_full[i], kGroupThreads);

@@ -10,6 +10,7 @@
 //   kExact            no lane reaches past its row's end; kWholeLanes (rowwise): of a thread's lanes, so many do not
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
 //   kWantsColumn, kWantsTensor (bits by operand), kWantsDx, kWantsAgain
+//   kInPlace          dx lies where dy does
 //   kOnePart          column sums have one part, and are the gradients
 //   kThreads; kHeldLanes of a row a thread, or 0; kUnroll rows at a time, or 0
 //   kStages, kStreams, kBroughtOnce   rowwise: see stream below; kSpareLanes: of shared memory, behind a row's
@@ -275,6 +276,8 @@ class place {
       return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
     } else {
       const auto* at = address<D, is_in(Config::kDense, S), Repeated>(v);
+      if constexpr (Config::kInPlace && S == stream::y)
+        return memory_of::template numbers_of<T>(memory_of::load_own(at, count_));
       return memory_of::template numbers_of<T>(memory_of::load_windows(at, count_));
     }
   }

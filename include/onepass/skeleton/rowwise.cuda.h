@@ -176,6 +176,10 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
           at.set_row(row, exists);
           at.set_stage(stage);
         }
+        if constexpr (Config::kOnlyStatistics) {
+          if (exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0)) save<Line>(a, row, saved);
+          return;
+        }
         const stage::pair<T> to_save = saved;
         if constexpr (kHeld) saved.second = saved.second * held_factor;
         for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
