@@ -88,13 +88,15 @@ functions and modules, names one, and raises where it cannot be:
 | `tiled` | all in one kernel, which makes the product's input while other rows are multiplied | see below |
 | `deferred` | the same with a norm behind the product: x is read once, nothing made of it is written | see below |
 | `streamed` | the matrix once past a few rows that each block makes and keeps: for decoding | see below |
+| `resident` | short rows once past a small matrix that each block keeps; a row stays in registers | see below |
 | `panels` | the words before `linear` and the library's product, some rows at a time in a core's cache | the CPU |
 
-The three of one kernel are for bfloat16 and float16 and rows of multiples of 8 numbers; `tiled` and `deferred` for
-sm_90a, `streamed` for at most 16 rows that fit in shared memory (on sm_90a 16 of 4096 numbers do), on sm_80 and later.
-Only sm_90a has been measured: elsewhere `streamed` is taken only where it is named. What is deferred is `layer_norm` or
-`rms_norm`, with `scale` and `bias` or without, and nothing else stands before `linear`. Panels are for float32 and
-float64, many rows, and at most 1024 features. `Line.plan` says which way is taken, and why:
+The four of one kernel are for bfloat16 and float16 and rows of multiples of 8 numbers; `tiled` and `deferred` for
+sm_90a; on sm_80 and later `streamed` for at most 16 rows that fit in shared memory (on sm_90a 16 of 4096 numbers do),
+`resident` for rows of at most 256 numbers and a matrix that fits there (on sm_90a 64 to 352 of 256 do).
+Only sm_90a has been measured: elsewhere these two are taken only where they are named. What is deferred is
+`layer_norm` or `rms_norm`, with `scale` and `bias` or without, and nothing else stands before `linear`. Panels are for
+float32 and float64, many rows, and at most 1024 features. `Line.plan` says which way is taken, and why:
 
 ```python
 line = onepass.Line("layer_norm(1e-5) | scale | bias | linear | bias")

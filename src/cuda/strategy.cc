@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/cuda/linear.h"
+#include "src/cuda/resident_linear.h"
 #include "src/cuda/streamed_linear.h"
 #include "src/cuda/tuning.h"
 
@@ -94,7 +95,7 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
     before = kSpeed.launch + seconds_for(2 * matrix);
     products += columns * kSpeed.norm_column;
     if (needs_statistics(from, c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x);
-    else beside += turns * depth * kSpeed.moments;
+    else beside += turns * (depth * kSpeed.moments + kSpeed.moments_turn);
   }
   p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes)});
   return p;
@@ -115,10 +116,25 @@ prediction streamed(const spec::contraction& of, const linear_case& c, const dev
   return p;
 }
 
+// In one kernel that keeps the matrix.
+prediction resident(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+  const int64 x = c.x_bytes(), y = c.result_bytes();
+  prediction p{spec::strategy::resident, x + y + c.matrix_bytes()};
+  p.why_not = why_not_short(c);
+  if (p.why_not.empty()) p.why_not = why_not_resident(c.depth, c.columns, chip);
+  p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
+  if (!p.why_not.empty() || chip.arch != 90) return p;  // other chips have not been measured
+  const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
+  p.seconds = kSpeed.resident_call +
+              std::max(numbers * kSpeed.resident_number + products * kSpeed.resident_product, seconds_for(p.bytes));
+  return p;
+}
+
 }  // namespace
 
 std::vector<prediction> predict(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
-  return {unfused(of, c), tiled(of, c, chip, false), tiled(of, c, chip, true), streamed(of, c, chip)};
+  return {unfused(of, c), tiled(of, c, chip, false), tiled(of, c, chip, true), streamed(of, c, chip),
+          resident(of, c, chip)};
 }
 
 const prediction& best(const std::vector<prediction>& all) {

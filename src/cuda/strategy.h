@@ -9,7 +9,7 @@
 
 namespace onepass::cuda {
 
-// Unfused, tiled, deferred and streamed, in this order.
+// Unfused, tiled, deferred, streamed and resident, in this order.
 std::vector<spec::prediction> predict(const spec::contraction&, const spec::linear_case&, const device_facts&);
 // The fastest.
 const spec::prediction& best(const std::vector<spec::prediction>&);

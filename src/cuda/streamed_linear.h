@@ -4,23 +4,12 @@
 
 #include <string>
 
-#include "src/cuda/configuration.h"
-#include "src/cuda/driver.h"
+#include "src/cuda/warp_linear.h"
 
 namespace onepass::cuda {
 
-struct streamed_call {
-  const request& before;  // x: what enters the words before `linear`; y is not written
-  const arguments& a_before;
-  const request& behind;  // y: the result
-  const arguments& a_behind;
-  const void* matrix;  // [columns, depth]
-  int64 matrix_stride, depth;
-};
-struct streamed_plan {
-  configuration before, behind;
+struct streamed_plan : warp_linear_plan {
   int row_tiles, steps, ahead, pitch;
-  unsigned grid, shared_bytes;
 };
 
 // Empty where the kernel can take such rows.
@@ -31,10 +20,8 @@ struct streamed_rows {
   int at_once, numbers, steps_ahead;
 };
 streamed_rows take_rows(int64 rows, int64 depth, const device_facts&);
-// Whether addresses and strides suit the kernel.
-bool fits(const streamed_call&);
-streamed_plan choose(const streamed_call&, const device_facts&);  // where why_not_streamed says nothing
-std::string source(const streamed_call&, const streamed_plan&);
-void launch(const streamed_call&, int device, void* stream);
+streamed_plan plan_streamed(const warp_linear_call&, const device_facts&);  // where why_not_streamed says nothing
+std::string source(const warp_linear_call&, const streamed_plan&);
+void launch_streamed(const warp_linear_call&, int device, void* stream);
 
 }  // namespace onepass::cuda

@@ -122,6 +122,13 @@ struct streamed_tuning {
 };
 inline constexpr streamed_tuning kStreamedTuning{};
 
+// Short rows past a small matrix (onepass/skeleton/resident_linear.cuda.h).
+struct resident_tuning {
+  int depth = 256;                       // at most
+  int threads = 384, few_threads = 128;  // of a block; where there are few rows
+  int numbers = 128;                     // of rows in one thread, at most
+};
+
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".
 struct linear_speed {
   double bytes = 4.2e12, flops = 800e12, flops_wide = 50e12;  // a second, of the library's product; float32's
@@ -130,11 +137,14 @@ struct linear_speed {
   double finish_column = 2e-8;                                // to the end of the line
   double rows_round = 3e-6;                                   // for the rows that a block makes at a time
   double moments = 4.2e-9;                                    // of 128 rows, for each number of the depth
+  double moments_turn = 2e-6;                                 // and to hand them over
   double norm_column = 5e-9;  // to apply a deferred norm, which the next tile's product waits for
   double first_rows = 5.4e-9, later_rows = 2.4e-13;  // for each number of the depth, of all tensors
   // A matrix that streams past few rows: beside its bytes, of them at most and for each step ahead, and for each number
   // in a thread of the rows that a block makes at a time.
   double streamed_call = 1.5e-6, streamed_bytes = 4.4e12, streamed_ahead = 3.5e12, streamed_number = 2.9e-8;
+  // Short rows past a small matrix: for each number of x, and each product.
+  double resident_call = 4e-6, resident_number = 1e-12, resident_product = 7e-15;
 };
 
 }  // namespace onepass::cuda

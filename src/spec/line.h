@@ -17,9 +17,11 @@ enum class strategy : int {
   tiled,     // one kernel (onepass/skeleton/linear.cuda.h)
   deferred,  // the same, with the norm behind the product (onepass/skeleton/deferred_norm.cuda.h)
   streamed,  // one kernel for few rows (onepass/skeleton/streamed_linear.cuda.h)
+  resident,  // one kernel for short rows (onepass/skeleton/resident_linear.cuda.h)
   panels,    // on the CPU, a panel of rows at a time (src/torch/panels.h)
 };
-inline constexpr std::string_view kStrategies[] = {"auto", "unfused", "tiled", "deferred", "streamed", "panels"};
+inline constexpr std::string_view kStrategies[] = {"auto",     "unfused",  "tiled", "deferred",
+                                                   "streamed", "resident", "panels"};
 
 struct word {
   const descriptor* about;

@@ -1,4 +1,4 @@
-// A line with `linear` in one kernel on CUDA (src/cuda/linear.h, streamed_linear.h).
+// A line with `linear` in one kernel on CUDA (src/cuda/linear.h, streamed_linear.h, resident_linear.h).
 #include "src/torch/one_kernel.h"
 
 #include <torch/csrc/stable/accelerator.h>
@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "src/cuda/linear.h"
+#include "src/cuda/resident_linear.h"
 #include "src/cuda/strategy.h"
 #include "src/cuda/streamed_linear.h"
 #include "src/torch/check.h"
@@ -71,35 +72,37 @@ class one_kernel_call {
         c_(*call.line.contraction),
         on_(device_of(call.x)),
         type_(dtype_of(w)),
-        streams_(how == spec::strategy::streamed),
+        how_(how),
+        by_warps_(how == spec::strategy::streamed || how == spec::strategy::resident),
         from_(how == spec::strategy::deferred ? cuda::input_of::deferred
               : c_.before.line.words.empty()  ? cuda::input_of::x
                                               : cuda::input_of::made),
-        needs_statistics_(!streams_ && cuda::needs_statistics(from_, w.size(0))),
+        needs_statistics_(!by_warps_ && cuda::needs_statistics(from_, w.size(0))),
         saves_product_(call.save_statistics && call.line.reads.product),
         saves_statistics_(call.save_statistics && c_.before.reads.statistics),
         input_(as_matrix(call.x, w.size(1))),
         result_(make_result()) {
-    if (streams_ || from_ != cuda::input_of::x) enter_before();
+    if (by_warps_ || from_ != cuda::input_of::x) enter_before();
     enter_behind();
   }
 
   // Empty where addresses or strides do not suit the kernel.
-  std::optional<std::vector<Tensor>> run() { return streams_ ? run_streamed() : run_tiled(); }
+  std::optional<std::vector<Tensor>> run() { return by_warps_ ? run_by_warps() : run_tiled(); }
 
  private:
-  std::optional<std::vector<Tensor>> run_streamed() {
+  std::optional<std::vector<Tensor>> run_by_warps() {
     const cuda::request before = request_of(*before_, false), behind = request_of(*behind_, false);
-    const cuda::streamed_call of{.before = before,
-                                 .a_before = before_->a,
-                                 .behind = behind,
-                                 .a_behind = behind_->a,
-                                 .matrix = w_.data_ptr(),
-                                 .matrix_stride = w_.stride(0),
-                                 .depth = w_.size(1)};
+    const cuda::warp_linear_call of{.before = before,
+                                    .a_before = before_->a,
+                                    .behind = behind,
+                                    .a_behind = behind_->a,
+                                    .matrix = w_.data_ptr(),
+                                    .matrix_stride = w_.stride(0),
+                                    .depth = w_.size(1)};
     if (w_.stride(1) != 1 || !cuda::fits(of)) return {};
     const torch::stable::accelerator::DeviceGuard guard(on_.index);
-    cuda::launch(of, on_.index, current_stream(on_.index));
+    const auto launch = how_ == spec::strategy::streamed ? cuda::launch_streamed : cuda::launch_resident;
+    launch(of, on_.index, current_stream(on_.index));
     return results();
   }
   std::optional<std::vector<Tensor>> run_tiled() {
@@ -152,7 +155,7 @@ class one_kernel_call {
   void enter_before() {
     frame& f = before_.emplace(c_.before, call_.x, "x");
     take(f, call_.x, call_, 0);
-    if (from_ == cuda::input_of::made && !streams_) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
+    if (from_ == cuda::input_of::made && !by_warps_) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
     keep(f, kept_);
     if (saves_statistics_ || needs_statistics_) statistics_ = f.fresh_statistics();
     f.lay_out(true);
@@ -182,7 +185,8 @@ class one_kernel_call {
   const prepared_contraction& c_;
   const device on_;
   const dtype type_;
-  const bool streams_;
+  const spec::strategy how_;
+  const bool by_warps_;
   const cuda::input_of from_;  // where tiles are multiplied
   const bool needs_statistics_, saves_product_, saves_statistics_;
   Tensor input_, result_;

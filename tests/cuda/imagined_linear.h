@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "src/cuda/linear.h"
+#include "src/cuda/resident_linear.h"
 #include "src/cuda/streamed_linear.h"
 #include "src/spec/plan.h"
 
@@ -24,7 +25,7 @@ class imagined_linear {
     behind_ = fill(behind_line_, a_behind_, rows, columns, type);
     if (saves && parts_.before.rowwise()) a_before_.statistics = address();
   }
-  streamed_call streamed() const {
+  warp_linear_call by_warps() const {
     return {.before = before_,
             .a_before = a_before_,
             .behind = behind_,

@@ -17,8 +17,8 @@ TEST(StreamedLinear, RowsFitInSharedMemory) {
     for (const int64 rows : {1, 8, 9, 16}) {
       if (!why_not_streamed(rows, depth, chip).empty()) continue;
       const imagined_linear of("layer_norm | scale | linear | bias", rows, depth, 4096, dtype::bf16, false);
-      ASSERT_TRUE(fits(of.streamed()));
-      const streamed_plan p = choose(of.streamed(), chip);
+      ASSERT_TRUE(fits(of.by_warps()));
+      const streamed_plan p = plan_streamed(of.by_warps(), chip);
       EXPECT_LE(p.shared_bytes + static_cast<unsigned>(p.row_tiles) * 20480,
                 static_cast<unsigned>(chip.shared_per_block));
       EXPECT_EQ(p.pitch % 128, 64);
@@ -46,7 +46,7 @@ TEST(StreamedLinear, SaysWhyNot) {
 
 TEST(StreamedLinear, ItsSourceDefinesWhatTheSkeletonReads) {
   const imagined_linear of("layer_norm | scale | linear", 4, 64, 64, dtype::bf16, false);
-  expect_defined(config_names(kStreamed), source(of.streamed(), choose(of.streamed(), facts_of("sm_80"))));
+  expect_defined(config_names(kStreamed), source(of.by_warps(), plan_streamed(of.by_warps(), facts_of("sm_80"))));
 }
 
 using StreamedLinearNvrtc = Nvrtc;
@@ -56,7 +56,7 @@ TEST_F(StreamedLinearNvrtc, CompilesForEveryChip) {
     const device_facts chip = facts_of(arch);
     ASSERT_EQ(why_not_streamed(rows, depth, chip), "");
     const imagined_linear of(line, rows, depth, 4096, type, saves);
-    EXPECT_FALSE(nvrtc_compile(source(of.streamed(), choose(of.streamed(), chip)), chip.arch_name).empty());
+    EXPECT_FALSE(nvrtc_compile(source(of.by_warps(), plan_streamed(of.by_warps(), chip)), chip.arch_name).empty());
   };
   compiles("sm_90a", "linear", 1, 14336, dtype::bf16, false);
   compiles("sm_90a", "add | keep | rms_norm | scale | linear | bias | silu", 16, 4096, dtype::bf16, true);

@@ -18,6 +18,7 @@ NORM_LINEARS = (
     "rms_norm(1e-6) | scale | linear | bias | keep | silu",
 )
 ONE_KERNEL = ("tiled", "deferred")
+BY_WARPS = ("streamed", "resident")
 needs_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="the kernel is for compute capability 9.0",
@@ -65,7 +66,9 @@ def test_deferred_where_the_first_columns_are_far_from_the_rest():
 
 
 @needs_hopper
-@pytest.mark.parametrize("shape, out_features", [((200, 9000), 520), ((20000, 256), 512), ((1000, 1024), 1024)], ids=str)
+@pytest.mark.parametrize(
+    "shape, out_features", [((200, 9000), 520), ((20000, 256), 512), ((1000, 1024), 1024)], ids=str
+)
 @pytest.mark.parametrize("line", [NORM_LINEAR, "rms_norm(1e-6) | scale | linear"])
 def test_deferred_with_statistics_of_a_pass_of_their_own_and_without(line, shape, out_features):
     """Rows too long or products too short for the product's kernel to make them."""
@@ -179,58 +182,83 @@ def test_in_a_cuda_graph(how):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-class TestStreamed:
-    """Few rows, which stay in shared memory."""
+class TestByWarps:
+    """Few rows, which stay in shared memory, or short ones, which stay in registers."""
 
     @pytest.mark.parametrize("dtype", SHORT, ids=str)
     @pytest.mark.parametrize("line", (*LINEAR_LINES, "causal | softmax | linear | bias | keep | gelu"))
-    def test_is_as_accurate_as_pytorchs_chain(self, line, dtype):
-        inputs = make_inputs(line, (3, 4, 264), dtype, "cuda", out_features=392)
-        check_line(with_strategy(line, "streamed"), inputs, slack=2.0)
+    @pytest.mark.parametrize(
+        "how, shape, out_features", [("streamed", (3, 4, 264), 392), ("resident", (5, 50, 200), 328)], ids=str
+    )
+    def test_is_as_accurate_as_pytorchs_chain(self, line, dtype, how, shape, out_features):
+        inputs = make_inputs(line, shape, dtype, "cuda", out_features=out_features)
+        check_line(with_strategy(line, how), inputs, slack=2.0)
 
     @pytest.mark.parametrize(
-        "rows, columns, out_features",
-        [(1, 8, 8), (1, 14336, 72), (2, 72, 4096), (7, 4096, 136), (8, 520, 16), (9, 2048, 2120), (16, 1024, 40)],
+        "how, rows, columns, out_features",
+        [
+            ("streamed", 1, 8, 8),
+            ("streamed", 1, 14336, 72),
+            ("streamed", 2, 72, 4096),
+            ("streamed", 7, 4096, 136),
+            ("streamed", 8, 520, 16),
+            ("streamed", 9, 2048, 2120),
+            ("streamed", 16, 1024, 40),
+            ("resident", 1, 8, 8),
+            ("resident", 50000, 8, 8),
+            ("resident", 65, 256, 64),
+            ("resident", 30000, 256, 64),
+            ("resident", 60001, 128, 40),
+            ("resident", 60001, 104, 96),
+            ("resident", 60001, 40, 512),
+            ("resident", 30000, 232, 352),
+        ],
     )
-    def test_shapes(self, rows, columns, out_features):
-        line = "layer_norm(1e-5) | scale | bias | linear(streamed) | bias | gelu_tanh"
+    def test_shapes(self, how, rows, columns, out_features):
+        line = f"layer_norm(1e-5) | scale | bias | linear({how}) | bias | gelu_tanh"
         check_line(
             line, make_inputs(line, (rows, columns), torch.bfloat16, "cuda", out_features=out_features), slack=2.0
         )
 
-    def test_a_rows_result_does_not_depend_on_the_others(self):
-        x, w = (torch.randn(s, 4096, device="cuda", dtype=torch.bfloat16) for s in (16, 264))
-        line = "rms_norm | scale | linear(streamed) | silu"
+    @pytest.mark.parametrize(
+        "how, columns, counts", [("streamed", 4096, (16, 1, 5, 8)), ("resident", 128, (60000, 1, 20, 9000))]
+    )
+    def test_a_rows_result_does_not_depend_on_the_others(self, how, columns, counts):
+        x, w = (torch.randn(s, columns, device="cuda", dtype=torch.bfloat16) for s in (counts[0], 264))
+        line = f"rms_norm | scale | linear({how}) | silu"
         together = onepass.fused(line, x, w[0], w)
-        for rows in (1, 5, 8):
+        for rows in counts[1:]:
             assert_equal(onepass.fused(line, x[:rows], w[0], w), together[:rows])
 
-    def test_a_kept_value_is_written_once(self):
-        x, r, w = (torch.randn(s, 512, device="cuda", dtype=torch.bfloat16) for s in (5, 5, 64))
-        y, kept = onepass.fused("add | keep | rms_norm | linear(streamed)", x, r, w)
+    @pytest.mark.parametrize("how", BY_WARPS)
+    def test_a_kept_value_is_written_once(self, how):
+        x, r, w = (torch.randn(s, 256, device="cuda", dtype=torch.bfloat16) for s in (5, 5, 64))
+        y, kept = onepass.fused(f"add | keep | rms_norm | linear({how})", x, r, w)
         expected, sums = onepass.fused("add | keep | rms_norm | linear(unfused)", x, r, w)
         assert_equal(kept, sums)
         torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())
 
+    @pytest.mark.parametrize("how", BY_WARPS)
     @pytest.mark.parametrize("layout", ["rows", "columns"])
-    def test_rows_that_lie_apart(self, layout):
-        x, w = (torch.randn(s, 528, device="cuda", dtype=torch.bfloat16)[:, :512] for s in (6, 256))
+    def test_rows_that_lie_apart(self, layout, how):
+        x, w = (torch.randn(s, 272, device="cuda", dtype=torch.bfloat16)[:, :256] for s in (6, 256))
         if layout == "columns":
-            x = torch.randn(512, 6, device="cuda", dtype=torch.bfloat16).t()
-        got = onepass.fused("rms_norm | linear(streamed)", x, w)
-        assert_equal(got, onepass.fused("rms_norm | linear(streamed)", x.contiguous(), w.contiguous()))
+            x = torch.randn(256, 6, device="cuda", dtype=torch.bfloat16).t()
+        line = f"rms_norm | linear({how})"
+        assert_equal(onepass.fused(line, x, w), onepass.fused(line, x.contiguous(), w.contiguous()))
 
-    def test_behind_other_kernels_and_in_a_cuda_graph(self):
+    @pytest.mark.parametrize("how, rows, columns", [("streamed", 8, 1024), ("resident", 20000, 256)])
+    def test_behind_other_kernels_and_in_a_cuda_graph(self, how, rows, columns):
         """It begins before the kernel that writes x, or the matrix, has ended."""
-        x, w = (torch.randn(s, 1024, device="cuda", dtype=torch.bfloat16) for s in (8, 1024))
-        line = "rms_norm | linear(streamed)"
+        x, w = (torch.randn(s, columns, device="cuda", dtype=torch.bfloat16) for s in (rows, columns))
+        line = f"rms_norm | linear({how})"
         expected = x
         for _ in range(4):
             expected = onepass.fused(line, expected, w)
             torch.cuda.synchronize()
         for _ in range(20):
             larger = torch.cat([w] * 16)
-            w.zero_(), torch.mul(larger[:1024], 1, out=w)
+            w.zero_(), torch.mul(larger[:columns], 1, out=w)
             got = onepass.fused(line, x, w)
         assert_equal(got, onepass.fused(line, x, w))
         graph = torch.cuda.CUDAGraph()
@@ -250,6 +278,11 @@ class TestStreamed:
             F.linear(x[:4].float(), w.float(), strategy="streamed")
         with pytest.raises(RuntimeError, match="16 bytes"):
             F.linear(x[:4, 1:57], w[:, :56], strategy="streamed")
+        long, large = (torch.randn(s, device="cuda").half() for s in ((304, 264), (1024, 256)))
+        with pytest.raises(RuntimeError, match=r"linear\(resident\).*at most 256 numbers"):
+            F.linear(long, long, strategy="resident")
+        with pytest.raises(RuntimeError, match=r"linear\(resident\).*matrix does not fit"):
+            F.linear(large, large, strategy="resident")
 
 
 def test_a_strategy_for_another_device_is_refused():
@@ -263,7 +296,7 @@ def test_an_unknown_strategy():
     x, w = torch.randn(4, 8), torch.randn(16, 8)
     with pytest.raises(
         onepass.LineError,
-        match="unknown strategy 'fast', expected one of auto, unfused, tiled, deferred, streamed, panels",
+        match="unknown strategy 'fast', expected one of auto, unfused, tiled, deferred, streamed, resident, panels",
     ):
         F.linear(x, w, strategy="fast")
     with pytest.raises(TypeError, match="argument 'strategy' must be str, not int"):
@@ -304,6 +337,9 @@ def test_every_function_and_module_hands_its_strategy_on():
         (NORM_LINEAR, (65536, 1024), 1024, "deferred"),
         (NORM_LINEAR, (65536, 256), 64, "deferred"),
         (NORM_LINEAR, (65536, 4096), 64, "deferred"),
+        (NORM_LINEAR, (131072, 128), 128, "resident"),
+        (NORM_LINEAR, (262144, 64), 64, "resident"),
+        (NORM_LINEAR, (16384, 256), 64, "resident"),
         (NORM_LINEAR, (32768, 8192), 256, "deferred"),
         (NORM_LINEAR, (131072, 512), 128, "deferred"),
         (NORM_LINEAR, (16, 4096), 4096, "unfused"),
@@ -320,7 +356,7 @@ def test_plan_takes_what_was_faster(line, shape, out_features, chosen):
     plan = onepass.Line(line).plan(shape, torch.bfloat16, out_features, device="sm_90a", training=False)
     assert plan.strategy == chosen and str(plan).startswith(f"{chosen}: ")
     ways = {way.name: way for way in plan.alternatives}
-    assert set(ways) == {"unfused", "tiled", "deferred", "streamed"}
+    assert set(ways) == {"unfused", "tiled", "deferred", "streamed", "resident"}
     assert ways[chosen].seconds == min(way.seconds for way in plan.alternatives if way.seconds is not None)
     assert line == "linear | bias" or ways["tiled"].bytes < ways["unfused"].bytes
 

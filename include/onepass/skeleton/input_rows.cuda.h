@@ -5,25 +5,53 @@
 
 ONEPASS_BEGIN
 
+// What a kernel takes whose warps multiply the rows that its block makes.
+struct warp_linear_arguments {
+  const void* matrix;  // [columns, depth], its rows `stride` numbers apart
+  int64 stride, depth;
+  arguments behind, before;
+};
+
 // Rows of what `linear` takes: Config::kAtOnce for each thread at a time. Place: where they go. kAllExist: no thread is
-// asked for a row behind the last.
+// asked for a row behind the last. kStages: 1 where x (Config::kStreams) is brought ahead into shared memory, each
+// thread's part by itself, else 0.
 template <class Config, class Line, class Place = place<Config, Line>>
 class input_rows {
  public:
   static constexpr int kRows = Config::kDown * Config::kAtOnce;
 
-  ONEPASS_FUNCTION input_rows(const arguments& a, typename row_threads<Config>::slots& shared)
-      : a_(a), threads_(shared) {}
+  static constexpr int kCopyBytes = Config::kStages * kRows * Place::kRunBytes;
 
-  // kRows rows from `first` on; those from `next` on are asked for.
-  ONEPASS_FUNCTION void make(int64 first, int64 next) {
+  ONEPASS_FUNCTION input_rows(const arguments& a, typename row_threads<Config>::slots& shared, char* copies = nullptr)
+      : a_(a), threads_(shared), copies_(copies) {}
+
+  // x of kRows rows from `first` on is on its way.
+  ONEPASS_FUNCTION void bring(int64 first) const {
     Place at(a_);
-    each_lane(at, next, [&](int, int) { at.announce(); });
+    each_row(at, first, [&](int, int64 row) {
+      if (row >= a_.rows) return;
+      for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
+        at.set_column(column, count);
+        at.set_lane(k);
+        at.bring();
+      });
+    });
+    close_copy_group();
+  }
+  // kRows rows from `first` on, which are on their way where kStages says so; those from `next` on are asked for.
+  // take(at, i, k, lane): lane k of this thread's row i.
+  template <class Take>
+  ONEPASS_FUNCTION void make(int64 first, int64 next, const Take& take) {
+    Place at(a_);
+    if constexpr (Config::kStages > 0) wait_for_copy_groups<0>();
+    else each_lane(at, next, [&](int, int) { at.announce(); });
     if constexpr (same_type<typename Line::row, void>) {
-      each_lane(at, first, [&](int, int) { at.store_y(Line::pre::forward(at.x(), at)); });
+      each_lane(at, first, [&](int i, int k) { take(at, i, k, Line::pre::forward(at.x(), at)); });
+      if constexpr (Config::kStages > 0) bring(next);
     } else {
       L held[Config::kAtOnce][Config::kHeldLanes]{};
       each_lane(at, first, [&](int i, int k) { held[i][k] = Line::pre::forward(at.x(), at); });
+      if constexpr (Config::kStages > 0) bring(next);
       each_row(at, first, [&](int i, int64 row) {
         const auto value = [&](int k, typename Config::index, int) { return held[i][k]; };
         const auto of_row = statistics<Config, Line>(a_, across_, threads_, held[i], value);
@@ -33,10 +61,14 @@ class input_rows {
         for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
           using row_of = thread_row<Config, row_threads<Config>, decltype(value)>;
-          at.store_y(Line::post::forward(Line::row::template forward<row_of>(held[i][k], saved), at));
+          take(at, i, k, Line::post::forward(Line::row::template forward<row_of>(held[i][k], saved), at));
         });
       });
     }
+  }
+  // And they go to their place.
+  ONEPASS_FUNCTION void make(int64 first, int64 next) {
+    make(first, next, [](Place& at, int, int, L value) { at.store_y(value); });
   }
 
  private:
@@ -50,6 +82,10 @@ class input_rows {
     for (int i = 0; i < Config::kAtOnce; ++i) {
       const int64 row = first + i * Config::kDown + static_cast<int>(threadIdx.x) / Config::kAcross;
       at.set_row(static_cast<typename Config::index>(row), Config::kAllExist || row < a_.rows);
+      if constexpr (Config::kStages > 0) {
+        at.set_copies(copies_, i * Config::kDown + static_cast<int>(threadIdx.x) / Config::kAcross);
+        at.set_stage(0);
+      }
       body(i, row);
     }
   }
@@ -59,6 +95,7 @@ class input_rows {
     each_row(at, first, [&](int i, int64) {
       for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
         at.set_column(column, count);
+        if constexpr (Config::kStages > 0) at.set_lane(k);
         body(i, k);
       });
     });
@@ -66,6 +103,7 @@ class input_rows {
   const arguments& a_;
   const int across_ = static_cast<int>(threadIdx.x) % Config::kAcross;
   row_threads<Config> threads_;
+  char* const copies_;
 };
 
 ONEPASS_END

@@ -23,12 +23,6 @@
 
 ONEPASS_BEGIN
 
-struct streamed_arguments {
-  const void* matrix;  // [columns, depth], its rows `stride` numbers apart
-  int64 stride, depth;
-  arguments behind, before;
-};
-
 inline constexpr int kStreamedThreads = 512, kStreamedWarps = kStreamedThreads / 32, kStreamedColumns = 16,
                      kWarpDepth = 64, kStepDepth = kStreamedWarps * kWarpDepth;
 
@@ -82,7 +76,7 @@ class streamed_matrix {
     uint4 of[2][2];
   };
 
-  explicit ONEPASS_FUNCTION streamed_matrix(const streamed_arguments& a)
+  explicit ONEPASS_FUNCTION streamed_matrix(const warp_linear_arguments& a)
       : a_(a),
         lane_(static_cast<int>(threadIdx.x) % 32),
         own_(static_cast<int>(threadIdx.x) / 32 * kWarpDepth),
@@ -142,7 +136,7 @@ class streamed_matrix {
     return streamed_memory +
            (((slot * kStreamedWarps + warp) * kStreamedColumns + row) * 8 + (piece ^ (row & 1) * 4)) * 16;
   }
-  const streamed_arguments& a_;
+  const warp_linear_arguments& a_;
   const int lane_, own_, columns_;
 };
 
@@ -192,7 +186,7 @@ ONEPASS_FUNCTION void finish_tile(const arguments& a, const Sums& sums, int tile
 }
 
 template <class Config, class Before, class Behind>
-ONEPASS_FUNCTION void streamed_forward(const streamed_arguments& a) {
+ONEPASS_FUNCTION void streamed_forward(const warp_linear_arguments& a) {
   using before = typename Config::before;
   __shared__ typename row_threads<before>::slots slots;
   __shared__ tile_sums<Config> sums[2];

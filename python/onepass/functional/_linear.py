@@ -24,8 +24,8 @@ def linear(
         weight: (N, K).
         bias: (N,) or None.
         activation: a word such as "gelu", or None.
-        strategy: "auto", or one that `Line.plan` lists: "unfused", or "tiled", "streamed", one
-            kernel on CUDA.
+        strategy: "auto", or one that `Line.plan` lists: "unfused", or "tiled", "streamed",
+            "resident", one kernel on CUDA.
 
     Returns:
         (..., N), weight's dtype.

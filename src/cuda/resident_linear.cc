@@ -1,0 +1,70 @@
+// A line with `linear` of short rows and a small matrix in one kernel (onepass/skeleton/resident_linear.cuda.h): where
+// it serves, and its launch.
+#include "src/cuda/resident_linear.h"
+
+#include <algorithm>
+
+#include "src/cuda/linear.h"
+#include "src/cuda/tuning.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr int kThreadsOfRow = 4, kResultColumns = 32;  // as in resident_linear.cuda.h
+constexpr int kSpareLanes = 4;   // behind a row, so that rows that are read at a time differ in their banks
+constexpr int kReserved = 1024;  // of shared memory, for a row's threads
+
+int64 matrix_bytes(int64 depth, int64 columns) {
+  return ceil_div(columns, kResultColumns) * kResultColumns * pitch_of(depth);
+}
+
+}  // namespace
+
+std::string why_not_resident(int64 depth, int64 columns, const device_facts& chip) {
+  constexpr resident_tuning t{};
+  if (depth > t.depth) return "it is for rows of at most " + std::to_string(t.depth) + " numbers";
+  if (matrix_bytes(depth, columns) > chip.shared_per_block - kReserved)
+    return "the matrix does not fit in shared memory";
+  return "";
+}
+
+resident_plan plan_resident(const warp_linear_call& call, const device_facts& chip) {
+  constexpr resident_tuning t{};
+  resident_plan p{};
+  const int64 rows = call.a_behind.rows, numbers = ceil_div(call.depth, kThreadsOfRow * kTileLanes) * kTileLanes;
+  const auto rows_of_block = [&] { return int64{p.threads} / kThreadsOfRow * p.at_once; };
+  p.threads = t.threads;
+  p.at_once = numbers * 4 <= t.numbers ? 4 : 2;
+  if (ceil_div(rows, rows_of_block()) < chip.sm_count) p.threads = t.few_threads, p.at_once = 2;
+  describe_rows(call, kThreadsOfRow, p);
+  p.behind.across = kThreadsOfRow;
+  p.behind.down = p.before.down;
+  p.behind.exact = call.a_behind.columns % kResultColumns == 0;
+  p.pitch = pitch_of(call.depth);
+  const int64 matrix = matrix_bytes(call.depth, call.a_behind.columns);
+  const int64 copies = rows_of_block() * (kThreadsOfRow * p.before.held_lanes + kSpareLanes) * kTileLanes * 2;
+  p.before.stages = p.before.single_x == 0 && matrix + copies + kReserved <= chip.shared_per_block;
+  p.before.streams = static_cast<uint64>(p.before.stages);  // x
+  p.before.spare_lanes = p.before.stages * kSpareLanes;
+  p.shared_bytes = static_cast<unsigned>(matrix + p.before.stages * copies);
+  p.grid = static_cast<unsigned>(std::min<int64>(ceil_div(rows, rows_of_block()), chip.sm_count));
+  return p;
+}
+
+std::string source(const warp_linear_call& call, const resident_plan& p) {
+  return source(call, p, "resident", number_field("kAtOnce", p.at_once) + number_field("kAllExist", 0),
+                number_field("kPitch", p.pitch) + number_field("kThreads", static_cast<int>(p.threads)));
+}
+
+void launch_resident(const warp_linear_call& call, int device, void* stream) {
+  const device_facts& chip = facts(device);
+  const resident_plan p = plan_resident(call, chip);
+  static known_kernels known;
+  const kernel_key key = key_of(call, p, device, {p.at_once, static_cast<int>(p.threads)});
+  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
+    return load(source(call, p), kKernelName, device, stream, chip.arch_name + " resident linear " + call.behind.line);
+  });
+  launch(call, p, built, device, stream);
+}
+
+}  // namespace onepass::cuda

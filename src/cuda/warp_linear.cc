@@ -1,0 +1,57 @@
+// Lines with `linear` in one kernel whose warps multiply: what streamed and resident share.
+#include "src/cuda/warp_linear.h"
+
+#include "src/cuda/linear.h"
+#include "src/cuda/packed_arguments.h"
+
+namespace onepass::cuda {
+
+bool fits(const warp_linear_call& call) {
+  return is_aligned(call.matrix, call.matrix_stride) && describe(call.behind, call.a_behind).access == kTileLanes &&
+         describe(call.before, call.a_before).access == kTileLanes;
+}
+
+void describe_rows(const warp_linear_call& call, int threads_of_row, warp_linear_plan& p) {
+  p.behind = describe(call.behind, call.a_behind);
+  p.behind.threads = static_cast<int>(p.threads);
+  p.before = describe(call.before, call.a_before);
+  p.before.across = threads_of_row;
+  p.before.down = static_cast<int>(p.threads) / threads_of_row;
+  const int64 each = int64{threads_of_row} * kTileLanes;
+  p.before.held_lanes = static_cast<int>(ceil_div(call.depth, each));
+  p.before.exact = call.depth % each == 0;
+  p.before.whole_lanes = static_cast<int>(call.depth / each);
+}
+
+int pitch_of(int64 depth) { return static_cast<int>(ceil_div(depth, 64) * 128 + 64); }
+
+std::string source(const warp_linear_call& call, const warp_linear_plan& p, const std::string& skeleton,
+                   const std::string& of_before, const std::string& of_all) {
+  return heading(widest(call.behind, call.before), skeleton + "_linear") + "using line_before = " + call.before.line +
+         ";\nusing line_behind = " + call.behind.line + ";\nstruct config_before {\n" + fields(call.before, p.before) +
+         of_before + "};\nstruct config_behind {\n" + fields(call.behind, p.behind) + "};\nstruct config {\n" +
+         type_field("kX", call.behind.x) + of_all +
+         "  using before = config_before;\n  using behind = config_behind;\n};\nextern \"C\" __global__ void "
+         "__launch_bounds__(" +
+         std::to_string(p.threads) + ", 1) " + kKernelName + "(const __grid_constant__ warp_linear_arguments a) {\n  " +
+         skeleton + "_forward<config, line_before, line_behind>(a);\n}\nONEPASS_END\n";
+}
+
+kernel_key key_of(const warp_linear_call& call, const warp_linear_plan& p, int device,
+                  std::initializer_list<int> members) {
+  const request &before = call.before, &behind = call.behind;
+  std::string further;
+  for (const int value : members) append_value(further, value);
+  return kernel_key(device, before.line, before.x, before.operand, p.before, behind.line, behind.x, behind.operand,
+                    p.behind, further);
+}
+
+void launch(const warp_linear_call& call, const warp_linear_plan& p, const kernel& with, int device, void* stream) {
+  std::string packed;
+  append_value(packed, call.matrix), append_value(packed, call.matrix_stride), append_value(packed, call.depth);
+  const request both = widest(call.behind, call.before);
+  append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
+  launch(with, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, facts(device).arch >= 90, stream, packed.data());
+}
+
+}  // namespace onepass::cuda
