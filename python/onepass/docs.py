@@ -93,7 +93,7 @@ functions and modules, names one, and raises where it cannot be:
 
 The four of one kernel are for bfloat16 and float16 and rows of multiples of 8 numbers; `tiled` and `deferred` for
 sm_90a; on sm_80 and later `streamed` for at most 16 rows that fit in shared memory (on sm_90a 16 of 4096 numbers do),
-`resident` for rows of at most 256 numbers and a matrix that fits there (on sm_90a 64 to 352 of 256 do).
+`resident` for rows of at most 256 numbers and a matrix that fits there (on sm_90a 384 by 256 does).
 Only sm_90a has been measured: elsewhere these two are taken only where they are named. What is deferred is
 `layer_norm` or `rms_norm`, with `scale` and `bias` or without, and nothing else stands before `linear`. Panels are for
 float32 and float64, many rows, and at most 1024 features. `Line.plan` says which way is taken, and why:

@@ -332,20 +332,24 @@ class TestManyRows:
     @pytest.mark.parametrize("line", ["layer_norm(1e-5) | scale | bias | linear | bias", "add | keep | linear"])
     def test_the_same_bits_whatever_the_threads(self, line):
         inputs = make_inputs(line, (3000, 1024), torch.float32)
-        outcomes, before = [], torch.get_num_threads()
+        matrix = next(i for i, t in enumerate(inputs.tensors) if t.shape == (24, 1024)) - len(inputs.tensors)
+        outcomes, panels, before = [], [], torch.get_num_threads()
         try:
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
                 results, _ = run(line, inputs)
                 outcomes.append([*results, *gradients(results, inputs, upstream(results))])
+                panels.append((inputs.x[:128] @ inputs.tensors[matrix].t()).detach())
         finally:
             torch.set_num_threads(before)
-        matrix = next(i for i, t in enumerate(inputs.tensors) if t.shape == (24, 1024)) - len(inputs.tensors)
+        # On some processors the library's product of a panel has other bits in another thread.
+        library = all(torch.equal(panel, panels[0]) for panel in panels)
         for some in outcomes[1:]:
-            # The matrix's gradient may be one product of the library, which is shared as the library likes.
-            torch.testing.assert_close(some[matrix], outcomes[0][matrix], rtol=1e-4, atol=1e-4)
             for i in range(-len(some), 0):
-                if i != matrix:
+                # The matrix's gradient may be one product of the library, which is shared as the library likes.
+                if i == matrix or not library:
+                    torch.testing.assert_close(some[i], outcomes[0][i], rtol=1e-4, atol=1e-4)
+                else:
                     assert_equal(some[i], outcomes[0][i], f"number {i} from the end")
 
 
