@@ -87,19 +87,4 @@ constexpr int room_for(int count) { return count > 0 ? count : 1; }
 // What tensors, dtypes and alignment say, before anything is chosen.
 configuration describe(const request&, const arguments&);
 
-const char* name_of(dtype);  // as the sources write it
-
-// Parts of a source: what stands before the skeleton's types, and the members of a Config.
-std::string heading(const request&, const std::string& skeleton);
-std::string fields(const request&, const configuration&);
-std::string type_field(const char* name, dtype);
-std::string number_field(const char* name, int);
-
-// What NVRTC compiles; the kernel is called kKernelName.
-inline constexpr const char* kKernelName = "onepass_kernel";
-std::string source(const request&, const configuration&);
-std::string column_sum_source(dtype parts);
-
-std::string label(const request&, const configuration&, const std::string& arch);
-
 }  // namespace onepass::cuda

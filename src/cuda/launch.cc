@@ -7,6 +7,7 @@
 #include "onepass/skeleton/arguments.h"
 #include "src/cuda/known_kernels.h"
 #include "src/cuda/packed_arguments.h"
+#include "src/cuda/source.h"
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {

@@ -8,6 +8,7 @@
 
 #include "src/cuda/known_kernels.h"
 #include "src/cuda/packed_arguments.h"
+#include "src/cuda/source.h"
 
 namespace onepass::cuda {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "src/cuda/known_kernels.h"
 #include "src/cuda/launch.h"
+#include "src/cuda/source.h"
 
 namespace onepass::cuda {
 namespace {

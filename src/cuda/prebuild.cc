@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/cuda/configuration.h"
+#include "src/cuda/source.h"
 #include "src/spec/contraction.h"
 #include "src/spec/layout.h"
 

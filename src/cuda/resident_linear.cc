@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "src/cuda/linear.h"
+#include "src/cuda/source.h"
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {

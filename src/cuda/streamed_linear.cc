@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "src/cuda/linear.h"
+#include "src/cuda/source.h"
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {

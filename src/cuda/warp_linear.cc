@@ -3,6 +3,7 @@
 
 #include "src/cuda/linear.h"
 #include "src/cuda/packed_arguments.h"
+#include "src/cuda/source.h"
 
 namespace onepass::cuda {
 

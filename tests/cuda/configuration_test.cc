@@ -9,8 +9,7 @@
 #include <functional>
 #include <ostream>
 
-#include "src/spec/plan.h"
-#include "tests/cuda/config_names.h"
+#include "tests/cuda/imagined_call.h"
 
 namespace onepass::cuda {
 namespace {
@@ -22,68 +21,8 @@ constexpr int64 kColumns[] = {1,     2,     3,     4,     5,     7,     8,     1
 constexpr int64 kRows[] = {1, 2, 7, 31, 1000, 70000, 1 << 21, 3'000'000'000};
 constexpr dtype kTypes[] = {dtype::f32, dtype::f64, dtype::bf16, dtype::f16};
 const char* const kChips[] = {"sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120"};
-const char* const kLines[] = {
-    "gelu",
-    "bias | gelu_tanh",
-    "gate(silu)",
-    "bias | dropout(0.1) | add",
-    "layer_norm | scale | bias",
-    "bias | dropout(0.1) | add | keep | rms_norm | scale",
-    "mul(0.125) | mask | softmax",
-    "bias | scale | bias | layer_norm | scale | bias | scale",  // six column gradients
-};
 
-// How tensors lie: numbers between the allocator's address and the tensor's, and between two rows.
-struct memory {
-  int64 offset = 0, gap = 0;
-};
 constexpr memory kMemories[] = {{0, 0}, {1, 0}, {2, 0}, {0, 1}, {0, 8}};
-
-struct call {
-  request r;
-  arguments a;
-};
-std::ostream& operator<<(std::ostream& out, const call& c) {
-  return out << c.r.line << (c.r.backward ? " backward" : " forward") << ", dtype " << static_cast<int>(c.r.x) << ", "
-             << c.a.rows << " x " << c.a.columns << ", row stride " << c.a.y.stride[kMaxDims - 1] << ", at "
-             << c.a.y.data;
-}
-
-// With every gradient, as the binding asks for it. again: and the result made again.
-call call_of(const spec::line& line, bool backward, dtype x, dtype column, int64 rows, int64 columns, memory at = {},
-             bool again = false) {
-  call c{};
-  void* const address = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
-  void* const start =
-      reinterpret_cast<void*>((std::uintptr_t{1} << 20) + static_cast<std::uintptr_t>(at.offset * size_of(x)));
-  const auto tensor = [&](dtype type) { return view{start, {0, 0, 0, columns + at.gap}, type, 1}; };
-  c.a.rows = rows, c.a.columns = columns;
-  std::fill(c.a.size, c.a.size + kMaxDims - 1, 1);
-  c.a.size[kMaxDims - 1] = rows;
-  c.r = request(line, backward);
-  c.r.x = x, c.r.line = spec::type_text(line, 0, backward);
-  std::vector<spec::operand_facts> facts;
-  for (int i = 0; i < line.operands; ++i) {
-    const bool is_column = line.operand_word(i).about->operand == operand_kind::column;
-    c.r.operand[i] = is_column ? column : x;
-    facts.push_back({c.r.operand[i], false});
-    c.a.operand[i] = is_column ? view{address, {}, column, 1} : tensor(x);
-  }
-  const spec::reads reads = spec::backward_reads(line, again);
-  if (again) c.r.wants_again = true, c.a.again = tensor(x);
-  if (!backward || reads.x || reads.result) c.a.x = tensor(x);
-  c.a.y = tensor(x);
-  c.a.statistics = address;
-  for (int k = 0; k < line.keeps; ++k) (backward ? c.a.kept_gradient : c.a.kept)[k] = tensor(x);
-  if (!backward) return c;
-  const spec::gradients wanted = spec::plan_gradients(line, x, facts, (std::uint64_t{2} << line.operands) - 1);
-  c.r.wants_column = c.a.wants_column = wanted.wants_column;
-  c.r.wants_tensor = wanted.wants_tensor, c.r.wants_dx = wanted.wants_dx;
-  for (const spec::gradient_output& g : wanted.outputs) {
-    if (!g.column) (g.input == 0 ? c.a.dx : c.a.operand_gradient[g.input - 1]) = tensor(g.type);
-  }
-  return c;
-}
 
 void each_call(const std::function<void(const call&)>& body) {
   for (const char* text : kLines) {
@@ -314,80 +253,6 @@ TEST(Configuration, TheSameCallGivesTheSamePlan) {
                 p.parts == again.parts)
         << c;
   });
-}
-
-std::string text_of(const call& c) { return source(c.r, choose(c.r, c.a, facts_of("sm_90a")).front().with); }
-
-TEST(Source, HoldsTheLineAndItsSkeleton) {
-  for (const char* text : kLines) {
-    const spec::line line = spec::parse(text);
-    for (const bool backward : {false, true}) {
-      const call c = call_of(line, backward, dtype::bf16, dtype::f32, 64, 1000);
-      const std::string made = text_of(c);
-      EXPECT_NE(made.find("using the_line = " + c.r.line + ";"), std::string::npos) << made;
-      const std::string skeleton = line.rowwise() ? "rowwise" : "elementwise";
-      EXPECT_NE(made.find("#include \"onepass/skeleton/" + skeleton + ".cuda.h\""), std::string::npos) << made;
-      EXPECT_NE(made.find(skeleton + (backward ? "_backward" : "_forward") + "<config, the_line>(a)"),
-                std::string::npos)
-          << made;
-      EXPECT_NE(made.find(kKernelName), std::string::npos);
-    }
-  }
-}
-
-TEST(Source, HoldsEveryNumberOfTheConfiguration) {
-  request r{};
-  r.x = dtype::bf16, r.operand[1] = dtype::f32, r.wants_column = 5, r.wants_tensor = 2, r.wants_dx = true,
-  r.wants_again = true, r.line = "line<chain<>>";
-  configuration with{};
-  with.lanes = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_lanes = 7;
-  with.flat = 1, with.dims = 3, with.dense = 4, with.single_y = 1, with.ahead = 1, with.whole_lanes = 5,
-  with.single_operand = 6, with.in_place = 1, with.single_kept_gradient = 9;
-  const std::string made = source(r, with);
-  for (const char* field : {"kX = dtype::bf16;",
-                            "dtype::none, dtype::f32, dtype::none",
-                            "kLanes = 8;",
-                            "kAccess = 4;",
-                            "kAcross = 96;",
-                            "kDown = 2;",
-                            "kUnroll = 3;",
-                            "kHeldLanes = 7;",
-                            "kFlat = true;",
-                            "kDims = 3;",
-                            "kDense = 4ull;",
-                            "kSingleX = false;",
-                            "kSingleY = true;",
-                            "kSumsInRegisters = false;",
-                            "kAhead = true;",
-                            "kWholeLanes = 5;",
-                            "kSavesStatistics = false;",
-                            "kOnlyStatistics = false;",
-                            "kInPlace = true;",
-                            "kWantsDx = true;",
-                            "kWantsAgain = true;",
-                            "kSingleOperand = 6ull;",
-                            "kSingleKeptGradient = 9ull;",
-                            "kWantsColumn = 5ull;",
-                            "kWantsTensor = 2ull;",
-                            "arithmetic = float;",
-                            "__launch_bounds__(192"}) {
-    EXPECT_NE(made.find(field), std::string::npos) << field << " is not in\n" << made;
-  }
-  r.x = dtype::f64;
-  EXPECT_NE(source(r, with).find("arithmetic = double;"), std::string::npos);
-}
-
-TEST(Source, DefinesWhatTheSkeletonsRead) {
-  expect_defined(config_names(plain_headers()),
-                 text_of(call_of(spec::parse("gelu"), false, dtype::f32, dtype::f32, 1, 8)));
-}
-
-TEST(Label, TellsChipDtypeDirectionAndLine) {
-  const call c = call_of(spec::parse("bias | gelu"), true, dtype::f16, dtype::f16, 64, 512);
-  const std::string made = label(c.r, choose(c.r, c.a, facts_of("sm_80")).front().with, "sm_80");
-  for (const std::string& part : {std::string("sm_80"), std::string("f16"), std::string("backward"), c.r.line}) {
-    EXPECT_NE(made.find(part), std::string::npos) << made;
-  }
 }
 
 TEST(FactsOf, AnUnknownChipIsNamedWithTheKnownOnes) {

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "src/cache/disk_cache.h"
-#include "src/cuda/configuration.h"
+#include "src/cuda/source.h"
 #include "src/cuda/prebuild.h"
 #include "tests/cuda/nvrtc_fixture.h"
 

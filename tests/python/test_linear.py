@@ -1,7 +1,5 @@
 """Lines with `linear`: against PyTorch's chain and fp64, what is saved, and every argument's gradient."""
 
-import copy
-
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -19,8 +17,6 @@ from helpers import (
     run,
     upstream,
 )
-from onepass import functional as F
-from onepass import nn
 from onepass.bench.cases import saved_bytes
 
 # A structure outside the CPU's table.
@@ -287,72 +283,6 @@ def test_small_products(shape, out_features, dtype, device):
         check_line(line, make_inputs(line, shape, dtype, device, out_features=out_features), slack=2.0)
 
 
-class TestManyRows:
-    """On the CPU a panel of rows at a time."""
-
-    # More than four panels, the last one short; with 100 features the matrix's gradient is not in panels.
-    @pytest.mark.parametrize("out_features", [24, 100])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-    @pytest.mark.parametrize("line", [line for line in LINEAR_LINES if not line.startswith("linear")])
-    def test_error_is_no_more_than_pytorchs(self, line, dtype, out_features, device):
-        check_line(line, make_inputs(line, (5, 107, 1024), dtype, device, out_features=out_features), slack=2.0)
-
-    @pytest.mark.parametrize("layout", ["rows", "columns", "expanded", "swapped"])
-    def test_layouts(self, layout, device):
-        line = "layer_norm(1e-5) | scale | bias | linear | bias"
-        inputs = make_inputs(line, (535, 1024), torch.float32, device)
-        x, grad = inputs.x.detach(), torch.randn(535, 24, device=device)
-        if layout == "expanded":
-            x, grad = x[:1].expand_as(x), grad[:1].expand_as(grad)
-        expected = onepass.fused(line, inputs.x.detach().copy_(x), *inputs.operands)
-        wanted = torch.autograd.grad(expected, inputs.operands, grad.contiguous())
-        if layout == "rows":
-            x, grad = torch.stack((x, x), 1)[:, 0], torch.stack((grad, grad), 1)[:, 1]
-        elif layout == "columns":
-            x, grad = torch.stack((x, x), -1)[..., 0], torch.stack((grad, grad), -1)[..., 1]
-        elif layout == "swapped":
-            x, grad = x.t().contiguous().t(), grad.t().contiguous().t()
-        y = onepass.fused(line, x.requires_grad_(), *inputs.operands)
-        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
-        for a, b in zip(torch.autograd.grad(y, inputs.operands, grad), wanted):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
-
-    def test_x_of_another_dtype(self, device):
-        line = "layer_norm(1e-5) | scale | bias | linear | bias"
-        inputs = make_inputs(line, (535, 1024), torch.float32, device)
-        x = inputs.x.detach().bfloat16().requires_grad_()
-        y = onepass.fused(line, x, *inputs.operands)
-        expected = onepass.Line(line).reference(inputs.x.detach().copy_(x), *inputs.operands)
-        assert y.dtype == torch.float32
-        tolerance = 1e-4 if device == "cpu" else 2e-2  # a kernel's rows have x's dtype, a panel's the matrix's
-        torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
-        y.sum().backward()
-        assert x.grad.dtype == torch.bfloat16
-
-    @pytest.mark.parametrize("line", ["layer_norm(1e-5) | scale | bias | linear | bias", "add | keep | linear"])
-    def test_the_same_bits_whatever_the_threads(self, line):
-        inputs = make_inputs(line, (3000, 1024), torch.float32)
-        matrix = next(i for i, t in enumerate(inputs.tensors) if t.shape == (24, 1024)) - len(inputs.tensors)
-        outcomes, panels, before = [], [], torch.get_num_threads()
-        try:
-            for threads in (1, 2, 3):
-                torch.set_num_threads(threads)
-                results, _ = run(line, inputs)
-                outcomes.append([*results, *gradients(results, inputs, upstream(results))])
-                panels.append((inputs.x[:128] @ inputs.tensors[matrix].t()).detach())
-        finally:
-            torch.set_num_threads(before)
-        # On some processors the library's product of a panel has other bits in another thread.
-        library = all(torch.equal(panel, panels[0]) for panel in panels)
-        for some in outcomes[1:]:
-            for i in range(-len(some), 0):
-                # The matrix's gradient may be one product of the library, which is shared as the library likes.
-                if i == matrix or not library:
-                    torch.testing.assert_close(some[i], outcomes[0][i], rtol=1e-4, atol=1e-4)
-                else:
-                    assert_equal(some[i], outcomes[0][i], f"number {i} from the end")
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(dynamic, device):
     line = "add | keep | layer_norm(1e-5) | scale | bias | linear | bias | gelu"
@@ -382,102 +312,6 @@ def test_torch_funcs_grad(device):
     x, w = torch.randn(3, 4, 8, device=device, requires_grad=True), torch.randn(5, 8, device=device)
     grad = torch.func.grad(lambda t: onepass.fused("linear | tanh", t, w).sum())(x)
     assert_equal(grad, torch.autograd.grad(onepass.fused("linear | tanh", x, w).sum(), x)[0])
-
-
-class TestFunctions:
-    """Each named function is its line."""
-
-    def tensors(self, device, *shapes):
-        return [torch.randn(*s, device=device) for s in shapes]
-
-    def test_linear(self, device):
-        x, w, b = self.tensors(device, (4, 8), (3, 8), (3,))
-        torch.testing.assert_close(F.linear(x, w), torch.nn.functional.linear(x, w))
-        torch.testing.assert_close(
-            F.linear(x, w, b, activation="gelu"), torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b))
-        )
-
-    def test_layer_norm_linear(self, device):
-        x, g, b, w, c = self.tensors(device, (4, 8), (8,), (8,), (3, 8), (3,))
-        normed = torch.nn.functional.layer_norm(x, (8,), g, b, 1e-3)
-        expected = torch.nn.functional.linear(torch.relu(normed), w, c)
-        torch.testing.assert_close(F.layer_norm_linear(x, g, b, w, c, 1e-3, norm_activation="relu"), expected)
-        without = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (8,), g), w)
-        torch.testing.assert_close(F.layer_norm_linear(x, g, None, w), without)
-
-    def test_rms_norm_linear(self, device):
-        x, g, w, c = self.tensors(device, (4, 8), (8,), (3, 8), (3,))
-        expected = torch.tanh(torch.nn.functional.linear(torch.nn.functional.rms_norm(x, (8,), g), w, c))
-        torch.testing.assert_close(F.rms_norm_linear(x, g, w, c, activation="tanh"), expected)
-
-    def test_gated_mlp(self, device):
-        x, gate, up, down = self.tensors(device, (4, 8), (16, 8), (16, 8), (8, 16))
-        f = torch.nn.functional
-        expected = f.linear(f.silu(f.linear(x, gate)) * f.linear(x, up), down)
-        torch.testing.assert_close(F.gated_mlp(x, gate, up, down), expected)
-
-    def test_layer_norm_mlp(self, device):
-        x, g, b, w, c, v, d = self.tensors(device, (4, 8), (8,), (8,), (16, 8), (16,), (8, 16), (8,))
-        f = torch.nn.functional
-        hidden = f.gelu(f.linear(f.layer_norm(x, (8,), g, b), w, c))
-        torch.testing.assert_close(F.layer_norm_mlp(x, g, b, w, c, v, d), f.linear(hidden, v, d))
-
-    def test_bad_activation(self):
-        x, w = self.tensors("cpu", (4, 8), (3, 8))
-        with pytest.raises(ValueError, match="linear.*activation"):
-            F.linear(x, w, activation="celu")
-
-
-class TestModules:
-    """State dicts load from the modules that they stand for, and training gives the same gradients."""
-
-    def check(self, ours, theirs, x):
-        ours.load_state_dict(theirs.state_dict())
-        a, b = ours(x), theirs(x)
-        torch.testing.assert_close(a, b)
-        grad = torch.randn_like(a)
-        a.backward(grad)
-        b.backward(grad)
-        for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5, msg=name)
-        assert copy.deepcopy(ours).state_dict().keys() == ours.state_dict().keys()
-
-    def test_linear_act(self, device):
-        linear = torch.nn.Linear(12, 7, device=device)
-        ours = nn.LinearAct(12, 7, device=device)
-        self.check(ours, linear, torch.randn(5, 12, device=device))
-        assert "activation='gelu'" in repr(nn.LinearAct(3, 4, activation="gelu"))
-
-    def test_norm_linear(self, device):
-        class Block(torch.nn.Module):
-            def __init__(self, norm):
-                super().__init__()
-                self.norm, self.linear = norm, torch.nn.Linear(12, 7)
-
-            def forward(self, x):
-                return torch.nn.functional.gelu(self.linear(self.norm(x)))
-
-        x = torch.randn(5, 12, device=device)
-        ours = nn.LayerNormLinear(12, 7, activation="gelu").to(device)
-        self.check(ours, Block(torch.nn.LayerNorm(12)).to(device), x)
-        ours = nn.RMSNormLinear(12, 7, activation="gelu").to(device)
-        self.check(ours, Block(torch.nn.RMSNorm(12)).to(device), x)
-
-    def test_mlps(self, device):
-        transformers = pytest.importorskip("transformers")
-        config = transformers.LlamaConfig(hidden_size=16, intermediate_size=40, num_attention_heads=2)
-        theirs = transformers.models.llama.modeling_llama.LlamaMLP(config).to(device)
-        self.check(nn.GatedMLP(16, 40).to(device), theirs, torch.randn(5, 16, device=device))
-
-        class Block(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.norm, self.up, self.down = torch.nn.LayerNorm(16), torch.nn.Linear(16, 40), torch.nn.Linear(40, 16)
-
-            def forward(self, x):
-                return self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-
-        self.check(nn.LayerNormMLP(16, 40).to(device), Block().to(device), torch.randn(5, 16, device=device))
 
 
 def test_lines_without_linear_are_as_they_were():

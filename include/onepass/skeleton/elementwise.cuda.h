@@ -4,7 +4,7 @@
 // Config, besides place.cuda.h's: kAcross, kDown, kUnroll, kFlat.
 #pragma once
 
-#include "onepass/skeleton/place.cuda.h"
+#include "onepass/skeleton/column_parts.cuda.h"
 
 ONEPASS_BEGIN
 

@@ -1,0 +1,118 @@
+// What NVRTC compiles: a skeleton, a line's type and a Config.
+#include "src/cuda/source.h"
+
+#include <algorithm>
+
+#include "src/cuda/tuning.h"
+
+namespace onepass::cuda {
+namespace {
+
+// Significant bits of the results, at most.
+int result_bits(const request& r) {
+  const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
+  int bits = bits_of(r.x);
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if (((r.wants_tensor | r.wants_column) >> i & 1) != 0) bits = std::max(bits, bits_of(r.operand[i]));
+  }
+  return bits;
+}
+
+}  // namespace
+
+const char* name_of(dtype type) {
+  switch (type) {
+    case dtype::f32: return "f32";
+    case dtype::f64: return "f64";
+    case dtype::bf16: return "bf16";
+    case dtype::f16: return "f16";
+    case dtype::boolean: return "boolean";
+    default: return "none";
+  }
+}
+
+std::string heading(const request& r, const std::string& skeleton) {
+  std::string text;
+  const auto define = [&](const char* name, int value) {
+    text += std::string("#define ONEPASS_") + name + ' ' + std::to_string(value) + '\n';
+  };
+  define("RESULT_BITS", result_bits(r)), define("OPERANDS", room_for(r.operands)), define("KEEPS", room_for(r.keeps));
+  define("PARAMETERS", room_for(r.parameters));
+  return text + "#include \"onepass/skeleton/" + skeleton + ".cuda.h\"\nONEPASS_BEGIN\n";
+}
+
+std::string type_field(const char* name, dtype type) {
+  return std::string("  static constexpr dtype ") + name + " = dtype::" + name_of(type) + ";\n";
+}
+
+std::string number_field(const char* name, int value) {
+  return std::string("  static constexpr int ") + name + " = " + std::to_string(value) + ";\n";
+}
+
+std::string fields(const request& r, const configuration& c) {
+  std::string text;
+  auto field = [&](const char* type, const char* name, const std::string& value) {
+    text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
+  };
+  auto number = [&](const char* name, int value) { text += number_field(name, value); };
+  auto flag = [&](const char* name, bool value) { field("bool", name, value ? "true" : "false"); };
+  auto bits = [&](const char* name, uint64 value) { field("uint64", name, std::to_string(value) + "ull"); };
+  text += std::string("  using arithmetic = ") + (r.x == dtype::f64 ? "double" : "float") + ";\n";
+  text += std::string("  using index = ") + (c.small ? "int" : "int64") + ";\n";
+  flag("kComputesAgain", c.computes_again), flag("kAhead", c.ahead);
+  text += type_field("kX", r.x);
+  std::string operands = "{";
+  for (dtype type : r.operand) operands += std::string("dtype::") + name_of(type) + ", ";
+  field("dtype", "kOperand[kMaxOperands]", operands + "}");
+  number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
+  number("kCluster", c.cluster), number("kStages", c.stages),
+      number("kThreads", c.threads > 0 ? c.threads : c.across * c.down);
+  number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes), number("kWholeLanes", c.whole_lanes);
+  number("kDims", c.dims), bits("kDense", c.dense);
+  flag("kExact", c.exact), flag("kFlat", c.flat), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
+  flag("kSumsInRegisters", c.sums_in_registers);
+  flag("kSavesStatistics", c.saves_statistics), flag("kOnlyStatistics", c.only_statistics);
+  flag("kOnePart", c.one_part), flag("kInPlace", c.in_place);
+  flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
+  bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
+  bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand), bits("kStreams", c.streams);
+  bits("kStaged", c.staged);
+  bits("kBroughtOnce", c.brought_once);
+  bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
+  number("kSpareLanes", c.spare_lanes);
+  return text;
+}
+
+std::string source(const request& r, const configuration& c) {
+  static constexpr const char* kSuffix[] = {"", "_parts", "_combined", "_tiles"};
+  const std::string skeleton = r.rowwise ? "rowwise" : "elementwise";
+  std::string text = heading(r, c.of == part::whole ? skeleton : "long_rows") + "using the_line = " + r.line +
+                     ";\nstruct config {\n" + fields(r, c);
+  text += "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(c.across * c.down) + ", " +
+          std::to_string(std::max(c.blocks_per_sm, 1)) + ") " +
+          (c.cluster > 1 ? "__cluster_dims__(" + std::to_string(c.cluster) + ", 1, 1) " : "") + kKernelName +
+          "(const __grid_constant__ arguments a) {\n  " + skeleton + (r.backward ? "_backward" : "_forward") +
+          kSuffix[static_cast<int>(c.of)] + "<config, the_line>(a);\n}\nONEPASS_END\n";
+  return text;
+}
+
+std::string column_sum_source(dtype parts) {
+  const std::string threads = std::to_string(kTuning.column_sum_threads);
+  return "#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void "
+         "__launch_bounds__(" +
+         threads + ") " + kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum<" +
+         (parts == dtype::f64 ? "double" : "float") + ", " + threads + ", " +
+         std::to_string(kTuning.column_sum_columns) + ">(a);\n}\nONEPASS_END\n";
+}
+
+std::string label(const request& r, const configuration& c, const std::string& arch) {
+  return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") +
+         (c.cluster > 1 ? std::to_string(c.cluster) + "*" : "") + std::to_string(c.across) + "x" +
+         std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) +
+         (c.only_statistics    ? " statistics "
+          : c.saves_statistics ? " saving "
+                               : " ") +
+         (r.wants_again ? "again " : "") + r.line;
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,87 @@
+// What NVRTC is given: it holds the configuration, and all that the skeletons read of it.
+#include "src/cuda/source.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/cuda/config_names.h"
+#include "tests/cuda/imagined_call.h"
+
+namespace onepass::cuda {
+namespace {
+
+std::string text_of(const call& c) { return source(c.r, choose(c.r, c.a, facts_of("sm_90a")).front().with); }
+
+TEST(Source, HoldsTheLineAndItsSkeleton) {
+  for (const char* text : kLines) {
+    const spec::line line = spec::parse(text);
+    for (const bool backward : {false, true}) {
+      const call c = call_of(line, backward, dtype::bf16, dtype::f32, 64, 1000);
+      const std::string made = text_of(c);
+      EXPECT_NE(made.find("using the_line = " + c.r.line + ";"), std::string::npos) << made;
+      const std::string skeleton = line.rowwise() ? "rowwise" : "elementwise";
+      EXPECT_NE(made.find("#include \"onepass/skeleton/" + skeleton + ".cuda.h\""), std::string::npos) << made;
+      EXPECT_NE(made.find(skeleton + (backward ? "_backward" : "_forward") + "<config, the_line>(a)"),
+                std::string::npos)
+          << made;
+      EXPECT_NE(made.find(kKernelName), std::string::npos);
+    }
+  }
+}
+
+TEST(Source, HoldsEveryNumberOfTheConfiguration) {
+  request r{};
+  r.x = dtype::bf16, r.operand[1] = dtype::f32, r.wants_column = 5, r.wants_tensor = 2, r.wants_dx = true,
+  r.wants_again = true, r.line = "line<chain<>>";
+  configuration with{};
+  with.lanes = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_lanes = 7;
+  with.flat = 1, with.dims = 3, with.dense = 4, with.single_y = 1, with.ahead = 1, with.whole_lanes = 5,
+  with.single_operand = 6, with.in_place = 1, with.single_kept_gradient = 9;
+  const std::string made = source(r, with);
+  for (const char* field : {"kX = dtype::bf16;",
+                            "dtype::none, dtype::f32, dtype::none",
+                            "kLanes = 8;",
+                            "kAccess = 4;",
+                            "kAcross = 96;",
+                            "kDown = 2;",
+                            "kUnroll = 3;",
+                            "kHeldLanes = 7;",
+                            "kFlat = true;",
+                            "kDims = 3;",
+                            "kDense = 4ull;",
+                            "kSingleX = false;",
+                            "kSingleY = true;",
+                            "kSumsInRegisters = false;",
+                            "kAhead = true;",
+                            "kWholeLanes = 5;",
+                            "kSavesStatistics = false;",
+                            "kOnlyStatistics = false;",
+                            "kInPlace = true;",
+                            "kWantsDx = true;",
+                            "kWantsAgain = true;",
+                            "kSingleOperand = 6ull;",
+                            "kSingleKeptGradient = 9ull;",
+                            "kWantsColumn = 5ull;",
+                            "kWantsTensor = 2ull;",
+                            "arithmetic = float;",
+                            "__launch_bounds__(192"}) {
+    EXPECT_NE(made.find(field), std::string::npos) << field << " is not in\n" << made;
+  }
+  r.x = dtype::f64;
+  EXPECT_NE(source(r, with).find("arithmetic = double;"), std::string::npos);
+}
+
+TEST(Source, DefinesWhatTheSkeletonsRead) {
+  expect_defined(config_names(plain_headers()),
+                 text_of(call_of(spec::parse("gelu"), false, dtype::f32, dtype::f32, 1, 8)));
+}
+
+TEST(Label, TellsChipDtypeDirectionAndLine) {
+  const call c = call_of(spec::parse("bias | gelu"), true, dtype::f16, dtype::f16, 64, 512);
+  const std::string made = label(c.r, choose(c.r, c.a, facts_of("sm_80")).front().with, "sm_80");
+  for (const std::string& part : {std::string("sm_80"), std::string("f16"), std::string("backward"), c.r.line}) {
+    EXPECT_NE(made.find(part), std::string::npos) << made;
+  }
+}
+
+}  // namespace
+}  // namespace onepass::cuda
