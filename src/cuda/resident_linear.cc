@@ -22,7 +22,7 @@ int64 matrix_bytes(int64 depth, int64 columns) {
 }  // namespace
 
 std::string why_not_resident(int64 depth, int64 columns, const device_facts& chip) {
-  constexpr resident_tuning t{};
+  const resident_tuning& t = kResidentTuning;
   if (depth > t.depth) return "it is for rows of at most " + std::to_string(t.depth) + " numbers";
   if (matrix_bytes(depth, columns) > chip.shared_per_block - kReserved)
     return "the matrix does not fit in shared memory";
@@ -30,7 +30,7 @@ std::string why_not_resident(int64 depth, int64 columns, const device_facts& chi
 }
 
 resident_plan plan_resident(const warp_linear_call& call, const device_facts& chip) {
-  constexpr resident_tuning t{};
+  const resident_tuning& t = kResidentTuning;
   resident_plan p{};
   const int64 rows = call.a_behind.rows, numbers = ceil_div(call.depth, kThreadsOfRow * kTileLanes) * kTileLanes;
   const auto rows_of_block = [&] { return int64{p.threads} / kThreadsOfRow * p.at_once; };
@@ -58,14 +58,9 @@ std::string source(const warp_linear_call& call, const resident_plan& p) {
 }
 
 void launch_resident(const warp_linear_call& call, int device, void* stream) {
-  const device_facts& chip = facts(device);
-  const resident_plan p = plan_resident(call, chip);
-  static known_kernels known;
-  const kernel_key key = key_of(call, p, device, {p.at_once, static_cast<int>(p.threads)});
-  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(call, p), kKernelName, device, stream, chip.arch_name + " resident linear " + call.behind.line);
-  });
-  launch(call, p, built, device, stream);
+  const resident_plan p = plan_resident(call, facts(device));
+  launch(
+      call, p, "resident", {p.at_once, static_cast<int>(p.threads)}, [&] { return source(call, p); }, device, stream);
 }
 
 }  // namespace onepass::cuda

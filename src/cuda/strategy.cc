@@ -89,8 +89,8 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
   if (from == input_of::made) {
     const int64 others = 2 + other_tensors(of.before);
     before = depth * kSpeed.first_rows + static_cast<double>(c.rows * others) * depth * kSpeed.later_rows;
-    const int64 blocks = int64{chip.sm_count}, own = (c.rows + blocks - 1) / blocks;  // rows of a block
-    beside += static_cast<double>(own) / rows_at_once(c.depth) * kSpeed.rows_round;
+    const auto own = static_cast<double>(ceil_div(c.rows, int64{chip.sm_count}));  // rows of a block
+    beside += own / rows_at_once(c.depth) * kSpeed.rows_round;
   } else if (defers) {
     before = kSpeed.launch + seconds_for(2 * matrix);
     products += columns * kSpeed.norm_column;
@@ -101,13 +101,19 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
   return p;
 }
 
-// In one kernel whose blocks make all rows and share the matrix.
-prediction streamed(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+// In one kernel whose warps multiply: everything crosses memory once.
+prediction by_warps(spec::strategy how, const spec::contraction& of, const linear_case& c, const std::string& why_not) {
   const int64 x = c.x_bytes(), y = c.result_bytes();
-  prediction p{spec::strategy::streamed, x + y + c.matrix_bytes()};
-  p.why_not = why_not_short(c);
-  if (p.why_not.empty()) p.why_not = why_not_streamed(c.rows, c.depth, chip);
+  prediction p{how, x + y + c.matrix_bytes()};
   p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
+  p.why_not = why_not_short(c);
+  if (p.why_not.empty()) p.why_not = why_not;
+  return p;
+}
+
+// Its blocks make all rows and share the matrix.
+prediction streamed(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+  prediction p = by_warps(spec::strategy::streamed, of, c, why_not_streamed(c.rows, c.depth, chip));
   if (!p.why_not.empty() || chip.arch != 90) return p;  // other chips have not been measured
   const streamed_rows way = take_rows(c.rows, c.depth, chip);
   const auto numbers = static_cast<double>(ceil_div(c.rows, way.at_once) * way.numbers);
@@ -116,13 +122,9 @@ prediction streamed(const spec::contraction& of, const linear_case& c, const dev
   return p;
 }
 
-// In one kernel that keeps the matrix.
+// Its blocks keep the matrix and share the rows.
 prediction resident(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
-  const int64 x = c.x_bytes(), y = c.result_bytes();
-  prediction p{spec::strategy::resident, x + y + c.matrix_bytes()};
-  p.why_not = why_not_short(c);
-  if (p.why_not.empty()) p.why_not = why_not_resident(c.depth, c.columns, chip);
-  p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
+  prediction p = by_warps(spec::strategy::resident, of, c, why_not_resident(c.depth, c.columns, chip));
   if (!p.why_not.empty() || chip.arch != 90) return p;  // other chips have not been measured
   const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
   p.seconds = kSpeed.resident_call +

@@ -66,14 +66,9 @@ std::string source(const warp_linear_call& call, const streamed_plan& p) {
 }
 
 void launch_streamed(const warp_linear_call& call, int device, void* stream) {
-  const device_facts& chip = facts(device);
-  const streamed_plan p = plan_streamed(call, chip);
-  static known_kernels known;
-  const kernel_key key = key_of(call, p, device, {p.row_tiles, p.steps, p.ahead, p.pitch});
-  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(call, p), kKernelName, device, stream, chip.arch_name + " streamed linear " + call.behind.line);
-  });
-  launch(call, p, built, device, stream);
+  const streamed_plan p = plan_streamed(call, facts(device));
+  launch(
+      call, p, "streamed", {p.row_tiles, p.steps, p.ahead, p.pitch}, [&] { return source(call, p); }, device, stream);
 }
 
 }  // namespace onepass::cuda

@@ -128,6 +128,7 @@ struct resident_tuning {
   int threads = 384, few_threads = 128;  // of a block; where there are few rows
   int numbers = 128;                     // of rows in one thread, at most
 };
+inline constexpr resident_tuning kResidentTuning{};
 
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".
 struct linear_speed {

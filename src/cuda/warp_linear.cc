@@ -1,6 +1,7 @@
 // Lines with `linear` in one kernel whose warps multiply: what streamed and resident share.
 #include "src/cuda/warp_linear.h"
 
+#include "src/cuda/known_kernels.h"
 #include "src/cuda/linear.h"
 #include "src/cuda/packed_arguments.h"
 #include "src/cuda/source.h"
@@ -38,21 +39,23 @@ std::string source(const warp_linear_call& call, const warp_linear_plan& p, cons
          skeleton + "_forward<config, line_before, line_behind>(a);\n}\nONEPASS_END\n";
 }
 
-kernel_key key_of(const warp_linear_call& call, const warp_linear_plan& p, int device,
-                  std::initializer_list<int> members) {
+void launch(const warp_linear_call& call, const warp_linear_plan& p, const std::string& skeleton,
+            std::initializer_list<int> members, const std::function<std::string()>& source, int device, void* stream) {
+  const device_facts& chip = facts(device);
   const request &before = call.before, &behind = call.behind;
   std::string further;
   for (const int value : members) append_value(further, value);
-  return kernel_key(device, before.line, before.x, before.operand, p.before, behind.line, behind.x, behind.operand,
-                    p.behind, further);
-}
-
-void launch(const warp_linear_call& call, const warp_linear_plan& p, const kernel& with, int device, void* stream) {
+  static known_kernels known;
+  const kernel_key key(device, skeleton, before.line, before.x, before.operand, p.before, behind.line, behind.x,
+                       behind.operand, p.behind, further);
+  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
+    return load(source(), kKernelName, device, stream, chip.arch_name + " " + skeleton + " linear " + behind.line);
+  });
   std::string packed;
   append_value(packed, call.matrix), append_value(packed, call.matrix_stride), append_value(packed, call.depth);
-  const request both = widest(call.behind, call.before);
+  const request both = widest(behind, before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
-  launch(with, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, facts(device).arch >= 90, stream, packed.data());
+  launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, chip.arch >= 90, stream, packed.data());
 }
 
 }  // namespace onepass::cuda

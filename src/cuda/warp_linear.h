@@ -1,10 +1,12 @@
 // Lines with `linear` in one kernel whose warps multiply (sm_80 and later): what streamed and resident share.
 #pragma once
 
+#include <functional>
+#include <initializer_list>
 #include <string>
 
 #include "src/cuda/configuration.h"
-#include "src/cuda/known_kernels.h"
+#include "src/cuda/driver.h"
 
 namespace onepass::cuda {
 
@@ -31,8 +33,8 @@ int pitch_of(int64 depth);
 // of_before, of_all: further members of the Configs.
 std::string source(const warp_linear_call&, const warp_linear_plan&, const std::string& skeleton,
                    const std::string& of_before, const std::string& of_all);
-// What a kernel is compiled for, but for the further members.
-kernel_key key_of(const warp_linear_call&, const warp_linear_plan&, int device, std::initializer_list<int> members);
-void launch(const warp_linear_call&, const warp_linear_plan&, const kernel&, int device, void* stream);
+// members: what else the source depends on.
+void launch(const warp_linear_call&, const warp_linear_plan&, const std::string& skeleton,
+            std::initializer_list<int> members, const std::function<std::string()>& source, int device, void* stream);
 
 }  // namespace onepass::cuda

@@ -77,7 +77,7 @@ class one_kernel_call {
         from_(how == spec::strategy::deferred ? cuda::input_of::deferred
               : c_.before.line.words.empty()  ? cuda::input_of::x
                                               : cuda::input_of::made),
-        needs_statistics_(!by_warps_ && cuda::needs_statistics(from_, w.size(0))),
+        needs_statistics_(cuda::needs_statistics(from_, w.size(0))),
         saves_product_(call.save_statistics && call.line.reads.product),
         saves_statistics_(call.save_statistics && c_.before.reads.statistics),
         input_(as_matrix(call.x, w.size(1))),

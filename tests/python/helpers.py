@@ -20,6 +20,7 @@ RATIO = 1.5
 FLOOR = {torch.bfloat16: 1.0, torch.float16: 1.0, torch.float32: 4.0, torch.float64: 16.0}
 HALF_TYPES = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHORT = (torch.bfloat16, torch.float16)
 
 # Lines of the named functions: compiled ahead of time on the CPU.
 NAMED_LINES = (
@@ -131,6 +132,11 @@ def _split(tensors):
 
 def _leaf(tensor):
     return tensor.requires_grad_() if tensor.is_floating_point() else tensor
+
+
+def with_strategy(line, name):
+    """The line, whose `linear` names its strategy."""
+    return line.replace("linear", f"linear({name})")
 
 
 def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_mask=True, seed=0, out_features=24):
