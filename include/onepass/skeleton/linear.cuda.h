@@ -17,11 +17,11 @@
 //   kTileN, kStages, kCluster
 //   kBuffers          2: each multiplying warpgroup has room for its products, 1: they have one in turn
 //   kGroup            tiles of a cluster below each other that are taken before the next ones beside them
-//   before, behind    what place.cuda.h asks for; before::kAny: whether rows are made, kAtOnce: rows that a
-//                     thread makes at a time
+//   before, behind    what place.cuda.h asks for; before::kAny: whether rows are made, kAtOnce: rows that a thread
+//                     makes at a time
 //   first_rows        as before, for all threads
-//   kDefers           before is a norm, with or without affine, and deferred; kTakesMoments: its statistics are not
-//   given
+//   kDefers           before is a norm, with or without affine, and deferred
+//   kTakesMoments     and its statistics are not given
 #pragma once
 
 #include "onepass/skeleton/deferred_norm.cuda.h"

@@ -14,8 +14,7 @@
 //   kStepsAhead    which are brought ahead
 //   kPitch         bytes from a row in shared memory to the next: 64 more than a multiple of 128
 //   before, behind what place.cuda.h asks for; before: kStepsAhead and kPitch too, and kAtOnce, rows that a thread
-//   makes
-//                  at a time
+//                  makes at a time
 #pragma once
 
 #include "onepass/lane/warp_matrix.cuda.h"
