@@ -295,7 +295,8 @@ request::request(const spec::line& line, bool is_backward)
       operands(line.operands),
       keeps(line.keeps),
       parameters(static_cast<int>(line.parameters.size())),
-      draws(line.dropouts > 0) {
+      draws(line.dropouts > 0),
+      begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
   for (const spec::word& w : line.words) {
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
   }

@@ -28,6 +28,7 @@ struct request {
   int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
   int flops = 0;
   bool draws = false;            // has dropout
+  bool begins_with_row = false;  // its first word is a row word
   bool only_statistics = false;  // forward of a row word: nothing else is written
   bool in_place = false;         // dx lies where dy does: see may_be_in_place
 

@@ -12,6 +12,7 @@ namespace onepass::cuda {
 namespace {
 
 constexpr int kThreadsOfRow = 4, kResultColumns = 32;  // as in resident_linear.cuda.h
+constexpr int kAtOnce = 2;                             // rows of a thread
 constexpr int kSpareLanes = 4;   // behind a row, so that rows that are read at a time differ in their banks
 constexpr int kReserved = 1024;  // of shared memory, for a row's threads
 
@@ -32,11 +33,11 @@ std::string why_not_resident(int64 depth, int64 columns, const device_facts& chi
 resident_plan plan_resident(const warp_linear_call& call, const device_facts& chip) {
   const resident_tuning& t = kResidentTuning;
   resident_plan p{};
-  const int64 rows = call.a_behind.rows, numbers = ceil_div(call.depth, kThreadsOfRow * kTileLanes) * kTileLanes;
-  const auto rows_of_block = [&] { return int64{p.threads} / kThreadsOfRow * p.at_once; };
-  p.threads = t.threads;
-  p.at_once = numbers * 4 <= t.numbers ? 4 : 2;
-  if (ceil_div(rows, rows_of_block()) < chip.sm_count) p.threads = t.few_threads, p.at_once = 2;
+  const int64 rows = call.a_behind.rows;
+  const auto rows_of_block = [&] { return int64{p.threads} / kThreadsOfRow * kAtOnce; };
+  const bool single = call.a_before.x.column_stride == 0, holds_stored = call.before.begins_with_row && !single;
+  p.threads = holds_stored ? t.threads : t.threads_computing;
+  if (ceil_div(rows, rows_of_block()) < chip.sm_count) p.threads = t.few_threads;
   describe_rows(call, kThreadsOfRow, p);
   p.behind.across = kThreadsOfRow;
   p.behind.down = p.before.down;
@@ -44,8 +45,9 @@ resident_plan plan_resident(const warp_linear_call& call, const device_facts& ch
   p.pitch = pitch_of(call.depth);
   const int64 matrix = matrix_bytes(call.depth, call.a_behind.columns);
   const int64 copies = rows_of_block() * (kThreadsOfRow * p.before.held_lanes + kSpareLanes) * kTileLanes * 2;
-  p.before.stages = p.before.single_x == 0 && matrix + copies + kReserved <= chip.shared_per_block;
+  p.before.stages = !single && matrix + copies + kReserved <= chip.shared_per_block;
   p.before.streams = static_cast<uint64>(p.before.stages);  // x
+  p.before.computes_again = holds_stored;
   p.before.spare_lanes = p.before.stages * kSpareLanes;
   p.shared_bytes = static_cast<unsigned>(matrix + p.before.stages * copies);
   p.grid = static_cast<unsigned>(std::min<int64>(ceil_div(rows, rows_of_block()), chip.sm_count));
@@ -53,14 +55,14 @@ resident_plan plan_resident(const warp_linear_call& call, const device_facts& ch
 }
 
 std::string source(const warp_linear_call& call, const resident_plan& p) {
-  return source(call, p, "resident", number_field("kAtOnce", p.at_once) + number_field("kAllExist", 0),
+  return source(call, p, "resident", number_field("kAtOnce", kAtOnce) + number_field("kAllExist", 0),
                 number_field("kPitch", p.pitch) + number_field("kThreads", static_cast<int>(p.threads)));
 }
 
 void launch_resident(const warp_linear_call& call, int device, void* stream) {
   const resident_plan p = plan_resident(call, facts(device));
   launch(
-      call, p, "resident", {p.at_once, static_cast<int>(p.threads)}, [&] { return source(call, p); }, device, stream);
+      call, p, "resident", {static_cast<int>(p.threads)}, [&] { return source(call, p); }, device, stream);
 }
 
 }  // namespace onepass::cuda

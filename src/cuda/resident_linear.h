@@ -9,7 +9,7 @@
 namespace onepass::cuda {
 
 struct resident_plan : warp_linear_plan {
-  int at_once, pitch;
+  int pitch;
 };
 
 // Empty where the kernel can take such rows and such a matrix.

@@ -124,9 +124,9 @@ inline constexpr streamed_tuning kStreamedTuning{};
 
 // Short rows past a small matrix (onepass/skeleton/resident_linear.cuda.h).
 struct resident_tuning {
-  int depth = 256;                       // at most
-  int threads = 384, few_threads = 128;  // of a block; where there are few rows
-  int numbers = 128;                     // of rows in one thread, at most
+  int depth = 256;  // at most
+  // Of a block: where a thread holds x as it is stored, where it holds what words make of it, where there are few rows.
+  int threads = 512, threads_computing = 384, few_threads = 128;
 };
 inline constexpr resident_tuning kResidentTuning{};
 
@@ -145,7 +145,7 @@ struct linear_speed {
   // in a thread of the rows that a block makes at a time.
   double streamed_call = 1.5e-6, streamed_bytes = 4.4e12, streamed_ahead = 3.5e12, streamed_number = 2.9e-8;
   // Short rows past a small matrix: for each number of x, and each product.
-  double resident_call = 4e-6, resident_number = 1e-12, resident_product = 7e-15;
+  double resident_call = 4e-6, resident_number = .87e-12, resident_product = 7e-15;
 };
 
 }  // namespace onepass::cuda

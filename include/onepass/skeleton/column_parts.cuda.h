@@ -5,12 +5,6 @@
 
 ONEPASS_BEGIN
 
-template <bool First, class A, class B>
-ONEPASS_FUNCTION auto choose_type(A a, B b) {
-  if constexpr (First) return a;
-  else return b;
-}
-
 // The operand whose column sum is number `slot`.
 template <class Config>
 constexpr __device__ int operand_of(int slot) {
@@ -41,7 +35,7 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
 #pragma unroll
     for (int i = 0; i < V; ++i) shared[down][across * V + i] = sum.v[i];
     __syncthreads();
-    using wide = decltype(choose_type<(kDown > 16)>(0.0, T(0)));
+    using wide = choose_type<(kDown > 16), double, T>;
     wide total[kEach] = {};
     const auto for_own = [&](const auto& body) {
 #pragma unroll
@@ -50,12 +44,28 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
         if (kColumns % kThreads == 0 || c < kColumns) body(i, c);
       }
     };
-#pragma unroll(kDown > 16 ? 4 : 1)
-    for (int d = 0; d < kDown; ++d) for_own([&](int i, int c) { total[i] += static_cast<wide>(shared[d][c]); });
-    for_own([&](int i, int c) {
-      if (Config::kExact || first + c < a.columns)
-        store_as<1>(type, to, first + c, pack<T, 1>(static_cast<T>(total[i])), 1);
-    });
+    const auto store = [&](int c, wide sum) {
+      if (Config::kExact || first + c < a.columns) store_as<1>(type, to, first + c, pack<T, 1>(static_cast<T>(sum)), 1);
+    };
+    if constexpr (kDown > 16 && kThreads >= 2 * kColumns) {  // some threads a column, each with every kShares-th row
+      constexpr int kShares = kThreads / kColumns;
+      __shared__ wide of_share[kShares][kColumns];
+      const int c = static_cast<int>(threadIdx.x) % kColumns, share = static_cast<int>(threadIdx.x) / kColumns;
+      wide sum = 0;
+      if (share < kShares) {
+#pragma unroll 4
+        for (int d = share; d < kDown; d += kShares) sum += static_cast<wide>(shared[d][c]);
+        of_share[share][c] = sum;
+      }
+      __syncthreads();
+      if (share > 0) return;
+#pragma unroll
+      for (int i = 1; i < kShares; ++i) sum += of_share[i][c];
+      store(c, sum);
+    } else {
+      for (int d = 0; d < kDown; ++d) for_own([&](int i, int c) { total[i] += static_cast<wide>(shared[d][c]); });
+      for_own([&](int i, int c) { store(c, total[i]); });
+    }
   } else {
     const int64 column = first + across * V;
     store_as<Config::kAccess>(type, to, column, sum, count_at<V>(column, a.columns));

@@ -133,9 +133,10 @@ class tile_moments {
   lane sum_, squares_;
 };
 
-// Of 64 rows of products, as add_product has them: (d - mean sum) rstd + offset. norm: mean and rstd of each row; both
-// in shared memory, since a multiplying thread has no registers to load ahead with.
-template <int N>
+// Of 64 rows of products, as add_product has them: (d - mean sum) rstd + offset, without the mean where Row has none.
+// norm: mean and rstd of each row; both in shared memory, since a multiplying thread has no registers to load ahead
+// with.
+template <class Row, int N>
 ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const stage::pair<float>* norm, const folded_pair* folded) {
   const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
   const stage::pair<float> above = norm[row], below = norm[row + 8];
@@ -144,8 +145,13 @@ ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const stage::pair<float>* no
     const folded_pair of = folded[4 * j + lane % 4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      d[4 * j + i] = fmaf(fmaf(-above.first, of.sum[i], d[4 * j + i]), above.second, of.offset[i]);
-      d[4 * j + 2 + i] = fmaf(fmaf(-below.first, of.sum[i], d[4 * j + 2 + i]), below.second, of.offset[i]);
+      float &a = d[4 * j + i], &b = d[4 * j + 2 + i];
+      if constexpr (Row::about.statistics > 1) {
+        a = fmaf(-above.first, of.sum[i], a);
+        b = fmaf(-below.first, of.sum[i], b);
+      }
+      a = fmaf(a, above.second, of.offset[i]);
+      b = fmaf(b, below.second, of.offset[i]);
     }
   }
 }

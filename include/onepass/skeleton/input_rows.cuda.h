@@ -13,8 +13,8 @@ struct warp_linear_arguments {
 };
 
 // Rows of what `linear` takes: Config::kAtOnce for each thread at a time. Place: where they go. kAllExist: no thread is
-// asked for a row behind the last. kStages: 1 where x (Config::kStreams) is brought ahead into shared memory, each
-// thread's part by itself, else 0.
+// asked for a row behind the last. kComputesAgain: what enters the row word is x, which a thread holds as it is stored.
+// kStages: 1 where x (Config::kStreams) is brought ahead into shared memory, each thread's part by itself, else 0.
 template <class Config, class Line, class Place = place<Config, Line>>
 class input_rows {
  public:
@@ -49,19 +49,22 @@ class input_rows {
       each_lane(at, first, [&](int i, int k) { take(at, i, k, Line::pre::forward(at.x(), at)); });
       if constexpr (Config::kStages > 0) bring(next);
     } else {
-      L held[Config::kAtOnce][Config::kHeldLanes]{};
-      each_lane(at, first, [&](int i, int k) { held[i][k] = Line::pre::forward(at.x(), at); });
+      held_lane held[Config::kAtOnce][Config::kHeldLanes]{};
+      each_lane(at, first, [&](int i, int k) {
+        if constexpr (Config::kComputesAgain) held[i][k] = at.x_stored();
+        else held[i][k] = Line::pre::forward(at.x(), at);
+      });
       if constexpr (Config::kStages > 0) bring(next);
       each_row(at, first, [&](int i, int64 row) {
-        const auto value = [&](int k, typename Config::index, int) { return held[i][k]; };
-        const auto of_row = statistics<Config, Line>(a_, across_, threads_, held[i], value);
+        const auto value = [&](int k, typename Config::index, int) { return numbers_of(held[i][k]); };
+        const auto of_row = statistics<Config, Line>(a_, across_, threads_, lanes_of(held[i]), value);
         stage::pair<T> saved = of_row.saved;
         if (Config::kSavesStatistics && at.is_first() && row < a_.rows && across_ == 0) save<Line>(a_, row, saved);
-        saved.second = saved.second * of_row.held_factor;
+        if constexpr (!Config::kComputesAgain) saved.second = saved.second * of_row.held_factor;
         for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
           using row_of = thread_row<Config, row_threads<Config>, decltype(value)>;
-          take(at, i, k, Line::post::forward(Line::row::template forward<row_of>(held[i][k], saved), at));
+          take(at, i, k, Line::post::forward(Line::row::template forward<row_of>(value(k, column, count), saved), at));
         });
       });
     }
@@ -74,6 +77,16 @@ class input_rows {
  private:
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kLanes>;
+  // Of what enters the row word; where that is x itself (kComputesAgain), as it is stored.
+  using stored_x = memory<Config::kX, Config::kLanes, Config::kAccess>;
+  using held_lane = choose_type<(Config::kComputesAgain != 0), typename stored_x::buffer, L>;
+
+  static ONEPASS_FUNCTION L numbers_of(L held) { return held; }
+  static ONEPASS_FUNCTION L numbers_of(typename stored_x::buffer held) {
+    return stored_x::template numbers_of<T>(held);
+  }
+  static ONEPASS_FUNCTION L* lanes_of(L* held) { return held; }
+  static ONEPASS_FUNCTION L* lanes_of(typename stored_x::buffer*) { return nullptr; }
 
   // body(i, row) for each of this thread's rows.
   template <class Body>

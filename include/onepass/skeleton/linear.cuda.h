@@ -75,7 +75,8 @@ ONEPASS_FUNCTION void hand_over(const float (&d)[N / 2], char* products) {
   }
 }
 
-template <class Config>
+// Row: what is deferred.
+template <class Config, class Row>
 ONEPASS_FUNCTION void multiply_tiles(const linear_arguments& a, linear_shared<Config>& shared, char* dynamic) {
   using layout = linear_shared<Config>;
   constexpr int N = Config::kTileN;
@@ -106,7 +107,7 @@ ONEPASS_FUNCTION void multiply_tiles(const linear_arguments& a, linear_shared<Co
     if (speaks) arrive_in_cluster<Config::kCluster>(&shared.empty[before]);
     if constexpr (Config::kDefers) {
       wait_for_mail(&shared.norm_full, turn & 1);
-      apply_norm<N>(d, shared.norm + 64 * own, shared.folded);
+      apply_norm<Row, N>(d, shared.norm + 64 * own, shared.folded);
     }
     wait_for_mail(&shared.product_empty[own], (turn + (Config::kBuffers == 2 ? 1 : 1 + own)) & 1);
     hand_over<Config::kX, N>(d, layout::products(dynamic, own));
@@ -195,7 +196,7 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
     __syncwarp();
   } else {
     take_registers<168>();
-    multiply_tiles<Config>(a, shared, dynamic);
+    multiply_tiles<Config, typename Before::row>(a, shared, dynamic);
   }
   arrive_at_cluster();  // no block ends while another brings or tells it something
   wait_for_cluster();

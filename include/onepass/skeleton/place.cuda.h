@@ -149,6 +149,17 @@ class place {
   static ONEPASS_FUNCTION bool is_first() { return true; }
 
   ONEPASS_FUNCTION lane x() const { return read<Config::kX, Config::kSingleX, stream::x>(a_.x); }
+  // As it is stored, where it is not a single number.
+  ONEPASS_FUNCTION auto x_stored() const {
+    using memory_of = memory<Config::kX, V, Config::kAccess>;
+    constexpr bool kIsDense = is_in(Config::kDense, stream::x);
+    if constexpr (is_in(Config::kStreams, stream::x)) {
+      return memory_of::load_copied(copy_ + place_in(Config::kStreams, stream::x) * kStreamBytes,
+                                    row_address<Config::kX, kIsDense>(a_.x));
+    } else {
+      return memory_of::load_windows(address<Config::kX, kIsDense>(a_.x), count_);
+    }
+  }
   ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY, stream::y>(a_.y); }
   ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX, stream::y>(a_.y, v); }
   ONEPASS_FUNCTION void store_dx(lane v) const {
