@@ -35,8 +35,9 @@ class imagined_linear {
             .depth = depth_};
   }
   linear_call call() const {
-    return {.before = before_,
-            .a_before = a_before_,
+    const bool any = from_ != input_of::x;
+    return {.before = any ? before_ : no_words_,
+            .a_before = any ? a_before_ : no_arguments_,
             .behind = behind_,
             .a_behind = a_behind_,
             .from = from_,
@@ -73,8 +74,8 @@ class imagined_linear {
   spec::line behind_line_;
   input_of from_;
   int64 depth_;
-  arguments a_before_{}, a_behind_{};
-  request before_, behind_;
+  arguments a_before_{}, a_behind_{}, no_arguments_{};
+  request before_, behind_, no_words_;
 };
 
 }  // namespace onepass::cuda

@@ -6,17 +6,6 @@
 
 ONEPASS_BEGIN
 
-template <bool First, class A, class B>
-struct choice {
-  using type = A;
-};
-template <class A, class B>
-struct choice<false, A, B> {
-  using type = B;
-};
-template <bool First, class A, class B>
-using choose_type = typename choice<First, A, B>::type;
-
 template <dtype D>
 struct stored;
 template <>

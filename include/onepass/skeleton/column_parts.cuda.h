@@ -5,6 +5,12 @@
 
 ONEPASS_BEGIN
 
+template <bool First, class A, class B>
+ONEPASS_FUNCTION auto choose_type(A a, B b) {
+  if constexpr (First) return a;
+  else return b;
+}
+
 // The operand whose column sum is number `slot`.
 template <class Config>
 constexpr __device__ int operand_of(int slot) {
@@ -35,7 +41,7 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
 #pragma unroll
     for (int i = 0; i < V; ++i) shared[down][across * V + i] = sum.v[i];
     __syncthreads();
-    using wide = choose_type<(kDown > 16), double, T>;
+    using wide = decltype(choose_type<(kDown > 16)>(0.0, T(0)));
     wide total[kEach] = {};
     const auto for_own = [&](const auto& body) {
 #pragma unroll

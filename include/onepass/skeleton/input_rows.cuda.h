@@ -12,6 +12,22 @@ struct warp_linear_arguments {
   arguments behind, before;
 };
 
+// What a thread holds of a row until it has the row's statistics: a lane of what enters the row word, or, where that is
+// x itself (kComputesAgain), as it is stored.
+template <class Config, bool AsStored = Config::kComputesAgain != 0>
+struct held_lane {
+  using type = pack<typename Config::arithmetic, Config::kLanes>;
+  static ONEPASS_FUNCTION type numbers(type lane) { return lane; }
+  static ONEPASS_FUNCTION type* lanes(type* row) { return row; }
+};
+template <class Config>
+struct held_lane<Config, true> {
+  using x = memory<Config::kX, Config::kLanes, Config::kAccess>;
+  using type = typename x::buffer;
+  static ONEPASS_FUNCTION auto numbers(type lane) { return x::template numbers_of<typename Config::arithmetic>(lane); }
+  static ONEPASS_FUNCTION pack<typename Config::arithmetic, Config::kLanes>* lanes(type*) { return nullptr; }
+};
+
 // Rows of what `linear` takes: Config::kAtOnce for each thread at a time. Place: where they go. kAllExist: no thread is
 // asked for a row behind the last. kComputesAgain: what enters the row word is x, which a thread holds as it is stored.
 // kStages: 1 where x (Config::kStreams) is brought ahead into shared memory, each thread's part by itself, else 0.
@@ -49,15 +65,15 @@ class input_rows {
       each_lane(at, first, [&](int i, int k) { take(at, i, k, Line::pre::forward(at.x(), at)); });
       if constexpr (Config::kStages > 0) bring(next);
     } else {
-      held_lane held[Config::kAtOnce][Config::kHeldLanes]{};
+      typename holder::type held[Config::kAtOnce][Config::kHeldLanes]{};
       each_lane(at, first, [&](int i, int k) {
         if constexpr (Config::kComputesAgain) held[i][k] = at.x_stored();
         else held[i][k] = Line::pre::forward(at.x(), at);
       });
       if constexpr (Config::kStages > 0) bring(next);
       each_row(at, first, [&](int i, int64 row) {
-        const auto value = [&](int k, typename Config::index, int) { return numbers_of(held[i][k]); };
-        const auto of_row = statistics<Config, Line>(a_, across_, threads_, lanes_of(held[i]), value);
+        const auto value = [&](int k, typename Config::index, int) { return holder::numbers(held[i][k]); };
+        const auto of_row = statistics<Config, Line>(a_, across_, threads_, holder::lanes(held[i]), value);
         stage::pair<T> saved = of_row.saved;
         if (Config::kSavesStatistics && at.is_first() && row < a_.rows && across_ == 0) save<Line>(a_, row, saved);
         if constexpr (!Config::kComputesAgain) saved.second = saved.second * of_row.held_factor;
@@ -77,16 +93,7 @@ class input_rows {
  private:
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kLanes>;
-  // Of what enters the row word; where that is x itself (kComputesAgain), as it is stored.
-  using stored_x = memory<Config::kX, Config::kLanes, Config::kAccess>;
-  using held_lane = choose_type<(Config::kComputesAgain != 0), typename stored_x::buffer, L>;
-
-  static ONEPASS_FUNCTION L numbers_of(L held) { return held; }
-  static ONEPASS_FUNCTION L numbers_of(typename stored_x::buffer held) {
-    return stored_x::template numbers_of<T>(held);
-  }
-  static ONEPASS_FUNCTION L* lanes_of(L* held) { return held; }
-  static ONEPASS_FUNCTION L* lanes_of(typename stored_x::buffer*) { return nullptr; }
+  using holder = held_lane<Config>;
 
   // body(i, row) for each of this thread's rows.
   template <class Body>
