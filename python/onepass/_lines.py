@@ -121,6 +121,19 @@ def softmax(scale: float, mask: bool, is_causal: bool, dropout_p: float, trainin
     )
 
 
+@remembered
+def attention_scores(scale: float, mask: bool, is_causal: bool, dropout_p: float) -> str:
+    factor = number("attention_scores", "scale", scale)
+    return join(
+        "scores",
+        f"mul({factor!r})",
+        mask and "mask",
+        is_causal and "causal",
+        "softmax",
+        dropout_word("attention_scores", dropout_p, True),
+    )
+
+
 def join(*words: str | bool | None) -> str:
     return " | ".join(word for word in words if word)
 

@@ -47,9 +47,9 @@ def _load() -> ctypes.CDLL:
         getattr(library, f"onepass_{name}").restype = ctypes.c_char_p
     library.onepass_configure.restype = None
     library.onepass_describe.argtypes = [ctypes.c_char_p]
-    library.onepass_cost.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+    library.onepass_cost.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int]
     library.onepass_strategies.argtypes = [
-        ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_bool, ctypes.c_char_p
+        ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int, ctypes.c_bool, ctypes.c_char_p
     ]  # fmt: skip
     library.onepass_gradients.argtypes = [
         ctypes.c_char_p,
@@ -116,18 +116,28 @@ def describe(line: str) -> dict:
     return _answer(_library.onepass_describe(readable.encode(errors="replace")))
 
 
-def cost(line: str, rows: int, columns: int, columns_behind: int, dtype: torch.dtype) -> dict:
-    """Bytes that must move and flops, forward and backward; columns_behind: of what `linear` gives."""
-    return _answer(_library.onepass_cost(line.encode(), rows, columns, columns_behind, DTYPES[dtype]))
+def cost(line: str, rows: int, columns: int, columns_behind: int, matrices: int, dtype: torch.dtype) -> dict:
+    """Bytes that must move and flops, forward and backward; columns_behind: of what a contraction gives, with so many
+    matrices."""
+    return _answer(_library.onepass_cost(line.encode(), rows, columns, columns_behind, matrices, DTYPES[dtype]))
 
 
 def strategies(
-    line: str, rows: int, columns: int, columns_behind: int, dtype: torch.dtype, saves: bool, chip: str
+    line: str,
+    rows: int,
+    columns: int,
+    columns_behind: int,
+    matrices: int,
+    dtype: torch.dtype,
+    saves: bool,
+    chip: str,
 ) -> list[dict]:
-    """The ways a line with `linear` can take on a chip ("sm_90a", "cuda:0"): bytes, seconds, and which is chosen."""
+    """The ways of a line with a contraction on a chip ("sm_90a", "cuda:0"): bytes, seconds, and which is chosen."""
     dtype_number = DTYPES[dtype]
     return _answer(
-        _library.onepass_strategies(line.encode(), rows, columns, columns_behind, dtype_number, saves, chip.encode())
+        _library.onepass_strategies(
+            line.encode(), rows, columns, columns_behind, matrices, dtype_number, saves, chip.encode()
+        )
     )
 
 

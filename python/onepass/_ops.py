@@ -39,19 +39,20 @@ def _(x, operands, line, dropout_state, save_statistics):
 
 
 @torch.library.register_fake("onepass::linear_forward", lib=library)
+@torch.library.register_fake("onepass::scores_forward", lib=library)
 def _(x, operands, line, dropout_state, save):
     facts = _native.describe(line)
     weight = operands[facts["weight"]]
 
     def behind():
-        return weight.new_empty((*x.shape[:-1], weight.shape[0]))
+        return weight.new_empty((*x.shape[:-1], weight.shape[-2]))
 
     before = facts["keeps_before"]
     results = [x.new_empty(x.shape) if 0 < i <= before else behind() for i in range(1 + facts["keeps"])]
     if save and facts["reads_product"]:
         results.append(behind())
     if save and facts["reads_statistics"]:
-        results.append(_statistics(x, line))
+        results.append(_statistics(results[0] if facts["scores"] else x, line))
     return results
 
 
@@ -75,6 +76,7 @@ def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_
 
 
 @torch.library.register_fake("onepass::linear_backward", lib=library)
+@torch.library.register_fake("onepass::scores_backward", lib=library)
 def _(gradients, x, operands, resumed, statistics, product, resumed_behind, dropout_state, line, types, wanted):
     facts = _native.describe(line)
     dy, weight = gradients[0], operands[facts["weight"]]
@@ -83,7 +85,7 @@ def _(gradients, x, operands, resumed, statistics, product, resumed_behind, drop
         index = output["input"] - 1  # of the operand; -1: x
         if index == facts["weight"]:
             return weight.shape
-        columns = weight.shape[0 if index > facts["weight"] else 1]
+        columns = weight.shape[-2 if index > facts["weight"] else -1]
         return (columns,) if output["column"] else (*dy.shape[:-1], columns)
 
     plan = _native.gradients(line, types[0], tuple(types[1:]), wanted)

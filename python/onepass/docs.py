@@ -38,7 +38,8 @@ word = name | name "(" number ")" | "gate" "(" activation ")"
 
 - An activation is one of the words of that table below, with its number if it has one: `gate(leaky_relu(0.2))`.
 - A number is written as Python writes a float. White space between the parts is free.
-- A line has at most one row word, one `linear` behind it, 12 operands, 12 numbers and 4 `keep`s.
+- A line has at most one row word, one `linear` behind it or `scores` as its first word,
+  12 operands, 12 numbers and 4 `keep`s.
 - A line that cannot be read raises `onepass.LineError` (a ValueError), which quotes it with carets under the fault.
 
 ## Operands
@@ -52,6 +53,7 @@ Operands follow `x` in the order in which their words stand. `bias | add | keep 
 | tensor | x's shape, or what broadcasts to it |
 | mask | x's shape, or what broadcasts to it; bool (True takes part) or floating point (added) |
 | matrix | [N', N]; behind `linear` rows have N' numbers of its dtype, and so have the operands |
+| keys | [..., N', N] with x's batch sizes, of which the last may be 1; behind `scores` as behind `linear` |
 
 Every operand but a bool mask has a gradient, in its own shape and dtype, computed only where it is needed.
 
@@ -109,6 +111,22 @@ large the mean is beside the deviation (see [numerics](numerics.md)). In float32
 
 Backward of a norm with at most 64 features behind it, on sm_90a in bfloat16, reads x once and writes its gradient once,
 and gives all parameters' gradients beside (unless another way is named than `auto` or `deferred`).
+
+## scores
+
+`scores` multiplies each row of x, a query, with the keys of its batch: x is (..., L, E), the keys (..., S, E), and the
+line goes on with (..., L, S). Where the keys' last batch size is 1, all heads there share them (grouped queries). The
+words behind are those of any line: `scores | mul(0.125) | mask | softmax` are attention's probabilities,
+`scores | mul(0.125) | add | causal | softmax` with a bias for each place. Saved for backward are x, the keys, and what
+the words behind need of their result; scores that they need themselves are computed again.
+
+| strategy | does | where |
+|---|---|---|
+| `unfused` | the library's product, then one kernel | everywhere |
+| `resident` | one kernel: keys pass by twice, for the row's sum and for the result | CUDA, softmax |
+
+`resident` is for bfloat16 and float16, sm_80 and later, with E a multiple of 8 and at most 256; it does not round the
+scores. `auto` takes what is predicted to be faster, on chips other than sm_90a `unfused`.
 
 ## Dropout and training
 
@@ -174,7 +192,7 @@ def operand(word: Word) -> str:
     """What a word takes from the call."""
     if word.operand == "none":
         return ""
-    shape = {"column": "[N]", "matrix": "[N', N]", "tensor": ", x's shape"}[word.operand]
+    shape = {"column": "[N]", "matrix": "[N', N]", "keys": "[..., N', N]", "tensor": ", x's shape"}[word.operand]
     return f"{word.operand_name}{shape}"
 
 

@@ -33,7 +33,7 @@ class Word:
     meaning: str
     activation: str | None = None
     strategy: str | None = None
-    """Of `linear`."""
+    """Of a contraction."""
 
     def __str__(self) -> str:
         inner = self.activation or (self.strategy if self.strategy != "auto" else "") or ""
@@ -123,7 +123,9 @@ class Line:
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
         self.has_dropout: bool = facts["dropouts"] > 0
         self._without_dropout: str = facts["without_dropout"]
-        skeleton = "linear" if self.weight is not None else "rowwise" if self.rowwise else "elementwise"
+        self.scores = self.words[0].operand == "keys"
+        contraction = "scores" if self.scores else "linear" if self.weight is not None else None
+        skeleton = contraction or ("rowwise" if self.rowwise else "elementwise")
         self.forward_op = getattr(torch.ops.onepass, f"{skeleton}_forward").default
         self.backward_op = getattr(torch.ops.onepass, f"{skeleton}_backward").default
         self._mask_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "mask"]
@@ -180,15 +182,12 @@ class Line:
     def cost(self, shape, dtype: torch.dtype = torch.float32, out_features: int | None = None) -> Cost:
         """Bytes that must move and flops of the line on a tensor of this shape and dtype, forward and backward.
 
-        out_features: of `linear`, in a line that has it.
+        out_features: of `linear`, or how many keys `scores` has, in a line with one of them.
         """
         if (out_features is None) != (self.weight is None):
-            raise TypeError("cost(): argument 'out_features' is for lines with 'linear', and they need it")
-        shape = tuple(shape)
-        rows = 1
-        for size in shape[:-1]:
-            rows *= size
-        cost = _native.cost(self.text, rows, shape[-1] if shape else 1, out_features or 0, dtype)
+            raise TypeError("cost(): argument 'out_features' is for lines with 'linear' or 'scores', and they need it")
+        rows, columns, matrices = self._sizes(shape)
+        cost = _native.cost(self.text, rows, columns, out_features or 0, matrices, dtype)
         return Cost(Traffic(**cost["forward"]), Traffic(**cost["backward"]), cost["saved_bytes"])
 
     def plan(
@@ -204,25 +203,30 @@ class Line:
 
         Args:
             shape, dtype: of x; the matrix has the same dtype.
-            out_features: of `linear`, in a line that has it.
+            out_features: of `linear`, or how many keys `scores` has, in a line with one of them.
             device: a torch device, or a chip such as "sm_90a" that need not be here; the present one if None.
             training: whether tensors are saved for backward.
 
         Returns:
             The strategy, the reason, and all strategies with the bytes that they move and their predicted time, from
-            rates measured on an H200. Without `linear` there is one: "fused".
+            rates measured on an H200. Without a contraction there is one: "fused".
         """
         cost = self.cost(shape, dtype, out_features)
         if self.weight is None:
             return Plan("fused", "one kernel", (Strategy("fused", cost.forward.bytes, None),))
         chip = _chip_of(device)
-        shape = tuple(shape)
-        rows = _native.strategies(self.text, math.prod(shape[:-1]), shape[-1], out_features, dtype, training, chip)
+        rows, columns, matrices = self._sizes(shape)
+        told = _native.strategies(self.text, rows, columns, out_features, matrices, dtype, training, chip)
         ways = {
-            row["strategy"]: Strategy(row["strategy"], row["bytes"], row["seconds"], row["why_not"]) for row in rows
+            row["strategy"]: Strategy(row["strategy"], row["bytes"], row["seconds"], row["why_not"]) for row in told
         }
-        chosen = next(ways[row["strategy"]] for row in rows if row["chosen"])
+        chosen = next(ways[row["strategy"]] for row in told if row["chosen"])
         return Plan(chosen.name, _reason(chosen, ways.values()), tuple(ways.values()))
+
+    def _sizes(self, shape) -> tuple[int, int, int]:
+        """Rows, columns, and matrices that a contraction takes."""
+        shape = tuple(shape)
+        return math.prod(shape[:-1]), shape[-1] if shape else 1, math.prod(shape[:-2]) if self.scores else 1
 
     def __repr__(self) -> str:
         return f"onepass.Line({' | '.join(map(str, self.words))!r})"
@@ -231,7 +235,7 @@ class Line:
         return Line, (self.text,)
 
     def is_behind(self, operand: int) -> bool:
-        """Whether an operand's word stands behind `linear`."""
+        """Whether an operand's word stands behind the contraction."""
         return self.weight is not None and operand > self.weight
 
     def _operand_names(self) -> list[str]:
@@ -255,14 +259,17 @@ class Line:
                 fits = torch.broadcast_shapes(shape, o.shape) == shape
             elif word.operand == "matrix":
                 fits = o.dim() == 2 and o.shape[1] == shape[-1]
+            elif word.operand == "keys":
+                fits = o.dim() == len(shape) > 1 and o.shape[-1] == shape[-1]
             else:
                 fits = o.shape == shape[-1:]
             if not fits:
-                wanted = f"[N, {shape[-1]}]" if word.operand == "matrix" else f"[{shape[-1]}]"
+                matrix = {"matrix": f"[N, {shape[-1]}]", "keys": f"[..., N, {shape[-1]}]"}
+                wanted = matrix.get(word.operand, f"[{shape[-1]}]")
                 expected = "x's shape, or broadcast to it" if word.operand == "tensor" else f"shape {wanted}"
                 raise RuntimeError(f"onepass: operand {i} must have {expected}, got {list(o.shape)}")
-            if word.operand == "matrix":
-                shape = torch.Size((*shape[:-1], o.shape[0]))
+            if word.kind == "contraction":
+                shape = torch.Size((*shape[:-1], o.shape[-2]))
 
     def _under_autocast(self, device_type, operands):
         """The matrix in autocast's dtype, as torch.nn.functional.linear would have it."""
@@ -364,7 +371,8 @@ def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = 
         x: tensor of shape (..., N), float32, float64, bfloat16 or float16.
         operands: one for each word that takes one, in the order in which the words stand. Columns have shape [N];
             tensors have x's shape or broadcast to it. Their dtypes may differ from x's. `linear` takes a matrix
-            [N', N] (under autocast it is cast); behind it rows have N' numbers of the matrix's dtype.
+            [N', N] (under autocast it is cast); behind it rows have N' numbers of the matrix's dtype. `scores` takes
+            keys [..., N', N] with x's batch sizes (of which the last may be 1), and likewise.
         training: ``False`` leaves dropout out.
         generator: for dropout, a ``torch.Generator`` of x's device; PyTorch's default one otherwise.
 

@@ -48,6 +48,10 @@ def dropout(x: Tensor, p: float = 0.5, numbers: Tensor | None = None) -> Tensor:
     return torch.where(numbers >= threshold, x * scale, 0)
 
 
+def scores(x: Tensor, keys: Tensor) -> Tensor:
+    return x @ keys.transpose(-2, -1)
+
+
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -76,6 +80,7 @@ WORDS: dict[str, Callable[..., Tensor]] = {
     "dropout": dropout,
     "keep": lambda x: x,
     "linear": F.linear,
+    "scores": scores,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "softmax": softmax,
@@ -104,9 +109,9 @@ def compose(
             that computes in a wider dtype passes the original one.
 
     Returns:
-        The result, then the values of each `keep` in order, all of x's dtype, behind `linear` of its matrix's. In
+        The result, then the values of each `keep` in order, all of x's dtype, behind a contraction of its matrix's. In
         between, types promote as PyTorch's operators promote them; a kept value is rounded to x's dtype before the line
-        goes on, and what `linear` takes to its matrix's.
+        goes on, and what a contraction takes to its matrix's.
     """
     pending = iter(operands)
     kept: list[Tensor] = []

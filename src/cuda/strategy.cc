@@ -5,6 +5,7 @@
 
 #include "src/cuda/linear.h"
 #include "src/cuda/resident_linear.h"
+#include "src/cuda/scores.h"
 #include "src/cuda/streamed_linear.h"
 #include "src/cuda/tuning.h"
 
@@ -132,9 +133,22 @@ prediction resident(const spec::contraction& of, const linear_case& c, const dev
   return p;
 }
 
+// Keys pass by twice, scores stay in registers.
+prediction scores(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+  prediction p{.how = spec::strategy::resident};
+  p.bytes = c.x_bytes() + c.matrix_bytes() + (1 + other_tensors(of.behind)) * c.result_bytes();
+  p.why_not = why_not_scores(of, c.depth, c.type, chip);
+  if (!p.why_not.empty() || chip.arch != 90) return p;  // other chips have not been measured
+  const double each = kSpeed.score + kSpeed.score_depth * static_cast<double>(c.depth) +
+                      kSpeed.score_tensor * static_cast<double>(other_tensors(of.behind));
+  p.seconds = kSpeed.launch + std::max(each * static_cast<double>(c.rows * c.columns), seconds_for(p.bytes));
+  return p;
+}
+
 }  // namespace
 
 std::vector<prediction> predict(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+  if (of.scores) return {unfused(of, c), scores(of, c, chip)};
   return {unfused(of, c), tiled(of, c, chip, false), tiled(of, c, chip, true), streamed(of, c, chip),
           resident(of, c, chip)};
 }

@@ -130,6 +130,14 @@ struct resident_tuning {
 };
 inline constexpr resident_tuning kResidentTuning{};
 
+// Queries and keys to the end of the line (onepass/skeleton/scores.cuda.h).
+struct scores_tuning {
+  int depth = 256, depth_of_four = 64;   // at most; and where a thread has four rows
+  int threads = 256, blocks_per_sm = 2;  // of a block; that registers must leave room for
+  int tile = 128, stages = 2;            // keys of a tile, tiles
+};
+inline constexpr scores_tuning kScoresTuning{};
+
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".
 struct linear_speed {
   double bytes = 4.2e12, flops = 800e12, flops_wide = 50e12;  // a second, of the library's product; float32's
@@ -144,6 +152,8 @@ struct linear_speed {
   // A matrix that streams past few rows: beside its bytes, of them at most and for each step ahead, and for each number
   // in a thread of the rows that a block makes at a time.
   double streamed_call = 1.5e-6, streamed_bytes = 4.4e12, streamed_ahead = 3.5e12, streamed_number = 2.9e-8;
+  // Scores: for each, for each number of the depth, and for each tensor beside them.
+  double score = .55e-12, score_depth = 1.03e-14, score_tensor = .42e-12;
   // Short rows past a small matrix: for each number of x, and each product.
   double resident_call = 4e-6, resident_number = .87e-12, resident_product = 7e-15;
 };

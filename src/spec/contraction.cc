@@ -47,6 +47,7 @@ contraction::contraction(const line& of)
       behind(slice(of, of.linear + 1, static_cast<int>(of.words.size()))),
       behind_keeping(with_keep_in_front(behind)),
       again(words_again(before)),
+      scores(of.scores()),
       weight(before.operands),
       norm(norm_of(before)) {}
 
@@ -54,8 +55,11 @@ reads backward_reads(const contraction& of) {
   const reads before = backward_reads(of.before), behind = backward_reads(of.behind);
   reads result = backward_reads(of.before, true);
   result.result = false;
-  result.x_for_weight = result.x && !before.x && !before.result;
-  result.product = behind.x;
+  const bool again = of.scores && behind.x;  // the products are made again
+  result.x_for_weight = result.x && !before.x && !before.result && !again;
+  result.product = behind.x && !again;
+  result.statistics = before.statistics || behind.statistics;
+  result.result_behind = behind.result;
   if (behind.kept >= 0) result.kept_behind = of.before.keeps + behind.kept;
   result.operands_for_weight.resize(before.operands.size() + 1 + behind.operands.size());
   for (std::size_t i = 0; i < before.operands.size(); ++i)

@@ -1,4 +1,5 @@
-// A line with `linear`: what stands before it and behind it are lines of their own, and their gradients make its own.
+// A line with `linear` or `scores`: what stands before it and behind it are lines of their own, and their gradients
+// make its own.
 #pragma once
 
 #include "src/spec/plan.h"
@@ -11,7 +12,8 @@ struct contraction {
   line behind_keeping;  // `behind`, with a keep of what `linear` gives in front
   line again;  // what makes the contraction's input again in backward: `before`, or the words after the keep from which
                // it resumes
-  int weight;  // which operand `linear` takes
+  bool scores;
+  int weight;  // which operand the contraction takes
 
   // Where `before` is a norm, with or without scale and bias behind it: which operands those are, or -1.
   struct affine_norm {

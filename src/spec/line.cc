@@ -192,7 +192,7 @@ class reader {
   void add(line& to, word w) const {
     const descriptor& about = *w.about;
     if (about.kind == word_kind::row) {
-      if (to.linear >= 0) {
+      if (to.linear >= 0 && !to.scores()) {
         fail(w.begin, w.end, std::string("'") + about.name + "' behind 'linear': a row word stands before it");
       }
       if (to.rowwise()) {
@@ -203,7 +203,13 @@ class reader {
       to.row = static_cast<int>(to.words.size());
     }
     if (about.kind == word_kind::contraction) {
-      if (to.linear >= 0) fail(w.begin, w.end, "a second 'linear': a line has at most one");
+      const bool scores = about.operand == operand_kind::keys;
+      if (to.linear >= 0) {
+        fail(w.begin, w.end, std::string("a second contraction, '") + about.name + "': a line has at most one");
+      }
+      if (scores && !to.words.empty()) fail(w.begin, w.end, "'scores' must be the first word of a line");
+      const bool known = how_ == strategy::automatic || how_ == strategy::unfused || how_ == strategy::resident;
+      if (scores && !known) fail(w.begin, w.end, "'scores' knows the strategies auto, unfused and resident");
       to.linear = static_cast<int>(to.words.size());
       to.how = how_;
     }
@@ -233,6 +239,10 @@ line_error::line_error(std::string_view text, int begin, int end, const std::str
 
 const word& line::operand_word(int operand) const {
   return *std::find_if(words.begin(), words.end(), [operand](const word& w) { return w.operand == operand; });
+}
+
+bool line::scores() const {
+  return linear >= 0 && words[static_cast<std::size_t>(linear)].about->operand == operand_kind::keys;
 }
 
 int line::least_dim() const { return std::any_of(words.begin(), words.end(), is_causal) ? 2 : 0; }

@@ -37,13 +37,14 @@ struct line {
   std::string text;
   std::vector<word> words;
   int row = -1;     // index of the row word; -1: elementwise
-  int linear = -1;  // index of `linear`; -1: none
+  int linear = -1;  // index of `linear` or `scores`; -1: none
   strategy how = strategy::automatic;
   int operands = 0, dropouts = 0, keeps = 0;
   int first_operand = 0;  // of a slice: how many operands of the whole line come before its own
   std::vector<double> parameters;
 
   bool rowwise() const { return row >= 0; }
+  bool scores() const;  // whether it begins with `scores`
   const word& operand_word(int operand) const;
   int statistics() const { return rowwise() ? words[row].about->statistics : 0; }
   int least_dim() const;           // `causal` looks at the last two dimensions

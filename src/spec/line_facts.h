@@ -12,11 +12,12 @@ struct line_facts {
   int resumes_from;  // the result that backward reads in x's place: 0, or 1 + the keep's number; -1: none
   bool rowwise, reads_x, reads_statistics;
   std::uint64_t reads_operands;  // bits
-  int weight;                    // the operand of `linear`; -1: the line has none, and what follows does not apply
-  int keeps_before;              // keeps that stand before it
-  int resumes_behind;            // the result that backward reads in the place of what `linear` gives
-  bool reads_product;            // what `linear` gives
-  bool x_for_weight;             // x is read only for the gradient of the matrix, and so are these operands
+  int weight;  // the operand of `linear` or `scores`; -1: the line has none, and what follows does not apply
+  bool scores;
+  int keeps_before;    // keeps that stand before it
+  int resumes_behind;  // the result that backward reads in the place of what `linear` gives
+  bool reads_product;  // what the contraction gives
+  bool x_for_weight;   // x is read only for the gradient of the matrix, and so are these operands
   std::uint64_t operands_for_weight;
 };
 

@@ -173,14 +173,15 @@ std::string structure(const line& of, std::uint64_t boolean_masks) {
   return text;
 }
 
-cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind, dtype x) {
+cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind, dtype x,
+              std::int64_t matrices) {
   const std::int64_t element = size_of(x);
   const reads read = backward_reads(of);
   // Bytes of an operand or of its gradient, by the words' place in the line.
   const auto at = [&](int index) { return of.linear >= 0 && index > of.linear ? columns_behind : columns; };
   const auto bytes_of = [&](const word& w, int index) {
     const std::int64_t wide = at(index) * element;
-    if (w.about->operand == operand_kind::matrix) return wide * columns_behind;
+    if (w.about->kind == word_kind::contraction) return wide * columns_behind * matrices;
     return w.about->operand == operand_kind::column ? wide : rows * wide;
   };
   const std::int64_t x_bytes = rows * columns * element,
@@ -189,7 +190,7 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
   cost total;
   total.forward.bytes = x_bytes + y_bytes + statistics;
   total.saved_bytes = statistics + (read.x || read.kept >= 0 || read.result ? x_bytes : 0);
-  if (read.product || read.kept_behind >= 0) total.saved_bytes += y_bytes;
+  if (read.product || read.kept_behind >= 0 || read.result_behind) total.saved_bytes += y_bytes;
   if (read.product) total.forward.bytes += y_bytes;
   std::int64_t kept = 0;
   std::vector<std::int64_t> operand_bytes;

@@ -29,6 +29,7 @@ struct reads {
   bool statistics = false;     // of the row word
   bool product = false;        // what `linear` gives
   int kept_behind = -1;        // instead of that, the value of this keep
+  bool result_behind = false;  // or the result
   std::vector<bool> operands;  // the value of each operand
   // Of these, what is read only for the gradient of `linear`'s matrix.
   bool x_for_weight = false;
@@ -70,7 +71,9 @@ struct cost {
   std::int64_t saved_bytes = 0;  // held between forward and backward
 };
 // Every tensor once; operands count in x's dtype (a boolean mask would be one byte; its dtype is not known here).
-// columns_behind: of what `linear` gives, for lines that have it. What their kernels hand each other does not count.
-cost estimate(const line&, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind, dtype x);
+// columns_behind: of what a contraction gives, for lines that have one; matrices: batches of keys. What their kernels
+// hand each other does not count.
+cost estimate(const line&, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind, dtype x,
+              std::int64_t matrices = 1);
 
 }  // namespace onepass::spec

@@ -1,4 +1,4 @@
-// The ways to compute a line with `linear` forward, as they are told of.
+// The ways to compute a line with `linear` or `scores` forward, as they are told of.
 #pragma once
 
 #include <limits>
@@ -14,10 +14,11 @@ struct linear_case {
   int64 rows, depth, columns;  // x is (rows, depth), the matrix (columns, depth)
   dtype type;                  // of x and the matrix
   bool saves_product;          // for backward
+  int64 matrices = 1;          // of `scores`: batches of keys
 
   int64 x_bytes() const { return rows * depth * size_of(type); }
   int64 result_bytes() const { return rows * columns * size_of(type); }
-  int64 matrix_bytes() const { return columns * depth * size_of(type); }
+  int64 matrix_bytes() const { return matrices * columns * depth * size_of(type); }
 };
 
 struct prediction {

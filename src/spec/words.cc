@@ -11,7 +11,7 @@
 namespace onepass::spec {
 namespace {
 
-// No stage: what stands before `linear` and behind it are chains of their own.
+// No stages: what stands before a contraction and behind it are chains of their own.
 constexpr descriptor kLinear{.name = "linear",
                              .kind = word_kind::contraction,
                              .operand = operand_kind::matrix,
@@ -21,6 +21,16 @@ constexpr descriptor kLinear{.name = "linear",
                              .flops_backward = 2,
                              .formula = "x · Wᵀ",
                              .meaning = "contracts the row with a matrix: N' numbers a row from here on"};
+
+constexpr descriptor kScores{.name = "scores",
+                             .kind = word_kind::contraction,
+                             .operand = operand_kind::keys,
+                             .operand_name = "K",
+                             .backward_needs_operand = true,
+                             .flops_forward = 1,
+                             .flops_backward = 2,
+                             .formula = "x · Kᵀ",
+                             .meaning = "the row's product with each of its batch's keys; the first word of a line"};
 
 template <class... Stages>
 void append(std::vector<const descriptor*>& to, stage::list<Stages...>) {
@@ -62,6 +72,7 @@ const std::vector<const descriptor*>& words() {
     append(list, stage::list<stage::keep>{});
     append(list, stage::row_words{});
     list.push_back(&kLinear);
+    list.push_back(&kScores);
     return list;
   }();
   return all;

@@ -61,6 +61,7 @@ const char* operand_name(operand_kind kind) {
     case operand_kind::column: return "column";
     case operand_kind::tensor: return "tensor";
     case operand_kind::matrix: return "matrix";
+    case operand_kind::keys: return "keys";
     default: return "none";
   }
 }
@@ -116,10 +117,12 @@ const char* onepass_describe(const char* text) {
     out.begin('{').field("rowwise", line.rowwise()).field("keeps", line.keeps).field("dropouts", line.dropouts);
     out.field("statistics", line.statistics()).field("reads_x", facts.reads_x);
     out.field("reads_statistics", facts.reads_statistics).field("reads_product", facts.reads_product);
-    out.key("weight");  // which operand `linear` takes
+    out.key("weight");  // which operand the contraction takes
     if (facts.weight < 0) out.null();
     else out.value(facts.weight);
-    out.field("keeps_before", facts.keeps_before).field("x_for_weight", facts.x_for_weight);
+    out.field("scores", facts.scores)
+        .field("keeps_before", facts.keeps_before)
+        .field("x_for_weight", facts.x_for_weight);
     out.key("operands_for_weight").begin('[');
     for (int i = 0; i < line.operands; ++i) out.value((facts.operands_for_weight >> i & 1) != 0);
     out.end(']');
@@ -152,10 +155,11 @@ const char* onepass_describe(const char* text) {
 }
 
 const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind,
-                         int dtype) {
+                         std::int64_t matrices, int dtype) {
   return answer([=](json& out) {
     const auto& line = onepass::binding::prepared(text).line;
-    const auto cost = onepass::spec::estimate(line, rows, columns, columns_behind, static_cast<onepass::dtype>(dtype));
+    const auto cost =
+        onepass::spec::estimate(line, rows, columns, columns_behind, static_cast<onepass::dtype>(dtype), matrices);
     out.begin('{')
         .key("forward")
         .begin('{')
@@ -168,11 +172,13 @@ const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t colum
 }
 
 const char* onepass_strategies(const char* text, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind,
-                               int dtype, bool saves, const char* chip) {
+                               std::int64_t matrices, int dtype, bool saves, const char* chip) {
   return answer([=](json& out) {
     const auto& line = onepass::binding::prepared(text);
     const auto all = onepass::binding::strategies(
-        line, {rows, columns, columns_behind, static_cast<onepass::dtype>(dtype), saves && line.reads.product}, chip);
+        line,
+        {rows, columns, columns_behind, static_cast<onepass::dtype>(dtype), saves && line.reads.product, matrices},
+        chip);
     const onepass::spec::strategy how = onepass::binding::taken(line.line.how, all);
     out.begin('[');
     for (const onepass::spec::prediction& p : all) {

@@ -9,10 +9,12 @@
 ONEPASS_API const char* onepass_words();
 ONEPASS_API const char* onepass_describe(const char* line);
 ONEPASS_API const char* onepass_cost(const char* line, std::int64_t rows, std::int64_t columns,
-                                     std::int64_t columns_behind, int dtype);
-// The strategies of a line with `linear` on a CUDA chip, as "sm_90a" or "cuda:0", or on the "cpu", and which is taken.
+                                     std::int64_t columns_behind, std::int64_t matrices, int dtype);
+// The strategies of a line with `linear` or `scores` on a CUDA chip, as "sm_90a" or "cuda:0", or on the "cpu", and
+// which is taken.
 ONEPASS_API const char* onepass_strategies(const char* line, std::int64_t rows, std::int64_t columns,
-                                           std::int64_t columns_behind, int dtype, bool saves, const char* chip);
+                                           std::int64_t columns_behind, std::int64_t matrices, int dtype, bool saves,
+                                           const char* chip);
 ONEPASS_API const char* onepass_gradients(const char* line, int dtype, const std::int64_t* operand_types,
                                           std::uint64_t wanted);
 ONEPASS_API const char* onepass_common_lines();

@@ -69,7 +69,7 @@ int forward_of(const line_forward& given, tensor_handle* results, const char** e
         const Tensor x = *borrowed(given.x);
         const optional_tensor state = borrowed(given.dropout_state);
         const forward_call call{x, operands, line, state, given.save};
-        return line.contraction ? forward_with_linear(call) : forward(call);
+        return line.contraction ? forward_of_contraction(call) : forward(call);
       },
       results, error);
 }
@@ -90,7 +90,7 @@ int backward_of(const line_backward& given, tensor_handle* results, const char**
         const backward_call call{gradients, x, operands, resumed, statistics, state, line, types, given.wanted};
         if (!line.contraction) return backward(call);
         const optional_tensor product = borrowed(given.product), behind = borrowed(given.resumed_behind);
-        return backward_with_linear(call, {static_cast<dtype>(given.types[0]), product, behind});
+        return backward_of_contraction(call, {static_cast<dtype>(given.types[0]), product, behind});
       },
       results, error);
 }

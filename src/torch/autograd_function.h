@@ -98,8 +98,9 @@ inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList t
   using elementwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&);
   using rowwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&, bool);
   if (facts.weight >= 0) {
-    static const auto op = operation<rowwise>("onepass::linear_forward");
-    return op.call(tensors[0], tensors.slice(1), line, state, true);
+    static const auto linear = operation<rowwise>("onepass::linear_forward"),
+                      scores = operation<rowwise>("onepass::scores_forward");
+    return (facts.scores ? scores : linear).call(tensors[0], tensors.slice(1), line, state, true);
   }
   if (facts.rowwise) {
     static const auto op = operation<rowwise>("onepass::rowwise_forward");
@@ -167,14 +168,16 @@ inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList 
   using rowwise = std::vector<Tensor>(at::TensorList, const optional_tensor&, const optional_tensors&,
                                       const optional_tensor&, const optional_tensor&, const optional_tensor&,
                                       std::string_view, at::IntArrayRef, std::int64_t);
-  using linear =
+  using contraction =
       std::vector<Tensor>(at::TensorList, const optional_tensor&, const optional_tensors&, const optional_tensor&,
                           const optional_tensor&, const optional_tensor&, const optional_tensor&,
                           const optional_tensor&, std::string_view, at::IntArrayRef, std::int64_t);
   if (facts.weight >= 0) {
-    static const auto op = operation<linear>("onepass::linear_backward");
-    return op.call(upstream, saved.x, operands, saved.resumed, saved.statistics, saved.product, saved.resumed_behind,
-                   saved.dropout_state, line, types, wanted);
+    static const auto linear = operation<contraction>("onepass::linear_backward"),
+                      scores = operation<contraction>("onepass::scores_backward");
+    return (facts.scores ? scores : linear)
+        .call(upstream, saved.x, operands, saved.resumed, saved.statistics, saved.product, saved.resumed_behind,
+              saved.dropout_state, line, types, wanted);
   }
   if (facts.rowwise) {
     static const auto op = operation<rowwise>("onepass::rowwise_backward");
@@ -275,7 +278,7 @@ struct Fused : torch::autograd::Function<Fused> {
       if (facts.weight >= 0) {
         const Tensor& weight = all[saved_tensors::kOperands + static_cast<std::size_t>(facts.weight)];
         const bool before = i > 0 && static_cast<int>(i) <= facts.keeps_before;
-        sizes.back() = weight.size(before ? 1 : 0);
+        sizes.back() = weight.size(before ? -1 : -2);
         options = options.dtype(before ? scalar_type_of(types[0]) : weight.scalar_type());
       }
       given[i] = at::zeros({}, options).expand(sizes);

@@ -7,6 +7,7 @@
 #include "src/torch/narrow_backward.h"
 #include "src/torch/panels.h"
 #include "src/torch/one_kernel.h"
+#include "src/torch/scores.h"
 
 namespace onepass::binding {
 namespace {
@@ -65,21 +66,6 @@ Tensor input_again(const backward_call& call, const prepared_contraction& c) {
   const Tensor& source = *source_again(call, c);
   if (c.again.line.words.empty()) return source;
   return forward({source, operands, c.again, call.dropout_state, false}).front();
-}
-
-// The tensors of plan.behind.outputs.
-std::vector<Tensor> backward_behind(const backward_call& call, const linear_saved& saved,
-                                    const spec::contraction_gradients& plan) {
-  if (plan.behind.outputs.empty()) return {};
-  const prepared_contraction& c = *call.line.contraction;
-  const spec::line& line = call.line.line;
-  const int keeps_before = c.before.line.keeps, first = c.parts.weight + 1;
-  const optional_tensor none;
-  std::vector<Tensor> given = part_of(call.gradients, 1 + keeps_before, 1 + line.keeps);
-  given.insert(given.begin(), call.gradients[0]);
-  return backward({given, saved.product, part_of(call.operands, first, line.operands), saved.resumed_behind, none,
-                   call.dropout_state, c.behind, part_of(call.operand_types, first, line.operands),
-                   static_cast<std::int64_t>(plan.wants_behind)});
 }
 
 // How the gradients of what stands before `linear` and of its matrix are computed.
@@ -141,6 +127,19 @@ std::vector<Tensor> backward_before(const backward_call& call, const spec::contr
 
 }  // namespace
 
+std::vector<Tensor> backward_behind(const backward_call& call, const linear_saved& saved,
+                                    const spec::contraction_gradients& plan, const optional_tensor& statistics) {
+  if (plan.behind.outputs.empty()) return {};
+  const prepared_contraction& c = *call.line.contraction;
+  const spec::line& line = call.line.line;
+  const int keeps_before = c.before.line.keeps, first = c.parts.weight + 1;
+  std::vector<Tensor> given = part_of(call.gradients, 1 + keeps_before, 1 + line.keeps);
+  given.insert(given.begin(), call.gradients[0]);
+  return backward({given, saved.product, part_of(call.operands, first, line.operands), saved.resumed_behind, statistics,
+                   call.dropout_state, c.behind, part_of(call.operand_types, first, line.operands),
+                   static_cast<std::int64_t>(plan.wants_behind)});
+}
+
 std::vector<Tensor> forward_with_linear(const forward_call& call) {
   const prepared_contraction& c = *call.line.contraction;
   check_operand_count(call.line, call.operands.size());
@@ -192,7 +191,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
     const dtype bias = plan.behind.outputs[0].type;  // whose gradient the one pass has beside
     if (const auto narrow = backward_narrow(call, plan, *rows_of_dy, *w, bias)) return *narrow;
   }
-  const std::vector<Tensor> behind = backward_behind(call, saved, plan);
+  const std::vector<Tensor> behind = backward_behind(call, saved, plan, std::nullopt);
   std::vector<Tensor> results;
   const auto with_kept = [&] {
     for (const int output : plan.kept_outputs) results.push_back(behind[static_cast<std::size_t>(output)]);
@@ -230,6 +229,14 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   }
   if (weight_gradient) results.push_back(*weight_gradient);
   return with_kept();
+}
+
+std::vector<Tensor> forward_of_contraction(const forward_call& call) {
+  return call.line.line.scores() ? forward_with_scores(call) : forward_with_linear(call);
+}
+
+std::vector<Tensor> backward_of_contraction(const backward_call& call, const linear_saved& saved) {
+  return call.line.line.scores() ? backward_with_scores(call, saved) : backward_with_linear(call, saved);
 }
 
 }  // namespace onepass::binding

@@ -1,4 +1,5 @@
-// One call of a line with `linear`: what stands before it, the matrix product, what stands behind it.
+// One call of a line with `linear` (those with `scores`: scores.h): what stands before it, the matrix product, what
+// stands behind it.
 #pragma once
 
 #include "src/torch/call.h"
@@ -16,5 +17,13 @@ struct linear_saved {
 };
 // The tensors of spec::plan_gradients(...).outputs. What `linear` reads is made again.
 std::vector<Tensor> backward_with_linear(const backward_call&, const linear_saved&);
+
+// Through what stands behind the contraction: the tensors of plan.behind.outputs. statistics: of a row word there.
+std::vector<Tensor> backward_behind(const backward_call&, const linear_saved&, const spec::contraction_gradients& plan,
+                                    const std::optional<Tensor>& statistics);
+
+// What the operators do: with `linear` or `scores`.
+std::vector<Tensor> forward_of_contraction(const forward_call&);
+std::vector<Tensor> backward_of_contraction(const backward_call&, const linear_saved&);
 
 }  // namespace onepass::binding

@@ -1,4 +1,4 @@
-// Matrix products by the vendor's library, through torch: its C functions for mm and addmm, below the dispatcher.
+// Matrix products by the vendor's library, through torch: its C functions for mm, addmm and bmm, below the dispatcher.
 #include "src/torch/matrix_product.h"
 
 #include <dlfcn.h>
@@ -16,7 +16,7 @@ using addmm_out = AOTITorchError (*)(AtenTensorHandle out, AtenTensorHandle self
                                      AtenTensorHandle mat2, double beta, double alpha);
 
 struct products {
-  mm_out mm;
+  mm_out mm, bmm;
   addmm_out addmm;
 
   explicit products(const std::string& device) {
@@ -30,6 +30,7 @@ struct products {
       return found;
     };
     mm = reinterpret_cast<mm_out>(find("mm_out"));
+    bmm = reinterpret_cast<mm_out>(find("bmm_out"));
     addmm = reinterpret_cast<addmm_out>(find("addmm_out"));
   }
 };
@@ -47,10 +48,11 @@ cpu::matrix matrix_of(const Tensor& t) {
   return {t.data_ptr(), dtype_of(t), t.size(0), t.size(1), t.stride(0), t.stride(1)};
 }
 
-// The same memory as a matrix; the dispatcher takes microseconds for it.
-Tensor matrix_view(const Tensor& t, const std::int64_t (&sizes)[2], const std::int64_t (&strides)[2]) {
+// The same memory in another shape; the dispatcher takes microseconds for it.
+Tensor view_of(const Tensor& t, const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides) {
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), 2, sizes, strides, 0, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), static_cast<std::int64_t>(sizes.size()), sizes.data(),
+                                                        strides.data(), 0, &handle));
   return Tensor(handle);
 }
 
@@ -60,11 +62,14 @@ Tensor as_matrix(const Tensor& t, std::int64_t columns) {
   if (t.dim() == 2) return t;
   const std::int64_t rows = shape_of(t).rows();
   if (!t.is_contiguous()) return torch::stable::reshape(t, {rows, columns});
-  return matrix_view(t, {rows, columns}, {columns, 1});
+  return view_of(t, {rows, columns}, {columns, 1});
 }
 
-Tensor transposed(const Tensor& matrix) {
-  return matrix_view(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
+Tensor transposed(const Tensor& t) {
+  std::vector<std::int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
+  std::swap(sizes.back(), sizes[sizes.size() - 2]);
+  std::swap(strides.back(), strides[strides.size() - 2]);
+  return view_of(t, sizes, strides);
 }
 
 Tensor empty_product(const Tensor& like, std::int64_t columns, dtype type) {
@@ -77,6 +82,10 @@ void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tens
   const products& with = products_on(device_of(a));
   TORCH_ERROR_CODE_CHECK(added ? with.addmm(result.get(), added->get(), a.get(), b.get(), 1, 1)
                                : with.mm(result.get(), a.get(), b.get()));
+}
+
+void multiply_batches(const Tensor& result, const Tensor& a, const Tensor& b) {
+  TORCH_ERROR_CODE_CHECK(products_on(device_of(a)).bmm(result.get(), a.get(), b.get()));
 }
 
 Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {

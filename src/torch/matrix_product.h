@@ -7,12 +7,15 @@ namespace onepass::binding {
 
 // (..., columns) as (rows, columns).
 Tensor as_matrix(const Tensor&, std::int64_t columns);
-Tensor transposed(const Tensor& matrix);
+Tensor transposed(const Tensor&);  // the last two dimensions
 
 Tensor empty_product(const Tensor& like, std::int64_t columns, dtype);
 
 // result = a b, plus what is added: a bias, or the result itself.
 void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* added = nullptr);
+
+// Of [batches, rows, columns] each.
+void multiply_batches(const Tensor& result, const Tensor& a, const Tensor& b);
 
 // a (rows, K) times b (K, columns), and a bias [columns] if given, of one dtype, where `rows` are those of `like`
 // (..., K): (..., columns), fresh. Autocast does not touch it.

@@ -35,19 +35,19 @@ std::vector<Tensor> rowwise_backward(std::vector<Tensor> gradients, optional_ten
   return backward({gradients, x, operands, resumed, statistics, dropout_state, prepared(line), operand_types, wanted});
 }
 
-std::vector<Tensor> linear_forward(Tensor x, std::vector<Tensor> operands, std::string line,
-                                   optional_tensor dropout_state, bool save) {
-  return forward_with_linear({x, operands, prepared(line), dropout_state, save});
+std::vector<Tensor> contraction_forward(Tensor x, std::vector<Tensor> operands, std::string line,
+                                        optional_tensor dropout_state, bool save) {
+  return forward_of_contraction({x, operands, prepared(line), dropout_state, save});
 }
 
-std::vector<Tensor> linear_backward(std::vector<Tensor> gradients, optional_tensor x,
-                                    std::vector<optional_tensor> operands, optional_tensor resumed,
-                                    optional_tensor statistics, optional_tensor product, optional_tensor resumed_behind,
-                                    optional_tensor dropout_state, std::string line, std::vector<int64_t> types,
-                                    int64_t wanted) {
-  ONEPASS_CHECK(!types.empty(), "onepass: linear_backward takes x's dtype and those of the operands");
+std::vector<Tensor> contraction_backward(std::vector<Tensor> gradients, optional_tensor x,
+                                         std::vector<optional_tensor> operands, optional_tensor resumed,
+                                         optional_tensor statistics, optional_tensor product,
+                                         optional_tensor resumed_behind, optional_tensor dropout_state,
+                                         std::string line, std::vector<int64_t> types, int64_t wanted) {
+  ONEPASS_CHECK(!types.empty(), "onepass: backward takes x's dtype and those of the operands");
   const std::vector<int64_t> operand_types(types.begin() + 1, types.end());
-  return backward_with_linear(
+  return backward_of_contraction(
       {gradients, x, operands, resumed, statistics, dropout_state, prepared(line), operand_types, wanted},
       {static_cast<dtype>(types[0]), product, resumed_behind});
 }
@@ -71,11 +71,16 @@ STABLE_TORCH_LIBRARY(onepass, m) {
   m.def(
       "rowwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor? statistics, "
       "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
-  m.def("linear_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save) -> Tensor[]");
-  m.def(
-      "linear_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor? statistics, "
-      "Tensor? product, Tensor? resumed_behind, Tensor? dropout_state, str line, int[] types, int wanted) -> "
-      "Tensor[]");
+  for (const char* word : {"linear", "scores"}) {
+    const std::string name = word;
+    m.def((name + "_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save) -> Tensor[]")
+              .c_str());
+    m.def((name +
+           "_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor? statistics, "
+           "Tensor? product, Tensor? resumed_behind, Tensor? dropout_state, str line, int[] types, int wanted) -> "
+           "Tensor[]")
+              .c_str());
+  }
 }
 
 #define ONEPASS_REGISTER(device)                                                        \
@@ -84,8 +89,10 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     m.impl("rowwise_forward", TORCH_BOX(&onepass::binding::rowwise_forward));           \
     m.impl("elementwise_backward", TORCH_BOX(&onepass::binding::elementwise_backward)); \
     m.impl("rowwise_backward", TORCH_BOX(&onepass::binding::rowwise_backward));         \
-    m.impl("linear_forward", TORCH_BOX(&onepass::binding::linear_forward));             \
-    m.impl("linear_backward", TORCH_BOX(&onepass::binding::linear_backward));           \
+    m.impl("linear_forward", TORCH_BOX(&onepass::binding::contraction_forward));        \
+    m.impl("linear_backward", TORCH_BOX(&onepass::binding::contraction_backward));      \
+    m.impl("scores_forward", TORCH_BOX(&onepass::binding::contraction_forward));        \
+    m.impl("scores_backward", TORCH_BOX(&onepass::binding::contraction_backward));      \
   }
 ONEPASS_REGISTER(CPU)
 ONEPASS_REGISTER(CUDA)

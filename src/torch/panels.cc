@@ -97,6 +97,7 @@ std::vector<spec::prediction> strategies_on_cpu(const spec::contraction& line, c
   spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels};
   panels.bytes = x + c.matrix_bytes() + y + (goes_on ? 2 * y : 0);
   unfused.bytes = panels.bytes + (makes_input ? 2 * x : 0);
+  if (line.scores) return {unfused};
   if (!serves) panels.why_not = why_not_panels();
   return {unfused, panels};
 }

@@ -27,8 +27,9 @@ line_facts facts_of(const prepared_line& of) {
   facts.reads_statistics = reads.statistics;
   facts.reads_operands = bits_of(reads.operands);
   facts.weight = of.contraction ? of.contraction->parts.weight : -1;
+  facts.scores = of.line.scores();
   facts.keeps_before = of.contraction ? of.contraction->parts.before.keeps : 0;
-  facts.resumes_behind = result_of(reads.kept_behind);
+  facts.resumes_behind = reads.result_behind ? 0 : result_of(reads.kept_behind);
   facts.reads_product = reads.product;
   facts.x_for_weight = reads.x_for_weight;
   facts.operands_for_weight = bits_of(reads.operands_for_weight);

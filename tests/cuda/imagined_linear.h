@@ -1,4 +1,4 @@
-// Calls of lines with `linear`, without memory.
+// Calls of lines with `linear` or `scores`, without memory.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include "src/cuda/linear.h"
 #include "src/cuda/resident_linear.h"
+#include "src/cuda/scores.h"
 #include "src/cuda/streamed_linear.h"
 #include "src/spec/plan.h"
 
@@ -32,6 +33,20 @@ class imagined_linear {
             .a_behind = a_behind_,
             .matrix = address(),
             .matrix_stride = depth_,
+            .depth = depth_};
+  }
+  scores_call scores() const {  // of two times three batches
+    constexpr int64 kOuter = 2, kInner = 3;
+    return {.before = before_,
+            .a_before = a_before_,
+            .behind = behind_,
+            .a_behind = a_behind_,
+            .keys = address(),
+            .stride = depth_,
+            .outer_stride = kInner * a_behind_.columns * depth_,
+            .inner_stride = a_behind_.columns * depth_,
+            .outer = kOuter,
+            .inner = kInner,
             .depth = depth_};
   }
   linear_call call() const {

@@ -63,6 +63,13 @@ LINEAR_LINES = (
     "add | keep | layer_norm(1e-5) | scale | bias | linear | bias | gelu",
     "dropout(0.1) | add | keep | linear | dropout(0.1) | add",
 )
+SCORES_LINES = (
+    "scores",
+    "scores | mul(0.125) | softmax",
+    "scores | mul(0.125) | mask | softmax",
+    "scores | mul(0.125) | causal | softmax",
+    "scores | mul(0.125) | mask | softmax | dropout(0.1)",
+)
 # Any other line costs a compilation on the CPU, so the tests draw from these, which have every word and every order.
 COMPILED_LINES = (
     "scale",
@@ -142,7 +149,7 @@ def with_strategy(line, name):
 def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_mask=True, seed=0, out_features=24):
     """Normal numbers of the given dtype, columns in parameter_dtype; a mask keeps four of five, at least one a row.
 
-    out_features: of `linear`, whose matrix keeps a row's size.
+    out_features: of `linear`, whose matrix keeps a row's size, or how many keys `scores` has.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -154,6 +161,9 @@ def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_
     for word in words_of(line):
         if word.operand == "matrix":
             operands.append((normal((out_features, shape[-1]), torch.float64) / math.sqrt(max(shape[-1], 1))).to(dtype))
+            shape = (*shape[:-1], out_features)
+        elif word.operand == "keys":
+            operands.append(normal((*shape[:-2], out_features, shape[-1]), dtype))
             shape = (*shape[:-1], out_features)
         elif word.name == "mask":
             keep = torch.rand(shape, generator=generator) < 0.8

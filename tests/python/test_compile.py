@@ -17,6 +17,8 @@ LINES = [
     "layer_norm(1e-5) | scale | bias | gelu",
     "add | keep | rms_norm(1e-6) | scale",
     "mul(0.125) | causal | softmax",
+    "scores | mul(0.125) | mask | softmax",
+    "scores | mul(0.125) | mask | softmax | dropout(0.1)",
     "bias | dropout(0.1) | add | keep | layer_norm(1e-5) | scale | bias",
 ]
 

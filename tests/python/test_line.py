@@ -68,7 +68,7 @@ def test_the_vocabulary():
     assert set(words) <= set(onepass.reference.WORDS), "a word without a reference"
     for word in words.values():
         assert word.formula and word.meaning and word.kind
-        assert word.operand in ("none", "column", "tensor", "matrix")
+        assert word.operand in ("none", "column", "tensor", "matrix", "keys")
         assert bool(word.operand_name) == (word.operand != "none")
     activations = {name for name, word in words.items() if word.kind == "activation"}
     assert activations == set(onepass.reference.ACTIVATIONS)
@@ -139,7 +139,7 @@ def test_unknown_words_get_a_caret_and_a_suggestion(text, word, suggestion):
         ("layer_norm | softmax", "a second row word, 'softmax'", "softmax"),
         ("rms_norm(1e-6) | scale | rms_norm(1e-6)", "a second row word, 'rms_norm'", "rms_norm(1e-6)"),
         ("linear(3)", "unknown strategy '3'", "3"),
-        ("linear | bias | linear", "a second 'linear'", "linear"),
+        ("linear | bias | linear", "a second contraction, 'linear'", "linear"),
         ("bias | linear | rms_norm", "'rms_norm' behind 'linear'", "rms_norm"),
         ("dropout(1.5)", "between 0 and 1", "dropout(1.5)"),
         ("dropout(-0.1)", "between 0 and 1", "dropout(-0.1)"),

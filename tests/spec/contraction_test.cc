@@ -50,6 +50,20 @@ TEST(Contraction, StartsAgainAtTheKeep) {
   EXPECT_EQ(r.operands, (std::vector<bool>{false, true, true}));
 }
 
+TEST(Contraction, ScoresAreMadeAgain) {
+  const contraction c = split("scores | mul(0.1) | mask | softmax");
+  EXPECT_TRUE(c.scores);
+  EXPECT_TRUE(c.before.words.empty());
+  EXPECT_EQ(c.behind.row, 2);
+  reads r = backward_reads(c);
+  EXPECT_TRUE(r.result_behind);
+  EXPECT_TRUE(r.x_for_weight) << "queries only for the gradient of the keys";
+  EXPECT_FALSE(r.statistics || r.product);
+  r = backward_reads(split("scores | softmax | dropout(0.1)"));
+  EXPECT_TRUE(r.x && r.statistics);
+  EXPECT_FALSE(r.result_behind || r.product || r.x_for_weight);
+}
+
 TEST(Contraction, ReadsTheProductWhereAnActivationFollows) {
   EXPECT_TRUE(backward_reads(split("linear | bias | gelu")).product);
   EXPECT_FALSE(backward_reads(split("linear | bias")).product);

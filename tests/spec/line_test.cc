@@ -74,7 +74,10 @@ INSTANTIATE_TEST_SUITE_P(
                     bad_line{"relu(1)", "takes no number"}, bad_line{"gate", "needs an activation"},
                     bad_line{"gate(bias)", "unknown activation 'bias'"}, bad_line{"dropout(1.5)", "between 0 and 1"},
                     bad_line{"dropout(nan)", "between 0 and 1"}, bad_line{"softmax | layer_norm", "a second row word"},
-                    bad_line{"linear | linear", "a second 'linear'"},
+                    bad_line{"linear | linear", "a second contraction, 'linear'"},
+                    bad_line{"scores | linear", "a second contraction, 'linear'"},
+                    bad_line{"bias | scores", "'scores' must be the first word"},
+                    bad_line{"scores(tiled)", "auto, unfused and resident"},
                     bad_line{"linear | bias | softmax", "'softmax' behind 'linear'"},
                     bad_line{"layer_norm(-1)", "eps >= 0"}, bad_line{"keep|keep|keep|keep|keep", "at most 4 keeps"}));
 

@@ -38,7 +38,8 @@ ONEPASS_FUNCTION T from_storage(typename stored<D>::type s) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(s));
     return static_cast<T>(x);
   } else if constexpr (D == dtype::boolean) {
-    return s ? T(1) : T(0);
+    if constexpr (sizeof(T) == 4) return __uint_as_float(s);  // not zero where it is true: all that masks ask
+    else return s ? T(1) : T(0);
   } else {
     return static_cast<T>(s);
   }

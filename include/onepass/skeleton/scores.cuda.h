@@ -1,0 +1,158 @@
+// Lines that begin with `scores` and have softmax, in one kernel (sm_80 and later): queries and keys cross memory, and
+// the result. A warp keeps its rows of queries in registers; the keys pass by twice, in tiles that all warps of a block
+// share: once for the rows' statistics, once for the result, with the same products. (FlashAttention's forward pass
+// without the values: Dao et al., 2022.)
+//
+// Config (see shared_matrix.cuda.h):
+//   kTile, kStages  keys of a tile, a multiple of 32; tiles in shared memory
+//   before          what place.cuda.h asks for, of the queries
+//   behind          likewise of the scores
+#pragma once
+
+#include "onepass/skeleton/input_rows.cuda.h"
+#include "onepass/skeleton/shared_matrix.cuda.h"
+
+ONEPASS_BEGIN
+
+struct scores_arguments {
+  const void* keys;  // [outer, inner, keys, depth]: the batches
+  int64 stride, outer_stride, inner_stride, inner;
+  int64 depth, rows_of_batch, blocks_of_batch;
+  arguments behind, before;
+};
+
+extern __shared__ __align__(16) char scores_tiles[];
+
+// The tiles of a batch's keys in turn, from the last to the first again and again.
+template <class Config>
+class key_tiles {
+ public:
+  static constexpr int kBytes = Config::kTile * Config::kPitch;
+
+  ONEPASS_FUNCTION key_tiles(const scores_arguments& a, int64 batch)
+      : a_(a),
+        keys_(static_cast<const uint16*>(a.keys) + batch / a.inner * a.outer_stride + batch % a.inner * a.inner_stride),
+        left_(2 * count()) {
+#pragma unroll
+    for (int i = 0; i < Config::kStages - 1; ++i) bring();
+  }
+  ONEPASS_FUNCTION int count() const {
+    return static_cast<int>((a_.behind.columns + Config::kTile - 1) / Config::kTile);
+  }
+
+  // The next tile, when all threads are done with the one before.
+  ONEPASS_FUNCTION const char* next() {
+    wait_for_copy_groups<Config::kStages - 2>();
+    __syncthreads();
+    bring();
+    const char* tile = scores_tiles + at_ * kBytes;
+    at_ = at_ + 1 < Config::kStages ? at_ + 1 : 0;
+    return tile;
+  }
+
+ private:
+  ONEPASS_FUNCTION void bring() {
+    if (left_ > 0) {
+      const int64 first = int64{tile_} * Config::kTile, behind = a_.behind.columns - first;
+      bring_matrix<Config>(scores_tiles + to_ * kBytes, keys_ + first * a_.stride, a_.stride, a_.depth,
+                           behind < Config::kTile ? static_cast<int>(behind) : Config::kTile);
+      --left_;
+      tile_ = tile_ + 1 < count() ? tile_ + 1 : 0;
+      to_ = to_ + 1 < Config::kStages ? to_ + 1 : 0;
+    } else {
+      close_copy_group();
+    }
+  }
+  const scores_arguments& a_;
+  const uint16* const keys_;
+  int left_, tile_ = 0, to_ = 0, at_ = 0;
+};
+
+// One for each of a thread's rows.
+template <class Place, int N>
+struct places;
+template <class Place>
+struct places<Place, 2> {
+  Place of[2];
+  explicit ONEPASS_FUNCTION places(const arguments& a) : of{Place(a), Place(a)} {}
+};
+template <class Place>
+struct places<Place, 4> {
+  Place of[4];
+  explicit ONEPASS_FUNCTION places(const arguments& a) : of{Place(a), Place(a), Place(a), Place(a)} {}
+};
+
+// Largest score of a row and Σ exp(score - largest), of one thread.
+struct running_sum {
+  numbers<float, 2> of = merge_exponentials::none<float, 2>();
+
+  template <int V>
+  ONEPASS_FUNCTION void add(pack<float, V> scores) {
+    const float largest = max_number(of.v[0], max_lanes(scores)), shift = shift_of(largest);
+    of = {{largest, fmaf(of.v[1], exp_minus_number(of.v[0], shift), sum_lanes(exp_minus(scores, shift)))}};
+  }
+};
+
+template <class Config, class Behind>
+ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
+  using before = typename Config::before;
+  using behind = typename Config::behind;
+  using index = typename behind::index;
+  using L = pack<float, 8>;
+  using rows = rows_in_registers<Config>;
+  static_assert(same_type<typename Behind::row, stage::softmax>);
+  __shared__ typename row_threads<before>::slots slots;
+  const int across = static_cast<int>(threadIdx.x) % 4;
+  const int64 batch = blockIdx.x / a.blocks_of_batch, end = (batch + 1) * a.rows_of_batch;
+  input_rows<before, line<chain<>>> input(a.before, slots);
+  const int64 first = batch * a.rows_of_batch + blockIdx.x % a.blocks_of_batch * input.kRows;
+  wait_for_kernel_before();
+  key_tiles<Config> tiles(a, batch);
+  rows queries{};
+  input.make(first, a.before.rows, [&](auto&, int i, int k, L v) { queries.set(i, k, v); });
+
+  places<place<behind, Behind>, rows::kRows> at(a.behind);
+#pragma unroll
+  for (int i = 0; i < rows::kRows; ++i) {
+    const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / 4;
+    at.of[i].set_row(static_cast<index>(row), row < end);
+  }
+  // body(i, scores, count) for each row and lane of the next tile.
+  const auto each_lane = [&](int64 tile, const auto& body) {
+    const char* keys = tiles.next();
+#pragma unroll 1
+    for (int group = 0; group < Config::kTile; group += kResultColumns) {
+      const auto column = static_cast<index>(tile * Config::kTile + group + across * 8);
+      const int count = behind::kExact ? 8 : count_at<8>(column, a.behind.columns);
+      float d[rows::kRows / 2][4][4] = {};
+      queries.multiply(d, keys, group);
+#pragma unroll
+      for (int i = 0; i < rows::kRows; ++i) {
+        at.of[i].set_column(column, count);
+        body(i, Behind::pre::forward(queries.product(d, i), at.of[i]), count);
+      }
+    }
+  };
+  running_sum sums[rows::kRows];
+  for (int tile = 0; tile < tiles.count(); ++tile) {
+    each_lane(tile, [&](int i, L scores, int count) {
+      if constexpr (!behind::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
+      sums[i].add(scores);
+    });
+  }
+  stage::pair<float> saved[rows::kRows];
+#pragma unroll
+  for (int i = 0; i < rows::kRows; ++i) {
+    const auto of = merge_exponentials::in_warp(sums[i].of, 4);
+    saved[i] = {shift_of(of.v[0]), of.v[1] == 0.0f ? 0.0f : reciprocal_number(of.v[1])};
+    const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / 4;
+    if (behind::kSavesStatistics && row < end && across == 0) save<Behind>(a.behind, row, saved[i]);
+  }
+  for (int tile = 0; tile < tiles.count(); ++tile) {
+    each_lane(tile, [&](int i, L scores, int) {
+      at.of[i].store_y(Behind::post::forward(stage::softmax::recompute(scores, saved[i]), at.of[i]));
+    });
+  }
+}
+
+ONEPASS_END

@@ -1,0 +1,103 @@
+// Lines that begin with `scores` in one kernel (onepass/skeleton/scores.cuda.h): where it serves, and its launch.
+#include "src/cuda/scores.h"
+
+#include <algorithm>
+
+#include "src/cuda/known_kernels.h"
+#include "src/cuda/linear.h"
+#include "src/cuda/packed_arguments.h"
+#include "src/cuda/source.h"
+#include "src/cuda/tuning.h"
+#include "src/cuda/warp_linear.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr int kThreadsOfRow = 4, kResultColumns = 32;  // as in the skeleton
+
+// Rows of a thread: where there is room in its registers, each key that is read serves four.
+int rows_of_thread(int64 depth) { return depth <= kScoresTuning.depth_of_four ? 4 : 2; }
+
+int64 tile_bytes(int64 depth) { return int64{kScoresTuning.tile} * pitch_of(depth); }
+
+}  // namespace
+
+std::string why_not_scores(const spec::contraction& of, int64 depth, dtype type, const device_facts& chip) {
+  const spec::line& behind = of.behind;
+  if (behind.row < 0 || behind.words[static_cast<std::size_t>(behind.row)].about->name != std::string_view("softmax"))
+    return "it is for lines with softmax";
+  if (chip.arch < 80) return "it needs compute capability 8.0";
+  if (size_of(type) != 2) return "it is for bfloat16 and float16";
+  if (depth % kTileLanes != 0 || depth == 0) return "rows must be multiples of 8 numbers";
+  if (depth > kScoresTuning.depth)
+    return "it is for rows of at most " + std::to_string(kScoresTuning.depth) + " numbers";
+  return "";
+}
+
+bool fits(const scores_call& call) {
+  const auto aligned = [](int64 stride) { return stride % kTileLanes == 0; };
+  return is_aligned(call.keys, call.stride) && aligned(call.outer_stride) && aligned(call.inner_stride) &&
+         describe(call.before, call.a_before).access == kTileLanes;
+}
+
+scores_plan plan_scores(const scores_call& call, const device_facts& chip) {
+  scores_plan p{};
+  p.pitch = pitch_of(call.depth);
+  p.rows_of_thread = rows_of_thread(call.depth);
+  p.threads = static_cast<unsigned>(kScoresTuning.threads);
+  p.stages =
+      static_cast<int>(std::min<int64>(chip.shared_per_block / 2 / tile_bytes(call.depth), kScoresTuning.stages));
+  p.shared_bytes = static_cast<unsigned>(p.stages * tile_bytes(call.depth));
+  const int down = kScoresTuning.threads / kThreadsOfRow;
+
+  p.before = describe(call.before, call.a_before);
+  p.before.across = kThreadsOfRow, p.before.down = down, p.before.threads = kScoresTuning.threads;
+  constexpr int64 kEach = int64{kThreadsOfRow} * kTileLanes;
+  p.before.held_lanes = static_cast<int>(ceil_div(call.depth, kEach));
+  p.before.exact = call.depth % kEach == 0;
+  p.before.whole_lanes = static_cast<int>(call.depth / kEach);
+
+  p.behind = describe(call.behind, call.a_behind);
+  p.behind.across = kThreadsOfRow, p.behind.down = down, p.behind.threads = kScoresTuning.threads;
+  p.behind.exact = call.a_behind.columns % kScoresTuning.tile == 0;
+  p.behind.staged = 0;
+
+  const int64 batches = call.outer * call.inner, rows_of_block = int64{down} * p.rows_of_thread;
+  p.blocks_of_batch = ceil_div(call.a_behind.rows / batches, rows_of_block);
+  p.grid = static_cast<unsigned>(batches * p.blocks_of_batch);
+  return p;
+}
+
+std::string source(const scores_call& call, const scores_plan& p) {
+  return heading(widest(call.behind, call.before), "scores") + "using line_behind = " + call.behind.line +
+         ";\nstruct config_before {\n" + fields(call.before, p.before) + number_field("kAtOnce", p.rows_of_thread) +
+         number_field("kAllExist", 0) + "};\nstruct config_behind {\n" + fields(call.behind, p.behind) +
+         "};\nstruct config {\n" + type_field("kX", call.behind.x) + number_field("kPitch", p.pitch) +
+         number_field("kThreads", static_cast<int>(p.threads)) + number_field("kTile", kScoresTuning.tile) +
+         number_field("kStages", p.stages) +
+         "  using before = config_before;\n  using behind = config_behind;\n};\nextern \"C\" __global__ void "
+         "__launch_bounds__(" +
+         std::to_string(p.threads) + ", " + std::to_string(kScoresTuning.blocks_per_sm) + ") " + kKernelName +
+         "(const __grid_constant__ scores_arguments a) {\n  scores_forward<config, line_behind>(a);\n}\nONEPASS_END\n";
+}
+
+void launch_scores(const scores_call& call, int device, void* stream) {
+  const device_facts& chip = facts(device);
+  const scores_plan p = plan_scores(call, chip);
+  const request &before = call.before, &behind = call.behind;
+  static known_kernels known;
+  const kernel_key key(device, before.x, p.before, behind.line, behind.x, behind.operand, p.behind, p.pitch, p.stages,
+                       p.rows_of_thread);
+  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
+    return load(source(call, p), kKernelName, device, stream, chip.arch_name + " scores " + behind.line);
+  });
+  std::string packed;
+  append_value(packed, call.keys), append_value(packed, call.stride), append_value(packed, call.outer_stride);
+  append_value(packed, call.inner_stride), append_value(packed, call.inner), append_value(packed, call.depth);
+  append_value(packed, call.a_behind.rows / (call.outer * call.inner)), append_value(packed, p.blocks_of_batch);
+  const request both = widest(behind, before);
+  append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
+  launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, chip.arch >= 90, stream, packed.data());
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,36 @@
+// Lines that begin with `scores` in one kernel (onepass/skeleton/scores.cuda.h): where it serves, and its launch.
+#pragma once
+
+#include <string>
+
+#include "src/cuda/configuration.h"
+#include "src/cuda/driver.h"
+#include "src/spec/contraction.h"
+
+namespace onepass::cuda {
+
+// Keys are [outer, inner, columns, depth]; a batch's rows are neighbours.
+struct scores_call {
+  const request& before;  // x: the queries; y is not written
+  const arguments& a_before;
+  const request& behind;  // y: the result
+  const arguments& a_behind;
+  const void* keys;
+  int64 stride, outer_stride, inner_stride, outer, inner;
+  int64 depth;
+};
+struct scores_plan {
+  configuration before, behind;
+  int pitch, stages, rows_of_thread;
+  int64 blocks_of_batch;
+  unsigned grid, threads, shared_bytes;
+};
+
+// Empty where the kernel can take the line, with keys of so many numbers.
+std::string why_not_scores(const spec::contraction&, int64 depth, dtype, const device_facts&);
+bool fits(const scores_call&);                                     // whether addresses and strides suit it
+scores_plan plan_scores(const scores_call&, const device_facts&);  // where why_not_scores says nothing
+std::string source(const scores_call&, const scores_plan&);
+void launch_scores(const scores_call&, int device, void* stream);
+
+}  // namespace onepass::cuda

@@ -1,0 +1,203 @@
+// One call of a line that begins with `scores`: batched products of queries with keys, and what stands behind them.
+#include "src/torch/scores.h"
+
+#include <functional>
+#include <numeric>
+
+#include "src/cuda/scores.h"
+#include "src/cuda/strategy.h"
+#include "src/torch/check.h"
+#include "src/torch/frame.h"
+#include "src/torch/matrix_product.h"
+#include "src/torch/run.h"
+
+namespace onepass::binding {
+namespace {
+
+// Batch sizes that the keys have: all but the last ones that are 1, along which rows of queries share them.
+int own_batch_sizes(const Tensor& keys) {
+  int own = static_cast<int>(keys.dim()) - 2;
+  while (own > 0 && keys.size(own - 1) == 1) --own;
+  return own;
+}
+
+void check_keys(const prepared_line& line, const Tensor& x, const Tensor& keys) {
+  const auto name = [&] { return operand_name(line.line, line.line.words[0]); };
+  const int dim = static_cast<int>(x.dim());
+  ONEPASS_CHECK(dim >= 2, "onepass: 'scores' needs a tensor of at least 2 dimensions, got x of shape ", shape_text(x));
+  bool fits = keys.dim() == dim && keys.size(dim - 1) == x.size(dim - 1);
+  for (int i = fits ? own_batch_sizes(keys) - 1 : -1; i >= 0; --i) fits = fits && keys.size(i) == x.size(i);
+  ONEPASS_CHECK(fits, "onepass: ", name(), " must have shape [..., S, ", x.size(dim - 1),
+                "] with the batch sizes of x, the last of which may be 1, for x of shape ", shape_text(x), ", got ",
+                shape_text(keys));
+  ONEPASS_CHECK(dtype_of(keys) != dtype::none && dtype_of(keys) != dtype::boolean, "onepass: ", name(),
+                " must be a floating point tensor, got ", dtype_text(keys));
+  ONEPASS_CHECK(device_of(keys) == device_of(x), "onepass: expected all tensors to be on the same device, but x is on ",
+                device_of(x).text(), " and ", name(), " is on ", device_of(keys).text());
+}
+
+// Queries, scores and keys as [batches, rows, numbers], in the keys' dtype. Rows that share keys are of one batch.
+class batches {
+ public:
+  batches(const Tensor& queries, const Tensor& keys)
+      : own_(own_batch_sizes(keys)),
+        type_(dtype_of(keys)),
+        count_(count(queries, 0, own_)),
+        rows_(count(queries, own_, static_cast<int>(queries.dim()) - 1)) {}
+
+  Tensor rows(const Tensor& t) const {
+    return torch::stable::reshape(in_dtype(t, type_), {count_, rows_, t.size(t.dim() - 1)});
+  }
+  Tensor keys(const Tensor& t) const {
+    return torch::stable::reshape(t, {count_, t.size(t.dim() - 2), t.size(t.dim() - 1)});
+  }
+
+  std::int64_t count() const { return count_; }
+
+ private:
+  static std::int64_t count(const Tensor& t, int begin, int end) {
+    const auto sizes = t.sizes();
+    return std::accumulate(sizes.begin() + begin, sizes.begin() + end, std::int64_t{1}, std::multiplies<>());
+  }
+
+  int own_;
+  dtype type_;
+  std::int64_t count_, rows_;
+};
+
+Tensor scores_of(const Tensor& x, const Tensor& keys) {
+  const batches of(x, keys);
+  Tensor result = empty_product(x, keys.size(keys.dim() - 2), dtype_of(keys));
+  multiply_batches(of.rows(result), of.rows(x), transposed(of.keys(keys)));
+  return result;
+}
+
+// The call of the kernel for all of it, or why there is none.
+class one_kernel {
+ public:
+  one_kernel(const forward_call& call, const Tensor& keys) : call_(call), c_(*call.line.contraction), keys_(keys) {}
+
+  std::optional<std::vector<Tensor>> run() {
+    const spec::strategy named = call_.line.line.how;
+    if (named == spec::strategy::unfused) return {};
+    std::string why_not = why_not_at_all();
+    if (why_not.empty()) {
+      if (std::optional<std::vector<Tensor>> results = launch()) return results;
+      why_not = "rows must begin at multiples of 16 bytes";
+    }
+    ONEPASS_CHECK(named == spec::strategy::automatic, "onepass: 'scores(resident)' cannot take this call: ", why_not);
+    return {};
+  }
+
+ private:
+  std::string why_not_at_all() const {
+    const device on = device_of(call_.x);
+    if (!on.is_cuda()) return "its kernel is for CUDA";
+    if (dtype_of(call_.x) != dtype_of(keys_)) return "x and the keys must have one dtype";
+    if (call_.x.numel() == 0 || keys_.numel() == 0) return "there is nothing to compute";
+    if (call_.line.line.how == spec::strategy::automatic && !is_fastest()) return "another way is faster";
+    return cuda::why_not_scores(c_.parts, keys_.size(keys_.dim() - 1), dtype_of(keys_), cuda::facts(on.index));
+  }
+
+  bool is_fastest() const {
+    const spec::shape x = shape_of(call_.x);
+    const std::int64_t columns = keys_.size(keys_.dim() - 2), matrices = batches(call_.x, keys_).count();
+    const auto all = cuda::predict(c_.parts, {x.rows(), x.columns(), columns, dtype_of(keys_), false, matrices},
+                                   cuda::facts(device_of(keys_).index));
+    return cuda::best(all).how == spec::strategy::resident;
+  }
+
+  std::optional<std::vector<Tensor>> launch() const {
+    const device on = device_of(keys_);
+    const int own = own_batch_sizes(keys_), dim = static_cast<int>(keys_.dim());
+    const Tensor keys = own > 2 ? torch::stable::contiguous(keys_) : keys_;
+    const batches of(call_.x, keys);
+    const std::int64_t inner = own > 0 ? keys.size(own - 1) : 1;
+    const Tensor result = empty_product(call_.x, keys.size(dim - 2), dtype_of(keys));
+    frame before(c_.before, call_.x, "x"), behind(c_.behind, result, "x");
+    before.input(call_.x, before.a.x);
+    before.lay_out(true);
+    behind.input(result, behind.a.x);
+    for (int i = 0; i < behind.line.line.operands; ++i)
+      behind.operand(i, call_.operands[static_cast<std::size_t>(i) + 1]);
+    behind.boolean_masks = boolean_masks_of(behind);
+    behind.dropout_state(call_.dropout_state);
+    behind.input(result, behind.a.y);
+    std::vector<Tensor> results{result};
+    for (int k = 0; k < behind.line.line.keeps; ++k) results.push_back(behind.output(behind.a.kept[k], behind.type));
+    if (call_.save_statistics && c_.behind.reads.statistics) results.push_back(behind.fresh_statistics());
+    behind.lay_out(true);
+    const cuda::request entering = request_of(before, false), leaving = request_of(behind, false);
+    const cuda::scores_call with{.before = entering,
+                                 .a_before = before.a,
+                                 .behind = leaving,
+                                 .a_behind = behind.a,
+                                 .keys = keys.data_ptr(),
+                                 .stride = keys.stride(dim - 2),
+                                 .outer_stride = own > 1 ? keys.stride(own - 2) : 0,
+                                 .inner_stride = own > 0 ? keys.stride(own - 1) : 0,
+                                 .outer = of.count() / inner,
+                                 .inner = inner,
+                                 .depth = keys.size(dim - 1)};
+    if (keys.stride(dim - 1) != 1 || !cuda::fits(with)) return {};
+    const torch::stable::accelerator::DeviceGuard guard(on.index);
+    cuda::launch_scores(with, on.index, current_stream(on.index));
+    return results;
+  }
+
+  const forward_call& call_;
+  const prepared_contraction& c_;
+  const Tensor& keys_;
+};
+
+const Tensor& given(const backward_call& call, const std::optional<Tensor>& t, const char* what) {
+  ONEPASS_CHECK(t.has_value(), "onepass: backward of \"", call.line.line.text, "\" reads ", what);
+  return *t;
+}
+
+}  // namespace
+
+std::vector<Tensor> forward_with_scores(const forward_call& call) {
+  const prepared_contraction& c = *call.line.contraction;
+  check_operand_count(call.line, call.operands.size());
+  const Tensor& keys = call.operands[0];
+  check_keys(call.line, call.x, keys);
+  if (std::optional<std::vector<Tensor>> results = one_kernel(call, keys).run()) return *results;
+  const Tensor product = scores_of(call.x, keys);
+  if (c.behind.line.words.empty()) return {product};
+  const std::vector<Tensor> behind(call.operands.begin() + 1, call.operands.end());
+  return forward({product, behind, c.behind, call.dropout_state, call.save_statistics && c.behind.reads.statistics});
+}
+
+std::vector<Tensor> backward_with_scores(const backward_call& call, const linear_saved& saved) {
+  const prepared_contraction& c = *call.line.contraction;
+  check_backward(call);
+  const spec::contraction_gradients plan = spec::plan_gradients(
+      c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
+      static_cast<std::uint64_t>(call.wanted));
+  const Tensor& keys = given(call, call.operands[0], "its keys");
+  std::optional<Tensor> product;
+  if (c.behind.reads.x) product = scores_of(given(call, call.x, "x"), keys);
+  const std::vector<Tensor> behind =
+      backward_behind(call, {saved.x, product, saved.resumed_behind}, plan, call.statistics);
+  std::vector<Tensor> results;
+  if (plan.wants_input || plan.wants_weight) {
+    const int from = plan.behind.inputs[0];
+    const Tensor& gradient = from < 0 ? call.gradients[0] : behind[static_cast<std::size_t>(from)];
+    const batches of(gradient, keys);
+    const Tensor rows = of.rows(gradient);
+    if (plan.wants_input) {
+      const Tensor dx = empty_product(gradient, keys.size(keys.dim() - 1), dtype_of(keys));
+      multiply_batches(of.rows(dx), rows, of.keys(keys));
+      results.push_back(in_dtype(dx, saved.x));
+    }
+    if (plan.wants_weight) {
+      results.push_back(empty_like(shape_of(keys), dtype_of(keys), device_of(keys)));
+      multiply_batches(of.keys(results.back()), transposed(rows), of.rows(given(call, call.x, "x")));
+    }
+  }
+  for (const int output : plan.kept_outputs) results.push_back(behind[static_cast<std::size_t>(output)]);
+  return results;
+}
+
+}  // namespace onepass::binding

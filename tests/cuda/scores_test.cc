@@ -1,0 +1,74 @@
+// The kernel for lines with `scores`: it compiles for every chip, and fits it.
+#include "src/cuda/scores.h"
+
+#include <gtest/gtest.h>
+
+#include "src/cuda/strategy.h"
+#include "tests/cuda/config_names.h"
+#include "tests/cuda/imagined_linear.h"
+#include "tests/cuda/nvrtc_fixture.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr const char* kLine = "scores | mul(0.125) | mask | softmax";
+
+TEST(Scores, BlocksShareAllRows) {
+  const spec::contraction line(spec::parse(kLine));
+  for (const char* arch : {"sm_80", "sm_90a", "sm_120"}) {
+    const device_facts chip = facts_of(arch);
+    for (const int64 depth : {8, 32, 64, 72, 128, 256}) {
+      ASSERT_EQ(why_not_scores(line, depth, dtype::bf16, chip), "");
+      for (const int64 columns : {1, 64, 1000, 100000}) {
+        for (const int64 rows : {1, 100, 2048}) {
+          const imagined_linear of(kLine, rows * 6, depth, columns, dtype::bf16, false);
+          ASSERT_TRUE(fits(of.scores()));
+          const scores_plan p = plan_scores(of.scores(), chip);
+          const int64 rows_of_block = p.threads / 4 * p.rows_of_thread;
+          EXPECT_GE(p.stages, 2);
+          EXPECT_LE(2 * static_cast<int>(p.shared_bytes), chip.shared_per_block);
+          EXPECT_GE(p.before.held_lanes * 32, depth);
+          EXPECT_GE(p.blocks_of_batch * rows_of_block, rows);
+          EXPECT_LT((p.blocks_of_batch - 1) * rows_of_block, rows) << "a block without rows";
+          EXPECT_EQ(p.grid, 6 * p.blocks_of_batch);
+        }
+      }
+    }
+  }
+}
+
+TEST(Scores, SaysWhyNot) {
+  const auto why = [&](const char* line, spec::linear_case c, const char* arch = "sm_90a") {
+    return predict(spec::contraction(spec::parse(line)), c, facts_of(arch))[1].why_not;
+  };
+  EXPECT_EQ(why(kLine, {2048, 64, 2048, dtype::bf16, false}), "");
+  EXPECT_EQ(why(kLine, {2048, 64, 256, dtype::f16, false}, "sm_80"), "");
+  EXPECT_NE(why(kLine, {2048, 264, 256, dtype::bf16, false}).find("at most 256 numbers"), std::string::npos);
+  EXPECT_NE(why(kLine, {2048, 64, 64, dtype::f32, false}).find("bfloat16"), std::string::npos);
+  EXPECT_NE(why(kLine, {2048, 60, 64, dtype::bf16, false}).find("multiples of 8"), std::string::npos);
+  EXPECT_NE(why("scores | gelu", {2048, 64, 64, dtype::bf16, false}).find("softmax"), std::string::npos);
+}
+
+TEST(Scores, ItsSourceDefinesWhatTheSkeletonReads) {
+  const imagined_linear of(kLine, 60, 64, 64, dtype::bf16, false);
+  expect_defined(config_names(kScores), source(of.scores(), plan_scores(of.scores(), facts_of("sm_80"))));
+}
+
+using ScoresNvrtc = Nvrtc;
+
+TEST_F(ScoresNvrtc, CompilesForEveryChip) {
+  const auto compiles = [](const char* arch, const char* line, int64 depth, int64 columns, dtype type) {
+    const device_facts chip = facts_of(arch);
+    ASSERT_EQ(why_not_scores(spec::contraction(spec::parse(line)), depth, type, chip), "");
+    const imagined_linear of(line, 6 * 2048, depth, columns, type, false);
+    EXPECT_FALSE(nvrtc_compile(source(of.scores(), plan_scores(of.scores(), chip)), chip.arch_name).empty());
+  };
+  compiles("sm_90a", kLine, 64, 2048, dtype::bf16);
+  compiles("sm_90a", "scores | mul(0.1) | causal | softmax | dropout(0.1)", 128, 1000, dtype::f16);
+  compiles("sm_80", "scores | add | keep | softmax | scale", 40, 200, dtype::bf16);
+  compiles("sm_100a", "scores | softmax", 64, 512, dtype::bf16);
+  compiles("sm_120", "scores | mul(2) | mask | softmax", 96, 64, dtype::f16);
+}
+
+}  // namespace
+}  // namespace onepass::cuda
