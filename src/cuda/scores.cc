@@ -18,7 +18,7 @@ constexpr int kThreadsOfRow = 4, kResultColumns = 32;  // as in the skeleton
 // Rows of a thread: where there is room in its registers, each key that is read serves four.
 int rows_of_thread(int64 depth) { return depth <= kScoresTuning.depth_of_four ? 4 : 2; }
 
-int64 tile_bytes(int64 depth) { return int64{kScoresTuning.tile} * pitch_of(depth); }
+int tile_of(int64 depth) { return depth <= 128 ? kScoresTuning.tile : kScoresTuning.tile_of_deep; }
 
 }  // namespace
 
@@ -45,9 +45,10 @@ scores_plan plan_scores(const scores_call& call, const device_facts& chip) {
   p.pitch = pitch_of(call.depth);
   p.rows_of_thread = rows_of_thread(call.depth);
   p.threads = static_cast<unsigned>(kScoresTuning.threads);
-  p.stages =
-      static_cast<int>(std::min<int64>(chip.shared_per_block / 2 / tile_bytes(call.depth), kScoresTuning.stages));
-  p.shared_bytes = static_cast<unsigned>(p.stages * tile_bytes(call.depth));
+  p.tile = tile_of(call.depth);
+  p.shared_bytes = static_cast<unsigned>(kScoresTuning.stages * p.tile * p.pitch);
+  const int most = chip.shared_per_block / static_cast<int>(p.shared_bytes);
+  p.blocks_per_sm = std::clamp(most, 1, kScoresTuning.blocks_per_sm);
   const int down = kScoresTuning.threads / kThreadsOfRow;
 
   p.before = describe(call.before, call.a_before);
@@ -59,8 +60,8 @@ scores_plan plan_scores(const scores_call& call, const device_facts& chip) {
 
   p.behind = describe(call.behind, call.a_behind);
   p.behind.across = kThreadsOfRow, p.behind.down = down, p.behind.threads = kScoresTuning.threads;
-  p.behind.exact = call.a_behind.columns % kScoresTuning.tile == 0;
-  p.behind.staged = 0;
+  p.behind.lanes = kTileLanes, p.behind.staged = 0, p.behind.aligned_operand = 0;
+  p.behind.exact = call.a_behind.columns % p.tile == 0;
 
   const int64 batches = call.outer * call.inner, rows_of_block = int64{down} * p.rows_of_thread;
   p.blocks_of_batch = ceil_div(call.a_behind.rows / batches, rows_of_block);
@@ -73,11 +74,11 @@ std::string source(const scores_call& call, const scores_plan& p) {
          ";\nstruct config_before {\n" + fields(call.before, p.before) + number_field("kAtOnce", p.rows_of_thread) +
          number_field("kAllExist", 0) + "};\nstruct config_behind {\n" + fields(call.behind, p.behind) +
          "};\nstruct config {\n" + type_field("kX", call.behind.x) + number_field("kPitch", p.pitch) +
-         number_field("kThreads", static_cast<int>(p.threads)) + number_field("kTile", kScoresTuning.tile) +
-         number_field("kStages", p.stages) +
+         number_field("kThreads", static_cast<int>(p.threads)) + number_field("kTile", p.tile) +
+         number_field("kStages", kScoresTuning.stages) +
          "  using before = config_before;\n  using behind = config_behind;\n};\nextern \"C\" __global__ void "
          "__launch_bounds__(" +
-         std::to_string(p.threads) + ", " + std::to_string(kScoresTuning.blocks_per_sm) + ") " + kKernelName +
+         std::to_string(p.threads) + ", " + std::to_string(p.blocks_per_sm) + ") " + kKernelName +
          "(const __grid_constant__ scores_arguments a) {\n  scores_forward<config, line_behind>(a);\n}\nONEPASS_END\n";
 }
 
@@ -86,8 +87,8 @@ void launch_scores(const scores_call& call, int device, void* stream) {
   const scores_plan p = plan_scores(call, chip);
   const request &before = call.before, &behind = call.behind;
   static known_kernels known;
-  const kernel_key key(device, before.x, p.before, behind.line, behind.x, behind.operand, p.behind, p.pitch, p.stages,
-                       p.rows_of_thread);
+  const kernel_key key(device, before.x, p.before, behind.line, behind.x, behind.operand, p.behind, p.pitch,
+                       p.blocks_per_sm, p.rows_of_thread);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
     return load(source(call, p), kKernelName, device, stream, chip.arch_name + " scores " + behind.line);
   });

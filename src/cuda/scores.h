@@ -21,7 +21,7 @@ struct scores_call {
 };
 struct scores_plan {
   configuration before, behind;
-  int pitch, stages, rows_of_thread;
+  int pitch, tile, rows_of_thread, blocks_per_sm;
   int64 blocks_of_batch;
   unsigned grid, threads, shared_bytes;
 };

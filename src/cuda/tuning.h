@@ -133,8 +133,9 @@ inline constexpr resident_tuning kResidentTuning{};
 // Queries and keys to the end of the line (onepass/skeleton/scores.cuda.h).
 struct scores_tuning {
   int depth = 256, depth_of_four = 64;   // at most; and where a thread has four rows
-  int threads = 256, blocks_per_sm = 2;  // of a block; that registers must leave room for
-  int tile = 128, stages = 2;            // keys of a tile, tiles
+  int threads = 256, blocks_per_sm = 2;  // of a block; that registers and shared memory leave room for
+  int stages = 2;                        // tiles of keys in shared memory
+  int tile = 128, tile_of_deep = 64;     // keys of one; where they are of more than 128 numbers
 };
 inline constexpr scores_tuning kScoresTuning{};
 
