@@ -130,7 +130,10 @@ def test_error_is_no_more_than_pytorchs(dtype, device):
             out_features=data.draw(st.integers(1, 70), "out_features"),
         )
         torch.manual_seed(seed)
-        check_line(line, relaid_inputs(data.draw, inputs), slack=max(1.0, 0.5 * len(words_of(line))))
+        slack = max(1.0, 0.5 * len(words_of(line)))
+        if min(tensor.numel() for tensor in inputs.tensors) < 16:  # the largest error of a few numbers is luck
+            slack *= 3
+        check_line(line, relaid_inputs(data.draw, inputs), slack=slack)
 
     check()
 
