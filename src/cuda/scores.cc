@@ -34,6 +34,8 @@ std::string why_not_scores(const spec::contraction& of, int64 depth, dtype type,
   return "";
 }
 
+int rows_of_block(int64 depth) { return kScoresTuning.threads / kThreadsOfRow * rows_of_thread(depth); }
+
 bool fits(const scores_call& call) {
   const auto aligned = [](int64 stride) { return stride % kTileLanes == 0; };
   return is_aligned(call.keys, call.stride) && aligned(call.outer_stride) && aligned(call.inner_stride) &&
@@ -63,8 +65,8 @@ scores_plan plan_scores(const scores_call& call, const device_facts& chip) {
   p.behind.lanes = kTileLanes, p.behind.staged = 0, p.behind.aligned_operand = 0;
   p.behind.exact = call.a_behind.columns % p.tile == 0;
 
-  const int64 batches = call.outer * call.inner, rows_of_block = int64{down} * p.rows_of_thread;
-  p.blocks_of_batch = ceil_div(call.a_behind.rows / batches, rows_of_block);
+  const int64 batches = call.outer * call.inner;
+  p.blocks_of_batch = ceil_div(call.a_behind.rows / batches, rows_of_block(call.depth));
   p.grid = static_cast<unsigned>(batches * p.blocks_of_batch);
   return p;
 }

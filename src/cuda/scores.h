@@ -28,6 +28,7 @@ struct scores_plan {
 
 // Empty where the kernel can take the line, with keys of so many numbers.
 std::string why_not_scores(const spec::contraction&, int64 depth, dtype, const device_facts&);
+int rows_of_block(int64 depth);                                    // of one batch
 bool fits(const scores_call&);                                     // whether addresses and strides suit it
 scores_plan plan_scores(const scores_call&, const device_facts&);  // where why_not_scores says nothing
 std::string source(const scores_call&, const scores_plan&);

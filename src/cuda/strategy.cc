@@ -141,7 +141,9 @@ prediction scores(const spec::contraction& of, const linear_case& c, const devic
   if (!p.why_not.empty() || chip.arch != 90) return p;  // other chips have not been measured
   const double each = kSpeed.score + kSpeed.score_depth * static_cast<double>(c.depth) +
                       kSpeed.score_tensor * static_cast<double>(other_tensors(of.behind));
-  p.seconds = kSpeed.launch + std::max(each * static_cast<double>(c.rows * c.columns), seconds_for(p.bytes));
+  const int64 block = rows_of_block(c.depth), batches = std::max<int64>(c.matrices, 1),
+              blocks = batches * ceil_div(ceil_div(c.rows, batches), block);
+  p.seconds = kSpeed.launch + std::max(each * static_cast<double>(blocks * block * c.columns), seconds_for(p.bytes));
   return p;
 }
 

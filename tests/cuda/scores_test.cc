@@ -50,6 +50,15 @@ TEST(Scores, SaysWhyNot) {
   EXPECT_NE(why("scores | gelu", {2048, 64, 64, dtype::bf16, false}).find("softmax"), std::string::npos);
 }
 
+TEST(Scores, BatchesOfFewRowsLeaveBlocksHalfEmpty) {
+  const spec::contraction line(spec::parse(kLine));
+  const auto taken = [&](int64 batches, int64 rows) {
+    return best(predict(line, {batches * rows, 64, 128, dtype::bf16, false, batches}, facts_of("sm_90a"))).how;
+  };
+  EXPECT_EQ(taken(1024, 128), spec::strategy::unfused);
+  EXPECT_EQ(taken(512, 256), spec::strategy::resident);
+}
+
 TEST(Scores, ItsSourceDefinesWhatTheSkeletonReads) {
   const imagined_linear of(kLine, 60, 64, 64, dtype::bf16, false);
   expect_defined(config_names(kScores), source(of.scores(), plan_scores(of.scores(), facts_of("sm_80"))));

@@ -155,6 +155,7 @@ def test_plan():
     assert line.plan((4, 16, 2048, 64), out_features=2048, device="sm_80").strategy == "unfused"
     assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="sm_90a").strategy == "unfused"
     assert line.plan((4, 16, 2048, 64), out_features=2048, device="cpu").strategy == "unfused"
+    assert line.plan((0, 16, 2048, 64), out_features=0, device="sm_90a").strategy in ("unfused", "resident")
 
 
 @pytest.mark.parametrize(
