@@ -110,28 +110,20 @@ def gated_linear(function: str, activation: str, strategy: str) -> str:
 
 
 @remembered
-def softmax(scale: float, mask: bool, is_causal: bool, dropout_p: float, training: bool) -> str:
-    factor = number("softmax", "scale", scale)
+def softmax(function: str, scale: float, mask: bool, is_causal: bool, dropout_p: float, training: bool) -> str:
+    factor = number(function, "scale", scale)
     return join(
         factor != 1.0 and f"mul({factor!r})",
         mask and "mask",
         is_causal and "causal",
         "softmax",
-        dropout_word("softmax", dropout_p, training),
+        dropout_word(function, dropout_p, training),
     )
 
 
 @remembered
 def attention_scores(scale: float, mask: bool, is_causal: bool, dropout_p: float) -> str:
-    factor = number("attention_scores", "scale", scale)
-    return join(
-        "scores",
-        f"mul({factor!r})",
-        mask and "mask",
-        is_causal and "causal",
-        "softmax",
-        dropout_word("attention_scores", dropout_p, True),
-    )
+    return join("scores", softmax("attention_scores", scale, mask, is_causal, dropout_p, True))
 
 
 def join(*words: str | bool | None) -> str:

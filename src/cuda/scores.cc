@@ -8,12 +8,11 @@
 #include "src/cuda/packed_arguments.h"
 #include "src/cuda/source.h"
 #include "src/cuda/tuning.h"
-#include "src/cuda/warp_linear.h"
 
 namespace onepass::cuda {
 namespace {
 
-constexpr int kThreadsOfRow = 4, kResultColumns = 32;  // as in the skeleton
+constexpr int kThreadsOfRow = 4;  // as in the skeleton
 
 // Rows of a thread: where there is room in its registers, each key that is read serves four.
 int rows_of_thread(int64 depth) { return depth <= kScoresTuning.depth_of_four ? 4 : 2; }
@@ -38,7 +37,7 @@ int rows_of_block(int64 depth) { return kScoresTuning.threads / kThreadsOfRow * 
 
 bool fits(const scores_call& call) {
   const auto aligned = [](int64 stride) { return stride % kTileLanes == 0; };
-  return is_aligned(call.keys, call.stride) && aligned(call.outer_stride) && aligned(call.inner_stride) &&
+  return is_aligned(call.matrix, call.matrix_stride) && aligned(call.outer_stride) && aligned(call.inner_stride) &&
          describe(call.before, call.a_before).access == kTileLanes;
 }
 
@@ -51,17 +50,9 @@ scores_plan plan_scores(const scores_call& call, const device_facts& chip) {
   p.shared_bytes = static_cast<unsigned>(kScoresTuning.stages * p.tile * p.pitch);
   const int most = chip.shared_per_block / static_cast<int>(p.shared_bytes);
   p.blocks_per_sm = std::clamp(most, 1, kScoresTuning.blocks_per_sm);
-  const int down = kScoresTuning.threads / kThreadsOfRow;
 
-  p.before = describe(call.before, call.a_before);
-  p.before.across = kThreadsOfRow, p.before.down = down, p.before.threads = kScoresTuning.threads;
-  constexpr int64 kEach = int64{kThreadsOfRow} * kTileLanes;
-  p.before.held_lanes = static_cast<int>(ceil_div(call.depth, kEach));
-  p.before.exact = call.depth % kEach == 0;
-  p.before.whole_lanes = static_cast<int>(call.depth / kEach);
-
-  p.behind = describe(call.behind, call.a_behind);
-  p.behind.across = kThreadsOfRow, p.behind.down = down, p.behind.threads = kScoresTuning.threads;
+  describe_rows(call, kThreadsOfRow, p);
+  p.behind.across = kThreadsOfRow, p.behind.down = p.before.down;
   p.behind.lanes = kTileLanes, p.behind.staged = 0, p.behind.aligned_operand = 0;
   p.behind.exact = call.a_behind.columns % p.tile == 0;
 
@@ -95,7 +86,7 @@ void launch_scores(const scores_call& call, int device, void* stream) {
     return load(source(call, p), kKernelName, device, stream, chip.arch_name + " scores " + behind.line);
   });
   std::string packed;
-  append_value(packed, call.keys), append_value(packed, call.stride), append_value(packed, call.outer_stride);
+  append_value(packed, call.matrix), append_value(packed, call.matrix_stride), append_value(packed, call.outer_stride);
   append_value(packed, call.inner_stride), append_value(packed, call.inner), append_value(packed, call.depth);
   append_value(packed, call.a_behind.rows / (call.outer * call.inner)), append_value(packed, p.blocks_of_batch);
   const request both = widest(behind, before);

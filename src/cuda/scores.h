@@ -3,27 +3,18 @@
 
 #include <string>
 
-#include "src/cuda/configuration.h"
-#include "src/cuda/driver.h"
+#include "src/cuda/warp_linear.h"
 #include "src/spec/contraction.h"
 
 namespace onepass::cuda {
 
-// Keys are [outer, inner, columns, depth]; a batch's rows are neighbours.
-struct scores_call {
-  const request& before;  // x: the queries; y is not written
-  const arguments& a_before;
-  const request& behind;  // y: the result
-  const arguments& a_behind;
-  const void* keys;
-  int64 stride, outer_stride, inner_stride, outer, inner;
-  int64 depth;
+// before: the queries. The matrix: the keys, [outer, inner, columns, depth]; a batch's rows are neighbours.
+struct scores_call : warp_linear_call {
+  int64 outer, inner, outer_stride, inner_stride;
 };
-struct scores_plan {
-  configuration before, behind;
+struct scores_plan : warp_linear_plan {
   int pitch, tile, rows_of_thread, blocks_per_sm;
   int64 blocks_of_batch;
-  unsigned grid, threads, shared_bytes;
 };
 
 // Empty where the kernel can take the line, with keys of so many numbers.

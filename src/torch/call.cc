@@ -25,10 +25,7 @@ std::vector<Tensor> forward(const forward_call& call, const forward_runner& runn
   const prepared_line& line = call.line;
   check_operand_count(line, call.operands.size());
   frame f(line, call.x, "x");
-  f.input(call.x, f.a.x);
-  for (int i = 0; i < line.line.operands; ++i) f.operand(i, call.operands[static_cast<std::size_t>(i)]);
-  f.boolean_masks = boolean_masks_of(f);
-  f.dropout_state(call.dropout_state);
+  f.enter(call.x, call.operands, 0, call.dropout_state);
   std::vector<Tensor> results;
   if (!runner) results.push_back(f.output(f.a.y, f.type));
   for (int k = 0; k < line.line.keeps; ++k) results.push_back(f.output(f.a.kept[k], f.type));

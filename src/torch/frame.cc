@@ -107,6 +107,13 @@ Tensor frame::fresh_statistics() {
   return fresh;
 }
 
+void frame::enter(const Tensor& x, const std::vector<Tensor>& operands, int first, const std::optional<Tensor>& state) {
+  input(x, a.x);
+  for (int i = 0; i < line.line.operands; ++i) operand(i, operands[static_cast<std::size_t>(first + i)]);
+  boolean_masks = boolean_masks_of(*this);
+  dropout_state(state);
+}
+
 void frame::lay_out(bool keeps_rows) {
   const bool flatten = !keeps_rows && !line.line.rowwise() && !line.line.depends_on_column();
   std::vector<bool> needs_copy;

@@ -39,6 +39,9 @@ class frame {
   void statistics(const Tensor& t) { a.statistics = t.data_ptr(); }
   Tensor fresh_statistics();
 
+  // Forward: x, of the call's operands those from `first` on, and the dropout state.
+  void enter(const Tensor& x, const std::vector<Tensor>& operands, int first, const std::optional<Tensor>& state);
+
   // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns, unless
   // `keeps_rows`.
   void lay_out(bool keeps_rows = false);

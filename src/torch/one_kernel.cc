@@ -19,15 +19,6 @@
 namespace onepass::binding {
 namespace {
 
-// What the words before `linear`, or behind it, take: of the call's operands those from `first` on.
-void take(frame& f, const Tensor& x, const forward_call& call, int first) {
-  f.input(x, f.a.x);
-  auto operand = call.operands.begin() + first;
-  for (int i = 0; i < f.line.line.operands; ++i) f.operand(i, *operand++);
-  f.boolean_masks = boolean_masks_of(f);
-  f.dropout_state(call.dropout_state);
-}
-
 // The kernel's way to take the call, or why there is none.
 struct chosen {
   spec::strategy how = spec::strategy::unfused;
@@ -154,7 +145,7 @@ class one_kernel_call {
   }
   void enter_before() {
     frame& f = before_.emplace(c_.before, call_.x, "x");
-    take(f, call_.x, call_, 0);
+    f.enter(call_.x, call_.operands, 0, call_.dropout_state);
     if (from_ == cuda::input_of::made && !by_warps_) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
     keep(f, kept_);
     if (saves_statistics_ || needs_statistics_) statistics_ = f.fresh_statistics();
@@ -162,7 +153,7 @@ class one_kernel_call {
   }
   void enter_behind() {
     frame& f = behind_.emplace(saves_product_ ? c_.behind_keeping : c_.behind, result_, "x");
-    take(f, result_, call_, c_.parts.weight + 1);
+    f.enter(result_, call_.operands, c_.parts.weight + 1, call_.dropout_state);
     f.input(result_, f.a.y);
     keep(f, kept_behind_);
     f.lay_out(true);

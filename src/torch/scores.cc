@@ -95,16 +95,13 @@ class one_kernel {
     if (!on.is_cuda()) return "its kernel is for CUDA";
     if (dtype_of(call_.x) != dtype_of(keys_)) return "x and the keys must have one dtype";
     if (call_.x.numel() == 0 || keys_.numel() == 0) return "there is nothing to compute";
-    if (call_.line.line.how == spec::strategy::automatic && !is_fastest()) return "another way is faster";
-    return cuda::why_not_scores(c_.parts, keys_.size(keys_.dim() - 1), dtype_of(keys_), cuda::facts(on.index));
-  }
-
-  bool is_fastest() const {
     const spec::shape x = shape_of(call_.x);
-    const std::int64_t columns = keys_.size(keys_.dim() - 2), matrices = batches(call_.x, keys_).count();
-    const auto all = cuda::predict(c_.parts, {x.rows(), x.columns(), columns, dtype_of(keys_), false, matrices},
-                                   cuda::facts(device_of(keys_).index));
-    return cuda::best(all).how == spec::strategy::resident;
+    const std::int64_t keys = keys_.size(keys_.dim() - 2), matrices = batches(call_.x, keys_).count();
+    const auto all =
+        cuda::predict(c_.parts, {x.rows(), x.columns(), keys, dtype_of(keys_), false, matrices}, cuda::facts(on.index));
+    if (call_.line.line.how == spec::strategy::automatic && cuda::best(all).how != spec::strategy::resident)
+      return "another way is faster";
+    return all.back().why_not;
   }
 
   std::optional<std::vector<Tensor>> launch() const {
@@ -117,28 +114,24 @@ class one_kernel {
     frame before(c_.before, call_.x, "x"), behind(c_.behind, result, "x");
     before.input(call_.x, before.a.x);
     before.lay_out(true);
-    behind.input(result, behind.a.x);
-    for (int i = 0; i < behind.line.line.operands; ++i)
-      behind.operand(i, call_.operands[static_cast<std::size_t>(i) + 1]);
-    behind.boolean_masks = boolean_masks_of(behind);
-    behind.dropout_state(call_.dropout_state);
+    behind.enter(result, call_.operands, 1, call_.dropout_state);
     behind.input(result, behind.a.y);
     std::vector<Tensor> results{result};
     for (int k = 0; k < behind.line.line.keeps; ++k) results.push_back(behind.output(behind.a.kept[k], behind.type));
     if (call_.save_statistics && c_.behind.reads.statistics) results.push_back(behind.fresh_statistics());
     behind.lay_out(true);
     const cuda::request entering = request_of(before, false), leaving = request_of(behind, false);
-    const cuda::scores_call with{.before = entering,
-                                 .a_before = before.a,
-                                 .behind = leaving,
-                                 .a_behind = behind.a,
-                                 .keys = keys.data_ptr(),
-                                 .stride = keys.stride(dim - 2),
-                                 .outer_stride = own > 1 ? keys.stride(own - 2) : 0,
-                                 .inner_stride = own > 0 ? keys.stride(own - 1) : 0,
-                                 .outer = of.count() / inner,
-                                 .inner = inner,
-                                 .depth = keys.size(dim - 1)};
+    const cuda::scores_call with{{.before = entering,
+                                  .a_before = before.a,
+                                  .behind = leaving,
+                                  .a_behind = behind.a,
+                                  .matrix = keys.data_ptr(),
+                                  .matrix_stride = keys.stride(dim - 2),
+                                  .depth = keys.size(dim - 1)},
+                                 of.count() / inner,
+                                 inner,
+                                 own > 1 ? keys.stride(own - 2) : 0,
+                                 own > 0 ? keys.stride(own - 1) : 0};
     if (keys.stride(dim - 1) != 1 || !cuda::fits(with)) return {};
     const torch::stable::accelerator::DeviceGuard guard(on.index);
     cuda::launch_scores(with, on.index, current_stream(on.index));

@@ -37,17 +37,7 @@ class imagined_linear {
   }
   scores_call scores() const {  // of two times three batches
     constexpr int64 kOuter = 2, kInner = 3;
-    return {.before = before_,
-            .a_before = a_before_,
-            .behind = behind_,
-            .a_behind = a_behind_,
-            .keys = address(),
-            .stride = depth_,
-            .outer_stride = kInner * a_behind_.columns * depth_,
-            .inner_stride = a_behind_.columns * depth_,
-            .outer = kOuter,
-            .inner = kInner,
-            .depth = depth_};
+    return {by_warps(), kOuter, kInner, kInner * a_behind_.columns * depth_, a_behind_.columns * depth_};
   }
   linear_call call() const {
     const bool any = from_ != input_of::x;

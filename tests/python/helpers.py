@@ -20,7 +20,6 @@ RATIO = 1.5
 FLOOR = {torch.bfloat16: 1.0, torch.float16: 1.0, torch.float32: 4.0, torch.float64: 16.0}
 HALF_TYPES = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SHORT = (torch.bfloat16, torch.float16)
 
 # Lines of the named functions: compiled ahead of time on the CPU.
 NAMED_LINES = (
@@ -142,8 +141,8 @@ def _leaf(tensor):
 
 
 def with_strategy(line, name):
-    """The line, whose `linear` names its strategy."""
-    return line.replace("linear", f"linear({name})")
+    """The line, whose `linear` or `scores` names its strategy."""
+    return line.replace("linear", f"linear({name})").replace("scores", f"scores({name})")
 
 
 def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_mask=True, seed=0, out_features=24):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import onepass
-from helpers import LINEAR_LINES, SHORT, assert_equal, check_line, make_inputs, with_strategy
+from helpers import HALF_TYPES, LINEAR_LINES, assert_equal, check_line, make_inputs, with_strategy
 from onepass import functional as F
 
 BY_WARPS = ("streamed", "resident")
@@ -14,7 +14,7 @@ BY_WARPS = ("streamed", "resident")
 class TestByWarps:
     """Few rows, which stay in shared memory, or short ones, which stay in registers."""
 
-    @pytest.mark.parametrize("dtype", SHORT, ids=str)
+    @pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
     @pytest.mark.parametrize("line", (*LINEAR_LINES, "causal | softmax | linear | bias | keep | gelu"))
     @pytest.mark.parametrize(
         "how, shape, out_features", [("streamed", (3, 4, 264), 392), ("resident", (5, 50, 200), 328)], ids=str

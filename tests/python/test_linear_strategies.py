@@ -4,7 +4,17 @@ import pytest
 import torch
 
 import onepass
-from helpers import LINEAR_LINES, SHORT, assert_equal, check_line, gradients, make_inputs, run, upstream, with_strategy
+from helpers import (
+    HALF_TYPES,
+    LINEAR_LINES,
+    assert_equal,
+    check_line,
+    gradients,
+    make_inputs,
+    run,
+    upstream,
+    with_strategy,
+)
 from onepass import functional as F
 from onepass import nn
 
@@ -24,14 +34,14 @@ needs_hopper = pytest.mark.skipif(
 
 
 @needs_hopper
-@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
 @pytest.mark.parametrize("line", (*LINEAR_LINES, "causal | softmax | linear | bias | keep | gelu"))
 def test_tiled_is_as_accurate_as_pytorchs_chain(line, dtype):
     check_line(with_strategy(line, "tiled"), make_inputs(line, (300, 264), dtype, "cuda", out_features=392), slack=2.0)
 
 
 @needs_hopper
-@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
 @pytest.mark.parametrize("line", NORM_LINEARS)
 def test_deferred_is_as_accurate_as_pytorchs_chain(line, dtype):
     check_line(

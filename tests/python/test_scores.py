@@ -10,8 +10,8 @@ import onepass
 import onepass.functional as F
 from helpers import (
     DTYPES,
+    HALF_TYPES,
     SCORES_LINES,
-    SHORT,
     Recorder,
     assert_equal,
     check_error,
@@ -20,15 +20,12 @@ from helpers import (
     make_inputs,
     run,
     upstream,
+    with_strategy,
 )
 
 
 def strategies(device):
     return ("unfused", "resident") if device == "cuda" else ("unfused",)
-
-
-def with_strategy(line, name):
-    return line.replace("scores", f"scores({name})")
 
 
 @pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
@@ -61,7 +58,7 @@ def test_gradcheck(line, device):
     assert gradcheck(lambda *tensors: onepass.fused(line, *tensors), fixed)
 
 
-@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
 @pytest.mark.parametrize("rows, keys", [(1, 1), (16, 128), (100, 129), (300, 515), (257, 1000)])
 @pytest.mark.parametrize("depth", [8, 32, 64, 72, 128, 256])
 def test_strategies_are_as_accurate_as_pytorchs_chain(rows, keys, depth, dtype, device):

@@ -184,25 +184,6 @@ ONEPASS_FUNCTION void wait_for_count(const uint32* counter, uint32 count) {
   while (now < count) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
 }
 
-// Over neighbours in a warp, `width` of them.
-template <class T, int N, class Combine>
-ONEPASS_FUNCTION numbers<T, N> combine_in_warp(numbers<T, N> own, Combine& combine, int width) {
-  if constexpr (requires { Combine::in_warp(own, width); }) {
-    return Combine::in_warp(own, width);
-  } else {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      if (distance >= width) continue;
-      numbers<T, N> other;
-#pragma unroll
-      for (int i = 0; i < N; ++i) other.v[i] = __shfl_xor_sync(0xffffffffu, own.v[i], distance);
-      own = combine(own, other);
-      combine.next_level();
-    }
-    return own;
-  }
-}
-
 // Combines over the threads of a row; every thread gets the same result. Where two rows are in flight
 // (Config::kAhead), one row's numbers are sent before those of the row before are received.
 template <class Config>
@@ -255,7 +236,7 @@ class row_threads {
   // Returns what this thread's warp has.
   template <int N, class Combine>
   ONEPASS_FUNCTION numbers<T, N> send(numbers<T, N> own, Combine& combine) {
-    own = combine_in_warp(own, combine, kWidth);
+    own = in_warp(own, combine, kWidth);
     if constexpr (kParts == 1) return own;
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % kWarps;
     auto& set = shared_.of[row_][to_send_];
@@ -301,10 +282,27 @@ class row_threads {
       for (int i = 0; i < half; ++i) parts[i] = combine(parts[i], parts[i + half]);
       combine.next_level();
     }
-    return combine_in_warp(parts[0], combine, kParts < 32 ? kParts : 32);
+    return in_warp(parts[0], combine, kParts < 32 ? kParts : 32);
   }
 
  private:
+  template <int N, class Combine>
+  static ONEPASS_FUNCTION numbers<T, N> in_warp(numbers<T, N> own, Combine& combine, int width) {
+    if constexpr (requires { Combine::in_warp(own, width); }) {
+      return Combine::in_warp(own, width);
+    } else {
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) {
+        if (distance >= width) continue;
+        numbers<T, N> other;
+#pragma unroll
+        for (int i = 0; i < N; ++i) other.v[i] = __shfl_xor_sync(0xffffffffu, own.v[i], distance);
+        own = combine(own, other);
+        combine.next_level();
+      }
+      return own;
+    }
+  }
   slots& shared_;
   const int row_;
   int to_send_ = 0, to_receive_ = 0;

@@ -23,7 +23,7 @@ struct scores_arguments {
 
 extern __shared__ __align__(16) char scores_tiles[];
 
-// The tiles of a batch's keys in turn, from the last to the first again and again.
+// The tiles of a batch's keys in turn, twice.
 template <class Config>
 class key_tiles {
  public:

@@ -308,7 +308,7 @@ def softmax(
     state of the random generator.
     Line: `mul(scale) | mask | causal | softmax | dropout(p)`.
     """
-    line = _lines.softmax(scale, mask is not None, is_causal, dropout_p, training)
+    line = _lines.softmax("softmax", scale, mask is not None, is_causal, dropout_p, training)
     if dim == -1 or dim == x.dim() - 1:
         return fused(line, x, *given(mask), training=training)
     if is_causal:
