@@ -1,21 +1,29 @@
 """The benchmark: what it counts, that a wrong or failing provider shows and cannot win, and the form of its results."""
 
+import functools
 import json
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 
 import onepass
 from onepass import bench
 from onepass.bench import report, timing
 from onepass.bench.accuracy import Judge, WrongResult
+from onepass.bench.attention import ATTENTIONS, SCALE
+from onepass.bench.models import MODELS, network
 from onepass.bench.patterns import LAYOUTS, PATTERNS, Case, P, Traffic
-from onepass.bench.providers import PROVIDERS, Provider, Trial
-from onepass.bench.suites import cases_of
+from onepass.bench.providers import PROVIDERS, Provider, Trial, flex, sdpa
+from onepass.bench.suites import SUITES, cases_of
 
-BY_NAME = {pattern.name: pattern for pattern in PATTERNS}
+EVERY = (*PATTERNS, *ATTENTIONS, *MODELS)
+BY_NAME = {pattern.name: pattern for pattern in (*PATTERNS, *ATTENTIONS)}
+WITH_VALUES = [pattern.name for pattern in ATTENTIONS if "values" in pattern.line]
 # Forward and backward: tensors of x's shape that are read and written, counted by hand.
 TENSORS = {
     "bias_gelu": ((1, 1), (2, 1)),
@@ -31,9 +39,9 @@ TENSORS = {
 
 def tiny(name, layout=""):
     pattern = BY_NAME[name]
-    shape = (2, 3, 8, 16) if name == "attention_probabilities" else (8, 16)
+    shape = (2, 3, 8, 16) if name.startswith("attention") else (8, 16)
     cases = (Case(shape, torch.float32, layout, 24 if pattern.contracts else 0),)
-    return type(pattern)(pattern.name, pattern.line, pattern.eager, cases, cases)
+    return replace(pattern, cuda=cases, cpu=cases)
 
 
 def judged(pattern, device, shape=None):
@@ -105,10 +113,10 @@ def test_plot_writes_a_curve_of_several_lengths(results, tmp_path):
     assert {file.name for file in files} == {f"cpu-{row['pattern']}-fp32.svg", "cpu-roofline-table.svg"}
 
 
-@pytest.mark.parametrize("suite", ["table", "curve", "awkward", "layouts", "small", "linear"])
+@pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_every_suite_has_cases_of_distinct_shapes(suite, device_type):
-    cases = [(pattern.name, *case) for pattern in PATTERNS for case in cases_of(pattern, device_type, suite=suite)]
+    cases = [(pattern.name, *case) for pattern in EVERY for case in cases_of(pattern, device_type, suite=suite)]
     assert cases and len(set(cases)) == len(cases)
 
 
@@ -186,8 +194,9 @@ def test_traffic_counts_each_tensor_once(name):
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_pattern_is_its_line(name, device):
     pattern = tiny(name)
-    shape = (2, 3, 64, 128) if name == "attention_probabilities" else (384, 128)
-    assert ratio(judged(pattern, device, shape), PROVIDERS["onepass"].build(pattern), PROVIDERS["onepass"]) <= 1.5
+    shape = (2, 3, 64, 128) if name.startswith("attention") else (384, 128)
+    function = PROVIDERS["onepass_line"].build(pattern) or PROVIDERS["onepass"].build(pattern)
+    assert ratio(judged(pattern, device, shape), function, PROVIDERS["onepass"]) <= 1.5
 
 
 @pytest.mark.parametrize(
@@ -255,3 +264,111 @@ def test_fresh_memory_comes_on_huge_pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     timing.fresh(64 << 20).fill_(1)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 4096  # of 16384 small pages
+
+
+def test_attention_is_timed_beside_torchs_engines(monkeypatch):
+    refused = functools.partial(sdpa, engine=SDPBackend.CUDNN_ATTENTION)
+    monkeypatch.setitem(PROVIDERS, "refused", Provider("refused", refused))
+    names = ["eager", "sdpa", "refused", "onepass_line", "onepass"]
+    patterns = [tiny("attention_mask"), tiny("attention_softcap"), tiny("attention_scores")]
+    found = bench.run(device="cpu", suite="attention", providers=names, patterns=patterns, quick=True)
+    rows = {(row["pattern"], row["provider"]): row for row in found["rows"]}
+    assert len(rows) == 5 + 2 + 2  # torch's function has neither tanh nor probabilities
+    assert rows.pop(("attention_mask", "refused"))["failure"].startswith("RuntimeError: No ")
+    for row in rows.values():
+        assert row["failure"] is None and row["shape"] == [2, 3, 8, 16] and row["out_features"] == 24
+        assert row["forward_same_size_fraction"] > 0 and row["backward_same_size_fraction"] > 0
+    text = report.markdown(found)
+    assert "Time, forward / backward" in text and "square matrices" in text
+    assert "| attention_mask | 2x3x8x16→24 | fp32 |" in text
+
+
+def test_only_attentions_suites_have_its_providers_unnamed():
+    default = {suite: [p.name for p in PROVIDERS.values() if p.is_default(suite)] for suite in SUITES}
+    assert default["table"] == default["curve"] == ["eager", "compile", "liger", "quack", "onepass"]
+    engines = ["sdpa", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "flex"]
+    assert default["attention"] == ["eager", "compile", *engines, "onepass"]
+    assert default["models"] == ["eager", "compile", "onepass"]
+
+
+@pytest.mark.parametrize("name", WITH_VALUES)
+def test_torchs_attention_computes_the_pattern(name):
+    judge = judged(tiny(name), "cpu", (2, 3, 64, 32))
+    function = sdpa(BY_NAME[name])
+    assert (function is None) == (name == "attention_softcap")
+    assert function is None or ratio(judge, function) < 4
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that it is not compiled
+@pytest.mark.parametrize("name", WITH_VALUES)
+def test_flex_computes_the_pattern(name, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    pattern = BY_NAME[name]
+    function = flex(pattern)
+    assert (function is None) == (name == "attention_dropout")
+    if function is not None:  # on the CPU it has no backward
+        inputs = [t.detach() for t in pattern.inputs((2, 3, 64, 32), torch.float32, torch.device("cpu"), "", 48)]
+        torch.testing.assert_close(function(*inputs), pattern.eager(*inputs), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        ("attention_scores", lambda q, k: torch.softmax(SCALE * q @ k.mT, -1) + 0.01),
+        ("attention_causal", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=SCALE)),
+        ("attention_mask", lambda q, k, m, v: F.scaled_dot_product_attention(q, k, v, ~m, scale=SCALE)),
+        ("attention_dropout", lambda q, k, m, v: F.scaled_dot_product_attention(q, k, v, m, scale=SCALE)),
+        ("attention_dropout", lambda q, k, m, v: F.scaled_dot_product_attention(q, k, v, m, 2 * P, scale=SCALE)),
+        ("attention_dropout", lambda q, k, m, v: F.scaled_dot_product_attention(q, k, v, None, P, scale=SCALE)),
+    ],
+)
+def test_judge_finds_what_is_wrong_with_attention(name, function):
+    with pytest.raises(WrongResult):
+        ratio(judged(tiny(name), "cpu", (2, 3, 64, 32)), function)
+
+
+def test_attentions_traffic_counts_an_expanded_mask_once():
+    inputs = tiny("attention_expanded_mask").inputs((2, 3, 8, 16), torch.float32, torch.device("cpu"), "", 24)
+    forward, backward = BY_NAME["attention_expanded_mask"].traffic(inputs)
+    queries, keys, mask = 4 * 2 * 3 * 8 * 16, 4 * 2 * 3 * 24 * 16, 2 * 24
+    assert forward.bytes == queries + 2 * keys + mask + queries
+    assert backward.bytes == queries + 2 * keys + mask + 2 * queries + queries + 2 * keys
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_attentions_curve_has_as_many_probabilities_everywhere(device_type):
+    cases = [case for pattern in ATTENTIONS for case in cases_of(pattern, device_type, suite="attention_curve")]
+    assert len({case.out_features * case.shape[0] * case.shape[1] * case.shape[2] for case in cases}) == 1
+    assert {case.shape[-1] for case in cases} == {32, 64, 128}
+
+
+def test_plot_writes_attentions_curve_over_the_keys(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    row = next(row for row in results["rows"] if row["provider"] == "onepass")
+    row |= {"pattern": "attention_scores", "line": BY_NAME["attention_scores"].line}
+    sizes = [(keys, features) for keys in (128, 256, 512) for features in (32, 64)]
+    rows = [row | {"shape": [1, 1, keys, features], "out_features": keys} for keys, features in sizes]
+    files = report.plot(results | {"rows": rows, "suite": "attention_curve"}, tmp_path)
+    assert [file.name for file in files] == ["cpu-attention_scores-fp32.svg", "cpu-roofline-attention_curve.svg"]
+    assert "forward, fp32, 32 features" in files[0].read_text()
+
+
+@pytest.mark.parametrize("name, shape", [("minilm", (2, 24, 384)), ("gpt2", (1, 16, 768))])
+def test_models_return_the_same_attentions(name, shape):
+    pytest.importorskip("transformers", reason="needs onepass[demo]")
+    (model,) = (model for model in MODELS if model.name == name)
+    cases = (Case(shape, torch.float32),)
+    options = {"inputs_embeds": model.inputs(*cases[0][:2], torch.device("cpu"))[0], "output_attentions": True}
+    if name == "minilm":
+        options["attention_mask"] = torch.arange(shape[1]) < torch.tensor([[shape[1]], [5]])
+    with torch.no_grad():
+        expected, found = (network(name, way, torch.device("cpu"))(**options) for way in ("eager", "onepass"))
+    assert len(found.attentions) == len(expected.attentions)
+    for own, eagers in zip(found.attentions, expected.attentions):
+        torch.testing.assert_close(own, eagers, atol=1e-5, rtol=1e-3)
+    if name == "minilm":
+        small = [replace(model, cpu=cases)]
+        names = ["eager", "compile", "onepass"]
+        rows = bench.run(device="cpu", suite="models", providers=names, patterns=small, quick=True)["rows"]
+        assert [row["provider"] for row in rows] == ["eager", "onepass"]
+        assert all(row["failure"] is None and row["backward_us"] > 0 for row in rows)

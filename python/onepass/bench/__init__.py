@@ -19,7 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import onepass
 from onepass.bench import report, timing
+from onepass.bench.attention import ATTENTIONS
 from onepass.bench.cases import Row, host_case, run_case
+from onepass.bench.models import MODELS
 from onepass.bench.patterns import PATTERNS, Pattern
 from onepass.bench.providers import PROVIDERS, Provider
 from onepass.bench.suites import SUITES, cases_of
@@ -41,7 +43,7 @@ def run(
     dtype: torch.dtype | None = None,
     plot: Path | None = None,
     *,
-    patterns: Sequence[Pattern] = PATTERNS,
+    patterns: Sequence[Pattern] = (*PATTERNS, *ATTENTIONS, *MODELS),
 ) -> dict[str, Any]:
     """Times the patterns, prints a table and returns what was measured.
 
@@ -49,13 +51,15 @@ def run(
         device: "cpu" or "cuda"; CUDA where there is a device if None.
         only: a regular expression that a pattern's name must hold.
         json: where to write the results.
-        providers: of eager, compile, compile_max, liger, quack, onepass; None is all that are installed, without
-            compile_max, which takes minutes.
+        providers: of eager, compile, compile_max, liger, quack, onepass, for attention sdpa, sdpa_cudnn, sdpa_flash,
+            sdpa_efficient, flex and onepass_line; None is all that are installed, without compile_max, which takes
+            minutes, and onepass_line.
         quick: one moderate shape of each pattern, and few rounds.
         console: where to print.
         suite: "table", the README's shapes; "curve", row lengths from 64 to 262144; "awkward", lengths that no kernel
             likes; "layouts", strided and misaligned rows; "small", where the cost of a call counts; "linear", lines
-            with `linear` beside the product alone.
+            with `linear` beside the product alone; "attention", beside the engines that PyTorch has for it;
+            "attention_curve", its probabilities over the number of keys; "models", whole ones with their attentions.
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
             are several lengths, and a roofline of all.
@@ -70,7 +74,7 @@ def run(
         raise ValueError(f"no pattern matches {only!r}; there are {', '.join(p.name for p in patterns)}")
     if suite not in SUITES:
         raise ValueError(f"no suite is called {suite!r}; there are {', '.join(SUITES)}")
-    competitors, versions = find_providers(providers, on)
+    competitors, versions = find_providers(providers, on, suite)
     clock = timing.clock_for(on)
     seconds = 0.3 if quick else SECONDS[on.type] * (1.0 if suite == "table" else 0.5)
     cases = [(pattern, case) for pattern in chosen for case in cases_of(pattern, on.type, quick, suite)]
@@ -110,14 +114,14 @@ def progress_bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True, auto_refresh=False)  # its thread would take time
 
 
-def find_providers(names: list[str] | None, device: torch.device) -> tuple[list[Provider], dict[str, str]]:
+def find_providers(names: list[str] | None, device: torch.device, suite: str) -> tuple[list[Provider], dict[str, str]]:
     """Those that can run here, and for every one its version or why it cannot run."""
     unknown = [name for name in names or () if name not in PROVIDERS]
     if unknown:
         raise ValueError(f"no provider is called {', '.join(unknown)}; there are {', '.join(PROVIDERS)}")
     found, versions = [], {}
     for provider in PROVIDERS.values():
-        if provider.name not in names if names is not None else not provider.default:
+        if provider.name not in names if names is not None else not provider.is_default(suite):
             continue
         if provider.cuda_only and device.type != "cuda":
             versions[provider.name] = "not run: needs CUDA"

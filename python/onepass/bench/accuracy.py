@@ -16,6 +16,8 @@ __all__ = ["LIMIT", "RATIO", "Judge", "WrongResult"]
 RATIO = 1.5  # the accuracy contract: our error against fp64 over that of PyTorch's own chain
 LIMIT = 10.0  # a provider whose error is more than so many times eager's is out of the comparison
 ELEMENTS = 2**19  # that are compared, of the whole
+SEED = 1  # of dropouts
+ROWWISE = ("tensor", "keys", "values")  # operands of which a row, or matrix, of x has its own
 # Below so many units in the last place of a tensor's largest value an error counts as none.
 UNITS = {torch.float32: 4.0}
 
@@ -25,32 +27,34 @@ class WrongResult(RuntimeError):
 
 
 class Judge:
-    """Compares a sample of rows, spread over the whole tensor, or all of them.
+    """Compares a sample of rows (of attention matrices), spread over the whole tensor, or all of them.
 
     Upstream gradients are zero in all other rows, so that the column sums are those of the sample too. Which elements
-    a dropout kept is read off the provider's own result, with a residual of zeros.
+    a dropout kept is read off the provider's own result, with a residual of zeros or an identity of values.
     """
 
     def __init__(self, pattern: Pattern, inputs: list[Tensor], *, sampled: bool = True) -> None:
         self.pattern = pattern
         line = Line(pattern.line)
-        self.drops, self.rowwise = line.has_dropout, line.rowwise
+        self.drops, self.rowwise, self.values = line.has_dropout, line.rowwise, line.values
         self.inputs = list(inputs)
         taken = pattern.operand_words()
-        self.has_rows = [True, *(word.operand == "tensor" for word in taken)]  # of each input
+        self.has_rows = [True, *(word.operand in ROWWISE for word in taken)]  # of each input
         if self.drops:
             for i, word in enumerate(taken, start=1):
                 if word.name == "add":
                     self.inputs[i] = torch.zeros_like(inputs[i]).requires_grad_()
         x = inputs[0]
-        rows = math.prod(x.shape[:-1])
-        count = min(rows, max(1, min(256, ELEMENTS // x.shape[-1]))) if sampled else rows
+        behind = x.dim() - pattern.own
+        self.batch = x.shape[:behind]
+        rows = math.prod(self.batch)
+        count = min(rows, max(1, min(256, ELEMENTS // math.prod(x.shape[behind:])))) if sampled else rows
         sample = torch.linspace(0, rows - 1, count, dtype=torch.float64, device=x.device).round().long()
-        self.sample = torch.unravel_index(sample, x.shape[:-1])
+        self.sample = torch.unravel_index(sample, self.batch)
         self.upstream = []
         for i, shape in enumerate(pattern.result_shapes(inputs)):
             generator = torch.Generator(x.device).manual_seed(i + 1)
-            chosen = torch.randn((count, shape[-1]), generator=generator, dtype=x.dtype, device=x.device)
+            chosen = torch.randn((count, *shape[behind:]), generator=generator, dtype=x.dtype, device=x.device)
             self.upstream.append(x.new_zeros(shape).index_put_(self.sample, chosen))
         self.eager: list[float] = []
         self.largest: list[float] = []  # of each exact result and gradient
@@ -68,12 +72,14 @@ class Judge:
         Raises:
             WrongResult: for a dropout that keeps another share than it should.
         """
+        if self.drops:
+            torch.manual_seed(SEED)
         trial.refresh()
         results = [t.detach()[self.sample] for t in trial.outputs]
         if not trial.forward_only:
             wanted = [rows for rows, t in zip(self.has_rows, trial.inputs) if t.requires_grad]
             results += [self._sampled(g, rows) for g, rows in zip(trial.backward(), wanted)]
-        kept = self._kept(results, keep_probability) if self.drops else None
+        kept = self._kept(trial, results, keep_probability) if self.drops else None
         exact = self._exact(kept, keep_probability)
         self.largest = [e.abs().max().item() for e in exact]
         self.floor = [
@@ -102,13 +108,28 @@ class Judge:
     def _sampled(self, tensor: Tensor, has_rows: bool) -> Tensor:
         return tensor.detach()[self.sample] if has_rows else tensor.detach()
 
-    def _kept(self, results: list[Tensor], keep_probability: float) -> Tensor:
-        kept = results[0] != 0
+    def _expanded(self, tensor: Tensor) -> Tensor:
+        """With x's rows, or matrices."""
+        return tensor.expand((*self.batch, *tensor.shape[-self.pattern.own :]))
+
+    def _probabilities(self, trial: Trial) -> Tensor:
+        """What values are weighted by: the results with the identity's columns as values, some at a time."""
+        *inputs, value = trial.inputs
+        columns = torch.eye(value.shape[-2], dtype=value.dtype, device=value.device).split(value.shape[-1], -1)
+        found = []
+        for part in columns:
+            torch.manual_seed(SEED)
+            part = self._expanded(part).contiguous().requires_grad_(value.requires_grad)
+            found.append(self._sampled(trial.function(*inputs, part), True))
+        return torch.cat(found, -1)
+
+    def _kept(self, trial: Trial, results: list[Tensor], keep_probability: float) -> Tensor:
+        kept = (self._probabilities(trial) if self.values else results[0]) != 0
         if not self.rowwise:  # a value may be zero by itself; then its gradient is not
             kept |= results[1] != 0
         considered = torch.ones_like(kept)
         for mask in (t for t in self.inputs if t.dtype == torch.bool):
-            considered &= mask.expand(self.inputs[0].shape)[self.sample]
+            considered &= self._expanded(mask)[self.sample]
         count = int(considered.sum())
         share = (kept & considered).sum().item() / count
         if abs(share - keep_probability) > 6 * math.sqrt(P * (1 - P) / count) + 1e-9:
@@ -116,11 +137,10 @@ class Judge:
         return kept
 
     def _exact(self, kept: Tensor | None, keep_probability: float) -> list[Tensor]:
-        rows = self.inputs[0].shape[:-1]
         sampled = []
         for t, has_rows in zip(self.inputs, self.has_rows):
-            part = self._sampled(t.expand((*rows, t.shape[-1])) if has_rows else t, has_rows)
-            sampled.append(part.double().requires_grad_() if part.is_floating_point() else part)
+            part = self._sampled(self._expanded(t) if has_rows else t, has_rows)
+            sampled.append(part.double().requires_grad_(t.requires_grad) if part.is_floating_point() else part)
         known = {} if kept is None else {"dropout": lambda v, p: torch.where(kept, v / keep_probability, 0)}
         results = self.pattern.eager(*sampled, **known)
         results = results if isinstance(results, tuple) else (results,)

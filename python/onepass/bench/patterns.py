@@ -29,7 +29,7 @@ class Case(NamedTuple):
     layout: str = ""
     """Contiguous, or a key of LAYOUTS."""
     out_features: int = 0
-    """Of `linear`, where the line has it."""
+    """Of `linear`, or how many keys `scores` has, where the line has one of them."""
 
 
 def strided(values: Callable[[Shape], Tensor], shape: Shape) -> Tensor:
@@ -63,6 +63,9 @@ class Pattern:
     eager: Callable[..., Tensor | tuple[Tensor, ...]]
     cuda: tuple[Case, ...]
     cpu: tuple[Case, ...]
+
+    own = 1  # dimensions of what is computed by itself: a row; of attention a matrix
+    suite = ""  # that alone has it
 
     def of_device(self, device_type: str) -> tuple[Case, ...]:
         """The shapes of its tables."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from onepass.bench.attention import CAP, SCALE, Attention
 from onepass.bench.patterns import P, Pattern
 
 __all__ = ["PROVIDERS", "Provider", "Trial"]
@@ -25,9 +29,14 @@ class Provider:
     distribution: str = "torch"
     cuda_only: bool = False
     default: bool = True
+    suites: tuple[str, ...] = ()  # where it is, if not everywhere
     keep_probability: float = 1 - P
     overwrites: tuple[str, ...] = ()  # patterns whose backward writes into what it was given
     forward_only: tuple[str, ...] = ()
+
+    def is_default(self, suite: str) -> bool:
+        """Whether it runs without being named."""
+        return self.default and (not self.suites or suite in self.suites)
 
     def version(self) -> str:
         """Imports the library.
@@ -78,16 +87,62 @@ def eager(pattern: Pattern) -> Callable:
     return pattern.eager
 
 
-def compiled(pattern: Pattern) -> Callable:
-    return torch.compile(pattern.eager, dynamic=False)
-
-
-def compiled_with_autotuning(pattern: Pattern) -> Callable:
-    return torch.compile(pattern.eager, dynamic=False, mode="max-autotune-no-cudagraphs")
+def compiled(pattern: Pattern, mode: str | None = None) -> Callable | None:
+    """Not whole models, which take minutes."""
+    return None if pattern.suite == "models" else torch.compile(pattern.eager, dynamic=False, mode=mode)
 
 
 def onepass(pattern: Pattern) -> Callable:
     return pattern.fused
+
+
+def onepass_line(pattern: Pattern) -> Callable | None:
+    """The line itself, where `onepass` may choose one of PyTorch's engines."""
+    return super(Attention, pattern).fused if sdpa(pattern) else None
+
+
+def sdpa(pattern: Pattern, engine: SDPBackend | None = None) -> Callable | None:
+    """PyTorch's own function, by its own choice or by one engine, which raises where it does not serve."""
+    call = pattern.through(F.scaled_dot_product_attention) if isinstance(pattern, Attention) else None
+    if call is None or engine is None:
+        return call
+
+    def by_engine(*inputs: Tensor) -> Tensor:
+        with sdpa_kernel(engine):
+            return call(*inputs)
+
+    return by_engine
+
+
+def flex(pattern: Pattern) -> Callable | None:
+    """Which blocks a mask leaves is found at its first call: a model does it once for all its layers."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    if not isinstance(pattern, Attention) or not pattern.parsed.values or pattern.has("dropout"):
+        return None
+    run = torch.compile(flex_attention, dynamic=False)
+
+    @functools.cache
+    def options(mask: Tensor | None, sizes: tuple[int, ...], device: torch.device) -> dict:
+        if pattern.has("causal"):
+            return {"block_mask": create_block_mask(lambda b, h, i, j: i >= j, None, None, *sizes[2:], device=device)}
+        if pattern.has("tanh"):
+            return {"score_mod": lambda score, b, h, i, j: CAP * torch.tanh(score / CAP)}
+        if mask is None:
+            return {}
+        whole = mask.expand(sizes)
+        if mask.dtype != torch.bool:
+            return {"score_mod": lambda score, b, h, i, j: score + whole[b, h, i, j]}
+        batches = [n if n > 1 else None for n in mask.shape[:2]]
+        blocks = create_block_mask(lambda b, h, i, j: whole[b, h, i, j], *batches, *sizes[2:], device=device)
+        return {"block_mask": blocks}
+
+    def call(query: Tensor, key: Tensor, *others: Tensor) -> Tensor:
+        mask, value = others if len(others) == 2 else (None, *others)
+        sizes = (*query.shape[:-1], key.shape[-2])
+        return run(query, key, value, scale=SCALE, **options(mask, sizes, query.device))
+
+    return call
 
 
 def liger(pattern: Pattern) -> Callable | None:
@@ -121,14 +176,36 @@ def quack(pattern: Pattern) -> Callable | None:
 KEPT = (
     1 - round(P * 2**16) / 2**16
 )  # onepass rounds a dropout's p to a multiple of 2^-16 and divides by what that keeps
+OF_ROWS = ("table", "curve", "awkward", "layouts", "small", "linear")
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
         Provider("eager", eager),
         Provider("compile", compiled),
-        Provider("compile_max", compiled_with_autotuning, default=False),
-        Provider("liger", liger, "liger_kernel.ops", "liger-kernel", cuda_only=True, overwrites=("swiglu",)),
-        Provider("quack", quack, "quack", "quack-kernels", cuda_only=True, forward_only=("layer_norm",)),
+        Provider("compile_max", functools.partial(compiled, mode="max-autotune-no-cudagraphs"), default=False),
+        Provider(
+            "liger",
+            liger,
+            "liger_kernel.ops",
+            "liger-kernel",
+            cuda_only=True,
+            suites=OF_ROWS,
+            overwrites=("swiglu",),
+        ),
+        Provider(
+            "quack", quack, "quack", "quack-kernels", cuda_only=True, suites=OF_ROWS, forward_only=("layer_norm",)
+        ),
+        Provider("sdpa", sdpa, suites=("attention",)),
+        *(
+            Provider(f"sdpa_{name}", functools.partial(sdpa, engine=engine), cuda_only=True, suites=("attention",))
+            for name, engine in (
+                ("cudnn", SDPBackend.CUDNN_ATTENTION),
+                ("flash", SDPBackend.FLASH_ATTENTION),
+                ("efficient", SDPBackend.EFFICIENT_ATTENTION),
+            )
+        ),
+        Provider("flex", flex, cuda_only=True, suites=("attention",)),
+        Provider("onepass_line", onepass_line, "onepass", "onepass", default=False, keep_probability=KEPT),
         Provider("onepass", onepass, "onepass", "onepass", keep_probability=KEPT),
     )
 }

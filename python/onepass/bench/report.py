@@ -20,6 +20,12 @@ ABBREVIATED = {"forward": "fwd", "backward": "bwd"}
 DIRECTIONS = tuple(ABBREVIATED)
 MEMORY = ("saved", "peak")  # for backward; of forward and backward beyond the inputs
 OURS = "onepass"
+SQUARE = "of one product of square matrices with as many flops"
+ALONE = {  # of the suites whose tables have times: what stands alone
+    "linear": "the time of the product alone over ours",
+    "attention": f"the time {SQUARE}, or without values of a copy of the same bytes, over ours",
+    "models": f"the time {SQUARE} over ours",
+}
 HOST = "Host time of a call of 4 rows of 64 numbers, µs, inference / forward and backward"
 
 Row = dict[str, Any]
@@ -168,12 +174,12 @@ def host_cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def markdown(results: dict[str, Any]) -> str:
     """The README's tables: fractions of copy bandwidth forward / backward, and the gain over the best other.
 
-    Of lines with `linear` times, and how near they come to that of the product alone.
+    Of contractions times, and how near they come to that of the products alone.
     """
     names = providers(results)
-    multiplies = results.get("suite") == "linear"
+    multiplies = results.get("suite") in ALONE
     told = "Time" if multiplies else "Share of copy bandwidth"
-    beside = " Alone: the time of the product alone over ours." if multiplies else ""
+    beside = f" Alone: {ALONE[results['suite']]}." if multiplies else ""
     lines = [
         f"**{title(results)}.** {told}, forward / backward. Gain: the best other's time "
         f"over ours.{beside} Method: {results['method']}",
@@ -218,17 +224,33 @@ def mark(row: Row | None) -> str:
 
 
 def plot(results: dict[str, Any], directory: Path | str) -> list[Path]:
-    """Writes the pictures: a curve over the row length for each pattern that has one, and a roofline of all.
+    """Writes the pictures: a curve over the row length for each pattern that has one, and a roofline of all lines.
 
     Returns:
         The files.
     """
     directory = Path(directory)
-    return [*plot_curves(results, directory), plot_roofline(results, directory)]
+    curves = plot_curves(results, directory)
+    return curves if results.get("suite") == "models" else [*curves, plot_roofline(results, directory)]
+
+
+def is_of_scores(row: Row) -> bool:
+    return row["line"].startswith("scores")
+
+
+def length_of(row: Row) -> int:
+    """Of a row; of attention's too, which is as long as there are keys."""
+    return row["out_features"] if is_of_scores(row) else row["shape"][-1]
+
+
+def panel_of(row: Row) -> str:
+    """What a panel is for."""
+    return short(row["dtype"]) + (f", {row['shape'][-1]} features" if is_of_scores(row) else "")
 
 
 def plot_curves(results: dict[str, Any], directory: Path) -> list[Path]:
-    """The share of copy bandwidth over the row length: a panel for each dtype and direction, a line each provider."""
+    """The share of copy bandwidth over the row length: a panel for each dtype (of attention also each number of
+    features) and direction, a line each provider."""
     from matplotlib.figure import Figure
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -236,25 +258,26 @@ def plot_curves(results: dict[str, Any], directory: Path) -> list[Path]:
     for pattern in dict.fromkeys(row["pattern"] for row in results["rows"]):
         found = [row for row in results["rows"] if row["pattern"] == pattern and row["failure"] is None]
         dtypes = list(dict.fromkeys(row["dtype"] for row in found))
-        if len({row["shape"][-1] for row in found}) < 3:
+        if len(set(map(length_of, found))) < 3:
             continue
-        figure = Figure(figsize=(6 * len(dtypes), 7), layout="constrained")
-        panels = figure.subplots(2, len(dtypes), sharex=True, sharey=True, squeeze=False)
+        kinds = list(dict.fromkeys(map(panel_of, found)))
+        figure = Figure(figsize=(6 * len(kinds), 7), layout="constrained")
+        panels = figure.subplots(2, len(kinds), sharex=True, sharey=True, squeeze=False)
         for i, direction in enumerate(DIRECTIONS):
-            for k, dtype in enumerate(dtypes):
+            for k, kind in enumerate(kinds):
                 axes = panels[i][k]
                 for name in providers(results):
                     points = sorted(
-                        (row["shape"][-1], row[f"{direction}_fraction"])
+                        (length_of(row), row[f"{direction}_fraction"])
                         for row in found
-                        if row["provider"] == name and row["dtype"] == dtype and row[f"{direction}_fraction"]
+                        if row["provider"] == name and panel_of(row) == kind and row[f"{direction}_fraction"]
                     )
                     if points:
                         width = 2.2 if name == OURS else 1.2
                         axes.plot(*zip(*points, strict=True), marker=".", linewidth=width, label=name)
                 axes.axhline(1, color="grey", linewidth=0.8)
                 axes.set_xscale("log", base=2)
-                axes.set_title(f"{direction}, {short(dtype)}")
+                axes.set_title(f"{direction}, {kind}")
         for axes in panels[-1]:
             axes.set_xlabel("row length")
         for row in panels:

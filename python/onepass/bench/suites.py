@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from onepass.bench.attention import curve_of
 from onepass.bench.patterns import LAYOUTS, Case, Pattern, bf16
 
 __all__ = ["SUITES", "cases_of"]
@@ -19,7 +20,23 @@ def table(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
 
 def linear(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Lines with `linear`, beside the product alone."""
-    return pattern.of_device(device_type) if pattern.contracts else ()
+    return pattern.of_device(device_type) if pattern.contracts and not pattern.suite else ()
+
+
+def attention(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Attention, and its probabilities alone."""
+    return pattern.of_device(device_type) if pattern.suite == "attention" else ()
+
+
+def attention_curve(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Attention's probabilities, always as many, of 128 to 8192 keys."""
+    features = {"attention_scores": (64,), "attention_scores_mask": (32, 64, 128)}
+    return tuple(case for d in features.get(pattern.name, ()) for case in curve_of(device_type, d))
+
+
+def models(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Whole models that return their attentions."""
+    return pattern.of_device(device_type) if pattern.suite == "models" else ()
 
 
 CURVES = ("bias_gelu", "layer_norm", "rms_norm", "softmax", "layer_norm_gelu", "add_rms_norm")
@@ -68,7 +85,8 @@ def small(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
 
 
 SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
-    suite.__name__: suite for suite in (table, curve, awkward, layouts, small, linear)
+    suite.__name__: suite
+    for suite in (table, curve, awkward, layouts, small, linear, attention, attention_curve, models)
 }
 
 
