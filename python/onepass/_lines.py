@@ -126,6 +126,12 @@ def attention_scores(scale: float, mask: bool, is_causal: bool, dropout_p: float
     return join("scores", softmax("attention_scores", scale, mask, is_causal, dropout_p, True))
 
 
+@remembered
+def attention(scale: float, mask: bool, is_causal: bool, dropout_p: float, keep: bool) -> str:
+    weights = softmax("scaled_dot_product_attention", scale, mask, is_causal, dropout_p, True)
+    return join("scores", weights, keep and "keep", "values")
+
+
 def join(*words: str | bool | None) -> str:
     return " | ".join(word for word in words if word)
 

@@ -40,6 +40,7 @@ def _(x, operands, line, dropout_state, save_statistics):
 
 @torch.library.register_fake("onepass::linear_forward", lib=library)
 @torch.library.register_fake("onepass::scores_forward", lib=library)
+@torch.library.register_fake("onepass::attention_forward", lib=library)
 def _(x, operands, line, dropout_state, save):
     facts = _native.describe(line)
     weight = operands[facts["weight"]]
@@ -49,6 +50,8 @@ def _(x, operands, line, dropout_state, save):
 
     before = facts["keeps_before"]
     results = [x.new_empty(x.shape) if 0 < i <= before else behind() for i in range(1 + facts["keeps"])]
+    if facts["values"]:
+        results[0] = weight.new_empty((*x.shape[:-1], operands[-1].shape[-1]))
     if save and facts["reads_product"]:
         results.append(behind())
     if save and facts["reads_statistics"]:
@@ -77,14 +80,15 @@ def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_
 
 @torch.library.register_fake("onepass::linear_backward", lib=library)
 @torch.library.register_fake("onepass::scores_backward", lib=library)
+@torch.library.register_fake("onepass::attention_backward", lib=library)
 def _(gradients, x, operands, resumed, statistics, product, resumed_behind, dropout_state, line, types, wanted):
     facts = _native.describe(line)
     dy, weight = gradients[0], operands[facts["weight"]]
 
     def like(output):
         index = output["input"] - 1  # of the operand; -1: x
-        if index == facts["weight"]:
-            return weight.shape
+        if index == facts["weight"] or (facts["values"] and index == len(operands) - 1):
+            return operands[index].shape
         columns = weight.shape[-2 if index > facts["weight"] else -1]
         return (columns,) if output["column"] else (*dy.shape[:-1], columns)
 

@@ -59,7 +59,7 @@ def save(ctx, inputs, output):
     ctx.results = [(r.shape, r.dtype) for r in output[: 1 + line.keeps]]
     ctx.like = (x.dtype, x.device)
     types = [_native.DTYPES[o.dtype] for o in operands]
-    shapes = [output[0].shape if line.is_behind(i) else x.shape for i in line.tensor_operands]
+    shapes = [line.shape_behind(x, operands) if line.is_behind(i) else x.shape for i in line.tensor_operands]
     ctx.broadcast = [
         (i, operands[i].shape) for i, shape in zip(line.tensor_operands, shapes) if operands[i].shape != shape
     ]

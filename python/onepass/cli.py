@@ -24,6 +24,7 @@ cache_app = typer.Typer(help="The disk cache of kernels compiled at first use.",
 app.add_typer(cache_app, name="cache")
 console = Console()
 
+SUITES = "table, curve, awkward, layouts, small, linear, attention, attention_curve or models"
 DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
@@ -74,7 +75,7 @@ def bench(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="where to write the results")] = None,
     providers: Annotated[str | None, typer.Option(metavar="A,B", help="what to time, as in eager,compile")] = None,
     quick: Annotated[bool, typer.Option(help="few rounds and small shapes")] = False,
-    suite: Annotated[str, typer.Option(help="table, curve, awkward, layouts, small or linear")] = "table",
+    suite: Annotated[str, typer.Option(help=SUITES)] = "table",
     dtype: Annotated[str | None, typer.Option(help="only cases of this dtype: " + ", ".join(DTYPES))] = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="where to write pictures")] = None,
 ) -> None:

@@ -13,6 +13,7 @@ from onepass._markdown import markdown_table
 __all__ = ["fill_readme", "language", "number", "operand", "size"]
 
 RESULTS = ("<!-- results:begin -->", "<!-- results:end -->")
+TABLES, CURVES = ("table", "linear", "attention", "models"), ("curve", "attention_curve")  # the suites shown, and how
 
 INTRODUCTION = """\
 # The language
@@ -38,7 +39,7 @@ word = name | name "(" number ")" | "gate" "(" activation ")"
 
 - An activation is one of the words of that table below, with its number if it has one: `gate(leaky_relu(0.2))`.
 - A number is written as Python writes a float. White space between the parts is free.
-- A line has at most one row word, one `linear` behind it or `scores` as its first word,
+- A line has at most one row word, one `linear` behind it or `scores` as its first word (and then `values` as its last),
   12 operands, 12 numbers and 4 `keep`s.
 - A line that cannot be read raises `onepass.LineError` (a ValueError), which quotes it with carets under the fault.
 
@@ -54,6 +55,7 @@ Operands follow `x` in the order in which their words stand. `bias | add | keep 
 | mask | x's shape, or what broadcasts to it; bool (True takes part) or floating point (added) |
 | matrix | [N', N]; behind `linear` rows have N' numbers of its dtype, and so have the operands |
 | keys | [..., N', N] with x's batch sizes, of which the last may be 1; behind `scores` as behind `linear` |
+| values | [..., N, N'] with the keys' batch sizes and dtype; behind `values` rows have N' numbers |
 
 Every operand but a bool mask has a gradient, in its own shape and dtype, computed only where it is needed.
 
@@ -126,7 +128,24 @@ the words behind need of their result; scores that they need themselves are comp
 | `resident` | one kernel: keys pass by twice, for the row's sum and for the result | CUDA, softmax |
 
 `resident` is for bfloat16 and float16, sm_80 and later, with E a multiple of 8 and at most 256; it does not round the
-scores. `auto` takes what is predicted to be faster, on chips other than sm_90a `unfused`.
+scores. On sm_90a, where S is a multiple of 8 too, warpgroups multiply and the copy engine brings the keys. `auto` takes
+what is predicted to be faster, on chips other than sm_90a `unfused`.
+
+## values
+
+`values` ends a line that begins with `scores` with the product of each row, by now weights, and its batch's values:
+(..., L, S) with values (..., S, N') gives (..., L, N'). Attention is
+`scores | mul(0.125) | mask | softmax | dropout(0.1) | values`; `keep` right before `values` returns the weights, too.
+Unless they are kept the weights are not saved for backward, but made again from x and the keys.
+
+| strategy | does | where |
+|---|---|---|
+| `unfused` | the weights as a line of their own, then the library's product | everywhere |
+| `streamed` | one kernel: keys and values pass by once, weights are never written | CUDA, softmax, nothing kept |
+
+The strategy is named by `scores`, as in `scores(streamed) | softmax | values`. `streamed` is for bfloat16 and float16
+on sm_90a, with S and the sizes of rows multiples of 8, and rows of at most 256 numbers; words before softmax and behind
+it cost what they compute, and tensors among them are read a tile ahead. Backward writes the weights in either case.
 
 ## Dropout and training
 
@@ -192,8 +211,14 @@ def operand(word: Word) -> str:
     """What a word takes from the call."""
     if word.operand == "none":
         return ""
-    shape = {"column": "[N]", "matrix": "[N', N]", "keys": "[..., N', N]", "tensor": ", x's shape"}[word.operand]
-    return f"{word.operand_name}{shape}"
+    shapes = {
+        "column": "[N]",
+        "matrix": "[N', N]",
+        "keys": "[..., N', N]",
+        "values": "[..., N, N']",
+        "tensor": ", x's shape",
+    }
+    return f"{word.operand_name}{shapes[word.operand]}"
 
 
 def size(count: int) -> str:
@@ -215,9 +240,9 @@ def fill_readme(readme: Path, results: Path) -> int:
 
     files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob("*.json"))]
     files = [found for found in files if "device" in found]
-    blocks = [report.markdown(found) for found in files if found.get("suite", "table") in ("table", "linear")]
+    blocks = [report.markdown(found) for found in files if found.get("suite", "table") in TABLES]
     for found in files:
-        if found.get("suite") == "curve":
+        if found.get("suite") in CURVES:
             pictures = report.plot_curves(found, readme.parent / "docs" / "pictures")
             blocks += [f"![{picture.stem}]({picture.relative_to(readme.parent).as_posix()})" for picture in pictures]
     begin, end = RESULTS

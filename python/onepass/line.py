@@ -124,7 +124,10 @@ class Line:
         self.has_dropout: bool = facts["dropouts"] > 0
         self._without_dropout: str = facts["without_dropout"]
         self.scores = self.words[0].operand == "keys"
-        contraction = "scores" if self.scores else "linear" if self.weight is not None else None
+        self.values: bool = facts["values"]
+        contraction = "linear" if self.weight is not None else None
+        if self.scores:
+            contraction = "attention" if self.values else "scores"
         skeleton = contraction or ("rowwise" if self.rowwise else "elementwise")
         self.forward_op = getattr(torch.ops.onepass, f"{skeleton}_forward").default
         self.backward_op = getattr(torch.ops.onepass, f"{skeleton}_backward").default
@@ -165,7 +168,10 @@ class Line:
             in_one = differentiable()
             if in_one is not None:
                 return in_one((x, *operands), self.text, state)
-        return Apply.apply(x, self, state, *operands)
+            return Apply.apply(x, self, state, *operands)
+        # Dynamo refuses one tensor as two inputs of an autograd function.
+        views = [o.view_as(o) if any(o is other for other in (x, *operands[:i])) else o for i, o in enumerate(operands)]
+        return Apply.apply(x, self, state, *views)
 
     def reference(self, x, *operands, training: bool = True, dropout_state=None):
         """The same line as a plain composition of PyTorch's operators, differentiable by PyTorch's own rules.
@@ -238,6 +244,10 @@ class Line:
         """Whether an operand's word stands behind the contraction."""
         return self.weight is not None and operand > self.weight
 
+    def shape_behind(self, x, operands) -> torch.Size:
+        """Of what the contraction gives."""
+        return torch.Size((*x.shape[:-1], operands[self.weight].shape[-2]))
+
     def _operand_names(self) -> list[str]:
         return [f"{w.operand_name} of '{w.name}'" for w in self._operand_words]
 
@@ -261,23 +271,31 @@ class Line:
                 fits = o.dim() == 2 and o.shape[1] == shape[-1]
             elif word.operand == "keys":
                 fits = o.dim() == len(shape) > 1 and o.shape[-1] == shape[-1]
+            elif word.operand == "values":
+                fits = o.shape[:-1] == operands[0].shape[:-1]
             else:
                 fits = o.shape == shape[-1:]
             if not fits:
-                matrix = {"matrix": f"[N, {shape[-1]}]", "keys": f"[..., N, {shape[-1]}]"}
+                matrix = {
+                    "matrix": f"[N, {shape[-1]}]",
+                    "keys": f"[..., N, {shape[-1]}]",
+                    "values": f"[..., {shape[-1]}, N]",
+                }
                 wanted = matrix.get(word.operand, f"[{shape[-1]}]")
                 expected = "x's shape, or broadcast to it" if word.operand == "tensor" else f"shape {wanted}"
                 raise RuntimeError(f"onepass: operand {i} must have {expected}, got {list(o.shape)}")
             if word.kind == "contraction":
-                shape = torch.Size((*shape[:-1], o.shape[-2]))
+                shape = torch.Size((*shape[:-1], o.shape[-1 if word.operand == "values" else -2]))
 
     def _under_autocast(self, device_type, operands):
-        """The matrix in autocast's dtype, as torch.nn.functional.linear would have it."""
-        matrix = operands[self.weight]
-        if not torch.is_autocast_enabled(device_type) or matrix.dtype not in _CAST:
+        """The matrices in autocast's dtype, as torch.nn.functional.linear would have them."""
+        if not torch.is_autocast_enabled(device_type):
             return operands
         dtype = torch.get_autocast_dtype(device_type)
-        return (*operands[: self.weight], matrix.to(dtype), *operands[self.weight + 1 :])
+        return tuple(
+            o.to(dtype) if word.kind == "contraction" and o.dtype in _CAST else o
+            for o, word in zip(operands, self._operand_words)
+        )
 
     def _draw(self, x, generator):
         if torch.compiler.is_compiling() and generator is None:

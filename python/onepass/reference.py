@@ -52,6 +52,10 @@ def scores(x: Tensor, keys: Tensor) -> Tensor:
     return x @ keys.transpose(-2, -1)
 
 
+def values(x: Tensor, values: Tensor) -> Tensor:
+    return x @ values
+
+
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -81,6 +85,7 @@ WORDS: dict[str, Callable[..., Tensor]] = {
     "keep": lambda x: x,
     "linear": F.linear,
     "scores": scores,
+    "values": values,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "softmax": softmax,

@@ -259,17 +259,35 @@ void launch(const kernel& with, extent grid, extent block, unsigned shared_bytes
   check(the_driver().launch_kernel_ex(&how, with.function, all, nullptr), "a kernel launch");
 }
 
-tensor_map describe_matrix(const matrix_facts& of) {
+namespace {
+
+tensor_map encode(const kernel& with, const void* data, bool is_bf16, unsigned rank, const std::uint64_t* sizes,
+                  const std::uint64_t* strides, const unsigned* tile) {
   constexpr int kFloat16 = 6, kBfloat16 = 9, kSwizzle128 = 3, kPromoteTo256 = 3;  // CUtensorMap...
+  constexpr unsigned kOnes[] = {1, 1, 1, 1, 1};
   if (the_driver().encode_tiled == nullptr) throw std::runtime_error("onepass: libcuda.so.1 has no tensor maps");
-  const std::uint64_t sizes[] = {static_cast<std::uint64_t>(of.columns), static_cast<std::uint64_t>(of.rows)};
-  const std::uint64_t strides[] = {static_cast<std::uint64_t>(of.stride) * 2};
-  const unsigned box[] = {of.tile_columns, of.tile_rows}, ones[] = {1, 1};
+  const current_context context(with.context);  // the driver asks for one
   tensor_map map;
-  check(the_driver().encode_tiled(&map, of.is_bf16 ? kBfloat16 : kFloat16, 2, of.data, sizes, strides, box, ones, 0,
+  check(the_driver().encode_tiled(&map, is_bf16 ? kBfloat16 : kFloat16, rank, data, sizes, strides, tile, kOnes, 0,
                                   kSwizzle128, kPromoteTo256, 0),
         "cuTensorMapEncodeTiled");
   return map;
+}
+
+}  // namespace
+
+tensor_map describe_matrix(const kernel& with, const matrix_facts& of) {
+  const std::uint64_t sizes[] = {static_cast<std::uint64_t>(of.columns), static_cast<std::uint64_t>(of.rows)};
+  const std::uint64_t strides[] = {static_cast<std::uint64_t>(of.stride) * 2};
+  const unsigned tile[] = {of.tile_columns, of.tile_rows};
+  return encode(with, of.data, of.is_bf16, 2, sizes, strides, tile);
+}
+
+tensor_map describe_tensor(const kernel& with, const tensor_facts& of) {
+  std::uint64_t sizes[5], strides[4];
+  for (int i = 0; i < 5; ++i) sizes[i] = static_cast<std::uint64_t>(of.sizes[i]);
+  for (int i = 0; i < 4; ++i) strides[i] = static_cast<std::uint64_t>(of.strides[i]) * 2;
+  return encode(with, of.data, of.is_bf16, 5, sizes, strides, of.tile);
 }
 
 int active_clusters(const kernel& with, int blocks, unsigned threads, unsigned shared_bytes) {

@@ -49,7 +49,15 @@ struct matrix_facts {
 struct alignas(64) tensor_map {
   unsigned long long words[16];
 };
-tensor_map describe_matrix(const matrix_facts&);
+tensor_map describe_matrix(const kernel&, const matrix_facts&);  // for that kernel
+// Likewise of five dimensions, the innermost first, whose numbers are neighbours; strides of the others, in numbers.
+struct tensor_facts {
+  const void* data;
+  bool is_bf16;
+  long long sizes[5], strides[4];
+  unsigned tile[5];
+};
+tensor_map describe_tensor(const kernel&, const tensor_facts&);
 
 // How many clusters of so many blocks the device runs at a time.
 int active_clusters(const kernel&, int blocks, unsigned threads, unsigned shared_bytes);

@@ -158,9 +158,9 @@ void launch(const linear_call& call, int device, void* stream) {
   const bool is_bf16 = call.behind.x == dtype::bf16;
   const arguments& b = call.a_behind;
   const tensor_map maps[2] = {
-      describe_matrix({call.input, is_bf16, b.rows, call.depth, call.input_stride, kTileRows, kTileDepth}),
-      describe_matrix({call.matrix, is_bf16, b.columns, call.depth, call.matrix_stride,
-                       static_cast<unsigned>(p.tiles.tile.columns / p.tiles.cluster), kTileDepth})};
+      describe_matrix(built, {call.input, is_bf16, b.rows, call.depth, call.input_stride, kTileRows, kTileDepth}),
+      describe_matrix(built, {call.matrix, is_bf16, b.columns, call.depth, call.matrix_stride,
+                              static_cast<unsigned>(p.tiles.tile.columns / p.tiles.cluster), kTileDepth})};
   std::string packed;
   append_value(packed, maps), append_value(packed, call.depth), append_value(packed, call.ready);
   append_value(packed, call.sums), append_value(packed, call.offsets);

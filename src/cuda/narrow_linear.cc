@@ -40,9 +40,13 @@ std::string source(const narrow_call& of) {
 }
 
 void launch(const narrow_call& of, const narrow_plan& plan, int device, void* stream) {
+  static known_kernels known;
+  const kernel& built = known.find_or_build(kernel_key(device, of.type, of.centres), [&]() -> const kernel& {
+    return load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, backward");
+  });
   const bool is_bf16 = of.type == dtype::bf16;
   const auto map = [&](const void* data, int64 rows, int64 stride) {
-    return describe_matrix({data, is_bf16, rows, of.depth, stride, kRows, 64});
+    return describe_matrix(built, {data, is_bf16, rows, of.depth, stride, kRows, 64});
   };
   struct alignas(64) {  // narrow_arguments
     tensor_map x, dx, matrix;
@@ -69,10 +73,6 @@ void launch(const narrow_call& of, const narrow_plan& plan, int device, void* st
                     .products = of.products,
                     .slices = plan.slices,
                     .teams = plan.teams};
-  static known_kernels known;
-  const kernel& built = known.find_or_build(kernel_key(device, of.type, of.centres), [&]() -> const kernel& {
-    return load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, backward");
-  });
   launch(built, {static_cast<unsigned>(plan.slices * plan.teams), 1}, {kThreads, 1}, kSharedBytes, false, stream,
          &arguments);
 }

@@ -13,6 +13,10 @@ void append_value(std::string& to, const T& value) {
   to.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
+inline void append_bytes(std::string& to, const void* from, std::size_t count) {
+  to.append(static_cast<const char*>(from), count);
+}
+
 inline void append_packed(std::string& to, const request& r, const arguments& a) {
   const auto bytes = [&](const void* from, std::size_t count) { to.append(static_cast<const char*>(from), count); };
   const auto add = [&](const auto* from, int count) { bytes(from, sizeof *from * static_cast<std::size_t>(count)); };

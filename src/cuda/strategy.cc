@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "src/cuda/attention.h"
 #include "src/cuda/linear.h"
 #include "src/cuda/resident_linear.h"
 #include "src/cuda/scores.h"
@@ -133,17 +134,28 @@ prediction resident(const spec::contraction& of, const linear_case& c, const dev
   return p;
 }
 
+// Time of so many scores, of batches that blocks of so many rows share.
+double seconds_of_scores(const linear_case& c, int64 block, double each, double each_block) {
+  const int64 batches = std::max<int64>(c.matrices, 1);
+  const auto blocks = static_cast<double>(batches * ceil_div(ceil_div(c.rows, batches), block));
+  return blocks * (each_block + each * static_cast<double>(block * c.columns));
+}
+
 // Keys pass by twice, scores stay in registers.
 prediction scores(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
   prediction p{.how = spec::strategy::resident};
   p.bytes = c.x_bytes() + c.matrix_bytes() + (1 + other_tensors(of.behind)) * c.result_bytes();
   p.why_not = why_not_scores(of, c.depth, c.type, chip);
   if (!p.why_not.empty() || chip.arch != 90) return p;  // other chips have not been measured
-  const double each = kSpeed.score + kSpeed.score_depth * static_cast<double>(c.depth) +
-                      kSpeed.score_tensor * static_cast<double>(other_tensors(of.behind));
-  const int64 block = rows_of_block(c.depth), batches = std::max<int64>(c.matrices, 1),
-              blocks = batches * ceil_div(ceil_div(c.rows, batches), block);
-  p.seconds = kSpeed.launch + std::max(each * static_cast<double>(blocks * block * c.columns), seconds_for(p.bytes));
+  const auto depth = static_cast<double>(c.depth), tensors = static_cast<double>(other_tensors(of.behind));
+  const double seconds =
+      why_not_attention(of.behind, c.depth, 0, c.columns, c.type, chip).empty()
+          ? seconds_of_scores(c, rows_of_attention(c.depth, 0),
+                              kSpeed.tile_score + kSpeed.tile_score_depth * depth + kSpeed.tile_score_tensor * tensors,
+                              kSpeed.tile_block)
+          : seconds_of_scores(c, rows_of_block(c.depth),
+                              kSpeed.score + kSpeed.score_depth * depth + kSpeed.score_tensor * tensors, 0);
+  p.seconds = kSpeed.launch + std::max(seconds, seconds_for(p.bytes));
   return p;
 }
 
@@ -153,6 +165,22 @@ std::vector<prediction> predict(const spec::contraction& of, const linear_case& 
   if (of.scores) return {unfused(of, c), scores(of, c, chip)};
   return {unfused(of, c), tiled(of, c, chip, false), tiled(of, c, chip, true), streamed(of, c, chip),
           resident(of, c, chip)};
+}
+
+std::vector<prediction> predict_attention(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+  std::vector<prediction> all{best(predict(of, c, chip)), {.how = spec::strategy::streamed}};
+  prediction &written = all[0], &streamed = all[1];
+  const int64 rest = c.matrix_bytes() + c.x_bytes();  // the values and the result
+  written.how = spec::strategy::unfused;
+  written.bytes += c.result_bytes() + rest;
+  written.seconds += kSpeed.call + seconds_for(c.result_bytes() + rest);
+  streamed.bytes = c.x_bytes() + c.matrix_bytes() + rest + other_tensors(of.behind) * c.result_bytes();
+  streamed.why_not = why_not_attention(of.behind, c.depth, c.depth, c.columns, c.type, chip);
+  if (!streamed.why_not.empty()) return all;
+  const double each = kSpeed.attended + kSpeed.attended_depth * static_cast<double>(c.depth) +
+                      kSpeed.attended_tensor * static_cast<double>(other_tensors(of.behind));
+  streamed.seconds = kSpeed.launch + seconds_of_scores(c, rows_of_attention(c.depth, c.depth), each, 0);
+  return all;
 }
 
 const prediction& best(const std::vector<prediction>& all) {

@@ -11,6 +11,10 @@ namespace onepass::cuda {
 
 // Unfused, tiled, deferred, streamed and resident, in this order.
 std::vector<spec::prediction> predict(const spec::contraction&, const spec::linear_case&, const device_facts&);
+// Of a line with `values`, of which these are what `scores` begins: unfused and streamed. Values are taken to be as
+// long as the keys.
+std::vector<spec::prediction> predict_attention(const spec::contraction&, const spec::linear_case&,
+                                                const device_facts&);
 // The fastest.
 const spec::prediction& best(const std::vector<spec::prediction>&);
 

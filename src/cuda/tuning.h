@@ -139,6 +139,15 @@ struct scores_tuning {
 };
 inline constexpr scores_tuning kScoresTuning{};
 
+// Tiles of keys past rows of queries (onepass/skeleton/attention.cuda.h).
+struct attention_tuning {
+  int depth = 256;                       // at most
+  int groups = 2, groups_of_scores = 3;  // warpgroups of rows; without values, up to 128 numbers
+  int keys = 128, keys_of_deep = 64;     // of a tile; where there are more than 128 numbers
+  int stages = 4;                        // at most
+};
+inline constexpr attention_tuning kAttentionTuning{};
+
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".
 struct linear_speed {
   double bytes = 4.2e12, flops = 800e12, flops_wide = 50e12;  // a second, of the library's product; float32's
@@ -153,8 +162,11 @@ struct linear_speed {
   // A matrix that streams past few rows: beside its bytes, of them at most and for each step ahead, and for each number
   // in a thread of the rows that a block makes at a time.
   double streamed_call = 1.5e-6, streamed_bytes = 4.4e12, streamed_ahead = 3.5e12, streamed_number = 2.9e-8;
-  // Scores: for each, for each number of the depth, and for each tensor beside them.
+  // Scores: for each, for each number of the depth, and for each tensor beside them; by warps, in tiles, and with
+  // values.
   double score = .55e-12, score_depth = 1.03e-14, score_tensor = .42e-12;
+  double tile_score = .75e-12, tile_score_depth = 5e-15, tile_score_tensor = .56e-12, tile_block = 1.6e-8;
+  double attended = .5e-12, attended_depth = 3.1e-15, attended_tensor = .2e-12;
   // Short rows past a small matrix: for each number of x, and each product.
   double resident_call = 4e-6, resident_number = .87e-12, resident_product = 7e-15;
 };

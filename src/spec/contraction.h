@@ -1,5 +1,5 @@
-// A line with `linear` or `scores`: what stands before it and behind it are lines of their own, and their gradients
-// make its own.
+// A line with `linear` or `scores` (those with `values`: attention.h): what stands before it and behind it are lines of
+// their own, and their gradients make its own.
 #pragma once
 
 #include "src/spec/plan.h"

@@ -45,10 +45,12 @@ class reader {
     for (;;) {
       add(result, read_word());
       skip_space();
-      if (at_end()) return result;
+      if (at_end()) break;
       if (peek() != '|') fail_here("expected '|' between words");
       ++at_;
     }
+    check_strategy(result);
+    return result;
   }
 
  private:
@@ -155,7 +157,7 @@ class reader {
     } else {
       skip_space();
       if (!at_end() && peek() == '(') {
-        if (about.kind != word_kind::contraction)
+        if (about.kind != word_kind::contraction || about.operand == operand_kind::values)
           fail(at_, at_ + 1, std::string("'") + about.name + "' takes no number");
         read_strategy(about);
       }
@@ -189,8 +191,40 @@ class reader {
     close(about);
   }
 
+  void check_strategy(const line& of) const {
+    if (!of.scores() || of.how == strategy::automatic || of.how == strategy::unfused) return;
+    const strategy own = of.values >= 0 ? strategy::streamed : strategy::resident;
+    const word& w = of.words.front();
+    if (of.how != own) {
+      fail(w.begin, w.end,
+           std::string("'scores' ") + (of.values >= 0 ? "with 'values' " : "") +
+               "knows the strategies auto, unfused and " + std::string(kStrategies[static_cast<std::size_t>(own)]));
+    }
+  }
+
+  void add_contraction(line& to, const word& w) const {
+    const operand_kind takes = w.about->operand;
+    if (takes == operand_kind::values) {
+      if (!to.scores()) fail(w.begin, w.end, "'values' without 'scores', which must be the first word of its line");
+      to.values = static_cast<int>(to.words.size());
+      return;
+    }
+    if (to.linear >= 0) {
+      fail(w.begin, w.end,
+           std::string("a second contraction, '") + w.about->name +
+               "': a line has at most one, or 'scores' and 'values'");
+    }
+    if (takes == operand_kind::keys && !to.words.empty())
+      fail(w.begin, w.end, "'scores' must be the first word of a line");
+    to.linear = static_cast<int>(to.words.size());
+    to.how = how_;
+  }
+
   void add(line& to, word w) const {
     const descriptor& about = *w.about;
+    if (to.values >= 0)
+      fail(w.begin, w.end,
+           std::string("'") + about.name + "' behind 'values', which must be the last word of its line");
     if (about.kind == word_kind::row) {
       if (to.linear >= 0 && !to.scores()) {
         fail(w.begin, w.end, std::string("'") + about.name + "' behind 'linear': a row word stands before it");
@@ -202,17 +236,7 @@ class reader {
       }
       to.row = static_cast<int>(to.words.size());
     }
-    if (about.kind == word_kind::contraction) {
-      const bool scores = about.operand == operand_kind::keys;
-      if (to.linear >= 0) {
-        fail(w.begin, w.end, std::string("a second contraction, '") + about.name + "': a line has at most one");
-      }
-      if (scores && !to.words.empty()) fail(w.begin, w.end, "'scores' must be the first word of a line");
-      const bool known = how_ == strategy::automatic || how_ == strategy::unfused || how_ == strategy::resident;
-      if (scores && !known) fail(w.begin, w.end, "'scores' knows the strategies auto, unfused and resident");
-      to.linear = static_cast<int>(to.words.size());
-      to.how = how_;
-    }
+    if (about.kind == word_kind::contraction) add_contraction(to, w);
     const bool has_parameter = about.parameter[0] != '\0' || (w.activation && w.activation->parameter[0] != '\0');
     if (has_parameter) w.parameter_slot = static_cast<int>(to.parameters.size()), to.parameters.push_back(w.parameter);
     if (about.operand != operand_kind::none) w.operand = to.operands++;
@@ -229,7 +253,7 @@ class reader {
 
   std::string_view text_;
   int at_ = 0;
-  strategy how_ = strategy::automatic;  // of the last `linear`
+  strategy how_ = strategy::automatic;  // of the last contraction
 };
 
 }  // namespace
@@ -268,6 +292,7 @@ line slice(const line& of, int begin, int end) {
     part.text += text;
     w.end = static_cast<int>(part.text.size());
     if (i == of.row) part.row = i - begin;
+    if (i == of.linear) part.linear = i - begin;
     if (w.operand >= 0) w.operand = part.operands++;
     if (w.parameter_slot >= 0) {
       w.parameter_slot = static_cast<int>(part.parameters.size());

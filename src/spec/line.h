@@ -10,13 +10,13 @@
 
 namespace onepass::spec {
 
-// How `linear` is computed: chosen by shapes and device, or what the line names.
+// How a contraction is computed: chosen by shapes and device, or what the line names.
 enum class strategy : int {
   automatic,
   unfused,   // the words before it, the library's product, the words behind it
   tiled,     // one kernel (onepass/skeleton/linear.cuda.h)
   deferred,  // the same, with the norm behind the product (onepass/skeleton/deferred_norm.cuda.h)
-  streamed,  // one kernel for few rows (onepass/skeleton/streamed_linear.cuda.h)
+  streamed,  // one kernel for few rows (onepass/skeleton/streamed_linear.cuda.h), or attention (attention.cuda.h)
   resident,  // one kernel for short rows (onepass/skeleton/resident_linear.cuda.h)
   panels,    // on the CPU, a panel of rows at a time (src/torch/panels.h)
 };
@@ -38,6 +38,7 @@ struct line {
   std::vector<word> words;
   int row = -1;     // index of the row word; -1: elementwise
   int linear = -1;  // index of `linear` or `scores`; -1: none
+  int values = -1;  // index of `values`, the last word; -1: none
   strategy how = strategy::automatic;
   int operands = 0, dropouts = 0, keeps = 0;
   int first_operand = 0;  // of a slice: how many operands of the whole line come before its own

@@ -13,7 +13,7 @@ struct line_facts {
   bool rowwise, reads_x, reads_statistics;
   std::uint64_t reads_operands;  // bits
   int weight;  // the operand of `linear` or `scores`; -1: the line has none, and what follows does not apply
-  bool scores;
+  bool scores, values;
   int keeps_before;    // keeps that stand before it
   int resumes_behind;  // the result that backward reads in the place of what `linear` gives
   bool reads_product;  // what the contraction gives

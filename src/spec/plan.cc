@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "src/spec/contraction.h"
+#include "src/spec/attention.h"
 
 namespace onepass::spec {
 namespace {
@@ -69,6 +69,7 @@ std::string chain_text(const line& of, segment part, std::uint64_t boolean_masks
 }  // namespace
 
 reads backward_reads(const line& of, bool again) {
+  if (of.values >= 0) return backward_reads(attention(of));
   if (of.linear >= 0) return backward_reads(contraction(of));
   reads result;
   const int resume = resume_point(of);
@@ -100,6 +101,7 @@ std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size
 }
 
 gradients plan_gradients(const line& of, dtype x, const std::vector<operand_facts>& operands, std::uint64_t wanted) {
+  if (of.values >= 0) return plan_gradients(attention(of), x, operands, wanted).all;
   if (of.linear >= 0) return plan_gradients(contraction(of), x, operands, wanted).all;
   const int words = static_cast<int>(of.words.size());
   // Two points of the line have the same gradient when every word between them passes it on.
@@ -178,10 +180,13 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
   const std::int64_t element = size_of(x);
   const reads read = backward_reads(of);
   // Bytes of an operand or of its gradient, by the words' place in the line.
-  const auto at = [&](int index) { return of.linear >= 0 && index > of.linear ? columns_behind : columns; };
+  const auto at = [&](int index) {
+    const bool behind = of.linear >= 0 && index > of.linear && !(of.values >= 0 && index > of.values);
+    return behind ? columns_behind : columns;
+  };
   const auto bytes_of = [&](const word& w, int index) {
     const std::int64_t wide = at(index) * element;
-    if (w.about->kind == word_kind::contraction) return wide * columns_behind * matrices;
+    if (w.about->kind == word_kind::contraction) return columns * element * columns_behind * matrices;
     return w.about->operand == operand_kind::column ? wide : rows * wide;
   };
   const std::int64_t x_bytes = rows * columns * element,

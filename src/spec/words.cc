@@ -32,6 +32,18 @@ constexpr descriptor kScores{.name = "scores",
                              .formula = "x · Kᵀ",
                              .meaning = "the row's product with each of its batch's keys; the first word of a line"};
 
+constexpr descriptor kValues{.name = "values",
+                             .kind = word_kind::contraction,
+                             .operand = operand_kind::values,
+                             .operand_name = "V",
+                             .backward_needs_operand = true,
+                             .flops_forward = 1,
+                             .flops_backward = 2,
+                             .formula = "x · V",
+                             .meaning =
+                                 "the sum of its batch's values, weighted by the row; the last word of a line "
+                                 "that begins with `scores`"};
+
 template <class... Stages>
 void append(std::vector<const descriptor*>& to, stage::list<Stages...>) {
   (to.push_back(&Stages::about), ...);
@@ -73,6 +85,7 @@ const std::vector<const descriptor*>& words() {
     append(list, stage::row_words{});
     list.push_back(&kLinear);
     list.push_back(&kScores);
+    list.push_back(&kValues);
     return list;
   }();
   return all;

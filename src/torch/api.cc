@@ -62,6 +62,7 @@ const char* operand_name(operand_kind kind) {
     case operand_kind::tensor: return "tensor";
     case operand_kind::matrix: return "matrix";
     case operand_kind::keys: return "keys";
+    case operand_kind::values: return "values";
     default: return "none";
   }
 }
@@ -75,11 +76,12 @@ void describe_word(json& out, const descriptor& about) {
 // On the CPU, a CUDA device that is here ("cuda:0"), or a chip that need not be ("sm_90a").
 std::vector<spec::prediction> strategies(const prepared_line& line, const spec::linear_case& of,
                                          const std::string& chip) {
-  const spec::contraction& parts = line.contraction->parts;
+  const spec::contraction& parts = (line.attention ? line.attention->scores : line).contraction->parts;
   if (chip == "cpu") return strategies_on_cpu(parts, of);
   const std::string device = "cuda:";
-  return cuda::predict(
-      parts, of, chip.starts_with(device) ? cuda::facts(std::stoi(chip.substr(device.size()))) : cuda::facts_of(chip));
+  const cuda::device_facts facts =
+      chip.starts_with(device) ? cuda::facts(std::stoi(chip.substr(device.size()))) : cuda::facts_of(chip);
+  return line.attention ? cuda::predict_attention(parts, of, facts) : cuda::predict(parts, of, facts);
 }
 
 spec::strategy taken(spec::strategy named, const std::vector<spec::prediction>& all) {
@@ -121,6 +123,7 @@ const char* onepass_describe(const char* text) {
     if (facts.weight < 0) out.null();
     else out.value(facts.weight);
     out.field("scores", facts.scores)
+        .field("values", facts.values)
         .field("keeps_before", facts.keeps_before)
         .field("x_for_weight", facts.x_for_weight);
     out.key("operands_for_weight").begin('[');

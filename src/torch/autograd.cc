@@ -26,9 +26,10 @@ bool plan(const line_facts& facts, int x, const std::int64_t* operand_types, std
   const auto& prepared = *static_cast<const prepared_line*>(facts.line);
   const auto operands = spec::operand_facts_of(operand_types, static_cast<std::size_t>(facts.operands));
   const auto type = static_cast<dtype>(x);
-  const spec::gradients gradients = prepared.contraction
-                                        ? spec::plan_gradients(prepared.contraction->parts, type, operands, wanted).all
-                                        : spec::plan_gradients(prepared.line, type, operands, wanted);
+  const spec::gradients gradients =
+      prepared.attention     ? spec::plan_gradients(prepared.attention->parts, type, operands, wanted).all
+      : prepared.contraction ? spec::plan_gradients(prepared.contraction->parts, type, operands, wanted).all
+                             : spec::plan_gradients(prepared.line, type, operands, wanted);
   std::copy(gradients.inputs.begin(), gradients.inputs.end(), sources);
   return !gradients.outputs.empty();
 }
@@ -69,7 +70,7 @@ int forward_of(const line_forward& given, tensor_handle* results, const char** e
         const Tensor x = *borrowed(given.x);
         const optional_tensor state = borrowed(given.dropout_state);
         const forward_call call{x, operands, line, state, given.save};
-        return line.contraction ? forward_of_contraction(call) : forward(call);
+        return line.line.linear >= 0 ? forward_of_contraction(call) : forward(call);
       },
       results, error);
 }
@@ -88,7 +89,7 @@ int backward_of(const line_backward& given, tensor_handle* results, const char**
         const optional_tensor x = borrowed(given.x), resumed = borrowed(given.resumed),
                               statistics = borrowed(given.statistics), state = borrowed(given.dropout_state);
         const backward_call call{gradients, x, operands, resumed, statistics, state, line, types, given.wanted};
-        if (!line.contraction) return backward(call);
+        if (line.line.linear < 0) return backward(call);
         const optional_tensor product = borrowed(given.product), behind = borrowed(given.resumed_behind);
         return backward_of_contraction(call, {static_cast<dtype>(given.types[0]), product, behind});
       },

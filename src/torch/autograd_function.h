@@ -99,8 +99,12 @@ inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList t
   using rowwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&, bool);
   if (facts.weight >= 0) {
     static const auto linear = operation<rowwise>("onepass::linear_forward"),
-                      scores = operation<rowwise>("onepass::scores_forward");
-    return (facts.scores ? scores : linear).call(tensors[0], tensors.slice(1), line, state, true);
+                      scores = operation<rowwise>("onepass::scores_forward"),
+                      attention = operation<rowwise>("onepass::attention_forward");
+    return (facts.values   ? attention
+            : facts.scores ? scores
+                           : linear)
+        .call(tensors[0], tensors.slice(1), line, state, true);
   }
   if (facts.rowwise) {
     static const auto op = operation<rowwise>("onepass::rowwise_forward");
@@ -108,6 +112,12 @@ inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList t
   }
   static const auto op = operation<elementwise>("onepass::elementwise_forward");
   return op.call(tensors[0], tensors.slice(1), line, state);
+}
+
+// Whether t has the shape of what a contraction gives: as many numbers a row of x as its matrix has rows.
+inline bool has_sizes_behind(const Tensor& t, const Tensor& x, const Tensor& matrix) {
+  const auto rows = static_cast<std::size_t>(x.dim() - 1);
+  return t.dim() == x.dim() && t.size(-1) == matrix.size(-2) && t.sizes().slice(0, rows) == x.sizes().slice(0, rows);
 }
 
 // What forward left behind for backward.
@@ -174,8 +184,11 @@ inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList 
                           const optional_tensor&, std::string_view, at::IntArrayRef, std::int64_t);
   if (facts.weight >= 0) {
     static const auto linear = operation<contraction>("onepass::linear_backward"),
-                      scores = operation<contraction>("onepass::scores_backward");
-    return (facts.scores ? scores : linear)
+                      scores = operation<contraction>("onepass::scores_backward"),
+                      attention = operation<contraction>("onepass::attention_backward");
+    return (facts.values   ? attention
+            : facts.scores ? scores
+                           : linear)
         .call(upstream, saved.x, operands, saved.resumed, saved.statistics, saved.product, saved.resumed_behind,
               saved.dropout_state, line, types, wanted);
   }
@@ -224,7 +237,8 @@ struct Fused : torch::autograd::Function<Fused> {
     types.reserve(tensors.size());
     for (const Tensor& t : tensors) {
       const bool behind = facts.weight >= 0 && static_cast<int>(types.size()) > 1 + facts.weight;
-      const bool whole = t.sizes() == (behind ? results[0] : tensors[0]).sizes();
+      const bool whole = behind ? has_sizes_behind(t, tensors[0], tensors[static_cast<std::size_t>(facts.weight) + 1])
+                                : t.sizes() == tensors[0].sizes();
       types.push_back(dtype_of(t) + (whole ? 0 : kBroadcast));
     }
     ctx->saved_data["line"] = with.line;
@@ -278,7 +292,7 @@ struct Fused : torch::autograd::Function<Fused> {
       if (facts.weight >= 0) {
         const Tensor& weight = all[saved_tensors::kOperands + static_cast<std::size_t>(facts.weight)];
         const bool before = i > 0 && static_cast<int>(i) <= facts.keeps_before;
-        sizes.back() = weight.size(before ? -1 : -2);
+        sizes.back() = facts.values && i == 0 ? all.back().size(-1) : weight.size(before ? -1 : -2);
         options = options.dtype(before ? scalar_type_of(types[0]) : weight.scalar_type());
       }
       given[i] = at::zeros({}, options).expand(sizes);

@@ -21,6 +21,11 @@ void check_backward(const backward_call& call) {
                 " operands");
 }
 
+const Tensor& given(const backward_call& call, const std::optional<Tensor>& t, const char* what) {
+  ONEPASS_CHECK(t.has_value(), "onepass: backward of \"", call.line.line.text, "\" reads ", what);
+  return *t;
+}
+
 std::vector<Tensor> forward(const forward_call& call, const forward_runner& runner) {
   const prepared_line& line = call.line;
   check_operand_count(line, call.operands.size());

@@ -42,6 +42,8 @@ struct backward_call {
   bool in_place = false;                           // on CUDA: no one else reads the result's gradient, which is dense
 };
 void check_backward(const backward_call&);  // how many gradients and operands there are
+// A tensor that backward reads.
+const Tensor& given(const backward_call&, const std::optional<Tensor>&, const char* what);
 
 // The tensors of spec::plan_gradients(...).outputs, which are not none; then the result, where it is wanted again.
 std::vector<Tensor> backward(const backward_call&, const backward_runner& = {});

@@ -1,6 +1,7 @@
 // One call of a line with `linear`: what stands before it, the matrix product, what stands behind it.
 #include "src/torch/contraction.h"
 
+#include "src/torch/attention.h"
 #include "src/torch/check.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
@@ -232,10 +233,15 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
 }
 
 std::vector<Tensor> forward_of_contraction(const forward_call& call) {
-  return call.line.line.scores() ? forward_with_scores(call) : forward_with_linear(call);
+  const prepared_line& line = call.line;
+  if (line.attention) return forward_with_attention(call);
+  if (!line.line.scores()) return forward_with_linear(call);
+  return forward_with_scores(
+      {call.x, call.operands, line, call.dropout_state, call.save_statistics && line.reads.statistics});
 }
 
 std::vector<Tensor> backward_of_contraction(const backward_call& call, const linear_saved& saved) {
+  if (call.line.attention) return backward_with_attention(call, saved);
   return call.line.line.scores() ? backward_with_scores(call, saved) : backward_with_linear(call, saved);
 }
 

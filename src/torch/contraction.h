@@ -1,5 +1,5 @@
-// One call of a line with `linear` (those with `scores`: scores.h): what stands before it, the matrix product, what
-// stands behind it.
+// One call of a line with `linear` (those with `scores`: scores.h, and `values`: attention.h): what stands before it,
+// the matrix product, what stands behind it.
 #pragma once
 
 #include "src/torch/call.h"
@@ -22,7 +22,7 @@ std::vector<Tensor> backward_with_linear(const backward_call&, const linear_save
 std::vector<Tensor> backward_behind(const backward_call&, const linear_saved&, const spec::contraction_gradients& plan,
                                     const std::optional<Tensor>& statistics);
 
-// What the operators do: with `linear` or `scores`.
+// What the operators do: with `linear`, `scores`, or `scores` and `values`.
 std::vector<Tensor> forward_of_contraction(const forward_call&);
 std::vector<Tensor> backward_of_contraction(const backward_call&, const linear_saved&);
 

@@ -109,7 +109,8 @@ Tensor frame::fresh_statistics() {
 
 void frame::enter(const Tensor& x, const std::vector<Tensor>& operands, int first, const std::optional<Tensor>& state) {
   input(x, a.x);
-  for (int i = 0; i < line.line.operands; ++i) operand(i, operands[static_cast<std::size_t>(first + i)]);
+  for (int i = 0; i < line.line.operands; ++i)
+    operand(i, operands[static_cast<std::size_t>(first) + static_cast<std::size_t>(i)]);
   boolean_masks = boolean_masks_of(*this);
   dropout_state(state);
 }

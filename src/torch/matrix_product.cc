@@ -1,4 +1,5 @@
-// Matrix products by the vendor's library, through torch: its C functions for mm, addmm and bmm, below the dispatcher.
+// Matrix products by the vendor's library, through torch: its C functions for mm, addmm, bmm and baddbmm, below the
+// dispatcher.
 #include "src/torch/matrix_product.h"
 
 #include <dlfcn.h>
@@ -17,7 +18,7 @@ using addmm_out = AOTITorchError (*)(AtenTensorHandle out, AtenTensorHandle self
 
 struct products {
   mm_out mm, bmm;
-  addmm_out addmm;
+  addmm_out addmm, baddbmm;
 
   explicit products(const std::string& device) {
     const std::string name = "libtorch_" + device + ".so";
@@ -32,6 +33,7 @@ struct products {
     mm = reinterpret_cast<mm_out>(find("mm_out"));
     bmm = reinterpret_cast<mm_out>(find("bmm_out"));
     addmm = reinterpret_cast<addmm_out>(find("addmm_out"));
+    baddbmm = reinterpret_cast<addmm_out>(find("baddbmm_out"));
   }
 };
 
@@ -46,14 +48,6 @@ const products& products_on(const device& on) {
 
 cpu::matrix matrix_of(const Tensor& t) {
   return {t.data_ptr(), dtype_of(t), t.size(0), t.size(1), t.stride(0), t.stride(1)};
-}
-
-// The same memory in another shape; the dispatcher takes microseconds for it.
-Tensor view_of(const Tensor& t, const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides) {
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), static_cast<std::int64_t>(sizes.size()), sizes.data(),
-                                                        strides.data(), 0, &handle));
-  return Tensor(handle);
 }
 
 }  // namespace
@@ -84,8 +78,10 @@ void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tens
                                : with.mm(result.get(), a.get(), b.get()));
 }
 
-void multiply_batches(const Tensor& result, const Tensor& a, const Tensor& b) {
-  TORCH_ERROR_CODE_CHECK(products_on(device_of(a)).bmm(result.get(), a.get(), b.get()));
+void multiply_batches(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* added) {
+  const products& with = products_on(device_of(a));
+  TORCH_ERROR_CODE_CHECK(added ? with.baddbmm(result.get(), added->get(), a.get(), b.get(), 1, 1)
+                               : with.bmm(result.get(), a.get(), b.get()));
 }
 
 Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {

@@ -15,7 +15,7 @@ Tensor empty_product(const Tensor& like, std::int64_t columns, dtype);
 void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* added = nullptr);
 
 // Of [batches, rows, columns] each.
-void multiply_batches(const Tensor& result, const Tensor& a, const Tensor& b);
+void multiply_batches(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* added = nullptr);
 
 // a (rows, K) times b (K, columns), and a bias [columns] if given, of one dtype, where `rows` are those of `like`
 // (..., K): (..., columns), fresh. Autocast does not touch it.

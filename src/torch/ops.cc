@@ -71,8 +71,8 @@ STABLE_TORCH_LIBRARY(onepass, m) {
   m.def(
       "rowwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor? statistics, "
       "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
-  for (const char* word : {"linear", "scores"}) {
-    const std::string name = word;
+  for (const char* skeleton : {"linear", "scores", "attention"}) {
+    const std::string name = skeleton;
     m.def((name + "_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save) -> Tensor[]")
               .c_str());
     m.def((name +
@@ -93,6 +93,8 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     m.impl("linear_backward", TORCH_BOX(&onepass::binding::contraction_backward));      \
     m.impl("scores_forward", TORCH_BOX(&onepass::binding::contraction_forward));        \
     m.impl("scores_backward", TORCH_BOX(&onepass::binding::contraction_backward));      \
+    m.impl("attention_forward", TORCH_BOX(&onepass::binding::contraction_forward));     \
+    m.impl("attention_backward", TORCH_BOX(&onepass::binding::contraction_backward));   \
   }
 ONEPASS_REGISTER(CPU)
 ONEPASS_REGISTER(CUDA)

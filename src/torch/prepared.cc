@@ -26,8 +26,9 @@ line_facts facts_of(const prepared_line& of) {
   facts.reads_x = reads.x;
   facts.reads_statistics = reads.statistics;
   facts.reads_operands = bits_of(reads.operands);
-  facts.weight = of.contraction ? of.contraction->parts.weight : -1;
+  facts.weight = of.contraction ? of.contraction->parts.weight : of.attention ? 0 : -1;
   facts.scores = of.line.scores();
+  facts.values = of.attention != nullptr;
   facts.keeps_before = of.contraction ? of.contraction->parts.before.keeps : 0;
   facts.resumes_behind = reads.result_behind ? 0 : result_of(reads.kept_behind);
   facts.reads_product = reads.product;
@@ -42,13 +43,16 @@ prepared_line::prepared_line(spec::line of)
     : line(std::move(of)),
       reads(spec::backward_reads(line)),
       reads_again(spec::backward_reads(line, true)),
-      contraction(line.linear >= 0 ? std::make_unique<const prepared_contraction>(line) : nullptr),
+      contraction(line.linear >= 0 && line.values < 0 ? std::make_unique<const prepared_contraction>(line) : nullptr),
+      attention(line.values >= 0 ? std::make_unique<const prepared_attention>(line) : nullptr),
       facts(facts_of(*this)) {}
 
 prepared_line::~prepared_line() = default;
 
 prepared_contraction::prepared_contraction(const spec::line& of)
     : parts(of), before(parts.before), again(parts.again), behind(parts.behind), behind_keeping(parts.behind_keeping) {}
+
+prepared_attention::prepared_attention(const spec::line& of) : parts(of), scores(parts.scores) {}
 
 prepared_line::variant& prepared_line::variant_for(std::uint64_t boolean_masks) const {
   const std::lock_guard lock(mutex_);
@@ -73,6 +77,7 @@ const cpu_kernels& prepared_line::cpu(std::uint64_t boolean_masks) const {
 }
 
 void prepared_line::prepare_on_cpu(std::uint64_t boolean_masks) const {
+  if (attention) return attention->scores.prepare_on_cpu(boolean_masks);
   if (!contraction) {
     if (!line.words.empty()) cpu(boolean_masks);
     return;

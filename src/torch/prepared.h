@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "onepass/skeleton/cpu_kernels.h"
-#include "src/spec/contraction.h"
+#include "src/spec/attention.h"
 
 namespace onepass::binding {
 
 struct prepared_contraction;
+struct prepared_attention;
 
-// One that has `linear` has no kernels itself, but is made of lines that have.
+// One that has a contraction has no kernels itself, but is made of lines that have.
 class prepared_line {
  public:
   explicit prepared_line(spec::line of);
@@ -23,7 +24,8 @@ class prepared_line {
 
   const spec::line line;
   const spec::reads reads, reads_again;                           // in backward; and where the result is made again
-  const std::unique_ptr<const prepared_contraction> contraction;  // where the line has `linear`
+  const std::unique_ptr<const prepared_contraction> contraction;  // where the line has `linear` or `scores`,
+  const std::unique_ptr<const prepared_attention> attention;      // but not `values`: then this
   const line_facts facts;
 
   // Of a line without `linear`.
@@ -48,6 +50,12 @@ struct prepared_contraction {
   explicit prepared_contraction(const spec::line& of);
   const spec::contraction parts;
   const prepared_line before, again, behind, behind_keeping;
+};
+
+struct prepared_attention {
+  explicit prepared_attention(const spec::line& of);
+  const spec::attention parts;
+  const prepared_line scores;
 };
 
 // Parsed at first sight; the reference stays valid. Throws spec::line_error.

@@ -1,11 +1,11 @@
 // One call of a line that begins with `scores`: batched products of queries with keys, and what stands behind them.
 #include "src/torch/scores.h"
 
-#include <functional>
-#include <numeric>
-
 #include "src/cuda/scores.h"
 #include "src/cuda/strategy.h"
+#include "src/torch/attention_kernel.h"
+#include "src/torch/batches.h"
+#include "src/torch/by_one_kernel.h"
 #include "src/torch/check.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
@@ -14,12 +14,90 @@
 namespace onepass::binding {
 namespace {
 
-// Batch sizes that the keys have: all but the last ones that are 1, along which rows of queries share them.
-int own_batch_sizes(const Tensor& keys) {
-  int own = static_cast<int>(keys.dim()) - 2;
-  while (own > 0 && keys.size(own - 1) == 1) --own;
-  return own;
+Tensor scores_of(const Tensor& x, const Tensor& keys) {
+  const batches of(x, keys);
+  Tensor result = empty_product(x, keys.size(keys.dim() - 2), dtype_of(keys));
+  multiply_batches(of.rows(result), of.rows(x), transposed(of.keys(keys)));
+  return result;
 }
+
+// The call of the kernel for all of it, or why there is none.
+class one_kernel {
+ public:
+  one_kernel(const forward_call& call, const Tensor& keys) : call_(call), c_(*call.line.contraction), keys_(keys) {}
+
+  std::optional<std::vector<Tensor>> run() const {
+    return by_one_kernel(
+        call_, [&] { return why_not(); }, [&] { return launch(); });
+  }
+
+ private:
+  std::string why_not() const {
+    const device on = device_of(call_.x);
+    if (!on.is_cuda()) return "its kernel is for CUDA";
+    if (dtype_of(call_.x) != dtype_of(keys_)) return "x and the keys must have one dtype";
+    if (call_.x.numel() == 0 || keys_.numel() == 0) return "there is nothing to compute";
+    const spec::shape x = shape_of(call_.x);
+    const std::int64_t keys = keys_.size(keys_.dim() - 2), matrices = batches(call_.x, keys_).count();
+    const auto all =
+        cuda::predict(c_.parts, {x.rows(), x.columns(), keys, dtype_of(keys_), false, matrices}, cuda::facts(on.index));
+    if (call_.line.line.how == spec::strategy::automatic && cuda::best(all).how != spec::strategy::resident)
+      return "another way is faster";
+    return all.back().why_not;
+  }
+
+  std::optional<std::vector<Tensor>> launch() const {
+    const device on = device_of(keys_);
+    const Tensor result = empty_product(call_.x, keys_.size(keys_.dim() - 2), dtype_of(keys_));
+    frame behind(c_.behind, result, "x");
+    behind.enter(result, call_.operands, 1, call_.dropout_state);
+    behind.input(result, behind.a.y);
+    std::vector<Tensor> results{result};
+    for (int k = 0; k < behind.line.line.keeps; ++k) results.push_back(behind.output(behind.a.kept[k], behind.type));
+    if (call_.save_statistics) results.push_back(behind.fresh_statistics());
+    behind.lay_out(true);
+    const cuda::request leaving = request_of(behind, false);
+    const torch::stable::accelerator::DeviceGuard guard(on.index);
+    if (launch_tiles(leaving, behind.a) || launch_warps(leaving, behind.a)) return results;
+    return {};
+  }
+
+  bool launch_tiles(const cuda::request& leaving, const arguments& behind) const {
+    return launch_attention(c_.parts, {.behind = leaving, .a_behind = behind}, call_.x, keys_, nullptr);
+  }
+
+  bool launch_warps(const cuda::request& leaving, const arguments& a_leaving) const {
+    const device on = device_of(keys_);
+    const int own = own_batch_sizes(keys_), dim = static_cast<int>(keys_.dim());
+    const Tensor keys = own > 2 ? torch::stable::contiguous(keys_) : keys_;
+    const batches of(call_.x, keys);
+    const std::int64_t inner = own > 0 ? keys.size(own - 1) : 1;
+    frame before(c_.before, call_.x, "x");
+    before.input(call_.x, before.a.x);
+    before.lay_out(true);
+    const cuda::request entering = request_of(before, false);
+    const cuda::scores_call with{{.before = entering,
+                                  .a_before = before.a,
+                                  .behind = leaving,
+                                  .a_behind = a_leaving,
+                                  .matrix = keys.data_ptr(),
+                                  .matrix_stride = keys.stride(dim - 2),
+                                  .depth = keys.size(dim - 1)},
+                                 of.count() / inner,
+                                 inner,
+                                 own > 1 ? keys.stride(own - 2) : 0,
+                                 own > 0 ? keys.stride(own - 1) : 0};
+    if (keys.stride(dim - 1) != 1 || !cuda::fits(with)) return false;
+    cuda::launch_scores(with, on.index, current_stream(on.index));
+    return true;
+  }
+
+  const forward_call& call_;
+  const prepared_contraction& c_;
+  const Tensor& keys_;
+};
+
+}  // namespace
 
 void check_keys(const prepared_line& line, const Tensor& x, const Tensor& keys) {
   const auto name = [&] { return operand_name(line.line, line.line.words[0]); };
@@ -36,120 +114,6 @@ void check_keys(const prepared_line& line, const Tensor& x, const Tensor& keys) 
                 device_of(x).text(), " and ", name(), " is on ", device_of(keys).text());
 }
 
-// Queries, scores and keys as [batches, rows, numbers], in the keys' dtype. Rows that share keys are of one batch.
-class batches {
- public:
-  batches(const Tensor& queries, const Tensor& keys)
-      : own_(own_batch_sizes(keys)),
-        type_(dtype_of(keys)),
-        count_(count(queries, 0, own_)),
-        rows_(count(queries, own_, static_cast<int>(queries.dim()) - 1)) {}
-
-  Tensor rows(const Tensor& t) const {
-    return torch::stable::reshape(in_dtype(t, type_), {count_, rows_, t.size(t.dim() - 1)});
-  }
-  Tensor keys(const Tensor& t) const {
-    return torch::stable::reshape(t, {count_, t.size(t.dim() - 2), t.size(t.dim() - 1)});
-  }
-
-  std::int64_t count() const { return count_; }
-
- private:
-  static std::int64_t count(const Tensor& t, int begin, int end) {
-    const auto sizes = t.sizes();
-    return std::accumulate(sizes.begin() + begin, sizes.begin() + end, std::int64_t{1}, std::multiplies<>());
-  }
-
-  int own_;
-  dtype type_;
-  std::int64_t count_, rows_;
-};
-
-Tensor scores_of(const Tensor& x, const Tensor& keys) {
-  const batches of(x, keys);
-  Tensor result = empty_product(x, keys.size(keys.dim() - 2), dtype_of(keys));
-  multiply_batches(of.rows(result), of.rows(x), transposed(of.keys(keys)));
-  return result;
-}
-
-// The call of the kernel for all of it, or why there is none.
-class one_kernel {
- public:
-  one_kernel(const forward_call& call, const Tensor& keys) : call_(call), c_(*call.line.contraction), keys_(keys) {}
-
-  std::optional<std::vector<Tensor>> run() {
-    const spec::strategy named = call_.line.line.how;
-    if (named == spec::strategy::unfused) return {};
-    std::string why_not = why_not_at_all();
-    if (why_not.empty()) {
-      if (std::optional<std::vector<Tensor>> results = launch()) return results;
-      why_not = "rows must begin at multiples of 16 bytes";
-    }
-    ONEPASS_CHECK(named == spec::strategy::automatic, "onepass: 'scores(resident)' cannot take this call: ", why_not);
-    return {};
-  }
-
- private:
-  std::string why_not_at_all() const {
-    const device on = device_of(call_.x);
-    if (!on.is_cuda()) return "its kernel is for CUDA";
-    if (dtype_of(call_.x) != dtype_of(keys_)) return "x and the keys must have one dtype";
-    if (call_.x.numel() == 0 || keys_.numel() == 0) return "there is nothing to compute";
-    const spec::shape x = shape_of(call_.x);
-    const std::int64_t keys = keys_.size(keys_.dim() - 2), matrices = batches(call_.x, keys_).count();
-    const auto all =
-        cuda::predict(c_.parts, {x.rows(), x.columns(), keys, dtype_of(keys_), false, matrices}, cuda::facts(on.index));
-    if (call_.line.line.how == spec::strategy::automatic && cuda::best(all).how != spec::strategy::resident)
-      return "another way is faster";
-    return all.back().why_not;
-  }
-
-  std::optional<std::vector<Tensor>> launch() const {
-    const device on = device_of(keys_);
-    const int own = own_batch_sizes(keys_), dim = static_cast<int>(keys_.dim());
-    const Tensor keys = own > 2 ? torch::stable::contiguous(keys_) : keys_;
-    const batches of(call_.x, keys);
-    const std::int64_t inner = own > 0 ? keys.size(own - 1) : 1;
-    const Tensor result = empty_product(call_.x, keys.size(dim - 2), dtype_of(keys));
-    frame before(c_.before, call_.x, "x"), behind(c_.behind, result, "x");
-    before.input(call_.x, before.a.x);
-    before.lay_out(true);
-    behind.enter(result, call_.operands, 1, call_.dropout_state);
-    behind.input(result, behind.a.y);
-    std::vector<Tensor> results{result};
-    for (int k = 0; k < behind.line.line.keeps; ++k) results.push_back(behind.output(behind.a.kept[k], behind.type));
-    if (call_.save_statistics && c_.behind.reads.statistics) results.push_back(behind.fresh_statistics());
-    behind.lay_out(true);
-    const cuda::request entering = request_of(before, false), leaving = request_of(behind, false);
-    const cuda::scores_call with{{.before = entering,
-                                  .a_before = before.a,
-                                  .behind = leaving,
-                                  .a_behind = behind.a,
-                                  .matrix = keys.data_ptr(),
-                                  .matrix_stride = keys.stride(dim - 2),
-                                  .depth = keys.size(dim - 1)},
-                                 of.count() / inner,
-                                 inner,
-                                 own > 1 ? keys.stride(own - 2) : 0,
-                                 own > 0 ? keys.stride(own - 1) : 0};
-    if (keys.stride(dim - 1) != 1 || !cuda::fits(with)) return {};
-    const torch::stable::accelerator::DeviceGuard guard(on.index);
-    cuda::launch_scores(with, on.index, current_stream(on.index));
-    return results;
-  }
-
-  const forward_call& call_;
-  const prepared_contraction& c_;
-  const Tensor& keys_;
-};
-
-const Tensor& given(const backward_call& call, const std::optional<Tensor>& t, const char* what) {
-  ONEPASS_CHECK(t.has_value(), "onepass: backward of \"", call.line.line.text, "\" reads ", what);
-  return *t;
-}
-
-}  // namespace
-
 std::vector<Tensor> forward_with_scores(const forward_call& call) {
   const prepared_contraction& c = *call.line.contraction;
   check_operand_count(call.line, call.operands.size());
@@ -159,7 +123,7 @@ std::vector<Tensor> forward_with_scores(const forward_call& call) {
   const Tensor product = scores_of(call.x, keys);
   if (c.behind.line.words.empty()) return {product};
   const std::vector<Tensor> behind(call.operands.begin() + 1, call.operands.end());
-  return forward({product, behind, c.behind, call.dropout_state, call.save_statistics && c.behind.reads.statistics});
+  return forward({product, behind, c.behind, call.dropout_state, call.save_statistics});
 }
 
 std::vector<Tensor> backward_with_scores(const backward_call& call, const linear_saved& saved) {

@@ -5,6 +5,8 @@
 
 namespace onepass::binding {
 
+void check_keys(const prepared_line&, const Tensor& x, const Tensor& keys);
+
 // The result, the kept values, and where they are asked for the statistics of the row word.
 std::vector<Tensor> forward_with_scores(const forward_call&);
 

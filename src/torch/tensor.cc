@@ -154,6 +154,13 @@ Tensor matrix_at(void* data, std::int64_t rows, std::int64_t columns, std::int64
   return Tensor(handle);
 }
 
+Tensor view_of(const Tensor& t, const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides) {
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), static_cast<std::int64_t>(sizes.size()), sizes.data(),
+                                                        strides.data(), 0, &handle));
+  return Tensor(handle);
+}
+
 Tensor in_dtype(const Tensor& t, dtype type) {
   using torch::headeronly::ScalarType;
   if (dtype_of(t) == type) return t;

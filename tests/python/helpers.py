@@ -69,6 +69,13 @@ SCORES_LINES = (
     "scores | mul(0.125) | causal | softmax",
     "scores | mul(0.125) | mask | softmax | dropout(0.1)",
 )
+ATTENTION_LINES = (
+    "scores | mul(0.125) | softmax | values",
+    "scores | mul(0.125) | mask | softmax | values",
+    "scores | mul(0.125) | causal | softmax | values",
+    "scores | mul(0.125) | mask | softmax | dropout(0.1) | values",
+    "scores | mul(0.125) | mask | softmax | dropout(0.1) | keep | values",
+)
 # Any other line costs a compilation on the CPU, so the tests draw from these, which have every word and every order.
 COMPILED_LINES = (
     "scale",
@@ -164,6 +171,8 @@ def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_
         elif word.operand == "keys":
             operands.append(normal((*shape[:-2], out_features, shape[-1]), dtype))
             shape = (*shape[:-1], out_features)
+        elif word.operand == "values":
+            operands.append(normal((*shape[:-2], out_features, shape[-1] // 2 + 3), dtype))
         elif word.name == "mask":
             keep = torch.rand(shape, generator=generator) < 0.8
             if shape[-1]:

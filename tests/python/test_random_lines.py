@@ -10,7 +10,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import onepass
-from helpers import COMPILED_LINES, LINEAR_LINES, NAMED_LINES, SCORES_LINES, Inputs, check_line, make_inputs, words_of
+from helpers import (
+    ATTENTION_LINES,
+    COMPILED_LINES,
+    LINEAR_LINES,
+    NAMED_LINES,
+    SCORES_LINES,
+    Inputs,
+    check_line,
+    make_inputs,
+    words_of,
+)
 
 ACTIVATIONS = [word.name for word in onepass.words() if word.kind == "activation"]
 SETTINGS = settings(
@@ -70,6 +80,7 @@ def lines_for(device):
         st.sampled_from(COMPILED_LINES),
         st.sampled_from(LINEAR_LINES),
         st.sampled_from(SCORES_LINES),
+        st.sampled_from(ATTENTION_LINES),
         table_line(),
     )
     return pool if device == "cpu" else st.one_of(any_line(), pool)

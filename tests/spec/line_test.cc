@@ -78,6 +78,10 @@ INSTANTIATE_TEST_SUITE_P(
                     bad_line{"scores | linear", "a second contraction, 'linear'"},
                     bad_line{"bias | scores", "'scores' must be the first word"},
                     bad_line{"scores(tiled)", "auto, unfused and resident"},
+                    bad_line{"scores(resident) | softmax | values", "auto, unfused and streamed"},
+                    bad_line{"softmax | values", "'values' without 'scores'"},
+                    bad_line{"scores | values | relu", "'relu' behind 'values'"},
+                    bad_line{"scores | values(unfused)", "'values' takes no number"},
                     bad_line{"linear | bias | softmax", "'softmax' behind 'linear'"},
                     bad_line{"layer_norm(-1)", "eps >= 0"}, bad_line{"keep|keep|keep|keep|keep", "at most 4 keeps"}));
 

@@ -26,6 +26,15 @@ ONEPASS_FUNCTION void bring_tile(uint32 to, const tensor_map& map, int row, int 
       "l"(&map), "r"(column), "r"(row), "r"(box)
       : "memory");
 }
+// Likewise of a map of five dimensions, the first of which is the tile's columns.
+ONEPASS_FUNCTION void bring_tile(uint32 to, const tensor_map& map, int c0, int c1, int c2, int c3, int c4, uint32 box) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+      "%6}], "
+      "[%7];" ::"r"(to),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(box)
+      : "memory");
+}
 // The same into the blocks of a cluster (bits), at the same place in each; the box at the same place hears of it.
 ONEPASS_FUNCTION void bring_tile_to(uint16 blocks, uint32 to, const tensor_map& map, int row, int column, uint32 box) {
   asm volatile(
@@ -64,10 +73,11 @@ ONEPASS_FUNCTION uint64 tile_descriptor(uint32 address) {
 }
 
 // Where a tile is that is read the other way round: what it has 64 of in a row are the product's rows (A) or columns
-// (B), further ones in the next tile of 64 rows; 16 of its rows further is 2048 bytes further.
+// (B), further ones in the next tile of kRows rows; 16 of its rows further is 2048 bytes further.
+template <int kRows = 64>
 ONEPASS_FUNCTION uint64 turned_tile_descriptor(uint32 address) {
   constexpr uint64 kSwizzle128 = uint64{1} << 62, kEightRows = uint64{1024 >> 4} << 32,
-                   kNextTile = uint64{64 * 128 >> 4} << 16;
+                   kNextTile = uint64{kRows * 128 >> 4} << 16;
   return kSwizzle128 | kEightRows | kNextTile | static_cast<uint64>((address & 0x3ffff) >> 4);
 }
 
@@ -122,6 +132,35 @@ ONEPASS_FUNCTION void add_product(float (&d)[N / 2], uint64 a, uint64 b, bool ad
   }
 }
 #undef ONEPASS_PRODUCT_OF
+
+// Likewise with a from registers: rows as of d, of each row columns 2 (lane % 4) and the next in the first two, eight
+// columns behind in the last two. b is turned.
+#define ONEPASS_PRODUCT_OF_REGISTERS(n, type, registers, a0_at, a1_at, a2_at, a3_at, b_at, ...)                      \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" registers "}, {" a0_at "," a1_at \
+               "," a2_at "," a3_at "}, " b_at ", 1, 1, 1, 1;"                                                        \
+               : __VA_ARGS__                                                                                         \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define ONEPASS_PRODUCT_OF(type)                                                                          \
+  if constexpr (N == 128)                                                                                 \
+    ONEPASS_PRODUCT_OF_REGISTERS(128, type, ONEPASS_R0 "," ONEPASS_R1, "%64", "%65", "%66", "%67", "%68", \
+                                 ONEPASS_D32(0), ONEPASS_D32(32));                                        \
+  else ONEPASS_PRODUCT_OF_REGISTERS(64, type, ONEPASS_R0, "%32", "%33", "%34", "%35", "%36", ONEPASS_D32(0))
+
+// kNext: bytes from 64 of b's numbers in a row to the next.
+template <dtype D, int N, int kNext>
+ONEPASS_FUNCTION void add_product_of(float (&d)[N / 2], const uint32 (&a)[4], uint64 b) {
+  static_assert(N == 64 || N == 128 || N == 192 || N == 256);
+  if constexpr (N > 128) {
+    add_product_of<D, 128, kNext>(reinterpret_cast<float(&)[64]>(d[0]), a, b);
+    add_product_of<D, N - 128, kNext>(reinterpret_cast<float(&)[(N - 128) / 2]>(d[64]), a, b + (2 * kNext >> 4));
+  } else if constexpr (D == dtype::bf16) {
+    ONEPASS_PRODUCT_OF("bf16");
+  } else {
+    ONEPASS_PRODUCT_OF("f16");
+  }
+}
+#undef ONEPASS_PRODUCT_OF
+#undef ONEPASS_PRODUCT_OF_REGISTERS
 #undef ONEPASS_PRODUCT
 #undef ONEPASS_R2
 #undef ONEPASS_R1

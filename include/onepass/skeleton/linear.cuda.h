@@ -57,24 +57,6 @@ ONEPASS_FUNCTION void bring_tiles(const linear_arguments& a, linear_shared<Confi
   }
 }
 
-// Where a row of products has its piece of 16 bytes: rows that are stored at a time differ in their banks.
-ONEPASS_FUNCTION int place_of_piece(int piece, int row) { return piece ^ (row & 7); }
-
-// 64 rows of products into shared memory.
-template <dtype D, int N>
-ONEPASS_FUNCTION void hand_over(const float (&d)[N / 2], char* products) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
-  const int matrix = lane / 8;  // of the four that store_matrices takes: 8 rows below, 8 columns beside
-  const uint32 row = shared_address(products) + (warp * 16 + (matrix & 1) * 8 + lane % 8) * (N * 2);
-#pragma unroll
-  for (int j = 0; j < N / 8; j += 2) {
-    const float* at = d + 4 * j;
-    store_matrices(row + place_of_piece(j + (matrix >> 1), lane) * 16, pair_to_storage<D>(at[0], at[1]),
-                   pair_to_storage<D>(at[2], at[3]), pair_to_storage<D>(at[4], at[5]),
-                   pair_to_storage<D>(at[6], at[7]));
-  }
-}
-
 // Row: what is deferred.
 template <class Config, class Row>
 ONEPASS_FUNCTION void multiply_tiles(const linear_arguments& a, linear_shared<Config>& shared, char* dynamic) {

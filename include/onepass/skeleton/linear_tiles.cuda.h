@@ -2,9 +2,8 @@
 // where tiles are in shared memory.
 #pragma once
 
-#include "onepass/lane/matrix.cuda.h"
 #include "onepass/skeleton/place.cuda.h"
-#include "onepass/skeleton/row_threads.cuda.h"
+#include "onepass/skeleton/warpgroups.cuda.h"
 
 ONEPASS_BEGIN
 
@@ -21,12 +20,7 @@ struct linear_arguments {
   arguments behind, before;
 };
 
-inline constexpr int kTileM = 128, kTileK = 64, kGroupThreads = 128;
-
-// The threads of a warpgroup wait for each other, each group at a barrier of its own.
-ONEPASS_FUNCTION void meet_in_group(int barrier) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kGroupThreads) : "memory");
-}
+inline constexpr int kTileM = 128, kTileK = 64;
 
 // The tiles of a cluster: rows of tiles in groups, each group column by column, so that the caches hold what is shared.
 template <class Config>
@@ -99,16 +93,6 @@ struct linear_shared {
     }
     open_mailbox(&norm_full, kGroupThreads);
     let_cluster_see_mailboxes();
-  }
-};
-
-// Where a ring is.
-template <int kStages>
-struct ring_position {
-  int stage = 0;
-  uint32 phase = 0;
-  ONEPASS_FUNCTION void next() {
-    if (++stage == kStages) stage = 0, phase ^= 1;
   }
 };
 

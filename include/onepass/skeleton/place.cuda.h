@@ -130,8 +130,8 @@ class place {
   }
 
   ONEPASS_FUNCTION void bring() const {
-    bring<stream::x>(a_.x);
-    bring<stream::y>(a_.y);
+    bring<Config::kX, stream::x>(a_.x);
+    bring<Config::kX, stream::y>(a_.y);
     bring_operands(number<0>());
     bring_kept(number<0>());
   }
@@ -334,16 +334,15 @@ class place {
   ONEPASS_FUNCTION void bring(char* to, const void* at) const {
     memory<D, V, Config::kAccess>::copy(to, at, static_cast<int>(static_cast<index>(a_.columns) - column_));
   }
-  template <stream S>
-  ONEPASS_FUNCTION void bring(const view& v) const {  // a stream's numbers are as wide as x's
+  template <dtype D, stream S>
+  ONEPASS_FUNCTION void bring(const view& v) const {
     if constexpr (is_in(Config::kStreams, S))
-      bring<Config::kX>(copy_ + place_in(Config::kStreams, S) * kStreamBytes,
-                        address<Config::kX, is_in(Config::kDense, S)>(v));
+      bring<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes, address<D, is_in(Config::kDense, S)>(v));
   }
   template <int I>
   ONEPASS_FUNCTION void bring_operands(number<I>) const {
     if constexpr (I < kOperands) {
-      bring<stream::operand + I>(a_.operand[I]);
+      bring<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
       bring_operands(number<I + 1>());
     }
   }
@@ -390,8 +389,8 @@ class place {
   template <int K>
   ONEPASS_FUNCTION void bring_kept(number<K>) const {
     if constexpr (K < kKeeps) {
-      bring<stream::kept + K>(a_.kept[K]);
-      bring<stream::kept_gradient + K>(a_.kept_gradient[K]);
+      bring<Config::kX, stream::kept + K>(a_.kept[K]);
+      bring<Config::kX, stream::kept_gradient + K>(a_.kept_gradient[K]);
       bring_kept(number<K + 1>());
     }
   }

@@ -10,6 +10,7 @@ enum class operand_kind : int {
   tensor,  // broadcastable to the shape of what the line is at
   matrix,  // [N', N]: N' numbers of each row behind the word
   keys,    // [..., N', N], a matrix for each batch of rows
+  values,  // [..., N, N'], likewise
 };
 
 // What else the chain must hand to a word.
@@ -21,7 +22,7 @@ enum class word_kind : int {
   mask,         // with a mask operand, or the place itself
   keep,         // returns the value at this point
   row,          // needs the whole row
-  contraction,  // `linear`, `scores`
+  contraction,  // `linear`, `scores`, `values`
 };
 
 // A NaN (NVRTC knows no __builtin_nan): the number is the machine epsilon of the arithmetic.

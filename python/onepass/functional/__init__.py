@@ -19,7 +19,7 @@ They hold for all of them:
 
 from __future__ import annotations
 
-from ._attention import attention_scores
+from ._attention import attention_scores, scaled_dot_product_attention
 from ._linear import gated_mlp, layer_norm_linear, layer_norm_mlp, linear, rms_norm_linear
 from ._rows import (
     add_layer_norm,
@@ -53,6 +53,7 @@ __all__ = [
     "reglu",
     "rms_norm",
     "rms_norm_linear",
+    "scaled_dot_product_attention",
     "softmax",
     "swiglu",
 ]

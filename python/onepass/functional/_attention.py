@@ -10,6 +10,58 @@ from torch import Tensor
 from .. import _lines
 from .._shapes import check_tensor, given
 from ..line import fused
+from . import _engines
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """dropout(softmax(query · keyᵀ · scale, masked)) · value, as `torch.nn.functional.scaled_dot_product_attention`, by
+    what is fastest for the shapes: one of torch's engines (cuDNN, flash, efficient) or the line below.
+
+    Args:
+        query: (..., Hq, L, E).
+        key: (..., H, S, E), of query's dtype; batch sizes broadcast.
+        value: (..., H, S, Ev), likewise.
+        attn_mask: broadcastable to (..., Hq, L, S). bool: True takes part; floating point (query's dtype or float32):
+            added to the scaled scores, and given a gradient where it requires one.
+        dropout_p: the probability of zeroing a weight; there is no training flag. Where the line runs its masks are
+            those of the word `dropout`, else torch's.
+        is_causal: element (i, j) takes part where j <= i. Not together with attn_mask.
+        scale: multiplies the scores; 1 / sqrt(E) if None.
+        enable_gqa: Hq may be a multiple of H: each head of key and value serves as many heads of queries, that lie next
+            to each other.
+
+    Returns:
+        (..., Hq, L, Ev), query's dtype. A row that is masked throughout is zeros, with zero gradients. What one of
+        torch's engines computes may differ from run to run, as that engine's results do.
+
+    Raises:
+        RuntimeError: shapes or dtypes that do not fit each other, or is_causal with attn_mask.
+        ValueError: dropout_p outside [0, 1].
+
+    Saved for backward by the line: query, key, value, the result, two numbers a row and the state of the random
+    generator; the weights are computed again.
+    Line: `scores | mul(scale) | mask | causal | softmax | dropout(p) | values`.
+    """
+    function = "scaled_dot_product_attention"
+    _check_tensors(function, attn_mask, is_causal, query=query, key=key, value=value)
+    query, key, value, attn_mask = _under_autocast(query, key, value, attn_mask)
+    _check_sizes(function, enable_gqa, query, key, value)
+    _check_mask_dtype(function, query, attn_mask)
+    scale = _scale(function, scale, query)
+    line = _lines.attention(scale, attn_mask is not None, is_causal, dropout_p, False)
+    engine = _engines.choose(_engines.call_of(query, key, value, attn_mask, is_causal, dropout_p, enable_gqa))
+    if engine == "onepass":
+        return _run(function, line, query, key, attn_mask, value, enable_gqa)
+    return _engines.run(engine, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def attention_scores(
@@ -46,68 +98,112 @@ def attention_scores(
     a row and the state of the random generator, and the scores are computed again.
     Line: `scores | mul(scale) | mask | causal | softmax | dropout(p)`.
     """
-    query, key = _checked(query, key)
-    if is_causal and attn_mask is not None:
-        raise RuntimeError("attention_scores(): explicit attn_mask should not be set when is_causal=True")
-    if scale is None:
-        scale = 1 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
-    line = _lines.attention_scores(scale, attn_mask is not None, is_causal, dropout_p)
+    function = "attention_scores"
+    _check_tensors(function, attn_mask, is_causal, query=query, key=key)
+    query, key = _under_autocast(query, key)
+    _check_sizes(function, enable_gqa, query, key)
+    line = _lines.attention_scores(_scale(function, scale, query), attn_mask is not None, is_causal, dropout_p)
+    return _run(function, line, query, key, attn_mask, None, enable_gqa)
+
+
+def _run(
+    function: str,
+    line: str,
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None,
+    value: Tensor | None,
+    enable_gqa: bool,
+) -> Tensor:
     if not enable_gqa:
-        return fused(line, *_broadcast(query, key, 2), *given(attn_mask))
-    heads = _heads_of_key(query, key)
+        query, key, *values = _broadcast(function, 2, query, key, *given(value))
+        return fused(line, query, key, *given(attn_mask), *values)
+    heads = key.shape[-3]
     group = (heads, query.shape[-3] // heads) if heads else (0, 1)
     if attn_mask is not None and attn_mask.dim() > 2:
         attn_mask = attn_mask.unsqueeze(-3) if attn_mask.shape[-3] == 1 else attn_mask.unflatten(-3, group)
-    grouped = _broadcast(query.unflatten(-3, group), key.unsqueeze(-3), 4)
-    return fused(line, *grouped, *given(attn_mask)).flatten(-4, -3)
+    shared = [tensor.unsqueeze(-3) for tensor in given(key, value)]
+    query, key, *values = _broadcast(function, 4, query.unflatten(-3, group), *shared)
+    return fused(line, query, key, *given(attn_mask), *values).flatten(-4, -3)
 
 
-def _checked(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    function = "attention_scores"
-    for name, tensor in (("query", query), ("key", key)):
+def _scale(function: str, scale: float | None, query: Tensor) -> float:
+    if scale is not None:
+        return _lines.number(function, "scale", scale)
+    return 1 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
+
+
+def _check_tensors(function: str, attn_mask: Tensor | None, is_causal: bool, **tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
         check_tensor(function, name, tensor)
         if tensor.dim() < 2:
             raise RuntimeError(
                 f"{function}(): expected {name} to be at least 2-dimensional, but got a tensor of size "
                 f"{list(tensor.shape)}"
             )
+    if attn_mask is not None:
+        check_tensor(function, "attn_mask", attn_mask)
+        if is_causal:
+            raise RuntimeError(f"{function}(): explicit attn_mask should not be set when is_causal=True")
+
+
+def _under_autocast(query: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
     device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        query, key = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key))
-    if query.dtype != key.dtype:
-        raise RuntimeError(
-            f"{function}(): expected query and key to have the same dtype, but got query.dtype: {query.dtype} and "
-            f"key.dtype: {key.dtype}"
-        )
+    if not torch.is_autocast_enabled(device):
+        return query, *others
+    dtype = torch.get_autocast_dtype(device)
+    cast = (torch.float32, torch.bfloat16, torch.float16)
+    return tuple(t.to(dtype) if t is not None and t.dtype in cast else t for t in (query, *others))
+
+
+def _check_sizes(function: str, enable_gqa: bool, query: Tensor, key: Tensor, value: Tensor | None = None) -> None:
+    for name, tensor in (("key", key), ("value", key if value is None else value)):
+        if tensor.dtype != query.dtype:
+            raise RuntimeError(
+                f"{function}(): expected query and {name} to have the same dtype, but got query.dtype: {query.dtype} "
+                f"and {name}.dtype: {tensor.dtype}"
+            )
+        if enable_gqa:
+            _check_heads(function, query, name, tensor)
     if query.shape[-1] != key.shape[-1]:
         raise RuntimeError(
             f"{function}(): expected query and key to have the same last dimension, but got query of size "
             f"{list(query.shape)} and key of size {list(key.shape)}"
         )
-    return query, key
+    if value is not None and value.shape[-2] != key.shape[-2]:
+        raise RuntimeError(
+            f"{function}(): expected key and value to have as many rows, but got key of size {list(key.shape)} and "
+            f"value of size {list(value.shape)}"
+        )
 
 
-def _heads_of_key(query: Tensor, key: Tensor) -> int:
-    if query.dim() >= 3 and key.dim() >= 3:
-        heads, wanted = key.shape[-3], query.shape[-3]
+def _check_heads(function: str, query: Tensor, name: str, tensor: Tensor) -> None:
+    if query.dim() >= 3 and tensor.dim() >= 3:
+        heads, wanted = tensor.shape[-3], query.shape[-3]
         if wanted == heads or heads and wanted % heads == 0:
-            return heads
+            return
     raise RuntimeError(
-        "attention_scores(): expected the heads of query to be a multiple of key's where enable_gqa=True, but got "
-        f"query of size {list(query.shape)} and key of size {list(key.shape)}"
+        f"{function}(): expected the heads of query to be a multiple of {name}'s where enable_gqa=True, but got query "
+        f"of size {list(query.shape)} and {name} of size {list(tensor.shape)}"
     )
 
 
-def _broadcast(query: Tensor, key: Tensor, own: int) -> tuple[Tensor, Tensor]:
-    """With the same sizes in front of the last `own` dimensions."""
-    if query.shape[:-own] == key.shape[:-own]:
-        return query, key
-    try:
-        batch = torch.broadcast_shapes(query.shape[:-own], key.shape[:-own])
-    except RuntimeError:
+def _check_mask_dtype(function: str, query: Tensor, attn_mask: Tensor | None) -> None:
+    if attn_mask is not None and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise RuntimeError(
-            f"attention_scores(): the batch sizes of query of size {list(query.shape)} and of key of size "
-            f"{list(key.shape)} do not broadcast"
-        ) from None
-    return query.expand(*batch, *query.shape[-own:]), key.expand(*batch, *key.shape[-own:])
+            f"{function}(): expected attn_mask to be bool, float32 or of query's dtype, but got attn_mask.dtype: "
+            f"{attn_mask.dtype} and query.dtype: {query.dtype}"
+        )
+
+
+def _broadcast(function: str, own: int, *tensors: Tensor) -> list[Tensor]:
+    """With the same sizes in front of the last `own` dimensions."""
+    shapes = [tensor.shape[:-own] for tensor in tensors]
+    if all(shape == shapes[0] for shape in shapes):
+        return list(tensors)
+    try:
+        batch = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        sizes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+        raise RuntimeError(f"{function}(): the batch sizes of tensors of sizes {sizes} do not broadcast") from None
+    return [tensor.expand(*batch, *tensor.shape[-own:]) for tensor in tensors]

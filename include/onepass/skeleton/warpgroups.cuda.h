@@ -1,0 +1,44 @@
+// What kernels share whose warpgroups multiply tiles that the copy engine brings (sm_90a).
+#pragma once
+
+#include "onepass/lane/matrix.cuda.h"
+#include "onepass/skeleton/row_threads.cuda.h"
+
+ONEPASS_BEGIN
+
+inline constexpr int kGroupThreads = 128;
+
+// The threads of a warpgroup wait for each other, each group at a barrier of its own.
+ONEPASS_FUNCTION void meet_in_group(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kGroupThreads) : "memory");
+}
+
+// Where a ring is.
+template <int kStages>
+struct ring_position {
+  int stage = 0;
+  uint32 phase = 0;
+  ONEPASS_FUNCTION void next() {
+    if (++stage == kStages) stage = 0, phase ^= 1;
+  }
+};
+
+// Where a row of products has its piece of 16 bytes: rows that are stored at a time differ in their banks.
+ONEPASS_FUNCTION int place_of_piece(int piece, int row) { return piece ^ (row & 7); }
+
+// 64 rows of products into shared memory.
+template <dtype D, int N>
+ONEPASS_FUNCTION void hand_over(const float (&d)[N / 2], char* products) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
+  const int matrix = lane / 8;  // of the four that store_matrices takes: 8 rows below, 8 columns beside
+  const uint32 row = shared_address(products) + (warp * 16 + (matrix & 1) * 8 + lane % 8) * (N * 2);
+#pragma unroll
+  for (int j = 0; j < N / 8; j += 2) {
+    const float* at = d + 4 * j;
+    store_matrices(row + place_of_piece(j + (matrix >> 1), lane) * 16, pair_to_storage<D>(at[0], at[1]),
+                   pair_to_storage<D>(at[2], at[3]), pair_to_storage<D>(at[4], at[5]),
+                   pair_to_storage<D>(at[6], at[7]));
+  }
+}
+
+ONEPASS_END

@@ -1,0 +1,204 @@
+"""Who computes an attention: this package's line, or which engine of torch's scaled_dot_product_attention."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+ENGINES = {
+    "cudnn": (
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ),
+    "flash": (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH),
+}
+"""Each with those that torch takes in its place where it cannot serve."""
+
+_FIXED = 91501  # the cuDNN that is right for lengths other than multiples of 128, and that torch prefers from then on
+
+
+class Call(NamedTuple):
+    """What the choice depends on."""
+
+    device: str
+    """Its type."""
+    dtype: torch.dtype
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    mask: tuple[int, ...] | None = None
+    mask_dtype: torch.dtype | None = None
+    is_causal: bool = False
+    dropout: bool = False
+    needs_gradient: bool = False
+    """Of any tensor."""
+    mask_needs_gradient: bool = False
+    grouped: bool = False
+    """Whether heads of queries share those of keys."""
+    capability: tuple[int, int] = (0, 0)
+    cudnn: int = 0
+    """Its version, 0 if there is none."""
+
+
+def call_of(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, dropout_p: float, grouped: bool
+) -> Call:
+    recording = torch.is_grad_enabled()
+    mask_needs_gradient = recording and mask is not None and mask.requires_grad
+    capability, cudnn = _chip(query.device.index) if query.is_cuda else ((0, 0), 0)
+    return Call(
+        query.device.type,
+        query.dtype,
+        query.shape,
+        key.shape,
+        value.shape,
+        None if mask is None else mask.shape,
+        None if mask is None else mask.dtype,
+        is_causal,
+        dropout_p > 0,
+        mask_needs_gradient or recording and (query.requires_grad or key.requires_grad or value.requires_grad),
+        mask_needs_gradient,
+        grouped,
+        capability,
+        cudnn,
+    )
+
+
+def choose(call: Call) -> str:
+    """The engine that computes a call: "onepass", "torch" (as it chooses itself), or one of `ENGINES` by name.
+
+    On CUDA it rests on measurements on an H200 (bfloat16, us forward / backward). 4x16x2048x64: flash 252 / 817,
+    efficient 561 / 1810, cuDNN 169 / 593; causal flash 169 / 542, cuDNN 113 / 412; with an additive mask that heads
+    share efficient 801 / 2250, cuDNN 304 / 784, with one for each head 818 / 2123 and 341 / 1104; with a bool mask that
+    rows share 820 / 2193 and 302 / 980. 4x16x4096x128: flash 1621 / 5023, cuDNN 830 / 2646; additive efficient
+    4318 / 11580, cuDNN 1694 / 4894. So cuDNN where it serves, which is what torch takes first itself on this chip once
+    cuDNN is 9.15.1; before, it is named where lengths are multiples of 128, since for others it was wrong.
+
+    On the CPU (2 threads of an AMD EPYC, torch 2.15; torch's time over the line's, forward, then with backward):
+    bfloat16 2x8x128x64 1.9, 3.0, 1x8x512x64 2.0, 1.9, 1x8x2048x64 1.9, 1.4; causal there 1.2, 0.9; 1x4x64x64 0.6, 1.4.
+    float32 and float64 without dropout 0.4 to 1.5, mostly below 1; with dropout, which torch's engine on the CPU does
+    not have, float32 2x8x128x64 4.4, 1.4 and 1x8x512x64 6.5, 2.0. float16 0.1 to 0.4, for want of a matrix product.
+    """
+    if call.grouped and call.key[:-1] != call.value[:-1]:
+        return "torch"  # the line has one number of heads for both
+    if call.device == "cpu":
+        return _choose_on_cpu(call)
+    if call.device == "cuda":
+        return _choose_on_cuda(call)
+    return "torch"
+
+
+def serves_itself(call: Call) -> bool:
+    """Whether the CUDA kernel of our own computes the call faster than torch's engines: masks, without a gradient.
+
+    Measured on an H200 beside cuDNN, bfloat16, us, ours / cuDNN: 4x16x2048x64 with an additive mask that heads share
+    236 / 276, with a bool mask that rows share 254 / 261, 4x16x4096x128 1124 / 1617 and 1230 / 1301, 4x16x2048x32
+    224 / 269 and 243 / 260, 4x16x512x64 24 / 28 and 27 / 33. Without a mask 188 / 159 and 886 / 818.
+    """
+    sizes = call.query[-1], call.value[-1], call.key[-2]
+    return (
+        call.capability == (9, 0)
+        and call.dtype in (torch.bfloat16, torch.float16)
+        and call.mask is not None
+        and not call.needs_gradient
+        and all(size % 8 == 0 for size in sizes)
+        and max(sizes[:2]) <= 256
+    )
+
+
+def _choose_on_cuda(call: Call) -> str:
+    mismatched = call.mask_dtype not in (None, torch.bool, call.dtype)
+    if serves_itself(call) or mismatched:  # cuDNN misreads such a mask (pytorch#191612), the others refuse it
+        return "onepass"
+    if call.cudnn >= _FIXED and call.capability[0] in (9, 10):
+        return _without_cudnn(call) if _cudnn_gives_nan(call) else "torch"
+    features = call.query[-1]
+    serves = (
+        call.capability == (9, 0)
+        and call.cudnn >= 90000
+        and call.dtype in (torch.bfloat16, torch.float16)
+        and len(call.query) == 4
+        and features == call.value[-1] <= 128
+        and features % 8 == 0
+        and call.query[-2] % 128 == call.key[-2] % 128 == 0
+        and not (call.dropout or call.mask_needs_gradient or call.grouped)
+    )
+    return "cudnn" if serves else "torch"
+
+
+def _cudnn_gives_nan(call: Call) -> bool:
+    """In gradients of rows whose scores are all below -88 (pytorch#196678; NVIDIA/cudnn-frontend#1072)."""
+    masked = call.mask is not None and call.key[-2] % 128 == 64
+    return call.needs_gradient and (masked or call.query[-2] == 1)
+
+
+def _without_cudnn(call: Call) -> str:
+    return "flash" if call.mask is None else "efficient"
+
+
+def _choose_on_cpu(call: Call) -> str:
+    if call.dtype == torch.bfloat16:
+        weights = math.prod(call.query[:-1]) * call.key[-2]
+        fits = call.dropout or weights <= 2**26 and not (call.is_causal and call.key[-2] > 1024)
+        return "onepass" if fits and weights >= (2**14 if call.needs_gradient else 2**15) else "torch"
+    return "onepass" if call.dropout and call.dtype in (torch.float32, torch.float64) else "torch"
+
+
+def run(
+    engine: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+    enable_gqa: bool,
+) -> Tensor:
+    """torch's scaled_dot_product_attention with an engine of its own choice ("torch") or a named one."""
+    if mask is not None:
+        mask = torch.atleast_2d(mask)
+        if query.is_cuda:
+            mask = _readable(mask, query, key.shape[-2])
+    with _only(engine):
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+
+def _readable(mask: Tensor, query: Tensor, keys: int) -> Tensor:
+    """As torch's engines on CUDA read it well."""
+    if mask.dtype == torch.bool:
+        # torch makes numbers of all that a mask is expanded to, at four times the attention's time (2.11); and for
+        # cuDNN it filled in -65504, which leaves rows masked throughout unmasked.
+        once = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
+        mask = torch.where(once, query.new_zeros(()), -math.inf)
+    if mask.shape[-1] != keys:  # a misaligned address, where it is one number for all keys
+        mask = mask.expand(*mask.shape[:-1], keys).contiguous()
+    return mask
+
+
+def _only(engine: str):
+    if engine == "torch":
+        return contextlib.nullcontext()
+    return sdpa_kernel(list(ENGINES[engine]), set_priority=engine == "cudnn")
+
+
+@torch.compiler.assume_constant_result
+def _chip(index: int | None) -> tuple[tuple[int, int], int]:
+    return _chip_of(index)
+
+
+@functools.lru_cache
+def _chip_of(index: int | None) -> tuple[tuple[int, int], int]:
+    return torch.cuda.get_device_capability(index), torch.backends.cudnn.version() or 0

@@ -1,0 +1,153 @@
+// One call of a line with `scores` and `values`: what `scores` begins, and its product with the values.
+#include "src/torch/attention.h"
+
+#include "src/cuda/strategy.h"
+#include "src/torch/attention_kernel.h"
+#include "src/torch/batches.h"
+#include "src/torch/by_one_kernel.h"
+#include "src/torch/check.h"
+#include "src/torch/frame.h"
+#include "src/torch/matrix_product.h"
+#include "src/torch/run.h"
+#include "src/torch/scores.h"
+
+namespace onepass::binding {
+namespace {
+
+using optional_tensor = std::optional<Tensor>;
+
+void check_values(const prepared_line& line, const Tensor& keys, const Tensor& values) {
+  const auto name = [&] { return operand_name(line.line, line.line.words.back()); };
+  const int dim = static_cast<int>(keys.dim());
+  bool fits = values.dim() == dim;
+  for (int i = 0; fits && i < dim - 1; ++i) fits = values.size(i) == keys.size(i);
+  ONEPASS_CHECK(fits, "onepass: ", name(), " must have the keys' shape ", shape_text(keys),
+                " but for the last size, got ", shape_text(values));
+  ONEPASS_CHECK(dtype_of(values) == dtype_of(keys), "onepass: ", name(), " must have the keys' dtype ",
+                dtype_text(keys), ", got ", dtype_text(values));
+  ONEPASS_CHECK(device_of(values) == device_of(keys),
+                "onepass: expected all tensors to be on the same device, but the keys are on ", device_of(keys).text(),
+                " and ", name(), " is on ", device_of(values).text());
+}
+
+template <class T>
+std::vector<T> without_last(const std::vector<T>& all) {
+  return {all.begin(), all.end() - 1};
+}
+
+// All of it in one kernel, or why not.
+class one_kernel {
+ public:
+  explicit one_kernel(const forward_call& call)
+      : call_(call),
+        c_(*call.line.attention->scores.contraction),
+        keys_(call.operands.front()),
+        values_(call.operands.back()) {}
+
+  std::optional<std::vector<Tensor>> run() const {
+    return by_one_kernel(
+        call_, [&] { return why_not(); }, [&] { return launch(); });
+  }
+
+ private:
+  std::string why_not() const {
+    const device on = device_of(call_.x);
+    if (!on.is_cuda()) return "its kernel is for CUDA";
+    if (dtype_of(call_.x) != dtype_of(keys_)) return "x and the keys must have one dtype";
+    if (call_.x.numel() == 0 || keys_.numel() == 0 || values_.numel() == 0) return "there is nothing to compute";
+    if (call_.line.line.keeps > 0) return "what is kept must be written";
+    return cuda::why_not_attention(c_.parts.behind, keys_.size(keys_.dim() - 1), values_.size(values_.dim() - 1),
+                                   keys_.size(keys_.dim() - 2), dtype_of(keys_), cuda::facts(on.index));
+  }
+
+  std::optional<std::vector<Tensor>> launch() const {
+    const device on = device_of(keys_);
+    std::vector<std::int64_t> sizes(call_.x.sizes().begin(), call_.x.sizes().end());
+    sizes.back() = keys_.size(keys_.dim() - 2);
+    const Tensor scores = view_of(keys_, sizes, std::vector<std::int64_t>(sizes.size(), 0));  // for their shape alone
+    frame behind(c_.behind, scores, "x");
+    behind.enter(scores, call_.operands, 1, call_.dropout_state);
+    std::vector<Tensor> results{empty_product(call_.x, values_.size(values_.dim() - 1), dtype_of(keys_))};
+    if (call_.save_statistics) results.push_back(behind.fresh_statistics());
+    behind.lay_out(true);
+    const cuda::request leaving = request_of(behind, false);
+    const torch::stable::accelerator::DeviceGuard guard(on.index);
+    if (launch_attention(c_.parts, {.behind = leaving, .a_behind = behind.a, .y = results[0].data_ptr()}, call_.x,
+                         keys_, &values_))
+      return results;
+    return {};
+  }
+
+  const forward_call& call_;
+  const prepared_contraction& c_;
+  const Tensor &keys_, &values_;
+};
+
+// What stands before `values`, again: its result, and its kept values.
+std::vector<Tensor> scores_again(const backward_call& call) {
+  const prepared_attention& a = *call.line.attention;
+  std::vector<Tensor> operands;
+  operands.reserve(static_cast<std::size_t>(a.parts.values));
+  for (int i = 0; i < a.parts.values; ++i)
+    operands.push_back(given(call, call.operands[static_cast<std::size_t>(i)], "its operands"));
+  return forward_with_scores({given(call, call.x, "x"), operands, a.scores, call.dropout_state, false});
+}
+
+}  // namespace
+
+std::vector<Tensor> forward_with_attention(const forward_call& call) {
+  const prepared_attention& a = *call.line.attention;
+  check_operand_count(call.line, call.operands.size());
+  const Tensor &keys = call.operands.front(), &values = call.operands.back();
+  check_keys(a.scores, call.x, keys);
+  check_values(call.line, keys, values);
+  if (std::optional<std::vector<Tensor>> results = one_kernel(call).run()) return *results;
+  std::vector<Tensor> results = forward_with_scores({call.x, without_last(call.operands), a.scores, call.dropout_state,
+                                                     call.save_statistics && call.line.reads.statistics});
+  const Tensor weights = results[0];
+  const batches of(call.x, keys);
+  results[0] = empty_product(call.x, values.size(values.dim() - 1), dtype_of(keys));
+  multiply_batches(of.rows(results[0]), of.rows(weights), of.keys(values));
+  if (a.parts.keeps_weights) results.insert(results.begin() + 1 + a.scores.line.keeps, weights);
+  return results;
+}
+
+std::vector<Tensor> backward_with_attention(const backward_call& call, const linear_saved& saved) {
+  const prepared_attention& a = *call.line.attention;
+  check_backward(call);
+  const spec::attention_gradients plan = spec::plan_gradients(
+      a.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
+      static_cast<std::uint64_t>(call.wanted));
+  const Tensor &keys = given(call, call.operands.front(), "its keys"),
+               &values = given(call, call.operands.back(), "its values");
+  const batches of(call.gradients[0], keys);
+  const Tensor rows = of.rows(call.gradients[0]);
+  const spec::reads& reads = a.scores.reads;
+  std::vector<Tensor> again;
+  if (a.parts.keeps_weights && reads.kept_behind < 0) again.push_back(*saved.resumed_behind);
+  else again = scores_again(call);
+  std::vector<Tensor> results;
+  if (plan.wants_scores != 0) {
+    std::vector<Tensor> gradients{empty_like(shape_of(again[0]), dtype_of(keys), device_of(keys))};
+    optional_tensor kept;
+    if (a.parts.keeps_weights) kept = of.rows(call.gradients.back());
+    multiply_batches(of.rows(gradients[0]), rows, transposed(of.keys(values)), kept ? &*kept : nullptr);
+    gradients.insert(gradients.end(), call.gradients.begin() + 1, call.gradients.begin() + 1 + a.scores.line.keeps);
+    optional_tensor resumed;
+    if (reads.result_behind) resumed = again[0];
+    if (reads.kept_behind >= 0) resumed = again[1 + static_cast<std::size_t>(reads.kept_behind)];
+    const std::vector<optional_tensor> operands = without_last(call.operands);
+    const std::vector<std::int64_t> types = without_last(call.operand_types);
+    results = backward_with_scores({gradients, call.x, operands, std::nullopt, call.statistics, call.dropout_state,
+                                    a.scores, types, static_cast<std::int64_t>(plan.wants_scores)},
+                                   {saved.x, std::nullopt, resumed});
+    if (plan.gives_weights) results.push_back(gradients[0]);
+  }
+  if (plan.wants_values) {
+    results.push_back(empty_like(shape_of(values), dtype_of(values), device_of(values)));
+    multiply_batches(of.keys(results.back()), transposed(of.rows(again[0])), rows);
+  }
+  return results;
+}
+
+}  // namespace onepass::binding

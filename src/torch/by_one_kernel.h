@@ -1,0 +1,28 @@
+// The choice between one kernel for all of a call and other ways.
+#pragma once
+
+#include <string>
+
+#include "src/spec/strategy.h"
+#include "src/torch/call.h"
+#include "src/torch/check.h"
+
+namespace onepass::binding {
+
+// What `launch` gives, unless `why_not()` gives a reason; an error with the reason, where the line names the kernel.
+template <class WhyNot, class Launch>
+std::optional<std::vector<Tensor>> by_one_kernel(const forward_call& call, const WhyNot& why_not,
+                                                 const Launch& launch) {
+  const spec::strategy named = call.line.line.how;
+  if (named == spec::strategy::unfused) return {};
+  std::string reason = why_not();
+  if (reason.empty()) {
+    if (std::optional<std::vector<Tensor>> results = launch()) return results;
+    reason = "rows must begin at multiples of 16 bytes";
+  }
+  ONEPASS_CHECK(named == spec::strategy::automatic, "onepass: 'scores(",
+                std::string(spec::kStrategies[static_cast<std::size_t>(named)]), ")' cannot take this call: ", reason);
+  return {};
+}
+
+}  // namespace onepass::binding

@@ -1,0 +1,133 @@
+// The kernel of tiles for lines that begin with `scores`: it compiles, and fits the chip.
+#include "src/cuda/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <string_view>
+
+#include "src/cuda/strategy.h"
+#include "src/spec/contraction.h"
+#include "tests/cuda/config_names.h"
+#include "tests/cuda/imagined_linear.h"
+#include "tests/cuda/nvrtc_fixture.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr const char* kLine = "scores | mul(0.125) | mask | softmax";
+
+struct sizes {
+  int64 rows, keys, depth, value_depth;
+};
+
+// Of two times three batches, without memory.
+class imagined_attention {
+ public:
+  imagined_attention(const char* line, sizes of, dtype type)
+      : linear_(line, 6 * of.rows, of.depth, of.keys, type, false), of_(of), scores_(linear_.scores()) {
+    const spec::contraction parts(spec::parse(line));
+    causal_ = std::string_view(line).find("causal") != std::string_view::npos;
+    for (int i = 0; i < parts.behind.operands; ++i) brought_.push_back(i);
+  }
+  attention_call call() const {
+    return {.behind = scores_.behind,
+            .a_behind = scores_.a_behind,
+            .causal = causal_,
+            .brought = brought_,
+            .queries = rows_of(of_.rows, of_.depth),
+            .keys = rows_of(of_.keys, of_.depth),
+            .values = of_.value_depth > 0 ? rows_of(of_.keys, of_.value_depth) : batched_rows{},
+            .y = scores_.a_behind.y.data};
+  }
+
+ private:
+  batched_rows rows_of(int64 rows, int64 depth) const {
+    return {scores_.a_behind.y.data, 2, 3, 1, rows, depth, 3 * rows * depth, rows * depth, 0, depth};
+  }
+  imagined_linear linear_;
+  sizes of_;
+  scores_call scores_;
+  bool causal_ = false;
+  std::vector<int> brought_;
+};
+
+TEST(Attention, BlocksShareAllRowsAndFitTheChip) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const int64 depth : {8, 64, 72, 128, 256}) {
+    for (const int64 value_depth : {0, 8, 64, 128, 200, 256}) {
+      for (const int64 rows : {1, 128, 1000}) {
+        const imagined_attention of(kLine, {rows, 1000, depth, value_depth}, dtype::bf16);
+        ASSERT_TRUE(fits(of.call()));
+        const attention_plan p = plan_attention(of.call(), chip);
+        const int64 of_block = rows_of_attention(depth, value_depth);
+        EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << value_depth;
+        EXPECT_EQ(p.groups * 64, of_block);
+        EXPECT_GE(p.blocks * of_block, rows);
+        EXPECT_LT((p.blocks - 1) * of_block, rows) << "a block without rows";
+        EXPECT_EQ(p.grid, 6 * p.blocks);
+        EXPECT_GE(p.stages, 1);
+      }
+    }
+  }
+}
+
+TEST(Attention, TensorsThatHaveNoRoomAreReadWhereTheyAreUsed) {
+  const device_facts chip = facts_of("sm_90a");
+  const char* line = "scores | add | add | add | add | mask | softmax";
+  for (const int64 depth : {64, 128, 256}) {
+    for (const int64 value_depth : {0, 64, 256}) {
+      const imagined_attention of(line, {1000, 1000, depth, value_depth}, dtype::bf16);
+      const attention_plan p = plan_attention(of.call(), chip);
+      EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << value_depth;
+      EXPECT_GE(p.stages, 1);
+      EXPECT_NE(p.behind.streams, 0u);
+    }
+  }
+}
+
+TEST(Attention, SaysWhyNot) {
+  const auto why = [](const char* line, sizes of, dtype type = dtype::bf16, const char* arch = "sm_90a") {
+    return why_not_attention(spec::contraction(spec::parse(line)).behind, of.depth, of.value_depth, of.keys, type,
+                             facts_of(arch));
+  };
+  EXPECT_EQ(why(kLine, {1, 1000, 64, 64}), "");
+  EXPECT_EQ(why(kLine, {1, 1000, 256, 0}, dtype::f16), "");
+  EXPECT_NE(why(kLine, {1, 1004, 64, 64}).find("multiples of 8"), std::string::npos);
+  EXPECT_NE(why(kLine, {1, 1000, 64, 264}).find("at most 256"), std::string::npos);
+  EXPECT_NE(why(kLine, {1, 1000, 64, 64}, dtype::f32).find("bfloat16"), std::string::npos);
+  EXPECT_NE(why(kLine, {1, 1000, 64, 64}, dtype::bf16, "sm_80").find("9.0"), std::string::npos);
+  EXPECT_NE(why("scores | silu", {1, 1000, 64, 64}).find("softmax"), std::string::npos);
+  EXPECT_NE(why("scores | softmax | keep", {1, 1000, 64, 64}).find("kept"), std::string::npos);
+}
+
+TEST(Attention, WritesNoWeightsWhereItCan) {
+  const spec::contraction line(spec::parse(kLine));
+  const auto all = predict_attention(line, {131072, 64, 2048, dtype::bf16, false, 64}, facts_of("sm_90a"));
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(best(all).how, spec::strategy::streamed);
+  EXPECT_LT(all[1].bytes, all[0].bytes);
+  const auto odd = predict_attention(line, {131072, 64, 2047, dtype::bf16, false, 64}, facts_of("sm_90a"));
+  EXPECT_EQ(best(odd).how, spec::strategy::unfused);
+}
+
+TEST(Attention, ItsSourceDefinesWhatTheSkeletonReads) {
+  const imagined_attention of(kLine, {64, 64, 64, 64}, dtype::bf16);
+  expect_defined(config_names(kAttention), source(of.call(), plan_attention(of.call(), facts_of("sm_90a"))));
+}
+
+using AttentionNvrtc = Nvrtc;
+
+TEST_F(AttentionNvrtc, Compiles) {
+  const auto compiles = [](const char* line, sizes of, dtype type) {
+    const imagined_attention call(line, of, type);
+    const device_facts chip = facts_of("sm_90a");
+    EXPECT_FALSE(nvrtc_compile(source(call.call(), plan_attention(call.call(), chip)), chip.arch_name).empty());
+  };
+  compiles(kLine, {2048, 2048, 64, 64}, dtype::bf16);
+  compiles(kLine, {100, 72, 256, 0}, dtype::f16);
+  compiles("scores | mul(0.1) | causal | softmax | dropout(0.1)", {1000, 1000, 128, 128}, dtype::f16);
+  compiles("scores | mul(0.1) | tanh | mul(30) | add | softmax", {100, 200, 32, 256}, dtype::bf16);
+}
+
+}  // namespace
+}  // namespace onepass::cuda

@@ -1,0 +1,106 @@
+"""Which engine computes an attention, and torch's engines by name."""
+
+import pytest
+import torch
+
+import onepass.functional as F
+from onepass.functional import _engines
+from onepass.functional._engines import Call, choose
+
+BFLOAT16 = Call("cuda", torch.bfloat16, *3 * [(4, 16, 2048, 64)], capability=(9, 0), cudnn=91900)
+ON_CPU = Call("cpu", torch.float32, *3 * [(2, 8, 128, 64)])
+MASK = {"mask": (4, 1, 1, 2048), "mask_dtype": torch.bool}
+ADDED = {"mask": (1, 1, 2048, 2048), "mask_dtype": torch.bfloat16}
+
+
+def long(queries, keys):
+    return {"query": (4, 16, queries, 64), "key": (4, 16, keys, 64), "value": (4, 16, keys, 64)}
+
+
+class TestChoice:
+    @pytest.mark.parametrize(
+        "facts, expected",
+        [
+            ({}, "torch"),
+            (MASK, "onepass"),
+            (ADDED, "onepass"),
+            ({**ADDED, "needs_gradient": True}, "torch"),
+            (MASK | long(2048, 2044), "torch"),
+            ({**ADDED, "mask_dtype": torch.float32}, "onepass"),
+            ({"dtype": torch.float32}, "torch"),
+            ({"needs_gradient": True, **long(1, 2048)}, "flash"),
+            ({"needs_gradient": True, **long(1, 2048), **MASK}, "efficient"),
+            ({"needs_gradient": True, **long(704, 704), **MASK}, "efficient"),
+            ({"needs_gradient": True, **long(704, 704)}, "torch"),
+            (long(704, 704) | MASK, "onepass"),
+            ({"capability": (8, 0), "needs_gradient": True, **long(704, 704), **MASK}, "torch"),
+            # before torch prefers cuDNN
+            ({"cudnn": 91002}, "cudnn"),
+            ({"cudnn": 91002, **ADDED, "needs_gradient": True}, "cudnn"),
+            ({"cudnn": 91002, "dtype": torch.float32}, "torch"),
+            ({"cudnn": 91002, "dropout": True}, "torch"),
+            ({"cudnn": 91002, **ADDED, "needs_gradient": True, "mask_needs_gradient": True}, "torch"),
+            ({"cudnn": 91002, **long(2000, 2048)}, "torch"),
+            ({"cudnn": 91002, "capability": (8, 0)}, "torch"),
+            ({"cudnn": 0}, "torch"),
+            ({"cudnn": 91002, "query": (4, 16, 2048, 68), "key": (4, 16, 2048, 68)}, "torch"),
+        ],
+    )
+    def test_on_cuda(self, facts, expected):
+        assert choose(BFLOAT16._replace(**facts)) == expected
+
+    @pytest.mark.parametrize(
+        "facts, expected",
+        [
+            ({}, "torch"),
+            ({"dropout": True}, "onepass"),
+            ({"dtype": torch.float64, "dropout": True}, "onepass"),
+            ({"dtype": torch.float16, "dropout": True}, "torch"),
+            ({"dtype": torch.bfloat16}, "onepass"),
+            ({"dtype": torch.bfloat16, **long(2, 8)}, "torch"),
+            ({"dtype": torch.bfloat16, **long(1024, 1024), "is_causal": True}, "onepass"),
+            ({"dtype": torch.bfloat16, **long(1024, 2048), "is_causal": True}, "torch"),
+            ({"dtype": torch.bfloat16, **long(4096, 4096)}, "torch"),
+            ({"dtype": torch.bfloat16, **long(4096, 4096), "dropout": True}, "onepass"),
+            ({"dtype": torch.bfloat16, "grouped": True, "key": (2, 4, 128, 64), "value": (2, 2, 128, 64)}, "torch"),
+        ],
+    )
+    def test_on_the_cpu(self, facts, expected):
+        assert choose(ON_CPU._replace(**facts)) == expected
+
+    def test_elsewhere(self):
+        assert choose(ON_CPU._replace(device="mps", dropout=True)) == "torch"
+
+    def test_facts_of_a_call(self, device):
+        query, key, value = (
+            torch.randn(shape, device=device, dtype=torch.bfloat16)
+            for shape in ((2, 4, 6, 32), (2, 2, 20, 32), (2, 2, 20, 24))
+        )
+        mask = torch.zeros(2, 1, 1, 20, device=device, requires_grad=True)
+        call = _engines.call_of(query, key, value, mask, False, 0.1, True)
+        assert (call.device, call.dtype, call.mask_dtype) == (device, torch.bfloat16, torch.float32)
+        assert (call.query, call.key, call.value) == ((2, 4, 6, 32), (2, 2, 20, 32), (2, 2, 20, 24))
+        assert call.dropout and call.grouped and call.mask_needs_gradient
+        assert (call.capability > (0, 0)) == (device == "cuda")
+        with torch.no_grad():
+            call = _engines.call_of(query, key, value, mask, False, 0.0, False)
+        assert not (call.needs_gradient or call.mask_needs_gradient or call.dropout)
+
+
+@pytest.mark.parametrize("name", _engines.ENGINES)
+def test_named_engines(name, device, monkeypatch):
+    """Those that cannot serve leave it to others, and torch's settings are as before."""
+    monkeypatch.setattr(_engines, "choose", lambda call: name)
+    before = torch._C._get_sdp_priority_order(), torch.backends.cuda.cudnn_sdp_enabled()
+    tensors = [torch.randn(2, 4, 128, 64, device=device, dtype=torch.bfloat16) for _ in range(3)]
+    mask = torch.rand(2, 1, 128, 128, device=device) < 0.8
+    for function in (
+        F.scaled_dot_product_attention,
+        torch.compile(F.scaled_dot_product_attention, fullgraph=True, backend="aot_eager"),
+    ):
+        for given in ([], [mask]):
+            ours = function(*tensors, *given)
+            torch.testing.assert_close(
+                ours, torch.nn.functional.scaled_dot_product_attention(*tensors, *given), atol=2e-2, rtol=2e-2
+            )
+    assert before == (torch._C._get_sdp_priority_order(), torch.backends.cuda.cudnn_sdp_enabled())

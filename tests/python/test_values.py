@@ -1,0 +1,213 @@
+"""Lines that end with `values`: against PyTorch's chain and fp64, strategies, layouts, memory, errors."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import onepass
+from helpers import (
+    ATTENTION_LINES,
+    DTYPES,
+    HALF_TYPES,
+    assert_equal,
+    check_error,
+    check_line,
+    gradients,
+    make_inputs,
+    run,
+    upstream,
+    with_strategy,
+)
+
+
+def strategies(device):
+    return ("unfused", "streamed") if device == "cuda" else ("unfused",)
+
+
+def tensors(*shapes, dtype=torch.bfloat16, device="cpu", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
+@pytest.mark.parametrize("line", ATTENTION_LINES)
+def test_error_is_no_more_than_pytorchs(line, dtype, device):
+    check_line(line, make_inputs(line, (2, 3, 37, 64), dtype, device, out_features=130), slack=2.0)
+
+
+@pytest.mark.parametrize("line", ["scores | silu | values", "scores | keep | mul(0.2) | softmax | add | keep | values"])
+def test_other_words(line, device):
+    check_line(line, make_inputs(line, (2, 2, 20, 16), torch.float32, device, out_features=24), slack=2.0)
+
+
+@pytest.mark.parametrize("line", [*ATTENTION_LINES[:3], "scores | keep | softmax | keep | values"])
+def test_gradcheck(line, device):
+    inputs = make_inputs(line, (2, 3, 4), torch.float64, device, out_features=5, bool_mask=False)
+    fixed = [t.detach() if t.isinf().any() else t for t in inputs.tensors]
+    assert gradcheck(lambda *given: onepass.fused(line, *given), fixed)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
+@pytest.mark.parametrize("rows, keys", [(1, 8), (64, 128), (130, 136), (300, 520), (257, 1000)])
+@pytest.mark.parametrize("features", [8, 32, 64, 96, 128, 256])
+def test_strategies_are_as_accurate_as_pytorchs_chain(rows, keys, features, dtype, device):
+    for name in strategies(device):
+        line = with_strategy("scores | mul(0.1) | mask | softmax | values", name)
+        inputs = make_inputs(line, (2, 2, rows, features), dtype, device, out_features=keys)
+        values = tensors((2, 2, keys, max(8, features // 16 * 8)), dtype=dtype, device=device)[0]
+        inputs.operands[-1] = values.requires_grad_()
+        check_line(line, inputs, slack=2.0)
+
+
+@pytest.mark.parametrize(
+    "line, mask",
+    [
+        ("scores | mul(0.1) | causal | softmax | values", None),
+        ("scores | mul(0.1) | tanh | mul(30) | softmax | values", None),
+        ("scores | mul(0.1) | mask | softmax | values", "row"),
+        ("scores | mul(0.1) | add | causal | softmax | dropout(0.3) | values", "added"),
+        ("scores | mul(0.1) | mask | softmax | values", "float32"),
+        ("scores | mul(0.1) | mask | softmax | values", "one for a row"),
+    ],
+)
+def test_words_that_every_strategy_takes(line, mask, device):
+    query, key, value = tensors((2, 3, 200, 64), (2, 3, 264, 64), (2, 3, 264, 64), device=device)
+    masks = {
+        "row": torch.rand(2, 1, 1, 264) < 0.7,
+        "added": torch.randn(200, 264).bfloat16(),
+        "float32": torch.randn(3, 200, 264),
+        "one for a row": torch.randn(200, 1).bfloat16(),
+    }
+    given = [] if mask is None else [masks[mask].to(device)]
+    results = []
+    for name in strategies(device):
+        torch.manual_seed(4)
+        results.append(onepass.fused(with_strategy(line, name), query, key, *given, value))
+    reference = onepass.Line(line).reference
+    exact = reference(*[t.double() for t in (query, key)], *given, value.double())
+    for name, result in zip(strategies(device), results):
+        if "dropout" in line:  # of the same weights
+            torch.testing.assert_close(result, results[0], atol=2e-2, rtol=2e-2)
+        else:
+            check_error(result, reference(query, key, *given, value), exact, f"{name} {line}", slack=2.0)
+
+
+def test_layouts(device):
+    """Heads behind rows, groups of heads, expanded keys, two dimensions, an offset of an odd number."""
+    line = "scores | mul(0.125) | softmax | values"
+    query, key, value = tensors((2, 100, 4, 64), (2, 160, 4, 64), (2, 160, 4, 64), device=device)
+    by_head = [t.transpose(1, 2) for t in (query, key, value)]
+    grouped = [by_head[0].unflatten(1, (2, 2)), *(t[:, :2, None] for t in by_head[1:])]
+    expanded = [by_head[0], by_head[1][:, :1].expand(2, 4, 160, 64), by_head[2][:1].expand(2, 4, 160, 64)]
+    cases = [
+        by_head,
+        grouped,
+        expanded,
+        [t[0, :, 0] for t in (query, key, value)],
+        [t.flatten()[1 : 1 + 64 * 64].view(64, 64) for t in (query, key, value)],
+    ]
+    for case in cases:
+        exact = onepass.Line(line).reference(*[t.double() for t in case])
+        result = onepass.fused(line, *case)
+        assert result.is_contiguous()
+        torch.testing.assert_close(result.double(), exact, atol=2e-2, rtol=2e-2)
+
+
+def test_rows_that_are_masked_throughout(device):
+    for name in strategies(device):
+        query, key, value = (t.requires_grad_() for t in tensors(*3 * [(2, 64, 64)], device=device))
+        mask = torch.rand(64, 64, device=device) < 0.5
+        mask[7] = False
+        y = onepass.fused(with_strategy("scores | mask | softmax | values", name), query, key, mask, value)
+        grads = torch.autograd.grad(y, (query, key, value), torch.ones_like(y))
+        assert not y[:, 7].any() and not grads[0][:, 7].any() and all(g.isfinite().all() for g in grads)
+
+
+def test_large_scores(device):
+    for name in strategies(device):
+        query, key, value = tensors((2, 64, 64), (2, 72, 64), (2, 72, 64), device=device)
+        line = with_strategy("scores | mul(1e4) | softmax | values", name)
+        y = onepass.fused(line, query, key, value)
+        exact = onepass.Line(line).reference(query.double(), key.double(), value.double()).bfloat16()
+        assert y.isfinite().all() and exact.isfinite().all()
+        first, second = (query.double() @ key.double().mT).topk(2).values.unbind(-1)
+        best = first - second > 0.5  # one weight is 1, although scores of 16 bits are rounded
+        torch.testing.assert_close(y[best], exact[best], atol=1e-2, rtol=1e-2)
+
+
+def test_the_same_bits_again(device):
+    for name in strategies(device):
+        line = with_strategy("scores | mul(0.1) | mask | softmax | dropout(0.2) | values", name)
+        inputs = make_inputs(line, (2, 3, 70, 64), torch.bfloat16, device, out_features=136)
+        inputs.operands[-1] = tensors((2, 3, 136, 40), device=device)[0].requires_grad_()
+        runs = []
+        for _ in range(2):
+            torch.manual_seed(7)
+            results, _ = run(line, inputs)
+            runs.append((*results, *gradients(results, inputs, upstream(results))))
+        for first, second in zip(*runs):
+            assert_equal(first, second)
+
+
+def test_one_tensor_in_every_place_under_compile(device):
+    line = "scores | mul(0.3) | softmax | values"
+    x = tensors((2, 8, 16), dtype=torch.float32, device=device)[0].requires_grad_()
+    compiled = torch.compile(lambda x: onepass.fused(line, x, x, x), fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (compiled, lambda x: onepass.Line(line).reference(x, x, x)):
+        y = function(x)
+        results.append((y.detach(), torch.autograd.grad(y, x, torch.ones_like(y))[0]))
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_streamed_attention_writes_no_weights(device):
+    if device == "cpu":
+        pytest.skip("streamed is a CUDA kernel")
+    query, key, value = tensors(*3 * [(2, 4, 1024, 64)], device=device)
+    with torch.no_grad():
+        onepass.fused("scores | mul(0.125) | softmax | values", query, key, value)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = onepass.fused("scores | mul(0.125) | softmax | values", query, key, value)
+        assert torch.cuda.max_memory_allocated() - before <= 2 * y.numel() * y.element_size()
+
+
+class TestErrors:
+    def test_values_must_fit_the_keys(self, device):
+        query, key, value = tensors((2, 4, 8), (2, 5, 8), (2, 6, 8), device=device)
+        with pytest.raises(RuntimeError, match=r"operand 1 \(V of 'values'\) must have the keys' shape \[2, 5, 8\]"):
+            onepass.fused("scores | softmax | values", query, key, value)
+
+    def test_values_must_have_the_keys_dtype(self, device):
+        query, key, value = tensors((2, 4, 8), (2, 5, 8), (2, 5, 8), device=device)
+        with pytest.raises(RuntimeError, match="must have the keys' dtype torch.bfloat16, got torch.float32"):
+            onepass.fused("scores | softmax | values", query, key, value.float())
+
+    def test_a_named_strategy_that_cannot(self, device):
+        query, key, value = tensors((2, 4, 8), (2, 5, 8), (2, 5, 8), device=device)
+        reason = "its kernel is for CUDA" if device == "cpu" else "multiples of 8"
+        with pytest.raises(RuntimeError, match=rf"'scores\(streamed\)' cannot take this call: .*{reason}"):
+            onepass.fused("scores(streamed) | softmax | values", query, key, value)
+
+    def test_lines(self):
+        for line, what in (
+            ("softmax | values", "'values' without 'scores'"),
+            ("scores | values | relu", "'relu' behind 'values'"),
+            ("scores(resident) | softmax | values", "auto, unfused and streamed"),
+        ):
+            with pytest.raises(onepass.LineError, match=what):
+                onepass.Line(line)
+
+
+def test_plan():
+    line = onepass.Line("scores | mul(0.125) | mask | softmax | values")
+    plan = line.plan((4, 16, 2048, 64), torch.bfloat16, 2048, device="sm_90a")
+    assert plan.strategy == "streamed" and [way.name for way in plan.alternatives] == ["unfused", "streamed"]
+    assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="sm_90a").strategy == "unfused"
+    assert line.plan((4, 16, 2048, 64), torch.bfloat16, 2048, device="cpu").strategy == "unfused"
+    cost = line.cost((2, 32, 16), torch.float32, 24)
+    assert cost.forward.flops > 2 * 2 * (2 * 32) * 24 * 16 and math.isfinite(cost.backward.bytes)
