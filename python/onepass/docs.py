@@ -126,10 +126,13 @@ the words behind need of their result; scores that they need themselves are comp
 |---|---|---|
 | `unfused` | the library's product, then one kernel | everywhere |
 | `resident` | one kernel: keys pass by twice, for the row's sum and for the result | CUDA, softmax |
+| `panels` | products and the words behind, some rows of one batch at a time in a core's cache | the CPU |
 
 `resident` is for bfloat16 and float16, sm_80 and later, with E a multiple of 8 and at most 256; it does not round the
 scores. On sm_90a, where S is a multiple of 8 too, warpgroups multiply and the copy engine brings the keys. `auto` takes
-what is predicted to be faster, on chips other than sm_90a `unfused`.
+what is predicted to be faster, on chips other than sm_90a `unfused`; on the CPU `panels`, forward and backward, unless
+there are fewer than four of them. Panels are for float32, float64 and, where the processor has AVX512_BF16, bfloat16;
+where `causal` stands right before `softmax` they multiply only what it lets through.
 
 ## values
 
@@ -142,10 +145,11 @@ Unless they are kept the weights are not saved for backward, but made again from
 |---|---|---|
 | `unfused` | the weights as a line of their own, then the library's product | everywhere |
 | `streamed` | one kernel: keys and values pass by once, weights are never written | CUDA, softmax, nothing kept |
+| `panels` | as for `scores`: weights are never written, but where they are kept | the CPU |
 
 The strategy is named by `scores`, as in `scores(streamed) | softmax | values`. `streamed` is for bfloat16 and float16
 on sm_90a, with S and the sizes of rows multiples of 8, and rows of at most 256 numbers; words before softmax and behind
-it cost what they compute, and tensors among them are read a tile ahead. Backward writes the weights in either case.
+it cost what they compute, and tensors among them are read a tile ahead. Backward writes the weights, but not in panels.
 
 ## Dropout and training
 

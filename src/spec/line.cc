@@ -192,13 +192,15 @@ class reader {
   }
 
   void check_strategy(const line& of) const {
-    if (!of.scores() || of.how == strategy::automatic || of.how == strategy::unfused) return;
+    const strategy all[] = {strategy::automatic, strategy::unfused, strategy::panels};
+    if (!of.scores() || std::count(std::begin(all), std::end(all), of.how) > 0) return;
     const strategy own = of.values >= 0 ? strategy::streamed : strategy::resident;
     const word& w = of.words.front();
     if (of.how != own) {
       fail(w.begin, w.end,
            std::string("'scores' ") + (of.values >= 0 ? "with 'values' " : "") +
-               "knows the strategies auto, unfused and " + std::string(kStrategies[static_cast<std::size_t>(own)]));
+               "knows the strategies auto, unfused, panels and " +
+               std::string(kStrategies[static_cast<std::size_t>(own)]));
     }
   }
 

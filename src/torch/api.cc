@@ -16,6 +16,7 @@
 #include "src/torch/autograd.h"
 #include "src/torch/json.h"
 #include "src/torch/panels.h"
+#include "src/torch/score_panels.h"
 #include "src/torch/prepared.h"
 
 namespace onepass::binding {
@@ -77,6 +78,7 @@ void describe_word(json& out, const descriptor& about) {
 std::vector<spec::prediction> strategies(const prepared_line& line, const spec::linear_case& of,
                                          const std::string& chip) {
   const spec::contraction& parts = (line.attention ? line.attention->scores : line).contraction->parts;
+  if (chip == "cpu" && parts.scores) return strategies_of_scores_on_cpu(parts, of, line.attention != nullptr);
   if (chip == "cpu") return strategies_on_cpu(parts, of);
   const std::string device = "cuda:";
   const cuda::device_facts facts =

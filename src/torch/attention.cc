@@ -9,6 +9,7 @@
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/run.h"
+#include "src/torch/score_panels.h"
 #include "src/torch/scores.h"
 
 namespace onepass::binding {
@@ -62,9 +63,7 @@ class one_kernel {
 
   std::optional<std::vector<Tensor>> launch() const {
     const device on = device_of(keys_);
-    std::vector<std::int64_t> sizes(call_.x.sizes().begin(), call_.x.sizes().end());
-    sizes.back() = keys_.size(keys_.dim() - 2);
-    const Tensor scores = view_of(keys_, sizes, std::vector<std::int64_t>(sizes.size(), 0));  // for their shape alone
+    const Tensor scores = shape_of_scores(call_.x, keys_);
     frame behind(c_.behind, scores, "x");
     behind.enter(scores, call_.operands, 1, call_.dropout_state);
     std::vector<Tensor> results{empty_product(call_.x, values_.size(values_.dim() - 1), dtype_of(keys_))};
@@ -102,8 +101,12 @@ std::vector<Tensor> forward_with_attention(const forward_call& call) {
   check_keys(a.scores, call.x, keys);
   check_values(call.line, keys, values);
   if (std::optional<std::vector<Tensor>> results = one_kernel(call).run()) return *results;
-  std::vector<Tensor> results = forward_with_scores({call.x, without_last(call.operands), a.scores, call.dropout_state,
-                                                     call.save_statistics && call.line.reads.statistics});
+  const std::vector<Tensor> operands = without_last(call.operands);
+  const forward_call scores{call.x, operands, a.scores, call.dropout_state,
+                            call.save_statistics && call.line.reads.statistics};
+  const values_of_scores with{values, a.parts.keeps_weights};
+  if (std::optional<std::vector<Tensor>> results = forward_in_panels(scores, call.line.line.how, with)) return *results;
+  std::vector<Tensor> results = forward_with_scores(scores);
   const Tensor weights = results[0];
   const batches of(call.x, keys);
   results[0] = empty_product(call.x, values.size(values.dim() - 1), dtype_of(keys));
@@ -123,8 +126,13 @@ std::vector<Tensor> backward_with_attention(const backward_call& call, const lin
   const batches of(call.gradients[0], keys);
   const Tensor rows = of.rows(call.gradients[0]);
   const spec::reads& reads = a.scores.reads;
+  const bool has_weights = a.parts.keeps_weights && reads.kept_behind < 0;
+  if (call.line.line.how != spec::strategy::unfused) {
+    const optional_tensor weights = has_weights ? saved.resumed_behind : std::nullopt;
+    if (std::optional<std::vector<Tensor>> results = backward_in_panels(call, saved.x, plan, weights)) return *results;
+  }
   std::vector<Tensor> again;
-  if (a.parts.keeps_weights && reads.kept_behind < 0) again.push_back(*saved.resumed_behind);
+  if (has_weights) again.push_back(*saved.resumed_behind);
   else again = scores_again(call);
   std::vector<Tensor> results;
   if (plan.wants_scores != 0) {

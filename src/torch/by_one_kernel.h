@@ -14,7 +14,7 @@ template <class WhyNot, class Launch>
 std::optional<std::vector<Tensor>> by_one_kernel(const forward_call& call, const WhyNot& why_not,
                                                  const Launch& launch) {
   const spec::strategy named = call.line.line.how;
-  if (named == spec::strategy::unfused) return {};
+  if (named == spec::strategy::unfused || named == spec::strategy::panels) return {};
   std::string reason = why_not();
   if (reason.empty()) {
     if (std::optional<std::vector<Tensor>> results = launch()) return results;

@@ -51,7 +51,7 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
   const std::vector<spec::operand_facts> facts =
       spec::operand_facts_of(call.operand_types.data(), call.operand_types.size());
   const spec::gradients plan = spec::plan_gradients(line, f.type, facts, static_cast<std::uint64_t>(call.wanted));
-  if (!runner) f.input(dy, f.a.y);
+  f.input(dy, f.a.y);
   for (int k = 0; k < line.keeps; ++k) f.input(call.gradients[static_cast<std::size_t>(k) + 1], f.a.kept_gradient[k]);
   if (reads.x) {
     ONEPASS_CHECK(call.x.has_value(), "onepass: backward of \"", line.text, "\" reads x");
@@ -86,6 +86,8 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
       column_outputs.push_back({results.back().data_ptr(), {}, output.type, 1});
     } else if (output.input > 0) {
       results.push_back(f.output(f.a.operand_gradient[output.input - 1], output.type));
+    } else if (call.runner_has_dx) {
+      results.push_back(dy);
     } else {
       const bool in_place = call.in_place && f.on.is_cuda() && cuda::may_be_in_place(f.type, columns);
       results.push_back(in_place ? f.output_in(f.a.dx, dy) : f.output(f.a.dx, output.type));

@@ -11,8 +11,8 @@
 
 namespace onepass::binding {
 
-// Runs a call some other way than all at once, with a frame that is laid out as rows but for a.y, which is in its
-// hands: forward's result, or the gradient of it (of which the call then gives only the shape and dtype).
+// Runs a call some other way than all at once, with a frame that is laid out as rows. Forward's result is in its hands,
+// and whatever tensors the call gives for their shape and dtype alone.
 using forward_runner = std::function<void(frame&)>;
 using backward_runner = std::function<void(frame&, const spec::gradients&, const std::vector<view>& column_outputs)>;
 
@@ -40,6 +40,7 @@ struct backward_call {
   std::int64_t wanted;                             // bit 0 for x, bit i + 1 for operand i
   bool wants_again = false;                        // the line's result too; never where it resumes at the result
   bool in_place = false;                           // on CUDA: no one else reads the result's gradient, which is dense
+  bool runner_has_dx = false;                      // x's gradient is in the runner's hands: dy stands in its place
 };
 void check_backward(const backward_call&);  // how many gradients and operands there are
 // A tensor that backward reads.

@@ -129,7 +129,8 @@ std::vector<Tensor> backward_before(const backward_call& call, const spec::contr
 }  // namespace
 
 std::vector<Tensor> backward_behind(const backward_call& call, const linear_saved& saved,
-                                    const spec::contraction_gradients& plan, const optional_tensor& statistics) {
+                                    const spec::contraction_gradients& plan, const optional_tensor& statistics,
+                                    const backward_runner& runner) {
   if (plan.behind.outputs.empty()) return {};
   const prepared_contraction& c = *call.line.contraction;
   const spec::line& line = call.line.line;
@@ -138,7 +139,8 @@ std::vector<Tensor> backward_behind(const backward_call& call, const linear_save
   given.insert(given.begin(), call.gradients[0]);
   return backward({given, saved.product, part_of(call.operands, first, line.operands), saved.resumed_behind, statistics,
                    call.dropout_state, c.behind, part_of(call.operand_types, first, line.operands),
-                   static_cast<std::int64_t>(plan.wants_behind)});
+                   static_cast<std::int64_t>(plan.wants_behind), false, false, static_cast<bool>(runner)},
+                  runner);
 }
 
 std::vector<Tensor> forward_with_linear(const forward_call& call) {

@@ -2,11 +2,10 @@
 #include "src/torch/panels.h"
 
 #include <algorithm>
-#include <new>
 
-#include "src/cpu/run.h"
 #include "src/torch/check.h"
 #include "src/torch/matrix_product.h"
+#include "src/torch/panel.h"
 
 namespace onepass::binding {
 namespace {
@@ -22,45 +21,6 @@ std::string why_not_panels() {
 // The matrix's gradient is the sum of parts, each of the panels of one task. All parts together are no larger than x.
 constexpr std::int64_t kMostParts = 32, kFewestParts = 8;
 std::int64_t parts_of(std::int64_t rows, std::int64_t features) { return std::min(rows / features, kMostParts); }
-
-// A thread's panel.
-class panel_memory {
- public:
-  explicit panel_memory(std::int64_t bytes)
-      : data_(::operator new(static_cast<std::size_t>(bytes), std::align_val_t(64))) {}
-  ~panel_memory() { ::operator delete(data_, std::align_val_t(64)); }
-  panel_memory(const panel_memory&) = delete;
-  panel_memory& operator=(const panel_memory&) = delete;
-  void* data() const { return data_; }
-
- private:
-  void* data_;
-};
-
-// A line's kernel, called for a panel whose y is elsewhere.
-class panel_kernel {
- public:
-  panel_kernel(const frame& f, dtype of_y, std::int64_t rows, bool backward)
-      : kernels_(f.line.cpu(f.boolean_masks)), a_(f.a), type_(f.type), backward_(backward) {
-    a_.task_rows = rows;
-    a_.task_columns = a_.columns;
-    a_.y = {nullptr, {}, of_y, 1};
-    std::int64_t stride = a_.columns;
-    for (int d = kMaxDims - 1; d >= 0; --d) a_.y.stride[d] = stride, stride *= a_.size[d];
-  }
-  void column_sums_to(void* partial) { a_.column_partial = partial; }
-  void operator()(std::int64_t panel, void* y) const {
-    arguments here = a_;
-    here.y.data = static_cast<char*>(y) - panel * a_.task_rows * a_.columns * size_of(a_.y.type);
-    cpu::choose(kernels_, here, type_, backward_)(here, panel, panel + 1);
-  }
-
- private:
-  const cpu_kernels& kernels_;
-  arguments a_;
-  const dtype type_;
-  const bool backward_;
-};
 
 Tensor rows_of(const Tensor& matrix, std::int64_t first, std::int64_t count) {
   const dtype type = dtype_of(matrix);
@@ -97,7 +57,6 @@ std::vector<spec::prediction> strategies_on_cpu(const spec::contraction& line, c
   spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels};
   panels.bytes = x + c.matrix_bytes() + y + (goes_on ? 2 * y : 0);
   unfused.bytes = panels.bytes + (makes_input ? 2 * x : 0);
-  if (line.scores) return {unfused};
   if (!serves) panels.why_not = why_not_panels();
   return {unfused, panels};
 }
@@ -119,7 +78,7 @@ std::vector<Tensor> forward_in_panels(const forward_call& before, std::int64_t r
     torch::stable::parallel_for(0, (all + rows - 1) / rows, 1, [&](std::int64_t begin, std::int64_t end) {
       const panel_memory memory(rows * columns * size_of(type));
       for (std::int64_t panel = begin; panel < end; ++panel) {
-        kernel(panel, memory.data());
+        kernel(panel, panel + 1, columns, {{&arguments::y, memory.data(), columns}});
         const std::int64_t first = panel * rows, count = std::min(rows, all - first);
         multiply(rows_of(product, first, count), matrix_at(memory.data(), count, columns, columns, 1, type, on), matrix,
                  row ? &*row : nullptr);
@@ -160,9 +119,9 @@ std::vector<Tensor> backward_in_panels(const backward_call& before, std::int64_t
         const std::int64_t first = panel * rows, count = std::min(rows, all - first);
         const Tensor given = rows_of(product_gradient, first, count);
         multiply(matrix_at(memory.data(), count, columns, columns, 1, type, on), given, matrix);
-        kernel(panel, memory.data());
+        kernel(panel, panel + 1, columns, {{&arguments::y, memory.data(), columns}});
         if (!again) continue;
-        (*again)(panel, taken.data());
+        (*again)(panel, panel + 1, columns, {{&arguments::y, taken.data(), columns}});
         const std::int64_t part = panel / in_part;
         const Tensor sum =
             matrix_at(static_cast<char*>(products->data_ptr()) + part * features * columns * size_of(type), features,

@@ -14,12 +14,6 @@
 namespace onepass::binding {
 namespace {
 
-// Past the caches where what is written would not stay in the last level anyway.
-int stream_stores(const frame& f, std::int64_t tensors) {
-  static const std::int64_t last_level = std::max<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 8 << 20);
-  return f.a.rows * f.a.columns * size_of(f.type) * tensors > last_level;
-}
-
 Tensor partial_sums(const frame& f, std::int64_t slots, std::int64_t parts, dtype type) {
   const std::int64_t sizes[3] = {slots, parts, f.a.columns};
   return empty(sizes, 3, type, f.on);
@@ -75,6 +69,11 @@ cuda::request request_of(const frame& f, bool backward) {
   r.x = f.type;
   std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
   return r;
+}
+
+int stream_stores(const frame& f, std::int64_t tensors) {
+  static const std::int64_t last_level = std::max<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 8 << 20);
+  return f.a.rows * f.a.columns * size_of(f.type) * tensors > last_level;
 }
 
 void run_forward(frame& f) {

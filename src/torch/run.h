@@ -11,6 +11,8 @@ namespace onepass::binding {
 
 void* current_stream(int device_index);  // CUDA
 cuda::request request_of(const frame&, bool backward);
+// CPU: past the caches where so many tensors that are written would not stay in the last level anyway.
+int stream_stores(const frame&, std::int64_t tensors);
 void run_forward(frame&);
 void run_statistics(frame&);  // CUDA: only the row statistics of forward
 // column_outputs: 1-D, one for each wanted column operand in operand order.

@@ -10,6 +10,7 @@
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/run.h"
+#include "src/torch/score_panels.h"
 
 namespace onepass::binding {
 namespace {
@@ -120,6 +121,7 @@ std::vector<Tensor> forward_with_scores(const forward_call& call) {
   const Tensor& keys = call.operands[0];
   check_keys(call.line, call.x, keys);
   if (std::optional<std::vector<Tensor>> results = one_kernel(call, keys).run()) return *results;
+  if (std::optional<std::vector<Tensor>> results = forward_in_panels(call, call.line.line.how, {})) return *results;
   const Tensor product = scores_of(call.x, keys);
   if (c.behind.line.words.empty()) return {product};
   const std::vector<Tensor> behind(call.operands.begin() + 1, call.operands.end());
@@ -132,6 +134,9 @@ std::vector<Tensor> backward_with_scores(const backward_call& call, const linear
   const spec::contraction_gradients plan = spec::plan_gradients(
       c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
       static_cast<std::uint64_t>(call.wanted));
+  if (call.line.line.how != spec::strategy::unfused) {
+    if (std::optional<std::vector<Tensor>> results = backward_in_panels(call, saved, plan)) return *results;
+  }
   const Tensor& keys = given(call, call.operands[0], "its keys");
   std::optional<Tensor> product;
   if (c.behind.reads.x) product = scores_of(given(call, call.x, "x"), keys);

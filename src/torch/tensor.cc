@@ -130,7 +130,7 @@ Tensor empty(const std::int64_t* sizes, int dim, dtype type, const device& on) {
     numel *= sizes[d];
   }
   const std::int64_t bytes = numel * size_of(type);
-  const bool large = !on.is_cuda() && bytes >= (4 << 20);
+  const bool large = !on.is_cuda() && bytes >= (3 << 20);
   if (large) {
     if (std::optional<Tensor> own = in_own_pages(sizes, strides, dim, type, on, bytes)) return *own;
   }

@@ -25,7 +25,7 @@ from helpers import (
 
 
 def strategies(device):
-    return ("unfused", "resident") if device == "cuda" else ("unfused",)
+    return ("unfused", "resident") if device == "cuda" else ("unfused", "auto")
 
 
 @pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
@@ -151,7 +151,10 @@ def test_plan():
     assert plan.strategy == "resident" and [way.name for way in plan.alternatives] == ["unfused", "resident"]
     assert line.plan((4, 16, 2048, 64), out_features=2048, device="sm_80").strategy == "unfused"
     assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="sm_90a").strategy == "unfused"
-    assert line.plan((4, 16, 2048, 64), out_features=2048, device="cpu").strategy == "unfused"
+    plan = line.plan((4, 16, 2048, 64), torch.float32, 2048, device="cpu")
+    assert plan.strategy == "panels" and [way.name for way in plan.alternatives] == ["unfused", "panels"]
+    assert line.plan((2, 16, 64), torch.float32, 16, device="cpu").strategy == "unfused"
+    assert line.plan((4, 16, 2048, 64), torch.float16, 2048, device="cpu").strategy == "unfused"
     assert line.plan((0, 16, 2048, 64), out_features=0, device="sm_90a").strategy in ("unfused", "resident")
 
 
@@ -160,7 +163,7 @@ def test_plan():
     [
         ("bias | scores", "'scores' must be the first word"),
         ("scores | linear", "a second contraction, 'linear'"),
-        ("scores(tiled)", "auto, unfused and resident"),
+        ("scores(tiled)", "auto, unfused, panels and resident"),
         ("scores | softmax | layer_norm", "a second row word"),
     ],
 )

@@ -23,7 +23,7 @@ from helpers import (
 
 
 def strategies(device):
-    return ("unfused", "streamed") if device == "cuda" else ("unfused",)
+    return ("unfused", "streamed") if device == "cuda" else ("unfused", "auto")
 
 
 def tensors(*shapes, dtype=torch.bfloat16, device="cpu", seed=0):
@@ -197,7 +197,7 @@ class TestErrors:
         for line, what in (
             ("softmax | values", "'values' without 'scores'"),
             ("scores | values | relu", "'relu' behind 'values'"),
-            ("scores(resident) | softmax | values", "auto, unfused and streamed"),
+            ("scores(resident) | softmax | values", "auto, unfused, panels and streamed"),
         ):
             with pytest.raises(onepass.LineError, match=what):
                 onepass.Line(line)
@@ -208,6 +208,6 @@ def test_plan():
     plan = line.plan((4, 16, 2048, 64), torch.bfloat16, 2048, device="sm_90a")
     assert plan.strategy == "streamed" and [way.name for way in plan.alternatives] == ["unfused", "streamed"]
     assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="sm_90a").strategy == "unfused"
-    assert line.plan((4, 16, 2048, 64), torch.bfloat16, 2048, device="cpu").strategy == "unfused"
+    assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="cpu").strategy == "panels"
     cost = line.cost((2, 32, 16), torch.float32, 24)
     assert cost.forward.flops > 2 * 2 * (2 * 32) * 24 * 16 and math.isfinite(cost.backward.bytes)

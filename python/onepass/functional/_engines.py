@@ -84,10 +84,11 @@ def choose(call: Call) -> str:
     4318 / 11580, cuDNN 1694 / 4894. So cuDNN where it serves, which is what torch takes first itself on this chip once
     cuDNN is 9.15.1; before, it is named where lengths are multiples of 128, since for others it was wrong.
 
-    On the CPU (2 threads of an AMD EPYC, torch 2.15; torch's time over the line's, forward, then with backward):
-    bfloat16 2x8x128x64 1.9, 3.0, 1x8x512x64 2.0, 1.9, 1x8x2048x64 1.9, 1.4; causal there 1.2, 0.9; 1x4x64x64 0.6, 1.4.
-    float32 and float64 without dropout 0.4 to 1.5, mostly below 1; with dropout, which torch's engine on the CPU does
-    not have, float32 2x8x128x64 4.4, 1.4 and 1x8x512x64 6.5, 2.0. float16 0.1 to 0.4, for want of a matrix product.
+    On the CPU (2 threads of an AMD EPYC with AVX512_BF16, torch 2.15; torch's time over the line's, forward, then with
+    backward): float32 1x4x64x64 1.6, 1.3, 2x8x128x64 1.7, 1.5, 1x12x512x64 1.2, 1.3, causal 1.8, 1.9, 1x8x2048x64 1.2,
+    1.2, causal 1.4, 1.5; float64 1.4 to 2.7; bfloat16 1.3 to 3.0, with backward 1.1 to 3.9. Dropout, which torch's engine
+    on the CPU does not have, 4 to 18 times. One query a head with 512 keys: float32 0.5, bfloat16 2.8. float16 0.1 to
+    0.4, for want of a matrix product.
     """
     if call.grouped and call.key[:-1] != call.value[:-1]:
         return "torch"  # the line has one number of heads for both
@@ -147,11 +148,12 @@ def _without_cudnn(call: Call) -> str:
 
 
 def _choose_on_cpu(call: Call) -> str:
+    rows, weights = call.query[-2], math.prod(call.query[:-1]) * call.key[-2]
     if call.dtype == torch.bfloat16:
-        weights = math.prod(call.query[:-1]) * call.key[-2]
-        fits = call.dropout or weights <= 2**26 and not (call.is_causal and call.key[-2] > 1024)
-        return "onepass" if fits and weights >= (2**14 if call.needs_gradient else 2**15) else "torch"
-    return "onepass" if call.dropout and call.dtype in (torch.float32, torch.float64) else "torch"
+        return "onepass" if weights >= 2**12 else "torch"
+    if call.dtype not in (torch.float32, torch.float64):
+        return "torch"
+    return "onepass" if call.dropout or weights >= 2**14 and rows >= 16 else "torch"
 
 
 def run(

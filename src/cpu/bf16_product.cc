@@ -1,0 +1,202 @@
+// Products of bfloat16 matrices by the instruction that multiplies pairs of them.
+#include "src/cpu/bf16_product.h"
+
+#ifdef __AVX512BF16__  // an option of this file alone
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace onepass::cpu {
+namespace {
+
+constexpr int kTileRows = 12, kTileColumns = 32;  // two registers of float sums a row
+
+// Two numbers of neighbouring terms.
+using pair = std::uint32_t;
+
+const char* at(const matrix& m, int64 row, int64 column) {
+  return static_cast<const char*>(m.data) + (row * m.row_stride + column * m.column_stride) * size_of(m.type);
+}
+[[gnu::always_inline]] inline std::uint16_t number(const char* from) {
+  std::uint16_t bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return bits;
+}
+[[gnu::always_inline]] inline pair both(const char* from) {
+  pair bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return bits;
+}
+__mmask16 first(int64 count) {
+  return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
+}
+
+// 32 columns of two rows, or of one and zeros, as pairs; columns are contiguous, and zeros stand for those behind the
+// last.
+void interleave(const matrix& m, int64 row, int64 column, pair* to) {
+  const int64 left = m.columns - column;
+  const auto present = static_cast<__mmask32>(left >= 32 ? ~0U : (1U << left) - 1);
+  alignas(64) static constexpr std::uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  const __m512i one = _mm512_maskz_loadu_epi16(present, at(m, row, column));
+  const __m512i two =
+      row + 1 < m.rows ? _mm512_maskz_loadu_epi16(present, at(m, row + 1, column)) : _mm512_setzero_si512();
+  _mm512_store_si512(to, _mm512_permutex2var_epi16(one, low, two));
+  _mm512_store_si512(to + 16, _mm512_permutex2var_epi16(one, high, two));
+}
+
+// 16 columns, whose pairs are neighbours in memory.
+void gather(const matrix& m, int64 row, int64 column, pair* to) {
+  const __mmask16 present = first(m.columns - column);
+  if (row + 1 < m.rows) {
+    const __m512i each = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                                            _mm512_set1_epi32(static_cast<int>(m.column_stride * 2)));
+    _mm512_store_si512(to, _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), present, each, at(m, row, column), 1));
+    _mm_prefetch(at(m, 0, column + 16) + row * 32, _MM_HINT_T0);  // the next 16, where they are dense
+    return;
+  }
+  for (int c = 0; c < 16; ++c) to[c] = present >> c & 1 ? number(at(m, row, column + c)) : 0;
+}
+
+template <int N, class Body>
+[[gnu::always_inline]] inline void each(const Body& body) {
+  [&]<int... I>(std::integer_sequence<int, I...>) { (body(std::integral_constant<int, I>()), ...); }
+  (std::make_integer_sequence<int, N>());
+}
+
+[[gnu::always_inline]] inline __m512 load(const char* from, __mmask16 present, bool is_float) {
+  if (is_float) return _mm512_maskz_loadu_ps(present, from);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(present, from)), 16));
+}
+
+[[gnu::always_inline]] inline void store(char* to, __mmask16 present, __m512 value, bool is_float) {
+  if (is_float) _mm512_mask_storeu_ps(to, present, value);
+  else _mm256_mask_storeu_epi16(to, present, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value)));
+}
+
+// a: pairs of terms, of the rows and from one pair to the next so many bytes apart. last: where the terms are odd, the
+// rows' last numbers.
+struct left_pairs {
+  const char* data;
+  int64 row_bytes, pair_bytes, pairs;
+  bool odd;
+};
+
+template <int Rows>
+[[gnu::flatten]] void tile(const left_pairs& a, const pair* b, const matrix& result, int64 row, int64 column,
+                           bool add) {
+  constexpr int kThird = (Rows + 2) / 3;
+  const __mmask16 low = first(result.columns - column), high = first(result.columns - column - 16);
+  __m512 sums[Rows][2];
+  const bool is_float = result.type == dtype::f32;
+  const int64 row_bytes = result.row_stride * size_of(result.type), half = 16 * size_of(result.type);
+  char* to = const_cast<char*>(at(result, row, column));
+  each<Rows>([&](auto i) {
+    const char* from = to + i * row_bytes;
+    sums[i][0] = add ? load(from, low, is_float) : _mm512_setzero_ps();
+    sums[i][1] = add ? load(from + half, high, is_float) : _mm512_setzero_ps();
+  });
+  const char* third[kThird];  // rows are addressed from every third one
+  each<kThird>([&](auto i) { third[i] = a.data + (row + 3 * i) * a.row_bytes; });
+  const auto step = [&](const auto& read) {
+    const __m512bh b0 = reinterpret_cast<__m512bh>(_mm512_load_si512(b)),
+                   b1 = reinterpret_cast<__m512bh>(_mm512_load_si512(b + 16));
+    each<Rows>([&](auto i) {
+      const auto x =
+          reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(read(third[i / 3] + i % 3 * a.row_bytes))));
+      sums[i][0] = _mm512_dpbf16_ps(sums[i][0], x, b0);
+      sums[i][1] = _mm512_dpbf16_ps(sums[i][1], x, b1);
+    });
+    each<kThird>([&](auto i) { third[i] += a.pair_bytes; });
+    b += kTileColumns;
+  };
+  for (int64 k = 0; k < a.pairs; ++k) step([](const char* from) { return both(from); });
+  if (a.odd) step([](const char* from) { return pair{number(from)}; });
+  each<Rows>([&](auto i) {
+    store(to + i * row_bytes, low, sums[i][0], is_float);
+    store(to + i * row_bytes + half, high, sums[i][1], is_float);
+  });
+}
+
+int64 whole_pairs(int64 rows) { return (rows + 1) / 2; }
+int64 whole_tiles(int64 columns) { return (columns + kTileColumns - 1) / kTileColumns * kTileColumns; }
+
+}  // namespace
+
+extern const bool kHasBf16Product = true;
+
+int64 bf16_factor_bytes(int64 rows, int64 columns) {
+  return whole_pairs(rows) * whole_tiles(columns) * int64{sizeof(pair)};
+}
+
+factor_tiles pack_bf16_factor(const matrix& b, void* to) {
+  auto* packed = static_cast<pair*>(to);
+  for (int64 column = 0; column < b.columns; column += kTileColumns) {
+    for (int64 row = 0; row < b.rows; row += 2, packed += kTileColumns) {
+      if (b.column_stride == 1) {
+        interleave(b, row, column, packed);
+      } else {
+        gather(b, row, column, packed);
+        gather(b, row, column + 16, packed + 16);
+      }
+    }
+  }
+  return {to, whole_pairs(b.rows) * kTileColumns, kTileColumns};
+}
+
+int64 bf16_left_bytes(const matrix& a) {
+  return a.column_stride == 1 ? 0 : whole_pairs(a.columns) * whole_tiles(a.rows) * int64{sizeof(pair)};
+}
+
+void bf16_product(const matrix& result, const matrix& a, const factor_tiles& b, void* room_for_left, bool add) {
+  left_pairs left{static_cast<const char*>(a.data), a.row_stride * 2, 4, a.columns / 2, a.columns % 2 != 0};
+  if (a.column_stride != 1) {
+    const matrix terms{a.data, a.type, a.columns, a.rows, a.column_stride, a.row_stride};
+    const int64 stride = whole_tiles(a.rows);
+    auto* to = static_cast<pair*>(room_for_left);
+    for (int64 k = 0; k < whole_pairs(a.columns); ++k) {
+      for (int64 c = 0; c < a.rows; c += kTileColumns) interleave(terms, 2 * k, c, to + k * stride + c);
+    }
+    left = {reinterpret_cast<const char*>(to), 4, stride * 4, whole_pairs(a.columns), false};
+  }
+  const auto* packed = static_cast<const pair*>(b.data);
+  const auto rows = [&]<int Rows>(std::integral_constant<int, Rows>, int64 row) {
+    for (int64 c = 0; c < result.columns; c += kTileColumns)
+      tile<Rows>(left, packed + c / kTileColumns * b.tile_stride, result, row, c, add);
+    return row + Rows;
+  };
+  int64 row = 0;
+  while (row + kTileRows <= result.rows) row = rows(std::integral_constant<int, kTileRows>(), row);
+  while (row + 4 <= result.rows) row = rows(std::integral_constant<int, 4>(), row);
+  while (row < result.rows) row = rows(std::integral_constant<int, 1>(), row);
+}
+
+void round_rows_to_bf16(const matrix& floats, const matrix& result) {
+  for (int64 r = 0; r < result.rows; ++r) {
+    for (int64 c = 0; c < result.columns; c += 16) {
+      const __mmask16 present = first(result.columns - c);
+      store(const_cast<char*>(at(result, r, c)), present, load(at(floats, r, c), present, true), false);
+    }
+  }
+}
+
+}  // namespace onepass::cpu
+
+#else
+
+namespace onepass::cpu {
+
+extern const bool kHasBf16Product = false;
+int64 bf16_factor_bytes(int64, int64) { return 0; }
+factor_tiles pack_bf16_factor(const matrix&, void*) { return {}; }
+int64 bf16_left_bytes(const matrix&) { return 0; }
+void bf16_product(const matrix&, const matrix&, const factor_tiles&, void*, bool) {}
+void round_rows_to_bf16(const matrix&, const matrix&) {}
+
+}  // namespace onepass::cpu
+
+#endif

@@ -1,0 +1,70 @@
+// Tensors on the CPU as matrices, one for each batch.
+#pragma once
+
+#include <cstring>
+#include <utility>
+
+#include "src/cpu/small_product.h"
+#include "src/torch/batches.h"
+
+namespace onepass::binding {
+
+// A tensor's matrices, one for each batch of keys, in one dtype, their rows contiguous.
+class matrices {
+ public:
+  matrices(const Tensor& t, int own, dtype type) : held_(in_dtype(t, type)), type_(type) {
+    if (find(own)) return;
+    held_ = torch::stable::contiguous(held_);
+    find(own);
+  }
+  cpu::matrix part(std::int64_t batch, std::int64_t first, std::int64_t count) const {
+    const std::int64_t at =
+        batch / inner_.size * outer_.stride + batch % inner_.size * inner_.stride + first * rows_.stride;
+    return {static_cast<char*>(held_.data_ptr()) + at * size_of(type_),
+            type_,
+            count,
+            held_.size(held_.dim() - 1),
+            rows_.stride,
+            1};
+  }
+  cpu::matrix whole(std::int64_t batch) const { return part(batch, 0, rows_.size); }
+
+ private:
+  bool find(int own) {
+    const int last = static_cast<int>(held_.dim()) - 1;
+    const auto outer = merged(held_, 0, own - 1), inner = merged(held_, own > 0 ? own - 1 : 0, own),
+               rows = merged(held_, own, last);
+    if (!outer || !inner || !rows || (held_.stride(last) != 1 && held_.size(last) > 1)) return false;
+    outer_ = *outer, inner_ = *inner, rows_ = *rows;
+    return true;
+  }
+
+  Tensor held_;
+  dtype type_;
+  dimension outer_{}, inner_{}, rows_{};
+};
+
+inline cpu::matrix transposed(cpu::matrix m) {
+  std::swap(m.rows, m.columns);
+  std::swap(m.row_stride, m.column_stride);
+  return m;
+}
+
+// Zeros in the columns from `begin` on.
+inline void clear(const cpu::matrix& m, std::int64_t begin) {
+  const std::int64_t size = size_of(m.type);
+  for (std::int64_t r = 0; begin < m.columns && r < m.rows; ++r)
+    std::memset(static_cast<char*>(m.data) + (r * m.row_stride + begin) * size, 0,
+                static_cast<std::size_t>((m.columns - begin) * size));
+}
+
+// Of one dtype.
+inline void copy(const cpu::matrix& from, const cpu::matrix& to) {
+  const std::int64_t size = size_of(to.type);
+  for (std::int64_t r = 0; r < to.rows; ++r)
+    std::memcpy(static_cast<char*>(to.data) + r * to.row_stride * size,
+                static_cast<const char*>(from.data) + r * from.row_stride * size,
+                static_cast<std::size_t>(to.columns * size));
+}
+
+}  // namespace onepass::binding
