@@ -242,7 +242,8 @@ def fill_readme(readme: Path, results: Path) -> int:
     """
     from onepass.bench import report
 
-    files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob("*.json"))]
+    paths = sorted(results.glob("*.json"), key=lambda path: path.stem)
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     files = [found for found in files if "device" in found]
     blocks = [report.markdown(found) for found in files if found.get("suite", "table") in TABLES]
     for found in files:

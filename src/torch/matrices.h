@@ -34,7 +34,9 @@ class matrices {
     const int last = static_cast<int>(held_.dim()) - 1;
     const auto outer = merged(held_, 0, own - 1), inner = merged(held_, own > 0 ? own - 1 : 0, own),
                rows = merged(held_, own, last);
-    if (!outer || !inner || !rows || (held_.stride(last) != 1 && held_.size(last) > 1)) return false;
+    constexpr std::int64_t kFarthest = 1 << 24;  // what is gathered from many rows counts in 32 bits
+    if (!outer || !inner || !rows || rows->stride > kFarthest) return false;
+    if (held_.stride(last) != 1 && held_.size(last) > 1) return false;
     outer_ = *outer, inner_ = *inner, rows_ = *rows;
     return true;
   }

@@ -264,7 +264,8 @@ std::vector<spec::prediction> strategies_of_scores_on_cpu(const spec::contractio
   spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels};
   panels.bytes = x + keys + (with_values ? keys + x : scores);
   unfused.bytes = panels.bytes + (line.behind.words.empty() ? 0 : 2 * scores) + (with_values ? 2 * scores : 0);
-  if (line.behind.words.empty() || !cut_of(c.type, c.matrices, c.rows / c.matrices, c.columns, false))
+  if (line.behind.words.empty() ||
+      !cut_of(c.type, c.matrices, c.rows / std::max<std::int64_t>(c.matrices, 1), c.columns, false))
     panels.why_not = kWhyNot;
   return {unfused, panels};
 }

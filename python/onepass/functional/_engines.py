@@ -84,11 +84,11 @@ def choose(call: Call) -> str:
     4318 / 11580, cuDNN 1694 / 4894. So cuDNN where it serves, which is what torch takes first itself on this chip once
     cuDNN is 9.15.1; before, it is named where lengths are multiples of 128, since for others it was wrong.
 
-    On the CPU (2 threads of an AMD EPYC with AVX512_BF16, torch 2.15; torch's time over the line's, forward, then with
-    backward): float32 1x4x64x64 1.6, 1.3, 2x8x128x64 1.7, 1.5, 1x12x512x64 1.2, 1.3, causal 1.8, 1.9, 1x8x2048x64 1.2,
-    1.2, causal 1.4, 1.5; float64 1.4 to 2.7; bfloat16 1.3 to 3.0, with backward 1.1 to 3.9. Dropout, which torch's engine
-    on the CPU does not have, 4 to 18 times. One query a head with 512 keys: float32 0.5, bfloat16 2.8. float16 0.1 to
-    0.4, for want of a matrix product.
+    On the CPU (2 threads of an AMD EPYC with AVX512_BF16, torch 2.15; torch's time over the line's, forward, then
+    with backward): float32 1x4x64x64 1.6, 1.3, 2x8x128x64 1.7, 1.5, 1x12x512x64 1.2, 1.3, causal 1.8, 1.9,
+    1x8x2048x64 1.2, 1.2, causal 1.4, 1.5; float64 1.4 to 2.7; bfloat16 1.3 to 3.0, 1.1 to 3.9. Dropout, which torch's
+    engine on the CPU does not have, 4 to 18 times. One query a head with 512 keys: float32 0.5, bfloat16 2.8. float16
+    0.1 to 0.4, for want of a matrix product.
     """
     if call.grouped and call.key[:-1] != call.value[:-1]:
         return "torch"  # the line has one number of heads for both
