@@ -78,8 +78,8 @@ template <int N, class Body>
   else _mm256_mask_storeu_epi16(to, present, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value)));
 }
 
-// a: pairs of terms, of the rows and from one pair to the next so many bytes apart. last: where the terms are odd, the
-// rows' last numbers.
+// Pairs of terms, so many bytes apart from row to row and from pair to pair. odd: behind the last pair stand the
+// last numbers of rows of an odd length.
 struct left_pairs {
   const char* data;
   int64 row_bytes, pair_bytes, pairs;
