@@ -8,6 +8,10 @@
 namespace onepass::spec {
 namespace {
 
+bool is_one(const word& w, std::initializer_list<std::string_view> names) {
+  return std::find(names.begin(), names.end(), w.about->name) != names.end();
+}
+
 line words_again(const line& before) {
   const int kept = backward_reads(before).kept;
   if (kept < 0) return before;
@@ -106,6 +110,19 @@ contraction_gradients plan_gradients(const contraction& of, dtype x, const std::
     all.outputs.push_back(output);
   }
   return plan;
+}
+
+bool is_triangular(const line& of) {
+  if (!of.rowwise() || !is_one(of.words[static_cast<std::size_t>(of.row)], {"softmax"})) return false;
+  int last = of.row - 1;
+  while (last >= 0 && is_one(of.words[static_cast<std::size_t>(last)], {"mask", "add", "bias", "keep"})) --last;
+  return last >= 0 && is_one(of.words[static_cast<std::size_t>(last)], {"causal"});
+}
+
+bool leaves_zeros(const line& of) {
+  return std::all_of(of.words.begin() + of.row + 1, of.words.end(), [](const word& w) {
+    return is_one(w, {"dropout", "mul", "scale", "keep"});
+  });
 }
 
 }  // namespace onepass::spec

@@ -25,6 +25,11 @@ struct contraction {
 
 reads backward_reads(const contraction&);
 
+// Whether a line's softmax needs nothing behind a row's own place: `causal` stands before it, and no word between the
+// two makes another number of what that hides; and whether the words behind softmax leave zeros what they are.
+bool is_triangular(const line&);
+bool leaves_zeros(const line&);
+
 struct contraction_gradients {
   gradients before, behind;                          // plans of the two lines, each for what is wanted of it
   gradients all;                                     // of the whole line: inputs and outputs

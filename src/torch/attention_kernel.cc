@@ -7,10 +7,10 @@
 namespace onepass::binding {
 namespace {
 
-void describe_words_before_softmax(const spec::line& line, cuda::attention_call& call) {
+void describe_words(const spec::line& line, bool with_values, cuda::attention_call& call) {
+  call.causal = spec::is_triangular(line) && (!with_values || spec::leaves_zeros(line));
   for (int i = 0; i < line.row; ++i) {
     const spec::word& w = line.words[static_cast<std::size_t>(i)];
-    if (w.about->name == std::string_view("causal")) call.causal = true;
     if (w.about->operand == operand_kind::tensor) call.brought.push_back(w.operand);
   }
 }
@@ -35,7 +35,7 @@ bool launch_attention(const spec::contraction& of, cuda::attention_call call, co
     return false;
   const int own = own_batch_sizes(keys);
   Tensor held[3];
-  describe_words_before_softmax(of.behind, call);
+  describe_words(of.behind, values != nullptr, call);
   call.queries = rows_of(queries, own, held[0]), call.keys = rows_of(keys, own, held[1]);
   if (values) call.values = rows_of(*values, own, held[2]);
   if (!cuda::fits(call)) return false;

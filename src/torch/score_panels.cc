@@ -54,20 +54,13 @@ std::optional<cut> cut_of(dtype type, std::int64_t matrices, std::int64_t rows, 
   return c;
 }
 
-// Whether all that `causal` hides is zero in the end, and nothing asks for more than that.
-bool is_triangular(const spec::line& behind) {
-  const auto is = [&](int word, std::string_view name) {
-    return word >= 0 && behind.words[static_cast<std::size_t>(word)].about->name == name;
-  };
-  const int last = static_cast<int>(behind.words.size()) - 1;
-  return behind.keeps == 0 && is(last, "softmax") && is(last - 1, "causal");
-}
-
 std::optional<cut> cut_of(const prepared_contraction& c, const Tensor& x, const Tensor& keys, bool backward) {
   if (c.behind.line.words.empty() || device_of(x).is_cuda()) return {};
   const batches of(x, keys);
   std::optional<cut> by = cut_of(dtype_of(keys), of.count(), of.row_count(), keys.size(keys.dim() - 2), backward);
-  if (by && is_triangular(c.behind.line)) by->period = x.size(x.dim() - 2);
+  const spec::line& behind = c.behind.line;
+  const bool whole_rows = behind.keeps > 0 || behind.dropouts > 0;  // kept, or drawn by their length
+  if (by && !whole_rows && spec::is_triangular(behind) && spec::leaves_zeros(behind)) by->period = x.size(x.dim() - 2);
   return by;
 }
 

@@ -131,5 +131,16 @@ TEST(Contraction, ABiasBeforePassesTheGradientOn) {
   EXPECT_TRUE(plan.all.outputs[1].column);
 }
 
+TEST(Contraction, TriangularLines) {
+  for (const char* text :
+       {"causal | softmax", "mul(0.1) | causal | softmax | dropout(0.1)", "causal | mask | add | softmax"})
+    EXPECT_TRUE(is_triangular(parse(text))) << text;
+  for (const char* text : {"softmax", "causal | tanh | softmax", "causal | mul(-1) | softmax", "softmax | causal",
+                           "causal", "causal | rms_norm"})
+    EXPECT_FALSE(is_triangular(parse(text))) << text;
+  EXPECT_TRUE(leaves_zeros(parse("causal | softmax | mul(2) | dropout(0.1) | keep")));
+  EXPECT_FALSE(leaves_zeros(parse("causal | softmax | add")));
+}
+
 }  // namespace
 }  // namespace onepass::spec

@@ -59,6 +59,8 @@ struct bad_line {
   const char *text, *says;
 };
 
+void PrintTo(const bad_line& bad, std::ostream* to) { *to << bad.text; }
+
 class BadLine : public testing::TestWithParam<bad_line> {};
 
 TEST_P(BadLine, IsRefused) {
@@ -77,8 +79,8 @@ INSTANTIATE_TEST_SUITE_P(
                     bad_line{"linear | linear", "a second contraction, 'linear'"},
                     bad_line{"scores | linear", "a second contraction, 'linear'"},
                     bad_line{"bias | scores", "'scores' must be the first word"},
-                    bad_line{"scores(tiled)", "auto, unfused and resident"},
-                    bad_line{"scores(resident) | softmax | values", "auto, unfused and streamed"},
+                    bad_line{"scores(tiled)", "auto, unfused, panels and resident"},
+                    bad_line{"scores(resident) | softmax | values", "auto, unfused, panels and streamed"},
                     bad_line{"softmax | values", "'values' without 'scores'"},
                     bad_line{"scores | values | relu", "'relu' behind 'values'"},
                     bad_line{"scores | values(unfused)", "'values' takes no number"},
