@@ -17,9 +17,6 @@ constexpr int kTileRows = 12, kTileColumns = 32;  // two registers of float sums
 // Two numbers of neighbouring terms.
 using pair = std::uint32_t;
 
-const char* at(const matrix& m, int64 row, int64 column) {
-  return static_cast<const char*>(m.data) + (row * m.row_stride + column * m.column_stride) * size_of(m.type);
-}
 [[gnu::always_inline]] inline std::uint16_t number(const char* from) {
   std::uint16_t bits;
   std::memcpy(&bits, from, sizeof bits);
@@ -42,9 +39,9 @@ void interleave(const matrix& m, int64 row, int64 column, pair* to) {
   alignas(64) static constexpr std::uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                                          8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
   const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-  const __m512i one = _mm512_maskz_loadu_epi16(present, at(m, row, column));
+  const __m512i one = _mm512_maskz_loadu_epi16(present, address(m, row, column));
   const __m512i two =
-      row + 1 < m.rows ? _mm512_maskz_loadu_epi16(present, at(m, row + 1, column)) : _mm512_setzero_si512();
+      row + 1 < m.rows ? _mm512_maskz_loadu_epi16(present, address(m, row + 1, column)) : _mm512_setzero_si512();
   _mm512_store_si512(to, _mm512_permutex2var_epi16(one, low, two));
   _mm512_store_si512(to + 16, _mm512_permutex2var_epi16(one, high, two));
 }
@@ -55,11 +52,12 @@ void gather(const matrix& m, int64 row, int64 column, pair* to) {
   if (row + 1 < m.rows) {
     const __m512i each = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
                                             _mm512_set1_epi32(static_cast<int>(m.column_stride * 2)));
-    _mm512_store_si512(to, _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), present, each, at(m, row, column), 1));
-    _mm_prefetch(at(m, 0, column + 16) + row * 32, _MM_HINT_T0);  // the next 16, where they are dense
+    _mm512_store_si512(to,
+                       _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), present, each, address(m, row, column), 1));
+    _mm_prefetch(address(m, 0, column + 16) + row * 32, _MM_HINT_T0);  // the next 16, where they are dense
     return;
   }
-  for (int c = 0; c < 16; ++c) to[c] = present >> c & 1 ? number(at(m, row, column + c)) : 0;
+  for (int c = 0; c < 16; ++c) to[c] = present >> c & 1 ? number(address(m, row, column + c)) : 0;
 }
 
 template <int N, class Body>
@@ -94,7 +92,7 @@ template <int Rows>
   __m512 sums[Rows][2];
   const bool is_float = result.type == dtype::f32;
   const int64 row_bytes = result.row_stride * size_of(result.type), half = 16 * size_of(result.type);
-  char* to = const_cast<char*>(at(result, row, column));
+  char* to = address(result, row, column);
   each<Rows>([&](auto i) {
     const char* from = to + i * row_bytes;
     sums[i][0] = add ? load(from, low, is_float) : _mm512_setzero_ps();
@@ -155,7 +153,7 @@ int64 bf16_left_bytes(const matrix& a) {
 void bf16_product(const matrix& result, const matrix& a, const factor_tiles& b, void* room_for_left, bool add) {
   left_pairs left{static_cast<const char*>(a.data), a.row_stride * 2, 4, a.columns / 2, a.columns % 2 != 0};
   if (a.column_stride != 1) {
-    const matrix terms{a.data, a.type, a.columns, a.rows, a.column_stride, a.row_stride};
+    const matrix terms = transposed(a);
     const int64 stride = whole_tiles(a.rows);
     auto* to = static_cast<pair*>(room_for_left);
     for (int64 k = 0; k < whole_pairs(a.columns); ++k) {
@@ -179,7 +177,7 @@ void round_rows_to_bf16(const matrix& floats, const matrix& result) {
   for (int64 r = 0; r < result.rows; ++r) {
     for (int64 c = 0; c < result.columns; c += 16) {
       const __mmask16 present = first(result.columns - c);
-      store(const_cast<char*>(at(result, r, c)), present, load(at(floats, r, c), present, true), false);
+      store(address(result, r, c), present, load(address(floats, r, c), present, true), false);
     }
   }
 }

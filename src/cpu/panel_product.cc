@@ -156,14 +156,6 @@ bool has_panel_product(dtype type) {
 
 void round_to_bf16(const matrix& floats, const matrix& result) { round_rows_to_bf16(floats, result); }
 
-void* right_factor::memory::at_least(int64 bytes) {
-  if (bytes > bytes_) {
-    data_.reset(::operator new(static_cast<std::size_t>(bytes), std::align_val_t(64)));
-    bytes_ = bytes;
-  }
-  return data_.get();
-}
-
 void right_factor::take(const matrix& b) {
   if (b.type == dtype::bf16) {
     tiles_ = pack_bf16_factor(b, packed_.at_least(bf16_factor_bytes(b.rows, b.columns)));

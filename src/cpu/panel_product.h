@@ -2,10 +2,8 @@
 // the pass over the result that a library's call makes for each.
 #pragma once
 
-#include <memory>
-#include <new>
-
-#include "src/cpu/small_product.h"
+#include "src/cpu/aligned_memory.h"
+#include "src/cpu/matrix.h"
 
 namespace onepass::cpu {
 
@@ -32,19 +30,7 @@ class right_factor {
   void multiply(const matrix& result, const matrix& a, bool add);
 
  private:
-  class memory {
-   public:
-    void* at_least(int64 bytes);
-    void* data() const { return data_.get(); }
-
-   private:
-    struct release {
-      void operator()(void* p) const { ::operator delete(p, std::align_val_t(64)); }
-    };
-    std::unique_ptr<void, release> data_;
-    int64 bytes_ = 0;
-  };
-  memory packed_, left_;
+  aligned_memory packed_, left_;
   factor_tiles tiles_{};
 };
 

@@ -14,10 +14,6 @@ ONEPASS_BEGIN
 template <class T>
 inline constexpr dtype kStoredAs = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
 
-ONEPASS_FUNCTION char* address(const cpu::matrix& m, int64 row, int64 column) {
-  return static_cast<char*>(m.data) + (row * m.row_stride + column * m.column_stride) * size_of(m.type);
-}
-
 // As rows of T, `stride` from one to the next; writes whole lanes.
 template <class T>
 void pack_rows(const cpu::matrix& m, T* to, int64 stride) {

@@ -1,15 +1,9 @@
 // Matrix products whose work is less than a call of a library costs.
 #pragma once
 
-#include "onepass/skeleton/arguments.h"
+#include "src/cpu/matrix.h"
 
 namespace onepass::cpu {
-
-struct matrix {
-  void* data;
-  dtype type;
-  int64 rows, columns, row_stride, column_stride;
-};
 
 // A function of shapes and dtypes only.
 bool is_small_product(const matrix& a, const matrix& b);

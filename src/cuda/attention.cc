@@ -10,6 +10,7 @@
 #include "src/cuda/packed_arguments.h"
 #include "src/cuda/source.h"
 #include "src/cuda/tuning.h"
+#include "src/spec/contraction.h"
 
 namespace onepass::cuda {
 namespace {
@@ -72,9 +73,7 @@ struct batch_steps {
 
 std::string why_not_attention(const spec::line& behind, int64 depth, int64 value_depth, int64 keys, dtype type,
                               const device_facts& chip) {
-  const auto is = [](const spec::word& w, const char* name) { return w.about->name == std::string_view(name); };
-  if (!behind.rowwise() || !is(behind.words[static_cast<std::size_t>(behind.row)], "softmax"))
-    return "it is for lines with softmax";
+  if (!spec::has_softmax(behind)) return "it is for lines with softmax";
   if (behind.keeps > 0) return "values cannot be kept";
   if (chip.arch != 90) return "its kernel is for compute capability 9.0";
   if (size_of(type) != 2) return "it is for bfloat16 and float16";

@@ -18,10 +18,11 @@ inline void append_bytes(std::string& to, const void* from, std::size_t count) {
 }
 
 inline void append_packed(std::string& to, const request& r, const arguments& a) {
-  const auto bytes = [&](const void* from, std::size_t count) { to.append(static_cast<const char*>(from), count); };
-  const auto add = [&](const auto* from, int count) { bytes(from, sizeof *from * static_cast<std::size_t>(count)); };
+  const auto add = [&](const auto* from, int count) {
+    append_bytes(to, from, sizeof *from * static_cast<std::size_t>(count));
+  };
   const auto between = [&](const void* begin, const void* end) {
-    bytes(begin, static_cast<std::size_t>(static_cast<const char*>(end) - static_cast<const char*>(begin)));
+    append_bytes(to, begin, static_cast<std::size_t>(static_cast<const char*>(end) - static_cast<const char*>(begin)));
   };
   between(&a, a.operand);
   add(a.operand, room_for(r.operands)), add(a.operand_gradient, room_for(r.operands));

@@ -22,9 +22,7 @@ int tile_of(int64 depth) { return depth <= 128 ? kScoresTuning.tile : kScoresTun
 }  // namespace
 
 std::string why_not_scores(const spec::contraction& of, int64 depth, dtype type, const device_facts& chip) {
-  const spec::line& behind = of.behind;
-  if (behind.row < 0 || behind.words[static_cast<std::size_t>(behind.row)].about->name != std::string_view("softmax"))
-    return "it is for lines with softmax";
+  if (!spec::has_softmax(of.behind)) return "it is for lines with softmax";
   if (chip.arch < 80) return "it needs compute capability 8.0";
   if (size_of(type) != 2) return "it is for bfloat16 and float16";
   if (depth % kTileLanes != 0 || depth == 0) return "rows must be multiples of 8 numbers";

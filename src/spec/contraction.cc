@@ -112,8 +112,12 @@ contraction_gradients plan_gradients(const contraction& of, dtype x, const std::
   return plan;
 }
 
+bool has_softmax(const line& of) {
+  return of.rowwise() && is_one(of.words[static_cast<std::size_t>(of.row)], {"softmax"});
+}
+
 bool is_triangular(const line& of) {
-  if (!of.rowwise() || !is_one(of.words[static_cast<std::size_t>(of.row)], {"softmax"})) return false;
+  if (!has_softmax(of)) return false;
   int last = of.row - 1;
   while (last >= 0 && is_one(of.words[static_cast<std::size_t>(last)], {"mask", "add", "bias", "keep"})) --last;
   return last >= 0 && is_one(of.words[static_cast<std::size_t>(last)], {"causal"});

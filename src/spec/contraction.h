@@ -25,6 +25,8 @@ struct contraction {
 
 reads backward_reads(const contraction&);
 
+bool has_softmax(const line&);
+
 // Whether a line's softmax needs nothing behind a row's own place: `causal` stands before it, and no word between the
 // two makes another number of what that hides; and whether the words behind softmax leave zeros what they are.
 bool is_triangular(const line&);

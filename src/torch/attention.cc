@@ -31,11 +31,6 @@ void check_values(const prepared_line& line, const Tensor& keys, const Tensor& v
                 " and ", name(), " is on ", device_of(values).text());
 }
 
-template <class T>
-std::vector<T> without_last(const std::vector<T>& all) {
-  return {all.begin(), all.end() - 1};
-}
-
 // All of it in one kernel, or why not.
 class one_kernel {
  public:
@@ -47,18 +42,15 @@ class one_kernel {
 
   std::optional<std::vector<Tensor>> run() const {
     return by_one_kernel(
-        call_, [&] { return why_not(); }, [&] { return launch(); });
+        call_, keys_, [&] { return why_not(); }, [&] { return launch(); });
   }
 
  private:
   std::string why_not() const {
-    const device on = device_of(call_.x);
-    if (!on.is_cuda()) return "its kernel is for CUDA";
-    if (dtype_of(call_.x) != dtype_of(keys_)) return "x and the keys must have one dtype";
-    if (call_.x.numel() == 0 || keys_.numel() == 0 || values_.numel() == 0) return "there is nothing to compute";
+    if (values_.numel() == 0) return "there is nothing to compute";
     if (call_.line.line.keeps > 0) return "what is kept must be written";
     return cuda::why_not_attention(c_.parts.behind, keys_.size(keys_.dim() - 1), values_.size(values_.dim() - 1),
-                                   keys_.size(keys_.dim() - 2), dtype_of(keys_), cuda::facts(on.index));
+                                   keys_.size(keys_.dim() - 2), dtype_of(keys_), cuda::facts(device_of(keys_).index));
   }
 
   std::optional<std::vector<Tensor>> launch() const {
@@ -85,10 +77,7 @@ class one_kernel {
 // What stands before `values`, again: its result, and its kept values.
 std::vector<Tensor> scores_again(const backward_call& call) {
   const prepared_attention& a = *call.line.attention;
-  std::vector<Tensor> operands;
-  operands.reserve(static_cast<std::size_t>(a.parts.values));
-  for (int i = 0; i < a.parts.values; ++i)
-    operands.push_back(given(call, call.operands[static_cast<std::size_t>(i)], "its operands"));
+  const std::vector<Tensor> operands = given_operands(call, 0, a.parts.values);
   return forward_with_scores({given(call, call.x, "x"), operands, a.scores, call.dropout_state, false});
 }
 
@@ -101,7 +90,7 @@ std::vector<Tensor> forward_with_attention(const forward_call& call) {
   check_keys(a.scores, call.x, keys);
   check_values(call.line, keys, values);
   if (std::optional<std::vector<Tensor>> results = one_kernel(call).run()) return *results;
-  const std::vector<Tensor> operands = without_last(call.operands);
+  const std::vector<Tensor> operands = part_of(call.operands, 0, a.parts.values);
   const forward_call scores{call.x, operands, a.scores, call.dropout_state,
                             call.save_statistics && call.line.reads.statistics};
   const values_of_scores with{values, a.parts.keeps_weights};
@@ -144,8 +133,8 @@ std::vector<Tensor> backward_with_attention(const backward_call& call, const lin
     optional_tensor resumed;
     if (reads.result_behind) resumed = again[0];
     if (reads.kept_behind >= 0) resumed = again[1 + static_cast<std::size_t>(reads.kept_behind)];
-    const std::vector<optional_tensor> operands = without_last(call.operands);
-    const std::vector<std::int64_t> types = without_last(call.operand_types);
+    const std::vector<optional_tensor> operands = part_of(call.operands, 0, a.parts.values);
+    const std::vector<std::int64_t> types = part_of(call.operand_types, 0, a.parts.values);
     results = backward_with_scores({gradients, call.x, operands, std::nullopt, call.statistics, call.dropout_state,
                                     a.scores, types, static_cast<std::int64_t>(plan.wants_scores)},
                                    {saved.x, std::nullopt, resumed});

@@ -57,6 +57,12 @@ auto operation(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+// Of these, the line's.
+template <class T>
+const T& contraction_of(const line_facts& facts, const T& linear, const T& scores, const T& attention) {
+  return facts.values ? attention : facts.scores ? scores : linear;
+}
+
 // Whether nothing but the kernels of a device would see a call of an operator: no mode, no subclass, no profiler.
 inline bool reaches_kernels(at::TensorList tensors) {
   if (at::hasCallbacks()) return false;
@@ -101,10 +107,7 @@ inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList t
     static const auto linear = operation<rowwise>("onepass::linear_forward"),
                       scores = operation<rowwise>("onepass::scores_forward"),
                       attention = operation<rowwise>("onepass::attention_forward");
-    return (facts.values   ? attention
-            : facts.scores ? scores
-                           : linear)
-        .call(tensors[0], tensors.slice(1), line, state, true);
+    return contraction_of(facts, linear, scores, attention).call(tensors[0], tensors.slice(1), line, state, true);
   }
   if (facts.rowwise) {
     static const auto op = operation<rowwise>("onepass::rowwise_forward");
@@ -186,9 +189,7 @@ inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList 
     static const auto linear = operation<contraction>("onepass::linear_backward"),
                       scores = operation<contraction>("onepass::scores_backward"),
                       attention = operation<contraction>("onepass::attention_backward");
-    return (facts.values   ? attention
-            : facts.scores ? scores
-                           : linear)
+    return contraction_of(facts, linear, scores, attention)
         .call(upstream, saved.x, operands, saved.resumed, saved.statistics, saved.product, saved.resumed_behind,
               saved.dropout_state, line, types, wanted);
   }

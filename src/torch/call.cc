@@ -26,6 +26,19 @@ const Tensor& given(const backward_call& call, const std::optional<Tensor>& t, c
   return *t;
 }
 
+const Tensor& given_operand(const backward_call& call, int i) {
+  const std::optional<Tensor>& operand = call.operands[static_cast<std::size_t>(i)];
+  ONEPASS_CHECK(operand.has_value(), "onepass: backward of \"", call.line.line.text, "\" reads operand ", i);
+  return *operand;
+}
+
+std::vector<Tensor> given_operands(const backward_call& call, int begin, int end) {
+  std::vector<Tensor> operands;
+  operands.reserve(static_cast<std::size_t>(end - begin));
+  for (int i = begin; i < end; ++i) operands.push_back(given_operand(call, i));
+  return operands;
+}
+
 std::vector<Tensor> forward(const forward_call& call, const forward_runner& runner) {
   const prepared_line& line = call.line;
   check_operand_count(line, call.operands.size());
@@ -53,27 +66,18 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
   const spec::gradients plan = spec::plan_gradients(line, f.type, facts, static_cast<std::uint64_t>(call.wanted));
   f.input(dy, f.a.y);
   for (int k = 0; k < line.keeps; ++k) f.input(call.gradients[static_cast<std::size_t>(k) + 1], f.a.kept_gradient[k]);
-  if (reads.x) {
-    ONEPASS_CHECK(call.x.has_value(), "onepass: backward of \"", line.text, "\" reads x");
-    f.input(*call.x, f.a.x);
-  }
+  if (reads.x) f.input(given(call, call.x, "x"), f.a.x);
   for (int i = 0; i < line.operands; ++i) {
     const auto at = static_cast<std::size_t>(i);
     f.operand_types[i] = facts[at].type;
-    if (!reads.operands[at]) continue;
-    ONEPASS_CHECK(call.operands[at].has_value(), "onepass: backward of \"", line.text, "\" reads operand ", i);
-    f.operand(i, *call.operands[at]);
+    if (reads.operands[at]) f.operand(i, given_operand(call, i));
   }
   f.boolean_masks = boolean_masks_of(f);
   if (reads.result || reads.kept >= 0) {
-    ONEPASS_CHECK(call.resumed.has_value(), "onepass: backward of \"", line.text, "\" reads ",
-                  reads.result ? "the result" : "a kept value");
-    f.input(*call.resumed, reads.result ? f.a.x : f.a.kept[reads.kept]);
+    const Tensor& resumed = given(call, call.resumed, reads.result ? "the result" : "a kept value");
+    f.input(resumed, reads.result ? f.a.x : f.a.kept[reads.kept]);
   }
-  if (reads.statistics) {
-    ONEPASS_CHECK(call.statistics.has_value(), "onepass: backward of \"", line.text, "\" reads the row statistics");
-    f.statistics(*call.statistics);
-  }
+  if (reads.statistics) f.statistics(given(call, call.statistics, "the row statistics"));
   f.dropout_state(call.dropout_state);
   f.a.wants_column = plan.wants_column;
 

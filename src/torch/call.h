@@ -23,6 +23,11 @@ struct forward_call {
   const std::optional<Tensor>& dropout_state;
   bool save_statistics;
 };
+template <class T>
+std::vector<T> part_of(const std::vector<T>& all, int begin, int end) {
+  return {all.begin() + begin, all.begin() + end};
+}
+
 void check_operand_count(const prepared_line&, std::size_t got);
 
 // The result (not from a runner), the kept values, and the statistics [statistics, rows] where asked for.
@@ -43,8 +48,10 @@ struct backward_call {
   bool runner_has_dx = false;                      // x's gradient is in the runner's hands: dy stands in its place
 };
 void check_backward(const backward_call&);  // how many gradients and operands there are
-// A tensor that backward reads.
+// Tensors that backward reads.
 const Tensor& given(const backward_call&, const std::optional<Tensor>&, const char* what);
+const Tensor& given_operand(const backward_call&, int);
+std::vector<Tensor> given_operands(const backward_call&, int begin, int end);
 
 // The tensors of spec::plan_gradients(...).outputs, which are not none; then the result, where it is wanted again.
 std::vector<Tensor> backward(const backward_call&, const backward_runner& = {});

@@ -15,11 +15,6 @@ namespace {
 
 using optional_tensor = std::optional<Tensor>;
 
-template <class T>
-std::vector<T> part_of(const std::vector<T>& all, int begin, int end) {
-  return {all.begin() + begin, all.begin() + end};
-}
-
 void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weight) {
   const spec::word& word = line.line.words[static_cast<std::size_t>(line.line.linear)];
   const auto name = [&] { return operand_name(line.line, word); };
@@ -51,16 +46,8 @@ const optional_tensor& source_again(const backward_call& call, const prepared_co
   return c.before.reads.kept >= 0 ? call.resumed : call.x;
 }
 std::vector<Tensor> operands_again(const backward_call& call, const prepared_contraction& c) {
-  const std::string& text = call.line.line.text;
-  ONEPASS_CHECK(source_again(call, c).has_value(), "onepass: backward of \"", text, "\" reads ",
-                c.before.reads.kept >= 0 ? "a kept value" : "x");
-  std::vector<Tensor> operands;
-  for (int i = c.parts.weight - c.again.line.operands; i < c.parts.weight; ++i) {
-    const optional_tensor& o = call.operands[static_cast<std::size_t>(i)];
-    ONEPASS_CHECK(o.has_value(), "onepass: backward of \"", text, "\" reads operand ", i);
-    operands.push_back(*o);
-  }
-  return operands;
+  given(call, source_again(call, c), c.before.reads.kept >= 0 ? "a kept value" : "x");
+  return given_operands(call, c.parts.weight - c.again.line.operands, c.parts.weight);
 }
 Tensor input_again(const backward_call& call, const prepared_contraction& c) {
   const std::vector<Tensor> operands = operands_again(call, c);
@@ -202,7 +189,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   };
   if (!plan.wants_input && !plan.wants_weight) return with_kept();
 
-  ONEPASS_CHECK(w.has_value(), "onepass: backward of \"", call.line.line.text, "\" reads operand ", c.parts.weight);
+  given_operand(call, c.parts.weight);
   const int from = plan.behind.inputs[0];
   const Tensor rows_gradient =
       rows_of_dy ? *rows_of_dy : as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));

@@ -1,10 +1,7 @@
 // Tensors on the CPU as matrices, one for each batch.
 #pragma once
 
-#include <cstring>
-#include <utility>
-
-#include "src/cpu/small_product.h"
+#include "src/cpu/matrix.h"
 #include "src/torch/batches.h"
 
 namespace onepass::binding {
@@ -45,28 +42,5 @@ class matrices {
   dtype type_;
   dimension outer_{}, inner_{}, rows_{};
 };
-
-inline cpu::matrix transposed(cpu::matrix m) {
-  std::swap(m.rows, m.columns);
-  std::swap(m.row_stride, m.column_stride);
-  return m;
-}
-
-// Zeros in the columns from `begin` on.
-inline void clear(const cpu::matrix& m, std::int64_t begin) {
-  const std::int64_t size = size_of(m.type);
-  for (std::int64_t r = 0; begin < m.columns && r < m.rows; ++r)
-    std::memset(static_cast<char*>(m.data) + (r * m.row_stride + begin) * size, 0,
-                static_cast<std::size_t>((m.columns - begin) * size));
-}
-
-// Of one dtype.
-inline void copy(const cpu::matrix& from, const cpu::matrix& to) {
-  const std::int64_t size = size_of(to.type);
-  for (std::int64_t r = 0; r < to.rows; ++r)
-    std::memcpy(static_cast<char*>(to.data) + r * to.row_stride * size,
-                static_cast<const char*>(from.data) + r * from.row_stride * size,
-                static_cast<std::size_t>(to.columns * size));
-}
 
 }  // namespace onepass::binding

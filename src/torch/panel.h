@@ -1,27 +1,13 @@
-// A thread's panel of rows on the CPU, and a line's kernel called for it.
+// A line's kernel, called for a panel of rows on the CPU.
 #pragma once
 
-#include <algorithm>
 #include <initializer_list>
-#include <new>
 
+#include "src/cpu/aligned_memory.h"
 #include "src/cpu/run.h"
 #include "src/torch/frame.h"
 
 namespace onepass::binding {
-
-class panel_memory {
- public:
-  explicit panel_memory(std::int64_t bytes)
-      : data_(::operator new(static_cast<std::size_t>(bytes), std::align_val_t(64))) {}
-  ~panel_memory() { ::operator delete(data_, std::align_val_t(64)); }
-  panel_memory(const panel_memory&) = delete;
-  panel_memory& operator=(const panel_memory&) = delete;
-  void* data() const { return data_; }
-
- private:
-  void* data_;
-};
 
 // A tensor of a call that is elsewhere than its frame says: rows in one dtype, of which this is the first.
 struct elsewhere {

@@ -76,7 +76,7 @@ std::vector<Tensor> forward_in_panels(const forward_call& before, std::int64_t r
     const panel_kernel kernel(f, type, rows, false);
     const std::int64_t all = f.a.rows, columns = f.a.columns;
     torch::stable::parallel_for(0, (all + rows - 1) / rows, 1, [&](std::int64_t begin, std::int64_t end) {
-      const panel_memory memory(rows * columns * size_of(type));
+      const cpu::aligned_memory memory(rows * columns * size_of(type));
       for (std::int64_t panel = begin; panel < end; ++panel) {
         kernel(panel, panel + 1, columns, {{&arguments::y, memory.data(), columns}});
         const std::int64_t first = panel * rows, count = std::min(rows, all - first);
@@ -114,7 +114,8 @@ std::vector<Tensor> backward_in_panels(const backward_call& before, std::int64_t
       products = empty(sizes, 2, type, on);
     }
     torch::stable::parallel_for(0, parts, 1, [&](std::int64_t begin, std::int64_t end) {
-      const panel_memory memory(rows * columns * size_of(type)), taken(again ? rows * columns * size_of(type) : 0);
+      const cpu::aligned_memory memory(rows * columns * size_of(type)),
+          taken(again ? rows * columns * size_of(type) : 0);
       for (std::int64_t panel = begin * in_part; panel < std::min(end * in_part, panels); ++panel) {
         const std::int64_t first = panel * rows, count = std::min(rows, all - first);
         const Tensor given = rows_of(product_gradient, first, count);

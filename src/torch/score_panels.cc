@@ -84,8 +84,8 @@ class batch_sum {
     if (!to_) return;
     result_ = sum_ = to_->whole(batch);
     if (size_of(sum_.type) == 2) {
-      if (!floats_) floats_ = std::make_unique<panel_memory>(sum_.rows * sum_.columns * size_of(dtype::f32));
-      sum_ = {floats_->data(), dtype::f32, sum_.rows, sum_.columns, sum_.columns, 1};
+      void* floats = floats_.at_least(sum_.rows * sum_.columns * size_of(dtype::f32));
+      sum_ = {floats, dtype::f32, sum_.rows, sum_.columns, sum_.columns, 1};
     }
     clear(sum_, 0);
   }
@@ -104,7 +104,7 @@ class batch_sum {
  private:
   const std::optional<matrices>& to_;
   cpu::matrix result_{}, sum_{};
-  std::unique_ptr<panel_memory> floats_;
+  cpu::aligned_memory floats_;
   cpu::right_factor b_;
 };
 
@@ -150,7 +150,7 @@ class backward_of_batches {
           gradient(of.by_.bytes()),
           dkeys(of.dkeys_),
           dvalues(of.dvalues_) {}
-    panel_memory scores, apart, gradient;
+    cpu::aligned_memory scores, apart, gradient;
     cpu::right_factor transposed_keys, transposed_values, keys;
     batch_sum dkeys, dvalues;
   };
@@ -233,9 +233,7 @@ std::optional<std::vector<Tensor>> backward_of_panels(const backward_call& call,
                              });
   };
   if (values && !values->weights) {
-    std::vector<Tensor> operands;
-    for (std::size_t i = 1; i < call.operands.size(); ++i)
-      operands.push_back(given(call, call.operands[i], "its operands"));
+    const std::vector<Tensor> operands = given_operands(call, 1, call.line.line.operands);
     forward({shape, operands, c.behind, call.dropout_state, false}, [&](frame& f) {
       const panel_kernel again(f, by->type, 1, false);
       backward_with(&again);
@@ -290,7 +288,7 @@ std::optional<std::vector<Tensor>> forward_in_panels(const forward_call& call, s
         if (!with) f.a.stream_stores = stream_stores(f, 1);
         const panel_kernel kernel(f, by->type, 1, false);
         torch::stable::parallel_for(0, by->batches * by->panels(), 1, [&](std::int64_t begin, std::int64_t end) {
-          const panel_memory memory(by->bytes());
+          const cpu::aligned_memory memory(by->bytes());
           cpu::right_factor of_scores, of_product;
           std::int64_t taken = -1;  // a batch
           for (std::int64_t task = begin; task < end; ++task) {
@@ -334,8 +332,8 @@ std::optional<std::vector<Tensor>> backward_in_panels(const backward_call& call,
   if (wanted.gives_weights || wanted.wants_scores == 0) return {};
   const Tensor &x = given(call, call.x, "x"), &keys = given(call, call.operands.front(), "its keys"),
                &values = given(call, call.operands.back(), "its values");
-  const std::vector<optional_tensor> operands(call.operands.begin(), call.operands.end() - 1);
-  const std::vector<std::int64_t> types(call.operand_types.begin(), call.operand_types.end() - 1);
+  const std::vector<optional_tensor> operands = part_of(call.operands, 0, a.parts.values);
+  const std::vector<std::int64_t> types = part_of(call.operand_types, 0, a.parts.values);
   const spec::contraction_gradients plan =
       spec::plan_gradients(c.parts, of_x, spec::operand_facts_of(types.data(), types.size()), wanted.wants_scores);
   values_backward with{values, call.gradients[0], weights, {}, {}};

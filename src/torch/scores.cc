@@ -29,15 +29,12 @@ class one_kernel {
 
   std::optional<std::vector<Tensor>> run() const {
     return by_one_kernel(
-        call_, [&] { return why_not(); }, [&] { return launch(); });
+        call_, keys_, [&] { return why_not(); }, [&] { return launch(); });
   }
 
  private:
   std::string why_not() const {
-    const device on = device_of(call_.x);
-    if (!on.is_cuda()) return "its kernel is for CUDA";
-    if (dtype_of(call_.x) != dtype_of(keys_)) return "x and the keys must have one dtype";
-    if (call_.x.numel() == 0 || keys_.numel() == 0) return "there is nothing to compute";
+    const device on = device_of(keys_);
     const spec::shape x = shape_of(call_.x);
     const std::int64_t keys = keys_.size(keys_.dim() - 2), matrices = batches(call_.x, keys_).count();
     const auto all =

@@ -138,6 +138,8 @@ TEST(Contraction, TriangularLines) {
   for (const char* text : {"softmax", "causal | tanh | softmax", "causal | mul(-1) | softmax", "softmax | causal",
                            "causal", "causal | rms_norm"})
     EXPECT_FALSE(is_triangular(parse(text))) << text;
+  EXPECT_TRUE(has_softmax(parse("mul(0.1) | softmax | keep")));
+  EXPECT_FALSE(has_softmax(parse("rms_norm")) || has_softmax(parse("mul(0.1)")));
   EXPECT_TRUE(leaves_zeros(parse("causal | softmax | mul(2) | dropout(0.1) | keep")));
   EXPECT_FALSE(leaves_zeros(parse("causal | softmax | add")));
 }
