@@ -2,12 +2,13 @@
 
 A line says what happens to a row of a tensor; it becomes one kernel forward and one backward, on CPU and CUDA.
 
-Layers, from the top: ``functional`` and ``nn`` speak lines; ``line`` parses and calls them; ``autograd`` and ``_ops``
-join them to PyTorch; ``_native`` is the C++ library.
+Layers, from the top: ``functional`` and ``nn`` speak lines; ``line`` parses and calls them, ``plan`` says what they
+cost; ``autograd`` and ``_ops`` join them to PyTorch; ``_native`` is the C++ library.
 """
 
 from onepass import cache, functional, nn
-from onepass.line import Cost, Line, LineError, Plan, Strategy, Traffic, Word, fused, words
+from onepass.line import Line, LineError, Word, fused, words
+from onepass.plan import Cost, Plan, Strategy, Traffic
 
 __version__ = "0.1.0"
 __all__ = [

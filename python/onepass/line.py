@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 
 from onepass import _native, _ops
+from onepass._autocast import under_autocast
 from onepass._native import LineError
 from onepass.autograd import Apply, Transformable, differentiable
+from onepass.plan import Cost, Plan, Strategy, Traffic, chip_of, reason
 
-__all__ = ["Cost", "Line", "LineError", "Plan", "Strategy", "Traffic", "Word", "fused", "words"]
+__all__ = ["Line", "LineError", "Word", "fused", "words"]
 
 
-_CAST = (torch.float32, torch.bfloat16, torch.float16)  # by autocast
 _transforms_are_active = torch._C._are_functorch_transforms_active
 
 
@@ -40,45 +41,6 @@ class Word:
         if self.parameter is not None and self.parameter == self.parameter:
             inner = f"{inner}({self.parameter!r})" if inner else repr(self.parameter)
         return f"{self.name}({inner})" if inner else self.name
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes that must move (every tensor once) and floating-point operations."""
-
-    bytes: int
-    flops: int
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a line costs on a tensor of some shape; `saved_bytes` are held between forward and backward."""
-
-    forward: Traffic
-    backward: Traffic
-    saved_bytes: int
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """A way to compute a line with `linear` forward: bytes through memory, and predicted seconds (None: not known)."""
-
-    name: str
-    bytes: int
-    seconds: float | None
-    why_not: str = ""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which strategy runs, and why."""
-
-    strategy: str
-    why: str
-    alternatives: tuple[Strategy, ...]
-
-    def __str__(self) -> str:
-        return f"{self.strategy}: {self.why}"
 
 
 def words() -> list[Word]:
@@ -131,6 +93,7 @@ class Line:
         skeleton = contraction or ("rowwise" if self.rowwise else "elementwise")
         self.forward_op = getattr(torch.ops.onepass, f"{skeleton}_forward").default
         self.backward_op = getattr(torch.ops.onepass, f"{skeleton}_backward").default
+        self._matrix_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "contraction"]
         self._mask_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "mask"]
         self._ready_on_cpu: dict[int, bool] = {}
 
@@ -146,7 +109,7 @@ class Line:
                 return fused(self._without_dropout, x, *operands) if self._without_dropout else x
             state = self._draw(x, generator) if self.has_dropout else None
             if self.weight is not None:
-                operands = self._under_autocast("cpu" if x.is_cpu else x.device.type, operands)
+                operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, self._matrix_operands)
             if x.is_cpu and not self._runs_on_cpu(operands):
                 self._check_shapes(x, operands)
                 return self.reference(x, *operands, dropout_state=state)
@@ -181,7 +144,7 @@ class Line:
         from onepass.reference import compose
 
         if self.weight is not None:
-            operands = self._under_autocast(x.device.type, operands)
+            operands = under_autocast(x.device.type, operands, self._matrix_operands)
         results = compose(self.words, x, operands, dropout_state=dropout_state, training=training)
         return results[0] if self.keeps == 0 else results
 
@@ -220,14 +183,14 @@ class Line:
         cost = self.cost(shape, dtype, out_features)
         if self.weight is None:
             return Plan("fused", "one kernel", (Strategy("fused", cost.forward.bytes, None),))
-        chip = _chip_of(device)
+        chip = chip_of(device)
         rows, columns, matrices = self._sizes(shape)
         told = _native.strategies(self.text, rows, columns, out_features, matrices, dtype, training, chip)
         ways = {
             row["strategy"]: Strategy(row["strategy"], row["bytes"], row["seconds"], row["why_not"]) for row in told
         }
         chosen = next(ways[row["strategy"]] for row in told if row["chosen"])
-        return Plan(chosen.name, _reason(chosen, ways.values()), tuple(ways.values()))
+        return Plan(chosen.name, reason(chosen, ways.values()), tuple(ways.values()))
 
     def _sizes(self, shape) -> tuple[int, int, int]:
         """Rows, columns, and matrices that a contraction takes."""
@@ -287,16 +250,6 @@ class Line:
             if word.kind == "contraction":
                 shape = torch.Size((*shape[:-1], o.shape[-1 if word.operand == "values" else -2]))
 
-    def _under_autocast(self, device_type, operands):
-        """The matrices in autocast's dtype, as torch.nn.functional.linear would have them."""
-        if not torch.is_autocast_enabled(device_type):
-            return operands
-        dtype = torch.get_autocast_dtype(device_type)
-        return tuple(
-            o.to(dtype) if word.kind == "contraction" and o.dtype in _CAST else o
-            for o, word in zip(operands, self._operand_words)
-        )
-
     def _draw(self, x, generator):
         if torch.compiler.is_compiling() and generator is None:
             return torch.ops.onepass.dropout_state(x)
@@ -311,33 +264,6 @@ class Line:
         if ready is None:
             ready = self._ready_on_cpu[masks] = _prepare_on_cpu(self.text, masks)
         return ready
-
-
-def _chip_of(device: torch.device | str | None) -> str:
-    """ "cpu", a CUDA chip's name, or its device's."""
-    if isinstance(device, str) and device.startswith("sm_"):
-        return device
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type != "cuda":
-        return "cpu"
-    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
-
-
-def _reason(chosen: Strategy, ways) -> str:
-    said = [_said_of(chosen)]
-    said += [
-        f"not {way.name}: {way.why_not}" if way.why_not else f"{way.name} {_said_of(way)}"
-        for way in ways
-        if way is not chosen
-    ]
-    return "; ".join(said)
-
-
-def _said_of(way: Strategy) -> str:
-    if way.why_not:
-        return way.why_not
-    moved = f"{way.bytes / 2**20:,.1f} MiB"
-    return moved if way.seconds is None else f"{1e6 * way.seconds:,.0f} µs predicted, {moved}"
 
 
 def _requires_grad(x, operands) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,9 +84,7 @@ class Attention(Pattern):
     ) -> list[Tensor]:
         """Queries, keys, a mask and values; all but the mask require a gradient."""
         generator = torch.Generator(device).manual_seed(math.prod(shape))
-
-        def normal(size: Shape) -> Tensor:
-            return torch.randn(size, generator=generator, dtype=dtype, device=device)
+        normal = functools.partial(torch.randn, generator=generator, dtype=dtype, device=device)
 
         keys = (*shape[:-2], out_features, shape[-1])
         tensors = [normal(size).requires_grad_() for size in (shape, keys, *([keys] if self.parsed.values else []))]

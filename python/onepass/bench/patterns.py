@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,9 +99,7 @@ class Pattern:
     ) -> list[Tensor]:
         """x and the operands, random and the same in every run; all but masks require a gradient."""
         generator = torch.Generator(device).manual_seed(math.prod(shape))
-
-        def normal(size: Shape) -> Tensor:
-            return torch.randn(size, generator=generator, dtype=dtype, device=device)
+        normal = functools.partial(torch.randn, generator=generator, dtype=dtype, device=device)
 
         def laid_out() -> Tensor:
             return LAYOUTS[layout](normal, shape) if layout else normal(shape)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _lines
+from .._autocast import under_autocast
 from .._shapes import check_tensor, given
 from ..line import fused
 from . import _engines
@@ -53,7 +54,7 @@ def scaled_dot_product_attention(
     """
     function = "scaled_dot_product_attention"
     _check_tensors(function, attn_mask, is_causal, query=query, key=key, value=value)
-    query, key, value, attn_mask = _under_autocast(query, key, value, attn_mask)
+    query, key, value, attn_mask = under_autocast(query.device.type, (query, key, value, attn_mask))
     _check_sizes(function, enable_gqa, query, key, value)
     _check_mask_dtype(function, query, attn_mask)
     scale = _scale(function, scale, query)
@@ -100,7 +101,7 @@ def attention_scores(
     """
     function = "attention_scores"
     _check_tensors(function, attn_mask, is_causal, query=query, key=key)
-    query, key = _under_autocast(query, key)
+    query, key = under_autocast(query.device.type, (query, key))
     _check_sizes(function, enable_gqa, query, key)
     line = _lines.attention_scores(_scale(function, scale, query), attn_mask is not None, is_causal, dropout_p)
     return _run(function, line, query, key, attn_mask, None, enable_gqa)
@@ -145,15 +146,6 @@ def _check_tensors(function: str, attn_mask: Tensor | None, is_causal: bool, **t
         check_tensor(function, "attn_mask", attn_mask)
         if is_causal:
             raise RuntimeError(f"{function}(): explicit attn_mask should not be set when is_causal=True")
-
-
-def _under_autocast(query: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
-    device = query.device.type
-    if not torch.is_autocast_enabled(device):
-        return query, *others
-    dtype = torch.get_autocast_dtype(device)
-    cast = (torch.float32, torch.bfloat16, torch.float16)
-    return tuple(t.to(dtype) if t is not None and t.dtype in cast else t for t in (query, *others))
 
 
 def _check_sizes(function: str, enable_gqa: bool, query: Tensor, key: Tensor, value: Tensor | None = None) -> None:
