@@ -148,6 +148,16 @@ struct attention_tuning {
 };
 inline constexpr attention_tuning kAttentionTuning{};
 
+// And backward (onepass/skeleton/attention_gradients.cuda.h).
+struct attention_gradients_tuning {
+  int depth = 128;                                       // at most: sums are held in registers
+  int groups_for_queries = 2;                            // warpgroups of rows
+  int keys = 128, keys_of_deep = 64;                     // of a tile; where there are more than 64 numbers
+  int groups_for_keys = 2, groups_of_deep_for_keys = 2;  // warpgroups of keys
+  int handed = 2;                                        // tiles that a warpgroup hands over
+  int stages = 4;                                        // at most
+};
+
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".
 struct linear_speed {
   double bytes = 4.2e12, flops = 800e12, flops_wide = 50e12;  // a second, of the library's product; float32's

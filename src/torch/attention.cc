@@ -74,6 +74,74 @@ class one_kernel {
   const Tensor &keys_, &values_;
 };
 
+// Backward in kernels that write nothing of the scores' size, where they serve: the tensors of the plan.
+class gradient_kernels {
+ public:
+  gradient_kernels(const backward_call& call, dtype of_x, const spec::attention_gradients& wanted)
+      : call_(call), of_x_(of_x), wanted_(wanted), c_(*call.line.attention->scores.contraction) {}
+
+  std::optional<std::vector<Tensor>> run() const {
+    if (!serve()) return {};
+    const Tensor &x = *call_.x, &keys = *call_.operands.front(), &values = *call_.operands.back();
+    const std::vector<std::int64_t> types = part_of(call_.operand_types, 0, call_.line.attention->parts.values);
+    const spec::contraction_gradients plan =
+        spec::plan_gradients(c_.parts, of_x_, spec::operand_facts_of(types.data(), types.size()), wanted_.wants_scores);
+    const std::vector<spec::gradient_output>& outputs = plan.behind.outputs;
+    const auto of_column = [](const spec::gradient_output& output) { return output.column; };
+    const bool of_scores = std::count(plan.kept_outputs.begin(), plan.kept_outputs.end(), plan.behind.inputs[0]) > 0;
+    if (of_scores || std::any_of(outputs.begin(), outputs.end(), of_column)) return {};
+
+    const Tensor scores = shape_of_scores(x, keys);
+    const std::vector<Tensor> operands = given_operands(call_, 1, call_.line.attention->parts.values);
+    frame behind(c_.behind, scores, "x");
+    behind.enter(scores, operands, 0, call_.dropout_state);
+    behind.statistics(given(call_, call_.statistics, "the row statistics"));
+    std::vector<Tensor> results;
+    const auto fresh = [&](const Tensor& like) {
+      results.push_back(empty_like(shape_of(like), dtype_of(like), device_of(like)));
+      return results.back();
+    };
+    std::optional<Tensor> of_queries, of_keys, of_values;
+    if (plan.wants_input) of_queries = fresh(x);
+    if (plan.wants_weight) of_keys = fresh(keys);
+    for (const int output : plan.kept_outputs) {
+      const spec::gradient_output& of = outputs[static_cast<std::size_t>(output)];
+      results.push_back(behind.output(behind.a.operand_gradient[of.input - 1], of.type));
+    }
+    if (wanted_.wants_values) of_values = fresh(values);
+    behind.lay_out(true);
+    cuda::request request = request_of(behind, false);
+    request.wants_tensor = plan.behind.wants_tensor;
+    const torch::stable::accelerator::DeviceGuard guard(behind.on.index);
+    const auto to = [](const optional_tensor& t) { return t ? &*t : nullptr; };
+    if (launch_attention_gradients(c_.parts, {.behind = request, .a_behind = behind.a}, x, keys, values, *call_.resumed,
+                                   call_.gradients[0], {to(of_queries), to(of_keys), to(of_values)}))
+      return results;
+    return {};
+  }
+
+ private:
+  bool serve() const {
+    const Tensor &x = given(call_, call_.x, "x"), &keys = given(call_, call_.operands.front(), "its keys"),
+                 &values = given(call_, call_.operands.back(), "its values");
+    const device on = device_of(keys);
+    if (!on.is_cuda() || call_.line.line.how == spec::strategy::unfused || call_.line.line.keeps > 0 ||
+        wanted_.wants_scores == 0 || wanted_.gives_weights || of_x_ != dtype_of(keys) || !call_.resumed ||
+        x.numel() == 0 || keys.numel() == 0 || values.numel() == 0)
+      return false;
+    const std::int64_t depth = keys.size(keys.dim() - 1), value_depth = values.size(values.dim() - 1);
+    return cuda::why_not_attention(c_.parts.behind, depth, value_depth, keys.size(keys.dim() - 2), dtype_of(keys),
+                                   cuda::facts(on.index))
+               .empty() &&
+           cuda::why_not_attention_gradients(c_.parts.behind, depth, value_depth).empty();
+  }
+
+  const backward_call& call_;
+  const dtype of_x_;
+  const spec::attention_gradients& wanted_;
+  const prepared_contraction& c_;
+};
+
 // What stands before `values`, again: its result, and its kept values.
 std::vector<Tensor> scores_again(const backward_call& call) {
   const prepared_attention& a = *call.line.attention;
@@ -112,6 +180,7 @@ std::vector<Tensor> backward_with_attention(const backward_call& call, const lin
       static_cast<std::uint64_t>(call.wanted));
   const Tensor &keys = given(call, call.operands.front(), "its keys"),
                &values = given(call, call.operands.back(), "its values");
+  if (std::optional<std::vector<Tensor>> results = gradient_kernels(call, saved.x, plan).run()) return *results;
   const batches of(call.gradients[0], keys);
   const Tensor rows = of.rows(call.gradients[0]);
   const spec::reads& reads = a.scores.reads;

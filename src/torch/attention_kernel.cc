@@ -1,4 +1,4 @@
-// The kernel of tiles for lines that begin with `scores`, of a call's tensors.
+// The kernels of tiles for lines that begin with `scores`, of a call's tensors.
 #include "src/torch/attention_kernel.h"
 
 #include "src/torch/batches.h"
@@ -15,13 +15,30 @@ void describe_words(const spec::line& line, bool with_values, cuda::attention_ca
   }
 }
 
-// In memory as the kernel takes it, if need be a copy, which `held` keeps.
-cuda::batched_rows rows_of(const Tensor& t, int own, Tensor& held) {
-  held = t;
-  if (const auto rows = batched_rows(t, own)) return *rows;
-  held = torch::stable::contiguous(t);
-  return *batched_rows(held, own);
-}
+// A call's tensors as the kernels take them, if need be copies, which are kept.
+class described {
+ public:
+  explicit described(const Tensor& keys) : own_(own_batch_sizes(keys)) { held_.reserve(kTensors); }
+
+  cuda::batched_rows rows(const Tensor& t) {
+    if (const auto rows = batched_rows(t, own_)) return *rows;
+    return dense(torch::stable::contiguous(t));
+  }
+  cuda::batched_rows aligned_rows(const Tensor& t) {
+    cuda::batched_rows found = rows(t);
+    if (!cuda::fits(found)) found = dense(torch::stable::contiguous(t));
+    return cuda::fits(found) ? found : dense(torch::stable::clone(held_.back()));
+  }
+
+ private:
+  cuda::batched_rows dense(const Tensor& t) {
+    held_.push_back(t);
+    return *batched_rows(t, own_);
+  }
+  static constexpr std::size_t kTensors = 6;
+  int own_;
+  std::vector<Tensor> held_;
+};
 
 }  // namespace
 
@@ -33,13 +50,34 @@ bool launch_attention(const spec::contraction& of, cuda::attention_call call, co
                                dtype_of(keys), cuda::facts(on.index))
            .empty())
     return false;
-  const int own = own_batch_sizes(keys);
-  Tensor held[3];
+  described with(keys);
   describe_words(of.behind, values != nullptr, call);
-  call.queries = rows_of(queries, own, held[0]), call.keys = rows_of(keys, own, held[1]);
-  if (values) call.values = rows_of(*values, own, held[2]);
+  call.queries = with.rows(queries), call.keys = with.rows(keys);
+  if (values) call.values = with.rows(*values);
   if (!cuda::fits(call)) return false;
   cuda::launch_attention(call, on.index, current_stream(on.index));
+  return true;
+}
+
+bool launch_attention_gradients(const spec::contraction& of, cuda::attention_call call, const Tensor& queries,
+                                const Tensor& keys, const Tensor& values, const Tensor& result, const Tensor& gradient,
+                                const attention_gradients_to& to) {
+  const auto data = [](const Tensor* t) { return t ? t->data_ptr() : nullptr; };
+  const device on = device_of(keys);
+  described with(keys);
+  describe_words(of.behind, true, call);
+  call.queries = with.rows(queries), call.keys = with.rows(keys), call.values = with.rows(values);
+  const std::int64_t rows[1] = {call.a_behind.rows};
+  const Tensor products = empty(rows, 1, dtype::f32, on);
+  const cuda::attention_gradients_call gradients{.of = call,
+                                                 .gradients = with.aligned_rows(gradient),
+                                                 .result = result.data_ptr(),
+                                                 .products = static_cast<float*>(products.data_ptr()),
+                                                 .queries = data(to.queries),
+                                                 .keys = data(to.keys),
+                                                 .values = data(to.values)};
+  if (!cuda::fits(gradients)) return false;
+  cuda::launch_attention_gradients(gradients, on.index, current_stream(on.index));
   return true;
 }
 

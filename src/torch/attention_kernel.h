@@ -1,7 +1,9 @@
-// The kernel of tiles for lines that begin with `scores` (src/cuda/attention.h), of a call's tensors.
+// The kernels of tiles for lines that begin with `scores` (src/cuda/attention.h, attention_gradients.h), of a call's
+// tensors.
 #pragma once
 
 #include "src/cuda/attention.h"
+#include "src/cuda/attention_gradients.h"
 #include "src/spec/contraction.h"
 #include "src/torch/tensor.h"
 
@@ -11,5 +13,13 @@ namespace onepass::binding {
 // values.
 bool launch_attention(const spec::contraction&, cuda::attention_call, const Tensor& queries, const Tensor& keys,
                       const Tensor* values);
+
+// Backward with values, likewise. `to`: where gradients go; products is filled in. `gradient`: of the result.
+struct attention_gradients_to {
+  const Tensor *queries, *keys, *values;  // null: not wanted
+};
+bool launch_attention_gradients(const spec::contraction&, cuda::attention_call, const Tensor& queries,
+                                const Tensor& keys, const Tensor& values, const Tensor& result, const Tensor& gradient,
+                                const attention_gradients_to&);
 
 }  // namespace onepass::binding

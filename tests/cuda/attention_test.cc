@@ -3,53 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <string_view>
-
 #include "src/cuda/strategy.h"
-#include "src/spec/contraction.h"
 #include "tests/cuda/config_names.h"
-#include "tests/cuda/imagined_linear.h"
+#include "tests/cuda/imagined_attention.h"
 #include "tests/cuda/nvrtc_fixture.h"
 
 namespace onepass::cuda {
 namespace {
 
 constexpr const char* kLine = "scores | mul(0.125) | mask | softmax";
-
-struct sizes {
-  int64 rows, keys, depth, value_depth;
-};
-
-// Of two times three batches, without memory.
-class imagined_attention {
- public:
-  imagined_attention(const char* line, sizes of, dtype type)
-      : linear_(line, 6 * of.rows, of.depth, of.keys, type, false), of_(of), scores_(linear_.scores()) {
-    const spec::contraction parts(spec::parse(line));
-    causal_ = std::string_view(line).find("causal") != std::string_view::npos;
-    for (int i = 0; i < parts.behind.operands; ++i) brought_.push_back(i);
-  }
-  attention_call call() const {
-    return {.behind = scores_.behind,
-            .a_behind = scores_.a_behind,
-            .causal = causal_,
-            .brought = brought_,
-            .queries = rows_of(of_.rows, of_.depth),
-            .keys = rows_of(of_.keys, of_.depth),
-            .values = of_.value_depth > 0 ? rows_of(of_.keys, of_.value_depth) : batched_rows{},
-            .y = scores_.a_behind.y.data};
-  }
-
- private:
-  batched_rows rows_of(int64 rows, int64 depth) const {
-    return {scores_.a_behind.y.data, 2, 3, 1, rows, depth, 3 * rows * depth, rows * depth, 0, depth};
-  }
-  imagined_linear linear_;
-  sizes of_;
-  scores_call scores_;
-  bool causal_ = false;
-  std::vector<int> brought_;
-};
 
 TEST(Attention, BlocksShareAllRowsAndFitTheChip) {
   const device_facts chip = facts_of("sm_90a");
@@ -58,7 +20,7 @@ TEST(Attention, BlocksShareAllRowsAndFitTheChip) {
       for (const int64 rows : {1, 128, 1000}) {
         const imagined_attention of(kLine, {rows, 1000, depth, value_depth}, dtype::bf16);
         ASSERT_TRUE(fits(of.call()));
-        const attention_plan p = plan_attention(of.call(), chip);
+        const tiles_plan p = plan_attention(of.call(), chip);
         const int64 of_block = rows_of_attention(depth, value_depth);
         EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << value_depth;
         EXPECT_EQ(p.groups * 64, of_block);
@@ -77,7 +39,7 @@ TEST(Attention, TensorsThatHaveNoRoomAreReadWhereTheyAreUsed) {
   for (const int64 depth : {64, 128, 256}) {
     for (const int64 value_depth : {0, 64, 256}) {
       const imagined_attention of(line, {1000, 1000, depth, value_depth}, dtype::bf16);
-      const attention_plan p = plan_attention(of.call(), chip);
+      const tiles_plan p = plan_attention(of.call(), chip);
       EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << value_depth;
       EXPECT_GE(p.stages, 1);
       EXPECT_NE(p.behind.streams, 0u);
@@ -86,7 +48,7 @@ TEST(Attention, TensorsThatHaveNoRoomAreReadWhereTheyAreUsed) {
 }
 
 TEST(Attention, SaysWhyNot) {
-  const auto why = [](const char* line, sizes of, dtype type = dtype::bf16, const char* arch = "sm_90a") {
+  const auto why = [](const char* line, attention_sizes of, dtype type = dtype::bf16, const char* arch = "sm_90a") {
     return why_not_attention(spec::contraction(spec::parse(line)).behind, of.depth, of.value_depth, of.keys, type,
                              facts_of(arch));
   };
@@ -118,7 +80,7 @@ TEST(Attention, ItsSourceDefinesWhatTheSkeletonReads) {
 using AttentionNvrtc = Nvrtc;
 
 TEST_F(AttentionNvrtc, Compiles) {
-  const auto compiles = [](const char* line, sizes of, dtype type) {
+  const auto compiles = [](const char* line, attention_sizes of, dtype type) {
     const imagined_attention call(line, of, type);
     const device_facts chip = facts_of("sm_90a");
     EXPECT_FALSE(nvrtc_compile(source(call.call(), plan_attention(call.call(), chip)), chip.arch_name).empty());

@@ -2,22 +2,158 @@
 // chip, and keys and values pass by once; without, the keys pass by twice, and what the line makes of the scores is
 // written. (Dao et al., "FlashAttention", 2022; Shah et al., "FlashAttention-3", 2024.)
 //
-// Config: score_tiles.cuda.h.
+// A warpgroup has 64 rows of queries. Of the last, one thread brings tiles of keys and values into a ring; Config:
+// score_tiles.cuda.h.
 #pragma once
 
 #include "onepass/skeleton/score_tiles.cuda.h"
-#include "onepass/skeleton/thread_row.cuda.h"
 
 ONEPASS_BEGIN
 
-ONEPASS_FUNCTION float largest_of_four(float of) {
-  of = max_number(of, __shfl_xor_sync(0xffffffffu, of, 1));
-  return max_number(of, __shfl_xor_sync(0xffffffffu, of, 2));
+template <class Config>
+struct attention_shared {
+  static constexpr int kQueryBytes = Config::kPanels * kPanelBytes;
+  static constexpr int kRowsBytes =  // of them, and then of what is made of the values
+      (Config::kPanels > Config::kValuePanels ? Config::kPanels : Config::kValuePanels) * kPanelBytes;
+  static constexpr int kKeyBytes = Config::kPanels * Config::kKeys * 128,
+                       kValueBytes = Config::kValuePanels * Config::kKeys * 128;
+
+  uint64 queries[Config::kGroups];
+  uint64 keys_full[Config::kStages], keys_empty[Config::kStages];
+  uint64 values_full[Config::kStages], values_empty[Config::kStages];
+
+  static ONEPASS_FUNCTION uint32 rows(char* dynamic, int group) {
+    return ((shared_address(dynamic) + 1023) & ~1023u) + group * kRowsBytes;
+  }
+  static ONEPASS_FUNCTION char* own_rows(char* dynamic, int group) {
+    return dynamic + (rows(dynamic, group) - shared_address(dynamic));
+  }
+  static ONEPASS_FUNCTION uint32 keys(char* dynamic, int stage) {
+    return rows(dynamic, Config::kGroups) + stage * kKeyBytes;
+  }
+  static ONEPASS_FUNCTION uint32 values(char* dynamic, int stage) {
+    return keys(dynamic, Config::kStages) + stage * kValueBytes;
+  }
+  static ONEPASS_FUNCTION char* streams(char* dynamic) {
+    return dynamic + (values(dynamic, Config::kStages) - shared_address(dynamic));
+  }
+  ONEPASS_FUNCTION void open() {
+    for (uint64& box : queries) open_mailbox(&box, 1);
+    for (int i = 0; i < Config::kStages; ++i) {
+      open_mailbox(&keys_full[i], 1), open_mailbox(&keys_empty[i], Config::kGroups);
+      open_mailbox(&values_full[i], 1), open_mailbox(&values_empty[i], Config::kGroups);
+    }
+    let_cluster_see_mailboxes();
+  }
+};
+
+template <class Config>
+ONEPASS_FUNCTION void bring_attention(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
+  using layout = attention_shared<Config>;
+  constexpr int kPasses = Config::kValuePanels > 0 ? 1 : 2;
+  const block_rows<Config> of(a);
+  for (int group = 0; group < Config::kGroups; ++group) {
+    arrive_and_expect(&shared.queries[group], layout::kQueryBytes);
+    bring_rows<Config::kPanels>(layout::rows(dynamic, group), a.queries, a.step_queries, of.batch,
+                                of.first + group * kGroupRows, shared_address(&shared.queries[group]));
+  }
+  ring_position<Config::kStages> at;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    for (int tile = 0; tile < of.tiles; ++tile) {
+      wait_for_mail(&shared.keys_empty[at.stage], at.phase ^ 1);
+      arrive_and_expect(&shared.keys_full[at.stage], layout::kKeyBytes);
+      bring_keys<Config::kPanels, Config::kKeys>(layout::keys(dynamic, at.stage), a.keys, a.step_keys, of.batch,
+                                                 tile * Config::kKeys, shared_address(&shared.keys_full[at.stage]));
+      if constexpr (Config::kValuePanels > 0) {
+        wait_for_mail(&shared.values_empty[at.stage], at.phase ^ 1);
+        arrive_and_expect(&shared.values_full[at.stage], layout::kValueBytes);
+        bring_keys<Config::kValuePanels, Config::kKeys>(layout::values(dynamic, at.stage), a.values, a.step_values,
+                                                        of.batch, tile * Config::kKeys,
+                                                        shared_address(&shared.values_full[at.stage]));
+      }
+      at.next();
+    }
+  }
 }
-ONEPASS_FUNCTION float sum_of_four(float of) {
-  of += __shfl_xor_sync(0xffffffffu, of, 1);
-  return of + __shfl_xor_sync(0xffffffffu, of, 2);
-}
+
+// The scores of a warpgroup's rows, tile by tile.
+template <class Config, class Behind>
+class score_rows {
+ public:
+  using layout = attention_shared<Config>;
+  using behind = typename Config::behind;
+  using lanes = thread_rows<Config, Behind>;
+  using L = typename lanes::L;
+
+  float d[Config::kKeys / 2];
+
+  ONEPASS_FUNCTION score_rows(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic)
+      : of_(a),
+        group_(static_cast<int>(threadIdx.x) / kGroupThreads),
+        left_(a.rows - of_.first - group_ * kGroupRows),
+        rows_(a.behind, layout::streams(dynamic)),
+        queries_(layout::rows(dynamic, group_)),
+        keys_(layout::keys(dynamic, 0)),
+        ring_(shared.keys_full, shared.keys_empty) {
+    rows_.set_rows(first_row(), left_);
+    rows_.bring(0);
+    wait_for_mail(&shared.queries[group_], 0);
+  }
+
+  ONEPASS_FUNCTION int tiles() const { return of_.tiles; }
+  ONEPASS_FUNCTION int group() const { return group_; }
+  ONEPASS_FUNCTION int64 first_row() const { return of_.row + group_ * kGroupRows; }
+  ONEPASS_FUNCTION int rows_left() const { return left_; }
+  ONEPASS_FUNCTION const lanes& rows() const { return rows_; }
+  ONEPASS_FUNCTION auto& at(int i) { return rows_.at(i); }
+
+  // The next tile's products begin.
+  ONEPASS_FUNCTION void begin_tile() {
+    const int stage = ring_.take();
+    begin_products();
+    multiply_rows<Config::kX, Config::kSteps, Config::kKeys>(d, queries_, keys_ + stage * layout::kKeyBytes);
+    close_products();
+  }
+  // They are there, and the keys are not needed any more.
+  template <int kPending>
+  ONEPASS_FUNCTION void end_tile() {
+    wait_for_products<kPending>();
+    ring_.give_back();
+  }
+
+  // What stands before softmax takes the scores' place; `next` is the tile behind this one.
+  ONEPASS_FUNCTION void finish_tile(int tile, int next) {
+    rows_.wait_for_streams();
+    each_lane(tile, [&](int i, L scores, int count) {
+      scores = Behind::pre::forward(scores, at(i));
+      if constexpr (!behind::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
+      return scores;
+    });
+    rows_.bring(next * Config::kKeys);
+  }
+  // change(i, lane, count): what takes the place of each lane of the thread's rows.
+  template <class Change>
+  ONEPASS_FUNCTION void each_lane(int tile, const Change& change) {
+    rows_.each_lane(tile * Config::kKeys, [&](int i, int lane, int count) {
+      lanes::set_lane(d, i, lane, change(i, lanes::lane_of(d, i, lane), count));
+    });
+  }
+
+  // Of the tile, in a thread's part of row i.
+  ONEPASS_FUNCTION float largest(int i) const {
+    float most = d[2 * i];
+#pragma unroll
+    for (int k = 2 * i; k < Config::kKeys / 2; k += 4) most = max_number(most, max_number(d[k], d[k + 1]));
+    return most;
+  }
+
+ private:
+  const block_rows<Config> of_;
+  const int group_, left_;
+  lanes rows_;
+  const uint32 queries_, keys_;
+  tiles_taken<Config::kStages> ring_;
+};
 
 // Σ exp(score - largest) of a row, while tiles pass by: the largest of all its threads, and this thread's part.
 struct passing_sum {
@@ -56,68 +192,10 @@ ONEPASS_FUNCTION void save_statistics(const attention_arguments& a, const Rows& 
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     saved[i] = sums[i].statistics();
-    if (Config::behind::kSavesStatistics && rows.exists(i) && threadIdx.x % 4 == 0)
-      save<Behind>(a.behind, rows.row(i), saved[i]);
+    if (Config::behind::kSavesStatistics && rows.rows().exists(i) && rows.rows().speaks())
+      save<Behind>(a.behind, rows.rows().row(i), saved[i]);
   }
 }
-
-// What `values` gives for 64 rows.
-template <class Config>
-class weighted_values {
- public:
-  using layout = attention_shared<Config>;
-  static constexpr int kNumbers = Config::kValuePanels * 64;
-
-  ONEPASS_FUNCTION weighted_values(attention_shared<Config>& shared, char* dynamic)
-      : shared_(shared), values_(layout::values(dynamic, 0)) {}
-
-  // Weights of a tile, as the matrix unit takes them.
-  ONEPASS_FUNCTION void take_weights(const float (&d)[Config::kKeys / 2]) {
-#pragma unroll
-    for (int step = 0; step < Config::kKeys / 16; ++step) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        weights_[step][k] = pair_to_storage<Config::kX>(d[8 * step + 2 * k], d[8 * step + 2 * k + 1]);
-    }
-  }
-  ONEPASS_FUNCTION void begin_tile() {
-    wait_for_mail(&shared_.values_full[ring_.stage], ring_.phase);
-    const uint64 values = turned_tile_descriptor<Config::kKeys>(values_ + ring_.stage * layout::kValueBytes);
-    begin_products();
-#pragma unroll
-    for (int step = 0; step < Config::kKeys / 16; ++step)
-      add_product_of<Config::kX, kNumbers, Config::kKeys * 128>(sums_, weights_[step], values + 128 * step);
-    close_products();
-  }
-  ONEPASS_FUNCTION void end_tile() {
-    wait_for_products<0>();
-    if (threadIdx.x % kGroupThreads == 0) arrive(&shared_.values_empty[ring_.stage]);
-    ring_.next();
-  }
-  ONEPASS_FUNCTION void scale(const float (&factors)[2]) {
-#pragma unroll
-    for (int k = 0; k < kNumbers / 2; ++k) sums_[k] *= factors[k / 2 % 2];
-  }
-
-  // `to`: 64 rows in memory, of which `rows` exist, by way of shared memory that is this warpgroup's own.
-  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth) const {
-    hand_over<Config::kX, kNumbers>(sums_, shared);
-    meet_in_group(1 + static_cast<int>(threadIdx.x) / kGroupThreads);
-    constexpr int kPieces = kNumbers / 8, kAtOnce = kGroupThreads / kPieces;
-    const int thread = static_cast<int>(threadIdx.x) % kGroupThreads, piece = thread % kPieces;
-    if (thread >= kAtOnce * kPieces || piece * 8 >= depth) return;
-    for (int r = thread / kPieces; r < rows && r < kGroupRows; r += kAtOnce)
-      *reinterpret_cast<uint4*>(static_cast<uint16*>(to) + r * depth + piece * 8) =
-          *reinterpret_cast<const uint4*>(shared + r * (kNumbers * 2) + place_of_piece(piece, r) * 16);
-  }
-
- private:
-  attention_shared<Config>& shared_;
-  const uint32 values_;
-  float sums_[kNumbers / 2] = {};
-  uint32 weights_[Config::kKeys / 16][4];
-  ring_position<Config::kStages> ring_;
-};
 
 // Two warpgroups multiply in turn: one's scores become weights while the other's products are under way.
 template <class Config>
@@ -144,12 +222,18 @@ class turns {
 template <class Config, class Behind>
 ONEPASS_FUNCTION void attend(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
   score_rows<Config, Behind> rows(a, shared, dynamic);
-  weighted_values<Config> values(shared, dynamic);
+  weighted_sum<Config, Config::kValuePanels> values;
+  tiles_taken<Config::kStages> ring(shared.values_full, shared.values_empty);
   passing_sum sums[2];
   float factors[2];
   const auto weigh = [&](int tile) {
     rows.each_lane(tile, [&](int i, auto lane, int) { return Behind::post::forward(lane, rows.at(i)); });
     values.take_weights(rows.d);
+  };
+  const auto add_values = [&] { values.add(attention_shared<Config>::values(dynamic, ring.take())); };
+  const auto end_values = [&] {
+    wait_for_products<0>();
+    ring.give_back();
   };
   const turns<Config> turn;
   turn.wait();
@@ -162,19 +246,19 @@ ONEPASS_FUNCTION void attend(const attention_arguments& a, attention_shared<Conf
   for (int tile = 1; tile < rows.tiles(); ++tile) {
     turn.wait();
     rows.begin_tile();
-    values.begin_tile();
+    add_values();
     turn.pass();
     rows.template end_tile<1>();
     rows.finish_tile(tile, tile + 1);
     take_exponentials(rows, sums, factors, tile);
-    values.end_tile();
+    end_values();
     if (__any_sync(0xffffffffu, factors[0] != 1.0f || factors[1] != 1.0f)) values.scale(factors);
     weigh(tile);
   }
   turn.wait();
-  values.begin_tile();
+  add_values();
   turn.pass();
-  values.end_tile();
+  end_values();
   stage::pair<float> saved[2];
   save_statistics<Config, Behind>(a, rows, sums, saved);
   const float inverses[2] = {saved[0].second, saved[1].second};
@@ -220,18 +304,12 @@ ONEPASS_FUNCTION void attention_forward(const attention_arguments& a) {
   static_assert(same_type<typename Behind::row, stage::softmax>);
   extern __shared__ __align__(1024) char dynamic[];
   __shared__ attention_shared<Config> shared;
-  if (threadIdx.x == 0) shared.open();
-  __syncthreads();
-  wait_for_kernel_before();
-  // What registers the groups take makes the 65536 of an SM.
-  if (threadIdx.x >= Config::kGroups * kGroupThreads) {
-    give_registers<24>();
-    if (threadIdx.x == Config::kGroups * kGroupThreads) bring_attention<Config>(a, shared, dynamic);
-  } else {
-    take_registers<Config::kGroups == 2 ? 240 : 160>();
-    if constexpr (Config::kValuePanels > 0) attend<Config, Behind>(a, shared, dynamic);
-    else write_weights<Config, Behind>(a, shared, dynamic);
-  }
+  bring_and_multiply<Config>(
+      shared, [&] { bring_attention<Config>(a, shared, dynamic); },
+      [&] {
+        if constexpr (Config::kValuePanels > 0) attend<Config, Behind>(a, shared, dynamic);
+        else write_weights<Config, Behind>(a, shared, dynamic);
+      });
 }
 
 ONEPASS_END

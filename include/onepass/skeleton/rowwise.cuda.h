@@ -197,13 +197,6 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
       });
 }
 
-template <class Line, class T>
-ONEPASS_FUNCTION stage::pair<T> saved_of(const arguments& a, int64 row) {
-  if constexpr (row_result<Line>::kIsGiven) return {T(0), T(0)};
-  const T* statistics = static_cast<const T*>(a.statistics);
-  return {statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
-}
-
 // dx of one lane, the row's sums being known, and the result again.
 template <class Config, class Line>
 ONEPASS_FUNCTION void finish_lane(const arguments& a, place<Config, Line>& at,

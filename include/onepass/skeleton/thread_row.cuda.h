@@ -179,5 +179,11 @@ ONEPASS_FUNCTION void save(const arguments& a, int64 row, stage::pair<T> saved) 
   statistics[row] = saved.first;
   if constexpr (Line::row::about.statistics > 1) statistics[a.rows + row] = saved.second;
 }
+template <class Line, class T>
+ONEPASS_FUNCTION stage::pair<T> saved_of(const arguments& a, int64 row) {
+  if constexpr (row_result<Line>::kIsGiven) return {T(0), T(0)};
+  const T* statistics = static_cast<const T*>(a.statistics);
+  return {statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
+}
 
 ONEPASS_END

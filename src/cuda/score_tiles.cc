@@ -1,0 +1,126 @@
+// Tiles of queries and keys as kernels of lines with `scores` take them.
+#include "src/cuda/score_tiles.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+
+#include "src/cuda/linear.h"
+#include "src/cuda/packed_arguments.h"
+#include "src/cuda/source.h"
+
+namespace onepass::cuda {
+namespace {
+
+// A dimension along which the rows are the same has one place.
+int64 places(int64 size, int64 stride) { return stride == 0 ? 1 : size; }
+int64 stride_of(int64 stride) { return stride == 0 ? kTileLanes : stride; }
+
+// Tensors that words before softmax take, in lanes of at most 16 bytes (bits, as place.cuda.h counts them).
+uint64 streams_of(const attention_call& call, const configuration& c) {
+  uint64 streams = 0;
+  for (const int i : call.brought) {
+    const dtype type = call.behind.operand[i];
+    const bool suits = size_of(type) == 2 || type == dtype::boolean;
+    if (suits && !(c.single_operand >> i & 1)) streams |= uint64{4} << i;
+  }
+  return streams;
+}
+
+}  // namespace
+
+bool fits(const batched_rows& of) {
+  const int64 strides = of.outer_stride | of.inner_stride | of.group_stride | of.row_stride;
+  return is_aligned(of.data, strides);
+}
+
+bool fits(const attention_call& call) {
+  const bool values = call.values.data == nullptr || fits(call.values);
+  return fits(call.queries) && fits(call.keys) && values && call.a_behind.rows < 1 << 30 &&
+         describe(call.behind, call.a_behind).access == kTileLanes;
+}
+
+int panels_of(int64 depth) { return static_cast<int>(ceil_div(depth, 64)); }
+
+tiles_plan plan_score_tiles(const attention_call& call, int groups, int keys, const tiles_room& with,
+                            const device_facts& chip) {
+  constexpr int kKept = 2048;  // for alignment and mailboxes
+  tiles_plan p{};
+  p.groups = groups, p.keys = keys;
+  p.threads = static_cast<unsigned>((groups + 1) * kGroupThreads);
+  p.behind = describe(call.behind, call.a_behind);
+  p.behind.across = 4, p.behind.down = groups * kGroupRows, p.behind.threads = static_cast<int>(p.threads);
+  p.behind.held_lanes = keys / 32, p.behind.spare_lanes = 4;  // rows differ in their banks
+  p.behind.lanes = kTileLanes, p.behind.staged = 0, p.behind.aligned_operand = 0;
+  p.behind.exact = call.keys.rows % keys == 0;
+  const int stream = p.behind.down * (4 * p.behind.held_lanes + p.behind.spare_lanes) * 16;
+  const int room = chip.shared_per_block - kKept - with.own_bytes, least = with.least_stages * with.tile_bytes;
+  p.behind.stages = 1, p.behind.streams = streams_of(call, p.behind);
+  while (std::popcount(p.behind.streams) * stream + least > room) p.behind.streams &= p.behind.streams - 1;
+  const int streams = std::popcount(p.behind.streams) * stream;
+  p.stages = std::min((room - streams) / with.tile_bytes, with.most_stages);
+  p.shared_bytes = static_cast<unsigned>(1024 + with.own_bytes + streams + p.stages * with.tile_bytes);
+  return p;
+}
+
+tensor_map map_of_rows(const kernel& with, const batched_rows& of, bool is_bf16) {
+  return describe_tensor(
+      with, {of.data,
+             is_bf16,
+             {of.depth, of.rows, places(of.group, of.group_stride), places(of.inner, of.inner_stride),
+              places(of.outer, of.outer_stride)},
+             {of.row_stride, stride_of(of.group_stride), stride_of(of.inner_stride), stride_of(of.outer_stride)},
+             {64, kGroupRows, 1, 1, 1}});
+}
+tensor_map map_of_keys(const kernel& with, const batched_rows& of, bool is_bf16, int keys) {
+  return describe_tensor(
+      with, {of.data,
+             is_bf16,
+             {of.depth, kTileLanes, of.rows / kTileLanes, places(of.inner, of.inner_stride),
+              places(of.outer, of.outer_stride)},
+             {of.row_stride, kTileLanes * of.row_stride, stride_of(of.inner_stride), stride_of(of.outer_stride)},
+             {64, 2, static_cast<unsigned>(keys / 8), 1, 1}});
+}
+
+void append_attention(std::string& packed, const kernel& with, const attention_call& call, const tiles_plan& p) {
+  const bool is_bf16 = call.behind.x == dtype::bf16;
+  struct head_of {  // attention_arguments, but for the last
+    tensor_map queries, keys, values;
+    batch_steps step_queries, step_keys, step_values;
+    int inner, group, rows, blocks;
+    void* y;
+    int64 value_depth;
+  };
+  const head_of head{map_of_rows(with, call.queries, is_bf16),
+                     map_of_keys(with, call.keys, is_bf16, p.keys),
+                     map_of_keys(with, call.values.data ? call.values : call.keys, is_bf16, p.keys),
+                     batch_steps(call.queries),
+                     batch_steps(call.keys),
+                     batch_steps(call.values),
+                     static_cast<int>(call.queries.inner),
+                     static_cast<int>(call.queries.group),
+                     static_cast<int>(call.queries.rows),
+                     static_cast<int>(p.blocks),
+                     call.y,
+                     call.values.depth};
+  append_bytes(packed, &head, offsetof(head_of, value_depth) + sizeof head.value_depth);
+  append_packed(packed, call.behind, call.a_behind);
+  constexpr std::size_t kAlignment = alignof(tensor_map);
+  packed.resize((packed.size() + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+std::string tiles_source(const attention_call& call, const tiles_plan& p, const std::string& skeleton,
+                         const std::string& more, const std::string& arguments, const std::string& body) {
+  const auto number = number_field;
+  return heading(call.behind, skeleton) + "using line_behind = " + call.behind.line + ";\nstruct config_behind {\n" +
+         fields(call.behind, p.behind) + "};\nstruct config {\n" + type_field("kX", call.behind.x) +
+         number("kGroups", p.groups) + number("kKeys", p.keys) +
+         number("kSteps", static_cast<int>(ceil_div(call.queries.depth, 16))) +
+         number("kPanels", panels_of(call.queries.depth)) + number("kValuePanels", panels_of(call.values.depth)) +
+         number("kStages", p.stages) + number("kCausal", call.causal) + more +
+         "  using behind = config_behind;\n};\nextern \"C\" __global__ void __launch_bounds__(" +
+         std::to_string(p.threads) + ", 1) " + kKernelName + "(const __grid_constant__ " + arguments + " a) {\n  " +
+         body + "<config, line_behind>(a);\n}\nONEPASS_END\n";
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,78 @@
+// Backward of lines with `scores` and `values` in kernels of tiles: they compile, and fit the chip.
+#include "src/cuda/attention_gradients.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/cuda/config_names.h"
+#include "tests/cuda/imagined_attention.h"
+#include "tests/cuda/nvrtc_fixture.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr const char* kLine = "scores | mul(0.125) | mask | softmax";
+constexpr gradients_of kBoth[] = {gradients_of::queries, gradients_of::keys};
+
+TEST(AttentionGradients, BlocksShareAllRowsAndKeysAndFitTheChip) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const char* line : {kLine, "scores | add | add | add | add | mask | softmax"}) {
+    for (const int64 depth : {8, 64, 72, 128}) {
+      for (const int64 value_depth : {8, 64, 128}) {
+        for (const int64 rows : {1, 128, 1000}) {
+          const imagined_attention of(line, {rows, 1000, depth, value_depth}, dtype::bf16);
+          const attention_call forward = of.call();
+          const attention_gradients_call call = of.gradients(forward);
+          ASSERT_TRUE(fits(call));
+          for (const gradients_of which : kBoth) {
+            const tiles_plan p = plan_attention_gradients(call, which, chip);
+            const int64 shared = which == gradients_of::keys ? 1000 : rows, of_block = p.groups * 64;
+            EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << value_depth;
+            EXPECT_GE(p.blocks * of_block, shared);
+            EXPECT_LT((p.blocks - 1) * of_block, shared) << "a block without rows";
+            EXPECT_EQ(p.grid, 6 * p.blocks);
+            EXPECT_GE(p.stages, 2);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionGradients, SaysWhyNot) {
+  const auto why = [](const char* line, int64 depth, int64 value_depth) {
+    return why_not_attention_gradients(spec::contraction(spec::parse(line)).behind, depth, value_depth);
+  };
+  EXPECT_EQ(why("scores | tanh | softmax | mul(2) | dropout(0.1)", 64, 128), "");
+  EXPECT_NE(why(kLine, 136, 64).find("at most 128"), std::string::npos);
+  EXPECT_NE(why(kLine, 64, 256).find("at most 128"), std::string::npos);
+  EXPECT_NE(why("scores | softmax | add", 64, 64).find("multiply"), std::string::npos);
+}
+
+TEST(AttentionGradients, TheirSourcesDefineWhatTheSkeletonReads) {
+  const imagined_attention of(kLine, {64, 64, 64, 64}, dtype::bf16);
+  const attention_call forward = of.call();
+  const attention_gradients_call call = of.gradients(forward);
+  for (const gradients_of which : kBoth)
+    expect_defined(config_names(kAttentionGradients),
+                   source(call, which, plan_attention_gradients(call, which, facts_of("sm_90a"))));
+}
+
+using AttentionGradientsNvrtc = Nvrtc;
+
+TEST_F(AttentionGradientsNvrtc, Compile) {
+  const auto compile = [](const char* line, attention_sizes of, dtype type) {
+    const imagined_attention imagined(line, of, type);
+    const attention_call forward = imagined.call();
+    const attention_gradients_call call = imagined.gradients(forward);
+    const device_facts chip = facts_of("sm_90a");
+    for (const gradients_of which : kBoth)
+      EXPECT_FALSE(
+          nvrtc_compile(source(call, which, plan_attention_gradients(call, which, chip)), chip.arch_name).empty());
+  };
+  compile(kLine, {2048, 2048, 64, 64}, dtype::bf16);
+  compile("scores | mul(0.1) | causal | softmax | dropout(0.1)", {1000, 1000, 128, 128}, dtype::f16);
+  compile("scores | mul(0.1) | tanh | mul(30) | add | softmax | mul(2)", {100, 200, 32, 128}, dtype::bf16);
+}
+
+}  // namespace
+}  // namespace onepass::cuda
