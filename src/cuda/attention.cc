@@ -23,6 +23,7 @@ std::string why_not_attention(const spec::line& behind, int64 depth, int64 value
                               const device_facts& chip) {
   if (!spec::has_softmax(behind)) return "it is for lines with softmax";
   if (behind.keeps > 0) return "values cannot be kept";
+  if (value_depth > 0 && !spec::leaves_zeros(behind)) return "behind softmax it is for words that multiply";
   if (chip.arch != 90) return "its kernel is for compute capability 9.0";
   if (size_of(type) != 2) return "it is for bfloat16 and float16";
   if (depth % kTileLanes != 0 || value_depth % kTileLanes != 0 || keys % kTileLanes != 0 || depth == 0)
@@ -41,7 +42,7 @@ tiles_plan plan_attention(const attention_call& call, const device_facts& chip) 
             most = std::max(panels, value_panels), groups = groups_of(panels, value_panels),
             keys = most > 2 ? kAttentionTuning.keys_of_deep : kAttentionTuning.keys;
   tiles_plan p = plan_score_tiles(
-      call, groups, keys,
+      call, groups, keys, false,
       {groups * most * kPanelBytes, keys * (panels + value_panels) * 128, 1, kAttentionTuning.stages}, chip);
   p.blocks = ceil_div(call.queries.rows, int64{groups} * kGroupRows);
   p.grid = static_cast<unsigned>(call.queries.outer * call.queries.inner * call.queries.group * p.blocks);
@@ -56,7 +57,7 @@ void launch_attention(const attention_call& call, int device, void* stream) {
   const device_facts& chip = facts(device);
   const tiles_plan p = plan_attention(call, chip);
   static known_kernels known;
-  const kernel_key key(device, call.behind.line, call.behind.x, call.behind.operand, p.behind, p.groups, p.keys,
+  const kernel_key key(device, call.behind.line, call.behind.x, call.behind.operand, p.behind, p.groups, p.tile,
                        p.stages, ceil_div(call.queries.depth, 16), panels_of(call.values.depth), call.causal);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
     return load(source(call, p), kKernelName, device, stream, chip.arch_name + " attention " + call.behind.line);

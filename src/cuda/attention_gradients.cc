@@ -14,25 +14,32 @@ namespace onepass::cuda {
 namespace {
 
 constexpr attention_gradients_tuning kTuned{};
-constexpr int kLeastStages = 2;  // a tile comes while products with the one before are under way
+constexpr int kLeastStages = 3;  // two tiles are being multiplied while one comes
 
 const kernel& kernel_for(const attention_gradients_call& call, gradients_of which, const tiles_plan& p, int device,
                          void* stream) {
   static known_kernels known;
   const attention_call& of = call.of;
   const kernel_key key(device, which, of.behind.line, of.behind.x, of.behind.operand, of.behind.wants_tensor, p.behind,
-                       p.groups, p.keys, p.stages, ceil_div(of.queries.depth, 16), ceil_div(of.values.depth, 16),
-                       of.causal, call.queries != nullptr, call.keys != nullptr, call.values != nullptr);
+                       p.groups, p.tile, p.stages, ceil_div(of.queries.depth, 16), ceil_div(of.values.depth, 16),
+                       p.causal, of.queries.rows % p.tile == 0, call.queries != nullptr, call.keys != nullptr,
+                       call.values != nullptr);
   return known.find_or_build(key, [&]() -> const kernel& {
     return load(source(call, which, p), kKernelName, device, stream,
                 facts(device).arch_name + " attention backward " + of.behind.line);
   });
 }
 
+// How much is under way at a time (see the skeleton): what registers have room for.
+int ahead_of(const attention_gradients_call& call, bool for_keys) {
+  const bool deep = panels_of(call.of.queries.depth) + panels_of(call.of.values.depth) > 2;
+  if (for_keys) return deep ? kTuned.ahead_of_deep_for_keys : kTuned.ahead_for_keys;
+  return deep ? kTuned.ahead_of_deep : kTuned.ahead;
+}
+
 }  // namespace
 
-std::string why_not_attention_gradients(const spec::line& behind, int64 depth, int64 value_depth) {
-  if (!spec::leaves_zeros(behind)) return "behind softmax it is for words that multiply";
+std::string why_not_attention_gradients(int64 depth, int64 value_depth) {
   if (std::max(depth, value_depth) > kTuned.depth)
     return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
   return "";
@@ -43,31 +50,25 @@ bool fits(const attention_gradients_call& call) { return fits(call.of) && fits(c
 tiles_plan plan_attention_gradients(const attention_gradients_call& call, gradients_of which,
                                     const device_facts& chip) {
   const attention_call& of = call.of;
-  const int panels = panels_of(of.queries.depth) + panels_of(of.values.depth);
-  if (which == gradients_of::queries) {
-    const int groups = kTuned.groups_for_queries, keys = panels > 2 ? kTuned.keys_of_deep : kTuned.keys;
-    tiles_plan p = plan_score_tiles(
-        of, groups, keys, {groups * panels * kPanelBytes, keys * panels * 128, kLeastStages, kTuned.stages}, chip);
-    p.blocks = ceil_div(of.queries.rows, int64{groups} * kGroupRows);
-    p.grid = static_cast<unsigned>(of.queries.outer * of.queries.inner * of.queries.group * p.blocks);
-    return p;
-  }
-  const int groups = panels > 2 ? kTuned.groups_of_deep_for_keys : kTuned.groups_for_keys, keys = kGroupRows;
-  tiles_plan p = plan_score_tiles(
-      of, groups, keys,
-      {groups * (panels + kTuned.handed) * kPanelBytes, kGroupRows * panels * 128, kLeastStages, kTuned.stages}, chip);
-  p.behind.exact = of.keys.rows % (int64{groups} * keys) == 0;
-  p.blocks = ceil_div(of.keys.rows, int64{groups} * keys);
-  p.grid = static_cast<unsigned>(of.queries.outer * of.queries.inner * p.blocks);
+  const bool for_keys = which == gradients_of::keys;
+  const int panels = panels_of(of.queries.depth) + panels_of(of.values.depth), groups = kTuned.groups;
+  const int tile_bytes = panels * kPanelBytes + (for_keys ? kGroupRows * kFactsBytes : 0);
+  tiles_plan p = plan_score_tiles(of, groups, kGroupRows, for_keys,
+                                  {groups * panels * kPanelBytes, tile_bytes, kLeastStages, kTuned.stages, 2}, chip);
+  if (!for_keys && of.behind.wants_tensor != 0) p.causal = false;  // gradients of what is hidden are written too
+  p.blocks = ceil_div(for_keys ? of.keys.rows : of.queries.rows, int64{groups} * kGroupRows);
+  p.grid = static_cast<unsigned>(of.queries.outer * of.queries.inner * (for_keys ? 1 : of.queries.group) * p.blocks);
   return p;
 }
 
 std::string source(const attention_gradients_call& call, gradients_of which, const tiles_plan& p) {
   const bool for_keys = which == gradients_of::keys;
-  const std::string more =
-      number_field("kValueSteps", static_cast<int>(ceil_div(call.of.values.depth, 16))) +
-      number_field("kHanded", for_keys ? kTuned.handed : 0) + number_field("kWantsRows", call.queries != nullptr) +
-      number_field("kWantsKeys", call.keys != nullptr) + number_field("kWantsValues", call.values != nullptr);
+  const std::string more = number_field("kValueSteps", static_cast<int>(ceil_div(call.of.values.depth, 16))) +
+                           number_field("kAhead", ahead_of(call, for_keys)) + number_field("kFacts", for_keys) +
+                           number_field("kWholeRows", call.of.queries.rows % p.tile == 0) +
+                           number_field("kWantsRows", call.queries != nullptr) +
+                           number_field("kWantsKeys", call.keys != nullptr) +
+                           number_field("kWantsValues", call.values != nullptr);
   return tiles_source(call.of, p, "attention_gradients", more, "attention_gradient_arguments",
                       for_keys ? "gradients_of_keys" : "gradients_of_queries");
 }
@@ -77,7 +78,7 @@ void launch_attention_gradients(const attention_gradients_call& call, int device
     tensor_map gradients;
     batch_steps step_gradients;
     const void* result;
-    float* products;
+    void* facts;
     void *rows_gradient, *keys_gradient, *values_gradient;
     int64 depth;
   };
@@ -87,7 +88,7 @@ void launch_attention_gradients(const attention_gradients_call& call, int device
     const head_of head{map_of_rows(built, call.gradients, call.of.behind.x == dtype::bf16),
                        batch_steps(call.gradients),
                        call.result,
-                       call.products,
+                       call.facts,
                        call.queries,
                        call.keys,
                        call.values,

@@ -13,15 +13,16 @@ struct attention_gradients_call {
   const attention_call& of;  // forward's, but for y; what the request wants are the words' tensors' gradients
   batched_rows gradients{};  // of the result
   const void* result = nullptr;
-  float* products = nullptr;                                    // room for a number a row
+  void* facts = nullptr;                                        // room for kFactsBytes a row, in whole tiles of a group
   void *queries = nullptr, *keys = nullptr, *values = nullptr;  // where their gradients go; null: not wanted
 };
 
 // Empty where the kernels can take lines that forward's kernel takes.
-std::string why_not_attention_gradients(const spec::line& behind, int64 depth, int64 value_depth);
+std::string why_not_attention_gradients(int64 depth, int64 value_depth);
 bool fits(const attention_gradients_call&);
 
-enum class gradients_of : int { queries, keys };  // two kernels, of which the first leaves products for the second
+inline constexpr int kFactsBytes = 16;            // sizeof(row_facts)
+enum class gradients_of : int { queries, keys };  // two kernels, of which the first leaves facts for the second
 tiles_plan plan_attention_gradients(const attention_gradients_call&, gradients_of, const device_facts&);
 std::string source(const attention_gradients_call&, gradients_of, const tiles_plan&);
 void launch_attention_gradients(const attention_gradients_call&, int device, void* stream);

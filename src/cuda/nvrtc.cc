@@ -107,7 +107,7 @@ std::string nvrtc_options(const std::string& arch_name) {
   return all;
 }
 
-std::string nvrtc_compile(const std::string& source, const std::string& arch_name) {
+std::string nvrtc_compile(const std::string& source, const std::string& arch_name, std::string* log) {
   const nvrtc& n = the_nvrtc();
   const program p(source);
   std::vector<std::string> options = options_for(arch_name);
@@ -118,6 +118,7 @@ std::string nvrtc_compile(const std::string& source, const std::string& arch_nam
   if (n.compile(p.handle(), static_cast<int>(pointers.size()), pointers.data()) != kSuccess) {
     throw std::runtime_error("onepass: NVRTC failed for " + arch_name + ":\n" + p.log().substr(0, 4000));
   }
+  if (log) *log = p.log();
   std::size_t size = 0;
   check(n.cubin_size(p.handle(), &size), "nvrtcGetCUBINSize");
   std::string cubin(size, '\0');

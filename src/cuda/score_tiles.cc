@@ -42,20 +42,24 @@ bool fits(const attention_call& call) {
 
 int panels_of(int64 depth) { return static_cast<int>(ceil_div(depth, 64)); }
 
-tiles_plan plan_score_tiles(const attention_call& call, int groups, int keys, const tiles_room& with,
+tiles_plan plan_score_tiles(const attention_call& call, int groups, int tile, bool owns_keys, const tiles_room& with,
                             const device_facts& chip) {
   constexpr int kKept = 2048;  // for alignment and mailboxes
   tiles_plan p{};
-  p.groups = groups, p.keys = keys;
+  p.groups = groups, p.tile = tile, p.owns_keys = owns_keys, p.causal = call.causal;
   p.threads = static_cast<unsigned>((groups + 1) * kGroupThreads);
-  p.behind = describe(call.behind, call.a_behind);
-  p.behind.across = 4, p.behind.down = groups * kGroupRows, p.behind.threads = static_cast<int>(p.threads);
-  p.behind.held_lanes = keys / 32, p.behind.spare_lanes = 4;  // rows differ in their banks
-  p.behind.lanes = kTileLanes, p.behind.staged = 0, p.behind.aligned_operand = 0;
-  p.behind.exact = call.keys.rows % keys == 0;
-  const int stream = p.behind.down * (4 * p.behind.held_lanes + p.behind.spare_lanes) * 16;
+  configuration& c = p.behind = describe(call.behind, call.a_behind);
+  c.threads = static_cast<int>(p.threads), c.stages = with.stream_stages, c.staged = 0, c.aligned_operand = 0;
+  if (owns_keys) {
+    c.lanes = c.access = 2, c.across = groups * kGroupThreads, c.down = 1, c.held_lanes = tile / 4, c.spare_lanes = 0;
+  } else {
+    c.lanes = kTileLanes, c.across = 4, c.down = groups * kGroupRows, c.held_lanes = tile / 32;
+    c.spare_lanes = 4;  // rows differ in their banks
+    c.exact = call.keys.rows % tile == 0;
+  }
+  const int stream = c.stages * c.down * (c.across * c.held_lanes + c.spare_lanes) * c.lanes * 2;
   const int room = chip.shared_per_block - kKept - with.own_bytes, least = with.least_stages * with.tile_bytes;
-  p.behind.stages = 1, p.behind.streams = streams_of(call, p.behind);
+  c.streams = streams_of(call, c);
   while (std::popcount(p.behind.streams) * stream + least > room) p.behind.streams &= p.behind.streams - 1;
   const int streams = std::popcount(p.behind.streams) * stream;
   p.stages = std::min((room - streams) / with.tile_bytes, with.most_stages);
@@ -72,14 +76,14 @@ tensor_map map_of_rows(const kernel& with, const batched_rows& of, bool is_bf16)
              {of.row_stride, stride_of(of.group_stride), stride_of(of.inner_stride), stride_of(of.outer_stride)},
              {64, kGroupRows, 1, 1, 1}});
 }
-tensor_map map_of_keys(const kernel& with, const batched_rows& of, bool is_bf16, int keys) {
+tensor_map map_of_keys(const kernel& with, const batched_rows& of, bool is_bf16, const tiles_plan& p) {
+  const int beside = p.owns_keys ? 2 : kTileLanes;
   return describe_tensor(
       with, {of.data,
              is_bf16,
-             {of.depth, kTileLanes, of.rows / kTileLanes, places(of.inner, of.inner_stride),
-              places(of.outer, of.outer_stride)},
-             {of.row_stride, kTileLanes * of.row_stride, stride_of(of.inner_stride), stride_of(of.outer_stride)},
-             {64, 2, static_cast<unsigned>(keys / 8), 1, 1}});
+             {of.depth, beside, of.rows / beside, places(of.inner, of.inner_stride), places(of.outer, of.outer_stride)},
+             {of.row_stride, beside * of.row_stride, stride_of(of.inner_stride), stride_of(of.outer_stride)},
+             {64, p.owns_keys ? 1u : 2u, static_cast<unsigned>(p.owns_keys ? 8 : p.tile / 8), 1, 1}});
 }
 
 void append_attention(std::string& packed, const kernel& with, const attention_call& call, const tiles_plan& p) {
@@ -92,8 +96,8 @@ void append_attention(std::string& packed, const kernel& with, const attention_c
     int64 value_depth;
   };
   const head_of head{map_of_rows(with, call.queries, is_bf16),
-                     map_of_keys(with, call.keys, is_bf16, p.keys),
-                     map_of_keys(with, call.values.data ? call.values : call.keys, is_bf16, p.keys),
+                     map_of_keys(with, call.keys, is_bf16, p),
+                     map_of_keys(with, call.values.data ? call.values : call.keys, is_bf16, p),
                      batch_steps(call.queries),
                      batch_steps(call.keys),
                      batch_steps(call.values),
@@ -114,10 +118,10 @@ std::string tiles_source(const attention_call& call, const tiles_plan& p, const 
   const auto number = number_field;
   return heading(call.behind, skeleton) + "using line_behind = " + call.behind.line + ";\nstruct config_behind {\n" +
          fields(call.behind, p.behind) + "};\nstruct config {\n" + type_field("kX", call.behind.x) +
-         number("kGroups", p.groups) + number("kKeys", p.keys) +
+         number("kGroups", p.groups) + number("kTile", p.tile) +
          number("kSteps", static_cast<int>(ceil_div(call.queries.depth, 16))) +
          number("kPanels", panels_of(call.queries.depth)) + number("kValuePanels", panels_of(call.values.depth)) +
-         number("kStages", p.stages) + number("kCausal", call.causal) + more +
+         number("kStages", p.stages) + number("kCausal", p.causal) + more +
          "  using behind = config_behind;\n};\nextern \"C\" __global__ void __launch_bounds__(" +
          std::to_string(p.threads) + ", 1) " + kKernelName + "(const __grid_constant__ " + arguments + " a) {\n  " +
          body + "<config, line_behind>(a);\n}\nONEPASS_END\n";

@@ -32,8 +32,10 @@ bool fits(const attention_call&);
 
 struct tiles_plan {
   configuration behind;
-  int groups, keys, stages;
-  int64 blocks;  // that share a group's rows, or a batch's keys
+  int groups, tile, stages;  // of a tile: keys, or rows of queries
+  bool owns_keys;            // rows pass by, not keys
+  bool causal;               // what no row needs is left out
+  int64 blocks;              // that share a group's rows, or a batch's keys
   unsigned grid, threads, shared_bytes;
 };
 
@@ -43,12 +45,15 @@ int panels_of(int64 depth);
 struct tiles_room {
   int own_bytes, tile_bytes;  // of what a block has all the time; of a stage
   int least_stages, most_stages;
+  int stream_stages = 1;
 };
-// A kernel with so many groups, and keys of a tile, that brings as many tensors as have room. Without blocks and grid.
-tiles_plan plan_score_tiles(const attention_call&, int groups, int keys, const tiles_room&, const device_facts&);
+// A kernel with so many groups, and rows or keys of a tile, that brings as many tensors as have room. Without blocks
+// and grid.
+tiles_plan plan_score_tiles(const attention_call&, int groups, int tile, bool owns_keys, const tiles_room&,
+                            const device_facts&);
 
 tensor_map map_of_rows(const kernel& with, const batched_rows&, bool is_bf16);
-tensor_map map_of_keys(const kernel& with, const batched_rows&, bool is_bf16, int keys);
+tensor_map map_of_keys(const kernel& with, const batched_rows&, bool is_bf16, const tiles_plan&);
 
 struct batch_steps {
   int outer, inner, group;

@@ -150,12 +150,10 @@ inline constexpr attention_tuning kAttentionTuning{};
 
 // And backward (onepass/skeleton/attention_gradients.cuda.h).
 struct attention_gradients_tuning {
-  int depth = 128;                                       // at most: sums are held in registers
-  int groups_for_queries = 2;                            // warpgroups of rows
-  int keys = 128, keys_of_deep = 64;                     // of a tile; where there are more than 64 numbers
-  int groups_for_keys = 2, groups_of_deep_for_keys = 2;  // warpgroups of keys
-  int handed = 2;                                        // tiles that a warpgroup hands over
-  int stages = 4;                                        // at most
+  int depth = 128;  // at most: sums are held in registers
+  int groups = 2;   // warpgroups
+  int ahead = 2, ahead_of_deep = 1, ahead_for_keys = 1, ahead_of_deep_for_keys = 0;
+  int stages = 4;  // at most
 };
 
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".

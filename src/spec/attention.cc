@@ -13,9 +13,9 @@ bool keeps_weights(const line& of) {
 }  // namespace
 
 attention::attention(const line& of)
-    : keeps_weights(spec::keeps_weights(of)),
-      scores(slice(of, 0, of.values - keeps_weights)),
-      values(of.operands - 1) {}
+    : keeps_weights(spec::keeps_weights(of)), scores(slice(of, 0, of.values - keeps_weights)), values(of.operands - 1) {
+  if (of.how == strategy::unfused) scores.how = of.how;
+}
 
 reads backward_reads(const attention& of) {
   reads result;

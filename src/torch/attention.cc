@@ -133,7 +133,7 @@ class gradient_kernels {
     return cuda::why_not_attention(c_.parts.behind, depth, value_depth, keys.size(keys.dim() - 2), dtype_of(keys),
                                    cuda::facts(on.index))
                .empty() &&
-           cuda::why_not_attention_gradients(c_.parts.behind, depth, value_depth).empty();
+           cuda::why_not_attention_gradients(depth, value_depth).empty();
   }
 
   const backward_call& call_;

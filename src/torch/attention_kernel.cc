@@ -7,8 +7,8 @@
 namespace onepass::binding {
 namespace {
 
-void describe_words(const spec::line& line, bool with_values, cuda::attention_call& call) {
-  call.causal = spec::is_triangular(line) && (!with_values || spec::leaves_zeros(line));
+void describe_words(const spec::line& line, cuda::attention_call& call) {
+  call.causal = spec::is_triangular(line);
   for (int i = 0; i < line.row; ++i) {
     const spec::word& w = line.words[static_cast<std::size_t>(i)];
     if (w.about->operand == operand_kind::tensor) call.brought.push_back(w.operand);
@@ -51,7 +51,7 @@ bool launch_attention(const spec::contraction& of, cuda::attention_call call, co
            .empty())
     return false;
   described with(keys);
-  describe_words(of.behind, values != nullptr, call);
+  describe_words(of.behind, call);
   call.queries = with.rows(queries), call.keys = with.rows(keys);
   if (values) call.values = with.rows(*values);
   if (!cuda::fits(call)) return false;
@@ -65,14 +65,16 @@ bool launch_attention_gradients(const spec::contraction& of, cuda::attention_cal
   const auto data = [](const Tensor* t) { return t ? t->data_ptr() : nullptr; };
   const device on = device_of(keys);
   described with(keys);
-  describe_words(of.behind, true, call);
+  describe_words(of.behind, call);
   call.queries = with.rows(queries), call.keys = with.rows(keys), call.values = with.rows(values);
-  const std::int64_t rows[1] = {call.a_behind.rows};
-  const Tensor products = empty(rows, 1, dtype::f32, on);
+  const cuda::batched_rows& all = call.queries;
+  const std::int64_t tiles = (all.rows + cuda::kGroupRows - 1) / cuda::kGroupRows,
+                     bytes[1] = {all.outer * all.inner * all.group * tiles * cuda::kGroupRows * cuda::kFactsBytes};
+  const Tensor facts = empty(bytes, 1, dtype::boolean, on);
   const cuda::attention_gradients_call gradients{.of = call,
                                                  .gradients = with.aligned_rows(gradient),
                                                  .result = result.data_ptr(),
-                                                 .products = static_cast<float*>(products.data_ptr()),
+                                                 .facts = facts.data_ptr(),
                                                  .queries = data(to.queries),
                                                  .keys = data(to.keys),
                                                  .values = data(to.values)};

@@ -95,6 +95,28 @@ class one_kernel {
   const Tensor& keys_;
 };
 
+// Whether forward's statistics may be of scores that were not rounded as those of the product are: where one number has
+// almost all of a row's weight, they would not fit together.
+bool were_of_others(const backward_call& call, const Tensor& product) {
+  return call.line.line.how != spec::strategy::unfused && device_of(product).is_cuda() &&
+         size_of(dtype_of(product)) == 2;
+}
+Tensor statistics_again(const backward_call& call, const Tensor& product) {
+  frame behind(call.line.contraction->behind, product, "x");
+  behind.input(product, behind.a.x);
+  for (int i = 0; i < behind.line.line.operands; ++i) {
+    const auto at = static_cast<std::size_t>(i) + 1;
+    if (call.operands[at]) behind.operand(i, *call.operands[at]);
+    else behind.operand_types[i] = spec::operand_facts_of(&call.operand_types[at], 1)[0].type;
+  }
+  behind.boolean_masks = boolean_masks_of(behind);
+  behind.dropout_state(call.dropout_state);
+  Tensor statistics = behind.fresh_statistics();
+  behind.lay_out(true);
+  run_statistics(behind);
+  return statistics;
+}
+
 }  // namespace
 
 void check_keys(const prepared_line& line, const Tensor& x, const Tensor& keys) {
@@ -135,10 +157,12 @@ std::vector<Tensor> backward_with_scores(const backward_call& call, const linear
     if (std::optional<std::vector<Tensor>> results = backward_in_panels(call, saved, plan)) return *results;
   }
   const Tensor& keys = given(call, call.operands[0], "its keys");
-  std::optional<Tensor> product;
-  if (c.behind.reads.x) product = scores_of(given(call, call.x, "x"), keys);
-  const std::vector<Tensor> behind =
-      backward_behind(call, {saved.x, product, saved.resumed_behind}, plan, call.statistics);
+  std::optional<Tensor> product, statistics = call.statistics;
+  if (c.behind.reads.x) {
+    product = scores_of(given(call, call.x, "x"), keys);
+    if (c.behind.reads.statistics && were_of_others(call, *product)) statistics = statistics_again(call, *product);
+  }
+  const std::vector<Tensor> behind = backward_behind(call, {saved.x, product, saved.resumed_behind}, plan, statistics);
   std::vector<Tensor> results;
   if (plan.wants_input || plan.wants_weight) {
     const int from = plan.behind.inputs[0];

@@ -58,6 +58,8 @@ TEST(Attention, SaysWhyNot) {
   EXPECT_NE(why(kLine, {1, 1000, 64, 264}).find("at most 256"), std::string::npos);
   EXPECT_NE(why(kLine, {1, 1000, 64, 64}, dtype::f32).find("bfloat16"), std::string::npos);
   EXPECT_NE(why(kLine, {1, 1000, 64, 64}, dtype::bf16, "sm_80").find("9.0"), std::string::npos);
+  EXPECT_NE(why("scores | softmax | add", {1, 1000, 64, 64}).find("multiply"), std::string::npos);
+  EXPECT_EQ(why("scores | softmax | add", {1, 1000, 64, 0}), "");
   EXPECT_NE(why("scores | silu", {1, 1000, 64, 64}).find("softmax"), std::string::npos);
   EXPECT_NE(why("scores | softmax | keep", {1, 1000, 64, 64}).find("kept"), std::string::npos);
 }
@@ -83,7 +85,7 @@ TEST_F(AttentionNvrtc, Compiles) {
   const auto compiles = [](const char* line, attention_sizes of, dtype type) {
     const imagined_attention call(line, of, type);
     const device_facts chip = facts_of("sm_90a");
-    EXPECT_FALSE(nvrtc_compile(source(call.call(), plan_attention(call.call(), chip)), chip.arch_name).empty());
+    expect_compiles_well(source(call.call(), plan_attention(call.call(), chip)), chip.arch_name);
   };
   compiles(kLine, {2048, 2048, 64, 64}, dtype::bf16);
   compiles(kLine, {100, 72, 256, 0}, dtype::f16);

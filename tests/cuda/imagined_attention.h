@@ -39,7 +39,7 @@ class imagined_attention {
     return {.of = call,
             .gradients = rows_of(of_.rows, of_.value_depth),
             .result = y,
-            .products = static_cast<float*>(y),
+            .facts = y,
             .queries = y,
             .keys = y,
             .values = y};

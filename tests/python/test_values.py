@@ -67,7 +67,7 @@ def test_strategies_are_as_accurate_as_pytorchs_chain(rows, keys, features, dtyp
         ("scores | mul(0.1) | causal | softmax | values", None),
         ("scores | mul(0.1) | causal | tanh | softmax | values", None),
         ("scores | causal | softmax | add | values", "added"),
-        ("scores | dropout(0.3) | causal | softmax | values", None),
+        ("scores | mul(0.1) | dropout(0.3) | causal | softmax | values", None),
         ("scores | mul(0.1) | tanh | mul(30) | softmax | values", None),
         ("scores | mul(0.1) | mask | softmax | values", "row"),
         ("scores | mul(0.1) | add | causal | softmax | dropout(0.3) | values", "added"),

@@ -96,6 +96,11 @@ ONEPASS_FUNCTION float reciprocal_number(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+ONEPASS_FUNCTION float log2_number(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 ONEPASS_FUNCTION double reciprocal_number(double x) { return 1.0 / x; }
 ONEPASS_FUNCTION float exp_number(float x) { return kShort ? exp2_number(x * 1.44269504f) : expf(x); }
 ONEPASS_FUNCTION double exp_number(double x) { return ::exp(x); }
@@ -260,12 +265,16 @@ ONEPASS_FUNCTION pack<T, V> centred_product(pack<T, V> a, pack<T, V> centre, pac
   if constexpr (kShort) return fma(a, factor, -(centre * factor));
   else return (a - centre) * factor;
 }
+template <int V>
+ONEPASS_FUNCTION pack<float, V> exp2_of(pack<float, V> a, exponent e) {
+  using P = pack<float, V>;
+  ONEPASS_EACH(P, result.v[i] = exp2_number(fmaf(a.v[i], e.factor, e.offset)))
+}
 template <class T, int V>
 ONEPASS_FUNCTION pack<T, V> exp_minus(pack<T, V> a, T shift) {
   using P = pack<T, V>;
   if constexpr (kShort && sizeof(T) == 4) {
-    const exponent e = exponent_of(shift);
-    ONEPASS_EACH(P, result.v[i] = exp2_number(fmaf(a.v[i], e.factor, e.offset)))
+    return exp2_of(a, exponent_of(shift));
   } else {
     return exp(a - P(shift));
   }

@@ -43,6 +43,12 @@ ONEPASS_FUNCTION void bring_tile_to(uint16 blocks, uint32 to, const tensor_map& 
       "l"(&map), "r"(column), "r"(row), "r"(box), "h"(blocks)
       : "memory");
 }
+// Bytes of memory, both sides and their count multiples of 16.
+ONEPASS_FUNCTION void bring_bytes(uint32 to, const void* from, int count, uint32 box) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(count), "r"(box)
+               : "memory");
+}
 // Takes a tile from shared memory to the map's place; what is outside the matrix is left out. The thread's stores of a
 // group end together.
 ONEPASS_FUNCTION void store_tile(uint32 from, const tensor_map& map, int row, int column) {
@@ -87,6 +93,13 @@ ONEPASS_FUNCTION void close_products() { asm volatile("wgmma.commit_group.sync.a
 template <int kPending>
 ONEPASS_FUNCTION void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// What d was is not needed any more: the compiler need not carry it to products that do not add.
+template <int N>
+ONEPASS_FUNCTION void forget(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "=f"(d[i]));
 }
 
 // d (64 x N) = a (64 x 16) times the transpose of b (N x 16), added to what d was where `adds`; either may be turned

@@ -170,6 +170,8 @@ struct memory {
     for (int i = 0; i < V; ++i) {
       if constexpr (D == dtype::boolean && sizeof(T) == 4 && V % 4 == 0)  // as from_storage, but in one instruction
         result.v[i] = __uint_as_float(b.pairs[i / 4] & 0xffu << i % 4 * 8);
+      else if constexpr (D == dtype::bf16 && sizeof(T) == 4 && V % 2 == 0)
+        result.v[i] = __uint_as_float(i % 2 == 0 ? b.pairs[i / 2] << 16 : b.pairs[i / 2] & 0xffff0000u);
       else result.v[i] = from_storage<D, T>(b.numbers[i]);
     }
     return result;

@@ -15,8 +15,8 @@ struct attention_shared {
   static constexpr int kQueryBytes = Config::kPanels * kPanelBytes;
   static constexpr int kRowsBytes =  // of them, and then of what is made of the values
       (Config::kPanels > Config::kValuePanels ? Config::kPanels : Config::kValuePanels) * kPanelBytes;
-  static constexpr int kKeyBytes = Config::kPanels * Config::kKeys * 128,
-                       kValueBytes = Config::kValuePanels * Config::kKeys * 128;
+  static constexpr int kKeyBytes = Config::kPanels * Config::kTile * 128,
+                       kValueBytes = Config::kValuePanels * Config::kTile * 128;
 
   uint64 queries[Config::kGroups];
   uint64 keys_full[Config::kStages], keys_empty[Config::kStages];
@@ -62,13 +62,13 @@ ONEPASS_FUNCTION void bring_attention(const attention_arguments& a, attention_sh
     for (int tile = 0; tile < of.tiles; ++tile) {
       wait_for_mail(&shared.keys_empty[at.stage], at.phase ^ 1);
       arrive_and_expect(&shared.keys_full[at.stage], layout::kKeyBytes);
-      bring_keys<Config::kPanels, Config::kKeys>(layout::keys(dynamic, at.stage), a.keys, a.step_keys, of.batch,
-                                                 tile * Config::kKeys, shared_address(&shared.keys_full[at.stage]));
+      bring_keys<Config::kPanels, Config::kTile>(layout::keys(dynamic, at.stage), a.keys, a.step_keys, of.batch,
+                                                 tile * Config::kTile, shared_address(&shared.keys_full[at.stage]));
       if constexpr (Config::kValuePanels > 0) {
         wait_for_mail(&shared.values_empty[at.stage], at.phase ^ 1);
         arrive_and_expect(&shared.values_full[at.stage], layout::kValueBytes);
-        bring_keys<Config::kValuePanels, Config::kKeys>(layout::values(dynamic, at.stage), a.values, a.step_values,
-                                                        of.batch, tile * Config::kKeys,
+        bring_keys<Config::kValuePanels, Config::kTile>(layout::values(dynamic, at.stage), a.values, a.step_values,
+                                                        of.batch, tile * Config::kTile,
                                                         shared_address(&shared.values_full[at.stage]));
       }
       at.next();
@@ -85,11 +85,11 @@ class score_rows {
   using lanes = thread_rows<Config, Behind>;
   using L = typename lanes::L;
 
-  float d[Config::kKeys / 2];
+  float d[Config::kTile / 2];
 
   ONEPASS_FUNCTION score_rows(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic)
       : of_(a),
-        group_(static_cast<int>(threadIdx.x) / kGroupThreads),
+        group_(group_number()),
         left_(a.rows - of_.first - group_ * kGroupRows),
         rows_(a.behind, layout::streams(dynamic)),
         queries_(layout::rows(dynamic, group_)),
@@ -111,7 +111,7 @@ class score_rows {
   ONEPASS_FUNCTION void begin_tile() {
     const int stage = ring_.take();
     begin_products();
-    multiply_rows<Config::kX, Config::kSteps, Config::kKeys>(d, queries_, keys_ + stage * layout::kKeyBytes);
+    multiply_rows<Config::kX, Config::kSteps, Config::kTile>(d, queries_, keys_ + stage * layout::kKeyBytes);
     close_products();
   }
   // They are there, and the keys are not needed any more.
@@ -129,12 +129,12 @@ class score_rows {
       if constexpr (!behind::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
       return scores;
     });
-    rows_.bring(next * Config::kKeys);
+    rows_.bring(next * Config::kTile);
   }
   // change(i, lane, count): what takes the place of each lane of the thread's rows.
   template <class Change>
   ONEPASS_FUNCTION void each_lane(int tile, const Change& change) {
-    rows_.each_lane(tile * Config::kKeys, [&](int i, int lane, int count) {
+    rows_.each_lane(tile * Config::kTile, [&](int i, int lane, int count) {
       lanes::set_lane(d, i, lane, change(i, lanes::lane_of(d, i, lane), count));
     });
   }
@@ -143,7 +143,7 @@ class score_rows {
   ONEPASS_FUNCTION float largest(int i) const {
     float most = d[2 * i];
 #pragma unroll
-    for (int k = 2 * i; k < Config::kKeys / 2; k += 4) most = max_number(most, max_number(d[k], d[k + 1]));
+    for (int k = 2 * i; k < Config::kTile / 2; k += 4) most = max_number(most, max_number(d[k], d[k + 1]));
     return most;
   }
 
@@ -215,7 +215,7 @@ class turns {
  private:
   static constexpr bool kAny = Config::kGroups == 2;
   static constexpr int kFirst = 1 + Config::kGroups;  // of the barriers, behind those of each group
-  static ONEPASS_FUNCTION int group() { return static_cast<int>(threadIdx.x) / kGroupThreads; }
+  static ONEPASS_FUNCTION int group() { return group_number(); }
 };
 
 // One tile's products are under way while the next one's scores become weights.
@@ -230,7 +230,12 @@ ONEPASS_FUNCTION void attend(const attention_arguments& a, attention_shared<Conf
     rows.each_lane(tile, [&](int i, auto lane, int) { return Behind::post::forward(lane, rows.at(i)); });
     values.take_weights(rows.d);
   };
-  const auto add_values = [&] { values.add(attention_shared<Config>::values(dynamic, ring.take())); };
+  const auto add_values = [&] {
+    const uint32 tile = attention_shared<Config>::values(dynamic, ring.take());
+    begin_products();
+    values.add(tile);
+    close_products();
+  };
   const auto end_values = [&] {
     wait_for_products<0>();
     ring.give_back();
@@ -290,7 +295,7 @@ ONEPASS_FUNCTION void write_weights(const attention_arguments& a, attention_shar
       return scores;
     });
   }
-  const auto all = static_cast<int>((a.behind.columns + Config::kKeys - 1) / Config::kKeys);
+  const auto all = static_cast<int>((a.behind.columns + Config::kTile - 1) / Config::kTile);
   for (int tile = rows.tiles(); tile < all; ++tile) {
     rows.each_lane(tile, [&](int i, auto scores, int) {
       rows.at(i).store_y(Behind::post::forward(decltype(scores)(0.0f), rows.at(i)));

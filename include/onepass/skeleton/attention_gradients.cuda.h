@@ -1,17 +1,21 @@
 // Backward of lines with `scores`, softmax and `values` (sm_90a), in two kernels that write nothing of the scores'
 // size: one has rows of queries, past which keys and values pass, and gives their gradients and those of the words'
-// tensors; one has keys and values, past which the rows pass and their results' gradients. Each makes the scores again.
+// tensors; one has keys and values, past which the rows pass and their results' gradients. Each makes the scores again,
+// so that its own 64 rows are the rows of all its products: what is summed goes from registers to the matrix unit.
 // No sum depends on the order of blocks. (Dao, "FlashAttention-2", 2023, has one kernel whose blocks add to the same
 // rows.)
 //
 // Σ weight · gradient of a row, which softmax's gradient needs, is Σ result · its gradient, since the words behind
-// softmax multiply; the first kernel leaves it for the second.
+// softmax multiply; the first kernel leaves it, and softmax's statistics as they are used, for the second.
 //
-// Config beside score_tiles.cuda.h: kValueSteps, sixteens of the values' numbers; kHanded, tiles that a warpgroup hands
-// over to its own matrix unit; kWantsRows, kWantsKeys, kWantsValues, what of all this is wanted. `behind` is forward's,
-// with the tensors whose gradients are wanted.
+// Config beside score_tiles.cuda.h: kValueSteps, sixteens of the values' numbers; kAhead, as far as registers reach: 1,
+// the next tile's products begin while this one's sums are under way, 2, while this one's are still taken; kFacts,
+// whether a row_facts of each row passes by; kWholeRows, whether tiles of rows are whole; kWantsRows, kWantsKeys,
+// kWantsValues, what of all this is wanted. `behind` is forward's, with the tensors whose gradients are wanted; in the
+// second kernel its lanes are two keys.
 #pragma once
 
+#include "onepass/skeleton/score_columns.cuda.h"
 #include "onepass/skeleton/score_tiles.cuda.h"
 
 ONEPASS_BEGIN
@@ -20,7 +24,7 @@ struct attention_gradient_arguments {
   tensor_map gradients;  // of the result, [outer, inner, group, rows, value_depth]
   batch_steps step_gradients;
   const void* result;  // [all rows, value_depth]
-  float* products;     // Σ result · its gradient, of each row
+  row_facts* facts;    // of each group's rows, in whole tiles
   void *rows_gradient, *keys_gradient, *values_gradient;
   int64 depth;
   attention_arguments of;
@@ -32,9 +36,10 @@ template <class Config>
 struct gradient_shared {
   static constexpr int kAllPanels = Config::kPanels + Config::kValuePanels;
   static constexpr int kOwnBytes = kAllPanels * kPanelBytes, kOwnFirstBytes = Config::kPanels * kPanelBytes;
-  static constexpr int kTileBytes = kAllPanels * Config::kKeys * 128,
-                       kTileFirstBytes = Config::kPanels * Config::kKeys * 128;
-  static constexpr int kHandedBytes = Config::kHanded * kPanelBytes;
+  static constexpr int kNumbersBytes = kAllPanels * Config::kTile * 128,
+                       kTileFirstBytes = Config::kPanels * Config::kTile * 128;
+  static constexpr int kFactsBytes = Config::kFacts ? Config::kTile * int{sizeof(row_facts)} : 0;
+  static constexpr int kTileBytes = kNumbersBytes + kFactsBytes;
 
   uint64 mine[Config::kGroups];
   uint64 full[Config::kStages], empty[Config::kStages];
@@ -45,10 +50,10 @@ struct gradient_shared {
   static ONEPASS_FUNCTION uint32 tile(char* dynamic, int stage) {
     return own(dynamic, Config::kGroups) + stage * kTileBytes;
   }
-  static ONEPASS_FUNCTION uint32 handed(char* dynamic, int group) {
-    return tile(dynamic, Config::kStages) + group * kHandedBytes;
+  static ONEPASS_FUNCTION const row_facts* facts(char* dynamic, uint32 tile) {
+    return reinterpret_cast<const row_facts*>(at(dynamic, tile + kNumbersBytes));
   }
-  static ONEPASS_FUNCTION char* streams(char* dynamic) { return at(dynamic, handed(dynamic, Config::kGroups)); }
+  static ONEPASS_FUNCTION char* streams(char* dynamic) { return at(dynamic, tile(dynamic, Config::kStages)); }
   static ONEPASS_FUNCTION char* at(char* dynamic, uint32 address) {
     return dynamic + (address - shared_address(dynamic));
   }
@@ -70,29 +75,109 @@ ONEPASS_FUNCTION void fill_next(gradient_shared<Config>& shared, char* dynamic, 
   at.next();
 }
 
-// Two products of a tile with a group's own: scores, and the gradients of weights. Both are [rows, keys].
+// Of a tile, in a thread: scores, and the gradients of weights; both [own rows, the tile's].
 template <class Config>
-ONEPASS_FUNCTION void multiply_both(float (&scores)[Config::kKeys / 2], float (&gradients)[Config::kKeys / 2],
-                                    uint32 first_rows, uint32 second_rows, uint32 first_keys, uint32 second_keys) {
-  begin_products();
-  multiply_rows<Config::kX, Config::kSteps, Config::kKeys>(scores, first_rows, first_keys);
-  multiply_rows<Config::kX, Config::kValueSteps, Config::kKeys>(gradients, second_rows, second_keys);
-  close_products();
-}
+struct tile_products {
+  float scores[Config::kTile / 2], gradients[Config::kTile / 2];
+};
 
-// What backward knows of a row: what forward saved, and Σ result · its gradient. A row that does not exist has no
-// weights.
-struct row_facts {
-  stage::pair<float> saved{static_cast<float>(kInfinity), 0.0f};
-  float product = 0.0f;
+// All tiles that pass a group's own rows: finish(products, tile, step) makes of a tile's products what take(products)
+// keeps, and add(tile) begins to multiply with the tile's rows.
+template <class Config>
+class passing_tiles {
+ public:
+  using layout = gradient_shared<Config>;
+  using products = tile_products<Config>;
+
+  ONEPASS_FUNCTION passing_tiles(gradient_shared<Config>& shared, char* dynamic, int group)
+      : dynamic_(dynamic), own_(layout::own(dynamic, group)), ring_(shared.full, shared.empty) {
+    wait_for_mail(&shared.mine[group], 0);
+  }
+  template <class Finish, class Take, class Add>
+  ONEPASS_FUNCTION void each(int steps, const Finish& finish, const Take& take, const Add& add) {
+    if (steps <= 0) return;
+    if constexpr (Config::kAhead == 2) ahead(steps, finish, take, add);
+    else one_by_one(steps, finish, take, add);
+    wait_for_products<0>();
+  }
+
+ private:
+  // The next tile's products are under way.
+  ONEPASS_FUNCTION uint32 begin(products& of) {
+    const uint32 tile = layout::tile(dynamic_, ring_.take());
+    begin_products();
+    multiply_rows<Config::kX, Config::kSteps, Config::kTile>(of.scores, own_, tile);
+    multiply_rows<Config::kX, Config::kValueSteps, Config::kTile>(of.gradients, own_ + layout::kOwnFirstBytes,
+                                                                  tile + layout::kTileFirstBytes);
+    close_products();
+    return tile;
+  }
+  template <class Add>
+  ONEPASS_FUNCTION void sum(uint32 tile, const Add& add) {
+    begin_products();
+    add(tile);
+    close_products();
+  }
+
+  template <class Finish, class Take, class Add>
+  ONEPASS_FUNCTION void one_by_one(int steps, const Finish& finish, const Take& take, const Add& add) {
+    products of;
+    for (int step = 0; step < steps; ++step) {
+      const uint32 tile = begin(of);
+      wait_for_products<0>();
+      if (step > 0) ring_.give_back();
+      finish(of, tile, step);
+      take(of);
+      sum(tile, add);
+      if constexpr (Config::kAhead == 0) wait_for_products<0>();
+    }
+  }
+
+  template <class Finish, class Take, class Add>
+  ONEPASS_FUNCTION void ahead(int steps, const Finish& finish, const Take& take, const Add& add) {
+    products even, odd;
+    uint32 tile = begin(even);
+    wait_for_products<0>();
+    const auto turn = [&](products& now, products& next, int step) {
+      wait_for_products<1>();  // the sums of the tile before may be under way
+      const uint32 next_tile = begin(next);
+      finish(now, tile, step);
+      wait_for_products<1>();
+      if (step > 0) ring_.give_back();
+      take(now);
+      sum(tile, add);
+      tile = next_tile;
+    };
+    const auto end = [&](products& now, int step) {
+      wait_for_products<0>();
+      finish(now, tile, step);
+      take(now);
+      sum(tile, add);
+    };
+    int step = 0;
+    for (; step + 2 < steps; step += 2) {
+      turn(even, odd, step);
+      turn(odd, even, step + 1);
+    }
+    if (step + 1 < steps) {
+      turn(even, odd, step);
+      end(odd, step + 1);
+    } else {
+      end(even, step);
+    }
+  }
+
+  char* dynamic_;
+  const uint32 own_;
+  tiles_taken<Config::kStages> ring_;
 };
 
 // A lane's scores become their gradients, and those of weights the weights.
 template <class Behind, class L, class Place>
 ONEPASS_FUNCTION void finish_gradients(L& scores, L& gradients, const row_facts& row, Place& at) {
-  const L weights = stage::softmax::recompute(Behind::pre::recompute(scores, at), row.saved);
+  const L weights = exp2_of(Behind::pre::recompute(scores, at), row.weight);
   const L before = Behind::post::backward(weights, gradients, at);
-  const L of_scores = stage::softmax::backward(weights, before, row.saved, {row.product, 0.0f}, 0.0f);
+  const L of_scores = stage::softmax::backward(weights, before, stage::pair<float>{}, {row.product, 0.0f}, 0.0f);
   scores = Behind::pre::backward(scores, of_scores, at);
   gradients = Behind::post::recompute(weights, at);
 }
@@ -112,6 +197,11 @@ ONEPASS_FUNCTION float product_with_result(const char* gradients, int row, const
   return sum;
 }
 
+// Of a group of rows, counted among all.
+ONEPASS_FUNCTION row_facts* facts_of(const attention_gradient_arguments& a, int64 group) {
+  return a.facts + group * ((a.of.rows + kGroupRows - 1) / kGroupRows * kGroupRows);
+}
+
 template <class Config>
 ONEPASS_FUNCTION void bring_past_queries(const attention_gradient_arguments& a, gradient_shared<Config>& shared,
                                          char* dynamic) {
@@ -127,9 +217,9 @@ ONEPASS_FUNCTION void bring_past_queries(const attention_gradient_arguments& a, 
   ring_position<Config::kStages> at;
   for (int tile = 0; tile < of.tiles; ++tile) {
     fill_next(shared, dynamic, at, [&](uint32 box, uint32 to) {
-      const int key = tile * Config::kKeys;
-      bring_keys<Config::kPanels, Config::kKeys>(to, a.of.keys, a.of.step_keys, of.batch, key, box);
-      bring_keys<Config::kValuePanels, Config::kKeys>(to + layout::kTileFirstBytes, a.of.values, a.of.step_values,
+      const int key = tile * Config::kTile;
+      bring_keys<Config::kPanels, Config::kTile>(to, a.of.keys, a.of.step_keys, of.batch, key, box);
+      bring_keys<Config::kValuePanels, Config::kTile>(to + layout::kTileFirstBytes, a.of.values, a.of.step_values,
                                                       of.batch, key, box);
     });
   }
@@ -142,12 +232,12 @@ ONEPASS_FUNCTION void sum_for_queries(const attention_gradient_arguments& a, gra
   using lanes = thread_rows<Config, Behind>;
   using L = typename lanes::L;
   const block_rows<Config> of(a.of);
-  const int group = static_cast<int>(threadIdx.x) / kGroupThreads, left = a.of.rows - of.first - group * kGroupRows;
+  const int group = group_number(), left = a.of.rows - of.first - group * kGroupRows;
   const uint32 queries = layout::own(dynamic, group), gradients = queries + layout::kOwnFirstBytes;
   lanes rows(a.of.behind, layout::streams(dynamic));
   rows.set_rows(of.row + group * kGroupRows, left);
-  rows.bring(0);
-  wait_for_mail(&shared.mine[group], 0);
+  rows.bring(0, 0);
+  passing_tiles<Config> tiles(shared, dynamic, group);
   row_facts facts[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -155,37 +245,30 @@ ONEPASS_FUNCTION void sum_for_queries(const attention_gradient_arguments& a, gra
     const float part = rows.exists(i) ? product_with_result<Config::kX, Config::kValuePanels>(
                                             layout::at(dynamic, gradients), rows.own(i), result, a.of.value_depth)
                                       : 0.0f;
-    facts[i].product = sum_of_four(part);
-    if (!rows.exists(i)) continue;
-    facts[i].saved = saved_of<Behind, float>(a.of.behind, rows.row(i));
-    if (rows.speaks()) a.products[rows.row(i)] = facts[i].product;
+    const float product = sum_of_four(part);
+    if (rows.exists(i)) facts[i] = {weight_of(saved_of<Behind, float>(a.of.behind, rows.row(i))), product};
+    if (left > 0 && rows.speaks()) facts_of(a, of.number)[of.first + group * kGroupRows + rows.own(i)] = facts[i];
   }
   let_next_kernel_begin();
-  float scores[Config::kKeys / 2], weights[Config::kKeys / 2];
   weighted_sum<Config, Config::kPanels> sum;
-  tiles_taken<Config::kStages> ring(shared.full, shared.empty);
-  for (int tile = 0; tile < of.tiles; ++tile) {
-    const uint32 keys = layout::tile(dynamic, ring.take());
-    multiply_both<Config>(scores, weights, queries, gradients, keys, keys + layout::kTileFirstBytes);
-    if (tile > 0) {
-      wait_for_products<1>();
-      ring.give_back();
-    }
-    wait_for_products<0>();
-    rows.wait_for_streams();
-    rows.each_lane(tile * Config::kKeys, [&](int i, int lane, int count) {
-      L here = lanes::lane_of(scores, i, lane), gradient = lanes::lane_of(weights, i, lane);
-      finish_gradients<Behind>(here, gradient, facts[i], rows.at(i));
-      if constexpr (!Config::behind::kExact) here = where(first_n<L>(count), here, L(0.0f));
-      lanes::set_lane(scores, i, lane, here);
-    });
-    rows.bring((tile + 1) * Config::kKeys);
-    if constexpr (Config::kWantsRows) {
-      sum.take_weights(scores);
-      sum.add(keys);
-    }
-  }
-  wait_for_products<0>();
+  tiles.each(
+      of.tiles,
+      [&](tile_products<Config>& products, uint32, int tile) {
+        rows.bring((tile + 1) * Config::kTile, (tile + 1) % 2);
+        rows.template wait_for_streams<1>(tile % 2);
+        rows.each_lane(tile * Config::kTile, [&](int i, int lane, int count) {
+          L scores = lanes::lane_of(products.scores, i, lane), gradient = lanes::lane_of(products.gradients, i, lane);
+          finish_gradients<Behind>(scores, gradient, facts[i], rows.at(i));
+          if constexpr (!Config::behind::kExact) scores = where(first_n<L>(count), scores, L(0.0f));
+          lanes::set_lane(products.scores, i, lane, scores);
+        });
+      },
+      [&](const tile_products<Config>& products) {
+        if constexpr (Config::kWantsRows) sum.take_weights(products.scores);
+      },
+      [&](uint32 tile) {
+        if constexpr (Config::kWantsRows) sum.add(tile);
+      });
   if constexpr (Config::kWantsRows) {
     meet_in_group(1 + group);  // all have read the queries
     sum.store(layout::at(dynamic, queries),
@@ -197,14 +280,14 @@ ONEPASS_FUNCTION void sum_for_queries(const attention_gradient_arguments& a, gra
 template <class Config>
 struct block_keys {
   batch_place batch;
-  int first;  // key
-  int64 row;  // first of the batch, among all
-  int64 key;  // first of the batch's, among all
+  int number, first;  // of the batch; key
+  int64 row;          // first of the batch, among all
+  int64 key;          // first of the batch's, among all
   int from, tiles;
 
   explicit ONEPASS_FUNCTION block_keys(const attention_arguments& a) {
-    const int number = static_cast<int>(blockIdx.x) / a.blocks;
-    first = static_cast<int>(blockIdx.x) % a.blocks * (Config::kGroups * Config::kKeys);
+    number = static_cast<int>(blockIdx.x) / a.blocks;
+    first = static_cast<int>(blockIdx.x) % a.blocks * (Config::kGroups * kGroupRows);
     batch = {number / a.inner, number % a.inner, 0};
     row = int64{number} * a.group * a.rows;
     key = int64{number} * a.behind.columns;
@@ -213,8 +296,14 @@ struct block_keys {
     if (from > tiles) from = tiles;
   }
   ONEPASS_FUNCTION int steps(const attention_arguments& a) const { return a.group * (tiles - from); }
-  ONEPASS_FUNCTION int group_at(int step) const { return step / (tiles - from); }
-  ONEPASS_FUNCTION int row_at(int step) const { return (from + step % (tiles - from)) * kGroupRows; }
+  ONEPASS_FUNCTION passing_rows first_rows(const attention_arguments& a) const {
+    return {row, from * kGroupRows, a.rows, true};
+  }
+  ONEPASS_FUNCTION passing_rows rows_after(passing_rows tile) const {
+    tile.row += kGroupRows, tile.begins = tile.row >= tile.rows;
+    if (tile.begins) tile.row = from * kGroupRows, tile.first += tile.rows;
+    return tile;
+  }
 };
 
 template <class Config>
@@ -224,11 +313,10 @@ ONEPASS_FUNCTION void bring_past_keys(const attention_gradient_arguments& a, gra
   const block_keys<Config> of(a.of);
   for (int group = 0; group < Config::kGroups; ++group) {
     const uint32 box = shared_address(&shared.mine[group]), to = layout::own(dynamic, group);
-    const int key = of.first + group * Config::kKeys;
+    const int key = of.first + group * Config::kTile;
     arrive_and_expect(&shared.mine[group], layout::kOwnBytes);
-    bring_keys<Config::kPanels, Config::kKeys>(to, a.of.keys, a.of.step_keys, of.batch, key, box);
-    bring_keys<Config::kValuePanels, Config::kKeys>(to + layout::kOwnFirstBytes, a.of.values, a.of.step_values,
-                                                    of.batch, key, box);
+    bring_pairs<Config::kPanels>(to, a.of.keys, a.of.step_keys, of.batch, key, box);
+    bring_pairs<Config::kValuePanels>(to + layout::kOwnFirstBytes, a.of.values, a.of.step_values, of.batch, key, box);
   }
   ring_position<Config::kStages> at;
   batch_place batch = of.batch;
@@ -238,96 +326,60 @@ ONEPASS_FUNCTION void bring_past_keys(const attention_gradient_arguments& a, gra
         const int row = tile * kGroupRows;
         bring_rows<Config::kPanels>(to, a.of.queries, a.of.step_queries, batch, row, box);
         bring_rows<Config::kValuePanels>(to + layout::kTileFirstBytes, a.gradients, a.step_gradients, batch, row, box);
+        bring_bytes(to + layout::kNumbersBytes, facts_of(a, of.number * a.of.group + batch.group) + row,
+                    layout::kFactsBytes, box);
       });
     }
   }
 }
 
-// Sums over rows for 64 keys: a tile of [rows, keys] that this group handed over, turned, times the rows.
-template <class Config, int kPanels>
-class sum_over_rows {
- public:
-  ONEPASS_FUNCTION void add(uint32 handed, uint32 rows) {
-    const uint64 a = turned_tile_descriptor(handed), b = turned_tile_descriptor(rows);
-#pragma unroll
-    for (int step = 0; step < kGroupRows / 16; ++step)
-      add_product<Config::kX, kNumbers, 1, 1>(sums_, a + 128 * step, b + 128 * step, true);
-  }
-  // `to`: that group's keys, of which `keys` exist.
-  ONEPASS_FUNCTION void store(char* shared, void* to, int keys, int64 depth) const {
-    hand_over<Config::kX, kNumbers>(sums_, shared);
-    meet_in_group(1 + static_cast<int>(threadIdx.x) / kGroupThreads);
-    store_handed<kNumbers>(shared, to, keys, depth, [](int row) { return row % 16 / 2 * 8 + row / 16 * 2 + row % 2; });
-  }
-
- private:
-  static constexpr int kNumbers = kPanels * 64;
-  float sums_[kNumbers / 2] = {};
-};
-
 template <class Config, class Behind>
 ONEPASS_FUNCTION void sum_for_keys(const attention_gradient_arguments& a, gradient_shared<Config>& shared,
                                    char* dynamic) {
-  static_assert(Config::kKeys == kGroupRows);
   using layout = gradient_shared<Config>;
-  using lanes = thread_rows<Config, Behind, true>;
-  using L = typename lanes::L;
+  using columns_of = thread_columns<Config, Behind>;
+  using L = typename columns_of::L;
   const block_keys<Config> of(a.of);
-  const int group = static_cast<int>(threadIdx.x) / kGroupThreads, first = of.first + group * Config::kKeys,
-            barrier = 1 + group, steps = of.steps(a.of);
-  const uint32 keys = layout::own(dynamic, group), values = keys + layout::kOwnFirstBytes,
-               handed = layout::handed(dynamic, group);
-  lanes rows(a.of.behind, layout::streams(dynamic));
-  row_facts facts[2];
-  const auto go_to = [&](int step) {
-    const int row = of.row_at(step);
-    rows.set_rows(of.row + int64{of.group_at(step)} * a.of.rows + row, a.of.rows - row);
-    rows.bring(first);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      facts[i] = {};
-      if (rows.exists(i)) facts[i] = {saved_of<Behind, float>(a.of.behind, rows.row(i)), a.products[rows.row(i)]};
-    }
-  };
-  if (steps > 0) go_to(0);
-  wait_for_mail(&shared.mine[group], 0);
-  float scores[Config::kKeys / 2], weights[Config::kKeys / 2];
-  sum_over_rows<Config, Config::kPanels> of_keys;
-  sum_over_rows<Config, Config::kValuePanels> of_values;
-  tiles_taken<Config::kStages> ring(shared.full, shared.empty);
-  for (int step = 0; step < steps; ++step) {
-    const uint32 queries = layout::tile(dynamic, ring.take()), gradients = queries + layout::kTileFirstBytes;
-    multiply_both<Config>(scores, weights, queries, gradients, keys, values);
-    wait_for_products<0>();
-    if (step > 0) ring.give_back();
-    rows.wait_for_streams();
-    rows.each_lane(first, [&](int i, int lane, int) {
-      L here = lanes::lane_of(scores, i, lane), gradient = lanes::lane_of(weights, i, lane);
-      finish_gradients<Behind>(here, gradient, facts[i], rows.at(i));
-      lanes::set_lane(scores, i, lane, here);
-      lanes::set_lane(weights, i, lane, gradient);
-    });
-    if (step + 1 < steps) go_to(step + 1);
-    meet_in_group(barrier);  // what was handed over before has been read
-    if constexpr (Config::kWantsKeys) hand_over<Config::kX, Config::kKeys>(scores, layout::at(dynamic, handed));
-    if constexpr (Config::kWantsValues)
-      hand_over<Config::kX, Config::kKeys>(weights, layout::at(dynamic, handed + kPanelBytes));
-    let_copies_see_writes();
-    meet_in_group(barrier);
-    begin_products();
-    if constexpr (Config::kWantsKeys) of_keys.add(handed, queries);
-    if constexpr (Config::kWantsValues) of_values.add(handed + kPanelBytes, gradients);
-    close_products();
-  }
-  wait_for_products<0>();
-  meet_in_group(barrier);  // all have read the keys
+  const int group = group_number(), first = of.first + group * kGroupRows, steps = of.steps(a.of);
+  columns_of columns(a.of.behind, layout::streams(dynamic), first);
+  passing_rows rows = of.first_rows(a.of);
+  if (steps > 0) columns.bring(rows, 0);
+  weighted_sum<Config, Config::kPanels> of_keys;
+  weighted_sum<Config, Config::kValuePanels> of_values;
+  passing_tiles<Config>(shared, dynamic, group)
+      .each(
+          steps,
+          [&](tile_products<Config>& products, uint32 tile, int step) {
+            columns.go_to(rows, step % 2);
+            rows = of.rows_after(rows);
+            if (step + 1 < steps) columns.bring(rows, (step + 1) % 2);
+            const row_facts* facts = layout::facts(dynamic, tile);
+            columns.each_lane([&](int lane, auto& at) {
+              L scores = columns_of::lane_of(products.scores, lane),
+                gradient = columns_of::lane_of(products.gradients, lane);
+              finish_gradients<Behind>(scores, gradient, load_facts(facts + columns_of::row_of(lane)), at);
+              columns_of::set_lane(products.scores, lane, scores);
+              columns_of::set_lane(products.gradients, lane, gradient);
+            });
+          },
+          [&](const tile_products<Config>& products) {
+            if constexpr (Config::kWantsKeys) of_keys.take_weights(products.scores);
+            if constexpr (Config::kWantsValues) of_values.take_weights(products.gradients);
+          },
+          [&](uint32 tile) {
+            if constexpr (Config::kWantsKeys) of_keys.add(tile);
+            if constexpr (Config::kWantsValues) of_values.add(tile + layout::kTileFirstBytes);
+          });
+  meet_in_group(1 + group);  // all have read the keys
+  const uint32 keys = layout::own(dynamic, group), values = keys + layout::kOwnFirstBytes;
   const int left = static_cast<int>(a.of.behind.columns) - first;
   const int64 to = of.key + first;
   if constexpr (Config::kWantsKeys)
-    of_keys.store(layout::at(dynamic, keys), static_cast<uint16*>(a.keys_gradient) + to * a.depth, left, a.depth);
+    of_keys.store(layout::at(dynamic, keys), static_cast<uint16*>(a.keys_gradient) + to * a.depth, left, a.depth,
+                  pair_at);
   if constexpr (Config::kWantsValues)
     of_values.store(layout::at(dynamic, values), static_cast<uint16*>(a.values_gradient) + to * a.of.value_depth, left,
-                    a.of.value_depth);
+                    a.of.value_depth, pair_at);
 }
 
 template <class Config, class Behind>

@@ -63,7 +63,7 @@ class place {
   }
 
   ONEPASS_FUNCTION void set_row(index row) {
-    row_ = row;
+    row_ = row, matrix_row_ = row % static_cast<index>(a_.matrix_rows);
 #pragma unroll
     for (int d = kMaxDims - 1; d > kMaxDims - Config::kDims; --d) {
       const auto size = static_cast<index>(a_.size[d]), rest = row / size;
@@ -71,6 +71,11 @@ class place {
       row = rest;
     }
     digit_[kMaxDims - Config::kDims] = row;
+  }
+  // Rows further within a matrix.
+  ONEPASS_FUNCTION void skip_rows(index rows) {
+    row_ += rows, matrix_row_ += rows;
+    digit_[kMaxDims - 1] += rows;
   }
   // Whether the row exists: nothing of another is read, written or summed.
   ONEPASS_FUNCTION void set_row(index row, bool exists) {
@@ -112,6 +117,8 @@ class place {
     once_ = copies_ + (Config::kStages * kStageBytes + k * kNext);
     result_ = results_ + k * kNext;
   }
+  // Copies are here, of which the lane is `numbers` further.
+  ONEPASS_FUNCTION void set_copy(char* copy, int numbers) { copy_ = copy, copied_numbers_ = numbers; }
 
   // Results that leave through shared memory, from where whole windows are stored when all of the row's threads have
   // met.
@@ -210,7 +217,7 @@ class place {
   }
   template <class L>
   ONEPASS_FUNCTION L matrix_row() const {
-    return L(static_cast<T>(row_ % a_.matrix_rows));
+    return L(static_cast<T>(matrix_row_));
   }
   template <int K>
   ONEPASS_FUNCTION lane keep(lane v) const {
@@ -258,8 +265,13 @@ class place {
   ONEPASS_FUNCTION int64 offset(const view& v) const {
     int64 sum = 0;
 #pragma unroll
-    for (int d = kMaxDims - Config::kDims; d < kMaxDims; ++d) sum += digit_[d] * v.stride[d];
+    for (int d = kMaxDims - Config::kDims; d < kMaxDims; ++d) sum += widened(digit_[d]) * v.stride[d];
     return sum;
+  }
+  // Of what is not negative: without a sign, fewer instructions multiply.
+  static ONEPASS_FUNCTION int64 widened(index i) {
+    if constexpr (sizeof(index) == 4) return static_cast<int64>(static_cast<uint32>(i));
+    else return i;
   }
   // Of this lane in a tensor whose rows are not single numbers.
   template <dtype D, bool Dense, bool Repeated = false>
@@ -267,7 +279,7 @@ class place {
     auto* data = static_cast<typename stored<D>::type*>(v.data);
     if constexpr (Repeated) return data + column_;
     else if constexpr (Dense) return data + (row_ * static_cast<index>(a_.columns) + column_);
-    else return data + (offset(v) + column_);
+    else return data + (offset(v) + widened(column_));
   }
   // The lower half of the row's, where all lanes begin as far behind 16 bytes.
   template <dtype D, bool Dense, bool Repeated = false>
@@ -280,7 +292,7 @@ class place {
   ONEPASS_FUNCTION lane read(const view& v) const {
     using memory_of = memory<D, V, Access>;
     if constexpr (is_in(Config::kStreams, S)) {
-      return read_copied<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes,
+      return read_copied<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes + copied_numbers_ * size_of(D),
                             row_address<D, is_in(Config::kDense, S)>(v));
     } else if constexpr (Single) {
       const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
@@ -396,10 +408,10 @@ class place {
   }
 
   const arguments& a_;
-  index row_ = 0, column_ = 0;
+  index row_ = 0, column_ = 0, matrix_row_ = 0;
   index digit_[kMaxDims];
   random_state random_{};
-  int count_ = 0, run_ = 0;
+  int count_ = 0, run_ = 0, copied_numbers_ = 0;
   bool exists_ = true;
   char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
   char *results_ = nullptr, *result_ = nullptr;

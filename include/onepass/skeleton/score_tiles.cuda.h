@@ -6,7 +6,7 @@
 //
 // Of a Config:
 //   kX                     storage type throughout: bf16 or f16
-//   kGroups, kKeys         warpgroups; keys of a tile, 64 or 128
+//   kGroups, kTile         warpgroups; keys of a tile, 64 or 128
 //   kSteps, kPanels        of the queries' numbers: sixteens, and 64s, begun ones too
 //   kValuePanels           of the values'; 0: there are none
 //   kStages                tiles in shared memory
@@ -46,21 +46,21 @@ inline constexpr int kGroupRows = 64, kPanelBytes = kGroupRows * 128;  // of a w
 template <class Config>
 struct block_rows {
   batch_place batch;
-  int first;  // row of the block among those of its group
-  int64 row;  // and among all
+  int number, first;  // of the group; row of the block among those of its group
+  int64 row;          // and among all
   int tiles;
 
   explicit ONEPASS_FUNCTION block_rows(const attention_arguments& a) {
     constexpr int kRows = Config::kGroups * kGroupRows;
     int rest = static_cast<int>(blockIdx.x) / a.blocks;
-    row = int64{rest} * a.rows;
+    number = rest, row = int64{rest} * a.rows;
     batch.group = rest % a.group, rest /= a.group;
     batch.inner = rest % a.inner, batch.outer = rest / a.inner;
     first = (a.blocks - 1 - static_cast<int>(blockIdx.x) % a.blocks) * kRows;  // those that need most keys come first
     row += first;
-    tiles = static_cast<int>((a.behind.columns + Config::kKeys - 1) / Config::kKeys);
+    tiles = static_cast<int>((a.behind.columns + Config::kTile - 1) / Config::kTile);
     if constexpr (Config::kCausal) {
-      const int needed = (first + kRows + Config::kKeys - 1) / Config::kKeys;
+      const int needed = (first + kRows + Config::kTile - 1) / Config::kTile;
       if (needed < tiles) tiles = needed;
     }
   }
@@ -74,15 +74,15 @@ ONEPASS_FUNCTION void bring_rows(uint32 to, const tensor_map& map, batch_steps s
     bring_tile(to + panel * kPanelBytes, map, panel * 64, row, of.group * step.group, of.inner * step.inner,
                of.outer * step.outer, box);
 }
-// Of kKeys keys from `key` on, a multiple of 8.
-template <int kPanels, int kKeys>
+// Of kTile keys from `key` on, a multiple of 8.
+template <int kPanels, int kTile>
 ONEPASS_FUNCTION void bring_keys(uint32 to, const tensor_map& map, batch_steps step, batch_place of, int key,
                                  uint32 box) {
-  constexpr int kPart = kKeys / 4;
+  constexpr int kPart = kTile / 4;
   for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      bring_tile(to + (panel * kKeys + j * kPart) * 128, map, panel * 64, 2 * j, key / 8, of.inner * step.inner,
+      bring_tile(to + (panel * kTile + j * kPart) * 128, map, panel * 64, 2 * j, key / 8, of.inner * step.inner,
                  of.outer * step.outer, box);
   }
 }
@@ -112,6 +112,7 @@ class tiles_taken {
 template <dtype D, int kSteps, int kRows>
 ONEPASS_FUNCTION void multiply_rows(float (&d)[kRows / 2], uint32 rows, uint32 tile) {
   const uint64 a = tile_descriptor(rows), b = tile_descriptor(tile);
+  forget(d);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int panel = step / 4, within = step % 4 * 2;
@@ -120,7 +121,7 @@ ONEPASS_FUNCTION void multiply_rows(float (&d)[kRows / 2], uint32 rows, uint32 t
   }
 }
 
-// A thread's two rows, eight apart, of its warpgroup's 64, in tiles of kKeys columns.
+// A thread's two rows, eight apart, of its warpgroup's 64, in tiles of kTile columns.
 template <class Config, class Line, bool Quiet = false>
 class thread_rows {
  public:
@@ -128,7 +129,7 @@ class thread_rows {
   using index = typename words::index;
   using place_of = place<words, Line, Quiet>;
   using L = pack<float, 8>;
-  static constexpr int kLanes = Config::kKeys / 32;
+  static constexpr int kLanes = Config::kTile / 32;
 
   ONEPASS_FUNCTION thread_rows(const arguments& a, char* streams) : a_(a), at_{place_of(a), place_of(a)} {
     const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
@@ -136,8 +137,8 @@ class thread_rows {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       at_[i].set_copies(streams, static_cast<int>(threadIdx.x) / kGroupThreads * kGroupRows + own(i));
-      at_[i].set_stage(0);
     }
+    set_stage(0);
   }
   // The warpgroup's rows begin at `first` among all; `count` of them exist.
   ONEPASS_FUNCTION void set_rows(int64 first, int count) {
@@ -168,20 +169,21 @@ class thread_rows {
     }
   }
   // A lane of row i of the tile's products.
-  static ONEPASS_FUNCTION L lane_of(const float (&d)[Config::kKeys / 2], int i, int lane) {
+  static ONEPASS_FUNCTION L lane_of(const float (&d)[Config::kTile / 2], int i, int lane) {
     L of;
 #pragma unroll
     for (int c = 0; c < 8; ++c) of.v[c] = d[place_in_products(i, lane, c)];
     return of;
   }
-  static ONEPASS_FUNCTION void set_lane(float (&d)[Config::kKeys / 2], int i, int lane, L to) {
+  static ONEPASS_FUNCTION void set_lane(float (&d)[Config::kTile / 2], int i, int lane, L to) {
 #pragma unroll
     for (int c = 0; c < 8; ++c) d[place_in_products(i, lane, c)] = to.v[c];
   }
 
-  // The streams' part of the tile that begins at `first` is on its way.
-  ONEPASS_FUNCTION void bring(int first) {
+  // The streams' part of the tile that begins at `first` is on its way to `stage`.
+  ONEPASS_FUNCTION void bring(int first, int stage = 0) {
     if constexpr (words::kStreams != 0) {
+      set_stage(stage);
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const index column = column_of_lane(first, lane);
@@ -196,12 +198,20 @@ class thread_rows {
       close_copy_group();
     }
   }
-  // And has arrived.
-  ONEPASS_FUNCTION void wait_for_streams() const {
-    if constexpr (words::kStreams != 0) wait_for_copy_groups<0>();
+  // What was brought has arrived, but for the last kPending tiles; those in `stage` are next.
+  template <int kPending = 0>
+  ONEPASS_FUNCTION void wait_for_streams(int stage = 0) {
+    if constexpr (words::kStreams != 0) {
+      wait_for_copy_groups<kPending>();
+      set_stage(stage);
+    }
   }
 
  private:
+  ONEPASS_FUNCTION void set_stage(int stage) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) at_[i].set_stage(stage);
+  }
   static ONEPASS_FUNCTION int place_in_products(int i, int lane, int c) {
     return 4 * (kLanes * (c / 2) + lane) + 2 * i + c % 2;
   }
@@ -245,22 +255,20 @@ class weighted_sum {
   static constexpr int kNumbers = kPanels * 64;
 
   // Weights of a tile, as the matrix unit takes them.
-  ONEPASS_FUNCTION void take_weights(const float (&d)[Config::kKeys / 2]) {
+  ONEPASS_FUNCTION void take_weights(const float (&d)[Config::kTile / 2]) {
 #pragma unroll
-    for (int step = 0; step < Config::kKeys / 16; ++step) {
+    for (int step = 0; step < Config::kTile / 16; ++step) {
 #pragma unroll
       for (int k = 0; k < 4; ++k)
         weights_[step][k] = pair_to_storage<Config::kX>(d[8 * step + 2 * k], d[8 * step + 2 * k + 1]);
     }
   }
-  // Its products are under way.
+  // Its products, which the caller begins and closes.
   ONEPASS_FUNCTION void add(uint32 tile) {
-    const uint64 rows = turned_tile_descriptor<Config::kKeys>(tile);
-    begin_products();
+    const uint64 rows = turned_tile_descriptor<Config::kTile>(tile);
 #pragma unroll
-    for (int step = 0; step < Config::kKeys / 16; ++step)
-      add_product_of<Config::kX, kNumbers, Config::kKeys * 128>(sums_, weights_[step], rows + 128 * step);
-    close_products();
+    for (int step = 0; step < Config::kTile / 16; ++step)
+      add_product_of<Config::kX, kNumbers, Config::kTile * 128>(sums_, weights_[step], rows + 128 * step);
   }
   ONEPASS_FUNCTION void scale(const float (&factors)[2]) {
 #pragma unroll
@@ -268,14 +276,19 @@ class weighted_sum {
   }
   // `to`: 64 rows in memory, of which `rows` exist, by way of shared memory that is this warpgroup's own.
   ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth) const {
+    store(shared, to, rows, depth, [](int row) { return row; });
+  }
+  // place(row): where each stands there.
+  template <class Place>
+  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth, const Place& place) const {
     hand_over<Config::kX, kNumbers>(sums_, shared);
     meet_in_group(1 + static_cast<int>(threadIdx.x) / kGroupThreads);
-    store_handed<kNumbers>(shared, to, rows, depth, [](int row) { return row; });
+    store_handed<kNumbers>(shared, to, rows, depth, place);
   }
 
  private:
   float sums_[kNumbers / 2] = {};
-  uint32 weights_[Config::kKeys / 16][4];
+  uint32 weights_[Config::kTile / 16][4];
 };
 
 // One thread brings tiles while warpgroups multiply.

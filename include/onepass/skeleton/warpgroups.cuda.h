@@ -8,6 +8,11 @@ ONEPASS_BEGIN
 
 inline constexpr int kGroupThreads = 128;
 
+// Of this thread's warpgroup; the compiler sees that a warp has one.
+ONEPASS_FUNCTION int group_number() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+}
+
 // The threads of a warpgroup wait for each other, each group at a barrier of its own.
 ONEPASS_FUNCTION void meet_in_group(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kGroupThreads) : "memory");
