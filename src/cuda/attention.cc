@@ -41,9 +41,13 @@ tiles_plan plan_attention(const attention_call& call, const device_facts& chip) 
   const int panels = panels_of(call.queries.depth), value_panels = panels_of(call.values.depth),
             most = std::max(panels, value_panels), groups = groups_of(panels, value_panels),
             keys = most > 2 ? kAttentionTuning.keys_of_deep : kAttentionTuning.keys;
-  tiles_plan p = plan_score_tiles(
-      call, groups, keys, false,
-      {groups * most * kPanelBytes, keys * (panels + value_panels) * 128, 1, kAttentionTuning.stages}, chip);
+  const auto plan_with = [&](int stream_stages) {
+    const tiles_room room{groups * most * kPanelBytes, keys * (panels + value_panels) * 128, 1, kAttentionTuning.stages,
+                          stream_stages};
+    return plan_score_tiles(call, groups, keys, false, room, chip);
+  };
+  tiles_plan p = plan_with(value_panels == 0 ? kAttentionTuning.stream_stages_of_scores : 1);
+  if (p.stages == 1) p = plan_with(1);  // tiles of keys first
   p.blocks = ceil_div(call.queries.rows, int64{groups} * kGroupRows);
   p.grid = static_cast<unsigned>(call.queries.outer * call.queries.inner * call.queries.group * p.blocks);
   return p;

@@ -61,7 +61,7 @@ struct configuration {
   int saves_statistics;
   int only_statistics;  // and writes nothing else
   uint64 dense;         // tensors that are contiguous (place.cuda.h)
-  uint64 single_operand, single_kept_gradient, repeated_operand, aligned_operand;
+  uint64 single_operand, single_kept_gradient, repeated_operand, aligned_operand, shared_operand;
   uint64 streams, brought_once;  // tensors that copies bring (place.cuda.h)
   uint64 staged;                 // results that leave through shared memory (place.cuda.h)
 };

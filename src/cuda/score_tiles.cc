@@ -16,13 +16,23 @@ namespace {
 int64 places(int64 size, int64 stride) { return stride == 0 ? 1 : size; }
 int64 stride_of(int64 stride) { return stride == 0 ? kTileLanes : stride; }
 
+// Tensors of which a matrix's rows are the same (bits).
+uint64 shared_operands(const arguments& a) {
+  uint64 shared = 0;
+  for (int i = 0; i < kMaxOperands; ++i) {
+    const view& v = a.operand[i];
+    shared |= static_cast<uint64>(v.data && v.column_stride == 1 && v.stride[kMaxDims - 1] == 0) << i;
+  }
+  return shared;
+}
+
 // Tensors that words before softmax take, in lanes of at most 16 bytes (bits, as place.cuda.h counts them).
 uint64 streams_of(const attention_call& call, const configuration& c) {
   uint64 streams = 0;
   for (const int i : call.brought) {
     const dtype type = call.behind.operand[i];
     const bool suits = size_of(type) == 2 || type == dtype::boolean;
-    if (suits && !(c.single_operand >> i & 1)) streams |= uint64{4} << i;
+    if (suits && !((c.single_operand | c.shared_operand) >> i & 1)) streams |= uint64{4} << i;
   }
   return streams;
 }
@@ -49,6 +59,7 @@ tiles_plan plan_score_tiles(const attention_call& call, int groups, int tile, bo
   p.groups = groups, p.tile = tile, p.owns_keys = owns_keys, p.causal = call.causal;
   p.threads = static_cast<unsigned>((groups + 1) * kGroupThreads);
   configuration& c = p.behind = describe(call.behind, call.a_behind);
+  c.shared_operand = shared_operands(call.a_behind);
   c.threads = static_cast<int>(p.threads), c.stages = with.stream_stages, c.staged = 0, c.aligned_operand = 0;
   if (owns_keys) {
     c.lanes = c.access = 2, c.across = groups * kGroupThreads, c.down = 1, c.held_lanes = tile / 4, c.spare_lanes = 0;

@@ -75,7 +75,8 @@ std::string fields(const request& r, const configuration& c) {
   flag("kOnePart", c.one_part), flag("kInPlace", c.in_place);
   flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
   bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
-  bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand), bits("kStreams", c.streams);
+  bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand),
+      bits("kSharedOperand", c.shared_operand), bits("kStreams", c.streams);
   bits("kStaged", c.staged);
   bits("kBroughtOnce", c.brought_once);
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);

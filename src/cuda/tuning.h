@@ -144,6 +144,7 @@ struct attention_tuning {
   int depth = 256;                       // at most
   int groups = 2, groups_of_scores = 3;  // warpgroups of rows; without values, up to 128 numbers
   int keys = 128, keys_of_deep = 64;     // of a tile; where there are more than 128 numbers
+  int stream_stages_of_scores = 2;       // tiles of the words' tensors that are on their way or taken
   int stages = 4;                        // at most
 };
 inline constexpr attention_tuning kAttentionTuning{};

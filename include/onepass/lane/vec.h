@@ -53,6 +53,12 @@ struct vec {
   friend ONEPASS_FUNCTION mask operator!=(vec a, vec b) { return {hn::Ne(a.raw, b.raw)}; }
 };
 
+// Of what a boolean tensor holds.
+template <class T>
+ONEPASS_FUNCTION typename vec<T>::mask is_set(vec<T> a) {
+  return a != vec<T>(T(0));
+}
+
 // A lane of numbers on their way to bfloat16: what is costly to compute may err by 2^-16 of its result (see math.h).
 struct short_lane : vec<float> {
   short_lane() = default;

@@ -76,6 +76,12 @@ ONEPASS_FUNCTION void bring_attention(const attention_arguments& a, attention_sh
   }
 }
 
+// A thread's part of a tile of scores.
+template <class Config>
+struct tile_scores {
+  float d[Config::kTile / 2];
+};
+
 // The scores of a warpgroup's rows, tile by tile.
 template <class Config, class Behind>
 class score_rows {
@@ -85,7 +91,7 @@ class score_rows {
   using lanes = thread_rows<Config, Behind>;
   using L = typename lanes::L;
 
-  float d[Config::kTile / 2];
+  using scores = tile_scores<Config>;
 
   ONEPASS_FUNCTION score_rows(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic)
       : of_(a),
@@ -96,7 +102,7 @@ class score_rows {
         keys_(layout::keys(dynamic, 0)),
         ring_(shared.keys_full, shared.keys_empty) {
     rows_.set_rows(first_row(), left_);
-    rows_.bring(0);
+    rows_.bring(0, 0);
     wait_for_mail(&shared.queries[group_], 0);
   }
 
@@ -108,10 +114,10 @@ class score_rows {
   ONEPASS_FUNCTION auto& at(int i) { return rows_.at(i); }
 
   // The next tile's products begin.
-  ONEPASS_FUNCTION void begin_tile() {
+  ONEPASS_FUNCTION void begin_tile(scores& of) {
     const int stage = ring_.take();
     begin_products();
-    multiply_rows<Config::kX, Config::kSteps, Config::kTile>(d, queries_, keys_ + stage * layout::kKeyBytes);
+    multiply_rows<Config::kX, Config::kSteps, Config::kTile>(of.d, queries_, keys_ + stage * layout::kKeyBytes);
     close_products();
   }
   // They are there, and the keys are not needed any more.
@@ -121,29 +127,32 @@ class score_rows {
     ring_.give_back();
   }
 
-  // What stands before softmax takes the scores' place; `next` is the tile behind this one.
-  ONEPASS_FUNCTION void finish_tile(int tile, int next) {
-    rows_.wait_for_streams();
-    each_lane(tile, [&](int i, L scores, int count) {
+  // What stands before softmax takes the scores' place. Of all tiles that pass by this is number `step`; `next` is the
+  // tile behind it.
+  ONEPASS_FUNCTION void finish_tile(scores& of, int tile, int step, int next) {
+    constexpr int kStages = behind::kStages;
+    if constexpr (kStages > 1) rows_.bring(next * Config::kTile, (step + 1) % kStages);
+    rows_.template wait_for_streams<kStages - 1>(step % kStages);
+    each_lane(of, tile, [&](int i, L scores, int count) {
       scores = Behind::pre::forward(scores, at(i));
       if constexpr (!behind::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
       return scores;
     });
-    rows_.bring(next * Config::kTile);
+    if constexpr (kStages == 1) rows_.bring(next * Config::kTile, 0);
   }
   // change(i, lane, count): what takes the place of each lane of the thread's rows.
   template <class Change>
-  ONEPASS_FUNCTION void each_lane(int tile, const Change& change) {
+  ONEPASS_FUNCTION void each_lane(scores& of, int tile, const Change& change) {
     rows_.each_lane(tile * Config::kTile, [&](int i, int lane, int count) {
-      lanes::set_lane(d, i, lane, change(i, lanes::lane_of(d, i, lane), count));
+      lanes::set_lane(of.d, i, lane, change(i, lanes::lane_of(of.d, i, lane), count));
     });
   }
 
   // Of the tile, in a thread's part of row i.
-  ONEPASS_FUNCTION float largest(int i) const {
-    float most = d[2 * i];
+  static ONEPASS_FUNCTION float largest(const scores& of, int i) {
+    float most = of.d[2 * i];
 #pragma unroll
-    for (int k = 2 * i; k < Config::kTile / 2; k += 4) most = max_number(most, max_number(d[k], d[k + 1]));
+    for (int k = 2 * i; k < Config::kTile / 2; k += 4) most = max_number(most, max_number(of.d[k], of.d[k + 1]));
     return most;
   }
 
@@ -176,10 +185,11 @@ struct passing_sum {
 
 // A tile's scores become their exponentials; the factors of each row.
 template <class Rows>
-ONEPASS_FUNCTION void take_exponentials(Rows& rows, passing_sum (&sums)[2], float (&factors)[2], int tile) {
+ONEPASS_FUNCTION void take_exponentials(Rows& rows, typename Rows::scores& of, passing_sum (&sums)[2],
+                                        float (&factors)[2], int tile) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) factors[i] = sums[i].see(largest_of_four(rows.largest(i)));
-  rows.each_lane(tile, [&](int i, auto scores, int) {
+  for (int i = 0; i < 2; ++i) factors[i] = sums[i].see(largest_of_four(Rows::largest(of, i)));
+  rows.each_lane(of, tile, [&](int i, auto scores, int) {
     const auto values = exp_minus(scores, sums[i].shift());
     sums[i].sum += sum_lanes(values);
     return values;
@@ -222,13 +232,14 @@ class turns {
 template <class Config, class Behind>
 ONEPASS_FUNCTION void attend(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
   score_rows<Config, Behind> rows(a, shared, dynamic);
+  tile_scores<Config> scores;
   weighted_sum<Config, Config::kValuePanels> values;
   tiles_taken<Config::kStages> ring(shared.values_full, shared.values_empty);
   passing_sum sums[2];
   float factors[2];
   const auto weigh = [&](int tile) {
-    rows.each_lane(tile, [&](int i, auto lane, int) { return Behind::post::forward(lane, rows.at(i)); });
-    values.take_weights(rows.d);
+    rows.each_lane(scores, tile, [&](int i, auto lane, int) { return Behind::post::forward(lane, rows.at(i)); });
+    values.take_weights(scores.d);
   };
   const auto add_values = [&] {
     const uint32 tile = attention_shared<Config>::values(dynamic, ring.take());
@@ -242,20 +253,20 @@ ONEPASS_FUNCTION void attend(const attention_arguments& a, attention_shared<Conf
   };
   const turns<Config> turn;
   turn.wait();
-  rows.begin_tile();
+  rows.begin_tile(scores);
   turn.pass();
   rows.template end_tile<0>();
-  rows.finish_tile(0, 1);
-  take_exponentials(rows, sums, factors, 0);
+  rows.finish_tile(scores, 0, 0, 1);
+  take_exponentials(rows, scores, sums, factors, 0);
   weigh(0);
   for (int tile = 1; tile < rows.tiles(); ++tile) {
     turn.wait();
-    rows.begin_tile();
+    rows.begin_tile(scores);
     add_values();
     turn.pass();
     rows.template end_tile<1>();
-    rows.finish_tile(tile, tile + 1);
-    take_exponentials(rows, sums, factors, tile);
+    rows.finish_tile(scores, tile, tile, tile + 1);
+    take_exponentials(rows, scores, sums, factors, tile);
     end_values();
     if (__any_sync(0xffffffffu, factors[0] != 1.0f || factors[1] != 1.0f)) values.scale(factors);
     weigh(tile);
@@ -275,31 +286,32 @@ ONEPASS_FUNCTION void attend(const attention_arguments& a, attention_shared<Conf
 template <class Config, class Behind>
 ONEPASS_FUNCTION void write_weights(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
   score_rows<Config, Behind> rows(a, shared, dynamic);
+  tile_scores<Config> scores;
   passing_sum sums[2];
   float factors[2];
-  const auto next = [&](int tile) {
-    rows.begin_tile();
+  const auto next = [&](int tile, int step) {
+    rows.begin_tile(scores);
     rows.template end_tile<0>();
-    rows.finish_tile(tile, tile + 1 < rows.tiles() ? tile + 1 : 0);
+    rows.finish_tile(scores, tile, step, tile + 1 < rows.tiles() ? tile + 1 : 0);
   };
   for (int tile = 0; tile < rows.tiles(); ++tile) {
-    next(tile);
-    take_exponentials(rows, sums, factors, tile);
+    next(tile, tile);
+    take_exponentials(rows, scores, sums, factors, tile);
   }
   stage::pair<float> saved[2];
   save_statistics<Config, Behind>(a, rows, sums, saved);
   for (int tile = 0; tile < rows.tiles(); ++tile) {
-    next(tile);
-    rows.each_lane(tile, [&](int i, auto scores, int) {
-      rows.at(i).store_y(Behind::post::forward(stage::softmax::recompute(scores, saved[i]), rows.at(i)));
-      return scores;
+    next(tile, rows.tiles() + tile);
+    rows.each_lane(scores, tile, [&](int i, auto of, int) {
+      rows.at(i).store_y(Behind::post::forward(stage::softmax::recompute(of, saved[i]), rows.at(i)));
+      return of;
     });
   }
   const auto all = static_cast<int>((a.behind.columns + Config::kTile - 1) / Config::kTile);
   for (int tile = rows.tiles(); tile < all; ++tile) {
-    rows.each_lane(tile, [&](int i, auto scores, int) {
-      rows.at(i).store_y(Behind::post::forward(decltype(scores)(0.0f), rows.at(i)));
-      return scores;
+    rows.each_lane(scores, tile, [&](int i, auto of, int) {
+      rows.at(i).store_y(Behind::post::forward(decltype(of)(0.0f), rows.at(i)));
+      return of;
     });
   }
 }

@@ -7,6 +7,7 @@
 //   kDims             leading dimensions that rows are counted in
 //   kDense            tensors that are contiguous (bits, as stream counts them)
 //   kRepeatedOperand  operands of which one row serves all (bits); kAlignedOperand: and that begin at 16 bytes
+//   kSharedOperand    and of which one row serves all rows of a matrix
 //   kExact            no lane reaches past its row's end; kWholeLanes (rowwise): of a thread's lanes, so many do not
 //   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
 //   kWantsColumn, kWantsTensor (bits by operand), kWantsDx, kWantsAgain
@@ -80,12 +81,14 @@ class place {
   // Whether the row exists: nothing of another is read, written or summed.
   ONEPASS_FUNCTION void set_row(index row, bool exists) {
     set_row(row);
-    exists_ = exists;
+    set_exists(exists, exists);
   }
+  // Likewise, and whether any row of its matrix does that this thread has: what all of them share is read for all.
+  ONEPASS_FUNCTION void set_exists(bool row, bool any) { exists_ = row, any_exists_ = any; }
   // count: how many of the lane's numbers the row has, from none to all.
   ONEPASS_FUNCTION void set_column(index column, int count) {
     column_ = column;
-    count_ = exists_ ? count : 0;
+    count_ = exists_ ? count : 0, shared_count_ = any_exists_ ? count : 0;
   }
   // Where this lane's columns of wanted operand number `slot` are summed: registers, or shared memory that is its own.
   ONEPASS_FUNCTION void set_sums(lane* registers) { sums_ = registers; }
@@ -179,7 +182,13 @@ class place {
   ONEPASS_FUNCTION L operand() const {
     // One row that begins at 16 bytes has whole lanes, behind its end whatever is there.
     constexpr int kAccess = (Config::kAlignedOperand >> I & 1) != 0 ? V : Config::kAccess;
-    if constexpr (brought_once<I>()) {
+    constexpr bool kIsShared = (Config::kSharedOperand >> I & 1) != 0 && !is_in(Config::kStreams, stream::operand + I);
+    if constexpr (kIsShared && !brought_once<I>()) {
+      using memory_of = memory<Config::kOperand[I], V, kAccess>;
+      const auto* row =
+          static_cast<const typename stored<Config::kOperand[I]>::type*>(a_.operand[I].data) + offset<1>(a_.operand[I]);
+      return memory_of::template numbers_of<T>(memory_of::load_windows(row + widened(column_), shared_count_));
+    } else if constexpr (brought_once<I>()) {
       return read_copied<Config::kOperand[I], kAccess>(once_ + nth_once<I>() * kStreamBytes,
                                                        row_address<Config::kOperand[I], false, true>(a_.operand[I]));
     } else {
@@ -262,10 +271,12 @@ class place {
   static constexpr __device__ bool wanted() {
     return !Quiet && ((Config::kWantsColumn | Config::kWantsTensor) >> I & 1) != 0;
   }
+  // kLeftOut: dimensions at the end along which it does not change.
+  template <int kLeftOut = 0>
   ONEPASS_FUNCTION int64 offset(const view& v) const {
     int64 sum = 0;
 #pragma unroll
-    for (int d = kMaxDims - Config::kDims; d < kMaxDims; ++d) sum += widened(digit_[d]) * v.stride[d];
+    for (int d = kMaxDims - Config::kDims; d < kMaxDims - kLeftOut; ++d) sum += widened(digit_[d]) * v.stride[d];
     return sum;
   }
   // Of what is not negative: without a sign, fewer instructions multiply.
@@ -411,8 +422,8 @@ class place {
   index row_ = 0, column_ = 0, matrix_row_ = 0;
   index digit_[kMaxDims];
   random_state random_{};
-  int count_ = 0, run_ = 0, copied_numbers_ = 0;
-  bool exists_ = true;
+  int count_ = 0, shared_count_ = 0, run_ = 0, copied_numbers_ = 0;
+  bool exists_ = true, any_exists_ = true;
   char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
   char *results_ = nullptr, *result_ = nullptr;
   lane* sums_ = nullptr;

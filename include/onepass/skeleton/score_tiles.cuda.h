@@ -144,7 +144,11 @@ class thread_rows {
   ONEPASS_FUNCTION void set_rows(int64 first, int count) {
     first_ = first, count_ = count;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) at_[i].set_row(static_cast<index>(row(i)), exists(i));
+    for (int i = 0; i < 2; ++i) {
+      at_[i].set_row(static_cast<index>(first));
+      at_[i].skip_rows(own(i));
+      at_[i].set_exists(exists(i), count > 0);
+    }
   }
   ONEPASS_FUNCTION int own(int i) const { return own_ + 8 * i; }  // among the warpgroup's
   ONEPASS_FUNCTION int64 row(int i) const { return first_ + own(i); }

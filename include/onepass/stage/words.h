@@ -174,11 +174,11 @@ struct mask_boolean {
       .meaning = "masks: bool (True keeps, as in scaled_dot_product_attention) or additive"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x, L keep) {
-    return where(keep != L(0), x, L(-kInfinity));
+    return where(is_set(keep), x, L(-kInfinity));
   }
   template <class L>
   static ONEPASS_FUNCTION gradients<L> backward(L, L keep, L dy) {
-    const L dx = where(keep != L(0), dy, L(0));
+    const L dx = where(is_set(keep), dy, L(0));
     return {dx, dx};
   }
 };
