@@ -18,7 +18,8 @@ inline const headers kTiled = {"linear.cuda.h",     "linear_tiles.cuda.h",  "inp
 inline const headers kStreamed = {"streamed_linear.cuda.h", "input_rows.cuda.h"};
 inline const headers kResident = {"resident_linear.cuda.h", "input_rows.cuda.h", "shared_matrix.cuda.h"};
 inline const headers kAttention = {"attention.cuda.h", "score_tiles.cuda.h"};
-inline const headers kAttentionGradients = {"attention_gradients.cuda.h", "score_tiles.cuda.h"};
+inline const headers kAttentionGradients = {"attention_gradients.cuda.h", "passing_tiles.cuda.h",
+                                            "score_columns.cuda.h", "score_tiles.cuda.h"};
 inline const headers kScores = {"scores.cuda.h", "input_rows.cuda.h", "shared_matrix.cuda.h"};
 // Of lines without `linear`.
 inline headers plain_headers() {

@@ -13,8 +13,8 @@ MASK = {"mask": (4, 1, 1, 2048), "mask_dtype": torch.bool}
 ADDED = {"mask": (1, 1, 2048, 2048), "mask_dtype": torch.bfloat16}
 
 
-def long(queries, keys):
-    return {"query": (4, 16, queries, 64), "key": (4, 16, keys, 64), "value": (4, 16, keys, 64)}
+def long(queries, keys, features=64):
+    return {"query": (4, 16, queries, features), "key": (4, 16, keys, features), "value": (4, 16, keys, features)}
 
 
 class TestChoice:
@@ -24,22 +24,27 @@ class TestChoice:
             ({}, "torch"),
             (MASK, "onepass"),
             (ADDED, "onepass"),
-            ({**ADDED, "needs_gradient": True}, "torch"),
+            ({**ADDED, "needs_gradient": True}, "onepass"),
+            ({**ADDED, "needs_gradient": True, **long(2048, 2048, 136)}, "torch"),
+            (ADDED | long(2048, 2048, 136), "onepass"),
+            ({**ADDED, "needs_gradient": True, "dropout": True}, "torch"),
             (MASK | long(2048, 2044), "torch"),
             ({**ADDED, "mask_dtype": torch.float32}, "onepass"),
             ({"dtype": torch.float32}, "torch"),
             ({"needs_gradient": True, **long(1, 2048)}, "flash"),
-            ({"needs_gradient": True, **long(1, 2048), **MASK}, "efficient"),
-            ({"needs_gradient": True, **long(704, 704), **MASK}, "efficient"),
+            ({"needs_gradient": True, **long(1, 2048, 256), **MASK}, "efficient"),
+            ({"needs_gradient": True, **long(704, 704, 256), **MASK}, "efficient"),
+            ({"needs_gradient": True, **long(704, 704), **MASK}, "onepass"),
             ({"needs_gradient": True, **long(704, 704)}, "torch"),
             (long(704, 704) | MASK, "onepass"),
             ({"capability": (8, 0), "needs_gradient": True, **long(704, 704), **MASK}, "torch"),
             # before torch prefers cuDNN
             ({"cudnn": 91002}, "cudnn"),
-            ({"cudnn": 91002, **ADDED, "needs_gradient": True}, "cudnn"),
+            ({"cudnn": 91002, **ADDED, "needs_gradient": True}, "onepass"),
+            ({"cudnn": 91002, "needs_gradient": True}, "cudnn"),
             ({"cudnn": 91002, "dtype": torch.float32}, "torch"),
             ({"cudnn": 91002, "dropout": True}, "torch"),
-            ({"cudnn": 91002, **ADDED, "needs_gradient": True, "mask_needs_gradient": True}, "torch"),
+            ({"cudnn": 91002, **ADDED, "needs_gradient": True, "mask_needs_gradient": True}, "onepass"),
             ({"cudnn": 91002, **long(2000, 2048)}, "torch"),
             ({"cudnn": 91002, "capability": (8, 0)}, "torch"),
             ({"cudnn": 0}, "torch"),

@@ -98,6 +98,10 @@ def test_words_that_every_strategy_takes(line, mask, device):
     exact = results_of(reference, *[t.double() if t.is_floating_point() else t for t in tensors_of_line])
     first = None
     for name in strategies(device):
+        if name == "streamed" and "softmax | add" in line:
+            with pytest.raises(RuntimeError, match="words that multiply"):
+                onepass.Line(with_strategy(line, name))(*tensors_of_line)
+            continue
         ours = results_of(onepass.Line(with_strategy(line, name)), *tensors_of_line)
         first = first or ours
         for at, result in enumerate(ours):

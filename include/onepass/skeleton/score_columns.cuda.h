@@ -61,9 +61,9 @@ class thread_columns {
 
   // The warpgroup's keys begin at `first`.
   ONEPASS_FUNCTION thread_columns(const arguments& a, char* streams, int first)
-      : here_(a), brought_(a), streams_(streams + group() * (Config::kTile * kRowBytes)), columns_(a.columns) {
-    here_.set_columns(first + warp() * 16 + pair() * 2, 2, columns_);
-    brought_.set_columns(first + thread() % kPieces * 8, 8, columns_);
+      : here_(a), brought_(a), streams_(streams + group() * (Config::kTile * kRowBytes)) {
+    here_.set_columns(first + warp() * 16 + pair() * 2, 2, a.columns);
+    brought_.set_columns(first + thread() % kPieces * 8, 8, a.columns);
   }
   // The row of a tile that has lane k.
   static ONEPASS_FUNCTION int row_of(int lane) { return lane / 2 * 8 + thread() % 4 * 2 + lane % 2; }
@@ -166,7 +166,6 @@ class thread_columns {
   place_in_tile<words> here_;
   place_in_tile<brought> brought_;
   char *streams_, *stage_ = nullptr;
-  const int64 columns_;
 };
 
 ONEPASS_END

@@ -100,20 +100,24 @@ def choose(call: Call) -> str:
 
 
 def serves_itself(call: Call) -> bool:
-    """Whether the CUDA kernel of our own computes the call faster than torch's engines: masks, without a gradient.
+    """Whether CUDA kernels of our own compute the call faster than torch's engines: masks, with at most 256 features,
+    and 128 and no dropout where a gradient is needed.
 
-    Measured on an H200 beside cuDNN, bfloat16, us, ours / cuDNN: 4x16x2048x64 with an additive mask that heads share
-    236 / 276, with a bool mask that rows share 254 / 261, 4x16x4096x128 1124 / 1617 and 1230 / 1301, 4x16x2048x32
-    224 / 269 and 243 / 260, 4x16x512x64 24 / 28 and 27 / 33. Without a mask 188 / 159 and 886 / 818.
+    Measured on an H200 beside cuDNN, bfloat16, us forward / backward, ours and cuDNN's, with an additive mask that
+    heads share: 4x16x2048x64 233 / 648 and 273 / 686, 4x16x4096x128 1130 / 3886 and 1550 / 4697, 4x16x2048x128
+    297 / 996 and 397 / 1267, 4x16x2048x32 229 / 572 and 270 / 651, 4x16x512x64 41 / 117 and 39 / 145; with a bool mask
+    that rows share: 233 / 686 and 249 / 662, 1035 / 3824 and 1302 / 3945, 286 / 1030 and 350 / 1085, 224 / 614 and
+    257 / 643, 39 / 128 and 45 / 142. With the mask's gradient 4x16x2048x64 takes 845 backward, and the efficient
+    engine, the only one that gives it, 2253. Without a mask 197 / 555 and 165 / 443, 912 / 3265 and 828 / 2508.
     """
     sizes = call.query[-1], call.value[-1], call.key[-2]
     return (
         call.capability == (9, 0)
         and call.dtype in (torch.bfloat16, torch.float16)
         and call.mask is not None
-        and not call.needs_gradient
+        and not (call.needs_gradient and call.dropout)
         and all(size % 8 == 0 for size in sizes)
-        and max(sizes[:2]) <= 256
+        and max(sizes[:2]) <= (128 if call.needs_gradient else 256)
     )
 
 
