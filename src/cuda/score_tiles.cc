@@ -71,8 +71,8 @@ tiles_plan plan_score_tiles(const attention_call& call, int groups, int tile, bo
   const int stream = c.stages * c.down * (c.across * c.held_lanes + c.spare_lanes) * c.lanes * 2;
   const int room = chip.shared_per_block - kKept - with.own_bytes, least = with.least_stages * with.tile_bytes;
   c.streams = streams_of(call, c);
-  while (std::popcount(p.behind.streams) * stream + least > room) p.behind.streams &= p.behind.streams - 1;
-  const int streams = std::popcount(p.behind.streams) * stream;
+  while (c.streams != 0 && std::popcount(c.streams) * stream + least > room) c.streams &= c.streams - 1;
+  const int streams = std::popcount(c.streams) * stream;
   p.stages = std::min((room - streams) / with.tile_bytes, with.most_stages);
   p.shared_bytes = static_cast<unsigned>(1024 + with.own_bytes + streams + p.stages * with.tile_bytes);
   return p;
@@ -134,8 +134,9 @@ std::string tiles_source(const attention_call& call, const tiles_plan& p, const 
          number("kPanels", panels_of(call.queries.depth)) + number("kValuePanels", panels_of(call.values.depth)) +
          number("kStages", p.stages) + number("kCausal", p.causal) + more +
          "  using behind = config_behind;\n};\nextern \"C\" __global__ void __launch_bounds__(" +
-         std::to_string(p.threads) + ", 1) " + kKernelName + "(const __grid_constant__ " + arguments + " a) {\n  " +
-         body + "<config, line_behind>(a);\n}\nONEPASS_END\n";
+         std::to_string(p.threads) + ", " + std::to_string(p.blocks_per_sm) + ") " +
+         (p.cluster > 1 ? "__cluster_dims__(" + std::to_string(p.cluster) + ", 1, 1) " : "") + kKernelName +
+         "(const __grid_constant__ " + arguments + " a) {\n  " + body + "<config, line_behind>(a);\n}\nONEPASS_END\n";
 }
 
 }  // namespace onepass::cuda

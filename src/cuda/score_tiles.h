@@ -36,6 +36,7 @@ struct tiles_plan {
   bool owns_keys;            // rows pass by, not keys
   bool causal;               // what no row needs is left out
   int64 blocks;              // that share a group's rows, or a batch's keys
+  int cluster = 1, blocks_per_sm = 1;
   unsigned grid, threads, shared_bytes;
 };
 

@@ -149,6 +149,20 @@ struct attention_tuning {
 };
 inline constexpr attention_tuning kAttentionTuning{};
 
+// Without values, where registers hold a row of scores (onepass/skeleton/held_scores.cuda.h).
+struct held_tuning {
+  int groups, tile, groups_per_sm;  // warpgroups of a block, one where it holds a row; keys of each; on an SM
+};
+struct held_scores_tuning {
+  int depth = 128;  // at most
+  held_tuning any = {2, 128, 4};
+  held_tuning easy = {1, 256, 3};  // where no tensor stands beside the scores, and words take few flops
+  int easy_flops = 2;
+  int cluster = 16;  // blocks that share a row, at most
+  int stages = 3;    // strips of queries in shared memory, at most
+  int turns = 8;     // clusters that come one after another in the same place, about
+};
+
 // And backward (onepass/skeleton/attention_gradients.cuda.h).
 struct attention_gradients_tuning {
   int depth = 128;  // at most: sums are held in registers

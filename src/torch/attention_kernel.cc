@@ -1,6 +1,7 @@
 // The kernels of tiles for lines that begin with `scores`, of a call's tensors.
 #include "src/torch/attention_kernel.h"
 
+#include "src/cuda/held_scores.h"
 #include "src/torch/batches.h"
 #include "src/torch/run.h"
 
@@ -55,7 +56,10 @@ bool launch_attention(const spec::contraction& of, cuda::attention_call call, co
   call.queries = with.rows(queries), call.keys = with.rows(keys);
   if (values) call.values = with.rows(*values);
   if (!cuda::fits(call)) return false;
-  cuda::launch_attention(call, on.index, current_stream(on.index));
+  const bool holds =
+      !values && cuda::why_not_held(call.queries.depth, call.keys.rows, call.causal, cuda::facts(on.index)).empty();
+  if (!holds || !cuda::launch_held_scores(call, on.index, current_stream(on.index)))
+    cuda::launch_attention(call, on.index, current_stream(on.index));
   return true;
 }
 

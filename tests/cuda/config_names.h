@@ -18,6 +18,7 @@ inline const headers kTiled = {"linear.cuda.h",     "linear_tiles.cuda.h",  "inp
 inline const headers kStreamed = {"streamed_linear.cuda.h", "input_rows.cuda.h"};
 inline const headers kResident = {"resident_linear.cuda.h", "input_rows.cuda.h", "shared_matrix.cuda.h"};
 inline const headers kAttention = {"attention.cuda.h", "score_tiles.cuda.h"};
+inline const headers kHeldScores = {"held_scores.cuda.h", "score_tiles.cuda.h"};
 inline const headers kAttentionGradients = {"attention_gradients.cuda.h", "passing_tiles.cuda.h",
                                             "score_columns.cuda.h", "score_tiles.cuda.h"};
 inline const headers kScores = {"scores.cuda.h", "input_rows.cuda.h", "shared_matrix.cuda.h"};
@@ -27,7 +28,8 @@ inline headers plain_headers() {
   for (const auto& file : std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/skeleton")) {
     const std::string name = file.path().filename();
     const bool contracts = kTiled.contains(name) || kStreamed.contains(name) || kResident.contains(name) ||
-                           kScores.contains(name) || kAttention.contains(name) || kAttentionGradients.contains(name);
+                           kScores.contains(name) || kAttention.contains(name) || kHeldScores.contains(name) ||
+                           kAttentionGradients.contains(name);
     if (name.ends_with(".cuda.h") && !contracts) names.insert(name);
   }
   return names;

@@ -148,14 +148,6 @@ class score_rows {
     });
   }
 
-  // Of the tile, in a thread's part of row i.
-  static ONEPASS_FUNCTION float largest(const scores& of, int i) {
-    float most = of.d[2 * i];
-#pragma unroll
-    for (int k = 2 * i; k < Config::kTile / 2; k += 4) most = max_number(most, max_number(of.d[k], of.d[k + 1]));
-    return most;
-  }
-
  private:
   const block_rows<Config> of_;
   const int group_, left_;
@@ -188,7 +180,7 @@ template <class Rows>
 ONEPASS_FUNCTION void take_exponentials(Rows& rows, typename Rows::scores& of, passing_sum (&sums)[2],
                                         float (&factors)[2], int tile) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) factors[i] = sums[i].see(largest_of_four(Rows::largest(of, i)));
+  for (int i = 0; i < 2; ++i) factors[i] = sums[i].see(largest_of_four(Rows::lanes::largest(of.d, i)));
   rows.each_lane(of, tile, [&](int i, auto scores, int) {
     const auto values = exp_minus(scores, sums[i].shift());
     sums[i].sum += sum_lanes(values);

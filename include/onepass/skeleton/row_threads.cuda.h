@@ -145,6 +145,11 @@ ONEPASS_FUNCTION void mail(uint32 to, uint32 box, double value) {
                "l"(__double_as_longlong(value)), "r"(box)
                : "memory");
 }
+ONEPASS_FUNCTION void mail(uint32 to, uint32 box, numbers<float, 2> values) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+               "r"(__float_as_uint(values.v[0])), "r"(__float_as_uint(values.v[1])), "r"(box)
+               : "memory");
+}
 // At the same place in the shared memory of each block of the cluster.
 template <int kCluster>
 ONEPASS_FUNCTION void arrive_in_cluster(uint64* box) {

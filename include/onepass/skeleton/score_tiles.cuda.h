@@ -150,6 +150,15 @@ class thread_rows {
       at_[i].set_exists(exists(i), count > 0);
     }
   }
+  // Rows of the same matrix, so many further.
+  ONEPASS_FUNCTION void skip_rows(int rows, int count) {
+    first_ += rows, count_ = count;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      at_[i].skip_rows(static_cast<index>(rows));
+      at_[i].set_exists(exists(i), count > 0);
+    }
+  }
   ONEPASS_FUNCTION int own(int i) const { return own_ + 8 * i; }  // among the warpgroup's
   ONEPASS_FUNCTION int64 row(int i) const { return first_ + own(i); }
   ONEPASS_FUNCTION bool exists(int i) const { return own(i) < count_; }
@@ -182,6 +191,14 @@ class thread_rows {
   static ONEPASS_FUNCTION void set_lane(float (&d)[Config::kTile / 2], int i, int lane, L to) {
 #pragma unroll
     for (int c = 0; c < 8; ++c) d[place_in_products(i, lane, c)] = to.v[c];
+  }
+
+  // Of the tile's products, in a thread's part of row i.
+  static ONEPASS_FUNCTION float largest(const float (&d)[Config::kTile / 2], int i) {
+    float most = d[2 * i];
+#pragma unroll
+    for (int k = 2 * i; k < Config::kTile / 2; k += 4) most = max_number(most, max_number(d[k], d[k + 1]));
+    return most;
   }
 
   // The streams' part of the tile that begins at `first` is on its way to `stage`.

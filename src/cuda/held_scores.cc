@@ -1,0 +1,92 @@
+// Lines that begin with `scores`, whose rows the registers of a cluster hold: where it serves, and its launch.
+#include "src/cuda/held_scores.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "src/cuda/known_kernels.h"
+#include "src/cuda/linear.h"
+#include "src/cuda/source.h"
+#include "src/cuda/tuning.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr held_scores_tuning kTuned{};
+constexpr int kLeastStages = 2, kPortableCluster = 8;
+constexpr int kReserved = 1024;                       // of shared memory, for the system, in every block
+constexpr int kPartBytes = 2 * (kGroupRows + 4) * 8;  // as in the skeleton: of two strips' sums, for a part
+
+// How a block shares the keys of a row, and how many blocks do.
+struct sharing {
+  int groups, tile, blocks_per_sm, cluster;
+};
+sharing share(const held_tuning& with, int64 keys) {
+  const int groups = keys <= with.tile ? 1 : with.groups;
+  return {groups, with.tile, with.groups_per_sm / groups,
+          static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, groups * with.tile))))};
+}
+sharing share(const attention_call& call) {
+  const bool easy = call.brought.empty() && call.behind.operands == 0 && call.behind.flops <= kTuned.easy_flops;
+  return share(easy ? kTuned.easy : kTuned.any, call.keys.rows);
+}
+
+}  // namespace
+
+std::string why_not_held(int64 depth, int64 keys, bool causal, const device_facts& chip) {
+  if (causal) return "what no row needs is left out elsewhere";
+  if (depth > kTuned.depth) return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
+  if (share(kTuned.any, keys).cluster > std::min(chip.cluster, kTuned.cluster))
+    return "a cluster has no room for a row of scores";
+  return "";
+}
+
+tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip) {
+  const sharing how = share(call);
+  const int panels = panels_of(call.queries.depth);
+  const auto plan_with = [&](int blocks_per_sm) {
+    device_facts part = chip;
+    part.shared_per_block = (chip.shared_per_block + kReserved) / blocks_per_sm - kReserved;
+    const tiles_room room{how.groups * (panels * how.tile * 128 + how.cluster * kPartBytes), panels * kPanelBytes,
+                          kLeastStages, kTuned.stages};
+    tiles_plan p = plan_score_tiles(call, how.groups, how.tile, false, room, part);
+    p.blocks_per_sm = blocks_per_sm;
+    return p;
+  };
+  tiles_plan p = plan_with(how.blocks_per_sm);
+  for (int blocks = how.blocks_per_sm - 1; blocks > 0 && p.stages < kLeastStages; --blocks) p = plan_with(blocks);
+  p.cluster = how.cluster;
+  p.threads = static_cast<unsigned>(how.groups * kGroupThreads);
+  p.behind.threads = static_cast<int>(p.threads);
+  p.behind.exact = call.keys.rows == int64{how.groups} * how.tile * how.cluster;
+  const int64 matrices = call.queries.outer * call.queries.inner * call.queries.group,
+              strips = ceil_div(call.queries.rows, kGroupRows),
+              clusters = std::max(chip.sm_count * p.blocks_per_sm / how.cluster, 1);
+  p.blocks = ceil_div(strips, std::clamp<int64>(matrices * strips / (clusters * kTuned.turns), 1, strips));
+  p.blocks = ceil_div(strips, ceil_div(strips, p.blocks));  // none without strips
+  p.grid = static_cast<unsigned>(matrices * p.blocks * how.cluster);
+  return p;
+}
+
+std::string held_source(const attention_call& call, const tiles_plan& p) {
+  return tiles_source(call, p, "held_scores", number_field("kCluster", p.cluster), "attention_arguments",
+                      "held_scores_forward");
+}
+
+bool launch_held_scores(const attention_call& call, int device, void* stream) {
+  const device_facts& chip = facts(device);
+  const tiles_plan p = plan_held_scores(call, chip);
+  static known_kernels known;
+  const kernel_key key(device, call.behind.line, call.behind.x, call.behind.operand, p.behind, p.groups, p.tile,
+                       p.stages, p.cluster, p.blocks_per_sm, ceil_div(call.queries.depth, 16), call.causal);
+  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
+    return load(held_source(call, p), kKernelName, device, stream, chip.arch_name + " held scores " + call.behind.line);
+  });
+  if (p.cluster > kPortableCluster && active_clusters(built, p.cluster, p.threads, p.shared_bytes) == 0) return false;
+  std::string packed;
+  append_attention(packed, built, call, p);
+  launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, true, stream, packed.data());
+  return true;
+}
+
+}  // namespace onepass::cuda

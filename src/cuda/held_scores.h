@@ -1,0 +1,17 @@
+// Lines that begin with `scores` and end with what is made of them, whose rows the registers of a cluster hold
+// (onepass/skeleton/held_scores.cuda.h): where it serves, and its launch.
+#pragma once
+
+#include <string>
+
+#include "src/cuda/score_tiles.h"
+
+namespace onepass::cuda {
+
+// Empty where the kernel is to take rows of so many scores, of queries of so many numbers; causal: tiles_plan.
+std::string why_not_held(int64 depth, int64 keys, bool causal, const device_facts&);
+tiles_plan plan_held_scores(const attention_call&, const device_facts&);
+std::string held_source(const attention_call&, const tiles_plan&);
+bool launch_held_scores(const attention_call&, int device, void* stream);  // false: the chip has no room for a cluster
+
+}  // namespace onepass::cuda

@@ -1,0 +1,79 @@
+// The kernel whose clusters hold rows of scores: it compiles, and fits the chip.
+#include "src/cuda/held_scores.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/cuda/config_names.h"
+#include "tests/cuda/imagined_attention.h"
+#include "tests/cuda/nvrtc_fixture.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr const char *kLine = "scores | mul(0.125) | add | softmax", *kEasy = "scores | mul(0.125) | softmax";
+
+TEST(HeldScores, ClustersHoldAllRowsAndFitTheChip) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const char* line : {kLine, kEasy, "scores | add | add | add | add | softmax"}) {
+    for (const int64 depth : {8, 64, 72, 128}) {
+      for (const int64 keys : {8, 128, 136, 1000, 2048, 4096}) {
+        for (const int64 rows : {1, 64, 1000, 5000}) {
+          const imagined_attention of(line, {rows, keys, depth, 0}, dtype::bf16);
+          const attention_call call = of.call();
+          const tiles_plan p = plan_held_scores(call, chip);
+          const int64 held = int64{p.cluster} * p.groups * p.tile, strips = (rows + 63) / 64,
+                      each = (strips + p.blocks - 1) / p.blocks;
+          EXPECT_LE((static_cast<int>(p.shared_bytes) + 1024) * p.blocks_per_sm, chip.shared_per_block + 1024)
+              << line << " " << depth << " " << keys;
+          EXPECT_LE(p.cluster, chip.cluster);
+          EXPECT_GE(held, keys);
+          EXPECT_LT(held / 2, std::max<int64>(keys, p.tile)) << "half of a cluster without keys";
+          EXPECT_LT((p.blocks - 1) * each, strips) << "a cluster without strips";
+          EXPECT_EQ(p.grid, 6 * p.blocks * p.cluster);
+          EXPECT_GE(p.stages, 2);
+        }
+      }
+    }
+  }
+}
+
+TEST(HeldScores, LinesWithoutTensorsHoldMoreInAWarpgroup) {
+  const device_facts chip = facts_of("sm_90a");
+  const auto tile = [&](const char* line) {
+    const imagined_attention of(line, {2048, 2048, 64, 0}, dtype::bf16);
+    return plan_held_scores(of.call(), chip).tile;
+  };
+  EXPECT_EQ(tile(kEasy), 256);
+  EXPECT_EQ(tile(kLine), 128);
+  EXPECT_EQ(tile("scores | mul(0.125) | softmax | dropout(0.1)"), 128);
+}
+
+TEST(HeldScores, SaysWhyNot) {
+  const device_facts chip = facts_of("sm_90a");
+  EXPECT_EQ(why_not_held(128, 4096, false, chip), "");
+  EXPECT_NE(why_not_held(136, 1000, false, chip).find("at most 128"), std::string::npos);
+  EXPECT_NE(why_not_held(64, 4104, false, chip).find("room"), std::string::npos);
+  EXPECT_NE(why_not_held(64, 1000, true, chip).find("left out"), std::string::npos);
+}
+
+TEST(HeldScores, ItsSourceDefinesWhatTheSkeletonReads) {
+  const imagined_attention of(kLine, {64, 64, 64, 0}, dtype::bf16);
+  expect_defined(config_names(kHeldScores), held_source(of.call(), plan_held_scores(of.call(), facts_of("sm_90a"))));
+}
+
+using HeldScoresNvrtc = Nvrtc;
+
+TEST_F(HeldScoresNvrtc, Compiles) {
+  const auto compiles = [](const char* line, attention_sizes of, dtype type) {
+    const imagined_attention call(line, of, type);
+    const device_facts chip = facts_of("sm_90a");
+    expect_compiles_well(held_source(call.call(), plan_held_scores(call.call(), chip)), chip.arch_name);
+  };
+  compiles(kEasy, {2048, 2048, 64, 0}, dtype::bf16);
+  compiles(kLine, {2048, 2048, 64, 0}, dtype::f16);
+  compiles(kLine, {100, 72, 128, 0}, dtype::bf16);
+  compiles("scores | mul(0.1) | tanh | mul(30) | mask | softmax | dropout(0.1)", {100, 1000, 32, 0}, dtype::bf16);
+}
+
+}  // namespace
+}  // namespace onepass::cuda
