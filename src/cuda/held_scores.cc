@@ -22,7 +22,7 @@ struct sharing {
   int groups, tile, blocks_per_sm, cluster;
 };
 sharing share(const held_tuning& with, int64 keys) {
-  const int groups = keys <= with.tile ? 1 : with.groups;
+  const int groups = keys <= with.groups * with.tile ? 1 : with.groups;  // what groups tell each other is a cluster's
   return {groups, with.tile, with.groups_per_sm / groups,
           static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, groups * with.tile))))};
 }

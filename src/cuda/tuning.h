@@ -151,7 +151,7 @@ inline constexpr attention_tuning kAttentionTuning{};
 
 // Without values, where registers hold a row of scores (onepass/skeleton/held_scores.cuda.h).
 struct held_tuning {
-  int groups, tile, groups_per_sm;  // warpgroups of a block, one where it holds a row; keys of each; on an SM
+  int groups, tile, groups_per_sm;  // warpgroups of a block, one where it would hold a row; keys of each; on an SM
 };
 struct held_scores_tuning {
   int depth = 128;  // at most

@@ -67,6 +67,17 @@ def test_strategies_are_as_accurate_as_pytorchs_chain(rows, keys, depth, dtype, 
         check_line(line, make_inputs(line, (2, 2, rows, depth), dtype, device, out_features=keys), slack=2.0)
 
 
+@pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
+@pytest.mark.parametrize("keys", [8, 136, 256, 264, 520, 1000, 2048, 4096])
+@pytest.mark.parametrize("words", ["mul(0.1)", "mul(0.1) | mask", "add", "mul(0.1) | tanh | mul(30) | mask"])
+def test_rows_that_clusters_share(words, keys, dtype, device):
+    if device == "cpu":
+        pytest.skip("clusters of blocks are CUDA's")
+    for behind in ("", " | dropout(0.3)"):
+        line = f"scores | {words} | softmax{behind}"
+        check_line(line, make_inputs(line, (2, 2, 150, 64), dtype, device, out_features=keys), slack=2.0)
+
+
 @pytest.mark.parametrize(
     "line", ["scores | mul(0.1) | add | causal | softmax | dropout(0.3)", "scores | add | keep | softmax | scale"]
 )

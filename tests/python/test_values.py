@@ -106,7 +106,7 @@ def test_words_that_every_strategy_takes(line, mask, device):
         first = first or ours
         for at, result in enumerate(ours):
             if "dropout" in line:  # of the same weights
-                torch.testing.assert_close(result, first[at], atol=5e-2, rtol=5e-2)
+                torch.testing.assert_close(result, first[at], atol=8e-2, rtol=5e-2)
             else:
                 check_error(result, theirs[at], exact[at], f"{name} {line} {at}", slack=2.0)
 

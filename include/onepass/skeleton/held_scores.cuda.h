@@ -206,35 +206,26 @@ ONEPASS_FUNCTION void hold_scores(const attention_arguments& a, held_shared<Conf
 #pragma unroll 1
   for (int strip = 0; strip < strips.count; ++strip) {
     part_of_sum own[2];
-    if (Config::kCausal && key >= strips.first_row(strip) + kGroupRows) {
-      queries.give_back();
-      rows.wait_for_streams();
+    begin_products();
+    multiply_rows<Config::kX, Config::kSteps, Config::kTile>(scores, tile, keys);
+    close_products();
+    wait_for_products<0>();
+    queries.give_back();
+    rows.wait_for_streams();
+    each_lane([&](int i, L lane, int count) {
+      lane = Behind::pre::forward(lane, rows.at(i));
+      if constexpr (!Config::behind::kExact) lane = where(first_n<L>(count), lane, L(-kInfinity));
+      return lane;
+    });
 #pragma unroll
-      for (float& score : scores) score = 0.0f;
+    for (int i = 0; i < 2; ++i) own[i] = {{largest_of_four(lanes::largest(scores, i)), 0.0f}};
+    each_lane([&](int i, L lane, int) {
+      lane = exp_minus(lane, shift_of(own[i].v[0]));
+      own[i].v[1] += sum_lanes(lane);
+      return lane;
+    });
 #pragma unroll
-      for (auto& of : own) of = merge_exponentials::none<float, 2>();
-    } else {
-      begin_products();
-      multiply_rows<Config::kX, Config::kSteps, Config::kTile>(scores, tile, keys);
-      close_products();
-      wait_for_products<0>();
-      queries.give_back();
-      rows.wait_for_streams();
-      each_lane([&](int i, L lane, int count) {
-        lane = Behind::pre::forward(lane, rows.at(i));
-        if constexpr (!Config::behind::kExact) lane = where(first_n<L>(count), lane, L(-kInfinity));
-        return lane;
-      });
-#pragma unroll
-      for (int i = 0; i < 2; ++i) own[i] = {{largest_of_four(lanes::largest(scores, i)), 0.0f}};
-      each_lane([&](int i, L lane, int) {
-        lane = exp_minus(lane, shift_of(own[i].v[0]));
-        own[i].v[1] += sum_lanes(lane);
-        return lane;
-      });
-#pragma unroll
-      for (auto& of : own) of.v[1] = sum_of_four(of.v[1]);
-    }
+    for (auto& of : own) of.v[1] = sum_of_four(of.v[1]);
 #pragma unroll
     for (int i = 0; i < 2; ++i) sums.send(strip, rows.own(i), own[i]);
     const bool more = strip + 1 < strips.count;

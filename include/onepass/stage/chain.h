@@ -42,7 +42,9 @@ struct word {
   static constexpr bool needs_input = about.backward_needs_input;
   static constexpr int flops = about.flops_forward + about.flops_backward;
   static constexpr int operands = Operand + 1;
-  static constexpr bool scales = same_type<Stage, stage::scale>, adds = same_type<Stage, stage::bias>;
+  static constexpr bool scales = same_type<Stage, stage::scale> || same_type<Stage, stage::mul>,
+                        adds = same_type<Stage, stage::bias> || same_type<Stage, stage::add> ||
+                               same_type<Stage, stage::mask_additive>;
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
 
@@ -55,6 +57,12 @@ struct word {
   template <class L, class Place>
   static ONEPASS_FUNCTION L operand(Place& at) {
     return at.template operand<L, Operand>();
+  }
+  // Of a word that scales.
+  template <class L, class Place>
+  static ONEPASS_FUNCTION L factor(Place& at) {
+    if constexpr (Parameter >= 0) return L(at.template parameter<Parameter>());
+    else return operand<L>(at);
   }
 
   // Forward again, in backward: nothing is stored.
@@ -154,17 +162,17 @@ struct chain<Head, Tail...> {
 
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place& at) {
-    if constexpr (Head::scales && tail::adds) return tail::forward(x, Head::template operand<L>(at), at);
+    if constexpr (Head::scales && tail::adds) return tail::forward(x, Head::template factor<L>(at), at);
     else return tail::forward(Head::forward(x, at), at);
   }
   template <class L, class Place>
   static ONEPASS_FUNCTION L recompute(L x, Place& at) {
     if constexpr (tail::resumes) return tail::recompute(x, at);
-    else if constexpr (Head::scales && tail::adds) return tail::recompute(x, Head::template operand<L>(at), at);
+    else if constexpr (Head::scales && tail::adds) return tail::recompute(x, Head::template factor<L>(at), at);
     else return tail::recompute(Head::recompute(x, at), at);
   }
-  // Behind `scale`, a chain that begins with `bias`: both in one operation, which rounds once. Its result is a plain
-  // lane where L is a short one, which what follows must not lose.
+  // Behind `scale` or `mul`, a chain that begins with `bias`, `add` or an additive mask: both in one operation, which
+  // rounds once. Its result is a plain lane where L is a short one, which what follows must not lose.
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, L factor, Place& at) {
     return tail::forward(L(fma(x, factor, Head::template operand<L>(at))), at);
@@ -177,12 +185,12 @@ struct chain<Head, Tail...> {
   static ONEPASS_FUNCTION L backward(L x, L factor, L dy, Place& at) {
     L value{};
     if constexpr (tail::needs_input) value = fma(x, factor, Head::template operand<L>(at));
-    return Head::backward(L{}, tail::backward(value, dy, at), at);  // `bias` needs no input
+    return Head::backward(L{}, tail::backward(value, dy, at), at);  // what adds needs no input
   }
   template <class L, class Place>
   static ONEPASS_FUNCTION L backward(L x, L dy, Place& at) {
     if constexpr (Head::scales && tail::adds && tail::needs_input)
-      return Head::backward(x, tail::backward(x, Head::template operand<L>(at), dy, at), at);
+      return Head::backward(x, tail::backward(x, Head::template factor<L>(at), dy, at), at);
     L value{};
     if constexpr (tail::needs_input) value = Head::recompute(x, at);
     return Head::backward(x, tail::backward(value, dy, at), at);
