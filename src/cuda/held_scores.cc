@@ -26,23 +26,37 @@ sharing share(const held_tuning& with, int64 keys) {
   return {groups, with.tile, with.groups_per_sm / groups,
           static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, groups * with.tile))))};
 }
-sharing share(const attention_call& call) {
-  const bool easy = call.brought.empty() && call.behind.operands == 0 && call.behind.flops <= kTuned.easy_flops;
-  return share(easy ? kTuned.easy : kTuned.any, call.keys.rows);
+bool is_easy(const request& behind) { return behind.operands == 0 && behind.flops <= kTuned.easy_flops; }
+sharing share(const request& behind, int64 keys) {
+  if (is_easy(behind)) return share(kTuned.easy, keys);
+  const sharing any = share(kTuned.any, keys);
+  return any.cluster > kPortableCluster ? share(kTuned.long_rows, keys) : any;
 }
 
 }  // namespace
 
-std::string why_not_held(int64 depth, int64 keys, bool causal, const device_facts& chip) {
+std::string why_not_held(const request& behind, int64 depth, int64 keys, bool causal, const device_facts& chip) {
   if (causal) return "what no row needs is left out elsewhere";
-  if (depth > kTuned.depth) return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
-  if (share(kTuned.any, keys).cluster > std::min(chip.cluster, kTuned.cluster))
+  if (depth > (is_easy(behind) ? kTuned.depth_of_easy : kTuned.depth))
+    return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
+  if (share(behind, keys).cluster > std::min(chip.cluster, kTuned.cluster))
     return "a cluster has no room for a row of scores";
   return "";
 }
 
+double seconds_of_held(const request& behind, int64 matrices, int64 rows, int64 depth, int64 keys, int64 tensors,
+                       const device_facts& chip) {
+  const sharing how = share(behind, keys);
+  const int64 held = int64{how.groups} * how.tile * how.cluster;  // whole strips, with or without keys
+  const auto scores = static_cast<double>(matrices * ceil_div(rows, kGroupRows) * kGroupRows * held),
+             places = static_cast<double>(chip.sm_count * how.blocks_per_sm) / how.cluster;
+  const double each = kTuned.score + kTuned.score_depth * static_cast<double>(depth) +
+                      kTuned.score_tensor * static_cast<double>(tensors);
+  return scores * each + static_cast<double>(matrices) / places * kTuned.start;
+}
+
 tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip) {
-  const sharing how = share(call);
+  const sharing how = share(call.behind, call.keys.rows);
   const int panels = panels_of(call.queries.depth);
   const auto plan_with = [&](int blocks_per_sm) {
     device_facts part = chip;

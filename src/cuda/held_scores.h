@@ -9,7 +9,10 @@
 namespace onepass::cuda {
 
 // Empty where the kernel is to take rows of so many scores, of queries of so many numbers; causal: tiles_plan.
-std::string why_not_held(int64 depth, int64 keys, bool causal, const device_facts&);
+std::string why_not_held(const request& behind, int64 depth, int64 keys, bool causal, const device_facts&);
+// Its time, with so many tensors beside the scores.
+double seconds_of_held(const request& behind, int64 matrices, int64 rows, int64 depth, int64 keys, int64 tensors,
+                       const device_facts&);
 tiles_plan plan_held_scores(const attention_call&, const device_facts&);
 std::string held_source(const attention_call&, const tiles_plan&);
 bool launch_held_scores(const attention_call&, int device, void* stream);  // false: the chip has no room for a cluster

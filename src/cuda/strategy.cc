@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/cuda/attention.h"
+#include "src/cuda/held_scores.h"
 #include "src/cuda/linear.h"
 #include "src/cuda/resident_linear.h"
 #include "src/cuda/scores.h"
@@ -141,7 +142,18 @@ double seconds_of_scores(const linear_case& c, int64 block, double each, double 
   return blocks * (each_block + each * static_cast<double>(block * c.columns));
 }
 
-// Keys pass by twice, scores stay in registers.
+double seconds_of_tiles(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+  const request behind(of.behind, false);
+  const int64 matrices = std::max<int64>(c.matrices, 1), tensors = other_tensors(of.behind);
+  if (why_not_held(behind, c.depth, c.columns, spec::is_triangular(of.behind), chip).empty())
+    return seconds_of_held(behind, matrices, c.rows / matrices, c.depth, c.columns, tensors, chip);
+  return seconds_of_scores(c, rows_of_attention(c.depth, 0),
+                           kSpeed.tile_score + kSpeed.tile_score_depth * static_cast<double>(c.depth) +
+                               kSpeed.tile_score_tensor * static_cast<double>(tensors),
+                           kSpeed.tile_block);
+}
+
+// Scores stay in registers; keys pass by twice, or once where a cluster holds a row.
 prediction scores(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
   prediction p{.how = spec::strategy::resident};
   p.bytes = c.x_bytes() + c.matrix_bytes() + (1 + other_tensors(of.behind)) * c.result_bytes();
@@ -150,9 +162,7 @@ prediction scores(const spec::contraction& of, const linear_case& c, const devic
   const auto depth = static_cast<double>(c.depth), tensors = static_cast<double>(other_tensors(of.behind));
   const double seconds =
       why_not_attention(of.behind, c.depth, 0, c.columns, c.type, chip).empty()
-          ? seconds_of_scores(c, rows_of_attention(c.depth, 0),
-                              kSpeed.tile_score + kSpeed.tile_score_depth * depth + kSpeed.tile_score_tensor * tensors,
-                              kSpeed.tile_block)
+          ? seconds_of_tiles(of, c, chip)
           : seconds_of_scores(c, rows_of_block(c.depth),
                               kSpeed.score + kSpeed.score_depth * depth + kSpeed.score_tensor * tensors, 0);
   p.seconds = kSpeed.launch + std::max(seconds, seconds_for(p.bytes));

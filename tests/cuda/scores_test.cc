@@ -50,12 +50,12 @@ TEST(Scores, SaysWhyNot) {
   EXPECT_NE(why("scores | gelu", {2048, 64, 64, dtype::bf16, false}).find("softmax"), std::string::npos);
 }
 
-TEST(Scores, BatchesOfFewRowsLeaveBlocksHalfEmpty) {
+TEST(Scores, BatchesOfFewRowsLeaveStripsEmpty) {
   const spec::contraction line(spec::parse(kLine));
   const auto taken = [&](int64 batches, int64 rows) {
     return best(predict(line, {batches * rows, 64, 128, dtype::bf16, false, batches}, facts_of("sm_90a"))).how;
   };
-  EXPECT_EQ(taken(1024, 128), spec::strategy::unfused);
+  EXPECT_EQ(taken(65536, 8), spec::strategy::unfused);
   EXPECT_EQ(taken(64, 2048), spec::strategy::resident);
 }
 
