@@ -37,8 +37,8 @@ sharing share(const request& behind, int64 keys) {
 
 std::string why_not_held(const request& behind, int64 depth, int64 keys, bool causal, const device_facts& chip) {
   if (causal) return "what no row needs is left out elsewhere";
-  if (depth > (is_easy(behind) ? kTuned.depth_of_easy : kTuned.depth))
-    return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
+  const int most = is_easy(behind) ? kTuned.depth_of_easy : kTuned.depth;
+  if (depth > most) return "it is for rows of at most " + std::to_string(most) + " numbers";
   if (share(behind, keys).cluster > std::min(chip.cluster, kTuned.cluster))
     return "a cluster has no room for a row of scores";
   return "";

@@ -73,9 +73,9 @@ def test_strategies_are_as_accurate_as_pytorchs_chain(rows, keys, depth, dtype, 
 def test_rows_that_clusters_share(words, keys, dtype, device):
     if device == "cpu":
         pytest.skip("clusters of blocks are CUDA's")
-    for behind in ("", " | dropout(0.3)"):
+    for behind, depth in (("", 64), (" | dropout(0.3)", 64), ("", 128)):
         line = f"scores | {words} | softmax{behind}"
-        check_line(line, make_inputs(line, (2, 2, 150, 64), dtype, device, out_features=keys), slack=2.0)
+        check_line(line, make_inputs(line, (2, 2, 150, depth), dtype, device, out_features=keys), slack=2.0)
 
 
 @pytest.mark.parametrize(
