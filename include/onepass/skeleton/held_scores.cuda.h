@@ -172,11 +172,64 @@ class shared_sums {
   const int part_;
 };
 
+// A warpgroup's part of a strip, from keys number `key` on.
+template <class Config, class Behind>
+class held_part {
+ public:
+  using lanes = thread_rows<Config, Behind>;
+  using L = typename lanes::L;
+
+  ONEPASS_FUNCTION held_part(const arguments& a, char* streams, int key) : rows_(a, streams), key_(key) {}
+  ONEPASS_FUNCTION lanes& rows() { return rows_; }
+  ONEPASS_FUNCTION void bring() { rows_.bring(key_); }
+
+  ONEPASS_FUNCTION void multiply(uint32 queries, uint32 keys) {
+    begin_products();
+    multiply_rows<Config::kX, Config::kSteps, Config::kTile>(scores_, queries, keys);
+    close_products();
+    wait_for_products<0>();
+  }
+  // What stands before softmax, and exponentials of that; what they are in sum.
+  ONEPASS_FUNCTION void take_exponentials(part_of_sum (&own)[2]) {
+    rows_.wait_for_streams();
+    each_lane([&](int i, L lane, int count) {
+      lane = Behind::pre::forward(lane, rows_.at(i));
+      if constexpr (!Config::behind::kExact) lane = where(first_n<L>(count), lane, L(-kInfinity));
+      return lane;
+    });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) own[i] = {{largest_of_four(lanes::largest(scores_, i)), 0.0f}};
+    each_lane([&](int i, L lane, int) {
+      lane = exp_minus(lane, shift_of(own[i].v[0]));
+      own[i].v[1] += sum_lanes(lane);
+      return lane;
+    });
+#pragma unroll
+    for (auto& of : own) of.v[1] = sum_of_four(of.v[1]);
+  }
+  ONEPASS_FUNCTION void store(const float (&factors)[2]) {
+    each_lane([&](int i, L lane, int) {
+      rows_.at(i).store_y(Behind::post::forward(lane * L(factors[i]), rows_.at(i)));
+      return lane;
+    });
+  }
+
+ private:
+  // change(i, lane, count): what takes a lane's place.
+  template <class Change>
+  ONEPASS_FUNCTION void each_lane(const Change& change) {
+    rows_.each_lane(key_, [&](int i, int lane, int count) {
+      lanes::set_lane(scores_, i, lane, change(i, lanes::lane_of(scores_, i, lane), count));
+    });
+  }
+  lanes rows_;
+  const int key_;
+  float scores_[Config::kTile / 2];
+};
+
 template <class Config, class Behind>
 ONEPASS_FUNCTION void hold_scores(const attention_arguments& a, held_shared<Config>& shared, char* dynamic) {
   using layout = held_shared<Config>;
-  using lanes = thread_rows<Config, Behind>;
-  using L = typename lanes::L;
   const int group = group_number(), rank = Config::kCluster > 1 ? cluster_rank() : 0,
             part = rank * Config::kGroups + group, key = part * Config::kTile;
   const cluster_strips<Config> strips(a);
@@ -189,49 +242,27 @@ ONEPASS_FUNCTION void hold_scores(const attention_arguments& a, held_shared<Conf
   const uint32 keys = layout::own_keys(dynamic, group);
   passing_queries<Config> queries(a, strips, shared, dynamic);
   shared_sums<Config> sums(shared, dynamic, part);
-  lanes rows(a.behind, layout::streams(dynamic));
+  held_part<Config, Behind> scores(a.behind, layout::streams(dynamic), key);
+  auto& rows = scores.rows();
   const auto rows_left = [&](int strip) { return a.rows - strips.first_row(strip); };
   rows.set_rows(strips.row + strips.first_row(0), rows_left(0));
-  rows.bring(key);
+  scores.bring();
   if constexpr (Config::kCluster > 1) wait_for_cluster();  // all have opened their mailboxes
   wait_for_mail(&shared.keys, 0);
 
   uint32 tile = queries.next();
-  float scores[Config::kTile / 2];
-  const auto each_lane = [&](const auto& change) {
-    rows.each_lane(key, [&](int i, int lane, int count) {
-      lanes::set_lane(scores, i, lane, change(i, lanes::lane_of(scores, i, lane), count));
-    });
-  };
 #pragma unroll 1
   for (int strip = 0; strip < strips.count; ++strip) {
     part_of_sum own[2];
-    begin_products();
-    multiply_rows<Config::kX, Config::kSteps, Config::kTile>(scores, tile, keys);
-    close_products();
-    wait_for_products<0>();
+    scores.multiply(tile, keys);
     queries.give_back();
-    rows.wait_for_streams();
-    each_lane([&](int i, L lane, int count) {
-      lane = Behind::pre::forward(lane, rows.at(i));
-      if constexpr (!Config::behind::kExact) lane = where(first_n<L>(count), lane, L(-kInfinity));
-      return lane;
-    });
-#pragma unroll
-    for (int i = 0; i < 2; ++i) own[i] = {{largest_of_four(lanes::largest(scores, i)), 0.0f}};
-    each_lane([&](int i, L lane, int) {
-      lane = exp_minus(lane, shift_of(own[i].v[0]));
-      own[i].v[1] += sum_lanes(lane);
-      return lane;
-    });
-#pragma unroll
-    for (auto& of : own) of.v[1] = sum_of_four(of.v[1]);
+    scores.take_exponentials(own);
 #pragma unroll
     for (int i = 0; i < 2; ++i) sums.send(strip, rows.own(i), own[i]);
     const bool more = strip + 1 < strips.count;
     if (more && Config::behind::kStreams != 0) {
       rows.skip_rows(kGroupRows, rows_left(strip + 1));
-      rows.bring(key);
+      scores.bring();
       rows.skip_rows(-kGroupRows, rows_left(strip));
     }
     if (more) tile = queries.next();
@@ -245,10 +276,7 @@ ONEPASS_FUNCTION void hold_scores(const attention_arguments& a, held_shared<Conf
       if (Config::behind::kSavesStatistics && part == 0 && rows.exists(i) && rows.speaks())
         save<Behind>(a.behind, rows.row(i), stage::pair<float>{shift, inverse});
     }
-    each_lane([&](int i, L lane, int) {
-      rows.at(i).store_y(Behind::post::forward(lane * L(factors[i]), rows.at(i)));
-      return lane;
-    });
+    scores.store(factors);
     if (more) rows.skip_rows(kGroupRows, rows_left(strip + 1));
   }
 }
