@@ -142,14 +142,19 @@ double seconds_of_scores(const linear_case& c, int64 block, double each, double 
   return blocks * (each_block + each * static_cast<double>(block * c.columns));
 }
 
-double seconds_of_tiles(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
+// In one kernel: by a cluster, by tiles, or by warps, the first that can.
+double seconds_of_scores(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
   const request behind(of.behind, false);
   const int64 matrices = std::max<int64>(c.matrices, 1), tensors = other_tensors(of.behind);
+  const auto each = [&](double score, double score_depth, double score_tensor) {
+    return score + score_depth * static_cast<double>(c.depth) + score_tensor * static_cast<double>(tensors);
+  };
+  if (!why_not_attention(of.behind, c.depth, 0, c.columns, c.type, chip).empty())
+    return seconds_of_scores(c, rows_of_block(c.depth), each(kSpeed.score, kSpeed.score_depth, kSpeed.score_tensor), 0);
   if (why_not_held(behind, c.depth, c.columns, spec::is_triangular(of.behind), chip).empty())
     return seconds_of_held(behind, matrices, c.rows / matrices, c.depth, c.columns, tensors, chip);
   return seconds_of_scores(c, rows_of_attention(c.depth, 0),
-                           kSpeed.tile_score + kSpeed.tile_score_depth * static_cast<double>(c.depth) +
-                               kSpeed.tile_score_tensor * static_cast<double>(tensors),
+                           each(kSpeed.tile_score, kSpeed.tile_score_depth, kSpeed.tile_score_tensor),
                            kSpeed.tile_block);
 }
 
@@ -159,13 +164,7 @@ prediction scores(const spec::contraction& of, const linear_case& c, const devic
   p.bytes = c.x_bytes() + c.matrix_bytes() + (1 + other_tensors(of.behind)) * c.result_bytes();
   p.why_not = why_not_scores(of, c.depth, c.type, chip);
   if (!p.why_not.empty() || chip.arch != 90) return p;  // other chips have not been measured
-  const auto depth = static_cast<double>(c.depth), tensors = static_cast<double>(other_tensors(of.behind));
-  const double seconds =
-      why_not_attention(of.behind, c.depth, 0, c.columns, c.type, chip).empty()
-          ? seconds_of_tiles(of, c, chip)
-          : seconds_of_scores(c, rows_of_block(c.depth),
-                              kSpeed.score + kSpeed.score_depth * depth + kSpeed.score_tensor * tensors, 0);
-  p.seconds = kSpeed.launch + std::max(seconds, seconds_for(p.bytes));
+  p.seconds = kSpeed.launch + std::max(seconds_of_scores(of, c, chip), seconds_for(p.bytes));
   return p;
 }
 

@@ -166,7 +166,7 @@ struct held_scores_tuning {
   double score = .64e-12, score_depth = 3e-15, score_tensor = .34e-12, start = 2e-6;
 };
 
-// And backward (onepass/skeleton/attention_gradients.cuda.h).
+// Backward of attention (onepass/skeleton/attention_gradients.cuda.h).
 struct attention_gradients_tuning {
   int depth = 128;  // at most: sums are held in registers
   int groups = 2;   // warpgroups

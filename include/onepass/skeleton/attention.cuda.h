@@ -133,19 +133,13 @@ class score_rows {
     constexpr int kStages = behind::kStages;
     if constexpr (kStages > 1) rows_.bring(next * Config::kTile, (step + 1) % kStages);
     rows_.template wait_for_streams<kStages - 1>(step % kStages);
-    each_lane(of, tile, [&](int i, L scores, int count) {
-      scores = Behind::pre::forward(scores, at(i));
-      if constexpr (!behind::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
-      return scores;
-    });
+    rows_.finish(of.d, tile * Config::kTile);
     if constexpr (kStages == 1) rows_.bring(next * Config::kTile, 0);
   }
   // change(i, lane, count): what takes the place of each lane of the thread's rows.
   template <class Change>
   ONEPASS_FUNCTION void each_lane(scores& of, int tile, const Change& change) {
-    rows_.each_lane(tile * Config::kTile, [&](int i, int lane, int count) {
-      lanes::set_lane(of.d, i, lane, change(i, lanes::lane_of(of.d, i, lane), count));
-    });
+    rows_.change_lanes(of.d, tile * Config::kTile, change);
   }
 
  private:

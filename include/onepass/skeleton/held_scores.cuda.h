@@ -56,12 +56,10 @@ struct cluster_strips {
 
   explicit ONEPASS_FUNCTION cluster_strips(const attention_arguments& a) {
     const int all = (a.rows + kGroupRows - 1) / kGroupRows, each = (all + a.blocks - 1) / a.blocks;
-    int rest = static_cast<int>(blockIdx.x) / Config::kCluster;
-    from = rest % a.blocks * each, count = all - from < each ? all - from : each;
-    rest /= a.blocks;
-    row = int64{rest} * a.rows;
-    batch.group = rest % a.group, rest /= a.group;
-    batch.inner = rest % a.inner, batch.outer = rest / a.inner;
+    const int number = static_cast<int>(blockIdx.x) / Config::kCluster;
+    from = number % a.blocks * each, count = all - from < each ? all - from : each;
+    row = int64{number / a.blocks} * a.rows;
+    batch = batch_of_matrix(a, number / a.blocks);
   }
   ONEPASS_FUNCTION int first_row(int strip) const { return (from + strip) * kGroupRows; }
 };
@@ -192,14 +190,10 @@ class held_part {
   // What stands before softmax, and exponentials of that; what they are in sum.
   ONEPASS_FUNCTION void take_exponentials(part_of_sum (&own)[2]) {
     rows_.wait_for_streams();
-    each_lane([&](int i, L lane, int count) {
-      lane = Behind::pre::forward(lane, rows_.at(i));
-      if constexpr (!Config::behind::kExact) lane = where(first_n<L>(count), lane, L(-kInfinity));
-      return lane;
-    });
+    rows_.finish(scores_, key_);
 #pragma unroll
     for (int i = 0; i < 2; ++i) own[i] = {{largest_of_four(lanes::largest(scores_, i)), 0.0f}};
-    each_lane([&](int i, L lane, int) {
+    rows_.change_lanes(scores_, key_, [&](int i, L lane, int) {
       lane = exp_minus(lane, shift_of(own[i].v[0]));
       own[i].v[1] += sum_lanes(lane);
       return lane;
@@ -208,20 +202,13 @@ class held_part {
     for (auto& of : own) of.v[1] = sum_of_four(of.v[1]);
   }
   ONEPASS_FUNCTION void store(const float (&factors)[2]) {
-    each_lane([&](int i, L lane, int) {
+    rows_.change_lanes(scores_, key_, [&](int i, L lane, int) {
       rows_.at(i).store_y(Behind::post::forward(lane * L(factors[i]), rows_.at(i)));
       return lane;
     });
   }
 
  private:
-  // change(i, lane, count): what takes a lane's place.
-  template <class Change>
-  ONEPASS_FUNCTION void each_lane(const Change& change) {
-    rows_.each_lane(key_, [&](int i, int lane, int count) {
-      lanes::set_lane(scores_, i, lane, change(i, lanes::lane_of(scores_, i, lane), count));
-    });
-  }
   lanes rows_;
   const int key_;
   float scores_[Config::kTile / 2];

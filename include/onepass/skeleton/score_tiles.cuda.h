@@ -40,6 +40,12 @@ struct attention_arguments {
   arguments behind;
 };
 
+// The matrix of queries with that number.
+ONEPASS_FUNCTION batch_place batch_of_matrix(const attention_arguments& a, int number) {
+  const int batch = number / a.group;
+  return {batch / a.inner, batch % a.inner, number % a.group};
+}
+
 inline constexpr int kGroupRows = 64, kPanelBytes = kGroupRows * 128;  // of a warpgroup; 64 numbers of each
 
 // Which rows a block has, and which keys they need.
@@ -52,10 +58,8 @@ struct block_rows {
 
   explicit ONEPASS_FUNCTION block_rows(const attention_arguments& a) {
     constexpr int kRows = Config::kGroups * kGroupRows;
-    int rest = static_cast<int>(blockIdx.x) / a.blocks;
-    number = rest, row = int64{rest} * a.rows;
-    batch.group = rest % a.group, rest /= a.group;
-    batch.inner = rest % a.inner, batch.outer = rest / a.inner;
+    number = static_cast<int>(blockIdx.x) / a.blocks, row = int64{number} * a.rows;
+    batch = batch_of_matrix(a, number);
     first = (a.blocks - 1 - static_cast<int>(blockIdx.x) % a.blocks) * kRows;  // those that need most keys come first
     row += first;
     tiles = static_cast<int>((a.behind.columns + Config::kTile - 1) / Config::kTile);
@@ -191,6 +195,20 @@ class thread_rows {
   static ONEPASS_FUNCTION void set_lane(float (&d)[Config::kTile / 2], int i, int lane, L to) {
 #pragma unroll
     for (int c = 0; c < 8; ++c) d[place_in_products(i, lane, c)] = to.v[c];
+  }
+
+  // change(i, lane, count): what takes the place of each lane of products of the tile that begins at `first`.
+  template <class Change>
+  ONEPASS_FUNCTION void change_lanes(float (&d)[Config::kTile / 2], int first, const Change& change) {
+    each_lane(first, [&](int i, int lane, int count) { set_lane(d, i, lane, change(i, lane_of(d, i, lane), count)); });
+  }
+  // What stands before softmax takes the scores' place.
+  ONEPASS_FUNCTION void finish(float (&d)[Config::kTile / 2], int first) {
+    change_lanes(d, first, [&](int i, L scores, int count) {
+      scores = Line::pre::forward(scores, at(i));
+      if constexpr (!words::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
+      return scores;
+    });
   }
 
   // Of the tile's products, in a thread's part of row i.
