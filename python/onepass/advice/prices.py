@@ -1,0 +1,167 @@
+"""What a captured graph's nodes cost as PyTorch runs them, and what a line costs in their place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from onepass.advice.profile import Profile
+from onepass.line import Line, _parse
+from onepass.rewrite.chains import Chain
+from onepass.rewrite.operations import is_tensor, operation, sizes, value_of
+from onepass.rewrite.steps import kind
+
+__all__ = ["Price", "of_chain", "of_line", "of_node"]
+
+BACKWARD: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("same", "view", "swapped", "add"), (0, 0)),
+    **dict.fromkeys(("pow", "square", "sqrt", "rsqrt", "erf", "relu", "tanh", "sigmoid", "silu", "mish"), (2, 1)),
+    **dict.fromkeys(("hardswish", "softplus", "gelu", "elu", "leaky_relu", "softmax", "dropout"), (2, 1)),
+    **dict.fromkeys(("layer_norm", "rms_norm"), (2, 1)),
+    **dict.fromkeys(("cast", "mean", "var", "sub"), (1, 1)),
+    **dict.fromkeys(("mul", "div"), (1, 1)),
+}
+"""How many tensors of its input's size an operator's backward reads and writes. A product of two tensors has (3, 2)."""
+RATES = {"mul": "add", "sub": "add", "div": "add", "cast": "add", "mish": "gelu", "softplus": "gelu", "erf": "gelu"}
+
+
+@dataclass(frozen=True)
+class Price:
+    """Bytes, floating-point operations, kernels and seconds on a device."""
+
+    bytes: float = 0
+    flops: float = 0
+    kernels: int = 0
+    seconds: float = 0
+    host_seconds: float = 0
+
+    def __add__(self, other: Price) -> Price:
+        return Price(
+            self.bytes + other.bytes,
+            self.flops + other.flops,
+            self.kernels + other.kernels,
+            self.seconds + other.seconds,
+            self.host_seconds + other.host_seconds,
+        )
+
+    @property
+    def time(self) -> float:
+        """Seconds until it is done: the host or the device is behind."""
+        return max(self.seconds, self.host_seconds)
+
+
+def of_node(node: fx.Node, profile: Profile, backward: bool = False) -> Price:
+    """A node that PyTorch runs as one kernel; nothing for one that only says how a tensor is looked at."""
+    op = operation(node)
+    if op is None:
+        return _of_unknown(node, profile) if not backward else Price()
+    if op.name in ("linear", "addmm", "matmul", "attention"):
+        return _of_product(node, op.name, op.arguments, profile, backward)
+    if op.name in ("same", "view", "swapped"):
+        return Price()
+    inputs = [value_of(a) for a in op.arguments if is_tensor(a)]
+    result = value_of(node)
+    if node.meta.get("onepass_bias"):  # part of the product before it; its gradient is a sum over rows
+        bytes = _size(result) if backward else 0
+        return _moved(bytes, _count(result), profile, "sum", result, backward) if backward else Price()
+    name = RATES.get(op.name, op.name)
+    if not backward:
+        bytes = sum(map(_size, inputs)) + _size(result)
+        bytes += _count(result) if op.name == "dropout" else 0  # its mask
+        return _moved(bytes, 4 * _count(result), profile, name, result, False)
+    reads, writes = (3, 2) if op.name in ("mul", "div") and len(inputs) == 2 else BACKWARD.get(op.name, (2, 1))
+    column_sum = sum(_size(result) for tensor in inputs if 0 < _count(tensor) < _count(result))
+    bytes = max(map(_size, inputs), default=0) * (reads + writes)
+    bytes += column_sum if op.name in ("add", "mul") else 0
+    return _moved(bytes, 8 * _count(result), profile, name, result, True) if bytes else Price()
+
+
+def _moved(bytes: float, flops: float, profile: Profile, name: str, like: Tensor, backward: bool) -> Price:
+    rate = profile.rate("operators", name, sizes(like)[-1] if like.dim() else 1, like.itemsize, backward)
+    return Price(bytes, flops, 1, profile.moving(bytes, rate), profile.call)
+
+
+def _of_product(node: fx.Node, name: str, arguments, profile: Profile, backward: bool) -> Price:
+    result = value_of(node)
+    tensors = [value_of(a) for a in arguments if is_tensor(a)]
+    if name == "attention":
+        query, key, value = map(sizes, tensors[:3])
+        flops = 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+        flops = flops // 2 if arguments[5] else flops
+    else:
+        flops = 2 * _count(result) * sizes(tensors[0])[-1]
+    bytes = sum(map(_size, tensors)) + _size(result)
+    times = 2 if backward else 1
+    seconds = times * profile.multiplying(flops, bytes, result.dtype)
+    return Price(times * bytes, times * flops, times, seconds, times * profile.call)
+
+
+def _of_unknown(node: fx.Node, profile: Profile) -> Price:
+    """What is not known by name moves its inputs and its result once, unless the result is a view."""
+    result = value_of(node)
+    if node.op not in ("call_function", "call_method") or not isinstance(result, Tensor):
+        return Price()
+    inputs = [value_of(n) for n in node.all_input_nodes if is_tensor(n)]
+    if getattr(node.target, "__name__", node.target) in VIEWS:
+        return Price()
+    bytes = sum(min(_size(t), 4 * _size(result)) for t in inputs) + _size(result)
+    return Price(bytes, _count(result), 1, profile.moving(bytes), profile.call)
+
+
+VIEWS = {"getitem", "transpose", "permute", "expand", "chunk", "split", "unbind", "detach", "t", "view_as", "expand_as"}
+
+
+def of_chain(chain: Chain, profile: Profile, training: bool) -> tuple[Price, Price]:
+    """The nodes that a line stands for as they are, forward and backward."""
+    forward = sum((of_node(node, profile) for node in chain.nodes), Price())
+    if not training:
+        return forward, Price()
+    backward = sum((of_node(node, profile, backward=True) for node in chain.nodes), Price())
+    return forward, backward + _joined_gradients(chain, profile)
+
+
+def _joined_gradients(chain: Chain, profile: Profile) -> Price:
+    """Where a tensor is used twice, its gradients are added: two read, one written."""
+    price = Price()
+    for node in {*chain.nodes, chain.x}:
+        uses = sum(user in chain.nodes for user in node.users)
+        uses += node in chain.results[1:]
+        if uses > 1:
+            bytes = 3 * (uses - 1) * _size(value_of(node))
+            price += Price(bytes, 0, uses - 1, profile.moving(bytes, kernels=uses - 1), (uses - 1) * profile.call)
+    return price
+
+
+def of_line(line: Line | str, shape: Iterable[int], dtype: torch.dtype, profile: Profile, training: bool):
+    """A line without a contraction on rows of this shape, forward and backward."""
+    line = _parse(line) if isinstance(line, str) else line
+    cost = line.cost(tuple(shape), dtype)
+    columns, family = tuple(shape)[-1], _family(line)
+    prices = []
+    for side, backward in ((cost.forward, False), (cost.backward, True)):
+        rate = profile.rate("lines", family, columns, dtype.itemsize, backward)
+        kernels = 1 + (backward and any(w.operand == "column" for w in line.words))
+        seconds = profile.moving(side.bytes, rate, kernels)
+        prices.append(Price(side.bytes, side.flops, kernels, seconds, profile.call_of_line))
+    return prices[0], prices[1] if training else Price()
+
+
+def _family(line: Line) -> str:
+    names = {kind(word.name) for word in line.words}
+    if "softmax" in names:
+        return "softmax"
+    if names & {"layer_norm", "rms_norm"}:
+        return "norm"
+    return "dropout" if "dropout" in names else "elementwise"
+
+
+def _count(tensor: Tensor) -> int:
+    return math.prod(sizes(tensor))
+
+
+def _size(tensor: Tensor) -> int:
+    return _count(tensor) * tensor.itemsize

@@ -1,0 +1,104 @@
+"""Attention in a graph: written out as two products with a softmax between them, or as PyTorch's one function."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from onepass import functional
+from onepass.functional._engines import Call, choose
+from onepass.rewrite.chains import Chain
+from onepass.rewrite.operations import is_tensor, operation, value_of
+from onepass.rewrite.steps import kind
+
+__all__ = ["put_own_attention", "with_products"]
+
+
+def with_products(chain: Chain) -> Chain:
+    """A chain of softmax with the product of queries and keys that gives its input, and that of its weights and the
+    values, where these are what it looks like; else as it is."""
+    if not any(word == "softmax" for word in chain.words) or value_of(chain.x).dim() < 3:
+        return chain
+    return _with_values(_with_scores(chain))
+
+
+def _with_scores(chain: Chain) -> Chain:
+    op = operation(chain.x)
+    if op is None or op.name != "matmul" or not set(chain.x.users) <= chain.nodes:
+        return chain
+    query, other = op.arguments
+    swapped = operation(other)
+    if swapped is None or swapped.name != "swapped" or kind(chain.words[0]) == "scores":
+        return chain
+    key = swapped.arguments[0]
+    if value_of(query).shape[:-2] != value_of(key).shape[:-2] or value_of(query).dtype != value_of(key).dtype:
+        return chain
+    return replace(
+        chain,
+        words=("scores", *chain.words),
+        x=query,
+        operands=(key, *chain.operands),
+        nodes=chain.nodes | {chain.x},
+    )
+
+
+def _with_values(chain: Chain) -> Chain:
+    if kind(chain.words[0]) != "scores" or len(chain.results) > 1:
+        return chain
+    weights = chain.result
+    products = [u for u in weights.users if (op := operation(u)) and op.name == "matmul" and op.arguments[0] is weights]
+    if len(products) != 1 or products[0].args[0] is not weights:
+        return chain
+    product, value = products[0], operation(products[0]).arguments[1]
+    of_value, of_weights = value_of(value), value_of(weights)
+    if not is_tensor(value) or of_value.shape[:-2] != of_weights.shape[:-2] or of_value.dtype != of_weights.dtype:
+        return chain
+    keeps = len(weights.users) > 1
+    return replace(
+        chain,
+        words=(*chain.words, *(("keep",) if keeps else ()), "values"),
+        operands=(*chain.operands, value),
+        results=(product, *((weights,) if keeps else ())),
+        nodes=chain.nodes | {product},
+    )
+
+
+def put_own_attention(graph: fx.Graph) -> list[fx.Node]:
+    """Calls of PyTorch's attention that this package's measurements give to its own kernels, now of these."""
+    changed = []
+    for node in graph.nodes:
+        op = operation(node)
+        if op is None or op.name != "attention" or not _is_own(op.arguments):
+            continue
+        node.target = functional.scaled_dot_product_attention
+        changed.append(node)
+    return changed
+
+
+def _is_own(arguments) -> bool:
+    query, key, value, mask, p, is_causal, _, grouped = arguments
+    tensors = [value_of(t) for t in (query, key, value)]
+    if not all(isinstance(t, torch.Tensor) for t in tensors) or any(
+        isinstance(size, torch.SymInt) for t in tensors for size in t.shape
+    ):
+        return False
+    of_mask = value_of(mask)
+    recording = torch.is_grad_enabled()
+    on_cuda = tensors[0].is_cuda
+    call = Call(
+        tensors[0].device.type,
+        tensors[0].dtype,
+        *(tuple(t.shape) for t in tensors),
+        None if of_mask is None else tuple(of_mask.shape),
+        None if of_mask is None else of_mask.dtype,
+        bool(is_causal),
+        p > 0,
+        recording and any(t.requires_grad for t in tensors),
+        recording and of_mask is not None and of_mask.requires_grad,
+        bool(grouped),
+        torch.cuda.get_device_capability(tensors[0].device) if on_cuda and torch.cuda.is_available() else (0, 0),
+        (torch.backends.cudnn.version() or 0) if on_cuda else 0,
+    )
+    return choose(call) == "onepass"

@@ -1,0 +1,166 @@
+"""`onepass.fuse`: a model whose chains of operators are lines."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import fx, nn
+from torch._dynamo.backends.registry import register_backend
+
+from onepass.advice import prices
+from onepass.advice.profile import Profile, profile_of
+from onepass.rewrite.attention import put_own_attention, with_products
+from onepass.rewrite.chains import Chain, Order, chains
+from onepass.rewrite.operations import is_tensor, sizes, value_of
+from onepass.rewrite.report import Fused, Report
+from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases
+from onepass.rewrite.steps import kind
+
+__all__ = ["Rewriter", "fuse", "rewrite", "unfuse"]
+
+THEN = ("eager", "inductor")
+
+
+def gain_of(chain: Chain, profile: Profile, training: bool, then: str) -> float:
+    """Seconds that a line is predicted to save, forward and backward; none where it is not worth a change."""
+    before = sum(prices.of_chain(chain, profile, training), prices.Price())
+    if not before.kernels or then == "inductor" and not _is_for_us(chain):
+        return 0.0
+    value = value_of(chain.result)
+    after = sum(prices.of_line(chain.line, sizes(value), value.dtype, profile, training), prices.Price())
+    gained = before.seconds - after.seconds
+    return gained if gained > WORTH * before.seconds and before.bytes >= LEAST_BYTES else 0.0
+
+
+WORTH = 0.05
+LEAST_BYTES = 1 << 14
+"""Of tables of positions and the like: what they take is not seen."""
+
+
+def _is_for_us(chain: Chain) -> bool:
+    """Whether a line is faster than what Inductor makes of the same: it writes pure element-wise chains as well."""
+    return chain.has_row_word or any(kind(word) == "dropout" for word in chain.words)
+
+
+def rewrite(gm: fx.GraphModule, *, then: str = "eager", profile: Profile | None = None) -> list[Fused]:
+    """Puts lines into a graph that Dynamo has captured, and says what was done."""
+    graph = gm.graph
+    tensors = [value_of(node) for node in graph.nodes if is_tensor(node)]
+    profile = profile or profile_of(tensors[0].device if tensors else torch.device("cpu"))
+    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if training:
+        separate_biases(graph)
+    found = chains(graph, functools.partial(gain_of, profile=profile, training=training, then=then))
+    order = Order(graph)
+    whole = [longer if order.place(longer := with_products(chain)) else chain for chain in found]
+    done = [Fused.of(*pair, profile, training) for pair in zip(whole, found)]
+    put_lines(graph, whole)
+    rejoin_biases(graph)
+    done += [Fused.of_attention(node) for node in put_own_attention(graph)]
+    graph.lint()
+    gm.recompile()
+    return done
+
+
+class Rewriter:
+    """A backend of torch.compile that runs a graph with lines in it; `report` says what they are.
+
+    Args:
+        then: what runs the rest: "eager" or "inductor".
+        dry_run: only looks, and runs the graph as it was.
+        device: the profile by which gains are predicted, as for :func:`onepass.explain`; that of the graph's device if
+            None.
+    """
+
+    def __init__(self, then: str = "eager", dry_run: bool = False, device=None) -> None:
+        if then not in THEN:
+            raise ValueError(f"fuse(): expected then to be one of {', '.join(THEN)}, but got {then!r}")
+        self.then, self.dry_run = then, dry_run
+        self.profile = None if device is None else profile_of(device)
+        self.report = Report()
+
+    def __call__(self, gm: fx.GraphModule, example_inputs) -> Callable:
+        """What torch.compile calls with each graph."""
+        whole = fx.GraphModule(gm, _copy(gm.graph)) if self.dry_run else gm
+        self.report.add(len(gm.graph.nodes), rewrite(whole, then=self.then, profile=self.profile))
+        if self.then == "inductor" and not self.dry_run:
+            from torch._inductor.compile_fx import compile_fx
+
+            return compile_fx(gm, example_inputs)
+        return gm.forward
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    return copied
+
+
+@register_backend(name="onepass")
+def backend(gm: fx.GraphModule, example_inputs, *, options: dict[str, Any] | None = None) -> Callable:
+    """For `torch.compile(model, backend="onepass")`; options are Rewriter's arguments."""
+    return Rewriter(**(options or {}))(gm, example_inputs)
+
+
+Model = TypeVar("Model", bound=Callable)
+
+
+def fuse(model: Model, *, then: str = "eager", dry_run: bool = False, dynamic: bool | None = None) -> Model:
+    """Puts lines into a model in the place of the chains of operators that they are the same as.
+
+    The model is captured with Dynamo when it is called, once for each kind of input, as torch.compile does it. In what
+    was captured chains such as bias, dropout, residual sum and norm, written-out activations, attention with its
+    softmax written out and gated products become lines where they are predicted to be faster; all else stays as it is.
+
+    Args:
+        model: a module, which is changed in place: its parameters, buffers, hooks and state dict stay what they are. Or
+            a function.
+        then: what runs the rest, and what is predicted with: "eager" as it is, "inductor" by torch.compile's compiler,
+            to which element-wise chains are then left.
+        dry_run: only looks, and runs the model as it is.
+        dynamic: as torch.compile's.
+
+    Returns:
+        The module itself, or the function fused. :func:`report` says what was found; :func:`unfuse` takes it back.
+
+    Raises:
+        TypeError: for what cannot be called.
+        ValueError: for another `then`.
+    """
+    if not callable(model):
+        raise TypeError(f"fuse(): argument 'model' must be callable, not {type(model).__name__}")
+    rewriter = Rewriter(then, dry_run)
+    if isinstance(model, nn.Module):
+        model.compile(backend=rewriter, dynamic=dynamic)
+        model.__dict__[REWRITER] = rewriter
+        return model
+    fused = torch.compile(model, backend=rewriter, dynamic=dynamic)
+    fused.__dict__.update({REWRITER: rewriter, ORIGINAL: model})
+    return fused
+
+
+REWRITER, ORIGINAL = "_onepass_rewriter", "_onepass_original"
+
+
+def unfuse(model: Model) -> Model:
+    """The model as it was before :func:`fuse`."""
+    if isinstance(model, nn.Module):
+        if model.__dict__.pop(REWRITER, None) is not None:
+            model._compiled_call_impl = None
+        return model
+    return getattr(model, ORIGINAL, model)
+
+
+def report(model: Callable) -> Report:
+    """What :func:`fuse` has found in a model since; it is empty before the first call.
+
+    Raises:
+        ValueError: for a model that is not fused.
+    """
+    rewriter = getattr(model, "__dict__", {}).get(REWRITER)
+    if rewriter is None:
+        raise ValueError(f"report(): expected a model that fuse() returned, but got a {type(model).__name__}")
+    return rewriter.report

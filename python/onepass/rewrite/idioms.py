@@ -1,0 +1,172 @@
+"""Words that models write out: one formula each, found in a graph however its sums and products are ordered."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from onepass.rewrite.operations import operation, uncast
+
+__all__ = ["IDIOMS", "Found", "find"]
+
+IDIOMS: tuple[tuple[str, str], ...] = (
+    ("gelu_tanh", f"0.5 * x * (1 + tanh({math.sqrt(2 / math.pi)} * (x + 0.044715 * x ** 3)))"),
+    ("gelu_tanh", f"0.5 * x * (1 + tanh({math.sqrt(2 / math.pi)} * x * (1 + 0.044715 * x * x)))"),
+    ("gelu_tanh", f"0.5 * x * (1 + tanh({math.sqrt(2 / math.pi)} * (x + 0.044715 * x * x * x)))"),
+    ("gelu", f"0.5 * x * (1 + erf({math.sqrt(0.5)} * x))"),
+    ("quick_gelu", "x * sigmoid(1.702 * x)"),
+    ("silu", "x * sigmoid(x)"),
+    ("mish", "x * tanh(softplus(x))"),
+    ("relu_squared", "relu(x) ** 2"),
+    ("relu_squared", "square(relu(x))"),
+    ("rms_norm", "x * rsqrt(mean(x ** 2) + eps)"),
+    ("rms_norm", "x * rsqrt(mean(x * x) + eps)"),
+    ("rms_norm", "x * rsqrt(mean(square(x)) + eps)"),
+    ("rms_norm", "x / sqrt(mean(x ** 2) + eps)"),
+    ("layer_norm", "(x - mean(x)) / sqrt(var(x) + eps)"),
+    ("layer_norm", "(x - mean(x)) * rsqrt(var(x) + eps)"),
+    ("layer_norm", "(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)"),
+    ("layer_norm", "(x - mean(x)) * rsqrt(mean((x - mean(x)) ** 2) + eps)"),
+)
+"""A word and its formula: x is a tensor, eps a number, mean and var are those of the last dimension."""
+
+
+@dataclass
+class Found:
+    """A formula in a graph: its word, what it is of, and the nodes that compute it."""
+
+    word: str
+    x: fx.Node
+    nodes: set[fx.Node]
+
+
+@dataclass
+class _Match:
+    names: dict[str, object] = field(default_factory=dict)
+    nodes: frozenset[fx.Node] = frozenset()
+
+
+def find(root: fx.Node) -> Found | None:
+    """The formula of which the node is the last operation, if nothing but x, perhaps cast, and the result is used
+    elsewhere."""
+    for word, formula in IDIOMS:
+        for match in _matches(_parsed(formula), root, _Match()):
+            nodes = {n for n in match.nodes if n is root or uncast(n) is n or set(n.users) <= match.nodes}
+            if all(set(n.users) <= nodes for n in nodes - {root}):
+                eps = match.names.get("eps")
+                return Found(word if eps is None else f"{word}({eps!r})", match.names["x"], nodes)
+    return None
+
+
+@functools.cache
+def _parsed(formula: str) -> ast.expr:
+    return ast.parse(formula, mode="eval").body
+
+
+def _matches(pattern: ast.expr, node: object, so_far: _Match) -> Iterator[_Match]:
+    """Every way in which the pattern is what the node computes."""
+    if isinstance(pattern, ast.Constant):
+        if isinstance(node, (int, float)) and math.isclose(node, pattern.value, rel_tol=1e-3):
+            yield so_far
+    elif isinstance(pattern, ast.Name):
+        yield from _binds(pattern.id, node, so_far)
+    elif isinstance(node, fx.Node):
+        source, passed = _behind_casts(node)
+        op = operation(source)
+        if op is None:
+            return
+        name, arguments = _operation_of(pattern)
+        inside = _Match(so_far.names, so_far.nodes | passed | {source})
+        if name in ("add", "mul") and op.name == name:
+            yield from _permuted(name, pattern, source, inside)
+        elif op.name == name and len(op.arguments) == len(arguments):
+            yield from _each(arguments, op.arguments, inside)
+
+
+def _binds(name: str, node: object, so_far: _Match) -> Iterator[_Match]:
+    bound = so_far.names.get(name)
+    if name == "eps":
+        if isinstance(node, float) and bound in (None, node):
+            yield _Match({**so_far.names, name: node}, so_far.nodes)
+    elif isinstance(node, fx.Node):
+        source, passed = _behind_casts(node)
+        if bound is None or bound is source:
+            yield _Match({**so_far.names, name: source}, so_far.nodes | passed)
+
+
+def _behind_casts(node: fx.Node) -> tuple[fx.Node, frozenset[fx.Node]]:
+    """What a number is cast from, and the casts."""
+    source, passed = uncast(node), []
+    while node is not source:
+        passed.append(node)
+        node = operation(node).arguments[0]
+    return source, frozenset(passed)
+
+
+def _each(patterns, nodes, so_far: _Match) -> Iterator[_Match]:
+    if not patterns:
+        yield so_far
+        return
+    for match in _matches(patterns[0], nodes[0], so_far):
+        yield from _each(patterns[1:], nodes[1:], match)
+
+
+def _permuted(name: str, pattern: ast.expr, node: fx.Node, so_far: _Match) -> Iterator[_Match]:
+    """Sums and products, whose parts may stand in any order and be nested in any way."""
+    wanted, wanted_number = _parts_of_pattern(name, pattern)
+    parts, number, inner = _parts_of_node(name, node, so_far.nodes)
+    named = [part for part in wanted if isinstance(part, ast.Name) and part.id == "eps"]
+    if named:
+        if not number:
+            return
+        so_far = _Match({**so_far.names, "eps": float(number)}, so_far.nodes)
+        wanted = [part for part in wanted if part not in named]
+    elif not math.isclose(number, wanted_number, rel_tol=1e-3):
+        return
+    if len(parts) != len(wanted):
+        return
+    inside = _Match(so_far.names, so_far.nodes | inner)
+    for order in itertools.permutations(parts):
+        yield from _each(wanted, list(order), inside)
+
+
+def _parts_of_pattern(name: str, pattern: ast.expr) -> tuple[list[ast.expr], float]:
+    neutral = 0.0 if name == "add" else 1.0
+    if isinstance(pattern, ast.Constant):
+        return [], float(pattern.value)
+    if not isinstance(pattern, ast.BinOp) or _OPERATORS[type(pattern.op)] != name:
+        return [pattern], neutral
+    return _joined(name, _parts_of_pattern(name, pattern.left), _parts_of_pattern(name, pattern.right))
+
+
+def _parts_of_node(name: str, node: object, known: frozenset[fx.Node]) -> tuple[list[fx.Node], float, frozenset]:
+    """The parts that are tensors, the numbers' sum or product, and the nodes that join them."""
+    if isinstance(node, (int, float)):
+        return [], float(node), frozenset()
+    op = operation(node)
+    joins = op is not None and op.name == name and (node in known or len(node.users) == 1)
+    if not joins:
+        return [node], 0.0 if name == "add" else 1.0, frozenset()
+    sides = [_parts_of_node(name, argument, frozenset()) for argument in op.arguments]
+    parts, number = _joined(name, sides[0][:2], sides[1][:2])
+    return parts, number, frozenset({node}).union(*(inner for *_, inner in sides))
+
+
+def _joined(name: str, left: tuple[list, float], right: tuple[list, float]) -> tuple[list, float]:
+    return left[0] + right[0], left[1] + right[1] if name == "add" else left[1] * right[1]
+
+
+_OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
+
+
+def _operation_of(pattern: ast.expr) -> tuple[str, list[ast.expr]]:
+    if isinstance(pattern, ast.BinOp):
+        return _OPERATORS[type(pattern.op)], [pattern.left, pattern.right]
+    return pattern.func.id, pattern.args
+

@@ -1,0 +1,206 @@
+"""What a node of a captured graph computes, whichever of PyTorch's spellings it has."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+__all__ = ["ALLOCATES", "Operation", "is_tensor", "operation", "sizes", "uncast", "value_of"]
+
+
+class Operation(NamedTuple):
+    """A function's name, and its arguments: nodes and constants."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+
+def value_of(node: Any) -> Any:
+    """What the node gave when it was captured: a tensor without data, or what else it gives."""
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(value_of(node), Tensor)
+
+
+def sizes(tensor: Tensor) -> tuple[int, ...]:
+    """A shape in numbers, those of the call that was captured."""
+    return tuple(s if isinstance(s, int) else s.node.hint for s in tensor.shape)
+
+
+def operation(node: Any) -> Operation | None:
+    """The node's operation, if it is one of those below with a floating-point tensor as its result."""
+    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
+        return None
+    name = _NAMES.get(node.target)
+    value = value_of(node)
+    if name is None or not isinstance(value, Tensor) or not value.is_floating_point():
+        return None
+    if node.target in _IN_PLACE and not _owns(node.args[0]):
+        return None
+    try:
+        arguments = _READERS[name](*node.args, **node.kwargs)
+    except TypeError:  # a spelling of PyTorch's that the reader does not know
+        return None
+    if isinstance(arguments, fx.Node):
+        return _simplest(node, arguments)
+    return Operation(name, arguments) if type(arguments) is tuple else arguments
+
+
+def uncast(node: fx.Node) -> fx.Node:
+    """The tensor before it was made another floating-point type."""
+    while (op := operation(node)) is not None and op.name in ("cast", "same"):
+        node = op.arguments[0]
+    return node
+
+
+def _simplest(node: fx.Node, argument: fx.Node) -> Operation | None:
+    """Of what moves no number of a row: a cast, a view, or nothing at all."""
+    source, result = value_of(argument), value_of(node)
+    if not isinstance(source, Tensor) or not source.is_floating_point() or source.device != result.device:
+        return None
+    if source.shape == result.shape:
+        return Operation("cast" if source.dtype != result.dtype else "same", (argument,))
+    same_rows = source.dim() and result.dim() and source.shape[-1] == result.shape[-1]
+    return Operation("view", (argument,)) if same_rows and source.numel() == result.numel() else None
+
+
+def _owns(node: Any) -> bool:
+    """Whether a tensor may be overwritten with nobody to see it: it is new, and read here only."""
+    op = operation(node)
+    return op is not None and op.name in ALLOCATES and len(node.users) == 1
+
+
+def _binary(input, other, *, alpha=1):
+    return (input, other) if alpha == 1 else None
+
+
+def _divide(input, other, *, rounding_mode=None):
+    if rounding_mode is not None:
+        return None
+    by_number = isinstance(other, (int, float)) and other != 0
+    return Operation("mul", (input, 1 / other)) if by_number else (input, other)
+
+
+def _row_mean(input, dim=None, keepdim=False, *, dtype=None):
+    return (input,) if keepdim and _is_last(input, dim) else None
+
+
+def _row_variance(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
+    biased = unbiased is False or correction == 0
+    return (input,) if biased and keepdim and _is_last(input, dim) else None
+
+
+def _softmax(input, dim=None, _stacklevel=3, dtype=None):
+    return (input,) if _is_last(input, dim) else None
+
+
+def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    return (input, weight, bias, eps) if len(normalized_shape) == 1 else None
+
+
+def _rms_norm(input, normalized_shape, weight=None, eps=None):
+    return (input, weight, eps) if len(normalized_shape) == 1 else None
+
+
+def _dropout(input, p=0.5, training=True, inplace=False):
+    if inplace and not _owns(input):
+        return None
+    return (input, float(p)) if training and p > 0 else input
+
+
+def _linear(input, weight, bias=None):
+    return (input, weight, bias)
+
+
+def _addmm(input, mat1, mat2, *, beta=1, alpha=1):
+    return (mat1, mat2, input) if beta == alpha == 1 else None
+
+
+def _softplus(input, beta=1.0, threshold=20.0):
+    return (input,) if beta == 1 and threshold == 20 else None
+
+
+def _gelu(input, approximate="none"):
+    return (input, approximate)
+
+
+def _with_slope(input, slope=0.01, inplace=False):
+    return (input, float(slope))
+
+
+def _with_alpha(input, alpha=1.0, inplace=False):
+    return (input, float(alpha))
+
+
+def _unary(input, inplace=False):
+    return (input,) if not inplace or _owns(input) else None
+
+
+def _moved(input, *sizes, **options):
+    """Casts and views: what they do is read off their result."""
+    return input
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    return (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _swapped(input, dim0, dim1):
+    dims = value_of(input).dim()
+    return (input,) if {dim0 % dims, dim1 % dims} == {dims - 1, dims - 2} else None
+
+
+def _is_last(input: fx.Node, dim: Any) -> bool:
+    if isinstance(dim, (tuple, list)):
+        dim = dim[0] if len(dim) == 1 else None
+    return dim is not None and dim in (-1, value_of(input).dim() - 1)
+
+
+_nn = torch._C._nn
+_TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "add": (_binary, (operator.add, torch.add, "add", operator.iadd, "add_")),
+    "sub": (_binary, (operator.sub, torch.sub, "sub")),
+    "mul": (_binary, (operator.mul, torch.mul, "mul", operator.imul, "mul_")),
+    "div": (_divide, (operator.truediv, torch.div, "div", operator.itruediv)),
+    "pow": (lambda input, exponent: (input, exponent), (torch.pow, operator.pow, "pow")),
+    "square": (_unary, (torch.square, "square")),
+    "sqrt": (_unary, (torch.sqrt, "sqrt")),
+    "rsqrt": (_unary, (torch.rsqrt, "rsqrt")),
+    "erf": (_unary, (torch.erf, "erf")),
+    "mean": (_row_mean, (torch.mean, "mean")),
+    "var": (_row_variance, (torch.var, "var")),
+    "relu": (_unary, (F.relu, torch.relu, "relu")),
+    "tanh": (_unary, (torch.tanh, F.tanh, "tanh")),
+    "sigmoid": (_unary, (torch.sigmoid, F.sigmoid, "sigmoid")),
+    "silu": (_unary, (F.silu, _nn.silu)),
+    "mish": (_unary, (F.mish, _nn.mish)),
+    "hardswish": (_unary, (F.hardswish, _nn.hardswish)),
+    "softplus": (_softplus, (F.softplus, _nn.softplus)),
+    "gelu": (_gelu, (F.gelu, _nn.gelu)),
+    "elu": (_with_alpha, (F.elu,)),
+    "leaky_relu": (_with_slope, (F.leaky_relu, _nn.leaky_relu)),
+    "layer_norm": (_layer_norm, (F.layer_norm, torch.layer_norm)),
+    "rms_norm": (_rms_norm, (F.rms_norm, torch.rms_norm)),
+    "softmax": (_softmax, (F.softmax, torch.softmax, "softmax")),
+    "dropout": (_dropout, (F.dropout, torch.dropout)),
+    "linear": (_linear, (F.linear, _nn.linear)),
+    "addmm": (_addmm, (torch.addmm,)),
+    "matmul": (lambda input, other: (input, other), (torch.matmul, operator.matmul, "matmul", torch.bmm)),
+    "attention": (_attention, (F.scaled_dot_product_attention, _nn.scaled_dot_product_attention)),
+    "swapped": (_swapped, ("transpose", torch.transpose, "swapaxes")),
+    "moved": (_moved, ("to", "type", "type_as", "float", "double", "half", "bfloat16", "view", "reshape")),
+    "moved ": (_moved, ("contiguous", torch.reshape, "flatten", torch.flatten, "unsqueeze", "squeeze")),
+}
+_READERS = {name: reader for name, (reader, _) in _TABLE.items()}
+_NAMES = {target: name for name, (_, targets) in _TABLE.items() for target in targets}
+_IN_PLACE = {operator.iadd, operator.imul, operator.itruediv, "add_", "mul_"}
+
+ALLOCATES = frozenset(_TABLE) - {"swapped", "moved", "moved ", "dropout", "relu", "silu", "mish", "hardswish"}
+"""Operations whose result is new memory, whatever their arguments are."""

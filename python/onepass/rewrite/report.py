@@ -1,0 +1,113 @@
+"""What was fused in a model, and what that is predicted to save."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Column, Table
+from torch import fx
+
+from onepass.advice import prices
+from onepass.advice.profile import Profile
+from onepass.rewrite.chains import Chain
+from onepass.rewrite.operations import operation, sizes, value_of
+
+__all__ = ["Fused", "Report"]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One place in a graph: the line, and what it takes there before and after, forward and backward together.
+
+    Attributes:
+        line: what stands there now.
+        shape, dtype: of its result.
+        operators: how many there were.
+        bytes, kernels, seconds: before and after; predicted, without the matrix products of attention.
+    """
+
+    line: str
+    shape: tuple[int, ...]
+    dtype: str
+    operators: int
+    bytes: tuple[float, float] = (0.0, 0.0)
+    kernels: tuple[int, int] = (0, 0)
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+    @staticmethod
+    def of(whole: Chain, chain: Chain, profile: Profile, training: bool) -> Fused:
+        """A chain with its contractions, and without them."""
+        value = value_of(chain.result)
+        before = sum(prices.of_chain(chain, profile, training), prices.Price())
+        after = sum(prices.of_line(chain.line, sizes(value), value.dtype, profile, training), prices.Price())
+        return Fused(
+            whole.line,
+            sizes(value_of(whole.result)),
+            str(value.dtype).removeprefix("torch."),
+            sum(operation(node).name not in ("same", "view") for node in whole.nodes),
+            (before.bytes, after.bytes),
+            (before.kernels, after.kernels),
+            (before.seconds, after.seconds),
+        )
+
+    @staticmethod
+    def of_attention(node: fx.Node) -> Fused:
+        """PyTorch's function for attention, by this package's kernels."""
+        value = value_of(node)
+        return Fused("scaled_dot_product_attention", sizes(value), str(value.dtype).removeprefix("torch."), 1)
+
+
+@dataclass
+class Report:
+    """All graphs that were captured: how many nodes each had, and what was fused in it."""
+
+    nodes: list[int] = field(default_factory=list)
+    graphs: list[list[Fused]] = field(default_factory=list)
+
+    def add(self, nodes: int, fused: list[Fused]) -> None:
+        """One more graph."""
+        self.nodes.append(nodes)
+        self.graphs.append(fused)
+
+    @property
+    def lines(self) -> list[Fused]:
+        """Of all graphs."""
+        return [fused for graph in self.graphs for fused in graph]
+
+    def to_json(self) -> str:
+        """All there is."""
+        graphs = [{"nodes": n, "lines": [asdict(f) for f in fused]} for n, fused in zip(self.nodes, self.graphs)]
+        return json.dumps({"graphs": graphs}, indent=1)
+
+    def __rich__(self) -> Table:
+        table = Table(
+            Column("line", overflow="fold"),
+            *(Column(name, justify="right") for name in ("times", "operators", "MB", "kernels", "µs predicted")),
+            title=f"{sum(self.nodes)} nodes in {len(self.nodes)} graphs",
+        )
+        if not self.lines:
+            table.caption = "nothing was fused: no chain was predicted to be faster as a line"
+        for (line, shape, dtype), count in Counter((f.line, f.shape, f.dtype) for f in self.lines).items():
+            fused = next(f for f in self.lines if (f.line, f.shape, f.dtype) == (line, shape, dtype))
+            table.add_row(
+                f"{line}\\n[dim]{'x'.join(map(str, shape))} {dtype}[/dim]",
+                str(count),
+                str(fused.operators),
+                _both(fused.bytes, 1e-6),
+                _both(fused.kernels, 1),
+                _both(fused.seconds, 1e6),
+            )
+        return table
+
+    def __str__(self) -> str:
+        console = Console(file=StringIO(), width=110)
+        console.print(self)
+        return console.file.getvalue()
+
+
+def _both(pair: tuple[float, float], unit: float) -> str:
+    return f"{pair[0] * unit:,.3g} → {pair[1] * unit:,.3g}" if any(pair) else ""

@@ -1,0 +1,111 @@
+"""Puts lines in the place of what they are the same as, in a captured graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, fx
+
+from onepass.line import fused
+from onepass.rewrite.chains import Chain, Order
+from onepass.rewrite.operations import is_tensor, operation, value_of
+from onepass.rewrite.steps import CONTRACTIONS, kind
+
+__all__ = ["put_lines", "rejoin_biases", "separate_biases"]
+
+BIAS = "onepass_bias"
+"""Says of a sum that it is the bias of the product before it: PyTorch adds it in the product's kernel."""
+
+
+def separate_biases(graph: fx.Graph) -> None:
+    """Makes the bias of a linear layer a sum of its own, so that a line can begin with it."""
+    for node in list(graph.nodes):
+        op = operation(node)
+        if op is None or op.name not in ("linear", "addmm") or not _is_column(op.arguments[2], node):
+            continue
+        x, weight, bias = op.arguments
+        with graph.inserting_before(node):
+            if op.name == "linear":
+                product = graph.call_function(torch._C._nn.linear, (x, weight))
+            else:
+                product = graph.call_function(torch.mm, (x, weight))
+            total = graph.call_function(torch.add, (product, bias))
+        product.meta, total.meta = dict(node.meta), {**node.meta, BIAS: True}
+        node.replace_all_uses_with(total)
+        graph.erase_node(node)
+
+
+def rejoin_biases(graph: fx.Graph) -> None:
+    """Where no line begins with it, as it was."""
+    for node in list(graph.nodes):
+        if BIAS not in node.meta:
+            continue
+        product, bias = node.args
+        with graph.inserting_before(node):
+            if product.target is torch.mm:
+                joined = graph.call_function(torch.addmm, (bias, *product.args))
+            else:
+                joined = graph.call_function(product.target, (*product.args, bias))
+        joined.meta = {key: value for key, value in node.meta.items() if key != BIAS}
+        node.replace_all_uses_with(joined)
+        graph.erase_node(node)
+        graph.erase_node(product)
+
+
+def _is_column(bias: object, product: fx.Node) -> bool:
+    return is_tensor(bias) and value_of(bias).dim() == 1 and value_of(bias).shape[0] == value_of(product).shape[-1]
+
+
+def put_lines(graph: fx.Graph, found: list[Chain]) -> None:
+    """Calls of lines in the place of chains that have no node in common."""
+    instead: dict[fx.Node, fx.Node] = {}
+    for chain in found:
+        inputs = [instead.get(node, node) for node in chain.inputs]
+        _put(graph, replace(chain, x=inputs[0], operands=tuple(inputs[1:])), instead)
+
+
+def _put(graph: fx.Graph, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
+    """Values that pass through a view on the way are viewed before and after the line."""
+    shape, order = value_of(chain.result).shape, Order(graph)
+    contracts = any(kind(word) in CONTRACTIONS for word in chain.words)
+    with graph.inserting_after(order.place(chain)):
+        call = graph.call_function(fused, (chain.line,))  # what it takes goes before it, what it gives behind it
+    with graph.inserting_before(call):
+        inputs = chain.inputs if contracts else [_viewed(graph, node, shape) for node in chain.inputs]
+    call.args = (chain.line, *inputs)
+    values = [value_of(node) for node in chain.results]
+    call.meta = {"example_value": values[0] if len(values) == 1 else tuple(values)}
+    after = call
+    for i, (node, value) in enumerate(zip(chain.results, values)):
+        given = call
+        if len(values) > 1:
+            given = after = _behind(graph, after, value, "call_function", _item, (call, i))
+        if value.shape != shape and not contracts:
+            given = after = _behind(graph, after, value, "call_method", "view", (given, tuple(value.shape)))
+        node.replace_all_uses_with(given, delete_user_cb=lambda user: user not in chain.nodes)
+        instead[node] = given
+    for node in sorted(chain.nodes, key=order.index.get, reverse=True):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _behind(graph: fx.Graph, node: fx.Node, value: Tensor, kind: str, target, arguments) -> fx.Node:
+    with graph.inserting_after(node):
+        made = graph.create_node(kind, target, arguments)
+    made.meta = {"example_value": value}
+    return made
+
+
+def _viewed(graph: fx.Graph, node: fx.Node, shape: torch.Size) -> fx.Node:
+    """A tensor of as many numbers in rows as long, in this shape; others as they are."""
+    value = value_of(node)
+    if value.dim() < 2 or value.shape == shape or value.numel() != shape.numel() or value.shape[-1] != shape[-1]:
+        return node
+    viewed = graph.call_method("reshape", (node, tuple(shape)))
+    viewed.meta = {"example_value": value.reshape(shape)}
+    return viewed
+
+
+def _item(results: tuple[Tensor, ...], index: int) -> Tensor:
+    return results[index]

@@ -1,0 +1,103 @@
+"""What one more node is to a row: words that continue a line, and the tensors that they take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Size, fx
+
+from onepass.rewrite import idioms
+from onepass.rewrite.operations import is_tensor, operation, value_of
+
+__all__ = ["CONTRACTIONS", "ROW_WORDS", "Step", "kind", "steps"]
+
+ROW_WORDS = ("layer_norm", "rms_norm", "softmax")
+CONTRACTIONS = ("linear", "scores", "values")
+ACTIVATIONS = ("relu", "tanh", "sigmoid", "silu", "mish", "hardswish", "softplus")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Words of `x`, whose value is `result`'s; `nodes` are no longer needed where they stand in its place."""
+
+    x: fx.Node
+    words: tuple[str, ...]
+    operands: tuple[fx.Node, ...]
+    result: fx.Node
+    nodes: frozenset[fx.Node]
+
+
+def kind(word: str) -> str:
+    """A word without its number."""
+    return word.partition("(")[0]
+
+
+def steps(node: fx.Node) -> Iterator[Step]:
+    """All that the node can be; sums and products may continue either of their sides."""
+    found = idioms.find(node) if operation(node) is not None else None
+    if found is not None:
+        yield Step(found.x, (found.word,), (), node, frozenset(found.nodes))
+        return
+    op = operation(node)
+    if op is None:
+        return
+    if op.name in ("add", "mul"):
+        for x, other in (op.arguments, op.arguments[::-1]):
+            yield from _of_two(op.name, node, x, other)
+    elif (read := _of_one(op.name, *op.arguments)) is not None:
+        words, operands = read
+        if is_tensor(op.arguments[0]):
+            yield Step(op.arguments[0], words, operands, node, frozenset({node}))
+
+
+def _of_one(name: str, x, *rest) -> tuple[tuple[str, ...], tuple[fx.Node, ...]] | None:
+    """Words and operands of what has one row as its subject."""
+    if name in ("same", "cast", "view"):
+        return (), ()
+    if name in ACTIVATIONS:
+        return (name,), ()
+    if name == "gelu":
+        return ("gelu" if rest[0] == "none" else "gelu_tanh",), ()
+    if name in ("elu", "leaky_relu", "dropout"):
+        return (f"{name}({rest[0]!r})",), ()
+    if name == "softmax":
+        return ("softmax",), ()
+    if name in ("layer_norm", "rms_norm"):
+        *affine, eps = rest
+        if eps is None:  # of rms_norm: the machine's
+            word = name
+        elif isinstance(eps, (int, float)):
+            word = f"{name}({float(eps)!r})"
+        else:
+            return None
+        pairs = [(w, o) for w, o in zip(("scale", "bias"), affine) if o is not None]
+        return (word, *(w for w, _ in pairs)), tuple(o for _, o in pairs)
+    return None
+
+
+def _of_two(name: str, node: fx.Node, x, other) -> Iterator[Step]:
+    """A sum or a product that continues x."""
+    if not is_tensor(x) or value_of(x).shape != value_of(node).shape:
+        return
+    nodes = frozenset({node})
+    if not is_tensor(other):
+        if name == "mul" and isinstance(other, (int, float)) and math.isfinite(other):
+            yield Step(x, (f"mul({float(other)!r})",), (), node, nodes)
+        return
+    shape, of_other = value_of(x).shape, value_of(other)
+    if x is other or not of_other.is_floating_point() or of_other.device != value_of(x).device:
+        return
+    if of_other.dim() == 1 and of_other.shape[0] == shape[-1]:
+        yield Step(x, ("bias" if name == "add" else "scale",), (other,), node, nodes)
+    elif name == "add" and _broadcasts(of_other.shape, shape):
+        yield Step(x, ("add",), (other,), node, nodes)
+    elif name == "mul" and of_other.shape == shape:
+        yield Step(x, ("gate",), (other,), node, nodes)  # of the activation before it
+
+
+def _broadcasts(shape: Size, to: Size) -> bool:
+    """Whether a tensor of this shape has no number twice in one of that shape but along whole dimensions."""
+    offset = len(to) - len(shape)
+    return offset >= 0 and all(a == b or a == 1 for a, b in zip(shape, to[offset:]))
