@@ -14,9 +14,10 @@ from onepass.advice import prices
 from onepass.advice.profile import Profile, profile_of
 from onepass.rewrite.attention import put_own_attention, with_products
 from onepass.rewrite.chains import Chain, Order, chains
+from onepass.rewrite.masks import name_masks
 from onepass.rewrite.operations import is_tensor, sizes, value_of
 from onepass.rewrite.report import Fused, Report
-from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases
+from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
 from onepass.rewrite.steps import kind
 
 __all__ = ["Rewriter", "fuse", "rewrite", "unfuse"]
@@ -51,6 +52,8 @@ def rewrite(gm: fx.GraphModule, *, then: str = "eager", profile: Profile | None 
     tensors = [value_of(node) for node in graph.nodes if is_tensor(node)]
     profile = profile or profile_of(tensors[0].device if tensors else torch.device("cpu"))
     training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    name_masks(graph)
+    separate_casts(graph)
     if training:
         separate_biases(graph)
     found = chains(graph, functools.partial(gain_of, profile=profile, training=training, then=then))

@@ -12,7 +12,7 @@ from onepass.rewrite.chains import Chain, Order
 from onepass.rewrite.operations import is_tensor, operation, value_of
 from onepass.rewrite.steps import CONTRACTIONS, kind
 
-__all__ = ["put_lines", "rejoin_biases", "separate_biases"]
+__all__ = ["put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
 
 BIAS = "onepass_bias"
 """Says of a sum that it is the bias of the product before it: PyTorch adds it in the product's kernel."""
@@ -34,6 +34,27 @@ def separate_biases(graph: fx.Graph) -> None:
         product.meta, total.meta = dict(node.meta), {**node.meta, BIAS: True}
         node.replace_all_uses_with(total)
         graph.erase_node(node)
+
+
+def separate_casts(graph: fx.Graph) -> None:
+    """Under autocast, makes the cast of what a product takes an operation of its own: one for all the products that
+    take the same tensor, and one with which a line can end. Parameters autocast itself casts once."""
+    casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+    for node in list(graph.nodes):
+        op = operation(node)
+        if op is None or op.name not in PRODUCTS or value_of(node).dtype not in (torch.bfloat16, torch.float16):
+            continue
+        dtype = value_of(node).dtype
+        for taken in [a for a in op.arguments[:3] if is_tensor(a) and a.op not in ("placeholder", "get_attr")]:
+            if value_of(taken).dtype != torch.float32:
+                continue
+            if (taken, dtype) not in casts:
+                cast = _behind(graph, taken, value_of(taken).to(dtype), "call_method", "to", (taken, dtype))
+                casts[taken, dtype] = cast
+            node.replace_input_with(taken, casts[taken, dtype])
+
+
+PRODUCTS = ("linear", "addmm", "matmul", "attention")
 
 
 def rejoin_biases(graph: fx.Graph) -> None:
