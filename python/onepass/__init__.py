@@ -2,13 +2,16 @@
 
 A line says what happens to a row of a tensor; it becomes one kernel forward and one backward, on CPU and CUDA.
 
-Layers, from the top: ``functional`` and ``nn`` speak lines; ``line`` parses and calls them, ``plan`` says what they
-cost; ``autograd`` and ``_ops`` join them to PyTorch; ``_native`` is the C++ library.
+Layers, from the top: ``advice`` says what lines a model is worth, and ``rewrite`` finds them in its graph and puts them
+there; ``functional`` and ``nn`` speak lines; ``line`` parses and calls them, ``plan`` says what they cost; ``autograd``
+and ``_ops`` join them to PyTorch; ``_native`` is the C++ library.
 """
 
 from onepass import cache, functional, nn
+from onepass.advice.explain import explain
 from onepass.line import Line, LineError, Word, fused, words
 from onepass.plan import Cost, Plan, Strategy, Traffic
+from onepass.rewrite.fuse import fuse, report, unfuse
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,8 +23,12 @@ __all__ = [
     "Traffic",
     "Word",
     "cache",
+    "explain",
     "functional",
+    "fuse",
     "fused",
     "nn",
+    "report",
+    "unfuse",
     "words",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -149,6 +151,63 @@ def line(
         traffic.add_row(name, docs.size(side.bytes), f"{side.flops:,}", f"{intensity:.2f}")
     console.print(traffic)
     console.print(f"saved for backward: {docs.size(cost.saved_bytes)}")
+
+
+@app.command("explain")
+def explain_model(
+    factory: Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="called without arguments; gives the model")],
+    input: Annotated[list[str], typer.Option(metavar="SHAPE[:DTYPE]", help="as in 8x128 or 8x128:int64; repeatable")],
+    device: Annotated[str | None, typer.Option(help="h200, h100, a100, cpu, or a file of `calibrate`")] = None,
+    train: Annotated[bool, typer.Option("--train", help="forward and backward")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="where to write the explanation")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="where to draw the roofline")] = None,
+    measured: Annotated[bool, typer.Option("--measure", help="times the lines here, too")] = False,
+) -> None:
+    """Says what lines a model is worth, what they would save, and what won't help."""
+    make_directory_of(json)
+    model = load(factory)().train(train)
+    inputs = [parse_input(text) for text in input]
+    with torch.set_grad_enabled(train):
+        explained = onepass.explain(model, *inputs, device=device)
+    console.print(explained)
+    if json is not None:
+        json.write_text(explained.to_json(), encoding="utf-8")
+    if plot is not None:
+        explained.plot(plot)
+    if measured:
+        explained.measure()
+
+
+def load(text: str):
+    """What "module:name" names."""
+    module, _, name = text.partition(":")
+    sys.path.insert(0, "")  # as `python -m` does
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise typer.BadParameter(f"expected MODULE:FACTORY, got {text!r}: {error}") from None
+
+
+def parse_input(text: str) -> torch.Tensor:
+    """A tensor of a shape and a dtype: numbers from a normal distribution, integers and bools of 1."""
+    shape, _, name = text.partition(":")
+    dtype = parse_dtype(name or "fp32") if name not in ("int64", "bool") else getattr(torch, name)
+    sizes = parse_shape(shape)
+    return torch.randn(sizes, dtype=dtype) if dtype.is_floating_point else torch.ones(sizes, dtype=dtype)
+
+
+@app.command()
+def calibrate(
+    output: Annotated[Path, typer.Argument(metavar="FILE", help="where to write the profile")],
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one if not given")] = None,
+) -> None:
+    """Measures what `explain` and `fuse` need to know of this device; takes about a minute."""
+    from onepass.advice.calibrate import calibrate as measure
+
+    make_directory_of(output)
+    profile = measure(device)
+    output.write_text(profile.to_json(), encoding="utf-8")
+    console.print(f"{profile.name}: {profile.bandwidth / 1e9:,.0f} GB/s; wrote {output}")
 
 
 @app.command("docs")

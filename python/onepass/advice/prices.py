@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +12,9 @@ from onepass.advice.profile import Profile
 from onepass.line import Line, _parse
 from onepass.rewrite.chains import Chain
 from onepass.rewrite.operations import is_tensor, operation, sizes, value_of
-from onepass.rewrite.steps import kind
+from onepass.rewrite.steps import CONTRACTIONS, kind
 
-__all__ = ["Price", "of_chain", "of_line", "of_node"]
+__all__ = ["Price", "of_chain", "of_line", "of_node", "of_words"]
 
 BACKWARD: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("same", "view", "swapped", "add"), (0, 0)),
@@ -66,8 +65,7 @@ def of_node(node: fx.Node, profile: Profile, backward: bool = False) -> Price:
     inputs = [value_of(a) for a in op.arguments if is_tensor(a)]
     result = value_of(node)
     if node.meta.get("onepass_bias"):  # part of the product before it; its gradient is a sum over rows
-        bytes = _size(result) if backward else 0
-        return _moved(bytes, _count(result), profile, "sum", result, backward) if backward else Price()
+        return _moved(_size(result), _count(result), profile, "sum", result, False) if backward else Price()
     name = RATES.get(op.name, op.name)
     if not backward:
         bytes = sum(map(_size, inputs)) + _size(result)
@@ -106,13 +104,10 @@ def _of_unknown(node: fx.Node, profile: Profile) -> Price:
     if node.op not in ("call_function", "call_method") or not isinstance(result, Tensor):
         return Price()
     inputs = [value_of(n) for n in node.all_input_nodes if is_tensor(n)]
-    if getattr(node.target, "__name__", node.target) in VIEWS:
+    if any(torch._C._is_alias_of(result, tensor) for tensor in inputs):
         return Price()
     bytes = sum(min(_size(t), 4 * _size(result)) for t in inputs) + _size(result)
     return Price(bytes, _count(result), 1, profile.moving(bytes), profile.call)
-
-
-VIEWS = {"getitem", "transpose", "permute", "expand", "chunk", "split", "unbind", "detach", "t", "view_as", "expand_as"}
 
 
 def of_chain(chain: Chain, profile: Profile, training: bool) -> tuple[Price, Price]:
@@ -136,18 +131,46 @@ def _joined_gradients(chain: Chain, profile: Profile) -> Price:
     return price
 
 
-def of_line(line: Line | str, shape: Iterable[int], dtype: torch.dtype, profile: Profile, training: bool):
-    """A line without a contraction on rows of this shape, forward and backward."""
-    line = _parse(line) if isinstance(line, str) else line
-    cost = line.cost(tuple(shape), dtype)
-    columns, family = tuple(shape)[-1], _family(line)
+def of_line(chain: Chain, profile: Profile, training: bool) -> tuple[Price, Price]:
+    """A chain's line, forward and backward: a kernel for the words before a contraction, one for those behind it, and
+    between them the product as it was."""
+    parts: list[list[str]] = [[]]
+    shapes = [sizes(value_of(chain.x))]
+    products = [node for node in chain.nodes if (op := operation(node)) and op.name in PRODUCTS]
+    for word in chain.words:
+        if kind(word) in CONTRACTIONS:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    if len(parts) > 1:
+        shapes = [shapes[0], sizes(value_of(products[0])), sizes(value_of(products[-1]))][: len(parts)]
+    else:
+        shapes = [sizes(value_of(chain.result))]
+    dtype = value_of(chain.result).dtype
+    forward = sum((of_node(node, profile) for node in products), Price())
+    backward = sum((of_node(node, profile, backward=True) for node in products), Price()) if training else Price()
+    for words, shape in zip(parts, shapes):
+        if any(word != "keep" for word in words):
+            there, back = of_words(" | ".join(words), shape, dtype, profile)
+            forward, backward = forward + there, backward + back if training else backward
+    return forward, backward
+
+
+PRODUCTS = ("linear", "addmm", "matmul")
+
+
+def of_words(text: str, shape: tuple[int, ...], dtype: torch.dtype, profile: Profile) -> tuple[Price, Price]:
+    """A line without a contraction on rows of this shape, forward and backward with all gradients."""
+    line = _parse(text)
+    cost = line.cost(shape, dtype)
+    columns, family = shape[-1], _family(line)
     prices = []
-    for side, backward in ((cost.forward, False), (cost.backward, True)):
-        rate = profile.rate("lines", family, columns, dtype.itemsize, backward)
-        kernels = 1 + (backward and any(w.operand == "column" for w in line.words))
+    for side, is_backward in ((cost.forward, False), (cost.backward, True)):
+        rate = profile.rate("lines", family, columns, dtype.itemsize, is_backward)
+        kernels = 1 + (is_backward and any(w.operand == "column" for w in line.words))
         seconds = profile.moving(side.bytes, rate, kernels)
         prices.append(Price(side.bytes, side.flops, kernels, seconds, profile.call_of_line))
-    return prices[0], prices[1] if training else Price()
+    return prices[0], prices[1]
 
 
 def _family(line: Line) -> str:

@@ -16,7 +16,7 @@ __all__ = ["PROFILES", "Profile", "profile_of"]
 PROFILES = Path(__file__).parent / "profiles"
 
 Rates = dict[str, list[tuple[int, float, float]]]
-"""By bytes of a number ("2"): row lengths, and the shares of copy's bandwidth that are reached, forward and backward."""
+"""By bytes of a number ("2"): row lengths, and the shares of copy's bandwidth reached forward and backward."""
 
 
 @dataclass(frozen=True)

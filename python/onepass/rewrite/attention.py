@@ -47,9 +47,12 @@ def _with_scores(chain: Chain) -> Chain:
 def _with_values(chain: Chain) -> Chain:
     if kind(chain.words[0]) != "scores" or len(chain.results) > 1:
         return chain
-    weights = chain.result
+    weights, passed = chain.result, set()
+    while len(weights.users) == 1 and (op := operation(user := next(iter(weights.users)))) and op.name == "same":
+        weights = user  # dropout that is off, say
+        passed.add(user)
     products = [u for u in weights.users if (op := operation(u)) and op.name == "matmul" and op.arguments[0] is weights]
-    if len(products) != 1 or products[0].args[0] is not weights:
+    if len(products) != 1:
         return chain
     product, value = products[0], operation(products[0]).arguments[1]
     of_value, of_weights = value_of(value), value_of(weights)
@@ -61,7 +64,7 @@ def _with_values(chain: Chain) -> Chain:
         words=(*chain.words, *(("keep",) if keeps else ()), "values"),
         operands=(*chain.operands, value),
         results=(product, *((weights,) if keeps else ())),
-        nodes=chain.nodes | {product},
+        nodes=chain.nodes | passed | {product},
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -15,7 +15,7 @@ from onepass.reference import ACTIVATIONS
 from onepass.rewrite.operations import is_tensor, operation, value_of
 from onepass.rewrite.steps import ROW_WORDS, Step, kind, steps
 
-__all__ = ["Chain", "chains"]
+__all__ = ["Chain", "Order", "chains", "with_less_saved"]
 
 LONGEST_FORMULA = 10
 """Nodes from x to the result."""
@@ -26,7 +26,7 @@ FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 class Chain:
     """A line, and the part of a graph that it is the same as.
 
-    `results` are the nodes whose values the line returns: the result, then the kept ones in order.
+    `results` are the nodes whose values the line returns: the result, then the kept ones that are asked for, in order.
     """
 
     words: tuple[str, ...]
@@ -74,6 +74,16 @@ class Chain:
     @property
     def has_row_word(self) -> bool:
         return any(kind(word) in ROW_WORDS for word in self.words)
+
+
+def with_less_saved(chain: Chain) -> Chain:
+    """For training: the sum before a norm is kept where backward would else need all that was added. Forward writes
+    more, and backward reads as much less."""
+    row = next((i for i, word in enumerate(chain.words) if kind(word) in ("layer_norm", "rms_norm")), 0)
+    before = chain.words[:row]
+    if "keep" in chain.words or not any(kind(word) in ("add", "gate") for word in before):
+        return chain
+    return replace(chain, words=(*before, "keep", *chain.words[row:]))
 
 
 class Order:

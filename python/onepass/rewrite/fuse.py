@@ -13,9 +13,10 @@ from torch._dynamo.backends.registry import register_backend
 from onepass.advice import prices
 from onepass.advice.profile import Profile, profile_of
 from onepass.rewrite.attention import put_own_attention, with_products
-from onepass.rewrite.chains import Chain, Order, chains
+from onepass.rewrite.chains import Chain, Order, chains, with_less_saved
+from onepass.rewrite.linear import with_linear_layers
 from onepass.rewrite.masks import name_masks
-from onepass.rewrite.operations import is_tensor, sizes, value_of
+from onepass.rewrite.operations import is_tensor, value_of
 from onepass.rewrite.report import Fused, Report
 from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
 from onepass.rewrite.steps import kind
@@ -30,8 +31,7 @@ def gain_of(chain: Chain, profile: Profile, training: bool, then: str) -> float:
     before = sum(prices.of_chain(chain, profile, training), prices.Price())
     if not before.kernels or then == "inductor" and not _is_for_us(chain):
         return 0.0
-    value = value_of(chain.result)
-    after = sum(prices.of_line(chain.line, sizes(value), value.dtype, profile, training), prices.Price())
+    after = sum(prices.of_line(chain, profile, training), prices.Price())
     gained = before.seconds - after.seconds
     return gained if gained > WORTH * before.seconds and before.bytes >= LEAST_BYTES else 0.0
 
@@ -46,21 +46,34 @@ def _is_for_us(chain: Chain) -> bool:
     return chain.has_row_word or any(kind(word) == "dropout" for word in chain.words)
 
 
-def rewrite(gm: fx.GraphModule, *, then: str = "eager", profile: Profile | None = None) -> list[Fused]:
-    """Puts lines into a graph that Dynamo has captured, and says what was done."""
-    graph = gm.graph
-    tensors = [value_of(node) for node in graph.nodes if is_tensor(node)]
-    profile = profile or profile_of(tensors[0].device if tensors else torch.device("cpu"))
-    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eager") -> list[Chain]:
+    """The lines that a graph is worth. Prepares the graph for them: what PyTorch does in one kernel, a linear layer
+    with its bias and its casts, is several nodes afterwards."""
     name_masks(graph)
     separate_casts(graph)
     if training:
         separate_biases(graph)
     found = chains(graph, functools.partial(gain_of, profile=profile, training=training, then=then))
+    if training:
+        found = [with_less_saved(chain) for chain in found]
     order = Order(graph)
-    whole = [longer if order.place(longer := with_products(chain)) else chain for chain in found]
-    done = [Fused.of(*pair, profile, training) for pair in zip(whole, found)]
-    put_lines(graph, whole)
+    found = [longer if order.place(longer := with_products(chain)) else chain for chain in found]
+    return with_linear_layers(graph, found, device_of(graph), training)
+
+
+def device_of(graph: fx.Graph) -> torch.device:
+    """Of the first tensor."""
+    return next((value_of(node).device for node in graph.nodes if is_tensor(node)), torch.device("cpu"))
+
+
+def rewrite(gm: fx.GraphModule, *, then: str = "eager", profile: Profile | None = None) -> list[Fused]:
+    """Puts lines into a graph that Dynamo has captured, and says what was done."""
+    graph = gm.graph
+    profile = profile or profile_of(device_of(graph))
+    training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
+    found = lines_of(graph, profile, training, then)
+    done = [Fused.of(chain, profile, training) for chain in found]
+    put_lines(graph, found)
     rejoin_biases(graph)
     done += [Fused.of_attention(node) for node in put_own_attention(graph)]
     graph.lint()

@@ -169,4 +169,3 @@ def _operation_of(pattern: ast.expr) -> tuple[str, list[ast.expr]]:
     if isinstance(pattern, ast.BinOp):
         return _OPERATORS[type(pattern.op)], [pattern.left, pattern.right]
     return pattern.func.id, pattern.args
-

@@ -39,16 +39,16 @@ class Fused:
     seconds: tuple[float, float] = (0.0, 0.0)
 
     @staticmethod
-    def of(whole: Chain, chain: Chain, profile: Profile, training: bool) -> Fused:
-        """A chain with its contractions, and without them."""
+    def of(chain: Chain, profile: Profile, training: bool) -> Fused:
+        """A chain; its contractions cost the same before and after."""
         value = value_of(chain.result)
         before = sum(prices.of_chain(chain, profile, training), prices.Price())
-        after = sum(prices.of_line(chain.line, sizes(value), value.dtype, profile, training), prices.Price())
+        after = sum(prices.of_line(chain, profile, training), prices.Price())
         return Fused(
-            whole.line,
-            sizes(value_of(whole.result)),
+            chain.line,
+            sizes(value),
             str(value.dtype).removeprefix("torch."),
-            sum(operation(node).name not in ("same", "view") for node in whole.nodes),
+            sum(operation(node).name not in ("same", "view") for node in chain.nodes),
             (before.bytes, after.bytes),
             (before.kernels, after.kernels),
             (before.seconds, after.seconds),

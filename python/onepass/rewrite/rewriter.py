@@ -96,11 +96,12 @@ def _put(graph: fx.Graph, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None
         inputs = chain.inputs if contracts else [_viewed(graph, node, shape) for node in chain.inputs]
     call.args = (chain.line, *inputs)
     values = [value_of(node) for node in chain.results]
-    call.meta = {"example_value": values[0] if len(values) == 1 else tuple(values)}
+    one = "keep" not in chain.words
+    call.meta = {"example_value": values[0] if one else tuple(values)}
     after = call
     for i, (node, value) in enumerate(zip(chain.results, values)):
         given = call
-        if len(values) > 1:
+        if not one:
             given = after = _behind(graph, after, value, "call_function", _item, (call, i))
         if value.shape != shape and not contracts:
             given = after = _behind(graph, after, value, "call_method", "view", (given, tuple(value.shape)))

@@ -1,0 +1,151 @@
+"""`onepass.explain`: should this be fused, what would it save, and what won't help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from onepass.advice import prices
+from onepass.advice.profile import Profile, profile_of
+from onepass.advice.report import Advice, Explanation, Operator
+from onepass.advice.saved import saved_by
+from onepass.line import _parse
+from onepass.rewrite.chains import Chain
+from onepass.rewrite.fuse import lines_of
+from onepass.rewrite.operations import is_tensor, operation, sizes, value_of
+from onepass.rewrite.steps import CONTRACTIONS, kind
+
+__all__ = ["explain"]
+
+
+def explain(
+    model: Callable, *inputs: Any, device: torch.device | str | Profile | None = None, **options: Any
+) -> Explanation:
+    """Says what a model's operators cost on a device, which chains of them one line could do, and what it would save.
+
+    The model is captured by Dynamo and is not run: no kernel is launched for it, and the device that is asked about
+    need not be here.
+
+    Args:
+        model: a module or a function. Its parameters may be on the device "meta".
+        inputs, options: what it is called with.
+        device: "h200", "h100", "a100", "cpu", a file that `onepass calibrate` wrote, or a torch device; the present one
+            if None.
+
+    Returns:
+        The explanation: `print` shows it as tables, `to_json` gives all of it, `plot` draws a roofline, and `measure`
+        runs the lines, and what they stand for, where such a device is.
+
+    Raises:
+        TypeError: for what cannot be called.
+        ValueError: for a device of which there is no profile.
+    """
+    if not callable(model):
+        raise TypeError(f"explain(): argument 'model' must be callable, not {type(model).__name__}")
+    profile = profile_of(device)
+    explained = Explanation(profile)
+
+    def look(gm: fx.GraphModule, example_inputs: list[Tensor]) -> Callable:
+        _explain_graph(gm, profile, explained)
+        return _without_running(gm.graph)
+
+    torch._dynamo.reset_code_caches() if hasattr(torch._dynamo, "reset_code_caches") else None
+    captured = torch.compile(model if not isinstance(model, nn.Module) else _called(model), backend=look, dynamic=False)
+    captured(*inputs, **options)
+    return explained
+
+
+def _called(model: nn.Module) -> Callable:
+    """The module as a function, so that nothing of the capture stays with it."""
+
+    def call(*inputs, **options):
+        return model(*inputs, **options)
+
+    return call
+
+
+def _without_running(graph: fx.Graph) -> Callable:
+    """Zeros in the place of all results."""
+    results = graph.output_node().args[0]
+
+    def zeros(*_) -> tuple:
+        return fx.node.map_arg(results, lambda node: _zeros(value_of(node)))
+
+    return zeros
+
+
+def _zeros(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.zeros(sizes(value), dtype=value.dtype, device=value.device)
+
+
+def _explain_graph(gm: fx.GraphModule, profile: Profile, explained: Explanation) -> None:
+    training = torch.is_grad_enabled() and any(
+        is_tensor(node) and value_of(node).requires_grad for node in gm.graph.nodes
+    )
+    explained.training |= training
+    found = lines_of(gm.graph, profile, training)
+    by_node = {node: chain for chain in found for node in chain.nodes}
+    for node in gm.graph.nodes:
+        if node.op in ("call_function", "call_method") and is_tensor(node):
+            forward = prices.of_node(node, profile)
+            backward = prices.of_node(node, profile, backward=True) if training else prices.Price()
+            if forward.kernels or backward.kernels:
+                explained.operators.append(_operator(node, forward, backward, by_node.get(node), profile))
+    explained.lines += [_advice(chain, profile, training) for chain in found]
+
+
+def _operator(node: fx.Node, forward, backward, chain: Chain | None, profile: Profile) -> Operator:
+    op = operation(node)
+    name = op.name if op is not None else getattr(node.target, "__name__", str(node.target))
+    bound, why = bound_of(forward, profile, name)
+    return Operator(name, sizes(value_of(node)), forward, backward, bound, why, None if chain is None else chain.line)
+
+
+def bound_of(price, profile: Profile, name: str) -> tuple[str, str]:
+    """What limits an operator, and what follows for fusion."""
+    intensity = price.flops / price.bytes if price.bytes else 0.0
+    if name in ("linear", "addmm", "matmul", "attention") and price.seconds - profile.fixed > 1.2 * (
+        price.bytes / profile.bandwidth
+    ):
+        return "compute", f"compute-bound ({intensity:.0f} flops a byte): leave it to the library"
+    if price.bytes / profile.bandwidth < profile.fixed:
+        return "launch", "launch-bound: its tensors are small, only fewer launches help"
+    return "memory", f"memory-bound ({intensity:.1f} flops a byte)"
+
+
+def _advice(chain: Chain, profile: Profile, training: bool) -> Advice:
+    before, after = prices.of_chain(chain, profile, training), prices.of_line(chain, profile, training)
+    saved = saved_by(chain.nodes) if training else 0
+    return Advice(
+        chain.line,
+        sizes(value_of(chain.result)),
+        str(value_of(chain.result).dtype).removeprefix("torch."),
+        before,
+        after,
+        (saved, _saved_by_line(chain) if training else 0),
+        _reason(chain, before, after, profile),
+    )
+
+
+def _saved_by_line(chain: Chain) -> int:
+    words = [word for word in chain.words if kind(word) not in CONTRACTIONS]
+    value = value_of(chain.result)
+    return _parse(" | ".join(words)).cost(sizes(value), value.dtype).saved_bytes
+
+
+def _reason(chain: Chain, before, after, profile: Profile) -> str:
+    """A sentence on what a line changes."""
+    total, left = sum(before, prices.Price()), sum(after, prices.Price())
+    if total.bytes / profile.bandwidth < profile.fixed * total.kernels / 2:
+        return f"launch-bound: {left.kernels} kernels in the place of {total.kernels}"
+    words = [f"memory-bound: {total.bytes / max(left.bytes, 1):.1f} times fewer bytes"]
+    if not (chain.has_row_word or any(kind(word) == "dropout" for word in chain.words)):
+        words.append("torch.compile fuses element-wise chains as well")
+    elif total.bytes < 1.1 * left.bytes:
+        words = ["memory-bound: as many bytes, moved at copy's speed"]
+    return "; ".join(words)

@@ -1,0 +1,52 @@
+"""Times the lines of an explanation beside what they stand for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onepass.advice.report import Explanation, Measured, device_of
+from onepass.bench.timing import Run, clock_for
+from onepass.line import Line
+from onepass.rewrite.steps import CONTRACTIONS, kind
+
+__all__ = ["measure"]
+
+
+def measure(explained: Explanation, seconds: float) -> list[Measured]:
+    """Each distinct line without a contraction, with random tensors of the same shapes."""
+    device = device_of(explained.profile)
+    clock, found = clock_for(device), []
+    distinct = {(a.line, a.shape, a.dtype): a for a in explained.lines}
+    for (text, shape, name), advice in distinct.items():
+        if any(kind(word.strip()) in CONTRACTIONS for word in text.split("|")):
+            continue
+        line, dtype = Line(text), getattr(torch, name)
+        tensors = _tensors(line, shape, dtype, device, explained.training)
+        runs = {}
+        for way, call in (("line", line), ("unfused", line.reference)):
+            runs |= {f"{way} {side}": run for side, run in _runs(call, tensors, explained.training).items()}
+        times = clock.median(runs, seconds)
+        pairs = [tuple(times.get(f"{way} {side}", 0.0) for side in ("forward", "backward")) for way in WAYS]
+        predicted = tuple(price.seconds for price in advice.fused)
+        found.append(Measured(text, shape, name, predicted, *pairs))
+    return found
+
+
+WAYS = ("line", "unfused")
+
+
+def _tensors(line: Line, shape, dtype: torch.dtype, device: torch.device, training: bool) -> list[Tensor]:
+    of = {"column": shape[-1:], "tensor": shape}
+    shapes = [shape, *(of[word.operand] for word in line.words if word.operand != "none")]
+    return [torch.randn(s, dtype=dtype, device=device, requires_grad=training) for s in shapes]
+
+
+def _runs(call, tensors: list[Tensor], training: bool) -> dict[str, Run]:
+    runs = {"forward": Run(lambda: call(*tensors))}
+    if training:
+        results = call(*tensors)
+        results = results if isinstance(results, tuple) else (results,)
+        upstream = [torch.randn_like(r) for r in results]
+        runs["backward"] = Run(lambda: torch.autograd.grad(results, tensors, upstream, retain_graph=True))
+    return runs
