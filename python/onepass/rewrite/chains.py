@@ -49,12 +49,16 @@ class Chain:
 
     @property
     def is_whole(self) -> bool:
-        """Whether what it returns has x's dtype, as a line's results have, and a shape that can be written down where
-        it passes through a view."""
+        """Whether what it returns has x's dtype, as a line's results have, and whether, where it passes through views,
+        all of it can be viewed alike."""
         x, results = value_of(self.x), [value_of(node) for node in self.results]
-        viewed = any(result.shape != x.shape for result in results)
+        if any(result.dtype != x.dtype for result in results):
+            return False
+        if all(result.shape == x.shape for result in results):
+            return True
         symbolic = any(isinstance(size, torch.SymInt) for result in results for size in result.shape)
-        return all(result.dtype == x.dtype for result in results) and not (viewed and symbolic)
+        operands = [value_of(node) for node in self.operands]
+        return not symbolic and all(o.dim() == 1 or o.numel() == x.numel() for o in operands)
 
     def extended(self, step: Step, keeps: bool) -> Chain | None:
         """With one more step; the value before it is returned, too, where others need it."""
@@ -92,7 +96,7 @@ class Order:
     def __init__(self, graph: fx.Graph) -> None:
         self.index = {node: i for i, node in enumerate(graph.nodes)}
         self.nodes = list(graph.nodes)
-        self.overwrites = [i for i, node in enumerate(graph.nodes) if _overwrites(node) and operation(node) is None]
+        self.overwrites = [node for node in graph.nodes if _overwrites(node)]
 
     def depends(self, node: fx.Node, on: frozenset[fx.Node]) -> bool:
         """Whether a node is computed from one of these."""
@@ -108,16 +112,17 @@ class Order:
         return False
 
     def place(self, chain: Chain) -> fx.Node | None:
-        """The node behind which the chain's line may stand: what it takes is there, nobody has asked for its results,
-        and nothing has been overwritten since its first node. None if there is no such place."""
-        if any(self.depends(node, chain.nodes) for node in chain.inputs):
+        """The node behind which the chain's line may stand: what it takes is there, and nobody has asked for its
+        results. None if there is no such place, or if any of these tensors is overwritten: backward may need it."""
+        if any(self.depends(node, chain.nodes) for node in chain.inputs) or self._is_overwritten(chain):
             return None
         last = max(self.index[node] for node in (*chain.inputs, min(chain.nodes, key=self.index.get)))
         asked = (self.index[u] for node in chain.results for u in node.users if u not in chain.nodes)
-        first = min(self.index[node] for node in chain.nodes)
-        if last >= min(asked, default=len(self.nodes)) or any(first < i <= last for i in self.overwrites):
-            return None
-        return self.nodes[last]
+        return self.nodes[last] if last < min(asked, default=len(self.nodes)) else None
+
+    def _is_overwritten(self, chain: Chain) -> bool:
+        written = {_memory(node.kwargs.get("out", node.args[0])) for node in self.overwrites if node not in chain.nodes}
+        return bool(written) and any(_memory(node) in written for node in (*chain.inputs, *chain.results))
 
 
 def chains(graph: fx.Graph, gain: Callable[[Chain], float]) -> list[Chain]:
@@ -169,13 +174,20 @@ def _is_line(words: tuple[str, ...]) -> bool:
         return False
 
 
+def _memory(node: object) -> object:
+    """The same for all views of a tensor."""
+    return value_of(node).untyped_storage()._cdata if is_tensor(node) else None
+
+
 def _overwrites(node: fx.Node) -> bool:
     """Whether the node may change a tensor that was there before it."""
     if node.op not in ("call_function", "call_method"):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     inplace = name.endswith("_") and not name.endswith("__")
-    return inplace or "out" in node.kwargs or node.kwargs.get("inplace") is True or node.target in _ASSIGNS
+    told = "out" in node.kwargs or node.kwargs.get("inplace") is True
+    told |= operation(node) is None and node.args[-1:] == (True,)  # F.relu(x, True), say
+    return bool(node.args) and (inplace or told or node.target in _ASSIGNS)
 
 
 _ASSIGNS = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ior}

@@ -29,7 +29,7 @@ THEN = ("eager", "inductor")
 def gain_of(chain: Chain, profile: Profile, training: bool, then: str) -> float:
     """Seconds that a line is predicted to save, forward and backward; none where it is not worth a change."""
     before = sum(prices.of_chain(chain, profile, training), prices.Price())
-    if not before.kernels or then == "inductor" and not _is_for_us(chain):
+    if not before.kernels or then == "inductor" and not is_for_us(chain):
         return 0.0
     after = sum(prices.of_line(chain, profile, training), prices.Price())
     gained = before.seconds - after.seconds
@@ -41,7 +41,7 @@ LEAST_BYTES = 1 << 14
 """Of tables of positions and the like: what they take is not seen."""
 
 
-def _is_for_us(chain: Chain) -> bool:
+def is_for_us(chain: Chain) -> bool:
     """Whether a line is faster than what Inductor makes of the same: it writes pure element-wise chains as well."""
     return chain.has_row_word or any(kind(word) == "dropout" for word in chain.words)
 

@@ -19,6 +19,9 @@ from onepass.rewrite.operations import operation, sizes, value_of
 __all__ = ["Fused", "Report"]
 
 
+WIDTH = 150
+
+
 @dataclass(frozen=True)
 class Fused:
     """One place in a graph: the line, and what it takes there before and after, forward and backward together.
@@ -94,7 +97,7 @@ class Report:
         for (line, shape, dtype), count in Counter((f.line, f.shape, f.dtype) for f in self.lines).items():
             fused = next(f for f in self.lines if (f.line, f.shape, f.dtype) == (line, shape, dtype))
             table.add_row(
-                f"{line}\\n[dim]{'x'.join(map(str, shape))} {dtype}[/dim]",
+                f"{line}\n[dim]{'x'.join(map(str, shape))} {dtype}[/dim]",
                 str(count),
                 str(fused.operators),
                 _both(fused.bytes, 1e-6),
@@ -104,7 +107,7 @@ class Report:
         return table
 
     def __str__(self) -> str:
-        console = Console(file=StringIO(), width=110)
+        console = Console(file=StringIO(), width=WIDTH)
         console.print(self)
         return console.file.getvalue()
 

@@ -1,0 +1,260 @@
+"""What is found in captured graphs: formulas in any order, chains and what may not be one, masks that are constant."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import onepass
+from onepass.rewrite import fuse as fusing
+from onepass.rewrite.chains import Order, chains
+from onepass.rewrite.idioms import IDIOMS
+from onepass.rewrite.masks import name_masks
+from onepass.rewrite.operations import operation
+
+
+def captured(function, *inputs):
+    """The graph of a function."""
+    graphs = []
+
+    def backend(gm, _):
+        graphs.append(gm)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend)(*inputs)
+    (gm,) = graphs
+    return gm.graph
+
+
+def lines(function, *inputs):
+    """All that a line can say of it, the longest chains first."""
+    return [chain.line for chain in chains(captured(function, *inputs), lambda chain: float(len(chain.nodes)))]
+
+
+def agrees(function, *inputs):
+    """The lines with which fuse gives the same results and gradients."""
+    torch._dynamo.reset()
+    leaves = [[t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs] for _ in range(2)]
+    fused = onepass.fuse(function)
+    results = []
+    for call, tensors in zip((function, fused), leaves):
+        found = call(*tensors)
+        found = found if isinstance(found, tuple) else (found,)
+        sum((t * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view_as(t)).sum() for t in found).backward()
+        results.append([*found, *(t.grad for t in tensors if t.requires_grad)])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+    return [f.line for f in onepass.report(fused).lines]
+
+
+@pytest.fixture
+def every_line(monkeypatch):
+    monkeypatch.setattr(fusing, "gain_of", lambda chain, profile, training, then: float(len(chain.nodes)))
+
+
+X, R, W, B = torch.randn(6, 8), torch.randn(6, 8), torch.randn(8), torch.randn(8)
+C = math.sqrt(2 / math.pi)
+
+
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        (lambda x: 0.5 * x * (1 + torch.tanh(C * (x + 0.044715 * x**3))), "gelu_tanh"),
+        (lambda x: x * 0.5 * (1 + torch.tanh((x + 0.044715 * torch.pow(x, 3.0)) * C)), "gelu_tanh"),
+        (lambda x: 0.5 * (x * (torch.tanh(C * x * (1 + 0.044715 * x * x)) + 1)), "gelu_tanh"),
+        (lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))), "gelu"),
+        (lambda x: x * torch.sigmoid(1.702 * x), "quick_gelu"),
+        (lambda x: torch.sigmoid(x).mul(x), "silu"),
+        (lambda x: x * torch.tanh(F.softplus(x)), "mish"),
+        (lambda x: torch.square(F.relu(x)), "relu_squared"),
+        (lambda x: F.relu(x).pow(2), "relu_squared"),
+        (lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), "rms_norm(1e-06)"),
+        (lambda x: x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + 1e-5), None),
+        (lambda x: x / torch.sqrt((x**2).mean(dim=-1, keepdim=True) + 1e-5), "rms_norm(1e-05)"),
+        (
+            lambda x: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5),
+            "layer_norm(1e-05)",
+        ),
+    ],
+)
+def test_formulas(function, expected, every_line):
+    found = agrees(function, X)
+    if expected is not None:
+        assert found == [expected]
+
+
+def test_every_formula_is_a_word():
+    for word, _ in IDIOMS:
+        assert word in {known.name for known in onepass.words()}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 0.5 * x * (1 + torch.tanh(0.7 * (x + 0.044715 * x**3))),
+        lambda x: x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6),
+        lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)),
+        lambda x: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6),
+        lambda x: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-5),
+        lambda x: x * torch.sigmoid(1.5 * x),
+    ],
+)
+def test_what_only_looks_like_a_formula(function, every_line):
+    words = " ".join(agrees(function, X))
+    assert not any(word in words for word in ("norm", "gelu"))
+
+
+def test_inner_values_that_are_used_elsewhere(every_line):
+    def function(x):
+        t = torch.tanh(C * (x + 0.044715 * x**3))
+        return 0.5 * x * (1 + t), t
+
+    assert not any("gelu" in line for line in agrees(function, X))
+
+
+@pytest.mark.parametrize(
+    "function, inputs, expected",
+    [
+        (lambda x, r, w, b: F.layer_norm(x + r, (8,), w, b), (X, R, W, B), ["add | layer_norm(1e-05) | scale | bias"]),
+        (lambda x, r, w: F.rms_norm(x + r, (8,), w), (X, R, W), ["add | rms_norm | scale"]),
+        (lambda x, u: F.silu(x) * u, (X, R), ["gate(silu)"]),
+        (lambda x, u: u * F.gelu(x, approximate="tanh"), (X, R), ["gate(gelu_tanh)"]),
+        (lambda x, m: torch.softmax(x * 0.125 + m, -1), (X, R), ["mul(0.125) | add | softmax"]),
+        (lambda x, w, b: F.leaky_relu(x * w + b, 0.2), (X, W, B), ["scale | bias | leaky_relu(0.2)"]),
+        (lambda x: F.elu(x / 4), (X,), ["mul(0.25) | elu(1.0)"]),
+        (lambda x, b: F.gelu((x + b).view(2, 3, 8)).reshape(6, 8), (X, B), ["bias | gelu"]),
+        (lambda x: F.layer_norm(F.layer_norm(x, (8,)), (8,)), (X,), ["layer_norm(1e-05)", "layer_norm(1e-05)"]),
+        (lambda x: F.layer_norm(x.view(3, 16), (16,)), (X,), ["layer_norm(1e-05)"]),
+        (lambda x: F.layer_norm(x, (6, 8)), (X,), []),
+        (lambda x: torch.softmax(x, 0), (X,), []),
+        (lambda x, r: x.transpose(0, 1) + r.transpose(0, 1), (X, R), ["add"]),
+        (lambda x, r: torch.add(x, r, alpha=2), (X, R), []),
+    ],
+)  # fmt: skip
+def test_chains(function, inputs, expected):
+    assert lines(function, *inputs) == expected
+
+
+def test_a_value_that_others_need_is_kept(every_line):
+    def block(x, r, w):
+        h = x + r
+        return h + F.rms_norm(h, (8,), w, 1e-6)
+
+    assert agrees(block, X, R, W)[0] == "add | keep | rms_norm(1e-06) | scale"
+
+
+def test_what_an_operand_is_made_of(every_line):
+    """The gate is made of the very value that it gates."""
+
+    def function(x, w):
+        y = F.silu(x)
+        return y * (y @ w)
+
+    agrees(function, X, torch.randn(8, 8))
+
+
+def test_what_is_overwritten_is_read_before(every_line):
+    def function(x, r):
+        y = x * 2.0
+        z = y + r
+        y.add_(1.0)
+        return torch.tanh(z), y
+
+    agrees(function, X, R)
+
+    def later(x, r):
+        x = x * 2.0
+        y = x + 1.0 * r
+        x.add_(1.0)
+        return F.gelu(y), x
+
+    agrees(later, X, R)
+
+
+def test_in_place_operators_of_new_tensors(every_line):
+    def function(x, w, r):
+        y = x @ w
+        y += r
+        return F.relu(y, inplace=True)
+
+    assert agrees(function, X, torch.randn(8, 8), R) == ["add | relu"]
+
+
+def test_nothing_else_is_overwritten(every_line):
+    """A view's base is not."""
+
+    def function(x):
+        y = x * 1.0
+        view = y.view(48)
+        view += 1.0
+        return F.relu(y)
+
+    agrees(function, X)
+
+
+def test_mixed_dtypes(every_line):
+    """A line's results have x's dtype: a sum of bfloat16 and float32 is one of float32."""
+    x, r = torch.randn(4, 8, dtype=torch.bfloat16), torch.randn(4, 8)
+    assert lines(lambda x, r: F.relu(x + r), x, r) == ["add | relu"]
+    graph = captured(lambda x, r: F.relu(x + r), x, r)
+    (chain,) = chains(graph, lambda chain: float(len(chain.nodes)))
+    assert chain.x.meta["example_value"].dtype == torch.float32
+    norm = lambda x, w: (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w  # noqa: E731
+    assert lines(norm, x, torch.randn(8, dtype=torch.bfloat16)) == ["rms_norm(1e-06) | scale"]
+
+
+def test_shapes_that_broadcast(every_line):
+    x, one, row = torch.randn(2, 3, 8), torch.randn(2, 1, 8), torch.randn(8)
+    assert agrees(lambda x, one, row: F.relu(x + one) * row, x, one, row) == ["add | relu | scale"]
+    assert agrees(lambda x, one: F.relu(one + x), x, one) == ["add | relu"]
+    agrees(lambda x, one: F.relu(one) + x, x, one)
+
+
+def attention_with(mask_of):
+    def function(q):
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask_of(q.shape[-2], q))
+
+    return function
+
+
+def causal_by_index(n, q):
+    index = torch.arange(n, device=q.device)
+    return (index[None, None, None, :] <= index[None, None, :, None]).expand(2, 1, n, n)
+
+
+@pytest.mark.parametrize(
+    "mask_of, expected",
+    [
+        (causal_by_index, True),
+        (lambda n, q: torch.ones(n, n, dtype=torch.bool).tril(), True),
+        (lambda n, q: torch.full((n, n), -math.inf).triu(1), True),
+        (lambda n, q: torch.ones(n, n, dtype=torch.bool), False),
+        (lambda n, q: torch.ones(n, n, dtype=torch.bool).tril(1), None),
+        (lambda n, q: torch.zeros(n, n).tril(), False),
+        (lambda n, q: torch.ones(n, n).tril(), None),
+        (lambda n, q: q[0, 0, :, :1] > 0, None),
+        (lambda n, q: torch.rand(n, n) > 0.0, None),
+    ],
+)
+def test_masks(mask_of, expected):
+    q = torch.randn(2, 2, 5, 4)
+    graph = captured(attention_with(mask_of), q)
+    assert name_masks(graph) == int(expected is not None)
+    (node,) = [n for n in graph.nodes if (op := operation(n)) is not None and op.name == "attention"]
+    _, _, _, mask, _, is_causal, *_ = operation(node).arguments
+    assert (mask is None) == (expected is not None) and is_causal == bool(expected)
+
+
+def test_place():
+    """A line stands behind what it takes, and before what asks for its results."""
+
+    def function(x, r):
+        y = F.relu(x)
+        z = torch.cumsum(y, 0)
+        return F.rms_norm(y + torch.cumsum(r, 0), (8,)), z
+
+    graph = captured(function, X, R)
+    for chain in chains(graph, lambda chain: float(len(chain.nodes))):
+        assert Order(graph).place(chain) is not None
