@@ -28,6 +28,9 @@ __all__ = ["COMPARISON"]
 
 DTYPES = torch.float32, torch.float16, torch.bfloat16
 WARM_UP, CALLS, CALLS_QUICK = 10, 1000, 20
+SAID = (
+    "Said of a kernel by hand in float32, 512x4096: 1.3 to 2 times as fast, by loads of 16 bytes 1.5 to 2 times again."
+)
 GRADCHECK = (4, 8)  # finite differences take two calls a number
 
 
@@ -50,6 +53,7 @@ def further(study: Study) -> list[str]:
         if not case.layout and case.shape[-1] % 2 == 0:
             study.results["loops"] += many_calls(study, pattern, case)
     study.console.print("", loops_table(study.results["loops"]))
+    study.console.print(SAID, highlight=False)
     for provider in study.providers:
         if provider.name in ("eager", OURS):
             failures += gradcheck(study, provider.name, provider.build(study.comparison.patterns[0]))

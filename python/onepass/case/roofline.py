@@ -10,7 +10,17 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from onepass.bench.patterns import Case, P, Pattern, gelu_dropout_add, layer_norm, layer_norm_gelu, layer_norm_linear
+from onepass.bench.patterns import (
+    Case,
+    P,
+    Pattern,
+    bias_dropout_add,
+    gelu_dropout_add,
+    layer_norm,
+    layer_norm_gelu,
+    layer_norm_linear,
+    swiglu,
+)
 from onepass.case import roofs, roofs_report
 from onepass.case.comparison import Comparison, Study
 
@@ -31,6 +41,10 @@ def layer_norm_by_hand(x, weight, bias):
 
 def relu_layer_norm_by_hand(x, weight, bias):
     return torch.relu(layer_norm_by_hand(x, weight, bias))
+
+
+def rms_norm_by_hand(x, weight):
+    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
 
 
 def softmax_by_hand(x):
@@ -76,6 +90,9 @@ PATTERNS = (
     of_rows(roofs.RELU_BY_HAND, f"{NORM} | relu", relu_layer_norm_by_hand),
     of_rows("layer_norm + gelu", f"{NORM} | gelu", layer_norm_gelu),
     of_rows("gelu + dropout + add", f"gelu | dropout({P}) | add", gelu_dropout_add),
+    of_rows("rms_norm by hand", "rms_norm(1e-6) | scale", rms_norm_by_hand),
+    of_rows("bias + dropout + add", f"bias | dropout({P}) | add", bias_dropout_add),
+    of_rows("swiglu", "gate(silu)", swiglu),
     of_rows("softmax by hand", "softmax", softmax_by_hand),
     of_rows("softmax + dropout", f"softmax | dropout({P})", softmax_dropout),
     of_rows("mul + add + softmax", "mul(0.125) | add | softmax", scaled_masked_softmax),
@@ -103,7 +120,7 @@ def further(study: Study) -> list[str]:
     dtypes = {case.dtype for _, case in study.cases}
     results["roofs"] = measured = roofs.measure(study.clock, study.device, sorted(dtypes, key=str), study.quick)
     results["points"] = roofs.points(results["rows"], measured, study.device.type)
-    results["verdicts"] = roofs.verdicts(results["points"])
+    results["verdicts"] = roofs.verdicts(results["points"], results["rows"])
     results["claims"] = list(roofs.claims(results["points"], measured, study.device.type))
     roofs_report.show(results, study.console)
     if study.plot is not None:

@@ -18,6 +18,13 @@ BY_HAND, RELU_BY_HAND, MATMUL = "layer_norm by hand", "relu(layer_norm) by hand"
 SIDES = {"cuda": (4096, 8192), "cpu": (512, 1024)}  # of square matrices whose product is the roof of arithmetic
 SAME = 1.1  # so many times a line's bytes are as good as its own
 RULE_OF_THUMB = 100  # flops a byte below which to fuse, it is said
+SAID = {  # to gain so many times
+    BY_HAND: (2, 4),
+    "rms_norm by hand": (2, 4),
+    "mul + add + softmax": (2, 3),
+    "bias + dropout + add": (2, 3),
+    "swiglu": (1.5, 2),
+}
 
 Roofs = dict[str, Any]
 Point = dict[str, Any]
@@ -102,14 +109,21 @@ def key_of(point: Point) -> tuple:
     return point["pattern"], *point["shape"], point["out_features"], point["dtype"], point["direction"]
 
 
-def verdicts(found: list[Point]) -> list[dict[str, Any]]:
-    """What the unfused operators' place says about fusing them, beside what fusing did."""
+def verdicts(found: list[Point], rows: list[Row]) -> list[dict[str, Any]]:
+    """What the unfused operators' place says about fusing them, beside what fusing did, by us and torch.compile."""
+    compiled = {
+        key_of(row | {"direction": direction}): row[f"{direction}_us"]
+        for row in rows
+        for direction in DIRECTIONS
+        if row["provider"] == "compile" and row[f"{direction}_us"]
+    }
     return [
         {key: before[key] for key in ("pattern", "shape", "dtype", "layout", "out_features", "direction", "bound")}
         | {
             "verdict": verdict(before, after),
             "less": before["bytes"] / after["bytes"],
             "gain": before["us"] / after["us"],
+            "compile_gain": before["us"] / compiled[key_of(before)] if key_of(before) in compiled else None,
         }
         for before, after in pairs(found)
     ]
@@ -144,8 +158,21 @@ def claims(found: list[Point], roofs: Roofs, device_type: str) -> Iterator[str]:
             f"layer_norm: said to have 1.25 flops a byte in fp32. The line has {after['intensity']:.2f}, by hand "
             f"{before['intensity']:.2f}, since its flops are the same and its bytes are not."
         )
+    yield from gains(found)
     yield from of_products(forward)
     yield from rule_of_thumb(found, roofs)
+
+
+def gains(found: list[Point]) -> Iterator[str]:
+    """Of the largest float32 size, forward and backward, beside what is said of each."""
+    told = {}
+    for before, after in pairs(found):
+        if before["pattern"] in SAID and before["dtype"] == "float32":
+            told.setdefault(before["pattern"], {})[before["direction"]] = before["us"] / after["us"]
+    for name, gain in told.items():
+        low, high = SAID[name]
+        here = " and ".join(f"{gain[direction]:.1f} {direction}" for direction in DIRECTIONS if direction in gain)
+        yield f"{name}: fusing it is said to gain {low} to {high} times. Here it is {here}."
 
 
 def of_products(forward: list[tuple[Point, Point]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ NOTES = """
 GB/s: of the bytes that the unfused operators take and give, and of those that the line must move. Tflop/s: of the
 line's flops. Fuse or not: by the lowest of three roofs over the unfused operators, their bytes at copy bandwidth, flops
 at the rate of the best product (float32's where nothing is contracted), or launches; nothing to fuse is where the line
-moves as much. What fits a cache moves faster than a copy does.
+moves as much. What fits a cache moves faster than a copy does. gain: with --compile torch.compile's in brackets.
 """
 
 
@@ -70,7 +70,7 @@ def table(results: dict[str, Any]) -> Table:
             both(lambda p: f"{p['bytes_per_second'] / 1e9:,.0f}"),
             both(lambda p: f"{p['flops_per_second'] / 1e12:.3f}"[:5]),
             verdict["verdict"],
-            times(verdict["gain"]),
+            times(verdict["gain"]) + (f" ({times(verdict['compile_gain'])})" if verdict["compile_gain"] else ""),
         )
     return filled
 
