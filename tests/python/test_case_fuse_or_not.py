@@ -50,6 +50,20 @@ def test_the_case(device, tmp_path):
         assert figure in told
 
 
+def test_compiled_variants_are_told_beside_what_was_published(monkeypatch, tmp_path):
+    """Compiling takes minutes: as if it left a function as it is. What it computes is not ours to fail."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    file = tmp_path / "case.json"
+    text = run_case("fuse-or-not", device="cpu", compiled=True, json=file)
+    (on,) = json.loads(file.read_text())["devices"]
+    assert [row["provider"] for row in on["rows"]] == [variant.name for variant in fuse_or_not.VARIANTS]
+    told = " ".join(on["explanation"])
+    for variant in fuse_or_not.VARIANTS:
+        if variant.compiled:
+            assert f"{variant.name} takes " in told and f"times as fast here, {variant.published} as published" in told
+    assert "passed: 16 of 16" in text
+
+
 def test_the_published_size_is_measured():
     (pattern,) = fuse_or_not.COMPARISON.patterns
     for cases in (pattern.cpu, pattern.cuda):

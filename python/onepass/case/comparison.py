@@ -42,6 +42,7 @@ class Comparison:
     sampled: judges some rows, not all.
     further: measures and prints more, and returns what failed.
     files: of "trace" and "plot", those that `further` writes.
+    show, notes: the tables of a device's rows, and what their columns mean.
     """
 
     name: str

@@ -144,13 +144,12 @@ def claim(variant: Facts, split: Facts, published: float) -> str:
 
 def launch_overhead(study: Study, split: Facts, combined: Facts, made: str) -> Iterator[str]:
     """What more launches cost, and whether the device waits for them."""
-    more = split.launches - combined.launches
+    more, spent = split.launches - combined.launches, split.whole - combined.whole
     where, host = ("the device", "the host") if study.device.type == "cuda" else ("an operator", "Python and dispatch")
-    if more > 0:
-        each = (split.whole - combined.whole) / more
+    if more > 0 and spent > 0:
         yield (
             f"Launches: split_stack runs {split.launches} {made}, combined {combined.launches}; the {more} more make "
-            f"{duration(split.whole - combined.whole)} of difference, {duration(each)} each."
+            f"{duration(spent)} of difference, {duration(spent / more)} each."
         )
     for one in (split, combined):
         share = one.lane.busy / one.lane.duration
