@@ -20,8 +20,13 @@ __all__ = ["Bar", "Lane", "draw", "record"]
 ON_DEVICE = "kernel", "gpu_memcpy", "gpu_memset"
 LAUNCHES = "cudaLaunchKernel", "cuLaunchKernel"  # and their longer names
 VIEWS = {f"aten::{name}" for name in ("detach", "expand", "reshape", "select", "split", "t", "unbind", "view")}
-OPERATORS = "aten::", "onepass::", "Torch-Compiled Region"  # on the CPU the outermost of these stand for kernels
-COLOURS = 10
+OPERATORS = (
+    "aten::",
+    "onepass::",
+    "Torch-Compiled Region",
+    "CompiledFunctionBackward",
+)  # on the CPU the outermost of these stand for kernels
+OTHER = 7  # of matplotlib's ten colours: grey, for what takes little time
 
 
 @dataclass(frozen=True)
@@ -125,13 +130,14 @@ def draw(panels: dict[str, list[Lane]], labels: Sequence[str], title: str, file:
     spent: dict[str, float] = {}
     for bar in (bar for lane in drawn for bar in lane.bars):
         spent[bar.name] = spent.get(bar.name, 0.0) + bar.duration
-    dearest = sorted(spent, key=lambda name: -spent[name])[:COLOURS]
-    colours = dict(zip(dearest, colormaps["tab10"].colors, strict=False))
+    *palette, grey = (*colormaps["tab10"].colors[:OTHER], *colormaps["tab10"].colors[OTHER:][::-1])
+    dearest = sorted(spent, key=lambda name: -spent[name])[: len(palette)]
+    colours = dict(zip(dearest, palette))
     for axes, (heading, group) in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels.items()):
         for i, lane in enumerate(group):
             axes.broken_barh([(0, lane.duration)], (i - 0.42, 0.84), color="0.93")
             spans = [(bar.start, bar.duration) for bar in lane.bars]
-            shades = [colours.get(bar.name, "0.45") for bar in lane.bars]
+            shades = [colours.get(bar.name, grey) for bar in lane.bars]
             axes.broken_barh(spans, (i - 0.36, 0.72), facecolors=shades, edgecolor="white", linewidth=0.2)
             text = f" {len(lane.bars)} launched, busy {lane.busy:,.0f} of {lane.duration:,.0f} µs"
             axes.text(lane.duration, i, text, va="center", fontsize=7)
