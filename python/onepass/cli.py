@@ -105,20 +105,29 @@ def run_case(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="where to write the results")] = None,
     quick: Annotated[bool, typer.Option(help="few rounds and the teaching size only")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile of the unfused function, too")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the profiler's trace, where a case has one")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="a picture, where a case has one")] = None,
 ) -> None:
     """Runs a teaching case unfused and fused: errors against float64, work, memory, times. Exits with 1 where wrong."""
     from onepass import case
 
     if name not in case.CASES:
         raise typer.BadParameter(f"no case is called {name!r}; there are {', '.join(case.CASES)}")
-    make_directory_of(json)
-    raise typer.Exit(case.CASES[name](device=device, json=json, quick=quick, compiled=compiled))
+    make_directory_of(json, trace, plot)
+    try:
+        code = case.CASES[name](device=device, json=json, quick=quick, compiled=compiled, trace=trace, plot=plot)
+    except NotImplementedError as error:
+        raise typer.BadParameter(str(error)) from None
+    raise typer.Exit(code)
 
 
-def make_directory_of(json: Path | None) -> None:
+def make_directory_of(*files: Path | None) -> None:
     """Before minutes of timing, which would be lost at the end."""
-    if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """Every test that asks for `device` runs on the CPU, and on CUDA where there is one."""
 
 import os
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,24 @@ def cuda():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return "cuda"
+
+
+@pytest.fixture(scope="module")
+def one_clock():
+    """For cases: a clock's copy bandwidth takes a second to measure."""
+    from onepass.bench.timing import clock_for
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onepass.case.comparison.clock_for", cache(clock_for))
+        yield
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """Puts a function of a pattern and its tensors in the place of a provider's."""
+    from onepass.bench.providers import PROVIDERS, Provider
+
+    def replace(name, function):
+        monkeypatch.setitem(PROVIDERS, name, Provider(name, lambda pattern: partial(function, pattern)))
+
+    return replace

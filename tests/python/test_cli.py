@@ -110,10 +110,20 @@ def test_case_passes_its_options_and_exit_code(call, monkeypatch, tmp_path):
     call("case", "layernorm-linear", code=1)
     call("case", "layernorm-linear", "--device", "cpu", "--json", str(file), "--quick", "--compile", code=1)
     assert file.parent.is_dir()
+    trace, plot = tmp_path / "traces" / "trace.json", tmp_path / "plots" / "plot.svg"
+    call("case", "layernorm-linear", "--trace", str(trace), "--plot", str(plot), code=1)
+    assert trace.parent.is_dir() and plot.parent.is_dir()
+    nothing = {"device": None, "json": None, "quick": False, "compiled": False, "trace": None, "plot": None}
     assert calls == [
-        {"device": None, "json": None, "quick": False, "compiled": False},
-        {"device": "cpu", "json": file, "quick": True, "compiled": True},
+        nothing,
+        nothing | {"device": "cpu", "json": file, "quick": True, "compiled": True},
+        nothing | {"trace": trace, "plot": plot},
     ]
+
+
+def test_a_case_without_a_picture_says_so(call, tmp_path):
+    assert "has no plot" in call("case", "bias-gelu", "--plot", str(tmp_path / "plot.svg"), code=2)
+    assert "has no trace" in call("case", "roofline", "--trace", str(tmp_path / "trace.json"), code=2)
 
 
 def test_an_unknown_case_names_those_that_there_are(call):

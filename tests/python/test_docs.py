@@ -14,9 +14,11 @@ import torch
 
 import onepass
 from onepass import _native, docs
+from onepass.case import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *TUTORIALS])
 
 
 def test_the_language_page_is_current():
@@ -54,6 +56,20 @@ def test_the_language_pages_blocks_run():
     gamma, beta, b, g = torch.randn(4, 64).unbind()
     names = {"x": x, "residual": residual, "gamma": gamma, "beta": beta, "b": b, "g": g}
     run_blocks(ROOT / "docs/language.md", {"onepass": onepass, "torch": torch, **names})
+
+
+def test_every_case_has_a_tutorial():
+    assert {page.stem for page in TUTORIALS} == set(CASES)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"docs/tutorials/{name}.md" in readme for name in CASES)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorials_blocks_run(page, one_clock, capsys):
+    if "plot=" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("matplotlib")
+    run_blocks(page, {})
+    assert "\npassed: " in capsys.readouterr().out
 
 
 CHECK = """
@@ -112,7 +128,8 @@ def test_the_new_activation_of_the_guide_compiles(tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 

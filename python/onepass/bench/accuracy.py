@@ -20,6 +20,7 @@ SEED = 1  # of dropouts
 ROWWISE = ("tensor", "keys", "values")  # operands of which a row, or matrix, of x has its own
 # Below so many units in the last place of a tensor's largest value an error counts as none.
 UNITS = {torch.float32: 4.0}
+KINK = 4.0  # times the dtype's epsilon, of the largest argument of relu: nearer to 0, rounding decides on a gradient
 
 
 class WrongResult(RuntimeError):
@@ -30,7 +31,8 @@ class Judge:
     """Compares a sample of rows (of attention matrices), spread over the whole tensor, or all of them.
 
     Upstream gradients are zero in all other rows, so that the column sums are those of the sample too. Which elements
-    a dropout kept is read off the provider's own result, with a residual of zeros or an identity of values.
+    a dropout kept is read off the provider's own result, with a residual of zeros or an identity of values. Nor has a
+    result of relu an upstream gradient where rounding decides whether it passes.
     """
 
     def __init__(self, pattern: Pattern, inputs: list[Tensor], *, sampled: bool = True) -> None:
@@ -55,6 +57,8 @@ class Judge:
         for i, shape in enumerate(pattern.result_shapes(inputs)):
             generator = torch.Generator(x.device).manual_seed(i + 1)
             chosen = torch.randn((count, *shape[behind:]), generator=generator, dtype=x.dtype, device=x.device)
+            if i == 0 and line.words[-1].name == "relu":
+                chosen *= self._away_from_the_kink()
             self.upstream.append(x.new_zeros(shape).index_put_(self.sample, chosen))
         self.eager: list[float] = []
         self.largest: list[float] = []  # of each exact result and gradient
@@ -105,6 +109,13 @@ class Judge:
             raise WrongResult(f"wrong result: the largest error is {worst:.3g} times eager's")
         return worst
 
+    def _away_from_the_kink(self) -> Tensor:
+        """1 where the argument of the last word, relu, is far enough from 0."""
+        *before, _ = Line(self.pattern.line).words
+        argument = Line(" | ".join(map(str, before))).reference(*self._doubles()).abs()
+        near = KINK * torch.finfo(self.inputs[0].dtype).eps * argument.max()
+        return argument > near
+
     def _sampled(self, tensor: Tensor, has_rows: bool) -> Tensor:
         return tensor.detach()[self.sample] if has_rows else tensor.detach()
 
@@ -136,11 +147,16 @@ class Judge:
             raise WrongResult(f"wrong result: dropout keeps {share:.4f} of the elements, not {keep_probability:.4f}")
         return kept
 
+    def _doubles(self) -> list[Tensor]:
+        """The sample of every input, in float64."""
+        parts = (
+            self._sampled(self._expanded(t) if has_rows else t, has_rows)
+            for t, has_rows in zip(self.inputs, self.has_rows)
+        )
+        return [part.double() if part.is_floating_point() else part for part in parts]
+
     def _exact(self, kept: Tensor | None, keep_probability: float) -> list[Tensor]:
-        sampled = []
-        for t, has_rows in zip(self.inputs, self.has_rows):
-            part = self._sampled(self._expanded(t) if has_rows else t, has_rows)
-            sampled.append(part.double().requires_grad_(t.requires_grad) if part.is_floating_point() else part)
+        sampled = [t.requires_grad_(given.requires_grad) for t, given in zip(self._doubles(), self.inputs)]
         known = {} if kept is None else {"dropout": lambda v, p: torch.where(kept, v / keep_probability, 0)}
         results = self.pattern.eager(*sampled, **known)
         results = results if isinstance(results, tuple) else (results,)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from onepass._markdown import markdown_table
 
-__all__ = ["markdown", "plot", "short", "show", "size_of"]
+__all__ = ["markdown", "plot", "save", "short", "show", "size_of"]
 
 SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 ABBREVIATED = {"forward": "fwd", "backward": "bwd"}
@@ -294,7 +294,7 @@ def save(figure, file: Path) -> None:
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "onepass", "svg.fonttype": "none"}):
-        figure.savefig(file, metadata={"Date": None})
+        figure.savefig(file, metadata={"Date": None} if Path(file).suffix == ".svg" else None)
 
 
 def plot_roofline(results: dict[str, Any], directory: Path) -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onepass.bench.patterns import Traffic
 
-__all__ = ["Clock", "CpuClock", "CudaClock", "Run", "clock_for", "devices", "host_time"]
+__all__ = ["Clock", "CpuClock", "CudaClock", "Run", "WallClock", "clock_for", "devices", "host_time"]
 
 LEAST, MOST = 5, 200  # rounds
 HUGE_PAGE = 2 << 20
@@ -60,7 +60,30 @@ class Clock:
         return {name: statistics.median(samples) for name, samples in times.items()}
 
 
-class CpuClock(Clock):
+class WallClock(Clock):
+    """Start to finish: from the call on the host until the device is done with it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def finish(self) -> None:
+        """Waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def round(self, runs: dict[str, Run], times: dict[str, list[float]]) -> None:
+        for name, run in runs.items():
+            if run.before:
+                run.before()
+            self.finish()
+            begin = time.perf_counter()
+            result = run.call()
+            self.finish()
+            times[name].append(time.perf_counter() - begin)
+            del result
+
+
+class CpuClock(WallClock):
     """Wall-clock time; every call writes fresh tensors, as in real use."""
 
     method = (
@@ -69,6 +92,7 @@ class CpuClock(Clock):
     )
 
     def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
         self.sources: list[Tensor] = []
         source, target = torch.ones(2**24), torch.ones(2**24)
         seconds = self.median({"copy": Run(lambda: target.copy_(source))}, 1.0)["copy"]
@@ -94,15 +118,6 @@ class CpuClock(Clock):
             return targets
 
         return Run(call)
-
-    def round(self, runs: dict[str, Run], times: dict[str, list[float]]) -> None:
-        for name, run in runs.items():
-            if run.before:
-                run.before()
-            begin = time.perf_counter()
-            result = run.call()
-            times[name].append(time.perf_counter() - begin)
-            del result
 
 
 def fresh(size: int) -> Tensor:

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 
-from onepass.case import layernorm_linear
+from onepass.case import bias_gelu, fuse_or_not, layernorm_activation, layernorm_linear, roofline
 from onepass.case.comparison import compare
 
 __all__ = ["CASES"]
 
-# Each takes device, json, quick, compiled and console, as `compare` does, and returns the command's exit code.
+# Each takes what `compare` does, from device on, and returns the command's exit code.
 CASES: dict[str, Callable[..., int]] = {
-    "layernorm-linear": partial(compare, layernorm_linear.COMPARISON),
+    case.COMPARISON.name: partial(compare, case.COMPARISON)
+    for case in (layernorm_linear, layernorm_activation, bias_gelu, fuse_or_not, roofline)
 }

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Operators", "kernels"]
+__all__ = ["Operators", "kernels", "peak"]
 
 
 class Operators(TorchDispatchMode):
@@ -53,3 +54,35 @@ def kernels(call: Callable[[], object], device: torch.device) -> int:
         torch.cuda.synchronize(device)
     on_device = [event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     return sum(not name.startswith(("Memcpy", "Memset")) for name in on_device)
+
+
+class Alive(TorchDispatchMode):
+    """The most bytes of results that are alive at once, operators' own scratch memory left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self.alive: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        results = function(*args, **(kwargs or {}))
+        taken = {StorageWeakRef(t.untyped_storage()) for t in tensors((args, kwargs))}
+        for storage in (t.untyped_storage() for t in tensors(results)):
+            if StorageWeakRef(storage) not in taken:
+                self.alive[StorageWeakRef(storage)] = storage.nbytes()
+        self.alive = {reference: size for reference, size in self.alive.items() if not reference.expired()}
+        self.most = max(self.most, sum(self.alive.values()))
+        return results
+
+
+def peak(call: Callable[[], object], device: torch.device) -> int:
+    """The most bytes of a call beyond what there was: the allocator's on CUDA, of operators' results on the CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    with Alive() as alive:
+        call()
+    return alive.most

@@ -21,13 +21,16 @@ EVERYWHERE = tuple(
     for dtype in (torch.float32, torch.bfloat16)
 )
 COMPARISON = Comparison(
+    name="layernorm-linear",
     title="LayerNorm + Linear",
-    pattern=Pattern(
-        "layernorm-linear",
-        "layer_norm(1e-5) | scale | bias | linear | bias",
-        layer_norm_linear,
-        cuda=(*EVERYWHERE, *(Case(shape, torch.bfloat16, "", out_features) for shape, out_features in LARGE)),
-        cpu=EVERYWHERE,
+    patterns=(
+        Pattern(
+            "layernorm-linear",
+            "layer_norm(1e-5) | scale | bias | linear | bias",
+            layer_norm_linear,
+            cuda=(*EVERYWHERE, *(Case(shape, torch.bfloat16, "", out_features) for shape, out_features in LARGE)),
+            cpu=EVERYWHERE,
+        ),
     ),
     inputs=("x", "norm weight", "norm bias", "linear weight", "linear bias"),
 )

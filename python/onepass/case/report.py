@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rich import box
@@ -21,31 +22,36 @@ Errors: the largest of the output and of each input's gradient against float64, 
 largest magnitude; upstream gradients and all inputs are random. Red: more than {RATIO} times the unfused error, where
 that is more than a few units in the last place.
 Forward / backward. time: medians, all ways in turn. gain: the unfused time over this one. products: the share of
-the time that the matrix products alone take. kernels: launched on the GPU. operators: those below autograd that
-compute; onepass's are one each, whatever they call. bytes: unfused, of the tensors that its operators take and give;
-fused, of each tensor of the line once, the least that must move. held: by the graph between forward and backward,
-inputs among it. peak: the most of a step beyond the inputs.
+the time that the matrix products alone take; same size: that of a copy of the bytes that must move. kernels: launched
+on the GPU. operators: those below autograd that compute; onepass's are one each, whatever they call. bytes: unfused,
+of the tensors that its operators take and give; fused, of each tensor of the line once, the least that must move.
+held: by the graph between forward and backward, inputs among it. peak: the most of a step beyond the inputs.
 """
 
 
 def size_and_dtype(row: Row) -> str:
     """4x4x8→16 fp32."""
-    return f"{size_of(row['shape'])}→{row['out_features']} {short(row['dtype'])}"
+    behind = f"→{row['out_features']}" if row["out_features"] else ""
+    return f"{size_of(row['shape'])}{behind} {short(row['dtype'])} {row['layout']}".strip()
 
 
-def show(checked: Sequence[str], results: dict[str, Any], console: Console) -> None:
-    """Prints a device's tables: errors of the tensors named, times, and work with memory."""
+def show(results: dict[str, Any], console: Console) -> None:
+    """Prints a device's tables of each line: errors of the tensors, times, and work with memory."""
     on_cuda = results["device"] == "cuda"
     work = "kernels" if on_cuda else "operators"
     memory = MEMORY[: 1 + on_cuda]
-    tables = (
-        ([f"error: {checked[0]}", *checked[1:]], lambda row, _: [error(row, name) for name in checked]),
-        (["time", "gain", "products"], times_of),
-        ([work, "bytes", *("held", "peak")[: len(memory)]], lambda row, _: work_of(row, work, memory)),
-    )
     console.print(f"\n{title(results)}", style="cyan", highlight=False, markup=False)
-    for heads, cells in tables:
-        console.print("", table(heads, results["rows"], cells))
+    for line in dict.fromkeys(row["line"] for row in results["rows"]):
+        rows = [row for row in results["rows"] if row["line"] == line]
+        checked = list(dict.fromkeys(name for row in rows for name in row["errors"]))
+        tables = (
+            ([f"error: {name}" if name == "output" else name for name in checked], partial(errors_of, checked)),
+            (["time", "gain", "products"] if "linear" in line else ["time", "gain", "same size"], times_of),
+            ([work, "bytes", *("held", "peak")[: len(memory)]], lambda row, _: work_of(row, work, memory)),
+        )
+        console.print(f"\n{line}", highlight=False, markup=False)
+        for heads, cells in tables:
+            console.print("", table(heads, rows, cells))
 
 
 def table(heads: Sequence[str], rows: list[Row], cells: Callable[[Row, Row], list[str]]) -> Table:
@@ -63,6 +69,11 @@ def table(heads: Sequence[str], rows: list[Row], cells: Callable[[Row, Row], lis
         filled.add_row("" if of == last else of, LABELS.get(row["provider"], row["provider"]), *cells(row, unfused))
         last = of
     return filled
+
+
+def errors_of(checked: Sequence[str], row: Row, _: Row) -> list[str]:
+    """Of all tensors."""
+    return [error(row, name) for name in checked]
 
 
 def error(row: Row, name: str) -> str:
@@ -102,20 +113,26 @@ def known(form: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: "-" if value is None else form(value)
 
 
-def verdict(tensors: int, rows: list[Row], console: Console) -> int:
-    """Prints whether the fused line keeps the accuracy contract, and what failed.
+def verdict(judged: Sequence[str], tensors: int, devices: Sequence[dict[str, Any]], console: Console) -> int:
+    """Prints how many of the judged providers' tensors keep the accuracy contract, and what failed.
 
     Returns:
-        1 if it does not, else 0.
+        1 if they do not, or another check failed, else 0.
     """
-    ours = [row for row in rows if row["provider"] == OURS]
+    rows = [row for on in devices for row in on["rows"]]
+    ours = [row for row in rows if row["provider"] in judged]
     kept = sum(ratio is not None and ratio <= RATIO for row in ours for ratio in row["ratios"].values())
-    failed = any(row["failure"] for row in ours)
-    text = f"{kept} of {tensors * len(ours)} errors at most {RATIO} times unfused PyTorch's"
+    others = [text for on in devices for text in on["failures"]]
+    failed = any(row["failure"] for row in ours) or bool(others)
+    text = f"{kept} of {tensors} errors at most {RATIO} times unfused PyTorch's"
+    several = len({row["line"] for row in rows}) > 1
     for row in rows:
         if row["failure"]:
             who = LABELS.get(row["provider"], row["provider"])
-            console.print(f"{size_and_dtype(row)} {who}: {row['failure']}", markup=False, highlight=False)
+            of = f"{row['line']}, " if several else ""
+            console.print(f"{of}{size_and_dtype(row)} {who}: {row['failure']}", markup=False, highlight=False)
+    for other in others:
+        console.print(other, markup=False, highlight=False)
     console.print(
         f"{'failed' if failed else 'passed'}: {text}", style=f"bold {'red' if failed else 'green'}", highlight=False
     )
