@@ -26,7 +26,7 @@ cache_app = typer.Typer(help="The disk cache of kernels compiled at first use.",
 app.add_typer(cache_app, name="cache")
 console = Console()
 
-SUITES = "table, curve, awkward, layouts, small, linear, attention, attention_curve or models"
+SUITES = "table, curve, awkward, layouts, small, linear, attention, attention_curve, models or fuse"
 DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,

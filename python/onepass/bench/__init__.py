@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import onepass
-from onepass.bench import report, timing
+from onepass.bench import report, timing, whole
 from onepass.bench.attention import ATTENTIONS
 from onepass.bench.cases import Row, host_case, run_case
 from onepass.bench.models import MODELS
@@ -59,7 +59,8 @@ def run(
         suite: "table", the README's shapes; "curve", row lengths from 64 to 262144; "awkward", lengths that no kernel
             likes; "layouts", strided and misaligned rows; "small", where the cost of a call counts; "linear", lines
             with `linear` beside the product alone; "attention", beside the engines that PyTorch has for it;
-            "attention_curve", its probabilities over the number of keys; "models", whole ones with their attentions.
+            "attention_curve", its probabilities over the number of keys; "models", whole ones with their attentions;
+            "fuse", whole ones as they are, compiled and fused (providers eager, compile, onepass, onepass_inductor).
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
             are several lengths, and a roofline of all.
@@ -69,6 +70,8 @@ def run(
     """
     console = console or Console(width=None if sys.stdout.isatty() else 160)
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if suite == "fuse":
+        return whole.run(on, only, json, providers, quick, console)
     chosen = [pattern for pattern in patterns if only is None or re.search(only, pattern.name)]
     if not chosen:
         raise ValueError(f"no pattern matches {only!r}; there are {', '.join(p.name for p in patterns)}")
