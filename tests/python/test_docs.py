@@ -52,7 +52,8 @@ def test_readmes_blocks_run():
 def test_the_language_pages_blocks_run():
     x, residual = torch.randn(2, 3, 64).unbind()
     gamma, beta, b, g = torch.randn(4, 64).unbind()
-    names = {"x": x, "residual": residual, "gamma": gamma, "beta": beta, "b": b, "g": g}
+    W, c = torch.randn(1, 64), torch.randn(1)
+    names = {"x": x, "residual": residual, "gamma": gamma, "beta": beta, "b": b, "g": g, "W": W, "c": c}
     run_blocks(ROOT / "docs/language.md", {"onepass": onepass, "torch": torch, **names})
 
 
