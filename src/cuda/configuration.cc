@@ -214,13 +214,15 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   c.ahead = tuned.ahead && c.across * c.cluster > 32;
   const int64 sum_bytes = c.sums_in_registers ? 0 : slots * int64{c.held_lanes} * c.across * c.lanes * (wide * 4);
   const int threads = c.across * c.down;
-  c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads) : 1;
+  const bool many_sums = r.backward && r.features > 2;  // 24 to 400 bytes of them spilled with half the registers
+  c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads / (many_sums ? 2 : 1)) : 1;
   constexpr int kReserved = 1024;  // for the system, in every block
   const int64 numbers_at_once = std::max(r.features, 3);
   const int64 reductions =
       kTuning.reduction_bytes * numbers_at_once * wide * std::max(threads / 32, 1) * c.cluster + 512;
   const int64 staged = staged_bytes(r, c);
-  const int64 own = reductions + staged + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0);
+  const int64 own = reductions + staged + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0) +
+                    (r.features > 0 ? int64{threads} * wide * 4 : 0);
   const int64 room = (chip.shared_per_block + kReserved) / c.blocks_per_sm - kReserved - own - sum_bytes;
   if (sum_bytes + own > chip.shared_per_block) return false;
   p.shared_bytes = static_cast<unsigned>(sum_bytes + staged);

@@ -23,7 +23,7 @@ class behind_features {
   using lane = pack<T, 1>;
   static_assert(Config::kAcross >= kFeatures && Config::kLanes == 1 && Config::kCluster == 1);
 
-  explicit ONEPASS_FUNCTION behind_features(const arguments& a) : a_(a), own_(a), all_(a) {
+  explicit ONEPASS_FUNCTION behind_features(const arguments& a) : a_(a) {
 #pragma unroll
     for (int slot = 0; slot < kSums; ++slot) sums_[slot] = lane(T(0));
     if constexpr (kBackward) ask(thread_.first);
@@ -32,7 +32,7 @@ class behind_features {
   // Forward: every thread of the row has its features.
   ONEPASS_FUNCTION void finish(int64 row, bool exists, numbers<T, kFeatures> features) const {
     if (!has_one()) return;
-    place<Config, Line> at = own_;
+    place<Config, Line> at(a_);
     at.set_row(static_cast<index>(row), exists);
     at.set_column(thread_.across, 1);
     at.store_y(Line::pre::forward(at.rounded(own_of(features)), at));
@@ -43,19 +43,22 @@ class behind_features {
   ONEPASS_FUNCTION numbers<T, kFeatures> gradients(int64 row) {
     const numbers<T, kFeatures> x = next_x_, dy = next_dy_;
     ask(row + thread_.step);
-    all_.set_row(static_cast<index>(row), row < a_.rows);
+    const bool exists = row < a_.rows;
+    place<Config, Line, true> quiet(a_);
+    quiet.set_row(static_cast<index>(row), exists);
     numbers<T, kFeatures> result;
 #pragma unroll
     for (int j = 0; j < kFeatures; ++j) {
-      all_.set_column(j, 1);
-      result.v[j] = Line::pre::backward(lane(x.v[j]), lane(dy.v[j]), all_).v[0];
+      quiet.set_column(j, 1);
+      result.v[j] = Line::pre::backward(lane(x.v[j]), lane(dy.v[j]), quiet).v[0];
     }
     if constexpr (Config::kWantsDx || Config::kWantsColumn != 0 || Config::kWantsTensor != 0) {
       if (has_one()) {
-        own_.set_row(static_cast<index>(row), row < a_.rows);
-        own_.set_column(thread_.across, 1);
-        own_.set_sums(sums_);
-        own_.store_dx(Line::pre::backward(own_of(x), own_of(dy), own_));
+        place<Config, Line> at(a_);
+        at.set_row(static_cast<index>(row), exists);
+        at.set_column(thread_.across, 1);
+        at.set_sums(sums_);
+        at.store_dx(Line::pre::backward(own_of(x), own_of(dy), at));
       }
     }
     return result;
@@ -79,34 +82,33 @@ class behind_features {
   }
   // What the row's gradients will be made of, a row ahead of its use.
   ONEPASS_FUNCTION void ask(int64 row) {
-    all_.set_row(static_cast<index>(row), row < a_.rows);
+    place<Config, Line, true> at(a_);
+    at.set_row(static_cast<index>(row), row < a_.rows);
 #pragma unroll
     for (int j = 0; j < kFeatures; ++j) {
-      all_.set_column(j, 1);
-      if constexpr (Line::pre::needs_input) next_x_.v[j] = all_.x().v[0];
-      else next_x_.v[j] = T(0);
-      next_dy_.v[j] = all_.dy().v[0];
+      at.set_column(j, 1);
+      next_x_.v[j] = T(0);
+      if constexpr (Line::pre::needs_input) next_x_.v[j] = at.x().v[0];
+      next_dy_.v[j] = at.dy().v[0];
     }
   }
 
   const arguments& a_;
   rows_of_thread<Config> thread_;
-  place<Config, Line> own_;
-  place<Config, Line, true> all_;
   numbers<T, kFeatures> next_x_, next_dy_;
   lane sums_[kSums];
 };
 
 template <class Config, class Before, class Behind>
 ONEPASS_FUNCTION void few_features_forward(const few_features_arguments& a) {
-  const behind_features<typename Config::behind, Behind, Before::features, false> behind(a.behind);
-  rowwise_forward<typename Config::before, Before>(a.before, behind);
+  rowwise_forward<typename Config::before, Before>(
+      a.before, behind_features<typename Config::behind, Behind, Before::features, false>(a.behind));
 }
 
 template <class Config, class Before, class Behind>
 ONEPASS_FUNCTION void few_features_backward(const few_features_arguments& a) {
-  using behind = behind_features<typename Config::behind, Behind, Before::features, true>;
-  rowwise_backward<typename Config::before, Before, behind>(a.before, behind(a.behind));
+  rowwise_backward<typename Config::before, Before>(
+      a.before, behind_features<typename Config::behind, Behind, Before::features, true>(a.behind));
 }
 
 ONEPASS_END

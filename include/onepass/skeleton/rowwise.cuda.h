@@ -123,7 +123,7 @@ ONEPASS_FUNCTION void store_row(const row_threads<Config>& threads, place<Config
 struct nothing_behind {};
 
 template <class Config, class Line, class Behind = nothing_behind>
-ONEPASS_FUNCTION void rowwise_forward(const arguments& a, const Behind& behind = {}) {
+ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) {
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kLanes>;
   constexpr bool kHeld = !Config::kComputesAgain;
@@ -220,7 +220,7 @@ ONEPASS_FUNCTION void finish_lane(const arguments& a, place<Config, Line>& at,
 }
 
 template <class Config, class Line, class Behind = nothing_behind>
-ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind behind = {}) {
+ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {}) {
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kLanes>;
   using place_of = place<Config, Line>;
