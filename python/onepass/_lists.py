@@ -20,10 +20,11 @@ def run(call, line, xs, operands, stack):
         stack: whether results are stacked, else they are lists.
     """
     xs, operands = list(xs), list(operands)
-    _check(line, xs, operands)
-    if stack:
+    whole = _pieces_of(xs)
+    _check(line, xs if whole is None else None, len(xs), operands)
+    if stack and whole is None:
         _check_stack(xs)
-    results = _together(call, line, xs, operands)
+    results = _together(call, line, xs, whole, operands)
     if results is None:
         each = [call(x, [o[i] if _is_list(o) else o for o in operands]) for i, x in enumerate(xs)]
         results = list(zip(*each)) if line.keeps else [each]
@@ -37,22 +38,23 @@ def _is_list(value) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _check(line, xs, operands):
-    """Raises as PyTorch would, naming the tensor that is at fault."""
-    if not xs:
+def _check(line, xs, count, operands):
+    """Raises as PyTorch would, naming the tensor that is at fault. xs: None where they are known to fit."""
+    if count == 0:
         raise RuntimeError("fused(): expected a non-empty list of tensors")
-    names = line._operand_names()
-    lists = [("x", xs), *[(name, o) for name, o in zip(names, operands) if _is_list(o)]]
+    lists = [] if xs is None else [("x", xs)]
+    if any(_is_list(o) for o in operands):
+        lists += [(name, o) for name, o in zip(line._operand_names(), operands) if _is_list(o)]
     for name, tensors in lists:
         for i, t in enumerate(tensors):
             if not isinstance(t, torch.Tensor):
                 raise TypeError(f"fused(): element {i} of {name} must be Tensor, not {type(t).__name__}")
-        if len(tensors) != len(xs):
+        if len(tensors) != count:
             raise RuntimeError(
-                f"fused(): {name} must be a tensor, or a list of {len(xs)} as x is, got {len(tensors)} elements"
+                f"fused(): {name} must be a tensor, or a list of {count} as x is, got {len(tensors)} elements"
             )
-    first = xs[0]
-    for i, x in enumerate(xs):
+    for i, x in enumerate(xs or ()):
+        first = xs[0]
         for what, a, b in (
             ("row length", x.shape[-1:], first.shape[-1:]),
             ("dtype", x.dtype, first.dtype),
@@ -72,15 +74,15 @@ def _check_stack(xs):
             )
 
 
-def _together(call, line, xs, operands):
+def _together(call, line, xs, whole, operands):
     """Of one call for all: each result a tensor of one dimension more, or a list. None where one call cannot be."""
     shape = xs[0].shape
-    looks_at_rows = any(word.name == "causal" for word in line.words)
+    looks_at_rows = line.looks_at_rows
     columns = [_is_list(o) and i not in line.tensor_operands for i, o in enumerate(operands)]
     if line.scores or not shape or any(columns) or (looks_at_rows and len(shape) < 2):
         return None
-    if all(x.shape == shape for x in xs):
-        whole = _as_one(xs)
+    if whole is not None or all(x.shape == shape for x in xs):
+        whole = torch.stack(xs) if whole is None else whole
         taken = [_as_one(_expanded(o, xs, line, operands, i)) if _is_list(o) else o for i, o in enumerate(operands)]
         results = call(whole, taken)
         return list(results) if line.keeps else [results]
@@ -108,19 +110,20 @@ def _expanded(operand, xs, line, operands, i):
 
 
 def _as_one(tensors):
-    """All of them as one tensor with a dimension more in front: a view where they are pieces of one tensor."""
-    joined = _joined()
-    if joined is not None and all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
-        whole = joined(tensors)
-        if whole:
-            return whole[0]
-    return torch.stack(tensors)
+    """All of them as one tensor with a dimension more in front."""
+    whole = _pieces_of(tensors)
+    return torch.stack(tensors) if whole is None else whole
 
 
-def _joined():
+def _pieces_of(tensors):
+    """The same as a view, where they are equal pieces of one tensor; else None."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
-    return _joined_op()
+    if not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
+        return None
+    joined = _joined_op()
+    found = joined(tensors) if joined else None
+    return found[0] if found else None
 
 
 @functools.cache

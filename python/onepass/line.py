@@ -84,6 +84,7 @@ class Line:
         self.operand_count = len(self._operand_words)
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
         self.has_dropout: bool = facts["dropouts"] > 0
+        self.looks_at_rows = any(word.name == "causal" for word in self.words)
         self._without_dropout: str = facts["without_dropout"]
         self.scores = self.words[0].operand == "keys"
         self.values: bool = facts["values"]

@@ -86,9 +86,10 @@ inline Tensor seen_as(const Tensor& base, const joined_views& as) {
     run *= size(d), sizes[at] = size(d), places[static_cast<std::size_t>(d)] = static_cast<std::int64_t>(at);
   }
   if (!dense || run == 0) return base.as_strided(as.sizes, as.strides, as.offset);
-  Tensor flat = base.view({-1});
+  Tensor flat = base.dim() == 1 ? base : base.view({-1});
   if (run != base.numel()) flat = flat.narrow(0, as.offset - base.storage_offset(), run);
-  return flat.view(sizes).permute(places);
+  const Tensor seen = flat.view(sizes);
+  return std::is_sorted(order.begin(), order.end()) ? seen : seen.permute(places);
 }
 
 // Of tensors of one shape: a tensor of them all, with a dimension more in front, where no copy is needed; else nothing.

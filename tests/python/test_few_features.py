@@ -35,7 +35,8 @@ def dots(line):
 
 def check(line, *arguments, **keywords):
     inputs = make_inputs(line, *arguments, **keywords)
-    check_line(dots(line), inputs, slack=4.0)
+    # A column of few numbers may have a sum that is small beside its terms.
+    check_line(dots(line), inputs, slack=2.0, floor_scales=[float(t.numel() <= 8) for t in inputs.differentiable])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
