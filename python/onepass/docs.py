@@ -93,11 +93,18 @@ functions and modules, names one, and raises where it cannot be:
 | `deferred` | the same with a norm behind the product: x is read once, nothing made of it is written | see below |
 | `streamed` | the matrix once past a few rows that each block makes and keeps: for decoding | see below |
 | `resident` | short rows once past a small matrix that each block keeps; a row stays in registers | see below |
+| `dots` | rows end in at most 8 dot products, and backward begins at their gradients: one kernel each | everywhere |
 | `panels` | the words before `linear` and the library's product, some rows at a time in a core's cache | the CPU |
 
-The four of one kernel are for bfloat16 and float16 and rows of multiples of 8 numbers; `tiled` and `deferred` for
-sm_90a; on sm_80 and later `streamed` for at most 16 rows that fit in shared memory (on sm_90a 16 of 4096 numbers do),
-`resident` for rows of at most 256 numbers and a matrix that fits there (on sm_90a 384 by 256 does).
+`dots` is for x and a matrix of one dtype, any one, and rows that a block has room for (of at most 8192 numbers on
+CUDA); each feature counts as one of the line's 12 operands. The row is not rounded before its products. A row's result
+does not depend on the others. Backward of `softmax | linear` takes another way, as does a call whose matrix needs no
+gradient where x was not saved for it. On the CPU a line is compiled at first use for each number of features.
+
+The four of `tiled`, `deferred`, `streamed` and `resident` are for bfloat16 and float16 and rows of multiples of 8
+numbers; `tiled` and `deferred` for sm_90a; on sm_80 and later `streamed` for at most 16 rows that fit in shared memory
+(on sm_90a 16 of 4096 numbers do), `resident` for rows of at most 256 numbers and a matrix that fits there (on sm_90a
+384 by 256 does).
 Only sm_90a has been measured: elsewhere these two are taken only where they are named. What is deferred is
 `layer_norm` or `rms_norm`, with `scale` and `bias` or without, and nothing else stands before `linear`. Panels are for
 float32 and float64, many rows, and at most 1024 features. `Line.plan` says which way is taken, and why:
@@ -152,6 +159,26 @@ on sm_90a, with S and the sizes of rows multiples of 8, rows of at most 256 numb
 multiply (`mul`, `scale`, `dropout`); words cost what they compute, and tensors among them are read a tile ahead. Where
 it serves and rows have at most 128 numbers, backward writes no weights either: one kernel for the gradients of queries
 and of the words' tensors, one for those of keys and values. In other cases on CUDA backward writes them.
+
+## Lists
+
+The first argument may be a list or tuple of tensors with the same row length, dtype and device: inputs that are
+independent, one call. An operand is a tensor for all of them, or a list with one for each. Results are a list, or,
+with `stack=True`, one tensor as `torch.stack` makes it (and a kept value likewise).
+
+```python
+line = onepass.Line("layer_norm(0) | tanh | linear | bias | relu")
+ys = line(x.unbind(), W, c)              # a list
+y = line(x.unbind(), W, c, stack=True)   # a tensor
+```
+
+Pieces of one tensor (`split`, `chunk`, `unbind`, slices at equal distances, views of those) are recognised: the line
+runs on the tensor that they are pieces of, nothing is copied, and its gradient comes as one tensor. They are not taken
+for such where a hook or `retain_grad` listens between the tensor and the piece, where one was written to since, or
+under `torch.compile` and `torch.func`. Other tensors of one shape are stacked first, tensors of several leading shapes
+put behind each other, which costs a copy of them; then it is one launch too. Where columns or matrices differ from
+input to input, for lines that begin with `scores`, and for `causal` with several shapes, each input is a call of its
+own. In one call dropout's masks are those of all inputs taken together.
 
 ## Dropout and training
 

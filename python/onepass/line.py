@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from onepass import _native, _ops
+from onepass import _lists, _native, _ops
 from onepass._autocast import under_autocast
 from onepass._native import LineError
 from onepass.autograd import Apply, Transformable, differentiable
@@ -84,6 +84,7 @@ class Line:
         self.operand_count = len(self._operand_words)
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
         self.has_dropout: bool = facts["dropouts"] > 0
+        self.looks_at_rows = any(word.name == "causal" for word in self.words)
         self._without_dropout: str = facts["without_dropout"]
         self.scores = self.words[0].operand == "keys"
         self.values: bool = facts["values"]
@@ -97,11 +98,19 @@ class Line:
         self._mask_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "mask"]
         self._ready_on_cpu: dict[int, bool] = {}
 
-    def __call__(self, x, *operands, training: bool = True, generator: torch.Generator | None = None):
+    def __call__(
+        self, x, *operands, training: bool = True, generator: torch.Generator | None = None, stack: bool = False
+    ):
         """Runs the line; see :func:`fused`."""
-        return self._call(x, operands, training, generator)
+        return self._call(x, operands, training, generator, stack)
 
-    def _call(self, x, operands, training, generator):
+    def _call(self, x, operands, training, generator, stack=False):
+        if isinstance(x, (list, tuple)):
+            if len(operands) != self.operand_count:
+                raise TypeError(self._operand_message(len(operands)))
+            return _lists.run(lambda x, o: self._call(x, o, training, generator), self, x, operands, stack)
+        if stack:
+            raise TypeError("fused(): argument 'stack' is for a list of tensors")
         try:
             if len(operands) != self.operand_count:
                 raise TypeError(self._operand_message(len(operands)))
@@ -307,18 +316,28 @@ def _registered(line: str) -> str:
     return name
 
 
-def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = True, generator=None):
+def fused(
+    line: str,
+    x: torch.Tensor | list[torch.Tensor],
+    *operands: torch.Tensor | list[torch.Tensor],
+    training: bool = True,
+    generator=None,
+    stack: bool = False,
+):
     """Runs a line of words over the rows of a tensor: one kernel forward, one backward, every tensor moved once.
 
     Args:
         line: words separated by ``|``; :func:`words` lists them.
-        x: tensor of shape (..., N), float32, float64, bfloat16 or float16.
+        x: tensor of shape (..., N), float32, float64, bfloat16 or float16; or a list or tuple of such tensors of one
+            row length, dtype and device, for all of which the line is called once.
         operands: one for each word that takes one, in the order in which the words stand. Columns have shape [N];
             tensors have x's shape or broadcast to it. Their dtypes may differ from x's. `linear` takes a matrix
             [N', N] (under autocast it is cast); behind it rows have N' numbers of the matrix's dtype. `scores` takes
-            keys [..., N', N] with x's batch sizes (of which the last may be 1), and likewise.
+            keys [..., N', N] with x's batch sizes (of which the last may be 1), and likewise. Where x is a list, an
+            operand is for all of its tensors, or a list with one for each.
         training: ``False`` leaves dropout out.
         generator: for dropout, a ``torch.Generator`` of x's device; PyTorch's default one otherwise.
+        stack: where x is a list, whether results are stacked as ``torch.stack`` does; else they are lists.
 
     Returns:
         The result, of x's shape and dtype (behind `linear` (..., N') and its matrix's) and contiguous; a tuple
@@ -338,4 +357,4 @@ def fused(line: str, x: torch.Tensor, *operands: torch.Tensor, training: bool = 
         parsed = getattr(_REGISTRY, _registered(line))
     else:
         parsed = _LINES.get(line) or _parse(line)
-    return parsed._call(x, operands, training, generator)
+    return parsed._call(x, operands, training, generator, stack)

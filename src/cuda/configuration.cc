@@ -92,7 +92,8 @@ uint64 repeated_operands(const request& r, const arguments& a) {
 uint64 staged_results(const request& r, const arguments& a, const configuration& c) {
   const int size = size_of(r.x);
   if (c.access == c.lanes) return 0;
-  uint64 results = !r.backward || r.wants_dx ? 1u << 1 : 0;  // numbered as place.cuda.h's streams
+  const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr;
+  uint64 results = static_cast<uint64>(gives) << 1;  // numbered as place.cuda.h's streams
   for (int i = 0; i < kMaxOperands; ++i)
     results |= static_cast<uint64>(a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 &&
                                    size_of(r.operand[i]) == size)
@@ -185,13 +186,14 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   configuration& c = p.with;
   const int slots = std::popcount(r.wants_column);
   if (slots > tuned.sums || std::popcount(c.repeated_operand) > tuned.repeated ||
-      (tuned.computes_again && r.flops > kTuning.again_flops))
+      (tuned.computes_again && r.flops > kTuning.again_flops) || (tuned.ahead && r.features > 0))
     return false;
   const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
   const int most_lanes = std::clamp(tuned.numbers / wide / c.lanes, 1, kTuning.held_lanes);
   const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, most_lanes));
-  const int64 across = std::max(wanted, std::min<int64>(kTuning.least_across, power_of_two_from(lanes_a_row)));
+  const int64 least_across = std::min<int64>(kTuning.least_across, power_of_two_from(lanes_a_row));
+  const int64 across = std::max({wanted, least_across, power_of_two_from(r.features)});
   const int64 most = std::min(tuned.cluster, chip.cluster);
   c.across = static_cast<int>(std::min<int64>(across, tuned.threads));
   c.cluster = static_cast<int>(std::min(across / c.across, most));
@@ -212,11 +214,15 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   c.ahead = tuned.ahead && c.across * c.cluster > 32;
   const int64 sum_bytes = c.sums_in_registers ? 0 : slots * int64{c.held_lanes} * c.across * c.lanes * (wide * 4);
   const int threads = c.across * c.down;
-  c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads) : 1;
+  const bool many_sums = r.backward && r.features > 2;  // 24 to 400 bytes of them spilled with half the registers
+  c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads / (many_sums ? 2 : 1)) : 1;
   constexpr int kReserved = 1024;  // for the system, in every block
-  const int64 reductions = int64{kTuning.reduction_bytes} * wide * std::max(threads / 32, 1) * c.cluster + 512;
+  const int64 numbers_at_once = std::max(r.features, 3);
+  const int64 reductions =
+      kTuning.reduction_bytes * numbers_at_once * wide * std::max(threads / 32, 1) * c.cluster + 512;
   const int64 staged = staged_bytes(r, c);
-  const int64 own = reductions + staged + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0);
+  const int64 own = reductions + staged + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0) +
+                    (r.features > 0 ? int64{threads} * wide * 4 : 0);
   const int64 room = (chip.shared_per_block + kReserved) / c.blocks_per_sm - kReserved - own - sum_bytes;
   if (sum_bytes + own > chip.shared_per_block) return false;
   p.shared_bytes = static_cast<unsigned>(sum_bytes + staged);
@@ -290,11 +296,12 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
 }  // namespace
 
 request::request(const spec::line& line, bool is_backward)
-    : rowwise(line.rowwise()),
+    : rowwise(line.by_rows()),
       backward(is_backward),
       operands(line.operands),
       keeps(line.keeps),
       parameters(static_cast<int>(line.parameters.size())),
+      features(line.features),
       draws(line.dropouts > 0),
       begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
   for (const spec::word& w : line.words) {

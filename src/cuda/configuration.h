@@ -26,6 +26,7 @@ struct request {
   uint64 wants_column = 0, wants_tensor = 0;
   bool wants_dx = false, wants_again = false;
   int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
+  int features = 0;                                                             // that end its rows
   int flops = 0;
   bool draws = false;            // has dropout
   bool begins_with_row = false;  // its first word is a row word

@@ -15,9 +15,8 @@ namespace {
 
 // As in onepass/skeleton/column_sum.cuda.h, which only NVRTC reads.
 struct column_sum_arguments {
-  const void* partial;
-  int64 parts, columns;
-  view output[kMaxOperands];
+  int64 parts;
+  column_sum of[2 * kMaxOperands];
 };
 
 const kernel& find_or_build(const request& r, const plan& p, int device, void* stream) {
@@ -65,10 +64,22 @@ void launch(const request& r, const std::vector<plan>& plans, const arguments& a
   }
 }
 
-void reduce_columns(const arguments& a, dtype type, int64 parts, int slots, const view* outputs, int device,
-                    void* stream) {
-  column_sum_arguments with{a.column_partial, parts, a.columns, {}};
-  std::copy(outputs, outputs + slots, with.output);
+std::vector<column_sum> sums_of(const arguments& a, dtype type, int64 parts, int slots, const view* outputs) {
+  std::vector<column_sum> sums;
+  for (int slot = 0; slot < slots; ++slot) {
+    const char* partial = static_cast<const char*>(a.column_partial) + slot * parts * a.columns * size_of(type);
+    sums.push_back({partial, a.columns, outputs[slot].data, outputs[slot].type});
+  }
+  return sums;
+}
+
+void reduce_columns(const std::vector<column_sum>& sums, dtype type, int64 parts, int device, void* stream) {
+  if (sums.empty()) return;
+  column_sum_arguments with{parts, {}};
+  std::copy(sums.begin(), sums.end(), with.of);
+  const int64 most = std::max_element(sums.begin(), sums.end(), [](const column_sum& x, const column_sum& y) {
+                       return x.columns < y.columns;
+                     })->columns;
   static known_kernels known;
   const kernel& sum = known.find_or_build(kernel_key(device, type), [&]() -> const kernel& {
     return load(column_sum_source(type), kKernelName, device, stream, facts(device).arch_name + " column sum");
@@ -76,8 +87,8 @@ void reduce_columns(const arguments& a, dtype type, int64 parts, int slots, cons
   // Some four parts a thread, so that their loads are in flight at a time.
   const unsigned down = std::min(std::bit_ceil(static_cast<unsigned>((parts + 3) / 4)), kTuning.column_sum_down);
   const unsigned across = kTuning.column_sum_threads / down, columns = across * kTuning.column_sum_columns;
-  const auto blocks = static_cast<unsigned>((a.columns + columns - 1) / columns);
-  launch(sum, {blocks, static_cast<unsigned>(slots)}, {across, down}, 0, facts(device).arch >= 90, stream, &with);
+  const auto blocks = static_cast<unsigned>((most + columns - 1) / columns);
+  launch(sum, {blocks, static_cast<unsigned>(sums.size())}, {across, down}, 0, facts(device).arch >= 90, stream, &with);
 }
 
 }  // namespace onepass::cuda

@@ -88,7 +88,7 @@ void launch(const narrow_gradients_call& of, const narrow_plan& plan, int device
   sums.columns = plan.part();
   sums.column_partial = of.parts;
   const view total{of.products, {}, dtype::f32, 1};
-  reduce_columns(sums, dtype::f32, plan.teams, 1, &total, device, stream);
+  reduce_columns(sums_of(sums, dtype::f32, plan.teams, 1, &total), dtype::f32, plan.teams, device, stream);
   struct {  // narrow_gradients_arguments
     const float* products;
     const void *matrix, *scale, *bias;

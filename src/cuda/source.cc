@@ -6,8 +6,6 @@
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {
-namespace {
-
 // Significant bits of the results, at most.
 int result_bits(const request& r) {
   const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
@@ -17,8 +15,6 @@ int result_bits(const request& r) {
   }
   return bits;
 }
-
-}  // namespace
 
 const char* name_of(dtype type) {
   switch (type) {
@@ -80,7 +76,7 @@ std::string fields(const request& r, const configuration& c) {
   bits("kStaged", c.staged);
   bits("kBroughtOnce", c.brought_once);
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
-  number("kSpareLanes", c.spare_lanes);
+  number("kSpareLanes", c.spare_lanes), number("kFeatures", r.features);
   return text;
 }
 
@@ -101,7 +97,7 @@ std::string column_sum_source(dtype parts) {
   const std::string threads = std::to_string(kTuning.column_sum_threads);
   return "#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void "
          "__launch_bounds__(" +
-         threads + ") " + kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  column_sum<" +
+         threads + ") " + kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  add_columns<" +
          (parts == dtype::f64 ? "double" : "float") + ", " + threads + ", " +
          std::to_string(kTuning.column_sum_columns) + ">(a);\n}\nONEPASS_END\n";
 }

@@ -12,6 +12,7 @@ const char* name_of(dtype);  // as the sources write it
 // Parts of a source: what stands before the skeleton's types, and the members of a Config.
 std::string heading(const request&, const std::string& skeleton);
 std::string fields(const request&, const configuration&);
+int result_bits(const request&);  // significant ones of the results, at most
 std::string type_field(const char* name, dtype);
 std::string number_field(const char* name, int);
 

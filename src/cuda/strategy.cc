@@ -158,6 +158,20 @@ double seconds_of_scores(const spec::contraction& of, const linear_case& c, cons
                            kSpeed.tile_block);
 }
 
+// Its threads contract the rows that they have.
+prediction dots(const spec::contraction& of, const linear_case& c) {
+  const int64 x = c.x_bytes(), y = c.result_bytes();
+  prediction p{spec::strategy::dots, x + y + c.matrix_bytes()};
+  p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
+  p.why_not = spec::why_not_dots(of, c.columns);
+  if (p.why_not.empty() && c.depth > kMostRowColumns)
+    p.why_not = "it is for rows of at most " + std::to_string(kMostRowColumns) + " numbers";
+  if (!p.why_not.empty()) return p;
+  const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
+  p.seconds = kSpeed.dots_call + std::max(seconds_for(p.bytes), products * kSpeed.dots_product);
+  return p;
+}
+
 // Scores stay in registers; keys pass by twice, or once where a cluster holds a row.
 prediction scores(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
   prediction p{.how = spec::strategy::resident};
@@ -172,8 +186,8 @@ prediction scores(const spec::contraction& of, const linear_case& c, const devic
 
 std::vector<prediction> predict(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
   if (of.scores) return {unfused(of, c), scores(of, c, chip)};
-  return {unfused(of, c), tiled(of, c, chip, false), tiled(of, c, chip, true), streamed(of, c, chip),
-          resident(of, c, chip)};
+  return {unfused(of, c),        tiled(of, c, chip, false), tiled(of, c, chip, true),
+          streamed(of, c, chip), resident(of, c, chip),     dots(of, c)};
 }
 
 std::vector<prediction> predict_attention(const spec::contraction& of, const linear_case& c, const device_facts& chip) {

@@ -9,7 +9,7 @@
 
 namespace onepass::cuda {
 
-// Unfused, tiled, deferred, streamed and resident, in this order.
+// Unfused, tiled, deferred, streamed, resident and dots, in this order.
 std::vector<spec::prediction> predict(const spec::contraction&, const spec::linear_case&, const device_facts&);
 // Of a line with `values`, of which these are what `scores` begins: unfused and streamed. Values are taken to be as
 // long as the keys.

@@ -91,7 +91,7 @@ struct tuning {
       512;  // of a block of the second kernel, columns of a thread, and threads down the parts
   unsigned column_sum_columns = 4;
   unsigned column_sum_down = 64;
-  int reduction_bytes = 36;  // of static shared memory for each warp of a cluster: three sets of three floats
+  int reduction_bytes = 12;  // of static shared memory for each warp of a cluster: three sets, of a float
 };
 
 inline constexpr tuning kTuning{};
@@ -195,6 +195,8 @@ struct linear_speed {
   double attended = .5e-12, attended_depth = 3.1e-15, attended_tensor = .2e-12;
   // Short rows past a small matrix: for each number of x, and each product.
   double resident_call = 4e-6, resident_number = .87e-12, resident_product = 7e-15;
+  // Rows that end in dot products: for each product. From instruction counts, not yet from measurements.
+  double dots_call = 3e-6, dots_product = .1e-12;
 };
 
 }  // namespace onepass::cuda

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "onepass/skeleton/arguments.h"
 #include "src/spec/words.h"
 
 namespace onepass::spec {
@@ -71,6 +72,13 @@ reads backward_reads(const contraction& of) {
   result.operands.push_back(true);
   result.operands.insert(result.operands.end(), behind.operands.begin(), behind.operands.end());
   return result;
+}
+
+std::string why_not_dots(const contraction& line, int64 features) {
+  if (features > kFewFeatures) return "it is for at most " + std::to_string(kFewFeatures) + " features";
+  if (line.weight + features > kMaxOperands)
+    return "operands before 'linear' and features are more than " + std::to_string(kMaxOperands);
+  return "";
 }
 
 contraction_gradients plan_gradients(const contraction& of, dtype x, const std::vector<operand_facts>& operands,

@@ -25,6 +25,10 @@ struct contraction {
 
 reads backward_reads(const contraction&);
 
+// Empty where `linear` of so many features can be dot products of rows: each feature is an operand of the kernel.
+inline constexpr int64 kFewFeatures = 8;
+std::string why_not_dots(const contraction&, int64 features);
+
 bool has_softmax(const line&);
 
 // Whether a line's softmax needs nothing behind a row's own place: `causal` stands before it, and no word between the

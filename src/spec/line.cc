@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "onepass/skeleton/arguments.h"
+#include "onepass/stage/words.h"
 #include "src/spec/words.h"
 
 namespace onepass::spec {
@@ -305,6 +306,18 @@ line slice(const line& of, int begin, int end) {
     part.words.push_back(w);
   }
   return part;
+}
+
+line with_features(line of, int features) {
+  for (int j = 0; j < features; ++j) {
+    word w{};
+    w.about = &stage::feature::about;
+    w.ordinal = j;
+    w.operand = of.operands++;
+    of.words.push_back(w);
+  }
+  of.features = features;
+  return of;
 }
 
 std::string without_dropout(const line& from) {

@@ -18,10 +18,11 @@ enum class strategy : int {
   deferred,  // the same, with the norm behind the product (onepass/skeleton/deferred_norm.cuda.h)
   streamed,  // one kernel for few rows (onepass/skeleton/streamed_linear.cuda.h), or attention (attention.cuda.h)
   resident,  // one kernel for short rows (onepass/skeleton/resident_linear.cuda.h)
+  dots,      // one kernel for few features (onepass/skeleton/few_features.cuda.h), on the CPU too
   panels,    // on the CPU, a panel of rows at a time (src/torch/panels.h)
 };
 inline constexpr std::string_view kStrategies[] = {"auto",     "unfused",  "tiled", "deferred",
-                                                   "streamed", "resident", "panels"};
+                                                   "streamed", "resident", "dots",  "panels"};
 
 struct word {
   const descriptor* about;
@@ -41,11 +42,13 @@ struct line {
   int values = -1;  // index of `values`, the last word; -1: none
   strategy how = strategy::automatic;
   int operands = 0, dropouts = 0, keeps = 0;
+  int features = 0;       // numbers that `linear` makes of a row, the line's last words (see with_features)
   int first_operand = 0;  // of a slice: how many operands of the whole line come before its own
   std::vector<double> parameters;
 
   bool rowwise() const { return row >= 0; }
-  bool scores() const;  // whether it begins with `scores`
+  bool by_rows() const { return rowwise() || features > 0; }  // its kernels have whole rows
+  bool scores() const;                                        // whether it begins with `scores`
   const word& operand_word(int operand) const;
   int statistics() const { return rowwise() ? words[row].about->statistics : 0; }
   int least_dim() const;           // `causal` looks at the last two dimensions
@@ -66,5 +69,8 @@ line slice(const line&, int begin, int end);
 
 // Without dropout, as in evaluation: the words as text again.
 std::string without_dropout(const line&);
+
+// The words, and behind them so many features: `linear`, whose matrix has so many rows, each a column operand.
+line with_features(line, int features);
 
 }  // namespace onepass::spec

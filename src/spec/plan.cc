@@ -16,9 +16,12 @@ struct segment {
   int begin, end;
 };
 
-segment entry_segment(const line& of) { return {0, of.rowwise() ? of.row : static_cast<int>(of.words.size())}; }
+segment entry_segment(const line& of) {
+  return {0, of.rowwise() ? of.row : static_cast<int>(of.words.size()) - of.features};
+}
 segment exit_segment(const line& of) {
-  return {of.rowwise() ? of.row + 1 : static_cast<int>(of.words.size()), static_cast<int>(of.words.size())};
+  const int end = static_cast<int>(of.words.size());
+  return {of.rowwise() ? of.row + 1 : end - of.features, end};
 }
 
 // Mirrors chain<>::needs_input: whether backward of words [at, end) reads the value that enters them.
@@ -79,12 +82,12 @@ reads backward_reads(const line& of, bool again) {
   result.operands.resize(static_cast<std::size_t>(of.operands));
   const segment entry = entry_segment(of), exit = exit_segment(of);
   if (again) result.x = result.kept < 0;
-  else result.x = of.rowwise() ? resume < 0 : needs_input(of, 0, entry.end, resume);
+  else result.x = of.by_rows() ? resume < 0 : needs_input(of, 0, entry.end, resume);
   for (int i = 0; i < static_cast<int>(of.words.size()); ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
     if (w.operand < 0) continue;
     const bool before_row = i < entry.end;
-    const bool recomputed = (again && (result.result || i > resume)) || (of.rowwise() && before_row && i > resume) ||
+    const bool recomputed = (again && (result.result || i > resume)) || (of.by_rows() && before_row && i > resume) ||
                             needs_input(of, i + 1, before_row ? entry.end : exit.end, resume);
     result.operands[static_cast<std::size_t>(w.operand)] = recomputed || w.about->backward_needs_operand;
   }
@@ -157,6 +160,8 @@ std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward
     const std::string name = "stage::" + std::string(row.about->name);
     text += ", " + (resume == of.row ? "stage::resumed<" + name + ">" : name) + ", " +
             std::to_string(row.parameter_slot) + ", " + chain_text(of, exit_segment(of), boolean_masks, resume);
+  } else if (of.features > 0) {
+    text += ", stage::whole, -1, " + chain_text(of, exit_segment(of), boolean_masks, resume);
   }
   return text + ">";
 }

@@ -1,6 +1,7 @@
 // What Python asks of the library without tensors, through ctypes: text in, JSON out.
 #include "src/torch/api.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 
@@ -89,7 +90,13 @@ std::vector<spec::prediction> strategies(const prepared_line& line, const spec::
 spec::strategy taken(spec::strategy named, const std::vector<spec::prediction>& all) {
   if (named != spec::strategy::automatic) return named;
   if (all.back().how != spec::strategy::panels) return cuda::best(all).how;
-  return all.back().why_not.empty() ? spec::strategy::panels : spec::strategy::unfused;
+  const auto serves = [&](spec::strategy how) {
+    return std::any_of(all.begin(), all.end(),
+                       [&](const spec::prediction& p) { return p.how == how && p.why_not.empty(); });
+  };
+  for (const spec::strategy how : {spec::strategy::dots, spec::strategy::panels})
+    if (serves(how)) return how;
+  return spec::strategy::unfused;
 }
 
 }  // namespace

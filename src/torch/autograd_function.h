@@ -14,6 +14,7 @@
 
 #include "onepass/lane/types.h"
 #include "src/spec/line_facts.h"
+#include "src/torch/joined.h"
 
 namespace onepass::autograd {
 
@@ -323,6 +324,8 @@ inline std::vector<Tensor> differentiable(at::TensorList tensors, std::string_vi
 TORCH_LIBRARY_FRAGMENT(onepass, m) {
   m.def("differentiable(Tensor[] tensors, str line, Tensor? dropout_state) -> Tensor[]",
         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::differentiable)));
+  m.def("joined(Tensor[] all) -> Tensor[]",
+        torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::joined)));
 }
 
 extern "C" __attribute__((visibility("default"))) void onepass_autograd(const onepass::line_library* with) {

@@ -85,7 +85,11 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
   std::vector<view> column_outputs;
   const std::int64_t columns = f.shape.columns();
   for (const spec::gradient_output& output : plan.outputs) {
-    if (output.column) {
+    const int feature = output.input - 1 - (line.operands - line.features);
+    if (output.column && feature >= 0) {
+      char* matrix = static_cast<char*>(call.feature_gradients->data_ptr());
+      column_outputs.push_back({matrix + feature * columns * size_of(output.type), {}, output.type, 1});
+    } else if (output.column) {
       results.push_back(empty(&columns, 1, output.type, f.on));
       column_outputs.push_back({results.back().data_ptr(), {}, output.type, 1});
     } else if (output.input > 0) {

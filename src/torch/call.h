@@ -46,6 +46,8 @@ struct backward_call {
   bool wants_again = false;                        // the line's result too; never where it resumes at the result
   bool in_place = false;                           // on CUDA: no one else reads the result's gradient, which is dense
   bool runner_has_dx = false;                      // x's gradient is in the runner's hands: dy stands in its place
+  // Of a line with features, where their columns' gradients are wanted: its rows are those, and they are no results.
+  const Tensor* feature_gradients = nullptr;
 };
 void check_backward(const backward_call&);  // how many gradients and operands there are
 // Tensors that backward reads.

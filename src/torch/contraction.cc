@@ -1,8 +1,11 @@
 // One call of a line with `linear`: what stands before it, the matrix product, what stands behind it.
 #include "src/torch/contraction.h"
 
+#include <algorithm>
+
 #include "src/torch/attention.h"
 #include "src/torch/check.h"
+#include "src/torch/few_features.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/narrow_backward.h"
@@ -117,16 +120,18 @@ std::vector<Tensor> backward_before(const backward_call& call, const spec::contr
 
 std::vector<Tensor> backward_behind(const backward_call& call, const linear_saved& saved,
                                     const spec::contraction_gradients& plan, const optional_tensor& statistics,
-                                    const backward_runner& runner) {
+                                    const backward_runner& runner, bool gives_shared) {
   if (plan.behind.outputs.empty()) return {};
   const prepared_contraction& c = *call.line.contraction;
   const spec::line& line = call.line.line;
   const int keeps_before = c.before.line.keeps, first = c.parts.weight + 1;
   std::vector<Tensor> given = part_of(call.gradients, 1 + keeps_before, 1 + line.keeps);
   given.insert(given.begin(), call.gradients[0]);
+  const auto& shared = plan.kept_outputs;
+  const bool stores = gives_shared && std::find(shared.begin(), shared.end(), plan.behind.inputs[0]) != shared.end();
   return backward({given, saved.product, part_of(call.operands, first, line.operands), saved.resumed_behind, statistics,
                    call.dropout_state, c.behind, part_of(call.operand_types, first, line.operands),
-                   static_cast<std::int64_t>(plan.wants_behind), false, false, static_cast<bool>(runner)},
+                   static_cast<std::int64_t>(plan.wants_behind), false, false, runner && !stores},
                   runner);
 }
 
@@ -136,15 +141,21 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   const int weight = c.parts.weight, operands = call.line.line.operands;
   const Tensor& w = call.operands[static_cast<std::size_t>(weight)];
   check_weight(call.line, call.x, w);
-  if (const std::optional<std::vector<Tensor>> results = forward_in_one_kernel(call)) return *results;
-  const bool adds_bias = adds_bias_only(c.behind.line, call.operands, w);
+  const bool dots = takes_dots(call, w);
+  if (!dots) {
+    if (const std::optional<std::vector<Tensor>> results = forward_in_one_kernel(call)) return *results;
+  }
+  const bool adds_bias = !dots && adds_bias_only(c.behind.line, call.operands, w);
   const optional_tensor bias = adds_bias ? in_dtype(call.operands.back(), dtype_of(w)) : optional_tensor();
   const bool saves = call.save_statistics && c.before.reads.statistics;
   const std::vector<Tensor> operands_before = part_of(call.operands, 0, weight);
   const forward_call before{call.x, operands_before, c.before, call.dropout_state, saves};
   std::vector<Tensor> kept, statistics;
   Tensor product = call.x;
-  if (const std::int64_t rows = panel_rows(c.parts, call.line.line.how, call.x, w)) {
+  if (dots) {
+    product = empty_product(call.x, w.size(0), dtype_of(w));
+    kept = forward_in_dots(call, saves, w, product);
+  } else if (const std::int64_t rows = panel_rows(c.parts, call.line.line.how, call.x, w)) {
     product = empty_product(call.x, w.size(0), dtype_of(w));
     kept = forward_in_panels(before, rows, w, bias ? &*bias : nullptr, as_matrix(product, w.size(0)));
   } else {
@@ -174,6 +185,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   const spec::contraction_gradients plan = spec::plan_gradients(
       c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
       static_cast<std::uint64_t>(call.wanted));
+  if (const auto all = backward_in_dots(call, saved, plan)) return *all;
   const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
   optional_tensor rows_of_dy;
   if (w && plan.wants_weight && is_bias(c.behind.line) && !plan.kept_outputs.empty()) {

@@ -19,9 +19,10 @@ struct linear_saved {
 std::vector<Tensor> backward_with_linear(const backward_call&, const linear_saved&);
 
 // Through what stands behind the contraction: the tensors of plan.behind.outputs. statistics: of a row word there. A
-// runner has the gradient of what the contraction gives.
+// runner has the gradient of what the contraction gives; gives_shared: but stores it, where it is an operand's too.
 std::vector<Tensor> backward_behind(const backward_call&, const linear_saved&, const spec::contraction_gradients& plan,
-                                    const std::optional<Tensor>& statistics, const backward_runner& = {});
+                                    const std::optional<Tensor>& statistics, const backward_runner& = {},
+                                    bool gives_shared = false);
 
 // What the operators do: with `linear`, `scores`, or `scores` and `values`.
 std::vector<Tensor> forward_of_contraction(const forward_call&);

@@ -19,8 +19,9 @@ bool begins_at_16_bytes(const Tensor& rows) {
   return reinterpret_cast<std::uintptr_t>(rows.data_ptr()) % 16 == 0 && rows.stride(1) == 1 && rows.stride(0) % 8 == 0;
 }
 
-bool serves(const backward_call& call, const spec::contraction_gradients& plan, const Tensor& gradient,
-            const Tensor& w) {
+}  // namespace
+
+bool takes_narrow(const backward_call& call, const spec::contraction_gradients& plan, const Tensor& w) {
   const spec::strategy how = call.line.line.how;
   const prepared_contraction& c = *call.line.contraction;
   if (how != spec::strategy::automatic && how != spec::strategy::deferred) return false;
@@ -30,15 +31,12 @@ bool serves(const backward_call& call, const spec::contraction_gradients& plan, 
   // A row's deviation might take float16's gradients out of their range.
   return chip.arch == 90 && dtype_of(w) == dtype::bf16 && dtype_of(*call.x) == dtype::bf16 &&
          w.size(0) <= cuda::kNarrowFeatures && w.size(0) % 8 == 0 && w.size(1) % 8 == 0 && w.stride(1) == 1 &&
-         gradient.size(0) * w.size(1) >= kLeastNumbers && gradient.size(0) < std::int64_t{1} << 30 &&
-         begins_at_16_bytes(gradient);
+         call.x->numel() >= kLeastNumbers && call.x->numel() / w.size(1) < std::int64_t{1} << 30;
 }
-
-}  // namespace
 
 std::optional<std::vector<Tensor>> backward_narrow(const backward_call& call, const spec::contraction_gradients& plan,
                                                    const Tensor& rows_gradient, const Tensor& w, dtype result_bias) {
-  if (!serves(call, plan, rows_gradient, w)) return {};
+  if (!takes_narrow(call, plan, w) || !begins_at_16_bytes(rows_gradient)) return {};
   const device on = device_of(w);
   const cuda::narrow_plan shares = cuda::plan_narrow(rows_gradient.size(0), w.size(1), cuda::facts(on.index));
   const Tensor x = as_matrix(*call.x, w.size(1));

@@ -1,4 +1,4 @@
-// A line with `linear` in one kernel on CUDA (src/cuda/linear.h, streamed_linear.h, resident_linear.h).
+// A line with `linear` in one kernel on CUDA (src/cuda/linear.h, streamed_linear.h, resident_linear.h, few_features.h).
 #include "src/torch/one_kernel.h"
 
 #include <torch/csrc/stable/accelerator.h>
@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "src/cuda/few_features.h"
 #include "src/cuda/linear.h"
 #include "src/cuda/resident_linear.h"
 #include "src/cuda/strategy.h"
 #include "src/cuda/streamed_linear.h"
 #include "src/torch/check.h"
+#include "src/torch/few_features.h"
 #include "src/torch/folded_matrix.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
@@ -71,16 +73,26 @@ class one_kernel_call {
         needs_statistics_(cuda::needs_statistics(from_, w.size(0))),
         saves_product_(call.save_statistics && call.line.reads.product),
         saves_statistics_(call.save_statistics && c_.before.reads.statistics),
-        input_(as_matrix(call.x, w.size(1))),
+        input_(dots() ? call.x : as_matrix(call.x, w.size(1))),
         result_(make_result()) {
-    if (by_warps_ || from_ != cuda::input_of::x) enter_before();
+    if (by_warps_ || dots() || from_ != cuda::input_of::x) enter_before();
     enter_behind();
   }
 
   // Empty where addresses or strides do not suit the kernel.
-  std::optional<std::vector<Tensor>> run() { return by_warps_ ? run_by_warps() : run_tiled(); }
+  std::optional<std::vector<Tensor>> run() { return dots() ? run_dots() : by_warps_ ? run_by_warps() : run_tiled(); }
 
  private:
+  bool dots() const { return how_ == spec::strategy::dots; }
+  std::optional<std::vector<Tensor>> run_dots() {
+    const cuda::request before = request_of(*before_, false), behind = request_of(*behind_, false);
+    const cuda::few_features_call of{before, before_->a, behind, behind_->a};
+    const cuda::device_facts& chip = cuda::facts(on_.index);
+    if (!cuda::why_not_few_features(before, before_->a, chip).empty()) return {};
+    const torch::stable::accelerator::DeviceGuard guard(on_.index);
+    cuda::launch(of, cuda::plan_few_features(of, chip), on_.index, current_stream(on_.index));
+    return results();
+  }
   std::optional<std::vector<Tensor>> run_by_warps() {
     const cuda::request before = request_of(*before_, false), behind = request_of(*behind_, false);
     const cuda::warp_linear_call of{.before = before,
@@ -144,9 +156,10 @@ class one_kernel_call {
     return empty(sizes.data(), shape.dim, type_, on_);
   }
   void enter_before() {
-    frame& f = before_.emplace(c_.before, call_.x, "x");
-    f.enter(call_.x, call_.operands, 0, call_.dropout_state);
-    if (from_ == cuda::input_of::made && !by_warps_) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
+    frame& f = before_.emplace(dots() ? line_with_features(call_, w_) : c_.before, call_.x, "x");
+    if (dots()) operands_ = operands_with_features(call_, w_);
+    f.enter(call_.x, dots() ? operands_ : call_.operands, 0, call_.dropout_state);
+    if (from_ == cuda::input_of::made && !by_warps_ && !dots()) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
     keep(f, kept_);
     if (saves_statistics_ || needs_statistics_) statistics_ = f.fresh_statistics();
     f.lay_out(true);
@@ -182,7 +195,7 @@ class one_kernel_call {
   const bool needs_statistics_, saves_product_, saves_statistics_;
   Tensor input_, result_;
   std::optional<frame> before_, behind_;
-  std::vector<Tensor> kept_, kept_behind_;
+  std::vector<Tensor> operands_, kept_, kept_behind_;
   std::optional<Tensor> statistics_;
 };
 
@@ -195,7 +208,8 @@ std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& cal
   const chosen way = choose(call, w);
   if (way.how == spec::strategy::unfused) return refuse(call, way.why_not);
   std::optional<std::vector<Tensor>> results = one_kernel_call(call, w, way.how).run();
-  if (!results) return refuse(call, "rows must begin at multiples of 16 bytes");
+  const bool dots = way.how == spec::strategy::dots;
+  if (!results) return refuse(call, dots ? "its rows are too long" : "rows must begin at multiples of 16 bytes");
   return results;
 }
 

@@ -54,11 +54,13 @@ std::vector<spec::prediction> strategies_on_cpu(const spec::contraction& line, c
   const std::int64_t x = c.x_bytes(), y = c.result_bytes();
   const bool makes_input = !line.before.words.empty(), goes_on = !line.behind.words.empty();
   const bool serves = makes_input && panel_rows(c.type, c.rows, c.depth, c.columns) > 0;
-  spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels};
+  spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels},
+      dots{.how = spec::strategy::dots};
   panels.bytes = x + c.matrix_bytes() + y + (goes_on ? 2 * y : 0);
   unfused.bytes = panels.bytes + (makes_input ? 2 * x : 0);
   if (!serves) panels.why_not = why_not_panels();
-  return {unfused, panels};
+  dots.bytes = panels.bytes, dots.why_not = spec::why_not_dots(line, c.columns);
+  return {unfused, dots, panels};
 }
 
 bool sums_in_panels(const Tensor& x, const Tensor& weight) {

@@ -13,7 +13,7 @@ std::int64_t panel_rows(dtype of_matrix, std::int64_t rows, std::int64_t columns
 // The same of a call; 0 where its line names another strategy. Throws where it names this one and it brings nothing.
 std::int64_t panel_rows(const spec::contraction&, spec::strategy, const Tensor& x, const Tensor& weight);
 
-// The strategies on the CPU: unfused, panels.
+// The strategies on the CPU: unfused, dots, panels.
 std::vector<spec::prediction> strategies_on_cpu(const spec::contraction&, const spec::linear_case&);
 
 // Whether the gradient of the matrix may come of panels too.

@@ -52,6 +52,13 @@ prepared_line::~prepared_line() = default;
 prepared_contraction::prepared_contraction(const spec::line& of)
     : parts(of), before(parts.before), again(parts.again), behind(parts.behind), behind_keeping(parts.behind_keeping) {}
 
+const prepared_line& prepared_contraction::with_features(int features) const {
+  const std::lock_guard lock(mutex_);
+  auto& line = with_features_[features];
+  if (!line) line = std::make_unique<const prepared_line>(spec::with_features(parts.before, features));
+  return *line;
+}
+
 prepared_attention::prepared_attention(const spec::line& of) : parts(of), scores(parts.scores) {}
 
 prepared_line::variant& prepared_line::variant_for(std::uint64_t boolean_masks) const {

@@ -50,6 +50,13 @@ struct prepared_contraction {
   explicit prepared_contraction(const spec::line& of);
   const spec::contraction parts;
   const prepared_line before, again, behind, behind_keeping;
+
+  // The words before `linear` with so many features, of a matrix of so many rows; at most kMaxOperands.
+  const prepared_line& with_features(int features) const;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::unique_ptr<const prepared_line> with_features_[kMaxOperands + 1];
 };
 
 struct prepared_attention {

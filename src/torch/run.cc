@@ -83,7 +83,7 @@ void run_forward(frame& f) {
   }
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
   f.a.stream_stores = stream_stores(f, 1 + f.line.line.keeps);
-  cpu::partition(f.a, f.line.line.rowwise());
+  cpu::partition(f.a, f.line.line.by_rows());
   cpu::run(cpu::choose(kernels, f.a, f.type, false), f.a);
 }
 
@@ -117,14 +117,15 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
     }
     cuda::launch(request, plans, f.a, f.on.index, stream);
     if (slots && !one_part) {
-      cuda::reduce_columns(f.a, f.arithmetic(), plans.back().parts, static_cast<int>(slots), column_outputs.data(),
-                           f.on.index, stream);
+      const std::int64_t parts = plans.back().parts;
+      const auto sums = cuda::sums_of(f.a, f.arithmetic(), parts, static_cast<int>(slots), column_outputs.data());
+      cuda::reduce_columns(sums, f.arithmetic(), parts, f.on.index, stream);
     }
     return;
   }
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
   f.a.stream_stores = stream_stores(f, 1);
-  const std::int64_t parts = cpu::partition(f.a, f.line.line.rowwise());
+  const std::int64_t parts = cpu::partition(f.a, f.line.line.by_rows());
   std::optional<Tensor> partial;
   if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, parts, dtype::f64)).data_ptr();
   cpu::run_backward(kernels, f.a, f.type);

@@ -154,10 +154,11 @@ Tensor matrix_at(void* data, std::int64_t rows, std::int64_t columns, std::int64
   return Tensor(handle);
 }
 
-Tensor view_of(const Tensor& t, const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides) {
+Tensor view_of(const Tensor& t, const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,
+               std::int64_t offset) {
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), static_cast<std::int64_t>(sizes.size()), sizes.data(),
-                                                        strides.data(), 0, &handle));
+                                                        strides.data(), offset, &handle));
   return Tensor(handle);
 }
 

@@ -36,7 +36,9 @@ Tensor empty(const std::int64_t* sizes, int dim, dtype, const device&);
 Tensor empty_like(const spec::shape&, dtype, const device&);
 
 // The same memory in another shape; the dispatcher takes microseconds for it.
-Tensor view_of(const Tensor&, const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides);
+// offset: of its first number, from that of the tensor.
+Tensor view_of(const Tensor&, const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,
+               std::int64_t offset = 0);
 
 // A matrix in memory that something else holds; no gradient comes of it.
 Tensor matrix_at(void* data, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,

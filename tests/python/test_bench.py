@@ -40,7 +40,7 @@ TENSORS = {
 def tiny(name, layout=""):
     pattern = BY_NAME[name]
     shape = (2, 3, 8, 16) if name.startswith("attention") else (8, 16)
-    cases = (Case(shape, torch.float32, layout, 24 if pattern.contracts else 0),)
+    cases = (Case(shape, torch.float32, layout, 24 if onepass.Line(pattern.line).weight is not None else 0),)
     return replace(pattern, cuda=cases, cpu=cases)
 
 

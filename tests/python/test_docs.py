@@ -54,7 +54,8 @@ def test_readmes_blocks_run():
 def test_the_language_pages_blocks_run():
     x, residual = torch.randn(2, 3, 64).unbind()
     gamma, beta, b, g = torch.randn(4, 64).unbind()
-    names = {"x": x, "residual": residual, "gamma": gamma, "beta": beta, "b": b, "g": g}
+    W, c = torch.randn(1, 64), torch.randn(1)
+    names = {"x": x, "residual": residual, "gamma": gamma, "beta": beta, "b": b, "g": g, "W": W, "c": c}
     run_blocks(ROOT / "docs/language.md", {"onepass": onepass, "torch": torch, **names})
 
 
@@ -70,6 +71,12 @@ def test_a_tutorials_blocks_run(page, one_clock, capsys):
         pytest.importorskip("matplotlib")
     run_blocks(page, {})
     assert "\npassed: " in capsys.readouterr().out
+
+
+def test_the_page_on_models_runs(capsys):
+    torch._dynamo.reset()
+    run_blocks(ROOT / "docs/models.md", {})
+    assert "worth a line" in capsys.readouterr().out
 
 
 CHECK = """

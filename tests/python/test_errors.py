@@ -32,7 +32,7 @@ class TestFused:
         with raises(TypeError, "relu", "no operands", "got 1"):
             onepass.fused("relu", x, b)
 
-    @pytest.mark.parametrize("bad", [None, [1.0, 2.0], 3.0, "x"])
+    @pytest.mark.parametrize("bad", [None, {1.0, 2.0}, 3.0, "x"])
     def test_x_is_no_tensor(self, bad):
         with raises(TypeError, "x", "Tensor", type(bad).__name__):
             onepass.fused("relu", bad)

@@ -258,3 +258,33 @@ def test_place():
     graph = captured(function, X, R)
     for chain in chains(graph, lambda chain: float(len(chain.nodes))):
         assert Order(graph).place(chain) is not None
+
+
+def split_stack(x, norm, w, b):
+    pieces = [torch.tanh(norm(piece.view(4, 8))) for piece in torch.split(x, 32)]
+    return F.relu(F.linear(torch.stack(pieces), w, b))
+
+
+def test_a_loop_over_pieces(every_line):
+    norm = torch.nn.LayerNorm(8, eps=0.0, elementwise_affine=False)
+    x, w, b = torch.randn(96), torch.randn(1, 8), torch.randn(1)
+    found = agrees(lambda x, w, b: split_stack(x, norm, w, b), x, w, b)
+    assert found in (["layer_norm(0.0) | tanh | linear | bias | relu"], ["layer_norm(0.0) | tanh", "bias | relu"])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.stack([F.gelu(p) for p in x.unbind()]),
+        lambda x: torch.stack([F.gelu(p) * 2.0 for p in x.chunk(3)]),
+        lambda x: torch.stack([F.layer_norm(p, (8,)) for p in torch.unbind(x, 1)]),
+        lambda x: torch.stack([F.gelu(p) for p in x.unbind()][::-1]),
+        lambda x: torch.stack([F.gelu(p) if i else F.relu(p) for i, p in enumerate(x.unbind())]),
+        lambda x: torch.stack([F.gelu(p) for p in x.unbind()], 1),
+        lambda x: torch.stack([torch.softmax(p, -1) for p in torch.split(x, 2)]),
+        lambda x: torch.stack([torch.softmax(p, 0) for p in torch.split(x, 2)]),
+        lambda x: torch.stack([torch.softmax(p, 1) for p in x.unbind()]),
+    ],
+)
+def test_loops_over_pieces(function, every_line):
+    agrees(function, torch.randn(6, 4, 8))

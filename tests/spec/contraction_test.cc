@@ -131,6 +131,34 @@ TEST(Contraction, ABiasBeforePassesTheGradientOn) {
   EXPECT_TRUE(plan.all.outputs[1].column);
 }
 
+TEST(Contraction, FewFeaturesAreWords) {
+  const line of = with_features(split("add | keep | tanh | linear | bias").before, 2);
+  EXPECT_EQ(of.operands, 3);
+  EXPECT_TRUE(of.by_rows());
+  EXPECT_EQ(type_text(of, 0, false),
+            "line<chain<word<stage::add, 0, -1, -1>, word<stage::keep, -1, -1, 0>, word<stage::tanh, -1, -1, -1>>, "
+            "stage::whole, -1, chain<word<stage::feature, 1, -1, 0>, word<stage::feature, 2, -1, 1>>>");
+  EXPECT_NE(type_text(of, 0, true).find("stage::resume"), std::string::npos);
+  const reads read = backward_reads(of);
+  EXPECT_FALSE(read.x);
+  EXPECT_EQ(read.kept, 0);
+  EXPECT_EQ(read.operands, (std::vector<bool>{false, true, true}));
+  const gradients plan = plan_gradients(of, dtype::f32, {{dtype::f32}, {dtype::f32}, {dtype::f32}}, 0b1111);
+  EXPECT_EQ(plan.inputs, (std::vector<int>{0, 0, 1, 2})) << "x and what is added share theirs";
+  EXPECT_EQ(plan.wants_column, 0b110u);
+}
+
+TEST(Contraction, FewFeaturesBehindARowWord) {
+  const line of = with_features(split("layer_norm | scale | linear").before, 1);
+  EXPECT_EQ(
+      type_text(of, 0, true),
+      "line<chain<>, stage::layer_norm, 0, chain<word<stage::scale, 0, -1, -1>, word<stage::feature, 1, -1, 0>>>");
+  EXPECT_TRUE(backward_reads(of).x && backward_reads(of).statistics);
+  EXPECT_EQ(why_not_dots(split("layer_norm | scale | linear"), 8), "");
+  EXPECT_NE(why_not_dots(split("linear"), 9), "");
+  EXPECT_NE(why_not_dots(split("scale | bias | scale | bias | scale | linear"), 8), "") << "13 operands";
+}
+
 TEST(Contraction, TriangularLines) {
   for (const char* text :
        {"causal | softmax", "mul(0.1) | causal | softmax | dropout(0.1)", "causal | mask | add | softmax"})

@@ -105,7 +105,10 @@ class place {
   ONEPASS_FUNCTION int count() const { return count_; }
 
   ONEPASS_FUNCTION lane x() const { return read(x_); }
-  ONEPASS_FUNCTION lane dy() const { return read(y_); }
+  ONEPASS_FUNCTION lane dy() const {
+    if constexpr (Line::features > 0) return lane(T(0));
+    else return read(y_);
+  }
   ONEPASS_FUNCTION void store_y(lane v) const { write(y_, v, stream_y_); }
   ONEPASS_FUNCTION void store_dx(lane v) const {
     if (dx_.data) write(dx_, v, stream_dx_);
@@ -164,6 +167,27 @@ class place {
   ONEPASS_FUNCTION L kept_gradient() const {
     return read(kept_gradient_[K]);
   }
+  // The row's features, which begin at nothing and end in y; or, in backward, their gradients from there.
+  ONEPASS_FUNCTION void clear_features() {
+    each_index<Line::features>([&](int j) ONEPASS_LAMBDA { feature_[j] = lane(T(0)); });
+  }
+  template <int J>
+  ONEPASS_FUNCTION void contract(lane x, lane w) {
+    const lane sum = fma(x, w, feature_[J]);
+    feature_[J] = whole() ? sum : lane(where(first_n<lane>(count_), sum, feature_[J]));
+  }
+  ONEPASS_FUNCTION void store_features() const {
+    each_index<Line::features>(
+        [&](int j) ONEPASS_LAMBDA { store_partial(y_.data, type_of(y_), j, vec<T>(sum_lanes(feature_[j])), 1); });
+  }
+  ONEPASS_FUNCTION void load_feature_gradients() {
+    each_index<Line::features>(
+        [&](int j) ONEPASS_LAMBDA { feature_[j] = broadcast<lane>(y_.data + j * size_of(type_of(y_)), type_of(y_)); });
+  }
+  template <int J>
+  ONEPASS_FUNCTION lane feature_gradient() const {
+    return feature_[J];
+  }
 
   // Backward's running column sums, one array of columns (rounded up to whole lanes) for each wanted operand.
   ONEPASS_FUNCTION void set_column_sums(T* sums, int64 stride) {
@@ -218,6 +242,7 @@ class place {
   bool wants_[larger(1, Line::operands)] = {};
   T parameter_[kMaxParameters] = {};
   T* column_sum_[larger(1, Line::operands)] = {};
+  lane feature_[larger(1, Line::features)];
   random_sources& random_;
 };
 

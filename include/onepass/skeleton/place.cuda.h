@@ -170,7 +170,10 @@ class place {
       return memory_of::load_windows(address<Config::kX, kIsDense>(a_.x), count_);
     }
   }
-  ONEPASS_FUNCTION lane dy() const { return read<Config::kX, Config::kSingleY, stream::y>(a_.y); }
+  ONEPASS_FUNCTION lane dy() const {
+    if constexpr (Line::features > 0) return lane(T(0));
+    else return read<Config::kX, Config::kSingleY, stream::y>(a_.y);
+  }
   ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX, stream::y>(a_.y, v); }
   ONEPASS_FUNCTION void store_dx(lane v) const {
     if constexpr (Config::kWantsDx) write<Config::kX, stream::y>(a_.dx, v);
@@ -242,6 +245,23 @@ class place {
   ONEPASS_FUNCTION L kept_gradient() const {
     return read<Config::kX, (Config::kSingleKeptGradient >> K & 1) != 0, stream::kept_gradient + K>(
         a_.kept_gradient[K]);
+  }
+  // This thread's part of the row's features; or, in backward, their gradients.
+  ONEPASS_FUNCTION void set_features(const T* from) {
+#pragma unroll
+    for (int j = 0; j < Line::features; ++j) features_[j] = from[j];
+  }
+  ONEPASS_FUNCTION const T* features() const { return features_; }
+  template <int J>
+  ONEPASS_FUNCTION void contract(lane x, lane w) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      if (Config::kAccess == V || i < count_) features_[J] = fma_number(x.v[i], w.v[i], features_[J]);
+    }
+  }
+  template <int J>
+  ONEPASS_FUNCTION T feature_gradient() const {
+    return features_[J];
   }
 
  private:
@@ -429,6 +449,7 @@ class place {
   lane* sums_ = nullptr;
   T* shared_sums_ = nullptr;
   int64 slot_stride_ = 0;
+  T features_[larger(1, Line::features)];
 };
 
 // How many of the V numbers from `column` on the row has.

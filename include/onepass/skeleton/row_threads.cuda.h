@@ -197,8 +197,9 @@ class row_threads {
   using T = typename Config::arithmetic;
   static constexpr int kWarps = Config::kAcross > 32 ? Config::kAcross / 32 : 1;
   static constexpr int kWidth = Config::kAcross < 32 ? Config::kAcross : 32;
-  static constexpr int kCluster = Config::kCluster, kParts = kWarps * kCluster, kMost = 3;
-  static constexpr bool kHasNumbers = true, kAtOnce = true;  // see sender below
+  static constexpr int kCluster = Config::kCluster, kParts = kWarps * kCluster;
+  static constexpr int kMost = Config::kFeatures > 3 ? Config::kFeatures : 3;  // numbers at a time
+  static constexpr bool kHasNumbers = true, kAtOnce = true;                    // see sender below
   static constexpr int kCombined = 1;
   static constexpr bool kAhead = Config::kAhead, kMail = kCluster > 1 || (kAhead && kParts > 1);
   static constexpr int kRows = kWarps > 1 ? Config::kDown : 1;  // that share a block, each with its own barrier

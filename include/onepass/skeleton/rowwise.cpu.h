@@ -125,11 +125,16 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
       statistics[row] = saved.first;
       if constexpr (Line::row::about.statistics > 1) statistics[a.rows + row] = saved.second;
     }
+    at.clear_features();
     for_columns<L, Stored != dtype::none>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
-      const L z = Line::row::template forward<held>(load_lane<L>(values.data() + c), saved);
-      at.store_y(Line::post::forward(z, at));
+      L u;
+      if constexpr (Line::row::about.statistics > 0) u = load_lane<L>(values.data() + c);
+      else u = make(c, count);  // no one has looked at it
+      const L y = Line::post::forward(Line::row::template forward<held>(u, saved), at);
+      if constexpr (Line::features == 0) at.store_y(y);
     });
+    at.store_features();
   }
   if (a.stream_stores) hwy::FlushStream();
 }
@@ -187,8 +192,10 @@ void rowwise_backward(const arguments& a, int64 begin, int64 end) {
     for (int64 row = task * a.task_rows; row < last; ++row) {
       at.set_row(row);
       again.set_row(row);
+      at.load_feature_gradients();
+      again.load_feature_gradients();
       stage::pair<T> saved{};
-      if constexpr (!row_result<Line>::kIsGiven) {
+      if constexpr (!row_result<Line>::kIsGiven && Line::row::about.statistics > 0) {
         saved = {statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
       }
       rowwise_backward_row<T, Line>(a, at, again, saved, rows.data(), rows.data() + padded);

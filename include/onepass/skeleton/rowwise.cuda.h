@@ -119,8 +119,11 @@ ONEPASS_FUNCTION void store_row(const row_threads<Config>& threads, place<Config
   }
 }
 
-template <class Config, class Line>
-ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
+// Behind a row whose result is stored: nothing. Where it is a few numbers, few_features.cuda.h has what takes them.
+struct nothing_behind {};
+
+template <class Config, class Line, class Behind = nothing_behind>
+ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) {
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kLanes>;
   constexpr bool kHeld = !Config::kComputesAgain;
@@ -182,6 +185,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
         }
         const stage::pair<T> to_save = saved;
         if constexpr (kHeld) saved.second = saved.second * held_factor;
+        if constexpr (Line::features > 0) at.set_features(plus::none<T, Line::features>().v);
         for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
           at.set_lane(k);
@@ -189,9 +193,12 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a) {
           if constexpr (kHeld) u = value(k, column, count);
           else u = Line::pre::forward(at.x(), at);
           const L z = Line::row::template forward<thread_row<Config, row_threads<Config>, decltype(value)>>(u, saved);
-          at.store_y(Line::post::forward(z, at));
+          const L y = Line::post::forward(z, at);
+          if constexpr (Line::features == 0) at.store_y(y);
         });
         store_row(threads, at);
+        if constexpr (Line::features > 0)
+          behind.finish(row, exists, threads.reduce(load_numbers<Line::features>(at.features()), plus()));
         if (Config::kSavesStatistics && exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0))
           save<Line>(a, row, to_save);
       });
@@ -212,8 +219,8 @@ ONEPASS_FUNCTION void finish_lane(const arguments& a, place<Config, Line>& at,
   if constexpr (Config::kWantsAgain) at.store_again(Line::post::recompute(here.first, at));
 }
 
-template <class Config, class Line>
-ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
+template <class Config, class Line, class Behind = nothing_behind>
+ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {}) {
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kLanes>;
   using place_of = place<Config, Line>;
@@ -253,7 +260,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
   };
   stage::pair<T> next_saved = saved_at(thread.first);
   stage::terms<L> held[Config::kComputesAgain ? 1 : kHolds];
-  numbers<T, kTotals> totals;
+  numbers<T, larger(1, kTotals)> totals = plus::none<T, larger(1, kTotals)>();
   for_rows<Config>(
       a, thread, copies,
       [&](int64 row, int stage) {
@@ -261,6 +268,11 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
         next_saved = saved_at(row + thread.step);
         at.set_row(row, Config::kDown == 1 || row < a.rows);
         at.set_stage(stage);
+        if constexpr (Line::features > 0) {
+          const auto gradients = behind.gradients(row);
+          at.set_features(gradients.v);
+          again.set_features(gradients.v);
+        }
         stage::terms<L> total{L(T(0)), L(T(0))};
         for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
@@ -273,11 +285,11 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
         plus combine;
         totals.v[0] = sum_lanes(total.first);
         if constexpr (kTotals > 1) totals.v[1] = sum_lanes(total.second);
-        totals = threads.send(totals, combine);
+        if constexpr (kTotals > 0) totals = threads.send(totals, combine);
         return saved;
       },
       [&](int64 row, int stage, stage::pair<T> saved) {
-        totals = threads.receive(totals, plus());
+        if constexpr (kTotals > 0) totals = threads.receive(totals, plus());
         const bool exists = Config::kDown == 1 || row < a.rows;
         at.set_row(row, exists);
         again.set_row(row, exists);
@@ -314,6 +326,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a) {
                          thread.across, thread.down);
     }
   }
+  if constexpr (Line::features > 0) behind.write_parts();
 }
 
 ONEPASS_END

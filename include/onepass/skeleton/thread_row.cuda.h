@@ -181,7 +181,7 @@ ONEPASS_FUNCTION void save(const arguments& a, int64 row, stage::pair<T> saved) 
 }
 template <class Line, class T>
 ONEPASS_FUNCTION stage::pair<T> saved_of(const arguments& a, int64 row) {
-  if constexpr (row_result<Line>::kIsGiven) return {T(0), T(0)};
+  if constexpr (row_result<Line>::kIsGiven || Line::row::about.statistics == 0) return {T(0), T(0)};
   const T* statistics = static_cast<const T*>(a.statistics);
   return {statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
 }

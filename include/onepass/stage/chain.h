@@ -12,6 +12,8 @@
 //   keep<K>(value)             stores keep number K; returns the value as stored
 //   rounded(value)             the value as it would be stored
 //   kept<L, K>(), kept_gradient<L, K>()
+//   contract<J>(x, w)          adds Σ x w to the row's feature J
+//   feature_gradient<J>()      the gradient of the row's feature J
 //   x(), dy()                  what enters the line and its result's gradient (value_and_gradient)
 #if defined(ONEPASS_STAGE_CHAIN_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_STAGE_CHAIN_H_
@@ -47,11 +49,18 @@ struct word {
                                same_type<Stage, stage::mask_additive>;
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
+  static constexpr int features = about.kind == word_kind::feature ? Ordinal + 1 : 0;
 
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place& at) {
-    if constexpr (about.kind == word_kind::keep) return at.template keep<Ordinal>(x);
-    else return compute(x, at);
+    if constexpr (about.kind == word_kind::keep) {
+      return at.template keep<Ordinal>(x);
+    } else if constexpr (about.kind == word_kind::feature) {
+      at.template contract<Ordinal>(x, operand<L>(at));
+      return x;
+    } else {
+      return compute(x, at);
+    }
   }
 
   template <class L, class Place>
@@ -70,6 +79,7 @@ struct word {
   static ONEPASS_FUNCTION L recompute(L x, Place& at) {
     if constexpr (resumes) return at.template kept<L, Ordinal>();
     else if constexpr (about.kind == word_kind::keep) return at.rounded(x);
+    else if constexpr (about.kind == word_kind::feature) return x;
     else return compute(x, at);
   }
 
@@ -77,6 +87,10 @@ struct word {
   static ONEPASS_FUNCTION L backward(L x, L dy, Place& at) {
     if constexpr (about.kind == word_kind::keep) {
       return dy + at.template kept_gradient<L, Ordinal>();
+    } else if constexpr (about.kind == word_kind::feature) {
+      const L g(at.template feature_gradient<Ordinal>());
+      if (at.template wants<Operand>()) at.template column_gradient<Operand>(g, x);
+      return fma(g, operand<L>(at), dy);
     } else if constexpr (about.kind == word_kind::dropout) {
       const auto p = at.template parameter<Parameter>();
       return Stage::backward(dy, at.template keeps<L, Ordinal>(Stage::threshold(p)), p);
@@ -132,9 +146,9 @@ struct chain;
 template <>
 struct chain<> {
   static constexpr bool resumes = false, adds = false;
-  static constexpr bool needs_input = false;                   // whether backward reads the value that enters the chain
-  static constexpr int flops = 0;                              // forward and backward, per element
-  static constexpr int operands = 0, dropouts = 0, keeps = 0;  // as many as the words so far have counted
+  static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
+  static constexpr int flops = 0;             // forward and backward, per element
+  static constexpr int operands = 0, dropouts = 0, keeps = 0, features = 0;  // as the words so far have counted
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place&) {
     return x;
@@ -159,6 +173,7 @@ struct chain<Head, Tail...> {
   static constexpr int operands = larger(Head::operands, tail::operands);
   static constexpr int dropouts = larger(Head::dropouts, tail::dropouts);
   static constexpr int keeps = larger(Head::keeps, tail::keeps);
+  static constexpr int features = larger(Head::features, tail::features);
 
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place& at) {
@@ -197,7 +212,8 @@ struct chain<Head, Tail...> {
   }
 };
 
-// What a skeleton runs: pre, then the row word (void in an elementwise line), then post.
+// What a skeleton runs: pre, then the row word (void in an elementwise line), then post. With features, which are
+// post's last words, a row's result is those few numbers, and its gradient theirs.
 template <class Pre, class Row = void, int RowParameter = -1, class Post = chain<>>
 struct line {
   using pre = Pre;
@@ -207,6 +223,7 @@ struct line {
   static constexpr int operands = larger(Pre::operands, Post::operands);
   static constexpr int dropouts = larger(Pre::dropouts, Post::dropouts);
   static constexpr int keeps = larger(Pre::keeps, Post::keeps);
+  static constexpr int features = Post::features;
 };
 
 // The row word's result in backward, from x, or from the result itself.

@@ -23,6 +23,7 @@ enum class word_kind : int {
   keep,         // returns the value at this point
   row,          // needs the whole row
   contraction,  // `linear`, `scores`, `values`
+  feature,      // contracts the row with a column to one number; no word of the vocabulary
 };
 
 // A NaN (NVRTC knows no __builtin_nan): the number is the machine epsilon of the arithmetic.

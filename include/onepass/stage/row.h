@@ -160,6 +160,30 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
   }
 };
 
+// Where a line without a row word contracts its rows: nothing but its numbers is known of a row.
+struct whole {
+  static constexpr descriptor about{
+      .name = "", .kind = word_kind::row, .sums = 0, .flops_forward = 0, .flops_backward = 0};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION pair<T> statistics(Row&, T) {
+    return {T(0), T(0)};
+  }
+  template <class Row, class L, class T>
+  static ONEPASS_FUNCTION L forward(L u, pair<T>) {
+    return u;
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L recompute(L u, pair<T>) {
+    return u;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION void add_terms(L, L, terms<L>&) {}
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L, L dz, pair<T>, pair<T>, T) {
+    return dz;
+  }
+};
+
 // In backward, a row word whose result is at hand: the row is not made again.
 template <class Row>
 struct resumed : Row {};

