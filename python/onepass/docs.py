@@ -13,6 +13,7 @@ from onepass._markdown import markdown_table
 __all__ = ["fill_readme", "language", "number", "operand", "size"]
 
 RESULTS = ("<!-- results:begin -->", "<!-- results:end -->")
+PREDICTIONS = ("<!-- predictions:begin -->", "<!-- predictions:end -->")
 TABLES, CURVES = ("table", "linear", "attention", "models"), ("curve", "attention_curve")  # the suites shown, and how
 
 INTRODUCTION = """\
@@ -264,11 +265,13 @@ def size(count: int) -> str:
 
 
 def fill_readme(readme: Path, results: Path) -> int:
-    """Puts what the benchmark's JSON files say between the README's markers: tables, and pictures of the curves.
+    """Puts what the benchmark's JSON files say between the README's markers: tables, and pictures of the curves. And
+    into docs/models.md beside it how near predictions are to them.
 
     Returns:
         How many files there were. The pictures are written into docs/pictures beside the README.
     """
+    from onepass.advice import predictions
     from onepass.bench import report, whole
 
     paths = sorted(results.glob("*.json"), key=lambda path: path.stem)
@@ -280,12 +283,19 @@ def fill_readme(readme: Path, results: Path) -> int:
         if found.get("suite") in CURVES:
             pictures = report.plot_curves(found, readme.parent / "docs" / "pictures")
             blocks += [f"![{picture.stem}]({picture.relative_to(readme.parent).as_posix()})" for picture in pictures]
-    begin, end = RESULTS
-    text = readme.read_text(encoding="utf-8")
+    _fill(readme, RESULTS, blocks)
+    models = readme.parent / "docs" / "models.md"
+    if models.is_file():
+        _fill(models, PREDICTIONS, [predictions.markdown(paths)])
+    return len(files)
+
+
+def _fill(page: Path, markers: tuple[str, str], blocks: list[str]) -> None:
+    """Puts paragraphs between two markers."""
+    begin, end = markers
+    text = page.read_text(encoding="utf-8")
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise ValueError(f"{readme} needs the markers {begin} and {end}, once each and in this order")
+        raise ValueError(f"{page} needs the markers {begin} and {end}, once each and in this order")
     before, rest = text.split(begin)
     after = rest.split(end)[1]
-    filled = "\n\n".join([before + begin, *(block.strip() for block in blocks), end + after])
-    readme.write_text(filled, encoding="utf-8")
-    return len(files)
+    page.write_text("\n\n".join([before + begin, *(block.strip() for block in blocks), end + after]), encoding="utf-8")

@@ -136,8 +136,9 @@ void set_parts(plan& p, int64 parts) {
   p.with.one_part = parts == 1;
 }
 
-const elementwise_tuning& tiles_for(const request& r, const configuration& c) {
+const elementwise_tuning& tiles_for(const request& r, const arguments& a, const configuration& c) {
   if (c.staged != 0) return r.backward ? kTuning.backward_staged : kTuning.forward_staged;
+  if (r.backward && r.wants_column == 0 && a.x.data == nullptr) return kTuning.backward_of_gradients;
   if (r.backward) return kTuning.backward;
   if (c.lanes * size_of(r.x) < 16) return kTuning.forward_short;
   return size_of(r.x) == 2 ? kTuning.forward_16_bits : kTuning.forward;
@@ -146,7 +147,7 @@ const elementwise_tuning& tiles_for(const request& r, const configuration& c) {
 void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
   configuration& c = p.with;
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
-  const elementwise_tuning& tuned = tiles_for(r, c);
+  const elementwise_tuning& tuned = tiles_for(r, a, c);
   c.unroll = tuned.unroll;
   c.blocks_per_sm = r.x == dtype::f64 ? 1 : tuned.resident / tuned.threads;
   c.flat = a.rows == 1 && r.wants_column == 0;

@@ -133,13 +133,16 @@ def test_rates_between_measurements():
 
 def test_calibrate(monkeypatch, tmp_path):
     monkeypatch.setattr(calibrating, "LENGTHS", {"cpu": (64,), "cuda": (64,)})
+    monkeypatch.setattr(calibrating, "LINE_LENGTHS", {"cpu": (64,), "cuda": (64,)})
     monkeypatch.setattr(calibrating, "ELEMENTS", {"cpu": 2**14, "cuda": 2**14})
     monkeypatch.setattr(calibrating, "PRODUCT", {"cpu": 64, "cuda": 64})
     monkeypatch.setattr(calibrating.calibrate, "__defaults__", (None, 0.001))
     result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "own.json"), "--device", "cpu"])
     assert result.exit_code == 0, result.output
     profile = profile_of(str(tmp_path / "own.json"))
-    assert set(profile.lines) == {"elementwise", "dropout", "norm", "softmax"} and profile.bandwidth > 0
+    assert set(profile.lines) == set(profile.starts) == set(calibrating.LINES) and profile.bandwidth > 0
+    assert profile.line_rate(("norm", "column"), 64, 4) == profile.lines["norm column"]["4"][0][1]
+    assert profile.start(("norm",), 4096, 2, backward=True) == profile.starts["norm column"]["2"][0][2]
 
 
 def test_command(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from onepass.line import Line
 __all__ = ["calibrate"]
 
 LENGTHS = {"cuda": (256, 1024, 4096, 16384), "cpu": (256, 1024, 4096)}
+LINE_LENGTHS = {"cuda": (64, 256, 1024, 4096, 16384, 65536, 262144), "cpu": (256, 1024, 4096)}
 ELEMENTS = {"cuda": 2**26, "cpu": 2**22}
 DTYPES = (torch.float32, torch.bfloat16)
 PRODUCT = {"cuda": 8192, "cpu": 1024}
@@ -42,12 +44,21 @@ OPERATORS: dict[str, Operator] = {
 """A negative count is one of columns."""
 
 LINES = {
-    "elementwise": "bias | gelu_tanh",
+    "": "mul(0.5) | add",
+    "activation": "gate(silu)",
+    "column activation": "bias | gelu",
     "dropout": "dropout(0.1) | add",
-    "norm": "layer_norm(1e-5) | scale | bias",
+    "dropout activation": "gelu | dropout(0.1) | add",
+    "dropout column": "bias | dropout(0.1) | add",
+    "norm column": "rms_norm(1e-6) | scale",
+    "norm column mean": "layer_norm(1e-5) | scale | bias",
+    "norm column activation mean": "layer_norm(1e-5) | scale | bias | gelu",
     "softmax": "mul(0.5) | softmax",
+    "softmax dropout": "mul(0.5) | softmax | dropout(0.1)",
 }
-"""A line for each kind."""
+"""A line for each set of features."""
+STARTS = ((1, 4096), (64, 1024), (512, 4096))
+"""Shapes so small that launches count."""
 
 
 def calibrate(device: torch.device | str | None = None, seconds: float = 0.1) -> Profile:
@@ -55,7 +66,7 @@ def calibrate(device: torch.device | str | None = None, seconds: float = 0.1) ->
 
     Args:
         device: "cuda" or "cpu"; CUDA where there is one if None.
-        seconds: that each measurement lasts. All take about a minute.
+        seconds: that each measurement lasts. All take some two minutes.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     clock = clock_for(device)
@@ -67,8 +78,11 @@ def calibrate(device: torch.device | str | None = None, seconds: float = 0.1) ->
     base = Profile(name, clock.copy_bytes_per_second, fixed, host["operator"], host["line"], {})
     rates = {
         "operators": {key: _rates(base, clock, device, seconds, *operator) for key, operator in OPERATORS.items()},
-        "lines": {key: _rates_of_line(base, clock, device, seconds, text) for key, text in LINES.items()},
+        "lines": {},
+        "starts": {},
     }
+    for key, text in LINES.items():
+        rates["lines"][key], rates["starts"][key] = _rates_of_line(base, clock, device, seconds, text)
     measured = {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "method": clock.method}
     products = {str(t).removeprefix("torch."): _product(clock, device, seconds, t) for t in DTYPES}
     return Profile(**{**vars(base), **rates, "products": products, "measured": measured})
@@ -91,7 +105,9 @@ def _rates(base: Profile, clock: Clock, device, seconds: float, function, takes:
     for dtype in DTYPES:
         points = []
         for columns in LENGTHS[device.type]:
-            x, *others = _inputs(device, columns, dtype, max(takes, 0), max(-takes, 0))
+            shape = ELEMENTS[device.type] // columns, columns
+            others = [shape] * takes if takes > 0 else [shape[1:]] * -takes
+            x, *others = _inputs(device, dtype, shape, *others)
             times = _times(clock, seconds, function, x, *others)
             bytes = [x.nbytes * sum(side) for side in (forward, backward)]
             points.append((columns, *map(lambda t, b: _share(base, t, b), times, bytes)))
@@ -99,31 +115,38 @@ def _rates(base: Profile, clock: Clock, device, seconds: float, function, takes:
     return rates
 
 
-def _rates_of_line(base: Profile, clock: Clock, device, seconds: float, text: str) -> Rates:
-    rates, line = {}, Line(text)
-    takes = [word.operand for word in line.words if word.operand != "none"]
+def _rates_of_line(base: Profile, clock: Clock, device, seconds: float, text: str) -> tuple[Rates, Rates]:
+    """Shares of copy's bandwidth by row length, and seconds that small tensors take beside their bytes'."""
+    rates: Rates = {}
+    starts: Rates = {}
     for dtype in DTYPES:
-        points = []
-        for columns in LENGTHS[device.type]:
-            x, *others = _inputs(device, columns, dtype, takes.count("tensor"), takes.count("column"))
-            cost = line.cost(x.shape, dtype)
-            times = _times(clock, seconds, line, x, *others)
-            kernels = 1, 1 + ("column" in takes)
+
+        def timed(shape: tuple[int, int], dtype=dtype) -> list[tuple[float, float]]:
+            """Seconds, and those of a copy of as many bytes; forward and backward."""
+            line = Line(text)
+            of = {"tensor": shape, "column": shape[1:]}
+            inputs = _inputs(device, dtype, shape, *(of[w.operand] for w in line.words if w.operand != "none"))
+            cost = line.cost(shape, dtype)
             bytes = cost.forward.bytes, cost.backward.bytes
-            points.append((columns, *map(lambda t, b, k: _share(base, t, b, k), times, bytes, kernels)))
-        rates[str(dtype.itemsize)] = points
-    return rates
+            return [(t, b / base.bandwidth) for t, b in zip(_times(clock, seconds, line, *inputs), bytes)]
+
+        small = [(math.prod(shape), *(t - copy for t, copy in timed(shape))) for shape in STARTS]
+        starts[str(dtype.itemsize)] = [(numbers, *(max(s, 0.0) for s in both)) for numbers, *both in small]
+        rates[str(dtype.itemsize)] = [
+            (columns, *(round(copy / max(t - s, 0.05 * t), 3) for (t, copy), s in zip(both, small[-1][1:])))
+            for columns in LINE_LENGTHS[device.type]
+            for both in [timed((ELEMENTS[device.type] // columns, columns))]
+        ]
+    return rates, starts
 
 
-def _share(base: Profile, seconds: float, bytes: float, kernels: int = 1) -> float:
+def _share(base: Profile, seconds: float, bytes: float) -> float:
     """Of copy's bandwidth, behind what a kernel takes however small it is."""
-    moving = max(seconds - kernels * base.fixed, 0.05 * seconds)
+    moving = max(seconds - base.fixed, 0.05 * seconds)
     return round(bytes / moving / base.bandwidth, 3) if bytes else 1.0
 
 
-def _inputs(device, columns: int, dtype: torch.dtype, tensors: int, vectors: int) -> list[Tensor]:
-    rows = ELEMENTS[device.type] // columns
-    shapes = [(rows, columns)] * (1 + tensors) + [(columns,)] * vectors
+def _inputs(device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
 
 

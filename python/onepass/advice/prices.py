@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from onepass.advice.profile import Profile
+from onepass.advice.profile import FEATURES, Profile
 from onepass.line import Line, _parse
 from onepass.rewrite.chains import Chain
 from onepass.rewrite.operations import is_tensor, operation, sizes, value_of
 from onepass.rewrite.steps import CONTRACTIONS, kind
 
-__all__ = ["Price", "of_chain", "of_line", "of_node", "of_words"]
+__all__ = ["Price", "features_of", "of_chain", "of_line", "of_node", "of_words"]
 
 BACKWARD: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("same", "view", "swapped", "add"), (0, 0)),
@@ -147,11 +148,16 @@ def of_line(chain: Chain, profile: Profile, training: bool) -> tuple[Price, Pric
     else:
         shapes = [sizes(value_of(chain.result))]
     dtype = value_of(chain.result).dtype
+    operands = iter([value_of(node) for node in chain.operands])
     forward = sum((of_node(node, profile) for node in products), Price())
     backward = sum((of_node(node, profile, backward=True) for node in products), Price()) if training else Price()
-    for words, shape in zip(parts, shapes):
-        if any(word != "keep" for word in words):
-            there, back = of_words(" | ".join(words), shape, dtype, profile)
+    for i, (words, shape) in enumerate(zip(parts, shapes)):
+        if i > 0:
+            next(operands)  # the contraction's
+        line = _parse(" | ".join(words)) if any(word != "keep" for word in words) else None
+        own = [next(operands) for word in (line.words if line else ()) if word.operand != "none"]
+        if line is not None:
+            there, back = of_words(line, shape, dtype, profile, own)
             forward, backward = forward + there, backward + back if training else backward
     return forward, backward
 
@@ -159,27 +165,48 @@ def of_line(chain: Chain, profile: Profile, training: bool) -> tuple[Price, Pric
 PRODUCTS = ("linear", "addmm", "matmul")
 
 
-def of_words(text: str, shape: tuple[int, ...], dtype: torch.dtype, profile: Profile) -> tuple[Price, Price]:
-    """A line without a contraction on rows of this shape, forward and backward with all gradients."""
-    line = _parse(text)
+def of_words(
+    line: Line, shape: tuple[int, ...], dtype: torch.dtype, profile: Profile, operands: Sequence[Tensor] | None = None
+) -> tuple[Price, Price]:
+    """A line without a contraction on rows of this shape, forward and backward with all gradients. Operands may be
+    smaller than x, or have another dtype; they are x's equals if None."""
     cost = line.cost(shape, dtype)
-    columns, family = shape[-1], _family(line)
+    less = [0, 0] if operands is None else _smaller(line, shape, dtype, operands)
+    features = features_of(line)
     prices = []
     for side, is_backward in ((cost.forward, False), (cost.backward, True)):
-        rate = profile.rate("lines", family, columns, dtype.itemsize, is_backward)
-        kernels = 1 + (is_backward and any(w.operand == "column" for w in line.words))
-        seconds = profile.moving(side.bytes, rate, kernels)
-        prices.append(Price(side.bytes, side.flops, kernels, seconds, profile.call_of_line))
+        bytes = side.bytes - less[is_backward]
+        rate = profile.line_rate(features, shape[-1], dtype.itemsize, is_backward)
+        kernels = 1 + (is_backward and "column" in features)
+        seconds = profile.start(features, math.prod(shape), dtype.itemsize, is_backward)
+        seconds += bytes / (profile.bandwidth * rate)
+        prices.append(Price(bytes, side.flops, kernels, seconds, profile.call_of_line))
     return prices[0], prices[1]
 
 
-def _family(line: Line) -> str:
-    names = {kind(word.name) for word in line.words}
-    if "softmax" in names:
-        return "softmax"
-    if names & {"layer_norm", "rms_norm"}:
-        return "norm"
-    return "dropout" if "dropout" in names else "elementwise"
+def _smaller(line: Line, shape: tuple[int, ...], dtype: torch.dtype, operands: Sequence[Tensor]) -> list[int]:
+    """Bytes that tensor operands have less than x, as often as each direction moves them."""
+    less = [0, 0]
+    for index in line.tensor_operands:
+        whole = math.prod(shape) * dtype.itemsize
+        less[0] += whole - _size(operands[index])
+        less[1] += (whole - _size(operands[index])) * line.reads_operands[index]
+        less[1] += whole * (not operands[index].is_floating_point())  # has no gradient
+    return less
+
+
+def features_of(line: Line) -> tuple[str, ...]:
+    """Of `FEATURES`, those that the line has."""
+    kinds = {kind(word.name) for word in line.words}
+    has = {
+        "softmax": "softmax" in kinds,
+        "norm": bool(kinds & {"layer_norm", "rms_norm"}),
+        "dropout": "dropout" in kinds,
+        "column": any(word.operand == "column" for word in line.words),
+        "activation": any(word.kind in ("activation", "gate") for word in line.words),
+        "mean": "layer_norm" in kinds,
+    }
+    return tuple(feature for feature in FEATURES if has[feature])
 
 
 def _count(tensor: Tensor) -> int:

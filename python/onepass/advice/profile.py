@@ -11,12 +11,13 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["PROFILES", "Profile", "profile_of"]
+__all__ = ["FEATURES", "PROFILES", "Profile", "profile_of"]
 
 PROFILES = Path(__file__).parent / "profiles"
 
 Rates = dict[str, list[tuple[int, float, float]]]
-"""By bytes of a number ("2"): row lengths, and the shares of copy's bandwidth reached forward and backward."""
+"""By bytes of a number ("2"): row lengths, and the shares of copy's bandwidth reached forward and backward. Or, of what
+a line takes besides, numbers of a tensor and seconds."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Profile:
         call_of_line: seconds of host time that a line takes.
         products: floating-point operations a second of large matrix products, by dtype.
         operators: rates of PyTorch's operators, by name, one kernel each.
-        lines: rates of lines, by what they have: "elementwise", "dropout", "norm" or "softmax".
+        lines: rates of lines, by what they have (`FEATURES`).
+        starts: seconds that such lines take besides, by the numbers of a tensor: launches, the sums of columns.
         measured: with what, and when; what of it is an estimate.
     """
 
@@ -43,6 +45,7 @@ class Profile:
     products: dict[str, float]
     operators: dict[str, Rates] = field(default_factory=dict)
     lines: dict[str, Rates] = field(default_factory=dict)
+    starts: dict[str, Rates] = field(default_factory=dict)
     measured: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -64,19 +67,43 @@ class Profile:
     def rate(self, family: str, name: str, columns: int, itemsize: int, backward: bool = False) -> float:
         """The share of copy's bandwidth, of "operators" or "lines"."""
         rates = getattr(self, family).get(name)
-        if not rates:
-            return 1.0
-        points = rates.get(str(itemsize)) or rates[min(rates, key=lambda size: abs(int(size) - itemsize))]
-        return _between(points, columns, 2 if backward else 1)
+        return _of_size(rates, columns, itemsize, backward) if rates else 1.0
+
+    def line_rate(self, features: tuple[str, ...], columns: int, itemsize: int, backward: bool = False) -> float:
+        """The same of the line that has most of these."""
+        return self.rate("lines", self._nearest(features), columns, itemsize, backward)
+
+    def start(self, features: tuple[str, ...], numbers: int, itemsize: int, backward: bool = False) -> float:
+        """Seconds that a line takes beside what moving its bytes does."""
+        rates = self.starts.get(self._nearest(features))
+        return _of_size(rates, numbers, itemsize, backward) if rates else self.fixed
+
+    def _nearest(self, features: tuple[str, ...]) -> str:
+        """The measured line that has most of these features, and the fewest others; the first ones count for more."""
+        weights = {feature: 2.0**-i for i, feature in enumerate(FEATURES)}
+
+        def difference(name: str) -> float:
+            return sum(weights[feature] for feature in set(name.split()) ^ set(features))
+
+        return min(self.lines, key=difference, default="")
 
 
-def _between(points: list[tuple[int, float, float]], columns: int, column: int) -> float:
-    """Interpolated in the logarithm of the row length; constant beyond the ends."""
-    at = bisect.bisect([p[0] for p in points], columns)
+FEATURES = ("softmax", "norm", "dropout", "column", "activation", "mean")
+"""Of a line, what its time depends on beside its bytes: the one that is told first matters most."""
+
+
+def _of_size(rates: Rates, size: int, itemsize: int, backward: bool) -> float:
+    points = rates.get(str(itemsize)) or rates[min(rates, key=lambda other: abs(int(other) - itemsize))]
+    return _between(points, size, 2 if backward else 1)
+
+
+def _between(points: list[tuple[int, float, float]], size: int, column: int) -> float:
+    """Interpolated in the logarithm of the size; constant beyond the ends."""
+    at = bisect.bisect([p[0] for p in points], size)
     if at in (0, len(points)):
         return points[min(at, len(points) - 1)][column]
     left, right = points[at - 1], points[at]
-    share = math.log(columns / left[0]) / math.log(right[0] / left[0])
+    share = math.log(size / left[0]) / math.log(right[0] / left[0])
     return left[column] + share * (right[column] - left[column])
 
 

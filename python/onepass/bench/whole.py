@@ -99,11 +99,12 @@ def run(
     if unknown:
         raise ValueError(f"no provider is called {', '.join(unknown)}; there are {', '.join(PROVIDERS)}")
     chosen = [m for m in MODELS if m.device == device.type and (only is None or re.search(only, m.name))]
-    rows = [row for model in chosen for row in measure(model, device, providers or list(PROVIDERS), 3 if quick else 10)]
-    results = facts(device, clock_for(device)) | {"suite": "fuse", "rows": rows}
+    results = facts(device, clock_for(device)) | {"suite": "fuse", "rows": []}
+    for model in chosen:
+        results["rows"] += measure(model, device, providers or list(PROVIDERS), 3 if quick else 10)
+        if json is not None:  # compilers take minutes: what is there is not lost
+            Path(json).write_text(_json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     show(results, console)
-    if json is not None:
-        Path(json).write_text(_json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return results
 
 
