@@ -6,31 +6,41 @@ import functools
 
 import torch
 
-from onepass import _native
+from onepass import _groups, _native
+from onepass._autocast import under_autocast
 
 
-def run(call, line, xs, operands, stack):
+def run(line, xs, operands, training, generator, stack):
     """Calls a line for all tensors of a list.
 
     Args:
-        call: runs the line on a tensor and operands.
         line: the :class:`Line`.
         xs: the tensors.
         operands: each a tensor for all of them, or a list with one for each.
+        training, generator: as for one tensor.
         stack: whether results are stacked, else they are lists.
     """
-    xs, operands = list(xs), list(operands)
-    whole = _pieces_of(xs)
-    _check(line, xs if whole is None else None, len(xs), operands)
+    whole = _pieces_of(xs) if xs else None
+    if whole is not None and not _may_be_one_tensor(line, xs[0]):
+        whole = None
+    _check(line, None if whole is not None else xs, len(xs), operands)
     if stack and whole is None:
         _check_stack(xs)
-    results = _together(call, line, xs, whole, operands)
-    if results is None:
-        each = [call(x, [o[i] if _is_list(o) else o for o in operands]) for i, x in enumerate(xs)]
-        results = list(zip(*each)) if line.keeps else [each]
-        results = [torch.stack(r) if stack else list(r) for r in results]
+
+    def call(x, own):
+        return line._call(x, own, training, generator)
+
+    taken = None if whole is None else _pieces_of_operands(line, xs, operands)
+    if line.has_dropout and not training:
+        results = _without_dropout(line, xs, operands)
+    elif taken is not None:
+        results = _kinds(line, call(whole, taken))
+    elif _is_one_call(line, xs, operands):
+        results = _in_one(line, xs, operands, generator, stack)
     else:
-        results = [r if stack and torch.is_tensor(r) else torch.stack(r) if stack else list(r) for r in results]
+        results = _copied(call, line, xs, whole, operands) or _one_by_one(call, line, xs, operands)
+    # A tensor has all of them, a dimension more in front.
+    results = [torch.stack(r) if stack and _is_list(r) else r if stack else list(r) for r in results]
     return tuple(results) if line.keeps else results[0]
 
 
@@ -38,14 +48,27 @@ def _is_list(value) -> bool:
     return isinstance(value, (list, tuple))
 
 
+def _kinds(line, results) -> list:
+    return list(results) if line.keeps else [results]
+
+
+def _own(operands, i) -> list:
+    """Those of a tensor."""
+    return [o[i] if _is_list(o) else o for o in operands]
+
+
 def _check(line, xs, count, operands):
     """Raises as PyTorch would, naming the tensor that is at fault. xs: None where they are known to fit."""
     if count == 0:
         raise RuntimeError("fused(): expected a non-empty list of tensors")
     lists = [] if xs is None else [("x", xs)]
-    if any(_is_list(o) for o in operands):
-        lists += [(name, o) for name, o in zip(line._operand_names(), operands) if _is_list(o)]
+    if operands:
+        lists += zip(line._operand_names(), operands)
     for name, tensors in lists:
+        if not _is_list(tensors):
+            if not isinstance(tensors, torch.Tensor):
+                raise TypeError(f"fused(): {name} must be Tensor, not {type(tensors).__name__}")
+            continue
         for i, t in enumerate(tensors):
             if not isinstance(t, torch.Tensor):
                 raise TypeError(f"fused(): element {i} of {name} must be Tensor, not {type(t).__name__}")
@@ -53,16 +76,20 @@ def _check(line, xs, count, operands):
             raise RuntimeError(
                 f"fused(): {name} must be a tensor, or a list of {count} as x is, got {len(tensors)} elements"
             )
-    for i, x in enumerate(xs or ()):
-        first = xs[0]
-        for what, a, b in (
-            ("row length", x.shape[-1:], first.shape[-1:]),
-            ("dtype", x.dtype, first.dtype),
-            ("device", x.device, first.device),
-        ):
+        _check_alike(name, tensors)
+
+
+def _check_alike(name, tensors):
+    first = tensors[0]
+    for i, t in enumerate(tensors):
+        whats = [("dtype", t.dtype, first.dtype), ("device", t.device, first.device)]
+        if name == "x":
+            whats = [("row length", list(t.shape[-1:]), list(first.shape[-1:])), *whats]
+        for what, a, b in whats:
             if a != b:
-                a, b = (list(a), list(b)) if what == "row length" else (a, b)
-                raise RuntimeError(f"fused(): elements of x must have one {what}, got {a} for element {i}, {b} for 0")
+                raise RuntimeError(
+                    f"fused(): elements of {name} must have one {what}, got {a} for element {i}, {b} for 0"
+                )
 
 
 def _check_stack(xs):
@@ -74,19 +101,74 @@ def _check_stack(xs):
             )
 
 
-def _together(call, line, xs, whole, operands):
-    """Of one call for all: each result a tensor of one dimension more, or a list. None where one call cannot be."""
+def _without_dropout(line, xs, operands) -> list:
+    from onepass.line import fused
+
+    results = fused(line._without_dropout, xs, *operands) if line._without_dropout else xs
+    return _kinds(line, results)
+
+
+def _is_one_call(line, xs, operands) -> bool:
+    """Whether a kernel takes tensors that are elsewhere each: with `linear`, of few features."""
+    x = xs[0]
+    if x.is_cpu and not line._runs_on_cpu(_own(operands, 0)):
+        return False
+    if line.weight is None:
+        return True
+    matrix = _own(operands, 0)[line.weight]
+    if line.scores or not x.dim() or matrix.dim() != 2 or _dtype_in_autocast(x, matrix) != x.dtype:
+        return False
+    if x.dtype not in _native.DTYPES or not x.shape[-1] or not matrix.shape[0]:
+        return False
+    device = "cpu" if x.is_cpu else f"cuda:{x.device.index}"
+    return not _why_not_grouped(line.text, int(x.shape[-1]), int(matrix.shape[0]), x.dtype, device)
+
+
+def _dtype_in_autocast(x, matrix):
+    (taken,) = under_autocast(x.device.type, (matrix.new_empty(0),))
+    return taken.dtype
+
+
+@torch.compiler.assume_constant_result
+def _why_not_grouped(text, columns, features, dtype, device) -> str:
+    return _native.why_not_grouped(text, columns, features, dtype, device)
+
+
+def _in_one(line, xs, operands, generator, stack) -> list:
+    """Of one call for all, wherever they are."""
+    state = line._draw(xs[0], generator) if line.has_dropout else None
+    tensors, own = list(xs), 0
+    for i, o in enumerate(operands):
+        some = list(o) if _is_list(o) else [o]
+        own |= int(_is_list(o)) << i
+        tensors += under_autocast(xs[0].device.type, some) if i in line._matrix_operands else some
+    results = _groups.call(line, state, len(xs), own, stack, tensors)
+    count = len(xs)
+    return list(results) if stack else [list(results[k : k + count]) for k in range(0, len(results), count)]
+
+
+def _one_by_one(call, line, xs, operands) -> list:
+    each = [call(x, _own(operands, i)) for i, x in enumerate(xs)]
+    return list(zip(*each)) if line.keeps else [each]
+
+
+def _may_be_one_tensor(line, x) -> bool:
+    """Whether the line does the same to tensors of this shape and to a tensor of one dimension more."""
+    return not line.scores and x.dim() > (1 if line.looks_at_rows else 0)
+
+
+def _copied(call, line, xs, whole, operands):
+    """Of one call for all, which are brought together first: each result a tensor of one dimension more, or a list.
+    None where one call cannot be."""
     shape = xs[0].shape
-    looks_at_rows = line.looks_at_rows
     columns = [_is_list(o) and i not in line.tensor_operands for i, o in enumerate(operands)]
-    if line.scores or not shape or any(columns) or (looks_at_rows and len(shape) < 2):
+    if any(columns) or not _may_be_one_tensor(line, xs[0]):
         return None
     if whole is not None or all(x.shape == shape for x in xs):
         whole = torch.stack(xs) if whole is None else whole
         taken = [_as_one(_expanded(o, xs, line, operands, i)) if _is_list(o) else o for i, o in enumerate(operands)]
-        results = call(whole, taken)
-        return list(results) if line.keeps else [results]
-    if looks_at_rows:
+        return _kinds(line, call(whole, taken))
+    if line.looks_at_rows:
         return None
     width = shape[-1]
     rows = [x.numel() // width if width else x.shape[:-1].numel() for x in xs]
@@ -95,10 +177,9 @@ def _together(call, line, xs, whole, operands):
     for i in line.tensor_operands:
         parts = _expanded(operands[i], xs, line, operands, i)
         taken[i] = torch.cat([p.reshape(r, p.shape[-1]) for p, r in zip(parts, rows)])
-    results = call(whole, taken)
     return [
         [part.reshape(*x.shape[:-1], part.shape[-1]) for part, x in zip(torch.split(r, rows), xs)]
-        for r in (results if line.keeps else (results,))
+        for r in _kinds(line, call(whole, taken))
     ]
 
 
@@ -113,6 +194,18 @@ def _as_one(tensors):
     """All of them as one tensor with a dimension more in front."""
     whole = _pieces_of(tensors)
     return torch.stack(tensors) if whole is None else whole
+
+
+def _pieces_of_operands(line, xs, operands):
+    """Those of all tensors as one each, without a copy; None where that is not to be had."""
+    taken = []
+    for i, o in enumerate(operands):
+        if _is_list(o):
+            o = _pieces_of(_expanded(o, xs, line, operands, i)) if i in line.tensor_operands else None  # noqa: PLW2901
+            if o is None:
+                return None
+        taken.append(o)
+    return taken
 
 
 def _pieces_of(tensors):

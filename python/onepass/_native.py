@@ -40,6 +40,7 @@ def _load() -> ctypes.CDLL:
         "common_lines",
         "cpu_prepare",
         "cuda_prebuild",
+        "why_not_grouped",
         "open_autograd",
         "cache",
         "info",
@@ -60,6 +61,9 @@ def _load() -> ctypes.CDLL:
     library.onepass_cpu_prepare.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
     library.onepass_cuda_prebuild.argtypes = [
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
+    ]  # fmt: skip
+    library.onepass_why_not_grouped.argtypes = [
+        ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p
     ]  # fmt: skip
     library.onepass_open_autograd.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.onepass_cache.argtypes = [ctypes.c_char_p]
@@ -146,6 +150,15 @@ def gradients(line: str, dtype: int, operand_types: tuple[int, ...], wanted: int
     """Where each input's gradient comes from, and the tensors that the backward op returns."""
     types = (ctypes.c_int64 * max(1, len(operand_types)))(*operand_types)
     return _answer(_library.onepass_gradients(line.encode(), dtype, types, wanted))
+
+
+@cache
+def why_not_grouped(line: str, columns: int, features: int, dtype: torch.dtype, chip: str) -> str:
+    """Why a list of tensors is not one call of a line, for rows of so many columns on "cpu" or "cuda:0"."""
+    dtype_number = DTYPES[dtype]
+    return _answer(_library.onepass_why_not_grouped(line.encode(), columns, features, dtype_number, chip.encode()))[
+        "why_not"
+    ]
 
 
 def common_lines() -> list[str]:

@@ -96,6 +96,75 @@ def _(gradients, x, operands, resumed, statistics, product, resumed_behind, drop
     return [dy.new_empty(like(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
 
 
+def _places(own: int, line: str, count: int) -> list[tuple[int, int]]:
+    """Where in a list those of each operand begin and end: one for all tensors, or one for each of them."""
+    places, end = [], 0
+    for i in range(len(_native.describe(line)["reads_operands"])):
+        begin, end = end, end + (count if own >> i & 1 else 1)
+        places.append((begin, end))
+    return places
+
+
+@torch.library.register_fake("onepass::group_forward", lib=library)
+def _(xs, operands, line, dropout_state, save, own, stack):
+    facts, count = _native.describe(line), len(xs)
+    has_linear = facts["weight"] is not None
+    rows = operands[_places(own, line, count)[facts["weight"]][0]].shape[0] if has_linear else None
+
+    def kind(columns):
+        shapes = [x.shape if columns is None else (*x.shape[:-1], columns) for x in xs]
+        return [xs[0].new_empty((count, *shapes[0]))] if stack else [xs[0].new_empty(shape) for shape in shapes]
+
+    results = []
+    for k in range(1 + facts["keeps"]):
+        results += kind(None if 0 < k <= facts["keeps_before"] or not has_linear else rows)
+    if save and has_linear and facts["reads_product"]:
+        results += kind(rows)
+    if save and facts["reads_statistics"]:
+        numbers = sum(_statistics(x, line).numel() for x in xs)
+        results.append(xs[0].new_empty((numbers,), dtype=_arithmetic(xs[0].dtype)))
+    return results
+
+
+@torch.library.register_fake("onepass::group_backward", lib=library)
+def _(
+    gradients,
+    xs,
+    operands,
+    resumed,
+    statistics,
+    products,
+    resumed_behind,
+    dropout_state,
+    line,
+    types,
+    wanted,
+    own,
+    stack,
+):
+    facts = _native.describe(line)
+    count = gradients[0].shape[0] if stack else len(gradients) // (1 + facts["keeps"])
+    members = list(gradients[0].unbind()) if stack else gradients[:count]
+    places, weight = _places(own, line, count), facts["weight"]
+    matrix = None if weight is None else operands[places[weight][0]]
+    results = []
+    for output in _native.gradients(line, types[0], tuple(types[1:]), wanted)["outputs"]:
+        index, dtype = output["input"] - 1, OF_DTYPE[output["dtype"]]  # of the operand; -1: x
+        of_operand = 0 if index < 0 else places[index][1] - places[index][0]
+        if weight is not None and index == weight:
+            results += [matrix.new_empty(matrix.shape) for _ in range(of_operand)]
+            continue
+        columns = members[0].shape[-1] if members[0].dim() else 1
+        if weight is not None:
+            columns = matrix.shape[0 if index > weight else 1]
+        if output["column"]:
+            results += [members[0].new_empty((columns,), dtype=dtype) for _ in range(of_operand)]
+        else:
+            shapes = [(*dy.shape[:-1], columns) if weight is not None else dy.shape for dy in members]
+            results += [members[0].new_empty(shape, dtype=dtype) for shape in shapes]
+    return results
+
+
 # The draw is an operator of its own so that a compiled graph makes the same one as eager mode does.
 library.define("dropout_state(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 

@@ -127,6 +127,21 @@ class Once(torch.autograd.Function):
         raise RuntimeError("onepass: a fused line cannot be differentiated twice; Line.reference(...) can")
 
 
+def differentiated_once(ctx, upstream, gradients):
+    """Calls gradients(ctx, upstream). Where they are asked for with create_graph, constants would drop a second
+    derivative without a word."""
+    if not torch.is_grad_enabled():
+        return gradients(ctx, upstream)
+    with torch.no_grad():
+        results = gradients(ctx, upstream)
+    depends_on = [t for t in (*ctx.saved_tensors, *upstream) if t is not None and t.requires_grad]
+    if not depends_on:
+        depends_on = [torch.zeros((), requires_grad=True)]
+    there = [i for i, r in enumerate(results) if r is not None]
+    once = Once.apply(len(there), *[results[i] for i in there], *depends_on)
+    return tuple(once[there.index(i)] if i in there else None for i in range(len(results)))
+
+
 class Apply(torch.autograd.Function):
     """Runs a line so that it can be differentiated once, in terms that torch.compile can trace.
 
@@ -145,17 +160,7 @@ class Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *upstream):
         """Gradients of x and of the operands, those that are needed."""
-        if not torch.is_grad_enabled():
-            return gradients(ctx, upstream)
-        with torch.no_grad():
-            results = gradients(ctx, upstream)
-        # Asked for with create_graph: a constant would drop a second derivative without a word.
-        depends_on = [t for t in (*ctx.saved_tensors, *upstream) if t is not None and t.requires_grad]
-        if not depends_on:
-            depends_on = [torch.zeros((), requires_grad=True)]
-        there = [i for i, r in enumerate(results) if r is not None]
-        once = Once.apply(len(there), *[results[i] for i in there], *depends_on)
-        return tuple(once[there.index(i)] if i in there else None for i in range(len(results)))
+        return differentiated_once(ctx, upstream, gradients)
 
 
 class Transformable(Apply):

@@ -176,10 +176,16 @@ y = line(x.unbind(), W, c, stack=True)   # a tensor
 Pieces of one tensor (`split`, `chunk`, `unbind`, slices at equal distances, views of those) are recognised: the line
 runs on the tensor that they are pieces of, nothing is copied, and its gradient comes as one tensor. They are not taken
 for such where a hook or `retain_grad` listens between the tensor and the piece, where one was written to since, or
-under `torch.compile` and `torch.func`. Other tensors of one shape are stacked first, tensors of several leading shapes
-put behind each other, which costs a copy of them; then it is one launch too. Where columns or matrices differ from
-input to input, for lines that begin with `scores`, and for `causal` with several shapes, each input is a call of its
-own. In one call dropout's masks are those of all inputs taken together.
+under `torch.compile` and `torch.func`.
+
+Other tensors may have any leading shapes, addresses and strides. They are one operator forward and one backward,
+nothing is copied, and with `stack=True` results are written where they stand in the one tensor. On CUDA each tensor
+has blocks of one launch, as many as its rows ask for, some 40 tensors a launch; those that are aligned, strided or
+broadcast unlike others are in launches of their own, since a kernel is compiled for that. Lines with `linear` are so
+for at most 8 features. For other lines with `linear`, tensors are stacked or put behind each other first, which costs
+a copy of them; where their operands differ, and for lines that begin with `scores`, each input is a call of its own.
+
+An operand in a list has one dtype. Dropout's masks are those of all inputs taken together, in their order.
 
 ## Dropout and training
 

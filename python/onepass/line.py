@@ -108,7 +108,7 @@ class Line:
         if isinstance(x, (list, tuple)):
             if len(operands) != self.operand_count:
                 raise TypeError(self._operand_message(len(operands)))
-            return _lists.run(lambda x, o: self._call(x, o, training, generator), self, x, operands, stack)
+            return _lists.run(self, list(x), list(operands), training, generator, stack)
         if stack:
             raise TypeError("fused(): argument 'stack' is for a list of tensors")
         try:

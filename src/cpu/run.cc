@@ -85,7 +85,7 @@ int64 partition(arguments& a, bool rowwise) {
     const int64 parts = std::min(task_count(rows * columns, kPartElements), kColumnParts);
     a.task_rows = (rows + parts - 1) / parts;
     a.task_columns = rowwise ? columns : std::min<int64>(columns, 4096);
-    return (rows + a.task_rows - 1) / a.task_rows;
+    return a.parts = (rows + a.task_rows - 1) / a.task_rows;
   }
   a.task_columns = rowwise ? columns : std::min(columns, kTaskElements);
   const int64 tasks = task_count(rows * a.task_columns, kTaskElements);
@@ -153,8 +153,10 @@ void reduce_columns(const arguments& a, int64 parts, int slots, const view* outp
       [](void* p, int64 begin, int64 end) {
         const context& c = *static_cast<context*>(p);
         const auto* partial = static_cast<const double*>(c.a.column_partial);
-        for (int s = 0; s < c.slots; ++s)
-          sum_parts(partial + s * c.parts * c.a.columns, c.parts, c.a.columns, begin, end, c.outputs[s]);
+        for (int s = 0; s < c.slots; ++s) {
+          if (c.outputs[s].data)
+            sum_parts(partial + s * c.a.parts * c.a.columns, c.parts, c.a.columns, begin, end, c.outputs[s]);
+        }
       },
       &with);
 }

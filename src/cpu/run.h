@@ -20,7 +20,7 @@ const cpu_kernels& kernels_for(const spec::line&, std::uint64_t boolean_masks);
 bool ahead_of_time(const spec::line&, std::uint64_t boolean_masks);
 std::string source(const spec::line&, std::uint64_t boolean_masks);  // what the compiler gets
 
-// Fills in the partition (a function of the shapes only) and returns the number of parts of column_partial.
+// Fills in the partition (a function of the shapes only) and returns the number of parts of column_partial, its own.
 int64 partition(arguments&, bool rowwise);
 
 // The kernel for these arguments, which are laid out.
@@ -31,7 +31,7 @@ void run(cpu_kernel, const arguments&);
 // in cache. Not of a line that keeps a value, which forward would store.
 void run_backward(const cpu_kernels&, const arguments&, dtype x);
 
-// Adds the parts of column_partial in order into 1-D outputs, one per wanted column operand.
+// Adds so many parts of column_partial in order into 1-D outputs, one per wanted column operand; not where it is null.
 void reduce_columns(const arguments&, int64 parts, int slots, const view* outputs);
 
 const char* simd_target();  // the chosen one's name

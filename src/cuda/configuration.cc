@@ -133,7 +133,7 @@ void share_lanes(int64 lanes, int threads, configuration& c) {
 
 void set_parts(plan& p, int64 parts) {
   p.parts = parts;
-  p.with.one_part = parts == 1;
+  p.with.one_part = parts == 1 && p.with.members == 0;
 }
 
 const elementwise_tuning& tiles_for(const request& r, const arguments& a, const configuration& c) {
@@ -342,8 +342,13 @@ configuration describe(const request& r, const arguments& a) {
 }
 
 std::vector<plan> choose(const request& r, const arguments& a, const device_facts& chip) {
+  return choose(r, a, chip, describe(r, a));
+}
+
+std::vector<plan> choose(const request& r, const arguments& a, const device_facts& chip,
+                         const configuration& described) {
   plan p{};
-  p.with = describe(r, a);
+  p.with = described;
   if (r.rowwise) return choose_rowwise(r, a, chip, p);
   choose_elementwise(r, a, chip, p);
   return {p};

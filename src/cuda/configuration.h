@@ -61,6 +61,7 @@ struct configuration {
   int in_place;  // dx lies where dy does
   int saves_statistics;
   int only_statistics;  // and writes nothing else
+  int64 members;        // tensors that the launch has room for, each with arguments of its own; 0: one (group.h)
   uint64 dense;         // tensors that are contiguous (place.cuda.h)
   uint64 single_operand, single_kept_gradient, repeated_operand, aligned_operand, shared_operand;
   uint64 streams, brought_once;  // tensors that copies bring (place.cuda.h)
@@ -76,8 +77,12 @@ struct plan {
   int64 row_columns;  // of a part of a row, where rows are taken in parts
 };
 
+// What tensors, dtypes and alignment say, before anything is chosen.
+configuration describe(const request&, const arguments&);
+
 // The kernels of a call, in order: one, or a long row's three parts. Column sums come from the last.
 // Pure arithmetic: the same shapes, alignment and chip give the same plans.
+std::vector<plan> choose(const request&, const arguments&, const device_facts&, const configuration& described);
 std::vector<plan> choose(const request&, const arguments&, const device_facts&);
 
 // Small accesses would load the gradient by windows, in which other threads write.
@@ -85,8 +90,5 @@ constexpr bool may_be_in_place(dtype type, int64 columns) { return columns * siz
 
 // Of how many operands, say, a kernel's arguments have room where its line has `count`.
 constexpr int room_for(int count) { return count > 0 ? count : 1; }
-
-// What tensors, dtypes and alignment say, before anything is chosen.
-configuration describe(const request&, const arguments&);
 
 }  // namespace onepass::cuda

@@ -27,6 +27,7 @@ constexpr int kStaticShared = 1, kMaxDynamicShared = 8, kNonPortableCluster = 14
 
 struct driver {
   status (*init)(unsigned);
+  status (*driver_version)(int*);
   status (*device_get)(int*, int);
   status (*device_get_attribute)(int*, int, int);
   status (*primary_context_retain)(void**, int);
@@ -76,6 +77,7 @@ driver open_driver() {
     entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(found);
   };
   find(d.init, "cuInit");
+  find(d.driver_version, "cuDriverGetVersion");
   find(d.device_get, "cuDeviceGet");
   find(d.device_get_attribute, "cuDeviceGetAttribute");
   find(d.primary_context_retain, "cuDevicePrimaryCtxRetain");
@@ -141,6 +143,9 @@ const device_state& state_of(int device) {
   const int arch = attribute(s.handle, kMajor) * 10 + attribute(s.handle, kMinor);
   s.about = {attribute(s.handle, kSmCount), attribute(s.handle, kSharedPerBlockOptin), arch, name_of_arch(arch),
              cluster_of_arch(arch)};
+  int version = 0;
+  check(d.driver_version(&version), "cuDriverGetVersion");
+  if (version < 12010) s.about.parameter_bytes = 4096;
   return known.emplace(device, std::move(s)).first->second;
 }
 

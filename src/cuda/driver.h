@@ -16,6 +16,8 @@ struct device_facts {
   int arch;               // 90 for compute capability 9.0
   std::string arch_name;  // "sm_90a"
   int cluster;            // blocks of a cluster, at most
+  // Of a kernel's parameters: 4096, where the driver is older than CUDA 12.1.
+  int parameter_bytes = 32764;
 };
 
 const device_facts& facts(int device);

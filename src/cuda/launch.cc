@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "onepass/skeleton/arguments.h"
+#include "src/cuda/group.h"
 #include "src/cuda/known_kernels.h"
 #include "src/cuda/packed_arguments.h"
 #include "src/cuda/source.h"
@@ -13,11 +14,8 @@
 namespace onepass::cuda {
 namespace {
 
-// As in onepass/skeleton/column_sum.cuda.h, which only NVRTC reads.
-struct column_sum_arguments {
-  int64 parts;
-  column_sum of[2 * kMaxOperands];
-};
+// Of one launch of many, in 4096 bytes of parameters.
+constexpr std::size_t kManySums = 100;
 
 const kernel& find_or_build(const request& r, const plan& p, int device, void* stream) {
   static known_kernels known;
@@ -31,8 +29,13 @@ const kernel& find_or_build(const request& r, const plan& p, int device, void* s
 }  // namespace
 
 std::vector<plan> prepare(const request& r, const arguments& a, int device, void* stream) {
+  return prepare(r, a, describe(r, a), device, stream);
+}
+
+std::vector<plan> prepare(const request& r, const arguments& a, const configuration& described, int device,
+                          void* stream) {
   device_facts chip = facts(device);
-  std::vector<plan> plans = choose(r, a, chip);
+  std::vector<plan> plans = choose(r, a, chip, described);
   // Where the blocks of a cluster stride over rows, one that finds no room at once would come behind all others. A chip
   // may have no room for a cluster of more than eight blocks at all.
   const auto strides = [](const configuration& c) { return c.cluster > 1 && (c.stages > 0 || c.computes_again != 0); };
@@ -47,15 +50,22 @@ std::vector<plan> prepare(const request& r, const arguments& a, int device, void
       break;
     }
     chip.cluster = p.with.cluster / 2;
-    plans = choose(r, a, chip);
+    plans = choose(r, a, chip, described);
   }
   return plans;
 }
 
 void launch(const request& r, const std::vector<plan>& plans, const arguments& a, int device, void* stream) {
+  const arguments* const one = &a;
+  launch(r, plans, &one, 1, device, stream);
+}
+
+void launch(const request& r, const std::vector<plan>& plans, const arguments* const* members, std::size_t count,
+            int device, void* stream) {
   thread_local std::string packed;
   packed.clear();
-  append_packed(packed, r, a);
+  for (std::size_t i = 0; i < count; ++i) append_packed(packed, r, *members[i]);
+  for (auto i = static_cast<int64>(count); i < plans.front().with.members; ++i) append_packed(packed, r, no_member());
   for (const plan& p : plans) {
     const kernel& with = find_or_build(r, p, device, stream);
     const bool behind = &p != &plans.front() && facts(device).arch >= 90;
@@ -67,28 +77,36 @@ void launch(const request& r, const std::vector<plan>& plans, const arguments& a
 std::vector<column_sum> sums_of(const arguments& a, dtype type, int64 parts, int slots, const view* outputs) {
   std::vector<column_sum> sums;
   for (int slot = 0; slot < slots; ++slot) {
-    const char* partial = static_cast<const char*>(a.column_partial) + slot * parts * a.columns * size_of(type);
-    sums.push_back({partial, a.columns, outputs[slot].data, outputs[slot].type});
+    const char* partial = static_cast<const char*>(a.column_partial) + slot * a.parts * a.columns * size_of(type);
+    if (outputs[slot].data) sums.push_back({partial, parts, a.columns, outputs[slot].data, outputs[slot].type});
   }
   return sums;
 }
 
-void reduce_columns(const std::vector<column_sum>& sums, dtype type, int64 parts, int device, void* stream) {
-  if (sums.empty()) return;
-  column_sum_arguments with{parts, {}};
-  std::copy(sums.begin(), sums.end(), with.of);
-  const int64 most = std::max_element(sums.begin(), sums.end(), [](const column_sum& x, const column_sum& y) {
-                       return x.columns < y.columns;
-                     })->columns;
+void reduce_columns(const std::vector<column_sum>& sums, dtype type, int device, void* stream) {
+  if (sums.size() > kManySums) {
+    const auto middle = sums.begin() + kManySums;
+    reduce_columns({sums.begin(), middle}, type, device, stream);
+    reduce_columns({middle, sums.end()}, type, device, stream);
+    return;
+  }
+  int64 parts = 0, most = 0;
+  for (const column_sum& s : sums) parts = std::max(parts, s.parts), most = std::max(most, s.columns);
+  if (most == 0) return;
+  const device_facts& chip = facts(device);
+  const std::size_t room = sums.size() <= kFewSums ? kFewSums : kManySums;
+  std::vector<column_sum> with(room);  // column_sum_arguments
+  std::copy(sums.begin(), sums.end(), with.begin());
   static known_kernels known;
-  const kernel& sum = known.find_or_build(kernel_key(device, type), [&]() -> const kernel& {
-    return load(column_sum_source(type), kKernelName, device, stream, facts(device).arch_name + " column sum");
+  const kernel& sum = known.find_or_build(kernel_key(device, type, room), [&]() -> const kernel& {
+    return load(column_sum_source(type, static_cast<int>(room)), kKernelName, device, stream,
+                chip.arch_name + " column sum");
   });
   // Some four parts a thread, so that their loads are in flight at a time.
   const unsigned down = std::min(std::bit_ceil(static_cast<unsigned>((parts + 3) / 4)), kTuning.column_sum_down);
   const unsigned across = kTuning.column_sum_threads / down, columns = across * kTuning.column_sum_columns;
   const auto blocks = static_cast<unsigned>((most + columns - 1) / columns);
-  launch(sum, {blocks, static_cast<unsigned>(sums.size())}, {across, down}, 0, facts(device).arch >= 90, stream, &with);
+  launch(sum, {blocks, static_cast<unsigned>(sums.size())}, {across, down}, 0, chip.arch >= 90, stream, with.data());
 }
 
 }  // namespace onepass::cuda

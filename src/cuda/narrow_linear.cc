@@ -86,9 +86,9 @@ std::string source(const narrow_gradients_call& of) {
 void launch(const narrow_gradients_call& of, const narrow_plan& plan, int device, void* stream) {
   arguments sums{};
   sums.columns = plan.part();
-  sums.column_partial = of.parts;
+  sums.column_partial = of.parts, sums.parts = plan.teams;
   const view total{of.products, {}, dtype::f32, 1};
-  reduce_columns(sums_of(sums, dtype::f32, plan.teams, 1, &total), dtype::f32, plan.teams, device, stream);
+  reduce_columns(sums_of(sums, dtype::f32, plan.teams, 1, &total), dtype::f32, device, stream);
   struct {  // narrow_gradients_arguments
     const float* products;
     const void *matrix, *scale, *bias;

@@ -129,7 +129,7 @@ std::vector<std::string> prebuild(const spec::line& line, const std::string& arc
     build_all(line, false);
   }
   labels.push_back(arch_name + " column sum");
-  build(column_sum_source(x == dtype::f64 ? dtype::f64 : dtype::f32), arch_name, labels.back());
+  build(column_sum_source(x == dtype::f64 ? dtype::f64 : dtype::f32, kFewSums), arch_name, labels.back());
   return labels;
 }
 

@@ -76,6 +76,7 @@ std::string fields(const request& r, const configuration& c) {
   bits("kStaged", c.staged);
   bits("kBroughtOnce", c.brought_once);
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
+  number("kMembers", static_cast<int>(c.members));
   number("kSpareLanes", c.spare_lanes), number("kFeatures", r.features);
   return text;
 }
@@ -85,17 +86,26 @@ std::string source(const request& r, const configuration& c) {
   const std::string skeleton = r.rowwise ? "rowwise" : "elementwise";
   std::string text = heading(r, c.of == part::whole ? skeleton : "long_rows") + "using the_line = " + r.line +
                      ";\nstruct config {\n" + fields(r, c);
-  text += "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(c.across * c.down) + ", " +
-          std::to_string(std::max(c.blocks_per_sm, 1)) + ") " +
-          (c.cluster > 1 ? "__cluster_dims__(" + std::to_string(c.cluster) + ", 1, 1) " : "") + kKernelName +
-          "(const __grid_constant__ arguments a) {\n  " + skeleton + (r.backward ? "_backward" : "_forward") +
-          kSuffix[static_cast<int>(c.of)] + "<config, the_line>(a);\n}\nONEPASS_END\n";
-  return text;
+  const std::string body = skeleton + (r.backward ? "_backward" : "_forward") + kSuffix[static_cast<int>(c.of)];
+  const char* block = r.rowwise ? "blockIdx.x / config::kCluster" : c.flat ? "blockIdx.x" : "blockIdx.y";
+  return text + "};\n" + kernel_text(c, "arguments", block, body + "<config, the_line>") + "ONEPASS_END\n";
 }
 
-std::string column_sum_source(dtype parts) {
+std::string kernel_text(const configuration& c, const std::string& arguments_type, const std::string& block,
+                        const std::string& body) {
+  const bool one = c.members == 0;
+  return "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(c.across * c.down) + ", " +
+         std::to_string(std::max(c.blocks_per_sm, 1)) + ") " +
+         (c.cluster > 1 ? "__cluster_dims__(" + std::to_string(c.cluster) + ", 1, 1) " : "") + kKernelName +
+         "(const __grid_constant__ " +
+         (one ? arguments_type : "members<" + arguments_type + ", " + std::to_string(c.members) + ">") + " a) {\n  " +
+         body + (one ? "(a);\n}\n" : "(a.at(" + block + "));\n}\n");
+}
+
+std::string column_sum_source(dtype parts, int sums) {
   const std::string threads = std::to_string(kTuning.column_sum_threads);
-  return "#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void "
+  return "#define ONEPASS_SUMS " + std::to_string(sums) +
+         "\n#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void "
          "__launch_bounds__(" +
          threads + ") " + kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  add_columns<" +
          (parts == dtype::f64 ? "double" : "float") + ", " + threads + ", " +
@@ -109,7 +119,8 @@ std::string label(const request& r, const configuration& c, const std::string& a
          (c.only_statistics    ? " statistics "
           : c.saves_statistics ? " saving "
                                : " ") +
-         (r.wants_again ? "again " : "") + r.line;
+         (r.wants_again ? "again " : "") + (c.members > 0 ? "of " + std::to_string(c.members) + " tensors " : "") +
+         r.line;
 }
 
 }  // namespace onepass::cuda

@@ -19,7 +19,13 @@ std::string number_field(const char* name, int);
 // What NVRTC compiles; the kernel is called kKernelName.
 inline constexpr const char* kKernelName = "onepass_kernel";
 std::string source(const request&, const configuration&);
-std::string column_sum_source(dtype parts);
+inline constexpr int kFewSums = 2 * kMaxOperands;      // that one call has
+std::string column_sum_source(dtype parts, int sums);  // at most so many at a time
+
+// The kernel itself, behind the types: it calls `body` with its arguments, or with those of the tensor that has the
+// block, where several share the launch.
+std::string kernel_text(const configuration&, const std::string& arguments_type, const std::string& block,
+                        const std::string& body);
 
 std::string label(const request&, const configuration&, const std::string& arch);
 

@@ -15,6 +15,7 @@
 #include "src/spec/plan.h"
 #include "src/spec/words.h"
 #include "src/torch/autograd.h"
+#include "src/torch/group_features.h"
 #include "src/torch/json.h"
 #include "src/torch/panels.h"
 #include "src/torch/score_panels.h"
@@ -253,6 +254,15 @@ const char* onepass_cuda_prebuild(const char* text, const char* arch, int dtype,
     out.begin('{').key("built").begin('[');
     for (const std::string& label : labels) out.value(label);
     out.end(']').end('}');
+  });
+}
+
+const char* onepass_why_not_grouped(const char* text, std::int64_t columns, std::int64_t features, int dtype,
+                                    const char* chip) {
+  return answer([=](json& out) {
+    const std::string why_not = onepass::binding::why_not_grouped(onepass::binding::prepared(text), columns, features,
+                                                                  static_cast<onepass::dtype>(dtype), chip);
+    out.begin('{').field("why_not", why_not).end('}');
   });
 }
 

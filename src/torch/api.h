@@ -21,6 +21,9 @@ ONEPASS_API const char* onepass_common_lines();
 ONEPASS_API const char* onepass_cpu_prepare(const char* line, std::uint64_t boolean_masks);
 ONEPASS_API const char* onepass_cuda_prebuild(const char* line, const char* arch, int dtype, int operand_dtype,
                                               std::int64_t columns);
+// Why a list of tensors is not one call (group_features.h), or nothing.
+ONEPASS_API const char* onepass_why_not_grouped(const char* line, std::int64_t columns, std::int64_t features,
+                                                int dtype, const char* chip);
 // After it the operator onepass::differentiable exists.
 ONEPASS_API const char* onepass_open_autograd(const char* torch_root, const char* torch_version);
 ONEPASS_API const char* onepass_cache(const char* action);

@@ -215,6 +215,30 @@ struct Once : torch::autograd::Function<Once> {
   }
 };
 
+// Gradients made of what was saved and of upstream ones. Where they are asked for with create_graph, constants would
+// drop a second derivative without a word.
+inline variable_list differentiated_once(variable_list results, const variable_list& saved,
+                                         const variable_list& upstream) {
+  if (!at::GradMode::is_enabled()) return results;
+  variable_list depends_on;
+  for (const variable_list* some : {&saved, &upstream}) {
+    for (const Tensor& t : *some) {
+      if (t.defined() && t.requires_grad()) depends_on.push_back(t);
+    }
+  }
+  if (depends_on.empty()) depends_on.push_back(at::zeros({}).requires_grad_());
+  variable_list defined;
+  for (const Tensor& g : results) {
+    if (g.defined()) defined.push_back(g);
+  }
+  defined = Once::apply(at::TensorList(depends_on), defined);
+  auto next = defined.begin();
+  for (Tensor& g : results) {
+    if (g.defined()) g = *next++;
+  }
+  return results;
+}
+
 struct Fused : torch::autograd::Function<Fused> {
   struct call {
     const std::string& line;
@@ -257,25 +281,7 @@ struct Fused : torch::autograd::Function<Fused> {
       const at::AutoDispatchBelowADInplaceOrView below;
       results = gradients(*ctx, upstream, all);
     }
-    if (!at::GradMode::is_enabled()) return results;
-    // Asked for with create_graph: a constant would drop a second derivative without a word.
-    variable_list depends_on;
-    for (const variable_list* some : {&all, &upstream}) {
-      for (const Tensor& t : *some) {
-        if (t.defined() && t.requires_grad()) depends_on.push_back(t);
-      }
-    }
-    if (depends_on.empty()) depends_on.push_back(at::zeros({}).requires_grad_());
-    variable_list defined;
-    for (const Tensor& g : results) {
-      if (g.defined()) defined.push_back(g);
-    }
-    defined = Once::apply(at::TensorList(depends_on), defined);
-    auto next = defined.begin();
-    for (Tensor& g : results) {
-      if (g.defined()) g = *next++;
-    }
-    return results;
+    return differentiated_once(results, all, upstream);
   }
 
  private:
@@ -321,9 +327,15 @@ inline std::vector<Tensor> differentiable(at::TensorList tensors, std::string_vi
 
 }  // namespace onepass::autograd
 
+#include "src/torch/autograd_group.h"
+
 TORCH_LIBRARY_FRAGMENT(onepass, m) {
   m.def("differentiable(Tensor[] tensors, str line, Tensor? dropout_state) -> Tensor[]",
         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::differentiable)));
+  m.def(
+      "differentiable_group(Tensor[] tensors, str line, Tensor? dropout_state, int count, int own, bool stack) -> "
+      "Tensor[]",
+      torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::differentiable_group)));
   m.def("joined(Tensor[] all) -> Tensor[]",
         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::joined)));
 }

@@ -55,16 +55,11 @@ std::vector<Tensor> forward(const forward_call& call, const forward_runner& runn
   return results;
 }
 
-std::vector<Tensor> backward(const backward_call& call, const backward_runner& runner) {
+void enter_backward(frame& f, const backward_call& call, const std::vector<spec::operand_facts>& facts) {
   const spec::line& line = call.line.line;
   const spec::reads& reads = call.wants_again ? call.line.reads_again : call.line.reads;
   check_backward(call);
-  const Tensor& dy = call.gradients[0];
-  frame f(call.line, dy, "the gradient");
-  const std::vector<spec::operand_facts> facts =
-      spec::operand_facts_of(call.operand_types.data(), call.operand_types.size());
-  const spec::gradients plan = spec::plan_gradients(line, f.type, facts, static_cast<std::uint64_t>(call.wanted));
-  f.input(dy, f.a.y);
+  f.input(call.gradients[0], f.a.y);
   for (int k = 0; k < line.keeps; ++k) f.input(call.gradients[static_cast<std::size_t>(k) + 1], f.a.kept_gradient[k]);
   if (reads.x) f.input(given(call, call.x, "x"), f.a.x);
   for (int i = 0; i < line.operands; ++i) {
@@ -79,6 +74,17 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
   }
   if (reads.statistics) f.statistics(given(call, call.statistics, "the row statistics"));
   f.dropout_state(call.dropout_state);
+}
+
+std::vector<Tensor> backward(const backward_call& call, const backward_runner& runner) {
+  const spec::line& line = call.line.line;
+  ONEPASS_CHECK(!call.gradients.empty(), "onepass: backward takes gradients");
+  const Tensor& dy = call.gradients[0];
+  frame f(call.line, dy, "the gradient");
+  const std::vector<spec::operand_facts> facts =
+      spec::operand_facts_of(call.operand_types.data(), call.operand_types.size());
+  enter_backward(f, call, facts);
+  const spec::gradients plan = spec::plan_gradients(line, f.type, facts, static_cast<std::uint64_t>(call.wanted));
   f.a.wants_column = plan.wants_column;
 
   std::vector<Tensor> results;

@@ -49,6 +49,8 @@ struct backward_call {
   // Of a line with features, where their columns' gradients are wanted: its rows are those, and they are no results.
   const Tensor* feature_gradients = nullptr;
 };
+// Backward's frame gets what the kernel reads.
+void enter_backward(frame&, const backward_call&, const std::vector<spec::operand_facts>&);
 void check_backward(const backward_call&);  // how many gradients and operands there are
 // Tensors that backward reads.
 const Tensor& given(const backward_call&, const std::optional<Tensor>&, const char* what);

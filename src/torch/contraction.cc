@@ -14,10 +14,6 @@
 #include "src/torch/scores.h"
 
 namespace onepass::binding {
-namespace {
-
-using optional_tensor = std::optional<Tensor>;
-
 void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weight) {
   const spec::word& word = line.line.words[static_cast<std::size_t>(line.line.linear)];
   const auto name = [&] { return operand_name(line.line, word); };
@@ -32,6 +28,10 @@ void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weig
                 "onepass: expected all tensors to be on the same device, but x is on ", device_of(x).text(), " and ",
                 name(), " is on ", device_of(weight).text());
 }
+
+namespace {
+
+using optional_tensor = std::optional<Tensor>;
 
 bool is_bias(const spec::line& behind) {
   return behind.words.size() == 1 && std::string_view(behind.words[0].about->name) == "bias";

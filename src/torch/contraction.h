@@ -6,6 +6,8 @@
 
 namespace onepass::binding {
 
+void check_weight(const prepared_line&, const Tensor& x, const Tensor& weight);  // its shape, dtype and device
+
 // The result, the kept values, and where they are asked for and backward reads them, what `linear` gives and the
 // statistics of the row word. forward_call's save_statistics asks for both.
 std::vector<Tensor> forward_with_linear(const forward_call&);

@@ -16,31 +16,7 @@
 #include "src/torch/run.h"
 
 namespace onepass::binding {
-namespace {
 
-using optional_tensor = std::optional<Tensor>;
-
-Tensor row_of(const Tensor& matrix, std::int64_t row) {
-  return view_of(matrix, {matrix.size(1)}, {matrix.stride(1)}, row * matrix.stride(0));
-}
-
-// A dense tensor of as many rows as the arguments have, each of `features` numbers.
-view rows_at(const Tensor& dense, std::int64_t features, const arguments& a) {
-  view rows{dense.data_ptr(), {}, dtype_of(dense), 1};
-  std::int64_t stride = features;
-  for (int d = kMaxDims - 1; d >= 0; --d) rows.stride[d] = stride, stride *= a.size[d];
-  return rows;
-}
-
-std::uint64_t boolean_masks_of(const std::vector<std::int64_t>& types, int count) {
-  std::uint64_t boolean = 0;
-  for (int i = 0; i < count; ++i)
-    boolean |= std::uint64_t{static_cast<dtype>(types[static_cast<std::size_t>(i)] % kBroadcast) == dtype::boolean}
-               << i;
-  return boolean;
-}
-
-// Whether the line's kernels are there, or can be compiled.
 bool has_kernels(const prepared_line& line, std::uint64_t boolean_masks) {
   try {
     line.cpu(boolean_masks);
@@ -48,6 +24,29 @@ bool has_kernels(const prepared_line& line, std::uint64_t boolean_masks) {
   } catch (const compiler_missing&) {
     return false;
   }
+}
+
+Tensor row_of(const Tensor& matrix, std::int64_t row) {
+  return view_of(matrix, {matrix.size(1)}, {matrix.stride(1)}, row * matrix.stride(0));
+}
+
+view rows_at(const Tensor& dense, std::int64_t features, const arguments& a) {
+  view rows{dense.data_ptr(), {}, dtype_of(dense), 1};
+  std::int64_t stride = features;
+  for (int d = kMaxDims - 1; d >= 0; --d) rows.stride[d] = stride, stride *= a.size[d];
+  return rows;
+}
+
+namespace {
+
+using optional_tensor = std::optional<Tensor>;
+
+std::uint64_t boolean_masks_of(const std::vector<std::int64_t>& types, int count) {
+  std::uint64_t boolean = 0;
+  for (int i = 0; i < count; ++i)
+    boolean |= std::uint64_t{static_cast<dtype>(types[static_cast<std::size_t>(i)] % kBroadcast) == dtype::boolean}
+               << i;
+  return boolean;
 }
 
 // One call of backward: the line that ends with features, and what it is called with.
@@ -147,6 +146,7 @@ class column_parts {
       return;
     }
     const std::int64_t sizes[3] = {static_cast<std::int64_t>(outputs.size()), parts, f.a.columns};
+    f.a.parts = parts;
     f.a.column_partial = memory_.emplace(empty(sizes, 3, f.arithmetic(), f.on)).data_ptr();
   }
   void add_to(std::vector<cuda::column_sum>& sums) const {
@@ -161,13 +161,6 @@ class column_parts {
   const std::int64_t parts_;
   optional_tensor memory_;
 };
-
-cuda::request request_of(const frame& f, const spec::gradients& plan) {
-  cuda::request r = request_of(f, true);
-  r.wants_column = plan.wants_column, r.wants_tensor = plan.wants_tensor;
-  r.wants_dx = f.a.dx.data != nullptr;
-  return r;
-}
 
 // A part of the line in backward: its tensors, what it is asked for, and where column gradients go.
 struct part_backward {
@@ -192,7 +185,7 @@ bool run_on_cuda(const part_backward& before, const part_backward& behind) {
   cuda::launch(call, plan, on.index, stream);
   std::vector<cuda::column_sum> sums;
   sums_before.add_to(sums), sums_behind.add_to(sums);
-  cuda::reduce_columns(sums, before.f.arithmetic(), parts, on.index, stream);
+  cuda::reduce_columns(sums, before.f.arithmetic(), on.index, stream);
   return true;
 }
 

@@ -11,6 +11,13 @@
 
 namespace onepass::binding {
 
+// Whether the line's kernels for the CPU are there, or can be compiled.
+bool has_kernels(const prepared_line&, std::uint64_t boolean_masks);
+
+Tensor row_of(const Tensor& matrix, std::int64_t row);
+// A dense tensor of as many rows as the arguments have, each of `features` numbers.
+view rows_at(const Tensor& dense, std::int64_t features, const arguments&);
+
 // Of a call: its words before `linear` with the features, their operands, and the row of a result at each.
 const prepared_line& line_with_features(const forward_call&, const Tensor& w);
 std::vector<Tensor> operands_with_features(const forward_call&, const Tensor& w);

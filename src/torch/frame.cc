@@ -125,6 +125,7 @@ void frame::lay_out(bool keeps_rows) {
       tensors_[i] = strided_of(held_.back(), tensors_[i].out);
     }
   }
+  flat_ = flatten && a.rows == 1;
 }
 
 }  // namespace onepass::binding

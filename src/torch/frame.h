@@ -45,6 +45,7 @@ class frame {
   // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns, unless
   // `keeps_rows`.
   void lay_out(bool keeps_rows = false);
+  bool is_flat() const { return flat_; }  // one long row, after that
 
  private:
   template <class What>
@@ -52,6 +53,7 @@ class frame {
 
   static constexpr std::size_t kTensors = 8;  // more than most lines have
 
+  bool flat_ = false;
   std::vector<Tensor> held_;  // copies that must outlive the kernel's launch
   std::vector<spec::strided> tensors_;
   std::vector<const Tensor*> sources_;  // beside tensors_; null for outputs

@@ -1,9 +1,12 @@
-// The dispatcher's operators: one forward and one backward per skeleton, functional, without autograd of their own.
+// The dispatcher's operators: one forward and one backward per skeleton, and for several tensors at once; functional,
+// without autograd of their own.
 #include <torch/csrc/stable/library.h>
 
 #include "src/cpu/run.h"
 #include "src/torch/check.h"
 #include "src/torch/contraction.h"
+#include "src/torch/group.h"
+#include "src/torch/group_features.h"
 
 namespace onepass::binding {
 namespace {
@@ -52,6 +55,37 @@ std::vector<Tensor> contraction_backward(std::vector<Tensor> gradients, optional
       {static_cast<dtype>(types[0]), product, resumed_behind});
 }
 
+std::vector<Tensor> forward_of_group(std::vector<Tensor> xs, std::vector<Tensor> operands, std::string line,
+                                     optional_tensor dropout_state, bool save, int64_t own, bool stack) {
+  const group_of of{static_cast<int64_t>(xs.size()), static_cast<std::uint64_t>(own), stack};
+  const group_forward call{xs, operands, prepared(line), dropout_state, save, of};
+  return call.line.line.linear >= 0 ? forward_with_features(call) : forward(call);
+}
+
+std::vector<Tensor> backward_of_group(std::vector<Tensor> gradients, std::vector<Tensor> xs,
+                                      std::vector<optional_tensor> operands, std::vector<Tensor> resumed,
+                                      optional_tensor statistics, std::vector<Tensor> products,
+                                      std::vector<Tensor> resumed_behind, optional_tensor dropout_state,
+                                      std::string line, std::vector<int64_t> types, int64_t wanted, int64_t own,
+                                      bool stack) {
+  ONEPASS_CHECK(!types.empty() && !gradients.empty(),
+                "onepass: backward takes gradients, and the dtypes of x and the operands");
+  const prepared_line& of_line = prepared(line);
+  const std::vector<int64_t> operand_types(types.begin() + 1, types.end());
+  const int64_t count =
+      stack ? gradients[0].size(0) : static_cast<int64_t>(gradients.size()) / (1 + of_line.line.keeps);
+  const group_backward call{
+      gradients,     xs,      operands,      resumed, statistics,
+      dropout_state, of_line, operand_types, wanted,  {count, static_cast<std::uint64_t>(own), stack},
+      stack};
+  const std::vector<std::vector<Tensor>> made =
+      of_line.line.linear >= 0 ? backward_with_features(call, {static_cast<dtype>(types[0]), products, resumed_behind})
+                               : backward(call);
+  std::vector<Tensor> results;
+  for (const std::vector<Tensor>& some : made) results.insert(results.end(), some.begin(), some.end());
+  return results;
+}
+
 void in_torch_threads(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context) {
   torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
@@ -71,6 +105,13 @@ STABLE_TORCH_LIBRARY(onepass, m) {
   m.def(
       "rowwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor? statistics, "
       "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
+  m.def(
+      "group_forward(Tensor[] xs, Tensor[] operands, str line, Tensor? dropout_state, bool save, int own, bool stack) "
+      "-> Tensor[]");
+  m.def(
+      "group_backward(Tensor[] gradients, Tensor[] xs, Tensor?[] operands, Tensor[] resumed, Tensor? statistics, "
+      "Tensor[] products, Tensor[] resumed_behind, Tensor? dropout_state, str line, int[] types, int wanted, int own, "
+      "bool stack) -> Tensor[]");
   for (const char* skeleton : {"linear", "scores", "attention"}) {
     const std::string name = skeleton;
     m.def((name + "_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save) -> Tensor[]")
@@ -89,6 +130,8 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     m.impl("rowwise_forward", TORCH_BOX(&onepass::binding::rowwise_forward));           \
     m.impl("elementwise_backward", TORCH_BOX(&onepass::binding::elementwise_backward)); \
     m.impl("rowwise_backward", TORCH_BOX(&onepass::binding::rowwise_backward));         \
+    m.impl("group_forward", TORCH_BOX(&onepass::binding::forward_of_group));            \
+    m.impl("group_backward", TORCH_BOX(&onepass::binding::backward_of_group));          \
     m.impl("linear_forward", TORCH_BOX(&onepass::binding::contraction_forward));        \
     m.impl("linear_backward", TORCH_BOX(&onepass::binding::contraction_backward));      \
     m.impl("scores_forward", TORCH_BOX(&onepass::binding::contraction_forward));        \

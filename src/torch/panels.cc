@@ -109,7 +109,8 @@ std::vector<Tensor> backward_in_panels(const backward_call& before, std::int64_t
       const std::int64_t sizes[3] = {slots, panels, columns};
       f.a.task_rows = rows;
       f.a.column_partial = partial.emplace(empty(sizes, 3, dtype::f64, on)).data_ptr();
-      kernel.column_sums_to(f.a.column_partial);
+      f.a.parts = panels;
+      kernel.column_sums_to(f.a.column_partial, panels);
     }
     if (again) {
       const std::int64_t sizes[2] = {parts, features * columns};

@@ -41,12 +41,16 @@ class row_workspace {
 void forward_on_cuda(frame& f, const cuda::request& request) {
   const torch::stable::accelerator::DeviceGuard guard(f.on.index);
   void* stream = current_stream(f.on.index);
-  const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
-  const row_workspace rows(f, plans, f.a.statistics == nullptr ? &f.a.statistics : nullptr);
-  cuda::launch(request, plans, f.a, f.on.index, stream);
+  launch(f, request, cuda::prepare(request, f.a, f.on.index, stream), stream);
 }
 
 }  // namespace
+
+void launch(frame& f, const cuda::request& request, const std::vector<cuda::plan>& plans, void* stream) {
+  void** of_rows = request.backward ? &f.a.totals : f.a.statistics == nullptr ? &f.a.statistics : nullptr;
+  const row_workspace rows(f, plans, of_rows);
+  cuda::launch(request, plans, f.a, f.on.index, stream);
+}
 
 void* current_stream(int device_index) {
   using lookup = AOTITorchError (*)(std::int32_t, void**);
@@ -68,6 +72,13 @@ cuda::request request_of(const frame& f, bool backward) {
   r.line = f.line.type_text(f.boolean_masks, backward);
   r.x = f.type;
   std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
+  return r;
+}
+
+cuda::request request_of(const frame& f, const spec::gradients& plan) {
+  cuda::request r = request_of(f, true);
+  r.wants_column = plan.wants_column, r.wants_tensor = plan.wants_tensor;
+  r.wants_dx = f.a.dx.data != nullptr, r.wants_again = f.a.again.data != nullptr;
   return r;
 }
 
@@ -97,15 +108,10 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
   const auto slots = static_cast<std::int64_t>(column_outputs.size());
   if (f.on.is_cuda()) {
     const torch::stable::accelerator::DeviceGuard guard(f.on.index);
-    cuda::request request = request_of(f, true);
-    request.wants_column = plan.wants_column;
-    request.wants_tensor = plan.wants_tensor;
-    request.wants_dx = plan.wants_dx;
-    request.wants_again = f.a.again.data != nullptr;
+    cuda::request request = request_of(f, plan);
     request.in_place = f.a.dx.data == f.a.y.data;
     void* stream = current_stream(f.on.index);
     const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
-    const row_workspace rows(f, plans, &f.a.totals);
     std::optional<Tensor> partial;
     const bool one_part = plans.back().with.one_part != 0;
     if (one_part) {
@@ -113,13 +119,13 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
       for (int i = 0; i < kMaxOperands; ++i)
         if ((plan.wants_column >> i & 1) != 0) f.a.operand_gradient[i] = *output++;
     } else if (slots) {
-      f.a.column_partial = partial.emplace(partial_sums(f, slots, plans.back().parts, f.arithmetic())).data_ptr();
+      f.a.parts = plans.back().parts;
+      f.a.column_partial = partial.emplace(partial_sums(f, slots, f.a.parts, f.arithmetic())).data_ptr();
     }
-    cuda::launch(request, plans, f.a, f.on.index, stream);
+    launch(f, request, plans, stream);
     if (slots && !one_part) {
-      const std::int64_t parts = plans.back().parts;
-      const auto sums = cuda::sums_of(f.a, f.arithmetic(), parts, static_cast<int>(slots), column_outputs.data());
-      cuda::reduce_columns(sums, f.arithmetic(), parts, f.on.index, stream);
+      const auto sums = cuda::sums_of(f.a, f.arithmetic(), f.a.parts, static_cast<int>(slots), column_outputs.data());
+      cuda::reduce_columns(sums, f.arithmetic(), f.on.index, stream);
     }
     return;
   }

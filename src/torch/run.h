@@ -11,9 +11,12 @@ namespace onepass::binding {
 
 void* current_stream(int device_index);  // CUDA
 cuda::request request_of(const frame&, bool backward);
+cuda::request request_of(const frame&, const spec::gradients&);  // backward
 // CPU: past the caches where so many tensors that are written would not stay in the last level anyway.
 int stream_stores(const frame&, std::int64_t tensors);
 void run_forward(frame&);
+// CUDA: the kernels of a call, with the memory in which those of rows taken in parts tell each other.
+void launch(frame&, const cuda::request&, const std::vector<cuda::plan>&, void* stream);
 void run_statistics(frame&);  // CUDA: only the row statistics of forward
 // column_outputs: 1-D, one for each wanted column operand in operand order.
 void run_backward(frame&, const spec::gradients&, const std::vector<view>& column_outputs);

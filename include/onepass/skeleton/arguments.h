@@ -52,6 +52,7 @@ struct arguments {
   void* row_parts;       // CUDA, rows too long for a cluster: [rows][parts][3], as statistics (long_rows.cuda.h)
   void* totals;          // and their two sums in backward: [2][rows]
   void* column_partial;  // [column gradients wanted][parts][columns]; CPU: double, CUDA: as statistics
+  int64 parts;           // where several tensors share them, column_partial points to this one's first
   uint64
       wants_column;  // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
 
@@ -60,6 +61,10 @@ struct arguments {
 
   int64 task_rows, task_columns;  // CPU: the partition; CUDA: columns of a part of a row. A function of shapes only
   int stream_stores;              // CPU: write past the caches
+
+  // Of one tensor of several.
+  int64 first_row;               // dropout counts the rows of those before it
+  unsigned first_block, blocks;  // CUDA: where they share a launch, the tensor's own (skeleton/members.cuda.h)
 };
 
 }  // namespace onepass

@@ -9,13 +9,12 @@ namespace onepass {
 
 struct column_sum {
   const void* partial;  // [parts][columns], float or double
-  int64 columns;
+  int64 parts, columns;
   void* data;
   dtype type;
 };
 struct column_sum_arguments {
-  int64 parts;
-  column_sum of[2 * kMaxOperands];
+  column_sum of[ONEPASS_SUMS];
 };
 
 }  // namespace onepass
@@ -39,7 +38,7 @@ ONEPASS_FUNCTION void add_columns(const column_sum_arguments& a) {
   if (count > 0) {
     const auto add_parts = [&](auto memory_of) {
 #pragma unroll 8
-      for (int64 part = threadIdx.y; part < a.parts; part += down) {
+      for (int64 part = threadIdx.y; part < of.parts; part += down) {
         const auto row = decltype(memory_of)::load_written(from + part * of.columns, count);
 #pragma unroll
         for (int i = 0; i < V; ++i) total[i] += static_cast<double>(row.numbers[i]);

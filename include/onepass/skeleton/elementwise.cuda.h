@@ -18,15 +18,17 @@ ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
   using index = typename Config::index;
   if constexpr (Config::kFlat) {
     constexpr int kTile = U * Config::kAcross * V;
-    const auto columns = static_cast<index>(a.columns), step = static_cast<index>(gridDim.x) * kTile;
-    for (index first = static_cast<index>(blockIdx.x) * kTile; first < columns; first += step) {
+    const share_of_blocks share = share_of<Config>(a, blockIdx.x, gridDim.x);
+    const auto columns = static_cast<index>(a.columns), step = static_cast<index>(share.blocks) * kTile;
+    for (index first = static_cast<index>(share.block) * kTile; first < columns; first += step) {
       body([&](int) { return index{0}; }, [&](int u) { return first + (u * Config::kAcross + across) * V; });
     }
   } else {
     constexpr int kTile = Config::kDown * U;
     const index column = (static_cast<index>(blockIdx.x) * Config::kAcross + across) * V;
-    const auto rows = static_cast<index>(a.rows), step = static_cast<index>(gridDim.y) * kTile;
-    for (index first = static_cast<index>(blockIdx.y) * kTile; first < rows; first += step) {
+    const share_of_blocks share = share_of<Config>(a, blockIdx.y, gridDim.y);
+    const auto rows = static_cast<index>(a.rows), step = static_cast<index>(share.blocks) * kTile;
+    for (index first = static_cast<index>(share.block) * kTile; first < rows; first += step) {
       body([&](int u) { return first + down + u * Config::kDown; }, [&](int) { return column; });
     }
   }
@@ -90,10 +92,10 @@ ONEPASS_FUNCTION void write_parts(const arguments& a, const pack<typename Config
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
   const int64 first = static_cast<int64>(blockIdx.x) * Config::kAcross * Config::kLanes;
+  const unsigned part = share_of<Config>(a, blockIdx.y, gridDim.y).block;
   let_next_kernel_begin();
 #pragma unroll
-  for (int slot = 0; slot < kSlots<Config>; ++slot)
-    write_part<Config>(a, sums[slot], slot, gridDim.y, blockIdx.y, first, across, down);
+  for (int slot = 0; slot < kSlots<Config>; ++slot) write_part<Config>(a, sums[slot], slot, part, first, across, down);
 }
 
 template <class Config, class Line>

@@ -14,6 +14,7 @@ ONEPASS_BEGIN
 struct few_features_arguments {
   arguments before, behind;
 };
+ONEPASS_FUNCTION unsigned first_block_of(const few_features_arguments& a) { return a.before.first_block; }
 
 // Of the words behind: `Line` is theirs, and a row has kFeatures numbers.
 template <class Config, class Line, int kFeatures, bool kBackward>
@@ -23,7 +24,7 @@ class behind_features {
   using lane = pack<T, 1>;
   static_assert(Config::kAcross >= kFeatures && Config::kLanes == 1 && Config::kCluster == 1);
 
-  explicit ONEPASS_FUNCTION behind_features(const arguments& a) : a_(a) {
+  explicit ONEPASS_FUNCTION behind_features(const arguments& a) : a_(a), thread_(a) {
 #pragma unroll
     for (int slot = 0; slot < kSums; ++slot) sums_[slot] = lane(T(0));
     if constexpr (kBackward) ask(thread_.first);
@@ -66,7 +67,7 @@ class behind_features {
   ONEPASS_FUNCTION void write_parts() const {
 #pragma unroll
     for (int slot = 0; slot < kSlots<Config>; ++slot)
-      write_part<Config>(a_, sums_[slot], slot, gridDim.x, blockIdx.x, 0, thread_.across, thread_.down);
+      write_part<Config>(a_, sums_[slot], slot, thread_.share.block, 0, thread_.across, thread_.down);
   }
 
  private:

@@ -92,7 +92,7 @@ class place {
       kept_[k] = row_of(a_.kept[k], digit);
       kept_gradient_[k] = row_of(a_.kept_gradient[k], digit);
     });
-    each_index<Line::dropouts>([&](int i) ONEPASS_LAMBDA { random_.of[i].set_row(row_); });
+    each_index<Line::dropouts>([&](int i) ONEPASS_LAMBDA { random_.of[i].set_row(a_.first_row + row_); });
     stream_y_ = a_.stream_stores && can_stream<lane>(y_.data, y_.type);
     stream_dx_ = a_.stream_stores && dx_.data && can_stream<lane>(dx_.data, dx_.type);
   }
@@ -294,7 +294,7 @@ class column_sums {
         stride_(whole_lanes<L>(end - begin)),
         part_(static_cast<double*>(a.column_partial) + begin),
         part_stride_(a.columns),
-        slot_stride_((a.rows + a.task_rows - 1) / a.task_rows * a.columns),
+        slot_stride_(a.parts * a.columns),
         running_(stride_ * slots_ + 1) {
     for (int64 i = 0; i < stride_ * slots_; i += lanes<L>()) store_lane(L(T(0)), running_.data() + i);
     at.set_column_sums(running_.data() - begin, stride_);

@@ -15,6 +15,7 @@
 //   kOnePart          column sums have one part, and are the gradients
 //   kThreads; kHeldLanes of a row a thread, or 0; kUnroll rows at a time, or 0
 //   kStages, kStreams, kBroughtOnce   rowwise: see stream below; kSpareLanes: of shared memory, behind a row's
+//   kMembers          how many tensors the launch has room for, each with arguments of its own; 0: one
 //   kStaged           results that leave through shared memory (bits, as stream counts them; y is dx backward)
 #pragma once
 
@@ -221,7 +222,8 @@ class place {
   }
   template <class L, int K>
   ONEPASS_FUNCTION pack_mask<V> keeps(int threshold) const {
-    return random_at_least<V>(random_, K, row_, column_, a_.columns, threshold);
+    const int64 row = Config::kMembers > 0 ? a_.first_row + row_ : row_;
+    return random_at_least<V>(random_, K, row, column_, a_.columns, threshold);
   }
   template <class L>
   ONEPASS_FUNCTION L column() const {

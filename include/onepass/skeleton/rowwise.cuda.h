@@ -15,9 +15,14 @@ ONEPASS_BEGIN
 // Where a thread of a rowwise kernel stands: its column, the first of its rows, and from one to the next.
 template <class Config>
 struct rows_of_thread {
+  explicit ONEPASS_FUNCTION rows_of_thread(const arguments& a)
+      : share(share_of<Config>(a, blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster)),
+        first(static_cast<int64>(share.block) * Config::kDown + down),
+        step(static_cast<int64>(share.blocks) * Config::kDown) {}
+
   int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
-  int64 first = static_cast<int64>(blockIdx.x / Config::kCluster) * Config::kDown + down;
-  int64 step = static_cast<int64>(gridDim.x / Config::kCluster) * Config::kDown;
+  share_of_blocks share;  // of clusters, where a row has some
+  int64 first, step;
 };
 
 // Copies of the rows that a thread's lanes are part of, kStages rows ahead: a thread brings and reads its own lanes
@@ -130,13 +135,13 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
   __shared__ typename row_threads<Config>::slots shared;
   extern __shared__ __align__(128) double dynamic[];
   row_threads<Config> threads(shared);
-  const rows_of_thread<Config> thread;
+  const rows_of_thread<Config> thread(a);
   place<Config, Line> at(a);
   char* brought = reinterpret_cast<char*>(dynamic);
   at.set_copies(brought, thread.down);
   at.set_results(brought + place<Config, Line>::kCopyBytes, thread.down);
   row_copies<Config, Line> copies(a, brought, thread, threads);
-  if (Config::kRepeatedOperand != 0 && blockIdx.x == 0) {  // all blocks at once would wait for each other
+  if (Config::kRepeatedOperand != 0 && thread.share.block == 0) {  // all blocks at once would wait for each other
     for_lanes<Config>(a, thread.across, [&](int, typename Config::index column, int count) {
       at.set_column(column, count);
       at.announce_repeated();
@@ -229,7 +234,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
   __shared__ typename row_threads<Config>::slots shared;
   extern __shared__ __align__(128) double dynamic[];
   row_threads<Config> threads(shared);
-  const rows_of_thread<Config> thread;
+  const rows_of_thread<Config> thread(a);
   place_of at(a);
   place<Config, Line, true> again(a);
   char* brought = reinterpret_cast<char*>(dynamic);
@@ -322,8 +327,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
         const int64 column = begin - own + thread.across * Config::kLanes;
         for (int i = 0; i < Config::kLanes; ++i) sums[k][slot].v[i] = memory[slot * kOwn + column + i];
       }
-      write_part<Config>(a, sums[k][slot], slot, gridDim.x / Config::kCluster, blockIdx.x / Config::kCluster, begin,
-                         thread.across, thread.down);
+      write_part<Config>(a, sums[k][slot], slot, thread.share.block, begin, thread.across, thread.down);
     }
   }
   if constexpr (Line::features > 0) behind.write_parts();

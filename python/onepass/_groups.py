@@ -1,0 +1,183 @@
+"""A line that is called for several tensors at once: one forward operator, one backward operator."""
+
+from __future__ import annotations
+
+import torch
+
+from onepass import _native
+from onepass.autograd import differentiable, differentiated_once, plan
+
+
+def call(line, state, count: int, own: int, stack: bool, tensors) -> list:
+    """The results, then the kept values: of each kind one tensor if stacked, else `count` of them.
+
+    tensors: so many x, then of each operand one for all, or where its bit is in `own`, one for each.
+    """
+    how = (line, state, count, own, stack)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        results = _forward(*how, tensors, False)
+    elif torch.compiler.is_compiling():
+        # Dynamo refuses one tensor as two inputs of an autograd function.
+        views = [t.view_as(t) if any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
+        results = ApplyGroup.apply(*how, *views)
+    elif torch._C._are_functorch_transforms_active():
+        results = TransformableGroup.apply(*how, *tensors)
+    elif differentiable() is None:
+        results = ApplyGroup.apply(*how, *tensors)
+    else:
+        op = torch.ops.onepass.differentiable_group.default
+        results = op(tensors, line.text, state, count, own, stack)
+    return results[: (1 + line.keeps) * (1 if stack else count)]
+
+
+def _forward(line, state, count, own, stack, tensors, save):
+    op = torch.ops.onepass.group_forward.default
+    return op(tensors[:count], tensors[count:], line.text, state, save, own, stack)
+
+
+def _places(line, count, own) -> list[tuple[int, int]]:
+    """Where the tensors of x, then of each operand, begin and end."""
+    places, end = [(0, count)], count
+    for i in range(line.operand_count):
+        begin, end = end, end + (count if own >> i & 1 else 1)
+        places.append((begin, end))
+    return places
+
+
+def run(line, state, count, own, stack, *tensors):
+    """The results, the kept values and, where backward reads them, what `linear` gives and the row statistics."""
+    saves = line.weight is not None or line.reads_statistics
+    return tuple(_forward(line, state, count, own, stack, tensors, saves))
+
+
+def save(ctx, inputs, output):
+    """Saves what backward reads."""
+    line, state, count, own, stack, *tensors = inputs
+    lists = 1 if stack else count
+    results = (1 + line.keeps) * lists
+    places = _places(line, count, own)
+    ctx.line, ctx.of = line, (count, own, stack)
+    ctx.mark_non_differentiable(*output[results:])
+    ctx.results = [(r.shape, r.dtype) for r in output[:results]]
+    ctx.like = (tensors[0].dtype, tensors[0].device)
+    ctx.types = (
+        _native.DTYPES[tensors[0].dtype],
+        *[_type_of(line, i, places, tensors) for i in range(line.operand_count)],
+    )
+    # Operands that are rows and one for all: their gradient is a sum over the tensors'.
+    ctx.summed = {
+        i: tensors[begin].shape for i, (begin, end) in enumerate(places[1:]) if _is_summed(line, i, end - begin, count)
+    }
+
+    def kind(k):
+        return [] if k is None else output[k * lists : (k + 1) * lists]
+
+    # A line with `linear` reads x whoever wants what: it is one kernel.
+    saved = [
+        tensors[:count] if line.reads_x else [],
+        kind(line.resumes_from),
+        kind(1 + line.keeps) if line.reads_product else [],
+        kind(line.resumes_behind),
+    ]
+    ctx.saved_counts = [len(some) for some in saved]
+    operands = []
+    for is_read, (begin, end) in zip(line.reads_operands, places[1:]):
+        operands += tensors[begin:end] if is_read else [None] * (end - begin)
+    statistics = output[-1] if line.reads_statistics else None
+    ctx.save_for_backward(state, statistics, *[t for some in saved for t in some], *operands)
+
+
+def _is_summed(line, operand, own, count) -> bool:
+    return operand in line.tensor_operands and own < count
+
+
+def _type_of(line, operand, places, tensors) -> int:
+    begin, end = places[1 + operand]
+    dtype = _native.DTYPES[tensors[begin].dtype]
+    count = places[0][1]
+    if operand not in line.tensor_operands:
+        return dtype
+    whole = end - begin == count
+    for j in range(count if whole else 0):
+        own = [tensors[b + (j if e - b > 1 else 0)] for b, e in places[1:]]
+        shape = line.shape_behind(tensors[j], own) if line.is_behind(operand) else tensors[j].shape
+        whole = whole and own[operand].shape == shape
+    return dtype if whole else dtype + _native.BROADCAST
+
+
+def gradients(ctx, upstream):
+    """Of the tensors, those that are needed."""
+    line, (count, own, stack) = ctx.line, ctx.of
+    places = _places(line, count, own)
+    state, statistics, *rest = ctx.saved_tensors
+    kinds = []
+    for number in ctx.saved_counts:
+        kinds.append(rest[:number])
+        rest = rest[number:]
+    dtype, device = ctx.like
+    # Zeros as dense as the others: they share a launch.
+    given = [
+        torch.zeros(shape, dtype=of, device=device) if g is None else g for g, (shape, of) in zip(upstream, ctx.results)
+    ]
+    needed = ctx.needs_input_grad[5:]
+    of_kinds = [any(needed[begin:end]) for begin, end in places]
+    sources, wanted, writes = plan(line.text, dtype, ctx.types[1:], (of_kinds[0], False, False, *of_kinds[1:]))
+    written = []
+    if writes:
+        xs, resumed, products, behind = kinds
+        op = torch.ops.onepass.group_backward.default
+        how = (state, line.text, ctx.types, wanted, own, stack)
+        written = op(given, xs, rest, resumed, statistics, products, behind, *how)
+    firsts = _firsts(line, count, sources, places)
+    results = [None] * len(needed)
+    for kind, (source, (begin, end)) in enumerate(zip(sources, places)):
+        if source is None:
+            continue
+
+        members = given[0].unbind() if stack else given[:count]
+        if source >= 0:
+            members = written[firsts[source] :]
+        if kind - 1 in ctx.summed:
+            members = [sum(m.sum_to_size(ctx.summed[kind - 1]) for m in members[:count])]
+        for i in range(begin, end):
+            results[i] = members[i - begin] if needed[i] else None
+    return None, None, None, None, None, *results
+
+
+def _firsts(line, count, sources, places) -> list[int]:
+    """The first tensor of each of the backward operator's outputs, which is one for each tensor but for columns and
+    matrices that all share."""
+    counts = {}
+    for kind, source in enumerate(sources):
+        if source is not None and source >= 0:
+            rows = kind == 0 or kind - 1 in line.tensor_operands
+            counts[source] = count if rows else places[kind][1] - places[kind][0]
+    firsts, total = [], 0
+    for output in range(len(counts)):
+        firsts.append(total)
+        total += counts[output]
+    return firsts
+
+
+class ApplyGroup(torch.autograd.Function):
+    """Calls a line for several tensors so that it can be differentiated once, in terms that torch.compile can trace."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        """inputs: the line, the dropout state, how many tensors, who has operands of its own, whether results are
+        stacked; then the tensors."""
+        results = run(*inputs)
+        save(ctx, inputs, results)
+        return results
+
+    @staticmethod
+    def backward(ctx, *upstream):
+        """Gradients of the tensors, those that are needed."""
+        return differentiated_once(ctx, upstream, gradients)
+
+
+class TransformableGroup(ApplyGroup):
+    """The same for torch.func's transforms, which want forward and its context apart (that costs every call more)."""
+
+    forward = staticmethod(run)
+    setup_context = staticmethod(save)

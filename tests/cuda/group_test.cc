@@ -1,0 +1,172 @@
+// Several tensors in one launch: who shares one, how blocks are shared out, and that it compiles for every chip.
+#include "src/cuda/group.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "src/cuda/few_features.h"
+#include "src/cuda/packed_arguments.h"
+#include "src/cuda/source.h"
+#include "src/spec/contraction.h"
+#include "tests/cuda/config_names.h"
+#include "tests/cuda/imagined_call.h"
+#include "tests/cuda/nvrtc_fixture.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr int64 kAnyNumber = 1 << 20;
+
+int64 sum_of(const std::vector<unsigned>& blocks) { return std::accumulate(blocks.begin(), blocks.end(), int64{0}); }
+
+TEST(Share, GivesEachStepABlockWhereThereAreEnough) {
+  EXPECT_EQ(share({3, 1, 5}, 9, kAnyNumber), (std::vector<unsigned>{3, 1, 5}));
+  EXPECT_EQ(share({3, 1, 5}, 264, kAnyNumber), (std::vector<unsigned>{3, 1, 5}));
+}
+
+TEST(Share, FillsTheMachineAndNoMore) {
+  for (const std::vector<int64>& steps :
+       {std::vector<int64>(16, 256), std::vector<int64>{100000, 1, 1, 1}, std::vector<int64>(300, 7),
+        std::vector<int64>{1 << 20, 1 << 10, 1 << 18, 3}, std::vector<int64>(40, 1000)}) {
+    const int64 blocks = 264, members = static_cast<int64>(steps.size());
+    const std::vector<unsigned> shares = share(steps, blocks, kAnyNumber);
+    EXPECT_LE(sum_of(shares), std::max(blocks, members));
+    int64 most = 0;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      EXPECT_GE(shares[i], 1u);
+      EXPECT_LE(shares[i], steps[i]);
+      most = std::max(most, ceil_div(steps[i], shares[i]));
+    }
+    const int64 all = std::accumulate(steps.begin(), steps.end(), int64{0});
+    const int64 ideal = ceil_div(all, std::max<int64>(blocks - members, 1));
+    EXPECT_LE(most, std::max<int64>(ideal + ideal / 16, 7)) << "a block has much more to do than it need";
+  }
+}
+
+TEST(Share, StaysWithinTheGrid) {
+  const std::vector<unsigned> shares = share({65530, 65530}, 65535, 65535);
+  EXPECT_LE(sum_of(shares), 65535);
+}
+
+TEST(Group, LikeKeysShareALaunch) {
+  using groups = std::vector<std::vector<int>>;
+  EXPECT_EQ(alike({"a", "b", "a", "a"}, 8), (groups{{0, 2, 3}, {1}}));
+  EXPECT_EQ(alike({"a", "a", "a"}, 2), (groups{{0, 1}, {2}}));
+  EXPECT_EQ(room_for_members(3, 61), 4);
+  EXPECT_EQ(room_for_members(40, 61), 61);
+}
+
+TEST(Group, TensorsAreAlikeWhateverTheirRows) {
+  const spec::line line = spec::parse("layer_norm | scale | bias");
+  const auto key = [&](int64 rows, memory at) {
+    const call c = call_of(line, true, dtype::f32, dtype::f32, rows, 256, at);
+    return key_of(describe(c.r, c.a));
+  };
+  EXPECT_EQ(key(1000, {}), key(7, {}));
+  EXPECT_EQ(key(1 << 24, {}), key(7, {}));
+  EXPECT_NE(key(1000, {}), key(1000, {.offset = 1}));
+  EXPECT_NE(key(1000, {}), key(1000, {.gap = 4}));
+}
+
+TEST(Group, ManyTensorsFitALaunch) {
+  const call c = call_of(spec::parse("layer_norm | scale | bias"), true, dtype::f32, dtype::f32, 64, 256);
+  std::string packed;
+  append_packed(packed, c.r, c.a);
+  EXPECT_GE(facts_of("sm_90a").parameter_bytes / static_cast<int>(packed.size()), 40);
+}
+
+// A plan for so many tensors.
+plan plan_of(const call& c, int64 members, const device_facts& chip) {
+  configuration described = describe(c.r, c.a);
+  described.members = members;
+  return choose(c.r, c.a, chip, described).front();
+}
+
+TEST(Group, ItsSourceSaysWhoHasTheBlock) {
+  const auto text = [&](const char* line, bool backward) {
+    const call c = call_of(spec::parse(line), backward, dtype::f32, dtype::f32, 64, 1000);
+    return source(c.r, plan_of(c, 8, facts_of("sm_90a")).with);
+  };
+  EXPECT_NE(text("rms_norm", false).find("members<arguments, 8> a"), std::string::npos);
+  EXPECT_NE(text("rms_norm", false).find("(a.at(blockIdx.x / config::kCluster))"), std::string::npos);
+  EXPECT_NE(text("bias | gelu", false).find("(a.at(blockIdx.y))"), std::string::npos);
+  expect_defined(config_names(plain_headers()), text("bias | gelu", true));
+}
+
+TEST(Group, OnePartIsNoGradient) {
+  const call c = call_of(spec::parse("bias | gelu"), true, dtype::f32, dtype::f32, 1, 1000);
+  EXPECT_NE(choose(c.r, c.a, facts_of("sm_90a")).front().with.one_part, 0);
+  EXPECT_EQ(plan_of(c, 2, facts_of("sm_90a")).with.one_part, 0);
+}
+
+using GroupNvrtc = Nvrtc;
+
+TEST_F(GroupNvrtc, CompilesForEveryChip) {
+  for (const char* arch : {"sm_80", "sm_90a"}) {
+    const device_facts chip = facts_of(arch);
+    for (const char* text : kLines) {
+      for (const bool backward : {false, true}) {
+        const call c = call_of(spec::parse(text), backward, dtype::f32, dtype::f32, 16384, 1024);
+        expect_compiles_well(source(c.r, plan_of(c, 16, chip).with), chip.arch_name);
+      }
+    }
+  }
+}
+
+TEST_F(GroupNvrtc, CompilesForEveryLayout) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const int64 columns : {7, 1001, 65536}) {
+    for (const bool backward : {false, true}) {
+      const call c = call_of(spec::parse("add | dropout(0.1) | rms_norm | scale"), backward, dtype::bf16, dtype::f32,
+                             5000, columns, {.offset = 1, .gap = 1});
+      expect_compiles_well(source(c.r, plan_of(c, 4, chip).with), chip.arch_name);
+    }
+  }
+}
+
+TEST_F(GroupNvrtc, CompilesForAsManyAsFit) {
+  const device_facts chip = facts_of("sm_90a");
+  const call c = call_of(spec::parse("gelu"), false, dtype::f32, dtype::f32, 1, 4096);
+  std::string packed;
+  append_packed(packed, c.r, c.a);
+  const plan p = plan_of(c, chip.parameter_bytes / static_cast<int64>(packed.size()), chip);
+  EXPECT_NE(p.with.flat, 0);
+  expect_compiles_well(source(c.r, p.with), chip.arch_name);
+}
+
+TEST_F(GroupNvrtc, CompilesWithFewFeatures) {
+  const spec::contraction parts(spec::parse("layer_norm(0) | tanh | linear | bias | relu"));
+  const spec::line line = spec::with_features(parts.before, 1);
+  for (const char* arch : {"sm_80", "sm_90a"}) {
+    const device_facts chip = facts_of(arch);
+    for (const bool backward : {false, true}) {
+      call before = call_of(line, backward, dtype::f32, dtype::f32, 1024, 256),
+           behind = call_of(parts.behind, backward, dtype::f32, dtype::f32, 1024, 1);
+      before.a.y = {};
+      std::vector<call> more(16, before), more_behind(16, behind);
+      std::vector<few_features_member> members;
+      for (std::size_t i = 0; i < more.size(); ++i) members.push_back({&more[i].a, &more_behind[i].a});
+      const std::vector<few_features_batch> all = batches(before.r, behind.r, members, chip);
+      ASSERT_EQ(all.size(), 1u);
+      EXPECT_EQ(all[0].members.size(), 16u);
+      EXPECT_EQ(more[15].a.first_block + more[15].a.blocks, all[0].plan.rows.grid_x);
+      const std::string made = source({before.r, before.a, behind.r, behind.a}, all[0].plan);
+      EXPECT_NE(made.find("members<few_features_arguments, 16> a"), std::string::npos) << made;
+      expect_compiles_well(made, chip.arch_name);
+    }
+  }
+}
+
+TEST(FewFeaturesOfManyTensors, SaysWhyNot) {
+  const spec::contraction parts(spec::parse("layer_norm(0) | tanh | linear"));
+  const auto why_not = [&](int features, int64 columns) {
+    return why_not_few_features(spec::with_features(parts.before, features), columns, dtype::f32, facts_of("sm_90a"));
+  };
+  EXPECT_EQ(why_not(1, 256), "");
+  EXPECT_EQ(why_not(8, 1000), "");
+  EXPECT_NE(why_not(1, 1 << 20), "");
+}
+
+}  // namespace
+}  // namespace onepass::cuda
