@@ -28,6 +28,8 @@ class Word:
     kind: str
     operand: str
     operand_name: str
+    """Of several operands, with commas."""
+    operands: int
     parameter_name: str
     parameter: float | None
     formula: str
@@ -80,10 +82,11 @@ class Line:
         self.reads_product: bool = facts["reads_product"]
         self.x_for_weight: bool = facts["x_for_weight"]
         self.operands_for_weight: list[bool] = facts["operands_for_weight"]
-        self._operand_words = [w for w in self.words if w.operand != "none"]
+        self._operand_words = [w for w in self.words if w.operand != "none" for _ in range(w.operands)]
         self.operand_count = len(self._operand_words)
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
         self.has_dropout: bool = facts["dropouts"] > 0
+        self.turns = self.words[0].kind == "rotary"
         self.looks_at_rows = any(word.name == "causal" for word in self.words)
         self._without_dropout: str = facts["without_dropout"]
         self.scores = self.words[0].operand == "keys"
@@ -123,6 +126,8 @@ class Line:
                 self._check_shapes(x, operands)
                 return self.reference(x, *operands, dropout_state=state)
             if torch.is_grad_enabled() and _requires_grad(x, operands):
+                if self.turns and any(o.requires_grad for o in operands):
+                    raise RuntimeError("fused(): cos and sin of 'rope' have no gradient: expected requires_grad=False")
                 results = self._differentiable(x, state, operands)
             elif self.rowwise or self.weight is not None:
                 results = self.forward_op(x, operands, self.text, state, False)
@@ -221,7 +226,8 @@ class Line:
         return torch.Size((*x.shape[:-1], operands[self.weight].shape[-2]))
 
     def _operand_names(self) -> list[str]:
-        return [f"{w.operand_name} of '{w.name}'" for w in self._operand_words]
+        takers = [w for w in self.words if w.operand != "none"]
+        return [f"{name} of '{w.name}'" for w in takers for name in w.operand_name.split(", ")]
 
     def _operand_message(self, got: int) -> str:
         taken = ", ".join(self._operand_names())

@@ -48,6 +48,11 @@ def dropout(x: Tensor, p: float = 0.5, numbers: Tensor | None = None) -> Tensor:
     return torch.where(numbers >= threshold, x * scale, 0)
 
 
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
 def scores(x: Tensor, keys: Tensor) -> Tensor:
     return x @ keys.transpose(-2, -1)
 
@@ -81,6 +86,7 @@ WORDS: dict[str, Callable[..., Tensor]] = {
     "gate": lambda x, u, activation: activation(x) * u,
     "mask": mask,
     "causal": causal,
+    "rope": rope,
     "dropout": dropout,
     "keep": lambda x: x,
     "linear": F.linear,
@@ -137,7 +143,7 @@ def compose(
             value = value.to(dtype)
             kept.append(value)
             continue
-        taken = [] if word.operand == "none" else [next(pending)]
+        taken = [] if word.operand == "none" else [next(pending) for _ in range(word.operands)]
         if word.kind == "contraction":
             dtype = taken[0].dtype
             value = value.to(dtype)

@@ -304,6 +304,7 @@ request::request(const spec::line& line, bool is_backward)
       parameters(static_cast<int>(line.parameters.size())),
       features(line.features),
       draws(line.dropouts > 0),
+      turns(line.turns()),
       begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
   for (const spec::word& w : line.words) {
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
@@ -316,6 +317,10 @@ configuration describe(const request& r, const arguments& a) {
   c.access = access_for(a, c.lanes);
   // A lane of one small access needs no shifts; but dropout draws for eight numbers at once.
   if (c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.lanes = c.access;
+  if (r.turns) {  // no lane is in both halves
+    while (a.columns / 2 % c.access != 0) c.access /= 2;
+    c.lanes = c.access;
+  }
   c.dims = kMaxDims;
   while (c.dims > 1 && a.size[kMaxDims - c.dims] == 1) --c.dims;
   c.single_x = a.x.data && a.x.column_stride == 0;

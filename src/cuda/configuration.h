@@ -29,6 +29,7 @@ struct request {
   int features = 0;                                                             // that end its rows
   int flops = 0;
   bool draws = false;            // has dropout
+  bool turns = false;            // looks at both halves of a row
   bool begins_with_row = false;  // its first word is a row word
   bool only_statistics = false;  // forward of a row word: nothing else is written
   bool in_place = false;         // dx lies where dy does: see may_be_in_place

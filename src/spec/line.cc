@@ -240,9 +240,12 @@ class reader {
       to.row = static_cast<int>(to.words.size());
     }
     if (about.kind == word_kind::contraction) add_contraction(to, w);
+    const bool turns = !to.words.empty() && to.words.back().about->kind == word_kind::rotary;
+    if (turns || (about.kind == word_kind::rotary && !to.words.empty()))
+      fail(w.begin, w.end, std::string("'") + about.name + "' in a line with 'rope', which must be its only word");
     const bool has_parameter = about.parameter[0] != '\0' || (w.activation && w.activation->parameter[0] != '\0');
     if (has_parameter) w.parameter_slot = static_cast<int>(to.parameters.size()), to.parameters.push_back(w.parameter);
-    if (about.operand != operand_kind::none) w.operand = to.operands++;
+    if (about.operand != operand_kind::none) w.operand = to.operands, to.operands += about.operands;
     if (about.kind == word_kind::dropout) w.ordinal = to.dropouts++;
     if (about.kind == word_kind::keep) w.ordinal = to.keeps++;
     if (to.operands > kMaxOperands)
@@ -265,7 +268,9 @@ line_error::line_error(std::string_view text, int begin, int end, const std::str
     : std::invalid_argument(quoted(text, begin, end, what)) {}
 
 const word& line::operand_word(int operand) const {
-  return *std::find_if(words.begin(), words.end(), [operand](const word& w) { return w.operand == operand; });
+  return *std::find_if(words.begin(), words.end(), [operand](const word& w) {
+    return w.operand >= 0 && w.operand <= operand && operand < w.operand + w.about->operands;
+  });
 }
 
 bool line::scores() const {
@@ -276,9 +281,12 @@ int line::least_dim() const { return std::any_of(words.begin(), words.end(), is_
 
 bool line::depends_on_column() const {
   return std::any_of(words.begin(), words.end(), [](const word& w) {
-    return w.about->operand == operand_kind::column || w.about->kind == word_kind::dropout || is_causal(w);
+    return w.about->operand == operand_kind::column || w.about->kind == word_kind::dropout || is_causal(w) ||
+           w.about->kind == word_kind::rotary;
   });
 }
+
+bool line::turns() const { return !words.empty() && words.front().about->kind == word_kind::rotary; }
 
 line parse(std::string_view text) { return reader(text).read(); }
 

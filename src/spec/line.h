@@ -52,7 +52,8 @@ struct line {
   const word& operand_word(int operand) const;
   int statistics() const { return rowwise() ? words[row].about->statistics : 0; }
   int least_dim() const;           // `causal` looks at the last two dimensions
-  bool depends_on_column() const;  // some word looks at its row or column (column operands, dropout, causal)
+  bool depends_on_column() const;  // some word looks at its row or column (column operands, dropout, causal, rope)
+  bool turns() const;              // whether it is `rope`, which looks at both halves of a row
 };
 
 // The line quoted, with carets under the characters at fault.

@@ -89,7 +89,8 @@ reads backward_reads(const line& of, bool again) {
     const bool before_row = i < entry.end;
     const bool recomputed = (again && (result.result || i > resume)) || (of.by_rows() && before_row && i > resume) ||
                             needs_input(of, i + 1, before_row ? entry.end : exit.end, resume);
-    result.operands[static_cast<std::size_t>(w.operand)] = recomputed || w.about->backward_needs_operand;
+    for (int k = 0; k < w.about->operands; ++k)
+      result.operands[static_cast<std::size_t>(w.operand + k)] = recomputed || w.about->backward_needs_operand;
   }
   return result;
 }
@@ -138,6 +139,7 @@ gradients plan_gradients(const line& of, dtype x, const std::vector<operand_fact
   for (int i = 0; i < words; ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
     if (w.about->operand != operand_kind::tensor || !(wanted >> (w.operand + 1) & 1)) continue;
+    if (w.about->kind == word_kind::rotary) continue;  // positions have no gradient
     const operand_facts& facts = operands[static_cast<std::size_t>(w.operand)];
     if (facts.type == dtype::boolean) continue;
     const bool shareable = w.about->operand_gradient_is_dy && facts.type == x && !facts.broadcast;
@@ -206,10 +208,10 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
   std::vector<std::int64_t> operand_bytes;
   for (int i = 0; i < static_cast<int>(of.words.size()); ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
-    if (w.operand >= 0) {
+    for (int k = 0; w.operand >= 0 && k < w.about->operands; ++k) {
       operand_bytes.push_back(bytes_of(w, i));
       total.forward.bytes += operand_bytes.back();
-      if (read.operands[static_cast<std::size_t>(w.operand)]) total.saved_bytes += operand_bytes.back();
+      if (read.operands[static_cast<std::size_t>(w.operand + k)]) total.saved_bytes += operand_bytes.back();
     }
     if (is_keep(w)) kept += rows * at(i) * element;
     const bool contracts = w.about->kind == word_kind::contraction;

@@ -79,7 +79,7 @@ const std::vector<const descriptor*>& words() {
   static const std::vector<const descriptor*> all = [] {
     std::vector<const descriptor*> list;
     append(list, stage::list<stage::bias, stage::scale, stage::mul, stage::add, stage::gate<stage::silu>,
-                             stage::dropout, stage::mask_boolean, stage::causal>{});
+                             stage::dropout, stage::mask_boolean, stage::causal, stage::rope>{});
     append(list, stage::activations{});
     append(list, stage::list<stage::keep>{});
     append(list, stage::row_words{});

@@ -54,6 +54,7 @@ const char* kind_name(word_kind kind) {
     case word_kind::mask: return "mask";
     case word_kind::keep: return "keep";
     case word_kind::row: return "row";
+    case word_kind::rotary: return "rotary";
     case word_kind::contraction: return "contraction";
   }
   return "";
@@ -72,7 +73,8 @@ const char* operand_name(operand_kind kind) {
 
 void describe_word(json& out, const descriptor& about) {
   out.field("name", about.name).field("kind", kind_name(about.kind)).field("operand", operand_name(about.operand));
-  out.field("operand_name", about.operand_name).field("parameter_name", about.parameter);
+  out.field("operand_name", about.operand_name).field("operands", about.operands);
+  out.field("parameter_name", about.parameter);
   out.field("formula", about.formula).field("meaning", about.meaning);
 }
 

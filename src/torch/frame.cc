@@ -17,8 +17,14 @@ double machine_epsilon(dtype type) {
 }  // namespace
 
 std::string operand_name(const spec::line& of, const spec::word& w) {
-  return "operand " + std::to_string(of.first_operand + w.operand) + " (" + w.about->operand_name + " of '" +
-         w.about->name + "')";
+  return operand_name(of, w, w.operand);
+}
+
+std::string operand_name(const spec::line& of, const spec::word& w, int operand) {
+  std::string_view name = w.about->operand_name;
+  for (int i = w.operand; i < operand; ++i) name.remove_prefix(name.find(", ") + 2);
+  return "operand " + std::to_string(of.first_operand + operand) + " (" + std::string(name.substr(0, name.find(','))) +
+         " of '" + w.about->name + "')";
 }
 
 std::uint64_t boolean_masks_of(const frame& f) {
@@ -33,6 +39,8 @@ frame::frame(const prepared_line& with, const Tensor& like, const char* name)
                 " must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got ", dtype_text(like));
   ONEPASS_CHECK(shape.dim >= line.line.least_dim(), "onepass: 'causal' needs a tensor of at least 2 dimensions, got ",
                 name, " of shape ", shape_text(like));
+  ONEPASS_CHECK(!line.line.turns() || (shape.dim > 0 && shape.columns() % 2 == 0),
+                "onepass: 'rope' needs rows of an even length, got ", name, " of shape ", shape_text(like));
   tensors_.reserve(kTensors);
   sources_.reserve(kTensors);
   held_.reserve(kTensors);
@@ -66,7 +74,7 @@ Tensor frame::output_in(view& out, const Tensor& memory) {
 
 void frame::operand(int index, const Tensor& t) {
   const spec::word& w = line.line.operand_word(index);
-  const auto name = [&] { return operand_name(line.line, w); };
+  const auto name = [&] { return operand_name(line.line, w, index); };
   const bool is_mask = w.about->kind == word_kind::mask;
   const dtype its = dtype_of(t);
   ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", name(),

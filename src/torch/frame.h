@@ -13,6 +13,7 @@ class frame;
 std::uint64_t boolean_masks_of(const frame&);  // bits by operand
 
 std::string operand_name(const spec::line&, const spec::word&);  // in messages
+std::string operand_name(const spec::line&, const spec::word&, int operand);
 
 class frame {
  public:

@@ -153,6 +153,15 @@ class place {
   ONEPASS_FUNCTION L matrix_row() const {
     return L(static_cast<T>(matrix_row_));
   }
+  // No lane is in both halves of the row.
+  template <class L, class Body>
+  ONEPASS_FUNCTION L opposite(const Body& body) {
+    const int64 here = column_, half = a_.columns / 2;
+    column_ += here < half ? half : -half;
+    const L value = body(*this);
+    column_ = here;
+    return here < half ? L(-value) : value;
+  }
   template <int K>
   ONEPASS_FUNCTION lane keep(lane v) const {
     write(kept_[K], v, false);

@@ -248,6 +248,16 @@ class place {
     return read<Config::kX, (Config::kSingleKeptGradient >> K & 1) != 0, stream::kept_gradient + K>(
         a_.kept_gradient[K]);
   }
+  // No lane is in both halves of the row.
+  template <class L, class Body>
+  ONEPASS_FUNCTION L opposite(const Body& body) const {
+    const auto half = static_cast<index>(a_.columns / 2);
+    const bool first = column_ < half;
+    place there = *this;
+    there.column_ += first ? half : -half;
+    const L value = body(there);
+    return first ? -value : value;
+  }
   // This thread's part of the row's features; or, in backward, their gradients.
   ONEPASS_FUNCTION void set_features(const T* from) {
 #pragma unroll

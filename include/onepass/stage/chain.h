@@ -9,6 +9,7 @@
 //   parameter<J>()             a number of the line, in the arithmetic's type
 //   keeps<L, K>(threshold)     mask of where dropout number K's 16 random bits are at least the threshold
 //   column<L>(), matrix_row<L>()
+//   opposite<L>(f)             f(a place half a row away), its negative in the row's first half
 //   keep<K>(value)             stores keep number K; returns the value as stored
 //   rounded(value)             the value as it would be stored
 //   kept<L, K>(), kept_gradient<L, K>()
@@ -43,7 +44,7 @@ struct word {
   static constexpr bool resumes = same_type<Stage, stage::resume>;
   static constexpr bool needs_input = about.backward_needs_input;
   static constexpr int flops = about.flops_forward + about.flops_backward;
-  static constexpr int operands = Operand + 1;
+  static constexpr int operands = Operand < 0 ? 0 : Operand + about.operands;
   static constexpr bool scales = same_type<Stage, stage::scale> || same_type<Stage, stage::mul>,
                         adds = same_type<Stage, stage::bias> || same_type<Stage, stage::add> ||
                                same_type<Stage, stage::mask_additive>;
@@ -91,6 +92,10 @@ struct word {
       const L g(at.template feature_gradient<Ordinal>());
       if (at.template wants<Operand>()) at.template column_gradient<Operand>(g, x);
       return fma(g, operand<L>(at), dy);
+    } else if constexpr (about.kind == word_kind::rotary) {
+      const L other = at.template opposite<L>(
+          [](auto& there) ONEPASS_LAMBDA { return L(there.dy() * there.template operand<L, Operand + 1>()); });
+      return Stage::backward(dy, other, operand<L>(at));
     } else if constexpr (about.kind == word_kind::dropout) {
       const auto p = at.template parameter<Parameter>();
       return Stage::backward(dy, at.template keeps<L, Ordinal>(Stage::threshold(p)), p);
@@ -120,6 +125,9 @@ struct word {
     if constexpr (about.kind == word_kind::dropout) {
       const auto p = at.template parameter<Parameter>();
       return Stage::forward(x, at.template keeps<L, Ordinal>(Stage::threshold(p)), p);
+    } else if constexpr (about.kind == word_kind::rotary) {
+      const L other = at.template opposite<L>([](auto& there) ONEPASS_LAMBDA { return there.x(); });
+      return Stage::forward(x, other, operand<L>(at), at.template operand<L, Operand + 1>());
     } else if constexpr (same_type<Stage, stage::causal>) {
       return Stage::forward(x, at.template column<L>(), at.template matrix_row<L>());
     } else if constexpr (about.operand != operand_kind::none) {
@@ -146,6 +154,7 @@ struct chain;
 template <>
 struct chain<> {
   static constexpr bool resumes = false, adds = false;
+  static constexpr bool turns = false;  // looks at both halves of a row
   static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
   static constexpr int flops = 0;             // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0, features = 0;  // as the words so far have counted
@@ -168,6 +177,7 @@ struct chain<Head, Tail...> {
   using tail = chain<Tail...>;
   static constexpr bool resumes = Head::resumes || tail::resumes;
   static constexpr bool adds = Head::adds;
+  static constexpr bool turns = Head::about.kind == word_kind::rotary || tail::turns;
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
   static constexpr int flops = Head::flops + tail::flops;
   static constexpr int operands = larger(Head::operands, tail::operands);

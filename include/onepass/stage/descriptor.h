@@ -23,6 +23,7 @@ enum class word_kind : int {
   keep,         // returns the value at this point
   row,          // needs the whole row
   contraction,  // `linear`, `scores`, `values`
+  rotary,       // with the number half a row away; alone in its line
   feature,      // contracts the row with a column to one number; no word of the vocabulary
 };
 
@@ -33,7 +34,8 @@ struct descriptor {
   const char* name;  // the word, and the struct's name in onepass::stage
   word_kind kind;
   operand_kind operand = operand_kind::none;
-  const char* operand_name = "";  // in messages and docs
+  const char* operand_name = "";  // in messages and docs; of several, with commas
+  int operands = 1;               // how many of that kind, where there is one
   const char* parameter = "";     // the number's name, "" where the word takes none
   bool parameter_required = false;
   double parameter_default = 0;      // or kMachineEpsilon

@@ -223,6 +223,32 @@ struct causal {
   }
 };
 
+// Numbers half a row apart are coordinates of a point. Of the other one the negative is taken in the row's first half.
+struct rope {
+  static constexpr descriptor about{.name = "rope",
+                                    .kind = word_kind::rotary,
+                                    .operand = operand_kind::tensor,
+                                    .operand_name = "cos, sin",
+                                    .operands = 2,
+                                    .backward_needs_input = false,
+                                    .backward_needs_operand = true,
+                                    .flops_forward = 3,
+                                    .flops_backward = 3,
+                                    .formula = "x · cos + (-x₂, x₁) · sin",
+                                    .meaning = "turns the row's halves x₁, x₂: rotary position embedding; the only "
+                                               "word of its line"};
+  // other: x there.
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L other, L cos, L sin) {
+    return fma(x, cos, L(other * sin));
+  }
+  // other: dy times sin there.
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L dy, L other, L cos) {
+    return fma(dy, cos, L(-other));
+  }
+};
+
 // The value, rounded to x's dtype: what the caller gets is what the rest of the line sees.
 struct keep {
   static constexpr descriptor about{.name = "keep",
