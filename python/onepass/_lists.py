@@ -9,6 +9,8 @@ import torch
 from onepass import _groups, _native
 from onepass._autocast import under_autocast
 
+_MOST_FEATURES = 8  # of `linear` in a list; so src/spec/contraction.h has it
+
 
 def run(line, xs, operands, training, generator, stack):
     """Calls a line for all tensors of a list.
@@ -20,6 +22,7 @@ def run(line, xs, operands, training, generator, stack):
         training, generator: as for one tensor.
         stack: whether results are stacked, else they are lists.
     """
+    operands = [_cast(o) if i in line._matrix_operands else o for i, o in enumerate(operands)]
     whole = _pieces_of(xs) if xs else None
     if whole is not None and not _may_be_one_tensor(line, xs[0]):
         whole = None
@@ -46,6 +49,15 @@ def run(line, xs, operands, training, generator, stack):
 
 def _is_list(value) -> bool:
     return isinstance(value, (list, tuple))
+
+
+def _cast(matrices):
+    """What autocast makes of them."""
+    some = matrices if _is_list(matrices) else [matrices]
+    if not all(isinstance(m, torch.Tensor) for m in some):
+        return matrices
+    some = under_autocast(some[0].device.type, some) if some else some
+    return list(some) if _is_list(matrices) else some[0]
 
 
 def _kinds(line, results) -> list:
@@ -116,17 +128,14 @@ def _is_one_call(line, xs, operands) -> bool:
     if line.weight is None:
         return True
     matrix = _own(operands, 0)[line.weight]
-    if line.scores or not x.dim() or matrix.dim() != 2 or _dtype_in_autocast(x, matrix) != x.dtype:
-        return False
-    if x.dtype not in _native.DTYPES or not x.shape[-1] or not matrix.shape[0]:
+    if line.scores or not x.dim() or not x.shape[-1] or matrix.dim() != 2 or matrix.dtype != x.dtype:
         return False
     device = "cpu" if x.is_cpu else f"cuda:{x.device.index}"
-    return not _why_not_grouped(line.text, int(x.shape[-1]), int(matrix.shape[0]), x.dtype, device)
-
-
-def _dtype_in_autocast(x, matrix):
-    (taken,) = under_autocast(x.device.type, (matrix.new_empty(0),))
-    return taken.dtype
+    features, columns = matrix.shape[0], x.shape[-1]
+    if torch.compiler.is_compiling():  # these may be symbols: constants that comparisons with them give
+        features = next((n for n in range(_MOST_FEATURES + 1) if features == n), _MOST_FEATURES + 1)
+        columns = next((1 << n for n in range(24) if columns <= 1 << n), 1 << 24)
+    return not _why_not_grouped(line.text, columns, features, x.dtype, device)
 
 
 @torch.compiler.assume_constant_result
@@ -139,9 +148,8 @@ def _in_one(line, xs, operands, generator, stack) -> list:
     state = line._draw(xs[0], generator) if line.has_dropout else None
     tensors, own = list(xs), 0
     for i, o in enumerate(operands):
-        some = list(o) if _is_list(o) else [o]
         own |= int(_is_list(o)) << i
-        tensors += under_autocast(xs[0].device.type, some) if i in line._matrix_operands else some
+        tensors += o if _is_list(o) else [o]
     results = _groups.call(line, state, len(xs), own, stack, tensors)
     count = len(xs)
     return list(results) if stack else [list(results[k : k + count]) for k in range(0, len(results), count)]

@@ -13,17 +13,18 @@
 namespace onepass::cuda {
 namespace {
 
-few_features_plan plan_as(const few_features_call& call, const configuration& before, const configuration& behind,
-                          const device_facts& chip) {
-  few_features_plan p{};
-  p.rows = choose(call.before, call.a_before, chip, before).front();
-  configuration& c = p.behind = behind;
+// The words behind have the threads of the rows.
+few_features_plan behind_rows(const plan& rows, const configuration& behind) {
+  few_features_plan p{rows, behind};
+  configuration& c = p.behind;
   c.lanes = c.access = 1;
   c.aligned_operand = 0, c.staged = 0, c.spare_lanes = 0;
   c.across = p.rows.with.across, c.down = p.rows.with.down, c.one_part = p.rows.with.one_part;
   c.held_lanes = c.sums_in_registers = 1;
   return p;
 }
+
+bool is_one_kernel(const std::vector<plan>& plans) { return plans.size() == 1 && plans.front().with.cluster == 1; }
 
 const kernel& find_or_build(const few_features_call& call, const few_features_plan& p, int device, void* stream) {
   const request &before = call.before, &behind = call.behind;
@@ -45,8 +46,7 @@ void start(const kernel& built, const few_features_plan& p, void* stream, const 
 }  // namespace
 
 std::string why_not_few_features(const request& before, const arguments& a, const device_facts& chip) {
-  const std::vector<plan> plans = choose(before, a, chip);
-  return plans.size() == 1 && plans.front().with.cluster == 1 ? "" : "rows are too long for a block";
+  return is_one_kernel(choose(before, a, chip)) ? "" : "rows are too long for a block";
 }
 
 std::string why_not_few_features(const spec::line& line, int64 columns, dtype type, const device_facts& chip) {
@@ -79,7 +79,7 @@ std::string why_not_few_features(const spec::line& line, int64 columns, dtype ty
 }
 
 few_features_plan plan_few_features(const few_features_call& call, const device_facts& chip) {
-  return plan_as(call, describe(call.before, call.a_before), describe(call.behind, call.a_behind), chip);
+  return behind_rows(choose(call.before, call.a_before, chip).front(), describe(call.behind, call.a_behind));
 }
 
 std::string source(const few_features_call& call, const few_features_plan& p) {
@@ -110,7 +110,6 @@ std::vector<few_features_batch> batches(const request& before, const request& be
   std::vector<configuration> described, described_behind;
   std::vector<std::string> keys;
   for (const few_features_member& m : all) {
-    if (!why_not_few_features(before, *m.before, chip).empty()) return {};
     described.push_back(describe(before, *m.before)), described_behind.push_back(describe(behind, *m.behind));
     keys.push_back(key_of(described.back()) + key_of(described_behind.back()));
   }
@@ -118,7 +117,9 @@ std::vector<few_features_batch> batches(const request& before, const request& be
   for (std::vector<int>& group : alike(keys, most)) {
     const auto first = static_cast<std::size_t>(group.front());
     configuration c = described[first], c_behind = described_behind[first];
-    arguments a = *all[first].before;
+    std::vector<const arguments*> some;
+    for (const int i : group) some.push_back(all[static_cast<std::size_t>(i)].before);
+    arguments a = *longest(some);
     a.rows = 0;
     for (const int i : group) {
       const auto at = static_cast<std::size_t>(i);
@@ -126,7 +127,9 @@ std::vector<few_features_batch> batches(const request& before, const request& be
       c.small &= described[at].small, c_behind.small &= described_behind[at].small;
     }
     c.members = c_behind.members = room_for_members(group.size(), most);
-    few_features_plan p = plan_as({before, a, behind, *all[first].behind}, c, c_behind, chip);
+    const std::vector<plan> rows = choose(before, a, chip, c);
+    if (!is_one_kernel(rows)) return {};
+    few_features_plan p = behind_rows(rows.front(), c_behind);
     std::vector<int64> steps;
     for (const int i : group)
       steps.push_back(ceil_div(all[static_cast<std::size_t>(i)].before->rows, p.rows.with.down));

@@ -18,13 +18,14 @@ int64 packed_bytes(const request& r) {
   return static_cast<int64>(packed.size());
 }
 
-// As if the members were one tensor.
+// As if the members were one tensor, which lies as the longest of them does.
 arguments together(const std::vector<member>& all, const std::vector<int>& of) {
-  arguments a = *all[static_cast<std::size_t>(of.front())].a;
-  for (std::size_t i = 1; i < of.size(); ++i) {
-    const member& m = all[static_cast<std::size_t>(of[i])];
-    (m.flat ? a.columns : a.rows) += m.flat ? m.a->columns : m.a->rows;
-  }
+  std::vector<const arguments*> some;
+  for (const int i : of) some.push_back(all[static_cast<std::size_t>(i)].a);
+  const bool flat = all[static_cast<std::size_t>(of.front())].flat;
+  arguments a = *longest(some);
+  a.rows = flat ? 1 : 0, a.columns = flat ? 0 : a.columns;
+  for (const arguments* own : some) (flat ? a.columns : a.rows) += flat ? own->columns : own->rows;
   return a;
 }
 
@@ -71,6 +72,11 @@ int64 room_for_members(std::size_t count, int64 most) {
   return std::min(static_cast<int64>(std::bit_ceil(count)), most);
 }
 
+const arguments* longest(const std::vector<const arguments*>& some) {
+  return *std::max_element(some.begin(), some.end(),
+                           [](const arguments* a, const arguments* b) { return a->rows < b->rows; });
+}
+
 std::string key_of(configuration c) {
   c.small = 0;
   return {reinterpret_cast<const char*>(&c), sizeof c};
@@ -82,9 +88,11 @@ std::vector<unsigned> share(const std::vector<int64>& steps, int64 blocks, int64
     return std::accumulate(steps.begin(), steps.end(), int64{0},
                            [&](int64 sum, int64 own) { return sum + ceil_div(own, each); });
   };
-  int64 each = std::max<int64>(ceil_div(all, std::max<int64>(blocks, 1)), 1);
+  const auto members = static_cast<int64>(steps.size());
+  // A step each, where nothing but the members' last steps is more than there are blocks.
+  int64 each = all <= blocks + members ? 1 : ceil_div(all, std::max<int64>(blocks, 1));
   // Where blocks stride, one more than the machine holds would come behind all others.
-  const int64 limit = each == 1 ? most : std::max(blocks, static_cast<int64>(steps.size()));
+  const int64 limit = each == 1 ? most : std::max(blocks, members);
   while (taken(each) > limit) each += std::max<int64>(each / 32, 1);
   std::vector<unsigned> shares;
   for (const int64 own : steps) shares.push_back(static_cast<unsigned>(ceil_div(own, each)));

@@ -23,6 +23,7 @@ int64 sum_of(const std::vector<unsigned>& blocks) { return std::accumulate(block
 TEST(Share, GivesEachStepABlockWhereThereAreEnough) {
   EXPECT_EQ(share({3, 1, 5}, 9, kAnyNumber), (std::vector<unsigned>{3, 1, 5}));
   EXPECT_EQ(share({3, 1, 5}, 264, kAnyNumber), (std::vector<unsigned>{3, 1, 5}));
+  EXPECT_EQ(share({3, 1, 5}, 7, kAnyNumber), (std::vector<unsigned>{3, 1, 5})) << "rounded up for each";
 }
 
 TEST(Share, FillsTheMachineAndNoMore) {
