@@ -72,7 +72,7 @@ std::string why_not_few_features(const spec::line& line, int64 columns, dtype ty
       }
       for (int k = 0; k < line.keeps; ++k) (backward ? a.kept_gradient : a.kept)[k] = rows;
       if (backward) a.dx = rows, r.wants_dx = true;
-      if (const std::string why_not = why_not_few_features(r, a, chip); !why_not.empty()) return why_not;
+      if (std::string why_not = why_not_few_features(r, a, chip); !why_not.empty()) return why_not;
     }
   }
   return "";
@@ -118,6 +118,7 @@ std::vector<few_features_batch> batches(const request& before, const request& be
     const auto first = static_cast<std::size_t>(group.front());
     configuration c = described[first], c_behind = described_behind[first];
     std::vector<const arguments*> some;
+    some.reserve(group.size());
     for (const int i : group) some.push_back(all[static_cast<std::size_t>(i)].before);
     arguments a = *longest(some);
     a.rows = 0;
@@ -131,6 +132,7 @@ std::vector<few_features_batch> batches(const request& before, const request& be
     if (!is_one_kernel(rows)) return {};
     few_features_plan p = behind_rows(rows.front(), c_behind);
     std::vector<int64> steps;
+    steps.reserve(group.size());
     for (const int i : group)
       steps.push_back(ceil_div(all[static_cast<std::size_t>(i)].before->rows, p.rows.with.down));
     const std::vector<unsigned> blocks = share(steps, p.rows.grid_x, (1LL << 31) - 1);

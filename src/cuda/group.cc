@@ -21,6 +21,7 @@ int64 packed_bytes(const request& r) {
 // As if the members were one tensor, which lies as the longest of them does.
 arguments together(const std::vector<member>& all, const std::vector<int>& of) {
   std::vector<const arguments*> some;
+  some.reserve(of.size());
   for (const int i : of) some.push_back(all[static_cast<std::size_t>(i)].a);
   const bool flat = all[static_cast<std::size_t>(of.front())].flat;
   arguments a = *longest(some);
@@ -95,6 +96,7 @@ std::vector<unsigned> share(const std::vector<int64>& steps, int64 blocks, int64
   const int64 limit = each == 1 ? most : std::max(blocks, members);
   while (taken(each) > limit) each += std::max<int64>(each / 32, 1);
   std::vector<unsigned> shares;
+  shares.reserve(steps.size());
   for (const int64 own : steps) shares.push_back(static_cast<unsigned>(ceil_div(own, each)));
   return shares;
 }

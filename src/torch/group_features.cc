@@ -143,7 +143,7 @@ std::string why_not_grouped(const prepared_line& of, std::int64_t columns, std::
   const bool suits = of.line.how == spec::strategy::automatic || of.line.how == spec::strategy::dots;
   if (!suits) return "it names another strategy";
   if (features < 1) return "there are no features";
-  if (const std::string why_not = spec::why_not_dots(c.parts, features); !why_not.empty()) return why_not;
+  if (std::string why_not = spec::why_not_dots(c.parts, features); !why_not.empty()) return why_not;
   if (c.before.reads.result) return "what stands before 'linear' is made again from its result";
   if (chip != "cpu") {
     const std::string device = "cuda:";

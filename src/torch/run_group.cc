@@ -22,6 +22,7 @@ std::vector<frame*> with_numbers(frames& all) {
 template <class Prepare>
 void run_batches(const std::vector<frame*>& all, const cuda::request& request, void* stream, const Prepare& prepare) {
   std::vector<cuda::member> members;
+  members.reserve(all.size());
   for (frame* f : all) members.push_back({&f->a, f->is_flat()});
   const int device = all.front()->on.index;
   const std::vector<cuda::batch> batches = cuda::batches(request, members, device, stream);
