@@ -108,6 +108,8 @@ class Line:
         return self._call(x, operands, training, generator, stack)
 
     def _call(self, x, operands, training, generator, stack=False):
+        if self.turns and torch.is_grad_enabled():
+            self._check_positions(operands)
         if isinstance(x, (list, tuple)):
             if len(operands) != self.operand_count:
                 raise TypeError(self._operand_message(len(operands)))
@@ -126,8 +128,6 @@ class Line:
                 self._check_shapes(x, operands)
                 return self.reference(x, *operands, dropout_state=state)
             if torch.is_grad_enabled() and _requires_grad(x, operands):
-                if self.turns and any(o.requires_grad for o in operands):
-                    raise RuntimeError("fused(): cos and sin of 'rope' have no gradient: expected requires_grad=False")
                 results = self._differentiable(x, state, operands)
             elif self.rowwise or self.weight is not None:
                 results = self.forward_op(x, operands, self.text, state, False)
@@ -238,6 +238,11 @@ class Line:
         for name, value in zip(["x", *self._operand_names()], (x, *operands)):
             if not isinstance(value, torch.Tensor):
                 raise TypeError(f"fused(): {name} must be Tensor, not {type(value).__name__}") from None
+
+    def _check_positions(self, operands):
+        tensors = [t for o in operands for t in (o if isinstance(o, (list, tuple)) else [o])]
+        if any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+            raise RuntimeError("fused(): cos and sin of 'rope' get no gradient: expected requires_grad=False")
 
     def _check_shapes(self, x, operands):
         """As the kernels do: PyTorch's operators would broadcast a column of another length."""

@@ -49,6 +49,7 @@ const std::vector<std::string>& common_lines() {
         }
       }
     }
+    lines.push_back("rope");
     return lines;
   }();
   return all;

@@ -16,9 +16,7 @@ double machine_epsilon(dtype type) {
 
 }  // namespace
 
-std::string operand_name(const spec::line& of, const spec::word& w) {
-  return operand_name(of, w, w.operand);
-}
+std::string operand_name(const spec::line& of, const spec::word& w) { return operand_name(of, w, w.operand); }
 
 std::string operand_name(const spec::line& of, const spec::word& w, int operand) {
   std::string_view name = w.about->operand_name;

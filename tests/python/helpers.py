@@ -116,7 +116,7 @@ def has_row_word(line):
 
 @dataclass
 class Inputs:
-    """x and the operands of a line. Bool masks have no gradient; every other tensor is a leaf that requires one."""
+    """x and the operands of a line. Leaves; bool masks and what `rope` takes have no gradient."""
 
     x: torch.Tensor
     operands: list = field(default_factory=list)
@@ -131,20 +131,20 @@ class Inputs:
 
     def to(self, dtype, device=None):
         """The same numbers as fresh leaves of another dtype, and device."""
-        return Inputs(
-            *_split([_leaf(t.detach().to(device, None if t.dtype == torch.bool else dtype)) for t in self.tensors])
-        )
+        of = {True: dtype, False: None}
+        moved = [t.detach().to(device, of[t.is_floating_point()]) for t in self.tensors]
+        return Inputs(*_split([_leaf(t, old.requires_grad) for t, old in zip(moved, self.tensors)]))
 
     def clone(self):
-        return Inputs(*_split([_leaf(t.detach().clone()) for t in self.tensors]))
+        return Inputs(*_split([_leaf(t.detach().clone(), t.requires_grad) for t in self.tensors]))
 
 
 def _split(tensors):
     return tensors[0], tensors[1:]
 
 
-def _leaf(tensor):
-    return tensor.requires_grad_() if tensor.is_floating_point() else tensor
+def _leaf(tensor, differentiable=True):
+    return tensor.requires_grad_(differentiable) if tensor.is_floating_point() else tensor
 
 
 def with_strategy(line, name):
@@ -162,7 +162,7 @@ def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_
     def normal(size, of):
         return torch.randn(size, generator=generator, dtype=torch.float64).to(of).to(device)
 
-    operands = []
+    operands, constants = [], []
     x = normal(shape, dtype)
     for word in words_of(line):
         if word.operand == "matrix":
@@ -182,8 +182,9 @@ def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_
         elif word.operand == "column":
             operands.append(normal(shape[-1:], parameter_dtype or dtype))
         elif word.operand == "tensor":
-            operands.append(normal(shape, dtype))
-    return Inputs(*_split([_leaf(t) for t in (x, *operands)]))
+            operands += [normal(shape, dtype) for _ in range(word.operands)]
+            constants += operands[-2:] if word.kind == "rotary" else []
+    return Inputs(*_split([_leaf(t, all(t is not c for c in constants)) for t in (x, *operands)]))
 
 
 class Recorder(TorchDispatchMode):

@@ -16,6 +16,7 @@ LINES = {
     "dropout": "dropout(0.25)",
     "mask": "mask | softmax",
     "causal": "causal | softmax",
+    "rope": "rope",
     "keep": "keep",
     "layer_norm": "layer_norm(1e-5)",
     "rms_norm": "rms_norm(1e-6)",
@@ -65,7 +66,7 @@ def test_additive_mask(device):
 
 @pytest.mark.parametrize("line", list(lines()))
 def test_gradcheck(line, device):
-    inputs = make_inputs(line, (3, 5), torch.float64, device, seed=3)
+    inputs = make_inputs(line, (3, 6 if line == "rope" else 5), torch.float64, device, seed=3)
     held = {i: t for i, t in enumerate(inputs.operands) if not t.requires_grad}
 
     def function(x, *differentiable):

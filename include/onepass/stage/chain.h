@@ -154,7 +154,7 @@ struct chain;
 template <>
 struct chain<> {
   static constexpr bool resumes = false, adds = false;
-  static constexpr bool turns = false;  // looks at both halves of a row
+  static constexpr bool turns = false;        // looks at both halves of a row
   static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
   static constexpr int flops = 0;             // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0, features = 0;  // as the words so far have counted

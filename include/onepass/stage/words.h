@@ -235,8 +235,9 @@ struct rope {
                                     .flops_forward = 3,
                                     .flops_backward = 3,
                                     .formula = "x · cos + (-x₂, x₁) · sin",
-                                    .meaning = "turns the row's halves x₁, x₂: rotary position embedding; the only "
-                                               "word of its line"};
+                                    .meaning =
+                                        "turns the row's halves x₁, x₂: rotary position embedding; the only "
+                                        "word of its line"};
   // other: x there.
   template <class L>
   static ONEPASS_FUNCTION L forward(L x, L other, L cos, L sin) {

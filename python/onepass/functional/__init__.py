@@ -32,6 +32,7 @@ from ._rows import (
     layer_norm,
     reglu,
     rms_norm,
+    rope,
     softmax,
     swiglu,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "reglu",
     "rms_norm",
     "rms_norm_linear",
+    "rope",
     "scaled_dot_product_attention",
     "softmax",
     "swiglu",

@@ -272,6 +272,27 @@ def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     return _gated("reglu", gate, up, "relu")
 
 
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al., arXiv:2104.09864): x · cos + (-x₂, x₁) · sin, of a row's halves x₁, x₂.
+
+    Args:
+        x: (..., N) with N even, queries or keys of shape (B, H, L, N), say. Or a list of such tensors: queries and keys
+            in one kernel.
+        cos: x's shape, or what broadcasts to it: (B, 1, L, N), say.
+        sin: likewise.
+
+    Returns:
+        x's shape and dtype; a list, where x is one.
+
+    Raises:
+        RuntimeError: for an odd N, and where cos or sin require a gradient, which they do not get.
+
+    Saved for backward: cos and sin.
+    Line: `rope`.
+    """
+    return fused("rope", x, cos, sin)
+
+
 def softmax(
     x: Tensor,
     dim: int = -1,

@@ -152,12 +152,21 @@ def fuse(model: Model, *, then: str = "eager", dry_run: bool = False, dynamic: b
         raise TypeError(f"fuse(): argument 'model' must be callable, not {type(model).__name__}")
     rewriter = Rewriter(then, dry_run)
     if isinstance(model, nn.Module):
-        model.compile(backend=rewriter, dynamic=dynamic)
+        model._compiled_call_impl = torch.compile(called(model), backend=rewriter, dynamic=dynamic)
         model.__dict__[REWRITER] = rewriter
         return model
     fused = torch.compile(model, backend=rewriter, dynamic=dynamic)
     fused.__dict__.update({REWRITER: rewriter, ORIGINAL: model})
     return fused
+
+
+def called(model: nn.Module) -> Callable:
+    """The module as a function: Dynamo would pass over the frames of PyTorch's own modules."""
+
+    def call(*inputs, **options):
+        return model._call_impl(*inputs, **options)
+
+    return call
 
 
 REWRITER, ORIGINAL = "_onepass_rewriter", "_onepass_original"

@@ -38,7 +38,8 @@ def separate_biases(graph: fx.Graph) -> None:
 
 def separate_casts(graph: fx.Graph) -> None:
     """Under autocast, makes the cast of what a product takes an operation of its own: one for all the products that
-    take the same tensor, and one with which a line can end. Parameters autocast itself casts once."""
+    take the same tensor, one with which a line can end, and one that stands before what only moves or repeats the
+    tensor. Parameters autocast itself casts once."""
     casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
     for node in list(graph.nodes):
         op = operation(node)
@@ -48,12 +49,26 @@ def separate_casts(graph: fx.Graph) -> None:
         for taken in [a for a in op.arguments[:3] if is_tensor(a) and a.op not in ("placeholder", "get_attr")]:
             if value_of(taken).dtype != torch.float32:
                 continue
-            if (taken, dtype) not in casts:
-                cast = _behind(graph, taken, value_of(taken).to(dtype), "call_method", "to", (taken, dtype))
-                casts[taken, dtype] = cast
-            node.replace_input_with(taken, casts[taken, dtype])
+            source, moves = _before_moves(taken)
+            if (source, dtype) not in casts:
+                cast = _behind(graph, source, value_of(source).to(dtype), "call_method", "to", (source, dtype))
+                casts[source, dtype] = cast
+            (moves[-1] if moves else node).replace_input_with(source, casts[source, dtype])
+            for moved in moves:
+                moved.meta = {**moved.meta, "example_value": value_of(moved).to(dtype)}
 
 
+def _before_moves(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+    """The tensor whose numbers a node has in another order, or more than once, and the nodes between, the last one
+    first; as far as nobody else sees them."""
+    moves: list[fx.Node] = []
+    while node.op == "call_method" and node.target in MOVES and len(node.users) == 1:
+        moves.append(node)
+        node = node.args[0]
+    return node, moves
+
+
+MOVES = ("expand", "reshape", "view", "transpose", "permute", "contiguous", "unsqueeze", "flatten")
 PRODUCTS = ("linear", "addmm", "matmul", "attention")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Size, fx
 
-from onepass.rewrite import idioms
+from onepass.rewrite import idioms, rotary
 from onepass.rewrite.operations import is_tensor, operation, value_of
 
 __all__ = ["CONTRACTIONS", "ROW_WORDS", "Step", "kind", "steps"]
@@ -42,6 +42,10 @@ def steps(node: fx.Node) -> Iterator[Step]:
         return
     op = operation(node)
     if op is None:
+        return
+    rotation = rotary.find(node)
+    if rotation is not None:
+        yield Step(rotation.x, ("rope",), (rotation.cos, rotation.sin), node, rotation.nodes)
         return
     if op.name in ("add", "mul"):
         for x, other in (op.arguments, op.arguments[::-1]):
