@@ -58,7 +58,8 @@ Operands follow `x` in the order in which their words stand. `bias | add | keep 
 | keys | [..., N', N] with x's batch sizes, of which the last may be 1; behind `scores` as behind `linear` |
 | values | [..., N, N'] with the keys' batch sizes and dtype; behind `values` rows have N' numbers |
 
-Every operand but a bool mask and those of `rope` has a gradient, in its own shape and dtype, computed only where it is needed.
+Every operand but a bool mask and those of `rope` has a gradient, in its own shape and dtype, computed only where it is
+needed.
 
 ## keep
 
@@ -74,10 +75,10 @@ behind it on the way out; neither costs another pass over memory. The affine par
 
 ## rope
 
-`rope` takes cos and sin, of x's shape or what broadcasts to it, and gives x · cos + (-x₂, x₁) · sin, where x₁ and x₂ are
-the halves of a row: rotary position embedding as transformers writes it. It is the only word of its line, its rows have
-an even length, and cos and sin get no gradient: asked for one, the call raises. Queries and keys are one call as a list,
-`onepass.fused("rope", [q, k], cos, sin)`.
+`rope` takes cos and sin, of x's shape or what broadcasts to it, and gives x · cos + (-x₂, x₁) · sin, where x₁ and x₂
+are the halves of a row: rotary position embedding as transformers writes it. It is the only word of its line, its rows
+have an even length, and cos and sin get no gradient: asked for one, the call raises. Queries and keys are one call as a
+list, `onepass.fused("rope", [q, k], cos, sin)`.
 
 ## linear
 

@@ -47,7 +47,7 @@ class Word:
 
 def words() -> list[Word]:
     """The vocabulary, each word with its operand, meaning and formula."""
-    known = {"name", "kind", "operand", "operand_name", "parameter_name", "formula", "meaning"}
+    known = {"name", "kind", "operand", "operand_name", "operands", "parameter_name", "formula", "meaning"}
     return [Word(parameter=w["default"], **{k: v for k, v in w.items() if k in known}) for w in _native.words()]
 
 

@@ -114,6 +114,56 @@ def test_inner_values_that_are_used_elsewhere(every_line):
     assert not any("gelu" in line for line in agrees(function, X))
 
 
+def rotated(x, cos, sin, half=4):
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return (x * cos) + (turned * sin)
+
+
+def test_rotary_embedding(every_line):
+    """As transformers writes it, of queries and keys behind a transposition, with tables that broadcast."""
+    angles = torch.randn(1, 5, 8)
+
+    def function(q, k):
+        cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+        return rotated(q.view(2, 5, 3, 8).transpose(1, 2), cos, sin), rotated(k.view(2, 1, 5, 8), cos, sin)
+
+    assert agrees(function, torch.randn(2, 5, 24), torch.randn(2, 5, 8)) == ["rope", "rope"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, t: rotated(x, t[:3], t[3:], half=3),
+        lambda x, t: x * t[:3] + torch.cat((x[..., 4:], -x[..., :4]), -1) * t[3:],
+        lambda x, t: x * t[:3] + torch.cat((-x[..., 4:], x[..., :4]), -1) * (t[3:] + t.sum()),
+        lambda x, t: x * t[:3] - torch.cat((-x[..., 4:], x[..., :4]), -1) * t[3:],
+    ],
+)
+def test_what_only_looks_like_a_rotary_embedding(function, every_line):
+    """Other halves, another sign, and tables whose gradient somebody wants."""
+    assert "rope" not in agrees(function, torch.randn(3, 8), torch.randn(6, 8))
+
+
+def test_casts_stand_before_what_moves(every_line):
+    """Under autocast the keys of a narrow type are repeated, not those of float32; the result is that of a line."""
+
+    def whole(x, w, cos, sin):
+        q = rotated(F.linear(x, w).view(2, 5, 6, 8).transpose(1, 2), cos, sin)
+        k = rotated(F.linear(x, w[:16]).view(2, 5, 2, 8).transpose(1, 2), cos, sin)
+        k = k[:, :, None].expand(2, 2, 3, 5, 8).reshape(2, 6, 5, 8)
+        return F.scaled_dot_product_attention(q, k, k)
+
+    x, w = torch.randn(2, 5, 32), torch.randn(48, 32, requires_grad=True)
+    angles = torch.randn(5, 8)
+    fused = onepass.fuse(whole)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = fused(x, w, angles.cos(), angles.sin()), whole(x, w, angles.cos(), angles.sin())
+    assert [f.line for f in onepass.report(fused).lines][:2] == ["rope", "rope"] and found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+    up = torch.randn_like(found)
+    torch.testing.assert_close(*(torch.autograd.grad(y, w, up)[0] for y in (found, expected)), rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize(
     "function, inputs, expected",
     [

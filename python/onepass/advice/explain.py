@@ -14,7 +14,7 @@ from onepass.advice.report import Advice, Explanation, Operator
 from onepass.advice.saved import saved_by
 from onepass.line import _parse
 from onepass.rewrite.chains import Chain
-from onepass.rewrite.fuse import lines_of
+from onepass.rewrite.fuse import called, lines_of
 from onepass.rewrite.operations import is_tensor, operation, sizes, value_of
 from onepass.rewrite.steps import CONTRACTIONS, kind
 
@@ -53,18 +53,9 @@ def explain(
         return _without_running(gm.graph)
 
     torch._dynamo.reset_code_caches() if hasattr(torch._dynamo, "reset_code_caches") else None
-    captured = torch.compile(model if not isinstance(model, nn.Module) else _called(model), backend=look, dynamic=False)
+    captured = torch.compile(model if not isinstance(model, nn.Module) else called(model), backend=look, dynamic=False)
     captured(*inputs, **options)
     return explained
-
-
-def _called(model: nn.Module) -> Callable:
-    """The module as a function, so that nothing of the capture stays with it."""
-
-    def call(*inputs, **options):
-        return model(*inputs, **options)
-
-    return call
 
 
 def _without_running(graph: fx.Graph) -> Callable:
