@@ -12,7 +12,7 @@
 namespace onepass::cpu {
 namespace {
 
-constexpr int kTileRows = 12, kTileColumns = 32;  // two registers of float sums a row
+constexpr int kTileRows = 12, kTileColumns = kBf16TileColumns;  // two registers of float sums a row
 
 // Two numbers of neighbouring terms.
 using pair = std::uint32_t;
@@ -127,13 +127,9 @@ int64 whole_tiles(int64 columns) { return (columns + kTileColumns - 1) / kTileCo
 
 extern const bool kHasBf16Product = true;
 
-int64 bf16_factor_bytes(int64 rows, int64 columns) {
-  return whole_pairs(rows) * whole_tiles(columns) * int64{sizeof(pair)};
-}
-
-factor_tiles pack_bf16_factor(const matrix& b, void* to) {
-  auto* packed = static_cast<pair*>(to);
-  for (int64 column = 0; column < b.columns; column += kTileColumns) {
+void pack_bf16_factor(const matrix& b, void* to, int64 begin, int64 end) {
+  auto* packed = static_cast<pair*>(to) + begin * whole_pairs(b.rows) * kTileColumns;
+  for (int64 column = begin * kTileColumns; column < end * kTileColumns; column += kTileColumns) {
     for (int64 row = 0; row < b.rows; row += 2, packed += kTileColumns) {
       if (b.column_stride == 1) {
         interleave(b, row, column, packed);
@@ -143,7 +139,6 @@ factor_tiles pack_bf16_factor(const matrix& b, void* to) {
       }
     }
   }
-  return {to, whole_pairs(b.rows) * kTileColumns, kTileColumns};
 }
 
 int64 bf16_left_bytes(const matrix& a) {
@@ -189,8 +184,7 @@ void round_rows_to_bf16(const matrix& floats, const matrix& result) {
 namespace onepass::cpu {
 
 extern const bool kHasBf16Product = false;
-int64 bf16_factor_bytes(int64, int64) { return 0; }
-factor_tiles pack_bf16_factor(const matrix&, void*) { return {}; }
+void pack_bf16_factor(const matrix&, void*, int64, int64) {}
 int64 bf16_left_bytes(const matrix&) { return 0; }
 void bf16_product(const matrix&, const matrix&, const factor_tiles&, void*, bool) {}
 void round_rows_to_bf16(const matrix&, const matrix&) {}

@@ -9,8 +9,9 @@ namespace onepass::cpu {
 // Whether this file's functions were compiled. They may be called where the processor has the instruction.
 extern const bool kHasBf16Product;
 
-int64 bf16_factor_bytes(int64 rows, int64 columns);
-factor_tiles pack_bf16_factor(const matrix& b, void* to);  // whose rows or columns are contiguous
+inline constexpr int64 kBf16TileColumns = 32;
+// Some tiles of columns of a factor whose rows or columns are contiguous.
+void pack_bf16_factor(const matrix& b, void* to, int64 begin, int64 end);
 
 int64 bf16_left_bytes(const matrix& a);  // room for a left factor that is not as it is multiplied: transposed
 // result: bfloat16 or float32.

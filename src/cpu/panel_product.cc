@@ -4,6 +4,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <cstring>
 #include <functional>
 
 #include "onepass/skeleton/place.cpu.h"
@@ -15,34 +16,70 @@ ONEPASS_BEGIN
 // A tile of the result is as many rows of two lanes as there are registers for.
 constexpr int kTileRows = HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86 ? 12 : 6;
 // So many terms are added up apart from the others, which keeps the error of long sums small.
-constexpr int64 kTerms = 128;
+constexpr int64 kTerms = 256;
 template <class T>
 inline constexpr int kTileColumns = 2 * lanes<vec<T>>();
 
-// The factor in tiles of columns, each with its rows one after the other; zeros fill up the last.
+// Sixteen bytes, whatever the target.
 template <class T>
-void pack_tiles(const cpu::matrix& b, T* to) {
-  using L = vec<T>;
-  constexpr int kLanes = lanes<L>();
-  const hn::ScalableTag<T> d;
-  const hn::RebindToSigned<decltype(d)> di;
-  const T* from = static_cast<const T*>(b.data);
-  const auto each = hn::Mul(hn::Iota(di, 0), hn::Set(di, static_cast<hn::TFromD<decltype(di)>>(b.column_stride)));
-  for (int64 c = 0; c < whole_lanes<L>(b.columns); c += kLanes) {
-    T* lane = to + c / kTileColumns<T> * kTileColumns<T> * b.rows + c % kTileColumns<T>;
-    const T* first = from + c * b.column_stride;
-    const int64 left = b.columns - c;
-    const char* next = reinterpret_cast<const char*>(first + kLanes * b.column_stride);  // of a factor transposed
-    for (int64 r = 0; r < b.rows; ++r, lane += kTileColumns<T>, first += b.row_stride) {
-      if (left > kLanes) hwy::Prefetch(next + r * kLanes * static_cast<int64>(sizeof(T)));
-      if (HWY_UNLIKELY(left < kLanes)) {
-        for (int i = 0; i < kLanes; ++i) lane[i] = i < left ? first[i * b.column_stride] : T(0);
-      } else if (b.column_stride == 1) {
-        hn::Store(hn::LoadU(d, first), d, lane);
-      } else {
-        hn::Store(hn::GatherIndex(d, first, each), d, lane);
-      }
+inline constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
+typedef float floats4 __attribute__((vector_size(16)));
+typedef double doubles2 __attribute__((vector_size(16)));
+
+// A square of numbers, whose rows become columns.
+inline void turn(const float* from, int64 stride, float* to, int64 to_stride) {
+  floats4 row[4];
+  for (int i = 0; i < 4; ++i) std::memcpy(&row[i], from + i * stride, 16);
+  const floats4 a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5),
+                b = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5),
+                c = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7),
+                d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+  const floats4 turned[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
+                             __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i) std::memcpy(to + i * to_stride, &turned[i], 16);
+}
+inline void turn(const double* from, int64 stride, double* to, int64 to_stride) {
+  doubles2 row[2];
+  for (int i = 0; i < 2; ++i) std::memcpy(&row[i], from + i * stride, 16);
+  const doubles2 turned[2] = {__builtin_shufflevector(row[0], row[1], 0, 2),
+                              __builtin_shufflevector(row[0], row[1], 1, 3)};
+  for (int i = 0; i < 2; ++i) std::memcpy(to + i * to_stride, &turned[i], 16);
+}
+
+// A tile of columns that are contiguous: as many terms at a time as stay in the first cache.
+template <class T>
+void pack_turned(const T* from, int64 column_stride, int64 rows, T* to) {
+  for (int64 k = 0; k < rows; k += kTerms) {
+    const int64 end = rows - k < kTerms ? rows : k + kTerms, whole = end / kPiece<T> * kPiece<T>;
+    for (int c = 0; c < kTileColumns<T>; c += kPiece<T>) {
+      const T* columns = from + c * column_stride;
+      for (int64 r = k; r < whole; r += kPiece<T>)
+        turn(columns + r, column_stride, to + r * kTileColumns<T> + c, kTileColumns<T>);
+      for (int64 r = whole; r < end; ++r)
+        for (int i = 0; i < kPiece<T>; ++i) to[r * kTileColumns<T> + c + i] = columns[i * column_stride + r];
     }
+  }
+}
+
+// Some tiles of columns of the factor, each with its rows one after the other; zeros fill up the last.
+template <class T>
+void pack_tiles(const cpu::matrix& b, T* to, int64 begin, int64 end) {
+  constexpr int64 kTile = kTileColumns<T>;
+  const auto tile_of = [&](int64 c) { return to + c * b.rows; };
+  const auto number = [&](int64 r, int64 c) { return reinterpret_cast<const T*>(cpu::address(b, r, c)); };
+  const int64 whole = end * kTile <= b.columns ? end * kTile : b.columns / kTile * kTile;
+  int64 c = begin * kTile;
+  if (b.row_stride == 1 && kTile % kPiece<T> == 0) {
+    for (; c < whole; c += kTile) pack_turned(number(0, c), b.column_stride, b.rows, tile_of(c));
+  } else if (b.column_stride == 1) {  // read as it lies
+    for (int64 r = 0; r < b.rows; ++r)
+      for (int64 i = c; i < whole; i += kTile)
+        std::memcpy(tile_of(i) + r * kTile, number(r, i), kTile * sizeof(T));
+    c = c < whole ? whole : c;
+  }
+  for (; c < end * kTile; c += kTile) {
+    for (int64 r = 0; r < b.rows; ++r)
+      for (int64 i = 0; i < kTile; ++i) tile_of(c)[r * kTile + i] = c + i < b.columns ? *number(r, c + i) : T(0);
   }
 }
 
@@ -96,40 +133,31 @@ ONEPASS_FUNCTION void tile(const tile_work<T>& w) {
   });
 }
 
+// A tile of columns and so many terms of the right factor stay in the first cache while all rows pass by.
 template <class T>
 void multiply_tiles(const cpu::matrix& result, const cpu::matrix& a, const cpu::factor_tiles& b, bool add) {
-  const auto rows = [&](auto tile_rows, int64 row, auto run) {
-    for (int64 c = 0; c < result.columns; c += kTileColumns<T>) {
-      const int columns = static_cast<int>(result.columns - c < kTileColumns<T> ? result.columns - c : kTileColumns<T>);
-      for (int64 k = 0; k == 0 || k < a.columns; k += kTerms) {
-        run({static_cast<const T*>(a.data) + row * a.row_stride + k * a.column_stride, a.row_stride, a.column_stride,
-             a.columns - k < kTerms ? a.columns - k : kTerms,
-             static_cast<const T*>(b.data) + c / kTileColumns<T> * b.tile_stride + k * b.row_stride, b.row_stride,
-             static_cast<T*>(result.data) + row * result.row_stride + c, result.row_stride, columns, add || k > 0});
-      }
+  for (int64 c = 0; c < result.columns; c += kTileColumns<T>) {
+    const int columns = static_cast<int>(result.columns - c < kTileColumns<T> ? result.columns - c : kTileColumns<T>);
+    for (int64 k = 0; k == 0 || k < a.columns; k += kTerms) {
+      const auto from = [&](int64 row) {
+        return tile_work<T>{
+            static_cast<const T*>(a.data) + row * a.row_stride + k * a.column_stride, a.row_stride, a.column_stride,
+            a.columns - k < kTerms ? a.columns - k : kTerms,
+            static_cast<const T*>(b.data) + c / kTileColumns<T> * b.tile_stride + k * b.row_stride, b.row_stride,
+            static_cast<T*>(result.data) + row * result.row_stride + c, result.row_stride, columns, add || k > 0};
+      };
+      int64 row = 0;
+      for (; row + kTileRows <= result.rows; row += kTileRows) tile<kTileRows>(from(row));
+      for (; row + 4 <= result.rows; row += 4) tile<4>(from(row));
+      for (; row < result.rows; ++row) tile<1>(from(row));
     }
-    return row + tile_rows;
-  };
-  int64 row = 0;
-  while (row + kTileRows <= result.rows)
-    row = rows(kTileRows, row, [](const tile_work<T>& w) ONEPASS_LAMBDA { tile<kTileRows>(w); });
-  while (row + 4 <= result.rows) row = rows(4, row, [](const tile_work<T>& w) ONEPASS_LAMBDA { tile<4>(w); });
-  while (row < result.rows) row = rows(1, row, [](const tile_work<T>& w) ONEPASS_LAMBDA { tile<1>(w); });
+  }
 }
 
-template <class T, class Room>
-cpu::factor_tiles tiles_of(const cpu::matrix& b, const Room& room) {
-  constexpr int64 kTile = kTileColumns<T>, kFarthest = 1024;  // bytes: rows farther apart share a few sets of the cache
-  if (b.column_stride == 1 && b.columns % kTile == 0 && b.row_stride * static_cast<int64>(sizeof(T)) <= kFarthest)
-    return {b.data, kTile, b.row_stride};
-  const int64 tiles = (b.columns + kTile - 1) / kTile;
-  T* packed = static_cast<T*>(room(tiles * b.rows * kTile * static_cast<int64>(sizeof(T))));
-  pack_tiles(b, packed);
-  return {packed, b.rows * kTile, kTile};
-}
-
-cpu::factor_tiles factor_tiles_of(const cpu::matrix& b, const std::function<void*(int64)>& room) {
-  return b.type == dtype::f64 ? tiles_of<double>(b, room) : tiles_of<float>(b, room);
+int64 tile_columns_of(dtype type) { return type == dtype::f64 ? kTileColumns<double> : kTileColumns<float>; }
+void pack_factor(const cpu::matrix& b, void* to, int64 begin, int64 end) {
+  if (b.type == dtype::f64) pack_tiles(b, static_cast<double*>(to), begin, end);
+  else pack_tiles(b, static_cast<float*>(to), begin, end);
 }
 void panel_product(const cpu::matrix& result, const cpu::matrix& a, const cpu::factor_tiles& b, bool add) {
   if (result.type == dtype::f64) multiply_tiles<double>(result, a, b, add);
@@ -140,7 +168,8 @@ ONEPASS_END
 
 #if HWY_ONCE
 namespace onepass {
-HWY_EXPORT(factor_tiles_of);
+HWY_EXPORT(tile_columns_of);
+HWY_EXPORT(pack_factor);
 HWY_EXPORT(panel_product);
 namespace cpu {
 
@@ -157,11 +186,27 @@ bool has_panel_product(dtype type) {
 void round_to_bf16(const matrix& floats, const matrix& result) { round_rows_to_bf16(floats, result); }
 
 void right_factor::take(const matrix& b) {
-  if (b.type == dtype::bf16) {
-    tiles_ = pack_bf16_factor(b, packed_.at_least(bf16_factor_bytes(b.rows, b.columns)));
-    return;
+  take_tiles(b, 0, make_room(b, [this](int64 bytes) { return own_.at_least(bytes); }));
+}
+
+int64 right_factor::make_room(const matrix& b, const std::function<void*(int64)>& room) {
+  constexpr int64 kFarthest = 1024;  // bytes: rows farther apart share a few sets of the cache
+  const bool pairs = b.type == dtype::bf16;
+  const int64 tile = pairs ? kBf16TileColumns : HWY_DYNAMIC_DISPATCH(tile_columns_of)(b.type);
+  const int64 rows = pairs ? (b.rows + 1) / 2 : b.rows, number = pairs ? 4 : size_of(b.type);
+  if (!pairs && b.column_stride == 1 && b.columns % tile == 0 && b.row_stride * number <= kFarthest) {
+    tiles_ = {b.data, tile, b.row_stride};
+    return 0;
   }
-  tiles_ = HWY_DYNAMIC_DISPATCH(factor_tiles_of)(b, [this](int64 bytes) { return packed_.at_least(bytes); });
+  const int64 tiles = (b.columns + tile - 1) / tile;
+  packed_ = room(tiles * rows * tile * number);
+  tiles_ = {packed_, rows * tile, tile};
+  return tiles;
+}
+
+void right_factor::take_tiles(const matrix& b, int64 begin, int64 end) {
+  if (b.type == dtype::bf16) pack_bf16_factor(b, packed_, begin, end);
+  else HWY_DYNAMIC_DISPATCH(pack_factor)(b, packed_, begin, end);
 }
 
 void right_factor::multiply(const matrix& result, const matrix& a, bool add) {

@@ -2,6 +2,8 @@
 // the pass over the result that a library's call makes for each.
 #pragma once
 
+#include <functional>
+
 #include "src/cpu/aligned_memory.h"
 #include "src/cpu/matrix.h"
 
@@ -24,13 +26,18 @@ void round_to_bf16(const matrix& floats, const matrix& result);
 class right_factor {
  public:
   void take(const matrix&);
+  // The same in parts, by several threads: how many tiles of columns there are to take, into this room, none where it is
+  // the matrix itself; then some of them.
+  int64 make_room(const matrix&, const std::function<void*(int64 bytes)>& room);
+  void take_tiles(const matrix&, int64 begin, int64 end);
   // result = a b, or is added to, with as many rows of b as a has columns, and as many of its columns as the result:
   // all, or the first. Of b's type, or float32 where that is bfloat16. The result's rows are contiguous, those of a or
-  // its columns.
+  // its columns. Several threads may do it at once where they are a's rows.
   void multiply(const matrix& result, const matrix& a, bool add);
 
  private:
-  aligned_memory packed_, left_;
+  aligned_memory own_, left_;
+  void* packed_ = nullptr;
   factor_tiles tiles_{};
 };
 

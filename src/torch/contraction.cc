@@ -74,7 +74,7 @@ way_back choose_way(const backward_call& call, const spec::contraction_gradients
   way.from_result = way.passes_before && c.before.reads.result;
   const optional_tensor& source = source_again(call, c);
   if (way.passes_before && !plan.gives_input && !way.from_result && source)
-    way.panel = panel_rows(c.parts, call.line.line.how, *source, w);
+    way.panel = backward_panel_rows(c.parts, *source, w);
   way.weight_by_panels = way.panel && plan.wants_weight && sums_in_panels(*source, w) && !c.again.line.words.empty();
   // On the CPU a backward pass that keeps a value leaves none.
   const bool can_leave = !way.panel && (device_of(w).is_cuda() || c.before.line.keeps == 0);
@@ -150,14 +150,14 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   const bool saves = call.save_statistics && c.before.reads.statistics;
   const std::vector<Tensor> operands_before = part_of(call.operands, 0, weight);
   const forward_call before{call.x, operands_before, c.before, call.dropout_state, saves};
-  std::vector<Tensor> kept, statistics;
-  Tensor product = call.x;
+  std::vector<Tensor> kept, results, statistics;
+  std::optional<Tensor> product;
   if (dots) {
     product = empty_product(call.x, w.size(0), dtype_of(w));
-    kept = forward_in_dots(call, saves, w, product);
-  } else if (const std::int64_t rows = panel_rows(c.parts, call.line.line.how, call.x, w)) {
-    product = empty_product(call.x, w.size(0), dtype_of(w));
-    kept = forward_in_panels(before, rows, w, bias ? &*bias : nullptr, as_matrix(product, w.size(0)));
+    kept = forward_in_dots(call, saves, w, *product);
+  } else if (takes_panels(call.line.line.how, call.x, w)) {
+    linear_results made = forward_in_panels(call, before);
+    kept = std::move(made.kept), results = std::move(made.results), product = made.product;
   } else {
     Tensor input = call.x;
     if (!c.before.line.words.empty()) {
@@ -169,11 +169,13 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
                              bias ? &*bias : nullptr);
   }
   if (saves) statistics.push_back(kept.back()), kept.pop_back();
-  std::vector<Tensor> results{product};
-  if (!c.behind.line.words.empty() && !adds_bias)
-    results = forward({product, part_of(call.operands, weight + 1, operands), c.behind, call.dropout_state, false});
+  if (results.empty()) {
+    if (c.behind.line.words.empty() || adds_bias) results = {*product};
+    else
+      results = forward({*product, part_of(call.operands, weight + 1, operands), c.behind, call.dropout_state, false});
+  }
   results.insert(results.begin() + 1, kept.begin(), kept.end());
-  if (call.save_statistics && call.line.reads.product) results.push_back(product);
+  if (call.save_statistics && call.line.reads.product) results.push_back(*product);
   results.insert(results.end(), statistics.begin(), statistics.end());
   return results;
 }

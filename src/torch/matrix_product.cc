@@ -46,11 +46,11 @@ const products& products_on(const device& on) {
   return cpu;
 }
 
+}  // namespace
+
 cpu::matrix matrix_of(const Tensor& t) {
   return {t.data_ptr(), dtype_of(t), t.size(0), t.size(1), t.stride(0), t.stride(1)};
 }
-
-}  // namespace
 
 Tensor as_matrix(const Tensor& t, std::int64_t columns) {
   if (t.dim() == 2) return t;

@@ -1,9 +1,12 @@
 // Matrix products by the vendor's library, through torch.
 #pragma once
 
+#include "src/cpu/matrix.h"
 #include "src/torch/tensor.h"
 
 namespace onepass::binding {
+
+cpu::matrix matrix_of(const Tensor&);  // of two dimensions, on the CPU
 
 // (..., columns) as (rows, columns).
 Tensor as_matrix(const Tensor&, std::int64_t columns);

@@ -3,20 +3,24 @@
 
 #include <algorithm>
 
+#include "src/cpu/panel_product.h"
 #include "src/torch/check.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/panel.h"
+#include "src/torch/run.h"
 
 namespace onepass::binding {
 namespace {
 
-constexpr std::int64_t kPanelBytes = 512 << 10;  // 256 KB: 5 to 10 % slower; 1 MB: the same, and fewer tasks
-constexpr std::int64_t kMostFeatures = 1024;     // with 3072 every panel brings too much of the weight again
+// Forward. Fewer rows bring too little for what it takes to bring the matrix; more do not fit beside it.
+constexpr std::int64_t kFewestRows = 192, kLeastProduct = 1 << 21;  // rows times columns times features
+constexpr std::int64_t kFewestPanelRows = 24, kMostPanelRows = 192, kMostPanelBytes = 1 << 20;
 
-std::string why_not_panels() {
-  return "panels are for words before 'linear' on the CPU, in float32 or float64, with many rows and at most " +
-         std::to_string(kMostFeatures) + " features";
-}
+// Backward: of what stands before `linear`.
+constexpr std::int64_t kPanelBytes = 512 << 10;  // 256 KB: 5 to 10 % slower; 1 MB: the same, and fewer tasks
+constexpr std::int64_t kMostFeatures = 1024;  // with 3072 every panel brings too much of the weight again
+
+constexpr const char* kWhyNot = "panels are for many rows on the CPU, in float32 or float64";
 
 // The matrix's gradient is the sum of parts, each of the panels of one task. All parts together are no larger than x.
 constexpr std::int64_t kMostParts = 32, kFewestParts = 8;
@@ -31,35 +35,79 @@ Tensor rows_of(const Tensor& matrix, std::int64_t first, std::int64_t count) {
 // The same matrix for other threads, where what requires a gradient would be recorded.
 Tensor detached(const Tensor& matrix) { return rows_of(matrix, 0, matrix.size(0)); }
 
-}  // namespace
-
-std::int64_t panel_rows(dtype of_matrix, std::int64_t rows, std::int64_t columns, std::int64_t features) {
-  if (of_matrix != dtype::f32 && of_matrix != dtype::f64) return 0;
-  if (features == 0 || features > kMostFeatures || columns == 0) return 0;
-  const std::int64_t panel = std::max<std::int64_t>(kPanelBytes / (columns * size_of(of_matrix)) / 16 * 16, 16);
-  return rows >= 4 * panel ? panel : 0;
+cpu::matrix part(const cpu::matrix& m, std::int64_t first, std::int64_t count) {
+  return {cpu::address(m, first, 0), m.type, count, m.columns, m.row_stride, m.column_stride};
 }
 
-std::int64_t panel_rows(const spec::contraction& line, spec::strategy how, const Tensor& x, const Tensor& weight) {
-  const bool possible = !line.before.words.empty() && !device_of(x).is_cuda();
-  const bool wanted = how == spec::strategy::automatic || how == spec::strategy::panels;
-  const std::int64_t rows =
-      possible && wanted ? panel_rows(dtype_of(weight), shape_of(x).rows(), weight.size(1), weight.size(0)) : 0;
-  ONEPASS_CHECK(rows > 0 || how != spec::strategy::panels,
-                "onepass: 'linear(panels)' cannot take this call: ", why_not_panels());
-  return rows;
+// Rows of a panel in a thread's own memory: an odd number of cache lines apart, since many are read side by side.
+class panel_memory {
+ public:
+  panel_memory(dtype type, std::int64_t rows, std::int64_t columns)
+      : rows_{nullptr, type, rows, columns, ((columns * size_of(type) + 63) / 64 | 1) * 64 / size_of(type), 1},
+        memory_(rows * rows_.row_stride * size_of(type)) {
+    rows_.data = memory_.data();
+  }
+  cpu::matrix first(std::int64_t count) const { return part(rows_, 0, count); }
+
+ private:
+  cpu::matrix rows_;
+  cpu::aligned_memory memory_;
+};
+
+// Rows so many bytes apart share a few sets of the first cache.
+bool is_crowded(const cpu::matrix& rows) { return rows.row_stride * size_of(rows.type) % 4096 == 0; }
+
+// As products take it: its rows or its columns contiguous, and not too far apart for indices of 32 bits.
+Tensor factor_of(const Tensor& matrix, bool by_rows) {
+  const std::int64_t kFarthest = 1 << 24;
+  const bool rows = matrix.stride(1) == 1 && matrix.stride(0) <= kFarthest,
+             columns = matrix.stride(0) == 1 && matrix.stride(1) <= kFarthest;
+  return rows || (columns && !by_rows) ? matrix : torch::stable::contiguous(matrix);
+}
+
+// A function of shapes and dtypes only: other sums of a product's terms give other bits.
+bool serves_forward(dtype type, std::int64_t rows, std::int64_t columns, std::int64_t features) {
+  return (type == dtype::f32 || type == dtype::f64) && rows >= kFewestRows && rows * columns * features >= kLeastProduct;
+}
+
+// As many panels for each thread; how many rows they have changes no bit.
+std::int64_t forward_rows(std::int64_t rows, std::int64_t row_bytes) {
+  const std::int64_t most = std::clamp(kMostPanelBytes / row_bytes, kFewestPanelRows, kMostPanelRows),
+                     threads = torch::stable::get_num_threads(), panels = (rows + most - 1) / most,
+                     shared = (panels + threads - 1) / threads * threads;
+  return std::max(((rows + shared - 1) / shared + 3) / 4 * 4, kFewestPanelRows);
+}
+
+}  // namespace
+
+std::int64_t backward_panel_rows(const spec::contraction& line, const Tensor& x, const Tensor& weight) {
+  const dtype type = dtype_of(weight);
+  const std::int64_t columns = weight.size(1), features = weight.size(0);
+  if (line.before.words.empty() || device_of(x).is_cuda() || (type != dtype::f32 && type != dtype::f64)) return 0;
+  if (features == 0 || features > kMostFeatures || columns == 0) return 0;
+  const std::int64_t panel = std::max<std::int64_t>(kPanelBytes / (columns * size_of(type)) / 16 * 16, 16);
+  return shape_of(x).rows() >= 4 * panel ? panel : 0;
+}
+
+bool takes_panels(spec::strategy how, const Tensor& x, const Tensor& weight) {
+  if (how != spec::strategy::automatic && how != spec::strategy::panels) return false;
+  const bool serves = !device_of(x).is_cuda() &&
+                      serves_forward(dtype_of(weight), shape_of(x).rows(), weight.size(1), weight.size(0));
+  ONEPASS_CHECK(serves || how != spec::strategy::panels,
+                "onepass: 'linear(panels)' cannot take this call: ", kWhyNot);
+  return serves;
 }
 
 std::vector<spec::prediction> strategies_on_cpu(const spec::contraction& line, const spec::linear_case& c) {
   const std::int64_t x = c.x_bytes(), y = c.result_bytes();
   const bool makes_input = !line.before.words.empty(), goes_on = !line.behind.words.empty();
-  const bool serves = makes_input && panel_rows(c.type, c.rows, c.depth, c.columns) > 0;
   spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels},
       dots{.how = spec::strategy::dots};
-  panels.bytes = x + c.matrix_bytes() + y + (goes_on ? 2 * y : 0);
-  unfused.bytes = panels.bytes + (makes_input ? 2 * x : 0);
-  if (!serves) panels.why_not = why_not_panels();
-  dots.bytes = panels.bytes, dots.why_not = spec::why_not_dots(line, c.columns);
+  panels.bytes = x + c.matrix_bytes() + y + (c.saves_product ? y : 0);
+  dots.bytes = x + c.matrix_bytes() + y + (goes_on ? 2 * y : 0);
+  unfused.bytes = dots.bytes + (makes_input ? 2 * x : 0);
+  if (!serves_forward(c.type, c.rows, c.depth, c.columns)) panels.why_not = kWhyNot;
+  dots.why_not = spec::why_not_dots(line, c.columns);
   return {unfused, dots, panels};
 }
 
@@ -67,26 +115,72 @@ bool sums_in_panels(const Tensor& x, const Tensor& weight) {
   return parts_of(shape_of(x).rows(), weight.size(0)) >= kFewestParts;
 }
 
-std::vector<Tensor> forward_in_panels(const forward_call& before, std::int64_t rows, const Tensor& weight,
-                                      const Tensor* bias, const Tensor& product) {
+linear_results forward_in_panels(const forward_call& call, const forward_call& before) {
+  const prepared_contraction& c = *call.line.contraction;
+  const int operands = call.line.line.operands;
+  const Tensor& weight = call.operands[static_cast<std::size_t>(c.parts.weight)];
   const dtype type = dtype_of(weight);
-  const device on = device_of(weight);
-  const Tensor matrix = transposed(weight);
-  std::optional<Tensor> row;
-  if (bias) row = matrix_at(bias->data_ptr(), 1, bias->size(0), 0, bias->stride(0), type, on);
-  return forward(before, [&](frame& f) {
-    const panel_kernel kernel(f, type, rows, false);
-    const std::int64_t all = f.a.rows, columns = f.a.columns;
+  const std::int64_t all = shape_of(call.x).rows(), columns = weight.size(1), features = weight.size(0),
+                     rows = forward_rows(all, std::max(columns, features) * size_of(type));
+  const bool makes_input = !c.before.line.words.empty(), goes_on = !c.behind.line.words.empty();
+
+  const Tensor held = factor_of(weight, false);
+  const cpu::matrix right = cpu::transposed(matrix_of(held));
+  cpu::right_factor factor;
+  std::optional<Tensor> packed;  // in pages that are there from the last call
+  const std::int64_t tiles = factor.make_room(right, [&](std::int64_t bytes) {
+    const std::int64_t numbers = bytes / size_of(type);
+    return packed.emplace(empty(&numbers, 1, type, device_of(weight))).data_ptr();
+  });
+  torch::stable::parallel_for(0, tiles, 1, [&](std::int64_t begin, std::int64_t end) {
+    factor.take_tiles(right, begin, end);
+  });
+
+  linear_results made;
+  const Tensor result = empty_product(call.x, features, type);
+  if (!goes_on) made.product = result;
+  else if (call.save_statistics && call.line.reads.product) made.product = empty_product(call.x, features, type);
+  const cpu::matrix y = matrix_of(as_matrix(result, features)),
+                    products = made.product ? matrix_of(as_matrix(*made.product, features)) : cpu::matrix{};
+  std::optional<Tensor> taken;
+  if (!makes_input) taken = factor_of(as_matrix(in_dtype(call.x, type), columns), true);
+  const cpu::matrix x = taken ? matrix_of(*taken) : cpu::matrix{};
+  const bool copies = taken && is_crowded(x);
+
+  const auto run = [&](const frame* words_before, const frame* words_behind) {
+    std::optional<panel_kernel> first, last;
+    if (words_before) first.emplace(*words_before, type, rows, false);
+    if (words_behind) last.emplace(*words_behind, type, rows, false);
     torch::stable::parallel_for(0, (all + rows - 1) / rows, 1, [&](std::int64_t begin, std::int64_t end) {
-      const cpu::aligned_memory memory(rows * columns * size_of(type));
+      const panel_memory input(type, first || copies ? rows : 0, columns), output(type, made.product ? 0 : rows, features);
       for (std::int64_t panel = begin; panel < end; ++panel) {
-        kernel(panel, panel + 1, columns, {{&arguments::y, memory.data(), columns}});
-        const std::int64_t first = panel * rows, count = std::min(rows, all - first);
-        multiply(rows_of(product, first, count), matrix_at(memory.data(), count, columns, columns, 1, type, on), matrix,
-                 row ? &*row : nullptr);
+        const std::int64_t row = panel * rows, count = std::min(rows, all - row);
+        const cpu::matrix left = first || copies ? input.first(count) : part(x, row, count),
+                          product = made.product ? part(products, row, count) : output.first(count);
+        if (first) (*first)(panel, panel + 1, columns, {{&arguments::y, left.data, left.row_stride}});
+        else if (copies) cpu::copy(part(x, row, count), left);
+        factor.multiply(product, left, false);
+        if (last) {
+          (*last)(panel, panel + 1, features,
+                  {{&arguments::x, product.data, product.row_stride},
+                   {&arguments::y, cpu::address(y, row, 0), y.row_stride}});
+        }
       }
     });
-  });
+  };
+  const auto run_behind = [&](const frame* words_before) {
+    if (!goes_on) return run(words_before, nullptr);
+    const Tensor shape = view_of(weight, {result.sizes().begin(), result.sizes().end()}, std::vector<std::int64_t>(result.sizes().size(), 0));
+    made.results = forward({shape, part_of(call.operands, c.parts.weight + 1, operands), c.behind, call.dropout_state, false},
+                           [&](frame& f) {
+                             f.a.stream_stores = stream_stores(f, 1);
+                             run(words_before, &f);
+                           });
+  };
+  if (makes_input) made.kept = forward(before, [&](frame& f) { run_behind(&f); });
+  else run_behind(nullptr);
+  made.results.insert(made.results.begin(), result);
+  return made;
 }
 
 std::vector<Tensor> backward_in_panels(const backward_call& before, std::int64_t rows, const Tensor& product_gradient,

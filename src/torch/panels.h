@@ -1,5 +1,5 @@
-// On the CPU: what stands before `linear` and the matrix product a panel of rows at a time, so that what one gives the
-// other stays in a core's cache.
+// On the CPU: what stands before `linear`, the matrix product and what stands behind it a panel of rows at a time, so
+// that what one gives the other stays in a core's cache.
 #pragma once
 
 #include "src/spec/strategy.h"
@@ -7,11 +7,11 @@
 
 namespace onepass::binding {
 
-// Rows of a panel, for x (rows, columns) and a matrix (features, columns); 0 where panels bring nothing: 16-bit
-// products, for which the library packs the matrix in every call, and wide ones. A function of shapes and dtypes only.
-std::int64_t panel_rows(dtype of_matrix, std::int64_t rows, std::int64_t columns, std::int64_t features);
-// The same of a call; 0 where its line names another strategy. Throws where it names this one and it brings nothing.
-std::int64_t panel_rows(const spec::contraction&, spec::strategy, const Tensor& x, const Tensor& weight);
+// Whether this call is computed in panels: where they bring something and its line names no other strategy. Throws where
+// it names this one and they bring nothing.
+bool takes_panels(spec::strategy, const Tensor& x, const Tensor& weight);
+// Rows of a panel in backward of what stands before `linear`; 0 where panels bring nothing.
+std::int64_t backward_panel_rows(const spec::contraction&, const Tensor& x, const Tensor& weight);
 
 // The strategies on the CPU: unfused, dots, panels.
 std::vector<spec::prediction> strategies_on_cpu(const spec::contraction&, const spec::linear_case&);
@@ -19,9 +19,13 @@ std::vector<spec::prediction> strategies_on_cpu(const spec::contraction&, const 
 // Whether the gradient of the matrix may come of panels too.
 bool sums_in_panels(const Tensor& x, const Tensor& weight);
 
-// Fills in `product` (rows, N); gives the kept values, and the statistics where asked for.
-std::vector<Tensor> forward_in_panels(const forward_call& before, std::int64_t rows, const Tensor& weight,
-                                      const Tensor* bias, const Tensor& product);
+struct linear_results {
+  std::vector<Tensor> kept;     // what the words before `linear` keep, then their statistics where asked for
+  std::vector<Tensor> results;  // the line's result, then what the words behind keep
+  std::optional<Tensor> product{};  // where backward reads it, or where it is the result
+};
+// before: the words before `linear`.
+linear_results forward_in_panels(const forward_call&, const forward_call& before);
 
 // What the gradient of `linear`'s matrix is made of.
 struct panel_weight_gradient {

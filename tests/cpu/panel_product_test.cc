@@ -80,11 +80,29 @@ TEST_P(PanelProduct, IsTheProduct) {
 }
 INSTANTIATE_TEST_SUITE_P(Sizes, PanelProduct,
                          testing::Values(sizes{1, 1, 1}, sizes{12, 64, 32}, sizes{37, 19, 53}, sizes{5, 2, 65},
-                                         sizes{64, 33, 16}, sizes{31, 128, 64}, sizes{13, 3, 31}),
+                                         sizes{64, 33, 16}, sizes{31, 128, 64}, sizes{13, 3, 31}, sizes{17, 601, 70}),
                          [](const auto& info) {
                            return std::to_string(info.param.rows) + "x" + std::to_string(info.param.terms) + "x" +
                                   std::to_string(info.param.columns);
                          });
+
+TEST(PanelProduct, TakesAFactorInParts) {
+  numbers a(dtype::f32, 9, 40, false), b(dtype::f32, 40, 300, true), whole(dtype::f32, 9, 300, false),
+      parts(dtype::f32, 9, 300, false);
+  a.fill(1), b.fill(2);
+  right_factor first, second;
+  first.take(b.is);
+  first.multiply(whole.is, a.is, false);
+  std::vector<char> memory;
+  const int64 tiles = second.make_room(b.is, [&](int64 bytes) {
+    memory.resize(static_cast<std::size_t>(bytes));
+    return memory.data();
+  });
+  for (int64 tile = tiles; tile-- > 0;) second.take_tiles(b.is, tile, tile + 1);
+  second.multiply(parts.is, a.is, false);
+  for (int64 r = 0; r < 9; ++r)
+    for (int64 c = 0; c < 300; ++c) EXPECT_EQ(parts.at(r, c), whole.at(r, c));
+}
 
 TEST(PanelProduct, RoundsRowsOfFloats) {
   if (!has_panel_product(dtype::bf16)) GTEST_SKIP() << "no bfloat16 products here";

@@ -13,7 +13,7 @@ class TestManyRows:
     # More than four panels, the last one short; with 100 features the matrix's gradient is not in panels.
     @pytest.mark.parametrize("out_features", [24, 100])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-    @pytest.mark.parametrize("line", [line for line in LINEAR_LINES if not line.startswith("linear")])
+    @pytest.mark.parametrize("line", LINEAR_LINES)
     def test_error_is_no_more_than_pytorchs(self, line, dtype, out_features, device):
         check_line(line, make_inputs(line, (5, 107, 1024), dtype, device, out_features=out_features), slack=2.0)
 
@@ -71,3 +71,40 @@ class TestManyRows:
                     torch.testing.assert_close(some[i], outcomes[0][i], rtol=1e-4, atol=1e-4)
                 else:
                     assert_equal(some[i], outcomes[0][i], f"number {i} from the end")
+
+
+@pytest.mark.parametrize("line", ["linear | bias", "linear | bias | gelu", "linear | bias | keep | silu | add"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_forward_has_the_same_bits_whatever_the_threads(line, threads):
+    """The products are this package's own: their sums depend on no panel."""
+    inputs, before = make_inputs(line, (523, 320), torch.float32, out_features=200), torch.get_num_threads()
+    try:
+        torch.set_num_threads(before)
+        expected, _ = run(line, inputs)
+        torch.set_num_threads(threads)
+        found, _ = run(line, inputs)
+    finally:
+        torch.set_num_threads(before)
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert_equal(a, b, f"result {i}")
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("columns, out_features", [(1024, 64), (1000, 1024), (257, 33)])
+def test_layouts_of_the_factors(columns, out_features, transposed):
+    """Rows that lie 4096 bytes apart, matrices of contiguous columns, and both as parts of larger tensors."""
+    x, w, b = torch.randn(300, columns), torch.randn(out_features, columns), torch.randn(out_features)
+    expected = torch.nn.functional.linear(x.double(), w.double(), b.double()).float()
+    if transposed:
+        w = w.t().contiguous().t()
+    for left in (x, torch.randn(300, columns + 24)[:, 24:].copy_(x), x.t().contiguous().t(), x.view(30, 10, columns)):
+        for right in (w, torch.cat((w, w), 0)[out_features:], torch.stack((w, w), -1)[..., 0]):
+            y = onepass.fused("linear(panels) | bias", left, right, b)
+            torch.testing.assert_close(y.flatten(0, -2), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_few_rows_are_the_librarys():
+    line = onepass.Line("linear | bias")
+    assert line.plan((128, 768), torch.float32, 768, device="cpu").strategy == "unfused"
+    assert line.plan((1024, 768), torch.float32, 768, device="cpu").strategy == "panels"
+    assert line.plan((1024, 768), torch.bfloat16, 768, device="cpu").strategy == "unfused"

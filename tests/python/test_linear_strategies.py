@@ -283,7 +283,7 @@ def test_plan_on_the_cpu():
     for shape, dtype, out_features in [
         ((16, 8), torch.float32, 16),
         ((16384, 256), torch.bfloat16, 64),
-        ((16384, 256), torch.float32, 4096),
+        ((128, 768), torch.float32, 3072),
     ]:
         plan = line.plan(shape, dtype, out_features, device="cpu")
         assert plan.strategy == "unfused" and "not panels" in plan.why
@@ -293,7 +293,7 @@ def test_panels_can_be_named():
     inputs = make_inputs(NORM_LINEAR, (4000, 256), torch.float32, "cpu", out_features=64)
     for name in ("panels", "unfused"):
         check_line(with_strategy(NORM_LINEAR, name), inputs, slack=2.0)
-    with pytest.raises(RuntimeError, match=r"linear\(panels\).*with many rows"):
+    with pytest.raises(RuntimeError, match=r"linear\(panels\).*for many rows"):
         run(
             with_strategy(NORM_LINEAR, "panels"),
             make_inputs(NORM_LINEAR, (8, 256), torch.float32, "cpu", out_features=4),
