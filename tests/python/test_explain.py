@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import onepass
 from models import make
 from onepass.advice import calibrate as calibrating
-from onepass.advice.profile import PROFILES, Profile, profile_of
+from onepass.advice.profile import PROFILES, SCALED, Profile, profile_of
 from onepass.cli import app
 
 
@@ -26,7 +26,8 @@ def test_explains_a_transformer(device):
     assert explained.training and explained.profile == profile_of(device)
     lines = [advice.line for advice in explained.lines]
     assert any(line.startswith("scores") and "softmax" in line for line in lines)
-    assert sum("layer_norm" in line for line in lines) >= 4
+    if device != "cpu":  # whose caches hold these tensors: a norm alone gains next to nothing there
+        assert sum("layer_norm" in line for line in lines) >= 4
     now, fused = explained.seconds
     assert 0 < fused < now
     moved_now, moved_fused = explained.bytes
@@ -116,8 +117,8 @@ def test_errors():
 
 
 def test_profiles():
-    for file in PROFILES.glob("*.json"):
-        profile = profile_of(file.stem)
+    for name in (*(file.stem for file in PROFILES.glob("*.json")), *SCALED):
+        profile = profile_of(name)
         assert Profile.from_json(profile.to_json()) == profile
         assert profile.bandwidth > 1e9 and profile.measured
 

@@ -57,8 +57,8 @@ LINES = {
     "softmax dropout": "mul(0.5) | softmax | dropout(0.1)",
 }
 """A line for each set of features."""
-STARTS = ((1, 4096), (64, 1024), (512, 4096))
-"""Shapes so small that launches count."""
+STARTS = {"cuda": ((1, 4096), (64, 1024), (512, 4096)), "cpu": ((1, 4096), (64, 1024))}
+"""Shapes so small that launches count; on the CPU, that caches hold."""
 
 
 def calibrate(device: torch.device | str | None = None, seconds: float = 0.1) -> Profile:
@@ -84,8 +84,10 @@ def calibrate(device: torch.device | str | None = None, seconds: float = 0.1) ->
     for key, text in LINES.items():
         rates["lines"][key], rates["starts"][key] = _rates_of_line(base, clock, device, seconds, text)
     measured = {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "method": clock.method}
-    products = {str(t).removeprefix("torch."): _product(clock, device, seconds, t) for t in DTYPES}
-    return Profile(**{**vars(base), **rates, "products": products, "measured": measured})
+    found = {str(t).removeprefix("torch."): _products(clock, device, seconds, t) for t in DTYPES}
+    rates["products"] = {name: library for name, (library, _) in found.items()}
+    rates["own_products"] = {name: own for name, (_, own) in found.items() if own is not None}
+    return Profile(**{**vars(base), **rates, "measured": measured})
 
 
 def _fixed(clock: Clock, device: torch.device, seconds: float) -> float:
@@ -94,10 +96,15 @@ def _fixed(clock: Clock, device: torch.device, seconds: float) -> float:
     return clock.median({"copy": Run(lambda: target.copy_(source))}, seconds)["copy"]
 
 
-def _product(clock: Clock, device: torch.device, seconds: float, dtype: torch.dtype) -> float:
-    n = PRODUCT[device.type]
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    return 2 * n**3 / clock.median({"product": Run(lambda: a @ b)}, 3 * seconds)["product"]
+def _products(clock: Clock, device, seconds: float, dtype: torch.dtype) -> tuple[float, float | None]:
+    """Operations a second of a linear layer, and of a line of it that has products of its own."""
+    n, line = PRODUCT[device.type], Line("linear | bias")
+    x, weight, bias = (torch.randn(shape, device=device, dtype=dtype) for shape in ((n, n), (n, n), (n,)))
+    runs = {"library": Run(lambda: F.linear(x, weight, bias))}
+    if line.plan((n, n), dtype, n, device=device).strategy == "panels":
+        runs["own"] = Run(lambda: line(x, weight, bias))
+    times = clock.median(runs, 3 * seconds)
+    return tuple(2 * n**3 / times[name] if name in times else None for name in ("library", "own"))
 
 
 def _rates(base: Profile, clock: Clock, device, seconds: float, function, takes: int, forward, backward) -> Rates:
@@ -130,7 +137,7 @@ def _rates_of_line(base: Profile, clock: Clock, device, seconds: float, text: st
             bytes = cost.forward.bytes, cost.backward.bytes
             return [(t, b / base.bandwidth) for t, b in zip(_times(clock, seconds, line, *inputs), bytes)]
 
-        small = [(math.prod(shape), *(t - copy for t, copy in timed(shape))) for shape in STARTS]
+        small = [(math.prod(shape), *(t - copy for t, copy in timed(shape))) for shape in STARTS[device.type]]
         starts[str(dtype.itemsize)] = [(numbers, *(max(s, 0.0) for s in both)) for numbers, *both in small]
         rates[str(dtype.itemsize)] = [
             (columns, *(round(copy / max(t - s, 0.05 * t), 3) for (t, copy), s in zip(both, small[-1][1:])))

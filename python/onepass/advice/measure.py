@@ -37,9 +37,14 @@ WAYS = ("line", "unfused")
 
 
 def _tensors(line: Line, shape, dtype: torch.dtype, device: torch.device, training: bool) -> list[Tensor]:
+    """x and the operands, of which the positions of a rotation have no gradient."""
     of = {"column": shape[-1:], "tensor": shape}
-    shapes = [shape, *(of[word.operand] for word in line.words if word.operand != "none")]
-    return [torch.randn(s, dtype=dtype, device=device, requires_grad=training) for s in shapes]
+    taking = [word for word in line.words if word.operand != "none"]
+    operands = [(of[word.operand], word.kind != "rotary") for word in taking for _ in range(word.operands)]
+    return [
+        torch.randn(s, dtype=dtype, device=device, requires_grad=training and learns)
+        for s, learns in ((shape, True), *operands)
+    ]
 
 
 def _runs(call, tensors: list[Tensor], training: bool) -> dict[str, Run]:
@@ -47,6 +52,6 @@ def _runs(call, tensors: list[Tensor], training: bool) -> dict[str, Run]:
     if training:
         results = call(*tensors)
         results = results if isinstance(results, tuple) else (results,)
-        upstream = [torch.randn_like(r) for r in results]
-        runs["backward"] = Run(lambda: torch.autograd.grad(results, tensors, upstream, retain_graph=True))
+        upstream, inputs = [torch.randn_like(r) for r in results], [t for t in tensors if t.requires_grad]
+        runs["backward"] = Run(lambda: torch.autograd.grad(results, inputs, upstream, retain_graph=True))
     return runs

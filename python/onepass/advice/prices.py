@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def _moved(bytes: float, flops: float, profile: Profile, name: str, like: Tensor
     return Price(bytes, flops, 1, profile.moving(bytes, rate), profile.call)
 
 
-def _of_product(node: fx.Node, name: str, arguments, profile: Profile, backward: bool) -> Price:
+def _of_product(node: fx.Node, name: str, arguments, profile: Profile, backward: bool, own: bool = False) -> Price:
     result = value_of(node)
     tensors = [value_of(a) for a in arguments if is_tensor(a)]
     if name == "attention":
@@ -95,7 +96,7 @@ def _of_product(node: fx.Node, name: str, arguments, profile: Profile, backward:
         flops = 2 * _count(result) * sizes(tensors[0])[-1]
     bytes = sum(map(_size, tensors)) + _size(result)
     times = 2 if backward else 1
-    seconds = times * profile.multiplying(flops, bytes, result.dtype)
+    seconds = times * profile.multiplying(flops, bytes, result.dtype, own)
     return Price(times * bytes, times * flops, times, seconds, times * profile.call)
 
 
@@ -132,9 +133,13 @@ def _joined_gradients(chain: Chain, profile: Profile) -> Price:
     return price
 
 
-def of_line(chain: Chain, profile: Profile, training: bool) -> tuple[Price, Price]:
+def of_line(chain: Chain, profile: Profile, training: bool, goes_on: bool = False) -> tuple[Price, Price]:
     """A chain's line, forward and backward: a kernel for the words before a contraction, one for those behind it, and
-    between them the product as it was."""
+    between them the product as it was; on the CPU, in inference, with its own product, behind which words go on.
+
+    Args:
+        goes_on: the chain itself goes on where a product ends.
+    """
     parts: list[list[str]] = [[]]
     shapes = [sizes(value_of(chain.x))]
     products = [node for node in chain.nodes if (op := operation(node)) and op.name in PRODUCTS]
@@ -149,15 +154,19 @@ def of_line(chain: Chain, profile: Profile, training: bool) -> tuple[Price, Pric
         shapes = [sizes(value_of(chain.result))]
     dtype = value_of(chain.result).dtype
     operands = iter([value_of(node) for node in chain.operands])
-    forward = sum((of_node(node, profile) for node in products), Price())
-    backward = sum((of_node(node, profile, backward=True) for node in products), Price()) if training else Price()
+    in_panels = not training and value_of(chain.x).device.type == "cpu"
+    forward = backward = Price()
+    for node in products:
+        op = operation(node)
+        forward += _of_product(node, op.name, op.arguments, profile, False, own=in_panels and op.name == "linear")
+        backward += of_node(node, profile, backward=True) if training else Price()
     for i, (words, shape) in enumerate(zip(parts, shapes)):
         if i > 0:
             next(operands)  # the contraction's
         line = _parse(" | ".join(words)) if any(word != "keep" for word in words) else None
-        own = [next(operands) for word in (line.words if line else ()) if word.operand != "none"]
+        own = list(itertools.islice(operands, _operands_of(line) if line is not None else 0))
         if line is not None:
-            there, back = of_words(line, shape, dtype, profile, own)
+            there, back = of_words(line, shape, dtype, profile, own, goes_on if i == 0 else in_panels)
             forward, backward = forward + there, backward + back if training else backward
     return forward, backward
 
@@ -165,11 +174,21 @@ def of_line(chain: Chain, profile: Profile, training: bool) -> tuple[Price, Pric
 PRODUCTS = ("linear", "addmm", "matmul")
 
 
+def _operands_of(line: Line) -> int:
+    return sum(word.operands for word in line.words if word.operand != "none")
+
+
 def of_words(
-    line: Line, shape: tuple[int, ...], dtype: torch.dtype, profile: Profile, operands: Sequence[Tensor] | None = None
+    line: Line,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    profile: Profile,
+    operands: Sequence[Tensor] | None = None,
+    goes_on: bool = False,
 ) -> tuple[Price, Price]:
     """A line without a contraction on rows of this shape, forward and backward with all gradients. Operands may be
-    smaller than x, or have another dtype; they are x's equals if None."""
+    smaller than x, or have another dtype; they are x's equals if None. A line that goes on where a product ends, while
+    its x is in a core's cache, writes its result in the product's place, and is no kernel of its own."""
     cost = line.cost(shape, dtype)
     less = [0, 0] if operands is None else _smaller(line, shape, dtype, operands)
     features = features_of(line)
@@ -181,6 +200,11 @@ def of_words(
         seconds = profile.start(features, math.prod(shape), dtype.itemsize, is_backward)
         seconds += bytes / (profile.bandwidth * rate)
         prices.append(Price(bytes, side.flops, kernels, seconds, profile.call_of_line))
+    if goes_on:
+        bytes, rate = prices[0].bytes, profile.line_rate(features, shape[-1], dtype.itemsize)
+        moved = 2 * math.prod(shape) * dtype.itemsize
+        seconds = max(bytes / rate - moved, 0.0) / profile.bandwidth
+        prices[0] = Price(bytes - moved, cost.forward.flops, 0, seconds)
     return prices[0], prices[1]
 
 

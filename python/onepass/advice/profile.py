@@ -6,7 +6,7 @@ import bisect
 import functools
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -30,7 +30,8 @@ class Profile:
         fixed: seconds that a kernel takes however small its tensors are.
         call: seconds of host time that an operator of PyTorch's takes.
         call_of_line: seconds of host time that a line takes.
-        products: floating-point operations a second of large matrix products, by dtype.
+        products: floating-point operations a second of linear layers, by dtype.
+        own_products: the same of those that are lines, where the device has them: `linear(panels)`.
         operators: rates of PyTorch's operators, by name, one kernel each.
         lines: rates of lines, by what they have (`FEATURES`).
         starts: seconds that such lines take besides, by the numbers of a tensor: launches, the sums of columns.
@@ -46,6 +47,7 @@ class Profile:
     operators: dict[str, Rates] = field(default_factory=dict)
     lines: dict[str, Rates] = field(default_factory=dict)
     starts: dict[str, Rates] = field(default_factory=dict)
+    own_products: dict[str, float] = field(default_factory=dict)
     measured: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -59,9 +61,12 @@ class Profile:
         """Seconds of kernels that read and write so many bytes."""
         return kernels * self.fixed + bytes / (self.bandwidth * rate) if kernels else 0.0
 
-    def multiplying(self, flops: float, bytes: float, dtype: torch.dtype) -> float:
-        """Seconds of a matrix product."""
-        rate = self.products.get(str(dtype).removeprefix("torch."), self.products["float32"])
+    def multiplying(self, flops: float, bytes: float, dtype: torch.dtype, own: bool = False) -> float:
+        """Seconds of a matrix product, the library's or this package's own."""
+        name = str(dtype).removeprefix("torch.")
+        rate = self.products.get(name, self.products["float32"])
+        if own:
+            rate = self.own_products.get(name, rate)
         return self.fixed + max(flops / rate, bytes / self.bandwidth)
 
     def rate(self, family: str, name: str, columns: int, itemsize: int, backward: bool = False) -> float:
@@ -107,6 +112,11 @@ def _between(points: list[tuple[int, float, float]], size: int, column: int) -> 
     return left[column] + share * (right[column] - left[column])
 
 
+SCALED = {
+    "h100": ("NVIDIA H100 80GB HBM3", 3.35 / 4.8, {"float32": 1.0, "bfloat16": 1.0}),
+    "a100": ("NVIDIA A100-SXM4-80GB", 2.039 / 4.8, {"float32": 19.5 / 67, "bfloat16": 312 / 990}),
+}
+"""Chips that are estimated from the H200's measurements: bandwidth and products, as the data sheets have them."""
 CHIPS = {(9, 0): "h200", (8, 0): "a100"}
 
 
@@ -124,15 +134,32 @@ def profile_of(device: torch.device | str | Profile | None) -> Profile:
     if isinstance(device, torch.device) or str(device).partition(":")[0] == "cuda":
         device = torch.device(device)
         there = device.type == "cuda" and torch.cuda.is_available()
-        device = CHIPS.get(torch.cuda.get_device_capability(device) if there else None, device.type)
-        device = "h200" if device == "cuda" else device
+        device = _chip(device) if there else "h200" if device.type == "cuda" else device.type
+    if device in SCALED:
+        return _scaled(profile_of("h200"), *SCALED[device])
     file = PROFILES / f"{device}.json"
     if not file.is_file():
         file = Path(device)
     if not file.is_file():
-        known = ", ".join(sorted(repr(path.stem) for path in PROFILES.glob("*.json")))
+        known = ", ".join(map(repr, sorted({*SCALED, *(path.stem for path in PROFILES.glob("*.json"))})))
         raise ValueError(f"expected device to be one of {known} or a file of `onepass calibrate`, but got {device!r}")
     return _read(file, file.stat().st_mtime)
+
+
+def _scaled(measured: Profile, name: str, bandwidth: float, products: dict[str, float]) -> Profile:
+    return replace(
+        measured,
+        name=name,
+        bandwidth=measured.bandwidth * bandwidth,
+        products={dtype: rate * products[dtype] for dtype, rate in measured.products.items()},
+        measured={"estimate": f"the measurements of {measured.name}, scaled as the data sheets are"},
+    )
+
+
+def _chip(device: torch.device) -> str:
+    """The known chip that is nearest to a present one."""
+    named = [name for name in SCALED if name.upper() in torch.cuda.get_device_name(device)]
+    return named[0] if named else CHIPS.get(torch.cuda.get_device_capability(device), "h200")
 
 
 @functools.cache

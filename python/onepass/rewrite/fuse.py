@@ -14,7 +14,7 @@ from onepass.advice import prices
 from onepass.advice.profile import Profile, profile_of
 from onepass.rewrite.attention import put_own_attention, with_products
 from onepass.rewrite.chains import Chain, Order, chains, with_less_saved
-from onepass.rewrite.linear import with_linear_layers
+from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
 from onepass.rewrite.masks import name_masks
 from onepass.rewrite.operations import is_tensor, value_of
 from onepass.rewrite.report import Fused, Report
@@ -30,9 +30,10 @@ THEN = ("eager", "inductor")
 def gain_of(chain: Chain, profile: Profile, training: bool, then: str) -> float:
     """Seconds that a line is predicted to save, forward and backward; none where it is not worth a change."""
     before = sum(prices.of_chain(chain, profile, training), prices.Price())
-    if not before.kernels or then == "inductor" and not is_for_us(chain):
+    in_cache = begins_in_cache(chain, training)
+    if not before.kernels or is_plain(chain) or then == "inductor" and not (in_cache or is_for_us(chain)):
         return 0.0
-    after = sum(prices.of_line(chain, profile, training), prices.Price())
+    after = sum(prices.of_line(chain, profile, training, in_cache), prices.Price())
     gained = before.seconds - after.seconds
     return gained if gained > WORTH * before.seconds and before.bytes >= LEAST_BYTES else 0.0
 
@@ -40,6 +41,11 @@ def gain_of(chain: Chain, profile: Profile, training: bool, then: str) -> float:
 WORTH = 0.05
 LEAST_BYTES = 1 << 14
 """Of tables of positions and the like: what they take is not seen."""
+
+
+def is_plain(chain: Chain) -> bool:
+    """Whether it is one sum or one product, of which there is nothing to fuse."""
+    return len(chain.nodes) == 1 and all(kind(word) in ("add", "bias", "mul", "scale") for word in chain.words)
 
 
 def is_for_us(chain: Chain) -> bool:
@@ -55,12 +61,14 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     separate_casts(graph)
     if training:
         separate_biases(graph)
+    else:
+        name_linear(graph)
     found = chains(graph, functools.partial(gain_of, profile=profile, training=training, then=then))
     if training:
         found = [with_less_saved(chain) for chain in found]
     order = Order(graph)
     found = [longer if order.place(longer := with_products(chain)) else chain for chain in found]
-    return with_linear_layers(graph, found, device_of(graph), training)
+    return with_linear_layers(graph, found, device_of(graph), profile, training)
 
 
 def device_of(graph: fx.Graph) -> torch.device:

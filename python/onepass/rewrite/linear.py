@@ -1,4 +1,4 @@
-"""A norm whose result goes to one linear layer and nowhere else: one line with the words behind the layer, too."""
+"""Linear layers as parts of lines: behind a norm that gives to them alone, and with what stands behind them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,111 @@ import torch
 from torch import fx
 
 from onepass._native import LineError
+from onepass.advice import prices
+from onepass.advice.profile import Profile
 from onepass.line import _parse
 from onepass.rewrite.chains import Chain, Order
 from onepass.rewrite.operations import operation, sizes, value_of
 from onepass.rewrite.rewriter import BIAS
 
-__all__ = ["with_linear_layers"]
+__all__ = ["begins_in_cache", "name_linear", "with_linear_layers"]
 
 
-def with_linear_layers(graph: fx.Graph, found: list[Chain], device: torch.device, training: bool) -> list[Chain]:
+def name_linear(graph: fx.Graph) -> None:
+    """Makes sums of a bias and a product with a parameter, as GPT-2's layers are written, calls of PyTorch's function
+    for linear layers, of as many dimensions as the tensor has that is viewed as a matrix for them."""
+    for node in list(graph.nodes):
+        op = operation(node)
+        if op is None or op.name != "addmm" or node.kwargs or value_of(op.arguments[2]).dim() != 1:
+            continue
+        x, weight, bias = op.arguments
+        source = _viewed_back(node, x)
+        with graph.inserting_before(node):
+            turned = graph.call_method("t", (weight,))
+            turned.meta = {"example_value": value_of(weight).t()}
+            layer = graph.call_function(torch._C._nn.linear, (x if source is None else source, turned, bias))
+        replaced = [node] if source is None else list(node.users)
+        layer.meta = dict(replaced[0].meta)
+        for other in replaced:
+            other.replace_all_uses_with(layer)
+            graph.erase_node(other)
+        if source is not None:
+            graph.erase_node(node)
+
+
+def _viewed_back(product: fx.Node, x: fx.Node) -> fx.Node | None:
+    """The tensor that x is a view of, if all users of the product view its rows as that one's."""
+    op = operation(x)
+    if op is None or op.name != "view":
+        return None
+    source = op.arguments[0]
+    shape = (*value_of(source).shape[:-1], value_of(product).shape[-1])
+    views = [user for user in product.users if (of := operation(user)) and of.name == "view"]
+    as_source = len(views) == len(product.users) and all(value_of(view).shape == shape for view in views)
+    return source if views and as_source else None
+
+
+def begins_in_cache(chain: Chain, training: bool) -> bool:
+    """Whether what the chain begins with is the result of a linear layer that a line computes in panels, of which
+    nobody else has need: then it never leaves a core's cache."""
+    layer = None if training else _layer(chain.x)
+    if layer is None or not set(chain.x.users) <= chain.nodes or not _is_in_panels(layer):
+        return False
+    return _is_line(layer.words + chain.words)
+
+
+def with_linear_layers(
+    graph: fx.Graph, found: list[Chain], device: torch.device, profile: Profile, training: bool
+) -> list[Chain]:
     """Chains that end with a norm, joined with the linear layer behind it and the chain behind that, where a strategy
-    of `linear` is predicted to be faster than the library's product between two kernels."""
+    of `linear` is predicted to be faster than the library's product between two kernels. On the CPU other layers, too,
+    with the chain behind them; not in training, where backward takes the library's products."""
     order, of_input = Order(graph), {chain.x: chain for chain in found}
     joined, taken = [], set()
+
+    def take(longer: Chain) -> None:
+        joined.append(longer)
+        taken.update(id(other) for other in found if other.nodes <= longer.nodes)
+
     for chain in found:
         longer = _with_linear(chain, of_input) if chain.has_row_word else None
         if longer is not None and order.place(longer) and _is_faster(longer, device, training):
-            joined.append(longer)
-            taken |= {id(other) for other in found if other.nodes <= longer.nodes}
+            take(longer)
+    if device.type == "cpu" and not training:
+        claimed = {node for chain in joined for node in chain.nodes}
+        for node in graph.nodes:
+            layer = None if node in claimed else _layer(node)
+            if layer is not None and _is_in_panels(layer):
+                ways = [way for way in (_with_behind(layer, of_input), layer) if way is not None]
+                ways = [way for way in ways if order.place(way) and _gains(way, profile)]
+                if ways:
+                    take(ways[0])
     return [chain for chain in found if id(chain) not in taken] + joined
+
+
+def _gains(chain: Chain, profile: Profile) -> bool:
+    before, after = prices.of_chain(chain, profile, False), prices.of_line(chain, profile, False)
+    return after[0].seconds < before[0].seconds
+
+
+def _layer(node: fx.Node) -> Chain | None:
+    """A linear layer as a line of its own."""
+    op = operation(node)
+    if op is None or op.name != "linear":
+        return None
+    x, weight, bias = op.arguments
+    if value_of(weight).dtype != value_of(x).dtype or value_of(x).dim() < 2 or value_of(weight).dim() != 2:
+        return None
+    words, operands = ("linear",), (weight,)
+    if bias is not None:
+        words, operands = ("linear", "bias"), (weight, bias)
+    return Chain(words, x, operands, (node,), frozenset({node}))
+
+
+def _is_in_panels(layer: Chain) -> bool:
+    line, x = _parse(layer.line), value_of(layer.x)
+    features = sizes(value_of(layer.operands[line.weight]))[0]
+    return x.device.type == "cpu" and line.plan(sizes(x), x.dtype, features, device=x.device).strategy == "panels"
 
 
 def _with_linear(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
@@ -44,14 +130,20 @@ def _with_linear(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
         results=(product, *chain.results[1:]),
         nodes=chain.nodes | {product},
     )
-    behind = of_input.get(product)
-    users = list(product.users)
+    return _with_behind(longer, of_input)
+
+
+def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
+    """A chain that ends with a linear layer, with the chain that begins with its result; as it is where there is none,
+    None where the two are no line."""
+    product = chain.result
+    behind, users = of_input.get(product), list(product.users)
     if behind is not None and set(users) <= behind.nodes and len(behind.results) == 1:
-        whole = _joined(longer, behind.words, behind.operands, behind.result, behind.nodes)
+        whole = _joined(chain, behind.words, behind.operands, behind.result, behind.nodes)
         return whole if _is_line(whole.words) else None
     if len(users) == 1 and BIAS in users[0].meta:
-        return _joined(longer, ("bias",), (users[0].args[1],), users[0], frozenset(users))
-    return longer
+        return _joined(chain, ("bias",), (users[0].args[1],), users[0], frozenset(users))
+    return chain
 
 
 def _joined(chain: Chain, words, operands, result: fx.Node, nodes) -> Chain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 
 import torch
@@ -62,10 +63,18 @@ def _before_moves(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The tensor whose numbers a node has in another order, or more than once, and the nodes between, the last one
     first; as far as nobody else sees them."""
     moves: list[fx.Node] = []
-    while node.op == "call_method" and node.target in MOVES and len(node.users) == 1:
+    while _moves(node) and len(node.users) == 1:
         moves.append(node)
         node = node.args[0]
     return node, moves
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether all of a tensor's numbers are in the node's result; x[:, :, None] is one of the spellings."""
+    if node.target is operator.getitem:
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        return is_tensor(node.args[0]) and all(at in (None, Ellipsis, slice(None)) for at in index)
+    return node.op == "call_method" and node.target in MOVES
 
 
 MOVES = ("expand", "reshape", "view", "transpose", "permute", "contiguous", "unsqueeze", "flatten")
