@@ -103,7 +103,7 @@ functions and modules, names one, and raises where it cannot be:
 | `streamed` | the matrix once past a few rows that each block makes and keeps: for decoding | see below |
 | `resident` | short rows once past a small matrix that each block keeps; a row stays in registers | see below |
 | `dots` | rows end in at most 8 dot products, and backward begins at their gradients: one kernel each | everywhere |
-| `panels` | the words before `linear` and the library's product, some rows at a time in a core's cache | the CPU |
+| `panels` | the words before, the product and the words behind, some rows at a time in a core's cache | the CPU |
 
 `dots` is for x and a matrix of one dtype, any one, and rows that a block has room for (of at most 8192 numbers on
 CUDA); each feature counts as one of the line's 12 operands. The row is not rounded before its products. A row's result
@@ -116,7 +116,9 @@ numbers; `tiled` and `deferred` for sm_90a; on sm_80 and later `streamed` for at
 384 by 256 does).
 Only sm_90a has been measured: elsewhere these two are taken only where they are named. What is deferred is
 `layer_norm` or `rms_norm`, with `scale` and `bias` or without, and nothing else stands before `linear`. Panels are for
-float32 and float64, many rows, and at most 1024 features. `Line.plan` says which way is taken, and why:
+float32 and float64 and from 192 rows on; their products are this package's own, and have the same bits for any number
+of threads. Backward they are for words before `linear` and at most 1024 features, with the library's products.
+`Line.plan` says which way is taken, and why:
 
 ```python
 line = onepass.Line("layer_norm(1e-5) | scale | bias | linear | bias")

@@ -73,8 +73,7 @@ void pack_tiles(const cpu::matrix& b, T* to, int64 begin, int64 end) {
     for (; c < whole; c += kTile) pack_turned(number(0, c), b.column_stride, b.rows, tile_of(c));
   } else if (b.column_stride == 1) {  // read as it lies
     for (int64 r = 0; r < b.rows; ++r)
-      for (int64 i = c; i < whole; i += kTile)
-        std::memcpy(tile_of(i) + r * kTile, number(r, i), kTile * sizeof(T));
+      for (int64 i = c; i < whole; i += kTile) std::memcpy(tile_of(i) + r * kTile, number(r, i), kTile * sizeof(T));
     c = c < whole ? whole : c;
   }
   for (; c < end * kTile; c += kTile) {
@@ -140,11 +139,16 @@ void multiply_tiles(const cpu::matrix& result, const cpu::matrix& a, const cpu::
     const int columns = static_cast<int>(result.columns - c < kTileColumns<T> ? result.columns - c : kTileColumns<T>);
     for (int64 k = 0; k == 0 || k < a.columns; k += kTerms) {
       const auto from = [&](int64 row) {
-        return tile_work<T>{
-            static_cast<const T*>(a.data) + row * a.row_stride + k * a.column_stride, a.row_stride, a.column_stride,
-            a.columns - k < kTerms ? a.columns - k : kTerms,
-            static_cast<const T*>(b.data) + c / kTileColumns<T> * b.tile_stride + k * b.row_stride, b.row_stride,
-            static_cast<T*>(result.data) + row * result.row_stride + c, result.row_stride, columns, add || k > 0};
+        return tile_work<T>{static_cast<const T*>(a.data) + row * a.row_stride + k * a.column_stride,
+                            a.row_stride,
+                            a.column_stride,
+                            a.columns - k < kTerms ? a.columns - k : kTerms,
+                            static_cast<const T*>(b.data) + c / kTileColumns<T> * b.tile_stride + k * b.row_stride,
+                            b.row_stride,
+                            static_cast<T*>(result.data) + row * result.row_stride + c,
+                            result.row_stride,
+                            columns,
+                            add || k > 0};
       };
       int64 row = 0;
       for (; row + kTileRows <= result.rows; row += kTileRows) tile<kTileRows>(from(row));

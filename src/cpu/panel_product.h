@@ -26,8 +26,8 @@ void round_to_bf16(const matrix& floats, const matrix& result);
 class right_factor {
  public:
   void take(const matrix&);
-  // The same in parts, by several threads: how many tiles of columns there are to take, into this room, none where it is
-  // the matrix itself; then some of them.
+  // The same in parts, by several threads: how many tiles of columns there are to take, into this room, none where it
+  // is the matrix itself; then some of them.
   int64 make_room(const matrix&, const std::function<void*(int64 bytes)>& room);
   void take_tiles(const matrix&, int64 begin, int64 end);
   // result = a b, or is added to, with as many rows of b as a has columns, and as many of its columns as the result:

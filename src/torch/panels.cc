@@ -18,7 +18,7 @@ constexpr std::int64_t kFewestPanelRows = 24, kMostPanelRows = 192, kMostPanelBy
 
 // Backward: of what stands before `linear`.
 constexpr std::int64_t kPanelBytes = 512 << 10;  // 256 KB: 5 to 10 % slower; 1 MB: the same, and fewer tasks
-constexpr std::int64_t kMostFeatures = 1024;  // with 3072 every panel brings too much of the weight again
+constexpr std::int64_t kMostFeatures = 1024;     // with 3072 every panel brings too much of the weight again
 
 constexpr const char* kWhyNot = "panels are for many rows on the CPU, in float32 or float64";
 
@@ -67,7 +67,8 @@ Tensor factor_of(const Tensor& matrix, bool by_rows) {
 
 // A function of shapes and dtypes only: other sums of a product's terms give other bits.
 bool serves_forward(dtype type, std::int64_t rows, std::int64_t columns, std::int64_t features) {
-  return (type == dtype::f32 || type == dtype::f64) && rows >= kFewestRows && rows * columns * features >= kLeastProduct;
+  return (type == dtype::f32 || type == dtype::f64) && rows >= kFewestRows &&
+         rows * columns * features >= kLeastProduct;
 }
 
 // As many panels for each thread; how many rows they have changes no bit.
@@ -91,10 +92,9 @@ std::int64_t backward_panel_rows(const spec::contraction& line, const Tensor& x,
 
 bool takes_panels(spec::strategy how, const Tensor& x, const Tensor& weight) {
   if (how != spec::strategy::automatic && how != spec::strategy::panels) return false;
-  const bool serves = !device_of(x).is_cuda() &&
-                      serves_forward(dtype_of(weight), shape_of(x).rows(), weight.size(1), weight.size(0));
-  ONEPASS_CHECK(serves || how != spec::strategy::panels,
-                "onepass: 'linear(panels)' cannot take this call: ", kWhyNot);
+  const bool serves =
+      !device_of(x).is_cuda() && serves_forward(dtype_of(weight), shape_of(x).rows(), weight.size(1), weight.size(0));
+  ONEPASS_CHECK(serves || how != spec::strategy::panels, "onepass: 'linear(panels)' cannot take this call: ", kWhyNot);
   return serves;
 }
 
@@ -132,9 +132,8 @@ linear_results forward_in_panels(const forward_call& call, const forward_call& b
     const std::int64_t numbers = bytes / size_of(type);
     return packed.emplace(empty(&numbers, 1, type, device_of(weight))).data_ptr();
   });
-  torch::stable::parallel_for(0, tiles, 1, [&](std::int64_t begin, std::int64_t end) {
-    factor.take_tiles(right, begin, end);
-  });
+  torch::stable::parallel_for(0, tiles, 1,
+                              [&](std::int64_t begin, std::int64_t end) { factor.take_tiles(right, begin, end); });
 
   linear_results made;
   const Tensor result = empty_product(call.x, features, type);
@@ -152,7 +151,8 @@ linear_results forward_in_panels(const forward_call& call, const forward_call& b
     if (words_before) first.emplace(*words_before, type, rows, false);
     if (words_behind) last.emplace(*words_behind, type, rows, false);
     torch::stable::parallel_for(0, (all + rows - 1) / rows, 1, [&](std::int64_t begin, std::int64_t end) {
-      const panel_memory input(type, first || copies ? rows : 0, columns), output(type, made.product ? 0 : rows, features);
+      const panel_memory input(type, first || copies ? rows : 0, columns),
+          output(type, made.product ? 0 : rows, features);
       for (std::int64_t panel = begin; panel < end; ++panel) {
         const std::int64_t row = panel * rows, count = std::min(rows, all - row);
         const cpu::matrix left = first || copies ? input.first(count) : part(x, row, count),
@@ -170,12 +170,14 @@ linear_results forward_in_panels(const forward_call& call, const forward_call& b
   };
   const auto run_behind = [&](const frame* words_before) {
     if (!goes_on) return run(words_before, nullptr);
-    const Tensor shape = view_of(weight, {result.sizes().begin(), result.sizes().end()}, std::vector<std::int64_t>(result.sizes().size(), 0));
-    made.results = forward({shape, part_of(call.operands, c.parts.weight + 1, operands), c.behind, call.dropout_state, false},
-                           [&](frame& f) {
-                             f.a.stream_stores = stream_stores(f, 1);
-                             run(words_before, &f);
-                           });
+    const Tensor shape = view_of(weight, {result.sizes().begin(), result.sizes().end()},
+                                 std::vector<std::int64_t>(result.sizes().size(), 0));
+    made.results =
+        forward({shape, part_of(call.operands, c.parts.weight + 1, operands), c.behind, call.dropout_state, false},
+                [&](frame& f) {
+                  f.a.stream_stores = stream_stores(f, 1);
+                  run(words_before, &f);
+                });
   };
   if (makes_input) made.kept = forward(before, [&](frame& f) { run_behind(&f); });
   else run_behind(nullptr);

@@ -7,8 +7,8 @@
 
 namespace onepass::binding {
 
-// Whether this call is computed in panels: where they bring something and its line names no other strategy. Throws where
-// it names this one and they bring nothing.
+// Whether this call is computed in panels: where they bring something and its line names no other strategy. Throws
+// where it names this one and they bring nothing.
 bool takes_panels(spec::strategy, const Tensor& x, const Tensor& weight);
 // Rows of a panel in backward of what stands before `linear`; 0 where panels bring nothing.
 std::int64_t backward_panel_rows(const spec::contraction&, const Tensor& x, const Tensor& weight);
@@ -20,8 +20,8 @@ std::vector<spec::prediction> strategies_on_cpu(const spec::contraction&, const 
 bool sums_in_panels(const Tensor& x, const Tensor& weight);
 
 struct linear_results {
-  std::vector<Tensor> kept;     // what the words before `linear` keep, then their statistics where asked for
-  std::vector<Tensor> results;  // the line's result, then what the words behind keep
+  std::vector<Tensor> kept;         // what the words before `linear` keep, then their statistics where asked for
+  std::vector<Tensor> results;      // the line's result, then what the words behind keep
   std::optional<Tensor> product{};  // where backward reads it, or where it is the result
 };
 // before: the words before `linear`.

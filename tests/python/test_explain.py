@@ -50,6 +50,51 @@ def test_runs_nothing(monkeypatch):
     assert max(o.forward.flops for o in explained.operators) == 2 * 64 * 2048 * 8192 * 65536
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "t5"])
+def test_decoders_without_memory(name):
+    """Their masks have no numbers to look at."""
+    model, inputs = make(name)
+    with torch.no_grad():
+        explained = onepass.explain(model.to("meta"), **{k: _on_meta(v) for k, v in inputs.items()}, device="h200")
+    assert any("norm" in advice.line for advice in explained.lines)
+
+
+def _on_meta(value):
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+def test_what_else_is_compiled_stays():
+    captures = []
+
+    def backend(gm, _):
+        captures.append(gm)
+        return gm.forward
+
+    other = torch.compile(lambda x: x * 2.0, backend=backend)
+    other(torch.ones(3))
+    for _ in range(torch._dynamo.config.recompile_limit + 2):
+        assert onepass.explain(mlp(), torch.randn(64, 256), device="h200").lines
+    other(torch.ones(3))
+    assert len(captures) == 1
+
+
+def test_savings_are_of_what_there_is():
+    """The residual's gradients are summed: in what there is now as in what a line saves of it."""
+    norm = torch.nn.LayerNorm(512)
+    x, r = (torch.randn(1024, 512, requires_grad=True) for _ in range(2))
+
+    def block(x, r):
+        h = x + r
+        return h + norm(h)
+
+    explained = onepass.explain(block, x, r, device="h200")
+    assert any(o.name == "sum of gradients" and o.backward.bytes == 3 * x.nbytes for o in explained.operators)
+    now, fused = explained.bytes
+    assert fused > 0
+    lines = sum(price.bytes for line in explained.lines for price in line.now)
+    assert lines == sum(o.forward.bytes + o.backward.bytes for o in explained.operators if o.line is not None)
+
+
 def test_model_is_left_as_it_was():
     model = mlp()
     onepass.explain(model, torch.randn(8, 256), device="cpu")

@@ -161,6 +161,15 @@ def test_function():
     assert onepass.unfuse(fused) is function
 
 
+def test_many_models_one_after_the_other():
+    """More than Dynamo keeps captures of one function: the later ones are fused, too."""
+    for _ in range(torch._dynamo.config.recompile_limit + 2):
+        model = onepass.fuse(torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.ReLU()))
+        with torch.no_grad():
+            model(torch.randn(4, 16))
+        assert [f.line for f in onepass.report(model).lines] == ["layer_norm(1e-05) | scale | bias | relu"]
+
+
 def test_dry_run_changes_nothing():
     model, inputs = make("bert")
     model, inputs = model.float(), moved(inputs, torch.float32, "cpu")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from onepass.advice import prices
 from onepass.advice.profile import Profile, profile_of
@@ -52,9 +52,7 @@ def explain(
         _explain_graph(gm, profile, explained)
         return _without_running(gm.graph)
 
-    torch._dynamo.reset_code_caches() if hasattr(torch._dynamo, "reset_code_caches") else None
-    captured = torch.compile(model if not isinstance(model, nn.Module) else called(model), backend=look, dynamic=False)
-    captured(*inputs, **options)
+    torch.compile(called(model), backend=look, dynamic=False)(*inputs, **options)
     return explained
 
 
@@ -87,7 +85,17 @@ def _explain_graph(gm: fx.GraphModule, profile: Profile, explained: Explanation)
             backward = prices.of_node(node, profile, backward=True) if training else prices.Price()
             if forward.kernels or backward.kernels:
                 explained.operators.append(_operator(node, forward, backward, by_node.get(node), profile))
-    explained.lines += [_advice(chain, profile, training) for chain in found]
+    for chain in found:
+        sums = prices.joined_gradients(chain, profile) if training else prices.Price()
+        if sums.kernels:
+            shape = sizes(value_of(chain.result))
+            bound = bound_of(sums, profile, SUMS)
+            explained.operators.append(Operator(SUMS, shape, prices.Price(), sums, *bound, chain.line))
+        explained.lines.append(_advice(chain, profile, training))
+
+
+SUMS = "sum of gradients"
+"""Where a tensor is used twice. Of what no line takes part in, they are not counted."""
 
 
 def _operator(node: fx.Node, forward, backward, chain: Chain | None, profile: Profile) -> Operator:

@@ -16,7 +16,7 @@ from onepass.rewrite.chains import Chain
 from onepass.rewrite.operations import is_tensor, operation, sizes, value_of
 from onepass.rewrite.steps import CONTRACTIONS, kind
 
-__all__ = ["Price", "features_of", "of_chain", "of_line", "of_node", "of_words"]
+__all__ = ["Price", "features_of", "joined_gradients", "of_chain", "of_line", "of_node", "of_words"]
 
 BACKWARD: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("same", "view", "swapped", "add"), (0, 0)),
@@ -118,10 +118,10 @@ def of_chain(chain: Chain, profile: Profile, training: bool) -> tuple[Price, Pri
     if not training:
         return forward, Price()
     backward = sum((of_node(node, profile, backward=True) for node in chain.nodes), Price())
-    return forward, backward + _joined_gradients(chain, profile)
+    return forward, backward + joined_gradients(chain, profile)
 
 
-def _joined_gradients(chain: Chain, profile: Profile) -> Price:
+def joined_gradients(chain: Chain, profile: Profile) -> Price:
     """Where a tensor is used twice, its gradients are added: two read, one written."""
     price = Price()
     for node in {*chain.nodes, chain.x}:

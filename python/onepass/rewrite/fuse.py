@@ -163,17 +163,20 @@ def fuse(model: Model, *, then: str = "eager", dry_run: bool = False, dynamic: b
         model._compiled_call_impl = torch.compile(called(model), backend=rewriter, dynamic=dynamic)
         model.__dict__[REWRITER] = rewriter
         return model
-    fused = torch.compile(model, backend=rewriter, dynamic=dynamic)
+    fused = torch.compile(called(model), backend=rewriter, dynamic=dynamic)
     fused.__dict__.update({REWRITER: rewriter, ORIGINAL: model})
     return fused
 
 
-def called(model: nn.Module) -> Callable:
-    """The module as a function: Dynamo would pass over the frames of PyTorch's own modules."""
+def called(model: Callable) -> Callable:
+    """The model within a function. Dynamo passes over the frames of PyTorch's own modules, and keeps what it has
+    captured by a function's code, a few for each: so this one has code of its own."""
+    inner = model._call_impl if isinstance(model, nn.Module) else model
 
     def call(*inputs, **options):
-        return model._call_impl(*inputs, **options)
+        return inner(*inputs, **options)
 
+    call.__code__ = call.__code__.replace()
     return call
 
 

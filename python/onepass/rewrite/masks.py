@@ -53,6 +53,8 @@ def _meaning(mask: fx.Node) -> str | None:
     expected = value_of(mask)
     if any(isinstance(size, torch.SymInt) for size in expected.shape) or expected.numel() > LARGEST:
         return None
+    if expected.device.type == "meta":  # has no numbers to look at
+        return None
     with unset_fake_temporarily(), torch.no_grad():
         found = _constant(mask)
         if found is None or found.dim() < 2:

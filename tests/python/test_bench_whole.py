@@ -1,0 +1,172 @@
+"""The suite "fuse": each of its models can be built, rows say what was measured, and what fails or is wrong shows."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+
+import onepass
+from onepass import bench
+from onepass.bench import whole
+from onepass.bench.whole import PROVIDERS, measure
+from onepass.bench.whole_models import DECODERS, ENCODER_LAYER, MODELS, Whole, encoder_layer
+from onepass.rewrite import fuse as fusing
+
+CPU = torch.device("cpu")
+NAMES = [f"{model.name}, {model.device}" for model in MODELS]
+BERT = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+TINY = (
+    Whole("tiny BERT", "cpu", "Bert", (2, 16), BERT),
+    Whole("tiny layer", "cpu", ENCODER_LAYER, (2, 16, 32), encoder_layer(32, 2, 64)),
+)
+PARAMETERS = {
+    "BERT base": 109e6,
+    "RoBERTa base": 125e6,
+    "GPT-2": 124e6,
+    "GPT-2 medium": 355e6,
+    "Llama 1B": 1.1e9,
+    "Qwen3 0.6B": 506e6,  # 151936 words in the place of 32000 would be 0.6e9
+    "T5 small": 60.5e6,
+    "T5 base": 223e6,
+    "ViT base": 86.4e6,
+    "MiniLM": 22.6e6,
+}
+
+
+class Training(Whole):
+    """On the CPU, too."""
+
+    trains = True
+
+
+@pytest.fixture(autouse=True)
+def two_lines(monkeypatch):
+    """Of tensors so small none would be worth it, and most are compiled when they are met."""
+
+    def gain(chain, **_):
+        return float(chain.line == "bias | gelu" or chain.line.startswith("add | layer_norm"))
+
+    monkeypatch.setattr(fusing, "gain_of", gain)
+
+
+@pytest.fixture
+def results(tmp_path):
+    pytest.importorskip("transformers", reason="needs onepass[demo]")
+    console, file = Console(file=StringIO(), width=200), tmp_path / "results.json"
+    found = whole.run(CPU, None, file, ["eager", "onepass"], True, console, TINY)
+    assert "tiny BERT" in console.file.getvalue()
+    read = json.loads(file.read_text())
+    assert read["rows"] == [row | {"shape": list(row["shape"])} for row in found["rows"]]
+    return found
+
+
+def test_rows_and_markdown(results):
+    assert results["suite"] == "fuse" and results["device"] == "cpu" and results["copy_bytes_per_second"] > 1e8
+    rows = {(row["model"], row["provider"]): row for row in results["rows"]}
+    assert list(rows) == [(model.name, provider) for model in TINY for provider in ("eager", "onepass")]
+    for (_, provider), row in rows.items():
+        assert row.get("failure") is None and row["seconds"] > 0 and not row["trains"]
+        assert row["difference"] == 0 if provider == "eager" else row["difference"] < 1e-5
+        assert ("bytes" in row) == (provider == "onepass") and "peak_bytes" not in row
+    before, after = rows["tiny BERT", "onepass"]["bytes"]
+    assert 0 < after < before
+    tables = [line for line in whole.markdown(results).splitlines() if line.startswith("|")]
+    assert len(tables) == 2 + len(rows) and len({line.count("|") for line in tables}) == 1
+    assert tables[3].startswith("| tiny BERT | 2x16 | onepass | ") and " MB" in tables[0] and " %) |" in tables[3]
+
+
+@pytest.mark.parametrize("model", TINY, ids=lambda model: model.name)
+def test_training(model):
+    """With dropout, and compared without."""
+    pytest.importorskip("transformers", reason="needs onepass[demo]")
+    model = Training(**vars(model))
+    eager, ours = measure(model, CPU, ["eager", "onepass"], 1)
+    for row in (eager, ours):
+        assert row.get("failure") is None and row["seconds"] > 0 and row["trains"]
+    assert eager["difference"] == 0 == eager["gradient_difference"]
+    assert ours["difference"] < 0.03 and ours["gradient_difference"] < 0.03
+    before, after = ours["bytes"]
+    assert 0 < after < before
+
+
+def test_bytes_are_those_of_what_is_timed(monkeypatch):
+    """Not of the comparison without dropout as well."""
+    made = []
+    monkeypatch.setitem(PROVIDERS, "kept", lambda: made.append(fusing.Rewriter()) or made[-1])
+    (row,) = measure(Training(**vars(TINY[1])), CPU, ["kept"], 1)
+    compared, timed = ([f.bytes[0] - f.bytes[1] for f in graph] for graph in made[0].report.graphs)
+    before, after = row["bytes"]
+    assert sum(compared) > 0 and before - after == pytest.approx(sum(timed))
+
+
+def test_explain_and_fuse_count_alike():
+    """But for sums of gradients, which are no operators of explain's."""
+    tiny = Training(**vars(TINY[1]))
+    model, inputs = tiny.build(CPU)
+    with whole.mode(tiny):
+        now, fused = onepass.explain(model, **inputs, device="cpu").bytes
+    (row,) = measure(tiny, CPU, ["onepass"], 1)
+    before, after = row["bytes"]
+    assert before - after == pytest.approx(now - fused) and before >= now
+
+
+def broken(graph, inputs):
+    raise NotImplementedError("no such kernel")
+
+
+def scaled(by):
+    return lambda graph, inputs: lambda *arguments: [by * result for result in graph(*arguments)]
+
+
+def test_what_fails_or_is_wrong_shows_and_is_not_timed(monkeypatch):
+    monkeypatch.setitem(PROVIDERS, "broken", lambda: broken)
+    monkeypatch.setitem(PROVIDERS, "wrong", lambda: scaled(1.01))
+    monkeypatch.setitem(PROVIDERS, "no number", lambda: scaled(float("nan")))
+    rows = {row["provider"]: row for row in measure(TINY[1], CPU, ["broken", "wrong", "no number", "onepass"], 1)}
+    assert "no such kernel" in rows["broken"]["failure"]
+    assert rows["wrong"]["failure"] == "WrongResult: difference from eager's is 1.0e-02, more than 1e-05"
+    assert rows["wrong"]["difference"] == pytest.approx(0.01, rel=1e-3)
+    assert rows["no number"]["failure"].startswith("WrongResult") and rows["no number"]["difference"] is None
+    assert "failure" not in rows["onepass"] and rows["onepass"]["seconds"] > 0
+    assert not any("seconds" in rows[name] for name in ("broken", "wrong", "no number"))
+    found = {"device": "cpu", "device_name": "", "torch": "", "rows": list(rows.values())}
+    json.dumps(found, allow_nan=False)
+    assert "no such kernel" in whole.markdown(found) and "WrongResult" in whole.markdown(found)
+
+
+def test_a_model_that_cannot_be_built_is_reported():
+    pytest.importorskip("transformers", reason="needs onepass[demo]")
+    rows = measure(replace(TINY[0], architecture="NoSuch"), CPU, ["eager", "onepass"], 1)
+    assert [row["provider"] for row in rows] == ["eager", "onepass"]
+    assert all("NoSuchConfig" in row["failure"] for row in rows)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="no provider is called fast; there are eager, compile, onepass"):
+        bench.run(device="cpu", suite="fuse", providers=["fast"])
+    with pytest.raises(ValueError, match="no model matches 'Mamba'; there are MiniLM, BERT base"):
+        bench.run(device="cpu", suite="fuse", only="Mamba")
+
+
+def test_both_devices_have_every_architecture():
+    of = {device: {model.architecture for model in MODELS if model.device == device} for device in ("cpu", "cuda")}
+    assert of["cuda"] == {"Bert", "Roberta", "GPT2", "Llama", "Qwen3", "T5", "ViT", ENCODER_LAYER}
+    assert of["cpu"] == of["cuda"] | {"MiniLM"}
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+def test_every_model_can_be_built_and_takes_its_inputs(model):
+    pytest.importorskip("transformers", reason="needs onepass[demo]")
+    meta = torch.device("meta")
+    network, inputs = model.build(meta)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    assert count == pytest.approx(PARAMETERS.get(model.name, count), rel=0.01)
+    assert network.training == model.trains == (model.device == "cuda")
+    tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+    assert tensors and all(tensor.device == meta and tensor.shape == model.shape for tensor in tensors)
+    if model.architecture not in DECODERS:  # those look at numbers of their masks
+        network(**inputs)
