@@ -116,7 +116,7 @@ numbers; `tiled` and `deferred` for sm_90a; on sm_80 and later `streamed` for at
 384 by 256 does).
 Only sm_90a has been measured: elsewhere these two are taken only where they are named. What is deferred is
 `layer_norm` or `rms_norm`, with `scale` and `bias` or without, and nothing else stands before `linear`. Panels are for
-float32 and float64 and from 192 rows on; their products are this package's own, and have the same bits for any number
+float32 and float64 and from 64 rows on; their products are this package's own, and have the same bits for any number
 of threads. Backward they are for words before `linear` and at most 1024 features, with the library's products.
 `Line.plan` says which way is taken, and why:
 

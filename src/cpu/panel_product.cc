@@ -53,8 +53,12 @@ void pack_turned(const T* from, int64 column_stride, int64 rows, T* to) {
     const int64 end = rows - k < kTerms ? rows : k + kTerms, whole = end / kPiece<T> * kPiece<T>;
     for (int c = 0; c < kTileColumns<T>; c += kPiece<T>) {
       const T* columns = from + c * column_stride;
-      for (int64 r = k; r < whole; r += kPiece<T>)
+      for (int64 r = k; r < whole; r += kPiece<T>) {
+        // Of the columns that follow: the processor does not see by itself that short pieces of many are read.
+        if ((r - k) % (64 / static_cast<int64>(sizeof(T))) == 0)
+          for (int i = 0; i < kPiece<T>; ++i) hwy::Prefetch(columns + (kPiece<T> + i) * column_stride + r);
         turn(columns + r, column_stride, to + r * kTileColumns<T> + c, kTileColumns<T>);
+      }
       for (int64 r = whole; r < end; ++r)
         for (int i = 0; i < kPiece<T>; ++i) to[r * kTileColumns<T> + c + i] = columns[i * column_stride + r];
     }

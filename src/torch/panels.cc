@@ -13,7 +13,7 @@ namespace onepass::binding {
 namespace {
 
 // Forward. Fewer rows bring too little for what it takes to bring the matrix; more do not fit beside it.
-constexpr std::int64_t kFewestRows = 192, kLeastProduct = 1 << 21;  // rows times columns times features
+constexpr std::int64_t kFewestRows = 64, kLeastProduct = 1 << 21;  // rows times columns times features
 constexpr std::int64_t kFewestPanelRows = 24, kMostPanelRows = 192, kMostPanelBytes = 1 << 20;
 
 // Backward: of what stands before `linear`.
@@ -64,6 +64,25 @@ Tensor factor_of(const Tensor& matrix, bool by_rows) {
              columns = matrix.stride(0) == 1 && matrix.stride(1) <= kFarthest;
   return rows || (columns && !by_rows) ? matrix : torch::stable::contiguous(matrix);
 }
+
+// The right factor of all panels: the matrix in the order in which products read it.
+class packed_matrix {
+ public:
+  explicit packed_matrix(const Tensor& weight) : held_(factor_of(weight, false)) {
+    const cpu::matrix right = cpu::transposed(matrix_of(held_));
+    const std::int64_t tiles = factor.make_room(right, [&](std::int64_t bytes) {
+      const std::int64_t numbers = bytes / size_of(right.type);
+      return memory_.emplace(empty(&numbers, 1, right.type, device_of(held_))).data_ptr();
+    });
+    torch::stable::parallel_for(0, tiles, 1,
+                                [&](std::int64_t begin, std::int64_t end) { factor.take_tiles(right, begin, end); });
+  }
+  cpu::right_factor factor;
+
+ private:
+  const Tensor held_;
+  std::optional<Tensor> memory_;  // in pages that are there from the last call
+};
 
 // A function of shapes and dtypes only: other sums of a product's terms give other bits.
 bool serves_forward(dtype type, std::int64_t rows, std::int64_t columns, std::int64_t features) {
@@ -124,17 +143,7 @@ linear_results forward_in_panels(const forward_call& call, const forward_call& b
                      rows = forward_rows(all, std::max(columns, features) * size_of(type));
   const bool makes_input = !c.before.line.words.empty(), goes_on = !c.behind.line.words.empty();
 
-  const Tensor held = factor_of(weight, false);
-  const cpu::matrix right = cpu::transposed(matrix_of(held));
-  cpu::right_factor factor;
-  std::optional<Tensor> packed;  // in pages that are there from the last call
-  const std::int64_t tiles = factor.make_room(right, [&](std::int64_t bytes) {
-    const std::int64_t numbers = bytes / size_of(type);
-    return packed.emplace(empty(&numbers, 1, type, device_of(weight))).data_ptr();
-  });
-  torch::stable::parallel_for(0, tiles, 1,
-                              [&](std::int64_t begin, std::int64_t end) { factor.take_tiles(right, begin, end); });
-
+  packed_matrix matrix(weight);
   linear_results made;
   const Tensor result = empty_product(call.x, features, type);
   if (!goes_on) made.product = result;
@@ -159,7 +168,7 @@ linear_results forward_in_panels(const forward_call& call, const forward_call& b
                           product = made.product ? part(products, row, count) : output.first(count);
         if (first) (*first)(panel, panel + 1, columns, {{&arguments::y, left.data, left.row_stride}});
         else if (copies) cpu::copy(part(x, row, count), left);
-        factor.multiply(product, left, false);
+        matrix.factor.multiply(product, left, false);
         if (last) {
           (*last)(panel, panel + 1, features,
                   {{&arguments::x, product.data, product.row_stride},

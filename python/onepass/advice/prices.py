@@ -96,7 +96,12 @@ def _of_product(node: fx.Node, name: str, arguments, profile: Profile, backward:
         flops = 2 * _count(result) * sizes(tensors[0])[-1]
     bytes = sum(map(_size, tensors)) + _size(result)
     times = 2 if backward else 1
-    seconds = times * profile.multiplying(flops, bytes, result.dtype, own)
+    if own:
+        seconds = profile.multiplying_itself(flops, _size(tensors[1]), result.dtype)
+    else:
+        seconds = times * profile.multiplying(flops, bytes, result.dtype)
+        if name in ("linear", "addmm") and len(tensors) > 2 and result.device.type == "cpu" and not backward:
+            seconds += 2 * _size(result) / profile.bandwidth  # the bias is written where the product is added
     return Price(times * bytes, times * flops, times, seconds, times * profile.call)
 
 

@@ -61,13 +61,15 @@ class Profile:
         """Seconds of kernels that read and write so many bytes."""
         return kernels * self.fixed + bytes / (self.bandwidth * rate) if kernels else 0.0
 
-    def multiplying(self, flops: float, bytes: float, dtype: torch.dtype, own: bool = False) -> float:
-        """Seconds of a matrix product, the library's or this package's own."""
-        name = str(dtype).removeprefix("torch.")
-        rate = self.products.get(name, self.products["float32"])
-        if own:
-            rate = self.own_products.get(name, rate)
+    def multiplying(self, flops: float, bytes: float, dtype: torch.dtype) -> float:
+        """Seconds of a matrix product of the library."""
+        rate = self.products.get(str(dtype).removeprefix("torch."), self.products["float32"])
         return self.fixed + max(flops / rate, bytes / self.bandwidth)
+
+    def multiplying_itself(self, flops: float, matrix_bytes: float, dtype: torch.dtype) -> float:
+        """Seconds of one of this package, which packs its matrix first; infinite where it has none."""
+        rate = self.own_products.get(str(dtype).removeprefix("torch."), 0.0)
+        return self.moving(2 * matrix_bytes) + flops / rate if rate else math.inf
 
     def rate(self, family: str, name: str, columns: int, itemsize: int, backward: bool = False) -> float:
         """The share of copy's bandwidth, of "operators" or "lines"."""
