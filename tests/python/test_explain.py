@@ -1,6 +1,7 @@
 """explain: what it finds without running anything, that its sums are right, and what it says of a device."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,6 +123,19 @@ def test_saved_bytes():
     before, after = advice.saved_bytes
     assert before == 2 * x.nbytes
     assert x.nbytes < after < 1.1 * x.nbytes
+
+
+def test_linear_layers_on_the_cpu():
+    """In inference they are lines there, for the product's sake."""
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
+    profile = replace(profile_of("cpu"), products={"float32": 1e11}, own_products={"float32": 1.5e11})
+    with torch.no_grad():
+        explained = onepass.explain(model, torch.randn(512, 256), device=profile)
+    first, second = explained.lines
+    assert first.line == "linear | bias | gelu" and "1.50 times" in first.why and "cache" in first.why
+    assert second.line == "linear | bias" and "1.50 times" in second.why and "cache" not in second.why
+    now, fused = explained.seconds
+    assert now == sum(o.forward.seconds for o in explained.operators) and fused < 0.8 * now
 
 
 def test_launch_bound():

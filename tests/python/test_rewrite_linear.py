@@ -70,6 +70,15 @@ def test_a_result_that_others_need_is_written():
     assert "linear | bias" in [found.line for found in onepass.report(fused).lines]
 
 
+def test_autocast_has_other_products():
+    """In bfloat16, which panels do not multiply."""
+    torch._dynamo.reset()
+    fused = onepass.fuse(lambda x, w, b: F.linear(x, w, b))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert fused(X, W, B).dtype == torch.bfloat16
+    assert onepass.report(fused).lines == []
+
+
 def test_training_takes_the_librarys_products():
     w = W.clone().requires_grad_()
     found = lines(lambda x, b: F.gelu(F.linear(x, w, b)), X, B, training=True)

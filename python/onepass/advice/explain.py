@@ -127,7 +127,7 @@ def _advice(chain: Chain, profile: Profile, training: bool) -> Advice:
         before,
         after,
         (saved, _saved_by_line(chain) if training else 0),
-        _reason(chain, before, after, profile),
+        _reason(chain, before, after, profile, training),
     )
 
 
@@ -137,9 +137,16 @@ def _saved_by_line(chain: Chain) -> int:
     return _parse(" | ".join(words)).cost(sizes(value), value.dtype).saved_bytes
 
 
-def _reason(chain: Chain, before, after, profile: Profile) -> str:
+OF_LAYER = ("linear", "bias")
+
+
+def _reason(chain: Chain, before, after, profile: Profile, training: bool) -> str:
     """A sentence on what a line changes."""
     total, left = sum(before, prices.Price()), sum(after, prices.Price())
+    if prices.has_own_product(chain, training):
+        library, own = (rates.get("float32", 0.0) for rates in (profile.products, profile.own_products))
+        said = f"compute-bound: {own / library:.2f} times as many operations a second as the library's product"
+        return f"{said}, what stands behind it stays in a core's cache" if chain.words[-1] not in OF_LAYER else said
     if total.bytes / profile.bandwidth < profile.fixed * total.kernels / 2:
         return f"launch-bound: {left.kernels} kernels in the place of {total.kernels}"
     words = [f"memory-bound: {total.bytes / max(left.bytes, 1):.1f} times fewer bytes"]

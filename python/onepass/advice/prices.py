@@ -16,7 +16,7 @@ from onepass.rewrite.chains import Chain
 from onepass.rewrite.operations import is_tensor, operation, sizes, value_of
 from onepass.rewrite.steps import CONTRACTIONS, kind
 
-__all__ = ["Price", "features_of", "joined_gradients", "of_chain", "of_line", "of_node", "of_words"]
+__all__ = ["Price", "features_of", "has_own_product", "joined_gradients", "of_chain", "of_line", "of_node", "of_words"]
 
 BACKWARD: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("same", "view", "swapped", "add"), (0, 0)),
@@ -159,11 +159,11 @@ def of_line(chain: Chain, profile: Profile, training: bool, goes_on: bool = Fals
         shapes = [sizes(value_of(chain.result))]
     dtype = value_of(chain.result).dtype
     operands = iter([value_of(node) for node in chain.operands])
-    in_panels = not training and value_of(chain.x).device.type == "cpu"
+    in_panels = has_own_product(chain, training)
     forward = backward = Price()
     for node in products:
         op = operation(node)
-        forward += _of_product(node, op.name, op.arguments, profile, False, own=in_panels and op.name == "linear")
+        forward += _of_product(node, op.name, op.arguments, profile, False, in_panels)
         backward += of_node(node, profile, backward=True) if training else Price()
     for i, (words, shape) in enumerate(zip(parts, shapes)):
         if i > 0:
@@ -177,6 +177,12 @@ def of_line(chain: Chain, profile: Profile, training: bool, goes_on: bool = Fals
 
 
 PRODUCTS = ("linear", "addmm", "matmul")
+
+
+def has_own_product(chain: Chain, training: bool) -> bool:
+    """Whether the line multiplies by this package's own code: linear layers on the CPU, in inference."""
+    linear = any(kind(word) == "linear" for word in chain.words)
+    return linear and not training and value_of(chain.x).device.type == "cpu"
 
 
 def _operands_of(line: Line) -> int:

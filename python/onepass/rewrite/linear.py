@@ -101,7 +101,7 @@ def _layer(node: fx.Node) -> Chain | None:
     if op is None or op.name != "linear":
         return None
     x, weight, bias = op.arguments
-    if value_of(weight).dtype != value_of(x).dtype or value_of(x).dim() < 2 or value_of(weight).dim() != 2:
+    if len({value_of(t).dtype for t in (x, weight, node)}) > 1 or value_of(x).dim() < 2 or value_of(weight).dim() != 2:
         return None
     words, operands = ("linear",), (weight,)
     if bias is not None:
