@@ -56,6 +56,7 @@ const char* kind_name(word_kind kind) {
     case word_kind::row: return "row";
     case word_kind::rotary: return "rotary";
     case word_kind::contraction: return "contraction";
+    case word_kind::feature: return "feature";
   }
   return "";
 }

@@ -286,7 +286,9 @@ TEST_P(short_test, errs_as_little_as_promised) {
     double largest = 0;
     float where = 0;
     for (std::size_t i = 0; i < x.size(); ++i) {
-      if (std::isnan(x[i])) EXPECT_TRUE(std::isnan(y[i]));
+      if (std::isnan(x[i])) {
+        EXPECT_TRUE(std::isnan(y[i]));
+      }
       if (!(std::fabs(x[i]) <= p.most)) continue;
       const double exact = reference<double>(p.exact, static_cast<double>(x[i]));
       if (std::fabs(exact) < std::numeric_limits<float>::min()) continue;
