@@ -90,7 +90,8 @@ reads backward_reads(const line& of, bool again) {
     const bool recomputed = (again && (result.result || i > resume)) || (of.by_rows() && before_row && i > resume) ||
                             needs_input(of, i + 1, before_row ? entry.end : exit.end, resume);
     for (int k = 0; k < w.about->operands; ++k)
-      result.operands[static_cast<std::size_t>(w.operand + k)] = recomputed || w.about->backward_needs_operand;
+      result.operands[static_cast<std::size_t>(w.operand) + static_cast<std::size_t>(k)] =
+          recomputed || w.about->backward_needs_operand;
   }
   return result;
 }
@@ -211,7 +212,8 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
     for (int k = 0; w.operand >= 0 && k < w.about->operands; ++k) {
       operand_bytes.push_back(bytes_of(w, i));
       total.forward.bytes += operand_bytes.back();
-      if (read.operands[static_cast<std::size_t>(w.operand + k)]) total.saved_bytes += operand_bytes.back();
+      if (read.operands[static_cast<std::size_t>(w.operand) + static_cast<std::size_t>(k)])
+        total.saved_bytes += operand_bytes.back();
     }
     if (is_keep(w)) kept += rows * at(i) * element;
     const bool contracts = w.about->kind == word_kind::contraction;

@@ -129,6 +129,7 @@ std::vector<Tensor> gathered(const spec::contraction_gradients& plan, const feat
   std::size_t at = all.size() - plan.kept_outputs.size();
   for (const int output : plan.kept_outputs) all[at++] = behind[static_cast<std::size_t>(output)];
   std::vector<Tensor> results;
+  results.reserve(all.size());
   for (const optional_tensor& t : all) results.push_back(*t);
   return results;
 }
