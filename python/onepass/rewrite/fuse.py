@@ -14,6 +14,7 @@ from onepass.advice import prices
 from onepass.advice.profile import Profile, profile_of
 from onepass.rewrite.attention import put_own_attention, with_products
 from onepass.rewrite.chains import Chain, Order, chains, with_less_saved
+from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
 from onepass.rewrite.masks import name_masks
 from onepass.rewrite.operations import is_tensor, value_of
@@ -56,6 +57,7 @@ def is_for_us(chain: Chain) -> bool:
 def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eager") -> list[Chain]:
     """The lines that a graph is worth. Prepares the graph for them: what PyTorch does in one kernel, a linear layer
     with its bias and its casts, is several nodes afterwards."""
+    open_encoder_layers(graph)
     join_pieces(graph)
     name_masks(graph)
     separate_casts(graph)
