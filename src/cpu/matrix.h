@@ -22,6 +22,10 @@ struct matrix {
   return {m.data, m.type, m.columns, m.rows, m.column_stride, m.row_stride};
 }
 
+// From row to row of a matrix in memory of its own: an odd number of cache lines, since many rows are read side by
+// side.
+inline int64 apart(dtype type, int64 columns) { return ((columns * size_of(type) + 63) / 64 | 1) * 64 / size_of(type); }
+
 // Zeros in the columns from `begin` on; columns are contiguous.
 inline void clear(const matrix& m, int64 begin) {
   for (int64 r = 0; begin < m.columns && r < m.rows; ++r)

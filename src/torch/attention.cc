@@ -55,7 +55,7 @@ class one_kernel {
 
   std::optional<std::vector<Tensor>> launch() const {
     const device on = device_of(keys_);
-    const Tensor scores = shape_of_scores(call_.x, keys_);
+    const Tensor scores = shape_of_product(call_.x, keys_);
     frame behind(c_.behind, scores, "x");
     behind.enter(scores, call_.operands, 1, call_.dropout_state);
     std::vector<Tensor> results{empty_product(call_.x, values_.size(values_.dim() - 1), dtype_of(keys_))};
@@ -91,7 +91,7 @@ class gradient_kernels {
     const bool of_scores = std::count(plan.kept_outputs.begin(), plan.kept_outputs.end(), plan.behind.inputs[0]) > 0;
     if (of_scores || std::any_of(outputs.begin(), outputs.end(), of_column)) return {};
 
-    const Tensor scores = shape_of_scores(x, keys);
+    const Tensor scores = shape_of_product(x, keys);
     const std::vector<Tensor> operands = given_operands(call_, 1, call_.line.attention->parts.values);
     frame behind(c_.behind, scores, "x");
     behind.enter(scores, operands, 0, call_.dropout_state);

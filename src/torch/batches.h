@@ -18,13 +18,6 @@ inline int own_batch_sizes(const Tensor& keys) {
   return own;
 }
 
-// Of the scores' shape and dtype, without memory of that size.
-inline Tensor shape_of_scores(const Tensor& queries, const Tensor& keys) {
-  std::vector<std::int64_t> sizes(queries.sizes().begin(), queries.sizes().end());
-  sizes.back() = keys.size(keys.dim() - 2);
-  return view_of(keys, sizes, std::vector<std::int64_t>(sizes.size(), 0));
-}
-
 // Dimensions [begin, end) as one; none where they are no one.
 struct dimension {
   std::int64_t size, stride;

@@ -72,6 +72,12 @@ Tensor empty_product(const Tensor& like, std::int64_t columns, dtype type) {
   return empty(sizes.data(), static_cast<int>(sizes.size()), type, device_of(like));
 }
 
+Tensor shape_of_product(const Tensor& x, const Tensor& matrix) {
+  std::vector<std::int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  sizes.back() = matrix.size(matrix.dim() - 2);
+  return view_of(matrix, sizes, std::vector<std::int64_t>(sizes.size(), 0));
+}
+
 void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* added) {
   const products& with = products_on(device_of(a));
   TORCH_ERROR_CODE_CHECK(added ? with.addmm(result.get(), added->get(), a.get(), b.get(), 1, 1)

@@ -13,6 +13,9 @@ Tensor as_matrix(const Tensor&, std::int64_t columns);
 Tensor transposed(const Tensor&);  // the last two dimensions
 
 Tensor empty_product(const Tensor& like, std::int64_t columns, dtype);
+// Of the shape and dtype of x's product with the rows of a matrix, or with those of its batch's, without memory of that
+// size.
+Tensor shape_of_product(const Tensor& x, const Tensor& matrix);
 
 // result = a b, plus what is added: a bias, or the result itself.
 void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* added = nullptr);

@@ -39,11 +39,11 @@ cpu::matrix part(const cpu::matrix& m, std::int64_t first, std::int64_t count) {
   return {cpu::address(m, first, 0), m.type, count, m.columns, m.row_stride, m.column_stride};
 }
 
-// Rows of a panel in a thread's own memory: an odd number of cache lines apart, since many are read side by side.
+// Rows of a panel in a thread's own memory.
 class panel_memory {
  public:
   panel_memory(dtype type, std::int64_t rows, std::int64_t columns)
-      : rows_{nullptr, type, rows, columns, ((columns * size_of(type) + 63) / 64 | 1) * 64 / size_of(type), 1},
+      : rows_{nullptr, type, rows, columns, cpu::apart(type, columns), 1},
         memory_(rows * rows_.row_stride * size_of(type)) {
     rows_.data = memory_.data();
   }
@@ -57,12 +57,10 @@ class panel_memory {
 // Rows so many bytes apart share a few sets of the first cache.
 bool is_crowded(const cpu::matrix& rows) { return rows.row_stride * size_of(rows.type) % 4096 == 0; }
 
-// As products take it: its rows or its columns contiguous, and not too far apart for indices of 32 bits.
+// As products take it: its rows contiguous, or its columns.
 Tensor factor_of(const Tensor& matrix, bool by_rows) {
-  const std::int64_t kFarthest = 1 << 24;
-  const bool rows = matrix.stride(1) == 1 && matrix.stride(0) <= kFarthest,
-             columns = matrix.stride(0) == 1 && matrix.stride(1) <= kFarthest;
-  return rows || (columns && !by_rows) ? matrix : torch::stable::contiguous(matrix);
+  const bool fits = matrix.stride(1) == 1 || (matrix.stride(0) == 1 && !by_rows);
+  return fits ? matrix : torch::stable::contiguous(matrix);
 }
 
 // The right factor of all panels: the matrix in the order in which products read it.
@@ -84,6 +82,10 @@ class packed_matrix {
   std::optional<Tensor> memory_;  // in pages that are there from the last call
 };
 
+bool may_be_panels(spec::strategy named) {
+  return named == spec::strategy::automatic || named == spec::strategy::panels;
+}
+
 // A function of shapes and dtypes only: other sums of a product's terms give other bits.
 bool serves_forward(dtype type, std::int64_t rows, std::int64_t columns, std::int64_t features) {
   return (type == dtype::f32 || type == dtype::f64) && rows >= kFewestRows &&
@@ -100,7 +102,9 @@ std::int64_t forward_rows(std::int64_t rows, std::int64_t row_bytes) {
 
 }  // namespace
 
-std::int64_t backward_panel_rows(const spec::contraction& line, const Tensor& x, const Tensor& weight) {
+std::int64_t backward_panel_rows(const spec::contraction& line, spec::strategy how, const Tensor& x,
+                                 const Tensor& weight) {
+  if (!may_be_panels(how)) return 0;
   const dtype type = dtype_of(weight);
   const std::int64_t columns = weight.size(1), features = weight.size(0);
   if (line.before.words.empty() || device_of(x).is_cuda() || (type != dtype::f32 && type != dtype::f64)) return 0;
@@ -110,7 +114,7 @@ std::int64_t backward_panel_rows(const spec::contraction& line, const Tensor& x,
 }
 
 bool takes_panels(spec::strategy how, const Tensor& x, const Tensor& weight) {
-  if (how != spec::strategy::automatic && how != spec::strategy::panels) return false;
+  if (!may_be_panels(how)) return false;
   const bool serves =
       !device_of(x).is_cuda() && serves_forward(dtype_of(weight), shape_of(x).rows(), weight.size(1), weight.size(0));
   ONEPASS_CHECK(serves || how != spec::strategy::panels, "onepass: 'linear(panels)' cannot take this call: ", kWhyNot);
@@ -179,8 +183,7 @@ linear_results forward_in_panels(const forward_call& call, const forward_call& b
   };
   const auto run_behind = [&](const frame* words_before) {
     if (!goes_on) return run(words_before, nullptr);
-    const Tensor shape = view_of(weight, {result.sizes().begin(), result.sizes().end()},
-                                 std::vector<std::int64_t>(result.sizes().size(), 0));
+    const Tensor shape = shape_of_product(call.x, weight);
     made.results =
         forward({shape, part_of(call.operands, c.parts.weight + 1, operands), c.behind, call.dropout_state, false},
                 [&](frame& f) {

@@ -10,8 +10,9 @@ namespace onepass::binding {
 // Whether this call is computed in panels: where they bring something and its line names no other strategy. Throws
 // where it names this one and they bring nothing.
 bool takes_panels(spec::strategy, const Tensor& x, const Tensor& weight);
-// Rows of a panel in backward of what stands before `linear`; 0 where panels bring nothing.
-std::int64_t backward_panel_rows(const spec::contraction&, const Tensor& x, const Tensor& weight);
+// Rows of a panel in backward of what stands before `linear`; 0 where panels bring nothing, or the line names
+// another strategy.
+std::int64_t backward_panel_rows(const spec::contraction&, spec::strategy, const Tensor& x, const Tensor& weight);
 
 // The strategies on the CPU: unfused, dots, panels.
 std::vector<spec::prediction> strategies_on_cpu(const spec::contraction&, const spec::linear_case&);

@@ -34,9 +34,8 @@ struct cut {
     return within ? std::min((first % period + count + 31) / 32 * 32, columns) : columns;
   }
 
-  std::int64_t panels() const { return (rows + panel - 1) / panel; }  // of a batch
-  // Of a panel in memory of its own: an odd number of cache lines a row, since many rows are read side by side.
-  std::int64_t row_stride() const { return ((columns * size_of(type) + 63) / 64 | 1) * 64 / size_of(type); }
+  std::int64_t panels() const { return (rows + panel - 1) / panel; }     // of a batch
+  std::int64_t row_stride() const { return cpu::apart(type, columns); }  // of a panel in memory of its own
   std::int64_t bytes() const { return panel * row_stride() * size_of(type); }
 };
 
@@ -223,7 +222,7 @@ std::optional<std::vector<Tensor>> backward_of_panels(const backward_call& call,
     results.push_back(empty_like(shape_of(keys), by->type, device_of(keys)));
     batches.keys_gradient_to(results.back());
   }
-  const Tensor shape = shape_of_scores(x, keys);
+  const Tensor shape = shape_of_product(x, keys);
   std::vector<Tensor> behind;
   const auto backward_with = [&](const panel_kernel* again) {
     const optional_tensor resumed = values ? shape : saved.resumed_behind;
@@ -272,7 +271,7 @@ std::optional<std::vector<Tensor>> forward_in_panels(const forward_call& call, s
 
   const device on = device_of(keys);
   const int own = own_batch_sizes(keys);
-  const Tensor shape = shape_of_scores(call.x, keys);
+  const Tensor shape = shape_of_product(call.x, keys);
   const matrices queries(call.x, own, by->type), all_keys(keys, own, by->type);
   std::optional<matrices> values, result;
   optional_tensor weights, product;
@@ -339,7 +338,7 @@ std::optional<std::vector<Tensor>> backward_in_panels(const backward_call& call,
   values_backward with{values, call.gradients[0], weights, {}, {}};
   if (a.parts.keeps_weights) with.of_weights = call.gradients.back();
   if (wanted.wants_values) with.result = empty_like(shape_of(values), dtype_of(values), device_of(values));
-  const std::vector<Tensor> gradients{shape_of_scores(x, keys)};
+  const std::vector<Tensor> gradients{shape_of_product(x, keys)};
   return backward_of_panels({gradients, call.x, operands, std::nullopt, call.statistics, call.dropout_state, a.scores,
                              types, static_cast<std::int64_t>(wanted.wants_scores)},
                             {of_x, std::nullopt, std::nullopt}, plan, &with);

@@ -138,6 +138,17 @@ def test_linear_layers_on_the_cpu():
     assert now == sum(o.forward.seconds for o in explained.operators) and fused < 0.8 * now
 
 
+@pytest.mark.parametrize("device", ["h200", "cpu"])
+@pytest.mark.parametrize("dtype, features", [(torch.float32, 512), (torch.float32, 4), (torch.bfloat16, 4)], ids=str)
+def test_norms_before_linear_layers_have_prices(dtype, features, device):
+    """Whichever way `linear` goes, on a device of which the model's tensors are not, too."""
+    model = torch.nn.Sequential(torch.nn.LayerNorm(256), torch.nn.Linear(256, features)).to(dtype)
+    with torch.no_grad():
+        explained = onepass.explain(model, torch.randn(2048, 256, dtype=dtype), device=device)
+    now, fused = explained.seconds
+    assert 0 < fused < 2 * now  # what decides is the prediction of `linear`'s own ways
+
+
 def test_launch_bound():
     explained = onepass.explain(lambda x: torch.relu(x * 2.0 + x.sigmoid()), torch.randn(4, 8), device="h200")
     assert all(o.bound == "launch" for o in explained.operators)

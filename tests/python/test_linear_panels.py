@@ -103,6 +103,19 @@ def test_layouts_of_the_factors(columns, out_features, transposed):
             torch.testing.assert_close(y.flatten(0, -2), expected, rtol=1e-4, atol=1e-3)
 
 
+def test_backward_goes_the_named_way():
+    """Unfused, the matrix's gradient is one product of the library; in panels it is a sum of parts."""
+    inputs = make_inputs("layer_norm(1e-5) | linear", (4000, 256), torch.float32, out_features=64)
+    x, w = inputs.tensors
+    normed, upstream_gradient = onepass.fused("layer_norm(1e-5)", x.detach()), torch.randn(4000, 64)
+    expected = upstream_gradient.t() @ normed
+    for name, same in (("unfused", True), ("panels", False)):
+        y = onepass.fused(f"layer_norm(1e-5) | linear({name})", x, w)
+        _, found = torch.autograd.grad(y, (x, w), upstream_gradient)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+        assert torch.equal(found, expected) == same
+
+
 def test_few_rows_are_the_librarys():
     line = onepass.Line("linear | bias")
     assert line.plan((48, 768), torch.float32, 768, device="cpu").strategy == "unfused"

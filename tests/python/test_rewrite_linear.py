@@ -49,6 +49,8 @@ def conv1d(x, w, b, activation=F.gelu):
         (lambda x, w, b: F.relu(torch.addmm(b, x[0], w)), (X.repeat(1, 4, 1), W.t(), B), ["linear | bias | relu"]),
         (lambda x, w, b: torch.addmm(b, x[0], w, beta=2), (X, W.t(), B), []),
         (lambda x, w, b: F.linear(x, w, b), (X[:, :8], W, B), []),
+        (lambda x, w, b: F.linear(x, w, b), (X, W, B[:1]), []),
+        (lambda x, w, b: torch.addmm(b, x[0], w), (X.repeat(1, 4, 1), W.t(), B[:1]), []),
         (lambda x, w, b: F.linear(x, w, b), (X.bfloat16(), W.bfloat16(), B.bfloat16()), []),
     ],
 )  # fmt: skip

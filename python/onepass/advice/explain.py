@@ -143,8 +143,9 @@ OF_LAYER = ("linear", "bias")
 def _reason(chain: Chain, before, after, profile: Profile, training: bool) -> str:
     """A sentence on what a line changes."""
     total, left = sum(before, prices.Price()), sum(after, prices.Price())
-    if prices.has_own_product(chain, training):
-        library, own = (rates.get("float32", 0.0) for rates in (profile.products, profile.own_products))
+    if prices.has_own_product(chain, profile, training):
+        name = str(value_of(chain.x).dtype).removeprefix("torch.")
+        own, library = profile.own_products[name], profile.products[name]
         said = f"compute-bound: {own / library:.2f} times as many operations a second as the library's product"
         return f"{said}, what stands behind it stays in a core's cache" if chain.words[-1] not in OF_LAYER else said
     if total.bytes / profile.bandwidth < profile.fixed * total.kernels / 2:

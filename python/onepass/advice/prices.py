@@ -100,7 +100,7 @@ def _of_product(node: fx.Node, name: str, arguments, profile: Profile, backward:
         seconds = profile.multiplying_itself(flops, _size(tensors[1]), result.dtype)
     else:
         seconds = times * profile.multiplying(flops, bytes, result.dtype)
-        if name in ("linear", "addmm") and len(tensors) > 2 and result.device.type == "cpu" and not backward:
+        if name in ("linear", "addmm") and len(tensors) > 2 and profile.name == "cpu" and not backward:
             seconds += 2 * _size(result) / profile.bandwidth  # the bias is written where the product is added
     return Price(times * bytes, times * flops, times, seconds, times * profile.call)
 
@@ -159,7 +159,7 @@ def of_line(chain: Chain, profile: Profile, training: bool, goes_on: bool = Fals
         shapes = [sizes(value_of(chain.result))]
     dtype = value_of(chain.result).dtype
     operands = iter([value_of(node) for node in chain.operands])
-    in_panels = has_own_product(chain, training)
+    in_panels = has_own_product(chain, profile, training)
     forward = backward = Price()
     for node in products:
         op = operation(node)
@@ -179,10 +179,16 @@ def of_line(chain: Chain, profile: Profile, training: bool, goes_on: bool = Fals
 PRODUCTS = ("linear", "addmm", "matmul")
 
 
-def has_own_product(chain: Chain, training: bool) -> bool:
-    """Whether the line multiplies by this package's own code: linear layers on the CPU, in inference."""
-    linear = any(kind(word) == "linear" for word in chain.words)
-    return linear and not training and value_of(chain.x).device.type == "cpu"
+def has_own_product(chain: Chain, profile: Profile, training: bool) -> bool:
+    """Whether a line with `linear` multiplies by this package's own code on the device: in panels, on the CPU. Not in
+    training, where backward takes the library's products."""
+    x = value_of(chain.x)
+    there = str(x.dtype).removeprefix("torch.") in profile.own_products
+    if training or not there or not any(kind(word) == "linear" for word in chain.words):
+        return False
+    line = _parse(chain.line)
+    features = sizes(value_of(chain.operands[line.weight]))[0]
+    return line.plan(sizes(x), x.dtype, features, device="cpu").strategy == "panels"
 
 
 def _operands_of(line: Line) -> int:

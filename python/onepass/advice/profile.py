@@ -67,9 +67,8 @@ class Profile:
         return self.fixed + max(flops / rate, bytes / self.bandwidth)
 
     def multiplying_itself(self, flops: float, matrix_bytes: float, dtype: torch.dtype) -> float:
-        """Seconds of one of this package, which packs its matrix first; infinite where it has none."""
-        rate = self.own_products.get(str(dtype).removeprefix("torch."), 0.0)
-        return self.moving(2 * matrix_bytes) + flops / rate if rate else math.inf
+        """Seconds of one of this package, which packs its matrix first; `own_products` has its dtype."""
+        return self.moving(2 * matrix_bytes) + flops / self.own_products[str(dtype).removeprefix("torch.")]
 
     def rate(self, family: str, name: str, columns: int, itemsize: int, backward: bool = False) -> float:
         """The share of copy's bandwidth, of "operators" or "lines"."""

@@ -31,7 +31,7 @@ THEN = ("eager", "inductor")
 def gain_of(chain: Chain, profile: Profile, training: bool, then: str) -> float:
     """Seconds that a line is predicted to save, forward and backward; none where it is not worth a change."""
     before = sum(prices.of_chain(chain, profile, training), prices.Price())
-    in_cache = begins_in_cache(chain, training)
+    in_cache = begins_in_cache(chain, profile, training)
     if not before.kernels or is_plain(chain) or then == "inductor" and not (in_cache or is_for_us(chain)):
         return 0.0
     after = sum(prices.of_line(chain, profile, training, in_cache), prices.Price())

@@ -13,7 +13,7 @@ from onepass.advice.profile import Profile
 from onepass.line import _parse
 from onepass.rewrite.chains import Chain, Order
 from onepass.rewrite.operations import operation, sizes, value_of
-from onepass.rewrite.rewriter import BIAS
+from onepass.rewrite.rewriter import BIAS, is_column
 
 __all__ = ["begins_in_cache", "name_linear", "with_linear_layers"]
 
@@ -23,7 +23,7 @@ def name_linear(graph: fx.Graph) -> None:
     for linear layers, of as many dimensions as the tensor has that is viewed as a matrix for them."""
     for node in list(graph.nodes):
         op = operation(node)
-        if op is None or op.name != "addmm" or node.kwargs or value_of(op.arguments[2]).dim() != 1:
+        if op is None or op.name != "addmm" or node.kwargs or not is_column(op.arguments[2], node):
             continue
         x, weight, bias = op.arguments
         source = _viewed_back(node, x)
@@ -52,13 +52,13 @@ def _viewed_back(product: fx.Node, x: fx.Node) -> fx.Node | None:
     return source if views and as_source else None
 
 
-def begins_in_cache(chain: Chain, training: bool) -> bool:
+def begins_in_cache(chain: Chain, profile: Profile, training: bool) -> bool:
     """Whether what the chain begins with is the result of a linear layer that a line computes in panels, of which
     nobody else has need: then it never leaves a core's cache."""
-    layer = None if training else _layer(chain.x)
-    if layer is None or not set(chain.x.users) <= chain.nodes or not _is_in_panels(layer):
+    layer = _layer(chain.x)
+    if layer is None or not set(chain.x.users) <= chain.nodes or not _is_line(layer.words + chain.words):
         return False
-    return _is_line(layer.words + chain.words)
+    return prices.has_own_product(layer, profile, training)
 
 
 def with_linear_layers(
@@ -78,15 +78,14 @@ def with_linear_layers(
         longer = _with_linear(chain, of_input) if chain.has_row_word else None
         if longer is not None and order.place(longer) and _is_faster(longer, device, training):
             take(longer)
-    if device.type == "cpu" and not training:
-        claimed = {node for chain in joined for node in chain.nodes}
-        for node in graph.nodes:
-            layer = None if node in claimed else _layer(node)
-            if layer is not None and _is_in_panels(layer):
-                ways = [way for way in (_with_behind(layer, of_input), layer) if way is not None]
-                ways = [way for way in ways if order.place(way) and _gains(way, profile)]
-                if ways:
-                    take(ways[0])
+    claimed = {node for chain in joined for node in chain.nodes}
+    for node in graph.nodes:
+        layer = None if node in claimed else _layer(node)
+        if layer is not None and prices.has_own_product(layer, profile, training):
+            ways = [way for way in (_with_behind(layer, of_input), layer) if way is not None]
+            ways = [way for way in ways if order.place(way) and _gains(way, profile)]
+            if ways:
+                take(ways[0])
     return [chain for chain in found if id(chain) not in taken] + joined
 
 
@@ -103,34 +102,20 @@ def _layer(node: fx.Node) -> Chain | None:
     x, weight, bias = op.arguments
     if len({value_of(t).dtype for t in (x, weight, node)}) > 1 or value_of(x).dim() < 2 or value_of(weight).dim() != 2:
         return None
+    if bias is not None and not is_column(bias, node):
+        return None
     words, operands = ("linear",), (weight,)
     if bias is not None:
         words, operands = ("linear", "bias"), (weight, bias)
     return Chain(words, x, operands, (node,), frozenset({node}))
 
 
-def _is_in_panels(layer: Chain) -> bool:
-    line, x = _parse(layer.line), value_of(layer.x)
-    features = sizes(value_of(layer.operands[line.weight]))[0]
-    return x.device.type == "cpu" and line.plan(sizes(x), x.dtype, features, device=x.device).strategy == "panels"
-
-
 def _with_linear(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
     users = list(chain.result.users)
-    op = operation(users[0]) if len(users) == 1 else None
-    if op is None or op.name != "linear" or op.arguments[0] is not chain.result:
+    layer = _layer(users[0]) if len(users) == 1 else None
+    if layer is None or layer.x is not chain.result:
         return None
-    product, (_, weight, bias) = users[0], op.arguments
-    if value_of(weight).dtype != value_of(chain.x).dtype:
-        return None
-    longer = replace(
-        chain,
-        words=(*chain.words, "linear", *(("bias",) if bias is not None else ())),
-        operands=(*chain.operands, weight, *((bias,) if bias is not None else ())),
-        results=(product, *chain.results[1:]),
-        nodes=chain.nodes | {product},
-    )
-    return _with_behind(longer, of_input)
+    return _with_behind(_joined(chain, layer.words, layer.operands, layer.result, layer.nodes), of_input)
 
 
 def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:

@@ -13,7 +13,7 @@ from onepass.rewrite.chains import Chain, Order
 from onepass.rewrite.operations import is_tensor, operation, value_of
 from onepass.rewrite.steps import CONTRACTIONS, kind
 
-__all__ = ["put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
+__all__ = ["is_column", "put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
 
 BIAS = "onepass_bias"
 """Says of a sum that it is the bias of the product before it: PyTorch adds it in the product's kernel."""
@@ -23,7 +23,7 @@ def separate_biases(graph: fx.Graph) -> None:
     """Makes the bias of a linear layer a sum of its own, so that a line can begin with it."""
     for node in list(graph.nodes):
         op = operation(node)
-        if op is None or op.name not in ("linear", "addmm") or not _is_column(op.arguments[2], node):
+        if op is None or op.name not in ("linear", "addmm") or not is_column(op.arguments[2], node):
             continue
         x, weight, bias = op.arguments
         with graph.inserting_before(node):
@@ -98,7 +98,7 @@ def rejoin_biases(graph: fx.Graph) -> None:
         graph.erase_node(product)
 
 
-def _is_column(bias: object, product: fx.Node) -> bool:
+def is_column(bias: object, product: fx.Node) -> bool:
     return is_tensor(bias) and value_of(bias).dim() == 1 and value_of(bias).shape[0] == value_of(product).shape[-1]
 
 
