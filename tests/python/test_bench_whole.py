@@ -86,8 +86,8 @@ def test_training(model):
     eager, ours = measure(model, CPU, ["eager", "onepass"], 1)
     for row in (eager, ours):
         assert row.get("failure") is None and row["seconds"] > 0 and row["trains"]
-    assert eager["difference"] == 0 == eager["gradient_difference"]
-    assert ours["difference"] < 0.03 and ours["gradient_difference"] < 0.03
+    for name in whole.DIFFERENCES:  # from float32
+        assert 1e-4 < eager[name] < 0.1 and ours[name] <= whole.RATIO * eager[name]
     before, after = ours["bytes"]
     assert 0 < after < before
 
@@ -127,7 +127,7 @@ def test_what_fails_or_is_wrong_shows_and_is_not_timed(monkeypatch):
     monkeypatch.setitem(PROVIDERS, "no number", lambda: scaled(float("nan")))
     rows = {row["provider"]: row for row in measure(TINY[1], CPU, ["broken", "wrong", "no number", "onepass"], 1)}
     assert "no such kernel" in rows["broken"]["failure"]
-    assert rows["wrong"]["failure"] == "WrongResult: difference from eager's is 1.0e-02, more than 1e-05"
+    assert rows["wrong"]["failure"] == "WrongResult: difference is 1.0e-02, more than 1.0e-05"
     assert rows["wrong"]["difference"] == pytest.approx(0.01, rel=1e-3)
     assert rows["no number"]["failure"].startswith("WrongResult") and rows["no number"]["difference"] is None
     assert "failure" not in rows["onepass"] and rows["onepass"]["seconds"] > 0

@@ -35,11 +35,11 @@ PROVIDERS: dict[str, Callable[[], Any]] = {
 }
 """What makes a backend of torch.compile."""
 
-# Rounding makes 1e-6 in float32 and 1.1e-2 under bfloat16 autocast, where eager itself is 1.5e-2 off float32 (at the
-# depths of MODELS and width 256, on the CPU). GELU by tanh is 4e-5 off in float32; under autocast a bias left out of
-# one layer of BERT's twelve makes gradients 6e-2 off.
-TOLERANCE = {"inference": 1e-5, "training": 0.03}
-"""Largest relative difference from eager's."""
+TOLERANCE = 1e-5
+"""Largest relative difference from eager's result in inference, in float32: rounding makes 1e-6, GELU by tanh 4e-5."""
+RATIO = 1.5
+"""Largest distance of a training step from the same step in float32, over eager's distance. Both round to bfloat16 on
+the way, each elsewhere; a bias left out of one of BERT's twelve layers makes gradients four times as wrong."""
 DIFFERENCES = ("difference", "gradient_difference")
 
 
@@ -86,11 +86,17 @@ def measure(whole: Whole, device: torch.device, providers: list[str], rounds: in
         model, inputs = whole.build(device)
         runs = [Run(whole, model, inputs, row) for row in rows]
         before = memory_bound_bytes(whole, model, inputs) if any(run.report for run in runs) else 0.0
-        expected = outcome(whole, model, model, inputs)
+        expected = outcome(whole, model, model, inputs, contextlib.nullcontext() if whole.trains else None)
+        allowed = [TOLERANCE] * 2
+        if whole.trains:
+            eager = outcome(whole, model, model, inputs)
+            allowed = [RATIO * distance(*each) for each in zip(eager, expected)]
+            del eager
     except Exception as error:
         return [row | {"failure": said(error)} for row in rows]
     for one in runs:
-        one.attempt(one.compare, expected)
+        if one.row["provider"] != "compile":  # nothing of ours, and another minute where dropout is compared without
+            one.attempt(one.compare, expected, allowed)
     del expected  # or it would count as memory of the step
     for one in runs:
         one.attempt(one.prepare, device, before)
@@ -101,7 +107,7 @@ def measure(whole: Whole, device: torch.device, providers: list[str], rounds: in
 
 
 class Run:
-    """A model with one provider, and its row: the difference from eager's result, seconds, bytes."""
+    """A model with one provider, and its row: how far its result is off, seconds, bytes."""
 
     def __init__(self, whole: Whole, model: nn.Module, inputs: dict[str, Any], row: dict[str, Any]) -> None:
         self.whole, self.model, self.inputs, self.row = whole, model, inputs, row
@@ -120,17 +126,16 @@ class Run:
             self.row["failure"] = said(error)
             self.model.zero_grad(set_to_none=True)
 
-    def compare(self, expected: list[list[Tensor]]) -> None:
-        """The result, and all gradients as one vector, with eager's."""
+    def compare(self, expected: list[list[Tensor]], allowed: list[float]) -> None:
+        """The result, and all gradients as one vector, with what they are to be."""
         began = time.perf_counter()
         found = outcome(self.whole, self.model, self.call, self.inputs)
         self.row["first_seconds"] = round(time.perf_counter() - began, 1)
-        tolerance = TOLERANCE["training" if self.whole.trains else "inference"]
-        for name, ours, theirs in zip(DIFFERENCES, found, expected):
+        for name, ours, theirs, most in zip(DIFFERENCES, found, expected, allowed):
             off = distance(ours, theirs)
             self.row[name] = off if math.isfinite(off) else None
-            if not off <= tolerance:
-                raise WrongResult(f"{name} from eager's is {off:.1e}, more than {tolerance}")
+            if not off <= most:
+                raise WrongResult(f"{name} is {off:.1e}, more than {most:.1e}")
 
     def prepare(self, device: torch.device, before: float) -> None:
         """Compiles what is timed, counts its bytes, and finds how much memory it takes. What Inductor fuses on its own
@@ -174,9 +179,12 @@ def mode(whole: Whole) -> contextlib.AbstractContextManager:
     return torch.autocast(whole.device, torch.bfloat16) if whole.trains else torch.no_grad()
 
 
-def once(whole: Whole, call: Callable, inputs: dict[str, Any]) -> Tensor:
-    """Logits or hidden states; gradients are left in the parameters."""
-    with mode(whole):
+Mode = contextlib.AbstractContextManager
+
+
+def once(whole: Whole, call: Callable, inputs: dict[str, Any], within: Mode | None = None) -> Tensor:
+    """Logits or hidden states; gradients are left in the parameters. Within: for another mode than the model's own."""
+    with within or mode(whole):
         result = call(**inputs)
         states = result if isinstance(result, Tensor) else result.logits if "labels" in inputs else result[0]
         if not whole.trains:
@@ -187,11 +195,13 @@ def once(whole: Whole, call: Callable, inputs: dict[str, Any]) -> Tensor:
     return states.detach()
 
 
-def outcome(whole: Whole, model: nn.Module, call: Callable, inputs: dict[str, Any]) -> list[list[Tensor]]:
+def outcome(
+    whole: Whole, model: nn.Module, call: Callable, inputs: dict[str, Any], within: Mode | None = None
+) -> list[list[Tensor]]:
     """The result, and all parameters' gradients; without dropout, whose random numbers are each provider's own."""
     draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
     model.train(whole.trains and not draws)
-    found = [[once(whole, call, inputs)]]
+    found = [[once(whole, call, inputs, within)]]
     if whole.trains:
         found.append([torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()])
     model.zero_grad(set_to_none=True)
@@ -216,7 +226,7 @@ def memory_bound_bytes(whole: Whole, model: nn.Module, inputs: dict[str, Any]) -
 
 HEAD = (
     *("model", "shape", "provider", "ms", "eager's time over it", "compile's", "peak GiB"),
-    *("memory-bound MB", "off eager, gradients"),
+    *("memory-bound MB", "off: result, gradients"),
 )
 
 
@@ -260,7 +270,8 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 def title(results: dict[str, Any]) -> str:
     """What was measured, and where."""
-    what = "training step, bfloat16 autocast" if results["device"] == "cuda" else "inference, float32"
+    training = "training step, bfloat16 autocast, distance from the step in float32"
+    what = training if results["device"] == "cuda" else "inference, float32, distance from eager's result"
     return f"Whole models: {what}; {results['device_name']}, torch {results['torch']}"
 
 
