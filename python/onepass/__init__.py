@@ -9,6 +9,7 @@ and ``_ops`` join them to PyTorch; ``_native`` is the C++ library.
 
 from onepass import cache, functional, nn
 from onepass.advice.explain import explain
+from onepass.define import WordError, define_word, defined_words, undefine_word
 from onepass.line import Line, LineError, Word, fused, words
 from onepass.plan import Cost, Plan, Strategy, Traffic
 from onepass.rewrite.fuse import fuse, report, unfuse
@@ -22,13 +23,17 @@ __all__ = [
     "Strategy",
     "Traffic",
     "Word",
+    "WordError",
     "cache",
+    "define_word",
+    "defined_words",
     "explain",
     "functional",
     "fuse",
     "fused",
     "nn",
     "report",
+    "undefine_word",
     "unfuse",
     "words",
 ]

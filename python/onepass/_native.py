@@ -33,6 +33,8 @@ def _load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(LIBRARY))
     for name in (
         "words",
+        "define_word",
+        "undefine_word",
         "describe",
         "cost",
         "strategies",
@@ -48,6 +50,8 @@ def _load() -> ctypes.CDLL:
         getattr(library, f"onepass_{name}").restype = ctypes.c_char_p
     library.onepass_configure.restype = None
     library.onepass_describe.argtypes = [ctypes.c_char_p]
+    library.onepass_define_word.argtypes = [*[ctypes.c_char_p] * 4, *[ctypes.c_int] * 2, *[ctypes.c_char_p] * 3]
+    library.onepass_undefine_word.argtypes = [ctypes.c_char_p]
     library.onepass_cost.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int]
     library.onepass_strategies.argtypes = [
         ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int, ctypes.c_bool, ctypes.c_char_p
@@ -111,6 +115,38 @@ def _answer(raw: bytes):
 def words() -> list[dict]:
     """Every word's descriptor."""
     return _answer(_library.onepass_words())
+
+
+def define_word(
+    name: str,
+    operand: str,
+    operand_name: str,
+    parameters: tuple[str, ...],
+    flops: tuple[int, int],
+    formula: str,
+    meaning: str,
+    source: str,
+) -> None:
+    """Adds a user's word to the vocabulary.
+
+    Raises:
+        RuntimeError: for one that is there already.
+    """
+    texts = (text.encode() for text in (name, operand, operand_name, ",".join(parameters)))
+    rest = (text.encode() for text in (formula, meaning, source))
+    _answer(_library.onepass_define_word(*texts, *flops, *rest))
+    _forget()
+
+
+def undefine_word(name: str) -> None:
+    """Takes it out again."""
+    _answer(_library.onepass_undefine_word(name.encode()))
+    _forget()
+
+
+def _forget() -> None:
+    for known in (words, describe, gradients, why_not_grouped):
+        known.cache_clear()
 
 
 @cache

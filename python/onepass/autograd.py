@@ -33,6 +33,9 @@ def _plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed:
     return sources, wanted, any(s is not None and s >= 0 for s in sources)
 
 
+forget_plans = _plan.cache_clear
+
+
 @torch.compiler.assume_constant_result
 def plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed: tuple[bool, ...]):
     """Where gradients come from, the bits of those wanted (x first), and whether the backward op writes any.

@@ -18,12 +18,14 @@ from rich.table import Column, Table
 
 import onepass
 from onepass import _native, docs
+from onepass.word_command import word_app
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Fused operators for PyTorch, written as lines of words.", no_args_is_help=True)
 cache_app = typer.Typer(help="The disk cache of kernels compiled at first use.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
+app.add_typer(word_app, name="word")
 console = Console()
 
 SUITES = "table, curve, awkward, layouts, small, linear, attention, attention_curve, models or fuse"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import onepass
@@ -251,9 +250,9 @@ def number(word: Word) -> str:
     """What a word takes in parentheses, with its default."""
     if word.kind == "gate":
         return "an activation"
-    if not word.parameter_name or word.parameter is None:
+    if not word.parameters:
         return word.parameter_name
-    default = "the machine epsilon" if math.isnan(word.parameter) else f"{word.parameter:g}"
+    default = f"{word.numbers[0]:g}" if word.numbers else "the machine epsilon"
     return f"{word.parameter_name} = {default}"
 
 

@@ -22,7 +22,7 @@ _transforms_are_active = torch._C._are_functorch_transforms_active
 
 @dataclass(frozen=True)
 class Word:
-    """One word: of the vocabulary (`parameter` is its default), or of a line (`parameter` is its number)."""
+    """One word: of the vocabulary (`parameters` are its defaults), or of a line (`parameters` are its numbers)."""
 
     name: str
     kind: str
@@ -31,7 +31,9 @@ class Word:
     """Of several operands, with commas."""
     operands: int
     parameter_name: str
-    parameter: float | None
+    """Of several numbers, with commas."""
+    parameters: tuple[float, ...]
+    """NaN is the machine epsilon."""
     formula: str
     meaning: str
     activation: str | None = None
@@ -40,15 +42,36 @@ class Word:
 
     def __str__(self) -> str:
         inner = self.activation or (self.strategy if self.strategy != "auto" else "") or ""
-        if self.parameter is not None and self.parameter == self.parameter:
-            inner = f"{inner}({self.parameter!r})" if inner else repr(self.parameter)
+        if self.numbers:
+            numbers = ", ".join(map(repr, self.numbers))
+            inner = f"{inner}({numbers})" if inner else numbers
         return f"{self.name}({inner})" if inner else self.name
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The parameters, if they are not the machine epsilon."""
+        return tuple(n for n in self.parameters if not math.isnan(n))
 
 
 def words() -> list[Word]:
     """The vocabulary, each word with its operand, meaning and formula."""
     known = {"name", "kind", "operand", "operand_name", "operands", "parameter_name", "formula", "meaning"}
-    return [Word(parameter=w["default"], **{k: v for k, v in w.items() if k in known}) for w in _native.words()]
+    return [
+        Word(parameters=() if w["default"] is None else (w["default"],), **{k: v for k, v in w.items() if k in known})
+        for w in _native.words()
+    ]
+
+
+def _described(line: str) -> dict:
+    """Its facts; a word that is not known may come with a package."""
+    try:
+        return _native.describe(line)
+    except LineError:
+        from onepass.define import load_words  # which knows lines
+
+        if not load_words(line):
+            raise
+    return _native.describe(line)
 
 
 class Line:
@@ -68,9 +91,9 @@ class Line:
     def __init__(self, line: str) -> None:
         if not isinstance(line, str):
             raise TypeError(f"Line(): argument 'line' must be str, not {type(line).__name__}")
-        facts = _native.describe(line)
+        facts = _described(line)
         self.text = line
-        self.words = [Word(**w) for w in facts["words"]]
+        self.words = [Word(**{**w, "parameters": tuple(w["parameters"])}) for w in facts["words"]]
         self.rowwise: bool = facts["rowwise"]
         self.keeps: int = facts["keeps"]
         self.reads_x: bool = facts["reads_x"]
@@ -320,9 +343,22 @@ def _parse(line: str) -> Line:
     return _LINES.setdefault(line, Line(line))
 
 
+def forget(word: str) -> None:
+    """Lines with a word that is none any more, or another."""
+    for text, line in list(_LINES.items()):
+        if any(word in (w.name, w.activation) for w in line.words):
+            del _LINES[text]
+            if hasattr(_REGISTRY, name := _registered_name(text)):
+                delattr(_REGISTRY, name)
+
+
+def _registered_name(line: str) -> str:
+    return f"line_{line.encode().hex()}"
+
+
 @torch.compiler.assume_constant_result
 def _registered(line: str) -> str:
-    name = f"line_{line.encode().hex()}"
+    name = _registered_name(line)
     setattr(_REGISTRY, name, _LINES.get(line) or _parse(line))
     return name
 

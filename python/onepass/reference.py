@@ -130,13 +130,12 @@ def compose(
     value, dtype = x, x.dtype
     for word in words:
         function = WORDS[word.name]
-        number = None if word.parameter is None or math.isnan(word.parameter) else word.parameter
         if word.kind == "dropout":
             if training:
                 numbers = (
                     None if dropout_state is None else dropout_numbers(value.shape, dropout_state, dropouts, x.device)
                 )
-                value = function(value, 0.5 if number is None else number, numbers)
+                value = function(value, *word.numbers, numbers)
             dropouts += 1
             continue
         if word.kind == "keep":
@@ -149,12 +148,11 @@ def compose(
             value = value.to(dtype)
         arguments: list[Any] = [value, *taken]
         if word.kind == "gate":
-            activation = ACTIVATIONS[word.activation]
-            arguments.append(activation if number is None else lambda v, f=activation, a=number: f(v, a))
-        elif word.name == "rms_norm" and number is None:
+            arguments.append(lambda v, f=ACTIVATIONS[word.activation], numbers=word.numbers: f(v, *numbers))
+        elif word.name == "rms_norm" and not word.numbers:
             arguments.append(machine_epsilon(eps_dtype or x.dtype))
-        elif number is not None:
-            arguments.append(number)
+        else:
+            arguments += word.numbers
         value = function(*arguments)
     return (value.to(dtype), *kept)
 

@@ -13,6 +13,7 @@
 #include "src/compiler.h"
 #include "src/cpu/reduce.h"
 #include "src/cpu/table.h"
+#include "src/spec/defined.h"
 #include "src/spec/plan.h"
 
 namespace onepass::cpu {
@@ -52,11 +53,12 @@ bool ahead_of_time(const spec::line& line, std::uint64_t boolean_masks) {
 }
 
 std::string source(const spec::line& line, std::uint64_t boolean_masks) {
-  return "#include <hwy/highway.h>\n#include \"onepass/skeleton/kernels.cpu.h\"\nONEPASS_BEGIN\nextern \"C\" "
-         "__attribute__((visibility(\"default\"))) "
-         "const cpu_kernels onepass_kernels =\n    kernels_of<" +
-         spec::type_text(line, boolean_masks, false) + ",\n               " +
-         spec::type_text(line, boolean_masks, true) + ">();\nONEPASS_END\n";
+  return spec::with_definitions(
+      "#include <hwy/highway.h>\n#include \"onepass/skeleton/kernels.cpu.h\"\nONEPASS_BEGIN\nextern \"C\" "
+      "__attribute__((visibility(\"default\"))) "
+      "const cpu_kernels onepass_kernels =\n    kernels_of<" +
+      spec::type_text(line, boolean_masks, false) + ",\n               " + spec::type_text(line, boolean_masks, true) +
+      ">();\nONEPASS_END\n");
 }
 
 const cpu_kernels& kernels_for(const spec::line& line, std::uint64_t boolean_masks) {

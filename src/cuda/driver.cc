@@ -15,6 +15,7 @@
 
 #include "src/cache/disk_cache.h"
 #include "src/cuda/nvrtc.h"
+#include "src/spec/defined.h"
 
 namespace onepass::cuda {
 namespace {
@@ -195,8 +196,10 @@ std::optional<kernel> open_cubin(const std::string& cubin, const char* name, voi
   return opened;
 }
 
-kernel open_or_build(const std::string& source, const char* name, const device_state& on, const std::string& label) {
+kernel open_or_build(const std::string& line_source, const char* name, const device_state& on,
+                     const std::string& label) {
   const current_context context(on.context);
+  const std::string source = spec::with_definitions(line_source);
   const std::string key = key_of(source, on.about.arch_name);
   std::optional<kernel> opened;
   if (const std::optional<std::string> cubin = cache::read(key, "cubin")) opened = open_cubin(*cubin, name, on.context);
@@ -247,7 +250,8 @@ const kernel& load(const std::string& source, const char* name, int device, void
   return *known.emplace(key, std::make_unique<kernel>(opened)).first->second;
 }
 
-bool build(const std::string& source, const std::string& arch_name, const std::string& label) {
+bool build(const std::string& line_source, const std::string& arch_name, const std::string& label) {
+  const std::string source = spec::with_definitions(line_source);
   const std::string key = key_of(source, arch_name);
   if (cache::read(key, "cubin")) return false;
   build_and_write(key, source, arch_name, label);

@@ -33,6 +33,12 @@ std::string quoted(std::string_view text, int begin, int end, const std::string&
   return message;
 }
 
+// The word's numbers become the line's last.
+void take_numbers(line& to, word& w) {
+  w.parameter_slot = w.parameters.empty() ? -1 : static_cast<int>(to.parameters.size());
+  to.parameters.insert(to.parameters.end(), w.parameters.begin(), w.parameters.end());
+}
+
 bool is_causal(const word& w) { return std::string_view(w.about->name) == "causal"; }
 
 class reader {
@@ -95,7 +101,7 @@ class reader {
   double read_number(const descriptor& about) {
     skip_space();
     const int begin = at_;
-    while (!at_end() && peek() != ')' && peek() != '|') ++at_;
+    while (!at_end() && peek() != ')' && peek() != '|' && (about.parameters == 1 || peek() != ',')) ++at_;
     std::string digits(text_.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(at_ - begin)));
     while (!digits.empty() && std::isspace(static_cast<unsigned char>(digits.back()))) digits.pop_back();
     std::string plain;  // Python allows single underscores between digits
@@ -109,23 +115,35 @@ class reader {
     const auto [stop, error] = std::from_chars(plain.data(), plain.data() + plain.size(), value);
     if (plain.empty() || error != std::errc{} || stop != plain.data() + plain.size()) {
       fail(begin, begin + static_cast<int>(digits.size()),
-           std::string("'") + about.name + "' takes a number (" + about.parameter + "), got '" + digits + "'");
+           std::string("'") + about.name + "' takes " + numbers(about) + " (" + about.parameter + "), got '" + digits +
+               "'");
     }
     return value;
   }
 
-  void read_parameter(word& w, const descriptor& about) {
-    w.parameter = about.parameter_default;
+  static std::string numbers(const descriptor& about) {
+    return about.parameters == 1 ? "a number" : std::to_string(about.parameters) + " numbers";
+  }
+
+  void read_parameters(word& w, const descriptor& about) {
     skip_space();
     if (at_end() || peek() != '(') {
       if (about.parameter_required) {
         fail(w.begin, at_,
-             std::string("'") + about.name + "' needs a number: " + about.name + "(" + about.parameter + ")");
+             std::string("'") + about.name + "' needs " + numbers(about) + ": " + about.name + "(" + about.parameter +
+                 ")");
       }
+      w.parameters = {about.parameter_default};
       return;
     }
     ++at_;
-    w.parameter = read_number(about);
+    for (int i = 0; i < about.parameters; ++i) {
+      if (i > 0 && (at_end() || peek() != ',')) {
+        fail(at_, at_ + 1, std::string("'") + about.name + "' takes " + numbers(about) + " (" + about.parameter + ")");
+      }
+      at_ += i > 0;
+      w.parameters.push_back(read_number(about));
+    }
     close(about);
     check_range(w, about);
   }
@@ -137,11 +155,12 @@ class reader {
   }
 
   void check_range(const word& w, const descriptor& about) const {
-    if (about.kind == word_kind::dropout && !(w.parameter >= 0 && w.parameter <= 1)) {
-      fail(w.begin, at_, "dropout probability has to be between 0 and 1, but got " + std::to_string(w.parameter));
+    const double number = w.parameters.front();
+    if (about.kind == word_kind::dropout && !(number >= 0 && number <= 1)) {
+      fail(w.begin, at_, "dropout probability has to be between 0 and 1, but got " + std::to_string(number));
     }
-    if (about.kind == word_kind::row && !(w.parameter >= 0)) {
-      fail(w.begin, at_, std::string("'") + about.name + "' needs eps >= 0, got " + std::to_string(w.parameter));
+    if (about.kind == word_kind::row && !(number >= 0)) {
+      fail(w.begin, at_, std::string("'") + about.name + "' needs eps >= 0, got " + std::to_string(number));
     }
   }
 
@@ -154,7 +173,7 @@ class reader {
     if (about.kind == word_kind::gate) {
       read_gate(w);
     } else if (about.parameter[0] != '\0') {
-      read_parameter(w, about);
+      read_parameters(w, about);
     } else {
       skip_space();
       if (!at_end() && peek() == '(') {
@@ -174,7 +193,7 @@ class reader {
     if (at_end() || peek() != '(') fail(w.begin, at_, "'gate' needs an activation, as in gate(silu)");
     ++at_;
     w.activation = known(read_name("an activation"), activations(), "activation");
-    if (w.activation->parameter[0] != '\0') read_parameter(w, *w.activation);
+    if (w.activation->parameter[0] != '\0') read_parameters(w, *w.activation);
     close(*w.about);
   }
 
@@ -243,8 +262,7 @@ class reader {
     const bool turns = !to.words.empty() && to.words.back().about->kind == word_kind::rotary;
     if (turns || (about.kind == word_kind::rotary && !to.words.empty()))
       fail(w.begin, w.end, std::string("'") + about.name + "' in a line with 'rope', which must be its only word");
-    const bool has_parameter = about.parameter[0] != '\0' || (w.activation && w.activation->parameter[0] != '\0');
-    if (has_parameter) w.parameter_slot = static_cast<int>(to.parameters.size()), to.parameters.push_back(w.parameter);
+    take_numbers(to, w);
     if (about.operand != operand_kind::none) w.operand = to.operands, to.operands += about.operands;
     if (about.kind == word_kind::dropout) w.ordinal = to.dropouts++;
     if (about.kind == word_kind::keep) w.ordinal = to.keeps++;
@@ -305,10 +323,7 @@ line slice(const line& of, int begin, int end) {
     if (i == of.row) part.row = i - begin;
     if (i == of.linear) part.linear = i - begin;
     if (w.operand >= 0) w.operand = part.operands++;
-    if (w.parameter_slot >= 0) {
-      w.parameter_slot = static_cast<int>(part.parameters.size());
-      part.parameters.push_back(w.parameter);
-    }
+    take_numbers(part, w);
     if (w.about->kind == word_kind::keep) w.ordinal = part.keeps++;
     if (w.about->kind == word_kind::dropout) part.dropouts = w.ordinal + 1;
     part.words.push_back(w);

@@ -27,10 +27,10 @@ inline constexpr std::string_view kStrategies[] = {"auto",     "unfused",  "tile
 struct word {
   const descriptor* about;
   const descriptor* activation = nullptr;  // inside gate(...)
-  double parameter = 0;                    // NaN: the machine epsilon of x's dtype
+  std::vector<double> parameters;          // its numbers; NaN: the machine epsilon of x's dtype
   int begin = 0, end = 0;                  // its characters in the line's text
   int operand = -1;                        // which operand of the call it takes
-  int parameter_slot = -1;                 // which of the line's numbers is its own
+  int parameter_slot = -1;                 // which of the line's numbers is its first
   int ordinal = -1;                        // its count among the dropouts, or among the keeps
 };
 

@@ -50,12 +50,16 @@ int resume_point(const line& of) {
   return used ? resume : -1;
 }
 
+std::string type_of(const descriptor& about) {
+  return about.defined[0] != '\0' ? about.defined : std::string("stage::") + about.name;
+}
+
 std::string stage_name(const word& w, std::uint64_t boolean_masks, bool resumes) {
   const std::string_view name = w.about->name;
   if (resumes) return "stage::resume";
   if (name == "mask") return (boolean_masks >> w.operand & 1) ? "stage::mask_boolean" : "stage::mask_additive";
-  if (w.activation) return std::string("stage::gate<stage::") + w.activation->name + ">";
-  return "stage::" + std::string(name);
+  if (w.activation) return "stage::gate<" + type_of(*w.activation) + ">";
+  return type_of(*w.about);
 }
 
 std::string chain_text(const line& of, segment part, std::uint64_t boolean_masks, int resume) {
@@ -174,10 +178,10 @@ std::string structure(const line& of, std::uint64_t boolean_masks) {
   int dropouts = 0;
   for (const word& w : of.words) {
     if (!text.empty()) text += '|';
-    text += w.about->name;
+    text += w.about->name + std::string(w.about->defined);
     // Behind `linear` the count of dropouts goes on, which the kernel's type knows.
     if (w.about->kind == word_kind::dropout && w.ordinal != dropouts++) text += "#" + std::to_string(w.ordinal);
-    if (w.activation) text += std::string("(") + w.activation->name + ")";
+    if (w.activation) text += std::string("(") + w.activation->name + w.activation->defined + ")";
     if (w.operand >= 0 && (boolean_masks >> w.operand & 1)) text += "(bool)";
   }
   return text;

@@ -7,6 +7,7 @@
 #include "onepass/stage/activation.h"
 #include "onepass/stage/row.h"
 #include "onepass/stage/words.h"
+#include "src/spec/defined.h"
 
 namespace onepass::spec {
 namespace {
@@ -66,28 +67,25 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-const std::vector<const descriptor*>& activations() {
-  static const std::vector<const descriptor*> all = [] {
-    std::vector<const descriptor*> list;
-    append(list, stage::activations{});
-    return list;
-  }();
+std::vector<const descriptor*> activations() {
+  std::vector<const descriptor*> all;
+  append(all, stage::activations{});
+  for (const descriptor* word : defined_words()) {
+    if (word->kind == word_kind::activation) all.push_back(word);
+  }
   return all;
 }
 
-const std::vector<const descriptor*>& words() {
-  static const std::vector<const descriptor*> all = [] {
-    std::vector<const descriptor*> list;
-    append(list, stage::list<stage::bias, stage::scale, stage::mul, stage::add, stage::gate<stage::silu>,
-                             stage::dropout, stage::mask_boolean, stage::causal, stage::rope>{});
-    append(list, stage::activations{});
-    append(list, stage::list<stage::keep>{});
-    append(list, stage::row_words{});
-    list.push_back(&kLinear);
-    list.push_back(&kScores);
-    list.push_back(&kValues);
-    return list;
-  }();
+std::vector<const descriptor*> words() {
+  std::vector<const descriptor*> all;
+  append(all, stage::list<stage::bias, stage::scale, stage::mul, stage::add, stage::gate<stage::silu>, stage::dropout,
+                          stage::mask_boolean, stage::causal, stage::rope>{});
+  append(all, stage::activations{});
+  append(all, stage::list<stage::keep>{});
+  append(all, stage::row_words{});
+  for (const descriptor* word : {&kLinear, &kScores, &kValues}) all.push_back(word);
+  const std::vector<const descriptor*> defined = defined_words();
+  all.insert(all.end(), defined.begin(), defined.end());
   return all;
 }
 

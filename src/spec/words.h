@@ -8,8 +8,9 @@
 
 namespace onepass::spec {
 
-const std::vector<const descriptor*>& words();        // in the order of the documentation
-const std::vector<const descriptor*>& activations();  // those that gate(...) takes
+// Ours, and behind them those that users have defined (defined.h).
+std::vector<const descriptor*> words();        // in the order of the documentation
+std::vector<const descriptor*> activations();  // those that gate(...) takes
 
 const descriptor* find(const std::vector<const descriptor*>& among, std::string_view name);  // null: no such word
 std::string_view nearest(const std::vector<const descriptor*>& among, std::string_view name);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <sstream>
 
 #include "src/cache/disk_cache.h"
 #include "src/compiler.h"
@@ -12,6 +13,7 @@
 #include "src/cuda/prebuild.h"
 #include "src/cuda/strategy.h"
 #include "src/settings.h"
+#include "src/spec/defined.h"
 #include "src/spec/plan.h"
 #include "src/spec/words.h"
 #include "src/torch/autograd.h"
@@ -124,6 +126,36 @@ const char* onepass_words() {
   });
 }
 
+const char* onepass_define_word(const char* name, const char* operand, const char* operand_name, const char* parameters,
+                                int flops_forward, int flops_backward, const char* formula, const char* meaning,
+                                const char* source) {
+  return answer([&](json& out) {
+    using onepass::operand_kind;
+    const std::string_view kind = operand;
+    onepass::spec::defined_word word{.name = name,
+                                     .operand = kind == "column"   ? operand_kind::column
+                                                : kind == "tensor" ? operand_kind::tensor
+                                                                   : operand_kind::none,
+                                     .operand_name = operand_name,
+                                     .flops_forward = flops_forward,
+                                     .flops_backward = flops_backward,
+                                     .formula = formula,
+                                     .meaning = meaning,
+                                     .source = source};
+    std::istringstream names(parameters);
+    for (std::string one; std::getline(names, one, ',');) word.parameters.push_back(one);
+    out.begin('{').field("type", onepass::spec::define(std::move(word))->defined).end('}');
+  });
+}
+
+const char* onepass_undefine_word(const char* name) {
+  return answer([name](json& out) {
+    const onepass::descriptor* about = onepass::spec::undefine(name);
+    if (about != nullptr) onepass::binding::forget_lines_with(about);
+    out.begin('{').field("was_defined", about != nullptr).end('}');
+  });
+}
+
 const char* onepass_describe(const char* text) {
   return answer([text](json& out) {
     const auto& prepared = onepass::binding::prepared(text);
@@ -155,9 +187,10 @@ const char* onepass_describe(const char* text) {
     for (const onepass::spec::word& w : line.words) {
       out.begin('{');
       onepass::binding::describe_word(out, *w.about);
-      out.key("parameter");
-      if (w.parameter_slot < 0) out.null();
-      else out.value(w.parameter);
+      out.key("parameters");
+      out.begin('[');
+      for (const double number : w.parameters) out.value(number);
+      out.end(']');
       out.key("activation");
       if (w.activation == nullptr) out.null();
       else out.value(w.activation->name);

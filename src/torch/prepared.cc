@@ -1,6 +1,9 @@
 // Lines that have been parsed, by text, for the whole process.
 #include "src/torch/prepared.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "src/cpu/run.h"
 
 namespace onepass::binding {
@@ -103,16 +106,41 @@ const std::string& prepared_line::type_text(std::uint64_t boolean_masks, bool ba
   return backward ? v.backward : v.forward;
 }
 
+namespace {
+
+struct known_lines {
+  std::shared_mutex mutex;
+  std::unordered_map<std::string, std::unique_ptr<prepared_line>> lines;
+  std::vector<std::unique_ptr<prepared_line>> forgotten;  // somebody may still be running them
+};
+known_lines& known() {
+  static known_lines one;
+  return one;
+}
+
+}  // namespace
+
 const prepared_line& prepared(const std::string& text) {
-  static std::shared_mutex mutex;
-  static std::unordered_map<std::string, std::unique_ptr<prepared_line>> lines;
+  known_lines& all = known();
   {
-    const std::shared_lock lock(mutex);
-    if (const auto found = lines.find(text); found != lines.end()) return *found->second;
+    const std::shared_lock lock(all.mutex);
+    if (const auto found = all.lines.find(text); found != all.lines.end()) return *found->second;
   }
   auto parsed = std::make_unique<prepared_line>(spec::parse(text));
-  const std::unique_lock lock(mutex);
-  return *lines.try_emplace(text, std::move(parsed)).first->second;
+  const std::unique_lock lock(all.mutex);
+  return *all.lines.try_emplace(text, std::move(parsed)).first->second;
+}
+
+void forget_lines_with(const descriptor* about) {
+  known_lines& all = known();
+  const std::unique_lock lock(all.mutex);
+  for (auto at = all.lines.begin(); at != all.lines.end();) {
+    const std::vector<spec::word>& words = at->second->line.words;
+    const bool has = std::any_of(words.begin(), words.end(),
+                                 [about](const spec::word& w) { return w.about == about || w.activation == about; });
+    if (has) all.forgotten.push_back(std::move(at->second));
+    at = has ? all.lines.erase(at) : std::next(at);
+  }
 }
 
 }  // namespace onepass::binding

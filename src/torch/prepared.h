@@ -68,4 +68,7 @@ struct prepared_attention {
 // Parsed at first sight; the reference stays valid. Throws spec::line_error.
 const prepared_line& prepared(const std::string& text);
 
+// The word is none any more: lines that have it are parsed again at their next sight.
+void forget_lines_with(const descriptor*);
+
 }  // namespace onepass::binding

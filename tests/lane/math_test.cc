@@ -5,13 +5,14 @@
 #include <hwy/highway.h>
 
 #include "onepass/lane/cpu.h"
+#include "onepass/lane/functions.h"
 #include "onepass/lane/math.h"
 #include "tests/lane/targets.h"
 
 #ifndef ONEPASS_MATH_TEST_ONCE
 #define ONEPASS_MATH_TEST_ONCE
 namespace onepass::test {
-enum class function : int { exp, sigmoid, expm1, log1p, tanh, erf, normal_cdf, normal_density, rsqrt, gelu };
+enum class function : int { exp, sigmoid, expm1, log1p, tanh, erf, normal_cdf, normal_density, rsqrt, gelu, sqrt, sin, cos, log };
 enum class short_function : int { exp, sigmoid, normal_cdf, normal_density, normal_part };
 }  // namespace onepass::test
 #endif
@@ -37,6 +38,10 @@ void evaluate(test::function f, const T* x, int64 count, T* y) {
     case test::function::normal_cdf: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return normal_cdf(v); });
     case test::function::normal_density: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return normal(v).density; });
     case test::function::rsqrt: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return rsqrt(v); });
+    case test::function::sqrt: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return sqrt(v); });
+    case test::function::sin: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return sin(v); });
+    case test::function::cos: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return cos(v); });
+    case test::function::log: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return log(v); });
     case test::function::gelu: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return v * normal_cdf(v); });
   }
 }
@@ -96,6 +101,10 @@ W reference(function f, W x) {
     case function::normal_cdf: return std::erfc(-x * kSqrtHalf) / 2;
     case function::normal_density: return std::exp(-x * x / 2) * 0.398942280401432677939946L;
     case function::rsqrt: return 1 / std::sqrt(x);
+    case function::sqrt: return std::sqrt(x);
+    case function::sin: return std::sin(x);
+    case function::cos: return std::cos(x);
+    case function::log: return std::log(x);
     case function::gelu: return x * std::erfc(-x * kSqrtHalf) / 2;
   }
   return 0;
@@ -120,6 +129,10 @@ constexpr promise kPromises[] = {
     {function::normal_cdf, "normal_cdf", 8, true, 1.1e-7, 1.3e-16},
     {function::normal_density, "normal_density", 2, true, 1.1e-7, 1.3e-16},
     {function::rsqrt, "rsqrt", 1.5, false},
+    {function::sqrt, "sqrt", 0.5, false},
+    {function::sin, "sin", 3, false},
+    {function::cos, "cos", 3, false},
+    {function::log, "log", 3, false},
 };
 
 template <class T>

@@ -35,7 +35,7 @@ ONEPASS_FUNCTION L apply_one(test::operation o, L a, L b) {
     case test::operation::max: return max(a, b);
     case test::operation::abs: return abs(a);
     case test::operation::copy_sign: return copy_sign(a, b);
-    case test::operation::square_root: return square_root(a);
+    case test::operation::square_root: return sqrt(a);
     case test::operation::sign: return where(a > zero, one, where(a < zero, -one, where(a == zero, zero, two)));
     case test::operation::within: return where((a >= -one) & (a <= one), one, zero);
     case test::operation::outside: return where((a < -one) | !(a <= one), one, zero);

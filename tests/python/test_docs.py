@@ -79,6 +79,14 @@ def test_the_page_on_models_runs(capsys):
     assert "worth a line" in capsys.readouterr().out
 
 
+def test_the_page_on_words_of_ones_own_runs():
+    try:
+        run_blocks(ROOT / "docs/own-words.md", {})
+    finally:
+        for name in onepass.defined_words():
+            onepass.undefine_word(name)
+
+
 CHECK = """
 #include <hwy/highway.h>
 #include "onepass/lane/cpu.h"

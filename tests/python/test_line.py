@@ -44,7 +44,7 @@ def test_spaces_do_not_matter(text, device):
     ],
 )
 def test_numbers_are_pythons_floats(number, value):
-    assert Line(f"mul({number})").words[0].parameter == value
+    assert Line(f"mul({number})").words[0].parameters == (value,)
 
 
 @pytest.mark.parametrize("number", ["1,5", "0x10", "one", "", "1 2", "1e", "--1", "1_", "_1"])
@@ -58,7 +58,7 @@ def test_words_of_a_line():
     assert [w.name for w in words] == ["bias", "dropout", "add", "keep", "layer_norm", "gate"]
     assert [w.operand for w in words] == ["column", "none", "tensor", "none", "none", "tensor"]
     assert [w.kind for w in words] == ["affine", "dropout", "affine", "keep", "row", "gate"]
-    assert [w.parameter for w in words] == [None, 0.25, None, None, 1e-6, 0.5]
+    assert [w.parameters for w in words] == [(), (0.25,), (), (), (1e-6,), (0.5,)]
     assert words[5].activation == "elu" and words[0].activation is None
 
 
@@ -77,8 +77,8 @@ def test_the_vocabulary():
 def test_repr_reads_back():
     line = Line(" bias|dropout( 0.1 ) | add|gate( leaky_relu(0.2) ) |  rms_norm")
     again = eval(repr(line), {"onepass": onepass})
-    assert [(w.name, w.parameter, w.activation) for w in again.words] == [
-        (w.name, w.parameter, w.activation) for w in line.words
+    assert [(w.name, w.parameters, w.activation) for w in again.words] == [
+        (w.name, w.parameters, w.activation) for w in line.words
     ]
     assert repr(again) == repr(line)
 

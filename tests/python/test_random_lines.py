@@ -155,8 +155,8 @@ def test_any_line_parses_and_says_what_it_is(line):
     parsed = onepass.Line(line)
     assert len(parsed.words) == len(line.split(" | "))
     again = eval(repr(parsed), {"onepass": onepass})
-    assert [(w.name, w.parameter, w.activation) for w in again.words] == [
-        (w.name, w.parameter, w.activation) for w in words_of(line)
+    assert [(w.name, w.parameters, w.activation) for w in again.words] == [
+        (w.name, w.parameters, w.activation) for w in words_of(line)
     ]
     cost = parsed.cost((32, 64), torch.bfloat16, None if parsed.weight is None else 64)
     assert cost.forward.bytes >= 2 * 32 * 64 * 2 and cost.backward.flops >= cost.forward.flops >= 0

@@ -93,7 +93,7 @@ def test_gradcheck_of_kept_values(line, device):
 def test_default_numbers():
     defaults = {"layer_norm": 1e-5, "dropout": 0.5, "elu": 1.0, "leaky_relu": 0.01}
     for name, default in defaults.items():
-        assert words_of(name)[0].parameter == default
+        assert words_of(name)[0].parameters == (default,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)

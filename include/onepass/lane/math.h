@@ -116,6 +116,12 @@ ONEPASS_FUNCTION vec<T> expm1(vec<T> x) {
   return half + half;
 }
 
+// exp(-2|x|), of which the slope of tanh is made.
+template <class T>
+ONEPASS_FUNCTION vec<T> decay(vec<T> x) {
+  return exp(vec<T>(T(-2)) * abs(x));
+}
+
 // 3 ULP.
 template <class T>
 ONEPASS_FUNCTION vec<T> tanh(vec<T> x) {
@@ -216,7 +222,7 @@ ONEPASS_FUNCTION vec<T> reciprocal(vec<T> x) {
 // 1.5 ULP.
 template <class T>
 ONEPASS_FUNCTION vec<T> rsqrt(vec<T> x) {
-  return vec<T>(T(1)) / square_root(x);
+  return vec<T>(T(1)) / sqrt(x);
 }
 
 ONEPASS_FUNCTION vec<double> log1p(vec<double> x) {

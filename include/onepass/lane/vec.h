@@ -107,7 +107,7 @@ ONEPASS_FUNCTION vec<T> copy_sign(vec<T> magnitude, vec<T> sign) {
   return vec<T>(hn::CopySign(magnitude.raw, sign.raw));
 }
 template <class T>
-ONEPASS_FUNCTION vec<T> square_root(vec<T> a) {
+ONEPASS_FUNCTION vec<T> sqrt(vec<T> a) {
   return vec<T>(hn::Sqrt(a.raw));
 }
 template <class T>

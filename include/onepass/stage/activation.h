@@ -155,8 +155,8 @@ struct tanh {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const logistic<L> s = logistic_of(L(x + x));
-    return dy * (L(4) * s.value * s.rest);  // 1 - tanh² without the subtraction
+    const L e = decay(x), r = reciprocal(L(L(1) + e));
+    return dy * (L(4) * e * r * r);  // 1 - tanh² without the subtraction
   }
 };
 

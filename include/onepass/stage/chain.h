@@ -36,7 +36,16 @@ inline constexpr bool same_type<A, A> = true;
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
-// A stage bound to its place in the line: its operand, its number, and its count among the dropouts or keeps.
+template <int... I>
+struct indices {};
+template <int Count, int... I>
+struct indices_to : indices_to<Count - 1, Count - 1, I...> {};
+template <int... I>
+struct indices_to<0, I...> {
+  using type = indices<I...>;
+};
+
+// A stage bound to its place in the line: its operand, its first number, and its count among the dropouts or keeps.
 // Words without one have -1.
 template <class Stage, int Operand, int Parameter, int Ordinal>
 struct word {
@@ -51,6 +60,7 @@ struct word {
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
   static constexpr int features = about.kind == word_kind::feature ? Ordinal + 1 : 0;
+  using numbers = typename indices_to < Parameter<0 ? 0 : about.parameters>::type;
 
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place& at) {
@@ -104,7 +114,7 @@ struct word {
     } else if constexpr (about.operand != operand_kind::none) {
       L o{};
       if constexpr (about.backward_needs_operand) o = at.template operand<L, Operand>();
-      const stage::gradients<L> g = with_operand_backward(x, o, dy, at);
+      const stage::gradients<L> g = backward_of<stage::gradients<L>>(numbers{}, at, x, o, dy);
       if (at.template wants<Operand>()) {
         if constexpr (about.operand == operand_kind::column && about.operand_gradient_is_dy_x)
           at.template column_gradient<Operand>(dy, x);
@@ -112,10 +122,8 @@ struct word {
         else at.template tensor_gradient<Operand>(g.doperand);
       }
       return g.dx;
-    } else if constexpr (Parameter >= 0) {
-      return Stage::backward(x, dy, L(at.template parameter<Parameter>()));
     } else {
-      return Stage::backward(x, dy);
+      return backward_of<L>(numbers{}, at, x, dy);
     }
   }
 
@@ -131,20 +139,20 @@ struct word {
     } else if constexpr (same_type<Stage, stage::causal>) {
       return Stage::forward(x, at.template column<L>(), at.template matrix_row<L>());
     } else if constexpr (about.operand != operand_kind::none) {
-      const L o = at.template operand<L, Operand>();
-      if constexpr (Parameter >= 0) return Stage::forward(x, o, L(at.template parameter<Parameter>()));
-      else return Stage::forward(x, o);
-    } else if constexpr (Parameter >= 0) {
-      return Stage::forward(x, L(at.template parameter<Parameter>()));
+      return forward_of<L>(numbers{}, at, x, operand<L>(at));
     } else {
-      return Stage::forward(x);
+      return forward_of<L>(numbers{}, at, x);
     }
   }
 
-  template <class L, class Place>
-  static ONEPASS_FUNCTION stage::gradients<L> with_operand_backward(L x, L o, L dy, Place& at) {
-    if constexpr (Parameter >= 0) return Stage::backward(x, o, dy, L(at.template parameter<Parameter>()));
-    else return Stage::backward(x, o, dy);
+  // With the word's numbers behind.
+  template <class L, int... I, class Place, class... Lanes>
+  static ONEPASS_FUNCTION L forward_of(indices<I...>, Place& at, Lanes... lanes) {
+    return Stage::forward(lanes..., L(at.template parameter<Parameter + I>())...);
+  }
+  template <class Result, int... I, class Place, class L, class... Lanes>
+  static ONEPASS_FUNCTION Result backward_of(indices<I...>, Place& at, L x, Lanes... lanes) {
+    return Stage::backward(x, lanes..., L(at.template parameter<Parameter + I>())...);
   }
 };
 

@@ -36,7 +36,8 @@ struct descriptor {
   operand_kind operand = operand_kind::none;
   const char* operand_name = "";  // in messages and docs; of several, with commas
   int operands = 1;               // how many of that kind, where there is one
-  const char* parameter = "";     // the number's name, "" where the word takes none
+  const char* parameter = "";     // the number's name, "" where the word takes none; of several, with commas
+  int parameters = 1;             // how many, where there is one
   bool parameter_required = false;
   double parameter_default = 0;      // or kMachineEpsilon
   bool backward_needs_input = true;  // the value that stood before the word
@@ -50,6 +51,7 @@ struct descriptor {
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
   int flops_forward = 1;                  // per element
   int flops_backward = 1;
+  const char* defined = "";  // of a user's word: the struct's name in onepass::stage (src/spec/defined.h)
   const char* formula = "";
   const char* meaning = "";
 };

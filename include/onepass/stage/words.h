@@ -110,6 +110,7 @@ struct gate {
       .kind = word_kind::gate,
       .operand = operand_kind::tensor,
       .operand_name = "u",
+      .parameters = Activation::about.parameters,
       .backward_needs_operand = true,
       .flops_forward = Activation::about.flops_forward + 1,
       .flops_backward = Activation::about.flops_forward + Activation::about.flops_backward + 2,

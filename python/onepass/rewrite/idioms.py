@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from onepass.rewrite.operations import operation, uncast
+from onepass.rewrite.operations import _READERS, operation, uncast
 
 __all__ = ["IDIOMS", "Found", "find"]
 
@@ -36,6 +36,38 @@ IDIOMS: tuple[tuple[str, str], ...] = (
 )
 """A word and its formula: x is a tensor, eps a number, mean and var are those of the last dimension."""
 
+_OWN: list[tuple[str, str, tuple[str, ...]]] = []  # of users' words, with the names of their numbers
+
+
+def add(word: str, formula: str, numbers: tuple[str, ...]) -> None:
+    """A formula of a user's word."""
+    _OWN.append((word, formula, numbers))
+
+
+def forget(word: str) -> None:
+    """All formulas of a user's word."""
+    _OWN[:] = [own for own in _OWN if own[0] != word]
+
+
+def check(formula: str, numbers: tuple[str, ...]) -> None:
+    """Raises ValueError for a formula that no graph could be found to have."""
+    try:
+        nodes = list(ast.walk(_parsed(formula, numbers)))
+    except SyntaxError as error:
+        raise ValueError(f"expected a formula, but got {formula!r}: {error.msg}") from None
+    names = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n, _Number)}
+    called = {n.func.id for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    known = (ast.BinOp, ast.Call, ast.Name, ast.Constant, ast.operator, ast.expr_context)
+    strange = [type(n).__name__ for n in nodes if not isinstance(n, known)]
+    if strange or names - called != {"x"} or called - set(_READERS):
+        raise ValueError(
+            f"expected a formula of x, {', '.join(numbers) or 'numbers'}, + - * / ** and functions of PyTorch such as "
+            f"sin, but got {formula!r}"
+        )
+    missing = set(numbers) - {n.id for n in nodes if isinstance(n, _Number)}
+    if missing:
+        raise ValueError(f"expected a formula with {', '.join(sorted(missing))}, but got {formula!r}")
+
 
 @dataclass
 class Found:
@@ -55,18 +87,48 @@ class _Match:
 def find(root: fx.Node) -> Found | None:
     """The formula of which the node is the last operation, if nothing but x, perhaps cast, and the result is used
     elsewhere."""
-    for word, formula in IDIOMS:
-        for match in _matches(_parsed(formula), root, _Match()):
+    for word, formula, numbers in (*((*idiom, ("eps",)) for idiom in IDIOMS), *_OWN):
+        for match in _matches(_parsed(formula, numbers), root, _Match()):
             nodes = {n for n in match.nodes if n is root or uncast(n) is n or set(n.users) <= match.nodes}
             if all(set(n.users) <= nodes for n in nodes - {root}):
-                eps = match.names.get("eps")
-                return Found(word if eps is None else f"{word}({eps!r})", match.names["x"], nodes)
+                found = ", ".join(repr(match.names[name]) for name in numbers if name in match.names)
+                return Found(f"{word}({found})" if found else word, match.names["x"], nodes)
     return None
 
 
+class _Number(ast.Name):
+    """A name of a number, not of a tensor, or of its inverse."""
+
+    inverse = False
+
+
+class _Simplest(ast.NodeTransformer):
+    """As operations are read: what is divided by a number is multiplied by its inverse, a negative is a product."""
+
+    def __init__(self, numbers: tuple[str, ...]) -> None:
+        self.numbers = numbers
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return _Number(node.id, node.ctx) if node.id in self.numbers else node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        inside = self.visit(node.operand)
+        return ast.BinOp(ast.Constant(-1.0), ast.Mult(), inside) if isinstance(node.op, ast.USub) else node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        left, right = self.visit(node.left), self.visit(node.right)
+        if isinstance(node.op, ast.Div) and isinstance(right, _Number):
+            right = _Number(right.id, right.ctx)
+            right.inverse = True
+            return ast.BinOp(left, ast.Mult(), right)
+        if isinstance(node.op, ast.Div) and isinstance(right, ast.Constant):
+            return ast.BinOp(left, ast.Mult(), ast.Constant(1 / right.value))
+        return ast.BinOp(left, node.op, right)
+
+
 @functools.cache
-def _parsed(formula: str) -> ast.expr:
-    return ast.parse(formula, mode="eval").body
+def _parsed(formula: str, numbers: tuple[str, ...]) -> ast.expr:
+    return _Simplest(numbers).visit(ast.parse(formula, mode="eval").body)
 
 
 def _matches(pattern: ast.expr, node: object, so_far: _Match) -> Iterator[_Match]:
@@ -74,6 +136,9 @@ def _matches(pattern: ast.expr, node: object, so_far: _Match) -> Iterator[_Match
     if isinstance(pattern, ast.Constant):
         if isinstance(node, (int, float)) and math.isclose(node, pattern.value, rel_tol=1e-3):
             yield so_far
+    elif isinstance(pattern, _Number):
+        if isinstance(node, (int, float)):
+            yield from _binds_number(pattern, float(node), so_far)
     elif isinstance(pattern, ast.Name):
         yield from _binds(pattern.id, node, so_far)
     elif isinstance(node, fx.Node):
@@ -91,13 +156,19 @@ def _matches(pattern: ast.expr, node: object, so_far: _Match) -> Iterator[_Match
 
 def _binds(name: str, node: object, so_far: _Match) -> Iterator[_Match]:
     bound = so_far.names.get(name)
-    if name == "eps":
-        if isinstance(node, float) and bound in (None, node):
-            yield _Match({**so_far.names, name: node}, so_far.nodes)
-    elif isinstance(node, fx.Node):
+    if isinstance(node, fx.Node):
         source, passed = _behind_casts(node)
         if bound is None or bound is source:
             yield _Match({**so_far.names, name: source}, so_far.nodes | passed)
+
+
+def _binds_number(pattern: _Number, found: float, so_far: _Match) -> Iterator[_Match]:
+    number = 1 / found if pattern.inverse and found else found
+    bound = so_far.names.get(pattern.id)
+    if bound is None:
+        yield _Match({**so_far.names, pattern.id: number}, so_far.nodes)
+    elif math.isclose(bound, number, rel_tol=1e-6):
+        yield so_far
 
 
 def _behind_casts(node: fx.Node) -> tuple[fx.Node, frozenset[fx.Node]]:
@@ -121,15 +192,16 @@ def _permuted(name: str, pattern: ast.expr, node: fx.Node, so_far: _Match) -> It
     """Sums and products, whose parts may stand in any order and be nested in any way."""
     wanted, wanted_number = _parts_of_pattern(name, pattern)
     parts, number, inner = _parts_of_node(name, node, so_far.nodes)
-    named = [part for part in wanted if isinstance(part, ast.Name) and part.id == "eps"]
+    named = [part for part in wanted if isinstance(part, _Number)]
+    wanted = [part for part in wanted if part not in named]
+    if len(parts) != len(wanted) or len(named) > 1:
+        return
     if named:
         if not number:
             return
-        so_far = _Match({**so_far.names, "eps": float(number)}, so_far.nodes)
-        wanted = [part for part in wanted if part not in named]
-    elif not math.isclose(number, wanted_number, rel_tol=1e-3):
-        return
-    if len(parts) != len(wanted):
+        rest = number - wanted_number if name == "add" else number / wanted_number
+        so_far = next(_binds_number(named[0], float(rest), so_far), None)
+    if so_far is None or not (named or math.isclose(number, wanted_number, rel_tol=1e-3)):
         return
     inside = _Match(so_far.names, so_far.nodes | inner)
     for order in itertools.permutations(parts):

@@ -174,6 +174,11 @@ _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "sqrt": (_unary, (torch.sqrt, "sqrt")),
     "rsqrt": (_unary, (torch.rsqrt, "rsqrt")),
     "erf": (_unary, (torch.erf, "erf")),
+    "neg": (lambda input: Operation("mul", (input, -1.0)), (torch.neg, operator.neg, "neg")),
+    **{
+        name: (_unary, (getattr(torch, name), name))
+        for name in ("exp", "expm1", "log", "log1p", "sin", "cos", "sinh", "cosh", "atan", "abs")
+    },
     "mean": (_row_mean, (torch.mean, "mean")),
     "var": (_row_variance, (torch.var, "var")),
     "relu": (_unary, (F.relu, torch.relu, "relu")),

@@ -1,0 +1,138 @@
+"""What a user's word must pass: it compiles, agrees with its reference, and its gradient is the derivative."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from onepass import _native
+from onepass.line import Line
+
+if TYPE_CHECKING:
+    from onepass.define import Definition
+
+__all__ = ["Report", "WordError", "check"]
+
+SHAPE = (5, 67)  # whole vectors, and a rest, of every type and chip
+ULPS = {torch.float64: 64, torch.float32: 16, torch.bfloat16: 1}
+"""Of a dtype's epsilon, relative to the largest result: so much more than twice the reference's own error, which is
+measured against float64, may a word be off."""
+
+
+class WordError(ValueError):
+    """A user's word that does not compile, or does not do what its reference does."""
+
+
+@dataclass
+class Report:
+    """What the checks found: seconds that the compilers took (next to none where the result was cached), and errors
+    relative to the largest result, by device and dtype."""
+
+    compile_seconds: dict[str, float] = field(default_factory=dict)
+    errors: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
+def check(word: Definition) -> Report:
+    """Raises WordError, or says how well the word does. Where nothing can compile it, that is a warning."""
+    report = Report()
+    text = line_of(word)
+    try:
+        _compile(word, text, report)
+    except _native.CompilerMissing as missing:
+        if not torch.cuda.is_available():
+            warnings.warn(f"onepass: the word '{word.name}' is not checked: {missing}", stacklevel=4)
+            return report
+    else:
+        _compare(word, text, "cpu", report)
+    if torch.cuda.is_available():
+        _compare(word, text, "cuda", report)
+    return report
+
+
+def line_of(word: Definition) -> str:
+    """The word alone, with the numbers of its example."""
+    return f"{word.name}({', '.join(map(repr, word.example))})" if word.example else word.name
+
+
+def _compile(word: Definition, text: str, report: Report) -> None:
+    began = time.perf_counter()
+    try:
+        _native.cpu_prepare(text, 0)
+    except _native.CompilerMissing:
+        raise
+    except RuntimeError as failure:
+        raise WordError(f"define_word(): '{word.name}' does not compile\n{at_lines(word, str(failure))}") from None
+    report.compile_seconds["cpu"] = round(time.perf_counter() - began, 3)
+
+
+def at_lines(word: Definition, log: str) -> str:
+    """The compiler's messages that are about the word's source, each with the line it is about; all of them where none
+    is."""
+    source = word.source.splitlines()
+    found = []
+    for number, column, message in re.findall(rf"^{word.name}[:(](\d+)[:)]?(\d*):? *((?:fatal )?error.*)$", log, re.M):
+        found.append(f"  {word.name}, line {number}: {message}")
+        if 0 < int(number) <= len(source):
+            found.append(f"    {source[int(number) - 1]}")
+            if column:
+                found.append(" " * (3 + int(column)) + "^")
+    return "\n".join(found) if found else log
+
+
+def _compare(word: Definition, text: str, device: str, report: Report) -> None:
+    generator = torch.Generator().manual_seed(0)
+    least, most = word.domain
+    shapes = [SHAPE, *([SHAPE[-1:]] if word.operand == "column" else [SHAPE] if word.operand == "tensor" else [])]
+    drawn = [torch.rand(s, generator=generator, dtype=torch.float64) * (most - least) + least for s in shapes]
+    line = Line(text)
+    for dtype in ULPS:
+        given = [t.to(device, dtype) for t in drawn]
+        try:
+            ours = line(*given)
+        except RuntimeError as failure:
+            raise WordError(f"define_word(): '{word.name}' on {device}: {at_lines(word, str(failure))}") from None
+        theirs = _reference(word, given)
+        exact = _reference(word, [t.double() for t in given])
+        _agree(word, ours.double(), theirs.double(), exact, given[0], dtype, device, report)
+    wide = [t.to(device).requires_grad_() for t in drawn]
+    try:
+        torch.autograd.gradcheck(lambda *tensors: line(*tensors), wide, eps=1e-6, atol=1e-5, rtol=1e-4)
+    except RuntimeError as failure:  # gradcheck's own, or a compiler's
+        raise WordError(
+            f"define_word(): the gradient of '{word.name}' on {device} is not its derivative\n"
+            f"{at_lines(word, str(failure))}"
+        ) from None
+
+
+def _reference(word: Definition, tensors: list[Tensor]) -> Tensor:
+    result = word.reference(*tensors, *word.example)
+    if not isinstance(result, Tensor) or result.shape != tensors[0].shape:
+        got = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        raise WordError(f"define_word(): expected reference to give a tensor of x's shape {list(SHAPE)}, but got {got}")
+    return result
+
+
+def _agree(word, ours, theirs, exact, x, dtype, device, report) -> None:
+    if not exact.isfinite().all():
+        at = x[~exact.isfinite()][0].item()
+        raise WordError(
+            f"define_word(): the reference of '{word.name}' is {exact[~exact.isfinite()][0].item()} at x = {at:.6g}; "
+            f"domain and example say where it is checked"
+        )
+    largest = exact.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+    off = (ours - exact).abs()
+    off = torch.where(off.isnan(), torch.inf, off)
+    allowed = 2 * (theirs - exact).abs().max() + ULPS[dtype] * torch.finfo(dtype).eps * largest
+    if not off.max() <= allowed:
+        given, wanted, got = (t.flatten()[off.argmax()].item() for t in (x, exact, ours))
+        raise WordError(
+            f"define_word(): '{word.name}' is not its reference on {device}, {dtype}: at x = {given:.6g} expected "
+            f"{wanted:.9g}, got {got:.9g}"
+        )
+    report.errors[device, str(dtype).removeprefix("torch.")] = (off.max() / largest).item()

@@ -1,0 +1,205 @@
+"""A user's own word: one struct of C++, a word of every line on both devices from then on."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+
+import torch
+from torch import Tensor
+
+from onepass import _native, autograd
+from onepass import line as lines
+from onepass import reference as references
+from onepass._word_checks import Report, WordError, check
+from onepass.line import Word
+from onepass.rewrite import idioms
+
+__all__ = ["Definition", "WordError", "define_word", "defined_words", "undefine_word"]
+
+ENTRY_POINTS = "onepass.words"
+"""Packages ship words by an entry point of this group: the word's name, and a function that defines it."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A user's word as :func:`define_word` was given it, and what its checks found."""
+
+    name: str
+    source: str
+    reference: Callable[..., Tensor]
+    parameters: tuple[str, ...]
+    operand: str | None
+    operand_name: str
+    formulas: tuple[str, ...]
+    meaning: str
+    flops: tuple[int, int]
+    example: tuple[float, ...]
+    domain: tuple[float, float]
+    report: Report | None = None
+
+
+_DEFINED: dict[str, Definition] = {}
+
+
+def defined_words() -> dict[str, Definition]:
+    """The words that :func:`define_word` has added, by name."""
+    return dict(_DEFINED)
+
+
+def define_word(
+    name: str,
+    *,
+    source: str,
+    reference: Callable[..., Tensor],
+    parameters: Sequence[str] = (),
+    operand: str | None = None,
+    operand_name: str | None = None,
+    formulas: Sequence[str] = (),
+    meaning: str = "",
+    flops: tuple[int, int] = (16, 32),
+    example: Sequence[float] | None = None,
+    domain: tuple[float, float] = (-4.0, 4.0),
+) -> Word:
+    """Adds a word to the vocabulary of this process, and checks it.
+
+    From then on it may stand in every line, where it is part of the line's one kernel: compiled at first use for CUDA
+    by NVRTC and for the CPU by the system's compiler, and kept in the disk cache. A word of an operand's kind ``None``
+    may also stand in ``gate(...)``. One that is defined again takes the place of the first.
+
+    Args:
+        name: letters, digits and underscores; not the name of another word of onepass.
+        source: C++, the members of a struct: ``template <class L> static L forward(L x, scalar a)`` and, if it is
+            not to be derived, ``template <class L> static L backward(L x, L dy, scalar a)``, which gives the gradient
+            of x. ``L`` is a vector of consecutive numbers of a row, ``scalar`` one with the same number everywhere;
+            plain numbers mix with both. Functions: docs/words.md. With an operand they take it as ``L`` behind x, and
+            ``backward`` gives ``gradients<L>``, as in ``return {dx, doperand};``.
+        reference: the same in PyTorch, ``reference(x, *operand, *numbers)``, elementwise and differentiable. It is what
+            the word is checked against, and what runs where there is no compiler.
+        parameters: names of the numbers that a line gives in parentheses, as in ``snake(0.5)``; all are required.
+        operand: ``None``, ``"column"`` (a tensor of shape [N], whose gradient is summed over rows) or ``"tensor"``
+            (x's shape, or broadcast to it).
+        operand_name: in messages; ``"c"`` or ``"u"`` if not given.
+        formulas: how models write the word out, for ``fuse`` and ``explain``: an expression of ``x`` and the parameters
+            with ``+ - * / **`` and functions such as ``sin``; the first is also the formula in documentation.
+        meaning: in a few words.
+        flops: of one number, forward and backward, for ``explain``.
+        example: the numbers with which it is checked; 0.5 each if not given.
+        domain: from where the values of x and the operand are drawn that it is checked with.
+
+    Returns:
+        The word, as ``onepass.words()`` lists it.
+
+    Raises:
+        WordError: (a ValueError) where it does not compile, with the compiler's messages at the lines of `source`;
+            where it differs from `reference` by more than rounding; where its gradient is not that of finite
+            differences in float64.
+        TypeError, ValueError: for arguments that are no such thing.
+    """
+    definition = Definition(
+        name=name,
+        source=inspect.cleandoc(source) if isinstance(source, str) else source,
+        reference=reference,
+        parameters=tuple(parameters),
+        operand=operand,
+        operand_name=operand_name or {"column": "c", "tensor": "u"}.get(operand, ""),
+        formulas=tuple(formulas),
+        meaning=meaning,
+        flops=tuple(flops),
+        example=(0.5,) * len(tuple(parameters)) if example is None else tuple(map(float, example)),
+        domain=tuple(map(float, domain)),
+    )
+    _check_arguments(definition)
+    before = _DEFINED.get(name)
+    if before is not None:
+        undefine_word(name)
+    _enter(definition)
+    try:
+        report = check(definition)
+    except BaseException:
+        undefine_word(name)
+        if before is not None:
+            _enter(before)
+        raise
+    _DEFINED[name] = replace(definition, report=report)
+    return next(word for word in lines.words() if word.name == name)
+
+
+def undefine_word(name: str) -> None:
+    """Takes a word of :func:`define_word` out of the vocabulary.
+
+    Raises:
+        ValueError: for another.
+    """
+    definition = _DEFINED.pop(name, None)
+    if definition is None:
+        raise ValueError(f"undefine_word(): expected a word that define_word has added, but got {name!r}")
+    _native.undefine_word(name)
+    references.WORDS.pop(name)
+    references.ACTIVATIONS.pop(name, None)
+    idioms.forget(name)
+    lines.forget(name)
+    autograd.forget_plans()
+
+
+def _enter(definition: Definition) -> None:
+    d = definition
+    formula = d.formulas[0] if d.formulas else ""
+    _native.define_word(
+        d.name, d.operand or "none", d.operand_name, d.parameters, d.flops, formula, d.meaning, d.source
+    )
+    _DEFINED[d.name] = d
+    references.WORDS[d.name] = d.reference
+    if d.operand is None:
+        references.ACTIVATIONS[d.name] = d.reference
+    for text in d.formulas:
+        idioms.add(d.name, text, d.parameters)
+    autograd.forget_plans()
+
+
+def _check_arguments(d: Definition) -> None:
+    for what, value in (("name", d.name), ("source", d.source), ("meaning", d.meaning)):
+        if not isinstance(value, str):
+            raise TypeError(f"define_word(): argument '{what}' must be str, not {type(value).__name__}")
+    if not callable(d.reference):
+        raise TypeError(f"define_word(): argument 'reference' must be callable, not {type(d.reference).__name__}")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", d.name):
+        raise ValueError(f"define_word(): expected name to be letters, digits and underscores, but got {d.name!r}")
+    if d.name not in _DEFINED and any(word.name == d.name for word in lines.words()):
+        raise ValueError(f"define_word(): '{d.name}' is a word of onepass")
+    if d.operand not in (None, "column", "tensor"):
+        raise ValueError(f"define_word(): expected operand to be None, 'column' or 'tensor', but got {d.operand!r}")
+    for parameter in d.parameters:
+        if not isinstance(parameter, str) or not parameter.isidentifier() or parameter == "x":
+            raise ValueError(f"define_word(): expected parameters to be names other than x, but got {parameter!r}")
+    if len(d.example) != len(d.parameters):
+        raise ValueError(
+            f"define_word(): expected example to have {len(d.parameters)} numbers, one a parameter, "
+            f"but got {len(d.example)}"
+        )
+    if not re.search(r"\bforward\s*\(", d.source):
+        raise WordError(f"define_word(): the source of '{d.name}' has no function 'forward'")
+    if len(d.domain) != 2 or not d.domain[0] < d.domain[1]:
+        raise ValueError(f"define_word(): expected domain to be (least, most), but got {d.domain!r}")
+    if len(d.flops) != 2 or not all(isinstance(n, int) and n > 0 for n in d.flops):
+        raise ValueError(f"define_word(): expected flops to be two positive integers, but got {d.flops!r}")
+    if d.formulas and d.operand is not None:
+        raise ValueError("define_word(): formulas are for words without an operand")
+    for formula in d.formulas:
+        idioms.check(formula, d.parameters)
+
+
+def load_words(text: str) -> bool:
+    """Defines what packages ship of a line's unknown words; whether there was any."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    names = set(re.findall(r"[A-Za-z]\w*", text)) - set(_DEFINED)
+    found = [point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name in names]
+    for point in found:
+        point.load()()
+        if point.name not in _DEFINED:
+            raise WordError(f"{point.value}, the entry point of the word '{point.name}', has not defined it")
+    return bool(found)

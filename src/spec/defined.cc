@@ -1,0 +1,135 @@
+// Words that users define while the process runs.
+#include "src/spec/defined.h"
+
+#include <algorithm>
+#include <list>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+
+#include "src/cache/hash.h"
+#include "src/spec/words.h"
+
+namespace onepass::spec {
+namespace {
+
+// The descriptor's texts are those of `word` and these.
+struct entry {
+  defined_word word;
+  std::string parameters;  // joined
+  std::string type;        // "user::NAME_DIGEST": another source is another type
+  descriptor about{};
+  bool current = true;
+};
+
+struct vocabulary {
+  std::shared_mutex mutex;
+  std::list<entry> entries;
+};
+vocabulary& all() {
+  static vocabulary one;
+  return one;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+std::string type_of(const defined_word& word, const std::string& parameters) {
+  cache::hash digest;
+  digest.add(word.source).add(parameters).add(std::to_string(static_cast<int>(word.operand)));
+  digest.add(std::to_string(word.flops_forward) + ' ' + std::to_string(word.flops_backward));
+  return "user::" + word.name + '_' + digest.hex().substr(0, 16);
+}
+
+descriptor descriptor_of(const entry& of) {
+  const bool takes = of.word.operand != operand_kind::none;
+  return {.name = of.word.name.c_str(),
+          .kind = takes ? word_kind::affine : word_kind::activation,
+          .operand = of.word.operand,
+          .operand_name = of.word.operand_name.c_str(),
+          .parameter = of.parameters.c_str(),
+          .parameters = std::max(static_cast<int>(of.word.parameters.size()), 1),
+          .parameter_required = !of.word.parameters.empty(),
+          .backward_needs_operand = takes,
+          .flops_forward = of.word.flops_forward,
+          .flops_backward = of.word.flops_backward,
+          .defined = of.type.c_str(),
+          .formula = of.word.formula.c_str(),
+          .meaning = of.word.meaning.c_str()};
+}
+
+// As kernels are compiled with it: of its descriptor, what a skeleton asks for.
+std::string definition(const entry& of) {
+  static constexpr const char* kOperands[] = {"none", "column", "tensor"};
+  const std::string type = of.type.substr(of.type.rfind(':') + 1), body = type + "_body";
+  const bool takes = of.word.operand != operand_kind::none;
+  return "template <class scalar>\nstruct " + body + " {\n#line 1 \"" + of.word.name + "\"\n" + of.word.source +
+         "\n#line 1 \"onepass\"\n};\nstruct " + type + " : " + (takes ? "operand_word<" : "plain_word<") + body +
+         "> {\n  static constexpr descriptor about{.name = \"" + of.word.name +
+         "\", .kind = word_kind::" + (takes ? "affine" : "activation") +
+         ", .operand = operand_kind::" + kOperands[static_cast<std::size_t>(of.word.operand)] +
+         ", .parameters = " + std::to_string(of.about.parameters) +
+         ", .backward_needs_operand = " + (takes ? "true" : "false") +
+         ", .flops_forward = " + std::to_string(of.word.flops_forward) +
+         ", .flops_backward = " + std::to_string(of.word.flops_backward) + "};\n};\n";
+}
+
+bool is_part_of_name(char c) {
+  return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+}  // namespace
+
+const descriptor* define(defined_word word) {
+  if (find(words(), word.name) != nullptr) throw std::invalid_argument("there is a word '" + word.name + "' already");
+  const std::unique_lock lock(all().mutex);
+  entry& made = all().entries.emplace_back();
+  made.word = std::move(word);
+  made.parameters = joined(made.word.parameters);
+  made.type = type_of(made.word, made.parameters);
+  made.about = descriptor_of(made);
+  return &made.about;
+}
+
+const descriptor* undefine(std::string_view name) {
+  const std::unique_lock lock(all().mutex);
+  for (entry& e : all().entries) {
+    if (!e.current || e.word.name != name) continue;
+    e.current = false;
+    return &e.about;
+  }
+  return nullptr;
+}
+
+std::vector<const descriptor*> defined_words() {
+  const std::shared_lock lock(all().mutex);
+  std::vector<const descriptor*> found;
+  for (const entry& e : all().entries) {
+    if (e.current) found.push_back(&e.about);
+  }
+  return found;
+}
+
+std::string with_definitions(std::string source) {
+  const std::shared_lock lock(all().mutex);
+  std::map<std::string, std::string> needed;
+  const std::string room = "user::";
+  for (auto at = source.find(room); at != std::string::npos; at = source.find(room, at + 1)) {
+    auto end = at + room.size();
+    while (end < source.size() && is_part_of_name(source[end])) ++end;
+    const std::string type = source.substr(at, end - at);
+    for (const entry& e : all().entries) {
+      if (e.type == type) needed.emplace(type, definition(e));
+    }
+  }
+  if (needed.empty()) return source;
+  std::string text = "#include \"onepass/stage/user.h\"\nONEPASS_BEGIN\nnamespace user {\n";
+  for (const auto& [type, definition] : needed) text += definition;
+  return source.insert(source.find("ONEPASS_BEGIN"), text + "}  // namespace user\nONEPASS_END\n");
+}
+
+}  // namespace onepass::spec

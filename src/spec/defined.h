@@ -1,0 +1,32 @@
+// Words that users define while the process runs (Python: onepass.define_word), each a struct in C++.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "onepass/stage/descriptor.h"
+
+namespace onepass::spec {
+
+struct defined_word {
+  std::string name;
+  operand_kind operand = operand_kind::none;  // or column, or tensor
+  std::string operand_name;
+  std::vector<std::string> parameters;  // all of which a line must give
+  int flops_forward = 1, flops_backward = 1;
+  std::string formula, meaning;
+  std::string source;  // `forward` and perhaps `backward`, as members of a struct (onepass/stage/user.h)
+};
+
+// From here on a word of the vocabulary. Throws std::invalid_argument where there is one of that name. What it points
+// to stays, also when the word is no longer one.
+const descriptor* define(defined_word);
+const descriptor* undefine(std::string_view name);  // null: no such word of a user
+
+std::vector<const descriptor*> defined_words();
+
+// The source of kernels, whose lines may have such words, with the structs of these behind what it includes.
+std::string with_definitions(std::string source);
+
+}  // namespace onepass::spec
