@@ -344,3 +344,25 @@ def test_another_process_finds_it_compiled(tmp_path):
         for _ in range(2)
     ]
     assert seconds[1] < seconds[0] / 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["sin", "cos", "log", "sqrt", "exp", "tanh", "sigmoid", "erf"])
+def test_functions_on_cuda_err_as_little_as_promised(name):
+    """Over floats of all magnitudes; docs/own-words.md."""
+    onepass.define_word(
+        "swept",
+        source=f"template <class L> static L forward(L x) {{ return {name}(x); }}",
+        reference=getattr(torch, name),
+        domain=(0.5, 4.0),
+    )
+    bits = torch.arange(0, 2**31, 1021, dtype=torch.int64, device="cuda").to(torch.int32)
+    x = bits.view(torch.float32)
+    x = torch.cat((x, -x))[torch.cat((x, x)).isfinite()]
+    exact, ours = getattr(torch, name)(x.double()), onepass.fused("swept", x)
+    onepass.undefine_word("swept")
+    assert torch.equal(exact.isnan(), ours.isnan())
+    counted = exact.isfinite() & (exact.abs() > torch.finfo(torch.float32).tiny) & (exact.abs() < 3.4e38)
+    unit = torch.exp2(torch.floor(torch.log2(exact.abs())) - 23)
+    ulps = ((ours.double() - exact).abs() / unit)[counted].max().item()
+    assert ulps <= {"sqrt": 0.51, "sigmoid": 3, "erf": 3}.get(name, 2), f"{name}: {ulps:.2f} ULP"
