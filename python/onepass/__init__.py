@@ -7,7 +7,7 @@ there; ``functional`` and ``nn`` speak lines; ``line`` parses and calls them, ``
 and ``_ops`` join them to PyTorch; ``_native`` is the C++ library.
 """
 
-from onepass import cache, functional, nn
+from onepass import _vmap, cache, functional, nn  # noqa: F401 (registers)
 from onepass.advice.explain import explain
 from onepass.line import Line, LineError, Word, fused, words
 from onepass.plan import Cost, Plan, Strategy, Traffic

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from onepass import _native
+from onepass._composed import OF_DTYPE
 
-OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}
 library = torch.library.Library("onepass", "FRAGMENT")
 
 

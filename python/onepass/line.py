@@ -11,13 +11,10 @@ import torch
 from onepass import _lists, _native, _ops
 from onepass._autocast import under_autocast
 from onepass._native import LineError
-from onepass.autograd import Apply, Transformable, differentiable
+from onepass.autograd import Apply, Transformable, differentiable, is_transformed
 from onepass.plan import Cost, Plan, Strategy, Traffic, chip_of, reason
 
 __all__ = ["Line", "LineError", "Word", "fused", "words"]
-
-
-_transforms_are_active = torch._C._are_functorch_transforms_active
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,9 @@ class Line:
             if x.is_cpu and not self._runs_on_cpu(operands):
                 self._check_shapes(x, operands)
                 return self.reference(x, *operands, dropout_state=state)
-            if torch.is_grad_enabled() and _requires_grad(x, operands):
+            if is_transformed():
+                results = Transformable.apply(x, self, state, *operands)
+            elif torch.is_grad_enabled() and _requires_grad(x, operands):
                 results = self._differentiable(x, state, operands)
             elif self.rowwise or self.weight is not None:
                 results = self.forward_op(x, operands, self.text, state, False)
@@ -140,8 +139,6 @@ class Line:
 
     def _differentiable(self, x, state, operands):
         if not torch.compiler.is_compiling():
-            if _transforms_are_active():
-                return Transformable.apply(x, self, state, *operands)
             in_one = differentiable()
             if in_one is not None:
                 return in_one((x, *operands), self.text, state)
@@ -273,6 +270,8 @@ class Line:
     def _draw(self, x, generator):
         if torch.compiler.is_compiling() and generator is None:
             return torch.ops.onepass.dropout_state(x)
+        if is_transformed():  # transforms know what their randomness means for a call that makes a tensor
+            return torch.randint(2**63 - 1, (2,), device=x.device, generator=generator)
         return _ops.draw_dropout_state(x, generator)
 
     def _runs_on_cpu(self, operands) -> bool:
@@ -317,13 +316,13 @@ _REGISTRY = _Registry()
 
 
 def _parse(line: str) -> Line:
-    return _LINES.setdefault(line, Line(line))
+    return _LINES.get(line) or _LINES.setdefault(line, Line(line))
 
 
 @torch.compiler.assume_constant_result
 def _registered(line: str) -> str:
     name = f"line_{line.encode().hex()}"
-    setattr(_REGISTRY, name, _LINES.get(line) or _parse(line))
+    setattr(_REGISTRY, name, _parse(line))
     return name
 
 

@@ -106,6 +106,7 @@ def compose(
     training: bool = True,
     *,
     eps_dtype: torch.dtype | None = None,
+    dropouts: int = 0,
 ) -> tuple[Tensor, ...]:
     """Runs a line word by word as plain, differentiable PyTorch.
 
@@ -118,6 +119,7 @@ def compose(
         training: whether dropout acts.
         eps_dtype: the dtype whose machine epsilon a `rms_norm` without a number adds, x's by default. A reference
             that computes in a wider dtype passes the original one.
+        dropouts: how many dropouts stand before these words, where they are a part of a line.
 
     Returns:
         The result, then the values of each `keep` in order, all of x's dtype, behind a contraction of its matrix's. In
@@ -126,7 +128,6 @@ def compose(
     """
     pending = iter(operands)
     kept: list[Tensor] = []
-    dropouts = 0
     value, dtype = x, x.dtype
     for word in words:
         function = WORDS[word.name]
