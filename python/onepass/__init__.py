@@ -8,6 +8,7 @@ and ``_ops`` join them to PyTorch; ``_native`` is the C++ library.
 """
 
 from onepass import _vmap, cache, functional, nn  # noqa: F401 (registers)
+from onepass._decompositions import decompositions
 from onepass.advice.explain import explain
 from onepass.line import Line, LineError, Word, fused, words
 from onepass.plan import Cost, Plan, Strategy, Traffic
@@ -23,6 +24,7 @@ __all__ = [
     "Traffic",
     "Word",
     "cache",
+    "decompositions",
     "explain",
     "functional",
     "fuse",

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+from torch.autograd import profiler
+
+_is_traced = torch.compiler.is_dynamo_compiling
+
+
+def is_profiled() -> bool:
+    """Whether a call's line should stand in a profile, or in NVTX ranges; tracing must not ask, it would guard."""
+    return not _is_traced() and profiler._is_profiler_enabled
 
 
 def run_backward(how, *tensors):
@@ -15,7 +25,11 @@ def run_backward(how, *tensors):
             as `compose`. No tuple: torch.func would look for tensors in one.
     """
     may_be_twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return Backward.apply(how, *tensors) if may_be_twice else how.run(*tensors)
+    run = functools.partial(Backward.apply, how) if may_be_twice else how.run
+    if is_profiled():
+        with profiler.record_function(f"onepass backward: {how.line.text}"):
+            return run(*tensors)
+    return run(*tensors)
 
 
 class Backward(torch.autograd.Function):

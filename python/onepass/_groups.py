@@ -38,7 +38,7 @@ def _forward(line, state, count, own, stack, tensors, save):
     return op(tensors[:count], tensors[count:], line.text, state, save, own, stack)
 
 
-def _places(line, count, own) -> list[tuple[int, int]]:
+def places_of(line, count, own) -> list[tuple[int, int]]:
     """Where the tensors of x, then of each operand, begin and end."""
     places, end = [(0, count)], count
     for i in range(line.operand_count):
@@ -58,7 +58,7 @@ def save(ctx, inputs, output):
     line, state, count, own, stack, *tensors = inputs
     lists = 1 if stack else count
     results = (1 + line.keeps) * lists
-    places = _places(line, count, own)
+    places = places_of(line, count, own)
     ctx.line, ctx.of = line, (count, own, stack)
     ctx.mark_non_differentiable(*output[results:])
     ctx.results = [(r.shape, r.dtype) for r in output[:results]]
@@ -110,7 +110,7 @@ def _type_of(line, operand, places, tensors) -> int:
 def gradients(ctx, upstream):
     """Of the tensors, those that are needed."""
     line, (count, own, stack) = ctx.line, ctx.of
-    places = _places(line, count, own)
+    places = places_of(line, count, own)
     dtype, device = ctx.like
     # Zeros as dense as the others: they share a launch.
     given = [
@@ -172,7 +172,9 @@ class GroupGradient(Gradient):
     def compose(self, *tensors):
         """Each tensor by itself; the gradients of what they share are sums."""
         given, state, _, (xs, *kinds), operands = self._sorted(tensors)
-        places = [(begin - self.count, end - self.count) for begin, end in _places(self.line, self.count, self.own)[1:]]
+        places = [
+            (begin - self.count, end - self.count) for begin, end in places_of(self.line, self.count, self.own)[1:]
+        ]
         each = []
         for i in range(self.count):
             upstream = [some[i] for some in self._by_kind(given)]

@@ -52,11 +52,12 @@ def plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed: 
     return _plan(line, dtype, operand_types, needed)
 
 
+_is_traced, _has_transforms = torch.compiler.is_dynamo_compiling, torch._C._are_functorch_transforms_active
+
+
 def is_transformed() -> bool:
     """Whether torch.func or forward mode sees a call."""
-    return not torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
+    return not _is_traced() and (_has_transforms() or forward_ad._current_level >= 0)
 
 
 def run(x, line, state, *operands):

@@ -7,9 +7,11 @@ import warnings
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import profiler
 
 from onepass import _lists, _native, _ops
 from onepass._autocast import under_autocast
+from onepass._backward import is_profiled
 from onepass._native import LineError
 from onepass.autograd import Apply, Transformable, differentiable, is_transformed
 from onepass.plan import Cost, Plan, Strategy, Traffic, chip_of, reason
@@ -105,6 +107,12 @@ class Line:
         return self._call(x, operands, training, generator, stack)
 
     def _call(self, x, operands, training, generator, stack=False):
+        if is_profiled():
+            with profiler.record_function(f"onepass: {self.text}"):
+                return self._run(x, operands, training, generator, stack)
+        return self._run(x, operands, training, generator, stack)
+
+    def _run(self, x, operands, training, generator, stack):
         if self.turns and torch.is_grad_enabled():
             self._check_positions(operands)
         if isinstance(x, (list, tuple)):
