@@ -71,9 +71,10 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
   static variable_list backward(AutogradContext* ctx, const variable_list& upstream) {
     const std::string& line = ctx->saved_data.at("line").toStringRef();
     RECORD_USER_SCOPE("onepass backward: " + line);
-    if (at::GradMode::is_enabled()) return gradients(*ctx, upstream);
+    const variable_list all = ctx->get_saved_variables();  // a checkpoint computes them here, with autograd
+    if (at::GradMode::is_enabled()) return gradients(*ctx, upstream, all);
     const at::AutoDispatchBelowADInplaceOrView below;
-    return gradients(*ctx, upstream);
+    return gradients(*ctx, upstream, all);
   }
 
  private:
@@ -142,8 +143,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     std::vector<std::int64_t> first;  // of each operand, and how many there are in all
   };
 
-  static variable_list gradients(const AutogradContext& ctx, const variable_list& upstream) {
-    const variable_list all = ctx.get_saved_variables();
+  static variable_list gradients(const AutogradContext& ctx, const variable_list& upstream, const variable_list& all) {
     const std::string& line = ctx.saved_data.at("line").toStringRef();
     const std::vector<std::int64_t> types = ctx.saved_data.at("types").toIntVector(),
                                     of = ctx.saved_data.at("of").toIntVector(),
