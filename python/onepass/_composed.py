@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ class _Part(NamedTuple):
 
 
 def composed_backward(
-    line, gradients: Sequence[Tensor], saved: Saved, types: Sequence[int], wanted: int
+    line, gradients: Sequence[Tensor], saved: Saved, types: Sequence[int], wanted: int, first_row: int = 0
 ) -> tuple[Tensor, ...]:
     """What the backward operator writes, as a differentiable function of its tensors.
 
@@ -71,7 +72,8 @@ def composed_backward(
         at_end = y * (at_end - (y * at_end).sum(-1, keepdim=True))
     found: dict[int, Tensor] = {}  # 0: x's, i + 1: operand i's
     for part in reversed(parts):
-        at_end = _pull(line, part, operands, saved.dropout_state, at_end, gradients[1:], found)
+        compose_with = functools.partial(compose, dropout_state=saved.dropout_state, first_row=first_row)
+        at_end = _pull(line, part, compose_with, operands, at_end, gradients[1:], found)
     found[0] = at_end
     outputs = _native.gradients(line.text, types[0] % _native.BROADCAST, tuple(types[1:]), wanted)["outputs"]
     return tuple(found[o["input"]].to(OF_DTYPE[o["dtype"]]) for o in outputs)
@@ -113,7 +115,7 @@ def _parts(line, saved, x) -> list[_Part]:
     return [*parts, _Part(begin, len(line.words), value)]
 
 
-def _pull(line, part, operands, dropout_state, at_end, of_kept, found) -> Tensor:
+def _pull(line, part, compose_with, operands, at_end, of_kept, found) -> Tensor:
     """The gradient at a part's begin, from that at its end; those of its operands are put among the found ones."""
     earlier, words = line.words[: part.begin], line.words[part.begin : part.end]
     first, first_kept, dropouts = (
@@ -125,7 +127,7 @@ def _pull(line, part, operands, dropout_state, at_end, of_kept, found) -> Tensor
     def run(value, *some):
         given = dict(zip(smooth, some))
         taken = [given.get(i, operands[i]) for i in places]
-        return compose(words, value, taken, dropout_state, dropouts=dropouts)
+        return compose_with(words, value, taken, dropouts=dropouts)
 
     _, pull = torch.func.vjp(run, part.value, *[operands[i] for i in smooth])
     kept = of_kept[first_kept : first_kept + sum(map(_is_keep, words))]

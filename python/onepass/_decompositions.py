@@ -41,10 +41,11 @@ def _forward(shapes):
 def _group_forward(xs, operands, line, state, save, own, stack):
     of_line, count = _parse(line), len(xs)
     places = [(begin - count, end - count) for begin, end in _groups.places_of(of_line, count, own)[1:]]
-    each = [
-        compose(of_line.words, x, [operands[begin + (i if end - begin > 1 else 0)] for begin, end in places], state)
-        for i, x in enumerate(xs)
-    ]
+    each, first_row = [], 0
+    for i, x in enumerate(xs):
+        taken = [operands[begin + (i if end - begin > 1 else 0)] for begin, end in places]
+        each.append(compose(of_line.words, x, taken, state, first_row=first_row))
+        first_row += x.shape[:-1].numel()
     results = []
     for kind in zip(*each):
         results += [torch.stack(kind)] if stack else kind

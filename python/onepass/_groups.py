@@ -175,13 +175,14 @@ class GroupGradient(Gradient):
         places = [
             (begin - self.count, end - self.count) for begin, end in places_of(self.line, self.count, self.own)[1:]
         ]
-        each = []
+        each, first_row = [], 0
         for i in range(self.count):
             upstream = [some[i] for some in self._by_kind(given)]
             resumed, product, behind = [next((t[i] for t in self._by_kind(some)), None) for some in kinds]
             own = tuple(operands[begin + (i if end - begin > 1 else 0)] for begin, end in places)
             saved = Saved(xs[i] if xs else None, resumed, None, state, product, behind, own)
-            each.append(composed_backward(self.line, upstream, saved, self.types, self.wanted))
+            each.append(composed_backward(self.line, upstream, saved, self.types, self.wanted, first_row))
+            first_row += upstream[0].shape[:-1].numel()
         written = []
         outputs = _native.gradients(self.line.text, self.types[0], self.types[1:], self.wanted)["outputs"]
         for output, some in zip(outputs, zip(*each)):

@@ -129,6 +129,20 @@ def test_a_list_of_tensors(line, stack, device):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("stack", [False, True], ids=["list", "stack"])
+def test_a_list_with_dropout(stack, device):
+    """Whose masks count the rows of the tensors before."""
+    inputs = make_inputs("dropout(0.5) | add | keep | rms_norm(1e-6)", (3, 4), torch.float64, device)
+    other, third = torch.randn(2, 3, 4, dtype=torch.float64, device=device)
+
+    def run(x, residual, *more):
+        results = onepass.fused("dropout(0.5) | add | keep | rms_norm(1e-6)", [x, *more], residual, stack=stack)
+        return results if stack else [t for kind in results for t in kind]
+
+    given = (*inputs.tensors, other.requires_grad_(), third.requires_grad_())
+    assert gradgradcheck(seeded(run), given, fast_mode=True, atol=1e-4)
+
+
 def test_a_third_derivative(device):
     x = torch.randn(6, dtype=torch.float64, device=device, requires_grad=True)
 
