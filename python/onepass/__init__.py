@@ -7,7 +7,8 @@ there; ``functional`` and ``nn`` speak lines; ``line`` parses and calls them, ``
 and ``_ops`` join them to PyTorch; ``_native`` is the C++ library.
 """
 
-from onepass import cache, functional, nn
+from onepass import _vmap, cache, functional, nn  # noqa: F401 (registers)
+from onepass._decompositions import decompositions
 from onepass.advice.explain import explain
 from onepass.define import WordError, define_word, defined_words, undefine_word
 from onepass.line import Line, LineError, Word, fused, words
@@ -25,6 +26,7 @@ __all__ = [
     "Word",
     "WordError",
     "cache",
+    "decompositions",
     "define_word",
     "defined_words",
     "explain",

@@ -15,7 +15,7 @@ def under_autocast(
 ) -> Sequence[Tensor | None]:
     """The same tensors; where autocast is enabled those of them (of these numbers, if given) that it casts in its
     dtype."""
-    if not torch.is_autocast_enabled(device_type):
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):  # which knows no such device
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from onepass import _native
-from onepass.autograd import differentiable, differentiated_once, plan
+from onepass._backward import run_backward
+from onepass._composed import Saved, composed_backward
+from onepass._ops import library
+from onepass.autograd import Gradient, differentiable, plan
 
 
 def call(line, state, count: int, own: int, stack: bool, tensors) -> list:
@@ -20,8 +25,6 @@ def call(line, state, count: int, own: int, stack: bool, tensors) -> list:
         # Dynamo refuses one tensor as two inputs of an autograd function.
         views = [t.view_as(t) if any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
         results = ApplyGroup.apply(*how, *views)
-    elif torch._C._are_functorch_transforms_active():
-        results = TransformableGroup.apply(*how, *tensors)
     elif differentiable() is None:
         results = ApplyGroup.apply(*how, *tensors)
     else:
@@ -35,7 +38,7 @@ def _forward(line, state, count, own, stack, tensors, save):
     return op(tensors[:count], tensors[count:], line.text, state, save, own, stack)
 
 
-def _places(line, count, own) -> list[tuple[int, int]]:
+def places_of(line, count, own) -> list[tuple[int, int]]:
     """Where the tensors of x, then of each operand, begin and end."""
     places, end = [(0, count)], count
     for i in range(line.operand_count):
@@ -55,7 +58,7 @@ def save(ctx, inputs, output):
     line, state, count, own, stack, *tensors = inputs
     lists = 1 if stack else count
     results = (1 + line.keeps) * lists
-    places = _places(line, count, own)
+    places = places_of(line, count, own)
     ctx.line, ctx.of = line, (count, own, stack)
     ctx.mark_non_differentiable(*output[results:])
     ctx.results = [(r.shape, r.dtype) for r in output[:results]]
@@ -79,7 +82,6 @@ def save(ctx, inputs, output):
         kind(1 + line.keeps) if line.reads_product else [],
         kind(line.resumes_behind),
     ]
-    ctx.saved_counts = [len(some) for some in saved]
     operands = []
     for is_read, (begin, end) in zip(line.reads_operands, places[1:]):
         operands += tensors[begin:end] if is_read else [None] * (end - begin)
@@ -108,12 +110,7 @@ def _type_of(line, operand, places, tensors) -> int:
 def gradients(ctx, upstream):
     """Of the tensors, those that are needed."""
     line, (count, own, stack) = ctx.line, ctx.of
-    places = _places(line, count, own)
-    state, statistics, *rest = ctx.saved_tensors
-    kinds = []
-    for number in ctx.saved_counts:
-        kinds.append(rest[:number])
-        rest = rest[number:]
+    places = places_of(line, count, own)
     dtype, device = ctx.like
     # Zeros as dense as the others: they share a launch.
     given = [
@@ -122,12 +119,10 @@ def gradients(ctx, upstream):
     needed = ctx.needs_input_grad[5:]
     of_kinds = [any(needed[begin:end]) for begin, end in places]
     sources, wanted, writes = plan(line.text, dtype, ctx.types[1:], (of_kinds[0], False, False, *of_kinds[1:]))
-    written = []
+    written = ()
     if writes:
-        xs, resumed, products, behind = kinds
-        op = torch.ops.onepass.group_backward.default
-        how = (state, line.text, ctx.types, wanted, own, stack)
-        written = op(given, xs, rest, resumed, statistics, products, behind, *how)
+        how = GroupGradient(line, ctx.types, wanted, count, own, stack)
+        written = run_backward(how, *given, *ctx.saved_tensors)
     firsts = _firsts(line, count, sources, places)
     results = [None] * len(needed)
     for kind, (source, (begin, end)) in enumerate(zip(sources, places)):
@@ -159,8 +154,84 @@ def _firsts(line, count, sources, places) -> list[int]:
     return firsts
 
 
+@dataclass(frozen=True)
+class GroupGradient(Gradient):
+    """The same for several tensors."""
+
+    count: int
+    own: int
+    stack: bool
+
+    def run(self, *tensors):
+        """tensors: the gradients of the results and of the kept values, then what was saved."""
+        given, state, statistics, (xs, resumed, products, behind), operands = self._sorted(tensors)
+        how = (state, self.line.text, self.types, self.wanted, self.own, self.stack)
+        op = torch.ops.onepass.group_backward.default
+        return tuple(op(given, xs, operands, resumed, statistics, products, behind, *how))
+
+    def compose(self, *tensors):
+        """Each tensor by itself; the gradients of what they share are sums."""
+        given, state, _, (xs, *kinds), operands = self._sorted(tensors)
+        places = [
+            (begin - self.count, end - self.count) for begin, end in places_of(self.line, self.count, self.own)[1:]
+        ]
+        each, first_row = [], 0
+        for i in range(self.count):
+            upstream = [some[i] for some in self._by_kind(given)]
+            resumed, product, behind = [next((t[i] for t in self._by_kind(some)), None) for some in kinds]
+            own = tuple(operands[begin + (i if end - begin > 1 else 0)] for begin, end in places)
+            saved = Saved(xs[i] if xs else None, resumed, None, state, product, behind, own)
+            each.append(composed_backward(self.line, upstream, saved, self.types, self.wanted, first_row))
+            first_row += upstream[0].shape[:-1].numel()
+        written = []
+        outputs = _native.gradients(self.line.text, self.types[0], self.types[1:], self.wanted)["outputs"]
+        for output, some in zip(outputs, zip(*each)):
+            operand = output["input"] - 1
+            is_row = operand < 0 or operand in self.line.tensor_operands
+            written += some if is_row or self.own >> operand & 1 else [sum(some)]
+        return tuple(written)
+
+    def _by_kind(self, tensors):
+        """Of each kind, a tensor or a list with one for each."""
+        return tensors if self.stack else [tensors[i : i + self.count] for i in range(0, len(tensors), self.count)]
+
+    def _sorted(self, tensors):
+        """The gradients, the dropout state, the statistics, four kinds of saved tensors, and the operands."""
+        line, lists = self.line, 1 if self.stack else self.count
+        tensors = list(tensors)
+        counts = [
+            (1 + line.keeps) * lists,
+            1,
+            1,
+            self.count * line.reads_x,
+            lists * (line.resumes_from is not None),
+            lists * line.reads_product,
+            lists * (line.resumes_behind is not None),
+        ]
+        some = []
+        for count in counts:
+            some.append(tensors[:count])
+            del tensors[:count]
+        given, (state,), (statistics,), *kinds = some
+        return given, state, statistics, kinds, tensors
+
+
+library.define(
+    "differentiable_group_backward(Tensor[] gradients, Tensor?[] saved, str line, int[] types, int wanted, int count, "
+    "int own, bool stack) -> Tensor[]"
+)
+
+
+@torch.library.impl(library, "differentiable_group_backward", "CompositeImplicitAutograd")
+def _(gradients, saved, line, types, wanted, count, own, stack):
+    from onepass.line import _parse
+
+    how = GroupGradient(_parse(line), tuple(types), wanted, count, own, stack)
+    return list(run_backward(how, *gradients, *saved))
+
+
 class ApplyGroup(torch.autograd.Function):
-    """Calls a line for several tensors so that it can be differentiated once, in terms that torch.compile can trace."""
+    """Calls a line for several tensors so that it can be differentiated, in terms that torch.compile can trace."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -173,11 +244,4 @@ class ApplyGroup(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *upstream):
         """Gradients of the tensors, those that are needed."""
-        return differentiated_once(ctx, upstream, gradients)
-
-
-class TransformableGroup(ApplyGroup):
-    """The same for torch.func's transforms, which want forward and its context apart (that costs every call more)."""
-
-    forward = staticmethod(run)
-    setup_context = staticmethod(save)
+        return gradients(ctx, upstream)

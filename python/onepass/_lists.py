@@ -8,6 +8,7 @@ import torch
 
 from onepass import _groups, _native
 from onepass._autocast import under_autocast
+from onepass.autograd import is_transformed
 
 _MOST_FEATURES = 8  # of `linear` in a list; so src/spec/contraction.h has it
 
@@ -123,6 +124,8 @@ def _without_dropout(line, xs, operands) -> list:
 def _is_one_call(line, xs, operands) -> bool:
     """Whether a kernel takes tensors that are elsewhere each: with `linear`, of few features."""
     x = xs[0]
+    if is_transformed():
+        return False
     if x.is_cpu and not line._runs_on_cpu(_own(operands, 0)):
         return False
     if line.weight is None:
@@ -218,7 +221,7 @@ def _pieces_of_operands(line, xs, operands):
 
 def _pieces_of(tensors):
     """The same as a view, where they are equal pieces of one tensor; else None."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or is_transformed():
         return None
     if not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return None

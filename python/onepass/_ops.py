@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from onepass import _native
+from onepass._composed import OF_DTYPE
 
-OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}
 library = torch.library.Library("onepass", "FRAGMENT")
 
 
@@ -26,12 +26,12 @@ def _statistics(x: torch.Tensor, line: str) -> torch.Tensor:
 
 
 @torch.library.register_fake("onepass::elementwise_forward", lib=library)
-def _(x, operands, line, dropout_state):
+def elementwise_results(x, operands, line, dropout_state):
     return _results(x, line)
 
 
 @torch.library.register_fake("onepass::rowwise_forward", lib=library)
-def _(x, operands, line, dropout_state, save_statistics):
+def rowwise_results(x, operands, line, dropout_state, save_statistics):
     results = _results(x, line)
     if save_statistics:
         results.append(_statistics(x, line))
@@ -41,7 +41,7 @@ def _(x, operands, line, dropout_state, save_statistics):
 @torch.library.register_fake("onepass::linear_forward", lib=library)
 @torch.library.register_fake("onepass::scores_forward", lib=library)
 @torch.library.register_fake("onepass::attention_forward", lib=library)
-def _(x, operands, line, dropout_state, save):
+def contraction_results(x, operands, line, dropout_state, save):
     facts = _native.describe(line)
     weight = operands[facts["weight"]]
 
@@ -106,7 +106,7 @@ def _places(own: int, line: str, count: int) -> list[tuple[int, int]]:
 
 
 @torch.library.register_fake("onepass::group_forward", lib=library)
-def _(xs, operands, line, dropout_state, save, own, stack):
+def group_results(xs, operands, line, dropout_state, save, own, stack):
     facts, count = _native.describe(line), len(xs)
     has_linear = facts["weight"] is not None
     rows = operands[_places(own, line, count)[facts["weight"]][0]].shape[0] if has_linear else None

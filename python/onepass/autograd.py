@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import functools
 import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd import forward_ad
 
 from onepass import _native
+from onepass._backward import derivative_along, run_backward
+from onepass._composed import Saved, composed_backward
+from onepass._ops import library
+from onepass.reference import compose
+
+if TYPE_CHECKING:
+    from onepass.line import Line
 
 
 @functools.cache
@@ -45,6 +55,14 @@ def plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed: 
     return _plan(line, dtype, operand_types, needed)
 
 
+_is_traced, _has_transforms = torch.compiler.is_dynamo_compiling, torch._C._are_functorch_transforms_active
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward mode sees a call."""
+    return not _is_traced() and (_has_transforms() or forward_ad._current_level >= 0)
+
+
 def run(x, line, state, *operands):
     """The result, the kept values and, where backward reads them, what `linear` gives and the row statistics."""
     if line.weight is not None:
@@ -54,8 +72,8 @@ def run(x, line, state, *operands):
     return tuple(line.forward_op(x, operands, line.text, state))
 
 
-def save(ctx, inputs, output):
-    """Saves what backward reads."""
+def save(ctx, inputs, output, everything=False):
+    """Saves what backward reads; or everything, for forward mode too."""
     x, line, state, *operands = inputs
     ctx.line = line
     ctx.set_materialize_grads(False)
@@ -71,24 +89,26 @@ def save(ctx, inputs, output):
     ctx.operand_types = tuple(types)
     ctx.mark_non_differentiable(*output[1 + line.keeps :])
     for_weight = line.weight is not None and ctx.needs_input_grad[3 + line.weight]
-    ctx.save_for_backward(
-        x if line.reads_x and (for_weight or not line.x_for_weight) else None,
+    saved = (
+        x if everything or line.reads_x and (for_weight or not line.x_for_weight) else None,
         None if line.resumes_from is None else output[line.resumes_from],
         output[-1] if line.reads_statistics else None,
+        state,
         output[1 + line.keeps] if line.reads_product else None,
         None if line.resumes_behind is None else output[line.resumes_behind],
-        state,
         *[
-            o if read and (for_weight or not only_for_it) else None
+            o if everything or read and (for_weight or not only_for_it) else None
             for o, read, only_for_it in zip(operands, line.reads_operands, line.operands_for_weight)
         ],
     )
+    ctx.save_for_backward(*saved)
+    if everything:
+        ctx.save_for_forward(*saved)
 
 
 def gradients(ctx, upstream):
     """Of x and of the operands, those that are needed."""
     line = ctx.line
-    x, resumed, statistics, product, resumed_behind, state, *operands = ctx.saved_tensors
     dtype, device = ctx.like
     given = [
         torch.zeros((), dtype=of, device=device).expand(shape) if g is None else g
@@ -97,14 +117,8 @@ def gradients(ctx, upstream):
     sources, wanted, writes = plan(line.text, dtype, ctx.operand_types, ctx.needs_input_grad)
     written = ()
     if writes:
-        rest = (state, line.text, ctx.operand_types, wanted)
-        if line.weight is not None:
-            rest = (state, line.text, (_native.DTYPES[dtype], *ctx.operand_types), wanted)
-            written = line.backward_op(given, x, operands, resumed, statistics, product, resumed_behind, *rest)
-        elif line.rowwise:
-            written = line.backward_op(given, x, operands, resumed, statistics, *rest)
-        else:
-            written = line.backward_op(given, x, operands, resumed, *rest)
+        how = Gradient(line, (_native.DTYPES[dtype], *ctx.operand_types), wanted)
+        written = run_backward(how, *given, *ctx.saved_tensors)
     results = [None if s is None else given[0] if s < 0 else written[s] for s in sources]
     for i, operand_shape in ctx.broadcast:
         if results[1 + i] is not None:
@@ -112,41 +126,50 @@ def gradients(ctx, upstream):
     return results[0], None, None, *results[1:]
 
 
-class Once(torch.autograd.Function):
-    """Passes gradients on, and refuses to be differentiated."""
+@dataclass(frozen=True)
+class Gradient:
+    """What a backward operator is told besides tensors."""
 
-    @staticmethod
-    def forward(count, *tensors):
-        """tensors: `count` gradients, then those that they depend on."""
-        return tuple(t.view_as(t) for t in tensors[:count])
+    line: Line
+    types: tuple[int, ...]
+    """Of x, then of the operands."""
+    wanted: int
+    """Bit 0: x's gradient, bit i + 1: operand i's."""
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        """Saves nothing."""
+    def run(self, *tensors):
+        """tensors: the gradients of the result and of the kept values, then what was saved."""
+        line, count = self.line, 1 + self.line.keeps
+        given = list(tensors[:count])
+        x, resumed, statistics, state, product, resumed_behind, operands = Saved.of(tensors[count:])
+        if line.weight is not None:
+            rest = (state, line.text, self.types, self.wanted)
+            return tuple(line.backward_op(given, x, operands, resumed, statistics, product, resumed_behind, *rest))
+        rest = (state, line.text, self.types[1:], self.wanted)
+        if line.rowwise:
+            return tuple(line.backward_op(given, x, operands, resumed, statistics, *rest))
+        return tuple(line.backward_op(given, x, operands, resumed, *rest))
 
-    @staticmethod
-    def backward(ctx, *upstream):
-        """Raises RuntimeError."""
-        raise RuntimeError("onepass: a fused line cannot be differentiated twice; Line.reference(...) can")
+    def compose(self, *tensors):
+        """The same of PyTorch's operators."""
+        count = 1 + self.line.keeps
+        return composed_backward(self.line, tensors[:count], Saved.of(tensors[count:]), self.types, self.wanted)
 
 
-def differentiated_once(ctx, upstream, gradients):
-    """Calls gradients(ctx, upstream). Where they are asked for with create_graph, constants would drop a second
-    derivative without a word."""
-    if not torch.is_grad_enabled():
-        return gradients(ctx, upstream)
-    with torch.no_grad():
-        results = gradients(ctx, upstream)
-    depends_on = [t for t in (*ctx.saved_tensors, *upstream) if t is not None and t.requires_grad]
-    if not depends_on:
-        depends_on = [torch.zeros((), requires_grad=True)]
-    there = [i for i, r in enumerate(results) if r is not None]
-    once = Once.apply(len(there), *[results[i] for i in there], *depends_on)
-    return tuple(once[there.index(i)] if i in there else None for i in range(len(results)))
+# C++ calls it where a gradient may be differentiated.
+library.define(
+    "differentiable_backward(Tensor[] gradients, Tensor?[] saved, str line, int[] types, int wanted) -> Tensor[]"
+)
+
+
+@torch.library.impl(library, "differentiable_backward", "CompositeImplicitAutograd")
+def _(gradients, saved, line, types, wanted):
+    from onepass.line import _parse
+
+    return list(run_backward(Gradient(_parse(line), tuple(types), wanted), *gradients, *saved))
 
 
 class Apply(torch.autograd.Function):
-    """Runs a line so that it can be differentiated once, in terms that torch.compile can trace.
+    """Runs a line so that it can be differentiated, in terms that torch.compile can trace.
 
     Saved for backward: of x and the operands only those that backward reads, a kept value or the result in x's place
     where the line can resume from it, the row statistics, and the dropout state (two integers). Never a normalised row,
@@ -163,11 +186,30 @@ class Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *upstream):
         """Gradients of x and of the operands, those that are needed."""
-        return differentiated_once(ctx, upstream, gradients)
+        return gradients(ctx, upstream)
 
 
 class Transformable(Apply):
-    """The same for torch.func's transforms, which want forward and its context apart (that costs every call more)."""
+    """The same for torch.func's transforms and for forward mode, which want forward and its context apart (that costs
+    every call more). Forward mode has no kernel: its derivatives are those of the reference."""
 
+    generate_vmap_rule = True
     forward = staticmethod(run)
-    setup_context = staticmethod(save)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Saves the same for both modes, as vmap has it."""
+        save(ctx, inputs, output, everything=True)
+        ctx.outputs = len(output)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        """Of the result and of the kept values."""
+        x, _, _, state, _, _, *operands = ctx.saved_tensors
+        of_x, _, _, *of_operands = tangents
+
+        def run(*tensors):
+            return compose(ctx.line.words, tensors[0], tensors[1:], state)
+
+        results = derivative_along((of_x, *of_operands), run, (x, *operands))
+        return *results, *[None] * (ctx.outputs - len(results))

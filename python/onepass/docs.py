@@ -196,6 +196,19 @@ a copy of them; where their operands differ, and for lines that begin with `scor
 
 An operand in a list has one dtype. Dropout's masks are those of all inputs taken together, in their order.
 
+## In PyTorch
+
+- A gradient may be differentiated again: the kernel computes it, and its own derivative is that of PyTorch's operators
+  on what the kernel reads. Under `torch.compile` there is one derivative, as of everything there. Where the matrix of
+  `linear` needs no gradient and a word behind it is nonlinear, a second one is refused.
+- Under `torch.func.vmap` the batch joins the rows and the line stays one call. Where samples have columns or a matrix
+  of their own, or want gradients of these, and with dropout, each is a call. Forward mode is computed by
+  `Line.reference`. `is_grads_batched` of `torch.autograd.grad` is refused: use `torch.func.vmap`.
+- `exported.run_decompositions(onepass.decompositions())` leaves PyTorch's operators; `torch.onnx.export` takes that.
+- AOTInductor takes every line with an operand. One without (`softmax`, `mul(0.5) | causal | softmax`) fails when it
+  runs, since torch 2.15 passes an empty list of tensors as none; decompose such a program.
+- A profile shows `onepass: <line>` and `onepass backward: <line>`.
+
 ## Dropout and training
 
 `dropout(p)` zeroes an element with probability p, rounded to a multiple of 2^-16, and divides the others by the

@@ -7,17 +7,16 @@ import warnings
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import profiler
 
 from onepass import _lists, _native, _ops
 from onepass._autocast import under_autocast
+from onepass._backward import is_profiled
 from onepass._native import LineError
-from onepass.autograd import Apply, Transformable, differentiable
+from onepass.autograd import Apply, Transformable, differentiable, is_transformed
 from onepass.plan import Cost, Plan, Strategy, Traffic, chip_of, reason
 
 __all__ = ["Line", "LineError", "Word", "fused", "words"]
-
-
-_transforms_are_active = torch._C._are_functorch_transforms_active
 
 
 @dataclass(frozen=True)
@@ -131,6 +130,12 @@ class Line:
         return self._call(x, operands, training, generator, stack)
 
     def _call(self, x, operands, training, generator, stack=False):
+        if is_profiled():
+            with profiler.record_function(f"onepass: {self.text}"):
+                return self._run(x, operands, training, generator, stack)
+        return self._run(x, operands, training, generator, stack)
+
+    def _run(self, x, operands, training, generator, stack):
         if self.turns and torch.is_grad_enabled():
             self._check_positions(operands)
         if isinstance(x, (list, tuple)):
@@ -150,7 +155,9 @@ class Line:
             if x.is_cpu and not self._runs_on_cpu(operands):
                 self._check_shapes(x, operands)
                 return self.reference(x, *operands, dropout_state=state)
-            if torch.is_grad_enabled() and _requires_grad(x, operands):
+            if is_transformed():
+                results = Transformable.apply(x, self, state, *operands)
+            elif torch.is_grad_enabled() and _requires_grad(x, operands):
                 results = self._differentiable(x, state, operands)
             elif self.rowwise or self.weight is not None:
                 results = self.forward_op(x, operands, self.text, state, False)
@@ -163,8 +170,6 @@ class Line:
 
     def _differentiable(self, x, state, operands):
         if not torch.compiler.is_compiling():
-            if _transforms_are_active():
-                return Transformable.apply(x, self, state, *operands)
             in_one = differentiable()
             if in_one is not None:
                 return in_one((x, *operands), self.text, state)
@@ -296,6 +301,8 @@ class Line:
     def _draw(self, x, generator):
         if torch.compiler.is_compiling() and generator is None:
             return torch.ops.onepass.dropout_state(x)
+        if is_transformed():  # transforms know what their randomness means for a call that makes a tensor
+            return torch.randint(2**63 - 1, (2,), device=x.device, generator=generator)
         return _ops.draw_dropout_state(x, generator)
 
     def _runs_on_cpu(self, operands) -> bool:
@@ -340,7 +347,7 @@ _REGISTRY = _Registry()
 
 
 def _parse(line: str) -> Line:
-    return _LINES.setdefault(line, Line(line))
+    return _LINES.get(line) or _LINES.setdefault(line, Line(line))
 
 
 def forget(word: str) -> None:
@@ -359,7 +366,7 @@ def _registered_name(line: str) -> str:
 @torch.compiler.assume_constant_result
 def _registered(line: str) -> str:
     name = _registered_name(line)
-    setattr(_REGISTRY, name, _LINES.get(line) or _parse(line))
+    setattr(_REGISTRY, name, _parse(line))
     return name
 
 

@@ -106,6 +106,8 @@ def compose(
     training: bool = True,
     *,
     eps_dtype: torch.dtype | None = None,
+    dropouts: int = 0,
+    first_row: int = 0,
 ) -> tuple[Tensor, ...]:
     """Runs a line word by word as plain, differentiable PyTorch.
 
@@ -118,6 +120,8 @@ def compose(
         training: whether dropout acts.
         eps_dtype: the dtype whose machine epsilon a `rms_norm` without a number adds, x's by default. A reference
             that computes in a wider dtype passes the original one.
+        dropouts: how many dropouts stand before these words, where they are a part of a line.
+        first_row: of x among those of a list, whose dropout counts all their rows.
 
     Returns:
         The result, then the values of each `keep` in order, all of x's dtype, behind a contraction of its matrix's. In
@@ -126,15 +130,14 @@ def compose(
     """
     pending = iter(operands)
     kept: list[Tensor] = []
-    dropouts = 0
     value, dtype = x, x.dtype
     for word in words:
         function = WORDS[word.name]
         if word.kind == "dropout":
             if training:
-                numbers = (
-                    None if dropout_state is None else dropout_numbers(value.shape, dropout_state, dropouts, x.device)
-                )
+                numbers = None
+                if dropout_state is not None:
+                    numbers = dropout_numbers(value.shape, dropout_state, dropouts, x.device, first_row)
                 value = function(value, *word.numbers, numbers)
             dropouts += 1
             continue
@@ -162,7 +165,9 @@ def machine_epsilon(dtype: torch.dtype) -> float:
     return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
 
 
-def dropout_numbers(shape: Sequence[int], state: Tensor, ordinal: int, device: torch.device | str) -> Tensor:
+def dropout_numbers(
+    shape: Sequence[int], state: Tensor, ordinal: int, device: torch.device | str, first_row: int = 0
+) -> Tensor:
     """The 16 random bits of every element, as int64 from 0 to 65535, of the line's dropout number `ordinal`.
 
     Eight neighbours of a row share one Philox call. Its counter holds their group, counted over the whole tensor, and
@@ -172,7 +177,7 @@ def dropout_numbers(shape: Sequence[int], state: Tensor, ordinal: int, device: t
     rows = math.prod(shape[:-1])
     groups_a_row = (columns + 7) // 8
     seed, offset = state.to(device).unbind()
-    group = torch.arange(rows * groups_a_row, dtype=torch.int64, device=device)
+    group = torch.arange(rows * groups_a_row, dtype=torch.int64, device=device) + first_row * groups_a_row
     counter = (low_word(group), high_word(group), low_word(offset), high_word(offset) ^ ordinal)
     words = torch.stack(torch.broadcast_tensors(*philox(counter, (low_word(seed), high_word(seed)))), -1)
     halves = torch.stack((words & 0xFFFF, words >> 16), -1)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -161,6 +162,11 @@ struct saved_tensors {
 
   static constexpr std::size_t kOperands = 6;  // where they begin
   static optional_tensor given(const Tensor& t) { return t.defined() ? optional_tensor(t) : std::nullopt; }
+  static optional_tensors given(const variable_list& all) {
+    optional_tensors some;
+    for (const Tensor& t : all) some.push_back(given(t));
+    return some;
+  }
 };
 
 // types: of x, then of the operands.
@@ -203,40 +209,14 @@ inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList 
   return op.call(upstream, saved.x, operands, saved.resumed, saved.dropout_state, line, types.slice(1), wanted);
 }
 
-// Passes gradients on, and refuses to be differentiated.
-struct Once : torch::autograd::Function<Once> {
-  static variable_list forward(AutogradContext*, at::TensorList /*depends on*/, const variable_list& gradients) {
-    variable_list results;
-    for (const Tensor& g : gradients) results.push_back(g.view_as(g));
-    return results;
-  }
-  static variable_list backward(AutogradContext*, const variable_list&) {
-    TORCH_CHECK(false, "onepass: a fused line cannot be differentiated twice; Line.reference(...) can");
-  }
-};
-
-// Gradients made of what was saved and of upstream ones. Where they are asked for with create_graph, constants would
-// drop a second derivative without a word.
-inline variable_list differentiated_once(variable_list results, const variable_list& saved,
-                                         const variable_list& upstream) {
-  if (!at::GradMode::is_enabled()) return results;
-  variable_list depends_on;
-  for (const variable_list* some : {&saved, &upstream}) {
-    for (const Tensor& t : *some) {
-      if (t.defined() && t.requires_grad()) depends_on.push_back(t);
-    }
-  }
-  if (depends_on.empty()) depends_on.push_back(at::zeros({}).requires_grad_());
-  variable_list defined;
-  for (const Tensor& g : results) {
-    if (g.defined()) defined.push_back(g);
-  }
-  defined = Once::apply(at::TensorList(depends_on), defined);
-  auto next = defined.begin();
-  for (Tensor& g : results) {
-    if (g.defined()) g = *next++;
-  }
-  return results;
+// What run_backward gives where it may be differentiated again: python/onepass/autograd.py knows its derivative.
+inline std::vector<Tensor> run_differentiable_backward(at::TensorList upstream, const variable_list& saved,
+                                                       const std::string& line, at::IntArrayRef types,
+                                                       std::int64_t wanted) {
+  static const auto op =
+      operation<std::vector<Tensor>(at::TensorList, const optional_tensors&, std::string_view, at::IntArrayRef,
+                                    std::int64_t)>("onepass::differentiable_backward");
+  return op.call(upstream, saved_tensors::given(saved), line, types, wanted);
 }
 
 struct Fused : torch::autograd::Function<Fused> {
@@ -275,13 +255,12 @@ struct Fused : torch::autograd::Function<Fused> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& upstream) {
-    const variable_list all = ctx->get_saved_variables();
-    variable_list results;
-    {
-      const at::AutoDispatchBelowADInplaceOrView below;
-      results = gradients(*ctx, upstream, all);
-    }
-    return differentiated_once(results, all, upstream);
+    const std::string& line = ctx->saved_data.at("line").toStringRef();
+    RECORD_USER_SCOPE("onepass backward: " + line);
+    const variable_list all = ctx->get_saved_variables();  // a checkpoint computes them here, with autograd
+    if (at::GradMode::is_enabled()) return gradients(*ctx, upstream, all);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return gradients(*ctx, upstream, all);
   }
 
  private:
@@ -311,7 +290,8 @@ struct Fused : torch::autograd::Function<Fused> {
     variable_list written;
     if (library.plan(facts, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
                      sources.data())) {
-      written = run_backward(facts, given, saved_tensors(all), line, types, wanted);
+      written = at::GradMode::is_enabled() ? run_differentiable_backward(given, all, line, types, wanted)
+                                           : run_backward(facts, given, saved_tensors(all), line, types, wanted);
     }
     for (std::size_t i = 0; i < types.size(); ++i) {
       if (sources[i] == kUpstream) results[i] = given[0];

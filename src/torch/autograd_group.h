@@ -69,13 +69,12 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
 
   // An undefined gradient comes as zeros, as dense as the others: they share a launch.
   static variable_list backward(AutogradContext* ctx, const variable_list& upstream) {
-    const variable_list all = ctx->get_saved_variables();
-    variable_list results;
-    {
-      const at::AutoDispatchBelowADInplaceOrView below;
-      results = gradients(*ctx, upstream, all);
-    }
-    return differentiated_once(results, all, upstream);
+    const std::string& line = ctx->saved_data.at("line").toStringRef();
+    RECORD_USER_SCOPE("onepass backward: " + line);
+    const variable_list all = ctx->get_saved_variables();  // a checkpoint computes them here, with autograd
+    if (at::GradMode::is_enabled()) return gradients(*ctx, upstream, all);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return gradients(*ctx, upstream, all);
   }
 
  private:
@@ -194,6 +193,12 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
   static variable_list run(const AutogradContext& ctx, const variable_list& upstream, const variable_list& all,
                            const std::string& line, const std::vector<std::int64_t>& types, std::int64_t wanted,
                            const std::vector<std::int64_t>& of) {
+    if (at::GradMode::is_enabled()) {
+      using differentiable = std::vector<Tensor>(at::TensorList, const optional_tensors&, std::string_view,
+                                                 at::IntArrayRef, std::int64_t, std::int64_t, std::int64_t, bool);
+      static const auto op = operation<differentiable>("onepass::differentiable_group_backward");
+      return op.call(upstream, saved_tensors::given(all), line, types, wanted, of[0], of[1], of[2] != 0);
+    }
     auto next = all.begin() + 2;
     std::vector<variable_list> saved;  // x, what backward resumes from, what `linear` gives, and instead of that
     for (const std::int64_t count : ctx.saved_data.at("saved").toIntVector()) {

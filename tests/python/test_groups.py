@@ -198,14 +198,6 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(of, leaves)
 
 
-def test_is_differentiated_once():
-    call = Call("bias | gelu", [(2,), (3,)])
-    kinds = call.together()
-    grads = torch.autograd.grad(sum(y.sum() for y in kinds[0]), call.xs, create_graph=True)
-    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
-        sum(g.sum() for g in grads).backward()
-
-
 def test_torch_func():
     call = Call("bias | rms_norm | scale", [(2,), (3,)], own="some")
 

@@ -1,0 +1,105 @@
+"""What torch.func.vmap makes of the operators: the batch joins the rows where they take it, else one call for each."""
+
+from __future__ import annotations
+
+import torch
+from torch._functorch.vmap import _broadcast_to_and_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from onepass import _native
+from onepass._ops import library
+
+# Tensors of a row for each of x's, by the names in the operators' schemas.
+_ROWS = ("x", "gradients", "resumed", "product", "resumed_behind")
+_OPERANDS_OF_ROWS = ("tensor", "keys", "values")
+
+
+def _register(name: str) -> None:
+    op = getattr(torch.ops.onepass, name).default
+    names = [argument.name for argument in op._schema.arguments]
+
+    def rule(info, in_dims, *args):
+        given, dims = dict(zip(names, args)), dict(zip(names, in_dims))
+        if not name.startswith("group") and _may_join_rows(given, dims):
+            return _together(op, info.batch_size, given, dims)
+        return _one_by_one(op, info.batch_size, args, in_dims)
+
+    torch.library.register_vmap(f"onepass::{name}", rule, lib=library)
+
+
+def _operand_kinds(line: str) -> list[str]:
+    words = _native.describe(line)["words"]
+    return [word["operand"] for word in words if word["operand"] != "none" for _ in range(word["operands"])]
+
+
+def _may_join_rows(given, dims) -> bool:
+    """Not where samples have their own columns or matrices, or want gradients of them; nor with dropout, whose mask
+    depends on an element's place among all."""
+    line = given["line"]
+    kinds = _operand_kinds(line)
+    shared = [i for i, kind in enumerate(kinds) if kind not in _OPERANDS_OF_ROWS]
+    wanted = given.get("wanted", 0)
+    least = 1 if any(word["name"] == "causal" for word in _native.describe(line)["words"]) else 0
+    return (
+        given["dropout_state"] is None
+        and all(dims["operands"][i] is None and not wanted >> (i + 1) & 1 for i in shared)
+        and _rank(given, dims) > least
+    )
+
+
+def _rank(given, dims) -> int:
+    """How many dimensions x has for one sample."""
+    if "gradients" in given:
+        return given["gradients"][0].dim() - (dims["gradients"][0] is not None)
+    return given["x"].dim() - (dims["x"] is not None)
+
+
+def _together(op, size: int, given, dims):
+    line, rank = given["line"], _rank(given, dims)
+    kinds = _operand_kinds(line)
+
+    def rows(t, dim):
+        if t is None:
+            return None
+        return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+    def operand(t, dim, kind):
+        if kind != "tensor":
+            return rows(t, dim) if kind in _OPERANDS_OF_ROWS else t
+        if dim is None:
+            return t
+        t = t.movedim(dim, 0)
+        return t.reshape(size, *[1] * (rank + 1 - t.dim()), *t.shape[1:])
+
+    args = dict(given)
+    for name in _ROWS:
+        if name in args:
+            t, dim = args[name], dims[name]
+            args[name] = [rows(*both) for both in zip(t, dim)] if name == "gradients" else rows(t, dim)
+    args["operands"] = [operand(*each) for each in zip(given["operands"], dims["operands"], kinds)]
+    if given.get("statistics") is not None:  # [statistics, rows]
+        args["statistics"] = rows(given["statistics"], dims["statistics"]).movedim(0, 1).flatten(1).contiguous()
+    results = op(*args.values())
+    out_dims = [0] * len(results)
+    saves = given.get("save_statistics") or given.get("save") and _native.describe(line)["reads_statistics"]
+    if saves:
+        results[-1] = results[-1].unflatten(1, (size, -1))
+        out_dims[-1] = 1
+    return results, out_dims
+
+
+def _one_by_one(op, size: int, args, in_dims):
+    tensors, spec = tree_flatten(args)
+    dims = _broadcast_to_and_flatten(in_dims, spec)
+    each = [
+        # Contiguous, as the kernels take their statistics to be.
+        op(*tree_unflatten([t if d is None else t.select(d, i).contiguous() for t, d in zip(tensors, dims)], spec))
+        for i in range(size)
+    ]
+    results = [torch.stack(some) for some in zip(*each)]
+    return results, [0] * len(results)
+
+
+for _skeleton in ("elementwise", "rowwise", "linear", "scores", "attention", "group"):
+    for _direction in ("forward", "backward"):
+        _register(f"{_skeleton}_{_direction}")
