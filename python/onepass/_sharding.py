@@ -14,7 +14,7 @@ as the state of dropout does.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +67,7 @@ def run(line, x: DTensor, operands: Sequence[Tensor], generator: torch.Generator
         for i, tensor in enumerate((x, *operands))
     ]
     if parts.behind:  # of a sum over ranks, each adds its share of a bias
-        ranks = math.prod(mesh.size(dim) for dim, layout in enumerate(layouts) if layout.result.is_partial())
+        ranks = math.prod([mesh.size(i) for i, layout in enumerate(layouts) if layout.result.is_partial()])
         local = [t / ranks if ranks > 1 and line.is_behind(i - 1) else t for i, t in enumerate(local)]
     shard = _shard(mesh, [layout.inputs[0] if parts.draws_before else layout.result for layout in layouts])
     results = line._call(local[0], tuple(local[1:]), True, generator, shard=shard)
@@ -118,16 +118,15 @@ def _may_be_sharded(line, dims: int, at: int) -> bool:
     return at < dims - 2 or not line.looks_at_rows
 
 
-def _sharded_dimensions(line, x: DTensor, operands: Sequence[DTensor], dim: int) -> Iterator[int]:
+def _sharded_dimensions(line, x: DTensor, operands: Sequence[DTensor], dim: int) -> list[int]:
     """Dimensions of x in which it is sharded, or could be as an operand is."""
-    if type(x.placements[dim]) is Shard:
-        yield x.placements[dim].dim
+    found = [at for at in range(x.dim()) if _is_shard(x.placements[dim], at)]
     for i, operand in enumerate(operands):
-        placement = operand.placements[dim]
-        if type(placement) is Shard:
-            at = placement.dim + x.dim() - operand.dim()
-            if _is_shard(_placed(line, i, operand, x.shape, at)[0], placement.dim):
-                yield at
+        for at in range(x.dim()):
+            own, _ = _placed(line, i, operand, x.shape, at)
+            if own.is_shard() and _is_shard(operand.placements[dim], own.dim):
+                found.append(at)
+    return found
 
 
 def _placed(line, i: int, operand: DTensor, shape: torch.Size, at: int) -> tuple[Placement, Placement]:
@@ -204,7 +203,7 @@ def _wrapped(line, parts: Parts, x: DTensor, operands: Sequence[DTensor], layout
     placements, kept = [layout.result for layout in layouts], [layout.kept for layout in layouts]
 
     def wrap(local: Tensor, size: torch.Size, at: list[Placement]) -> DTensor:
-        stride = tuple(math.prod(max(n, 1) for n in size[i + 1 :]) for i in range(len(size)))
+        stride = tuple([math.prod([max(n, 1) for n in size[i + 1 :]]) for i in range(len(size))])
         return DTensor.from_local(local, x.device_mesh, at, run_check=False, shape=size, stride=stride)
 
     if not line.keeps:

@@ -53,7 +53,9 @@ def replaced(monkeypatch):
     return replace
 
 
-@pytest.fixture(scope="session", params=[(2, "cpu"), (4, "cpu"), (2, "cuda"), (4, "cuda")], ids=lambda p: f"{p[1]}x{p[0]}")
+@pytest.fixture(
+    scope="session", params=[(2, "cpu"), (4, "cpu"), (2, "cuda"), (4, "cuda")], ids=lambda p: f"{p[1]}x{p[0]}"
+)
 def ranks(request):
     """Processes of one group: gloo on the CPU, NCCL on as many GPUs."""
     from ranks import Ranks

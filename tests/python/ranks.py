@@ -9,13 +9,15 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 TIMEOUT = 120  # seconds that a function may take
+IMPORTED_ONCE = ["onepass", "torch.distributed.tensor", "torch.distributed.fsdp"]
 
 
 class Ranks:
     """`count` processes that wait for functions to run, each as all ranks at once."""
 
     def __init__(self, count, device):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED_ONCE)
         self._directory = tempfile.TemporaryDirectory()
         store = Path(self._directory.name) / "store"
         self.device = device
@@ -26,6 +28,9 @@ class Ranks:
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
+
+    def __len__(self):
+        return len(self._processes)
 
     def run(self, function, *args):
         """function(device, *args) on every rank, a module's function: what each returned.
@@ -41,7 +46,7 @@ class Ranks:
                 self.stop()
                 raise RuntimeError(f"rank {rank} did not answer within {TIMEOUT} s")
             answers.append(pipe.recv())
-        for rank, (answer, failure) in enumerate(answers):
+        for rank, (_, failure) in enumerate(answers):
             if failure:
                 raise RuntimeError(f"rank {rank}:\n{failure}")
         return [answer for answer, _ in answers]

@@ -156,3 +156,141 @@ def partial_sums(device):
 def test_partial_sums(ranks):
     scattered, reduced = {"reduce_scatter_tensor": 1}, {"all_reduce": 1}
     assert ranks.run(partial_sums)[0] == [scattered, scattered, reduced]
+
+
+def dropped(device, line, mesh_shape, placements):
+    """The mask of each rank's part, as forward and backward have it, and of the same line again."""
+    torch.manual_seed(3)
+    mesh = init_device_mesh(device, mesh_shape)
+    inputs = make_inputs(line, (8, 64), torch.float32, device, out_features=64)
+    masks = []
+    for _ in range(2):
+        tensors = [distributed(t, mesh, at) for t, at in zip((inputs.x, *inputs.operands), placements)]
+        result = onepass.fused(line, *tensors)
+        shift = result.to_local() - result.to_local().detach()  # what is dropped gets no gradient
+        masks.append((result.to_local().detach() != 0).cpu())
+        if line == "dropout(0.5)":
+            (gradient,) = torch.autograd.grad(shift.sum(), tensors[0])
+            assert torch.equal(gradient.to_local().cpu() != 0, masks[-1])
+    return masks
+
+
+def pairs_alike(masks):
+    return [[torch.equal(a, b) for b in masks] for a in masks]
+
+
+DROPOUT = [  # a line, placements along each dimension of a mesh, and those dimensions of it along which masks differ
+    ("dropout(0.5)", [[S(0), S(0)]], (True, True)),
+    ("dropout(0.5)", [[S(0), R]], (True, False)),
+    ("dropout(0.5)", [[R, S(1)]], (False, True)),
+    ("dropout(0.5)", [[R, R]], (False, False)),
+    ("linear | dropout(0.5)", [[S(0), R], [R, S(0)]], (True, True)),
+    ("linear | dropout(0.5)", [[S(0), S(1)], [R, S(1)]], (True, False)),
+]
+
+
+@pytest.mark.parametrize(("line", "placements", "differ"), DROPOUT)
+def test_dropout_masks(ranks, line, placements, differ):
+    """They differ where data differ and agree where they are replicated; each call has its own."""
+    count = len(ranks)
+    mesh_shape = (2, count // 2)
+    first, second = zip(*ranks.run(dropped, line, mesh_shape, placements))
+    parts = [tuple(c for c, d in zip(divmod(rank, count // 2), differ) if d) for rank in range(count)]
+    assert pairs_alike(first) == pairs_alike(second) == [[a == b for b in parts] for a in parts]
+    assert not any(torch.equal(a, b) for a, b in zip(first, second))
+    assert all(0.3 < mask.float().mean() < 0.7 for mask in first)
+
+
+def dropout_before_and_behind(device):
+    """One state cannot have both masks that agree and masks that differ: the matrix is gathered."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    line = "dropout(0.5) | linear | dropout(0.5)"
+    inputs = make_inputs(line, (8, 64), torch.float32, device)
+    tensors = [distributed(t, mesh, at) for t, at in zip((inputs.x, *inputs.operands), [[R], [S(0)]])]
+    assert onepass.fused(line, *tensors).placements == (R,)
+    assert onepass.fused(line, *tensors, training=False).placements == (S(1),)
+
+
+def test_dropout_before_and_behind(ranks):
+    ranks.run(dropout_before_and_behind)
+
+
+def bad_calls(device):
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    other = init_device_mesh(device, (torch.distributed.get_world_size(), 1))
+    x, bias = (distribute_tensor(torch.randn(s, device=device), mesh, [R]) for s in ((6, 8), (8,)))
+    for operands, error, message in (
+        ((bias.to_local(),), RuntimeError, "got mixed torch.Tensor and DTensor: expected b of 'bias' to be DTensor"),
+        ((distribute_tensor(bias.to_local(), other),), RuntimeError, "expected b of 'bias' to be on x's"),
+        ((x,), RuntimeError, r"operand 0 must have shape \[8\], got \[6, 8\]"),
+        ((None,), TypeError, "b of 'bias' must be Tensor, not NoneType"),
+        ((), TypeError, "takes 1 operands"),
+    ):
+        with pytest.raises(error, match=message):
+            onepass.fused("bias | gelu", x, *operands)
+    with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+        onepass.fused("bias | gelu", x.to_local(), bias)
+
+
+def test_bad_calls(ranks):
+    ranks.run(bad_calls)
+
+
+def a_list(device):
+    """Each of its tensors as one alone."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    inputs = [make_inputs("rope", (4, 6, 8), torch.float64, device, seed=seed) for seed in range(2)]
+    cos, sin = (distributed(t, mesh, [S(1)]) for t in inputs[0].operands)
+    xs = [distributed(i.x, mesh, [S(0)]) for i in inputs]
+    for x, result in zip(inputs, onepass.fused("rope", xs, cos, sin), strict=True):
+        assert result.placements == (S(0),)
+        torch.testing.assert_close(result.full_tensor(), onepass.fused("rope", x.x, *inputs[0].operands))
+
+
+def test_list(ranks):
+    ranks.run(a_list)
+
+
+COMPILED = [
+    ("layer_norm(1e-5) | scale | bias | linear | bias | gelu", [R, R, R, S(0), S(0)], S(2)),
+    ("linear | bias", [S(2), S(1), R], P),
+    ("linear | bias | add | keep | gelu", [S(2), S(1), R, S(1)], S(1)),
+    ("add | keep | rms_norm(1e-6) | scale", [S(1), P, R], S(1)),
+]
+
+
+def compiled(device, line, placements, expected):
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    inputs = make_inputs(line, (4, 6, 8), torch.float64, device, out_features=8)
+    whole = as_tuple(onepass.fused(line, inputs.x, *inputs.operands))
+    grads = gradients([sum(r.sum() for r in whole)], inputs, None)
+    tensors = [distributed(t, mesh, [at]) for t, at in zip((inputs.x, *inputs.operands), placements)]
+    call = torch.compile(lambda *t: onepass.fused(line, *t), fullgraph=True, backend="aot_eager")
+    results = as_tuple(call(*tensors))
+    assert results[0].placements == (expected,)
+    ours = torch.autograd.grad(sum(r.sum() for r in results), tensors)
+    for one, other in zip((*results, *ours), (*whole, *grads), strict=True):
+        torch.testing.assert_close(one.full_tensor(), other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("line", "placements", "expected"), COMPILED)
+def test_compiled(ranks, line, placements, expected):
+    ranks.run(compiled, line, placements, expected)
+
+
+def compiled_dropout(device):
+    """Masks are eager's, and each rank has its own."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    x = distribute_tensor(torch.ones(8, 64, device=device), mesh, [S(0)])
+    call = torch.compile(lambda t: onepass.fused("dropout(0.5)", t), fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (call, lambda t: onepass.fused("dropout(0.5)", t)):
+        torch.manual_seed(5)
+        results.append(function(x).to_local())
+    assert torch.equal(*results)
+    return results[0].cpu()
+
+
+def test_compiled_dropout(ranks):
+    masks = ranks.run(compiled_dropout)
+    assert not torch.equal(masks[0], masks[1])
