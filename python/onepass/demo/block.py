@@ -189,12 +189,15 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=0.9)
         self.number = 0
 
-    def step(self) -> Tensor:
-        """The loss of this rank's part."""
+    def batch(self) -> Tensor:
+        """This rank's part of the next one."""
         generator = torch.Generator().manual_seed(self.number)
         self.number += 1
         shape = self.size.batch, self.size.tokens, self.size.features
-        x = torch.randn(shape, generator=generator).chunk(self.parts)[self.part].to(self.device, self.dtype)
+        return torch.randn(shape, generator=generator).chunk(self.parts)[self.part].to(self.device, self.dtype)
+
+    def step(self, x: Tensor) -> Tensor:
+        """The loss before a step of the optimizer."""
         loss = F.mse_loss(self.model(x), x.cumsum(1) / x.shape[1] ** 0.5)
         loss.backward()
         self.optimizer.step()
@@ -203,7 +206,7 @@ class Training:
 
     def curve(self, steps: int) -> list[float]:
         """Losses of whole batches, the same on every rank."""
-        losses = torch.stack([self.step() for _ in range(steps)]).float()
+        losses = torch.stack([self.step(self.batch()) for _ in range(steps)]).float()
         if self.parts > 1:
             dist.all_reduce(losses)
             losses /= dist.get_world_size()
