@@ -19,9 +19,25 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from onepass._lines import remembered
+
 __all__ = ["run"]
+
+Placements = tuple[Placement, ...]  # along each dimension of a mesh
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is known of a DTensor before it is looked at."""
+
+    shape: torch.Size
+    placements: Placements
+
+    def dim(self) -> int:
+        return len(self.shape)
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,22 @@ class Layout:
     gradients: list[Placement]
     result: Placement
     kept: Placement
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of a call. in_two: the line's halves, if ranks must add up what the first gives.
+
+    inputs: placements of x and of each operand, and of their gradients. shares: among how many ranks a bias behind a
+    sum over ranks is divided. shard: which part of what is dropped this rank holds. results: shapes, strides and
+    placements.
+    """
+
+    in_two: tuple[str, str] | None
+    inputs: list[tuple[Placements, Placements]]
+    shares: int
+    shard: int
+    results: list[tuple[torch.Size, tuple[int, ...], Placements]]
 
 
 class Parts:
@@ -57,24 +89,25 @@ def run(line, x: DTensor, operands: Sequence[Tensor], generator: torch.Generator
     adds to its offset which part of what is dropped it holds. So masks agree where that is replicated, and differ
     where it is sharded.
     """
-    _check(line, x, operands)
-    parts, mesh = Parts(line), x.device_mesh
-    layouts = [_layout(line, parts, x, operands, dim) for dim in range(mesh.ndim)]
-    if any(layout.result.is_partial() for layout in layouts) and any(word.name != "bias" for word in parts.behind):
-        return _in_two(line, parts, x, operands, generator)
-    local = [
-        _local(tensor, [layout.inputs[i] for layout in layouts], [layout.gradients[i] for layout in layouts])
-        for i, tensor in enumerate((x, *operands))
+    mesh = x.device_mesh
+    if not all([isinstance(o, DTensor) and o.device_mesh == mesh for o in operands]):
+        _raise_mixed(line, x, operands)
+    tensors = (x, *operands)
+    plan = _plan(line, mesh, tuple([Given(t.shape, t.placements) for t in tensors]))
+    if plan.in_two:
+        return _in_two(line, plan.in_two, x, operands, generator)
+    local = [_local(tensor, *placements) for tensor, placements in zip(tensors, plan.inputs)]
+    if plan.shares > 1:
+        local = [t / plan.shares if line.is_behind(i - 1) else t for i, t in enumerate(local)]
+    results = line._call(local[0], tuple(local[1:]), True, generator, shard=plan.shard)
+    wrapped = [
+        DTensor.from_local(result, mesh, placements, run_check=False, shape=shape, stride=stride)
+        for result, (shape, stride, placements) in zip(results if line.keeps else [results], plan.results)
     ]
-    if parts.behind:  # of a sum over ranks, each adds its share of a bias
-        ranks = math.prod([mesh.size(i) for i, layout in enumerate(layouts) if layout.result.is_partial()])
-        local = [t / ranks if ranks > 1 and line.is_behind(i - 1) else t for i, t in enumerate(local)]
-    shard = _shard(mesh, [layout.inputs[0] if parts.draws_before else layout.result for layout in layouts])
-    results = line._call(local[0], tuple(local[1:]), True, generator, shard=shard)
-    return _wrapped(line, parts, x, operands, layouts, results)
+    return tuple(wrapped) if line.keeps else wrapped[0]
 
 
-def _check(line, x: DTensor, operands: Sequence[Tensor]) -> None:
+def _raise_mixed(line, x: DTensor, operands: Sequence[Tensor]) -> None:
     line._check_tensors(x, operands)
     for name, operand in zip(line._operand_names(), operands):
         if not isinstance(operand, DTensor):
@@ -84,10 +117,74 @@ def _check(line, x: DTensor, operands: Sequence[Tensor]) -> None:
             )
         if operand.device_mesh != x.device_mesh:
             raise RuntimeError(f"fused(): expected {name} to be on x's {x.device_mesh}, got {operand.device_mesh}")
+
+
+def _local(tensor: DTensor, placements: Placements, gradients: Placements) -> Tensor:
+    if tensor.placements != placements:
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local(grad_placements=gradients)
+
+
+def _in_two(line, texts: tuple[str, str], x: DTensor, operands: Sequence[DTensor], generator):
+    from onepass.line import fused
+
+    count = line.weight + 1
+    product = fused(texts[0], x, *operands[:count], generator=generator)
+    product, *before = product if isinstance(product, tuple) else [product]
+    result = fused(texts[1], product, *operands[count:], generator=generator)
+    result, *behind = result if isinstance(result, tuple) else [result]
+    return (result, *before, *behind) if line.keeps else result
+
+
+@remembered
+def _plan(line, mesh: DeviceMesh, tensors: tuple[Given, ...]) -> Plan:
+    x, *operands = tensors
     line._check_shapes(x, operands)  # a rank sees its own parts only
+    parts = Parts(line)
+    layouts = [_layout(line, parts, x, operands, dim) for dim in range(mesh.ndim)]
+    sums = [dim for dim, layout in enumerate(layouts) if layout.result.is_partial()]
+    in_two = None
+    if sums and any([word.name != "bias" for word in parts.behind]):
+        in_two = (
+            " | ".join([str(word) for word in line.words[: parts.at + 1]]),
+            " | ".join([str(word) for word in parts.behind]),
+        )
+    return Plan(
+        in_two,
+        [
+            (tuple([layout.inputs[i] for layout in layouts]), tuple([layout.gradients[i] for layout in layouts]))
+            for i in range(len(tensors))
+        ],
+        math.prod([mesh.size(dim) for dim in sums]),
+        _shard(mesh, [layout.inputs[0] if parts.draws_before else layout.result for layout in layouts]),
+        _results(line, parts, x, operands, layouts),
+    )
 
 
-def _layout(line, parts: Parts, x: DTensor, operands: Sequence[DTensor], dim: int) -> Layout:
+def _shard(mesh: DeviceMesh, drawn: list[Placement]) -> int:
+    """The number of this rank's part of a tensor so placed: one for all ranks that hold the same."""
+    number = 0
+    for dim, placement in enumerate(drawn):
+        if placement.is_shard():
+            number = number * mesh.size(dim) + mesh.get_local_rank(dim)
+    return number
+
+
+def _results(line, parts: Parts, x: Given, operands: Sequence[Given], layouts: list[Layout]):
+    shape = behind = x.shape if line.weight is None else line.shape_behind(x, operands)
+    if line.values:
+        shape = torch.Size((*behind[:-1], operands[-1].shape[-1]))
+    placements, kept = tuple([layout.result for layout in layouts]), tuple([layout.kept for layout in layouts])
+    kinds = [(shape, placements), *[(x.shape, kept)] * parts.keeps_before]
+    kinds += [(behind, placements)] * (1 + line.keeps - len(kinds))
+    return [(size, _contiguous(size), at) for size, at in kinds]
+
+
+def _contiguous(size: torch.Size) -> tuple[int, ...]:
+    return tuple([math.prod([max(n, 1) for n in size[i + 1 :]]) for i in range(len(size))])
+
+
+def _layout(line, parts: Parts, x: Given, operands: Sequence[Given], dim: int) -> Layout:
     if line.weight is not None and not line.scores:
         matrix, last = operands[line.weight].placements[dim], x.dim() - 1
         apart = not parts.keeps_before and not (parts.draws_before and parts.draws_behind)
@@ -118,7 +215,7 @@ def _may_be_sharded(line, dims: int, at: int) -> bool:
     return at < dims - 2 or not line.looks_at_rows
 
 
-def _sharded_dimensions(line, x: DTensor, operands: Sequence[DTensor], dim: int) -> list[int]:
+def _sharded_dimensions(line, x: Given, operands: Sequence[Given], dim: int) -> list[int]:
     """Dimensions of x in which it is sharded, or could be as an operand is."""
     found = [at for at in range(x.dim()) if _is_shard(x.placements[dim], at)]
     for i, operand in enumerate(operands):
@@ -129,7 +226,7 @@ def _sharded_dimensions(line, x: DTensor, operands: Sequence[DTensor], dim: int)
     return found
 
 
-def _placed(line, i: int, operand: DTensor, shape: torch.Size, at: int) -> tuple[Placement, Placement]:
+def _placed(line, i: int, operand: Given, shape: torch.Size, at: int) -> tuple[Placement, Placement]:
     """Of an operand and its gradient, where what it meets is sharded in a dimension of its shape."""
     kind, dims = line._operand_words[i].operand, len(shape)
     shares_rows = kind != "matrix" and (kind not in ("keys", "values") or at < dims - 2)
@@ -139,7 +236,7 @@ def _placed(line, i: int, operand: DTensor, shape: torch.Size, at: int) -> tuple
     return Replicate(), Partial()
 
 
-def _by_features(line, x: DTensor, operands: Sequence[DTensor]) -> Layout:
+def _by_features(line, x: Given, operands: Sequence[Given]) -> Layout:
     """Each rank makes some of the numbers that `linear` gives, of whole rows."""
     shape = line.shape_behind(x, operands)
     behind = range(line.weight + 1, len(operands))
@@ -151,7 +248,7 @@ def _by_features(line, x: DTensor, operands: Sequence[DTensor]) -> Layout:
     return Layout(*_transposed(placed), Shard(len(shape) - 1), Replicate())
 
 
-def _by_columns(line, x: DTensor, operands: Sequence[DTensor]) -> Layout:
+def _by_columns(line, x: Given, operands: Sequence[Given]) -> Layout:
     """Each rank adds up some columns of x, and of the matrix."""
     last = x.dim() - 1
     placed = [
@@ -165,49 +262,3 @@ def _by_columns(line, x: DTensor, operands: Sequence[DTensor]) -> Layout:
 
 def _transposed(placed) -> tuple[list[Placement], list[Placement]]:
     return [own for own, _ in placed], [of_gradient for _, of_gradient in placed]
-
-
-def _in_two(line, parts: Parts, x: DTensor, operands: Sequence[DTensor], generator):
-    """Ranks add up what `linear` gives before the words behind it."""
-    from onepass.line import fused
-
-    texts = [" | ".join(map(str, words)) for words in (line.words[: parts.at + 1], parts.behind)]
-    count = line.weight + 1
-    product = fused(texts[0], x, *operands[:count], generator=generator)
-    product, *before = product if parts.keeps_before else [product]
-    result = fused(texts[1], product, *operands[count:], generator=generator)
-    result, *behind = result if isinstance(result, tuple) else [result]
-    return (result, *before, *behind) if line.keeps else result
-
-
-def _local(tensor: DTensor, placements: list[Placement], gradients: list[Placement]) -> Tensor:
-    if list(tensor.placements) != placements:
-        tensor = tensor.redistribute(placements=placements)
-    return tensor.to_local(grad_placements=gradients)
-
-
-def _shard(mesh, drawn: list[Placement]) -> int:
-    """The number of this rank's part of a tensor so placed: one for all ranks that hold the same."""
-    number = 0
-    for dim, placement in enumerate(drawn):
-        if placement.is_shard():
-            number = number * mesh.size(dim) + mesh.get_local_rank(dim)
-    return number
-
-
-def _wrapped(line, parts: Parts, x: DTensor, operands: Sequence[DTensor], layouts: list[Layout], results):
-    """The results as DTensors."""
-    shape = behind = x.shape if line.weight is None else line.shape_behind(x, operands)
-    if line.values:
-        shape = torch.Size((*behind[:-1], operands[-1].shape[-1]))
-    placements, kept = [layout.result for layout in layouts], [layout.kept for layout in layouts]
-
-    def wrap(local: Tensor, size: torch.Size, at: list[Placement]) -> DTensor:
-        stride = tuple([math.prod([max(n, 1) for n in size[i + 1 :]]) for i in range(len(size))])
-        return DTensor.from_local(local, x.device_mesh, at, run_check=False, shape=size, stride=stride)
-
-    if not line.keeps:
-        return wrap(results, shape, placements)
-    kinds = [(shape, placements), *[(x.shape, kept)] * parts.keeps_before]
-    kinds += [(behind, placements)] * (1 + line.keeps - len(kinds))
-    return tuple(wrap(r, size, at) for r, (size, at) in zip(results, kinds))
