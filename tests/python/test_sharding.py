@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -248,6 +249,44 @@ def a_list(device):
 
 def test_list(ranks):
     ranks.run(a_list)
+
+
+def attention(device, options):
+    """Heads are sharded, whoever computes them."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    for tokens in (8, 64):
+        generator = torch.Generator().manual_seed(tokens)
+        whole = [torch.randn(2, 4, tokens, 16, generator=generator).to(device).requires_grad_() for _ in range(3)]
+        heads = [distributed(t, mesh, [S(1)]) for t in whole]
+        result = onepass.functional.scaled_dot_product_attention(*heads, **options)
+        expected = F.scaled_dot_product_attention(*whole, **options)
+        assert result.placements == (S(1),)
+        torch.testing.assert_close(result.full_tensor(), expected)
+        ours, theirs = torch.autograd.grad(result.sum(), heads), torch.autograd.grad(expected.sum(), whole)
+        torch.testing.assert_close([g.full_tensor() for g in ours], list(theirs))
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}])
+def test_attention(ranks, options):
+    ranks.run(attention, options)
+
+
+def ways_of_calling(device):
+    """Under autocast, without gradients, and with a part that is still on its way."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    x, weight = torch.randn(4, 8, device=device), torch.randn(8, 8, device=device)
+    parts = [distribute_tensor(t, mesh, [S(0)], src_data_rank=None) for t in (x, weight)]
+    with torch.autocast(device, torch.bfloat16):
+        assert onepass.functional.linear(*parts).dtype == torch.bfloat16
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert onepass.fused("softmax", distributed(x, mesh, [P])).placements == (R,)
+    arriving = parts[0].redistribute(placements=[R], async_op=True)
+    assert type(onepass.fused("gelu", arriving).to_local()) is torch.Tensor
+
+
+def test_ways_of_calling(ranks):
+    ranks.run(ways_of_calling)
 
 
 COMPILED = [
