@@ -25,7 +25,7 @@ __all__ = ["Row", "run"]
 TOLERANCE = 1e-5  # of a loss, relative; seen on the CPU: 2e-7
 FOR_CURVES = Size(features=64, heads=8, hidden=256, batch=8, tokens=16)
 FOR_TIMES = {
-    "cpu": Size(features=256, heads=8, hidden=1024, batch=4, tokens=64),
+    "cpu": Size(features=256, heads=8, hidden=1024, batch=8, tokens=128),
     "cuda": Size(features=2048, heads=16, hidden=8192, batch=16, tokens=2048),
 }
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # that are timed; curves are float32
