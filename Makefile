@@ -6,10 +6,14 @@ export PYTHONPATH := $(CURDIR)/python
 export PATH := $(BIN):$(PATH)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test build bench bench-instructions lint docs clean
+.PHONY: demo demo-distributed test build bench bench-instructions lint docs clean
 
 demo: build $(VENV)/demo.stamp
 	$(BIN)/python -m onepass demo
+
+# On two GPUs or more, else in two processes on the CPU.
+demo-distributed: build
+	$(BIN)/python -m onepass demo-distributed
 
 test: build $(VENV)/demo.stamp
 	ctest --test-dir build --output-on-failure --parallel 2

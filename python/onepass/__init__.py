@@ -3,8 +3,9 @@
 A line says what happens to a row of a tensor; it becomes one kernel forward and one backward, on CPU and CUDA.
 
 Layers, from the top: ``advice`` says what lines a model is worth, and ``rewrite`` finds them in its graph and puts them
-there; ``functional`` and ``nn`` speak lines; ``line`` parses and calls them, ``plan`` says what they cost; ``autograd``
-and ``_ops`` join them to PyTorch; ``_native`` is the C++ library.
+there; ``functional`` and ``nn`` speak lines; ``line`` parses and calls them, ``plan`` says what they cost, and
+``_sharding`` runs them on a rank's parts of DTensors; ``autograd`` and ``_ops`` join them to PyTorch; ``_native`` is
+the C++ library.
 """
 
 from onepass import _vmap, cache, functional, nn  # noqa: F401 (registers)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from .reference import ACTIVATIONS
 
+Built = TypeVar("Built")
 
-def remembered(build: Callable[..., str]) -> Callable[..., str]:
-    """lru_cache, but Dynamo sees the plain function: it folds the text to a constant, and warns of lru_cache."""
+
+def remembered(build: Callable[..., Built]) -> Callable[..., Built]:
+    """lru_cache, but Dynamo sees the plain function: it folds a text to a constant, and warns of lru_cache."""
     look_up = functools.lru_cache(maxsize=1024)(build)
     is_compiling = torch.compiler.is_dynamo_compiling
 
     @functools.wraps(build)
-    def text(*key: Any) -> str:
+    def built(*key: Any) -> Built:
         return build(*key) if is_compiling() else look_up(*key)
 
-    return text
+    return built
 
 
 @remembered

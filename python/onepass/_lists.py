@@ -8,6 +8,7 @@ import torch
 
 from onepass import _groups, _native
 from onepass._autocast import under_autocast
+from onepass._shapes import is_sharded
 from onepass.autograd import is_transformed
 
 _MOST_FEATURES = 8  # of `linear` in a list; so src/spec/contraction.h has it
@@ -39,6 +40,8 @@ def run(line, xs, operands, training, generator, stack):
         results = _without_dropout(line, xs, operands)
     elif taken is not None:
         results = _kinds(line, call(whole, taken))
+    elif is_sharded(xs[0]):
+        results = _one_by_one(call, line, xs, operands)
     elif _is_one_call(line, xs, operands):
         results = _in_one(line, xs, operands, generator, stack)
     else:

@@ -1,4 +1,5 @@
-"""Whether the tensors of a normalisation agree with its normalized_shape, in PyTorch's words where they do not."""
+"""What tensors are, and whether those of a normalisation agree with its normalized_shape, in PyTorch's words where they
+do not."""
 
 from __future__ import annotations
 
@@ -58,3 +59,8 @@ def check_tensor(function: str, argument: str, value: object) -> None:
 def given(*tensors: Tensor | None) -> list[Tensor]:
     """Those that are not None."""
     return [tensor for tensor in tensors if tensor is not None]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, asked without importing torch.distributed.tensor."""
+    return hasattr(tensor, "device_mesh")

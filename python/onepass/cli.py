@@ -73,6 +73,16 @@ def demo(
 
 
 @app.command()
+def demo_distributed(
+    steps: Annotated[int, typer.Option(min=1, help="of the loss curves")] = 50,
+) -> None:
+    """Trains a transformer's block on several ranks beside PyTorch's modules. Exits with 1 where losses differ."""
+    from onepass.demo import distributed
+
+    raise typer.Exit(distributed.run(steps))
+
+
+@app.command()
 def bench(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one if not given")] = None,
     only: Annotated[str | None, typer.Option(metavar="REGEX", help="patterns to run, by name")] = None,

@@ -13,6 +13,7 @@ from onepass import _lists, _native, _ops
 from onepass._autocast import under_autocast
 from onepass._backward import is_profiled
 from onepass._native import LineError
+from onepass._shapes import is_sharded
 from onepass.autograd import Apply, Transformable, differentiable, is_transformed
 from onepass.plan import Cost, Plan, Strategy, Traffic, chip_of, reason
 
@@ -129,13 +130,14 @@ class Line:
         """Runs the line; see :func:`fused`."""
         return self._call(x, operands, training, generator, stack)
 
-    def _call(self, x, operands, training, generator, stack=False):
+    def _call(self, x, operands, training, generator, stack=False, shard=0):
+        """shard: which part of a sharded tensor x is; each has dropout masks of its own."""
         if is_profiled():
             with profiler.record_function(f"onepass: {self.text}"):
-                return self._run(x, operands, training, generator, stack)
-        return self._run(x, operands, training, generator, stack)
+                return self._run(x, operands, training, generator, stack, shard)
+        return self._run(x, operands, training, generator, stack, shard)
 
-    def _run(self, x, operands, training, generator, stack):
+    def _run(self, x, operands, training, generator, stack, shard):
         if self.turns and torch.is_grad_enabled():
             self._check_positions(operands)
         if isinstance(x, (list, tuple)):
@@ -149,7 +151,11 @@ class Line:
                 raise TypeError(self._operand_message(len(operands)))
             if self.has_dropout and not training:
                 return fused(self._without_dropout, x, *operands) if self._without_dropout else x
-            state = self._draw(x, generator) if self.has_dropout else None
+            if type(x) is not torch.Tensor and is_sharded(x):
+                from onepass import _sharding
+
+                return _sharding.run(self, x, operands, generator)
+            state = self._draw(x, generator, shard) if self.has_dropout else None
             if self.weight is not None:
                 operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, self._matrix_operands)
             if x.is_cpu and not self._runs_on_cpu(operands):
@@ -298,12 +304,16 @@ class Line:
             if word.kind == "contraction":
                 shape = torch.Size((*shape[:-1], o.shape[-1 if word.operand == "values" else -2]))
 
-    def _draw(self, x, generator):
+    def _draw(self, x, generator, shard=0):
         if torch.compiler.is_compiling() and generator is None:
-            return torch.ops.onepass.dropout_state(x)
-        if is_transformed():  # transforms know what their randomness means for a call that makes a tensor
-            return torch.randint(2**63 - 1, (2,), device=x.device, generator=generator)
-        return _ops.draw_dropout_state(x, generator)
+            state = torch.ops.onepass.dropout_state(x)
+        elif is_transformed():  # transforms know what their randomness means for a call that makes a tensor
+            state = torch.randint(2**63 - 1, (2,), device=x.device, generator=generator)
+        else:
+            state = _ops.draw_dropout_state(x, generator)
+        if shard:
+            state[1:].add_(shard)  # the offset
+        return state
 
     def _runs_on_cpu(self, operands) -> bool:
         """Whether the line's CPU kernels exist or can be compiled; where not, warns once."""

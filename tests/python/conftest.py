@@ -51,3 +51,18 @@ def replaced(monkeypatch):
         monkeypatch.setitem(PROVIDERS, name, Provider(name, lambda pattern: partial(function, pattern)))
 
     return replace
+
+
+@pytest.fixture(
+    scope="session", params=[(2, "cpu"), (4, "cpu"), (2, "cuda"), (4, "cuda")], ids=lambda p: f"{p[1]}x{p[0]}"
+)
+def ranks(request):
+    """Processes of one group: gloo on the CPU, NCCL on as many GPUs."""
+    from ranks import Ranks
+
+    count, device = request.param
+    if device == "cuda" and torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} CUDA devices")
+    started = Ranks(count, device)
+    yield started
+    started.stop()

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .._shapes import is_sharded
+
 ENGINES = {
     "cudnn": (
         SDPBackend.CUDNN_ATTENTION,
@@ -48,6 +50,8 @@ class Call(NamedTuple):
     capability: tuple[int, int] = (0, 0)
     cudnn: int = 0
     """Its version, 0 if there is none."""
+    sharded: bool = False
+    """Whether tensors are DTensors."""
 
 
 def call_of(
@@ -71,6 +75,7 @@ def call_of(
         grouped,
         capability,
         cudnn,
+        is_sharded(query),
     )
 
 
@@ -152,6 +157,8 @@ def _without_cudnn(call: Call) -> str:
 
 
 def _choose_on_cpu(call: Call) -> str:
+    if call.sharded:  # torch has no placements for its engine and looks for some, for minutes (2.15)
+        return "onepass"
     rows, weights = call.query[-2], math.prod(call.query[:-1]) * call.key[-2]
     if call.dtype == torch.bfloat16:
         return "onepass" if weights >= 2**12 else "torch"
