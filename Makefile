@@ -6,7 +6,7 @@ export PYTHONPATH := $(CURDIR)/python
 export PATH := $(BIN):$(PATH)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-distributed test build bench bench-instructions lint docs clean
+.PHONY: demo demo-distributed test build wheel bench bench-instructions lint docs clean
 
 demo: build $(VENV)/demo.stamp
 	$(BIN)/python -m onepass demo
@@ -22,6 +22,11 @@ test: build $(VENV)/demo.stamp
 build: $(VENV)/stamp
 	cmake -S . -B build -G Ninja -DPython3_EXECUTABLE=$(BIN)/python
 	cmake --build build
+
+# The wheel, in dist/, checked and tried with the oldest torch and the newest.
+wheel: $(VENV)/stamp
+	$(BIN)/python tools/requirements.py wheel | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	$(BIN)/python tools/wheel --test-with 2.10 2.15
 
 bench: build $(VENV)/demo.stamp
 	$(BIN)/python -m onepass bench

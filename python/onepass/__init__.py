@@ -12,9 +12,10 @@ from onepass import _vmap, cache, functional, nn  # noqa: F401 (registers)
 from onepass._decompositions import decompositions
 from onepass.advice.explain import explain
 from onepass.define import WordError, define_word, defined_words, undefine_word
-from onepass.line import Line, LineError, Word, fused, words
+from onepass.line import Line, LineError, fused
 from onepass.plan import Cost, Plan, Strategy, Traffic
 from onepass.rewrite.fuse import fuse, report, unfuse
+from onepass.word import Word, words
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,7 +1,8 @@
 """The disk cache of kernels compiled at first use.
 
 It lies where the platform keeps caches (``$XDG_CACHE_HOME/onepass`` or ``~/.cache/onepass`` on Linux);
-``ONEPASS_CACHE_DIR`` names another place.
+``ONEPASS_CACHE_DIR`` names another place. What lies in the package's ``lib/prebuilt``, which a wheel may bring, is
+read where the cache has no entry.
 """
 
 from __future__ import annotations

@@ -260,6 +260,8 @@ def machine_facts() -> Iterator[tuple[str, str]]:
     yield "torch", torch.__version__
     yield "SIMD target", native["simd_target"]
     yield "cache", native["cache_directory"]
+    if prebuilt := len([*Path(native["prebuilt_directory"]).glob("*.cubin")]):
+        yield "prebuilt", f"{prebuilt} CUDA kernels in {native['prebuilt_directory']}"
     yield (
         "C++ compiler",
         native["compiler"] or "none: lines outside the ahead-of-time table run as PyTorch operators on the CPU",

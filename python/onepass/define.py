@@ -15,8 +15,8 @@ from onepass import _native, autograd
 from onepass import line as lines
 from onepass import reference as references
 from onepass._word_checks import Report, WordError, check
-from onepass.line import Word
 from onepass.rewrite import idioms
+from onepass.word import Word, words
 
 __all__ = ["Definition", "WordError", "define_word", "defined_words", "undefine_word"]
 
@@ -125,7 +125,7 @@ def define_word(
             _enter(before)
         raise
     _DEFINED[name] = replace(definition, report=report)
-    return next(word for word in lines.words() if word.name == name)
+    return next(word for word in words() if word.name == name)
 
 
 def undefine_word(name: str) -> None:
@@ -168,7 +168,7 @@ def _check_arguments(d: Definition) -> None:
         raise TypeError(f"define_word(): argument 'reference' must be callable, not {type(d.reference).__name__}")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", d.name):
         raise ValueError(f"define_word(): expected name to be letters, digits and underscores, but got {d.name!r}")
-    if d.name not in _DEFINED and any(word.name == d.name for word in lines.words()):
+    if d.name not in _DEFINED and any(word.name == d.name for word in words()):
         raise ValueError(f"define_word(): '{d.name}' is a word of onepass")
     if d.operand not in (None, "column", "tensor"):
         raise ValueError(f"define_word(): expected operand to be None, 'column' or 'tensor', but got {d.operand!r}")

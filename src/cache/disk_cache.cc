@@ -26,8 +26,8 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-fs::path path_of(const std::string& key, const char* extension) {
-  return directory() / (hash().add(key).hex() + "." + extension);
+fs::path path_in(const fs::path& folder, const std::string& key, const char* extension) {
+  return folder / (hash().add(key).hex() + "." + extension);
 }
 
 struct head {
@@ -43,6 +43,18 @@ std::optional<head> read_head(std::istream& in) {
   std::istringstream numbers(lengths);
   if (!(numbers >> h.key_bytes >> h.payload_bytes >> h.checksum)) return {};
   return h;
+}
+
+std::optional<std::string> read_from(const fs::path& folder, const std::string& key, const char* extension) {
+  std::ifstream in(path_in(folder, key, extension), std::ios::binary);
+  if (!in) return {};
+  const std::optional<head> h = read_head(in);
+  if (!h || h->key_bytes != key.size() || h->payload_bytes > (std::size_t{1} << 30)) return {};
+  std::string own_key(h->key_bytes, '\0'), payload(h->payload_bytes, '\0');
+  if (!in.read(own_key.data(), static_cast<std::streamsize>(own_key.size())) || own_key != key) return {};
+  if (!in.read(payload.data(), static_cast<std::streamsize>(payload.size())) || in.get() != EOF) return {};
+  if (hash().add(payload).hex() != h->checksum) return {};
+  return payload;
 }
 
 std::string one_line(std::string text) {
@@ -74,21 +86,21 @@ fs::path directory() {
 #endif
 }
 
+fs::path prebuilt_directory() {
+  const fs::path beside = settings_now().library_dir;
+  return beside.empty() ? beside : beside / "prebuilt";
+}
+
+// One's own first: what is prebuilt may be damaged, or refused by this driver, and was then built again.
 std::optional<std::string> read(const std::string& key, const char* extension) {
-  std::ifstream in(path_of(key, extension), std::ios::binary);
-  if (!in) return {};
-  const std::optional<head> h = read_head(in);
-  if (!h || h->key_bytes != key.size() || h->payload_bytes > (std::size_t{1} << 30)) return {};
-  std::string own_key(h->key_bytes, '\0'), payload(h->payload_bytes, '\0');
-  if (!in.read(own_key.data(), static_cast<std::streamsize>(own_key.size())) || own_key != key) return {};
-  if (!in.read(payload.data(), static_cast<std::streamsize>(payload.size())) || in.get() != EOF) return {};
-  if (hash().add(payload).hex() != h->checksum) return {};
-  return payload;
+  if (std::optional<std::string> own = read_from(directory(), key, extension)) return own;
+  const fs::path prebuilt = prebuilt_directory();
+  return prebuilt.empty() ? std::nullopt : read_from(prebuilt, key, extension);
 }
 
 bool write(const std::string& key, const char* extension, const std::string& label, const std::string& payload) {
   static std::atomic<unsigned> counter{0};
-  const fs::path target = path_of(key, extension);
+  const fs::path target = path_in(directory(), key, extension);
   std::error_code error;
   fs::create_directories(target.parent_path(), error);
   fs::path temporary = target;

@@ -13,6 +13,10 @@ namespace onepass::cache {
 // $ONEPASS_CACHE_DIR, else the platform's place: $XDG_CACHE_HOME/onepass, ~/.cache/onepass, ~/Library/Caches/onepass.
 std::filesystem::path directory();
 
+// What came with the library, an entry each as in a cache: looked at second, never written, listed or cleared.
+// Empty where nothing says where the library lies.
+std::filesystem::path prebuilt_directory();
+
 std::optional<std::string> read(const std::string& key, const char* extension);
 // False where it could not be written.
 bool write(const std::string& key, const char* extension, const std::string& label, const std::string& payload);

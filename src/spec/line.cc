@@ -331,6 +331,15 @@ line slice(const line& of, int begin, int end) {
   return part;
 }
 
+std::string operand_name(const line& of, const word& w) { return operand_name(of, w, w.operand); }
+
+std::string operand_name(const line& of, const word& w, int operand) {
+  std::string_view name = w.about->operand_name;
+  for (int i = w.operand; i < operand; ++i) name.remove_prefix(name.find(", ") + 2);
+  return "operand " + std::to_string(of.first_operand + operand) + " (" + std::string(name.substr(0, name.find(','))) +
+         " of '" + w.about->name + "')";
+}
+
 line with_features(line of, int features) {
   for (int j = 0; j < features; ++j) {
     word w{};

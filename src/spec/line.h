@@ -71,6 +71,10 @@ line slice(const line&, int begin, int end);
 // Without dropout, as in evaluation: the words as text again.
 std::string without_dropout(const line&);
 
+// In messages: "operand 1 (residual of 'add')".
+std::string operand_name(const line&, const word&);
+std::string operand_name(const line&, const word&, int operand);  // of a word that takes several
+
 // The words, and behind them so many features: `linear`, whose matrix has so many rows, each a column operand.
 line with_features(line, int features);
 

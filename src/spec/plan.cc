@@ -2,6 +2,8 @@
 #include "src/spec/plan.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string_view>
 
 #include "src/spec/attention.h"
@@ -157,6 +159,14 @@ gradients plan_gradients(const line& of, dtype x, const std::vector<operand_fact
     plan.wants_column |= std::uint64_t{1} << w.operand;
   }
   return plan;
+}
+
+// torch.rms_norm without eps adds the epsilon of its arithmetic: float32's for 16-bit tensors too.
+void fill_parameters(const line& of, dtype x, arguments& a) {
+  const double epsilon =
+      x == dtype::f64 ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+  for (std::size_t i = 0; i < of.parameters.size(); ++i)
+    a.parameter[i] = std::isnan(of.parameters[i]) ? epsilon : of.parameters[i];
 }
 
 std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward) {

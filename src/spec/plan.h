@@ -55,6 +55,9 @@ struct gradients {
 // wanted: bit 0 for x, bit i + 1 for operand i. (Lines with `linear`: see contraction.h.)
 gradients plan_gradients(const line&, dtype x, const std::vector<operand_facts>&, std::uint64_t wanted);
 
+// The line's numbers, where it leaves an epsilon to the arithmetic that of x's.
+void fill_parameters(const line&, dtype x, arguments&);
+
 // The C++ type of the line: "line<chain<word<stage::bias,0,-1,-1>,...>, stage::layer_norm, 0, chain<...>>".
 // boolean_masks: bits by operand. In backward the keep that the line resumes from becomes stage::resume, the row word
 // stage::resumed<...>.

@@ -313,6 +313,7 @@ const char* onepass_info() {
   return answer([](json& out) {
     out.begin('{').field("simd_target", onepass::cpu::simd_target());
     out.field("cache_directory", onepass::cache::directory().string());
+    out.field("prebuilt_directory", onepass::cache::prebuilt_directory().string());
     out.field("compiler", onepass::compiler_program()).end('}');
   });
 }

@@ -1,29 +1,9 @@
 // The tensors of one call on their way into `arguments`: checked, broadcast, laid out as rows.
 #include "src/torch/frame.h"
 
-#include <cmath>
-#include <limits>
-
 #include "src/torch/check.h"
 
 namespace onepass::binding {
-namespace {
-
-// torch.rms_norm without eps adds the epsilon of its arithmetic: float32's for 16-bit tensors too.
-double machine_epsilon(dtype type) {
-  return type == dtype::f64 ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
-}
-
-}  // namespace
-
-std::string operand_name(const spec::line& of, const spec::word& w) { return operand_name(of, w, w.operand); }
-
-std::string operand_name(const spec::line& of, const spec::word& w, int operand) {
-  std::string_view name = w.about->operand_name;
-  for (int i = w.operand; i < operand; ++i) name.remove_prefix(name.find(", ") + 2);
-  return "operand " + std::to_string(of.first_operand + operand) + " (" + std::string(name.substr(0, name.find(','))) +
-         " of '" + w.about->name + "')";
-}
 
 std::uint64_t boolean_masks_of(const frame& f) {
   std::uint64_t boolean = 0;
@@ -42,10 +22,7 @@ frame::frame(const prepared_line& with, const Tensor& like, const char* name)
   tensors_.reserve(kTensors);
   sources_.reserve(kTensors);
   held_.reserve(kTensors);
-  for (std::size_t i = 0; i < line.line.parameters.size(); ++i) {
-    const double value = line.line.parameters[i];
-    a.parameter[i] = std::isnan(value) ? machine_epsilon(type) : value;
-  }
+  spec::fill_parameters(line.line, type, a);
 }
 
 template <class What>

@@ -12,9 +12,6 @@ namespace onepass::binding {
 class frame;
 std::uint64_t boolean_masks_of(const frame&);  // bits by operand
 
-std::string operand_name(const spec::line&, const spec::word&);  // in messages
-std::string operand_name(const spec::line&, const spec::word&, int operand);
-
 class frame {
  public:
   // like: x, or the result's gradient. Its shape and dtype are those of the result, the kept values and their

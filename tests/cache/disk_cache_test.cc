@@ -186,6 +186,22 @@ TEST_F(DiskCache, ClearRemovesItsOwnFilesOnly) {
   EXPECT_EQ(clear(), 0u);
 }
 
+TEST_F(DiskCache, WhatCameWithTheLibraryIsReadSecondAndLeftAlone) {
+  settings_now().library_dir = folder / "lib";
+  set("ONEPASS_CACHE_DIR", prebuilt_directory().c_str());
+  ASSERT_TRUE(write("key", "cubin", "label", "prebuilt"));
+  set("ONEPASS_CACHE_DIR", (folder / "own").c_str());
+  EXPECT_EQ(read("key", "cubin"), "prebuilt");
+  EXPECT_FALSE(read("another key", "cubin"));
+  EXPECT_TRUE(list().empty());
+  ASSERT_TRUE(write("key", "cubin", "label", "own"));
+  EXPECT_EQ(read("key", "cubin"), "own");
+  EXPECT_EQ(clear(), 1u);
+  EXPECT_EQ(read("key", "cubin"), "prebuilt");
+  settings_now().library_dir.clear();
+  EXPECT_FALSE(read("key", "cubin"));
+}
+
 TEST_F(DiskCache, AFolderThatIsNotThereIsEmpty) {
   set("ONEPASS_CACHE_DIR", (folder / "absent").c_str());
   EXPECT_TRUE(list().empty());

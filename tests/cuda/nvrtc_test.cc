@@ -65,6 +65,23 @@ TEST_F(Nvrtc, ASecondPrebuildBuildsNothing) {
   EXPECT_EQ(cache::list().size(), 2 * labels.size());
 }
 
+TEST_F(Nvrtc, WhatCameWithTheLibraryIsNotBuiltAgain) {
+  const spec::line line = spec::parse("bias | gelu");
+  const auto built = [&](const char* arch) {
+    prebuild(line, arch, dtype::bf16, dtype::bf16, 1000, 1024);
+    return cache::list().size();
+  };
+  const std::size_t count = built("sm_90a");
+  settings_now().library_dir = cache::directory() / "lib";
+  std::filesystem::create_directories(cache::prebuilt_directory());
+  for (const auto& file : std::filesystem::directory_iterator(cache::directory())) {
+    if (file.is_regular_file()) std::filesystem::rename(file, cache::prebuilt_directory() / file.path().filename());
+  }
+  EXPECT_EQ(built("sm_90a"), 0u);
+  EXPECT_EQ(built("sm_80"), count) << "another chip";
+  settings_now().library_dir.clear();
+}
+
 TEST_F(Nvrtc, AValueFreeLineNeedsNoBackward) {  // the upstream gradient is the gradient
   EXPECT_EQ(prebuild(spec::parse("add"), "sm_90a", dtype::f32, dtype::f32, 8, 64).size(), 2u);
 }
