@@ -100,7 +100,7 @@ ONEPASS_FUNCTION vec<T> cos(vec<T> x) {
   if (!detail::are_small(x)) return each_lane(x, [](T a) ONEPASS_LAMBDA { return ::cos(a); });
   return vec<T>(hn::Cos(typename vec<T>::tag(), x.raw));
 }
-// 3 ULP; -infinity at 0, NaN below.
+// 1 ULP; -infinity at 0, NaN below.
 template <class T>
 ONEPASS_FUNCTION vec<T> log(vec<T> x) {
   using L = vec<T>;
