@@ -26,6 +26,8 @@ def run_backward(how, *tensors):
     """
     may_be_twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
     run = functools.partial(Backward.apply, how) if may_be_twice else how.run
+    if may_be_twice:
+        tensors = how.watched(tensors)
     if is_profiled():
         with profiler.record_function(f"onepass backward: {how.line.text}"):
             return run(*tensors)

@@ -51,7 +51,7 @@ def composed_backward(
     Raises:
         RuntimeError: where what a contraction gives was saved in the place of what it is made of.
     """
-    if line.reads_product and saved.product is not None and not _can_be_made_again(line, saved):
+    if cannot_be_made_again(line, saved):
         raise RuntimeError(
             f'onepass: the line "{line.text}" cannot be differentiated twice where its matrix needs no gradient, since '
             "what that is multiplied with is not saved then; Line.reference(...) can"
@@ -79,9 +79,12 @@ def composed_backward(
     return tuple(found[o["input"]].to(OF_DTYPE[o["dtype"]]) for o in outputs)
 
 
-def _can_be_made_again(line, saved) -> bool:
+def cannot_be_made_again(line, saved: Saved) -> bool:
+    """Whether a product was saved, but not what it is made of."""
+    if not line.reads_product or saved.product is None:
+        return False
     for_weight = [o for o, is_only in zip(saved.operands, line.operands_for_weight) if is_only]
-    return all(t is not None for t in ([saved.x, *for_weight] if line.x_for_weight else for_weight))
+    return any(t is None for t in ([saved.x, *for_weight] if line.x_for_weight else for_weight))
 
 
 def _shapes(line, gradients, saved) -> tuple[torch.Size, torch.Size]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -45,7 +46,7 @@ def _group_forward(xs, operands, line, state, save, own, stack):
     for i, x in enumerate(xs):
         taken = [operands[begin + (i if end - begin > 1 else 0)] for begin, end in places]
         each.append(compose(of_line.words, x, taken, state, first_row=first_row))
-        first_row += x.shape[:-1].numel()
+        first_row += math.prod(x.shape[:-1])  # numel() would fix their number
     results = []
     for kind in zip(*each):
         results += [torch.stack(kind)] if stack else kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -169,6 +170,10 @@ class GroupGradient(Gradient):
         op = torch.ops.onepass.group_backward.default
         return tuple(op(given, xs, operands, resumed, statistics, products, behind, *how))
 
+    def watched(self, tensors):
+        """As they are: lists save all that a product is made of."""
+        return tensors
+
     def compose(self, *tensors):
         """Each tensor by itself; the gradients of what they share are sums."""
         given, state, _, (xs, *kinds), operands = self._sorted(tensors)
@@ -182,7 +187,7 @@ class GroupGradient(Gradient):
             own = tuple(operands[begin + (i if end - begin > 1 else 0)] for begin, end in places)
             saved = Saved(xs[i] if xs else None, resumed, None, state, product, behind, own)
             each.append(composed_backward(self.line, upstream, saved, self.types, self.wanted, first_row))
-            first_row += upstream[0].shape[:-1].numel()
+            first_row += math.prod(upstream[0].shape[:-1])
         written = []
         outputs = _native.gradients(self.line.text, self.types[0], self.types[1:], self.wanted)["outputs"]
         for output, some in zip(outputs, zip(*each)):

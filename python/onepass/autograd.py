@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from onepass import _native
 from onepass._backward import derivative_along, run_backward
-from onepass._composed import Saved, composed_backward
+from onepass._composed import Saved, cannot_be_made_again, composed_backward
 from onepass._ops import library
 from onepass.reference import compose
 
@@ -148,6 +148,14 @@ class Gradient:
         if line.rowwise:
             return tuple(line.backward_op(given, x, operands, resumed, statistics, *rest))
         return tuple(line.backward_op(given, x, operands, resumed, *rest))
+
+    def watched(self, tensors):
+        """The same tensors, so that what cannot be differentiated again says so: a product that cannot be made again has
+        no graph, and a gradient made of it would be taken for a constant."""
+        at = 1 + self.line.keeps + Saved._fields.index("product")
+        if not cannot_be_made_again(self.line, Saved.of(tensors[1 + self.line.keeps :])):
+            return tensors
+        return (*tensors[:at], tensors[at].detach().requires_grad_(), *tensors[at + 1 :])
 
     def compose(self, *tensors):
         """The same of PyTorch's operators."""
