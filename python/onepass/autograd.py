@@ -150,8 +150,8 @@ class Gradient:
         return tuple(line.backward_op(given, x, operands, resumed, *rest))
 
     def watched(self, tensors):
-        """The same tensors, so that what cannot be differentiated again says so: a product that cannot be made again has
-        no graph, and a gradient made of it would be taken for a constant."""
+        """The same tensors, so that what cannot be differentiated again says so: a product that cannot be made again
+        has no graph, and a gradient made of it would be taken for a constant."""
         at = 1 + self.line.keeps + Saved._fields.index("product")
         if not cannot_be_made_again(self.line, Saved.of(tensors[1 + self.line.keeps :])):
             return tensors
