@@ -29,8 +29,7 @@ class Normalised(Dataset):
         torch.manual_seed(index)
         normed, h = self.line(x, column, x, column)
         big = onepass.fused("bias | gelu", torch.full((11000, COLUMNS), 1.0 + index), column)
-        gradient = torch.func.grad(lambda x: onepass.fused("softmax", x)[..., 0].sum())(x)
-        return self.norm(x).detach(), normed, h, big[0], gradient
+        return self.norm(x).detach(), normed, h, big[0]  # no gradients: PyTorch refuses them in a forked process
 
 
 def used_in_threads():
