@@ -24,10 +24,9 @@ def run_backward(how, *tensors):
         how: what the operator is told besides tensors, with the operator as `run` and the same of PyTorch's operators
             as `compose`. No tuple: torch.func would look for tensors in one.
     """
-    may_be_twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    run = functools.partial(Backward.apply, how) if may_be_twice else how.run
-    if may_be_twice:
-        tensors = how.watched(tensors)
+    run = how.run
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        run, tensors = functools.partial(Backward.apply, how), how.watched(tensors)
     if is_profiled():
         with profiler.record_function(f"onepass backward: {how.line.text}"):
             return run(*tensors)

@@ -66,3 +66,12 @@ def ranks(request):
     started = Ranks(count, device)
     yield started
     started.stop()
+
+
+@pytest.fixture(params=["C++", "Python"])
+def way(request, monkeypatch):
+    """Every test through both: the operator compiled for the installed torch, and what serves where it cannot be."""
+    if request.param == "Python":
+        monkeypatch.setattr("onepass.line.differentiable", lambda: None)
+        monkeypatch.setattr("onepass._groups.differentiable", lambda: None)
+    return request.param

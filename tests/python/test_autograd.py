@@ -31,12 +31,7 @@ LINES = [
 ]
 
 
-@pytest.fixture(params=["C++", "Python"], autouse=True)
-def way(request, monkeypatch):
-    """Every test through both: the operator compiled for the installed torch, and what serves where it cannot be."""
-    if request.param == "Python":
-        monkeypatch.setattr("onepass.line.differentiable", lambda: None)
-    return request.param
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def test_both_ways_are_taken(way, device):

@@ -26,13 +26,7 @@ LINES = [
 ]
 
 
-@pytest.fixture(params=["C++", "Python"], autouse=True)
-def way(request, monkeypatch):
-    """Every test through both: the operator compiled for the installed torch, and what serves where it cannot be."""
-    if request.param == "Python":
-        monkeypatch.setattr("onepass.line.differentiable", lambda: None)
-        monkeypatch.setattr("onepass._groups.differentiable", lambda: None)
-    return request.param
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def seeded(function):
