@@ -83,6 +83,28 @@ def test_results_say_what_was_measured_and_where(results):
         assert row["inference_us"] > 0 and row["training_us"] > 0
 
 
+def test_host_times_of_every_provider():
+    patterns = [tiny("layer_norm"), tiny("bias_gelu")]
+    found = bench.run(device="cpu", suite="host", providers=["eager", "compile", "onepass"], patterns=patterns)
+    assert found["rows"] == []
+    assert {(row["pattern"], row["provider"]) for row in found["host"]} == {
+        (pattern, provider) for pattern in ("layer_norm", "bias_gelu") for provider in ("eager", "compile", "onepass")
+    }
+    assert all(row["inference_us"] > 0 and row["training_us"] > 0 for row in found["host"])
+
+
+def test_what_fails_has_no_host_time(monkeypatch):
+    def fails(*_):
+        raise NotImplementedError("only at night")
+
+    failing = replace(PROVIDERS["compile"], build=lambda _: fails)
+    monkeypatch.setattr(bench, "find_providers", lambda *_: ([failing], {"compile": "1"}))
+    found = bench.run(device="cpu", suite="host", patterns=[tiny("layer_norm")])
+    assert found["host"] == [
+        {"pattern": "layer_norm", "provider": "compile", "failure": "NotImplementedError: only at night"}
+    ]
+
+
 def test_saved_bytes_are_those_of_distinct_storages(results):
     saved = {(row["pattern"], row["provider"]): row["saved_bytes"] for row in results["rows"]}
     tensor = 8 * 16 * 4
@@ -117,7 +139,7 @@ def test_plot_writes_a_curve_of_several_lengths(results, tmp_path):
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_every_suite_has_cases_of_distinct_shapes(suite, device_type):
     cases = [(pattern.name, *case) for pattern in EVERY for case in cases_of(pattern, device_type, suite=suite)]
-    assert cases and len(set(cases)) == len(cases)
+    assert len(set(cases)) == len(cases) and bool(cases) == (suite != "host")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

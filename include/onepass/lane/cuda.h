@@ -121,11 +121,14 @@ ONEPASS_FUNCTION float exp_minus_number(float x, float shift) {  // of one shift
 ONEPASS_FUNCTION double exp_minus_number(double x, double shift) { return ::exp(x - shift); }
 ONEPASS_FUNCTION float sigmoid_number(float x) { return reciprocal_number(1.0f + exp_number(-x)); }
 ONEPASS_FUNCTION double sigmoid_number(double x) { return 1.0 / (1.0 + ::exp(-x)); }
-// exp(-2|x|), of which both tanh and its slope are made: one exponential and one reciprocal where both are wanted.
-ONEPASS_FUNCTION float decay_number(float x) { return exp2_number(-2.88539008f * fabsf(x)); }
-ONEPASS_FUNCTION double decay_number(double x) { return ::exp(-2.0 * ::fabs(x)); }
+// 1 - tanh|x| = 2 / (1 + exp(2|x|)), of which both tanh and its slope are made: one exponential and one reciprocal
+// where both are wanted.
+ONEPASS_FUNCTION float tanh_rest_number(float x) {
+  return reciprocal_number(fmaf(exp2_number(2.88539008f * fabsf(x)), 0.5f, 0.5f));
+}
+ONEPASS_FUNCTION double tanh_rest_number(double x) { return 2.0 / (1.0 + ::exp(2.0 * ::fabs(x))); }
 ONEPASS_FUNCTION float tanh_number(float x) {
-  const float square = x * x, e = decay_number(x);
+  const float square = x * x;
   float p = fmaf(square, -0.05396825f, 0.13333333f);
   if constexpr (!kShort) {
     p = fmaf(fmaf(square, -6.542541985e-3f, 0.02127274826f), square, -0.05390334769f);
@@ -133,7 +136,7 @@ ONEPASS_FUNCTION float tanh_number(float x) {
   }
   p = fmaf(p, square, -0.33333332f);
   const float near = fmaf(p * square, x, x);
-  const float far = copysignf(fmaf(-2.0f * e, reciprocal_number(1.0f + e), 1.0f), x);
+  const float far = copysignf(1.0f - tanh_rest_number(x), x);
   return fabsf(x) < (kShort ? 0.25f : 0.55f) ? near : far;
 }
 ONEPASS_FUNCTION double tanh_number(double x) { return ::tanh(x); }
@@ -216,7 +219,7 @@ ONEPASS_FUNCTION double normal_slope_number(double x) {
 ONEPASS_UNARY(exp, exp_number(a.v[i]))
 ONEPASS_UNARY(sigmoid, sigmoid_number(a.v[i]))
 ONEPASS_UNARY(tanh, tanh_number(a.v[i]))
-ONEPASS_UNARY(decay, decay_number(a.v[i]))
+ONEPASS_UNARY(tanh_rest, tanh_rest_number(a.v[i]))
 ONEPASS_UNARY(reciprocal, reciprocal_number(a.v[i]))
 ONEPASS_UNARY(normal_cdf, normal_cdf_number(a.v[i]))
 ONEPASS_UNARY(normal_part, normal_part_number(a.v[i]))

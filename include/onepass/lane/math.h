@@ -116,10 +116,10 @@ ONEPASS_FUNCTION vec<T> expm1(vec<T> x) {
   return half + half;
 }
 
-// exp(-2|x|), of which the slope of tanh is made.
+// 1 - tanh|x|, of which the slope of tanh is made.
 template <class T>
-ONEPASS_FUNCTION vec<T> decay(vec<T> x) {
-  return exp(vec<T>(T(-2)) * abs(x));
+ONEPASS_FUNCTION vec<T> tanh_rest(vec<T> x) {
+  return vec<T>(T(2)) / (vec<T>(T(1)) + exp(vec<T>(T(2)) * abs(x)));
 }
 
 // 3 ULP.

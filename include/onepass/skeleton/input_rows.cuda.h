@@ -76,7 +76,7 @@ class input_rows {
         const auto of_row = statistics<Config, Line>(a_, across_, threads_, holder::lanes(held[i]), value);
         stage::pair<T> saved = of_row.saved;
         if (Config::kSavesStatistics && at.is_first() && row < a_.rows && across_ == 0) save<Line>(a_, row, saved);
-        if constexpr (!Config::kComputesAgain) saved.second = saved.second * of_row.held_factor;
+        if constexpr (!Config::kComputesAgain) saved = of_row.for_held;
         for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
           using row_of = thread_row<Config, row_threads<Config>, decltype(value)>;

@@ -118,7 +118,7 @@ ONEPASS_FUNCTION void rowwise_forward_combined(const arguments& a) {
 }
 
 struct row_in_tiles {
-  static constexpr bool kHeld = false;
+  static constexpr bool kHeld = false, kCentred = false;
 };
 
 template <class Config, class Line>

@@ -79,7 +79,7 @@ class place {
     row_ += rows, matrix_row_ += rows;
     digit_[kMaxDims - 1] += rows;
   }
-  // Whether the row exists: nothing of another is read, written or summed.
+  // Whether the row exists: of another nothing is read, but for what all rows share, written or summed.
   ONEPASS_FUNCTION void set_row(index row, bool exists) {
     set_row(row);
     set_exists(exists, exists);
@@ -89,7 +89,7 @@ class place {
   // count: how many of the lane's numbers the row has, from none to all.
   ONEPASS_FUNCTION void set_column(index column, int count) {
     column_ = column;
-    count_ = exists_ ? count : 0, shared_count_ = any_exists_ ? count : 0;
+    count_ = exists_ ? count : 0, shared_count_ = any_exists_ ? count : 0, repeated_count_ = count;
   }
   // Where this lane's columns of wanted operand number `slot` are summed: registers, or shared memory that is its own.
   ONEPASS_FUNCTION void set_sums(lane* registers) { sums_ = registers; }
@@ -344,7 +344,7 @@ class place {
       const auto* at = address<D, is_in(Config::kDense, S), Repeated>(v);
       if constexpr (Config::kInPlace && S == stream::y)
         return memory_of::template numbers_of<T>(memory_of::load_own(at, count_));
-      return memory_of::template numbers_of<T>(memory_of::load_windows(at, count_));
+      return memory_of::template numbers_of<T>(memory_of::load_windows(at, Repeated ? repeated_count_ : count_));
     }
   }
   template <dtype D, int Access = Config::kAccess>
@@ -454,7 +454,7 @@ class place {
   index row_ = 0, column_ = 0, matrix_row_ = 0;
   index digit_[kMaxDims];
   random_state random_{};
-  int count_ = 0, shared_count_ = 0, run_ = 0, copied_numbers_ = 0;
+  int count_ = 0, shared_count_ = 0, repeated_count_ = 0, run_ = 0, copied_numbers_ = 0;
   bool exists_ = true, any_exists_ = true;
   char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
   char *results_ = nullptr, *result_ = nullptr;

@@ -18,7 +18,7 @@ class held_row {
  public:
   using lane = L;
   using T = typename L::scalar;
-  static constexpr bool kHeld = true;
+  static constexpr bool kHeld = true, kCentred = false;
 
   ONEPASS_FUNCTION held_row(T* values, const arguments& a, const Make& make)
       : values_(values), columns_(a.columns), inverse_columns_(static_cast<T>(a.inverse_columns)), make_(make) {}

@@ -148,7 +148,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
     });
   }
   L held[kHeld ? Config::kHeldLanes : 1];
-  T held_factor = T(1);
+  stage::pair<T> for_held;
   const auto value = [&](int k, typename Config::index column, int count) {
     if constexpr (kHeld) return held[k];
     at.set_column(column, count);
@@ -169,7 +169,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
         }
         if constexpr (!Config::kAhead) {
           const auto of_row = statistics<Config, Line>(a, thread.across, threads, held, value);
-          held_factor = of_row.held_factor;
+          for_held = of_row.for_held;
           return of_row.saved;
         } else {
           sender<Config> half{threads};
@@ -189,7 +189,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
           return;
         }
         const stage::pair<T> to_save = saved;
-        if constexpr (kHeld) saved.second = saved.second * held_factor;
+        if constexpr (kHeld) saved = for_held;
         if constexpr (Line::features > 0) at.set_features(plus::none<T, Line::features>().v);
         for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);

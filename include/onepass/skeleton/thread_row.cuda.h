@@ -41,7 +41,7 @@ class thread_row {
  public:
   using T = typename Config::arithmetic;
   using lane = pack<T, Config::kLanes>;
-  static constexpr bool kHeld = Threads::kAtOnce && !Config::kComputesAgain;
+  static constexpr bool kHeld = Threads::kAtOnce && !Config::kComputesAgain, kCentred = kHeld;
 
   ONEPASS_FUNCTION thread_row(const arguments& a, int across, Threads& threads, lane* held, const Value& value,
                               typename Config::index first)
@@ -71,6 +71,7 @@ class thread_row {
     lane first(T(0)), second(T(0));
     each([&](int k, typename Config::index column, int count) {
       const lane centred = where(first_n<lane>(count), value_(k, column, count) - lane(mean), lane(T(0)));
+      if constexpr (kCentred) held_[k] = centred;
       if constexpr (!kShort) first = k == 0 ? centred : first + centred;
       second = k == 0 ? centred * centred : fma(centred, centred, second);
     });
@@ -84,16 +85,20 @@ class thread_row {
       rest = sums.v[1] * inverse;  // what rounding took from the mean
       squares -= rest * sums.v[1];
     }
-    if constexpr (kInWarp) {
-      return {mean + rest, squares * inverse};
-    } else if constexpr (Config::kExact && Threads::kCombined > 0) {
-      const auto all =
+    held_are_centred_ = kCentred;
+    held_centre_ = rest;
+    if constexpr (kInWarp) return {mean + rest, squares * inverse};
+    stage::pair<T> all;
+    if constexpr (Config::kExact && Threads::kCombined > 0) {
+      const auto merged =
           threads_.reduce(numbers<T, 2>{{mean + rest, squares}}, merge_equal<T>{size * T(Threads::kCombined)});
-      return {all.v[0], all.v[1] * inverse_columns()};
+      all = {merged.v[0], merged.v[1]};
     } else {
-      const auto all = threads_.reduce(numbers<T, 3>{{mean + rest, squares, size}}, merge());
-      return {all.v[0], all.v[1] * inverse_columns()};
+      const auto merged = threads_.reduce(numbers<T, 3>{{mean + rest, squares, size}}, merge());
+      all = {merged.v[0], merged.v[1]};
     }
+    held_centre_ = all.first - mean;
+    return {all.first, all.second * inverse_columns()};
   }
   // Each thread has its own shift at first, and keeps it in what it holds.
   ONEPASS_FUNCTION stage::pair<T> exponentials() {
@@ -116,7 +121,10 @@ class thread_row {
     if constexpr (kHeld) held_factor_ = exp_minus_number(largest, whole_shift);  // 0 where all is -infinity
     return {whole_shift, all.v[1]};
   }
-  ONEPASS_FUNCTION T held_factor() const { return held_factor_; }
+  // What forward takes with the values that are held now.
+  ONEPASS_FUNCTION stage::pair<T> for_held(stage::pair<T> saved) const {
+    return {held_are_centred_ ? held_centre_ : saved.first, saved.second * held_factor_};
+  }
 
  private:
   template <class Body>
@@ -142,15 +150,15 @@ class thread_row {
   lane* held_;
   const Value& value_;
   const typename Config::index first_;
-  T held_factor_ = T(1);
+  bool held_are_centred_ = false;
+  T held_centre_ = T(0), held_factor_ = T(1);
 };
 
-// The row's statistics, or those of the lanes from column `first` on, and what the values that this thread holds are
-// still to be multiplied by.
+// The row's statistics, or those of the lanes from column `first` on, and what takes their place where forward is given
+// the values that this thread holds.
 template <class T>
 struct row_statistics {
-  stage::pair<T> saved;
-  T held_factor;
+  stage::pair<T> saved, for_held;
 };
 template <class Config, class Line, class Threads, class Value>
 ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
@@ -161,7 +169,7 @@ ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
   if constexpr (Line::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Line::row_parameter]);
   thread_row<Config, Threads, Value> row(a, across, threads, held, value, first);
   const stage::pair<T> saved = Line::row::statistics(row, parameter);
-  return {saved, row.held_factor()};
+  return {saved, row.for_held(saved)};
 }
 
 // Adds the terms of a lane's first `count` numbers to the sums of a row in backward.

@@ -155,8 +155,8 @@ struct tanh {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const L e = decay(x), r = reciprocal(L(L(1) + e));
-    return dy * (L(4) * e * r * r);  // 1 - tanh² without the subtraction
+    const L rest = tanh_rest(x);
+    return dy * fma(rest, L(1) - rest, rest);  // (1 - tanh) (1 + tanh) of |x|: nothing cancels
   }
 };
 

@@ -5,7 +5,8 @@
 //   sum(f)                  over the row of f(value), f from lane to lane; the result is the same in every lane
 //   sum_pair(f)             two sums at once, f from lane to terms
 //   squares()               Σ value²
-//   moments()               mean and variance
+//   moments()               mean and variance. Where Row::kCentred, some number near the mean is taken from each value,
+//                           and from what forward subtracts, the first of `saved`
 //   exponentials()          the largest value (0 where that is -infinity) and Σ exp(value - largest). Where Row::kHeld,
 //                           exp(value - largest) takes the place of each value, but for a factor that the skeleton
 //                           gives to what forward multiplies by, the second of `saved`
@@ -73,7 +74,8 @@ struct layer_norm {
   }
   template <class Row, class L, class T>
   static ONEPASS_FUNCTION L forward(L u, pair<T> saved) {
-    return recompute(u, saved);
+    if constexpr (Row::kCentred) return fma(u, L(saved.second), L(-saved.first * saved.second));
+    else return recompute(u, saved);
   }
   template <class L, class T>
   static ONEPASS_FUNCTION L recompute(L u, pair<T> saved) {

@@ -60,6 +60,7 @@ def run(
             likes; "layouts", strided and misaligned rows; "small", where the cost of a call counts; "linear", lines
             with `linear` beside the product alone; "attention", beside the engines that PyTorch has for it;
             "attention_curve", its probabilities over the number of keys; "models", whole ones with their attentions;
+            "host", only the host's time for a call, which "table" has too, without the other libraries;
             "fuse", whole ones as they are, compiled and fused (providers eager, compile, onepass, onepass_inductor).
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
@@ -94,7 +95,10 @@ def run(
             rows += run_case(pattern, case, on, competitors, clock, seconds, late)
             progress.advance(task)
         progress.update(task, description="host time of a call", refresh=True)
-        host = host_times([p for p in chosen if not p.contracts], on, competitors) if suite == "table" else []
+        host = []
+        if suite in ("table", "host"):
+            timed = [p for p in competitors if suite == "host" or p.name in ("eager", "onepass")]
+            host = [row for pattern in chosen if not pattern.contracts for row in host_case(pattern, on, timed)]
     results = facts(on, clock) | {
         "suite": suite,
         "providers": versions,
@@ -174,9 +178,3 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def host_times(patterns: Sequence[Pattern], device: torch.device, providers: list[Provider]) -> list[dict[str, Any]]:
-    """Microseconds of host time a call of a small tensor: inference, and forward with backward."""
-    timed = [provider for provider in providers if provider.name in ("eager", "onepass")]
-    return [row for pattern in patterns for row in host_case(pattern, device, timed)]

@@ -211,28 +211,39 @@ def clean(device: torch.device) -> Iterator[None]:
 
 
 def host_case(pattern: Pattern, device: torch.device, providers: list[Provider]) -> list[dict[str, Any]]:
-    """Microseconds of host time for a call: inference, and forward with backward, on 4 rows of 64 numbers."""
+    """Microseconds of host time for a call: inference, and forward with backward, on 4 rows of 64 numbers. A provider
+    that does not take them has none, and its failure."""
     attention = any(len(case.shape) > 2 for case in (*pattern.cuda, *pattern.cpu))
     inputs = pattern.inputs((1, 1, 4, 64) if attention else (4, 64), torch.float32, device, out_features=64)
     constants = [t.detach() for t in inputs]
-    inference, training = {}, {}
-    for provider in providers:
-        function = provider.build(pattern)
-        trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs))
-        inference[provider.name] = partial(function, *constants)
-        training[provider.name] = partial(forward_and_backward, trial)
-    with torch.no_grad():
-        inferred = host_time(inference, device)
-    trained = host_time(training, device)
-    return [
+    inference, training, failures = {}, {}, {}
+    with clean(device):
+        for provider in providers:
+            try:
+                function = provider.build(pattern)
+                if function is None:
+                    continue
+                trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs))
+                trial.forward()
+                if not trial.forward_only:
+                    forward_and_backward(trial)
+                    training[provider.name] = partial(forward_and_backward, trial)
+                inference[provider.name] = partial(function, *constants)
+            except Exception as error:
+                failures[provider.name] = says(error)
+        with torch.no_grad():
+            inferred = host_time(inference, device)
+        trained = host_time(training, device)
+    rows: list[dict[str, Any]] = [
         {
             "pattern": pattern.name,
             "provider": name,
             "inference_us": round(1e6 * inferred[name], 2),
-            "training_us": round(1e6 * trained[name], 2),
+            "training_us": round(1e6 * trained[name], 2) if name in trained else None,
         }
         for name in inference
     ]
+    return rows + [{"pattern": pattern.name, "provider": name, "failure": text} for name, text in failures.items()]
 
 
 def forward_and_backward(trial: Trial) -> tuple[Tensor, ...]:

@@ -127,7 +127,8 @@ def show(results: dict[str, Any], console: Console) -> None:
             label = pattern if first else f"  {shape} {dtype}"
             cells += [times(speed_up(rows, direction)), own, memory(rows, "saved" if first else "peak")]
             table.add_row(label, ABBREVIATED[direction], *cells, end_section=not first)
-    console.print(table)
+    if results["rows"]:
+        console.print(table)
     if results["host"]:
         console.print(host_table(results))
     for text in failures(results):
@@ -167,7 +168,9 @@ def host_cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = list(dict.fromkeys(row["provider"] for row in results["host"]))
     found: dict[str, dict[str, str]] = {}
     for row in results["host"]:
-        found.setdefault(row["pattern"], {})[row["provider"]] = f"{row['inference_us']:.1f} / {row['training_us']:.1f}"
+        found.setdefault(row["pattern"], {})[row["provider"]] = row.get("failure") or " / ".join(
+            "-" if row[key] is None else f"{row[key]:.1f}" for key in ("inference_us", "training_us")
+        )
     return names, [[pattern, *(cells.get(name, "") for name in names)] for pattern, cells in found.items()]
 
 

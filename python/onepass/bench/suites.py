@@ -84,9 +84,14 @@ def small(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     return tuple(Case(shape, dtype) for dtype in (torch.float32, torch.bfloat16) for shape in shapes)
 
 
+def host(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """None: a call of a small tensor is timed on the host (cases.host_case)."""
+    return ()
+
+
 SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
     suite.__name__: suite
-    for suite in (table, curve, awkward, layouts, small, linear, attention, attention_curve, models)
+    for suite in (table, curve, awkward, layouts, small, linear, attention, attention_curve, models, host)
 }
 
 
