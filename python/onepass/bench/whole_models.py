@@ -116,7 +116,7 @@ MODELS: tuple[Whole, ...] = (
     Whole("Qwen3 0.6B", "cuda", "Qwen3", (4, 2048), decoder(1024, 28, 16, 8, 3072, 128)),
     Whole("T5 base", "cuda", "T5", (16, 512), t5(768, 12, 12, 3072)),
     Whole("ViT base", "cuda", "ViT", (64, 3, 224, 224), {}),
-    Whole("torch.nn encoder layer", "cuda", ENCODER_LAYER, (16, 512, 1024), encoder_layer(1024, 16, 4096)),
+    Whole("torch.nn encoder layer", "cuda", ENCODER_LAYER, (64, 512, 1024), encoder_layer(1024, 16, 4096)),
     Whole("MiniLM", "cpu", MINILM, (8, 128), {}),
     Whole("BERT base", "cpu", "Bert", (4, 128), {}),
     Whole("RoBERTa base", "cpu", "Roberta", (4, 128), ROBERTA),
