@@ -91,10 +91,10 @@ torch._inductor.aoti_load_package(path)
 """
 
 
-@pytest.fixture(scope="module")
-def aot_inductor(device, tmp_path_factory):
+@pytest.fixture
+def aot_inductor(device, tmp_path):
     """Where it works: there are installations in which loading any CUDA program ends the process."""
-    path = str(tmp_path_factory.mktemp("plain") / "model.pt2")
+    path = str(tmp_path / "plain.pt2")
     if device == "cuda" and subprocess.run([sys.executable, "-c", LOADS_A_PLAIN_MODEL, path]).returncode != 0:
         pytest.skip("AOTInductor does not load a plain layer here")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -129,7 +130,9 @@ def chains(graph: fx.Graph, gain: Callable[[Chain], float]) -> list[Chain]:
     """The lines of a graph, in its order, none of which has a node with another in common: those that gain something,
     and of these the ones that gain the most before others."""
     order, found, claimed = Order(graph), [], set()
-    ways = [chain for x in graph.nodes if _is_row(x) for chain in _grown(Chain((), x, (), (x,), frozenset()))]
+    steps_of = functools.cache(lambda node: tuple(steps(node)))  # a node is the end of many chains
+    begun = [Chain((), x, (), (x,), frozenset()) for x in graph.nodes if _is_row(x)]
+    ways = [chain for first in begun for chain in _grown(first, steps_of)]
     ways = [(gain(chain), chain) for chain in ways if chain.words and chain.is_whole and order.place(chain)]
     ways.sort(key=lambda way: (-way[0], len(way[1].nodes)))
     for gained, chain in ways:
@@ -143,18 +146,18 @@ def _is_row(node: fx.Node) -> bool:
     return is_tensor(node) and value_of(node).dtype in FLOATING and value_of(node).dim() > 0
 
 
-def _grown(chain: Chain) -> Iterator[Chain]:
+def _grown(chain: Chain, steps_of: Callable[[fx.Node], tuple[Step, ...]]) -> Iterator[Chain]:
     """The chain, and all that continue it."""
     yield chain
     value = chain.result
-    for step in (step for end in _ends(value, chain) for step in steps(end) if step.x is value):
+    for step in (step for end in _ends(value, chain) for step in steps_of(end) if step.x is value):
         begins = not chain.nodes
         moves_nothing = not step.words and operation(step.result).name != "cast"
         others = not begins and any(user not in step.nodes for user in value.users)
         if begins and moves_nothing or others and not any(kind(word) in ROW_WORDS for word in step.words):
             continue  # two chains would move less than one that keeps a value
         if (longer := chain.extended(step, keeps=others)) is not None:
-            yield from _grown(longer)
+            yield from _grown(longer, steps_of)
 
 
 def _ends(value: fx.Node, chain: Chain) -> list[fx.Node]:
@@ -186,7 +189,7 @@ def _overwrites(node: fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     inplace = name.endswith("_") and not name.endswith("__")
     told = "out" in node.kwargs or node.kwargs.get("inplace") is True
-    told |= operation(node) is None and node.args[-1:] == (True,)  # F.relu(x, True), say
+    told |= node.args[-1:] == (True,) and operation(node) is None  # F.relu(x, True), say
     return bool(node.args) and (inplace or told or node.target in _ASSIGNS)
 
 
