@@ -219,6 +219,16 @@ inline std::vector<Tensor> run_differentiable_backward(at::TensorList upstream, 
   return op.call(upstream, saved_tensors::given(saved), line, types, wanted);
 }
 
+// A node's gradients, made of what forward saved: by differentiable operators where they are to be differentiated.
+template <class Gradients>
+variable_list with_saved(AutogradContext* ctx, const Gradients& gradients) {
+  RECORD_USER_SCOPE("onepass backward: " + ctx->saved_data.at("line").toStringRef());
+  const variable_list all = ctx->get_saved_variables();  // a checkpoint computes them here, with autograd
+  if (at::GradMode::is_enabled()) return gradients(all);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return gradients(all);
+}
+
 struct Fused : torch::autograd::Function<Fused> {
   struct call {
     const std::string& line;
@@ -255,12 +265,7 @@ struct Fused : torch::autograd::Function<Fused> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& upstream) {
-    const std::string& line = ctx->saved_data.at("line").toStringRef();
-    RECORD_USER_SCOPE("onepass backward: " + line);
-    const variable_list all = ctx->get_saved_variables();  // a checkpoint computes them here, with autograd
-    if (at::GradMode::is_enabled()) return gradients(*ctx, upstream, all);
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return gradients(*ctx, upstream, all);
+    return with_saved(ctx, [&](const variable_list& all) { return gradients(*ctx, upstream, all); });
   }
 
  private:

@@ -69,12 +69,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
 
   // An undefined gradient comes as zeros, as dense as the others: they share a launch.
   static variable_list backward(AutogradContext* ctx, const variable_list& upstream) {
-    const std::string& line = ctx->saved_data.at("line").toStringRef();
-    RECORD_USER_SCOPE("onepass backward: " + line);
-    const variable_list all = ctx->get_saved_variables();  // a checkpoint computes them here, with autograd
-    if (at::GradMode::is_enabled()) return gradients(*ctx, upstream, all);
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return gradients(*ctx, upstream, all);
+    return with_saved(ctx, [&](const variable_list& all) { return gradients(*ctx, upstream, all); });
   }
 
  private:
