@@ -12,18 +12,15 @@ namespace onepass::binding {
 namespace {
 
 using optional_tensor = std::optional<Tensor>;
-// Of a forward operator that may have no operands: a program that AOTInductor compiled gives none for an empty list.
-using operand_list = std::optional<std::vector<Tensor>>;
-const std::vector<Tensor>& given(operand_list& operands) { return operands ? *operands : operands.emplace(); }
 
-std::vector<Tensor> elementwise_forward(Tensor x, operand_list operands, std::string line,
+std::vector<Tensor> elementwise_forward(Tensor x, std::vector<Tensor> operands, std::string line,
                                         optional_tensor dropout_state) {
-  return forward({x, given(operands), prepared(line), dropout_state, false});
+  return forward({x, operands, prepared(line), dropout_state, false});
 }
 
-std::vector<Tensor> rowwise_forward(Tensor x, operand_list operands, std::string line, optional_tensor dropout_state,
-                                    bool save_statistics) {
-  return forward({x, given(operands), prepared(line), dropout_state, save_statistics});
+std::vector<Tensor> rowwise_forward(Tensor x, std::vector<Tensor> operands, std::string line,
+                                    optional_tensor dropout_state, bool save_statistics) {
+  return forward({x, operands, prepared(line), dropout_state, save_statistics});
 }
 
 std::vector<Tensor> elementwise_backward(std::vector<Tensor> gradients, optional_tensor x,
@@ -58,10 +55,10 @@ std::vector<Tensor> contraction_backward(std::vector<Tensor> gradients, optional
       {static_cast<dtype>(types[0]), product, resumed_behind});
 }
 
-std::vector<Tensor> forward_of_group(std::vector<Tensor> xs, operand_list operands, std::string line,
+std::vector<Tensor> forward_of_group(std::vector<Tensor> xs, std::vector<Tensor> operands, std::string line,
                                      optional_tensor dropout_state, bool save, int64_t own, bool stack) {
   const group_of of{static_cast<int64_t>(xs.size()), static_cast<std::uint64_t>(own), stack};
-  const group_forward call{xs, given(operands), prepared(line), dropout_state, save, of};
+  const group_forward call{xs, operands, prepared(line), dropout_state, save, of};
   return call.line.line.linear >= 0 ? forward_with_features(call) : forward(call);
 }
 
@@ -98,9 +95,9 @@ void in_torch_threads(int64 count, int64 grain, void (*body)(void*, int64, int64
 
 STABLE_TORCH_LIBRARY(onepass, m) {
   onepass::cpu::set_parallel_for(onepass::binding::in_torch_threads);
-  m.def("elementwise_forward(Tensor x, Tensor[]? operands, str line, Tensor? dropout_state) -> Tensor[]");
+  m.def("elementwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state) -> Tensor[]");
   m.def(
-      "rowwise_forward(Tensor x, Tensor[]? operands, str line, Tensor? dropout_state, bool save_statistics) -> "
+      "rowwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save_statistics) -> "
       "Tensor[]");
   m.def(
       "elementwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, "
@@ -109,7 +106,7 @@ STABLE_TORCH_LIBRARY(onepass, m) {
       "rowwise_backward(Tensor[] gradients, Tensor? x, Tensor?[] operands, Tensor? resumed, Tensor? statistics, "
       "Tensor? dropout_state, str line, int[] operand_types, int wanted) -> Tensor[]");
   m.def(
-      "group_forward(Tensor[] xs, Tensor[]? operands, str line, Tensor? dropout_state, bool save, int own, bool stack) "
+      "group_forward(Tensor[] xs, Tensor[] operands, str line, Tensor? dropout_state, bool save, int own, bool stack) "
       "-> Tensor[]");
   m.def(
       "group_backward(Tensor[] gradients, Tensor[] xs, Tensor?[] operands, Tensor[] resumed, Tensor? statistics, "

@@ -39,10 +39,9 @@ class Model(torch.nn.Module):
         y, h = self.norm(x, residual)
         y = self.rms_norm(self.mlp(self.up(y)))
         y = self.attention(y, y, y, need_weights=False)[0]
-        y = y + F.softmax(y, mask=y > 0, scale=0.5) + onepass.fused("tanh | softmax", onepass.fused("gelu", y))
+        y = y + F.softmax(y, mask=y > 0, scale=0.5)
         first, second = onepass.fused("bias | gelu", [y, y * 2], self.rms_norm.weight)
-        third, fourth = onepass.fused("mul(0.5) | silu", [y, first])
-        return self.gate(first + second + third + fourth), h, F.attention_scores(y, y)
+        return self.gate(first + second), h, F.attention_scores(y, y)
 
 
 def tensors(rows, device):
