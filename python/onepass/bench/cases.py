@@ -224,7 +224,8 @@ def host_case(pattern: Pattern, device: torch.device, providers: list[Provider])
                 if function is None:
                     continue
                 trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs))
-                trial.forward()
+                with torch.no_grad():
+                    function(*constants)
                 if not trial.forward_only:
                     forward_and_backward(trial)
                     training[provider.name] = partial(forward_and_backward, trial)
