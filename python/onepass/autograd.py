@@ -142,6 +142,9 @@ class Gradient:
         given = list(tensors[:count])
         x, resumed, statistics, state, product, resumed_behind, operands = Saved.of(tensors[count:])
         if line.weight is not None:
+            if not self.wanted >> 1 + line.weight & 1:  # what is there for forward mode alone must not choose the way
+                x = None if line.x_for_weight else x
+                operands = [None if only else o for o, only in zip(operands, line.operands_for_weight)]
             rest = (state, line.text, self.types, self.wanted)
             return tuple(line.backward_op(given, x, operands, resumed, statistics, product, resumed_behind, *rest))
         rest = (state, line.text, self.types[1:], self.wanted)

@@ -267,14 +267,21 @@ std::vector<plan> take_in_parts(const request& r, const arguments& a, const devi
   return {parts, combined, tiles};
 }
 
+// Rows that the chip has at once.
+int64 rows_at_once(const configuration& c, const device_facts& chip) {
+  return std::max<int64>(int64{chip.sm_count} * c.blocks_per_sm / c.cluster, 1) * c.down;
+}
+
 std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
   plan p;
   bool held = false;
   const auto try_all = [&](const auto& tunings) {
     for (const row_tuning& tuned : tunings) {
-      if (held || a.columns > tuned.columns || r.flops * 2 < tuned.least_flops * size_of(r.x)) continue;
+      if (held || a.columns > tuned.columns || r.flops * 2 < tuned.least_flops * size_of(r.x) ||
+          r.features < tuned.features)
+        continue;
       p = blank;
-      held = hold_row(r, a, chip, tuned, p);
+      held = hold_row(r, a, chip, tuned, p) && a.rows >= tuned.rounds * rows_at_once(p.with, chip);
     }
   };
   if (r.backward) try_all(kTuning.backward_rows);
@@ -284,7 +291,7 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   c.exact = int64{c.across} * c.cluster * c.held_lanes * c.lanes == a.columns;
   c.whole_lanes = c.cluster == 1 ? static_cast<int>(a.columns / (c.across * c.lanes)) : 0;
   const int64 all = ceil_div(a.rows, c.down);
-  const int64 persistent = std::max<int64>(static_cast<int64>(chip.sm_count) * c.blocks_per_sm / c.cluster, 1);
+  const int64 persistent = rows_at_once(c, chip) / c.down;
   // A block adds up its rows' columns, or fetches rows ahead.
   const bool strides = r.wants_column != 0 || c.stages > 0 || c.computes_again;
   const int64 rows = std::min<int64>(strides ? std::min(all, persistent) : all, ((1LL << 31) - 1) / c.cluster);

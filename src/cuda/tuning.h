@@ -34,6 +34,8 @@ struct row_tuning {
   int cluster = 8;       // blocks that share a row, at most
   int busy = 0;          // where so many percent of its threads' lanes are within the row, at least
   int least_flops = 0;   // for lines with so many flops for 16 bits of x, at least, in words beside the row word
+  int features = 0;      // only for lines whose rows end in so many features, at least
+  int rounds = 0;        // where a row's threads take so many rows one after the other, at least
 };
 
 struct tuning {
@@ -52,7 +54,9 @@ struct tuning {
   few_rows_tuning few_rows = {.unroll = 2, .down = 64, .resident = 512};
 
   // The first that has room for the row; a row that none has room for is taken in parts.
-  row_tuning forward_rows[14] = {
+  row_tuning forward_rows[16] = {
+      {.columns = 1024, .numbers = 32, .block = 256, .stages = 2, .busy = 86, .features = 2},
+      {.columns = 512, .numbers = 32, .block = 256, .stages = 2, .busy = 86, .features = 1, .rounds = 48},
       {.columns = 1024, .numbers = 32, .stages = 2, .busy = 86, .least_flops = 16},
       {.columns = 128, .numbers = 32, .block = 128, .resident = 1024, .stages = 0, .busy = 86},
       {.columns = 1024, .numbers = 32, .block = 128, .resident = 768, .stages = 0, .busy = 86},

@@ -93,6 +93,11 @@ def test_host_times_of_every_provider():
     assert all(row["inference_us"] > 0 and row["training_us"] > 0 for row in found["host"])
 
 
+def test_host_times_are_the_libraries_too():
+    asked = bench.find_providers(None, torch.device("cpu"), "host")[1]
+    assert {"eager", "compile", "liger", "quack", "onepass"} == set(asked)
+
+
 def test_what_fails_has_no_host_time(monkeypatch):
     def fails(*_):
         raise NotImplementedError("only at night")

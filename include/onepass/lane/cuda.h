@@ -121,6 +121,10 @@ ONEPASS_FUNCTION float exp_minus_number(float x, float shift) {  // of one shift
 ONEPASS_FUNCTION double exp_minus_number(double x, double shift) { return ::exp(x - shift); }
 ONEPASS_FUNCTION float sigmoid_number(float x) { return reciprocal_number(1.0f + exp_number(-x)); }
 ONEPASS_FUNCTION double sigmoid_number(double x) { return 1.0 / (1.0 + ::exp(-x)); }
+template <class L>
+struct tanh_pair {
+  L value, rest;
+};
 // 1 - tanh|x| = 2 / (1 + exp(2|x|)), of which both tanh and its slope are made: one exponential and one reciprocal
 // where both are wanted.
 ONEPASS_FUNCTION float tanh_rest_number(float x) {
@@ -219,7 +223,6 @@ ONEPASS_FUNCTION double normal_slope_number(double x) {
 ONEPASS_UNARY(exp, exp_number(a.v[i]))
 ONEPASS_UNARY(sigmoid, sigmoid_number(a.v[i]))
 ONEPASS_UNARY(tanh, tanh_number(a.v[i]))
-ONEPASS_UNARY(tanh_rest, tanh_rest_number(a.v[i]))
 ONEPASS_UNARY(reciprocal, reciprocal_number(a.v[i]))
 ONEPASS_UNARY(normal_cdf, normal_cdf_number(a.v[i]))
 ONEPASS_UNARY(normal_part, normal_part_number(a.v[i]))
@@ -230,6 +233,17 @@ ONEPASS_UNARY(erf, ::erf(a.v[i]))
 ONEPASS_UNARY(rsqrt, ::rsqrt(a.v[i]))
 ONEPASS_UNARY(abs, ::fabs(a.v[i]))
 #undef ONEPASS_UNARY
+
+template <class T, int V>
+ONEPASS_FUNCTION tanh_pair<pack<T, V>> tanh_and_rest(pack<T, V> a) {
+  tanh_pair<pack<T, V>> result;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    result.value.v[i] = tanh_number(a.v[i]);
+    result.rest.v[i] = tanh_rest_number(a.v[i]);
+  }
+  return result;
+}
 
 template <class T, int V>
 ONEPASS_FUNCTION normal_pair<pack<T, V>> normal(pack<T, V> a) {

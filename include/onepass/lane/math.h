@@ -116,19 +116,25 @@ ONEPASS_FUNCTION vec<T> expm1(vec<T> x) {
   return half + half;
 }
 
-// 1 - tanh|x|, of which the slope of tanh is made.
+// tanh(x) and 1 - tanh|x|, of which its slope is made: of one exponential and one division.
+template <class L>
+struct tanh_pair {
+  L value, rest;
+};
 template <class T>
-ONEPASS_FUNCTION vec<T> tanh_rest(vec<T> x) {
-  return vec<T>(T(2)) / (vec<T>(T(1)) + exp(vec<T>(T(2)) * abs(x)));
+ONEPASS_FUNCTION tanh_pair<vec<T>> tanh_and_rest(vec<T> x) {
+  const vec<T> one(T(1)), most(detail::exp_constants<T>::kFinite / T(2));
+  const vec<T> distance = abs(x), a = min(distance, most);
+  const detail::exponential<T> e = detail::exponential_below(a + a);
+  const vec<T> n = fma(e.scale, e.expm1, e.scale - one);  // exp(2|x|) - 1
+  const vec<T> r = one / (n + vec<T>(T(2))), rest = r + r;
+  return {copy_sign(where(a < one, n * r, one - rest), x), where(distance > most, vec<T>(T(0)), rest)};
 }
 
 // 3 ULP.
 template <class T>
 ONEPASS_FUNCTION vec<T> tanh(vec<T> x) {
-  const vec<T> a = min(abs(x), vec<T>(T(20)));  // where it is 1
-  const detail::exponential<T> e = detail::exponential_below(a + a);
-  const vec<T> exp_minus_1 = fma(e.scale, e.expm1, e.scale - vec<T>(T(1)));
-  return copy_sign(exp_minus_1 / (exp_minus_1 + vec<T>(T(2))), x);
+  return tanh_and_rest(x).value;
 }
 
 // 2 ULP; -infinity at -1, NaN below.

@@ -154,9 +154,13 @@ struct tanh {
     return ONEPASS_TARGET::tanh(x);
   }
   template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const auto tanh = tanh_and_rest(x);
+    return {tanh.value, fma(tanh.rest, L(1) - tanh.rest, tanh.rest)};  // (1 - tanh) (1 + tanh) of |x|: nothing cancels
+  }
+  template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const L rest = tanh_rest(x);
-    return dy * fma(rest, L(1) - rest, rest);  // (1 - tanh) (1 + tanh) of |x|: nothing cancels
+    return dy * both(x).slope;
   }
 };
 

@@ -61,6 +61,13 @@ struct word {
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
   static constexpr int features = about.kind == word_kind::feature ? Ordinal + 1 : 0;
   using numbers = typename indices_to < Parameter<0 ? 0 : about.parameters>::type;
+  // Whether the stage gives its value and its slope by one function, which shares their work.
+  template <class L>
+  static constexpr bool has_both = requires(L x) { Stage::both(x); };
+  template <class L>
+  static ONEPASS_FUNCTION auto both(L x) {
+    return Stage::both(x);
+  }
 
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place& at) {
@@ -224,9 +231,14 @@ struct chain<Head, Tail...> {
   static ONEPASS_FUNCTION L backward(L x, L dy, Place& at) {
     if constexpr (Head::scales && tail::adds && tail::needs_input)
       return Head::backward(x, tail::backward(x, Head::template factor<L>(at), dy, at), at);
-    L value{};
-    if constexpr (tail::needs_input) value = Head::recompute(x, at);
-    return Head::backward(x, tail::backward(value, dy, at), at);
+    if constexpr (tail::needs_input && Head::template has_both<L>) {
+      const auto here = Head::both(x);
+      return tail::backward(here.value, dy, at) * here.slope;
+    } else {
+      L value{};
+      if constexpr (tail::needs_input) value = Head::recompute(x, at);
+      return Head::backward(x, tail::backward(value, dy, at), at);
+    }
   }
 };
 

@@ -114,7 +114,7 @@ MODELS: tuple[Whole, ...] = (
     Whole("GPT-2 medium", "cuda", "GPT2", (8, 1024), gpt2(1024, 24, 16)),
     Whole("Llama 1B", "cuda", "Llama", (4, 2048), decoder(2048, 16, 32, 8, 8192, 64)),
     Whole("Qwen3 0.6B", "cuda", "Qwen3", (4, 2048), decoder(1024, 28, 16, 8, 3072, 128)),
-    Whole("T5 base", "cuda", "T5", (16, 512), t5(768, 12, 12, 3072)),
+    Whole("T5 small", "cuda", "T5", (32, 512), t5(512, 6, 8, 2048)),
     Whole("ViT base", "cuda", "ViT", (64, 3, 224, 224), {}),
     Whole("torch.nn encoder layer", "cuda", ENCODER_LAYER, (64, 512, 1024), encoder_layer(1024, 16, 4096)),
     Whole("MiniLM", "cpu", MINILM, (8, 128), {}),
