@@ -73,7 +73,7 @@ def test_rows_and_markdown(results):
         assert ("bytes" in row) == (provider == "onepass") and "peak_bytes" not in row
     before, after = rows["tiny BERT", "onepass"]["bytes"]
     assert 0 < after < before
-    tables = [line for line in whole.markdown(results).splitlines() if line.startswith("|")]
+    tables = [line for line in whole.markdown([results])[0].splitlines() if line.startswith("|")]
     assert len(tables) == 2 + len(rows) and len({line.count("|") for line in tables}) == 1
     assert tables[3].startswith("| tiny BERT | 2x16 | onepass | ") and " MB" in tables[0] and " %) |" in tables[3]
 
@@ -134,7 +134,8 @@ def test_what_fails_or_is_wrong_shows_and_is_not_timed(monkeypatch):
     assert not any("seconds" in rows[name] for name in ("broken", "wrong", "no number"))
     found = {"device": "cpu", "device_name": "", "torch": "", "rows": list(rows.values())}
     json.dumps(found, allow_nan=False)
-    assert "no such kernel" in whole.markdown(found) and "WrongResult" in whole.markdown(found)
+    (table,) = whole.markdown([found])
+    assert "no such kernel" in table and "WrongResult" in table
 
 
 def test_a_model_that_cannot_be_built_is_reported():

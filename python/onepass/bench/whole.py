@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +275,9 @@ def title(results: dict[str, Any]) -> str:
     return f"Whole models: {what}; {results['device_name']}, torch {results['torch']}"
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """The table as Markdown, for the README."""
-    return "\n".join([f"**{title(results)}**", "", *markdown_table(HEAD, table(results))])
+def markdown(runs: Iterable[dict[str, Any]]) -> list[str]:
+    """Tables as Markdown, for the README: what was measured alike, if not in one run, is one."""
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for results in runs:
+        rows.setdefault(title(results), []).extend(table(results))
+    return ["\n".join([f"**{name}**", "", *markdown_table(HEAD, found)]) for name, found in rows.items()]
