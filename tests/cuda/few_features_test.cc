@@ -52,6 +52,39 @@ TEST(FewFeatures, EveryFeatureHasAThread) {
   }
 }
 
+TEST(FewFeatures, ARowsThreadsDoNotDependOnTheNumberOfRows) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const int features : {1, 2, 8}) {
+    for (const int64 columns : {3, 31, 64, 128, 200, 256, 300, 512, 700, 1024}) {
+      for (const dtype type : {dtype::f32, dtype::bf16, dtype::f64}) {
+        const auto with = [&](int64 rows) {
+          const imagined of("layer_norm | tanh | linear", false, type, type, rows, columns, features);
+          return plan_few_features(of.call(), chip).rows.with;
+        };
+        const configuration few = with(1), many = with(1 << 22);
+        EXPECT_EQ(few.lanes, many.lanes) << features << " x " << columns;
+        EXPECT_EQ(few.across, many.across) << features << " x " << columns;
+        EXPECT_EQ(few.held_lanes, many.held_lanes) << features << " x " << columns;
+      }
+    }
+  }
+}
+
+TEST(FewFeatures, ManyRowsComeAheadAndSeveralFeaturesHaveRegisters) {
+  const device_facts chip = facts_of("sm_90a");
+  const auto with = [&](int64 rows, int features) {
+    const imagined of("layer_norm | tanh | linear", false, dtype::f32, dtype::f32, rows, 256, features);
+    return plan_few_features(of.call(), chip).rows.with;
+  };
+  EXPECT_EQ(with(16384, 1).stages, 0);
+  EXPECT_EQ(with(1 << 20, 1).stages, 2);
+  EXPECT_NE(with(1 << 20, 1).brought_once, 0u);
+  for (const int features : {2, 8}) {
+    const configuration c = with(16, features);
+    EXPECT_LE(c.across * c.down * c.blocks_per_sm, 512) << features;  // 128 registers a thread
+  }
+}
+
 TEST(FewFeatures, SaysWhyNot) {
   const spec::contraction line(spec::parse("rms_norm | linear"));
   const auto why = [&](spec::linear_case c) { return predict(line, c, facts_of("sm_90a"))[5].why_not; };
