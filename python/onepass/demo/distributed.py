@@ -93,6 +93,7 @@ def _train(rank: int, ranks: int, device: str, directory: str, steps: int, round
         rows.append(Row(way, losses, times(way, device, rounds)))
     if rank == 0:
         (Path(directory) / "rows").write_text(json.dumps([asdict(row) for row in rows]))
+    dist.barrier()  # none leaves while another one still has to
     dist.destroy_process_group()
 
 
