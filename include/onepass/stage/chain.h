@@ -63,7 +63,9 @@ struct word {
   using numbers = typename indices_to < Parameter<0 ? 0 : about.parameters>::type;
   // Whether the stage gives its value and its slope by one function, which shares their work.
   template <class L>
-  static constexpr bool has_both = requires(L x) { Stage::both(x); };
+  static constexpr bool has_both = requires(L x) {
+    Stage::both(x);
+  };
   template <class L>
   static ONEPASS_FUNCTION auto both(L x) {
     return Stage::both(x);
