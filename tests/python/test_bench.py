@@ -91,9 +91,6 @@ def test_host_times_of_every_provider():
         (pattern, provider) for pattern in ("layer_norm", "bias_gelu") for provider in ("eager", "compile", "onepass")
     }
     assert all(row["inference_us"] > 0 and row["training_us"] > 0 for row in found["host"])
-
-
-def test_host_times_are_the_libraries_too():
     asked = bench.find_providers(None, torch.device("cpu"), "host")[1]
     assert {"eager", "compile", "liger", "quack", "onepass"} == set(asked)
 
