@@ -228,8 +228,8 @@ def bad_calls(device):
     ):
         with pytest.raises(error, match=message):
             onepass.fused("bias | gelu", x, *operands)
-    with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
-        onepass.fused("bias | gelu", x.to_local(), bias)
+    with pytest.raises((RuntimeError, ValueError), match="mixed torch.Tensor and DTensor|Cannot find device mesh"):
+        onepass.fused("bias | gelu", x.to_local(), bias)  # PyTorch's own message, of its versions
 
 
 def test_bad_calls(ranks):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json as _json
 import platform
 import re
 import subprocess
@@ -20,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import onepass
 from onepass.bench import report, timing, whole
 from onepass.bench.attention import ATTENTIONS
-from onepass.bench.cases import Row, host_case, run_case
+from onepass.bench.cases import host_case, run_case
 from onepass.bench.models import MODELS
 from onepass.bench.patterns import PATTERNS, Pattern
 from onepass.bench.providers import PROVIDERS, Provider
@@ -84,7 +83,7 @@ def run(
     cases = [(pattern, case) for pattern in chosen for case in cases_of(pattern, on.type, quick, suite)]
     if dtype is not None:
         cases = [(pattern, case) for pattern, case in cases if case.dtype == dtype]
-    rows: list[Row] = []
+    results = facts(on, clock) | {"suite": suite, "providers": versions, "seconds": 0.0, "rows": [], "host": []}
     begin = time.monotonic()
     with progress_bar(console) as progress:
         task = progress.add_task("", total=len(cases))
@@ -92,23 +91,17 @@ def run(
             of = f"{report.size_of(case.shape)} {report.short(case.dtype)} {case.layout}"
             progress.update(task, description=f"{pattern.name} {of}", refresh=True)
             late = on.type == "cuda" and time.monotonic() - begin > LIMIT_S
-            rows += run_case(pattern, case, on, competitors, clock, seconds, late)
+            measured = run_case(pattern, case, on, competitors, clock, seconds, late)
+            results["rows"] += [row.as_json() for row in measured]
+            results["seconds"] = round(time.monotonic() - begin, 1)
+            report.write(results, json)
             progress.advance(task)
         progress.update(task, description="host time of a call", refresh=True)
-        host = []
         if suite in ("table", "host"):
             timed = [p for p in competitors if suite == "host" or p.name in ("eager", "onepass")]
-            host = [row for pattern in chosen if not pattern.contracts for row in host_case(pattern, on, timed)]
-    results = facts(on, clock) | {
-        "suite": suite,
-        "providers": versions,
-        "seconds": round(time.monotonic() - begin, 1),
-        "rows": [row.as_json() for row in rows],
-        "host": host,
-    }
+            results["host"] = [r for pattern in chosen if not pattern.contracts for r in host_case(pattern, on, timed)]
     report.show(results, console)
-    if json is not None:
-        Path(json).write_text(_json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    report.write(results, json)
     if plot is not None:
         for file in report.plot(results, plot):
             console.print(f"wrote {file}")

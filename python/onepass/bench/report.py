@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from onepass._markdown import markdown_table
 
-__all__ = ["markdown", "plot", "save", "short", "show", "size_of"]
+__all__ = ["markdown", "plot", "save", "short", "show", "size_of", "write"]
 
 SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 ABBREVIATED = {"forward": "fwd", "backward": "bwd"}
@@ -29,6 +30,12 @@ ALONE = {  # of the suites whose tables have times: what stands alone
 HOST = "Host time of a call of 4 rows of 64 numbers, µs, inference / forward and backward"
 
 Row = dict[str, Any]
+
+
+def write(results: dict[str, Any], file: Path | None) -> None:
+    """As JSON, if there is a file; again after every case, that nothing is lost where a run is cut off."""
+    if file is not None:
+        Path(file).write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def short(dtype: torch.dtype | str) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from onepass.bench.attention import curve_of
 from onepass.bench.patterns import LAYOUTS, Case, Pattern, bf16
+from onepass.line import Line
 
 __all__ = ["SUITES", "cases_of"]
 
@@ -75,7 +76,7 @@ def layouts(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
 
 def small(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Where the cost of a call counts; on the CPU also what fits the caches."""
-    if pattern.contracts:
+    if Line(pattern.line).weight is not None:
         return ()
     if device_type == "cuda":
         shapes = ((512, 4096), (64, 1024), (1, 4096))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json as _json
 import math
 import re
 import statistics
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from onepass._markdown import markdown_table
 from onepass.advice.explain import explain
+from onepass.bench import report
 from onepass.bench.accuracy import WrongResult
 from onepass.bench.timing import clock_for
 from onepass.bench.whole_models import MODELS, Whole
@@ -69,8 +69,7 @@ def run(
     results = facts(device, clock_for(device)) | {"suite": "fuse", "rows": []}
     for whole in chosen:
         results["rows"] += measure(whole, device, providers or list(PROVIDERS), 3 if quick else 10)
-        if json is not None:  # compilers take minutes: what is there is not lost
-            Path(json).write_text(_json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        report.write(results, json)
     show(results, console)
     return results
 

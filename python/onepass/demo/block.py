@@ -186,7 +186,8 @@ class Training:
             self.parts = WAYS[way].parts(ranks)
             self.part = dist.get_rank() * self.parts // ranks
             self.model = WAYS[way].parallelize(block, device, ranks)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=0.9)
+        # Foreach, CUDA's default, loses momentum where a gradient is a sum over ranks (torch 2.11, not 2.15).
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=0.9, foreach=False)
         self.number = 0
 
     def batch(self) -> Tensor:

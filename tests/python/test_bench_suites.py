@@ -1,0 +1,42 @@
+"""The benchmark's suites: which cases they have, and what a layout is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from onepass import bench
+from onepass.bench.attention import ATTENTIONS
+from onepass.bench.models import MODELS
+from onepass.bench.patterns import LAYOUTS, PATTERNS, Case
+from onepass.bench.suites import SUITES, cases_of
+
+EVERY = (*PATTERNS, *ATTENTIONS, *MODELS)
+BY_NAME = {pattern.name: pattern for pattern in PATTERNS}
+
+
+@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_every_suite_has_cases_of_distinct_shapes(suite, device_type):
+    cases = [(pattern, case) for pattern in EVERY for case in cases_of(pattern, device_type, suite=suite)]
+    assert len({(pattern.name, *case) for pattern, case in cases}) == len(cases) and bool(cases) == (suite != "host")
+    assert all(case.out_features for pattern, case in cases if " linear" in pattern.line)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_changes_where_numbers_lie_and_nothing_else(layout, device):
+    x, residual, _ = BY_NAME["add_rms_norm"].inputs((8, 16), torch.float32, torch.device(device), layout)
+    assert x.is_leaf and x.requires_grad and x.shape == residual.shape == (8, 16)
+    begins = [t.data_ptr() % 16 + 4 * t.stride(0) for t in (x, residual)]
+    assert begins == [{"strided": 4 * 80, "misaligned": 4 + 4 * 16}[layout]] * 2
+    cases = (Case((8, 16), torch.float32, layout),)
+    pattern = replace(BY_NAME["add_rms_norm"], cpu=cases, cuda=cases)
+    (row,) = bench.run(device=device, providers=["onepass"], patterns=[pattern], quick=True)["rows"]
+    assert row["layout"] == layout and row["failure"] is None
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_attentions_curve_has_as_many_probabilities_everywhere(device_type):
+    cases = [case for pattern in ATTENTIONS for case in cases_of(pattern, device_type, suite="attention_curve")]
+    assert len({case.out_features * case.shape[0] * case.shape[1] * case.shape[2] for case in cases}) == 1
+    assert {case.shape[-1] for case in cases} == {32, 64, 128}
