@@ -27,6 +27,7 @@ from onepass._lines import remembered
 __all__ = ["run"]
 
 Placements = tuple[Placement, ...]  # along each dimension of a mesh
+Kind = tuple[torch.Size, tuple[int, ...], Placements]  # shape and strides of the whole, and where it lies
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,16 @@ class Layout:
 class Plan:
     """Of a call. in_two: the line's halves, if ranks must add up what the first gives.
 
-    inputs: placements of x and of each operand, and of their gradients. shares: among how many ranks a bias behind a
-    sum over ranks is divided. shard: which part of what is dropped this rank holds. results: shapes, strides and
-    placements.
+    inputs, gradients: placements of x and of each operand, and of their gradients. shares: among how many ranks a
+    bias behind a sum over ranks is divided. shard: which part of what is dropped this rank holds.
     """
 
     in_two: tuple[str, str] | None
-    inputs: list[tuple[Placements, Placements]]
+    inputs: list[Placements]
+    gradients: list[Placements]
     shares: int
     shard: int
-    results: list[tuple[torch.Size, tuple[int, ...], Placements]]
+    results: list[Kind]
 
 
 class Parts:
@@ -96,15 +97,12 @@ def run(line, x: DTensor, operands: Sequence[Tensor], generator: torch.Generator
     plan = _plan(line, mesh, tuple([Given(t.shape, t.placements) for t in tensors]))
     if plan.in_two:
         return _in_two(line, plan.in_two, x, operands, generator)
-    local = [_local(tensor, *placements) for tensor, placements in zip(tensors, plan.inputs)]
+    local = _Local.apply(plan.gradients, *map(_placed, tensors, plan.inputs))
     if plan.shares > 1:
         local = [t / plan.shares if line.is_behind(i - 1) else t for i, t in enumerate(local)]
     results = line._call(local[0], tuple(local[1:]), True, generator, shard=plan.shard)
-    wrapped = [
-        DTensor.from_local(result, mesh, placements, run_check=False, shape=shape, stride=stride)
-        for result, (shape, stride, placements) in zip(results if line.keeps else [results], plan.results)
-    ]
-    return tuple(wrapped) if line.keeps else wrapped[0]
+    wrapped = _Whole.apply(mesh, plan.results, *(results if line.keeps else [results]))
+    return wrapped if line.keeps else wrapped[0]
 
 
 def _raise_mixed(line, x: DTensor, operands: Sequence[Tensor]) -> None:
@@ -119,10 +117,76 @@ def _raise_mixed(line, x: DTensor, operands: Sequence[Tensor]) -> None:
             raise RuntimeError(f"fused(): expected {name} to be on x's {x.device_mesh}, got {operand.device_mesh}")
 
 
-def _local(tensor: DTensor, placements: Placements, gradients: Placements) -> Tensor:
-    if tensor.placements != placements:
-        tensor = tensor.redistribute(placements=placements)
-    return tensor.to_local(grad_placements=gradients)
+def _placed(tensor: DTensor, placements: Placements) -> DTensor:
+    return tensor if tensor.placements == placements else tensor.redistribute(placements=placements)
+
+
+def _locals(tensors: Sequence[DTensor]) -> list[Tensor]:
+    return [t.to_local().detach() for t in tensors]
+
+
+def _wholes(mesh: DeviceMesh, kinds: list[Kind], local: Sequence[Tensor]) -> list[DTensor]:
+    return [
+        DTensor.from_local(t, mesh, placements, run_check=False, shape=shape, stride=stride)
+        for t, (shape, stride, placements) in zip(local, kinds)
+    ]
+
+
+class _Local(torch.autograd.Function):
+    """`DTensor.to_local` of all inputs at once, and where their gradients will lie: to_local's own backward takes the
+    host three times as long, and in torch 2.11 has no derivative. The inverse of `_Whole`."""
+
+    @staticmethod
+    def forward(ctx, gradients: list[Placements], *tensors: DTensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.mesh, ctx.kinds = tensors[0].device_mesh, [(t.shape, t.stride(), at) for t, at in zip(tensors, gradients)]
+        local = _locals(tensors)
+        ctx.mark_non_differentiable(*[t for t, needed in zip(local, ctx.needs_input_grad[1:]) if not needed])
+        return tuple(local)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor | None) -> tuple[DTensor | None, ...]:
+        def whole(given: list[Tensor], kinds: list[Kind]) -> Sequence[DTensor]:
+            return _Whole.apply(ctx.mesh, kinds, *given) if _is_differentiated() else _wholes(ctx.mesh, kinds, given)
+
+        return None, *_where_given(gradients, whole, ctx.kinds)
+
+
+class _Whole(torch.autograd.Function):
+    """`DTensor.from_local` of all results at once; kinds: of each the shape, strides and placements."""
+
+    @staticmethod
+    def forward(ctx, mesh: DeviceMesh, kinds: list[Kind], *local: Tensor) -> tuple[DTensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.placements = [placements for _, _, placements in kinds]
+        return tuple(_wholes(mesh, kinds, [t.detach() for t in local]))
+
+    @staticmethod
+    def backward(ctx, *gradients: DTensor | None) -> tuple[Tensor | None, ...]:
+        def local(given: list[DTensor], placements: list[Placements]) -> Sequence[Tensor]:
+            placed = [_placed(g, _of_gradient(at)) for g, at in zip(given, placements)]
+            return _Local.apply(placements, *placed) if _is_differentiated() else _locals(placed)
+
+        return None, None, *_where_given(gradients, local, ctx.placements)
+
+
+def _is_differentiated() -> bool:
+    """Whether a backward shall have a derivative; Dynamo traces backward without."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def _of_gradient(placements: Placements) -> Placements:
+    """Every rank's summand has the whole gradient."""
+    return tuple([Replicate() if at.is_partial() else at for at in placements])
+
+
+def _where_given(gradients: Sequence[Tensor | None], function, each: Sequence) -> list[Tensor | None]:
+    """A function of those gradients that there are, and of what belongs to each."""
+    there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    found: list[Tensor | None] = [None] * len(gradients)
+    for i, value in zip(there, function([gradients[i] for i in there], [each[i] for i in there]) if there else ()):
+        found[i] = value
+    return found
 
 
 def _in_two(line, texts: tuple[str, str], x: DTensor, operands: Sequence[DTensor], generator):
@@ -151,10 +215,8 @@ def _plan(line, mesh: DeviceMesh, tensors: tuple[Given, ...]) -> Plan:
         )
     return Plan(
         in_two,
-        [
-            (tuple([layout.inputs[i] for layout in layouts]), tuple([layout.gradients[i] for layout in layouts]))
-            for i in range(len(tensors))
-        ],
+        [tuple([layout.inputs[i] for layout in layouts]) for i in range(len(tensors))],
+        [tuple([layout.gradients[i] for layout in layouts]) for i in range(len(tensors))],
         math.prod([mesh.size(dim) for dim in sums]),
         _shard(mesh, [layout.inputs[0] if parts.draws_before else layout.result for layout in layouts]),
         _results(line, parts, x, operands, layouts),
@@ -194,7 +256,7 @@ def _layout(line, parts: Parts, x: Given, operands: Sequence[Given], dim: int) -
             return _by_columns(line, x, operands)
     for at in _sharded_dimensions(line, x, operands, dim):
         if _may_be_sharded(line, x.dim(), at):
-            placed = [_placed(line, i, o, x.shape, at) for i, o in enumerate(operands)]
+            placed = [_operand_placed(line, i, o, x.shape, at) for i, o in enumerate(operands)]
             return Layout(*_transposed([(Shard(at), Shard(at)), *placed]), Shard(at), Shard(at))
     alike = [Replicate()] * (1 + len(operands))
     return Layout(alike, alike, Replicate(), Replicate())
@@ -220,13 +282,13 @@ def _sharded_dimensions(line, x: Given, operands: Sequence[Given], dim: int) -> 
     found = [at for at in range(x.dim()) if _is_shard(x.placements[dim], at)]
     for i, operand in enumerate(operands):
         for at in range(x.dim()):
-            own, _ = _placed(line, i, operand, x.shape, at)
+            own, _ = _operand_placed(line, i, operand, x.shape, at)
             if own.is_shard() and _is_shard(operand.placements[dim], own.dim):
                 found.append(at)
     return found
 
 
-def _placed(line, i: int, operand: Given, shape: torch.Size, at: int) -> tuple[Placement, Placement]:
+def _operand_placed(line, i: int, operand: Given, shape: torch.Size, at: int) -> tuple[Placement, Placement]:
     """Of an operand and its gradient, where what it meets is sharded in a dimension of its shape."""
     kind, dims = line._operand_words[i].operand, len(shape)
     shares_rows = kind != "matrix" and (kind not in ("keys", "values") or at < dims - 2)
@@ -243,7 +305,7 @@ def _by_features(line, x: Given, operands: Sequence[Given]) -> Layout:
     placed = [
         *[(Replicate(), Partial())] * (1 + line.weight),
         (Shard(0), Shard(0)),
-        *[_placed(line, i, operands[i], shape, len(shape) - 1) for i in behind],
+        *[_operand_placed(line, i, operands[i], shape, len(shape) - 1) for i in behind],
     ]
     return Layout(*_transposed(placed), Shard(len(shape) - 1), Replicate())
 
@@ -253,7 +315,7 @@ def _by_columns(line, x: Given, operands: Sequence[Given]) -> Layout:
     last = x.dim() - 1
     placed = [
         (Shard(last), Shard(last)),
-        *[_placed(line, i, operands[i], x.shape, last) for i in range(line.weight)],
+        *[_operand_placed(line, i, operands[i], x.shape, last) for i in range(line.weight)],
         (Shard(1), Shard(1)),
         *[(Replicate(), Partial())] * (len(operands) - line.weight - 1),
     ]

@@ -289,6 +289,25 @@ def test_ways_of_calling(ranks):
     ranks.run(ways_of_calling)
 
 
+def twice(device):
+    """A gradient's gradient, whose parts' sums are one rank's."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    line = "layer_norm(1e-5) | scale | tanh"
+    inputs = make_inputs(line, (4, 6, 8), torch.float64, device)
+    found = []
+    for place in (lambda t, at: t, lambda t, at: distributed(t, mesh, [at])):
+        x, scale = place(inputs.x, S(0)), place(*inputs.operands, R)
+        (slope,) = torch.autograd.grad(onepass.fused(line, x, scale).square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(slope.pow(3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(second.square().sum(), (x, scale)))
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(other.full_tensor(), own, rtol=1e-9, atol=1e-9)
+
+
+def test_derivatives_of_gradients(ranks):
+    ranks.run(twice)
+
+
 COMPILED = [
     ("layer_norm(1e-5) | scale | bias | linear | bias | gelu", [R, R, R, S(0), S(0)], S(2)),
     ("linear | bias", [S(2), S(1), R], P),
