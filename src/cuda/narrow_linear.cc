@@ -14,8 +14,9 @@ constexpr int kRows = 64, kColumns = 256, kThreads = 512, kStages = 4, kBehind =
 constexpr int kTileBytes = 64 * 128, kTiles = kColumns / 64, kGradientThreads = 256, kGradientColumns = 32;
 constexpr unsigned kSharedBytes = 1024 + kTiles * kTileBytes + kStages * (kTiles + 1) * kTileBytes;
 
-std::string kernel_of(const std::string& config, int threads, const char* arguments, const char* function) {
-  return "#include \"onepass/skeleton/narrow_linear.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" + config +
+std::string kernel_of(const std::string& header, const std::string& config, int threads, const char* arguments,
+                      const char* function) {
+  return "#include \"onepass/skeleton/" + header + ".cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" + config +
          "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", 1) " + kKernelName +
          "(const __grid_constant__ " + arguments + " a) {\n  " + function + "<config>(a);\n}\nONEPASS_END\n";
 }
@@ -36,7 +37,7 @@ std::string source(const narrow_call& of) {
                              "  static constexpr bool kCentres = " + (of.centres ? "true" : "false") +
                              ";\n  static constexpr int kStages = " + std::to_string(kStages) +
                              ", kBehind = " + std::to_string(kBehind) + ";\n";
-  return kernel_of(config, kThreads, "narrow_arguments", "narrow_linear_backward");
+  return kernel_of("narrow_linear", config, kThreads, "narrow_arguments", "narrow_linear_backward");
 }
 
 void launch(const narrow_call& of, const narrow_plan& plan, int device, void* stream) {
@@ -78,7 +79,8 @@ void launch(const narrow_call& of, const narrow_plan& plan, int device, void* st
 }
 
 std::string source(const narrow_gradients_call& of) {
-  return kernel_of(type_field("kMatrix", of.type) + type_field("kScale", of.scale_type) +
+  return kernel_of("narrow_gradients",
+                   type_field("kMatrix", of.type) + type_field("kScale", of.scale_type) +
                        type_field("kBias", of.bias_type) + type_field("kResultBias", of.result_bias_type),
                    kGradientThreads, "narrow_gradients_arguments", "narrow_gradients");
 }

@@ -13,8 +13,9 @@
 namespace onepass::cuda {
 
 using headers = std::set<std::string>;
-inline const headers kTiled = {"linear.cuda.h",     "linear_tiles.cuda.h",  "input_rows.cuda.h",
-                               "rows_ahead.cuda.h", "deferred_norm.cuda.h", "narrow_linear.cuda.h"};
+inline const headers kTiled = {"linear.cuda.h",          "linear_tiles.cuda.h",  "input_rows.cuda.h",
+                               "rows_ahead.cuda.h",      "deferred_norm.cuda.h", "narrow_linear.cuda.h",
+                               "narrow_gradients.cuda.h"};
 inline const headers kStreamed = {"streamed_linear.cuda.h", "input_rows.cuda.h"};
 inline const headers kResident = {"resident_linear.cuda.h", "input_rows.cuda.h", "shared_matrix.cuda.h"};
 inline const headers kAttention = {"attention.cuda.h", "score_tiles.cuda.h"};

@@ -223,6 +223,11 @@ def test_what_is_overwritten_is_read_before(every_line):
     agrees(later, X, R)
 
 
+def test_a_dimension_is_no_flag(every_line):
+    """1 equals True, and is no `inplace`."""
+    assert agrees(lambda x: F.gelu(x * 2.0).unsqueeze(1).sum(1), X) == ["mul(2.0) | gelu"]
+
+
 def test_in_place_operators_of_new_tensors(every_line):
     def function(x, w, r):
         y = x @ w
@@ -242,6 +247,50 @@ def test_nothing_else_is_overwritten(every_line):
         return F.relu(y)
 
     agrees(function, X)
+
+
+def test_a_line_stands_where_gradients_are_recorded(every_line):
+    """Pegasus makes its positions without: the line of what they are added to comes behind."""
+
+    def function(x, r):
+        y = x * 2.0
+        with torch.no_grad():
+            positions = torch.sin(r)
+        return F.gelu(y + positions) + r
+
+    assert agrees(function, X, R) == ["mul(2.0) | add | gelu | add"]
+
+
+def test_what_has_no_gradient_gets_none(every_line):
+    def function(x, r):
+        with torch.no_grad():
+            y = torch.tanh(x * 2.0)
+        return F.gelu(y + r) + x
+
+    assert agrees(function, X, R) == ["add | gelu | add"]
+
+
+def test_autocasts_are_apart(every_line):
+    def function(x, w):
+        y = x * 2.0
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = x @ w
+            inner = F.relu(y + z)
+        return torch.sigmoid(inner + y)
+
+    agrees(function, X, torch.randn(8, 8))
+
+
+def test_within_vmap_nothing_is_fused(every_line):
+    """Its tensors have no memory of their own; before it and behind it lines are found as ever."""
+
+    def function(x, r):
+        y, overwritten = F.gelu(x + r), r.clone()
+        overwritten.mul_(2.0)
+        z = torch.vmap(lambda row: torch.tanh(row + 1.0) * row)(y)
+        return torch.sigmoid(z + r), overwritten
+
+    assert agrees(function, X, R) == ["add | gelu", "add | sigmoid"]
 
 
 def test_mixed_dtypes(every_line):

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "onepass/lane/coefficients.h"
+#include "onepass/lane/pairs.h"
 #include "onepass/lane/random.h"
 #include "onepass/lane/target.h"
 #include "onepass/lane/types.h"
@@ -121,10 +122,6 @@ ONEPASS_FUNCTION float exp_minus_number(float x, float shift) {  // of one shift
 ONEPASS_FUNCTION double exp_minus_number(double x, double shift) { return ::exp(x - shift); }
 ONEPASS_FUNCTION float sigmoid_number(float x) { return reciprocal_number(1.0f + exp_number(-x)); }
 ONEPASS_FUNCTION double sigmoid_number(double x) { return 1.0 / (1.0 + ::exp(-x)); }
-template <class L>
-struct tanh_pair {
-  L value, rest;
-};
 // 1 - tanh|x| = 2 / (1 + exp(2|x|)), of which both tanh and its slope are made: one exponential and one reciprocal
 // where both are wanted.
 ONEPASS_FUNCTION float tanh_rest_number(float x) {
@@ -171,10 +168,6 @@ ONEPASS_FUNCTION normal_tail normal_tail_of(float t) {
   }
 }
 
-template <class L>
-struct normal_pair {
-  L cdf, density;
-};
 ONEPASS_FUNCTION normal_pair<float> normal_number(float x) {
   const normal_tail of = normal_tail_of(kShort ? fabsf(x) : min_number(fabsf(x), kFarthest));
   const float tail = of.ratio * of.exponential;

@@ -12,6 +12,7 @@
 #include <math.h>
 
 #include "onepass/lane/coefficients.h"
+#include "onepass/lane/pairs.h"
 #include "onepass/lane/vec.h"
 
 ONEPASS_BEGIN
@@ -116,11 +117,6 @@ ONEPASS_FUNCTION vec<T> expm1(vec<T> x) {
   return half + half;
 }
 
-// tanh(x) and 1 - tanh|x|, of which its slope is made: of one exponential and one division.
-template <class L>
-struct tanh_pair {
-  L value, rest;
-};
 template <class T>
 ONEPASS_FUNCTION tanh_pair<vec<T>> tanh_and_rest(vec<T> x) {
   const vec<T> one(T(1)), most(detail::exp_constants<T>::kFinite / T(2));
@@ -185,11 +181,6 @@ ONEPASS_FUNCTION vec<float> normal_tail(vec<float> t, exponential<float> e) {
 }
 
 }  // namespace detail
-
-template <class L>
-struct normal_pair {
-  L cdf, density;
-};
 
 // The normal distribution function Φ(x). f32: 1.1e-7 absolute, and 8 ULP, so that the tail of gelu, x · Φ(x), is right
 // as well. f64: 1.3e-16 absolute; below zero its relative error grows as x² · 1.1e-16.

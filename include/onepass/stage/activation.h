@@ -25,10 +25,14 @@ ONEPASS_FUNCTION logistic<L> logistic_of(L v) {
   return {where(v < -most, L(0), r), e * r};
 }
 
-// f(x) and f'(x), where they share their work: for gates, whose backward needs both.
+// f(x) and f'(x), which a stage's `both` gives where they share their work: for backward that needs both.
 template <class L>
 struct value_and_slope {
   L value, slope;
+};
+template <class Stage, class L>
+inline constexpr bool has_both = requires(L x) {
+  Stage::both(x);
 };
 
 struct relu {

@@ -49,6 +49,7 @@ struct indices_to<0, I...> {
 // Words without one have -1.
 template <class Stage, int Operand, int Parameter, int Ordinal>
 struct word {
+  using what = Stage;
   static constexpr descriptor about = Stage::about;
   static constexpr bool resumes = same_type<Stage, stage::resume>;
   static constexpr bool needs_input = about.backward_needs_input;
@@ -61,15 +62,6 @@ struct word {
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
   static constexpr int features = about.kind == word_kind::feature ? Ordinal + 1 : 0;
   using numbers = typename indices_to < Parameter<0 ? 0 : about.parameters>::type;
-  // Whether the stage gives its value and its slope by one function, which shares their work.
-  template <class L>
-  static constexpr bool has_both = requires(L x) {
-    Stage::both(x);
-  };
-  template <class L>
-  static ONEPASS_FUNCTION auto both(L x) {
-    return Stage::both(x);
-  }
 
   template <class L, class Place>
   static ONEPASS_FUNCTION L forward(L x, Place& at) {
@@ -233,8 +225,8 @@ struct chain<Head, Tail...> {
   static ONEPASS_FUNCTION L backward(L x, L dy, Place& at) {
     if constexpr (Head::scales && tail::adds && tail::needs_input)
       return Head::backward(x, tail::backward(x, Head::template factor<L>(at), dy, at), at);
-    if constexpr (tail::needs_input && Head::template has_both<L>) {
-      const auto here = Head::both(x);
+    if constexpr (tail::needs_input && stage::has_both<typename Head::what, L>) {
+      const auto here = Head::what::both(x);
       return tail::backward(here.value, dy, at) * here.slope;
     } else {
       L value{};

@@ -122,7 +122,7 @@ struct gate {
   }
   template <class L, class... Parameter>
   static ONEPASS_FUNCTION gradients<L> backward(L x, L u, L dy, Parameter... a) {
-    if constexpr (requires { Activation::both(x); }) {
+    if constexpr (has_both<Activation, L>) {
       const value_and_slope<L> f = Activation::both(x);
       return {dy * u * f.slope, dy * f.value};
     } else {

@@ -13,7 +13,7 @@ from torch import fx
 from onepass._native import LineError
 from onepass.line import _parse
 from onepass.reference import ACTIVATIONS
-from onepass.rewrite.operations import is_tensor, operation, value_of
+from onepass.rewrite.operations import is_tensor, modes, operation, value_of
 from onepass.rewrite.steps import ROW_WORDS, Step, kind, steps
 
 __all__ = ["Chain", "Order", "chains", "with_less_saved"]
@@ -92,11 +92,12 @@ def with_less_saved(chain: Chain) -> Chain:
 
 
 class Order:
-    """Where the nodes of a graph stand, and where something is overwritten."""
+    """Where the nodes of a graph stand, in which modes, and where something is overwritten."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.index = {node: i for i, node in enumerate(graph.nodes)}
         self.nodes = list(graph.nodes)
+        self.modes = modes(graph)
         self.overwrites = [node for node in graph.nodes if _overwrites(node)]
 
     def depends(self, node: fx.Node, on: frozenset[fx.Node]) -> bool:
@@ -113,13 +114,19 @@ class Order:
         return False
 
     def place(self, chain: Chain) -> fx.Node | None:
-        """The node behind which the chain's line may stand: what it takes is there, and nobody has asked for its
-        results. None if there is no such place, or if any of these tensors is overwritten: backward may need it."""
+        """The node behind which the chain's line may stand: what it takes is there, nobody has asked for its results,
+        and modes are the chain's. None if there is no such place, if the chain has nodes of several modes, or if any
+        of these tensors is overwritten: backward may need it."""
         if any(self.depends(node, chain.nodes) for node in chain.inputs) or self._is_overwritten(chain):
             return None
-        last = max(self.index[node] for node in (*chain.inputs, min(chain.nodes, key=self.index.get)))
+        first, *others = sorted(self.index[node] for node in chain.nodes)
+        mode = self.modes[first]
+        if any(self.modes[i] != mode for i in others):
+            return None
+        last = max(first, *(self.index[node] for node in chain.inputs))
         asked = (self.index[u] for node in chain.results for u in node.users if u not in chain.nodes)
-        return self.nodes[last] if last < min(asked, default=len(self.nodes)) else None
+        places = range(last, min(asked, default=len(self.nodes)))
+        return next((self.nodes[i] for i in places if self.modes[i] == mode), None)
 
     def _is_overwritten(self, chain: Chain) -> bool:
         written = {_memory(node.kwargs.get("out", node.args[0])) for node in self.overwrites if node not in chain.nodes}
@@ -189,7 +196,7 @@ def _overwrites(node: fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     inplace = name.endswith("_") and not name.endswith("__")
     told = "out" in node.kwargs or node.kwargs.get("inplace") is True
-    told |= node.args[-1:] == (True,) and operation(node) is None  # F.relu(x, True), say
+    told |= node.args[-1:] != () and node.args[-1] is True and operation(node) is None  # F.relu(x, True), say
     return bool(node.args) and (inplace or told or node.target in _ASSIGNS)
 
 

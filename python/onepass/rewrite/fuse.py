@@ -17,7 +17,7 @@ from onepass.rewrite.chains import Chain, Order, chains, with_less_saved
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
 from onepass.rewrite.masks import name_masks
-from onepass.rewrite.operations import is_tensor, value_of
+from onepass.rewrite.operations import is_tensor, leave_apart, value_of
 from onepass.rewrite.report import Fused, Report
 from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
 from onepass.rewrite.stacks import join_pieces
@@ -57,6 +57,7 @@ def is_for_us(chain: Chain) -> bool:
 def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eager") -> list[Chain]:
     """The lines that a graph is worth. Prepares the graph for them: what PyTorch does in one kernel, a linear layer
     with its bias and its casts, is several nodes afterwards."""
+    leave_apart(graph)
     open_encoder_layers(graph)
     join_pieces(graph)
     name_masks(graph)

@@ -9,8 +9,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-__all__ = ["ALLOCATES", "Operation", "is_tensor", "operation", "sizes", "uncast", "value_of"]
+__all__ = ["ALLOCATES", "Operation", "is_tensor", "leave_apart", "modes", "operation", "sizes", "uncast", "value_of"]
+
+
+APART = "apart"  # in a node's meta
 
 
 class Operation(NamedTuple):
@@ -26,7 +30,30 @@ def value_of(node: Any) -> Any:
 
 
 def is_tensor(node: Any) -> bool:
-    return isinstance(value_of(node), Tensor)
+    """Whether the node gives one; within `torch.vmap` and its like there are none that have memory."""
+    value = value_of(node)
+    return isinstance(value, Tensor) and not is_functorch_wrapped_tensor(value)
+
+
+def modes(graph: fx.Graph) -> list[tuple]:
+    """What is set behind each node: whether gradients are recorded, and what was entered: autocasts, levels of vmap."""
+    records, entered, found = torch.is_grad_enabled(), [], []
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name == "_set_grad_enabled":
+            records = node.args[0]
+        elif name.startswith("_enter_") or name.endswith("_increment_nesting"):
+            entered.append(node)
+        elif name.startswith("_exit_") or name.endswith("_decrement_nesting"):
+            entered.pop()
+        found.append((records, *entered))
+    return found
+
+
+def leave_apart(graph: fx.Graph) -> None:
+    """Marks what stands where gradients are recorded otherwise than in the rest of the graph: no operation of ours."""
+    for node, (records, *_) in zip(graph.nodes, modes(graph)):
+        node.meta[APART] = records != torch.is_grad_enabled()
 
 
 def sizes(tensor: Tensor) -> tuple[int, ...]:
@@ -38,9 +65,8 @@ def operation(node: Any) -> Operation | None:
     """The node's operation, if it is one of those below with a floating-point tensor as its result."""
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return None
-    name = _NAMES.get(node.target)
-    value = value_of(node)
-    if name is None or not isinstance(value, Tensor) or not value.is_floating_point():
+    name = None if node.meta.get(APART) else _NAMES.get(node.target)
+    if name is None or not is_tensor(node) or not value_of(node).is_floating_point():
         return None
     if node.target in _IN_PLACE and not _owns(node.args[0]):
         return None
@@ -63,7 +89,7 @@ def uncast(node: fx.Node) -> fx.Node:
 def _simplest(node: fx.Node, argument: fx.Node) -> Operation | None:
     """Of what moves no number of a row: a cast, a view, or nothing at all."""
     source, result = value_of(argument), value_of(node)
-    if not isinstance(source, Tensor) or not source.is_floating_point() or source.device != result.device:
+    if not is_tensor(argument) or not source.is_floating_point() or source.device != result.device:
         return None
     if source.shape == result.shape:
         return Operation("cast" if source.dtype != result.dtype else "same", (argument,))
