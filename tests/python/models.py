@@ -15,7 +15,11 @@ SMALL = {
     "attention_probs_dropout_prob": 0.0,
 }
 DECODER = {k: v for k, v in SMALL.items() if "dropout" not in k} | {"num_key_value_heads": 1, "attention_dropout": 0.0}
-ARCHITECTURES = ("bert", "roberta", "gpt2", "llama", "qwen3", "t5", "vit", "encoder_layer", "encoder_layer_norm_first")
+ARCHITECTURES = (
+    *("bert", "roberta", "gpt2", "llama", "qwen3", "t5", "vit", "encoder_layer", "encoder_layer_norm_first"),
+    *("mamba", "pegasus"),
+)
+"""mamba asks vmap for masks, and pegasus makes positions without gradients."""
 
 
 def make(name, attention="sdpa", **changed):
@@ -36,11 +40,13 @@ def make(name, attention="sdpa", **changed):
         "llama": (transformers.LlamaConfig, DECODER, tokens),
         "qwen3": (transformers.Qwen3Config, DECODER | {"head_dim": 16}, tokens),
         "t5": (transformers.T5Config, T5, {**tokens, "decoder_input_ids": ids}),
+        "mamba": (transformers.MambaConfig, MAMBA, tokens),
+        "pegasus": (transformers.PegasusConfig, PEGASUS, {**tokens, "decoder_input_ids": ids}),
         "vit": (transformers.ViTConfig, VIT, {"pixel_values": torch.randn(2, 3, 32, 32)}),
     }
     configuration, options, inputs = configurations[name]
     options = {k: v for k, v in (options | changed).items()}
-    kinds = {} if name == "t5" else {"attn_implementation": attention}
+    kinds = {} if name in ("t5", "mamba") else {"attn_implementation": attention}
     return transformers.AutoModel.from_config(configuration(**options), **kinds).double(), inputs
 
 
@@ -63,6 +69,17 @@ T5 = {
     "num_heads": 2,
     "feed_forward_proj": "gated-gelu",
     "dropout_rate": 0.0,
+}
+MAMBA = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8} | dict.fromkeys(
+    ("pad_token_id", "bos_token_id", "eos_token_id"), 0
+)
+PEGASUS = {
+    "vocab_size": 50,
+    "d_model": 32,
+    "max_position_embeddings": 64,
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 64),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0),
 }
 VIT = {k: v for k, v in SMALL.items() if k not in ("vocab_size", "max_position_embeddings")} | {
     "image_size": 32,
