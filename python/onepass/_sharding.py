@@ -59,13 +59,13 @@ class Layout:
 class Plan:
     """Of a call. in_two: the line's halves, if ranks must add up what the first gives.
 
-    inputs, gradients: placements of x and of each operand, and of their gradients. shares: among how many ranks a
+    inputs: placements of x and of each operand. gradients: what their gradients are. shares: among how many ranks a
     bias behind a sum over ranks is divided. shard: which part of what is dropped this rank holds.
     """
 
     in_two: tuple[str, str] | None
     inputs: list[Placements]
-    gradients: list[Placements]
+    gradients: list[Kind]
     shares: int
     shard: int
     results: list[Kind]
@@ -133,13 +133,13 @@ def _wholes(mesh: DeviceMesh, kinds: list[Kind], local: Sequence[Tensor]) -> lis
 
 
 class _Local(torch.autograd.Function):
-    """`DTensor.to_local` of all inputs at once, and where their gradients will lie: to_local's own backward takes the
-    host three times as long, and in torch 2.11 has no derivative. The inverse of `_Whole`."""
+    """`DTensor.to_local` of all inputs at once; kinds: of their gradients. to_local's own backward takes the host three
+    times as long, and in torch 2.11 has no derivative. The inverse of `_Whole`."""
 
     @staticmethod
-    def forward(ctx, gradients: list[Placements], *tensors: DTensor) -> tuple[Tensor, ...]:
+    def forward(ctx, kinds: list[Kind], *tensors: DTensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.mesh, ctx.kinds = tensors[0].device_mesh, [(t.shape, t.stride(), at) for t, at in zip(tensors, gradients)]
+        ctx.mesh, ctx.kinds = tensors[0].device_mesh, kinds
         local = _locals(tensors)
         ctx.mark_non_differentiable(*[t for t, needed in zip(local, ctx.needs_input_grad[1:]) if not needed])
         return tuple(local)
@@ -147,27 +147,28 @@ class _Local(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients: Tensor | None) -> tuple[DTensor | None, ...]:
         def whole(given: list[Tensor], kinds: list[Kind]) -> Sequence[DTensor]:
+            given = [g.contiguous() for g in given]
             return _Whole.apply(ctx.mesh, kinds, *given) if _is_differentiated() else _wholes(ctx.mesh, kinds, given)
 
         return None, *_where_given(gradients, whole, ctx.kinds)
 
 
 class _Whole(torch.autograd.Function):
-    """`DTensor.from_local` of all results at once; kinds: of each the shape, strides and placements."""
+    """`DTensor.from_local` of all results at once."""
 
     @staticmethod
     def forward(ctx, mesh: DeviceMesh, kinds: list[Kind], *local: Tensor) -> tuple[DTensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.placements = [placements for _, _, placements in kinds]
+        ctx.kinds = kinds
         return tuple(_wholes(mesh, kinds, [t.detach() for t in local]))
 
     @staticmethod
     def backward(ctx, *gradients: DTensor | None) -> tuple[Tensor | None, ...]:
-        def local(given: list[DTensor], placements: list[Placements]) -> Sequence[Tensor]:
-            placed = [_placed(g, _of_gradient(at)) for g, at in zip(given, placements)]
-            return _Local.apply(placements, *placed) if _is_differentiated() else _locals(placed)
+        def local(given: list[DTensor], kinds: list[Kind]) -> Sequence[Tensor]:
+            placed = [_placed(g, _of_gradient(at)) for g, (_, _, at) in zip(given, kinds)]
+            return _Local.apply(kinds, *placed) if _is_differentiated() else _locals(placed)
 
-        return None, None, *_where_given(gradients, local, ctx.placements)
+        return None, None, *_where_given(gradients, local, ctx.kinds)
 
 
 def _is_differentiated() -> bool:
@@ -216,7 +217,7 @@ def _plan(line, mesh: DeviceMesh, tensors: tuple[Given, ...]) -> Plan:
     return Plan(
         in_two,
         [tuple([layout.inputs[i] for layout in layouts]) for i in range(len(tensors))],
-        [tuple([layout.gradients[i] for layout in layouts]) for i in range(len(tensors))],
+        [_kind(t.shape, [layout.gradients[i] for layout in layouts]) for i, t in enumerate(tensors)],
         math.prod([mesh.size(dim) for dim in sums]),
         _shard(mesh, [layout.inputs[0] if parts.draws_before else layout.result for layout in layouts]),
         _results(line, parts, x, operands, layouts),
@@ -236,14 +237,15 @@ def _results(line, parts: Parts, x: Given, operands: Sequence[Given], layouts: l
     shape = behind = x.shape if line.weight is None else line.shape_behind(x, operands)
     if line.values:
         shape = torch.Size((*behind[:-1], operands[-1].shape[-1]))
-    placements, kept = tuple([layout.result for layout in layouts]), tuple([layout.kept for layout in layouts])
-    kinds = [(shape, placements), *[(x.shape, kept)] * parts.keeps_before]
-    kinds += [(behind, placements)] * (1 + line.keeps - len(kinds))
-    return [(size, _contiguous(size), at) for size, at in kinds]
+    placements, kept = [layout.result for layout in layouts], [layout.kept for layout in layouts]
+    kinds = [_kind(shape, placements), *[_kind(x.shape, kept)] * parts.keeps_before]
+    return kinds + [_kind(behind, placements)] * (1 + line.keeps - len(kinds))
 
 
-def _contiguous(size: torch.Size) -> tuple[int, ...]:
-    return tuple([math.prod([max(n, 1) for n in size[i + 1 :]]) for i in range(len(size))])
+def _kind(shape: torch.Size, placements: list[Placement]) -> Kind:
+    """Of a contiguous tensor."""
+    strides = [math.prod([max(n, 1) for n in shape[i + 1 :]]) for i in range(len(shape))]
+    return shape, tuple(strides), tuple(placements)
 
 
 def _layout(line, parts: Parts, x: Given, operands: Sequence[Given], dim: int) -> Layout:

@@ -289,6 +289,23 @@ def test_ways_of_calling(ranks):
     ranks.run(ways_of_calling)
 
 
+def transposed(device):
+    """x's strides are not its gradient's."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    values = torch.randn(8, 4, 6, device=device, dtype=torch.float64)
+    found = []
+    for whole in (values.clone(), distribute_tensor(values, mesh, [S(1)])):
+        x = whole.transpose(0, 2).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(onepass.fused("layer_norm(1e-5) | tanh", x).square().sum(), x)
+        found.append(gradient)
+    assert found[1].is_contiguous() and found[1].to_local().is_contiguous()
+    torch.testing.assert_close(found[1].full_tensor(), found[0])
+
+
+def test_transposed(ranks):
+    ranks.run(transposed)
+
+
 def twice(device):
     """A gradient's gradient, whose parts' sums are one rank's."""
     mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))

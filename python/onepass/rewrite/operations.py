@@ -45,7 +45,7 @@ def modes(graph: fx.Graph) -> list[tuple]:
         elif name.startswith("_enter_") or name.endswith("_increment_nesting"):
             entered.append(node)
         elif name.startswith("_exit_") or name.endswith("_decrement_nesting"):
-            entered.pop()
+            del entered[-1:]  # none, of what was entered before the graph
         found.append((records, *entered))
     return found
 
