@@ -10,7 +10,7 @@ import torch
 from onepass import _native
 from onepass._backward import run_backward
 from onepass._composed import Saved, composed_backward
-from onepass._ops import library
+from onepass._ops import library, no_operands
 from onepass.autograd import Gradient, differentiable, plan
 
 
@@ -36,7 +36,7 @@ def call(line, state, count: int, own: int, stack: bool, tensors) -> list:
 
 def _forward(line, state, count, own, stack, tensors, save):
     op = torch.ops.onepass.group_forward.default
-    return op(tensors[:count], tensors[count:], line.text, state, save, own, stack)
+    return op(tensors[:count], tensors[count:] or no_operands(tensors[0]), line.text, state, save, own, stack)
 
 
 def places_of(line, count, own) -> list[tuple[int, int]]:

@@ -10,6 +10,12 @@ from onepass._composed import OF_DTYPE
 library = torch.library.Library("onepass", "FRAGMENT")
 
 
+def no_operands(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What a line without operands is given for them. In a traced graph x stands there, which no operator reads:
+    AOTInductor makes none of an empty list (torch 2.15)."""
+    return (x,) if torch.compiler.is_compiling() else ()
+
+
 def _arithmetic(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 

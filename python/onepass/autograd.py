@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from onepass import _native
 from onepass._backward import derivative_along, run_backward
 from onepass._composed import Saved, cannot_be_made_again, composed_backward
-from onepass._ops import library
+from onepass._ops import library, no_operands
 from onepass.reference import compose
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def is_transformed() -> bool:
 
 def run(x, line, state, *operands):
     """The result, the kept values and, where backward reads them, what `linear` gives and the row statistics."""
+    operands = operands or no_operands(x)
     if line.weight is not None:
         return tuple(line.forward_op(x, operands, line.text, state, True))
     if line.rowwise:

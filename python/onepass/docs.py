@@ -205,8 +205,7 @@ An operand in a list has one dtype. Dropout's masks are those of all inputs take
   of their own, or want gradients of these, and with dropout, each is a call. Forward mode is computed by
   `Line.reference`. `is_grads_batched` of `torch.autograd.grad` is refused: use `torch.func.vmap`.
 - `exported.run_decompositions(onepass.decompositions())` leaves PyTorch's operators; `torch.onnx.export` takes that.
-- AOTInductor takes every line with an operand. One without (`softmax`, `mul(0.5) | causal | softmax`) fails when it
-  runs, since torch 2.15 passes an empty list of tensors as none; decompose such a program.
+- AOTInductor takes every line.
 - A profile shows `onepass: <line>` and `onepass backward: <line>`.
 
 ## Dropout and training

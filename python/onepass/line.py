@@ -124,9 +124,9 @@ class Line:
             elif torch.is_grad_enabled() and _requires_grad(x, operands):
                 results = self._differentiable(x, state, operands)
             elif self.rowwise or self.weight is not None:
-                results = self.forward_op(x, operands, self.text, state, False)
+                results = self.forward_op(x, operands or _ops.no_operands(x), self.text, state, False)
             else:
-                results = self.forward_op(x, operands, self.text, state)
+                results = self.forward_op(x, operands or _ops.no_operands(x), self.text, state)
         except (AttributeError, TypeError):
             self._check_tensors(x, operands)
             raise

@@ -7,9 +7,10 @@
 #include "src/torch/run.h"
 
 namespace onepass::binding {
+
 void check_operand_count(const prepared_line& line, std::size_t got) {
-  ONEPASS_CHECK(static_cast<int>(got) == line.line.operands, "onepass: the line \"", line.line.text, "\" takes ",
-                line.line.operands, " operands, got ", got);
+  ONEPASS_CHECK(operand_count_fits(got, static_cast<std::size_t>(line.line.operands)), "onepass: the line \"",
+                line.line.text, "\" takes ", line.line.operands, " operands, got ", got);
 }
 
 void check_backward(const backward_call& call) {

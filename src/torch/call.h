@@ -28,6 +28,10 @@ std::vector<T> part_of(const std::vector<T>& all, int begin, int end) {
   return {all.begin() + begin, all.begin() + end};
 }
 
+// Beside a line without operands x may stand: a traced graph has no empty list (python/onepass/_ops.py).
+inline bool operand_count_fits(std::size_t got, std::size_t wanted) {
+  return got == wanted || (wanted == 0 && got == 1);
+}
 void check_operand_count(const prepared_line&, std::size_t got);
 
 // The result (not from a runner), the kept values, and the statistics [statistics, rows] where asked for.

@@ -79,9 +79,9 @@ std::vector<Tensor> fresh(const group_of& of, const std::vector<Tensor>& like, s
 void enter(const group_forward& call, bool gives_result, frames& all, std::vector<Tensor>& results) {
   const spec::line& line = call.line.line;
   ONEPASS_CHECK(!call.xs.empty(), "onepass: expected a non-empty list of tensors");
-  ONEPASS_CHECK(call.operands.size() == call.of.operand_count(line.operands), "onepass: the line \"", line.text,
-                "\" takes ", call.of.operand_count(line.operands), " operands for ", call.xs.size(), " tensors, got ",
-                call.operands.size());
+  ONEPASS_CHECK(operand_count_fits(call.operands.size(), call.of.operand_count(line.operands)), "onepass: the line \"",
+                line.text, "\" takes ", call.of.operand_count(line.operands), " operands for ", call.xs.size(),
+                " tensors, got ", call.operands.size());
   for (const Tensor& x : call.xs) {
     ONEPASS_CHECK(!call.of.stacked || (x.dim() == call.xs[0].dim() &&
                                        std::equal(x.sizes().begin(), x.sizes().end(), call.xs[0].sizes().begin())),

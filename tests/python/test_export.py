@@ -39,7 +39,8 @@ class Model(torch.nn.Module):
         y, h = self.norm(x, residual)
         y = self.rms_norm(self.mlp(self.up(y)))
         y = self.attention(y, y, y, need_weights=False)[0]
-        y = y + F.softmax(y, mask=y > 0, scale=0.5)
+        y = y + F.softmax(y, mask=y > 0, scale=0.5) + F.softmax(y)
+        y = y + onepass.fused("mul(0.5) | gelu", y) + onepass.fused("rms_norm | relu", [y, y], stack=True).sum(0)
         first, second = onepass.fused("bias | gelu", [y, y * 2], self.rms_norm.weight)
         return self.gate(first + second), h, F.attention_scores(y, y)
 
