@@ -80,6 +80,7 @@ TEST_F(AttentionGradientsNvrtc, Compile) {
   compile(kLine, {2048, 2048, 64, 64}, dtype::bf16);
   compile("scores | mul(0.1) | add | softmax", {2048, 2048, 128, 128}, dtype::bf16);
   compile("scores | mul(0.1) | causal | softmax | dropout(0.1)", {1000, 1000, 128, 128}, dtype::f16);
+  compile("scores | mul(0.1) | mask | dropout(0.2) | softmax | dropout(0.1)", {2048, 2048, 64, 64}, dtype::bf16);
   compile("scores | mul(0.1) | tanh | mul(30) | add | softmax | mul(2)", {100, 200, 32, 128}, dtype::bf16);
 }
 

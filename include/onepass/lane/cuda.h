@@ -346,14 +346,17 @@ ONEPASS_FUNCTION random_state load_random_state(const int64* state) {
   return {static_cast<uint64>(__ldg(words)), static_cast<uint64>(__ldg(words + 1))};
 }
 
-// Where the 16 random bits of V columns from `column` on (a multiple of V; V divides 8; see lane/random.h) are at least
-// the threshold, from 0 to 65536: words are compared whole, with the bits in question on top. At a threshold of 65536
-// one number in 2^33 passes; dropout multiplies it by 0.
-template <int V>
-ONEPASS_FUNCTION pack_mask<V> random_at_least(random_state state, int ordinal, int64 row, int64 column, int64 columns,
-                                              int threshold) {
+// The four words of the group of eight numbers that a column is in (see lane/random.h).
+ONEPASS_FUNCTION philox_words random_words(random_state state, int ordinal, int64 row, int64 column, int64 columns) {
   const uint64 group = static_cast<uint64>(row * ((columns + 7) / 8) + column / 8);
-  const philox_words words = random_group(state.seed, state.offset, static_cast<uint32>(ordinal), group);
+  return random_group(state.seed, state.offset, static_cast<uint32>(ordinal), group);
+}
+
+// Where the 16 random bits of V columns from `column` on (a multiple of V; V divides 8), which `words` has, are at
+// least the threshold, from 0 to 65536: words are compared whole, with the bits in question on top. At a threshold of
+// 65536 one number in 2^33 passes; dropout multiplies it by 0.
+template <int V>
+ONEPASS_FUNCTION pack_mask<V> random_at_least(const philox_words& words, int64 column, int threshold) {
   const int first = static_cast<int>(column % 8);
   const uint32 least = threshold < 65536 ? static_cast<uint32>(threshold) << 16 : ~0u;
   pack_mask<V> result;

@@ -222,8 +222,13 @@ class place {
   }
   template <class L, int K>
   ONEPASS_FUNCTION pack_mask<V> keeps(int threshold) const {
+    return random_at_least<V>(random<K>(), column_, threshold);
+  }
+  // Of dropout number K, at the eight columns that the lane is of.
+  template <int K>
+  ONEPASS_FUNCTION philox_words random() const {
     const int64 row = Config::kMembers > 0 ? a_.first_row + row_ : row_;
-    return random_at_least<V>(random_, K, row, column_, a_.columns, threshold);
+    return random_words(random_, K, row, column_, a_.columns);
   }
   template <class L>
   ONEPASS_FUNCTION L column() const {

@@ -48,9 +48,40 @@ struct passing_rows {
   bool begins;  // its group
 };
 
+// A place of two keys whose random words have been drawn: of each dropout one, the first key's bits its low half.
+template <class Words, class Line>
+struct drawn_place : place<Words, Line, true> {
+  uint32 drawn[larger(1, Line::dropouts)];
+
+  explicit ONEPASS_FUNCTION drawn_place(const arguments& a) : place<Words, Line, true>(a) {}
+  template <class L, int K>
+  ONEPASS_FUNCTION pack_mask<2> keeps(int threshold) const {
+    return random_at_least<2>({{drawn[K]}}, 0, threshold);
+  }
+};
+
+// Four threads of a warp, kApart from each other: what the i-th has as word j, the j-th gets as word i.
+template <int kApart>
+ONEPASS_FUNCTION void exchange_words(uint32 (&words)[4]) {
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+    const bool upper = (threadIdx.x / kApart & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      uint32 &low = words[i], &high = words[i + bit];
+      const uint32 other = __shfl_xor_sync(0xffffffffu, upper ? low : high, bit * kApart);
+      if (upper) low = other;
+      else high = other;
+    }
+  }
+}
+
 // A thread's two keys, past which tiles of kTile rows pass: lane k has them of row 8 (k / 2) + 2 (thread % 4) + k % 2.
 // What is brought of the words' tensors, a warpgroup's threads bring together: of each row of a tile 8 pieces of 8
-// numbers, exchanged so that rows which are read at a time differ in their banks. Gives no gradients to tensors.
+// numbers, exchanged so that rows which are read at a time differ in their banks. Random words, of which a row's eight
+// neighbours share four, are drawn by the four threads that have these, each for every fourth lane. Gives no gradients
+// to tensors.
 template <class Config, class Line>
 class thread_columns {
  public:
@@ -109,11 +140,18 @@ class thread_columns {
   template <class Body>
   ONEPASS_FUNCTION void each_lane(const Body& body) const {
 #pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const int row = row_of(lane);
-      auto at = here_.at(row);
-      at.set_copy(stage_ + (row - row_of(0)) * kRowBytes, pair() % 4 * 2);
-      body(lane, at);
+    for (int lane = 0; lane < kLanes; lane += 4) {
+      uint32 drawn[larger(1, Line::dropouts)][4];
+      draw<0>(lane, drawn);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = row_of(lane + i);
+        auto at = here_.at(row);
+        at.set_copy(stage_ + (row - row_of(0)) * kRowBytes, pair() % 4 * 2);
+#pragma unroll
+        for (int k = 0; k < Line::dropouts; ++k) at.drawn[k] = drawn[k][i];
+        body(lane + i, at);
+      }
     }
   }
 
@@ -126,9 +164,8 @@ class thread_columns {
                        kTurns = Config::kTile / kRowsAtOnce;
   static constexpr int kStageBytes = place<words, Line, true>::kStageBytes;
 
-  template <class Words>
+  template <class place_of>
   struct place_in_tile {
-    using place_of = place<Words, Line, true>;
     place_of first;
     int last = 0;  // row of the tile
     bool exists = true;
@@ -163,8 +200,20 @@ class thread_columns {
   }
   static ONEPASS_FUNCTION int piece_at(int row, int piece) { return piece ^ row / 2 % 4 * 2; }
 
-  place_in_tile<words> here_;
-  place_in_tile<brought> brought_;
+  // Of the four lanes from `lane` on, the thread's keys' words of each dropout from number K on.
+  template <int K, class Drawn>
+  ONEPASS_FUNCTION void draw(int lane, Drawn& drawn) const {
+    if constexpr (K < Line::dropouts) {
+      const philox_words of = here_.at(row_of(lane + pair() % 4)).template random<K>();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) drawn[K][i] = of.word[i];
+      exchange_words<4>(drawn[K]);
+      draw<K + 1>(lane, drawn);
+    }
+  }
+
+  place_in_tile<drawn_place<words, Line>> here_;
+  place_in_tile<place<brought, Line, true>> brought_;
   char *streams_, *stage_ = nullptr;
 };
 
