@@ -43,8 +43,10 @@ def test_the_case(device, tmp_path):
     assert all(name in picture for name in UNCOMPILED) and picture.count("<path") > 50
 
     told = " ".join(on["explanation"])
-    for word in ("Launches", "Horizontal", "Intermediates", "Vertical"):
-        assert f"{word}" in told
+    for word in ("Horizontal", "Intermediates", "Vertical"):
+        assert word in told
+    # Beside other work launches may cost nothing.
+    assert ("Launches" in told) == (whole["split_stack"]["forward_us"] > whole["combined"]["forward_us"])
     gain = whole["split_stack"]["forward_us"] / whole["combined"]["forward_us"]
     for figure in (*(duration(whole[name]["forward_us"]) for name in ("split_stack", "combined")), f"{gain:.1f} times"):
         assert figure in told
