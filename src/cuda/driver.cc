@@ -176,8 +176,9 @@ class current_context {
   bool pushed_ = false;
 };
 
+// Any NVRTC's cubin serves, if only this driver loads it: what came with the library needs none.
 std::string key_of(const std::string& source, const std::string& arch_name) {
-  return source + '\n' + cache::headers_digest() + '\n' + nvrtc_version() + '\n' + nvrtc_options(arch_name);
+  return source + '\n' + cache::headers_digest() + '\n' + nvrtc_options(arch_name);
 }
 
 std::string build_and_write(const std::string& key, const std::string& source, const std::string& arch_name,
