@@ -149,6 +149,9 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
   const elementwise_tuning& tuned = tiles_for(r, a, c);
   c.unroll = tuned.unroll;
+  if (r.wants_column == 0) {  // whose parts are those of all sizes
+    while (c.unroll > 1 && lanes_a_row * a.rows < int64{chip.sm_count} * tuned.threads * c.unroll) c.unroll /= 2;
+  }
   c.blocks_per_sm = r.x == dtype::f64 ? 1 : tuned.resident / tuned.threads;
   c.flat = a.rows == 1 && r.wants_column == 0;
   c.sums_in_registers = 1;

@@ -232,6 +232,21 @@ TEST(Configuration, ColumnsOfFewRowsHaveOnePart) {
   }
 }
 
+TEST(Configuration, FewNumbersAreSharedByMoreThreads) {
+  const device_facts chip = facts_of("sm_90a");
+  const auto plan_of = [&](int64 rows, int64 columns, dtype type) {
+    const call c = call_of(spec::parse("gelu"), false, type, type, rows, columns);
+    return choose(c.r, c.a, chip).front();
+  };
+  for (const dtype type : {dtype::bf16, dtype::f32}) {
+    for (const int64 rows : {1, 3, 64}) {
+      const plan few = plan_of(rows, 1000, type);
+      EXPECT_EQ(few.with.unroll, 1) << rows;
+      EXPECT_GT(plan_of(4096, 4096, type).with.unroll, few.with.unroll);
+    }
+  }
+}
+
 TEST(Configuration, ARowDoesNotDependOnTheNumberOfRows) {
   const device_facts chip = facts_of("sm_90a");
   each_call([&](const call& c) {
