@@ -106,11 +106,14 @@ class passing_tiles {
     for (int step = 0; step < steps; ++step) {
       const uint32 tile = begin(of);
       wait_for_products<0>();
-      if (step > 0) ring_.give_back();
+      if (Config::kAhead > 0 && step > 0) ring_.give_back();
       finish(of, tile, step);
       take(of);
       sum(tile, add);
-      if constexpr (Config::kAhead == 0) wait_for_products<0>();
+      if constexpr (Config::kAhead == 0) {  // there may be no other place for the next tile
+        wait_for_products<0>();
+        ring_.give_back();
+      }
     }
   }
 
