@@ -106,7 +106,7 @@ def choose(call: Call) -> str:
 
 def serves_itself(call: Call) -> bool:
     """Whether CUDA kernels of our own compute the call faster than torch's engines: masks, with at most 256 features,
-    and 128 and no dropout where a gradient is needed.
+    and 128 where a gradient is needed; with dropout besides, no boolean ones below 128.
 
     Measured on an H200 beside cuDNN, bfloat16, us forward / backward, ours and cuDNN's, with an additive mask that
     heads share: 4x16x2048x64 233 / 648 and 273 / 686, 4x16x4096x128 1130 / 3886 and 1550 / 4697, 4x16x2048x128
@@ -114,13 +114,19 @@ def serves_itself(call: Call) -> bool:
     that rows share: 233 / 686 and 249 / 662, 1035 / 3824 and 1302 / 3945, 286 / 1030 and 350 / 1085, 224 / 614 and
     257 / 643, 39 / 128 and 45 / 142. With the mask's gradient 4x16x2048x64 takes 845 backward, and the efficient
     engine, the only one that gives it, 2253. Without a mask 197 / 555 and 165 / 443, 912 / 3265 and 828 / 2508.
+
+    With dropout, forward and backward together, additive (heads share it) and bool (rows share it): 4x16x2048x64
+    1567 and 1738, 1623 and 1595; 4x16x2048x32 1357 and 1563, 1859 and 1369; 4x16x2048x128 1944 and 2932, 2321 and 2608;
+    4x16x4096x128 6676 and 10976, 8430 and 9157; 16x16x512x64 455 and 484, 528 and 436; 16x16x512x128 599 and 940, 740
+    and 834.
     """
     sizes = call.query[-1], call.value[-1], call.key[-2]
+    trains_with_dropout = call.needs_gradient and call.dropout
     return (
         call.capability == (9, 0)
         and call.dtype in (torch.bfloat16, torch.float16)
         and call.mask is not None
-        and not (call.needs_gradient and call.dropout)
+        and not (trains_with_dropout and call.mask_dtype == torch.bool and sizes[0] < 128)
         and all(size % 8 == 0 for size in sizes)
         and max(sizes[:2]) <= (128 if call.needs_gradient else 256)
     )
