@@ -126,10 +126,29 @@ def _locals(tensors: Sequence[DTensor]) -> list[Tensor]:
 
 
 def _wholes(mesh: DeviceMesh, kinds: list[Kind], local: Sequence[Tensor]) -> list[DTensor]:
-    return [
-        DTensor.from_local(t, mesh, placements, run_check=False, shape=shape, stride=stride)
-        for t, (shape, stride, placements) in zip(local, kinds)
-    ]
+    if torch.compiler.is_compiling():
+        return [_from_local(t, mesh, kind) for t, kind in zip(local, kinds)]
+    return [DTensor(t, _spec(mesh, kind, t.dtype), requires_grad=False) for t, kind in zip(local, kinds)]
+
+
+def _from_local(local: Tensor, mesh: DeviceMesh, kind: Kind) -> DTensor:
+    shape, stride, placements = kind
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+_SPECS: dict[tuple[int, Kind, torch.dtype], object] = {}
+
+
+def _spec(mesh: DeviceMesh, kind: Kind, dtype: torch.dtype):
+    """What makes a DTensor of a local tensor. `DTensor.from_local` finds it out each time, for half of a call's time on
+    the host."""
+    key = id(mesh), kind, dtype  # a mesh is equal to one of process groups that are gone; the spec keeps this one alive
+    spec = _SPECS.get(key)
+    if spec is None:
+        if len(_SPECS) >= 4096:
+            _SPECS.clear()
+        spec = _SPECS[key] = _from_local(torch.empty((), dtype=dtype, device=mesh.device_type), mesh, kind)._spec
+    return spec
 
 
 class _Local(torch.autograd.Function):
