@@ -118,7 +118,23 @@ def _raise_mixed(line, x: DTensor, operands: Sequence[Tensor]) -> None:
 
 
 def _placed(tensor: DTensor, placements: Placements) -> DTensor:
-    return tensor if tensor.placements == placements else tensor.redistribute(placements=placements)
+    if tensor.placements == placements:
+        return tensor
+    placed = tensor.redistribute(placements=placements)
+    sums = any([at.is_partial() for at in tensor.placements])
+    return _WholeGradient.apply(placed) if sums and not torch.compiler.is_compiling() else placed
+
+
+class _WholeGradient(torch.autograd.Function):
+    """Of a sum over ranks, which is everywhere now: torch 2.10 takes a gradient that is a sum, too, for whole."""
+
+    @staticmethod
+    def forward(ctx, tensor: DTensor) -> DTensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient: DTensor) -> DTensor:
+        return _placed(gradient, _of_gradient(gradient.placements))
 
 
 def _locals(tensors: Sequence[DTensor]) -> list[Tensor]:

@@ -124,7 +124,7 @@ def rule(device, line, placements, expected, in_backward):
     assert result.placements == (expected,)
     assert moved.get_total_counts() == 0
     with CommDebugMode() as moved:
-        result.to_local().sum().backward()
+        result.to_local(grad_placements=[R if expected.is_partial() else expected]).sum().backward()
     assert moved.get_total_counts() == in_backward
     assert_as_whole(line, inputs, mesh, placements)
 
@@ -347,6 +347,7 @@ def compiled(device, line, placements, expected):
         torch.testing.assert_close(one.full_tensor(), other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.10"), reason="does not trace DTensor.from_local of a given shape")
 @pytest.mark.parametrize(("line", "placements", "expected"), COMPILED)
 def test_compiled(ranks, line, placements, expected):
     ranks.run(compiled, line, placements, expected)
