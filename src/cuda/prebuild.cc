@@ -11,6 +11,8 @@
 namespace onepass::cuda {
 namespace {
 
+constexpr int64 kFewRows = 16;  // where threads of elementwise lines have less to do each
+
 // The arguments of a call without its memory: addresses that are as aligned as torch's are.
 class imagined_call {
  public:
@@ -119,8 +121,11 @@ std::vector<std::string> prebuild(const spec::line& line, const std::string& arc
   std::vector<std::string> labels;
   const auto build_all = [&](const spec::line& of, bool before_linear) {
     if (of.words.empty()) return;
-    const std::vector<std::string> built = build_line(of, arch_name, x, operand, rows, columns, before_linear);
-    labels.insert(labels.end(), built.begin(), built.end());
+    for (const int64 count : {rows, kFewRows}) {
+      if (count == kFewRows && of.rowwise()) continue;  // whose rows have one kernel, however many there are
+      const std::vector<std::string> built = build_line(of, arch_name, x, operand, count, columns, before_linear);
+      labels.insert(labels.end(), built.begin(), built.end());
+    }
   };
   if (line.linear >= 0) {
     const spec::contraction parts(line);
