@@ -121,8 +121,9 @@ def _placed(tensor: DTensor, placements: Placements) -> DTensor:
     if tensor.placements == placements:
         return tensor
     placed = tensor.redistribute(placements=placements)
-    sums = any([at.is_partial() for at in tensor.placements])
-    return _WholeGradient.apply(placed) if sums and not torch.compiler.is_compiling() else placed
+    if not placed.requires_grad or torch.compiler.is_compiling():
+        return placed
+    return _WholeGradient.apply(placed) if any([at.is_partial() for at in tensor.placements]) else placed
 
 
 class _WholeGradient(torch.autograd.Function):
