@@ -167,7 +167,7 @@ Unless they are kept the weights are not saved for backward, but made again from
 The strategy is named by `scores`, as in `scores(streamed) | softmax | values`. `streamed` is for bfloat16 and float16
 on sm_90a, with S and the sizes of rows multiples of 8, rows of at most 256 numbers, and behind softmax words that
 multiply (`mul`, `scale`, `dropout`); words cost what they compute, and tensors among them are read a tile ahead. Where
-it serves and rows have at most 128 numbers, backward writes no weights either: one kernel for the gradients of queries
+it serves, backward writes no weights either: one kernel for the gradients of queries
 and of the words' tensors, one for those of keys and values. In other cases on CUDA backward writes them.
 
 ## Lists

@@ -14,7 +14,6 @@ namespace onepass::cuda {
 namespace {
 
 constexpr attention_gradients_tuning kTuned{};
-constexpr int kLeastStages = 3;  // two tiles are being multiplied while one comes
 
 const kernel& kernel_for(const attention_gradients_call& call, gradients_of which, const tiles_plan& p, int device,
                          void* stream) {
@@ -30,9 +29,13 @@ const kernel& kernel_for(const attention_gradients_call& call, gradients_of whic
   });
 }
 
+int all_panels(const attention_call& of) { return panels_of(of.queries.depth) + panels_of(of.values.depth); }
+bool one_sum_at_a_time(const attention_call& of) { return all_panels(of) > kTuned.panels; }
+
 // How much is under way at a time (see the skeleton): what registers have room for.
 int ahead_of(const attention_gradients_call& call, bool for_keys) {
-  const bool deep = panels_of(call.of.queries.depth) + panels_of(call.of.values.depth) > 2;
+  if (one_sum_at_a_time(call.of)) return 0;
+  const bool deep = all_panels(call.of) > 2;
   if (for_keys) return deep ? kTuned.ahead_of_deep_for_keys : kTuned.ahead_for_keys;
   return deep ? kTuned.ahead_of_deep : kTuned.ahead;
 }
@@ -45,16 +48,30 @@ std::string why_not_attention_gradients(int64 depth, int64 value_depth) {
   return "";
 }
 
+std::vector<gradients_launch> launches_of(const attention_gradients_call& call) {
+  std::vector<gradients_launch> launches{{gradients_of::queries, call}};
+  const auto add = [&](void* keys, void* values) {
+    if (keys == nullptr && values == nullptr) return;
+    launches.push_back({gradients_of::keys, call});
+    launches.back().call.keys = keys, launches.back().call.values = values;
+  };
+  if (one_sum_at_a_time(call.of)) add(call.keys, nullptr), add(nullptr, call.values);
+  else add(call.keys, call.values);
+  return launches;
+}
+
 bool fits(const attention_gradients_call& call) { return fits(call.of) && fits(call.gradients); }
 
 tiles_plan plan_attention_gradients(const attention_gradients_call& call, gradients_of which,
                                     const device_facts& chip) {
   const attention_call& of = call.of;
   const bool for_keys = which == gradients_of::keys;
-  const int panels = panels_of(of.queries.depth) + panels_of(of.values.depth), groups = kTuned.groups;
+  const bool deep = one_sum_at_a_time(of);
+  const int panels = all_panels(of), groups = kTuned.groups;
+  const int least_stages = deep ? 1 : 3;  // two tiles are being multiplied while one comes
   const int tile_bytes = panels * kPanelBytes + (for_keys ? kGroupRows * kFactsBytes : 0);
   tiles_plan p = plan_score_tiles(of, groups, kGroupRows, for_keys,
-                                  {groups * panels * kPanelBytes, tile_bytes, kLeastStages, kTuned.stages, 2}, chip);
+                                  {groups * panels * kPanelBytes, tile_bytes, least_stages, kTuned.stages, 2}, chip);
   if (!for_keys && of.behind.wants_tensor != 0) p.causal = false;  // gradients of what is hidden are written too
   p.blocks = ceil_div(for_keys ? of.keys.rows : of.queries.rows, int64{groups} * kGroupRows);
   p.grid = static_cast<unsigned>(of.queries.outer * of.queries.inner * (for_keys ? 1 : of.queries.group) * p.blocks);
@@ -73,7 +90,7 @@ std::string source(const attention_gradients_call& call, gradients_of which, con
                       for_keys ? "gradients_of_keys" : "gradients_of_queries");
 }
 
-void launch_attention_gradients(const attention_gradients_call& call, int device, void* stream) {
+void launch_attention_gradients(const attention_gradients_call& all, int device, void* stream) {
   struct alignas(tensor_map) head_of {  // attention_gradient_arguments, but for the last
     tensor_map gradients;
     batch_steps step_gradients;
@@ -82,7 +99,7 @@ void launch_attention_gradients(const attention_gradients_call& call, int device
     void *rows_gradient, *keys_gradient, *values_gradient;
     int64 depth;
   };
-  const auto launch_one = [&](gradients_of which) {
+  for (const auto& [which, call] : launches_of(all)) {
     const tiles_plan p = plan_attention_gradients(call, which, facts(device));
     const kernel& built = kernel_for(call, which, p, device, stream);
     const head_of head{map_of_rows(built, call.gradients, call.of.behind.x == dtype::bf16),
@@ -97,9 +114,7 @@ void launch_attention_gradients(const attention_gradients_call& call, int device
     append_value(packed, head);
     append_attention(packed, built, call.of, p);
     launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, true, stream, packed.data());
-  };
-  launch_one(gradients_of::queries);
-  if (call.keys || call.values) launch_one(gradients_of::keys);
+  }
 }
 
 }  // namespace onepass::cuda

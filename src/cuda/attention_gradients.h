@@ -1,8 +1,9 @@
-// Backward of lines with `scores`, softmax and `values` in two kernels of tiles
+// Backward of lines with `scores`, softmax and `values` in kernels of tiles
 // (onepass/skeleton/attention_gradients.cuda.h): where they serve, and their launch.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "src/cuda/score_tiles.h"
 #include "src/spec/line.h"
@@ -23,6 +24,13 @@ bool fits(const attention_gradients_call&);
 
 inline constexpr int kFactsBytes = 16;            // sizeof(row_facts)
 enum class gradients_of : int { queries, keys };  // two kernels, of which the first leaves facts for the second
+
+struct gradients_launch {
+  gradients_of which;
+  attention_gradients_call call;
+};
+// The first kernel, and the second: once for keys and values, or, where registers hold one sum, for each of them.
+std::vector<gradients_launch> launches_of(const attention_gradients_call&);
 tiles_plan plan_attention_gradients(const attention_gradients_call&, gradients_of, const device_facts&);
 std::string source(const attention_gradients_call&, gradients_of, const tiles_plan&);
 void launch_attention_gradients(const attention_gradients_call&, int device, void* stream);

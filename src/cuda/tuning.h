@@ -175,7 +175,8 @@ struct held_scores_tuning {
 
 // Backward of attention (onepass/skeleton/attention_gradients.cuda.h).
 struct attention_gradients_tuning {
-  int depth = 128;  // at most: sums are held in registers
+  int depth = 256;  // at most: sums are held in registers
+  int panels = 4;   // of both depths, up to which a kernel has room for the sums of keys and values
   int groups = 2;   // warpgroups
   int ahead = 2, ahead_of_deep = 1, ahead_for_keys = 1, ahead_of_deep_for_keys = 0;
   int stages = 4;  // at most

@@ -212,8 +212,8 @@ ONEPASS_FUNCTION void sum_for_keys(const attention_gradient_arguments& a, gradie
             if (step + 1 < steps) columns.bring(rows, (step + 1) % 2);
             const row_facts* facts = layout::facts(dynamic, tile);
             columns.each_lane([&](int lane, auto& at) {
-              L scores = columns_of::lane_of(products.scores, lane),
-                gradient = columns_of::lane_of(products.gradients, lane);
+              L scores = columns_of::lane_of(products.scores, lane), gradient{};
+              if constexpr (kReadsGradients<Config>) gradient = columns_of::lane_of(products.gradients, lane);
               finish_gradients<Behind>(scores, gradient, load_facts(facts + columns_of::row_of(lane)), at);
               columns_of::set_lane(products.scores, lane, scores);
               columns_of::set_lane(products.gradients, lane, gradient);

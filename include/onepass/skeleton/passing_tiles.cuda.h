@@ -57,6 +57,9 @@ template <class Config>
 struct tile_products {
   float scores[Config::kTile / 2], gradients[Config::kTile / 2];
 };
+// Values' gradients need no more than the weights.
+template <class Config>
+inline constexpr bool kReadsGradients = !Config::kFacts || Config::kWantsKeys;
 
 // All tiles that pass a group's own rows: finish(products, tile, step) makes of a tile's products what take(products)
 // keeps, and add(tile) begins to multiply with the tile's rows.
@@ -84,8 +87,9 @@ class passing_tiles {
     const uint32 tile = layout::tile(dynamic_, ring_.take());
     begin_products();
     multiply_rows<Config::kX, Config::kSteps, Config::kTile>(of.scores, own_, tile);
-    multiply_rows<Config::kX, Config::kValueSteps, Config::kTile>(of.gradients, own_ + layout::kOwnFirstBytes,
-                                                                  tile + layout::kTileFirstBytes);
+    if constexpr (kReadsGradients<Config>)
+      multiply_rows<Config::kX, Config::kValueSteps, Config::kTile>(of.gradients, own_ + layout::kOwnFirstBytes,
+                                                                    tile + layout::kTileFirstBytes);
     close_products();
     return tile;
   }
@@ -102,11 +106,14 @@ class passing_tiles {
     for (int step = 0; step < steps; ++step) {
       const uint32 tile = begin(of);
       wait_for_products<0>();
-      if (step > 0) ring_.give_back();
+      if (Config::kAhead > 0 && step > 0) ring_.give_back();
       finish(of, tile, step);
       take(of);
       sum(tile, add);
-      if constexpr (Config::kAhead == 0) wait_for_products<0>();
+      if constexpr (Config::kAhead == 0) {  // there may be no other place for the next tile
+        wait_for_products<0>();
+        ring_.give_back();
+      }
     }
   }
 
