@@ -182,6 +182,13 @@ struct attention_gradients_tuning {
   int stages = 4;  // at most
 };
 
+// Their backward, where nothing stands behind softmax (onepass/skeleton/score_gradients.cuda.h).
+struct score_gradients_tuning {
+  int depth = 128;   // at most
+  int keys = 256;    // of a block, of at most 64 numbers; half as many of more
+  int cluster = 16;  // blocks that share a row, at most
+};
+
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".
 struct linear_speed {
   double bytes = 4.2e12, flops = 800e12, flops_wide = 50e12;  // a second, of the library's product; float32's

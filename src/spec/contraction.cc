@@ -137,4 +137,14 @@ bool leaves_zeros(const line& of) {
   });
 }
 
+std::optional<double> scale_of_softmax(const line& of) {
+  if (!has_softmax(of) || of.words.back().about != of.words[static_cast<std::size_t>(of.row)].about) return {};
+  double scale = 1;
+  for (const word& w : of.words) {
+    if (is_one(w, {"mul"})) scale *= w.parameters[0];
+    else if (!is_one(w, {"mask", "causal", "add", "softmax"})) return {};
+  }
+  return scale;
+}
+
 }  // namespace onepass::spec

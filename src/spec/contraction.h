@@ -2,6 +2,8 @@
 // their own, and their gradients make its own.
 #pragma once
 
+#include <optional>
+
 #include "src/spec/plan.h"
 
 namespace onepass::spec {
@@ -35,6 +37,9 @@ bool has_softmax(const line&);
 // two makes another number of what that hides; and whether the words behind softmax leave zeros what they are.
 bool is_triangular(const line&);
 bool leaves_zeros(const line&);
+// Where a line is softmax behind words that mask its numbers or scale them, so that their gradient is softmax's but for
+// a factor: that factor.
+std::optional<double> scale_of_softmax(const line&);
 
 struct contraction_gradients {
   gradients before, behind;                          // plans of the two lines, each for what is wanted of it

@@ -2,6 +2,7 @@
 #include "src/torch/attention_kernel.h"
 
 #include "src/cuda/held_scores.h"
+#include "src/cuda/score_gradients.h"
 #include "src/torch/batches.h"
 #include "src/torch/run.h"
 
@@ -86,6 +87,27 @@ bool launch_attention_gradients(const spec::contraction& of, cuda::attention_cal
   if (!cuda::fits(gradients)) return false;
   cuda::launch_attention_gradients(gradients, on.index, current_stream(on.index));
   return true;
+}
+
+bool launch_score_gradients(float factor, const Tensor& queries, const Tensor& keys, const Tensor& weights,
+                            const Tensor& gradient, const score_gradients_to& to) {
+  const device on = device_of(keys);
+  const batches all(queries, keys);
+  const std::int64_t rows = queries.size(queries.dim() - 2);
+  if (!cuda::why_not_score_gradients(all.count(), all.row_count() / rows, rows, keys.size(keys.dim() - 1),
+                                     keys.size(keys.dim() - 2), dtype_of(keys), cuda::facts(on.index))
+           .empty())
+    return false;
+  described with(keys);
+  const cuda::score_gradients_call call{.type = dtype_of(keys),
+                                        .factor = factor,
+                                        .queries = with.aligned_rows(queries),
+                                        .keys = with.aligned_rows(keys),
+                                        .weights = with.aligned_rows(weights),
+                                        .gradients = with.aligned_rows(gradient),
+                                        .to_queries = to.queries.data_ptr(),
+                                        .to_keys = to.keys.data_ptr()};
+  return cuda::fits(call) && cuda::launch_score_gradients(call, on.index, current_stream(on.index));
 }
 
 }  // namespace onepass::binding

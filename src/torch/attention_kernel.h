@@ -22,4 +22,12 @@ bool launch_attention_gradients(const spec::contraction&, cuda::attention_call, 
                                 const Tensor& keys, const Tensor& values, const Tensor& result, const Tensor& gradient,
                                 const attention_gradients_to&);
 
+// Backward of a line without values that ends in softmax, whose other words scale by `factor` or mask. `gradient`: of
+// the weights. False where there is none for these tensors.
+struct score_gradients_to {
+  const Tensor &queries, &keys;
+};
+bool launch_score_gradients(float factor, const Tensor& queries, const Tensor& keys, const Tensor& weights,
+                            const Tensor& gradient, const score_gradients_to&);
+
 }  // namespace onepass::binding

@@ -117,6 +117,24 @@ Tensor statistics_again(const backward_call& call, const Tensor& product) {
   return statistics;
 }
 
+// The gradients of queries and keys from the result and its gradient alone, in one kernel, where it serves.
+std::optional<std::vector<Tensor>> gradients_in_one_kernel(const backward_call& call, const linear_saved& saved,
+                                                           const spec::contraction_gradients& plan) {
+  const prepared_contraction& c = *call.line.contraction;
+  const Tensor &x = given(call, call.x, "x"), &keys = given(call, call.operands[0], "its keys");
+  const std::optional<double> scale = spec::scale_of_softmax(c.behind.line);
+  if (!device_of(keys).is_cuda() || !scale || !saved.resumed_behind || !plan.wants_input || !plan.wants_weight ||
+      !plan.kept_outputs.empty() || saved.x != dtype_of(keys) || x.numel() == 0 || keys.numel() == 0)
+    return {};
+  const torch::stable::accelerator::DeviceGuard guard(device_of(keys).index);
+  std::vector<Tensor> results{empty_like(shape_of(x), saved.x, device_of(x)),
+                              empty_like(shape_of(keys), dtype_of(keys), device_of(keys))};
+  if (!launch_score_gradients(static_cast<float>(*scale), x, keys, *saved.resumed_behind, call.gradients[0],
+                              {results[0], results[1]}))
+    return {};
+  return results;
+}
+
 }  // namespace
 
 void check_keys(const prepared_line& line, const Tensor& x, const Tensor& keys) {
@@ -155,6 +173,7 @@ std::vector<Tensor> backward_with_scores(const backward_call& call, const linear
       static_cast<std::uint64_t>(call.wanted));
   if (call.line.line.how != spec::strategy::unfused) {
     if (std::optional<std::vector<Tensor>> results = backward_in_panels(call, saved, plan)) return *results;
+    if (std::optional<std::vector<Tensor>> results = gradients_in_one_kernel(call, saved, plan)) return *results;
   }
   const Tensor& keys = given(call, call.operands[0], "its keys");
   std::optional<Tensor> product, statistics = call.statistics;

@@ -22,6 +22,7 @@ inline const headers kAttention = {"attention.cuda.h", "score_tiles.cuda.h"};
 inline const headers kHeldScores = {"held_scores.cuda.h", "score_tiles.cuda.h"};
 inline const headers kAttentionGradients = {"attention_gradients.cuda.h", "passing_tiles.cuda.h",
                                             "score_columns.cuda.h", "score_tiles.cuda.h"};
+inline const headers kScoreGradients = {"score_gradients.cuda.h"};
 inline const headers kScores = {"scores.cuda.h", "input_rows.cuda.h", "shared_matrix.cuda.h"};
 // Of lines without `linear`.
 inline headers plain_headers() {
@@ -30,7 +31,7 @@ inline headers plain_headers() {
     const std::string name = file.path().filename();
     const bool contracts = kTiled.contains(name) || kStreamed.contains(name) || kResident.contains(name) ||
                            kScores.contains(name) || kAttention.contains(name) || kHeldScores.contains(name) ||
-                           kAttentionGradients.contains(name);
+                           kAttentionGradients.contains(name) || kScoreGradients.contains(name);
     if (name.ends_with(".cuda.h") && !contracts) names.insert(name);
   }
   return names;

@@ -61,6 +61,8 @@ ONEPASS_FUNCTION void close_stores() { asm volatile("cp.async.bulk.commit_group;
 ONEPASS_FUNCTION void wait_for_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // What threads wrote to memory before, global or shared, is what the copy engine and the matrix unit read after.
 ONEPASS_FUNCTION void let_copies_see_writes() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Of writes to the block's shared memory alone: those to global memory are not waited for.
+ONEPASS_FUNCTION void let_copies_see_shared_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // More registers for each thread of the warpgroup, or fewer.
 template <int kCount>
@@ -109,6 +111,7 @@ ONEPASS_FUNCTION void forget(float (&d)[N]) {
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
 #define ONEPASS_D32(i) ONEPASS_D8(i), ONEPASS_D8(i + 8), ONEPASS_D8(i + 16), ONEPASS_D8(i + 24)
+#define ONEPASS_HALF_R0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define ONEPASS_R0                                                                                                     \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
   "%31"
@@ -130,11 +133,13 @@ ONEPASS_FUNCTION void forget(float (&d)[N]) {
   else if constexpr (N == 128)                                                                               \
     ONEPASS_PRODUCT(128, type, ONEPASS_R0 "," ONEPASS_R1, "%64", "%65", "%66", "%67", "%68", ONEPASS_D32(0), \
                     ONEPASS_D32(32));                                                                        \
-  else ONEPASS_PRODUCT(64, type, ONEPASS_R0, "%32", "%33", "%34", "%35", "%36", ONEPASS_D32(0))
+  else if constexpr (N == 64)                                                                                \
+    ONEPASS_PRODUCT(64, type, ONEPASS_R0, "%32", "%33", "%34", "%35", "%36", ONEPASS_D32(0));                \
+  else ONEPASS_PRODUCT(32, type, ONEPASS_HALF_R0, "%16", "%17", "%18", "%19", "%20", ONEPASS_D8(0), ONEPASS_D8(8))
 
 template <dtype D, int N, int kTurnsA = 0, int kTurnsB = 0>
 ONEPASS_FUNCTION void add_product(float (&d)[N / 2], uint64 a, uint64 b, bool adds) {
-  static_assert(N == 64 || N == 128 || N == 192 || N == 256);
+  static_assert(N == 32 || N == 64 || N == 128 || N == 192 || N == 256);
   if constexpr (N == 256) {  // in halves: 128 results in one instruction are more than blocks of 512 threads may have
     add_product<D, 128>(reinterpret_cast<float(&)[64]>(d[0]), a, b, adds);
     add_product<D, 128>(reinterpret_cast<float(&)[64]>(d[64]), a, b + (128 * 128 >> 4), adds);
@@ -178,6 +183,7 @@ ONEPASS_FUNCTION void add_product_of(float (&d)[N / 2], const uint32 (&a)[4], ui
 #undef ONEPASS_R2
 #undef ONEPASS_R1
 #undef ONEPASS_R0
+#undef ONEPASS_HALF_R0
 #undef ONEPASS_D32
 #undef ONEPASS_D8
 

@@ -150,6 +150,24 @@ ONEPASS_FUNCTION void mail(uint32 to, uint32 box, numbers<float, 2> values) {
                "r"(__float_as_uint(values.v[0])), "r"(__float_as_uint(values.v[1])), "r"(box)
                : "memory");
 }
+ONEPASS_FUNCTION void mail(uint32 to, uint32 box, numbers<float, 4> values) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+               "r"(__float_as_uint(values.v[0])), "r"(__float_as_uint(values.v[1])), "r"(__float_as_uint(values.v[2])),
+               "r"(__float_as_uint(values.v[3])), "r"(box)
+               : "memory");
+}
+// What the thread wrote to its block's shared memory before may be read by the blocks whose boxes it arrives at: that
+// memory is where they read it. (A release to the cluster would wait for what is on its way to global memory, too.)
+ONEPASS_FUNCTION void arrive_in_block(uint64* box, int rank) {
+  asm volatile(
+      "fence.acq_rel.cta; mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(shared_address(box), rank))
+      : "memory");
+}
+ONEPASS_FUNCTION numbers<float, 2> load_from_block(uint32 at) {
+  numbers<float, 2> of;
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(of.v[0]), "=f"(of.v[1]) : "r"(at) : "memory");
+  return of;
+}
 // At the same place in the shared memory of each block of the cluster.
 template <int kCluster>
 ONEPASS_FUNCTION void arrive_in_cluster(uint64* box) {

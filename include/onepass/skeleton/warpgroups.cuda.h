@@ -13,9 +13,10 @@ ONEPASS_FUNCTION int group_number() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 }
 
-// The threads of a warpgroup wait for each other, each group at a barrier of its own.
+// So many threads wait for each other: those of a warpgroup, each group at a barrier of its own, or of several.
+template <int kThreads = kGroupThreads>
 ONEPASS_FUNCTION void meet_in_group(int barrier) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kGroupThreads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
 // Where a ring is.

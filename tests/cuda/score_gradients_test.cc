@@ -1,0 +1,76 @@
+// Backward of lines with `scores` and softmax in one kernel: it compiles, and fits the chip.
+#include "src/cuda/score_gradients.h"
+
+#include <gtest/gtest.h>
+
+#include "src/cuda/configuration.h"
+#include "tests/cuda/config_names.h"
+#include "tests/cuda/nvrtc_fixture.h"
+
+namespace onepass::cuda {
+namespace {
+
+struct sizes {
+  int64 group, rows, depth, keys;
+};
+
+score_gradients_call imagined(sizes of, dtype type) {
+  const auto rows_of = [&](int64 group, int64 rows, int64 numbers) {
+    const int64 matrix = rows * numbers;
+    return batched_rows{nullptr, 2, 3, group, rows, numbers, 3 * group * matrix, group * matrix, matrix, numbers};
+  };
+  return {.type = type,
+          .factor = 0.125f,
+          .queries = rows_of(of.group, of.rows, of.depth),
+          .keys = rows_of(1, of.keys, of.depth),
+          .weights = rows_of(of.group, of.rows, of.keys),
+          .gradients = rows_of(of.group, of.rows, of.keys)};
+}
+
+TEST(ScoreGradients, ClustersShareAllKeysAndFitTheChip) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const int64 depth : {8, 64, 72, 128}) {
+    for (const int64 keys : {8, 128, 136, 1000, 2048}) {
+      ASSERT_EQ(why_not_score_gradients(6, 1, 1000, depth, keys, dtype::bf16, chip), "") << depth << " " << keys;
+      const score_gradients_plan p = plan_score_gradients(imagined({1, 1000, depth, keys}, dtype::bf16));
+      EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << keys;
+      EXPECT_GE(p.cluster * p.tile, keys);
+      EXPECT_TRUE(p.cluster == 2 || (p.cluster / 2) * p.tile < keys) << "half the cluster has no keys";
+      EXPECT_EQ(p.grid, 6u * static_cast<unsigned>(p.cluster));
+    }
+  }
+}
+
+TEST(ScoreGradients, SaysWhyNot) {
+  const device_facts chip = facts_of("sm_90a");
+  const auto why_not = [&](int64 depth, int64 keys, dtype type, const device_facts& on) {
+    return why_not_score_gradients(64, 1, 1000, depth, keys, type, on);
+  };
+  EXPECT_NE(why_not(64, 1000, dtype::f32, chip).find("bfloat16"), std::string::npos);
+  EXPECT_NE(why_not(64, 1001, dtype::bf16, chip).find("multiples of 8"), std::string::npos);
+  EXPECT_NE(why_not(136, 1000, dtype::bf16, chip).find("at most 128"), std::string::npos);
+  EXPECT_NE(why_not(64, 4104, dtype::bf16, chip).find("cluster"), std::string::npos);
+  EXPECT_NE(why_not(64, 1000, dtype::bf16, facts_of("sm_80")).find("9.0"), std::string::npos);
+}
+
+TEST(ScoreGradients, TheSourceDefinesWhatTheSkeletonReads) {
+  const score_gradients_call call = imagined({2, 64, 64, 2048}, dtype::bf16);
+  const std::string text = source(call, plan_score_gradients(call));
+  for (const std::string& name : config_names(kScoreGradients)) EXPECT_NE(text.find(name), std::string::npos) << name;
+}
+
+using ScoreGradientsNvrtc = Nvrtc;
+
+TEST_F(ScoreGradientsNvrtc, Compile) {
+  const auto compile = [](sizes of, dtype type) {
+    const score_gradients_call call = imagined(of, type);
+    expect_compiles_well(source(call, plan_score_gradients(call)), "sm_90a");
+  };
+  compile({1, 2048, 64, 2048}, dtype::bf16);
+  compile({4, 100, 128, 2048}, dtype::bf16);
+  compile({1, 100, 128, 200}, dtype::f16);
+  compile({1, 100, 32, 200}, dtype::f16);
+}
+
+}  // namespace
+}  // namespace onepass::cuda
