@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "src/cuda/known_kernels.h"
+#include "src/cuda/linear.h"
 #include "src/cuda/packed_arguments.h"
 #include "src/cuda/source.h"
 #include "src/cuda/tuning.h"
@@ -21,16 +22,28 @@ int cluster_of(int64 depth, int64 keys) {
   return std::max(2, static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, tile_of(depth))))));
 }
 
+// Of so many blocks, how many clusters run at a time: the SMs that share a crossbar are not always sixteen.
+int clusters_at_a_time(int cluster) {
+  int count = 0;
+  for (const int of : kTuned.sms) count += of / cluster;
+  return count;
+}
+
 }  // namespace
 
-std::string why_not_score_gradients(int64 batches, int64 group, int64 rows, int64 depth, int64 keys, dtype type,
-                                    const device_facts& chip) {
+std::string why_not_score_gradients(const score_sizes& of, dtype type, const device_facts& chip) {
   if (chip.arch != 90) return "its kernel is for compute capability 9.0";
   if (type != dtype::bf16 && type != dtype::f16) return "its kernel is for bfloat16 and float16";
-  if (depth % 8 != 0 || keys % 8 != 0) return "rows must be multiples of 8 numbers";
-  if (depth > kTuned.depth) return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
-  if (cluster_of(depth, keys) > std::min(chip.cluster, kTuned.cluster)) return "a cluster has no room for a row";
-  (void)batches, (void)group, (void)rows;
+  if (of.depth % kTileLanes != 0 || of.keys % kTileLanes != 0) return "rows must be multiples of 8 numbers";
+  if (of.depth > kTuned.depth) return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
+  const int cluster = cluster_of(of.depth, of.keys);
+  if (cluster > std::min(chip.cluster, kTuned.cluster)) return "a cluster has no room for a row";
+  const auto turns = static_cast<double>(ceil_div(of.batches, clusters_at_a_time(cluster))),
+             strips = static_cast<double>(of.group * ceil_div(of.rows, kGroupRows)),
+             weights = static_cast<double>(of.batches * of.group * of.rows * of.keys);
+  const double strip = panels_of(of.depth) == 1 ? kTuned.strip : kTuned.strip_of_deep;
+  if (turns * (kTuned.start + strips * strip) > kTuned.three_launches + weights * kTuned.weight)
+    return "softmax's kernel and two products are faster";
   return "";
 }
 

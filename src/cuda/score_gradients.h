@@ -21,9 +21,11 @@ struct score_gradients_plan {
   unsigned grid, threads, shared_bytes;
 };
 
+struct score_sizes {
+  int64 batches, group, rows, depth, keys;  // group: matrices of queries that share a batch's keys
+};
 // Empty where the kernel can take such sizes, and is faster than softmax's kernel and two products.
-std::string why_not_score_gradients(int64 batches, int64 group, int64 rows, int64 depth, int64 keys, dtype,
-                                    const device_facts&);
+std::string why_not_score_gradients(const score_sizes&, dtype, const device_facts&);
 bool fits(const score_gradients_call&);
 score_gradients_plan plan_score_gradients(const score_gradients_call&);
 std::string source(const score_gradients_call&, const score_gradients_plan&);

@@ -94,10 +94,9 @@ bool launch_score_gradients(float factor, const Tensor& queries, const Tensor& k
   const device on = device_of(keys);
   const batches all(queries, keys);
   const std::int64_t rows = queries.size(queries.dim() - 2);
-  if (!cuda::why_not_score_gradients(all.count(), all.row_count() / rows, rows, keys.size(keys.dim() - 1),
-                                     keys.size(keys.dim() - 2), dtype_of(keys), cuda::facts(on.index))
-           .empty())
-    return false;
+  const cuda::score_sizes sizes{all.count(), all.row_count() / rows, rows, keys.size(keys.dim() - 1),
+                                keys.size(keys.dim() - 2)};
+  if (!cuda::why_not_score_gradients(sizes, dtype_of(keys), cuda::facts(on.index)).empty()) return false;
   described with(keys);
   const cuda::score_gradients_call call{.type = dtype_of(keys),
                                         .factor = factor,

@@ -31,7 +31,7 @@ TEST(ScoreGradients, ClustersShareAllKeysAndFitTheChip) {
   const device_facts chip = facts_of("sm_90a");
   for (const int64 depth : {8, 64, 72, 128}) {
     for (const int64 keys : {8, 128, 136, 1000, 2048}) {
-      ASSERT_EQ(why_not_score_gradients(6, 1, 1000, depth, keys, dtype::bf16, chip), "") << depth << " " << keys;
+      ASSERT_EQ(why_not_score_gradients({6, 1, 100, depth, keys}, dtype::bf16, chip), "") << depth << " " << keys;
       const score_gradients_plan p = plan_score_gradients(imagined({1, 1000, depth, keys}, dtype::bf16));
       EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << keys;
       EXPECT_GE(p.cluster * p.tile, keys);
@@ -44,13 +44,27 @@ TEST(ScoreGradients, ClustersShareAllKeysAndFitTheChip) {
 TEST(ScoreGradients, SaysWhyNot) {
   const device_facts chip = facts_of("sm_90a");
   const auto why_not = [&](int64 depth, int64 keys, dtype type, const device_facts& on) {
-    return why_not_score_gradients(64, 1, 1000, depth, keys, type, on);
+    return why_not_score_gradients({64, 1, 1000, depth, keys}, type, on);
   };
   EXPECT_NE(why_not(64, 1000, dtype::f32, chip).find("bfloat16"), std::string::npos);
   EXPECT_NE(why_not(64, 1001, dtype::bf16, chip).find("multiples of 8"), std::string::npos);
   EXPECT_NE(why_not(136, 1000, dtype::bf16, chip).find("at most 128"), std::string::npos);
   EXPECT_NE(why_not(64, 4104, dtype::bf16, chip).find("cluster"), std::string::npos);
   EXPECT_NE(why_not(64, 1000, dtype::bf16, facts_of("sm_80")).find("9.0"), std::string::npos);
+}
+
+// Measured: docs/measured-facts.md, "Rows that a cluster holds, backward".
+TEST(ScoreGradients, LeaveToProductsWhatThoseDoFaster) {
+  const auto serves = [](score_sizes of) {
+    return why_not_score_gradients(of, dtype::bf16, facts_of("sm_90a")).empty();
+  };
+  EXPECT_TRUE(serves({64, 1, 2048, 64, 2048}));
+  EXPECT_TRUE(serves({256, 1, 512, 64, 512}));
+  EXPECT_TRUE(serves({15, 1, 2048, 64, 2048}));
+  EXPECT_TRUE(serves({1, 1, 128, 64, 512}));
+  EXPECT_FALSE(serves({16, 1, 2048, 64, 2048})) << "a second turn for one cluster";
+  EXPECT_FALSE(serves({16, 4, 2048, 64, 2048}));
+  EXPECT_FALSE(serves({64, 1, 2048, 128, 2048}));
 }
 
 TEST(ScoreGradients, TheSourceDefinesWhatTheSkeletonReads) {

@@ -106,7 +106,7 @@ def choose(call: Call) -> str:
 
 def serves_itself(call: Call) -> bool:
     """Whether CUDA kernels of our own compute the call faster than torch's engines: masks, with at most 256 features,
-    and 128 where a gradient is needed; with dropout besides, no boolean ones below 128.
+    and 128 where a gradient is needed of boolean ones or with dropout; with dropout, no boolean ones below 128.
 
     Measured on an H200 beside cuDNN, bfloat16, us forward / backward, ours and cuDNN's, with an additive mask that
     heads share: 4x16x2048x64 233 / 648 and 273 / 686, 4x16x4096x128 1130 / 3886 and 1550 / 4697, 4x16x2048x128
@@ -115,6 +115,9 @@ def serves_itself(call: Call) -> bool:
     257 / 643, 39 / 128 and 45 / 142. With the mask's gradient 4x16x2048x64 takes 845 backward, and the efficient
     engine, the only one that gives it, 2253. Without a mask 197 / 555 and 165 / 443, 912 / 3265 and 828 / 2508.
 
+    With an additive mask that all share, of more features: 4x16x2048x256 506 / 2912 and 1065 / 3879, 4x8x4096x256
+    1054 / 5367 and 2031 / 7069, 4x16x2048x192 with values of 128 367 / 1548 and 461 / 2451.
+
     With dropout, forward and backward together, additive (heads share it) and bool (rows share it): 4x16x2048x64
     1567 and 1738, 1623 and 1595; 4x16x2048x32 1357 and 1563, 1859 and 1369; 4x16x2048x128 1944 and 2932, 2321 and 2608;
     4x16x4096x128 6676 and 10976, 8430 and 9157; 16x16x512x64 455 and 484, 528 and 436; 16x16x512x128 599 and 940, 740
@@ -122,13 +125,15 @@ def serves_itself(call: Call) -> bool:
     """
     sizes = call.query[-1], call.value[-1], call.key[-2]
     trains_with_dropout = call.needs_gradient and call.dropout
+    is_boolean = call.mask_dtype == torch.bool
+    most = 128 if trains_with_dropout or call.needs_gradient and is_boolean else 256
     return (
         call.capability == (9, 0)
         and call.dtype in (torch.bfloat16, torch.float16)
         and call.mask is not None
-        and not (trains_with_dropout and call.mask_dtype == torch.bool and sizes[0] < 128)
+        and not (trains_with_dropout and is_boolean and sizes[0] < 128)
         and all(size % 8 == 0 for size in sizes)
-        and max(sizes[:2]) <= (128 if call.needs_gradient else 256)
+        and max(sizes[:2]) <= most
     )
 
 
