@@ -11,7 +11,7 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int64 kFewRows = 16;  // where threads of elementwise lines have less to do each
+constexpr int64 kManyRows = 16384, kFewRows = 16;  // few: where threads of elementwise lines have less to do each
 
 // The arguments of a call without its memory: addresses that are as aligned as torch's are.
 class imagined_call {
@@ -117,11 +117,11 @@ std::vector<std::string> build_line(const spec::line& line, const std::string& a
 }  // namespace
 
 std::vector<std::string> prebuild(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
-                                  int64 rows, int64 columns) {
+                                  int64 columns) {
   std::vector<std::string> labels;
   const auto build_all = [&](const spec::line& of, bool before_linear) {
     if (of.words.empty()) return;
-    for (const int64 count : {rows, kFewRows}) {
+    for (const int64 count : {kManyRows, kFewRows}) {
       if (count == kFewRows && of.rowwise()) continue;  // whose rows have one kernel, however many there are
       const std::vector<std::string> built = build_line(of, arch_name, x, operand, count, columns, before_linear);
       labels.insert(labels.end(), built.begin(), built.end());

@@ -283,10 +283,9 @@ const char* onepass_cpu_prepare(const char* text, std::uint64_t boolean_masks) {
 const char* onepass_cuda_prebuild(const char* text, const char* arch, int dtype, int operand_dtype,
                                   std::int64_t columns) {
   return answer([=](json& out) {
-    constexpr std::int64_t kRows = 16384;  // many
     const auto& line = onepass::binding::prepared(text).line;
     const auto labels = onepass::cuda::prebuild(line, arch, static_cast<onepass::dtype>(dtype),
-                                                static_cast<onepass::dtype>(operand_dtype), kRows, columns);
+                                                static_cast<onepass::dtype>(operand_dtype), columns);
     out.begin('{').key("built").begin('[');
     for (const std::string& label : labels) out.value(label);
     out.end(']').end('}');

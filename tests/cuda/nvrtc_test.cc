@@ -50,25 +50,25 @@ TEST_F(Nvrtc, AnErrorHoldsTheCompilersLog) {
 
 TEST_F(Nvrtc, ASecondPrebuildBuildsNothing) {
   const spec::line line = spec::parse("rms_norm(1e-6) | scale");
-  const std::vector<std::string> labels = prebuild(line, "sm_90a", dtype::bf16, dtype::f32, 1000, 1000);
+  const std::vector<std::string> labels = prebuild(line, "sm_90a", dtype::bf16, dtype::f32, 1000);
   EXPECT_EQ(labels.size(), 4u);  // forward for training and for inference, backward, the column sums
   const std::vector<cache::entry> first = cache::list();
   EXPECT_EQ(first.size(), labels.size());
   EXPECT_EQ(cached_labels(), std::set<std::string>(labels.begin(), labels.end()));
-  EXPECT_EQ(prebuild(line, "sm_90a", dtype::bf16, dtype::f32, 1000, 1000), labels);
-  // Numbers of the line and of rows are no part of a kernel.
-  EXPECT_EQ(prebuild(spec::parse("rms_norm(1e-3)|scale"), "sm_90a", dtype::bf16, dtype::f32, 70, 1000), labels);
+  EXPECT_EQ(prebuild(line, "sm_90a", dtype::bf16, dtype::f32, 1000), labels);
+  // Numbers of the line are no part of a kernel.
+  EXPECT_EQ(prebuild(spec::parse("rms_norm(1e-3)|scale"), "sm_90a", dtype::bf16, dtype::f32, 1000), labels);
   const std::vector<cache::entry> second = cache::list();
   EXPECT_EQ(second.size(), first.size());
   EXPECT_GT(youngest(second), youngest(first)) << "written again";
-  prebuild(line, "sm_80", dtype::bf16, dtype::f32, 1000, 1000);
+  prebuild(line, "sm_80", dtype::bf16, dtype::f32, 1000);
   EXPECT_EQ(cache::list().size(), 2 * labels.size());
 }
 
 TEST_F(Nvrtc, WhatCameWithTheLibraryIsNotBuiltAgain) {
   const spec::line line = spec::parse("bias | gelu");
   const auto built = [&](const char* arch) {
-    prebuild(line, arch, dtype::bf16, dtype::bf16, 1000, 1024);
+    prebuild(line, arch, dtype::bf16, dtype::bf16, 1024);
     return cache::list().size();
   };
   const std::size_t count = built("sm_90a");
@@ -84,7 +84,7 @@ TEST_F(Nvrtc, WhatCameWithTheLibraryIsNotBuiltAgain) {
 
 TEST_F(Nvrtc, AValueFreeLineNeedsNoBackward) {  // the upstream gradient is the gradient
   // forward of many rows and of few, and the sum of columns
-  EXPECT_EQ(prebuild(spec::parse("add"), "sm_90a", dtype::f32, dtype::f32, 8, 64).size(), 3u);
+  EXPECT_EQ(prebuild(spec::parse("add"), "sm_90a", dtype::f32, dtype::f32, 64).size(), 3u);
 }
 
 struct chip_and_type {
@@ -100,7 +100,7 @@ class Prebuild : public Nvrtc, public testing::WithParamInterface<chip_and_type>
 TEST_P(Prebuild, CompilesALineOfEachKind) {
   const auto [arch, type, name] = GetParam();
   const auto compiles = [&, arch = arch, type = type](const char* line, dtype operand, int64 columns) {
-    for (const std::string& label : prebuild(spec::parse(line), arch, type, operand, 64, columns)) {
+    for (const std::string& label : prebuild(spec::parse(line), arch, type, operand, columns)) {
       EXPECT_TRUE(cached_labels().contains(label)) << label;
     }
   };
