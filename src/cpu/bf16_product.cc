@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -33,7 +34,7 @@ __mmask16 first(int64 count) {
 
 // 32 columns of two rows, or of one and zeros, as pairs; columns are contiguous, and zeros stand for those behind the
 // last.
-void interleave(const matrix& m, int64 row, int64 column, pair* to) {
+[[gnu::always_inline]] inline void interleave(const matrix& m, int64 row, int64 column, pair* to) {
   const int64 left = m.columns - column;
   const auto present = static_cast<__mmask32>(left >= 32 ? ~0U : (1U << left) - 1);
   alignas(64) static constexpr std::uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -46,24 +47,52 @@ void interleave(const matrix& m, int64 row, int64 column, pair* to) {
   _mm512_store_si512(to + 16, _mm512_permutex2var_epi16(one, high, two));
 }
 
-// 16 columns, whose pairs are neighbours in memory.
-void gather(const matrix& m, int64 row, int64 column, pair* to) {
-  const __mmask16 present = first(m.columns - column);
-  if (row + 1 < m.rows) {
-    const __m512i each = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                                            _mm512_set1_epi32(static_cast<int>(m.column_stride * 2)));
-    _mm512_store_si512(to,
-                       _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), present, each, address(m, row, column), 1));
-    _mm_prefetch(address(m, 0, column + 16) + row * 32, _MM_HINT_T0);  // the next 16, where they are dense
-    return;
-  }
-  for (int c = 0; c < 16; ++c) to[c] = present >> c & 1 ? number(address(m, row, column + c)) : 0;
-}
-
 template <int N, class Body>
 [[gnu::always_inline]] inline void each(const Body& body) {
   [&]<int... I>(std::integer_sequence<int, I...>) { (body(std::integral_constant<int, I>()), ...); }
   (std::make_integer_sequence<int, N>());
+}
+
+// Rows and columns change places.
+[[gnu::always_inline]] inline void transpose(__m512i (&rows)[16]) {
+  __m512i of[16];
+  each<8>([&](auto i) {  // pairs of rows, then fours, then their quarters
+    of[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+    of[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+  });
+  each<4>([&](auto i) {
+    rows[4 * i] = _mm512_unpacklo_epi64(of[4 * i], of[4 * i + 2]);
+    rows[4 * i + 1] = _mm512_unpackhi_epi64(of[4 * i], of[4 * i + 2]);
+    rows[4 * i + 2] = _mm512_unpacklo_epi64(of[4 * i + 1], of[4 * i + 3]);
+    rows[4 * i + 3] = _mm512_unpackhi_epi64(of[4 * i + 1], of[4 * i + 3]);
+  });
+  each<4>([&](auto i) {
+    of[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+    of[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
+    of[i + 8] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+    of[i + 12] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
+  });
+  each<4>([&](auto i) {
+    rows[i] = _mm512_shuffle_i32x4(of[i], of[i + 8], 0x88);
+    rows[i + 4] = _mm512_shuffle_i32x4(of[i + 4], of[i + 12], 0x88);
+    rows[i + 8] = _mm512_shuffle_i32x4(of[i], of[i + 8], 0xdd);
+    rows[i + 12] = _mm512_shuffle_i32x4(of[i + 4], of[i + 12], 0xdd);
+  });
+}
+
+// 16 pairs of rows and as many columns, whose pairs are neighbours in memory; zeros stand for what is behind the last.
+void turn(const matrix& m, int64 row, int64 column, pair* to) {
+  const int64 left = m.rows - row, count = std::min<int64>(m.columns - column, 16);
+  const auto present = static_cast<__mmask32>(left >= 32 ? ~0U : (1U << left) - 1);
+  __m512i columns[16];
+  each<16>([&](auto i) {
+    columns[i] = i < count ? _mm512_maskz_loadu_epi16(present, address(m, row, column + i)) : _mm512_setzero_si512();
+    _mm_prefetch(address(m, row, column + 16 + i), _MM_HINT_T0);
+  });
+  transpose(columns);
+  each<16>([&](auto i) {
+    if (2 * i < left) _mm512_store_si512(to + i * kTileColumns, columns[i]);
+  });
 }
 
 [[gnu::always_inline]] inline __m512 load(const char* from, __mmask16 present, bool is_float) {
@@ -72,8 +101,10 @@ template <int N, class Body>
 }
 
 [[gnu::always_inline]] inline void store(char* to, __mmask16 present, __m512 value, bool is_float) {
-  if (is_float) _mm512_mask_storeu_ps(to, present, value);
-  else _mm256_mask_storeu_epi16(to, present, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value)));
+  if (is_float) return _mm512_mask_storeu_ps(to, present, value);
+  const auto rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value));
+  if (present == 0xffff) _mm256_storeu_epi16(to, rounded);  // AMD's processors take many times as long with a mask
+  else _mm256_mask_storeu_epi16(to, present, rounded);
 }
 
 // Pairs of terms, so many bytes apart from row to row and from pair to pair. odd: behind the last pair stand the
@@ -121,51 +152,74 @@ template <int Rows>
 }
 
 int64 whole_pairs(int64 rows) { return (rows + 1) / 2; }
-int64 whole_tiles(int64 columns) { return (columns + kTileColumns - 1) / kTileColumns * kTileColumns; }
 
 }  // namespace
 
 extern const bool kHasBf16Product = true;
 
 void pack_bf16_factor(const matrix& b, void* to, int64 begin, int64 end) {
-  auto* packed = static_cast<pair*>(to) + begin * whole_pairs(b.rows) * kTileColumns;
-  for (int64 column = begin * kTileColumns; column < end * kTileColumns; column += kTileColumns) {
-    for (int64 row = 0; row < b.rows; row += 2, packed += kTileColumns) {
-      if (b.column_stride == 1) {
-        interleave(b, row, column, packed);
-      } else {
-        gather(b, row, column, packed);
-        gather(b, row, column + 16, packed + 16);
+  auto* packed = static_cast<pair*>(to);
+  const int64 tile_pairs = whole_pairs(b.rows) * kTileColumns;
+  if (b.column_stride == 1) {
+    constexpr int64 kBeside = 4;  // tiles that are taken row by row: whole short rows, as they follow each other
+    for (int64 first = begin; first < end; first += kBeside) {
+      const int64 last = std::min(first + kBeside, end);
+      for (int64 row = 0; row < b.rows; row += 2) {
+        for (int64 tile = first; tile < last; ++tile) {
+          _mm_prefetch(address(b, row + 32, tile * kTileColumns), _MM_HINT_T0);
+          _mm_prefetch(address(b, row + 33, tile * kTileColumns), _MM_HINT_T0);
+          interleave(b, row, tile * kTileColumns, packed + tile * tile_pairs + row / 2 * kTileColumns);
+        }
       }
     }
+    return;
+  }
+  for (int64 tile = begin; tile < end; ++tile) {
+    for (int64 row = 0; row < b.rows; row += 32) {
+      pair* at = packed + tile * tile_pairs + row / 2 * kTileColumns;
+      turn(b, row, tile * kTileColumns, at);
+      turn(b, row, tile * kTileColumns + 16, at + 16);
+    }
   }
 }
+
+// A turned left factor is copied so many rows at a time, which stay in the second cache while they are multiplied; from
+// one pair of its terms to the next is an odd number of lines, which share all sets of the cache.
+constexpr int64 kTurnedRows = 96, kTurnedStride = kTurnedRows + 16;
 
 int64 bf16_left_bytes(const matrix& a) {
-  return a.column_stride == 1 ? 0 : whole_pairs(a.columns) * whole_tiles(a.rows) * int64{sizeof(pair)};
+  return a.column_stride == 1 ? 0 : whole_pairs(a.columns) * kTurnedStride * int64{sizeof(pair)};
 }
 
-void bf16_product(const matrix& result, const matrix& a, const factor_tiles& b, void* room_for_left, bool add) {
-  left_pairs left{static_cast<const char*>(a.data), a.row_stride * 2, 4, a.columns / 2, a.columns % 2 != 0};
-  if (a.column_stride != 1) {
-    const matrix terms = transposed(a);
-    const int64 stride = whole_tiles(a.rows);
-    auto* to = static_cast<pair*>(room_for_left);
-    for (int64 k = 0; k < whole_pairs(a.columns); ++k) {
-      for (int64 c = 0; c < a.rows; c += kTileColumns) interleave(terms, 2 * k, c, to + k * stride + c);
-    }
-    left = {reinterpret_cast<const char*>(to), 4, stride * 4, whole_pairs(a.columns), false};
-  }
+static void multiply(const matrix& result, const left_pairs& a, const factor_tiles& b, bool add) {
   const auto* packed = static_cast<const pair*>(b.data);
   const auto rows = [&]<int Rows>(std::integral_constant<int, Rows>, int64 row) {
     for (int64 c = 0; c < result.columns; c += kTileColumns)
-      tile<Rows>(left, packed + c / kTileColumns * b.tile_stride, result, row, c, add);
+      tile<Rows>(a, packed + c / kTileColumns * b.tile_stride, result, row, c, add);
     return row + Rows;
   };
   int64 row = 0;
   while (row + kTileRows <= result.rows) row = rows(std::integral_constant<int, kTileRows>(), row);
   while (row + 4 <= result.rows) row = rows(std::integral_constant<int, 4>(), row);
   while (row < result.rows) row = rows(std::integral_constant<int, 1>(), row);
+}
+
+void bf16_product(const matrix& result, const matrix& a, const factor_tiles& b, void* room_for_left, bool add) {
+  if (a.column_stride == 1)
+    return multiply(result, {static_cast<const char*>(a.data), a.row_stride * 2, 4, a.columns / 2, a.columns % 2 != 0},
+                    b, add);
+  const matrix terms = transposed(a);
+  const int64 pairs = whole_pairs(a.columns);
+  auto* turned = static_cast<pair*>(room_for_left);
+  for (int64 first = 0; first < result.rows; first += kTurnedRows) {
+    matrix part = result;
+    part.data = address(result, first, 0), part.rows = std::min(kTurnedRows, result.rows - first);
+    for (int64 k = 0; k < pairs; ++k) {
+      for (int64 c = 0; c < part.rows; c += kTileColumns)
+        interleave(terms, 2 * k, first + c, turned + k * kTurnedStride + c);
+    }
+    multiply(part, {reinterpret_cast<const char*>(turned), 4, kTurnedStride * 4, pairs, false}, b, add);
+  }
 }
 
 void round_rows_to_bf16(const matrix& floats, const matrix& result) {
