@@ -37,8 +37,8 @@ struct score_gradient_shared {
   static constexpr int kKeyBytes = kTilePanels * kQueryBytes;
   static constexpr int kOwnRows = kGroupRows / kParts;
   static constexpr int kSumPitch = (kNumbers + 8) * 4, kSumBytes = kGroupRows * kSumPitch;  // rows differ in banks
-  static constexpr int kSummingWarps =
-      kThreads / kGroupThreads * (kOwnRows > 16 ? kOwnRows / 16 : 1);                // that have them
+  // Warps of a block that have products of another's own rows.
+  static constexpr int kShowingWarps = kThreads / kGroupThreads * (kOwnRows > 16 ? kOwnRows / 16 : 1);
   static constexpr int kWarpRows = kGroupRows / kWarps, kPartRows = kGroupRows + 8;  // parts differ in banks
   static constexpr int kProductBytes = kParts * kPartRows * 4;
 
@@ -78,7 +78,7 @@ struct score_gradient_shared {
     }
     for (int which = 0; which < 2; ++which) {
       for (int warp = 0; warp < kWarps; ++warp) open_mailbox(&products[which][warp], 1), expect_products(which, warp);
-      open_mailbox(&sums[which], kParts * kSummingWarps);
+      open_mailbox(&sums[which], kParts * kShowingWarps);
     }
     let_cluster_see_mailboxes();
   }
@@ -364,7 +364,8 @@ ONEPASS_FUNCTION void take_strips(const score_gradient_arguments& a, score_gradi
   if (of.count > 0) take(0);
 #pragma unroll 1
   for (int strip = 0; strip < of.count; ++strip) {
-    // Who has told of its strip before the next one has read what there was of the one before: two places suffice.
+    // A block that tells of strip s + 2 has read what others told and showed of strip s, and they wait for that before
+    // they write there again: two places suffice.
     if (strip > 0) store_rows(strip - 1);
     const int stage = at.stage;
     const uint32 scores = layout::gradients(dynamic, stage);
