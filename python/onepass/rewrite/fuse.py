@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -172,15 +173,19 @@ def fuse(model: Model, *, then: str = "eager", dry_run: bool = False, dynamic: b
 
 
 def called(model: Callable) -> Callable:
-    """The model within a function. Dynamo passes over the frames of PyTorch's own modules, and keeps what it has
-    captured by a function's code, a few for each: so this one has code of its own."""
+    """The model within a function. Dynamo passes over the frames of PyTorch's own modules, keeps what it has captured by
+    a function's code, a few for each, and by its name (torch 2.10) which sizes have changed from call to call: so this
+    one has code and a name of its own."""
     inner = model._call_impl if isinstance(model, nn.Module) else model
 
     def call(*inputs, **options):
         return inner(*inputs, **options)
 
-    call.__code__ = call.__code__.replace()
+    call.__code__ = call.__code__.replace(co_name=f"call_{next(_calls)}")
     return call
+
+
+_calls = itertools.count()
 
 
 REWRITER, ORIGINAL = "_onepass_rewriter", "_onepass_original"
