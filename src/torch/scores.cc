@@ -120,11 +120,11 @@ Tensor statistics_again(const backward_call& call, const Tensor& product) {
 // The gradients of queries and keys from the result and its gradient alone, in one kernel, where it serves.
 std::optional<std::vector<Tensor>> gradients_in_one_kernel(const backward_call& call, const linear_saved& saved,
                                                            const spec::contraction_gradients& plan) {
-  const prepared_contraction& c = *call.line.contraction;
-  const Tensor &x = given(call, call.x, "x"), &keys = given(call, call.operands[0], "its keys");
-  const std::optional<double> scale = spec::scale_of_softmax(c.behind.line);
-  if (!device_of(keys).is_cuda() || !scale || !saved.resumed_behind || !plan.wants_input || !plan.wants_weight ||
-      !plan.kept_outputs.empty() || saved.x != dtype_of(keys) || x.numel() == 0 || keys.numel() == 0)
+  if (!call.x || !call.operands[0] || !plan.wants_input || !plan.wants_weight || !plan.kept_outputs.empty()) return {};
+  const Tensor &x = *call.x, &keys = *call.operands[0];
+  const std::optional<double> scale = spec::scale_of_softmax(call.line.contraction->behind.line);
+  if (!device_of(keys).is_cuda() || !scale || !saved.resumed_behind || saved.x != dtype_of(keys) || x.numel() == 0 ||
+      keys.numel() == 0)
     return {};
   const torch::stable::accelerator::DeviceGuard guard(device_of(keys).index);
   std::vector<Tensor> results{empty_like(shape_of(x), saved.x, device_of(x)),
