@@ -151,7 +151,24 @@ template <int Rows>
   });
 }
 
+void multiply(const matrix& result, const left_pairs& a, const factor_tiles& b, bool add) {
+  const auto* packed = static_cast<const pair*>(b.data);
+  const auto rows = [&]<int Rows>(std::integral_constant<int, Rows>, int64 row) {
+    for (int64 c = 0; c < result.columns; c += kTileColumns)
+      tile<Rows>(a, packed + c / kTileColumns * b.tile_stride, result, row, c, add);
+    return row + Rows;
+  };
+  int64 row = 0;
+  while (row + kTileRows <= result.rows) row = rows(std::integral_constant<int, kTileRows>(), row);
+  while (row + 4 <= result.rows) row = rows(std::integral_constant<int, 4>(), row);
+  while (row < result.rows) row = rows(std::integral_constant<int, 1>(), row);
+}
+
 int64 whole_pairs(int64 rows) { return (rows + 1) / 2; }
+
+// A turned left factor is copied so many rows at a time, which stay in the second cache while they are multiplied; from
+// one pair of its terms to the next is an odd number of lines, which share all sets of the cache.
+constexpr int64 kTurnedRows = 96, kTurnedStride = kTurnedRows + 16;
 
 }  // namespace
 
@@ -183,25 +200,8 @@ void pack_bf16_factor(const matrix& b, void* to, int64 begin, int64 end) {
   }
 }
 
-// A turned left factor is copied so many rows at a time, which stay in the second cache while they are multiplied; from
-// one pair of its terms to the next is an odd number of lines, which share all sets of the cache.
-constexpr int64 kTurnedRows = 96, kTurnedStride = kTurnedRows + 16;
-
 int64 bf16_left_bytes(const matrix& a) {
   return a.column_stride == 1 ? 0 : whole_pairs(a.columns) * kTurnedStride * int64{sizeof(pair)};
-}
-
-static void multiply(const matrix& result, const left_pairs& a, const factor_tiles& b, bool add) {
-  const auto* packed = static_cast<const pair*>(b.data);
-  const auto rows = [&]<int Rows>(std::integral_constant<int, Rows>, int64 row) {
-    for (int64 c = 0; c < result.columns; c += kTileColumns)
-      tile<Rows>(a, packed + c / kTileColumns * b.tile_stride, result, row, c, add);
-    return row + Rows;
-  };
-  int64 row = 0;
-  while (row + kTileRows <= result.rows) row = rows(std::integral_constant<int, kTileRows>(), row);
-  while (row + 4 <= result.rows) row = rows(std::integral_constant<int, 4>(), row);
-  while (row < result.rows) row = rows(std::integral_constant<int, 1>(), row);
 }
 
 void bf16_product(const matrix& result, const matrix& a, const factor_tiles& b, void* room_for_left, bool add) {

@@ -61,6 +61,8 @@ struct tensor_facts {
 };
 tensor_map describe_tensor(const kernel&, const tensor_facts&);
 
+// Blocks of a cluster that every chip with clusters has room for.
+inline constexpr int kPortableCluster = 8;
 // How many clusters of so many blocks the device runs at a time.
 int active_clusters(const kernel&, int blocks, unsigned threads, unsigned shared_bytes);
 

@@ -13,7 +13,7 @@ namespace onepass::cuda {
 namespace {
 
 constexpr held_scores_tuning kTuned{};
-constexpr int kLeastStages = 2, kPortableCluster = 8;
+constexpr int kLeastStages = 2;
 constexpr int kReserved = 1024;                       // of shared memory, for the system, in every block
 constexpr int kPartBytes = 2 * (kGroupRows + 4) * 8;  // as in the skeleton: of two strips' sums, for a part
 

@@ -14,7 +14,6 @@ namespace onepass::cuda {
 namespace {
 
 constexpr score_gradients_tuning kTuned{};
-constexpr int kPortableCluster = 8;
 constexpr int kThreads = 3 * kGroupThreads, kStages = 2, kWarps = 8, kPartRows = kGroupRows + 8;  // as in the skeleton
 
 int tile_of(int64 depth) { return kTuned.keys / panels_of(depth); }

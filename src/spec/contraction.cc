@@ -138,7 +138,7 @@ bool leaves_zeros(const line& of) {
 }
 
 std::optional<double> scale_of_softmax(const line& of) {
-  if (!has_softmax(of) || of.words.back().about != of.words[static_cast<std::size_t>(of.row)].about) return {};
+  if (!has_softmax(of) || of.row + 1 != static_cast<int>(of.words.size())) return {};
   double scale = 1;
   for (const word& w : of.words) {
     if (is_one(w, {"mul"})) scale *= w.parameters[0];

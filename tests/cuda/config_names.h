@@ -22,7 +22,7 @@ inline const headers kAttention = {"attention.cuda.h", "score_tiles.cuda.h"};
 inline const headers kHeldScores = {"held_scores.cuda.h", "score_tiles.cuda.h"};
 inline const headers kAttentionGradients = {"attention_gradients.cuda.h", "passing_tiles.cuda.h",
                                             "score_columns.cuda.h", "score_tiles.cuda.h"};
-inline const headers kScoreGradients = {"score_gradients.cuda.h"};
+inline const headers kScoreGradients = {"score_gradients.cuda.h", "score_strips.cuda.h"};
 inline const headers kScores = {"scores.cuda.h", "input_rows.cuda.h", "shared_matrix.cuda.h"};
 // Of lines without `linear`.
 inline headers plain_headers() {

@@ -53,7 +53,7 @@ TEST(ScoreGradients, SaysWhyNot) {
   EXPECT_NE(why_not(64, 1000, dtype::bf16, facts_of("sm_80")).find("9.0"), std::string::npos);
 }
 
-// Measured: docs/measured-facts.md, "Rows that a cluster holds, backward".
+// Measured: docs/measured-facts.md, "Rows that a cluster holds".
 TEST(ScoreGradients, LeaveToProductsWhatThoseDoFaster) {
   const auto serves = [](score_sizes of) {
     return why_not_score_gradients(of, dtype::bf16, facts_of("sm_90a")).empty();

@@ -159,6 +159,14 @@ TEST(Contraction, FewFeaturesBehindARowWord) {
   EXPECT_NE(why_not_dots(split("scale | bias | scale | bias | scale | linear"), 8), "") << "13 operands";
 }
 
+TEST(Contraction, LinesThatAreSoftmaxButForAFactor) {
+  EXPECT_EQ(scale_of_softmax(parse("softmax")), 1.0);
+  EXPECT_EQ(scale_of_softmax(parse("mul(0.5) | mask | causal | add | mul(-3) | softmax")), -1.5);
+  for (const char* text : {"mul(0.5)", "rms_norm", "softmax | dropout(0.1)", "softmax | mul(2)", "keep | softmax",
+                           "mul(0.5) | tanh | softmax", "bias | softmax"})
+    EXPECT_EQ(scale_of_softmax(parse(text)), std::nullopt) << text;
+}
+
 TEST(Contraction, TriangularLines) {
   for (const char* text :
        {"causal | softmax", "mul(0.1) | causal | softmax | dropout(0.1)", "causal | mask | add | softmax"})

@@ -22,21 +22,15 @@ struct attention_shared {
   uint64 keys_full[Config::kStages], keys_empty[Config::kStages];
   uint64 values_full[Config::kStages], values_empty[Config::kStages];
 
-  static ONEPASS_FUNCTION uint32 rows(char* dynamic, int group) {
-    return ((shared_address(dynamic) + 1023) & ~1023u) + group * kRowsBytes;
-  }
-  static ONEPASS_FUNCTION char* own_rows(char* dynamic, int group) {
-    return dynamic + (rows(dynamic, group) - shared_address(dynamic));
-  }
+  static ONEPASS_FUNCTION uint32 rows(char* dynamic, int group) { return first_tile(dynamic) + group * kRowsBytes; }
+  static ONEPASS_FUNCTION char* own_rows(char* dynamic, int group) { return at_shared(dynamic, rows(dynamic, group)); }
   static ONEPASS_FUNCTION uint32 keys(char* dynamic, int stage) {
     return rows(dynamic, Config::kGroups) + stage * kKeyBytes;
   }
   static ONEPASS_FUNCTION uint32 values(char* dynamic, int stage) {
     return keys(dynamic, Config::kStages) + stage * kValueBytes;
   }
-  static ONEPASS_FUNCTION char* streams(char* dynamic) {
-    return dynamic + (values(dynamic, Config::kStages) - shared_address(dynamic));
-  }
+  static ONEPASS_FUNCTION char* streams(char* dynamic) { return at_shared(dynamic, values(dynamic, Config::kStages)); }
   ONEPASS_FUNCTION void open() {
     for (uint64& box : queries) open_mailbox(&box, 1);
     for (int i = 0; i < Config::kStages; ++i) {

@@ -100,7 +100,7 @@ ONEPASS_FUNCTION void sum_for_queries(const attention_gradient_arguments& a, gra
   for (int i = 0; i < 2; ++i) {
     const void* result = static_cast<const uint16*>(a.result) + rows.row(i) * a.of.value_depth;
     const float part = rows.exists(i) ? product_with_result<Config::kX, Config::kValuePanels>(
-                                            layout::at(dynamic, gradients), rows.own(i), result, a.of.value_depth)
+                                            at_shared(dynamic, gradients), rows.own(i), result, a.of.value_depth)
                                       : 0.0f;
     const float product = sum_of_four(part);
     if (rows.exists(i)) facts[i] = {weight_of(saved_of<Behind, float>(a.of.behind, rows.row(i))), product};
@@ -128,7 +128,7 @@ ONEPASS_FUNCTION void sum_for_queries(const attention_gradient_arguments& a, gra
       });
   if constexpr (Config::kWantsRows) {
     meet_in_group(1 + group);  // all have read the queries
-    sum.store(layout::at(dynamic, queries),
+    sum.store(at_shared(dynamic, queries),
               static_cast<uint16*>(a.rows_gradient) + (of.row + group * kGroupRows) * a.depth, left, a.depth);
   }
 }
@@ -232,10 +232,10 @@ ONEPASS_FUNCTION void sum_for_keys(const attention_gradient_arguments& a, gradie
   const int left = static_cast<int>(a.of.behind.columns) - first;
   const int64 to = of.key + first;
   if constexpr (Config::kWantsKeys)
-    of_keys.store(layout::at(dynamic, keys), static_cast<uint16*>(a.keys_gradient) + to * a.depth, left, a.depth,
+    of_keys.store(at_shared(dynamic, keys), static_cast<uint16*>(a.keys_gradient) + to * a.depth, left, a.depth,
                   pair_at);
   if constexpr (Config::kWantsValues)
-    of_values.store(layout::at(dynamic, values), static_cast<uint16*>(a.values_gradient) + to * a.of.value_depth, left,
+    of_values.store(at_shared(dynamic, values), static_cast<uint16*>(a.values_gradient) + to * a.of.value_depth, left,
                     a.of.value_depth, pair_at);
 }
 

@@ -138,7 +138,7 @@ class tile_moments {
 // with.
 template <class Row, int N>
 ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const stage::pair<float>* norm, const folded_pair* folded) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+  const int lane = static_cast<int>(threadIdx.x) % 32, row = row_of_products();
   const stage::pair<float> above = norm[row], below = norm[row + 8];
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {

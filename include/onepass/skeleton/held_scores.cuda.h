@@ -24,9 +24,7 @@ struct held_shared {
   uint64 full[Config::kStages], empty[Config::kStages];
   uint64 sums[2][kWarps];
 
-  static ONEPASS_FUNCTION uint32 own_keys(char* dynamic, int group) {
-    return ((shared_address(dynamic) + 1023) & ~1023u) + group * kKeyBytes;
-  }
+  static ONEPASS_FUNCTION uint32 own_keys(char* dynamic, int group) { return first_tile(dynamic) + group * kKeyBytes; }
   static ONEPASS_FUNCTION uint32 queries(char* dynamic, int stage) {
     return own_keys(dynamic, Config::kGroups) + stage * kQueryBytes;
   }
@@ -35,9 +33,7 @@ struct held_shared {
     return queries(dynamic, Config::kStages) + which * kSumBytes +
            (part * kPartRows + row) * static_cast<int>(sizeof(part_of_sum));
   }
-  static ONEPASS_FUNCTION char* streams(char* dynamic) {
-    return dynamic + (sum(dynamic, 2, 0, 0) - shared_address(dynamic));
-  }
+  static ONEPASS_FUNCTION char* streams(char* dynamic) { return at_shared(dynamic, sum(dynamic, 2, 0, 0)); }
   ONEPASS_FUNCTION void open() {
     open_mailbox(&keys, 1);
     for (int i = 0; i < Config::kStages; ++i) open_mailbox(&full[i], 1), open_mailbox(&empty[i], Config::kGroups);

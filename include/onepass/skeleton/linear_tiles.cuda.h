@@ -71,9 +71,9 @@ struct linear_shared {
   stage::pair<float> norm[Config::kDefers ? kTileM : 1];
   folded_pair folded[Config::kDefers ? Config::kTileN / 2 : 1];
 
-  static ONEPASS_FUNCTION uint32 stages(char* dynamic) { return (shared_address(dynamic) + 1023) & ~1023u; }
+  static ONEPASS_FUNCTION uint32 stages(char* dynamic) { return first_tile(dynamic); }
   static ONEPASS_FUNCTION char* stage(char* dynamic, int of) {
-    return dynamic + (stages(dynamic) - shared_address(dynamic)) + of * kStageBytes;
+    return at_shared(dynamic, stages(dynamic)) + of * kStageBytes;
   }
   // Of the warpgroup's 64 rows.
   static ONEPASS_FUNCTION char* products(char* dynamic, int group) {

@@ -298,8 +298,7 @@ class narrow_columns {
   const narrow_part<Config> part_;
   const int own_ = static_cast<int>(threadIdx.x) / kGroupThreads - 1;  // which 128 columns
   // Of a product's 64 rows and 8 columns: this thread's first row, and its pair of columns.
-  const int row_ = static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4,
-            column_ = static_cast<int>(threadIdx.x) % 4;
+  const int row_ = row_of_products(), column_ = static_cast<int>(threadIdx.x) % 4;
   float products_[64] = {};
 };
 

@@ -21,19 +21,14 @@ struct gradient_shared {
   uint64 mine[Config::kGroups];
   uint64 full[Config::kStages], empty[Config::kStages];
 
-  static ONEPASS_FUNCTION uint32 own(char* dynamic, int group) {
-    return ((shared_address(dynamic) + 1023) & ~1023u) + group * kOwnBytes;
-  }
+  static ONEPASS_FUNCTION uint32 own(char* dynamic, int group) { return first_tile(dynamic) + group * kOwnBytes; }
   static ONEPASS_FUNCTION uint32 tile(char* dynamic, int stage) {
     return own(dynamic, Config::kGroups) + stage * kTileBytes;
   }
   static ONEPASS_FUNCTION const row_facts* facts(char* dynamic, uint32 tile) {
-    return reinterpret_cast<const row_facts*>(at(dynamic, tile + kNumbersBytes));
+    return reinterpret_cast<const row_facts*>(at_shared(dynamic, tile + kNumbersBytes));
   }
-  static ONEPASS_FUNCTION char* streams(char* dynamic) { return at(dynamic, tile(dynamic, Config::kStages)); }
-  static ONEPASS_FUNCTION char* at(char* dynamic, uint32 address) {
-    return dynamic + (address - shared_address(dynamic));
-  }
+  static ONEPASS_FUNCTION char* streams(char* dynamic) { return at_shared(dynamic, tile(dynamic, Config::kStages)); }
   ONEPASS_FUNCTION void open() {
     for (uint64& box : mine) open_mailbox(&box, 1);
     for (int i = 0; i < Config::kStages; ++i) open_mailbox(&full[i], 1), open_mailbox(&empty[i], Config::kGroups);

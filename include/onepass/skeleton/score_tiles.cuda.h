@@ -136,8 +136,7 @@ class thread_rows {
   static constexpr int kLanes = Config::kTile / 32;
 
   ONEPASS_FUNCTION thread_rows(const arguments& a, char* streams) : a_(a), at_{place_of(a), place_of(a)} {
-    const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
-    own_ = thread / 32 * 16 + thread % 32 / 4;
+    own_ = row_of_products();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       at_[i].set_copies(streams, static_cast<int>(threadIdx.x) / kGroupThreads * kGroupRows + own(i));
@@ -280,6 +279,7 @@ ONEPASS_FUNCTION void store_handed(const char* products, void* to, int rows, int
   constexpr int kPieces = kNumbers / 8, kAtOnce = kGroupThreads / kPieces;
   const int thread = static_cast<int>(threadIdx.x) % kGroupThreads, piece = thread % kPieces;
   if (thread >= kAtOnce * kPieces || piece * 8 >= depth) return;
+#pragma unroll 4
   for (int r = thread / kPieces; r < kGroupRows; r += kAtOnce) {
     if (place(r) < rows)
       *reinterpret_cast<uint4*>(static_cast<uint16*>(to) + place(r) * depth + piece * 8) =

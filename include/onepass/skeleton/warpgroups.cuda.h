@@ -19,6 +19,17 @@ ONEPASS_FUNCTION void meet_in_group(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
+// Where the tiles in a block's shared memory begin, and where an address in it is for threads that load and store.
+ONEPASS_FUNCTION uint32 first_tile(char* dynamic) { return (shared_address(dynamic) + 1023) & ~1023u; }
+ONEPASS_FUNCTION char* at_shared(char* dynamic, uint32 address) {
+  return dynamic + (address - shared_address(dynamic));
+}
+
+// Of 64 rows of products, as add_product has them, this thread's first; its other one is eight further.
+ONEPASS_FUNCTION int row_of_products() {
+  return static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+}
+
 // Where a ring is.
 template <int kStages>
 struct ring_position {
