@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 #include <unordered_map>
 
 #include "src/cache/disk_cache.h"
@@ -301,6 +302,11 @@ tensor_map describe_tensor(const kernel& with, const tensor_facts& of) {
 }
 
 int active_clusters(const kernel& with, int blocks, unsigned threads, unsigned shared_bytes) {
+  static std::mutex mutex;
+  static std::map<std::tuple<const kernel*, int, unsigned, unsigned>, int> known;
+  const std::scoped_lock lock(mutex);
+  const std::tuple key(&with, blocks, threads, shared_bytes);
+  if (const auto found = known.find(key); found != known.end()) return found->second;
   const current_context context(with.context);
   launch_attribute cluster{.id = kClusterDimension, .padding = {}, .bytes = {}};
   cluster.size[0] = static_cast<unsigned>(blocks), cluster.size[1] = 1, cluster.size[2] = 1;
@@ -308,7 +314,7 @@ int active_clusters(const kernel& with, int blocks, unsigned threads, unsigned s
       static_cast<unsigned>(blocks), 1, 1, threads, 1, 1, shared_bytes, nullptr, &cluster, 1};
   int count = 0;
   check(the_driver().max_active_clusters(&count, with.function, &how), "cuOccupancyMaxActiveClusters");
-  return count;
+  return known[key] = count;
 }
 
 }  // namespace onepass::cuda

@@ -14,7 +14,8 @@ namespace onepass::cuda {
 namespace {
 
 constexpr score_gradients_tuning kTuned{};
-constexpr int kThreads = 3 * kGroupThreads, kStages = 2, kWarps = 8, kPartRows = kGroupRows + 8;  // as in the skeleton
+constexpr int kThreads = 4 * kGroupThreads, kStages = 2, kWarps = 8, kPartRows = kGroupRows + 8;  // as in the skeleton
+constexpr unsigned kPartThreads = 256;
 
 int tile_of(int64 depth) { return kTuned.keys / panels_of(depth); }
 int cluster_of(int64 depth, int64 keys) {
@@ -28,6 +29,17 @@ int clusters_at_a_time(int cluster) {
   return count;
 }
 
+int64 strips_of_batch(const score_sizes& of) { return of.group * ceil_div(of.rows, kGroupRows); }
+score_sizes sizes_of(const score_gradients_call& call) {
+  return {call.queries.outer * call.queries.inner, call.queries.group, call.queries.rows, call.queries.depth,
+          call.keys.rows};
+}
+double seconds_of(const score_sizes& of, const shared_clusters& with) {
+  const double parts = with.parts == 0 ? 0.0 : kTuned.second_launch + static_cast<double>(with.parts) * kTuned.part;
+  return kTuned.start + static_cast<double>(ceil_div(of.batches * strips_of_batch(of), with.count)) * kTuned.strip +
+         parts;
+}
+
 }  // namespace
 
 std::string why_not_score_gradients(const score_sizes& of, dtype type, const device_facts& chip) {
@@ -37,11 +49,9 @@ std::string why_not_score_gradients(const score_sizes& of, dtype type, const dev
   if (of.depth > kTuned.depth) return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
   const int cluster = cluster_of(of.depth, of.keys);
   if (cluster > std::min(chip.cluster, kTuned.cluster)) return "a cluster has no room for a row";
-  const auto turns = static_cast<double>(ceil_div(of.batches, clusters_at_a_time(cluster))),
-             strips = static_cast<double>(of.group * ceil_div(of.rows, kGroupRows)),
-             weights = static_cast<double>(of.batches * of.group * of.rows * of.keys);
-  const double strip = panels_of(of.depth) == 1 ? kTuned.strip : kTuned.strip_of_deep;
-  if (turns * (kTuned.start + strips * strip) > kTuned.three_launches + weights * kTuned.weight)
+  const double others =
+      kTuned.three_launches + static_cast<double>(of.batches * of.group * of.rows * of.keys) * kTuned.weight;
+  if (seconds_of(of, share_strips(of, clusters_at_a_time(cluster))) > others)
     return "softmax's kernel and two products are faster";
   return "";
 }
@@ -57,9 +67,19 @@ score_gradients_plan plan_score_gradients(const score_gradients_call& call) {
             sums = kGroupRows * (panels * 64 + 8) * 4, products = cluster * kPartRows * 4;
   return {.tile = tile,
           .cluster = cluster,
-          .grid = static_cast<unsigned>(call.queries.outer * call.queries.inner * cluster),
           .threads = kThreads,
           .shared_bytes = static_cast<unsigned>(1024 + kStages * (2 * strip + queries) + keys + 2 * (sums + products))};
+}
+
+// Evenly, or where that is no faster a batch for each, so that none is shared.
+shared_clusters share_strips(const score_sizes& of, int room) {
+  const int64 strips = strips_of_batch(of);
+  const auto with = [&](int64 count) {
+    const bool shares = of.batches % count != 0;
+    return shared_clusters{static_cast<int>(count), shares ? 2 * count * of.keys * of.depth : 0};
+  };
+  const shared_clusters even = with(std::clamp<int64>(room, 1, of.batches * strips)), own = with(of.batches);
+  return of.batches <= room && seconds_of(of, own) <= seconds_of(of, even) ? own : even;
 }
 
 std::string source(const score_gradients_call& call, const score_gradients_plan& p) {
@@ -71,20 +91,30 @@ std::string source(const score_gradients_call& call, const score_gradients_plan&
          "(const __grid_constant__ score_gradient_arguments a) {\n  gradients_of_scores<config>(a);\n}\nONEPASS_END\n";
 }
 
-bool launch_score_gradients(const score_gradients_call& call, int device, void* stream) {
+std::string key_parts_source(dtype type) {
+  return "#include \"onepass/skeleton/score_gradients.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void " +
+         std::string("__launch_bounds__(") + std::to_string(kPartThreads) + ") " + kKernelName +
+         "(const __grid_constant__ score_gradient_arguments a) {\n  add_key_parts<dtype::" + name_of(type) +
+         ">(a);\n}\nONEPASS_END\n";
+}
+
+bool launch_score_gradients(const score_gradients_call& call, const std::function<void*(int64 count)>& room_for,
+                            int device, void* stream) {
   const score_gradients_plan p = plan_score_gradients(call);
+  const std::string label = facts(device).arch_name + " score gradients " + name_of(call.type);
   static known_kernels known;
-  const kernel_key key(device, call.type, p.tile, p.cluster);
-  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(call, p), kKernelName, device, stream,
-                facts(device).arch_name + " score gradients " + name_of(call.type));
+  const kernel& built = known.find_or_build(kernel_key(device, call.type, p.tile, p.cluster), [&]() -> const kernel& {
+    return load(source(call, p), kKernelName, device, stream, label);
   });
-  if (p.cluster > kPortableCluster && active_clusters(built, p.cluster, p.threads, p.shared_bytes) == 0) return false;
+  const int room = active_clusters(built, p.cluster, p.threads, p.shared_bytes);
+  if (room == 0) return false;
+  const score_sizes sizes = sizes_of(call);
+  const shared_clusters clusters = share_strips(sizes, room);
   struct alignas(tensor_map) score_gradient_arguments {
     tensor_map queries, keys, weights, gradients;
     batch_steps step_queries, step_keys, step_weights, step_gradients;
-    int inner, group, rows, columns;
-    void *rows_gradient, *keys_gradient;
+    int batches, inner, group, rows, columns, clusters;
+    void *rows_gradient, *keys_gradient, *key_parts;
     int64 depth;
     float factor;
   };
@@ -97,15 +127,26 @@ bool launch_score_gradients(const score_gradients_call& call, int device, void* 
                                    batch_steps(call.keys),
                                    batch_steps(call.weights),
                                    batch_steps(call.gradients),
+                                   static_cast<int>(sizes.batches),
                                    static_cast<int>(call.queries.inner),
-                                   static_cast<int>(call.queries.group),
-                                   static_cast<int>(call.queries.rows),
-                                   static_cast<int>(call.keys.rows),
+                                   static_cast<int>(sizes.group),
+                                   static_cast<int>(sizes.rows),
+                                   static_cast<int>(sizes.keys),
+                                   clusters.count,
                                    call.to_queries,
                                    call.to_keys,
-                                   call.queries.depth,
+                                   clusters.parts == 0 ? nullptr : room_for(clusters.parts),
+                                   sizes.depth,
                                    call.factor};
-  launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, true, stream, &a);
+  launch(built, {static_cast<unsigned>(clusters.count * p.cluster), 1}, {p.threads, 1}, p.shared_bytes, true, stream,
+         &a);
+  if (clusters.parts == 0) return true;
+  const kernel& adds = known.find_or_build(kernel_key(device, call.type), [&]() -> const kernel& {
+    return load(key_parts_source(call.type), kKernelName, device, stream, label + ", parts");
+  });
+  const int64 quads = sizes.keys * sizes.depth / 4;
+  launch(adds, {static_cast<unsigned>(sizes.batches), static_cast<unsigned>(ceil_div(quads, kPartThreads))},
+         {kPartThreads, 1}, 0, true, stream, &a);
   return true;
 }
 

@@ -2,6 +2,7 @@
 // (onepass/skeleton/score_gradients.cuda.h): where it serves, and its launch.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "src/cuda/score_tiles.h"
@@ -16,9 +17,14 @@ struct score_gradients_call {
   void *to_queries = nullptr, *to_keys = nullptr;  // where theirs go, dense
 };
 
+// How many clusters share the strips of all batches, and how many floats they need for what several have of a batch.
+struct shared_clusters {
+  int count;
+  int64 parts;
+};
 struct score_gradients_plan {
   int tile, cluster;  // keys of a block, and blocks that share a batch's
-  unsigned grid, threads, shared_bytes;
+  unsigned threads, shared_bytes;
 };
 
 struct score_sizes {
@@ -28,7 +34,12 @@ struct score_sizes {
 std::string why_not_score_gradients(const score_sizes&, dtype, const device_facts&);
 bool fits(const score_gradients_call&);
 score_gradients_plan plan_score_gradients(const score_gradients_call&);
+// room: for so many clusters at a time.
+shared_clusters share_strips(const score_sizes&, int room);
 std::string source(const score_gradients_call&, const score_gradients_plan&);
-bool launch_score_gradients(const score_gradients_call&, int device, void* stream);  // false: no room for a cluster
+std::string key_parts_source(dtype);
+// False: the chip has no room for a cluster. room_for: floats on the device.
+bool launch_score_gradients(const score_gradients_call&, const std::function<void*(int64 count)>& room_for, int device,
+                            void* stream);
 
 }  // namespace onepass::cuda

@@ -184,14 +184,14 @@ struct attention_gradients_tuning {
 
 // Their backward, where nothing stands behind softmax (onepass/skeleton/score_gradients.cuda.h).
 struct score_gradients_tuning {
-  int depth = 128;   // at most
+  int depth = 64;    // at most
   int keys = 256;    // of a block, of at most 64 numbers; half as many of more
   int cluster = 16;  // blocks that share a row, at most
   // SMs that may share a cluster, of an H100 or H200: 15 clusters of 8 blocks run at a time.
   int sms[8] = {18, 18, 18, 16, 16, 16, 16, 14};
-  // Seconds: of a strip of 64 rows, and of more than 64 numbers; before a cluster's first one. Of the other way, for
-  // each weight, and of its three launches.
-  double strip = 3.2e-6, strip_of_deep = 3.8e-6, start = 3e-6, weight = 2.4e-12, three_launches = 20e-6;
+  // Seconds: of a strip of 64 rows; before a cluster's first one; of the kernel that adds up what clusters share, and
+  // for each of their numbers. Of the other way, for each weight, and of its three launches.
+  double strip = 2.65e-6, start = 8e-6, second_launch = 6e-6, part = 1e-12, weight = 2.4e-12, three_launches = 20e-6;
 };
 
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".

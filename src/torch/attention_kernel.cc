@@ -106,7 +106,9 @@ bool launch_score_gradients(float factor, const Tensor& queries, const Tensor& k
                                         .gradients = with.aligned_rows(gradient),
                                         .to_queries = to.queries.data_ptr(),
                                         .to_keys = to.keys.data_ptr()};
-  return cuda::fits(call) && cuda::launch_score_gradients(call, on.index, current_stream(on.index));
+  std::optional<Tensor> parts;
+  const auto room_for = [&](std::int64_t count) { return parts.emplace(empty(&count, 1, dtype::f32, on)).data_ptr(); };
+  return cuda::fits(call) && cuda::launch_score_gradients(call, room_for, on.index, current_stream(on.index));
 }
 
 }  // namespace onepass::binding

@@ -29,16 +29,29 @@ score_gradients_call imagined(sizes of, dtype type) {
 
 TEST(ScoreGradients, ClustersShareAllKeysAndFitTheChip) {
   const device_facts chip = facts_of("sm_90a");
-  for (const int64 depth : {8, 64, 72, 128}) {
+  for (const int64 depth : {8, 64}) {
     for (const int64 keys : {8, 128, 136, 1000, 2048}) {
       ASSERT_EQ(why_not_score_gradients({6, 1, 100, depth, keys}, dtype::bf16, chip), "") << depth << " " << keys;
       const score_gradients_plan p = plan_score_gradients(imagined({1, 1000, depth, keys}, dtype::bf16));
       EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << keys;
       EXPECT_GE(p.cluster * p.tile, keys);
       EXPECT_TRUE(p.cluster == 2 || (p.cluster / 2) * p.tile < keys) << "half the cluster has no keys";
-      EXPECT_EQ(p.grid, 6u * static_cast<unsigned>(p.cluster));
     }
   }
+}
+
+TEST(ScoreGradients, StripsAreSharedEvenlyUnlessEachClusterHasItsBatches) {
+  const auto shared = [](int64 batches, int64 rows, int room) {
+    return share_strips({batches, 1, rows, 64, 2048}, room);
+  };
+  EXPECT_EQ(shared(64, 2048, 15).count, 15);
+  EXPECT_EQ(shared(64, 2048, 15).parts, 2 * 15 * 2048 * 64);
+  EXPECT_EQ(shared(60, 2048, 15).count, 15);
+  EXPECT_EQ(shared(60, 2048, 15).parts, 0);
+  EXPECT_EQ(shared(15, 2048, 15).parts, 0);
+  EXPECT_EQ(shared(1, 2048, 15).count, 15) << "a batch is shared by all";
+  EXPECT_EQ(shared(3, 64, 15).count, 3) << "a strip cannot be shared";
+  EXPECT_EQ(shared(14, 128, 15).count, 14) << "adding up takes longer than a strip";
 }
 
 TEST(ScoreGradients, SaysWhyNot) {
@@ -48,7 +61,7 @@ TEST(ScoreGradients, SaysWhyNot) {
   };
   EXPECT_NE(why_not(64, 1000, dtype::f32, chip).find("bfloat16"), std::string::npos);
   EXPECT_NE(why_not(64, 1001, dtype::bf16, chip).find("multiples of 8"), std::string::npos);
-  EXPECT_NE(why_not(136, 1000, dtype::bf16, chip).find("at most 128"), std::string::npos);
+  EXPECT_NE(why_not(72, 1000, dtype::bf16, chip).find("at most 64"), std::string::npos);
   EXPECT_NE(why_not(64, 4104, dtype::bf16, chip).find("cluster"), std::string::npos);
   EXPECT_NE(why_not(64, 1000, dtype::bf16, facts_of("sm_80")).find("9.0"), std::string::npos);
 }
@@ -61,10 +74,11 @@ TEST(ScoreGradients, LeaveToProductsWhatThoseDoFaster) {
   EXPECT_TRUE(serves({64, 1, 2048, 64, 2048}));
   EXPECT_TRUE(serves({256, 1, 512, 64, 512}));
   EXPECT_TRUE(serves({15, 1, 2048, 64, 2048}));
+  EXPECT_TRUE(serves({16, 1, 2048, 64, 2048}));
   EXPECT_TRUE(serves({1, 1, 128, 64, 512}));
-  EXPECT_FALSE(serves({16, 1, 2048, 64, 2048})) << "a second turn for one cluster";
-  EXPECT_FALSE(serves({16, 4, 2048, 64, 2048}));
-  EXPECT_FALSE(serves({64, 1, 2048, 128, 2048}));
+  EXPECT_TRUE(serves({16, 4, 2048, 64, 2048}));
+  EXPECT_TRUE(serves({12, 1, 512, 64, 512}));
+  EXPECT_FALSE(serves({1, 1, 4096, 64, 64})) << "one pair of blocks a strip, and little to read";
 }
 
 TEST(ScoreGradients, TheSourceDefinesWhatTheSkeletonReads) {
@@ -84,6 +98,7 @@ TEST_F(ScoreGradientsNvrtc, Compile) {
   compile({4, 100, 128, 2048}, dtype::bf16);
   compile({1, 100, 128, 200}, dtype::f16);
   compile({1, 100, 32, 200}, dtype::f16);
+  for (const dtype type : {dtype::bf16, dtype::f16}) expect_compiles_well(key_parts_source(type), "sm_90a");
 }
 
 }  // namespace

@@ -163,9 +163,12 @@ ONEPASS_FUNCTION void arrive_in_block(uint64* box, int rank) {
       "fence.acq_rel.cta; mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(shared_address(box), rank))
       : "memory");
 }
-ONEPASS_FUNCTION numbers<float, 2> load_from_block(uint32 at) {
-  numbers<float, 2> of;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(of.v[0]), "=f"(of.v[1]) : "r"(at) : "memory");
+ONEPASS_FUNCTION numbers<float, 4> load_from_block(uint32 at) {
+  numbers<float, 4> of;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(of.v[0]), "=f"(of.v[1]), "=f"(of.v[2]), "=f"(of.v[3])
+               : "r"(at)
+               : "memory");
   return of;
 }
 // At the same place in the shared memory of each block of the cluster.

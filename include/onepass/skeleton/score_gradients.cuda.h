@@ -3,10 +3,10 @@
 //
 // A cluster has a batch's keys, kTile in each block, past which the rows of weights pass in strips of 64. Of a strip a
 // block has its part of each row's Σ weight · gradient, which it tells the others; from all of them and what it still
-// holds come the scores' gradients, in place of those of the weights in shared memory, and with them both products: of
-// all strips for the keys, and of the block's keys for the strip's queries, of which each block adds up all parts for
-// its own rows. The sums of the next strip are on their way while this one is multiplied. No sum depends on the order
-// of blocks.
+// holds come the scores' gradients, in place of those of the weights in shared memory. One warpgroup has both products
+// with them: of all strips for the keys, and of the block's keys for the strip's queries, of which each block adds up
+// all parts for its own rows; two make the next strip's scores meanwhile. Strips are shared evenly among clusters, and
+// what several have of a batch's keys a second kernel adds up. No sum depends on the order of blocks.
 //
 // Config:
 //   kX        storage type throughout: bf16 or f16
@@ -27,8 +27,10 @@ class strip_rows {
   using memory_of = memory<Config::kX, 8, 8>;
   static constexpr int kRowThreads = Config::kTile / 8, kAtOnce = 32 / kRowThreads, kOwn = layout::kWarpRows / kAtOnce;
 
-  ONEPASS_FUNCTION strip_rows()
-      : warp_(static_cast<int>(threadIdx.x) / 32), lane_(static_cast<int>(threadIdx.x) % 32) {}
+  explicit ONEPASS_FUNCTION strip_rows(const score_gradient_arguments& a)
+      : warp_(static_cast<int>(threadIdx.x) / 32 % layout::kWarps),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        nothing_(a.rows < 0 ? 1 : 0) {}
 
   ONEPASS_FUNCTION void load_weights(const char* strip) { load(weights_, strip); }
   ONEPASS_FUNCTION void load_gradients(const char* strip) { load(gradients_, strip); }
@@ -53,8 +55,7 @@ class strip_rows {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const float of_row = __shfl_sync(0xffffffffu, product, 4 * i + lane_ / kRowThreads * kRowThreads);
-      const auto weights = memory_of::template numbers_of<float>(weights_[i]),
-                 gradients = memory_of::template numbers_of<float>(gradients_[i]);
+      const auto weights = unpacked_again(weights_[i]), gradients = unpacked_again(gradients_[i]);
       memory_of::store(strip + place(i), weights * (gradients - decltype(weights)(of_row)), 8);
     }
   }
@@ -92,40 +93,55 @@ class strip_rows {
     for (int i = 0; i < kOwn; ++i) to[i] = memory_of::load_written(strip + place(i), 8);
   }
 
+  // The compiler would keep what products() unpacked, in twice the registers, if it knew that nothing has changed.
+  ONEPASS_FUNCTION pack<float, 8> unpacked_again(typename memory_of::buffer of) const {
+    typename memory_of::buffer again;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) again.pairs[i] = of.pairs[i] >> nothing_;
+    return memory_of::template numbers_of<float>(again);
+  }
+
   const int warp_, lane_;
+  const uint32 nothing_;
   typename memory_of::buffer weights_[kOwn], gradients_[kOwn];
 };
 
-// What a thread's warpgroup multiplies: half of the block's keys, and half of the numbers of a strip's queries.
+// What the block's scores' gradients are multiplied with: the strip's queries for the keys, and these for those.
 template <class Config>
 class strip_products {
  public:
   using layout = score_gradient_shared<Config>;
-  static constexpr int kKeyPanels = layout::kTilePanels / 2, kHalf = layout::kNumbers / 2;
+  static constexpr int kNumbers = layout::kNumbers;
 
-  ONEPASS_FUNCTION explicit strip_products(uint32 keys) : keys_(keys), group_(group_number()) {}
+  ONEPASS_FUNCTION explicit strip_products(uint32 keys) : keys_(keys) {}
 
-  // scores: their gradients; both strips.
-  ONEPASS_FUNCTION void begin(uint32 scores, uint32 queries) {
-    begin_products();
+  ONEPASS_FUNCTION void begin_batch() {
 #pragma unroll
-    for (int m = 0; m < kKeyPanels; ++m) {
-      const uint64 turned = turned_tile_descriptor(scores + (group_ * kKeyPanels + m) * kPanelBytes),
-                   of_queries = turned_tile_descriptor(queries);
+    for (auto& panel : of_keys_) {
 #pragma unroll
-      for (int step = 0; step < 4; ++step)
-        add_product<Config::kX, layout::kNumbers, 1, 1>(of_keys_[m], turned + 128 * step, of_queries + 128 * step,
-                                                        true);
+      for (float& number : panel) number = 0.0f;
     }
+  }
+  // scores: their gradients; both strips. Products for the rows are the first of two.
+  ONEPASS_FUNCTION void begin(uint32 scores, uint32 queries) {
     forget(of_rows_);
-    const uint32 own = keys_ + (Config::kPanels == 2 ? group_ * kPanelBytes : group_ * 64);
+    begin_products();
 #pragma unroll
     for (int panel = 0; panel < layout::kTilePanels; ++panel) {
       const uint64 rows = tile_descriptor(scores + panel * kPanelBytes),
-                   keys = turned_tile_descriptor(own + panel * layout::kQueryBytes);
+                   keys = turned_tile_descriptor(keys_ + panel * layout::kQueryBytes);
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        add_product<Config::kX, kHalf, 0, 1>(of_rows_, rows + 2 * step, keys + 128 * step, panel + step > 0);
+        add_product<Config::kX, kNumbers, 0, 1>(of_rows_, rows + 2 * step, keys + 128 * step, panel + step > 0);
+    }
+    close_products();
+#pragma unroll
+    for (int panel = 0; panel < layout::kTilePanels; ++panel) {
+      const uint64 turned = turned_tile_descriptor(scores + panel * kPanelBytes),
+                   of_queries = turned_tile_descriptor(queries);
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        add_product<Config::kX, kNumbers, 1, 1>(of_keys_[panel], turned + 128 * step, of_queries + 128 * step, true);
     }
     close_products();
   }
@@ -133,137 +149,170 @@ class strip_products {
   ONEPASS_FUNCTION void show_rows(char* to, uint64* box) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      char* row = to + (row_of_products() + 8 * i) * layout::kSumPitch +
-                  (group_ * kHalf + static_cast<int>(threadIdx.x) % 4 * 2) * 4;
+      char* row = to + (row_of_products() + 8 * i) * layout::kSumPitch + static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
-      for (int j = 0; j < kHalf / 8; ++j)
-        *reinterpret_cast<uint2*>(row + j * 32) = {__float_as_uint(of_rows_[4 * j + 2 * i]),
-                                                   __float_as_uint(of_rows_[4 * j + 2 * i + 1])};
+      for (int j = 0; j < kNumbers / 8; ++j)
+        *reinterpret_cast<float2*>(row + j * 32) = {of_rows_[4 * j + 2 * i], of_rows_[4 * j + 2 * i + 1]};
     }
     __syncwarp();
     constexpr int kBlocks = layout::kOwnRows < 16 ? 16 / layout::kOwnRows : 1;  // that have rows of this warp's 16
-    const int lane = static_cast<int>(threadIdx.x) % 32,
-              first = static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16;
+    const int lane = static_cast<int>(threadIdx.x) % 32, first = static_cast<int>(threadIdx.x) / 32 * 16;
     if (lane < kBlocks) arrive_in_block(box, first / layout::kOwnRows + lane);
   }
-  // From the batch's key number `first` on.
-  ONEPASS_FUNCTION void store_keys(const score_gradient_arguments& a, int batch, int first) const {
+  // The block's keys, of the walk's batch.
+  ONEPASS_FUNCTION void store_keys(const score_gradient_arguments& a, const strip_walk<Config>& at) const {
+    if (at.shares_batch()) {
+      store_pairs(a.key_parts + int64{at.part()} * a.columns * a.depth, a, [](float* to, float x, float y) {
+        *reinterpret_cast<float2*>(to) = {x, y};
+      });
+    } else {
+      store_pairs(static_cast<uint16*>(a.keys_gradient) + int64{at.batch()} * a.columns * a.depth, a,
+                  [&](uint16* to, float x, float y) {
+                    *reinterpret_cast<uint32*>(to) = pair_to_storage<Config::kX>(x * a.factor, y * a.factor);
+                  });
+    }
+  }
+
+ private:
+  template <class T, class F>
+  ONEPASS_FUNCTION void store_pairs(T* batch, const score_gradient_arguments& a, const F& store) const {
+    const int first = static_cast<int>(threadIdx.x) % 4 * 2, left = static_cast<int>(a.depth) - first;
 #pragma unroll
-    for (int m = 0; m < kKeyPanels; ++m) {
+    for (int panel = 0; panel < layout::kTilePanels; ++panel) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int key = first + (group_ * kKeyPanels + m) * 64 + row_of_products() + 8 * i;
+        const int key = strip_walk<Config>::key() + panel * 64 + row_of_products() + 8 * i;
         if (key >= a.columns) continue;
-        auto* to = static_cast<uint16*>(a.keys_gradient) + (int64{batch} * a.columns + key) * a.depth;
+        T* to = batch + key * a.depth + first;
 #pragma unroll
-        for (int j = 0; j < layout::kNumbers / 8; ++j) {
-          const int column = 8 * j + static_cast<int>(threadIdx.x) % 4 * 2;
-          if (column < a.depth)
-            *reinterpret_cast<uint32*>(to + column) = pair_to_storage<Config::kX>(
-                of_keys_[m][4 * j + 2 * i] * a.factor, of_keys_[m][4 * j + 2 * i + 1] * a.factor);
+        for (int j = 0; j < kNumbers / 8; ++j) {
+          if (8 * j < left) store(to + 8 * j, of_keys_[panel][4 * j + 2 * i], of_keys_[panel][4 * j + 2 * i + 1]);
         }
       }
     }
   }
 
- private:
   const uint32 keys_;
-  const int group_;
-  float of_keys_[kKeyPanels][layout::kNumbers / 2] = {};
-  float of_rows_[kHalf / 2];
+  float of_keys_[layout::kTilePanels][kNumbers / 2];
+  float of_rows_[kNumbers / 2];
 };
 
 // Of this block's own rows of a strip, of which `rows` exist in its group: the sum over all blocks, to memory.
-// `own`: the first of them, in each.
+// `own`: the first of them, in each; `first`: in memory.
 template <class Config>
 ONEPASS_FUNCTION void store_own_rows(const score_gradient_arguments& a, uint32 own, int64 first, int rows) {
   using layout = score_gradient_shared<Config>;
-  constexpr int kPairs = layout::kNumbers / 2, kAll = layout::kOwnRows * kPairs;
+  constexpr int kQuads = layout::kNumbers / 4, kAll = layout::kOwnRows * kQuads;
 #pragma unroll
-  for (int first_at = 0; first_at < kAll; first_at += layout::kThreads) {
+  for (int first_at = 0; first_at < kAll; first_at += kGroupThreads) {
     const int at = first_at + static_cast<int>(threadIdx.x);
-    if (kAll % layout::kThreads != 0 && at >= kAll) return;
-    const int row = at / kPairs, column = at % kPairs * 2;
-    numbers<float, 2> part[layout::kParts];
-#pragma unroll
-    for (int i = 0; i < layout::kParts; ++i)
-      part[i] = load_from_block(in_block(own + row * layout::kSumPitch + column * 4, i));
-#pragma unroll
-    for (int i = 1; i < layout::kParts; ++i) part[0].v[0] += part[i].v[0], part[0].v[1] += part[i].v[1];
+    if (kAll % kGroupThreads != 0 && at >= kAll) return;
+    const int row = at / kQuads, column = at % kQuads * 4;
+    numbers<float, 4> sum = load_from_block(in_block(own + row * layout::kSumPitch + column * 4, 0));
+#pragma unroll Config::kPanels == 1 ? 8 : 4
+    for (int i = 1; i < layout::kParts; ++i)
+      sum = plus()(sum, load_from_block(in_block(own + row * layout::kSumPitch + column * 4, i)));
     if (row < rows && column < a.depth)
-      *reinterpret_cast<uint32*>(static_cast<uint16*>(a.rows_gradient) + (first + row) * a.depth + column) =
-          pair_to_storage<Config::kX>(part[0].v[0] * a.factor, part[0].v[1] * a.factor);
+      *reinterpret_cast<uint2*>(static_cast<uint16*>(a.rows_gradient) + (first + row) * a.depth + column) = {
+          pair_to_storage<Config::kX>(sum.v[0] * a.factor, sum.v[1] * a.factor),
+          pair_to_storage<Config::kX>(sum.v[2] * a.factor, sum.v[3] * a.factor)};
+  }
+}
+
+// The scores' gradients of all strips, for multiply_strips.
+template <class Config>
+ONEPASS_FUNCTION void make_scores(const score_gradient_arguments& a, score_gradient_shared<Config>& shared,
+                                  char* dynamic) {
+  using layout = score_gradient_shared<Config>;
+  const int rank = cluster_rank(), lane = static_cast<int>(threadIdx.x) % 32,
+            warp = static_cast<int>(threadIdx.x) / 32 % layout::kWarps;
+  strip_rows<Config> rows(a);
+  ring_position<layout::kStages> ring;
+  // What this block has of the warp's rows goes to all blocks; two threads tell each.
+  const auto tell_products = [&] {
+    const numbers<float, 4> own = rows.products();
+    const int block = lane / 2;
+    const uint32 to = layout::product(dynamic, ring.stage, rank, warp * layout::kWarpRows + lane % 2 * 4),
+                 box = shared_address(&shared.products[ring.stage][warp]);
+    if (block < Config::kCluster) mail(in_block(to, block), in_block(box, block), own);
+  };
+  const auto product_of_all = [&] {
+    wait_for_mail(&shared.products[ring.stage][warp], ring.phase);
+    float of = 0.0f;
+#pragma unroll
+    for (int k = 0; k < Config::kCluster; k += 4) {
+      const int part = k + lane % 4;
+      if (part < Config::kCluster)
+        of += *reinterpret_cast<const float*>(
+            at_shared(dynamic, layout::product(dynamic, ring.stage, part, rows.shared_row())));
+    }
+    __syncwarp();
+    if (lane == 0) shared.expect_products(ring.stage, warp);
+    return sum_of_four(of);
+  };
+
+  // A block that tells of strip s + 2 has heard of s + 1 from those that have read what it told of s: two places
+  // suffice.
+#pragma unroll 1
+  for (strip_walk<Config> at(a); !at.is_done(); at.next(), ring.next()) {
+    wait_for_mail(&shared.full_weights[ring.stage], ring.phase);
+    rows.load_weights(at_shared(dynamic, layout::weights(dynamic, ring.stage)));
+    __syncwarp();
+    if (lane == 0) arrive(&shared.empty_weights[ring.stage]);
+    char* gradients = at_shared(dynamic, layout::gradients(dynamic, ring.stage));
+    wait_for_mail(&shared.full_gradients[ring.stage], ring.phase);
+    rows.load_gradients(gradients);
+    tell_products();
+    rows.store_scores(gradients, product_of_all());
+    let_copies_see_shared_writes();
+    __syncwarp();
+    if (lane == 0) arrive(&shared.scores[ring.stage]);
   }
 }
 
 template <class Config>
-ONEPASS_FUNCTION void take_strips(const score_gradient_arguments& a, score_gradient_shared<Config>& shared,
-                                  char* dynamic) {
+ONEPASS_FUNCTION void multiply_strips(const score_gradient_arguments& a, score_gradient_shared<Config>& shared,
+                                      char* dynamic) {
   using layout = score_gradient_shared<Config>;
-  const batch_strips<Config> of(a);
-  const int rank = cluster_rank(), warp = static_cast<int>(threadIdx.x) / 32;
-  strip_rows<Config> rows;
+  const int own = cluster_rank() * layout::kOwnRows, lane = static_cast<int>(threadIdx.x) % 32;
   strip_products<Config> products(layout::own_keys(dynamic));
-  ring_position<layout::kStages> at;
-
-  // What this block has of a strip's products goes to all blocks; two threads tell each.
-  const auto take = [&](int strip) {
-    wait_for_mail(&shared.full_weights[at.stage], at.phase);
-    rows.load_weights(at_shared(dynamic, layout::weights(dynamic, at.stage)));
+  ring_position<layout::kStages> ring;
+  ring_position<1> keys;
+  int64 row = 0;  // of the strip before: this block's first
+  int left = 0;
+  const auto store_rows_before = [&] {
+    const int stage = ring.stage ^ 1;
+    wait_for_mail(&shared.sums[stage], stage == 0 ? ring.phase : ring.phase ^ 1);
+    store_own_rows<Config>(a, layout::sum(dynamic, stage, own), row, left);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(&shared.empty_weights[at.stage]);
-    wait_for_mail(&shared.full_gradients[at.stage], at.phase);
-    rows.load_gradients(at_shared(dynamic, layout::gradients(dynamic, at.stage)));
-    const numbers<float, 4> own = rows.products();
-    const int lane = static_cast<int>(threadIdx.x) % 32, block = lane / 2;
-    const uint32 to = layout::product(dynamic, strip % 2, rank, warp * layout::kWarpRows + lane % 2 * 4),
-                 box = shared_address(&shared.products[strip % 2][warp]);
-    if (block < Config::kCluster) mail(in_block(to, block), in_block(box, block), own);
-  };
-  const auto product_of_all = [&](int strip) {
-    wait_for_mail(&shared.products[strip % 2][warp], strip / 2 % 2);
-    float of = 0.0f;
-#pragma unroll
-    for (int k = 0; k < Config::kCluster; k += 4) {
-      const int part = k + static_cast<int>(threadIdx.x) % 4;
-      if (part < Config::kCluster)
-        of += *reinterpret_cast<const float*>(
-            at_shared(dynamic, layout::product(dynamic, strip % 2, part, rows.shared_row())));
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.expect_products(strip % 2, warp);
-    return sum_of_four(of);
-  };
-  const auto store_rows = [&](int strip) {
-    wait_for_mail(&shared.sums[strip % 2], strip / 2 % 2);
-    const int own = rank * layout::kOwnRows, row = of.row(strip) + own;
-    const int64 first = (int64{of.number} * a.group + strip / of.of_group) * a.rows + row;
-    store_own_rows<Config>(a, layout::sum(dynamic, strip % 2, own), first, a.rows - row);
+    if (lane < Config::kCluster) arrive_in_block(&shared.read_sums[stage], lane);
   };
 
-  wait_for_mail(&shared.keys, 0);
-  if (of.count > 0) take(0);
+  strip_walk<Config> at(a);
 #pragma unroll 1
-  for (int strip = 0; strip < of.count; ++strip) {
-    // A block that tells of strip s + 2 has read what others told and showed of strip s, and they wait for that before
-    // they write there again: two places suffice.
-    if (strip > 0) store_rows(strip - 1);
-    const int stage = at.stage;
-    const uint32 scores = layout::gradients(dynamic, stage);
-    rows.store_scores(at_shared(dynamic, scores), product_of_all(strip));
-    let_copies_see_shared_writes();
-    meet_in_group<layout::kThreads>(1);
-    products.begin(scores, layout::queries(dynamic, stage));
-    at.next();
-    if (strip + 1 < of.count) take(strip + 1);
+  for (; !at.is_done(); at.next(), ring.next()) {
+    if (at.opens_batch()) {
+      products.begin_batch();
+      wait_for_mail(&shared.full_keys, keys.phase);
+      keys.next();
+    }
+    wait_for_mail(&shared.full_gradients[ring.stage], ring.phase);  // the queries
+    wait_for_mail(&shared.scores[ring.stage], ring.phase);
+    products.begin(layout::gradients(dynamic, ring.stage), layout::queries(dynamic, ring.stage));
+    if (!at.is_first()) store_rows_before();
+    row = at.row_of_all() + own, left = a.rows - at.row() - own;
+    wait_for_products<1>();
+    wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
+    products.show_rows(at_shared(dynamic, layout::sum(dynamic, ring.stage, 0)), &shared.sums[ring.stage]);
     wait_for_products<0>();
-    if (threadIdx.x % kGroupThreads == 0) arrive(&shared.empty_gradients[stage]);
-    products.show_rows(at_shared(dynamic, layout::sum(dynamic, strip % 2, 0)), &shared.sums[strip % 2]);
+    if (threadIdx.x == 0) arrive(&shared.empty_gradients[ring.stage]);
+    if (!at.closes_batch()) continue;
+    if (threadIdx.x == 0) arrive(&shared.empty_keys);
+    products.store_keys(a, at);
   }
-  if (of.count > 0) store_rows(of.count - 1);
-  arrive_at_cluster();
-  products.store_keys(a, of.number, of.key);
-  wait_for_cluster();  // what this block shows may be read until here
+  if (!at.is_first()) store_rows_before();
+  for (int i = 0; i < layout::kStages; ++i, ring.next())  // until others have read what this block shows
+    wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
 }
 
 template <class Config>
@@ -276,13 +325,34 @@ ONEPASS_FUNCTION void gradients_of_scores(const score_gradient_arguments& a) {
   wait_for_cluster();
   __syncthreads();
   wait_for_kernel_before();
-  if (threadIdx.x < layout::kThreads) {
+  const int group = group_number();
+  if (group == 0) {
     take_registers<240>();
-    take_strips<Config>(a, shared, dynamic);
+    multiply_strips<Config>(a, shared, dynamic);
+  } else if (group < 3) {
+    give_registers<120>();
+    make_scores<Config>(a, shared, dynamic);
   } else {
     give_registers<24>();
-    if (threadIdx.x == layout::kThreads) bring_strips<Config>(a, shared, dynamic);
+    if (threadIdx.x == 3 * kGroupThreads) bring_strips<Config>(a, shared, dynamic);
   }
+}
+
+// What clusters have of a batch that they share, in their order. Grid: (batches, quads of a batch's numbers).
+template <dtype D>
+ONEPASS_FUNCTION void add_key_parts(const score_gradient_arguments& a) {
+  const int64 numbers_of_batch = a.columns * a.depth, at = (int64{blockIdx.y} * blockDim.x + threadIdx.x) * 4;
+  const int batch = static_cast<int>(blockIdx.x);
+  const shared_strips all(a);
+  const int first = all.cluster_of(batch * all.of_batch), last = all.cluster_of((batch + 1) * all.of_batch - 1);
+  wait_for_kernel_before();
+  if (at >= numbers_of_batch || first == last) return;
+  numbers<float, 4> sum = plus::none<float, 4>();
+  for (int cluster = first; cluster <= last; ++cluster)
+    sum = plus()(sum, load_numbers<4>(a.key_parts + all.part_of(cluster, batch) * numbers_of_batch + at));
+  *reinterpret_cast<uint2*>(static_cast<uint16*>(a.keys_gradient) + batch * numbers_of_batch + at) = {
+      pair_to_storage<D>(sum.v[0] * a.factor, sum.v[1] * a.factor),
+      pair_to_storage<D>(sum.v[2] * a.factor, sum.v[3] * a.factor)};
 }
 
 ONEPASS_END
