@@ -73,6 +73,7 @@ def _serve(pipe, rank, count, device, store):
             function, args = pipe.recv()
         except EOFError:
             return
+        torch.manual_seed(0)  # all ranks draw the same; CUDA's generators begin anywhere
         try:
             pipe.send((function(device, *args), None))
         except Exception:
