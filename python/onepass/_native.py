@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import sys
+import sysconfig
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -69,7 +72,7 @@ def _load() -> ctypes.CDLL:
     library.onepass_why_not_grouped.argtypes = [
         ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p
     ]  # fmt: skip
-    library.onepass_open_autograd.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.onepass_open_autograd.argtypes = [*[ctypes.c_char_p] * 3, ctypes.c_bool]
     library.onepass_cache.argtypes = [ctypes.c_char_p]
     library.onepass_configure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, FIND_NVRTC, WARN]
     return library
@@ -218,15 +221,27 @@ def cuda_prebuild(line: str, arch: str, dtype: torch.dtype, operand_dtype: torch
     )
 
 
-def open_autograd() -> None:
-    """Opens the autograd function in C++: as built for the installed torch, or from the disk cache, or compiled now.
+def open_autograd(may_compile: bool = True) -> Callable | None:
+    """Opens the autograd function in C++: as built for the installed torch, else, where it may be, from the disk cache
+    or compiled now.
+
+    Returns:
+        What src/torch/front.h calls a line with; None where that is not there.
 
     Raises:
         CompilerMissing: if there is no C++ compiler.
         RuntimeError: with the compiler's message, if it fails.
     """
     root = Path(torch.__file__).resolve().parent
-    _answer(_library.onepass_open_autograd(str(root).encode(), torch.__version__.encode()))
+    texts = (str(text).encode() for text in (root, torch.__version__, sysconfig.get_path("include")))
+    handle = _answer(_library.onepass_open_autograd(*texts, may_compile))["handle"]
+    if not handle or "t" in sys.abiflags:  # a Python without the GIL, whose objects begin differently
+        return None
+    front = getattr(ctypes.PyDLL("autograd", handle=handle), "onepass_front", None)
+    if front is None:  # it was compiled without Python's headers
+        return None
+    front.restype = ctypes.py_object
+    return front()
 
 
 def cache(action: str) -> list[dict] | dict:

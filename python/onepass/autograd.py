@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 
 @functools.cache
+def front():
+    """What calls a line in C++ where nothing but kernels and autograd would see its tensors; None where it is neither
+    built for the installed torch nor compiled, for which inference does not wait.
+
+    It takes a line without dropout, x and the operands, and gives None for a call that is not for it.
+    """
+    return _native.open_autograd(may_compile=False)
+
+
+@functools.cache
 def differentiable():
     """The operator that does in C++ what Apply does, at a third of its cost for the host.
 
@@ -32,6 +42,7 @@ def differentiable():
     except RuntimeError as reason:
         warnings.warn(f"onepass: gradients take Python's way, some 20 us a call slower: {reason}", stacklevel=4)
         return None
+    front.cache_clear()
     return torch.ops.onepass.differentiable.default
 
 

@@ -13,11 +13,13 @@ from onepass._autocast import under_autocast
 from onepass._backward import is_profiled
 from onepass._native import LineError
 from onepass._shapes import is_sharded
-from onepass.autograd import Apply, Transformable, differentiable, is_transformed
+from onepass.autograd import Apply, Transformable, differentiable, front, is_transformed
 from onepass.plan import Cost, Plan, Strategy, Traffic, chip_of, reason
 from onepass.word import Word
 
 __all__ = ["Line", "LineError", "fused"]
+
+_is_traced = torch.compiler.is_dynamo_compiling
 
 
 def _described(line: str) -> dict:
@@ -90,14 +92,18 @@ class Line:
 
     def _call(self, x, operands, training, generator, stack=False, shard=0):
         """shard: which part of a sharded tensor x is; each has dropout masks of its own."""
+        if self.turns and torch.is_grad_enabled():
+            self._check_positions(operands)
+        if not (self.has_dropout or stack or _is_traced()) and (in_one := front()) is not None:
+            results = in_one(self.text, x, *operands)
+            if results is not None:
+                return results
         if is_profiled():
             with profiler.record_function(f"onepass: {self.text}"):
                 return self._run(x, operands, training, generator, stack, shard)
         return self._run(x, operands, training, generator, stack, shard)
 
     def _run(self, x, operands, training, generator, stack, shard):
-        if self.turns and torch.is_grad_enabled():
-            self._check_positions(operands)
         if isinstance(x, (list, tuple)):
             if len(operands) != self.operand_count:
                 raise TypeError(self._operand_message(len(operands)))
@@ -375,7 +381,7 @@ def fused(
     statistics; masks are drawn again. What stands before `linear` is computed again for the gradient of its matrix;
     what it gives is saved only where a word behind it needs it (an activation does, a bias does not).
     """
-    if torch.compiler.is_dynamo_compiling():
+    if _is_traced():
         parsed = getattr(_REGISTRY, _registered(line))
     else:
         parsed = _LINES.get(line) or _parse(line)

@@ -51,11 +51,12 @@ struct line_library {
   // operand i. True where backward writes anything.
   bool (*plan)(const line_facts&, int dtype, const std::int64_t* operand_types, std::uint64_t wanted, int* sources);
   // The operators themselves, without the dispatcher, which for a small call takes longer than the work. They give the
-  // number of results, or -1 and in `error` what was wrong, valid until the thread's next call.
+  // number of results, or one of the errors below and in `error` what was wrong, valid until the thread's next call.
   int (*forward)(const line_forward&, tensor_handle* results, const char** error);
   int (*backward)(const line_backward&, tensor_handle* results, const char** error);
 };
 
+inline constexpr int kFailed = -1, kCompilerMissing = -2;
 inline constexpr int kUnwanted = -2, kUpstream = -1;
 inline constexpr std::int64_t kBroadcast = 16;
 

@@ -301,10 +301,11 @@ const char* onepass_why_not_grouped(const char* text, std::int64_t columns, std:
   });
 }
 
-const char* onepass_open_autograd(const char* torch_root, const char* torch_version) {
+const char* onepass_open_autograd(const char* torch_root, const char* torch_version, const char* python_include,
+                                  bool may_compile) {
   return answer([=](json& out) {
-    onepass::binding::open_autograd(torch_root, torch_version);
-    out.begin('{').end('}');
+    void* handle = onepass::binding::open_autograd({torch_root, torch_version, python_include}, may_compile);
+    out.begin('{').field("handle", static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(handle))).end('}');
   });
 }
 

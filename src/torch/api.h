@@ -29,8 +29,9 @@ ONEPASS_API const char* onepass_cuda_prebuild(const char* line, const char* arch
 // Why a list of tensors is not one call (group_features.h), or nothing.
 ONEPASS_API const char* onepass_why_not_grouped(const char* line, std::int64_t columns, std::int64_t features,
                                                 int dtype, const char* chip);
-// After it the operator onepass::differentiable exists.
-ONEPASS_API const char* onepass_open_autograd(const char* torch_root, const char* torch_version);
+// dlopen's handle, with which the operator onepass::differentiable exists; 0 where it must be compiled, and may not be.
+ONEPASS_API const char* onepass_open_autograd(const char* torch_root, const char* torch_version,
+                                              const char* python_include, bool may_compile);
 ONEPASS_API const char* onepass_cache(const char* action);
 ONEPASS_API const char* onepass_info();
 ONEPASS_API void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(),

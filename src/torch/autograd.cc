@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "src/compiler.h"
 #include "src/settings.h"
@@ -45,6 +46,11 @@ optional_tensor borrowed(tensor_handle lent) {
 template <class Make>
 int handed_over(const Make& make, tensor_handle* results, const char** error) {
   thread_local std::string message;
+  const auto failed = [&](const std::exception& e, int how) {
+    message = e.what();
+    *error = message.c_str();
+    return how;
+  };
   try {
     const std::vector<Tensor> made = make();
     for (std::size_t i = 0; i < made.size(); ++i) {
@@ -53,10 +59,10 @@ int handed_over(const Make& make, tensor_handle* results, const char** error) {
       results[i] = own;
     }
     return static_cast<int>(made.size());
+  } catch (const compiler_missing& e) {
+    return failed(e, kCompilerMissing);
   } catch (const std::exception& e) {
-    message = e.what();
-    *error = message.c_str();
-    return -1;
+    return failed(e, kFailed);
   }
 }
 
@@ -97,26 +103,28 @@ int backward_of(const line_backward& given, tensor_handle* results, const char**
 }
 
 // As CMakeLists.txt compiles it for the torch that is there when the library is built.
-program program_for(const std::string& torch_root, const std::string& torch_version) {
-  return {"// torch " + torch_version + "\n#include \"src/torch/autograd_function.h\"\n",
-          "autograd for torch " + torch_version,
-          {"-O2", "-isystem", torch_root + "/include", "-isystem", torch_root + "/include/torch/csrc/api/include", "-L",
-           torch_root + "/lib", "-ltorch_cpu", "-lc10"}};
+program program_for(const torch_here& torch) {
+  return {"// torch " + torch.version + "\n#include \"src/torch/autograd_function.h\"\n",
+          "autograd for torch " + torch.version,
+          {"-O2", "-isystem", torch.root + "/include", "-isystem", torch.root + "/include/torch/csrc/api/include",
+           "-isystem", torch.python_include, "-L", torch.root + "/lib", "-ltorch_python", "-ltorch_cpu", "-lc10"}};
 }
 
 }  // namespace
 
-void open_autograd(const std::string& torch_root, const std::string& torch_version) {
-  static const bool opened = [&] {
-    const std::string built = settings_now().library_dir + "/autograd-" + torch_version + ".so";
-    void* handle = dlopen(built.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) handle = compile_and_open(program_for(torch_root, torch_version));
-    const line_library library{find, plan, forward_of, backward_of};
-    using configure = void (*)(const line_library*);
-    reinterpret_cast<configure>(symbol(handle, "onepass_autograd"))(&library);
-    return true;
-  }();
-  static_cast<void>(opened);
+void* open_autograd(const torch_here& torch, bool may_compile) {
+  static std::mutex mutex;
+  static void* opened = nullptr;
+  const std::lock_guard lock(mutex);
+  if (opened != nullptr) return opened;
+  const std::string built = settings_now().library_dir + "/autograd-" + torch.version + ".so";
+  void* handle = dlopen(built.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr && !may_compile) return nullptr;
+  if (handle == nullptr) handle = compile_and_open(program_for(torch));
+  const line_library library{find, plan, forward_of, backward_of};
+  using configure = void (*)(const line_library*);
+  reinterpret_cast<configure>(symbol(handle, "onepass_autograd"))(&library);
+  return opened = handle;
 }
 
 }  // namespace onepass::binding

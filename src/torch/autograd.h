@@ -5,8 +5,12 @@
 
 namespace onepass::binding {
 
-// Opens src/torch/autograd_function.h for the torch in this folder, compiled with the library or now. Once in a
-// process; throws as compile_and_open does.
-void open_autograd(const std::string& torch_root, const std::string& torch_version);
+struct torch_here {
+  std::string root, version, python_include;
+};
+
+// Opens src/torch/autograd_function.h for this torch, compiled with the library or, where it may be, now; null where it
+// may not. Once in a process; throws as compile_and_open does.
+void* open_autograd(const torch_here&, bool may_compile);
 
 }  // namespace onepass::binding

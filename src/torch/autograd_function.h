@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -65,12 +66,13 @@ const T& contraction_of(const line_facts& facts, const T& linear, const T& score
   return facts.values ? attention : facts.scores ? scores : linear;
 }
 
-// Whether nothing but the kernels of a device would see a call of an operator: no mode, no subclass, no profiler.
-inline bool reaches_kernels(at::TensorList tensors) {
+// Whether nothing but the kernels of a device, and what `passed` names, would see a call of an operator: no mode, no
+// subclass, no profiler.
+inline bool reaches_kernels(at::TensorList tensors, c10::DispatchKeySet passed = {}) {
   if (at::hasCallbacks()) return false;
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   const c10::DispatchKeySet unseen =
-      local.excluded_.add(c10::DispatchKey::BackendSelect);  // always there, for factories
+      local.excluded_.add(c10::DispatchKey::BackendSelect) | passed;  // always there, for factories
   return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& t) {
     const c10::DispatchKey key = ((t.key_set() | local.included_) - unseen).highestPriorityTypeId();
     return key == c10::DispatchKey::CPU || key == c10::DispatchKey::CUDA;
@@ -80,11 +82,16 @@ inline bool reaches_kernels(at::TensorList tensors) {
 inline tensor_handle lent(const Tensor& t) { return t.defined() ? const_cast<Tensor*>(&t) : nullptr; }
 inline tensor_handle lent(const optional_tensor& t) { return t ? lent(*t) : nullptr; }
 
+struct compiler_missing : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 template <class Call, class Function>
 std::vector<Tensor> without_dispatcher(const Function& function, const Call& call) {
   tensor_handle handles[kMostResults];
   const char* error = nullptr;
   const int count = function(call, handles, &error);
+  if (count == kCompilerMissing) throw compiler_missing(error);
   TORCH_CHECK(count >= 0, error);
   std::vector<Tensor> results;
   results.reserve(static_cast<std::size_t>(count));
@@ -95,14 +102,16 @@ std::vector<Tensor> without_dispatcher(const Function& function, const Call& cal
   return results;
 }
 
+inline std::vector<Tensor> run_kernels(const line_facts& facts, at::TensorList tensors, const optional_tensor& state,
+                                       bool save) {
+  tensor_handle operands[kMostOperands];
+  for (int i = 0; i < facts.operands; ++i) operands[i] = lent(tensors[static_cast<std::size_t>(i) + 1]);
+  return without_dispatcher(library.forward, line_forward{facts, lent(tensors[0]), operands, lent(state), save});
+}
+
 inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList tensors, const std::string& line,
                                        const optional_tensor& state) {
-  if (reaches_kernels(tensors)) {
-    tensor_handle operands[kMostOperands];
-    for (int i = 0; i < facts.operands; ++i) operands[i] = lent(tensors[static_cast<std::size_t>(i) + 1]);
-    const bool save = facts.weight >= 0 || facts.reads_statistics;
-    return without_dispatcher(library.forward, line_forward{facts, lent(tensors[0]), operands, lent(state), save});
-  }
+  if (reaches_kernels(tensors)) return run_kernels(facts, tensors, state, facts.weight >= 0 || facts.reads_statistics);
   using elementwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&);
   using rowwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&, bool);
   if (facts.weight >= 0) {
@@ -313,6 +322,9 @@ inline std::vector<Tensor> differentiable(at::TensorList tensors, std::string_vi
 }  // namespace onepass::autograd
 
 #include "src/torch/autograd_group.h"
+#if __has_include(<Python.h>)
+#include "src/torch/front.h"
+#endif
 
 TORCH_LIBRARY_FRAGMENT(onepass, m) {
   m.def("differentiable(Tensor[] tensors, str line, Tensor? dropout_state) -> Tensor[]",

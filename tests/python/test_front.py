@@ -1,0 +1,123 @@
+"""The front in C++: which calls it takes, that it says what the operators say, and what it needs of Python."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import onepass
+from onepass import _native
+from onepass.autograd import front
+
+NORM = "layer_norm(1e-5) | scale | bias"
+
+
+class Named(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **kwargs or {})
+
+
+class Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **kwargs or {})
+
+
+def taken(*call):
+    return front()(*call) is not None
+
+
+@pytest.fixture
+def x(device):
+    return torch.randn(4, 64, device=device)
+
+
+@pytest.mark.parametrize("line", ["softmax", NORM, "bias | gelu", "add | keep | rms_norm | scale", "linear | bias"])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_same_as_the_operators(line, recorded, x, monkeypatch):
+    shapes = {"add | keep | rms_norm | scale": [(4, 64), (64,)], "linear | bias": [(64, 64), (64,)]}
+    count = len(onepass.Line(line)._operand_names())
+    operands = [torch.randn(s, device=x.device) for s in shapes.get(line, [(64,)] * count)]
+    given = [t.requires_grad_(recorded) for t in (x, *operands)]
+    ours = front()(line, *given)
+    monkeypatch.setattr("onepass.line.front", lambda: None)
+    expected = onepass.fused(line, *given)
+    assert type(ours) is type(expected)
+    for one, other in zip(ours, expected):  # of one tensor: its rows
+        assert torch.equal(one, other) and (one.grad_fn is None) == (other.grad_fn is None) != recorded
+
+
+def test_plain_tensors_are_taken(x):
+    w = torch.nn.Parameter(torch.ones(64, device=x.device))
+    assert taken("scale", x, w)
+    with torch.no_grad():
+        assert taken("scale", x, w)
+    with torch.inference_mode():
+        assert taken("scale", x, w) and front()("scale", x, w).is_inference()
+    with torch.autocast(x.device.type, torch.bfloat16):
+        assert taken("scale", x, w)
+
+
+def test_others_are_not(x):
+    w = torch.ones(64, device=x.device)
+    for call in (
+        (x,),
+        (x, w, w),
+        (x, None),
+        ([x], w),
+        (x.as_subclass(Named), w),
+        (x, w.to("meta")),
+        (x.to_sparse(), w),
+    ):
+        assert not taken("scale", *call)
+    for mode in (
+        Functions(),
+        Operators(),
+        torch.device("cpu"),
+        torch.profiler.profile(),
+        torch.autograd.profiler.profile(),
+    ):
+        with mode:
+            assert not taken("scale", x, w)
+    with torch.autocast(x.device.type, torch.bfloat16):  # which casts a matrix
+        assert not taken("linear", x, torch.ones(64, 64, device=x.device))
+    seen = []
+    torch.func.vmap(lambda row: seen.append(taken("scale", row, w)) or row)(x)
+    torch.func.grad(lambda t: seen.append(taken("scale", t, w)) or t.sum())(x)
+    with forward_ad.dual_level():
+        seen.append(taken("scale", forward_ad.make_dual(x, x), w))
+    assert seen == [False] * 3
+
+
+def test_its_errors_are_the_operators(x, monkeypatch):
+    for operand in (torch.ones(63), torch.ones(64, dtype=torch.int64)):
+        with pytest.raises(RuntimeError) as ours:
+            onepass.fused("scale", x, operand.to(x.device))
+        with monkeypatch.context() as without, pytest.raises(RuntimeError) as theirs:
+            without.setattr("onepass.line.front", lambda: None)
+            onepass.fused("scale", x, operand.to(x.device))
+        assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_it_needs_of_python_what_all_versions_have():
+    """The stable ABI's functions: the wheel is one for every Python."""
+    (library,) = _native.LIBRARY.parent.glob(f"autograd-{torch.__version__}.so")
+    undefined = subprocess.run(["nm", "-D", "-u", library], capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"\bU (_?Py\w+)", undefined)) <= {
+        "PyCMethod_New",
+        "PyEval_RestoreThread",
+        "PyEval_SaveThread",
+        "PyTuple_New",
+        "PyTuple_SetItem",
+        "PyUnicode_AsUTF8AndSize",
+        "_Py_NoneStruct",
+    }
