@@ -75,14 +75,14 @@ struct values_backward {
   optional_tensor result;           // the gradient of the values, filled in, where it is wanted
 };
 
-// A gradient of a batch that panels add to: in float, where it is stored in 16 bits.
+// A gradient of a batch that panels add to: in float, where it is stored in 16 bits and there are several.
 class batch_sum {
  public:
-  explicit batch_sum(const std::optional<matrices>& to) : to_(to) {}
+  batch_sum(const std::optional<matrices>& to, bool several) : to_(to), several_(several) {}
   void begin(std::int64_t batch) {
     if (!to_) return;
     result_ = sum_ = to_->whole(batch);
-    if (size_of(sum_.type) == 2) {
+    if (several_ && size_of(sum_.type) == 2) {
       void* floats = floats_.at_least(sum_.rows * sum_.columns * size_of(dtype::f32));
       sum_ = {floats, dtype::f32, sum_.rows, sum_.columns, sum_.columns, 1};
     }
@@ -94,7 +94,7 @@ class batch_sum {
     cpu::matrix rows = sum_;
     rows.rows = a.rows;
     b_.take(b);
-    b_.multiply(rows, a, true);
+    b_.multiply(rows, a, several_);
   }
   void end() const {
     if (to_ && sum_.type != result_.type) cpu::round_to_bf16(sum_, result_);
@@ -102,6 +102,7 @@ class batch_sum {
 
  private:
   const std::optional<matrices>& to_;
+  const bool several_;
   cpu::matrix result_{}, sum_{};
   cpu::aligned_memory floats_;
   cpu::right_factor b_;
@@ -147,8 +148,8 @@ class backward_of_batches {
         : scores(of.by_.bytes()),
           apart(weights_apart ? of.by_.bytes() : 0),
           gradient(of.by_.bytes()),
-          dkeys(of.dkeys_),
-          dvalues(of.dvalues_) {}
+          dkeys(of.dkeys_, of.by_.panels() > 1),
+          dvalues(of.dvalues_, of.by_.panels() > 1) {}
     cpu::aligned_memory scores, apart, gradient;
     cpu::right_factor transposed_keys, transposed_values, keys;
     batch_sum dkeys, dvalues;

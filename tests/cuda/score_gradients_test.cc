@@ -78,7 +78,7 @@ TEST(ScoreGradients, LeaveToProductsWhatThoseDoFaster) {
   EXPECT_TRUE(serves({1, 1, 128, 64, 512}));
   EXPECT_TRUE(serves({16, 4, 2048, 64, 2048}));
   EXPECT_TRUE(serves({12, 1, 512, 64, 512}));
-  EXPECT_FALSE(serves({1, 1, 4096, 64, 64})) << "one pair of blocks a strip, and little to read";
+  EXPECT_FALSE(serves({64, 1, 4096, 64, 64})) << "of a block's 256 keys 64 are there";
 }
 
 TEST(ScoreGradients, TheSourceDefinesWhatTheSkeletonReads) {
