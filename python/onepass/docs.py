@@ -305,6 +305,7 @@ def fill_readme(readme: Path, results: Path) -> int:
     files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     files = [found for found in files if "device" in found]
     blocks = [report.markdown(found) for found in files if found.get("suite", "table") in TABLES]
+    blocks += [report.host_markdown(found) for found in files if found.get("suite") == "host"]
     blocks += whole.markdown(found for found in files if found.get("suite") == "fuse")
     for found in files:
         if found.get("suite") in CURVES:

@@ -73,15 +73,13 @@ def test_results_say_what_was_measured_and_where(results):
     assert results["torch"] == torch.__version__ and results["onepass"] == onepass.__version__
     assert results["copy_bytes_per_second"] > 1e8
     assert {row["provider"] for row in results["rows"]} == {"eager", "onepass"} == set(results["providers"])
-    assert len(results["rows"]) == 4 == len(results["host"])
+    assert len(results["rows"]) == 4 and results["host"] == []
     for row in results["rows"]:
         assert row["failure"] is None and row["shape"] == [8, 16] and row["dtype"] == "float32"
         for direction in ("forward", "backward"):
             assert row[f"{direction}_us"] > 0
             assert row[f"{direction}_fraction"] > 0 and row[f"{direction}_same_size_fraction"] > 0
         assert row["error_ratio"] < 10 and row["peak_bytes"] is None
-    for row in results["host"]:
-        assert row["inference_us"] > 0 and row["training_us"] > 0
 
 
 def test_host_times_of_every_provider():
@@ -92,6 +90,8 @@ def test_host_times_of_every_provider():
         (pattern, provider) for pattern in ("layer_norm", "bias_gelu") for provider in ("eager", "compile", "onepass")
     }
     assert all(row["inference_us"] > 0 and row["training_us"] > 0 for row in found["host"])
+    table = report.host_markdown(found)
+    assert "| pattern | eager | compile | onepass |" in table and "| bias_gelu | " in table
     asked = bench.find_providers(None, torch.device("cpu"), "host")[1]
     assert {"eager", "compile", "liger", "quack", "onepass"} == set(asked)
 

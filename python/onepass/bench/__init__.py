@@ -59,7 +59,7 @@ def run(
             likes; "layouts", strided and misaligned rows; "small", where the cost of a call counts; "linear", lines
             with `linear` beside the product alone; "attention", beside the engines that PyTorch has for it;
             "attention_curve", its probabilities over the number of keys; "models", whole ones with their attentions;
-            "host", only the host's time for a call, which "table" has too, without the other libraries;
+            "host", only the host's time for a call;
             "fuse", whole ones as they are, compiled and fused (providers eager, compile, onepass, onepass_inductor).
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
@@ -96,10 +96,10 @@ def run(
             results["seconds"] = round(time.monotonic() - begin, 1)
             report.write(results, json)
             progress.advance(task)
-        progress.update(task, description="host time of a call", refresh=True)
-        if suite in ("table", "host"):
-            timed = [p for p in competitors if suite == "host" or p.name in ("eager", "onepass")]
-            results["host"] = [r for pattern in chosen if not pattern.contracts for r in host_case(pattern, on, timed)]
+        if suite == "host":
+            progress.update(task, description="host time of a call", refresh=True)
+            timed = [pattern for pattern in chosen if not pattern.contracts]
+            results["host"] = [row for pattern in timed for row in host_case(pattern, on, competitors)]
     report.show(results, console)
     report.write(results, json)
     if plot is not None:

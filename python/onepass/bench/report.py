@@ -208,13 +208,16 @@ def markdown(results: dict[str, Any]) -> str:
         cells += [memory(rows, name) for name in measured]
         table.append(cells)
     lines += markdown_table(head, table)
-    if results["host"]:
-        hosts, found = host_cells(results)
-        lines += ["", f"{HOST}:", "", *markdown_table(["pattern", *hosts], found)]
     failed = failures(results)
     if failed:
         lines += ["", *(f"- \\* {text}" for text in failed)]
     return "\n".join(lines) + "\n"
+
+
+def host_markdown(results: dict[str, Any]) -> str:
+    """Likewise of the host's times."""
+    names, found = host_cells(results)
+    return "\n".join([f"**{title(results)}.** {HOST}.", "", *markdown_table(["pattern", *names], found)]) + "\n"
 
 
 def pair(form, row: Row | None, key: str) -> str:

@@ -173,9 +173,9 @@ def fuse(model: Model, *, then: str = "eager", dry_run: bool = False, dynamic: b
 
 
 def called(model: Callable) -> Callable:
-    """The model within a function. Dynamo passes over the frames of PyTorch's own modules, keeps what it has captured by
-    a function's code, a few for each, and by its name (torch 2.10) which sizes have changed from call to call: so this
-    one has code and a name of its own."""
+    """The model within a function. Dynamo passes over the frames of PyTorch's own modules, keeps what it has captured
+    by a function's code, a few for each, and by its name (torch 2.10) which sizes have changed from call to call: so
+    this one has code and a name of its own."""
     inner = model._call_impl if isinstance(model, nn.Module) else model
 
     def call(*inputs, **options):
