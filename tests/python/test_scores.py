@@ -78,6 +78,31 @@ def test_rows_that_clusters_share(words, keys, dtype, device):
         check_line(line, make_inputs(line, (2, 2, 150, depth), dtype, device, out_features=keys), slack=2.0)
 
 
+@pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
+@pytest.mark.parametrize("shape, keys", [((1, 2000, 64), 2048), ((17, 200, 64), 1000), ((70, 200, 32), 264)])
+def test_strips_that_clusters_share(shape, keys, dtype, device):
+    """Fewer batches than clusters, or some more: several clusters have a part of one."""
+    if device == "cpu":
+        pytest.skip("clusters of blocks are CUDA's")
+    line = "scores | mul(0.1) | mask | softmax"
+    check_line(line, make_inputs(line, shape, dtype, device, out_features=keys), slack=2.0)
+
+
+def test_backward_makes_nothing_of_the_weights_size(device):
+    if device == "cpu" or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("one kernel for it is there for compute capability 9.0")
+    query, key = (torch.randn(2, 8, 2048, 64, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+    weights = onepass.fused("scores | mul(0.125) | softmax", query, key)
+    given = torch.randn_like(weights)
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        torch.autograd.grad(weights, (query, key), given, retain_graph=True)
+        peak = torch.cuda.max_memory_allocated() - before
+    assert peak < weights.numel() * weights.element_size() / 4
+
+
 @pytest.mark.parametrize(
     "line", ["scores | mul(0.1) | add | causal | softmax | dropout(0.3)", "scores | add | keep | softmax | scale"]
 )
