@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import onepass
+from onepass import _native
 from onepass.reference import compose
 
 RATIO = 1.5
@@ -104,6 +105,9 @@ COMPILED_LINES = (
     "tanh | scale | keep | softmax",
     "scale | layer_norm(1e-5) | scale",
 )
+
+# With another torch the autograd library is compiled at first use, and stands in the cache.
+BUILT_FOR_THIS_TORCH = (_native.LIBRARY.parent / f"autograd-{torch.__version__}.so").exists()
 
 
 def words_of(line):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import BUILT_FOR_THIS_TORCH
+
 LINE = "mul(0.7) | softplus | mul(1.3) | tanh"  # in no table: compiled at first use on every device
 
 PROGRAM = """
@@ -35,6 +37,9 @@ print(json.dumps({
 """
 
 
+one_entry_a_line = pytest.mark.skipif(
+    not BUILT_FOR_THIS_TORCH, reason="built for another torch, for which it has an entry"
+)
 NO_COMPILER = {"ONEPASS_CXX": "/nonexistent/compiler"}
 
 
@@ -96,6 +101,7 @@ def counting_compiler(folder):
     return {"ONEPASS_CXX": str(wrapper)}, lambda: log.read_text().count("compiled") if log.exists() else 0
 
 
+@one_entry_a_line
 def test_a_line_is_compiled_once_for_all_processes(tmp_path):
     """And once for its forward, backward and every number of threads and calls in a process."""
     compiler, compilations = counting_compiler(tmp_path)
@@ -104,6 +110,7 @@ def test_a_line_is_compiled_once_for_all_processes(tmp_path):
         assert compilations() == 1
 
 
+@one_entry_a_line
 def test_lines_of_the_table_need_no_entry(tmp_path):
     assert_kernel_ran(finish(start("cpu", tmp_path, "gelu")))
     assert not entries(tmp_path)
@@ -237,6 +244,7 @@ assert torch.equal(onepass.fused("scale | dropout(0.5)", x, b, training=False), 
     assert done.returncode == 0, done.stderr
 
 
+@one_entry_a_line
 def test_list_and_clear(device, tmp_path):
     filled(device, tmp_path)
     program = """
