@@ -160,6 +160,7 @@ void multiply(const matrix& result, const left_pairs& a, const factor_tiles& b, 
   };
   int64 row = 0;
   while (row + kTileRows <= result.rows) row = rows(std::integral_constant<int, kTileRows>(), row);
+  while (row + 8 <= result.rows) row = rows(std::integral_constant<int, 8>(), row);
   while (row + 4 <= result.rows) row = rows(std::integral_constant<int, 4>(), row);
   while (row < result.rows) row = rows(std::integral_constant<int, 1>(), row);
 }
