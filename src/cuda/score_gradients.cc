@@ -14,7 +14,7 @@ namespace onepass::cuda {
 namespace {
 
 constexpr score_gradients_tuning kTuned{};
-constexpr int kThreads = 4 * kGroupThreads, kStages = 2, kWarps = 8, kPartRows = kGroupRows + 8;  // as in the skeleton
+constexpr int kThreads = 4 * kGroupThreads, kStages = 2, kPartRows = kGroupRows + 8;  // as in the skeleton
 constexpr unsigned kPartThreads = 256;
 
 int tile_of(int64 depth) { return kTuned.keys / panels_of(depth); }
