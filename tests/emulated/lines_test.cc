@@ -1,0 +1,206 @@
+// Lines without `linear` on the device, forward and backward, beside the CPU in float64.
+#include <map>
+
+#include "onepass/core.h"
+#include "src/cuda/launch.h"
+#include "tests/cuda/imagined_call.h"
+#include "tests/emulated/device_memory.h"
+
+namespace onepass::cuda {
+namespace {
+
+struct sizes {
+  int64 rows, columns;
+};
+
+// A call's tensors, each as the device has it and in float64.
+class line_call {
+ public:
+  line_call(const std::string& text, dtype x, dtype column, sizes of)
+      : line_(spec::parse(text)), reference_(text), x_(x), of_(of), column_(column) {
+    const auto count = static_cast<std::size_t>(of.rows * of.columns);
+    add("x", drawn(count, x, 1), x), add("dy", drawn(count, x, 2), x);
+    for (int i = 0; i < line_.operands; ++i) {
+      const std::size_t numbers = is_column(i) ? static_cast<std::size_t>(of.columns) : count;
+      add(operand(i), drawn(numbers, is_column(i) ? column : x, 3 + static_cast<unsigned>(i)),
+          is_column(i) ? column : x);
+    }
+    for (int k = 0; k < line_.keeps; ++k) add(kept(k, "d"), drawn(count, x, 100 + static_cast<unsigned>(k)), x);
+  }
+
+  void expect_right() {
+    forward();
+    backward();
+    const bool is_wide = x_ == dtype::f32;
+    for (const auto& [name, found] : found_) {
+      const double bound = is_wide ? 1e-5 : x_ == dtype::f16 ? 2e-3 : 1e-2;
+      EXPECT_LT(distance(found->host(), expected_.at(name)), bound)
+          << name << " of " << line_.text << ", " << of_.rows << " x " << of_.columns;
+    }
+  }
+
+ private:
+  static std::string operand(int i) { return "operand " + std::to_string(i); }
+  static std::string kept(int k, const char* before) { return before + std::string("kept ") + std::to_string(k); }
+  bool is_column(int i) const { return line_.operand_word(i).about->operand == operand_kind::column; }
+  std::vector<std::int64_t> shape(bool column) const {
+    return column ? std::vector<std::int64_t>{of_.columns} : std::vector<std::int64_t>{of_.rows, of_.columns};
+  }
+  std::size_t count(bool column) const {
+    return static_cast<std::size_t>(column ? of_.columns : of_.rows * of_.columns);
+  }
+
+  void add(const std::string& name, const std::vector<float>& numbers, dtype type) {
+    given_.try_emplace(name, std::make_unique<device_tensor>(numbers, type));
+    exact_[name].assign(numbers.begin(), numbers.end());
+  }
+  view result(const std::string& name, dtype type, bool column, view like) {
+    found_[name] = std::make_unique<device_tensor>(count(column), type);
+    expected_[name].resize(count(column));
+    like.data = found_[name]->data();
+    return like;
+  }
+  tensor exact(const std::string& name, bool column = false) {
+    return {exact_.at(name).data(), dtype::f64, shape(column)};
+  }
+  tensor to(const std::string& name, bool column = false) {
+    return {expected_.at(name).data(), dtype::f64, shape(column)};
+  }
+
+  arguments arguments_of(const call& c) {
+    arguments a = c.a;
+    a.inverse_columns = 1.0 / static_cast<double>(of_.columns);
+    a.matrix_rows = of_.rows;
+    a.x = {}, a.y = {}, a.dx = {}, a.again = {}, a.statistics = nullptr;
+    std::fill(std::begin(a.kept), std::end(a.kept), view{});
+    std::fill(std::begin(a.operand_gradient), std::end(a.operand_gradient), view{});
+    spec::fill_parameters(line_, x_, a);
+    for (int i = 0; i < line_.operands; ++i) a.operand[i].data = given_.at(operand(i))->data();
+    a.dropout_state = static_cast<const int64*>(state_.data());
+    return a;
+  }
+  void launch_all(const request& r, arguments& a, void** of_rows) {
+    const std::vector<plan> plans = prepare(r, a, 0, nullptr);
+    std::unique_ptr<device_tensor> partial, parts_of_rows;
+    if (plans.size() > 1) {
+      a.task_columns = plans.front().row_columns;
+      const int64 parts = ceil_div(a.columns, a.task_columns);
+      parts_of_rows = std::make_unique<device_tensor>(static_cast<std::size_t>(a.rows * (2 + 3 * parts)), dtype::f32);
+      auto* start = static_cast<float*>(parts_of_rows->data());
+      if (of_rows != nullptr) *of_rows = start;
+      a.row_parts = start + 2 * a.rows;
+    }
+    const int slots = static_cast<int>(columns_.size());
+    if (plans.back().with.one_part) {
+      auto output = columns_.begin();
+      for (int i = 0; i < kMaxOperands; ++i)
+        if (a.wants_column >> i & 1) a.operand_gradient[i] = *output++;
+    } else if (slots > 0) {
+      a.parts = plans.back().parts;
+      partial = std::make_unique<device_tensor>(static_cast<std::size_t>(slots * a.parts * a.columns), dtype::f32);
+      a.column_partial = partial->data();
+    }
+    launch(r, plans, a, 0, nullptr);
+    if (slots > 0 && !plans.back().with.one_part)
+      reduce_columns(sums_of(a, dtype::f32, a.parts, slots, columns_.data()), dtype::f32, 0, nullptr);
+  }
+
+  void forward() {
+    const call c = call_of(line_, false, x_, column_, of_.rows, of_.columns);
+    arguments a = arguments_of(c);
+    a.x = c.a.x, a.x.data = given_.at("x")->data();
+    a.y = result("y", x_, false, c.a.y);
+    values_ = {.x = exact("x"), .y = to("y")};
+    for (int k = 0; k < line_.keeps; ++k) {
+      a.kept[k] = result(kept(k, ""), x_, false, c.a.kept[k]);
+      values_.kept.push_back(to(kept(k, "")));
+    }
+    for (int i = 0; i < line_.operands; ++i) values_.operands.push_back(exact(operand(i), is_column(i)));
+    if (const int count = reference_.statistics(); count > 0) {
+      statistics_ = std::make_unique<device_tensor>(static_cast<std::size_t>(count * of_.rows), dtype::f32);
+      a.statistics = statistics_->data();
+      exact_["statistics"].resize(static_cast<std::size_t>(count * of_.rows));
+      values_.statistics = {exact_["statistics"].data(), dtype::f64, {count, of_.rows}};
+    }
+    values_.dropout_state = kState;
+    launch_all(c.r, a, a.statistics == nullptr ? &a.statistics : nullptr);
+    reference_.forward(values_);
+  }
+
+  void backward() {
+    const call c = call_of(line_, true, x_, column_, of_.rows, of_.columns);
+    arguments a = arguments_of(c);
+    const spec::reads reads = spec::backward_reads(line_);
+    if (reads.x || reads.result) a.x = c.a.x, a.x.data = (reads.x ? given_.at("x") : found_.at("y"))->data();
+    if (reads.kept >= 0) {
+      const auto k = static_cast<std::size_t>(reads.kept);
+      a.kept[k] = c.a.kept_gradient[k], a.kept[k].data = found_.at(kept(reads.kept, ""))->data();
+    }
+    if (statistics_) a.statistics = statistics_->data();
+    a.y.data = given_.at("dy")->data(), a.y = {a.y.data, {}, x_, 1}, a.y.stride[kMaxDims - 1] = of_.columns;
+    gradients g{.y = exact("dy")};
+    for (int k = 0; k < line_.keeps; ++k) {
+      a.kept_gradient[k].data = given_.at(kept(k, "d"))->data();
+      g.kept.push_back(exact(kept(k, "d")));
+    }
+    if (c.a.dx.data != nullptr) a.dx = result("dx", x_, false, c.a.dx), g.x = to("dx");
+    for (int i = 0; i < line_.operands; ++i) {
+      const std::string name = "gradient of " + operand(i);
+      g.operands.emplace_back();
+      if (is_column(i)) {
+        columns_.push_back(result(name, column_, true, {nullptr, {}, column_, 1}));
+      } else if (c.a.operand_gradient[i].data != nullptr) {
+        a.operand_gradient[i] = result(name, x_, false, c.a.operand_gradient[i]);
+      } else {
+        continue;
+      }
+      g.operands.back() = to(name, is_column(i));
+    }
+    launch_all(c.r, a, &a.totals);
+    reference_.backward(values_, g);
+  }
+
+  static constexpr int64 kState[2] = {1234, 8};
+  const spec::line line_;
+  const line reference_;
+  const dtype x_;
+  const sizes of_;
+  const dtype column_;
+  std::map<std::string, std::unique_ptr<device_tensor>> given_, found_;
+  std::map<std::string, std::vector<double>> exact_, expected_;
+  std::unique_ptr<device_tensor> statistics_;
+  const device_tensor state_{kState};
+  std::vector<view> columns_;
+  values values_;
+};
+
+struct line_case {
+  const char* line;
+  dtype x, column;
+  sizes of;
+};
+
+class EmulatedLines : public Emulated, public testing::WithParamInterface<line_case> {};
+
+TEST_P(EmulatedLines, AreTheCpus) {
+  const auto& [text, x, column, of] = GetParam();
+  line_call(text, x, column, of).expect_right();
+}
+
+constexpr line_case kCases[] = {
+    {"gelu", dtype::bf16, dtype::bf16, {37, 128}},
+    {"bias | gelu_tanh", dtype::f32, dtype::f32, {20, 96}},
+    {"gate(silu)", dtype::f16, dtype::f16, {10, 200}},
+    {"bias | dropout(0.1) | add", dtype::bf16, dtype::f32, {30, 264}},
+    {"layer_norm | scale | bias", dtype::f32, dtype::f32, {70, 512}},
+    {"layer_norm | scale | bias", dtype::bf16, dtype::bf16, {9, 1000}},
+    {"bias | dropout(0.1) | add | keep | rms_norm | scale", dtype::bf16, dtype::bf16, {33, 768}},
+    {"mul(1) | mask | softmax", dtype::f32, dtype::f32, {12, 77}},
+    {"softmax", dtype::bf16, dtype::bf16, {5, 16384}},
+    {"layer_norm | scale | bias", dtype::bf16, dtype::bf16, {3, 40000}},
+    {"rms_norm | scale", dtype::bf16, dtype::bf16, {2, 600000}},
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, EmulatedLines, testing::ValuesIn(kCases));
+
+}  // namespace
+}  // namespace onepass::cuda
