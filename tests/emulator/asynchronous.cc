@@ -64,7 +64,10 @@ void bring_tile(thread& t, const instruction& i) {
     const shared_place target = shared_to_write(own, in | to, map.bytes());
     char* const told = shared(own, in | box, 8);
     all.send([=, &all] {
-      map.bring(first, target.to_write(), to & ((1u << kRankShift) - 1));
+      map.bring(first, target.to_write(), to & ((1u << kRankShift) - 1), [&](const char* from) {
+        if (all.unseen.contains(reinterpret_cast<u64>(from) / 16))
+          throw std::runtime_error("emulator: a copy reads what a thread wrote before fence.proxy.async");
+      });
       change_mailbox(all, told, 0, -static_cast<std::int64_t>(map.bytes()));
     });
   }

@@ -32,7 +32,7 @@ std::unique_ptr<block> make_block(grid& g, int number) {
   b->of = &g;
   b->x = number % g.size.grid_x, b->y = number / g.size.grid_x;
   b->cluster = number / static_cast<int>(p.cluster), b->rank = number % static_cast<int>(p.cluster);
-  const std::uint32_t dynamic = (p.static_shared + 15) / 16 * 16;
+  const std::uint32_t dynamic = (p.static_shared + p.dynamic_align - 1) / p.dynamic_align * p.dynamic_align;
   b->shared.assign(dynamic + g.size.dynamic_shared, static_cast<char>(0xff));
   b->products_reading.assign(b->shared.size() / 16 + 1, 0), b->unseen = b->products_reading;
   const int threads = g.size.block_x * g.size.block_y;

@@ -11,6 +11,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "tests/emulator/program.h"
@@ -39,6 +40,7 @@ struct thread {
   std::uint64_t cluster_phase = 0;
   copy_groups copies, stores;
   std::vector<std::pair<block*, std::size_t>> unseen;  // pieces of shared memory
+  std::vector<std::uint64_t> unseen_global;            // likewise, of 16 bytes
   emulator::warp* of = nullptr;
 };
 
@@ -92,6 +94,7 @@ struct grid {
   std::vector<std::unique_ptr<block>> resident;
   std::vector<cluster_barrier> clusters;
   std::vector<std::function<void()>> on_their_way;  // copies, each at any time
+  std::unordered_set<std::uint64_t> unseen;          // pieces of global memory, as a block's of shared memory
   std::mt19937_64 random;
   std::uint64_t progress = 0;
 
@@ -146,7 +149,7 @@ struct shared_place {
   const char* to_read_by_product() const;  // or by a copy
   void require_unread() const;
 };
-void let_copies_see_writes(thread&);
+void let_copies_see_writes(thread&, bool global_too);
 shared_place shared_to_write(block&, std::uint64_t address, std::size_t bytes);
 char* global(grid&, std::uint64_t address, std::size_t bytes);
 void* allocate(std::size_t bytes);

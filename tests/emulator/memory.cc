@@ -25,7 +25,9 @@ enum class space { global, shared, shared_of_cluster, local, parameters };
 char* at(thread& t, space of, std::uint64_t address, std::size_t bytes, bool writes) {
   if (address % bytes != 0) throw std::runtime_error("an address that is no multiple of " + std::to_string(bytes));
   switch (of) {
-    case space::global: return global(grid_of(t), address, bytes);
+    case space::global:
+      if (writes && grid_of(t).unseen.insert(address / 16).second) t.unseen_global.push_back(address / 16);
+      return global(grid_of(t), address, bytes);
     case space::shared:
       if (address >> kRankShift != 0) throw std::runtime_error("another block's shared memory");
       [[fallthrough]];
@@ -75,7 +77,9 @@ step find_access(bool loads, const std::string& type) {
 bool find_memory(const parts& of, instruction& i) {
   const auto has = [&](const char* modifier) { return std::find(of.begin(), of.end(), modifier) != of.end(); };
   if (of[0] == "fence" && of[1] == "proxy") {
-    i.run = [](thread& t, const instruction&) { let_copies_see_writes(t); };
+    i.run = of.back().starts_with("shared")
+                ? [](thread& t, const instruction&) { let_copies_see_writes(t, false); }
+                : [](thread& t, const instruction&) { let_copies_see_writes(t, true); };
     return true;
   }
   if (of[0] == "prefetch" || of[0] == "fence" || of[0] == "membar") {
@@ -148,7 +152,11 @@ const char* shared_place::to_read_by_product() const {
     if (of->unseen[piece] != 0) throw std::runtime_error("reads what a thread wrote before fence.proxy.async");
   return at;
 }
-void let_copies_see_writes(thread& t) {
+void let_copies_see_writes(thread& t, bool global_too) {
+  if (global_too) {
+    for (const std::uint64_t piece : t.unseen_global) grid_of(t).unseen.erase(piece);
+    t.unseen_global.clear();
+  }
   for (const auto& [of, piece] : t.unseen)
     if (of->unseen[piece] == t.number + 1) of->unseen[piece] = 0;
   t.unseen.clear();

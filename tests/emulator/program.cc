@@ -135,6 +135,7 @@ class reader {
     const declared d = declaration(text);
     if (space == ".extern") {
       p_.dynamic_shared.push_back(reg(d.name));
+      p_.dynamic_align = std::max(p_.dynamic_align, d.align);
     } else if (space == ".shared") {
       p_.static_shared = aligned(p_.static_shared, d.align);
       constant(d.name, kSharedBase + p_.static_shared);

@@ -46,6 +46,7 @@ struct program {
   std::vector<instruction> code;
   int registers = 0, thread_bytes = 0;           // thread_bytes: of local memory
   std::uint32_t static_shared = 0, cluster = 1;  // bytes; blocks
+  std::uint32_t dynamic_align = 16;
   std::uint32_t parameter_bytes = 0;
   std::vector<std::pair<int, std::uint64_t>> constants;
   std::vector<std::pair<int, special>> specials;

@@ -28,9 +28,12 @@ struct tensor_map {
     return all;
   }
   // place: of the tile in shared memory, which the exchange of pieces depends on.
-  void bring(const std::array<std::int64_t, 5>& first, char* tile, std::uint64_t place) const {
+  // may_read: throws where an address may not be read.
+  template <class Check>
+  void bring(const std::array<std::int64_t, 5>& first, char* tile, std::uint64_t place, const Check& may_read) const {
     for (std::size_t n = 0; n < bytes() / 2; ++n) {
       const char* from = number(first, n);
+      if (from != nullptr && n % 8 == 0) may_read(from);
       const std::uint16_t zero = 0;
       std::memcpy(tile + in_tile(n, place), from ? from : reinterpret_cast<const char*>(&zero), 2);
     }
