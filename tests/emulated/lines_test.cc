@@ -1,7 +1,9 @@
 // Lines without `linear` on the device, forward and backward, beside the CPU in float64.
+#include <array>
 #include <map>
 
 #include "onepass/core.h"
+#include "src/cpu/common_lines.h"
 #include "src/cuda/launch.h"
 #include "tests/cuda/imagined_call.h"
 #include "tests/emulated/device_memory.h"
@@ -180,6 +182,8 @@ struct line_case {
   sizes of;
 };
 
+using EmulatedAnyLines = Emulated;
+
 class EmulatedLines : public Emulated, public testing::WithParamInterface<line_case> {};
 
 TEST_P(EmulatedLines, AreTheCpus) {
@@ -201,6 +205,26 @@ constexpr line_case kCases[] = {
     {"rms_norm | scale", dtype::bf16, dtype::bf16, {2, 600000}},
 };
 INSTANTIATE_TEST_SUITE_P(Kinds, EmulatedLines, testing::ValuesIn(kCases));
+
+// Any of the common lines, of any size; EMULATED_LINES says how many.
+TEST_F(EmulatedAnyLines, AreTheCpus) {
+  const char* const asked = std::getenv("EMULATED_LINES");
+  std::mt19937 random(asked ? std::random_device()() : 0);
+  const std::vector<std::string>& all = cpu::common_lines();
+  for (int n = asked ? std::atoi(asked) : 12; n > 0; --n) {
+    const std::string& text = all[random() % all.size()];
+    const dtype x = std::array{dtype::f32, dtype::bf16, dtype::f16}[random() % 3];
+    const dtype column = random() % 4 == 0 ? dtype::f32 : x;
+    const bool is_long = random() % 8 == 0;
+    int64 columns = 1 + static_cast<int64>(random() % (is_long ? 20000 : 1500));
+    if (random() % 2 == 0) columns = (columns + 7) / 8 * 8;
+    if (text.find("rope") != std::string::npos) columns += columns % 2;
+    const sizes of{1 + static_cast<int64>(random() % (is_long ? 4 : 40)), columns};
+    SCOPED_TRACE(text + ", " + std::to_string(of.rows) + " x " + std::to_string(of.columns) + ", dtypes " +
+                 std::to_string(static_cast<int>(x)) + " and " + std::to_string(static_cast<int>(column)));
+    line_call(text, x, column, of).expect_right();
+  }
+}
 
 }  // namespace
 }  // namespace onepass::cuda

@@ -25,7 +25,7 @@ bool has_ended(thread& t, u64 box, u32 parity) {
 // cp.async: bytes, of which only some come and the rest is 0.
 void copy(thread& t, u64 to, u64 from, std::size_t bytes, std::size_t present) {
   const shared_place target = shared_to_write(block_of(t), to, bytes);
-  const char* source = present > 0 ? global(grid_of(t), from, present) : nullptr;
+  const char* source = present > 0 ? global(from, present, false) : nullptr;
   if (to % bytes != 0 || (present > 0 && from % bytes != 0)) throw std::runtime_error("a copy that is not aligned");
   t.copies.open.push_back([=, &t] {  // to the copy engine a thread's own write
     std::memset(target.to_write(t), 0, bytes);
@@ -87,7 +87,7 @@ void bring_bytes(thread& t, const instruction& i) {
   if ((to | from | count) % 16 != 0) throw std::runtime_error("a copy of bytes that are no multiple of 16");
   const shared_place target = shared_to_write(block_of(t), to, count);
   char* told = place(t, address(t, i, 3), 8);
-  const char* source = global(grid_of(t), from, count);
+  const char* source = global(from, count, false);
   grid_of(t).send([=, &all = grid_of(t)] {
     std::memcpy(target.to_write(), source, count);
     change_mailbox(all, told, 0, -static_cast<std::int64_t>(count));

@@ -151,7 +151,7 @@ struct shared_place {
 };
 void let_copies_see_writes(thread&, bool global_too);
 shared_place shared_to_write(block&, std::uint64_t address, std::size_t bytes);
-char* global(grid&, std::uint64_t address, std::size_t bytes);
+char* global(std::uint64_t address, std::size_t bytes, bool writes);
 void* allocate(std::size_t bytes);
 void release(void*);
 

@@ -1,5 +1,6 @@
 // Loads and stores of a thread, each within what it may touch.
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -14,6 +15,7 @@ using parts = std::vector<std::string>;
 struct allocations {
   std::mutex mutex;
   std::map<std::uint64_t, std::size_t> known;
+  std::atomic<int> changes = 0;
 };
 allocations& the_allocations() {
   static allocations all;
@@ -27,7 +29,7 @@ char* at(thread& t, space of, std::uint64_t address, std::size_t bytes, bool wri
   switch (of) {
     case space::global:
       if (writes && grid_of(t).unseen.insert(address / 16).second) t.unseen_global.push_back(address / 16);
-      return global(grid_of(t), address, bytes);
+      return global(address, bytes, writes);
     case space::shared:
       if (address >> kRankShift != 0) throw std::runtime_error("another block's shared memory");
       [[fallthrough]];
@@ -162,16 +164,19 @@ void let_copies_see_writes(thread& t, bool global_too) {
   t.unseen.clear();
 }
 
-char* global(grid&, std::uint64_t address, std::size_t bytes) {
+// Where a read ends may be a number's 16 bytes, as whole ones come in aligned windows.
+char* global(std::uint64_t address, std::size_t bytes, bool writes) {
   allocations& all = the_allocations();
   thread_local std::uint64_t begin = 0, end = 0;
-  if (address < begin || address + bytes > end) {
+  thread_local int seen = 0;
+  const auto is_within = [&] { return seen == all.changes && address >= begin && address + bytes <= (writes ? end : (end + 15) / 16 * 16); };
+  if (!is_within()) {
     const std::scoped_lock lock(all.mutex);
     auto found = all.known.upper_bound(address);
     if (found == all.known.begin()) throw std::runtime_error("outside of all memory");
     --found;
-    begin = found->first, end = begin + found->second;
-    if (address + bytes > end) throw std::runtime_error("outside of all memory");
+    begin = found->first, end = begin + found->second, seen = all.changes;
+    if (!is_within()) throw std::runtime_error("outside of all memory");
   }
   return reinterpret_cast<char*>(address);
 }
@@ -181,13 +186,13 @@ void* allocate(std::size_t bytes) {
   void* at = std::aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
   std::memset(at, 0xff, bytes);  // numbers that are none
   const std::scoped_lock lock(all.mutex);
-  all.known[reinterpret_cast<std::uint64_t>(at)] = bytes;
+  all.known[reinterpret_cast<std::uint64_t>(at)] = bytes, ++all.changes;
   return at;
 }
 void release(void* at) {
   allocations& all = the_allocations();
   const std::scoped_lock lock(all.mutex);
-  all.known.erase(reinterpret_cast<std::uint64_t>(at));
+  all.known.erase(reinterpret_cast<std::uint64_t>(at)), ++all.changes;
   std::free(at);
 }
 

@@ -27,12 +27,12 @@ def test_runs():
 
 @pytest.mark.parametrize(("fused", "code"), [(1.0, 0), (1.000001, 0), (1.0001, 1), (math.nan, 1)])
 def test_notices_a_wrong_loss(monkeypatch, fused, code):
-    def spawn(function, arguments, nprocs):
+    def start(function, arguments, nprocs, start_method):
         _, _, directory, _, _ = arguments
         row = {"way": "DDP", "losses": ([2.0, 1.0], [2.0, fused]), "seconds": (1.0, 0.5)}
         (Path(directory) / "rows").write_text(json.dumps([row]))
 
-    monkeypatch.setattr(distributed.multiprocessing, "spawn", spawn)
+    monkeypatch.setattr(distributed.multiprocessing, "start_processes", start)
     found, text = run()
     assert found == code
     assert ("failed: 0 of 1" if code else "passed: 1 of 1") in text and "2.00x" in text

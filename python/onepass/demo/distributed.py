@@ -67,7 +67,11 @@ def run(steps: int = 50, rounds: int = 10, console: Console | None = None) -> in
     count = torch.cuda.device_count()
     device, ranks = ("cuda", 1 << min(count, 8).bit_length() - 1) if count > 1 else ("cpu", 2)
     with tempfile.TemporaryDirectory() as directory, console.status(f"training on {ranks} ranks"):
-        multiprocessing.spawn(_train, (ranks, device, directory, steps, rounds), nprocs=ranks)
+        # Such processes leave without taking the interpreter apart: gloo's threads ask for it, to free a tensor that
+        # Python knew, whenever they come to it, and a thread that asks too late aborts the process.
+        multiprocessing.start_processes(
+            _train, (ranks, device, directory, steps, rounds), nprocs=ranks, start_method="forkserver"
+        )
         told = json.loads((Path(directory) / "rows").read_text())
     rows = [Row(**row) for row in told]
     console.print(report(rows, device, ranks, steps))
