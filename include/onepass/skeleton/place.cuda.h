@@ -19,78 +19,29 @@
 //   kStaged           results that leave through shared memory (bits, as stream counts them; y is dx backward)
 #pragma once
 
-#include "onepass/lane/memory.cuda.h"
-#include "onepass/skeleton/arguments.h"
+#include "onepass/skeleton/position.cuda.h"
+#include "onepass/skeleton/streams.cuda.h"
 #include "onepass/stage/chain.h"
 #include "onepass/stage/row.h"
 
 ONEPASS_BEGIN
-
-constexpr __device__ int bits_below(uint64 bits, int i) {
-  int count = 0;
-  for (int k = 0; k < i; ++k) count += static_cast<int>(bits >> k & 1);
-  return count;
-}
-
-// A tensor that is read row by row. Rowwise kernels bring those in Config::kStreams (bits) kStages rows ahead of their
-// use, and the operands in kBroughtOnce (bits), which have one row for all, before the first.
-enum class stream : int {
-  x,
-  y,
-  operand,
-  kept = operand + kMaxOperands,
-  kept_gradient = kept + kMaxKeeps,
-  again = kept_gradient + kMaxKeeps
-};
-
-constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
-// Whether a tensor is in a set (bits), and how many of the set are before it.
-constexpr bool is_in(uint64 tensors, stream s) { return (tensors >> static_cast<int>(s) & 1) != 0; }
-constexpr int place_in(uint64 tensors, stream s) { return bits_below(tensors, static_cast<int>(s)); }
 
 template <class Config>
 inline constexpr int kSlots = bits_below(Config::kWantsColumn, kMaxOperands);
 
 // Quiet: gives no gradients to operands (a pass that only sums).
 template <class Config, class Line, bool Quiet = false>
-class place {
+class place : public position<Config> {
  public:
   using T = typename Config::arithmetic;
   static constexpr int V = Config::kLanes;
   using lane = pack<T, V>;
   using index = typename Config::index;
 
-  explicit ONEPASS_FUNCTION place(const arguments& a) : a_(a) {
+  explicit ONEPASS_FUNCTION place(const arguments& a) : position<Config>(a) {
     if constexpr (Line::dropouts > 0) random_ = load_random_state(a.dropout_state);
   }
 
-  ONEPASS_FUNCTION void set_row(index row) {
-    row_ = row, matrix_row_ = row % static_cast<index>(a_.matrix_rows);
-#pragma unroll
-    for (int d = kMaxDims - 1; d > kMaxDims - Config::kDims; --d) {
-      const auto size = static_cast<index>(a_.size[d]), rest = row / size;
-      digit_[d] = row - rest * size;
-      row = rest;
-    }
-    digit_[kMaxDims - Config::kDims] = row;
-  }
-  // Rows further within a matrix.
-  ONEPASS_FUNCTION void skip_rows(index rows) {
-    row_ += rows, matrix_row_ += rows;
-    digit_[kMaxDims - 1] += rows;
-  }
-  // Whether the row exists: of another nothing is read, but for what all rows share, written or summed.
-  ONEPASS_FUNCTION void set_row(index row, bool exists) {
-    set_row(row);
-    set_exists(exists, exists);
-  }
-  // Likewise, and whether any row of its matrix does that this thread has: what all of them share is read for all.
-  ONEPASS_FUNCTION void set_exists(bool row, bool any) { exists_ = row, any_exists_ = any; }
-  // count: how many of the lane's numbers the row has, from none to all.
-  ONEPASS_FUNCTION void set_column(index column, int count) {
-    column_ = column;
-    count_ = exists_ ? count : 0, shared_count_ = any_exists_ ? count : 0, repeated_count_ = count;
-  }
   // Where this lane's columns of wanted operand number `slot` are summed: registers, or shared memory that is its own.
   ONEPASS_FUNCTION void set_sums(lane* registers) { sums_ = registers; }
   ONEPASS_FUNCTION void set_sums(T* shared, int64 slot_stride) {
@@ -166,9 +117,9 @@ class place {
     constexpr bool kIsDense = is_in(Config::kDense, stream::x);
     if constexpr (is_in(Config::kStreams, stream::x)) {
       return memory_of::load_copied(copy_ + place_in(Config::kStreams, stream::x) * kStreamBytes,
-                                    row_address<Config::kX, kIsDense>(a_.x));
+                                    this->template row_address<Config::kX, kIsDense>(a_.x));
     } else {
-      return memory_of::load_windows(address<Config::kX, kIsDense>(a_.x), count_);
+      return memory_of::load_windows(this->template address<Config::kX, kIsDense>(a_.x), count_);
     }
   }
   ONEPASS_FUNCTION lane dy() const {
@@ -189,12 +140,13 @@ class place {
     constexpr bool kIsShared = (Config::kSharedOperand >> I & 1) != 0 && !is_in(Config::kStreams, stream::operand + I);
     if constexpr (kIsShared && !brought_once<I>()) {
       using memory_of = memory<Config::kOperand[I], V, kAccess>;
-      const auto* row =
-          static_cast<const typename stored<Config::kOperand[I]>::type*>(a_.operand[I].data) + offset<1>(a_.operand[I]);
+      const auto* row = static_cast<const typename stored<Config::kOperand[I]>::type*>(a_.operand[I].data) +
+                        this->template offset<1>(a_.operand[I]);
       return memory_of::template numbers_of<T>(memory_of::load_windows(row + widened(column_), shared_count_));
     } else if constexpr (brought_once<I>()) {
-      return read_copied<Config::kOperand[I], kAccess>(once_ + nth_once<I>() * kStreamBytes,
-                                                       row_address<Config::kOperand[I], false, true>(a_.operand[I]));
+      return read_copied<Config::kOperand[I], kAccess>(
+          once_ + nth_once<I>() * kStreamBytes,
+          this->template row_address<Config::kOperand[I], false, true>(a_.operand[I]));
     } else {
       return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0, stream::operand + I,
                   (Config::kRepeatedOperand >> I & 1) != 0, kAccess>(a_.operand[I]);
@@ -282,6 +234,10 @@ class place {
   }
 
  private:
+  using base = position<Config>;
+  using base::a_, base::any_exists_, base::column_, base::count_, base::exists_, base::matrix_row_, base::offset,
+      base::repeated_count_, base::row_, base::shared_count_, base::widened;
+
   template <int I>
   struct number {};
 
@@ -308,45 +264,17 @@ class place {
   static constexpr __device__ bool wanted() {
     return !Quiet && ((Config::kWantsColumn | Config::kWantsTensor) >> I & 1) != 0;
   }
-  // kLeftOut: dimensions at the end along which it does not change.
-  template <int kLeftOut = 0>
-  ONEPASS_FUNCTION int64 offset(const view& v) const {
-    int64 sum = 0;
-#pragma unroll
-    for (int d = kMaxDims - Config::kDims; d < kMaxDims - kLeftOut; ++d) sum += widened(digit_[d]) * v.stride[d];
-    return sum;
-  }
-  // Of what is not negative: without a sign, fewer instructions multiply.
-  static ONEPASS_FUNCTION int64 widened(index i) {
-    if constexpr (sizeof(index) == 4) return static_cast<int64>(static_cast<uint32>(i));
-    else return i;
-  }
-  // Of this lane in a tensor whose rows are not single numbers.
-  template <dtype D, bool Dense, bool Repeated = false>
-  ONEPASS_FUNCTION auto address(const view& v) const {
-    auto* data = static_cast<typename stored<D>::type*>(v.data);
-    if constexpr (Repeated) return data + column_;
-    else if constexpr (Dense) return data + (row_ * static_cast<index>(a_.columns) + column_);
-    else return data + (offset(v) + widened(column_));
-  }
-  // The lower half of the row's, where all lanes begin as far behind 16 bytes.
-  template <dtype D, bool Dense, bool Repeated = false>
-  ONEPASS_FUNCTION uint32 row_address(const view& v) const {
-    uint32 numbers = 0;
-    if constexpr (!Repeated) numbers = static_cast<uint32>(Dense ? row_ * static_cast<index>(a_.columns) : offset(v));
-    return static_cast<uint32>(reinterpret_cast<uint64>(v.data)) + numbers * size_of(D);
-  }
   template <dtype D, bool Single, stream S, bool Repeated = false, int Access = Config::kAccess>
   ONEPASS_FUNCTION lane read(const view& v) const {
     using memory_of = memory<D, V, Access>;
     if constexpr (is_in(Config::kStreams, S)) {
       return read_copied<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes + copied_numbers_ * size_of(D),
-                            row_address<D, is_in(Config::kDense, S)>(v));
+                            this->template row_address<D, is_in(Config::kDense, S)>(v));
     } else if constexpr (Single) {
       const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
       return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
     } else {
-      const auto* at = address<D, is_in(Config::kDense, S), Repeated>(v);
+      const auto* at = this->template address<D, is_in(Config::kDense, S), Repeated>(v);
       if constexpr (Config::kInPlace && S == stream::y)
         return memory_of::template numbers_of<T>(memory_of::load_own(at, count_));
       return memory_of::template numbers_of<T>(memory_of::load_windows(at, Repeated ? repeated_count_ : count_));
@@ -363,7 +291,7 @@ class place {
     if constexpr (is_in(Config::kStaged, S))
       *reinterpret_cast<uint4*>(result_ + place_in(Config::kStaged, S) * kResultBytes) =
           memory_of::whole(memory_of::buffer_of(value));
-    else memory_of::store(address<D, true>(v), value, count_);
+    else memory_of::store(this->template address<D, true>(v), value, count_);
   }
 
   template <dtype D, stream S>
@@ -371,8 +299,8 @@ class place {
     if constexpr (is_in(Config::kStaged, S)) {
       const int across = static_cast<int>(threadIdx.x) % Config::kAcross;
       store_run<size_of(D), kRunLanes / Config::kAcross, Config::kAcross>(
-          address<D, true>(v), results_ - across * kLaneBytes + place_in(Config::kStaged, S) * kResultBytes, run_,
-          across);
+          this->template address<D, true>(v),
+          results_ - across * kLaneBytes + place_in(Config::kStaged, S) * kResultBytes, run_, across);
     }
   }
   template <int I>
@@ -397,7 +325,8 @@ class place {
   template <dtype D, stream S>
   ONEPASS_FUNCTION void bring(const view& v) const {
     if constexpr (is_in(Config::kStreams, S))
-      bring<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes, address<D, is_in(Config::kDense, S)>(v));
+      bring<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes,
+               this->template address<D, is_in(Config::kDense, S)>(v));
   }
   template <int I>
   ONEPASS_FUNCTION void bring_operands(number<I>) const {
@@ -419,7 +348,7 @@ class place {
     if constexpr (I < kOperands) {
       if constexpr (brought_once<I>()) {
         bring<Config::kX>(once_ + nth_once<I>() * kStreamBytes,
-                          address<Config::kOperand[I], false, true>(a_.operand[I]));
+                          this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
       }
       bring_once(number<I + 1>());
     }
@@ -427,7 +356,8 @@ class place {
   template <dtype D, stream S>
   ONEPASS_FUNCTION void announce(const view& v) const {
     constexpr int kLine = 128;
-    if (count_ > 0 && column_ * size_of(D) % kLine == 0) prefetch(address<D, is_in(Config::kDense, S)>(v));
+    if (count_ > 0 && column_ * size_of(D) % kLine == 0)
+      prefetch(this->template address<D, is_in(Config::kDense, S)>(v));
   }
   template <int I>
   ONEPASS_FUNCTION void announce_operands(number<I>) const {
@@ -441,7 +371,7 @@ class place {
   ONEPASS_FUNCTION void announce_repeated(number<I>) const {
     if constexpr (I < kOperands) {
       if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !brought_once<I>()) {
-        if (count_ > 0) prefetch(address<Config::kOperand[I], false, true>(a_.operand[I]));
+        if (count_ > 0) prefetch(this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
       }
       announce_repeated(number<I + 1>());
     }
@@ -455,12 +385,8 @@ class place {
     }
   }
 
-  const arguments& a_;
-  index row_ = 0, column_ = 0, matrix_row_ = 0;
-  index digit_[kMaxDims];
   random_state random_{};
-  int count_ = 0, shared_count_ = 0, repeated_count_ = 0, run_ = 0, copied_numbers_ = 0;
-  bool exists_ = true, any_exists_ = true;
+  int run_ = 0, copied_numbers_ = 0;
   char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
   char *results_ = nullptr, *result_ = nullptr;
   lane* sums_ = nullptr;
@@ -468,12 +394,5 @@ class place {
   int64 slot_stride_ = 0;
   T features_[larger(1, Line::features)];
 };
-
-// How many of the V numbers from `column` on the row has.
-template <int V, class Index>
-ONEPASS_FUNCTION int count_at(Index column, int64 columns) {
-  const Index left = static_cast<Index>(columns) - column;
-  return left >= V ? V : left > 0 ? static_cast<int>(left) : 0;
-}
 
 ONEPASS_END
