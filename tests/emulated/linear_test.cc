@@ -27,7 +27,10 @@ struct linear_case {
 class side {
  public:
   side(const char* text, int64 rows, int64 columns, dtype type, unsigned seed)
-      : text_(text), rows_(rows), columns_(columns), line_(is_empty() ? spec::contraction(spec::parse("linear")).before : spec::parse(text)),
+      : text_(text),
+        rows_(rows),
+        columns_(columns),
+        line_(is_empty() ? spec::contraction(spec::parse("linear")).before : spec::parse(text)),
         r_(line_, false) {
     r_.line = spec::type_text(line_, 0, false), r_.x = type;
     a_.rows = a_.size[kMaxDims - 1] = rows, a_.columns = columns;
@@ -35,7 +38,8 @@ class side {
     std::fill(a_.size, a_.size + kMaxDims - 1, 1);
     spec::fill_parameters(line_, type, a_);
     for (int i = 0; i < line_.operands; ++i) {
-      const std::vector<float> numbers = drawn(static_cast<std::size_t>(columns), type, seed + static_cast<unsigned>(i));
+      const std::vector<float> numbers =
+          drawn(static_cast<std::size_t>(columns), type, seed + static_cast<unsigned>(i));
       exact_.emplace_back(numbers.begin(), numbers.end());
       there_.push_back(std::make_unique<device_tensor>(numbers, type));
       r_.operand[i] = type, a_.operand[i] = {there_.back()->data(), {}, type, 1};
@@ -49,7 +53,8 @@ class side {
     if (is_empty()) return x;
     doubles y(x.size());
     values call{.x = {x.data(), dtype::f64, {rows_, columns_}}, .y = {y.data(), dtype::f64, {rows_, columns_}}};
-    for (const doubles& operand : exact_) call.operands.push_back({const_cast<double*>(operand.data()), dtype::f64, {columns_}});
+    for (const doubles& operand : exact_)
+      call.operands.push_back({const_cast<double*>(operand.data()), dtype::f64, {columns_}});
     line(text_).forward(call);
     return y;
   }
@@ -225,9 +230,11 @@ class linear_on_device {
       for (int64 c = 0; c < of_.columns; ++c)
         for (int64 d = 0; d < of_.depth; ++d)
           products[static_cast<std::size_t>(r * of_.columns + c)] +=
-              input[static_cast<std::size_t>(r * of_.depth + d)] * double{w_[static_cast<std::size_t>(c * of_.depth + d)]};
+              input[static_cast<std::size_t>(r * of_.depth + d)] *
+              double{w_[static_cast<std::size_t>(c * of_.depth + d)]};
     EXPECT_LT(distance(y_.host(), behind_.run(products)), of_.type == dtype::f16 ? 2e-3 : 1e-2)
-        << of_.before << " | linear | " << of_.behind << ", " << of_.rows << " x " << of_.depth << " to " << of_.columns;
+        << of_.before << " | linear | " << of_.behind << ", " << of_.rows << " x " << of_.depth << " to "
+        << of_.columns;
   }
 
  private:

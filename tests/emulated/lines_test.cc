@@ -4,6 +4,7 @@
 
 #include "onepass/core.h"
 #include "src/cpu/common_lines.h"
+#include "src/cuda/group.h"
 #include "src/cuda/launch.h"
 #include "tests/cuda/imagined_call.h"
 #include "tests/emulated/device_memory.h"
@@ -31,8 +32,36 @@ class line_call {
   }
 
   void expect_right() {
-    forward();
+    arguments a = begin_forward();
+    launch_all(forward_request(), a, a.statistics == nullptr ? &a.statistics : nullptr);
     backward();
+    expect_found();
+  }
+  // And what is right.
+  arguments begin_forward() {
+    const call c = call_of(line_, false, x_, column_, of_.rows, of_.columns);
+    arguments a = arguments_of(c);
+    a.x = c.a.x, a.x.data = given_.at("x")->data();
+    a.y = result("y", x_, false, c.a.y);
+    values_ = {.x = exact("x"), .y = to("y")};
+    for (int k = 0; k < line_.keeps; ++k) {
+      a.kept[k] = result(kept(k, ""), x_, false, c.a.kept[k]);
+      values_.kept.push_back(to(kept(k, "")));
+    }
+    for (int i = 0; i < line_.operands; ++i) values_.operands.push_back(exact(operand(i), is_column(i)));
+    if (const int count = reference_.statistics(); count > 0) {
+      statistics_ = std::make_unique<device_tensor>(static_cast<std::size_t>(count * of_.rows), dtype::f32);
+      a.statistics = statistics_->data();
+      exact_["statistics"].resize(static_cast<std::size_t>(count * of_.rows));
+      values_.statistics = {exact_["statistics"].data(), dtype::f64, {count, of_.rows}};
+    }
+    values_.dropout_state = kState;
+    reference_.forward(values_);
+    return a;
+  }
+
+  request forward_request() const { return call_of(line_, false, x_, column_, of_.rows, of_.columns).r; }
+  void expect_found() const {
     const bool is_wide = x_ == dtype::f32;
     for (const auto& [name, found] : found_) {
       const double bound = is_wide ? 1e-5 : x_ == dtype::f16 ? 2e-3 : 1e-2;
@@ -107,28 +136,6 @@ class line_call {
       reduce_columns(sums_of(a, dtype::f32, a.parts, slots, columns_.data()), dtype::f32, 0, nullptr);
   }
 
-  void forward() {
-    const call c = call_of(line_, false, x_, column_, of_.rows, of_.columns);
-    arguments a = arguments_of(c);
-    a.x = c.a.x, a.x.data = given_.at("x")->data();
-    a.y = result("y", x_, false, c.a.y);
-    values_ = {.x = exact("x"), .y = to("y")};
-    for (int k = 0; k < line_.keeps; ++k) {
-      a.kept[k] = result(kept(k, ""), x_, false, c.a.kept[k]);
-      values_.kept.push_back(to(kept(k, "")));
-    }
-    for (int i = 0; i < line_.operands; ++i) values_.operands.push_back(exact(operand(i), is_column(i)));
-    if (const int count = reference_.statistics(); count > 0) {
-      statistics_ = std::make_unique<device_tensor>(static_cast<std::size_t>(count * of_.rows), dtype::f32);
-      a.statistics = statistics_->data();
-      exact_["statistics"].resize(static_cast<std::size_t>(count * of_.rows));
-      values_.statistics = {exact_["statistics"].data(), dtype::f64, {count, of_.rows}};
-    }
-    values_.dropout_state = kState;
-    launch_all(c.r, a, a.statistics == nullptr ? &a.statistics : nullptr);
-    reference_.forward(values_);
-  }
-
   void backward() {
     const call c = call_of(line_, true, x_, column_, of_.rows, of_.columns);
     arguments a = arguments_of(c);
@@ -183,6 +190,7 @@ struct line_case {
 };
 
 using EmulatedAnyLines = Emulated;
+using EmulatedLists = Emulated;
 
 class EmulatedLines : public Emulated, public testing::WithParamInterface<line_case> {};
 
@@ -205,6 +213,22 @@ constexpr line_case kCases[] = {
     {"rms_norm | scale", dtype::bf16, dtype::bf16, {2, 600000}},
 };
 INSTANTIATE_TEST_SUITE_P(Kinds, EmulatedLines, testing::ValuesIn(kCases));
+
+// Tensors of one list.
+TEST_F(EmulatedLists, ShareALaunch) {
+  std::vector<std::unique_ptr<line_call>> calls;
+  std::vector<arguments> all;
+  for (const sizes of : {sizes{5, 72}, sizes{40, 72}, sizes{1, 72}})
+    calls.push_back(std::make_unique<line_call>("layer_norm | scale | bias", dtype::bf16, dtype::bf16, of));
+  for (const auto& call : calls) all.push_back(call->begin_forward());
+  std::vector<member> members;
+  for (arguments& a : all) members.push_back({&a, false});
+  const request r = calls.front()->forward_request();
+  const std::vector<batch> shared = batches(r, members, 0, nullptr);
+  ASSERT_EQ(shared.size(), 1u);
+  launch(r, shared.front(), members, 0, nullptr);
+  for (const auto& call : calls) call->expect_found();
+}
 
 // Any of the common lines, of any size; EMULATED_LINES says how many.
 TEST_F(EmulatedAnyLines, AreTheCpus) {

@@ -94,7 +94,7 @@ struct grid {
   std::vector<std::unique_ptr<block>> resident;
   std::vector<cluster_barrier> clusters;
   std::vector<std::function<void()>> on_their_way;  // copies, each at any time
-  std::unordered_set<std::uint64_t> unseen;          // pieces of global memory, as a block's of shared memory
+  std::unordered_set<std::uint64_t> unseen;         // pieces of global memory, as a block's of shared memory
   std::mt19937_64 random;
   std::uint64_t progress = 0;
 

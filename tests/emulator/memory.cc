@@ -79,9 +79,8 @@ step find_access(bool loads, const std::string& type) {
 bool find_memory(const parts& of, instruction& i) {
   const auto has = [&](const char* modifier) { return std::find(of.begin(), of.end(), modifier) != of.end(); };
   if (of[0] == "fence" && of[1] == "proxy") {
-    i.run = of.back().starts_with("shared")
-                ? [](thread& t, const instruction&) { let_copies_see_writes(t, false); }
-                : [](thread& t, const instruction&) { let_copies_see_writes(t, true); };
+    i.run = of.back().starts_with("shared") ? [](thread& t, const instruction&) { let_copies_see_writes(t, false); }
+                                            : [](thread& t, const instruction&) { let_copies_see_writes(t, true); };
     return true;
   }
   if (of[0] == "prefetch" || of[0] == "fence" || of[0] == "membar") {
@@ -169,7 +168,9 @@ char* global(std::uint64_t address, std::size_t bytes, bool writes) {
   allocations& all = the_allocations();
   thread_local std::uint64_t begin = 0, end = 0;
   thread_local int seen = 0;
-  const auto is_within = [&] { return seen == all.changes && address >= begin && address + bytes <= (writes ? end : (end + 15) / 16 * 16); };
+  const auto is_within = [&] {
+    return seen == all.changes && address >= begin && address + bytes <= (writes ? end : (end + 15) / 16 * 16);
+  };
   if (!is_within()) {
     const std::scoped_lock lock(all.mutex);
     auto found = all.known.upper_bound(address);

@@ -112,7 +112,9 @@ class strip_walk {
   }
   ONEPASS_FUNCTION bool is_first() const { return at_ == first_; }
   ONEPASS_FUNCTION bool opens_batch() const { return is_first() || (row_ == 0 && place_.group == 0); }
-  ONEPASS_FUNCTION bool closes_batch() const { return at_ + 1 == end_ || (at_ + 1) % all_.of_batch == 0; }
+  ONEPASS_FUNCTION bool closes_batch() const {
+    return at_ + 1 == end_ || (row_ + kGroupRows >= a_.rows && place_.group + 1 == a_.group);
+  }
   ONEPASS_FUNCTION bool shares_batch() const {
     return first_ > batch_ * all_.of_batch || end_ < (batch_ + 1) * all_.of_batch;
   }
