@@ -164,11 +164,12 @@ Unless they are kept the weights are not saved for backward, but made again from
 | `streamed` | one kernel: keys and values pass by once, weights are never written | CUDA, softmax, nothing kept |
 | `panels` | as for `scores`: weights are never written, but where they are kept | the CPU |
 
-The strategy is named by `scores`, as in `scores(streamed) | softmax | values`. `streamed` is for bfloat16 and float16
-on sm_90a, with S and the sizes of rows multiples of 8, rows of at most 256 numbers, and behind softmax words that
-multiply (`mul`, `scale`, `dropout`); words cost what they compute, and tensors among them are read a tile ahead. Where
-it serves, backward writes no weights either: one kernel for the gradients of queries
-and of the words' tensors, one for those of keys and values. In other cases on CUDA backward writes them.
+The strategy is named by `scores`, as in `scores(streamed) | softmax | values`. `streamed` is for bfloat16 and float16,
+sm_80 and later, with sizes of rows that are multiples of 8 and at most 256, and behind softmax words that multiply (`mul`,
+`scale`, `dropout`). On sm_90a, where S is a multiple of 8 too, warpgroups multiply, tensors among the words are read a
+tile ahead, and `auto` takes it; elsewhere warps do, where `streamed` is named. Where warpgroups serve, backward writes no
+weights either: one kernel for the gradients of queries and of the words' tensors, one for those of keys and values. In
+other cases on CUDA backward writes them.
 
 ## Lists
 

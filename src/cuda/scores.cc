@@ -15,9 +15,68 @@ namespace {
 constexpr int kThreadsOfRow = 4;  // as in the skeleton
 
 // Rows of a thread: where there is room in its registers, each key that is read serves four.
-int rows_of_thread(int64 depth) { return depth <= kScoresTuning.depth_of_four ? 4 : 2; }
+int rows_of_thread(int64 depth, int64 value_depth = 0) {
+  return std::max(depth, value_depth) <= kScoresTuning.depth_of_four ? 4 : 2;
+}
 
-int tile_of(int64 depth) { return depth <= 128 ? kScoresTuning.tile : kScoresTuning.tile_of_deep; }
+int tile_of(int64 depth, int64 value_depth = 0) {
+  return std::max(depth, value_depth) <= 128 ? kScoresTuning.tile : kScoresTuning.tile_of_deep;
+}
+
+int64 value_pieces(int64 value_depth) { return ceil_div(value_depth, kTileLanes); }
+
+// With values of so many numbers, or 0.
+scores_plan plan_for(const scores_call& call, int64 value_depth, const device_facts& chip) {
+  scores_plan p{};
+  p.pitch = pitch_of(call.depth);
+  p.rows_of_thread = rows_of_thread(call.depth, value_depth);
+  p.threads = static_cast<unsigned>(value_depth > 0 ? kScoresTuning.threads_with_values : kScoresTuning.threads);
+  p.tile = tile_of(call.depth, value_depth);
+  const int value_pitch = static_cast<int>(ceil_div(value_pieces(value_depth), 8)) * 128;
+  const auto bytes = [&] { return kScoresTuning.stages * p.tile * (p.pitch + value_pitch); };
+  while (p.tile > 32 && bytes() > chip.shared_per_block) p.tile /= 2;
+  p.shared_bytes = static_cast<unsigned>(bytes());
+  const int most = chip.shared_per_block / static_cast<int>(p.shared_bytes);
+  p.blocks_per_sm =
+      std::clamp(most, 1, value_depth > 0 ? kScoresTuning.blocks_with_values : kScoresTuning.blocks_per_sm);
+
+  describe_rows(call, kThreadsOfRow, p);
+  p.behind.across = kThreadsOfRow, p.behind.down = p.before.down;
+  p.behind.lanes = kTileLanes, p.behind.staged = 0, p.behind.aligned_operand = 0;
+  p.behind.exact = call.a_behind.columns % p.tile == 0;
+
+  const int64 batches = call.outer * call.inner, rows = int64{p.before.down} * p.rows_of_thread;
+  p.blocks_of_batch = ceil_div(call.a_behind.rows / batches, rows);
+  p.grid = static_cast<unsigned>(batches * p.blocks_of_batch);
+  return p;
+}
+
+// A kernel of `skeleton`: `more` are members of its Config.
+std::string source_of(const scores_call& call, const scores_plan& p, const std::string& skeleton,
+                      const std::string& more, const std::string& arguments, const std::string& body) {
+  return heading(widest(call.behind, call.before), skeleton) + "using line_behind = " + call.behind.line +
+         ";\nstruct config_before {\n" + fields(call.before, p.before) + number_field("kAtOnce", p.rows_of_thread) +
+         number_field("kAllExist", 0) + "};\nstruct config_behind {\n" + fields(call.behind, p.behind) +
+         "};\nstruct config {\n" + type_field("kX", call.behind.x) + number_field("kPitch", p.pitch) +
+         number_field("kThreads", static_cast<int>(p.threads)) + number_field("kTile", p.tile) +
+         number_field("kStages", kScoresTuning.stages) + more +
+         "  using before = config_before;\n  using behind = config_behind;\n};\nextern \"C\" __global__ void "
+         "__launch_bounds__(" +
+         std::to_string(p.threads) + ", " + std::to_string(p.blocks_per_sm) + ") " + kKernelName +
+         "(const __grid_constant__ " + arguments + " a) {\n  " + body + "<config, line_behind>(a);\n}\nONEPASS_END\n";
+}
+
+void append_scores(std::string& packed, const scores_call& call, const scores_plan& p) {
+  append_value(packed, call.matrix), append_value(packed, call.matrix_stride), append_value(packed, call.outer_stride);
+  append_value(packed, call.inner_stride), append_value(packed, call.inner), append_value(packed, call.depth);
+  append_value(packed, call.a_behind.rows / (call.outer * call.inner)), append_value(packed, p.blocks_of_batch);
+  const request both = widest(call.behind, call.before);
+  append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
+}
+
+void launch_packed(const kernel& built, const scores_plan& p, const std::string& packed, int device, void* stream) {
+  launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, facts(device).arch >= 90, stream, packed.data());
+}
 
 }  // namespace
 
@@ -39,38 +98,10 @@ bool fits(const scores_call& call) {
          describe(call.before, call.a_before).access == kTileLanes;
 }
 
-scores_plan plan_scores(const scores_call& call, const device_facts& chip) {
-  scores_plan p{};
-  p.pitch = pitch_of(call.depth);
-  p.rows_of_thread = rows_of_thread(call.depth);
-  p.threads = static_cast<unsigned>(kScoresTuning.threads);
-  p.tile = tile_of(call.depth);
-  p.shared_bytes = static_cast<unsigned>(kScoresTuning.stages * p.tile * p.pitch);
-  const int most = chip.shared_per_block / static_cast<int>(p.shared_bytes);
-  p.blocks_per_sm = std::clamp(most, 1, kScoresTuning.blocks_per_sm);
-
-  describe_rows(call, kThreadsOfRow, p);
-  p.behind.across = kThreadsOfRow, p.behind.down = p.before.down;
-  p.behind.lanes = kTileLanes, p.behind.staged = 0, p.behind.aligned_operand = 0;
-  p.behind.exact = call.a_behind.columns % p.tile == 0;
-
-  const int64 batches = call.outer * call.inner;
-  p.blocks_of_batch = ceil_div(call.a_behind.rows / batches, rows_of_block(call.depth));
-  p.grid = static_cast<unsigned>(batches * p.blocks_of_batch);
-  return p;
-}
+scores_plan plan_scores(const scores_call& call, const device_facts& chip) { return plan_for(call, 0, chip); }
 
 std::string source(const scores_call& call, const scores_plan& p) {
-  return heading(widest(call.behind, call.before), "scores") + "using line_behind = " + call.behind.line +
-         ";\nstruct config_before {\n" + fields(call.before, p.before) + number_field("kAtOnce", p.rows_of_thread) +
-         number_field("kAllExist", 0) + "};\nstruct config_behind {\n" + fields(call.behind, p.behind) +
-         "};\nstruct config {\n" + type_field("kX", call.behind.x) + number_field("kPitch", p.pitch) +
-         number_field("kThreads", static_cast<int>(p.threads)) + number_field("kTile", p.tile) +
-         number_field("kStages", kScoresTuning.stages) +
-         "  using before = config_before;\n  using behind = config_behind;\n};\nextern \"C\" __global__ void "
-         "__launch_bounds__(" +
-         std::to_string(p.threads) + ", " + std::to_string(p.blocks_per_sm) + ") " + kKernelName +
-         "(const __grid_constant__ scores_arguments a) {\n  scores_forward<config, line_behind>(a);\n}\nONEPASS_END\n";
+  return source_of(call, p, "scores", "", "scores_arguments", "scores_forward");
 }
 
 void launch_scores(const scores_call& call, int device, void* stream) {
@@ -84,12 +115,51 @@ void launch_scores(const scores_call& call, int device, void* stream) {
     return load(source(call, p), kKernelName, device, stream, chip.arch_name + " scores " + behind.line);
   });
   std::string packed;
-  append_value(packed, call.matrix), append_value(packed, call.matrix_stride), append_value(packed, call.outer_stride);
-  append_value(packed, call.inner_stride), append_value(packed, call.inner), append_value(packed, call.depth);
-  append_value(packed, call.a_behind.rows / (call.outer * call.inner)), append_value(packed, p.blocks_of_batch);
-  const request both = widest(behind, before);
-  append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
-  launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, chip.arch >= 90, stream, packed.data());
+  append_scores(packed, call, p);
+  launch_packed(built, p, packed, device, stream);
+}
+
+std::string why_not_warp_attention(const spec::contraction& of, int64 depth, int64 value_depth, dtype type,
+                                   const device_facts& chip) {
+  if (!spec::leaves_zeros(of.behind)) return "behind softmax it is for words that multiply";
+  if (value_depth % kTileLanes != 0 || value_depth == 0) return "values' rows must be multiples of 8 numbers";
+  if (value_depth > kScoresTuning.depth)
+    return "it is for values of at most " + std::to_string(kScoresTuning.depth) + " numbers";
+  return why_not_scores(of, depth, type, chip);
+}
+
+bool fits(const warp_attention_call& call) {
+  return fits(static_cast<const scores_call&>(call)) && is_aligned(call.values, call.value_stride) &&
+         call.value_outer_stride % kTileLanes == 0 && call.value_inner_stride % kTileLanes == 0;
+}
+
+scores_plan plan_warp_attention(const warp_attention_call& call, const device_facts& chip) {
+  return plan_for(call, call.value_depth, chip);
+}
+
+std::string source(const warp_attention_call& call, const scores_plan& p) {
+  return source_of(call, p, "warp_attention",
+                   number_field("kValuePieces", static_cast<int>(value_pieces(call.value_depth))) +
+                       number_field("kCausal", call.causal),
+                   "warp_attention_arguments", "attention_by_warps");
+}
+
+void launch_warp_attention(const warp_attention_call& call, int device, void* stream) {
+  const device_facts& chip = facts(device);
+  const scores_plan p = plan_warp_attention(call, chip);
+  const request &before = call.before, &behind = call.behind;
+  static known_kernels known;
+  const kernel_key key(device, before.x, p.before, behind.line, behind.x, behind.operand, p.behind, p.pitch,
+                       p.blocks_per_sm, p.rows_of_thread, p.tile, value_pieces(call.value_depth), call.causal);
+  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
+    return load(source(call, p), kKernelName, device, stream, chip.arch_name + " attention by warps " + behind.line);
+  });
+  std::string packed;
+  append_scores(packed, call, p);
+  append_value(packed, call.values), append_value(packed, call.value_stride);
+  append_value(packed, call.value_outer_stride), append_value(packed, call.value_inner_stride);
+  append_value(packed, call.value_depth), append_value(packed, call.y);
+  launch_packed(built, p, packed, device, stream);
 }
 
 }  // namespace onepass::cuda

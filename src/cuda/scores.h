@@ -12,10 +12,25 @@ namespace onepass::cuda {
 struct scores_call : warp_linear_call {
   int64 outer, inner, outer_stride, inner_stride;
 };
+// With `values` (onepass/skeleton/warp_attention.cuda.h): the result is y, and not that of what stands behind `scores`.
+struct warp_attention_call : scores_call {
+  const void* values;  // [outer, inner, columns, value_depth]
+  int64 value_stride, value_outer_stride, value_inner_stride, value_depth;
+  void* y;
+  bool causal;  // what stands before softmax masks what is behind a row's own place
+};
 struct scores_plan : warp_linear_plan {
   int pitch, tile, rows_of_thread, blocks_per_sm;
   int64 blocks_of_batch;
 };
+
+// Likewise with values of so many numbers.
+std::string why_not_warp_attention(const spec::contraction&, int64 depth, int64 value_depth, dtype,
+                                   const device_facts&);
+bool fits(const warp_attention_call&);
+scores_plan plan_warp_attention(const warp_attention_call&, const device_facts&);
+std::string source(const warp_attention_call&, const scores_plan&);
+void launch_warp_attention(const warp_attention_call&, int device, void* stream);
 
 // Empty where the kernel can take the line, with keys of so many numbers.
 std::string why_not_scores(const spec::contraction&, int64 depth, dtype, const device_facts&);

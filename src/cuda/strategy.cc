@@ -199,7 +199,10 @@ std::vector<prediction> predict_attention(const spec::contraction& of, const lin
   written.seconds += kSpeed.call + seconds_for(c.result_bytes() + rest);
   streamed.bytes = c.x_bytes() + c.matrix_bytes() + rest + other_tensors(of.behind) * c.result_bytes();
   streamed.why_not = why_not_attention(of.behind, c.depth, c.depth, c.columns, c.type, chip);
-  if (!streamed.why_not.empty()) return all;
+  if (!streamed.why_not.empty()) {  // by warps, which have not been measured
+    streamed.why_not = why_not_warp_attention(of, c.depth, c.depth, c.type, chip);
+    return all;
+  }
   const double each = kSpeed.attended + kSpeed.attended_depth * static_cast<double>(c.depth) +
                       kSpeed.attended_tensor * static_cast<double>(other_tensors(of.behind));
   streamed.seconds = kSpeed.launch + seconds_of_scores(c, rows_of_attention(c.depth, c.depth), each, 0);

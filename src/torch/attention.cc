@@ -1,6 +1,7 @@
 // One call of a line with `scores` and `values`: what `scores` begins, and its product with the values.
 #include "src/torch/attention.h"
 
+#include "src/cuda/scores.h"
 #include "src/cuda/strategy.h"
 #include "src/torch/attention_kernel.h"
 #include "src/torch/batches.h"
@@ -49,8 +50,13 @@ class one_kernel {
   std::string why_not() const {
     if (values_.numel() == 0) return "there is nothing to compute";
     if (call_.line.line.keeps > 0) return "what is kept must be written";
-    return cuda::why_not_attention(c_.parts.behind, keys_.size(keys_.dim() - 1), values_.size(values_.dim() - 1),
-                                   keys_.size(keys_.dim() - 2), dtype_of(keys_), cuda::facts(device_of(keys_).index));
+    const std::int64_t depth = keys_.size(keys_.dim() - 1), value_depth = values_.size(values_.dim() - 1);
+    const cuda::device_facts& chip = cuda::facts(device_of(keys_).index);
+    const std::string of_tiles = cuda::why_not_attention(c_.parts.behind, depth, value_depth,
+                                                         keys_.size(keys_.dim() - 2), dtype_of(keys_), chip);
+    // Warps have not been measured beside products: they are there for those who name them.
+    if (of_tiles.empty() || call_.line.line.how == spec::strategy::automatic) return of_tiles;
+    return cuda::why_not_warp_attention(c_.parts, depth, value_depth, dtype_of(keys_), chip);
   }
 
   std::optional<std::vector<Tensor>> launch() const {
@@ -65,6 +71,9 @@ class one_kernel {
     const torch::stable::accelerator::DeviceGuard guard(on.index);
     if (launch_attention(c_.parts, {.behind = leaving, .a_behind = behind.a, .y = results[0].data_ptr()}, call_.x,
                          keys_, &values_))
+      return results;
+    const bool is_named = call_.line.line.how != spec::strategy::automatic;
+    if (is_named && launch_by_warps(c_, leaving, behind.a, call_.x, keys_, {&values_, results[0].data_ptr()}))
       return results;
     return {};
   }

@@ -1,9 +1,11 @@
-// The kernels of tiles for lines that begin with `scores`, of a call's tensors.
+// The kernels of tiles and of warps for lines that begin with `scores`, of a call's tensors.
 #include "src/torch/attention_kernel.h"
 
 #include "src/cuda/held_scores.h"
 #include "src/cuda/score_gradients.h"
+#include "src/cuda/scores.h"
 #include "src/torch/batches.h"
+#include "src/torch/frame.h"
 #include "src/torch/run.h"
 
 namespace onepass::binding {
@@ -62,6 +64,50 @@ bool launch_attention(const spec::contraction& of, cuda::attention_call call, co
       cuda::why_not_held(call.behind, call.queries.depth, call.keys.rows, call.causal, cuda::facts(on.index)).empty();
   if (!holds || !cuda::launch_held_scores(call, on.index, current_stream(on.index)))
     cuda::launch_attention(call, on.index, current_stream(on.index));
+  return true;
+}
+
+bool launch_by_warps(const prepared_contraction& c, const cuda::request& behind, const arguments& a_behind,
+                     const Tensor& queries, const Tensor& given_keys, const values_to& to) {
+  const device on = device_of(given_keys);
+  const int own = own_batch_sizes(given_keys), dim = static_cast<int>(given_keys.dim());
+  const auto with_strides = [&](const Tensor& t) { return own > 2 ? torch::stable::contiguous(t) : t; };
+  const auto outer_stride = [&](const Tensor& t) { return own > 1 ? t.stride(own - 2) : 0; };
+  const auto inner_stride = [&](const Tensor& t) { return own > 0 ? t.stride(own - 1) : 0; };
+  const Tensor keys = with_strides(given_keys);
+  const batches of(queries, keys);
+  const std::int64_t inner = own > 0 ? keys.size(own - 1) : 1;
+  frame before(c.before, queries, "x");
+  before.input(queries, before.a.x);
+  before.lay_out(true);
+  const cuda::request entering = request_of(before, false);
+  const cuda::scores_call with{{.before = entering,
+                                .a_before = before.a,
+                                .behind = behind,
+                                .a_behind = a_behind,
+                                .matrix = keys.data_ptr(),
+                                .matrix_stride = keys.stride(dim - 2),
+                                .depth = keys.size(dim - 1)},
+                               of.count() / inner,
+                               inner,
+                               outer_stride(keys),
+                               inner_stride(keys)};
+  if (keys.stride(dim - 1) != 1 || !cuda::fits(with)) return false;
+  if (to.values == nullptr) {
+    cuda::launch_scores(with, on.index, current_stream(on.index));
+    return true;
+  }
+  const Tensor values = with_strides(*to.values);
+  const cuda::warp_attention_call all{with,
+                                      values.data_ptr(),
+                                      values.stride(dim - 2),
+                                      outer_stride(values),
+                                      inner_stride(values),
+                                      values.size(dim - 1),
+                                      to.y,
+                                      spec::is_triangular(c.parts.behind)};
+  if (values.stride(dim - 1) != 1 || !cuda::fits(all)) return false;
+  cuda::launch_warp_attention(all, on.index, current_stream(on.index));
   return true;
 }
 

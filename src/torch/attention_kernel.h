@@ -1,10 +1,11 @@
-// The kernels of tiles for lines that begin with `scores` (src/cuda/attention.h, attention_gradients.h), of a call's
-// tensors.
+// The kernels of tiles and of warps for lines that begin with `scores` (src/cuda/attention.h, attention_gradients.h,
+// scores.h), of a call's tensors.
 #pragma once
 
 #include "src/cuda/attention.h"
 #include "src/cuda/attention_gradients.h"
 #include "src/spec/contraction.h"
+#include "src/torch/prepared.h"
 #include "src/torch/tensor.h"
 
 namespace onepass::binding {
@@ -13,6 +14,15 @@ namespace onepass::binding {
 // values.
 bool launch_attention(const spec::contraction&, cuda::attention_call, const Tensor& queries, const Tensor& keys,
                       const Tensor* values);
+
+// By warps: with values the result goes to y, without to where what stands behind `scores` says. False where addresses
+// or strides do not suit the kernel.
+struct values_to {
+  const Tensor* values = nullptr;
+  void* y = nullptr;
+};
+bool launch_by_warps(const prepared_contraction&, const cuda::request& behind, const arguments& a_behind,
+                     const Tensor& queries, const Tensor& keys, const values_to&);
 
 // Backward with values, likewise. `to`: where gradients go; products is filled in. `gradient`: of the result.
 struct attention_gradients_to {

@@ -1,7 +1,6 @@
 // One call of a line that begins with `scores`: batched products of queries with keys, and what stands behind them.
 #include "src/torch/scores.h"
 
-#include "src/cuda/scores.h"
 #include "src/cuda/strategy.h"
 #include "src/torch/attention_kernel.h"
 #include "src/torch/batches.h"
@@ -56,38 +55,12 @@ class one_kernel {
     behind.lay_out(true);
     const cuda::request leaving = request_of(behind, false);
     const torch::stable::accelerator::DeviceGuard guard(on.index);
-    if (launch_tiles(leaving, behind.a) || launch_warps(leaving, behind.a)) return results;
+    if (launch_tiles(leaving, behind.a) || launch_by_warps(c_, leaving, behind.a, call_.x, keys_, {})) return results;
     return {};
   }
 
   bool launch_tiles(const cuda::request& leaving, const arguments& behind) const {
     return launch_attention(c_.parts, {.behind = leaving, .a_behind = behind}, call_.x, keys_, nullptr);
-  }
-
-  bool launch_warps(const cuda::request& leaving, const arguments& a_leaving) const {
-    const device on = device_of(keys_);
-    const int own = own_batch_sizes(keys_), dim = static_cast<int>(keys_.dim());
-    const Tensor keys = own > 2 ? torch::stable::contiguous(keys_) : keys_;
-    const batches of(call_.x, keys);
-    const std::int64_t inner = own > 0 ? keys.size(own - 1) : 1;
-    frame before(c_.before, call_.x, "x");
-    before.input(call_.x, before.a.x);
-    before.lay_out(true);
-    const cuda::request entering = request_of(before, false);
-    const cuda::scores_call with{{.before = entering,
-                                  .a_before = before.a,
-                                  .behind = leaving,
-                                  .a_behind = a_leaving,
-                                  .matrix = keys.data_ptr(),
-                                  .matrix_stride = keys.stride(dim - 2),
-                                  .depth = keys.size(dim - 1)},
-                                 of.count() / inner,
-                                 inner,
-                                 own > 1 ? keys.stride(own - 2) : 0,
-                                 own > 0 ? keys.stride(own - 1) : 0};
-    if (keys.stride(dim - 1) != 1 || !cuda::fits(with)) return false;
-    cuda::launch_scores(with, on.index, current_stream(on.index));
-    return true;
   }
 
   const forward_call& call_;

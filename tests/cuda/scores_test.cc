@@ -64,6 +64,47 @@ TEST(Scores, ItsSourceDefinesWhatTheSkeletonReads) {
   expect_defined(config_names(kScores), source(of.scores(), plan_scores(of.scores(), facts_of("sm_80"))));
 }
 
+// With values of so many numbers, without memory.
+warp_attention_call with_values(const imagined_linear& of, int64 value_depth) {
+  const scores_call call = of.scores();
+  const int64 batch = call.a_behind.columns * value_depth;
+  return {call, call.matrix, value_depth, 3 * batch, batch, value_depth, call.a_behind.y.data, false};
+}
+
+TEST(WarpAttention, FitsEveryChip) {
+  const spec::contraction line(spec::parse(kLine));
+  for (const char* arch : {"sm_80", "sm_89", "sm_90a", "sm_120"}) {
+    const device_facts chip = facts_of(arch);
+    for (const int64 depth : {8, 64, 72, 256}) {
+      for (const int64 value_depth : {8, 64, 128, 256}) {
+        ASSERT_EQ(why_not_warp_attention(line, depth, value_depth, dtype::f16, chip), "");
+        const imagined_linear of(kLine, 600, depth, 1001, dtype::f16, false);
+        const scores_plan p = plan_warp_attention(with_values(of, value_depth), chip);
+        EXPECT_LE(p.blocks_per_sm * static_cast<int>(p.shared_bytes), chip.shared_per_block) << arch << depth;
+        EXPECT_GE(p.tile, 32);
+        EXPECT_EQ(p.tile % 32, 0);
+      }
+    }
+  }
+}
+
+TEST(WarpAttention, SaysWhyNot) {
+  const auto why = [](const char* line, int64 value_depth) {
+    return why_not_warp_attention(spec::contraction(spec::parse(line)), 64, value_depth, dtype::bf16,
+                                  facts_of("sm_80"));
+  };
+  EXPECT_EQ(why(kLine, 64), "");
+  EXPECT_NE(why(kLine, 60).find("multiples of 8"), std::string::npos);
+  EXPECT_NE(why(kLine, 264).find("at most 256"), std::string::npos);
+  EXPECT_NE(why("scores | softmax | add", 64).find("multiply"), std::string::npos);
+}
+
+TEST(WarpAttention, ItsSourceDefinesWhatTheSkeletonReads) {
+  const imagined_linear of(kLine, 60, 64, 64, dtype::bf16, false);
+  const warp_attention_call call = with_values(of, 64);
+  expect_defined(config_names(kWarpAttention), source(call, plan_warp_attention(call, facts_of("sm_80"))));
+}
+
 using ScoresNvrtc = Nvrtc;
 
 TEST_F(ScoresNvrtc, CompilesForEveryChip) {
@@ -79,6 +120,18 @@ TEST_F(ScoresNvrtc, CompilesForEveryChip) {
   compiles("sm_80", "scores | add | keep | softmax | scale", 40, 200, dtype::bf16);
   compiles("sm_100a", "scores | softmax", 64, 512, dtype::bf16);
   compiles("sm_120", "scores | mul(2) | mask | softmax", 96, 64, dtype::f16);
+}
+
+TEST_F(ScoresNvrtc, CompilesWithValuesForEveryChip) {
+  const auto compiles = [](const char* arch, const char* line, int64 depth, int64 value_depth, dtype type) {
+    const imagined_linear of(line, 600, depth, 77, type, false);
+    const device_facts chip = facts_of(arch);
+    const warp_attention_call call = with_values(of, value_depth);
+    EXPECT_FALSE(nvrtc_compile(source(call, plan_warp_attention(call, chip)), chip.arch_name).empty());
+  };
+  compiles("sm_80", kLine, 64, 64, dtype::bf16);
+  compiles("sm_90a", "scores | mul(0.1) | causal | softmax | dropout(0.1)", 128, 128, dtype::f16);
+  compiles("sm_120", kLine, 256, 256, dtype::bf16);
 }
 
 }  // namespace

@@ -198,10 +198,34 @@ class attention_on_device {
                            0,
                            of_.keys * of_.depth};
     ASSERT_TRUE(fits(call));
-    launch_scores(call, device, nullptr);
+    if (of_.value_depth == 0) {
+      launch_scores(call, device, nullptr);
+      return;
+    }
+    const device_tensor y(count(of_.rows, of_.value_depth), of_.type),
+        statistics(static_cast<std::size_t>(2 * kBatches * of_.rows), dtype::f32);
+    a_.statistics = statistics.data();
+    const warp_attention_call with{
+        call,    there_.at("v")->data(), of_.value_depth, 0, of_.keys * of_.value_depth, of_.value_depth, y.data(),
+        causal()};
+    ASSERT_EQ(why_not_warp_attention(parts_, of_.depth, of_.value_depth, of_.type, facts(device)), "");
+    ASSERT_TRUE(fits(with));
+    launch_warp_attention(with, device, nullptr);
+    EXPECT_LT(distance(y.host(), exact().result(v_)), bound()) << "on device " << device;
+    expect_statistics(statistics.host());
   }
 
  private:
+  // The largest score, and 1 / Σ exp(score - largest), of each row.
+  void expect_statistics(const doubles& found) const {
+    const doubles weights = exact().weights;
+    const std::size_t rows = static_cast<std::size_t>(kBatches * of_.rows), keys = static_cast<std::size_t>(of_.keys);
+    for (std::size_t r = 0; r < rows; ++r) {
+      const double most = *std::max_element(weights.begin() + static_cast<std::ptrdiff_t>(r * keys),
+                                            weights.begin() + static_cast<std::ptrdiff_t>((r + 1) * keys));
+      ASSERT_NEAR(found[rows + r], most, 0.02 * most) << "the largest weight is exp(0) / sum";
+    }
+  }
   double bound() const { return of_.type == dtype::f16 ? 2e-3 : 1e-2; }
   static std::size_t count(int64 rows, int64 numbers) { return static_cast<std::size_t>(kBatches * rows * numbers); }
   void* put(const char* name, const std::vector<float>& numbers) {
@@ -244,6 +268,14 @@ TEST_F(EmulatedAttention, WeightsHeldByAClustersRegisters) {
                                    attention_case{"mul(0.125) | mask | softmax", 70, 1000, 64, 0, dtype::f16}})
     attention_on_device(of).expect_weights(
         [](attention_on_device& on) { ASSERT_TRUE(launch_held_scores(on.described(), 0, nullptr)); });
+}
+TEST_F(EmulatedAttention, WithValuesByWarps) {
+  for (const int device : {0, 1, 2})
+    for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 100, 64, 64, dtype::bf16},
+                                     attention_case{"mul(0.125) | mask | softmax", 60, 77, 200, 40, dtype::f16},
+                                     attention_case{"mul(0.125) | causal | softmax", 256, 256, 40, 72, dtype::bf16},
+                                     attention_case{"mul(0.125) | mask | softmax", 33, 131, 256, 256, dtype::bf16}})
+      attention_on_device(of).launch_by_warps(device);
 }
 TEST_F(EmulatedAttention, WeightsByWarps) {
   for (const int device : {0, 1})

@@ -98,7 +98,7 @@ inline double distance(const std::vector<double>& found, const std::vector<doubl
     apart += (found[i] - expected[i]) * (found[i] - expected[i]);
     all += expected[i] * expected[i];
   }
-  return std::sqrt(apart / all);
+  return std::sqrt(apart / (all > 0 ? all : 1.0));
 }
 
 }  // namespace onepass::cuda

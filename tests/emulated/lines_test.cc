@@ -192,6 +192,8 @@ struct line_case {
 using EmulatedAnyLines = Emulated;
 using EmulatedLists = Emulated;
 
+std::ostream& operator<<(std::ostream& out, const line_case& c) { return out << c.line; }
+
 class EmulatedLines : public Emulated, public testing::WithParamInterface<line_case> {};
 
 TEST_P(EmulatedLines, AreTheCpus) {
@@ -212,7 +214,11 @@ constexpr line_case kCases[] = {
     {"layer_norm | scale | bias", dtype::bf16, dtype::bf16, {3, 40000}},
     {"rms_norm | scale", dtype::bf16, dtype::bf16, {2, 600000}},
 };
-INSTANTIATE_TEST_SUITE_P(Kinds, EmulatedLines, testing::ValuesIn(kCases));
+INSTANTIATE_TEST_SUITE_P(Kinds, EmulatedLines, testing::ValuesIn(kCases), [](const auto& of) {
+  std::string name = of.param.line + std::string("_") + std::to_string(of.param.of.columns);
+  std::erase_if(name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; });
+  return name;
+});
 
 // Tensors of one list.
 TEST_F(EmulatedLists, ShareALaunch) {

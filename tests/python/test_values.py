@@ -114,6 +114,16 @@ def test_words_that_every_strategy_takes(line, mask, device):
                 check_error(result, theirs[at], exact[at], f"{name} {line} {at}", slack=2.0)
 
 
+@pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
+@pytest.mark.parametrize("rows, keys, features, of_values", [(1, 1, 8, 8), (37, 131, 64, 64), (200, 577, 40, 136)])
+@pytest.mark.parametrize("words", ["mul(0.1) | softmax", "mul(0.1) | mask | softmax", "mul(0.1) | causal | softmax"])
+def test_any_number_of_keys_by_warps(words, rows, keys, features, of_values, dtype, cuda):
+    line = f"scores(streamed) | {words} | values"
+    inputs = make_inputs(line, (2, 3, rows, features), dtype, cuda, out_features=keys)
+    inputs.operands[-1] = tensors((2, 3, keys, of_values), dtype=dtype, device=cuda)[0].requires_grad_()
+    check_line(line, inputs, slack=2.0)
+
+
 def test_layouts(device):
     """Heads behind rows, groups of heads, expanded keys, two dimensions, an offset of an odd number."""
     line = "scores | mul(0.125) | softmax | values"
@@ -223,7 +233,7 @@ class TestErrors:
             onepass.fused("scores | softmax | values", query, key, value.float())
 
     def test_a_named_strategy_that_cannot(self, device):
-        query, key, value = tensors((2, 4, 8), (2, 5, 8), (2, 5, 8), device=device)
+        query, key, value = tensors((2, 4, 12), (2, 5, 12), (2, 5, 12), device=device)
         reason = "its kernel is for CUDA" if device == "cpu" else "multiples of 8"
         with pytest.raises(RuntimeError, match=rf"'scores\(streamed\)' cannot take this call: .*{reason}"):
             onepass.fused("scores(streamed) | softmax | values", query, key, value)

@@ -23,4 +23,13 @@ ONEPASS_FUNCTION void add_warp_product(float (&d)[4], uint32 a0, uint32 a1, uint
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Four matrices of 8 x 8 numbers of 16 bits, turned: a thread gets of each, with c = lane / 4 and r = 2 (lane % 4), the
+// numbers (r, c) and (r + 1, c). Each thread gives the address of a row: 8 i + r that of row r of matrix i.
+ONEPASS_FUNCTION void load_turned_matrices(uint32 row, uint32 (&of)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(of[0]), "=r"(of[1]), "=r"(of[2]), "=r"(of[3])
+               : "r"(row)
+               : "memory");
+}
+
 ONEPASS_END

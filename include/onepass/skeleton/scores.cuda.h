@@ -23,22 +23,30 @@ struct scores_arguments {
 
 extern __shared__ __align__(16) char scores_tiles[];
 
-// The tiles of a batch's keys in turn, twice.
-template <class Config>
+// The first `count` tiles of a batch's keys in turn, so many times. `more` brings what a tile has behind its keys:
+// more(to, key, count), kMoreBytes.
+struct nothing_more {
+  static constexpr int kMoreBytes = 0;
+  ONEPASS_FUNCTION void operator()(char*, int64, int) const {}
+};
+template <class Config, class More = nothing_more>
 class key_tiles {
  public:
-  static constexpr int kBytes = Config::kTile * Config::kPitch;
+  static constexpr int kKeyBytes = Config::kTile * Config::kPitch, kBytes = kKeyBytes + More::kMoreBytes;
 
-  ONEPASS_FUNCTION key_tiles(const scores_arguments& a, int64 batch)
+  ONEPASS_FUNCTION key_tiles(const scores_arguments& a, int64 batch, int count, int times, More more = {})
       : a_(a),
         keys_(static_cast<const uint16*>(a.keys) + batch / a.inner * a.outer_stride + batch % a.inner * a.inner_stride),
-        left_(2 * count()) {
+        more_(more),
+        count_(count),
+        left_(times * count) {
 #pragma unroll
     for (int i = 0; i < Config::kStages - 1; ++i) bring();
   }
-  ONEPASS_FUNCTION int count() const {
-    return static_cast<int>((a_.behind.columns + Config::kTile - 1) / Config::kTile);
+  static ONEPASS_FUNCTION int all(const scores_arguments& a) {
+    return static_cast<int>((a.behind.columns + Config::kTile - 1) / Config::kTile);
   }
+  ONEPASS_FUNCTION int count() const { return count_; }
 
   // The next tile, when all threads are done with the one before.
   ONEPASS_FUNCTION const char* next() {
@@ -54,10 +62,11 @@ class key_tiles {
   ONEPASS_FUNCTION void bring() {
     if (left_ > 0) {
       const int64 first = int64{tile_} * Config::kTile, behind = a_.behind.columns - first;
-      bring_matrix<Config>(scores_tiles + to_ * kBytes, keys_ + first * a_.stride, a_.stride, a_.depth,
-                           behind < Config::kTile ? static_cast<int>(behind) : Config::kTile);
+      const int rows = behind < Config::kTile ? static_cast<int>(behind) : Config::kTile;
+      more_(scores_tiles + to_ * kBytes + kKeyBytes, first, rows);
+      bring_matrix<Config>(scores_tiles + to_ * kBytes, keys_ + first * a_.stride, a_.stride, a_.depth, rows);
       --left_;
-      tile_ = tile_ + 1 < count() ? tile_ + 1 : 0;
+      tile_ = tile_ + 1 < count_ ? tile_ + 1 : 0;
       to_ = to_ + 1 < Config::kStages ? to_ + 1 : 0;
     } else {
       close_copy_group();
@@ -65,6 +74,8 @@ class key_tiles {
   }
   const scores_arguments& a_;
   const uint16* const keys_;
+  const More more_;
+  const int count_;
   int left_, tile_ = 0, to_ = 0, at_ = 0;
 };
 
@@ -107,7 +118,7 @@ ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
   input_rows<before, line<chain<>>> input(a.before, slots);
   const int64 first = batch * a.rows_of_batch + blockIdx.x % a.blocks_of_batch * input.kRows;
   wait_for_kernel_before();
-  key_tiles<Config> tiles(a, batch);
+  key_tiles<Config> tiles(a, batch, key_tiles<Config>::all(a), 2);
   rows queries{};
   input.make(first, a.before.rows, [&](auto&, int i, int k, L v) { queries.set(i, k, v); });
 
