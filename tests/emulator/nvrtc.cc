@@ -1,14 +1,13 @@
-// NVRTC as the emulator wants it: what it gives as a cubin is PTX. EMULATED_NVRTC says where the real one is.
+// NVRTC as the emulator wants it: what it gives as a cubin is PTX. EMULATED_NVRTC: where the real one is.
 #include <dlfcn.h>
 
 #include <cstddef>
-#include <cstdlib>
 
 namespace {
 
 template <class Function>
 Function real(const char* name) {
-  static void* library = dlopen(std::getenv("EMULATED_NVRTC"), RTLD_NOW | RTLD_LOCAL);
+  static void* library = dlopen(EMULATED_NVRTC, RTLD_NOW | RTLD_LOCAL);
   return reinterpret_cast<Function>(dlsym(library, name));
 }
 
