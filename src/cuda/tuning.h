@@ -142,8 +142,8 @@ struct scores_tuning {
   int depth = 256, depth_of_four = 64;   // at most; and where a thread has four rows
   int threads = 256, blocks_per_sm = 2;  // of a block; that registers and shared memory leave room for
   int threads_with_values = 128, blocks_with_values = 2;
-  int stages = 2;                        // tiles of keys in shared memory
-  int tile = 128, tile_of_deep = 64;     // keys of one; where they are of more than 128 numbers
+  int stages = 2;                     // tiles of keys in shared memory
+  int tile = 128, tile_of_deep = 64;  // keys of one; where they are of more than 128 numbers
 };
 inline constexpr scores_tuning kScoresTuning{};
 

@@ -52,8 +52,8 @@ class one_kernel {
     if (call_.line.line.keeps > 0) return "what is kept must be written";
     const std::int64_t depth = keys_.size(keys_.dim() - 1), value_depth = values_.size(values_.dim() - 1);
     const cuda::device_facts& chip = cuda::facts(device_of(keys_).index);
-    const std::string of_tiles = cuda::why_not_attention(c_.parts.behind, depth, value_depth,
-                                                         keys_.size(keys_.dim() - 2), dtype_of(keys_), chip);
+    std::string of_tiles = cuda::why_not_attention(c_.parts.behind, depth, value_depth, keys_.size(keys_.dim() - 2),
+                                                   dtype_of(keys_), chip);
     // Warps have not been measured beside products: they are there for those who name them.
     if (of_tiles.empty() || call_.line.line.how == spec::strategy::automatic) return of_tiles;
     return cuda::why_not_warp_attention(c_.parts, depth, value_depth, dtype_of(keys_), chip);

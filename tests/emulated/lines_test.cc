@@ -19,8 +19,9 @@ struct sizes {
 // A call's tensors, each as the device has it and in float64.
 class line_call {
  public:
-  line_call(const std::string& text, dtype x, dtype column, sizes of)
-      : line_(spec::parse(text)), reference_(text), x_(x), of_(of), column_(column) {
+  // lies: how what it is given does; results are dense.
+  line_call(const std::string& text, dtype x, dtype column, sizes of, memory lies = {})
+      : line_(spec::parse(text)), reference_(text), x_(x), of_(of), column_(column), lies_(lies) {
     const auto count = static_cast<std::size_t>(of.rows * of.columns);
     add("x", drawn(count, x, 1), x), add("dy", drawn(count, x, 2), x);
     for (int i = 0; i < line_.operands; ++i) {
@@ -41,7 +42,7 @@ class line_call {
   arguments begin_forward() {
     const call c = call_of(line_, false, x_, column_, of_.rows, of_.columns);
     arguments a = arguments_of(c);
-    a.x = c.a.x, a.x.data = given_.at("x")->data();
+    a.x = given("x", x_);
     a.y = result("y", x_, false, c.a.y);
     values_ = {.x = exact("x"), .y = to("y")};
     for (int k = 0; k < line_.keeps; ++k) {
@@ -81,9 +82,23 @@ class line_call {
     return static_cast<std::size_t>(column ? of_.columns : of_.rows * of_.columns);
   }
 
+  // Between the rows there is nothing that may be read.
   void add(const std::string& name, const std::vector<float>& numbers, dtype type) {
-    given_.try_emplace(name, std::make_unique<device_tensor>(numbers, type));
+    const auto columns = static_cast<std::size_t>(of_.columns), gap = static_cast<std::size_t>(lies_.gap);
+    std::vector<float> there(static_cast<std::size_t>(lies_.offset), NAN);
+    for (std::size_t first = 0; first < numbers.size(); first += columns) {
+      there.insert(there.end(), numbers.begin() + static_cast<std::ptrdiff_t>(first),
+                   numbers.begin() + static_cast<std::ptrdiff_t>(first + columns));
+      if (first + columns < numbers.size()) there.insert(there.end(), gap, NAN);
+    }
+    given_.try_emplace(name, std::make_unique<device_tensor>(there, type));
     exact_[name].assign(numbers.begin(), numbers.end());
+  }
+  void* data_of(const std::string& name, dtype type) const {
+    return static_cast<char*>(given_.at(name)->data()) + lies_.offset * size_of(type);
+  }
+  view given(const std::string& name, dtype type) const {
+    return {data_of(name, type), {0, 0, 0, of_.columns + lies_.gap}, type, 1};
   }
   view result(const std::string& name, dtype type, bool column, view like) {
     found_[name] = std::make_unique<device_tensor>(count(column), type);
@@ -106,7 +121,10 @@ class line_call {
     std::fill(std::begin(a.kept), std::end(a.kept), view{});
     std::fill(std::begin(a.operand_gradient), std::end(a.operand_gradient), view{});
     spec::fill_parameters(line_, x_, a);
-    for (int i = 0; i < line_.operands; ++i) a.operand[i].data = given_.at(operand(i))->data();
+    for (int i = 0; i < line_.operands; ++i) {
+      if (is_column(i)) a.operand[i].data = data_of(operand(i), column_);
+      else a.operand[i] = given(operand(i), x_);
+    }
     a.dropout_state = static_cast<const int64*>(state_.data());
     return a;
   }
@@ -140,16 +158,17 @@ class line_call {
     const call c = call_of(line_, true, x_, column_, of_.rows, of_.columns);
     arguments a = arguments_of(c);
     const spec::reads reads = spec::backward_reads(line_);
-    if (reads.x || reads.result) a.x = c.a.x, a.x.data = (reads.x ? given_.at("x") : found_.at("y"))->data();
+    if (reads.x) a.x = given("x", x_);
+    if (reads.result) a.x = c.a.x, a.x.data = found_.at("y")->data();
     if (reads.kept >= 0) {
       const auto k = static_cast<std::size_t>(reads.kept);
-      a.kept[k] = c.a.kept_gradient[k], a.kept[k].data = found_.at(kept(reads.kept, ""))->data();
+      a.kept[k] = c.a.y, a.kept[k].data = found_.at(kept(reads.kept, ""))->data();
     }
     if (statistics_) a.statistics = statistics_->data();
-    a.y.data = given_.at("dy")->data(), a.y = {a.y.data, {}, x_, 1}, a.y.stride[kMaxDims - 1] = of_.columns;
+    a.y = given("dy", x_);
     gradients g{.y = exact("dy")};
     for (int k = 0; k < line_.keeps; ++k) {
-      a.kept_gradient[k].data = given_.at(kept(k, "d"))->data();
+      a.kept_gradient[k] = given(kept(k, "d"), x_);
       g.kept.push_back(exact(kept(k, "d")));
     }
     if (c.a.dx.data != nullptr) a.dx = result("dx", x_, false, c.a.dx), g.x = to("dx");
@@ -175,6 +194,7 @@ class line_call {
   const dtype x_;
   const sizes of_;
   const dtype column_;
+  const memory lies_;
   std::map<std::string, std::unique_ptr<device_tensor>> given_, found_;
   std::map<std::string, std::vector<double>> exact_, expected_;
   std::unique_ptr<device_tensor> statistics_;
@@ -236,7 +256,7 @@ TEST_F(EmulatedLists, ShareALaunch) {
   for (const auto& call : calls) call->expect_found();
 }
 
-// Any of the common lines, of any size; EMULATED_LINES says how many.
+// Any of the common lines, of any size and layout; EMULATED_LINES says how many.
 TEST_F(EmulatedAnyLines, AreTheCpus) {
   const char* const asked = std::getenv("EMULATED_LINES");
   std::mt19937 random(asked ? std::random_device()() : 0);
@@ -250,9 +270,12 @@ TEST_F(EmulatedAnyLines, AreTheCpus) {
     if (random() % 2 == 0) columns = (columns + 7) / 8 * 8;
     if (text.find("rope") != std::string::npos) columns += columns % 2;
     const sizes of{1 + static_cast<int64>(random() % (is_long ? 4 : 40)), columns};
+    const memory lies{static_cast<int64>(random() % 3 == 0 ? random() % 9 : 0),
+                      static_cast<int64>(random() % 3 == 0 ? random() % 20 : 0)};
     SCOPED_TRACE(text + ", " + std::to_string(of.rows) + " x " + std::to_string(of.columns) + ", dtypes " +
-                 std::to_string(static_cast<int>(x)) + " and " + std::to_string(static_cast<int>(column)));
-    line_call(text, x, column, of).expect_right();
+                 std::to_string(static_cast<int>(x)) + " and " + std::to_string(static_cast<int>(column)) +
+                 ", offset " + std::to_string(lies.offset) + ", gap " + std::to_string(lies.gap));
+    line_call(text, x, column, of, lies).expect_right();
   }
 }
 
