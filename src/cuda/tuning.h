@@ -183,6 +183,12 @@ struct attention_gradients_tuning {
   int stages = 4;  // at most
 };
 
+// The same by warps (onepass/skeleton/warp_attention_gradients.cuda.h).
+struct warp_gradients_tuning {
+  int depth = 128;  // at most: rows and sums are held in registers
+};
+inline constexpr warp_gradients_tuning kWarpGradientsTuning{};
+
 // Their backward, where nothing stands behind softmax (onepass/skeleton/score_gradients.cuda.h).
 struct score_gradients_tuning {
   int depth = 64;    // at most

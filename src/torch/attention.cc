@@ -3,6 +3,7 @@
 
 #include "src/cuda/scores.h"
 #include "src/cuda/strategy.h"
+#include "src/cuda/warp_gradients.h"
 #include "src/torch/attention_kernel.h"
 #include "src/torch/batches.h"
 #include "src/torch/by_one_kernel.h"
@@ -123,8 +124,12 @@ class gradient_kernels {
     request.wants_tensor = plan.behind.wants_tensor;
     const torch::stable::accelerator::DeviceGuard guard(behind.on.index);
     const auto to = [](const optional_tensor& t) { return t ? &*t : nullptr; };
-    if (launch_attention_gradients(c_.parts, {.behind = request, .a_behind = behind.a}, x, keys, values, *call_.resumed,
-                                   call_.gradients[0], {to(of_queries), to(of_keys), to(of_values)}))
+    const auto launched = [&](const auto& launch) {
+      return launch(c_.parts, cuda::attention_call{.behind = request, .a_behind = behind.a}, x, keys, values,
+                    *call_.resumed, call_.gradients[0],
+                    attention_gradients_to{to(of_queries), to(of_keys), to(of_values)});
+    };
+    if ((tiles_serve() && launched(launch_attention_gradients)) || (warps_serve() && launched(launch_warp_gradients)))
       return results;
     return {};
   }
@@ -138,12 +143,24 @@ class gradient_kernels {
         wanted_.wants_scores == 0 || wanted_.gives_weights || of_x_ != dtype_of(keys) || !call_.resumed ||
         x.numel() == 0 || keys.numel() == 0 || values.numel() == 0)
       return false;
-    const std::int64_t depth = keys.size(keys.dim() - 1), value_depth = values.size(values.dim() - 1);
-    return cuda::why_not_attention(c_.parts.behind, depth, value_depth, keys.size(keys.dim() - 2), dtype_of(keys),
-                                   cuda::facts(on.index))
-               .empty() &&
-           cuda::why_not_attention_gradients(depth, value_depth).empty();
+    return tiles_serve() || warps_serve();
   }
+  bool tiles_serve() const {
+    const Tensor& keys = *call_.operands.front();
+    return cuda::why_not_attention(c_.parts.behind, depth(), value_depth(), keys.size(keys.dim() - 2), dtype_of(keys),
+                                   cuda::facts(device_of(keys).index))
+               .empty() &&
+           cuda::why_not_attention_gradients(depth(), value_depth()).empty();
+  }
+  bool warps_serve() const {  // for those who name them, as forward's
+    const Tensor& keys = *call_.operands.front();
+    return call_.line.line.how != spec::strategy::automatic &&
+           cuda::why_not_warp_gradients(c_.parts, depth(), value_depth(), dtype_of(keys),
+                                        cuda::facts(device_of(keys).index))
+               .empty();
+  }
+  std::int64_t depth() const { return call_.operands.front()->size(call_.operands.front()->dim() - 1); }
+  std::int64_t value_depth() const { return call_.operands.back()->size(call_.operands.back()->dim() - 1); }
 
   const backward_call& call_;
   const dtype of_x_;

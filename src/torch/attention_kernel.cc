@@ -4,6 +4,7 @@
 #include "src/cuda/held_scores.h"
 #include "src/cuda/score_gradients.h"
 #include "src/cuda/scores.h"
+#include "src/cuda/warp_gradients.h"
 #include "src/torch/batches.h"
 #include "src/torch/frame.h"
 #include "src/torch/run.h"
@@ -132,6 +133,34 @@ bool launch_attention_gradients(const spec::contraction& of, cuda::attention_cal
                                                  .values = data(to.values)};
   if (!cuda::fits(gradients)) return false;
   cuda::launch_attention_gradients(gradients, on.index, current_stream(on.index));
+  return true;
+}
+
+bool launch_warp_gradients(const spec::contraction& of, const cuda::attention_call& call, const Tensor& given_queries,
+                           const Tensor& keys, const Tensor& values, const Tensor& result, const Tensor& given_gradient,
+                           const attention_gradients_to& to) {
+  const auto data = [](const Tensor* t) { return t ? t->data_ptr() : nullptr; };
+  const device on = device_of(keys);
+  const Tensor queries = torch::stable::contiguous(given_queries), gradient = torch::stable::contiguous(given_gradient);
+  const batches all(queries, keys);
+  const std::int64_t bytes[1] = {all.count() * all.row_count() * cuda::kFactsBytes};
+  const Tensor facts = empty(bytes, 1, dtype::boolean, on);
+  described with(keys);
+  const cuda::warp_gradients_call gradients{.behind = call.behind,
+                                            .a_behind = call.a_behind,
+                                            .causal = spec::is_triangular(of.behind),
+                                            .queries = queries.data_ptr(),
+                                            .gradients = gradient.data_ptr(),
+                                            .result = result.data_ptr(),
+                                            .keys = with.aligned_rows(keys),
+                                            .values = with.aligned_rows(values),
+                                            .rows_of_batch = all.row_count(),
+                                            .facts = facts.data_ptr(),
+                                            .to_queries = data(to.queries),
+                                            .to_keys = data(to.keys),
+                                            .to_values = data(to.values)};
+  if (!cuda::fits(gradients)) return false;
+  cuda::launch_warp_gradients(gradients, on.index, current_stream(on.index));
   return true;
 }
 

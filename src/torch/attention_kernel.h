@@ -31,6 +31,10 @@ struct attention_gradients_to {
 bool launch_attention_gradients(const spec::contraction&, cuda::attention_call, const Tensor& queries,
                                 const Tensor& keys, const Tensor& values, const Tensor& result, const Tensor& gradient,
                                 const attention_gradients_to&);
+// The same by warps, of any number of keys; of the call, what stands behind `scores` is there.
+bool launch_warp_gradients(const spec::contraction&, const cuda::attention_call&, const Tensor& queries,
+                           const Tensor& keys, const Tensor& values, const Tensor& result, const Tensor& gradient,
+                           const attention_gradients_to&);
 
 // Backward of a line without values that ends in softmax, whose other words scale by `factor` or mask. `gradient`: of
 // the weights. False where there is none for these tensors.

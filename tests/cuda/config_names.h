@@ -24,15 +24,17 @@ inline const headers kAttentionGradients = {"attention_gradients.cuda.h", "passi
                                             "score_columns.cuda.h", "score_tiles.cuda.h"};
 inline const headers kScoreGradients = {"score_gradients.cuda.h", "score_strips.cuda.h"};
 inline const headers kScores = {"scores.cuda.h", "input_rows.cuda.h", "shared_matrix.cuda.h"};
-inline const headers kWarpAttention = {"warp_attention.cuda.h", "scores.cuda.h", "input_rows.cuda.h",
-                                       "shared_matrix.cuda.h"};
+inline const headers kWarpAttention = {"warp_attention.cuda.h", "warp_rows.cuda.h", "scores.cuda.h",
+                                       "input_rows.cuda.h", "shared_matrix.cuda.h"};
+inline const headers kWarpGradients = {"warp_attention_gradients.cuda.h", "warp_rows.cuda.h"};
 // Of lines without `linear`.
 inline headers plain_headers() {
   headers names;
   for (const auto& file : std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/skeleton")) {
     const std::string name = file.path().filename();
     const bool contracts = kTiled.contains(name) || kStreamed.contains(name) || kResident.contains(name) ||
-                           kWarpAttention.contains(name) || kAttention.contains(name) || kHeldScores.contains(name) ||
+                           kWarpAttention.contains(name) || kWarpGradients.contains(name) ||
+                           kAttention.contains(name) || kHeldScores.contains(name) ||
                            kAttentionGradients.contains(name) || kScoreGradients.contains(name);
     if (name.ends_with(".cuda.h") && !contracts) names.insert(name);
   }

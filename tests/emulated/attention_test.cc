@@ -6,6 +6,7 @@
 #include "src/cuda/attention_gradients.h"
 #include "src/cuda/held_scores.h"
 #include "src/cuda/scores.h"
+#include "src/cuda/warp_gradients.h"
 #include "src/spec/contraction.h"
 #include "src/spec/plan.h"
 #include "tests/emulated/device_memory.h"
@@ -137,34 +138,39 @@ class attention_on_device {
     EXPECT_LT(distance(y.host(), exact().weights), bound());
   }
   void expect_attention() {
-    const exact_attention right = exact();
     device_tensor y(count(of_.rows, of_.value_depth), of_.type);
     device_tensor statistics(static_cast<std::size_t>(2 * kBatches * of_.rows), dtype::f32);
     a_.statistics = statistics.data();
     attention_call call = described();
     call.values = rows_of("v", of_.keys, of_.value_depth), call.y = y.data();
     launch_attention(call, 0, nullptr);
-    EXPECT_LT(distance(y.host(), right.result(v_)), bound()) << "forward";
-
-    const bool wants_mask = !mask_.empty();
+    EXPECT_LT(distance(y.host(), exact().result(v_)), bound()) << "forward";
     const device_tensor facts(static_cast<std::size_t>(kBatches * ceil_div(of_.rows, kGroupRows) * kGroupRows * 4),
-                              dtype::f32),
-        dq(q_.size(), of_.type), dk(k_.size(), of_.type), dv(v_.size(), of_.type),
+                              dtype::f32);
+    expect_gradients([&](const device_tensor& dq, const device_tensor& dk, const device_tensor& dv) {
+      const attention_gradients_call backward{.of = call,
+                                              .gradients = rows_of("dy", of_.rows, of_.value_depth),
+                                              .result = y.data(),
+                                              .facts = facts.data(),
+                                              .queries = dq.data(),
+                                              .keys = dk.data(),
+                                              .values = dv.data()};
+      ASSERT_TRUE(fits(backward));
+      launch_attention_gradients(backward, 0, nullptr);
+    });
+  }
+  // launch(dq, dk, dv), with the mask's in the request.
+  template <class Launch>
+  void expect_gradients(const Launch& launch) {
+    const bool wants_mask = !mask_.empty();
+    const device_tensor dq(q_.size(), of_.type), dk(k_.size(), of_.type), dv(v_.size(), of_.type),
         dmask(std::max<std::size_t>(mask_.size(), 1), of_.type);
     if (wants_mask) {
       request_.wants_tensor = 1;
       a_.operand_gradient[0] = a_.operand[0], a_.operand_gradient[0].data = dmask.data();
     }
-    const attention_gradients_call backward{.of = call,
-                                            .gradients = rows_of("dy", of_.rows, of_.value_depth),
-                                            .result = y.data(),
-                                            .facts = facts.data(),
-                                            .queries = dq.data(),
-                                            .keys = dk.data(),
-                                            .values = dv.data()};
-    ASSERT_TRUE(fits(backward));
-    launch_attention_gradients(backward, 0, nullptr);
-    const gradients g = right.backward(v_, dy_);
+    launch(dq, dk, dv);
+    const gradients g = exact().backward(v_, dy_);
     EXPECT_LT(distance(dq.host(), g.queries), 2 * bound()) << "queries";
     EXPECT_LT(distance(dk.host(), g.keys), 2 * bound()) << "keys";
     EXPECT_LT(distance(dv.host(), g.values), 2 * bound()) << "values";
@@ -213,6 +219,28 @@ class attention_on_device {
     launch_warp_attention(with, device, nullptr);
     EXPECT_LT(distance(y.host(), exact().result(v_)), bound()) << "on device " << device;
     expect_statistics(statistics.host());
+    if (why_not_warp_gradients(parts_, of_.depth, of_.value_depth, of_.type, facts(device)).empty())
+      expect_gradients_by_warps(device, y);
+  }
+  void expect_gradients_by_warps(int device, const device_tensor& y) {
+    const device_tensor facts(static_cast<std::size_t>(kBatches * of_.rows * 4), dtype::f32);
+    expect_gradients([&](const device_tensor& dq, const device_tensor& dk, const device_tensor& dv) {
+      const warp_gradients_call call{.behind = request_,
+                                     .a_behind = a_,
+                                     .causal = causal(),
+                                     .queries = there_.at("q")->data(),
+                                     .gradients = there_.at("dy")->data(),
+                                     .result = y.data(),
+                                     .keys = rows_of("k", of_.keys, of_.depth),
+                                     .values = rows_of("v", of_.keys, of_.value_depth),
+                                     .rows_of_batch = of_.rows,
+                                     .facts = facts.data(),
+                                     .to_queries = dq.data(),
+                                     .to_keys = dk.data(),
+                                     .to_values = dv.data()};
+      ASSERT_TRUE(fits(call));
+      launch_warp_gradients(call, device, nullptr);
+    });
   }
 
  private:
@@ -273,7 +301,8 @@ TEST_F(EmulatedAttention, WithValuesByWarps) {
   for (const int device : {0, 1, 2})
     for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 100, 64, 64, dtype::bf16},
                                      attention_case{"mul(0.125) | mask | softmax", 60, 77, 200, 40, dtype::f16},
-                                     attention_case{"mul(0.125) | causal | softmax", 256, 256, 40, 72, dtype::bf16},
+                                     attention_case{"mul(0.125) | causal | softmax", 200, 200, 40, 72, dtype::bf16},
+                                     attention_case{"mul(0.125) | mask | softmax", 70, 131, 128, 128, dtype::bf16},
                                      attention_case{"mul(0.125) | mask | softmax", 33, 131, 256, 256, dtype::bf16}})
       attention_on_device(of).launch_by_warps(device);
 }

@@ -29,16 +29,6 @@ struct attention_gradient_arguments {
   attention_arguments of;
 };
 
-// A lane's scores become their gradients, and those of weights the weights.
-template <class Behind, class L, class Place>
-ONEPASS_FUNCTION void finish_gradients(L& scores, L& gradients, const row_facts& row, Place& at) {
-  const L weights = exp2_of(Behind::pre::recompute(scores, at), row.weight);
-  const L before = Behind::post::backward(weights, gradients, at);
-  const L of_scores = stage::softmax::backward(weights, before, stage::pair<float>{}, {row.product, 0.0f}, 0.0f);
-  scores = Behind::pre::backward(scores, of_scores, at);
-  gradients = Behind::post::recompute(weights, at);
-}
-
 // Of a row in a tile of the result's gradient and the result itself: a thread's part of the sum of their products.
 template <dtype D, int kPanels>
 ONEPASS_FUNCTION float product_with_result(const char* gradients, int row, const void* result, int64 depth) {

@@ -2,28 +2,10 @@
 // keys that are neighbours. Of row 16 w + 8 i + p of the keys' tile (w < 4, i < 2, p < 8) the key is 16 w + 2 p + i.
 #pragma once
 
+#include "onepass/skeleton/row_facts.cuda.h"
 #include "onepass/skeleton/score_tiles.cuda.h"
 
 ONEPASS_BEGIN
-
-// What backward knows of a row of scores x: its weights are exp2(x · factor + offset); Σ result · its gradient. Of one
-// that does not exist, nothing has weight.
-struct alignas(16) row_facts {
-  exponent weight{1.0f, static_cast<float>(-kInfinity)};
-  float product = 0.0f;
-};
-
-// exp(x - shift) · inverse, as softmax saved them; the inverse is 0 where all is masked.
-ONEPASS_FUNCTION exponent weight_of(stage::pair<float> saved) {
-  const exponent e = exponent_of(saved.first);
-  return {e.factor, e.offset + log2_number(saved.second)};
-}
-
-// In one access.
-ONEPASS_FUNCTION row_facts load_facts(const row_facts* at) {
-  const float4 all = *reinterpret_cast<const float4*>(at);
-  return {{all.x, all.y}, all.z};
-}
 
 // The key that stands in a row of the tile.
 ONEPASS_FUNCTION int pair_at(int row) { return row / 16 * 16 + row % 8 * 2 + row % 16 / 8; }

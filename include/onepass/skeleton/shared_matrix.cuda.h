@@ -53,11 +53,16 @@ struct rows_in_registers {
   ONEPASS_FUNCTION void multiply(float (&d)[kRows / 2][4][4], const char* matrix, int first) const {
     const int lane = static_cast<int>(threadIdx.x) % 32, nth = lane / 4;
     const char* own = matrix + (first + nth / 2 * 8 + nth % 2) * Config::kPitch + lane % 4 * 16;
+    multiply(d, [&](int j, int k) { return own + j * 2 * Config::kPitch + k * 64; });
+  }
+  // piece(j, k): where of the thread's row j of the matrix's, two further each, its piece k is.
+  template <class Piece>
+  ONEPASS_FUNCTION void multiply(float (&d)[kRows / 2][4][4], const Piece& piece) const {
 #pragma unroll
     for (int k = 0; k < kPieces; ++k) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const uint4 w = *reinterpret_cast<const uint4*>(own + j * 2 * Config::kPitch + k * 64);
+        const uint4 w = *reinterpret_cast<const uint4*>(piece(j, k));
 #pragma unroll
         for (int i = 0; i < kRows; i += 2) {
           const uint4 &above = of[i][k], &below = of[i + 1][k];

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "onepass/skeleton/scores.cuda.h"
+#include "onepass/skeleton/warp_rows.cuda.h"
 
 ONEPASS_BEGIN
 
@@ -22,73 +23,17 @@ struct warp_attention_arguments {
   void* y;  // [all rows, value_depth]
 };
 
-// A tile's values: rows of whole 128 bytes, whose pieces of 16 are exchanged so that those read at a time differ in
-// banks. Behind the last key there are zeros, which weights of 0 do not make NaN.
+// A tile's values. Behind the last key there are zeros, which weights of 0 do not make NaN.
 template <class Config>
-struct value_tile {
-  static constexpr int kPitch = (Config::kValuePieces + 7) / 8 * 128, kMoreBytes = Config::kTile * kPitch;
+struct value_tile : turned_tile<Config::kValuePieces> {
+  static constexpr int kMoreBytes = Config::kTile * turned_tile<Config::kValuePieces>::kPitch;
   const uint16* values;
   int64 stride, depth;
 
-  static ONEPASS_FUNCTION int place(int key, int piece) {
-    return key * kPitch + (piece ^ (key / 8 % 4 * 2 + key % 2)) * 16;
-  }
+  ONEPASS_FUNCTION value_tile(const uint16* values, int64 stride, int64 depth)
+      : values(values), stride(stride), depth(depth) {}
   ONEPASS_FUNCTION void operator()(char* to, int64 first, int count) const {
-    constexpr int kAtOnce = Config::kThreads / Config::kValuePieces;
-    const int piece = static_cast<int>(threadIdx.x) % Config::kValuePieces,
-              own = static_cast<int>(threadIdx.x) / Config::kValuePieces;
-    if (own >= kAtOnce) return;
-    for (int key = own; key < Config::kTile; key += kAtOnce) {
-      const bool present = key < count && piece * 8 < depth;
-      copy_or_clear(to + place(key, piece), values + (present ? (first + key) * stride + piece * 8 : 0), present);
-    }
-  }
-};
-
-// This thread's part of Σ weight · value of its rows.
-template <class Config>
-struct sums_of_values {
-  static constexpr int kRows = Config::before::kAtOnce, kPieces = (Config::kValuePieces + 1) / 2 * 2;
-  float of[kRows / 2][kPieces][4] = {};
-
-  ONEPASS_FUNCTION void scale(int row, float factor) {
-#pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      of[row / 2][piece][row % 2 * 2] *= factor;
-      of[row / 2][piece][row % 2 * 2 + 1] *= factor;
-    }
-  }
-  // weights: of the eight keys from `first` + 8 (thread of the row) on.
-  ONEPASS_FUNCTION void add(const uint4 (&weights)[kRows], const char* tile, int first) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, row = lane % 8, half = lane / 8 % 2;
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {  // of 16 keys: four of each thread's eight
-      const int key = first + row / 2 * 8 + step * 4 + half * 2 + row % 2;
-#pragma unroll
-      for (int piece = 0; piece < kPieces; piece += 2) {
-        uint32 values[4];
-        load_turned_matrices(shared_address(tile + value_tile<Config>::place(key, piece + lane / 16)), values);
-#pragma unroll
-        for (int i = 0; i < kRows; i += 2) {
-          const uint4 &above = weights[i], &below = weights[i + 1];
-#pragma unroll
-          for (int j = 0; j < 2; ++j)
-            add_warp_product<Config::kX>(of[i / 2][piece + j], step ? above.z : above.x, step ? below.z : below.x,
-                                         step ? above.w : above.y, step ? below.w : below.y, values[2 * j],
-                                         values[2 * j + 1]);
-        }
-      }
-    }
-  }
-  ONEPASS_FUNCTION void store(void* y, int64 depth, int64 row, int i, float factor) const {
-    const int first = static_cast<int>(threadIdx.x) % 4 * 2;
-    uint16* to = static_cast<uint16*>(y) + row * depth + first;
-#pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      if (piece * 8 + first < depth)
-        *reinterpret_cast<uint32*>(to + piece * 8) =
-            pair_to_storage<Config::kX>(of[i / 2][piece][i % 2 * 2] * factor, of[i / 2][piece][i % 2 * 2 + 1] * factor);
-    }
+    this->template bring<Config::kThreads>(to, values + first * stride, stride, depth, count, Config::kTile);
   }
 };
 
@@ -120,7 +65,7 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
   }
   const auto* values =
       static_cast<const uint16*>(all.values) + batch / a.inner * all.outer_stride + batch % a.inner * all.inner_stride;
-  tiles_of tiles(a, batch, count, 1, {values, all.stride, all.value_depth});
+  tiles_of tiles(a, batch, count, 1, value_tile<Config>(values, all.stride, all.value_depth));
   rows queries{};
   input.make(first, a.before.rows, [&](auto&, int i, int k, L v) { queries.set(i, k, v); });
 
@@ -131,7 +76,7 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
     at.of[i].set_row(static_cast<index>(row_of(i)), row_of(i) < end);
     statistics[i] = merge_exponentials::none<float, 2>();
   }
-  sums_of_values<Config> sums;
+  warp_sums<Config::kX, Config::kValuePieces, rows::kRows / 2> sums;  // of values
   for (int tile = 0; tile < count; ++tile) {
     const char* keys = tiles.next();
 #pragma unroll 1
@@ -155,7 +100,7 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
         sums.scale(i, factor);
         weights[i] = memory_of::whole(memory_of::buffer_of(Behind::post::forward(of_softmax, at.of[i])));
       }
-      sums.add(weights, keys + tiles_of::kKeyBytes, group);
+      sums.add_of_rows(weights, keys + tiles_of::kKeyBytes, group);
     }
   }
 #pragma unroll
@@ -165,7 +110,7 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
     const stage::pair<float> saved{shift_of(statistics[i].v[0]), sum == 0.0f ? 0.0f : reciprocal_number(sum)};
     if (row_of(i) >= end) continue;
     if (behind::kSavesStatistics && across == 0) save<Behind>(a.behind, row_of(i), saved);
-    sums.store(all.y, all.value_depth, row_of(i), i, saved.second);
+    sums.store(i, static_cast<uint16*>(all.y) + row_of(i) * all.value_depth, all.value_depth, saved.second);
   }
 }
 
