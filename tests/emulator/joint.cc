@@ -232,10 +232,10 @@ void arrive_at_barrier(thread& t, const instruction& i, bool waits) {
   const auto number = get<u32>(t, i, 0);
   const int count = i.of.size() > 1 ? get<int>(t, i, 1) : static_cast<int>(b.threads.size());
   if (number > 15) throw std::runtime_error("barrier " + std::to_string(number));
-  barrier& at = b.barriers[number];
+  int& arrived = b.arrived[number];
   if (waits) t.is = state::at_barrier, t.barrier = static_cast<int>(number);
-  if (++at.arrived < count) return;
-  at.arrived = 0;
+  if (++arrived < count) return;
+  arrived = 0;
   ++b.of->progress;
   for (thread& other : b.threads)
     if (other.is == state::at_barrier && other.barrier == static_cast<int>(number)) other.is = state::runs;

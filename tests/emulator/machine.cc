@@ -131,36 +131,51 @@ void run_together(warp& w) {
   }
 }
 
-// As far as its threads come. True: at least one went on.
-bool run_warp(warp& w) {
-  bool went_on = false;
+// As far as its threads come.
+void run_warp(warp& w) {
   for (int round = 0; round < 200; ++round) {
     bool runs = false;
     for (int lane = 0; lane < w.count; ++lane) {
       thread& t = w.lane(lane);
-      if (t.is == state::looks_again && round > 0) continue;
-      if (t.is != state::runs && t.is != state::looks_again) continue;
+      if (t.is != state::runs && (t.is != state::looks_again || round > 0)) continue;
       run_thread(t);
       runs = true;
     }
     run_together(w);
-    went_on |= runs;
     if (!runs) break;
   }
-  return went_on;
 }
 
-void let_some_arrive(grid& g, bool at_least_one) {
+void arrive(grid& g, std::size_t which) {
   auto& all = g.on_their_way;
-  for (std::size_t n = all.size(); n > 0; --n) {
-    if (!at_least_one && !g.draw(0.3)) continue;
-    at_least_one = false;
-    const std::size_t which = g.random() % all.size();
-    const auto arrives = std::move(all[which]);
-    all[which] = std::move(all.back()), all.pop_back();
-    arrives();
-    ++g.progress;
-  }
+  const auto arrives = std::move(all[which]);
+  all[which] = std::move(all.back()), all.pop_back();
+  arrives();
+  ++g.progress;
+}
+void let_some_arrive(grid& g) {
+  for (std::size_t n = g.on_their_way.size(); n > 0; --n)
+    if (g.draw(0.3)) arrive(g, g.random() % g.on_their_way.size());
+}
+
+// One block's shared memory is there for the others of its cluster until all end, and for what is on its way there.
+void let_clusters_end(grid& g) {
+  std::set<int> unfinished;
+  for (const auto& b : g.resident)
+    if (b->alive > 0) unfinished.insert(b->cluster);
+  const auto has_ended = [&](const auto& b) { return !unfinished.contains(b->cluster); };
+  if (std::none_of(g.resident.begin(), g.resident.end(), has_ended)) return;
+  while (!g.on_their_way.empty()) arrive(g, g.random() % g.on_their_way.size());
+  std::erase_if(g.resident, has_ended);
+}
+
+// At a multiple of 64, as tensor maps need.
+void place_parameters(grid& g, program& p, const void* parameters) {
+  g.parameters.resize(p.parameter_bytes / 8 + 16);
+  auto* const begin = reinterpret_cast<char*>(g.parameters.data());
+  const auto shift = static_cast<std::uint32_t>(-reinterpret_cast<std::uint64_t>(begin) & 63);
+  std::memcpy(begin + shift, parameters, p.parameter_bytes);
+  for (auto& [reg, offset] : p.parameters) offset += shift;
 }
 
 std::string where_all_are(const grid& g) {
@@ -185,43 +200,28 @@ thread& warp::lane(int i) const { return of->threads[static_cast<std::size_t>(fi
 
 void run(const program& p, const extents& size, const void* parameters, std::uint64_t seed, int resident_blocks) {
   grid g;
-  g.of = &p, g.size = size;
-  g.random.seed(seed);
-  g.parameters.resize((p.parameter_bytes + 63) / 64 * 8 + 8);
-  // At a multiple of 64, as tensor maps need.
-  auto* at = reinterpret_cast<char*>((reinterpret_cast<std::uint64_t>(g.parameters.data()) + 63) / 64 * 64);
-  std::memcpy(at, parameters, p.parameter_bytes);
-  const auto shift = static_cast<std::uint32_t>(at - reinterpret_cast<char*>(g.parameters.data()));
   program placed = p;
-  for (auto& [reg, offset] : placed.parameters) offset += shift;
-  g.of = &placed;
-
+  g.of = &placed, g.size = size;
+  g.random.seed(seed);
+  place_parameters(g, placed, parameters);
   const int blocks = size.grid_x * size.grid_y, cluster = static_cast<int>(p.cluster);
   if (blocks % cluster != 0) throw std::runtime_error("emulator: a grid of no whole clusters");
   g.clusters.resize(static_cast<std::size_t>(blocks / cluster));
   int next = 0, without = 0;
-  std::uint64_t seen = 0;
-  while (true) {
-    // The blocks of a cluster end together: one's shared memory is there for the others.
-    std::set<int> unfinished;
-    for (const auto& b : g.resident)
-      if (b->alive > 0) unfinished.insert(b->cluster);
-    std::erase_if(g.resident, [&](const auto& b) { return !unfinished.contains(b->cluster); });
+  for (std::uint64_t seen = 0; true; seen = g.progress) {
+    let_clusters_end(g);
     while (next < blocks && static_cast<int>(g.resident.size()) + cluster <= std::max(resident_blocks, cluster))
       for (int k = 0; k < cluster; ++k) g.resident.push_back(make_block(g, next++));
-    if (g.resident.empty()) break;
-    let_some_arrive(g, false);
-    bool went_on = false;
+    if (g.resident.empty()) return;
+    let_some_arrive(g);
     for (auto& b : g.resident)
       for (warp& w : b->warps) {
         if (g.draw(0.02)) w.readiness = std::uniform_real_distribution<>(0.05, 1)(g.random);
-        if (g.draw(w.readiness)) went_on |= run_warp(w);
+        if (g.draw(w.readiness)) run_warp(w);
       }
     without = g.progress == seen ? without + 1 : 0;
-    seen = g.progress;
     if (without > kRoundsWithout) throw std::runtime_error("emulator: nothing goes on:" + where_all_are(g));
   }
-  while (!g.on_their_way.empty()) let_some_arrive(g, true);
 }
 
 }  // namespace onepass::emulator

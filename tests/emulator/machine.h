@@ -59,11 +59,6 @@ struct warp {
   thread& lane(int i) const;
 };
 
-struct barrier {
-  int arrived = 0;
-  int rounds = 0;
-};
-
 struct block {
   emulator::grid* of = nullptr;
   int x = 0, y = 0, rank = 0, cluster = 0;
@@ -73,7 +68,7 @@ struct block {
   std::vector<std::uint16_t> products_reading, unseen;
   std::vector<thread> threads;
   std::vector<warp> warps;
-  barrier barriers[16];
+  int arrived[16] = {};  // at each barrier
   int alive = 0;
 };
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -52,7 +51,6 @@ struct program {
   std::vector<std::pair<int, special>> specials;
   std::vector<int> dynamic_shared;                        // registers of symbols behind all static ones
   std::vector<std::pair<int, std::uint32_t>> parameters;  // registers of addresses, and how far in
-  std::vector<int> labels;
 };
 
 // Shared memory begins here, so that no address in it is 0.
