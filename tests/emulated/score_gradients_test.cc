@@ -76,7 +76,10 @@ TEST_F(EmulatedScoreGradients, OfTwoPanels) {
   expect_right({2, 1, 200, 128, 256}, dtype::bf16);
   expect_right({2, 2, 130, 104, 200}, dtype::f16);
 }
-TEST_F(EmulatedScoreGradients, OfALargeCluster) { expect_right({2, 1, 192, 64, 2048}, dtype::bf16); }
+TEST_F(EmulatedScoreGradients, OfLargeClusters) {
+  expect_right({2, 1, 192, 64, 2048}, dtype::bf16);
+  expect_right({1, 1, 128, 128, 2048}, dtype::bf16);
+}
 
 }  // namespace
 }  // namespace onepass::cuda
