@@ -23,8 +23,6 @@ int tile_of(int64 depth, int64 value_depth = 0) {
   return std::max(depth, value_depth) <= 128 ? kScoresTuning.tile : kScoresTuning.tile_of_deep;
 }
 
-int64 value_pieces(int64 value_depth) { return ceil_div(value_depth, kTileLanes); }
-
 // With values of so many numbers, or 0.
 scores_plan plan_for(const scores_call& call, int64 value_depth, const device_facts& chip) {
   scores_plan p{};
@@ -32,7 +30,7 @@ scores_plan plan_for(const scores_call& call, int64 value_depth, const device_fa
   p.rows_of_thread = rows_of_thread(call.depth, value_depth);
   p.threads = static_cast<unsigned>(value_depth > 0 ? kScoresTuning.threads_with_values : kScoresTuning.threads);
   p.tile = tile_of(call.depth, value_depth);
-  const int value_pitch = static_cast<int>(ceil_div(value_pieces(value_depth), 8)) * 128;
+  const int value_pitch = static_cast<int>(turned_pitch(value_depth));
   const auto bytes = [&] { return kScoresTuning.stages * p.tile * (p.pitch + value_pitch); };
   while (p.tile > 32 && bytes() > chip.shared_per_block) p.tile /= 2;
   p.shared_bytes = static_cast<unsigned>(bytes());
@@ -41,9 +39,7 @@ scores_plan plan_for(const scores_call& call, int64 value_depth, const device_fa
       std::clamp(most, 1, value_depth > 0 ? kScoresTuning.blocks_with_values : kScoresTuning.blocks_per_sm);
 
   describe_rows(call, kThreadsOfRow, p);
-  p.behind.across = kThreadsOfRow, p.behind.down = p.before.down;
-  p.behind.lanes = kTileLanes, p.behind.staged = 0, p.behind.aligned_operand = 0;
-  p.behind.exact = call.a_behind.columns % p.tile == 0;
+  describe_words(p.behind, static_cast<int>(p.threads), call.a_behind.columns, p.tile);
 
   const int64 batches = call.outer * call.inner, rows = int64{p.before.down} * p.rows_of_thread;
   p.blocks_of_batch = ceil_div(call.a_behind.rows / batches, rows);
@@ -79,6 +75,12 @@ void launch_packed(const kernel& built, const scores_plan& p, const std::string&
 }
 
 }  // namespace
+
+void describe_words(configuration& c, int threads, int64 keys, int tile) {
+  c.threads = threads, c.across = kThreadsOfRow, c.down = threads / kThreadsOfRow;
+  c.lanes = kTileLanes, c.staged = 0, c.aligned_operand = 0;
+  c.exact = keys % tile == 0;
+}
 
 std::string why_not_scores(const spec::contraction& of, int64 depth, dtype type, const device_facts& chip) {
   if (!spec::has_softmax(of.behind)) return "it is for lines with softmax";
@@ -139,7 +141,7 @@ scores_plan plan_warp_attention(const warp_attention_call& call, const device_fa
 
 std::string source(const warp_attention_call& call, const scores_plan& p) {
   return source_of(call, p, "warp_attention",
-                   number_field("kValuePieces", static_cast<int>(value_pieces(call.value_depth))) +
+                   number_field("kValuePieces", static_cast<int>(pieces_of(call.value_depth))) +
                        number_field("kCausal", call.causal),
                    "warp_attention_arguments", "attention_by_warps");
 }
@@ -150,7 +152,7 @@ void launch_warp_attention(const warp_attention_call& call, int device, void* st
   const request &before = call.before, &behind = call.behind;
   static known_kernels known;
   const kernel_key key(device, before.x, p.before, behind.line, behind.x, behind.operand, p.behind, p.pitch,
-                       p.blocks_per_sm, p.rows_of_thread, p.tile, value_pieces(call.value_depth), call.causal);
+                       p.blocks_per_sm, p.rows_of_thread, p.tile, pieces_of(call.value_depth), call.causal);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
     return load(source(call, p), kKernelName, device, stream, chip.arch_name + " attention by warps " + behind.line);
   });

@@ -24,6 +24,14 @@ struct scores_plan : warp_linear_plan {
   int64 blocks_of_batch;
 };
 
+// Empty where the kernel can take the line, with keys of so many numbers.
+std::string why_not_scores(const spec::contraction&, int64 depth, dtype, const device_facts&);
+int rows_of_block(int64 depth);                                    // of one batch
+bool fits(const scores_call&);                                     // whether addresses and strides suit it
+scores_plan plan_scores(const scores_call&, const device_facts&);  // where why_not_scores says nothing
+std::string source(const scores_call&, const scores_plan&);
+void launch_scores(const scores_call&, int device, void* stream);
+
 // Likewise with values of so many numbers.
 std::string why_not_warp_attention(const spec::contraction&, int64 depth, int64 value_depth, dtype,
                                    const device_facts&);
@@ -32,12 +40,11 @@ scores_plan plan_warp_attention(const warp_attention_call&, const device_facts&)
 std::string source(const warp_attention_call&, const scores_plan&);
 void launch_warp_attention(const warp_attention_call&, int device, void* stream);
 
-// Empty where the kernel can take the line, with keys of so many numbers.
-std::string why_not_scores(const spec::contraction&, int64 depth, dtype, const device_facts&);
-int rows_of_block(int64 depth);                                    // of one batch
-bool fits(const scores_call&);                                     // whether addresses and strides suit it
-scores_plan plan_scores(const scores_call&, const device_facts&);  // where why_not_scores says nothing
-std::string source(const scores_call&, const scores_plan&);
-void launch_scores(const scores_call&, int device, void* stream);
+// Of rows in tiles that are read turned (onepass/skeleton/turned_tile.cuda.h): 8s of numbers, begun ones too; bytes.
+constexpr int64 pieces_of(int64 depth) { return ceil_div(depth, 8); }
+constexpr int64 turned_pitch(int64 depth) { return ceil_div(pieces_of(depth), 8) * 128; }
+// The words behind `scores` at a thread's eight neighbours of a row, which four threads share, in tiles of so many
+// keys.
+void describe_words(configuration&, int threads, int64 keys, int tile);
 
 }  // namespace onepass::cuda

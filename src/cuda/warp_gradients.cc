@@ -11,16 +11,13 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int kThreads = 128, kThreadsOfRow = 4, kTileRows = 64;  // as in the skeleton
-
-int64 pieces_of(int64 depth) { return ceil_div(depth, kTileLanes); }
-int64 pitch_of_pieces(int64 depth) { return ceil_div(depth, 64) * 128; }
+constexpr int kThreads = 128, kTileRows = 64;  // as in the skeleton
 
 int64 batches_of(const warp_gradients_call& call) { return call.keys.outer * call.keys.inner; }
 
 // Of keys and values, or of rows and gradients: two of them pass, past one's own where sums are the keys'.
 int64 shared_bytes(int64 depth, int64 value_depth, bool for_keys) {
-  const int64 tile = kTileRows * (pitch_of_pieces(depth) + pitch_of_pieces(value_depth));
+  const int64 tile = kTileRows * (turned_pitch(depth) + turned_pitch(value_depth));
   return for_keys ? 3 * tile + 2 * kTileRows * kTileRows * 2 : 2 * tile;
 }
 
@@ -43,10 +40,8 @@ bool fits(const warp_gradients_call& call) {
 warp_gradients_plan plan_warp_gradients(const warp_gradients_call& call, gradients_of which) {
   const bool for_keys = which == gradients_of::keys;
   warp_gradients_plan p{};
-  configuration& c = p.behind = describe(call.behind, call.a_behind);
-  c.threads = kThreads, c.across = kThreadsOfRow, c.down = kThreads / kThreadsOfRow;
-  c.lanes = kTileLanes, c.staged = 0, c.aligned_operand = 0;
-  c.exact = call.keys.rows % kTileRows == 0;
+  p.behind = describe(call.behind, call.a_behind);
+  describe_words(p.behind, kThreads, call.keys.rows, kTileRows);
   // Gradients of what is hidden are written too.
   p.causal = call.causal && (for_keys || call.behind.wants_tensor == 0);
   p.threads = kThreads;
@@ -72,11 +67,11 @@ std::string source(const warp_gradients_call& call, gradients_of which, const wa
 }
 
 void launch_warp_gradients(const warp_gradients_call& call, int device, void* stream) {
+  static known_kernels known;
   const device_facts& chip = facts(device);
   for (const gradients_of which : {gradients_of::queries, gradients_of::keys}) {
     if (which == gradients_of::keys && call.to_keys == nullptr && call.to_values == nullptr) return;
     const warp_gradients_plan p = plan_warp_gradients(call, which);
-    static known_kernels known;
     const kernel_key key(device, which, call.behind.line, call.behind.x, call.behind.operand, call.behind.wants_tensor,
                          p.behind, p.causal, pieces_of(call.keys.depth), pieces_of(call.values.depth),
                          call.to_queries != nullptr, call.to_keys != nullptr, call.to_values != nullptr);

@@ -33,6 +33,9 @@ void check_values(const prepared_line& line, const Tensor& keys, const Tensor& v
                 " and ", name(), " is on ", device_of(values).text());
 }
 
+// Warps have not been measured beside products: they are there for those who name them.
+bool may_take_warps(const prepared_line& line) { return line.line.how != spec::strategy::automatic; }
+
 // All of it in one kernel, or why not.
 class one_kernel {
  public:
@@ -55,8 +58,7 @@ class one_kernel {
     const cuda::device_facts& chip = cuda::facts(device_of(keys_).index);
     std::string of_tiles = cuda::why_not_attention(c_.parts.behind, depth, value_depth, keys_.size(keys_.dim() - 2),
                                                    dtype_of(keys_), chip);
-    // Warps have not been measured beside products: they are there for those who name them.
-    if (of_tiles.empty() || call_.line.line.how == spec::strategy::automatic) return of_tiles;
+    if (of_tiles.empty() || !may_take_warps(call_.line)) return of_tiles;
     return cuda::why_not_warp_attention(c_.parts, depth, value_depth, dtype_of(keys_), chip);
   }
 
@@ -73,8 +75,8 @@ class one_kernel {
     if (launch_attention(c_.parts, {.behind = leaving, .a_behind = behind.a, .y = results[0].data_ptr()}, call_.x,
                          keys_, &values_))
       return results;
-    const bool is_named = call_.line.line.how != spec::strategy::automatic;
-    if (is_named && launch_by_warps(c_, leaving, behind.a, call_.x, keys_, {&values_, results[0].data_ptr()}))
+    if (may_take_warps(call_.line) &&
+        launch_by_warps(c_, leaving, behind.a, call_.x, keys_, {&values_, results[0].data_ptr()}))
       return results;
     return {};
   }
@@ -91,7 +93,9 @@ class gradient_kernels {
       : call_(call), of_x_(of_x), wanted_(wanted), c_(*call.line.attention->scores.contraction) {}
 
   std::optional<std::vector<Tensor>> run() const {
-    if (!serve()) return {};
+    if (!may_serve()) return {};
+    const bool by_tiles = tiles_serve(), by_warps = warps_serve();
+    if (!by_tiles && !by_warps) return {};
     const Tensor &x = *call_.x, &keys = *call_.operands.front(), &values = *call_.operands.back();
     const std::vector<std::int64_t> types = part_of(call_.operand_types, 0, call_.line.attention->parts.values);
     const spec::contraction_gradients plan =
@@ -129,21 +133,19 @@ class gradient_kernels {
                     *call_.resumed, call_.gradients[0],
                     attention_gradients_to{to(of_queries), to(of_keys), to(of_values)});
     };
-    if ((tiles_serve() && launched(launch_attention_gradients)) || (warps_serve() && launched(launch_warp_gradients)))
+    if ((by_tiles && launched(launch_attention_gradients)) || (by_warps && launched(launch_warp_gradients)))
       return results;
     return {};
   }
 
  private:
-  bool serve() const {
+  bool may_serve() const {
     const Tensor &x = given(call_, call_.x, "x"), &keys = given(call_, call_.operands.front(), "its keys"),
                  &values = given(call_, call_.operands.back(), "its values");
     const device on = device_of(keys);
-    if (!on.is_cuda() || call_.line.line.how == spec::strategy::unfused || call_.line.line.keeps > 0 ||
-        wanted_.wants_scores == 0 || wanted_.gives_weights || of_x_ != dtype_of(keys) || !call_.resumed ||
-        x.numel() == 0 || keys.numel() == 0 || values.numel() == 0)
-      return false;
-    return tiles_serve() || warps_serve();
+    return on.is_cuda() && call_.line.line.how != spec::strategy::unfused && call_.line.line.keeps == 0 &&
+           wanted_.wants_scores != 0 && !wanted_.gives_weights && of_x_ == dtype_of(keys) && call_.resumed &&
+           x.numel() != 0 && keys.numel() != 0 && values.numel() != 0;
   }
   bool tiles_serve() const {
     const Tensor& keys = *call_.operands.front();
@@ -152,12 +154,11 @@ class gradient_kernels {
                .empty() &&
            cuda::why_not_attention_gradients(depth(), value_depth()).empty();
   }
-  bool warps_serve() const {  // for those who name them, as forward's
+  bool warps_serve() const {
     const Tensor& keys = *call_.operands.front();
-    return call_.line.line.how != spec::strategy::automatic &&
-           cuda::why_not_warp_gradients(c_.parts, depth(), value_depth(), dtype_of(keys),
-                                        cuda::facts(device_of(keys).index))
-               .empty();
+    return may_take_warps(call_.line) && cuda::why_not_warp_gradients(c_.parts, depth(), value_depth(), dtype_of(keys),
+                                                                      cuda::facts(device_of(keys).index))
+                                             .empty();
   }
   std::int64_t depth() const { return call_.operands.front()->size(call_.operands.front()->dim() - 1); }
   std::int64_t value_depth() const { return call_.operands.back()->size(call_.operands.back()->dim() - 1); }

@@ -1,15 +1,10 @@
 // Copies that arrive later, and mailboxes that tell of it; barriers of clusters.
-#include <algorithm>
 
 #include "tests/emulator/machine.h"
 #include "tests/emulator/tensor_map.h"
 
 namespace onepass::emulator {
 namespace {
-
-using parts = std::vector<std::string>;
-using u32 = std::uint32_t;
-using u64 = std::uint64_t;
 
 // Of whichever block of the cluster the address is in.
 char* place(thread& t, u64 address, std::size_t bytes) { return shared(block_of(t), address, bytes); }
@@ -24,7 +19,7 @@ bool has_ended(thread& t, u64 box, u32 parity) {
 
 // cp.async: bytes, of which only some come and the rest is 0.
 void copy(thread& t, u64 to, u64 from, std::size_t bytes, std::size_t present) {
-  const shared_place target = shared_to_write(block_of(t), to, bytes);
+  const shared_place target = place_in_shared(block_of(t), to, bytes);
   const char* source = present > 0 ? global(from, present, false) : nullptr;
   if (to % bytes != 0 || (present > 0 && from % bytes != 0)) throw std::runtime_error("a copy that is not aligned");
   t.copies.open.push_back([=, &t] {  // to the copy engine a thread's own write
@@ -61,7 +56,7 @@ void bring_tile(thread& t, const instruction& i) {
   for (int rank = 0; rank < 16; ++rank) {
     if (many ? (blocks >> rank & 1) == 0 : rank > 0) continue;
     const u64 in = many ? u64(rank + 1) << kRankShift : 0;
-    const shared_place target = shared_to_write(own, in | to, map.bytes());
+    const shared_place target = place_in_shared(own, in | to, map.bytes());
     char* const told = shared(own, in | box, 8);
     all.send([=, &all] {
       map.bring(first, target.to_write(), to & ((1u << kRankShift) - 1), [&](const char* from) {
@@ -77,7 +72,7 @@ void store_tile(thread& t, const instruction& i) {
   const tensor_map map = tensor_map::at(address(t, i, 0));
   const std::array<std::int64_t, 5> first{get<std::int32_t>(t, i, 1), get<std::int32_t>(t, i, 2)};
   const u64 from = address(t, i, 3);
-  const shared_place source = shared_to_write(block_of(t), from, map.bytes());
+  const shared_place source = place_in_shared(block_of(t), from, map.bytes());
   t.stores.open.push_back([=] { map.store(first, source.to_read_by_product(), from); });
 }
 
@@ -85,7 +80,7 @@ void bring_bytes(thread& t, const instruction& i) {
   const u64 to = address(t, i, 0), from = address(t, i, 1);
   const auto count = get<u32>(t, i, 2);
   if ((to | from | count) % 16 != 0) throw std::runtime_error("a copy of bytes that are no multiple of 16");
-  const shared_place target = shared_to_write(block_of(t), to, count);
+  const shared_place target = place_in_shared(block_of(t), to, count);
   char* told = place(t, address(t, i, 3), 8);
   const char* source = global(from, count, false);
   grid_of(t).send([=, &all = grid_of(t)] {
@@ -107,7 +102,7 @@ void mail(thread& t, const instruction& i) {
   const std::size_t count = i.of.size() - 2;
   std::array<T, 4> values{};
   for (std::size_t k = 0; k < count; ++k) values[k] = get<T>(t, i, 1 + k);
-  const shared_place target = shared_to_write(block_of(t), address(t, i, 0), count * sizeof(T));
+  const shared_place target = place_in_shared(block_of(t), address(t, i, 0), count * sizeof(T));
   char* told = place(t, address(t, i, 1 + count), 8);
   grid_of(t).send([=, &all = grid_of(t)] {
     std::memcpy(target.to_write(), values.data(), count * sizeof(T));

@@ -5,7 +5,6 @@
 //   EMULATED_SEED   what is drawn at random begins with
 #include <cstdlib>
 #include <iostream>
-#include <mutex>
 
 #include "tests/emulator/machine.h"
 #include "tests/emulator/tensor_map.h"

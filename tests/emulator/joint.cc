@@ -6,11 +6,6 @@
 namespace onepass::emulator {
 namespace {
 
-using parts = std::vector<std::string>;
-using u16 = std::uint16_t;
-using u32 = std::uint32_t;
-using u64 = std::uint64_t;
-
 template <class F>
 void each_lane(u32 mask, const F& f) {
   for (int lane = 0; lane < 32; ++lane)
@@ -129,7 +124,7 @@ void read_tile(warp& w, u64 descriptor, bool turned, bool is_bf16, int rows, sma
     for (u64 k = 0; k < 16; ++k) {
       const u64 at = turned ? start + row / 64 * next_tile + k / 8 * eight + k % 8 * 128 + row % 64 * 2
                             : start + row / 8 * eight + row % 8 * 128 + k * 2;
-      const shared_place place = shared_to_write(b, swizzled(at), 2);
+      const shared_place place = place_in_shared(b, swizzled(at), 2);
       const char* from = place.to_read_by_product();
       u16 bits;
       std::memcpy(&bits, from, 2);
@@ -202,7 +197,7 @@ void move_matrices(warp& w, u32, const instruction& i) {
         const int row = kTurns ? lane % 4 * 2 + half : lane / 4, column = kTurns ? lane / 4 : lane % 4 * 2 + half;
         const u64 begin = address(w.lane(static_cast<int>(m) * 8 + row), i, at);
         if (begin % 16 != 0) throw std::runtime_error("a matrix's row that is not aligned");
-        const shared_place place = shared_to_write(*w.of, begin + static_cast<u64>(column) * 2, 2);
+        const shared_place place = place_in_shared(*w.of, begin + static_cast<u64>(column) * 2, 2);
         u16 bits = static_cast<u16>(pair >> 16 * half);
         if (kStores) std::memcpy(place.to_write(w.lane(lane)), &bits, 2);
         else std::memcpy(&bits, place.at, 2), pair |= u32{bits} << 16 * half;
@@ -219,7 +214,7 @@ joint_step find_together(const parts& of, instruction& i) {
   if (of[0] == "mma" && of[3] == "m16n8k16")
     return of.back() == "f32" && of[7] == "bf16" ? warp_product<true> : warp_product<false>;
   if (of[0] == "wgmma") return find_group_product(of, i);
-  const bool turns = std::find(of.begin(), of.end(), "trans") != of.end();
+  const bool turns = has(of, "trans");
   if (of[0] == "stmatrix") return turns ? move_matrices<true, true> : move_matrices<true, false>;
   if (of[0] == "ldmatrix") return turns ? move_matrices<false, true> : move_matrices<false, false>;
   return nullptr;

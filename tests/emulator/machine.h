@@ -18,6 +18,10 @@
 
 namespace onepass::emulator {
 
+using u16 = std::uint16_t;
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+
 struct block;
 struct grid;
 
@@ -145,7 +149,7 @@ struct shared_place {
   void require_unread() const;
 };
 void let_copies_see_writes(thread&, bool global_too);
-shared_place shared_to_write(block&, std::uint64_t address, std::size_t bytes);
+shared_place place_in_shared(block&, std::uint64_t address, std::size_t bytes);
 char* global(std::uint64_t address, std::size_t bytes, bool writes);
 void* allocate(std::size_t bytes);
 void release(void*);

@@ -1,5 +1,4 @@
 // Loads and stores of a thread, each within what it may touch.
-#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -8,8 +7,6 @@
 
 namespace onepass::emulator {
 namespace {
-
-using parts = std::vector<std::string>;
 
 // What tests have allocated.
 struct allocations {
@@ -34,7 +31,7 @@ char* at(thread& t, space of, std::uint64_t address, std::size_t bytes, bool wri
       if (address >> kRankShift != 0) throw std::runtime_error("another block's shared memory");
       [[fallthrough]];
     case space::shared_of_cluster: {
-      const shared_place place = shared_to_write(block_of(t), address, bytes);
+      const shared_place place = place_in_shared(block_of(t), address, bytes);
       return writes ? place.to_write(t) : place.at;
     }
     case space::parameters: return reinterpret_cast<char*>(address);
@@ -77,7 +74,6 @@ step find_access(bool loads, const std::string& type) {
 }  // namespace
 
 bool find_memory(const parts& of, instruction& i) {
-  const auto has = [&](const char* modifier) { return std::find(of.begin(), of.end(), modifier) != of.end(); };
   if (of[0] == "fence" && of[1] == "proxy") {
     i.run = of.back().starts_with("shared") ? [](thread& t, const instruction&) { let_copies_see_writes(t, false); }
                                             : [](thread& t, const instruction&) { let_copies_see_writes(t, true); };
@@ -87,7 +83,7 @@ bool find_memory(const parts& of, instruction& i) {
     i.run = [](thread&, const instruction&) {};
     return true;
   }
-  if (of[0] == "red" && has("global") && has("add") && of.back() == "u32") {
+  if (of[0] == "red" && has(of, "global") && has(of, "add") && of.back() == "u32") {
     i.run = [](thread& t, const instruction& c) {
       std::uint32_t value;
       char* place = at(t, space::global, address(t, c, 0), 4, true);
@@ -97,19 +93,19 @@ bool find_memory(const parts& of, instruction& i) {
     };
     return true;
   }
-  if ((of[0] != "ld" && of[0] != "st") || has("async")) return false;
+  if ((of[0] != "ld" && of[0] != "st") || has(of, "async")) return false;
   const bool loads = of[0] == "ld";
-  if (has("global")) i.run = find_access<space::global>(loads, of.back());
-  else if (has("shared::cluster")) i.run = find_access<space::shared_of_cluster>(loads, of.back());
-  else if (has("shared")) i.run = find_access<space::shared>(loads, of.back());
-  else if (has("local")) i.run = find_access<space::local>(loads, of.back());
-  else if (has("param")) i.run = find_access<space::parameters>(loads, of.back());
+  if (has(of, "global")) i.run = find_access<space::global>(loads, of.back());
+  else if (has(of, "shared::cluster")) i.run = find_access<space::shared_of_cluster>(loads, of.back());
+  else if (has(of, "shared")) i.run = find_access<space::shared>(loads, of.back());
+  else if (has(of, "local")) i.run = find_access<space::local>(loads, of.back());
+  else if (has(of, "param")) i.run = find_access<space::parameters>(loads, of.back());
   // Who looks at what others write may have to wait for them.
-  i.yields = loads && (has("acquire") || has("volatile"));
+  i.yields = loads && (has(of, "acquire") || has(of, "volatile"));
   return i.run != nullptr;
 }
 
-shared_place shared_to_write(block& b, std::uint64_t address, std::size_t bytes) {
+shared_place place_in_shared(block& b, std::uint64_t address, std::size_t bytes) {
   const std::uint64_t rank = address >> kRankShift, at = address & ((1u << kRankShift) - 1);
   block* of = &b;
   if (rank != 0) {
@@ -124,7 +120,7 @@ shared_place shared_to_write(block& b, std::uint64_t address, std::size_t bytes)
                              std::to_string(kSharedBase + of->shared.size()));
   return {of, of->shared.data() + (at - kSharedBase), bytes};
 }
-char* shared(block& b, std::uint64_t address, std::size_t bytes) { return shared_to_write(b, address, bytes).at; }
+char* shared(block& b, std::uint64_t address, std::size_t bytes) { return place_in_shared(b, address, bytes).at; }
 
 std::size_t shared_place::first_piece() const { return static_cast<std::size_t>(at - of->shared.data()) / 16; }
 std::size_t shared_place::end_piece() const {

@@ -2,6 +2,7 @@
 // registers have registers of their own, which are set before a thread begins.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -59,10 +60,13 @@ inline constexpr std::uint32_t kSharedBase = 1024;
 // Throws std::runtime_error, with the line, for what the emulator does not know.
 program read_program(const std::string& ptx);
 
-// Fills in what an instruction does, from its name's parts ("add", "rn", "f32"). False: unknown.
-bool find_scalar(const std::vector<std::string>& parts, instruction&);
-bool find_joint(const std::vector<std::string>& parts, instruction&);
-bool find_memory(const std::vector<std::string>& parts, instruction&);
-bool find_asynchronous(const std::vector<std::string>& parts, instruction&);
+using parts = std::vector<std::string>;  // of a name: "add", "rn", "f32"
+inline bool has(const parts& of, const char* part) { return std::find(of.begin(), of.end(), part) != of.end(); }
+
+// Fills in what an instruction does, from its name's parts. False: unknown.
+bool find_scalar(const parts&, instruction&);
+bool find_joint(const parts&, instruction&);
+bool find_memory(const parts&, instruction&);
+bool find_asynchronous(const parts&, instruction&);
 
 }  // namespace onepass::emulator

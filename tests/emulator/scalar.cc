@@ -9,12 +9,8 @@
 namespace onepass::emulator {
 namespace {
 
-using parts = std::vector<std::string>;
-using u16 = std::uint16_t;
 using i16 = std::int16_t;
-using u32 = std::uint32_t;
 using i32 = std::int32_t;
-using u64 = std::uint64_t;
 using i64 = std::int64_t;
 
 // f(T{}) for the type of that name.
@@ -86,22 +82,13 @@ T high_product(T a, T b) {
   return static_cast<T>(static_cast<wide>(a) * static_cast<wide>(b) >> (8 * sizeof(T)));
 }
 // A NaN loses, or, where it is asked for, wins.
-template <class T>
-T least(T a, T b, bool keeps_nan) {
+template <bool kLeast, bool kKeepsNaN, class T>
+T extreme(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
-    if (keeps_nan && (std::isnan(a) || std::isnan(b))) return std::numeric_limits<T>::quiet_NaN();
-    return std::fmin(a, b);
+    if (kKeepsNaN && (std::isnan(a) || std::isnan(b))) return std::numeric_limits<T>::quiet_NaN();
+    return kLeast ? std::fmin(a, b) : std::fmax(a, b);
   } else {
-    return b < a ? b : a;
-  }
-}
-template <class T>
-T most(T a, T b, bool keeps_nan) {
-  if constexpr (std::is_floating_point_v<T>) {
-    if (keeps_nan && (std::isnan(a) || std::isnan(b))) return std::numeric_limits<T>::quiet_NaN();
-    return std::fmax(a, b);
-  } else {
-    return a < b ? b : a;
+    return (b < a) == kLeast ? b : a;
   }
 }
 template <class T>
@@ -121,9 +108,11 @@ step find_arithmetic(const std::string& base, const std::string& type, bool keep
   if (base == "mul") return ONEPASS_ARITHMETIC(multiplied<T>(a, b));
   if (base == "div") return ONEPASS_ARITHMETIC(divided<T>(a, b));
   if (base == "min")
-    return keeps_nan ? ONEPASS_ARITHMETIC(least<T>(a, b, true)) : ONEPASS_ARITHMETIC(least<T>(a, b, false));
+    return keeps_nan ? ONEPASS_ARITHMETIC((extreme<true, true, T>(a, b)))
+                     : ONEPASS_ARITHMETIC((extreme<true, false, T>(a, b)));
   if (base == "max")
-    return keeps_nan ? ONEPASS_ARITHMETIC(most<T>(a, b, true)) : ONEPASS_ARITHMETIC(most<T>(a, b, false));
+    return keeps_nan ? ONEPASS_ARITHMETIC((extreme<false, true, T>(a, b)))
+                     : ONEPASS_ARITHMETIC((extreme<false, false, T>(a, b)));
   if (base == "rem") return ONEPASS_INTEGER(a - multiplied<T>(divided<T>(a, b), b));
   if (base == "and") return ONEPASS_INTEGER(a & b);
   if (base == "or") return ONEPASS_INTEGER(a | b);
@@ -338,7 +327,6 @@ step find_bits(const parts& of) {
 
 step find(const parts& of, const instruction& i) {
   const std::string &base = of[0], &type = of.back();
-  const auto has = [&](const char* modifier) { return std::find(of.begin(), of.end(), modifier) != of.end(); };
   if (base == "ret" || base == "exit") return ONEPASS_STEP((void)i; t.is = state::done);
   if (base == "bra") return ONEPASS_STEP(t.at = i.target);
   if (base == "mov") return find_move(type, i);
@@ -348,9 +336,9 @@ step find(const parts& of, const instruction& i) {
   if (const step bits = find_bits(of)) return bits;
   if (of.size() > 2)
     if (const step product = find_product(base, of[1], type)) return product;
-  if (has("sat") || (has("ftz") && base != "ex2" && base != "lg2" && base != "rcp")) return nullptr;
+  if (has(of, "sat") || (has(of, "ftz") && base != "ex2" && base != "lg2" && base != "rcp")) return nullptr;
   if (const step function = find_function(base, type)) return function;
-  return find_arithmetic(base, type, has("NaN"));
+  return find_arithmetic(base, type, has(of, "NaN"));
 }
 
 }  // namespace

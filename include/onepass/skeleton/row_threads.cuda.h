@@ -105,6 +105,16 @@ struct merge_exponentials {
   }
 };
 
+// Of four neighbouring threads.
+ONEPASS_FUNCTION float largest_of_four(float of) {
+  of = max_number(of, __shfl_xor_sync(0xffffffffu, of, 1));
+  return max_number(of, __shfl_xor_sync(0xffffffffu, of, 2));
+}
+ONEPASS_FUNCTION float sum_of_four(float of) {
+  of += __shfl_xor_sync(0xffffffffu, of, 1);
+  return of + __shfl_xor_sync(0xffffffffu, of, 2);
+}
+
 // The blocks of a cluster.
 ONEPASS_FUNCTION int cluster_rank() {
   uint32 rank;

@@ -263,15 +263,6 @@ class thread_rows {
   int own_, count_ = 0;
 };
 
-ONEPASS_FUNCTION float largest_of_four(float of) {
-  of = max_number(of, __shfl_xor_sync(0xffffffffu, of, 1));
-  return max_number(of, __shfl_xor_sync(0xffffffffu, of, 2));
-}
-ONEPASS_FUNCTION float sum_of_four(float of) {
-  of += __shfl_xor_sync(0xffffffffu, of, 1);
-  return of + __shfl_xor_sync(0xffffffffu, of, 2);
-}
-
 // 64 rows of products from shared memory, where hand_over left them, to `to`: those of which `place(row)` is below
 // `rows`, and of each the first `depth` numbers.
 template <int kNumbers, class Place>

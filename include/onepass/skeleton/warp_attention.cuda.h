@@ -91,9 +91,7 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
         at.of[i].set_column(column, there);
         L scores = Behind::pre::forward(queries.product(d, i), at.of[i]);
         if constexpr (!behind::kExact) scores = where(first_n<L>(there), scores, L(-kInfinity));
-        float largest = max_number(statistics[i].v[0], max_lanes(scores));
-        largest = max_number(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = max_number(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        const float largest = largest_of_four(max_number(statistics[i].v[0], max_lanes(scores)));
         const float shift = shift_of(largest), factor = exp_minus_number(statistics[i].v[0], shift);
         const L of_softmax = exp_minus(scores, shift);
         statistics[i] = {{largest, fmaf(statistics[i].v[1], factor, sum_lanes(of_softmax))}};
@@ -105,8 +103,7 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
   }
 #pragma unroll
   for (int i = 0; i < rows::kRows; ++i) {
-    float sum = statistics[i].v[1];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1), sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const float sum = sum_of_four(statistics[i].v[1]);
     const stage::pair<float> saved{shift_of(statistics[i].v[0]), sum == 0.0f ? 0.0f : reciprocal_number(sum)};
     if (row_of(i) >= end) continue;
     if (behind::kSavesStatistics && across == 0) save<Behind>(a.behind, row_of(i), saved);

@@ -150,8 +150,7 @@ ONEPASS_FUNCTION void warp_gradients_of_queries(const warp_gradient_arguments& a
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float& product = rows.facts[i].product;
-    product += __shfl_xor_sync(0xffffffffu, product, 1), product += __shfl_xor_sync(0xffffffffu, product, 2);
+    rows.facts[i].product = sum_of_four(rows.facts[i].product);
     if (rows.row(first, i) < end && threadIdx.x % 4 == 0) a.facts[rows.row(first, i)] = rows.facts[i];
   }
   warp_sums<Config::kX, Config::kPieces> sums;
