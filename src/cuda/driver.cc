@@ -24,7 +24,8 @@ namespace {
 // Of cuda.h, whose types are handles and numbers.
 using status = int;
 constexpr status kSuccess = 0;
-constexpr int kSmCount = 16, kMajor = 75, kMinor = 76, kSharedPerBlockOptin = 97;  // CUdevice_attribute
+constexpr int kSmCount = 16, kMemoryKilohertz = 36, kMemoryWires = 37, kMajor = 75, kMinor = 76;  // CUdevice_attribute
+constexpr int kSharedPerBlockOptin = 97;
 constexpr int kStaticShared = 1, kMaxDynamicShared = 8, kNonPortableCluster = 14;  // CUfunction_attribute
 
 struct driver {
@@ -132,6 +133,12 @@ std::string name_of_arch(int arch) {
 // Where the driver allows more than the eight that all chips have (prepare asks it for each kernel).
 int cluster_of_arch(int arch) { return arch < 90 ? 1 : arch < 120 ? 16 : 8; }
 
+// Of two bits a clock and wire; some virtual machines say nothing.
+double bytes_of_copies(int kilohertz, int wires) {
+  constexpr double kReached = .87, kLeast = 1e11;
+  return std::max(kReached * 2e3 * kilohertz * wires / 8, kLeast);
+}
+
 const device_state& state_of(int device) {
   static std::mutex mutex;
   static std::map<int, device_state> known;
@@ -143,8 +150,12 @@ const device_state& state_of(int device) {
   check(d.device_get(&s.handle, device), "cuDeviceGet");
   check(d.primary_context_retain(&s.context, s.handle), "cuDevicePrimaryCtxRetain");
   const int arch = attribute(s.handle, kMajor) * 10 + attribute(s.handle, kMinor);
-  s.about = {attribute(s.handle, kSmCount), attribute(s.handle, kSharedPerBlockOptin), arch, name_of_arch(arch),
-             cluster_of_arch(arch)};
+  s.about = {attribute(s.handle, kSmCount),
+             attribute(s.handle, kSharedPerBlockOptin),
+             arch,
+             name_of_arch(arch),
+             cluster_of_arch(arch),
+             bytes_of_copies(attribute(s.handle, kMemoryKilohertz), attribute(s.handle, kMemoryWires))};
   int version = 0;
   check(d.driver_version(&version), "cuDriverGetVersion");
   if (version < 12010) s.about.parameter_bytes = 4096;
@@ -224,10 +235,13 @@ const device_facts& facts(int device) { return state_of(device).about; }
 
 device_facts facts_of(const std::string& arch_name) {
   static const device_facts kKnown[] = {
-      // CUDA C++ programming guide, technical specifications; A100, H100/H200, B200, RTX 5090
-      {108, 166912, 80, "sm_80", cluster_of_arch(80)},     {84, 101376, 86, "sm_86", cluster_of_arch(86)},
-      {128, 101376, 89, "sm_89", cluster_of_arch(89)},     {132, 232448, 90, "sm_90a", cluster_of_arch(90)},
-      {148, 232448, 100, "sm_100a", cluster_of_arch(100)}, {188, 101376, 120, "sm_120", cluster_of_arch(120)}};
+      // CUDA C++ programming guide, technical specifications; A100, RTX A6000, RTX 4090, H200, B200, RTX 5090
+      {108, 166912, 80, "sm_80", cluster_of_arch(80), 1.35e12},
+      {84, 101376, 86, "sm_86", cluster_of_arch(86), .67e12},
+      {128, 101376, 89, "sm_89", cluster_of_arch(89), .88e12},
+      {132, 232448, 90, "sm_90a", cluster_of_arch(90), 4.28e12},
+      {148, 232448, 100, "sm_100a", cluster_of_arch(100), 7e12},
+      {188, 101376, 120, "sm_120", cluster_of_arch(120), 1.56e12}};
   const auto* found = std::find_if(std::begin(kKnown), std::end(kKnown),
                                    [&](const device_facts& f) { return f.arch_name == arch_name; });
   if (found != std::end(kKnown)) return *found;

@@ -12,10 +12,11 @@ struct kernel {
 
 struct device_facts {
   int sm_count;
-  int shared_per_block;   // bytes that a block may ask for
-  int arch;               // 90 for compute capability 9.0
-  std::string arch_name;  // "sm_90a"
-  int cluster;            // blocks of a cluster, at most
+  int shared_per_block;     // bytes that a block may ask for
+  int arch;                 // 90 for compute capability 9.0
+  std::string arch_name;    // "sm_90a"
+  int cluster;              // blocks of a cluster, at most
+  double bytes_per_second;  // that a large copy moves, about
   // Of a kernel's parameters: 4096, where the driver is older than CUDA 12.1.
   int parameter_bytes = 32764;
 };

@@ -26,11 +26,21 @@ sharing share(const held_tuning& with, int64 keys) {
   return {groups, with.tile, with.groups_per_sm / groups,
           static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, groups * with.tile))))};
 }
-bool is_easy(const request& behind) { return behind.operands == 0 && behind.flops <= kTuned.easy_flops; }
-sharing share(const request& behind, int64 keys) {
-  if (is_easy(behind)) return share(kTuned.easy, keys);
+// Beside what is held, of so many operands.
+bool is_easy(const request& behind, int held = 0) {
+  return behind.operands == held && behind.flops <= kTuned.easy_flops;
+}
+sharing share(const request& behind, int64 keys, int held = 0) {
+  if (is_easy(behind, held)) return share(kTuned.easy, keys);
   const sharing any = share(kTuned.any, keys);
   return any.cluster > kPortableCluster ? share(kTuned.long_rows, keys) : any;
+}
+
+// Boolean tensors of which a matrix's rows are the same (bits).
+uint64 held_masks(const attention_call& call) {
+  uint64 held = shared_operands(call.a_behind);
+  for (int i = 0; i < kMaxOperands; ++i) held &= ~(static_cast<uint64>(call.behind.operand[i] != dtype::boolean) << i);
+  return held;
 }
 
 }  // namespace
@@ -56,7 +66,7 @@ double seconds_of_held(const request& behind, int64 matrices, int64 rows, int64 
 }
 
 tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip) {
-  const sharing how = share(call.behind, call.keys.rows);
+  const sharing how = share(call.behind, call.keys.rows, std::popcount(held_masks(call)));
   const int panels = panels_of(call.queries.depth);
   const auto plan_with = [&](int blocks_per_sm) {
     device_facts part = chip;
@@ -83,8 +93,10 @@ tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip
 }
 
 std::string held_source(const attention_call& call, const tiles_plan& p) {
-  return tiles_source(call, p, "held_scores", number_field("kCluster", p.cluster), "attention_arguments",
-                      "held_scores_forward");
+  return tiles_source(
+      call, p, "held_scores",
+      number_field("kCluster", p.cluster) + number_field("kHeldMasks", static_cast<int>(held_masks(call))),
+      "attention_arguments", "held_scores_forward");
 }
 
 bool launch_held_scores(const attention_call& call, int device, void* stream) {

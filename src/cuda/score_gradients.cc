@@ -36,7 +36,10 @@ score_sizes sizes_of(const score_gradients_call& call) {
 }
 double seconds_of(const score_sizes& of, const shared_clusters& with) {
   const double parts = with.parts == 0 ? 0.0 : kTuned.second_launch + static_cast<double>(with.parts) * kTuned.part;
-  return kTuned.start + static_cast<double>(ceil_div(of.batches * strips_of_batch(of), with.count)) * kTuned.strip +
+  const bool wide = panels_of(of.depth) > 1 && cluster_of(of.depth, of.keys) == 16;
+  return kTuned.start +
+         static_cast<double>(ceil_div(of.batches * strips_of_batch(of), with.count)) *
+             (wide ? kTuned.strip_of_sixteen : kTuned.strip) +
          parts;
 }
 
@@ -49,8 +52,8 @@ std::string why_not_score_gradients(const score_sizes& of, dtype type, const dev
   if (of.depth > kTuned.depth) return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
   const int cluster = cluster_of(of.depth, of.keys);
   if (cluster > std::min(chip.cluster, kTuned.cluster)) return "a cluster has no room for a row";
-  const double others =
-      kTuned.three_launches + static_cast<double>(of.batches * of.group * of.rows * of.keys) * kTuned.weight;
+  const double others = kTuned.three_launches + static_cast<double>(of.batches * of.group * of.rows * of.keys) *
+                                                    kTuned.weight_bytes / chip.bytes_per_second;
   if (seconds_of(of, share_strips(of, clusters_at_a_time(cluster))) > others)
     return "softmax's kernel and two products are faster";
   return "";

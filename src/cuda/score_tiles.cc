@@ -16,16 +16,6 @@ namespace {
 int64 places(int64 size, int64 stride) { return stride == 0 ? 1 : size; }
 int64 stride_of(int64 stride) { return stride == 0 ? kTileLanes : stride; }
 
-// Tensors of which a matrix's rows are the same (bits).
-uint64 shared_operands(const arguments& a) {
-  uint64 shared = 0;
-  for (int i = 0; i < kMaxOperands; ++i) {
-    const view& v = a.operand[i];
-    shared |= static_cast<uint64>(v.data && v.column_stride == 1 && v.stride[kMaxDims - 1] == 0) << i;
-  }
-  return shared;
-}
-
 // Tensors that words before softmax take, in lanes of at most 16 bytes (bits, as place.cuda.h counts them).
 uint64 streams_of(const attention_call& call, const configuration& c) {
   uint64 streams = 0;
@@ -38,6 +28,15 @@ uint64 streams_of(const attention_call& call, const configuration& c) {
 }
 
 }  // namespace
+
+uint64 shared_operands(const arguments& a) {
+  uint64 shared = 0;
+  for (int i = 0; i < kMaxOperands; ++i) {
+    const view& v = a.operand[i];
+    shared |= static_cast<uint64>(v.data && v.column_stride == 1 && v.stride[kMaxDims - 1] == 0) << i;
+  }
+  return shared;
+}
 
 bool fits(const batched_rows& of) {
   const int64 strides = of.outer_stride | of.inner_stride | of.group_stride | of.row_stride;

@@ -41,6 +41,7 @@ struct tiles_plan {
 };
 
 int panels_of(int64 depth);
+uint64 shared_operands(const arguments&);  // of which a matrix's rows are the same (bits)
 
 // What a kernel has shared memory for beside the brought tensors.
 struct tiles_room {

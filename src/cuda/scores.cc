@@ -19,6 +19,10 @@ int rows_of_thread(int64 depth, int64 value_depth = 0) {
   return std::max(depth, value_depth) <= kScoresTuning.depth_of_four ? 4 : 2;
 }
 
+int threads_of_block(int64 value_depth) {
+  return value_depth > 0 ? kScoresTuning.threads_with_values : kScoresTuning.threads;
+}
+
 int tile_of(int64 depth, int64 value_depth = 0) {
   return std::max(depth, value_depth) <= 128 ? kScoresTuning.tile : kScoresTuning.tile_of_deep;
 }
@@ -28,7 +32,7 @@ scores_plan plan_for(const scores_call& call, int64 value_depth, const device_fa
   scores_plan p{};
   p.pitch = pitch_of(call.depth);
   p.rows_of_thread = rows_of_thread(call.depth, value_depth);
-  p.threads = static_cast<unsigned>(value_depth > 0 ? kScoresTuning.threads_with_values : kScoresTuning.threads);
+  p.threads = static_cast<unsigned>(threads_of_block(value_depth));
   p.tile = tile_of(call.depth, value_depth);
   const int value_pitch = static_cast<int>(turned_pitch(value_depth));
   const auto bytes = [&] { return kScoresTuning.stages * p.tile * (p.pitch + value_pitch); };
@@ -92,7 +96,9 @@ std::string why_not_scores(const spec::contraction& of, int64 depth, dtype type,
   return "";
 }
 
-int rows_of_block(int64 depth) { return kScoresTuning.threads / kThreadsOfRow * rows_of_thread(depth); }
+int rows_of_block(int64 depth, int64 value_depth) {
+  return threads_of_block(value_depth) / kThreadsOfRow * rows_of_thread(depth, value_depth);
+}
 
 bool fits(const scores_call& call) {
   const auto aligned = [](int64 stride) { return stride % kTileLanes == 0; };

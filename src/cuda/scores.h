@@ -26,7 +26,7 @@ struct scores_plan : warp_linear_plan {
 
 // Empty where the kernel can take the line, with keys of so many numbers.
 std::string why_not_scores(const spec::contraction&, int64 depth, dtype, const device_facts&);
-int rows_of_block(int64 depth);                                    // of one batch
+int rows_of_block(int64 depth, int64 value_depth = 0);             // of one batch; with values of so many numbers
 bool fits(const scores_call&);                                     // whether addresses and strides suit it
 scores_plan plan_scores(const scores_call&, const device_facts&);  // where why_not_scores says nothing
 std::string source(const scores_call&, const scores_plan&);

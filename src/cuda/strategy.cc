@@ -36,17 +36,18 @@ int flops_of(const spec::line& line) {
   return flops;
 }
 
-double seconds_for(int64 bytes) { return static_cast<double>(bytes) / kSpeed.bytes; }
+double seconds_for(int64 bytes, const device_facts& chip) { return static_cast<double>(bytes) / chip.bytes_per_second; }
 
-prediction unfused(const spec::contraction& of, const linear_case& c) {
+prediction unfused(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
   const int64 x = c.x_bytes(), y = c.result_bytes(), matrix = c.matrix_bytes();
   const bool short_numbers = size_of(c.type) == 2;
   prediction p{spec::strategy::unfused, x + matrix + y, 0, ""};
   const double flops = 2.0 * static_cast<double>(c.rows * c.columns) * static_cast<double>(c.depth);
-  p.seconds = kSpeed.call + std::max(flops / (short_numbers ? kSpeed.flops : kSpeed.flops_wide), seconds_for(p.bytes));
+  p.seconds =
+      kSpeed.call + std::max(flops / (short_numbers ? kSpeed.flops : kSpeed.flops_wide), seconds_for(p.bytes, chip));
   const auto pass = [&](int64 bytes) {
     p.bytes += bytes;
-    p.seconds += kSpeed.launch + seconds_for(bytes);
+    p.seconds += kSpeed.launch + seconds_for(bytes, chip);
   };
   if (!of.before.words.empty()) pass((2 + other_tensors(of.before)) * x);
   if (!of.behind.words.empty() && !is_bias(of.behind)) pass((2 + other_tensors(of.behind)) * y);
@@ -95,12 +96,12 @@ prediction tiled(const spec::contraction& of, const linear_case& c, const device
     const auto own = static_cast<double>(ceil_div(c.rows, int64{chip.sm_count}));  // rows of a block
     beside += own / rows_at_once(c.depth) * kSpeed.rows_round;
   } else if (defers) {
-    before = kSpeed.launch + seconds_for(2 * matrix);
+    before = kSpeed.launch + seconds_for(2 * matrix, chip);
     products += columns * kSpeed.norm_column;
-    if (needs_statistics(from, c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x);
+    if (needs_statistics(from, c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x, chip);
     else beside += turns * (depth * kSpeed.moments + kSpeed.moments_turn);
   }
-  p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes)});
+  p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes, chip)});
   return p;
 }
 
@@ -130,8 +131,8 @@ prediction resident(const spec::contraction& of, const linear_case& c, const dev
   prediction p = by_warps(spec::strategy::resident, of, c, why_not_resident(c.depth, c.columns, chip));
   if (!p.why_not.empty() || chip.arch != 90) return p;  // other chips have not been measured
   const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
-  p.seconds = kSpeed.resident_call +
-              std::max(numbers * kSpeed.resident_number + products * kSpeed.resident_product, seconds_for(p.bytes));
+  p.seconds = kSpeed.resident_call + std::max(numbers * kSpeed.resident_number + products * kSpeed.resident_product,
+                                              seconds_for(p.bytes, chip));
   return p;
 }
 
@@ -159,7 +160,7 @@ double seconds_of_scores(const spec::contraction& of, const linear_case& c, cons
 }
 
 // Its threads contract the rows that they have.
-prediction dots(const spec::contraction& of, const linear_case& c) {
+prediction dots(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
   const int64 x = c.x_bytes(), y = c.result_bytes();
   prediction p{spec::strategy::dots, x + y + c.matrix_bytes()};
   p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
@@ -168,7 +169,7 @@ prediction dots(const spec::contraction& of, const linear_case& c) {
     p.why_not = "it is for rows of at most " + std::to_string(kMostRowColumns) + " numbers";
   if (!p.why_not.empty()) return p;
   const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
-  p.seconds = kSpeed.dots_call + std::max(seconds_for(p.bytes), products * kSpeed.dots_product);
+  p.seconds = kSpeed.dots_call + std::max(seconds_for(p.bytes, chip), products * kSpeed.dots_product);
   return p;
 }
 
@@ -178,16 +179,16 @@ prediction scores(const spec::contraction& of, const linear_case& c, const devic
   p.bytes = c.x_bytes() + c.matrix_bytes() + (1 + other_tensors(of.behind)) * c.result_bytes();
   p.why_not = why_not_scores(of, c.depth, c.type, chip);
   if (!p.why_not.empty() || chip.arch != 90) return p;  // other chips have not been measured
-  p.seconds = kSpeed.launch + std::max(seconds_of_scores(of, c, chip), seconds_for(p.bytes));
+  p.seconds = kSpeed.launch + std::max(seconds_of_scores(of, c, chip), seconds_for(p.bytes, chip));
   return p;
 }
 
 }  // namespace
 
 std::vector<prediction> predict(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
-  if (of.scores) return {unfused(of, c), scores(of, c, chip)};
-  return {unfused(of, c),        tiled(of, c, chip, false), tiled(of, c, chip, true),
-          streamed(of, c, chip), resident(of, c, chip),     dots(of, c)};
+  if (of.scores) return {unfused(of, c, chip), scores(of, c, chip)};
+  return {unfused(of, c, chip),  tiled(of, c, chip, false), tiled(of, c, chip, true),
+          streamed(of, c, chip), resident(of, c, chip),     dots(of, c, chip)};
 }
 
 std::vector<prediction> predict_attention(const spec::contraction& of, const linear_case& c, const device_facts& chip) {
@@ -196,16 +197,20 @@ std::vector<prediction> predict_attention(const spec::contraction& of, const lin
   const int64 rest = c.matrix_bytes() + c.x_bytes();  // the values and the result
   written.how = spec::strategy::unfused;
   written.bytes += c.result_bytes() + rest;
-  written.seconds += kSpeed.call + seconds_for(c.result_bytes() + rest);
+  written.seconds += kSpeed.call + seconds_for(c.result_bytes() + rest, chip);
   streamed.bytes = c.x_bytes() + c.matrix_bytes() + rest + other_tensors(of.behind) * c.result_bytes();
-  streamed.why_not = why_not_attention(of.behind, c.depth, c.depth, c.columns, c.type, chip);
-  if (!streamed.why_not.empty()) {  // by warps, which have not been measured
-    streamed.why_not = why_not_warp_attention(of, c.depth, c.depth, c.type, chip);
+  const auto depth = static_cast<double>(c.depth), tensors = static_cast<double>(other_tensors(of.behind));
+  if (why_not_attention(of.behind, c.depth, c.depth, c.columns, c.type, chip).empty()) {
+    const double each = kSpeed.attended + kSpeed.attended_depth * depth + kSpeed.attended_tensor * tensors;
+    streamed.seconds = kSpeed.launch + seconds_of_scores(c, rows_of_attention(c.depth, c.depth), each, 0);
     return all;
   }
-  const double each = kSpeed.attended + kSpeed.attended_depth * static_cast<double>(c.depth) +
-                      kSpeed.attended_tensor * static_cast<double>(other_tensors(of.behind));
-  streamed.seconds = kSpeed.launch + seconds_of_scores(c, rows_of_attention(c.depth, c.depth), each, 0);
+  streamed.why_not = why_not_warp_attention(of, c.depth, c.depth, c.type, chip);
+  if (!streamed.why_not.empty() || chip.arch != 90) return all;  // other chips have not been measured
+  const int shares = c.depth > 64 ? 2 : 1;  // threads have half as many rows, for which a key is read as often
+  const double each =
+      shares * (kSpeed.warp_attended + kSpeed.warp_attended_depth * depth) + kSpeed.warp_attended_tensor * tensors;
+  streamed.seconds = kSpeed.launch + seconds_of_scores(c, rows_of_block(c.depth, c.depth), each, 0);
   return all;
 }
 

@@ -191,26 +191,28 @@ inline constexpr warp_gradients_tuning kWarpGradientsTuning{};
 
 // Their backward, where nothing stands behind softmax (onepass/skeleton/score_gradients.cuda.h).
 struct score_gradients_tuning {
-  int depth = 64;    // at most
+  int depth = 128;   // at most
   int keys = 256;    // of a block, of at most 64 numbers; half as many of more
   int cluster = 16;  // blocks that share a row, at most
   // SMs that may share a cluster, of an H100 or H200: 15 clusters of 8 blocks run at a time.
   int sms[8] = {18, 18, 18, 16, 16, 16, 16, 14};
-  // Seconds: of a strip of 64 rows; before a cluster's first one; of the kernel that adds up what clusters share, and
-  // for each of their numbers. Of the other way, for each weight, and of its three launches.
-  double strip = 2.65e-6, start = 8e-6, second_launch = 6e-6, part = 1e-12, weight = 2.4e-12, three_launches = 20e-6;
+  // Seconds: of a strip of 64 rows, and where sixteen blocks share more than 64 numbers of each; before a cluster's
+  // first one; of the kernel that adds up what clusters share, and for each of their numbers.
+  double strip = 2.65e-6, strip_of_sixteen = 3.2e-6, start = 8e-6, second_launch = 6e-6, part = 1e-12;
+  // The other way: of each weight, what three kernels read and write, and seconds of their launches.
+  double weight_bytes = 10, three_launches = 20e-6;
 };
 
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".
 struct linear_speed {
-  double bytes = 4.2e12, flops = 800e12, flops_wide = 50e12;  // a second, of the library's product; float32's
-  double launch = 2e-6, call = 4e-6;                          // of a kernel; of a product
-  double tile_column = 4.15e-11;                              // of a turn's column, for each number of the depth
-  double finish_column = 2e-8;                                // to the end of the line
-  double rows_round = 3e-6;                                   // for the rows that a block makes at a time
-  double moments = 4.2e-9;                                    // of 128 rows, for each number of the depth
-  double moments_turn = 2e-6;                                 // and to hand them over
-  double norm_column = 5e-9;  // to apply a deferred norm, which the next tile's product waits for
+  double flops = 800e12, flops_wide = 50e12;  // a second, of the library's product; float32's
+  double launch = 2e-6, call = 4e-6;          // of a kernel; of a product
+  double tile_column = 4.15e-11;              // of a turn's column, for each number of the depth
+  double finish_column = 2e-8;                // to the end of the line
+  double rows_round = 3e-6;                   // for the rows that a block makes at a time
+  double moments = 4.2e-9;                    // of 128 rows, for each number of the depth
+  double moments_turn = 2e-6;                 // and to hand them over
+  double norm_column = 5e-9;                  // to apply a deferred norm, which the next tile's product waits for
   double first_rows = 5.4e-9, later_rows = 2.4e-13;  // for each number of the depth, of all tensors
   // A matrix that streams past few rows: beside its bytes, of them at most and for each step ahead, and for each number
   // in a thread of the rows that a block makes at a time.
@@ -220,6 +222,7 @@ struct linear_speed {
   double score = .55e-12, score_depth = 1.03e-14, score_tensor = .42e-12;
   double tile_score = .75e-12, tile_score_depth = 5e-15, tile_score_tensor = .56e-12, tile_block = 1.6e-8;
   double attended = .5e-12, attended_depth = 3.1e-15, attended_tensor = .2e-12;
+  double warp_attended = .6e-12, warp_attended_depth = 8e-15, warp_attended_tensor = .45e-12;
   // Short rows past a small matrix: for each number of x, and each product.
   double resident_call = 4e-6, resident_number = .87e-12, resident_product = 7e-15;
   // Rows that end in dot products: for each product. From instruction counts, not yet from measurements.

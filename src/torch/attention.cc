@@ -33,8 +33,10 @@ void check_values(const prepared_line& line, const Tensor& keys, const Tensor& v
                 " and ", name(), " is on ", device_of(values).text());
 }
 
-// Warps have not been measured beside products: they are there for those who name them.
-bool may_take_warps(const prepared_line& line) { return line.line.how != spec::strategy::automatic; }
+// Beside products warps have been measured on one chip: on others they are there for those who name them.
+bool may_take_warps(const prepared_line& line, const cuda::device_facts& chip) {
+  return line.line.how != spec::strategy::automatic || chip.arch == 90;
+}
 
 // All of it in one kernel, or why not.
 class one_kernel {
@@ -58,7 +60,7 @@ class one_kernel {
     const cuda::device_facts& chip = cuda::facts(device_of(keys_).index);
     std::string of_tiles = cuda::why_not_attention(c_.parts.behind, depth, value_depth, keys_.size(keys_.dim() - 2),
                                                    dtype_of(keys_), chip);
-    if (of_tiles.empty() || !may_take_warps(call_.line)) return of_tiles;
+    if (of_tiles.empty() || !may_take_warps(call_.line, chip)) return of_tiles;
     return cuda::why_not_warp_attention(c_.parts, depth, value_depth, dtype_of(keys_), chip);
   }
 
@@ -75,7 +77,7 @@ class one_kernel {
     if (launch_attention(c_.parts, {.behind = leaving, .a_behind = behind.a, .y = results[0].data_ptr()}, call_.x,
                          keys_, &values_))
       return results;
-    if (may_take_warps(call_.line) &&
+    if (may_take_warps(call_.line, cuda::facts(on.index)) &&
         launch_by_warps(c_, leaving, behind.a, call_.x, keys_, {&values_, results[0].data_ptr()}))
       return results;
     return {};
@@ -156,9 +158,9 @@ class gradient_kernels {
   }
   bool warps_serve() const {
     const Tensor& keys = *call_.operands.front();
-    return may_take_warps(call_.line) && cuda::why_not_warp_gradients(c_.parts, depth(), value_depth(), dtype_of(keys),
-                                                                      cuda::facts(device_of(keys).index))
-                                             .empty();
+    const cuda::device_facts& chip = cuda::facts(device_of(keys).index);
+    return may_take_warps(call_.line, chip) &&
+           cuda::why_not_warp_gradients(c_.parts, depth(), value_depth(), dtype_of(keys), chip).empty();
   }
   std::int64_t depth() const { return call_.operands.front()->size(call_.operands.front()->dim() - 1); }
   std::int64_t value_depth() const { return call_.operands.back()->size(call_.operands.back()->dim() - 1); }

@@ -11,7 +11,8 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr const char *kLine = "scores | mul(0.125) | add | softmax", *kEasy = "scores | mul(0.125) | softmax";
+constexpr const char *kLine = "scores | mul(0.125) | add | softmax", *kEasy = "scores | mul(0.125) | softmax",
+                     *kPadded = "scores | mul(0.125) | mask | softmax";
 
 TEST(HeldScores, ClustersHoldAllRowsAndFitTheChip) {
   const device_facts chip = facts_of("sm_90a");
@@ -48,6 +49,10 @@ TEST(HeldScores, LinesWithoutTensorsHoldMoreInAWarpgroup) {
   EXPECT_EQ(tile(kEasy), 256);
   EXPECT_EQ(tile(kLine), 128);
   EXPECT_EQ(tile("scores | mul(0.125) | softmax | dropout(0.1)"), 128);
+  EXPECT_EQ(tile(kPadded), 128);
+  imagined_attention padded(kPadded, {2048, 2048, 64, 0}, dtype::bf16);
+  padded.pad();
+  EXPECT_EQ(plan_held_scores(padded.call(), chip).tile, 256) << "a mask of which all rows are the same is held, too";
 }
 
 TEST(HeldScores, SaysWhyNot) {
@@ -82,7 +87,8 @@ using HeldScoresNvrtc = Nvrtc;
 
 TEST_F(HeldScoresNvrtc, Compiles) {
   const auto compiles = [](const char* line, attention_sizes of, dtype type) {
-    const imagined_attention call(line, of, type);
+    imagined_attention call(line, of, type);
+    if (line == kPadded) call.pad();
     const device_facts chip = facts_of("sm_90a");
     expect_compiles_well(held_source(call.call(), plan_held_scores(call.call(), chip)), chip.arch_name);
   };
@@ -90,6 +96,8 @@ TEST_F(HeldScoresNvrtc, Compiles) {
   compiles(kLine, {2048, 2048, 64, 0}, dtype::f16);
   compiles(kEasy, {100, 72, 128, 0}, dtype::bf16);
   compiles(kLine, {100, 8192, 64, 0}, dtype::bf16);
+  compiles(kPadded, {2048, 2048, 64, 0}, dtype::bf16);
+  compiles(kPadded, {100, 1000, 64, 0}, dtype::f16);
   compiles("scores | mul(0.1) | tanh | mul(30) | mask | softmax | dropout(0.1)", {100, 1000, 32, 0}, dtype::bf16);
 }
 

@@ -23,6 +23,7 @@ class imagined_attention {
     causal_ = std::string_view(line).find("causal") != std::string_view::npos;
     for (int i = 0; i < parts.behind.operands; ++i) brought_.push_back(i);
   }
+  void pad() { linear_.pad(); }
   attention_call call() const {
     return {.behind = scores_.behind,
             .a_behind = scores_.a_behind,

@@ -35,6 +35,12 @@ class imagined_linear {
             .matrix_stride = depth_,
             .depth = depth_};
   }
+  // The first operand behind is booleans that all rows share.
+  void pad() {
+    behind_.line = spec::type_text(behind_line_, 1, false);
+    behind_.operand[0] = dtype::boolean;
+    a_behind_.operand[0] = view{address(), {}, dtype::boolean, 1};
+  }
   scores_call scores() const {  // of two times three batches
     constexpr int64 kOuter = 2, kInner = 3;
     return {by_warps(), kOuter, kInner, kInner * a_behind_.columns * depth_, a_behind_.columns * depth_};

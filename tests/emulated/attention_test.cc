@@ -20,6 +20,7 @@ struct attention_case {
   const char* line;  // without `values`; `mask` and `add` take numbers, of scores' size
   int64 rows, keys, depth, value_depth;
   dtype type;
+  bool padded = false;  // `mask` takes booleans, which all rows of a matrix share
 };
 constexpr int64 kBatches = 2;
 constexpr double kFactor = 0.125;
@@ -112,16 +113,18 @@ class attention_on_device {
     for (std::size_t i = 0; masked && i < mask_.size(); ++i) {  // a row of which nothing is left, and some of others
       if (i / static_cast<std::size_t>(of.keys) == 1 || i % 7 == 0) mask_[i] = -INFINITY;
     }
-    request_.line = spec::type_text(parts_.behind, 0, false);
-    request_.x = of.type, request_.operand[0] = masked ? of.type : dtype::none;
-    a_.rows = a_.size[kMaxDims - 1] = kBatches * of.rows, a_.columns = of.keys, a_.matrix_rows = of.rows;
-    std::fill(a_.size, a_.size + kMaxDims - 1, 1);
+    request_.line = spec::type_text(parts_.behind, of.padded ? 1 : 0, false);
+    request_.x = of.type, request_.operand[0] = of.padded ? dtype::boolean : masked ? of.type : dtype::none;
+    a_.rows = kBatches * of.rows, a_.columns = of.keys, a_.matrix_rows = of.rows;
+    std::fill(a_.size, a_.size + kMaxDims - 2, 1);
+    a_.size[kMaxDims - 2] = kBatches, a_.size[kMaxDims - 1] = of.rows;
     a_.inverse_columns = 1.0 / static_cast<double>(of.keys);
     spec::fill_parameters(parts_.behind, of.type, a_);
-    a_.x = a_.y = view{nullptr, {0, 0, 0, of.keys}, of.type, 1};
-    if (masked) {
+    a_.x = a_.y = view{nullptr, {0, 0, of.rows * of.keys, of.keys}, of.type, 1};
+    if (of.padded) {
+      a_.operand[0] = view{put_padding(), {0, 0, of.keys, 0}, dtype::boolean, 1};
+    } else if (masked) {
       a_.operand[0] = a_.y, a_.operand[0].data = put("mask", mask_);
-      a_.size[kMaxDims - 1] = kBatches * of.rows;
     }
     put("q", q_), put("k", k_), put("v", v_), put("dy", dy_);
     a_.dropout_state = static_cast<const int64*>(state_.data());
@@ -271,6 +274,15 @@ class attention_on_device {
     there_[name] = std::make_unique<device_tensor>(numbers, of_.type);
     return there_[name]->data();
   }
+  void* put_padding() {
+    const auto keys = static_cast<std::size_t>(of_.keys), rows = static_cast<std::size_t>(of_.rows);
+    std::vector<float> kept(kBatches * keys);
+    for (std::size_t i = 0; i < kept.size(); ++i) kept[i] = i % 11 != 3 && i % keys + 17 < keys;
+    for (std::size_t i = 0; i < mask_.size(); ++i)
+      mask_[i] = kept[i / (rows * keys) * keys + i % keys] != 0.0f ? 0.0f : -INFINITY;
+    there_["mask"] = std::make_unique<device_tensor>(kept, dtype::boolean);
+    return there_["mask"]->data();
+  }
   batched_rows rows_of(const char* name, int64 rows, int64 numbers) const {
     return {there_.at(name)->data(), 1, kBatches, 1, rows, numbers, 0, rows * numbers, 0, numbers};
   }
@@ -313,7 +325,9 @@ TEST_F(EmulatedAttention, WeightsByTiles) {
 }
 TEST_F(EmulatedAttention, WeightsHeldByAClustersRegisters) {
   for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 512, 64, 0, dtype::bf16},
-                                   attention_case{"mul(0.125) | mask | softmax", 70, 1000, 64, 0, dtype::f16}})
+                                   attention_case{"mul(0.125) | mask | softmax", 70, 1000, 64, 0, dtype::f16},
+                                   attention_case{"mul(0.125) | mask | softmax", 130, 512, 64, 0, dtype::bf16, true},
+                                   attention_case{"mul(0.125) | mask | softmax", 70, 250, 64, 0, dtype::f16, true}})
     attention_on_device(of).expect_weights(
         [](attention_on_device& on) { ASSERT_TRUE(launch_held_scores(on.described(), 0, nullptr)); });
 }

@@ -53,10 +53,12 @@ int cuGetExportTable(const void** table, const void*) { return *table = nullptr,
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
 int cuDeviceGetAttribute(int* value, int which, int device) {
-  constexpr int kSmCount = 16, kMajor = 75, kMinor = 76, kSharedPerBlockOptin = 97;
+  constexpr int kSmCount = 16, kMemoryKilohertz = 36, kMemoryWires = 37, kMajor = 75, kMinor = 76,
+                kSharedPerBlockOptin = 97;
   if (which == kSmCount) *value = sms();
   else if (which == kMajor) *value = kArch[device] / 10;
   else if (which == kMinor) *value = kArch[device] % 10;
+  else if (which == kMemoryKilohertz || which == kMemoryWires) *value = 0;
   else if (which == kSharedPerBlockOptin) *value = kShared[device];
   else return kInvalidValue;
   return 0;

@@ -2,7 +2,9 @@
 // of scores (sm_90a): each warpgroup keeps kTile keys, past which the rows of a matrix pass in strips of 64, and holds
 // its part of a strip from the product to the result. What the parts have of a row's sum goes to all of them.
 //
-// Config beside score_tiles.cuda.h: kCluster, blocks that share a strip, one behind another as their keys are.
+// Config beside score_tiles.cuda.h:
+//   kCluster    blocks that share a strip, one behind another as their keys are
+//   kHeldMasks  boolean operands (bits) of which one row serves all rows of a matrix
 #pragma once
 
 #include "onepass/skeleton/score_tiles.cuda.h"
@@ -166,15 +168,92 @@ class shared_sums {
   const int part_;
 };
 
+// Where words are. A thread has the same keys in all strips: of kHeldMasks it holds a bit for each.
+template <class Config, class Line>
+class held_place : public place<typename Config::behind, Line> {
+ public:
+  using base = place<typename Config::behind, Line>;
+
+  explicit ONEPASS_FUNCTION held_place(const arguments& a) : base(a), nothing_(a.rows < 0 ? 1 : 0) {}
+  ONEPASS_FUNCTION void set_lane(int k) {
+    base::set_lane(k);
+    lane_ = k;
+  }
+  ONEPASS_FUNCTION void hold_masks() { hold_masks(number<0>()); }
+  ONEPASS_FUNCTION void hold_those_of(const held_place& other) { masks_ = other.masks_; }
+  // The compiler would keep each bit in a register of its own if it knew that they stay as they are.
+  ONEPASS_FUNCTION void hold_again() {
+#pragma unroll
+    for (auto& of : masks_.of) {
+#pragma unroll
+      for (uint32& bits : of) bits ^= nothing_;
+    }
+  }
+
+  template <class L, int I>
+  ONEPASS_FUNCTION L operand() const {
+    if constexpr (!is_held<I>()) {
+      return base::template operand<L, I>();
+    } else {
+      L of;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) of.v[c] = __uint_as_float(bits<I>() & 1u << (lane_ % 4 * 8 + c));  // see is_set
+      return of;
+    }
+  }
+
+ private:
+  template <int I>
+  struct number {};
+  struct masks {
+    uint32 of[larger(1, bits_below(Config::kHeldMasks, kMaxOperands))][(Config::kTile + 127) / 128];
+  };
+
+  template <int I>
+  static constexpr __device__ bool is_held() {
+    return (Config::kHeldMasks >> I & 1) != 0;
+  }
+  template <int I>
+  ONEPASS_FUNCTION uint32 bits() const {
+    return masks_.of[bits_below(Config::kHeldMasks, I)][lane_ / 4];
+  }
+  template <int I>
+  ONEPASS_FUNCTION void hold_masks(number<I>) {
+    if constexpr (I < kMaxOperands) {
+      if constexpr (is_held<I>()) {
+        const auto set = is_set(base::template operand<typename base::lane, I>());
+#pragma unroll
+        for (int c = 0; c < 8; ++c)
+          masks_.of[bits_below(Config::kHeldMasks, I)][lane_ / 4] |= uint32{set.m[c]} << (lane_ % 4 * 8 + c);
+      }
+      hold_masks(number<I + 1>());
+    }
+  }
+
+  const uint32 nothing_;
+  int lane_ = 0;
+  masks masks_{};
+};
+
 // A warpgroup's part of a strip, from keys number `key` on.
 template <class Config, class Behind>
 class held_part {
  public:
-  using lanes = thread_rows<Config, Behind>;
+  using lanes = thread_rows<Config, Behind, held_place<Config, Behind>>;
   using L = typename lanes::L;
 
   ONEPASS_FUNCTION held_part(const arguments& a, char* streams, int key) : rows_(a, streams), key_(key) {}
   ONEPASS_FUNCTION lanes& rows() { return rows_; }
+  ONEPASS_FUNCTION void hold_masks() {
+    rows_.each_lane(key_, [&](int i, int, int) {
+      if (i == 0) rows_.at(0).hold_masks();
+    });
+    rows_.at(1).hold_those_of(rows_.at(0));
+  }
+  ONEPASS_FUNCTION void hold_again() {
+    rows_.at(0).hold_again();
+    rows_.at(1).hold_those_of(rows_.at(0));
+  }
   ONEPASS_FUNCTION void bring() { rows_.bring(key_); }
 
   ONEPASS_FUNCTION void multiply(uint32 queries, uint32 keys) {
@@ -229,6 +308,7 @@ ONEPASS_FUNCTION void hold_scores(const attention_arguments& a, held_shared<Conf
   auto& rows = scores.rows();
   const auto rows_left = [&](int strip) { return a.rows - strips.first_row(strip); };
   rows.set_rows(strips.row + strips.first_row(0), rows_left(0));
+  if constexpr (Config::kHeldMasks != 0) scores.hold_masks();
   scores.bring();
   if constexpr (Config::kCluster > 1) wait_for_cluster();  // all have opened their mailboxes
   wait_for_mail(&shared.keys, 0);
@@ -237,6 +317,7 @@ ONEPASS_FUNCTION void hold_scores(const attention_arguments& a, held_shared<Conf
 #pragma unroll 1
   for (int strip = 0; strip < strips.count; ++strip) {
     part_of_sum own[2];
+    if constexpr (Config::kHeldMasks != 0) scores.hold_again();
     scores.multiply(tile, keys);
     queries.give_back();
     scores.take_exponentials(own);

@@ -125,13 +125,13 @@ ONEPASS_FUNCTION void multiply_rows(float (&d)[kRows / 2], uint32 rows, uint32 t
   }
 }
 
-// A thread's two rows, eight apart, of its warpgroup's 64, in tiles of kTile columns.
-template <class Config, class Line, bool Quiet = false>
+// A thread's two rows, eight apart, of its warpgroup's 64, in tiles of kTile columns. Place: where the words are.
+template <class Config, class Line, class Place = place<typename Config::behind, Line>>
 class thread_rows {
  public:
   using words = typename Config::behind;
   using index = typename words::index;
-  using place_of = place<words, Line, Quiet>;
+  using place_of = Place;
   using L = pack<float, 8>;
   static constexpr int kLanes = Config::kTile / 32;
 
