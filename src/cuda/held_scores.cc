@@ -15,6 +15,7 @@ namespace {
 constexpr held_scores_tuning kTuned{};
 constexpr int kLeastStages = 2;
 constexpr int kReserved = 1024;                       // of shared memory, for the system, in every block
+constexpr int kMarkBytes = 32;                        // as in the skeleton, of a key
 constexpr int kPartBytes = 2 * (kGroupRows + 4) * 8;  // as in the skeleton: of two strips' sums, for a part
 
 // How a block shares the keys of a row, and how many blocks do.
@@ -26,21 +27,27 @@ sharing share(const held_tuning& with, int64 keys) {
   return {groups, with.tile, with.groups_per_sm / groups,
           static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, groups * with.tile))))};
 }
-// Beside what is held, of so many operands.
-bool is_easy(const request& behind, int held = 0) {
-  return behind.operands == held && behind.flops <= kTuned.easy_flops;
+// masks: operands that leave keys out.
+bool is_easy(const request& behind, int masks = 0) {
+  return behind.operands == masks && behind.flops <= kTuned.easy_flops;
 }
-sharing share(const request& behind, int64 keys, int held = 0) {
-  if (is_easy(behind, held)) return share(kTuned.easy, keys);
+sharing share(const request& behind, int64 keys, int masks = 0) {
+  if (is_easy(behind, masks)) {
+    const sharing easy = share(kTuned.easy, keys);
+    if (masks == 0 || easy.cluster <= kTuned.cluster) return easy;
+  }
   const sharing any = share(kTuned.any, keys);
   return any.cluster > kPortableCluster ? share(kTuned.long_rows, keys) : any;
 }
 
-// Boolean tensors of which a matrix's rows are the same (bits).
-uint64 held_masks(const attention_call& call) {
-  uint64 held = shared_operands(call.a_behind);
-  for (int i = 0; i < kMaxOperands; ++i) held &= ~(static_cast<uint64>(call.behind.operand[i] != dtype::boolean) << i);
-  return held;
+// Masks that leave keys out for all rows of a matrix (bits).
+uint64 key_masks(const attention_call& call) {
+  uint64 masks = 0;
+  for (const int i : call.first_masks) {
+    if (call.behind.operand[i] != dtype::boolean) break;
+    masks |= shared_operands(call.a_behind) & uint64{1} << i;
+  }
+  return masks;
 }
 
 }  // namespace
@@ -66,13 +73,14 @@ double seconds_of_held(const request& behind, int64 matrices, int64 rows, int64 
 }
 
 tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip) {
-  const sharing how = share(call.behind, call.keys.rows, std::popcount(held_masks(call)));
+  const sharing how = share(call.behind, call.keys.rows, std::popcount(key_masks(call)));
   const int panels = panels_of(call.queries.depth);
   const auto plan_with = [&](int blocks_per_sm) {
     device_facts part = chip;
     part.shared_per_block = (chip.shared_per_block + kReserved) / blocks_per_sm - kReserved;
-    const tiles_room room{how.groups * (panels * how.tile * 128 + how.cluster * kPartBytes), panels * kPanelBytes,
-                          kLeastStages, kTuned.stages};
+    const int marks = key_masks(call) != 0 ? how.tile * kMarkBytes : 0;
+    const tiles_room room{how.groups * (panels * how.tile * 128 + marks + how.cluster * kPartBytes),
+                          panels * kPanelBytes, kLeastStages, kTuned.stages};
     tiles_plan p = plan_score_tiles(call, how.groups, how.tile, false, room, part);
     p.blocks_per_sm = blocks_per_sm;
     return p;
@@ -95,7 +103,7 @@ tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip
 std::string held_source(const attention_call& call, const tiles_plan& p) {
   return tiles_source(
       call, p, "held_scores",
-      number_field("kCluster", p.cluster) + number_field("kHeldMasks", static_cast<int>(held_masks(call))),
+      number_field("kCluster", p.cluster) + number_field("kKeyMasks", static_cast<int>(key_masks(call))),
       "attention_arguments", "held_scores_forward");
 }
 
@@ -104,7 +112,8 @@ bool launch_held_scores(const attention_call& call, int device, void* stream) {
   const tiles_plan p = plan_held_scores(call, chip);
   static known_kernels known;
   const kernel_key key(device, call.behind.line, call.behind.x, call.behind.operand, p.behind, p.groups, p.tile,
-                       p.stages, p.cluster, p.blocks_per_sm, ceil_div(call.queries.depth, 16), call.causal);
+                       p.stages, p.cluster, p.blocks_per_sm, ceil_div(call.queries.depth, 16), call.causal,
+                       key_masks(call));
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
     return load(held_source(call, p), kKernelName, device, stream, chip.arch_name + " held scores " + call.behind.line);
   });

@@ -147,4 +147,13 @@ std::optional<double> scale_of_softmax(const line& of) {
   return scale;
 }
 
+std::vector<int> first_masks(const line& of) {
+  std::vector<int> masks;
+  for (const word& w : of.words) {
+    if (is_one(w, {"mask"})) masks.push_back(w.operand);
+    else if (!is_one(w, {"mul"}) || !(w.parameters[0] > 0)) break;
+  }
+  return masks;
+}
+
 }  // namespace onepass::spec

@@ -40,6 +40,9 @@ bool leaves_zeros(const line&);
 // Where a line is softmax behind words that mask its numbers or scale them, so that their gradient is softmax's but for
 // a factor: that factor.
 std::optional<double> scale_of_softmax(const line&);
+// Operands of masks before which nothing but factors above zero stands: what a boolean one leaves out may be -inf
+// before them, too.
+std::vector<int> first_masks(const line&);
 
 struct contraction_gradients {
   gradients before, behind;                          // plans of the two lines, each for what is wanted of it

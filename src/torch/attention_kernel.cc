@@ -14,6 +14,7 @@ namespace {
 
 void describe_words(const spec::line& line, cuda::attention_call& call) {
   call.causal = spec::is_triangular(line);
+  call.first_masks = spec::first_masks(line);
   for (int i = 0; i < line.row; ++i) {
     const spec::word& w = line.words[static_cast<std::size_t>(i)];
     if (w.about->operand == operand_kind::tensor) call.brought.push_back(w.operand);

@@ -52,7 +52,10 @@ TEST(HeldScores, LinesWithoutTensorsHoldMoreInAWarpgroup) {
   EXPECT_EQ(tile(kPadded), 128);
   imagined_attention padded(kPadded, {2048, 2048, 64, 0}, dtype::bf16);
   padded.pad();
-  EXPECT_EQ(plan_held_scores(padded.call(), chip).tile, 256) << "a mask of which all rows are the same is held, too";
+  EXPECT_EQ(plan_held_scores(padded.call(), chip).tile, 256) << "it leaves out keys, and nothing stands beside scores";
+  imagined_attention long_rows(kPadded, {2048, 8192, 64, 0}, dtype::bf16);
+  long_rows.pad();
+  EXPECT_EQ(plan_held_scores(long_rows.call(), chip).cluster, 16);
 }
 
 TEST(HeldScores, SaysWhyNot) {

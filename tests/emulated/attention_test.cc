@@ -188,6 +188,7 @@ class attention_on_device {
   attention_call described() const {
     attention_call call{.behind = request_, .a_behind = a_, .causal = causal()};
     for (int i = 0; i < parts_.behind.operands; ++i) call.brought.push_back(i);
+    call.first_masks = spec::first_masks(parts_.behind);
     call.queries = rows_of("q", of_.rows, of_.depth), call.keys = rows_of("k", of_.keys, of_.depth);
     return call;
   }
@@ -324,10 +325,12 @@ TEST_F(EmulatedAttention, WeightsByTiles) {
         [](attention_on_device& on) { launch_attention(on.described(), 0, nullptr); });
 }
 TEST_F(EmulatedAttention, WeightsHeldByAClustersRegisters) {
-  for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 512, 64, 0, dtype::bf16},
-                                   attention_case{"mul(0.125) | mask | softmax", 70, 1000, 64, 0, dtype::f16},
-                                   attention_case{"mul(0.125) | mask | softmax", 130, 512, 64, 0, dtype::bf16, true},
-                                   attention_case{"mul(0.125) | mask | softmax", 70, 250, 64, 0, dtype::f16, true}})
+  for (const attention_case& of :
+       {attention_case{"mul(0.125) | softmax", 130, 512, 64, 0, dtype::bf16},
+        attention_case{"mul(0.125) | mask | softmax", 70, 1000, 64, 0, dtype::f16},
+        attention_case{"mul(0.125) | mask | softmax", 130, 512, 64, 0, dtype::bf16, true},
+        attention_case{"mul(0.125) | mask | softmax", 70, 250, 64, 0, dtype::f16, true},
+        attention_case{"mul(0.25) | mul(0.5) | mask | softmax", 70, 520, 64, 0, dtype::bf16, true}})
     attention_on_device(of).expect_weights(
         [](attention_on_device& on) { ASSERT_TRUE(launch_held_scores(on.described(), 0, nullptr)); });
 }

@@ -80,6 +80,31 @@ def test_rows_that_clusters_share(words, keys, dtype, device):
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
+@pytest.mark.parametrize("keys", [8, 136, 264, 1000, 2048, 4096, 8192])
+@pytest.mark.parametrize(
+    "words",
+    ["mask", "mul(0.1) | mask", "mask | mul(0.1) | mask", "mul(-0.1) | mask", "mul(0.1) | tanh | mul(30) | mask"],
+)
+def test_padding(words, keys, dtype, device):
+    """Keys that a mask leaves out for all rows of a matrix, whatever they hold; of one matrix all of them."""
+    query, key = (torch.randn(2, 3, n, 64, device=device).to(dtype) for n in (70, keys))
+    masks = [torch.rand(2, 1, 1, keys, device=device) < p for p in (0.9, 0.6)[: words.count("mask")]]
+    masks[0][1] = False
+    masks[0][0, ..., 0] = masks[-1][0, ..., 0] = True
+    key = key.masked_fill(~masks[0].mT, math.nan)
+    ours, theirs, exact = (
+        line(query.to(of), key.to(of), *masks)
+        for line, of in (
+            (onepass.Line(f"scores | {words} | softmax"), dtype),
+            (onepass.Line(f"scores | {words} | softmax").reference, dtype),
+            (onepass.Line(f"scores | {words} | softmax").reference, torch.float64),
+        )
+    )
+    check_error(ours[0], theirs[0], exact[0], words, slack=2.0)
+    assert not ours[1].any()
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
 @pytest.mark.parametrize("shape, keys", [((1, 2000, 64), 2048), ((17, 200, 64), 1000), ((70, 200, 32), 264)])
 def test_strips_that_clusters_share(shape, keys, dtype, device):
     """Fewer batches than clusters, or some more: several clusters have a part of one."""

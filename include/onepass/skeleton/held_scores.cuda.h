@@ -4,7 +4,8 @@
 //
 // Config beside score_tiles.cuda.h:
 //   kCluster    blocks that share a strip, one behind another as their keys are
-//   kHeldMasks  boolean operands (bits) of which one row serves all rows of a matrix
+//   kKeyMasks   boolean operands (bits), of which one row serves all rows of a matrix, that leave keys out of their
+//               products: such a key is zeros, and each query adds -inf to what it has with it
 #pragma once
 
 #include "onepass/skeleton/score_tiles.cuda.h"
@@ -19,6 +20,9 @@ struct held_shared {
   static constexpr int kParts = Config::kGroups * Config::kCluster;
   static constexpr int kWarps = kGroupThreads / 32, kWarpRows = kGroupRows / kWarps;
   static constexpr int kKeyBytes = Config::kPanels * Config::kTile * 128, kQueryBytes = Config::kPanels * kPanelBytes;
+  // Sixteen rows, the first of which has a number for each key: -inf where masks leave it out, else 0.
+  static constexpr int kMarkPanelBytes = 16 * 128,
+                       kMarkBytes = Config::kKeyMasks != 0 ? Config::kTile / 64 * kMarkPanelBytes : 0;
   static constexpr int kPartRows = kGroupRows + 4;  // rows and parts that are read at a time differ in their banks
   static constexpr int kSumBytes = kParts * kPartRows * int{sizeof(part_of_sum)};
 
@@ -27,8 +31,11 @@ struct held_shared {
   uint64 sums[2][kWarps];
 
   static ONEPASS_FUNCTION uint32 own_keys(char* dynamic, int group) { return first_tile(dynamic) + group * kKeyBytes; }
+  static ONEPASS_FUNCTION uint32 marks(char* dynamic, int group) {
+    return own_keys(dynamic, Config::kGroups) + group * kMarkBytes;
+  }
   static ONEPASS_FUNCTION uint32 queries(char* dynamic, int stage) {
-    return own_keys(dynamic, Config::kGroups) + stage * kQueryBytes;
+    return marks(dynamic, Config::kGroups) + stage * kQueryBytes;
   }
   // What a part has of a row, of each second strip.
   static ONEPASS_FUNCTION uint32 sum(char* dynamic, int which, int part, int row) {
@@ -168,71 +175,40 @@ class shared_sums {
   const int part_;
 };
 
-// Where words are. A thread has the same keys in all strips: of kHeldMasks it holds a bit for each.
+// Where words are; what kKeyMasks leave out is -inf already when they begin.
 template <class Config, class Line>
 class held_place : public place<typename Config::behind, Line> {
  public:
   using base = place<typename Config::behind, Line>;
 
-  explicit ONEPASS_FUNCTION held_place(const arguments& a) : base(a), nothing_(a.rows < 0 ? 1 : 0) {}
-  ONEPASS_FUNCTION void set_lane(int k) {
-    base::set_lane(k);
-    lane_ = k;
-  }
-  ONEPASS_FUNCTION void hold_masks() { hold_masks(number<0>()); }
-  ONEPASS_FUNCTION void hold_those_of(const held_place& other) { masks_ = other.masks_; }
-  // The compiler would keep each bit in a register of its own if it knew that they stay as they are.
-  ONEPASS_FUNCTION void hold_again() {
-#pragma unroll
-    for (auto& of : masks_.of) {
-#pragma unroll
-      for (uint32& bits : of) bits ^= nothing_;
-    }
-  }
-
+  explicit ONEPASS_FUNCTION held_place(const arguments& a) : base(a) {}
   template <class L, int I>
   ONEPASS_FUNCTION L operand() const {
-    if constexpr (!is_held<I>()) {
-      return base::template operand<L, I>();
+    if constexpr (is_of_keys<I>()) return L(1);
+    else return base::template operand<L, I>();
+  }
+  // Whether all kKeyMasks keep a key.
+  template <int I = 0>
+  ONEPASS_FUNCTION bool keeps_key(int key) const {
+    if constexpr (I == kMaxOperands) {
+      return true;
     } else {
-      L of;
-#pragma unroll
-      for (int c = 0; c < 8; ++c) of.v[c] = __uint_as_float(bits<I>() & 1u << (lane_ % 4 * 8 + c));  // see is_set
-      return of;
+      bool is_kept = true;
+      if constexpr (is_of_keys<I>()) {
+        const view& mask = where::a_.operand[I];
+        is_kept = static_cast<const uint8*>(mask.data)[where::template offset<1>(mask) + key] != 0;
+      }
+      return is_kept && keeps_key<I + 1>(key);
     }
   }
 
  private:
-  template <int I>
-  struct number {};
-  struct masks {
-    uint32 of[larger(1, bits_below(Config::kHeldMasks, kMaxOperands))][(Config::kTile + 127) / 128];
-  };
+  using where = position<typename Config::behind>;
 
   template <int I>
-  static constexpr __device__ bool is_held() {
-    return (Config::kHeldMasks >> I & 1) != 0;
+  static constexpr __device__ bool is_of_keys() {
+    return (Config::kKeyMasks >> I & 1) != 0;
   }
-  template <int I>
-  ONEPASS_FUNCTION uint32 bits() const {
-    return masks_.of[bits_below(Config::kHeldMasks, I)][lane_ / 4];
-  }
-  template <int I>
-  ONEPASS_FUNCTION void hold_masks(number<I>) {
-    if constexpr (I < kMaxOperands) {
-      if constexpr (is_held<I>()) {
-        const auto set = is_set(base::template operand<typename base::lane, I>());
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-          masks_.of[bits_below(Config::kHeldMasks, I)][lane_ / 4] |= uint32{set.m[c]} << (lane_ % 4 * 8 + c);
-      }
-      hold_masks(number<I + 1>());
-    }
-  }
-
-  const uint32 nothing_;
-  int lane_ = 0;
-  masks masks_{};
 };
 
 // A warpgroup's part of a strip, from keys number `key` on.
@@ -242,23 +218,43 @@ class held_part {
   using lanes = thread_rows<Config, Behind, held_place<Config, Behind>>;
   using L = typename lanes::L;
 
-  ONEPASS_FUNCTION held_part(const arguments& a, char* streams, int key) : rows_(a, streams), key_(key) {}
+  ONEPASS_FUNCTION held_part(const arguments& a, char* streams, int key) : a_(a), rows_(a, streams), key_(key) {}
   ONEPASS_FUNCTION lanes& rows() { return rows_; }
-  ONEPASS_FUNCTION void hold_masks() {
-    rows_.each_lane(key_, [&](int i, int, int) {
-      if (i == 0) rows_.at(0).hold_masks();
-    });
-    rows_.at(1).hold_those_of(rows_.at(0));
-  }
-  ONEPASS_FUNCTION void hold_again() {
-    rows_.at(0).hold_again();
-    rows_.at(1).hold_those_of(rows_.at(0));
-  }
   ONEPASS_FUNCTION void bring() { rows_.bring(key_); }
 
-  ONEPASS_FUNCTION void multiply(uint32 queries, uint32 keys) {
+  // Keys that masks leave out are zeros from now on, whatever they were, and are marked.
+  ONEPASS_FUNCTION void leave_keys_out(char* keys, char* marks) {
+    using layout = held_shared<Config>;
+    constexpr uint16 kOut = Config::kX == dtype::bf16 ? 0xff80 : 0xfc00;  // -inf
+    constexpr int kPart = Config::kTile / 4;                              // see bring_keys
+    const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
+    for (int at = thread * 16; at < layout::kMarkBytes; at += kGroupThreads * 16)
+      *reinterpret_cast<uint4*>(marks + at) = {};
+    meet();
+    for (int row = thread; row < Config::kTile; row += kGroupThreads) {
+      const int key = key_ + row % kPart / 2 * 8 + row / kPart * 2 + row % 2;
+      if (key >= a_.columns || rows_.at(0).keeps_key(key)) continue;
+      *reinterpret_cast<uint16*>(marks + row / 64 * layout::kMarkPanelBytes + row % 64 * 2) = kOut;
+      for (int panel = 0; panel < Config::kPanels; ++panel) {
+#pragma unroll
+        for (int piece = 0; piece < 8; ++piece)
+          *reinterpret_cast<uint4*>(keys + (panel * Config::kTile + row) * 128 + piece * 16) = {};
+      }
+    }
+    let_copies_see_shared_writes();
+    meet();
+  }
+  ONEPASS_FUNCTION void multiply(uint32 queries, uint32 keys, uint32 marks) {
+    constexpr uint32 kOne = Config::kX == dtype::bf16 ? 0x3f80 : 0x3c00;
+    uint32 takes[4] = {threadIdx.x % 4 == 0 ? kOne : 0};  // a row's first mark once, of the others nothing
+    takes[1] = takes[0];
+#pragma unroll
+    for (uint32& of : takes) asm volatile("" : "+r"(of));  // known here: products would wait for one another else
     begin_products();
     multiply_rows<Config::kX, Config::kSteps, Config::kTile>(scores_, queries, keys);
+    if constexpr (Config::kKeyMasks != 0)
+      add_product_of<Config::kX, Config::kTile, held_shared<Config>::kMarkPanelBytes>(
+          scores_, takes, turned_tile_descriptor<16>(marks));
     close_products();
     wait_for_products<0>();
   }
@@ -284,6 +280,9 @@ class held_part {
   }
 
  private:
+  static ONEPASS_FUNCTION void meet() { meet_in_group(1 + static_cast<int>(threadIdx.x) / kGroupThreads); }
+
+  const arguments& a_;
   lanes rows_;
   const int key_;
   float scores_[Config::kTile / 2];
@@ -308,17 +307,17 @@ ONEPASS_FUNCTION void hold_scores(const attention_arguments& a, held_shared<Conf
   auto& rows = scores.rows();
   const auto rows_left = [&](int strip) { return a.rows - strips.first_row(strip); };
   rows.set_rows(strips.row + strips.first_row(0), rows_left(0));
-  if constexpr (Config::kHeldMasks != 0) scores.hold_masks();
   scores.bring();
   if constexpr (Config::kCluster > 1) wait_for_cluster();  // all have opened their mailboxes
   wait_for_mail(&shared.keys, 0);
+  const uint32 marks = layout::marks(dynamic, group);
+  if constexpr (Config::kKeyMasks != 0) scores.leave_keys_out(at_shared(dynamic, keys), at_shared(dynamic, marks));
 
   uint32 tile = queries.next();
 #pragma unroll 1
   for (int strip = 0; strip < strips.count; ++strip) {
     part_of_sum own[2];
-    if constexpr (Config::kHeldMasks != 0) scores.hold_again();
-    scores.multiply(tile, keys);
+    scores.multiply(tile, keys, marks);
     queries.give_back();
     scores.take_exponentials(own);
 #pragma unroll
