@@ -14,9 +14,9 @@ namespace {
 
 constexpr held_scores_tuning kTuned{};
 constexpr int kLeastStages = 2;
-constexpr int kReserved = 1024;                       // of shared memory, for the system, in every block
-constexpr int kMarkBytes = 32;                        // as in the skeleton, of a key
-constexpr int kPartBytes = 2 * (kGroupRows + 4) * 8;  // as in the skeleton: of two strips' sums, for a part
+constexpr int kReserved = 1024;                 // of shared memory, for the system, in every block
+constexpr int kMarkBytes = 32;                  // as in the skeleton, of a key
+constexpr int kPartBytes = 2 * kGroupRows * 8;  // as in the skeleton: of two strips' sums, for a part
 
 // How a block shares the keys of a row, and how many blocks do.
 struct sharing {
@@ -52,18 +52,21 @@ uint64 key_masks(const attention_call& call) {
 
 }  // namespace
 
-std::string why_not_held(const request& behind, int64 depth, int64 keys, bool causal, const device_facts& chip) {
+int count_key_masks(const attention_call& call) { return std::popcount(key_masks(call)); }
+
+std::string why_not_held(const request& behind, int64 depth, int64 keys, bool causal, const device_facts& chip,
+                         int key_masks) {
   if (causal) return "what no row needs is left out elsewhere";
-  const int most = is_easy(behind) ? kTuned.depth_of_easy : kTuned.depth;
+  const int most = is_easy(behind, key_masks) ? kTuned.depth_of_easy : kTuned.depth;
   if (depth > most) return "it is for rows of at most " + std::to_string(most) + " numbers";
-  if (share(behind, keys).cluster > std::min(chip.cluster, kTuned.cluster))
+  if (share(behind, keys, key_masks).cluster > std::min(chip.cluster, kTuned.cluster))
     return "a cluster has no room for a row of scores";
   return "";
 }
 
 double seconds_of_held(const request& behind, int64 matrices, int64 rows, int64 depth, int64 keys, int64 tensors,
-                       const device_facts& chip) {
-  const sharing how = share(behind, keys);
+                       const device_facts& chip, int key_masks) {
+  const sharing how = share(behind, keys, key_masks);
   const int64 held = int64{how.groups} * how.tile * how.cluster;  // whole strips, with or without keys
   const auto scores = static_cast<double>(matrices * ceil_div(rows, kGroupRows) * kGroupRows * held),
              places = static_cast<double>(chip.sm_count * how.blocks_per_sm) / how.cluster;
@@ -73,14 +76,18 @@ double seconds_of_held(const request& behind, int64 matrices, int64 rows, int64 
 }
 
 tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip) {
-  const sharing how = share(call.behind, call.keys.rows, std::popcount(key_masks(call)));
+  const sharing how = share(call.behind, call.keys.rows, count_key_masks(call));
   const int panels = panels_of(call.queries.depth);
   const auto plan_with = [&](int blocks_per_sm) {
     device_facts part = chip;
     part.shared_per_block = (chip.shared_per_block + kReserved) / blocks_per_sm - kReserved;
     const int marks = key_masks(call) != 0 ? how.tile * kMarkBytes : 0;
     const tiles_room room{how.groups * (panels * how.tile * 128 + marks + how.cluster * kPartBytes),
-                          panels * kPanelBytes, kLeastStages, kTuned.stages};
+                          panels * kPanelBytes,
+                          kLeastStages,
+                          kTuned.stages,
+                          1,
+                          0};
     tiles_plan p = plan_score_tiles(call, how.groups, how.tile, false, room, part);
     p.blocks_per_sm = blocks_per_sm;
     return p;

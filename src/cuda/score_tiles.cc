@@ -53,7 +53,7 @@ int panels_of(int64 depth) { return static_cast<int>(ceil_div(depth, 64)); }
 
 tiles_plan plan_score_tiles(const attention_call& call, int groups, int tile, bool owns_keys, const tiles_room& with,
                             const device_facts& chip) {
-  constexpr int kKept = 2048;  // for alignment and mailboxes
+  constexpr int kMailboxes = 1024;
   tiles_plan p{};
   p.groups = groups, p.tile = tile, p.owns_keys = owns_keys, p.causal = call.causal;
   p.threads = static_cast<unsigned>((groups + 1) * kGroupThreads);
@@ -68,12 +68,13 @@ tiles_plan plan_score_tiles(const attention_call& call, int groups, int tile, bo
     c.exact = call.keys.rows % tile == 0;
   }
   const int stream = c.stages * c.down * (c.across * c.held_lanes + c.spare_lanes) * c.lanes * 2;
-  const int room = chip.shared_per_block - kKept - with.own_bytes, least = with.least_stages * with.tile_bytes;
+  const int room = chip.shared_per_block - kMailboxes - with.lost_bytes - with.own_bytes,
+            least = with.least_stages * with.tile_bytes;
   c.streams = streams_of(call, c);
   while (c.streams != 0 && std::popcount(c.streams) * stream + least > room) c.streams &= c.streams - 1;
   const int streams = std::popcount(c.streams) * stream;
   p.stages = std::min((room - streams) / with.tile_bytes, with.most_stages);
-  p.shared_bytes = static_cast<unsigned>(1024 + with.own_bytes + streams + p.stages * with.tile_bytes);
+  p.shared_bytes = static_cast<unsigned>(with.lost_bytes + with.own_bytes + streams + p.stages * with.tile_bytes);
   return p;
 }
 

@@ -49,6 +49,7 @@ struct tiles_room {
   int own_bytes, tile_bytes;  // of what a block has all the time; of a stage
   int least_stages, most_stages;
   int stream_stages = 1;
+  int lost_bytes = 1024;  // at most, before tiles begin at a multiple of 1024
 };
 // A kernel with so many groups, and rows or keys of a tile, that brings as many tensors as have room. Without blocks
 // and grid.

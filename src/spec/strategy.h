@@ -15,6 +15,7 @@ struct linear_case {
   dtype type;                  // of x and the matrix
   bool saves_product;          // for backward
   int64 matrices = 1;          // of `scores`: batches of keys
+  int key_masks = 0;           // of `scores`: masks that leave keys out for all rows of a matrix
 
   int64 x_bytes() const { return rows * depth * size_of(type); }
   int64 result_bytes() const { return rows * columns * size_of(type); }

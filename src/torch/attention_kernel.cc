@@ -61,9 +61,9 @@ bool launch_attention(const spec::contraction& of, cuda::attention_call call, co
   call.queries = with.rows(queries), call.keys = with.rows(keys);
   if (values) call.values = with.rows(*values);
   if (!cuda::fits(call)) return false;
-  const bool holds =
-      !values &&
-      cuda::why_not_held(call.behind, call.queries.depth, call.keys.rows, call.causal, cuda::facts(on.index)).empty();
+  const bool holds = !values && cuda::why_not_held(call.behind, call.queries.depth, call.keys.rows, call.causal,
+                                                   cuda::facts(on.index), cuda::count_key_masks(call))
+                                    .empty();
   if (!holds || !cuda::launch_held_scores(call, on.index, current_stream(on.index)))
     cuda::launch_attention(call, on.index, current_stream(on.index));
   return true;

@@ -36,11 +36,24 @@ class one_kernel {
     const device on = device_of(keys_);
     const spec::shape x = shape_of(call_.x);
     const std::int64_t keys = keys_.size(keys_.dim() - 2), matrices = batches(call_.x, keys_).count();
-    const auto all =
-        cuda::predict(c_.parts, {x.rows(), x.columns(), keys, dtype_of(keys_), false, matrices}, cuda::facts(on.index));
+    const auto all = cuda::predict(
+        c_.parts, {x.rows(), x.columns(), keys, dtype_of(keys_), false, matrices, key_masks()}, cuda::facts(on.index));
     if (call_.line.line.how == spec::strategy::automatic && cuda::best(all).how != spec::strategy::resident)
       return "another way is faster";
     return all.back().why_not;
+  }
+
+  // As cuda::count_key_masks.
+  int key_masks() const {
+    int count = 0;
+    for (const int i : spec::first_masks(c_.parts.behind)) {
+      const Tensor& mask = call_.operands[static_cast<std::size_t>(i) + 1];
+      const int dim = static_cast<int>(mask.dim());
+      if (dtype_of(mask) != dtype::boolean) break;
+      count += dim > 0 && mask.size(dim - 1) == keys_.size(keys_.dim() - 2) && mask.stride(dim - 1) == 1 &&
+               (dim == 1 || mask.size(dim - 2) == 1 || mask.stride(dim - 2) == 0);
+    }
+    return count;
   }
 
   std::optional<std::vector<Tensor>> launch() const {

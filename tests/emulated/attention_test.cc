@@ -329,7 +329,7 @@ TEST_F(EmulatedAttention, WeightsHeldByAClustersRegisters) {
        {attention_case{"mul(0.125) | softmax", 130, 512, 64, 0, dtype::bf16},
         attention_case{"mul(0.125) | mask | softmax", 70, 1000, 64, 0, dtype::f16},
         attention_case{"mul(0.125) | mask | softmax", 130, 512, 64, 0, dtype::bf16, true},
-        attention_case{"mul(0.125) | mask | softmax", 70, 250, 64, 0, dtype::f16, true},
+        attention_case{"mul(0.125) | mask | softmax", 70, 250, 128, 0, dtype::f16, true},
         attention_case{"mul(0.25) | mul(0.5) | mask | softmax", 70, 520, 64, 0, dtype::bf16, true}})
     attention_on_device(of).expect_weights(
         [](attention_on_device& on) { ASSERT_TRUE(launch_held_scores(on.described(), 0, nullptr)); });

@@ -23,8 +23,7 @@ struct held_shared {
   // Sixteen rows, the first of which has a number for each key: -inf where masks leave it out, else 0.
   static constexpr int kMarkPanelBytes = 16 * 128,
                        kMarkBytes = Config::kKeyMasks != 0 ? Config::kTile / 64 * kMarkPanelBytes : 0;
-  static constexpr int kPartRows = kGroupRows + 4;  // rows and parts that are read at a time differ in their banks
-  static constexpr int kSumBytes = kParts * kPartRows * int{sizeof(part_of_sum)};
+  static constexpr int kSumBytes = kParts * kGroupRows * int{sizeof(part_of_sum)};
 
   uint64 keys;
   uint64 full[Config::kStages], empty[Config::kStages];
@@ -40,7 +39,7 @@ struct held_shared {
   // What a part has of a row, of each second strip.
   static ONEPASS_FUNCTION uint32 sum(char* dynamic, int which, int part, int row) {
     return queries(dynamic, Config::kStages) + which * kSumBytes +
-           (part * kPartRows + row) * static_cast<int>(sizeof(part_of_sum));
+           (part * kGroupRows + row) * static_cast<int>(sizeof(part_of_sum));
   }
   static ONEPASS_FUNCTION char* streams(char* dynamic) { return at_shared(dynamic, sum(dynamic, 2, 0, 0)); }
   ONEPASS_FUNCTION void open() {
@@ -157,8 +156,7 @@ class shared_sums {
 
  private:
   ONEPASS_FUNCTION uint32 place(int strip, int part, int row) const {
-    return at_ + strip % 2 * layout::kSumBytes +
-           (part * layout::kPartRows + row) * static_cast<int>(sizeof(part_of_sum));
+    return at_ + strip % 2 * layout::kSumBytes + (part * kGroupRows + row) * static_cast<int>(sizeof(part_of_sum));
   }
   ONEPASS_FUNCTION uint64& mine(int strip) { return boxes_[strip % 2][threadIdx.x % kGroupThreads / 32]; }
   ONEPASS_FUNCTION void expect(int strip) {
