@@ -28,26 +28,25 @@ sharing share(const held_tuning& with, int64 keys) {
           static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, groups * with.tile))))};
 }
 // masks: operands that leave keys out.
-bool is_easy(const request& behind, int masks = 0) {
-  return behind.operands == masks && behind.flops <= kTuned.easy_flops;
+bool is_easy(const request& behind, int64 keys, int masks) {
+  return behind.operands == masks && behind.flops <= kTuned.easy_flops &&
+         (masks == 0 || keys <= int64{kTuned.easy.tile} * kTuned.cluster);
 }
-sharing share(const request& behind, int64 keys, int masks = 0) {
-  if (is_easy(behind, masks)) {
-    const sharing easy = share(kTuned.easy, keys);
-    if (masks == 0 || easy.cluster <= kTuned.cluster) return easy;
-  }
+sharing share(const request& behind, int64 keys, int masks) {
+  if (is_easy(behind, keys, masks)) return share(kTuned.easy, keys);
   const sharing any = share(kTuned.any, keys);
   return any.cluster > kPortableCluster ? share(kTuned.long_rows, keys) : any;
 }
 
-// Masks that leave keys out for all rows of a matrix (bits).
+// Masks that leave keys out for all rows of a matrix (bits), where nothing else stands beside the scores: words that
+// are there anyway take such a mask in less time than a step of the product.
 uint64 key_masks(const attention_call& call) {
   uint64 masks = 0;
   for (const int i : call.first_masks) {
     if (call.behind.operand[i] != dtype::boolean) break;
     masks |= shared_operands(call.a_behind) & uint64{1} << i;
   }
-  return masks;
+  return is_easy(call.behind, call.keys.rows, std::popcount(masks)) ? masks : 0;
 }
 
 }  // namespace
@@ -57,9 +56,10 @@ int count_key_masks(const attention_call& call) { return std::popcount(key_masks
 std::string why_not_held(const request& behind, int64 depth, int64 keys, bool causal, const device_facts& chip,
                          int key_masks) {
   if (causal) return "what no row needs is left out elsewhere";
-  const int most = is_easy(behind, key_masks) ? kTuned.depth_of_easy : kTuned.depth;
+  const int most = is_easy(behind, keys, key_masks) ? kTuned.depth_of_easy : kTuned.depth;
   if (depth > most) return "it is for rows of at most " + std::to_string(most) + " numbers";
-  if (share(behind, keys, key_masks).cluster > std::min(chip.cluster, kTuned.cluster))
+  const int blocks = depth > kTuned.depth ? kTuned.cluster_of_deep : kTuned.cluster;
+  if (share(behind, keys, key_masks).cluster > std::min(chip.cluster, blocks))
     return "a cluster has no room for a row of scores";
   return "";
 }
@@ -67,6 +67,7 @@ std::string why_not_held(const request& behind, int64 depth, int64 keys, bool ca
 double seconds_of_held(const request& behind, int64 matrices, int64 rows, int64 depth, int64 keys, int64 tensors,
                        const device_facts& chip, int key_masks) {
   const sharing how = share(behind, keys, key_masks);
+  if (is_easy(behind, keys, key_masks)) tensors -= key_masks;
   const int64 held = int64{how.groups} * how.tile * how.cluster;  // whole strips, with or without keys
   const auto scores = static_cast<double>(matrices * ceil_div(rows, kGroupRows) * kGroupRows * held),
              places = static_cast<double>(chip.sm_count * how.blocks_per_sm) / how.cluster;

@@ -153,8 +153,7 @@ double seconds_of_scores(const spec::contraction& of, const linear_case& c, cons
   if (!why_not_attention(of.behind, c.depth, 0, c.columns, c.type, chip).empty())
     return seconds_of_scores(c, rows_of_block(c.depth), each(kSpeed.score, kSpeed.score_depth, kSpeed.score_tensor), 0);
   if (why_not_held(behind, c.depth, c.columns, spec::is_triangular(of.behind), chip, c.key_masks).empty())
-    return seconds_of_held(behind, matrices, c.rows / matrices, c.depth, c.columns, tensors - c.key_masks, chip,
-                           c.key_masks);
+    return seconds_of_held(behind, matrices, c.rows / matrices, c.depth, c.columns, tensors, chip, c.key_masks);
   return seconds_of_scores(c, rows_of_attention(c.depth, 0),
                            each(kSpeed.tile_score, kSpeed.tile_score_depth, kSpeed.tile_score_tensor),
                            kSpeed.tile_block);

@@ -167,9 +167,9 @@ struct held_scores_tuning {
   held_tuning long_rows = {4, 128, 4};  // of more than eight such blocks
   held_tuning easy = {1, 256, 3};       // where nothing else stands beside the scores, and words take few flops
   int easy_flops = 2;
-  int cluster = 16;  // blocks that share a row, at most
-  int stages = 3;    // strips of queries in shared memory, at most
-  int turns = 8;     // clusters that come one after another in the same place, about
+  int cluster = 16, cluster_of_deep = 8;  // blocks that share a row, at most; where there are more than 64 numbers
+  int stages = 3;                         // strips of queries in shared memory, at most
+  int turns = 8;                          // clusters that come one after another in the same place, about
   // Seconds: of a score, for each number of the depth, and for each tensor; and before a cluster's first strip.
   double score = .64e-12, score_depth = 3e-15, score_tensor = .34e-12, start = 2e-6;
 };

@@ -60,6 +60,7 @@ TEST(HeldScores, LinesWithoutTensorsHoldMoreInAWarpgroup) {
   imagined_attention long_rows(kPadded, {2048, 8192, 64, 0}, dtype::bf16);
   long_rows.pad();
   EXPECT_EQ(plan_held_scores(long_rows.call(), chip).cluster, 16);
+  EXPECT_EQ(count_key_masks(long_rows.call()), 0);
 }
 
 TEST(HeldScores, SaysWhyNot) {
@@ -67,7 +68,9 @@ TEST(HeldScores, SaysWhyNot) {
   const auto why = [&](const char* line, int64 depth, int64 keys, bool causal) {
     return why_not_held(request(spec::contraction(spec::parse(line)).behind, false), depth, keys, causal, chip);
   };
-  EXPECT_EQ(why(kEasy, 128, 4096, false), "");
+  EXPECT_EQ(why(kEasy, 64, 4096, false), "");
+  EXPECT_EQ(why(kEasy, 128, 2048, false), "");
+  EXPECT_NE(why(kEasy, 128, 2056, false).find("room"), std::string::npos);
   EXPECT_EQ(why(kLine, 64, 8192, false), "");
   EXPECT_NE(why(kLine, 72, 1000, false).find("numbers"), std::string::npos);
   EXPECT_NE(why(kEasy, 136, 1000, false).find("numbers"), std::string::npos);
@@ -104,6 +107,7 @@ TEST_F(HeldScoresNvrtc, Compiles) {
   compiles(kEasy, {100, 72, 128, 0}, dtype::bf16);
   compiles(kLine, {100, 8192, 64, 0}, dtype::bf16);
   compiles(kPadded, {2048, 2048, 64, 0}, dtype::bf16);
+  compiles(kPadded, {100, 8192, 64, 0}, dtype::bf16);
   compiles(kPadded, {100, 1000, 128, 0}, dtype::f16);
   compiles("scores | mul(0.1) | tanh | mul(30) | mask | softmax | dropout(0.1)", {100, 1000, 32, 0}, dtype::bf16);
 }

@@ -126,7 +126,7 @@ class attention_on_device {
     } else if (masked) {
       a_.operand[0] = a_.y, a_.operand[0].data = put("mask", mask_);
     }
-    put("q", q_), put("k", k_), put("v", v_), put("dy", dy_);
+    put("q", q_), put("k", keys_there()), put("v", v_), put("dy", dy_);
     a_.dropout_state = static_cast<const int64*>(state_.data());
   }
 
@@ -275,10 +275,22 @@ class attention_on_device {
     there_[name] = std::make_unique<device_tensor>(numbers, of_.type);
     return there_[name]->data();
   }
+  // Of the second matrix nothing, where it has few keys.
+  bool is_kept(std::size_t key) const {
+    const auto keys = static_cast<std::size_t>(of_.keys), in_matrix = key % keys;
+    return in_matrix % 11 != 3 && in_matrix + 17 < keys && (key < keys || keys > 256);
+  }
+  // What is left out is no number.
+  std::vector<float> keys_there() const {
+    std::vector<float> keys = k_;
+    for (std::size_t i = 0; of_.padded && i < keys.size(); ++i)
+      if (!is_kept(i / static_cast<std::size_t>(of_.depth))) keys[i] = NAN;
+    return keys;
+  }
   void* put_padding() {
     const auto keys = static_cast<std::size_t>(of_.keys), rows = static_cast<std::size_t>(of_.rows);
     std::vector<float> kept(kBatches * keys);
-    for (std::size_t i = 0; i < kept.size(); ++i) kept[i] = i % 11 != 3 && i % keys + 17 < keys;
+    for (std::size_t i = 0; i < kept.size(); ++i) kept[i] = is_kept(i);
     for (std::size_t i = 0; i < mask_.size(); ++i)
       mask_[i] = kept[i / (rows * keys) * keys + i % keys] != 0.0f ? 0.0f : -INFINITY;
     there_["mask"] = std::make_unique<device_tensor>(kept, dtype::boolean);
