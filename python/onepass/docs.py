@@ -167,7 +167,7 @@ Unless they are kept the weights are not saved for backward, but made again from
 The strategy is named by `scores`, as in `scores(streamed) | softmax | values`. `streamed` is for bfloat16 and float16,
 sm_80 and later, with sizes of rows that are multiples of 8 and at most 256, and behind softmax words that multiply
 (`mul`, `scale`, `dropout`). On sm_90a, where S is a multiple of 8 too, warpgroups multiply, tensors among the words are
-read a tile ahead, and `auto` takes it; elsewhere warps do, where `streamed` is named. Backward writes no weights
+read a tile ahead; elsewhere warps do. `auto` takes it on sm_90a, elsewhere it is named. Backward writes no weights
 either: one kernel for the gradients of queries and of the words' tensors, one for those of keys and values; by warps
 for rows of at most 128 numbers. In other cases on CUDA backward writes them.
 

@@ -133,10 +133,11 @@ std::string name_of_arch(int arch) {
 // Where the driver allows more than the eight that all chips have (prepare asks it for each kernel).
 int cluster_of_arch(int arch) { return arch < 90 ? 1 : arch < 120 ? 16 : 8; }
 
-// Of two bits a clock and wire; some virtual machines say nothing.
+// Of two bits a clock and wire. Some virtual machines say nothing.
 double bytes_of_copies(int kilohertz, int wires) {
-  constexpr double kReached = .87, kLeast = 1e11;
-  return std::max(kReached * 2e3 * kilohertz * wires / 8, kLeast);
+  constexpr double kReached = .88, kUnknown = 2e12;  // .87 on the H200, .90 on the H100
+  const double most = 2e3 * kilohertz * wires / 8;
+  return most > 0 ? kReached * most : kUnknown;
 }
 
 const device_state& state_of(int device) {
