@@ -28,7 +28,9 @@ app.add_typer(cache_app, name="cache")
 app.add_typer(word_app, name="word")
 console = Console()
 
-SUITES = "table, curve, awkward, layouts, small, linear, attention, attention_curve, models, host or fuse"
+SUITES = (
+    "table, curve, awkward, layouts, small, linear, attention, attention_curve, attention_odd, models, host or fuse"
+)
 DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,

@@ -58,9 +58,9 @@ def run(
         suite: "table", the README's shapes; "curve", row lengths from 64 to 262144; "awkward", lengths that no kernel
             likes; "layouts", strided and misaligned rows; "small", where the cost of a call counts; "linear", lines
             with `linear` beside the product alone; "attention", beside the engines that PyTorch has for it;
-            "attention_curve", its probabilities over the number of keys; "models", whole ones with their attentions;
-            "host", only the host's time for a call;
-            "fuse", whole ones as they are, compiled and fused (providers eager, compile, onepass, onepass_inductor).
+            "attention_curve", its probabilities over the number of keys; "attention_odd", of odd numbers of keys;
+            "models", whole ones with their attentions; "host", only the host's time for a call; "fuse", whole
+            ones as they are, compiled and fused (providers eager, compile, onepass, onepass_inductor).
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
             are several lengths, and a roofline of all.

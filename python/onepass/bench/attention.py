@@ -15,7 +15,7 @@ from onepass import functional
 from onepass.bench.patterns import Case, P, Pattern, Shape, Traffic
 from onepass.line import Line
 
-__all__ = ["ATTENTIONS", "CAP", "SCALE", "Attention", "curve_of", "square_product"]
+__all__ = ["ATTENTIONS", "CAP", "SCALE", "Attention", "cases", "curve_of", "square_product"]
 
 SCALE = 0.125  # of all scores
 CAP = 50.0  # scores lie between -CAP and CAP

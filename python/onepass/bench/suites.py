@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from onepass.bench.attention import curve_of
+from onepass.bench.attention import cases, curve_of
 from onepass.bench.patterns import LAYOUTS, Case, Pattern, bf16
 from onepass.line import Line
 
@@ -33,6 +33,16 @@ def attention_curve(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Attention's probabilities, always as many, of 128 to 8192 keys."""
     features = {"attention_scores": (64,), "attention_scores_mask": (32, 64, 128)}
     return tuple(case for d in features.get(pattern.name, ()) for case in curve_of(device_type, d))
+
+
+def attention_odd(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Attention of numbers of keys that are no multiples of 8: a vision transformer's, and text as it comes."""
+    if pattern.name not in ("attention", "attention_causal", "attention_shared_bias", "attention_mask"):
+        return ()
+    if device_type == "cuda":
+        shapes = ((4, 16, 2047, 64), (4, 16, 1023, 128), (16, 12, 577, 64), (16, 12, 197, 64), (64, 12, 131, 64))
+        return cases((torch.bfloat16,), *shapes)
+    return cases((torch.float32, torch.bfloat16), (1, 12, 577, 64), (1, 12, 197, 64), (8, 12, 131, 64))
 
 
 def models(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
@@ -92,14 +102,26 @@ def host(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
 
 SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
     suite.__name__: suite
-    for suite in (table, curve, awkward, layouts, small, linear, attention, attention_curve, models, host)
+    for suite in (
+        table,
+        curve,
+        awkward,
+        layouts,
+        small,
+        linear,
+        attention,
+        attention_curve,
+        attention_odd,
+        models,
+        host,
+    )
 }
 
 
 def cases_of(pattern: Pattern, device_type: str, quick: bool = False, suite: str = "table") -> tuple[Case, ...]:
     """The shapes and dtypes; with `quick` one, the smallest that is more than the cost of a call."""
-    cases = SUITES[suite](pattern, device_type)
-    if not quick or not cases:
-        return cases
-    sizes = {case: math.prod(case.shape) for case in cases}
-    return (min(cases, key=lambda case: (sizes[case] < 2**20, sizes[case], case.dtype.itemsize)),)
+    found = SUITES[suite](pattern, device_type)
+    if not quick or not found:
+        return found
+    sizes = {case: math.prod(case.shape) for case in found}
+    return (min(found, key=lambda case: (sizes[case] < 2**20, sizes[case], case.dtype.itemsize)),)
