@@ -190,7 +190,8 @@ class Line:
 
         Returns:
             The strategy, the reason, and all strategies with the bytes that they move and their predicted time, from
-            rates measured on an H200. Without a contraction there is one: "fused".
+            rates measured on an H200. Without a contraction there is one: "fused". Tensors among the words are taken to
+            have a row for each row: behind `scores`, a boolean one that all rows share may be taken another way.
         """
         cost = self.cost(shape, dtype, out_features)
         if self.weight is None:
