@@ -151,7 +151,7 @@ std::vector<int> first_masks(const line& of) {
   std::vector<int> masks;
   for (const word& w : of.words) {
     if (is_one(w, {"mask"})) masks.push_back(w.operand);
-    else if (!is_one(w, {"mul"}) || !(w.parameters[0] > 0)) break;
+    else if (!is_one(w, {"mul"}) || !(static_cast<float>(w.parameters[0]) > 0)) break;
   }
   return masks;
 }

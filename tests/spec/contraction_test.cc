@@ -167,6 +167,16 @@ TEST(Contraction, LinesThatAreSoftmaxButForAFactor) {
     EXPECT_EQ(scale_of_softmax(parse(text)), std::nullopt) << text;
 }
 
+TEST(Contraction, MasksThatComeFirst) {
+  using operands = std::vector<int>;
+  EXPECT_EQ(first_masks(parse("softmax")), operands());
+  EXPECT_EQ(first_masks(parse("mask | mul(0.5) | mask | softmax")), (operands{0, 1}));
+  EXPECT_EQ(first_masks(parse("mul(0.5) | add | mask | softmax")), operands()) << "what is added may be infinite";
+  EXPECT_EQ(first_masks(parse("mask | tanh | mask | softmax")), operands{0}) << "tanh(-inf) is -1";
+  for (const char* text : {"mul(-2) | mask | softmax", "mul(0) | mask | softmax", "mul(1e-60) | mask | softmax"})
+    EXPECT_EQ(first_masks(parse(text)), operands()) << text;
+}
+
 TEST(Contraction, TriangularLines) {
   for (const char* text :
        {"causal | softmax", "mul(0.1) | causal | softmax | dropout(0.1)", "causal | mask | add | softmax"})
