@@ -17,9 +17,14 @@ constexpr score_gradients_tuning kTuned{};
 constexpr int kThreads = 4 * kGroupThreads, kStages = 2, kPartRows = kGroupRows + 8;  // as in the skeleton
 constexpr unsigned kPartThreads = 256;
 
-int tile_of(int64 depth) { return kTuned.keys / panels_of(depth); }
+// Keys of a block: of few, half.
+int tile_of(int64 depth, int64 keys) {
+  constexpr int kLeast = 64;
+  const auto half = static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, 2))));
+  return std::clamp(half, kLeast, kTuned.keys / panels_of(depth));
+}
 int cluster_of(int64 depth, int64 keys) {
-  return std::max(2, static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, tile_of(depth))))));
+  return std::max(2, static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, tile_of(depth, keys))))));
 }
 
 // Of so many blocks, how many clusters run at a time: the SMs that share a crossbar are not always sixteen.
@@ -64,7 +69,7 @@ bool fits(const score_gradients_call& call) {
 }
 
 score_gradients_plan plan_score_gradients(const score_gradients_call& call) {
-  const int panels = panels_of(call.queries.depth), tile = tile_of(call.queries.depth),
+  const int panels = panels_of(call.queries.depth), tile = tile_of(call.queries.depth, call.keys.rows),
             cluster = cluster_of(call.queries.depth, call.keys.rows);
   const int strip = tile / 64 * kPanelBytes, queries = panels * kPanelBytes, keys = tile / 64 * queries,
             sums = kGroupRows * (panels * 64 + 8) * 4, products = cluster * kPartRows * 4;
@@ -106,9 +111,9 @@ bool launch_score_gradients(const score_gradients_call& call, const std::functio
   const score_gradients_plan p = plan_score_gradients(call);
   const std::string label = facts(device).arch_name + " score gradients " + name_of(call.type);
   static known_kernels known;
-  const kernel& built = known.find_or_build(kernel_key(device, call.type, p.tile, p.cluster), [&]() -> const kernel& {
-    return load(source(call, p), kKernelName, device, stream, label);
-  });
+  const kernel& built =
+      known.find_or_build(kernel_key(device, call.type, panels_of(call.queries.depth), p.tile, p.cluster),
+                          [&]() -> const kernel& { return load(source(call, p), kKernelName, device, stream, label); });
   const int room = active_clusters(built, p.cluster, p.threads, p.shared_bytes);
   if (room == 0) return false;
   const score_sizes sizes = sizes_of(call);

@@ -72,6 +72,13 @@ using EmulatedScoreGradients = Emulated;
 TEST_F(EmulatedScoreGradients, OfOneBatch) { expect_right({1, 1, 512, 64, 512}, dtype::bf16); }
 TEST_F(EmulatedScoreGradients, OfOddSizes) { expect_right({3, 1, 100, 40, 504}, dtype::bf16); }
 TEST_F(EmulatedScoreGradients, OfQueriesThatShareKeys) { expect_right({2, 3, 72, 64, 512}, dtype::f16); }
+TEST_F(EmulatedScoreGradients, OfFewKeys) {
+  expect_right({5, 1, 130, 64, 256}, dtype::bf16);
+  expect_right({3, 1, 200, 40, 168}, dtype::f16);
+  expect_right({7, 1, 128, 64, 128}, dtype::bf16);
+  expect_right({3, 2, 70, 128, 104}, dtype::bf16);
+  expect_right({3, 1, 70, 64, 8}, dtype::f16);
+}
 TEST_F(EmulatedScoreGradients, OfTwoPanels) {
   expect_right({2, 1, 200, 128, 256}, dtype::bf16);
   expect_right({2, 2, 130, 104, 200}, dtype::f16);

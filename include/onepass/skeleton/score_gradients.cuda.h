@@ -11,7 +11,7 @@
 // Config:
 //   kX        storage type throughout: bf16 or f16
 //   kPanels   64s of the queries' numbers, begun ones too: 1 or 2
-//   kTile     keys of a block: 256, or 128 where there are two panels
+//   kTile     keys of a block: 64, 128, or where there is one panel 256
 //   kCluster  blocks that share a batch's keys, a power of 2, at least 2: what they mail is a cluster's
 #pragma once
 
