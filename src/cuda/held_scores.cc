@@ -77,25 +77,25 @@ double seconds_of_held(const request& behind, int64 matrices, int64 rows, int64 
 }
 
 tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip) {
-  const sharing how = share(call.behind, call.keys.rows, count_key_masks(call));
+  const uint64 masks = key_masks(call);
+  const sharing how = share(call.behind, call.keys.rows, std::popcount(masks));
   const int panels = panels_of(call.queries.depth);
   const auto plan_with = [&](int blocks_per_sm) {
     device_facts part = chip;
     part.shared_per_block = (chip.shared_per_block + kReserved) / blocks_per_sm - kReserved;
-    const int marks = key_masks(call) != 0 ? how.tile * kMarkBytes : 0;
-    const tiles_room room{how.groups * (panels * how.tile * 128 + marks + how.cluster * kPartBytes),
-                          panels * kPanelBytes,
-                          kLeastStages,
-                          kTuned.stages,
-                          1,
-                          0};
+    const int marks = masks != 0 ? how.tile * kMarkBytes : 0;
+    const tiles_room room{.own_bytes = how.groups * (panels * how.tile * 128 + marks + how.cluster * kPartBytes),
+                          .tile_bytes = panels * kPanelBytes,
+                          .least_stages = kLeastStages,
+                          .most_stages = kTuned.stages,
+                          .lost_bytes = 0};
     tiles_plan p = plan_score_tiles(call, how.groups, how.tile, false, room, part);
     p.blocks_per_sm = blocks_per_sm;
     return p;
   };
   tiles_plan p = plan_with(how.blocks_per_sm);
   for (int blocks = how.blocks_per_sm - 1; blocks > 0 && p.stages < kLeastStages; --blocks) p = plan_with(blocks);
-  p.cluster = how.cluster;
+  p.cluster = how.cluster, p.key_masks = masks;
   p.threads = static_cast<unsigned>(how.groups * kGroupThreads);
   p.behind.threads = static_cast<int>(p.threads);
   p.behind.exact = call.keys.rows == int64{how.groups} * how.tile * how.cluster;
@@ -109,10 +109,9 @@ tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip
 }
 
 std::string held_source(const attention_call& call, const tiles_plan& p) {
-  return tiles_source(
-      call, p, "held_scores",
-      number_field("kCluster", p.cluster) + number_field("kKeyMasks", static_cast<int>(key_masks(call))),
-      "attention_arguments", "held_scores_forward");
+  return tiles_source(call, p, "held_scores",
+                      number_field("kCluster", p.cluster) + number_field("kKeyMasks", static_cast<int>(p.key_masks)),
+                      "attention_arguments", "held_scores_forward");
 }
 
 bool launch_held_scores(const attention_call& call, int device, void* stream) {
@@ -121,7 +120,7 @@ bool launch_held_scores(const attention_call& call, int device, void* stream) {
   static known_kernels known;
   const kernel_key key(device, call.behind.line, call.behind.x, call.behind.operand, p.behind, p.groups, p.tile,
                        p.stages, p.cluster, p.blocks_per_sm, ceil_div(call.queries.depth, 16), call.causal,
-                       key_masks(call));
+                       p.key_masks);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
     return load(held_source(call, p), kKernelName, device, stream, chip.arch_name + " held scores " + call.behind.line);
   });

@@ -41,7 +41,7 @@ score_sizes sizes_of(const score_gradients_call& call) {
 }
 double seconds_of(const score_sizes& of, const shared_clusters& with) {
   const double parts = with.parts == 0 ? 0.0 : kTuned.second_launch + static_cast<double>(with.parts) * kTuned.part;
-  const bool wide = panels_of(of.depth) > 1 && cluster_of(of.depth, of.keys) == 16;
+  const bool wide = panels_of(of.depth) > 1 && cluster_of(of.depth, of.keys) == kTuned.cluster;
   return kTuned.start +
          static_cast<double>(ceil_div(of.batches * strips_of_batch(of), with.count)) *
              (wide ? kTuned.strip_of_sixteen : kTuned.strip) +

@@ -36,6 +36,7 @@ struct tiles_plan {
   int groups, tile, stages;  // of a tile: keys, or rows of queries
   bool owns_keys;            // rows pass by, not keys
   bool causal;               // what no row needs is left out
+  uint64 key_masks = 0;      // operands that leave keys out (bits)
   int64 blocks;              // that share a group's rows, or a batch's keys
   int cluster = 1, blocks_per_sm = 1;
   unsigned grid, threads, shared_bytes;

@@ -74,8 +74,22 @@ void append_scores(std::string& packed, const scores_call& call, const scores_pl
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
 }
 
-void launch_packed(const kernel& built, const scores_plan& p, const std::string& packed, int device, void* stream) {
-  launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, facts(device).arch >= 90, stream, packed.data());
+// With values of so many pieces, or 0; more: what the kernel's argument has behind that of scores.
+template <class Call>
+void launch_planned(const Call& call, const scores_plan& p, int64 value_pieces, bool causal, const char* name,
+                    const std::string& more, int device, void* stream) {
+  const device_facts& chip = facts(device);
+  const request &before = call.before, &behind = call.behind;
+  static known_kernels known;
+  const kernel_key key(device, before.x, p.before, behind.line, behind.x, behind.operand, p.behind, p.pitch,
+                       p.blocks_per_sm, p.rows_of_thread, p.tile, value_pieces, causal);
+  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
+    return load(source(call, p), kKernelName, device, stream, chip.arch_name + name + behind.line);
+  });
+  std::string packed;
+  append_scores(packed, call, p);
+  packed += more;
+  launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, chip.arch >= 90, stream, packed.data());
 }
 
 }  // namespace
@@ -113,18 +127,7 @@ std::string source(const scores_call& call, const scores_plan& p) {
 }
 
 void launch_scores(const scores_call& call, int device, void* stream) {
-  const device_facts& chip = facts(device);
-  const scores_plan p = plan_scores(call, chip);
-  const request &before = call.before, &behind = call.behind;
-  static known_kernels known;
-  const kernel_key key(device, before.x, p.before, behind.line, behind.x, behind.operand, p.behind, p.pitch,
-                       p.blocks_per_sm, p.rows_of_thread);
-  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(call, p), kKernelName, device, stream, chip.arch_name + " scores " + behind.line);
-  });
-  std::string packed;
-  append_scores(packed, call, p);
-  launch_packed(built, p, packed, device, stream);
+  launch_planned(call, plan_scores(call, facts(device)), 0, false, " scores ", "", device, stream);
 }
 
 std::string why_not_warp_attention(const spec::contraction& of, int64 depth, int64 value_depth, dtype type,
@@ -153,21 +156,12 @@ std::string source(const warp_attention_call& call, const scores_plan& p) {
 }
 
 void launch_warp_attention(const warp_attention_call& call, int device, void* stream) {
-  const device_facts& chip = facts(device);
-  const scores_plan p = plan_warp_attention(call, chip);
-  const request &before = call.before, &behind = call.behind;
-  static known_kernels known;
-  const kernel_key key(device, before.x, p.before, behind.line, behind.x, behind.operand, p.behind, p.pitch,
-                       p.blocks_per_sm, p.rows_of_thread, p.tile, pieces_of(call.value_depth), call.causal);
-  const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(call, p), kKernelName, device, stream, chip.arch_name + " attention by warps " + behind.line);
-  });
-  std::string packed;
-  append_scores(packed, call, p);
-  append_value(packed, call.values), append_value(packed, call.value_stride);
-  append_value(packed, call.value_outer_stride), append_value(packed, call.value_inner_stride);
-  append_value(packed, call.value_depth), append_value(packed, call.y);
-  launch_packed(built, p, packed, device, stream);
+  std::string more;
+  append_value(more, call.values), append_value(more, call.value_stride);
+  append_value(more, call.value_outer_stride), append_value(more, call.value_inner_stride);
+  append_value(more, call.value_depth), append_value(more, call.y);
+  launch_planned(call, plan_warp_attention(call, facts(device)), pieces_of(call.value_depth), call.causal,
+                 " attention by warps ", more, device, stream);
 }
 
 }  // namespace onepass::cuda

@@ -207,7 +207,8 @@ std::vector<prediction> predict_attention(const spec::contraction& of, const lin
   }
   streamed.why_not = why_not_warp_attention(of, c.depth, c.depth, c.type, chip);
   if (!streamed.why_not.empty() || chip.arch != 90) return all;  // other chips have not been measured
-  const int shares = c.depth > 64 ? 2 : 1;  // threads have half as many rows, for which a key is read as often
+  // Of more numbers threads have half as many rows, for which a key is read as often.
+  const int shares = c.depth > kScoresTuning.depth_of_four ? 2 : 1;
   const double each =
       shares * (kSpeed.warp_attended + kSpeed.warp_attended_depth * depth) + kSpeed.warp_attended_tensor * tensors;
   streamed.seconds = kSpeed.launch + seconds_of_scores(c, rows_of_block(c.depth, c.depth), each, 0);

@@ -21,6 +21,8 @@ void describe_words(const spec::line& line, cuda::attention_call& call) {
   }
 }
 
+void* data_of(const Tensor* t) { return t ? t->data_ptr() : nullptr; }
+
 // A call's tensors as the kernels take them, if need be copies, which are kept.
 class described {
  public:
@@ -116,7 +118,6 @@ bool launch_by_warps(const prepared_contraction& c, const cuda::request& behind,
 bool launch_attention_gradients(const spec::contraction& of, cuda::attention_call call, const Tensor& queries,
                                 const Tensor& keys, const Tensor& values, const Tensor& result, const Tensor& gradient,
                                 const attention_gradients_to& to) {
-  const auto data = [](const Tensor* t) { return t ? t->data_ptr() : nullptr; };
   const device on = device_of(keys);
   described with(keys);
   describe_words(of.behind, call);
@@ -129,9 +130,9 @@ bool launch_attention_gradients(const spec::contraction& of, cuda::attention_cal
                                                  .gradients = with.aligned_rows(gradient),
                                                  .result = result.data_ptr(),
                                                  .facts = facts.data_ptr(),
-                                                 .queries = data(to.queries),
-                                                 .keys = data(to.keys),
-                                                 .values = data(to.values)};
+                                                 .queries = data_of(to.queries),
+                                                 .keys = data_of(to.keys),
+                                                 .values = data_of(to.values)};
   if (!cuda::fits(gradients)) return false;
   cuda::launch_attention_gradients(gradients, on.index, current_stream(on.index));
   return true;
@@ -140,7 +141,6 @@ bool launch_attention_gradients(const spec::contraction& of, cuda::attention_cal
 bool launch_warp_gradients(const spec::contraction& of, const cuda::attention_call& call, const Tensor& given_queries,
                            const Tensor& keys, const Tensor& values, const Tensor& result, const Tensor& given_gradient,
                            const attention_gradients_to& to) {
-  const auto data = [](const Tensor* t) { return t ? t->data_ptr() : nullptr; };
   const device on = device_of(keys);
   const Tensor queries = torch::stable::contiguous(given_queries), gradient = torch::stable::contiguous(given_gradient);
   const batches all(queries, keys);
@@ -157,9 +157,9 @@ bool launch_warp_gradients(const spec::contraction& of, const cuda::attention_ca
                                             .values = with.aligned_rows(values),
                                             .rows_of_batch = all.row_count(),
                                             .facts = facts.data_ptr(),
-                                            .to_queries = data(to.queries),
-                                            .to_keys = data(to.keys),
-                                            .to_values = data(to.values)};
+                                            .to_queries = data_of(to.queries),
+                                            .to_keys = data_of(to.keys),
+                                            .to_values = data_of(to.values)};
   if (!cuda::fits(gradients)) return false;
   cuda::launch_warp_gradients(gradients, on.index, current_stream(on.index));
   return true;

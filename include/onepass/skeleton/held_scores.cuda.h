@@ -224,13 +224,12 @@ class held_part {
   ONEPASS_FUNCTION void leave_keys_out(char* keys, char* marks) {
     using layout = held_shared<Config>;
     constexpr uint16 kOut = Config::kX == dtype::bf16 ? 0xff80 : 0xfc00;  // -inf
-    constexpr int kPart = Config::kTile / 4;                              // see bring_keys
     const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
     for (int at = thread * 16; at < layout::kMarkBytes; at += kGroupThreads * 16)
       *reinterpret_cast<uint4*>(marks + at) = {};
     meet();
     for (int row = thread; row < Config::kTile; row += kGroupThreads) {
-      const int key = key_ + row % kPart / 2 * 8 + row / kPart * 2 + row % 2;
+      const int key = key_ + key_at<Config::kTile>(row);
       if (key >= a_.columns || rows_.at(0).keeps_key(key)) continue;
       *reinterpret_cast<uint16*>(marks + row / 64 * layout::kMarkPanelBytes + row % 64 * 2) = kOut;
       for (int panel = 0; panel < Config::kPanels; ++panel) {
@@ -243,11 +242,13 @@ class held_part {
     meet();
   }
   ONEPASS_FUNCTION void multiply(uint32 queries, uint32 keys, uint32 marks) {
-    constexpr uint32 kOne = Config::kX == dtype::bf16 ? 0x3f80 : 0x3c00;
-    uint32 takes[4] = {threadIdx.x % 4 == 0 ? kOne : 0};  // a row's first mark once, of the others nothing
-    takes[1] = takes[0];
+    uint32 takes[4] = {};
+    if constexpr (Config::kKeyMasks != 0) {
+      constexpr uint32 kOne = Config::kX == dtype::bf16 ? 0x3f80 : 0x3c00;
+      takes[0] = takes[1] = threadIdx.x % 4 == 0 ? kOne : 0;  // a row's first mark once, of the others nothing
 #pragma unroll
-    for (uint32& of : takes) asm volatile("" : "+r"(of));  // known here: products would wait for one another else
+      for (uint32& of : takes) asm volatile("" : "+r"(of));  // known here: products would wait for one another else
+    }
     begin_products();
     multiply_rows<Config::kX, Config::kSteps, Config::kTile>(scores_, queries, keys);
     if constexpr (Config::kKeyMasks != 0)

@@ -91,6 +91,13 @@ ONEPASS_FUNCTION void bring_keys(uint32 to, const tensor_map& map, batch_steps s
   }
 }
 
+// The key that stands in a row of the tile.
+template <int kTile>
+ONEPASS_FUNCTION int key_at(int row) {
+  constexpr int kPart = kTile / 4;
+  return row % kPart / 2 * 8 + row / kPart * 2 + row % 2;
+}
+
 // Tiles that one thread brings, as a warpgroup takes them, in order, and gives their places back.
 template <int kStages>
 class tiles_taken {
