@@ -14,17 +14,16 @@ namespace onepass::cuda {
 namespace {
 
 constexpr score_gradients_tuning kTuned{};
-constexpr int kThreads = 4 * kGroupThreads, kStages = 2, kPartRows = kGroupRows + 8;  // as in the skeleton
+constexpr int kThreads = 4 * kGroupThreads, kPartRows = kGroupRows + 8;  // as in the skeleton
 constexpr unsigned kPartThreads = 256;
 
-// Keys of a block: of few, half.
+// Keys of a block.
 int tile_of(int64 depth, int64 keys) {
   constexpr int kLeast = 64;
-  const auto half = static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, 2))));
-  return std::clamp(half, kLeast, kTuned.keys / panels_of(depth));
+  return std::clamp(static_cast<int>(std::bit_ceil(static_cast<uint64>(keys))), kLeast, kTuned.keys / panels_of(depth));
 }
 int cluster_of(int64 depth, int64 keys) {
-  return std::max(2, static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, tile_of(depth, keys))))));
+  return static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, tile_of(depth, keys)))));
 }
 
 // Of so many blocks, how many clusters run at a time: the SMs that share a crossbar are not always sixteen.
@@ -71,12 +70,15 @@ bool fits(const score_gradients_call& call) {
 score_gradients_plan plan_score_gradients(const score_gradients_call& call) {
   const int panels = panels_of(call.queries.depth), tile = tile_of(call.queries.depth, call.keys.rows),
             cluster = cluster_of(call.queries.depth, call.keys.rows);
+  const bool alone = cluster == 1;
   const int strip = tile / 64 * kPanelBytes, queries = panels * kPanelBytes, keys = tile / 64 * queries,
-            sums = kGroupRows * (panels * 64 + 8) * 4, products = cluster * kPartRows * 4;
+            sums = kGroupRows * (panels * 64 + 8) * 4, products = cluster * kPartRows * 4,
+            stages = alone && tile <= 128 ? 3 : 2;  // as in the skeleton
+  const int own = alone ? 2 * keys : keys + 2 * (sums + products);
   return {.tile = tile,
           .cluster = cluster,
           .threads = kThreads,
-          .shared_bytes = static_cast<unsigned>(1024 + kStages * (2 * strip + queries) + keys + 2 * (sums + products))};
+          .shared_bytes = static_cast<unsigned>(1024 + stages * (2 * strip + queries) + own)};
 }
 
 // Evenly, or where that is no faster a batch for each, so that none is shared.

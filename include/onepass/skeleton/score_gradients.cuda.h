@@ -6,13 +6,14 @@
 // holds come the scores' gradients, in place of those of the weights in shared memory. One warpgroup has both products
 // with them: of all strips for the keys, and of the block's keys for the strip's queries, of which each block adds up
 // all parts for its own rows; two make the next strip's scores meanwhile. Strips are shared evenly among clusters, and
-// what several have of a batch's keys a second kernel adds up. No sum depends on the order of blocks.
+// what several have of a batch's keys a second kernel adds up. Few keys one block has alone, and its sums are all there
+// is. No sum depends on the order of blocks.
 //
 // Config:
 //   kX        storage type throughout: bf16 or f16
 //   kPanels   64s of the queries' numbers, begun ones too: 1 or 2
 //   kTile     keys of a block: 64, 128, or where there is one panel 256
-//   kCluster  blocks that share a batch's keys, a power of 2, at least 2: what they mail is a cluster's
+//   kCluster  blocks that share a batch's keys, a power of 2
 #pragma once
 
 #include "onepass/skeleton/score_strips.cuda.h"
@@ -38,30 +39,7 @@ class strip_rows {
   ONEPASS_FUNCTION int shared_row() const {
     return warp_ * layout::kWarpRows + lane_ / 4 % kOwn * kAtOnce + lane_ / kRowThreads;
   }
-  // Σ weight · gradient of four of the warp's rows: of the first in even threads, of the last in odd ones.
-  ONEPASS_FUNCTION numbers<float, 4> products() const {
-    const float own = product();
-    numbers<float, 4> four;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int row = lane_ % 2 * 4 + j;
-      four.v[j] = __shfl_sync(0xffffffffu, own, row / kAtOnce * 4 + row % kAtOnce * kRowThreads);
-    }
-    return four;
-  }
-
-  // product: of shared_row, of all parts. The scores' gradients take the place of those of the weights.
-  ONEPASS_FUNCTION void store_scores(char* strip, float product) const {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const float of_row = __shfl_sync(0xffffffffu, product, 4 * i + lane_ / kRowThreads * kRowThreads);
-      const auto weights = unpacked_again(weights_[i]), gradients = unpacked_again(gradients_[i]);
-      memory_of::store(strip + place(i), weights * (gradients - decltype(weights)(of_row)), 8);
-    }
-  }
-
- private:
-  // Of shared_row.
+  // Σ weight · gradient of shared_row.
   ONEPASS_FUNCTION float product() const {
     float of[kOwn];
 #pragma unroll
@@ -84,6 +62,29 @@ class strip_rows {
     }
     return sum_of_four(of[0]);
   }
+  // The same of four of the warp's rows: of the first in even threads, of the last in odd ones.
+  ONEPASS_FUNCTION numbers<float, 4> products() const {
+    const float own = product();
+    numbers<float, 4> four;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int row = lane_ % 2 * 4 + j;
+      four.v[j] = __shfl_sync(0xffffffffu, own, row / kAtOnce * 4 + row % kAtOnce * kRowThreads);
+    }
+    return four;
+  }
+
+  // product: of shared_row, of all parts. The scores' gradients take the place of those of the weights.
+  ONEPASS_FUNCTION void store_scores(char* strip, float product) const {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float of_row = __shfl_sync(0xffffffffu, product, 4 * i + lane_ / kRowThreads * kRowThreads);
+      const auto weights = unpacked_again(weights_[i]), gradients = unpacked_again(gradients_[i]);
+      memory_of::store(strip + place(i), weights * (gradients - decltype(weights)(of_row)), 8);
+    }
+  }
+
+ private:
   ONEPASS_FUNCTION int place(int i) const {
     const int row = warp_ * layout::kWarpRows + i * kAtOnce + lane_ / kRowThreads, piece = lane_ % kRowThreads;
     return piece / 8 * kPanelBytes + row * 128 + place_of_piece(piece % 8, row) * 16;
@@ -113,9 +114,8 @@ class strip_products {
   using layout = score_gradient_shared<Config>;
   static constexpr int kNumbers = layout::kNumbers;
 
-  ONEPASS_FUNCTION explicit strip_products(uint32 keys) : keys_(keys) {}
-
-  ONEPASS_FUNCTION void begin_batch() {
+  ONEPASS_FUNCTION void begin_batch(uint32 keys) {
+    keys_ = keys;
 #pragma unroll
     for (auto& panel : of_keys_) {
 #pragma unroll
@@ -159,40 +159,51 @@ class strip_products {
     const int lane = static_cast<int>(threadIdx.x) % 32, first = static_cast<int>(threadIdx.x) / 32 * 16;
     if (lane < kBlocks) arrive_in_block(box, first / layout::kOwnRows + lane);
   }
+  // The strip's, of which `rows` exist in its group, where this block has all of their keys; `first`: in memory.
+  ONEPASS_FUNCTION void store_rows(const score_gradient_arguments& a, int64 first, int rows) const {
+    store_pairs(static_cast<uint16*>(a.rows_gradient) + first * a.depth, a, of_rows_, rows, scaled_pair(a));
+  }
   // The block's keys, of the walk's batch.
   ONEPASS_FUNCTION void store_keys(const score_gradient_arguments& a, const strip_walk<Config>& at) const {
+    const auto store_to = [&](auto* batch, const auto& store) {
+#pragma unroll
+      for (int panel = 0; panel < layout::kTilePanels; ++panel) {
+        const int key = strip_walk<Config>::key() + panel * 64;
+        store_pairs(batch + key * a.depth, a, of_keys_[panel], a.columns - key, store);
+      }
+    };
     if (at.shares_batch()) {
-      store_pairs(a.key_parts + int64{at.part()} * a.columns * a.depth, a, [](float* to, float x, float y) {
-        *reinterpret_cast<float2*>(to) = {x, y};
-      });
+      store_to(a.key_parts + int64{at.part()} * a.columns * a.depth,
+               [](float* to, float x, float y) { *reinterpret_cast<float2*>(to) = {x, y}; });
     } else {
-      store_pairs(static_cast<uint16*>(a.keys_gradient) + int64{at.batch()} * a.columns * a.depth, a,
-                  [&](uint16* to, float x, float y) {
-                    *reinterpret_cast<uint32*>(to) = pair_to_storage<Config::kX>(x * a.factor, y * a.factor);
-                  });
+      store_to(static_cast<uint16*>(a.keys_gradient) + int64{at.batch()} * a.columns * a.depth, scaled_pair(a));
     }
   }
 
  private:
+  static ONEPASS_FUNCTION auto scaled_pair(const score_gradient_arguments& a) {
+    return [factor = a.factor](uint16* to, float x, float y) {
+      *reinterpret_cast<uint32*>(to) = pair_to_storage<Config::kX>(x * factor, y * factor);
+    };
+  }
+  // 64 rows, of which `rows` exist.
   template <class T, class F>
-  ONEPASS_FUNCTION void store_pairs(T* batch, const score_gradient_arguments& a, const F& store) const {
+  static ONEPASS_FUNCTION void store_pairs(T* to, const score_gradient_arguments& a, const float (&of)[kNumbers / 2],
+                                           int rows, const F& store) {
     const int first = static_cast<int>(threadIdx.x) % 4 * 2, left = static_cast<int>(a.depth) - first;
 #pragma unroll
-    for (int panel = 0; panel < layout::kTilePanels; ++panel) {
+    for (int i = 0; i < 2; ++i) {
+      const int row = row_of_products() + 8 * i;
+      if (row >= rows) continue;
+      T* at = to + row * a.depth + first;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int key = strip_walk<Config>::key() + panel * 64 + row_of_products() + 8 * i;
-        if (key >= a.columns) continue;
-        T* to = batch + key * a.depth + first;
-#pragma unroll
-        for (int j = 0; j < kNumbers / 8; ++j) {
-          if (8 * j < left) store(to + 8 * j, of_keys_[panel][4 * j + 2 * i], of_keys_[panel][4 * j + 2 * i + 1]);
-        }
+      for (int j = 0; j < kNumbers / 8; ++j) {
+        if (8 * j < left) store(at + 8 * j, of[4 * j + 2 * i], of[4 * j + 2 * i + 1]);
       }
     }
   }
 
-  const uint32 keys_;
+  uint32 keys_ = 0;
   float of_keys_[layout::kTilePanels][kNumbers / 2];
   float of_rows_[kNumbers / 2];
 };
@@ -230,6 +241,7 @@ ONEPASS_FUNCTION void make_scores(const score_gradient_arguments& a, score_gradi
   ring_position<layout::kStages> ring;
   // What this block has of the warp's rows goes to all blocks; two threads tell each.
   const auto tell_products = [&] {
+    if constexpr (layout::kAlone) return;
     const numbers<float, 4> own = rows.products();
     const int block = lane / 2;
     const uint32 to = layout::product(dynamic, ring.stage, rank, warp * layout::kWarpRows + lane % 2 * 4),
@@ -237,6 +249,7 @@ ONEPASS_FUNCTION void make_scores(const score_gradient_arguments& a, score_gradi
     if (block < Config::kCluster) mail(in_block(to, block), in_block(box, block), own);
   };
   const auto product_of_all = [&] {
+    if constexpr (layout::kAlone) return rows.product();
     wait_for_mail(&shared.products[ring.stage][warp], ring.phase);
     float of = 0.0f;
 #pragma unroll
@@ -275,44 +288,54 @@ ONEPASS_FUNCTION void multiply_strips(const score_gradient_arguments& a, score_g
                                       char* dynamic) {
   using layout = score_gradient_shared<Config>;
   const int own = cluster_rank() * layout::kOwnRows, lane = static_cast<int>(threadIdx.x) % 32;
-  strip_products<Config> products(layout::own_keys(dynamic));
+  strip_products<Config> products;
   ring_position<layout::kStages> ring;
-  ring_position<1> keys;
+  ring_position<layout::kKeyStages> keys;
+  strip_walk<Config> at(a);
   int64 row = 0;  // of the strip before: this block's first
   int left = 0;
   const auto store_rows_before = [&] {
+    if (layout::kAlone || at.is_first()) return;
     const int stage = ring.stage ^ 1;
     wait_for_mail(&shared.sums[stage], stage == 0 ? ring.phase : ring.phase ^ 1);
     store_own_rows<Config>(a, layout::sum(dynamic, stage, own), row, left);
     __syncwarp();
     if (lane < Config::kCluster) arrive_in_block(&shared.read_sums[stage], lane);
   };
+  const auto hand_over_rows = [&] {
+    if constexpr (layout::kAlone) {
+      products.store_rows(a, at.row_of_all(), a.rows - at.row());
+    } else {
+      row = at.row_of_all() + own, left = a.rows - at.row() - own;
+      wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
+      products.show_rows(at_shared(dynamic, layout::sum(dynamic, ring.stage, 0)), &shared.sums[ring.stage]);
+    }
+  };
 
-  strip_walk<Config> at(a);
 #pragma unroll 1
   for (; !at.is_done(); at.next(), ring.next()) {
     if (at.opens_batch()) {
-      products.begin_batch();
-      wait_for_mail(&shared.full_keys, keys.phase);
-      keys.next();
+      products.begin_batch(layout::own_keys(dynamic, keys.stage));
+      wait_for_mail(&shared.full_keys[keys.stage], keys.phase);
     }
     wait_for_mail(&shared.full_gradients[ring.stage], ring.phase);  // the queries
     wait_for_mail(&shared.scores[ring.stage], ring.phase);
     products.begin(layout::gradients(dynamic, ring.stage), layout::queries(dynamic, ring.stage));
-    if (!at.is_first()) store_rows_before();
-    row = at.row_of_all() + own, left = a.rows - at.row() - own;
+    store_rows_before();
     wait_for_products<1>();
-    wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
-    products.show_rows(at_shared(dynamic, layout::sum(dynamic, ring.stage, 0)), &shared.sums[ring.stage]);
+    hand_over_rows();
     wait_for_products<0>();
     if (threadIdx.x == 0) arrive(&shared.empty_gradients[ring.stage]);
     if (!at.closes_batch()) continue;
-    if (threadIdx.x == 0) arrive(&shared.empty_keys);
+    if (threadIdx.x == 0) arrive(&shared.empty_keys[keys.stage]);
+    keys.next();
     products.store_keys(a, at);
   }
-  if (!at.is_first()) store_rows_before();
-  for (int i = 0; i < layout::kStages; ++i, ring.next())  // until others have read what this block shows
-    wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
+  store_rows_before();
+  if constexpr (!layout::kAlone) {  // until others have read what this block shows
+    for (int i = 0; i < layout::kStages; ++i, ring.next())
+      wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
+  }
 }
 
 template <class Config>

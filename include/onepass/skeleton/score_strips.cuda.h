@@ -17,22 +17,25 @@ struct score_gradient_arguments {
   float factor;  // that the words before softmax scale by
 };
 
-// Strips of weights and of their gradients, with the queries beside, as they pass; stages are those of a strip and the
-// next, whatever a block has of them.
+// Strips of weights and of their gradients, with the queries beside, as they pass; stages are those of strips that
+// follow each other, whatever a block has of them.
 template <class Config>
 struct score_gradient_shared {
-  static constexpr int kStages = 2, kWarps = 8;  // kWarps: that make scores' gradients
   static constexpr int kParts = Config::kCluster, kTilePanels = Config::kTile / 64, kNumbers = Config::kPanels * 64;
+  static constexpr bool kAlone = kParts == 1;  // nobody is told anything
+  static constexpr int kStages = kAlone && kTilePanels <= 2 ? 3 : 2, kKeyStages = kAlone ? 2 : 1;
+  static constexpr int kWarps = 8;  // that make scores' gradients
   static constexpr int kStripBytes = kTilePanels * kPanelBytes, kQueryBytes = Config::kPanels * kPanelBytes;
   static constexpr int kKeyBytes = kTilePanels * kQueryBytes;
   static constexpr int kOwnRows = kGroupRows / kParts;
-  static constexpr int kSumPitch = (kNumbers + 8) * 4, kSumBytes = kGroupRows * kSumPitch;  // rows differ in banks
+  static constexpr int kSumPitch = (kNumbers + 8) * 4;  // rows differ in banks
+  static constexpr int kSumBytes = kAlone ? 0 : kGroupRows * kSumPitch;
   static constexpr int kSumWarps = kGroupThreads / 32;
   static constexpr int kShowingWarps = kOwnRows > 16 ? kOwnRows / 16 : 1;  // of a block: what they have is another's
   static constexpr int kWarpRows = kGroupRows / kWarps, kPartRows = kGroupRows + 8;  // parts differ in banks
-  static constexpr int kProductBytes = kParts * kPartRows * 4;
+  static constexpr int kProductBytes = kAlone ? 0 : kParts * kPartRows * 4;
 
-  uint64 full_keys, empty_keys;
+  uint64 full_keys[kKeyStages], empty_keys[kKeyStages];
   uint64 full_weights[kStages], empty_weights[kStages];
   uint64 full_gradients[kStages], empty_gradients[kStages];  // and queries
   uint64 products[kStages][kWarps], scores[kStages];
@@ -43,10 +46,12 @@ struct score_gradient_shared {
   static ONEPASS_FUNCTION uint32 queries(char* dynamic, int stage) {
     return gradients(dynamic, kStages) + stage * kQueryBytes;
   }
-  static ONEPASS_FUNCTION uint32 own_keys(char* dynamic) { return queries(dynamic, kStages); }
+  static ONEPASS_FUNCTION uint32 own_keys(char* dynamic, int stage) {
+    return queries(dynamic, kStages) + stage * kKeyBytes;
+  }
   // What this block has of the queries' gradients.
   static ONEPASS_FUNCTION uint32 sum(char* dynamic, int stage, int row) {
-    return own_keys(dynamic) + kKeyBytes + stage * kSumBytes + row * kSumPitch;
+    return own_keys(dynamic, kKeyStages) + stage * kSumBytes + row * kSumPitch;
   }
   // What all blocks have of rows' Σ weight · gradient.
   static ONEPASS_FUNCTION uint32 product(char* dynamic, int stage, int part, int row) {
@@ -57,7 +62,7 @@ struct score_gradient_shared {
     arrive_and_expect(&products[stage][warp], kParts * kWarpRows * 4);
   }
   ONEPASS_FUNCTION void open() {
-    open_mailbox(&full_keys, 1), open_mailbox(&empty_keys, 1);
+    for (int i = 0; i < kKeyStages; ++i) open_mailbox(&full_keys[i], 1), open_mailbox(&empty_keys[i], 1);
     for (int i = 0; i < kStages; ++i) {
       open_mailbox(&full_weights[i], 1), open_mailbox(&empty_weights[i], kWarps);
       open_mailbox(&full_gradients[i], 1), open_mailbox(&empty_gradients[i], 1);
@@ -146,7 +151,7 @@ ONEPASS_FUNCTION void bring_strips(const score_gradient_arguments& a, score_grad
                  at.outer * step.outer, shared_address(box));
   };
   ring_position<layout::kStages> ring;
-  ring_position<1> keys;
+  ring_position<layout::kKeyStages> keys;
   for (strip_walk<Config> at(a); !at.is_done(); at.next(), ring.next()) {
     const int stage = ring.stage;
     uint64* box = &shared.full_weights[stage];
@@ -160,12 +165,12 @@ ONEPASS_FUNCTION void bring_strips(const score_gradient_arguments& a, score_grad
     bring_rows<Config::kPanels>(layout::queries(dynamic, stage), a.queries, a.step_queries, at.place(), at.row(),
                                 shared_address(box));
     if (!at.opens_batch()) continue;
-    wait_for_mail(&shared.empty_keys, keys.phase ^ 1);
-    arrive_and_expect(&shared.full_keys, layout::kKeyBytes);
+    box = &shared.full_keys[keys.stage];
+    wait_for_mail(&shared.empty_keys[keys.stage], keys.phase ^ 1);
+    arrive_and_expect(box, layout::kKeyBytes);
     for (int i = 0; i < layout::kTilePanels; ++i)
-      bring_rows<Config::kPanels>(layout::own_keys(dynamic) + i * layout::kQueryBytes, a.keys, a.step_keys,
-                                  {at.place().outer, at.place().inner, 0}, key + i * 64,
-                                  shared_address(&shared.full_keys));
+      bring_rows<Config::kPanels>(layout::own_keys(dynamic, keys.stage) + i * layout::kQueryBytes, a.keys, a.step_keys,
+                                  {at.place().outer, at.place().inner, 0}, key + i * 64, shared_address(box));
     keys.next();
   }
 }

@@ -130,13 +130,14 @@ def serves_itself(call: Call) -> bool:
     """
     is_boolean = call.mask_dtype == torch.bool
     features = max(call.query[-1], call.value[-1])
-    if (
-        call.capability != (9, 0)
-        or call.dtype not in (torch.bfloat16, torch.float16)
-        or call.mask is None
-        or call.query[-1] % 8 != 0
-        or call.value[-1] % 8 != 0
-    ):
+    fits = (
+        call.capability == (9, 0)  # torch 2.11 compiles no `!=` of such
+        and call.dtype in (torch.bfloat16, torch.float16)
+        and call.mask is not None
+        and call.query[-1] % 8 == 0
+        and call.value[-1] % 8 == 0
+    )
+    if not fits:
         return False
     if call.key[-2] % 8 != 0:
         return features <= 64 and call.query[-2] >= 128 and not (call.needs_gradient or call.dropout)
