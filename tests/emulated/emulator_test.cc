@@ -54,7 +54,7 @@ std::string product(const std::string& fence, const std::string& before) {
 }
 
 TEST_F(EmulatorNotices, ProductsThatReadTooEarlyOrTooLate) {
-  const std::string fence = "let_copies_see_shared_writes();",
+  const std::string fence = "hand_shared_to_copies();",
                     store = "*reinterpret_cast<uint32*>(at_shared(dynamic, at + 4 * threadIdx.x)) = 1;";
   EXPECT_EQ(failure(product(fence, ""), 32, 20480), "");
   EXPECT_NE(failure(product("", ""), 32, 20480).find("before fence.proxy.async"), std::string::npos);

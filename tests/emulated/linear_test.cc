@@ -303,6 +303,7 @@ TEST_F(EmulatedLinear, ByTilesOfRowsThatAreMade) {
 }
 TEST_F(EmulatedLinear, ByTilesOfADeferredNorm) {
   linear_on_device({"rms_norm | scale", "bias", 150, 256, 136, dtype::bf16}).launch_deferred(false);
+  linear_on_device({"layer_norm | scale", "bias", 150, 640, 136, dtype::bf16}).launch_deferred(true);
   linear_on_device({"layer_norm | scale | bias", "gelu", 140, 192, 520, dtype::f16}).launch_deferred(true);
 }
 TEST_F(EmulatedLinear, OfFewFeatures) {

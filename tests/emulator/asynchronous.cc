@@ -59,7 +59,7 @@ void bring_tile(thread& t, const instruction& i) {
     const shared_place target = place_in_shared(own, in | to, map.bytes());
     char* const told = shared(own, in | box, 8);
     all.send([=, &all] {
-      map.bring(first, target.to_write(), to & ((1u << kRankShift) - 1), [&](const char* from) {
+      map.bring(first, target.to_write_by_copy(), to & ((1u << kRankShift) - 1), [&](const char* from) {
         if (all.unseen.contains(reinterpret_cast<u64>(from) / 16))
           throw std::runtime_error("emulator: a copy reads what a thread wrote before fence.proxy.async");
       });
@@ -84,7 +84,7 @@ void bring_bytes(thread& t, const instruction& i) {
   char* told = place(t, address(t, i, 3), 8);
   const char* source = global(from, count, false);
   grid_of(t).send([=, &all = grid_of(t)] {
-    std::memcpy(target.to_write(), source, count);
+    std::memcpy(target.to_write_by_copy(), source, count);
     change_mailbox(all, told, 0, -static_cast<std::int64_t>(count));
   });
 }

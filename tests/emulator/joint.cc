@@ -153,6 +153,7 @@ void group_product(warp& first, u32 mask, const instruction& i) {
   for (int thread_of_group = 0; thread_of_group < 128; ++thread_of_group) {
     const int lane = thread_of_group % 32, row = thread_of_group / 32 * 16;
     thread& t = first.lane(thread_of_group);
+    if (in_registers) end_reads(t);  // its factors are made of it
     if (in_registers && lane == 0)
       for (int of = 0; of < 32; ++of) fragment_of<kIsBf16>(first.lane(thread_of_group + of), i, results, of, row, a);
     for (std::size_t d = 0; d < results; ++d) {
@@ -200,7 +201,7 @@ void move_matrices(warp& w, u32, const instruction& i) {
         const shared_place place = place_in_shared(*w.of, begin + static_cast<u64>(column) * 2, 2);
         u16 bits = static_cast<u16>(pair >> 16 * half);
         if (kStores) std::memcpy(place.to_write(w.lane(lane)), &bits, 2);
-        else std::memcpy(&bits, place.at, 2), pair |= u32{bits} << 16 * half;
+        else std::memcpy(&bits, place.to_read(w.lane(lane)), 2), pair |= u32{bits} << 16 * half;
       }
       if (!kStores) set<u32>(w.lane(lane), i, first + m, pair);
     }

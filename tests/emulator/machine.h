@@ -45,6 +45,7 @@ struct thread {
   copy_groups copies, stores;
   std::vector<std::pair<block*, std::size_t>> unseen;  // pieces of shared memory
   std::vector<std::uint64_t> unseen_global;            // likewise, of 16 bytes
+  std::unordered_set<std::uint32_t> reading;           // pieces of its block's that a copy brought
   emulator::warp* of = nullptr;
 };
 
@@ -67,9 +68,10 @@ struct block {
   emulator::grid* of = nullptr;
   int x = 0, y = 0, rank = 0, cluster = 0;
   std::vector<char> shared;
-  // Of each piece of 16 bytes: how many products read it, and the number of the thread, from 1, whose writes copies and
-  // products do not see yet.
-  std::vector<std::uint16_t> products_reading, unseen;
+  // Of each piece of 16 bytes: how many products read it, the number of the thread, from 1, whose writes copies and
+  // products do not see yet, whether a copy brought it, and how many threads have read it since, which a copy does not
+  // wait for: what a thread reads may be on its way to it while it arrives at a mailbox.
+  std::vector<std::uint16_t> products_reading, unseen, brought, threads_reading;
   std::vector<thread> threads;
   std::vector<warp> warps;
   int arrived[16] = {};  // at each barrier
@@ -143,12 +145,15 @@ struct shared_place {
   std::size_t bytes;
   std::size_t first_piece() const;
   std::size_t end_piece() const;
-  char* to_write() const;                  // by a copy
+  char* to_write() const;                  // by whoever needs no fence
+  char* to_write_by_copy() const;
   char* to_write(thread& by) const;        // by a thread
+  const char* to_read(thread& by) const;
   const char* to_read_by_product() const;  // or by a copy
   void require_unread() const;
 };
-void let_copies_see_writes(thread&, bool global_too);
+void hand_to_copies(thread&, bool global_too);  // what it wrote and read
+void end_reads(thread&);                        // what it read is there
 shared_place place_in_shared(block&, std::uint64_t address, std::size_t bytes);
 char* global(std::uint64_t address, std::size_t bytes, bool writes);
 void* allocate(std::size_t bytes);

@@ -32,7 +32,7 @@ char* at(thread& t, space of, std::uint64_t address, std::size_t bytes, bool wri
       [[fallthrough]];
     case space::shared_of_cluster: {
       const shared_place place = place_in_shared(block_of(t), address, bytes);
-      return writes ? place.to_write(t) : place.at;
+      return writes ? place.to_write(t) : const_cast<char*>(place.to_read(t));
     }
     case space::parameters: return reinterpret_cast<char*>(address);
     default:
@@ -75,8 +75,8 @@ step find_access(bool loads, const std::string& type) {
 
 bool find_memory(const parts& of, instruction& i) {
   if (of[0] == "fence" && of[1] == "proxy") {
-    i.run = of.back().starts_with("shared") ? [](thread& t, const instruction&) { let_copies_see_writes(t, false); }
-                                            : [](thread& t, const instruction&) { let_copies_see_writes(t, true); };
+    i.run = of.back().starts_with("shared") ? [](thread& t, const instruction&) { hand_to_copies(t, false); }
+                                            : [](thread& t, const instruction&) { hand_to_copies(t, true); };
     return true;
   }
   if (of[0] == "prefetch" || of[0] == "fence" || of[0] == "membar") {
@@ -135,6 +135,14 @@ char* shared_place::to_write() const {
   for (std::size_t piece = first_piece(); piece < end_piece(); ++piece) of->unseen[piece] = 0;
   return at;
 }
+char* shared_place::to_write_by_copy() const {
+  for (std::size_t piece = first_piece(); piece < end_piece(); ++piece) {
+    if (of->threads_reading[piece] != 0)
+      throw std::runtime_error("emulator: a copy writes what a thread read, and no fence.proxy.async after that");
+    of->brought[piece] = 1;
+  }
+  return to_write();
+}
 char* shared_place::to_write(thread& by) const {
   require_unread();
   for (std::size_t piece = first_piece(); piece < end_piece(); ++piece) {
@@ -144,12 +152,18 @@ char* shared_place::to_write(thread& by) const {
   }
   return at;
 }
+const char* shared_place::to_read(thread& by) const {
+  if (of != &block_of(by)) return at;  // copies bring nothing for other blocks' threads
+  for (std::size_t piece = first_piece(); piece < end_piece(); ++piece)
+    if (of->brought[piece] != 0 && by.reading.insert(static_cast<u32>(piece)).second) ++of->threads_reading[piece];
+  return at;
+}
 const char* shared_place::to_read_by_product() const {
   for (std::size_t piece = first_piece(); piece < end_piece(); ++piece)
     if (of->unseen[piece] != 0) throw std::runtime_error("reads what a thread wrote before fence.proxy.async");
   return at;
 }
-void let_copies_see_writes(thread& t, bool global_too) {
+void hand_to_copies(thread& t, bool global_too) {
   if (global_too) {
     for (const std::uint64_t piece : t.unseen_global) grid_of(t).unseen.erase(piece);
     t.unseen_global.clear();
@@ -157,6 +171,11 @@ void let_copies_see_writes(thread& t, bool global_too) {
   for (const auto& [of, piece] : t.unseen)
     if (of->unseen[piece] == t.number + 1) of->unseen[piece] = 0;
   t.unseen.clear();
+  end_reads(t);
+}
+void end_reads(thread& t) {
+  for (const u32 piece : t.reading) --block_of(t).threads_reading[piece];
+  t.reading.clear();
 }
 
 // Where a read ends may be a number's 16 bytes, as whole ones come in aligned windows.

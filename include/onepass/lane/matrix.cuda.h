@@ -59,10 +59,12 @@ ONEPASS_FUNCTION void store_tile(uint32 from, const tensor_map& map, int row, in
 ONEPASS_FUNCTION void close_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // The tiles of all this thread's stores have been read.
 ONEPASS_FUNCTION void wait_for_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// What threads wrote to memory before, global or shared, is what the copy engine and the matrix unit read after.
+// What this thread wrote to memory, global or shared, is what the copy engine and the matrix unit read after.
 ONEPASS_FUNCTION void let_copies_see_writes() { asm volatile("fence.proxy.async;" ::: "memory"); }
-// Of writes to the block's shared memory alone: those to global memory are not waited for.
-ONEPASS_FUNCTION void let_copies_see_shared_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What this thread wrote and read in the block's shared memory comes before what copies and products do there that hear
+// of it later. Without it a number that is read may still be on its way while its thread tells that its place is free:
+// what the copy engine brings there does not queue behind the read, as other threads' writes do.
+ONEPASS_FUNCTION void hand_shared_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // More registers for each thread of the warpgroup, or fewer.
 template <int kCount>

@@ -220,6 +220,7 @@ class deferred_norms {
     const int64 left = a_.depth - column_;
     moments_.take(layout::stage(dynamic_, at_.stage), static_cast<int>(threadIdx.x),
                   left < kTileK ? static_cast<int>(left) : kTileK);
+    hand_shared_to_copies();
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(&shared_.empty[at_.stage]);
     at_.next();

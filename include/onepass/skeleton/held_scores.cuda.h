@@ -238,7 +238,7 @@ class held_part {
           *reinterpret_cast<uint4*>(keys + (panel * Config::kTile + row) * 128 + piece * 16) = {};
       }
     }
-    let_copies_see_shared_writes();
+    hand_shared_to_copies();
     meet();
   }
   ONEPASS_FUNCTION void multiply(uint32 queries, uint32 keys, uint32 marks) {

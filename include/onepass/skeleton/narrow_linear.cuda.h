@@ -155,7 +155,7 @@ class narrow_bringer {
       sum_of_means_ = fma(scaled, lane(norm.first), sum_of_means_);
       if (piece_ == 0) shared_.norm[stage][row] = norm;
     }
-    let_copies_see_shared_writes();
+    hand_shared_to_copies();
     arrive(&shared_.full[stage]);
   }
   ONEPASS_FUNCTION void store_columns() {
@@ -277,7 +277,7 @@ class narrow_columns {
       x = pair_to_storage<Config::kX>(fmaf(number(pair, 0) - mean[i], factor[i], g[at]),
                                       fmaf(number(pair, 1) - mean[i], factor[i], g[at + 1]));
     });
-    let_copies_see_shared_writes();
+    hand_shared_to_copies();
     arrive(&shared_.done[stage]);
   }
   ONEPASS_FUNCTION void store_products() const {

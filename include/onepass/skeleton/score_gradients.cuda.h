@@ -270,6 +270,7 @@ ONEPASS_FUNCTION void make_scores(const score_gradient_arguments& a, score_gradi
   for (strip_walk<Config> at(a); !at.is_done(); at.next(), ring.next()) {
     wait_for_mail(&shared.full_weights[ring.stage], ring.phase);
     rows.load_weights(at_shared(dynamic, layout::weights(dynamic, ring.stage)));
+    hand_shared_to_copies();
     __syncwarp();
     if (lane == 0) arrive(&shared.empty_weights[ring.stage]);
     char* gradients = at_shared(dynamic, layout::gradients(dynamic, ring.stage));
@@ -277,7 +278,7 @@ ONEPASS_FUNCTION void make_scores(const score_gradient_arguments& a, score_gradi
     rows.load_gradients(gradients);
     tell_products();
     rows.store_scores(gradients, product_of_all());
-    let_copies_see_shared_writes();
+    hand_shared_to_copies();
     __syncwarp();
     if (lane == 0) arrive(&shared.scores[ring.stage]);
   }
