@@ -17,13 +17,9 @@ constexpr score_gradients_tuning kTuned{};
 constexpr int kThreads = 4 * kGroupThreads, kPartRows = kGroupRows + 8;  // as in the skeleton
 constexpr unsigned kPartThreads = 256;
 
-// Keys of a block.
-int tile_of(int64 depth, int64 keys) {
-  constexpr int kLeast = 64;
-  return std::clamp(static_cast<int>(std::bit_ceil(static_cast<uint64>(keys))), kLeast, kTuned.keys / panels_of(depth));
-}
+int tile_of(int64 depth) { return kTuned.keys / panels_of(depth); }
 int cluster_of(int64 depth, int64 keys) {
-  return static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, tile_of(depth, keys)))));
+  return static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, tile_of(depth)))));
 }
 
 // Of so many blocks, how many clusters run at a time: the SMs that share a crossbar are not always sixteen.
@@ -68,7 +64,7 @@ bool fits(const score_gradients_call& call) {
 }
 
 score_gradients_plan plan_score_gradients(const score_gradients_call& call) {
-  const int panels = panels_of(call.queries.depth), tile = tile_of(call.queries.depth, call.keys.rows),
+  const int panels = panels_of(call.queries.depth), tile = tile_of(call.queries.depth),
             cluster = cluster_of(call.queries.depth, call.keys.rows);
   const bool alone = cluster == 1;
   const int strip = tile / 64 * kPanelBytes, queries = panels * kPanelBytes, keys = tile / 64 * queries,
