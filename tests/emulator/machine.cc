@@ -34,7 +34,8 @@ std::unique_ptr<block> make_block(grid& g, int number) {
   b->cluster = number / static_cast<int>(p.cluster), b->rank = number % static_cast<int>(p.cluster);
   const std::uint32_t dynamic = (p.static_shared + p.dynamic_align - 1) / p.dynamic_align * p.dynamic_align;
   b->shared.assign(dynamic + g.size.dynamic_shared, static_cast<char>(0xff));
-  b->products_reading.assign(b->shared.size() / 16 + 1, 0), b->unseen = b->brought = b->threads_reading = b->products_reading;
+  b->products_reading.assign(b->shared.size() / 16 + 1, 0);
+  b->unseen = b->brought = b->threads_reading = b->products_reading;
   const int threads = g.size.block_x * g.size.block_y;
   b->threads.resize(static_cast<std::size_t>(threads));
   b->alive = threads;

@@ -25,6 +25,14 @@ def seeded():
     torch.manual_seed(20260921)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def memory_given_back():
+    """Of a GPU: other processes of the same run need it, too."""
+    yield
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture
 def cuda():
     if not torch.cuda.is_available():

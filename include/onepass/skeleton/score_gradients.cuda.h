@@ -12,7 +12,7 @@
 // Config:
 //   kX        storage type throughout: bf16 or f16
 //   kPanels   64s of the queries' numbers, begun ones too: 1 or 2
-//   kTile     keys of a block: 64, 128, or where there is one panel 256
+//   kTile     keys of a block, a power of 2, from 64 to 256 where there is one panel, else 128
 //   kCluster  blocks that share a batch's keys, a power of 2
 #pragma once
 
@@ -173,8 +173,9 @@ class strip_products {
       }
     };
     if (at.shares_batch()) {
-      store_to(a.key_parts + int64{at.part()} * a.columns * a.depth,
-               [](float* to, float x, float y) { *reinterpret_cast<float2*>(to) = {x, y}; });
+      store_to(a.key_parts + int64{at.part()} * a.columns * a.depth, [](float* to, float x, float y) {
+        *reinterpret_cast<float2*>(to) = {x, y};
+      });
     } else {
       store_to(static_cast<uint16*>(a.keys_gradient) + int64{at.batch()} * a.columns * a.depth, scaled_pair(a));
     }
@@ -334,8 +335,7 @@ ONEPASS_FUNCTION void multiply_strips(const score_gradient_arguments& a, score_g
   }
   store_rows_before();
   if constexpr (!layout::kAlone) {  // until others have read what this block shows
-    for (int i = 0; i < layout::kStages; ++i, ring.next())
-      wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
+    for (int i = 0; i < layout::kStages; ++i, ring.next()) wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
   }
 }
 
