@@ -61,5 +61,18 @@ TEST_F(EmulatorNotices, ProductsThatReadTooEarlyOrTooLate) {
   EXPECT_NE(failure(product(fence, store), 32, 20480).find("what a product still reads"), std::string::npos);
 }
 
+TEST_F(EmulatorNotices, CopiesThatDoNotWaitForReads) {
+  const auto twice = [](const std::string& fence) {
+    return "if (threadIdx.x == 0) open_mailbox(&box, 1);\n__syncthreads();\nfloat sum = 0;\n"
+           "for (uint32 phase = 0; phase < 2; ++phase) {\n"
+           "  if (threadIdx.x == 0) arrive_and_expect(&box, 16);\n"
+           "  if (threadIdx.x == 0) bring_bytes(shared_address(dynamic), data, 16, shared_address(&box));\n"
+           "  wait_for_mail(&box, phase);\n  sum += *reinterpret_cast<const float*>(dynamic);\n  " +
+           fence + "\n  __syncthreads();\n}\nif (threadIdx.x < 32) data[threadIdx.x] = sum;";
+  };
+  EXPECT_EQ(failure(twice("hand_shared_to_copies();"), 32, 16), "");
+  EXPECT_NE(failure(twice(""), 32, 16).find("what a thread read"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace onepass::cuda
