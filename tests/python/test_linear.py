@@ -101,7 +101,7 @@ def test_what_linear_read_is_made_again(before, shape, dtype, device):
 
 
 def assert_the_same(gradient, expected, device):
-    """To the bit; on CUDA but for statistics, which the kernel with the product adds up in an order of its own."""
+    """To the bit; on CUDA up to rounding: there a backward pass has gelu's value beside its slope, in another way."""
     if device == "cpu":
         assert_equal(gradient, expected)
     else:
