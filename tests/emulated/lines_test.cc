@@ -32,10 +32,11 @@ class line_call {
     for (int k = 0; k < line_.keeps; ++k) add(kept(k, "d"), drawn(count, x, 100 + static_cast<unsigned>(k)), x);
   }
 
-  void expect_right() {
+  // again: backward leaves forward's result.
+  void expect_right(bool again = false) {
     arguments a = begin_forward();
     launch_all(forward_request(), a, a.statistics == nullptr ? &a.statistics : nullptr);
-    backward();
+    backward(again);
     expect_found();
   }
   // And what is right.
@@ -154,10 +155,11 @@ class line_call {
       reduce_columns(sums_of(a, dtype::f32, a.parts, slots, columns_.data()), dtype::f32, 0, nullptr);
   }
 
-  void backward() {
-    const call c = call_of(line_, true, x_, column_, of_.rows, of_.columns);
+  void backward(bool again) {
+    const call c = call_of(line_, true, x_, column_, of_.rows, of_.columns, {}, again);
     arguments a = arguments_of(c);
-    const spec::reads reads = spec::backward_reads(line_);
+    const spec::reads reads = spec::backward_reads(line_, again);
+    if (again) a.again = result("again", x_, false, c.a.again), expected_["again"] = expected_.at("y");
     if (reads.x) a.x = given("x", x_);
     if (reads.result) a.x = c.a.x, a.x.data = found_.at("y")->data();
     if (reads.kept >= 0) {
@@ -239,6 +241,14 @@ INSTANTIATE_TEST_SUITE_P(Kinds, EmulatedLines, testing::ValuesIn(kCases), [](con
   std::erase_if(name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; });
   return name;
 });
+
+TEST_F(EmulatedAnyLines, LeaveWhatForwardMade) {
+  for (const line_case& of : {line_case{"layer_norm | scale | bias", dtype::f32, dtype::f32, {6, 33}},
+                              line_case{"layer_norm | scale | bias | gelu", dtype::bf16, dtype::bf16, {20, 512}},
+                              line_case{"rms_norm | scale", dtype::f16, dtype::f16, {1, 20000}},
+                              line_case{"bias | gelu", dtype::f32, dtype::f32, {6, 33}}})
+    line_call(of.line, of.x, of.column, of.of).expect_right(true);
+}
 
 // Tensors of one list.
 TEST_F(EmulatedLists, ShareALaunch) {

@@ -101,7 +101,8 @@ def test_what_linear_read_is_made_again(before, shape, dtype, device):
 
 
 def assert_the_same(gradient, expected, device):
-    """To the bit; on CUDA up to rounding: there a backward pass has gelu's value beside its slope, in another way."""
+    """To the bit; on CUDA up to rounding: there forward takes the mean off a row that it holds before it divides, and
+    backward has gelu's value beside its slope."""
     if device == "cpu":
         assert_equal(gradient, expected)
     else:
