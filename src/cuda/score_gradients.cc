@@ -69,10 +69,11 @@ score_gradients_plan plan_score_gradients(const score_gradients_call& call) {
   const bool alone = cluster == 1;
   const int strip = tile / 64 * kPanelBytes, queries = panels * kPanelBytes, keys = tile / 64 * queries,
             sums = kGroupRows * (panels * 64 + 8) * 4, products = cluster * kPartRows * 4,
-            stages = alone && tile <= 128 ? 3 : 2;  // as in the skeleton
+            stages = alone && tile <= 128 ? 3 : 2;
   const int own = alone ? 2 * keys : keys + 2 * (sums + products);
   return {.tile = tile,
           .cluster = cluster,
+          .stages = stages,
           .threads = kThreads,
           .shared_bytes = static_cast<unsigned>(1024 + stages * (2 * strip + queries) + own)};
 }
@@ -91,7 +92,7 @@ shared_clusters share_strips(const score_sizes& of, int room) {
 std::string source(const score_gradients_call& call, const score_gradients_plan& p) {
   return "#include \"onepass/skeleton/score_gradients.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" +
          type_field("kX", call.type) + number_field("kPanels", panels_of(call.queries.depth)) +
-         number_field("kTile", p.tile) + number_field("kCluster", p.cluster) +
+         number_field("kTile", p.tile) + number_field("kCluster", p.cluster) + number_field("kStages", p.stages) +
          "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(p.threads) + ", 1) " +
          "__cluster_dims__(" + std::to_string(p.cluster) + ", 1, 1) " + kKernelName +
          "(const __grid_constant__ score_gradient_arguments a) {\n  gradients_of_scores<config>(a);\n}\nONEPASS_END\n";
@@ -110,7 +111,7 @@ bool launch_score_gradients(const score_gradients_call& call, const std::functio
   const std::string label = facts(device).arch_name + " score gradients " + name_of(call.type);
   static known_kernels known;
   const kernel& built =
-      known.find_or_build(kernel_key(device, call.type, panels_of(call.queries.depth), p.tile, p.cluster),
+      known.find_or_build(kernel_key(device, call.type, panels_of(call.queries.depth), p.tile, p.cluster, p.stages),
                           [&]() -> const kernel& { return load(source(call, p), kKernelName, device, stream, label); });
   const int room = active_clusters(built, p.cluster, p.threads, p.shared_bytes);
   if (room == 0) return false;

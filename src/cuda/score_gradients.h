@@ -23,7 +23,7 @@ struct shared_clusters {
   int64 parts;
 };
 struct score_gradients_plan {
-  int tile, cluster;  // keys of a block, and blocks that share a batch's
+  int tile, cluster, stages;  // keys of a block, blocks that share a batch's, and strips in shared memory
   unsigned threads, shared_bytes;
 };
 

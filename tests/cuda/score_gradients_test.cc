@@ -106,6 +106,7 @@ TEST_F(ScoreGradientsNvrtc, Compile) {
   compile({1, 100, 128, 200}, dtype::f16);
   compile({1, 100, 32, 200}, dtype::f16);
   compile({1, 100, 64, 128}, dtype::bf16);
+  compile({1, 100, 128, 128}, dtype::f16);
   for (const dtype type : {dtype::bf16, dtype::f16}) expect_compiles_well(key_parts_source(type), "sm_90a");
 }
 

@@ -148,7 +148,7 @@ struct shared_place {
   char* to_write() const;  // by whoever needs no fence
   char* to_write_by_copy() const;
   char* to_write(thread& by) const;  // by a thread
-  const char* to_read(thread& by) const;
+  char* to_read(thread& by) const;
   const char* to_read_by_product() const;  // or by a copy
   void require_unread() const;
 };

@@ -32,7 +32,7 @@ char* at(thread& t, space of, std::uint64_t address, std::size_t bytes, bool wri
       [[fallthrough]];
     case space::shared_of_cluster: {
       const shared_place place = place_in_shared(block_of(t), address, bytes);
-      return writes ? place.to_write(t) : const_cast<char*>(place.to_read(t));
+      return writes ? place.to_write(t) : place.to_read(t);
     }
     case space::parameters: return reinterpret_cast<char*>(address);
     default:
@@ -152,7 +152,7 @@ char* shared_place::to_write(thread& by) const {
   }
   return at;
 }
-const char* shared_place::to_read(thread& by) const {
+char* shared_place::to_read(thread& by) const {
   if (of != &block_of(by)) return at;  // copies bring nothing for other blocks' threads
   for (std::size_t piece = first_piece(); piece < end_piece(); ++piece)
     if (of->brought[piece] != 0 && by.reading.insert(static_cast<u32>(piece)).second) ++of->threads_reading[piece];

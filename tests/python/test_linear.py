@@ -96,17 +96,12 @@ def test_what_linear_read_is_made_again(before, shape, dtype, device):
         tensor.requires_grad_(tensor is matrix)
     if dtype == torch.float64:  # the pass of its own may add a row's numbers up in another order
         torch.testing.assert_close(gradient(), beside_others, rtol=1e-12, atol=1e-12)
+    elif device == "cuda" and ("layer_norm" in before or "gelu" in before):
+        # There forward takes the mean off a row that it holds before it divides, and backward has gelu's value beside
+        # its slope.
+        torch.testing.assert_close(gradient(), beside_others)
     else:
-        assert_the_same(gradient(), beside_others, device)
-
-
-def assert_the_same(gradient, expected, device):
-    """To the bit; on CUDA up to rounding: there forward takes the mean off a row that it holds before it divides, and
-    backward has gelu's value beside its slope."""
-    if device == "cpu":
-        assert_equal(gradient, expected)
-    else:
-        torch.testing.assert_close(gradient, expected)
+        assert_equal(gradient(), beside_others)
 
 
 @pytest.mark.parametrize("wanted", range(1, 32))
@@ -119,7 +114,10 @@ def test_only_the_gradients_that_are_wanted(wanted, device):
     results, _ = run(line, inputs)
     some = gradients(results, inputs, [torch.ones(6, 9, device=device)])
     for ours, expected in zip(some, [g for i, g in enumerate(everything) if wanted >> i & 1], strict=True):
-        assert_the_same(ours, expected, device)
+        if device == "cuda" and not wanted & 0b111:  # the rows are made by a pass of their own: as above
+            torch.testing.assert_close(ours, expected)
+        else:
+            assert_equal(ours, expected)
 
 
 def test_one_result_of_several_has_a_gradient(device):

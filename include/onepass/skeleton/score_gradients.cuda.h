@@ -14,6 +14,7 @@
 //   kPanels   64s of the queries' numbers, begun ones too: 1 or 2
 //   kTile     keys of a block, a power of 2, from 64 to 256 where there is one panel, else 128
 //   kCluster  blocks that share a batch's keys, a power of 2
+//   kStages   strips in shared memory, 2 where several blocks share keys
 #pragma once
 
 #include "onepass/skeleton/score_strips.cuda.h"

@@ -23,7 +23,8 @@ template <class Config>
 struct score_gradient_shared {
   static constexpr int kParts = Config::kCluster, kTilePanels = Config::kTile / 64, kNumbers = Config::kPanels * 64;
   static constexpr bool kAlone = kParts == 1;  // nobody is told anything
-  static constexpr int kStages = kAlone && kTilePanels <= 2 ? 3 : 2, kKeyStages = kAlone ? 2 : 1;
+  static constexpr int kStages = Config::kStages, kKeyStages = kAlone ? 2 : 1;
+  static_assert(kAlone || kStages == 2, "blocks tell each other of a strip and the next");
   static constexpr int kWarps = 8;  // that make scores' gradients
   static constexpr int kStripBytes = kTilePanels * kPanelBytes, kQueryBytes = Config::kPanels * kPanelBytes;
   static constexpr int kKeyBytes = kTilePanels * kQueryBytes;
@@ -66,8 +67,9 @@ struct score_gradient_shared {
     for (int i = 0; i < kStages; ++i) {
       open_mailbox(&full_weights[i], 1), open_mailbox(&empty_weights[i], kWarps);
       open_mailbox(&full_gradients[i], 1), open_mailbox(&empty_gradients[i], 1);
-      for (int warp = 0; warp < kWarps; ++warp) open_mailbox(&products[i][warp], 1), expect_products(i, warp);
       open_mailbox(&scores[i], kWarps);
+      if constexpr (kAlone) continue;
+      for (int warp = 0; warp < kWarps; ++warp) open_mailbox(&products[i][warp], 1), expect_products(i, warp);
       open_mailbox(&sums[i], kParts * kShowingWarps), open_mailbox(&read_sums[i], kParts * kSumWarps);
     }
     let_cluster_see_mailboxes();
