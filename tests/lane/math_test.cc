@@ -7,30 +7,8 @@
 #include "onepass/lane/cpu.h"
 #include "onepass/lane/functions.h"
 #include "onepass/lane/math.h"
+#include "tests/lane/math_reference.h"
 #include "tests/lane/targets.h"
-
-#ifndef ONEPASS_MATH_TEST_ONCE
-#define ONEPASS_MATH_TEST_ONCE
-namespace onepass::test {
-enum class function {
-  exp,
-  sigmoid,
-  expm1,
-  log1p,
-  tanh,
-  erf,
-  normal_cdf,
-  normal_density,
-  rsqrt,
-  gelu,
-  sqrt,
-  sin,
-  cos,
-  log
-};
-enum class short_function : int { exp, sigmoid, normal_cdf, normal_density, normal_part };
-}  // namespace onepass::test
-#endif
 
 ONEPASS_BEGIN
 
@@ -60,23 +38,6 @@ void evaluate(test::function f, const T* x, int64 count, T* y) {
     case test::function::gelu: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return v * normal_cdf(v); });
   }
 }
-template <class F>
-ONEPASS_FUNCTION void each_short(const float* x, int64 count, float* y, const F& f) {
-  each(x, count, y, [&](vec<float> v) ONEPASS_LAMBDA { return f(short_lane(v)); });
-}
-void evaluate_short(test::short_function f, const float* x, int64 count, float* y) {
-  using L = short_lane;
-  switch (f) {
-    case test::short_function::exp: return each_short(x, count, y, [](L v) ONEPASS_LAMBDA { return exp(v); });
-    case test::short_function::sigmoid: return each_short(x, count, y, [](L v) ONEPASS_LAMBDA { return sigmoid(v); });
-    case test::short_function::normal_cdf:
-      return each_short(x, count, y, [](L v) ONEPASS_LAMBDA { return normal(v).cdf; });
-    case test::short_function::normal_density:
-      return each_short(x, count, y, [](L v) ONEPASS_LAMBDA { return normal(v).density; });
-    case test::short_function::normal_part:
-      return each_short(x, count, y, [](L v) ONEPASS_LAMBDA { return normal_part(v); });
-  }
-}
 void evaluate_f32(test::function f, const float* x, int64 count, float* y) { evaluate(f, x, count, y); }
 void evaluate_f64(test::function f, const double* x, int64 count, double* y) { evaluate(f, x, count, y); }
 
@@ -94,36 +55,12 @@ ONEPASS_END
 namespace onepass {
 HWY_EXPORT(evaluate_f32);
 HWY_EXPORT(evaluate_f64);
-HWY_EXPORT(evaluate_short);
 
 namespace test {
 namespace {
 
 void run(function f, const float* x, int64 count, float* y) { HWY_DYNAMIC_DISPATCH(evaluate_f32)(f, x, count, y); }
 void run(function f, const double* x, int64 count, double* y) { HWY_DYNAMIC_DISPATCH(evaluate_f64)(f, x, count, y); }
-
-// In a type wider than the one tested: double for float, long double for double.
-template <class W>
-W reference(function f, W x) {
-  constexpr W kSqrtHalf = static_cast<W>(0.70710678118654752440084436210484904L);
-  switch (f) {
-    case function::exp: return std::exp(x);
-    case function::sigmoid: return 1 / (1 + std::exp(-x));
-    case function::expm1: return std::expm1(x);
-    case function::log1p: return std::log1p(x);
-    case function::tanh: return std::tanh(x);
-    case function::erf: return std::erf(x);
-    case function::normal_cdf: return std::erfc(-x * kSqrtHalf) / 2;
-    case function::normal_density: return std::exp(-x * x / 2) * 0.398942280401432677939946L;
-    case function::rsqrt: return 1 / std::sqrt(x);
-    case function::sqrt: return std::sqrt(x);
-    case function::sin: return std::sin(x);
-    case function::cos: return std::cos(x);
-    case function::log: return std::log(x);
-    case function::gelu: return x * std::erfc(-x * kSqrtHalf) / 2;
-  }
-  return 0;
-}
 
 // What math.h promises. `flushes`: results below the smallest normal number may be zero.
 struct promise {
@@ -187,30 +124,6 @@ void compare(const promise& p, T x, T y, W expected, worst<T>& w) {
     w.at = x;
     w.got = y;
   }
-}
-
-// Arguments near which something changes: reductions, clamps, limits of results.
-constexpr double kEdges[] = {0.0,        1e-44,  1.2e-38,   0.25, 0.34657359, 0.5,    0.6,      0.69314718,
-                             0.84852814, 1.0,    1.0397208, 9.0,  10.0,       13.2,   13.25,    14.0,
-                             16.6,       17.3,   18.0,      20.0, 44.0,       86.9,   87.33654, 87.6,
-                             88.0,       88.37,  88.722839, 89.0, 103.28,     104.0,  709.0,    709.7827,
-                             710.0,      745.13, 1e4,       1e30, 1.27e38,    2.55e38};
-
-template <class T>
-std::vector<T> near_edges() {
-  std::vector<T> x;
-  for (const double edge : kEdges) {
-    T up = static_cast<T>(edge), down = up;
-    for (int i = 0; i < 2000; ++i) {
-      for (const T v : {up, down}) {
-        x.push_back(v);
-        x.push_back(-v);
-      }
-      up = std::nextafter(up, std::numeric_limits<T>::infinity());
-      down = std::nextafter(down, -std::numeric_limits<T>::infinity());
-    }
-  }
-  return x;
 }
 
 // Compares f on every target over these arguments; the reference is computed once.
@@ -278,74 +191,6 @@ TEST_P(math_sweep, f64) {
   std::vector<worst<double>> found;
   sweep<double, long double>(GetParam(), x, found);
   expect_promise(GetParam(), found);
-}
-
-class short_test : public on_target {
- protected:
-  static void run(short_function f, const float* x, int64 count, float* y) {
-    HWY_DYNAMIC_DISPATCH(evaluate_short)(f, x, count, y);
-  }
-};
-ONEPASS_ON_EVERY_TARGET(short_test);
-
-TEST_P(short_test, errs_as_little_as_promised) {
-  struct promised {
-    short_function f;
-    function exact;
-    double relative, most;  // up to that argument
-  };
-  const promised all[] = {{short_function::exp, function::exp, 0x1p-16, 88},
-                          {short_function::sigmoid, function::sigmoid, 0x1p-16, 1e38},
-                          {short_function::normal_cdf, function::normal_cdf, 0x1p-16, 1e38},
-                          {short_function::normal_density, function::normal_density, 0x1p-16, 13.25},
-                          {short_function::normal_part, function::gelu, 0x1.4p-13, 4},
-                          {short_function::normal_part, function::gelu, 0x1.4p-8, 12.9}};
-  std::vector<float> x = near_edges<float>();
-  for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 12799) {
-    float v;
-    const auto low = static_cast<uint32_t>(bits);
-    std::memcpy(&v, &low, 4);
-    x.push_back(v);
-  }
-  x.resize(x.size() / 64 * 64);
-  std::vector<float> y(x.size());
-  for (const promised& p : all) {
-    run(p.f, x.data(), static_cast<int64>(x.size()), y.data());
-    double largest = 0;
-    float where = 0;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      if (std::isnan(x[i])) {
-        EXPECT_TRUE(std::isnan(y[i]));
-      }
-      if (!(std::fabs(x[i]) <= p.most)) continue;
-      const double exact = reference<double>(p.exact, static_cast<double>(x[i]));
-      if (std::fabs(exact) < std::numeric_limits<float>::min()) continue;
-      const double error = std::fabs(static_cast<double>(y[i]) / exact - 1);
-      if (!(error <= largest)) largest = error, where = x[i];
-    }
-    std::printf("  short %d: largest relative error %.3g at %.9g\n", static_cast<int>(p.f), largest,
-                static_cast<double>(where));
-    EXPECT_LE(largest, p.relative) << "short function " << static_cast<int>(p.f) << " at " << where;
-  }
-}
-
-TEST_P(short_test, limits) {
-  constexpr float kInfinite = std::numeric_limits<float>::infinity();
-  const auto at = [](short_function f, float v) {
-    float in[64], out[64];
-    std::fill(in, in + 64, v);
-    run(f, in, 64, out);
-    return out[0];
-  };
-  EXPECT_EQ(at(short_function::exp, -kInfinite), 0.0f);
-  EXPECT_EQ(at(short_function::exp, kInfinite), kInfinite);
-  EXPECT_EQ(at(short_function::sigmoid, -kInfinite), 0.0f);
-  EXPECT_EQ(at(short_function::sigmoid, kInfinite), 1.0f);
-  EXPECT_EQ(at(short_function::normal_cdf, kInfinite), 1.0f);
-  EXPECT_EQ(at(short_function::normal_density, kInfinite), 0.0f);
-  EXPECT_EQ(at(short_function::normal_part, kInfinite), kInfinite);
-  EXPECT_NEAR(at(short_function::normal_part, -kInfinite), 0.0f, 1e-36f);
-  EXPECT_TRUE(std::isnan(at(short_function::normal_part, std::numeric_limits<float>::quiet_NaN())));
 }
 
 class math_test : public on_target {
