@@ -17,9 +17,12 @@ constexpr score_gradients_tuning kTuned{};
 constexpr int kThreads = 4 * kGroupThreads, kPartRows = kGroupRows + 8;  // as in the skeleton
 constexpr unsigned kPartThreads = 256;
 
-int tile_of(int64 depth) { return kTuned.keys / panels_of(depth); }
+// Few keys have smaller blocks, and more strips on their way to them.
+int tile_of(int64 depth, int64 keys) {
+  return keys <= kTuned.few_keys ? kTuned.few_keys : kTuned.keys / panels_of(depth);
+}
 int cluster_of(int64 depth, int64 keys) {
-  return static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, tile_of(depth)))));
+  return static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, tile_of(depth, keys)))));
 }
 
 // Of so many blocks, how many clusters run at a time: the SMs that share a crossbar are not always sixteen.
@@ -36,11 +39,19 @@ score_sizes sizes_of(const score_gradients_call& call) {
 }
 double seconds_of(const score_sizes& of, const shared_clusters& with) {
   const double parts = with.parts == 0 ? 0.0 : kTuned.second_launch + static_cast<double>(with.parts) * kTuned.part;
-  const bool wide = panels_of(of.depth) > 1 && cluster_of(of.depth, of.keys) == kTuned.cluster;
-  return kTuned.start +
-         static_cast<double>(ceil_div(of.batches * strips_of_batch(of), with.count)) *
-             (wide ? kTuned.strip_of_sixteen : kTuned.strip) +
-         parts;
+  const bool wide = panels_of(of.depth) > 1, few = !wide && of.keys <= kTuned.few_keys;
+  const double strip = few                                                       ? kTuned.strip_of_few
+                       : wide && cluster_of(of.depth, of.keys) == kTuned.cluster ? kTuned.strip_of_sixteen
+                                                                                 : kTuned.strip;
+  return kTuned.start + static_cast<double>(ceil_div(of.batches * strips_of_batch(of), with.count)) * strip + parts;
+}
+
+// That memory takes for so many bytes of each weight, and for queries, keys and their gradients.
+double seconds_of_memory(const score_sizes& of, double weight_bytes, const device_facts& chip) {
+  const int64 rows = of.group * of.rows;
+  return static_cast<double>(of.batches) *
+         (static_cast<double>(rows * of.keys) * weight_bytes + static_cast<double>((rows + of.keys) * of.depth) * 4) /
+         chip.bytes_per_second;
 }
 
 }  // namespace
@@ -52,10 +63,10 @@ std::string why_not_score_gradients(const score_sizes& of, dtype type, const dev
   if (of.depth > kTuned.depth) return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
   const int cluster = cluster_of(of.depth, of.keys);
   if (cluster > std::min(chip.cluster, kTuned.cluster)) return "a cluster has no room for a row";
-  const double others = kTuned.three_launches + static_cast<double>(of.batches * of.group * of.rows * of.keys) *
-                                                    kTuned.weight_bytes / chip.bytes_per_second;
-  if (seconds_of(of, share_strips(of, clusters_at_a_time(cluster))) > others)
-    return "softmax's kernel and two products are faster";
+  const double one = std::max(seconds_of(of, share_strips(of, clusters_at_a_time(cluster))),
+                              kTuned.start + seconds_of_memory(of, 4, chip) / kTuned.share_of_copy),
+               three = kTuned.three_launches + seconds_of_memory(of, 10, chip);
+  if (one > three) return "softmax's kernel and two products are faster";
   return "";
 }
 
@@ -64,7 +75,7 @@ bool fits(const score_gradients_call& call) {
 }
 
 score_gradients_plan plan_score_gradients(const score_gradients_call& call) {
-  const int panels = panels_of(call.queries.depth), tile = tile_of(call.queries.depth),
+  const int panels = panels_of(call.queries.depth), tile = tile_of(call.queries.depth, call.keys.rows),
             cluster = cluster_of(call.queries.depth, call.keys.rows);
   const bool alone = cluster == 1;
   const int strip = tile / 64 * kPanelBytes, queries = panels * kPanelBytes, keys = tile / 64 * queries,

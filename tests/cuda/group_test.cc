@@ -66,6 +66,7 @@ TEST(Group, TensorsAreAlikeWhateverTheirRows) {
   };
   EXPECT_EQ(key(1000, {}), key(7, {}));
   EXPECT_EQ(key(1 << 24, {}), key(7, {}));
+  EXPECT_EQ(key(1, {}), key(7, {}));
   EXPECT_NE(key(1000, {}), key(1000, {.offset = 1}));
   EXPECT_NE(key(1000, {}), key(1000, {.gap = 4}));
 }
