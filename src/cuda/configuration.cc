@@ -52,11 +52,12 @@ bool is_repeated(const view& v) {
   return v.data && v.column_stride != 0 && std::all_of(v.stride, v.stride + kMaxDims, [](int64 s) { return s == 0; });
 }
 
-// One row for all is not, even where there is only one: tensors of a list that differ in rows alone share a kernel.
+// Rows, even a single one, lie behind each other: one for all is not dense, however many those are.
 bool is_dense(const view& v, const arguments& a) {
-  int64 run = a.columns;
-  bool dense = v.column_stride == 1 && !is_repeated(v);
-  for (int d = kMaxDims - 1; d >= 0; run *= a.size[d--]) dense &= a.size[d] == 1 || v.stride[d] == run;
+  constexpr int kRow = kMaxDims - 1;
+  bool dense = v.column_stride == 1 && v.stride[kRow] == a.columns;
+  int64 run = a.columns * a.size[kRow];
+  for (int d = kRow - 1; d >= 0; run *= a.size[d--]) dense &= a.size[d] == 1 || v.stride[d] == run;
   return dense;
 }
 

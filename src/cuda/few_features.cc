@@ -107,6 +107,9 @@ std::vector<few_features_batch> batches(const request& before, const request& be
   std::string packed;
   append_packed(packed, widest(before, behind), arguments{});
   const int64 most = chip.parameter_bytes / (2 * static_cast<int64>(packed.size()));
+  std::vector<arguments*> befores, behinds;
+  for (const few_features_member& m : all) befores.push_back(m.before), behinds.push_back(m.behind);
+  lay_out_single_rows(befores), lay_out_single_rows(behinds);
   std::vector<configuration> described, described_behind;
   std::vector<std::string> keys;
   for (const few_features_member& m : all) {

@@ -78,6 +78,19 @@ const arguments* longest(const std::vector<const arguments*>& some) {
                            [](const arguments* a, const arguments* b) { return a->rows < b->rows; });
 }
 
+void lay_out_single_rows(const std::vector<arguments*>& some) {
+  const arguments& all = *longest({some.begin(), some.end()});
+  for (arguments* a : some) {
+    if (a->rows != 1) continue;
+    const auto as = [](const view& from, view& to) { std::copy_n(from.stride, kMaxDims, to.stride); };
+    as(all.x, a->x), as(all.y, a->y), as(all.dx, a->dx), as(all.again, a->again);
+    for (int i = 0; i < kMaxOperands; ++i) {
+      as(all.operand[i], a->operand[i]), as(all.operand_gradient[i], a->operand_gradient[i]);
+    }
+    for (int k = 0; k < kMaxKeeps; ++k) as(all.kept[k], a->kept[k]), as(all.kept_gradient[k], a->kept_gradient[k]);
+  }
+}
+
 std::string key_of(configuration c) {
   c.small = 0;
   return {reinterpret_cast<const char*>(&c), sizeof c};
@@ -109,6 +122,10 @@ arguments no_member() {
 
 std::vector<batch> batches(const request& r, const std::vector<member>& all, int device, void* stream) {
   const int64 most = facts(device).parameter_bytes / packed_bytes(r);
+  std::vector<arguments*> in_rows;
+  for (const member& m : all)
+    if (!m.flat) in_rows.push_back(m.a);
+  if (!in_rows.empty()) lay_out_single_rows(in_rows);
   std::vector<configuration> described;
   std::vector<std::string> keys;
   for (const member& m : all) {

@@ -29,8 +29,10 @@ void launch(const request&, const batch&, const std::vector<member>&, int device
 std::vector<std::vector<int>> alike(const std::vector<std::string>& keys, int64 most);
 // Members for which a kernel is compiled to have room: few numbers, so that there are few kernels.
 int64 room_for_members(std::size_t count, int64 most);
-// The one with the most rows: of one row a tensor looks as if that served many.
+// The one with the most rows.
 const arguments* longest(const std::vector<const arguments*>&);
+// How far apart rows lie is nothing to a tensor that has one: there it is as in the longest, so that they are alike.
+void lay_out_single_rows(const std::vector<arguments*>&);
 // The configuration's bytes, but for what a batch decides.
 std::string key_of(configuration);
 // How many of about so many blocks each gets, so that none has many more of the steps than another; `most` in all.

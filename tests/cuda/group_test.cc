@@ -71,6 +71,18 @@ TEST(Group, TensorsAreAlikeWhateverTheirRows) {
   EXPECT_NE(key(1000, {}), key(1000, {.gap = 4}));
 }
 
+TEST(Group, ATensorOfOneRowIsAsTheLongest) {
+  const spec::line line = spec::parse("bias | add | keep | rms_norm | scale");
+  call one = call_of(line, false, dtype::f32, dtype::f32, 1, 256),
+       many = call_of(line, false, dtype::f32, dtype::f32, 7, 256);
+  for (const bool added_to_all : {false, true}) {  // one row of the operand, and for x no steps: dimensions of 1
+    std::fill_n(many.a.operand[1].stride, kMaxDims, 0), std::fill_n(one.a.x.stride, kMaxDims, 0);
+    if (!added_to_all) many.a.operand[1].stride[kMaxDims - 1] = 256;
+    lay_out_single_rows({&one.a, &many.a});
+    EXPECT_EQ(key_of(describe(one.r, one.a)), key_of(describe(many.r, many.a)));
+  }
+}
+
 TEST(Group, ManyTensorsFitALaunch) {
   const call c = call_of(spec::parse("layer_norm | scale | bias"), true, dtype::f32, dtype::f32, 64, 256);
   std::string packed;
