@@ -39,10 +39,10 @@ score_sizes sizes_of(const score_gradients_call& call) {
 }
 double seconds_of(const score_sizes& of, const shared_clusters& with) {
   const double parts = with.parts == 0 ? 0.0 : kTuned.second_launch + static_cast<double>(with.parts) * kTuned.part;
-  const bool wide = panels_of(of.depth) > 1, few = !wide && of.keys <= kTuned.few_keys;
-  const double strip = few                                                       ? kTuned.strip_of_few
-                       : wide && cluster_of(of.depth, of.keys) == kTuned.cluster ? kTuned.strip_of_sixteen
-                                                                                 : kTuned.strip;
+  const bool sixteen = cluster_of(of.depth, of.keys) == kTuned.cluster;
+  const double wide = sixteen ? kTuned.strip_of_sixteen : kTuned.strip_of_wide,
+               narrow = of.keys <= kTuned.few_keys ? kTuned.strip_of_few : kTuned.strip,
+               strip = panels_of(of.depth) > 1 ? wide : narrow;
   return kTuned.start + static_cast<double>(ceil_div(of.batches * strips_of_batch(of), with.count)) * strip + parts;
 }
 

@@ -4,10 +4,10 @@
 // A cluster has a batch's keys, kTile in each block, past which the rows of weights pass in strips of 64. Of a strip a
 // block has its part of each row's Σ weight · gradient, which it tells the others; from all of them and what it still
 // holds come the scores' gradients, in place of those of the weights in shared memory. One warpgroup has both products
-// with them: of all strips for the keys, and of the block's keys for the strip's queries, which it tells the blocks
-// that have those rows; there three warps add up all parts. Two warpgroups make the next strip's scores meanwhile.
-// Strips are shared evenly among clusters, and what several have of a batch's keys a second kernel adds up. Few keys
-// one block has alone, and its sums are all there is. No sum depends on the order of blocks.
+// with them: of all strips for the keys, and of the block's keys for the strip's queries, of which three warps of each
+// block add up all blocks' parts for its own rows. Two warpgroups make the next strip's scores meanwhile. Strips are
+// shared evenly among clusters, and what several have of a batch's keys a second kernel adds up. Few keys one block has
+// alone, and its sums are all there is. No sum depends on the order of blocks.
 //
 // Config:
 //   kX        storage type throughout: bf16 or f16
@@ -146,26 +146,19 @@ class strip_products {
     }
     close_products();
   }
-  // To the blocks that have the rows. Of a pair of threads the first tells four numbers of its first row, the other of
-  // its second.
-  ONEPASS_FUNCTION void tell_rows(char* dynamic, int stage, uint64* box) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, second = lane % 2, row = row_of_products() + 8 * second,
-              block = row / layout::kOwnRows;
-    const uint32 own = layout::sum(dynamic, stage, cluster_rank(), row % layout::kOwnRows),
-                 to = in_block(own + lane % 4 / 2 * 16, block), its_box = in_block(shared_address(box), block);
+  // Where the blocks that have the rows read them: those hear of it. `to`: the strip's first.
+  ONEPASS_FUNCTION void show_rows(char* to, uint64* box) const {
 #pragma unroll
-    for (int j = 0; j < kNumbers / 8; ++j) {
-      float told[2], heard[2];
+    for (int i = 0; i < 2; ++i) {
+      char* row = to + (row_of_products() + 8 * i) * layout::kSumPitch + static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float first_row = of_rows_[4 * j + c], second_row = of_rows_[4 * j + 2 + c];
-        told[c] = second ? second_row : first_row;
-        heard[c] = __shfl_xor_sync(0xffffffffu, second ? first_row : second_row, 1);
-      }
-      mail(to + j * 32, its_box,
-           second ? numbers<float, 4>{heard[0], heard[1], told[0], told[1]}
-                  : numbers<float, 4>{told[0], told[1], heard[0], heard[1]});
+      for (int j = 0; j < kNumbers / 8; ++j)
+        *reinterpret_cast<float2*>(row + j * 32) = {of_rows_[4 * j + 2 * i], of_rows_[4 * j + 2 * i + 1]};
     }
+    __syncwarp();
+    constexpr int kBlocks = layout::kOwnRows < 16 ? 16 / layout::kOwnRows : 1;  // that have rows of this warp's 16
+    const int lane = static_cast<int>(threadIdx.x) % 32, first = static_cast<int>(threadIdx.x) / 32 * 16;
+    if (lane < kBlocks) arrive_in_block(box, first / layout::kOwnRows + lane);
   }
   // The strip's, of which `rows` exist in its group, where this block has all of their keys; `first`: in memory.
   ONEPASS_FUNCTION void store_rows(const score_gradient_arguments& a, int64 first, int rows) const {
@@ -217,39 +210,39 @@ class strip_products {
   float of_rows_[kNumbers / 2];
 };
 
-// The queries' gradients of this block's own rows of all strips: the sum of what all blocks have, to memory.
+// The queries' gradients of this block's own rows of all strips: the sum of what all blocks show, to memory.
 template <class Config>
 ONEPASS_FUNCTION void add_rows(const score_gradient_arguments& a, score_gradient_shared<Config>& shared,
                                char* dynamic) {
   using layout = score_gradient_shared<Config>;
-  constexpr int kQuads = layout::kNumbers / 4, kAll = layout::kOwnRows * kQuads, kThreads = layout::kAddingWarps * 32,
-                kAtOnce = layout::kParts < 4 ? layout::kParts : 4;
-  const int thread = static_cast<int>(threadIdx.x) % kThreads, lane = thread % 32,
+  constexpr int kQuads = layout::kNumbers / 4, kThreads = layout::kAddingWarps * 32;
+  constexpr int kAtOnce = layout::kParts < 8 ? layout::kParts : 8;  // loads in flight
+  static_assert(kThreads % kQuads == 0);
+  const int thread = static_cast<int>(threadIdx.x) % kThreads, column = thread % kQuads * 4,
             own = cluster_rank() * layout::kOwnRows;
   ring_position<layout::kStages> ring;
 #pragma unroll 1
   for (strip_walk<Config> at(a); !at.is_done(); at.next(), ring.next()) {
     wait_for_mail(&shared.sums[ring.stage], ring.phase);
-    if (thread == 0) shared.expect_sums(ring.stage);
-    auto* to = static_cast<uint16*>(a.rows_gradient) + (at.row_of_all() + own) * a.depth;
-    const int rows = a.rows - at.row() - own;
 #pragma unroll 1
-    for (int quad = thread; quad < kAll; quad += kThreads) {
-      const int row = quad / kQuads, column = quad % kQuads * 4;
-      const char* part = at_shared(dynamic, layout::sum(dynamic, ring.stage, 0, row) + column * 4);
+    for (int row = thread / kQuads; row < layout::kOwnRows; row += kThreads / kQuads) {
+      const uint32 from = layout::sum(dynamic, ring.stage, own + row) + column * 4;
       numbers<float, 4> sum = plus::none<float, 4>();
-#pragma unroll kAtOnce
-      for (int i = 0; i < layout::kParts; ++i, part += layout::kOwnRows * layout::kSumPitch) {
-        const auto own_part = *reinterpret_cast<const float4*>(part);
-        sum = plus()(sum, {own_part.x, own_part.y, own_part.z, own_part.w});
+#pragma unroll
+      for (int first = 0; first < layout::kParts; first += kAtOnce) {
+        numbers<float, 4> parts[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) parts[i] = load_from_block(in_block(from, first + i));
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) sum = plus()(sum, parts[i]);
       }
-      if (row < rows && column < a.depth)
-        *reinterpret_cast<uint2*>(to + row * a.depth + column) = {
-            pair_to_storage<Config::kX>(sum.v[0] * a.factor, sum.v[1] * a.factor),
-            pair_to_storage<Config::kX>(sum.v[2] * a.factor, sum.v[3] * a.factor)};
+      if (own + row < a.rows - at.row() && column < a.depth)
+        *reinterpret_cast<uint2*>(static_cast<uint16*>(a.rows_gradient) + (at.row_of_all() + own + row) * a.depth +
+                                  column) = {pair_to_storage<Config::kX>(sum.v[0] * a.factor, sum.v[1] * a.factor),
+                                             pair_to_storage<Config::kX>(sum.v[2] * a.factor, sum.v[3] * a.factor)};
     }
     __syncwarp();
-    if (lane < Config::kCluster) arrive_in_block(&shared.read_sums[ring.stage], lane);
+    if (thread % 32 < Config::kCluster) arrive_in_block(&shared.read_sums[ring.stage], thread % 32);
   }
 }
 
@@ -319,7 +312,7 @@ ONEPASS_FUNCTION void multiply_strips(const score_gradient_arguments& a, score_g
       products.store_rows(a, at.row_of_all(), a.rows - at.row());
     } else {
       wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
-      products.tell_rows(dynamic, ring.stage, &shared.sums[ring.stage]);
+      products.show_rows(at_shared(dynamic, layout::sum(dynamic, ring.stage, 0)), &shared.sums[ring.stage]);
     }
   };
 
@@ -341,7 +334,7 @@ ONEPASS_FUNCTION void multiply_strips(const score_gradient_arguments& a, score_g
     keys.next();
     products.store_keys(a, at);
   }
-  if constexpr (!layout::kAlone) {  // until others have said that they have read what they were told
+  if constexpr (!layout::kAlone) {  // until others have read what this block shows
     for (int i = 0; i < layout::kStages; ++i, ring.next()) wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
   }
 }
@@ -358,13 +351,13 @@ ONEPASS_FUNCTION void gradients_of_scores(const score_gradient_arguments& a) {
   wait_for_kernel_before();
   const int group = group_number();
   if (group == 0) {
-    take_registers<232>();
+    take_registers<224>();
     multiply_strips<Config>(a, shared, dynamic);
   } else if (group < 3) {
     give_registers<120>();
     make_scores<Config>(a, shared, dynamic);
   } else {
-    give_registers<40>();
+    give_registers<48>();
     if (threadIdx.x == 4 * kGroupThreads - 1) bring_strips<Config>(a, shared, dynamic);
     if (!layout::kAlone && threadIdx.x < 4 * kGroupThreads - 32) add_rows<Config>(a, shared, dynamic);
   }

@@ -32,6 +32,7 @@ struct score_gradient_shared {
   static constexpr int kSumPitch = (kNumbers + 8) * 4;  // rows differ in banks
   static constexpr int kSumBytes = kAlone ? 0 : kGroupRows * kSumPitch;
   static constexpr int kAddingWarps = 3;
+  static constexpr int kShowingWarps = kOwnRows > 16 ? kOwnRows / 16 : 1;  // of a block: what they have is another's
   static constexpr int kWarpRows = kGroupRows / kWarps, kPartRows = kGroupRows + 8;  // parts differ in banks
   static constexpr int kProductBytes = kAlone ? 0 : kParts * kPartRows * 4;
 
@@ -39,7 +40,7 @@ struct score_gradient_shared {
   uint64 full_weights[kStages], empty_weights[kStages];
   uint64 full_gradients[kStages], empty_gradients[kStages];  // and queries
   uint64 products[kStages][kWarps], scores[kStages];
-  uint64 sums[kStages], read_sums[kStages];  // of the queries' gradients
+  uint64 sums[kStages], read_sums[kStages];
 
   static ONEPASS_FUNCTION uint32 weights(char* dynamic, int stage) { return first_tile(dynamic) + stage * kStripBytes; }
   static ONEPASS_FUNCTION uint32 gradients(char* dynamic, int stage) { return weights(dynamic, kStages + stage); }
@@ -49,19 +50,18 @@ struct score_gradient_shared {
   static ONEPASS_FUNCTION uint32 own_keys(char* dynamic, int stage) {
     return queries(dynamic, kStages) + stage * kKeyBytes;
   }
-  // What a block has of the queries' gradients of this one's rows.
-  static ONEPASS_FUNCTION uint32 sum(char* dynamic, int stage, int part, int row) {
-    return own_keys(dynamic, kKeyStages) + stage * kSumBytes + (part * kOwnRows + row) * kSumPitch;
+  // What this block has of the queries' gradients.
+  static ONEPASS_FUNCTION uint32 sum(char* dynamic, int stage, int row) {
+    return own_keys(dynamic, kKeyStages) + stage * kSumBytes + row * kSumPitch;
   }
   // What all blocks have of rows' Σ weight · gradient.
   static ONEPASS_FUNCTION uint32 product(char* dynamic, int stage, int part, int row) {
-    return sum(dynamic, kStages, 0, 0) + stage * kProductBytes + (part * kPartRows + row) * 4;
+    return sum(dynamic, kStages, 0) + stage * kProductBytes + (part * kPartRows + row) * 4;
   }
 
   ONEPASS_FUNCTION void expect_products(int stage, int warp) {
     arrive_and_expect(&products[stage][warp], kParts * kWarpRows * 4);
   }
-  ONEPASS_FUNCTION void expect_sums(int stage) { arrive_and_expect(&sums[stage], kGroupRows * kNumbers * 4); }
   ONEPASS_FUNCTION void open() {
     for (int i = 0; i < kKeyStages; ++i) open_mailbox(&full_keys[i], 1), open_mailbox(&empty_keys[i], 1);
     for (int i = 0; i < kStages; ++i) {
@@ -70,7 +70,7 @@ struct score_gradient_shared {
       open_mailbox(&scores[i], kWarps);
       if constexpr (kAlone) continue;
       for (int warp = 0; warp < kWarps; ++warp) open_mailbox(&products[i][warp], 1), expect_products(i, warp);
-      open_mailbox(&sums[i], 1), expect_sums(i), open_mailbox(&read_sums[i], kParts * kAddingWarps);
+      open_mailbox(&sums[i], kParts * kShowingWarps), open_mailbox(&read_sums[i], kParts * kAddingWarps);
     }
     let_cluster_see_mailboxes();
   }
