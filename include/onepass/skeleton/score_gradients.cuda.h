@@ -12,7 +12,7 @@
 // Config:
 //   kX        storage type throughout: bf16 or f16
 //   kPanels   64s of the queries' numbers, begun ones too: 1 or 2
-//   kTile     keys of a block, a power of 2, from 64 to 256 where there is one panel, else 128
+//   kTile     keys of a block: 128, or 256 where there is one panel
 //   kCluster  blocks that share a batch's keys, a power of 2
 //   kStages   strips in shared memory, 2 where several blocks share keys
 #pragma once
