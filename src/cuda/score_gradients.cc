@@ -63,6 +63,7 @@ std::string why_not_score_gradients(const score_sizes& of, dtype type, const dev
   if (of.depth > kTuned.depth) return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
   const int cluster = cluster_of(of.depth, of.keys);
   if (cluster > std::min(chip.cluster, kTuned.cluster)) return "a cluster has no room for a row";
+  // Of a weight one kernel reads 2 numbers, it and its gradient; three read and write 5.
   const double one = std::max(seconds_of(of, share_strips(of, clusters_at_a_time(cluster))),
                               kTuned.start + seconds_of_memory(of, 4, chip) / kTuned.share_of_copy),
                three = kTuned.three_launches + seconds_of_memory(of, 10, chip);

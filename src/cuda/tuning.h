@@ -191,10 +191,10 @@ inline constexpr warp_gradients_tuning kWarpGradientsTuning{};
 
 // Their backward, where nothing stands behind softmax (onepass/skeleton/score_gradients.cuda.h).
 struct score_gradients_tuning {
-  int depth = 128;  // at most
-  int keys = 256;   // of a block, of at most 64 numbers; half as many of more
-  int few_keys = 128;
-  int cluster = 16;  // blocks that share a row, at most
+  int depth = 128;     // at most
+  int keys = 256;      // of a block, of at most 64 numbers; half as many of more
+  int few_keys = 128;  // at most, a block's where all keys fit one of these
+  int cluster = 16;    // blocks that share a row, at most
   // SMs that may share a cluster, of an H100 or H200: 15 clusters of 8 blocks run at a time.
   int sms[8] = {18, 18, 18, 16, 16, 16, 16, 14};
   // Seconds: of a strip of 64 rows, of more than 64 numbers each, where sixteen blocks share those, and of few keys;

@@ -217,7 +217,7 @@ ONEPASS_FUNCTION void add_rows(const score_gradient_arguments& a, score_gradient
   using layout = score_gradient_shared<Config>;
   constexpr int kQuads = layout::kNumbers / 4, kThreads = layout::kAddingWarps * 32;
   constexpr int kAtOnce = layout::kParts < 8 ? layout::kParts : 8;  // loads in flight
-  static_assert(kThreads % kQuads == 0);
+  static_assert(kThreads % kQuads == 0 && 3 * kGroupThreads % kThreads == 0, "the fourth warpgroup's first warps");
   const int thread = static_cast<int>(threadIdx.x) % kThreads, column = thread % kQuads * 4,
             own = cluster_rank() * layout::kOwnRows;
   ring_position<layout::kStages> ring;
@@ -307,14 +307,6 @@ ONEPASS_FUNCTION void multiply_strips(const score_gradient_arguments& a, score_g
   strip_products<Config> products;
   ring_position<layout::kStages> ring;
   ring_position<layout::kKeyStages> keys;
-  const auto hand_over_rows = [&](const strip_walk<Config>& at) {
-    if constexpr (layout::kAlone) {
-      products.store_rows(a, at.row_of_all(), a.rows - at.row());
-    } else {
-      wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
-      products.show_rows(at_shared(dynamic, layout::sum(dynamic, ring.stage, 0)), &shared.sums[ring.stage]);
-    }
-  };
 
 #pragma unroll 1
   for (strip_walk<Config> at(a); !at.is_done(); at.next(), ring.next()) {
@@ -326,7 +318,12 @@ ONEPASS_FUNCTION void multiply_strips(const score_gradient_arguments& a, score_g
     wait_for_mail(&shared.scores[ring.stage], ring.phase);
     products.begin(layout::gradients(dynamic, ring.stage), layout::queries(dynamic, ring.stage));
     wait_for_products<1>();
-    hand_over_rows(at);
+    if constexpr (layout::kAlone) {
+      products.store_rows(a, at.row_of_all(), a.rows - at.row());
+    } else {
+      wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
+      products.show_rows(at_shared(dynamic, layout::sum(dynamic, ring.stage, 0)), &shared.sums[ring.stage]);
+    }
     wait_for_products<0>();
     if (threadIdx.x == 0) arrive(&shared.empty_gradients[ring.stage]);
     if (!at.closes_batch()) continue;
@@ -359,7 +356,8 @@ ONEPASS_FUNCTION void gradients_of_scores(const score_gradient_arguments& a) {
   } else {
     give_registers<48>();
     if (threadIdx.x == 4 * kGroupThreads - 1) bring_strips<Config>(a, shared, dynamic);
-    if (!layout::kAlone && threadIdx.x < 4 * kGroupThreads - 32) add_rows<Config>(a, shared, dynamic);
+    if (!layout::kAlone && threadIdx.x < 3 * kGroupThreads + 32 * layout::kAddingWarps)
+      add_rows<Config>(a, shared, dynamic);
   }
 }
 
