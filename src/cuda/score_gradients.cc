@@ -39,11 +39,13 @@ score_sizes sizes_of(const score_gradients_call& call) {
 }
 double seconds_of(const score_sizes& of, const shared_clusters& with) {
   const double parts = with.parts == 0 ? 0.0 : kTuned.second_launch + static_cast<double>(with.parts) * kTuned.part;
-  const bool sixteen = cluster_of(of.depth, of.keys) == kTuned.cluster;
+  const int panels = panels_of(of.depth);
+  const bool sixteen = cluster_of(of.depth, of.keys) == kTuned.cluster, few = of.keys <= kTuned.few_keys;
   const double wide = sixteen ? kTuned.strip_of_sixteen : kTuned.strip_of_wide,
-               narrow = of.keys <= kTuned.few_keys ? kTuned.strip_of_few : kTuned.strip,
-               strip = panels_of(of.depth) > 1 ? wide : narrow;
-  return kTuned.start + static_cast<double>(ceil_div(of.batches * strips_of_batch(of), with.count)) * strip + parts;
+               narrow = few ? kTuned.strip_of_few : kTuned.strip, strip = panels > 1 ? wide : narrow,
+               few_keys = few ? kTuned.few_keys_of_batch * static_cast<double>(panels * of.keys) : 0.0;
+  return kTuned.start + static_cast<double>(ceil_div(of.batches * strips_of_batch(of), with.count)) * strip +
+         static_cast<double>(ceil_div(of.batches, with.count)) * few_keys + parts;
 }
 
 // That memory takes for so many bytes of each weight, and for queries, keys and their gradients.
@@ -80,9 +82,9 @@ score_gradients_plan plan_score_gradients(const score_gradients_call& call) {
             cluster = cluster_of(call.queries.depth, call.keys.rows);
   const bool alone = cluster == 1;
   const int strip = tile / 64 * kPanelBytes, queries = panels * kPanelBytes, keys = tile / 64 * queries,
-            sums = kGroupRows * (panels * 64 + 8) * 4, products = cluster * kPartRows * 4,
+            sums = kGroupRows * (panels * 128 + 16), products = cluster * kPartRows * 4,
             stages = alone && tile <= 128 ? 3 : 2;
-  const int own = alone ? 2 * keys : keys + 2 * (sums + products);
+  const int own = alone ? 2 * keys : keys + 2 * (2 * sums + products);
   return {.tile = tile,
           .cluster = cluster,
           .stages = stages,

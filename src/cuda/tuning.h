@@ -197,10 +197,11 @@ struct score_gradients_tuning {
   int cluster = 16;    // blocks that share a row, at most
   // SMs that may share a cluster, of an H100 or H200: 15 clusters of 8 blocks run at a time.
   int sms[8] = {18, 18, 18, 16, 16, 16, 16, 14};
-  // Seconds: of a strip of 64 rows, of more than 64 numbers each, where sixteen blocks share those, and of few keys;
-  // before a cluster's first one; of the kernel that adds up what clusters share, and for each of their numbers.
-  double strip = 2.65e-6, strip_of_wide = 2.55e-6, strip_of_sixteen = 2.95e-6, strip_of_few = 1.6e-6, start = 8e-6,
-         second_launch = 6e-6, part = 1e-12;
+  // Seconds: of a strip of 64 rows, of more than 64 numbers each, where sixteen blocks share those, and of few keys; of
+  // each of a batch's few keys and panels; before a cluster's first strip; of the kernel that adds up what clusters
+  // share, and for each of their numbers.
+  double strip = 2.65e-6, strip_of_wide = 2.3e-6, strip_of_sixteen = 2.45e-6, strip_of_few = 1.6e-6,
+         few_keys_of_batch = 16.5e-9, start = 8e-6, second_launch = 6e-6, part = 1e-12;
   double share_of_copy = 0.75;    // of a copy's bandwidth, where memory is the limit
   double three_launches = 20e-6;  // the other way's, which reaches all of it
 };

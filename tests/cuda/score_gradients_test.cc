@@ -83,11 +83,14 @@ TEST(ScoreGradients, LeaveToProductsWhatThoseDoFaster) {
   EXPECT_TRUE(serves({16384, 1, 128, 64, 128}, h100));
   EXPECT_TRUE(serves({16384, 1, 64, 64, 64}, h100));
   EXPECT_TRUE(serves({16384, 1, 128, 128, 128}, h100));
+  EXPECT_TRUE(serves({16384, 1, 128, 128, 128}, h200));
   EXPECT_FALSE(serves({16384, 1, 64, 128, 64}, h100)) << "most of what both move are queries and keys";
+  EXPECT_FALSE(serves({16384, 1, 64, 64, 64}, h200)) << "as above, and its memory serves three kernels better";
   EXPECT_TRUE(serves({64, 1, 4096, 64, 64}, h200));
   EXPECT_TRUE(serves({64, 1, 1024, 128, 1024}, h100));
   EXPECT_TRUE(serves({256, 1, 512, 128, 512}, h100));
-  EXPECT_FALSE(serves({64, 1, 1024, 128, 1024}, h200)) << "its memory serves three kernels better";
+  EXPECT_TRUE(serves({64, 1, 1024, 128, 1024}, h200));
+  EXPECT_TRUE(serves({1024, 1, 512, 128, 512}, h200));
   EXPECT_TRUE(serves({64, 1, 2048, 128, 2048}, h100));
   EXPECT_TRUE(serves({16, 1, 2048, 128, 2048}, h100));
   EXPECT_FALSE(serves({64, 1, 2048, 128, 2048}, h200)) << "seven clusters of 16 blocks";

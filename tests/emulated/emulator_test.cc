@@ -74,5 +74,18 @@ TEST_F(EmulatorNotices, CopiesThatDoNotWaitForReads) {
   EXPECT_NE(failure(twice(""), 32, 16).find("what a thread read"), std::string::npos);
 }
 
+TEST_F(EmulatorNotices, CopiesThatReadTooEarly) {
+  const auto told = [](const std::string& fence) {
+    return "if (threadIdx.x == 0) open_mailbox(&box, 1);\nfloat* of = reinterpret_cast<float*>(dynamic);\n"
+           "if (threadIdx.x < 4) of[threadIdx.x] = 1;\n" +
+           fence +
+           "\n__syncthreads();\nif (threadIdx.x == 0) {\n  arrive_and_expect(&box, 16);\n"
+           "  tell_bytes(shared_address(of + 4), shared_address(of), 16, shared_address(&box));\n}\n"
+           "wait_for_mail(&box, 0);\nif (threadIdx.x < 32) data[threadIdx.x] = of[4 + threadIdx.x % 4];";
+  };
+  EXPECT_EQ(failure(told("hand_shared_to_copies();"), 32, 32), "");
+  EXPECT_NE(failure(told(""), 32, 32).find("before fence.proxy.async"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace onepass::cuda

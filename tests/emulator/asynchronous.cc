@@ -76,15 +76,18 @@ void store_tile(thread& t, const instruction& i) {
   t.stores.open.push_back([=] { map.store(first, source.to_read_by_product(), from); });
 }
 
+// From global memory, or from the block's own.
+template <bool kFromShared>
 void bring_bytes(thread& t, const instruction& i) {
   const u64 to = address(t, i, 0), from = address(t, i, 1);
   const auto count = get<u32>(t, i, 2);
   if ((to | from | count) % 16 != 0) throw std::runtime_error("a copy of bytes that are no multiple of 16");
   const shared_place target = place_in_shared(block_of(t), to, count);
   char* told = place(t, address(t, i, 3), 8);
-  const char* source = global(from, count, false);
+  const shared_place own = kFromShared ? place_in_shared(block_of(t), from, count) : shared_place{};
+  const char* source = kFromShared ? nullptr : global(from, count, false);
   grid_of(t).send([=, &all = grid_of(t)] {
-    std::memcpy(target.to_write_by_copy(), source, count);
+    std::memcpy(target.to_write_by_copy(), kFromShared ? own.to_read_by_product() : source, count);
     change_mailbox(all, told, 0, -static_cast<std::int64_t>(count));
   });
 }
@@ -92,7 +95,7 @@ void bring_bytes(thread& t, const instruction& i) {
 step find_bulk(const parts& of) {
   if (of[3] == "commit_group") return [](thread& t, const instruction&) { t.stores.close(); };
   if (of[3] == "wait_group") return [](thread& t, const instruction& c) { t.stores.finish_but(get<u32>(t, c, 0)); };
-  if (of[3] != "tensor") return bring_bytes;
+  if (of[3] != "tensor") return of[4] == "global" ? bring_bytes<false> : bring_bytes<true>;
   if (of[5] == "global") return of[4] == "2d" ? store_tile : nullptr;
   return of[4] == "2d" ? bring_tile<2> : of[4] == "5d" ? bring_tile<5> : nullptr;
 }

@@ -109,6 +109,31 @@ def test_strips_that_clusters_share(shape, keys, dtype, device):
     check_line(line, make_inputs(line, shape, dtype, device, out_features=keys), slack=2.0)
 
 
+@pytest.mark.parametrize("shape, keys", [((3, 150, 64), 1024), ((2, 150, 128), 512), ((2, 150, 64), 128)])
+def test_rows_whose_gradients_differ_in_size(shape, keys, device):
+    """Each row is as accurate as the others, nothing stays nothing, and a NaN stays where it is."""
+    line = "scores | mul(0.1) | softmax"
+    query, key = (
+        torch.randn(*of, device=device, dtype=torch.bfloat16).requires_grad_()
+        for of in (shape, (shape[0], keys, shape[2]))
+    )
+    size = torch.logspace(-20, 30, shape[1], device=device, dtype=torch.float64)[:, None]
+    given = (torch.randn(*shape[:2], keys, device=device, dtype=torch.float64) * size).bfloat16()
+    given[0, 7] = 0
+    weights = onepass.fused(line, query, key)
+    of_query = torch.autograd.grad(weights, query, given, retain_graph=True)[0].double()
+    exact_query = query.detach().double().requires_grad_()
+    probabilities = (exact_query @ key.detach().double().mT * 0.1).softmax(-1)
+    exact = torch.autograd.grad(probabilities, exact_query, given.double())[0]
+    assert not of_query[0, 7].any()
+    error, norm = (of_query - exact).norm(dim=-1), exact.norm(dim=-1)
+    assert (error <= 0.02 * norm).all()
+    given[1, 9, 3] = math.nan
+    of_query = torch.autograd.grad(weights, query, given)[0]
+    assert of_query[1, 9].isnan().all()
+    assert of_query.isnan().sum() == shape[2]
+
+
 def test_backward_makes_nothing_of_the_weights_size(device):
     if device == "cpu" or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("one kernel for it is there for compute capability 9.0")

@@ -49,6 +49,12 @@ ONEPASS_FUNCTION void bring_bytes(uint32 to, const void* from, int count, uint32
                "l"(from), "r"(count), "r"(box)
                : "memory");
 }
+// From this block's shared memory to another's (in_block), where the box that hears of them is, too.
+ONEPASS_FUNCTION void tell_bytes(uint32 to, uint32 from, int count, uint32 box) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "r"(from), "r"(count), "r"(box)
+               : "memory");
+}
 // Takes a tile from shared memory to the map's place; what is outside the matrix is left out. The thread's stores of a
 // group end together.
 ONEPASS_FUNCTION void store_tile(uint32 from, const tensor_map& map, int row, int column) {

@@ -115,6 +115,21 @@ ONEPASS_FUNCTION float sum_of_four(float of) {
   return of + __shfl_xor_sync(0xffffffffu, of, 2);
 }
 
+// Of four threads that each have a word of four things, a thread then has all four words of the thing of its number.
+ONEPASS_FUNCTION void turn_in_four(uint32 (&words)[4]) {
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+    const bool upper = (threadIdx.x & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      const uint32 got = __shfl_xor_sync(0xffffffffu, upper ? words[i] : words[i | bit], bit);
+      words[i] = upper ? got : words[i];
+      words[i | bit] = upper ? words[i | bit] : got;
+    }
+  }
+}
+
 // The blocks of a cluster.
 ONEPASS_FUNCTION int cluster_rank() {
   uint32 rank;
@@ -166,20 +181,12 @@ ONEPASS_FUNCTION void mail(uint32 to, uint32 box, numbers<float, 4> values) {
                "r"(__float_as_uint(values.v[3])), "r"(box)
                : "memory");
 }
-// What the thread wrote to its block's shared memory before may be read by the blocks whose boxes it arrives at: that
-// memory is where they read it. (A release to the cluster would wait for what is on its way to global memory, too.)
+// What the thread did in its block's shared memory is done when the block hears of it at whose box it arrives. (A
+// release to the cluster would wait for what is on its way to global memory, too.)
 ONEPASS_FUNCTION void arrive_in_block(uint64* box, int rank) {
   asm volatile(
       "fence.acq_rel.cta; mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(shared_address(box), rank))
       : "memory");
-}
-ONEPASS_FUNCTION numbers<float, 4> load_from_block(uint32 at) {
-  numbers<float, 4> of;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(of.v[0]), "=f"(of.v[1]), "=f"(of.v[2]), "=f"(of.v[3])
-               : "r"(at)
-               : "memory");
-  return of;
 }
 // At the same place in the shared memory of each block of the cluster.
 template <int kCluster>

@@ -4,10 +4,10 @@
 // A cluster has a batch's keys, kTile in each block, past which the rows of weights pass in strips of 64. Of a strip a
 // block has its part of each row's Σ weight · gradient, which it tells the others; from all of them and what it still
 // holds come the scores' gradients, in place of those of the weights in shared memory. One warpgroup has both products
-// with them: of all strips for the keys, and of the block's keys for the strip's queries, of which three warps of each
-// block add up all blocks' parts for its own rows. Two warpgroups make the next strip's scores meanwhile. Strips are
-// shared evenly among clusters, and what several have of a batch's keys a second kernel adds up. Few keys one block has
-// alone, and its sums are all there is. No sum depends on the order of blocks.
+// with them: of all strips for the keys, and of the block's keys for the strip's queries, whose parts blocks tell each
+// other, and three warps of each add up for its own rows. Two warpgroups make the next strip's scores meanwhile. Strips
+// are shared evenly among clusters, and what several have of a batch's keys a second kernel adds up. Few keys one block
+// has alone, and its sums are all there is. No sum depends on the order of blocks.
 //
 // Config:
 //   kX        storage type throughout: bf16 or f16
@@ -17,7 +17,7 @@
 //   kStages   strips in shared memory, 2 where several blocks share keys
 #pragma once
 
-#include "onepass/skeleton/score_strips.cuda.h"
+#include "onepass/skeleton/told_rows.cuda.h"
 
 ONEPASS_BEGIN
 
@@ -146,61 +146,58 @@ class strip_products {
     }
     close_products();
   }
-  // Where the blocks that have the rows read them: those hear of it. `to`: the strip's first.
-  ONEPASS_FUNCTION void show_rows(char* to, uint64* box) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      char* row = to + (row_of_products() + 8 * i) * layout::kSumPitch + static_cast<int>(threadIdx.x) % 4 * 8;
-#pragma unroll
-      for (int j = 0; j < kNumbers / 8; ++j)
-        *reinterpret_cast<float2*>(row + j * 32) = {of_rows_[4 * j + 2 * i], of_rows_[4 * j + 2 * i + 1]};
-    }
-    __syncwarp();
-    constexpr int kBlocks = layout::kOwnRows < 16 ? 16 / layout::kOwnRows : 1;  // that have rows of this warp's 16
-    const int lane = static_cast<int>(threadIdx.x) % 32, first = static_cast<int>(threadIdx.x) / 32 * 16;
-    if (lane < kBlocks) arrive_in_block(box, first / layout::kOwnRows + lane);
-  }
+  ONEPASS_FUNCTION const auto& of_rows() const { return of_rows_; }
   // The strip's, of which `rows` exist in its group, where this block has all of their keys; `first`: in memory.
   ONEPASS_FUNCTION void store_rows(const score_gradient_arguments& a, int64 first, int rows) const {
-    store_pairs(static_cast<uint16*>(a.rows_gradient) + first * a.depth, a, of_rows_, rows, scaled_pair(a));
+    store_scaled(static_cast<uint16*>(a.rows_gradient) + first * a.depth, a, of_rows_, rows);
   }
   // The block's keys, of the walk's batch.
   ONEPASS_FUNCTION void store_keys(const score_gradient_arguments& a, const strip_walk<Config>& at) const {
-    const auto store_to = [&](auto* batch, const auto& store) {
 #pragma unroll
-      for (int panel = 0; panel < layout::kTilePanels; ++panel) {
-        const int key = strip_walk<Config>::key() + panel * 64;
-        store_pairs(batch + key * a.depth, a, of_keys_[panel], a.columns - key, store);
+    for (int panel = 0; panel < layout::kTilePanels; ++panel) {
+      const int64 key = strip_walk<Config>::key() + panel * 64;
+      const int keys = static_cast<int>(a.columns - key);
+      if (at.shares_batch()) {
+        store_part(a.key_parts + (int64{at.part()} * a.columns + key) * a.depth, a, of_keys_[panel], keys);
+      } else {
+        store_scaled(static_cast<uint16*>(a.keys_gradient) + (int64{at.batch()} * a.columns + key) * a.depth, a,
+                     of_keys_[panel], keys);
       }
-    };
-    if (at.shares_batch()) {
-      store_to(a.key_parts + int64{at.part()} * a.columns * a.depth, [](float* to, float x, float y) {
-        *reinterpret_cast<float2*>(to) = {x, y};
-      });
-    } else {
-      store_to(static_cast<uint16*>(a.keys_gradient) + int64{at.batch()} * a.columns * a.depth, scaled_pair(a));
     }
   }
 
  private:
-  static ONEPASS_FUNCTION auto scaled_pair(const score_gradient_arguments& a) {
-    return [factor = a.factor](uint16* to, float x, float y) {
-      *reinterpret_cast<uint32*>(to) = pair_to_storage<Config::kX>(x * factor, y * factor);
-    };
+  // 64 rows, of which `rows` exist; a thread stores eight numbers, where products give it pairs.
+  static ONEPASS_FUNCTION void store_scaled(uint16* to, const score_gradient_arguments& a,
+                                            const float (&of)[kNumbers / 2], int rows) {
+    const int first = static_cast<int>(threadIdx.x) % 4 * 8, left = static_cast<int>(a.depth) - first;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = row_of_products() + 8 * i;
+#pragma unroll
+      for (int j = 0; j < kNumbers / 8; j += 4) {
+        uint32 pairs[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          pairs[k] =
+              pair_to_storage<Config::kX>(of[4 * (j + k) + 2 * i] * a.factor, of[4 * (j + k) + 2 * i + 1] * a.factor);
+        turn_in_four(pairs);
+        if (row < rows && 8 * j < left)
+          *reinterpret_cast<uint4*>(to + row * a.depth + first + 8 * j) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      }
+    }
   }
-  // 64 rows, of which `rows` exist.
-  template <class T, class F>
-  static ONEPASS_FUNCTION void store_pairs(T* to, const score_gradient_arguments& a, const float (&of)[kNumbers / 2],
-                                           int rows, const F& store) {
+  static ONEPASS_FUNCTION void store_part(float* to, const score_gradient_arguments& a, const float (&of)[kNumbers / 2],
+                                          int rows) {
     const int first = static_cast<int>(threadIdx.x) % 4 * 2, left = static_cast<int>(a.depth) - first;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = row_of_products() + 8 * i;
       if (row >= rows) continue;
-      T* at = to + row * a.depth + first;
 #pragma unroll
       for (int j = 0; j < kNumbers / 8; ++j) {
-        if (8 * j < left) store(at + 8 * j, of[4 * j + 2 * i], of[4 * j + 2 * i + 1]);
+        if (8 * j < left)
+          *reinterpret_cast<float2*>(to + row * a.depth + first + 8 * j) = {of[4 * j + 2 * i], of[4 * j + 2 * i + 1]};
       }
     }
   }
@@ -209,42 +206,6 @@ class strip_products {
   float of_keys_[layout::kTilePanels][kNumbers / 2];
   float of_rows_[kNumbers / 2];
 };
-
-// The queries' gradients of this block's own rows of all strips: the sum of what all blocks show, to memory.
-template <class Config>
-ONEPASS_FUNCTION void add_rows(const score_gradient_arguments& a, score_gradient_shared<Config>& shared,
-                               char* dynamic) {
-  using layout = score_gradient_shared<Config>;
-  constexpr int kQuads = layout::kNumbers / 4, kThreads = layout::kAddingWarps * 32;
-  constexpr int kAtOnce = layout::kParts < 8 ? layout::kParts : 8;  // loads in flight
-  static_assert(kThreads % kQuads == 0 && 3 * kGroupThreads % kThreads == 0, "the fourth warpgroup's first warps");
-  const int thread = static_cast<int>(threadIdx.x) % kThreads, column = thread % kQuads * 4,
-            own = cluster_rank() * layout::kOwnRows;
-  ring_position<layout::kStages> ring;
-#pragma unroll 1
-  for (strip_walk<Config> at(a); !at.is_done(); at.next(), ring.next()) {
-    wait_for_mail(&shared.sums[ring.stage], ring.phase);
-#pragma unroll 1
-    for (int row = thread / kQuads; row < layout::kOwnRows; row += kThreads / kQuads) {
-      const uint32 from = layout::sum(dynamic, ring.stage, own + row) + column * 4;
-      numbers<float, 4> sum = plus::none<float, 4>();
-#pragma unroll
-      for (int first = 0; first < layout::kParts; first += kAtOnce) {
-        numbers<float, 4> parts[kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) parts[i] = load_from_block(in_block(from, first + i));
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) sum = plus()(sum, parts[i]);
-      }
-      if (own + row < a.rows - at.row() && column < a.depth)
-        *reinterpret_cast<uint2*>(static_cast<uint16*>(a.rows_gradient) + (at.row_of_all() + own + row) * a.depth +
-                                  column) = {pair_to_storage<Config::kX>(sum.v[0] * a.factor, sum.v[1] * a.factor),
-                                             pair_to_storage<Config::kX>(sum.v[2] * a.factor, sum.v[3] * a.factor)};
-    }
-    __syncwarp();
-    if (thread % 32 < Config::kCluster) arrive_in_block(&shared.read_sums[ring.stage], thread % 32);
-  }
-}
 
 // The scores' gradients of all strips, for multiply_strips.
 template <class Config>
@@ -322,7 +283,7 @@ ONEPASS_FUNCTION void multiply_strips(const score_gradient_arguments& a, score_g
       products.store_rows(a, at.row_of_all(), a.rows - at.row());
     } else {
       wait_for_mail(&shared.read_sums[ring.stage], ring.phase ^ 1);
-      products.show_rows(at_shared(dynamic, layout::sum(dynamic, ring.stage, 0)), &shared.sums[ring.stage]);
+      tell_rows<Config>(products.of_rows(), shared, dynamic, ring.stage);
     }
     wait_for_products<0>();
     if (threadIdx.x == 0) arrive(&shared.empty_gradients[ring.stage]);

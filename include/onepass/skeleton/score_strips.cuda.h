@@ -29,10 +29,10 @@ struct score_gradient_shared {
   static constexpr int kStripBytes = kTilePanels * kPanelBytes, kQueryBytes = Config::kPanels * kPanelBytes;
   static constexpr int kKeyBytes = kTilePanels * kQueryBytes;
   static constexpr int kOwnRows = kGroupRows / kParts;
-  static constexpr int kSumPitch = (kNumbers + 8) * 4;  // rows differ in banks
+  static constexpr int kSumPitch = kNumbers * 2 + 16;  // rows differ in banks
   static constexpr int kSumBytes = kAlone ? 0 : kGroupRows * kSumPitch;
   static constexpr int kAddingWarps = 3;
-  static constexpr int kShowingWarps = kOwnRows > 16 ? kOwnRows / 16 : 1;  // of a block: what they have is another's
+  static constexpr int kToldRows = kOwnRows < 16 ? kOwnRows : 16;  // of a warp's 16, that a block is told
   static constexpr int kWarpRows = kGroupRows / kWarps, kPartRows = kGroupRows + 8;  // parts differ in banks
   static constexpr int kProductBytes = kAlone ? 0 : kParts * kPartRows * 4;
 
@@ -50,18 +50,22 @@ struct score_gradient_shared {
   static ONEPASS_FUNCTION uint32 own_keys(char* dynamic, int stage) {
     return queries(dynamic, kStages) + stage * kKeyBytes;
   }
-  // What this block has of the queries' gradients.
+  // What this block has of the queries' gradients, and what all have of those of its own rows.
   static ONEPASS_FUNCTION uint32 sum(char* dynamic, int stage, int row) {
     return own_keys(dynamic, kKeyStages) + stage * kSumBytes + row * kSumPitch;
   }
+  static ONEPASS_FUNCTION uint32 told(char* dynamic, int stage, int part, int row) {
+    return sum(dynamic, kStages + stage, part * kOwnRows + row);
+  }
   // What all blocks have of rows' Σ weight · gradient.
   static ONEPASS_FUNCTION uint32 product(char* dynamic, int stage, int part, int row) {
-    return sum(dynamic, kStages, 0) + stage * kProductBytes + (part * kPartRows + row) * 4;
+    return told(dynamic, kStages, 0, 0) + stage * kProductBytes + (part * kPartRows + row) * 4;
   }
 
   ONEPASS_FUNCTION void expect_products(int stage, int warp) {
     arrive_and_expect(&products[stage][warp], kParts * kWarpRows * 4);
   }
+  ONEPASS_FUNCTION void expect_sums(int stage) { arrive_and_expect(&sums[stage], kSumBytes); }
   ONEPASS_FUNCTION void open() {
     for (int i = 0; i < kKeyStages; ++i) open_mailbox(&full_keys[i], 1), open_mailbox(&empty_keys[i], 1);
     for (int i = 0; i < kStages; ++i) {
@@ -70,7 +74,7 @@ struct score_gradient_shared {
       open_mailbox(&scores[i], kWarps);
       if constexpr (kAlone) continue;
       for (int warp = 0; warp < kWarps; ++warp) open_mailbox(&products[i][warp], 1), expect_products(i, warp);
-      open_mailbox(&sums[i], kParts * kShowingWarps), open_mailbox(&read_sums[i], kParts * kAddingWarps);
+      open_mailbox(&sums[i], 1), open_mailbox(&read_sums[i], kParts * kAddingWarps), expect_sums(i);
     }
     let_cluster_see_mailboxes();
   }
