@@ -297,9 +297,16 @@ def plot_curves(results: dict[str, Any], directory: Path) -> list[Path]:
             row[0].set_ylabel("share of copy bandwidth")
         panels[0][0].legend()
         figure.suptitle(f"{pattern}. {title(results)}")
-        files.append(directory / f"{results['device']}-{pattern}-{'-'.join(map(short, dtypes))}.svg")
+        files.append(directory / f"{_device_name(results)}-{pattern}-{'-'.join(map(short, dtypes))}.svg")
         save(figure, files[-1])
     return files
+
+
+def _device_name(results: dict[str, Any]) -> str:
+    """For file names: `cpu`, or which GPU, as `h200`."""
+    if results["device"] == "cpu":
+        return "cpu"
+    return "-".join(results["device_name"].lower().removeprefix("nvidia ").split())
 
 
 def save(figure, file: Path) -> None:
