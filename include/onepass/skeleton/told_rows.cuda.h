@@ -35,8 +35,7 @@ ONEPASS_FUNCTION void tell_rows(const float (&of)[score_gradient_shared<Config>:
 #pragma unroll
     for (int j = 2 * i; j < layout::kNumbers / 2; j += 4)
       largest = max_number(max_number(largest, fabsf(of[j])), fabsf(of[j + 1]));
-    largest = max_number(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = max_number(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    largest = largest_of_four(largest);
     const float step = largest * (1.0f / kSteps), steps_of_one = reciprocal_number(step);
     char* row = to + 8 * i * layout::kSumPitch;
 #pragma unroll
