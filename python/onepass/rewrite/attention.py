@@ -9,8 +9,9 @@ from torch import fx
 
 from onepass import functional
 from onepass.functional._engines import Call, choose
-from onepass.rewrite.chains import Chain
-from onepass.rewrite.operations import is_tensor, operation, value_of
+from onepass.rewrite.chains import Chain, Order, lies_as
+from onepass.rewrite.effects import evaluated
+from onepass.rewrite.operations import is_tensor, operation, same_shape, value_of
 from onepass.rewrite.steps import kind
 
 __all__ = ["put_own_attention", "with_products"]
@@ -19,7 +20,7 @@ __all__ = ["put_own_attention", "with_products"]
 def with_products(chain: Chain) -> Chain:
     """A chain of softmax with the product of queries and keys that gives its input, and that of its weights and the
     values, where these are what it looks like; else as it is."""
-    if not any(word == "softmax" for word in chain.words) or value_of(chain.x).dim() < 3:
+    if not any(word == "softmax" for word in chain.words) or value_of(chain.x).dim() < 3 or chain.is_viewed:
         return chain
     return _with_values(_with_scores(chain))
 
@@ -33,13 +34,14 @@ def _with_scores(chain: Chain) -> Chain:
     if swapped is None or swapped.name != "swapped" or kind(chain.words[0]) == "scores":
         return chain
     key = swapped.arguments[0]
-    if value_of(query).shape[:-2] != value_of(key).shape[:-2] or value_of(query).dtype != value_of(key).dtype:
+    if not same_shape(value_of(query).shape[:-2], value_of(key).shape[:-2]) or value_of(query).dtype != value_of(key).dtype:
         return chain
     return replace(
         chain,
         words=("scores", *chain.words),
         x=query,
         operands=(key, *chain.operands),
+        met=(None, *chain.met),
         nodes=chain.nodes | {chain.x},
     )
 
@@ -56,13 +58,14 @@ def _with_values(chain: Chain) -> Chain:
         return chain
     product, value = products[0], operation(products[0]).arguments[1]
     of_value, of_weights = value_of(value), value_of(weights)
-    if not is_tensor(value) or of_value.shape[:-2] != of_weights.shape[:-2] or of_value.dtype != of_weights.dtype:
+    if not is_tensor(value) or not same_shape(of_value.shape[:-2], of_weights.shape[:-2]) or of_value.dtype != of_weights.dtype:
         return chain
     keeps = len(weights.users) > 1
     return replace(
         chain,
         words=(*chain.words, *(("keep",) if keeps else ()), "values"),
         operands=(*chain.operands, value),
+        met=(*chain.met, None),
         results=(product, *((weights,) if keeps else ())),
         nodes=chain.nodes | passed | {product},
     )
@@ -70,13 +73,17 @@ def _with_values(chain: Chain) -> Chain:
 
 def put_own_attention(graph: fx.Graph) -> list[fx.Node]:
     """Calls of PyTorch's attention that this package's measurements give to its own kernels, now of these."""
-    changed = []
+    changed, order = [], Order(graph)
     for node in graph.nodes:
         op = operation(node)
         if op is None or op.name != "attention" or not _is_own(op.arguments):
             continue
-        node.target = functional.scaled_dot_product_attention
-        changed.append(node)
+        before, node.target = node.target, functional.scaled_dot_product_attention
+        given = evaluated(node)
+        if lies_as(given, value_of(node)) or order.absorbs({node: given}):
+            changed.append(node)
+        else:
+            node.target = before
     return changed
 
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import fx
+from torch import Size, Tensor, fx
 
 from onepass._native import LineError
 from onepass.line import _parse
 from onepass.reference import ACTIVATIONS
-from onepass.rewrite.operations import is_tensor, modes, operation, value_of
-from onepass.rewrite.steps import ROW_WORDS, Step, kind, steps
+from onepass.rewrite.effects import UNKNOWN, Memory, effects_of, evaluated
+from onepass.rewrite.operations import is_contiguous, is_tensor, modes, operation, same, same_shape, value_of
+from onepass.rewrite.steps import CONTRACTIONS, ROW_WORDS, Step, kind, steps
 
-__all__ = ["Chain", "Order", "chains", "with_less_saved"]
+__all__ = ["Chain", "Order", "chains", "is_column", "lies_as", "with_less_saved"]
 
 LONGEST_FORMULA = 10
 """Nodes from x to the result."""
-FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+HOLDS = {
+    torch.float64: {torch.float64},
+    torch.float32: {torch.float32},
+    torch.bfloat16: {torch.bfloat16, torch.float32},
+    torch.float16: {torch.float16, torch.float32},
+}
+"""The types of what a line may compute from rows of a type: those that hold all of it, and no more than it computes in."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Chain:
     """A line, and the part of a graph that it is the same as.
 
     `results` are the nodes whose values the line returns: the result, then the kept ones that are asked for, in order.
+    `met` are the shapes of the values that operands met on the way, None of a matrix.
     """
 
     words: tuple[str, ...]
@@ -35,6 +42,7 @@ class Chain:
     operands: tuple[fx.Node, ...]
     results: tuple[fx.Node, ...]
     nodes: frozenset[fx.Node]
+    met: tuple[Size | None, ...] = ()
 
     @property
     def line(self) -> str:
@@ -49,17 +57,31 @@ class Chain:
         return self.x, *self.operands
 
     @property
+    def has_row_word(self) -> bool:
+        return any(kind(word) in ROW_WORDS for word in self.words)
+
+    @property
+    def is_viewed(self) -> bool:
+        """Whether rows are counted otherwise somewhere between x and the results."""
+        shapes = [value_of(node).shape for node in (self.x, *self.results)] + [m for m in self.met if m is not None]
+        return not all(same_shape(shape[:-1], shapes[0][:-1]) for shape in shapes)
+
+    @property
     def is_whole(self) -> bool:
-        """Whether what it returns has x's dtype, as a line's results have, and whether, where it passes through views,
-        all of it can be viewed alike."""
+        """Whether what it returns has x's dtype, as a line's results have, and whether, where rows are counted otherwise
+        on the way, all of it can be viewed alike: sizes are numbers, and each operand is a column, a matrix or has a
+        number for each of the value's."""
         x, results = value_of(self.x), [value_of(node) for node in self.results]
         if any(result.dtype != x.dtype for result in results):
             return False
-        if all(result.shape == x.shape for result in results):
+        if not self.is_viewed:
             return True
-        symbolic = any(isinstance(size, torch.SymInt) for result in results for size in result.shape)
-        operands = [value_of(node) for node in self.operands]
-        return not symbolic and all(o.dim() == 1 or o.numel() == x.numel() for o in operands)
+        if any(kind(word) in ("scores", "values") for word in self.words):
+            return False
+        tensors = [x, *results, *(value_of(node) for node in self.operands)]
+        if any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape):
+            return False
+        return all(m is None or is_column(value_of(o), m) or value_of(o).shape == m for o, m in zip(self.operands, self.met))
 
     def extended(self, step: Step, keeps: bool) -> Chain | None:
         """With one more step; the value before it is returned, too, where others need it."""
@@ -72,13 +94,21 @@ class Chain:
             words = (*words[:-1], f"gate({words[-1]})")
         else:
             words = (*words, *step.words)
-        if not _is_line(words):
+        if not _is_line(words) or not all(map(self._holds, step.nodes | step.passes)):
             return None
-        return Chain(words, self.x, self.operands + step.operands, (step.result, *kept), self.nodes | step.nodes)
+        met = (value_of(step.x).shape,) * len(step.operands)
+        results, operands = (step.result, *kept), self.operands + step.operands
+        return Chain(words, self.x, operands, results, self.nodes | step.nodes, self.met + met)
 
-    @property
-    def has_row_word(self) -> bool:
-        return any(kind(word) in ROW_WORDS for word in self.words)
+    def _holds(self, node: fx.Node) -> bool:
+        """Whether nothing is lost where x's numbers take the node's type."""
+        value = value_of(node)
+        return not isinstance(value, Tensor) or value.dtype in HOLDS[value_of(self.x).dtype]
+
+
+def is_column(operand: Tensor, shape: Size) -> bool:
+    """Whether it is one row's numbers, for all rows of this shape."""
+    return operand.dim() == 1 and same_shape(operand.shape, shape[-1:])
 
 
 def with_less_saved(chain: Chain) -> Chain:
@@ -92,13 +122,16 @@ def with_less_saved(chain: Chain) -> Chain:
 
 
 class Order:
-    """Where the nodes of a graph stand, in which modes, and where something is overwritten."""
+    """Where the nodes of a graph stand, in which modes, what they write, and who may see what they give. All that is put
+    into a graph in another's place is asked for here; what cannot be proven to be the same stays as it is."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.index = {node: i for i, node in enumerate(graph.nodes)}
         self.nodes = list(graph.nodes)
         self.modes = modes(graph)
-        self.overwrites = [node for node in graph.nodes if _overwrites(node)]
+        self.memory = Memory(graph)
+        written = ((i, self.memory.named(effects_of(node).writes)) for i, node in enumerate(self.nodes))
+        self.writes = [(i, memory) for i, memory in written if memory]
 
     def depends(self, node: fx.Node, on: frozenset[fx.Node]) -> bool:
         """Whether a node is computed from one of these."""
@@ -113,24 +146,111 @@ class Order:
                 queue += current.all_input_nodes
         return False
 
+    def is_written(self, nodes: frozenset[fx.Node] | set[fx.Node], since: int, but: frozenset[fx.Node] = frozenset()) -> bool:
+        """Whether the memory of one of these is written behind a place, by others than these."""
+        writes = [memory for i, memory in self.writes if i > since and self.nodes[i] not in but]
+        if not writes:
+            return False
+        memory = frozenset().union(*map(self.memory.of, nodes))
+        return any(UNKNOWN in written or written & memory for written in writes)
+
     def place(self, chain: Chain) -> fx.Node | None:
         """The node behind which the chain's line may stand: what it takes is there, nobody has asked for its results,
-        and modes are the chain's. None if there is no such place, if the chain has nodes of several modes, or if any
-        of these tensors is overwritten: backward may need it."""
-        if any(self.depends(node, chain.nodes) for node in chain.inputs) or self._is_overwritten(chain):
+        and modes are the chain's. None if there is no such place, or if somebody could tell the line from the chain: the
+        chain has nodes of several modes, its tensors are overwritten (backward may need them), its results lie in
+        memory otherwise than the line's, or somebody may ask for the gradient of a kept value."""
+        if not chain.is_whole:
             return None
         first, *others = sorted(self.index[node] for node in chain.nodes)
         mode = self.modes[first]
-        if any(self.modes[i] != mode for i in others):
+        if any(self.modes[i] != mode for i in others) or any(self.depends(node, chain.nodes) for node in chain.inputs):
+            return None
+        if self.is_written({*chain.inputs, *chain.nodes}, first, chain.nodes) or not self.is_new_memory(chain):
+            return None
+        if self.layout(chain) is None or any(self.shows_gradient(node, chain.nodes) for node in chain.results[1:]):
             return None
         last = max(first, *(self.index[node] for node in chain.inputs))
         asked = (self.index[u] for node in chain.results for u in node.users if u not in chain.nodes)
         places = range(last, min(asked, default=len(self.nodes)))
         return next((self.nodes[i] for i in places if self.modes[i] == mode), None)
 
-    def _is_overwritten(self, chain: Chain) -> bool:
-        written = {_memory(node.kwargs.get("out", node.args[0])) for node in self.overwrites if node not in chain.nodes}
-        return bool(written) and any(_memory(node) in written for node in (*chain.inputs, *chain.results))
+    def layout(self, chain: Chain) -> tuple[int, ...] | None:
+        """The order of dimensions in which the chain's results lie one number behind the other: a line is called with
+        dimensions in this order, so that strides are what they were. Where there is no such order, that which they have,
+        if nobody can see strides; else None."""
+        results = [value_of(node) for node in chain.results]
+        as_it_is = tuple(range(results[0].dim()))
+        if all(map(is_contiguous, results)):
+            return as_it_is
+        static = all(isinstance(size, int) for result in results for size in (*result.shape, *result.stride()))
+        alike = all(same_shape(result.shape, value_of(chain.x).shape) for result in results)
+        if static and alike and not any(kind(word) in CONTRACTIONS for word in chain.words):
+            order = tuple(sorted(as_it_is, key=lambda dim: (-results[0].stride(dim), dim)))
+            of_rows = any(kind(word) in (*ROW_WORDS, "rope") for word in chain.words)
+            of_rows |= any(is_column(value_of(o), m) for o, m in zip(chain.operands, chain.met))
+            if all(is_contiguous(result.permute(order)) for result in results) and (
+                not of_rows or order[-1] == as_it_is[-1]
+            ):
+                return order
+        lying = {n: value.new_empty(value.shape) for n, value in zip(chain.results, results)}
+        return as_it_is if self.absorbs(lying, chain.nodes) else None
+
+    def absorbs(self, given: dict[fx.Node, Tensor], chain: frozenset[fx.Node] = frozenset()) -> bool:
+        """Whether nobody can see that these nodes give these tensors, which lie in memory otherwise than before: what
+        is computed from them is run again, until it lies as it did."""
+        changed, written = dict(given), self.is_written(set(given), min(self.index[node] for node in given), chain)
+        for node in self.nodes[min(self.index[node] for node in given) :]:
+            taken = changed.keys() & set(node.all_input_nodes)
+            if node in chain or node in given or not taken:
+                continue
+            if written or node.op == "output" or not effects_of(node).known:
+                return False
+            try:
+                value = evaluated(node, torch.no_grad(), values=changed)
+            except Exception:  # a view that there is not, say
+                return False
+            if not lies_as(value, value_of(node)):
+                changed[node] = value
+        return True
+
+    def is_new_memory(self, chain: Chain) -> bool:
+        """Whether each of its results has memory of its own, as a line's results have. What the chain itself overwrites
+        is as good as its own: nobody else has it (see operation())."""
+        written = frozenset().union(*(self.memory.named(effects_of(node).writes) for node in chain.nodes))
+        taken = set().union(*map(self.memory.of, chain.inputs)) - written
+        for node in chain.results:
+            memory = self.memory.of(node)
+            if memory & taken:
+                return False
+            taken |= memory
+        return True
+
+    def shows_gradient(self, node: fx.Node, chain: frozenset[fx.Node]) -> bool:
+        """Whether somebody may ask for the gradient of a value on the way, which a line does not have as a whole: it is
+        a result of the graph, or something unknown sees it. The same holds for what is a view of it."""
+        if not value_of(node).requires_grad:
+            return False
+        memory, queue, seen = self.memory.of(node), [node], set()
+        while queue:
+            for user in queue.pop().users:
+                if user in chain or user in seen:
+                    continue
+                if user.op == "output" or not effects_of(user).known:
+                    return True
+                seen.add(user)
+                if self.memory.of(user) & memory:
+                    queue.append(user)
+        return False
+
+
+def lies_as(value: object, other: object) -> bool:
+    """Whether two tensors, or all tensors of two lists, have the same shape and strides."""
+    if isinstance(value, (list, tuple)):
+        return len(value) == len(other) and all(map(lies_as, value, other))
+    if not isinstance(value, Tensor):
+        return True
+    strides = [(a, b) for a, b, size in zip(value.stride(), other.stride(), value.shape) if not same(size, 1)]
+    return same_shape(value.shape, other.shape) and all(same(a, b) for a, b in strides)
 
 
 def chains(graph: fx.Graph, gain: Callable[[Chain], float]) -> list[Chain]:
@@ -140,7 +260,7 @@ def chains(graph: fx.Graph, gain: Callable[[Chain], float]) -> list[Chain]:
     steps_of = functools.cache(lambda node: tuple(steps(node)))  # a node is the end of many chains
     begun = [Chain((), x, (), (x,), frozenset()) for x in graph.nodes if _is_row(x)]
     ways = [chain for first in begun for chain in _grown(first, steps_of)]
-    ways = [(gain(chain), chain) for chain in ways if chain.words and chain.is_whole and order.place(chain)]
+    ways = [(gain(chain), chain) for chain in ways if chain.words and order.place(chain)]
     ways.sort(key=lambda way: (-way[0], len(way[1].nodes)))
     for gained, chain in ways:
         if gained > 0 and not chain.nodes & claimed:
@@ -150,7 +270,7 @@ def chains(graph: fx.Graph, gain: Callable[[Chain], float]) -> list[Chain]:
 
 
 def _is_row(node: fx.Node) -> bool:
-    return is_tensor(node) and value_of(node).dtype in FLOATING and value_of(node).dim() > 0
+    return is_tensor(node) and value_of(node).dtype in HOLDS and value_of(node).dim() > 0
 
 
 def _grown(chain: Chain, steps_of: Callable[[fx.Node], tuple[Step, ...]]) -> Iterator[Chain]:
@@ -182,22 +302,3 @@ def _is_line(words: tuple[str, ...]) -> bool:
         return not words or _parse(" | ".join(words)) is not None
     except LineError:
         return False
-
-
-def _memory(node: object) -> object:
-    """The same for all views of a tensor."""
-    return value_of(node).untyped_storage()._cdata if is_tensor(node) else None
-
-
-def _overwrites(node: fx.Node) -> bool:
-    """Whether the node may change a tensor that was there before it."""
-    if node.op not in ("call_function", "call_method"):
-        return False
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    inplace = name.endswith("_") and not name.endswith("__")
-    told = "out" in node.kwargs or node.kwargs.get("inplace") is True
-    told |= node.args[-1:] != () and node.args[-1] is True and operation(node) is None  # F.relu(x, True), say
-    return bool(node.args) and (inplace or told or node.target in _ASSIGNS)
-
-
-_ASSIGNS = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ior}

@@ -15,6 +15,8 @@ from onepass.advice import prices
 from onepass.advice.profile import Profile, profile_of
 from onepass.rewrite.attention import put_own_attention, with_products
 from onepass.rewrite.chains import Chain, Order, chains, with_less_saved
+from onepass.rewrite.checkpoints import checkpointed_blocks, draw_again
+from onepass.rewrite.effects import effects_of
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
 from onepass.rewrite.masks import name_masks
@@ -81,12 +83,16 @@ def device_of(graph: fx.Graph) -> torch.device:
 
 
 def rewrite(gm: fx.GraphModule, *, then: str = "eager", profile: Profile | None = None) -> list[Fused]:
-    """Puts lines into a graph that Dynamo has captured, and says what was done."""
-    graph = gm.graph
+    """Puts lines into a graph that Dynamo has captured, and into its checkpointed blocks; says what was done."""
+    graph, done = gm.graph, []
+    for block in checkpointed_blocks(graph):
+        done += rewrite(block, then=then, profile=profile)
+    if any(effects_of(node).changes_shape for node in graph.nodes):
+        return done  # what shape a tensor had when it was read is not known
     profile = profile or profile_of(device_of(graph))
     training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
     found = lines_of(graph, profile, training, then)
-    done = [Fused.of(chain, profile, training) for chain in found]
+    done += [Fused.of(chain, profile, training) for chain in found]
     put_lines(graph, found)
     rejoin_biases(graph)
     done += [Fused.of_attention(node) for node in put_own_attention(graph)]
@@ -114,19 +120,33 @@ class Rewriter:
 
     def __call__(self, gm: fx.GraphModule, example_inputs) -> Callable:
         """What torch.compile calls with each graph."""
-        whole = fx.GraphModule(gm, _copy(gm.graph)) if self.dry_run else gm
-        self.report.add(len(gm.graph.nodes), rewrite(whole, then=self.then, profile=self.profile))
+        rewritten = _copy(gm) if self.dry_run else gm
+        self.report.add(len(gm.graph.nodes), rewrite(rewritten, then=self.then, profile=self.profile))
         if self.then == "inductor" and not self.dry_run:
             from torch._inductor.compile_fx import compile_fx
 
             return compile_fx(gm, example_inputs)
+        run_as_is(gm)
         return gm.forward
 
 
-def _copy(graph: fx.Graph) -> fx.Graph:
+def run_as_is(gm: fx.GraphModule) -> None:
+    """Prepares a graph to be run by PyTorch's operators as they are."""
+    for block in checkpointed_blocks(gm.graph):
+        run_as_is(block)
+    draw_again(gm.graph)
+    gm.recompile()
+
+
+def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph and its checkpointed blocks, to be changed; all else is shared."""
     copied = fx.Graph()
-    copied.output(copied.graph_copy(graph, {}))
-    return copied
+    copied.output(copied.graph_copy(gm.graph, {}))
+    made = fx.GraphModule(gm, copied)
+    for node in copied.nodes:
+        if node.op == "get_attr" and isinstance(block := getattr(gm, str(node.target), None), fx.GraphModule):
+            setattr(made, node.target, _copy(block))
+    return made
 
 
 @register_backend(name="onepass")

@@ -36,6 +36,9 @@ IDIOMS: tuple[tuple[str, str], ...] = (
 )
 """A word and its formula: x is a tensor, eps a number, mean and var are those of the last dimension."""
 
+CLOSE = 2e-9
+"""How far a constant may be from a formula's, relatively: what is left out of 0.79788456."""
+
 _OWN: list[tuple[str, str, tuple[str, ...]]] = []  # of users' words, with the names of their numbers
 
 
@@ -71,11 +74,13 @@ def check(formula: str, numbers: tuple[str, ...]) -> None:
 
 @dataclass
 class Found:
-    """A formula in a graph: its word, what it is of, and the nodes that compute it."""
+    """A formula in a graph: its word, what it is of, and the nodes that compute it; `passes` with the casts on the way
+    that others need as well."""
 
     word: str
     x: fx.Node
     nodes: set[fx.Node]
+    passes: frozenset[fx.Node]
 
 
 @dataclass
@@ -92,7 +97,7 @@ def find(root: fx.Node) -> Found | None:
             nodes = {n for n in match.nodes if n is root or uncast(n) is n or set(n.users) <= match.nodes}
             if all(set(n.users) <= nodes for n in nodes - {root}):
                 found = ", ".join(repr(match.names[name]) for name in numbers if name in match.names)
-                return Found(f"{word}({found})" if found else word, match.names["x"], nodes)
+                return Found(f"{word}({found})" if found else word, match.names["x"], nodes, match.nodes)
     return None
 
 
@@ -134,7 +139,7 @@ def _parsed(formula: str, numbers: tuple[str, ...]) -> ast.expr:
 def _matches(pattern: ast.expr, node: object, so_far: _Match) -> Iterator[_Match]:
     """Every way in which the pattern is what the node computes."""
     if isinstance(pattern, ast.Constant):
-        if isinstance(node, (int, float)) and math.isclose(node, pattern.value, rel_tol=1e-3):
+        if isinstance(node, (int, float)) and math.isclose(node, pattern.value, rel_tol=CLOSE):
             yield so_far
     elif isinstance(pattern, _Number):
         if isinstance(node, (int, float)):
@@ -201,7 +206,7 @@ def _permuted(name: str, pattern: ast.expr, node: fx.Node, so_far: _Match) -> It
             return
         rest = number - wanted_number if name == "add" else number / wanted_number
         so_far = next(_binds_number(named[0], float(rest), so_far), None)
-    if so_far is None or not (named or math.isclose(number, wanted_number, rel_tol=1e-3)):
+    if so_far is None or not (named or math.isclose(number, wanted_number, rel_tol=CLOSE)):
         return
     inside = _Match(so_far.names, so_far.nodes | inner)
     for order in itertools.permutations(parts):

@@ -12,8 +12,8 @@ from onepass.advice import prices
 from onepass.advice.profile import Profile
 from onepass.line import _parse
 from onepass.rewrite.chains import Chain, Order
-from onepass.rewrite.operations import operation, sizes, value_of
-from onepass.rewrite.rewriter import BIAS, is_column
+from onepass.rewrite.operations import operation, same_shape, sizes, value_of
+from onepass.rewrite.rewriter import BIAS, is_bias
 
 __all__ = ["begins_in_cache", "name_linear", "with_linear_layers"]
 
@@ -23,7 +23,7 @@ def name_linear(graph: fx.Graph) -> None:
     for linear layers, of as many dimensions as the tensor has that is viewed as a matrix for them."""
     for node in list(graph.nodes):
         op = operation(node)
-        if op is None or op.name != "addmm" or node.kwargs or not is_column(op.arguments[2], node):
+        if op is None or op.name != "addmm" or node.kwargs or not is_bias(op.arguments[2], node):
             continue
         x, weight, bias = op.arguments
         source = _viewed_back(node, x)
@@ -48,7 +48,7 @@ def _viewed_back(product: fx.Node, x: fx.Node) -> fx.Node | None:
     source = op.arguments[0]
     shape = (*value_of(source).shape[:-1], value_of(product).shape[-1])
     views = [user for user in product.users if (of := operation(user)) and of.name == "view"]
-    as_source = len(views) == len(product.users) and all(value_of(view).shape == shape for view in views)
+    as_source = len(views) == len(product.users) and all(same_shape(value_of(view).shape, shape) for view in views)
     return source if views and as_source else None
 
 
@@ -102,12 +102,12 @@ def _layer(node: fx.Node) -> Chain | None:
     x, weight, bias = op.arguments
     if len({value_of(t).dtype for t in (x, weight, node)}) > 1 or value_of(x).dim() < 2 or value_of(weight).dim() != 2:
         return None
-    if bias is not None and not is_column(bias, node):
+    if bias is not None and not is_bias(bias, node):
         return None
-    words, operands = ("linear",), (weight,)
+    words, operands, met = ("linear",), (weight,), (None,)
     if bias is not None:
-        words, operands = ("linear", "bias"), (weight, bias)
-    return Chain(words, x, operands, (node,), frozenset({node}))
+        words, operands, met = ("linear", "bias"), (weight, bias), (None, value_of(node).shape)
+    return Chain(words, x, operands, (node,), frozenset({node}), met)
 
 
 def _with_linear(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
@@ -115,7 +115,7 @@ def _with_linear(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
     layer = _layer(users[0]) if len(users) == 1 else None
     if layer is None or layer.x is not chain.result:
         return None
-    return _with_behind(_joined(chain, layer.words, layer.operands, layer.result, layer.nodes), of_input)
+    return _with_behind(_joined(chain, layer), of_input)
 
 
 def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
@@ -124,20 +124,22 @@ def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
     product = chain.result
     behind, users = of_input.get(product), list(product.users)
     if behind is not None and set(users) <= behind.nodes and len(behind.results) == 1:
-        whole = _joined(chain, behind.words, behind.operands, behind.result, behind.nodes)
+        whole = _joined(chain, behind)
         return whole if _is_line(whole.words) else None
     if len(users) == 1 and BIAS in users[0].meta:
-        return _joined(chain, ("bias",), (users[0].args[1],), users[0], frozenset(users))
+        bias, shape = users[0], value_of(users[0]).shape
+        return _joined(chain, Chain(("bias",), product, (bias.args[1],), (bias,), frozenset({bias}), (shape,)))
     return chain
 
 
-def _joined(chain: Chain, words, operands, result: fx.Node, nodes) -> Chain:
+def _joined(chain: Chain, behind: Chain) -> Chain:
     return replace(
         chain,
-        words=chain.words + words,
-        operands=chain.operands + operands,
-        results=(result, *chain.results[1:]),
-        nodes=chain.nodes | nodes,
+        words=chain.words + behind.words,
+        operands=chain.operands + behind.operands,
+        results=(behind.result, *chain.results[1:]),
+        nodes=chain.nodes | behind.nodes,
+        met=chain.met + behind.met,
     )
 
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from onepass.rewrite.chains import Order, lies_as
+from onepass.rewrite.effects import effects_of, evaluated, remove_unused
 from onepass.rewrite.operations import operation, value_of
 
 __all__ = ["name_masks"]
@@ -19,28 +21,27 @@ def name_masks(graph: fx.Graph) -> int:
     leave out what is masked only where they are told. Models build such masks where they are traced, since they cannot
     look at their numbers. Returns how many were named."""
     known: dict[fx.Node, str | None] = {}
-    named = 0
-    for node in graph.nodes:
+    order, masks = Order(graph), []
+    for node in list(graph.nodes):
         op = operation(node)
         if op is None or op.name != "attention" or not isinstance(op.arguments[3], fx.Node) or op.arguments[5]:
             continue
         query, key, value, mask, p, _, scale, grouped = op.arguments
         if mask not in known:
-            known[mask] = _meaning(mask)
+            known[mask] = _meaning(mask, order)
         if known[mask] is None or not _may_be_causal(known[mask], query, key):
             continue
-        node.args = (query, key, value)
-        node.kwargs = {
-            "attn_mask": None,
-            "dropout_p": p,
-            "is_causal": known[mask] == "causal",
-            "scale": scale,
-            "enable_gqa": grouped,
-        }
-        named += 1
-    if named:
-        graph.eliminate_dead_code()
-    return named
+        causal = known[mask] == "causal"
+        named = {"attn_mask": None, "dropout_p": p, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
+        before = node.args, node.kwargs
+        node.args, node.kwargs = (query, key, value), named
+        given = evaluated(node)
+        if lies_as(given, value_of(node)) or order.absorbs({node: given}):
+            masks.append(mask)
+        else:  # the mask has batches that queries and keys have not, say
+            node.args, node.kwargs = before
+    remove_unused(graph, masks)
+    return len(masks)
 
 
 def _may_be_causal(meaning: str, query: fx.Node, key: fx.Node) -> bool:
@@ -48,7 +49,7 @@ def _may_be_causal(meaning: str, query: fx.Node, key: fx.Node) -> bool:
     return meaning != "causal" or value_of(query).shape[-2] == value_of(key).shape[-2]
 
 
-def _meaning(mask: fx.Node) -> str | None:
+def _meaning(mask: fx.Node, order: Order) -> str | None:
     """ "causal", "none", or None for any other mask, and for one that is not known yet."""
     expected = value_of(mask)
     if any(isinstance(size, torch.SymInt) for size in expected.shape) or expected.numel() > LARGEST:
@@ -56,7 +57,7 @@ def _meaning(mask: fx.Node) -> str | None:
     if expected.device.type == "meta":  # has no numbers to look at
         return None
     with unset_fake_temporarily(), torch.no_grad():
-        found = _constant(mask)
+        found = _constant(mask, order)
         if found is None or found.dim() < 2:
             return None
         keeps = found if found.dtype == torch.bool else found == 0
@@ -69,34 +70,33 @@ def _meaning(mask: fx.Node) -> str | None:
         return "causal" if rows == columns and bool((keeps == causal).all()) else None
 
 
-def _constant(node: fx.Node) -> Tensor | None:
-    """What a node always gives, if no input of the graph is part of it and nothing random."""
-    order, queue = {}, [node]
+def _constant(node: fx.Node, order: Order) -> Tensor | None:
+    """What a node always gives, if no input of the graph is part of it, nothing random and nothing that is overwritten."""
+    needed, queue = {node}, [node]
     while queue:
         current = queue.pop()
-        if current.op not in ("call_function", "call_method") or _is_random(current) or _writes(current):
+        if current.op not in ("call_function", "call_method") or not effects_of(current).none:
             return None
-        order[current] = None
-        queue += [n for n in current.all_input_nodes if n not in order]
+        further = set(current.all_input_nodes) - needed
+        needed |= further
+        queue += further
+    if order.is_written(needed, -1):
+        return None
     values: dict[fx.Node, object] = {}
-    for current in node.graph.nodes:
-        if current not in order:
-            continue
+    for current in (n for n in node.graph.nodes if n in needed):
         args, kwargs = fx.node.map_arg((current.args, current.kwargs), values.__getitem__)
         if current.op == "call_method":
-            values[current] = getattr(args[0], current.target)(*args[1:], **kwargs)
+            value = getattr(args[0], current.target)(*args[1:], **kwargs)
         else:
-            values[current] = current.target(*args, **kwargs)
+            value = current.target(*args, **kwargs)
+        if not _is_as_captured(value, value_of(current)):  # under an autocast, say
+            return None
+        values[current] = value
     found = values[node]
     return found if isinstance(found, Tensor) else None
 
 
-def _is_random(node: fx.Node) -> bool:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return any(part in name for part in ("rand", "dropout", "bernoulli", "normal", "empty", "seed"))
-
-
-def _writes(node: fx.Node) -> bool:
-    """In place, on it or on what is made of it."""
-    users = [user.target for user in node.users if isinstance(user.target, str)]
-    return any(name.endswith("_") and not name.endswith("__") for name in users)
+def _is_as_captured(value: object, captured: object) -> bool:
+    if not isinstance(value, Tensor) or not isinstance(captured, Tensor):
+        return isinstance(value, Tensor) == isinstance(captured, Tensor)
+    return value.dtype == captured.dtype and value.shape == captured.shape and value.device == captured.device

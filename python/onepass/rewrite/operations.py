@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-__all__ = ["ALLOCATES", "Operation", "is_tensor", "leave_apart", "modes", "operation", "sizes", "uncast", "value_of"]
+from onepass._shapes import is_sharded
+from onepass.rewrite.effects import effects_of, memory_of
+
+__all__ = [
+    *("ALLOCATES", "Operation", "is_contiguous", "is_tensor", "leave_apart", "modes", "operation", "same_shape"),
+    *("same", "sizes", "uncast", "value_of"),
+]
 
 
 APART = "apart"  # in a node's meta
@@ -30,9 +37,35 @@ def value_of(node: Any) -> Any:
 
 
 def is_tensor(node: Any) -> bool:
-    """Whether the node gives one; within `torch.vmap` and its like there are none that have memory."""
+    """Whether the node gives one, dense and strided. Within `torch.vmap` and its like there are none that have memory,
+    and what a subclass of tensors makes of an operator is its own affair."""
     value = value_of(node)
-    return isinstance(value, Tensor) and not is_functorch_wrapped_tensor(value)
+    if not isinstance(value, FakeTensor) and not (isinstance(value, Tensor) and is_sharded(value)):
+        return False
+    return value.layout == torch.strided and not value.is_nested and not value.is_quantized
+
+
+def same(size: int | torch.SymInt, other: int | torch.SymInt) -> bool:
+    """Whether two sizes are equal in all calls that the graph serves: of sizes that change from call to call it is not
+    decided here, since what is decided is a guard, and another size captured anew."""
+    if isinstance(size, int) and isinstance(other, int):
+        return size == other
+    return statically_known_true(size == other)
+
+
+def same_shape(shape: Sequence[int | torch.SymInt], other: Sequence[int | torch.SymInt]) -> bool:
+    """The same for all sizes of two shapes."""
+    return len(shape) == len(other) and all(map(same, shape, other))
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """Whether its strides are those of a new tensor; those of dimensions of one are nobody's concern."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
+        if not same(size, 1) and not same(stride, expected):
+            return False
+        expected = expected * size
+    return True
 
 
 def modes(graph: fx.Graph) -> list[tuple]:
@@ -68,7 +101,7 @@ def operation(node: Any) -> Operation | None:
     name = None if node.meta.get(APART) else _NAMES.get(node.target)
     if name is None or not is_tensor(node) or not value_of(node).is_floating_point():
         return None
-    if node.target in _IN_PLACE and not _owns(node.args[0]):
+    if not _does_nothing_else(node):
         return None
     try:
         arguments = _READERS[name](*node.args, **node.kwargs)
@@ -80,7 +113,7 @@ def operation(node: Any) -> Operation | None:
 
 
 def uncast(node: fx.Node) -> fx.Node:
-    """The tensor before it was made another floating-point type."""
+    """The tensor before it was made another floating-point type. Who calls this asks whether the types hold it."""
     while (op := operation(node)) is not None and op.name in ("cast", "same"):
         node = op.arguments[0]
     return node
@@ -91,16 +124,29 @@ def _simplest(node: fx.Node, argument: fx.Node) -> Operation | None:
     source, result = value_of(argument), value_of(node)
     if not is_tensor(argument) or not source.is_floating_point() or source.device != result.device:
         return None
-    if source.shape == result.shape:
+    if same_shape(source.shape, result.shape):
         return Operation("cast" if source.dtype != result.dtype else "same", (argument,))
-    same_rows = source.dim() and result.dim() and source.shape[-1] == result.shape[-1]
-    return Operation("view", (argument,)) if same_rows and source.numel() == result.numel() else None
+    same_rows = source.dim() and result.dim() and same(source.shape[-1], result.shape[-1])
+    return Operation("view", (argument,)) if same_rows and same(source.numel(), result.numel()) else None
 
 
-def _owns(node: Any) -> bool:
-    """Whether a tensor may be overwritten with nobody to see it: it is new, and read here only."""
-    op = operation(node)
-    return op is not None and op.name in ALLOCATES and len(node.users) == 1
+def _does_nothing_else(node: fx.Node) -> bool:
+    """Whether all that the node does is to give its result. It may write this into the tensor that it takes where nobody
+    can see that: where this is new, and read here only."""
+    effects = effects_of(node)
+    if not effects.known or effects.changes_shape:
+        return False
+    if not effects.writes:
+        return True
+    first = node.args[0] if node.args else None
+    op = operation(first)
+    return (
+        op is not None
+        and op.name in ALLOCATES
+        and len(first.users) == 1
+        and effects.writes <= memory_of(value_of(first))
+        and value_of(first).dtype == value_of(node).dtype
+    )
 
 
 def _binary(input, other, *, alpha=1):
@@ -136,8 +182,6 @@ def _rms_norm(input, normalized_shape, weight=None, eps=None):
 
 
 def _dropout(input, p=0.5, training=True, inplace=False):
-    if inplace and not _owns(input):
-        return None
     return (input, float(p)) if training and p > 0 else input
 
 
@@ -166,7 +210,7 @@ def _with_alpha(input, alpha=1.0, inplace=False):
 
 
 def _unary(input, inplace=False):
-    return (input,) if not inplace or _owns(input) else None
+    return (input,)
 
 
 def _moved(input, *sizes, **options):
@@ -192,9 +236,9 @@ def _is_last(input: fx.Node, dim: Any) -> bool:
 _nn = torch._C._nn
 _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "add": (_binary, (operator.add, torch.add, "add", operator.iadd, "add_")),
-    "sub": (_binary, (operator.sub, torch.sub, "sub")),
+    "sub": (_binary, (operator.sub, torch.sub, "sub", operator.isub, "sub_")),
     "mul": (_binary, (operator.mul, torch.mul, "mul", operator.imul, "mul_")),
-    "div": (_divide, (operator.truediv, torch.div, "div", operator.itruediv)),
+    "div": (_divide, (operator.truediv, torch.div, "div", operator.itruediv, "div_")),
     "pow": (lambda input, exponent: (input, exponent), (torch.pow, operator.pow, "pow")),
     "square": (_unary, (torch.square, "square")),
     "sqrt": (_unary, (torch.sqrt, "sqrt")),
@@ -207,9 +251,9 @@ _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     },
     "mean": (_row_mean, (torch.mean, "mean")),
     "var": (_row_variance, (torch.var, "var")),
-    "relu": (_unary, (F.relu, torch.relu, "relu")),
-    "tanh": (_unary, (torch.tanh, F.tanh, "tanh")),
-    "sigmoid": (_unary, (torch.sigmoid, F.sigmoid, "sigmoid")),
+    "relu": (_unary, (F.relu, torch.relu, "relu", torch.relu_, "relu_")),
+    "tanh": (_unary, (torch.tanh, F.tanh, "tanh", torch.tanh_, "tanh_")),
+    "sigmoid": (_unary, (torch.sigmoid, F.sigmoid, "sigmoid", torch.sigmoid_, "sigmoid_")),
     "silu": (_unary, (F.silu, _nn.silu)),
     "mish": (_unary, (F.mish, _nn.mish)),
     "hardswish": (_unary, (F.hardswish, _nn.hardswish)),
@@ -231,7 +275,6 @@ _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 _READERS = {name: reader for name, (reader, _) in _TABLE.items()}
 _NAMES = {target: name for name, (_, targets) in _TABLE.items() for target in targets}
-_IN_PLACE = {operator.iadd, operator.imul, operator.itruediv, "add_", "mul_"}
 
 ALLOCATES = frozenset(_TABLE) - {"swapped", "moved", "moved ", "dropout", "relu", "silu", "mish", "hardswish"}
 """Operations whose result is new memory, whatever their arguments are."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, fx
 
 from onepass.line import fused
-from onepass.rewrite.chains import Chain, Order
-from onepass.rewrite.operations import is_tensor, operation, value_of
-from onepass.rewrite.steps import CONTRACTIONS, kind
+from onepass.rewrite.chains import Chain, Order, is_column
+from onepass.rewrite.effects import evaluated
+from onepass.rewrite.operations import is_tensor, operation, same_shape, value_of
 
-__all__ = ["is_column", "put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
+__all__ = ["is_bias", "put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
 
 BIAS = "onepass_bias"
 """Says of a sum that it is the bias of the product before it: PyTorch adds it in the product's kernel."""
@@ -23,7 +23,7 @@ def separate_biases(graph: fx.Graph) -> None:
     """Makes the bias of a linear layer a sum of its own, so that a line can begin with it."""
     for node in list(graph.nodes):
         op = operation(node)
-        if op is None or op.name not in ("linear", "addmm") or not is_column(op.arguments[2], node):
+        if op is None or op.name not in ("linear", "addmm") or not is_bias(op.arguments[2], node):
             continue
         x, weight, bias = op.arguments
         with graph.inserting_before(node):
@@ -42,6 +42,7 @@ def separate_casts(graph: fx.Graph) -> None:
     take the same tensor, one with which a line can end, and one that stands before what only moves or repeats the
     tensor. Parameters autocast itself casts once."""
     casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+    order = Order(graph)
     for node in list(graph.nodes):
         op = operation(node)
         if op is None or op.name not in PRODUCTS or value_of(node).dtype not in (torch.bfloat16, torch.float16):
@@ -51,12 +52,14 @@ def separate_casts(graph: fx.Graph) -> None:
             if value_of(taken).dtype != torch.float32:
                 continue
             source, moves = _before_moves(taken)
+            if order.is_written({source}, order.index[source]):
+                continue
             if (source, dtype) not in casts:
                 cast = _behind(graph, source, value_of(source).to(dtype), "call_method", "to", (source, dtype))
                 casts[source, dtype] = cast
             (moves[-1] if moves else node).replace_input_with(source, casts[source, dtype])
-            for moved in moves:
-                moved.meta = {**moved.meta, "example_value": value_of(moved).to(dtype)}
+            for moved in reversed(moves):
+                moved.meta = {**moved.meta, "example_value": evaluated(moved)}
 
 
 def _before_moves(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
@@ -98,8 +101,8 @@ def rejoin_biases(graph: fx.Graph) -> None:
         graph.erase_node(product)
 
 
-def is_column(bias: object, product: fx.Node) -> bool:
-    return is_tensor(bias) and value_of(bias).dim() == 1 and value_of(bias).shape[0] == value_of(product).shape[-1]
+def is_bias(bias: object, product: fx.Node) -> bool:
+    return is_tensor(bias) and is_column(value_of(bias), value_of(product).shape)
 
 
 def put_lines(graph: fx.Graph, found: list[Chain]) -> None:
@@ -111,26 +114,35 @@ def put_lines(graph: fx.Graph, found: list[Chain]) -> None:
 
 
 def _put(graph: fx.Graph, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
-    """Values that pass through a view on the way are viewed before and after the line."""
-    shape, order = value_of(chain.result).shape, Order(graph)
-    contracts = any(kind(word) in CONTRACTIONS for word in chain.words)
+    """Values that pass through a view on the way are viewed before and after the line, and those whose rows lie along
+    another dimension are turned."""
+    order = Order(graph)
+    turned = order.layout(chain)
+    as_it_is = tuple(range(len(turned)))
     with graph.inserting_after(order.place(chain)):
         call = graph.call_function(fused, (chain.line,))  # what it takes goes before it, what it gives behind it
     with graph.inserting_before(call):
-        inputs = chain.inputs if contracts else [_viewed(graph, node, shape) for node in chain.inputs]
+        inputs = _viewed(graph, chain) if chain.is_viewed else chain.inputs
+        if turned != as_it_is:
+            inputs = _turned(graph, chain, turned)
     call.args = (chain.line, *inputs)
     values = [value_of(node) for node in chain.results]
+    leading = values[0].shape[:-1]
+    given = [value.reshape(*leading, value.shape[-1]).permute(turned) for value in values]
     one = "keep" not in chain.words
-    call.meta = {"example_value": values[0] if one else tuple(values)}
+    call.meta = {"example_value": given[0] if one else tuple(given)}
+    back = tuple(sorted(range(len(turned)), key=turned.__getitem__))
     after = call
     for i, (node, value) in enumerate(zip(chain.results, values)):
-        given = call
+        result = call
         if not one:
-            given = after = _behind(graph, after, value, "call_function", _item, (call, i))
-        if value.shape != shape and not contracts:
-            given = after = _behind(graph, after, value, "call_method", "view", (given, tuple(value.shape)))
-        node.replace_all_uses_with(given, delete_user_cb=lambda user: user not in chain.nodes)
-        instead[node] = given
+            result = after = _behind(graph, after, given[i], "call_function", _item, (call, i))
+        if turned != as_it_is:
+            result = after = _behind(graph, after, value, "call_method", "permute", (result, back))
+        if not same_shape(value.shape[:-1], leading):
+            result = after = _behind(graph, after, value, "call_method", "view", (result, tuple(value.shape)))
+        node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in chain.nodes)
+        instead[node] = result
     for node in sorted(chain.nodes, key=order.index.get, reverse=True):
         if not node.users:
             graph.erase_node(node)
@@ -143,14 +155,34 @@ def _behind(graph: fx.Graph, node: fx.Node, value: Tensor, kind: str, target, ar
     return made
 
 
-def _viewed(graph: fx.Graph, node: fx.Node, shape: torch.Size) -> fx.Node:
-    """A tensor of as many numbers in rows as long, in this shape; others as they are."""
-    value = value_of(node)
-    if value.dim() < 2 or value.shape == shape or value.numel() != shape.numel() or value.shape[-1] != shape[-1]:
-        return node
-    viewed = graph.call_method("reshape", (node, tuple(shape)))
-    viewed.meta = {"example_value": value.reshape(shape)}
-    return viewed
+def _viewed(graph: fx.Graph, chain: Chain) -> list[fx.Node]:
+    """What the chain takes, with rows counted as in its result; columns and matrices as they are."""
+    leading = value_of(chain.result).shape[:-1]
+    inputs = []
+    for node, met in zip(chain.inputs, (value_of(chain.x).shape, *chain.met)):
+        value = value_of(node)
+        as_it_is = met is None or node is not chain.x and is_column(value, met) or same_shape(value.shape[:-1], leading)
+        inputs.append(node if as_it_is else _new(graph, "reshape", node, (*leading, value.shape[-1])))
+    return inputs
+
+
+def _turned(graph: fx.Graph, chain: Chain, order: tuple[int, ...]) -> list[fx.Node]:
+    """What the chain takes, with dimensions in another order; columns as they are."""
+    inputs = []
+    for node, met in zip(chain.inputs, (value_of(chain.x).shape, *chain.met)):
+        value = value_of(node)
+        if node is chain.x or not is_column(value, met):
+            if value.dim() < len(order):
+                node = _new(graph, "reshape", node, (1,) * (len(order) - value.dim()) + tuple(value.shape))
+            node = _new(graph, "permute", node, order)
+        inputs.append(node)
+    return inputs
+
+
+def _new(graph: fx.Graph, method: str, node: fx.Node, *arguments) -> fx.Node:
+    made = graph.call_method(method, (node, *arguments))
+    made.meta = {"example_value": evaluated(made)}
+    return made
 
 
 def _item(results: tuple[Tensor, ...], index: int) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from onepass.rewrite.operations import is_tensor, operation, value_of
+from onepass.rewrite.operations import is_tensor, operation, same, value_of
 
 __all__ = ["Rotation", "find"]
 
@@ -52,7 +52,7 @@ def _are_positions(cos: fx.Node, sin: fx.Node, x: fx.Node) -> bool:
         t.is_floating_point()
         and not t.requires_grad
         and offset >= 0
-        and all(a == b or a == 1 for a, b in zip(t.shape, shape[offset:]))
+        and all(same(a, b) or same(a, 1) for a, b in zip(t.shape, shape[offset:]))
         for t, offset in zip(tensors, offsets)
     )
 

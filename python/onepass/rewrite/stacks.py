@@ -7,7 +7,9 @@ import operator
 import torch
 from torch import Tensor, fx
 
-from onepass.rewrite.operations import is_tensor, operation, value_of
+from onepass.rewrite.chains import Order, lies_as
+from onepass.rewrite.effects import effects_of, evaluated, remove_unused
+from onepass.rewrite.operations import ALLOCATES, is_tensor, operation, same_shape, value_of
 
 __all__ = ["join_pieces"]
 
@@ -17,31 +19,67 @@ ON_ROWS = {
     *("layer_norm", "rms_norm", "softmax", "dropout", "linear", "cast", "same", "view"),
 }
 """Operations that do to a row the same whatever other rows there are. (A dropout draws other masks for all at once.)"""
-VIEWS = ("view", "reshape")
+VIEWS = ("view", "reshape")  # of another row length, too
 
 
 def join_pieces(graph: fx.Graph) -> int:
-    """Moves each stack along a new first dimension before the operations whose results it stacks, as far as these are
-    the same for all; a stack of all pieces of a split is a view of the tensor that was split. Returns how many
+    """Moves each stack along a new first dimension before the operations whose results it stacks, where these are the
+    same for all pieces of a split: a stack of all pieces is a view of the tensor that was split. Returns how many
     operations became one for all pieces."""
-    joined = 0
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node.target is not torch.stack or not _is_first(node):
-            continue
-        stack, moved = node, 0
-        while (earlier := _moved_before(graph, stack)) is not None:
-            stack, moved = earlier, moved + 1
-        joined += moved
-        whole = _whole_of(stack)
-        if whole is not None:
-            with graph.inserting_before(stack):
-                viewed = graph.call_method("reshape", (whole, tuple(value_of(stack).shape)))
-            viewed.meta = {"example_value": value_of(stack)}
-            stack.replace_all_uses_with(viewed)
-            graph.erase_node(stack)
-    if joined:
-        graph.eliminate_dead_code()
+    order, joined = Order(graph), 0
+    for stack in list(graph.nodes):
+        if stack.op == "call_function" and stack.target is torch.stack and _is_first(stack):
+            joined += _join(graph, order, stack)
     return joined
+
+
+def _join(graph: fx.Graph, order: Order, stack: fx.Node) -> int:
+    """How many operations before a stack became one for all pieces."""
+    pieces, operations = list(stack.args[0]), []  # from the last operation to the first
+    while (whole := _whole_of(pieces)) is None:
+        if not all(_is_alike(piece, pieces[0]) for piece in pieces):
+            return 0
+        operations.append(pieces)
+        pieces = [piece.args[0] for piece in pieces]
+        if not all(isinstance(piece, fx.Node) for piece in pieces):
+            return 0
+    if not all(isinstance(size, int) for size in value_of(whole).shape):
+        return 0
+    replaced = {stack, *(node for nodes in operations for node in nodes)}
+    taken = {whole, *pieces, *(given for node in replaced for given in node.all_input_nodes)}
+    allocates = any((op := operation(nodes[0])) is not None and op.name in ALLOCATES for nodes in operations)
+    one_mode = len({order.modes[order.index[node]] for node in replaced}) == 1
+    if not allocates or not one_mode or order.is_written(taken | replaced, order.index[pieces[0].args[0]]):
+        return 0  # a view where there was a copy, or numbers of another moment
+    with graph.inserting_before(stack):
+        made = [joined := _call(graph, "call_method", "reshape", (whole, (len(pieces), *value_of(pieces[0]).shape)))]
+        for nodes in reversed(operations):
+            first = nodes[0]
+            if first.op == "call_method" and first.target in VIEWS or operation(first).name == "view":
+                shape = (len(pieces), *value_of(first).shape)
+                joined = _call(graph, "call_method", "reshape", (joined, shape))
+            else:
+                joined = _call(graph, first.op, first.target, (joined, *first.args[1:]), dict(first.kwargs))
+            made.append(joined)
+    value = value_of(joined)
+    if not lies_as(value, value_of(stack)) or value.dtype != value_of(stack).dtype:
+        for node in reversed(made):
+            graph.erase_node(node)
+        return 0
+    stack.replace_all_uses_with(joined)
+    remove_unused(graph, [stack])
+    for nodes in operations:  # a dropout among them draws, but what it drew for nobody needs
+        for node in dict.fromkeys(nodes):
+            if not node._erased and not node.users:
+                graph.erase_node(node)
+    remove_unused(graph, [piece for piece in pieces if not piece._erased])
+    return len(operations)
+
+
+def _call(graph: fx.Graph, kind: str, target, args, kwargs=None) -> fx.Node:
+    node = graph.create_node(kind, target, args, kwargs)
+    node.meta = {"example_value": evaluated(node)}
+    return node
 
 
 def _is_first(stack: fx.Node) -> bool:
@@ -51,49 +89,25 @@ def _is_first(stack: fx.Node) -> bool:
     return static and dim == 0 and isinstance(pieces, (list, tuple)) and len(pieces) > 1 and "out" not in stack.kwargs
 
 
-def _moved_before(graph: fx.Graph, stack: fx.Node) -> fx.Node | None:
-    """The stack of what the stacked operations are of, where they are one operation; its result stands for theirs."""
-    pieces = stack.args[0]
-    first = pieces[0]
-    if not all(_is_alike(piece, first) for piece in pieces):
-        return None
-    sources = [piece.args[0] for piece in pieces]
-    shapes = {value_of(source).shape for source in sources}
-    if len(shapes) != 1 or any(not isinstance(source, fx.Node) for source in sources):
-        return None
-    with graph.inserting_before(stack):
-        inner = graph.call_function(torch.stack, (sources,))
-        inner.meta = {"example_value": value_of(sources[0]).new_empty((len(sources), *shapes.pop()))}
-        if first.op == "call_method" and first.target in VIEWS:
-            outer = graph.call_method("reshape", (inner, tuple(value_of(stack).shape)))
-        else:
-            outer = graph.create_node(first.op, first.target, (inner, *first.args[1:]), dict(first.kwargs))
-    outer.meta = {"example_value": value_of(stack)}
-    stack.replace_all_uses_with(outer)
-    graph.erase_node(stack)
-    for piece in dict.fromkeys(pieces):
-        graph.erase_node(piece)
-    return inner
-
-
-def _is_alike(piece: fx.Node, first: fx.Node) -> bool:
+def _is_alike(piece: object, first: object) -> bool:
     """Whether two nodes do the same to different tensors, and nobody else looks at the result."""
-    if len(piece.users) != 1 or piece.op not in ("call_function", "call_method") or not is_tensor(piece.args[0]):
+    if not is_tensor(piece) or len(piece.users) != 1 or piece.op not in ("call_function", "call_method"):
         return False
     does, wanted = ((p.op, p.target, p.args[1:], p.kwargs) for p in (piece, first))
-    shape = value_of(piece).shape
-    if does != wanted or shape != value_of(first).shape or getattr(piece.target, "__name__", "").endswith("_"):
+    if does != wanted or not piece.args or not is_tensor(piece.args[0]):
         return False
     if piece.op == "call_method" and piece.target in VIEWS:
         return True
+    shape, of_first = value_of(piece).shape, value_of(first).shape
+    if not shape or not same_shape(shape, of_first):
+        return False
     op = operation(piece)
-    if op is None or op.name not in ON_ROWS or not shape:
+    if op is None or op.name not in ON_ROWS or effects_of(piece).writes:
         return False
     if op.name in ("softmax", "mean", "var") and _counts_from_front(piece):
         return False
     # A tensor beside the row is one for all of them: a column, or the parameters of a layer.
-    others = [value_of(a) for a in (*piece.args[1:], *piece.kwargs.values()) if is_tensor(a)]
-    return op.name in ("layer_norm", "rms_norm", "linear") or all(o.dim() <= len(shape) for o in others)
+    return op.name in ("linear", "view", "mean", "var") or same_shape(shape, value_of(piece.args[0]).shape)
 
 
 def _counts_from_front(piece: fx.Node) -> bool:
@@ -102,13 +116,12 @@ def _counts_from_front(piece: fx.Node) -> bool:
     return any(dim >= 0 for dim in (dims if isinstance(dims, (tuple, list)) else (dims,)))
 
 
-def _whole_of(stack: fx.Node) -> fx.Node | None:
-    """The tensor of which all pieces are stacked, in their order."""
-    pieces = stack.args[0]
+def _whole_of(pieces: list[fx.Node]) -> fx.Node | None:
+    """The tensor of which these are all pieces, in their order."""
     if not all(p.op == "call_function" and p.target is operator.getitem for p in pieces):
         return None
     split = pieces[0].args[0]
-    if any(p.args != (split, i) for i, p in enumerate(pieces)) or not isinstance(split, fx.Node):
+    if not isinstance(split, fx.Node) or any(p.args != (split, i) for i, p in enumerate(pieces)):
         return None
     given = value_of(split)
     whole = split.args[0] if split.args else None

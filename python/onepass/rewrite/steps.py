@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Size, fx
 
 from onepass.rewrite import idioms, rotary
-from onepass.rewrite.operations import is_tensor, operation, value_of
+from onepass.rewrite.operations import is_tensor, operation, same, same_shape, value_of
 
 __all__ = ["CONTRACTIONS", "ROW_WORDS", "Step", "kind", "steps"]
 
@@ -20,13 +20,15 @@ ACTIVATIONS = ("relu", "tanh", "sigmoid", "silu", "mish", "hardswish", "softplus
 
 @dataclass(frozen=True)
 class Step:
-    """Words of `x`, whose value is `result`'s; `nodes` are no longer needed where they stand in its place."""
+    """Words of `x`, whose value is `result`'s; `nodes` are no longer needed where they stand in its place. `passes` are
+    the tensors on the way, those that others need as well among them."""
 
     x: fx.Node
     words: tuple[str, ...]
     operands: tuple[fx.Node, ...]
     result: fx.Node
     nodes: frozenset[fx.Node]
+    passes: frozenset[fx.Node] = frozenset()
 
 
 def kind(word: str) -> str:
@@ -38,7 +40,7 @@ def steps(node: fx.Node) -> Iterator[Step]:
     """All that the node can be; sums and products may continue either of their sides."""
     found = idioms.find(node) if operation(node) is not None else None
     if found is not None:
-        yield Step(found.x, (found.word,), (), node, frozenset(found.nodes))
+        yield Step(found.x, (found.word,), (), node, frozenset(found.nodes), found.passes)
         return
     op = operation(node)
     if op is None:
@@ -83,7 +85,7 @@ def _of_one(name: str, x, *rest) -> tuple[tuple[str, ...], tuple[fx.Node, ...]] 
 
 def _of_two(name: str, node: fx.Node, x, other) -> Iterator[Step]:
     """A sum or a product that continues x."""
-    if not is_tensor(x) or value_of(x).shape != value_of(node).shape:
+    if not is_tensor(x) or not same_shape(value_of(x).shape, value_of(node).shape):
         return
     nodes = frozenset({node})
     if not is_tensor(other):
@@ -93,15 +95,15 @@ def _of_two(name: str, node: fx.Node, x, other) -> Iterator[Step]:
     shape, of_other = value_of(x).shape, value_of(other)
     if x is other or not of_other.is_floating_point() or of_other.device != value_of(x).device:
         return
-    if of_other.dim() == 1 and of_other.shape[0] == shape[-1]:
+    if of_other.dim() == 1 and same(of_other.shape[0], shape[-1]):
         yield Step(x, ("bias" if name == "add" else "scale",), (other,), node, nodes)
     elif name == "add" and _broadcasts(of_other.shape, shape):
         yield Step(x, ("add",), (other,), node, nodes)
-    elif name == "mul" and of_other.shape == shape:
+    elif name == "mul" and same_shape(of_other.shape, shape):
         yield Step(x, ("gate",), (other,), node, nodes)  # of the activation before it
 
 
 def _broadcasts(shape: Size, to: Size) -> bool:
     """Whether a tensor of this shape has no number twice in one of that shape but along whole dimensions."""
     offset = len(to) - len(shape)
-    return offset >= 0 and all(a == b or a == 1 for a, b in zip(shape, to[offset:]))
+    return offset >= 0 and all(same(a, b) or same(a, 1) for a, b in zip(shape, to[offset:]))

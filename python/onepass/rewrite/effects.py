@@ -1,0 +1,277 @@
+"""What nodes of a captured graph do beside giving a value: which memory they share, what they write, whether they draw.
+
+Nothing is read off names. Each node is run once with the tensors without data that Dynamo captured, and PyTorch's
+dispatcher says which operators it becomes; their schemas say what these write. A node that cannot be run so is taken to
+write all memory that it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Effects", "Memory", "bodies", "effects_of", "evaluated", "remove_unused"]
+
+CALLS = ("call_function", "call_method", "call_module")
+UNKNOWN = -1
+"""The memory of a tensor that does not say where it lies: it may be any."""
+OWN_MODULES = ("torch", "_operator", "operator", "math", "builtins", "onepass")
+"""Functions of these have no effects but those on tensors, generators and modes."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Of one node.
+
+    Attributes:
+        writes: memory of its arguments that it may change; UNKNOWN stands for any.
+        draws: whether it may draw random numbers, or leave numbers undefined.
+        known: whether it was observed: else it may do anything with what it is given, and see gradients, too.
+        changes_shape: whether a tensor that was there before has another shape or other strides afterwards.
+    """
+
+    writes: frozenset[int] = frozenset()
+    draws: bool = False
+    known: bool = True
+    changes_shape: bool = False
+
+    @property
+    def none(self) -> bool:
+        """Whether the node does nothing but give a value, the same for the same arguments."""
+        return self.known and not self.writes and not self.draws
+
+
+def effects_of(node: fx.Node) -> Effects:
+    """Observed once for each target and arguments of a node."""
+    call = (node.target, node.args, node.kwargs)
+    remembered = _OBSERVED.get(node)
+    if remembered is None or remembered[0] != call:
+        remembered = _OBSERVED[node] = (call, _observe(node))
+    return remembered[1]
+
+
+_OBSERVED: weakref.WeakKeyDictionary[fx.Node, tuple[Any, Effects]] = weakref.WeakKeyDictionary()
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """All tensors with memory of their own that a value consists of: without subclasses and levels of `torch.func`."""
+    for tensor in tree_leaves(value):
+        if not isinstance(tensor, Tensor):
+            continue
+        while is_functorch_wrapped_tensor(tensor):
+            tensor = get_unwrapped(tensor)
+        if is_traceable_wrapper_subclass(tensor):
+            yield from tensors_of([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
+        else:
+            yield tensor
+
+
+def memory_of(value: Any) -> frozenset[int]:
+    """The storages of a value's tensors."""
+    return frozenset(map(_storage, tensors_of(value)))
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # a sparse tensor, say
+        return UNKNOWN
+
+
+class Memory:
+    """Which nodes of a graph may share memory."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._joined: dict[int, int] = {}
+        for node in graph.nodes:
+            if node.op in CALLS and not effects_of(node).known:  # its results may be views of what it was given
+                first, *others = (*_given(node), *memory_of(_value(node)), UNKNOWN)
+                for other in others:
+                    if UNKNOWN not in (first, other):
+                        self._joined[self._find(other)] = self._find(first)
+
+    def _find(self, storage: int) -> int:
+        while storage in self._joined and self._joined[storage] != storage:
+            storage = self._joined[storage]
+        return storage
+
+    def of(self, node: fx.Node) -> frozenset[int]:
+        """Names of the memory in which the node's value lies; values with a name in common may share memory."""
+        return self.named(memory_of(_value(node)))
+
+    def named(self, storages: frozenset[int]) -> frozenset[int]:
+        """The same for storages."""
+        return frozenset(map(self._find, storages))
+
+
+def bodies(node: fx.Node) -> list[fx.GraphModule]:
+    """The graphs that a higher-order operator is given."""
+    found = []
+    for given in node.all_input_nodes:
+        body = getattr(given.graph.owning_module, str(given.target), None) if given.op == "get_attr" else None
+        if isinstance(body, fx.GraphModule):
+            found.append(body)
+    return found
+
+
+def remove_unused(graph: fx.Graph, nodes: list[fx.Node]) -> None:
+    """Removes those of the nodes, and what only they need, that nobody uses and that do nothing but give a value."""
+    queue = list(nodes)
+    while queue:
+        node = queue.pop()
+        if node.graph is not graph or node._erased or node.users or node.op not in CALLS or not effects_of(node).none:
+            continue
+        queue += node.all_input_nodes
+        graph.erase_node(node)
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _given(node: fx.Node) -> frozenset[int]:
+    return frozenset().union(*(memory_of(_value(given)) for given in node.all_input_nodes))
+
+
+def _observe(node: fx.Node) -> Effects:
+    if node.op not in CALLS:
+        return Effects()
+    if isinstance(node.target, HigherOrderOperator):
+        return _of_bodies(node)
+    if not any(True for _ in tensors_of([_value(node), *map(_value, node.all_input_nodes)])):
+        return Effects(known=False)  # it sets a mode, perhaps, which no tensor shows
+    if node.op != "call_module" and _is_ours(node):
+        try:
+            return _run(node)
+        except Exception:  # whatever PyTorch's functions raise for tensors without data
+            pass
+    return _anything(node)
+
+
+def _anything(node: fx.Node) -> Effects:
+    """Of a node that cannot be looked into. Within levels of `torch.func`, whose tensors cannot be run apart, what
+    nobody has written until the graph's end this node has not."""
+    writes = _given(node)
+    values = [_value(node), *(_value(given) for given in node.all_input_nodes)]
+    if any(isinstance(t, Tensor) and is_functorch_wrapped_tensor(t) for t in tree_leaves(values)):
+        written = {_storage(t) for t in tensors_of(values) if t.is_inference() or t._version}
+        return Effects(writes & written, draws=True, known=False)
+    return Effects(writes, draws=True, known=False)
+
+
+def _of_bodies(node: fx.Node) -> Effects:
+    """Of an operator that runs graphs: nothing, where these write nothing that they did not make."""
+    graphs = [body.graph for body in bodies(node)]
+    if node.target.__name__ == "register_hook" or not all(map(_writes_its_own, graphs)):
+        return _anything(node)
+    calls = [effects_of(inner) for graph in graphs for inner in graph.nodes if inner.op in CALLS]
+    return Effects(draws=any(inner.draws for inner in calls), known=all(inner.known for inner in calls))
+
+
+def _writes_its_own(graph: fx.Graph) -> bool:
+    taken = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+    memory = frozenset().union(*(memory_of(_value(node)) for node in taken))
+    return not any(effects_of(node).writes & (memory | {UNKNOWN}) for node in graph.nodes)
+
+
+def _is_ours(node: fx.Node) -> bool:
+    if node.op == "call_method" or isinstance(node.target, (OpOverload, OpOverloadPacket)):
+        return True
+    module = getattr(node.target, "__module__", None) or ""  # methods of C++ have none
+    return module.partition(".")[0] in OWN_MODULES or not module and "torch" in repr(node.target)
+
+
+@dataclass
+class _Watch(TorchDispatchMode):
+    """Remembers what the operators that are run write, and whether they draw."""
+
+    writes: set[int] = field(default_factory=set)
+    draws: bool = False
+    changes_shape: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for i, argument in enumerate(func._schema.arguments):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written or argument.name in STATISTICS:
+                value = kwargs.get(argument.name) if argument.kwarg_only or i >= len(args) else args[i]
+                self.writes |= memory_of(value)
+        name = func._schema.name
+        self.draws |= torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
+        self.changes_shape |= torch.Tag.inplace_view in func.tags or name in ("aten::set_", "aten::resize_")
+        return func(*args, **kwargs)
+
+
+STATISTICS = ("running_mean", "running_var")
+"""Arguments of `native_batch_norm` and its like, which write them without their schemas' saying so."""
+
+
+def _run(node: fx.Node) -> Effects:
+    watch = _Watch()
+    evaluated(node, torch.no_grad(), watch)
+    return Effects(frozenset(watch.writes) & (_given(node) | {UNKNOWN}), watch.draws, True, watch.changes_shape)
+
+
+def evaluated(
+    node: fx.Node, *contexts: contextlib.AbstractContextManager, values: Mapping[fx.Node, Any] | None = None
+) -> Any:
+    """What a node gives: it is run with the tensors without data of the nodes that it takes, within these contexts.
+
+    values: in the place of what some of these nodes gave.
+    """
+    mode = _fake_mode(node)
+    with contextlib.ExitStack() as stack:
+        if mode is not None:
+            stack.enter_context(mode)
+            if mode.shape_env is not None:  # sizes were decided when the graph was captured
+                stack.enter_context(mode.shape_env.suppress_guards())
+                stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), functools.partial(_argument, values=values or {}))
+        for context in contexts:
+            stack.enter_context(context)
+        if node.op == "call_method":
+            return getattr(args[0], node.target)(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)
+
+
+def _argument(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """What it gave, as another tensor of the same memory: a method that changes a shape changes that of this one."""
+    if "example_value" not in node.meta:
+        raise LookupError(f"{node.name} has no value")
+    given = values.get(node, node.meta["example_value"])
+
+    def another(value):
+        if isinstance(value, Tensor):
+            if is_functorch_wrapped_tensor(value):
+                raise LookupError(f"{node.name} stands within torch.func")
+            return value.detach().requires_grad_(value.requires_grad)
+        if isinstance(value, (list, tuple)):
+            made = [another(v) for v in value]
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return value
+
+    return another(given)
+
+
+def _fake_mode(node: fx.Node) -> FakeTensorMode | None:
+    """That of the graph's tensors."""
+    for other in (*node.all_input_nodes, node, *node.graph.nodes):
+        for tensor in tensors_of(_value(other)):
+            if isinstance(tensor, FakeTensor):
+                return tensor.fake_mode
+    return None
