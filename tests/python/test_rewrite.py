@@ -7,25 +7,12 @@ import torch
 import torch.nn.functional as F
 
 import onepass
+from captures import captured
 from onepass.rewrite import fuse as fusing
 from onepass.rewrite.chains import Order, chains
 from onepass.rewrite.idioms import IDIOMS
 from onepass.rewrite.masks import name_masks
 from onepass.rewrite.operations import operation
-
-
-def captured(function, *inputs):
-    """The graph of a function."""
-    graphs = []
-
-    def backend(gm, _):
-        graphs.append(gm)
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(function, backend=backend)(*inputs)
-    (gm,) = graphs
-    return gm.graph
 
 
 def lines(function, *inputs):

@@ -34,7 +34,10 @@ def _with_scores(chain: Chain) -> Chain:
     if swapped is None or swapped.name != "swapped" or kind(chain.words[0]) == "scores":
         return chain
     key = swapped.arguments[0]
-    if not same_shape(value_of(query).shape[:-2], value_of(key).shape[:-2]) or value_of(query).dtype != value_of(key).dtype:
+    if (
+        not same_shape(value_of(query).shape[:-2], value_of(key).shape[:-2])
+        or value_of(query).dtype != value_of(key).dtype
+    ):
         return chain
     return replace(
         chain,
@@ -58,7 +61,11 @@ def _with_values(chain: Chain) -> Chain:
         return chain
     product, value = products[0], operation(products[0]).arguments[1]
     of_value, of_weights = value_of(value), value_of(weights)
-    if not is_tensor(value) or not same_shape(of_value.shape[:-2], of_weights.shape[:-2]) or of_value.dtype != of_weights.dtype:
+    if (
+        not is_tensor(value)
+        or not same_shape(of_value.shape[:-2], of_weights.shape[:-2])
+        or of_value.dtype != of_weights.dtype
+    ):
         return chain
     keeps = len(weights.users) > 1
     return replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +26,8 @@ HOLDS = {
     torch.bfloat16: {torch.bfloat16, torch.float32},
     torch.float16: {torch.float16, torch.float32},
 }
-"""The types of what a line may compute from rows of a type: those that hold all of it, and no more than it computes in."""
+"""The types of what a line may compute from rows of a type: those that hold all of it, and no more than it computes
+in."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class Chain:
 
     @property
     def is_whole(self) -> bool:
-        """Whether what it returns has x's dtype, as a line's results have, and whether, where rows are counted otherwise
-        on the way, all of it can be viewed alike: sizes are numbers, and each operand is a column, a matrix or has a
-        number for each of the value's."""
+        """Whether what it returns has x's dtype, as a line's results have. Where rows are counted otherwise on the way, all
+        of it must be viewed alike: sizes are numbers, and each operand is a column, a matrix or has a number for each
+        of the value's."""
         x, results = value_of(self.x), [value_of(node) for node in self.results]
         if any(result.dtype != x.dtype for result in results):
             return False
@@ -81,7 +82,9 @@ class Chain:
         tensors = [x, *results, *(value_of(node) for node in self.operands)]
         if any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape):
             return False
-        return all(m is None or is_column(value_of(o), m) or value_of(o).shape == m for o, m in zip(self.operands, self.met))
+        return all(
+            m is None or is_column(value_of(o), m) or value_of(o).shape == m for o, m in zip(self.operands, self.met)
+        )
 
     def extended(self, step: Step, keeps: bool) -> Chain | None:
         """With one more step; the value before it is returned, too, where others need it."""
@@ -122,8 +125,8 @@ def with_less_saved(chain: Chain) -> Chain:
 
 
 class Order:
-    """Where the nodes of a graph stand, in which modes, what they write, and who may see what they give. All that is put
-    into a graph in another's place is asked for here; what cannot be proven to be the same stays as it is."""
+    """Where the nodes of a graph stand, in which modes, what they write, and who may see what they give. Whoever puts
+    something in another's place asks here; what cannot be proven to be the same stays as it is."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.index = {node: i for i, node in enumerate(graph.nodes)}
@@ -146,7 +149,9 @@ class Order:
                 queue += current.all_input_nodes
         return False
 
-    def is_written(self, nodes: frozenset[fx.Node] | set[fx.Node], since: int, but: frozenset[fx.Node] = frozenset()) -> bool:
+    def is_written(
+        self, nodes: frozenset[fx.Node] | set[fx.Node], since: int, but: frozenset[fx.Node] = frozenset()
+    ) -> bool:
         """Whether the memory of one of these is written behind a place, by others than these."""
         writes = [memory for i, memory in self.writes if i > since and self.nodes[i] not in but]
         if not writes:
@@ -156,8 +161,8 @@ class Order:
 
     def place(self, chain: Chain) -> fx.Node | None:
         """The node behind which the chain's line may stand: what it takes is there, nobody has asked for its results,
-        and modes are the chain's. None if there is no such place, or if somebody could tell the line from the chain: the
-        chain has nodes of several modes, its tensors are overwritten (backward may need them), its results lie in
+        and modes are the chain's. None if there is no such place, or if somebody could tell the line from the chain:
+        the chain has nodes of several modes, its tensors are overwritten (backward may need them), its results lie in
         memory otherwise than the line's, or somebody may ask for the gradient of a kept value."""
         if not chain.is_whole:
             return None
@@ -176,15 +181,14 @@ class Order:
 
     def layout(self, chain: Chain) -> tuple[int, ...] | None:
         """The order of dimensions in which the chain's results lie one number behind the other: a line is called with
-        dimensions in this order, so that strides are what they were. Where there is no such order, that which they have,
-        if nobody can see strides; else None."""
+        dimensions in this order, so that strides are what they were. Where there is no such order (nor for dropout,
+        whose masks would follow it), that which they have, if nobody can see strides; else None."""
         results = [value_of(node) for node in chain.results]
         as_it_is = tuple(range(results[0].dim()))
         if all(map(is_contiguous, results)):
             return as_it_is
         static = all(isinstance(size, int) for result in results for size in (*result.shape, *result.stride()))
-        alike = all(same_shape(result.shape, value_of(chain.x).shape) for result in results)
-        if static and alike and not any(kind(word) in CONTRACTIONS for word in chain.words):
+        if static and not chain.is_viewed and not any(kind(word) in (*CONTRACTIONS, "dropout") for word in chain.words):
             order = tuple(sorted(as_it_is, key=lambda dim: (-results[0].stride(dim), dim)))
             of_rows = any(kind(word) in (*ROW_WORDS, "rope") for word in chain.words)
             of_rows |= any(is_column(value_of(o), m) for o, m in zip(chain.operands, chain.met))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.registry import register_backend
+from torch._inductor import list_mode_options
+from torch.utils.hooks import RemovableHandle
 
 from onepass.advice import prices
 from onepass.advice.profile import Profile, profile_of
@@ -60,6 +63,8 @@ def is_for_us(chain: Chain) -> bool:
 def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eager") -> list[Chain]:
     """The lines that a graph is worth. Prepares the graph for them: what PyTorch does in one kernel, a linear layer
     with its bias and its casts, is several nodes afterwards."""
+    if any(effects_of(node).changes_shape for node in graph.nodes):
+        return []  # what shape a tensor had when it was read is not known
     leave_apart(graph)
     open_encoder_layers(graph)
     join_pieces(graph)
@@ -87,8 +92,6 @@ def rewrite(gm: fx.GraphModule, *, then: str = "eager", profile: Profile | None 
     graph, done = gm.graph, []
     for block in checkpointed_blocks(graph):
         done += rewrite(block, then=then, profile=profile)
-    if any(effects_of(node).changes_shape for node in graph.nodes):
-        return done  # what shape a tensor had when it was read is not known
     profile = profile or profile_of(device_of(graph))
     training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
     found = lines_of(graph, profile, training, then)
@@ -109,11 +112,17 @@ class Rewriter:
         dry_run: only looks, and runs the graph as it was.
         device: the profile by which gains are predicted, as for :func:`onepass.explain`; that of the graph's device if
             None.
+        mode: of torch.compile's compiler, where it runs the rest.
     """
 
-    def __init__(self, then: str = "eager", dry_run: bool = False, device=None) -> None:
+    def __init__(self, then: str = "eager", dry_run: bool = False, device=None, mode: str | None = None) -> None:
         if then not in THEN:
             raise ValueError(f"fuse(): expected then to be one of {', '.join(THEN)}, but got {then!r}")
+        modes = sorted(list_mode_options())
+        if mode is not None and (mode not in modes or then == "eager" and mode != "default"):
+            expected = f"one of {', '.join(modes)}" if then == "inductor" else "None where then='eager'"
+            raise ValueError(f"fuse(): expected mode to be {expected}, but got {mode!r}")
+        self.mode = mode
         self.then, self.dry_run = then, dry_run
         self.profile = None if device is None else profile_of(device)
         self.report = Report()
@@ -125,7 +134,7 @@ class Rewriter:
         if self.then == "inductor" and not self.dry_run:
             from torch._inductor.compile_fx import compile_fx
 
-            return compile_fx(gm, example_inputs)
+            return compile_fx(gm, example_inputs, config_patches=list_mode_options(self.mode) if self.mode else None)
         run_as_is(gm)
         return gm.forward
 
@@ -150,46 +159,90 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 @register_backend(name="onepass")
-def backend(gm: fx.GraphModule, example_inputs, *, options: dict[str, Any] | None = None) -> Callable:
-    """For `torch.compile(model, backend="onepass")`; options are Rewriter's arguments."""
-    return Rewriter(**(options or {}))(gm, example_inputs)
+def backend(gm: fx.GraphModule, example_inputs, *, options: dict[str, Any] | None = None, mode=None) -> Callable:
+    """For `torch.compile(model, backend="onepass")`; options are Rewriter's arguments, mode is one, too."""
+    return Rewriter(**{"mode": mode, **(options or {})})(gm, example_inputs)
 
 
 Model = TypeVar("Model", bound=Callable)
 
 
-def fuse(model: Model, *, then: str = "eager", dry_run: bool = False, dynamic: bool | None = None) -> Model:
+def fuse(
+    model: Model,
+    *,
+    then: str = "eager",
+    dry_run: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+) -> Model:
     """Puts lines into a model in the place of the chains of operators that they are the same as.
 
     The model is captured with Dynamo when it is called, once for each kind of input, as torch.compile does it. In what
     was captured chains such as bias, dropout, residual sum and norm, written-out activations, attention with its
     softmax written out and gated products become lines where they are predicted to be faster; all else stays as it is.
+    Results, gradients, strides and what is overwritten stay what they were: a chain that somebody could tell from its
+    line stays a chain.
 
     Args:
-        model: a module, which is changed in place: its parameters, buffers, hooks and state dict stay what they are. Or
-            a function.
+        model: a module, which is changed in place: its parameters, buffers, hooks and state dict stay what they are,
+            and hooks that come later run, too. Or a function. A module is fused as it is called, `model(x)`: its
+            `model.forward(x)` is what it was. Copies of a fused module (deepcopy, pickle) are not fused.
         then: what runs the rest, and what is predicted with: "eager" as it is, "inductor" by torch.compile's compiler,
             to which element-wise chains are then left.
         dry_run: only looks, and runs the model as it is.
         dynamic: as torch.compile's.
+        mode: as torch.compile's, of the compiler that `then="inductor"` names.
 
     Returns:
-        The module itself, or the function fused. :func:`report` says what was found; :func:`unfuse` takes it back.
+        The module itself, or the function fused. :func:`report` says what was found; :func:`unfuse` takes it back, and
+        gives a module that was compiled with `model.compile()` that again.
 
     Raises:
         TypeError: for what cannot be called.
-        ValueError: for another `then`.
+        ValueError: for another `then`, or a mode that there is not.
     """
     if not callable(model):
         raise TypeError(f"fuse(): argument 'model' must be callable, not {type(model).__name__}")
-    rewriter = Rewriter(then, dry_run)
+    rewriter = Rewriter(then, dry_run, mode=mode)
     if isinstance(model, nn.Module):
-        model._compiled_call_impl = torch.compile(called(model), backend=rewriter, dynamic=dynamic)
-        model.__dict__[REWRITER] = rewriter
+        unfuse(model)
+        _FUSED[model] = rewriter, model._compiled_call_impl
+        model._compiled_call_impl = _Captured(model, rewriter, dynamic)
         return model
     fused = torch.compile(called(model), backend=rewriter, dynamic=dynamic)
     fused.__dict__.update({REWRITER: rewriter, ORIGINAL: model})
     return fused
+
+
+class _Captured:
+    """What calls a fused module. Dynamo does not look whether a module without hooks has got some since (its
+    skip_nnmodule_hook_guards): there is a capture for each set of modules that have hooks."""
+
+    def __init__(self, model: nn.Module, rewriter: Rewriter, dynamic: bool | None) -> None:
+        self.compile = functools.partial(torch.compile, backend=rewriter, dynamic=dynamic)
+        self.modules, self.call = model.modules, model
+        self.captures: dict[tuple, Callable] = {}
+        self.look()
+
+    def look(self) -> None:
+        """Takes the capture of the hooks that there are now."""
+        self.handles = RemovableHandle.next_id
+        found = [
+            (i, name, hooks) for i, m in enumerate(self.modules()) for name in HOOKS if (hooks := m.__dict__.get(name))
+        ]
+        self.hooks, key = [hooks for *_, hooks in found], tuple((i, name) for i, name, _ in found)
+        if key not in self.captures:
+            self.captures[key] = self.compile(called(self.call))
+        self.captured = self.captures[key]
+
+    def __call__(self, *inputs, **options):
+        if not torch.compiler.is_dynamo_compiling():
+            if RemovableHandle.next_id != self.handles or not all(self.hooks):
+                self.look()
+        return self.captured(*inputs, **options)
+
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def called(model: Callable) -> Callable:
@@ -207,15 +260,16 @@ def called(model: Callable) -> Callable:
 
 _calls = itertools.count()
 
-
-REWRITER, ORIGINAL = "_onepass_rewriter", "_onepass_original"
+_FUSED: weakref.WeakKeyDictionary[nn.Module, tuple[Rewriter, Callable | None]] = weakref.WeakKeyDictionary()
+"""Fused modules, and what `module.compile()` had put in the same place. Copies are none."""
+REWRITER, ORIGINAL = "_onepass_rewriter", "_onepass_original"  # of functions
 
 
 def unfuse(model: Model) -> Model:
     """The model as it was before :func:`fuse`."""
     if isinstance(model, nn.Module):
-        if model.__dict__.pop(REWRITER, None) is not None:
-            model._compiled_call_impl = None
+        if model in _FUSED:
+            _, model._compiled_call_impl = _FUSED.pop(model)
         return model
     return getattr(model, ORIGINAL, model)
 
@@ -224,9 +278,15 @@ def report(model: Callable) -> Report:
     """What :func:`fuse` has found in a model since; it is empty before the first call.
 
     Raises:
-        ValueError: for a model that is not fused.
+        ValueError: for a model that is not fused, a copy of one that is, for example.
     """
-    rewriter = getattr(model, "__dict__", {}).get(REWRITER)
+    if isinstance(model, nn.Module):
+        rewriter, _ = _FUSED.get(model, (None, None))
+    else:
+        rewriter = getattr(model, "__dict__", {}).get(REWRITER)
     if rewriter is None:
-        raise ValueError(f"report(): expected a model that fuse() returned, but got a {type(model).__name__}")
+        raise ValueError(
+            f"report(): expected a model that fuse() returned, but got a {type(model).__name__} that is not fused (a "
+            "copy of a fused model is not: call fuse() on it)"
+        )
     return rewriter.report

@@ -6,12 +6,13 @@ import ast
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
-from onepass.rewrite.operations import _READERS, operation, uncast
+from onepass.rewrite.operations import _READERS, operation, uncast, value_of
 
 __all__ = ["IDIOMS", "Found", "find"]
 
@@ -36,8 +37,8 @@ IDIOMS: tuple[tuple[str, str], ...] = (
 )
 """A word and its formula: x is a tensor, eps a number, mean and var are those of the last dimension."""
 
-CLOSE = 2e-9
-"""How far a constant may be from a formula's, relatively: what is left out of 0.79788456."""
+CLOSE = {torch.float64: 1e-13}
+"""How far a constant may be from a formula's, relatively; half a unit of float32 in narrower types."""
 
 _OWN: list[tuple[str, str, tuple[str, ...]]] = []  # of users' words, with the names of their numbers
 
@@ -85,15 +86,20 @@ class Found:
 
 @dataclass
 class _Match:
+    close: float
     names: dict[str, object] = field(default_factory=dict)
     nodes: frozenset[fx.Node] = frozenset()
+
+    def seen(self, nodes: Iterable[fx.Node], **names: object) -> _Match:
+        """With more nodes and names."""
+        return _Match(self.close, {**self.names, **names}, self.nodes | frozenset(nodes))
 
 
 def find(root: fx.Node) -> Found | None:
     """The formula of which the node is the last operation, if nothing but x, perhaps cast, and the result is used
     elsewhere."""
     for word, formula, numbers in (*((*idiom, ("eps",)) for idiom in IDIOMS), *_OWN):
-        for match in _matches(_parsed(formula, numbers), root, _Match()):
+        for match in _matches(_parsed(formula, numbers), root, _Match(CLOSE.get(value_of(root).dtype, 6e-8))):
             nodes = {n for n in match.nodes if n is root or uncast(n) is n or set(n.users) <= match.nodes}
             if all(set(n.users) <= nodes for n in nodes - {root}):
                 found = ", ".join(repr(match.names[name]) for name in numbers if name in match.names)
@@ -139,7 +145,7 @@ def _parsed(formula: str, numbers: tuple[str, ...]) -> ast.expr:
 def _matches(pattern: ast.expr, node: object, so_far: _Match) -> Iterator[_Match]:
     """Every way in which the pattern is what the node computes."""
     if isinstance(pattern, ast.Constant):
-        if isinstance(node, (int, float)) and math.isclose(node, pattern.value, rel_tol=CLOSE):
+        if isinstance(node, (int, float)) and math.isclose(node, pattern.value, rel_tol=so_far.close):
             yield so_far
     elif isinstance(pattern, _Number):
         if isinstance(node, (int, float)):
@@ -152,7 +158,7 @@ def _matches(pattern: ast.expr, node: object, so_far: _Match) -> Iterator[_Match
         if op is None:
             return
         name, arguments = _operation_of(pattern)
-        inside = _Match(so_far.names, so_far.nodes | passed | {source})
+        inside = so_far.seen({source, *passed})
         if name in ("add", "mul") and op.name == name:
             yield from _permuted(name, pattern, source, inside)
         elif op.name == name and len(op.arguments) == len(arguments):
@@ -164,14 +170,14 @@ def _binds(name: str, node: object, so_far: _Match) -> Iterator[_Match]:
     if isinstance(node, fx.Node):
         source, passed = _behind_casts(node)
         if bound is None or bound is source:
-            yield _Match({**so_far.names, name: source}, so_far.nodes | passed)
+            yield so_far.seen(passed, **{name: source})
 
 
 def _binds_number(pattern: _Number, found: float, so_far: _Match) -> Iterator[_Match]:
     number = 1 / found if pattern.inverse and found else found
     bound = so_far.names.get(pattern.id)
     if bound is None:
-        yield _Match({**so_far.names, pattern.id: number}, so_far.nodes)
+        yield so_far.seen((), **{pattern.id: number})
     elif math.isclose(bound, number, rel_tol=1e-6):
         yield so_far
 
@@ -206,9 +212,9 @@ def _permuted(name: str, pattern: ast.expr, node: fx.Node, so_far: _Match) -> It
             return
         rest = number - wanted_number if name == "add" else number / wanted_number
         so_far = next(_binds_number(named[0], float(rest), so_far), None)
-    if so_far is None or not (named or math.isclose(number, wanted_number, rel_tol=CLOSE)):
+    if so_far is None or not (named or math.isclose(number, wanted_number, rel_tol=so_far.close)):
         return
-    inside = _Match(so_far.names, so_far.nodes | inner)
+    inside = so_far.seen(inner)
     for order in itertools.permutations(parts):
         yield from _each(wanted, list(order), inside)
 

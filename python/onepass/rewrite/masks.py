@@ -71,7 +71,7 @@ def _meaning(mask: fx.Node, order: Order) -> str | None:
 
 
 def _constant(node: fx.Node, order: Order) -> Tensor | None:
-    """What a node always gives, if no input of the graph is part of it, nothing random and nothing that is overwritten."""
+    """What a node always gives, if no input of the graph is part of it, nothing random and nothing overwritten."""
     needed, queue = {node}, [node]
     while queue:
         current = queue.pop()

@@ -131,8 +131,8 @@ def _simplest(node: fx.Node, argument: fx.Node) -> Operation | None:
 
 
 def _does_nothing_else(node: fx.Node) -> bool:
-    """Whether all that the node does is to give its result. It may write this into the tensor that it takes where nobody
-    can see that: where this is new, and read here only."""
+    """Whether all that the node does is to give its result. It may write this into the tensor that it takes where
+    nobody can see that: where this is new, and read here only."""
     effects = effects_of(node)
     if not effects.known or effects.changes_shape:
         return False
