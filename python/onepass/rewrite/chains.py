@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,9 +69,9 @@ class Chain:
 
     @property
     def is_whole(self) -> bool:
-        """Whether what it returns has x's dtype, as a line's results have. Where rows are counted otherwise on the way, all
-        of it must be viewed alike: sizes are numbers, and each operand is a column, a matrix or has a number for each
-        of the value's."""
+        """Whether what it returns has x's dtype, as a line's results have. Where rows are counted otherwise on the way,
+        all of it must be viewed alike: sizes are numbers, and each operand is a column, a matrix or has a number for
+        each of the value's."""
         x, results = value_of(self.x), [value_of(node) for node in self.results]
         if any(result.dtype != x.dtype for result in results):
             return False
