@@ -99,6 +99,8 @@ class Chain:
             words = (*words, *step.words)
         if not _is_line(words) or not all(map(self._holds, step.nodes | step.passes)):
             return None
+        if "rms_norm" in step.words and value_of(step.x).dtype != value_of(self.x).dtype:
+            return None  # its eps is that of the type it is of
         met = (value_of(step.x).shape,) * len(step.operands)
         results, operands = (step.result, *kept), self.operands + step.operands
         return Chain(words, self.x, operands, results, self.nodes | step.nodes, self.met + met)
@@ -129,12 +131,17 @@ class Order:
     something in another's place asks here; what cannot be proven to be the same stays as it is."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self.index = {node: i for i, node in enumerate(graph.nodes)}
-        self.nodes = list(graph.nodes)
-        self.modes = modes(graph)
+        self.graph = graph
         self.memory = Memory(graph)
-        written = ((i, self.memory.named(effects_of(node).writes)) for i, node in enumerate(self.nodes))
-        self.writes = [(i, memory) for i, memory in written if memory]
+        written = ((node, self.memory.named(effects_of(node).writes)) for node in graph.nodes)
+        self.writes = {node: memory for node, memory in written if memory}
+        self.look()
+
+    def look(self) -> None:
+        """Where nodes stand now: lines have been put there since, which write nothing."""
+        self.index = {node: i for i, node in enumerate(self.graph.nodes)}
+        self.nodes = list(self.graph.nodes)
+        self.modes = modes(self.graph)
 
     def depends(self, node: fx.Node, on: frozenset[fx.Node]) -> bool:
         """Whether a node is computed from one of these."""
@@ -153,7 +160,9 @@ class Order:
         self, nodes: frozenset[fx.Node] | set[fx.Node], since: int, but: frozenset[fx.Node] = frozenset()
     ) -> bool:
         """Whether the memory of one of these is written behind a place, by others than these."""
-        writes = [memory for i, memory in self.writes if i > since and self.nodes[i] not in but]
+        writes = [
+            memory for node, memory in self.writes.items() if node not in but and self.index.get(node, -1) > since
+        ]
         if not writes:
             return False
         memory = frozenset().union(*map(self.memory.of, nodes))

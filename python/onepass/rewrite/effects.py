@@ -153,11 +153,45 @@ def _observe(node: fx.Node) -> Effects:
     if not any(True for _ in tensors_of([_value(node), *map(_value, node.all_input_nodes)])):
         return Effects(known=False)  # it sets a mode, perhaps, which no tensor shows
     if node.op != "call_module" and _is_ours(node):
+        call = _described(node)
+        if call in _PURE:
+            return Effects()
         try:
-            return _run(node)
+            observed = _run(node)
         except Exception:  # whatever PyTorch's functions raise for tensors without data
-            pass
+            return _anything(node)
+        if call is not None and observed.none and not observed.changes_shape:
+            _remember(call)
+        return observed
     return _anything(node)
+
+
+_PURE: set[tuple[Any, str]] = set()
+"""Calls that did nothing but give a value: a model has the same ones layer by layer."""
+MOST_CALLS = 10000
+
+
+def _remember(call: tuple[Any, str]) -> None:
+    if len(_PURE) >= MOST_CALLS:
+        _PURE.clear()
+    _PURE.add(call)
+
+
+def _described(node: fx.Node) -> tuple[Any, str] | None:
+    """The function, and its arguments as far as what it does can depend on them; None where sizes change."""
+
+    def describe(given: fx.Node) -> object:
+        tensors = list(tree_leaves(_value(given)))
+        if not all(isinstance(t, FakeTensor) for t in tensors):
+            raise LookupError
+        if any(isinstance(n, torch.SymInt) for t in tensors for n in (*t.shape, *t.stride())):
+            raise LookupError
+        return [(t.dtype, t.device, t.shape, t.stride(), t.requires_grad, t.layout) for t in tensors]
+
+    try:
+        return node.target, repr(fx.node.map_arg((node.args, node.kwargs), describe))
+    except LookupError:
+        return None
 
 
 def _anything(node: fx.Node) -> Effects:

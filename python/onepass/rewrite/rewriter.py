@@ -107,17 +107,17 @@ def is_bias(bias: object, product: fx.Node) -> bool:
 
 def put_lines(graph: fx.Graph, found: list[Chain]) -> None:
     """Calls of lines in the place of chains that have no node in common."""
-    instead: dict[fx.Node, fx.Node] = {}
+    order, instead = Order(graph), {}
     for chain in found:
         inputs = [instead.get(node, node) for node in chain.inputs]
-        _put(graph, replace(chain, x=inputs[0], operands=tuple(inputs[1:])), instead)
+        order.look()
+        _put(order, replace(chain, x=inputs[0], operands=tuple(inputs[1:])), instead)
 
 
-def _put(graph: fx.Graph, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
+def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
     """Values that pass through a view on the way are viewed before and after the line, and those whose rows lie along
     another dimension are turned."""
-    order = Order(graph)
-    turned = order.layout(chain)
+    graph, turned = order.graph, order.layout(chain)
     as_it_is = tuple(range(len(turned)))
     with graph.inserting_after(order.place(chain)):
         call = graph.call_function(fused, (chain.line,))  # what it takes goes before it, what it gives behind it
