@@ -404,3 +404,72 @@ def test_mode():
         onepass.fuse(model, then="inductor", mode="fast")
     with pytest.raises(ValueError, match="expected mode to be None where then='eager', but got 'reduce-overhead'"):
         onepass.fuse(model, mode="reduce-overhead")
+
+
+@pytest.mark.parametrize("first", ["apart", "together"])
+@pytest.mark.parametrize("dynamic", [False, None])
+def test_inputs_that_share_memory_in_one_call_and_not_in_another(first, dynamic):
+    """Whether the line may be computed behind the write is another question in each."""
+
+    def function(x, y):
+        t = x * 2.0
+        y.add_(1.0)
+        return F.gelu(t + y * 3.0)
+
+    fused = onepass.fuse(function, dynamic=dynamic)
+    array = R(4, 8).numpy()
+
+    def inputs():
+        x = R(4, 8)
+        whole = R(8, 8)
+        apart = [(R(4, 8), R(4, 8)), (whole[:4], whole[4:])]
+        together = [
+            (x, x.view(4, 8)),
+            (x, x),
+            (torch.from_numpy(array), torch.from_numpy(array)),
+            (whole[:4], whole[2:6]),
+        ]
+        return apart + together if first == "apart" else together + apart
+
+    torch.manual_seed(0)
+    ours = inputs()
+    torch.manual_seed(0)
+    theirs = inputs()
+    for a, b in zip(ours, theirs):
+        if isinstance(b[0], torch.Tensor) and b[0].data_ptr() == a[0].data_ptr():  # from_numpy: once for both
+            before = b[0].clone()
+            expected = function(*b)
+            b[0].copy_(before)
+            torch.testing.assert_close(fused(*a), expected)
+        else:
+            torch.testing.assert_close(fused(*a), function(*b))
+            torch.testing.assert_close(a[1], b[1])
+    assert any(f.line for f in onepass.report(fused).lines)
+
+
+def test_buffers_that_are_written_leave_lines_alone():
+    """A counter is no other parameter's memory: norms are found around it."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            y = self.norm(x + 1.0 * x)
+            self.calls += 1.0
+            return y
+
+    model = onepass.fuse(Model())
+    for _ in range(3):
+        model(R(4, 8))
+    assert model.calls == 3 and len(onepass.report(model).graphs) == 1
+    assert any("layer_norm" in f.line for f in onepass.report(model).lines)
+
+
+def test_rotary_embedding_by_keywords():
+    def function(x, cos, sin):
+        return x * cos + torch.cat(tensors=(-x[..., 4:], x[..., :4]), dim=-1) * sin
+
+    assert agrees(function, grad(3, 8), R(8), R(8)) == ["rope"]

@@ -22,11 +22,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Effects", "Memory", "bodies", "effects_of", "evaluated", "remove_unused"]
+__all__ = ["Effects", "Memory", "bodies", "effects_of", "evaluated", "memory_of", "remove_unused", "tensors_of"]
 
 CALLS = ("call_function", "call_method", "call_module")
 UNKNOWN = -1
 """The memory of a tensor that does not say where it lies: it may be any."""
+SHARES = "onepass_shares"
+"""In a placeholder's meta: the memory of all inputs that may lie where it does."""
 OWN_MODULES = ("torch", "_operator", "operator", "math", "builtins", "onepass")
 """Functions of these have no effects but those on tensors, generators and modes."""
 
@@ -96,11 +98,14 @@ class Memory:
     def __init__(self, graph: fx.Graph) -> None:
         self._joined: dict[int, int] = {}
         for node in graph.nodes:
+            self._join(node.meta.get(SHARES, frozenset()))
             if node.op in CALLS and not effects_of(node).known:  # its results may be views of what it was given
-                first, *others = (*_given(node), *memory_of(_value(node)), UNKNOWN)
-                for other in others:
-                    if UNKNOWN not in (first, other):
-                        self._joined[self._find(other)] = self._find(first)
+                self._join(_given(node) | memory_of(_value(node)))
+
+    def _join(self, storages: frozenset[int]) -> None:
+        first, *others = (*(storages - {UNKNOWN}), UNKNOWN)
+        for other in others[:-1]:
+            self._joined[self._find(other)] = self._find(first)
 
     def _find(self, storage: int) -> int:
         while storage in self._joined and self._joined[storage] != storage:

@@ -21,6 +21,7 @@ from onepass.rewrite.chains import Chain, Order, chains, with_less_saved
 from onepass.rewrite.checkpoints import checkpointed_blocks, draw_again
 from onepass.rewrite.effects import effects_of
 from onepass.rewrite.encoder import open_encoder_layers
+from onepass.rewrite.inputs import by_memory, copied
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
 from onepass.rewrite.masks import name_masks
 from onepass.rewrite.operations import is_tensor, leave_apart, value_of
@@ -129,14 +130,19 @@ class Rewriter:
 
     def __call__(self, gm: fx.GraphModule, example_inputs) -> Callable:
         """What torch.compile calls with each graph."""
-        rewritten = _copy(gm) if self.dry_run else gm
-        self.report.add(len(gm.graph.nodes), rewrite(rewritten, then=self.then, profile=self.profile))
-        if self.then == "inductor" and not self.dry_run:
-            from torch._inductor.compile_fx import compile_fx
 
-            return compile_fx(gm, example_inputs, config_patches=list_mode_options(self.mode) if self.mode else None)
-        run_as_is(gm)
-        return gm.forward
+        def prepare(gm: fx.GraphModule, captured: bool) -> Callable:
+            rewritten = copied(gm) if self.dry_run else gm
+            self.report.add(len(gm.graph.nodes), rewrite(rewritten, then=self.then, profile=self.profile))
+            if self.then == "inductor" and captured and not self.dry_run:
+                from torch._inductor.compile_fx import compile_fx
+
+                patches = list_mode_options(self.mode) if self.mode else None
+                return compile_fx(gm, example_inputs, config_patches=patches)
+            run_as_is(gm)
+            return gm.forward
+
+        return by_memory(gm, example_inputs, prepare)
 
 
 def run_as_is(gm: fx.GraphModule) -> None:
@@ -145,17 +151,6 @@ def run_as_is(gm: fx.GraphModule) -> None:
         run_as_is(block)
     draw_again(gm.graph)
     gm.recompile()
-
-
-def _copy(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph and its checkpointed blocks, to be changed; all else is shared."""
-    copied = fx.Graph()
-    copied.output(copied.graph_copy(gm.graph, {}))
-    made = fx.GraphModule(gm, copied)
-    for node in copied.nodes:
-        if node.op == "get_attr" and isinstance(block := getattr(gm, str(node.target), None), fx.GraphModule):
-            setattr(made, node.target, _copy(block))
-    return made
 
 
 @register_backend(name="onepass")

@@ -61,16 +61,23 @@ def _of_half_turn(node: fx.Node, x: fx.Node) -> list[fx.Node] | None:
     """The nodes of cat((-x₂, x₁), -1)."""
     if node.op != "call_function" or node.target is not torch.cat or not isinstance(value_of(x).shape[-1], int):
         return None
-    parts, dim = node.args[0], node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
-    if len(parts) != 2 or dim not in (-1, value_of(node).dim() - 1):
+    read = _joined_parts(*node.args, **node.kwargs)
+    if read is None or len(read[0]) != 2 or read[1] not in (-1, value_of(node).dim() - 1):
         return None
+    parts, _ = read
     negative, first = parts
-    if not isinstance(negative, fx.Node) or negative.target not in (operator.neg, torch.neg, "neg"):
+    op = operation(negative)
+    if op is None or op.name != "mul" or op.arguments[1] != -1.0:
         return None
-    second, half = negative.args[0], value_of(x).shape[-1] // 2
+    second, half = op.arguments[0], value_of(x).shape[-1] // 2
     if 2 * half != value_of(x).shape[-1] or not (_is_part(first, x, 0, half) and _is_part(second, x, half, 2 * half)):
         return None
     return [node, negative, first, second]
+
+
+def _joined_parts(tensors, dim=0, *, axis=None, out=None):
+    """What torch.cat joins, and along which dimension."""
+    return (tensors, dim if axis is None else axis) if out is None and isinstance(tensors, (list, tuple)) else None
 
 
 def _is_part(node: object, x: fx.Node, begin: int, end: int) -> bool:
