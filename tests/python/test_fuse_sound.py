@@ -3,6 +3,7 @@
 Programs at random are in test_fuse_fuzz.py; here is one of each kind of fault that there was."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -145,6 +146,31 @@ def test_checkpoints_draw_as_often_as_eager():
         assert torch.equal(ours, theirs)
     ours, theirs = (torch.autograd.grad(call(x)[0].sum(), x)[0] for call in (fused, function))
     assert ours.shape == theirs.shape
+
+
+def test_draws_before_a_line_are_those_of_eager():
+    def function(x):
+        h = F.gelu(x * 2.0)
+        return torch.rand(4), F.dropout(h, 0.5)
+
+    fused, x = onepass.fuse(function), R(4, 8)
+    torch.manual_seed(3)
+    expected, _ = function(x)
+    torch.manual_seed(3)
+    found, _ = fused(x)
+    assert torch.equal(found, expected)
+    assert [f.line for f in onepass.report(fused).lines] == ["mul(2.0) | gelu | dropout(0.5)"]
+
+
+def test_names_stay():
+    def function(x, scale: float = 2.0):
+        """Its own."""
+        return x * scale
+
+    fused = onepass.fuse(function)
+    assert fused.__name__ == "function" and fused.__doc__ == "Its own."
+    assert list(inspect.signature(fused).parameters) == ["x", "scale"]
+    assert onepass.unfuse(fused) is function
 
 
 def returned(x, w):

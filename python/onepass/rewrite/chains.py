@@ -135,6 +135,7 @@ class Order:
         self.memory = Memory(graph)
         written = ((node, self.memory.named(effects_of(node).writes)) for node in graph.nodes)
         self.writes = {node: memory for node, memory in written if memory}
+        self.draws = [node for node in graph.nodes if effects_of(node).draws]
         self.look()
 
     def look(self) -> None:
@@ -183,10 +184,19 @@ class Order:
             return None
         if self.layout(chain) is None or any(self.shows_gradient(node, chain.nodes) for node in chain.results[1:]):
             return None
-        last = max(first, *(self.index[node] for node in chain.inputs))
+        last = max(first, *(self.index[node] for node in chain.inputs), self.last_draw_before(chain.nodes))
         asked = (self.index[u] for node in chain.results for u in node.users if u not in chain.nodes)
         places = range(last, min(asked, default=len(self.nodes)))
         return next((self.nodes[i] for i in places if self.modes[i] == mode), None)
+
+    def last_draw_before(self, nodes: frozenset[fx.Node]) -> int:
+        """The last of the graph's nodes that draws random numbers before one of these does: its numbers stay what they
+        are under a seed. -1 if there is none, or where these do not draw."""
+        drawn = min((self.index[node] for node in nodes if effects_of(node).draws), default=0)
+        return max(
+            (self.index[node] for node in self.draws if node not in nodes and self.index.get(node, drawn) < drawn),
+            default=-1,
+        )
 
     def layout(self, chain: Chain) -> tuple[int, ...] | None:
         """The order of dimensions in which the chain's results lie one number behind the other: a line is called with

@@ -176,7 +176,10 @@ def fuse(
     was captured chains such as bias, dropout, residual sum and norm, written-out activations, attention with its
     softmax written out and gated products become lines where they are predicted to be faster; all else stays as it is.
     Results, gradients, strides and what is overwritten stay what they were: a chain that somebody could tell from its
-    line stays a chain.
+    line stays a chain. Three things differ, as they do in lines: a row of `softmax` that is -inf throughout gives
+    zeros, not NaN; dropout draws other masks from a seed than PyTorch does, and a NaN that it drops is gone; and a line
+    saves what it takes, so that an input which the caller overwrites between forward and backward raises PyTorch's
+    error even where PyTorch's operators had saved another tensor.
 
     Args:
         model: a module, which is changed in place: its parameters, buffers, hooks and state dict stay what they are,
@@ -205,6 +208,7 @@ def fuse(
         model._compiled_call_impl = _Captured(model, rewriter, dynamic)
         return model
     fused = torch.compile(called(model), backend=rewriter, dynamic=dynamic)
+    functools.update_wrapper(fused, model, updated=())
     fused.__dict__.update({REWRITER: rewriter, ORIGINAL: model})
     return fused
 
