@@ -499,3 +499,33 @@ def test_rotary_embedding_by_keywords():
         return x * cos + torch.cat(tensors=(-x[..., 4:], x[..., :4]), dim=-1) * sin
 
     assert agrees(function, grad(3, 8), R(8), R(8)) == ["rope"]
+
+
+def test_sizes_that_depend_on_numbers():
+    def function(x):
+        return F.layer_norm(F.gelu(x[x[:, 0] > 0] * 2.0), (8,))
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        fused, x = onepass.fuse(function), R(12, 8)
+        torch.testing.assert_close(fused(x), function(x))
+
+
+@pytest.mark.parametrize("other", [torch.mul, torch.add])
+def test_long_chains(other, monkeypatch):
+    """Of more operators than Python's stack is deep; looked at, not compiled."""
+    monkeypatch.setattr(fusing, "gain_of", lambda chain, profile, training, then: 0.0)
+
+    def function(x):
+        y = x
+        for _ in range(400):
+            y = other(y, x)
+        return y
+
+    fused, x = onepass.fuse(function), torch.full((4, 8), 1.0, dtype=torch.float64)
+    torch.testing.assert_close(fused(x), function(x))
+
+
+def test_devices_that_lines_do_not_run_on():
+    model = onepass.fuse(nn.Sequential(nn.LayerNorm(8, device="meta"), nn.GELU()))
+    assert model(R(4, 8, device="meta")).device.type == "meta"
+    assert not onepass.report(model).lines

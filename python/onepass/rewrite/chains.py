@@ -20,6 +20,8 @@ __all__ = ["Chain", "Order", "chains", "is_column", "lies_as", "with_less_saved"
 
 LONGEST_FORMULA = 10
 """Nodes from x to the result."""
+LONGEST_LINE = 32
+"""Words. Longer chains are several lines: what a kernel takes to compile grows faster than its words."""
 HOLDS = {
     torch.float64: {torch.float64},
     torch.float32: {torch.float32},
@@ -97,7 +99,7 @@ class Chain:
             words = (*words[:-1], f"gate({words[-1]})")
         else:
             words = (*words, *step.words)
-        if not _is_line(words) or not all(map(self._holds, step.nodes | step.passes)):
+        if len(words) > LONGEST_LINE or not _is_line(words) or not all(map(self._holds, step.nodes | step.passes)):
             return None
         if "rms_norm" in step.words and value_of(step.x).dtype != value_of(self.x).dtype:
             return None  # its eps is that of the type it is of

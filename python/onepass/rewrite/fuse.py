@@ -33,6 +33,7 @@ from onepass.rewrite.steps import kind
 __all__ = ["Rewriter", "fuse", "rewrite", "unfuse"]
 
 THEN = ("eager", "inductor")
+DEVICES = ("cpu", "cuda")
 
 
 def gain_of(chain: Chain, profile: Profile, training: bool, then: str) -> float:
@@ -93,7 +94,10 @@ def rewrite(gm: fx.GraphModule, *, then: str = "eager", profile: Profile | None 
     graph, done = gm.graph, []
     for block in checkpointed_blocks(graph):
         done += rewrite(block, then=then, profile=profile)
-    profile = profile or profile_of(device_of(graph))
+    device = device_of(graph)
+    if device.type not in DEVICES:
+        return done
+    profile = profile or profile_of(device)
     training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
     found = lines_of(graph, profile, training, then)
     done += [Fused.of(chain, profile, training) for chain in found]

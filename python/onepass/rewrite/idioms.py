@@ -40,6 +40,9 @@ IDIOMS: tuple[tuple[str, str], ...] = (
 CLOSE = {torch.float64: 1e-13}
 """How far a constant may be from a formula's, relatively; half a unit of float32 in narrower types."""
 
+DEEPEST = 16
+"""Sums of sums, or products of products."""
+
 _OWN: list[tuple[str, str, tuple[str, ...]]] = []  # of users' words, with the names of their numbers
 
 
@@ -228,15 +231,18 @@ def _parts_of_pattern(name: str, pattern: ast.expr) -> tuple[list[ast.expr], flo
     return _joined(name, _parts_of_pattern(name, pattern.left), _parts_of_pattern(name, pattern.right))
 
 
-def _parts_of_node(name: str, node: object, known: frozenset[fx.Node]) -> tuple[list[fx.Node], float, frozenset]:
-    """The parts that are tensors, the numbers' sum or product, and the nodes that join them."""
+def _parts_of_node(
+    name: str, node: object, known: frozenset[fx.Node], depth: int = 0
+) -> tuple[list[fx.Node], float, frozenset]:
+    """The parts that are tensors, the numbers' sum or product, and the nodes that join them. A part may be a sum or a
+    product itself, of those that no formula is as long as."""
     if isinstance(node, (int, float)):
         return [], float(node), frozenset()
     op = operation(node)
-    joins = op is not None and op.name == name and (node in known or len(node.users) == 1)
+    joins = op is not None and op.name == name and (node in known or len(node.users) == 1) and depth < DEEPEST
     if not joins:
         return [node], 0.0 if name == "add" else 1.0, frozenset()
-    sides = [_parts_of_node(name, argument, frozenset()) for argument in op.arguments]
+    sides = [_parts_of_node(name, argument, frozenset(), depth + 1) for argument in op.arguments]
     parts, number = _joined(name, sides[0][:2], sides[1][:2])
     return parts, number, frozenset({node}).union(*(inner for *_, inner in sides))
 

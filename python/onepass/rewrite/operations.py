@@ -91,7 +91,16 @@ def leave_apart(graph: fx.Graph) -> None:
 
 def sizes(tensor: Tensor) -> tuple[int, ...]:
     """A shape in numbers, those of the call that was captured."""
-    return tuple(s if isinstance(s, int) else s.node.hint for s in tensor.shape)
+    return tuple(s if isinstance(s, int) else _of_capture(s) for s in tensor.shape)
+
+
+def _of_capture(size: torch.SymInt) -> int:
+    hint = size.node.hint if size.node.has_hint() else None
+    return UNKNOWN_SIZE if hint is None else int(hint)
+
+
+UNKNOWN_SIZE = 4096
+"""Taken for a size that depends on a tensor's numbers, where something is to be predicted."""
 
 
 def operation(node: Any) -> Operation | None:
