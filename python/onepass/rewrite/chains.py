@@ -285,10 +285,10 @@ def chains(graph: fx.Graph, gain: Callable[[Chain], float]) -> list[Chain]:
     steps_of = functools.cache(lambda node: tuple(steps(node)))  # a node is the end of many chains
     begun = [Chain((), x, (), (x,), frozenset()) for x in graph.nodes if _is_row(x)]
     ways = [chain for first in begun for chain in _grown(first, steps_of)]
-    ways = [(gain(chain), chain) for chain in ways if chain.words and order.place(chain)]
+    ways = [(gained, chain) for chain in ways if chain.words and chain.is_whole and (gained := gain(chain)) > 0]
     ways.sort(key=lambda way: (-way[0], len(way[1].nodes)))
-    for gained, chain in ways:
-        if gained > 0 and not chain.nodes & claimed:
+    for _, chain in ways:
+        if not chain.nodes & claimed and order.place(chain):
             found.append(chain)
             claimed |= chain.nodes
     return sorted(found, key=lambda chain: order.index[chain.result])
@@ -314,12 +314,13 @@ def _grown(chain: Chain, steps_of: Callable[[fx.Node], tuple[Step, ...]]) -> Ite
 
 def _ends(value: fx.Node, chain: Chain) -> list[fx.Node]:
     """Where what is done to a value may end: its users, and the last nodes of formulas that begin with it."""
-    found, nearest = [], list(value.users)
+    found, nearest = {}, list(value.users)
     for _ in range(LONGEST_FORMULA):
         nearest = [user for user in nearest if user not in found and user not in chain.nodes and is_tensor(user)]
-        found += dict.fromkeys(nearest)
-        nearest = [further for user in nearest if operation(user) is not None for further in user.users]
-    return found
+        found |= dict.fromkeys(nearest)
+        known = [user for user in dict.fromkeys(nearest) if operation(user) is not None]
+        nearest = [further for user in known for further in user.users]
+    return list(found)
 
 
 def _is_line(words: tuple[str, ...]) -> bool:
