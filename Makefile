@@ -6,7 +6,7 @@ export PYTHONPATH := $(CURDIR)/python
 export PATH := $(BIN):$(PATH)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-distributed test build wheel bench bench-instructions lint docs clean
+.PHONY: demo demo-distributed test build wheel bench bench-instructions sanitize lint docs clean
 
 demo: build $(VENV)/demo.stamp
 	$(BIN)/python -m onepass demo
@@ -37,6 +37,11 @@ bench-instructions: build
 	cmake -S . -B build -G Ninja -DONEPASS_BENCHMARKS=ON -DPython3_EXECUTABLE=$(BIN)/python
 	cmake --build build --target instructions
 	$(BIN)/python tools/instructions build/bench/instructions --json bench/results/instructions.json
+
+# Every CUDA kernel under compute-sanitizer, on a GPU: some two minutes.
+sanitize: build
+	$(BIN)/python tools/requirements.py sanitize | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	$(BIN)/python tools/sanitize
 
 lint: $(VENV)/stamp
 	tools/lint

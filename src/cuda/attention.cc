@@ -64,7 +64,7 @@ void launch_attention(const attention_call& call, int device, void* stream) {
   const kernel_key key(device, call.behind.line, call.behind.x, call.behind.operand, p.behind, p.groups, p.tile,
                        p.stages, ceil_div(call.queries.depth, 16), panels_of(call.values.depth), call.causal);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(call, p), kKernelName, device, stream, chip.arch_name + " attention " + call.behind.line);
+    return load(source(call, p), device, stream, chip.arch_name + " attention " + call.behind.line);
   });
   std::string packed;
   append_attention(packed, built, call, p);

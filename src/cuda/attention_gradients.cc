@@ -24,7 +24,7 @@ const kernel& kernel_for(const attention_gradients_call& call, gradients_of whic
                        p.causal, of.queries.rows % p.tile == 0, call.queries != nullptr, call.keys != nullptr,
                        call.values != nullptr);
   return known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(call, which, p), kKernelName, device, stream,
+    return load(source(call, which, p), device, stream,
                 facts(device).arch_name + " attention backward " + of.behind.line);
   });
 }

@@ -33,7 +33,7 @@ const kernel& find_or_build(const few_features_call& call, const few_features_pl
                        before.wants_tensor, before.wants_dx, p.rows.with, behind.line, behind.x, behind.operand,
                        behind.wants_column, behind.wants_tensor, behind.wants_dx, p.behind);
   return known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(call, p), kKernelName, device, stream,
+    return load(source(call, p), device, stream,
                 label(before, p.rows.with, facts(device).arch_name) + " few features " + behind.line);
   });
 }
@@ -85,13 +85,14 @@ few_features_plan plan_few_features(const few_features_call& call, const device_
 std::string source(const few_features_call& call, const few_features_plan& p) {
   const request &before = call.before, &behind = call.behind;
   const bool finer = result_bits(before) >= result_bits(behind);
-  const std::string body = std::string("few_features_") + (before.backward ? "backward" : "forward");
+  const std::string function = std::string("few_features_") + (before.backward ? "backward" : "forward");
   return heading(finer ? widest(before, behind) : widest(behind, before), "few_features") +
          "using line_before = " + before.line + ";\nusing line_behind = " + behind.line +
          ";\nstruct config_before {\n" + fields(before, p.rows.with) + "};\nstruct config_behind {\n" +
          fields(behind, p.behind) +
          "};\nstruct config {\n  using before = config_before;\n  using behind = config_behind;\n};\n" +
-         kernel_text(p.rows.with, "few_features_arguments", "blockIdx.x", body + "<config, line_before, line_behind>") +
+         kernel_text(p.rows.with, function, "config, line_before, line_behind", "few_features_arguments",
+                     "blockIdx.x") +
          "ONEPASS_END\n";
 }
 

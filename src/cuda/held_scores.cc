@@ -122,7 +122,7 @@ bool launch_held_scores(const attention_call& call, int device, void* stream) {
                        p.stages, p.cluster, p.blocks_per_sm, ceil_div(call.queries.depth, 16), call.causal,
                        p.key_masks);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(held_source(call, p), kKernelName, device, stream, chip.arch_name + " held scores " + call.behind.line);
+    return load(held_source(call, p), device, stream, chip.arch_name + " held scores " + call.behind.line);
   });
   if (p.cluster > kPortableCluster && active_clusters(built, p.cluster, p.threads, p.shared_bytes) == 0) return false;
   std::string packed;

@@ -22,7 +22,7 @@ const kernel& find_or_build(const request& r, const plan& p, int device, void* s
   const kernel_key key(device, r.line, p.with, r.x, r.operand, r.backward, r.wants_column, r.wants_tensor, r.wants_dx,
                        r.wants_again);
   return known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(r, p.with), kKernelName, device, stream, label(r, p.with, facts(device).arch_name));
+    return load(source(r, p.with), device, stream, label(r, p.with, facts(device).arch_name));
   });
 }
 
@@ -99,8 +99,7 @@ void reduce_columns(const std::vector<column_sum>& sums, dtype type, int device,
   std::copy(sums.begin(), sums.end(), with.begin());
   static known_kernels known;
   const kernel& sum = known.find_or_build(kernel_key(device, type, room), [&]() -> const kernel& {
-    return load(column_sum_source(type, static_cast<int>(room)), kKernelName, device, stream,
-                chip.arch_name + " column sum");
+    return load(column_sum_source(type, static_cast<int>(room)), device, stream, chip.arch_name + " column sum");
   });
   // Some four parts a thread, so that their loads are in flight at a time.
   const unsigned down = std::min(std::bit_ceil(static_cast<unsigned>((parts + 3) / 4)), kTuning.column_sum_down);

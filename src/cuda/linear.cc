@@ -137,11 +137,10 @@ std::string source(const linear_call& call, const linear_plan& p) {
   number("kGroup", p.group);
   text +=
       "  using before = config_before;\n  using first_rows = config_first_rows;\n  using behind = config_behind;\n};\n";
-  text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(kThreads) + ", 1) __cluster_dims__(" +
-          std::to_string(p.tiles.cluster) + ", 1, 1) " + kKernelName +
-          "(const __grid_constant__ linear_arguments a) {\n  linear_forward<config, line_before, line_behind>(a);\n}\n"
-          "ONEPASS_END\n";
-  return text;
+  return text +
+         kernel_text("linear_forward", "config, line_before, line_behind", bounds(kThreads, 1, p.tiles.cluster),
+                     "linear_arguments") +
+         "ONEPASS_END\n";
 }
 
 void launch(const linear_call& call, int device, void* stream) {
@@ -153,7 +152,7 @@ void launch(const linear_call& call, int device, void* stream) {
                        p.behind, call.from, p.tiles.tile.columns, p.tiles.tile.buffers, p.tiles.cluster, p.stages,
                        p.group, p.rows_of_thread);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(call, p), kKernelName, device, stream, chip.arch_name + " linear " + behind.line);
+    return load(source(call, p), device, stream, chip.arch_name + " linear " + behind.line);
   });
   const bool is_bf16 = call.behind.x == dtype::bf16;
   const arguments& b = call.a_behind;
@@ -174,10 +173,9 @@ void launch(const linear_call& call, int device, void* stream) {
 std::string source(const fold_call& of) {
   return "#include \"onepass/skeleton/deferred_norm.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" +
          type_field("kMatrix", of.type) + type_field("kScale", of.scale_type) + type_field("kBias", of.bias_type) +
-         "  static constexpr bool kCentred = " + (of.centres ? "true" : "false") +
-         ";\n};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(kFoldThreads) + ") " + kKernelName +
-         "(const __grid_constant__ fold_arguments a) {\n  fold<config, " + std::to_string(kFoldThreads) +
-         ">(a);\n}\nONEPASS_END\n";
+         "  static constexpr bool kCentred = " + (of.centres ? "true" : "false") + ";\n};\n" +
+         kernel_text("fold", "config, " + std::to_string(kFoldThreads), bounds(kFoldThreads), "fold_arguments") +
+         "ONEPASS_END\n";
 }
 
 void launch(const fold_call& of, int device, void* stream) {
@@ -193,7 +191,7 @@ void launch(const fold_call& of, int device, void* stream) {
   static known_kernels known;
   const kernel_key key(device, of.type, of.scale_type, of.bias_type, of.centres);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(of), kKernelName, device, stream, facts(device).arch_name + " fold a norm");
+    return load(source(of), device, stream, facts(device).arch_name + " fold a norm");
   });
   launch(built, {static_cast<unsigned>(of.columns), 1}, {kFoldThreads, 1}, 0, false, stream, &arguments);
 }

@@ -16,9 +16,8 @@ constexpr unsigned kSharedBytes = 1024 + kTiles * kTileBytes + kStages * (kTiles
 
 std::string kernel_of(const std::string& header, const std::string& config, int threads, const char* arguments,
                       const char* function) {
-  return "#include \"onepass/skeleton/" + header + ".cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" + config +
-         "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", 1) " + kKernelName +
-         "(const __grid_constant__ " + arguments + " a) {\n  " + function + "<config>(a);\n}\nONEPASS_END\n";
+  return "#include \"onepass/skeleton/" + header + ".cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" + config + "};\n" +
+         kernel_text(function, "config", bounds(threads, 1), arguments) + "ONEPASS_END\n";
 }
 
 }  // namespace
@@ -43,7 +42,7 @@ std::string source(const narrow_call& of) {
 void launch(const narrow_call& of, const narrow_plan& plan, int device, void* stream) {
   static known_kernels known;
   const kernel& built = known.find_or_build(kernel_key(device, of.type, of.centres), [&]() -> const kernel& {
-    return load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, backward");
+    return load(source(of), device, stream, facts(device).arch_name + " norm and linear, backward");
   });
   const bool is_bf16 = of.type == dtype::bf16;
   const auto map = [&](const void* data, int64 rows, int64 stride) {
@@ -111,7 +110,7 @@ void launch(const narrow_gradients_call& of, const narrow_plan& plan, int device
   static known_kernels known;
   const kernel_key key(device, of.type, of.scale_type, of.bias_type, of.result_bias_type);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(of), kKernelName, device, stream, facts(device).arch_name + " norm and linear, parameters");
+    return load(source(of), device, stream, facts(device).arch_name + " norm and linear, parameters");
   });
   launch(built, {static_cast<unsigned>(ceil_div(of.depth, kGradientColumns)), 1}, {kGradientThreads, 1}, 0, false,
          stream, &arguments);

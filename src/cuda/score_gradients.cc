@@ -107,16 +107,17 @@ std::string source(const score_gradients_call& call, const score_gradients_plan&
   return "#include \"onepass/skeleton/score_gradients.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" +
          type_field("kX", call.type) + number_field("kPanels", panels_of(call.queries.depth)) +
          number_field("kTile", p.tile) + number_field("kCluster", p.cluster) + number_field("kStages", p.stages) +
-         "};\nextern \"C\" __global__ void __launch_bounds__(" + std::to_string(p.threads) + ", 1) " +
-         "__cluster_dims__(" + std::to_string(p.cluster) + ", 1, 1) " + kKernelName +
-         "(const __grid_constant__ score_gradient_arguments a) {\n  gradients_of_scores<config>(a);\n}\nONEPASS_END\n";
+         "};\n" +
+         kernel_text("gradients_of_scores", "config", bounds(static_cast<int>(p.threads), 1, p.cluster),
+                     "score_gradient_arguments") +
+         "ONEPASS_END\n";
 }
 
 std::string key_parts_source(dtype type) {
-  return "#include \"onepass/skeleton/score_gradients.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void " +
-         std::string("__launch_bounds__(") + std::to_string(kPartThreads) + ") " + kKernelName +
-         "(const __grid_constant__ score_gradient_arguments a) {\n  add_key_parts<dtype::" + name_of(type) +
-         ">(a);\n}\nONEPASS_END\n";
+  return "#include \"onepass/skeleton/score_gradients.cuda.h\"\nONEPASS_BEGIN\n" +
+         kernel_text("add_key_parts", std::string("dtype::") + name_of(type), bounds(kPartThreads),
+                     "score_gradient_arguments") +
+         "ONEPASS_END\n";
 }
 
 bool launch_score_gradients(const score_gradients_call& call, const std::function<void*(int64 count)>& room_for,
@@ -126,7 +127,7 @@ bool launch_score_gradients(const score_gradients_call& call, const std::functio
   static known_kernels known;
   const kernel& built =
       known.find_or_build(kernel_key(device, call.type, panels_of(call.queries.depth), p.tile, p.cluster, p.stages),
-                          [&]() -> const kernel& { return load(source(call, p), kKernelName, device, stream, label); });
+                          [&]() -> const kernel& { return load(source(call, p), device, stream, label); });
   const int room = active_clusters(built, p.cluster, p.threads, p.shared_bytes);
   if (room == 0) return false;
   const score_sizes sizes = sizes_of(call);
@@ -163,7 +164,7 @@ bool launch_score_gradients(const score_gradients_call& call, const std::functio
          &a);
   if (clusters.parts == 0) return true;
   const kernel& adds = known.find_or_build(kernel_key(device, call.type), [&]() -> const kernel& {
-    return load(key_parts_source(call.type), kKernelName, device, stream, label + ", parts");
+    return load(key_parts_source(call.type), device, stream, label + ", parts");
   });
   const int64 quads = sizes.keys * sizes.depth / 4;
   launch(adds, {static_cast<unsigned>(sizes.batches), static_cast<unsigned>(ceil_div(quads, kPartThreads))},

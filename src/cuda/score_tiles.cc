@@ -125,18 +125,17 @@ void append_attention(std::string& packed, const kernel& with, const attention_c
 }
 
 std::string tiles_source(const attention_call& call, const tiles_plan& p, const std::string& skeleton,
-                         const std::string& more, const std::string& arguments, const std::string& body) {
+                         const std::string& more, const std::string& arguments, const std::string& function) {
   const auto number = number_field;
   return heading(call.behind, skeleton) + "using line_behind = " + call.behind.line + ";\nstruct config_behind {\n" +
          fields(call.behind, p.behind) + "};\nstruct config {\n" + type_field("kX", call.behind.x) +
          number("kGroups", p.groups) + number("kTile", p.tile) +
          number("kSteps", static_cast<int>(ceil_div(call.queries.depth, 16))) +
          number("kPanels", panels_of(call.queries.depth)) + number("kValuePanels", panels_of(call.values.depth)) +
-         number("kStages", p.stages) + number("kCausal", p.causal) + more +
-         "  using behind = config_behind;\n};\nextern \"C\" __global__ void __launch_bounds__(" +
-         std::to_string(p.threads) + ", " + std::to_string(p.blocks_per_sm) + ") " +
-         (p.cluster > 1 ? "__cluster_dims__(" + std::to_string(p.cluster) + ", 1, 1) " : "") + kKernelName +
-         "(const __grid_constant__ " + arguments + " a) {\n  " + body + "<config, line_behind>(a);\n}\nONEPASS_END\n";
+         number("kStages", p.stages) + number("kCausal", p.causal) + more + "  using behind = config_behind;\n};\n" +
+         kernel_text(function, "config, line_behind",
+                     bounds(static_cast<int>(p.threads), p.blocks_per_sm, p.cluster > 1 ? p.cluster : 0), arguments) +
+         "ONEPASS_END\n";
 }
 
 }  // namespace onepass::cuda

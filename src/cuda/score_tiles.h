@@ -69,8 +69,8 @@ struct batch_steps {
 // attention_arguments, and the end of a kernel's argument, which is a multiple of what its maps are aligned to.
 void append_attention(std::string& packed, const kernel& with, const attention_call&, const tiles_plan&);
 
-// A kernel of that skeleton: `body` is what it does with its argument `a`.
+// A kernel of that skeleton: `function` is what it calls.
 std::string tiles_source(const attention_call&, const tiles_plan&, const std::string& skeleton, const std::string& more,
-                         const std::string& arguments, const std::string& body);
+                         const std::string& arguments, const std::string& function);
 
 }  // namespace onepass::cuda

@@ -53,17 +53,16 @@ scores_plan plan_for(const scores_call& call, int64 value_depth, const device_fa
 
 // A kernel of `skeleton`: `more` are members of its Config.
 std::string source_of(const scores_call& call, const scores_plan& p, const std::string& skeleton,
-                      const std::string& more, const std::string& arguments, const std::string& body) {
+                      const std::string& more, const std::string& arguments, const std::string& function) {
   return heading(widest(call.behind, call.before), skeleton) + "using line_behind = " + call.behind.line +
          ";\nstruct config_before {\n" + fields(call.before, p.before) + number_field("kAtOnce", p.rows_of_thread) +
          number_field("kAllExist", 0) + "};\nstruct config_behind {\n" + fields(call.behind, p.behind) +
          "};\nstruct config {\n" + type_field("kX", call.behind.x) + number_field("kPitch", p.pitch) +
          number_field("kThreads", static_cast<int>(p.threads)) + number_field("kTile", p.tile) +
          number_field("kStages", kScoresTuning.stages) + more +
-         "  using before = config_before;\n  using behind = config_behind;\n};\nextern \"C\" __global__ void "
-         "__launch_bounds__(" +
-         std::to_string(p.threads) + ", " + std::to_string(p.blocks_per_sm) + ") " + kKernelName +
-         "(const __grid_constant__ " + arguments + " a) {\n  " + body + "<config, line_behind>(a);\n}\nONEPASS_END\n";
+         "  using before = config_before;\n  using behind = config_behind;\n};\n" +
+         kernel_text(function, "config, line_behind", bounds(static_cast<int>(p.threads), p.blocks_per_sm), arguments) +
+         "ONEPASS_END\n";
 }
 
 void append_scores(std::string& packed, const scores_call& call, const scores_plan& p) {
@@ -84,7 +83,7 @@ void launch_planned(const Call& call, const scores_plan& p, int64 value_pieces, 
   const kernel_key key(device, before.x, p.before, behind.line, behind.x, behind.operand, p.behind, p.pitch,
                        p.blocks_per_sm, p.rows_of_thread, p.tile, value_pieces, causal);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(call, p), kKernelName, device, stream, chip.arch_name + name + behind.line);
+    return load(source(call, p), device, stream, chip.arch_name + name + behind.line);
   });
   std::string packed;
   append_scores(packed, call, p);

@@ -2,10 +2,19 @@
 #include "src/cuda/source.h"
 
 #include <algorithm>
+#include <iterator>
+#include <stdexcept>
 
+#include "src/cuda/kernels.h"
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {
+namespace {
+
+constexpr const char* kPrefix = "onepass_";  // of kernels' names, which no other function's begins with
+
+}  // namespace
+
 // Significant bits of the results, at most.
 int result_bits(const request& r) {
   const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
@@ -86,30 +95,51 @@ std::string source(const request& r, const configuration& c) {
   const std::string skeleton = r.rowwise ? "rowwise" : "elementwise";
   std::string text = heading(r, c.of == part::whole ? skeleton : "long_rows") + "using the_line = " + r.line +
                      ";\nstruct config {\n" + fields(r, c);
-  const std::string body = skeleton + (r.backward ? "_backward" : "_forward") + kSuffix[static_cast<int>(c.of)];
+  const std::string function = skeleton + (r.backward ? "_backward" : "_forward") + kSuffix[static_cast<int>(c.of)];
   const char* block = r.rowwise ? "blockIdx.x / config::kCluster" : c.flat ? "blockIdx.x" : "blockIdx.y";
-  return text + "};\n" + kernel_text(c, "arguments", block, body + "<config, the_line>") + "ONEPASS_END\n";
+  return text + "};\n" + kernel_text(c, function, "config, the_line", "arguments", block) + "ONEPASS_END\n";
 }
 
-std::string kernel_text(const configuration& c, const std::string& arguments_type, const std::string& block,
-                        const std::string& body) {
-  const bool one = c.members == 0;
-  return "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(c.across * c.down) + ", " +
-         std::to_string(std::max(c.blocks_per_sm, 1)) + ") " +
-         (c.cluster > 1 ? "__cluster_dims__(" + std::to_string(c.cluster) + ", 1, 1) " : "") + kKernelName +
-         "(const __grid_constant__ " +
-         (one ? arguments_type : "members<" + arguments_type + ", " + std::to_string(c.members) + ">") + " a) {\n  " +
-         body + (one ? "(a);\n}\n" : "(a.at(" + block + "));\n}\n");
+std::string kernel_name(const std::string& function) {
+  if (std::find(std::begin(kKernels), std::end(kKernels), function) == std::end(kKernels))
+    throw std::logic_error("onepass: src/cuda/kernels.h lacks " + function);
+  return kPrefix + function;
+}
+
+std::string bounds(int threads, int blocks_per_sm, int cluster) {
+  return "__launch_bounds__(" + std::to_string(threads) +
+         (blocks_per_sm > 0 ? ", " + std::to_string(blocks_per_sm) : "") + ") " +
+         (cluster > 0 ? "__cluster_dims__(" + std::to_string(cluster) + ", 1, 1) " : "");
+}
+
+std::string kernel_text(const std::string& function, const std::string& types, const std::string& bounds,
+                        const std::string& arguments_type, const std::string& given) {
+  return "extern \"C\" __global__ void " + bounds + kernel_name(function) + "(const __grid_constant__ " +
+         arguments_type + " a) {\n  " + function + "<" + types + ">(" + given + ");\n}\n";
+}
+
+std::string kernel_text(const configuration& c, const std::string& function, const std::string& types,
+                        const std::string& arguments_type, const std::string& block) {
+  const std::string own = bounds(c.across * c.down, std::max(c.blocks_per_sm, 1), c.cluster > 1 ? c.cluster : 0);
+  if (c.members == 0) return kernel_text(function, types, own, arguments_type);
+  return kernel_text(function, types, own, "members<" + arguments_type + ", " + std::to_string(c.members) + ">",
+                     "a.at(" + block + ")");
+}
+
+const kernel& load(const std::string& source, int device, void* stream, const std::string& label) {
+  const std::size_t begin = source.rfind(std::string(" ") + kPrefix) + 1, end = source.find('(', begin);
+  return load(source, source.substr(begin, end - begin).c_str(), device, stream, label);
 }
 
 std::string column_sum_source(dtype parts, int sums) {
-  const std::string threads = std::to_string(kTuning.column_sum_threads);
+  const int threads = static_cast<int>(kTuning.column_sum_threads);
   return "#define ONEPASS_SUMS " + std::to_string(sums) +
-         "\n#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\nextern \"C\" __global__ void "
-         "__launch_bounds__(" +
-         threads + ") " + kKernelName + "(const __grid_constant__ column_sum_arguments a) {\n  add_columns<" +
-         (parts == dtype::f64 ? "double" : "float") + ", " + threads + ", " +
-         std::to_string(kTuning.column_sum_columns) + ">(a);\n}\nONEPASS_END\n";
+         "\n#include \"onepass/skeleton/column_sum.cuda.h\"\nONEPASS_BEGIN\n" +
+         kernel_text("add_columns",
+                     std::string(parts == dtype::f64 ? "double" : "float") + ", " + std::to_string(threads) + ", " +
+                         std::to_string(kTuning.column_sum_columns),
+                     bounds(threads), "column_sum_arguments") +
+         "ONEPASS_END\n";
 }
 
 std::string label(const request& r, const configuration& c, const std::string& arch) {

@@ -16,16 +16,24 @@ int result_bits(const request&);  // significant ones of the results, at most
 std::string type_field(const char* name, dtype);
 std::string number_field(const char* name, int);
 
-// What NVRTC compiles; the kernel is called kKernelName.
-inline constexpr const char* kKernelName = "onepass_kernel";
+// What NVRTC compiles.
 std::string source(const request&, const configuration&);
 inline constexpr int kFewSums = 2 * kMaxOperands;      // that one call has
 std::string column_sum_source(dtype parts, int sums);  // at most so many at a time
 
-// The kernel itself, behind the types: it calls `body` with its arguments, or with those of the tensor that has the
-// block, where several share the launch.
-std::string kernel_text(const configuration&, const std::string& arguments_type, const std::string& block,
-                        const std::string& body);
+// What drivers, profilers and sanitizers call the kernel of a skeleton's function. Throws where kKernels lacks it.
+std::string kernel_name(const std::string& function);
+// Of a kernel's threads, the blocks of an SM that registers must leave room for, and the blocks of a cluster, or 0.
+std::string bounds(int threads, int blocks_per_sm = 0, int cluster = 0);
+// The kernel itself, behind the types: it calls the skeleton's function<types>(given).
+std::string kernel_text(const std::string& function, const std::string& types, const std::string& bounds,
+                        const std::string& arguments_type, const std::string& given = "a");
+// With its arguments, or with those of the tensor that has the block, where several share the launch.
+std::string kernel_text(const configuration&, const std::string& function, const std::string& types,
+                        const std::string& arguments_type, const std::string& block);
+
+// The kernel of such a source (driver.h).
+const kernel& load(const std::string& source, int device, void* stream, const std::string& label);
 
 std::string label(const request&, const configuration&, const std::string& arch);
 

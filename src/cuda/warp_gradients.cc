@@ -59,11 +59,10 @@ std::string source(const warp_gradients_call& call, gradients_of which, const wa
          number("kPieces", pieces_of(call.keys.depth)) + number("kValuePieces", pieces_of(call.values.depth)) +
          number("kCausal", p.causal) + number("kWantsRows", call.to_queries != nullptr) +
          number("kWantsKeys", call.to_keys != nullptr) + number("kWantsValues", call.to_values != nullptr) +
-         "  using behind = config_behind;\n};\nextern \"C\" __global__ void __launch_bounds__(" +
-         std::to_string(p.threads) + ", 1) " + kKernelName +
-         "(const __grid_constant__ warp_gradient_arguments a) {\n  " +
-         (which == gradients_of::keys ? "warp_gradients_of_keys" : "warp_gradients_of_queries") +
-         "<config, line_behind>(a);\n}\nONEPASS_END\n";
+         "  using behind = config_behind;\n};\n" +
+         kernel_text(which == gradients_of::keys ? "warp_gradients_of_keys" : "warp_gradients_of_queries",
+                     "config, line_behind", bounds(static_cast<int>(p.threads), 1), "warp_gradient_arguments") +
+         "ONEPASS_END\n";
 }
 
 void launch_warp_gradients(const warp_gradients_call& call, int device, void* stream) {
@@ -76,7 +75,7 @@ void launch_warp_gradients(const warp_gradients_call& call, int device, void* st
                          p.behind, p.causal, pieces_of(call.keys.depth), pieces_of(call.values.depth),
                          call.to_queries != nullptr, call.to_keys != nullptr, call.to_values != nullptr);
     const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-      return load(source(call, which, p), kKernelName, device, stream,
+      return load(source(call, which, p), device, stream,
                   chip.arch_name + " attention backward by warps " + call.behind.line);
     });
     struct head_of {  // warp_gradient_arguments, but for the last

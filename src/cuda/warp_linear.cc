@@ -33,10 +33,10 @@ std::string source(const warp_linear_call& call, const warp_linear_plan& p, cons
          ";\nusing line_behind = " + call.behind.line + ";\nstruct config_before {\n" + fields(call.before, p.before) +
          of_before + "};\nstruct config_behind {\n" + fields(call.behind, p.behind) + "};\nstruct config {\n" +
          type_field("kX", call.behind.x) + of_all +
-         "  using before = config_before;\n  using behind = config_behind;\n};\nextern \"C\" __global__ void "
-         "__launch_bounds__(" +
-         std::to_string(p.threads) + ", 1) " + kKernelName + "(const __grid_constant__ warp_linear_arguments a) {\n  " +
-         skeleton + "_forward<config, line_before, line_behind>(a);\n}\nONEPASS_END\n";
+         "  using before = config_before;\n  using behind = config_behind;\n};\n" +
+         kernel_text(skeleton + "_forward", "config, line_before, line_behind", bounds(static_cast<int>(p.threads), 1),
+                     "warp_linear_arguments") +
+         "ONEPASS_END\n";
 }
 
 void launch(const warp_linear_call& call, const warp_linear_plan& p, const std::string& skeleton,
@@ -49,7 +49,7 @@ void launch(const warp_linear_call& call, const warp_linear_plan& p, const std::
   const kernel_key key(device, skeleton, before.line, before.x, before.operand, p.before, behind.line, behind.x,
                        behind.operand, p.behind, further);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
-    return load(source(), kKernelName, device, stream, chip.arch_name + " " + skeleton + " linear " + behind.line);
+    return load(source(), device, stream, chip.arch_name + " " + skeleton + " linear " + behind.line);
   });
   std::string packed;
   append_value(packed, call.matrix), append_value(packed, call.matrix_stride), append_value(packed, call.depth);

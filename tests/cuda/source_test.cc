@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/cuda/kernels.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_call.h"
 
@@ -23,7 +24,7 @@ TEST(Source, HoldsTheLineAndItsSkeleton) {
       EXPECT_NE(made.find(skeleton + (backward ? "_backward" : "_forward") + "<config, the_line>(a)"),
                 std::string::npos)
           << made;
-      EXPECT_NE(made.find(kKernelName), std::string::npos);
+      EXPECT_NE(made.find(" onepass_" + skeleton + (backward ? "_backward(" : "_forward(")), std::string::npos) << made;
     }
   }
 }
@@ -73,6 +74,19 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
 TEST(Source, DefinesWhatTheSkeletonsRead) {
   expect_defined(config_names(plain_headers()),
                  text_of(call_of(spec::parse("gelu"), false, dtype::f32, dtype::f32, 1, 8)));
+}
+
+TEST(KernelName, IsThatOfASkeletonsFunction) {
+  std::string skeletons;
+  for (const auto& file : std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/skeleton")) {
+    std::ifstream in(file.path());
+    skeletons.append(std::istreambuf_iterator<char>(in), {});
+  }
+  for (const std::string function : kKernels) {
+    EXPECT_EQ(kernel_name(function), "onepass_" + function);
+    EXPECT_NE(skeletons.find("ONEPASS_FUNCTION void " + function + "(const "), std::string::npos) << function;
+  }
+  EXPECT_THROW(kernel_name("of_nothing"), std::logic_error);
 }
 
 TEST(Label, TellsChipDtypeDirectionAndLine) {

@@ -328,7 +328,7 @@ TEST_F(EmulatedAttention, DropoutByTilesAndByWarpsIsTheSame) {
   for (std::size_t i = 0; i < 4; ++i) EXPECT_LT(distance(tiles.made[i], warps.made[i]), 4e-3) << i;
 }
 TEST_F(EmulatedAttention, Deep) {
-  attention_on_device({"mul(0.125) | mask | softmax", 72, 72, 256, 256, dtype::bf16}).expect_attention();
+  attention_on_device({"mul(0.125) | mask | softmax", 136, 72, 256, 256, dtype::bf16}).expect_attention();
 }
 TEST_F(EmulatedAttention, WeightsByTiles) {
   for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 264, 64, 0, dtype::bf16},

@@ -153,7 +153,6 @@ void group_product(warp& first, u32 mask, const instruction& i) {
   for (int thread_of_group = 0; thread_of_group < 128; ++thread_of_group) {
     const int lane = thread_of_group % 32, row = thread_of_group / 32 * 16;
     thread& t = first.lane(thread_of_group);
-    if (in_registers) end_reads(t);  // its factors are made of it
     if (in_registers && lane == 0)
       for (int of = 0; of < 32; ++of) fragment_of<kIsBf16>(first.lane(thread_of_group + of), i, results, of, row, a);
     for (std::size_t d = 0; d < results; ++d) {

@@ -153,7 +153,6 @@ struct shared_place {
   void require_unread() const;
 };
 void hand_to_copies(thread&, bool global_too);  // what it wrote and read
-void end_reads(thread&);                        // what it read is there
 shared_place place_in_shared(block&, std::uint64_t address, std::size_t bytes);
 char* global(std::uint64_t address, std::size_t bytes, bool writes);
 void* allocate(std::size_t bytes);

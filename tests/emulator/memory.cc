@@ -171,9 +171,6 @@ void hand_to_copies(thread& t, bool global_too) {
   for (const auto& [of, piece] : t.unseen)
     if (of->unseen[piece] == t.number + 1) of->unseen[piece] = 0;
   t.unseen.clear();
-  end_reads(t);
-}
-void end_reads(thread& t) {
   for (const u32 piece : t.reading) --block_of(t).threads_reading[piece];
   t.reading.clear();
 }

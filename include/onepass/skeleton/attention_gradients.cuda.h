@@ -208,6 +208,7 @@ ONEPASS_FUNCTION void sum_for_keys(const attention_gradient_arguments& a, gradie
               columns_of::set_lane(products.scores, lane, scores);
               columns_of::set_lane(products.gradients, lane, gradient);
             });
+            hand_shared_to_copies();  // the facts' place
           },
           [&](const tile_products<Config>& products) {
             if constexpr (Config::kWantsKeys) of_keys.take_weights(products.scores);

@@ -32,7 +32,8 @@ struct score_gradient_shared {
   static constexpr int kSumPitch = kNumbers * 2 + 16;  // rows differ in banks
   static constexpr int kSumBytes = kAlone ? 0 : kGroupRows * kSumPitch;
   static constexpr int kAddingWarps = 3;
-  static constexpr int kToldRows = kOwnRows < 16 ? kOwnRows : 16;  // of a warp's 16, that a block is told
+  static constexpr int kToldRows = kOwnRows < 16 ? kOwnRows : 16;         // of a warp's 16, that a block is told
+  static constexpr int kOwnThreads = (kOwnRows < 16 ? 4 : 2) * kOwnRows;  // that have one of the block's rows, or two
   static constexpr int kWarpRows = kGroupRows / kWarps, kPartRows = kGroupRows + 8;  // parts differ in banks
   static constexpr int kProductBytes = kAlone ? 0 : kParts * kPartRows * 4;
 
@@ -65,7 +66,7 @@ struct score_gradient_shared {
   ONEPASS_FUNCTION void expect_products(int stage, int warp) {
     arrive_and_expect(&products[stage][warp], kParts * kWarpRows * 4);
   }
-  ONEPASS_FUNCTION void expect_sums(int stage) { arrive_and_expect(&sums[stage], kSumBytes); }
+  ONEPASS_FUNCTION void expect_sums(int stage) { arrive_and_expect(&sums[stage], kSumBytes - kOwnRows * kSumPitch); }
   ONEPASS_FUNCTION void open() {
     for (int i = 0; i < kKeyStages; ++i) open_mailbox(&full_keys[i], 1), open_mailbox(&empty_keys[i], 1);
     for (int i = 0; i < kStages; ++i) {
@@ -74,7 +75,8 @@ struct score_gradient_shared {
       open_mailbox(&scores[i], kWarps);
       if constexpr (kAlone) continue;
       for (int warp = 0; warp < kWarps; ++warp) open_mailbox(&products[i][warp], 1), expect_products(i, warp);
-      open_mailbox(&sums[i], 1), open_mailbox(&read_sums[i], kParts * kAddingWarps), expect_sums(i);
+      open_mailbox(&sums[i], 1 + kOwnThreads), expect_sums(i);
+      open_mailbox(&read_sums[i], kAddingWarps * (32 + kParts - 1));
     }
     let_cluster_see_mailboxes();
   }

@@ -1,5 +1,7 @@
 // How the blocks of a cluster tell each other what each has of a strip's queries' gradients (sm_90a): copies bring it
-// to the blocks that have the rows, which add it up.
+// to the blocks that have the rows, which add it up. What is a block's own its threads write to where the others'
+// comes. There each thread says itself what it has written and read: compute-sanitizer knows no order through a warp's
+// barrier.
 //
 // How many bytes pass between blocks is what backward takes from 128 numbers on (docs/measured-facts.md), so a number
 // takes 16 bits: it is so many steps, of which the largest number of its row and block has 32766, and a step's size
@@ -27,28 +29,33 @@ template <class Config>
 ONEPASS_FUNCTION void tell_rows(const float (&of)[score_gradient_shared<Config>::kNumbers / 2],
                                 score_gradient_shared<Config>& shared, char* dynamic, int stage) {
   using layout = score_gradient_shared<Config>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  char* to = at_shared(dynamic, layout::sum(dynamic, stage, row_of_products()));
+  const int lane = static_cast<int>(threadIdx.x) % 32, rank = cluster_rank();
+  bool has_own = false;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
+    const int of_strip = row_of_products() + 8 * i;
+    const bool is_own = of_strip / layout::kOwnRows == rank;
+    has_own |= is_own;
+    char* row = at_shared(dynamic, is_own ? layout::told(dynamic, stage, rank, of_strip % layout::kOwnRows)
+                                          : layout::sum(dynamic, stage, of_strip));
     float largest = 1e-30f;  // a step's reciprocal is finite; infinity or a NaN makes the block's part of the row NaN
 #pragma unroll
     for (int j = 2 * i; j < layout::kNumbers / 2; j += 4)
       largest = max_number(max_number(largest, fabsf(of[j])), fabsf(of[j + 1]));
     largest = largest_of_four(largest);
     const float step = largest * (1.0f / kSteps), steps_of_one = reciprocal_number(step);
-    char* row = to + 8 * i * layout::kSumPitch;
 #pragma unroll
     for (int j = 0; j < layout::kNumbers / 8; ++j)
       reinterpret_cast<uint32*>(row)[4 * j + lane % 4] =
           pair_to_steps(of[4 * j + 2 * i], of[4 * j + 2 * i + 1], steps_of_one);
     if (lane % 4 == 0) *reinterpret_cast<float*>(row + layout::kNumbers * 2) = step;
   }
+  if (has_own) arrive(&shared.sums[stage]);
   hand_shared_to_copies();
   __syncwarp();
   const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane * layout::kToldRows, block = row / layout::kOwnRows;
-  if (lane < 16 / layout::kToldRows)
-    tell_bytes(in_block(layout::told(dynamic, stage, cluster_rank(), row % layout::kOwnRows), block),
+  if (lane < 16 / layout::kToldRows && block != rank)
+    tell_bytes(in_block(layout::told(dynamic, stage, rank, row % layout::kOwnRows), block),
                layout::sum(dynamic, stage, row), layout::kToldRows * layout::kSumPitch,
                in_block(shared_address(&shared.sums[stage]), block));
 }
@@ -61,7 +68,7 @@ ONEPASS_FUNCTION void add_rows(const score_gradient_arguments& a, score_gradient
   constexpr int kEights = layout::kNumbers / 8, kThreads = layout::kAddingWarps * 32;
   static_assert(3 * kGroupThreads % kThreads == 0, "the fourth warpgroup's first warps");
   const int thread = static_cast<int>(threadIdx.x) % kThreads, lane = thread % 32, column = thread % kEights * 8,
-            own = cluster_rank() * layout::kOwnRows;
+            rank = cluster_rank(), own = rank * layout::kOwnRows;
   ring_position<layout::kStages> ring;
 #pragma unroll 1
   for (strip_walk<Config> at(a); !at.is_done(); at.next(), ring.next()) {
@@ -91,8 +98,9 @@ ONEPASS_FUNCTION void add_rows(const score_gradient_arguments& a, score_gradient
       }
     }
     hand_shared_to_copies();
+    arrive(&shared.read_sums[ring.stage]);
     __syncwarp();
-    if (lane < Config::kCluster) arrive_in_block(&shared.read_sums[ring.stage], lane);
+    if (lane < Config::kCluster && lane != rank) arrive_in_block(&shared.read_sums[ring.stage], lane);
   }
 }
 

@@ -1,0 +1,398 @@
+"""One small call of every CUDA kernel, and of each form that it has (sanitized_forms.py): what tools/sanitize runs, and
+the process that runs some of them under a sanitizer.
+
+usage: sanitized_calls.py REPORT [--log FILE] [--launches] CALL...
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "python")]
+
+import torch  # noqa: E402
+
+import onepass  # noqa: E402
+from helpers import make_inputs, upstream, with_strategy  # noqa: E402
+from onepass import functional as F  # noqa: E402
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call forward and, where its inputs have gradients, backward; kernels: those that it must launch."""
+
+    name: str
+    kernels: tuple[str, ...]
+    run: Callable[[str], None]
+
+
+CALLS: dict[str, Call] = {}
+
+
+def add(name: str, kernels: str, run: Callable[[str], None]) -> None:
+    """A call whose kernels stand in one text."""
+    assert name not in CALLS, name
+    CALLS[name] = Call(name, tuple(kernels.split()), run)
+
+
+def misaligned(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, one further than where an allocation begins."""
+    return x.new_zeros(x.numel() + 1)[1:].view(x.shape).copy_(x)
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers in rows that have three more."""
+    return x.new_zeros((*x.shape[:-1], x.shape[-1] + 3))[..., : x.shape[-1]].copy_(x)
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, the first dimension innermost but one."""
+    return x.transpose(0, -2).contiguous().transpose(0, -2)
+
+
+def both_ways(of: Callable, tensors: list[torch.Tensor], backward: bool = True) -> None:
+    """of(*tensors), and the gradients of all that can have one."""
+    tensors = [t.detach().requires_grad_(backward and t.is_floating_point()) for t in tensors]
+    results = of(*tensors)
+    results = list(results) if isinstance(results, (tuple, list)) else [results]
+    wanted = [t for t in tensors if t.requires_grad]
+    if wanted:
+        torch.autograd.grad(results, wanted, upstream(results), allow_unused=True)
+
+
+def line(
+    name: str,
+    kernels: str,
+    text: str,
+    shape: tuple[int, ...],
+    dtype=BF16,
+    *,
+    how: str = "",
+    lies=None,
+    backward=True,
+    **of,
+) -> None:
+    """A line's call. how: its strategy; lies: how x and operands of its size do."""
+    given = with_strategy(text, how) if how else text
+
+    def run(device: str) -> None:
+        tensors = make_inputs(text, shape, dtype, device, **of).tensors
+        if lies:
+            tensors = [lies(t.detach()) if t.dim() > 1 else t for t in tensors]
+        both_ways(lambda *ts: onepass.fused(given, *ts), tensors, backward)
+
+    add(name, kernels, run)
+
+
+def lists(name: str, kernels: str, text: str, columns: int, rows: tuple[int, ...], dtype=BF16, own=False) -> None:
+    """A call for several tensors, with operands for all of them or (own) for each; `linear` has 3 features."""
+
+    def run(device: str) -> None:
+        made = [
+            make_inputs(text, (n, columns), dtype, device, seed=i, out_features=3).tensors for i, n in enumerate(rows)
+        ]
+        count = len(made[0])
+        given = [[m[i].detach().requires_grad_() for m in made] if i == 0 or own else made[0][i] for i in range(count)]
+        results = onepass.fused(text, *given)
+        kinds = results if isinstance(results, tuple) else (results,)
+        flat = [r for kind in kinds for r in kind]
+        leaves = [t for one in given for t in (one if isinstance(one, list) else [one])]
+        torch.autograd.grad(flat, leaves, upstream(flat), allow_unused=True)
+
+    add(name, kernels, run)
+
+
+def scores(
+    name: str, kernels: str, text: str, shape: tuple[int, ...], keys: int, dtype=BF16, *, how="", values=0, **of
+) -> None:
+    """A line's call with `scores`. values: numbers of each, where it ends in them."""
+    given = with_strategy(text, how) if how else text
+
+    def run(device: str) -> None:
+        inputs = make_inputs(text, shape, dtype, device, out_features=keys, **of)
+        if values:
+            inputs.operands[-1] = torch.randn(*shape[:-2], keys, values, device=device).to(dtype)
+        both_ways(lambda *ts: onepass.fused(given, *ts), inputs.tensors)
+
+    add(name, kernels, run)
+
+
+NORM = "layer_norm(1e-5) | scale | bias"
+KEEPING = "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"
+ELEMENTWISE, ROWWISE = "elementwise_forward elementwise_backward", "rowwise_forward rowwise_backward"
+PARTS = " ".join(f"rowwise_{way}_{part}" for way in ("forward", "backward") for part in ("parts", "combined", "tiles"))
+
+
+def plain_lines() -> None:
+    line("one long row", ELEMENTWISE, "gelu", (64, 512))
+    line("few rows", ELEMENTWISE, "bias | gelu_tanh", (40, 256))
+    line("many rows", f"{ELEMENTWISE} add_columns", "bias | gelu_tanh", (6000, 136))
+    line("gate", ELEMENTWISE, "gate(silu)", (64, 512), F32)
+    line("dropout, keep", ELEMENTWISE, "bias | dropout(0.1) | add | keep", (70, 264), F16)
+    line("float64", f"{ELEMENTWISE} add_columns", "bias | silu | add", (3000, 65), F64)
+    line("odd rows", ELEMENTWISE, "bias | gelu | add", (50, 1001))
+    line("odd rows, many", f"{ELEMENTWISE} add_columns", "bias | gelu | add", (4000, 101))
+    line("misaligned", ELEMENTWISE, "bias | gelu | add", (50, 256), lies=misaligned)
+    line("strided", ELEMENTWISE, "scale | tanh | gate(gelu)", (50, 256), lies=strided)
+    line("strided, float32", ELEMENTWISE, "bias | relu | add", (50, 255), F32, lies=strided)
+    line("transposed", ELEMENTWISE, "gelu | add", (4, 50, 64), lies=transposed)
+    add(
+        "rope",
+        ELEMENTWISE,
+        lambda device: both_ways(
+            lambda x: onepass.fused("rope", x, *torch.randn(2, 20, 64, device=device).to(BF16)),
+            [torch.randn(2, 3, 20, 64, device=device).to(BF16)],
+        ),
+    )
+    line("one row", ELEMENTWISE, "bias | gelu", (1, 4096))
+    add(
+        "one number for a row",
+        ELEMENTWISE,
+        lambda device: both_ways(
+            lambda x, y, z: onepass.fused("add | gate(silu)", x, y, z),
+            [torch.randn(s, device=device, dtype=BF16) for s in ((4, 8, 64), (4, 8, 1), (8, 64))],
+        ),
+    )
+    for dtype in (BF16, F32, F16, F64):
+        line(f"norm in a warp, {dtype}", ROWWISE, NORM, (200, 128), dtype)
+    line("norm in a block", f"{ROWWISE} add_columns", NORM, (300, 1024))
+    line("norm of two rows", ROWWISE, NORM, (2, 1024))
+    line("norm in a block of one row", ROWWISE, NORM, (70, 6144))
+    line("norm with much around it", ROWWISE, "bias | gelu | layer_norm(1e-5) | scale | bias | gelu", (70, 1024))
+    line("keeping", ROWWISE, KEEPING, (130, 768))
+    line("keeping, 2048", ROWWISE, KEEPING, (130, 2048), F32)
+    line("softmax", ROWWISE, "mul(0.125) | mask | softmax | dropout(0.1)", (130, 512), F16)
+    line("softmax, added mask", ROWWISE, "mul(0.125) | mask | softmax", (130, 512), bool_mask=False)
+    line("causal", ROWWISE, "mul(0.125) | causal | softmax", (3, 100, 104), F32)
+    line("norm, odd rows", ROWWISE, NORM, (130, 1001))
+    line("norm, odd and short", ROWWISE, NORM, (130, 37), F16)
+    line("norm, odd and long", ROWWISE, NORM, (9, 5003))
+    line("norm, misaligned", ROWWISE, NORM, (130, 256), lies=misaligned)
+    line("norm, strided", ROWWISE, KEEPING, (130, 256), lies=strided)
+    line("norm, transposed", ROWWISE, NORM, (4, 30, 64), lies=transposed)
+    line("six column sums", ROWWISE, "bias | scale | bias | layer_norm(1e-5) | scale | bias | scale", (40, 4096))
+    line("16384 columns", ROWWISE, NORM, (12, 16384))
+    line("32768 columns", ROWWISE, "rms_norm(1e-6) | scale", (9, 32768))
+    line("32768 columns, softmax", ROWWISE, "softmax", (9, 32768))
+    line("32768 columns, gelu", ROWWISE, f"{NORM} | gelu", (9, 32768))
+    line("65536 columns", ROWWISE, NORM, (5, 65536))
+    line("65536 columns, softmax", ROWWISE, "softmax", (5, 65536), F16)
+    line("65536 columns, float32", ROWWISE, NORM, (5, 65536), F32)
+    line("131072 columns", ROWWISE, NORM, (4, 131072))
+    line("131072 columns, gelu", ROWWISE, f"{NORM} | gelu", (4, 131072))
+    line("cluster, odd rows", ROWWISE, NORM, (4, 40001))
+    line("long rows", PARTS, NORM, (3, 600000))
+    line("long rows, softmax", PARTS, "mul(0.1) | softmax", (3, 600000), F32)
+    line("long rows, odd", PARTS, NORM, (3, 600001))
+    for own in (False, True):
+        whose = "their own operands" if own else "operands for all"
+        lists(f"list, {whose}", ELEMENTWISE, "bias | gelu_tanh", 64, (3, 10, 1, 40, 7), own=own)
+        lists(f"list of norms, {whose}", f"{ROWWISE} add_columns", NORM, 64, (3, 10, 1, 40, 700), F32, own)
+        lists(f"list of features, {whose}", "few_features_forward few_features_backward",
+              "layer_norm(0) | tanh | linear | bias | relu", 200, (3, 10, 1, 40, 7), F32, own)  # fmt: skip
+    lists("list, keeping", ROWWISE, KEEPING, 1000, (3, 40, 300), own=True)
+    lists("list of many", f"{ROWWISE} add_columns", NORM, 64, (300,) * 120, own=True)
+
+
+def linear_lines() -> None:
+    made, deferred = f"{NORM} | linear | bias", "linear_forward fold"
+    line("tiles", "linear_forward", "linear | bias | gelu", (300, 264), how="tiled", out_features=392)
+    line("tiles of few rows", "linear_forward", "linear | bias | gelu", (100, 72), how="tiled", out_features=64)
+    line("tiles of 128", "linear_forward", "linear | add", (300, 136), F16, how="tiled", out_features=128)
+    line("tiles, made", "linear_forward rowwise_backward", made, (300, 264), how="tiled", out_features=392)
+    line("tiles, made in tiles", "linear_forward", "gate(silu) | linear", (300, 264), how="tiled", out_features=200)
+    line("tiles, made and kept", "linear_forward", "add | keep | rms_norm(1e-6) | scale | linear | bias | gelu",
+         (300, 264), how="tiled", out_features=392)  # fmt: skip
+    line("deferred", deferred, made, (300, 264), how="deferred", out_features=64)
+    line("deferred, wide", f"{deferred} rowwise_forward", made, (300, 264), how="deferred", out_features=520)
+    line("deferred, rms_norm", deferred, "rms_norm(1e-6) | scale | linear | bias | keep | silu", (300, 264), F16,
+         how="deferred", out_features=136)  # fmt: skip
+    line("deferred, 1024 to 256", f"{deferred} rowwise_backward add_columns", made, (4096, 1024), how="deferred",
+         out_features=256)  # fmt: skip
+    line("narrow", "narrow_linear_backward narrow_gradients add_columns", made, (1100, 1000), out_features=64)
+    line("narrow, rms_norm", "narrow_linear_backward narrow_gradients", "rms_norm(1e-6) | scale | linear",
+         (4099, 264), out_features=24)  # fmt: skip
+    line("streamed", "streamed_forward rowwise_backward", "rms_norm(1e-6) | scale | linear", (8, 1024), how="streamed",
+         out_features=256)  # fmt: skip
+    line("streamed, sixteen rows", "streamed_forward", f"{NORM} | linear | bias | gelu", (16, 4096), how="streamed",
+         out_features=264)  # fmt: skip
+    line(
+        "streamed, gate",
+        "streamed_forward",
+        "gate(silu) | linear | add",
+        (3, 520),
+        F16,
+        how="streamed",
+        out_features=72,
+    )
+    line("resident", "resident_forward", made, (300, 128), how="resident", out_features=64)
+    line("resident, many rows", "resident_forward", f"{NORM} | linear | bias | gelu", (20000, 136), F16, how="resident",
+         out_features=72)  # fmt: skip
+    line("resident, gate", "resident_forward", "gate(silu) | linear", (300, 128), how="resident", out_features=40)
+    dots = "few_features_forward few_features_backward"
+    for dtype, features in ((F32, 1), (BF16, 3), (F64, 8)):
+        line(f"features, {dtype}", dots, "layer_norm(1e-5) | tanh | linear | bias | relu", (700, 200), dtype,
+             how="dots", out_features=features)  # fmt: skip
+    line("features, odd rows", dots, "add | keep | rms_norm(1e-6) | scale | linear | bias | keep | silu", (70, 1001),
+         how="dots", out_features=5)  # fmt: skip
+    line("unfused", f"{ROWWISE} {ELEMENTWISE}", f"{NORM} | linear | bias | gelu", (300, 1024), how="unfused",
+         out_features=256)  # fmt: skip
+
+
+def attention() -> None:
+    masked, causal = "scores | mul(0.125) | mask | softmax", "scores | mul(0.125) | causal | softmax"
+    both = "gradients_of_queries gradients_of_keys"
+    by_warps = "attention_by_warps warp_gradients_of_queries warp_gradients_of_keys"
+    scores("scores by warps", "scores_forward", masked, (2, 2, 37, 64), 129, how="resident")
+    scores(
+        "scores by warps, deep",
+        "scores_forward",
+        "scores | mul(0.1) | softmax",
+        (2, 2, 37, 256),
+        131,
+        F16,
+        how="resident",
+    )
+    scores("scores, causal", "attention_forward", causal, (2, 2, 150, 64), 264, how="resident")
+    scores("scores, deep", "attention_forward", masked, (2, 2, 150, 192), 264, how="resident")
+    scores("held", "held_scores_forward", masked, (2, 2, 150, 64), 136, how="resident")
+    scores(
+        "held, one block", "held_scores_forward", "scores | mul(0.1) | softmax", (2, 2, 150, 64), 128, how="resident"
+    )
+    scores(
+        "held, in a cluster", "held_scores_forward gradients_of_scores", masked, (2, 2, 150, 64), 520, how="resident"
+    )
+    scores("held, in a cluster of sixteen", "held_scores_forward gradients_of_scores",
+           "scores | mul(0.1) | softmax", (1, 2, 70, 64), 4096, F16, how="resident")  # fmt: skip
+    scores(
+        "held, four warpgroups", "held_scores_forward", f"{masked} | dropout(0.3)", (1, 2, 70, 64), 4096, how="resident"
+    )
+    scores("probabilities, one block", "gradients_of_scores", "scores | mul(0.1) | softmax", (3, 150, 64), 128)
+    scores("probabilities, deep", "gradients_of_scores", masked, (2, 2, 150, 128), 512)
+    scores("probabilities, strips shared", "gradients_of_scores add_key_parts", masked, (1, 2000, 64), 1000)
+    for mask in (False, True):
+        add(f"attention_scores{', mask' * mask}", "held_scores_forward gradients_of_scores add_key_parts",
+            attention_scores(mask))  # fmt: skip
+    add("keys left out", "held_scores_forward", keys_left_out)
+    values = f"{masked} | values"
+    scores("values", f"attention_forward {both}", values, (2, 2, 130, 64), 136, values=64, how="streamed")
+    scores("values, added mask", f"attention_forward {both}", values, (2, 2, 130, 64), 264, F16, values=32,
+           how="streamed", bool_mask=False)  # fmt: skip
+    scores(
+        "values, causal",
+        f"attention_forward {both}",
+        f"{causal} | values",
+        (2, 2, 200, 64),
+        200,
+        values=64,
+        how="streamed",
+    )
+    scores("values, dropout", f"attention_forward {both}", f"{masked} | dropout(0.1) | values", (2, 2, 130, 96), 136,
+           values=48, how="streamed")  # fmt: skip
+    scores("values, deep", f"attention_forward {both}", values, (1, 2, 130, 256), 136, values=256, how="streamed")
+    scores("values by warps", by_warps, values, (2, 2, 37, 64), 131, values=64, how="streamed")
+    scores(
+        "values by warps, causal", by_warps, f"{causal} | values", (2, 2, 130, 40), 131, F16, values=128, how="streamed"
+    )
+    scores("values, unfused", "rowwise_forward rowwise_backward", values, (2, 2, 37, 64), 136, values=64, how="unfused")
+
+
+def attention_scores(mask: bool) -> Callable[[str], None]:
+    """As probabilities of a model's attention are asked for."""
+
+    def run(device: str) -> None:
+        query, key = (torch.randn(2, 16, 512, 64, device=device, dtype=BF16) for _ in range(2))
+        given = [torch.rand(2, 1, 512, 512, device=device) < 0.8] if mask else []
+        both_ways(F.attention_scores, [query, key, *given])
+
+    return run
+
+
+def keys_left_out(device: str) -> None:
+    """Of a mask that is one for all rows of a matrix."""
+    query, key = (torch.randn(2, 3, n, 64, device=device, dtype=BF16) for n in (70, 264))
+    mask = torch.rand(2, 1, 1, 264, device=device) < 0.7
+    both_ways(lambda *ts: onepass.fused("scores(resident) | mul(0.1) | mask | softmax", *ts), [query, key, mask])
+
+
+plain_lines()
+linear_lines()
+attention()
+
+
+# Calls that are wrong, one for each tool: a run of tools/sanitize in which it does not see its own is no good.
+PLANTED = {
+    "planted for memcheck": "data[1 << 28] = 1.0f;",
+    "planted for racecheck": """__shared__ float of[64];
+        of[threadIdx.x] = data[threadIdx.x], data[threadIdx.x] = of[63 - threadIdx.x];""",
+    "planted for synccheck": """__shared__ unsigned long long box;
+        const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(&box));
+        for (int i = 0; i < 2 && threadIdx.x == 0; ++i)
+            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at) : "memory");
+        if (threadIdx.x < 40) __syncthreads();""",
+}
+
+
+def planted(body: str, device: str) -> None:
+    """Launches a kernel of 64 threads and as many numbers."""
+    source = f'extern "C" __global__ void onepass_planted(float* data) {{ {body} }}'
+    kernel = torch.cuda._compile_kernel(source, "onepass_planted")
+    kernel((1, 1, 1), (64, 1, 1), (torch.zeros(64, device=device),))
+
+
+def launched(run: Callable[[], None]) -> Iterator[str]:
+    """Our kernels that a call launches."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and event.name.startswith("onepass_"):
+            yield event.name.removeprefix("onepass_")
+
+
+def main() -> int:
+    """Runs calls one by one; REPORT gets a line of JSON as each begins and as it ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("report", type=Path)
+    parser.add_argument("calls", nargs="+", choices=[*CALLS, *PLANTED], metavar="CALL")
+    parser.add_argument("--log", type=Path, help="the sanitizer's, whose length is noted")
+    parser.add_argument("--launches", action="store_true", help="note the kernels")
+    given = parser.parse_args()
+    torch.cuda.init()
+    runs = {name: call.run for name, call in CALLS.items()} | {n: partial(planted, b) for n, b in PLANTED.items()}
+    with given.report.open("a", buffering=1) as report:
+        for name in given.calls:
+
+            def note(**more) -> None:
+                length = given.log.stat().st_size if given.log and given.log.exists() else 0
+                report.write(json.dumps({"call": name, "log": length, **more}) + "\n")  # noqa: B023
+
+            note(begins=True)
+            torch.manual_seed(0)
+            start = time.perf_counter()
+            try:
+                if given.launches:
+                    kernels = sorted(set(launched(lambda: runs[name]("cuda"))))  # noqa: B023
+                else:
+                    kernels = []
+                    runs[name]("cuda")
+                    torch.cuda.synchronize()
+            except Exception as error:  # the context may be gone: the rest is another process's
+                note(error=f"{type(error).__name__}: {error}"[:500])
+                return 3
+            note(seconds=round(time.perf_counter() - start, 3), kernels=kernels)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
