@@ -529,3 +529,38 @@ def test_devices_that_lines_do_not_run_on():
     model = onepass.fuse(nn.Sequential(nn.LayerNorm(8, device="meta"), nn.GELU()))
     assert model(R(4, 8, device="meta")).device.type == "meta"
     assert not onepass.report(model).lines
+
+
+@pytest.mark.parametrize("number", [1e-40, 1e39, 1e-39, 0.0])
+def test_divisions_whose_inverse_is_no_number(number):
+    for x in (torch.zeros(4, 8), torch.full((4, 8), 1e38), R(4, 8).double()):
+        agrees(lambda x: torch.tanh(x / number), x)
+
+
+def test_what_a_checkpointed_block_overwrites():
+    """A counter is changed by each run of the block, as in eager."""
+
+    def function(x, s):
+        def block(t):
+            s.add_(1.0)
+            return F.gelu(t * 2.0)
+
+        return checkpoint(block, x, use_reentrant=False)
+
+    counts = []
+    for call in (function, onepass.fuse(function)):
+        x, s = grad(4, 8), torch.zeros(())
+        call(x, s).sum().backward()
+        counts.append(s.item())
+    assert counts[0] == counts[1] == 2.0
+
+
+def test_many_overwriting_operators():
+    def function(x):
+        y = x * 1.0
+        for _ in range(600):
+            y = y.mul_(1.001)
+        return y
+
+    fused, x = onepass.fuse(function), R(2, 4)
+    torch.testing.assert_close(fused(x), function(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import fx
 from torch._higher_order_ops.wrap import TagActivationCheckpoint, tag_activation_checkpoint
 from torch.utils.checkpoint import checkpoint
 
-from onepass.rewrite.effects import bodies
+from onepass.rewrite.effects import bodies, effects_of, memory_of
 
 __all__ = ["checkpointed_blocks", "draw_again"]
 
@@ -26,12 +27,28 @@ def draw_again(graph: fx.Graph) -> None:
     does. The operator that Dynamo captures leaves that to Inductor."""
     for node in graph.nodes:
         if node.target is tag_activation_checkpoint:
-            node.target = _checkpointed
+            node.target = functools.partial(_checkpointed, _overwritten(bodies(node)[0].graph))
+            node.target.__name__ = "checkpointed"
 
 
-def _checkpointed(body: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _overwritten(body: fx.Graph) -> frozenset[int]:
+    """The inputs of a block that it writes."""
+    written = frozenset().union(*(effects_of(node).writes for node in body.nodes))
+    places = [node for node in body.nodes if node.op == "placeholder"]
+    return frozenset(i for i, node in enumerate(places) if memory_of(node.meta.get("example_value")) & written)
+
+
+def _checkpointed(overwritten: frozenset[int], body: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What the block overwrites is no argument of `checkpoint`, which would save it: a program has it in a closure."""
     options, rest = TagActivationCheckpoint.divide_kwargs(options)
     context = getattr(body, "meta", {}).get("_checkpoint_context_fn")
     if context is not None:
         options["context_fn"] = context
-    return checkpoint(body, *args, **{**options, "use_reentrant": False}, **rest)
+    held = {i: args[i] for i in overwritten}
+    given = [arg for i, arg in enumerate(args) if i not in held]
+
+    def block(*given: Any, **rest: Any) -> Any:
+        others = iter(given)
+        return body(*(held[i] if i in held else next(others) for i in range(len(args))), **rest)
+
+    return checkpoint(block, *given, **{**options, "use_reentrant": False}, **rest)

@@ -22,6 +22,8 @@ __all__ = [
 
 
 APART = "apart"  # in a node's meta
+MOST_OVERWRITTEN = 8
+"""Times in a row."""
 
 
 class Operation(NamedTuple):
@@ -148,14 +150,24 @@ def _does_nothing_else(node: fx.Node) -> bool:
     if not effects.writes:
         return True
     first = node.args[0] if node.args else None
-    op = operation(first)
-    return (
-        op is not None
-        and op.name in ALLOCATES
-        and len(first.users) == 1
-        and effects.writes <= memory_of(value_of(first))
-        and value_of(first).dtype == value_of(node).dtype
-    )
+    if not is_tensor(first) or len(first.users) != 1 or value_of(first).dtype != value_of(node).dtype:
+        return False
+    return effects.writes <= memory_of(value_of(first)) and _is_new(first)
+
+
+def _is_new(node: fx.Node) -> bool:
+    """Whether the node's result is memory that nobody else has: made by an operation that allocates it, and overwritten
+    by a few others since, each of which has had it alone."""
+    for _ in range(MOST_OVERWRITTEN):
+        if _NAMES.get(node.target) not in ALLOCATES or node.meta.get(APART):
+            return False
+        if not (writes := effects_of(node).writes):
+            return effects_of(node).known
+        first = node.args[0] if node.args else None
+        if not is_tensor(first) or len(first.users) != 1 or not writes <= memory_of(value_of(first)):
+            return False
+        node = first
+    return False
 
 
 def _binary(input, other, *, alpha=1):
@@ -165,8 +177,15 @@ def _binary(input, other, *, alpha=1):
 def _divide(input, other, *, rounding_mode=None):
     if rounding_mode is not None:
         return None
-    by_number = isinstance(other, (int, float)) and other != 0
-    return Operation("mul", (input, 1 / other)) if by_number else (input, other)
+    if isinstance(other, (int, float)) and _is_normal(other, input) and _is_normal(1 / other, input):
+        return Operation("mul", (input, 1 / other))
+    return input, other
+
+
+def _is_normal(number: float, of: Any) -> bool:
+    """Whether the type in which a tensor's numbers are computed holds it to full precision."""
+    range_of = torch.finfo(torch.float64 if value_of(of).dtype == torch.float64 else torch.float32)
+    return range_of.tiny <= abs(number) <= range_of.max
 
 
 def _row_mean(input, dim=None, keepdim=False, *, dtype=None):
