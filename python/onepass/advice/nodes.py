@@ -52,7 +52,8 @@ def counts_of(node: fx.Node, training: bool) -> Counts:
         return Counts()
     tensors = given_to(node) + results_of(node)
     only_wraps = getattr(node.target, "__module__", None) in ("torch._functorch.predispatch", "torch._C._functorch")
-    if only_wraps or not all(map(_is_plain, tensors)) or len({tensor.device for tensor in tensors}) > 1:
+    devices = {tensor.device for tensor in tensors if tensor.dim()}  # numbers may be on the host
+    if only_wraps or not all(map(_is_plain, tensors)) or len(devices) > 1:
         return _by_bytes(node, training)
     counts = _called(node, training)
     if not counts.forward and gives_memory(node) and _name(node) not in formulas.ALLOCATE:
