@@ -48,12 +48,12 @@ def trains(node: fx.Node) -> bool:
 def counts_of(node: fx.Node, training: bool) -> Counts:
     """The kernels of a node, and those of its backward where it has one. What cannot be called without data moves what
     it is given and what it gives, and is called unknown."""
-    if node.op not in ("call_function", "call_method") or not _acts_on_tensors(node):
+    if node.op not in ("call_function", "call_method", "call_module") or not _acts_on_tensors(node):
         return Counts()
     tensors = given_to(node) + results_of(node)
     only_wraps = getattr(node.target, "__module__", None) in ("torch._functorch.predispatch", "torch._C._functorch")
     devices = {tensor.device for tensor in tensors if tensor.dim()}  # numbers may be on the host
-    if only_wraps or not all(map(_is_plain, tensors)) or len(devices) > 1:
+    if only_wraps or node.op == "call_module" or not all(map(_is_plain, tensors)) or len(devices) > 1:
         return _by_bytes(node, training)
     counts = _called(node, training)
     if not counts.forward and gives_memory(node) and _name(node) not in formulas.ALLOCATE:
