@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from onepass.advice import prices
+from onepass.advice.bodies import Part, checkpointed, parts
+from onepass.advice.nodes import given_to, results_of
 from onepass.advice.profile import Profile, profile_of
 from onepass.advice.report import Advice, Explanation, Operator
 from onepass.advice.saved import saved_by
@@ -52,7 +54,8 @@ def explain(
         _explain_graph(gm, profile, explained)
         return _without_running(gm.graph)
 
-    torch.compile(called(model), backend=look, dynamic=False)(*inputs, **options)
+    with torch._dynamo.config.patch(allow_rnn=True):  # which has a price; a break of the graph has none
+        torch.compile(called(model), backend=look, dynamic=False)(*inputs, **options)
     return explained
 
 
@@ -77,48 +80,59 @@ def _explain_graph(gm: fx.GraphModule, profile: Profile, explained: Explanation)
         is_tensor(node) and value_of(node).requires_grad for node in gm.graph.nodes
     )
     explained.training |= training
-    found = lines_of(gm.graph, profile, training)
+    found = {chain: False for chain in lines_of(gm.graph, profile, training)}
+    for block in checkpointed(gm):
+        found |= {chain: training for chain in lines_of(block.graph, profile, training)}
     by_node = {node: chain for chain in found for node in chain.nodes}
-    for node in gm.graph.nodes:
-        if node.op in ("call_function", "call_method") and is_tensor(node):
-            forward = prices.of_node(node, profile)
-            backward = prices.of_node(node, profile, backward=True) if training else prices.Price()
-            if forward.kernels or backward.kernels:
-                explained.operators.append(_operator(node, forward, backward, by_node.get(node), profile))
-    for chain in found:
+    for part in parts(gm, profile, training):
+        explained.operators.append(_operator(part, by_node.get(part.node), profile))
+    for chain, again in found.items():
         sums = prices.joined_gradients(chain, profile) if training else prices.Price()
         if sums.kernels:
             shape = sizes(value_of(chain.result))
-            bound = bound_of(sums, profile, SUMS)
-            explained.operators.append(Operator(SUMS, shape, prices.Price(), sums, *bound, chain.line))
-        explained.lines.append(_advice(chain, profile, training))
+            explained.operators.append(
+                Operator(SUMS, shape, prices.Price(), sums, *bound_of(sums, profile), chain.line)
+            )
+        explained.lines.append(_advice(chain, profile, training, again))
 
 
 SUMS = "sum of gradients"
 """Where a tensor is used twice. Of what no line takes part in, they are not counted."""
 
 
-def _operator(node: fx.Node, forward, backward, chain: Chain | None, profile: Profile) -> Operator:
-    op = operation(node)
-    name = op.name if op is not None else getattr(node.target, "__name__", str(node.target))
-    bound, why = bound_of(forward, profile, name)
-    return Operator(name, sizes(value_of(node)), forward, backward, bound, why, None if chain is None else chain.line)
+def _operator(part: Part, chain: Chain | None, profile: Profile) -> Operator:
+    node, op = part.node, operation(part.node)
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    bound, why = bound_of(part.forward if part.forward.kernels else part.backward, profile)
+    if part.unknown:
+        why += f"; of {', '.join(part.unknown)} only the bytes are known"
+    if part.within:
+        why += f"; in {part.within}"
+    name = op.name if op is not None and op.name not in MOVING else target
+    shapes = [sizes(tensor) for tensor in results_of(node) or given_to(node)]
+    return Operator(name, shapes[0], part.forward, part.backward, bound, why, None if chain is None else chain.line)
 
 
-def bound_of(price, profile: Profile, name: str) -> tuple[str, str]:
+MOVING = ("same", "view", "swapped")
+
+
+def bound_of(price: prices.Price, profile: Profile) -> tuple[str, str]:
     """What limits an operator, and what follows for fusion."""
     intensity = price.flops / price.bytes if price.bytes else 0.0
-    if name in ("linear", "addmm", "matmul", "attention") and price.seconds - profile.fixed > 1.2 * (
-        price.bytes / profile.bandwidth
-    ):
+    moving = price.bytes / profile.bandwidth
+    starting = profile.fixed * price.kernels if price.kernels > 1 else 0.0
+    if price.computing > max(1.2 * moving, starting):
         return "compute", f"compute-bound ({intensity:.0f} flops a byte): leave it to the library"
-    if price.bytes / profile.bandwidth < profile.fixed:
+    if moving < profile.fixed * price.kernels:
         return "launch", "launch-bound: its tensors are small, only fewer launches help"
     return "memory", f"memory-bound ({intensity:.1f} flops a byte)"
 
 
-def _advice(chain: Chain, profile: Profile, training: bool) -> Advice:
+def _advice(chain: Chain, profile: Profile, training: bool, again: bool) -> Advice:
+    """`again`: forward runs once more before backward."""
     before, after = prices.of_chain(chain, profile, training), prices.of_line(chain, profile, training)
+    if again:
+        before, after = ((forward, backward + forward) for forward, backward in (before, after))
     saved = saved_by(chain.nodes) if training else 0
     return Advice(
         chain.line,

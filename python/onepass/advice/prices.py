@@ -5,40 +5,64 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
 
+from onepass import _native
+from onepass.advice.counting import Counts
+from onepass.advice.kernels import Kernel
+from onepass.advice.nodes import counts_of
 from onepass.advice.profile import FEATURES, Profile
 from onepass.line import Line, _parse
+from onepass.plan import Plan
 from onepass.rewrite.chains import Chain
 from onepass.rewrite.operations import is_tensor, operation, sizes, value_of
 from onepass.rewrite.steps import CONTRACTIONS, kind
 
-__all__ = ["Price", "features_of", "has_own_product", "joined_gradients", "of_chain", "of_line", "of_node", "of_words"]
+__all__ = [
+    *(
+        "Price",
+        "decision",
+        "features_of",
+        "has_own_product",
+        "is_worth_it",
+        "joined_gradients",
+        "of_chain",
+        "of_counts",
+    ),
+    *("of_line", "of_node", "of_words"),
+]
 
 BACKWARD: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("same", "view", "swapped", "add"), (0, 0)),
+    "add": (0, 0),
     **dict.fromkeys(("pow", "square", "sqrt", "rsqrt", "erf", "relu", "tanh", "sigmoid", "silu", "mish"), (2, 1)),
     **dict.fromkeys(("hardswish", "softplus", "gelu", "elu", "leaky_relu", "softmax", "dropout"), (2, 1)),
+    **dict.fromkeys(("exp", "expm1", "log", "log1p", "sin", "cos", "sinh", "cosh", "atan", "abs"), (2, 1)),
     **dict.fromkeys(("layer_norm", "rms_norm"), (2, 1)),
     **dict.fromkeys(("cast", "mean", "var", "sub"), (1, 1)),
     **dict.fromkeys(("mul", "div"), (1, 1)),
 }
-"""How many tensors of its input's size an operator's backward reads and writes. A product of two tensors has (3, 2)."""
+"""How many tensors of its input's size the backward of an operator reads and writes that has a rate by its name. A
+product of two tensors has (3, 2). All other operators are counted by calling them."""
 RATES = {"mul": "add", "sub": "add", "div": "add", "cast": "add", "mish": "gelu", "softplus": "gelu", "erf": "gelu"}
 
 
 @dataclass(frozen=True)
 class Price:
-    """Bytes, floating-point operations, kernels and seconds on a device."""
+    """Bytes, floating-point operations, kernels and seconds on a device.
+
+    Attributes:
+        computing: of the seconds, those that the arithmetic of matrix products takes at least.
+    """
 
     bytes: float = 0
     flops: float = 0
     kernels: int = 0
     seconds: float = 0
     host_seconds: float = 0
+    computing: float = 0
 
     def __add__(self, other: Price) -> Price:
         return Price(
@@ -47,7 +71,11 @@ class Price:
             self.kernels + other.kernels,
             self.seconds + other.seconds,
             self.host_seconds + other.host_seconds,
+            self.computing + other.computing,
         )
+
+    def __mul__(self, times: int) -> Price:
+        return Price(*(amount * times for amount in vars(self).values()))
 
     @property
     def time(self) -> float:
@@ -56,28 +84,44 @@ class Price:
 
 
 def of_node(node: fx.Node, profile: Profile, backward: bool = False) -> Price:
-    """A node that PyTorch runs as one kernel; nothing for one that only says how a tensor is looked at."""
+    """A node as PyTorch runs it; nothing for one that only says how a tensor is looked at.
+
+    Element-wise operators and norms have the rates that a profile has by their names, with the tensors that they move;
+    all else is made of what is counted when it is called.
+    """
     op = operation(node)
-    if op is None:
-        return _of_unknown(node, profile) if not backward else Price()
-    if op.name in ("linear", "addmm", "matmul", "attention"):
-        return _of_product(node, op.name, op.arguments, profile, backward)
-    if op.name in ("same", "view", "swapped"):
+    if op is None or op.name not in BACKWARD:
+        return of_counts(counts_of(node, backward), profile, backward)
+    result = value_of(node)
+    if backward and not result.requires_grad:
         return Price()
     inputs = [value_of(a) for a in op.arguments if is_tensor(a)]
-    result = value_of(node)
     if node.meta.get("onepass_bias"):  # part of the product before it; its gradient is a sum over rows
-        return _moved(_size(result), _count(result), profile, "sum", result, False) if backward else Price()
+        if backward:
+            return _moved(_size(result), _count(result), profile, "sum", result, False)
+        return Price(_size(inputs[1]), seconds=_size(inputs[1]) / profile.bandwidth)
     name = RATES.get(op.name, op.name)
     if not backward:
         bytes = sum(map(_size, inputs)) + _size(result)
         bytes += _count(result) if op.name == "dropout" else 0  # its mask
         return _moved(bytes, 4 * _count(result), profile, name, result, False)
-    reads, writes = (3, 2) if op.name in ("mul", "div") and len(inputs) == 2 else BACKWARD.get(op.name, (2, 1))
-    column_sum = sum(_size(result) for tensor in inputs if 0 < _count(tensor) < _count(result))
-    bytes = max(map(_size, inputs), default=0) * (reads + writes)
-    bytes += column_sum if op.name in ("add", "mul") else 0
+    bytes = _moved_backward(op.name, inputs, result)
     return _moved(bytes, 8 * _count(result), profile, name, result, True) if bytes else Price()
+
+
+def _moved_backward(name: str, inputs: Sequence[Tensor], result: Tensor) -> float:
+    """What an element-wise operator's backward moves for those of its inputs that have gradients."""
+    reads, writes = BACKWARD[name]
+    learns = [tensor.requires_grad for tensor in inputs]
+    if name in ("mul", "div") and len(inputs) == 2:
+        reads, writes = 1 + sum(learns), sum(learns)
+    elif name == "add" or name == "sub" and learns[1:] != [True]:
+        reads = writes = 0
+    elif name != "sub":
+        writes -= not learns[0]
+    smaller = [tensor for tensor in inputs if tensor.requires_grad and 0 < _count(tensor) < _count(result)]
+    bytes = max(map(_size, inputs), default=0) * (reads + writes)
+    return bytes + len(smaller) * _size(result) * (name in ("add", "mul"))
 
 
 def _moved(bytes: float, flops: float, profile: Profile, name: str, like: Tensor, backward: bool) -> Price:
@@ -85,45 +129,56 @@ def _moved(bytes: float, flops: float, profile: Profile, name: str, like: Tensor
     return Price(bytes, flops, 1, profile.moving(bytes, rate), profile.call)
 
 
-def _of_product(node: fx.Node, name: str, arguments, profile: Profile, backward: bool, own: bool = False) -> Price:
-    result = value_of(node)
-    tensors = [value_of(a) for a in arguments if is_tensor(a)]
-    if name == "attention":
-        query, key, value = map(sizes, tensors[:3])
-        flops = 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-        flops = flops // 2 if arguments[5] else flops
-    else:
-        flops = 2 * _count(result) * sizes(tensors[0])[-1]
-    bytes = sum(map(_size, tensors)) + _size(result)
-    times = 2 if backward else 1
-    if own:
-        seconds = profile.multiplying_itself(flops, _size(tensors[1]), result.dtype)
-    else:
-        seconds = times * profile.multiplying(flops, bytes, result.dtype)
-        if name in ("linear", "addmm") and len(tensors) > 2 and profile.name == "cpu" and not backward:
-            seconds += 2 * _size(result) / profile.bandwidth  # the bias is written where the product is added
-    return Price(times * bytes, times * flops, times, seconds, times * profile.call)
+def of_counts(counts: Counts, profile: Profile, backward: bool = False) -> Price:
+    """What was counted, one direction of it: kernels one after the other."""
+    return sum((_of_kernel(kernel, profile) for kernel in (counts.backward if backward else counts.forward)), Price())
 
 
-def _of_unknown(node: fx.Node, profile: Profile) -> Price:
-    """What is not known by name moves its inputs and its result once, unless the result is a view."""
-    result = value_of(node)
-    if node.op not in ("call_function", "call_method") or not isinstance(result, Tensor):
-        return Price()
-    inputs = [value_of(n) for n in node.all_input_nodes if is_tensor(n)]
-    if any(torch._C._is_alias_of(result, tensor) for tensor in inputs):
-        return Price()
-    bytes = sum(min(_size(t), 4 * _size(result)) for t in inputs) + _size(result)
-    return Price(bytes, _count(result), 1, profile.moving(bytes), profile.call)
+def _of_kernel(kernel: Kernel, profile: Profile) -> Price:
+    name, backward, _ = kernel.name.removeprefix("native_").strip("_").partition("_backward")
+    if not kernel.flops:
+        rate = profile.rate("operators", name, kernel.columns, kernel.dtype.itemsize, bool(backward))
+        return Price(kernel.bytes, kernel.elements, 1, profile.moving(kernel.bytes, rate), profile.call)
+    computing = kernel.flops / profile.product_rate(kernel.dtype, "convolution" in name)
+    seconds = profile.fixed + max(computing, kernel.bytes / profile.bandwidth)
+    if name == "addmm" and profile.name == "cpu":  # the bias is written where the product is added
+        seconds += 2 * kernel.written / profile.bandwidth
+    return Price(kernel.bytes, kernel.flops, 1, seconds, profile.call, computing)
 
 
-def of_chain(chain: Chain, profile: Profile, training: bool) -> tuple[Price, Price]:
-    """The nodes that a line stands for as they are, forward and backward."""
-    forward = sum((of_node(node, profile) for node in chain.nodes), Price())
+def of_chain(chain: Chain, profile: Profile, training: bool, whole: bool = True) -> tuple[Price, Price]:
+    """The nodes that a line stands for as they are, forward and backward; without those that are done beside it as
+    well, if not `whole`."""
+    beside = set() if whole else set(_beside(chain))
+    nodes = [node for node in sorted(chain.nodes) if node not in beside]
+    forward = sum((of_node(node, profile) for node in nodes), Price())
     if not training:
         return forward, Price()
-    backward = sum((of_node(node, profile, backward=True) for node in chain.nodes), Price())
+    backward = sum((of_node(node, profile, backward=True) for node in nodes), Price())
     return forward, backward + joined_gradients(chain, profile)
+
+
+def decision(chain: Chain, profile: Profile, training: bool, goes_on: bool = False) -> tuple[Price, Price]:
+    """What `fuse` decides by and reports: the nodes of a chain now, and its line, forward and backward together. What
+    is done beside the line as well, views that copy and the products of attention, is in neither.
+
+    Args:
+        goes_on: as for :func:`of_line`.
+    """
+    before = of_chain(chain, profile, training, whole=False)
+    after = of_line(chain, profile, training, goes_on, whole=False)
+    return before[0] + before[1], after[0] + after[1]
+
+
+def is_worth_it(before: Price, after: Price) -> bool:
+    """Whether what is saved can be seen."""
+    saved = before.seconds - after.seconds
+    return bool(before.kernels) and saved > WORTH * before.seconds and before.bytes >= LEAST_BYTES
+
+
+WORTH = 0.05
+LEAST_BYTES = 1 << 14
+"""Of tables of positions and the like: what they take is not seen."""
 
 
 def joined_gradients(chain: Chain, profile: Profile) -> Price:
@@ -138,16 +193,21 @@ def joined_gradients(chain: Chain, profile: Profile) -> Price:
     return price
 
 
-def of_line(chain: Chain, profile: Profile, training: bool, goes_on: bool = False) -> tuple[Price, Price]:
+def of_line(
+    chain: Chain, profile: Profile, training: bool, goes_on: bool = False, whole: bool = True
+) -> tuple[Price, Price]:
     """A chain's line, forward and backward: a kernel for the words before a contraction, one for those behind it, and
-    between them the product as it was; on the CPU, in inference, with its own product, behind which words go on.
+    between them the product as it was, less what a strategy of `linear` saves of that; on the CPU, in inference, with
+    its own product, behind which words go on.
 
     Args:
         goes_on: the chain itself goes on where a product ends.
+        whole: with what is done beside the line.
     """
     parts: list[list[str]] = [[]]
     shapes = [sizes(value_of(chain.x))]
-    products = [node for node in chain.nodes if (op := operation(node)) and op.name in PRODUCTS]
+    products = sorted(node for node in chain.nodes if (op := operation(node)) and op.name in PRODUCTS)
+    trains = training and value_of(chain.result).requires_grad
     for word in chain.words:
         if kind(word) in CONTRACTIONS:
             parts.append([])
@@ -161,9 +221,9 @@ def of_line(chain: Chain, profile: Profile, training: bool, goes_on: bool = Fals
     operands = iter([value_of(node) for node in chain.operands])
     in_panels = has_own_product(chain, profile, training)
     forward = backward = Price()
-    for node in products:
-        op = operation(node)
-        forward += _of_product(node, op.name, op.arguments, profile, False, in_panels)
+    beside = set(_beside(chain))
+    for node in sorted(beside.union(products) if whole else set(products) - beside):
+        forward += _of_own_product(node, profile) if in_panels and node in products else of_node(node, profile)
         backward += of_node(node, profile, backward=True) if training else Price()
     for i, (words, shape) in enumerate(zip(parts, shapes)):
         if i > 0:
@@ -171,24 +231,59 @@ def of_line(chain: Chain, profile: Profile, training: bool, goes_on: bool = Fals
         line = _parse(" | ".join(words)) if any(word != "keep" for word in words) else None
         own = list(itertools.islice(operands, _operands_of(line) if line is not None else 0))
         if line is not None:
-            there, back = of_words(line, shape, dtype, profile, own, goes_on if i == 0 else in_panels)
-            forward, backward = forward + there, backward + back if training else backward
+            learns = [i > 0 or value_of(chain.x).requires_grad, *(operand.requires_grad for operand in own)]
+            there, back = of_words(line, shape, dtype, profile, own, goes_on if i == 0 else in_panels, learns)
+            forward, backward = forward + there, backward + back if trains else backward
+    if any(kind(word) == "linear" for word in chain.words):
+        forward = replace(forward, seconds=forward.seconds - seconds_saved(chain, profile, training))
     return forward, backward
 
 
 PRODUCTS = ("linear", "addmm", "matmul")
+VIEWS = ("same", "view", "swapped")
+"""They are done beside a line, too: some copy."""
+
+
+def _beside(chain: Chain) -> list[fx.Node]:
+    """Views, and the products of attention; the product of `linear` is the line's own."""
+    linear = any(kind(word) == "linear" for word in chain.words)
+    names = VIEWS if linear else (*VIEWS, *PRODUCTS)
+    return [node for node in chain.nodes if (op := operation(node)) is not None and op.name in names]
+
+
+def _of_own_product(node: fx.Node, profile: Profile) -> Price:
+    """A linear layer, computed in panels by this package."""
+    of_layer = of_counts(counts_of(node, training=False), profile)
+    weight = value_of(operation(node).arguments[1])
+    seconds = profile.multiplying_itself(of_layer.flops, _size(weight), weight.dtype)
+    computing = seconds - profile.moving(2 * _size(weight))
+    return replace(of_layer, kernels=1, seconds=seconds, host_seconds=profile.call, computing=computing)
 
 
 def has_own_product(chain: Chain, profile: Profile, training: bool) -> bool:
     """Whether a line with `linear` multiplies by this package's own code on the device: in panels, on the CPU. Not in
     training, where backward takes the library's products."""
-    x = value_of(chain.x)
-    there = str(x.dtype).removeprefix("torch.") in profile.own_products
+    there = str(value_of(chain.x).dtype).removeprefix("torch.") in profile.own_products
     if training or not there or not any(kind(word) == "linear" for word in chain.words):
         return False
-    line = _parse(chain.line)
+    return _plan(chain, "cpu", training).strategy == "panels"
+
+
+def seconds_saved(chain: Chain, profile: Profile, training: bool) -> float:
+    """What the strategy of a line with `linear` saves on the device, forward, against the library's product between two
+    kernels: none where the way's time is not predicted."""
+    if profile.chip is None:
+        return 0.0
+    plan = _plan(chain, profile.chip, training)
+    times = {way.name: way.seconds for way in plan.alternatives}
+    unfused, chosen = times["unfused"], times[plan.strategy]
+    return unfused - chosen if unfused is not None and chosen is not None else 0.0
+
+
+def _plan(chain: Chain, chip: str, training: bool) -> Plan:
+    line, x = _parse(chain.line), value_of(chain.x)
     features = sizes(value_of(chain.operands[line.weight]))[0]
-    return line.plan(sizes(x), x.dtype, features, device="cpu").strategy == "panels"
+    return line.plan(sizes(x), x.dtype, features, device=chip, training=training)
 
 
 def _operands_of(line: Line) -> int:
@@ -202,12 +297,18 @@ def of_words(
     profile: Profile,
     operands: Sequence[Tensor] | None = None,
     goes_on: bool = False,
+    learns: Sequence[bool] | None = None,
 ) -> tuple[Price, Price]:
-    """A line without a contraction on rows of this shape, forward and backward with all gradients. Operands may be
-    smaller than x, or have another dtype; they are x's equals if None. A line that goes on where a product ends, while
-    its x is in a core's cache, writes its result in the product's place, and is no kernel of its own."""
+    """A line without a contraction on rows of this shape, forward and backward. Operands may be smaller than x, or have
+    another dtype; they are x's equals if None. A line that goes on where a product ends, while its x is in a core's
+    cache, writes its result in the product's place, and is no kernel of its own. `learns` says of x and the operands
+    which have gradients; all that can if None."""
     cost = line.cost(shape, dtype)
-    less = [0, 0] if operands is None else _smaller(line, shape, dtype, operands)
+    less = [0, 0]
+    if operands is not None:
+        less = _smaller(line, shape, dtype, operands)
+        learns = learns or [True, *(operand.is_floating_point() for operand in operands)]
+        less[1] += _not_learned(line, shape, dtype, learns)
     features = features_of(line)
     prices = []
     for side, is_backward in ((cost.forward, False), (cost.backward, True)):
@@ -226,14 +327,24 @@ def of_words(
 
 
 def _smaller(line: Line, shape: tuple[int, ...], dtype: torch.dtype, operands: Sequence[Tensor]) -> list[int]:
-    """Bytes that tensor operands have less than x, as often as each direction moves them."""
+    """Bytes that tensor operands have less than x, as often as each direction reads them."""
     less = [0, 0]
     for index in line.tensor_operands:
         whole = math.prod(shape) * dtype.itemsize
         less[0] += whole - _size(operands[index])
         less[1] += (whole - _size(operands[index])) * line.reads_operands[index]
-        less[1] += whole * (not operands[index].is_floating_point())  # has no gradient
     return less
+
+
+def _not_learned(line: Line, shape: tuple[int, ...], dtype: torch.dtype, learns: Sequence[bool]) -> int:
+    """Bytes of gradients that backward need not write."""
+    types = (_native.DTYPES[dtype],) * (len(learns) - 1)
+
+    def written(wanted: int) -> int:
+        outputs = _native.gradients(line.text, _native.DTYPES[dtype], types, wanted)["outputs"]
+        return sum((shape[-1] if output["column"] else math.prod(shape)) * dtype.itemsize for output in outputs)
+
+    return written((1 << len(learns)) - 1) - written(sum(1 << i for i, learned in enumerate(learns) if learned))
 
 
 def features_of(line: Line) -> tuple[str, ...]:
@@ -255,4 +366,7 @@ def _count(tensor: Tensor) -> int:
 
 
 def _size(tensor: Tensor) -> int:
-    return _count(tensor) * tensor.itemsize
+    """Of a tensor's elements in memory: those that are repeated count once."""
+    places = zip(sizes(tensor), tensor.stride())
+    repeated = math.prod(size for size, stride in places if isinstance(stride, int) and stride == 0 and size > 1)
+    return _count(tensor) // repeated * tensor.itemsize

@@ -50,6 +50,12 @@ class Profile:
     own_products: dict[str, float] = field(default_factory=dict)
     measured: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def chip(self) -> str | None:
+        """For :meth:`onepass.Line.plan`: "cpu", or a GPU's; None of one whose lines with `linear` nobody has timed."""
+        known = {"cpu": "cpu", "H200": "sm_90a", "H100": "sm_90a", "A100": "sm_80"}
+        return next((chip for name, chip in known.items() if name in self.name), None)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 
@@ -61,10 +67,20 @@ class Profile:
         """Seconds of kernels that read and write so many bytes."""
         return kernels * self.fixed + bytes / (self.bandwidth * rate) if kernels else 0.0
 
-    def multiplying(self, flops: float, bytes: float, dtype: torch.dtype) -> float:
-        """Seconds of a matrix product of the library."""
-        rate = self.products.get(str(dtype).removeprefix("torch."), self.products["float32"])
-        return self.fixed + max(flops / rate, bytes / self.bandwidth)
+    def product_rate(self, dtype: torch.dtype, convolves: bool = False) -> float:
+        """Floating-point operations a second of the library's products. Of dtypes that are not measured: float16 as
+        bfloat16, a byte twice that, float32 on a GPU half of it where TF32 is allowed, as the data sheets have it."""
+        name, on_cpu = str(dtype).removeprefix("torch."), self.name == "cpu"
+        full, half = self.products["float32"], self.products.get("bfloat16", self.products["float32"])
+        if name in ("float32", "complex64") and not on_cpu and _allows_tf32(convolves):
+            return max(full, half / 2)
+        if name in self.products:
+            return self.products[name]
+        if name in ("float64", "complex128"):
+            return full / 2 if on_cpu else full
+        if dtype.itemsize == 1:
+            return 2 * half
+        return half if dtype.itemsize == 2 else full
 
     def multiplying_itself(self, flops: float, matrix_bytes: float, dtype: torch.dtype) -> float:
         """Seconds of one of this package, which packs its matrix first; `own_products` has its dtype."""
@@ -92,6 +108,11 @@ class Profile:
             return sum(weights[feature] for feature in set(name.split()) ^ set(features))
 
         return min(self.lines, key=difference, default="")
+
+
+def _allows_tf32(convolves: bool) -> bool:
+    backend = torch.backends.cudnn.conv if convolves else torch.backends.cuda.matmul
+    return backend.fp32_precision == "tf32"
 
 
 FEATURES = ("softmax", "norm", "dropout", "column", "activation", "mean")

@@ -38,18 +38,25 @@ DEVICES = ("cpu", "cuda")
 
 def gain_of(chain: Chain, profile: Profile, training: bool, then: str) -> float:
     """Seconds that a line is predicted to save, forward and backward; none where it is not worth a change."""
-    before = sum(prices.of_chain(chain, profile, training), prices.Price())
-    in_cache = begins_in_cache(chain, profile, training)
-    if not before.kernels or is_plain(chain) or then == "inductor" and not (in_cache or is_for_us(chain)):
+    multiplies = prices.has_own_product(chain, profile, training)
+    if is_plain(chain) or then == "inductor" and not (multiplies or is_for_us(chain)):
         return 0.0
-    after = sum(prices.of_line(chain, profile, training, in_cache), prices.Price())
-    gained = before.seconds - after.seconds
-    return gained if gained > WORTH * before.seconds and before.bytes >= LEAST_BYTES else 0.0
+    before, after = prices.decision(chain, profile, training)
+    return before.seconds - after.seconds if prices.is_worth_it(before, after) else 0.0
 
 
-WORTH = 0.05
-LEAST_BYTES = 1 << 14
-"""Of tables of positions and the like: what they take is not seen."""
+def gain_behind_products(chain: Chain, profile: Profile, training: bool, then: str) -> float:
+    """The same of a chain that may yet be joined with the linear layer before it, and then begins in a core's cache."""
+    gained = gain_of(chain, profile=profile, training=training, then=then)
+    if is_plain(chain) or not begins_in_cache(chain, profile, training):
+        return gained
+    before, after = prices.decision(chain, profile, training, goes_on=True)
+    return max(gained, before.seconds - after.seconds) if prices.is_worth_it(before, after) else gained
+
+
+def is_joined(chain: Chain) -> bool:
+    """Whether a norm and the linear layer behind it are one line, which `with_linear_layers` has decided."""
+    return chain.has_row_word and any(kind(word) == "linear" for word in chain.words)
 
 
 def is_plain(chain: Chain) -> bool:
@@ -76,12 +83,14 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
         separate_biases(graph)
     else:
         name_linear(graph)
-    found = chains(graph, functools.partial(gain_of, profile=profile, training=training, then=then))
+    how = {"profile": profile, "training": training, "then": then}
+    found = chains(graph, functools.partial(gain_behind_products, **how))
     if training:
         found = [with_less_saved(chain) for chain in found]
     order = Order(graph)
     found = [longer if order.place(longer := with_products(chain)) else chain for chain in found]
-    return with_linear_layers(graph, found, device_of(graph), profile, training)
+    found = with_linear_layers(graph, found, device_of(graph), profile, training)
+    return [chain for chain in found if is_joined(chain) or gain_of(chain, **how) > 0]
 
 
 def device_of(graph: fx.Graph) -> torch.device:

@@ -76,22 +76,21 @@ def with_linear_layers(
 
     for chain in found:
         longer = _with_linear(chain, of_input) if chain.has_row_word else None
-        if longer is not None and order.place(longer) and _is_faster(longer, device, training):
+        if longer is not None and order.place(longer) and is_faster(longer, device, profile, training):
             take(longer)
     claimed = {node for chain in joined for node in chain.nodes}
     for node in graph.nodes:
         layer = None if node in claimed else _layer(node)
         if layer is not None and prices.has_own_product(layer, profile, training):
             ways = [way for way in (_with_behind(layer, of_input), layer) if way is not None]
-            ways = [way for way in ways if order.place(way) and _gains(way, profile)]
+            ways = [way for way in ways if order.place(way) and _gains(way, profile, training)]
             if ways:
                 take(ways[0])
     return [chain for chain in found if id(chain) not in taken] + joined
 
 
-def _gains(chain: Chain, profile: Profile) -> bool:
-    before, after = prices.of_chain(chain, profile, False), prices.of_line(chain, profile, False)
-    return after[0].seconds < before[0].seconds
+def _gains(chain: Chain, profile: Profile, training: bool) -> bool:
+    return prices.is_worth_it(*prices.decision(chain, profile, training))
 
 
 def _layer(node: fx.Node) -> Chain | None:
@@ -150,9 +149,13 @@ def _is_line(words: tuple[str, ...]) -> bool:
         return False
 
 
-def _is_faster(chain: Chain, device: torch.device, training: bool) -> bool:
-    line, x = _parse(chain.line), value_of(chain.x)
+def is_faster(chain: Chain, device: torch.device, profile: Profile, training: bool) -> bool:
+    """Whether a line with a norm before `linear` is faster than lines beside the library's product. On a GPU the times
+    of the strategies say it; on the CPU these are not known, and what the whole line is predicted to save says it."""
     if device.type == "cuda" and not torch.cuda.is_available():
         return False
+    line, x = _parse(chain.line), value_of(chain.x)
     features = sizes(value_of(chain.operands[line.weight]))[0]
-    return line.plan(sizes(x), x.dtype, features, device=device, training=training).strategy != "unfused"
+    if line.plan(sizes(x), x.dtype, features, device=device, training=training).strategy == "unfused":
+        return False
+    return device.type == "cuda" or _gains(chain, profile, training)

@@ -30,7 +30,8 @@ class Fused:
         line: what stands there now.
         shape, dtype: of its result.
         operators: how many there were.
-        bytes, kernels, seconds: before and after; predicted, without the matrix products of attention.
+        bytes, kernels, seconds: before and after; predicted, the numbers by which the line was chosen. What is done
+            beside it as well, such as the matrix products of attention, is not among them.
     """
 
     line: str
@@ -43,10 +44,9 @@ class Fused:
 
     @staticmethod
     def of(chain: Chain, profile: Profile, training: bool) -> Fused:
-        """A chain; its contractions cost the same before and after."""
+        """A chain, as it was decided."""
         value = value_of(chain.result)
-        before = sum(prices.of_chain(chain, profile, training), prices.Price())
-        after = sum(prices.of_line(chain, profile, training), prices.Price())
+        before, after = prices.decision(chain, profile, training)
         return Fused(
             chain.line,
             sizes(value),
