@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import warnings
 
 import torch
@@ -16,7 +15,7 @@ from onepass._backward import is_profiled
 from onepass._native import LineError
 from onepass._shapes import check_dense, is_sharded
 from onepass.autograd import Apply, Transformable, differentiable, front, is_transformed
-from onepass.plan import Cost, Plan, Strategy, Traffic, chip_of, reason
+from onepass.plan import Cost, Plan, Strategy, Traffic, checked_shape, checked_size, chip_of, reason
 from onepass.word import Word
 
 __all__ = ["Line", "LineError", "fused"]
@@ -180,7 +179,7 @@ class Line:
                 f"{function}(): argument 'out_features' is for lines with 'linear' or 'scores', and they need it"
             )
         _native.dtype_number(function, dtype)
-        behind = 0 if out_features is None else _size(function, "out_features", out_features)
+        behind = 0 if out_features is None else checked_size(function, "out_features", out_features)
         rows, columns, matrices = self._sizes(function, shape)
         cost = _native.cost(self.text, rows, columns, behind, matrices, dtype)
         return Cost(Traffic(**cost["forward"]), Traffic(**cost["backward"]), cost["saved_bytes"])
@@ -209,8 +208,7 @@ class Line:
             have a row for each row: behind `scores`, a boolean one that all rows share may be taken another way.
 
         Raises:
-            RuntimeError: for a dtype that no line takes, negative sizes or a chip that is not known.
-            ValueError: for a device's name that is not known.
+            RuntimeError, ValueError: for a dtype that no line takes, negative sizes, a device that is not known.
         """
         cost = self._cost("plan", shape, dtype, out_features)
         if self.weight is None:
@@ -226,11 +224,7 @@ class Line:
 
     def _sizes(self, function: str, shape) -> tuple[int, int, int]:
         """Rows, columns, and matrices that a contraction takes."""
-        if isinstance(shape, int):
-            raise TypeError(f"{function}(): argument 'shape' must be tuple of ints, not int")
-        shape = tuple(_size(function, "shape", size) for size in shape)
-        if math.prod(shape) > _MOST_ELEMENTS:
-            raise RuntimeError(f"{function}(): a tensor of shape {list(shape)} has too many elements")
+        shape = checked_shape(function, shape)
         return math.prod(shape[:-1]), shape[-1] if shape else 1, math.prod(shape[:-2]) if self.scores else 1
 
     def __repr__(self) -> str:
@@ -315,19 +309,6 @@ class Line:
         if ready is None:
             ready = self._ready_on_cpu[masks] = _prepare_on_cpu(self.text, masks)
         return ready
-
-
-_MOST_ELEMENTS = 2**58
-
-
-def _size(function: str, argument: str, value) -> int:
-    try:
-        size = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{function}(): argument '{argument}' must be of ints, not {type(value).__name__}") from None
-    if not 0 <= size <= _MOST_ELEMENTS:
-        raise RuntimeError(f"{function}(): expected {argument} from 0 to 2^58, got {size}")
-    return size
 
 
 def _requires_grad(x, operands) -> bool:

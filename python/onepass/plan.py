@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,6 +53,29 @@ class Plan:
 
     def __str__(self) -> str:
         return f"{self.strategy}: {self.why}"
+
+
+MOST_ELEMENTS = 2**58
+
+
+def checked_size(function: str, argument: str, value: int) -> int:
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{function}(): argument '{argument}' must be of ints, not {type(value).__name__}") from None
+    if not 0 <= size <= MOST_ELEMENTS:
+        raise RuntimeError(f"{function}(): expected {argument} from 0 to 2^58, got {size}")
+    return size
+
+
+def checked_shape(function: str, shape: Iterable[int]) -> tuple[int, ...]:
+    """A tensor's, whose sizes are no more than can be counted."""
+    if isinstance(shape, int):
+        raise TypeError(f"{function}(): argument 'shape' must be tuple of ints, not int")
+    sizes = tuple(checked_size(function, "shape", size) for size in shape)
+    if math.prod(sizes) > MOST_ELEMENTS:
+        raise RuntimeError(f"{function}(): a tensor of shape {list(sizes)} has too many elements")
+    return sizes
 
 
 CHIPS = {"H200": "sm_90a", "H100": "sm_90a", "A100": "sm_80"}
