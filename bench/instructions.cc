@@ -38,7 +38,8 @@ struct tensor {
 
 void count(const char* text, dtype type, const char* type_name) {
   const spec::line line = spec::parse(text);
-  const cpu_kernels& kernels = kernels_for(line, 0);
+  const std::shared_ptr<const cpu_kernels> held = kernels_for(line, 0);
+  const cpu_kernels& kernels = *held;
   std::mt19937 random(1);
   std::vector<tensor> tensors(4 + 2 * kMaxOperands + 2, tensor(random));
   auto next = tensors.begin();

@@ -2,65 +2,93 @@
 #include "src/compiler.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <sys/mman.h>
 
+#include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <optional>
+#include <sstream>
 #include <vector>
 
 #include "src/cache/disk_cache.h"
+#include "src/process.h"
 #include "src/settings.h"
-
-extern char** environ;
 
 namespace onepass {
 namespace fs = std::filesystem;
 namespace {
 
-std::string contents(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
+using cache::private_folder;
 
-// A folder of its own for one compilation, removed at the end.
-class temporary_folder {
+constexpr std::size_t kMostMessage = 4000;
+constexpr const char* kInput = "onepass.cc";
+constexpr const char* kOutput = "onepass.so";
+
+// A folder of its own for one compilation, removed at the end, and locked until then: what a killed process has left is
+// not, and the next one removes it.
+class work_folder {
  public:
-  temporary_folder() {
-    std::string pattern = (fs::temp_directory_path() / "onepass-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("onepass: no temporary folder could be made");
-    path = pattern;
+  // None, with errno, where it cannot be made.
+  static std::optional<work_folder> in(const private_folder& place) {
+    remove_leftovers(place);
+    std::optional<private_folder> made = place.make_folder(kNew);
+    if (!made) return {};
+    work_folder folder(std::move(*made));
+    const std::string name = folder.path().filename().string();
+    if (!place.rename(folder.folder_, cache::kWorkFolders + name.substr(std::strlen(kNew)))) return {};
+    return folder;
   }
-  ~temporary_folder() {
+  work_folder(work_folder&&) = default;
+  work_folder& operator=(work_folder&&) = delete;
+  ~work_folder() {
     std::error_code ignored;
-    fs::remove_all(path, ignored);
+    if (folder_.descriptor() >= 0) fs::remove_all(folder_.path(), ignored);
   }
-  fs::path path;
+
+  const fs::path& path() const { return folder_.path(); }
+  bool write(const char* name, const std::string& text) const { return folder_.write(name, text); }
+  std::optional<std::string> read(const char* name) const { return folder_.read(name, nullptr); }
+
+ private:
+  static constexpr const char* kNew = ".onepass-new";  // as long as it is not locked
+
+  explicit work_folder(private_folder folder)
+      : folder_(std::move(folder)), lock_(folder_, kInput, [] { return false; }) {}
+
+  static void remove_leftovers(const private_folder& place) {
+    std::error_code error;
+    std::vector<fs::path> found;
+    for (const fs::directory_entry& file : fs::directory_iterator(place.path(), error)) {
+      if (file.path().filename().string().starts_with(cache::kWorkFolders)) found.push_back(file.path());
+    }
+    for (const fs::path& path : found) {
+      fs::remove(path, error);  // where it is empty; nothing may be made in one that is being removed
+      const std::optional<private_folder> folder = private_folder::open(path, false);
+      if (folder && cache::key_lock::if_free(*folder, kInput).is_held()) fs::remove_all(path, error);
+    }
+  }
+
+  private_folder folder_;
+  cache::key_lock lock_;
 };
 
-// Runs a program without a shell; its output goes to the file. Returns its exit status, -1 where it cannot start.
-int run(const std::vector<std::string>& command, const fs::path& output) {
-  std::vector<char*> arguments;
-  arguments.reserve(command.size() + 1);
-  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 1, output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  posix_spawn_file_actions_adddup2(&actions, 1, 2);
-  pid_t child = 0;
-  const int failed = posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (failed) return -1;
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+// Where work folders may be: in the cache, where others of this user find what is left, else with temporary files.
+std::vector<private_folder> places() {
+  std::vector<private_folder> all;
+  if (std::optional<private_folder> cached = cache::folder()) all.push_back(std::move(*cached));
+  std::error_code error;
+  const fs::path temporary = fs::temp_directory_path(error);
+  if (std::optional<private_folder> shared = private_folder::open_shared(temporary); !error && shared)
+    all.push_back(std::move(*shared));
+  return all;
 }
+
+constexpr const char* kPlacesHelp = "ONEPASS_CACHE_DIR or TMPDIR names a folder with room";
 
 struct compiler {
   std::string program;
@@ -75,10 +103,9 @@ const compiler& find_compiler() {
     if (own && *own) candidates = {own};
     else if (cxx && *cxx) candidates = {cxx, "c++", "g++", "clang++"};
     else candidates = {"c++", "g++", "clang++"};
-    const temporary_folder folder;
     for (const std::string& program : candidates) {
-      if (run({program, "--version"}, folder.path / "version") == 0)
-        return compiler{program, contents(folder.path / "version")};
+      const run_result asked = run_program({program, "--version"});
+      if (asked.status == 0) return compiler{program, asked.output};
     }
     return compiler{};
   }();
@@ -97,30 +124,106 @@ const std::string& cpu_flags() {
   return flags;
 }
 
-std::string compile(const compiler& with, const program& what) {
-  const temporary_folder folder;
-  const fs::path input = folder.path / "onepass.cc", output = folder.path / "onepass.so", log = folder.path / "log";
-  std::ofstream(input) << what.source;
-  std::vector<std::string> command{
-      with.program,   "-std=c++20", "-fPIC",        "-shared", "-fvisibility=hidden", "-I", settings_now().include_dir,
-      input.string(), "-o",         output.string()};
-  command.insert(command.end(), what.options.begin(), what.options.end());
-  if (const int status = run(command, log); status != 0) {
-    throw std::runtime_error("onepass: " + with.program + " failed (" + std::to_string(status) + "):\n" +
-                             contents(log).substr(0, 4000));
+// Of what a compiler prints, what a warning has room for.
+std::string errors_in(const std::string& output) {
+  std::istringstream in(output);
+  std::string all, first;
+  int count = 0;
+  for (std::string line; std::getline(in, line) && count < 3;) {
+    if (first.size() < 500) first += "\n  " + line;
+    if (line.find("error") != std::string::npos) all += "\n  " + line, ++count;
   }
-  return contents(output);
+  return all.empty() ? first : all;
 }
 
-// dlopen wants a file of nothing but the library; the file may go once it is mapped.
+struct attempt {
+  std::optional<std::string> library;
+  run_result run{0, {}};
+  bool has_room = true;
+};
+
+// Compilers put files of their own beside ours, in the folder that is removed.
+attempt compile_in(const work_folder& folder, const compiler& with, const program& what, const std::string& source) {
+  attempt made;
+  if (!folder.write(kInput, source)) {
+    made.has_room = false, made.run.output = std::strerror(errno);
+    return made;
+  }
+  std::vector<std::string> command{with.program, "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden"};
+  command.insert(command.end(), {"-I", settings_now().include_dir, (folder.path() / kInput).string(), "-o",
+                                 (folder.path() / kOutput).string()});
+  command.insert(command.end(), what.options.begin(), what.options.end());
+  made.run = run_program(command, {{"TMPDIR", folder.path().string()}, {"LC_ALL", "C"}});
+  if (made.run.status == 0) made.library = folder.read(kOutput);
+  for (const char* full : {"No space left on device", "Disk quota exceeded", "File too large", "Read-only file system"})
+    if (!made.library && made.run.output.find(full) != std::string::npos) made.has_room = false;
+  return made;
+}
+
+std::string said_of(const compiler& with, const run_result& run) {
+  const std::string version = with.version.substr(0, with.version.find('\n'));
+  return with.program + " (" + version + ") failed with " +
+         (run.status > 128 ? "signal " + std::to_string(run.status - 128) : "status " + std::to_string(run.status));
+}
+
+std::string compile(const compiler& with, const program& what) {
+  std::string why = "there is none";
+  for (const private_folder& place : places()) {
+    const std::optional<work_folder> folder = work_folder::in(place);
+    if (!folder) {
+      why = place.path().string() + ": " + std::strerror(errno);
+      continue;
+    }
+    const attempt made = compile_in(*folder, with, what, what.source);
+    if (made.library) return *made.library;
+    if (!made.has_room) {
+      why = place.path().string() + ":" + errors_in(made.run.output);
+      continue;
+    }
+    if (!what.probe.empty() && compile_in(*folder, with, what, what.probe).library)
+      throw std::runtime_error("onepass: " + said_of(with, made.run) + ":\n" + made.run.output.substr(0, kMostMessage));
+    throw cannot_compile(said_of(with, made.run) + (made.run.status > 128 ? ", for want of memory perhaps" : "") +
+                         "; ONEPASS_CXX names a compiler of C++20, such as GCC 11 or Clang 14 and newer ones:" +
+                         errors_in(made.run.output));
+  }
+  throw cannot_compile("no folder to compile in, " + why + "\n" + kPlacesHelp);
+}
+
+// The dynamic linker knows a library by its path, and takes a second one of the same path for the first; this is
+// another one for every library, of the same file.
+std::string path_of(int file) {
+  static std::atomic<unsigned> counter{0};
+  std::string path = "/proc/self/fd";
+  for (unsigned bits = counter++; bits != 0; bits >>= 1) path += (bits & 1) != 0 ? "/." : "//.";
+  return path + "/" + std::to_string(file);
+}
+
+// Of memory, where no other process can put something else in its place, and wherever files may not be executed.
+void* open_in_memory(const std::string& library) {
+#ifdef MFD_CLOEXEC
+  const cache::descriptor_of_file file(memfd_create("onepass", MFD_CLOEXEC));
+  if (!file || !cache::write_all(file.number(), library)) return nullptr;
+  return dlopen(path_of(file.number()).c_str(), RTLD_NOW | RTLD_LOCAL);
+#else
+  return nullptr;
+#endif
+}
+
+// dlopen wants a file of nothing but the library; it may go once it is mapped.
 void* open(const std::string& library) {
-  const temporary_folder folder;
-  const fs::path file = folder.path / "onepass.so";
-  std::ofstream(file, std::ios::binary) << library;
-  void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr)
-    throw std::runtime_error(std::string("onepass: what was compiled cannot be opened: ") + dlerror());
-  return handle;
+  if (void* handle = open_in_memory(library)) return handle;
+  std::string why = "there is no folder for it";
+  for (const private_folder& place : places()) {
+    const std::optional<work_folder> folder = work_folder::in(place);
+    if (!folder || !folder->write(kOutput, library)) {
+      why = place.path().string() + ": " + std::strerror(errno);
+      continue;
+    }
+    if (void* handle = dlopen((folder->path() / kOutput).c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
+    why = dlerror();
+  }
+  throw cannot_compile("what was compiled cannot be opened: " + why + "\n" + kPlacesHelp +
+                       " whose files may be executed");
 }
 
 }  // namespace
@@ -128,14 +231,16 @@ void* open(const std::string& library) {
 const std::string& compiler_program() { return find_compiler().program; }
 
 void* compile_and_open(const program& what) {
+  const interruption now;
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
+  now.check();
   const compiler& with = find_compiler();
-  if (with.program.empty()) {
-    throw compiler_missing("no C++ compiler was found (ONEPASS_CXX, CXX, c++, g++, clang++)");
-  }
+  if (with.program.empty()) throw cannot_compile("no C++ compiler was found (ONEPASS_CXX, CXX, c++, g++, clang++)");
   std::string key = what.source + '\n' + cache::headers_digest() + '\n' + with.version + cpu_flags();
   for (const std::string& option : what.options) key += '\n' + option;
+  if (const std::optional<std::string> library = cache::read(key, "so")) return open(*library);
+  const std::optional<cache::key_lock> alone = cache::lock(key, [&] { now.check(); });
   if (const std::optional<std::string> library = cache::read(key, "so")) return open(*library);
   const std::string library = compile(with, what);
   cache::write(key, "so", what.label, library);

@@ -7,7 +7,9 @@
 
 namespace onepass {
 
-class compiler_missing : public std::runtime_error {
+// There is no compiler, or not one that does here: what it was to make has to be done without. The message says what
+// happened and what to set.
+class cannot_compile : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
@@ -16,10 +18,12 @@ struct program {
   std::string source;
   std::string label;                 // what `onepass cache list` calls it
   std::vector<std::string> options;  // beside those that every program is compiled with
+  std::string probe = {};  // not empty: the source is a user's too, and this is the same without what is theirs
 };
 
-// The opened library, from the disk cache where it is there. The compiler is $ONEPASS_CXX, else $CXX, else c++, g++
-// or clang++. Throws compiler_missing, or std::runtime_error with the compiler's message.
+// The opened library, from the disk cache where it is there; of several processes that want it one compiles. The
+// compiler is $ONEPASS_CXX, else $CXX, else c++, g++ or clang++. Throws cannot_compile; where the probe compiles and
+// the program does not, std::runtime_error with the compiler's message; interrupted (src/process.h).
 void* compile_and_open(const program& what);
 
 void* symbol(void* library, const char* name);

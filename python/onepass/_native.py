@@ -6,9 +6,10 @@ import ctypes
 import json
 import sys
 import sysconfig
+import threading
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -25,8 +26,17 @@ class LineError(ValueError):
     """A line that cannot be read: the message quotes it, with carets under the characters at fault."""
 
 
-class CompilerMissing(RuntimeError):
-    """Something must be compiled, on a machine without a C++ compiler."""
+class CannotCompile(RuntimeError):
+    """Something must be compiled, on a machine without a C++ compiler, or with one that fails: the message says how,
+    and what to set."""
+
+
+class _Interrupted(RuntimeError):
+    """A compilation was given up, since a signal came for the thread that wanted one."""
+
+
+REMEMBERED = 1024
+"""Lines, and what follows from them, of which the least recently used are forgotten."""
 
 
 def _load() -> ctypes.CDLL:
@@ -51,7 +61,7 @@ def _load() -> ctypes.CDLL:
         "info",
     ):
         getattr(library, f"onepass_{name}").restype = ctypes.c_char_p
-    library.onepass_configure.restype = None
+    library.onepass_configure.restype = library.onepass_interrupt.restype = None
     library.onepass_describe.argtypes = [ctypes.c_char_p]
     library.onepass_define_word.argtypes = [*[ctypes.c_char_p] * 4, *[ctypes.c_int] * 2, *[ctypes.c_char_p] * 3]
     library.onepass_undefine_word.argtypes = [ctypes.c_char_p]
@@ -65,7 +75,7 @@ def _load() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_int64),
         ctypes.c_uint64,
     ]
-    library.onepass_cpu_prepare.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+    library.onepass_cpu_prepare.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_bool]
     library.onepass_cuda_prebuild.argtypes = [
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
     ]  # fmt: skip
@@ -109,9 +119,60 @@ _library.onepass_configure(str(PACKAGE / "include").encode(), str(LIBRARY.parent
 def _answer(raw: bytes):
     result = json.loads(raw)
     if isinstance(result, dict) and "error" in result:
-        kind = {"line": LineError, "compiler_missing": CompilerMissing}.get(result["error"], RuntimeError)
-        raise kind(result["message"])
+        raise _ERRORS.get(result["error"], RuntimeError)(result["message"])
     return result
+
+
+_ERRORS = {"line": LineError, "cannot_compile": CannotCompile, "interrupted": _Interrupted}
+
+
+def _compiled(ask: Callable[[], bytes]):
+    """What is asked, which may take a compiler's seconds. Signals' handlers run in the main thread, which is kept free
+    for them: Ctrl-C ends the compiler, and is a KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        while True:
+            try:
+                return _answer(ask())
+            except _Interrupted:  # the main thread's, and not this one
+                continue
+    answers: list[bytes] = []
+    done = threading.Lock()
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        finally:
+            done.release()
+
+    done.acquire()
+    thread = threading.Thread(target=run, name="onepass-compile", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter ends
+        return _answer(ask())
+    try:
+        done.acquire()
+    except BaseException:
+        _library.onepass_interrupt()
+        thread.join()
+        raise
+    return _answer(answers[0])
+
+
+def dtype_number(function: str, dtype: torch.dtype) -> int:
+    """The library's number of a floating-point dtype.
+
+    Raises:
+        TypeError: for what is no dtype.
+        RuntimeError: for another dtype.
+    """
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{function}(): argument 'dtype' must be torch.dtype, not {type(dtype).__name__}")
+    if dtype not in DTYPES or dtype == torch.bool:
+        raise RuntimeError(
+            f"{function}(): dtype must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got {dtype}"
+        )
+    return DTYPES[dtype]
 
 
 @cache
@@ -152,7 +213,7 @@ def _forget() -> None:
         known.cache_clear()
 
 
-@cache
+@lru_cache(maxsize=REMEMBERED)
 def describe(line: str) -> dict:
     """A line's words, and what its backward reads."""
     readable = line.replace("\0", "\N{REPLACEMENT CHARACTER}")  # C would stop at a zero
@@ -184,14 +245,14 @@ def strategies(
     )
 
 
-@cache
+@lru_cache(maxsize=REMEMBERED)
 def gradients(line: str, dtype: int, operand_types: tuple[int, ...], wanted: int) -> dict:
     """Where each input's gradient comes from, and the tensors that the backward op returns."""
     types = (ctypes.c_int64 * max(1, len(operand_types)))(*operand_types)
     return _answer(_library.onepass_gradients(line.encode(), dtype, types, wanted))
 
 
-@cache
+@lru_cache(maxsize=REMEMBERED)
 def why_not_grouped(line: str, columns: int, features: int, dtype: torch.dtype, chip: str) -> str:
     """Why a list of tensors is not one call of a line, for rows of so many columns on "cpu" or "cuda:0"."""
     dtype_number = DTYPES[dtype]
@@ -209,9 +270,12 @@ def cpu_prepare(line: str, boolean_masks: int) -> dict:
     """Compiles a line for the CPU if it is not in the table.
 
     Raises:
-        CompilerMissing: if there is no C++ compiler.
+        CannotCompile: if there is no C++ compiler, or none that does.
+        RuntimeError: with the compiler's message, if a word of a user does not compile.
     """
-    return _answer(_library.onepass_cpu_prepare(line.encode(), boolean_masks))
+    text = line.encode()
+    ready = _answer(_library.onepass_cpu_prepare(text, boolean_masks, False))
+    return ready if ready["ready"] else _compiled(lambda: _library.onepass_cpu_prepare(text, boolean_masks, True))
 
 
 def cuda_prebuild(line: str, arch: str, dtype: torch.dtype, operand_dtype: torch.dtype, columns: int) -> dict:
@@ -229,12 +293,13 @@ def open_autograd(may_compile: bool = True) -> Callable | None:
         What src/torch/front.h calls a line with; None where that is not there.
 
     Raises:
-        CompilerMissing: if there is no C++ compiler.
-        RuntimeError: with the compiler's message, if it fails.
+        CannotCompile: if there is no C++ compiler, or none that does.
     """
     root = Path(torch.__file__).resolve().parent
-    texts = (str(text).encode() for text in (root, torch.__version__, sysconfig.get_path("include")))
-    handle = _answer(_library.onepass_open_autograd(*texts, may_compile))["handle"]
+    texts = [str(text).encode() for text in (root, torch.__version__, sysconfig.get_path("include"))]
+    handle = _answer(_library.onepass_open_autograd(*texts, False))["handle"]
+    if not handle and may_compile:
+        handle = _compiled(lambda: _library.onepass_open_autograd(*texts, True))["handle"]
     if not handle or "t" in sys.abiflags:  # a Python without the GIL, whose objects begin differently
         return None
     front = getattr(ctypes.PyDLL("autograd", handle=handle), "onepass_front", None)

@@ -22,7 +22,7 @@ def normalized_shape_of(
             and shape
         ):
             return shape
-    except AttributeError:
+    except (AttributeError, RuntimeError):  # nested tensors have no shape
         pass
     raise_normalized_shape(function, x, shape, weight, bias)
 
@@ -31,6 +31,7 @@ def raise_normalized_shape(
     function: str, x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> NoReturn:
     check_tensor(function, "x", x)
+    check_dense(function, "x", x)
     if not shape:
         raise RuntimeError(
             f"{function}(): expected normalized_shape to be at least 1-dimensional, but got normalized_shape=[]"
@@ -43,6 +44,7 @@ def raise_normalized_shape(
     for name, column in (("weight", weight), ("bias", bias)):
         if column is not None:
             check_tensor(function, name, column)
+            check_dense(function, name, column)
             if column.shape != shape:
                 raise RuntimeError(
                     f"{function}(): expected {name} to be of same shape as normalized_shape={list(shape)}, "
@@ -54,6 +56,14 @@ def raise_normalized_shape(
 def check_tensor(function: str, argument: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{function}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
+
+
+def check_dense(function: str, argument: str, value: Tensor) -> None:
+    """Raises NotImplementedError, as PyTorch's operators do, for tensors that are not one block of numbers."""
+    kind = "nested" if value.is_nested else "quantized" if value.is_quantized else str(value.layout)
+    if kind != "torch.strided":
+        kind = kind if value.is_nested or value.is_quantized else f"layout {kind}"
+        raise NotImplementedError(f"{function}(): {argument} must be a dense tensor (torch.strided), got {kind}")
 
 
 def given(*tensors: Tensor | None) -> list[Tensor]:

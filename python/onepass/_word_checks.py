@@ -1,10 +1,14 @@
-"""What a user's word must pass: it compiles, agrees with its reference, and its gradient is the derivative."""
+"""What a user's word must pass: its formulas are its reference, it compiles, agrees with its reference, and its
+gradient is the derivative."""
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -40,11 +44,13 @@ class Report:
 
 def check(word: Definition) -> Report:
     """Raises WordError, or says how well the word does. Where nothing can compile it, that is a warning."""
+    for formula in word.formulas:
+        _compare_formula(word, formula)
     report = Report()
     text = line_of(word)
     try:
         _compile(word, text, report)
-    except _native.CompilerMissing as missing:
+    except _native.CannotCompile as missing:
         if not torch.cuda.is_available():
             warnings.warn(f"onepass: the word '{word.name}' is not checked: {missing}", stacklevel=4)
             return report
@@ -60,11 +66,94 @@ def line_of(word: Definition) -> str:
     return f"{word.name}({', '.join(map(repr, word.example))})" if word.example else word.name
 
 
+FORMULA_TOLERANCE = 1e-5
+"""Relative to the largest result in float64: constants are often written with six digits. What is found in a model is
+replaced by the word, whose results are the reference's."""
+
+
+def _compare_formula(word: Definition, formula: str) -> None:
+    """Raises WordError where a formula is not the reference or does not have its gradient: for the numbers of the
+    example, and for others, where the reference has a result."""
+    least, most = word.domain
+    drawn = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * (most - least) + least
+    body = ast.parse(formula, mode="eval").body
+    for numbers in dict.fromkeys((word.example, tuple(1.3 * number + 0.1 for number in word.example))):
+        names = dict(zip(word.parameters, numbers))
+        try:
+            wanted = _with_gradient("reference", lambda x: word.reference(x, *numbers), drawn)  # noqa: B023
+        except Exception:  # a user's code
+            if numbers != word.example:
+                continue
+            raise
+        try:
+            got = _with_gradient("it", lambda x: _evaluated(body, {"x": x, **names}), drawn)  # noqa: B023
+        except Exception as failure:
+            raise WordError(f"define_word(): the formula {formula!r} of '{word.name}' fails: {failure}") from failure
+        for what, theirs, exact in zip(("", "the gradient of "), got, wanted):
+            _agree_with_reference(f"{what}the formula {formula!r}", word, names, drawn, theirs, exact)
+
+
+def _agree_with_reference(what: str, word: Definition, names: dict, x: Tensor, got: Tensor, exact: Tensor) -> None:
+    there = exact.isfinite()
+    if not there.any():
+        return
+    largest = exact[there].abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+    off = torch.where(there, (got - exact).abs(), 0.0)
+    off = torch.where(off.isnan(), torch.inf, off)
+    if off.max() > FORMULA_TOLERANCE * largest:
+        at = off.argmax()
+        numbers = "".join(f", {name} = {number:.6g}" for name, number in names.items())
+        raise WordError(
+            f"define_word(): {what} is not that of the reference of '{word.name}': at x = {x[at].item():.6g}{numbers} "
+            f"expected {exact[at].item():.9g}, got {got[at].item():.9g}"
+        )
+
+
+def _with_gradient(what: str, function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
+    x = at.clone().requires_grad_()
+    with torch.enable_grad():
+        y = function(x)
+        if not isinstance(y, Tensor) or y.shape != x.shape:
+            got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise WordError(
+                f"define_word(): expected {what} to give a tensor of x's shape {list(x.shape)}, but got {got}"
+            )
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+    return y.detach(), gradient
+
+
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
+
+
+def _evaluated(node: ast.expr, names: dict):
+    """A formula that `idioms.check` has read."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    if isinstance(node, ast.UnaryOp):
+        return _OPERATORS[type(node.op)](_evaluated(node.operand, names))
+    if isinstance(node, ast.BinOp):
+        return _OPERATORS[type(node.op)](_evaluated(node.left, names), _evaluated(node.right, names))
+    name = node.func.id
+    function = getattr(torch, name, None) or getattr(torch.nn.functional, name, None)
+    if function is None:
+        raise NotImplementedError(f"there is no function {name!r} of a tensor")
+    return function(*(_evaluated(argument, names) for argument in node.args))
+
+
 def _compile(word: Definition, text: str, report: Report) -> None:
     began = time.perf_counter()
     try:
         _native.cpu_prepare(text, 0)
-    except _native.CompilerMissing:
+    except _native.CannotCompile:
         raise
     except RuntimeError as failure:
         raise WordError(f"define_word(): '{word.name}' does not compile\n{at_lines(word, str(failure))}") from None

@@ -46,7 +46,7 @@ def differentiable():
     return torch.ops.onepass.differentiable.default
 
 
-@functools.cache
+@functools.lru_cache(maxsize=_native.REMEMBERED)
 def _plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed: tuple[bool, ...]):
     bits = (needed[0], *needed[3:])  # x, the line, the dropout state, the operands
     wanted = sum(1 << bit for bit, is_needed in enumerate(bits) if is_needed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ from rich.progress import track
 from rich.table import Column, Table
 
 import onepass
-from onepass import _native, docs
+from onepass import _native, cache, docs
+from onepass.advice.profile import profile_of
 from onepass.word_command import word_app
 
 __all__ = ["app"]
@@ -31,6 +33,7 @@ console = Console()
 SUITES = (
     "table, curve, awkward, layouts, small, linear, attention, attention_curve, attention_odd, models, host or fuse"
 )
+MOST_ELEMENTS = 2**58
 DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
@@ -49,10 +52,38 @@ def parse_dtype(name: str) -> torch.dtype:
 
 def parse_shape(text: str) -> tuple[int, ...]:
     """A shape such as 4096x4096."""
-    sizes = text.lower().split("x")
-    if not all(size.strip().isdecimal() for size in sizes):
+    parts = text.lower().split("x")
+    if not all(part.strip().isdecimal() and len(part) < 20 for part in parts):
         raise typer.BadParameter(f"expected sizes joined by 'x', as in 4096x4096, got {text!r}")
-    return tuple(int(size) for size in sizes)
+    sizes = tuple(int(part) for part in parts)
+    if math.prod(sizes) > MOST_ELEMENTS:
+        raise typer.BadParameter(f"expected a tensor of at most 2^58 elements, got {text!r}")
+    return sizes
+
+
+def parse_device(name: str | None) -> str | None:
+    """A device that is here."""
+    if name is None:
+        return None
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise typer.BadParameter(f"expected cpu or cuda, got {name!r}: {str(error).splitlines()[0]}") from None
+    there = {"cpu": 1, "cuda": torch.cuda.device_count()}.get(device.type)
+    if there is None:
+        raise typer.BadParameter(f"expected cpu or cuda, got {name!r}")
+    if (device.index or 0) >= there:
+        raise typer.BadParameter(f"no device is called {name!r} here: there are {there} of type {device.type}")
+    return name
+
+
+def parse_pattern(text: str | None) -> str | None:
+    """A regular expression."""
+    try:
+        re.compile(text or "")
+    except re.error as error:
+        raise typer.BadParameter(f"expected a regular expression, got {text!r}: {error}") from None
+    return text
 
 
 def parse_line(text: str) -> onepass.Line:
@@ -71,7 +102,7 @@ def demo(
     """Runs a real sentence encoder's activations through PyTorch's chains and the fused lines, and compares."""
     from onepass import demo as demonstration
 
-    raise typer.Exit(demonstration.run(device=device))
+    raise typer.Exit(demonstration.run(device=parse_device(device)))
 
 
 @app.command()
@@ -100,16 +131,20 @@ def bench(
 
     make_directory_of(json)
     names = None if providers is None else [name.strip() for name in providers.split(",")]
-    benchmark.run(
-        device=device,
-        only=only,
-        json=json,
-        providers=names,
-        quick=quick,
-        suite=suite,
-        dtype=None if dtype is None else parse_dtype(dtype),
-        plot=plot,
-    )
+    options = {
+        "device": parse_device(device),
+        "only": parse_pattern(only),
+        "json": json,
+        "providers": names,
+        "quick": quick,
+        "suite": suite,
+        "dtype": None if dtype is None else parse_dtype(dtype),
+        "plot": plot,
+    }
+    try:
+        benchmark.run(**options)
+    except ValueError as error:  # of a pattern, provider or suite that there is not
+        raise typer.BadParameter(str(error)) from None
 
 
 @app.command("case")
@@ -131,7 +166,9 @@ def run_case(
         raise typer.BadParameter(f"no case is called {name!r}; there are {', '.join(case.CASES)}")
     make_directory_of(json, trace, plot)
     try:
-        code = case.CASES[name](device=device, json=json, quick=quick, compiled=compiled, trace=trace, plot=plot)
+        code = case.CASES[name](
+            device=parse_device(device), json=json, quick=quick, compiled=compiled, trace=trace, plot=plot
+        )
     except NotImplementedError as error:
         raise typer.BadParameter(str(error)) from None
     raise typer.Exit(code)
@@ -159,7 +196,7 @@ def line(
     text: Annotated[str, typer.Argument(metavar="LINE", help='as in "bias | gelu"')],
     shape: Annotated[str, typer.Option(help="x's shape")] = "4096x4096",
     dtype: Annotated[str, typer.Option(help="x's dtype: " + ", ".join(DTYPES))] = "fp32",
-    out_features: Annotated[int, typer.Option(help="of `linear`, in a line that has it")] = 4096,
+    out_features: Annotated[int, typer.Option(min=1, help="of `linear`, in a line that has it")] = 4096,
 ) -> None:
     """Says what a line does, and what it costs on a tensor: bytes that must move, flops, bytes saved for backward."""
     parsed, of_shape, of_dtype = parse_line(text), parse_shape(shape), parse_dtype(dtype)
@@ -167,7 +204,10 @@ def line(
     for word in parsed.words:
         table.add_row(str(word), docs.operand(word), word.formula)
     console.print(table)
-    cost = parsed.cost(of_shape, of_dtype, None if parsed.weight is None else out_features)
+    try:
+        cost = parsed.cost(of_shape, of_dtype, None if parsed.weight is None else out_features)
+    except RuntimeError as error:
+        raise typer.BadParameter(str(error)) from None
     traffic = Table("", "bytes", "flops", "flops a byte", title=f"{shape}, {of_dtype}", title_justify="left")
     for name, side in (("forward", cost.forward), ("backward", cost.backward)):
         intensity = side.flops / side.bytes if side.bytes else math.nan
@@ -188,10 +228,14 @@ def explain_model(
 ) -> None:
     """Says what lines a model is worth, what they would save, and what won't help."""
     make_directory_of(json)
-    model = load(factory)().train(train)
     inputs = [parse_input(text) for text in input]
+    try:
+        profile = profile_of(device)
+    except (ValueError, TypeError) as error:  # of no such device, or a file that is no profile
+        raise typer.BadParameter(str(error)) from None
+    model = load(factory)().train(train)
     with torch.set_grad_enabled(train):
-        explained = onepass.explain(model, *inputs, device=device)
+        explained = onepass.explain(model, *inputs, device=profile)
     console.print(explained)
     if json is not None:
         json.write_text(explained.to_json(), encoding="utf-8")
@@ -216,7 +260,10 @@ def parse_input(text: str) -> torch.Tensor:
     shape, _, name = text.partition(":")
     dtype = parse_dtype(name or "fp32") if name not in ("int64", "bool") else getattr(torch, name)
     sizes = parse_shape(shape)
-    return torch.randn(sizes, dtype=dtype) if dtype.is_floating_point else torch.ones(sizes, dtype=dtype)
+    try:
+        return torch.randn(sizes, dtype=dtype) if dtype.is_floating_point else torch.ones(sizes, dtype=dtype)
+    except RuntimeError as error:  # no memory for it
+        raise typer.BadParameter(f"{text!r}: {str(error).splitlines()[0]}") from None
 
 
 @app.command()
@@ -228,7 +275,7 @@ def calibrate(
     from onepass.advice.calibrate import calibrate as measure
 
     make_directory_of(output)
-    profile = measure(device)
+    profile = measure(parse_device(device))
     output.write_text(profile.to_json(), encoding="utf-8")
     console.print(f"{profile.name}: {profile.bandwidth / 1e9:,.0f} GB/s; wrote {output}")
 
@@ -317,7 +364,9 @@ def cache_build(
     dtype: Annotated[
         list[str] | None, typer.Option(help="of x and operands: " + ", ".join(DTYPES) + "; may be repeated")
     ] = None,
-    columns: Annotated[list[int] | None, typer.Option(help="a row length; may be repeated")] = None,
+    columns: Annotated[
+        list[int] | None, typer.Option(min=1, max=cache.MOST_COLUMNS, help="a row length; may be repeated")
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="name every kernel")] = False,
 ) -> None:
     """Compiles CUDA kernels ahead of their first use; needs NVRTC but no GPU."""
@@ -330,8 +379,12 @@ def cache_build(
         options["columns"] = columns
     lines = [parse_line(text).text for text in line or _native.common_lines()]
     for text in track(lines, "compiling", console=console):
-        for label in onepass.cache.build(lines=[text], **options):
-            if verbose:
-                console.print(label, markup=False, highlight=False)
+        try:
+            for label in onepass.cache.build(lines=[text], **options):
+                if verbose:
+                    console.print(label, markup=False, highlight=False)
+        except RuntimeError as error:  # a chip that is not known, a length that the line does not take, or NVRTC's
+            typer.echo(f"{text}: {error}", err=True)
+            raise typer.Exit(1) from None
     kernels = [entry for entry in onepass.cache.list() if entry.kind == "cuda"]
     console.print(f"{len(kernels)} CUDA kernels are in {_native.info()['cache_directory']}", soft_wrap=True)

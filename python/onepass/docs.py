@@ -40,7 +40,7 @@ word = name | name "(" number ")" | "gate" "(" activation ")"
 - An activation is one of the words of that table below, with its number if it has one: `gate(leaky_relu(0.2))`.
 - A number is written as Python writes a float. White space between the parts is free.
 - A line has at most one row word, one `linear` behind it or `scores` as its first word (and then `values` as its last),
-  12 operands, 12 numbers and 4 `keep`s.
+  12 operands, 12 numbers and 4 `keep`s, and at most 32 words, for which a compiler takes up to 8 s.
 - A line that cannot be read raises `onepass.LineError` (a ValueError), which quotes it with carets under the fault.
 
 ## Operands
@@ -228,10 +228,15 @@ those that can be joined are joined; otherwise a contiguous copy is made first.
 
 On the CPU the lines of the named functions and modules are compiled ahead of time; any other is compiled with the
 system's C++ compiler at first use (seconds) and kept in the disk cache. The compiler is `$ONEPASS_CXX`, else `$CXX`,
-c++, g++ or clang++; without one such a line runs as a composition of PyTorch's operators, and one warning says so. On
-CUDA every line is compiled with NVRTC at first use and kept in the same cache; `onepass cache build` fills it
-beforehand. A CUDA graph can only capture a line whose kernels
-have been built: run it once before the capture. Lines that differ in their numbers share their kernels.
+c++, g++ or clang++, of C++20; without one, or where it fails, such a line runs as a composition of PyTorch's operators,
+and one warning says why and what to set. Of several processes that want a line at once one compiles it. On CUDA every
+line is compiled with NVRTC at first use and kept in the same cache; `onepass cache build` fills it beforehand. A CUDA
+graph can only capture a line whose kernels have been built: run it once before the capture. Lines that differ in their
+numbers share their kernels.
+
+The cache is `$ONEPASS_CACHE_DIR`, else `$XDG_CACHE_HOME/onepass` or `~/.cache/onepass`, for its user alone (modes 0700
+and 0600). What lies there runs in the process that reads it: a directory or file that belongs to another user than
+root, or that others may write, is not read but built again elsewhere, with one warning.
 
 ```python
 line = onepass.Line("bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale")

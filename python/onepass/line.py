@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 
@@ -12,9 +13,9 @@ from onepass import _lists, _native, _ops
 from onepass._autocast import under_autocast
 from onepass._backward import is_profiled
 from onepass._native import LineError
-from onepass._shapes import is_sharded
+from onepass._shapes import check_dense, is_sharded
 from onepass.autograd import Apply, Transformable, differentiable, front, is_transformed
-from onepass.plan import Cost, Plan, Strategy, Traffic, chip_of, reason
+from onepass.plan import Cost, Plan, Strategy, Traffic, checked_shape, checked_size, chip_of, reason
 from onepass.word import Word
 
 __all__ = ["Line", "LineError", "fused"]
@@ -107,7 +108,11 @@ class Line:
         if isinstance(x, (list, tuple)):
             if len(operands) != self.operand_count:
                 raise TypeError(self._operand_message(len(operands)))
-            return _lists.run(self, list(x), list(operands), training, generator, stack)
+            try:
+                return _lists.run(self, list(x), list(operands), training, generator, stack)
+            except RuntimeError:
+                self._check_tensors(x, operands)
+                raise
         if stack:
             raise TypeError("fused(): argument 'stack' is for a list of tensors")
         try:
@@ -123,6 +128,7 @@ class Line:
             if self.weight is not None:
                 operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, self._matrix_operands)
             if x.is_cpu and not self._runs_on_cpu(operands):
+                self._check_tensors(x, operands)
                 self._check_shapes(x, operands)
                 return self.reference(x, *operands, dropout_state=state)
             if is_transformed():
@@ -133,7 +139,7 @@ class Line:
                 results = self.forward_op(x, operands or _ops.no_operands(x), self.text, state, False)
             else:
                 results = self.forward_op(x, operands or _ops.no_operands(x), self.text, state)
-        except (AttributeError, TypeError):
+        except (AttributeError, TypeError, RuntimeError):
             self._check_tensors(x, operands)
             raise
         return results[0] if self.keeps == 0 else tuple(results[: 1 + self.keeps])
@@ -165,10 +171,17 @@ class Line:
 
         out_features: of `linear`, or how many keys `scores` has, in a line with one of them.
         """
+        return self._cost("cost", shape, dtype, out_features)
+
+    def _cost(self, function: str, shape, dtype: torch.dtype, out_features: int | None) -> Cost:
         if (out_features is None) != (self.weight is None):
-            raise TypeError("cost(): argument 'out_features' is for lines with 'linear' or 'scores', and they need it")
-        rows, columns, matrices = self._sizes(shape)
-        cost = _native.cost(self.text, rows, columns, out_features or 0, matrices, dtype)
+            raise TypeError(
+                f"{function}(): argument 'out_features' is for lines with 'linear' or 'scores', and they need it"
+            )
+        _native.dtype_number(function, dtype)
+        behind = 0 if out_features is None else checked_size(function, "out_features", out_features)
+        rows, columns, matrices = self._sizes(function, shape)
+        cost = _native.cost(self.text, rows, columns, behind, matrices, dtype)
         return Cost(Traffic(**cost["forward"]), Traffic(**cost["backward"]), cost["saved_bytes"])
 
     def plan(
@@ -185,19 +198,23 @@ class Line:
         Args:
             shape, dtype: of x; the matrix has the same dtype.
             out_features: of `linear`, or how many keys `scores` has, in a line with one of them.
-            device: a torch device, or a chip such as "sm_90a" that need not be here; the present one if None.
+            device: a torch device, or one that need not be here, as in `explain` ("h200", "h100", "a100", "cpu", a file
+                that `onepass calibrate` wrote) or a chip such as "sm_90a"; the present one if None.
             training: whether tensors are saved for backward.
 
         Returns:
             The strategy, the reason, and all strategies with the bytes that they move and their predicted time, from
             rates measured on an H200. Without a contraction there is one: "fused". Tensors among the words are taken to
             have a row for each row: behind `scores`, a boolean one that all rows share may be taken another way.
+
+        Raises:
+            RuntimeError, ValueError: for a dtype that no line takes, negative sizes, a device that is not known.
         """
-        cost = self.cost(shape, dtype, out_features)
+        cost = self._cost("plan", shape, dtype, out_features)
         if self.weight is None:
             return Plan("fused", "one kernel", (Strategy("fused", cost.forward.bytes, None),))
         chip = chip_of(device)
-        rows, columns, matrices = self._sizes(shape)
+        rows, columns, matrices = self._sizes("plan", shape)
         told = _native.strategies(self.text, rows, columns, out_features, matrices, dtype, training, chip)
         ways = {
             row["strategy"]: Strategy(row["strategy"], row["bytes"], row["seconds"], row["why_not"]) for row in told
@@ -205,9 +222,9 @@ class Line:
         chosen = next(ways[row["strategy"]] for row in told if row["chosen"])
         return Plan(chosen.name, reason(chosen, ways.values()), tuple(ways.values()))
 
-    def _sizes(self, shape) -> tuple[int, int, int]:
+    def _sizes(self, function: str, shape) -> tuple[int, int, int]:
         """Rows, columns, and matrices that a contraction takes."""
-        shape = tuple(shape)
+        shape = checked_shape(function, shape)
         return math.prod(shape[:-1]), shape[-1] if shape else 1, math.prod(shape[:-2]) if self.scores else 1
 
     def __repr__(self) -> str:
@@ -234,9 +251,12 @@ class Line:
         return f'fused(): the line "{self.text}" takes {expected} after x, got {got}'
 
     def _check_tensors(self, x, operands):
-        for name, value in zip(["x", *self._operand_names()], (x, *operands)):
-            if not isinstance(value, torch.Tensor):
-                raise TypeError(f"fused(): {name} must be Tensor, not {type(value).__name__}") from None
+        """Raises for what no line takes; only where something has failed, since it takes time."""
+        for name, given in zip(["x", *self._operand_names()], (x, *operands)):
+            for value in given if isinstance(x, (list, tuple)) and isinstance(given, (list, tuple)) else [given]:
+                if not isinstance(value, torch.Tensor):
+                    raise TypeError(f"fused(): {name} must be Tensor, not {type(value).__name__}") from None
+                check_dense("fused", name, value)
 
     def _check_positions(self, operands):
         tensors = [t for o in operands for t in (o if isinstance(o, (list, tuple)) else [o])]
@@ -304,43 +324,34 @@ def _requires_grad(x, operands) -> bool:
 def _prepare_on_cpu(text: str, masks: int) -> bool:
     try:
         _native.cpu_prepare(text, masks)
-    except _native.CompilerMissing as missing:
+    except _native.CannotCompile as missing:
         warnings.warn(f'onepass: the line "{text}" runs as a composition of PyTorch operators: {missing}', stacklevel=4)
         return False
     return True
 
 
-_LINES: dict[str, Line] = {}
+_parse = functools.lru_cache(maxsize=_native.REMEMBERED)(Line)
 
 
 class _Registry:
-    """The lines again, as attributes: Dynamo looks an attribute up when it is asked for, but remembers a dictionary as
-    it first saw it, without the lines that a trace adds."""
+    """Lines as attributes: Dynamo looks an attribute up when it is asked for, but remembers a dictionary as it first
+    saw it, without the lines that a trace adds. They stay as the graphs do that Dynamo keeps, which are far larger."""
 
 
 _REGISTRY = _Registry()
 
 
-def _parse(line: str) -> Line:
-    return _LINES.get(line) or _LINES.setdefault(line, Line(line))
-
-
 def forget(word: str) -> None:
     """Lines with a word that is none any more, or another."""
-    for text, line in list(_LINES.items()):
+    _parse.cache_clear()
+    for name, line in list(vars(_REGISTRY).items()):
         if any(word in (w.name, w.activation) for w in line.words):
-            del _LINES[text]
-            if hasattr(_REGISTRY, name := _registered_name(text)):
-                delattr(_REGISTRY, name)
-
-
-def _registered_name(line: str) -> str:
-    return f"line_{line.encode().hex()}"
+            delattr(_REGISTRY, name)
 
 
 @torch.compiler.assume_constant_result
 def _registered(line: str) -> str:
-    name = _registered_name(line)
+    name = f"line_{line.encode().hex()}"
     setattr(_REGISTRY, name, _parse(line))
     return name
 
@@ -385,5 +396,5 @@ def fused(
     if _is_traced():
         parsed = getattr(_REGISTRY, _registered(line))
     else:
-        parsed = _LINES.get(line) or _parse(line)
+        parsed = _parse(line)
     return parsed._call(x, operands, training, generator, stack)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from onepass.advice.profile import Profile
 
 __all__ = ["Cost", "Plan", "Strategy", "Traffic", "chip_of", "reason"]
 
@@ -48,14 +55,57 @@ class Plan:
         return f"{self.strategy}: {self.why}"
 
 
-def chip_of(device: torch.device | str | None) -> str:
-    """ "cpu", a CUDA chip's name, or its device's."""
+MOST_ELEMENTS = 2**58
+
+
+def checked_size(function: str, argument: str, value: int) -> int:
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{function}(): argument '{argument}' must be of ints, not {type(value).__name__}") from None
+    if not 0 <= size <= MOST_ELEMENTS:
+        raise RuntimeError(f"{function}(): expected {argument} from 0 to 2^58, got {size}")
+    return size
+
+
+def checked_shape(function: str, shape: Iterable[int]) -> tuple[int, ...]:
+    """A tensor's, whose sizes are no more than can be counted."""
+    if isinstance(shape, int):
+        raise TypeError(f"{function}(): argument 'shape' must be tuple of ints, not int")
+    sizes = tuple(checked_size(function, "shape", size) for size in shape)
+    if math.prod(sizes) > MOST_ELEMENTS:
+        raise RuntimeError(f"{function}(): a tensor of shape {list(sizes)} has too many elements")
+    return sizes
+
+
+CHIPS = {"H200": "sm_90a", "H100": "sm_90a", "A100": "sm_80"}
+"""By a part of a device's name."""
+
+
+def chip_of(device: torch.device | str | Profile | None) -> str:
+    """ "cpu", a CUDA chip's name, or its device's.
+
+    Raises:
+        ValueError: for a device's name that is not known.
+    """
     if isinstance(device, str) and device.startswith("sm_"):
         return device
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type != "cuda":
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    is_torchs = isinstance(device, torch.device) or str(device).partition(":")[0] in ("cpu", "cuda")
+    if is_torchs and (device := torch.device(device)).type != "cuda":
         return "cpu"
-    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+    if is_torchs and torch.cuda.is_available():
+        return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+    from onepass.advice.profile import profile_of  # where lines are measured
+
+    name = profile_of(device).name
+    if name == "cpu":
+        return "cpu"
+    found = [chip for part, chip in CHIPS.items() if part in name]
+    if not found:
+        raise ValueError(f"plan(): expected device to be a torch device or a chip such as 'sm_90a', but got {name!r}")
+    return found[0]
 
 
 def reason(chosen: Strategy, ways) -> str:

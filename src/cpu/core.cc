@@ -225,7 +225,7 @@ void run_backward(frame& f, const spec::line& of, dtype x, const std::vector<vie
   const int64 parts = cpu::partition(f.a, of.by_rows());
   std::vector<double> partial(columns.size() * static_cast<std::size_t>(parts * f.a.columns));
   f.a.column_partial = partial.data();
-  cpu::run_backward(cpu::kernels_for(of, f.boolean_masks), f.a, x);
+  cpu::run_backward(*cpu::kernels_for(of, f.boolean_masks), f.a, x);
   if (!columns.empty()) cpu::reduce_columns(f.a, parts, static_cast<int>(columns.size()), columns.data());
 }
 
@@ -251,9 +251,9 @@ void line::forward(const values& v) const {
   f.dropout_state(v.dropout_state);
   if (f.empty()) return;
   f.lay_out();
-  const cpu_kernels& kernels = cpu::kernels_for(of, f.boolean_masks);
+  const std::shared_ptr<const cpu_kernels> kernels = cpu::kernels_for(of, f.boolean_masks);
   cpu::partition(f.a, of.by_rows());
-  cpu::run(cpu::choose(kernels, f.a, v.x.type, false), f.a);
+  cpu::run(cpu::choose(*kernels, f.a, v.x.type, false), f.a);
 }
 
 void line::backward(const values& v, const gradients& g) const {

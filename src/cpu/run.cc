@@ -1,18 +1,19 @@
 // Runs a line's kernels on the CPU: finds or compiles them, cuts the work into tasks, and sums column gradients.
 #include "src/cpu/run.h"
 
+#include <dlfcn.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <mutex>
-#include <shared_mutex>
+#include <memory>
 #include <unordered_map>
 
 #include "src/compiler.h"
 #include "src/cpu/reduce.h"
 #include "src/cpu/table.h"
+#include "src/cache/recently_used.h"
 #include "src/spec/defined.h"
 #include "src/spec/plan.h"
 
@@ -39,6 +40,8 @@ const std::vector<std::string> kCompilerOptions = {
     "-O2",        "-march=native",     "-ffp-contract=off",         "-fno-math-errno",
     "-Wno-psabi", "-DONEPASS_HIGHWAY", "-DHWY_COMPILE_ONLY_STATIC", "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)"};
 
+constexpr std::size_t kMostCompiled = 256;  // some 100 KB each, and seconds of a compiler's
+
 constexpr int64 kTaskElements = 16384;   // 64 KB of floats: well under a level-two cache, well over a call's cost
 constexpr int64 kGrainElements = 16384;  // below this a second thread costs more than it brings
 constexpr int64 kPartElements = 32768;   // a part of the column sums: they cost more than a task's start
@@ -52,28 +55,70 @@ bool ahead_of_time(const spec::line& line, std::uint64_t boolean_masks) {
   return table().contains(spec::structure(line, boolean_masks));
 }
 
-std::string source(const spec::line& line, std::uint64_t boolean_masks) {
-  return spec::with_definitions(
-      "#include <hwy/highway.h>\n#include \"onepass/skeleton/kernels.cpu.h\"\nONEPASS_BEGIN\nextern \"C\" "
-      "__attribute__((visibility(\"default\"))) "
-      "const cpu_kernels onepass_kernels =\n    kernels_of<" +
-      spec::type_text(line, boolean_masks, false) + ",\n               " + spec::type_text(line, boolean_masks, true) +
-      ">();\nONEPASS_END\n");
+namespace {
+
+constexpr const char* kHeaders = "#include <hwy/highway.h>\n#include \"onepass/skeleton/kernels.cpu.h\"\n";
+
+// Without what users have defined.
+std::string plain_source(const spec::line& line, std::uint64_t boolean_masks) {
+  return std::string(kHeaders) +
+         "ONEPASS_BEGIN\nextern \"C\" __attribute__((visibility(\"default\"))) "
+         "const cpu_kernels onepass_kernels =\n    kernels_of<" +
+         spec::type_text(line, boolean_masks, false) + ",\n               " +
+         spec::type_text(line, boolean_masks, true) + ">();\nONEPASS_END\n";
 }
 
-const cpu_kernels& kernels_for(const spec::line& line, std::uint64_t boolean_masks) {
-  static std::shared_mutex mutex;
-  static kernel_table compiled;
-  const std::string structure = spec::structure(line, boolean_masks);
-  if (const auto found = table().find(structure); found != table().end()) return found->second;
-  {
-    const std::shared_lock lock(mutex);
-    if (const auto found = compiled.find(structure); found != compiled.end()) return found->second;
+}  // namespace
+
+std::string source(const spec::line& line, std::uint64_t boolean_masks) {
+  return spec::with_definitions(plain_source(line, boolean_masks));
+}
+
+namespace {
+
+// What was compiled, closed when nobody has it any more, or why that was not to be had.
+struct compiled_line {
+  std::shared_ptr<const cpu_kernels> kernels;
+  std::string why_not = {};
+};
+
+std::shared_ptr<const compiled_line> compiled(const spec::line& line, std::uint64_t boolean_masks,
+                                              const std::string& structure) {
+  const std::string plain = plain_source(line, boolean_masks);
+  program what{spec::with_definitions(plain), structure, kCompilerOptions};
+  if (what.source != plain) what.probe = kHeaders;
+  try {
+    void* library = compile_and_open(what);
+    const auto* kernels = static_cast<const cpu_kernels*>(symbol(library, "onepass_kernels"));
+    return std::make_shared<compiled_line>(
+        compiled_line{{kernels, [library](const cpu_kernels*) { dlclose(library); }}});
+  } catch (const cannot_compile& e) {
+    return std::make_shared<compiled_line>(compiled_line{nullptr, e.what()});
   }
-  void* library = compile_and_open({source(line, boolean_masks), structure, kCompilerOptions});
-  const auto* kernels = static_cast<const cpu_kernels*>(symbol(library, "onepass_kernels"));
-  const std::unique_lock lock(mutex);
-  return compiled.emplace(structure, *kernels).first->second;
+}
+
+recently_used<const compiled_line>& compiled_lines() {
+  static auto* const all = new recently_used<const compiled_line>(kMostCompiled);  // threads may run at the very end
+  return *all;
+}
+
+}  // namespace
+
+std::shared_ptr<const cpu_kernels> find_kernels(const spec::line& line, std::uint64_t boolean_masks) {
+  const std::string structure = spec::structure(line, boolean_masks);
+  if (const auto found = table().find(structure); found != table().end())
+    return {std::shared_ptr<void>(), &found->second};
+  const std::shared_ptr<const compiled_line> found = compiled_lines().find(structure);
+  return found ? found->kernels : nullptr;
+}
+
+std::shared_ptr<const cpu_kernels> kernels_for(const spec::line& line, std::uint64_t boolean_masks) {
+  if (std::shared_ptr<const cpu_kernels> there = find_kernels(line, boolean_masks)) return there;
+  const std::string structure = spec::structure(line, boolean_masks);
+  std::shared_ptr<const compiled_line> found = compiled_lines().find(structure);
+  if (!found) found = compiled_lines().keep(structure, compiled(line, boolean_masks, structure));
+  if (!found->kernels) throw cannot_compile(found->why_not);
+  return found->kernels;
 }
 
 // So many tasks of at least `elements` that a few threads get equal shares of a small tensor too.

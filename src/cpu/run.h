@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "onepass/skeleton/cpu_kernels.h"
@@ -14,9 +15,11 @@ namespace onepass::cpu {
 using parallel_for = void (*)(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context);
 void set_parallel_for(parallel_for);
 
-// From the table, or compiled with the system compiler at first use. Throws compiler_missing (src/compiler.h)
-// where neither is to be had.
-const cpu_kernels& kernels_for(const spec::line&, std::uint64_t boolean_masks);
+// From the table, or compiled with the system compiler at first use. Throws cannot_compile (src/compiler.h) where
+// neither is to be had, every time, though it tries once. They stay as long as somebody has them.
+std::shared_ptr<const cpu_kernels> kernels_for(const spec::line&, std::uint64_t boolean_masks);
+// Null where they would have to be compiled, or cannot be.
+std::shared_ptr<const cpu_kernels> find_kernels(const spec::line&, std::uint64_t boolean_masks);
 bool ahead_of_time(const spec::line&, std::uint64_t boolean_masks);
 std::string source(const spec::line&, std::uint64_t boolean_masks);  // what the compiler gets
 

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -201,6 +202,14 @@ std::string build_and_write(const std::string& key, const std::string& source, c
   return cubin;
 }
 
+// Of the processes that want it at once, one builds it.
+std::string read_or_build(const std::string& key, const std::string& source, const std::string& arch_name,
+                          const std::string& label) {
+  const std::optional<cache::key_lock> alone = cache::lock(key, [] {});
+  if (std::optional<std::string> cubin = cache::read(key, "cubin")) return *cubin;
+  return build_and_write(key, source, arch_name, label);
+}
+
 std::optional<kernel> open_cubin(const std::string& cubin, const char* name, void* context) {
   const driver& d = the_driver();
   void* module = nullptr;
@@ -217,6 +226,7 @@ kernel open_or_build(const std::string& line_source, const char* name, const dev
   const std::string key = key_of(source, on.about.arch_name);
   std::optional<kernel> opened;
   if (const std::optional<std::string> cubin = cache::read(key, "cubin")) opened = open_cubin(*cubin, name, on.context);
+  else opened = open_cubin(read_or_build(key, source, on.about.arch_name, label), name, on.context);
   if (!opened) opened = open_cubin(build_and_write(key, source, on.about.arch_name, label), name, on.context);
   if (!opened)
     throw std::runtime_error("onepass: the driver refused a kernel compiled for " + on.about.arch_name + ": " + label);
@@ -251,6 +261,17 @@ device_facts facts_of(const std::string& arch_name) {
   throw std::invalid_argument("onepass: unknown arch '" + arch_name + "', expected one of " + names);
 }
 
+device_facts facts_named(const std::string& chip) {
+  constexpr std::string_view kDevice = "cuda:";
+  if (!chip.starts_with(kDevice)) return facts_of(chip);
+  int number = -1;
+  const char* const end = chip.data() + chip.size();
+  const auto [stop, error] = std::from_chars(chip.data() + kDevice.size(), end, number);
+  if (error != std::errc{} || stop != end || number < 0)
+    throw std::invalid_argument("onepass: expected a device such as 'cuda:0', got '" + chip + "'");
+  return facts(number);
+}
+
 const kernel& load(const std::string& source, const char* name, int device, void* stream, const std::string& label) {
   static std::mutex mutex;  // one build at a time: two threads that want the same kernel build it once
   static std::unordered_map<std::string, std::unique_ptr<kernel>> known;
@@ -271,7 +292,7 @@ bool build(const std::string& line_source, const std::string& arch_name, const s
   const std::string source = spec::with_definitions(line_source);
   const std::string key = key_of(source, arch_name);
   if (cache::read(key, "cubin")) return false;
-  build_and_write(key, source, arch_name, label);
+  read_or_build(key, source, arch_name, label);
   return true;
 }
 

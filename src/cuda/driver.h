@@ -24,6 +24,8 @@ struct device_facts {
 const device_facts& facts(int device);
 // The same for a chip that is not here, to compile for it ahead of time. Throws for a name it does not know.
 device_facts facts_of(const std::string& arch_name);
+// Of either, as "cuda:0" or "sm_90a". Throws std::invalid_argument.
+device_facts facts_named(const std::string& chip);
 
 // The kernel `name` of a source: from memory, else from the cache on disk, else built. The reference stays valid.
 // Throws where it would have to be loaded while `stream` is being captured in a CUDA graph.

@@ -2,6 +2,7 @@
 #include "src/cuda/prebuild.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "src/cuda/configuration.h"
 #include "src/cuda/source.h"
@@ -118,6 +119,12 @@ std::vector<std::string> build_line(const spec::line& line, const std::string& a
 
 std::vector<std::string> prebuild(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
                                   int64 columns) {
+  constexpr int64 kMostColumns = int64{1} << 40;
+  if (columns < 1 || columns > kMostColumns)
+    throw std::invalid_argument("onepass: columns must be from 1 to 2^40, got " + std::to_string(columns));
+  if (line.turns() && columns % 2 != 0)
+    throw std::invalid_argument("onepass: 'rope' needs rows of an even length, got " + std::to_string(columns));
+  facts_of(arch_name);  // throws for what is none
   std::vector<std::string> labels;
   const auto build_all = [&](const spec::line& of, bool before_linear) {
     if (of.words.empty()) return;

@@ -23,7 +23,19 @@ std::size_t characters(std::string_view text, int begin, int end) {
                                                 [](char c) { return !continues(c); }));
 }
 
+// Of a long text what is near the fault.
+constexpr int kShown = 300;
+
+void shorten(std::string_view& text, int& begin, int& end) {
+  int from = std::max(0, begin - kShown), to = std::min(static_cast<int>(text.size()), begin + kShown);
+  while (from > 0 && continues(text[static_cast<std::size_t>(from)])) --from;
+  while (to < static_cast<int>(text.size()) && continues(text[static_cast<std::size_t>(to)])) ++to;
+  text = text.substr(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from));
+  begin -= from, end = std::min(end, to) - from;
+}
+
 std::string quoted(std::string_view text, int begin, int end, const std::string& what) {
+  shorten(text, begin, end);
   std::string message = what;
   message += "\n  ";
   for (char c : text) message += std::isspace(static_cast<unsigned char>(c)) ? ' ' : c;
@@ -262,6 +274,8 @@ class reader {
     const bool turns = !to.words.empty() && to.words.back().about->kind == word_kind::rotary;
     if (turns || (about.kind == word_kind::rotary && !to.words.empty()))
       fail(w.begin, w.end, std::string("'") + about.name + "' in a line with 'rope', which must be its only word");
+    if (static_cast<int>(to.words.size()) == kMaxWords)
+      fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxWords) + " words");
     take_numbers(to, w);
     if (about.operand != operand_kind::none) w.operand = to.operands, to.operands += about.operands;
     if (about.kind == word_kind::dropout) w.ordinal = to.dropouts++;

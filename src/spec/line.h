@@ -24,6 +24,9 @@ enum class strategy : int {
 inline constexpr std::string_view kStrategies[] = {"auto",     "unfused",  "tiled", "deferred",
                                                    "streamed", "resident", "dots",  "panels"};
 
+// A compiler takes 2 s for eight words, up to 8 s for 32, up to 15 s for 48 and minutes for a hundred.
+inline constexpr int kMaxWords = 32;
+
 struct word {
   const descriptor* about;
   const descriptor* activation = nullptr;  // inside gate(...)

@@ -45,18 +45,22 @@ struct line_backward {
 inline constexpr int kMostResults = 32, kMostOperands = 32;
 
 struct line_library {
-  const line_facts* (*find)(const char* text);  // null for what is no line; valid as long as the process
+  // Null for what is no line; valid until what is put into `held` is released.
+  const line_facts* (*find)(const char* text, void** held);
+  void (*release)(void* held);
+  // Whether the kernels for the CPU are there; boolean_masks: a bit for each operand that is boolean.
+  bool (*is_ready_on_cpu)(const line_facts&, std::uint64_t boolean_masks);
   // For x and each operand where its gradient comes from: kUnwanted, kUpstream, or its index among what backward
   // writes. operand_types: dtypes, plus kBroadcast where the shape is not x's. wanted: bit 0 for x, bit i + 1 for
   // operand i. True where backward writes anything.
   bool (*plan)(const line_facts&, int dtype, const std::int64_t* operand_types, std::uint64_t wanted, int* sources);
   // The operators themselves, without the dispatcher, which for a small call takes longer than the work. They give the
-  // number of results, or one of the errors below and in `error` what was wrong, valid until the thread's next call.
+  // number of results, or kFailed and in `error` what was wrong, valid until the thread's next call.
   int (*forward)(const line_forward&, tensor_handle* results, const char** error);
   int (*backward)(const line_backward&, tensor_handle* results, const char** error);
 };
 
-inline constexpr int kFailed = -1, kCompilerMissing = -2;
+inline constexpr int kFailed = -1;
 inline constexpr int kUnwanted = -2, kUpstream = -1;
 inline constexpr std::int64_t kBroadcast = 16;
 

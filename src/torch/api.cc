@@ -12,6 +12,7 @@
 #include "src/cpu/run.h"
 #include "src/cuda/prebuild.h"
 #include "src/cuda/strategy.h"
+#include "src/process.h"
 #include "src/settings.h"
 #include "src/spec/defined.h"
 #include "src/spec/plan.h"
@@ -39,8 +40,10 @@ const char* answer(const std::function<void(json&)>& write) {
     text = out.text();
   } catch (const spec::line_error& e) {
     text = failed("line", e.what());
-  } catch (const compiler_missing& e) {
-    text = failed("compiler_missing", e.what());
+  } catch (const cannot_compile& e) {
+    text = failed("cannot_compile", e.what());
+  } catch (const interrupted& e) {
+    text = failed("interrupted", e.what());
   } catch (const std::exception& e) {
     text = failed("runtime", e.what());
   }
@@ -81,15 +84,41 @@ void describe_word(json& out, const descriptor& about) {
   out.field("formula", about.formula).field("meaning", about.meaning);
 }
 
+// Numbers of Python's, which have any value.
+struct size_given {
+  const char* name;
+  std::int64_t value, least = 0;
+};
+
+void check_sizes(std::initializer_list<size_given> all) {
+  constexpr double kMostElements = 0x1p58;  // and as many operations
+  double product = 1;
+  for (const size_given& size : all) {
+    if (size.value < size.least) {
+      throw std::invalid_argument(std::string("onepass: ") + size.name + " must be at least " +
+                                  std::to_string(size.least) + ", got " + std::to_string(size.value));
+    }
+    product *= std::max<double>(static_cast<double>(size.value), 1);
+    if (product > kMostElements)
+      throw std::invalid_argument(std::string("onepass: ") + size.name + " is too large, got " +
+                                  std::to_string(size.value));
+  }
+}
+
+dtype checked_dtype(int number) {
+  const auto type = static_cast<dtype>(number);
+  if (type != dtype::f32 && type != dtype::f64 && type != dtype::bf16 && type != dtype::f16)
+    throw std::invalid_argument("onepass: expected a floating-point dtype, got number " + std::to_string(number));
+  return type;
+}
+
 // On the CPU, a CUDA device that is here ("cuda:0"), or a chip that need not be ("sm_90a").
 std::vector<spec::prediction> strategies(const prepared_line& line, const spec::linear_case& of,
                                          const std::string& chip) {
   const spec::contraction& parts = (line.attention ? line.attention->scores : line).contraction->parts;
   if (chip == "cpu" && parts.scores) return strategies_of_scores_on_cpu(parts, of, line.attention != nullptr);
   if (chip == "cpu") return strategies_on_cpu(parts, of);
-  const std::string device = "cuda:";
-  const cuda::device_facts facts =
-      chip.starts_with(device) ? cuda::facts(std::stoi(chip.substr(device.size()))) : cuda::facts_of(chip);
+  const cuda::device_facts facts = cuda::facts_named(chip);
   return line.attention ? cuda::predict_attention(parts, of, facts) : cuda::predict(parts, of, facts);
 }
 
@@ -158,7 +187,8 @@ const char* onepass_undefine_word(const char* name) {
 
 const char* onepass_describe(const char* text) {
   return answer([text](json& out) {
-    const auto& prepared = onepass::binding::prepared(text);
+    const auto held = onepass::binding::prepared(text);
+    const onepass::binding::prepared_line& prepared = *held;
     const onepass::spec::line& line = prepared.line;
     const onepass::line_facts& facts = prepared.facts;
     out.begin('{').field("rowwise", line.rowwise()).field("keeps", line.keeps).field("dropouts", line.dropouts);
@@ -206,9 +236,12 @@ const char* onepass_describe(const char* text) {
 const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind,
                          std::int64_t matrices, int dtype) {
   return answer([=](json& out) {
-    const auto& line = onepass::binding::prepared(text).line;
+    onepass::binding::check_sizes(
+        {{"rows", rows}, {"columns", columns}, {"columns behind", columns_behind}, {"matrices", matrices}});
+    const auto prepared = onepass::binding::prepared(text);
+    const onepass::spec::line& line = prepared->line;
     const auto cost =
-        onepass::spec::estimate(line, rows, columns, columns_behind, static_cast<onepass::dtype>(dtype), matrices);
+        onepass::spec::estimate(line, rows, columns, columns_behind, onepass::binding::checked_dtype(dtype), matrices);
     out.begin('{')
         .key("forward")
         .begin('{')
@@ -223,10 +256,13 @@ const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t colum
 const char* onepass_strategies(const char* text, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind,
                                std::int64_t matrices, int dtype, bool saves, const char* chip) {
   return answer([=](json& out) {
-    const auto& line = onepass::binding::prepared(text);
+    onepass::binding::check_sizes(
+        {{"rows", rows}, {"columns", columns}, {"columns behind", columns_behind}, {"matrices", matrices}});
+    const auto prepared = onepass::binding::prepared(text);
+    const onepass::binding::prepared_line& line = *prepared;
     const auto all = onepass::binding::strategies(
         line,
-        {rows, columns, columns_behind, static_cast<onepass::dtype>(dtype), saves && line.reads.product, matrices},
+        {rows, columns, columns_behind, onepass::binding::checked_dtype(dtype), saves && line.reads.product, matrices},
         chip);
     const onepass::spec::strategy how = onepass::binding::taken(line.line.how, all);
     out.begin('[');
@@ -244,7 +280,8 @@ const char* onepass_strategies(const char* text, std::int64_t rows, std::int64_t
 
 const char* onepass_gradients(const char* text, int dtype, const std::int64_t* operand_types, std::uint64_t wanted) {
   return answer([=](json& out) {
-    const auto& line = onepass::binding::prepared(text).line;
+    const auto prepared = onepass::binding::prepared(text);
+    const onepass::spec::line& line = prepared->line;
     const auto facts = onepass::spec::operand_facts_of(operand_types, static_cast<std::size_t>(line.operands));
     const auto plan = onepass::spec::plan_gradients(line, static_cast<onepass::dtype>(dtype), facts, wanted);
     out.begin('{').key("inputs").begin('[');  // null: unwanted; -1: the upstream gradient; else the output's index
@@ -272,20 +309,23 @@ const char* onepass_common_lines() {
   });
 }
 
-const char* onepass_cpu_prepare(const char* text, std::uint64_t boolean_masks) {
+const char* onepass_cpu_prepare(const char* text, std::uint64_t boolean_masks, bool may_compile) {
   return answer([=](json& out) {
-    const auto& prepared = onepass::binding::prepared(text);
-    prepared.prepare_on_cpu(boolean_masks);
-    out.begin('{').end('}');
+    const auto prepared = onepass::binding::prepared(text);
+    if (may_compile) prepared->prepare_on_cpu(boolean_masks);
+    out.begin('{').field("ready", may_compile || prepared->is_ready_on_cpu(boolean_masks)).end('}');
   });
 }
+
+void onepass_interrupt() { onepass::interrupt_programs(); }
 
 const char* onepass_cuda_prebuild(const char* text, const char* arch, int dtype, int operand_dtype,
                                   std::int64_t columns) {
   return answer([=](json& out) {
-    const auto& line = onepass::binding::prepared(text).line;
-    const auto labels = onepass::cuda::prebuild(line, arch, static_cast<onepass::dtype>(dtype),
-                                                static_cast<onepass::dtype>(operand_dtype), columns);
+    const auto prepared = onepass::binding::prepared(text);
+    const onepass::spec::line& line = prepared->line;
+    const auto labels = onepass::cuda::prebuild(line, arch, onepass::binding::checked_dtype(dtype),
+                                                onepass::binding::checked_dtype(operand_dtype), columns);
     out.begin('{').key("built").begin('[');
     for (const std::string& label : labels) out.value(label);
     out.end(']').end('}');
@@ -295,8 +335,9 @@ const char* onepass_cuda_prebuild(const char* text, const char* arch, int dtype,
 const char* onepass_why_not_grouped(const char* text, std::int64_t columns, std::int64_t features, int dtype,
                                     const char* chip) {
   return answer([=](json& out) {
-    const std::string why_not = onepass::binding::why_not_grouped(onepass::binding::prepared(text), columns, features,
-                                                                  static_cast<onepass::dtype>(dtype), chip);
+    onepass::binding::check_sizes({{"columns", columns}, {"features", features}});
+    const std::string why_not = onepass::binding::why_not_grouped(*onepass::binding::prepared(text), columns, features,
+                                                                  onepass::binding::checked_dtype(dtype), chip);
     out.begin('{').field("why_not", why_not).end('}');
   });
 }

@@ -15,12 +15,22 @@ namespace {
 
 using optional_tensor = std::optional<Tensor>;
 
-const line_facts* find(const char* text) {
+using held_line = std::shared_ptr<const prepared_line>;
+
+const line_facts* find(const char* text, void** held) {
   try {
-    return &prepared(text).facts;
+    auto* const line = new held_line(prepared(text));
+    *held = line;
+    return &(*line)->facts;
   } catch (const spec::line_error&) {
     return nullptr;
   }
+}
+
+void release(void* held) { delete static_cast<held_line*>(held); }
+
+bool is_ready_on_cpu(const line_facts& facts, std::uint64_t boolean_masks) {
+  return static_cast<const prepared_line*>(facts.line)->is_ready_on_cpu(boolean_masks);
 }
 
 bool plan(const line_facts& facts, int x, const std::int64_t* operand_types, std::uint64_t wanted, int* sources) {
@@ -46,11 +56,6 @@ optional_tensor borrowed(tensor_handle lent) {
 template <class Make>
 int handed_over(const Make& make, tensor_handle* results, const char** error) {
   thread_local std::string message;
-  const auto failed = [&](const std::exception& e, int how) {
-    message = e.what();
-    *error = message.c_str();
-    return how;
-  };
   try {
     const std::vector<Tensor> made = make();
     for (std::size_t i = 0; i < made.size(); ++i) {
@@ -59,10 +64,10 @@ int handed_over(const Make& make, tensor_handle* results, const char** error) {
       results[i] = own;
     }
     return static_cast<int>(made.size());
-  } catch (const compiler_missing& e) {
-    return failed(e, kCompilerMissing);
   } catch (const std::exception& e) {
-    return failed(e, kFailed);
+    message = e.what();
+    *error = message.c_str();
+    return kFailed;
   }
 }
 
@@ -121,7 +126,7 @@ void* open_autograd(const torch_here& torch, bool may_compile) {
   void* handle = dlopen(built.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr && !may_compile) return nullptr;
   if (handle == nullptr) handle = compile_and_open(program_for(torch));
-  const line_library library{find, plan, forward_of, backward_of};
+  const line_library library{find, release, is_ready_on_cpu, plan, forward_of, backward_of};
   using configure = void (*)(const line_library*);
   reinterpret_cast<configure>(symbol(handle, "onepass_autograd"))(&library);
   return opened = handle;

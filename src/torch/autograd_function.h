@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -28,11 +27,21 @@ using torch::autograd::variable_list;
 
 inline line_library library;  // filled in by the library, once, before the first call
 
-inline const line_facts& facts_of(const std::string& line) {
-  const line_facts* found = library.find(line.c_str());
-  TORCH_CHECK(found != nullptr, "onepass: not a line: ", line);
-  return *found;
-}
+// A line's facts, which stay as long as this.
+class known_line {
+ public:
+  explicit known_line(const std::string& line) : facts_(library.find(line.c_str(), &held_)) {
+    TORCH_CHECK(facts_ != nullptr, "onepass: not a line: ", line);
+  }
+  ~known_line() { library.release(held_); }
+  known_line(const known_line&) = delete;
+  known_line& operator=(const known_line&) = delete;
+  const line_facts& facts() const { return *facts_; }
+
+ private:
+  void* held_ = nullptr;
+  const line_facts* facts_;
+};
 
 inline int dtype_of(const Tensor& t) {
   switch (t.scalar_type()) {
@@ -82,16 +91,11 @@ inline bool reaches_kernels(at::TensorList tensors, c10::DispatchKeySet passed =
 inline tensor_handle lent(const Tensor& t) { return t.defined() ? const_cast<Tensor*>(&t) : nullptr; }
 inline tensor_handle lent(const optional_tensor& t) { return t ? lent(*t) : nullptr; }
 
-struct compiler_missing : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
 template <class Call, class Function>
 std::vector<Tensor> without_dispatcher(const Function& function, const Call& call) {
   tensor_handle handles[kMostResults];
   const char* error = nullptr;
   const int count = function(call, handles, &error);
-  if (count == kCompilerMissing) throw compiler_missing(error);
   TORCH_CHECK(count >= 0, error);
   std::vector<Tensor> results;
   results.reserve(static_cast<std::size_t>(count));
@@ -247,7 +251,8 @@ struct Fused : torch::autograd::Function<Fused> {
   // tensors: x, then the operands.
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const call& with) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const line_facts& facts = facts_of(with.line);
+    const known_line known(with.line);
+    const line_facts& facts = known.facts();
     TORCH_CHECK(static_cast<int>(tensors.size()) == 1 + facts.operands, "onepass: the line \"", with.line, "\" takes ",
                 facts.operands, " operands, got ", static_cast<int>(tensors.size()) - 1);
     variable_list results = run_forward(facts, tensors, with.line, with.dropout_state);
@@ -281,7 +286,8 @@ struct Fused : torch::autograd::Function<Fused> {
   static variable_list gradients(const AutogradContext& ctx, const variable_list& upstream, const variable_list& all) {
     const std::string& line = ctx.saved_data.at("line").toStringRef();
     const std::vector<std::int64_t> types = ctx.saved_data.at("types").toIntVector();
-    const line_facts& facts = facts_of(line);
+    const known_line known(line);
+    const line_facts& facts = known.facts();
     variable_list results(types.size() + 1);  // one more for `call`
     const auto some = std::find_if(upstream.begin(), upstream.end(), [](const Tensor& t) { return t.defined(); });
     if (some == upstream.end()) return results;

@@ -25,7 +25,8 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
   // tensors: as many x as there are, then of each operand one for all, or where its bit is in `own`, one for each.
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const call& with) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const line_facts& facts = facts_of(with.line);
+    const known_line known(with.line);
+    const line_facts& facts = known.facts();
     const places at(facts, with.count, with.own);
     TORCH_CHECK(with.count > 0 && tensors.size() == at.all(), "onepass: the line \"", with.line, "\" takes ",
                 facts.operands, " operands");
@@ -143,7 +144,8 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     const std::vector<std::int64_t> types = ctx.saved_data.at("types").toIntVector(),
                                     of = ctx.saved_data.at("of").toIntVector(),
                                     sizes = ctx.saved_data.at("sizes").toIntVector();
-    const line_facts& facts = facts_of(line);
+    const known_line known(line);
+    const line_facts& facts = known.facts();
     const places at(facts, of[0], of[1]);
     const bool stack = of[2] != 0;
     variable_list results(at.all() + 1);  // one more for `call`

@@ -21,7 +21,7 @@ bool has_kernels(const prepared_line& line, std::uint64_t boolean_masks) {
   try {
     line.cpu(boolean_masks);
     return true;
-  } catch (const compiler_missing&) {
+  } catch (const cannot_compile&) {
     return false;
   }
 }

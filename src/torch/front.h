@@ -27,6 +27,15 @@ inline bool is_plain(const line_facts& facts, at::TensorList tensors) {
          std::none_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t._fw_grad(0).defined(); });
 }
 
+// Whether nothing would have to be compiled, which is Python's to see to.
+inline bool is_ready(const line_facts& facts, at::TensorList tensors) {
+  if (!tensors[0].is_cpu()) return true;
+  std::uint64_t boolean = 0;
+  for (std::size_t i = 1; i < tensors.size(); ++i)
+    boolean |= std::uint64_t{tensors[i].scalar_type() == at::kBool} << (i - 1);
+  return library.is_ready_on_cpu(facts, boolean);
+}
+
 inline std::vector<Tensor> run(const line_facts& facts, at::TensorList tensors, const std::string& line) {
   const without_gil released;
   const bool recorded = at::GradMode::is_enabled() &&
@@ -45,18 +54,13 @@ inline PyObject* front(PyObject*, PyObject* const* given, Py_ssize_t count) {
     tensors.push_back(THPVariable_Unpack(*t));
   }
   const std::string line = PyUnicode_AsUTF8AndSize(given[0], nullptr);
-  const line_facts& facts = facts_of(line);
-  if (!is_plain(facts, tensors)) Py_RETURN_NONE;
-  std::vector<Tensor> results;
-  try {
-    results = run(facts, tensors, line);
-  } catch (const compiler_missing&) {
-    Py_RETURN_NONE;
-  }
-  if (results.size() == 1) return THPVariable_Wrap(std::move(results[0]));
+  const known_line known(line);
+  if (!is_plain(known.facts(), tensors) || !is_ready(known.facts(), tensors)) Py_RETURN_NONE;
+  const std::vector<Tensor> results = run(known.facts(), tensors, line);
+  if (results.size() == 1) return THPVariable_Wrap(results[0]);
   PyObject* all = PyTuple_New(static_cast<Py_ssize_t>(results.size()));
   for (std::size_t i = 0; i < results.size(); ++i)
-    PyTuple_SetItem(all, static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(results[i])));
+    PyTuple_SetItem(all, static_cast<Py_ssize_t>(i), THPVariable_Wrap(results[i]));
   return all;
   END_HANDLE_TH_ERRORS
 }

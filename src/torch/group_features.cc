@@ -146,10 +146,8 @@ std::string why_not_grouped(const prepared_line& of, std::int64_t columns, std::
   if (std::string why_not = spec::why_not_dots(c.parts, features); !why_not.empty()) return why_not;
   if (c.before.reads.result) return "what stands before 'linear' is made again from its result";
   if (chip != "cpu") {
-    const std::string device = "cuda:";
-    return cuda::why_not_few_features(
-        c.with_features(static_cast<int>(features)).line, columns, type,
-        chip.starts_with(device) ? cuda::facts(std::stoi(chip.substr(device.size()))) : cuda::facts_of(chip));
+    return cuda::why_not_few_features(c.with_features(static_cast<int>(features)).line, columns, type,
+                                      cuda::facts_named(chip));
   }
   return has_kernels(c.with_features(static_cast<int>(features)), 0) ? ""
                                                                      : "it is compiled at first use, by a compiler";

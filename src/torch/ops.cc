@@ -15,12 +15,12 @@ using optional_tensor = std::optional<Tensor>;
 
 std::vector<Tensor> elementwise_forward(Tensor x, std::vector<Tensor> operands, std::string line,
                                         optional_tensor dropout_state) {
-  return forward({x, operands, prepared(line), dropout_state, false});
+  return forward({x, operands, *prepared(line), dropout_state, false});
 }
 
 std::vector<Tensor> rowwise_forward(Tensor x, std::vector<Tensor> operands, std::string line,
                                     optional_tensor dropout_state, bool save_statistics) {
-  return forward({x, operands, prepared(line), dropout_state, save_statistics});
+  return forward({x, operands, *prepared(line), dropout_state, save_statistics});
 }
 
 std::vector<Tensor> elementwise_backward(std::vector<Tensor> gradients, optional_tensor x,
@@ -28,19 +28,19 @@ std::vector<Tensor> elementwise_backward(std::vector<Tensor> gradients, optional
                                          optional_tensor dropout_state, std::string line,
                                          std::vector<int64_t> operand_types, int64_t wanted) {
   return backward(
-      {gradients, x, operands, resumed, std::nullopt, dropout_state, prepared(line), operand_types, wanted});
+      {gradients, x, operands, resumed, std::nullopt, dropout_state, *prepared(line), operand_types, wanted});
 }
 
 std::vector<Tensor> rowwise_backward(std::vector<Tensor> gradients, optional_tensor x,
                                      std::vector<optional_tensor> operands, optional_tensor resumed,
                                      optional_tensor statistics, optional_tensor dropout_state, std::string line,
                                      std::vector<int64_t> operand_types, int64_t wanted) {
-  return backward({gradients, x, operands, resumed, statistics, dropout_state, prepared(line), operand_types, wanted});
+  return backward({gradients, x, operands, resumed, statistics, dropout_state, *prepared(line), operand_types, wanted});
 }
 
 std::vector<Tensor> contraction_forward(Tensor x, std::vector<Tensor> operands, std::string line,
                                         optional_tensor dropout_state, bool save) {
-  return forward_of_contraction({x, operands, prepared(line), dropout_state, save});
+  return forward_of_contraction({x, operands, *prepared(line), dropout_state, save});
 }
 
 std::vector<Tensor> contraction_backward(std::vector<Tensor> gradients, optional_tensor x,
@@ -51,14 +51,15 @@ std::vector<Tensor> contraction_backward(std::vector<Tensor> gradients, optional
   ONEPASS_CHECK(!types.empty(), "onepass: backward takes x's dtype and those of the operands");
   const std::vector<int64_t> operand_types(types.begin() + 1, types.end());
   return backward_of_contraction(
-      {gradients, x, operands, resumed, statistics, dropout_state, prepared(line), operand_types, wanted},
+      {gradients, x, operands, resumed, statistics, dropout_state, *prepared(line), operand_types, wanted},
       {static_cast<dtype>(types[0]), product, resumed_behind});
 }
 
 std::vector<Tensor> forward_of_group(std::vector<Tensor> xs, std::vector<Tensor> operands, std::string line,
                                      optional_tensor dropout_state, bool save, int64_t own, bool stack) {
   const group_of of{static_cast<int64_t>(xs.size()), static_cast<std::uint64_t>(own), stack};
-  const group_forward call{xs, operands, prepared(line), dropout_state, save, of};
+  const std::shared_ptr<const prepared_line> of_line = prepared(line);
+  const group_forward call{xs, operands, *of_line, dropout_state, save, of};
   return call.line.line.linear >= 0 ? forward_with_features(call) : forward(call);
 }
 
@@ -70,7 +71,8 @@ std::vector<Tensor> backward_of_group(std::vector<Tensor> gradients, std::vector
                                       bool stack) {
   ONEPASS_CHECK(!types.empty() && !gradients.empty(),
                 "onepass: backward takes gradients, and the dtypes of x and the operands");
-  const prepared_line& of_line = prepared(line);
+  const std::shared_ptr<const prepared_line> held = prepared(line);
+  const prepared_line& of_line = *held;
   const std::vector<int64_t> operand_types(types.begin() + 1, types.end());
   const int64_t count =
       stack ? gradients[0].size(0) : static_cast<int64_t>(gradients.size()) / (1 + of_line.line.keeps);

@@ -2,9 +2,10 @@
 #include "src/torch/prepared.h"
 
 #include <algorithm>
-#include <iterator>
+#include <utility>
 
 #include "src/cpu/run.h"
+#include "src/cache/recently_used.h"
 
 namespace onepass::binding {
 
@@ -71,8 +72,8 @@ prepared_line::variant& prepared_line::variant_for(std::uint64_t boolean_masks) 
   for (const auto& v : variants_) {
     if (v->boolean_masks == boolean_masks) return *v;
   }
-  variants_.push_back(std::make_unique<variant>(variant{boolean_masks, spec::type_text(line, boolean_masks, false),
-                                                        spec::type_text(line, boolean_masks, true), nullptr}));
+  variants_.push_back(std::make_unique<variant>(variant{
+      boolean_masks, spec::type_text(line, boolean_masks, false), spec::type_text(line, boolean_masks, true), {}}));
   return *variants_.back();
 }
 
@@ -82,23 +83,46 @@ const cpu_kernels& prepared_line::cpu(std::uint64_t boolean_masks) const {
     const std::lock_guard lock(mutex_);
     if (v.kernels) return *v.kernels;
   }
-  const cpu_kernels& kernels = cpu::kernels_for(line, boolean_masks);  // may compile: not under the lock
+  std::shared_ptr<const cpu_kernels> kernels =
+      cpu::kernels_for(line, boolean_masks);  // may compile: not under the lock
   const std::lock_guard lock(mutex_);
-  v.kernels = &kernels;
-  return kernels;
+  if (!v.kernels) v.kernels = std::move(kernels);  // what another thread has of it may not go
+  return *v.kernels;
+}
+
+template <class Does>
+bool prepared_line::each_part(std::uint64_t boolean_masks, const Does& does) const {
+  if (attention) return attention->scores.each_part(boolean_masks, does);
+  if (!contraction) return line.words.empty() || does(*this, boolean_masks);
+  const prepared_contraction& c = *contraction;
+  const std::uint64_t before = boolean_masks & ((std::uint64_t{1} << c.parts.weight) - 1);
+  return c.before.each_part(before, does) &&
+         c.again.each_part(before >> (c.parts.weight - c.again.line.operands), does) &&
+         c.behind.each_part(boolean_masks >> (c.parts.weight + 1), does);
 }
 
 void prepared_line::prepare_on_cpu(std::uint64_t boolean_masks) const {
-  if (attention) return attention->scores.prepare_on_cpu(boolean_masks);
-  if (!contraction) {
-    if (!line.words.empty()) cpu(boolean_masks);
-    return;
-  }
-  const prepared_contraction& c = *contraction;
-  const std::uint64_t before = boolean_masks & ((std::uint64_t{1} << c.parts.weight) - 1);
-  c.before.prepare_on_cpu(before);
-  c.again.prepare_on_cpu(before >> (c.parts.weight - c.again.line.operands));
-  c.behind.prepare_on_cpu(boolean_masks >> (c.parts.weight + 1));
+  each_part(boolean_masks, [](const prepared_line& part, std::uint64_t masks) {
+    part.cpu(masks);
+    return true;
+  });
+}
+
+bool prepared_line::is_ready_on_cpu(std::uint64_t boolean_masks) const {
+  if (boolean_masks == 0 && is_ready_.load(std::memory_order_relaxed)) return true;
+  const bool ready = each_part(boolean_masks, [](const prepared_line& part, std::uint64_t masks) {
+    variant& v = part.variant_for(masks);
+    {
+      const std::lock_guard lock(part.mutex_);
+      if (v.kernels) return true;
+    }
+    std::shared_ptr<const cpu_kernels> kernels = cpu::find_kernels(part.line, masks);
+    const std::lock_guard lock(part.mutex_);
+    if (!v.kernels) v.kernels = std::move(kernels);
+    return v.kernels != nullptr;
+  });
+  if (ready && boolean_masks == 0) is_ready_.store(true, std::memory_order_relaxed);
+  return ready;
 }
 
 const std::string& prepared_line::type_text(std::uint64_t boolean_masks, bool backward) const {
@@ -108,39 +132,25 @@ const std::string& prepared_line::type_text(std::uint64_t boolean_masks, bool ba
 
 namespace {
 
-struct known_lines {
-  std::shared_mutex mutex;
-  std::unordered_map<std::string, std::unique_ptr<prepared_line>> lines;
-  std::vector<std::unique_ptr<prepared_line>> forgotten;  // somebody may still be running them
-};
-known_lines& known() {
-  static known_lines one;
-  return one;
+constexpr std::size_t kMostLines = 1024;  // some 3 KB each
+
+recently_used<const prepared_line>& known() {
+  static auto* const all = new recently_used<const prepared_line>(kMostLines);  // threads may run at the very end
+  return *all;
 }
 
 }  // namespace
 
-const prepared_line& prepared(const std::string& text) {
-  known_lines& all = known();
-  {
-    const std::shared_lock lock(all.mutex);
-    if (const auto found = all.lines.find(text); found != all.lines.end()) return *found->second;
-  }
-  auto parsed = std::make_unique<prepared_line>(spec::parse(text));
-  const std::unique_lock lock(all.mutex);
-  return *all.lines.try_emplace(text, std::move(parsed)).first->second;
+std::shared_ptr<const prepared_line> prepared(const std::string& text) {
+  if (std::shared_ptr<const prepared_line> found = known().find(text)) return found;
+  return known().keep(text, std::make_shared<const prepared_line>(spec::parse(text)));
 }
 
 void forget_lines_with(const descriptor* about) {
-  known_lines& all = known();
-  const std::unique_lock lock(all.mutex);
-  for (auto at = all.lines.begin(); at != all.lines.end();) {
-    const std::vector<spec::word>& words = at->second->line.words;
-    const bool has = std::any_of(words.begin(), words.end(),
-                                 [about](const spec::word& w) { return w.about == about || w.activation == about; });
-    if (has) all.forgotten.push_back(std::move(at->second));
-    at = has ? all.lines.erase(at) : std::next(at);
-  }
+  known().forget([about](const prepared_line& of) {
+    return std::any_of(of.line.words.begin(), of.line.words.end(),
+                       [about](const spec::word& w) { return w.about == about || w.activation == about; });
+  });
 }
 
 }  // namespace onepass::binding

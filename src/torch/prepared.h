@@ -1,11 +1,10 @@
 // Lines that have been parsed, by text, for the whole process.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "onepass/skeleton/cpu_kernels.h"
@@ -28,22 +27,27 @@ class prepared_line {
   const std::unique_ptr<const prepared_attention> attention;      // but not `values`: then this
   const line_facts facts;
 
-  // Of a line without `linear`.
+  // Of a line without `linear`; as long as the line is.
   const cpu_kernels& cpu(std::uint64_t boolean_masks) const;
   const std::string& type_text(std::uint64_t boolean_masks, bool backward) const;
 
-  void prepare_on_cpu(std::uint64_t boolean_masks) const;  // all that the line is made of
+  void prepare_on_cpu(std::uint64_t boolean_masks) const;   // all that the line is made of
+  bool is_ready_on_cpu(std::uint64_t boolean_masks) const;  // whether nothing of it would have to be compiled
 
  private:
   struct variant {
     std::uint64_t boolean_masks;
     std::string forward, backward;
-    const cpu_kernels* kernels;
+    std::shared_ptr<const cpu_kernels> kernels;
   };
   variant& variant_for(std::uint64_t boolean_masks) const;
+  // Of each line that has kernels, with the boolean masks that are its; until one says false.
+  template <class Does>
+  bool each_part(std::uint64_t boolean_masks, const Does& does) const;
 
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<variant>> variants_;  // few: one for each choice of boolean and additive masks
+  mutable std::atomic<bool> is_ready_{false};               // without boolean masks
 };
 
 struct prepared_contraction {
@@ -65,8 +69,9 @@ struct prepared_attention {
   const prepared_line scores;
 };
 
-// Parsed at first sight; the reference stays valid. Throws spec::line_error.
-const prepared_line& prepared(const std::string& text);
+// Parsed at first sight, and remembered for some time: a line stays as long as somebody has it. Throws
+// spec::line_error.
+std::shared_ptr<const prepared_line> prepared(const std::string& text);
 
 // The word is none any more: lines that have it are parsed again at their next sight.
 void forget_lines_with(const descriptor*);

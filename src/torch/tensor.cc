@@ -75,19 +75,59 @@ dtype dtype_of(const Tensor& t) {
   return dtype::none;
 }
 
+// By the numbers of torch's ScalarType, which stay as they are.
 std::string dtype_text(const Tensor& t) {
-  static const std::pair<std::int32_t, const char*> kNames[] = {
-      {aoti_torch_dtype_float32(), "torch.float32"},     {aoti_torch_dtype_float64(), "torch.float64"},
-      {aoti_torch_dtype_bfloat16(), "torch.bfloat16"},   {aoti_torch_dtype_float16(), "torch.float16"},
-      {aoti_torch_dtype_bool(), "torch.bool"},           {aoti_torch_dtype_uint8(), "torch.uint8"},
-      {aoti_torch_dtype_int8(), "torch.int8"},           {aoti_torch_dtype_int16(), "torch.int16"},
-      {aoti_torch_dtype_int32(), "torch.int32"},         {aoti_torch_dtype_int64(), "torch.int64"},
-      {aoti_torch_dtype_complex64(), "torch.complex64"}, {aoti_torch_dtype_complex128(), "torch.complex128"}};
+  static constexpr const char* kNames[] = {"uint8",
+                                           "int8",
+                                           "int16",
+                                           "int32",
+                                           "int64",
+                                           "float16",
+                                           "float32",
+                                           "float64",
+                                           "complex32",
+                                           "complex64",
+                                           "complex128",
+                                           "bool",
+                                           "qint8",
+                                           "quint8",
+                                           "qint32",
+                                           "bfloat16",
+                                           "quint4x2",
+                                           "quint2x4",
+                                           "bits1x8",
+                                           "bits2x4",
+                                           "bits4x2",
+                                           "bits8",
+                                           "bits16",
+                                           "float8_e5m2",
+                                           "float8_e4m3fn",
+                                           "float8_e5m2fnuz",
+                                           "float8_e4m3fnuz",
+                                           "uint16",
+                                           "uint32",
+                                           "uint64",
+                                           "uint1",
+                                           "uint2",
+                                           "uint3",
+                                           "uint4",
+                                           "uint5",
+                                           "uint6",
+                                           "uint7",
+                                           "int1",
+                                           "int2",
+                                           "int3",
+                                           "int4",
+                                           "int5",
+                                           "int6",
+                                           "int7",
+                                           "float8_e8m0fnu",
+                                           "float4_e2m1fn_x2",
+                                           "bcomplex32"};
   std::int32_t code = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
-  for (const auto& [known, name] : kNames) {
-    if (known == code) return name;
-  }
+  if (code >= 0 && static_cast<std::size_t>(code) < std::size(kNames))
+    return std::string("torch.") + kNames[static_cast<std::size_t>(code)];
   return "dtype number " + std::to_string(code);
 }
 

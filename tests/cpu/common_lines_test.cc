@@ -26,7 +26,8 @@ TEST(CommonLines, AreAllAheadOfTime) {
     ASSERT_NO_THROW(line = spec::parse(text)) << text;
     for (const std::uint64_t boolean : {std::uint64_t{0}, masks_of(line)}) {
       EXPECT_TRUE(ahead_of_time(line, boolean)) << spec::structure(line, boolean);
-      const cpu_kernels& kernels = kernels_for(line, boolean);
+      const std::shared_ptr<const cpu_kernels> held = kernels_for(line, boolean);
+      const cpu_kernels& kernels = *held;
       EXPECT_TRUE(kernels.forward_f32 && kernels.backward_f32 && kernels.forward_f64 && kernels.backward_f64) << text;
       EXPECT_TRUE(kernels.forward_all_f32 && kernels.backward_all_f32) << text;
     }
@@ -47,7 +48,7 @@ TEST(CommonLines, NumbersAndSpacesAreNoPartOfTheKernel) {
     EXPECT_TRUE(ahead_of_time(spec::parse(text), 0)) << text;
   }
   const spec::line one = spec::parse("rms_norm(1e-6) | scale"), other = spec::parse("rms_norm | scale");
-  EXPECT_EQ(&kernels_for(one, 0), &kernels_for(other, 0));
+  EXPECT_EQ(kernels_for(one, 0), kernels_for(other, 0));
 }
 
 TEST(CommonLines, HoldEveryActivationAloneBiasedAndAsAGate) {

@@ -148,7 +148,8 @@ class example {
     constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> out(2 * size + operands * columns, kUnwritten),
         statistics(2 * static_cast<std::size_t>(a_.rows), kUnwritten);
-    const cpu_kernels& kernels = kernels_for(line_, 0);
+    const std::shared_ptr<const cpu_kernels> held = kernels_for(line_, 0);
+    const cpu_kernels& kernels = *held;
     arguments a = a_;
     a.x = tensor(x_.data()), a.y = tensor(out.data()), a.statistics = statistics.data();
     for (std::size_t i = 0; i < operands; ++i) a.operand[i] = {operands_.data() + i * columns, {}, dtype::f32, 1};

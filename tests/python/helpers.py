@@ -106,6 +106,8 @@ COMPILED_LINES = (
     "scale | layer_norm(1e-5) | scale",
 )
 
+NO_COMPILER = {"ONEPASS_CXX": "/nonexistent/compiler"}  # a process's environment
+
 # With another torch the autograd library is compiled at first use, and stands in the cache.
 BUILT_FOR_THIS_TORCH = (_native.LIBRARY.parent / f"autograd-{torch.__version__}.so").exists()
 

@@ -54,6 +54,65 @@ def test_wrong_options(call, option):
     call("line", "gelu", *option, code=2)
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        *(
+            (("cache", "build", "--line", "bias | gelu", "--columns", c), "--columns")
+            for c in ("0", "-5", "x", "9" * 30)
+        ),
+        (("cache", "build", "--line", "gelu", "--arch", "sm_7", "--columns", "8"), "unknown arch 'sm_7'"),
+        (("cache", "build", "--line", "rope", "--arch", "sm_90a", "--columns", "7"), "rows of an even length, got 7"),
+        (("line", "linear", "--out-features", "-1"), "--out-features"),
+        (("line", "linear", "--out-features", "9" * 17), "too large"),
+        (("line", "gelu", "--shape", "x".join(["99999999"] * 5)), "at most 2^58 elements"),
+        (("line", "gelu", "--shape", "9" * 40), "sizes joined by 'x'"),
+        (("explain", "a:b", "--input", "8x0x-1"), "sizes joined by 'x'"),
+        (("explain", "a:b", "--input", "8x8", "--device", "h300"), "'h100'"),
+        (("bench", "--only", "(["), "regular expression"),
+        (("bench", "--suite", "no such"), "no suite is called"),
+        (("bench", "--device", "cuda:99"), "no device is called 'cuda:99'"),
+        (("case", "bias-gelu", "--device", "mps"), "expected cpu or cuda"),
+        (("demo", "--device", "no such"), "expected cpu or cuda"),
+        (("calibrate", "FILE", "--device", "cuda:-3"), "expected cpu or cuda"),
+        (("demo-distributed", "--steps", "0"), "--steps"),
+    ],
+)
+def test_what_is_given_is_checked(call, command, says, tmp_path):
+    """With a message, and not with a traceback or a signal."""
+    command = [str(tmp_path / "file") if word == "FILE" else word for word in command]
+    result = CliRunner().invoke(app, command, terminal_width=200)
+    assert result.exit_code in (1, 2) and isinstance(result.exception, SystemExit), result.output
+    assert says in " ".join(result.output.replace("│", " ").split()), result.output
+
+
+def test_the_library_checks_numbers_too():
+    """Whoever calls it: a division by zero would end the process."""
+    for columns in (0, -5, 2**41):
+        with pytest.raises(RuntimeError, match="columns must be from 1"):
+            _native.cuda_prebuild("bias | gelu", "sm_90a", torch.float32, torch.float32, columns)
+        with pytest.raises(ValueError, match="columns from 1 to 2"):
+            onepass.cache.build(["sm_90a"], ["gelu"], columns=[columns])
+    with pytest.raises(RuntimeError, match="even"):
+        _native.cuda_prebuild("rope", "sm_90a", torch.float32, torch.float32, 7)
+    for sizes in ((-1, 8, 8, 1), (8, -1, 8, 1), (8, 8, -1, 1), (8, 8, 8, -1), (2**40, 2**40, 8, 1)):
+        for ask in (
+            lambda s: _native.cost("linear", *s, torch.float32),
+            lambda s: _native.strategies("linear", *s, torch.float32, True, "sm_90a"),
+            lambda s: _native.strategies("linear", *s, torch.float32, True, "cpu"),
+        ):
+            with pytest.raises(RuntimeError, match="must be at least 0|too large"):
+                ask(sizes)
+    with pytest.raises(RuntimeError, match="columns must be"):
+        _native.why_not_grouped("linear", -1, 2, torch.float32, "cpu")
+    with pytest.raises(RuntimeError, match="'cuda:x'"):
+        _native.strategies("linear", 8, 8, 8, 1, torch.float32, True, "cuda:x")
+    with pytest.raises(TypeError, match="'columns'"):
+        onepass.cache.build(["sm_90a"], ["gelu"], columns=["8"])
+    with pytest.raises(RuntimeError, match="torch.int8"):
+        onepass.cache.build(["sm_90a"], ["gelu"], dtypes=[torch.int8])
+
+
 def test_shapes_and_dtypes():
     assert parse_shape("2x3X4") == (2, 3, 4) and parse_shape("768") == (768,)
     for name in ("bf16", "bfloat16"):

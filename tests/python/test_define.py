@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import subprocess
 import sys
 
@@ -184,6 +185,46 @@ def test_what_is_not_its_reference():
         r"is not its reference on cpu, torch.float64: at x = .* expected .*, got",
         source="template <class L> static L forward(L x) { return x * x * 1.001; }",
         reference=torch.square,
+    )
+
+
+SQUARE = "template <class L> static L forward(L x) { return x * x; }"
+TIMES = "template <class L> static L forward(L x, scalar a) { return x * a; }"
+
+
+@pytest.mark.parametrize(
+    ("formula", "says"),
+    [
+        ("tanh(x) * 3", "the formula 'tanh(x) * 3' is not that of the reference of 'wrong': at x = "),
+        ("x * x + 0.001", "expected .*, got"),
+        ("x * abs(x)", "expected .*, got -"),
+        ("log(x) * x", "got nan"),
+        ("softmax(x)", "fails: .*dim"),
+        ("linear(x, x)", "fails|expected it to give a tensor of x's shape"),
+    ],
+)
+def test_formulas_are_compared_with_the_reference(formula, says):
+    """`fuse` would put the word in their place."""
+    refused(
+        re.escape(says) if "(" in says else says,
+        source=SQUARE,
+        reference=torch.square,
+        formulas=["x * x", "square(x)", formula],
+    )
+
+
+def test_formulas_have_the_references_gradient():
+    def straight_through(x):
+        return x + (x * x - x).detach()
+
+    refused("the gradient of the formula 'x [*] x'", source=SQUARE, reference=straight_through, formulas=["x * x"])
+
+
+def test_formulas_are_compared_with_other_numbers_than_the_example():
+    refused(
+        "the formula .* a = 1.4 expected",
+        **{"source": TIMES, "parameters": ["a"], "example": [1.0]},
+        **{"reference": lambda x, a: x * a, "formulas": ["x * a", "x * a ** 2"]},
     )
 
 

@@ -6,6 +6,8 @@ import torch
 import onepass
 import onepass.functional as F
 from helpers import as_tuple
+from onepass import _native
+from onepass.advice.profile import profile_of
 
 
 def raises(kind, *says):
@@ -101,6 +103,94 @@ class TestFused:
             with pytest.raises(RuntimeError):
                 onepass.fused("bias | relu", x, b[:3])
         torch.testing.assert_close(onepass.fused("bias | relu", x, b), torch.relu(x + b))
+
+
+def kinds_of_tensors():
+    """What is no block of numbers, and how it is called."""
+    x = torch.randn(4, 8)
+    made = {
+        "torch.sparse_coo": x.to_sparse(),
+        "torch.sparse_csr": x.to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([x[:2], x]),
+    }
+    jagged = torch.nested.nested_tensor([x[:2], x], layout=torch.jagged)
+    return [*made.items(), ("nested", jagged)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of nested and quantised tensors, which are to be given up
+class TestKindsOfTensors:
+    @pytest.mark.parametrize("training", [False, True])
+    def test_what_is_not_dense(self, training):
+        x, b = torch.randn(4, 8), torch.randn(8)
+        quantised = torch.quantize_per_tensor(torch.randn(4, 8), 0.1, 0, torch.qint8)
+        for name, strange in [*kinds_of_tensors(), *([] if training else [("quantized", quantised)])]:
+            bad = strange.clone().requires_grad_(training)
+            for call in (
+                lambda t: onepass.fused("relu", t),
+                lambda t: onepass.fused("layer_norm | scale", t, b),
+                lambda t: onepass.fused("add | softmax", x, t),
+                lambda t: onepass.fused("bias | gelu", x, t),
+                lambda t: onepass.fused("linear", x, t),
+                lambda t: onepass.fused("scores | softmax", t, x),
+                lambda t: onepass.fused("relu", [t, t]),
+                lambda t: onepass.fused("add", [x, x], [t, t]),
+                lambda t: F.layer_norm(t, 8),
+                lambda t: F.rms_norm(x, 8, t),
+                lambda t: F.add_rms_norm(x, t, 8),
+                lambda t: F.softmax(t),
+                lambda t: F.bias_gelu(t, b),
+                lambda t: F.swiglu(t),
+                lambda t: F.swiglu(t, t),
+                lambda t: F.linear(t, x),
+                lambda t: F.scaled_dot_product_attention(t, t, t),
+                lambda t: F.attention_scores(x, t),
+            ):
+                with raises(RuntimeError, "must be a dense tensor", name):
+                    call(bad)
+
+    def test_every_dtype_has_its_name(self):
+        dtypes = {d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+        for dtype in dtypes - set(_native.DTYPES):
+            if "q" in str(dtype):  # quantised
+                continue
+            with raises(RuntimeError, "x", "float32", f"got {dtype}$"):
+                onepass.fused("relu", torch.empty(4, 8, dtype=dtype))
+            with raises(RuntimeError, "'bias'", f"got {dtype}$"):
+                onepass.fused("bias", torch.ones(4, 8), torch.empty(8, dtype=dtype))
+
+
+class TestPlans:
+    @pytest.mark.parametrize("function", ["cost", "plan"])
+    def test_dtype_and_sizes(self, function):
+        ask = getattr(onepass.Line("linear"), function)
+        for dtype in (torch.int8, torch.bool, torch.float8_e5m2):
+            with raises(RuntimeError, function, "torch.bfloat16", f"got {dtype}"):
+                ask((4, 8), dtype, 8)
+        with raises(TypeError, "'dtype'", "str"):
+            ask((4, 8), "float32", 8)
+        for shape in ((-1, 8), (2**70, 8), (2**40, 2**40)):
+            with raises(RuntimeError, function, "shape"):
+                ask(shape, torch.float32, 8)
+        for shape in (8, (4, 8.5), ("4", 8)):
+            with raises(TypeError, function, "shape", "int"):
+                ask(shape, torch.float32, 8)
+        for features in (-1, 2**70):
+            with raises(RuntimeError, function, "out_features"):
+                ask((4, 8), torch.float32, features)
+        ask((0, 8), torch.float32, 8), ask((4, 0), torch.float32, 0), ask((), torch.float32, 8)
+
+    def test_devices_as_explain_takes_them(self, tmp_path):
+        line, of = onepass.Line("layer_norm | scale | linear"), ((4096, 1024), torch.bfloat16, 1024)
+        for name, chip in {"h100": "sm_90a", "h200": "sm_90a", "a100": "sm_80", torch.device("cpu"): "cpu"}.items():
+            assert line.plan(*of, device=name) == line.plan(*of, device=chip)
+        profile = profile_of("h200")
+        (tmp_path / "profile.json").write_text(profile.to_json())
+        for device in (profile, str(tmp_path / "profile.json")):
+            assert line.plan(*of, device=device) == line.plan(*of, device="sm_90a")
+        with raises(ValueError, "'h100'", "got 'h300'"):
+            line.plan(*of, device="h300")
+        with raises(RuntimeError, "unknown arch 'sm_7'"):
+            line.plan(*of, device="sm_7")
 
 
 class TestNormalisations:

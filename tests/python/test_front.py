@@ -40,6 +40,12 @@ def compiled():
         pytest.skip("needs a C++ compiler, and Python's headers")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ready():
+    """What would have to be compiled is not for the front."""
+    _native.cpu_prepare("scale", 0)
+
+
 def taken(*call):
     return front()(*call) is not None
 
@@ -62,6 +68,14 @@ def test_the_same_as_the_operators(line, recorded, x, monkeypatch):
     assert type(ours) is type(expected)
     for one, other in zip(ours, expected):  # of one tensor: its rows
         assert torch.equal(one, other) and (one.grad_fn is None) == (other.grad_fn is None) != recorded
+
+
+def test_lines_are_taken_once_they_are_compiled():
+    x, mask = torch.randn(4, 8), torch.rand(4, 8) < 0.5
+    line = "mask | leaky_relu(0.3) | mul(3.0)"
+    assert not taken(line, x, mask) and not taken(line, x, mask.float())
+    onepass.fused(line, x, mask)
+    assert taken(line, x, mask) and not taken(line, x, mask.float()), "a kernel for each kind of mask"
 
 
 def test_plain_tensors_are_taken(x):

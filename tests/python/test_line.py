@@ -1,12 +1,14 @@
 """The line: what parses, what it says of itself, what it costs, and how an error points at its word."""
 
 import pickle
+import resource
 
 import pytest
 import torch
 
 import onepass
-from onepass import Line, LineError
+from onepass import Line, LineError, _native
+from onepass import line as lines
 
 
 def error_of(text):
@@ -229,3 +231,34 @@ class TestCost:
 
     def test_leading_dimensions_are_rows(self):
         assert Line("softmax").cost((4, 32, 256)) == Line("softmax").cost((128, 256))
+
+
+def test_a_line_has_a_most_of_words():
+    for count in (33, 10000):
+        message = error_of(" | ".join(["relu"] * count))
+        assert message.startswith("a line has at most 32 words") and len(message) < 1000
+    assert len(Line(" | ".join(["relu"] * 32)).words) == 32
+
+
+def memory():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def test_lines_are_remembered_up_to_a_number():
+    """Each that is called with another number was remembered for ever: 3,000 of them took 17 MB."""
+    x = torch.randn(2, 8, requires_grad=True)
+
+    def run(begin, end):
+        for i in range(begin, end):
+            y = onepass.fused(f"leaky_relu({i / 16384})", x)
+            y.sum().backward()
+            if i % 8 == 0:
+                torch.func.grad(lambda x, i=i: onepass.fused(f"elu({1 + i / 16384})", x).sum())(x.detach())
+
+    run(0, 1200)
+    before = memory()
+    run(1200, 3200)
+    assert memory() - before < 4 * 2**20
+    assert lines._parse.cache_info().currsize <= _native.REMEMBERED
+    assert torch.equal(onepass.fused("leaky_relu(0.0625)", x), torch.nn.functional.leaky_relu(x, 0.0625))

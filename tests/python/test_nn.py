@@ -233,3 +233,52 @@ def test_in_a_training_step(device):
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **given: nn.LayerNorm(8, **given),
+        lambda **given: nn.RMSNorm(8, **given),
+        lambda **given: nn.AddLayerNorm(8, **given),
+        lambda **given: nn.AddRMSNorm(8, **given),
+        lambda **given: nn.DropoutAdd(**given),
+        lambda **given: nn.LinearAct(8, 8, **given),
+        lambda **given: nn.LayerNormLinear(8, 8, **given),
+        lambda **given: nn.RMSNormLinear(8, 8, **given),
+        lambda **given: nn.LayerNormMLP(8, 8, **given),
+        lambda **given: nn.GatedMLP(8, 8, **given),
+    ],
+)
+def test_activations_are_checked_when_a_module_is_made(make):
+    name = type(make()).__name__
+    for wrong in ("gelo", "softmax", "elu(", "elu(x)", "relu(1)", "elu(0.5) | tanh", ""):
+        with pytest.raises(ValueError, match=f"{name}|LayerNorm|RMSNorm"):
+            make(activation=wrong)
+    with pytest.raises(TypeError, match="'activation' must be str, not"):
+        make(activation=torch.relu)
+    make(activation="leaky_relu(0.2)")
+
+
+def test_other_settings_are_checked_when_a_module_is_made():
+    for make in (
+        lambda s: nn.LinearAct(8, 8, strategy=s),
+        lambda s: nn.LayerNormLinear(8, 8, strategy=s),
+        lambda s: nn.RMSNormLinear(8, 8, strategy=s),
+        lambda s: nn.LayerNormMLP(8, 8, strategy=s),
+        lambda s: nn.GatedMLP(8, 8, strategy=s),
+    ):
+        with pytest.raises(ValueError, match="unknown strategy 'fast'"):
+            make("fast")
+        with pytest.raises(TypeError, match="'strategy' must be str"):
+            make(None)
+        make("unfused")
+    with pytest.raises(ValueError, match="LayerNorm"):
+        nn.LayerNormLinear(8, 8, norm_activation="gelo")
+    with pytest.raises(ValueError, match="GatedMLP.*None"):
+        nn.GatedMLP(8, 8, activation=None)
+    for make in (lambda a: nn.BiasGELU(8, a), nn.GEGLU):
+        with pytest.raises(RuntimeError, match="none or tanh, but got 'fast'"):
+            make("fast")
+    with pytest.raises(TypeError, match="'scale' must be float"):
+        nn.Softmax(scale="half")

@@ -123,3 +123,19 @@ def test_every_gpu(cuda):
         expected = expected or [t.cpu() for t in got]
         for ours, want in zip(got, expected, strict=True):
             assert torch.equal(ours.cpu(), want)
+
+
+def test_lines_that_come_and_go():
+    """More than are remembered: one that another thread still runs stays."""
+    x = torch.linspace(-2, 2, 64)
+
+    def work(i):
+        own = x.clone().requires_grad_()
+        for turn in range(600):
+            slope = (turn * 4 + i) / 4096
+            y = onepass.fused(f"leaky_relu({slope})", own)
+            (dx,) = torch.autograd.grad(y.sum(), own)
+            assert torch.equal(y, torch.nn.functional.leaky_relu(own, slope))
+            assert torch.equal(dx, torch.where(x > 0, 1.0, slope))
+
+    in_threads(4, work)

@@ -55,6 +55,26 @@ TEST(Line, UnknownWordIsQuotedWithCaretsAndASuggestion) {
             "         ^^^^");
 }
 
+std::string relus(int count) {
+  std::string text = "relu";
+  for (int i = 1; i < count; ++i) text += " | relu";
+  return text;
+}
+
+TEST(Line, HasAMostOfWords) {
+  EXPECT_EQ(parse(relus(kMaxWords)).words.size(), std::size_t{kMaxWords});
+  for (const int count : {kMaxWords + 1, 10000})
+    EXPECT_NE(message(relus(count).c_str()).find("a line has at most 32 words\n  relu"), std::string::npos);
+}
+
+TEST(Line, OfALongTextTheFaultIsQuoted) {
+  const std::string text = relus(20) + " | gelo" + std::string(100000, ' '), said = message(text.c_str());
+  EXPECT_LT(said.size(), 1500u);
+  const auto quoted = said.find("gelo ", said.find('\n')), carets = said.find("^^^^");
+  ASSERT_NE(quoted, std::string::npos);
+  EXPECT_EQ(quoted - said.find('\n') - 1, carets - said.rfind('\n') - 1);
+}
+
 struct bad_line {
   const char *text, *says;
 };

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import _lines
 from .._autocast import under_autocast
-from .._shapes import check_tensor, given
+from .._shapes import check_dense, check_tensor, given
 from ..line import fused
 from . import _engines
 
@@ -137,6 +137,7 @@ def _scale(function: str, scale: float | None, query: Tensor) -> float:
 def _check_tensors(function: str, attn_mask: Tensor | None, is_causal: bool, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         check_tensor(function, name, tensor)
+        check_dense(function, name, tensor)
         if tensor.dim() < 2:
             raise RuntimeError(
                 f"{function}(): expected {name} to be at least 2-dimensional, but got a tensor of size "
@@ -144,6 +145,7 @@ def _check_tensors(function: str, attn_mask: Tensor | None, is_causal: bool, **t
             )
     if attn_mask is not None:
         check_tensor(function, "attn_mask", attn_mask)
+        check_dense(function, "attn_mask", attn_mask)
         if is_causal:
             raise RuntimeError(f"{function}(): explicit attn_mask should not be set when is_causal=True")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import _lines
-from .._shapes import check_tensor, given, normalized_shape_of
+from .._shapes import check_dense, check_tensor, given, normalized_shape_of
 from ..line import fused
 
 
@@ -342,6 +342,7 @@ def softmax(
 def _gated(function: str, gate: Tensor, up: Tensor | None, activation: str) -> Tensor:
     if up is None:
         check_tensor(function, "gate", gate)
+        check_dense(function, "gate", gate)
         if gate.dim() == 0 or gate.shape[-1] % 2:
             raise RuntimeError(
                 f"{function}(): expected the last dimension of a packed gate and up to be even, "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
+from . import _settings
 from ._rows import LayerNorm, RMSNorm
 from ._settings import said
 
@@ -35,8 +36,8 @@ class LinearAct(torch.nn.Linear):
         strategy: str = "auto",
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.activation = activation
-        self.strategy = strategy
+        self.activation = _settings.activation(self, activation)
+        self.strategy = _settings.strategy(self, strategy)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias, activation=self.activation, strategy=self.strategy)
@@ -52,8 +53,8 @@ class _NormLinear(torch.nn.Module):
         super().__init__()
         self.norm = norm
         self.linear = linear
-        self.activation = activation
-        self.strategy = strategy
+        self.activation = _settings.activation(self, activation)
+        self.strategy = _settings.strategy(self, strategy)
 
     def extra_repr(self) -> str:
         return said(activation=self.activation).removeprefix(", ")
@@ -184,8 +185,8 @@ class LayerNormMLP(torch.nn.Module):
         self.norm = LayerNorm(features, eps, device=device, dtype=dtype)
         self.up = torch.nn.Linear(features, hidden_features, bias, device, dtype)
         self.down = torch.nn.Linear(hidden_features, features, bias, device, dtype)
-        self.activation = activation
-        self.strategy = strategy
+        self.activation = _settings.activation(self, activation)
+        self.strategy = _settings.strategy(self, strategy)
 
     def forward(self, x: Tensor) -> Tensor:
         norm, up, down = self.norm, self.up, self.down
@@ -234,8 +235,8 @@ class GatedMLP(torch.nn.Module):
         self.gate_proj = torch.nn.Linear(features, hidden_features, False, device, dtype)
         self.up_proj = torch.nn.Linear(features, hidden_features, False, device, dtype)
         self.down_proj = torch.nn.Linear(hidden_features, features, False, device, dtype)
-        self.activation = activation
-        self.strategy = strategy
+        self.activation = _settings.activation(self, activation, required=True)
+        self.strategy = _settings.strategy(self, strategy)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.gated_mlp(

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import functional
+from .. import _lines, functional
+from . import _settings
 from ._settings import probability, said
 
 
@@ -34,7 +35,7 @@ class LayerNorm(torch.nn.LayerNorm):
         activation: str | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-        self.activation = activation
+        self.activation = _settings.activation(self, activation)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.layer_norm(
@@ -66,7 +67,7 @@ class RMSNorm(torch.nn.RMSNorm):
         activation: str | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
-        self.activation = activation
+        self.activation = _settings.activation(self, activation)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps, activation=self.activation)
@@ -175,7 +176,7 @@ class BiasGELU(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.features = features
-        self.approximate = approximate
+        self.approximate = _settings.approximate(self, approximate)
         self.bias = torch.nn.Parameter(torch.empty(features, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -202,7 +203,7 @@ class DropoutAdd(torch.nn.Module):
     def __init__(self, p: float = 0.5, *, activation: str | None = None) -> None:
         super().__init__()
         self.p = probability(p)
-        self.activation = activation
+        self.activation = _settings.activation(self, activation)
 
     def forward(self, x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.dropout_add(x, residual, self.p, self.training, bias=bias, activation=self.activation)
@@ -227,7 +228,7 @@ class GEGLU(torch.nn.Module):
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
-        self.approximate = approximate
+        self.approximate = _settings.approximate(self, approximate)
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
         return functional.geglu(gate, up, self.approximate)
@@ -248,7 +249,7 @@ class Softmax(torch.nn.Softmax):
 
     def __init__(self, dim: int = -1, *, scale: float = 1.0, is_causal: bool = False, dropout_p: float = 0.0) -> None:
         super().__init__(dim)
-        self.scale = scale
+        self.scale = _lines.number("Softmax", "scale", scale)
         self.is_causal = is_causal
         self.dropout_p = probability(dropout_p)
 
