@@ -159,9 +159,6 @@ class reader {
     if (about.kind == word_kind::dropout && !(number >= 0 && number <= 1)) {
       fail(w.begin, at_, "dropout probability has to be between 0 and 1, but got " + std::to_string(number));
     }
-    if (about.kind == word_kind::row && !(number >= 0)) {
-      fail(w.begin, at_, std::string("'") + about.name + "' needs eps >= 0, got " + std::to_string(number));
-    }
   }
 
   word read_word() {
@@ -259,9 +256,12 @@ class reader {
       to.row = static_cast<int>(to.words.size());
     }
     if (about.kind == word_kind::contraction) add_contraction(to, w);
-    const bool turns = !to.words.empty() && to.words.back().about->kind == word_kind::rotary;
-    if (turns || (about.kind == word_kind::rotary && !to.words.empty()))
-      fail(w.begin, w.end, std::string("'") + about.name + "' in a line with 'rope', which must be its only word");
+    if (!to.words.empty()) {
+      const descriptor& before = *to.words.back().about;
+      if (before.kind == word_kind::rotary || about.kind == word_kind::rotary)
+        fail(w.begin, w.end,
+             std::string("'") + about.name + "' behind '" + before.name + "': 'rope' must be the only word of its line");
+    }
     take_numbers(to, w);
     if (about.operand != operand_kind::none) w.operand = to.operands, to.operands += about.operands;
     if (about.kind == word_kind::dropout) w.ordinal = to.dropouts++;

@@ -147,7 +147,7 @@ class example {
                operands = static_cast<std::size_t>(line_.operands);
     constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> out(2 * size + operands * columns, kUnwritten),
-        statistics(2 * static_cast<std::size_t>(a_.rows), kUnwritten);
+        statistics(3 * static_cast<std::size_t>(a_.rows), kUnwritten);
     const cpu_kernels& kernels = kernels_for(line_, 0);
     arguments a = a_;
     a.x = tensor(x_.data()), a.y = tensor(out.data()), a.statistics = statistics.data();

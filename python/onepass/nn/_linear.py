@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from .. import functional
+from .._symbolic import leaf
 from ._rows import LayerNorm, RMSNorm
-from ._settings import said
+from ._settings import Activated, activated_nested, said
 
 
-class LinearAct(torch.nn.Linear):
+class LinearAct(Activated, torch.nn.Linear):
     """activation(x · weightᵀ + bias); `torch.nn.Linear` and the activation behind it.
 
     Args:
@@ -38,7 +39,10 @@ class LinearAct(torch.nn.Linear):
         self.activation = activation
         self.strategy = strategy
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
+        if getattr(x, "is_nested", False):
+            return activated_nested(super().forward(x), self.activation)
         return functional.linear(x, self.weight, self.bias, activation=self.activation, strategy=self.strategy)
 
     def extra_repr(self) -> str:
@@ -92,6 +96,7 @@ class LayerNormLinear(_NormLinear):
             strategy,
         )
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         norm, linear = self.norm, self.linear
         return functional.layer_norm_linear(
@@ -140,6 +145,7 @@ class RMSNormLinear(_NormLinear):
             strategy,
         )
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         norm, linear = self.norm, self.linear
         return functional.rms_norm_linear(
@@ -187,6 +193,7 @@ class LayerNormMLP(torch.nn.Module):
         self.activation = activation
         self.strategy = strategy
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         norm, up, down = self.norm, self.up, self.down
         return functional.layer_norm_mlp(
@@ -237,6 +244,7 @@ class GatedMLP(torch.nn.Module):
         self.activation = activation
         self.strategy = strategy
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         return functional.gated_mlp(
             x,

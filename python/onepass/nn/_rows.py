@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from .. import functional
-from ._settings import probability, said
+from .._symbolic import leaf
+from ._settings import Activated, activated_nested, probability, said
 
 
-class LayerNorm(torch.nn.LayerNorm):
+class LayerNorm(Activated, torch.nn.LayerNorm):
     """activation(layer_norm(x) · weight + bias); `torch.nn.LayerNorm` with an activation at no further pass.
 
     Args:
@@ -36,7 +37,10 @@ class LayerNorm(torch.nn.LayerNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
         self.activation = activation
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
+        if getattr(x, "is_nested", False):
+            return activated_nested(super().forward(x), self.activation)
         return functional.layer_norm(
             x, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation
         )
@@ -45,7 +49,7 @@ class LayerNorm(torch.nn.LayerNorm):
         return super().extra_repr() + said(activation=self.activation)
 
 
-class RMSNorm(torch.nn.RMSNorm):
+class RMSNorm(Activated, torch.nn.RMSNorm):
     """activation(rms_norm(x) · weight); `torch.nn.RMSNorm` with an activation at no further pass.
 
     Args:
@@ -68,7 +72,10 @@ class RMSNorm(torch.nn.RMSNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         self.activation = activation
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
+        if getattr(x, "is_nested", False):
+            return activated_nested(super().forward(x), self.activation)
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps, activation=self.activation)
 
     def extra_repr(self) -> str:
@@ -100,6 +107,7 @@ class AddLayerNorm(LayerNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, activation=activation)
         self.dropout_p = probability(dropout_p)
 
+    @leaf
     def forward(self, x: Tensor, residual: Tensor, input_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return functional.add_layer_norm(
             x,
@@ -142,6 +150,7 @@ class AddRMSNorm(RMSNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, activation=activation)
         self.dropout_p = probability(dropout_p)
 
+    @leaf
     def forward(self, x: Tensor, residual: Tensor, input_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return functional.add_rms_norm(
             x,
@@ -182,6 +191,7 @@ class BiasGELU(torch.nn.Module):
     def reset_parameters(self) -> None:
         torch.nn.init.zeros_(self.bias)
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         return functional.bias_gelu(x, self.bias, self.approximate)
 
@@ -204,6 +214,7 @@ class DropoutAdd(torch.nn.Module):
         self.p = probability(p)
         self.activation = activation
 
+    @leaf
     def forward(self, x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.dropout_add(x, residual, self.p, self.training, bias=bias, activation=self.activation)
 
@@ -214,6 +225,7 @@ class DropoutAdd(torch.nn.Module):
 class SwiGLU(torch.nn.Module):
     """silu(gate) · up, of two tensors (..., N) or one packed (..., 2N), the gate half first."""
 
+    @leaf
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
         return functional.swiglu(gate, up)
 
@@ -229,6 +241,7 @@ class GEGLU(torch.nn.Module):
         super().__init__()
         self.approximate = approximate
 
+    @leaf
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
         return functional.geglu(gate, up, self.approximate)
 
@@ -252,6 +265,7 @@ class Softmax(torch.nn.Softmax):
         self.is_causal = is_causal
         self.dropout_p = probability(dropout_p)
 
+    @leaf
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return functional.softmax(
             x,
