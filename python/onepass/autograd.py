@@ -75,7 +75,7 @@ def is_transformed() -> bool:
 
 
 def is_jit_traced() -> bool:
-    """Whether torch.jit.trace sees a call: its graph is the same with and without gradients, as of torch's operators."""
+    """Whether torch.jit.trace sees a call: its graph is the same with gradients and without, as of torch's own."""
     return not _is_traced() and torch.jit.is_tracing()
 
 
