@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpmath import cos, erf, erfc, exp, expm1, log, log1p, lu_solve, matrix, mp, mpf, nstr, pi, sqrt
+from mpmath import cos, erf, erfc, exp, expm1, log, log1p, lu_solve, matrix, mp, mpf, nstr, pi, sqrt, tanh
 
 mp.dps = 40
 
@@ -169,6 +169,17 @@ def error_function() -> Fit:
     ).fit(32, {})
 
 
+def hyperbolic_tangent() -> Fit:
+    """p with tanh(x) = x + x³ p(x²) for |x| < 0.7; relative error of tanh(x)."""
+    return Approximation(
+        lambda s: (tanh(sqrt(s)) / sqrt(s) - 1) / s if s else mpf(-1) / 3,
+        mpf(0),
+        mpf("0.7") ** 2,
+        lambda s: s * sqrt(s) / tanh(sqrt(s)) if s else mpf(0),
+        (5, 0),
+    ).fit(32, {})
+
+
 def tail(t: Real) -> Real:
     """Mills' ratio of the normal distribution over sqrt(2 pi): Phi(-t) = exp(-t²/2) tail(t)."""
     return erfc(t / sqrt(2)) / 2 * exp(t * t / 2)
@@ -268,6 +279,7 @@ def header() -> str:
         ("kExpBelow_f64", exponential(mpf(0), LN2, 9, 64), 64, "The same"),
         ("kLog1p_f32", logarithm(), 32, "log(1 + f) = f + f² p(f) on [-1/4, 1/2]"),
         ("kErf_f32", error_function(), 32, "erf(x) = x + x p(x²) on [-0.6, 0.6]"),
+        ("kTanh_f32", hyperbolic_tangent(), 32, "tanh(x) = x + x³ p(x²) on [-0.7, 0.7]"),
     ):
         out += [array(name, fit.numerator, bits, f"{comment}, relative error {nstr(fit.error, 2)}.")]
     fit = normal_tail()

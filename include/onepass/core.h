@@ -37,7 +37,7 @@ struct values {
   std::vector<tensor> operands = {};     // as the words take them: a column [N], or a tensor that broadcasts to x
   tensor y = {};                         // the result, of x's shape and dtype
   std::vector<tensor> kept = {};         // likewise, one for each `keep`
-  tensor statistics = {};                // [line.statistics(), rows], float32, or float64 where x is: for backward only
+  tensor statistics = {};                // [line.statistics(x's dtype), rows], float32, or float64 where x is: for backward only
   const int64* dropout_state = nullptr;  // {seed, offset}, where the line has dropout
 };
 
@@ -58,7 +58,7 @@ class line {
 
   int operands() const;
   int keeps() const;
-  int statistics() const;  // numbers for each row that backward wants of forward
+  int statistics(dtype x) const;  // numbers for each row that backward wants of forward
 
   void forward(const values&) const;
   void backward(const values&, const gradients&) const;

@@ -8,14 +8,17 @@ there; ``functional`` and ``nn`` speak lines; ``line`` parses and calls them, ``
 the C++ library.
 """
 
-from onepass import _vmap, cache, functional, nn  # noqa: F401 (registers)
+from onepass import _flops, _vmap, cache, functional, nn  # noqa: F401 (registers)
 from onepass._decompositions import decompositions
 from onepass.advice.explain import explain
+from onepass.autograd import front
 from onepass.define import WordError, define_word, defined_words, undefine_word
 from onepass.line import Line, LineError, fused
 from onepass.plan import Cost, Plan, Strategy, Traffic
 from onepass.rewrite.fuse import fuse, report, unfuse
 from onepass.word import Word, words
+
+front()  # whose operators a graph of torch.jit that is loaded may hold
 
 __version__ = "0.1.0"
 __all__ = [

@@ -11,7 +11,7 @@ from onepass import _native
 from onepass._backward import run_backward
 from onepass._composed import Saved, composed_backward
 from onepass._ops import library, no_operands
-from onepass.autograd import Gradient, differentiable, plan
+from onepass.autograd import Gradient, differentiable, is_jit_traced, plan
 
 
 def call(line, state, count: int, own: int, stack: bool, tensors) -> list:
@@ -20,7 +20,7 @@ def call(line, state, count: int, own: int, stack: bool, tensors) -> list:
     tensors: so many x, then of each operand one for all, or where its bit is in `own`, one for each.
     """
     how = (line, state, count, own, stack)
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors) or is_jit_traced()):
         results = _forward(*how, tensors, False)
     elif torch.compiler.is_compiling():
         # Dynamo refuses one tensor as two inputs of an autograd function.

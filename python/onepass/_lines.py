@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,9 +21,28 @@ def remembered(build: Callable[..., Built]) -> Callable[..., Built]:
 
     @functools.wraps(build)
     def built(*key: Any) -> Built:
-        return build(*key) if is_compiling() else look_up(*key)
+        if is_compiling():
+            return build(*key)
+        try:
+            return look_up(*key)
+        except NoPlainNumber:
+            numbered = tuple(map(plain, key))
+            if all(a is b for a, b in zip(key, numbered)):
+                raise
+            return look_up(*numbered)
 
     return built
+
+
+class NoPlainNumber(TypeError):
+    """A number that is none of Python's own: a tensor's may change, so that it is no key."""
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers, and tensors of one number without a gradient, as numbers: what torch takes for a float."""
+    if isinstance(value, numbers.Real) or isinstance(value, torch.Tensor) and not (value.dim() or value.requires_grad):
+        return float(value)
+    return value
 
 
 @remembered
@@ -81,6 +101,7 @@ def linear(bias: bool, activation: str | None, strategy: str) -> str:
 def norm_linear(
     name: str,
     eps: float | None,
+    norm_weight: bool,
     norm_bias: bool,
     norm_activation: str | None,
     bias: bool,
@@ -90,7 +111,7 @@ def norm_linear(
     function = f"{name}_linear"
     return join(
         normalisation_word(name, eps),
-        "scale",
+        norm_weight and "scale",
         norm_bias and "bias",
         activation_word(function, norm_activation),
         linear_word(function, strategy),
@@ -178,4 +199,4 @@ def gelu_word(function: str, approximate: str) -> str:
 def number(function: str, argument: str, value: float | None) -> float:
     if isinstance(value, (int, float)):
         return float(value)
-    raise TypeError(f"{function}(): argument '{argument}' must be float, not {type(value).__name__}")
+    raise NoPlainNumber(f"{function}(): argument '{argument}' must be float, not {type(value).__name__}")

@@ -16,6 +16,37 @@ def no_operands(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (x,) if torch.compiler.is_compiling() else ()
 
 
+def _require_device(x: torch.Tensor, line: str, operands, own: int = 0, count: int = 1) -> None:
+    """Raises as PyTorch does where an operand is not where x is: an operator has one kernel for all of its tensors."""
+    if any(o.device != x.device for o in operands):
+        for name, (begin, end) in zip(_operand_names(line), places_of_operands(own, line, count)):
+            for o in operands[begin:end]:
+                _require_same(x.device, name, o)
+
+
+def _operand_names(line: str) -> list[str]:
+    """As the kernels' messages have them."""
+    takers = [w for w in _native.describe(line)["words"] if w["operand"] != "none"]
+    names = [f"{name} of '{w['name']}'" for w in takers for name in w["operand_name"].split(", ")]
+    return [f"operand {i} ({name})" for i, name in enumerate(names)]
+
+
+def _require_devices(gradients, *saved) -> None:
+    """The same of a backward operator's tensors."""
+    of_x = gradients[0].device
+    for given, name in ((gradients, "a gradient"), *((some, "a tensor that backward reads") for some in saved)):
+        for t in given if isinstance(given, (list, tuple)) else [given]:
+            if t is not None:
+                _require_same(of_x, name, t)
+
+
+def _require_same(of_x: torch.device, name: str, t: torch.Tensor) -> None:
+    if t.device != of_x:
+        raise RuntimeError(
+            f"onepass: Expected all tensors to be on the same device, but x is on {of_x} and {name} is on {t.device}"
+        )
+
+
 def _arithmetic(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -28,16 +59,19 @@ def _statistics(x: torch.Tensor, line: str) -> torch.Tensor:
     rows = 1
     for size in x.shape[:-1]:
         rows = rows * size
-    return x.new_empty((_native.describe(line)["statistics"], rows), dtype=_arithmetic(x.dtype))
+    count = "statistics_of_16_bits" if x.dtype.itemsize == 2 else "statistics"
+    return x.new_empty((_native.describe(line)[count], rows), dtype=_arithmetic(x.dtype))
 
 
 @torch.library.register_fake("onepass::elementwise_forward", lib=library)
 def elementwise_results(x, operands, line, dropout_state):
+    _require_device(x, line, operands)
     return _results(x, line)
 
 
 @torch.library.register_fake("onepass::rowwise_forward", lib=library)
 def rowwise_results(x, operands, line, dropout_state, save_statistics):
+    _require_device(x, line, operands)
     results = _results(x, line)
     if save_statistics:
         results.append(_statistics(x, line))
@@ -49,6 +83,7 @@ def rowwise_results(x, operands, line, dropout_state, save_statistics):
 @torch.library.register_fake("onepass::attention_forward", lib=library)
 def contraction_results(x, operands, line, dropout_state, save):
     facts = _native.describe(line)
+    _require_device(x, line, operands)
     weight = operands[facts["weight"]]
 
     def behind():
@@ -76,11 +111,13 @@ def _gradients(dy: torch.Tensor, line: str, operand_types: list[int], wanted: in
 
 @torch.library.register_fake("onepass::elementwise_backward", lib=library)
 def _(gradients, x, operands, resumed, dropout_state, line, operand_types, wanted):
+    _require_devices(gradients, x, operands, resumed)
     return _gradients(gradients[0], line, operand_types, wanted)
 
 
 @torch.library.register_fake("onepass::rowwise_backward", lib=library)
 def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_types, wanted):
+    _require_devices(gradients, x, operands, resumed, statistics)
     return _gradients(gradients[0], line, operand_types, wanted)
 
 
@@ -88,6 +125,7 @@ def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_
 @torch.library.register_fake("onepass::scores_backward", lib=library)
 @torch.library.register_fake("onepass::attention_backward", lib=library)
 def _(gradients, x, operands, resumed, statistics, product, resumed_behind, dropout_state, line, types, wanted):
+    _require_devices(gradients, x, operands, resumed, statistics, product, resumed_behind)
     facts = _native.describe(line)
     dy, weight = gradients[0], operands[facts["weight"]]
 
@@ -102,7 +140,7 @@ def _(gradients, x, operands, resumed, statistics, product, resumed_behind, drop
     return [dy.new_empty(like(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
 
 
-def _places(own: int, line: str, count: int) -> list[tuple[int, int]]:
+def places_of_operands(own: int, line: str, count: int) -> list[tuple[int, int]]:
     """Where in a list those of each operand begin and end: one for all tensors, or one for each of them."""
     places, end = [], 0
     for i in range(len(_native.describe(line)["reads_operands"])):
@@ -114,8 +152,11 @@ def _places(own: int, line: str, count: int) -> list[tuple[int, int]]:
 @torch.library.register_fake("onepass::group_forward", lib=library)
 def group_results(xs, operands, line, dropout_state, save, own, stack):
     facts, count = _native.describe(line), len(xs)
+    for i, x in enumerate(xs):
+        _require_same(xs[0].device, f"element {i} of x", x)
+    _require_device(xs[0], line, operands, own, count)
     has_linear = facts["weight"] is not None
-    rows = operands[_places(own, line, count)[facts["weight"]][0]].shape[0] if has_linear else None
+    rows = operands[places_of_operands(own, line, count)[facts["weight"]][0]].shape[0] if has_linear else None
 
     def kind(columns):
         shapes = [x.shape if columns is None else (*x.shape[:-1], columns) for x in xs]
@@ -148,10 +189,11 @@ def _(
     own,
     stack,
 ):
+    _require_devices(gradients, xs, operands, resumed, statistics, products, resumed_behind)
     facts = _native.describe(line)
     count = gradients[0].shape[0] if stack else len(gradients) // (1 + facts["keeps"])
     members = list(gradients[0].unbind()) if stack else gradients[:count]
-    places, weight = _places(own, line, count), facts["weight"]
+    places, weight = places_of_operands(own, line, count), facts["weight"]
     matrix = None if weight is None else operands[places[weight][0]]
     results = []
     for output in _native.gradients(line, types[0], tuple(types[1:]), wanted)["outputs"]:
@@ -186,3 +228,35 @@ library.impl("dropout_state", draw_dropout_state, "CompositeExplicitAutograd")
 @torch.library.register_fake("onepass::dropout_state", lib=library)
 def _(like):
     return like.new_empty((2,), dtype=torch.int64)
+
+
+def _as_read(t: torch.Tensor | None) -> torch.Tensor | None:
+    """What a view that is negated lazily, or zeros without a storage, are when they are read."""
+    if t is None or not (t.is_neg() or t._is_zerotensor()):
+        return t
+    return torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape) if t._is_zerotensor() else t.resolve_neg()
+
+
+def _refuse_batches(*_):
+    raise RuntimeError(
+        "onepass: torch's older vmap (is_grads_batched of torch.autograd.grad, vectorize=True of "
+        "torch.autograd.functional) has no rules for these operators; use torch.func.vmap, torch.func.jacrev or "
+        "torch.func.hessian"
+    )
+
+
+def _register_keys(name: str) -> None:
+    op = getattr(torch.ops.onepass, f"{name}_backward").default
+
+    def run(*arguments):
+        return op(*torch.utils._pytree.tree_map_only(torch.Tensor, _as_read, arguments))
+
+    # torch reads such tensors itself, but not in a list of perhaps a tensor.
+    for key in ("Negative", "ZeroTensor"):
+        library.impl(f"{name}_backward", run, key)
+    for direction in ("forward", "backward"):
+        library.impl(f"{name}_{direction}", _refuse_batches, "Batched")
+
+
+for _name in ("elementwise", "rowwise", "linear", "scores", "attention", "group"):
+    _register_keys(_name)

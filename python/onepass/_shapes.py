@@ -3,6 +3,7 @@ do not."""
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -13,7 +14,7 @@ def normalized_shape_of(
     function: str, x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None, bias: Tensor | None
 ) -> tuple[int, ...]:
     """normalized_shape as a tuple, once x, weight and bias are known to agree with it."""
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = (normalized_shape,) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
     try:
         if (
             x.shape[-len(shape) :] == shape

@@ -74,6 +74,11 @@ def is_transformed() -> bool:
     return not _is_traced() and (_has_transforms() or forward_ad._current_level >= 0)
 
 
+def is_jit_traced() -> bool:
+    """Whether torch.jit.trace sees a call: its graph is the same with gradients and without, as of torch's own."""
+    return not _is_traced() and torch.jit.is_tracing()
+
+
 def run(x, line, state, *operands):
     """The result, the kept values and, where backward reads them, what `linear` gives and the row statistics."""
     operands = operands or no_operands(x)

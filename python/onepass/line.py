@@ -14,11 +14,14 @@ from onepass._autocast import under_autocast
 from onepass._backward import is_profiled
 from onepass._native import LineError
 from onepass._shapes import check_dense, is_sharded
-from onepass.autograd import Apply, Transformable, differentiable, front, is_transformed
+from onepass._symbolic import node_of, proxy_among
+from onepass.autograd import Apply, Transformable, differentiable, front, is_jit_traced, is_transformed
 from onepass.plan import Cost, Plan, Strategy, Traffic, checked_shape, checked_size, chip_of, reason
 from onepass.word import Word
 
 __all__ = ["Line", "LineError", "fused"]
+
+ARITHMETIC = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _is_traced = torch.compiler.is_dynamo_compiling
 
@@ -105,14 +108,18 @@ class Line:
         return self._run(x, operands, training, generator, stack, shard)
 
     def _run(self, x, operands, training, generator, stack, shard):
+        proxy = None if _is_traced() else proxy_among(x, operands)
+        if proxy is not None:
+            given = {"training": training, "generator": generator, "stack": stack}
+            return node_of(proxy, fused, (self.text, x, *operands), given)
         if isinstance(x, (list, tuple)):
             if len(operands) != self.operand_count:
                 raise TypeError(self._operand_message(len(operands)))
             try:
                 return _lists.run(self, list(x), list(operands), training, generator, stack)
-            except RuntimeError:
+            except RuntimeError as error:
                 self._check_tensors(x, operands)
-                raise
+                raise _as_torch_raises(error, x) from None
         if stack:
             raise TypeError("fused(): argument 'stack' is for a list of tensors")
         try:
@@ -133,15 +140,18 @@ class Line:
                 return self.reference(x, *operands, dropout_state=state)
             if is_transformed():
                 results = Transformable.apply(x, self, state, *operands)
-            elif torch.is_grad_enabled() and _requires_grad(x, operands):
+            elif torch.is_grad_enabled() and _requires_grad(x, operands) or is_jit_traced():
                 results = self._differentiable(x, state, operands)
             elif self.rowwise or self.weight is not None:
                 results = self.forward_op(x, operands or _ops.no_operands(x), self.text, state, False)
             else:
                 results = self.forward_op(x, operands or _ops.no_operands(x), self.text, state)
-        except (AttributeError, TypeError, RuntimeError):
+        except (AttributeError, TypeError):
             self._check_tensors(x, operands)
             raise
+        except RuntimeError as error:
+            self._check_tensors(x, operands)
+            raise _as_torch_raises(error, [x]) from None
         return results[0] if self.keeps == 0 else tuple(results[: 1 + self.keeps])
 
     def _differentiable(self, x, state, operands):
@@ -311,6 +321,13 @@ class Line:
         return ready
 
 
+def _as_torch_raises(error: RuntimeError, xs) -> RuntimeError:
+    """The same error; of a dtype that there are no kernels for, which torch has none for either, its kind."""
+    if type(error) is RuntimeError and not all(x.dtype in ARITHMETIC for x in xs):
+        return NotImplementedError(str(error))
+    return error
+
+
 def _requires_grad(x, operands) -> bool:
     if x.requires_grad:
         return True
@@ -387,7 +404,8 @@ def fused(
     Raises:
         LineError: (a ValueError) for a line that cannot be read.
         TypeError: for a wrong number of operands.
-        RuntimeError: for shapes, dtypes or devices that do not fit, naming the operand, expected and got.
+        RuntimeError: for shapes, dtypes or devices that do not fit, naming the operand, expected and got; of x's dtype
+            NotImplementedError, which is one.
 
     Saved for backward: the inputs that backward reads (or a kept value or the result in their place) and the row
     statistics; masks are drawn again. What stands before `linear` is computed again for the gradient of its matrix;

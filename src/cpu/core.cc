@@ -120,7 +120,7 @@ class frame {
   // Where the tensor of row statistics is wanted.
   void statistics(const tensor& t) {
     require_type(t, type_ == dtype::f64 ? dtype::f64 : dtype::f32, "statistics");
-    require_sizes(t, {line_.statistics(), shape().rows()}, "statistics");
+    require_sizes(t, {line_.statistics(type_), shape().rows()}, "statistics");
     if (!t.strides.empty() && t.strides != strides_of({t.data, t.type, t.sizes}))
       refuse("statistics must be contiguous");
     a.statistics = t.data;
@@ -238,7 +238,7 @@ line::line(std::string_view text) : parsed_(std::make_shared<const spec::line>(s
 
 int line::operands() const { return parsed_->operands; }
 int line::keeps() const { return parsed_->keeps; }
-int line::statistics() const { return spec::backward_reads(*parsed_).statistics ? parsed_->statistics() : 0; }
+int line::statistics(dtype x) const { return spec::backward_reads(*parsed_).statistics ? parsed_->statistics(x) : 0; }
 
 void line::forward(const values& v) const {
   const spec::line& of = *parsed_;
@@ -247,7 +247,7 @@ void line::forward(const values& v) const {
   frame f(of, v.x);
   f.whole(v.x, f.a.x, "x"), f.whole(v.y, f.a.y, "y"), kept_values(f, v, f.a.kept);
   for (int i = 0; i < of.operands; ++i) f.operand(i, v.operands[static_cast<std::size_t>(i)], true);
-  if (v.statistics.data != nullptr && statistics() > 0) f.statistics(v.statistics);
+  if (v.statistics.data != nullptr && statistics(v.x.type) > 0) f.statistics(v.statistics);
   f.dropout_state(v.dropout_state);
   if (f.empty()) return;
   f.lay_out();

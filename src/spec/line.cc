@@ -171,9 +171,6 @@ class reader {
     if (about.kind == word_kind::dropout && !(number >= 0 && number <= 1)) {
       fail(w.begin, at_, "dropout probability has to be between 0 and 1, but got " + std::to_string(number));
     }
-    if (about.kind == word_kind::row && !(number >= 0)) {
-      fail(w.begin, at_, std::string("'") + about.name + "' needs eps >= 0, got " + std::to_string(number));
-    }
   }
 
   word read_word() {
@@ -271,9 +268,12 @@ class reader {
       to.row = static_cast<int>(to.words.size());
     }
     if (about.kind == word_kind::contraction) add_contraction(to, w);
-    const bool turns = !to.words.empty() && to.words.back().about->kind == word_kind::rotary;
-    if (turns || (about.kind == word_kind::rotary && !to.words.empty()))
-      fail(w.begin, w.end, std::string("'") + about.name + "' in a line with 'rope', which must be its only word");
+    if (!to.words.empty()) {
+      const descriptor& before = *to.words.back().about;
+      if (before.kind == word_kind::rotary || about.kind == word_kind::rotary)
+        fail(w.begin, w.end,
+             std::string("'") + about.name + "' behind '" + before.name + "': 'rope' must be the only word of its line");
+    }
     if (static_cast<int>(to.words.size()) == kMaxWords)
       fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxWords) + " words");
     take_numbers(to, w);

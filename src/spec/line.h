@@ -53,7 +53,7 @@ struct line {
   bool by_rows() const { return rowwise() || features > 0; }  // its kernels have whole rows
   bool scores() const;                                        // whether it begins with `scores`
   const word& operand_word(int operand) const;
-  int statistics() const { return rowwise() ? words[row].about->statistics : 0; }
+  int statistics(dtype x) const { return rowwise() ? statistics_of(*words[row].about, x) : 0; }
   int least_dim() const;           // `causal` looks at the last two dimensions
   bool depends_on_column() const;  // some word looks at its row or column (column operands, dropout, causal, rope)
   bool turns() const;              // whether it is `rope`, which looks at both halves of a row

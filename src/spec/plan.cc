@@ -213,7 +213,7 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
   };
   const std::int64_t x_bytes = rows * columns * element,
                      y_bytes = rows * at(static_cast<int>(of.words.size())) * element;
-  const std::int64_t statistics = read.statistics ? of.statistics() * rows * (x == dtype::f64 ? 8 : 4) : 0;
+  const std::int64_t statistics = read.statistics ? of.statistics(x) * rows * (x == dtype::f64 ? 8 : 4) : 0;
   cost total;
   total.forward.bytes = x_bytes + y_bytes + statistics;
   total.saved_bytes = statistics + (read.x || read.kept >= 0 || read.result ? x_bytes : 0);

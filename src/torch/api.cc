@@ -192,7 +192,9 @@ const char* onepass_describe(const char* text) {
     const onepass::spec::line& line = prepared.line;
     const onepass::line_facts& facts = prepared.facts;
     out.begin('{').field("rowwise", line.rowwise()).field("keeps", line.keeps).field("dropouts", line.dropouts);
-    out.field("statistics", line.statistics()).field("reads_x", facts.reads_x);
+    out.field("statistics", line.statistics(onepass::dtype::f32))
+        .field("statistics_of_16_bits", line.statistics(onepass::dtype::bf16))
+        .field("reads_x", facts.reads_x);
     out.field("reads_statistics", facts.reads_statistics).field("reads_product", facts.reads_product);
     out.key("weight");  // which operand the contraction takes
     if (facts.weight < 0) out.null();

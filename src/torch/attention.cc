@@ -28,9 +28,7 @@ void check_values(const prepared_line& line, const Tensor& keys, const Tensor& v
                 " but for the last size, got ", shape_text(values));
   ONEPASS_CHECK(dtype_of(values) == dtype_of(keys), "onepass: ", name(), " must have the keys' dtype ",
                 dtype_text(keys), ", got ", dtype_text(values));
-  ONEPASS_CHECK(device_of(values) == device_of(keys),
-                "onepass: expected all tensors to be on the same device, but the keys are on ", device_of(keys).text(),
-                " and ", name(), " is on ", device_of(values).text());
+  require_device(values, device_of(keys), name);
 }
 
 // Beside products warps have been measured on one chip: on others they are there for those who name them.

@@ -129,6 +129,7 @@ void* open_autograd(const torch_here& torch, bool may_compile) {
   const line_library library{find, release, is_ready_on_cpu, plan, forward_of, backward_of};
   using configure = void (*)(const line_library*);
   reinterpret_cast<configure>(symbol(handle, "onepass_autograd"))(&library);
+  let_storages_resize(reinterpret_cast<void (*)(void*)>(symbol(handle, "onepass_let_resize")));
   return opened = handle;
 }
 

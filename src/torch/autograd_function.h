@@ -4,6 +4,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
+#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -75,17 +76,27 @@ const T& contraction_of(const line_facts& facts, const T& linear, const T& score
   return facts.values ? attention : facts.scores ? scores : linear;
 }
 
+// Whose kernel a call would come to first.
+class keys_of_call {
+ public:
+  explicit keys_of_call(c10::DispatchKeySet passed)
+      : unseen_(local_.excluded_.add(c10::DispatchKey::BackendSelect) | passed) {}  // always there, for factories
+  bool reach_kernel(const Tensor& t) const {
+    const c10::DispatchKey key = ((t.key_set() | local_.included_) - unseen_).highestPriorityTypeId();
+    return key == c10::DispatchKey::CPU || key == c10::DispatchKey::CUDA;
+  }
+
+ private:
+  const c10::impl::LocalDispatchKeySet local_ = c10::impl::tls_local_dispatch_key_set();
+  const c10::DispatchKeySet unseen_;
+};
+
 // Whether nothing but the kernels of a device, and what `passed` names, would see a call of an operator: no mode, no
 // subclass, no profiler.
 inline bool reaches_kernels(at::TensorList tensors, c10::DispatchKeySet passed = {}) {
-  if (at::hasCallbacks()) return false;
-  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  const c10::DispatchKeySet unseen =
-      local.excluded_.add(c10::DispatchKey::BackendSelect) | passed;  // always there, for factories
-  return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& t) {
-    const c10::DispatchKey key = ((t.key_set() | local.included_) - unseen).highestPriorityTypeId();
-    return key == c10::DispatchKey::CPU || key == c10::DispatchKey::CUDA;
-  });
+  const keys_of_call keys(passed);
+  return !at::hasCallbacks() &&
+         std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& t) { return keys.reach_kernel(t); });
 }
 
 inline tensor_handle lent(const Tensor& t) { return t.defined() ? const_cast<Tensor*>(&t) : nullptr; }
@@ -173,6 +184,14 @@ struct saved_tensors {
     for (std::size_t i = kOperands; i < all.size(); ++i) operands.push_back(given(all[i]));
   }
 
+  // As the function of that name: what was saved may be a view that is negated when it is read.
+  bool reach_kernels() const {
+    const keys_of_call keys({});
+    const auto reaches = [&](const optional_tensor& t) { return !t || keys.reach_kernel(*t); };
+    return reaches(x) && reaches(resumed) && reaches(statistics) && reaches(product) && reaches(resumed_behind) &&
+           std::all_of(operands.begin(), operands.end(), reaches);
+  }
+
   static constexpr std::size_t kOperands = 6;  // where they begin
   static optional_tensor given(const Tensor& t) { return t.defined() ? optional_tensor(t) : std::nullopt; }
   static optional_tensors given(const variable_list& all) {
@@ -185,7 +204,7 @@ struct saved_tensors {
 // types: of x, then of the operands.
 inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList upstream, const saved_tensors& saved,
                                         const std::string& line, at::IntArrayRef types, std::int64_t wanted) {
-  if (reaches_kernels(upstream)) {
+  if (reaches_kernels(upstream) && saved.reach_kernels()) {
     tensor_handle gradients[kMostResults], operands[kMostOperands];
     for (std::size_t i = 0; i < upstream.size(); ++i) gradients[i] = lent(upstream[i]);
     for (int i = 0; i < facts.operands; ++i) operands[i] = lent(saved.operands[static_cast<std::size_t>(i)]);
@@ -341,6 +360,13 @@ TORCH_LIBRARY_FRAGMENT(onepass, m) {
       torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::differentiable_group)));
   m.def("joined(Tensor[] all) -> Tensor[]",
         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::joined)));
+}
+
+// As if torch had allocated the tensor's memory: what resizes it takes other memory from torch, and gives this back.
+extern "C" __attribute__((visibility("default"))) void onepass_let_resize(void* tensor) {
+  c10::StorageImpl* storage = static_cast<at::Tensor*>(tensor)->storage().unsafeGetStorageImpl();
+  storage->set_allocator(c10::GetCPUAllocator());
+  storage->set_resizable(true);
 }
 
 extern "C" __attribute__((visibility("default"))) void onepass_autograd(const onepass::line_library* with) {

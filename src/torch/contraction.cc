@@ -24,9 +24,7 @@ void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weig
                 "] for x of shape ", shape_text(x), ", got ", shape_text(weight));
   ONEPASS_CHECK(dtype_of(weight) != dtype::none && dtype_of(weight) != dtype::boolean, "onepass: ", name(),
                 " must be a floating point tensor, got ", dtype_text(weight));
-  ONEPASS_CHECK(device_of(weight) == device_of(x),
-                "onepass: expected all tensors to be on the same device, but x is on ", device_of(x).text(), " and ",
-                name(), " is on ", device_of(weight).text());
+  require_device(weight, device_of(x), name);
 }
 
 namespace {

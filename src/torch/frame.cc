@@ -25,13 +25,6 @@ frame::frame(const prepared_line& with, const Tensor& like, const char* name)
   spec::fill_parameters(line.line, type, a);
 }
 
-template <class What>
-void frame::require_same_device(const Tensor& t, const What& what) const {
-  const device its = device_of(t);
-  ONEPASS_CHECK(its == on, "onepass: expected all tensors to be on the same device, but x is on ", on.text(), " and ",
-                what(), " is on ", its.text());
-}
-
 void frame::input(const Tensor& t, view& out) {
   tensors_.push_back(strided_of(t, &out));
   sources_.push_back(&t);
@@ -54,7 +47,7 @@ void frame::operand(int index, const Tensor& t) {
   const dtype its = dtype_of(t);
   ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", name(),
                 " must be a floating point tensor", is_mask ? " or bool" : "", ", got ", dtype_text(t));
-  require_same_device(t, name);
+  require_device(t, on, name);
   operand_types[index] = its;
   view& out = a.operand[index];
   if (w.about->operand == operand_kind::tensor) {
@@ -79,12 +72,12 @@ void frame::dropout_state(const std::optional<Tensor>& state) {
   ONEPASS_CHECK(code == aoti_torch_dtype_int64() && state->numel() == 2 && state->is_contiguous(),
                 "onepass: dropout_state must be a contiguous int64 tensor {seed, offset}, got shape ",
                 shape_text(*state));
-  require_same_device(*state, [] { return "dropout_state"; });
+  require_device(*state, on, [] { return "dropout_state"; });
   a.dropout_state = static_cast<const int64*>(static_cast<void*>(state->data_ptr()));
 }
 
 Tensor frame::fresh_statistics() {
-  const std::int64_t sizes[2] = {line.line.statistics(), shape.rows()};
+  const std::int64_t sizes[2] = {line.line.statistics(type), shape.rows()};
   Tensor fresh = onepass::binding::empty(sizes, 2, arithmetic(), on);
   statistics(fresh);
   return fresh;

@@ -46,9 +46,6 @@ class frame {
   bool is_flat() const { return flat_; }  // one long row, after that
 
  private:
-  template <class What>
-  void require_same_device(const Tensor& t, const What& what) const;  // what(): its name, in a message
-
   static constexpr std::size_t kTensors = 8;  // more than most lines have
 
   bool flat_ = false;

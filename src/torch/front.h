@@ -19,9 +19,12 @@ struct without_gil {
   ~without_gil() { PyEval_RestoreThread(thread); }
 };
 
-// Autocast casts what a contraction takes, which is Python's to do; nothing else.
+// Autocast casts what a contraction takes, which is Python's to do; nothing else. Python also says that there are no
+// kernels of a dtype.
 inline bool is_plain(const line_facts& facts, at::TensorList tensors) {
   if (static_cast<int>(tensors.size()) != 1 + facts.operands || at::impl::torch_function_mode_enabled()) return false;
+  const int type = dtype_of(tensors[0]);
+  if (type == static_cast<int>(dtype::none) || type == static_cast<int>(dtype::boolean)) return false;
   const c10::DispatchKeySet casts = facts.weight < 0 ? c10::autocast_dispatch_keyset : c10::DispatchKeySet();
   return reaches_kernels(tensors, c10::autograd_dispatch_keyset_with_ADInplaceOrView | casts) &&
          std::none_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t._fw_grad(0).defined(); });

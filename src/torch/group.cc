@@ -100,7 +100,7 @@ void enter(const group_forward& call, bool gives_result, frames& all, std::vecto
                                             [](std::int64_t sum, const Tensor& x) { return sum + rows_of(x); });
   char* statistics = nullptr;
   if (call.save_statistics) {
-    const std::int64_t numbers = line.statistics() * rows;
+    const std::int64_t numbers = line.statistics(type) * rows;
     results.push_back(empty(&numbers, 1, all.front().arithmetic(), all.front().on));
     statistics = static_cast<char*>(results.back().data_ptr());
   }
@@ -114,7 +114,7 @@ void enter(const group_forward& call, bool gives_result, frames& all, std::vecto
     std::size_t kind = i;
     if (gives_result) f.output_in(f.a.y, memory[kind]), kind += call.xs.size();
     for (int k = 0; k < line.keeps; ++k, kind += call.xs.size()) f.output_in(f.a.kept[k], memory[kind]);
-    if (statistics) f.a.statistics = statistics + line.statistics() * row * size_of(f.arithmetic());
+    if (statistics) f.a.statistics = statistics + line.statistics(type) * row * size_of(f.arithmetic());
     f.a.first_row = row;
     row += f.shape.rows();
     if (!f.empty()) f.lay_out(!gives_result);
@@ -172,7 +172,7 @@ class entering_backward {
     f.a.wants_column = plan.wants_column;
     f.a.first_row = row_;
     if (f.a.statistics)
-      f.a.statistics = static_cast<char*>(f.a.statistics) + line_.statistics() * row_ * size_of(f.arithmetic());
+      f.a.statistics = static_cast<char*>(f.a.statistics) + line_.statistics(f.type) * row_ * size_of(f.arithmetic());
     row_ += f.shape.rows();
     enter_outputs(f, i);
     if (!f.empty()) f.lay_out(keeps_rows_);

@@ -15,6 +15,11 @@ namespace onepass::autograd {
 
 using at::Tensor;
 
+// Whether a tensor is what its storage has: not negated or conjugated when it is read, not zeros without a storage.
+inline bool is_as_stored(const Tensor& t) {
+  return t.has_storage() && !t.is_neg() && !t.is_conj() && !t._is_zerotensor();
+}
+
 // Equal views of one storage at equal distances, so that a tensor with one dimension more has them all.
 struct joined_views {
   std::vector<std::int64_t> sizes, strides;
@@ -23,13 +28,13 @@ struct joined_views {
 
   explicit joined_views(at::TensorList all) {
     const Tensor& first = all[0];
-    if (!first.has_storage()) return;
+    if (!is_as_stored(first)) return;
     const auto count = static_cast<std::int64_t>(all.size());
     const std::int64_t distance = count > 1 ? all[1].storage_offset() - first.storage_offset() : first.numel();
     if (distance < 0) return;
     for (std::int64_t i = 0; i < count; ++i) {
       const Tensor& t = all[static_cast<std::size_t>(i)];
-      const bool fits = t.has_storage() &&
+      const bool fits = is_as_stored(t) &&
                         t.storage().unsafeGetStorageImpl() == first.storage().unsafeGetStorageImpl() &&
                         t.storage_offset() == first.storage_offset() + i * distance && t.sizes() == first.sizes() &&
                         t.strides() == first.strides() && t.scalar_type() == first.scalar_type();

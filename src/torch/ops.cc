@@ -13,6 +13,28 @@ namespace {
 
 using optional_tensor = std::optional<Tensor>;
 
+// Backward's tensors are where the gradients are; forward names each operand itself.
+struct same_device {
+  const device on;
+  void check(const char* what, const Tensor& t) const {
+    require_device(t, on, [what] { return what; });
+  }
+  void check(const char* what, const optional_tensor& t) const {
+    if (t) check(what, *t);
+  }
+  template <class T>
+  void check(const char* what, const std::vector<T>& all) const {
+    for (const T& t : all) check(what, t);
+  }
+};
+template <class... Saved>
+void require_devices(const std::vector<Tensor>& gradients, const Saved&... saved) {
+  ONEPASS_CHECK(!gradients.empty(), "onepass: backward takes gradients");
+  const same_device as_first{device_of(gradients[0])};
+  as_first.check("a gradient", gradients);
+  (as_first.check("a tensor that backward reads", saved), ...);
+}
+
 std::vector<Tensor> elementwise_forward(Tensor x, std::vector<Tensor> operands, std::string line,
                                         optional_tensor dropout_state) {
   return forward({x, operands, *prepared(line), dropout_state, false});
@@ -27,6 +49,7 @@ std::vector<Tensor> elementwise_backward(std::vector<Tensor> gradients, optional
                                          std::vector<optional_tensor> operands, optional_tensor resumed,
                                          optional_tensor dropout_state, std::string line,
                                          std::vector<int64_t> operand_types, int64_t wanted) {
+  require_devices(gradients, x, operands, resumed, dropout_state);
   return backward(
       {gradients, x, operands, resumed, std::nullopt, dropout_state, *prepared(line), operand_types, wanted});
 }
@@ -35,6 +58,7 @@ std::vector<Tensor> rowwise_backward(std::vector<Tensor> gradients, optional_ten
                                      std::vector<optional_tensor> operands, optional_tensor resumed,
                                      optional_tensor statistics, optional_tensor dropout_state, std::string line,
                                      std::vector<int64_t> operand_types, int64_t wanted) {
+  require_devices(gradients, x, operands, resumed, statistics, dropout_state);
   return backward({gradients, x, operands, resumed, statistics, dropout_state, *prepared(line), operand_types, wanted});
 }
 
@@ -49,6 +73,7 @@ std::vector<Tensor> contraction_backward(std::vector<Tensor> gradients, optional
                                          optional_tensor resumed_behind, optional_tensor dropout_state,
                                          std::string line, std::vector<int64_t> types, int64_t wanted) {
   ONEPASS_CHECK(!types.empty(), "onepass: backward takes x's dtype and those of the operands");
+  require_devices(gradients, x, operands, resumed, statistics, product, resumed_behind, dropout_state);
   const std::vector<int64_t> operand_types(types.begin() + 1, types.end());
   return backward_of_contraction(
       {gradients, x, operands, resumed, statistics, dropout_state, *prepared(line), operand_types, wanted},
@@ -69,8 +94,8 @@ std::vector<Tensor> backward_of_group(std::vector<Tensor> gradients, std::vector
                                       std::vector<Tensor> resumed_behind, optional_tensor dropout_state,
                                       std::string line, std::vector<int64_t> types, int64_t wanted, int64_t own,
                                       bool stack) {
-  ONEPASS_CHECK(!types.empty() && !gradients.empty(),
-                "onepass: backward takes gradients, and the dtypes of x and the operands");
+  ONEPASS_CHECK(!types.empty(), "onepass: backward takes gradients, and the dtypes of x and the operands");
+  require_devices(gradients, xs, operands, resumed, statistics, products, resumed_behind, dropout_state);
   const std::shared_ptr<const prepared_line> held = prepared(line);
   const prepared_line& of_line = *held;
   const std::vector<int64_t> operand_types(types.begin() + 1, types.end());

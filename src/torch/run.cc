@@ -19,19 +19,19 @@ Tensor partial_sums(const frame& f, std::int64_t slots, std::int64_t parts, dtyp
   return empty(sizes, 3, type, f.on);
 }
 
-// Memory for what the kernels of rows taken in parts tell each other: each part's numbers, and two of each row, which
-// `of_rows` shall point to (if it is not null).
+// Memory for what the kernels of rows taken in parts tell each other: four numbers of each part, and three of each row,
+// which `of_rows` shall point to (if it is not null).
 class row_workspace {
  public:
   row_workspace(frame& f, const std::vector<cuda::plan>& plans, void** of_rows) {
     if (plans.size() == 1) return;
     f.a.task_columns = plans.front().row_columns;
     const std::int64_t parts = (f.a.columns + f.a.task_columns - 1) / f.a.task_columns;
-    const std::int64_t size[1] = {f.a.rows * (2 + 3 * parts)};
+    const std::int64_t size[1] = {f.a.rows * (3 + 4 * parts)};
     memory_ = empty(size, 1, f.arithmetic(), f.on);
     auto* start = static_cast<char*>(memory_->data_ptr());
     if (of_rows) *of_rows = start;
-    f.a.row_parts = start + 2 * f.a.rows * size_of(f.arithmetic());
+    f.a.row_parts = start + 3 * f.a.rows * size_of(f.arithmetic());
   }
 
  private:

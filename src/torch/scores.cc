@@ -134,8 +134,7 @@ void check_keys(const prepared_line& line, const Tensor& x, const Tensor& keys) 
                 shape_text(keys));
   ONEPASS_CHECK(dtype_of(keys) != dtype::none && dtype_of(keys) != dtype::boolean, "onepass: ", name(),
                 " must be a floating point tensor, got ", dtype_text(keys));
-  ONEPASS_CHECK(device_of(keys) == device_of(x), "onepass: expected all tensors to be on the same device, but x is on ",
-                device_of(x).text(), " and ", name(), " is on ", device_of(keys).text());
+  require_device(keys, device_of(x), name);
 }
 
 std::vector<Tensor> forward_with_scores(const forward_call& call) {

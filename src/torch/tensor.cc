@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 
@@ -40,16 +41,20 @@ from_blob find_from_blob() {
   return library ? reinterpret_cast<from_blob>(dlsym(library, "torch_from_blob")) : nullptr;
 }
 
-// A tensor in pages of our own; none where there are no pages, or torch cannot be told to give them back.
+std::atomic<void (*)(void*)> let_storage_resize = nullptr;
+
+// A tensor in pages of our own; none where there are no pages, or torch cannot be told to give them back, or to resize.
 std::optional<Tensor> in_own_pages(const std::int64_t* sizes, const std::int64_t* strides, int dim, dtype type,
                                    const device& on, std::int64_t bytes) {
   static const from_blob create = find_from_blob();
-  void* pages = create ? cpu::take_pages(static_cast<std::size_t>(bytes)) : nullptr;
+  const auto let_resize = let_storage_resize.load(std::memory_order_acquire);
+  void* pages = create && let_resize ? cpu::take_pages(static_cast<std::size_t>(bytes)) : nullptr;
   if (pages == nullptr) return {};
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(create(
       pages, dim, sizes, strides, 0, code_of(type), on.type, on.index, &handle, aoti_torch_layout_strided(), nullptr, 0,
       [](void* data, void*) { cpu::give_pages(data); }, nullptr));
+  let_resize(handle);
   return Tensor(handle);
 }
 
@@ -157,6 +162,8 @@ device device_of(const Tensor& t) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &d.index));
   return d;
 }
+
+void let_storages_resize(void (*let)(void* tensor)) { let_storage_resize.store(let, std::memory_order_release); }
 
 Tensor empty(const std::int64_t* sizes, int dim, dtype type, const device& on) {
   constexpr int kInline = 16;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/spec/layout.h"
+#include "src/torch/check.h"
 
 namespace onepass::binding {
 
@@ -30,8 +31,19 @@ struct device {
 };
 device device_of(const Tensor&);
 
+// Raises as PyTorch does where a tensor, named what(), is not where x is.
+template <class What>
+void require_device(const Tensor& t, const device& of_x, const What& what) {
+  const device its = device_of(t);
+  ONEPASS_CHECK(its == of_x, "onepass: Expected all tensors to be on the same device, but x is on ", of_x.text(),
+                " and ", what(), " is on ", its.text());
+}
+
 // A fresh contiguous tensor; large ones on the CPU are in pages of our own (src/cpu/page_pool.h), or ask for huge pages
-// before their first touch.
+// before their first touch. The stable ABI gives memory of one's own a storage that cannot be resized (a checkpoint
+// that discards its output does that, and `out=`), so the former needs `let`, of the library that autograd.h opens,
+// which gives a tensor's storage torch's allocator.
+void let_storages_resize(void (*let)(void* tensor));
 Tensor empty(const std::int64_t* sizes, int dim, dtype, const device&);
 Tensor empty_like(const spec::shape&, dtype, const device&);
 

@@ -39,14 +39,15 @@ class Core : public testing::Test {
 };
 
 TEST_F(Core, ALayerNormAndItsGradients) {
-  numbers bias = normal(kColumns, 4), dbias(bias.size()), statistics(2 * kRows);
+  numbers bias = normal(kColumns, 4), dbias(bias.size()), statistics(3 * kRows);
   const line norm("layer_norm(1e-5) | scale | bias");
   ASSERT_EQ(norm.operands(), 2);
-  ASSERT_EQ(norm.statistics(), 2);
+  ASSERT_EQ(norm.statistics(dtype::f32), 3);
+  ASSERT_EQ(norm.statistics(dtype::bf16), 2);
   const values call{.x = matrix(x),
                     .operands = {row(column), row(bias)},
                     .y = matrix(y),
-                    .statistics = of(statistics, {norm.statistics(), kRows})};
+                    .statistics = of(statistics, {norm.statistics(dtype::f32), kRows})};
   norm.forward(call);
   norm.backward(call, {.y = matrix(dy), .x = matrix(dx), .operands = {row(dcolumn), row(dbias)}});
   std::vector<double> expected_dscale(kColumns), expected_dbias(kColumns);
@@ -94,7 +95,7 @@ TEST_F(Core, AKeptValueHasAGradientOrNone) {
                     .operands = {matrix(residual)},
                     .y = matrix(y),
                     .kept = {matrix(kept)},
-                    .statistics = of(statistics, {norm.statistics(), kRows})};
+                    .statistics = of(statistics, {norm.statistics(dtype::f32), kRows})};
   norm.forward(call);
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(kept[i], x[i] + residual[i]);
   numbers without(x.size()), dresidual(x.size());

@@ -147,7 +147,7 @@ class example {
                operands = static_cast<std::size_t>(line_.operands);
     constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> out(2 * size + operands * columns, kUnwritten),
-        statistics(2 * static_cast<std::size_t>(a_.rows), kUnwritten);
+        statistics(3 * static_cast<std::size_t>(a_.rows), kUnwritten);
     const std::shared_ptr<const cpu_kernels> held = kernels_for(line_, 0);
     const cpu_kernels& kernels = *held;
     arguments a = a_;

@@ -62,9 +62,10 @@ class side {
   // Of a norm: of its input, and of its operands.
   std::vector<doubles> backward(doubles x, doubles dy) const {
     const line of(text_);
-    doubles y(x.size()), statistics(static_cast<std::size_t>(of.statistics() * rows_));
+    doubles y(x.size()), statistics(static_cast<std::size_t>(of.statistics(dtype::f64) * rows_));
     const auto rows = [&](doubles& numbers) { return tensor{numbers.data(), dtype::f64, {rows_, columns_}}; };
-    values call{.x = rows(x), .y = rows(y), .statistics = {statistics.data(), dtype::f64, {of.statistics(), rows_}}};
+    values call{
+        .x = rows(x), .y = rows(y), .statistics = {statistics.data(), dtype::f64, {of.statistics(dtype::f64), rows_}}};
     std::vector<doubles> all{doubles(x.size())};
     all.resize(1 + exact_.size(), doubles(static_cast<std::size_t>(columns_)));
     gradients wanted{.y = rows(dy), .x = rows(all[0])};

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.autograd import gradgradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 import onepass
 from helpers import as_tuple, make_inputs, upstream
@@ -137,13 +137,55 @@ def test_a_list_with_dropout(stack, device):
     assert gradgradcheck(seeded(run), given, fast_mode=True, atol=1e-4)
 
 
-def test_a_third_derivative(device):
-    x = torch.randn(6, dtype=torch.float64, device=device, requires_grad=True)
+# Every row word and activation, in lines that other tests compile, too.
+THIRD = [
+    "bias | gelu",
+    "bias | gelu_tanh",
+    "mul(0.7) | softplus | mul(1.3) | tanh",
+    "scale | bias | mish | add",
+    "bias | scale | hardswish | mul(-0.5)",
+    "quick_gelu | gate(sigmoid) | bias | keep",
+    "elu(0.7) | scale | leaky_relu(0.2)",
+    "relu_squared | bias | rms_norm(1e-5) | gate(silu)",
+    "bias | layer_norm | elu | gate(elu(0.5)) | dropout(0.1)",
+    "layer_norm(1e-5) | scale | bias | gelu",
+    "add | keep | layer_norm(1e-5) | scale | bias",
+    "rms_norm",
+    "mul(0.3) | causal | mask | softmax | dropout(0.3) | gate(relu)",
+    "layer_norm(1e-5) | scale | bias | linear | bias",
+    "scores | mul(0.125) | mask | softmax | values",
+]
+
+
+@pytest.mark.parametrize("line", THIRD)
+def test_third_derivatives(line, device):
+    """Against differences of second ones: F.layer_norm's own are wrong (torch 2.15)."""
+    inputs = make_inputs(line, (2, 2, 4), torch.float64, device, out_features=3)
+
+    def second(*tensors):
+        results = as_tuple(seeded(onepass.Line(line))(*tensors))
+        tensors = [t for t in tensors if t.requires_grad]
+        first = torch.autograd.grad(results, tensors, upstream(results), create_graph=True)
+        weighted = sum((g * torch.linspace(0.5, 2, g.numel(), device=device).view_as(g)).sum() for g in first)
+        return torch.autograd.grad(weighted, tensors, create_graph=True, materialize_grads=True)
+
+    assert gradcheck(second, inputs.tensors, fast_mode=True, atol=1e-4)
+
+
+def test_a_third_derivative_of_layer_norm(device):
+    """Beside its formula, written out."""
+    x = torch.randn(3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    weights = torch.linspace(-1, 2, 15, dtype=torch.float64, device=device).view(3, 5)
 
     def third(function):
-        value = function(x)
+        value = function(x).square()
         for _ in range(3):
-            (value,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+            (value,) = torch.autograd.grad((weights * value).sum(), x, create_graph=True)
         return value
 
-    torch.testing.assert_close(third(onepass.Line("tanh")), third(torch.tanh))
+    def written_out(x):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+    torch.testing.assert_close(third(onepass.Line("layer_norm(1e-5)")), third(written_out))
+    torch.testing.assert_close(third(onepass.Line("layer_norm(1e-5)").reference), third(written_out))

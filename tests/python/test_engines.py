@@ -66,6 +66,8 @@ class TestChoice:
         [
             ({}, "onepass"),
             (long(1, 512), "torch"),
+            ({"needs_gradient": True, **long(1, 512)}, "onepass"),
+            ({"dtype": torch.float16, "needs_gradient": True}, "torch"),
             ({"query": (1, 2, 32, 64), "key": (1, 2, 32, 64)}, "torch"),
             ({"dropout": True}, "onepass"),
             ({"dtype": torch.float64}, "onepass"),

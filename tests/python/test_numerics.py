@@ -7,7 +7,18 @@ import torch
 import torch.nn.functional as F
 
 import onepass
-from helpers import DTYPES, Inputs, assert_equal, check_error, check_line, gradients, make_inputs, run, upstream
+from helpers import (
+    DTYPES,
+    Inputs,
+    as_tuple,
+    assert_equal,
+    check_error,
+    check_line,
+    gradients,
+    make_inputs,
+    run,
+    upstream,
+)
 from onepass.reference import ACTIVATIONS, compose
 
 INF, NAN = math.inf, math.nan
@@ -245,3 +256,39 @@ def test_gradients_of_a_tall_sum(device):
     exact = grads[0].double().sum(0)
     bound = 8 * torch.finfo(torch.float32).eps * grads[0].double().square().sum(0).sqrt()
     assert ((dbias.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("columns", [8, 1000, 4097])
+@pytest.mark.parametrize("line", ["layer_norm(1e-12) | scale | bias", "add | keep | layer_norm(1e-12) | scale | bias"])
+def test_rows_whose_deviation_is_a_few_units_of_their_mean(line, columns, device):
+    """The mean, rounded, is off by a good part of the deviation."""
+    x = 1024 + torch.randint(-6, 7, (5, columns), device=device) * 2.0**-13
+    operands = [torch.zeros_like(x)] if "add" in line else []
+    scale, bias, upstream = (torch.randn(n, columns, device=device).squeeze(0) for n in (1, 1, 5))
+
+    def gradients_of(call, dtype):
+        leaves = [t.to(dtype).requires_grad_() for t in (x, *operands, scale, bias)]
+        y = as_tuple(call(*leaves))[0]
+        return [y, *torch.autograd.grad(y, leaves, upstream.to(dtype))]
+
+    def exact(x, *rest):
+        *_, scale, bias = rest
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt() * scale + bias + 0 * sum(rest[:-2])
+
+    ours = gradients_of(onepass.Line(line), torch.float32)
+    expected = gradients_of(exact, torch.float64)
+    for i, (a, b) in enumerate(zip(ours, expected, strict=True)):
+        if not (operands and i == 2):  # the residual's gradient is x's
+            assert (a - b).norm() <= 1e-6 * b.norm(), i
+
+
+def test_soft_capped_scores(device):
+    """Capped by tanh, which multiplies its error by the cap; over many draws, since one draw rounds by luck."""
+    line, ours, theirs = onepass.Line("mul(0.02) | tanh | mul(50.0) | softmax"), 0.0, 0.0
+    for seed in range(20):
+        scores = 10 * torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)).to(device)
+        exact = line.reference(scores.double())
+        ours += (line(scores) - exact).square().sum().item()
+        theirs += (line.reference(scores) - exact).square().sum().item()
+    assert ours**0.5 <= 1.15 * theirs**0.5

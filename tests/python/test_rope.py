@@ -94,9 +94,9 @@ def test_compile(device):
 
 def test_errors(device):
     x, t = torch.randn(3, 6, device=device), torch.randn(3, 6, device=device)
-    with pytest.raises(onepass.LineError, match="'rope', which must be its only word"):
+    with pytest.raises(onepass.LineError, match="'rope' behind 'mul': 'rope' must be the only word"):
         onepass.Line("mul(0.5) | rope")
-    with pytest.raises(onepass.LineError, match="'mul' in a line with 'rope'"):
+    with pytest.raises(onepass.LineError, match="'mul' behind 'rope': 'rope' must be the only word"):
         onepass.Line("rope | mul(0.5)")
     with pytest.raises(RuntimeError, match="'rope' needs rows of an even length, got x of shape \\[3, 5\\]"):
         onepass.fused("rope", x[:, :5], t[:, :5], t[:, :5])

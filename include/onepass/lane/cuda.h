@@ -288,12 +288,12 @@ ONEPASS_FUNCTION pack<T, V> where(pack_mask<V> m, pack<T, V> yes, pack<T, V> no)
   using P = pack<T, V>;
   ONEPASS_EACH(P, result.v[i] = m.m[i] ? yes.v[i] : no.v[i])
 }
-// (a - centre) factor. Results of 16 bits come from numbers that have no more: a centre that is large beside what is
-// left has lost it before.
+// (a - centre) factor + offset. Results of 16 bits come from numbers that have no more: a centre that is large beside
+// what is left has lost it before, and the offset is nothing.
 template <class T, int V>
-ONEPASS_FUNCTION pack<T, V> centred_product(pack<T, V> a, pack<T, V> centre, pack<T, V> factor) {
+ONEPASS_FUNCTION pack<T, V> centred_product(pack<T, V> a, pack<T, V> centre, pack<T, V> factor, pack<T, V> offset) {
   if constexpr (kShort) return fma(a, factor, -(centre * factor));
-  else return (a - centre) * factor;
+  else return fma(a - centre, factor, offset);
 }
 template <int V>
 ONEPASS_FUNCTION pack<float, V> exp2_of(pack<float, V> a, exponent e) {

@@ -116,10 +116,10 @@ ONEPASS_FUNCTION T reciprocal_number(T a) {
 }
 ONEPASS_FUNCTION float reciprocal_root(float a) { return 1.0f / ::sqrtf(a); }
 ONEPASS_FUNCTION double reciprocal_root(double a) { return 1.0 / ::sqrt(a); }
-// (a - centre) factor
+// (a - centre) factor + offset
 template <class T>
-ONEPASS_FUNCTION vec<T> centred_product(vec<T> a, vec<T> centre, vec<T> factor) {
-  return (a - centre) * factor;
+ONEPASS_FUNCTION vec<T> centred_product(vec<T> a, vec<T> centre, vec<T> factor, vec<T> offset) {
+  return fma(a - centre, factor, offset);
 }
 
 // A whole register of the arithmetic's own type, at any address.

@@ -157,7 +157,7 @@ struct passing_sum {
     return factor;
   }
   ONEPASS_FUNCTION float shift() const { return shift_of(largest); }
-  ONEPASS_FUNCTION stage::pair<float> statistics() const {
+  ONEPASS_FUNCTION stage::row_numbers<float> statistics() const {
     const float all = sum_of_four(sum);
     return {shift(), all == 0.0f ? 0.0f : reciprocal_number(all)};
   }
@@ -178,7 +178,7 @@ ONEPASS_FUNCTION void take_exponentials(Rows& rows, typename Rows::scores& of, p
 
 template <class Config, class Behind, class Rows>
 ONEPASS_FUNCTION void save_statistics(const attention_arguments& a, const Rows& rows, const passing_sum (&sums)[2],
-                                      stage::pair<float> (&saved)[2]) {
+                                      stage::row_numbers<float> (&saved)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     saved[i] = sums[i].statistics();
@@ -255,7 +255,7 @@ ONEPASS_FUNCTION void attend(const attention_arguments& a, attention_shared<Conf
   add_values();
   turn.pass();
   end_values();
-  stage::pair<float> saved[2];
+  stage::row_numbers<float> saved[2];
   save_statistics<Config, Behind>(a, rows, sums, saved);
   const float inverses[2] = {saved[0].second, saved[1].second};
   values.scale(inverses);
@@ -278,7 +278,7 @@ ONEPASS_FUNCTION void write_weights(const attention_arguments& a, attention_shar
     next(tile, tile);
     take_exponentials(rows, scores, sums, factors, tile);
   }
-  stage::pair<float> saved[2];
+  stage::row_numbers<float> saved[2];
   save_statistics<Config, Behind>(a, rows, sums, saved);
   for (int tile = 0; tile < rows.tiles(); ++tile) {
     next(tile, rows.tiles() + tile);

@@ -109,9 +109,9 @@ class tile_moments {
   // For Row::statistics.
   ONEPASS_FUNCTION float inverse_columns() const { return inverse_columns_; }
   ONEPASS_FUNCTION float squares() const { return sum_lanes(squares_); }
-  ONEPASS_FUNCTION stage::pair<float> moments() const {
+  ONEPASS_FUNCTION stage::row_moments<float> moments() const {
     const float rest = sum_lanes(sum_) * inverse_columns_;
-    return {shift_ + rest, fmaf(-rest, rest, squares() * inverse_columns_)};
+    return {shift_ + rest, 0.0f, fmaf(-rest, rest, squares() * inverse_columns_)};
   }
 
  private:
@@ -158,8 +158,9 @@ ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const stage::pair<float>* no
 
 // Of a row's statistics, what apply_norm takes.
 template <class Row>
-ONEPASS_FUNCTION stage::pair<float> norm_of(stage::pair<float> statistics) {
-  return Row::about.statistics > 1 ? statistics : stage::pair<float>{0.0f, statistics.first};
+ONEPASS_FUNCTION stage::pair<float> norm_of(stage::row_numbers<float> statistics) {
+  return Row::about.statistics > 1 ? stage::pair<float>{statistics.first, statistics.second}
+                                   : stage::pair<float>{0.0f, statistics.first};
 }
 // What those who multiply need of a norm: of this thread's row of the tile, and of the tile's columns.
 template <class Config>
@@ -179,7 +180,7 @@ ONEPASS_FUNCTION stage::pair<float> norm_of_row(const linear_arguments& a, int r
   if (own >= a.before.rows) return {};
   const auto* statistics = static_cast<const float*>(a.before.statistics);
   const float second = Line::row::about.statistics > 1 ? statistics[a.before.rows + own] : 0.0f;
-  return norm_of<typename Line::row>(stage::pair<float>{statistics[own], second});
+  return norm_of<typename Line::row>(stage::row_numbers<float>{statistics[own], second});
 }
 
 // The norms of the rows of this block's tiles, one turn after the other: a thread has a row of each.
@@ -196,7 +197,7 @@ class deferred_norms {
     while (column_ < a_.depth) take();
     float eps = 0;
     if constexpr (Line::row_parameter >= 0) eps = static_cast<float>(a_.before.parameter[Line::row_parameter]);
-    const stage::pair<float> of = Line::row::statistics(moments_, eps);
+    const stage::row_numbers<float> of = Line::row::statistics(moments_, eps);
     give_norm(a_, shared_, norm_of<typename Line::row>(of), column);
     const int64 own = row + static_cast<int>(threadIdx.x);
     if (Config::before::kSavesStatistics && column == 0 && own < a_.before.rows) save<Line>(a_.before, own, of);

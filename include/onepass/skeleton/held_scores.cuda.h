@@ -336,7 +336,7 @@ ONEPASS_FUNCTION void hold_scores(const attention_arguments& a, held_shared<Conf
       const float shift = shift_of(all.v[0]), inverse = all.v[1] == 0.0f ? 0.0f : reciprocal_number(all.v[1]);
       factors[i] = exp_minus_number(own[i].v[0], shift) * inverse;
       if (Config::behind::kSavesStatistics && part == 0 && rows.exists(i) && rows.speaks())
-        save<Behind>(a.behind, rows.row(i), stage::pair<float>{shift, inverse});
+        save<Behind>(a.behind, rows.row(i), stage::row_numbers<float>{shift, inverse});
     }
     scores.store(factors);
     if (more) rows.skip_rows(kGroupRows, rows_left(strip + 1));

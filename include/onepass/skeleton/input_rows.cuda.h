@@ -74,8 +74,9 @@ class input_rows {
       each_row(at, first, [&](int i, int64 row) {
         const auto value = [&](int k, typename Config::index, int) { return holder::numbers(held[i][k]); };
         const auto of_row = statistics<Config, Line>(a_, across_, threads_, holder::lanes(held[i]), value);
-        stage::pair<T> saved = of_row.saved;
-        if (Config::kSavesStatistics && at.is_first() && row < a_.rows && across_ == 0) save<Line>(a_, row, saved);
+        stage::row_numbers<T> saved = of_row.saved;
+        if (Config::kSavesStatistics && at.is_first() && row < a_.rows && across_ == 0)
+          save<Line, Config::kX>(a_, row, saved);
         if constexpr (!Config::kComputesAgain) saved = of_row.for_held;
         for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);

@@ -8,7 +8,7 @@
 ONEPASS_BEGIN
 
 // What a part says, in a.row_parts: [rows][parts][kPartNumbers].
-inline constexpr int kPartNumbers = 3;
+inline constexpr int kPartNumbers = 4;
 
 ONEPASS_FUNCTION int64 parts_of_row(const arguments& a) { return (a.columns + a.task_columns - 1) / a.task_columns; }
 
@@ -112,9 +112,10 @@ ONEPASS_FUNCTION void rowwise_forward_combined(const arguments& a) {
   L* const none = nullptr;
   const auto value = [](int, typename Config::index, int) { return L(T(0)); };
   part_reader<Config> whole{threads, static_cast<const T*>(a.row_parts) + row * parts * kPartNumbers, parts};
-  const stage::pair<T> saved = statistics<Config, Line>(a, static_cast<int>(threadIdx.x), whole, none, value).saved;
+  const stage::row_numbers<T> saved =
+      statistics<Config, Line>(a, static_cast<int>(threadIdx.x), whole, none, value).saved;
   let_next_kernel_begin();
-  if (threadIdx.x == 0) save<Line>(a, row, saved);
+  if (threadIdx.x == 0) save<Line, Config::kX>(a, row, saved);
 }
 
 struct row_in_tiles {
@@ -127,7 +128,8 @@ ONEPASS_FUNCTION void rowwise_forward_tiles(const arguments& a) {
   wait_for_kernel_before();
   forward_in_tiles<Config, Line>(a, [&](auto& at, auto row) {
     const auto u = Line::pre::forward(at.x(), at);
-    const stage::pair<T> saved = row < a.rows ? saved_of<Line, T>(a, row) : stage::pair<T>{T(0), T(0)};
+    const stage::row_numbers<T> saved =
+        row < a.rows ? saved_of<Line, T, Config::kX>(a, row) : stage::row_numbers<T>{T(0), T(0)};
     return Line::post::forward(Line::row::template forward<row_in_tiles>(u, saved), at);
   });
 }
@@ -141,7 +143,7 @@ ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
   const part_of_row<Config> part(a);
   place<Config, Line, true> at(a);
   at.set_row(part.row);
-  const stage::pair<T> saved = saved_of<Line, T>(a, part.row);
+  const stage::row_numbers<T> saved = saved_of<Line, T, Config::kX>(a, part.row);
   stage::terms<L> total{L(T(0)), L(T(0))};
   for (int64 first = part.begin; first < part.end; first += part_of_row<Config>::kColumns) {
     for_lanes<Config>(a, static_cast<int>(threadIdx.x), first, [&](int, typename Config::index column, int count) {
@@ -184,10 +186,11 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
     for (int u = 0; u < Config::kUnroll; ++u) {
       const auto row = row_of(u);
       stand<Config>(a, at, u, row_of, column_of);
-      stage::pair<T> saved{T(0), T(0)}, of_row{T(0), T(0)};
+      stage::row_numbers<T> saved{T(0), T(0)};
+      stage::pair<T> of_row{T(0), T(0)};
       if (row < a.rows) {
         const T* totals = static_cast<const T*>(a.totals);
-        saved = saved_of<Line, T>(a, row);
+        saved = saved_of<Line, T, Config::kX>(a, row);
         of_row = {totals[row], totals[a.rows + row]};
       }
       finish_lane<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved, of_row);

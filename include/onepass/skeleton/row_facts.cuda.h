@@ -13,7 +13,7 @@ struct alignas(16) row_facts {
 };
 
 // exp(x - shift) · inverse, as softmax saved them; the inverse is 0 where all is masked.
-ONEPASS_FUNCTION exponent weight_of(stage::pair<float> saved) {
+ONEPASS_FUNCTION exponent weight_of(stage::row_numbers<float> saved) {
   const exponent e = exponent_of(saved.first);
   return {e.factor, e.offset + log2_number(saved.second)};
 }
@@ -29,7 +29,7 @@ template <class Behind, class L, class Place>
 ONEPASS_FUNCTION void finish_gradients(L& scores, L& gradients, const row_facts& row, Place& at) {
   const L weights = exp2_of(Behind::pre::recompute(scores, at), row.weight);
   const L before = Behind::post::backward(weights, gradients, at);
-  const L of_scores = stage::softmax::backward(weights, before, stage::pair<float>{}, {row.product, 0.0f}, 0.0f);
+  const L of_scores = stage::softmax::backward(weights, before, stage::row_numbers<float>{}, {row.product, 0.0f}, 0.0f);
   scores = Behind::pre::backward(scores, of_scores, at);
   gradients = Behind::post::recompute(weights, at);
 }

@@ -45,30 +45,52 @@ struct plus {
   }
 };
 
-// Mean and Σ (x - mean)² of two sets of numbers together (Chan, Golub, LeVeque, "Updating formulae and a pairwise
-// algorithm for computing sample variances", 1979). Sets of the same size, which doubles with each level:
+// What rounding takes from a sum (Knuth): the same for both orders.
+template <class T>
+ONEPASS_FUNCTION T rest_of_sum(T a, T b, T sum) {
+  const T of_b = sum - a;
+  return (a - (sum - of_b)) + (b - of_b);
+}
+
+// Σ (x - mean)² and mean of two sets of numbers together (Chan, Golub, LeVeque, "Updating formulae and a pairwise
+// algorithm for computing sample variances", 1979); where there is a third number, what rounding took from the mean.
+// Sets of the same size, which doubles with each level:
 template <class T>
 struct merge_equal {
   T size;
   ONEPASS_FUNCTION void next_level() { size += size; }
   ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
-    const T apart = a.v[0] - b.v[0];
-    return {{T(0.5) * (a.v[0] + b.v[0]), fma_number(apart * apart, T(0.5) * size, a.v[1] + b.v[1])}};
+    const T apart = a.v[1] - b.v[1];
+    return {{fma_number(apart * apart, T(0.5) * size, a.v[0] + b.v[0]), T(0.5) * (a.v[1] + b.v[1])}};
+  }
+  ONEPASS_FUNCTION numbers<T, 3> operator()(numbers<T, 3> a, numbers<T, 3> b) const {
+    const T apart = (a.v[1] - b.v[1]) + (a.v[2] - b.v[2]), sum = a.v[1] + b.v[1];
+    return {{fma_number(apart * apart, T(0.5) * size, a.v[0] + b.v[0]), T(0.5) * sum,
+             T(0.5) * (rest_of_sum(a.v[1], b.v[1], sum) + (a.v[2] + b.v[2]))}};
   }
 };
-// Of any size, which is the third number.
+// Of any size, which is the last number.
 struct merge {
   ONEPASS_FUNCTION void next_level() {}
   template <class T, int N>
   static ONEPASS_FUNCTION numbers<T, N> none() {
-    return {{T(0), T(0), T(0)}};
+    return plus::none<T, N>();
   }
   template <class T>
   ONEPASS_FUNCTION numbers<T, 3> operator()(numbers<T, 3> a, numbers<T, 3> b) const {
-    const T apart = a.v[0] - b.v[0], size = a.v[2] + b.v[2];
+    const T apart = a.v[1] - b.v[1], size = a.v[2] + b.v[2];
     const T inverse = size > T(0) ? reciprocal_number(size) : T(0);
-    return {{T(0.5) * fma_number(apart, (a.v[2] - b.v[2]) * inverse, a.v[0] + b.v[0]),
-             fma_number(apart * apart, a.v[2] * b.v[2] * inverse, a.v[1] + b.v[1]), size}};
+    return {{fma_number(apart * apart, a.v[2] * b.v[2] * inverse, a.v[0] + b.v[0]),
+             T(0.5) * fma_number(apart, (a.v[2] - b.v[2]) * inverse, a.v[1] + b.v[1]), size}};
+  }
+  template <class T>
+  ONEPASS_FUNCTION numbers<T, 4> operator()(numbers<T, 4> a, numbers<T, 4> b) const {
+    if (a.v[3] == T(0) || b.v[3] == T(0)) return b.v[3] == T(0) ? a : b;
+    const T apart = (a.v[1] - b.v[1]) + (a.v[2] - b.v[2]), size = a.v[3] + b.v[3], inverse = reciprocal_number(size);
+    const T sum = a.v[1] + b.v[1], shift = apart * ((a.v[3] - b.v[3]) * inverse), mean = sum + shift;
+    const T rest = rest_of_sum(a.v[1], b.v[1], sum) + rest_of_sum(sum, shift, mean);
+    return {{fma_number(apart * apart, a.v[3] * b.v[3] * inverse, a.v[0] + b.v[0]), T(0.5) * mean,
+             T(0.5) * (rest + (a.v[2] + b.v[2])), size}};
   }
 };
 // Largest number m and Σ exp(x - m) (Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018). -infinity
@@ -236,8 +258,9 @@ class row_threads {
   static constexpr int kWarps = Config::kAcross > 32 ? Config::kAcross / 32 : 1;
   static constexpr int kWidth = Config::kAcross < 32 ? Config::kAcross : 32;
   static constexpr int kCluster = Config::kCluster, kParts = kWarps * kCluster;
-  static constexpr int kMost = Config::kFeatures > 3 ? Config::kFeatures : 3;  // numbers at a time
-  static constexpr bool kHasNumbers = true, kAtOnce = true;                    // see sender below
+  static constexpr int kOfMoments = kShort ? 3 : 4;
+  static constexpr int kMost = Config::kFeatures > kOfMoments ? Config::kFeatures : kOfMoments;  // numbers at a time
+  static constexpr bool kHasNumbers = true, kAtOnce = true;                                      // see sender below
   static constexpr int kCombined = 1;
   static constexpr bool kAhead = Config::kAhead, kMail = kCluster > 1 || (kAhead && kParts > 1);
   static constexpr int kRows = kWarps > 1 ? Config::kDown : 1;  // that share a block, each with its own barrier

@@ -26,7 +26,7 @@ class held_row {
   ONEPASS_FUNCTION T squares() {
     return sum([](L u) ONEPASS_LAMBDA { return u * u; });
   }
-  ONEPASS_FUNCTION stage::pair<T> moments() { return stage::moments_in_two_passes(*this); }
+  ONEPASS_FUNCTION stage::row_moments<T> moments() { return stage::moments_in_two_passes(*this); }
 
   template <class F>
   ONEPASS_FUNCTION T sum(const F& f) {
@@ -104,6 +104,24 @@ ONEPASS_FUNCTION T row_parameter(const arguments& a) {
   else return T(0);
 }
 
+// A row's numbers in what is saved, [statistics][rows]; type: x's.
+template <class Line, class T>
+ONEPASS_FUNCTION void save(T* statistics, const arguments& a, dtype type, int64 row, stage::row_numbers<T> saved) {
+  const int numbers = statistics_of(Line::row::about, type);
+  statistics[row] = saved.first;
+  if (numbers > 1) statistics[a.rows + row] = saved.second;
+  if (numbers > 2) statistics[2 * a.rows + row] = saved.third;
+}
+template <class Line, class T>
+ONEPASS_FUNCTION stage::row_numbers<T> saved_of(const T* statistics, const arguments& a, dtype type, int64 row) {
+  const int numbers = row_result<Line>::kIsGiven ? 0 : statistics_of(Line::row::about, type);
+  stage::row_numbers<T> saved{T(0), T(0)};
+  if (numbers > 0) saved.first = statistics[row];
+  if (numbers > 1) saved.second = statistics[a.rows + row];
+  if (numbers > 2) saved.third = statistics[2 * a.rows + row];
+  return saved;
+}
+
 template <class T, class Line, dtype Stored>
 void rowwise_forward(const arguments& a, int64 begin, int64 end) {
   using L = lane_of<T, Stored>;
@@ -120,11 +138,8 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
     };
     using held = held_row<L, decltype(make)>;
     held whole(values.data(), a, make);
-    const stage::pair<T> saved = Line::row::statistics(whole, row_parameter<T, Line>(a));
-    if (statistics) {
-      statistics[row] = saved.first;
-      if constexpr (Line::row::about.statistics > 1) statistics[a.rows + row] = saved.second;
-    }
+    const stage::row_numbers<T> saved = Line::row::statistics(whole, row_parameter<T, Line>(a));
+    if (statistics) save<Line>(statistics, a, a.x.type, row, saved);
     at.clear_features();
     for_columns<L, Stored != dtype::none>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
@@ -147,8 +162,8 @@ inline constexpr bool kComputesAgain =
 
 // One row: the terms summed over it, then dx. `again` stands where `at` does, and is quiet.
 template <class T, class Line, class Place>
-ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place& again, stage::pair<T> saved, T* z_row,
-                                           T* dz_row) {
+ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place& again, stage::row_numbers<T> saved,
+                                           T* z_row, T* dz_row) {
   using L = typename Place::lane;
   constexpr bool kApart = Place::kUniform;
   stage::terms<L> total{L(T(0)), L(T(0))};
@@ -194,10 +209,7 @@ void rowwise_backward(const arguments& a, int64 begin, int64 end) {
       again.set_row(row);
       at.load_feature_gradients();
       again.load_feature_gradients();
-      stage::pair<T> saved{};
-      if constexpr (!row_result<Line>::kIsGiven && Line::row::about.statistics > 0) {
-        saved = {statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
-      }
+      const stage::row_numbers<T> saved = saved_of<Line>(statistics, a, a.y.type, row);
       rowwise_backward_row<T, Line>(a, at, again, saved, rows.data(), rows.data() + padded);
       sums.end_row();
     }

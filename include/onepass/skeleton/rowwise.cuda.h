@@ -99,7 +99,7 @@ ONEPASS_FUNCTION void for_rows(const arguments& a, const rows_of_thread<Config>&
     }
   } else {
     int stage = 0, stage_before = 0;
-    stage::pair<typename Config::arithmetic> saved{}, saved_before{};
+    stage::row_numbers<typename Config::arithmetic> saved{}, saved_before{};
     for (int64 row = thread.first; row < end + step; row += step) {
       if (row < end) {
         stage = copies.wait();
@@ -148,7 +148,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
     });
   }
   L held[kHeld ? Config::kHeldLanes : 1];
-  stage::pair<T> for_held;
+  stage::row_numbers<T> for_held;
   const auto value = [&](int k, typename Config::index column, int count) {
     if constexpr (kHeld) return held[k];
     at.set_column(column, count);
@@ -176,7 +176,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
           return statistics<Config, Line>(a, thread.across, half, held, value).saved;
         }
       },
-      [&](int64 row, int stage, stage::pair<T> saved) {
+      [&](int64 row, int stage, stage::row_numbers<T> saved) {
         const bool exists = Config::kDown == 1 || row < a.rows;
         if constexpr (Config::kAhead) {
           receiver<Config> half{threads};
@@ -185,10 +185,11 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
           at.set_stage(stage);
         }
         if constexpr (Config::kOnlyStatistics) {
-          if (exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0)) save<Line>(a, row, saved);
+          if (exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0))
+            save<Line, Config::kX>(a, row, saved);
           return;
         }
-        const stage::pair<T> to_save = saved;
+        const stage::row_numbers<T> to_save = saved;
         if constexpr (kHeld) saved = for_held;
         if constexpr (Line::features > 0) at.set_features(plus::none<T, Line::features>().v);
         for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
@@ -205,7 +206,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
         if constexpr (Line::features > 0)
           behind.finish(row, exists, threads.reduce(load_numbers<Line::features>(at.features()), plus()));
         if (Config::kSavesStatistics && exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0))
-          save<Line>(a, row, to_save);
+          save<Line, Config::kX>(a, row, to_save);
       });
 }
 
@@ -213,7 +214,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
 template <class Config, class Line>
 ONEPASS_FUNCTION void finish_lane(const arguments& a, place<Config, Line>& at,
                                   stage::terms<typename place<Config, Line>::lane> here,
-                                  stage::pair<typename Config::arithmetic> saved,
+                                  stage::row_numbers<typename Config::arithmetic> saved,
                                   stage::pair<typename Config::arithmetic> totals) {
   using T = typename Config::arithmetic;
   using L = typename place<Config, Line>::lane;
@@ -261,15 +262,15 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
     });
   }
   const auto saved_at = [&](int64 row) {
-    return row < a.rows ? saved_of<Line, T>(a, row) : stage::pair<T>{T(0), T(0)};
+    return row < a.rows ? saved_of<Line, T, Config::kX>(a, row) : stage::row_numbers<T>{T(0), T(0)};
   };
-  stage::pair<T> next_saved = saved_at(thread.first);
+  stage::row_numbers<T> next_saved = saved_at(thread.first);
   stage::terms<L> held[Config::kComputesAgain ? 1 : kHolds];
   numbers<T, larger(1, kTotals)> totals = plus::none<T, larger(1, kTotals)>();
   for_rows<Config>(
       a, thread, copies,
       [&](int64 row, int stage) {
-        const stage::pair<T> saved = next_saved;
+        const stage::row_numbers<T> saved = next_saved;
         next_saved = saved_at(row + thread.step);
         at.set_row(row, Config::kDown == 1 || row < a.rows);
         at.set_stage(stage);
@@ -293,7 +294,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
         if constexpr (kTotals > 0) totals = threads.send(totals, combine);
         return saved;
       },
-      [&](int64 row, int stage, stage::pair<T> saved) {
+      [&](int64 row, int stage, stage::row_numbers<T> saved) {
         if constexpr (kTotals > 0) totals = threads.receive(totals, plus());
         const bool exists = Config::kDown == 1 || row < a.rows;
         at.set_row(row, exists);

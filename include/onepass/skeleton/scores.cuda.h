@@ -151,7 +151,7 @@ ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
       sums[i].add(scores);
     });
   }
-  stage::pair<float> saved[rows::kRows];
+  stage::row_numbers<float> saved[rows::kRows];
 #pragma unroll
   for (int i = 0; i < rows::kRows; ++i) {
     const auto of = merge_exponentials::in_warp(sums[i].of, 4);

@@ -57,7 +57,7 @@ class thread_row {
     return threads_.reduce(numbers<T, 1>{{sum_lanes(total)}}, plus()).v[0];
   }
   // In two passes: over the row where a warp has it, else over each thread's own numbers, whose results are merged.
-  ONEPASS_FUNCTION stage::pair<T> moments() {
+  ONEPASS_FUNCTION stage::row_moments<T> moments() {
     constexpr bool kInWarp = Threads::kAtOnce && Config::kAcross <= 32 && Config::kCluster == 1;
     lane total(T(0));
     each([&](int k, typename Config::index column, int count) {
@@ -87,18 +87,13 @@ class thread_row {
     }
     held_are_centred_ = kCentred;
     held_centre_ = rest;
-    if constexpr (kInWarp) return {mean + rest, squares * inverse};
-    stage::pair<T> all;
-    if constexpr (Config::kExact && Threads::kCombined > 0) {
-      const auto merged =
-          threads_.reduce(numbers<T, 2>{{mean + rest, squares}}, merge_equal<T>{size * T(Threads::kCombined)});
-      all = {merged.v[0], merged.v[1]};
-    } else {
-      const auto merged = threads_.reduce(numbers<T, 3>{{mean + rest, squares, size}}, merge());
-      all = {merged.v[0], merged.v[1]};
-    }
-    held_centre_ = all.first - mean;
-    return {all.first, all.second * inverse_columns()};
+    if constexpr (kInWarp) return {mean, rest, squares * inverse};
+    numbers<T, kShort ? 2 : 3> own;
+    own.v[0] = squares, own.v[1] = mean;
+    if constexpr (!kShort) own.v[2] = rest;
+    const stage::row_moments<T> all = merged(own, size);
+    held_centre_ = (all.mean - mean) + all.rest;
+    return {all.mean, all.rest, all.variance * inverse_columns()};
   }
   // Each thread has its own shift at first, and keeps it in what it holds.
   ONEPASS_FUNCTION stage::pair<T> exponentials() {
@@ -122,7 +117,7 @@ class thread_row {
     return {whole_shift, all.v[1]};
   }
   // What forward takes with the values that are held now.
-  ONEPASS_FUNCTION stage::pair<T> for_held(stage::pair<T> saved) const {
+  ONEPASS_FUNCTION stage::row_numbers<T> for_held(stage::row_numbers<T> saved) const {
     return {held_are_centred_ ? held_centre_ : saved.first, saved.second * held_factor_};
   }
 
@@ -130,6 +125,23 @@ class thread_row {
   template <class Body>
   ONEPASS_FUNCTION void each(const Body& body) const {
     if constexpr (Threads::kHasNumbers) for_lanes<Config>(a_, across_, first_, body);
+  }
+  // Of all threads; a variance times the row's length.
+  template <int N>
+  ONEPASS_FUNCTION stage::row_moments<T> merged(numbers<T, N> own, T size) {
+    const auto moments = [](const auto& of) {
+      if constexpr (N > 2) return stage::row_moments<T>{of.v[1], of.v[2], of.v[0]};
+      else return stage::row_moments<T>{of.v[1], T(0), of.v[0]};
+    };
+    if constexpr (Config::kExact && Threads::kCombined > 0) {
+      return moments(threads_.reduce(own, merge_equal<T>{size * T(Threads::kCombined)}));
+    } else {
+      numbers<T, N + 1> with_size;
+#pragma unroll
+      for (int i = 0; i < N; ++i) with_size.v[i] = own.v[i];
+      with_size.v[N] = size;
+      return moments(threads_.reduce(with_size, merge()));
+    }
   }
   // How many numbers this thread has, and the inverse.
   ONEPASS_FUNCTION T size_of_own(T& inverse) const {
@@ -158,7 +170,7 @@ class thread_row {
 // the values that this thread holds.
 template <class T>
 struct row_statistics {
-  stage::pair<T> saved, for_held;
+  stage::row_numbers<T> saved, for_held;
 };
 template <class Config, class Line, class Threads, class Value>
 ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
@@ -168,7 +180,7 @@ ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
   T parameter = T(0);
   if constexpr (Line::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Line::row_parameter]);
   thread_row<Config, Threads, Value> row(a, across, threads, held, value, first);
-  const stage::pair<T> saved = Line::row::statistics(row, parameter);
+  const stage::row_numbers<T> saved = Line::row::statistics(row, parameter);
   return {saved, row.for_held(saved)};
 }
 
@@ -180,18 +192,24 @@ ONEPASS_FUNCTION void add_terms(stage::terms<L> here, int count, stage::terms<L>
   Line::row::add_terms(where(present, here.first, none), where(present, here.second, none), to);
 }
 
-// What statistics are saved, [statistics][rows].
-template <class Line, class T>
-ONEPASS_FUNCTION void save(const arguments& a, int64 row, stage::pair<T> saved) {
+// What statistics are saved, [statistics][rows]. X: x's dtype, or one of its size.
+template <class Line, dtype X = dtype::bf16, class T>
+ONEPASS_FUNCTION void save(const arguments& a, int64 row, stage::row_numbers<T> saved) {
+  constexpr int kNumbers = statistics_of(Line::row::about, X);
   T* statistics = static_cast<T*>(a.statistics);
   statistics[row] = saved.first;
-  if constexpr (Line::row::about.statistics > 1) statistics[a.rows + row] = saved.second;
+  if constexpr (kNumbers > 1) statistics[a.rows + row] = saved.second;
+  if constexpr (kNumbers > 2) statistics[2 * a.rows + row] = saved.third;
 }
-template <class Line, class T>
-ONEPASS_FUNCTION stage::pair<T> saved_of(const arguments& a, int64 row) {
-  if constexpr (row_result<Line>::kIsGiven || Line::row::about.statistics == 0) return {T(0), T(0)};
+template <class Line, class T, dtype X = dtype::bf16>
+ONEPASS_FUNCTION stage::row_numbers<T> saved_of(const arguments& a, int64 row) {
+  constexpr int kNumbers = row_result<Line>::kIsGiven ? 0 : statistics_of(Line::row::about, X);
   const T* statistics = static_cast<const T*>(a.statistics);
-  return {statistics[row], Line::row::about.statistics > 1 ? statistics[a.rows + row] : T(0)};
+  stage::row_numbers<T> saved{T(0), T(0)};
+  if constexpr (kNumbers > 0) saved.first = statistics[row];
+  if constexpr (kNumbers > 1) saved.second = statistics[a.rows + row];
+  if constexpr (kNumbers > 2) saved.third = statistics[2 * a.rows + row];
+  return saved;
 }
 
 ONEPASS_END

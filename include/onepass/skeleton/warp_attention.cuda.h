@@ -104,7 +104,7 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
 #pragma unroll
   for (int i = 0; i < rows::kRows; ++i) {
     const float sum = sum_of_four(statistics[i].v[1]);
-    const stage::pair<float> saved{shift_of(statistics[i].v[0]), sum == 0.0f ? 0.0f : reciprocal_number(sum)};
+    const stage::row_numbers<float> saved{shift_of(statistics[i].v[0]), sum == 0.0f ? 0.0f : reciprocal_number(sum)};
     if (row_of(i) >= end) continue;
     if (behind::kSavesStatistics && across == 0) save<Behind>(a.behind, row_of(i), saved);
     sums.store(i, static_cast<uint16*>(all.y) + row_of(i) * all.value_depth, all.value_depth, saved.second);

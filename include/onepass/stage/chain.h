@@ -270,7 +270,7 @@ struct row_result<line<Pre, stage::resumed<Row>, RowParameter, Post>> {
 
 // z, the row word's result, and its gradient, of one lane in backward.
 template <class Line, class L, class Place, class T>
-ONEPASS_FUNCTION stage::terms<L> value_and_gradient(Place& at, stage::pair<T> saved) {
+ONEPASS_FUNCTION stage::terms<L> value_and_gradient(Place& at, stage::row_numbers<T> saved) {
   L x{};
   if constexpr (!Line::pre::resumes) x = at.x();
   const L z = row_result<Line>::of(x, saved, at);

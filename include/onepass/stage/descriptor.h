@@ -1,6 +1,8 @@
 // What a word says of itself: the one source for the parser, the planner, the fake kernels, the docs and the adviser.
 #pragma once
 
+#include "onepass/lane/types.h"
+
 namespace onepass {
 
 // What a word takes from the call, in the order in which the words stand.
@@ -45,7 +47,7 @@ struct descriptor {
   bool passes_gradient = false;           // dx is dy itself
   bool operand_gradient_is_dy = false;    // d operand is dy itself
   bool operand_gradient_is_dy_x = false;  // d operand is dy times what stood before the word
-  int statistics = 0;                     // numbers saved per row (row words)
+  int statistics = 0;                     // numbers saved per row (row words); see statistics_of
   int sums = 2;                           // over the row, that backward needs (row words)
   int flops_recompute = 0;                // of the result from x and statistics (row words)
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
@@ -55,5 +57,11 @@ struct descriptor {
   const char* formula = "";
   const char* meaning = "";
 };
+
+// How many numbers are saved of a row of this dtype. The last of three, what rounding took from the mean, is nothing
+// beside the numbers of 16 bits.
+constexpr int statistics_of(const descriptor& about, dtype x) {
+  return about.statistics > 2 && size_of(x) == 2 ? 2 : about.statistics;
+}
 
 }  // namespace onepass

@@ -5,8 +5,8 @@
 //   sum(f)                  over the row of f(value), f from lane to lane; the result is the same in every lane
 //   sum_pair(f)             two sums at once, f from lane to terms
 //   squares()               Σ value²
-//   moments()               mean and variance. Where Row::kCentred, some number near the mean is taken from each value,
-//                           and from what forward subtracts, the first of `saved`
+//   moments()               mean, what rounding took from it, and variance. Where Row::kCentred, some number near the
+//                           mean is taken from each value, and from what forward subtracts, the first of `saved`
 //   exponentials()          the largest value (0 where that is -infinity) and Σ exp(value - largest). Where Row::kHeld,
 //                           exp(value - largest) takes the place of each value, but for a factor that the skeleton
 //                           gives to what forward multiplies by, the second of `saved`
@@ -26,7 +26,15 @@ ONEPASS_BEGIN
 namespace stage {
 
 template <class T>
-struct pair {  // saved per row
+struct row_numbers {  // saved per row; the third where x has more than 16 bits
+  T first, second, third = T(0);
+};
+template <class T>
+struct row_moments {
+  T mean, rest, variance;  // the mean is mean + rest
+};
+template <class T>
+struct pair {  // sums over the row
   T first, second;
 };
 template <class L>
@@ -53,7 +61,7 @@ ONEPASS_FUNCTION auto moments_in_two_passes(Row& row) {
     return terms<L>{centred, centred * centred};
   });
   const T rest = sums.first * row.inverse_columns();  // what rounding the first sum took from the mean
-  return pair<T>{mean + rest, sums.second * row.inverse_columns() - rest * rest};
+  return row_moments<T>{mean, rest, sums.second * row.inverse_columns() - rest * rest};
 }
 
 struct layer_norm {
@@ -61,32 +69,35 @@ struct layer_norm {
                                     .kind = word_kind::row,
                                     .parameter = "eps",
                                     .parameter_default = 1e-5,
-                                    .statistics = 2,
+                                    .statistics = 3,
                                     .flops_recompute = 2,
                                     .flops_forward = 7,
                                     .flops_backward = 11,
                                     .formula = "(x - mean) / √(var + eps)",
                                     .meaning = "normalises the row to mean 0 and variance 1; affine is `scale | bias`"};
   template <class Row, class T>
-  static ONEPASS_FUNCTION pair<T> statistics(Row& row, T eps) {
-    const pair<T> of = row.moments();
-    return {of.first, reciprocal_root((of.second < T(0) ? T(0) : of.second) + eps)};
+  // Saved: mean, rstd, and -rest rstd. Of a row whose deviation is a few units in the last place of its mean, the
+  // rounded mean alone would be off by a good part of the deviation.
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T eps) {
+    const row_moments<T> of = row.moments();
+    const T rstd = reciprocal_root((of.variance < T(0) ? T(0) : of.variance) + eps);
+    return {of.mean, rstd, -of.rest * rstd};
   }
   template <class Row, class L, class T>
-  static ONEPASS_FUNCTION L forward(L u, pair<T> saved) {
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T> saved) {
     if constexpr (Row::kCentred) return fma(u, L(saved.second), L(-saved.first * saved.second));
     else return recompute(u, saved);
   }
   template <class L, class T>
-  static ONEPASS_FUNCTION L recompute(L u, pair<T> saved) {
-    return centred_product(u, L(saved.first), L(saved.second));
+  static ONEPASS_FUNCTION L recompute(L u, row_numbers<T> saved) {
+    return centred_product(u, L(saved.first), L(saved.second), L(saved.third));
   }
   template <class L>
   static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {
     to = {to.first + dz, fma(dz, z, to.second)};
   }
   template <class L, class T>
-  static ONEPASS_FUNCTION L backward(L z, L dz, pair<T> saved, pair<T> sums, T inverse_columns) {
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T> sums, T inverse_columns) {
     const T factor = -saved.second * inverse_columns;
     return fma(dz, L(saved.second), fma(z, L(factor * sums.second), L(factor * sums.first)));
   }
@@ -105,16 +116,16 @@ struct rms_norm {
                                     .formula = "x / √(mean(x²) + eps)",
                                     .meaning = "divides the row by its root mean square; the weight is `scale`"};
   template <class Row, class T>
-  static ONEPASS_FUNCTION pair<T> statistics(Row& row, T eps) {
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T eps) {
     const T mean_square = row.squares() * row.inverse_columns();
     return {reciprocal_root(mean_square + eps), T(0)};
   }
   template <class Row, class L, class T>
-  static ONEPASS_FUNCTION L forward(L u, pair<T> saved) {
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T> saved) {
     return u * L(saved.first);
   }
   template <class L, class T>
-  static ONEPASS_FUNCTION L recompute(L u, pair<T> saved) {
+  static ONEPASS_FUNCTION L recompute(L u, row_numbers<T> saved) {
     return u * L(saved.first);
   }
   template <class L>
@@ -122,7 +133,7 @@ struct rms_norm {
     to.first = fma(dz, z, to.first);
   }
   template <class L, class T>
-  static ONEPASS_FUNCTION L backward(L z, L dz, pair<T> saved, pair<T> sums, T inverse_columns) {
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T> sums, T inverse_columns) {
     return L(saved.first) * fma(z, L(-sums.first * inverse_columns), dz);
   }
 };
@@ -139,17 +150,17 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
                                     .formula = "exp(x - max) / Σ exp(x - max)",
                                     .meaning = "probabilities over the row; a fully masked row gives zeros"};
   template <class Row, class T>
-  static ONEPASS_FUNCTION pair<T> statistics(Row& row, T) {
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
     const pair<T> of = row.exponentials();
     return {of.first, of.second == T(0) ? T(0) : reciprocal_number(of.second)};
   }
   template <class Row, class L, class T>
-  static ONEPASS_FUNCTION L forward(L u, pair<T> saved) {
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T> saved) {
     if constexpr (Row::kHeld) return u * L(saved.second);
     else return recompute(u, saved);
   }
   template <class L, class T>
-  static ONEPASS_FUNCTION L recompute(L u, pair<T> saved) {
+  static ONEPASS_FUNCTION L recompute(L u, row_numbers<T> saved) {
     return exp_minus(u, saved.first) * L(saved.second);
   }
   template <class L>
@@ -157,7 +168,7 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
     to.first = fma(dz, z, to.first);
   }
   template <class L, class T>
-  static ONEPASS_FUNCTION L backward(L z, L dz, pair<T>, pair<T> sums, T) {
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T>, pair<T> sums, T) {
     return z * (dz - L(sums.first));
   }
 };
@@ -167,21 +178,21 @@ struct whole {
   static constexpr descriptor about{
       .name = "", .kind = word_kind::row, .sums = 0, .flops_forward = 0, .flops_backward = 0};
   template <class Row, class T>
-  static ONEPASS_FUNCTION pair<T> statistics(Row&, T) {
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row&, T) {
     return {T(0), T(0)};
   }
   template <class Row, class L, class T>
-  static ONEPASS_FUNCTION L forward(L u, pair<T>) {
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T>) {
     return u;
   }
   template <class L, class T>
-  static ONEPASS_FUNCTION L recompute(L u, pair<T>) {
+  static ONEPASS_FUNCTION L recompute(L u, row_numbers<T>) {
     return u;
   }
   template <class L>
   static ONEPASS_FUNCTION void add_terms(L, L, terms<L>&) {}
   template <class L, class T>
-  static ONEPASS_FUNCTION L backward(L, L dz, pair<T>, pair<T>, T) {
+  static ONEPASS_FUNCTION L backward(L, L dz, row_numbers<T>, pair<T>, T) {
     return dz;
   }
 };

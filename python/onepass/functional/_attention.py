@@ -10,10 +10,12 @@ from torch import Tensor
 from .. import _lines
 from .._autocast import under_autocast
 from .._shapes import check_dense, check_tensor, given
+from .._symbolic import traceable
 from ..line import fused
 from . import _engines
 
 
+@traceable
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -42,10 +44,12 @@ def scaled_dot_product_attention(
 
     Returns:
         (..., Hq, L, Ev), query's dtype. A row that is masked throughout is zeros, with zero gradients. What one of
-        torch's engines computes may differ from run to run, as that engine's results do.
+        torch's engines computes may differ from run to run, as that engine's results do, and cannot be differentiated
+        twice: on the CPU that is float16 where a gradient is needed, on CUDA most calls.
 
     Raises:
-        RuntimeError: shapes or dtypes that do not fit each other, or is_causal with attn_mask.
+        RuntimeError: shapes, dtypes or devices that do not fit each other, or is_causal with attn_mask.
+        IndexError: an attn_mask of fewer than two dimensions.
         ValueError: dropout_p outside [0, 1].
 
     Saved for backward by the line: query, key, value, the result, two numbers a row and the state of the random
@@ -65,6 +69,7 @@ def scaled_dot_product_attention(
     return _engines.run(engine, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
+@traceable
 def attention_scores(
     query: Tensor,
     key: Tensor,
@@ -92,7 +97,8 @@ def attention_scores(
         (..., Hq, L, S), query's dtype. A row that is masked throughout is zeros, with zero gradients.
 
     Raises:
-        RuntimeError: shapes or dtypes that do not fit each other, or is_causal with attn_mask.
+        RuntimeError: shapes, dtypes or devices that do not fit each other, or is_causal with attn_mask.
+        IndexError: an attn_mask of fewer than two dimensions.
         ValueError: dropout_p outside [0, 1].
 
     Saved for backward: query, key, the result and a boolean mask; where dropout acts instead of the result two numbers
@@ -130,7 +136,7 @@ def _run(
 
 def _scale(function: str, scale: float | None, query: Tensor) -> float:
     if scale is not None:
-        return _lines.number(function, "scale", scale)
+        return _lines.number(function, "scale", _lines.plain(scale))
     return 1 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
 
 
@@ -146,6 +152,20 @@ def _check_tensors(function: str, attn_mask: Tensor | None, is_causal: bool, **t
     if attn_mask is not None:
         check_tensor(function, "attn_mask", attn_mask)
         check_dense(function, "attn_mask", attn_mask)
+        if attn_mask.dim() < 2:
+            raise IndexError(
+                f"{function}(): expected attn_mask to be at least 2-dimensional, but got a tensor of size "
+                f"{list(attn_mask.shape)}"
+            )
+        tensors["attn_mask"] = attn_mask
+    of_query = tensors["query"].device
+    for name, tensor in tensors.items():
+        if tensor.device != of_query:
+            raise RuntimeError(
+                f"{function}(): Expected all tensors to be on the same device, but query is on {of_query} and {name} "
+                f"is on {tensor.device}"
+            )
+    if attn_mask is not None:
         if is_causal:
             raise RuntimeError(f"{function}(): explicit attn_mask should not be set when is_causal=True")
 

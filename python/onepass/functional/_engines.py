@@ -93,7 +93,8 @@ def choose(call: Call) -> str:
     with backward): float32 1x4x64x64 1.6, 1.3, 2x8x128x64 1.7, 1.5, 1x12x512x64 1.2, 1.3, causal 1.8, 1.9,
     1x8x2048x64 1.2, 1.2, causal 1.4, 1.5; float64 1.4 to 2.7; bfloat16 1.3 to 3.0, 1.1 to 3.9. Dropout, which torch's
     engine on the CPU does not have, 4 to 18 times. One query a head with 512 keys: float32 0.5, bfloat16 2.8. float16
-    0.1 to 0.4, for want of a matrix product.
+    0.1 to 0.4, for want of a matrix product. With a gradient of fewer weights than that the line takes some 30 us more
+    at 1x2x16x32 (0.7), and is level at 2x4x16x32 (1.1), 4x8x8x64 with 256 keys 1.4.
     """
     if call.grouped and call.key[:-1] != call.value[:-1]:
         return "torch"  # the line has one number of heads for both
@@ -181,10 +182,12 @@ def _choose_on_cpu(call: Call) -> str:
     if call.sharded:  # torch has no placements for its engine and looks for some, for minutes (2.15)
         return "onepass"
     rows, weights = call.query[-2], math.prod(call.query[:-1]) * call.key[-2]
+    if call.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+        return "torch"
+    if call.needs_gradient:  # which may be differentiated again, as that of torch's engine may not
+        return "onepass"
     if call.dtype == torch.bfloat16:
         return "onepass" if weights >= 2**12 else "torch"
-    if call.dtype not in (torch.float32, torch.float64):
-        return "torch"
     return "onepass" if call.dropout or weights >= 2**14 and rows >= 16 else "torch"
 
 
@@ -200,10 +203,8 @@ def run(
     enable_gqa: bool,
 ) -> Tensor:
     """torch's scaled_dot_product_attention with an engine of its own choice ("torch") or a named one."""
-    if mask is not None:
-        mask = torch.atleast_2d(mask)
-        if query.is_cuda:
-            mask = _readable(mask, query, key.shape[-2])
+    if mask is not None and query.is_cuda:
+        mask = _readable(mask, query, key.shape[-2])
     with _only(engine):
         return F.scaled_dot_product_attention(
             query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa

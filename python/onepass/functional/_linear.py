@@ -6,9 +6,11 @@ from torch import Tensor
 
 from .. import _lines
 from .._shapes import given
+from .._symbolic import traceable
 from ..line import fused
 
 
+@traceable
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -39,9 +41,10 @@ def linear(
     return fused(_lines.linear(bias is not None, activation, strategy), x, *given(weight, bias))
 
 
+@traceable
 def layer_norm_linear(
     x: Tensor,
-    ln_weight: Tensor,
+    ln_weight: Tensor | None,
     ln_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -55,7 +58,7 @@ def layer_norm_linear(
 
     Args:
         x: (..., K).
-        ln_weight, ln_bias: (K,); ln_bias may be None.
+        ln_weight, ln_bias: (K,); either may be None.
         weight: (N, K).
         bias: (N,) or None.
         eps: added to the variance.
@@ -71,14 +74,22 @@ def layer_norm_linear(
     Line: `layer_norm(eps) | scale | bias | <norm_activation> | linear | bias | <activation>`.
     """
     line = _lines.norm_linear(
-        "layer_norm", eps, ln_bias is not None, norm_activation, bias is not None, activation, strategy
+        "layer_norm",
+        eps,
+        ln_weight is not None,
+        ln_bias is not None,
+        norm_activation,
+        bias is not None,
+        activation,
+        strategy,
     )
     return fused(line, x, *given(ln_weight, ln_bias, weight, bias))
 
 
+@traceable
 def rms_norm_linear(
     x: Tensor,
-    norm_weight: Tensor,
+    norm_weight: Tensor | None,
     weight: Tensor,
     bias: Tensor | None = None,
     eps: float | None = None,
@@ -91,7 +102,7 @@ def rms_norm_linear(
 
     Args:
         x: (..., K).
-        norm_weight: (K,).
+        norm_weight: (K,) or None.
         weight: (N, K).
         bias: (N,) or None.
         eps: added to the mean square; None is the machine epsilon, as in `torch.nn.functional.rms_norm`.
@@ -105,13 +116,16 @@ def rms_norm_linear(
     Saved for backward: as in `layer_norm_linear`, with one number a row.
     Line: `rms_norm(eps) | scale | <norm_activation> | linear | bias | <activation>`.
     """
-    line = _lines.norm_linear("rms_norm", eps, False, norm_activation, bias is not None, activation, strategy)
+    line = _lines.norm_linear(
+        "rms_norm", eps, norm_weight is not None, False, norm_activation, bias is not None, activation, strategy
+    )
     return fused(line, x, *given(norm_weight, weight, bias))
 
 
+@traceable
 def layer_norm_mlp(
     x: Tensor,
-    ln_weight: Tensor,
+    ln_weight: Tensor | None,
     ln_bias: Tensor | None,
     up_weight: Tensor,
     up_bias: Tensor | None,
@@ -126,7 +140,7 @@ def layer_norm_mlp(
 
     Args:
         x: (..., K).
-        ln_weight, ln_bias: (K,); ln_bias may be None.
+        ln_weight, ln_bias: (K,); either may be None.
         up_weight, up_bias: (F, K), and (F,) or None.
         down_weight, down_bias: (N, F), and (N,) or None.
         eps: added to the variance.
@@ -140,12 +154,15 @@ def layer_norm_mlp(
     the activation, which are computed again.
     Lines: `layer_norm(eps) | scale | bias | linear`, then `bias | <activation> | linear | bias`.
     """
-    line = _lines.norm_linear("layer_norm", eps, ln_bias is not None, None, False, None, strategy)
+    line = _lines.norm_linear(
+        "layer_norm", eps, ln_weight is not None, ln_bias is not None, None, False, None, strategy
+    )
     hidden = fused(line, x, *given(ln_weight, ln_bias, up_weight))
     line = _lines.act_linear("layer_norm_mlp", up_bias is not None, activation, down_bias is not None, strategy)
     return fused(line, hidden, *given(up_bias, down_weight, down_bias))
 
 
+@traceable
 def gated_mlp(
     x: Tensor,
     gate_weight: Tensor,

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from .. import _lines
 from .._shapes import check_dense, check_tensor, given, normalized_shape_of
+from .._symbolic import traceable
 from ..line import fused
 
 
+@traceable
 def bias_act(x: Tensor, bias: Tensor, activation: str | None = "gelu") -> Tensor:
     """activation(x + bias), the end of a linear layer.
 
@@ -28,6 +30,7 @@ def bias_act(x: Tensor, bias: Tensor, activation: str | None = "gelu") -> Tensor
     return fused(_lines.bias_act(activation), x, bias)
 
 
+@traceable
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     """gelu(x + bias), with gelu(v) = v Φ(v) (Hendrycks and Gimpel, arXiv:1606.08415).
 
@@ -44,6 +47,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     return fused(_lines.bias_act(_lines.gelu_word("bias_gelu", approximate)), x, bias)
 
 
+@traceable
 def layer_norm(
     x: Tensor,
     normalized_shape: int | Sequence[int],
@@ -68,7 +72,8 @@ def layer_norm(
     Returns:
         x's shape and dtype.
 
-    Saved for backward: x, weight, bias and two numbers a row. Line: `layer_norm(eps) | scale | bias | <activation>`.
+    Saved for backward: x, weight, bias and two numbers a row (three where x has 32 or 64 bits).
+    Line: `layer_norm(eps) | scale | bias | <activation>`.
     """
     shape = normalized_shape_of("layer_norm", x, normalized_shape, weight, bias)
     line = _lines.norm("layer_norm", eps, weight is not None, bias is not None, activation)
@@ -78,6 +83,7 @@ def layer_norm(
     return fused(line, x.flatten(-len(shape)), *columns).view(x.shape)
 
 
+@traceable
 def rms_norm(
     x: Tensor,
     normalized_shape: int | Sequence[int],
@@ -111,6 +117,7 @@ def rms_norm(
     return fused(line, x.flatten(-len(shape)), *(c.flatten() for c in given(weight))).view(x.shape)
 
 
+@traceable
 def add_layer_norm(
     x: Tensor,
     residual: Tensor,
@@ -160,6 +167,7 @@ def add_layer_norm(
     return _add_norm_over(shape, line, x, residual, weight, bias, input_bias, training)
 
 
+@traceable
 def add_rms_norm(
     x: Tensor,
     residual: Tensor,
@@ -196,6 +204,7 @@ def add_rms_norm(
     return _add_norm_over(shape, line, x, residual, weight, None, input_bias, training)
 
 
+@traceable
 def dropout_add(
     x: Tensor,
     residual: Tensor,
@@ -231,6 +240,7 @@ def dropout_add(
     )
 
 
+@traceable
 def gated(gate: Tensor, up: Tensor | None = None, activation: str = "silu") -> Tensor:
     """activation(gate) · up: the gated linear units of Shazeer, arXiv:2002.05202, after their two projections.
 
@@ -247,6 +257,7 @@ def gated(gate: Tensor, up: Tensor | None = None, activation: str = "silu") -> T
     return _gated("gated", gate, up, activation)
 
 
+@traceable
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """silu(gate) · up, with silu(v) = v · sigmoid(v) (arXiv:2002.05202).
 
@@ -255,6 +266,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     return _gated("swiglu", gate, up, "silu")
 
 
+@traceable
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
     """gelu(gate) · up (arXiv:2002.05202).
 
@@ -264,6 +276,7 @@ def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> 
     return _gated("geglu", gate, up, _lines.gelu_word("geglu", approximate))
 
 
+@traceable
 def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """max(gate, 0) · up (arXiv:2002.05202).
 
@@ -272,6 +285,7 @@ def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     return _gated("reglu", gate, up, "relu")
 
 
+@traceable
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (Su et al., arXiv:2104.09864): x · cos + (-x₂, x₁) · sin, of a row's halves x₁, x₂.
 
@@ -293,6 +307,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return fused("rope", x, cos, sin)
 
 
+@traceable
 def softmax(
     x: Tensor,
     dim: int = -1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from .. import _lines, functional
 from .._shapes import given
+from .._symbolic import leaf
 from ..line import fused
+from ._settings import Called
 
 
-class MultiheadAttention(torch.nn.MultiheadAttention):
+class MultiheadAttention(Called, torch.nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` over `functional.scaled_dot_product_attention`, and over one line where the weights
     are wanted, too.
 
@@ -31,7 +34,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     need_weights.
 
     Differences: a row that is masked throughout gives zeros (and out_proj's bias), where torch's gives NaN with
-    need_weights; nested tensors are not taken.
+    need_weights. Nested tensors are left to torch's own.
     Raises what torch's raises: AssertionError for numbers of dimensions and sizes, RuntimeError for attn_mask's sizes.
     State dict: `in_proj_weight`, `in_proj_bias`, `out_proj.weight`, `out_proj.bias` and so on, as torch's.
     Saved for backward: as in `functional.scaled_dot_product_attention`; with need_weights the weights, which the
@@ -39,6 +42,25 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     Line: `scores | mul(scale) | mask | causal | softmax | dropout(p) | keep | values`.
     """
 
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        sizes = (embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first)
+        super().__init__(*sizes, device, dtype)
+        self._let_be_called()
+
+    @leaf
     def forward(
         self,
         query: Tensor,
@@ -50,6 +72,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        if query.is_nested or key.is_nested or value.is_nested:  # its fast path, or torch's reason why not
+            return super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
         rows = 1 if self.batch_first and query.dim() == 3 else 0  # the dimension of L, and of S
         self._check(query, key, value, key_padding_mask, attn_mask, is_causal, rows)
         q, k, v = (
@@ -106,8 +132,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         is_causal: bool,
         rows: int,
     ) -> None:
-        if query.is_nested or key.is_nested or value.is_nested:
-            raise AssertionError("MultiheadAttention does not support NestedTensor")
         F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)
         for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
             if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():

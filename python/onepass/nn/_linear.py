@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from .. import functional
+from .._symbolic import leaf
 from . import _settings
 from ._rows import LayerNorm, RMSNorm
-from ._settings import said
+from ._settings import Activated, activated_nested, said
 
 
-class LinearAct(torch.nn.Linear):
+class LinearAct(Activated, torch.nn.Linear):
     """activation(x · weightᵀ + bias); `torch.nn.Linear` and the activation behind it.
 
     Args:
@@ -39,7 +40,10 @@ class LinearAct(torch.nn.Linear):
         self.activation = _settings.activation(self, activation)
         self.strategy = _settings.strategy(self, strategy)
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
+        if getattr(x, "is_nested", False):
+            return activated_nested(super().forward(x), self.activation)
         return functional.linear(x, self.weight, self.bias, activation=self.activation, strategy=self.strategy)
 
     def extra_repr(self) -> str:
@@ -93,6 +97,7 @@ class LayerNormLinear(_NormLinear):
             strategy,
         )
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         norm, linear = self.norm, self.linear
         return functional.layer_norm_linear(
@@ -141,6 +146,7 @@ class RMSNormLinear(_NormLinear):
             strategy,
         )
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         norm, linear = self.norm, self.linear
         return functional.rms_norm_linear(
@@ -188,6 +194,7 @@ class LayerNormMLP(torch.nn.Module):
         self.activation = _settings.activation(self, activation)
         self.strategy = _settings.strategy(self, strategy)
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         norm, up, down = self.norm, self.up, self.down
         return functional.layer_norm_mlp(
@@ -238,6 +245,7 @@ class GatedMLP(torch.nn.Module):
         self.activation = _settings.activation(self, activation, required=True)
         self.strategy = _settings.strategy(self, strategy)
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         return functional.gated_mlp(
             x,

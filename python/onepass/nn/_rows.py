@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import _lines, functional
+from .._symbolic import leaf
 from . import _settings
-from ._settings import probability, said
+from ._settings import Activated, activated_nested, probability, said
 
 
-class LayerNorm(torch.nn.LayerNorm):
+class LayerNorm(Activated, torch.nn.LayerNorm):
     """activation(layer_norm(x) · weight + bias); `torch.nn.LayerNorm` with an activation at no further pass.
 
     Args:
@@ -37,7 +38,10 @@ class LayerNorm(torch.nn.LayerNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
         self.activation = _settings.activation(self, activation)
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
+        if getattr(x, "is_nested", False):
+            return activated_nested(super().forward(x), self.activation)
         return functional.layer_norm(
             x, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation
         )
@@ -46,7 +50,7 @@ class LayerNorm(torch.nn.LayerNorm):
         return super().extra_repr() + said(activation=self.activation)
 
 
-class RMSNorm(torch.nn.RMSNorm):
+class RMSNorm(Activated, torch.nn.RMSNorm):
     """activation(rms_norm(x) · weight); `torch.nn.RMSNorm` with an activation at no further pass.
 
     Args:
@@ -69,7 +73,10 @@ class RMSNorm(torch.nn.RMSNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         self.activation = _settings.activation(self, activation)
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
+        if getattr(x, "is_nested", False):
+            return activated_nested(super().forward(x), self.activation)
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps, activation=self.activation)
 
     def extra_repr(self) -> str:
@@ -101,6 +108,7 @@ class AddLayerNorm(LayerNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, activation=activation)
         self.dropout_p = probability(dropout_p)
 
+    @leaf
     def forward(self, x: Tensor, residual: Tensor, input_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return functional.add_layer_norm(
             x,
@@ -143,6 +151,7 @@ class AddRMSNorm(RMSNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, activation=activation)
         self.dropout_p = probability(dropout_p)
 
+    @leaf
     def forward(self, x: Tensor, residual: Tensor, input_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return functional.add_rms_norm(
             x,
@@ -183,6 +192,7 @@ class BiasGELU(torch.nn.Module):
     def reset_parameters(self) -> None:
         torch.nn.init.zeros_(self.bias)
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         return functional.bias_gelu(x, self.bias, self.approximate)
 
@@ -205,6 +215,7 @@ class DropoutAdd(torch.nn.Module):
         self.p = probability(p)
         self.activation = _settings.activation(self, activation)
 
+    @leaf
     def forward(self, x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.dropout_add(x, residual, self.p, self.training, bias=bias, activation=self.activation)
 
@@ -215,6 +226,7 @@ class DropoutAdd(torch.nn.Module):
 class SwiGLU(torch.nn.Module):
     """silu(gate) · up, of two tensors (..., N) or one packed (..., 2N), the gate half first."""
 
+    @leaf
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
         return functional.swiglu(gate, up)
 
@@ -230,6 +242,7 @@ class GEGLU(torch.nn.Module):
         super().__init__()
         self.approximate = _settings.approximate(self, approximate)
 
+    @leaf
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
         return functional.geglu(gate, up, self.approximate)
 
@@ -253,6 +266,7 @@ class Softmax(torch.nn.Softmax):
         self.is_causal = is_causal
         self.dropout_p = probability(dropout_p)
 
+    @leaf
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return functional.softmax(
             x,

@@ -1,10 +1,13 @@
-"""What constructors check, and extra_repr says."""
+"""What constructors check and extra_repr says, and what torch's own modules must know of ours."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .. import _lines, _native
+from ..line import Line
 
 
 def probability(p: float) -> float:
@@ -49,3 +52,30 @@ def _parsed(name: str, line: str) -> None:
 def said(**settings: Any) -> str:
     """The settings that differ from nothing, behind what torch's own extra_repr says."""
     return "".join(f", {name}={value!r}" for name, value in settings.items() if value)
+
+
+class Called(torch.nn.Module):
+    """A module that torch's fast paths must call: `torch.nn.TransformerEncoderLayer` in inference reads the parameters
+    of its norms and linear layers and computes without them, unless a hook listens."""
+
+    def _let_be_called(self) -> None:
+        if _listens not in self._forward_hooks.values():
+            self.register_forward_hook(_listens)
+
+
+class Activated(Called):
+    """A module whose activation such a path would lose."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "activation" and value is not None:
+            self._let_be_called()
+
+
+def activated_nested(result: torch.Tensor, activation: str | None) -> torch.Tensor:
+    """Nested tensors have no kernels of ours: by torch's."""
+    return result if activation is None else Line(activation).reference(result)
+
+
+def _listens(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+    """Changes nothing."""

@@ -1,0 +1,147 @@
+"""Flops of the operators with products, for torch.utils.flop_counter: 2 m n k a product, as it counts torch's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from onepass import _native
+from onepass._ops import places_of_operands
+
+Shape = Sequence[int]
+
+ops = torch.ops.onepass
+
+
+def _rows(shape: Shape) -> int:
+    return math.prod(shape[:-1])
+
+
+@register_flop_formula([ops.linear_forward, ops.scores_forward])
+def _product(x: Shape, operands: Sequence[Shape], line: str, *_: Any, **__: Any) -> int:
+    matrix = operands[_native.describe(line)["weight"]]
+    return 2 * math.prod(x) * matrix[-2]
+
+
+@register_flop_formula(ops.attention_forward)
+def _attention(x: Shape, operands: Sequence[Shape], line: str, *_: Any, **__: Any) -> int:
+    keys, values = operands[0], operands[-1]
+    return 2 * _rows(x) * keys[-2] * (x[-1] + values[-1])
+
+
+@register_flop_formula(ops.linear_backward)
+def _linear_backward(
+    gradients: Sequence[Shape],
+    x: Shape | None,
+    operands: Sequence[Shape | None],
+    resumed: Shape | None,
+    statistics: Shape | None,
+    product: Shape | None,
+    resumed_behind: Shape | None,
+    state: Shape | None,
+    line: str,
+    types: Sequence[int],
+    wanted: int,
+    *,
+    out_shape: Sequence[Shape],
+    **_: Any,
+) -> int:
+    weight = _native.describe(line)["weight"]
+    outputs = _native.gradients(line, types[0], tuple(types[1:]), wanted)["outputs"]
+    shapes = {output["input"]: shape for output, shape in zip(outputs, out_shape)}
+    shapes[0] = shapes.get(0, x)
+    return _products_back(weight, wanted, gradients[0], shapes, operands[weight])
+
+
+def _products_back(weight: int, wanted: int, dy: Shape, shapes: dict[int, Shape | None], matrix: Shape | None) -> int:
+    """Of the gradient of what the product takes, and of its matrix; shapes: by input, x first."""
+    of_matrix = wanted >> weight + 1 & 1
+    of_input = bool(wanted & (1 << weight + 1) - 1)
+    if not of_matrix and not of_input:
+        return 0
+    known = matrix or shapes.get(weight + 1) or shapes[0]
+    return 2 * (of_matrix + of_input) * math.prod(dy) * known[-1]
+
+
+@register_flop_formula(ops.scores_backward)
+def _scores_backward(
+    gradients: Sequence[Shape],
+    x: Shape | None,
+    operands: Sequence[Shape | None],
+    resumed: Shape | None,
+    statistics: Shape | None,
+    product: Shape | None,
+    resumed_behind: Shape | None,
+    state: Shape | None,
+    line: str,
+    types: Sequence[int],
+    wanted: int,
+    **_: Any,
+) -> int:
+    """With the scores again, where neither they nor the result were saved."""
+    dims = (x or operands[0])[-1]
+    again = _native.describe(line)["reads_x"] and product is None and resumed_behind is None and resumed is None
+    return 2 * math.prod(gradients[0]) * dims * (again + (wanted & 1) + (wanted >> 1 & 1))
+
+
+@register_flop_formula(ops.attention_backward)
+def _attention_backward(
+    gradients: Sequence[Shape],
+    x: Shape,
+    operands: Sequence[Shape | None],
+    resumed: Shape | None,
+    statistics: Shape | None,
+    product: Shape | None,
+    resumed_behind: Shape | None,
+    state: Shape | None,
+    line: str,
+    types: Sequence[int],
+    wanted: int,
+    **_: Any,
+) -> int:
+    """With the weights again, as torch counts its own engines."""
+    keys, last = operands[0], len(operands)
+    of_values = wanted >> last & 1
+    of_weights = bool(wanted & (1 << last) - 1)
+    features = x[-1] * (1 + (wanted & 1) + (wanted >> 1 & 1)) + gradients[0][-1] * (of_values + of_weights)
+    return 2 * _rows(x) * keys[-2] * features
+
+
+@register_flop_formula(ops.group_forward)
+def _group(xs: Sequence[Shape], operands: Sequence[Shape], line: str, state, save, own: int, *_: Any, **__: Any) -> int:
+    weight = _native.describe(line)["weight"]
+    if weight is None:
+        return 0
+    matrix = operands[places_of_operands(own, line, len(xs))[weight][0]]
+    return 2 * sum(math.prod(x) for x in xs) * matrix[-2]
+
+
+@register_flop_formula(ops.group_backward)
+def _group_backward(
+    gradients: Sequence[Shape],
+    xs: Sequence[Shape],
+    operands: Sequence[Shape | None],
+    resumed: Sequence[Shape],
+    statistics: Shape | None,
+    products: Sequence[Shape],
+    resumed_behind: Sequence[Shape],
+    state: Shape | None,
+    line: str,
+    types: Sequence[int],
+    wanted: int,
+    own: int,
+    stack: bool,
+    **_: Any,
+) -> int:
+    facts = _native.describe(line)
+    weight = facts["weight"]
+    if weight is None:
+        return 0
+    count = gradients[0][0] if stack else len(gradients) // (1 + facts["keeps"])
+    matrix = operands[places_of_operands(own, line, count)[weight][0]]
+    each = [gradients[0]] if stack else gradients[:count]
+    return sum(_products_back(weight, wanted, dy, {0: xs[0] if xs else None}, matrix) for dy in each)
