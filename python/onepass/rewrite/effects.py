@@ -157,6 +157,8 @@ def _observe(node: fx.Node) -> Effects:
         return _of_bodies(node)
     if not any(True for _ in tensors_of([_value(node), *map(_value, node.all_input_nodes)])):
         return Effects(known=False)  # it sets a mode, perhaps, which no tensor shows
+    if _changes_shape(node):
+        return Effects(_given(node), changes_shape=True)
     if node.op != "call_module" and _is_ours(node):
         call = _described(node)
         if call in _PURE:
@@ -169,6 +171,16 @@ def _observe(node: fx.Node) -> Effects:
             _remember(call)
         return observed
     return _anything(node)
+
+
+def _changes_shape(node: fx.Node) -> bool:
+    """Of a method such as `squeeze_`, whose operator says so: it is not run, which torch 2.15 ends with a crash where
+    sizes change from call to call."""
+    if node.op != "call_method" or not node.target.endswith("_") or node.target.endswith("__"):
+        return False
+    packet = getattr(torch.ops.aten, node.target, None)
+    overloads = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
+    return any(torch.Tag.inplace_view in overload.tags for overload in overloads)
 
 
 _PURE: set[tuple[Any, str]] = set()
