@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from onepass.advice import prices
 from onepass.advice.profile import Profile, profile_of
-from onepass.advice.report import Advice, Explanation, Operator
+from onepass.advice.report import SUMS, Advice, Explanation, Operator
 from onepass.advice.saved import saved_by
 from onepass.line import _parse
 from onepass.rewrite.chains import Chain
@@ -92,10 +92,6 @@ def _explain_graph(gm: fx.GraphModule, profile: Profile, explained: Explanation)
             bound = bound_of(sums, profile, SUMS)
             explained.operators.append(Operator(SUMS, shape, prices.Price(), sums, *bound, chain.line))
         explained.lines.append(_advice(chain, profile, training))
-
-
-SUMS = "sum of gradients"
-"""Where a tensor is used twice. Of what no line takes part in, they are not counted."""
 
 
 def _operator(node: fx.Node, forward, backward, chain: Chain | None, profile: Profile) -> Operator:
