@@ -21,7 +21,7 @@ __all__ = ["AT_NUMBERS", "markdown", "row", "run"]
 WAYS = {"h100": (torch.bfloat16, True), "cpu": (torch.float32, False)}
 """Of each profile the dtype, and whether the model trains."""
 AT_NUMBERS = frozenset({"Longformer", "FSMT"})
-"""Models that look at numbers on their way, which tensors without memory do not have: these are on the CPU. What they do
+"""Models that look at numbers on their way, which tensors without memory do not have: they are on the CPU. What is done
 between their graphs has no price."""
 
 
