@@ -17,10 +17,11 @@ from onepass.rewrite import fuse as fusing
 RELATIVE = 1e-9
 """Of a tensor's largest number. Float64's rounding leaves 1e-13; a bias left out, or a part of a gradient, 1e-2."""
 ALWAYS = (
-    *("DeBERTa", "Llama", "Llama 4", "BLOOM", "GPT-OSS", "Mamba 2", "T5"),
+    *("DeBERTa", "GPT-Neo", "BLOOM", "MPT", "Llama", "Llama 4", "Mamba 2"),
     *("Swin v2", "ConvNeXt v2", "VideoMAE", "SpeechT5", "Stable Diffusion 3"),
 )
-"""Of each kind one: relative positions, rotations, ALiBi, experts, states, windows, convolutions, permuted results."""
+"""Of each kind one: relative positions, windows, ALiBi, rotations, experts, states, convolutions, permuted results, two
+streams. A minute of a core."""
 DRAWS = {"BigBird"}
 """Draws blocks by NumPy while it trains, others when it is captured than when it runs: its gradients are asked for in
 evaluation mode."""
@@ -124,7 +125,8 @@ def test_the_same_as_eager(name):
     assert any("_norm" in found.line for found in lines)
     model.zero_grad()
     expected = evaluated(model, inputs)
-    assert_equal(evaluated(fused, inputs), expected)
+    for _ in range(2):  # RWKV remembers from the first that it evaluates
+        assert_equal(evaluated(fused, inputs), expected)
     captured = len(onepass.report(fused).graphs)
     assert_equal(evaluated(fused, inputs), expected)
     assert len(onepass.report(fused).graphs) == captured

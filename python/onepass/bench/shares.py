@@ -16,13 +16,13 @@ from onepass._markdown import markdown_table
 from onepass.advice.explain import explain
 from onepass.bench.architectures import ARCHITECTURES, BASE, build
 
-__all__ = ["AT_NUMBERS", "markdown", "row", "run"]
+__all__ = ["IN_MEMORY", "markdown", "row", "run"]
 
 WAYS = {"h100": (torch.bfloat16, True), "cpu": (torch.float32, False)}
 """Of each profile the dtype, and whether the model trains."""
-AT_NUMBERS = frozenset({"Longformer", "FSMT"})
-"""Models that look at numbers on their way, which tensors without memory do not have: they are on the CPU. What is done
-between their graphs has no price."""
+IN_MEMORY = frozenset({"Longformer", "FSMT", "DETR", "Autoformer", "XLNet"})
+"""Models that look at numbers on their way or make tensors in memory: these are on the CPU, the others have no memory.
+Operators between the graphs of a model have no price."""
 
 
 def row(name: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def _explained(name: str, profile: str) -> dict[str, Any]:
     dtype, trains = WAYS[profile]
     torch._dynamo.reset()  # or the last models stay in memory
     torch.manual_seed(0)
-    model, inputs = build(name, BASE, dtype, "cpu" if name in AT_NUMBERS else "meta")
+    model, inputs = build(name, BASE, dtype, "cpu" if name in IN_MEMORY else "meta")
     with torch.set_grad_enabled(trains):
         explained = explain(model.train(trains), **inputs, device=profile)
     now, fused = explained.seconds
