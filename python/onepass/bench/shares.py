@@ -24,6 +24,9 @@ IN_MEMORY = frozenset({"Longformer", "FSMT", "DETR", "Autoformer", "XLNet"})
 """Models that look at numbers on their way or make tensors in memory: these are on the CPU, the others have no memory.
 Operators between the graphs of a model have no price."""
 
+IN_FLOAT32 = frozenset({"Autoformer"})
+"""Fourier transforms have no bfloat16."""
+
 
 def row(name: str) -> dict[str, Any]:
     """An architecture's: of each profile seconds of all, of what is element-wise, and of what of that is in lines."""
@@ -32,6 +35,7 @@ def row(name: str) -> dict[str, Any]:
 
 def _explained(name: str, profile: str) -> dict[str, Any]:
     dtype, trains = WAYS[profile]
+    dtype = torch.float32 if name in IN_FLOAT32 else dtype
     torch._dynamo.reset()  # or the last models stay in memory
     torch.manual_seed(0)
     model, inputs = build(name, BASE, dtype, "cpu" if name in IN_MEMORY else "meta")
