@@ -13,6 +13,7 @@ __all__ = ["fill_readme", "language", "number", "operand", "size"]
 
 RESULTS = ("<!-- results:begin -->", "<!-- results:end -->")
 PREDICTIONS = ("<!-- predictions:begin -->", "<!-- predictions:end -->")
+SHARES = ("<!-- shares:begin -->", "<!-- shares:end -->")
 TABLES, CURVES = ("table", "linear", "attention", "models"), ("curve", "attention_curve")  # the suites shown, and how
 
 INTRODUCTION = """\
@@ -299,17 +300,17 @@ def size(count: int) -> str:
 
 def fill_readme(readme: Path, results: Path) -> int:
     """Puts what the benchmark's JSON files say between the README's markers: tables, and pictures of the curves. And
-    into docs/models.md beside it how near predictions are to them.
+    into docs/models.md beside it how near predictions are to them, and what of each architecture is in lines.
 
     Returns:
         How many files there were. The pictures are written into docs/pictures beside the README.
     """
     from onepass.advice import predictions
-    from onepass.bench import report, whole
+    from onepass.bench import report, shares, whole
 
     paths = sorted(results.glob("*.json"), key=lambda path: path.stem)
-    files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    files = [found for found in files if "device" in found]
+    every = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    files = [found for found in every if "device" in found]
     blocks = [report.markdown(found) for found in files if found.get("suite", "table") in TABLES]
     blocks += [report.host_markdown(found) for found in files if found.get("suite") == "host"]
     blocks += whole.markdown(found for found in files if found.get("suite") == "fuse")
@@ -321,6 +322,7 @@ def fill_readme(readme: Path, results: Path) -> int:
     models = readme.parent / "docs" / "models.md"
     if models.is_file():
         _fill(models, PREDICTIONS, [predictions.markdown(paths)])
+        _fill(models, SHARES, [shares.markdown(found) for found in every if found.get("suite") == "explain"])
     return len(files)
 
 

@@ -12,7 +12,7 @@ from onepass.advice import prices
 from onepass.advice.bodies import Part, checkpointed, parts
 from onepass.advice.nodes import given_to, results_of
 from onepass.advice.profile import Profile, profile_of
-from onepass.advice.report import Advice, Explanation, Operator
+from onepass.advice.report import SUMS, Advice, Explanation, Operator
 from onepass.advice.saved import saved_by
 from onepass.line import _parse
 from onepass.rewrite.chains import Chain
@@ -94,10 +94,6 @@ def _explain_graph(gm: fx.GraphModule, profile: Profile, explained: Explanation)
                 Operator(SUMS, shape, prices.Price(), sums, *bound_of(sums, profile), chain.line)
             )
         explained.lines.append(_advice(chain, profile, training, again))
-
-
-SUMS = "sum of gradients"
-"""Where a tensor is used twice. Of what no line takes part in, they are not counted."""
 
 
 def _operator(part: Part, chain: Chain | None, profile: Profile) -> Operator:

@@ -18,6 +18,14 @@ from onepass.advice.profile import Profile
 __all__ = ["Advice", "Explanation", "Measured", "Operator"]
 
 
+SUMS = "sum of gradients"
+"""Where a tensor is used twice. Of what no line takes part in, they are not counted."""
+NOT_ELEMENTWISE = {
+    *("linear", "addmm", "matmul", "bmm", "baddbmm", "einsum", "attention", "multi_head_attention_forward"),
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", SUMS),
+}
+
+
 @dataclass(frozen=True)
 class Operator:
     """One operator of the model as PyTorch runs it; `line` is the one that could do it."""
@@ -77,6 +85,14 @@ class Explanation:
         return now, now - gained
 
     @property
+    def elementwise(self) -> tuple[float, float]:
+        """Seconds of the operators that multiply no matrices, forward and backward together: of all of them, and of
+        those that lines do. Sums of gradients, which are known of lines alone, are in neither."""
+        counted = [o for o in self.operators if o.name not in NOT_ELEMENTWISE]
+        seconds = [(o.forward.seconds + o.backward.seconds, o.line is not None) for o in counted]
+        return sum(s for s, _ in seconds), sum(s for s, in_line in seconds if in_line)
+
+    @property
     def bytes(self) -> tuple[float, float]:
         """Of memory-bound operators and small ones, now and with all lines."""
         moved = [o for o in self.operators if o.bound != "compute"]
@@ -90,6 +106,7 @@ class Explanation:
             "device": self.profile.name,
             "training": self.training,
             "seconds": self.seconds,
+            "elementwise_seconds": self.elementwise,
             "bytes": self.bytes,
             "lines": [asdict(line) for line in self.lines],
             "operators": [asdict(operator) for operator in self.operators],

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import onepass
-from onepass.bench import report, timing, whole
+from onepass.bench import report, shares, timing, whole
 from onepass.bench.attention import ATTENTIONS
 from onepass.bench.cases import host_case, run_case
 from onepass.bench.models import MODELS
@@ -60,7 +60,8 @@ def run(
             with `linear` beside the product alone; "attention", beside the engines that PyTorch has for it;
             "attention_curve", its probabilities over the number of keys; "attention_odd", of odd numbers of keys;
             "models", whole ones with their attentions; "host", only the host's time for a call; "fuse", whole
-            ones as they are, compiled and fused (providers eager, compile, onepass, onepass_inductor).
+            ones as they are, compiled and fused (providers eager, compile, onepass, onepass_inductor); "explain", what
+            of architectures lines would do (`only` is of their names), which runs none.
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
             are several lengths, and a roofline of all.
@@ -69,6 +70,8 @@ def run(
         ValueError: for a pattern, provider or suite that there is not.
     """
     console = console or Console(width=None if sys.stdout.isatty() else 160)
+    if suite == "explain":
+        return shares.run(only, json, console)
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if suite == "fuse":
         return whole.run(on, only, json, providers, quick, console)
