@@ -1,0 +1,73 @@
+"""One program's trial: eager against fused, and where they differ, against Dynamo alone."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import onepass
+from fuzz.comparison import Difference, differences, tolerance_of
+from fuzz.execution import calls_of, observe
+from fuzz.masks import Masks, disagreement
+from fuzz.programs import Program
+
+__all__ = ["Outcome", "trial"]
+
+
+@dataclass
+class Outcome:
+    """What a trial showed. `refused` says why nothing could be compared, `torchs_own` what Dynamo alone does as well."""
+
+    found: list[Difference] = field(default_factory=list)
+    torchs_own: list[Difference] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    raises: bool = False
+    no_gradient: bool = False
+
+
+def trial(program: Program, then: str = "eager") -> Outcome:
+    """Runs it in every way there is, within `execution.prepared` and `masks.intercepted`."""
+    calls, tolerance = calls_of(program), tolerance_of(program)
+    draws = "dropout(" in program.source
+    drawn = Masks()
+    expected = observe(program, lambda made: made, calls, drawn)
+    fused, masks = [], Masks()
+
+    def fuse(made):
+        fused.append(onepass.fuse(made, then=then))
+        return fused[0]
+
+    found = _compiled(program, fuse, calls, masks)
+    outcome = Outcome(raises=any(o.error for o in expected), no_gradient=any(o.gradient_error for o in expected))
+    outcome.lines = [f.line for f in onepass.report(fused[0]).lines]
+    if masks.drawn:
+        expected = observe(program, lambda made: made, calls, Masks(masks))
+    outcome.found = differences(calls, expected, found, tolerance)
+    if draws and (text := disagreement(masks, drawn)):
+        outcome.found.append(Difference("masks", "dropout", text))
+    captures = len(onepass.report(fused[0]).graphs)
+    if outcome.found or len(program.lengths) > 1:
+        _beside_dynamo(program, outcome, calls, expected, masks, captures, then)
+    return outcome
+
+
+def _beside_dynamo(program, outcome, calls, expected, masks, captures, then) -> None:
+    counter = CompileCounterWithBackend("eager" if then == "eager" else "inductor")
+    alone = Masks(masks)
+    found = _compiled(program, lambda made: torch.compile(made, backend=counter), calls, alone)
+    theirs = {(d.kind, d.where) for d in differences(calls, expected, found, tolerance_of(program))}
+    outcome.torchs_own = [d for d in outcome.found if (d.kind, d.where) in theirs]
+    outcome.found = [d for d in outcome.found if (d.kind, d.where) not in theirs]
+    if captures > counter.frame_count:
+        text = f"{captures}, Dynamo alone {counter.frame_count}"
+        outcome.found.append(Difference("captures", f"lengths {program.lengths}", text))
+
+
+def _compiled(program, way, calls, masks):
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return observe(program, way, calls, masks)
