@@ -29,8 +29,9 @@ def build(chance: random.Random) -> Program:
     b.steps(count)
     if b.often(0.03):
         raising(b)
+    modes = b.one_of(("training",), ("training",), ("training", "no_grad"), ("no_grad",))
     return Program(
-        tuple(b.inputs), tuple(b.state), tuple(b.statements), returned(b), lengths, shapes_of(b)
+        tuple(b.inputs), tuple(b.state), tuple(b.statements), returned(b), lengths, modes, shapes_of(b)
     )
 
 

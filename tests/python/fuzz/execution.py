@@ -45,10 +45,10 @@ class Observation:
 
 
 def calls_of(program: Program) -> list[Call]:
-    """In training twice, or at every length, and once without gradients."""
+    """Two, or one at every length, in each of the modes."""
     lengths = program.lengths if len(program.lengths) > 1 else program.lengths * 2
-    calls = [Call(n, True, 100 + i) for i, n in enumerate(lengths)]
-    return [*calls, Call(program.lengths[0], False, 200)]
+    ways = [(mode, n) for mode in program.modes for n in lengths]
+    return [Call(n, mode == "training", 100 + i) for i, (mode, n) in enumerate(ways)]
 
 
 Way = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -152,10 +152,12 @@ def _sharing(values: list[Any]) -> list[Any]:
 @contextlib.contextmanager
 def prepared(linear: bool = False) -> Iterator[None]:
     """In here whatever a line can say becomes one, nothing is compiled by the system's compiler, and torch makes
-    float64. A line without a kernel is a composition, and keeps a kernel's contract: its results are new and dense."""
+    float64. A line without a kernel is a composition, and keeps a kernel's contract: its results are new and dense.
+    `linear`: in inference linear layers are lines, too, as if each were faster so."""
     from onepass import line as lines
     from onepass.advice import prices
     from onepass.rewrite import fuse as fusing
+    from onepass.rewrite import linear as layers
 
     reference = lines.Line.reference
 
@@ -174,6 +176,7 @@ def prepared(linear: bool = False) -> Iterator[None]:
         stack.enter_context(_replaced(fusing, "gain_of", lambda chain, *_, **__: float(len(getattr(chain, "nodes", "1")))))
         if linear:
             stack.enter_context(_replaced(prices, "has_own_product", lambda *_, **__: True))
+            stack.enter_context(_replaced(layers, "_gains", lambda *_: True))
         stack.enter_context(_replaced(lines.Line, "reference", composed))
         stack.enter_context(_replaced(lines, "_prepare_on_cpu", ahead_of_time))
         stack.enter_context(_default_dtype(torch.float64))
@@ -188,7 +191,7 @@ def prepared(linear: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
+    before = getattr(owner, name)  # AttributeError, rather than a hunt that replaces nothing
     setattr(owner, name, value)
     try:
         yield

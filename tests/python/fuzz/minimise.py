@@ -34,6 +34,8 @@ def _smaller(program: Program) -> Iterator[Program]:
     for i, statement in enumerate(program.statements):
         for shorter in _shorter(statement):
             yield _tidy(replace(program, statements=(*program.statements[:i], shorter, *program.statements[i + 1 :])))
+    if len(program.modes) > 1:
+        yield from (replace(program, modes=(mode,)) for mode in program.modes)
     if len(program.lengths) > 2:
         for i in range(len(program.lengths)):
             yield replace(program, lengths=program.lengths[:i] + program.lengths[i + 1 :])

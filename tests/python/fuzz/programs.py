@@ -63,8 +63,8 @@ class Program:
         state: statements of the module's `__init__`, by the attribute's name ("self.w3").
         returns: expressions.
         lengths: the values of T in the order of the calls.
+        modes: whether it is called in training, without gradients, or both.
         shapes: of every name, as expressions of T, and its dtype: with them a statement can be made an input.
-        random: whether torch's generator is drawn from otherwise than by dropout.
     """
 
     inputs: tuple[Input, ...]
@@ -72,6 +72,7 @@ class Program:
     statements: tuple[Statement, ...]
     returns: tuple[str, ...]
     lengths: tuple[int, ...]
+    modes: tuple[str, ...] = ("training", "no_grad")
     shapes: dict[str, tuple[str, str]] = field(default_factory=dict, hash=False, compare=False)
 
     @property
