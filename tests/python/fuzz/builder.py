@@ -161,6 +161,14 @@ class Builder:
         if effect and not self._backward_runs():
             raise Spoiled
 
+    def runs(self, expression: str) -> bool:
+        """Whether an expression without effects has a value."""
+        try:
+            self._run(expression)
+        except Exception:  # noqa: BLE001
+            return False
+        return True
+
     def _run(self, source: str) -> None:
         for environment in self.environments:
             exec(source, environment)  # noqa: S102

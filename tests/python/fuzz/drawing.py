@@ -67,12 +67,9 @@ def returned(b: Builder) -> tuple[str, ...]:
         elif kind < 0.7:
             results.append(results[0])
         elif kind < 0.85:
-            name = b.pick(lambda t: t.dim() > 1)
-            results.append(b.one_of("{0}.mT", "{0}[0]", "{0}.unsqueeze(0)", "{0}.view(-1)", "{0}.detach()").format(name))
-            try:
-                b._run(results[-1])
-            except Exception:  # noqa: BLE001
-                results.pop()
+            view = b.one_of("{0}.mT", "{0}[0]", "{0}.unsqueeze(0)", "{0}.view(-1)", "{0}.detach()").format(b.pick())
+            if b.runs(view):
+                results.append(view)
         else:
             results.append(b.chance.choice(made) + ".sum()")
     return tuple(results)
