@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import guards
 from torch.utils._pytree import tree_leaves
 
 from fuzz.masks import Masks
@@ -179,6 +180,7 @@ def prepared(linear: bool = False) -> Iterator[None]:
             stack.enter_context(_replaced(layers, "_gains", lambda *_: True))
         stack.enter_context(_replaced(lines.Line, "reference", composed))
         stack.enter_context(_replaced(lines, "_prepare_on_cpu", ahead_of_time))
+        stack.enter_context(_replaced(guards, "profile_guard_manager", lambda *_: 0.0))  # it takes 60 ms a capture
         stack.enter_context(_default_dtype(torch.float64))
         stack.enter_context(_environment("ONEPASS_CXX", "/nonexistent"))
         stack.enter_context(warnings.catch_warnings())

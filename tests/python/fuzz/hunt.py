@@ -8,6 +8,7 @@ import os
 import queue
 import random
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -127,8 +128,11 @@ def one(seed: int, then: str, small: Counter, each: int) -> Summary:
     from fuzz.trial import trial
 
     torch.manual_seed(seed)
-    program = build(random.Random(seed))
-    outcome = trial(program, then)
+    try:
+        program = build(random.Random(seed))
+        outcome = trial(program, then)
+    except Exception:  # noqa: BLE001
+        return Summary(1, findings=[Finding(seed, "fuzzer", traceback.format_exc())])
     summary = Summary(1, len(program.statements), bool(outcome.lines), outcome.raises, outcome.no_gradient)
     summary.torchs_own.update({d.kind for d in outcome.torchs_own})
     for kind in list(dict.fromkeys(d.kind for d in outcome.found))[:1]:
