@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fuzz import prelude
-from fuzz.programs import LENGTH, Input, Program, Statement
+from fuzz.programs import LENGTH, Input, Statement, leaf, rendered
 
 __all__ = ["Builder", "Form", "Skip", "Spoiled", "form", "forms", "is_row"]
 
@@ -80,7 +81,7 @@ class Builder:
 
     def pick(self, test: Callable[[Tensor], bool] = lambda t: True) -> str:
         """One of the values that pass, the newest the likeliest."""
-        names = [n for n in reversed(self.names) if test(self[n])]
+        names = [n for n in reversed(self.names) if not self[n].is_nested and test(self[n])]
         if not names:
             raise Skip
         return next((n for n in names if self.often(0.45)), self.one_of(*names))
@@ -126,7 +127,7 @@ class Builder:
             self.state.append(made)
         else:
             made = Input(name, source, grad)
-            self._run(f"{name} = ({source}).detach().requires_grad_()" if grad else f"{name} = {source}")
+            self._run(f"{name} = {leaf(made)}")
             self.inputs.append(made)
         self.names.append(name)
         return name
@@ -179,7 +180,7 @@ class Builder:
             value = self._value(name, i)
             if not isinstance(value, Tensor):
                 return not isinstance(value, (tuple, list))
-            if value.numel() > 4096 or value.numel() == 0 or value.dim() > 6:
+            if value.is_nested or value.numel() > 4096 or value.numel() == 0 or value.dim() > 6:
                 return False
             if value.is_floating_point() and not (value.detach().abs() < LARGEST).all():
                 return False
@@ -189,7 +190,7 @@ class Builder:
         if self.depth:
             return True  # seen when the block is whole
         for i in range(len(self.environments)):
-            found = [self._value(name, i) for name in self.names]
+            found = [self._value(name, i) for name in self.names if not self[name].is_nested]
             found = [t.sum() for t in found if t.is_floating_point() and t.requires_grad and not t.is_leaf]
             if found:
                 try:
@@ -228,8 +229,8 @@ class Builder:
             self.statements, self.contexts, self.depth = outer, contexts, self.depth - 1
             self.names = known
         self.names = known + inputs
-        body = [s.render() for s in inner] + [f"return {results[-1]}"]
-        indented = "\n".join(f"    {line}" for part in body for line in part.splitlines())
+        body = "\n".join(filter(None, (rendered(inner), f"return {results[-1]}")))
+        indented = textwrap.indent(body, "    ")
         made = f"def {name}({', '.join(own)}):\n{indented}"
         self.statement(made)
         return name
@@ -257,10 +258,10 @@ class Builder:
         """Makes all values anew, as the program is without the statement that spoiled them."""
         self._begin()
         try:
-            for made in (*self.state,):
+            for made in self.state:
                 self._run(made.source)
             for made in self.inputs:
-                self._run(f"{made.name} = ({made.source}).detach().requires_grad_()" if made.grad else f"{made.name} = {made.source}")
+                self._run(f"{made.name} = {leaf(made)}")
             for statement in self.statements:
                 self._run(statement.render())
         except Exception:  # noqa: BLE001
@@ -271,4 +272,4 @@ class Builder:
 
 def is_row(t: Tensor) -> bool:
     """Whether a line could begin with it."""
-    return t.is_floating_point() and t.dim() > 0 and t.shape[-1] > 1
+    return t.is_floating_point() and not t.is_nested and t.dim() > 0 and t.shape[-1] > 1

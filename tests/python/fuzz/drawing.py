@@ -14,7 +14,13 @@ from fuzz.programs import LENGTH, Program
 __all__ = ["build"]
 
 DYNAMIC = 0.12
-RAISING = ("{0}.view(7, 13)", "{0} + torch.ones(17)", "F.layer_norm({0}, (19,))", "{0} @ torch.ones(23, 2)", "torch.cat([{0}, torch.ones(3, 1, 2, 1, 1)])")
+RAISING = (
+    "{0}.view(7, 13)",
+    "{0} + torch.ones(17)",
+    "F.layer_norm({0}, (19,))",
+    "{0} @ torch.ones(23, 2)",
+    "torch.cat([{0}, torch.ones(3, 1, 2, 1, 1)])",
+)
 
 
 def build(chance: random.Random) -> Program:
@@ -30,9 +36,7 @@ def build(chance: random.Random) -> Program:
     if b.often(0.03):
         raising(b)
     modes = b.one_of(("training",), ("training",), ("training", "no_grad"), ("no_grad",))
-    return Program(
-        tuple(b.inputs), tuple(b.state), tuple(b.statements), returned(b), lengths, modes, shapes_of(b)
-    )
+    return Program(tuple(b.inputs), tuple(b.state), tuple(b.statements), returned(b), lengths, modes, shapes_of(b))
 
 
 def begun(b: Builder, dynamic: bool) -> None:
@@ -56,9 +60,11 @@ def raising(b: Builder) -> None:
 
 def returned(b: Builder) -> tuple[str, ...]:
     """The last value, and others: intermediates, inputs, views, the same one twice."""
-    made = [n for n in b.names if not n.startswith("self")]
+    made = [n for n in b.names if not n.startswith("self") and not b[n].is_nested]
     results = [made[-1]]
-    unused = [n for n in made if not n.startswith("x") and not any(n in s.uses for s in b.statements if n not in s.binds)]
+    unused = [
+        n for n in made if not n.startswith("x") and not any(n in s.uses for s in b.statements if n not in s.binds)
+    ]
     results += [n for n in unused if n not in results and b.often(0.8)]
     for _ in range(b.one_of(0, 0, 1, 1, 2)):
         kind = b.chance.random()
@@ -80,6 +86,8 @@ def shapes_of(b: Builder) -> dict[str, tuple[str, str]]:
     for name in b.names:
         try:
             value = b[name]
+            if value.is_nested:
+                continue
             found[name] = (", ".join(b.shape(name)), str(value.dtype))
         except Skip:
             continue

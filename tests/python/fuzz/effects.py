@@ -9,9 +9,23 @@ from fuzz.operands import dtype_of, fresh, like, operand
 
 NUMBERED = (
     *("{0}.add_(1.0)", "{0}.mul_(0.5)", "{0}.sub_(0.25)", "{0}.div_(2.0)", "{0} += 1.0", "{0} *= 0.5", "{0} -= 0.5"),
-    *("{0} /= 2.0", "{0}[0] = 0.0", "{0}[..., :1] = 1.0", "{0}[...] = 0.5", "{0}[..., -1] += 1.0", "{0}.clamp_(-1.0, 1.0)"),
+    *(
+        "{0} /= 2.0",
+        "{0}[0] = 0.0",
+        "{0}[..., :1] = 1.0",
+        "{0}[...] = 0.5",
+        "{0}[..., -1] += 1.0",
+        "{0}.clamp_(-1.0, 1.0)",
+    ),
     *("{0}.clamp_min_(0.0)", "{0}.zero_()", "{0}.fill_(0.5)", "{0}.relu_()", "torch.relu_({0})", "{0}.tanh_()"),
-    *("{0}.sigmoid_()", "{0}.exp_().clamp_(max=5.0)", "{0}.neg_()", "{0}.abs_()", "{0}.square_()", "torch.sigmoid_({0})"),
+    *(
+        "{0}.sigmoid_()",
+        "{0}.exp_().clamp_(max=5.0)",
+        "{0}.neg_()",
+        "{0}.abs_()",
+        "{0}.square_()",
+        "torch.sigmoid_({0})",
+    ),
     *("F.relu({0}, inplace=True)", "F.relu({0}, True)", "F.leaky_relu({0}, 0.2, True)", "F.elu({0}, 1.0, True)"),
     *("F.leaky_relu({0}, inplace=True)", "F.elu({0}, inplace=True)", "F.silu({0}, inplace=True)", "F.mish({0}, True)"),
     *("F.hardswish({0}, True)", "F.hardtanh({0}, inplace=True)", "F.selu({0}, True)", "F.celu({0}, 1.0, inplace=True)"),
@@ -20,7 +34,12 @@ NUMBERED = (
     *("F.dropout({0}, 1.0, inplace=True)", "F.leaky_relu_({0}, 0.2)", "F.elu_({0})", "operator.iadd({0}, 1.0)"),
     *("operator.imul({0}, 0.5)", "torch._foreach_add_([{0}], 1.0)", "torch._foreach_mul_(({0},), 0.5)"),
     *("torch._foreach_neg_([{0}])", "torch._foreach_tanh_([{0}])", "{0}.detach().add_(1.0)", "{0}.view(-1)[0] = 1.0"),
-    *("{0}.select(0, 0).mul_(2.0)", "{0}[..., 0].fill_(0.5)", "{0}.unbind()[0].add_(1.0)", "{0}.narrow(-1, 0, 1).zero_()"),
+    *(
+        "{0}.select(0, 0).mul_(2.0)",
+        "{0}[..., 0].fill_(0.5)",
+        "{0}.unbind()[0].add_(1.0)",
+        "{0}.narrow(-1, 0, 1).zero_()",
+    ),
     *("{0}.flatten()[0] = 2.0", "{0}.unsqueeze(0).mul_(0.5)", "{0}.T.add_(1.0)", "{0}.data.add_(1.0)"),
     *("torch.ops.aten.add_.Scalar({0}, 1.0)", "{0}.__iadd__(1.0)", "torch.clamp_({0}, -1.0, 1.0)", "shift_({0}, 1.0)"),
     *("{0}.masked_fill_({0} > 0.3, 0.0)", "{0}.requires_grad_({0}.requires_grad)", "torch.nn.init.constant_({0}, 0.5)"),
@@ -32,22 +51,60 @@ WITH_ANOTHER = (
     *("{0}[...] = {1}", "{0}[:] = {1}", "torch._foreach_add_([{0}], [{1}])", "torch._foreach_mul_([{0}], [{1}])"),
     *("torch._foreach_copy_([{0}], [{1}])", "{0}.lerp_({1}, 0.5)", "{0}.addcmul_({1}, {1})", "{0}.add_({1}, alpha=2)"),
     *("{0}.index_copy_(0, torch.tensor([0]), {1}[:1])", "{0}.index_add_(0, torch.tensor([0]), {1}[:1])"),
-    *("{0}.index_put_((torch.tensor([0]),), {1}[:1])", "{0}.scatter_(0, torch.zeros_like({1}[:1], dtype=torch.int64), {1}[:1])"),
+    *(
+        "{0}.index_put_((torch.tensor([0]),), {1}[:1])",
+        "{0}.scatter_(0, torch.zeros_like({1}[:1], dtype=torch.int64), {1}[:1])",
+    ),
     *("{0}[:1].copy_({1}[:1])", "{0}[..., :1] += {1}[..., :1]", "torch.ops.aten.add_.Tensor({0}, {1})"),
-    *("torch._foreach_lerp_([{0}], [{1}], 0.5)", "torch._foreach_addcmul_([{0}], [{1}], [{1}])", "{0}.masked_scatter_({0} > 0, {1})"),
-    *("{0}.copy_({1}.flip(-1))", "{0}.minimum({1}); {0}.clamp_({1} - 1.0, {1} + 1.0)", "torch.nn.init.zeros_({0}); {0}.copy_({1})"),
+    *(
+        "torch._foreach_lerp_([{0}], [{1}], 0.5)",
+        "torch._foreach_addcmul_([{0}], [{1}], [{1}])",
+        "{0}.masked_scatter_({0} > 0, {1})",
+    ),
+    *(
+        "{0}.copy_({1}.flip(-1))",
+        "{0}.minimum({1}); {0}.clamp_({1} - 1.0, {1} + 1.0)",
+        "torch.nn.init.zeros_({0}); {0}.copy_({1})",
+    ),
 )
 OUT = (
     *("torch.add({0}, {1}, out={2})", "torch.mul({0}, {1}, out={2})", "torch.sub({0}, {1}, out={2})"),
-    *("torch.tanh({0}, out={2})", "torch.sigmoid({0}, out={2})", "torch.sin({0}, out={2})", "torch.square({0}, out={2})"),
+    *(
+        "torch.tanh({0}, out={2})",
+        "torch.sigmoid({0}, out={2})",
+        "torch.sin({0}, out={2})",
+        "torch.square({0}, out={2})",
+    ),
     *("torch.maximum({0}, {1}, out={2})", "torch.softmax({0}, -1, out={2})", "torch.clamp({0}, -1.0, 1.0, out={2})"),
-    *("torch.stack([{0}[0], {1}[0]], out={2}[:2])", "torch.cat([{0}[:1], {1}[:1]], out={2}[:2])", "torch.where({0} > 0, {0}, {1}, out={2})"),
+    *(
+        "torch.stack([{0}[0], {1}[0]], out={2}[:2])",
+        "torch.cat([{0}[:1], {1}[:1]], out={2}[:2])",
+        "torch.where({0} > 0, {0}, {1}, out={2})",
+    ),
 )
 RESHAPED = ("{0}.t_()", "{0}.unsqueeze_(0)", "{0}.squeeze_(0)", "{0}.transpose_(0, -1)", "{0}.swapdims_(0, 1)")
 COUNTERS = (
-    *("{0}.add_(1)", "{0} += 1", "{0}.mul_(2)", "{0}[...] = 3", "{0}.copy_({0} + 1)", "{0}.fill_(5)", "shift_({0}, 1.0)"),
-    *("torch._foreach_add_([{0}], 1)", "torch.add({0}, 1, out={0})", "{0}.data.add_(1)", "{0}.index_fill_(-1, torch.tensor([0]), 7)"),
-    *("{0}.view(-1)[0] += 1", "{0}.clamp_(max=0.5)", "{0}.masked_fill_({0} > -9, 2)", "torch.ops.aten.add_.Scalar({0}, 1)"),
+    *(
+        "{0}.add_(1)",
+        "{0} += 1",
+        "{0}.mul_(2)",
+        "{0}[...] = 3",
+        "{0}.copy_({0} + 1)",
+        "{0}.fill_(5)",
+        "shift_({0}, 1.0)",
+    ),
+    *(
+        "torch._foreach_add_([{0}], 1)",
+        "torch.add({0}, 1, out={0})",
+        "{0}.data.add_(1)",
+        "{0}.index_fill_(-1, torch.tensor([0]), 7)",
+    ),
+    *(
+        "{0}.view(-1)[0] += 1",
+        "{0}.clamp_(max=0.5)",
+        "{0}.masked_fill_({0} > -9, 2)",
+        "torch.ops.aten.add_.Scalar({0}, 1)",
+    ),
     *("{0}.index_copy_(0, torch.tensor([0]), torch.ones_like({0}[:1]))", "{0}.set_({0} + 1)", "operator.iadd({0}, 1)"),
 )
 
@@ -90,8 +147,10 @@ def overwrite_with(b: Builder) -> None:
 def out(b: Builder) -> None:
     """Nothing that gets a gradient may be overwritten so."""
     x = b.pick(lambda t: t.is_floating_point() and t.dim() > 0 and not t.requires_grad)
-    into = fresh(b, b.shape(x), dtype_of(b[x]), False) if b.often(0.5) else b.pick(
-        lambda t: t.shape == b[x].shape and t.dtype == b[x].dtype and not t.requires_grad
+    into = (
+        fresh(b, b.shape(x), dtype_of(b[x]), False)
+        if b.often(0.5)
+        else b.pick(lambda t: t.shape == b[x].shape and t.dtype == b[x].dtype and not t.requires_grad)
     )
     other = b.pick(lambda t: t.shape == b[x].shape and t.dtype == b[x].dtype and not t.requires_grad)
     effect(b, b.one_of(*OUT).format(x, other, into), into)
@@ -150,7 +209,19 @@ def custom_operator(b: Builder) -> None:
 def overwritten_view(b: Builder) -> None:
     """A view is made, its base or it is overwritten, and the other is read."""
     x = overwritable(b)
-    view = b.emit(b.one_of("{0}.view(-1)", "{0}[0]", "{0}.mT", "{0}[..., ::2]", "{0}.unsqueeze(0)", "{0}.detach()", "{0}.view_as({0})", "{0}.flatten()", "{0}.reshape(-1)").format(x))
+    view = b.emit(
+        b.one_of(
+            "{0}.view(-1)",
+            "{0}[0]",
+            "{0}.mT",
+            "{0}[..., ::2]",
+            "{0}.unsqueeze(0)",
+            "{0}.detach()",
+            "{0}.view_as({0})",
+            "{0}.flatten()",
+            "{0}.reshape(-1)",
+        ).format(x)
+    )
     first, second = b.one_of((x, view), (view, x))
     used = b.emit(b.one_of("{0} * 2.0", "{0} + 1.0", "F.gelu({0})").format(second)) if b.often(0.4) else None
     effect(b, b.one_of(*NUMBERED[:12]).format(first), first)

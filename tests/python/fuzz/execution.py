@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -90,6 +91,7 @@ def _observe(program: Program, made: Any, called: Callable, call: Call, masks: M
 def _observe_gradients(found: Observation, named: dict[str, Any], results: list[Any], seed: int) -> None:
     """Of a random functional of all results, by every leaf and every result that is none."""
     generator = torch.Generator().manual_seed(seed)
+    results = [r.values() if isinstance(r, Tensor) and r.is_nested else r for r in results]
     differentiable = [r for r in results if isinstance(r, Tensor) and r.requires_grad and r.is_floating_point()]
     if not differentiable:
         return
@@ -110,8 +112,10 @@ def _observe_gradients(found: Observation, named: dict[str, Any], results: list[
 def _kind(error: Exception) -> str:
     """What a caller would catch; Dynamo's own are those of what they wrap."""
     inner = getattr(error, "inner_exception", None)
-    return _kind(inner) if inner is not None else next(
-        c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins"
+    return (
+        _kind(inner)
+        if inner is not None
+        else next(c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins")
     )
 
 
@@ -125,12 +129,14 @@ def _copy(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     with torch.no_grad():
+        if value.is_nested:
+            return value.detach().values().clone()
         return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _layout(value: Any) -> Any:
     """What can be seen of a tensor beside its numbers; strides of sizes below two are nothing."""
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or value.is_nested:
         return type(value).__name__
     strides = tuple(stride for stride, size in zip(value.stride(), value.shape) if size > 1)
     return type(value).__name__, value.dtype, tuple(value.shape), strides, value.requires_grad, value.is_leaf
@@ -142,7 +148,7 @@ def _sharing(values: list[Any]) -> list[Any]:
     memories: dict[int, int] = {}
     found = []
     for i, value in enumerate(values):
-        if not isinstance(value, Tensor) or value.numel() == 0:
+        if not isinstance(value, Tensor) or value.is_nested or value.numel() == 0:
             found.append(None)
             continue
         memory = memories.setdefault(value.untyped_storage().data_ptr(), i)
@@ -174,9 +180,12 @@ def prepared(linear: bool = False) -> Iterator[None]:
         return "dropout" not in text and prepare(text, masks)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(fusing, "gain_of", lambda chain, *_, **__: float(len(getattr(chain, "nodes", "1")))))
+        stack.enter_context(
+            _replaced(fusing, "gain_of", lambda chain, *_, **__: float(len(getattr(chain, "nodes", "1"))))
+        )
         if linear:
-            stack.enter_context(_replaced(prices, "has_own_product", lambda *_, **__: True))
+            own = SimpleNamespace(**{**vars(prices), "has_own_product": lambda *_, **__: True})
+            stack.enter_context(_replaced(layers, "prices", own))
             stack.enter_context(_replaced(layers, "_gains", lambda *_: True))
         stack.enter_context(_replaced(lines.Line, "reference", composed))
         stack.enter_context(_replaced(lines, "_prepare_on_cpu", ahead_of_time))

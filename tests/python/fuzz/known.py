@@ -139,7 +139,11 @@ def dropout(b: Builder) -> None:
     round it. A block that is called twice has two draws of one."""
     b.dropouts += 1
     p = (16384 + 4096 * b.chance.randrange(7) + b.dropouts) / 65536
-    b.emit(b.one_of("F.dropout({}, {})", "F.dropout({}, {}, training=True)", "torch.dropout({}, {}, True)").format(b.row(), p))
+    b.emit(
+        b.one_of("F.dropout({}, {})", "F.dropout({}, {}, training=True)", "torch.dropout({}, {}, True)").format(
+            b.row(), p
+        )
+    )
 
 
 @form(6)
@@ -170,13 +174,20 @@ def product_with(b: Builder) -> None:
     """Of two tensors that are there."""
     x = b.row(2)
     y = like(b, x)
-    b.emit(b.one_of("{0} @ {1}.mT", "torch.matmul({0}, {1}.transpose(-2, -1))", "{0}.transpose(-1, -2) @ {1}").format(x, y))
+    b.emit(
+        b.one_of("{0} @ {1}.mT", "torch.matmul({0}, {1}.transpose(-2, -1))", "{0}.transpose(-1, -2) @ {1}").format(x, y)
+    )
 
 
 MASKS = (
     *("torch.ones({0}, {1}, dtype=torch.bool).tril()", "torch.ones({0}, {1}, dtype=torch.bool)", "causal({0})"),
     *("torch.full(({0}, {1}), -math.inf).triu(1)", "torch.zeros({0}, {1})", "torch.ones({0}, {1}).tril()"),
-    *("torch.ones({0}, {1}, dtype=torch.bool).tril(1)", "causal({0})[None, None].expand(1, 1, {0}, {1})", "None", "None"),
+    *(
+        "torch.ones({0}, {1}, dtype=torch.bool).tril(1)",
+        "causal({0})[None, None].expand(1, 1, {0}, {1})",
+        "None",
+        "None",
+    ),
     "torch.ones({0}, {1}, dtype=torch.bool).tril().logical_not().logical_not()",
 )
 
@@ -208,7 +219,9 @@ def attention(b: Builder) -> None:
 def attention_written_out(b: Builder) -> None:
     q = b.row(3)
     k, v = like(b, q), like(b, q)
-    scores = b.emit(b.one_of("{0} @ {1}.mT * 0.5", "torch.matmul({0}, {1}.transpose(-2, -1)) / 2.0", "{0} @ {1}.mT").format(q, k))
+    scores = b.emit(
+        b.one_of("{0} @ {1}.mT * 0.5", "torch.matmul({0}, {1}.transpose(-2, -1)) / 2.0", "{0} @ {1}.mT").format(q, k)
+    )
     if b.often(0.4):
         scores = b.emit(sum_of(b, scores))
     if b.often(0.25):
@@ -255,4 +268,8 @@ def views_around(b: Builder) -> None:
         inner = f"{b.one_of(x, f'({x} * 2.0)')}.{b.one_of('view', 'reshape')}({', '.join(map(str, sizes))}, {b.one_of('-1', shape[-1])})"
     y = b.emit(inner)
     z = b.emit(b.one_of("{0} + {1}", "{1} + {0}", "{0} * {1}").format(y, broadcast(b, y)))
-    b.emit(b.one_of("F.gelu({0}.view({1}.shape))", "F.softmax({0}.view({1}.shape), -1)", "{0}.reshape({1}.shape)").format(z, x))
+    b.emit(
+        b.one_of("F.gelu({0}.view({1}.shape))", "F.softmax({0}.view({1}.shape), -1)", "{0}.reshape({1}.shape)").format(
+            z, x
+        )
+    )

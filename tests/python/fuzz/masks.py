@@ -42,6 +42,8 @@ class Masks:
 
     def keeps(self, shape: torch.Size, step: int, drawn: Tensor) -> Tensor:
         """What a dropout keeps: what was drawn, or what was in the other run."""
+        if type(drawn) is not Tensor:  # an operator is only looked at
+            return drawn.reshape(shape)
         key = self.call, step
         if self.replay is not None and self.replay.drawn.get(key):
             recorded = torch.cat(self.replay.drawn[key])

@@ -73,7 +73,9 @@ def _without(program: Program, statement: Statement) -> Iterator[Program]:
     known = [program.shapes.get(name) for name in missing]
     if all(known):
         for grad in (True, False):
-            made = tuple(Input(name, _source(*shape), grad and "float" in shape[1]) for name, shape in zip(missing, known))
+            made = tuple(
+                Input(name, _source(*shape), grad and "float" in shape[1]) for name, shape in zip(missing, known)
+            )
             yield _tidy(replace(rest, inputs=(*rest.inputs, *made)))
 
 

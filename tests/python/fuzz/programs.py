@@ -6,7 +6,7 @@ import itertools
 import linecache
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,10 +49,18 @@ class Statement:
         return names_in(self.source)
 
     def render(self) -> str:
-        lines = self.source
-        for context in reversed(self.contexts):
+        return rendered([self])
+
+
+def rendered(statements: Iterable[Statement]) -> str:
+    """Source of statements; those that stand in the same with-blocks one after the other are in one."""
+    parts = []
+    for contexts, group in itertools.groupby(statements, lambda s: s.contexts):
+        lines = "\n".join(s.source for s in group)
+        for context in reversed(contexts):
             lines = f"{context}\n{textwrap.indent(lines, '    ')}"
-        return lines
+        parts.append(lines)
+    return "\n".join(parts)
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Program:
 
     @property
     def body(self) -> str:
-        return "\n".join(s.render() for s in self.statements)
+        return rendered(self.statements)
 
     @property
     def source(self) -> str:

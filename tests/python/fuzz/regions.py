@@ -8,13 +8,27 @@ from fuzz.builder import Builder, Skip, form
 from fuzz.known import ACTIVATIONS, WRITTEN
 from fuzz.operands import dtype_of, fresh, like
 
-MODES = ("with torch.no_grad():", "with torch.no_grad():", "with torch.enable_grad():", "with torch.set_grad_enabled(False):")
+MODES = (
+    "with torch.no_grad():",
+    "with torch.no_grad():",
+    "with torch.enable_grad():",
+    "with torch.set_grad_enabled(False):",
+)
 HOOKS = ("lambda g: g * 2.0", "lambda g: None", "lambda g: g + 1.0", "lambda g: g.clamp(-1, 1)", "torch.sign")
 MAPPED = (
     *("torch.vmap(lambda r: torch.tanh(r + 1.0) * r)({0})", "torch.vmap(lambda r: F.gelu(r * 2.0))({0})"),
-    *("torch.vmap(lambda r: F.layer_norm(r + 1.0, r.shape[-1:]))({0})", "torch.func.grad(lambda r: F.gelu(r * 2.0 + 1.0).sum())({0})"),
-    *("torch.func.grad(lambda r: (torch.softmax(r * 0.5, -1) ** 2).sum())({0})", "torch.vmap(lambda r: (F.relu(r) * 2.0 + r), in_dims=1)({0})"),
-    *("torch.func.jvp(lambda r: F.gelu(r + 1.0), ({0},), ({0},))[1]", "torch.func.vjp(lambda r: F.silu(r) * r, {0})[0]"),
+    *(
+        "torch.vmap(lambda r: F.layer_norm(r + 1.0, r.shape[-1:]))({0})",
+        "torch.func.grad(lambda r: F.gelu(r * 2.0 + 1.0).sum())({0})",
+    ),
+    *(
+        "torch.func.grad(lambda r: (torch.softmax(r * 0.5, -1) ** 2).sum())({0})",
+        "torch.vmap(lambda r: (F.relu(r) * 2.0 + r), in_dims=1)({0})",
+    ),
+    *(
+        "torch.func.jvp(lambda r: F.gelu(r + 1.0), ({0},), ({0},))[1]",
+        "torch.func.vjp(lambda r: F.silu(r) * r, {0})[0]",
+    ),
 )
 
 
@@ -65,8 +79,21 @@ def autocast(b: Builder) -> None:
 @form(4)
 def dtype_island(b: Builder) -> None:
     x = b.row()
-    narrow = b.emit(b.one_of("{0}.float()", "{0}.to(torch.float32)", "{0}.bfloat16()", "{0}.half()", "{0}.to(torch.bfloat16)", "{0}.type(torch.float32)").format(x))
-    y = b.emit(b.one_of(*ACTIVATIONS, *WRITTEN, "{0} * 2.0", "{0} + {1}", "{0} * {1}", "{1} + {0}").format(narrow, fresh(b, b.shape(x)[-1:], b.one_of("", dtype_of(b[narrow])))))
+    narrow = b.emit(
+        b.one_of(
+            "{0}.float()",
+            "{0}.to(torch.float32)",
+            "{0}.bfloat16()",
+            "{0}.half()",
+            "{0}.to(torch.bfloat16)",
+            "{0}.type(torch.float32)",
+        ).format(x)
+    )
+    y = b.emit(
+        b.one_of(*ACTIVATIONS, *WRITTEN, "{0} * 2.0", "{0} + {1}", "{0} * {1}", "{1} + {0}").format(
+            narrow, fresh(b, b.shape(x)[-1:], b.one_of("", dtype_of(b[narrow])))
+        )
+    )
     if b.often(0.6):
         b.emit(b.one_of("{0}.double()", "{0}.to({1}.dtype)", "{0}.to(torch.float64)", "{0}.type_as({1})").format(y, x))
 
@@ -99,7 +126,9 @@ def module_with_hook(b: Builder) -> None:
     n = b.size(x, -1)
     if not n.isdigit() or b[x].dtype != torch.float64:
         raise Skip
-    module = b.attribute("{} = " + b.one_of("nn.LayerNorm({0})", "nn.Linear({0}, {0})", "nn.GELU()", "nn.RMSNorm({0})").format(n))
+    module = b.attribute(
+        "{} = " + b.one_of("nn.LayerNorm({0})", "nn.Linear({0}, {0})", "nn.GELU()", "nn.RMSNorm({0})").format(n)
+    )
     hooked = b.one_of(
         "{0}.register_forward_hook(lambda m, a, y: y * 2.0)",
         "{0}.register_forward_pre_hook(lambda m, a: (a[0] + 1.0,))",
@@ -108,3 +137,38 @@ def module_with_hook(b: Builder) -> None:
     ).format(module)
     b.attribute(hooked)
     b.emit(f"{module}({x})")
+
+
+ON_JAGGED = (
+    *(
+        "F.gelu({0})",
+        "{0} * 2.0",
+        "{0} + {0}",
+        "F.relu({0} + 1.0)",
+        "F.layer_norm({0}, ({1},))",
+        "F.silu({0}) * {0}",
+        "-{0}",
+    ),
+    *("F.linear({0}, {2})", "{0} @ {2}", "F.dropout({0}, 0.0)", "F.layer_norm({0} * 2.0, ({1},), {3})", "{0} + {3}"),
+)
+
+
+@form(1)
+def jagged(b: Builder) -> None:
+    """A nested tensor, given or made here, and its values."""
+    n = b.one_of("4", "6")
+    if b.often(0.5):
+        x = b.input(f"torch.nested.nested_tensor([R(2, {n}), R(3, {n})], layout=torch.jagged)", b.often(0.5))
+    else:
+        values = fresh(b, ("5", n))
+        x = f"torch.nested.nested_tensor_from_jagged({values}, torch.tensor([0, 2, 5]))"
+    text = b.one_of(*ON_JAGGED).format(x, n, fresh(b, (n, n)), fresh(b, (n,)))
+    if b.often(0.5):
+        text = b.one_of(*ON_JAGGED).format(f"({text})", n, fresh(b, (n, n)), fresh(b, (n,)))
+    b.emit(f"({text}).values()")
+
+
+@form(1)
+def subclass(b: Builder) -> None:
+    x = b.input(f"R({', '.join(b.shape(b.row()))}).as_subclass(Tagged)", False)
+    b.emit(b.one_of(*ACTIVATIONS, *WRITTEN, "{0} * 2.0 + 1.0", "F.softmax({0}, -1)").format(x))

@@ -13,9 +13,30 @@ VIEWS = (
     *("{0}.unsqueeze(-2)", "{0}.squeeze(0)", "{0}.squeeze()", "{0}.mT", "{0}.transpose(0, -1)", "{0}.transpose(0, 1)"),
     *("{0}.transpose(-1, -2)", "{0}.permute(*range({0}.dim() - 1, -1, -1))", "{0}.movedim(-1, 0)", "{0}.contiguous()"),
     *("{0}.detach()", "{0}.clone()", "{0}.unflatten(-1, (2, -1))", "{0}.unflatten(-1, (-1, 2))", "{0}.select(0, 0)"),
-    *("{0}[0]", "{0}[-1]", "{0}[..., :2]", "{0}[..., ::2]", "{0}[:, :2]", "{0}[None]", "{0}[:, None]", "{0}[..., None]"),
-    *("{0}.narrow(-1, 0, 2)", "{0}.swapaxes(0, -1)", "{0}.expand(2, *{0}.shape)", "{0}.expand_as({0})", "{0}.view_as({0})"),
-    *("{0}[1:]", "{0}[..., 1:]", "{0}.as_strided({0}.shape, {0}.stride())", "{0}.as_strided((2,), (1,))", "{0}.diagonal(0, -2, -1)"),
+    *(
+        "{0}[0]",
+        "{0}[-1]",
+        "{0}[..., :2]",
+        "{0}[..., ::2]",
+        "{0}[:, :2]",
+        "{0}[None]",
+        "{0}[:, None]",
+        "{0}[..., None]",
+    ),
+    *(
+        "{0}.narrow(-1, 0, 2)",
+        "{0}.swapaxes(0, -1)",
+        "{0}.expand(2, *{0}.shape)",
+        "{0}.expand_as({0})",
+        "{0}.view_as({0})",
+    ),
+    *(
+        "{0}[1:]",
+        "{0}[..., 1:]",
+        "{0}.as_strided({0}.shape, {0}.stride())",
+        "{0}.as_strided((2,), (1,))",
+        "{0}.diagonal(0, -2, -1)",
+    ),
     *("{0}.to({0}.dtype)", "{0}.type_as({0})", "{0}.reshape({0}.shape[0], -1)", "{0}.view({0}.shape[0], -1)", "{0}.T"),
     *("{0}.contiguous(memory_format=torch.channels_last)", "{0}.mT.contiguous().mT", "{0}.mT.contiguous()", "{0}.real"),
     *("{0}.split(1)[0]", "{0}.chunk(2, -1)[1]", "{0}.unbind()[-1]", "{0}.split(2, -1)[0]", "{0}.unfold(-1, 2, 1)"),
@@ -23,11 +44,30 @@ VIEWS = (
 )
 JOINS = (
     *("torch.cat([{0}, {1}], -1)", "torch.cat([{0}, {1}])", "torch.stack([{0}, {1}])", "torch.stack([{0}, {1}], -1)"),
-    *("torch.cat(({0}, {0}), dim=0)", "torch.stack(({1}, {0}), dim=1)", "torch.where({0} > 0, {0}, {1})", "torch.hstack([{0}, {1}])"),
+    *(
+        "torch.cat(({0}, {0}), dim=0)",
+        "torch.stack(({1}, {0}), dim=1)",
+        "torch.where({0} > 0, {0}, {1})",
+        "torch.hstack([{0}, {1}])",
+    ),
 )
 SPLITS = (
-    *("{0}.unbind()", "{0}.unbind(0)", "torch.unbind({0})", "{0}.unbind(1)", "{0}.unbind(-1)", "{0}.chunk(2)", "{0}.split(1)"),
-    *("torch.split({0}, 1)", "{0}.chunk(2, 1)", "torch.split({0}, 2, 1)", "torch.chunk({0}, 2, dim=-1)", "{0}.split(2)"),
+    *(
+        "{0}.unbind()",
+        "{0}.unbind(0)",
+        "torch.unbind({0})",
+        "{0}.unbind(1)",
+        "{0}.unbind(-1)",
+        "{0}.chunk(2)",
+        "{0}.split(1)",
+    ),
+    *(
+        "torch.split({0}, 1)",
+        "{0}.chunk(2, 1)",
+        "torch.split({0}, 2, 1)",
+        "torch.chunk({0}, 2, dim=-1)",
+        "{0}.split(2)",
+    ),
     *("torch.tensor_split({0}, 2)", "{0}.split([1, {0}.shape[0] - 1])", "{0}", "[{0}[i] for i in range({0}.shape[0])]"),
     *("{0}.unbind()[::-1]", "{0}.unbind()[1:]", "({0}.unbind() * 2)", "torch.hsplit({0}, 2)"),
 )
@@ -35,15 +75,58 @@ ON_PIECES = (
     *ACTIVATIONS,
     *WRITTEN[:6],
     *("{0}.unsqueeze(0)", "{0}.view(1, -1)", "{0}.view(-1)", "{0}.reshape(-1)", "{0}.view(2, -1)", "{0}.unsqueeze(-1)"),
-    *("{0}.contiguous()", "{0}.flatten()", "{0}.squeeze()", "{0} * 2.0", "1.0 - {0}", "{0} + 1.0", "{0} / 4", "{0}.to(torch.float32)"),
-    *("F.layer_norm({0}, {0}.shape[-1:])", "F.rms_norm({0}, {0}.shape[-1:])", "F.softmax({0}, -1)", "torch.softmax({0}, 0)"),
-    *("{0}.mean(-1, keepdim=True)", "{0}.mean(0, True)", "{0}.mean()", "{0}.sum(-1)", "{0}.var(-1, unbiased=False, keepdim=True)"),
-    *("{0}.mT", "{0} ** 2", "{0}.pow(2)", "F.dropout({0}, 0.0)", "F.layer_norm({0}, {0}.shape)", "{0}.add_(1.0)", "{0}.double()"),
+    *(
+        "{0}.contiguous()",
+        "{0}.flatten()",
+        "{0}.squeeze()",
+        "{0} * 2.0",
+        "1.0 - {0}",
+        "{0} + 1.0",
+        "{0} / 4",
+        "{0}.to(torch.float32)",
+    ),
+    *(
+        "F.layer_norm({0}, {0}.shape[-1:])",
+        "F.rms_norm({0}, {0}.shape[-1:])",
+        "F.softmax({0}, -1)",
+        "torch.softmax({0}, 0)",
+    ),
+    *(
+        "{0}.mean(-1, keepdim=True)",
+        "{0}.mean(0, True)",
+        "{0}.mean()",
+        "{0}.sum(-1)",
+        "{0}.var(-1, unbiased=False, keepdim=True)",
+    ),
+    *(
+        "{0}.mT",
+        "{0} ** 2",
+        "{0}.pow(2)",
+        "F.dropout({0}, 0.0)",
+        "F.layer_norm({0}, {0}.shape)",
+        "{0}.add_(1.0)",
+        "{0}.double()",
+    ),
     *("F.dropout({0}, 1.0)", "F.softmax({0}, dim={0}.dim() - 1)", "{0}[..., None]", "{0}[None]"),
 )
-WITH_OPERANDS = ("{0} + {1}", "{1} + {0}", "{0} * {1}", "{0} - {1}", "{1} - {0}", "torch.add({0}, {1})", "{0} / (1 + {1} ** 2)", "torch.pow({0}.abs() + 1, {1}.tanh())")
+WITH_OPERANDS = (
+    "{0} + {1}",
+    "{1} + {0}",
+    "{0} * {1}",
+    "{0} - {1}",
+    "{1} - {0}",
+    "torch.add({0}, {1})",
+    "{0} / (1 + {1} ** 2)",
+    "torch.pow({0}.abs() + 1, {1}.tanh())",
+)
 GATHERED = (
-    *("torch.stack([{0}])", "torch.stack([{0}], 0)", "torch.stack([{0}], dim=1)", "torch.stack([{0}], -1)", "torch.cat([{0}])"),
+    *(
+        "torch.stack([{0}])",
+        "torch.stack([{0}], 0)",
+        "torch.stack([{0}], dim=1)",
+        "torch.stack([{0}], -1)",
+        "torch.cat([{0}])",
+    ),
     *("torch.stack([{0}])", "torch.stack([{0}])", "torch.cat([{0}], -1)", "sum([{0}])", "torch.stack(tuple({0}))"),
 )
 
@@ -83,7 +166,9 @@ def loop(b: Builder) -> None:
     expression = "p"
     for _ in range(b.chance.randrange(1, 4)):
         if b.often(0.35):
-            expression = b.one_of(*WITH_OPERANDS[:4], *WITH_OPERANDS).format(expression, _beside(b, x, piece, len(pieces)))
+            expression = b.one_of(*WITH_OPERANDS[:4], *WITH_OPERANDS).format(
+                expression, _beside(b, x, piece, len(pieces))
+            )
         elif b.often(0.15) and piece.dim():
             n = str(piece.shape[-1])
             expression = f"F.linear({expression}, {fresh(b, (n, n), dtype_of(b[x]))}, {fresh(b, (n,), dtype_of(b[x]))})"
@@ -91,7 +176,9 @@ def loop(b: Builder) -> None:
             expression = b.one_of(*ON_PIECES).format(f"({expression})" if expression != "p" else "p")
     each = f"{expression} for i, p in enumerate({split})" if b.often(0.15) else f"{expression} for p in {split}"
     if "for i, p" in each and b.often(0.7):
-        each = each.replace(expression, b.one_of("{0} * (i + 1)", "{0} if i else F.relu(p) ", "{0} + i").format(expression), 1)
+        each = each.replace(
+            expression, b.one_of("{0} * (i + 1)", "{0} if i else F.relu(p) ", "{0} + i").format(expression), 1
+        )
     b.emit(b.one_of(*GATHERED).format(each))
 
 
@@ -127,11 +214,17 @@ def zipped_loop(b: Builder) -> None:
 def split_up(b: Builder) -> None:
     """Two of the pieces have names."""
     x = b.row()
-    split = b.one_of("{0}.chunk(2, -1)", "{0}.unbind(0)[:2]", "torch.split({0}, 2, -1)[:2]", "{0}.chunk(2)", "{0}.split(1, 0)[:2]")
+    split = b.one_of(
+        "{0}.chunk(2, -1)", "{0}.unbind(0)[:2]", "torch.split({0}, 2, -1)[:2]", "{0}.chunk(2)", "{0}.split(1, 0)[:2]"
+    )
     y, z = b.new(), b.new()
     b.statement(f"{y}, {z} = {split.format(x)}", (y, z))
     if b.often(0.6):
-        b.emit(b.one_of("F.silu({0}) * {1}", "F.gelu({0}) * {1}", "{0} * torch.sigmoid({1})", "torch.cat([-{1}, {0}], -1)").format(y, z))
+        b.emit(
+            b.one_of(
+                "F.silu({0}) * {1}", "F.gelu({0}) * {1}", "{0} * torch.sigmoid({1})", "torch.cat([-{1}, {0}], -1)"
+            ).format(y, z)
+        )
 
 
 @form(2)
