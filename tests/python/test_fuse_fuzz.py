@@ -7,11 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz.comparison import differences
 from fuzz.drawing import build
-from fuzz.execution import calls_of, observe, prepared
-from fuzz.masks import Masks, intercepted
-from fuzz.programs import Input, Program, Statement
+from fuzz.execution import prepared
+from fuzz.masks import intercepted
 from fuzz.reproduction import reproduction
 from fuzz.trial import trial
 

@@ -189,14 +189,14 @@ class Builder:
     def _backward_runs(self) -> bool:
         if self.depth:
             return True  # seen when the block is whole
-        for i in range(len(self.environments)):
-            found = [self._value(name, i) for name in self.names if not self[name].is_nested]
-            found = [t.sum() for t in found if t.is_floating_point() and t.requires_grad and not t.is_leaf]
-            if found:
-                try:
-                    torch.stack([t.double() for t in found]).sum().backward(retain_graph=True)
-                except RuntimeError:
-                    return False
+        try:
+            for i in range(len(self.environments)):
+                found = [self._value(name, i) for name in self.names if not self[name].is_nested]
+                found = [t.double().sum() for t in found if is_differentiable(t)]
+                if found:
+                    torch.stack(found).sum().backward(retain_graph=True)
+        except RuntimeError:
+            return False
         return True
 
     # --- what statements stand in ---
@@ -268,6 +268,10 @@ class Builder:
             raise Skip from None
         bound = {n for s in self.statements for n in s.binds} | {i.name for i in (*self.inputs, *self.state)}
         self.names = [n for n in self.names if n in bound]
+
+
+def is_differentiable(t: Tensor) -> bool:
+    return t.is_floating_point() and t.requires_grad and not t.is_leaf
 
 
 def is_row(t: Tensor) -> bool:

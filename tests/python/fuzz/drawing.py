@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 
-import torch
-
 from fuzz import effects, known, pure, regions, views  # noqa: F401  they register what statements are drawn from
-from fuzz.builder import Builder, Skip, Spoiled
+from fuzz.builder import Builder, Skip
 from fuzz.operands import fresh
 from fuzz.programs import LENGTH, Program
 

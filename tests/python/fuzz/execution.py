@@ -75,11 +75,11 @@ def _observe(program: Program, made: Any, called: Callable, call: Call, masks: M
     with masks.of_call(index), torch.set_grad_enabled(call.training):
         try:
             results = tree_leaves(called(*inputs))
+            found.results = [_copy(r) for r in results]
+            found.layouts = [_layout(r) for r in results]
         except Exception as error:  # noqa: BLE001
             found.error, found.message = _kind(error), str(error)
             results = []
-        found.results = [_copy(r) for r in results]
-        found.layouts = [_layout(r) for r in results]
         found.sharing = _sharing([*named.values(), *results])
         if found.error is None and call.training:
             _observe_gradients(found, named, results, call.seed)

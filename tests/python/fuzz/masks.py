@@ -21,12 +21,15 @@ STEPS = 1 << 16
 class Masks:
     """Draws of one run of a program: recorded where `replay` is None, else taken from there.
 
-    `drawn` is by call and probability (in units of 2^-16, of what is dropped): all draws in their order, flat.
+    `drawn` is by call and probability (in units of 2^-16, of what is dropped): all draws in their order, flat. A line
+    may have drawn for a tensor whose dimensions it had turned: `in_memory` are the probabilities whose recorded numbers
+    are taken in the order of memory, `not_dense` those where that makes a difference.
     """
 
-    def __init__(self, replay: Masks | None = None) -> None:
+    def __init__(self, replay: Masks | None = None, in_memory: frozenset[int] = frozenset()) -> None:
         self.drawn: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
-        self.replay = replay
+        self.replay, self.in_memory = replay, in_memory
+        self.not_dense: set[int] = set()
         self.call = 0
         self._taken: dict[tuple[int, int], int] = defaultdict(int)
 
@@ -40,11 +43,14 @@ class Masks:
         finally:
             Masks._active = before
 
-    def keeps(self, shape: torch.Size, step: int, drawn: Tensor) -> Tensor:
-        """What a dropout keeps: what was drawn, or what was in the other run."""
+    def keeps(self, shape: torch.Size, strides: tuple[int, ...], step: int, drawn: Tensor) -> Tensor:
+        """What a dropout of a tensor of this shape keeps: what was drawn, or what was in the other run."""
         if type(drawn) is not Tensor:  # an operator is only looked at
             return drawn.reshape(shape)
         key = self.call, step
+        order = sorted(range(len(shape)), key=lambda d: -strides[d])
+        if order != list(range(len(shape))):
+            self.not_dense.add(step)
         if self.replay is not None and self.replay.drawn.get(key):
             recorded = torch.cat(self.replay.drawn[key])
             begin = self._taken[key] % recorded.numel()
@@ -52,6 +58,9 @@ class Masks:
             if begin + drawn.numel() <= recorded.numel():
                 drawn = recorded[begin : begin + drawn.numel()]
         self.drawn[key].append(drawn.reshape(-1).clone())
+        if step in self.in_memory:
+            turned = drawn.reshape([shape[d] for d in order])
+            return turned.permute(sorted(range(len(order)), key=order.__getitem__))
         return drawn.reshape(shape)
 
     _active: Masks | None = None
@@ -62,7 +71,7 @@ def _bernoulli(self: Tensor, p: float = 0.5, *, generator=None) -> Tensor:
     drawn = torch.rand(self.numel(), generator=generator, dtype=torch.float64) < p
     step = round((1 - p) * STEPS)
     if Masks._active is not None and 0 < step < STEPS:
-        drawn = Masks._active.keeps(self.shape, step, drawn)
+        drawn = Masks._active.keeps(self.shape, self.stride(), step, drawn)
     return self.copy_(drawn.reshape(self.shape))
 
 
@@ -73,7 +82,7 @@ def _dropout(x: Tensor, p: float = 0.5, numbers: Tensor | None = None) -> Tensor
     threshold = int(p * STEPS + 0.5)
     kept = numbers >= threshold
     if Masks._active is not None:
-        kept = Masks._active.keeps(kept.shape, threshold, kept.reshape(-1))
+        kept = Masks._active.keeps(kept.shape, kept.stride(), threshold, kept.reshape(-1))
     return torch.where(kept, x * (STEPS / (STEPS - threshold) if threshold < STEPS else 0.0), 0)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from fuzz.builder import Builder, Skip, form
 from fuzz.operands import dtype_of, fresh, like, mask_for, operand
 
