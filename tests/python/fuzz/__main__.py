@@ -15,7 +15,9 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program; the next has the next")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--then", choices=("eager", "inductor"), default="eager", help="what runs the rest of a graph")
+    parser.add_argument(
+        "--then", choices=("eager", "aot_eager", "inductor"), default="eager", help="what runs the rest of a graph"
+    )
     parser.add_argument("--each", type=int, default=3, help="findings of a kind that a process makes small")
     parser.add_argument("--save", type=Path, help="a folder for the scripts")
     options = parser.parse_args()

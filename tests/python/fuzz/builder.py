@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fuzz import prelude
-from fuzz.programs import LENGTH, Input, Statement, leaf, rendered
+from fuzz.programs import CALL, LENGTH, Input, Statement, leaf, rendered
 
 __all__ = ["Builder", "Form", "Skip", "Spoiled", "form", "forms", "is_row"]
 
@@ -59,7 +59,9 @@ class Builder:
         self._begin()
 
     def _begin(self) -> None:
-        self.environments = [{**vars(prelude), LENGTH: n, "self": nn.Module()} for n in dict.fromkeys(self.lengths)]
+        self.environments = [
+            {**vars(prelude), LENGTH: n, CALL: 0, "self": nn.Module()} for n in dict.fromkeys(self.lengths)
+        ]
 
     # --- chance ---
 
@@ -115,11 +117,16 @@ class Builder:
         self.count += 1
         return f"{letter}{self.count}"
 
-    def input(self, source: str, grad: bool | None = None) -> str:
+    def probability(self) -> float:
+        """Of a dropout: another for each, by which its masks are known; a multiple of 2^-16, as lines round it."""
+        self.dropouts += 1
+        return (16384 + 4096 * self.chance.randrange(7) + self.dropouts) / 65536
+
+    def input(self, source: str, grad: bool | None = None, argument: bool = False) -> str:
         """A new argument; or, now and then, a parameter or a buffer."""
         grad = self.often(0.75) if grad is None else grad
         name = self.new("x")
-        if self.state and self.often(0.4) and LENGTH not in source and "expand" not in source:
+        if self.state and not argument and self.often(0.4) and LENGTH not in source and "expand" not in source:
             name = f"self.{name}"
             code = f"{name} = nn.Parameter({source})" if grad else f'self.register_buffer("{name[5:]}", {source})'
             made = Input(name, code)
@@ -131,6 +138,13 @@ class Builder:
             self.inputs.append(made)
         self.names.append(name)
         return name
+
+    def number(self, source: str) -> str:
+        """A new argument that is a number, not a tensor."""
+        made = Input(self.new("a"), source)
+        self._run(f"{made.name} = {made.source}")
+        self.inputs.append(made)
+        return made.name
 
     def attribute(self, source: str, letter: str = "m") -> str:
         """A new attribute of the module; the program is one from then on. `source` has {} in the place of its name."""

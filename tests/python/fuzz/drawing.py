@@ -12,6 +12,9 @@ from fuzz.programs import LENGTH, Program
 __all__ = ["build"]
 
 DYNAMIC = 0.12
+MODES = (
+    [("training",)] * 8 + [("training", "no_grad")] * 3 + [("no_grad",)] * 3 + [("inference",), ("no_grad", "training")]
+)
 RAISING = (
     "{0}.view(7, 13)",
     "{0} + torch.ones(17)",
@@ -44,7 +47,7 @@ def begun(b: Builder, dynamic: bool) -> None:
     for _ in range(b.one_of(1, 1, 2)):
         shape = b.one_of((length, columns), (b.one_of("1", "2", "3", "4"), length, columns), (b.one_of("2", "3"), length, columns),
                          ("2", b.one_of("1", "2", "4"), length, columns), (length, length) if not dynamic else (length, columns), (columns,))  # fmt: skip
-        dtype = ", dtype=torch.float32" if b.often(0.06) else ""
+        dtype = ", dtype=torch.float32" if b.often(0.1) else ""
         fresh(b, shape, dtype, b.often(0.85))
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo import guards
+from torch._dynamo.backends.debugging import aot_eager
+from torch._inductor import compile_fx
 from torch.utils._pytree import tree_leaves
 
 from fuzz.masks import Masks
@@ -26,8 +28,20 @@ class Call:
     """One of the calls that follow one another."""
 
     length: int
-    training: bool
-    seed: int
+    mode: str
+    index: int
+
+    @property
+    def training(self) -> bool:
+        return self.mode in ("training", "autocast")
+
+
+MODES = {
+    "training": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
 
 
 @dataclass
@@ -41,16 +55,17 @@ class Observation:
     sharing: list[Any] = field(default_factory=list)
     gradients: dict[str, Any] = field(default_factory=dict)
     gradient_error: str | None = None
+    second: dict[str, Any] = field(default_factory=dict)
+    second_error: str | None = None
     inputs: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
-    masks: dict[int, list[Tensor]] = field(default_factory=dict)
 
 
 def calls_of(program: Program) -> list[Call]:
     """Two, or one at every length, in each of the modes."""
     lengths = program.lengths if len(program.lengths) > 1 else program.lengths * 2
     ways = [(mode, n) for mode in program.modes for n in lengths]
-    return [Call(n, mode == "training", 100 + i) for i, (mode, n) in enumerate(ways)]
+    return [Call(n, mode, i) for i, (mode, n) in enumerate(ways)]
 
 
 Way = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -62,17 +77,17 @@ def observe(program: Program, way: Way, calls: list[Call], masks: Masks) -> list
     torch.manual_seed(7)
     made = program.make()
     called = way(made)
-    return [_observe(program, made, called, call, masks, i) for i, call in enumerate(calls)]
+    return [_observe(program, made, called, call, masks) for call in calls]
 
 
-def _observe(program: Program, made: Any, called: Callable, call: Call, masks: Masks, index: int) -> Observation:
-    torch.manual_seed(call.seed)
-    inputs = program.make_inputs(call.length)
-    torch.manual_seed(call.seed + 1)
+def _observe(program: Program, made: Any, called: Callable, call: Call, masks: Masks) -> Observation:
+    torch.manual_seed(100 + call.index)
+    inputs = program.make_inputs(call.length, call.index)
+    torch.manual_seed(200 + call.index)
     found = Observation()
     state = _state(made)
     named = {i.name: t for i, t in zip(program.inputs, inputs)} | state
-    with masks.of_call(index), torch.set_grad_enabled(call.training):
+    with masks.of_call(call.index), MODES[call.mode]():
         try:
             results = tree_leaves(called(*inputs))
             found.results = [_copy(r) for r in results]
@@ -82,31 +97,45 @@ def _observe(program: Program, made: Any, called: Callable, call: Call, masks: M
             results = []
         found.sharing = _sharing([*named.values(), *results])
         if found.error is None and call.training:
-            _observe_gradients(found, named, results, call.seed)
+            _observe_gradients(found, named, results, program.twice and call.index == 0)
     found.inputs = {i.name: (_copy(t), _layout(t)) for i, t in zip(program.inputs, inputs)}
     found.state = {name: (_copy(t), _layout(t)) for name, t in _state(made).items()}
     return found
 
 
-def _observe_gradients(found: Observation, named: dict[str, Any], results: list[Any], seed: int) -> None:
-    """Of a random functional of all results, by every leaf and every result that is none."""
-    generator = torch.Generator().manual_seed(seed)
+def _observe_gradients(found: Observation, named: dict[str, Any], results: list[Any], twice: bool) -> None:
+    """Of a random functional of all results, by every leaf and every result that is none; and of those gradients."""
+    generator = torch.Generator().manual_seed(3)
     results = [r.values() if isinstance(r, Tensor) and r.is_nested else r for r in results]
-    differentiable = [r for r in results if isinstance(r, Tensor) and r.requires_grad and r.is_floating_point()]
-    if not differentiable:
-        return
     wanted = {n: t for n, t in named.items() if isinstance(t, Tensor) and t.requires_grad}
     for i, r in enumerate(results):
         if isinstance(r, Tensor) and r.requires_grad and not any(r is t for t in wanted.values()):
             wanted[f"result {i}"] = r
-    try:
-        total = sum(
-            (r.double() * torch.randn(r.shape, generator=generator, dtype=torch.float64)).sum() for r in differentiable
+
+    def gradients(tensors: list[Any], graph: bool) -> list[Tensor | None]:
+        functional = [
+            (t.double() * torch.randn(t.shape, generator=generator, dtype=torch.float64)).sum()
+            for t in tensors
+            if isinstance(t, Tensor) and t.requires_grad and t.is_floating_point()
+        ]
+        if not functional:
+            return [None] * len(wanted)
+        return torch.autograd.grad(
+            sum(functional), list(wanted.values()), allow_unused=True, create_graph=graph, retain_graph=graph
         )
-        gradients = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
-        found.gradients = {name: None if g is None else _copy(g) for name, g in zip(wanted, gradients)}
+
+    try:
+        first = gradients(results, twice)
+        found.gradients = {name: None if g is None else _copy(g) for name, g in zip(wanted, first)}
     except Exception as error:  # noqa: BLE001
         found.gradient_error, found.message = _kind(error), str(error)
+        return
+    if twice:
+        try:
+            second = gradients(first, False)
+            found.second = {name: None if g is None else _copy(g) for name, g in zip(wanted, second)}
+        except Exception as error:  # noqa: BLE001
+            found.second_error, found.message = _kind(error), str(error)
 
 
 def _kind(error: Exception) -> str:
@@ -157,12 +186,14 @@ def _sharing(values: list[Any]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def prepared(linear: bool = False) -> Iterator[None]:
+def prepared(then: str = "eager", linear: bool = False, attention: bool = False) -> Iterator[None]:
     """In here whatever a line can say becomes one, nothing is compiled by the system's compiler, and torch makes
     float64. A line without a kernel is a composition, and keeps a kernel's contract: its results are new and dense.
-    `linear`: in inference linear layers are lines, too, as if each were faster so."""
+    `linear`: in inference linear layers are lines, too, as if each were faster so. `attention`: all calls of PyTorch's
+    attention go to this package's. `then`: as for `trial`."""
     from onepass import line as lines
     from onepass.advice import prices
+    from onepass.rewrite import attention as attentions
     from onepass.rewrite import fuse as fusing
     from onepass.rewrite import linear as layers
 
@@ -187,6 +218,10 @@ def prepared(linear: bool = False) -> Iterator[None]:
             own = SimpleNamespace(**{**vars(prices), "has_own_product": lambda *_, **__: True})
             stack.enter_context(_replaced(layers, "prices", own))
             stack.enter_context(_replaced(layers, "_gains", lambda *_: True))
+        if attention:
+            stack.enter_context(_replaced(attentions, "choose", lambda call: "onepass"))
+        if then == "aot_eager":
+            stack.enter_context(_replaced(compile_fx, "compile_fx", aot_eager))
         stack.enter_context(_replaced(lines.Line, "reference", composed))
         stack.enter_context(_replaced(lines, "_prepare_on_cpu", ahead_of_time))
         stack.enter_context(_replaced(guards, "profile_guard_manager", lambda *_: 0.0))  # it takes 60 ms a capture

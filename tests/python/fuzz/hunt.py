@@ -114,7 +114,7 @@ def _work(seeds: list[int], results, then: str, each: int) -> None:
     with intercepted():
         for seed in seeds:
             results.put((os.getpid(), "begins", seed))
-            with prepared(linear=seed % 2 == 1):
+            with prepared(then, linear=seed % 2 == 1, attention=seed // 2 % 2 == 1):
                 results.put((os.getpid(), "ended", one(seed, then, small, each)))
 
 

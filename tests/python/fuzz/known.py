@@ -135,10 +135,8 @@ def no_dropout(b: Builder) -> None:
 
 @form(4)
 def dropout(b: Builder) -> None:
-    """Each has a probability of its own, by which its masks are known from others'; a multiple of 2^-16, as lines
-    round it. A block that is called twice has two draws of one."""
-    b.dropouts += 1
-    p = (16384 + 4096 * b.chance.randrange(7) + b.dropouts) / 65536
+    """A block that is called twice has two draws of one."""
+    p = b.probability()
     b.emit(
         b.one_of("F.dropout({}, {})", "F.dropout({}, {}, training=True)", "torch.dropout({}, {}, True)").format(
             b.row(), p

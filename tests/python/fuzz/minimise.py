@@ -34,6 +34,8 @@ def _smaller(program: Program) -> Iterator[Program]:
     for i, statement in enumerate(program.statements):
         for shorter in _shorter(statement):
             yield _tidy(replace(program, statements=(*program.statements[:i], shorter, *program.statements[i + 1 :])))
+    if program.twice:
+        yield replace(program, twice=False)
     if len(program.modes) > 1:
         yield from (replace(program, modes=(mode,)) for mode in program.modes)
     if len(program.lengths) > 2:
@@ -110,4 +112,5 @@ def _plainer(program: Program, made: Input) -> Iterator[Input]:
 def _tidy(program: Program) -> Program:
     """Without inputs that nothing uses."""
     used = names_in(program.body) | {n for r in program.returns for n in names_in(r)}
+    used |= {name for i in program.inputs if i.name in used for name in names_in(i.source)}
     return replace(program, inputs=tuple(i for i in program.inputs if i.name in used))

@@ -15,10 +15,10 @@ from torch import nn
 
 from fuzz import prelude
 
-__all__ = ["LENGTH", "Input", "Program", "Statement", "names_in"]
+__all__ = ["CALL", "LENGTH", "Input", "Program", "Statement", "leaf", "names_in", "rendered"]
 
-LENGTH = "T"
-"""In an input's source: the size that differs from call to call."""
+LENGTH, CALL = "T", "C"
+"""In an input's source: the size that differs from call to call, and the number of the call."""
 _NAME = re.compile(r"\b(?:self\.)?[a-z]\d+\b")
 
 
@@ -29,7 +29,7 @@ def names_in(source: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Input:
-    """An argument: an expression of R and T, and whether it is a leaf that gets a gradient."""
+    """An argument: an expression of R, T, C and earlier ones, and whether it is a leaf that gets a gradient."""
 
     name: str
     source: str
@@ -71,7 +71,8 @@ class Program:
         state: statements of the module's `__init__`, by the attribute's name ("self.w3").
         returns: expressions.
         lengths: the values of T in the order of the calls.
-        modes: whether it is called in training, without gradients, or both.
+        modes: in which it is called, one after the other; see `execution.MODES`.
+        twice: whether second derivatives are compared, too.
         shapes: of every name, as expressions of T, and its dtype: with them a statement can be made an input.
     """
 
@@ -81,11 +82,17 @@ class Program:
     returns: tuple[str, ...]
     lengths: tuple[int, ...]
     modes: tuple[str, ...] = ("training", "no_grad")
+    twice: bool = False
     shapes: dict[str, tuple[str, str]] = field(default_factory=dict, hash=False, compare=False)
 
     @property
     def body(self) -> str:
         return rendered(self.statements)
+
+    @property
+    def varies(self) -> bool:
+        """Whether its inputs are of another kind from call to call, so that it may be captured again."""
+        return len(self.lengths) > 1 or any(re.search(rf"\b{CALL}\b", i.source) for i in self.inputs)
 
     @property
     def source(self) -> str:
@@ -109,16 +116,16 @@ class Program:
         lines = "\n".join(f"{i.name} = {leaf(i)}" for i in self.inputs)
         names = "".join(f"{i.name}, " for i in self.inputs)
         body = textwrap.indent(f"{lines}\nreturn ({names})", "    ")
-        return f"def inputs({LENGTH}):\n{body}\n"
+        return f"def inputs({LENGTH}, {CALL}):\n{body}\n"
 
     def make(self) -> Callable[..., Any]:
         """A new function, or a new module with its state drawn from torch's generator."""
         made = _compiled(self.source)
         return made["Program"]() if self.state else made["program"]
 
-    def make_inputs(self, length: int) -> tuple[Any, ...]:
+    def make_inputs(self, length: int, call: int) -> tuple[Any, ...]:
         """New ones, from torch's generator."""
-        return _compiled(self.input_source)["inputs"](length)
+        return _compiled(self.input_source)["inputs"](length, call)
 
     def without(self, statement: Statement) -> Program:
         return replace(self, statements=tuple(s for s in self.statements if s is not statement))

@@ -98,6 +98,94 @@ def dtype_island(b: Builder) -> None:
         b.emit(b.one_of("{0}.double()", "{0}.to({1}.dtype)", "{0}.to(torch.float64)", "{0}.type_as({1})").format(y, x))
 
 
+WITH_NUMBERS = (
+    *(
+        "{0} * {1}",
+        "{0} + {1}",
+        "F.gelu({0} * {1})",
+        "F.leaky_relu({0}, {1})",
+        "F.elu({0}, {1})",
+        "{0} / {1}",
+        "{0} - {1}",
+    ),
+    *(
+        "F.softmax({0} * {1}, -1)",
+        "F.layer_norm({0}, {0}.shape[-1:], eps={1})",
+        "F.rms_norm({0}, {0}.shape[-1:], eps={1})",
+    ),
+    *(
+        "{0} * torch.rsqrt({0}.pow(2).mean(-1, keepdim=True) + {1})",
+        "F.dropout({0}, {1} * 0.0)",
+        "{0} * torch.sigmoid({1} * {0})",
+    ),
+    *(
+        "torch.add({0}, {0}, alpha={1})",
+        "{0}.clamp(-{1}, {1})",
+        "F.relu({0}) ** {1}",
+        "F.softplus({0}, {1})",
+        "{1} * {0} + {0}",
+    ),
+)
+NUMBERS = ("0.5", "0.25 + 0.25 * C", "2 + C", "2", "1.702", "True")
+
+
+@form(3)
+def with_a_number(b: Builder) -> None:
+    """That is an argument, of this value or another in each call."""
+    b.emit(b.one_of(*WITH_NUMBERS).format(b.row(), b.number(b.one_of(*NUMBERS))))
+
+
+@form(2)
+def graph_break(b: Builder) -> None:
+    """Two graphs, between which all tensors can be seen."""
+    if b.contexts or b.depth:
+        raise Skip
+    b.statement("torch._dynamo.graph_break()")
+
+
+ALIASES = (
+    "{0}.detach()",
+    "{0}.detach().view(-1)",
+    "{0}.detach()[:1]",
+    "{0}.detach().mT",
+    "{0}.detach()[..., :2]",
+    "{0}",
+)
+
+
+@form(3)
+def alias(b: Builder) -> None:
+    """An argument that shares memory with another, always or from the second call on; often one of them is written."""
+    x = b.one_of(*[i.name for i in b.inputs if i.name in b.names and not b[i.name].is_nested] or [None])
+    view = b.one_of(*ALIASES)
+    if x is None or not b.runs(view.format(x)) or "mT" in view and b[x].dim() < 2:
+        raise Skip
+    source = view.format(x)
+    if b.often(0.6):
+        shape = [str(s) for s in eval(source, b.environments[0]).shape]  # noqa: S307
+        if len(b.environments) > 1:
+            raise Skip
+        source = f"{source} if C % 2 else R({', '.join((*shape, dtype_of(b[x])[2:])) if dtype_of(b[x]) else ', '.join(shape)})"
+    name = b.input(source, False, argument=True)
+    if b.often(0.6):
+        written = b.one_of(name, x)
+        b.statement(
+            b.one_of("{0}.add_(1.0)", "{0}.mul_(0.5)", "{0} += 1.0", "{0}[..., :1] = 0.5", "{0}.zero_()").format(
+                written
+            ),
+            (),
+            effect=True,
+        )
+
+
+@form(2)
+def dropout_module(b: Builder) -> None:
+    x = b.row()
+    p = b.probability()
+    module = b.attribute("{} = nn.Dropout(%r)" % b.one_of(0.0, p, p))  # noqa: UP031
+    b.emit(f"{module}({x})")
+
+
 @form(3)
 def hook(b: Builder) -> None:
     x = b.pick(lambda t: t.requires_grad and t.is_floating_point())

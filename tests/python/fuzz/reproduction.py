@@ -34,14 +34,23 @@ def told(value):
     return tuple(value.shape), value.stride(), value.dtype, numbers, f"{value.detach().double().sum():.9g}"
 
 
+CONTEXTS = {
+    "training": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
 def run(way):
     torch.manual_seed(7)
-    called = way(MADE)
+    called, C = way(MADE), 0
     for mode in MODES:
         for T in LENGTHS:
             torch.manual_seed(100)
-            arguments = inputs(T)
-            with torch.set_grad_enabled(mode == "training"):
+            arguments = inputs(T, C)
+            C += 1
+            with CONTEXTS[mode]():
                 try:
                     results = tree_leaves(called(*arguments))
                     yield from ((f"{mode} {T}: result {i}", told(r)) for i, r in enumerate(results))
@@ -51,8 +60,8 @@ def run(way):
                     wanted = [t for t in tensors if t.requires_grad]
                     total = [(r * torch.linspace(-1, 2, r.numel()).view_as(r)).sum() for r in results
                              if isinstance(r, torch.Tensor) and r.requires_grad]
-                    if mode == "training" and total:
-                        gradients = torch.autograd.grad(sum(total), wanted, allow_unused=True)
+                    if mode in ("training", "autocast") and total:
+                        gradients = torch.autograd.grad(sum(total), wanted, allow_unused=True, create_graph=True)
                         yield from ((f"{mode} {T}: gradient {i}", told(g)) for i, g in enumerate(gradients))
                 except Exception as error:
                     yield f"{mode} {T}: raises", f"{type(error).__name__}: {str(error)[:400]}"
