@@ -83,7 +83,7 @@ class Builder:
 
     def pick(self, test: Callable[[Tensor], bool] = lambda t: True) -> str:
         """One of the values that pass, the newest the likeliest."""
-        names = [n for n in reversed(self.names) if not self[n].is_nested and test(self[n])]
+        names = [n for n in reversed(self.names) if not self[n].is_nested and is_readable(self[n]) and test(self[n])]
         if not names:
             raise Skip
         return next((n for n in names if self.often(0.45)), self.one_of(*names))
@@ -194,6 +194,8 @@ class Builder:
             value = self._value(name, i)
             if not isinstance(value, Tensor):
                 return not isinstance(value, (tuple, list))
+            if not is_readable(value):
+                return False
             if value.is_nested or value.numel() > 4096 or value.numel() == 0 or value.dim() > 6:
                 return False
             if value.is_floating_point() and not (value.detach().abs() < LARGEST).all():
@@ -282,6 +284,14 @@ class Builder:
             raise Skip from None
         bound = {n for s in self.statements for n in s.binds} | {i.name for i in (*self.inputs, *self.state)}
         self.names = [n for n in self.names if n in bound]
+
+
+def is_readable(t: Tensor) -> bool:
+    """Not so a piece of a split that was made without gradients and written since."""
+    try:
+        return t.requires_grad is not None
+    except RuntimeError:
+        return False
 
 
 def is_differentiable(t: Tensor) -> bool:

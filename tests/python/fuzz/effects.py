@@ -194,7 +194,7 @@ def batch_norm(b: Builder) -> None:
     if not features.isdigit():
         raise Skip
     module = b.attribute(f"{{}} = nn.BatchNorm{max(1, b[x].dim() - 1)}d({features})")
-    b.emit(f"{module}({x})")
+    b.emit(f"{module}({x}.contiguous())")  # PyTorch's fake tensors tell other strides than it gives
 
 
 @form(2)

@@ -105,7 +105,6 @@ def _observe(program: Program, made: Any, called: Callable, call: Call, masks: M
 
 def _observe_gradients(found: Observation, named: dict[str, Any], results: list[Any], twice: bool) -> None:
     """Of a random functional of all results, by every leaf and every result that is none; and of those gradients."""
-    generator = torch.Generator().manual_seed(3)
     results = [r.values() if isinstance(r, Tensor) and r.is_nested else r for r in results]
     wanted = {n: t for n, t in named.items() if isinstance(t, Tensor) and t.requires_grad}
     for i, r in enumerate(results):
@@ -114,8 +113,8 @@ def _observe_gradients(found: Observation, named: dict[str, Any], results: list[
 
     def gradients(tensors: list[Any], graph: bool) -> list[Tensor | None]:
         functional = [
-            (t.double() * torch.randn(t.shape, generator=generator, dtype=torch.float64)).sum()
-            for t in tensors
+            (t.double() * torch.randn(t.shape, generator=torch.Generator().manual_seed(i), dtype=torch.float64)).sum()
+            for i, t in enumerate(tensors)
             if isinstance(t, Tensor) and t.requires_grad and t.is_floating_point()
         ]
         if not functional:
