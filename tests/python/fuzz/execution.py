@@ -104,11 +104,12 @@ def _observe(program: Program, made: Any, called: Callable, call: Call, masks: M
 
 
 def _observe_gradients(found: Observation, named: dict[str, Any], results: list[Any], twice: bool) -> None:
-    """Of a random functional of all results, by every leaf and every result that is none; and of those gradients."""
+    """Of a random functional of all results, by every leaf and every result that is none. Or, twice, by the leaves
+    alone and then of those gradients: a result that backward reads in one way may not be read in another."""
     results = [r.values() if isinstance(r, Tensor) and r.is_nested else r for r in results]
     wanted = {n: t for n, t in named.items() if isinstance(t, Tensor) and t.requires_grad}
     for i, r in enumerate(results):
-        if isinstance(r, Tensor) and r.requires_grad and not any(r is t for t in wanted.values()):
+        if not twice and isinstance(r, Tensor) and r.requires_grad and not any(r is t for t in wanted.values()):
             wanted[f"result {i}"] = r
 
     def gradients(tensors: list[Any], graph: bool) -> list[Tensor | None]:
