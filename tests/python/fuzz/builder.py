@@ -289,7 +289,7 @@ class Builder:
 def is_readable(t: Tensor) -> bool:
     """Not so a piece of a split that was made without gradients and written since."""
     try:
-        return t.requires_grad is not None
+        return t.is_leaf or t.requires_grad
     except RuntimeError:
         return False
 

@@ -86,7 +86,7 @@ def _of_gradients(kind: str, theirs: dict[str, Any], ours: dict[str, Any], toler
     if theirs.keys() != ours.keys():
         yield kind, "of what", f"{list(ours)}, expected {list(theirs)}"
         return
-    largest = max((_largest(g) for g in theirs.values() if g is not None), default=0.0)
+    largest = max([1.0, *(_largest(g) for g in theirs.values() if g is not None)])
     for name, a in theirs.items():
         b = ours[name]
         if (a is None) != (b is None):

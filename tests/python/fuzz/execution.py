@@ -96,11 +96,18 @@ def _observe(program: Program, made: Any, called: Callable, call: Call, masks: M
             found.error, found.message = _kind(error), str(error)
             results = []
         found.sharing = _sharing([*named.values(), *results])
+        _observe_memory(found, program, inputs, made)
         if found.error is None and call.training:
             _observe_gradients(found, named, results, program.twice and call.index == 0)
+            if "checkpoint(" not in program.source:  # how far a block is run again is nobody's promise
+                _observe_memory(found, program, inputs, made)
+    return found
+
+
+def _observe_memory(found: Observation, program: Program, inputs: tuple[Any, ...], made: Any) -> None:
+    """Arguments and state as they are now."""
     found.inputs = {i.name: (_copy(t), _layout(t)) for i, t in zip(program.inputs, inputs)}
     found.state = {name: (_copy(t), _layout(t)) for name, t in _state(made).items()}
-    return found
 
 
 def _observe_gradients(found: Observation, named: dict[str, Any], results: list[Any], twice: bool) -> None:

@@ -14,6 +14,13 @@ ACTIVATIONS = (
     *("F.silu({0})", "F.mish({0})", "F.hardswish({0})", "F.softplus({0})", "F.softplus({0}, 2.0)", "F.elu({0})"),
     *("F.elu({0}, 0.5)", "F.leaky_relu({0}, 0.2)", "F.leaky_relu({0})", "torch.tanh({0})", "{0}.tanh()", "F.tanh({0})"),
     *("torch.sigmoid({0})", "{0}.sigmoid()", "F.sigmoid({0})", "nn.GELU()({0})", "nn.ReLU()({0})"),
+    *("F.leaky_relu({0}, -0.2)", "F.elu({0}, -0.5)", "F.gelu(input={0})", "F.relu(input={0})", "torch.relu(input={0})"),
+    *(
+        "F.leaky_relu(input={0}, negative_slope=0.3)",
+        "torch.tanh(input={0})",
+        "F.leaky_relu({0}, 1)",
+        "F.elu({0}, alpha=2)",
+    ),
 )
 _C = math.sqrt(2 / math.pi)
 WRITTEN = (
@@ -36,11 +43,26 @@ WRITTEN_NORMS = (
 )
 SUMS = (
     *("{0} + {1}", "{1} + {0}", "torch.add({0}, {1})", "torch.add({0}, {1}, alpha=2)", "{0} - {1}", "{1} - {0}"),
-    *("{0} + 1.0 * {1}", "torch.sub({0}, {1})"),
+    *("{0} + 1.0 * {1}", "torch.sub({0}, {1})", "torch.add(input={0}, other={1})", "{0}.add(other={1})", "{0} - -{1}"),
+    *(
+        "torch.add({0}, {1}, alpha=1)",
+        "{0}.__add__({1})",
+        "operator.add({0}, {1})",
+        "torch.ops.aten.add.Tensor({0}, {1})",
+    ),
 )
-PRODUCTS = ("{0} * {1}", "{1} * {0}", "torch.mul({0}, {1})")
+PRODUCTS = ("torch.mul(input={0}, other={1})", "{0}.mul(other={1})", "{0} * {1}", "{1} * {0}", "torch.mul({0}, {1})")
 GATES = ("F.silu({0}) * {1}", "F.gelu({0}) * {1}", "{1} * F.gelu({0}, approximate='tanh')", "F.relu({0}) * {1}")
-SOFTMAXES = ("F.softmax({0}, -1)", "torch.softmax({0}, -1)", "{0}.softmax(-1)", "F.softmax({0}, dim={1})")
+SOFTMAXES = (
+    "F.softmax({0}, -1, dtype=torch.float32)",
+    "torch.softmax({0}, -1, torch.float32)",
+    "F.softmax({0}, -1, dtype=torch.float64)",
+    "torch.softmax(input={0}, dim=-1)",
+    "F.softmax({0}, -1)",
+    "torch.softmax({0}, -1)",
+    "{0}.softmax(-1)",
+    "F.softmax({0}, dim={1})",
+)
 KEEP = (
     "F.dropout({0}, 0.0)",
     "F.dropout({0}, 1.0)",
@@ -117,7 +139,7 @@ def softmax(b: Builder) -> None:
     x = b.row()
     text = b.one_of(*SOFTMAXES).format(x, b.chance.randrange(b[x].dim()))
     if b.often(0.4):
-        text = b.one_of(*SOFTMAXES[:3]).format(f"({x} * 0.125 + {operand(b, x, 0)})")
+        text = b.one_of(*SOFTMAXES[:7]).format(f"({x} * 0.125 + {operand(b, x, 0)})")
     b.emit(text)
 
 
@@ -248,7 +270,7 @@ def rope(b: Builder) -> None:
     shape, dtype = b.shape(x), dtype_of(b[x])
     table = b.one_of(shape[-2:], ("1",) * (len(shape) - 2) + shape[-2:], shape[-1:], shape)
     cos, sin = (fresh(b, table, dtype, b.often(0.1)) for _ in range(2))
-    b.emit(f"rotated({x}, {cos}, {sin})")
+    b.emit(f"{b.one_of('rotated', 'rotated', 'turned')}({x}, {cos}, {sin})")
 
 
 @form(5)

@@ -20,6 +20,12 @@ def rotated(x, cos, sin):
     return (x * cos) + (torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin)
 
 
+def turned(x, cos, sin):
+    """The same in another spelling."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat(tensors=(-second, first), dim=-1) * sin
+
+
 def causal(n):
     """A mask by index, as transformers builds it where it is traced."""
     index = torch.arange(n)

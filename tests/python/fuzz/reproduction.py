@@ -81,7 +81,7 @@ def reproduction(program: Program, why: str) -> str:
     """The script."""
     text = program.source + program.input_source
     pieces = [inspect.getsource(prelude.R)]
-    for name in ("rotated", "causal", "shift_", "note", "Doubled"):
+    for name in ("rotated", "turned", "causal", "shift_", "note", "Doubled"):
         if re.search(rf"\b{name}\b", text):
             pieces.append(_source_of(name))
     tail = TAIL.replace("MADE", "Program()" if program.state else "program")

@@ -40,7 +40,7 @@ VIEWS = (
     *("{0}.to({0}.dtype)", "{0}.type_as({0})", "{0}.reshape({0}.shape[0], -1)", "{0}.view({0}.shape[0], -1)", "{0}.T"),
     *("{0}.contiguous(memory_format=torch.channels_last)", "{0}.mT.contiguous().mT", "{0}.mT.contiguous()", "{0}.real"),
     *("{0}.split(1)[0]", "{0}.chunk(2, -1)[1]", "{0}.unbind()[-1]", "{0}.split(2, -1)[0]", "{0}.unfold(-1, 2, 1)"),
-    *("{0}.t()", "{0}.clone(memory_format=torch.contiguous_format)", "{0}.positive()", "{0}.alias()"),
+    *("{0}.t()", "{0}.clone(memory_format=torch.contiguous_format)", "{0}.positive()"),
 )
 JOINS = (
     *("torch.cat([{0}, {1}], -1)", "torch.cat([{0}, {1}])", "torch.stack([{0}, {1}])", "torch.stack([{0}, {1}], -1)"),
