@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fuzz.comparison import differences
+from fuzz.corpus import CORPUS
 from fuzz.drawing import build
 from fuzz.execution import calls_of, observe, prepared
 from fuzz.masks import Masks, disagreement, intercepted
@@ -109,8 +110,15 @@ def test_a_mask_that_is_drawn_again_is_seen():
     assert "another mask" in disagreement(wrong, right)
 
 
+@pytest.mark.parametrize("name", CORPUS)
+def test_programs_by_hand(name):
+    outcome = trial(CORPUS[name])
+    assert not outcome.raises
+    assert not outcome.found, reproduction(CORPUS[name], "\n".join(map(str, outcome.found)))
+
+
 @pytest.mark.parametrize("then", ["eager", "aot_eager"])
-def test_a_program_by_hand(then):
+def test_a_program_that_has_lines(then):
     with prepared(then):
         outcome = trial(PLAIN, then)
     assert outcome.lines and not outcome.found and not outcome.raises

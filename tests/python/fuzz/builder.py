@@ -1,4 +1,4 @@
-"""Draws a program: each statement that is drawn is tried at once, by eager PyTorch on every length, and kept if it runs."""
+"""Draws a program: each statement is tried at once, by eager PyTorch on every length, and kept if it runs."""
 
 from __future__ import annotations
 

@@ -45,8 +45,16 @@ def begun(b: Builder, dynamic: bool) -> None:
     length = LENGTH if dynamic else str(b.lengths[0])
     columns = b.one_of("4", "6", "8")
     for _ in range(b.one_of(1, 1, 2)):
-        shape = b.one_of((length, columns), (b.one_of("1", "2", "3", "4"), length, columns), (b.one_of("2", "3"), length, columns),
-                         ("2", b.one_of("1", "2", "4"), length, columns), (length, length) if not dynamic else (length, columns), (columns,))  # fmt: skip
+        square = (length, length) if not dynamic else (length, columns)
+        batch, heads = b.one_of("1", "2", "3", "4"), b.one_of("1", "2", "4")
+        shape = b.one_of(
+            (length, columns),
+            (batch, length, columns),
+            (b.one_of("2", "3"), length, columns),
+            ("2", heads, length, columns),
+            square,
+            (columns,),
+        )
         dtype = ", dtype=torch.float32" if b.often(0.1) else ""
         fresh(b, shape, dtype, b.often(0.85))
 

@@ -1,4 +1,4 @@
-"""Statements that overwrite: methods, functions, assignments, out=, foreach, views of what is overwritten, operators."""
+"""Statements that overwrite: methods, functions, assignments, out=, foreach, views, operators."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ class Summary:
     with_lines: int = 0
     raises: int = 0
     no_gradient: int = 0
+    refused: int = 0
     findings: list[Finding] = field(default_factory=list)
     torchs_own: Counter = field(default_factory=Counter)
     seconds: float = 0.0
@@ -46,7 +47,7 @@ class Summary:
         return (
             f"{self.programs} programs of {self.statements / count:.1f} statements in {self.seconds:.0f} s; "
             f"{self.with_lines} ({self.with_lines / count:.0%}) with lines; {self.raises} that eager refuses, "
-            f"{self.no_gradient} without backward in eager; "
+            f"{self.no_gradient} without backward in eager, {self.refused} without it through what is overwritten; "
             f"{sum(self.torchs_own.values())} that Dynamo alone does not run as eager does {dict(self.torchs_own)}; "
             f"{len(self.findings)} findings {dict(kinds)}"
         )
@@ -89,7 +90,7 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
 
 
 def _add(summary: Summary, one: Summary) -> None:
-    for name in ("programs", "statements", "with_lines", "raises", "no_gradient"):
+    for name in ("programs", "statements", "with_lines", "raises", "no_gradient", "refused"):
         setattr(summary, name, getattr(summary, name) + getattr(one, name))
     summary.findings += one.findings
     summary.torchs_own += one.torchs_own
@@ -134,6 +135,7 @@ def one(seed: int, then: str, small: Counter, each: int) -> Summary:
     except Exception:  # noqa: BLE001
         return Summary(1, findings=[Finding(seed, "fuzzer", traceback.format_exc())])
     summary = Summary(1, len(program.statements), bool(outcome.lines), outcome.raises, outcome.no_gradient)
+    summary.refused = bool(outcome.refused)
     summary.torchs_own.update({d.kind for d in outcome.torchs_own})
     for kind in list(dict.fromkeys(d.kind for d in outcome.found))[:1]:
         found = [d for d in outcome.found if d.kind == kind]

@@ -285,7 +285,8 @@ def views_around(b: Builder) -> None:
         first = b.one_of(*[d for d in range(1, count + 1) if count % d == 0])
         second = b.one_of(*[d for d in range(1, count // first + 1) if (count // first) % d == 0])
         sizes = b.one_of((first, count // first), (first, second, count // first // second))
-        inner = f"{b.one_of(x, f'({x} * 2.0)')}.{b.one_of('view', 'reshape')}({', '.join(map(str, sizes))}, {b.one_of('-1', shape[-1])})"
+        subject, method, last = b.one_of(x, f"({x} * 2.0)"), b.one_of("view", "reshape"), b.one_of("-1", shape[-1])
+        inner = f"{subject}.{method}({', '.join(map(str, (*sizes, last)))})"
     y = b.emit(inner)
     z = b.emit(b.one_of("{0} + {1}", "{1} + {0}", "{0} * {1}").format(y, broadcast(b, y)))
     b.emit(

@@ -165,7 +165,7 @@ def alias(b: Builder) -> None:
         shape = [str(s) for s in eval(source, b.environments[0]).shape]  # noqa: S307
         if len(b.environments) > 1:
             raise Skip
-        source = f"{source} if C % 2 else R({', '.join((*shape, dtype_of(b[x])[2:])) if dtype_of(b[x]) else ', '.join(shape)})"
+        source = f"{source} if C % 2 else R({', '.join(shape)}{dtype_of(b[x])})"
     name = b.input(source, False, argument=True)
     if b.often(0.6):
         written = b.one_of(name, x)

@@ -227,9 +227,20 @@ def split_up(b: Builder) -> None:
         )
 
 
+LOOKED_UP = (
+    *(
+        "{0}[torch.arange({1})]",
+        "{0}.index_select(0, torch.tensor([0, 0]))",
+        "F.embedding(torch.tensor([0, 1, 0]), {0})",
+    ),
+    *("{0}.gather(0, torch.zeros_like({0}, dtype=torch.int64))", "torch.take_along_dim({0}, {0}.argsort(-1), -1)"),
+    *("{0}[{0}[..., 0] > 0].sum(0)", "{0}.roll(1, -1)", "{0}.flip(0)", "{0}.repeat(2, *[1] * ({0}.dim() - 1))"),
+    *("{0}.repeat_interleave(2, 0)", "F.pad({0}, (1, 0))", "{0}.tril()", "{0}.triu()"),
+)
+
+
 @form(2)
 def looked_up(b: Builder) -> None:
     x = b.row()
     n = b.size(x, 0)
-    b.emit(b.one_of(f"{x}[torch.arange({n})]", f"{x}.index_select(0, torch.tensor([0, 0]))", f"{x}.gather(0, torch.zeros_like({x}, dtype=torch.int64))",
-                    f"F.embedding(torch.tensor([0, 1, 0]), {x})", f"torch.take_along_dim({x}, {x}.argsort(-1), -1)", f"{x}[{x}[..., 0] > 0].sum(0)", f"{x}.roll(1, -1)", f"{x}.flip(0)", f"{x}.repeat(2, *[1] * ({x}.dim() - 1))", f"{x}.repeat_interleave(2, 0)", f"F.pad({x}, (1, 0))", f"{x}.tril()", f"{x}.triu()"))  # fmt: skip
+    b.emit(b.one_of(*LOOKED_UP).format(x, n))
