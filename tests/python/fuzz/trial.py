@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 
 import onepass
 from fuzz.comparison import Difference, differences, tolerance_of
@@ -24,8 +24,8 @@ OVERWRITTEN = "modified by an inplace operation"
 
 @dataclass
 class Outcome:
-    """What a trial showed: `found` are the differences, `torchs_own` those that Dynamo alone has as well, `refused`
-    those where a gradient is refused aloud, since a line saved what was overwritten between two graphs, or by a block that
+    """What a trial showed: `found` are the differences, `torchs_own` those that Dynamo alone has as well,
+    `refused` those where a gradient is refused aloud, since a line saved what was overwritten between two graphs, or by a block that
     runs again, and the operators in its place did not. `raises` and `no_gradient` are eager's own."""
 
     found: list[Difference] = field(default_factory=list)
@@ -56,7 +56,7 @@ def trial(program: Program, then: str = "eager") -> Outcome:
         fused.append(onepass.fuse(made, then="eager" if then == "eager" else "inductor"))
         return fused[0]
 
-    found = _compiled(program, fuse, calls, masks)
+    found, captures = _compiled(program, fuse, calls, masks)
     outcome = Outcome(raises=any(o.error for o in expected), no_gradient=any(o.gradient_error for o in expected))
     outcome.lines = [f.line for f in onepass.report(fused[0]).lines]
     outcome.found, order = differences(calls, expected, found, tolerance), frozenset()
@@ -67,7 +67,6 @@ def trial(program: Program, then: str = "eager") -> Outcome:
     if re.search(r"graph_break|checkpoint\(", program.source):
         outcome.refused = [d for d in outcome.found if d.kind.endswith("gradient error") and OVERWRITTEN in d.text]
         outcome.found = [d for d in outcome.found if d not in outcome.refused]
-    captures = len(onepass.report(fused[0]).graphs)
     if outcome.found or program.varies:
         _beside_dynamo(program, outcome, calls, expected, Masks(masks, order), captures, then)
     return outcome
@@ -91,18 +90,19 @@ def _with_masks(program, calls, found, masks, tolerance):
 
 
 def _beside_dynamo(program, outcome, calls, expected, masks, captures, then) -> None:
-    counter = CompileCounterWithBackend(then)
-    found = _compiled(program, lambda made: torch.compile(made, backend=counter), calls, masks)
+    found, alone = _compiled(program, lambda made: torch.compile(made, backend=then), calls, masks)
     theirs = {(d.kind, d.where) for d in differences(calls, expected, found, tolerance_of(program))}
     outcome.torchs_own = [d for d in outcome.found if (d.kind, d.where) in theirs]
     outcome.found = [d for d in outcome.found if (d.kind, d.where) not in theirs]
-    if then == "eager" and captures > counter.frame_count:  # a trace may begin anew
-        text = f"{captures}, Dynamo alone {counter.frame_count}"
+    if then == "eager" and captures > alone:  # a trace may begin anew
+        text = f"{captures}, Dynamo alone {alone}"
         outcome.found.append(Difference("captures", f"lengths {program.lengths}", text))
 
 
 def _compiled(program, way, calls, masks):
+    """What was observed, and how many graphs Dynamo captured for it."""
     torch._dynamo.reset()
+    counters.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return observe(program, way, calls, masks)
+        return observe(program, way, calls, masks), counters["stats"]["unique_graphs"]
