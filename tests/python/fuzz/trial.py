@@ -24,9 +24,16 @@ OVERWRITTEN = "modified by an inplace operation"
 
 @dataclass
 class Outcome:
-    """What a trial showed: `found` are the differences, `torchs_own` those that Dynamo alone has as well,
-    `refused` those where a gradient is refused aloud, since a line saved what was overwritten between two graphs, or by a block that
-    runs again, and the operators in its place did not. `raises` and `no_gradient` are eager's own."""
+    """What a trial showed.
+
+    Attributes:
+        found: the differences.
+        torchs_own: those that Dynamo alone has as well.
+        refused: those where a gradient is refused aloud: a line saved what was overwritten between two graphs, or by a
+            block that runs again, and the operators in its place did not.
+        lines: all that were put in.
+        raises, no_gradient: whether eager itself does not run, or has no backward.
+    """
 
     found: list[Difference] = field(default_factory=list)
     torchs_own: list[Difference] = field(default_factory=list)
