@@ -212,7 +212,11 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
             return tuple(t.clone(memory_format=torch.contiguous_format) for t in results)
         return results.clone(memory_format=torch.contiguous_format)
 
-    prepare = lines._prepare_on_cpu
+    prepare, front, differentiable = lines._prepare_on_cpu, lines.front, lines.differentiable
+
+    def unless_autocast(function):
+        """The C++ way asks for a compiler under autocast."""
+        return lambda: None if torch.is_autocast_enabled("cpu") else function()
 
     def ahead_of_time(text: str, masks: int) -> bool:
         return "dropout" not in text and prepare(text, masks)
@@ -231,6 +235,8 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
             stack.enter_context(_replaced(compile_fx, "compile_fx", aot_eager))
         stack.enter_context(_replaced(lines.Line, "reference", composed))
         stack.enter_context(_replaced(lines, "_prepare_on_cpu", ahead_of_time))
+        stack.enter_context(_replaced(lines, "front", unless_autocast(front)))
+        stack.enter_context(_replaced(lines, "differentiable", unless_autocast(differentiable)))
         stack.enter_context(_replaced(guards, "profile_guard_manager", lambda *_: 0.0))  # it takes 60 ms a capture
         stack.enter_context(_default_dtype(torch.float64))
         stack.enter_context(_environment("ONEPASS_CXX", "/nonexistent"))
