@@ -18,7 +18,7 @@ from fuzz.programs import Input, Program, Statement
 from fuzz.reproduction import reproduction
 from fuzz.trial import trial
 
-PROGRAMS = 250
+PROGRAMS = 200
 SETTINGS = settings(
     max_examples=PROGRAMS,
     phases=[Phase.generate],  # what fails is made small by `minimised`

@@ -134,6 +134,8 @@ class Builder:
             self.state.append(made)
         else:
             made = Input(name, source, grad)
+            if not self.runs(leaf(made)):
+                raise Skip
             self._run(f"{name} = {leaf(made)}")
             self.inputs.append(made)
         self.names.append(name)
