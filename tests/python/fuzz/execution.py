@@ -1,0 +1,280 @@
+"""Runs a program by eager PyTorch or compiled, and observes all that a caller can see."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import guards
+from torch._dynamo.backends.debugging import aot_eager
+from torch._inductor import compile_fx
+from torch.utils._pytree import tree_leaves
+
+from fuzz.masks import Masks
+from fuzz.programs import Program
+
+__all__ = ["Call", "Observation", "Way", "calls_of", "observe", "prepared"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One of the calls that follow one another."""
+
+    length: int
+    mode: str
+    index: int
+
+    @property
+    def training(self) -> bool:
+        return self.mode in ("training", "autocast")
+
+
+MODES = {
+    "training": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@dataclass
+class Observation:
+    """What one call did. Tensors are copies from before anything else ran."""
+
+    error: str | None = None
+    message: str = ""
+    results: list[Any] = field(default_factory=list)
+    layouts: list[Any] = field(default_factory=list)
+    sharing: list[Any] = field(default_factory=list)
+    gradients: dict[str, Any] = field(default_factory=dict)
+    gradient_error: str | None = None
+    second: dict[str, Any] = field(default_factory=dict)
+    second_error: str | None = None
+    inputs: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+def calls_of(program: Program) -> list[Call]:
+    """Two, or one at every length, in each of the modes."""
+    lengths = program.lengths if len(program.lengths) > 1 else program.lengths * 2
+    ways = [(mode, n) for mode in program.modes for n in lengths]
+    return [Call(n, mode, i) for i, (mode, n) in enumerate(ways)]
+
+
+Way = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes of a function or a module what is called in its place."""
+
+
+def observe(program: Program, way: Way, calls: list[Call], masks: Masks) -> list[Observation]:
+    """All calls of one function or module that `way` makes of the program."""
+    torch.manual_seed(7)
+    made = program.make()
+    called = way(made)
+    return [_observe(program, made, called, call, masks) for call in calls]
+
+
+def _observe(program: Program, made: Any, called: Callable, call: Call, masks: Masks) -> Observation:
+    torch.manual_seed(100 + call.index)
+    inputs = program.make_inputs(call.length, call.index)
+    torch.manual_seed(200 + call.index)
+    found = Observation()
+    state = _state(made)
+    named = {i.name: t for i, t in zip(program.inputs, inputs)} | state
+    with masks.of_call(call.index), MODES[call.mode]():
+        try:
+            results = tree_leaves(called(*inputs))
+            found.results = [_copy(r) for r in results]
+            found.layouts = [_layout(r) for r in results]
+        except Exception as error:  # noqa: BLE001
+            found.error, found.message = _kind(error), str(error)
+            results = []
+        found.sharing = _sharing([*named.values(), *results])
+        _observe_memory(found, program, inputs, made)
+        if found.error is None and call.training:
+            _observe_gradients(found, named, results, program.twice and call.index == 0)
+            if "checkpoint(" not in program.source:  # how far a block is run again is nobody's promise
+                _observe_memory(found, program, inputs, made)
+    return found
+
+
+def _observe_memory(found: Observation, program: Program, inputs: tuple[Any, ...], made: Any) -> None:
+    """Arguments and state as they are now."""
+    found.inputs = {i.name: (_copy(t), _layout(t)) for i, t in zip(program.inputs, inputs)}
+    found.state = {name: (_copy(t), _layout(t)) for name, t in _state(made).items()}
+
+
+def _observe_gradients(found: Observation, named: dict[str, Any], results: list[Any], twice: bool) -> None:
+    """Of a random functional of all results, by every leaf and every result that is none. Or, twice, by the leaves
+    alone and then of those gradients: a result that backward reads in one way may not be read in another."""
+    results = [r.values() if isinstance(r, Tensor) and r.is_nested else r for r in results]
+    wanted = {n: t for n, t in named.items() if isinstance(t, Tensor) and t.requires_grad}
+    for i, r in enumerate(results):
+        if not twice and isinstance(r, Tensor) and r.requires_grad and not any(r is t for t in wanted.values()):
+            wanted[f"result {i}"] = r
+
+    def gradients(tensors: list[Any], graph: bool) -> list[Tensor | None]:
+        functional = [
+            (t.double() * torch.randn(t.shape, generator=torch.Generator().manual_seed(i), dtype=torch.float64)).sum()
+            for i, t in enumerate(tensors)
+            if isinstance(t, Tensor) and t.requires_grad and t.is_floating_point()
+        ]
+        if not functional:
+            return [None] * len(wanted)
+        return torch.autograd.grad(
+            sum(functional), list(wanted.values()), allow_unused=True, create_graph=graph, retain_graph=graph
+        )
+
+    try:
+        first = gradients(results, twice)
+        found.gradients = {name: None if g is None else _copy(g) for name, g in zip(wanted, first)}
+    except Exception as error:  # noqa: BLE001
+        found.gradient_error, found.message = _kind(error), str(error)
+        return
+    if twice:
+        try:
+            second = gradients(first, False)
+            found.second = {name: None if g is None else _copy(g) for name, g in zip(wanted, second)}
+        except Exception as error:  # noqa: BLE001
+            found.second_error, found.message = _kind(error), str(error)
+
+
+def _kind(error: Exception) -> str:
+    """What a caller would catch; Dynamo's own are those of what they wrap."""
+    inner = getattr(error, "inner_exception", None)
+    return (
+        _kind(inner)
+        if inner is not None
+        else next(c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins")
+    )
+
+
+def _state(made: Any) -> dict[str, Tensor]:
+    if not isinstance(made, nn.Module):
+        return {}
+    return {f"self.{n}": t for n, t in (*made.named_parameters(), *made.named_buffers())}
+
+
+def _copy(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    with torch.no_grad():
+        if value.is_nested:
+            return value.detach().values().clone()
+        return value.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _layout(value: Any) -> Any:
+    """What can be seen of a tensor beside its numbers; strides of sizes below two are nothing."""
+    if not isinstance(value, Tensor) or value.is_nested:
+        return type(value).__name__
+    strides = tuple(stride for stride, size in zip(value.stride(), value.shape) if size > 1)
+    return type(value).__name__, value.dtype, tuple(value.shape), strides, value.requires_grad, value.is_leaf
+
+
+def _sharing(values: list[Any]) -> list[Any]:
+    """For each of the tensors the first one that is the same object, the first of the same memory, and where in it."""
+    objects: dict[int, int] = {}
+    memories: dict[int, int] = {}
+    found = []
+    for i, value in enumerate(values):
+        if not isinstance(value, Tensor) or value.is_nested or value.numel() == 0:
+            found.append(None)
+            continue
+        memory = memories.setdefault(value.untyped_storage().data_ptr(), i)
+        found.append((objects.setdefault(id(value), i), memory, value.storage_offset() if memory != i else 0))
+    return found
+
+
+@contextlib.contextmanager
+def prepared(then: str = "eager", linear: bool = False, attention: bool = False) -> Iterator[None]:
+    """In here whatever a line can say becomes one, nothing is compiled by the system's compiler, and torch makes
+    float64. A line without a kernel is a composition, and keeps a kernel's contract: its results are new and dense.
+    `linear`: in inference linear layers are lines, too, as if each were faster so. `attention`: all calls of PyTorch's
+    attention go to this package's. `then`: as for `trial`."""
+    from onepass import line as lines
+    from onepass.advice import prices
+    from onepass.rewrite import attention as attentions
+    from onepass.rewrite import fuse as fusing
+    from onepass.rewrite import linear as layers
+
+    reference = lines.Line.reference
+
+    def composed(self, x, *operands, **options):
+        results = reference(self, x, *operands, **options)
+        if isinstance(results, tuple):
+            return tuple(t.clone(memory_format=torch.contiguous_format) for t in results)
+        return results.clone(memory_format=torch.contiguous_format)
+
+    prepare, front, differentiable = lines._prepare_on_cpu, lines.front, lines.differentiable
+
+    def unless_autocast(function):
+        """The C++ way asks for a compiler under autocast."""
+        return lambda: None if torch.is_autocast_enabled("cpu") else function()
+
+    def ahead_of_time(text: str, masks: int) -> bool:
+        return "dropout" not in text and prepare(text, masks)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            _replaced(fusing, "gain_of", lambda chain, *_, **__: float(len(getattr(chain, "nodes", "1"))))
+        )
+        if linear:
+            own = SimpleNamespace(**{**vars(prices), "has_own_product": lambda *_, **__: True})
+            stack.enter_context(_replaced(layers, "prices", own))
+            stack.enter_context(_replaced(layers, "_gains", lambda *_: True))
+        if attention:
+            stack.enter_context(_replaced(attentions, "choose", lambda call: "onepass"))
+        if then == "aot_eager":
+            stack.enter_context(_replaced(compile_fx, "compile_fx", aot_eager))
+        stack.enter_context(_replaced(lines.Line, "reference", composed))
+        stack.enter_context(_replaced(lines, "_prepare_on_cpu", ahead_of_time))
+        stack.enter_context(_replaced(lines, "front", unless_autocast(front)))
+        stack.enter_context(_replaced(lines, "differentiable", unless_autocast(differentiable)))
+        stack.enter_context(_replaced(guards, "profile_guard_manager", lambda *_: 0.0))  # it takes 60 ms a capture
+        stack.enter_context(_default_dtype(torch.float64))
+        stack.enter_context(_environment("ONEPASS_CXX", "/nonexistent"))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            lines._LINES.clear()  # they know by now that they have no kernel
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)  # AttributeError, rather than a hunt that replaces nothing
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,160 @@
+"""Programs by their seeds, in several processes; what fails is made small."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import queue
+import random
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["Finding", "Summary", "hunt"]
+
+
+@dataclass
+class Finding:
+    """A program that fails: how, and the script that shows it (empty where enough of its kind were made small)."""
+
+    seed: int
+    kind: str
+    text: str
+    script: str = ""
+    program: str = ""
+
+
+@dataclass
+class Summary:
+    """Counts of all programs."""
+
+    programs: int = 0
+    statements: int = 0
+    with_lines: int = 0
+    raises: int = 0
+    no_gradient: int = 0
+    refused: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    torchs_own: Counter = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        kinds = Counter(f.kind for f in self.findings)
+        count = max(1, self.programs)
+        return (
+            f"{self.programs} programs of {self.statements / count:.1f} statements in {self.seconds:.0f} s; "
+            f"{self.with_lines} ({self.with_lines / count:.0%}) with lines; {self.raises} that eager refuses, "
+            f"{self.no_gradient} without backward in eager, {self.refused} without it through what is overwritten; "
+            f"{sum(self.torchs_own.values())} that Dynamo alone does not run as eager does {dict(self.torchs_own)}; "
+            f"{len(self.findings)} findings {dict(kinds)}"
+        )
+
+
+def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: int = 3) -> Iterator[Summary]:
+    """Tries as many programs, whose seeds are counted from `seed`; gives the summary as it grows.
+
+    each: how many findings of one kind each process makes small.
+    """
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    waiting = [list(range(seed + i, seed + programs, processes)) for i in range(processes)]
+    workers = [_start(context, seeds, results, then, each) for seeds in waiting]
+    begun: dict[int, int] = {}
+    summary, start = Summary(), time.monotonic()
+    while any(w.is_alive() for w in workers) or not results.empty():
+        try:
+            which, message, value = results.get(timeout=1)
+        except queue.Empty:
+            for i, worker in enumerate(workers):
+                at = begun.pop(i, None)
+                if not worker.is_alive() and worker.exitcode and at is not None:
+                    summary.findings.append(Finding(at, "crash", f"the process ended with {worker.exitcode}"))
+                    waiting[i] = [s for s in waiting[i] if s > at]
+                    workers[i] = _start(context, waiting[i], results, then, each, i)
+                elif at is not None:
+                    begun[i] = at
+            continue
+        i = next((k for k, w in enumerate(workers) if w.pid == which), 0)
+        if message == "begins":
+            begun[i] = value
+        else:
+            _add(summary, value)
+            begun.pop(i, None)
+        summary.seconds = time.monotonic() - start
+        if message != "begins":
+            yield summary
+    yield summary
+
+
+def _add(summary: Summary, one: Summary) -> None:
+    for name in ("programs", "statements", "with_lines", "raises", "no_gradient", "refused"):
+        setattr(summary, name, getattr(summary, name) + getattr(one, name))
+    summary.findings += one.findings
+    summary.torchs_own += one.torchs_own
+
+
+def _start(context, seeds, results, then, each, index=0):
+    worker = context.Process(target=_work, args=(seeds, results, then, each), daemon=True)
+    worker.start()
+    return worker
+
+
+def _work(seeds: list[int], results, then: str, each: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what torch says of graphs that raise
+    import torch
+
+    from fuzz.execution import prepared
+    from fuzz.masks import intercepted
+
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    small: Counter = Counter()
+    with intercepted():
+        for seed in seeds:
+            results.put((os.getpid(), "begins", seed))
+            with prepared(then, linear=seed % 2 == 1, attention=seed // 2 % 2 == 1):
+                results.put((os.getpid(), "ended", one(seed, then, small, each)))
+
+
+def one(seed: int, then: str, small: Counter, each: int) -> Summary:
+    """The program of one seed."""
+    import torch
+
+    from fuzz.drawing import build
+    from fuzz.minimise import minimised
+    from fuzz.reproduction import reproduction
+    from fuzz.trial import trial
+
+    torch.manual_seed(seed)
+    try:
+        program = build(random.Random(seed))
+        outcome = trial(program, then)
+    except Exception:  # noqa: BLE001
+        return Summary(1, findings=[Finding(seed, "fuzzer", traceback.format_exc())])
+    summary = Summary(1, len(program.statements), bool(outcome.lines), outcome.raises, outcome.no_gradient)
+    summary.refused = bool(outcome.refused)
+    summary.torchs_own.update({d.kind for d in outcome.torchs_own})
+    for kind in list(dict.fromkeys(d.kind for d in outcome.found))[:1]:
+        found = [d for d in outcome.found if d.kind == kind]
+        finding = Finding(seed, kind, str(found[0]))
+        if small[kind] < each:
+            small[kind] += 1
+            raises = outcome.raises
+
+            def fails(smaller, kind=kind, raises=raises):
+                try:
+                    tried = trial(smaller, then)
+                except Exception:  # noqa: BLE001  no program any more
+                    return False
+                return tried.raises == raises and any(d.kind == kind for d in tried.found)
+
+            least = minimised(program, fails)
+            told = [str(d) for d in trial(least, then).found if d.kind == kind]
+            finding.text = told[0]
+            finding.script = reproduction(least, f"seed {seed}\n{told[0]}")
+            finding.program = least.source
+        summary.findings.append(finding)
+    return summary

@@ -1,0 +1,66 @@
+"""What programs are written with, beside PyTorch itself."""
+
+import math  # noqa: F401
+import operator  # noqa: F401
+
+import torch
+import torch.nn.functional as F  # noqa: F401
+from torch import nn  # noqa: F401
+from torch.utils.checkpoint import checkpoint  # noqa: F401
+
+
+def R(*shape, dtype=None):
+    """Random normal numbers."""
+    return torch.randn(shape, dtype=dtype)
+
+
+def rotated(x, cos, sin):
+    """Rotary position embedding as transformers writes it."""
+    half = x.shape[-1] // 2
+    return (x * cos) + (torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin)
+
+
+def turned(x, cos, sin):
+    """The same in another spelling."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat(tensors=(-second, first), dim=-1) * sin
+
+
+def causal(n):
+    """A mask by index, as transformers builds it where it is traced."""
+    index = torch.arange(n)
+    return index[None, :] <= index[:, None]
+
+
+@torch.library.custom_op("fuzz::shift_", mutates_args={"x"})
+def shift_(x: torch.Tensor, by: float) -> None:
+    """Overwrites what it is given."""
+    x.add_(by)
+
+
+@torch.library.custom_op("fuzz::note", mutates_args={"into"})
+def note(x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """A new tensor, and an effect on another."""
+    into.add_(1.0)
+    return x * 2.0
+
+
+@note.register_fake
+def _(x, into):
+    return torch.empty_like(x)
+
+
+class Doubled(torch.autograd.Function):
+    """A gradient that is not the function's."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3.0
+
+
+class Tagged(torch.Tensor):
+    """A subclass that adds nothing."""
