@@ -1,6 +1,7 @@
 """fuse against eager PyTorch on programs that hypothesis draws; `python -m fuzz` draws more of the same."""
 
 import logging
+import random
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from fuzz.programs import Input, Program, Statement
 from fuzz.reproduction import reproduction
 from fuzz.trial import trial
 
-PROGRAMS = 200
+PROGRAMS = 150
 SETTINGS = settings(
     max_examples=PROGRAMS,
     phases=[Phase.generate],  # what fails is made small by `minimised`
@@ -44,11 +45,11 @@ def test_programs_are_the_same_fused():
     with_lines = 0
 
     @SETTINGS
-    @given(st.randoms(use_true_random=False))
-    def check(chance):
+    @given(st.integers(0, 2**48))
+    def check(seed):  # hypothesis' own randoms are mostly zeros and ones: few programs of these have lines
         nonlocal with_lines
-        torch.manual_seed(1)
-        program = build(chance)
+        torch.manual_seed(seed)
+        program = build(random.Random(seed))
         outcome = trial(program)
         with_lines += bool(outcome.lines)
         if outcome.found:
