@@ -17,7 +17,7 @@ demo-distributed: build
 
 test: build $(VENV)/demo.stamp
 	ctest --test-dir build --output-on-failure --parallel 2
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 build: $(VENV)/stamp
 	cmake -S . -B build -G Ninja -DPython3_EXECUTABLE=$(BIN)/python
