@@ -44,7 +44,7 @@ def traceable(function: Function) -> Function:
                 return node_of(proxy, call, args, kwargs)
         return function(*args, **kwargs)
 
-    return call
+    return _with_code_of_its_own(call)
 
 
 def leaf(forward: Function) -> Function:
@@ -58,4 +58,10 @@ def leaf(forward: Function) -> Function:
                 return proxy.tracer.create_proxy("call_module", proxy.tracer.path_of_module(self), args, kwargs)
         return forward(self, *args, **kwargs)
 
+    return _with_code_of_its_own(call)
+
+
+def _with_code_of_its_own(call: Function) -> Function:
+    """Dynamo keeps a few captures for each code: functions that shared one would take each other's places."""
+    call.__code__ = call.__code__.replace(co_name=call.__name__)
     return call

@@ -140,8 +140,9 @@ def test_what_is_not_known_may_share_memory():
     graph = captured(function, X.clone().requires_grad_())
     unknown = [node for node in graph.nodes if node.op == "call_function" and not effects_of(node).known]
     memory = Memory(graph)
-    for node in unknown:
-        assert memory.of(node) == memory.of(node.args[0])
+    for node in unknown:  # with torch 2.11 it gives no tensor
+        assert memory.of(node) <= memory.of(node.args[0])
+        assert effects_of(node).writes == memory.of(node.args[0])
 
 
 def test_bodies_are_looked_into():

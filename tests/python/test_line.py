@@ -218,8 +218,8 @@ class TestCost:
         x, y, w, column = self.M * self.N * 4, self.M * K * 4, self.N * K * 4, 4
         line = Line("layer_norm | scale | bias | linear | bias")
         cost = line.cost((self.M, self.N), torch.float32, out_features=K)
-        assert cost.forward.bytes == x + y + w + (2 * self.N + K) * column + 8 * self.M
-        assert cost.saved_bytes == x + w + 2 * self.N * column + 8 * self.M
+        assert cost.forward.bytes == x + y + w + (2 * self.N + K) * column + 12 * self.M
+        assert cost.saved_bytes == x + w + 2 * self.N * column + 12 * self.M
         assert cost.backward.bytes == cost.saved_bytes + y + x + w + (2 * self.N + K) * column
         assert cost.forward.flops >= 2 * self.M * self.N * K
         assert Line("linear | bias | gelu").cost((self.M, self.N), out_features=K).saved_bytes == x + w + y + K * column

@@ -100,8 +100,8 @@ CASES = [
     Case("int mm", torch._int_mm, square(64, torch.int8), 2 * 64**3, back=0, back_flops=0),
     Case(
         "grouped mm",
-        lambda a, b: torch._grouped_mm(a, b, torch.tensor([16, 64], dtype=torch.int32, device="meta")),
-        (meta(64, 128, dtype=torch.bfloat16), meta(2, 128, 96, dtype=torch.bfloat16)),
+        torch._grouped_mm,
+        (meta(64, 128, dtype=torch.bfloat16), meta(2, 128, 96, dtype=torch.bfloat16), indices(2).int()),
         2 * 64 * 128 * 96,
     ),
     attention(torch.bfloat16, False),

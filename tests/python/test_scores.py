@@ -301,9 +301,7 @@ class TestAttentionScores:
             check_error(a, b, c, f"gradient {i}", slack=2.0, scale=scale)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    @pytest.mark.parametrize(
-        "shape", [(6, 20), (20,), (1, 20), (6, 1), (4, 6, 20), (1, 6, 20), (2, 1, 1, 20), (2, 4, 6, 20)]
-    )
+    @pytest.mark.parametrize("shape", [(6, 20), (1, 20), (6, 1), (4, 6, 20), (1, 6, 20), (2, 1, 1, 20), (2, 4, 6, 20)])
     @pytest.mark.parametrize("boolean", [True, False])
     def test_masks(self, shape, boolean, dtype, device):
         query, key = torch.randn(2, 4, 6, 32).to(device, dtype), torch.randn(2, 4, 20, 32).to(device, dtype)

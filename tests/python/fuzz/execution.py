@@ -245,7 +245,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
         try:
             yield
         finally:
-            lines._LINES.clear()  # they know by now that they have no kernel
+            lines._parse.cache_clear()  # they know by now that they have no kernel
 
 
 @contextlib.contextmanager
