@@ -163,7 +163,7 @@ def test_prices_keep_to_the_roofline(case):
     back = bytes_in(result) + learned if case.back is None else case.back
     back_flops = 2 * case.flops if case.back_flops is None else case.back_flops
     assert forward.flops >= case.flops and backward.flops >= back_flops
-    dtype = case.tensors[-1].dtype if case.flops else torch.float32
+    dtype = case.tensors[1].dtype if case.flops else torch.float32
     peak = TF32 if case.name.startswith("conv") and dtype == torch.float32 else PEAK[dtype]
     profile = profile_of("h200")
     for price, bytes, flops in ((forward, moved, case.flops), (backward, back, back_flops)):
