@@ -102,6 +102,11 @@ def test_shapes_that_are_changed():
     assert effects_of(last(lambda x: (x * 2.0).t_(), X)).changes_shape
 
 
+def test_shapes_of_what_an_operator_makes_for_itself():
+    node = last(lambda x: F.adaptive_avg_pool1d(x[None], 1), X)
+    assert effects_of(node).none
+
+
 def test_modes_are_not_entered():
     """A node that sets one is not run: afterwards all is as before."""
 

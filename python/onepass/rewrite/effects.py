@@ -250,7 +250,7 @@ class _Watch(TorchDispatchMode):
 
     writes: set[int] = field(default_factory=set)
     draws: bool = False
-    changes_shape: bool = False
+    changed: set[int] = field(default_factory=set)  # memory of tensors whose shape changes
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -264,7 +264,8 @@ class _Watch(TorchDispatchMode):
                 self.writes |= memory_of(value)
         name = func._schema.name
         self.draws |= torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
-        self.changes_shape |= torch.Tag.inplace_view in func.tags or name in ("aten::set_", "aten::resize_")
+        if torch.Tag.inplace_view in func.tags or name in ("aten::set_", "aten::resize_"):
+            self.changed |= memory_of(args[0])
         return func(*args, **kwargs)
 
 
@@ -275,7 +276,8 @@ STATISTICS = ("running_mean", "running_var")
 def _run(node: fx.Node) -> Effects:
     watch = _Watch()
     evaluated(node, torch.no_grad(), watch)
-    return Effects(frozenset(watch.writes) & (_given(node) | {UNKNOWN}), watch.draws, True, watch.changes_shape)
+    given = _given(node) | {UNKNOWN}
+    return Effects(frozenset(watch.writes) & given, watch.draws, True, bool(watch.changed & given))
 
 
 def evaluated(
