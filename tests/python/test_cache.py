@@ -184,9 +184,9 @@ def test_without_a_compiler_the_composition_runs_and_says_so_once(tmp_path):
 
 ANOTHER_TORCH = """
 import warnings
-import torch, onepass
-from onepass import _native
+import torch
 torch.__version__ = torch.torch_version.TorchVersion("2.99.0")  # nothing was built for it
+import onepass
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     x = torch.randn(4, 8, requires_grad=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,11 +12,11 @@ from torch import Size, Tensor, fx
 from onepass._native import LineError
 from onepass.line import _parse
 from onepass.reference import ACTIVATIONS
-from onepass.rewrite.effects import UNKNOWN, Memory, effects_of, evaluated
+from onepass.rewrite.effects import UNKNOWN, Memory, effects_of, evaluated, memory_of
 from onepass.rewrite.operations import is_contiguous, is_tensor, modes, operation, same, same_shape, value_of
 from onepass.rewrite.steps import CONTRACTIONS, ROW_WORDS, Step, kind, steps
 
-__all__ = ["Chain", "Order", "chains", "is_column", "lies_as", "with_less_saved"]
+__all__ = ["Chain", "Order", "apart", "chains", "is_column", "lies_as", "with_less_saved"]
 
 LONGEST_FORMULA = 10
 """Nodes from x to the result."""
@@ -230,10 +230,15 @@ class Order:
                 continue
             if written or node.op == "output" or not effects_of(node).known:
                 return False
+            if self.is_written({node}, self.index[node], chain):
+                return False
             try:
                 value = evaluated(node, torch.no_grad(), values=changed)
             except Exception:  # a view that there is not, say
                 return False
+            before = self.memory.of(node) & frozenset().union(*map(self.memory.of, taken))
+            if not before and memory_of(value) & memory_of([changed[n] for n in taken]):
+                return False  # a view where there was a copy
             if not lies_as(value, value_of(node)):
                 changed[node] = value
         return True
@@ -281,17 +286,29 @@ def lies_as(value: object, other: object) -> bool:
 def chains(graph: fx.Graph, gain: Callable[[Chain], float]) -> list[Chain]:
     """The lines of a graph, in its order, none of which has a node with another in common: those that gain something,
     and of these the ones that gain the most before others."""
-    order, found, claimed = Order(graph), [], set()
+    order = Order(graph)
     steps_of = functools.cache(lambda node: tuple(steps(node)))  # a node is the end of many chains
     begun = [Chain((), x, (), (x,), frozenset()) for x in graph.nodes if _is_row(x)]
     ways = [chain for first in begun for chain in _grown(first, steps_of)]
     ways = [(gained, chain) for chain in ways if chain.words and chain.is_whole and (gained := gain(chain)) > 0]
     ways.sort(key=lambda way: (-way[0], len(way[1].nodes)))
-    for _, chain in ways:
-        if not chain.nodes & claimed and order.place(chain):
-            found.append(chain)
-            claimed |= chain.nodes
+    found = apart((chain for _, chain in ways), lambda chain: order.place(chain) is not None)
     return sorted(found, key=lambda chain: order.index[chain.result])
+
+
+def apart(chains: Iterable[Chain], allowed: Callable[[Chain], bool] = lambda _: True) -> list[Chain]:
+    """Those that are allowed, have no node in common with one before and take nothing within one: a formula may
+    begin with the tensor of which another chain's result is only another name."""
+    found: list[Chain] = []
+    nodes, within, taken = set(), set(), set()
+    for chain in chains:
+        inside = chain.nodes - set(chain.results)
+        if not (chain.nodes & nodes or within & set(chain.inputs) or inside & taken) and allowed(chain):
+            found.append(chain)
+            nodes |= chain.nodes
+            within |= inside
+            taken |= set(chain.inputs)
+    return found
 
 
 def _is_row(node: fx.Node) -> bool:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from onepass.advice import prices
 from onepass.advice.profile import Profile, profile_of
 from onepass.rewrite.attention import put_own_attention, with_products
-from onepass.rewrite.chains import Chain, Order, chains, with_less_saved
+from onepass.rewrite.chains import Chain, Order, apart, chains, with_less_saved
 from onepass.rewrite.checkpoints import checkpointed_blocks, draw_again
 from onepass.rewrite.effects import effects_of
 from onepass.rewrite.encoder import open_encoder_layers
@@ -90,7 +90,7 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     order = Order(graph)
     found = [longer if order.place(longer := with_products(chain)) else chain for chain in found]
     found = with_linear_layers(graph, found, device_of(graph), profile, training)
-    return [chain for chain in found if is_joined(chain) or gain_of(chain, **how) > 0]
+    return apart(chain for chain in found if is_joined(chain) or gain_of(chain, **how) > 0)
 
 
 def device_of(graph: fx.Graph) -> torch.device:

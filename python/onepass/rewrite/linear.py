@@ -114,7 +114,8 @@ def _with_linear(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
     layer = _layer(users[0]) if len(users) == 1 else None
     if layer is None or layer.x is not chain.result:
         return None
-    return _with_behind(_joined(chain, layer), of_input)
+    joined = _joined(chain, layer)
+    return _with_behind(joined, of_input) if _is_line(joined.words) else None
 
 
 def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:

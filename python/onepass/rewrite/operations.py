@@ -159,7 +159,8 @@ def _is_new(node: fx.Node) -> bool:
     """Whether the node's result is memory that nobody else has: made by an operation that allocates it, and overwritten
     by a few others since, each of which has had it alone."""
     for _ in range(MOST_OVERWRITTEN):
-        if _NAMES.get(node.target) not in ALLOCATES or node.meta.get(APART):
+        called = node.op in ("call_function", "call_method")  # an input may have the name of a method
+        if not called or _NAMES.get(node.target) not in ALLOCATES or node.meta.get(APART):
             return False
         if not (writes := effects_of(node).writes):
             return effects_of(node).known

@@ -90,6 +90,8 @@ def rejoin_biases(graph: fx.Graph) -> None:
         if BIAS not in node.meta:
             continue
         product, bias = node.args
+        if product.target is fused:
+            continue
         with graph.inserting_before(node):
             if product.target is torch.mm:
                 joined = graph.call_function(torch.addmm, (bias, *product.args))

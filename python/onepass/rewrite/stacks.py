@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, fx
@@ -51,20 +52,19 @@ def _join(graph: fx.Graph, order: Order, stack: fx.Node) -> int:
     one_mode = len({order.modes[order.index[node]] for node in replaced}) == 1
     if not allocates or not one_mode or order.is_written(taken | replaced, order.index[pieces[0].args[0]]):
         return 0  # a view where there was a copy, or numbers of another moment
-    with graph.inserting_before(stack):
-        made = [joined := _call(graph, "call_method", "reshape", (whole, (len(pieces), *value_of(pieces[0]).shape)))]
-        for nodes in reversed(operations):
-            first = nodes[0]
-            if first.op == "call_method" and first.target in VIEWS or operation(first).name == "view":
-                shape = (len(pieces), *value_of(first).shape)
-                joined = _call(graph, "call_method", "reshape", (joined, shape))
-            else:
-                joined = _call(graph, first.op, first.target, (joined, *first.args[1:]), dict(first.kwargs))
-            made.append(joined)
+    made: list[fx.Node] = []
+    try:
+        with graph.inserting_before(stack):
+            for node in _all_at_once(graph, whole, pieces, operations):
+                made.append(node)
+    except Exception:  # whatever an operator raises for one more dimension
+        made.append(stack)
+    joined, *before = reversed(made)
     value = value_of(joined)
-    if not lies_as(value, value_of(stack)) or value.dtype != value_of(stack).dtype:
-        for node in reversed(made):
-            graph.erase_node(node)
+    if joined is stack or not lies_as(value, value_of(stack)) or value.dtype != value_of(stack).dtype:
+        for node in (joined, *before):
+            if node is not stack:
+                graph.erase_node(node)
         return 0
     stack.replace_all_uses_with(joined)
     remove_unused(graph, [stack])
@@ -76,9 +76,27 @@ def _join(graph: fx.Graph, order: Order, stack: fx.Node) -> int:
     return len(operations)
 
 
+def _all_at_once(
+    graph: fx.Graph, whole: fx.Node, pieces: list[fx.Node], operations: list[list[fx.Node]]
+) -> Iterator[fx.Node]:
+    """What is done to each piece, done to all in one tensor; the last node is what is stacked."""
+    joined = _call(graph, "call_method", "reshape", (whole, (len(pieces), *value_of(pieces[0]).shape)))
+    yield joined
+    for first, *_ in reversed(operations):
+        if first.op == "call_method" and first.target in VIEWS or operation(first).name == "view":
+            joined = _call(graph, "call_method", "reshape", (joined, (len(pieces), *value_of(first).shape)))
+        else:
+            joined = _call(graph, first.op, first.target, (joined, *first.args[1:]), dict(first.kwargs))
+        yield joined
+
+
 def _call(graph: fx.Graph, kind: str, target, args, kwargs=None) -> fx.Node:
     node = graph.create_node(kind, target, args, kwargs)
-    node.meta = {"example_value": evaluated(node)}
+    try:
+        node.meta = {"example_value": evaluated(node)}
+    except Exception:
+        graph.erase_node(node)
+        raise
     return node
 
 
