@@ -271,8 +271,9 @@ class reader {
     if (!to.words.empty()) {
       const descriptor& before = *to.words.back().about;
       if (before.kind == word_kind::rotary || about.kind == word_kind::rotary)
-        fail(w.begin, w.end,
-             std::string("'") + about.name + "' behind '" + before.name + "': 'rope' must be the only word of its line");
+        fail(
+            w.begin, w.end,
+            std::string("'") + about.name + "' behind '" + before.name + "': 'rope' must be the only word of its line");
     }
     if (static_cast<int>(to.words.size()) == kMaxWords)
       fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxWords) + " words");
