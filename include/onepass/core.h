@@ -33,11 +33,11 @@ struct tensor {
 // The tensors of one call; backward takes the same as forward. Those of x's shape must have neighbouring numbers side
 // by side in a row, or one number for all of it.
 struct values {
-  tensor x;                              // [..., N]
-  std::vector<tensor> operands = {};     // as the words take them: a column [N], or a tensor that broadcasts to x
-  tensor y = {};                         // the result, of x's shape and dtype
-  std::vector<tensor> kept = {};         // likewise, one for each `keep`
-  tensor statistics = {};                // [line.statistics(x's dtype), rows], float32, or float64 where x is: for backward only
+  tensor x;                           // [..., N]
+  std::vector<tensor> operands = {};  // as the words take them: a column [N], or a tensor that broadcasts to x
+  tensor y = {};                      // the result, of x's shape and dtype
+  std::vector<tensor> kept = {};      // likewise, one for each `keep`
+  tensor statistics = {};  // [line.statistics(x's dtype), rows], float32, or float64 where x is: for backward only
   const int64* dropout_state = nullptr;  // {seed, offset}, where the line has dropout
 };
 
