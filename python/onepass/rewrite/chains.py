@@ -16,7 +16,7 @@ from onepass.rewrite.effects import UNKNOWN, Memory, effects_of, evaluated, memo
 from onepass.rewrite.operations import is_contiguous, is_tensor, modes, operation, same, same_shape, value_of
 from onepass.rewrite.steps import CONTRACTIONS, ROW_WORDS, Step, kind, steps
 
-__all__ = ["Chain", "Order", "apart", "chains", "is_column", "lies_as", "with_less_saved"]
+__all__ = ["Chain", "Order", "apart", "chains", "is_column", "is_line", "lies_as", "with_less_saved"]
 
 LONGEST_FORMULA = 10
 """Nodes from x to the result."""
@@ -99,7 +99,7 @@ class Chain:
             words = (*words[:-1], f"gate({words[-1]})")
         else:
             words = (*words, *step.words)
-        if len(words) > LONGEST_LINE or not _is_line(words) or not all(map(self._holds, step.nodes | step.passes)):
+        if len(words) > LONGEST_LINE or not is_line(words) or not all(map(self._holds, step.nodes | step.passes)):
             return None
         if "rms_norm" in step.words and value_of(step.x).dtype != value_of(self.x).dtype:
             return None  # its eps is that of the type it is of
@@ -223,8 +223,9 @@ class Order:
     def absorbs(self, given: dict[fx.Node, Tensor], chain: frozenset[fx.Node] = frozenset()) -> bool:
         """Whether nobody can see that these nodes give these tensors, which lie in memory otherwise than before: what
         is computed from them is run again, until it lies as it did."""
-        changed, written = dict(given), self.is_written(set(given), min(self.index[node] for node in given), chain)
-        for node in self.nodes[min(self.index[node] for node in given) :]:
+        changed, first = dict(given), min(self.index[node] for node in given)
+        written = self.is_written(set(given), first, chain)
+        for node in self.nodes[first:]:
             taken = changed.keys() & set(node.all_input_nodes)
             if node in chain or node in given or not taken:
                 continue
@@ -340,7 +341,8 @@ def _ends(value: fx.Node, chain: Chain) -> list[fx.Node]:
     return list(found)
 
 
-def _is_line(words: tuple[str, ...]) -> bool:
+def is_line(words: tuple[str, ...]) -> bool:
+    """Whether the words, or none, are one that can be read."""
     try:
         return not words or _parse(" | ".join(words)) is not None
     except LineError:

@@ -7,11 +7,10 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from onepass._native import LineError
 from onepass.advice import prices
 from onepass.advice.profile import Profile
 from onepass.line import _parse
-from onepass.rewrite.chains import Chain, Order
+from onepass.rewrite.chains import Chain, Order, is_line
 from onepass.rewrite.operations import operation, same_shape, sizes, value_of
 from onepass.rewrite.rewriter import BIAS, is_bias
 
@@ -56,7 +55,7 @@ def begins_in_cache(chain: Chain, profile: Profile, training: bool) -> bool:
     """Whether what the chain begins with is the result of a linear layer that a line computes in panels, of which
     nobody else has need: then it never leaves a core's cache."""
     layer = _layer(chain.x)
-    if layer is None or not set(chain.x.users) <= chain.nodes or not _is_line(layer.words + chain.words):
+    if layer is None or not set(chain.x.users) <= chain.nodes or not is_line(layer.words + chain.words):
         return False
     return prices.has_own_product(layer, profile, training)
 
@@ -115,7 +114,7 @@ def _with_linear(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
     if layer is None or layer.x is not chain.result:
         return None
     joined = _joined(chain, layer)
-    return _with_behind(joined, of_input) if _is_line(joined.words) else None
+    return _with_behind(joined, of_input) if is_line(joined.words) else None
 
 
 def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
@@ -125,7 +124,7 @@ def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
     behind, users = of_input.get(product), list(product.users)
     if behind is not None and set(users) <= behind.nodes and len(behind.results) == 1:
         whole = _joined(chain, behind)
-        return whole if _is_line(whole.words) else None
+        return whole if is_line(whole.words) else None
     if len(users) == 1 and BIAS in users[0].meta:
         bias, shape = users[0], value_of(users[0]).shape
         return _joined(chain, Chain(("bias",), product, (bias.args[1],), (bias,), frozenset({bias}), (shape,)))
@@ -141,13 +140,6 @@ def _joined(chain: Chain, behind: Chain) -> Chain:
         nodes=chain.nodes | behind.nodes,
         met=chain.met + behind.met,
     )
-
-
-def _is_line(words: tuple[str, ...]) -> bool:
-    try:
-        return _parse(" | ".join(words)) is not None
-    except LineError:
-        return False
 
 
 def is_faster(chain: Chain, device: torch.device, profile: Profile, training: bool) -> bool:
