@@ -10,9 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import onepass
+from onepass.rewrite import attention as attentions
 from onepass.rewrite import fuse as fusing
 
 R = torch.randn
@@ -200,6 +203,25 @@ def test_gradients_of_values_on_the_way(function):
     agrees(function, grad(6, 8), grad(6, 8))
 
 
+def kept_unseen(x, w):
+    h = x + 1.0
+    return h.view(-1), F.rms_norm(h, (8,), w)
+
+
+def kept_beside(x, w):
+    h = x + 1.0
+    return h.softmax(-1), F.layer_norm(h, (8,), w)
+
+
+@pytest.mark.parametrize("function", [kept_unseen, kept_beside])
+def test_values_on_the_way_need_no_gradient_for_what_is_behind_them(function):
+    """A line's results all need one where an operand of it does."""
+    x, w = R(6, 8), grad(8)
+    assert agrees(function, x, w)
+    for theirs, ours in zip(*(tree_leaves(f(x, w)) for f in (function, onepass.fuse(function)))):
+        assert ours.requires_grad == theirs.requires_grad
+
+
 def test_retained_gradients():
     def function(x, w):
         h = x + w
@@ -293,6 +315,23 @@ def overwriting(how):
 )
 def test_overwriting_is_seen(how):
     agrees(overwriting(how), R(4, 8), R(4, 8))
+
+
+@pytest.mark.parametrize(
+    "overwrites", [lambda y, m: y.relu_(), lambda y, m: y.narrow(-1, 0, 1).zero_(), lambda y, m: m.view(-1).add_(1.0)]
+)
+def test_attention_whose_tensors_are_overwritten(overwrites, monkeypatch):
+    """PyTorch's written-out attention saves neither its mask nor its result."""
+    monkeypatch.setattr(attentions, "choose", lambda call: "onepass")
+
+    def function(q, m, of_mask):
+        m = m + of_mask
+        y = F.scaled_dot_product_attention(q, q, q, m)
+        overwrites(y, m)
+        return y * 1.0
+
+    with sdpa_kernel(SDPBackend.MATH):
+        assert "scaled_dot_product_attention" not in agrees(function, grad(2, 8, 8), R(8, 8), R(8, 8))
 
 
 def test_captures():

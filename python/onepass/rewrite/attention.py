@@ -79,11 +79,14 @@ def _with_values(chain: Chain) -> Chain:
 
 
 def put_own_attention(graph: fx.Graph) -> list[fx.Node]:
-    """Calls of PyTorch's attention that this package's measurements give to its own kernels, now of these."""
+    """Calls of PyTorch's attention that this package's measurements give to its own kernels, now of these. A call whose
+    tensors are overwritten behind it stays PyTorch's: which of them backward reads is not the same."""
     changed, order = [], Order(graph)
     for node in graph.nodes:
         op = operation(node)
         if op is None or op.name != "attention" or not _is_own(op.arguments):
+            continue
+        if value_of(node).requires_grad and order.is_written({node, *node.all_input_nodes}, order.index[node]):
             continue
         before, node.target = node.target, functional.scaled_dot_product_attention
         given = evaluated(node)

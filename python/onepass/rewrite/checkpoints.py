@@ -10,16 +10,17 @@ from torch import fx
 from torch._higher_order_ops.wrap import TagActivationCheckpoint, tag_activation_checkpoint
 from torch.utils.checkpoint import checkpoint
 
-from onepass.rewrite.effects import bodies, effects_of, memory_of
+from onepass.rewrite.effects import bodies, changes_shapes, effects_of, memory_of
 
 __all__ = ["checkpointed_blocks", "draw_again"]
 
 
 def checkpointed_blocks(graph: fx.Graph) -> Iterator[fx.GraphModule]:
-    """The graphs of a graph's checkpointed blocks; these may have some, too."""
-    for node in graph.nodes:
-        if node.target is tag_activation_checkpoint:
-            yield from bodies(node)
+    """The graphs of a graph's checkpointed blocks; these may have some, too. None where shapes change."""
+    if not changes_shapes(graph):
+        for node in graph.nodes:
+            if node.target is tag_activation_checkpoint:
+                yield from bodies(node)
 
 
 def draw_again(graph: fx.Graph) -> None:

@@ -22,7 +22,17 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Effects", "Memory", "bodies", "effects_of", "evaluated", "memory_of", "remove_unused", "tensors_of"]
+__all__ = [
+    "Effects",
+    "Memory",
+    "bodies",
+    "changes_shapes",
+    "effects_of",
+    "evaluated",
+    "memory_of",
+    "remove_unused",
+    "tensors_of",
+]
 
 CALLS = ("call_function", "call_method", "call_module")
 UNKNOWN = -1
@@ -42,12 +52,15 @@ class Effects:
         draws: whether it may draw random numbers, or leave numbers undefined.
         known: whether it was observed: else it may do anything with what it is given, and see gradients, too.
         changes_shape: whether a tensor that was there before has another shape or other strides afterwards.
+        gives: memory of its arguments that its result has, too, where the value in the graph does not say so: torch
+            2.11 has a copy there of a tensor that comes back as it was, from dropout that is off, say.
     """
 
     writes: frozenset[int] = frozenset()
     draws: bool = False
     known: bool = True
     changes_shape: bool = False
+    gives: frozenset[int] = frozenset()
 
     @property
     def none(self) -> bool:
@@ -101,6 +114,8 @@ class Memory:
             self._join(node.meta.get(SHARES, frozenset()))
             if node.op in CALLS and not effects_of(node).known:  # its results may be views of what it was given
                 self._join(_given(node) | memory_of(_value(node)))
+            elif effects_of(node).gives:
+                self._join(effects_of(node).gives | memory_of(_value(node)))
 
     def _join(self, storages: frozenset[int]) -> None:
         first, *others = (*(storages - {UNKNOWN}), UNKNOWN)
@@ -129,6 +144,15 @@ def bodies(node: fx.Node) -> list[fx.GraphModule]:
         if isinstance(body, fx.GraphModule):
             found.append(body)
     return found
+
+
+def changes_shapes(graph: fx.Graph) -> bool:
+    """Whether a tensor's shape changes in it, or in a graph within it: what shape a tensor had when it was read is not
+    known then, for Dynamo has changed the one tensor that stands for it."""
+    return any(
+        effects_of(node).changes_shape or any(changes_shapes(body.graph) for body in bodies(node))
+        for node in graph.nodes
+    )
 
 
 def remove_unused(graph: fx.Graph, nodes: list[fx.Node]) -> None:
@@ -167,7 +191,7 @@ def _observe(node: fx.Node) -> Effects:
             observed = _run(node)
         except Exception:  # whatever PyTorch's functions raise for tensors without data
             return _anything(node)
-        if call is not None and observed.none and not observed.changes_shape:
+        if call is not None and observed.none and not (observed.changes_shape or observed.gives):
             _remember(call)
         return observed
     return _anything(node)
@@ -275,9 +299,10 @@ STATISTICS = ("running_mean", "running_var")
 
 def _run(node: fx.Node) -> Effects:
     watch = _Watch()
-    evaluated(node, torch.no_grad(), watch)
+    value = evaluated(node, torch.no_grad(), watch)
     given = _given(node) | {UNKNOWN}
-    return Effects(frozenset(watch.writes) & given, watch.draws, True, bool(watch.changed & given))
+    gives = memory_of(value) & _given(node) - memory_of(_value(node))
+    return Effects(frozenset(watch.writes) & given, watch.draws, True, bool(watch.changed & given), gives)
 
 
 def evaluated(

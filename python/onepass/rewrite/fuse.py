@@ -19,7 +19,7 @@ from onepass.advice.profile import Profile, profile_of
 from onepass.rewrite.attention import put_own_attention, with_products
 from onepass.rewrite.chains import Chain, Order, apart, chains, with_less_saved
 from onepass.rewrite.checkpoints import checkpointed_blocks, draw_again
-from onepass.rewrite.effects import effects_of
+from onepass.rewrite.effects import changes_shapes
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.inputs import by_memory, copied
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
@@ -72,8 +72,8 @@ def is_for_us(chain: Chain) -> bool:
 def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eager") -> list[Chain]:
     """The lines that a graph is worth. Prepares the graph for them: what PyTorch does in one kernel, a linear layer
     with its bias and its casts, is several nodes afterwards."""
-    if any(effects_of(node).changes_shape for node in graph.nodes):
-        return []  # what shape a tensor had when it was read is not known
+    if changes_shapes(graph):
+        return []
     leave_apart(graph)
     open_encoder_layers(graph)
     join_pieces(graph)
@@ -142,7 +142,12 @@ class Rewriter:
         self.report = Report()
 
     def __call__(self, gm: fx.GraphModule, example_inputs) -> Callable:
-        """What torch.compile calls with each graph."""
+        """What torch.compile calls with each graph. One with nodes that take what stands behind them stays as it is:
+        torch 2.11 captures checkpointed blocks within others so, where sizes change."""
+        try:
+            gm.graph.lint()
+        except RuntimeError:
+            return gm.forward
 
         def prepare(gm: fx.GraphModule, captured: bool) -> Callable:
             rewritten = copied(gm) if self.dry_run else gm

@@ -139,6 +139,8 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
         result = call
         if not one:
             result = after = _behind(graph, after, given[i], "call_function", _item, (call, i))
+            if given[0].requires_grad and not given[i].requires_grad:  # what is behind it makes the line's results so
+                result = after = _behind(graph, after, given[i], "call_method", "detach", (result,))
         if turned != as_it_is:
             result = after = _behind(graph, after, value, "call_method", "permute", (result, back))
         if not same_shape(value.shape[:-1], leading):
@@ -163,7 +165,7 @@ def _viewed(graph: fx.Graph, chain: Chain) -> list[fx.Node]:
     inputs = []
     for node, met in zip(chain.inputs, (value_of(chain.x).shape, *chain.met)):
         value = value_of(node)
-        as_it_is = met is None or node is not chain.x and is_column(value, met) or same_shape(value.shape[:-1], leading)
+        as_it_is = met is None or inputs and is_column(value, met) or same_shape(value.shape[:-1], leading)
         inputs.append(node if as_it_is else _new(graph, "reshape", node, (*leading, value.shape[-1])))
     return inputs
 
@@ -173,7 +175,7 @@ def _turned(graph: fx.Graph, chain: Chain, order: tuple[int, ...]) -> list[fx.No
     inputs = []
     for node, met in zip(chain.inputs, (value_of(chain.x).shape, *chain.met)):
         value = value_of(node)
-        if node is chain.x or not is_column(value, met):
+        if not inputs or not is_column(value, met):
             if value.dim() < len(order):
                 node = _new(graph, "reshape", node, (1,) * (len(order) - value.dim()) + tuple(value.shape))
             node = _new(graph, "permute", node, order)

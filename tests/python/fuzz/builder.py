@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fuzz import prelude
 from fuzz.programs import CALL, LENGTH, Input, Statement, leaf, rendered
 
-__all__ = ["Builder", "Form", "Skip", "Spoiled", "form", "forms", "is_row"]
+__all__ = ["Builder", "Form", "Hopeless", "Skip", "Spoiled", "form", "forms", "is_row"]
 
 LARGEST = 1e4
 """Of values: what is larger is not drawn, lest rounding be seen."""
@@ -37,6 +37,10 @@ def form(weight: float) -> Callable[[Form], Form]:
 
 class Skip(Exception):
     """What was drawn does not fit here."""
+
+
+class Hopeless(Exception):
+    """The program cannot be made anew: another is drawn."""
 
 
 class Spoiled(Exception):
@@ -283,7 +287,7 @@ class Builder:
             for statement in self.statements:
                 self._run(statement.render())
         except Exception:  # noqa: BLE001
-            raise Skip from None
+            raise Hopeless from None
         bound = {n for s in self.statements for n in s.binds} | {i.name for i in (*self.inputs, *self.state)}
         self.names = [n for n in self.names if n in bound]
 

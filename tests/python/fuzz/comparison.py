@@ -17,11 +17,13 @@ __all__ = ["Difference", "differences", "tolerance_of"]
 
 @dataclass(frozen=True)
 class Difference:
-    """`kind` is a word by which findings are counted, `where` what differs in which call, `text` how."""
+    """`kind` is a word by which findings are counted, `where` what differs in which call, `text` how, `error` by how
+    much where it is numbers that differ."""
 
     kind: str
     where: str
     text: str
+    error: float | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.where}: {self.text}"
@@ -45,8 +47,8 @@ def differences(
     """All of them, call by call."""
     result = []
     for i, (call, theirs, ours) in enumerate(zip(calls, expected, found)):
-        for kind, where, text in _of_call(theirs, ours, tolerance):
-            result.append(Difference(kind, f"call {i} ({call.mode}, {call.length}): {where}", text))
+        for kind, where, text, *error in _of_call(theirs, ours, tolerance):
+            result.append(Difference(kind, f"call {i} ({call.mode}, {call.length}): {where}", text, *error))
     return result
 
 
@@ -127,7 +129,7 @@ def _of_values(kind: str, where: str, a: Any, b: Any, tolerance: float, scale: f
     same = (x == y) | x.isnan()
     error = torch.where(same, 0.0, (x - y).abs()).max().item()
     if not error <= tolerance * max(scale, _largest(a)):
-        yield kind, where, f"off by {error:.3g}, largest {_largest(a):.3g}"
+        yield kind, where, f"off by {error:.3g}, largest {_largest(a):.3g}", error
 
 
 def _largest(t: Tensor) -> float:

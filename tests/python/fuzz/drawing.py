@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from fuzz import effects, known, pure, regions, views  # noqa: F401  they register what statements are drawn from
-from fuzz.builder import Builder, Skip
+from fuzz.builder import Builder, Hopeless, Skip
 from fuzz.operands import fresh
 from fuzz.programs import LENGTH, Program
 
@@ -26,6 +26,14 @@ RAISING = (
 
 def build(chance: random.Random) -> Program:
     """Draws one."""
+    while True:
+        try:
+            return _built(chance)
+        except Hopeless:
+            continue
+
+
+def _built(chance: random.Random) -> Program:
     dynamic = chance.random() < DYNAMIC
     lengths = chance.choice([(3, 5, 6), (5, 4, 9, 7), (6, 3, 5, 7)]) if dynamic else (chance.choice([2, 3, 4, 6, 8]),)
     b = Builder(chance, lengths)
@@ -37,7 +45,8 @@ def build(chance: random.Random) -> Program:
     if b.often(0.03):
         raising(b)
     modes = b.one_of(("training",), ("training",), ("training", "no_grad"), ("no_grad",))
-    return Program(tuple(b.inputs), tuple(b.state), tuple(b.statements), returned(b), lengths, modes, shapes_of(b))
+    whole = tuple(b.inputs), tuple(b.state), tuple(b.statements), returned(b)
+    return Program(*whole, lengths, modes, twice=b.often(0.4), shapes=shapes_of(b))
 
 
 def begun(b: Builder, dynamic: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch._dynamo import guards
 from torch._dynamo.backends.debugging import aot_eager
 from torch._inductor import compile_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from fuzz.masks import Masks
@@ -76,8 +78,20 @@ def observe(program: Program, way: Way, calls: list[Call], masks: Masks) -> list
     """All calls of one function or module that `way` makes of the program."""
     torch.manual_seed(7)
     made = program.make()
-    called = way(made)
-    return [_observe(program, made, called, call, masks) for call in calls]
+    begun = copy.deepcopy(made.state_dict()) if "checkpoint(" in program.source and program.state else {}
+    called, found = way(made), []
+    for call in calls:
+        found.append(_observe(program, made, called, call, masks))
+        _put_back(made, begun)
+    return found
+
+
+def _put_back(made: Any, state: dict[str, Tensor]) -> None:
+    """State as it was: how often a checkpointed block is run again, and counts, is nobody's promise."""
+    with torch.no_grad():
+        for name, value in _state(made).items():
+            if (before := state.get(name.removeprefix("self."))) is not None and before.shape == value.shape:
+                value.copy_(before)
 
 
 def _observe(program: Program, made: Any, called: Callable, call: Call, masks: Masks) -> Observation:
@@ -174,6 +188,7 @@ def _layout(value: Any) -> Any:
     """What can be seen of a tensor beside its numbers; strides of sizes below two are nothing."""
     if not isinstance(value, Tensor) or value.is_nested:
         return type(value).__name__
+    value.untyped_storage()  # raises for what torch.func has forgotten to unwrap
     strides = tuple(stride for stride, size in zip(value.stride(), value.shape) if size > 1)
     return type(value).__name__, value.dtype, tuple(value.shape), strides, value.requires_grad, value.is_leaf
 
@@ -190,6 +205,10 @@ def _sharing(values: list[Any]) -> list[Any]:
         memory = memories.setdefault(value.untyped_storage().data_ptr(), i)
         found.append((objects.setdefault(id(value), i), memory, value.storage_offset() if memory != i else 0))
     return found
+
+
+WIDE = (torch.float32, torch.float64)
+"""Of attention: in narrower types PyTorch's written-out one computes in float32, kernels multiply as they are."""
 
 
 @contextlib.contextmanager
@@ -212,11 +231,17 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
             return tuple(t.clone(memory_format=torch.contiguous_format) for t in results)
         return results.clone(memory_format=torch.contiguous_format)
 
+    choose = attentions.choose
     prepare, front, differentiable = lines._prepare_on_cpu, lines.front, lines.differentiable
 
     def unless_autocast(function):
         """The C++ way asks for a compiler under autocast."""
         return lambda: None if torch.is_autocast_enabled("cpu") else function()
+
+    def chosen(call: Any) -> str:
+        if call.dtype not in WIDE:
+            return ""
+        return "onepass" if attention else choose(call)
 
     def ahead_of_time(text: str, masks: int) -> bool:
         return "dropout" not in text and prepare(text, masks)
@@ -229,8 +254,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
             own = SimpleNamespace(**{**vars(prices), "has_own_product": lambda *_, **__: True})
             stack.enter_context(_replaced(layers, "prices", own))
             stack.enter_context(_replaced(layers, "_gains", lambda *_: True))
-        if attention:
-            stack.enter_context(_replaced(attentions, "choose", lambda call: "onepass"))
+        stack.enter_context(_replaced(attentions, "choose", chosen))
         if then == "aot_eager":
             stack.enter_context(_replaced(compile_fx, "compile_fx", aot_eager))
         stack.enter_context(_replaced(lines.Line, "reference", composed))
@@ -239,6 +263,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
         stack.enter_context(_replaced(lines, "differentiable", unless_autocast(differentiable)))
         stack.enter_context(_replaced(guards, "profile_guard_manager", lambda *_: 0.0))  # it takes 60 ms a capture
         stack.enter_context(_default_dtype(torch.float64))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # others save their result, which checkpoints overwrite
         stack.enter_context(_environment("ONEPASS_CXX", "/nonexistent"))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ import random
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 __all__ = ["Finding", "Summary", "hunt"]
@@ -37,6 +38,7 @@ class Summary:
     raises: int = 0
     no_gradient: int = 0
     refused: int = 0
+    rounding: int = 0
     findings: list[Finding] = field(default_factory=list)
     torchs_own: Counter = field(default_factory=Counter)
     seconds: float = 0.0
@@ -47,7 +49,8 @@ class Summary:
         return (
             f"{self.programs} programs of {self.statements / count:.1f} statements in {self.seconds:.0f} s; "
             f"{self.with_lines} ({self.with_lines / count:.0%}) with lines; {self.raises} that eager refuses, "
-            f"{self.no_gradient} without backward in eager, {self.refused} without it through what is overwritten; "
+            f"{self.no_gradient} without backward in eager, {self.refused} without it in a line; "
+            f"{self.rounding} with rounding; "
             f"{sum(self.torchs_own.values())} that Dynamo alone does not run as eager does {dict(self.torchs_own)}; "
             f"{len(self.findings)} findings {dict(kinds)}"
         )
@@ -63,6 +66,7 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
     waiting = [list(range(seed + i, seed + programs, processes)) for i in range(processes)]
     workers = [_start(context, seeds, results, then, each) for seeds in waiting]
     begun: dict[int, int] = {}
+    built: set[int] = set()
     summary, start = Summary(), time.monotonic()
     while any(w.is_alive() for w in workers) or not results.empty():
         try:
@@ -71,7 +75,10 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
             for i, worker in enumerate(workers):
                 at = begun.pop(i, None)
                 if not worker.is_alive() and worker.exitcode and at is not None:
-                    summary.findings.append(Finding(at, "crash", f"the process ended with {worker.exitcode}"))
+                    if at in built:
+                        summary.findings.append(Finding(at, "crash", f"the process ended with {worker.exitcode}"))
+                    else:  # eager PyTorch alone
+                        summary.torchs_own["crash"] += 1
                     waiting[i] = [s for s in waiting[i] if s > at]
                     workers[i] = _start(context, waiting[i], results, then, each, i)
                 elif at is not None:
@@ -80,17 +87,18 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
         i = next((k for k, w in enumerate(workers) if w.pid == which), 0)
         if message == "begins":
             begun[i] = value
+        elif message == "built":
+            built.add(value)
         else:
             _add(summary, value)
-            begun.pop(i, None)
-        summary.seconds = time.monotonic() - start
-        if message != "begins":
+            built.discard(begun.pop(i, -1))
+            summary.seconds = time.monotonic() - start
             yield summary
     yield summary
 
 
 def _add(summary: Summary, one: Summary) -> None:
-    for name in ("programs", "statements", "with_lines", "raises", "no_gradient", "refused"):
+    for name in ("programs", "statements", "with_lines", "raises", "no_gradient", "refused", "rounding"):
         setattr(summary, name, getattr(summary, name) + getattr(one, name))
     summary.findings += one.findings
     summary.torchs_own += one.torchs_own
@@ -116,11 +124,12 @@ def _work(seeds: list[int], results, then: str, each: int) -> None:
         for seed in seeds:
             results.put((os.getpid(), "begins", seed))
             with prepared(then, linear=seed % 2 == 1, attention=seed // 2 % 2 == 1):
-                results.put((os.getpid(), "ended", one(seed, then, small, each)))
+                say = functools.partial(results.put, (os.getpid(), "built", seed))
+                results.put((os.getpid(), "ended", one(seed, then, small, each, say)))
 
 
-def one(seed: int, then: str, small: Counter, each: int) -> Summary:
-    """The program of one seed."""
+def one(seed: int, then: str, small: Counter, each: int, built: Callable[[], None] = lambda: None) -> Summary:
+    """The program of one seed; `built` is called when it is drawn, which eager PyTorch alone has run until then."""
     import torch
 
     from fuzz.drawing import build
@@ -131,11 +140,12 @@ def one(seed: int, then: str, small: Counter, each: int) -> Summary:
     torch.manual_seed(seed)
     try:
         program = build(random.Random(seed))
+        built()
         outcome = trial(program, then)
     except Exception:  # noqa: BLE001
         return Summary(1, findings=[Finding(seed, "fuzzer", traceback.format_exc())])
     summary = Summary(1, len(program.statements), bool(outcome.lines), outcome.raises, outcome.no_gradient)
-    summary.refused = bool(outcome.refused)
+    summary.refused, summary.rounding = bool(outcome.refused), bool(outcome.rounding)
     summary.torchs_own.update({d.kind for d in outcome.torchs_own})
     for kind in list(dict.fromkeys(d.kind for d in outcome.found))[:1]:
         found = [d for d in outcome.found if d.kind == kind]
@@ -153,8 +163,8 @@ def one(seed: int, then: str, small: Counter, each: int) -> Summary:
 
             least = minimised(program, fails)
             told = [str(d) for d in trial(least, then).found if d.kind == kind]
-            finding.text = told[0]
-            finding.script = reproduction(least, f"seed {seed}\n{told[0]}")
+            finding.text = next(iter(told), finding.text + " (not again)")
+            finding.script = reproduction(least, f"seed {seed}\n{finding.text}")
             finding.program = least.source
         summary.findings.append(finding)
     return summary

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: F401
 
 
 def R(*shape, dtype=None):
-    """Random normal numbers."""
-    return torch.randn(shape, dtype=dtype)
+    """Random normal numbers, the same in every dtype."""
+    return torch.randn(shape, dtype=torch.float64).to(dtype or torch.get_default_dtype())
 
 
 def rotated(x, cos, sin):

@@ -127,8 +127,27 @@ class Program:
         """New ones, from torch's generator."""
         return _compiled(self.input_source)["inputs"](length, call)
 
+    def widened(self) -> Program:
+        """The same in float64 throughout."""
+        return replace(
+            self,
+            inputs=tuple(replace(i, source=_wide(i.source)) for i in self.inputs),
+            state=tuple(replace(i, source=_wide(i.source)) for i in self.state),
+            statements=tuple(
+                replace(s, source=_wide(s.source), contexts=tuple(map(_wide, s.contexts))) for s in self.statements
+            ),
+            returns=tuple(map(_wide, self.returns)),
+            modes=tuple("training" if mode == "autocast" else mode for mode in self.modes),
+        )
+
     def without(self, statement: Statement) -> Program:
         return replace(self, statements=tuple(s for s in self.statements if s is not statement))
+
+
+def _wide(source: str) -> str:
+    source = re.sub(r"torch\.autocast\([^)]*\)", "torch.autocast('cpu', enabled=False)", source)
+    source = re.sub(r"torch\.(float32|bfloat16|float16|half)\b", "torch.float64", source)
+    return re.sub(r"\.(float|bfloat16|half)\(\)", ".double()", source)
 
 
 def leaf(made: Input) -> str:

@@ -60,7 +60,12 @@ REDUCTIONS = (
     *("{0}.mean(1, keepdim=True)", "{0}.sum((0, -1))", "{0}.mean((0, 1), keepdim=True)", "{0}.argmax(-1)", "{0}.max()"),
 )
 BINARY = (
-    *("torch.maximum({0}, {1})", "torch.minimum({0}, {1})", "torch.atan2({0}, {1})", "torch.lerp({0}, {1}, 0.3)"),
+    *(
+        "torch.maximum({0}, {1})",
+        "torch.minimum({0}, {1})",
+        "torch.atan2({0} + 0.0, {1} + 0.0)",
+        "torch.lerp({0}, {1}, 0.3)",
+    ),
     *(
         "torch.addcmul({0}, {1}, {1}, value=0.5)",
         "torch.hypot({0}, {1} + 1)",
