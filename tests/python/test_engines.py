@@ -103,6 +103,7 @@ class TestChoice:
 @pytest.mark.parametrize("name", _engines.ENGINES)
 def test_named_engines(name, device, monkeypatch):
     """Those that cannot serve leave it to others, and torch's settings are as before."""
+    torch._dynamo.reset()  # one function, compiled for each engine
     monkeypatch.setattr(_engines, "choose", lambda call: name)
     before = torch._C._get_sdp_priority_order(), torch.backends.cuda.cudnn_sdp_enabled()
     tensors = [torch.randn(2, 4, 128, 64, device=device, dtype=torch.bfloat16) for _ in range(3)]

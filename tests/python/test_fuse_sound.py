@@ -198,7 +198,12 @@ def asked_inside(x, w):
     return y, h.mul(1.5)
 
 
-@pytest.mark.parametrize("function", [returned, returned_view, hooked, asked_inside])
+def returned_as_it_was(x, w):
+    h = x + w
+    return h * 2.0 + F.layer_norm(h, (8,)), F.dropout(h, 0.0)
+
+
+@pytest.mark.parametrize("function", [returned, returned_view, returned_as_it_was, hooked, asked_inside])
 def test_gradients_of_values_on_the_way(function):
     agrees(function, grad(6, 8), grad(6, 8))
 
@@ -574,6 +579,31 @@ def test_devices_that_lines_do_not_run_on():
 def test_divisions_whose_inverse_is_no_number(number):
     for x in (torch.zeros(4, 8), torch.full((4, 8), 1e38), R(4, 8).double()):
         agrees(lambda x: torch.tanh(x / number), x)
+
+
+def test_shapes_that_change_behind_a_block():
+    """Dynamo changes the one tensor that stands for the block's result."""
+
+    def function(x, w):
+        y = checkpoint(lambda x: F.layer_norm(x + 1.0, (8,)), x, use_reentrant=False)
+        y.unsqueeze_(0)
+        return y * w
+
+    agrees(function, grad(6, 8), R(8))
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 4)])
+def test_rows_of_one_dimension_with_themselves(shape):
+    """An operand that is the same tensor is a column, the row is none."""
+    assert agrees(lambda x: (F.gelu(x) * x).view(shape), grad(8))
+
+
+def test_graphs_in_no_order_stay():
+    gm = torch.fx.symbolic_trace(lambda x, y: F.gelu(x + 1.0) * y)
+    last = next(node for node in gm.graph.nodes if node.name == "y")
+    next(node for node in gm.graph.nodes if node.target == "output").prepend(last)
+    rewriter = fusing.Rewriter()
+    assert rewriter(gm, []) == gm.forward and not rewriter.report.lines
 
 
 def test_what_a_checkpointed_block_overwrites():
