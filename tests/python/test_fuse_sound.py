@@ -381,6 +381,16 @@ def test_strides(function, expected):
     assert agrees(function, R(4, 5, 6), R(4, 5, 6)) == expected
 
 
+def test_numbers_read_by_their_strides():
+    """As eager's result lies: Dynamo has made its strides numbers."""
+
+    def function(x):
+        y = F.softmax(x.mT + 1.0, -1)
+        return y.as_strided(y.shape, y.stride()) * 2.0
+
+    agrees(function, grad(6, 8))
+
+
 def test_channels_last():
     x = R(2, 3, 4, 5).to(memory_format=torch.channels_last)
     fused = onepass.fuse(lambda x: F.gelu(x * 2.0))

@@ -229,7 +229,8 @@ class Order:
             taken = changed.keys() & set(node.all_input_nodes)
             if node in chain or node in given or not taken:
                 continue
-            if written or node.op == "output" or not effects_of(node).known:
+            effects = effects_of(node)
+            if written or node.op == "output" or not effects.known or effects.by_strides:
                 return False
             if self.is_written({node}, self.index[node], chain):
                 return False

@@ -52,6 +52,7 @@ class Effects:
         draws: whether it may draw random numbers, or leave numbers undefined.
         known: whether it was observed: else it may do anything with what it is given, and see gradients, too.
         changes_shape: whether a tensor that was there before has another shape or other strides afterwards.
+        by_strides: whether what it gives depends on where in memory the numbers of a tensor lie, as of `as_strided`.
         gives: memory of its arguments that its result has, too, where the value in the graph does not say so: torch
             2.11 has a copy there of a tensor that comes back as it was, from dropout that is off, say.
     """
@@ -60,6 +61,7 @@ class Effects:
     draws: bool = False
     known: bool = True
     changes_shape: bool = False
+    by_strides: bool = False
     gives: frozenset[int] = frozenset()
 
     @property
@@ -191,7 +193,7 @@ def _observe(node: fx.Node) -> Effects:
             observed = _run(node)
         except Exception:  # whatever PyTorch's functions raise for tensors without data
             return _anything(node)
-        if call is not None and observed.none and not (observed.changes_shape or observed.gives):
+        if call is not None and observed == Effects():
             _remember(call)
         return observed
     return _anything(node)
@@ -275,6 +277,7 @@ class _Watch(TorchDispatchMode):
     writes: set[int] = field(default_factory=set)
     draws: bool = False
     changed: set[int] = field(default_factory=set)  # memory of tensors whose shape changes
+    by_strides: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -290,6 +293,7 @@ class _Watch(TorchDispatchMode):
         self.draws |= torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
         if torch.Tag.inplace_view in func.tags or name in ("aten::set_", "aten::resize_"):
             self.changed |= memory_of(args[0])
+        self.by_strides |= "as_strided" in name
         return func(*args, **kwargs)
 
 
@@ -302,7 +306,9 @@ def _run(node: fx.Node) -> Effects:
     value = evaluated(node, torch.no_grad(), watch)
     given = _given(node) | {UNKNOWN}
     gives = memory_of(value) & _given(node) - memory_of(_value(node))
-    return Effects(frozenset(watch.writes) & given, watch.draws, True, bool(watch.changed & given), gives)
+    return Effects(
+        frozenset(watch.writes) & given, watch.draws, True, bool(watch.changed & given), watch.by_strides, gives
+    )
 
 
 def evaluated(

@@ -40,7 +40,7 @@ class Skip(Exception):
 
 
 class Hopeless(Exception):
-    """The program cannot be made anew: another is drawn."""
+    """The program cannot be made anew, or gives nothing: another is drawn."""
 
 
 class Spoiled(Exception):

@@ -79,6 +79,8 @@ def raising(b: Builder) -> None:
 def returned(b: Builder) -> tuple[str, ...]:
     """The last value, and others: intermediates, inputs, views, the same one twice."""
     made = [n for n in b.names if not n.startswith("self") and not b[n].is_nested]
+    if not made:
+        raise Hopeless
     results = [made[-1]]
     unused = [
         n for n in made if not n.startswith("x") and not any(n in s.uses for s in b.statements if n not in s.binds)

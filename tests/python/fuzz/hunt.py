@@ -66,7 +66,7 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
     waiting = [list(range(seed + i, seed + programs, processes)) for i in range(processes)]
     workers = [_start(context, seeds, results, then, each) for seeds in waiting]
     begun: dict[int, int] = {}
-    built: set[int] = set()
+    ran: set[int] = set()
     summary, start = Summary(), time.monotonic()
     while any(w.is_alive() for w in workers) or not results.empty():
         try:
@@ -75,7 +75,7 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
             for i, worker in enumerate(workers):
                 at = begun.pop(i, None)
                 if not worker.is_alive() and worker.exitcode and at is not None:
-                    if at in built:
+                    if at in ran:
                         summary.findings.append(Finding(at, "crash", f"the process ended with {worker.exitcode}"))
                     else:  # eager PyTorch alone
                         summary.torchs_own["crash"] += 1
@@ -87,11 +87,11 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
         i = next((k for k, w in enumerate(workers) if w.pid == which), 0)
         if message == "begins":
             begun[i] = value
-        elif message == "built":
-            built.add(value)
+        elif message == "ran":
+            ran.add(value)
         else:
             _add(summary, value)
-            built.discard(begun.pop(i, -1))
+            ran.discard(begun.pop(i, -1))
             summary.seconds = time.monotonic() - start
             yield summary
     yield summary
@@ -124,12 +124,12 @@ def _work(seeds: list[int], results, then: str, each: int) -> None:
         for seed in seeds:
             results.put((os.getpid(), "begins", seed))
             with prepared(then, linear=seed % 2 == 1, attention=seed // 2 % 2 == 1):
-                say = functools.partial(results.put, (os.getpid(), "built", seed))
+                say = functools.partial(results.put, (os.getpid(), "ran", seed))
                 results.put((os.getpid(), "ended", one(seed, then, small, each, say)))
 
 
-def one(seed: int, then: str, small: Counter, each: int, built: Callable[[], None] = lambda: None) -> Summary:
-    """The program of one seed; `built` is called when it is drawn, which eager PyTorch alone has run until then."""
+def one(seed: int, then: str, small: Counter, each: int, ran: Callable[[], None] = lambda: None) -> Summary:
+    """The program of one seed; `ran` as for `trial`."""
     import torch
 
     from fuzz.drawing import build
@@ -140,8 +140,7 @@ def one(seed: int, then: str, small: Counter, each: int, built: Callable[[], Non
     torch.manual_seed(seed)
     try:
         program = build(random.Random(seed))
-        built()
-        outcome = trial(program, then)
+        outcome = trial(program, then, ran)
     except Exception:  # noqa: BLE001
         return Summary(1, findings=[Finding(seed, "fuzzer", traceback.format_exc())])
     summary = Summary(1, len(program.statements), bool(outcome.lines), outcome.raises, outcome.no_gradient)

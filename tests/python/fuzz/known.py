@@ -111,7 +111,7 @@ def norm(b: Builder) -> None:
 def norm_of(b: Builder, x: str) -> str:
     n, dtype = b.size(x, -1), dtype_of(b[x])
     columns = [fresh(b, b.shape(x)[-1:], dtype) if b.often(0.6) else "None" for _ in range(2)]
-    eps = b.one_of("1e-5", "1e-3", "1e-6" if dtype else "1e-12")
+    eps = b.one_of("1e-5", "1e-3", "1e-6" if dtype else "1e-8")
     kind = b.chance.random()
     if kind < 0.4:
         return f"F.layer_norm({x}, ({n},), {columns[0]}, {columns[1]}, {eps})"

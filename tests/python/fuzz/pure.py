@@ -11,7 +11,7 @@ UNARY = (
         "torch.cos({0})",
         "{0}.clamp(-2, 2).exp()",
         "{0}.abs()",
-        "{0}.sign()",
+        "({0} + 0.3).sign()",
         "{0}.floor()",
         "{0}.cumsum(-1)",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
@@ -50,11 +51,12 @@ class Outcome:
     no_gradient: bool = False
 
 
-def trial(program: Program, then: str = "eager") -> Outcome:
+def trial(program: Program, then: str = "eager", ran: Callable[[], None] = lambda: None) -> Outcome:
     """Runs it, within `execution.prepared` and `masks.intercepted`.
 
     then: what runs the rest of a graph: "eager", "inductor", or in its place "aot_eager", which traces as that does
         and compiles nothing. A trace draws masks that nobody sees: programs with dropout are left out there.
+    ran: called when eager PyTorch alone has run the program.
     """
     if then != "eager":
         program = replace(program, twice=False)  # what is traced has no second derivatives
@@ -62,6 +64,7 @@ def trial(program: Program, then: str = "eager") -> Outcome:
     draws = "dropout(" in program.source
     drawn = Masks()
     expected = observe(program, lambda made: made, calls, drawn)
+    ran()
     if drawn.drawn and then != "eager":
         return Outcome()
     fused, masks = [], Masks()
