@@ -1,5 +1,5 @@
 // Nanoseconds a number of each lane function, conversion and random number, in level-one cache, on every SIMD target
-// that this CPU has. One register an iteration, as the skeletons run them.
+// that this CPU has. One register an iteration, as kernels run them.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench/lane_bench.cc"
 #include <hwy/foreach_target.h>

@@ -290,7 +290,7 @@ def open_autograd(may_compile: bool = True) -> Callable | None:
     or compiled now.
 
     Returns:
-        What src/torch/front.h calls a line with; None where that is not there.
+        What src/torch/autograd/fast_path.h calls a line with; None where that is not there.
 
     Raises:
         CannotCompile: if there is no C++ compiler, or none that does.

@@ -100,6 +100,6 @@ def _one_by_one(op, size: int, args, in_dims):
     return results, [0] * len(results)
 
 
-for _skeleton in ("elementwise", "rowwise", "linear", "scores", "attention", "group"):
+for _kind in ("elementwise", "rowwise", "linear", "scores", "attention", "group"):
     for _direction in ("forward", "backward"):
-        _register(f"{_skeleton}_{_direction}")
+        _register(f"{_kind}_{_direction}")

@@ -19,7 +19,7 @@ TABLES, CURVES = ("table", "linear", "attention", "models"), ("curve", "attentio
 INTRODUCTION = """\
 # The language
 
-`onepass docs` writes this page from the words' descriptors in `include/onepass/stage/`; edit `python/onepass/docs.py`.
+`onepass docs` writes this page from the words' descriptors in `include/onepass/word/`; edit `python/onepass/docs.py`.
 
 A line says what happens to a row of a tensor, word by word, from left to right:
 

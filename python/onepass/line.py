@@ -81,9 +81,9 @@ class Line:
         contraction = "linear" if self.weight is not None else None
         if self.scores:
             contraction = "attention" if self.values else "scores"
-        skeleton = contraction or ("rowwise" if self.rowwise else "elementwise")
-        self.forward_op = getattr(torch.ops.onepass, f"{skeleton}_forward").default
-        self.backward_op = getattr(torch.ops.onepass, f"{skeleton}_backward").default
+        kind = contraction or ("rowwise" if self.rowwise else "elementwise")
+        self.forward_op = getattr(torch.ops.onepass, f"{kind}_forward").default
+        self.backward_op = getattr(torch.ops.onepass, f"{kind}_backward").default
         self._matrix_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "contraction"]
         self._mask_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "mask"]
         self._ready_on_cpu: dict[int, bool] = {}

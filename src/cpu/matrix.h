@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "onepass/skeleton/arguments.h"
+#include "onepass/kernel/arguments.h"
 
 namespace onepass::cpu {
 

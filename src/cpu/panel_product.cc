@@ -7,7 +7,7 @@
 #include <cstring>
 #include <functional>
 
-#include "onepass/skeleton/place.cpu.h"
+#include "onepass/kernel/common/cursor.cpu.h"
 #include "src/cpu/bf16_product.h"
 #include "src/cpu/panel_product.h"
 

@@ -4,7 +4,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "onepass/skeleton/place.cpu.h"
+#include "onepass/kernel/common/cursor.cpu.h"
 #include "src/cpu/reduce.h"
 
 ONEPASS_BEGIN

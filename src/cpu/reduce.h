@@ -1,7 +1,7 @@
 // The second stage of column gradients.
 #pragma once
 
-#include "onepass/skeleton/arguments.h"
+#include "onepass/kernel/arguments.h"
 
 namespace onepass::cpu {
 

@@ -57,7 +57,7 @@ bool ahead_of_time(const spec::line& line, std::uint64_t boolean_masks) {
 
 namespace {
 
-constexpr const char* kHeaders = "#include <hwy/highway.h>\n#include \"onepass/skeleton/kernels.cpu.h\"\n";
+constexpr const char* kHeaders = "#include <hwy/highway.h>\n#include \"onepass/kernel/row/kernels.cpu.h\"\n";
 
 // Without what users have defined.
 std::string plain_source(const spec::line& line, std::uint64_t boolean_masks) {

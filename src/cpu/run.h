@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "onepass/skeleton/cpu_kernels.h"
+#include "onepass/kernel/cpu_kernels.h"
 #include "src/spec/line.h"
 
 namespace onepass::cpu {

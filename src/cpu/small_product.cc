@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "onepass/skeleton/place.cpu.h"
+#include "onepass/kernel/common/cursor.cpu.h"
 #include "src/cpu/small_product.h"
 
 ONEPASS_BEGIN

@@ -1,7 +1,7 @@
 // What the generated sources of the ahead-of-time table provide.
 #pragma once
 
-#include "onepass/skeleton/cpu_kernels.h"
+#include "onepass/kernel/cpu_kernels.h"
 
 namespace onepass::cpu {
 

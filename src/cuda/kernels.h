@@ -1,4 +1,4 @@
-// The CUDA kernels by name: a skeleton's function each, which is all that a source calls.
+// The CUDA kernels by name. Each entry point calls one function of a header in onepass/kernel.
 #pragma once
 
 namespace onepass::cuda {

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "src/cuda/configuration.h"
-#include "src/cuda/source.h"
+#include "src/cuda/row/configuration.h"
+#include "src/cuda/runtime/source.h"
 #include "src/spec/contraction.h"
 #include "src/spec/layout.h"
 

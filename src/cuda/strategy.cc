@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
-#include "src/cuda/attention.h"
-#include "src/cuda/held_scores.h"
-#include "src/cuda/linear.h"
-#include "src/cuda/resident_linear.h"
-#include "src/cuda/scores.h"
-#include "src/cuda/streamed_linear.h"
+#include "src/cuda/attention/forward_sm90.h"
+#include "src/cuda/attention/probabilities_sm90.h"
+#include "src/cuda/linear/gemm_sm90.h"
+#include "src/cuda/linear/small_k.h"
+#include "src/cuda/attention/forward_sm80.h"
+#include "src/cuda/linear/small_m.h"
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {

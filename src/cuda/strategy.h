@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "src/cuda/driver.h"
+#include "src/cuda/runtime/driver.h"
 #include "src/spec/contraction.h"
 #include "src/spec/strategy.h"
 

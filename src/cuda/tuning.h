@@ -1,4 +1,4 @@
-// The CUDA skeletons' tuning: plain data. What chose each figure is in docs/measured-facts.md, "Tuning on the H200".
+// The CUDA kernels' tuning: plain data. What chose each figure is in docs/measured-facts.md, "Tuning on the H200".
 #pragma once
 
 namespace onepass::cuda {
@@ -103,7 +103,7 @@ struct tuning {
 
 inline constexpr tuning kTuning{};
 
-// Tiles of 128 rows in one kernel with a matrix product (onepass/skeleton/linear.cuda.h).
+// Tiles of 128 rows in one kernel with a matrix product (onepass/kernel/linear/gemm_sm90.cuda.h).
 struct linear_tile {
   int columns;
   int buffers;  // of products: 2 for all of a tile, 1 for half of it, which leaves room for one stage more
@@ -121,7 +121,7 @@ struct linear_tuning {
 };
 inline constexpr linear_tuning kLinearTuning{};
 
-// A matrix that streams past few rows (onepass/skeleton/streamed_linear.cuda.h).
+// A matrix that streams past few rows (onepass/kernel/linear/small_m.cuda.h).
 struct streamed_tuning {
   int rows = 16;     // at most
   int numbers = 64;  // of a row in one thread, at most
@@ -129,7 +129,7 @@ struct streamed_tuning {
 };
 inline constexpr streamed_tuning kStreamedTuning{};
 
-// Short rows past a small matrix (onepass/skeleton/resident_linear.cuda.h).
+// Short rows past a small matrix (onepass/kernel/linear/small_k.cuda.h).
 struct resident_tuning {
   int depth = 256;  // at most
   // Of a block: where a thread holds x as it is stored, where it holds what words make of it, where there are few rows.
@@ -137,7 +137,7 @@ struct resident_tuning {
 };
 inline constexpr resident_tuning kResidentTuning{};
 
-// Queries and keys to the end of the line (onepass/skeleton/scores.cuda.h).
+// Queries and keys to the end of the line (onepass/kernel/attention/forward_sm80.cuda.h).
 struct scores_tuning {
   int depth = 256, depth_of_four = 64;   // at most; and where a thread has four rows
   int threads = 256, blocks_per_sm = 2;  // of a block; that registers and shared memory leave room for
@@ -147,7 +147,7 @@ struct scores_tuning {
 };
 inline constexpr scores_tuning kScoresTuning{};
 
-// Tiles of keys past rows of queries (onepass/skeleton/attention.cuda.h).
+// Tiles of keys past rows of queries (onepass/kernel/attention/forward_sm90.cuda.h).
 struct attention_tuning {
   int depth = 256;                       // at most
   int groups = 2, groups_of_scores = 3;  // warpgroups of rows; without values, up to 128 numbers
@@ -157,7 +157,7 @@ struct attention_tuning {
 };
 inline constexpr attention_tuning kAttentionTuning{};
 
-// Without values, where registers hold a row of scores (onepass/skeleton/held_scores.cuda.h).
+// Without values, where registers hold a row of scores (onepass/kernel/attention/probabilities_sm90.cuda.h).
 struct held_tuning {
   int groups, tile, groups_per_sm;  // warpgroups of a block, one where it would hold a row; keys of each; on an SM
 };
@@ -174,7 +174,7 @@ struct held_scores_tuning {
   double score = .64e-12, score_depth = 3e-15, score_tensor = .34e-12, start = 2e-6;
 };
 
-// Backward of attention (onepass/skeleton/attention_gradients.cuda.h).
+// Backward of attention (onepass/kernel/attention/backward_sm90.cuda.h).
 struct attention_gradients_tuning {
   int depth = 256;  // at most: sums are held in registers
   int panels = 4;   // of both depths, up to which a kernel has room for the sums of keys and values
@@ -183,13 +183,13 @@ struct attention_gradients_tuning {
   int stages = 4;  // at most
 };
 
-// The same by warps (onepass/skeleton/warp_attention_gradients.cuda.h).
+// The same by warps (onepass/kernel/attention/backward_sm80.cuda.h).
 struct warp_gradients_tuning {
   int depth = 128;  // at most: rows and sums are held in registers
 };
 inline constexpr warp_gradients_tuning kWarpGradientsTuning{};
 
-// Their backward, where nothing stands behind softmax (onepass/skeleton/score_gradients.cuda.h).
+// Their backward, where nothing stands behind softmax (onepass/kernel/attention/probabilities_backward_sm90.cuda.h).
 struct score_gradients_tuning {
   int depth = 128;     // at most
   int keys = 256;      // of a block, of at most 64 numbers; half as many of more

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "onepass/skeleton/arguments.h"
+#include "onepass/kernel/arguments.h"
 #include "src/spec/words.h"
 
 namespace onepass::spec {

@@ -62,7 +62,7 @@ descriptor descriptor_of(const entry& of) {
           .meaning = of.word.meaning.c_str()};
 }
 
-// As kernels are compiled with it: of its descriptor, what a skeleton asks for.
+// As kernels are compiled with it: of its descriptor, what a kernel asks for.
 std::string definition(const entry& of) {
   static constexpr const char* kOperands[] = {"none", "column", "tensor"};
   const std::string type = of.type.substr(of.type.rfind(':') + 1), body = type + "_body";
@@ -127,7 +127,7 @@ std::string with_definitions(std::string source) {
     }
   }
   if (needed.empty()) return source;
-  std::string text = "#include \"onepass/stage/user.h\"\nONEPASS_BEGIN\nnamespace user {\n";
+  std::string text = "#include \"onepass/word/user.h\"\nONEPASS_BEGIN\nnamespace user {\n";
   for (const auto& [type, definition] : needed) text += definition;
   return source.insert(source.find("ONEPASS_BEGIN"), text + "}  // namespace user\nONEPASS_END\n");
 }

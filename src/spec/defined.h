@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "onepass/stage/descriptor.h"
+#include "onepass/word/descriptor.h"
 
 namespace onepass::spec {
 
@@ -16,7 +16,7 @@ struct defined_word {
   std::vector<std::string> parameters;  // all of which a line must give
   int flops_forward = 1, flops_backward = 1;
   std::string formula, meaning;
-  std::string source;  // `forward` and perhaps `backward`, as members of a struct (onepass/stage/user.h)
+  std::string source;  // `forward` and perhaps `backward`, as members of a struct (onepass/word/user.h)
 };
 
 // From here on a word of the vocabulary. Throws std::invalid_argument where there is one of that name. What it points

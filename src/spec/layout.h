@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "onepass/skeleton/arguments.h"
+#include "onepass/kernel/arguments.h"
 
 namespace onepass::spec {
 

@@ -6,8 +6,8 @@
 #include <charconv>
 #include <iterator>
 
-#include "onepass/skeleton/arguments.h"
-#include "onepass/stage/words.h"
+#include "onepass/kernel/arguments.h"
+#include "onepass/word/words.h"
 #include "src/spec/words.h"
 
 namespace onepass::spec {
@@ -358,7 +358,7 @@ std::string operand_name(const line& of, const word& w, int operand) {
 line with_features(line of, int features) {
   for (int j = 0; j < features; ++j) {
     word w{};
-    w.about = &stage::feature::about;
+    w.about = &onepass::word::feature::about;
     w.ordinal = j;
     w.operand = of.operands++;
     of.words.push_back(w);

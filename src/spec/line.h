@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "onepass/stage/descriptor.h"
+#include "onepass/word/descriptor.h"
 
 namespace onepass::spec {
 
@@ -14,12 +14,12 @@ namespace onepass::spec {
 enum class strategy : int {
   automatic,
   unfused,   // the words before it, the library's product, the words behind it
-  tiled,     // one kernel (onepass/skeleton/linear.cuda.h)
-  deferred,  // the same, with the norm behind the product (onepass/skeleton/deferred_norm.cuda.h)
-  streamed,  // one kernel for few rows (onepass/skeleton/streamed_linear.cuda.h), or attention (attention.cuda.h)
-  resident,  // one kernel for short rows (onepass/skeleton/resident_linear.cuda.h)
-  dots,      // one kernel for few features (onepass/skeleton/few_features.cuda.h), on the CPU too
-  panels,    // on the CPU, a panel of rows at a time (src/torch/panels.h)
+  tiled,     // one kernel (onepass/kernel/linear/gemm_sm90.cuda.h)
+  deferred,  // the same, with the norm behind the product (onepass/kernel/linear/folded_norm.cuda.h)
+  streamed,  // one kernel for few rows (onepass/kernel/linear/small_m.cuda.h), or attention (attention.cuda.h)
+  resident,  // one kernel for short rows (onepass/kernel/linear/small_k.cuda.h)
+  dots,      // one kernel for few features (onepass/kernel/linear/small_n.cuda.h), on the CPU too
+  panels,    // on the CPU, a panel of rows at a time (src/torch/linear/cpu_panels.h)
 };
 inline constexpr std::string_view kStrategies[] = {"auto",     "unfused",  "tiled", "deferred",
                                                    "streamed", "resident", "dots",  "panels"};

@@ -53,14 +53,14 @@ int resume_point(const line& of) {
 }
 
 std::string type_of(const descriptor& about) {
-  return about.defined[0] != '\0' ? about.defined : std::string("stage::") + about.name;
+  return about.defined[0] != '\0' ? about.defined : std::string("word::") + about.name;
 }
 
 std::string stage_name(const word& w, std::uint64_t boolean_masks, bool resumes) {
   const std::string_view name = w.about->name;
-  if (resumes) return "stage::resume";
-  if (name == "mask") return (boolean_masks >> w.operand & 1) ? "stage::mask_boolean" : "stage::mask_additive";
-  if (w.activation) return "stage::gate<" + type_of(*w.activation) + ">";
+  if (resumes) return "word::resume";
+  if (name == "mask") return (boolean_masks >> w.operand & 1) ? "word::mask_boolean" : "word::mask_additive";
+  if (w.activation) return "word::gate<" + type_of(*w.activation) + ">";
   return type_of(*w.about);
 }
 
@@ -69,7 +69,7 @@ std::string chain_text(const line& of, segment part, std::uint64_t boolean_masks
   for (int i = part.begin; i < part.end; ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
     if (i > part.begin) text += ", ";
-    text += "word<" + stage_name(w, boolean_masks, i == resume) + ", " + std::to_string(w.operand) + ", " +
+    text += "placed<" + stage_name(w, boolean_masks, i == resume) + ", " + std::to_string(w.operand) + ", " +
             std::to_string(w.parameter_slot) + ", " + std::to_string(w.ordinal) + ">";
   }
   return text + ">";
@@ -174,11 +174,11 @@ std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward
   std::string text = "line<" + chain_text(of, entry_segment(of), boolean_masks, resume);
   if (of.rowwise()) {
     const word& row = of.words[static_cast<std::size_t>(of.row)];
-    const std::string name = "stage::" + std::string(row.about->name);
-    text += ", " + (resume == of.row ? "stage::resumed<" + name + ">" : name) + ", " +
+    const std::string name = "word::" + std::string(row.about->name);
+    text += ", " + (resume == of.row ? "word::resumed<" + name + ">" : name) + ", " +
             std::to_string(row.parameter_slot) + ", " + chain_text(of, exit_segment(of), boolean_masks, resume);
   } else if (of.features > 0) {
-    text += ", stage::whole, -1, " + chain_text(of, exit_segment(of), boolean_masks, resume);
+    text += ", word::whole, -1, " + chain_text(of, exit_segment(of), boolean_masks, resume);
   }
   return text + ">";
 }

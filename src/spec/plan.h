@@ -1,4 +1,4 @@
-// What a line needs and gives: which tensors backward reads, where gradients come from, the C++ type that a skeleton
+// What a line needs and gives: which tensors backward reads, where gradients come from, the C++ type that a kernel
 // runs, and the bytes and flops of it.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "onepass/skeleton/arguments.h"
+#include "onepass/kernel/arguments.h"
 #include "src/spec/line.h"
 #include "src/spec/line_facts.h"
 
@@ -58,9 +58,9 @@ gradients plan_gradients(const line&, dtype x, const std::vector<operand_facts>&
 // The line's numbers, where it leaves an epsilon to the arithmetic that of x's.
 void fill_parameters(const line&, dtype x, arguments&);
 
-// The C++ type of the line: "line<chain<word<stage::bias,0,-1,-1>,...>, stage::layer_norm, 0, chain<...>>".
-// boolean_masks: bits by operand. In backward the keep that the line resumes from becomes stage::resume, the row word
-// stage::resumed<...>.
+// The C++ type of the line: "line<chain<placed<word::bias,0,-1,-1>,...>, word::layer_norm, 0, chain<...>>".
+// boolean_masks: bits by operand. In backward the keep that the line resumes from becomes word::resume, the row word
+// word::resumed<...>.
 std::string type_text(const line&, std::uint64_t boolean_masks, bool backward);
 
 // The line without its numbers, masks told apart: what the ahead-of-time table is keyed by.

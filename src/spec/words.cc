@@ -1,18 +1,18 @@
-// The vocabulary: every word's descriptor, gathered from the stages themselves.
+// The vocabulary: every word's descriptor, gathered from the words themselves.
 #include "src/spec/words.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "onepass/stage/activation.h"
-#include "onepass/stage/row.h"
-#include "onepass/stage/words.h"
+#include "onepass/word/activation.h"
+#include "onepass/word/row.h"
+#include "onepass/word/words.h"
 #include "src/spec/defined.h"
 
 namespace onepass::spec {
 namespace {
 
-// No stages: what stands before a contraction and behind it are chains of their own.
+// No words: what stands before a contraction and behind it are chains of their own.
 constexpr descriptor kLinear{.name = "linear",
                              .kind = word_kind::contraction,
                              .operand = operand_kind::matrix,
@@ -45,9 +45,9 @@ constexpr descriptor kValues{.name = "values",
                                  "the sum of its batch's values, weighted by the row; the last word of a line "
                                  "that begins with `scores`"};
 
-template <class... Stages>
-void append(std::vector<const descriptor*>& to, stage::list<Stages...>) {
-  (to.push_back(&Stages::about), ...);
+template <class... Words>
+void append(std::vector<const descriptor*>& to, word::list<Words...>) {
+  (to.push_back(&Words::about), ...);
 }
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -69,7 +69,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::vector<const descriptor*> activations() {
   std::vector<const descriptor*> all;
-  append(all, stage::activations{});
+  append(all, word::activations{});
   for (const descriptor* word : defined_words()) {
     if (word->kind == word_kind::activation) all.push_back(word);
   }
@@ -78,11 +78,11 @@ std::vector<const descriptor*> activations() {
 
 std::vector<const descriptor*> words() {
   std::vector<const descriptor*> all;
-  append(all, stage::list<stage::bias, stage::scale, stage::mul, stage::add, stage::gate<stage::silu>, stage::dropout,
-                          stage::mask_boolean, stage::causal, stage::rope>{});
-  append(all, stage::activations{});
-  append(all, stage::list<stage::keep>{});
-  append(all, stage::row_words{});
+  append(all, word::list<word::bias, word::scale, word::mul, word::add, word::gate<word::silu>, word::dropout,
+                         word::mask_boolean, word::causal, word::rope>{});
+  append(all, word::activations{});
+  append(all, word::list<word::keep>{});
+  append(all, word::row_words{});
   for (const descriptor* word : {&kLinear, &kScores, &kValues}) all.push_back(word);
   const std::vector<const descriptor*> defined = defined_words();
   all.insert(all.end(), defined.begin(), defined.end());

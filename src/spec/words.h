@@ -1,10 +1,10 @@
-// The vocabulary: every word's descriptor, gathered from the stages themselves.
+// The vocabulary: every word's descriptor, gathered from the words themselves.
 #pragma once
 
 #include <string_view>
 #include <vector>
 
-#include "onepass/stage/descriptor.h"
+#include "onepass/word/descriptor.h"
 
 namespace onepass::spec {
 

@@ -17,11 +17,11 @@
 #include "src/spec/defined.h"
 #include "src/spec/plan.h"
 #include "src/spec/words.h"
-#include "src/torch/autograd.h"
-#include "src/torch/group_features.h"
+#include "src/torch/autograd/autograd.h"
+#include "src/torch/lists/small_n.h"
 #include "src/torch/json.h"
-#include "src/torch/panels.h"
-#include "src/torch/score_panels.h"
+#include "src/torch/linear/cpu_panels.h"
+#include "src/torch/attention/cpu_panels.h"
 #include "src/torch/prepared.h"
 
 namespace onepass::binding {

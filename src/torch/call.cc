@@ -1,7 +1,7 @@
 // One call of a line, forward or backward, on either device: checks, layout, outputs, launch.
 #include "src/torch/call.h"
 
-#include "src/cuda/configuration.h"
+#include "src/cuda/row/configuration.h"
 #include "src/torch/check.h"
 #include "src/torch/frame.h"
 #include "src/torch/run.h"

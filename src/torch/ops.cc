@@ -1,12 +1,12 @@
-// The dispatcher's operators: one forward and one backward per skeleton, and for several tensors at once; functional,
-// without autograd of their own.
+// The dispatcher's operators: one forward and one backward per kind of kernel, and for several tensors at once;
+// functional, without autograd of their own.
 #include <torch/csrc/stable/library.h>
 
 #include "src/cpu/run.h"
 #include "src/torch/check.h"
-#include "src/torch/contraction.h"
-#include "src/torch/group.h"
-#include "src/torch/group_features.h"
+#include "src/torch/linear/linear.h"
+#include "src/torch/lists/group.h"
+#include "src/torch/lists/small_n.h"
 
 namespace onepass::binding {
 namespace {
@@ -139,8 +139,8 @@ STABLE_TORCH_LIBRARY(onepass, m) {
       "group_backward(Tensor[] gradients, Tensor[] xs, Tensor?[] operands, Tensor[] resumed, Tensor? statistics, "
       "Tensor[] products, Tensor[] resumed_behind, Tensor? dropout_state, str line, int[] types, int wanted, int own, "
       "bool stack) -> Tensor[]");
-  for (const char* skeleton : {"linear", "scores", "attention"}) {
-    const std::string name = skeleton;
+  for (const char* kind : {"linear", "scores", "attention"}) {
+    const std::string name = kind;
     m.def((name + "_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save) -> Tensor[]")
               .c_str());
     m.def((name +

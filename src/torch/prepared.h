@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "onepass/skeleton/cpu_kernels.h"
+#include "onepass/kernel/cpu_kernels.h"
 #include "src/spec/attention.h"
 
 namespace onepass::binding {

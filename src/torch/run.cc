@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "src/cpu/run.h"
-#include "src/cuda/launch.h"
+#include "src/cuda/row/launch.h"
 #include "src/torch/check.h"
 
 namespace onepass::binding {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "src/cuda/configuration.h"
+#include "src/cuda/row/configuration.h"
 #include "src/torch/frame.h"
 
 namespace onepass::binding {

@@ -1,5 +1,5 @@
 // The kernel of tiles for lines that begin with `scores`: it compiles, and fits the chip.
-#include "src/cuda/attention.h"
+#include "src/cuda/attention/forward_sm90.h"
 
 #include <gtest/gtest.h>
 
@@ -74,7 +74,7 @@ TEST(Attention, WritesNoWeightsWhereItCan) {
   EXPECT_EQ(best(odd).how, spec::strategy::streamed) << "by warps";
 }
 
-TEST(Attention, ItsSourceDefinesWhatTheSkeletonReads) {
+TEST(Attention, ItsSourceDefinesWhatKernelReads) {
   const imagined_attention of(kLine, {64, 64, 64, 64}, dtype::bf16);
   expect_defined(config_names(kAttention), source(of.call(), plan_attention(of.call(), facts_of("sm_90a"))));
 }

@@ -1,4 +1,4 @@
-// What a CUDA skeleton reads of its Config, and whether a source defines it.
+// The members of its Config that a CUDA kernel reads, and whether a source defines them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,40 +13,37 @@
 namespace onepass::cuda {
 
 using headers = std::set<std::string>;
-inline const headers kTiled = {"linear.cuda.h",          "linear_tiles.cuda.h",  "input_rows.cuda.h",
-                               "rows_ahead.cuda.h",      "deferred_norm.cuda.h", "narrow_linear.cuda.h",
-                               "narrow_gradients.cuda.h"};
-inline const headers kStreamed = {"streamed_linear.cuda.h", "input_rows.cuda.h"};
-inline const headers kResident = {"resident_linear.cuda.h", "input_rows.cuda.h", "shared_matrix.cuda.h"};
-inline const headers kAttention = {"attention.cuda.h", "score_tiles.cuda.h"};
-inline const headers kHeldScores = {"held_scores.cuda.h", "score_tiles.cuda.h"};
-inline const headers kAttentionGradients = {"attention_gradients.cuda.h", "passing_tiles.cuda.h",
-                                            "score_columns.cuda.h", "score_tiles.cuda.h"};
-inline const headers kScoreGradients = {"score_gradients.cuda.h", "score_strips.cuda.h"};
-inline const headers kScores = {"scores.cuda.h", "input_rows.cuda.h", "shared_matrix.cuda.h"};
-inline const headers kWarpAttention = {"warp_attention.cuda.h", "warp_rows.cuda.h", "scores.cuda.h",
-                                       "input_rows.cuda.h", "shared_matrix.cuda.h"};
-inline const headers kWarpGradients = {"warp_attention_gradients.cuda.h", "warp_rows.cuda.h"};
-// Of lines without `linear`.
+inline const headers kGemm = {"linear/gemm_sm90.cuda.h", "linear/gemm_tiles.cuda.h", "linear/prologue.cuda.h",
+                              "linear/rows_ahead.cuda.h", "linear/folded_norm.cuda.h"};
+inline const headers kNormBackward = {"linear/norm_backward_sm90.cuda.h"};
+inline const headers kSmallM = {"linear/small_m.cuda.h", "linear/prologue.cuda.h"};
+inline const headers kSmallK = {"linear/small_k.cuda.h", "linear/prologue.cuda.h", "common/warp_mma.cuda.h"};
+inline const headers kAttention = {"attention/forward_sm90.cuda.h", "attention/tiles_sm90.cuda.h"};
+inline const headers kProbabilities = {"attention/probabilities_sm90.cuda.h", "attention/tiles_sm90.cuda.h"};
+inline const headers kAttentionBackward = {"attention/backward_sm90.cuda.h", "attention/tiles_sm90.cuda.h"};
+inline const headers kProbabilitiesBackward = {"attention/probabilities_backward_sm90.cuda.h"};
+inline const headers kWarpAttention = {"attention/forward_sm80.cuda.h", "linear/prologue.cuda.h",
+                                       "common/warp_mma.cuda.h"};
+inline const headers kWarpAttentionBackward = {"attention/backward_sm80.cuda.h", "common/warp_mma.cuda.h"};
+// Those of lines without `linear`.
 inline headers plain_headers() {
   headers names;
-  for (const auto& file : std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/skeleton")) {
-    const std::string name = file.path().filename();
-    const bool contracts = kTiled.contains(name) || kStreamed.contains(name) || kResident.contains(name) ||
-                           kWarpAttention.contains(name) || kWarpGradients.contains(name) ||
-                           kAttention.contains(name) || kHeldScores.contains(name) ||
-                           kAttentionGradients.contains(name) || kScoreGradients.contains(name);
-    if (name.ends_with(".cuda.h") && !contracts) names.insert(name);
-  }
+  for (const std::string folder : {"row", "common"})
+    for (const auto& file :
+         std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/kernel/" + folder)) {
+      const std::string name = folder + "/" + file.path().filename().string();
+      if (name.ends_with(".cuda.h") && name != "common/warp_mma.cuda.h") names.insert(name);
+    }
+  names.insert("linear/small_n.cuda.h");
   return names;
 }
 
-// Members of Config in skeletons.
-inline std::set<std::string> config_names(const headers& skeletons) {
+// The members of Config that these headers read.
+inline std::set<std::string> config_names(const headers& of) {
   std::set<std::string> read;
   const std::regex use("Config::(k\\w+)");
-  for (const std::string& name : skeletons) {
-    std::ifstream in(ONEPASS_SOURCE_DIR "/include/onepass/skeleton/" + name);
+  for (const std::string& name : of) {
+    std::ifstream in(ONEPASS_SOURCE_DIR "/include/onepass/kernel/" + name);
     EXPECT_TRUE(in.good()) << name;
     const std::string text(std::istreambuf_iterator<char>(in), {});
     for (std::sregex_iterator found(text.begin(), text.end(), use), end; found != end; ++found)

@@ -1,5 +1,5 @@
 // What a configuration must be for its kernel to be right, over many shapes, dtypes, alignments and chips.
-#include "src/cuda/configuration.h"
+#include "src/cuda/row/configuration.h"
 
 #include <gtest/gtest.h>
 

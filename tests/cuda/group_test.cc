@@ -1,13 +1,13 @@
 // Several tensors in one launch: who shares one, how blocks are shared out, and that it compiles for every chip.
-#include "src/cuda/group.h"
+#include "src/cuda/row/group.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-#include "src/cuda/few_features.h"
-#include "src/cuda/packed_arguments.h"
-#include "src/cuda/source.h"
+#include "src/cuda/linear/small_n.h"
+#include "src/cuda/runtime/packed_arguments.h"
+#include "src/cuda/runtime/source.h"
 #include "src/spec/contraction.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_call.h"

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/cuda/attention_gradients.h"
+#include "src/cuda/attention/backward_sm90.h"
 #include "src/spec/contraction.h"
 #include "tests/cuda/imagined_linear.h"
 

@@ -6,7 +6,7 @@
 #include <ostream>
 #include <vector>
 
-#include "src/cuda/configuration.h"
+#include "src/cuda/row/configuration.h"
 #include "src/spec/plan.h"
 
 namespace onepass::cuda {

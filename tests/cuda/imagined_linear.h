@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "src/cuda/linear.h"
-#include "src/cuda/resident_linear.h"
-#include "src/cuda/scores.h"
-#include "src/cuda/streamed_linear.h"
+#include "src/cuda/linear/gemm_sm90.h"
+#include "src/cuda/linear/small_k.h"
+#include "src/cuda/attention/forward_sm80.h"
+#include "src/cuda/linear/small_m.h"
 #include "src/spec/plan.h"
 
 namespace onepass::cuda {

@@ -1,5 +1,5 @@
 // Kernels by keys: one for each key, built once.
-#include "src/cuda/known_kernels.h"
+#include "src/cuda/runtime/known_kernels.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
 // The kernel for lines with `linear`: its tiles fit the chip, it compiles, and it is taken where it was measured
 // faster.
-#include "src/cuda/linear.h"
+#include "src/cuda/linear/gemm_sm90.h"
 
 #include <gtest/gtest.h>
 
-#include "src/cuda/narrow_linear.h"
+#include "src/cuda/linear/norm_backward.h"
 #include "src/cuda/strategy.h"
 #include "src/spec/plan.h"
 #include "tests/cuda/config_names.h"
@@ -51,12 +51,12 @@ TEST(Linear, WholeTurnsDecideTheTile) {
   EXPECT_EQ(plan_tiles(1, 64, 40, input_of::x, 0, chip).tile.columns, 64);
 }
 
-TEST(Linear, ItsSourceDefinesWhatTheSkeletonsRead) {
+TEST(Linear, ItsSourceDefinesWhatKernelsRead) {
   const imagined_linear of("layer_norm | scale | linear", 64, 64, 64, dtype::bf16, false, true);
   fold_call folds{};
   folds.type = dtype::bf16;
-  expect_defined(config_names(kTiled), source(of.call(), choose(of.call(), facts_of("sm_90a"))) + source(folds) +
-                                           source(narrow_call()) + source(narrow_gradients_call()));
+  expect_defined(config_names(kGemm), source(of.call(), choose(of.call(), facts_of("sm_90a"))) + source(folds));
+  expect_defined(config_names(kNormBackward), source(narrow_call()) + source(narrow_gradients_call()));
 }
 
 TEST(Strategy, SaysWhyNot) {

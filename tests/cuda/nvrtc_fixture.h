@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "src/cuda/nvrtc.h"
+#include "src/cuda/runtime/nvrtc.h"
 #include "src/settings.h"
 
 namespace onepass::cuda {

@@ -1,5 +1,5 @@
 // Kernels compile with NVRTC for every chip, dtype and a line of each kind, without a device; the cache keeps them.
-#include "src/cuda/nvrtc.h"
+#include "src/cuda/runtime/nvrtc.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <set>
 
 #include "src/cache/disk_cache.h"
-#include "src/cuda/source.h"
+#include "src/cuda/runtime/source.h"
 #include "src/cuda/prebuild.h"
 #include "tests/cuda/nvrtc_fixture.h"
 

@@ -1,5 +1,5 @@
-// What NVRTC is given: it holds the configuration, and all that the skeletons read of it.
-#include "src/cuda/source.h"
+// What NVRTC is given: it holds the configuration, and all that kernels read of it.
+#include "src/cuda/runtime/source.h"
 
 #include <gtest/gtest.h>
 
@@ -12,19 +12,18 @@ namespace {
 
 std::string text_of(const call& c) { return source(c.r, choose(c.r, c.a, facts_of("sm_90a")).front().with); }
 
-TEST(Source, HoldsTheLineAndItsSkeleton) {
+TEST(Source, HoldsTheLineAndItsKernel) {
   for (const char* text : kLines) {
     const spec::line line = spec::parse(text);
     for (const bool backward : {false, true}) {
       const call c = call_of(line, backward, dtype::bf16, dtype::f32, 64, 1000);
       const std::string made = text_of(c);
       EXPECT_NE(made.find("using the_line = " + c.r.line + ";"), std::string::npos) << made;
-      const std::string skeleton = line.rowwise() ? "rowwise" : "elementwise";
-      EXPECT_NE(made.find("#include \"onepass/skeleton/" + skeleton + ".cuda.h\""), std::string::npos) << made;
-      EXPECT_NE(made.find(skeleton + (backward ? "_backward" : "_forward") + "<config, the_line>(a)"),
-                std::string::npos)
+      const std::string kernel = line.rowwise() ? "rowwise" : "elementwise";
+      EXPECT_NE(made.find("#include \"onepass/kernel/row/" + kernel + ".cuda.h\""), std::string::npos) << made;
+      EXPECT_NE(made.find(kernel + (backward ? "_backward" : "_forward") + "<config, the_line>(a)"), std::string::npos)
           << made;
-      EXPECT_NE(made.find(" onepass_" + skeleton + (backward ? "_backward(" : "_forward(")), std::string::npos) << made;
+      EXPECT_NE(made.find(" onepass_" + kernel + (backward ? "_backward(" : "_forward(")), std::string::npos) << made;
     }
   }
 }
@@ -71,20 +70,20 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
   EXPECT_NE(source(r, with).find("arithmetic = double;"), std::string::npos);
 }
 
-TEST(Source, DefinesWhatTheSkeletonsRead) {
+TEST(Source, DefinesWhatKernelsRead) {
   expect_defined(config_names(plain_headers()),
                  text_of(call_of(spec::parse("gelu"), false, dtype::f32, dtype::f32, 1, 8)));
 }
 
-TEST(KernelName, IsThatOfASkeletonsFunction) {
-  std::string skeletons;
-  for (const auto& file : std::filesystem::directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/skeleton")) {
+TEST(KernelName, IsThatOfAFunction) {
+  std::string headers_text;
+  for (const auto& file : std::filesystem::recursive_directory_iterator(ONEPASS_SOURCE_DIR "/include/onepass/kernel")) {
     std::ifstream in(file.path());
-    skeletons.append(std::istreambuf_iterator<char>(in), {});
+    headers_text.append(std::istreambuf_iterator<char>(in), {});
   }
   for (const std::string function : kKernels) {
     EXPECT_EQ(kernel_name(function), "onepass_" + function);
-    EXPECT_NE(skeletons.find("ONEPASS_FUNCTION void " + function + "(const "), std::string::npos) << function;
+    EXPECT_NE(headers_text.find("ONEPASS_FUNCTION void " + function + "(const "), std::string::npos) << function;
   }
   EXPECT_THROW(kernel_name("of_nothing"), std::logic_error);
 }

@@ -11,7 +11,7 @@
 
 ONEPASS_BEGIN
 
-// `count` numbers the way a skeleton goes along a row: whole registers, then what is left.
+// `count` numbers the way a kernel goes along a row: whole registers, then what is left.
 template <class T>
 void read_row(const void* row, dtype type, int64 count, T* to) {
   using L = vec<T>;

@@ -91,14 +91,14 @@ CHECK = """
 #include <hwy/highway.h>
 #include "onepass/lane/cpu.h"
 #include "onepass/lane/math.h"
-#include "onepass/stage/activation.h"
+#include "onepass/word/activation.h"
 ONEPASS_BEGIN
 extern "C" void softsign(const double* x, double* y, double* dx, int count) {
   using L = vec<double>;
   for (int i = 0; i < count; i += lanes<L>()) {
     const L at = load_lane<L>(x + i);
-    store_lane(stage::softsign::forward(at), y + i);
-    store_lane(stage::softsign::backward(at, L(1)), dx + i);
+    store_lane(word::softsign::forward(at), y + i);
+    store_lane(word::softsign::backward(at, L(1)), dx + i);
   }
 }
 ONEPASS_END
@@ -112,13 +112,13 @@ def test_the_new_activation_of_the_guide_compiles(tmp_path):
         :2
     ]
     last = re.search(r", (\w+), (\w+)>;", names)
-    header = (ROOT / "include/onepass/stage/activation.h").read_text(encoding="utf-8")
+    header = (ROOT / "include/onepass/word/activation.h").read_text(encoding="utf-8")
     at_list = header.index("template <class... Stages>")
     header = header[:at_list] + struct + "\n" + header[at_list:]
     assert header.count(f"{last[1]}>;") == 1, "the guide names another last activation than the header has"
     header = header.replace(f"{last[1]}>;", f"{last[1]}, {last[2]}>;")
     shutil.copytree(ROOT / "include/onepass", tmp_path / "onepass")
-    (tmp_path / "onepass/stage/activation.h").write_text(header, encoding="utf-8")
+    (tmp_path / "onepass/word/activation.h").write_text(header, encoding="utf-8")
     source, library = tmp_path / "check.cc", tmp_path / "check.so"
     source.write_text(CHECK, encoding="utf-8")
     options = [

@@ -136,9 +136,9 @@ TEST(Contraction, FewFeaturesAreWords) {
   EXPECT_EQ(of.operands, 3);
   EXPECT_TRUE(of.by_rows());
   EXPECT_EQ(type_text(of, 0, false),
-            "line<chain<word<stage::add, 0, -1, -1>, word<stage::keep, -1, -1, 0>, word<stage::tanh, -1, -1, -1>>, "
-            "stage::whole, -1, chain<word<stage::feature, 1, -1, 0>, word<stage::feature, 2, -1, 1>>>");
-  EXPECT_NE(type_text(of, 0, true).find("stage::resume"), std::string::npos);
+            "line<chain<placed<word::add, 0, -1, -1>, placed<word::keep, -1, -1, 0>, placed<word::tanh, -1, -1, -1>>, "
+            "word::whole, -1, chain<placed<word::feature, 1, -1, 0>, placed<word::feature, 2, -1, 1>>>");
+  EXPECT_NE(type_text(of, 0, true).find("word::resume"), std::string::npos);
   const reads read = backward_reads(of);
   EXPECT_FALSE(read.x);
   EXPECT_EQ(read.kept, 0);
@@ -152,7 +152,7 @@ TEST(Contraction, FewFeaturesBehindARowWord) {
   const line of = with_features(split("layer_norm | scale | linear").before, 1);
   EXPECT_EQ(
       type_text(of, 0, true),
-      "line<chain<>, stage::layer_norm, 0, chain<word<stage::scale, 0, -1, -1>, word<stage::feature, 1, -1, 0>>>");
+      "line<chain<>, word::layer_norm, 0, chain<placed<word::scale, 0, -1, -1>, placed<word::feature, 1, -1, 0>>>");
   EXPECT_TRUE(backward_reads(of).x && backward_reads(of).statistics);
   EXPECT_EQ(why_not_dots(split("layer_norm | scale | linear"), 8), "");
   EXPECT_NE(why_not_dots(split("linear"), 9), "");

@@ -90,7 +90,7 @@ TEST(defined, kernels_begin_with_the_words_they_have) {
   const std::string source = cpu::source(parse("halved | gate(halved)"), 0);
   const auto at = source.find("#line 1 \"halved\"");
   ASSERT_NE(at, std::string::npos);
-  EXPECT_LT(source.find("onepass/stage/user.h"), at);
+  EXPECT_LT(source.find("onepass/word/user.h"), at);
   EXPECT_LT(at, source.find("onepass_kernels"));
   EXPECT_EQ(source.find("#line 1 \"halved\"", at + 1), std::string::npos);  // once
   EXPECT_EQ(source.find("halved_again"), std::string::npos);

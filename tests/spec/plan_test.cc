@@ -104,15 +104,15 @@ TEST(Gradients, BooleanMasksHaveNone) {
 TEST(TypeText, NamesStagesOperandsNumbersAndTheResumePoint) {
   const line l = parse("bias | dropout(0.1) | add | keep | rms_norm | scale");
   EXPECT_EQ(type_text(l, 0, false),
-            "line<chain<word<stage::bias, 0, -1, -1>, word<stage::dropout, -1, 0, 0>, word<stage::add, 1, -1, -1>, "
-            "word<stage::keep, -1, -1, 0>>, stage::rms_norm, 1, chain<word<stage::scale, 2, -1, -1>>>");
-  EXPECT_NE(type_text(l, 0, true).find("stage::resume, -1, -1, 0"), std::string::npos);
+            "line<chain<placed<word::bias, 0, -1, -1>, placed<word::dropout, -1, 0, 0>, placed<word::add, 1, -1, -1>, "
+            "placed<word::keep, -1, -1, 0>>, word::rms_norm, 1, chain<placed<word::scale, 2, -1, -1>>>");
+  EXPECT_NE(type_text(l, 0, true).find("word::resume, -1, -1, 0"), std::string::npos);
 }
 
 TEST(TypeText, ARowWordWhoseResultIsGivenIsResumed) {
   const line l = parse("mul(0.5) | softmax");
   EXPECT_EQ(type_text(l, 0, true),
-            "line<chain<word<stage::mul, -1, 0, -1>>, stage::resumed<stage::softmax>, -1, chain<>>");
+            "line<chain<placed<word::mul, -1, 0, -1>>, word::resumed<word::softmax>, -1, chain<>>");
   EXPECT_EQ(type_text(l, 0, false).find("resumed"), std::string::npos);
 }
 

@@ -1,6 +1,6 @@
 // Opens and closes the code that is compiled once for each machine target.
 //
-// Three readers include the lane, stage and skeleton headers:
+// Three readers include the lane, word and kernel headers:
 //   the CPU kernels (ONEPASS_HIGHWAY): once for each SIMD target, through Highway's foreach_target;
 //   NVRTC: once, everything a device function;
 //   src/spec (neither): once, for the descriptors alone.

@@ -1,0 +1,70 @@
+// What a kernel is called with: addresses, strides and numbers. Plain data, the same for CPU and CUDA.
+#pragma once
+
+#include "onepass/lane/types.h"
+
+namespace onepass {
+
+constexpr int kMaxDims = 4;  // leading dimensions left after collapsing; more are copied to contiguous first
+constexpr int kMaxOperands = 12;
+constexpr int kMaxKeeps = 4;
+constexpr int kMaxParameters = 12;
+
+// For how many of each there is room. A CUDA kernel is compiled with what its line has: what a kernel is called with is
+// sent with every launch.
+#ifndef ONEPASS_OPERANDS
+#define ONEPASS_OPERANDS kMaxOperands
+#define ONEPASS_KEEPS kMaxKeeps
+#define ONEPASS_PARAMETERS kMaxParameters
+#endif
+constexpr int kOperands = ONEPASS_OPERANDS;
+constexpr int kKeeps = ONEPASS_KEEPS;
+constexpr int kParameters = ONEPASS_PARAMETERS;
+
+// A tensor seen as rows. Strides count elements; column_stride is 0 (one number for the row) or 1.
+// A column operand has zero row strides. data is null where a gradient is not wanted.
+struct view {
+  void* data;
+  int64 stride[kMaxDims];
+  dtype type;
+  int column_stride;
+};
+
+struct arguments {
+  int64 rows, columns;
+  double inverse_columns;
+  int64 size[kMaxDims];  // the leading dimensions, outermost first, padded in front with 1; their product is rows
+  int64 matrix_rows;     // x.shape[-2], for `causal`
+
+  view x;   // forward and backward: the input, where it is read; backward: the result, where the line resumes there
+  view y;   // forward: the result.  backward: its gradient
+  view dx;  // backward
+  // Backward: the result made again, where it is asked for; never where the line resumes at its result. On the CPU
+  // src/cpu/run.cc knows of it, not the kernel.
+  view again;
+  view operand[kOperands];
+  // Of tensor operands; column gradients go through column_partial, on CUDA those of one part straight to here.
+  view operand_gradient[kOperands];
+  view kept[kKeeps];  // forward: written.  backward: read where the line resumes there
+  view kept_gradient[kKeeps];
+
+  void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
+  void* row_parts;       // CUDA, rows too long for a cluster: [rows][parts][3], as statistics (long_rows.cuda.h)
+  void* totals;          // and their two sums in backward: [2][rows]
+  void* column_partial;  // [column gradients wanted][parts][columns]; CPU: double, CUDA: as statistics
+  int64 parts;           // where several tensors share them, column_partial points to this one's first
+  uint64
+      wants_column;  // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
+
+  const int64* dropout_state;  // {seed, offset}
+  double parameter[kParameters];
+
+  int64 task_rows, task_columns;  // CPU: the partition; CUDA: columns of a part of a row. A function of shapes only
+  int stream_stores;              // CPU: write past the caches
+
+  // Of one tensor of several.
+  int64 first_row;               // dropout counts the rows of those before it
+  unsigned first_block, blocks;  // CUDA: where they share a launch, the tensor's own (kernel/common/batch.cuda.h)
+};
+
+}  // namespace onepass

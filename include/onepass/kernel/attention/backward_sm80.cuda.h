@@ -1,0 +1,256 @@
+// Backward of lines with `scores`, softmax and `values` by warps (sm_80 and later), in two kernels that write nothing
+// of the scores' size, as attention_gradients.cuda.h has it by warpgroups: past a block's 64 rows of queries keys and
+// values pass, past its 64 keys and values rows and their result's gradients. Each makes the scores again, 16 rows a
+// warp, in both as forward does; for the keys they go through shared memory, where they are read turned. No sum depends
+// on the order of blocks. (Dao, "FlashAttention-2", 2023.)
+//
+// The first kernel leaves Σ result · its gradient of each row, and softmax's statistics as they are used, for the
+// second.
+//
+// Config:
+//   kX, kThreads          storage type throughout; 128
+//   kPieces, kValuePieces 8s of the queries' and of the values' numbers, begun ones too
+//   kCausal               what no row needs is left out
+//   kWantsRows, kWantsKeys, kWantsValues
+//   behind                forward's, with the tensors whose gradients are wanted
+#pragma once
+
+#include "onepass/kernel/attention/row_softmax.cuda.h"
+#include "onepass/kernel/row/statistics.cuda.h"
+#include "onepass/kernel/common/warp_mma.cuda.h"
+
+ONEPASS_BEGIN
+
+// [outer, inner, keys, numbers]; batches of rows have the same `inner`.
+struct batched_keys {
+  const void* data;
+  int64 stride, outer_stride, inner_stride;
+};
+struct warp_gradient_arguments {
+  const void *queries, *gradients, *result;  // dense; of all rows
+  row_facts* facts;                          // of all rows
+  void *rows_gradient, *keys_gradient, *values_gradient;
+  batched_keys keys, values;
+  int64 inner, depth, value_depth, rows_of_batch, blocks_of_batch;
+  arguments behind;
+};
+
+inline constexpr int kWarpRows = 16, kTileRows = 64;
+
+ONEPASS_FUNCTION const uint16* batch_of(const batched_keys& keys, int64 batch, int64 inner) {
+  return static_cast<const uint16*>(keys.data) + batch / inner * keys.outer_stride + batch % inner * keys.inner_stride;
+}
+ONEPASS_FUNCTION int at_most(int64 left, int most) { return left < most ? static_cast<int>(left) : most; }
+
+// What a block has of one side: keys or rows of queries, with values or the result's gradients beside.
+template <class Config>
+struct side_tile {
+  using first = turned_tile<Config::kPieces>;
+  using second = turned_tile<Config::kValuePieces>;
+  static constexpr int kFirstBytes = kTileRows * first::kPitch, kBytes = kFirstBytes + kTileRows * second::kPitch;
+
+  static ONEPASS_FUNCTION void bring(char* to, const uint16* of_first, int64 stride, const uint16* of_second,
+                                     int64 second_stride, const warp_gradient_arguments& a, int count) {
+    first::template bring<Config::kThreads>(to, of_first, stride, a.depth, count, kTileRows);
+    second::template bring<Config::kThreads>(to + kFirstBytes, of_second, second_stride, a.value_depth, count,
+                                             kTileRows);
+    close_copy_group();
+  }
+};
+
+extern __shared__ __align__(16) char gradient_tiles[];
+
+// A warp's 16 rows: queries and the result's gradients in registers, and where the words are. Quiet: tensors get no
+// gradients.
+template <class Config, class Behind, bool Quiet>
+class gradient_rows {
+ public:
+  using behind = typename Config::behind;
+  using index = typename behind::index;
+  using L = pack<float, 8>;
+  using memory_of = memory<Config::kX, 8, 8>;
+  using tile = side_tile<Config>;
+  warp_rows<Config::kX, Config::kPieces> queries;
+  warp_rows<Config::kX, Config::kValuePieces> gradients;
+  row_facts facts[2];
+
+  explicit ONEPASS_FUNCTION gradient_rows(const warp_gradient_arguments& a)
+      : a_(a), at_{place<behind, Behind, Quiet>(a.behind), place<behind, Behind, Quiet>(a.behind)} {}
+  // This thread's row i of the warp's, which begin at `first`.
+  static ONEPASS_FUNCTION int64 row(int64 first, int i) {
+    return first + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * i;
+  }
+  ONEPASS_FUNCTION void set_rows(int64 first, int64 end) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) at_[i].set_row(static_cast<index>(row(first, i)), row(first, i) < end);
+  }
+
+  // take(i, scores, weights): of the 32 keys from `group` on in a tile that begins at key `first`, eight of row i: the
+  // scores' gradients, and the weights as the values have them.
+  template <class Take>
+  ONEPASS_FUNCTION void make(const char* keys, int64 first, int group, const Take& take) {
+    const auto column = static_cast<index>(first + group + static_cast<int>(threadIdx.x) % 4 * 8);
+    const int count = behind::kExact ? 8 : count_at<8>(column, a_.behind.columns);
+    float scores[1][4][4] = {}, of_weights[1][4][4] = {};
+    queries.multiply(scores, keys, group);
+    gradients.multiply(of_weights, keys + tile::kFirstBytes, group);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      at_[i].set_column(column, count);
+      L score = queries.product(scores, i), gradient = gradients.product(of_weights, i);
+      finish_gradients<Behind>(score, gradient, facts[i], at_[i]);
+      if constexpr (!behind::kExact) {
+        score = where(first_n<L>(count), score, L(0.0f));
+        gradient = where(first_n<L>(count), gradient, L(0.0f));
+      }
+      take(i, memory_of::whole(memory_of::buffer_of(score)), memory_of::whole(memory_of::buffer_of(gradient)));
+    }
+  }
+
+ private:
+  const warp_gradient_arguments& a_;
+  place<behind, Behind, Quiet> at_[2];
+};
+
+template <class Config, class Behind>
+ONEPASS_FUNCTION void warp_gradients_of_queries(const warp_gradient_arguments& a) {
+  using rows_of = gradient_rows<Config, Behind, false>;
+  using tile = side_tile<Config>;
+  const int64 batch = blockIdx.x / a.blocks_of_batch, end = (batch + 1) * a.rows_of_batch,
+              in_batch = blockIdx.x % a.blocks_of_batch * kTileRows,
+              first = batch * a.rows_of_batch + in_batch + static_cast<int>(threadIdx.x) / 32 * kWarpRows;
+  const uint16 *keys = batch_of(a.keys, batch, a.inner), *values = batch_of(a.values, batch, a.inner);
+  int tiles = static_cast<int>((a.behind.columns + kTileRows - 1) / kTileRows);
+  if constexpr (Config::kCausal) {
+    const int64 last = in_batch + kTileRows;
+    if (a.behind.matrix_rows == a.rows_of_batch && last < a.behind.columns)
+      tiles = static_cast<int>((last + kTileRows - 1) / kTileRows);
+  }
+  wait_for_kernel_before();
+  const auto bring = [&](int t) {
+    if (t < tiles)
+      tile::bring(gradient_tiles + t % 2 * tile::kBytes, keys + int64{t} * kTileRows * a.keys.stride, a.keys.stride,
+                  values + int64{t} * kTileRows * a.values.stride, a.values.stride, a,
+                  at_most(a.behind.columns - int64{t} * kTileRows, kTileRows));
+    else close_copy_group();
+  };
+  bring(0);
+  rows_of rows(a);
+  rows.set_rows(first, end);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64 row = rows.row(first, i);
+    if (row >= end) continue;
+    rows.queries.load(i, static_cast<const uint16*>(a.queries) + row * a.depth, a.depth);
+    const uint16* gradient = static_cast<const uint16*>(a.gradients) + row * a.value_depth;
+    rows.gradients.load(i, gradient, a.value_depth);
+    rows.facts[i].weight = weight_of(saved_of<Behind, float>(a.behind, row));
+    rows.facts[i].product =
+        rows.gradients.product_with(i, static_cast<const uint16*>(a.result) + row * a.value_depth, a.value_depth);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    rows.facts[i].product = sum_of_four(rows.facts[i].product);
+    if (rows.row(first, i) < end && threadIdx.x % 4 == 0) a.facts[rows.row(first, i)] = rows.facts[i];
+  }
+  warp_sums<Config::kX, Config::kPieces> sums;
+  for (int t = 0; t < tiles; ++t) {
+    bring(t + 1);
+    wait_for_copy_groups<1>();
+    __syncthreads();
+    const char* here = gradient_tiles + t % 2 * tile::kBytes;
+#pragma unroll 1
+    for (int group = 0; group < kTileRows; group += kResultColumns) {
+      uint4 scores[2];
+      rows.make(here, int64{t} * kTileRows, group, [&](int i, uint4 score, uint4) { scores[i] = score; });
+      if constexpr (Config::kWantsRows) sums.add_of_rows(scores, here, group);
+    }
+    __syncthreads();
+  }
+  if constexpr (Config::kWantsRows) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (rows.row(first, i) < end)
+        sums.store(i, static_cast<uint16*>(a.rows_gradient) + rows.row(first, i) * a.depth, a.depth);
+  }
+}
+
+template <class Config, class Behind>
+ONEPASS_FUNCTION void warp_gradients_of_keys(const warp_gradient_arguments& a) {
+  using rows_of = gradient_rows<Config, Behind, true>;
+  using tile = side_tile<Config>;
+  using scores_tile = turned_tile<kTileRows / 8>;
+  constexpr int kScoreBytes = kTileRows * scores_tile::kPitch;
+  char *const own = gradient_tiles, *const passing = own + tile::kBytes, *const scores = passing + 2 * tile::kBytes,
+              *const weights = scores + kScoreBytes;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int64 batch = blockIdx.x / a.blocks_of_batch, begin = batch * a.rows_of_batch, end = begin + a.rows_of_batch,
+              key = blockIdx.x % a.blocks_of_batch * kTileRows;
+  const int tiles = static_cast<int>((a.rows_of_batch + kTileRows - 1) / kTileRows);
+  int from = 0;
+  if constexpr (Config::kCausal) {
+    if (a.behind.matrix_rows == a.rows_of_batch) from = at_most(key / kTileRows, tiles);
+  }
+  tile::bring(own, batch_of(a.keys, batch, a.inner) + key * a.keys.stride, a.keys.stride,
+              batch_of(a.values, batch, a.inner) + key * a.values.stride, a.values.stride, a,
+              at_most(a.behind.columns - key, kTileRows));
+  const auto bring = [&](int t) {
+    const int64 row = begin + int64{t} * kTileRows;
+    if (t < tiles)
+      tile::bring(passing + t % 2 * tile::kBytes, static_cast<const uint16*>(a.queries) + row * a.depth, a.depth,
+                  static_cast<const uint16*>(a.gradients) + row * a.value_depth, a.value_depth, a,
+                  at_most(end - row, kTileRows));
+    else close_copy_group();
+  };
+  bring(from);
+  wait_for_kernel_before();
+  rows_of rows(a);
+  warp_sums<Config::kX, Config::kPieces> of_keys;
+  warp_sums<Config::kX, Config::kValuePieces> of_values;
+  for (int t = from; t < tiles; ++t) {
+    bring(t + 1);
+    wait_for_copy_groups<1>();
+    __syncthreads();
+    const char* here = passing + t % 2 * tile::kBytes;
+    const int64 first = begin + int64{t} * kTileRows + warp * kWarpRows;
+    rows.set_rows(first, end);
+    rows.queries.take(here, warp * kWarpRows), rows.gradients.take(here + tile::kFirstBytes, warp * kWarpRows);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      rows.facts[i] = rows.row(first, i) < end ? load_facts(a.facts + rows.row(first, i)) : row_facts{};
+#pragma unroll 1
+    for (int group = 0; group < kTileRows; group += kResultColumns) {
+      rows.make(own, key, group, [&](int i, uint4 score, uint4 weight) {
+        const int at = scores_tile::place(warp * kWarpRows + lane / 4 + 8 * i, group / 8 + lane % 4);
+        *reinterpret_cast<uint4*>(scores + at) = score, *reinterpret_cast<uint4*>(weights + at) = weight;
+      });
+    }
+    __syncthreads();
+#pragma unroll
+    for (int row = 0; row < kTileRows; row += kResultColumns) {
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        uint32 left[1][4];
+        if constexpr (Config::kWantsKeys) {
+          scores_tile::load_columns(scores, row, step, 2 * warp, left[0]);
+          of_keys.add(left, here, row, step);
+        }
+        if constexpr (Config::kWantsValues) {
+          scores_tile::load_columns(weights, row, step, 2 * warp, left[0]);
+          of_values.add(left, here + tile::kFirstBytes, row, step);
+        }
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64 own_key = key + warp * kWarpRows + lane / 4 + 8 * i, to = batch * a.behind.columns + own_key;
+    if (own_key >= a.behind.columns) continue;
+    if constexpr (Config::kWantsKeys) of_keys.store(i, static_cast<uint16*>(a.keys_gradient) + to * a.depth, a.depth);
+    if constexpr (Config::kWantsValues)
+      of_values.store(i, static_cast<uint16*>(a.values_gradient) + to * a.value_depth, a.value_depth);
+  }
+}
+
+ONEPASS_END

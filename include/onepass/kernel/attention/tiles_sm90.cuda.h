@@ -1,0 +1,347 @@
+// What lines that begin with `scores` share on sm_90a, forward and backward: tiles of rows of queries and of keys by
+// the copy engine, the warpgroups that take them, and a thread's part of their products.
+//
+// A warpgroup has 64 rows. Keys of a tile stand in an order in which each thread has eight neighbours of a row: of row
+// 2 p + 8 c j + i of a tile, c = p's count and i < 2, the key is 8 p + 2 j + i.
+//
+// Of a Config:
+//   kX                     storage type throughout: bf16 or f16
+//   kGroups, kTile         warpgroups; keys of a tile, 64 or 128
+//   kSteps, kPanels        of the queries' numbers: sixteens, and 64s, begun ones too
+//   kValuePanels           of the values'; 0: there are none
+//   kStages                tiles in shared memory
+//   kCausal                no row needs keys behind its own place
+//   behind                 what place.cuda.h asks for, of the scores; kStreams: tensors whose next tile is brought
+//   while
+//                          this one is taken, each thread's part by itself
+#pragma once
+
+#include "onepass/kernel/common/cursor.cuda.h"
+#include "onepass/kernel/row/statistics.cuda.h"
+#include "onepass/kernel/common/warpgroups.cuda.h"
+
+ONEPASS_BEGIN
+
+// Of a tensor [outer, inner, ...] the dimensions along which it does not repeat itself.
+struct batch_steps {
+  int outer, inner, group;
+};
+// A batch, and which of the groups of rows that share its keys.
+struct batch_place {
+  int outer, inner, group;
+};
+
+struct attention_arguments {
+  tensor_map queries, keys, values;  // [outer, inner, group, rows, depth]; [outer, inner, keys / 8, 8, depth] twice
+  batch_steps step_queries, step_keys, step_values;
+  int inner, group, rows, blocks;  // sizes; blocks: that share a group's rows, or a batch's keys
+  void* y;                         // [all rows, value_depth]
+  int64 value_depth;
+  arguments behind;
+};
+
+// The matrix of queries with that number.
+ONEPASS_FUNCTION batch_place batch_of_matrix(const attention_arguments& a, int number) {
+  const int batch = number / a.group;
+  return {batch / a.inner, batch % a.inner, number % a.group};
+}
+
+inline constexpr int kGroupRows = 64, kPanelBytes = kGroupRows * 128;  // of a warpgroup; 64 numbers of each
+
+// Which rows a block has, and which keys they need.
+template <class Config>
+struct block_rows {
+  batch_place batch;
+  int number, first;  // of the group; row of the block among those of its group
+  int64 row;          // and among all
+  int tiles;
+
+  explicit ONEPASS_FUNCTION block_rows(const attention_arguments& a) {
+    constexpr int kRows = Config::kGroups * kGroupRows;
+    number = static_cast<int>(blockIdx.x) / a.blocks, row = int64{number} * a.rows;
+    batch = batch_of_matrix(a, number);
+    first = (a.blocks - 1 - static_cast<int>(blockIdx.x) % a.blocks) * kRows;  // those that need most keys come first
+    row += first;
+    tiles = static_cast<int>((a.behind.columns + Config::kTile - 1) / Config::kTile);
+    if constexpr (Config::kCausal) {
+      const int needed = (first + kRows + Config::kTile - 1) / Config::kTile;
+      if (needed < tiles) tiles = needed;
+    }
+  }
+};
+
+// kPanels panels of a warpgroup's rows from `row` on.
+template <int kPanels>
+ONEPASS_FUNCTION void bring_rows(uint32 to, const tensor_map& map, batch_steps step, batch_place of, int row,
+                                 uint32 box) {
+  for (int panel = 0; panel < kPanels; ++panel)
+    bring_tile(to + panel * kPanelBytes, map, panel * 64, row, of.group * step.group, of.inner * step.inner,
+               of.outer * step.outer, box);
+}
+// Of kTile keys from `key` on, a multiple of 8.
+template <int kPanels, int kTile>
+ONEPASS_FUNCTION void bring_keys(uint32 to, const tensor_map& map, batch_steps step, batch_place of, int key,
+                                 uint32 box) {
+  constexpr int kPart = kTile / 4;
+  for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      bring_tile(to + (panel * kTile + j * kPart) * 128, map, panel * 64, 2 * j, key / 8, of.inner * step.inner,
+                 of.outer * step.outer, box);
+  }
+}
+
+// The key that stands in a row of the tile.
+template <int kTile>
+ONEPASS_FUNCTION int key_at(int row) {
+  constexpr int kPart = kTile / 4;
+  return row % kPart / 2 * 8 + row / kPart * 2 + row % 2;
+}
+
+// Tiles that one thread brings, as a warpgroup takes them, in order, and gives their places back.
+template <int kStages>
+class tiles_taken {
+ public:
+  ONEPASS_FUNCTION tiles_taken(uint64 (&full)[kStages], uint64 (&empty)[kStages]) : full_(full), empty_(empty) {}
+  ONEPASS_FUNCTION int take() {
+    const int stage = next_.stage;
+    wait_for_mail(&full_[stage], next_.phase);
+    next_.next();
+    return stage;
+  }
+  ONEPASS_FUNCTION void give_back() {
+    if (threadIdx.x % kGroupThreads == 0) arrive(&empty_[oldest_.stage]);
+    oldest_.next();
+  }
+
+ private:
+  uint64 (&full_)[kStages], (&empty_)[kStages];
+  ring_position<kStages> next_, oldest_;
+};
+
+// Rows of a warpgroup times as many of a tile of kRows, both kSteps sixteens long.
+template <dtype D, int kSteps, int kRows>
+ONEPASS_FUNCTION void multiply_rows(float (&d)[kRows / 2], uint32 rows, uint32 tile) {
+  const uint64 a = tile_descriptor(rows), b = tile_descriptor(tile);
+  forget(d);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int panel = step / 4, within = step % 4 * 2;
+    add_product<D, kRows>(d, a + (panel * kPanelBytes >> 4) + within, b + (panel * kRows * 128 >> 4) + within,
+                          step > 0);
+  }
+}
+
+// A thread's two rows, eight apart, of its warpgroup's 64, in tiles of kTile columns. Place: where the words are.
+template <class Config, class Line, class Place = place<typename Config::behind, Line>>
+class thread_rows {
+ public:
+  using words = typename Config::behind;
+  using index = typename words::index;
+  using place_of = Place;
+  using L = pack<float, 8>;
+  static constexpr int kLanes = Config::kTile / 32;
+
+  ONEPASS_FUNCTION thread_rows(const arguments& a, char* streams) : a_(a), at_{place_of(a), place_of(a)} {
+    own_ = row_of_products();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      at_[i].set_copies(streams, static_cast<int>(threadIdx.x) / kGroupThreads * kGroupRows + own(i));
+    }
+    set_stage(0);
+  }
+  // The warpgroup's rows begin at `first` among all; `count` of them exist.
+  ONEPASS_FUNCTION void set_rows(int64 first, int count) {
+    first_ = first, count_ = count;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      at_[i].set_row(static_cast<index>(first));
+      at_[i].skip_rows(own(i));
+      at_[i].set_exists(exists(i), count > 0);
+    }
+  }
+  // Rows of the same matrix, so many further.
+  ONEPASS_FUNCTION void skip_rows(int rows, int count) {
+    first_ += rows, count_ = count;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      at_[i].skip_rows(static_cast<index>(rows));
+      at_[i].set_exists(exists(i), count > 0);
+    }
+  }
+  ONEPASS_FUNCTION int own(int i) const { return own_ + 8 * i; }  // among the warpgroup's
+  ONEPASS_FUNCTION int64 row(int i) const { return first_ + own(i); }
+  ONEPASS_FUNCTION bool exists(int i) const { return own(i) < count_; }
+  // The first thread of row i's four.
+  ONEPASS_FUNCTION bool speaks() const { return threadIdx.x % 4 == 0; }
+  ONEPASS_FUNCTION place_of& at(int i) { return at_[i]; }
+
+  // body(i, lane, count), where the words are at each lane of the tile that begins at `first`.
+  template <class Body>
+  ONEPASS_FUNCTION void each_lane(int first, const Body& body) {
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const index column = column_of_lane(first, lane);
+      const int count = words::kExact ? 8 : count_at<8>(column, a_.columns);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        at_[i].set_column(column, count);
+        at_[i].set_lane(lane);
+        body(i, lane, count);
+      }
+    }
+  }
+  // A lane of row i of the tile's products.
+  static ONEPASS_FUNCTION L lane_of(const float (&d)[Config::kTile / 2], int i, int lane) {
+    L of;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) of.v[c] = d[place_in_products(i, lane, c)];
+    return of;
+  }
+  static ONEPASS_FUNCTION void set_lane(float (&d)[Config::kTile / 2], int i, int lane, L to) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c) d[place_in_products(i, lane, c)] = to.v[c];
+  }
+
+  // change(i, lane, count): what takes the place of each lane of products of the tile that begins at `first`.
+  template <class Change>
+  ONEPASS_FUNCTION void change_lanes(float (&d)[Config::kTile / 2], int first, const Change& change) {
+    each_lane(first, [&](int i, int lane, int count) { set_lane(d, i, lane, change(i, lane_of(d, i, lane), count)); });
+  }
+  // What stands before softmax takes the scores' place.
+  ONEPASS_FUNCTION void finish(float (&d)[Config::kTile / 2], int first) {
+    change_lanes(d, first, [&](int i, L scores, int count) {
+      scores = Line::pre::forward(scores, at(i));
+      if constexpr (!words::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
+      return scores;
+    });
+  }
+
+  // Of the tile's products, in a thread's part of row i.
+  static ONEPASS_FUNCTION float largest(const float (&d)[Config::kTile / 2], int i) {
+    float most = d[2 * i];
+#pragma unroll
+    for (int k = 2 * i; k < Config::kTile / 2; k += 4) most = max_number(most, max_number(d[k], d[k + 1]));
+    return most;
+  }
+
+  // The streams' part of the tile that begins at `first` is on its way to `stage`.
+  ONEPASS_FUNCTION void bring(int first, int stage = 0) {
+    if constexpr (words::kStreams != 0) {
+      set_stage(stage);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const index column = column_of_lane(first, lane);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (!exists(i) || column >= a_.columns) continue;
+          at_[i].set_column(column, 8);
+          at_[i].set_lane(lane);
+          at_[i].bring();
+        }
+      }
+      close_copy_group();
+    }
+  }
+  // What was brought has arrived, but for the last kPending tiles; those in `stage` are next.
+  template <int kPending = 0>
+  ONEPASS_FUNCTION void wait_for_streams(int stage = 0) {
+    if constexpr (words::kStreams != 0) {
+      wait_for_copy_groups<kPending>();
+      set_stage(stage);
+    }
+  }
+
+ private:
+  ONEPASS_FUNCTION void set_stage(int stage) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) at_[i].set_stage(stage);
+  }
+  static ONEPASS_FUNCTION int place_in_products(int i, int lane, int c) {
+    return 4 * (kLanes * (c / 2) + lane) + 2 * i + c % 2;
+  }
+  static ONEPASS_FUNCTION index column_of_lane(int first, int lane) {
+    return static_cast<index>(first + lane * 32 + threadIdx.x % 4 * 8);
+  }
+
+  const arguments& a_;
+  place_of at_[2];
+  int64 first_ = 0;
+  int own_, count_ = 0;
+};
+
+// 64 rows of products from shared memory, where hand_over left them, to `to`: those of which `place(row)` is below
+// `rows`, and of each the first `depth` numbers.
+template <int kNumbers, class Place>
+ONEPASS_FUNCTION void store_handed(const char* products, void* to, int rows, int64 depth, const Place& place) {
+  constexpr int kPieces = kNumbers / 8, kAtOnce = kGroupThreads / kPieces;
+  const int thread = static_cast<int>(threadIdx.x) % kGroupThreads, piece = thread % kPieces;
+  if (thread >= kAtOnce * kPieces || piece * 8 >= depth) return;
+#pragma unroll 4
+  for (int r = thread / kPieces; r < kGroupRows; r += kAtOnce) {
+    if (place(r) < rows)
+      *reinterpret_cast<uint4*>(static_cast<uint16*>(to) + place(r) * depth + piece * 8) =
+          *reinterpret_cast<const uint4*>(products + r * (kNumbers * 2) + place_of_piece(piece, r) * 16);
+  }
+}
+
+// For 64 rows, the sums of a tile's rows, each with its weight.
+template <class Config, int kPanels>
+class weighted_sum {
+ public:
+  static constexpr int kNumbers = kPanels * 64;
+
+  // Weights of a tile, as the matrix unit takes them.
+  ONEPASS_FUNCTION void take_weights(const float (&d)[Config::kTile / 2]) {
+#pragma unroll
+    for (int step = 0; step < Config::kTile / 16; ++step) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        weights_[step][k] = pair_to_storage<Config::kX>(d[8 * step + 2 * k], d[8 * step + 2 * k + 1]);
+    }
+  }
+  // Its products, which the caller begins and closes.
+  ONEPASS_FUNCTION void add(uint32 tile) {
+    const uint64 rows = turned_tile_descriptor<Config::kTile>(tile);
+#pragma unroll
+    for (int step = 0; step < Config::kTile / 16; ++step)
+      add_product_of<Config::kX, kNumbers, Config::kTile * 128>(sums_, weights_[step], rows + 128 * step);
+  }
+  ONEPASS_FUNCTION void scale(const float (&factors)[2]) {
+#pragma unroll
+    for (int k = 0; k < kNumbers / 2; ++k) sums_[k] *= factors[k / 2 % 2];
+  }
+  // `to`: 64 rows in memory, of which `rows` exist, by way of shared memory that is this warpgroup's own.
+  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth) const {
+    store(shared, to, rows, depth, [](int row) { return row; });
+  }
+  // place(row): where each stands there.
+  template <class Place>
+  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth, const Place& place) const {
+    hand_over<Config::kX, kNumbers>(sums_, shared);
+    meet_in_group(1 + static_cast<int>(threadIdx.x) / kGroupThreads);
+    store_handed<kNumbers>(shared, to, rows, depth, place);
+  }
+
+ private:
+  float sums_[kNumbers / 2] = {};
+  uint32 weights_[Config::kTile / 16][4];
+};
+
+// One thread brings tiles while warpgroups multiply.
+template <class Config, class Shared, class Bring, class Multiply>
+ONEPASS_FUNCTION void bring_and_multiply(Shared& shared, const Bring& bring, const Multiply& multiply) {
+  if (threadIdx.x == 0) shared.open();
+  __syncthreads();
+  wait_for_kernel_before();
+  // What registers the groups take makes the 65536 of an SM.
+  if (threadIdx.x >= Config::kGroups * kGroupThreads) {
+    give_registers<24>();
+    if (threadIdx.x == Config::kGroups * kGroupThreads) bring();
+  } else {
+    take_registers<Config::kGroups == 2 ? 240 : 160>();
+    multiply();
+  }
+}
+
+ONEPASS_END

@@ -1,0 +1,346 @@
+// Where a chain stands on the CPU: a row, and the columns of one lane. Every tensor's storage type is looked up at
+// run time (the branch is the same all along a row), so one instantiation serves all mixtures of dtypes. Others serve
+// the calls whose tensors all store one type, where a look at it would cost as much as the arithmetic.
+#if defined(ONEPASS_KERNEL_COMMON_CURSOR_CPU_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_KERNEL_COMMON_CURSOR_CPU_H_
+#undef ONEPASS_KERNEL_COMMON_CURSOR_CPU_H_
+#else
+#define ONEPASS_KERNEL_COMMON_CURSOR_CPU_H_
+#endif
+
+#include <hwy/cache_control.h>
+
+#include <new>
+
+#include "onepass/lane/cpu.h"
+#include "onepass/lane/math.h"
+#include "onepass/lane/random.h"
+#include "onepass/kernel/arguments.h"
+#include "onepass/word/chain.h"
+#include "onepass/word/row.h"
+
+ONEPASS_BEGIN
+
+// body(0), ..., body(N - 1) with indices that the compiler knows: a place then lives in registers.
+template <int N, class Body>
+ONEPASS_FUNCTION void each_index(const Body& body) {
+  if constexpr (N > 0) {
+    each_index<N - 1>(body);
+    body(N - 1);
+  }
+}
+
+// One row of a tensor.
+struct row_view {
+  char* data = nullptr;
+  dtype type = dtype::none;
+  bool single = false;  // one number stands for the whole row
+};
+
+// The lanes of a kernel whose tensors all store one type.
+template <class T, dtype Stored>
+struct lane_chooser {
+  using type = vec<T>;
+};
+template <>
+struct lane_chooser<float, dtype::bf16> {
+  using type = short_lane;
+};
+template <class T, dtype Stored>
+using lane_of = typename lane_chooser<T, Stored>::type;
+
+// Stored: what every tensor stores, none of them with one number for a whole row; dtype::none: looked up.
+template <class T, class Line, dtype Stored>
+class place {
+ public:
+  using lane = lane_of<T, Stored>;
+  static constexpr bool kUniform = Stored != dtype::none;
+
+  // Beside the place: they fill their blocks out of line.
+  struct random_sources {
+    random_source of[larger(1, Line::dropouts)];
+  };
+
+  // quiet: gives no gradients to operands (a second look at a row).
+  ONEPASS_FUNCTION place(const arguments& a, random_sources& random, bool quiet = false)
+      : a_(a), collapsed_(a.size[0] == 1 && a.size[1] == 1 && a.size[2] == 1), random_(random) {
+    each_index<Line::dropouts>([&](int i) ONEPASS_LAMBDA { random.of[i].reset(a.dropout_state, i, a.columns); });
+    each_index<Line::operands>(
+        [&](int i) ONEPASS_LAMBDA { wants_[i] = !quiet && (a.operand_gradient[i].data || (a.wants_column >> i & 1)); });
+    each_index<kMaxParameters>([&](int i) ONEPASS_LAMBDA { parameter_[i] = static_cast<T>(a.parameter[i]); });
+  }
+
+  ONEPASS_FUNCTION void set_row(int64 row) {
+    row_ = row;
+    int64 digit[kMaxDims] = {0, 0, 0, row};
+    matrix_row_ = row % a_.matrix_rows;  // nothing reads it but `causal`: elsewhere the compiler drops it
+    if (!collapsed_) {
+      for (int d = kMaxDims - 1; d > 0; --d) {
+        digit[d] = row % a_.size[d];
+        row /= a_.size[d];
+      }
+      digit[0] = row;
+    }
+    x_ = row_of(a_.x, digit);
+    y_ = row_of(a_.y, digit);
+    dx_ = row_of(a_.dx, digit);
+    each_index<Line::operands>([&](int i) ONEPASS_LAMBDA {
+      operand_[i] = row_of(a_.operand[i], digit);
+      operand_gradient_[i] = row_of(a_.operand_gradient[i], digit);
+    });
+    each_index<Line::keeps>([&](int k) ONEPASS_LAMBDA {
+      kept_[k] = row_of(a_.kept[k], digit);
+      kept_gradient_[k] = row_of(a_.kept_gradient[k], digit);
+    });
+    each_index<Line::dropouts>([&](int i) ONEPASS_LAMBDA { random_.of[i].set_row(a_.first_row + row_); });
+    stream_y_ = a_.stream_stores && can_stream<lane>(y_.data, y_.type);
+    stream_dx_ = a_.stream_stores && dx_.data && can_stream<lane>(dx_.data, dx_.type);
+  }
+
+  // count: how many of the lane's numbers exist; fewer than a whole lane only at the end of the row.
+  ONEPASS_FUNCTION void set_column(int64 column, int count) {
+    column_ = column;
+    count_ = count;
+  }
+  ONEPASS_FUNCTION int count() const { return count_; }
+
+  ONEPASS_FUNCTION lane x() const { return read(x_); }
+  ONEPASS_FUNCTION lane dy() const {
+    if constexpr (Line::features > 0) return lane(T(0));
+    else return read(y_);
+  }
+  ONEPASS_FUNCTION void store_y(lane v) const { write(y_, v, stream_y_); }
+  ONEPASS_FUNCTION void store_dx(lane v) const {
+    if (dx_.data) write(dx_, v, stream_dx_);
+  }
+
+  // For the chain (see word/chain.h).
+  template <class L, int I>
+  ONEPASS_FUNCTION L operand() const {
+    return read(operand_[I]);
+  }
+  template <int I>
+  ONEPASS_FUNCTION bool wants() const {
+    return wants_[I];
+  }
+  template <int I>
+  ONEPASS_FUNCTION void tensor_gradient(lane g) const {
+    write(operand_gradient_[I], g, false);
+  }
+  template <int I>
+  ONEPASS_FUNCTION void column_gradient(lane g) const {
+    T* at = column_sum_[I] + column_;  // padded to whole lanes
+    store_lane(load_lane<lane>(at) + g, at);
+  }
+  template <int I>
+  ONEPASS_FUNCTION void column_gradient(lane dy, lane x) const {
+    T* at = column_sum_[I] + column_;
+    store_lane(fma(dy, x, load_lane<lane>(at)), at);
+  }
+  template <int J>
+  ONEPASS_FUNCTION T parameter() const {
+    return parameter_[J];
+  }
+  template <class L, int K>
+  ONEPASS_FUNCTION typename L::mask keeps(int threshold) {
+    return random_.of[K].template next<L>(column_) >= L(static_cast<T>(threshold));
+  }
+  template <class L>
+  ONEPASS_FUNCTION L column() const {
+    return iota<L>(static_cast<T>(column_));
+  }
+  template <class L>
+  ONEPASS_FUNCTION L matrix_row() const {
+    return L(static_cast<T>(matrix_row_));
+  }
+  // No lane is in both halves of the row.
+  template <class L, class Body>
+  ONEPASS_FUNCTION L opposite(const Body& body) {
+    const int64 here = column_, half = a_.columns / 2;
+    column_ += here < half ? half : -half;
+    const L value = body(*this);
+    column_ = here;
+    return here < half ? L(-value) : value;
+  }
+  template <int K>
+  ONEPASS_FUNCTION lane keep(lane v) const {
+    write(kept_[K], v, false);
+    return rounded(v);
+  }
+  ONEPASS_FUNCTION lane rounded(lane v) const { return onepass::ONEPASS_TARGET::rounded(v, type_of(y_)); }
+  template <class L, int K>
+  ONEPASS_FUNCTION L kept() const {
+    return read(kept_[K]);
+  }
+  template <class L, int K>
+  ONEPASS_FUNCTION L kept_gradient() const {
+    return read(kept_gradient_[K]);
+  }
+  // The row's features, which begin at nothing and end in y; or, in backward, their gradients from there.
+  ONEPASS_FUNCTION void clear_features() {
+    each_index<Line::features>([&](int j) ONEPASS_LAMBDA { feature_[j] = lane(T(0)); });
+  }
+  template <int J>
+  ONEPASS_FUNCTION void contract(lane x, lane w) {
+    const lane sum = fma(x, w, feature_[J]);
+    feature_[J] = whole() ? sum : lane(where(first_n<lane>(count_), sum, feature_[J]));
+  }
+  ONEPASS_FUNCTION void store_features() const {
+    each_index<Line::features>(
+        [&](int j) ONEPASS_LAMBDA { store_partial(y_.data, type_of(y_), j, vec<T>(sum_lanes(feature_[j])), 1); });
+  }
+  ONEPASS_FUNCTION void load_feature_gradients() {
+    each_index<Line::features>(
+        [&](int j) ONEPASS_LAMBDA { feature_[j] = broadcast<lane>(y_.data + j * size_of(type_of(y_)), type_of(y_)); });
+  }
+  template <int J>
+  ONEPASS_FUNCTION lane feature_gradient() const {
+    return feature_[J];
+  }
+
+  // Backward's running column sums, one array of columns (rounded up to whole lanes) for each wanted operand.
+  ONEPASS_FUNCTION void set_column_sums(T* sums, int64 stride) {
+    int slot = 0;
+    each_index<Line::operands>([&](int i) ONEPASS_LAMBDA {
+      if (a_.wants_column >> i & 1) column_sum_[i] = sums + stride * slot++;
+    });
+  }
+
+ private:
+  static constexpr bool kStoresT = Stored == (sizeof(T) == 8 ? dtype::f64 : dtype::f32);
+
+  static ONEPASS_FUNCTION row_view row_of(const view& v, const int64* digit) {
+    if (!v.data) return {};
+    int64 offset = 0;
+    each_index<kMaxDims>([&](int d) ONEPASS_LAMBDA { offset += digit[d] * v.stride[d]; });
+    return {static_cast<char*>(v.data) + offset * size_of(v.type), v.type, v.column_stride == 0};
+  }
+  ONEPASS_FUNCTION bool whole() const { return HWY_LIKELY(count_ == lanes<lane>()); }
+  static ONEPASS_FUNCTION dtype type_of(const row_view& v) { return kUniform ? Stored : v.type; }
+  ONEPASS_FUNCTION lane read(const row_view& v) const {
+    if constexpr (kStoresT) {
+      const T* at = reinterpret_cast<const T*>(v.data) + column_;
+      return whole() ? load_lane<lane>(at) : load_first<lane>(at, count_);
+    } else {
+      if (!kUniform && HWY_UNLIKELY(v.single)) return broadcast<lane>(v.data, v.type);
+      if (whole()) return load<lane>(v.data, type_of(v), column_);
+      return load_partial<lane>(v.data, type_of(v), column_, count_);
+    }
+  }
+  ONEPASS_FUNCTION void write(const row_view& v, lane value, bool past_caches) const {
+    if constexpr (kStoresT) {
+      T* at = reinterpret_cast<T*>(v.data) + column_;
+      if (!whole()) store_first(value, at, count_);
+      else if (past_caches) stream_lane(value, at);
+      else store_lane(value, at);
+    } else {
+      if (!whole()) store_partial(v.data, type_of(v), column_, value, count_);
+      else if (past_caches) stream(v.data, type_of(v), column_, value);
+      else store(v.data, type_of(v), column_, value);
+    }
+  }
+
+  const arguments& a_;
+  const bool collapsed_;
+  bool stream_y_ = false, stream_dx_ = false;
+  int count_ = 0;
+  int64 row_ = 0, column_ = 0, matrix_row_ = 0;
+  row_view x_, y_, dx_;
+  row_view operand_[larger(1, Line::operands)], operand_gradient_[larger(1, Line::operands)];
+  row_view kept_[larger(1, Line::keeps)], kept_gradient_[larger(1, Line::keeps)];
+  bool wants_[larger(1, Line::operands)] = {};
+  T parameter_[kMaxParameters] = {};
+  T* column_sum_[larger(1, Line::operands)] = {};
+  lane feature_[larger(1, Line::features)];
+  random_sources& random_;
+};
+
+// Memory for one task, aligned for whole lanes.
+template <class T>
+class scratch {
+ public:
+  explicit scratch(int64 size)
+      : data_(static_cast<T*>(::operator new(static_cast<std::size_t>(size) * sizeof(T), std::align_val_t(64)))) {}
+  ~scratch() { ::operator delete(data_, std::align_val_t(64)); }
+  scratch(const scratch&) = delete;
+  scratch& operator=(const scratch&) = delete;
+  ONEPASS_FUNCTION T* data() const { return data_; }
+
+ private:
+  T* data_;
+};
+
+template <class L>
+ONEPASS_FUNCTION int64 whole_lanes(int64 columns) {
+  return (columns + lanes<L>() - 1) / lanes<L>() * lanes<L>();
+}
+
+// Calls body(column, count) for each lane of columns [begin, end). Apart: the whole lanes have code of their own, where
+// the compiler knows the count.
+template <class L, bool Apart, class Body>
+ONEPASS_FUNCTION void for_columns(int64 begin, int64 end, const Body& body) {
+  constexpr int kLanes = lanes<L>();
+  int64 c = begin;
+  if constexpr (Apart) {
+    for (; c + kLanes <= end; c += kLanes) body(c, kLanes);
+    if (c < end) body(c, static_cast<int>(end - c));
+  } else {
+    for (; c < end; c += kLanes) body(c, end - c < kLanes ? static_cast<int>(end - c) : kLanes);
+  }
+}
+
+// The running column sums of one task over columns [begin, end): short sums in level-one cache, added to the task's
+// part, which is double, every kRows rows: the error does not grow with the rows.
+template <class T>
+class column_sums {
+ public:
+  static constexpr int kRows = 32;
+
+  template <class Place>
+  ONEPASS_FUNCTION column_sums(const arguments& a, int64 begin, int64 end, Place& at)
+      : slots_(static_cast<int>(hwy::PopCount(a.wants_column))),
+        columns_(end - begin),
+        stride_(whole_lanes<L>(end - begin)),
+        part_(static_cast<double*>(a.column_partial) + begin),
+        part_stride_(a.columns),
+        slot_stride_(a.parts * a.columns),
+        running_(stride_ * slots_ + 1) {
+    for (int64 i = 0; i < stride_ * slots_; i += lanes<L>()) store_lane(L(T(0)), running_.data() + i);
+    at.set_column_sums(running_.data() - begin, stride_);
+  }
+  // Which part the rows that follow belong to.
+  ONEPASS_FUNCTION void start(int64 part) { to_ = part_ + part * part_stride_, is_first_ = true; }
+  ONEPASS_FUNCTION void end_row() {
+    if (slots_ != 0 && ++rows_ == kRows) flush();
+  }
+  ONEPASS_FUNCTION void finish() {
+    if (slots_ != 0 && (rows_ != 0 || is_first_)) flush();
+  }
+
+ private:
+  using L = vec<T>;
+
+  ONEPASS_FUNCTION void flush() {
+    for (int s = 0; s < slots_; ++s) {
+      for_columns<L, true>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
+        T* from = running_.data() + s * stride_ + c;
+        add_to_doubles(load_lane<L>(from), to_ + s * slot_stride_ + c, count, is_first_);
+        store_lane(L(T(0)), from);
+      });
+    }
+    rows_ = 0;
+    is_first_ = false;
+  }
+
+  const int slots_;
+  int rows_ = 0;
+  bool is_first_ = true;
+  const int64 columns_, stride_;
+  double* const part_;
+  const int64 part_stride_, slot_stride_;
+  double* to_ = nullptr;
+  scratch<T> running_;
+};
+
+ONEPASS_END
+#endif

@@ -1,0 +1,504 @@
+// Where a chain stands on CUDA: a row, and one thread's columns. All that can be known when the kernel is compiled is
+// in Config, which src/cuda/row/configuration.cc writes:
+//   arithmetic        float or double
+//   kLanes, kAccess   numbers of a lane; numbers that one access may move (see lane/memory.cuda.h)
+//   kX, kOperand[]    storage types
+//   index             of an element: int where they are few, int64
+//   kDims             leading dimensions that rows are counted in
+//   kDense            tensors that are contiguous (bits, as stream counts them)
+//   kRepeatedOperand  operands of which one row serves all (bits); kAlignedOperand: and that begin at 16 bytes
+//   kSharedOperand    and of which one row serves all rows of a matrix
+//   kExact            no lane reaches past its row's end; kWholeLanes (rowwise): of a thread's lanes, so many do not
+//   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
+//   kWantsColumn, kWantsTensor (bits by operand), kWantsDx, kWantsAgain
+//   kInPlace          dx lies where dy does
+//   kOnePart          column sums have one part, and are the gradients
+//   kThreads; kHeldLanes of a row a thread, or 0; kUnroll rows at a time, or 0
+//   kStages, kStreams, kBroughtOnce   rowwise: see stream below; kSpareLanes: of shared memory, behind a row's
+//   kMembers          how many tensors the launch has room for, each with arguments of its own; 0: one
+//   kStaged           results that leave through shared memory (bits, as stream counts them; y is dx backward)
+#pragma once
+
+#include "onepass/kernel/arguments.h"
+#include "onepass/lane/memory.cuda.h"
+#include "onepass/lane/target.h"
+#include "onepass/word/chain.h"
+#include "onepass/word/row.h"
+
+ONEPASS_BEGIN
+
+// Sets of a call's tensors on CUDA, as bits.
+
+constexpr __device__ int bits_below(uint64 bits, int i) {
+  int count = 0;
+  for (int k = 0; k < i; ++k) count += static_cast<int>(bits >> k & 1);
+  return count;
+}
+
+// A tensor that is read row by row. Rowwise kernels bring those in Config::kStreams (bits) kStages rows ahead of their
+// use, and the operands in kBroughtOnce (bits), which have one row for all, before the first.
+enum class stream : int {
+  x,
+  y,
+  operand,
+  kept = operand + kMaxOperands,
+  kept_gradient = kept + kMaxKeeps,
+  again = kept_gradient + kMaxKeeps
+};
+
+constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
+// Whether a tensor is in a set (bits), and how many of the set are before it.
+constexpr bool is_in(uint64 tensors, stream s) { return (tensors >> static_cast<int>(s) & 1) != 0; }
+constexpr int place_in(uint64 tensors, stream s) { return bits_below(tensors, static_cast<int>(s)); }
+
+// Where a thread is in a call's tensors on CUDA: a row, and a lane of its columns (Config: place.cuda.h).
+
+// How many of the V numbers from `column` on the row has.
+template <int V, class Index>
+ONEPASS_FUNCTION int count_at(Index column, int64 columns) {
+  const Index left = static_cast<Index>(columns) - column;
+  return left >= V ? V : left > 0 ? static_cast<int>(left) : 0;
+}
+
+template <class Config>
+class position {
+ public:
+  using index = typename Config::index;
+
+  explicit ONEPASS_FUNCTION position(const arguments& a) : a_(a) {}
+
+  ONEPASS_FUNCTION void set_row(index row) {
+    row_ = row, matrix_row_ = row % static_cast<index>(a_.matrix_rows);
+#pragma unroll
+    for (int d = kMaxDims - 1; d > kMaxDims - Config::kDims; --d) {
+      const auto size = static_cast<index>(a_.size[d]), rest = row / size;
+      digit_[d] = row - rest * size;
+      row = rest;
+    }
+    digit_[kMaxDims - Config::kDims] = row;
+  }
+  // Rows further within a matrix.
+  ONEPASS_FUNCTION void skip_rows(index rows) {
+    row_ += rows, matrix_row_ += rows;
+    digit_[kMaxDims - 1] += rows;
+  }
+  // Whether the row exists: of another nothing is read, but for what all rows share, written or summed.
+  ONEPASS_FUNCTION void set_row(index row, bool exists) {
+    set_row(row);
+    set_exists(exists, exists);
+  }
+  // Likewise, and whether any row of its matrix does that this thread has: what all of them share is read for all.
+  ONEPASS_FUNCTION void set_exists(bool row, bool any) { exists_ = row, any_exists_ = any; }
+  // count: how many of the lane's numbers the row has, from none to all.
+  ONEPASS_FUNCTION void set_column(index column, int count) {
+    column_ = column;
+    count_ = exists_ ? count : 0, shared_count_ = any_exists_ ? count : 0, repeated_count_ = count;
+  }
+
+ protected:
+  // kLeftOut: dimensions at the end along which it does not change.
+  template <int kLeftOut = 0>
+  ONEPASS_FUNCTION int64 offset(const view& v) const {
+    int64 sum = 0;
+#pragma unroll
+    for (int d = kMaxDims - Config::kDims; d < kMaxDims - kLeftOut; ++d) sum += widened(digit_[d]) * v.stride[d];
+    return sum;
+  }
+  // Of what is not negative: without a sign, fewer instructions multiply.
+  static ONEPASS_FUNCTION int64 widened(index i) {
+    if constexpr (sizeof(index) == 4) return static_cast<int64>(static_cast<uint32>(i));
+    else return i;
+  }
+  // Of this lane in a tensor whose rows are not single numbers.
+  template <dtype D, bool Dense, bool Repeated = false>
+  ONEPASS_FUNCTION auto address(const view& v) const {
+    auto* data = static_cast<typename stored<D>::type*>(v.data);
+    if constexpr (Repeated) return data + column_;
+    else if constexpr (Dense) return data + (row_ * static_cast<index>(a_.columns) + column_);
+    else return data + (offset(v) + widened(column_));
+  }
+  // The lower half of the row's, where all lanes begin as far behind 16 bytes.
+  template <dtype D, bool Dense, bool Repeated = false>
+  ONEPASS_FUNCTION uint32 row_address(const view& v) const {
+    uint32 numbers = 0;
+    if constexpr (!Repeated) numbers = static_cast<uint32>(Dense ? row_ * static_cast<index>(a_.columns) : offset(v));
+    return static_cast<uint32>(reinterpret_cast<uint64>(v.data)) + numbers * size_of(D);
+  }
+
+  const arguments& a_;
+  index row_ = 0, column_ = 0, matrix_row_ = 0;
+  index digit_[kMaxDims];
+  int count_ = 0, shared_count_ = 0, repeated_count_ = 0;
+  bool exists_ = true, any_exists_ = true;
+};
+
+template <class Config>
+inline constexpr int kSlots = bits_below(Config::kWantsColumn, kMaxOperands);
+
+// Quiet: gives no gradients to operands (a pass that only sums).
+template <class Config, class Line, bool Quiet = false>
+class place : public position<Config> {
+ public:
+  using T = typename Config::arithmetic;
+  static constexpr int V = Config::kLanes;
+  using lane = pack<T, V>;
+  using index = typename Config::index;
+
+  explicit ONEPASS_FUNCTION place(const arguments& a) : position<Config>(a) {
+    if constexpr (Line::dropouts > 0) random_ = load_random_state(a.dropout_state);
+  }
+
+  // Where this lane's columns of wanted operand number `slot` are summed: registers, or shared memory that is its own.
+  ONEPASS_FUNCTION void set_sums(lane* registers) { sums_ = registers; }
+  ONEPASS_FUNCTION void set_sums(T* shared, int64 slot_stride) {
+    shared_sums_ = shared;
+    slot_stride_ = slot_stride;
+  }
+
+  // Runs of lanes in shared memory: rows of a block, lanes of the row, in the order of its columns. Where accesses are
+  // smaller than lanes, a lane's numbers are in two windows of 16 bytes, and a run has more than it has lanes.
+  static constexpr bool kInWindows = Config::kAccess < V;
+  static constexpr int kLaneBytes = V * size_of(Config::kX);
+  static constexpr int kRunLanes = Config::kAcross * (Config::kHeldLanes > 0 ? Config::kHeldLanes : 1);
+  static constexpr int kRunBytes = (kRunLanes + Config::kSpareLanes) * kLaneBytes;
+  static ONEPASS_FUNCTION char* lane_in_run(char* shared, int run) {
+    return shared + (run * kRunBytes + static_cast<int>(threadIdx.x) % Config::kAcross * kLaneBytes);
+  }
+
+  // Copies of the streams' rows: stages of rows, and behind them what is brought once.
+  static constexpr int kStreamBytes = Config::kDown * kRunBytes;
+  static constexpr int kStageBytes = bits_below(Config::kStreams, 64) * kStreamBytes;
+  static constexpr int kCopyBytes =
+      Config::kStages * kStageBytes + bits_below(Config::kBroughtOnce, kMaxOperands) * kStreamBytes;
+  ONEPASS_FUNCTION void set_copies(char* shared, int run) { copies_ = lane_in_run(shared, run); }
+  ONEPASS_FUNCTION void set_stage(int stage) { stage_ = copies_ + stage * kStageBytes; }
+  ONEPASS_FUNCTION void set_lane(int k) {
+    constexpr int kNext = Config::kAcross * kLaneBytes;
+    copy_ = stage_ + k * kNext;
+    once_ = copies_ + (Config::kStages * kStageBytes + k * kNext);
+    result_ = results_ + k * kNext;
+  }
+  // Copies are here, of which the lane is `numbers` further.
+  ONEPASS_FUNCTION void set_copy(char* copy, int numbers) { copy_ = copy, copied_numbers_ = numbers; }
+
+  // Results that leave through shared memory, from where whole windows are stored when all of the row's threads have
+  // met.
+  static constexpr int kResultBytes = kStreamBytes * (Config::kUnroll > 0 ? Config::kUnroll : 1);
+  static constexpr int kStagedBytes = bits_below(Config::kStaged, 64) * kResultBytes;
+  ONEPASS_FUNCTION void set_results(char* shared, int run) { results_ = result_ = lane_in_run(shared, run); }
+  // The run's numbers are those of the row from `column` on.
+  ONEPASS_FUNCTION void store_results(index column) {
+    const index left = exists_ ? static_cast<index>(a_.columns) - column : 0;
+    column_ = column;
+    run_ = left >= kRunLanes * V ? kRunLanes * V : left > 0 ? static_cast<int>(left) : 0;
+    store_result<Config::kX, stream::y>(Config::kWantsDx ? a_.dx : a_.y);
+    store_result<Config::kX, stream::again>(a_.again);
+    store_operand_gradients(number<0>());
+    store_kept(number<0>());
+  }
+
+  ONEPASS_FUNCTION void bring() const {
+    bring<Config::kX, stream::x>(a_.x);
+    bring<Config::kX, stream::y>(a_.y);
+    bring_operands(number<0>());
+    bring_kept(number<0>());
+  }
+  ONEPASS_FUNCTION void bring_once() const { bring_once(number<0>()); }
+  // Asks for what all rows share: it is needed late, and then at once.
+  ONEPASS_FUNCTION void announce_repeated() const { announce_repeated(number<0>()); }
+
+  // Asks for this lane of x and of the operands of which rows have their own.
+  ONEPASS_FUNCTION void announce() const {
+    if constexpr (!Config::kSingleX) announce<Config::kX, stream::x>(a_.x);
+    announce_operands(number<0>());
+  }
+
+  // Of several that have the same rows, the one that writes what all of them would.
+  static ONEPASS_FUNCTION bool is_first() { return true; }
+
+  ONEPASS_FUNCTION lane x() const { return read<Config::kX, Config::kSingleX, stream::x>(a_.x); }
+  // As it is stored, where it is not a single number.
+  ONEPASS_FUNCTION auto x_stored() const {
+    using memory_of = memory<Config::kX, V, Config::kAccess>;
+    constexpr bool kIsDense = is_in(Config::kDense, stream::x);
+    if constexpr (is_in(Config::kStreams, stream::x)) {
+      return memory_of::load_copied(copy_ + place_in(Config::kStreams, stream::x) * kStreamBytes,
+                                    this->template row_address<Config::kX, kIsDense>(a_.x));
+    } else {
+      return memory_of::load_windows(this->template address<Config::kX, kIsDense>(a_.x), count_);
+    }
+  }
+  ONEPASS_FUNCTION lane dy() const {
+    if constexpr (Line::features > 0) return lane(T(0));
+    else return read<Config::kX, Config::kSingleY, stream::y>(a_.y);
+  }
+  ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX, stream::y>(a_.y, v); }
+  ONEPASS_FUNCTION void store_dx(lane v) const {
+    if constexpr (Config::kWantsDx) write<Config::kX, stream::y>(a_.dx, v);
+  }
+  ONEPASS_FUNCTION void store_again(lane v) const { write<Config::kX, stream::again>(a_.again, v); }
+
+  // For the chain (see word/chain.h).
+  template <class L, int I>
+  ONEPASS_FUNCTION L operand() const {
+    // One row that begins at 16 bytes has whole lanes, behind its end whatever is there.
+    constexpr int kAccess = (Config::kAlignedOperand >> I & 1) != 0 ? V : Config::kAccess;
+    constexpr bool kIsShared = (Config::kSharedOperand >> I & 1) != 0 && !is_in(Config::kStreams, stream::operand + I);
+    if constexpr (kIsShared && !brought_once<I>()) {
+      using memory_of = memory<Config::kOperand[I], V, kAccess>;
+      const auto* row = static_cast<const typename stored<Config::kOperand[I]>::type*>(a_.operand[I].data) +
+                        this->template offset<1>(a_.operand[I]);
+      return memory_of::template numbers_of<T>(memory_of::load_windows(row + widened(column_), shared_count_));
+    } else if constexpr (brought_once<I>()) {
+      return read_copied<Config::kOperand[I], kAccess>(
+          once_ + nth_once<I>() * kStreamBytes,
+          this->template row_address<Config::kOperand[I], false, true>(a_.operand[I]));
+    } else {
+      return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0, stream::operand + I,
+                  (Config::kRepeatedOperand >> I & 1) != 0, kAccess>(a_.operand[I]);
+    }
+  }
+  template <int I>
+  ONEPASS_FUNCTION constexpr bool wants() const {
+    return wanted<I>();
+  }
+  template <int I>
+  ONEPASS_FUNCTION void tensor_gradient(lane g) const {
+    if constexpr (wanted<I>()) write<Config::kOperand[I], stream::operand + I>(a_.operand_gradient[I], g);
+  }
+  template <int I>
+  ONEPASS_FUNCTION void column_gradient(lane g) const {
+    add_to_column<I>(g, [](lane sum, lane more) { return sum + more; });
+  }
+  template <int I>
+  ONEPASS_FUNCTION void column_gradient(lane dy, lane x) const {
+    add_to_column<I>(dy, [x](lane sum, lane more) { return fma(more, x, sum); });
+  }
+  template <int J>
+  ONEPASS_FUNCTION T parameter() const {
+    return static_cast<T>(a_.parameter[J]);
+  }
+  template <class L, int K>
+  ONEPASS_FUNCTION pack_mask<V> keeps(int threshold) const {
+    return random_at_least<V>(random<K>(), column_, threshold);
+  }
+  // Of dropout number K, at the eight columns that the lane is of.
+  template <int K>
+  ONEPASS_FUNCTION philox_words random() const {
+    const int64 row = Config::kMembers > 0 ? a_.first_row + row_ : row_;
+    return random_words(random_, K, row, column_, a_.columns);
+  }
+  template <class L>
+  ONEPASS_FUNCTION L column() const {
+    return iota<L>(static_cast<T>(column_));
+  }
+  template <class L>
+  ONEPASS_FUNCTION L matrix_row() const {
+    return L(static_cast<T>(matrix_row_));
+  }
+  template <int K>
+  ONEPASS_FUNCTION lane keep(lane v) const {
+    write<Config::kX, stream::kept + K>(a_.kept[K], v);
+    return rounded(v);
+  }
+  ONEPASS_FUNCTION lane rounded(lane v) const { return rounded_to<Config::kX>(v); }
+  template <class L, int K>
+  ONEPASS_FUNCTION L kept() const {
+    return read<Config::kX, false, stream::kept + K>(a_.kept[K]);
+  }
+  template <class L, int K>
+  ONEPASS_FUNCTION L kept_gradient() const {
+    return read<Config::kX, (Config::kSingleKeptGradient >> K & 1) != 0, stream::kept_gradient + K>(
+        a_.kept_gradient[K]);
+  }
+  // No lane is in both halves of the row.
+  template <class L, class Body>
+  ONEPASS_FUNCTION L opposite(const Body& body) const {
+    const auto half = static_cast<index>(a_.columns / 2);
+    const bool first = column_ < half;
+    place there = *this;
+    there.column_ += first ? half : -half;
+    const L value = body(there);
+    return first ? -value : value;
+  }
+  // This thread's part of the row's features; or, in backward, their gradients.
+  ONEPASS_FUNCTION void set_features(const T* from) {
+#pragma unroll
+    for (int j = 0; j < Line::features; ++j) features_[j] = from[j];
+  }
+  ONEPASS_FUNCTION const T* features() const { return features_; }
+  template <int J>
+  ONEPASS_FUNCTION void contract(lane x, lane w) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      if (Config::kAccess == V || i < count_) features_[J] = fma_number(x.v[i], w.v[i], features_[J]);
+    }
+  }
+  template <int J>
+  ONEPASS_FUNCTION T feature_gradient() const {
+    return features_[J];
+  }
+
+ private:
+  using base = position<Config>;
+  using base::a_, base::any_exists_, base::column_, base::count_, base::exists_, base::matrix_row_, base::offset,
+      base::repeated_count_, base::row_, base::shared_count_, base::widened;
+
+  template <int I>
+  struct number {};
+
+  template <int I, class Add>
+  ONEPASS_FUNCTION void add_to_column(lane g, const Add& add) const {
+    if constexpr (wanted<I>()) {
+      constexpr int slot = bits_below(Config::kWantsColumn, I);
+      if constexpr (Config::kSumsInRegisters) {
+        if (count_ > 0) sums_[slot] = add(sums_[slot], g);  // behind the row's end there may be anything
+      } else {
+        T* at = shared_sums_ + slot * slot_stride_ + column_;
+        lane sum;
+#pragma unroll
+        for (int i = 0; i < V; ++i) sum.v[i] = i < count_ ? at[i] : T(0);
+        sum = add(sum, g);
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+          if (i < count_) at[i] = sum.v[i];
+        }
+      }
+    }
+  }
+  template <int I>
+  static constexpr __device__ bool wanted() {
+    return !Quiet && ((Config::kWantsColumn | Config::kWantsTensor) >> I & 1) != 0;
+  }
+  template <dtype D, bool Single, stream S, bool Repeated = false, int Access = Config::kAccess>
+  ONEPASS_FUNCTION lane read(const view& v) const {
+    using memory_of = memory<D, V, Access>;
+    if constexpr (is_in(Config::kStreams, S)) {
+      return read_copied<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes + copied_numbers_ * size_of(D),
+                            this->template row_address<D, is_in(Config::kDense, S)>(v));
+    } else if constexpr (Single) {
+      const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
+      return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
+    } else {
+      const auto* at = this->template address<D, is_in(Config::kDense, S), Repeated>(v);
+      if constexpr (Config::kInPlace && S == stream::y)
+        return memory_of::template numbers_of<T>(memory_of::load_own(at, count_));
+      return memory_of::template numbers_of<T>(memory_of::load_windows(at, Repeated ? repeated_count_ : count_));
+    }
+  }
+  template <dtype D, int Access = Config::kAccess>
+  ONEPASS_FUNCTION lane read_copied(const char* copy, uint32 row) const {
+    using memory_of = memory<D, V, Access>;
+    return memory_of::template numbers_of<T>(memory_of::load_copied(copy, row));
+  }
+  template <dtype D, stream S>
+  ONEPASS_FUNCTION void write(const view& v, lane value) const {  // results are dense
+    using memory_of = memory<D, V, Config::kAccess>;
+    if constexpr (is_in(Config::kStaged, S))
+      *reinterpret_cast<uint4*>(result_ + place_in(Config::kStaged, S) * kResultBytes) =
+          memory_of::whole(memory_of::buffer_of(value));
+    else memory_of::store(this->template address<D, true>(v), value, count_);
+  }
+
+  template <dtype D, stream S>
+  ONEPASS_FUNCTION void store_result(const view& v) const {
+    if constexpr (is_in(Config::kStaged, S)) {
+      const int across = static_cast<int>(threadIdx.x) % Config::kAcross;
+      store_run<size_of(D), kRunLanes / Config::kAcross, Config::kAcross>(
+          this->template address<D, true>(v),
+          results_ - across * kLaneBytes + place_in(Config::kStaged, S) * kResultBytes, run_, across);
+    }
+  }
+  template <int I>
+  ONEPASS_FUNCTION void store_operand_gradients(number<I>) const {
+    if constexpr (I < kOperands) {
+      store_result<Config::kOperand[I], stream::operand + I>(a_.operand_gradient[I]);
+      store_operand_gradients(number<I + 1>());
+    }
+  }
+  template <int K>
+  ONEPASS_FUNCTION void store_kept(number<K>) const {
+    if constexpr (K < kKeeps) {
+      store_result<Config::kX, stream::kept + K>(a_.kept[K]);
+      store_kept(number<K + 1>());
+    }
+  }
+
+  template <dtype D>
+  ONEPASS_FUNCTION void bring(char* to, const void* at) const {
+    memory<D, V, Config::kAccess>::copy(to, at, static_cast<int>(static_cast<index>(a_.columns) - column_));
+  }
+  template <dtype D, stream S>
+  ONEPASS_FUNCTION void bring(const view& v) const {
+    if constexpr (is_in(Config::kStreams, S))
+      bring<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes,
+               this->template address<D, is_in(Config::kDense, S)>(v));
+  }
+  template <int I>
+  ONEPASS_FUNCTION void bring_operands(number<I>) const {
+    if constexpr (I < kOperands) {
+      bring<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
+      bring_operands(number<I + 1>());
+    }
+  }
+  template <int I>
+  static constexpr __device__ bool brought_once() {
+    return (Config::kBroughtOnce >> I & 1) != 0;
+  }
+  template <int I>
+  static constexpr __device__ int nth_once() {
+    return bits_below(Config::kBroughtOnce, I);
+  }
+  template <int I>
+  ONEPASS_FUNCTION void bring_once(number<I>) const {
+    if constexpr (I < kOperands) {
+      if constexpr (brought_once<I>()) {
+        bring<Config::kX>(once_ + nth_once<I>() * kStreamBytes,
+                          this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
+      }
+      bring_once(number<I + 1>());
+    }
+  }
+  template <dtype D, stream S>
+  ONEPASS_FUNCTION void announce(const view& v) const {
+    constexpr int kLine = 128;
+    if (count_ > 0 && column_ * size_of(D) % kLine == 0)
+      prefetch(this->template address<D, is_in(Config::kDense, S)>(v));
+  }
+  template <int I>
+  ONEPASS_FUNCTION void announce_operands(number<I>) const {
+    if constexpr (I < Line::operands) {
+      if constexpr (((Config::kRepeatedOperand | Config::kSingleOperand) >> I & 1) == 0)
+        announce<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
+      announce_operands(number<I + 1>());
+    }
+  }
+  template <int I>
+  ONEPASS_FUNCTION void announce_repeated(number<I>) const {
+    if constexpr (I < kOperands) {
+      if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !brought_once<I>()) {
+        if (count_ > 0) prefetch(this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
+      }
+      announce_repeated(number<I + 1>());
+    }
+  }
+  template <int K>
+  ONEPASS_FUNCTION void bring_kept(number<K>) const {
+    if constexpr (K < kKeeps) {
+      bring<Config::kX, stream::kept + K>(a_.kept[K]);
+      bring<Config::kX, stream::kept_gradient + K>(a_.kept_gradient[K]);
+      bring_kept(number<K + 1>());
+    }
+  }
+
+  random_state random_{};
+  int run_ = 0, copied_numbers_ = 0;
+  char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
+  char *results_ = nullptr, *result_ = nullptr;
+  lane* sums_ = nullptr;
+  T* shared_sums_ = nullptr;
+  int64 slot_stride_ = 0;
+  T features_[larger(1, Line::features)];
+};
+
+ONEPASS_END

@@ -1,0 +1,239 @@
+// A norm before `linear`, deferred behind the product: with W' = W ∘ scale, whose rows are centred for layer_norm,
+//   linear(layer_norm(x) ∘ scale + bias) = (x W'ᵀ - mean sumᵀ) rstd + offsetᵀ,   sum = W' 1,   offset = W bias.
+// x is not rounded on the way, W' is; sum is that of the rounded numbers, so that the mean drops out however large it
+// is beside the deviation. (Centring changes nothing, for the normalised row sums to zero; it keeps the products
+// small.)
+#pragma once
+
+#include "onepass/kernel/linear/gemm_tiles.cuda.h"
+#include "onepass/kernel/row/statistics.cuda.h"
+
+ONEPASS_BEGIN
+
+struct fold_arguments {
+  const void *matrix, *scale, *bias;  // [columns, depth], its rows `stride` numbers apart; [depth]
+  void* folded;                       // [columns, depth]
+  float *sums, *offsets;              // [columns]
+  int64 depth, stride;
+  uint32* ready;  // [panels], set to 0
+  int64 panels;
+};
+
+// Over a block of Threads.
+template <int Threads>
+ONEPASS_FUNCTION float sum_of_block(float own) {
+  __shared__ float shared[Threads / 32];
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) own += __shfl_xor_sync(0xffffffffu, own, distance);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
+  __syncthreads();
+  float total = 0;
+#pragma unroll
+  for (int warp = 0; warp < Threads / 32; ++warp) total += shared[warp];
+  return total;
+}
+
+// A block of Threads for each row of the matrix. Config: kMatrix, kScale, kBias (dtype::none: there is none), kCentred.
+template <class Config, int Threads>
+ONEPASS_FUNCTION void fold(const fold_arguments& a) {
+  constexpr int V = 8;
+  using L = pack<float, V>;
+  using matrix_memory = memory<Config::kMatrix, V, V>;
+  for (int64 i = static_cast<int64>(blockIdx.x) * Threads + threadIdx.x; i < a.panels; i += gridDim.x * Threads)
+    a.ready[i] = 0;
+  const auto* row =
+      static_cast<const typename stored<Config::kMatrix>::type*>(a.matrix) + static_cast<int64>(blockIdx.x) * a.stride;
+  auto* folded =
+      static_cast<typename stored<Config::kMatrix>::type*>(a.folded) + static_cast<int64>(blockIdx.x) * a.depth;
+  const auto each = [&](const auto& body) {
+    for (int64 k = threadIdx.x * V; k < a.depth; k += Threads * V) {
+      const L w = matrix_memory::template numbers_of<float>(matrix_memory::load(row + k, V));
+      L scaled = w;
+      if constexpr (Config::kScale != dtype::none) scaled = w * load_as<V>(Config::kScale, a.scale, k);
+      body(k, w, scaled);
+    }
+  };
+  float sum = 0, offset = 0;
+  each([&](int64 k, L w, L scaled) {
+    sum += sum_lanes(scaled);
+    if constexpr (Config::kBias != dtype::none) offset += sum_lanes(w * load_as<V>(Config::kBias, a.bias, k));
+  });
+  const float mean = Config::kCentred ? sum_of_block<Threads>(sum) / static_cast<float>(a.depth) : 0.0f;
+  sum = 0;
+  each([&](int64 k, L, L scaled) {
+    const L rounded = rounded_to<Config::kMatrix>(scaled - L(mean));
+    matrix_memory::store(folded + k, rounded, V);
+    sum += sum_lanes(rounded);
+  });
+  sum = sum_of_block<Threads>(sum);
+  offset = sum_of_block<Threads>(offset);
+  if (threadIdx.x == 0) a.sums[blockIdx.x] = sum, a.offsets[blockIdx.x] = offset;
+}
+
+// What a row word's statistics are made of, from tiles of 64 columns in shared memory (lane/matrix.cuda.h): a thread
+// has a row. Numbers are taken from the mean of the row's first tile: Σd² / n - (Σd / n)² then loses at most a factor
+// of n / 64 of float32's precision, which is when the other tiles' mean is far from the first's (and then in the
+// variance).
+template <dtype D, class Row>
+class tile_moments {
+ public:
+  explicit ONEPASS_FUNCTION tile_moments(float inverse_columns) : inverse_columns_(inverse_columns) {}
+
+  ONEPASS_FUNCTION void begin() {
+    begun_ = false;
+    sum_ = squares_ = lane(0.0f);
+  }
+  // The first `count` columns of a tile's row.
+  ONEPASS_FUNCTION void take(const char* tile, int row, int count) {
+    lane x[8];
+#pragma unroll
+    for (int piece = 0; piece < 8; ++piece) x[piece] = numbers_at(tile + row * 128 + (piece ^ (row & 7)) * 16);
+    if constexpr (kCentres) {
+      if (!begun_) shift_ = mean_of(x, count);
+      begun_ = true;
+    }
+#pragma unroll
+    for (int piece = 0; piece < 8; ++piece) {
+      if constexpr (kCentres) {
+        lane d = x[piece] - lane(shift_);
+        if (count < 64) d = where(first_n<lane>(count - 8 * piece), d, lane(0.0f));
+        sum_ = sum_ + d;
+        squares_ = fma(d, d, squares_);
+      } else {  // what is behind the row's end is 0
+        squares_ = fma(x[piece], x[piece], squares_);
+      }
+    }
+  }
+
+  // For Row::statistics.
+  ONEPASS_FUNCTION float inverse_columns() const { return inverse_columns_; }
+  ONEPASS_FUNCTION float squares() const { return sum_lanes(squares_); }
+  ONEPASS_FUNCTION word::row_moments<float> moments() const {
+    const float rest = sum_lanes(sum_) * inverse_columns_;
+    return {shift_ + rest, 0.0f, fmaf(-rest, rest, squares() * inverse_columns_)};
+  }
+
+ private:
+  using lane = pack<float, 8>;
+  static constexpr bool kCentres = Row::about.statistics > 1;
+
+  static ONEPASS_FUNCTION lane numbers_at(const char* at) {
+    using numbers_in = memory<D, 8, 8>;
+    return numbers_in::template numbers_of<float>(numbers_in::load_written(at, 8));
+  }
+  static ONEPASS_FUNCTION float mean_of(const lane (&x)[8], int count) {
+    lane total = x[0];
+#pragma unroll
+    for (int piece = 1; piece < 8; ++piece) total = total + x[piece];
+    return sum_lanes(total) / static_cast<float>(count);
+  }
+  float inverse_columns_, shift_ = 0;
+  bool begun_ = false;
+  lane sum_, squares_;
+};
+
+// Of 64 rows of products, as add_product has them: (d - mean sum) rstd + offset, without the mean where Row has none.
+// norm: mean and rstd of each row; both in shared memory, since a multiplying thread has no registers to load ahead
+// with.
+template <class Row, int N>
+ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const word::pair<float>* norm, const folded_pair* folded) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, row = row_of_products();
+  const word::pair<float> above = norm[row], below = norm[row + 8];
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    const folded_pair of = folded[4 * j + lane % 4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float &a = d[4 * j + i], &b = d[4 * j + 2 + i];
+      if constexpr (Row::about.statistics > 1) {
+        a = fmaf(-above.first, of.sum[i], a);
+        b = fmaf(-below.first, of.sum[i], b);
+      }
+      a = fmaf(a, above.second, of.offset[i]);
+      b = fmaf(b, below.second, of.offset[i]);
+    }
+  }
+}
+
+// Of a row's statistics, what apply_norm takes.
+template <class Row>
+ONEPASS_FUNCTION word::pair<float> norm_of(word::row_numbers<float> statistics) {
+  return Row::about.statistics > 1 ? word::pair<float>{statistics.first, statistics.second}
+                                   : word::pair<float>{0.0f, statistics.first};
+}
+// What those who multiply need of a norm: of this thread's row of the tile, and of the tile's columns.
+template <class Config>
+ONEPASS_FUNCTION void give_norm(const linear_arguments& a, linear_shared<Config>& shared, word::pair<float> norm,
+                                int column) {
+  shared.norm[threadIdx.x] = norm;
+  for (int i = static_cast<int>(threadIdx.x); i < Config::kTileN / 2; i += kGroupThreads) {
+    const int at = column + 2 * i;
+    shared.folded[i] = {{a.sums[at], a.sums[at + 1]}, {a.offsets[at], a.offsets[at + 1]}};
+  }
+  arrive(&shared.norm_full);
+}
+// This thread's row of the tile that begins at `row`, where its statistics are given.
+template <class Line>
+ONEPASS_FUNCTION word::pair<float> norm_of_row(const linear_arguments& a, int row) {
+  const int64 own = row + static_cast<int>(threadIdx.x);
+  if (own >= a.before.rows) return {};
+  const auto* statistics = static_cast<const float*>(a.before.statistics);
+  const float second = Line::row::about.statistics > 1 ? statistics[a.before.rows + own] : 0.0f;
+  return norm_of<typename Line::row>(word::row_numbers<float>{statistics[own], second});
+}
+
+// The norms of the rows of this block's tiles, one turn after the other: a thread has a row of each.
+template <class Config, class Line>
+class deferred_norms {
+ public:
+  ONEPASS_FUNCTION deferred_norms(const linear_arguments& a, linear_shared<Config>& shared, char* dynamic)
+      : a_(a), shared_(shared), dynamic_(dynamic), tiles_(a), moments_(static_cast<float>(a.before.inverse_columns)) {
+    begin(0);
+  }
+
+  // What those who multiply need of this turn's norm; then the next turn begins.
+  ONEPASS_FUNCTION void give(int turn, int row, int column) {
+    while (column_ < a_.depth) take();
+    float eps = 0;
+    if constexpr (Line::row_parameter >= 0) eps = static_cast<float>(a_.before.parameter[Line::row_parameter]);
+    const word::row_numbers<float> of = Line::row::statistics(moments_, eps);
+    give_norm(a_, shared_, norm_of<typename Line::row>(of), column);
+    const int64 own = row + static_cast<int>(threadIdx.x);
+    if (Config::before::kSavesStatistics && column == 0 && own < a_.before.rows) save<Line>(a_.before, own, of);
+    begin(turn + 1);
+  }
+  // A tile of the next turn, if it is there.
+  ONEPASS_FUNCTION void go_on() {
+    if (column_ < a_.depth && __all_sync(0xffffffffu, has_mail(&shared_.full[at_.stage], at_.phase))) take();
+  }
+
+ private:
+  using layout = linear_shared<Config>;
+
+  ONEPASS_FUNCTION void begin(int turn) {
+    int row, column;
+    column_ = tiles_.at(turn, row, column) ? 0 : a_.depth;
+    moments_.begin();
+  }
+  ONEPASS_FUNCTION void take() {
+    wait_for_mail(&shared_.full[at_.stage], at_.phase);
+    const int64 left = a_.depth - column_;
+    moments_.take(layout::stage(dynamic_, at_.stage), static_cast<int>(threadIdx.x),
+                  left < kTileK ? static_cast<int>(left) : kTileK);
+    hand_shared_to_copies();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(&shared_.empty[at_.stage]);
+    at_.next();
+    column_ += kTileK;
+  }
+  const linear_arguments& a_;
+  layout& shared_;
+  char* dynamic_;
+  const tile_order<Config> tiles_;
+  tile_moments<Config::kX, typename Line::row> moments_;
+  ring_position<Config::kStages> at_;
+  int64 column_ = 0;
+};
+
+ONEPASS_END

@@ -1,0 +1,99 @@
+// The tiles of a kernel for lines with `linear` (linear.cuda.h): what it is called with, which tile is whose turn, and
+// where tiles are in shared memory.
+#pragma once
+
+#include "onepass/kernel/common/cursor.cuda.h"
+#include "onepass/kernel/common/warpgroups.cuda.h"
+
+ONEPASS_BEGIN
+
+// Of two columns of a matrix into which a norm is folded (deferred_norm.cuda.h).
+struct alignas(16) folded_pair {
+  float sum[2], offset[2];
+};
+
+struct linear_arguments {
+  tensor_map input, matrix;
+  int64 depth;                  // columns of both
+  uint32* ready;                // of each 128 rows of the input, how many have been made
+  const float *sums, *offsets;  // of a deferred norm, as many as the tiles have columns
+  arguments behind, before;
+};
+
+inline constexpr int kTileM = 128, kTileK = 64;
+
+// The tiles of a cluster: rows of tiles in groups, each group column by column, so that the caches hold what is shared.
+template <class Config>
+struct tile_order {
+  int down, across, clusters, cluster;
+
+  explicit ONEPASS_FUNCTION tile_order(const linear_arguments& a)
+      : down(static_cast<int>((a.behind.rows + kTileM * Config::kCluster - 1) / (kTileM * Config::kCluster))),
+        across(static_cast<int>((a.behind.columns + Config::kTileN - 1) / Config::kTileN)),
+        clusters(static_cast<int>(gridDim.x) / Config::kCluster),
+        cluster(static_cast<int>(blockIdx.x) / Config::kCluster) {}
+
+  ONEPASS_FUNCTION int turns() const { return (down * across + clusters - 1) / clusters; }
+  // Whether there is a tile for this cluster, and where this block's begins.
+  ONEPASS_FUNCTION bool at(int turn, int& row, int& column) const {
+    const int tile = turn * clusters + cluster;
+    if (tile >= down * across) return false;
+    const int of_group = Config::kGroup * across, group = tile / of_group, rest = tile - group * of_group;
+    const int first = group * Config::kGroup, height = down - first < Config::kGroup ? down - first : Config::kGroup;
+    const int rank = Config::kCluster > 1 ? cluster_rank() : 0;
+    row = ((first + rest % height) * Config::kCluster + rank) * kTileM;
+    column = rest / height * Config::kTileN;
+    return true;
+  }
+  // Rows of the input that the turns before this one read, at most.
+  ONEPASS_FUNCTION int64 rows_before(int turn) const {
+    const int of_group = Config::kGroup * across, groups = turn * clusters / of_group;
+    const int rest = turn * clusters - groups * of_group, of_last = rest < Config::kGroup ? rest : Config::kGroup;
+    return static_cast<int64>(groups * Config::kGroup + of_last) * (kTileM * Config::kCluster);
+  }
+};
+
+// The rows of the tile that begins at `row` have been made.
+ONEPASS_FUNCTION void wait_for_rows(const linear_arguments& a, int row) {
+  const int64 left = a.behind.rows - row;
+  if (left > 0) wait_for_count(a.ready + row / kTileM, left < kTileM ? static_cast<uint32>(left) : kTileM);
+}
+
+template <class Config>
+struct linear_shared {
+  static constexpr int kInputBytes = kTileM * kTileK * 2, kMatrixBytes = Config::kTileN * kTileK * 2;
+  static constexpr int kStageBytes = kInputBytes + kMatrixBytes;
+
+  uint64 full[Config::kStages], empty[Config::kStages];
+  uint64 product_full[2], product_empty[2];  // for each warpgroup that multiplies
+  uint64 made[2], told[2];                   // rows of the input, in turn
+  uint64 norm_full;                          // where it is deferred
+  word::pair<float> norm[Config::kDefers ? kTileM : 1];
+  folded_pair folded[Config::kDefers ? Config::kTileN / 2 : 1];
+
+  static ONEPASS_FUNCTION uint32 stages(char* dynamic) { return first_tile(dynamic); }
+  static ONEPASS_FUNCTION char* stage(char* dynamic, int of) {
+    return at_shared(dynamic, stages(dynamic)) + of * kStageBytes;
+  }
+  // Of the warpgroup's 64 rows.
+  static ONEPASS_FUNCTION char* products(char* dynamic, int group) {
+    return stage(dynamic, Config::kStages) + group % Config::kBuffers * (64 * Config::kTileN * 2);
+  }
+
+  ONEPASS_FUNCTION void open() {
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      open_mailbox(&full[stage], 1);
+      open_mailbox(&empty[stage], 2 * Config::kCluster + (Config::kTakesMoments ? kGroupThreads / 32 : 0));
+    }
+    for (int i = 0; i < 2; ++i) {
+      open_mailbox(&product_full[i], kGroupThreads);
+      open_mailbox(&product_empty[i], kGroupThreads);
+      open_mailbox(&made[i], kGroupThreads);
+      open_mailbox(&told[i], 1);
+    }
+    open_mailbox(&norm_full, kGroupThreads);
+    let_cluster_see_mailboxes();
+  }
+};
+
+ONEPASS_END

@@ -1,0 +1,59 @@
+// Lines with `linear` of many short rows and a small matrix in one kernel (sm_80 and later): x and the result are what
+// crosses memory. Four threads have a row, from its first number to the end of the line: they make what `linear` takes,
+// which stays in their registers as the matrix unit wants it, and multiply it by the matrix, which stays in shared
+// memory. No warp waits for another.
+//
+// The matrix unit's part is in shared_matrix.cuda.h.
+//
+// Config:
+//   kX             storage type throughout: bf16 or f16
+//   kPitch         bytes from a row of the matrix in shared memory to the next: 64 more than a multiple of 128
+//   kThreads
+//   before, behind what place.cuda.h asks for; before: kAtOnce too, rows that a thread makes at a time, an even number
+#pragma once
+
+#include "onepass/kernel/linear/prologue.cuda.h"
+#include "onepass/kernel/common/warp_mma.cuda.h"
+
+ONEPASS_BEGIN
+
+// x on its way, behind it the matrix.
+extern __shared__ __align__(16) char resident_memory[];
+
+template <class Config, class Before, class Behind>
+ONEPASS_FUNCTION void resident_forward(const warp_linear_arguments& a) {
+  using before = typename Config::before;
+  using behind = typename Config::behind;
+  using index = typename behind::index;
+  __shared__ typename row_threads<before>::slots slots;
+  input_rows<before, Before> input(a.before, slots, resident_memory);
+  constexpr int kRows = decltype(input)::kRows;
+  const int64 own = static_cast<int64>(blockIdx.x) * kRows, step = static_cast<int64>(gridDim.x) * kRows;
+  wait_for_kernel_before();
+  if constexpr (before::kStages > 0) input.bring(own);
+  char* matrix = resident_memory + decltype(input)::kCopyBytes;
+  bring_matrix<Config>(matrix, a.matrix, a.stride, a.depth, static_cast<int>(a.behind.columns));
+  rows_in_registers<Config> rows{};
+  for (int64 first = own; first < a.before.rows; first += step) {
+    input.make(first, first + step, [&](auto&, int i, int k, pack<float, 8> v) { rows.set(i, k, v); });
+    if (first == own) {
+      wait_for_copy_groups<before::kStages>();
+      __syncthreads();
+    }
+    for (int group = 0; group < a.behind.columns; group += kResultColumns) {
+      float d[rows.kRows / 2][4][4] = {};
+      rows.multiply(d, matrix, group);
+      const auto column = static_cast<index>(group + static_cast<int>(threadIdx.x) % 4 * 8);
+      place<behind, Behind> at(a.behind);
+#pragma unroll
+      for (int i = 0; i < rows.kRows; ++i) {
+        const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / 4;
+        at.set_row(static_cast<index>(row), row < a.behind.rows);
+        at.set_column(column, behind::kExact ? 8 : count_at<8>(column, a.behind.columns));
+        at.store_y(Behind::pre::forward(at.rounded(rows.product(d, i)), at));
+      }
+    }
+  }
+}
+
+ONEPASS_END

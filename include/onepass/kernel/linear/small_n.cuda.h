@@ -1,0 +1,115 @@
+// Lines with `linear` of few features in one kernel on CUDA, forward and backward: the rowwise kernel, whose rows end
+// in dot products (word::feature), or begin at their gradients. What stands behind `linear` is done by the row's
+// threads, one feature each.
+//
+// Config:
+//   before   what rowwise.cuda.h asks for: a block has whole rows (kCluster is 1), one at a time (not kAhead)
+//   behind   what place.cuda.h asks for, with lanes of one number and the threads of `before`
+#pragma once
+
+#include "onepass/kernel/row/rowwise.cuda.h"
+
+ONEPASS_BEGIN
+
+struct few_features_arguments {
+  arguments before, behind;
+};
+ONEPASS_FUNCTION unsigned first_block_of(const few_features_arguments& a) { return a.before.first_block; }
+
+// Of the words behind: `Line` is theirs, and a row has kFeatures numbers.
+template <class Config, class Line, int kFeatures, bool kBackward>
+class behind_features {
+ public:
+  using T = typename Config::arithmetic;
+  using lane = pack<T, 1>;
+  static_assert(Config::kAcross >= kFeatures && Config::kLanes == 1 && Config::kCluster == 1);
+
+  explicit ONEPASS_FUNCTION behind_features(const arguments& a) : a_(a), thread_(a) {
+#pragma unroll
+    for (int slot = 0; slot < kSums; ++slot) sums_[slot] = lane(T(0));
+    if constexpr (kBackward) ask(thread_.first);
+  }
+
+  // Forward: every thread of the row has its features.
+  ONEPASS_FUNCTION void finish(int64 row, bool exists, numbers<T, kFeatures> features) const {
+    if (!has_one()) return;
+    place<Config, Line> at(a_);
+    at.set_row(static_cast<index>(row), exists);
+    at.set_column(thread_.across, 1);
+    at.store_y(Line::pre::forward(at.rounded(own_of(features)), at));
+  }
+
+  // Backward: the gradients of the row's features, for every thread of it. Those of operands, and of the columns, come
+  // from the thread whose feature it is.
+  ONEPASS_FUNCTION numbers<T, kFeatures> gradients(int64 row) {
+    const numbers<T, kFeatures> x = next_x_, dy = next_dy_;
+    ask(row + thread_.step);
+    const bool exists = row < a_.rows;
+    place<Config, Line, true> quiet(a_);
+    quiet.set_row(static_cast<index>(row), exists);
+    numbers<T, kFeatures> result;
+#pragma unroll
+    for (int j = 0; j < kFeatures; ++j) {
+      quiet.set_column(j, 1);
+      result.v[j] = Line::pre::backward(lane(x.v[j]), lane(dy.v[j]), quiet).v[0];
+    }
+    if constexpr (Config::kWantsDx || Config::kWantsColumn != 0 || Config::kWantsTensor != 0) {
+      if (has_one()) {
+        place<Config, Line> at(a_);
+        at.set_row(static_cast<index>(row), exists);
+        at.set_column(thread_.across, 1);
+        at.set_sums(sums_);
+        at.store_dx(Line::pre::backward(own_of(x), own_of(dy), at));
+      }
+    }
+    return result;
+  }
+  ONEPASS_FUNCTION void write_parts() const {
+#pragma unroll
+    for (int slot = 0; slot < kSlots<Config>; ++slot)
+      write_part<Config>(a_, sums_[slot], slot, thread_.share.block, 0, thread_.across, thread_.down);
+  }
+
+ private:
+  using index = typename Config::index;
+  static constexpr int kSums = larger(1, kSlots<Config>);
+
+  ONEPASS_FUNCTION bool has_one() const { return thread_.across < kFeatures; }
+  ONEPASS_FUNCTION lane own_of(numbers<T, kFeatures> of) const {
+    T own = of.v[0];
+#pragma unroll
+    for (int j = 1; j < kFeatures; ++j) own = thread_.across == j ? of.v[j] : own;
+    return lane(own);
+  }
+  // What the row's gradients will be made of, a row ahead of its use.
+  ONEPASS_FUNCTION void ask(int64 row) {
+    place<Config, Line, true> at(a_);
+    at.set_row(static_cast<index>(row), row < a_.rows);
+#pragma unroll
+    for (int j = 0; j < kFeatures; ++j) {
+      at.set_column(j, 1);
+      next_x_.v[j] = T(0);
+      if constexpr (Line::pre::needs_input) next_x_.v[j] = at.x().v[0];
+      next_dy_.v[j] = at.dy().v[0];
+    }
+  }
+
+  const arguments& a_;
+  rows_of_thread<Config> thread_;
+  numbers<T, kFeatures> next_x_, next_dy_;
+  lane sums_[kSums];
+};
+
+template <class Config, class Before, class Behind>
+ONEPASS_FUNCTION void few_features_forward(const few_features_arguments& a) {
+  rowwise_forward<typename Config::before, Before>(
+      a.before, behind_features<typename Config::behind, Behind, Before::features, false>(a.behind));
+}
+
+template <class Config, class Before, class Behind>
+ONEPASS_FUNCTION void few_features_backward(const few_features_arguments& a) {
+  rowwise_backward<typename Config::before, Before>(
+      a.before, behind_features<typename Config::behind, Behind, Before::features, true>(a.behind));
+}
+
+ONEPASS_END

@@ -1,0 +1,82 @@
+// What a block has of the column sums, on its way to memory (column_sum.cuda.h adds the parts up).
+#pragma once
+
+#include "onepass/kernel/common/batch.cuda.h"
+#include "onepass/kernel/common/cursor.cuda.h"
+
+ONEPASS_BEGIN
+
+template <bool First, class A, class B>
+ONEPASS_FUNCTION auto choose_type(A a, B b) {
+  if constexpr (First) return a;
+  else return b;
+}
+
+// The operand whose column sum is number `slot`.
+template <class Config>
+constexpr __device__ int operand_of(int slot) {
+  int i = 0;
+  while ((Config::kWantsColumn >> i & 1) == 0 || bits_below(Config::kWantsColumn, i) != slot) ++i;
+  return i;
+}
+
+// Writes a lane of one column sum into the block's part, number `part`, or, where there is but one, as the gradient
+// that it is. `column` is this thread's, `first` that of the threads with across = 0. The block's rows are added in a
+// fixed order, in double where they are many.
+template <class Config>
+ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kLanes> sum, int slot,
+                                 int64 part, int64 first, int across, int down) {
+  using T = typename Config::arithmetic;
+  constexpr int V = Config::kLanes, kColumns = Config::kAcross * V, kDown = Config::kDown;
+  constexpr dtype kSum = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
+  void* to = static_cast<T*>(a.column_partial) + (slot * a.parts + part) * a.columns;
+  dtype type = kSum;
+  if constexpr (Config::kOnePart) {
+    const view& gradient = a.operand_gradient[operand_of<Config>(slot)];
+    to = gradient.data, type = gradient.type;
+  }
+  if constexpr (kDown > 1) {
+    constexpr int kThreads = Config::kThreads, kEach = (kColumns + kThreads - 1) / kThreads;  // columns a thread
+    __shared__ T shared[kDown][kColumns];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < V; ++i) shared[down][across * V + i] = sum.v[i];
+    __syncthreads();
+    using wide = decltype(choose_type<(kDown > 16)>(0.0, T(0)));
+    wide total[kEach] = {};
+    const auto for_own = [&](const auto& body) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int c = i * kThreads + static_cast<int>(threadIdx.x);
+        if (kColumns % kThreads == 0 || c < kColumns) body(i, c);
+      }
+    };
+    const auto store = [&](int c, wide sum) {
+      if (Config::kExact || first + c < a.columns) store_as<1>(type, to, first + c, pack<T, 1>(static_cast<T>(sum)), 1);
+    };
+    if constexpr (kDown > 16 && kThreads >= 2 * kColumns) {  // some threads a column, each with every kShares-th row
+      constexpr int kShares = kThreads / kColumns;
+      __shared__ wide of_share[kShares][kColumns];
+      const int c = static_cast<int>(threadIdx.x) % kColumns, share = static_cast<int>(threadIdx.x) / kColumns;
+      wide sum = 0;
+      if (share < kShares) {
+#pragma unroll 4
+        for (int d = share; d < kDown; d += kShares) sum += static_cast<wide>(shared[d][c]);
+        of_share[share][c] = sum;
+      }
+      __syncthreads();
+      if (share > 0) return;
+#pragma unroll
+      for (int i = 1; i < kShares; ++i) sum += of_share[i][c];
+      store(c, sum);
+    } else {
+      for (int d = 0; d < kDown; ++d) for_own([&](int i, int c) { total[i] += static_cast<wide>(shared[d][c]); });
+      for_own([&](int i, int c) { store(c, total[i]); });
+    }
+  } else {
+    const int64 column = first + across * V;
+    store_as<Config::kAccess>(type, to, column, sum, count_at<V>(column, a.columns));
+  }
+}
+
+ONEPASS_END

@@ -1,0 +1,80 @@
+// Elementwise lines on the CPU. A task is a block of rows by a block of columns.
+#if defined(ONEPASS_KERNEL_ROW_ELEMENTWISE_CPU_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_KERNEL_ROW_ELEMENTWISE_CPU_H_
+#undef ONEPASS_KERNEL_ROW_ELEMENTWISE_CPU_H_
+#else
+#define ONEPASS_KERNEL_ROW_ELEMENTWISE_CPU_H_
+#endif
+
+#include "onepass/kernel/common/cursor.cpu.h"
+
+ONEPASS_BEGIN
+
+struct tile {
+  int64 row_block, row_begin, row_end, column_begin, column_end;
+};
+
+ONEPASS_FUNCTION tile tile_of(const arguments& a, int64 task) {
+  const int64 across = (a.columns + a.task_columns - 1) / a.task_columns;
+  const int64 r = task / across, c = task % across;
+  const int64 row_end = (r + 1) * a.task_rows, column_end = (c + 1) * a.task_columns;
+  return {r, r * a.task_rows, row_end < a.rows ? row_end : a.rows, c * a.task_columns,
+          column_end < a.columns ? column_end : a.columns};
+}
+
+// As for_columns, with no lane in both halves of a row where the line turns them.
+template <class Line, class L, bool Apart, class Body>
+ONEPASS_FUNCTION void for_lanes(const arguments& a, const tile& t, const Body& body) {
+  const int64 half = a.columns / 2;
+  if (Line::pre::turns && t.column_begin < half && half < t.column_end) {
+    for_columns<L, Apart>(t.column_begin, half, body);
+    for_columns<L, Apart>(half, t.column_end, body);
+  } else {
+    for_columns<L, Apart>(t.column_begin, t.column_end, body);
+  }
+}
+
+template <class T, class Line, dtype Stored>
+void elementwise_forward(const arguments& a, int64 begin, int64 end) {
+  using L = lane_of<T, Stored>;
+  typename place<T, Line, Stored>::random_sources random;
+  place<T, Line, Stored> at(a, random);
+  for (int64 task = begin; task < end; ++task) {
+    const tile t = tile_of(a, task);
+    for (int64 row = t.row_begin; row < t.row_end; ++row) {
+      at.set_row(row);
+      for_lanes<Line, L, Stored != dtype::none>(a, t, [&](int64 column, int count) ONEPASS_LAMBDA {
+        at.set_column(column, count);
+        at.store_y(Line::pre::forward(at.x(), at));
+      });
+    }
+  }
+  if (a.stream_stores) hwy::FlushStream();
+}
+
+template <class T, class Line, dtype Stored>
+void elementwise_backward(const arguments& a, int64 begin, int64 end) {
+  using L = lane_of<T, Stored>;
+  typename place<T, Line, Stored>::random_sources random;
+  place<T, Line, Stored> at(a, random);
+  for (int64 task = begin; task < end; ++task) {
+    const tile t = tile_of(a, task);
+    column_sums<T> sums(a, t.column_begin, t.column_end, at);
+    sums.start(t.row_block);
+    for (int64 row = t.row_begin; row < t.row_end; ++row) {
+      at.set_row(row);
+      for_lanes<Line, L, Stored != dtype::none>(a, t, [&](int64 column, int count) ONEPASS_LAMBDA {
+        at.set_column(column, count);
+        L x{};
+        if constexpr (Line::pre::needs_input) x = at.x();
+        at.store_dx(Line::pre::backward(x, at.dy(), at));
+      });
+      sums.end_row();
+    }
+    sums.finish();
+  }
+  if (a.stream_stores) hwy::FlushStream();
+}
+
+ONEPASS_END
+#endif

@@ -1,0 +1,222 @@
+// Lines with a row word on the CPU. A task is a block of rows; a row stays in cache, in the arithmetic's type, between
+// its statistics and its result.
+#if defined(ONEPASS_KERNEL_ROW_ROWWISE_CPU_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_KERNEL_ROW_ROWWISE_CPU_H_
+#undef ONEPASS_KERNEL_ROW_ROWWISE_CPU_H_
+#else
+#define ONEPASS_KERNEL_ROW_ROWWISE_CPU_H_
+#endif
+
+#include "onepass/kernel/common/cursor.cpu.h"
+
+ONEPASS_BEGIN
+
+// The row as a row word sees it (see word/row.h): values in cache, padded to whole lanes. The first look at them also
+// makes them, one pass fewer: make(column, count) gives a lane.
+template <class L, class Make>
+class held_row {
+ public:
+  using lane = L;
+  using T = typename L::scalar;
+  static constexpr bool kHeld = true, kCentred = false;
+
+  ONEPASS_FUNCTION held_row(T* values, const arguments& a, const Make& make)
+      : values_(values), columns_(a.columns), inverse_columns_(static_cast<T>(a.inverse_columns)), make_(make) {}
+  ONEPASS_FUNCTION T inverse_columns() const { return inverse_columns_; }
+  ONEPASS_FUNCTION T squares() {
+    return sum([](L u) ONEPASS_LAMBDA { return u * u; });
+  }
+  ONEPASS_FUNCTION word::row_moments<T> moments() { return word::moments_in_two_passes(*this); }
+
+  template <class F>
+  ONEPASS_FUNCTION T sum(const F& f) {
+    return sum_lanes(each_sum<L, false>(f));
+  }
+  template <class F>
+  ONEPASS_FUNCTION word::pair<T> sum_pair(const F& f) {
+    const word::terms<L> total = each_sum<word::terms<L>, false>(f);
+    return {sum_lanes(total.first), sum_lanes(total.second)};
+  }
+  ONEPASS_FUNCTION word::pair<T> exponentials() {
+    const L lowest(static_cast<T>(-kInfinity));
+    L best = lowest;
+    for_columns<L, false>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
+      const L value = look(c, count);
+      best = onepass::ONEPASS_TARGET::max(
+          best, HWY_LIKELY(count == kLanes) ? value : L(where(first_n<L>(count), value, lowest)));
+    });
+    made_ = true;
+    const T largest = max_lanes(best), shift = largest == static_cast<T>(-kInfinity) ? T(0) : largest;
+    return {shift, sum_lanes(each_sum<L, true>([shift](L u) ONEPASS_LAMBDA { return exp(L(u - L(shift))); }))};
+  }
+
+ private:
+  static constexpr int kLanes = lanes<L>();
+  static constexpr int kBlock = 512;  // lanes added up apart from the rest: the error does not grow with the row
+
+  ONEPASS_FUNCTION L look(int64 column, int count) {
+    if (made_) return load_lane<L>(values_ + column);
+    const L value = make_(column, count);
+    store_lane(value, values_ + column);
+    return value;
+  }
+  template <class Sum>
+  static ONEPASS_FUNCTION Sum zero_of() {
+    if constexpr (same_type<Sum, L>) return L(T(0));
+    else return {L(T(0)), L(T(0))};
+  }
+  static ONEPASS_FUNCTION L first_of(int count, L v) { return where(first_n<L>(count), v, L(T(0))); }
+  static ONEPASS_FUNCTION word::terms<L> first_of(int count, word::terms<L> v) {
+    return {first_of(count, v.first), first_of(count, v.second)};
+  }
+
+  // Four sums take turns, which hides the adder's latency.
+  template <class Sum, bool Replace, class F>
+  ONEPASS_FUNCTION Sum each_sum(const F& f) {
+    const Sum zero = zero_of<Sum>();
+    Sum total = zero;
+    for (int64 block = 0; block < columns_; block += kBlock * kLanes) {
+      const int64 end = columns_ < block + kBlock * kLanes ? columns_ : block + kBlock * kLanes;
+      Sum s0 = zero, s1 = zero, s2 = zero, s3 = zero;
+      for_columns<L, false>(block, end, [&](int64 c, int count) ONEPASS_LAMBDA {
+        Sum value = f(look(c, count));
+        if constexpr (Replace) store_lane(value, values_ + c);
+        if (HWY_UNLIKELY(count < kLanes)) value = first_of(count, value);
+        const Sum next = s0 + value;
+        s0 = s1, s1 = s2, s2 = s3, s3 = next;
+      });
+      total = total + ((s0 + s1) + (s2 + s3));
+    }
+    made_ = true;
+    return total;
+  }
+
+  T* values_;
+  const int64 columns_;
+  const T inverse_columns_;
+  const Make& make_;
+  bool made_ = false;
+};
+
+template <class T, class Line>
+ONEPASS_FUNCTION T row_parameter(const arguments& a) {
+  if constexpr (Line::row_parameter >= 0) return static_cast<T>(a.parameter[Line::row_parameter]);
+  else return T(0);
+}
+
+// A row's numbers in what is saved, [statistics][rows]; type: x's.
+template <class Line, class T>
+ONEPASS_FUNCTION void save(T* statistics, const arguments& a, dtype type, int64 row, word::row_numbers<T> saved) {
+  const int numbers = statistics_of(Line::row::about, type);
+  statistics[row] = saved.first;
+  if (numbers > 1) statistics[a.rows + row] = saved.second;
+  if (numbers > 2) statistics[2 * a.rows + row] = saved.third;
+}
+template <class Line, class T>
+ONEPASS_FUNCTION word::row_numbers<T> saved_of(const T* statistics, const arguments& a, dtype type, int64 row) {
+  const int numbers = row_result<Line>::kIsGiven ? 0 : statistics_of(Line::row::about, type);
+  word::row_numbers<T> saved{T(0), T(0)};
+  if (numbers > 0) saved.first = statistics[row];
+  if (numbers > 1) saved.second = statistics[a.rows + row];
+  if (numbers > 2) saved.third = statistics[2 * a.rows + row];
+  return saved;
+}
+
+template <class T, class Line, dtype Stored>
+void rowwise_forward(const arguments& a, int64 begin, int64 end) {
+  using L = lane_of<T, Stored>;
+  typename place<T, Line, Stored>::random_sources random;
+  place<T, Line, Stored> at(a, random);
+  scratch<T> values(whole_lanes<L>(a.columns));
+  T* statistics = static_cast<T*>(a.statistics);
+  const int64 first = begin * a.task_rows, last = end * a.task_rows < a.rows ? end * a.task_rows : a.rows;
+  for (int64 row = first; row < last; ++row) {
+    at.set_row(row);
+    const auto make = [&](int64 c, int count) ONEPASS_LAMBDA {
+      at.set_column(c, count);
+      return Line::pre::forward(at.x(), at);
+    };
+    using held = held_row<L, decltype(make)>;
+    held whole(values.data(), a, make);
+    const word::row_numbers<T> saved = Line::row::statistics(whole, row_parameter<T, Line>(a));
+    if (statistics) save<Line>(statistics, a, a.x.type, row, saved);
+    at.clear_features();
+    for_columns<L, Stored != dtype::none>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+      at.set_column(c, count);
+      L u;
+      if constexpr (Line::row::about.statistics > 0) u = load_lane<L>(values.data() + c);
+      else u = make(c, count);  // no one has looked at it
+      const L y = Line::post::forward(Line::row::template forward<held>(u, saved), at);
+      if constexpr (Line::features == 0) at.store_y(y);
+    });
+    at.store_features();
+  }
+  if (a.stream_stores) hwy::FlushStream();
+}
+
+// Whether z and dz cost less to compute again than a trip through the cache; not where types are looked up.
+template <class Line, bool Uniform>
+inline constexpr bool kComputesAgain =
+    Uniform &&
+    (row_result<Line>::kIsGiven ? 0 : Line::pre::flops + Line::row::about.flops_recompute) + Line::post::flops <= 8;
+
+// One row: the terms summed over it, then dx. `again` stands where `at` does, and is quiet.
+template <class T, class Line, class Place>
+ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place& again, word::row_numbers<T> saved,
+                                           T* z_row, T* dz_row) {
+  using L = typename Place::lane;
+  constexpr bool kApart = Place::kUniform;
+  word::terms<L> total{L(T(0)), L(T(0))};
+  for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+    at.set_column(c, count);
+    const word::terms<L> here = value_and_gradient<Line, L>(at, saved);
+    if constexpr (!kComputesAgain<Line, Place::kUniform>) {
+      store_lane(here.first, z_row + c);
+      store_lane(here.second, dz_row + c);
+    }
+    L dz = here.second;
+    if (HWY_UNLIKELY(count < lanes<L>())) dz = where(first_n<L>(count), dz, L(T(0)));
+    Line::row::add_terms(here.first, dz, total);
+  });
+  const word::pair<T> sums{sum_lanes(total.first), sum_lanes(total.second)};
+  for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+    at.set_column(c, count);
+    again.set_column(c, count);
+    word::terms<L> here;
+    if constexpr (kComputesAgain<Line, Place::kUniform>) here = value_and_gradient<Line, L>(again, saved);
+    else here = {load_lane<L>(z_row + c), load_lane<L>(dz_row + c)};
+    const L du = Line::row::backward(here.first, here.second, saved, sums, static_cast<T>(a.inverse_columns));
+    L x{};
+    if constexpr (Line::pre::needs_input) x = at.x();
+    at.store_dx(Line::pre::backward(x, du, at));
+  });
+}
+
+template <class T, class Line, dtype Stored>
+void rowwise_backward(const arguments& a, int64 begin, int64 end) {
+  using L = lane_of<T, Stored>;
+  typename place<T, Line, Stored>::random_sources random;
+  place<T, Line, Stored> at(a, random), again(a, random, true);
+  const int64 padded = whole_lanes<L>(a.columns);
+  scratch<T> rows(2 * padded);
+  const T* statistics = static_cast<const T*>(a.statistics);
+  column_sums<T> sums(a, 0, a.columns, at);
+  for (int64 task = begin; task < end; ++task) {
+    sums.start(task);
+    const int64 last = (task + 1) * a.task_rows < a.rows ? (task + 1) * a.task_rows : a.rows;
+    for (int64 row = task * a.task_rows; row < last; ++row) {
+      at.set_row(row);
+      again.set_row(row);
+      at.load_feature_gradients();
+      again.load_feature_gradients();
+      const word::row_numbers<T> saved = saved_of<Line>(statistics, a, a.y.type, row);
+      rowwise_backward_row<T, Line>(a, at, again, saved, rows.data(), rows.data() + padded);
+      sums.end_row();
+    }
+    sums.finish();
+  }
+  if (a.stream_stores) hwy::FlushStream();
+}
+
+ONEPASS_END
+#endif

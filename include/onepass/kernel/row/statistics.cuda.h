@@ -1,0 +1,215 @@
+// A thread's lanes of a row on CUDA, and the row's statistics: what each thread has of them, combined.
+#pragma once
+
+#include "onepass/kernel/common/cursor.cuda.h"
+#include "onepass/kernel/common/reduce.cuda.h"
+
+ONEPASS_BEGIN
+
+// The first column of this thread's lane k, or of the block's.
+template <class Config>
+ONEPASS_FUNCTION typename Config::index column_of(int k, int across) {
+  const int block = Config::kCluster > 1 ? cluster_rank() : 0;
+  return ((block * Config::kHeldLanes + k) * Config::kAcross + across) * Config::kLanes;
+}
+
+// A thread's lanes of the row from column `first` on: body(k, column, count), k counting from 0. Where the row ends
+// with a whole lane, lanes behind it are left out, and the compiler knows the count: no number is masked.
+template <class Config, class Body>
+ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, typename Config::index first, const Body& body) {
+  constexpr int V = Config::kLanes;
+#pragma unroll
+  for (int k = 0; k < Config::kHeldLanes; ++k) {
+    const auto column = first + column_of<Config>(k, across);
+    if constexpr (Config::kAccess == V) {
+      if (Config::kExact || k < Config::kWholeLanes || column < static_cast<typename Config::index>(a.columns))
+        body(k, column, V);
+    } else {
+      body(k, column, k < Config::kWholeLanes ? V : count_at<V>(column, a.columns));
+    }
+  }
+}
+template <class Config, class Body>
+ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, const Body& body) {
+  for_lanes<Config>(a, across, 0, body);
+}
+
+// The row as a row word sees it (see word/row.h), each of its statistics in one reduction by Threads (row_threads, or
+// a half of it). Value(k, column, count) gives a lane: held, or made anew.
+template <class Config, class Threads, class Value>
+class thread_row {
+ public:
+  using T = typename Config::arithmetic;
+  using lane = pack<T, Config::kLanes>;
+  static constexpr bool kHeld = Threads::kAtOnce && !Config::kComputesAgain, kCentred = kHeld;
+
+  ONEPASS_FUNCTION thread_row(const arguments& a, int across, Threads& threads, lane* held, const Value& value,
+                              typename Config::index first)
+      : a_(a), across_(across), threads_(threads), held_(held), value_(value), first_(first) {}
+
+  ONEPASS_FUNCTION T inverse_columns() const { return static_cast<T>(a_.inverse_columns); }
+  ONEPASS_FUNCTION T squares() {
+    lane total(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      const lane value = where(first_n<lane>(count), value_(k, column, count), lane(T(0)));
+      total = k == 0 ? value * value : fma(value, value, total);
+    });
+    return threads_.reduce(numbers<T, 1>{{sum_lanes(total)}}, plus()).v[0];
+  }
+  // In two passes: over the row where a warp has it, else over each thread's own numbers, whose results are merged.
+  ONEPASS_FUNCTION word::row_moments<T> moments() {
+    constexpr bool kInWarp = Threads::kAtOnce && Config::kAcross <= 32 && Config::kCluster == 1;
+    lane total(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      const lane value = where(first_n<lane>(count), value_(k, column, count), lane(T(0)));
+      total = k == 0 ? value : total + value;
+    });
+    T size = T(0), inverse = inverse_columns(), sum = sum_lanes(total);
+    if constexpr (kInWarp) sum = threads_.reduce(numbers<T, 1>{{sum}}, plus()).v[0];
+    else size = size_of_own(inverse);
+    const T mean = sum * inverse;
+    lane first(T(0)), second(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      const lane centred = where(first_n<lane>(count), value_(k, column, count) - lane(mean), lane(T(0)));
+      if constexpr (kCentred) held_[k] = centred;
+      if constexpr (!kShort) first = k == 0 ? centred : first + centred;
+      second = k == 0 ? centred * centred : fma(centred, centred, second);
+    });
+    constexpr int kSums = kShort ? 1 : 2;
+    numbers<T, kSums> sums;
+    sums.v[0] = sum_lanes(second);
+    if constexpr (!kShort) sums.v[1] = sum_lanes(first);
+    if constexpr (kInWarp) sums = threads_.reduce(sums, plus());
+    T rest = T(0), squares = sums.v[0];
+    if constexpr (!kShort) {
+      rest = sums.v[1] * inverse;  // what rounding took from the mean
+      squares -= rest * sums.v[1];
+    }
+    held_are_centred_ = kCentred;
+    held_centre_ = rest;
+    if constexpr (kInWarp) return {mean, rest, squares * inverse};
+    numbers<T, kShort ? 2 : 3> own;
+    own.v[0] = squares, own.v[1] = mean;
+    if constexpr (!kShort) own.v[2] = rest;
+    const word::row_moments<T> all = merged(own, size);
+    held_centre_ = (all.mean - mean) + all.rest;
+    return {all.mean, all.rest, all.variance * inverse_columns()};
+  }
+  // Each thread has its own shift at first, and keeps it in what it holds.
+  ONEPASS_FUNCTION word::pair<T> exponentials() {
+    const lane lowest(static_cast<T>(-kInfinity));
+    lane best = lowest;
+    each([&](int k, typename Config::index column, int count) {
+      const lane value = where(first_n<lane>(count), value_(k, column, count), lowest);
+      best = k == 0 ? value : ONEPASS_TARGET::max(best, value);
+    });
+    const T largest = max_lanes(best), shift = shift_of(largest);
+    lane total(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      const lane value = exp_minus(value_(k, column, count), shift);
+      if constexpr (kHeld) held_[k] = value;
+      const lane present = where(first_n<lane>(count), value, lane(T(0)));
+      total = k == 0 ? present : total + present;
+    });
+    const auto all = threads_.reduce(numbers<T, 2>{{largest, sum_lanes(total)}}, merge_exponentials());
+    const T whole_shift = shift_of(all.v[0]);
+    if constexpr (kHeld) held_factor_ = exp_minus_number(largest, whole_shift);  // 0 where all is -infinity
+    return {whole_shift, all.v[1]};
+  }
+  // What forward takes with the values that are held now.
+  ONEPASS_FUNCTION word::row_numbers<T> for_held(word::row_numbers<T> saved) const {
+    return {held_are_centred_ ? held_centre_ : saved.first, saved.second * held_factor_};
+  }
+
+ private:
+  template <class Body>
+  ONEPASS_FUNCTION void each(const Body& body) const {
+    if constexpr (Threads::kHasNumbers) for_lanes<Config>(a_, across_, first_, body);
+  }
+  // Of all threads; a variance times the row's length.
+  template <int N>
+  ONEPASS_FUNCTION word::row_moments<T> merged(numbers<T, N> own, T size) {
+    const auto moments = [](const auto& of) {
+      if constexpr (N > 2) return word::row_moments<T>{of.v[1], of.v[2], of.v[0]};
+      else return word::row_moments<T>{of.v[1], T(0), of.v[0]};
+    };
+    if constexpr (Config::kExact && Threads::kCombined > 0) {
+      return moments(threads_.reduce(own, merge_equal<T>{size * T(Threads::kCombined)}));
+    } else {
+      numbers<T, N + 1> with_size;
+#pragma unroll
+      for (int i = 0; i < N; ++i) with_size.v[i] = own.v[i];
+      with_size.v[N] = size;
+      return moments(threads_.reduce(with_size, merge()));
+    }
+  }
+  // How many numbers this thread has, and the inverse.
+  ONEPASS_FUNCTION T size_of_own(T& inverse) const {
+    if constexpr (Config::kExact) {
+      inverse = T(1.0 / (Config::kHeldLanes * Config::kLanes));
+      return Config::kHeldLanes * Config::kLanes;
+    } else {
+      int present = 0;
+      each([&](int, typename Config::index, int count) { present += count; });
+      const T size = static_cast<T>(present);
+      inverse = size > T(0) ? reciprocal_number(size) : T(0);
+      return size;
+    }
+  }
+  const arguments& a_;
+  int across_;
+  Threads& threads_;
+  lane* held_;
+  const Value& value_;
+  const typename Config::index first_;
+  bool held_are_centred_ = false;
+  T held_centre_ = T(0), held_factor_ = T(1);
+};
+
+// The row's statistics, or those of the lanes from column `first` on, and what takes their place where forward is given
+// the values that this thread holds.
+template <class T>
+struct row_statistics {
+  word::row_numbers<T> saved, for_held;
+};
+template <class Config, class Line, class Threads, class Value>
+ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
+    const arguments& a, int across, Threads& threads, pack<typename Config::arithmetic, Config::kLanes>* held,
+    const Value& value, typename Config::index first = 0) {
+  using T = typename Config::arithmetic;
+  T parameter = T(0);
+  if constexpr (Line::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Line::row_parameter]);
+  thread_row<Config, Threads, Value> row(a, across, threads, held, value, first);
+  const word::row_numbers<T> saved = Line::row::statistics(row, parameter);
+  return {saved, row.for_held(saved)};
+}
+
+// Adds the terms of a lane's first `count` numbers to the sums of a row in backward.
+template <class Line, class L>
+ONEPASS_FUNCTION void add_terms(word::terms<L> here, int count, word::terms<L>& to) {
+  const auto present = first_n<L>(count);
+  const L none(0);
+  Line::row::add_terms(where(present, here.first, none), where(present, here.second, none), to);
+}
+
+// What statistics are saved, [statistics][rows]. X: x's dtype, or one of its size.
+template <class Line, dtype X = dtype::bf16, class T>
+ONEPASS_FUNCTION void save(const arguments& a, int64 row, word::row_numbers<T> saved) {
+  constexpr int kNumbers = statistics_of(Line::row::about, X);
+  T* statistics = static_cast<T*>(a.statistics);
+  statistics[row] = saved.first;
+  if constexpr (kNumbers > 1) statistics[a.rows + row] = saved.second;
+  if constexpr (kNumbers > 2) statistics[2 * a.rows + row] = saved.third;
+}
+template <class Line, class T, dtype X = dtype::bf16>
+ONEPASS_FUNCTION word::row_numbers<T> saved_of(const arguments& a, int64 row) {
+  constexpr int kNumbers = row_result<Line>::kIsGiven ? 0 : statistics_of(Line::row::about, X);
+  const T* statistics = static_cast<const T*>(a.statistics);
+  word::row_numbers<T> saved{T(0), T(0)};
+  if constexpr (kNumbers > 0) saved.first = statistics[row];
+  if constexpr (kNumbers > 1) saved.second = statistics[a.rows + row];
+  if constexpr (kNumbers > 2) saved.third = statistics[2 * a.rows + row];
+  return saved;
+}
+
+ONEPASS_END

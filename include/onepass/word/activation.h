@@ -1,0 +1,312 @@
+// Activations: x -> f(x), each with its derivative. A new one is a struct here, a name in `activations` at the
+// bottom, and one line in python/onepass/reference.py.
+#if defined(ONEPASS_WORD_ACTIVATION_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_WORD_ACTIVATION_H_
+#undef ONEPASS_WORD_ACTIVATION_H_
+#else
+#define ONEPASS_WORD_ACTIVATION_H_
+#endif
+
+#include "onepass/lane/target.h"
+#include "onepass/word/descriptor.h"
+
+ONEPASS_BEGIN
+namespace word {
+
+// sigmoid(v) and 1 - sigmoid(v), neither by a subtraction: derivatives of saturated values stay accurate.
+template <class L>
+struct logistic {
+  L value, rest;
+};
+template <class L>
+ONEPASS_FUNCTION logistic<L> logistic_of(L v) {
+  const L most(sizeof(typename L::scalar) == 8 ? 708 : 87);  // exp is finite there, and 1 / exp a normal number
+  const L e = exp(L(min(-v, most))), r = reciprocal(L(1) + e);
+  return {where(v < -most, L(0), r), e * r};
+}
+
+// f(x) and f'(x), which a word's `both` gives where they share their work: for backward that needs both.
+template <class L>
+struct value_and_slope {
+  L value, slope;
+};
+template <class Word, class L>
+inline constexpr bool has_both = requires(L x) {
+  Word::both(x);
+};
+
+struct relu {
+  static constexpr descriptor about{.name = "relu",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 1,
+                                    .flops_backward = 1,
+                                    .formula = "max(x, 0)",
+                                    .meaning = "rectified linear unit"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return where(x < L(0), L(0), x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return where(x <= L(0), L(0), dy);
+  }
+};
+
+struct gelu {
+  static constexpr descriptor about{.name = "gelu",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 16,
+                                    .flops_backward = 30,
+                                    .formula = "x · Φ(x), Φ the normal distribution function",
+                                    .meaning = "Gaussian error linear unit, exact"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return normal_part(x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const auto n = normal(x);
+    return {x * n.cdf, fma(x, n.density, n.cdf)};
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return dy * normal_slope(x);
+  }
+};
+
+struct gelu_tanh {  // 0.5x(1 + tanh u) = x · sigmoid(2u): exact algebra, and no cancellation for x << 0
+  static constexpr descriptor about{.name = "gelu_tanh",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 14,
+                                    .flops_backward = 22,
+                                    .formula = "x · sigmoid(2u), u = √(2/π)(x + 0.044715x³)",
+                                    .meaning = "Gaussian error linear unit, tanh approximation"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    const L twice_u = x * fma(x * x, L(0.07135481627260025), L(1.5957691216057308));
+    return x * ONEPASS_TARGET::sigmoid(twice_u);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const L near = min(max(x, L(-1000)), L(1000));  // saturated, and x³ stays finite
+    const L square = near * near;
+    const L twice_u = near * fma(square, L(0.07135481627260025), L(1.5957691216057308));
+    const logistic<L> s = logistic_of(twice_u);
+    const L slope = fma(square, L(0.21406444881780074), L(1.5957691216057308));  // d(2u)/dx
+    return {x * s.value, s.value * fma(near * slope, s.rest, L(1))};
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return dy * both(x).slope;
+  }
+};
+
+struct quick_gelu {
+  static constexpr descriptor about{.name = "quick_gelu",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 11,
+                                    .flops_backward = 16,
+                                    .formula = "x · sigmoid(1.702x)",
+                                    .meaning = "Gaussian error linear unit, sigmoid approximation"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return x * ONEPASS_TARGET::sigmoid(L(L(1.702) * x));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const L scaled = L(1.702) * min(max(x, L(-1000)), L(1000));  // saturated, and 1.702x stays finite
+    const logistic<L> s = logistic_of(scaled);
+    return {x * s.value, s.value * fma(scaled, s.rest, L(1))};
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return dy * both(x).slope;
+  }
+};
+
+struct silu {
+  static constexpr descriptor about{.name = "silu",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 10,
+                                    .flops_backward = 15,
+                                    .formula = "x · sigmoid(x)",
+                                    .meaning = "sigmoid linear unit, swish"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return x * ONEPASS_TARGET::sigmoid(x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const logistic<L> s = logistic_of(x);
+    return {x * s.value, s.value * fma(x, s.rest, L(1))};
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return dy * both(x).slope;
+  }
+};
+
+struct tanh {
+  static constexpr descriptor about{.name = "tanh",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 10,
+                                    .flops_backward = 13,
+                                    .formula = "tanh(x)",
+                                    .meaning = "hyperbolic tangent"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return ONEPASS_TARGET::tanh(x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const auto tanh = tanh_and_rest(x);
+    return {tanh.value, fma(tanh.rest, L(1) - tanh.rest, tanh.rest)};  // (1 - tanh) (1 + tanh) of |x|: nothing cancels
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return dy * both(x).slope;
+  }
+};
+
+struct sigmoid {
+  static constexpr descriptor about{.name = "sigmoid",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 9,
+                                    .flops_backward = 12,
+                                    .formula = "1 / (1 + exp(-x))",
+                                    .meaning = "logistic function"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return ONEPASS_TARGET::sigmoid(x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const logistic<L> s = logistic_of(x);
+    return dy * (s.value * s.rest);
+  }
+};
+
+struct relu_squared {
+  static constexpr descriptor about{.name = "relu_squared",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 2,
+                                    .flops_backward = 3,
+                                    .formula = "max(x, 0)²",
+                                    .meaning = "squared rectified linear unit"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    const L r = relu::forward(x);
+    return r * r;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return L(2) * relu::forward(x) * dy;
+  }
+};
+
+struct softplus {  // PyTorch's threshold of 20: above it x itself
+  static constexpr descriptor about{.name = "softplus",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 18,
+                                    .flops_backward = 10,
+                                    .formula = "log(1 + exp(x))",
+                                    .meaning = "smooth rectified linear unit"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return where(x > L(20), x, log1p(exp(min(x, L(20)))));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    return where(x > L(20), dy, dy * ONEPASS_TARGET::sigmoid(x));
+  }
+};
+
+struct mish {  // tanh(log1p(e)) = n / (n + 2) with n = e(e + 2), e = exp(x)
+  static constexpr descriptor about{.name = "mish",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 13,
+                                    .flops_backward = 22,
+                                    .formula = "x · tanh(softplus(x))",
+                                    .meaning = "mish"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    const L e = exp(min(x, L(20)));
+    const L n = e * (e + L(2));
+    return where(x > L(20), x, x * (n / (n + L(2))));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L e = exp(min(x, L(20)));
+    const L n = e * (e + L(2));
+    const L r = L(1) / (n + L(2));
+    const L t = n * r;
+    const L slope = L(4) * e * (e + L(1)) * r * r;  // d tanh(softplus(x)) / dx
+    return where(x > L(20), dy, dy * fma(x, slope, t));
+  }
+};
+
+struct hardswish {
+  static constexpr descriptor about{.name = "hardswish",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 5,
+                                    .flops_backward = 5,
+                                    .formula = "x · min(max(x + 3, 0), 6) / 6",
+                                    .meaning = "piecewise quadratic swish"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return x * min(max(x + L(3), L(0)), L(6)) * L(1.0 / 6.0);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L inside = dy * fma(x, L(1.0 / 3.0), L(0.5));
+    return where(x <= L(-3), L(0), where(x >= L(3), dy, inside));
+  }
+};
+
+struct elu {
+  static constexpr descriptor about{.name = "elu",
+                                    .kind = word_kind::activation,
+                                    .parameter = "alpha",
+                                    .parameter_default = 1.0,
+                                    .flops_forward = 12,
+                                    .flops_backward = 11,
+                                    .formula = "x if x > 0 else alpha · (exp(x) - 1)",
+                                    .meaning = "exponential linear unit"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L alpha) {
+    return where(x > L(0), x, alpha * expm1(min(x, L(0))));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy, L alpha) {
+    return where(x > L(0), dy, dy * alpha * exp(min(x, L(0))));
+  }
+};
+
+struct leaky_relu {
+  static constexpr descriptor about{.name = "leaky_relu",
+                                    .kind = word_kind::activation,
+                                    .parameter = "negative_slope",
+                                    .parameter_default = 0.01,
+                                    .flops_forward = 2,
+                                    .flops_backward = 2,
+                                    .formula = "x if x > 0 else negative_slope · x",
+                                    .meaning = "leaky rectified linear unit"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L negative_slope) {
+    return where(x > L(0), x, negative_slope * x);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy, L negative_slope) {
+    return where(x > L(0), dy, negative_slope * dy);
+  }
+};
+
+template <class... Words>
+struct list {};
+
+using activations = list<relu, gelu, gelu_tanh, silu, tanh, sigmoid, relu_squared, quick_gelu, softplus, mish,
+                         hardswish, elu, leaky_relu>;
+
+}  // namespace word
+ONEPASS_END
+#endif

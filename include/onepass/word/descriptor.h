@@ -1,0 +1,67 @@
+// What a word says of itself: the one source for the parser, the planner, the fake kernels, the docs and the adviser.
+#pragma once
+
+#include "onepass/lane/types.h"
+
+namespace onepass {
+
+// What a word takes from the call, in the order in which the words stand.
+enum class operand_kind : int {
+  none,
+  column,  // [N]
+  tensor,  // broadcastable to the shape of what the line is at
+  matrix,  // [N', N]: N' numbers of each row behind the word
+  keys,    // [..., N', N], a matrix for each batch of rows
+  values,  // [..., N, N'], likewise
+};
+
+// What else the chain must hand to a word.
+enum class word_kind : int {
+  activation,   // x -> f(x), no operand
+  affine,       // with a column, a tensor or a number
+  gate,         // an activation of x, times a tensor
+  dropout,      // with random bits of its place
+  mask,         // with a mask operand, or the place itself
+  keep,         // returns the value at this point
+  row,          // needs the whole row
+  contraction,  // `linear`, `scores`, `values`
+  rotary,       // with the number half a row away; alone in its line
+  feature,      // contracts the row with a column to one number; no word of the vocabulary
+};
+
+// A NaN (NVRTC knows no __builtin_nan): the number is the machine epsilon of the arithmetic.
+inline constexpr double kMachineEpsilon = __builtin_bit_cast(double, 0x7ff8000000000000ull);
+
+struct descriptor {
+  const char* name;  // the word, and the struct's name in onepass::word
+  word_kind kind;
+  operand_kind operand = operand_kind::none;
+  const char* operand_name = "";  // in messages and docs; of several, with commas
+  int operands = 1;               // how many of that kind, where there is one
+  const char* parameter = "";     // the number's name, "" where the word takes none; of several, with commas
+  int parameters = 1;             // how many, where there is one
+  bool parameter_required = false;
+  double parameter_default = 0;      // or kMachineEpsilon
+  bool backward_needs_input = true;  // the value that stood before the word
+  bool backward_needs_operand = false;
+  bool passes_gradient = false;           // dx is dy itself
+  bool operand_gradient_is_dy = false;    // d operand is dy itself
+  bool operand_gradient_is_dy_x = false;  // d operand is dy times what stood before the word
+  int statistics = 0;                     // numbers saved per row (row words); see statistics_of
+  int sums = 2;                           // over the row, that backward needs (row words)
+  int flops_recompute = 0;                // of the result from x and statistics (row words)
+  bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
+  int flops_forward = 1;                  // per element
+  int flops_backward = 1;
+  const char* defined = "";  // of a user's word: the struct's name in onepass::word (src/spec/defined.h)
+  const char* formula = "";
+  const char* meaning = "";
+};
+
+// How many numbers are saved of a row of this dtype. The last of three, what rounding took from the mean, is nothing
+// beside the numbers of 16 bits.
+constexpr int statistics_of(const descriptor& about, dtype x) {
+  return about.statistics > 2 && size_of(x) == 2 ? 2 : about.statistics;
+}
+
+}  // namespace onepass

@@ -1,0 +1,208 @@
+// Row words: a row's statistics, what they make of a value, and the derivative.
+//
+// A kernel hands them a Row with
+//   inverse_columns()       1 / the row's length
+//   sum(f)                  over the row of f(value), f from lane to lane; the result is the same in every lane
+//   sum_pair(f)             two sums at once, f from lane to terms
+//   squares()               Σ value²
+//   moments()               mean, what rounding took from it, and variance. Where Row::kCentred, some number near the
+//                           mean is taken from each value, and from what forward subtracts, the first of `saved`
+//   exponentials()          the largest value (0 where that is -infinity) and Σ exp(value - largest). Where Row::kHeld,
+//                           exp(value - largest) takes the place of each value, but for a factor that the kernel
+//                           gives to what forward multiplies by, the second of `saved`
+// Statistics are two passes over values on chip, never E[x²] - mean². add_terms adds a lane to the sums over the row
+// that backward needs, about.sums of them. backward's last argument is 1 / the row's length.
+#if defined(ONEPASS_WORD_ROW_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_WORD_ROW_H_
+#undef ONEPASS_WORD_ROW_H_
+#else
+#define ONEPASS_WORD_ROW_H_
+#endif
+
+#include "onepass/lane/target.h"
+#include "onepass/word/activation.h"
+
+ONEPASS_BEGIN
+namespace word {
+
+template <class T>
+struct row_numbers {  // saved per row; the third where x has more than 16 bits
+  T first, second, third = T(0);
+};
+template <class T>
+struct row_moments {
+  T mean, rest, variance;  // the mean is mean + rest
+};
+template <class T>
+struct pair {  // sums over the row
+  T first, second;
+};
+template <class L>
+struct terms {  // summed over the row
+  L first, second;
+};
+template <class L>
+ONEPASS_FUNCTION terms<L> operator+(terms<L> a, terms<L> b) {
+  return {a.first + b.first, a.second + b.second};
+}
+template <class T>
+ONEPASS_FUNCTION pair<T> operator+(pair<T> a, pair<T> b) {
+  return {a.first + b.first, a.second + b.second};
+}
+
+// Mean and variance, each by a pass over the row.
+template <class Row>
+ONEPASS_FUNCTION auto moments_in_two_passes(Row& row) {
+  using L = typename Row::lane;
+  using T = typename L::scalar;
+  const T mean = row.sum([](L u) ONEPASS_LAMBDA { return u; }) * row.inverse_columns();
+  const pair<T> sums = row.sum_pair([mean](L u) ONEPASS_LAMBDA {
+    const L centred = u - L(mean);
+    return terms<L>{centred, centred * centred};
+  });
+  const T rest = sums.first * row.inverse_columns();  // what rounding the first sum took from the mean
+  return row_moments<T>{mean, rest, sums.second * row.inverse_columns() - rest * rest};
+}
+
+struct layer_norm {
+  static constexpr descriptor about{.name = "layer_norm",
+                                    .kind = word_kind::row,
+                                    .parameter = "eps",
+                                    .parameter_default = 1e-5,
+                                    .statistics = 3,
+                                    .flops_recompute = 2,
+                                    .flops_forward = 7,
+                                    .flops_backward = 11,
+                                    .formula = "(x - mean) / √(var + eps)",
+                                    .meaning = "normalises the row to mean 0 and variance 1; affine is `scale | bias`"};
+  template <class Row, class T>
+  // Saved: mean, rstd, and -rest rstd. Of a row whose deviation is a few units in the last place of its mean, the
+  // rounded mean alone would be off by a good part of the deviation.
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T eps) {
+    const row_moments<T> of = row.moments();
+    const T rstd = reciprocal_root((of.variance < T(0) ? T(0) : of.variance) + eps);
+    return {of.mean, rstd, -of.rest * rstd};
+  }
+  template <class Row, class L, class T>
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T> saved) {
+    if constexpr (Row::kCentred) return fma(u, L(saved.second), L(-saved.first * saved.second));
+    else return recompute(u, saved);
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L recompute(L u, row_numbers<T> saved) {
+    return centred_product(u, L(saved.first), L(saved.second), L(saved.third));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {
+    to = {to.first + dz, fma(dz, z, to.second)};
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T> sums, T inverse_columns) {
+    const T factor = -saved.second * inverse_columns;
+    return fma(dz, L(saved.second), fma(z, L(factor * sums.second), L(factor * sums.first)));
+  }
+};
+
+struct rms_norm {
+  static constexpr descriptor about{.name = "rms_norm",
+                                    .kind = word_kind::row,
+                                    .parameter = "eps",
+                                    .parameter_default = kMachineEpsilon,
+                                    .statistics = 1,
+                                    .sums = 1,
+                                    .flops_recompute = 1,
+                                    .flops_forward = 4,
+                                    .flops_backward = 8,
+                                    .formula = "x / √(mean(x²) + eps)",
+                                    .meaning = "divides the row by its root mean square; the weight is `scale`"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T eps) {
+    const T mean_square = row.squares() * row.inverse_columns();
+    return {reciprocal_root(mean_square + eps), T(0)};
+  }
+  template <class Row, class L, class T>
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T> saved) {
+    return u * L(saved.first);
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L recompute(L u, row_numbers<T> saved) {
+    return u * L(saved.first);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {
+    to.first = fma(dz, z, to.first);
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T> sums, T inverse_columns) {
+    return L(saved.first) * fma(z, L(-sums.first * inverse_columns), dz);
+  }
+};
+
+struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf) gives zeros.
+  static constexpr descriptor about{.name = "softmax",
+                                    .kind = word_kind::row,
+                                    .statistics = 2,
+                                    .sums = 1,
+                                    .flops_recompute = 10,
+                                    .backward_from_result = true,
+                                    .flops_forward = 12,
+                                    .flops_backward = 14,
+                                    .formula = "exp(x - max) / Σ exp(x - max)",
+                                    .meaning = "probabilities over the row; a fully masked row gives zeros"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
+    const pair<T> of = row.exponentials();
+    return {of.first, of.second == T(0) ? T(0) : reciprocal_number(of.second)};
+  }
+  template <class Row, class L, class T>
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T> saved) {
+    if constexpr (Row::kHeld) return u * L(saved.second);
+    else return recompute(u, saved);
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L recompute(L u, row_numbers<T> saved) {
+    return exp_minus(u, saved.first) * L(saved.second);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {
+    to.first = fma(dz, z, to.first);
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T>, pair<T> sums, T) {
+    return z * (dz - L(sums.first));
+  }
+};
+
+// Where a line without a row word contracts its rows: nothing but its numbers is known of a row.
+struct whole {
+  static constexpr descriptor about{
+      .name = "", .kind = word_kind::row, .sums = 0, .flops_forward = 0, .flops_backward = 0};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row&, T) {
+    return {T(0), T(0)};
+  }
+  template <class Row, class L, class T>
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T>) {
+    return u;
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L recompute(L u, row_numbers<T>) {
+    return u;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION void add_terms(L, L, terms<L>&) {}
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L, L dz, row_numbers<T>, pair<T>, T) {
+    return dz;
+  }
+};
+
+// In backward, a row word whose result is at hand: the row is not made again.
+template <class Row>
+struct resumed : Row {};
+
+using row_words = list<layer_norm, rms_norm, softmax>;
+
+}  // namespace word
+ONEPASS_END
+#endif

@@ -1,0 +1,285 @@
+// The words that are no activation: each with what it takes from the call, its forward and its backward.
+// dropout, masks and keep also live here; normalisations are in row.h.
+#if defined(ONEPASS_WORD_WORDS_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ONEPASS_WORD_WORDS_H_
+#undef ONEPASS_WORD_WORDS_H_
+#else
+#define ONEPASS_WORD_WORDS_H_
+#endif
+
+#include "onepass/lane/target.h"
+#include "onepass/word/activation.h"
+
+ONEPASS_BEGIN
+namespace word {
+
+template <class L>
+struct gradients {
+  L dx, doperand;
+};
+
+struct bias {
+  static constexpr descriptor about{.name = "bias",
+                                    .kind = word_kind::affine,
+                                    .operand = operand_kind::column,
+                                    .operand_name = "b",
+                                    .backward_needs_input = false,
+                                    .passes_gradient = true,
+                                    .operand_gradient_is_dy = true,
+                                    .flops_forward = 1,
+                                    .flops_backward = 1,
+                                    .formula = "x + b",
+                                    .meaning = "adds a column vector"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L b) {
+    return x + b;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION gradients<L> backward(L, L, L dy) {
+    return {dy, dy};
+  }
+};
+
+struct scale {
+  static constexpr descriptor about{.name = "scale",
+                                    .kind = word_kind::affine,
+                                    .operand = operand_kind::column,
+                                    .operand_name = "g",
+                                    .backward_needs_operand = true,
+                                    .operand_gradient_is_dy_x = true,
+                                    .flops_forward = 1,
+                                    .flops_backward = 3,
+                                    .formula = "x · g",
+                                    .meaning = "multiplies by a column vector"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L g) {
+    return x * g;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION gradients<L> backward(L x, L g, L dy) {
+    return {dy * g, dy * x};
+  }
+};
+
+struct mul {
+  static constexpr descriptor about{.name = "mul",
+                                    .kind = word_kind::affine,
+                                    .parameter = "c",
+                                    .parameter_required = true,
+                                    .backward_needs_input = false,
+                                    .flops_forward = 1,
+                                    .flops_backward = 1,
+                                    .formula = "x · c",
+                                    .meaning = "multiplies by a number"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L c) {
+    return x * c;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L, L dy, L c) {
+    return dy * c;
+  }
+};
+
+struct add {
+  static constexpr descriptor about{.name = "add",
+                                    .kind = word_kind::affine,
+                                    .operand = operand_kind::tensor,
+                                    .operand_name = "r",
+                                    .backward_needs_input = false,
+                                    .passes_gradient = true,
+                                    .operand_gradient_is_dy = true,
+                                    .flops_forward = 1,
+                                    .flops_backward = 0,
+                                    .formula = "x + r",
+                                    .meaning = "adds a tensor, a residual say"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L r) {
+    return x + r;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION gradients<L> backward(L, L, L dy) {
+    return {dy, dy};
+  }
+};
+
+template <class Activation>
+struct gate {
+  static constexpr descriptor about{
+      .name = "gate",
+      .kind = word_kind::gate,
+      .operand = operand_kind::tensor,
+      .operand_name = "u",
+      .parameters = Activation::about.parameters,
+      .backward_needs_operand = true,
+      .flops_forward = Activation::about.flops_forward + 1,
+      .flops_backward = Activation::about.flops_forward + Activation::about.flops_backward + 2,
+      .formula = "activation(x) · u",
+      .meaning = "gates a tensor with an activation of x; gate(silu) is SwiGLU"};
+  template <class L, class... Parameter>
+  static ONEPASS_FUNCTION L forward(L x, L u, Parameter... a) {
+    return Activation::forward(x, a...) * u;
+  }
+  template <class L, class... Parameter>
+  static ONEPASS_FUNCTION gradients<L> backward(L x, L u, L dy, Parameter... a) {
+    if constexpr (has_both<Activation, L>) {
+      const value_and_slope<L> f = Activation::both(x);
+      return {dy * u * f.slope, dy * f.value};
+    } else {
+      return {Activation::backward(x, L(dy * u), a...), dy * Activation::forward(x, a...)};
+    }
+  }
+};
+
+struct dropout {  // keeps: which numbers stay, those whose 16 random bits, a pure function of state and place, reach
+                  // the threshold
+  static constexpr descriptor about{.name = "dropout",
+                                    .kind = word_kind::dropout,
+                                    .parameter = "p",
+                                    .parameter_default = 0.5,
+                                    .backward_needs_input = false,
+                                    .flops_forward = 12,
+                                    .flops_backward = 12,
+                                    .formula = "x / (1 - p) with probability 1 - p, else 0",
+                                    .meaning = "zeroes elements at random while training; no mask is stored"};
+  // p is rounded to a multiple of 2^-16 and the kept values are scaled by that rounded probability's inverse,
+  // so the mean is kept exactly.
+  template <class T>
+  static ONEPASS_FUNCTION int threshold(T p) {
+    return static_cast<int>(p * T(65536) + T(0.5));
+  }
+  template <class L, class Mask>
+  static ONEPASS_FUNCTION L forward(L x, Mask keeps, typename L::scalar p) {
+    using T = typename L::scalar;
+    const T kept = T(65536) - static_cast<T>(threshold(p));
+    return where(keeps, x * L(kept > T(0) ? T(65536) * reciprocal_number(kept) : T(0)), L(0));
+  }
+  template <class L, class Mask>
+  static ONEPASS_FUNCTION L backward(L dy, Mask keeps, typename L::scalar p) {
+    return forward(dy, keeps, p);
+  }
+};
+
+// `mask` becomes one of the next two when its operand's dtype is known.
+struct mask_boolean {
+  static constexpr descriptor about{
+      .name = "mask",
+      .kind = word_kind::mask,
+      .operand = operand_kind::tensor,
+      .operand_name = "mask",
+      .backward_needs_input = false,
+      .backward_needs_operand = true,
+      .flops_forward = 1,
+      .flops_backward = 1,
+      .formula = "x where mask is True, else -inf; x + mask where it is float",
+      .meaning = "masks: bool (True keeps, as in scaled_dot_product_attention) or additive"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L keep) {
+    return where(is_set(keep), x, L(-kInfinity));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION gradients<L> backward(L, L keep, L dy) {
+    const L dx = where(is_set(keep), dy, L(0));
+    return {dx, dx};
+  }
+};
+
+struct mask_additive {
+  static constexpr descriptor about{.name = "mask",
+                                    .kind = word_kind::mask,
+                                    .operand = operand_kind::tensor,
+                                    .operand_name = "mask",
+                                    .backward_needs_input = false,
+                                    .passes_gradient = true,
+                                    .operand_gradient_is_dy = true,
+                                    .flops_forward = 1,
+                                    .flops_backward = 0,
+                                    .formula = mask_boolean::about.formula,
+                                    .meaning = mask_boolean::about.meaning};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L m) {
+    return x + m;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION gradients<L> backward(L, L, L dy) {
+    return {dy, dy};
+  }
+};
+
+struct causal {
+  static constexpr descriptor about{.name = "causal",
+                                    .kind = word_kind::mask,
+                                    .backward_needs_input = false,
+                                    .flops_forward = 1,
+                                    .flops_backward = 1,
+                                    .formula = "x where column <= row of the last two dims, else -inf",
+                                    .meaning = "masks what stands above the diagonal of the last two dimensions"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L column, L row) {
+    return where(column <= row, x, L(-kInfinity));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L dy, L column, L row) {
+    return where(column <= row, dy, L(0));
+  }
+};
+
+// Numbers half a row apart are coordinates of a point. Of the other one the negative is taken in the row's first half.
+struct rope {
+  static constexpr descriptor about{.name = "rope",
+                                    .kind = word_kind::rotary,
+                                    .operand = operand_kind::tensor,
+                                    .operand_name = "cos, sin",
+                                    .operands = 2,
+                                    .backward_needs_input = false,
+                                    .backward_needs_operand = true,
+                                    .flops_forward = 3,
+                                    .flops_backward = 3,
+                                    .formula = "x · cos + (-x₂, x₁) · sin",
+                                    .meaning =
+                                        "turns the row's halves x₁, x₂: rotary position embedding; the only "
+                                        "word of its line"};
+  // other: x there.
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L other, L cos, L sin) {
+    return fma(x, cos, L(other * sin));
+  }
+  // other: dy times sin there.
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L dy, L other, L cos) {
+    return fma(dy, cos, L(-other));
+  }
+};
+
+// The value, rounded to x's dtype: what the caller gets is what the rest of the line sees.
+struct keep {
+  static constexpr descriptor about{.name = "keep",
+                                    .kind = word_kind::keep,
+                                    .backward_needs_input = false,
+                                    .flops_forward = 0,
+                                    .flops_backward = 1,
+                                    .formula = "x",
+                                    .meaning = "also returns the value at this point"};
+};
+// In backward, a keep whose tensor the line resumes from: what stands before it is not computed again.
+struct resume {
+  static constexpr descriptor about = keep::about;
+};
+
+// One of the few numbers that `linear` makes of a row: Σ x w. The row goes on to the next of them.
+struct feature {
+  static constexpr descriptor about{.name = "feature",
+                                    .kind = word_kind::feature,
+                                    .operand = operand_kind::column,
+                                    .operand_name = "a row of W",
+                                    .backward_needs_operand = true,
+                                    .operand_gradient_is_dy_x = true,
+                                    .flops_forward = 2,
+                                    .flops_backward = 4,
+                                    .formula = "Σ x w",
+                                    .meaning = "contracts the row with a column"};
+};
+
+}  // namespace word
+ONEPASS_END
+#endif

@@ -1,0 +1,141 @@
+// Tiles of queries and keys as kernels of lines with `scores` take them.
+#include "src/cuda/attention/tiles.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+
+#include "src/cuda/linear/gemm_sm90.h"
+#include "src/cuda/runtime/packed_arguments.h"
+#include "src/cuda/runtime/source.h"
+
+namespace onepass::cuda {
+namespace {
+
+// A dimension along which the rows are the same has one place.
+int64 places(int64 size, int64 stride) { return stride == 0 ? 1 : size; }
+int64 stride_of(int64 stride) { return stride == 0 ? kTileLanes : stride; }
+
+// Tensors that words before softmax take, in lanes of at most 16 bytes (bits, as place.cuda.h counts them).
+uint64 streams_of(const attention_call& call, const configuration& c) {
+  uint64 streams = 0;
+  for (const int i : call.brought) {
+    const dtype type = call.behind.operand[i];
+    const bool suits = size_of(type) == 2 || type == dtype::boolean;
+    if (suits && !((c.single_operand | c.shared_operand) >> i & 1)) streams |= uint64{4} << i;
+  }
+  return streams;
+}
+
+}  // namespace
+
+uint64 shared_operands(const arguments& a) {
+  uint64 shared = 0;
+  for (int i = 0; i < kMaxOperands; ++i) {
+    const view& v = a.operand[i];
+    shared |= static_cast<uint64>(v.data && v.column_stride == 1 && v.stride[kMaxDims - 1] == 0) << i;
+  }
+  return shared;
+}
+
+bool fits(const batched_rows& of) {
+  const int64 strides = of.outer_stride | of.inner_stride | of.group_stride | of.row_stride;
+  return is_aligned(of.data, strides);
+}
+
+bool fits(const attention_call& call) {
+  const bool values = call.values.data == nullptr || fits(call.values);
+  return fits(call.queries) && fits(call.keys) && values && call.a_behind.rows < 1 << 30 &&
+         describe(call.behind, call.a_behind).access == kTileLanes;
+}
+
+int panels_of(int64 depth) { return static_cast<int>(ceil_div(depth, 64)); }
+
+tiles_plan plan_score_tiles(const attention_call& call, int groups, int tile, bool owns_keys, const tiles_room& with,
+                            const device_facts& chip) {
+  constexpr int kMailboxes = 1024;
+  tiles_plan p{};
+  p.groups = groups, p.tile = tile, p.owns_keys = owns_keys, p.causal = call.causal;
+  p.threads = static_cast<unsigned>((groups + 1) * kGroupThreads);
+  configuration& c = p.behind = describe(call.behind, call.a_behind);
+  c.shared_operand = shared_operands(call.a_behind);
+  c.threads = static_cast<int>(p.threads), c.stages = with.stream_stages, c.staged = 0, c.aligned_operand = 0;
+  if (owns_keys) {
+    c.lanes = c.access = 2, c.across = groups * kGroupThreads, c.down = 1, c.held_lanes = tile / 4, c.spare_lanes = 0;
+  } else {
+    c.lanes = kTileLanes, c.across = 4, c.down = groups * kGroupRows, c.held_lanes = tile / 32;
+    c.spare_lanes = 4;  // rows differ in their banks
+    c.exact = call.keys.rows % tile == 0;
+  }
+  const int stream = c.stages * c.down * (c.across * c.held_lanes + c.spare_lanes) * c.lanes * 2;
+  const int room = chip.shared_per_block - kMailboxes - with.lost_bytes - with.own_bytes,
+            least = with.least_stages * with.tile_bytes;
+  c.streams = streams_of(call, c);
+  while (c.streams != 0 && std::popcount(c.streams) * stream + least > room) c.streams &= c.streams - 1;
+  const int streams = std::popcount(c.streams) * stream;
+  p.stages = std::min((room - streams) / with.tile_bytes, with.most_stages);
+  p.shared_bytes = static_cast<unsigned>(with.lost_bytes + with.own_bytes + streams + p.stages * with.tile_bytes);
+  return p;
+}
+
+tensor_map map_of_rows(const kernel& with, const batched_rows& of, bool is_bf16) {
+  return describe_tensor(
+      with, {of.data,
+             is_bf16,
+             {of.depth, of.rows, places(of.group, of.group_stride), places(of.inner, of.inner_stride),
+              places(of.outer, of.outer_stride)},
+             {of.row_stride, stride_of(of.group_stride), stride_of(of.inner_stride), stride_of(of.outer_stride)},
+             {64, kGroupRows, 1, 1, 1}});
+}
+tensor_map map_of_keys(const kernel& with, const batched_rows& of, bool is_bf16, const tiles_plan& p) {
+  const int beside = p.owns_keys ? 2 : kTileLanes;
+  return describe_tensor(
+      with, {of.data,
+             is_bf16,
+             {of.depth, beside, of.rows / beside, places(of.inner, of.inner_stride), places(of.outer, of.outer_stride)},
+             {of.row_stride, beside * of.row_stride, stride_of(of.inner_stride), stride_of(of.outer_stride)},
+             {64, p.owns_keys ? 1u : 2u, static_cast<unsigned>(p.owns_keys ? 8 : p.tile / 8), 1, 1}});
+}
+
+void append_attention(std::string& packed, const kernel& with, const attention_call& call, const tiles_plan& p) {
+  const bool is_bf16 = call.behind.x == dtype::bf16;
+  struct head_of {  // attention_arguments, but for the last
+    tensor_map queries, keys, values;
+    batch_steps step_queries, step_keys, step_values;
+    int inner, group, rows, blocks;
+    void* y;
+    int64 value_depth;
+  };
+  const head_of head{map_of_rows(with, call.queries, is_bf16),
+                     map_of_keys(with, call.keys, is_bf16, p),
+                     map_of_keys(with, call.values.data ? call.values : call.keys, is_bf16, p),
+                     batch_steps(call.queries),
+                     batch_steps(call.keys),
+                     batch_steps(call.values),
+                     static_cast<int>(call.queries.inner),
+                     static_cast<int>(call.queries.group),
+                     static_cast<int>(call.queries.rows),
+                     static_cast<int>(p.blocks),
+                     call.y,
+                     call.values.depth};
+  append_bytes(packed, &head, offsetof(head_of, value_depth) + sizeof head.value_depth);
+  append_packed(packed, call.behind, call.a_behind);
+  constexpr std::size_t kAlignment = alignof(tensor_map);
+  packed.resize((packed.size() + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+std::string tiles_source(const attention_call& call, const tiles_plan& p, const std::string& header,
+                         const std::string& more, const std::string& arguments, const std::string& function) {
+  const auto number = number_field;
+  return heading(call.behind, "attention/" + header) + "using line_behind = " + call.behind.line +
+         ";\nstruct config_behind {\n" + fields(call.behind, p.behind) + "};\nstruct config {\n" +
+         type_field("kX", call.behind.x) + number("kGroups", p.groups) + number("kTile", p.tile) +
+         number("kSteps", static_cast<int>(ceil_div(call.queries.depth, 16))) +
+         number("kPanels", panels_of(call.queries.depth)) + number("kValuePanels", panels_of(call.values.depth)) +
+         number("kStages", p.stages) + number("kCausal", p.causal) + more + "  using behind = config_behind;\n};\n" +
+         kernel_text(function, "config, line_behind",
+                     bounds(static_cast<int>(p.threads), p.blocks_per_sm, p.cluster > 1 ? p.cluster : 0), arguments) +
+         "ONEPASS_END\n";
+}
+
+}  // namespace onepass::cuda

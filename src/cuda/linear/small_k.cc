@@ -1,0 +1,68 @@
+// A line with `linear` of short rows and a small matrix in one kernel (onepass/kernel/linear/small_k.cuda.h): where
+// it serves, and its launch.
+#include "src/cuda/linear/small_k.h"
+
+#include <algorithm>
+
+#include "src/cuda/linear/gemm_sm90.h"
+#include "src/cuda/runtime/source.h"
+#include "src/cuda/tuning.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr int kThreadsOfRow = 4, kResultColumns = 32;  // as in resident_linear.cuda.h
+constexpr int kAtOnce = 2;                             // rows of a thread
+constexpr int kSpareLanes = 4;   // behind a row, so that rows that are read at a time differ in their banks
+constexpr int kReserved = 1024;  // of shared memory, for a row's threads
+
+int64 matrix_bytes(int64 depth, int64 columns) {
+  return ceil_div(columns, kResultColumns) * kResultColumns * pitch_of(depth);
+}
+
+}  // namespace
+
+std::string why_not_resident(int64 depth, int64 columns, const device_facts& chip) {
+  const resident_tuning& t = kResidentTuning;
+  if (depth > t.depth) return "it is for rows of at most " + std::to_string(t.depth) + " numbers";
+  if (matrix_bytes(depth, columns) > chip.shared_per_block - kReserved)
+    return "the matrix does not fit in shared memory";
+  return "";
+}
+
+resident_plan plan_resident(const warp_linear_call& call, const device_facts& chip) {
+  const resident_tuning& t = kResidentTuning;
+  resident_plan p{};
+  const int64 rows = call.a_behind.rows;
+  const auto rows_of_block = [&] { return int64{p.threads} / kThreadsOfRow * kAtOnce; };
+  const bool single = call.a_before.x.column_stride == 0, holds_stored = call.before.begins_with_row && !single;
+  p.threads = holds_stored ? t.threads : t.threads_computing;
+  if (ceil_div(rows, rows_of_block()) < chip.sm_count) p.threads = t.few_threads;
+  describe_rows(call, kThreadsOfRow, p);
+  p.behind.across = kThreadsOfRow;
+  p.behind.down = p.before.down;
+  p.behind.exact = call.a_behind.columns % kResultColumns == 0;
+  p.pitch = pitch_of(call.depth);
+  const int64 matrix = matrix_bytes(call.depth, call.a_behind.columns);
+  const int64 copies = rows_of_block() * (kThreadsOfRow * p.before.held_lanes + kSpareLanes) * kTileLanes * 2;
+  p.before.stages = !single && matrix + copies + kReserved <= chip.shared_per_block;
+  p.before.streams = static_cast<uint64>(p.before.stages);  // x
+  p.before.computes_again = holds_stored;
+  p.before.spare_lanes = p.before.stages * kSpareLanes;
+  p.shared_bytes = static_cast<unsigned>(matrix + p.before.stages * copies);
+  p.grid = static_cast<unsigned>(std::min<int64>(ceil_div(rows, rows_of_block()), chip.sm_count));
+  return p;
+}
+
+std::string source(const warp_linear_call& call, const resident_plan& p) {
+  return source(call, p, "small_k", "resident_forward", number_field("kAtOnce", kAtOnce) + number_field("kAllExist", 0),
+                number_field("kPitch", p.pitch) + number_field("kThreads", static_cast<int>(p.threads)));
+}
+
+void launch_resident(const warp_linear_call& call, int device, void* stream) {
+  const resident_plan p = plan_resident(call, facts(device));
+  launch(
+      call, p, "small_k", {static_cast<int>(p.threads)}, [&] { return source(call, p); }, device, stream);
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,374 @@
+// Which kernel serves a call: the numbers that a CUDA kernel is compiled for.
+#include "src/cuda/row/configuration.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "src/cuda/tuning.h"
+
+namespace onepass::cuda {
+namespace {
+
+int64 power_of_two_from(int64 n) { return static_cast<int64>(std::bit_ceil(static_cast<std::uint64_t>(n))); }
+
+// Calls body(view, storage type) for every tensor that the kernel touches by column.
+template <class Body>
+void each_view(const arguments& a, const Body& body) {
+  if (a.x.data) body(a.x);
+  body(a.y);
+  if (a.dx.data) body(a.dx);
+  if (a.again.data) body(a.again);
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if (a.operand[i].data) body(a.operand[i]);
+    if (a.operand_gradient[i].data) body(a.operand_gradient[i]);
+  }
+  for (int k = 0; k < kMaxKeeps; ++k) {
+    if (a.kept[k].data) body(a.kept[k]);
+    if (a.kept_gradient[k].data) body(a.kept_gradient[k]);
+  }
+}
+
+// The most numbers that one access may move: a divisor of the row and of every tensor's alignment.
+int access_for(const arguments& a, int lanes) {
+  int access = lanes;
+  while (access > 1 && a.columns % access != 0) access /= 2;
+  each_view(a, [&](const view& v) {
+    if (v.column_stride == 0) return;
+    const int size = size_of(v.type);
+    auto fits = [&](int numbers) {
+      const auto bytes = static_cast<std::uintptr_t>(std::min(numbers * size, 16));
+      if (reinterpret_cast<std::uintptr_t>(v.data) % bytes != 0) return false;
+      return std::all_of(v.stride, v.stride + kMaxDims,
+                         [&](int64 s) { return static_cast<std::uintptr_t>(s * size) % bytes == 0; });
+    };
+    while (access > 1 && !fits(access)) access /= 2;
+  });
+  return access;
+}
+
+// Whether one row serves all.
+bool is_repeated(const view& v) {
+  return v.data && v.column_stride != 0 && std::all_of(v.stride, v.stride + kMaxDims, [](int64 s) { return s == 0; });
+}
+
+// Rows, even a single one, lie behind each other: one for all is not dense, however many those are.
+bool is_dense(const view& v, const arguments& a) {
+  constexpr int kRow = kMaxDims - 1;
+  bool dense = v.column_stride == 1 && v.stride[kRow] == a.columns;
+  int64 run = a.columns * a.size[kRow];
+  for (int d = kRow - 1; d >= 0; run *= a.size[d--]) dense &= a.size[d] == 1 || v.stride[d] == run;
+  return dense;
+}
+
+// Of the tensors that place.cuda.h numbers, those of which `holds` is true.
+template <class Holds>
+uint64 tensors_of(const arguments& a, const Holds& holds) {
+  uint64 tensors = 0;
+  int at = 0;
+  const auto add = [&](const view& v) { tensors |= static_cast<uint64>(v.data && holds(v)) << at++; };
+  add(a.x), add(a.y);
+  for (const view& v : a.operand) add(v);
+  for (const view& v : a.kept) add(v);
+  for (const view& v : a.kept_gradient) add(v);
+  return tensors;
+}
+
+// The tensors whose rows a kernel reads. Their numbers are as wide as x's.
+uint64 streams_of(const request& r, const arguments& a) {
+  return tensors_of(a, [&](const view& v) {
+    const bool written = !r.backward && (&v == &a.y || (&v >= a.kept && &v < a.kept + kMaxKeeps));
+    return !written && v.column_stride == 1 && !is_repeated(v) && size_of(v.type) == size_of(r.x);
+  });
+}
+
+// Operands whose one row serves all, of numbers as wide as x's.
+uint64 repeated_operands(const request& r, const arguments& a) {
+  uint64 operands = 0;
+  for (int i = 0; i < kMaxOperands; ++i)
+    operands |= static_cast<uint64>(is_repeated(a.operand[i]) && size_of(r.operand[i]) == size_of(r.x)) << i;
+  return operands;
+}
+
+// Results that leave through shared memory: those as wide as x, where accesses are smaller than lanes.
+uint64 staged_results(const request& r, const arguments& a, const configuration& c) {
+  const int size = size_of(r.x);
+  if (c.access == c.lanes) return 0;
+  const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr;
+  uint64 results = static_cast<uint64>(gives) << 1;  // numbered as place.cuda.h's streams
+  for (int i = 0; i < kMaxOperands; ++i)
+    results |= static_cast<uint64>(a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 &&
+                                   size_of(r.operand[i]) == size)
+               << (2 + i);
+  for (int k = 0; k < kMaxKeeps; ++k)
+    results |= static_cast<uint64>(!r.backward && a.kept[k].data) << (2 + kMaxOperands + k);
+  results |= static_cast<uint64>(r.wants_again) << (2 + kMaxOperands + 2 * kMaxKeeps);
+  return results;
+}
+
+// Bytes of shared memory for a tensor's rows in a block, as in place.cuda.h, and for the results that leave through it.
+int64 rows_bytes(const request& r, const configuration& c) {
+  const int64 lanes = int64{c.across} * std::max(c.held_lanes, 1) + c.spare_lanes;
+  return lanes * c.lanes * size_of(r.x) * c.down;
+}
+int64 staged_bytes(const request& r, const configuration& c) {
+  return std::popcount(c.staged) * rows_bytes(r, c) * std::max(c.unroll, 1);
+}
+
+// Columns in stripes, rows down the block: how a block of so many threads shares rows of `lanes`, so that few threads
+// of its warps are left without numbers.
+void share_lanes(int64 lanes, int threads, configuration& c) {
+  constexpr int kTries = 8;
+  constexpr double kWorthwhile = 0.03;
+  const int64 fewest = ceil_div(lanes, threads);
+  double best = 0;
+  for (int64 stripes = fewest; stripes < fewest + kTries; ++stripes) {
+    const int64 across = ceil_div(lanes, stripes), down = threads / across;
+    if (stripes > fewest && across < kTuning.least_across) break;
+    const double busy =
+        static_cast<double>(lanes * down) / static_cast<double>(stripes * ceil_div(across * down, 32) * 32);
+    if (busy < best + kWorthwhile) continue;
+    best = busy;
+    c.across = static_cast<int>(across), c.down = static_cast<int>(down);
+  }
+}
+
+void set_parts(plan& p, int64 parts) {
+  p.parts = parts;
+  p.with.one_part = parts == 1 && p.with.members == 0;
+}
+
+const elementwise_tuning& tiles_for(const request& r, const arguments& a, const configuration& c) {
+  if (c.staged != 0) return r.backward ? kTuning.backward_staged : kTuning.forward_staged;
+  if (r.backward && r.wants_column == 0 && a.x.data == nullptr) return kTuning.backward_of_gradients;
+  if (r.backward) return kTuning.backward;
+  if (c.lanes * size_of(r.x) < 16) return kTuning.forward_short;
+  return size_of(r.x) == 2 ? kTuning.forward_16_bits : kTuning.forward;
+}
+
+void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
+  configuration& c = p.with;
+  const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
+  const elementwise_tuning& tuned = tiles_for(r, a, c);
+  c.unroll = tuned.unroll;
+  if (r.wants_column == 0) {  // whose parts are those of all sizes
+    while (c.unroll > 1 && lanes_a_row * a.rows < int64{chip.sm_count} * tuned.threads * c.unroll) c.unroll /= 2;
+  }
+  c.blocks_per_sm = r.x == dtype::f64 ? 1 : tuned.resident / tuned.threads;
+  c.flat = a.rows == 1 && r.wants_column == 0;
+  c.sums_in_registers = 1;
+  if (c.flat) {
+    c.across = tuned.threads;
+    c.down = 1;
+    c.exact = a.columns % (int64{c.across} * c.unroll * c.lanes) == 0;
+    p.grid_x = static_cast<unsigned>(std::min<int64>(ceil_div(lanes_a_row, c.across * c.unroll), 1 << 30));
+    p.grid_y = 1;
+    p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
+    return;
+  }
+  share_lanes(lanes_a_row, tuned.threads, c);
+  p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
+  const auto set_grid = [&] {
+    c.exact = a.columns % (int64{c.across} * c.lanes) == 0;
+    const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
+    const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
+    p.grid_x = static_cast<unsigned>(grid_x);
+    p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, r.wants_column ? filling : most_y, 65535}));
+  };
+  set_grid();
+  const few_rows_tuning& few = kTuning.few_rows;
+  if (r.wants_column != 0 && p.grid_y > 1 && a.rows <= few.unroll * few.down && c.staged == 0) {
+    c.unroll = few.unroll;
+    c.down = static_cast<int>(power_of_two_from(ceil_div(a.rows, c.unroll)));
+    c.across = static_cast<int>(std::min<int64>(lanes_a_row, std::max(32 / c.down, kTuning.least_across)));
+    if (r.x != dtype::f64) c.blocks_per_sm = few.resident / (c.across * c.down);
+    set_grid();
+  }
+  set_parts(p, r.wants_column != 0 ? p.grid_y : 0);
+}
+
+// Whether the threads of a cluster have room for a row, and how they share it.
+bool hold_row(const request& r, const arguments& a, const device_facts& chip, const row_tuning& tuned, plan& p) {
+  configuration& c = p.with;
+  const int slots = std::popcount(r.wants_column);
+  if (slots > tuned.sums || std::popcount(c.repeated_operand) > tuned.repeated ||
+      (tuned.computes_again && r.flops > kTuning.again_flops) || (tuned.ahead && r.features > 0))
+    return false;
+  const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
+  const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
+  const int most_lanes = std::clamp(tuned.numbers / wide / c.lanes, 1, kTuning.held_lanes);
+  const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, most_lanes));
+  const int64 least_across = std::min<int64>(kTuning.least_across, power_of_two_from(lanes_a_row));
+  const int64 across = std::max({wanted, least_across, power_of_two_from(r.features)});
+  const int64 most = std::min(tuned.cluster, chip.cluster);
+  c.across = static_cast<int>(std::min<int64>(across, tuned.threads));
+  c.cluster = static_cast<int>(std::min(across / c.across, most));
+  const int most_down = c.across <= 32 || (r.backward && c.cluster == 1) ? 15 : 1;  // barriers that a block has
+  c.down = c.across <= 32 ? tuned.block / c.across : std::clamp(tuned.block / c.across, 1, most_down);
+  const auto lanes_each = [&] { return ceil_div(lanes_a_row, int64{c.across} * c.cluster); };
+  const auto numbers = [&] { return lanes_each() * c.lanes * wide; };
+  if (lanes_each() > most_lanes) return false;
+  c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
+  if (!c.sums_in_registers && c.down > 1) {  // one row a block: several would add to the same sums
+    c.across = std::max(c.across, 32);       // since a shuffle names a whole warp
+    c.down = 1;
+    c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
+  }
+  c.held_lanes = static_cast<int>(lanes_each());
+  if (lanes_a_row * 100 < tuned.busy * int64{c.held_lanes} * c.across * c.cluster) return false;
+  c.computes_again = tuned.computes_again;
+  c.ahead = tuned.ahead && c.across * c.cluster > 32;
+  const int64 sum_bytes = c.sums_in_registers ? 0 : slots * int64{c.held_lanes} * c.across * c.lanes * (wide * 4);
+  const int threads = c.across * c.down;
+  const bool many_sums = r.backward && r.features > 2;  // 24 to 400 bytes of them spilled with half the registers
+  c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads / (many_sums ? 2 : 1)) : 1;
+  constexpr int kReserved = 1024;  // for the system, in every block
+  const int64 numbers_at_once = std::max(r.features, 3);
+  const int64 reductions =
+      kTuning.reduction_bytes * numbers_at_once * wide * std::max(threads / 32, 1) * c.cluster + 512;
+  const int64 staged = staged_bytes(r, c);
+  const int64 own = reductions + staged + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0) +
+                    (r.features > 0 ? int64{threads} * wide * 4 : 0);
+  const int64 room = (chip.shared_per_block + kReserved) / c.blocks_per_sm - kReserved - own - sum_bytes;
+  if (sum_bytes + own > chip.shared_per_block) return false;
+  p.shared_bytes = static_cast<unsigned>(sum_bytes + staged);
+  const int64 row_bytes = rows_bytes(r, c);
+  const uint64 streams = streams_of(r, a), once = repeated_operands(r, a);
+  const int64 stage_bytes = std::popcount(streams) * row_bytes, once_bytes = std::popcount(once) * row_bytes;
+  const int least = c.ahead ? 2 : 1;
+  const auto stages = [&](int64 bytes) {
+    return stage_bytes > 0 ? std::min<int64>(bytes / stage_bytes, tuned.stages) : 0;
+  };
+  if (stages(room) < least) return !tuned.computes_again;
+  const bool all = stages(room - once_bytes) >= std::min(tuned.stages, 2);
+  c.stages = static_cast<int>(stages(all ? room - once_bytes : room));
+  c.streams = streams, c.brought_once = all ? once : 0;
+  p.shared_bytes += static_cast<unsigned>(c.stages * stage_bytes + (all ? once_bytes : 0));
+  return true;
+}
+
+// Blocks take parts of rows, then a block each row, then tiles. The parts depend on nothing but the row's length.
+std::vector<plan> take_in_parts(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
+  plan parts = blank;
+  configuration& c = parts.with;
+  c.of = part::parts;
+  c.across = kTuning.part_threads;
+  c.down = 1;
+  c.held_lanes = kTuning.part_lanes_at_once;
+  c.blocks_per_sm = 1;
+  c.sums_in_registers = 1;
+  const int64 at_once = int64{c.across} * c.held_lanes * c.lanes;
+  c.exact = a.columns % at_once == 0;
+  parts.row_columns = int64{c.across} * kTuning.part_lanes * c.lanes;
+  parts.grid_x = static_cast<unsigned>(a.rows * ceil_div(a.columns, parts.row_columns));
+  parts.grid_y = 1;
+  plan combined = parts;
+  combined.with.of = part::combined;
+  combined.grid_x = static_cast<unsigned>(a.rows);
+  if (r.only_statistics) return {parts, combined};
+  plan tiles = blank;
+  tiles.with.of = part::tiles;
+  choose_elementwise(r, a, chip, tiles);
+  return {parts, combined, tiles};
+}
+
+// Rows that the chip has at once.
+int64 rows_at_once(const configuration& c, const device_facts& chip) {
+  return std::max<int64>(int64{chip.sm_count} * c.blocks_per_sm / c.cluster, 1) * c.down;
+}
+
+std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
+  plan p;
+  bool held = false;
+  const auto try_all = [&](const auto& tunings) {
+    for (const row_tuning& tuned : tunings) {
+      if (held || a.columns > tuned.columns || r.flops * 2 < tuned.least_flops * size_of(r.x) ||
+          r.features < tuned.features)
+        continue;
+      p = blank;
+      held = hold_row(r, a, chip, tuned, p) && a.rows >= tuned.rounds * rows_at_once(p.with, chip);
+    }
+  };
+  if (r.backward) try_all(kTuning.backward_rows);
+  else try_all(kTuning.forward_rows);
+  if (!held) return take_in_parts(r, a, chip, blank);
+  configuration& c = p.with;
+  c.exact = int64{c.across} * c.cluster * c.held_lanes * c.lanes == a.columns;
+  c.whole_lanes = c.cluster == 1 ? static_cast<int>(a.columns / (c.across * c.lanes)) : 0;
+  const int64 all = ceil_div(a.rows, c.down);
+  const int64 persistent = rows_at_once(c, chip) / c.down;
+  // A block adds up its rows' columns, or fetches rows ahead.
+  const bool strides = r.wants_column != 0 || c.stages > 0 || c.computes_again;
+  const int64 rows = std::min<int64>(strides ? std::min(all, persistent) : all, ((1LL << 31) - 1) / c.cluster);
+  p.grid_x = static_cast<unsigned>(rows * c.cluster);
+  p.grid_y = 1;
+  set_parts(p, r.wants_column != 0 ? rows : 0);
+  return {p};
+}
+
+}  // namespace
+
+request::request(const spec::line& line, bool is_backward)
+    : rowwise(line.by_rows()),
+      backward(is_backward),
+      operands(line.operands),
+      keeps(line.keeps),
+      parameters(static_cast<int>(line.parameters.size())),
+      features(line.features),
+      draws(line.dropouts > 0),
+      turns(line.turns()),
+      begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
+  for (const spec::word& w : line.words) {
+    if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
+  }
+}
+
+configuration describe(const request& r, const arguments& a) {
+  configuration c{};
+  c.lanes = 16 / size_of(r.x);
+  c.access = access_for(a, c.lanes);
+  // A lane of one small access needs no shifts; but dropout draws for eight numbers at once.
+  if (c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.lanes = c.access;
+  if (r.turns) {  // no lane is in both halves
+    while (a.columns / 2 % c.access != 0) c.access /= 2;
+    c.lanes = c.access;
+  }
+  c.dims = kMaxDims;
+  while (c.dims > 1 && a.size[kMaxDims - c.dims] == 1) --c.dims;
+  c.single_x = a.x.data && a.x.column_stride == 0;
+  c.single_y = a.y.column_stride == 0;
+  c.saves_statistics = !r.backward && a.statistics != nullptr;
+  c.only_statistics = r.only_statistics;
+  c.in_place = r.in_place;
+  c.cluster = 1;
+  c.spare_lanes = c.access < c.lanes ? 8 : 0;
+  c.staged = staged_results(r, a, c);
+  c.dense = tensors_of(a, [&](const view& v) { return is_dense(v, a); });
+  c.small = a.rows * a.columns <= int64{1} << 30;
+  for (int i = 0; i < kMaxOperands; ++i) {
+    const view& v = a.operand[i];
+    const bool repeated = is_repeated(v), aligned = reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
+    c.single_operand |= static_cast<uint64>(v.data && v.column_stride == 0) << i;
+    c.repeated_operand |= static_cast<uint64>(repeated) << i;
+    c.aligned_operand |= static_cast<uint64>(repeated && aligned && c.access < c.lanes) << i;
+  }
+  for (int k = 0; k < kMaxKeeps; ++k)
+    c.single_kept_gradient |= static_cast<uint64>(a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0)
+                              << k;
+  return c;
+}
+
+std::vector<plan> choose(const request& r, const arguments& a, const device_facts& chip) {
+  return choose(r, a, chip, describe(r, a));
+}
+
+std::vector<plan> choose(const request& r, const arguments& a, const device_facts& chip,
+                         const configuration& described) {
+  plan p{};
+  p.with = described;
+  if (r.rowwise) return choose_rowwise(r, a, chip, p);
+  choose_elementwise(r, a, chip, p);
+  return {p};
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,95 @@
+// Which kernel serves a call: the numbers that a CUDA kernel is compiled for, chosen from shapes, alignment and chip.
+#pragma once
+
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "onepass/kernel/arguments.h"
+#include "src/cuda/runtime/driver.h"
+#include "src/spec/line.h"
+
+namespace onepass::cuda {
+
+constexpr int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
+
+// Rows too long for a cluster take three kernels: what parts of a row say, what the row says, and the rest in tiles.
+enum class part : int { whole, parts, combined, tiles };
+
+// All that selects a kernel besides the arguments. Flops: of a number in this direction, in the words beside the row
+// word.
+struct request {
+  bool rowwise = false, backward = false;
+  std::string line;  // the C++ type (spec::type_text)
+  dtype x = dtype::none;
+  dtype operand[kMaxOperands] = {};
+  uint64 wants_column = 0, wants_tensor = 0;
+  bool wants_dx = false, wants_again = false;
+  int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
+  int features = 0;                                                             // that end its rows
+  int flops = 0;
+  bool draws = false;            // has dropout
+  bool turns = false;            // looks at both halves of a row
+  bool begins_with_row = false;  // its first word is a row word
+  bool only_statistics = false;  // forward of a row word: nothing else is written
+  bool in_place = false;         // dx lies where dy does: see may_be_in_place
+
+  request() = default;
+  request(const spec::line&, bool backward);
+};
+
+// Plain numbers throughout: its bytes are part of a kernel's key.
+struct configuration {
+  part of;
+  int lanes, access;       // numbers of a lane; numbers that one access may move
+  int across, down;        // threads along the columns, and down the rows
+  int cluster;             // blocks along the columns, of a row
+  int blocks_per_sm;       // that registers must leave room for
+  int unroll, held_lanes;  // elementwise: lanes in flight; rowwise: lanes of the row in a thread's registers
+  int flat;                // one long row
+  int dims;                // that rows are counted in
+  int exact;               // the threads' lanes fill the row exactly
+  int stages;              // rowwise: rows that copies run ahead by
+  int computes_again;      // rowwise: does not hold the row
+  int ahead;               // rowwise: two rows are in flight
+  int whole_lanes;         // rowwise: of a thread's lanes, so many are within the row for every thread
+  int small;               // an int counts the elements
+  int one_part;            // column sums have one part, which the kernel writes as the gradients that they are
+  int single_x, single_y;
+  int spare_lanes;  // of shared memory behind a row's
+  int threads;      // of the block, where they are more than across times down
+  int sums_in_registers;
+  int in_place;  // dx lies where dy does
+  int saves_statistics;
+  int only_statistics;  // and writes nothing else
+  int64 members;        // tensors that the launch has room for, each with arguments of its own; 0: one (group.h)
+  uint64 dense;         // tensors that are contiguous (place.cuda.h)
+  uint64 single_operand, single_kept_gradient, repeated_operand, aligned_operand, shared_operand;
+  uint64 streams, brought_once;  // tensors that copies bring (place.cuda.h)
+  uint64 staged;                 // results that leave through shared memory (place.cuda.h)
+};
+static_assert(std::has_unique_object_representations_v<configuration>);  // no padding in a key
+
+struct plan {
+  configuration with;
+  unsigned grid_x, grid_y;
+  unsigned shared_bytes;
+  int64 parts;        // of column sums: rows of column_partial
+  int64 row_columns;  // of a part of a row, where rows are taken in parts
+};
+
+// What tensors, dtypes and alignment say, before anything is chosen.
+configuration describe(const request&, const arguments&);
+
+// The kernels of a call, in order: one, or a long row's three parts. Column sums come from the last.
+// Pure arithmetic: the same shapes, alignment and chip give the same plans.
+std::vector<plan> choose(const request&, const arguments&, const device_facts&, const configuration& described);
+std::vector<plan> choose(const request&, const arguments&, const device_facts&);
+
+// Small accesses would load the gradient by windows, in which other threads write.
+constexpr bool may_be_in_place(dtype type, int64 columns) { return columns * size_of(type) % 16 == 0; }
+
+// Of how many operands, say, a kernel's arguments have room where its line has `count`.
+constexpr int room_for(int count) { return count > 0 ? count : 1; }
+
+}  // namespace onepass::cuda

@@ -1,0 +1,111 @@
+// Finds or builds a call's kernel, and launches it.
+#include "src/cuda/row/launch.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "onepass/kernel/arguments.h"
+#include "src/cuda/row/group.h"
+#include "src/cuda/runtime/known_kernels.h"
+#include "src/cuda/runtime/packed_arguments.h"
+#include "src/cuda/runtime/source.h"
+#include "src/cuda/tuning.h"
+
+namespace onepass::cuda {
+namespace {
+
+// Of one launch of many, in 4096 bytes of parameters.
+constexpr std::size_t kManySums = 100;
+
+const kernel& find_or_build(const request& r, const plan& p, int device, void* stream) {
+  static known_kernels known;
+  const kernel_key key(device, r.line, p.with, r.x, r.operand, r.backward, r.wants_column, r.wants_tensor, r.wants_dx,
+                       r.wants_again);
+  return known.find_or_build(key, [&]() -> const kernel& {
+    return load(source(r, p.with), device, stream, label(r, p.with, facts(device).arch_name));
+  });
+}
+
+}  // namespace
+
+std::vector<plan> prepare(const request& r, const arguments& a, int device, void* stream) {
+  return prepare(r, a, describe(r, a), device, stream);
+}
+
+std::vector<plan> prepare(const request& r, const arguments& a, const configuration& described, int device,
+                          void* stream) {
+  device_facts chip = facts(device);
+  std::vector<plan> plans = choose(r, a, chip, described);
+  // Where the blocks of a cluster stride over rows, one that finds no room at once would come behind all others. A chip
+  // may have no room for a cluster of more than eight blocks at all.
+  const auto strides = [](const configuration& c) { return c.cluster > 1 && (c.stages > 0 || c.computes_again != 0); };
+  while (strides(plans.front().with)) {
+    plan& p = plans.front();
+    const auto threads = static_cast<unsigned>(p.with.across * p.with.down);
+    const int most = active_clusters(find_or_build(r, p, device, stream), p.with.cluster, threads, p.shared_bytes);
+    if (most > 0 || p.with.cluster <= 8) {
+      const auto clusters = std::min<int64>(p.grid_x / static_cast<unsigned>(p.with.cluster), std::max(most, 1));
+      p.grid_x = static_cast<unsigned>(clusters * p.with.cluster);
+      if (p.parts > 0) p.parts = clusters;
+      break;
+    }
+    chip.cluster = p.with.cluster / 2;
+    plans = choose(r, a, chip, described);
+  }
+  return plans;
+}
+
+void launch(const request& r, const std::vector<plan>& plans, const arguments& a, int device, void* stream) {
+  const arguments* const one = &a;
+  launch(r, plans, &one, 1, device, stream);
+}
+
+void launch(const request& r, const std::vector<plan>& plans, const arguments* const* members, std::size_t count,
+            int device, void* stream) {
+  thread_local std::string packed;
+  packed.clear();
+  for (std::size_t i = 0; i < count; ++i) append_packed(packed, r, *members[i]);
+  for (auto i = static_cast<int64>(count); i < plans.front().with.members; ++i) append_packed(packed, r, no_member());
+  for (const plan& p : plans) {
+    const kernel& with = find_or_build(r, p, device, stream);
+    const bool behind = &p != &plans.front() && facts(device).arch >= 90;
+    launch(with, {p.grid_x, p.grid_y}, {static_cast<unsigned>(p.with.across * p.with.down), 1}, p.shared_bytes, behind,
+           stream, packed.data());
+  }
+}
+
+std::vector<column_sum> sums_of(const arguments& a, dtype type, int64 parts, int slots, const view* outputs) {
+  std::vector<column_sum> sums;
+  for (int slot = 0; slot < slots; ++slot) {
+    const char* partial = static_cast<const char*>(a.column_partial) + slot * a.parts * a.columns * size_of(type);
+    if (outputs[slot].data) sums.push_back({partial, parts, a.columns, outputs[slot].data, outputs[slot].type});
+  }
+  return sums;
+}
+
+void reduce_columns(const std::vector<column_sum>& sums, dtype type, int device, void* stream) {
+  if (sums.size() > kManySums) {
+    const auto middle = sums.begin() + kManySums;
+    reduce_columns({sums.begin(), middle}, type, device, stream);
+    reduce_columns({middle, sums.end()}, type, device, stream);
+    return;
+  }
+  int64 parts = 0, most = 0;
+  for (const column_sum& s : sums) parts = std::max(parts, s.parts), most = std::max(most, s.columns);
+  if (most == 0) return;
+  const device_facts& chip = facts(device);
+  const std::size_t room = sums.size() <= kFewSums ? kFewSums : kManySums;
+  std::vector<column_sum> with(room);  // column_sum_arguments
+  std::copy(sums.begin(), sums.end(), with.begin());
+  static known_kernels known;
+  const kernel& sum = known.find_or_build(kernel_key(device, type, room), [&]() -> const kernel& {
+    return load(column_sum_source(type, static_cast<int>(room)), device, stream, chip.arch_name + " column sum");
+  });
+  // Some four parts a thread, so that their loads are in flight at a time.
+  const unsigned down = std::min(std::bit_ceil(static_cast<unsigned>((parts + 3) / 4)), kTuning.column_sum_down);
+  const unsigned across = kTuning.column_sum_threads / down, columns = across * kTuning.column_sum_columns;
+  const auto blocks = static_cast<unsigned>((most + columns - 1) / columns);
+  launch(sum, {blocks, static_cast<unsigned>(sums.size())}, {across, down}, 0, chip.arch >= 90, stream, with.data());
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,28 @@
+// Finds or builds a call's kernel, and launches it.
+#pragma once
+
+#include "src/cuda/row/configuration.h"
+
+namespace onepass::cuda {
+
+// The kernels of a call, some of which may be built here.
+std::vector<plan> prepare(const request&, const arguments&, int device, void* stream);
+std::vector<plan> prepare(const request&, const arguments&, const configuration& described, int device, void* stream);
+void launch(const request&, const std::vector<plan>&, const arguments&, int device, void* stream);
+// Of several tensors that share the launch (group.h).
+void launch(const request&, const std::vector<plan>&, const arguments* const* members, std::size_t count, int device,
+            void* stream);
+
+// The second stage of column gradients.
+struct column_sum {     // as in onepass/kernel/row/column_sum.cuda.h, which only NVRTC reads
+  const void* partial;  // [parts][columns]
+  int64 parts, columns;
+  void* data;
+  dtype type;
+};
+// Of so many of column_partial's parts. outputs: 1-D, one for each wanted column operand; not where it is null.
+std::vector<column_sum> sums_of(const arguments&, dtype type, int64 parts, int slots, const view* outputs);
+// type: of the parts.
+void reduce_columns(const std::vector<column_sum>&, dtype type, int device, void* stream);
+
+}  // namespace onepass::cuda

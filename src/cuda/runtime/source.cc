@@ -1,0 +1,156 @@
+// The text that NVRTC compiles: a kernel's header, a line's type and a Config.
+#include "src/cuda/runtime/source.h"
+
+#include <algorithm>
+#include <iterator>
+#include <stdexcept>
+
+#include "src/cuda/kernels.h"
+#include "src/cuda/tuning.h"
+
+namespace onepass::cuda {
+namespace {
+
+constexpr const char* kPrefix = "onepass_";  // of kernels' names, which no other function's begins with
+
+}  // namespace
+
+// Significant bits of the results, at most.
+int result_bits(const request& r) {
+  const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
+  int bits = bits_of(r.x);
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if (((r.wants_tensor | r.wants_column) >> i & 1) != 0) bits = std::max(bits, bits_of(r.operand[i]));
+  }
+  return bits;
+}
+
+const char* name_of(dtype type) {
+  switch (type) {
+    case dtype::f32: return "f32";
+    case dtype::f64: return "f64";
+    case dtype::bf16: return "bf16";
+    case dtype::f16: return "f16";
+    case dtype::boolean: return "boolean";
+    default: return "none";
+  }
+}
+
+std::string heading(const request& r, const std::string& header) {
+  std::string text;
+  const auto define = [&](const char* name, int value) {
+    text += std::string("#define ONEPASS_") + name + ' ' + std::to_string(value) + '\n';
+  };
+  define("RESULT_BITS", result_bits(r)), define("OPERANDS", room_for(r.operands)), define("KEEPS", room_for(r.keeps));
+  define("PARAMETERS", room_for(r.parameters));
+  return text + "#include \"onepass/kernel/" + header + ".cuda.h\"\nONEPASS_BEGIN\n";
+}
+
+std::string type_field(const char* name, dtype type) {
+  return std::string("  static constexpr dtype ") + name + " = dtype::" + name_of(type) + ";\n";
+}
+
+std::string number_field(const char* name, int value) {
+  return std::string("  static constexpr int ") + name + " = " + std::to_string(value) + ";\n";
+}
+
+std::string fields(const request& r, const configuration& c) {
+  std::string text;
+  auto field = [&](const char* type, const char* name, const std::string& value) {
+    text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
+  };
+  auto number = [&](const char* name, int value) { text += number_field(name, value); };
+  auto flag = [&](const char* name, bool value) { field("bool", name, value ? "true" : "false"); };
+  auto bits = [&](const char* name, uint64 value) { field("uint64", name, std::to_string(value) + "ull"); };
+  text += std::string("  using arithmetic = ") + (r.x == dtype::f64 ? "double" : "float") + ";\n";
+  text += std::string("  using index = ") + (c.small ? "int" : "int64") + ";\n";
+  flag("kComputesAgain", c.computes_again), flag("kAhead", c.ahead);
+  text += type_field("kX", r.x);
+  std::string operands = "{";
+  for (dtype type : r.operand) operands += std::string("dtype::") + name_of(type) + ", ";
+  field("dtype", "kOperand[kMaxOperands]", operands + "}");
+  number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
+  number("kCluster", c.cluster), number("kStages", c.stages),
+      number("kThreads", c.threads > 0 ? c.threads : c.across * c.down);
+  number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes), number("kWholeLanes", c.whole_lanes);
+  number("kDims", c.dims), bits("kDense", c.dense);
+  flag("kExact", c.exact), flag("kFlat", c.flat), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
+  flag("kSumsInRegisters", c.sums_in_registers);
+  flag("kSavesStatistics", c.saves_statistics), flag("kOnlyStatistics", c.only_statistics);
+  flag("kOnePart", c.one_part), flag("kInPlace", c.in_place);
+  flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
+  bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
+  bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand),
+      bits("kSharedOperand", c.shared_operand), bits("kStreams", c.streams);
+  bits("kStaged", c.staged);
+  bits("kBroughtOnce", c.brought_once);
+  bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
+  number("kMembers", static_cast<int>(c.members));
+  number("kSpareLanes", c.spare_lanes), number("kFeatures", r.features);
+  return text;
+}
+
+std::string source(const request& r, const configuration& c) {
+  static constexpr const char* kSuffix[] = {"", "_parts", "_combined", "_tiles"};
+  const std::string kernel = r.rowwise ? "rowwise" : "elementwise";
+  std::string text = heading(r, "row/" + (c.of == part::whole ? kernel : "split_rows")) + "using the_line = " + r.line +
+                     ";\nstruct config {\n" + fields(r, c);
+  const std::string function = kernel + (r.backward ? "_backward" : "_forward") + kSuffix[static_cast<int>(c.of)];
+  const char* block = r.rowwise ? "blockIdx.x / config::kCluster" : c.flat ? "blockIdx.x" : "blockIdx.y";
+  return text + "};\n" + kernel_text(c, function, "config, the_line", "arguments", block) + "ONEPASS_END\n";
+}
+
+std::string kernel_name(const std::string& function) {
+  if (std::find(std::begin(kKernels), std::end(kKernels), function) == std::end(kKernels))
+    throw std::logic_error("onepass: src/cuda/kernels.h lacks " + function);
+  return kPrefix + function;
+}
+
+std::string bounds(int threads, int blocks_per_sm, int cluster) {
+  return "__launch_bounds__(" + std::to_string(threads) +
+         (blocks_per_sm > 0 ? ", " + std::to_string(blocks_per_sm) : "") + ") " +
+         (cluster > 0 ? "__cluster_dims__(" + std::to_string(cluster) + ", 1, 1) " : "");
+}
+
+std::string kernel_text(const std::string& function, const std::string& types, const std::string& bounds,
+                        const std::string& arguments_type, const std::string& given) {
+  return "extern \"C\" __global__ void " + bounds + kernel_name(function) + "(const __grid_constant__ " +
+         arguments_type + " a) {\n  " + function + "<" + types + ">(" + given + ");\n}\n";
+}
+
+std::string kernel_text(const configuration& c, const std::string& function, const std::string& types,
+                        const std::string& arguments_type, const std::string& block) {
+  const std::string own = bounds(c.across * c.down, std::max(c.blocks_per_sm, 1), c.cluster > 1 ? c.cluster : 0);
+  if (c.members == 0) return kernel_text(function, types, own, arguments_type);
+  return kernel_text(function, types, own, "members<" + arguments_type + ", " + std::to_string(c.members) + ">",
+                     "a.at(" + block + ")");
+}
+
+const kernel& load(const std::string& source, int device, void* stream, const std::string& label) {
+  const std::size_t begin = source.rfind(std::string(" ") + kPrefix) + 1, end = source.find('(', begin);
+  return load(source, source.substr(begin, end - begin).c_str(), device, stream, label);
+}
+
+std::string column_sum_source(dtype parts, int sums) {
+  const int threads = static_cast<int>(kTuning.column_sum_threads);
+  return "#define ONEPASS_SUMS " + std::to_string(sums) +
+         "\n#include \"onepass/kernel/row/column_sum.cuda.h\"\nONEPASS_BEGIN\n" +
+         kernel_text("add_columns",
+                     std::string(parts == dtype::f64 ? "double" : "float") + ", " + std::to_string(threads) + ", " +
+                         std::to_string(kTuning.column_sum_columns),
+                     bounds(threads), "column_sum_arguments") +
+         "ONEPASS_END\n";
+}
+
+std::string label(const request& r, const configuration& c, const std::string& arch) {
+  return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") +
+         (c.cluster > 1 ? std::to_string(c.cluster) + "*" : "") + std::to_string(c.across) + "x" +
+         std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) +
+         (c.only_statistics    ? " statistics "
+          : c.saves_statistics ? " saving "
+                               : " ") +
+         (r.wants_again ? "again " : "") + (c.members > 0 ? "of " + std::to_string(c.members) + " tensors " : "") +
+         r.line;
+}
+
+}  // namespace onepass::cuda

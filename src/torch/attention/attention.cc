@@ -1,0 +1,246 @@
+// One call of a line with `scores` and `values`: what `scores` begins, and its product with the values.
+#include "src/torch/attention/attention.h"
+
+#include "src/cuda/attention/forward_sm80.h"
+#include "src/cuda/strategy.h"
+#include "src/cuda/attention/backward_sm80.h"
+#include "src/torch/attention/cuda_kernels.h"
+#include "src/torch/attention/batches.h"
+#include "src/torch/attention/by_one_kernel.h"
+#include "src/torch/check.h"
+#include "src/torch/frame.h"
+#include "src/torch/matrix_product.h"
+#include "src/torch/run.h"
+#include "src/torch/attention/cpu_panels.h"
+#include "src/torch/attention/probabilities.h"
+
+namespace onepass::binding {
+namespace {
+
+using optional_tensor = std::optional<Tensor>;
+
+void check_values(const prepared_line& line, const Tensor& keys, const Tensor& values) {
+  const auto name = [&] { return operand_name(line.line, line.line.words.back()); };
+  const int dim = static_cast<int>(keys.dim());
+  bool fits = values.dim() == dim;
+  for (int i = 0; fits && i < dim - 1; ++i) fits = values.size(i) == keys.size(i);
+  ONEPASS_CHECK(fits, "onepass: ", name(), " must have the keys' shape ", shape_text(keys),
+                " but for the last size, got ", shape_text(values));
+  ONEPASS_CHECK(dtype_of(values) == dtype_of(keys), "onepass: ", name(), " must have the keys' dtype ",
+                dtype_text(keys), ", got ", dtype_text(values));
+  require_device(values, device_of(keys), name);
+}
+
+// Beside products warps have been measured on one chip: on others they are there for those who name them.
+bool may_take_warps(const prepared_line& line, const cuda::device_facts& chip) {
+  return line.line.how != spec::strategy::automatic || chip.arch == 90;
+}
+
+// All of it in one kernel, or why not.
+class one_kernel {
+ public:
+  explicit one_kernel(const forward_call& call)
+      : call_(call),
+        c_(*call.line.attention->scores.contraction),
+        keys_(call.operands.front()),
+        values_(call.operands.back()) {}
+
+  std::optional<std::vector<Tensor>> run() const {
+    return by_one_kernel(
+        call_, keys_, [&] { return why_not(); }, [&] { return launch(); });
+  }
+
+ private:
+  std::string why_not() const {
+    if (values_.numel() == 0) return "there is nothing to compute";
+    if (call_.line.line.keeps > 0) return "what is kept must be written";
+    const std::int64_t depth = keys_.size(keys_.dim() - 1), value_depth = values_.size(values_.dim() - 1);
+    const cuda::device_facts& chip = cuda::facts(device_of(keys_).index);
+    std::string of_tiles = cuda::why_not_attention(c_.parts.behind, depth, value_depth, keys_.size(keys_.dim() - 2),
+                                                   dtype_of(keys_), chip);
+    if (of_tiles.empty() || !may_take_warps(call_.line, chip)) return of_tiles;
+    return cuda::why_not_warp_attention(c_.parts, depth, value_depth, dtype_of(keys_), chip);
+  }
+
+  std::optional<std::vector<Tensor>> launch() const {
+    const device on = device_of(keys_);
+    const Tensor scores = shape_of_product(call_.x, keys_);
+    frame behind(c_.behind, scores, "x");
+    behind.enter(scores, call_.operands, 1, call_.dropout_state);
+    std::vector<Tensor> results{empty_product(call_.x, values_.size(values_.dim() - 1), dtype_of(keys_))};
+    if (call_.save_statistics) results.push_back(behind.fresh_statistics());
+    behind.lay_out(true);
+    const cuda::request leaving = request_of(behind, false);
+    const torch::stable::accelerator::DeviceGuard guard(on.index);
+    if (launch_attention(c_.parts, {.behind = leaving, .a_behind = behind.a, .y = results[0].data_ptr()}, call_.x,
+                         keys_, &values_))
+      return results;
+    if (may_take_warps(call_.line, cuda::facts(on.index)) &&
+        launch_by_warps(c_, leaving, behind.a, call_.x, keys_, {&values_, results[0].data_ptr()}))
+      return results;
+    return {};
+  }
+
+  const forward_call& call_;
+  const prepared_contraction& c_;
+  const Tensor &keys_, &values_;
+};
+
+// Backward in kernels that write nothing of the scores' size, where they serve: the tensors of the plan.
+class gradient_kernels {
+ public:
+  gradient_kernels(const backward_call& call, dtype of_x, const spec::attention_gradients& wanted)
+      : call_(call), of_x_(of_x), wanted_(wanted), c_(*call.line.attention->scores.contraction) {}
+
+  std::optional<std::vector<Tensor>> run() const {
+    if (!may_serve()) return {};
+    const bool by_tiles = tiles_serve(), by_warps = warps_serve();
+    if (!by_tiles && !by_warps) return {};
+    const Tensor &x = *call_.x, &keys = *call_.operands.front(), &values = *call_.operands.back();
+    const std::vector<std::int64_t> types = part_of(call_.operand_types, 0, call_.line.attention->parts.values);
+    const spec::contraction_gradients plan =
+        spec::plan_gradients(c_.parts, of_x_, spec::operand_facts_of(types.data(), types.size()), wanted_.wants_scores);
+    const std::vector<spec::gradient_output>& outputs = plan.behind.outputs;
+    const auto of_column = [](const spec::gradient_output& output) { return output.column; };
+    const bool of_scores = std::count(plan.kept_outputs.begin(), plan.kept_outputs.end(), plan.behind.inputs[0]) > 0;
+    if (of_scores || std::any_of(outputs.begin(), outputs.end(), of_column)) return {};
+
+    const Tensor scores = shape_of_product(x, keys);
+    const std::vector<Tensor> operands = given_operands(call_, 1, call_.line.attention->parts.values);
+    frame behind(c_.behind, scores, "x");
+    behind.enter(scores, operands, 0, call_.dropout_state);
+    behind.statistics(given(call_, call_.statistics, "the row statistics"));
+    std::vector<Tensor> results;
+    const auto fresh = [&](const Tensor& like) {
+      results.push_back(empty_like(shape_of(like), dtype_of(like), device_of(like)));
+      return results.back();
+    };
+    std::optional<Tensor> of_queries, of_keys, of_values;
+    if (plan.wants_input) of_queries = fresh(x);
+    if (plan.wants_weight) of_keys = fresh(keys);
+    for (const int output : plan.kept_outputs) {
+      const spec::gradient_output& of = outputs[static_cast<std::size_t>(output)];
+      results.push_back(behind.output(behind.a.operand_gradient[of.input - 1], of.type));
+    }
+    if (wanted_.wants_values) of_values = fresh(values);
+    behind.lay_out(true);
+    cuda::request request = request_of(behind, false);
+    request.wants_tensor = plan.behind.wants_tensor;
+    const torch::stable::accelerator::DeviceGuard guard(behind.on.index);
+    const auto to = [](const optional_tensor& t) { return t ? &*t : nullptr; };
+    const auto launched = [&](const auto& launch) {
+      return launch(c_.parts, cuda::attention_call{.behind = request, .a_behind = behind.a}, x, keys, values,
+                    *call_.resumed, call_.gradients[0],
+                    attention_gradients_to{to(of_queries), to(of_keys), to(of_values)});
+    };
+    if ((by_tiles && launched(launch_attention_gradients)) || (by_warps && launched(launch_warp_gradients)))
+      return results;
+    return {};
+  }
+
+ private:
+  bool may_serve() const {
+    const Tensor &x = given(call_, call_.x, "x"), &keys = given(call_, call_.operands.front(), "its keys"),
+                 &values = given(call_, call_.operands.back(), "its values");
+    const device on = device_of(keys);
+    return on.is_cuda() && call_.line.line.how != spec::strategy::unfused && call_.line.line.keeps == 0 &&
+           wanted_.wants_scores != 0 && !wanted_.gives_weights && of_x_ == dtype_of(keys) && call_.resumed &&
+           x.numel() != 0 && keys.numel() != 0 && values.numel() != 0;
+  }
+  bool tiles_serve() const {
+    const Tensor& keys = *call_.operands.front();
+    return cuda::why_not_attention(c_.parts.behind, depth(), value_depth(), keys.size(keys.dim() - 2), dtype_of(keys),
+                                   cuda::facts(device_of(keys).index))
+               .empty() &&
+           cuda::why_not_attention_gradients(depth(), value_depth()).empty();
+  }
+  bool warps_serve() const {
+    const Tensor& keys = *call_.operands.front();
+    const cuda::device_facts& chip = cuda::facts(device_of(keys).index);
+    return may_take_warps(call_.line, chip) &&
+           cuda::why_not_warp_gradients(c_.parts, depth(), value_depth(), dtype_of(keys), chip).empty();
+  }
+  std::int64_t depth() const { return call_.operands.front()->size(call_.operands.front()->dim() - 1); }
+  std::int64_t value_depth() const { return call_.operands.back()->size(call_.operands.back()->dim() - 1); }
+
+  const backward_call& call_;
+  const dtype of_x_;
+  const spec::attention_gradients& wanted_;
+  const prepared_contraction& c_;
+};
+
+// What stands before `values`, again: its result, and its kept values.
+std::vector<Tensor> scores_again(const backward_call& call) {
+  const prepared_attention& a = *call.line.attention;
+  const std::vector<Tensor> operands = given_operands(call, 0, a.parts.values);
+  return forward_with_scores({given(call, call.x, "x"), operands, a.scores, call.dropout_state, false});
+}
+
+}  // namespace
+
+std::vector<Tensor> forward_with_attention(const forward_call& call) {
+  const prepared_attention& a = *call.line.attention;
+  check_operand_count(call.line, call.operands.size());
+  const Tensor &keys = call.operands.front(), &values = call.operands.back();
+  check_keys(a.scores, call.x, keys);
+  check_values(call.line, keys, values);
+  if (std::optional<std::vector<Tensor>> results = one_kernel(call).run()) return *results;
+  const std::vector<Tensor> operands = part_of(call.operands, 0, a.parts.values);
+  const forward_call scores{call.x, operands, a.scores, call.dropout_state,
+                            call.save_statistics && call.line.reads.statistics};
+  const values_of_scores with{values, a.parts.keeps_weights};
+  if (std::optional<std::vector<Tensor>> results = forward_in_panels(scores, call.line.line.how, with)) return *results;
+  std::vector<Tensor> results = forward_with_scores(scores);
+  const Tensor weights = results[0];
+  const batches of(call.x, keys);
+  results[0] = empty_product(call.x, values.size(values.dim() - 1), dtype_of(keys));
+  multiply_batches(of.rows(results[0]), of.rows(weights), of.keys(values));
+  if (a.parts.keeps_weights) results.insert(results.begin() + 1 + a.scores.line.keeps, weights);
+  return results;
+}
+
+std::vector<Tensor> backward_with_attention(const backward_call& call, const linear_saved& saved) {
+  const prepared_attention& a = *call.line.attention;
+  check_backward(call);
+  const spec::attention_gradients plan = spec::plan_gradients(
+      a.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
+      static_cast<std::uint64_t>(call.wanted));
+  const Tensor &keys = given(call, call.operands.front(), "its keys"),
+               &values = given(call, call.operands.back(), "its values");
+  if (std::optional<std::vector<Tensor>> results = gradient_kernels(call, saved.x, plan).run()) return *results;
+  const batches of(call.gradients[0], keys);
+  const Tensor rows = of.rows(call.gradients[0]);
+  const spec::reads& reads = a.scores.reads;
+  const bool has_weights = a.parts.keeps_weights && reads.kept_behind < 0;
+  if (call.line.line.how != spec::strategy::unfused) {
+    const optional_tensor weights = has_weights ? saved.resumed_behind : std::nullopt;
+    if (std::optional<std::vector<Tensor>> results = backward_in_panels(call, saved.x, plan, weights)) return *results;
+  }
+  std::vector<Tensor> again;
+  if (has_weights) again.push_back(*saved.resumed_behind);
+  else again = scores_again(call);
+  std::vector<Tensor> results;
+  if (plan.wants_scores != 0) {
+    std::vector<Tensor> gradients{empty_like(shape_of(again[0]), dtype_of(keys), device_of(keys))};
+    optional_tensor kept;
+    if (a.parts.keeps_weights) kept = of.rows(call.gradients.back());
+    multiply_batches(of.rows(gradients[0]), rows, transposed(of.keys(values)), kept ? &*kept : nullptr);
+    gradients.insert(gradients.end(), call.gradients.begin() + 1, call.gradients.begin() + 1 + a.scores.line.keeps);
+    optional_tensor resumed;
+    if (reads.result_behind) resumed = again[0];
+    if (reads.kept_behind >= 0) resumed = again[1 + static_cast<std::size_t>(reads.kept_behind)];
+    const std::vector<optional_tensor> operands = part_of(call.operands, 0, a.parts.values);
+    const std::vector<std::int64_t> types = part_of(call.operand_types, 0, a.parts.values);
+    results = backward_with_scores({gradients, call.x, operands, std::nullopt, call.statistics, call.dropout_state,
+                                    a.scores, types, static_cast<std::int64_t>(plan.wants_scores)},
+                                   {saved.x, std::nullopt, resumed});
+    if (plan.gives_weights) results.push_back(gradients[0]);
+  }
+  if (plan.wants_values) {
+    results.push_back(empty_like(shape_of(values), dtype_of(values), device_of(values)));
+    multiply_batches(of.keys(results.back()), transposed(of.rows(again[0])), rows);
+  }
+  return results;
+}
+
+}  // namespace onepass::binding

@@ -1,0 +1,84 @@
+// Rows of queries in batches, each with its own keys and values.
+#pragma once
+
+#include <functional>
+#include <numeric>
+
+#include <optional>
+
+#include "src/cuda/attention/forward_sm90.h"
+#include "src/torch/tensor.h"
+
+namespace onepass::binding {
+
+// Batch sizes that the keys have: all but the last ones that are 1, along which rows of queries share them.
+inline int own_batch_sizes(const Tensor& keys) {
+  int own = static_cast<int>(keys.dim()) - 2;
+  while (own > 0 && keys.size(own - 1) == 1) --own;
+  return own;
+}
+
+// Dimensions [begin, end) as one; none where they are no one.
+struct dimension {
+  std::int64_t size, stride;
+};
+inline std::optional<dimension> merged(const Tensor& t, int begin, int end) {
+  dimension all{1, 0};
+  for (int i = end - 1; i >= begin; --i) {
+    if (t.size(i) == 1) continue;
+    if (all.size > 1 && t.stride(i) != all.stride * all.size) return {};
+    if (all.size == 1) all.stride = t.stride(i);
+    all.size *= t.size(i);
+  }
+  return all;
+}
+
+// As the kernels of tiles take them; own: batch sizes that the keys have. None where strides do not suit them.
+inline std::optional<cuda::batched_rows> batched_rows(const Tensor& t, int own) {
+  const int dim = static_cast<int>(t.dim());
+  const auto outer = merged(t, 0, own - 1), inner = merged(t, own > 0 ? own - 1 : 0, own),
+             group = merged(t, own, dim - 2);
+  if (!outer || !inner || !group || t.stride(dim - 1) != 1) return {};
+  return cuda::batched_rows{.data = t.data_ptr(),
+                            .outer = outer->size,
+                            .inner = inner->size,
+                            .group = group->size,
+                            .rows = t.size(dim - 2),
+                            .depth = t.size(dim - 1),
+                            .outer_stride = outer->stride,
+                            .inner_stride = inner->stride,
+                            .group_stride = group->stride,
+                            .row_stride = t.stride(dim - 2)};
+}
+
+// Queries, scores and keys as [batches, rows, numbers], in the keys' dtype. Rows that share keys are of one batch.
+class batches {
+ public:
+  batches(const Tensor& queries, const Tensor& keys)
+      : own_(own_batch_sizes(keys)),
+        type_(dtype_of(keys)),
+        count_(count(queries, 0, own_)),
+        rows_(count(queries, own_, static_cast<int>(queries.dim()) - 1)) {}
+
+  Tensor rows(const Tensor& t) const {
+    return torch::stable::reshape(in_dtype(t, type_), {count_, rows_, t.size(t.dim() - 1)});
+  }
+  Tensor keys(const Tensor& t) const {
+    return torch::stable::reshape(t, {count_, t.size(t.dim() - 2), t.size(t.dim() - 1)});
+  }
+
+  std::int64_t count() const { return count_; }
+  std::int64_t row_count() const { return rows_; }
+
+ private:
+  static std::int64_t count(const Tensor& t, int begin, int end) {
+    const auto sizes = t.sizes();
+    return std::accumulate(sizes.begin() + begin, sizes.begin() + end, std::int64_t{1}, std::multiplies<>());
+  }
+
+  int own_;
+  dtype type_;
+  std::int64_t count_, rows_;
+};
+
+}  // namespace onepass::binding

@@ -1,0 +1,34 @@
+// On the CPU: scores, what stands behind them and their product with values, a panel of one batch's rows at a time, so
+// that what one gives the other stays in a core's cache.
+#pragma once
+
+#include "src/spec/attention.h"
+#include "src/spec/strategy.h"
+#include "src/torch/linear/linear.h"
+
+namespace onepass::binding {
+
+// The strategies on the CPU: unfused, panels.
+std::vector<spec::prediction> strategies_of_scores_on_cpu(const spec::contraction&, const spec::linear_case&,
+                                                          bool with_values);
+
+// Of a line's part that begins with `scores` and ends before `values`: its result, the kept values, the statistics
+// where they are asked for. With values their product comes first, and the weights, if they are kept, behind the kept
+// values. None where panels bring nothing; throws where `how` names them.
+struct values_of_scores {
+  const Tensor& values;
+  bool keeps_weights;
+};
+std::optional<std::vector<Tensor>> forward_in_panels(const forward_call&, spec::strategy how,
+                                                     const std::optional<values_of_scores>&);
+
+// As backward_with_scores.
+std::optional<std::vector<Tensor>> backward_in_panels(const backward_call&, const linear_saved&,
+                                                      const spec::contraction_gradients&);
+
+// The same with values; call.gradients[0] and call.operands.back() are theirs. weights: where they were kept.
+std::optional<std::vector<Tensor>> backward_in_panels(const backward_call&, dtype of_x,
+                                                      const spec::attention_gradients&,
+                                                      const std::optional<Tensor>& weights);
+
+}  // namespace onepass::binding

@@ -1,0 +1,190 @@
+// One call of a line that begins with `scores`: batched products of queries with keys, and what stands behind them.
+#include "src/torch/attention/probabilities.h"
+
+#include "src/cuda/strategy.h"
+#include "src/torch/attention/cuda_kernels.h"
+#include "src/torch/attention/batches.h"
+#include "src/torch/attention/by_one_kernel.h"
+#include "src/torch/check.h"
+#include "src/torch/frame.h"
+#include "src/torch/matrix_product.h"
+#include "src/torch/run.h"
+#include "src/torch/attention/cpu_panels.h"
+
+namespace onepass::binding {
+namespace {
+
+Tensor scores_of(const Tensor& x, const Tensor& keys) {
+  const batches of(x, keys);
+  Tensor result = empty_product(x, keys.size(keys.dim() - 2), dtype_of(keys));
+  multiply_batches(of.rows(result), of.rows(x), transposed(of.keys(keys)));
+  return result;
+}
+
+// The call of the kernel for all of it, or why there is none.
+class one_kernel {
+ public:
+  one_kernel(const forward_call& call, const Tensor& keys) : call_(call), c_(*call.line.contraction), keys_(keys) {}
+
+  std::optional<std::vector<Tensor>> run() const {
+    return by_one_kernel(
+        call_, keys_, [&] { return why_not(); }, [&] { return launch(); });
+  }
+
+ private:
+  std::string why_not() const {
+    const device on = device_of(keys_);
+    const spec::shape x = shape_of(call_.x);
+    const std::int64_t keys = keys_.size(keys_.dim() - 2), matrices = batches(call_.x, keys_).count();
+    const auto all = cuda::predict(
+        c_.parts, {x.rows(), x.columns(), keys, dtype_of(keys_), false, matrices, key_masks()}, cuda::facts(on.index));
+    if (call_.line.line.how == spec::strategy::automatic && cuda::best(all).how != spec::strategy::resident)
+      return "another way is faster";
+    return all.back().why_not;
+  }
+
+  // As cuda::count_key_masks.
+  int key_masks() const {
+    int count = 0;
+    for (const int i : spec::first_masks(c_.parts.behind)) {
+      const Tensor& mask = call_.operands[static_cast<std::size_t>(i) + 1];
+      const int dim = static_cast<int>(mask.dim());
+      if (dtype_of(mask) != dtype::boolean) break;
+      count += dim > 0 && mask.size(dim - 1) == keys_.size(keys_.dim() - 2) && mask.stride(dim - 1) == 1 &&
+               (dim == 1 || mask.size(dim - 2) == 1 || mask.stride(dim - 2) == 0);
+    }
+    return count;
+  }
+
+  std::optional<std::vector<Tensor>> launch() const {
+    const device on = device_of(keys_);
+    const Tensor result = empty_product(call_.x, keys_.size(keys_.dim() - 2), dtype_of(keys_));
+    frame behind(c_.behind, result, "x");
+    behind.enter(result, call_.operands, 1, call_.dropout_state);
+    behind.input(result, behind.a.y);
+    std::vector<Tensor> results{result};
+    for (int k = 0; k < behind.line.line.keeps; ++k) results.push_back(behind.output(behind.a.kept[k], behind.type));
+    if (call_.save_statistics) results.push_back(behind.fresh_statistics());
+    behind.lay_out(true);
+    const cuda::request leaving = request_of(behind, false);
+    const torch::stable::accelerator::DeviceGuard guard(on.index);
+    if (launch_tiles(leaving, behind.a) || launch_by_warps(c_, leaving, behind.a, call_.x, keys_, {})) return results;
+    return {};
+  }
+
+  bool launch_tiles(const cuda::request& leaving, const arguments& behind) const {
+    return launch_attention(c_.parts, {.behind = leaving, .a_behind = behind}, call_.x, keys_, nullptr);
+  }
+
+  const forward_call& call_;
+  const prepared_contraction& c_;
+  const Tensor& keys_;
+};
+
+// Whether forward's statistics may be of scores that were not rounded as those of the product are: where one number has
+// almost all of a row's weight, they would not fit together.
+bool were_of_others(const backward_call& call, const Tensor& product) {
+  return call.line.line.how != spec::strategy::unfused && device_of(product).is_cuda() &&
+         size_of(dtype_of(product)) == 2;
+}
+Tensor statistics_again(const backward_call& call, const Tensor& product) {
+  frame behind(call.line.contraction->behind, product, "x");
+  behind.input(product, behind.a.x);
+  for (int i = 0; i < behind.line.line.operands; ++i) {
+    const auto at = static_cast<std::size_t>(i) + 1;
+    if (call.operands[at]) behind.operand(i, *call.operands[at]);
+    else behind.operand_types[i] = spec::operand_facts_of(&call.operand_types[at], 1)[0].type;
+  }
+  behind.boolean_masks = boolean_masks_of(behind);
+  behind.dropout_state(call.dropout_state);
+  Tensor statistics = behind.fresh_statistics();
+  behind.lay_out(true);
+  run_statistics(behind);
+  return statistics;
+}
+
+// The gradients of queries and keys from the result and its gradient alone, in one kernel, where it serves.
+std::optional<std::vector<Tensor>> gradients_in_one_kernel(const backward_call& call, const linear_saved& saved,
+                                                           const spec::contraction_gradients& plan) {
+  if (!call.x || !call.operands[0] || !plan.wants_input || !plan.wants_weight || !plan.kept_outputs.empty()) return {};
+  const Tensor &x = *call.x, &keys = *call.operands[0];
+  const std::optional<double> scale = spec::scale_of_softmax(call.line.contraction->behind.line);
+  if (!device_of(keys).is_cuda() || !scale || !saved.resumed_behind || saved.x != dtype_of(keys) || x.numel() == 0 ||
+      keys.numel() == 0)
+    return {};
+  const torch::stable::accelerator::DeviceGuard guard(device_of(keys).index);
+  std::vector<Tensor> results{empty_like(shape_of(x), saved.x, device_of(x)),
+                              empty_like(shape_of(keys), dtype_of(keys), device_of(keys))};
+  if (!launch_score_gradients(static_cast<float>(*scale), x, keys, *saved.resumed_behind, call.gradients[0],
+                              {results[0], results[1]}))
+    return {};
+  return results;
+}
+
+}  // namespace
+
+void check_keys(const prepared_line& line, const Tensor& x, const Tensor& keys) {
+  const auto name = [&] { return operand_name(line.line, line.line.words[0]); };
+  const int dim = static_cast<int>(x.dim());
+  ONEPASS_CHECK(dim >= 2, "onepass: 'scores' needs a tensor of at least 2 dimensions, got x of shape ", shape_text(x));
+  bool fits = keys.dim() == dim && keys.size(dim - 1) == x.size(dim - 1);
+  for (int i = fits ? own_batch_sizes(keys) - 1 : -1; i >= 0; --i) fits = fits && keys.size(i) == x.size(i);
+  ONEPASS_CHECK(fits, "onepass: ", name(), " must have shape [..., S, ", x.size(dim - 1),
+                "] with the batch sizes of x, the last of which may be 1, for x of shape ", shape_text(x), ", got ",
+                shape_text(keys));
+  ONEPASS_CHECK(dtype_of(keys) != dtype::none && dtype_of(keys) != dtype::boolean, "onepass: ", name(),
+                " must be a floating point tensor, got ", dtype_text(keys));
+  require_device(keys, device_of(x), name);
+}
+
+std::vector<Tensor> forward_with_scores(const forward_call& call) {
+  const prepared_contraction& c = *call.line.contraction;
+  check_operand_count(call.line, call.operands.size());
+  const Tensor& keys = call.operands[0];
+  check_keys(call.line, call.x, keys);
+  if (std::optional<std::vector<Tensor>> results = one_kernel(call, keys).run()) return *results;
+  if (std::optional<std::vector<Tensor>> results = forward_in_panels(call, call.line.line.how, {})) return *results;
+  const Tensor product = scores_of(call.x, keys);
+  if (c.behind.line.words.empty()) return {product};
+  const std::vector<Tensor> behind(call.operands.begin() + 1, call.operands.end());
+  return forward({product, behind, c.behind, call.dropout_state, call.save_statistics});
+}
+
+std::vector<Tensor> backward_with_scores(const backward_call& call, const linear_saved& saved) {
+  const prepared_contraction& c = *call.line.contraction;
+  check_backward(call);
+  const spec::contraction_gradients plan = spec::plan_gradients(
+      c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
+      static_cast<std::uint64_t>(call.wanted));
+  if (call.line.line.how != spec::strategy::unfused) {
+    if (std::optional<std::vector<Tensor>> results = backward_in_panels(call, saved, plan)) return *results;
+    if (std::optional<std::vector<Tensor>> results = gradients_in_one_kernel(call, saved, plan)) return *results;
+  }
+  const Tensor& keys = given(call, call.operands[0], "its keys");
+  std::optional<Tensor> product, statistics = call.statistics;
+  if (c.behind.reads.x) {
+    product = scores_of(given(call, call.x, "x"), keys);
+    if (c.behind.reads.statistics && were_of_others(call, *product)) statistics = statistics_again(call, *product);
+  }
+  const std::vector<Tensor> behind = backward_behind(call, {saved.x, product, saved.resumed_behind}, plan, statistics);
+  std::vector<Tensor> results;
+  if (plan.wants_input || plan.wants_weight) {
+    const int from = plan.behind.inputs[0];
+    const Tensor& gradient = from < 0 ? call.gradients[0] : behind[static_cast<std::size_t>(from)];
+    const batches of(gradient, keys);
+    const Tensor rows = of.rows(gradient);
+    if (plan.wants_input) {
+      const Tensor dx = empty_product(gradient, keys.size(keys.dim() - 1), dtype_of(keys));
+      multiply_batches(of.rows(dx), rows, of.keys(keys));
+      results.push_back(in_dtype(dx, saved.x));
+    }
+    if (plan.wants_weight) {
+      results.push_back(empty_like(shape_of(keys), dtype_of(keys), device_of(keys)));
+      multiply_batches(of.keys(results.back()), transposed(rows), of.rows(given(call, call.x, "x")));
+    }
+  }
+  for (const int output : plan.kept_outputs) results.push_back(behind[static_cast<std::size_t>(output)]);
+  return results;
+}
+
+}  // namespace onepass::binding

@@ -1,0 +1,249 @@
+// One call of a line with `linear`: what stands before it, the matrix product, what stands behind it.
+#include "src/torch/linear/linear.h"
+
+#include <algorithm>
+
+#include "src/torch/attention/attention.h"
+#include "src/torch/check.h"
+#include "src/torch/linear/small_n.h"
+#include "src/torch/frame.h"
+#include "src/torch/matrix_product.h"
+#include "src/torch/linear/norm_backward.h"
+#include "src/torch/linear/cpu_panels.h"
+#include "src/torch/linear/one_kernel.h"
+#include "src/torch/attention/probabilities.h"
+
+namespace onepass::binding {
+void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weight) {
+  const spec::word& word = line.line.words[static_cast<std::size_t>(line.line.linear)];
+  const auto name = [&] { return operand_name(line.line, word); };
+  ONEPASS_CHECK(x.dim() > 0, "onepass: 'linear' needs a tensor of at least 1 dimension, got x of shape ",
+                shape_text(x));
+  const std::int64_t columns = x.size(x.dim() - 1);
+  ONEPASS_CHECK(weight.dim() == 2 && weight.size(1) == columns, "onepass: ", name(), " must have shape [N, ", columns,
+                "] for x of shape ", shape_text(x), ", got ", shape_text(weight));
+  ONEPASS_CHECK(dtype_of(weight) != dtype::none && dtype_of(weight) != dtype::boolean, "onepass: ", name(),
+                " must be a floating point tensor, got ", dtype_text(weight));
+  require_device(weight, device_of(x), name);
+}
+
+namespace {
+
+using optional_tensor = std::optional<Tensor>;
+
+bool is_bias(const spec::line& behind) {
+  return behind.words.size() == 1 && std::string_view(behind.words[0].about->name) == "bias";
+}
+
+// Whether all that stands behind `linear` is a bias that the product itself can add.
+bool adds_bias_only(const spec::line& behind, const std::vector<Tensor>& operands, const Tensor& weight) {
+  if (!is_bias(behind)) return false;
+  const Tensor& bias = operands.back();
+  return bias.dim() == 1 && bias.size(0) == weight.size(0) && device_of(bias) == device_of(weight);
+}
+
+// What makes what `linear` took: x or the kept value, and the operands of c.again.
+const optional_tensor& source_again(const backward_call& call, const prepared_contraction& c) {
+  return c.before.reads.kept >= 0 ? call.resumed : call.x;
+}
+std::vector<Tensor> operands_again(const backward_call& call, const prepared_contraction& c) {
+  given(call, source_again(call, c), c.before.reads.kept >= 0 ? "a kept value" : "x");
+  return given_operands(call, c.parts.weight - c.again.line.operands, c.parts.weight);
+}
+Tensor input_again(const backward_call& call, const prepared_contraction& c) {
+  const std::vector<Tensor> operands = operands_again(call, c);
+  const Tensor& source = *source_again(call, c);
+  if (c.again.line.words.empty()) return source;
+  return forward({source, operands, c.again, call.dropout_state, false}).front();
+}
+
+// How the gradients of what stands before `linear` and of its matrix are computed.
+struct way_back {
+  bool passes_before;  // there is a backward pass of what stands before
+  bool from_result;    // which starts from what `linear` read
+  bool leaves_input;   // which leaves that, for the matrix's gradient
+  std::int64_t panel;  // rows of a panel, or 0
+  bool weight_by_panels;
+};
+way_back choose_way(const backward_call& call, const spec::contraction_gradients& plan, const Tensor& w) {
+  const prepared_contraction& c = *call.line.contraction;
+  way_back way{};
+  way.passes_before = plan.wants_input && !plan.before.outputs.empty();
+  way.from_result = way.passes_before && c.before.reads.result;
+  const optional_tensor& source = source_again(call, c);
+  if (way.passes_before && !plan.gives_input && !way.from_result && source)
+    way.panel = backward_panel_rows(c.parts, call.line.line.how, *source, w);
+  way.weight_by_panels = way.panel && plan.wants_weight && sums_in_panels(*source, w) && !c.again.line.words.empty();
+  // On the CPU a backward pass that keeps a value leaves none.
+  const bool can_leave = !way.panel && (device_of(w).is_cuda() || c.before.line.keeps == 0);
+  way.leaves_input = way.passes_before && plan.wants_weight && !way.from_result && can_leave;
+  return way;
+}
+
+// Through what stands before `linear`, from the gradient of the product's rows. `input`: what `linear` read, where it
+// is made already, or left by the pass. weight_gradient is filled in where panels give it.
+std::vector<Tensor> backward_before(const backward_call& call, const spec::contraction_gradients& plan,
+                                    const way_back& way, const Tensor& rows_gradient, const Tensor& input_gradient,
+                                    const Tensor& w, optional_tensor& input, optional_tensor& weight_gradient) {
+  const prepared_contraction& c = *call.line.contraction;
+  std::vector<Tensor> given = part_of(call.gradients, 1, 1 + c.before.line.keeps);
+  given.insert(given.begin(), input_gradient);
+  const std::vector<optional_tensor> operands = part_of(call.operands, 0, c.parts.weight);
+  const std::vector<std::int64_t> types = part_of(call.operand_types, 0, c.parts.weight);
+  const backward_call before{given,
+                             call.x,
+                             operands,
+                             way.from_result ? input : call.resumed,
+                             call.statistics,
+                             call.dropout_state,
+                             c.before,
+                             types,
+                             static_cast<std::int64_t>(plan.wants_before),
+                             way.leaves_input,
+                             !plan.gives_input};
+  if (way.weight_by_panels) {
+    weight_gradient = empty_like(shape_of(w), dtype_of(w), device_of(w));
+    const std::vector<Tensor> again = operands_again(call, c);
+    return backward_in_panels(
+        before, way.panel, rows_gradient, w,
+        {{{*source_again(call, c), again, c.again, call.dropout_state, false}, *weight_gradient}});
+  }
+  if (way.panel) return backward_in_panels(before, way.panel, rows_gradient, w, {});
+  std::vector<Tensor> results = backward(before);
+  if (way.leaves_input) input = results.back(), results.pop_back();
+  return results;
+}
+
+}  // namespace
+
+std::vector<Tensor> backward_behind(const backward_call& call, const linear_saved& saved,
+                                    const spec::contraction_gradients& plan, const optional_tensor& statistics,
+                                    const backward_runner& runner, bool gives_shared) {
+  if (plan.behind.outputs.empty()) return {};
+  const prepared_contraction& c = *call.line.contraction;
+  const spec::line& line = call.line.line;
+  const int keeps_before = c.before.line.keeps, first = c.parts.weight + 1;
+  std::vector<Tensor> given = part_of(call.gradients, 1 + keeps_before, 1 + line.keeps);
+  given.insert(given.begin(), call.gradients[0]);
+  const auto& shared = plan.kept_outputs;
+  const bool stores = gives_shared && std::find(shared.begin(), shared.end(), plan.behind.inputs[0]) != shared.end();
+  return backward({given, saved.product, part_of(call.operands, first, line.operands), saved.resumed_behind, statistics,
+                   call.dropout_state, c.behind, part_of(call.operand_types, first, line.operands),
+                   static_cast<std::int64_t>(plan.wants_behind), false, false, runner && !stores},
+                  runner);
+}
+
+std::vector<Tensor> forward_with_linear(const forward_call& call) {
+  const prepared_contraction& c = *call.line.contraction;
+  check_operand_count(call.line, call.operands.size());
+  const int weight = c.parts.weight, operands = call.line.line.operands;
+  const Tensor& w = call.operands[static_cast<std::size_t>(weight)];
+  check_weight(call.line, call.x, w);
+  const bool dots = takes_dots(call, w);
+  if (!dots) {
+    if (const std::optional<std::vector<Tensor>> results = forward_in_one_kernel(call)) return *results;
+  }
+  const bool adds_bias = !dots && adds_bias_only(c.behind.line, call.operands, w);
+  const optional_tensor bias = adds_bias ? in_dtype(call.operands.back(), dtype_of(w)) : optional_tensor();
+  const bool saves = call.save_statistics && c.before.reads.statistics;
+  const std::vector<Tensor> operands_before = part_of(call.operands, 0, weight);
+  const forward_call before{call.x, operands_before, c.before, call.dropout_state, saves};
+  std::vector<Tensor> kept, results, statistics;
+  std::optional<Tensor> product;
+  if (dots) {
+    product = empty_product(call.x, w.size(0), dtype_of(w));
+    kept = forward_in_dots(call, saves, w, *product);
+  } else if (takes_panels(call.line.line.how, call.x, w)) {
+    linear_results made = forward_in_panels(call, before);
+    kept = std::move(made.kept), results = std::move(made.results), product = made.product;
+  } else {
+    Tensor input = call.x;
+    if (!c.before.line.words.empty()) {
+      kept = forward(before);
+      input = kept.front();
+      kept.erase(kept.begin());
+    }
+    product = matrix_product(as_matrix(in_dtype(input, dtype_of(w)), w.size(1)), transposed(w), call.x,
+                             bias ? &*bias : nullptr);
+  }
+  if (saves) statistics.push_back(kept.back()), kept.pop_back();
+  if (results.empty()) {
+    if (c.behind.line.words.empty() || adds_bias) results = {*product};
+    else
+      results = forward({*product, part_of(call.operands, weight + 1, operands), c.behind, call.dropout_state, false});
+  }
+  results.insert(results.begin() + 1, kept.begin(), kept.end());
+  if (call.save_statistics && call.line.reads.product) results.push_back(*product);
+  results.insert(results.end(), statistics.begin(), statistics.end());
+  return results;
+}
+
+std::vector<Tensor> backward_with_linear(const backward_call& call, const linear_saved& saved) {
+  const prepared_contraction& c = *call.line.contraction;
+  check_backward(call);
+  const Tensor& dy = call.gradients[0];
+  const spec::contraction_gradients plan = spec::plan_gradients(
+      c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
+      static_cast<std::uint64_t>(call.wanted));
+  if (const auto all = backward_in_dots(call, saved, plan)) return *all;
+  const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
+  optional_tensor rows_of_dy;
+  if (w && plan.wants_weight && is_bias(c.behind.line) && !plan.kept_outputs.empty()) {
+    rows_of_dy = as_matrix(dy, w->size(0));
+    const dtype bias = plan.behind.outputs[0].type;  // whose gradient the one pass has beside
+    if (const auto narrow = backward_narrow(call, plan, *rows_of_dy, *w, bias)) return *narrow;
+  }
+  const std::vector<Tensor> behind = backward_behind(call, saved, plan, std::nullopt);
+  std::vector<Tensor> results;
+  const auto with_kept = [&] {
+    for (const int output : plan.kept_outputs) results.push_back(behind[static_cast<std::size_t>(output)]);
+    return results;
+  };
+  if (!plan.wants_input && !plan.wants_weight) return with_kept();
+
+  given_operand(call, c.parts.weight);
+  const int from = plan.behind.inputs[0];
+  const Tensor rows_gradient =
+      rows_of_dy ? *rows_of_dy : as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
+  if (!rows_of_dy) {
+    if (const auto narrow = backward_narrow(call, plan, rows_gradient, *w, dtype::none)) {
+      results = *narrow;
+      return with_kept();
+    }
+  }
+  const way_back way = choose_way(call, plan, *w);
+  optional_tensor input, weight_gradient;
+  if (way.from_result || (plan.wants_weight && !way.leaves_input && !way.weight_by_panels))
+    input = input_again(call, c);
+  if (plan.wants_input) {
+    const Tensor input_gradient =
+        way.panel ? *source_again(call, c) : in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
+    if (plan.gives_input) results.push_back(input_gradient);
+    if (way.passes_before) {
+      const std::vector<Tensor> before =
+          backward_before(call, plan, way, rows_gradient, input_gradient, *w, input, weight_gradient);
+      results.insert(results.end(), before.begin(), before.end());
+    }
+  }
+  if (plan.wants_weight && !weight_gradient) {
+    const Tensor of_product = as_matrix(in_dtype(*input, dtype_of(*w)), w->size(1));
+    weight_gradient = matrix_product(transposed(rows_gradient), of_product, *w);
+  }
+  if (weight_gradient) results.push_back(*weight_gradient);
+  return with_kept();
+}
+
+std::vector<Tensor> forward_of_contraction(const forward_call& call) {
+  const prepared_line& line = call.line;
+  if (line.attention) return forward_with_attention(call);
+  if (!line.line.scores()) return forward_with_linear(call);
+  return forward_with_scores(
+      {call.x, call.operands, line, call.dropout_state, call.save_statistics && line.reads.statistics});
+}
+
+std::vector<Tensor> backward_of_contraction(const backward_call& call, const linear_saved& saved) {
+  if (call.line.attention) return backward_with_attention(call, saved);
+  return call.line.line.scores() ? backward_with_scores(call, saved) : backward_with_linear(call, saved);
+}
+
+}  // namespace onepass::binding

@@ -1,0 +1,217 @@
+// A line with `linear` in one kernel on CUDA (src/cuda/linear/gemm_sm90.h, streamed_linear.h, resident_linear.h,
+// few_features.h).
+#include "src/torch/linear/one_kernel.h"
+
+#include <torch/csrc/stable/accelerator.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "src/cuda/linear/small_n.h"
+#include "src/cuda/linear/gemm_sm90.h"
+#include "src/cuda/linear/small_k.h"
+#include "src/cuda/strategy.h"
+#include "src/cuda/linear/small_m.h"
+#include "src/torch/check.h"
+#include "src/torch/linear/small_n.h"
+#include "src/torch/linear/folded_matrix.h"
+#include "src/torch/frame.h"
+#include "src/torch/matrix_product.h"
+#include "src/torch/run.h"
+
+namespace onepass::binding {
+namespace {
+
+// The kernel's way to take the call, or why there is none.
+struct chosen {
+  spec::strategy how = spec::strategy::unfused;
+  std::string why_not;
+};
+chosen choose(const forward_call& call, const Tensor& w) {
+  const device on = device_of(call.x);
+  const dtype type = dtype_of(w);
+  if (!on.is_cuda()) return {.why_not = "its kernel is for CUDA"};
+  if (dtype_of(call.x) != type) return {.why_not = "x and the matrix must have one dtype"};
+  if (call.x.numel() == 0 || w.size(0) == 0) return {.why_not = "there is nothing to compute"};
+  const spec::shape shape = shape_of(call.x);
+  const std::vector<spec::prediction> all =
+      cuda::predict(call.line.contraction->parts,
+                    {shape.rows(), shape.columns(), w.size(0), type, call.save_statistics && call.line.reads.product},
+                    cuda::facts(on.index));
+  const spec::strategy named = call.line.line.how;
+  if (named == spec::strategy::automatic) return {cuda::best(all).how, ""};
+  const std::string& why_not = all[static_cast<std::size_t>(named) - 1].why_not;
+  return {why_not.empty() ? named : spec::strategy::unfused, why_not};
+}
+
+// Where the line names a strategy, why it cannot be.
+std::nullopt_t refuse(const forward_call& call, const std::string& why) {
+  const spec::strategy how = call.line.line.how;
+  ONEPASS_CHECK(how == spec::strategy::automatic, "onepass: 'linear(",
+                std::string(spec::kStrategies[static_cast<std::size_t>(how)]), ")' cannot take this call: ", why);
+  return std::nullopt;
+}
+
+bool begins_at_16_bytes(const frame& f) {
+  return std::all_of(f.a.operand, f.a.operand + f.line.line.operands,
+                     [](const view& v) { return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0; });
+}
+
+// A call on its way to the kernel: what the words before `linear` take and leave, and those behind it.
+class one_kernel_call {
+ public:
+  one_kernel_call(const forward_call& call, const Tensor& w, spec::strategy how)
+      : call_(call),
+        w_(w),
+        c_(*call.line.contraction),
+        on_(device_of(call.x)),
+        type_(dtype_of(w)),
+        how_(how),
+        by_warps_(how == spec::strategy::streamed || how == spec::strategy::resident),
+        from_(how == spec::strategy::deferred ? cuda::input_of::deferred
+              : c_.before.line.words.empty()  ? cuda::input_of::x
+                                              : cuda::input_of::made),
+        needs_statistics_(cuda::needs_statistics(from_, w.size(0))),
+        saves_product_(call.save_statistics && call.line.reads.product),
+        saves_statistics_(call.save_statistics && c_.before.reads.statistics),
+        input_(dots() ? call.x : as_matrix(call.x, w.size(1))),
+        result_(make_result()) {
+    if (by_warps_ || dots() || from_ != cuda::input_of::x) enter_before();
+    enter_behind();
+  }
+
+  // Empty where addresses or strides do not suit the kernel.
+  std::optional<std::vector<Tensor>> run() { return dots() ? run_dots() : by_warps_ ? run_by_warps() : run_tiled(); }
+
+ private:
+  bool dots() const { return how_ == spec::strategy::dots; }
+  std::optional<std::vector<Tensor>> run_dots() {
+    const cuda::request before = request_of(*before_, false), behind = request_of(*behind_, false);
+    const cuda::few_features_call of{before, before_->a, behind, behind_->a};
+    const cuda::device_facts& chip = cuda::facts(on_.index);
+    if (!cuda::why_not_few_features(before, before_->a, chip).empty()) return {};
+    const torch::stable::accelerator::DeviceGuard guard(on_.index);
+    cuda::launch(of, cuda::plan_few_features(of, chip), on_.index, current_stream(on_.index));
+    return results();
+  }
+  std::optional<std::vector<Tensor>> run_by_warps() {
+    const cuda::request before = request_of(*before_, false), behind = request_of(*behind_, false);
+    const cuda::warp_linear_call of{.before = before,
+                                    .a_before = before_->a,
+                                    .behind = behind,
+                                    .a_behind = behind_->a,
+                                    .matrix = w_.data_ptr(),
+                                    .matrix_stride = w_.stride(0),
+                                    .depth = w_.size(1)};
+    if (w_.stride(1) != 1 || !cuda::fits(of)) return {};
+    const torch::stable::accelerator::DeviceGuard guard(on_.index);
+    const auto launch = how_ == spec::strategy::streamed ? cuda::launch_streamed : cuda::launch_resident;
+    launch(of, on_.index, current_stream(on_.index));
+    return results();
+  }
+  std::optional<std::vector<Tensor>> run_tiled() {
+    const cuda::request before = before_ ? request_of(*before_, false) : cuda::request();
+    const cuda::request behind = request_of(*behind_, false);
+    const bool defers = from_ == cuda::input_of::deferred;
+    const arguments none{};
+    cuda::linear_call of{.before = before,
+                         .a_before = before_ ? before_->a : none,
+                         .behind = behind,
+                         .a_behind = behind_->a,
+                         .from = from_,
+                         .input = input_.data_ptr(),
+                         .input_stride = input_.stride(0),
+                         .matrix = w_.data_ptr(),
+                         .matrix_stride = w_.stride(0),
+                         .depth = w_.size(1),
+                         .ready = nullptr,
+                         .sums = nullptr,
+                         .offsets = nullptr};
+    if (w_.stride(1) != 1 || input_.stride(1) != 1 || !cuda::fits(of) || (defers && !begins_at_16_bytes(*before_)))
+      return {};
+    const torch::stable::accelerator::DeviceGuard guard(on_.index);
+    void* stream = current_stream(on_.index);
+    std::optional<Tensor> ready;
+    if (from_ == cuda::input_of::made) {
+      const std::int64_t panels[1] = {(of.a_behind.rows + cuda::kReadyRows - 1) / cuda::kReadyRows};
+      ready = empty(panels, 1, dtype::f32, on_);
+      torch::stable::zero_(*ready);
+      of.ready = static_cast<unsigned*>(ready->data_ptr());
+    }
+    std::optional<folded_matrix> folded;
+    if (defers) {
+      if (needs_statistics_) run_statistics(*before_);
+      folded = fold_norm(c_.parts.norm, *before_, w_, std::nullopt, stream);
+      of.matrix = folded->matrix.data_ptr(), of.matrix_stride = of.depth;
+      of.sums = static_cast<const float*>(folded->sums.data_ptr());
+      of.offsets = of.sums + folded->sums.size(1);
+    }
+    cuda::launch(of, on_.index, stream);
+    return results();
+  }
+
+  Tensor make_result() const {
+    const spec::shape shape = shape_of(call_.x);
+    std::vector<std::int64_t> sizes(shape.sizes, shape.sizes + shape.dim);
+    sizes.back() = w_.size(0);
+    return empty(sizes.data(), shape.dim, type_, on_);
+  }
+  void enter_before() {
+    frame& f = before_.emplace(dots() ? line_with_features(call_, w_) : c_.before, call_.x, "x");
+    if (dots()) operands_ = operands_with_features(call_, w_);
+    f.enter(call_.x, dots() ? operands_ : call_.operands, 0, call_.dropout_state);
+    if (from_ == cuda::input_of::made && !by_warps_ && !dots()) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
+    keep(f, kept_);
+    if (saves_statistics_ || needs_statistics_) statistics_ = f.fresh_statistics();
+    f.lay_out(true);
+  }
+  void enter_behind() {
+    frame& f = behind_.emplace(saves_product_ ? c_.behind_keeping : c_.behind, result_, "x");
+    f.enter(result_, call_.operands, c_.parts.weight + 1, call_.dropout_state);
+    f.input(result_, f.a.y);
+    keep(f, kept_behind_);
+    f.lay_out(true);
+  }
+  static void keep(frame& f, std::vector<Tensor>& kept) {
+    kept.reserve(static_cast<std::size_t>(f.line.line.keeps));
+    for (int k = 0; k < f.line.line.keeps; ++k) kept.push_back(f.output(f.a.kept[k], f.type));
+  }
+  std::vector<Tensor> results() const {
+    std::vector<Tensor> all{result_};
+    all.insert(all.end(), kept_.begin(), kept_.end());
+    all.insert(all.end(), kept_behind_.begin() + saves_product_, kept_behind_.end());
+    if (saves_product_) all.push_back(kept_behind_.front());
+    if (saves_statistics_) all.push_back(*statistics_);
+    return all;
+  }
+
+  const forward_call& call_;
+  const Tensor& w_;
+  const prepared_contraction& c_;
+  const device on_;
+  const dtype type_;
+  const spec::strategy how_;
+  const bool by_warps_;
+  const cuda::input_of from_;  // where tiles are multiplied
+  const bool needs_statistics_, saves_product_, saves_statistics_;
+  Tensor input_, result_;
+  std::optional<frame> before_, behind_;
+  std::vector<Tensor> operands_, kept_, kept_behind_;
+  std::optional<Tensor> statistics_;
+};
+
+}  // namespace
+
+std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& call) {
+  const spec::strategy named = call.line.line.how;
+  if (named == spec::strategy::unfused || named == spec::strategy::panels) return {};
+  const Tensor& w = call.operands[static_cast<std::size_t>(call.line.contraction->parts.weight)];
+  const chosen way = choose(call, w);
+  if (way.how == spec::strategy::unfused) return refuse(call, way.why_not);
+  std::optional<std::vector<Tensor>> results = one_kernel_call(call, w, way.how).run();
+  const bool dots = way.how == spec::strategy::dots;
+  if (!results) return refuse(call, dots ? "its rows are too long" : "rows must begin at multiples of 16 bytes");
+  return results;
+}
+
+}  // namespace onepass::binding

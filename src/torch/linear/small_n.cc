@@ -1,0 +1,267 @@
+// A line with `linear` of few features by one kernel: its rows end in dot products with the matrix's rows, and backward
+// begins at their gradients.
+#include "src/torch/linear/small_n.h"
+
+#include <torch/csrc/stable/accelerator.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "src/compiler.h"
+#include "src/cuda/linear/small_n.h"
+#include "src/torch/check.h"
+#include "src/torch/frame.h"
+#include "src/torch/matrix_product.h"
+#include "src/torch/linear/norm_backward.h"
+#include "src/torch/run.h"
+
+namespace onepass::binding {
+
+bool has_kernels(const prepared_line& line, std::uint64_t boolean_masks) {
+  try {
+    line.cpu(boolean_masks);
+    return true;
+  } catch (const cannot_compile&) {
+    return false;
+  }
+}
+
+Tensor row_of(const Tensor& matrix, std::int64_t row) {
+  return view_of(matrix, {matrix.size(1)}, {matrix.stride(1)}, row * matrix.stride(0));
+}
+
+view rows_at(const Tensor& dense, std::int64_t features, const arguments& a) {
+  view rows{dense.data_ptr(), {}, dtype_of(dense), 1};
+  std::int64_t stride = features;
+  for (int d = kMaxDims - 1; d >= 0; --d) rows.stride[d] = stride, stride *= a.size[d];
+  return rows;
+}
+
+namespace {
+
+using optional_tensor = std::optional<Tensor>;
+
+std::uint64_t boolean_masks_of(const std::vector<std::int64_t>& types, int count) {
+  std::uint64_t boolean = 0;
+  for (int i = 0; i < count; ++i)
+    boolean |= std::uint64_t{static_cast<dtype>(types[static_cast<std::size_t>(i)] % kBroadcast) == dtype::boolean}
+               << i;
+  return boolean;
+}
+
+// One call of backward: the line that ends with features, and what it is called with.
+struct feature_gradients {
+  feature_gradients(const backward_call& call, const spec::contraction_gradients& plan)
+      : c(*call.line.contraction),
+        w(*call.operands[static_cast<std::size_t>(c.parts.weight)]),
+        features(w.size(0)),
+        line(c.with_features(static_cast<int>(features))),
+        source(c.before.reads.kept >= 0 ? call.resumed : call.x),
+        operands(call.operands.begin(), call.operands.begin() + c.parts.weight),
+        types(call.operand_types.begin(), call.operand_types.begin() + c.parts.weight),
+        wanted(plan.wants_before) {
+    for (std::int64_t j = 0; j < features; ++j) {
+      operands.emplace_back(row_of(w, j));
+      types.push_back(static_cast<std::int64_t>(dtype_of(w)));
+      if (plan.wants_weight) wanted |= std::uint64_t{2} << (c.parts.weight + j);
+    }
+    for (int k = 0; k < c.before.line.keeps; ++k) kept.push_back(call.gradients[static_cast<std::size_t>(k) + 1]);
+    if (plan.wants_weight) matrix_gradient = empty_like(shape_of(w), dtype_of(w), device_of(w));
+  }
+
+  // Through the words before `linear`; the runner knows the gradients of the features.
+  std::vector<Tensor> run(const backward_call& call, const backward_runner& runner) const {
+    std::vector<Tensor> given = kept;
+    given.insert(given.begin(), *source);  // for its shape
+    return backward({.gradients = given,
+                     .x = call.x,
+                     .operands = operands,
+                     .resumed = call.resumed,
+                     .statistics = call.statistics,
+                     .dropout_state = call.dropout_state,
+                     .line = line,
+                     .operand_types = types,
+                     .wanted = static_cast<std::int64_t>(wanted),
+                     .feature_gradients = matrix_gradient ? &*matrix_gradient : nullptr},
+                    runner);
+  }
+
+  const prepared_contraction& c;
+  const Tensor& w;
+  const std::int64_t features;
+  const prepared_line& line;
+  const optional_tensor& source;  // x, or the kept value in its place
+  std::vector<optional_tensor> operands;
+  std::vector<std::int64_t> types;
+  std::uint64_t wanted;
+  std::vector<Tensor> kept;
+  optional_tensor matrix_gradient;
+};
+
+bool serves(const backward_call& call, const linear_saved& saved, const spec::contraction_gradients& plan) {
+  const prepared_contraction& c = *call.line.contraction;
+  const spec::strategy how = call.line.line.how;
+  if (how != spec::strategy::automatic && how != spec::strategy::dots) return false;
+  const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
+  const optional_tensor& source = c.before.reads.kept >= 0 ? call.resumed : call.x;
+  if (!w || !source || source->numel() == 0 || w->size(0) == 0 || !spec::why_not_dots(c.parts, w->size(0)).empty())
+    return false;
+  if (takes_narrow(call, plan, *w)) return false;
+  if (dtype_of(*w) != saved.x || c.before.reads.result || !(plan.wants_input || plan.wants_weight)) return false;
+  const prepared_line& line = c.with_features(static_cast<int>(w->size(0)));
+  if ((line.reads.x && !call.x) || (line.reads.statistics && !call.statistics)) return false;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(c.parts.weight); ++i)
+    if (line.reads.operands[i] && !call.operands[i]) return false;
+  return device_of(*w).is_cuda() || has_kernels(line, boolean_masks_of(call.operand_types, c.parts.weight));
+}
+
+// The whole line's gradients, of those of its two parts.
+std::vector<Tensor> gathered(const spec::contraction_gradients& plan, const feature_gradients& of,
+                             const std::vector<Tensor>& before, const std::vector<Tensor>& behind, dtype x,
+                             const std::vector<spec::operand_facts>& facts) {
+  const spec::gradients own = spec::plan_gradients(of.line.line, x, facts, of.wanted);
+  std::vector<optional_tensor> all(plan.all.outputs.size());
+  const auto weight = static_cast<std::size_t>(of.c.parts.weight);
+  for (std::size_t i = 0; i <= weight; ++i)
+    if (plan.all.inputs[i] >= 0)
+      all[static_cast<std::size_t>(plan.all.inputs[i])] = before[static_cast<std::size_t>(own.inputs[i])];
+  if (of.matrix_gradient) all[static_cast<std::size_t>(plan.all.inputs[weight + 1])] = of.matrix_gradient;
+  std::size_t at = all.size() - plan.kept_outputs.size();
+  for (const int output : plan.kept_outputs) all[at++] = behind[static_cast<std::size_t>(output)];
+  std::vector<Tensor> results;
+  results.reserve(all.size());
+  for (const optional_tensor& t : all) results.push_back(*t);
+  return results;
+}
+
+// A frame's column sums on CUDA: memory for their parts, or straight to the gradients where there is but one.
+class column_parts {
+ public:
+  column_parts(frame& f, const spec::gradients& plan, const std::vector<view>& outputs, std::int64_t parts)
+      : f_(f), outputs_(outputs), parts_(parts) {
+    if (outputs.empty()) return;
+    if (parts == 1) {
+      auto output = outputs.begin();
+      for (int i = 0; i < kMaxOperands; ++i)
+        if ((plan.wants_column >> i & 1) != 0) f.a.operand_gradient[i] = *output++;
+      return;
+    }
+    const std::int64_t sizes[3] = {static_cast<std::int64_t>(outputs.size()), parts, f.a.columns};
+    f.a.parts = parts;
+    f.a.column_partial = memory_.emplace(empty(sizes, 3, f.arithmetic(), f.on)).data_ptr();
+  }
+  void add_to(std::vector<cuda::column_sum>& sums) const {
+    if (!memory_) return;
+    const auto own = cuda::sums_of(f_.a, f_.arithmetic(), parts_, static_cast<int>(outputs_.size()), outputs_.data());
+    sums.insert(sums.end(), own.begin(), own.end());
+  }
+
+ private:
+  frame& f_;
+  const std::vector<view>& outputs_;
+  const std::int64_t parts_;
+  optional_tensor memory_;
+};
+
+// A part of the line in backward: its tensors, what it is asked for, and where column gradients go.
+struct part_backward {
+  frame& f;
+  const spec::gradients& plan;
+  const std::vector<view>& columns;
+};
+// False, and nothing done, where a block has no room for a row.
+bool run_on_cuda(const part_backward& before, const part_backward& behind) {
+  const device on = before.f.on;
+  const torch::stable::accelerator::DeviceGuard guard(on.index);
+  void* stream = current_stream(on.index);
+  before.f.a.y = {};
+  const cuda::request r_before = request_of(before.f, before.plan), r_behind = request_of(behind.f, behind.plan);
+  if (!cuda::why_not_few_features(r_before, before.f.a, cuda::facts(on.index)).empty()) return false;
+  const cuda::few_features_call call{r_before, before.f.a, r_behind, behind.f.a};
+  cuda::few_features_plan plan = cuda::plan_few_features(call, cuda::facts(on.index));
+  const std::int64_t parts = plan.rows.grid_x;
+  plan.rows.with.one_part = plan.behind.one_part = parts == 1;
+  const column_parts sums_before(before.f, before.plan, before.columns, parts),
+      sums_behind(behind.f, behind.plan, behind.columns, parts);
+  cuda::launch(call, plan, on.index, stream);
+  std::vector<cuda::column_sum> sums;
+  sums_before.add_to(sums), sums_behind.add_to(sums);
+  cuda::reduce_columns(sums, before.f.arithmetic(), on.index, stream);
+  return true;
+}
+
+}  // namespace
+
+const prepared_line& line_with_features(const forward_call& call, const Tensor& w) {
+  return call.line.contraction->with_features(static_cast<int>(w.size(0)));
+}
+
+std::vector<Tensor> operands_with_features(const forward_call& call, const Tensor& w) {
+  std::vector<Tensor> operands = part_of(call.operands, 0, call.line.contraction->parts.weight);
+  for (std::int64_t j = 0; j < w.size(0); ++j) operands.push_back(row_of(w, j));
+  return operands;
+}
+
+bool takes_dots(const forward_call& call, const Tensor& w) {
+  const spec::strategy how = call.line.line.how;
+  if (device_of(w).is_cuda() || (how != spec::strategy::automatic && how != spec::strategy::dots)) return false;
+  std::string why_not = spec::why_not_dots(call.line.contraction->parts, w.size(0));
+  if (dtype_of(call.x) != dtype_of(w)) why_not = "x and the matrix must have one dtype";
+  else if (call.x.numel() == 0 || w.size(0) == 0) why_not = "there is nothing to compute";
+  if (why_not.empty()) {
+    std::vector<std::int64_t> types;
+    for (const Tensor& t : call.operands) types.push_back(static_cast<std::int64_t>(dtype_of(t)));
+    const std::uint64_t masks = boolean_masks_of(types, call.line.contraction->parts.weight);
+    if (!has_kernels(line_with_features(call, w), masks)) why_not = "it is compiled at first use, by a C++ compiler";
+  }
+  ONEPASS_CHECK(why_not.empty() || how == spec::strategy::automatic,
+                "onepass: 'linear(dots)' cannot take this call: ", why_not);
+  return why_not.empty();
+}
+
+std::vector<Tensor> forward_in_dots(const forward_call& call, bool save_statistics, const Tensor& w,
+                                    const Tensor& product) {
+  const std::vector<Tensor> operands = operands_with_features(call, w);
+  return forward({call.x, operands, line_with_features(call, w), call.dropout_state, save_statistics}, [&](frame& f) {
+    f.a.y = rows_at(product, w.size(0), f.a);
+    run_forward(f);
+  });
+}
+
+std::optional<std::vector<Tensor>> backward_in_dots(const backward_call& call, const linear_saved& saved,
+                                                    const spec::contraction_gradients& plan) {
+  if (!serves(call, saved, plan)) return {};
+  const feature_gradients of(call, plan);
+  const auto facts = spec::operand_facts_of(of.types.data(), of.types.size());
+  std::vector<Tensor> before, behind;
+  const Tensor& dy = call.gradients[0];
+  if (!device_of(of.w).is_cuda()) {
+    behind = backward_behind(call, saved, plan, std::nullopt);
+    const int from = plan.behind.inputs[0];
+    const Tensor gradient = torch::stable::contiguous(from < 0 ? dy : behind[static_cast<std::size_t>(from)]);
+    before = of.run(call, [&](frame& f, const spec::gradients& own, const std::vector<view>& columns) {
+      f.a.y = rows_at(gradient, of.features, f.a);
+      run_backward(f, own, columns);
+    });
+    return gathered(plan, of, before, behind, saved.x, facts);
+  }
+  bool served = false;
+  const auto both = [&](frame& f_behind, const spec::gradients& plan_behind, const std::vector<view>& to_behind) {
+    before = of.run(call, [&](frame& f, const spec::gradients& own, const std::vector<view>& to) {
+      served = run_on_cuda({f, own, to}, {f_behind, plan_behind, to_behind});
+    });
+  };
+  if (plan.behind.outputs.empty()) {  // the result's gradient is the features'
+    static const prepared_line no_words{spec::line{}};
+    frame f(no_words, dy, "the gradient");
+    f.input(dy, f.a.y);
+    f.lay_out(true);
+    both(f, {}, {});
+  } else {
+    behind = backward_behind(call, saved, plan, std::nullopt, both, true);
+  }
+  if (!served) return {};
+  return gathered(plan, of, before, behind, saved.x, facts);
+}
+
+}  // namespace onepass::binding

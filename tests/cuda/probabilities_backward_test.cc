@@ -1,0 +1,123 @@
+// Backward of lines with `scores` and softmax in one kernel: it compiles, and fits the chip.
+#include "src/cuda/attention/probabilities_backward.h"
+
+#include <gtest/gtest.h>
+
+#include "src/cuda/row/configuration.h"
+#include "tests/cuda/config_names.h"
+#include "tests/cuda/nvrtc_fixture.h"
+
+namespace onepass::cuda {
+namespace {
+
+struct sizes {
+  int64 group, rows, depth, keys;
+};
+
+score_gradients_call imagined(sizes of, dtype type) {
+  const auto rows_of = [&](int64 group, int64 rows, int64 numbers) {
+    const int64 matrix = rows * numbers;
+    return batched_rows{nullptr, 2, 3, group, rows, numbers, 3 * group * matrix, group * matrix, matrix, numbers};
+  };
+  return {.type = type,
+          .factor = 0.125f,
+          .queries = rows_of(of.group, of.rows, of.depth),
+          .keys = rows_of(1, of.keys, of.depth),
+          .weights = rows_of(of.group, of.rows, of.keys),
+          .gradients = rows_of(of.group, of.rows, of.keys)};
+}
+
+TEST(ScoreGradients, ClustersShareAllKeysAndFitTheChip) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const int64 depth : {8, 64, 72, 128}) {
+    for (const int64 keys : {8, 128, 136, 1000, 2048}) {
+      ASSERT_EQ(why_not_score_gradients({6, 1, 100, depth, keys}, dtype::bf16, chip), "") << depth << " " << keys;
+      const score_gradients_plan p = plan_score_gradients(imagined({1, 1000, depth, keys}, dtype::bf16));
+      EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << keys;
+      EXPECT_GE(p.cluster * p.tile, keys);
+      EXPECT_TRUE(p.cluster == 1 || (p.cluster / 2) * p.tile < keys) << "half the cluster has no keys";
+    }
+  }
+}
+
+TEST(ScoreGradients, StripsAreSharedEvenlyUnlessEachClusterHasItsBatches) {
+  const auto shared = [](int64 batches, int64 rows, int room) {
+    return share_strips({batches, 1, rows, 64, 2048}, room);
+  };
+  EXPECT_EQ(shared(64, 2048, 15).count, 15);
+  EXPECT_EQ(shared(64, 2048, 15).parts, 2 * 15 * 2048 * 64);
+  EXPECT_EQ(shared(60, 2048, 15).count, 15);
+  EXPECT_EQ(shared(60, 2048, 15).parts, 0);
+  EXPECT_EQ(shared(15, 2048, 15).parts, 0);
+  EXPECT_EQ(shared(1, 2048, 15).count, 15) << "a batch is shared by all";
+  EXPECT_EQ(shared(3, 64, 15).count, 3) << "a strip cannot be shared";
+  EXPECT_EQ(shared(14, 128, 15).count, 14) << "adding up takes longer than a strip";
+}
+
+TEST(ScoreGradients, SaysWhyNot) {
+  const device_facts chip = facts_of("sm_90a");
+  const auto why_not = [&](int64 depth, int64 keys, dtype type, const device_facts& on) {
+    return why_not_score_gradients({64, 1, 1000, depth, keys}, type, on);
+  };
+  EXPECT_NE(why_not(64, 1000, dtype::f32, chip).find("bfloat16"), std::string::npos);
+  EXPECT_NE(why_not(64, 1001, dtype::bf16, chip).find("multiples of 8"), std::string::npos);
+  EXPECT_NE(why_not(136, 1000, dtype::bf16, chip).find("at most 128"), std::string::npos);
+  EXPECT_NE(why_not(64, 4104, dtype::bf16, chip).find("cluster"), std::string::npos);
+  EXPECT_NE(why_not(64, 1000, dtype::bf16, facts_of("sm_80")).find("9.0"), std::string::npos);
+}
+
+// Measured: docs/measured-facts.md, "Rows that a cluster holds".
+TEST(ScoreGradients, LeaveToProductsWhatThoseDoFaster) {
+  device_facts h200 = facts_of("sm_90a"), h100 = h200;
+  h100.bytes_per_second = 2.9e12;
+  const auto serves = [](score_sizes of, const device_facts& on) {
+    return why_not_score_gradients(of, dtype::bf16, on).empty();
+  };
+  EXPECT_TRUE(serves({64, 1, 2048, 64, 2048}, h200));
+  EXPECT_TRUE(serves({256, 1, 512, 64, 512}, h200));
+  EXPECT_TRUE(serves({15, 1, 2048, 64, 2048}, h200));
+  EXPECT_TRUE(serves({16, 1, 2048, 64, 2048}, h200));
+  EXPECT_TRUE(serves({1, 1, 128, 64, 512}, h200));
+  EXPECT_TRUE(serves({16, 4, 2048, 64, 2048}, h200));
+  EXPECT_TRUE(serves({12, 1, 512, 64, 512}, h200));
+  EXPECT_TRUE(serves({16384, 1, 128, 64, 128}, h100));
+  EXPECT_TRUE(serves({16384, 1, 64, 64, 64}, h100));
+  EXPECT_TRUE(serves({16384, 1, 128, 128, 128}, h100));
+  EXPECT_TRUE(serves({16384, 1, 128, 128, 128}, h200));
+  EXPECT_FALSE(serves({16384, 1, 64, 128, 64}, h100)) << "most of what both move are queries and keys";
+  EXPECT_FALSE(serves({16384, 1, 64, 64, 64}, h200)) << "as above, and its memory serves three kernels better";
+  EXPECT_TRUE(serves({64, 1, 4096, 64, 64}, h200));
+  EXPECT_TRUE(serves({64, 1, 1024, 128, 1024}, h100));
+  EXPECT_TRUE(serves({256, 1, 512, 128, 512}, h100));
+  EXPECT_TRUE(serves({64, 1, 1024, 128, 1024}, h200));
+  EXPECT_TRUE(serves({1024, 1, 512, 128, 512}, h200));
+  EXPECT_TRUE(serves({64, 1, 2048, 128, 2048}, h100));
+  EXPECT_TRUE(serves({16, 1, 2048, 128, 2048}, h100));
+  EXPECT_FALSE(serves({64, 1, 2048, 128, 2048}, h200)) << "seven clusters of 16 blocks";
+}
+
+TEST(ScoreGradients, TheSourceDefinesWhatKernelReads) {
+  const score_gradients_call call = imagined({2, 64, 64, 2048}, dtype::bf16);
+  const std::string text = source(call, plan_score_gradients(call));
+  for (const std::string& name : config_names(kProbabilitiesBackward))
+    EXPECT_NE(text.find(name), std::string::npos) << name;
+}
+
+using ScoreGradientsNvrtc = Nvrtc;
+
+TEST_F(ScoreGradientsNvrtc, Compile) {
+  const auto compile = [](sizes of, dtype type) {
+    const score_gradients_call call = imagined(of, type);
+    expect_compiles_well(source(call, plan_score_gradients(call)), "sm_90a");
+  };
+  compile({1, 2048, 64, 2048}, dtype::bf16);
+  compile({4, 100, 128, 2048}, dtype::bf16);
+  compile({1, 100, 128, 200}, dtype::f16);
+  compile({1, 100, 32, 200}, dtype::f16);
+  compile({1, 100, 64, 128}, dtype::bf16);
+  compile({1, 100, 128, 128}, dtype::f16);
+  for (const dtype type : {dtype::bf16, dtype::f16}) expect_compiles_well(key_parts_source(type), "sm_90a");
+}
+
+}  // namespace
+}  // namespace onepass::cuda

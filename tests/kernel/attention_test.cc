@@ -1,0 +1,370 @@
+// Lines with `scores`, with `values` or without, forward and backward, beside the same in double.
+#include <algorithm>
+#include <map>
+
+#include "src/cuda/attention/forward_sm90.h"
+#include "src/cuda/attention/backward_sm90.h"
+#include "src/cuda/attention/probabilities_sm90.h"
+#include "src/cuda/attention/forward_sm80.h"
+#include "src/cuda/attention/backward_sm80.h"
+#include "src/spec/contraction.h"
+#include "src/spec/plan.h"
+#include "tests/kernel/device_memory.h"
+
+namespace onepass::cuda {
+namespace {
+
+using doubles = std::vector<double>;
+
+struct attention_case {
+  const char* line;  // without `values`; `mask` and `add` take numbers, of scores' size
+  int64 rows, keys, depth, value_depth;
+  dtype type;
+  bool padded = false;  // `mask` takes booleans, which all rows of a matrix share
+};
+constexpr int64 kBatches = 2;
+constexpr double kFactor = 0.125;
+
+struct gradients {
+  doubles queries, keys, values, mask;
+};
+
+// In double. What is masked out for a whole row is zeros.
+class exact_attention {
+ public:
+  exact_attention(const attention_case& of, const std::vector<float>& q, const std::vector<float>& k,
+                  const std::vector<float>& mask, bool causal)
+      : of_(of), q_(q), k_(k) {
+    weights.resize(static_cast<std::size_t>(kBatches * of.rows * of.keys));
+    for (int64 r = 0; r < kBatches * of.rows; ++r) {
+      double most = -INFINITY, sum = 0;
+      for (int64 c = 0; c < of.keys; ++c) {
+        double score = 0;
+        for (int64 d = 0; d < of.depth; ++d)
+          score += double{q_[at(r * of.depth + d)]} * k_[at(key(r, c) * of.depth + d)];
+        score *= kFactor;
+        if (!mask.empty()) score += mask[at(r * of.keys + c)];
+        if (causal && c > r % of.rows) score = -INFINITY;
+        weights[at(r * of.keys + c)] = score;
+        most = std::max(most, score);
+      }
+      for (int64 c = 0; c < of.keys; ++c) {
+        double& w = weights[at(r * of.keys + c)];
+        sum += w = most == -INFINITY ? 0.0 : std::exp(w - most);
+      }
+      for (int64 c = 0; c < of.keys && sum > 0; ++c) weights[at(r * of.keys + c)] /= sum;
+    }
+  }
+  doubles result(const std::vector<float>& values) const {
+    doubles y(at(kBatches * of_.rows * of_.value_depth));
+    for (int64 r = 0; r < kBatches * of_.rows; ++r)
+      for (int64 c = 0; c < of_.keys; ++c)
+        for (int64 d = 0; d < of_.value_depth; ++d)
+          y[at(r * of_.value_depth + d)] += weights[at(r * of_.keys + c)] * values[at(key(r, c) * of_.value_depth + d)];
+    return y;
+  }
+  gradients backward(const std::vector<float>& values, const std::vector<float>& dy) const {
+    gradients g{doubles(q_.size()), doubles(k_.size()), doubles(values.size()), doubles(weights.size())};
+    for (int64 r = 0; r < kBatches * of_.rows; ++r) {
+      doubles dw(at(of_.keys));
+      double product = 0;
+      for (int64 c = 0; c < of_.keys; ++c) {
+        const double w = weights[at(r * of_.keys + c)];
+        for (int64 d = 0; d < of_.value_depth; ++d) {
+          const double up = dy[at(r * of_.value_depth + d)];
+          dw[at(c)] += up * values[at(key(r, c) * of_.value_depth + d)];
+          g.values[at(key(r, c) * of_.value_depth + d)] += w * up;
+        }
+        product += w * dw[at(c)];
+      }
+      for (int64 c = 0; c < of_.keys; ++c) {
+        const double score = weights[at(r * of_.keys + c)] * (dw[at(c)] - product);
+        g.mask[at(r * of_.keys + c)] = score;
+        for (int64 d = 0; d < of_.depth; ++d) {
+          g.queries[at(r * of_.depth + d)] += kFactor * score * k_[at(key(r, c) * of_.depth + d)];
+          g.keys[at(key(r, c) * of_.depth + d)] += kFactor * score * q_[at(r * of_.depth + d)];
+        }
+      }
+    }
+    return g;
+  }
+  doubles weights;
+
+ private:
+  static std::size_t at(int64 i) { return static_cast<std::size_t>(i); }
+  int64 key(int64 row, int64 column) const { return row / of_.rows * of_.keys + column; }
+  const attention_case of_;
+  const std::vector<float>&q_, &k_;
+};
+
+// A call's tensors on the device.
+class attention_on_device {
+ public:
+  explicit attention_on_device(const attention_case& of)
+      : of_(of),
+        parts_(spec::parse(std::string("scores | ") + of.line)),
+        q_(drawn(count(of.rows, of.depth), of.type, 1)),
+        k_(drawn(count(of.keys, of.depth), of.type, 2)),
+        v_(drawn(count(of.keys, of.value_depth), of.type, 3)),
+        dy_(drawn(count(of.rows, of.value_depth), of.type, 4)),
+        request_(parts_.behind, false) {
+    const bool masked = parts_.behind.operands > 0;
+    if (masked) mask_ = drawn(count(of.rows, of.keys), of.type, 5);
+    for (std::size_t i = 0; masked && i < mask_.size(); ++i) {  // a row of which nothing is left, and some of others
+      if (i / static_cast<std::size_t>(of.keys) == 1 || i % 7 == 0) mask_[i] = -INFINITY;
+    }
+    request_.line = spec::type_text(parts_.behind, of.padded ? 1 : 0, false);
+    request_.x = of.type, request_.operand[0] = of.padded ? dtype::boolean : masked ? of.type : dtype::none;
+    a_.rows = kBatches * of.rows, a_.columns = of.keys, a_.matrix_rows = of.rows;
+    std::fill(a_.size, a_.size + kMaxDims - 2, 1);
+    a_.size[kMaxDims - 2] = kBatches, a_.size[kMaxDims - 1] = of.rows;
+    a_.inverse_columns = 1.0 / static_cast<double>(of.keys);
+    spec::fill_parameters(parts_.behind, of.type, a_);
+    a_.x = a_.y = view{nullptr, {0, 0, of.rows * of.keys, of.keys}, of.type, 1};
+    if (of.padded) {
+      a_.operand[0] = view{put_padding(), {0, 0, of.keys, 0}, dtype::boolean, 1};
+    } else if (masked) {
+      a_.operand[0] = a_.y, a_.operand[0].data = put("mask", mask_);
+    }
+    put("q", q_), put("k", keys_there()), put("v", v_), put("dy", dy_);
+    a_.dropout_state = static_cast<const int64*>(state_.data());
+  }
+
+  std::vector<doubles> made;
+
+  bool causal() const { return spec::is_triangular(parts_.behind); }
+  exact_attention exact() const { return {of_, q_, k_, mask_, causal()}; }
+
+  // `launch` makes weights.
+  template <class Launch>
+  void expect_weights(const Launch& launch) {
+    const device_tensor y(count(of_.rows, of_.keys), of_.type);
+    a_.y.data = y.data();
+    launch(*this);
+    EXPECT_LT(distance(y.host(), exact().weights), bound());
+  }
+  void expect_attention() {
+    device_tensor y(count(of_.rows, of_.value_depth), of_.type);
+    device_tensor statistics(static_cast<std::size_t>(2 * kBatches * of_.rows), dtype::f32);
+    a_.statistics = statistics.data();
+    attention_call call = described();
+    call.values = rows_of("v", of_.keys, of_.value_depth), call.y = y.data();
+    launch_attention(call, 0, nullptr);
+    expect_near(y.host(), exact().result(v_), bound(), "the result");
+    const device_tensor facts(static_cast<std::size_t>(kBatches * ceil_div(of_.rows, kGroupRows) * kGroupRows * 4),
+                              dtype::f32);
+    expect_gradients([&](const device_tensor& dq, const device_tensor& dk, const device_tensor& dv) {
+      const attention_gradients_call backward{.of = call,
+                                              .gradients = rows_of("dy", of_.rows, of_.value_depth),
+                                              .result = y.data(),
+                                              .facts = facts.data(),
+                                              .queries = dq.data(),
+                                              .keys = dk.data(),
+                                              .values = dv.data()};
+      ASSERT_TRUE(fits(backward));
+      launch_attention_gradients(backward, 0, nullptr);
+    });
+  }
+  // launch(dq, dk, dv), with the mask's in the request.
+  template <class Launch>
+  void expect_gradients(const Launch& launch) {
+    const bool wants_mask = !mask_.empty() && !of_.padded;
+    const device_tensor dq(q_.size(), of_.type), dk(k_.size(), of_.type), dv(v_.size(), of_.type),
+        dmask(std::max<std::size_t>(mask_.size(), 1), of_.type);
+    if (wants_mask) {
+      request_.wants_tensor = 1;
+      a_.operand_gradient[0] = a_.operand[0], a_.operand_gradient[0].data = dmask.data();
+    }
+    launch(dq, dk, dv);
+    const gradients g = exact().backward(v_, dy_);
+    expect_near(dq.host(), g.queries, 2 * bound(), "queries");
+    expect_near(dk.host(), g.keys, 2 * bound(), "keys");
+    expect_near(dv.host(), g.values, 2 * bound(), "values");
+    if (wants_mask) {
+      EXPECT_LT(distance(dmask.host(), g.mask), 2 * bound()) << "mask";
+    }
+  }
+
+  attention_call described() const {
+    attention_call call{.behind = request_, .a_behind = a_, .causal = causal()};
+    for (int i = 0; i < parts_.behind.operands; ++i) call.brought.push_back(i);
+    call.first_masks = spec::first_masks(parts_.behind);
+    call.queries = rows_of("q", of_.rows, of_.depth), call.keys = rows_of("k", of_.keys, of_.depth);
+    return call;
+  }
+  void launch_by_warps(int device) {
+    request before(parts_.before, false);
+    before.line = spec::type_text(parts_.before, 0, false), before.x = of_.type;
+    arguments a{};
+    a.rows = a.size[kMaxDims - 1] = kBatches * of_.rows, a.columns = of_.depth;
+    std::fill(a.size, a.size + kMaxDims - 1, 1);
+    a.x = a.y = view{there_.at("q")->data(), {0, 0, 0, of_.depth}, of_.type, 1};
+    const scores_call call{{.before = before,
+                            .a_before = a,
+                            .behind = request_,
+                            .a_behind = a_,
+                            .matrix = there_.at("k")->data(),
+                            .matrix_stride = of_.depth,
+                            .depth = of_.depth},
+                           1,
+                           kBatches,
+                           0,
+                           of_.keys * of_.depth};
+    ASSERT_TRUE(fits(call));
+    if (of_.value_depth == 0) {
+      launch_scores(call, device, nullptr);
+      return;
+    }
+    const device_tensor y(count(of_.rows, of_.value_depth), of_.type),
+        statistics(static_cast<std::size_t>(2 * kBatches * of_.rows), dtype::f32);
+    a_.statistics = statistics.data();
+    const warp_attention_call with{
+        call,    there_.at("v")->data(), of_.value_depth, 0, of_.keys * of_.value_depth, of_.value_depth, y.data(),
+        causal()};
+    ASSERT_EQ(why_not_warp_attention(parts_, of_.depth, of_.value_depth, of_.type, facts(device)), "");
+    ASSERT_TRUE(fits(with));
+    launch_warp_attention(with, device, nullptr);
+    expect_near(y.host(), exact().result(v_), bound(), "the result");
+    expect_statistics(statistics.host());
+    if (why_not_warp_gradients(parts_, of_.depth, of_.value_depth, of_.type, facts(device)).empty())
+      expect_gradients_by_warps(device, y);
+  }
+  void expect_gradients_by_warps(int device, const device_tensor& y) {
+    const device_tensor facts(static_cast<std::size_t>(kBatches * of_.rows * 4), dtype::f32);
+    expect_gradients([&](const device_tensor& dq, const device_tensor& dk, const device_tensor& dv) {
+      const warp_gradients_call call{.behind = request_,
+                                     .a_behind = a_,
+                                     .causal = causal(),
+                                     .queries = there_.at("q")->data(),
+                                     .gradients = there_.at("dy")->data(),
+                                     .result = y.data(),
+                                     .keys = rows_of("k", of_.keys, of_.depth),
+                                     .values = rows_of("v", of_.keys, of_.value_depth),
+                                     .rows_of_batch = of_.rows,
+                                     .facts = facts.data(),
+                                     .to_queries = dq.data(),
+                                     .to_keys = dk.data(),
+                                     .to_values = dv.data()};
+      ASSERT_TRUE(fits(call));
+      launch_warp_gradients(call, device, nullptr);
+    });
+  }
+
+ private:
+  // The largest score, and 1 / Σ exp(score - largest), of each row.
+  void expect_statistics(const doubles& found) const {
+    const doubles weights = exact().weights;
+    const std::size_t rows = static_cast<std::size_t>(kBatches * of_.rows), keys = static_cast<std::size_t>(of_.keys);
+    for (std::size_t r = 0; r < rows; ++r) {
+      const double most = *std::max_element(weights.begin() + static_cast<std::ptrdiff_t>(r * keys),
+                                            weights.begin() + static_cast<std::ptrdiff_t>((r + 1) * keys));
+      ASSERT_NEAR(found[rows + r], most, 0.02 * most) << "the largest weight is exp(0) / sum";
+    }
+  }
+  // Of a line with dropout only what another kernel makes of the same words says what is right.
+  void expect_near(const doubles& found, const doubles& right, double most, const char* what) {
+    made.push_back(found);
+    if (parts_.behind.dropouts == 0) {
+      EXPECT_LT(distance(found, right), most) << what;
+    }
+  }
+  double bound() const { return of_.type == dtype::f16 ? 2e-3 : 1e-2; }
+  static std::size_t count(int64 rows, int64 numbers) { return static_cast<std::size_t>(kBatches * rows * numbers); }
+  void* put(const char* name, const std::vector<float>& numbers) {
+    if (numbers.empty()) return nullptr;
+    there_[name] = std::make_unique<device_tensor>(numbers, of_.type);
+    return there_[name]->data();
+  }
+  // Of the second matrix nothing, where it has few keys.
+  bool is_kept(std::size_t key) const {
+    const auto keys = static_cast<std::size_t>(of_.keys), in_matrix = key % keys;
+    return in_matrix % 11 != 3 && in_matrix + 17 < keys && (key < keys || keys > 256);
+  }
+  // What is left out is no number, but where a product with zeros follows.
+  std::vector<float> keys_there() const {
+    std::vector<float> keys = k_;
+    for (std::size_t i = 0; of_.padded && of_.value_depth == 0 && i < keys.size(); ++i)
+      if (!is_kept(i / static_cast<std::size_t>(of_.depth))) keys[i] = NAN;
+    return keys;
+  }
+  void* put_padding() {
+    const auto keys = static_cast<std::size_t>(of_.keys), rows = static_cast<std::size_t>(of_.rows);
+    std::vector<float> kept(kBatches * keys);
+    for (std::size_t i = 0; i < kept.size(); ++i) kept[i] = is_kept(i);
+    for (std::size_t i = 0; i < mask_.size(); ++i)
+      mask_[i] = kept[i / (rows * keys) * keys + i % keys] != 0.0f ? 0.0f : -INFINITY;
+    there_["mask"] = std::make_unique<device_tensor>(kept, dtype::boolean);
+    return there_["mask"]->data();
+  }
+  batched_rows rows_of(const char* name, int64 rows, int64 numbers) const {
+    return {there_.at(name)->data(), 1, kBatches, 1, rows, numbers, 0, rows * numbers, 0, numbers};
+  }
+
+  const attention_case of_;
+  const spec::contraction parts_;
+  const std::vector<float> q_, k_, v_, dy_;
+  std::vector<float> mask_;
+  request request_;
+  arguments a_{};
+  static constexpr int64 kState[2] = {1234, 8};
+  const device_tensor state_{kState};
+  std::map<std::string, std::unique_ptr<device_tensor>> there_;
+};
+
+using EmulatedAttention = Emulated;
+
+TEST_F(EmulatedAttention, WithValues) {
+  attention_on_device({"mul(0.125) | softmax", 100, 200, 64, 64, dtype::bf16}).expect_attention();
+  attention_on_device({"mul(0.125) | mask | softmax", 70, 136, 40, 72, dtype::f16}).expect_attention();
+  attention_on_device({"mul(0.125) | causal | softmax", 200, 200, 128, 128, dtype::bf16}).expect_attention();
+  attention_on_device({"mul(0.125) | mask | softmax", 70, 264, 64, 64, dtype::bf16, true}).expect_attention();
+}
+TEST_F(EmulatedAttention, DropoutByTilesAndByWarpsIsTheSame) {
+  const attention_case of{"mul(0.125) | causal | softmax | dropout(0.3)", 72, 136, 64, 64, dtype::f16};
+  attention_on_device tiles(of), warps(of);
+  tiles.expect_attention(), warps.launch_by_warps(1);
+  ASSERT_EQ(tiles.made.size(), 4u);
+  ASSERT_EQ(warps.made.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_LT(distance(tiles.made[i], warps.made[i]), 4e-3) << i;
+}
+TEST_F(EmulatedAttention, Deep) {
+  attention_on_device({"mul(0.125) | mask | softmax", 136, 72, 256, 256, dtype::bf16}).expect_attention();
+}
+TEST_F(EmulatedAttention, WeightsByTiles) {
+  for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 264, 64, 0, dtype::bf16},
+                                   attention_case{"mul(0.125) | mask | softmax", 60, 136, 128, 0, dtype::f16},
+                                   attention_case{"mul(0.125) | causal | softmax", 136, 136, 32, 0, dtype::bf16}})
+    attention_on_device(of).expect_weights(
+        [](attention_on_device& on) { launch_attention(on.described(), 0, nullptr); });
+}
+TEST_F(EmulatedAttention, WeightsHeldByAClustersRegisters) {
+  for (const attention_case& of :
+       {attention_case{"mul(0.125) | softmax", 130, 512, 64, 0, dtype::bf16},
+        attention_case{"mul(0.125) | mask | softmax", 70, 1000, 64, 0, dtype::f16},
+        attention_case{"mul(0.125) | mask | softmax", 130, 512, 64, 0, dtype::bf16, true},
+        attention_case{"mul(0.125) | mask | softmax", 70, 250, 128, 0, dtype::f16, true},
+        attention_case{"mul(0.25) | mul(0.5) | mask | softmax", 70, 520, 64, 0, dtype::bf16, true}})
+    attention_on_device(of).expect_weights(
+        [](attention_on_device& on) { ASSERT_TRUE(launch_held_scores(on.described(), 0, nullptr)); });
+}
+TEST_F(EmulatedAttention, WithValuesByWarps) {
+  for (const int device : {0, 1, 2})
+    for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 100, 64, 64, dtype::bf16},
+                                     attention_case{"mul(0.125) | mask | softmax", 60, 77, 200, 40, dtype::f16},
+                                     attention_case{"mul(0.125) | causal | softmax", 200, 200, 40, 72, dtype::bf16},
+                                     attention_case{"mul(0.125) | mask | softmax", 70, 131, 128, 128, dtype::bf16},
+                                     attention_case{"mul(0.125) | mask | softmax", 40, 261, 64, 64, dtype::f16, true},
+                                     attention_case{"mul(0.125) | mask | softmax", 70, 77, 64, 64, dtype::bf16, true},
+                                     attention_case{"mul(0.125) | mask | softmax", 33, 131, 256, 256, dtype::bf16}})
+      attention_on_device(of).launch_by_warps(device);
+}
+TEST_F(EmulatedAttention, WeightsByWarps) {
+  for (const int device : {0, 1})
+    for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 100, 64, 0, dtype::bf16},
+                                     attention_case{"mul(0.125) | mask | softmax", 60, 77, 200, 0, dtype::f16},
+                                     attention_case{"mul(0.125) | causal | softmax", 136, 136, 40, 0, dtype::bf16}})
+      attention_on_device(of).expect_weights([device](attention_on_device& on) { on.launch_by_warps(device); });
+}
+
+}  // namespace
+}  // namespace onepass::cuda

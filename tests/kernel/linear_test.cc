@@ -1,0 +1,330 @@
+// Lines with `linear` in one kernel, each way, beside the words and the product in float64.
+#include "src/cuda/linear/gemm_sm90.h"
+
+#include <algorithm>
+
+#include "onepass/core.h"
+#include "src/cuda/linear/small_n.h"
+#include "src/cuda/row/launch.h"
+#include "src/cuda/linear/norm_backward.h"
+#include "src/cuda/linear/small_k.h"
+#include "src/cuda/linear/small_m.h"
+#include "src/spec/contraction.h"
+#include "src/spec/plan.h"
+#include "tests/kernel/device_memory.h"
+
+namespace onepass::cuda {
+namespace {
+
+using doubles = std::vector<double>;
+
+struct linear_case {
+  const char *before, *behind;  // words whose operands are columns
+  int64 rows, depth, columns;
+  dtype type;
+};
+
+// The words of one side: their operands on the device and in float64.
+class side {
+ public:
+  side(const char* text, int64 rows, int64 columns, dtype type, unsigned seed)
+      : text_(text),
+        rows_(rows),
+        columns_(columns),
+        line_(is_empty() ? spec::contraction(spec::parse("linear")).before : spec::parse(text)),
+        r_(line_, false) {
+    r_.line = spec::type_text(line_, 0, false), r_.x = type;
+    a_.rows = a_.size[kMaxDims - 1] = rows, a_.columns = columns;
+    a_.inverse_columns = 1.0 / static_cast<double>(columns);
+    std::fill(a_.size, a_.size + kMaxDims - 1, 1);
+    spec::fill_parameters(line_, type, a_);
+    for (int i = 0; i < line_.operands; ++i) {
+      const std::vector<float> numbers =
+          drawn(static_cast<std::size_t>(columns), type, seed + static_cast<unsigned>(i));
+      exact_.emplace_back(numbers.begin(), numbers.end());
+      there_.push_back(std::make_unique<device_tensor>(numbers, type));
+      r_.operand[i] = type, a_.operand[i] = {there_.back()->data(), {}, type, 1};
+    }
+  }
+  bool is_empty() const { return *text_ == '\0'; }
+  const request& r() const { return r_; }
+  arguments& a() { return a_; }
+  view rows_of(void* data) const { return {data, {0, 0, 0, columns_}, r_.x, 1}; }
+  doubles run(doubles x) const {
+    if (is_empty()) return x;
+    doubles y(x.size());
+    values call{.x = {x.data(), dtype::f64, {rows_, columns_}}, .y = {y.data(), dtype::f64, {rows_, columns_}}};
+    for (const doubles& operand : exact_)
+      call.operands.push_back({const_cast<double*>(operand.data()), dtype::f64, {columns_}});
+    line(text_).forward(call);
+    return y;
+  }
+  // Of a norm: of its input, and of its operands.
+  std::vector<doubles> backward(doubles x, doubles dy) const {
+    const line of(text_);
+    doubles y(x.size()), statistics(static_cast<std::size_t>(of.statistics(dtype::f64) * rows_));
+    const auto rows = [&](doubles& numbers) { return tensor{numbers.data(), dtype::f64, {rows_, columns_}}; };
+    values call{
+        .x = rows(x), .y = rows(y), .statistics = {statistics.data(), dtype::f64, {of.statistics(dtype::f64), rows_}}};
+    std::vector<doubles> all{doubles(x.size())};
+    all.resize(1 + exact_.size(), doubles(static_cast<std::size_t>(columns_)));
+    gradients wanted{.y = rows(dy), .x = rows(all[0])};
+    for (std::size_t i = 0; i < exact_.size(); ++i) {
+      call.operands.push_back({const_cast<double*>(exact_[i].data()), dtype::f64, {columns_}});
+      wanted.operands.push_back({all[i + 1].data(), dtype::f64, {columns_}});
+    }
+    of.forward(call), of.backward(call, wanted);
+    return all;
+  }
+  const device_tensor* operand(std::size_t i) const { return i < there_.size() ? there_[i].get() : nullptr; }
+
+ private:
+  const char* text_;
+  const int64 rows_, columns_;
+  const spec::line line_;
+  request r_;
+  arguments a_{};
+  std::vector<doubles> exact_;
+  std::vector<std::unique_ptr<device_tensor>> there_;
+};
+
+class linear_on_device {
+ public:
+  explicit linear_on_device(const linear_case& of)
+      : of_(of),
+        x_(drawn(static_cast<std::size_t>(of.rows * of.depth), of.type, 1)),
+        w_(drawn(static_cast<std::size_t>(of.columns * of.depth), of.type, 2)),
+        x_there_(x_, of.type),
+        w_there_(w_, of.type),
+        made_(x_.size(), of.type),
+        y_(static_cast<std::size_t>(of.rows * of.columns), of.type),
+        before_(of.before, of.rows, of.depth, of.type, 10),
+        behind_(of.behind, of.rows, of.columns, of.type, 20) {
+    before_.a().x = before_.rows_of(x_there_.data()), before_.a().y = before_.rows_of(made_.data());
+    behind_.a().x = behind_.a().y = behind_.rows_of(y_.data());
+  }
+  warp_linear_call by_warps() {
+    return {.before = before_.r(),
+            .a_before = before_.a(),
+            .behind = behind_.r(),
+            .a_behind = behind_.a(),
+            .matrix = w_there_.data(),
+            .matrix_stride = of_.depth,
+            .depth = of_.depth};
+  }
+  void launch_tiles() {
+    const bool makes = !before_.is_empty();
+    const std::size_t panels = static_cast<std::size_t>(ceil_div(of_.rows, kReadyRows));
+    const device_tensor ready(std::vector<float>(panels, 0.0f), dtype::f32);
+    const request none_request;
+    const arguments none{};
+    const linear_call call{.before = makes ? before_.r() : none_request,
+                           .a_before = makes ? before_.a() : none,
+                           .behind = behind_.r(),
+                           .a_behind = behind_.a(),
+                           .from = makes ? input_of::made : input_of::x,
+                           .input = makes ? made_.data() : x_there_.data(),
+                           .input_stride = of_.depth,
+                           .matrix = w_there_.data(),
+                           .matrix_stride = of_.depth,
+                           .depth = of_.depth,
+                           .ready = makes ? static_cast<unsigned*>(ready.data()) : nullptr,
+                           .sums = nullptr,
+                           .offsets = nullptr};
+    ASSERT_TRUE(fits(call));
+    launch(call, 0, nullptr);
+    expect_right();
+  }
+  // Each feature is a word, whose operand is a row of the matrix.
+  void launch_dots() {
+    const spec::line ends = spec::with_features(spec::parse(of_.before), static_cast<int>(of_.columns));
+    request r(ends, false);
+    r.line = spec::type_text(ends, 0, false), r.x = of_.type;
+    std::fill_n(r.operand, ends.operands, of_.type);
+    arguments a = before_.a();
+    spec::fill_parameters(ends, of_.type, a);
+    a.y = {};
+    const int own = ends.operands - static_cast<int>(of_.columns);
+    for (int j = 0; j < of_.columns; ++j)
+      a.operand[own + j] = {static_cast<char*>(w_there_.data()) + j * of_.depth * size_of(of_.type), {}, of_.type, 1};
+    ASSERT_EQ(why_not_few_features(r, a, facts(0)), "");
+    const few_features_call call{r, a, behind_.r(), behind_.a()};
+    launch(call, plan_few_features(call, facts(0)), 0, nullptr);
+    expect_right();
+  }
+  // Of layer_norm | scale | bias, or rms_norm | scale.
+  void launch_deferred(bool centres) {
+    const device_tensor folded(w_.size(), of_.type), statistics(static_cast<std::size_t>(2 * of_.rows), dtype::f32);
+    const std::vector<float> zeros(static_cast<std::size_t>(2 * padded_columns(of_.columns)), 0.0f);
+    const device_tensor sums(zeros, dtype::f32);
+    auto* const first = static_cast<float*>(sums.data());
+    if (needs_statistics(input_of::deferred, of_.columns)) make_statistics(statistics);
+    fold(folded, first, centres, nullptr, 0);
+    const linear_call call{.before = before_.r(),
+                           .a_before = before_.a(),
+                           .behind = behind_.r(),
+                           .a_behind = behind_.a(),
+                           .from = input_of::deferred,
+                           .input = x_there_.data(),
+                           .input_stride = of_.depth,
+                           .matrix = folded.data(),
+                           .matrix_stride = of_.depth,
+                           .depth = of_.depth,
+                           .ready = nullptr,
+                           .sums = first,
+                           .offsets = first + padded_columns(of_.columns)};
+    ASSERT_TRUE(fits(call));
+    launch(call, 0, nullptr);
+    expect_right();
+  }
+  // The gradients of x, of the matrix and of the norm's operands, from those of the products.
+  void expect_right_backward(bool centres) {
+    const std::vector<float> dy = drawn(static_cast<std::size_t>(of_.rows * of_.columns), of_.type, 30);
+    const narrow_plan shares = plan_narrow(of_.rows, of_.depth, facts(0));
+    ASSERT_GT(shares.teams, 0);
+    const auto floats = [](int64 count) { return std::vector<float>(static_cast<std::size_t>(count), 0.0f); };
+    const device_tensor dy_there(dy, of_.type), dx(x_.size(), of_.type), dw(w_.size(), of_.type),
+        dscale(static_cast<std::size_t>(of_.depth), of_.type), dbias(static_cast<std::size_t>(of_.depth), of_.type),
+        folded(w_.size(), of_.type), statistics(static_cast<std::size_t>(2 * of_.rows), dtype::f32),
+        sums(floats(2 * padded_columns(of_.columns)), dtype::f32), ready(floats(shares.tiles), dtype::f32),
+        parts(floats(shares.teams * shares.part()), dtype::f32), products(floats(shares.part()), dtype::f32),
+        told(floats(shares.shares()), dtype::f32);
+    make_statistics(statistics);
+    fold(folded, static_cast<float*>(sums.data()), centres, static_cast<unsigned*>(ready.data()), shares.tiles);
+    launch(narrow_call{.x = x_there_.data(),
+                       .folded = folded.data(),
+                       .gradient = dy_there.data(),
+                       .dx = dx.data(),
+                       .rows = of_.rows,
+                       .depth = of_.depth,
+                       .features = of_.columns,
+                       .x_stride = of_.depth,
+                       .gradient_stride = of_.columns,
+                       .statistics = static_cast<const float*>(statistics.data()),
+                       .centres = centres,
+                       .type = of_.type,
+                       .shares = static_cast<float*>(told.data()),
+                       .ready = static_cast<unsigned*>(ready.data()),
+                       .products = static_cast<float*>(parts.data())},
+           shares, 0, nullptr);
+    launch(narrow_gradients_call{.parts = static_cast<float*>(parts.data()),
+                                 .products = static_cast<float*>(products.data()),
+                                 .matrix = w_there_.data(),
+                                 .scale = before_.operand(0)->data(),
+                                 .bias = centres ? before_.operand(1)->data() : nullptr,
+                                 .matrix_gradient = dw.data(),
+                                 .scale_gradient = dscale.data(),
+                                 .bias_gradient = centres ? dbias.data() : nullptr,
+                                 .result_bias_gradient = nullptr,
+                                 .depth = of_.depth,
+                                 .features = of_.columns,
+                                 .matrix_stride = of_.depth,
+                                 .type = of_.type,
+                                 .scale_type = of_.type,
+                                 .bias_type = centres ? of_.type : dtype::none,
+                                 .result_bias_type = dtype::none},
+           shares, 0, nullptr);
+
+    const doubles x(x_.begin(), x_.end()), input = before_.run(x);
+    doubles up(x.size()), of_matrix(w_.size());
+    for (int64 r = 0; r < of_.rows; ++r)
+      for (int64 c = 0; c < of_.columns; ++c)
+        for (int64 d = 0; d < of_.depth; ++d) {
+          const double one = dy[at(r * of_.columns + c)];
+          up[at(r * of_.depth + d)] += one * w_[at(c * of_.depth + d)];
+          of_matrix[at(c * of_.depth + d)] += one * input[at(r * of_.depth + d)];
+        }
+    const std::vector<doubles> of_norm = before_.backward(x, up);
+    EXPECT_LT(distance(dx.host(), of_norm[0]), 1e-2) << "x";
+    EXPECT_LT(distance(dw.host(), of_matrix), 1e-2) << "matrix";
+    EXPECT_LT(distance(dscale.host(), of_norm[1]), 1e-2) << "scale";
+    if (centres) {
+      EXPECT_LT(distance(dbias.host(), of_norm[2]), 1e-2) << "bias";
+    }
+  }
+  void expect_right() {
+    const doubles input = before_.run(doubles(x_.begin(), x_.end()));
+    doubles products(static_cast<std::size_t>(of_.rows * of_.columns));
+    for (int64 r = 0; r < of_.rows; ++r)
+      for (int64 c = 0; c < of_.columns; ++c)
+        for (int64 d = 0; d < of_.depth; ++d)
+          products[static_cast<std::size_t>(r * of_.columns + c)] +=
+              input[static_cast<std::size_t>(r * of_.depth + d)] *
+              double{w_[static_cast<std::size_t>(c * of_.depth + d)]};
+    const double bound = of_.type == dtype::f32 ? 1e-5 : of_.type == dtype::f16 ? 2e-3 : 1e-2;
+    EXPECT_LT(distance(y_.host(), behind_.run(products)), bound)
+        << of_.before << " | linear | " << of_.behind << ", " << of_.rows << " x " << of_.depth << " to "
+        << of_.columns;
+  }
+
+ private:
+  static std::size_t at(int64 i) { return static_cast<std::size_t>(i); }
+  void make_statistics(const device_tensor& to) {
+    request only = before_.r();
+    only.only_statistics = true;
+    before_.a().statistics = to.data();
+    launch(only, prepare(only, before_.a(), 0, nullptr), before_.a(), 0, nullptr);
+  }
+  // sums: and offsets behind them.
+  void fold(const device_tensor& folded, float* sums, bool centres, unsigned* ready, int64 panels) {
+    const device_tensor *scale = before_.operand(0), *bias = before_.operand(1);
+    launch(fold_call{.matrix = w_there_.data(),
+                     .scale = scale->data(),
+                     .bias = bias ? bias->data() : nullptr,
+                     .folded = folded.data(),
+                     .sums = sums,
+                     .offsets = sums + padded_columns(of_.columns),
+                     .depth = of_.depth,
+                     .stride = of_.depth,
+                     .ready = ready,
+                     .panels = panels,
+                     .type = of_.type,
+                     .scale_type = of_.type,
+                     .bias_type = bias ? of_.type : dtype::none,
+                     .centres = centres,
+                     .columns = of_.columns},
+           0, nullptr);
+  }
+
+  const linear_case of_;
+  const std::vector<float> x_, w_;
+  const device_tensor x_there_, w_there_, made_, y_;
+  side before_, behind_;
+};
+
+using EmulatedLinear = Emulated;
+
+TEST_F(EmulatedLinear, ByTiles) {
+  linear_on_device({"", "bias | gelu", 200, 72, 136, dtype::bf16}).launch_tiles();
+  linear_on_device({"", "bias", 130, 256, 264, dtype::f16}).launch_tiles();
+}
+TEST_F(EmulatedLinear, ByTilesOfRowsThatAreMade) {
+  linear_on_device({"rms_norm | scale", "bias | silu", 150, 256, 136, dtype::bf16}).launch_tiles();
+  linear_on_device({"layer_norm | scale | bias", "bias", 70, 1000, 64, dtype::bf16}).launch_tiles();
+}
+TEST_F(EmulatedLinear, ByTilesOfADeferredNorm) {
+  linear_on_device({"rms_norm | scale", "bias", 150, 256, 136, dtype::bf16}).launch_deferred(false);
+  linear_on_device({"layer_norm | scale", "bias", 150, 640, 136, dtype::bf16}).launch_deferred(true);
+  linear_on_device({"layer_norm | scale | bias", "gelu", 140, 192, 520, dtype::f16}).launch_deferred(true);
+}
+TEST_F(EmulatedLinear, OfFewFeatures) {
+  linear_on_device({"layer_norm | scale | bias", "bias | silu", 50, 256, 3, dtype::bf16}).launch_dots();
+  linear_on_device({"rms_norm | scale", "bias", 9, 100, 1, dtype::f32}).launch_dots();
+}
+TEST_F(EmulatedLinear, BackwardOfANormAndFewFeatures) {
+  linear_on_device({"rms_norm | scale", "bias", 300, 512, 40, dtype::bf16}).expect_right_backward(false);
+  linear_on_device({"layer_norm | scale | bias", "bias", 200, 1000, 64, dtype::bf16}).expect_right_backward(true);
+}
+TEST_F(EmulatedLinear, ByWarps) {
+  for (const int device : {0, 1}) {
+    linear_on_device streamed({"rms_norm | scale", "bias | silu", 7, 512, 200, dtype::bf16});
+    launch_streamed(streamed.by_warps(), device, nullptr);
+    streamed.expect_right();
+    linear_on_device resident({"layer_norm | scale | bias", "bias", 300, 64, 72, dtype::f16});
+    launch_resident(resident.by_warps(), device, nullptr);
+    resident.expect_right();
+  }
+}
+
+}  // namespace
+}  // namespace onepass::cuda

@@ -1,0 +1,306 @@
+// Lines without `linear` on the device, forward and backward, beside the CPU in float64.
+#include <array>
+#include <cmath>
+#include <map>
+
+#include "onepass/core.h"
+#include "src/cpu/common_lines.h"
+#include "src/cuda/row/group.h"
+#include "src/cuda/row/launch.h"
+#include "tests/cuda/imagined_call.h"
+#include "tests/kernel/device_memory.h"
+
+namespace onepass::cuda {
+namespace {
+
+struct sizes {
+  int64 rows, columns;
+};
+
+// A call's tensors, each as the device has it and in float64.
+class line_call {
+ public:
+  // lies: how what it is given does; results are dense. level: x is a few units in the last place about it, if not 0.
+  line_call(const std::string& text, dtype x, dtype column, sizes of, memory lies = {}, float level = 0)
+      : line_(spec::parse(text)), reference_(text), x_(x), of_(of), column_(column), lies_(lies) {
+    const auto count = static_cast<std::size_t>(of.rows * of.columns);
+    std::vector<float> numbers_of_x = drawn(count, x, 1);
+    const float unit = std::nextafter(level, 2 * level) - level;
+    if (level != 0)
+      for (float& number : numbers_of_x) number = level + std::round(2 * number) * unit;
+    add("x", numbers_of_x, x), add("dy", drawn(count, x, 2), x);
+    for (int i = 0; i < line_.operands; ++i) {
+      const std::size_t numbers = is_column(i) ? static_cast<std::size_t>(of.columns) : count;
+      add(operand(i), drawn(numbers, is_column(i) ? column : x, 3 + static_cast<unsigned>(i)),
+          is_column(i) ? column : x);
+    }
+    for (int k = 0; k < line_.keeps; ++k) add(kept(k, "d"), drawn(count, x, 100 + static_cast<unsigned>(k)), x);
+  }
+
+  // again: backward leaves forward's result.
+  void expect_right(bool again = false) {
+    arguments a = begin_forward();
+    launch_all(forward_request(), a, a.statistics == nullptr ? &a.statistics : nullptr);
+    backward(again);
+    expect_found();
+  }
+  // And what is right.
+  arguments begin_forward() {
+    const call c = call_of(line_, false, x_, column_, of_.rows, of_.columns);
+    arguments a = arguments_of(c);
+    a.x = given("x", x_);
+    a.y = result("y", x_, false, c.a.y);
+    values_ = {.x = exact("x"), .y = to("y")};
+    for (int k = 0; k < line_.keeps; ++k) {
+      a.kept[k] = result(kept(k, ""), x_, false, c.a.kept[k]);
+      values_.kept.push_back(to(kept(k, "")));
+    }
+    for (int i = 0; i < line_.operands; ++i) values_.operands.push_back(exact(operand(i), is_column(i)));
+    if (const int count = reference_.statistics(dtype::f64); count > 0) {
+      statistics_ =
+          std::make_unique<device_tensor>(static_cast<std::size_t>(reference_.statistics(x_) * of_.rows), dtype::f32);
+      a.statistics = statistics_->data();
+      exact_["statistics"].resize(static_cast<std::size_t>(count * of_.rows));
+      values_.statistics = {exact_["statistics"].data(), dtype::f64, {count, of_.rows}};
+    }
+    values_.dropout_state = kState;
+    reference_.forward(values_);
+    return a;
+  }
+
+  request forward_request() const { return call_of(line_, false, x_, column_, of_.rows, of_.columns).r; }
+  void expect_found() const {
+    const bool is_wide = x_ == dtype::f32;
+    for (const auto& [name, found] : found_) {
+      const double bound = is_wide ? 1e-5 : x_ == dtype::f16 ? 2e-3 : 1e-2;
+      EXPECT_LT(distance(found->host(), expected_.at(name)), bound)
+          << name << " of " << line_.text << ", " << of_.rows << " x " << of_.columns;
+    }
+  }
+
+ private:
+  static std::string operand(int i) { return "operand " + std::to_string(i); }
+  static std::string kept(int k, const char* before) { return before + std::string("kept ") + std::to_string(k); }
+  bool is_column(int i) const { return line_.operand_word(i).about->operand == operand_kind::column; }
+  std::vector<std::int64_t> shape(bool column) const {
+    return column ? std::vector<std::int64_t>{of_.columns} : std::vector<std::int64_t>{of_.rows, of_.columns};
+  }
+  std::size_t count(bool column) const {
+    return static_cast<std::size_t>(column ? of_.columns : of_.rows * of_.columns);
+  }
+
+  // Between the rows there is nothing that may be read.
+  void add(const std::string& name, const std::vector<float>& numbers, dtype type) {
+    const auto columns = static_cast<std::size_t>(of_.columns), gap = static_cast<std::size_t>(lies_.gap);
+    std::vector<float> there(static_cast<std::size_t>(lies_.offset), NAN);
+    for (std::size_t first = 0; first < numbers.size(); first += columns) {
+      there.insert(there.end(), numbers.begin() + static_cast<std::ptrdiff_t>(first),
+                   numbers.begin() + static_cast<std::ptrdiff_t>(first + columns));
+      if (first + columns < numbers.size()) there.insert(there.end(), gap, NAN);
+    }
+    given_.try_emplace(name, std::make_unique<device_tensor>(there, type));
+    exact_[name].assign(numbers.begin(), numbers.end());
+  }
+  void* data_of(const std::string& name, dtype type) const {
+    return static_cast<char*>(given_.at(name)->data()) + lies_.offset * size_of(type);
+  }
+  view given(const std::string& name, dtype type) const {
+    return {data_of(name, type), {0, 0, 0, of_.columns + lies_.gap}, type, 1};
+  }
+  view result(const std::string& name, dtype type, bool column, view like) {
+    found_[name] = std::make_unique<device_tensor>(count(column), type);
+    expected_[name].resize(count(column));
+    like.data = found_[name]->data();
+    return like;
+  }
+  tensor exact(const std::string& name, bool column = false) {
+    return {exact_.at(name).data(), dtype::f64, shape(column)};
+  }
+  tensor to(const std::string& name, bool column = false) {
+    return {expected_.at(name).data(), dtype::f64, shape(column)};
+  }
+
+  arguments arguments_of(const call& c) {
+    arguments a = c.a;
+    a.inverse_columns = 1.0 / static_cast<double>(of_.columns);
+    a.matrix_rows = of_.rows;
+    a.x = {}, a.y = {}, a.dx = {}, a.again = {}, a.statistics = nullptr;
+    std::fill(std::begin(a.kept), std::end(a.kept), view{});
+    std::fill(std::begin(a.operand_gradient), std::end(a.operand_gradient), view{});
+    spec::fill_parameters(line_, x_, a);
+    for (int i = 0; i < line_.operands; ++i) {
+      if (is_column(i)) a.operand[i].data = data_of(operand(i), column_);
+      else a.operand[i] = given(operand(i), x_);
+    }
+    a.dropout_state = static_cast<const int64*>(state_.data());
+    return a;
+  }
+  void launch_all(const request& r, arguments& a, void** of_rows) {
+    const std::vector<plan> plans = prepare(r, a, 0, nullptr);
+    std::unique_ptr<device_tensor> partial, parts_of_rows;
+    if (plans.size() > 1) {
+      a.task_columns = plans.front().row_columns;
+      const int64 parts = ceil_div(a.columns, a.task_columns);
+      parts_of_rows = std::make_unique<device_tensor>(static_cast<std::size_t>(a.rows * (3 + 4 * parts)), dtype::f32);
+      auto* start = static_cast<float*>(parts_of_rows->data());
+      if (of_rows != nullptr) *of_rows = start;
+      a.row_parts = start + 3 * a.rows;
+    }
+    const int slots = static_cast<int>(columns_.size());
+    if (plans.back().with.one_part) {
+      auto output = columns_.begin();
+      for (int i = 0; i < kMaxOperands; ++i)
+        if (a.wants_column >> i & 1) a.operand_gradient[i] = *output++;
+    } else if (slots > 0) {
+      a.parts = plans.back().parts;
+      partial = std::make_unique<device_tensor>(static_cast<std::size_t>(slots * a.parts * a.columns), dtype::f32);
+      a.column_partial = partial->data();
+    }
+    launch(r, plans, a, 0, nullptr);
+    if (slots > 0 && !plans.back().with.one_part)
+      reduce_columns(sums_of(a, dtype::f32, a.parts, slots, columns_.data()), dtype::f32, 0, nullptr);
+  }
+
+  void backward(bool again) {
+    const call c = call_of(line_, true, x_, column_, of_.rows, of_.columns, {}, again);
+    arguments a = arguments_of(c);
+    const spec::reads reads = spec::backward_reads(line_, again);
+    if (again) a.again = result("again", x_, false, c.a.again), expected_["again"] = expected_.at("y");
+    if (reads.x) a.x = given("x", x_);
+    if (reads.result) a.x = c.a.x, a.x.data = found_.at("y")->data();
+    if (reads.kept >= 0) {
+      const auto k = static_cast<std::size_t>(reads.kept);
+      a.kept[k] = c.a.y, a.kept[k].data = found_.at(kept(reads.kept, ""))->data();
+    }
+    if (statistics_) a.statistics = statistics_->data();
+    a.y = given("dy", x_);
+    gradients g{.y = exact("dy")};
+    for (int k = 0; k < line_.keeps; ++k) {
+      a.kept_gradient[k] = given(kept(k, "d"), x_);
+      g.kept.push_back(exact(kept(k, "d")));
+    }
+    if (c.a.dx.data != nullptr) a.dx = result("dx", x_, false, c.a.dx), g.x = to("dx");
+    for (int i = 0; i < line_.operands; ++i) {
+      const std::string name = "gradient of " + operand(i);
+      g.operands.emplace_back();
+      if (is_column(i)) {
+        columns_.push_back(result(name, column_, true, {nullptr, {}, column_, 1}));
+      } else if (c.a.operand_gradient[i].data != nullptr) {
+        a.operand_gradient[i] = result(name, x_, false, c.a.operand_gradient[i]);
+      } else {
+        continue;
+      }
+      g.operands.back() = to(name, is_column(i));
+    }
+    launch_all(c.r, a, &a.totals);
+    reference_.backward(values_, g);
+  }
+
+  static constexpr int64 kState[2] = {1234, 8};
+  const spec::line line_;
+  const line reference_;
+  const dtype x_;
+  const sizes of_;
+  const dtype column_;
+  const memory lies_;
+  std::map<std::string, std::unique_ptr<device_tensor>> given_, found_;
+  std::map<std::string, std::vector<double>> exact_, expected_;
+  std::unique_ptr<device_tensor> statistics_;
+  const device_tensor state_{kState};
+  std::vector<view> columns_;
+  values values_;
+};
+
+struct line_case {
+  const char* line;
+  dtype x, column;
+  sizes of;
+};
+
+using EmulatedAnyLines = Emulated;
+using EmulatedLists = Emulated;
+
+std::ostream& operator<<(std::ostream& out, const line_case& c) { return out << c.line; }
+
+class EmulatedLines : public Emulated, public testing::WithParamInterface<line_case> {};
+
+TEST_P(EmulatedLines, AreTheCpus) {
+  const auto& [text, x, column, of] = GetParam();
+  line_call(text, x, column, of).expect_right();
+}
+
+constexpr line_case kCases[] = {
+    {"gelu", dtype::bf16, dtype::bf16, {37, 128}},
+    {"bias | gelu_tanh", dtype::f32, dtype::f32, {20, 96}},
+    {"gate(silu)", dtype::f16, dtype::f16, {10, 200}},
+    {"bias | dropout(0.1) | add", dtype::bf16, dtype::f32, {30, 264}},
+    {"layer_norm | scale | bias", dtype::f32, dtype::f32, {70, 512}},
+    {"layer_norm | scale | bias", dtype::bf16, dtype::bf16, {9, 1000}},
+    {"bias | dropout(0.1) | add | keep | rms_norm | scale", dtype::bf16, dtype::bf16, {33, 768}},
+    {"mul(1) | mask | softmax", dtype::f32, dtype::f32, {12, 77}},
+    {"softmax", dtype::bf16, dtype::bf16, {5, 16384}},
+    {"layer_norm | scale | bias", dtype::bf16, dtype::bf16, {3, 40000}},
+    {"rms_norm | scale", dtype::bf16, dtype::bf16, {2, 600000}},
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, EmulatedLines, testing::ValuesIn(kCases), [](const auto& of) {
+  std::string name = of.param.line + std::string("_") + std::to_string(of.param.of.columns);
+  std::erase_if(name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; });
+  return name;
+});
+
+TEST_F(EmulatedAnyLines, LeaveWhatForwardMade) {
+  for (const line_case& of : {line_case{"layer_norm | scale | bias", dtype::f32, dtype::f32, {6, 33}},
+                              line_case{"layer_norm | scale | bias | gelu", dtype::bf16, dtype::bf16, {20, 512}},
+                              line_case{"rms_norm | scale", dtype::f16, dtype::f16, {1, 20000}},
+                              line_case{"bias | gelu", dtype::f32, dtype::f32, {6, 33}}})
+    line_call(of.line, of.x, of.column, of.of).expect_right(true);
+}
+
+// Rows whose deviation is two units in the last place of their mean: as many threads share one as it is long.
+TEST_F(EmulatedAnyLines, OfASmallDeviationAreTheCpus) {
+  for (const sizes of :
+       {sizes{9, 64}, sizes{5, 512}, sizes{3, 1001}, sizes{2, 8192}, sizes{1, 40000}, sizes{1, 300000}})
+    line_call("layer_norm | scale | bias", dtype::f32, dtype::f32, of, {}, 1048576.0f).expect_right();
+}
+
+// Tensors of one list.
+TEST_F(EmulatedLists, ShareALaunch) {
+  std::vector<std::unique_ptr<line_call>> calls;
+  std::vector<arguments> all;
+  for (const sizes of : {sizes{5, 72}, sizes{40, 72}, sizes{2, 72}})
+    calls.push_back(std::make_unique<line_call>("layer_norm | scale | bias", dtype::bf16, dtype::bf16, of));
+  for (const auto& call : calls) all.push_back(call->begin_forward());
+  std::vector<member> members;
+  for (arguments& a : all) members.push_back({&a, false});
+  const request r = calls.front()->forward_request();
+  const std::vector<batch> shared = batches(r, members, 0, nullptr);
+  ASSERT_EQ(shared.size(), 1u);
+  launch(r, shared.front(), members, 0, nullptr);
+  for (const auto& call : calls) call->expect_found();
+}
+
+// Any of the common lines, of any size and layout; EMULATED_LINES says how many.
+TEST_F(EmulatedAnyLines, AreTheCpus) {
+  const char* const asked = std::getenv("EMULATED_LINES");
+  std::mt19937 random(asked ? std::random_device()() : 0);
+  const std::vector<std::string>& all = cpu::common_lines();
+  for (int n = asked ? std::atoi(asked) : 12; n > 0; --n) {
+    const std::string& text = all[random() % all.size()];
+    const dtype x = std::array{dtype::f32, dtype::bf16, dtype::f16}[random() % 3];
+    const dtype column = random() % 4 == 0 ? dtype::f32 : x;
+    const bool is_long = random() % 8 == 0;
+    int64 columns = 1 + static_cast<int64>(random() % (is_long ? 20000 : 1500));
+    if (random() % 2 == 0) columns = (columns + 7) / 8 * 8;
+    if (text.find("rope") != std::string::npos) columns += columns % 2;
+    const sizes of{1 + static_cast<int64>(random() % (is_long ? 4 : 40)), columns};
+    const memory lies{static_cast<int64>(random() % 3 == 0 ? random() % 9 : 0),
+                      static_cast<int64>(random() % 3 == 0 ? random() % 20 : 0)};
+    SCOPED_TRACE(text + ", " + std::to_string(of.rows) + " x " + std::to_string(of.columns) + ", dtypes " +
+                 std::to_string(static_cast<int>(x)) + " and " + std::to_string(static_cast<int>(column)) +
+                 ", offset " + std::to_string(lies.offset) + ", gap " + std::to_string(lies.gap));
+    line_call(text, x, column, of, lies).expect_right();
+  }
+}
+
+}  // namespace
+}  // namespace onepass::cuda
