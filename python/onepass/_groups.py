@@ -11,7 +11,7 @@ from onepass import _native
 from onepass._backward import run_backward
 from onepass._composed import Saved, composed_backward
 from onepass._ops import library, no_operands
-from onepass.autograd import Gradient, differentiable, is_jit_traced, plan
+from onepass.autograd import Gradient, differentiable, is_jit_traced, plan, reached_by
 
 
 def call(line, state, count: int, own: int, stack: bool, tensors) -> list:
@@ -62,6 +62,7 @@ def save(ctx, inputs, output):
     places = places_of(line, count, own)
     ctx.line, ctx.of = line, (count, own, stack)
     ctx.mark_non_differentiable(*output[results:])
+    ctx.set_materialize_grads(False)
     ctx.results = [(r.shape, r.dtype) for r in output[:results]]
     ctx.like = (tensors[0].dtype, tensors[0].device)
     ctx.types = (
@@ -111,6 +112,8 @@ def _type_of(line, operand, places, tensors) -> int:
 def gradients(ctx, upstream):
     """Of the tensors, those that are needed."""
     line, (count, own, stack) = ctx.line, ctx.of
+    upstream = upstream[: len(ctx.results)]
+    reached = [reached_by(upstream if stack else upstream[i::count]) for i in range(count)]
     places = places_of(line, count, own)
     dtype, device = ctx.like
     # Zeros as dense as the others: they share a launch.
@@ -135,8 +138,10 @@ def gradients(ctx, upstream):
             members = written[firsts[source] :]
         if kind - 1 in ctx.summed:
             members = [sum(m.sum_to_size(ctx.summed[kind - 1]) for m in members[:count])]
+        keeps = 0 if kind == 0 else line.keeps_before[kind - 1]
         for i in range(begin, end):
-            results[i] = members[i - begin] if needed[i] else None
+            is_reached = keeps < (reached[i - begin] if end - begin == count else max(reached))
+            results[i] = members[i - begin] if needed[i] and is_reached else None
     return None, None, None, None, None, *results
 
 

@@ -140,7 +140,17 @@ def gradients(ctx, upstream):
     for i, operand_shape in ctx.broadcast:
         if results[1 + i] is not None:
             results[1 + i] = results[1 + i].sum_to_size(operand_shape)
+    reached = reached_by(upstream)
+    results[1:] = [g if n < reached else None for g, n in zip(results[1:], line.keeps_before)]
     return results[0], None, None, *results[1:]
+
+
+def reached_by(upstream) -> int:
+    """Operands with fewer keeps before them than this have a gradient. Where nobody asks for the result's, those behind
+    the last kept value whose gradient is asked for have none, as with PyTorch's operators."""
+    if upstream[0] is not None:
+        return len(upstream) + 1
+    return max((i for i, g in enumerate(upstream) if g is not None), default=0)
 
 
 @dataclass(frozen=True)

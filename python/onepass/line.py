@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import warnings
 
@@ -71,6 +72,9 @@ class Line:
         self.operands_for_weight: list[bool] = facts["operands_for_weight"]
         self._operand_words = [w for w in self.words if w.operand != "none" for _ in range(w.operands)]
         self.operand_count = len(self._operand_words)
+        keeps = itertools.accumulate((word.name == "keep" for word in self.words), initial=0)
+        self.keeps_before = [n for w, n in zip(self.words, keeps) if w.operand != "none" for _ in range(w.operands)]
+        """Of each operand: keeps that stand before its word."""
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
         self.has_dropout: bool = facts["dropouts"] > 0
         self.turns = self.words[0].kind == "rotary"

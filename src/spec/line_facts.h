@@ -6,6 +6,8 @@
 
 namespace onepass {
 
+inline constexpr int kMostResults = 32, kMostOperands = 32;
+
 struct line_facts {
   const void* line;  // the library's own
   int operands;
@@ -20,6 +22,7 @@ struct line_facts {
   bool reads_product;  // what the contraction gives
   bool x_for_weight;   // x is read only for the gradient of the matrix, and so are these operands
   std::uint64_t operands_for_weight;
+  std::int8_t keeps_before_operand[kMostOperands];  // keeps that stand before the operand's word
 };
 
 // Torch's AtenTensorHandle, null where there is no tensor: lent by who calls, owned by who gets it back.
@@ -42,8 +45,6 @@ struct line_backward {
   const std::int64_t* types;  // of x, then of the operands
   std::int64_t wanted;
 };
-inline constexpr int kMostResults = 32, kMostOperands = 32;
-
 struct line_library {
   // Null for what is no line; valid until what is put into `held` is released.
   const line_facts* (*find)(const char* text, void** held);

@@ -251,6 +251,17 @@ inline std::vector<Tensor> run_differentiable_backward(at::TensorList upstream, 
   return op.call(upstream, saved_tensors::given(saved), line, types, wanted);
 }
 
+// Operands with fewer keeps before them than this have a gradient. Where nobody asks for the result's, those behind the
+// last kept value whose gradient is asked for have none, as with PyTorch's operators. 0: nobody asks for any.
+template <class Asked>
+int reached_by(std::size_t results, const Asked& asked) {
+  if (asked(0)) return static_cast<int>(results) + 1;
+  int last = 0;
+  for (std::size_t i = 1; i < results; ++i)
+    if (asked(i)) last = static_cast<int>(i);
+  return last;
+}
+
 // A node's gradients, made of what forward saved: by differentiable operators where they are to be differentiated.
 template <class Gradients>
 variable_list with_saved(AutogradContext* ctx, const Gradients& gradients) {
@@ -336,6 +347,9 @@ struct Fused : torch::autograd::Function<Fused> {
       if (sources[i] == kUpstream) results[i] = given[0];
       else if (sources[i] >= 0) results[i] = written[static_cast<std::size_t>(sources[i])];
     }
+    const int reached = reached_by(upstream.size(), [&](std::size_t i) { return upstream[i].defined(); });
+    for (int i = 0; i < facts.operands; ++i)
+      if (facts.keeps_before_operand[i] >= reached) results[static_cast<std::size_t>(i) + 1] = Tensor();
     return results;  // autograd sums a broadcast operand's to its shape
   }
 };

@@ -64,11 +64,12 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     ctx->saved_data["types"] = at.types(tensors);
     ctx->saved_data["sizes"] = at.summed_sizes(tensors);
     ctx->saved_data["of"] = std::vector<std::int64_t>{with.count, with.own, with.stack};
+    ctx->saved_data["results"] = shapes_of(results);
     ctx->save_for_backward(std::move(all));
+    ctx->set_materialize_grads(false);
     return results;
   }
 
-  // An undefined gradient comes as zeros, as dense as the others: they share a launch.
   static variable_list backward(AutogradContext* ctx, const variable_list& upstream) {
     return with_saved(ctx, [&](const variable_list& all) { return gradients(*ctx, upstream, all); });
   }
@@ -139,7 +140,30 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     std::vector<std::int64_t> first;  // of each operand, and how many there are in all
   };
 
-  static variable_list gradients(const AutogradContext& ctx, const variable_list& upstream, const variable_list& all) {
+  // Of each tensor its dtype, its number of dimensions and its sizes.
+  static std::vector<std::int64_t> shapes_of(const variable_list& tensors) {
+    std::vector<std::int64_t> shapes;
+    for (const Tensor& t : tensors) {
+      shapes.insert(shapes.end(), {static_cast<std::int64_t>(t.scalar_type()), t.dim()});
+      shapes.insert(shapes.end(), t.sizes().begin(), t.sizes().end());
+    }
+    return shapes;
+  }
+
+  // An undefined gradient as zeros, as dense as the others: they share a launch.
+  static variable_list with_zeros(variable_list gradients, const std::vector<std::int64_t>& shapes) {
+    const auto some = std::find_if(gradients.begin(), gradients.end(), [](const Tensor& t) { return t.defined(); });
+    const auto device = some->options().device();
+    const std::int64_t* shape = shapes.data();
+    for (Tensor& g : gradients) {
+      const at::IntArrayRef sizes(shape + 2, static_cast<std::size_t>(shape[1]));
+      if (!g.defined()) g = at::zeros(sizes, at::TensorOptions(static_cast<at::ScalarType>(*shape)).device(device));
+      shape += 2 + shape[1];
+    }
+    return gradients;
+  }
+
+  static variable_list gradients(const AutogradContext& ctx, const variable_list& asked, const variable_list& all) {
     const std::string& line = ctx.saved_data.at("line").toStringRef();
     const std::vector<std::int64_t> types = ctx.saved_data.at("types").toIntVector(),
                                     of = ctx.saved_data.at("of").toIntVector(),
@@ -149,6 +173,8 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     const places at(facts, of[0], of[1]);
     const bool stack = of[2] != 0;
     variable_list results(at.all() + 1);  // one more for `call`
+    if (std::none_of(asked.begin(), asked.end(), [](const Tensor& t) { return t.defined(); })) return results;
+    const variable_list upstream = with_zeros(asked, ctx.saved_data.at("results").toIntVector());
     std::int64_t wanted = 0;
     for (std::size_t t = 0; t < at.all(); ++t) {
       const int bit = static_cast<std::int64_t>(t) < at.count ? 0 : at.operand_of(t) + 1;
@@ -164,6 +190,15 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
       if (source >= 0) return written[static_cast<std::size_t>(first[static_cast<std::size_t>(source)] + i)];
       return stack ? upstream[0].select(0, i) : upstream[static_cast<std::size_t>(i)];
     };
+    // Of a member: its results are a stack's, or each kind's stand one behind the other.
+    const auto reached = [&](std::int64_t member) {
+      const std::size_t step = stack ? 1 : static_cast<std::size_t>(at.count),
+                        first = stack ? 0 : static_cast<std::size_t>(member);
+      return reached_by(asked.size() / step, [&](std::size_t i) { return asked[i * step + first].defined(); });
+    };
+    std::vector<int> reached_of;
+    for (std::int64_t i = 0; i < at.count; ++i) reached_of.push_back(reached(i));
+    const int most_reached = *std::max_element(reached_of.begin(), reached_of.end());
     auto next_size = sizes.begin();
     for (int operand = -1; operand < facts.operands; ++operand) {
       const int source = sources[static_cast<std::size_t>(operand) + 1];
@@ -176,7 +211,10 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
       if (source == kUnwanted) continue;
       for (std::int64_t i = 0; i < own; ++i) {
         const auto t = static_cast<std::size_t>(begin + i);
-        if (!ctx.needs_input_grad(t)) continue;
+        const int keeps = operand < 0 ? 0 : facts.keeps_before_operand[operand];
+        if (!ctx.needs_input_grad(t) ||
+            keeps >= (own == at.count ? reached_of[static_cast<std::size_t>(i)] : most_reached))
+          continue;
         results[t] = of_member(source, i);
         if (!summed) continue;
         const std::vector<std::int64_t> shape(size_begin, size_end);

@@ -30,8 +30,12 @@ line_facts facts_of(const prepared_line& of) {
   facts.reads_x = reads.x;
   facts.reads_statistics = reads.statistics;
   facts.reads_operands = bits_of(reads.operands);
-  for (int i = 0; i < of.line.operands; ++i)
-    facts.row_operands |= std::uint64_t{of.line.operand_word(i).about->operand == operand_kind::tensor} << i;
+  for (int i = 0; i < of.line.operands; ++i) {
+    const spec::word& word = of.line.operand_word(i);
+    facts.row_operands |= std::uint64_t{word.about->operand == operand_kind::tensor} << i;
+    for (const spec::word* before = of.line.words.data(); before != &word; ++before)
+      facts.keeps_before_operand[i] += before->about->kind == word_kind::keep;
+  }
   facts.weight = of.contraction ? of.contraction->parts.weight : of.attention ? 0 : -1;
   facts.scores = of.line.scores();
   facts.values = of.attention != nullptr;
