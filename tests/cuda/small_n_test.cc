@@ -101,7 +101,7 @@ TEST(FewFeatures, IsTakenForFloats) {
 
 TEST(FewFeatures, ItsSourceDefinesWhatKernelReads) {
   const imagined of("layer_norm | scale | linear", true, dtype::f32, dtype::f32, 4, 64, 2);
-  expect_defined(config_names({"few_features.cuda.h", "rowwise.cuda.h", "row_threads.cuda.h"}),
+  expect_defined(config_names({"linear/small_n.cuda.h", "row/rowwise.cuda.h", "common/reduce.cuda.h"}),
                  source(of.call(), plan_few_features(of.call(), facts_of("sm_80"))));
 }
 
