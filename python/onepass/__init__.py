@@ -12,11 +12,12 @@ from onepass import _flops, _vmap, cache, functional, nn  # noqa: F401 (register
 from onepass._decompositions import decompositions
 from onepass.advice.explain import explain
 from onepass.autograd import front
-from onepass.define import WordError, define_word, defined_words, undefine_word
-from onepass.line import Line, LineError, fused
+from onepass.call import fused
+from onepass.define import define_word, defined_words, undefine_word
+from onepass.line import Line, LineError
 from onepass.plan import Cost, Plan, Strategy, Traffic
 from onepass.rewrite.fuse import fuse, report, unfuse
-from onepass.word import Word, words
+from onepass.word import Word, WordError, words
 
 front()  # whose operators a graph of torch.jit that is loaded may hold
 

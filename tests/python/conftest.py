@@ -80,7 +80,7 @@ def ranks(request):
 def way(request, monkeypatch):
     """Every test through both: the operator compiled for the installed torch, and what serves where it cannot be."""
     if request.param == "Python":
-        monkeypatch.setattr("onepass.line.front", lambda: None)
-        monkeypatch.setattr("onepass.line.differentiable", lambda: None)
+        monkeypatch.setattr("onepass.call.front", lambda: None)
+        monkeypatch.setattr("onepass.call.differentiable", lambda: None)
         monkeypatch.setattr("onepass._groups.differentiable", lambda: None)
     return request.param

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onepass import functional
-from onepass.line import Line, fused
+from onepass.call import fused
+from onepass.line import Line
 from onepass.word import Word
 
 __all__ = ["PATTERNS", "Case", "Pattern", "Traffic"]

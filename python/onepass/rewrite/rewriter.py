@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx
 
-from onepass.line import fused
+from onepass.call import fused
 from onepass.rewrite.chains import Chain, Order, is_column
 from onepass.rewrite.effects import evaluated
 from onepass.rewrite.operations import is_tensor, operation, same_shape, value_of
