@@ -43,7 +43,7 @@ def cuda():
 @pytest.fixture(scope="module")
 def one_clock():
     """For cases: a clock's copy bandwidth takes a second to measure."""
-    from onepass.bench.timing import clock_for
+    from onepass.pricing.timing import clock_for
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onepass.case.comparison.clock_for", cache(clock_for))

@@ -219,10 +219,10 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
     attention go to this package's. `then`: as for `trial`."""
     from onepass import call as calls
     from onepass import line as lines
-    from onepass.advice import prices
     from onepass.rewrite import attention as attentions
     from onepass.rewrite import fuse as fusing
     from onepass.rewrite import linear as layers
+    from onepass.rewrite import prices
 
     reference = lines.Line.reference
 
