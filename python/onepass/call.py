@@ -109,6 +109,7 @@ Line._call = call
 
 
 def _run(line: Line, x, operands, training: bool, generator, stack: bool, shard: int):
+    """A call that the C++ front has left."""
     proxy = None if _is_traced() else proxy_among(x, operands)
     if proxy is not None:
         given = {"training": training, "generator": generator, "stack": stack}
@@ -170,7 +171,7 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
 
 
 def _forward(line: Line, x, state, operands) -> Any:
-    """By the first door that is open; see the table above."""
+    """Takes the first open door of the table above."""
     if is_transformed():
         return Transformable.apply(x, line, state, *operands)
     if torch.is_grad_enabled() and _requires_grad(x, operands) or is_jit_traced():
