@@ -2,21 +2,26 @@
 
 A line says what happens to a row of a tensor; it becomes one kernel forward and one backward, on CPU and CUDA.
 
-Layers, from the top: ``advice`` says what lines a model is worth, and ``rewrite`` finds them in its graph and puts them
-there; ``functional`` and ``nn`` speak lines; ``line`` parses and calls them, ``plan`` says what they cost, and
-``_sharding`` runs them on a rank's parts of DTensors; ``autograd`` and ``_ops`` join them to PyTorch; ``_native`` is
-the C++ library.
+Layers, from the top; a module imports only what lies below it (tests/python/test_structure.py):
+
+- ``advice`` says what lines a model is worth; ``rewrite`` finds them in its graph and puts them there.
+- ``pricing`` predicts seconds and bytes of operators and of lines; ``graph`` reads a captured graph.
+- ``functional`` and ``nn`` speak lines.
+- ``call`` runs a line: ``_lists`` for lists of tensors, ``_sharding`` on a rank's parts of DTensors, ``autograd`` and
+  ``_ops`` as PyTorch's operators.
+- ``line`` describes a line, ``plan`` says how it is computed, ``_native`` is the C++ library.
 """
 
 from onepass import _flops, _vmap, cache, functional, nn  # noqa: F401 (registers)
 from onepass._decompositions import decompositions
 from onepass.advice.explain import explain
 from onepass.autograd import front
-from onepass.define import WordError, define_word, defined_words, undefine_word
-from onepass.line import Line, LineError, fused
+from onepass.call import fused
+from onepass.define import define_word, defined_words, undefine_word
+from onepass.line import Line, LineError
 from onepass.plan import Cost, Plan, Strategy, Traffic
 from onepass.rewrite.fuse import fuse, report, unfuse
-from onepass.word import Word, words
+from onepass.word import Word, WordError, words
 
 front()  # whose operators a graph of torch.jit that is loaded may hold
 

@@ -12,6 +12,7 @@ from onepass._backward import run_backward
 from onepass._composed import Saved, composed_backward
 from onepass._ops import library, no_operands
 from onepass.autograd import Gradient, differentiable, is_jit_traced, plan, reached_by
+from onepass.line import _parse
 
 
 def call(line, state, count: int, own: int, stack: bool, tensors) -> list:
@@ -234,8 +235,6 @@ library.define(
 
 @torch.library.impl(library, "differentiable_group_backward", "CompositeImplicitAutograd")
 def _(gradients, saved, line, types, wanted, count, own, stack):
-    from onepass.line import _parse
-
     how = GroupGradient(_parse(line), tuple(types), wanted, count, own, stack)
     return list(run_backward(how, *gradients, *saved))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -10,19 +11,22 @@ from onepass import _groups, _native
 from onepass._autocast import under_autocast
 from onepass._shapes import is_sharded
 from onepass.autograd import is_transformed
+from onepass.line import Line
 
 _MOST_FEATURES = 8  # of `linear` in a list; so src/spec/contraction.h has it
 
 
-def run(line, xs, operands, training, generator, stack):
+def run(line: Line, xs, operands, stack: bool, call: Callable, in_one_launch: Callable):
     """Calls a line for all tensors of a list.
 
     Args:
-        line: the :class:`Line`.
+        line: the line.
         xs: the tensors.
         operands: each a tensor for all of them, or a list with one for each.
-        training, generator: as for one tensor.
         stack: whether results are stacked, else they are lists.
+        call: calls the line for one tensor and its operands.
+        in_one_launch: calls the line for all tensors, wherever they are, given all operands: the kinds of results, or
+            None where no kernel takes tensors so.
     """
     operands = [_cast(o) if i in line._matrix_operands else o for i, o in enumerate(operands)]
     whole = _pieces_of(xs) if xs else None
@@ -31,24 +35,27 @@ def run(line, xs, operands, training, generator, stack):
     _check(line, None if whole is not None else xs, len(xs), operands)
     if stack and whole is None:
         _check_stack(xs)
-
-    def call(x, own):
-        return line._call(x, own, training, generator)
-
     taken = None if whole is None else _pieces_of_operands(line, xs, operands)
-    if line.has_dropout and not training:
-        results = _without_dropout(line, xs, operands)
-    elif taken is not None:
+    if taken is not None:
         results = _kinds(line, call(whole, taken))
     elif is_sharded(xs[0]):
         results = _one_by_one(call, line, xs, operands)
-    elif _is_one_call(line, xs, operands):
-        results = _in_one(line, xs, operands, generator, stack)
     else:
-        results = _copied(call, line, xs, whole, operands) or _one_by_one(call, line, xs, operands)
+        results = (
+            in_one_launch(operands) or _copied(call, line, xs, whole, operands) or _one_by_one(call, line, xs, operands)
+        )
     # A tensor has all of them, a dimension more in front.
     results = [torch.stack(r) if stack and _is_list(r) else r if stack else list(r) for r in results]
     return tuple(results) if line.keeps else results[0]
+
+
+def unchanged(line: Line, xs, stack: bool):
+    """What a line of dropouts gives where they are off."""
+    _check(line, xs, len(xs), [])
+    if not stack:
+        return list(xs)
+    _check_stack(xs)
+    return torch.stack(xs)
 
 
 def _is_list(value) -> bool:
@@ -68,7 +75,7 @@ def _kinds(line, results) -> list:
     return list(results) if line.keeps else [results]
 
 
-def _own(operands, i) -> list:
+def own(operands, i: int) -> list:
     """Those of a tensor."""
     return [o[i] if _is_list(o) else o for o in operands]
 
@@ -117,23 +124,12 @@ def _check_stack(xs):
             )
 
 
-def _without_dropout(line, xs, operands) -> list:
-    from onepass.line import fused
-
-    results = fused(line._without_dropout, xs, *operands) if line._without_dropout else xs
-    return _kinds(line, results)
-
-
-def _is_one_call(line, xs, operands) -> bool:
+def is_one_launch(line: Line, xs, operands) -> bool:
     """Whether a kernel takes tensors that are elsewhere each: with `linear`, of few features."""
     x = xs[0]
-    if is_transformed():
-        return False
-    if x.is_cpu and not line._runs_on_cpu(_own(operands, 0)):
-        return False
     if line.weight is None:
         return True
-    matrix = _own(operands, 0)[line.weight]
+    matrix = own(operands, 0)[line.weight]
     if line.scores or not x.dim() or not x.shape[-1] or matrix.dim() != 2 or matrix.dtype != x.dtype:
         return False
     device = "cpu" if x.is_cpu else f"cuda:{x.device.index}"
@@ -149,20 +145,19 @@ def _why_not_grouped(text, columns, features, dtype, device) -> str:
     return _native.why_not_grouped(text, columns, features, dtype, device)
 
 
-def _in_one(line, xs, operands, generator, stack) -> list:
-    """Of one call for all, wherever they are."""
-    state = line._draw(xs[0], generator) if line.has_dropout else None
-    tensors, own = list(xs), 0
+def in_one_launch(line: Line, xs, operands, state, stack: bool) -> list:
+    """The kinds of results, of one launch for all tensors, wherever they are; state: of the dropout."""
+    tensors, listed = list(xs), 0
     for i, o in enumerate(operands):
-        own |= int(_is_list(o)) << i
+        listed |= int(_is_list(o)) << i
         tensors += o if _is_list(o) else [o]
-    results = _groups.call(line, state, len(xs), own, stack, tensors)
+    results = _groups.call(line, state, len(xs), listed, stack, tensors)
     count = len(xs)
     return list(results) if stack else [list(results[k : k + count]) for k in range(0, len(results), count)]
 
 
 def _one_by_one(call, line, xs, operands) -> list:
-    each = [call(x, _own(operands, i)) for i, x in enumerate(xs)]
+    each = [call(x, own(operands, i)) for i, x in enumerate(xs)]
     return list(zip(*each)) if line.keeps else [each]
 
 

@@ -14,7 +14,7 @@ as the state of dropout does.)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from onepass._lines import remembered
+from onepass.line import Line, parsed
 
 __all__ = ["run"]
 
@@ -83,8 +84,8 @@ class Parts:
         )
 
 
-def run(line, x: DTensor, operands: Sequence[Tensor], generator: torch.Generator | None):
-    """Calls a line on the parts that this rank holds.
+def run(line: Line, x: DTensor, operands: Sequence[Tensor], generator: torch.Generator | None, call: Callable):
+    """Calls a line on the parts that this rank holds, by `call.call`, which hands itself over.
 
     Dropout: every rank draws the same state, as DTensor's random operators have it where ranks are seeded alike, and
     adds to its offset which part of what is dropped it holds. So masks agree where that is replicated, and differ
@@ -96,11 +97,11 @@ def run(line, x: DTensor, operands: Sequence[Tensor], generator: torch.Generator
     tensors = (x, *operands)
     plan = _plan(line, mesh, tuple([Given(t.shape, t.placements) for t in tensors]))
     if plan.in_two:
-        return _in_two(line, plan.in_two, x, operands, generator)
+        return _in_two(line, plan.in_two, x, operands, generator, call)
     local = _Local.apply(plan.gradients, *map(_placed, tensors, plan.inputs))
     if plan.shares > 1:
         local = [t / plan.shares if line.is_behind(i - 1) else t for i, t in enumerate(local)]
-    results = line._call(local[0], tuple(local[1:]), True, generator, shard=plan.shard)
+    results = call(line, local[0], tuple(local[1:]), True, generator, shard=plan.shard)
     wrapped = _Whole.apply(mesh, plan.results, *(results if line.keeps else [results]))
     return wrapped if line.keeps else wrapped[0]
 
@@ -226,13 +227,11 @@ def _where_given(gradients: Sequence[Tensor | None], function, each: Sequence) -
     return found
 
 
-def _in_two(line, texts: tuple[str, str], x: DTensor, operands: Sequence[DTensor], generator):
-    from onepass.line import fused
-
+def _in_two(line: Line, texts: tuple[str, str], x: DTensor, operands: Sequence[DTensor], generator, call: Callable):
     count = line.weight + 1
-    product = fused(texts[0], x, *operands[:count], generator=generator)
+    product = call(parsed(texts[0]), x, operands[:count], True, generator)
     product, *before = product if isinstance(product, tuple) else [product]
-    result = fused(texts[1], product, *operands[count:], generator=generator)
+    result = call(parsed(texts[1]), product, operands[count:], True, generator)
     result, *behind = result if isinstance(result, tuple) else [result]
     return (result, *before, *behind) if line.keeps else result
 

@@ -17,20 +17,17 @@ from torch import Tensor
 
 from onepass import _native
 from onepass.line import Line
+from onepass.word import WordError
 
 if TYPE_CHECKING:
     from onepass.define import Definition
 
-__all__ = ["Report", "WordError", "check"]
+__all__ = ["Report", "check"]
 
 SHAPE = (5, 67)  # whole vectors, and a rest, of every type and chip
 ULPS = {torch.float64: 64, torch.float32: 16, torch.bfloat16: 1}
 """Of a dtype's epsilon, relative to the largest result: so much more than twice the reference's own error, which is
 measured against float64, may a word be off."""
-
-
-class WordError(ValueError):
-    """A user's word that does not compile, or does not do what its reference does."""
 
 
 @dataclass

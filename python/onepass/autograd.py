@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
@@ -14,10 +13,8 @@ from onepass import _native
 from onepass._backward import derivative_along, run_backward
 from onepass._composed import Saved, cannot_be_made_again, composed_backward
 from onepass._ops import library, no_operands
+from onepass.line import Line, _parse
 from onepass.reference import compose
-
-if TYPE_CHECKING:
-    from onepass.line import Line
 
 
 @functools.cache
@@ -201,8 +198,6 @@ library.define(
 
 @torch.library.impl(library, "differentiable_backward", "CompositeImplicitAutograd")
 def _(gradients, saved, line, types, wanted):
-    from onepass.line import _parse
-
     return list(run_backward(Gradient(_parse(line), tuple(types), wanted), *gradients, *saved))
 
 

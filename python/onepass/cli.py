@@ -19,7 +19,7 @@ from rich.table import Column, Table
 
 import onepass
 from onepass import _native, cache, docs
-from onepass.advice.profile import profile_of
+from onepass.pricing.profile import profile_of
 from onepass.word_command import word_app
 
 __all__ = ["app"]
@@ -273,7 +273,7 @@ def calibrate(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one if not given")] = None,
 ) -> None:
     """Measures what `explain` and `fuse` need to know of this device; takes about a minute."""
-    from onepass.advice.calibrate import calibrate as measure
+    from onepass.pricing.calibrate import calibrate as measure
 
     make_directory_of(output)
     profile = measure(parse_device(device))

@@ -6,22 +6,17 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 
-import torch
 from torch import Tensor
 
 from onepass import _native, autograd
 from onepass import line as lines
 from onepass import reference as references
-from onepass._word_checks import Report, WordError, check
+from onepass._word_checks import Report, check
 from onepass.rewrite import idioms
-from onepass.word import Word, words
+from onepass.word import Word, WordError, words
 
 __all__ = ["Definition", "WordError", "define_word", "defined_words", "undefine_word"]
-
-ENTRY_POINTS = "onepass.words"
-"""Packages ship words by an entry point of this group: the word's name, and a function that defines it."""
 
 
 @dataclass(frozen=True)
@@ -190,16 +185,3 @@ def _check_arguments(d: Definition) -> None:
         raise ValueError("define_word(): formulas are for words without an operand")
     for formula in d.formulas:
         idioms.check(formula, d.parameters)
-
-
-def load_words(text: str) -> bool:
-    """Defines what packages ship of a line's unknown words; whether there was any."""
-    if torch.compiler.is_dynamo_compiling():
-        return False
-    names = set(re.findall(r"[A-Za-z]\w*", text)) - set(_DEFINED)
-    found = [point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name in names]
-    for point in found:
-        point.load()()
-        if point.name not in _DEFINED:
-            raise WordError(f"{point.value}, the entry point of the word '{point.name}', has not defined it")
-    return bool(found)

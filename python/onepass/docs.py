@@ -305,8 +305,7 @@ def fill_readme(readme: Path, results: Path) -> int:
     Returns:
         How many files there were. The pictures are written into docs/pictures beside the README.
     """
-    from onepass.advice import predictions
-    from onepass.bench import report, shares, whole
+    from onepass.bench import predictions, report, shares, whole
 
     paths = sorted(results.glob("*.json"), key=lambda path: path.stem)
     every = [json.loads(path.read_text(encoding="utf-8")) for path in paths]

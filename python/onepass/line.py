@@ -1,28 +1,24 @@
-"""The line: parsed once, then called like a function."""
+"""The line: parsed once; its facts, its cost, the names of its operands, its plan and its reference. `call` runs it."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
-from torch.autograd import profiler
 
-from onepass import _lists, _native, _ops
+from onepass import _native
 from onepass._autocast import under_autocast
-from onepass._backward import is_profiled
 from onepass._native import LineError
-from onepass._shapes import check_dense, is_sharded
-from onepass._symbolic import node_of, proxy_among
-from onepass.autograd import Apply, Transformable, differentiable, front, is_jit_traced, is_transformed
+from onepass._shapes import check_dense
 from onepass.plan import Cost, Plan, Strategy, Traffic, checked_shape, checked_size, chip_of, reason
-from onepass.word import Word
+from onepass.reference import compose
+from onepass.word import Word, load_words
 
-__all__ = ["Line", "LineError", "fused"]
-
-ARITHMETIC = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+__all__ = ["Line", "LineError", "parsed"]
 
 _is_traced = torch.compiler.is_dynamo_compiling
 
@@ -32,8 +28,6 @@ def _described(line: str) -> dict:
     try:
         return _native.describe(line)
     except LineError:
-        from onepass.define import load_words  # which knows lines
-
         if not load_words(line):
             raise
     return _native.describe(line)
@@ -52,6 +46,9 @@ class Line:
         text: the line as given.
         words: its words, a list of :class:`Word`.
     """
+
+    _call: ClassVar[Callable[..., Any]]
+    """`call.call`, which reads a line's facts and so lies above."""
 
     def __init__(self, line: str) -> None:
         if not isinstance(line, str):
@@ -98,83 +95,11 @@ class Line:
         """Runs the line; see :func:`fused`."""
         return self._call(x, operands, training, generator, stack)
 
-    def _call(self, x, operands, training, generator, stack=False, shard=0):
-        """shard: which part of a sharded tensor x is; each has dropout masks of its own."""
-        if self.turns and torch.is_grad_enabled():
-            self._check_positions(operands)
-        if not (self.has_dropout or stack or _is_traced()) and (in_one := front()) is not None:
-            results = in_one(self.text, x, *operands)
-            if results is not None:
-                return results
-        if is_profiled():
-            with profiler.record_function(f"onepass: {self.text}"):
-                return self._run(x, operands, training, generator, stack, shard)
-        return self._run(x, operands, training, generator, stack, shard)
-
-    def _run(self, x, operands, training, generator, stack, shard):
-        proxy = None if _is_traced() else proxy_among(x, operands)
-        if proxy is not None:
-            given = {"training": training, "generator": generator, "stack": stack}
-            return node_of(proxy, fused, (self.text, x, *operands), given)
-        if isinstance(x, (list, tuple)):
-            if len(operands) != self.operand_count:
-                raise TypeError(self._operand_message(len(operands)))
-            try:
-                return _lists.run(self, list(x), list(operands), training, generator, stack)
-            except RuntimeError as error:
-                self._check_tensors(x, operands)
-                raise _as_torch_raises(error, x) from None
-        if stack:
-            raise TypeError("fused(): argument 'stack' is for a list of tensors")
-        try:
-            if len(operands) != self.operand_count:
-                raise TypeError(self._operand_message(len(operands)))
-            if self.has_dropout and not training:
-                return fused(self._without_dropout, x, *operands) if self._without_dropout else x
-            if type(x) is not torch.Tensor and is_sharded(x):
-                from onepass import _sharding
-
-                return _sharding.run(self, x, operands, generator)
-            state = self._draw(x, generator, shard) if self.has_dropout else None
-            if self.weight is not None:
-                operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, self._matrix_operands)
-            if x.is_cpu and not self._runs_on_cpu(operands):
-                self._check_tensors(x, operands)
-                self._check_shapes(x, operands)
-                return self.reference(x, *operands, dropout_state=state)
-            if is_transformed():
-                results = Transformable.apply(x, self, state, *operands)
-            elif torch.is_grad_enabled() and _requires_grad(x, operands) or is_jit_traced():
-                results = self._differentiable(x, state, operands)
-            elif self.rowwise or self.weight is not None:
-                results = self.forward_op(x, operands or _ops.no_operands(x), self.text, state, False)
-            else:
-                results = self.forward_op(x, operands or _ops.no_operands(x), self.text, state)
-        except (AttributeError, TypeError):
-            self._check_tensors(x, operands)
-            raise
-        except RuntimeError as error:
-            self._check_tensors(x, operands)
-            raise _as_torch_raises(error, [x]) from None
-        return results[0] if self.keeps == 0 else tuple(results[: 1 + self.keeps])
-
-    def _differentiable(self, x, state, operands):
-        if not torch.compiler.is_compiling():
-            in_one = differentiable()
-            if in_one is not None:
-                return in_one((x, *operands), self.text, state)
-            return Apply.apply(x, self, state, *operands)
-        # Dynamo refuses one tensor as two inputs of an autograd function.
-        views = [o.view_as(o) if any(o is other for other in (x, *operands[:i])) else o for i, o in enumerate(operands)]
-        return Apply.apply(x, self, state, *views)
-
     def reference(self, x, *operands, training: bool = True, dropout_state=None):
         """The same line as a plain composition of PyTorch's operators, differentiable by PyTorch's own rules.
 
         dropout_state: int64 [2], {seed, offset}, for the masks that a kernel draws from it; PyTorch's own otherwise.
         """
-        from onepass.reference import compose
-
         if self.weight is not None:
             operands = under_autocast(x.device.type, operands, self._matrix_operands)
         results = compose(self.words, x, operands, dropout_state=dropout_state, training=training)
@@ -272,11 +197,6 @@ class Line:
                     raise TypeError(f"fused(): {name} must be Tensor, not {type(value).__name__}") from None
                 check_dense("fused", name, value)
 
-    def _check_positions(self, operands):
-        tensors = [t for o in operands for t in (o if isinstance(o, (list, tuple)) else [o])]
-        if any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
-            raise RuntimeError("fused(): cos and sin of 'rope' get no gradient: expected requires_grad=False")
-
     def _check_shapes(self, x, operands):
         """As the kernels do: PyTorch's operators would broadcast a column of another length."""
         shape = x.shape
@@ -302,53 +222,6 @@ class Line:
                 raise RuntimeError(f"onepass: operand {i} must have {expected}, got {list(o.shape)}")
             if word.kind == "contraction":
                 shape = torch.Size((*shape[:-1], o.shape[-1 if word.operand == "values" else -2]))
-
-    def _draw(self, x, generator, shard=0):
-        if torch.compiler.is_compiling() and generator is None:
-            state = torch.ops.onepass.dropout_state(x)
-        elif is_transformed():  # transforms know what their randomness means for a call that makes a tensor
-            state = torch.randint(2**63 - 1, (2,), device=x.device, generator=generator)
-        else:
-            state = _ops.draw_dropout_state(x, generator)
-        if shard:
-            state[1:].add_(shard)  # the offset
-        return state
-
-    def _runs_on_cpu(self, operands) -> bool:
-        """Whether the line's CPU kernels exist or can be compiled; where not, warns once."""
-        masks = 0
-        for i in self._mask_operands:
-            masks |= int(operands[i].dtype == torch.bool) << i
-        ready = self._ready_on_cpu.get(masks)
-        if ready is None:
-            ready = self._ready_on_cpu[masks] = _prepare_on_cpu(self.text, masks)
-        return ready
-
-
-def _as_torch_raises(error: RuntimeError, xs) -> RuntimeError:
-    """The same error; of a dtype that there are no kernels for, which torch has none for either, its kind."""
-    if type(error) is RuntimeError and not all(x.dtype in ARITHMETIC for x in xs):
-        return NotImplementedError(str(error))
-    return error
-
-
-def _requires_grad(x, operands) -> bool:
-    if x.requires_grad:
-        return True
-    for o in operands:  # any() with a generator takes twice as long
-        if o.requires_grad:
-            return True
-    return False
-
-
-@torch.compiler.assume_constant_result
-def _prepare_on_cpu(text: str, masks: int) -> bool:
-    try:
-        _native.cpu_prepare(text, masks)
-    except _native.CannotCompile as missing:
-        warnings.warn(f'onepass: the line "{text}" runs as a composition of PyTorch operators: {missing}', stacklevel=4)
-        return False
-    return True
 
 
 _parse = functools.lru_cache(maxsize=_native.REMEMBERED)(Line)
@@ -377,46 +250,6 @@ def _registered(line: str) -> str:
     return name
 
 
-def fused(
-    line: str,
-    x: torch.Tensor | list[torch.Tensor],
-    *operands: torch.Tensor | list[torch.Tensor],
-    training: bool = True,
-    generator=None,
-    stack: bool = False,
-):
-    """Runs a line of words over the rows of a tensor: one kernel forward, one backward, every tensor moved once.
-
-    Args:
-        line: words separated by ``|``; :func:`words` lists them.
-        x: tensor of shape (..., N), float32, float64, bfloat16 or float16; or a list or tuple of such tensors of one
-            row length, dtype and device, for all of which the line is called once.
-        operands: one for each word that takes one, in the order in which the words stand. Columns have shape [N];
-            tensors have x's shape or broadcast to it. Their dtypes may differ from x's. `linear` takes a matrix
-            [N', N] (under autocast it is cast); behind it rows have N' numbers of the matrix's dtype. `scores` takes
-            keys [..., N', N] with x's batch sizes (of which the last may be 1), and likewise. Where x is a list, an
-            operand is for all of its tensors, or a list with one for each.
-        training: ``False`` leaves dropout out.
-        generator: for dropout, a ``torch.Generator`` of x's device; PyTorch's default one otherwise.
-        stack: where x is a list, whether results are stacked as ``torch.stack`` does; else they are lists.
-
-    Returns:
-        The result, of x's shape and dtype (behind `linear` (..., N') and its matrix's) and contiguous; a tuple
-        (result, kept values...) where ``keep`` stands in the line. Arithmetic is float32 (float64 for float64 x), with
-        one rounding at the store.
-
-    Raises:
-        LineError: (a ValueError) for a line that cannot be read.
-        TypeError: for a wrong number of operands.
-        RuntimeError: for shapes, dtypes or devices that do not fit, naming the operand, expected and got; of x's dtype
-            NotImplementedError, which is one.
-
-    Saved for backward: the inputs that backward reads (or a kept value or the result in their place) and the row
-    statistics; masks are drawn again. What stands before `linear` is computed again for the gradient of its matrix;
-    what it gives is saved only where a word behind it needs it (an activation does, a bias does not).
-    """
-    if _is_traced():
-        parsed = getattr(_REGISTRY, _registered(line))
-    else:
-        parsed = _parse(line)
-    return parsed._call(x, operands, training, generator, stack)
+def parsed(line: str) -> Line:
+    """The line of a text, from the cache; in a trace, from where Dynamo looks it up anew."""
+    return getattr(_REGISTRY, _registered(line)) if _is_traced() else _parse(line)

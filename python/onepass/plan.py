@@ -6,12 +6,10 @@ import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from onepass.advice.profile import Profile
+from onepass.pricing.profile import Profile, profile_of
 
 __all__ = ["Cost", "Plan", "Strategy", "Traffic", "chip_of", "reason"]
 
@@ -97,8 +95,6 @@ def chip_of(device: torch.device | str | Profile | None) -> str:
         return "cpu"
     if is_torchs and torch.cuda.is_available():
         return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
-    from onepass.advice.profile import profile_of  # where lines are measured
-
     name = profile_of(device).name
     if name == "cpu":
         return "cpu"

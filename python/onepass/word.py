@@ -1,13 +1,24 @@
-"""A word, of the vocabulary or of a line."""
+"""A word, of the vocabulary or of a line; and words that installed packages add to the vocabulary."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from importlib import metadata
+
+import torch
 
 from onepass import _native
 
-__all__ = ["Word", "words"]
+__all__ = ["Word", "WordError", "load_words", "words"]
+
+ENTRY_POINTS = "onepass.words"
+"""Packages ship words by an entry point of this group: the word's name, and a function that defines it."""
+
+
+class WordError(ValueError):
+    """A user's word that does not compile, or does not do what its reference does."""
 
 
 @dataclass(frozen=True)
@@ -50,3 +61,20 @@ def words() -> list[Word]:
         Word(parameters=() if w["default"] is None else (w["default"],), **{k: v for k, v in w.items() if k in known})
         for w in _native.words()
     ]
+
+
+def load_words(text: str) -> bool:
+    """Defines what packages ship of a line's unknown words; whether there was any."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    names = set(re.findall(r"[A-Za-z]\w*", text)) - _names()
+    found = [point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name in names]
+    for point in found:
+        point.load()()
+        if point.name not in _names():
+            raise WordError(f"{point.value}, the entry point of the word '{point.name}', has not defined it")
+    return bool(found)
+
+
+def _names() -> set[str]:
+    return {word["name"] for word in _native.words()}

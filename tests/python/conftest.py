@@ -43,7 +43,7 @@ def cuda():
 @pytest.fixture(scope="module")
 def one_clock():
     """For cases: a clock's copy bandwidth takes a second to measure."""
-    from onepass.bench.timing import clock_for
+    from onepass.pricing.timing import clock_for
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onepass.case.comparison.clock_for", cache(clock_for))
@@ -80,7 +80,7 @@ def ranks(request):
 def way(request, monkeypatch):
     """Every test through both: the operator compiled for the installed torch, and what serves where it cannot be."""
     if request.param == "Python":
-        monkeypatch.setattr("onepass.line.front", lambda: None)
-        monkeypatch.setattr("onepass.line.differentiable", lambda: None)
+        monkeypatch.setattr("onepass.call.front", lambda: None)
+        monkeypatch.setattr("onepass.call.differentiable", lambda: None)
         monkeypatch.setattr("onepass._groups.differentiable", lambda: None)
     return request.param

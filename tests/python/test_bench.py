@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend
 
 import onepass
 from onepass import bench
-from onepass.bench import report, timing
+from onepass.bench import report
 from onepass.bench.accuracy import Judge, WrongResult
 from onepass.bench.attention import ATTENTIONS, SCALE
 from onepass.bench.cases import Row
@@ -22,6 +22,7 @@ from onepass.bench.models import MODELS, network
 from onepass.bench.patterns import PATTERNS, Case, P, Traffic
 from onepass.bench.providers import PROVIDERS, Provider, Trial, flex, sdpa
 from onepass.bench.suites import SUITES
+from onepass.pricing import timing
 
 BY_NAME = {pattern.name: pattern for pattern in (*PATTERNS, *ATTENTIONS)}
 WITH_VALUES = [pattern.name for pattern in ATTENTIONS if "values" in pattern.line]

@@ -9,8 +9,8 @@ from torch import nn
 
 import onepass
 from models import make, moved
-from onepass.advice import prices
-from onepass.advice.profile import profile_of
+from onepass.pricing.profile import profile_of
+from onepass.rewrite import prices
 from onepass.rewrite.fuse import Rewriter
 
 CPU = profile_of("cpu")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import onepass
 from helpers import check_line, make_inputs
-from onepass import define
+from onepass import word as vocabulary
 from onepass.cli import app
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
@@ -365,7 +365,7 @@ def test_a_package_ships_words(monkeypatch):
             return lambda: calls.append(1) or onepass.define_word("shipped", **{**PRELU, "operand_name": "w"})
 
     monkeypatch.setattr(
-        define.metadata, "entry_points", lambda group: [Point()] if group == define.ENTRY_POINTS else []
+        vocabulary.metadata, "entry_points", lambda group: [Point()] if group == vocabulary.ENTRY_POINTS else []
     )
     x, w = torch.randn(4, 8), torch.rand(8)
     assert torch.equal(onepass.fused("bias | shipped", x, w, w), torch.where(x + w > 0, x + w, w * (x + w)))

@@ -5,9 +5,7 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -149,12 +147,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_readmes_results_are_filled_between_the_markers(tmp_path, monkeypatch):
-    report = ModuleType("onepass.bench.report")
-    report.markdown = lambda results: f"table of {results['device']}\n"
-    bench = ModuleType("onepass.bench")
-    bench.report = report
-    monkeypatch.setitem(sys.modules, "onepass.bench", bench)
-    monkeypatch.setitem(sys.modules, "onepass.bench.report", report)
+    monkeypatch.setattr("onepass.bench.report.markdown", lambda results: f"table of {results['device']}\n")
     begin, end = docs.RESULTS
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n\n{begin}\nold\n{end}\n\nafter\n")
@@ -167,7 +160,7 @@ def test_readmes_results_are_filled_between_the_markers(tmp_path, monkeypatch):
     assert readme.read_text() == filled
     (tmp_path / "curve.json").write_text(json.dumps({"device": "cuda", "suite": "curve"}))
     (tmp_path / "instructions.json").write_text(json.dumps({"instructions": {}}))
-    report.plot_curves = lambda found, directory: [directory / "cuda-softmax.svg"]
+    monkeypatch.setattr("onepass.bench.report.plot_curves", lambda _, directory: [directory / "cuda-softmax.svg"])
     assert docs.fill_readme(readme, tmp_path) == 3
     picture = "table of cuda\n\n![cuda-softmax](docs/pictures/cuda-softmax.svg)"
     assert readme.read_text() == filled.replace("table of cuda", picture)

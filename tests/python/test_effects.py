@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from captures import captured
-from onepass.rewrite.effects import Memory, bodies, effects_of, memory_of, remove_unused
+from onepass.graph.effects import Memory, bodies, effects_of, memory_of, remove_unused
 
 
 @torch.library.custom_op("onepass_tests::overwrite", mutates_args=("x",))

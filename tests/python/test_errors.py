@@ -7,7 +7,7 @@ import onepass
 import onepass.functional as F
 from helpers import as_tuple
 from onepass import _native
-from onepass.advice.profile import profile_of
+from onepass.pricing.profile import profile_of
 
 
 def raises(kind, *says):

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 import onepass
 from models import make
-from onepass.advice import calibrate as calibrating
-from onepass.advice.profile import PROFILES, SCALED, Profile, profile_of
 from onepass.cli import app
+from onepass.pricing import calibrate as calibrating
+from onepass.pricing.profile import PROFILES, SCALED, Profile, profile_of
 
 
 def mlp():

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import onepass
 from models import make, moved
 from onepass.advice import explain as explaining
-from onepass.advice.prices import Price
-from onepass.advice.profile import profile_of
+from onepass.pricing.prices import Price
+from onepass.pricing.profile import profile_of
 
 
 def sums(explained):

@@ -63,7 +63,7 @@ def test_the_same_as_the_operators(line, recorded, x, monkeypatch):
     operands = [torch.randn(s, device=x.device) for s in shapes.get(line, [(64,)] * count)]
     given = [t.requires_grad_(recorded) for t in (x, *operands)]
     ours = front()(line, *given)
-    monkeypatch.setattr("onepass.line.front", lambda: None)
+    monkeypatch.setattr("onepass.call.front", lambda: None)
     expected = onepass.fused(line, *given)
     assert type(ours) is type(expected)
     for one, other in zip(ours, expected):  # of one tensor: its rows
@@ -125,7 +125,7 @@ def test_its_errors_are_the_operators(x, monkeypatch):
         with pytest.raises(RuntimeError) as ours:
             onepass.fused("scale", x, operand.to(x.device))
         with monkeypatch.context() as without, pytest.raises(RuntimeError) as theirs:
-            without.setattr("onepass.line.front", lambda: None)
+            without.setattr("onepass.call.front", lambda: None)
             onepass.fused("scale", x, operand.to(x.device))
         assert str(ours.value) == str(theirs.value)
 

@@ -131,7 +131,7 @@ def test_deterministic_algorithms(line, device, monkeypatch):
 @pytest.mark.parametrize("line", LINES)
 def test_profiles_show_the_line(line, way, device, monkeypatch):
     if way == "Python":
-        monkeypatch.setattr("onepass.line.differentiable", lambda: None)
+        monkeypatch.setattr("onepass.call.differentiable", lambda: None)
     inputs = make_inputs(line, (2, 5, 6), torch.float32, device)
     with torch.profiler.profile() as profile:
         results = as_tuple(onepass.fused(line, *inputs.tensors))

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import onepass
-from onepass.advice import prices
-from onepass.advice.profile import profile_of
+from onepass.pricing import prices
+from onepass.pricing.profile import profile_of
 
 BANDWIDTH = 4.8e12
 PEAK = {

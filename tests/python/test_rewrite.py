@@ -8,11 +8,11 @@ import torch.nn.functional as F
 
 import onepass
 from captures import captured
+from onepass.graph.operations import operation
 from onepass.rewrite import fuse as fusing
 from onepass.rewrite.chains import Order, chains
 from onepass.rewrite.idioms import IDIOMS
 from onepass.rewrite.masks import name_masks
-from onepass.rewrite.operations import operation
 
 
 def lines(function, *inputs):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import onepass
-from onepass.advice.profile import profile_of
+from onepass.pricing.profile import profile_of
 from onepass.rewrite import fuse as fusing
 
 X, W, B = torch.randn(4, 64, 96), torch.randn(128, 96), torch.randn(128)

@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onepass.advice import prices
-from onepass.advice.bodies import Part, checkpointed, parts
-from onepass.advice.nodes import given_to, results_of
-from onepass.advice.profile import Profile, profile_of
 from onepass.advice.report import SUMS, Advice, Explanation, Operator
-from onepass.advice.saved import saved_by
+from onepass.graph.operations import is_tensor, operation, sizes, value_of
 from onepass.line import _parse
+from onepass.pricing.bodies import Part, checkpointed, parts
+from onepass.pricing.nodes import given_to, results_of
+from onepass.pricing.prices import Price
+from onepass.pricing.profile import Profile, profile_of
+from onepass.pricing.saved import saved_by
+from onepass.rewrite import prices
 from onepass.rewrite.chains import Chain
 from onepass.rewrite.fuse import called, lines_of
-from onepass.rewrite.operations import is_tensor, operation, sizes, value_of
 from onepass.rewrite.steps import CONTRACTIONS, kind
 
 __all__ = ["explain"]
@@ -87,12 +88,10 @@ def _explain_graph(gm: fx.GraphModule, profile: Profile, explained: Explanation)
     for part in parts(gm, profile, training):
         explained.operators.append(_operator(part, by_node.get(part.node), profile))
     for chain, again in found.items():
-        sums = prices.joined_gradients(chain, profile) if training else prices.Price()
+        sums = prices.joined_gradients(chain, profile) if training else Price()
         if sums.kernels:
             shape = sizes(value_of(chain.result))
-            explained.operators.append(
-                Operator(SUMS, shape, prices.Price(), sums, *bound_of(sums, profile), chain.line)
-            )
+            explained.operators.append(Operator(SUMS, shape, Price(), sums, *bound_of(sums, profile), chain.line))
         explained.lines.append(_advice(chain, profile, training, again))
 
 
@@ -112,7 +111,7 @@ def _operator(part: Part, chain: Chain | None, profile: Profile) -> Operator:
 MOVING = ("same", "view", "swapped")
 
 
-def bound_of(price: prices.Price, profile: Profile) -> tuple[str, str]:
+def bound_of(price: Price, profile: Profile) -> tuple[str, str]:
     """What limits an operator, and what follows for fusion."""
     intensity = price.flops / price.bytes if price.bytes else 0.0
     moving = price.bytes / profile.bandwidth
@@ -152,7 +151,7 @@ OF_LAYER = ("linear", "bias")
 
 def _reason(chain: Chain, before, after, profile: Profile, training: bool) -> str:
     """A sentence on what a line changes."""
-    total, left = sum(before, prices.Price()), sum(after, prices.Price())
+    total, left = sum(before, Price()), sum(after, Price())
     if prices.has_own_product(chain, profile, training):
         name = str(value_of(chain.x).dtype).removeprefix("torch.")
         own, library = profile.own_products[name], profile.products[name]

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from onepass.advice.report import Explanation, Measured, device_of
-from onepass.bench.timing import Run, clock_for
 from onepass.line import Line
+from onepass.pricing.profile import Profile
+from onepass.pricing.timing import Run, clock_for
 from onepass.rewrite.steps import CONTRACTIONS, kind
 
-__all__ = ["measure"]
+if TYPE_CHECKING:
+    from onepass.advice.report import Explanation
+
+__all__ = ["Measured", "measure"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one line, forward and backward: predicted, measured, and those of the same in plain PyTorch."""
+
+    line: str
+    shape: tuple[int, ...]
+    dtype: str
+    predicted: tuple[float, float]
+    measured: tuple[float, float]
+    unfused: tuple[float, float]
 
 
 def measure(explained: Explanation, seconds: float) -> list[Measured]:
@@ -55,3 +73,17 @@ def _runs(call, tensors: list[Tensor], training: bool) -> dict[str, Run]:
         upstream, inputs = [torch.randn_like(r) for r in results], [t for t in tensors if t.requires_grad]
         runs["backward"] = Run(lambda: torch.autograd.grad(results, inputs, upstream, retain_graph=True))
     return runs
+
+
+def device_of(profile: Profile) -> torch.device:
+    """The present device that a profile is about.
+
+    Raises:
+        RuntimeError: if there is none.
+    """
+    if profile.name == "cpu":
+        return torch.device("cpu")
+    for index in range(torch.cuda.device_count()):
+        if torch.cuda.get_device_name(index) == profile.name:
+            return torch.device("cuda", index)
+    raise RuntimeError(f"measure(): expected {profile.name} to be present, but it is not")

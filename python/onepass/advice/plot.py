@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from onepass.advice.prices import Price
-from onepass.advice.report import Explanation
+from onepass.pricing.prices import Price
+
+if TYPE_CHECKING:
+    from onepass.advice.report import Explanation
 
 __all__ = ["roofline"]
 

@@ -8,14 +8,15 @@ from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
 
-import torch
 from rich.console import Console, Group
 from rich.table import Column, Table
 
-from onepass.advice.prices import Price
-from onepass.advice.profile import Profile
+from onepass.advice.measure import Measured, measure
+from onepass.advice.plot import roofline
+from onepass.pricing.prices import Price
+from onepass.pricing.profile import Profile
 
-__all__ = ["Advice", "Explanation", "Measured", "Operator"]
+__all__ = ["Advice", "Explanation", "Operator"]
 
 
 SUMS = "sum of gradients"
@@ -52,18 +53,6 @@ class Advice:
     fused: tuple[Price, Price]
     saved_bytes: tuple[int, int]
     why: str
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Seconds of one line, forward and backward: predicted, measured, and those of the same in plain PyTorch."""
-
-    line: str
-    shape: tuple[int, ...]
-    dtype: str
-    predicted: tuple[float, float]
-    measured: tuple[float, float]
-    unfused: tuple[float, float]
 
 
 @dataclass
@@ -183,8 +172,6 @@ class Explanation:
         Raises:
             ModuleNotFoundError: without matplotlib.
         """
-        from onepass.advice.plot import roofline
-
         roofline(self, Path(path))
 
     def measure(self, seconds: float = 0.2) -> list[Measured]:
@@ -194,8 +181,6 @@ class Explanation:
         Raises:
             RuntimeError: where no such device is.
         """
-        from onepass.advice.measure import measure
-
         found = measure(self, seconds)
         table = Table(
             Column("line", overflow="fold"),
@@ -207,17 +192,3 @@ class Explanation:
                 table.add_row("" if i else row.line, side, *times, f"{1e6 * row.unfused[i]:,.3g}")
         Console().print(table)
         return found
-
-
-def device_of(profile: Profile) -> torch.device:
-    """The present device that a profile is about.
-
-    Raises:
-        RuntimeError: if there is none.
-    """
-    if profile.name == "cpu":
-        return torch.device("cpu")
-    for index in range(torch.cuda.device_count()):
-        if torch.cuda.get_device_name(index) == profile.name:
-            return torch.device("cuda", index)
-    raise RuntimeError(f"measure(): expected {profile.name} to be present, but it is not")

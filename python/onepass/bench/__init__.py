@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,14 +13,15 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import onepass
-from onepass.bench import report, shares, timing, whole
+from onepass.bench import report, shares, whole
 from onepass.bench.attention import ATTENTIONS
 from onepass.bench.cases import host_case, run_case
+from onepass.bench.machine import facts
 from onepass.bench.models import MODELS
 from onepass.bench.patterns import PATTERNS, Pattern
 from onepass.bench.providers import PROVIDERS, Provider
 from onepass.bench.suites import SUITES, cases_of
+from onepass.pricing.timing import clock_for
 
 __all__ = ["run"]
 
@@ -81,7 +79,7 @@ def run(
     if suite not in SUITES:
         raise ValueError(f"no suite is called {suite!r}; there are {', '.join(SUITES)}")
     competitors, versions = find_providers(providers, on, suite)
-    clock = timing.clock_for(on)
+    clock = clock_for(on)
     seconds = 0.3 if quick else SECONDS[on.type] * (1.0 if suite == "table" else 0.5)
     cases = [(pattern, case) for pattern in chosen for case in cases_of(pattern, on.type, quick, suite)]
     if dtype is not None:
@@ -135,42 +133,3 @@ def find_providers(names: list[str] | None, device: torch.device, suite: str) ->
         except Exception as error:  # a library may fail to load in any way
             versions[provider.name] = f"not run: {type(error).__name__}: {error}"
     return found, versions
-
-
-def facts(device: torch.device, clock: timing.Clock) -> dict[str, Any]:
-    """What a figure means nothing without."""
-    return {
-        "schema": 1,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "onepass": onepass.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
-        "threads": torch.get_num_threads(),
-        "copy_bytes_per_second": clock.copy_bytes_per_second,
-        "method": clock.method,
-    }
-
-
-def commit() -> str | None:
-    """The checkout's commit; None for an installed package."""
-    package = Path(onepass.__file__).parent
-    try:
-        subprocess.run(
-            ["git", "ls-files", "--error-unmatch", "__init__.py"], cwd=package, check=True, capture_output=True
-        )
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=package, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip()
-
-
-def processor() -> str:
-    """The CPU's name."""
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -15,7 +15,7 @@ from torch import Tensor
 from onepass.bench.accuracy import Judge, WrongResult
 from onepass.bench.patterns import Case, Pattern
 from onepass.bench.providers import Provider, Trial
-from onepass.bench.timing import Clock, Run, host_time
+from onepass.pricing.timing import Clock, Run, host_time
 
 __all__ = ["Row", "clean", "host_case", "memory", "run_case", "saved_bytes", "says", "time_all"]
 

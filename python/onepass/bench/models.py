@@ -14,7 +14,8 @@ from torch.func import functional_call
 
 from onepass.bench.attention import padding, square_product
 from onepass.bench.patterns import Case, Pattern, Shape, Traffic
-from onepass.line import Line, fused
+from onepass.call import fused
+from onepass.line import Line
 from onepass.word import Word
 
 __all__ = ["MODELS", "Model", "attention", "network"]

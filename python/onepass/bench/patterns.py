@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onepass import functional
-from onepass.line import Line, fused
+from onepass.call import fused
+from onepass.line import Line
+from onepass.pricing.timing import Traffic
 from onepass.word import Word
 
 __all__ = ["PATTERNS", "Case", "Pattern", "Traffic"]
@@ -45,15 +47,6 @@ def misaligned(values: Callable[[Shape], Tensor], shape: Shape) -> Tensor:
 
 
 LAYOUTS = {function.__name__: function for function in (strided, misaligned)}
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What one direction must move: the bytes, and how many tensors of x's shape are read and written."""
-
-    bytes: int
-    reads: int
-    writes: int
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from rich.console import Console
 import onepass
 from onepass._markdown import markdown_table
 from onepass.advice.explain import explain
+from onepass.bench import report
 from onepass.bench.architectures import ARCHITECTURES, BASE, build
+from onepass.bench.machine import commit
 
 __all__ = ["IN_MEMORY", "markdown", "row", "run"]
 
@@ -58,8 +60,6 @@ def run(only: str | None, json: Path | None, console: Console) -> dict[str, Any]
     Raises:
         ValueError: for an architecture that there is not.
     """
-    from onepass.bench import commit, report
-
     chosen = [name for name in ARCHITECTURES if only is None or re.search(only, name)]
     if not chosen:
         raise ValueError(f"no architecture matches {only!r}; there are {', '.join(ARCHITECTURES)}")

@@ -21,8 +21,9 @@ from onepass._markdown import markdown_table
 from onepass.advice.explain import explain
 from onepass.bench import report
 from onepass.bench.accuracy import WrongResult
-from onepass.bench.timing import clock_for
+from onepass.bench.machine import facts
 from onepass.bench.whole_models import MODELS, Whole
+from onepass.pricing.timing import clock_for
 from onepass.rewrite.fuse import Rewriter, called
 
 __all__ = ["PROVIDERS", "markdown", "run", "show"]
@@ -57,8 +58,6 @@ def run(
     Raises:
         ValueError: for a provider or a model that there is not.
     """
-    from onepass.bench import facts
-
     unknown = [name for name in providers or () if name not in PROVIDERS]
     if unknown:
         raise ValueError(f"no provider is called {', '.join(unknown)}; there are {', '.join(PROVIDERS)}")

@@ -18,11 +18,11 @@ from rich.table import Table
 from onepass.bench.cases import clean, says
 from onepass.bench.patterns import Case, Pattern, bias_gelu_tanh
 from onepass.bench.report import OURS, duration, times
-from onepass.bench.timing import Run, WallClock
 from onepass.case.comparison import Comparison, Study
 from onepass.case.counts import peak
 from onepass.case.report import LABELS, size_and_dtype
 from onepass.docs import size
+from onepass.pricing.timing import Run, WallClock
 
 __all__ = ["COMPARISON"]
 

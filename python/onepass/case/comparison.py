@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from onepass.bench import facts, progress_bar
+from onepass.bench import progress_bar
 from onepass.bench.accuracy import RATIO, Judge
 from onepass.bench.cases import Row, clean, memory, says, time_all
+from onepass.bench.machine import facts
 from onepass.bench.patterns import Case, Pattern
 from onepass.bench.providers import PROVIDERS, Provider, Trial
-from onepass.bench.timing import Clock, clock_for, devices
 from onepass.case import report
 from onepass.case.counts import Operators, kernels
+from onepass.pricing.timing import Clock, clock_for, devices
 
 __all__ = ["Comparison", "Result", "Study", "compare"]
 

@@ -20,11 +20,11 @@ from onepass.bench.cases import clean, says
 from onepass.bench.patterns import Case, Pattern
 from onepass.bench.providers import Provider
 from onepass.bench.report import OURS
-from onepass.bench.timing import Run, WallClock
+from onepass.call import fused
 from onepass.case import explain, timeline
 from onepass.case.comparison import Comparison, Study
 from onepass.case.report import size_and_dtype
-from onepass.line import fused
+from onepass.pricing.timing import Run, WallClock
 
 __all__ = ["COMPARISON", "VARIANTS", "combined", "line_of_all", "line_of_splits", "split_stack"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from onepass.bench.report import DIRECTIONS, OURS, Row, short
-from onepass.bench.timing import Clock, Run
 from onepass.case.report import size_and_dtype
 from onepass.line import Line
+from onepass.pricing.timing import Clock, Run
 
 __all__ = ["BY_HAND", "MATMUL", "RELU_BY_HAND", "claims", "measure", "points", "verdicts"]
 

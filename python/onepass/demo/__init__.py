@@ -18,12 +18,12 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from onepass.bench.accuracy import RATIO
-from onepass.bench.timing import devices
 from onepass.demo import whole
 from onepass.demo.compare import Row, measure
 from onepass.demo.encoder import load
 from onepass.demo.patterns import Pattern, patterns_of
 from onepass.demo.sentences import SENTENCES
+from onepass.pricing.timing import devices
 
 __all__ = ["run"]
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from onepass.bench.accuracy import RATIO
 from onepass.bench.cases import saved_bytes
+from onepass.call import fused
 from onepass.demo.patterns import Eager, Pattern
-from onepass.line import Line, fused
+from onepass.line import Line
 from onepass.reference import dropout, dropout_numbers
 
 __all__ = ["Pair", "Row", "measure"]

@@ -11,7 +11,7 @@ from .. import _lines
 from .._autocast import under_autocast
 from .._shapes import check_dense, check_tensor, given
 from .._symbolic import traceable
-from ..line import fused
+from ..call import fused
 from . import _engines
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from .. import _lines
 from .._shapes import given
 from .._symbolic import traceable
-from ..line import fused
+from ..call import fused
 
 
 @traceable

@@ -9,7 +9,7 @@ from torch import Tensor
 from .. import _lines
 from .._shapes import check_dense, check_tensor, given, normalized_shape_of
 from .._symbolic import traceable
-from ..line import fused
+from ..call import fused
 
 
 @traceable

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _lines, functional
 from .._shapes import given
 from .._symbolic import leaf
-from ..line import fused
+from ..call import fused
 from ._settings import Called
 
 

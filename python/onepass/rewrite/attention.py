@@ -9,9 +9,9 @@ from torch import fx
 
 from onepass import functional
 from onepass.functional._engines import Call, choose
+from onepass.graph.effects import evaluated
+from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.rewrite.chains import Chain, Order, lies_as
-from onepass.rewrite.effects import evaluated
-from onepass.rewrite.operations import is_tensor, operation, same_shape, value_of
 from onepass.rewrite.steps import kind
 
 __all__ = ["put_own_attention", "with_products"]

@@ -10,10 +10,10 @@ import torch
 from torch import Size, Tensor, fx
 
 from onepass._native import LineError
+from onepass.graph.effects import UNKNOWN, Memory, effects_of, evaluated, memory_of
+from onepass.graph.operations import is_contiguous, is_tensor, modes, operation, same, same_shape, value_of
 from onepass.line import _parse
 from onepass.reference import ACTIVATIONS
-from onepass.rewrite.effects import UNKNOWN, Memory, effects_of, evaluated, memory_of
-from onepass.rewrite.operations import is_contiguous, is_tensor, modes, operation, same, same_shape, value_of
 from onepass.rewrite.steps import CONTRACTIONS, ROW_WORDS, Step, kind, steps
 
 __all__ = ["Chain", "Order", "apart", "chains", "is_column", "is_line", "lies_as", "with_less_saved"]

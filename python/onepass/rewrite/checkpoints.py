@@ -10,7 +10,7 @@ from torch import fx
 from torch._higher_order_ops.wrap import TagActivationCheckpoint, tag_activation_checkpoint
 from torch.utils.checkpoint import checkpoint
 
-from onepass.rewrite.effects import bodies, changes_shapes, effects_of, memory_of
+from onepass.graph.effects import bodies, changes_shapes, effects_of, memory_of
 
 __all__ = ["checkpointed_blocks", "draw_again"]
 

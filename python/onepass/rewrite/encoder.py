@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from onepass.rewrite.operations import is_tensor, value_of
+from onepass.graph.operations import is_tensor, value_of
 
 __all__ = ["open_encoder_layers"]
 

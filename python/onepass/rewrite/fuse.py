@@ -14,17 +14,17 @@ from torch._dynamo.backends.registry import register_backend
 from torch._inductor import list_mode_options
 from torch.utils.hooks import RemovableHandle
 
-from onepass.advice import prices
-from onepass.advice.profile import Profile, profile_of
+from onepass.graph.effects import changes_shapes
+from onepass.graph.operations import is_tensor, leave_apart, value_of
+from onepass.pricing.profile import Profile, profile_of
+from onepass.rewrite import prices
 from onepass.rewrite.attention import put_own_attention, with_products
 from onepass.rewrite.chains import Chain, Order, apart, chains, with_less_saved
 from onepass.rewrite.checkpoints import checkpointed_blocks, draw_again
-from onepass.rewrite.effects import changes_shapes
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.inputs import by_memory, copied
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
 from onepass.rewrite.masks import name_masks
-from onepass.rewrite.operations import is_tensor, leave_apart, value_of
 from onepass.rewrite.report import Fused, Report
 from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
 from onepass.rewrite.stacks import join_pieces

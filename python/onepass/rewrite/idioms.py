@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from onepass.rewrite.operations import _READERS, operation, uncast, value_of
+from onepass.graph.operations import _READERS, operation, uncast, value_of
 
 __all__ = ["IDIOMS", "Found", "find"]
 

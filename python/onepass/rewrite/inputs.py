@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, fx
 
+from onepass.graph.effects import SHARES, effects_of, memory_of, tensors_of
 from onepass.rewrite.checkpoints import checkpointed_blocks
-from onepass.rewrite.effects import SHARES, effects_of, memory_of, tensors_of
 
 __all__ = ["by_memory"]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from onepass.graph.effects import effects_of, evaluated, remove_unused
+from onepass.graph.operations import operation, value_of
 from onepass.rewrite.chains import Order, lies_as
-from onepass.rewrite.effects import effects_of, evaluated, remove_unused
-from onepass.rewrite.operations import operation, value_of
 
 __all__ = ["name_masks"]
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from torch import fx
 
-from onepass.advice import prices
-from onepass.advice.profile import Profile
+from onepass.graph.operations import operation, sizes, value_of
+from onepass.pricing.profile import Profile
+from onepass.rewrite import prices
 from onepass.rewrite.chains import Chain
-from onepass.rewrite.operations import operation, sizes, value_of
 
 __all__ = ["Fused", "Report"]
 

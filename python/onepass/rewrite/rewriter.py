@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx
 
-from onepass.line import fused
+from onepass.call import fused
+from onepass.graph.effects import evaluated
+from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.rewrite.chains import Chain, Order, is_column
-from onepass.rewrite.effects import evaluated
-from onepass.rewrite.operations import is_tensor, operation, same_shape, value_of
 
 __all__ = ["is_bias", "put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
 

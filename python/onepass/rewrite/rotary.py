@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from onepass.rewrite.operations import is_tensor, operation, same, value_of
+from onepass.graph.operations import is_tensor, operation, same, value_of
 
 __all__ = ["Rotation", "find"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, fx
 
+from onepass.graph.effects import effects_of, evaluated, remove_unused
+from onepass.graph.operations import ALLOCATES, is_tensor, operation, same_shape, value_of
 from onepass.rewrite.chains import Order, lies_as
-from onepass.rewrite.effects import effects_of, evaluated, remove_unused
-from onepass.rewrite.operations import ALLOCATES, is_tensor, operation, same_shape, value_of
 
 __all__ = ["join_pieces"]
 

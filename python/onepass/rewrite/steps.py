@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Size, fx
 
+from onepass.graph.operations import is_tensor, operation, same, same_shape, value_of
 from onepass.rewrite import idioms, rotary
-from onepass.rewrite.operations import is_tensor, operation, same, same_shape, value_of
 
 __all__ = ["CONTRACTIONS", "ROW_WORDS", "Step", "kind", "steps"]
 

@@ -217,11 +217,12 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
     float64. A line without a kernel is a composition, and keeps a kernel's contract: its results are new and dense.
     `linear`: in inference linear layers are lines, too, as if each were faster so. `attention`: all calls of PyTorch's
     attention go to this package's. `then`: as for `trial`."""
+    from onepass import call as calls
     from onepass import line as lines
-    from onepass.advice import prices
     from onepass.rewrite import attention as attentions
     from onepass.rewrite import fuse as fusing
     from onepass.rewrite import linear as layers
+    from onepass.rewrite import prices
 
     reference = lines.Line.reference
 
@@ -232,7 +233,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
         return results.clone(memory_format=torch.contiguous_format)
 
     choose = attentions.choose
-    prepare, front, differentiable = lines._prepare_on_cpu, lines.front, lines.differentiable
+    prepare, front, differentiable = calls._prepare_on_cpu, calls.front, calls.differentiable
 
     def unless_autocast(function):
         """The C++ way asks for a compiler under autocast."""
@@ -258,9 +259,9 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
         if then == "aot_eager":
             stack.enter_context(_replaced(compile_fx, "compile_fx", aot_eager))
         stack.enter_context(_replaced(lines.Line, "reference", composed))
-        stack.enter_context(_replaced(lines, "_prepare_on_cpu", ahead_of_time))
-        stack.enter_context(_replaced(lines, "front", unless_autocast(front)))
-        stack.enter_context(_replaced(lines, "differentiable", unless_autocast(differentiable)))
+        stack.enter_context(_replaced(calls, "_prepare_on_cpu", ahead_of_time))
+        stack.enter_context(_replaced(calls, "front", unless_autocast(front)))
+        stack.enter_context(_replaced(calls, "differentiable", unless_autocast(differentiable)))
         stack.enter_context(_replaced(guards, "profile_guard_manager", lambda *_: 0.0))  # it takes 60 ms a capture
         stack.enter_context(_default_dtype(torch.float64))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # others save their result, which checkpoints overwrite

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, fx
 
-from onepass.rewrite.operations import is_tensor, operation, sizes, value_of
+from onepass.graph.operations import is_tensor, operation, sizes, value_of
 
 __all__ = ["saved_by"]
 

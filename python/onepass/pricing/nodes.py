@@ -15,10 +15,10 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from onepass.advice import formulas
-from onepass.advice.counting import Counts, TensorLike, count
-from onepass.advice.kernels import Kernel
-from onepass.rewrite.operations import value_of
+from onepass.graph.operations import value_of
+from onepass.pricing import formulas
+from onepass.pricing.counting import Counts, TensorLike, count
+from onepass.pricing.kernels import Kernel
 
 __all__ = ["bytes_in", "counts_of", "given_to", "gives_memory", "results_of", "trains"]
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from onepass._markdown import markdown_table
-from onepass.advice.prices import of_words
-from onepass.advice.profile import Profile, profile_of
 from onepass.bench.patterns import PATTERNS
 from onepass.line import Line
+from onepass.pricing.prices import of_words
+from onepass.pricing.profile import Profile, profile_of
 
 __all__ = ["Prediction", "markdown", "predictions"]
 

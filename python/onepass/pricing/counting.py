@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from onepass.advice import formulas
-from onepass.advice.composites import stand_in
-from onepass.advice.kernels import Kernel, kernel_of, tensors_in
+from onepass.pricing import formulas
+from onepass.pricing.composites import stand_in
+from onepass.pricing.kernels import Kernel, kernel_of, tensors_in
 
 __all__ = ["Counts", "TensorLike", "count"]
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onepass.advice.kernels import Kernel, bytes_of, kernel_with
+from onepass.pricing.kernels import Kernel, bytes_of, kernel_with
 
 __all__ = ["Tell", "stand_in"]
 

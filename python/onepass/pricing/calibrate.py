@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onepass.advice.profile import Profile, Rates
-from onepass.bench.timing import Clock, Run, clock_for, host_time
 from onepass.line import Line
+from onepass.pricing.profile import Profile, Rates
+from onepass.pricing.timing import Clock, Run, clock_for, host_time
 
 __all__ = ["calibrate"]
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onepass._shapes import is_sharded
-from onepass.rewrite.effects import effects_of, memory_of
+from onepass.graph.effects import effects_of, memory_of
 
 __all__ = [
     *("ALLOCATES", "Operation", "is_contiguous", "is_tensor", "leave_apart", "modes", "operation", "same_shape"),

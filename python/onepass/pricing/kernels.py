@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from onepass.advice import formulas
+from onepass.pricing import formulas
 
 __all__ = ["Kernel", "bytes_of", "kernel_of", "kernel_with", "tensors_in"]
 

@@ -11,12 +11,12 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch.utils.flop_counter import sdpa_flop_count
 
-from onepass.advice import prices
-from onepass.advice.counting import Counts
-from onepass.advice.kernels import kernel_with
-from onepass.advice.nodes import bytes_in, counts_of, given_to, results_of, trains
-from onepass.advice.prices import Price
-from onepass.advice.profile import Profile
+from onepass.pricing import prices
+from onepass.pricing.counting import Counts
+from onepass.pricing.kernels import kernel_with
+from onepass.pricing.nodes import bytes_in, counts_of, given_to, results_of, trains
+from onepass.pricing.prices import Price
+from onepass.pricing.profile import Profile
 
 __all__ = ["Part", "checkpointed", "parts"]
 

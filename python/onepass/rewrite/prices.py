@@ -1,0 +1,163 @@
+"""The decision of `fuse`: prices of a chain's nodes as PyTorch runs them, and of its line in their place."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from torch import fx
+
+from onepass.graph.operations import operation, sizes, value_of
+from onepass.line import Line, _parse
+from onepass.plan import Plan
+from onepass.pricing.nodes import counts_of
+from onepass.pricing.prices import Price, of_counts, of_node, of_words, size_of
+from onepass.pricing.profile import Profile
+from onepass.rewrite.chains import Chain
+from onepass.rewrite.steps import CONTRACTIONS, kind
+
+__all__ = ["decision", "has_own_product", "is_worth_it", "joined_gradients", "of_chain", "of_line"]
+
+
+def of_chain(chain: Chain, profile: Profile, training: bool, whole: bool = True) -> tuple[Price, Price]:
+    """The nodes that a line stands for as they are, forward and backward; without those that are done beside it as
+    well, if not `whole`."""
+    beside = set() if whole else set(_beside(chain))
+    nodes = [node for node in sorted(chain.nodes) if node not in beside]
+    forward = sum((of_node(node, profile) for node in nodes), Price())
+    if not training:
+        return forward, Price()
+    backward = sum((of_node(node, profile, backward=True) for node in nodes), Price())
+    return forward, backward + joined_gradients(chain, profile)
+
+
+def decision(chain: Chain, profile: Profile, training: bool, goes_on: bool = False) -> tuple[Price, Price]:
+    """What `fuse` decides by and reports: the nodes of a chain now, and its line, forward and backward together. What
+    is done beside the line as well, views that copy and the products of attention, is in neither.
+
+    Args:
+        goes_on: as for :func:`of_line`.
+    """
+    before = of_chain(chain, profile, training, whole=False)
+    after = of_line(chain, profile, training, goes_on, whole=False)
+    return before[0] + before[1], after[0] + after[1]
+
+
+def is_worth_it(before: Price, after: Price) -> bool:
+    """Whether what is saved can be seen."""
+    saved = before.seconds - after.seconds
+    return bool(before.kernels) and saved > WORTH * before.seconds and before.bytes >= LEAST_BYTES
+
+
+WORTH = 0.05
+LEAST_BYTES = 1 << 14
+"""Of tables of positions and the like: what they take is not seen."""
+
+
+def joined_gradients(chain: Chain, profile: Profile) -> Price:
+    """Where a tensor is used twice, its gradients are added: two read, one written."""
+    price = Price()
+    for node in {*chain.nodes, chain.x}:
+        uses = sum(user in chain.nodes for user in node.users)
+        uses += node in chain.results[1:]
+        if uses > 1:
+            bytes = 3 * (uses - 1) * size_of(value_of(node))
+            price += Price(bytes, 0, uses - 1, profile.moving(bytes, kernels=uses - 1), (uses - 1) * profile.call)
+    return price
+
+
+def of_line(
+    chain: Chain, profile: Profile, training: bool, goes_on: bool = False, whole: bool = True
+) -> tuple[Price, Price]:
+    """A chain's line, forward and backward: a kernel for the words before a contraction, one for those behind it, and
+    between them the product as it was, less what a strategy of `linear` saves of that; on the CPU, in inference, with
+    its own product, behind which words go on.
+
+    Args:
+        goes_on: the chain itself goes on where a product ends.
+        whole: with what is done beside the line.
+    """
+    parts: list[list[str]] = [[]]
+    shapes = [sizes(value_of(chain.x))]
+    products = sorted(node for node in chain.nodes if (op := operation(node)) and op.name in PRODUCTS)
+    trains = training and value_of(chain.result).requires_grad
+    for word in chain.words:
+        if kind(word) in CONTRACTIONS:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    if len(parts) > 1:
+        shapes = [shapes[0], sizes(value_of(products[0])), sizes(value_of(products[-1]))][: len(parts)]
+    else:
+        shapes = [sizes(value_of(chain.result))]
+    dtype = value_of(chain.result).dtype
+    operands = iter([value_of(node) for node in chain.operands])
+    in_panels = has_own_product(chain, profile, training)
+    forward = backward = Price()
+    beside = set(_beside(chain))
+    for node in sorted(beside.union(products) if whole else set(products) - beside):
+        forward += _of_own_product(node, profile) if in_panels and node in products else of_node(node, profile)
+        backward += of_node(node, profile, backward=True) if training else Price()
+    for i, (words, shape) in enumerate(zip(parts, shapes)):
+        if i > 0:
+            next(operands)  # the contraction's
+        line = _parse(" | ".join(words)) if any(word != "keep" for word in words) else None
+        own = list(itertools.islice(operands, _operands_of(line) if line is not None else 0))
+        if line is not None:
+            learns = [i > 0 or value_of(chain.x).requires_grad, *(operand.requires_grad for operand in own)]
+            there, back = of_words(line, shape, dtype, profile, own, goes_on if i == 0 else in_panels, learns)
+            forward, backward = forward + there, backward + back if trains else backward
+    if any(kind(word) == "linear" for word in chain.words):
+        forward = replace(forward, seconds=forward.seconds - seconds_saved(chain, profile, training))
+    return forward, backward
+
+
+PRODUCTS = ("linear", "addmm", "matmul")
+VIEWS = ("same", "view", "swapped")
+"""They are done beside a line, too: some copy."""
+
+
+def _beside(chain: Chain) -> list[fx.Node]:
+    """Views, and the products of attention; the product of `linear` is the line's own."""
+    linear = any(kind(word) == "linear" for word in chain.words)
+    names = VIEWS if linear else (*VIEWS, *PRODUCTS)
+    return [node for node in chain.nodes if (op := operation(node)) is not None and op.name in names]
+
+
+def _of_own_product(node: fx.Node, profile: Profile) -> Price:
+    """A linear layer, computed in panels by this package."""
+    of_layer = of_counts(counts_of(node, training=False), profile)
+    weight = value_of(operation(node).arguments[1])
+    seconds = profile.multiplying_itself(of_layer.flops, size_of(weight), weight.dtype)
+    computing = seconds - profile.moving(2 * size_of(weight))
+    return replace(of_layer, kernels=1, seconds=seconds, host_seconds=profile.call, computing=computing)
+
+
+def has_own_product(chain: Chain, profile: Profile, training: bool) -> bool:
+    """Whether a line with `linear` multiplies by this package's own code on the device: in panels, on the CPU. Not in
+    training, where backward takes the library's products."""
+    there = str(value_of(chain.x).dtype).removeprefix("torch.") in profile.own_products
+    if training or not there or not any(kind(word) == "linear" for word in chain.words):
+        return False
+    return _plan(chain, "cpu", training).strategy == "panels"
+
+
+def seconds_saved(chain: Chain, profile: Profile, training: bool) -> float:
+    """What the strategy of a line with `linear` saves on the device, forward, against the library's product between two
+    kernels: none where the way's time is not predicted."""
+    if profile.chip is None:
+        return 0.0
+    plan = _plan(chain, profile.chip, training)
+    times = {way.name: way.seconds for way in plan.alternatives}
+    unfused, chosen = times["unfused"], times[plan.strategy]
+    return unfused - chosen if unfused is not None and chosen is not None else 0.0
+
+
+def _plan(chain: Chain, chip: str, training: bool) -> Plan:
+    line, x = _parse(chain.line), value_of(chain.x)
+    features = sizes(value_of(chain.operands[line.weight]))[0]
+    return line.plan(sizes(x), x.dtype, features, device=chip, training=training)
+
+
+def _operands_of(line: Line) -> int:
+    return sum(word.operands for word in line.words if word.operand != "none")
