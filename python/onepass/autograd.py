@@ -31,8 +31,8 @@ def front():
 def differentiable():
     """The operator that does in C++ what Apply does, at a third of its cost for the host.
 
-    Built for the installed torch, or compiled at first use, from src/torch/autograd/autograd_function.h. Without a compiler it
-    is None, with one warning, and Apply serves.
+    Built for the installed torch, or compiled at first use, from src/torch/autograd/autograd_function.h. Without a
+    compiler it is None, with one warning, and Apply serves.
     """
     try:
         _native.open_autograd()

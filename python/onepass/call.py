@@ -6,18 +6,18 @@ call a line. A plain tensor takes the first open one of the doors into the one f
 
 | door                             | taken when                                      | code                           |
 |----------------------------------|-------------------------------------------------|--------------------------------|
-| C++ front                        | eager, without dropout; kernels are ready, and  | `front` in src/torch/front.h,  |
-|                                  | only autograd and kernels see the tensors       | opened by `autograd.front`     |
+| C++ front                        | eager, without dropout; kernels are ready, and  | `front` in fast_path.h, opened |
+|                                  | only autograd and kernels see the tensors       | by `autograd.front`            |
 | `Transformable`                  | torch.func or forward mode is active            | autograd.py                    |
 | `Apply`                          | a gradient is recorded, in a graph of           | autograd.py                    |
 |                                  | torch.compile or without a C++ compiler         |                                |
 | `onepass::differentiable`,       | a gradient is recorded, and only kernels see    | `run_kernels` in               |
-| kernels by pointers              | the tensors below autograd                      | src/torch/autograd_function.h  |
+| kernels by pointers              | the tensors below autograd                      | autograd_function.h            |
 | `onepass::differentiable`,       | a gradient is recorded, and a mode, a subclass  | `run_forward` in               |
-| operators by the dispatcher      | or a profiler sees the call below autograd      | src/torch/autograd_function.h  |
+| operators by the dispatcher      | or a profiler sees the call below autograd      | autograd_function.h            |
 | `Line.forward_op`                | no gradient is recorded                         | src/torch/ops.cc               |
 
-torch.jit.trace takes the doors of a recorded gradient. The kernels are the same behind all doors. `Line.reference` runs
+The headers stand in src/torch/autograd. torch.jit.trace takes the doors of a recorded gradient. The kernels are the same behind all doors. `Line.reference` runs
 in their place where the CPU has none for a line and cannot compile them.
 """
 
