@@ -17,8 +17,8 @@ call a line. A plain tensor takes the first open one of the doors into the one f
 | operators by the dispatcher      | or a profiler sees the call below autograd      | autograd_function.h            |
 | `Line.forward_op`                | no gradient is recorded                         | src/torch/ops.cc               |
 
-The headers stand in src/torch/autograd. torch.jit.trace takes the doors of a recorded gradient. The kernels are the same behind all doors. `Line.reference` runs
-in their place where the CPU has none for a line and cannot compile them.
+The headers stand in src/torch/autograd. torch.jit.trace takes the doors of a recorded gradient. The kernels are the
+same behind all doors. `Line.reference` runs in their place where the CPU has none for a line and cannot compile them.
 """
 
 from __future__ import annotations
