@@ -4,10 +4,13 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "src/cuda/runtime/nvrtc.h"
 #include "src/settings.h"
@@ -32,6 +35,26 @@ inline void expect_compiles_well(const std::string& source, const std::string& a
   std::string log;
   EXPECT_FALSE(nvrtc_compile(source, arch_name, &log).empty());
   EXPECT_EQ(log.find("serialized"), std::string::npos) << log;
+}
+
+// Bytes of static shared memory of a cubin's kernel, from its ELF sections, without the 1024 that the system has.
+inline unsigned static_shared_bytes(const std::string& cubin) {
+  const std::size_t begin = cubin.find(
+      "\x7f"
+      "ELF");
+  const auto number = [&](std::size_t at, std::size_t bytes) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, cubin.data() + begin + at, bytes);
+    return value;
+  };
+  constexpr std::size_t kNameAt = 0, kOffsetAt = 24, kSizeAt = 32;
+  const std::size_t sections = number(0x28, 8), each = number(0x3a, 2), count = number(0x3c, 2);
+  const std::size_t names = number(sections + each * number(0x3e, 2) + kOffsetAt, 8);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string_view name = cubin.data() + begin + names + number(sections + each * i + kNameAt, 4);
+    if (name.starts_with(".nv.shared.")) return static_cast<unsigned>(number(sections + each * i + kSizeAt, 8)) - 1024;
+  }
+  return 0;
 }
 
 class Nvrtc : public testing::Test {

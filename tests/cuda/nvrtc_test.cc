@@ -9,6 +9,7 @@
 #include "src/cache/disk_cache.h"
 #include "src/cuda/runtime/source.h"
 #include "src/cuda/prebuild.h"
+#include "tests/cuda/imagined_call.h"
 #include "tests/cuda/nvrtc_fixture.h"
 
 namespace onepass::cuda {
@@ -80,6 +81,23 @@ TEST_F(Nvrtc, WhatCameWithTheLibraryIsNotBuiltAgain) {
   EXPECT_EQ(built("sm_90a"), 0u);
   EXPECT_EQ(built("sm_80"), count) << "another chip";
   settings_now().library_dir.clear();
+}
+
+// Rows ahead take what the kernel's own arrays leave, which the plan estimates.
+TEST_F(Nvrtc, StaticAndDynamicSharedMemoryFitTheChip) {
+  const device_facts chip = facts_of("sm_90a");
+  for (const char* text : {"layer_norm | scale | bias", "rms_norm | scale"}) {
+    for (const dtype type : {dtype::f32, dtype::bf16}) {
+      for (const int64 columns : {8192, 32768, 65536}) {
+        const call c = call_of(spec::parse(text), true, type, type, 4096, columns);
+        const plan p = choose(c.r, c.a, chip).front();
+        std::string log;
+        const unsigned own = static_shared_bytes(nvrtc_compile(source(c.r, p.with), chip.arch_name, &log));
+        EXPECT_GT(own, 0u) << c;
+        EXPECT_LE(own + p.shared_bytes, static_cast<unsigned>(chip.shared_per_block)) << c;
+      }
+    }
+  }
 }
 
 TEST_F(Nvrtc, AValueFreeLineNeedsNoBackward) {  // the upstream gradient is the gradient

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from onepass.call import fused
 from onepass.graph.effects import evaluated
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
+from onepass.line import _parse
 from onepass.rewrite.chains import Chain, Order, is_column
 
 __all__ = ["is_bias", "put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
@@ -131,7 +132,7 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
     values = [value_of(node) for node in chain.results]
     leading = values[0].shape[:-1]
     given = [value.reshape(*leading, value.shape[-1]).permute(turned) for value in values]
-    one = "keep" not in chain.words
+    one, keeps_before = "keep" not in chain.words, _parse(chain.line).keeps_before
     call.meta = {"example_value": given[0] if one else tuple(given)}
     back = tuple(sorted(range(len(turned)), key=turned.__getitem__))
     after = call
@@ -140,7 +141,9 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
         if not one:
             result = after = _behind(graph, after, given[i], "call_function", _item, (call, i))
             if given[0].requires_grad and not given[i].requires_grad:  # what is behind it makes the line's results so
-                result = after = _behind(graph, after, given[i], "call_method", "detach", (result,))
+                before = [n for n, keeps in zip(call.args[2:], keeps_before) if keeps < i]
+                taken = (result, (call.args[1], *before))
+                result = after = _behind(graph, after, given[i], "call_function", _needs_what_it_takes, taken)
         if turned != as_it_is:
             result = after = _behind(graph, after, value, "call_method", "permute", (result, back))
         if not same_shape(value.shape[:-1], leading):
@@ -191,3 +194,8 @@ def _new(graph: fx.Graph, method: str, node: fx.Node, *arguments) -> fx.Node:
 
 def _item(results: tuple[Tensor, ...], index: int) -> Tensor:
     return results[index]
+
+
+def _needs_what_it_takes(kept: Tensor, taken: tuple[Tensor, ...]) -> Tensor:
+    """A kept value, that needs a gradient only where what it is computed from does."""
+    return kept if any(tensor.requires_grad for tensor in taken) else kept.detach()

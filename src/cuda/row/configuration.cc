@@ -222,8 +222,8 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int threads = c.across * c.down;
   const bool many_sums = r.backward && r.features > 2;  // 24 to 400 bytes of them spilled with half the registers
   c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads / (many_sums ? 2 : 1)) : 1;
-  constexpr int kReserved = 1024;  // for the system, in every block
-  const int64 numbers_at_once = std::max(r.features, 3);
+  constexpr int kReserved = 1024;                                                 // for the system, in every block
+  const int64 numbers_at_once = std::max(r.features, size_of(r.x) == 2 ? 3 : 4);  // as kMost in reduce.cuda.h
   const int64 reductions =
       kTuning.reduction_bytes * numbers_at_once * wide * std::max(threads / 32, 1) * c.cluster + 512;
   const int64 staged = staged_bytes(r, c);

@@ -14,7 +14,7 @@ MODES = (
     "with torch.enable_grad():",
     "with torch.set_grad_enabled(False):",
 )
-HOOKS = ("lambda g: g * 2.0", "lambda g: None", "lambda g: g * g.abs()", "lambda g: g.clamp(-1, 1)", "torch.sign")
+HOOKS = ("lambda g: g * 2.0", "lambda g: None", "lambda g: g * g.abs()", "lambda g: g.clamp(-1, 1)", "torch.tanh")
 MAPPED = (
     *("torch.vmap(lambda r: torch.tanh(r + 1.0) * r)({0})", "torch.vmap(lambda r: F.gelu(r * 2.0))({0})"),
     *(
