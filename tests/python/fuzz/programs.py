@@ -147,7 +147,7 @@ class Program:
 def _wide(source: str) -> str:
     source = re.sub(r"torch\.autocast\([^)]*\)", "torch.autocast('cpu', enabled=False)", source)
     source = re.sub(r"torch\.(float32|bfloat16|float16|half)\b", "torch.float64", source)
-    return re.sub(r"\.(float|bfloat16|half)\(\)", ".double()", source)
+    return re.sub(r"\.(float|bfloat16|half)\(\)", ".mul(1.0)", source)
 
 
 def leaf(made: Input) -> str:
