@@ -15,7 +15,8 @@ UNARY = (
         "{0}.floor()",
         "{0}.cumsum(-1)",
     ),
-    *("{0}.cumsum(0)", "F.log_softmax({0}, -1)", "F.selu({0})", "F.celu({0})", "F.softsign({0})", "F.logsigmoid({0}.contiguous())"),
+    *("{0}.cumsum(0)", "F.log_softmax({0}, -1)", "F.selu({0})", "F.celu({0})", "F.softsign({0})"),
+    "F.logsigmoid({0}.contiguous())",  # its tensors without data have other strides
     *(
         "F.normalize({0}, dim=-1)",
         "F.relu6({0})",
