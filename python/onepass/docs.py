@@ -147,7 +147,7 @@ the words behind need of their result; scores that they need themselves are comp
 | `panels` | products and the words behind, some rows of one batch at a time in a core's cache | the CPU |
 
 `resident` is for bfloat16 and float16, sm_80 and later, with E a multiple of 8 and at most 256; it does not round the
-scores. On sm_90a, where S is a multiple of 8 too, warpgroups multiply and the copy engine brings the keys. `auto` takes
+scores. On sm_90a, where S is a multiple of 8 too, warpgroups multiply and TMA brings the keys. `auto` takes
 what is predicted to be faster, on chips other than sm_90a `unfused`; on the CPU `panels`, forward and backward, unless
 there are fewer than four of them. Panels are for float32, float64 and, where the processor has AVX512_BF16, bfloat16;
 where `causal` stands right before `softmax` they multiply only what it lets through.

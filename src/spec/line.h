@@ -16,7 +16,8 @@ enum class strategy : int {
   unfused,   // the words before it, the library's product, the words behind it
   tiled,     // one kernel (onepass/kernel/linear/gemm_sm90.cuda.h)
   deferred,  // the same, with the norm behind the product (onepass/kernel/linear/folded_norm.cuda.h)
-  streamed,  // one kernel for few rows (onepass/kernel/linear/small_m.cuda.h), or attention (attention.cuda.h)
+  streamed,  // one kernel for few rows (onepass/kernel/linear/small_m.cuda.h), or attention
+             // (kernel/attention/forward_sm90.cuda.h)
   resident,  // one kernel for short rows (onepass/kernel/linear/small_k.cuda.h)
   dots,      // one kernel for few features (onepass/kernel/linear/small_n.cuda.h), on the CPU too
   panels,    // on the CPU, a panel of rows at a time (src/torch/linear/cpu_panels.h)

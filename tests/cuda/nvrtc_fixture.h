@@ -30,7 +30,7 @@ inline bool nvrtc_is_here() {
   return false;
 }
 
-// It compiles, and the matrix unit may work while others do: where the assembler cannot tell that it may, it says so.
+// It compiles, and the tensor cores may work while others do: where the assembler cannot tell that it may, it says so.
 inline void expect_compiles_well(const std::string& source, const std::string& arch_name) {
   std::string log;
   EXPECT_FALSE(nvrtc_compile(source, arch_name, &log).empty());

@@ -22,7 +22,7 @@ void copy(thread& t, u64 to, u64 from, std::size_t bytes, std::size_t present) {
   const shared_place target = place_in_shared(block_of(t), to, bytes);
   const char* source = present > 0 ? global(from, present, false) : nullptr;
   if (to % bytes != 0 || (present > 0 && from % bytes != 0)) throw std::runtime_error("a copy that is not aligned");
-  t.copies.open.push_back([=, &t] {  // to the copy engine a thread's own write
+  t.copies.open.push_back([=, &t] {  // to TMA a thread's own write
     std::memset(target.to_write(t), 0, bytes);
     if (present > 0) std::memcpy(target.at, source, present);
   });

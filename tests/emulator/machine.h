@@ -158,7 +158,7 @@ char* global(std::uint64_t address, std::size_t bytes, bool writes);
 void* allocate(std::size_t bytes);
 void release(void*);
 
-// Of bytes in rows of 128 whose pieces of 16 are exchanged within eight rows, as the copy engine has them.
+// Of bytes in rows of 128 whose pieces of 16 are exchanged within eight rows, as TMA has them.
 inline std::uint64_t swizzled(std::uint64_t address) { return address ^ ((address >> 7 & 7) << 4); }
 
 // Numbers of 16 bits.

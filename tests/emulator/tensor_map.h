@@ -1,4 +1,4 @@
-// What the copy engine knows of a tensor, in a CUtensorMap's 128 bytes: numbers of 16 bits, in tiles of rows of 128
+// What TMA knows of a tensor, in a CUtensorMap's 128 bytes: numbers of 16 bits, in tiles of rows of 128
 // bytes whose pieces are exchanged.
 #pragma once
 

@@ -48,9 +48,9 @@ struct arguments {
   view kept[kKeeps];  // forward: written.  backward: read where the line resumes there
   view kept_gradient[kKeeps];
 
-  void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
-  void* row_parts;       // CUDA, rows too long for a cluster: [rows][parts][3], as statistics (long_rows.cuda.h)
-  void* totals;          // and their two sums in backward: [2][rows]
+  void* statistics;  // [statistics][rows], float (double where x is f64); null: not saved
+  void* row_parts;  // CUDA, rows too long for a cluster: [rows][parts][3], as statistics (kernel/row/split_rows.cuda.h)
+  void* totals;     // and their two sums in backward: [2][rows]
   void* column_partial;  // [column gradients wanted][parts][columns]; CPU: double, CUDA: as statistics
   int64 parts;           // where several tensors share them, column_partial points to this one's first
   uint64

@@ -1,7 +1,7 @@
 // Matrix products of a warpgroup (128 threads) on sm_90a, and the copies that bring their tiles.
 //
 // Tiles in shared memory are rows of 64 numbers of 16 bits, 128 bytes each, whose 16-byte pieces are exchanged within
-// eight rows (the copy engine's 128-byte swizzle), from addresses that are multiples of 1024.
+// eight rows (TMA's 128-byte swizzle), from addresses that are multiples of 1024.
 // Source of the layouts: PTX ISA 8.7, "Asynchronous Warpgroup Level Matrix Instructions".
 #pragma once
 
@@ -9,7 +9,7 @@
 
 ONEPASS_BEGIN
 
-// What the copy engine knows of a matrix in global memory (CUtensorMap), made by the driver.
+// What TMA knows of a matrix in global memory (CUtensorMap), made by the driver.
 struct alignas(64) tensor_map {
   uint64 words[16];
 };
@@ -66,11 +66,11 @@ ONEPASS_FUNCTION void store_tile(uint32 from, const tensor_map& map, int row, in
 ONEPASS_FUNCTION void close_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // The tiles of all this thread's stores have been read.
 ONEPASS_FUNCTION void wait_for_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// What this thread wrote to memory, global or shared, is what the copy engine and the matrix unit read after.
+// What this thread wrote to memory, global or shared, is what TMA and the tensor cores read after.
 ONEPASS_FUNCTION void let_copies_see_writes() { asm volatile("fence.proxy.async;" ::: "memory"); }
 // What this thread wrote and read in the block's shared memory comes before what copies and products do there that hear
 // of it later. Without it a number that is read may still be on its way while its thread tells that its place is free:
-// what the copy engine brings there does not queue behind the read, as other threads' writes do.
+// what TMA brings there does not queue behind the read, as other threads' writes do.
 ONEPASS_FUNCTION void hand_shared_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // More registers for each thread of the warpgroup, or fewer.
@@ -83,7 +83,7 @@ ONEPASS_FUNCTION void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// Where a tile is, for the matrix unit: 64 rows (A), N rows (B). 16 columns further is 32 bytes further.
+// Where a tile is, for the tensor cores: 64 rows (A), N rows (B). 16 columns further is 32 bytes further.
 ONEPASS_FUNCTION uint64 tile_descriptor(uint32 address) {
   constexpr uint64 kSwizzle128 = uint64{1} << 62, kEightRows = uint64{1024 >> 4} << 32, kUnused = uint64{1} << 16;
   return kSwizzle128 | kEightRows | kUnused | static_cast<uint64>((address & 0x3ffff) >> 4);

@@ -310,7 +310,7 @@ ONEPASS_FUNCTION void store_run(void* to, const void* from, int count, int threa
   }
 }
 
-// Into the second-level cache.
+// Into the L2 cache.
 ONEPASS_FUNCTION void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // 16 bytes into shared memory, or as many zeros.

@@ -16,7 +16,8 @@ namespace {
 int64 places(int64 size, int64 stride) { return stride == 0 ? 1 : size; }
 int64 stride_of(int64 stride) { return stride == 0 ? kTileLanes : stride; }
 
-// Tensors that words before softmax take, in lanes of at most 16 bytes (bits, as place.cuda.h counts them).
+// Tensors that words before softmax take, in lanes of at most 16 bytes (bits, as kernel/common/cursor.cuda.h counts
+// them).
 uint64 streams_of(const attention_call& call, const configuration& c) {
   uint64 streams = 0;
   for (const int i : call.brought) {

@@ -18,7 +18,7 @@ struct batched_rows {
   int64 outer, inner, group, rows, depth;
   int64 outer_stride, inner_stride, group_stride, row_stride;
 };
-bool fits(const batched_rows&);  // whether address and strides suit the copy engine
+bool fits(const batched_rows&);  // whether address and strides suit TMA
 
 struct attention_call {
   const request& behind;  // what stands behind `scores`; y: the weights, where there are no values

@@ -13,7 +13,8 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int kTileRows = 128, kTileDepth = 64, kThreads = 512, kGroupThreads = 128;  // as in linear.cuda.h
+constexpr int kTileRows = 128, kTileDepth = 64, kThreads = 512,
+              kGroupThreads = 128;  // as in kernel/linear/gemm_sm90.cuda.h
 constexpr int kLanes = kTileLanes, kFoldThreads = 256;
 constexpr int kMostHeld = kMostRowColumns / kGroupThreads;  // numbers of rows before `linear` in a thread
 

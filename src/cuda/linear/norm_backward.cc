@@ -11,7 +11,8 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int kRows = 64, kColumns = 256, kThreads = 512, kStages = 4, kBehind = 1;  // as in narrow_linear.cuda.h
+constexpr int kRows = 64, kColumns = 256, kThreads = 512, kStages = 4,
+              kBehind = 1;  // as in kernel/linear/norm_backward_sm90.cuda.h
 constexpr int kTileBytes = 64 * 128, kTiles = kColumns / 64, kGradientThreads = 256, kGradientColumns = 32;
 constexpr unsigned kSharedBytes = 1024 + kTiles * kTileBytes + kStages * (kTiles + 1) * kTileBytes;
 

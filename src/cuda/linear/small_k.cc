@@ -11,7 +11,7 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int kThreadsOfRow = 4, kResultColumns = 32;  // as in resident_linear.cuda.h
+constexpr int kThreadsOfRow = 4, kResultColumns = 32;  // as in kernel/linear/small_k.cuda.h
 constexpr int kAtOnce = 2;                             // rows of a thread
 constexpr int kSpareLanes = 4;   // behind a row, so that rows that are read at a time differ in their banks
 constexpr int kReserved = 1024;  // of shared memory, for a row's threads

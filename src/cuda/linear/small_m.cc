@@ -13,7 +13,7 @@
 namespace onepass::cuda {
 namespace {
 
-// As in streamed_linear.cuda.h.
+// As in kernel/linear/small_m.cuda.h.
 constexpr int kThreads = 512, kTileColumns = 16, kWarpDepth = 64, kStepDepth = kThreads / 32 * kWarpDepth, kRowTile = 8,
               kSumBytes = 2 * kThreads / 32 * kRowTile * 20 * 4;
 constexpr int kReserved = 2048;  // of shared memory, for a row's threads

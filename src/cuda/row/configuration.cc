@@ -61,7 +61,7 @@ bool is_dense(const view& v, const arguments& a) {
   return dense;
 }
 
-// Of the tensors that place.cuda.h numbers, those of which `holds` is true.
+// Of the tensors that kernel/common/cursor.cuda.h numbers, those of which `holds` is true.
 template <class Holds>
 uint64 tensors_of(const arguments& a, const Holds& holds) {
   uint64 tensors = 0;
@@ -95,7 +95,7 @@ uint64 staged_results(const request& r, const arguments& a, const configuration&
   const int size = size_of(r.x);
   if (c.access == c.lanes) return 0;
   const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr;
-  uint64 results = static_cast<uint64>(gives) << 1;  // numbered as place.cuda.h's streams
+  uint64 results = static_cast<uint64>(gives) << 1;  // numbered as kernel/common/cursor.cuda.h's streams
   for (int i = 0; i < kMaxOperands; ++i)
     results |= static_cast<uint64>(a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 &&
                                    size_of(r.operand[i]) == size)
@@ -106,7 +106,8 @@ uint64 staged_results(const request& r, const arguments& a, const configuration&
   return results;
 }
 
-// Bytes of shared memory for a tensor's rows in a block, as in place.cuda.h, and for the results that leave through it.
+// Bytes of shared memory for a tensor's rows in a block, as in kernel/common/cursor.cuda.h, and for the results that
+// leave through it.
 int64 rows_bytes(const request& r, const configuration& c) {
   const int64 lanes = int64{c.across} * std::max(c.held_lanes, 1) + c.spare_lanes;
   return lanes * c.lanes * size_of(r.x) * c.down;

@@ -63,10 +63,10 @@ struct configuration {
   int saves_statistics;
   int only_statistics;  // and writes nothing else
   int64 members;        // tensors that the launch has room for, each with arguments of its own; 0: one (group.h)
-  uint64 dense;         // tensors that are contiguous (place.cuda.h)
+  uint64 dense;         // tensors that are contiguous (kernel/common/cursor.cuda.h)
   uint64 single_operand, single_kept_gradient, repeated_operand, aligned_operand, shared_operand;
-  uint64 streams, brought_once;  // tensors that copies bring (place.cuda.h)
-  uint64 staged;                 // results that leave through shared memory (place.cuda.h)
+  uint64 streams, brought_once;  // tensors that copies bring (kernel/common/cursor.cuda.h)
+  uint64 staged;                 // results that leave through shared memory (kernel/common/cursor.cuda.h)
 };
 static_assert(std::has_unique_object_representations_v<configuration>);  // no padding in a key
 

@@ -43,7 +43,7 @@ struct extent {
 void launch(const kernel&, extent grid, extent block, unsigned shared_bytes, bool behind, void* stream,
             const void* parameters);
 
-// What the copy engine knows of a matrix (CUtensorMap): rows of numbers of 16 bits in global memory, of which it brings
+// What TMA knows of a matrix (CUtensorMap): rows of numbers of 16 bits in global memory, of which it brings
 // tiles of so many rows and columns. Compute capability 9.
 struct matrix_facts {
   const void* data;

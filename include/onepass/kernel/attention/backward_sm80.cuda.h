@@ -1,8 +1,8 @@
 // Backward of lines with `scores`, softmax and `values` by warps (sm_80 and later), in two kernels that write nothing
-// of the scores' size, as attention_gradients.cuda.h has it by warpgroups: past a block's 64 rows of queries keys and
-// values pass, past its 64 keys and values rows and their result's gradients. Each makes the scores again, 16 rows a
-// warp, in both as forward does; for the keys they go through shared memory, where they are read turned. No sum depends
-// on the order of blocks. (Dao, "FlashAttention-2", 2023.)
+// of the scores' size, as kernel/attention/backward_sm90.cuda.h has it by warpgroups: past a block's 64 rows of queries
+// keys and values pass, past its 64 keys and values rows and their result's gradients. Each makes the scores again, 16
+// rows a warp, in both as forward does; for the keys they go through shared memory, where they are read turned. No sum
+// depends on the order of blocks. (Dao, "FlashAttention-2", 2023.)
 //
 // The first kernel leaves Σ result · its gradient of each row, and softmax's statistics as they are used, for the
 // second.

@@ -1,18 +1,18 @@
 // Backward of lines with `scores`, softmax and `values` (sm_90a), in two kernels that write nothing of the scores'
 // size: one has rows of queries, past which keys and values pass, and gives their gradients and those of the words'
 // tensors; one has keys and values, past which the rows pass and their results' gradients. Each makes the scores again,
-// so that its own 64 rows are the rows of all its products: what is summed goes from registers to the matrix unit.
+// so that its own 64 rows are the rows of all its products: what is summed goes from registers to the tensor cores.
 // No sum depends on the order of blocks. (Dao, "FlashAttention-2", 2023, has one kernel whose blocks add to the same
 // rows.)
 //
 // Σ weight · gradient of a row, which softmax's gradient needs, is Σ result · its gradient, since the words behind
 // softmax multiply; the first kernel leaves it, and softmax's statistics as they are used, for the second.
 //
-// Config beside score_tiles.cuda.h: kValueSteps, sixteens of the values' numbers; kAhead, as far as registers reach: 1,
-// the next tile's products begin while this one's sums are under way, 2, while this one's are still taken; kFacts,
-// whether a row_facts of each row passes by; kWholeRows, whether tiles of rows are whole; kWantsRows, kWantsKeys,
-// kWantsValues, what of all this is wanted. `behind` is forward's, with the tensors whose gradients are wanted; in the
-// second kernel its lanes are two keys.
+// Config beside kernel/attention/tiles_sm90.cuda.h: kValueSteps, sixteens of the values' numbers; kAhead, as far as
+// registers reach: 1, the next tile's products begin while this one's sums are under way, 2, while this one's are still
+// taken; kFacts, whether a row_facts of each row passes by; kWholeRows, whether tiles of rows are whole; kWantsRows,
+// kWantsKeys, kWantsValues, what of all this is wanted. `behind` is forward's, with the tensors whose gradients are
+// wanted; in the second kernel its lanes are two keys.
 #pragma once
 
 #include "onepass/kernel/attention/row_softmax.cuda.h"
@@ -21,7 +21,7 @@
 ONEPASS_BEGIN
 
 // Backward of attention: 64 rows or keys that a warpgroup has, and tiles of the others that pass them, in shared memory
-// and through the matrix unit. Config: attention_gradients.cuda.h.
+// and through the tensor cores. Config: see the top.
 
 // Scores the other way round: rows of queries pass a warpgroup's 64 keys, and of products [keys, rows] a thread has two
 // keys that are neighbours. Of row 16 w + 8 i + p of the keys' tile (w < 4, i < 2, p < 8) the key is 16 w + 2 p + i.

@@ -2,11 +2,11 @@
 // later): keys and values pass by once, and nothing of the scores' size leaves the chip. (Dao et al., "FlashAttention",
 // 2022.)
 //
-// A thread's scores are eight neighbours of a row (shared_matrix.cuda.h). In pairs they are what the unit takes as a
-// left factor, whose columns may be any keys as long as the values' rows are the same ones: a row of values is read
-// from wherever it is.
+// A thread's scores are eight neighbours of a row (kernel/common/warp_mma.cuda.h). In pairs they are what the unit
+// takes as a left factor, whose columns may be any keys as long as the values' rows are the same ones: a row of values
+// is read from wherever it is.
 //
-// Config: scores.cuda.h, and
+// Config: that of lines without `values`, below, and
 //   kValuePieces  8s of the values' numbers, begun ones too
 //   kCausal       rows need no keys behind their own place
 #pragma once
@@ -21,9 +21,9 @@ ONEPASS_BEGIN
 // share: once for the rows' statistics, once for the result, with the same products. (FlashAttention's forward pass
 // without the values: Dao et al., 2022.)
 //
-// Config (see shared_matrix.cuda.h):
+// Config (see kernel/common/warp_mma.cuda.h):
 //   kTile, kStages  keys of a tile, a multiple of 32; tiles in shared memory
-//   before          what place.cuda.h asks for, of the queries
+//   before          what kernel/common/cursor.cuda.h asks for, of the queries
 //   behind          likewise of the scores
 
 struct scores_arguments {

@@ -3,7 +3,7 @@
 // written. (Dao et al., "FlashAttention", 2022; Shah et al., "FlashAttention-3", 2024.)
 //
 // A warpgroup has 64 rows of queries. Of the last, one thread brings tiles of keys and values into a ring; Config:
-// score_tiles.cuda.h.
+// kernel/attention/tiles_sm90.cuda.h.
 #pragma once
 
 #include "onepass/kernel/attention/tiles_sm90.cuda.h"

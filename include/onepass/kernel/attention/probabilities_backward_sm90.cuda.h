@@ -32,7 +32,7 @@ ONEPASS_BEGIN
 // costs every number of the row more.
 
 // How strips of weights, of their gradients and of queries pass the keys that a cluster has, and what its blocks have
-// in shared memory for that (sm_90a). Config: score_gradients.cuda.h.
+// in shared memory for that (sm_90a). Config: see the top.
 
 struct score_gradient_arguments {
   tensor_map queries, keys, weights, gradients;  // [outer, inner, group, rows, numbers]

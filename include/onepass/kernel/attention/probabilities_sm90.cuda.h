@@ -2,7 +2,7 @@
 // of scores (sm_90a): each warpgroup keeps kTile keys, past which the rows of a matrix pass in strips of 64, and holds
 // its part of a strip from the product to the result. What the parts have of a row's sum goes to all of them.
 //
-// Config beside score_tiles.cuda.h:
+// Config beside kernel/attention/tiles_sm90.cuda.h:
 //   kCluster    blocks that share a strip, one behind another as their keys are
 //   kKeyMasks   boolean operands (bits), of which one row serves all rows of a matrix, that leave keys out of their
 //               products: such a key is zeros, and each query adds -inf to what it has with it

@@ -1,5 +1,5 @@
 // What lines that begin with `scores` share on sm_90a, forward and backward: tiles of rows of queries and of keys by
-// the copy engine, the warpgroups that take them, and a thread's part of their products.
+// TMA, the warpgroups that take them, and a thread's part of their products.
 //
 // A warpgroup has 64 rows. Keys of a tile stand in an order in which each thread has eight neighbours of a row: of row
 // 2 p + 8 c j + i of a tile, c = p's count and i < 2, the key is 8 p + 2 j + i.
@@ -11,8 +11,8 @@
 //   kValuePanels           of the values'; 0: there are none
 //   kStages                tiles in shared memory
 //   kCausal                no row needs keys behind its own place
-//   behind                 what place.cuda.h asks for, of the scores; kStreams: tensors whose next tile is brought
-//   while
+//   behind                 what kernel/common/cursor.cuda.h asks for, of the scores; kStreams: tensors whose next tile
+//   is brought while
 //                          this one is taken, each thread's part by itself
 #pragma once
 
@@ -291,7 +291,7 @@ class weighted_sum {
  public:
   static constexpr int kNumbers = kPanels * 64;
 
-  // Weights of a tile, as the matrix unit takes them.
+  // Weights of a tile, as the tensor cores take them.
   ONEPASS_FUNCTION void take_weights(const float (&d)[Config::kTile / 2]) {
 #pragma unroll
     for (int step = 0; step < Config::kTile / 16; ++step) {

@@ -51,7 +51,8 @@ constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_
 constexpr bool is_in(uint64 tensors, stream s) { return (tensors >> static_cast<int>(s) & 1) != 0; }
 constexpr int place_in(uint64 tensors, stream s) { return bits_below(tensors, static_cast<int>(s)); }
 
-// Where a thread is in a call's tensors on CUDA: a row, and a lane of its columns (Config: place.cuda.h).
+// Where a thread is in a call's tensors on CUDA: a row, and a lane of its columns (Config:
+// kernel/common/cursor.cuda.h).
 
 // How many of the V numbers from `column` on the row has.
 template <int V, class Index>

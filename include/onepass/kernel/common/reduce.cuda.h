@@ -1,7 +1,7 @@
 // The threads that share a row on CUDA, and how they combine what each has of it: through shuffles in a warp, shared
 // memory in a block, mailboxes in a cluster.
 //
-// Config: arithmetic, kAcross, kDown, kCluster, kAhead (see rowwise.cuda.h).
+// Config: arithmetic, kAcross, kDown, kCluster, kAhead (see kernel/row/rowwise.cuda.h).
 #pragma once
 
 #include "onepass/lane/cuda.h"

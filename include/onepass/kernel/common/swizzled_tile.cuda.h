@@ -30,7 +30,7 @@ struct turned_tile {
       copy_or_clear(to + place(row, piece), from + (present ? row * stride + piece * 8 : 0), present);
     }
   }
-  // Row `step` (0 or 1) of the 16s of the 32 rows from `first` on, for the matrix unit: of each thread's eight of them
+  // Row `step` (0 or 1) of the 16s of the 32 rows from `first` on, for the tensor cores: of each thread's eight of them
   // four, in pairs. Of `piece` and the next: two numbers each of a row's left and right pair.
   static ONEPASS_FUNCTION void load_rows(const char* tile, int first, int step, int piece, uint32 (&of)[4]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;

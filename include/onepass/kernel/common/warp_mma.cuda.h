@@ -129,7 +129,7 @@ struct warp_rows {
     }
     return sum;
   }
-  // The products with the 32 rows of a tile from `first` on (shared_matrix.cuda.h).
+  // The products with the 32 rows of a tile from `first` on (kernel/common/warp_mma.cuda.h).
   ONEPASS_FUNCTION void multiply(float (&d)[1][4][4], const char* matrix, int first) const {
     const int nth = static_cast<int>(threadIdx.x) % 32 / 4, row = first + nth / 2 * 8 + nth % 2;
     of.multiply(d, [&](int j, int k) { return matrix + tile::place(row + 2 * j, piece(k)); });

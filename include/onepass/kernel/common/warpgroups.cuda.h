@@ -1,4 +1,4 @@
-// What kernels share whose warpgroups multiply tiles that the copy engine brings (sm_90a).
+// What kernels share whose warpgroups multiply tiles that TMA brings (sm_90a).
 #pragma once
 
 #include "onepass/lane/matrix.cuda.h"

@@ -1,6 +1,6 @@
 // Lines with `linear` in one kernel (sm_90a): a matrix product whose tiles the words behind `linear` take from shared
 // memory, while the next tile is under way, and whose input the words before it make some tiles ahead, in memory that
-// the second-level cache still holds when a tile of it is asked for.
+// the L2 cache still holds when a tile of it is asked for.
 //
 // A block has four warpgroups. All make the rows that the first tiles need. Then the first makes the other rows, and
 // takes products to the end of the line. Two multiply, 64 rows of a tile each, which they hand over, each in memory of
@@ -8,16 +8,17 @@
 // last, a thread brings tiles of both matrices into a ring, another tells all blocks which rows have been made. Blocks
 // of a cluster have tiles below each other and share what they bring of the matrix.
 //
-// Where a norm is deferred (deferred_norm.cuda.h), the input is x itself, and no product waits for its rows. Their
-// statistics are given; or, where a block has all columns of its rows, the first warpgroup takes their moments from the
-// tiles on their way to the product: those of the next tile between rows of this one.
+// Where a norm is deferred (kernel/linear/folded_norm.cuda.h), the input is x itself, and no product waits for its
+// rows. Their statistics are given; or, where a block has all columns of its rows, the first warpgroup takes their
+// moments from the tiles on their way to the product: those of the next tile between rows of this one.
 //
 // Config:
 //   kX                storage type throughout: bf16 or f16
 //   kTileN, kStages, kCluster
 //   kBuffers          2: each multiplying warpgroup has room for its products, 1: they have one in turn
 //   kGroup            tiles of a cluster below each other that are taken before the next ones beside them
-//   before, behind    what place.cuda.h asks for; before::kAny: whether rows are made, kAtOnce: rows that a thread
+//   before, behind    what kernel/common/cursor.cuda.h asks for; before::kAny: whether rows are made, kAtOnce: rows
+//   that a thread
 //                     makes at a time
 //   first_rows        as before, for all threads
 //   kDefers           before is a norm, with or without affine, and deferred

@@ -1,5 +1,5 @@
-// The tiles of a kernel for lines with `linear` (linear.cuda.h): what it is called with, which tile is whose turn, and
-// where tiles are in shared memory.
+// The tiles of a kernel for lines with `linear` (kernel/linear/gemm_sm90.cuda.h): what it is called with, which tile is
+// whose turn, and where tiles are in shared memory.
 #pragma once
 
 #include "onepass/kernel/common/cursor.cuda.h"
@@ -7,7 +7,7 @@
 
 ONEPASS_BEGIN
 
-// Of two columns of a matrix into which a norm is folded (deferred_norm.cuda.h).
+// Of two columns of a matrix into which a norm is folded (kernel/linear/folded_norm.cuda.h).
 struct alignas(16) folded_pair {
   float sum[2], offset[2];
 };

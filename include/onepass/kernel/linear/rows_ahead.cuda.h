@@ -1,5 +1,5 @@
 // Rows of what `linear` takes, made by the blocks in turn, some tiles ahead of the product that needs them
-// (linear.cuda.h).
+// (kernel/linear/gemm_sm90.cuda.h).
 #pragma once
 
 #include "onepass/kernel/linear/prologue.cuda.h"

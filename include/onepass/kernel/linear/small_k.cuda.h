@@ -1,15 +1,16 @@
 // Lines with `linear` of many short rows and a small matrix in one kernel (sm_80 and later): x and the result are what
 // crosses memory. Four threads have a row, from its first number to the end of the line: they make what `linear` takes,
-// which stays in their registers as the matrix unit wants it, and multiply it by the matrix, which stays in shared
+// which stays in their registers as the tensor cores want it, and multiply it by the matrix, which stays in shared
 // memory. No warp waits for another.
 //
-// The matrix unit's part is in shared_matrix.cuda.h.
+// The tensor cores' part is in kernel/common/warp_mma.cuda.h.
 //
 // Config:
 //   kX             storage type throughout: bf16 or f16
 //   kPitch         bytes from a row of the matrix in shared memory to the next: 64 more than a multiple of 128
 //   kThreads
-//   before, behind what place.cuda.h asks for; before: kAtOnce too, rows that a thread makes at a time, an even number
+//   before, behind what kernel/common/cursor.cuda.h asks for; before: kAtOnce too, rows that a thread makes at a time,
+//   an even number
 #pragma once
 
 #include "onepass/kernel/linear/prologue.cuda.h"

@@ -3,7 +3,7 @@
 // Then the matrix streams past them: 16 of its rows at a time, the result's columns, whose depth the block's warps
 // share, and of which a warp takes the sums to the end of the line while the others go on.
 //
-// The matrix is the left factor, so that the 16 rows of the matrix unit are full however few rows x has. A thread has
+// The matrix is the left factor, so that the 16 rows of the tensor cores are full however few rows x has. A thread has
 // pieces of 16 bytes of a row of either as they lie in memory: which of the unit's 16 columns they make does not
 // matter, as long as it is the same for both.
 //
@@ -13,7 +13,8 @@
 //   kSteps         of the warps' depth, kStepDepth each: a multiple of
 //   kStepsAhead    which are brought ahead
 //   kPitch         bytes from a row in shared memory to the next: 64 more than a multiple of 128
-//   before, behind what place.cuda.h asks for; before: kStepsAhead and kPitch too, and kAtOnce, rows that a thread
+//   before, behind what kernel/common/cursor.cuda.h asks for; before: kStepsAhead and kPitch too, and kAtOnce, rows
+//   that a thread
 //                  makes at a time
 #pragma once
 

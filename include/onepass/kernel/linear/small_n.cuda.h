@@ -3,8 +3,8 @@
 // threads, one feature each.
 //
 // Config:
-//   before   what rowwise.cuda.h asks for: a block has whole rows (kCluster is 1), one at a time (not kAhead)
-//   behind   what place.cuda.h asks for, with lanes of one number and the threads of `before`
+//   before   what kernel/row/rowwise.cuda.h asks for: a block has whole rows (kCluster is 1), one at a time (not
+//   kAhead) behind   what kernel/common/cursor.cuda.h asks for, with lanes of one number and the threads of `before`
 #pragma once
 
 #include "onepass/kernel/row/rowwise.cuda.h"

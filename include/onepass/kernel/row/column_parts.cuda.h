@@ -1,4 +1,4 @@
-// What a block has of the column sums, on its way to memory (column_sum.cuda.h adds the parts up).
+// What a block has of the column sums, on its way to memory (kernel/row/column_sum.cuda.h adds the parts up).
 #pragma once
 
 #include "onepass/kernel/common/batch.cuda.h"

@@ -1,7 +1,7 @@
 // Elementwise lines on CUDA. A block is kAcross threads along the columns by kDown rows; every thread has kUnroll
 // lanes in flight, down the rows (along the columns where the tensor is one long row).
 //
-// Config, besides place.cuda.h's: kAcross, kDown, kUnroll, kFlat.
+// Config, besides kernel/common/cursor.cuda.h's: kAcross, kDown, kUnroll, kFlat.
 #pragma once
 
 #include "onepass/kernel/row/column_parts.cuda.h"

@@ -2,9 +2,10 @@
 // are in a block at a time, blocks stride over the rows. A thread has kHeldLanes lanes of a row. Either it holds them
 // in registers from the row's statistics (backward: its sums) to its result; or it makes them again (kComputesAgain)
 // from the copies that row_copies brought, and may go through the next row's lanes while this row's statistics are on
-// their way (kAhead). Rows that are too long for both are in long_rows.cuda.h.
+// their way (kAhead). Rows that are too long for both are in kernel/row/split_rows.cuda.h.
 //
-// Config, besides place.cuda.h's: kAcross, kDown, kCluster, kHeldLanes, kComputesAgain, kAhead, kSumsInRegisters.
+// Config, besides kernel/common/cursor.cuda.h's: kAcross, kDown, kCluster, kHeldLanes, kComputesAgain, kAhead,
+// kSumsInRegisters.
 #pragma once
 
 #include "onepass/kernel/row/elementwise.cuda.h"
@@ -124,7 +125,8 @@ ONEPASS_FUNCTION void store_row(const row_threads<Config>& threads, place<Config
   }
 }
 
-// Behind a row whose result is stored: nothing. Where it is a few numbers, few_features.cuda.h has what takes them.
+// Behind a row whose result is stored: nothing. Where it is a few numbers, kernel/linear/small_n.cuda.h has what takes
+// them.
 struct nothing_behind {};
 
 template <class Config, class Line, class Behind = nothing_behind>
