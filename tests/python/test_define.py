@@ -89,7 +89,7 @@ def test_in_the_vocabulary():
     assert snake.parameters == (0.5,) and snake.formula == "x + sin(a * x) ** 2 / a" and snake.kind == "activation"
     assert str(onepass.Line("sweep( 1.5,2 )").words[0]) == "sweep(1.5, 2)"
     report = onepass.defined_words()["snake"].report
-    assert report.errors["cpu", "float64"] < 1e-12 and report.compile_seconds["cpu"] > 0
+    assert report.errors["cpu", "float64"] < 1e-12 and "cpu" in report.compile_seconds
 
 
 def test_numbers_are_all_required():
@@ -199,7 +199,7 @@ TIMES = "template <class L> static L forward(L x, scalar a) { return x * a; }"
         ("x * x + 0.001", "expected .*, got"),
         ("x * abs(x)", "expected .*, got -"),
         ("log(x) * x", "got nan"),
-        ("softmax(x)", "(?s)fails: .*dim"),
+        ("softmax(x)", r"fails: softmax[\s\S]*dim"),
         ("linear(x, x)", "fails|expected it to give a tensor of x's shape"),
     ],
 )

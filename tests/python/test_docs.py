@@ -111,7 +111,7 @@ def test_the_new_activation_of_the_guide_compiles(tmp_path):
     ]
     last = re.search(r", (\w+), (\w+)>;", names)
     header = (ROOT / "include/onepass/word/activation.h").read_text(encoding="utf-8")
-    at_list = header.index("template <class... Stages>")
+    at_list = header.index("template <class... Words>")
     header = header[:at_list] + struct + "\n" + header[at_list:]
     assert header.count(f"{last[1]}>;") == 1, "the guide names another last activation than the header has"
     header = header.replace(f"{last[1]}>;", f"{last[1]}, {last[2]}>;")
