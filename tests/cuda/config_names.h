@@ -24,7 +24,6 @@ inline const headers kAttentionBackward = {"attention/backward_sm90.cuda.h", "at
 inline const headers kProbabilitiesBackward = {"attention/probabilities_backward_sm90.cuda.h"};
 inline const headers kWarpAttention = {"attention/forward_sm80.cuda.h", "linear/prologue.cuda.h",
                                        "common/warp_mma.cuda.h"};
-inline const headers kWarpAttentionBackward = {"attention/backward_sm80.cuda.h", "common/warp_mma.cuda.h"};
 // Those of lines without `linear`.
 inline headers plain_headers() {
   headers names;

@@ -3,7 +3,7 @@
 // With x̂ = (x - mean) rstd, W' = W ∘ scale, its rows centred for layer_norm (kernel/linear/folded_norm.cuda.h), and the
 // result's gradient times its row's rstd, rounded, r:
 //   g = r W',   dx = g - x̂ (Σ g x̂) / columns,   and of rᵀ x with Σ r mean taken off: the products G of
-//   kernel/linear/norm_backward_sm90.cuda.h.
+//   narrow_gradients, below.
 // (Centred rows of W' sum to zero, so that the mean of g, which layer_norm's gradient takes off, is zero.)
 //
 // A team of blocks has tiles of 64 rows, each block 256 columns of them. A row's Σ g x̂ is the sum of what all blocks of
@@ -379,7 +379,7 @@ ONEPASS_FUNCTION void narrow_linear_backward(const narrow_arguments& a) {
   }
 }
 
-// The parameters' gradients of a norm and a `linear` of few features, of what kernel/linear/norm_backward_sm90.cuda.h
+// The parameters' gradients of a norm and a `linear` of few features, of what the kernel above
 // gives: with its products less the means, G, and the gradient's column sums s, of the matrix G ∘ scale + s bias, of
 // scale Σ W ∘ G, of bias Wᵀ s; of a bias behind the product s.
 //
