@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "src/cpu/run.h"
-#include "src/spec/line.h"
+#include "src/line/line.h"
 
 namespace onepass::cpu {
 namespace {

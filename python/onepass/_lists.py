@@ -13,7 +13,7 @@ from onepass._shapes import is_sharded
 from onepass.autograd import is_transformed
 from onepass.line import Line
 
-_MOST_FEATURES = 8  # of `linear` in a list; so src/spec/contraction.h has it
+_MOST_FEATURES = 8  # of `linear` in a list; so src/plan/contraction.h has it
 
 
 def run(line: Line, xs, operands, stack: bool, call: Callable, in_one_launch: Callable):

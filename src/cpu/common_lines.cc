@@ -1,7 +1,7 @@
 // The closed table: lines compiled ahead of time for the CPU, and prebuilt for CUDA by `onepass cache build`.
 #include "src/cpu/common_lines.h"
 
-#include "src/spec/words.h"
+#include "src/line/words.h"
 
 namespace onepass::cpu {
 namespace {

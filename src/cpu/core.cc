@@ -9,8 +9,8 @@
 
 #include "src/cpu/run.h"
 #include "src/settings.h"
-#include "src/spec/layout.h"
-#include "src/spec/plan.h"
+#include "src/plan/layout.h"
+#include "src/plan/plan.h"
 
 namespace onepass {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/cpu/common_lines.h"
-#include "src/spec/plan.h"
+#include "src/plan/plan.h"
 
 namespace {
 

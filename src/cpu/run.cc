@@ -14,8 +14,8 @@
 #include "src/cpu/reduce.h"
 #include "src/cpu/table.h"
 #include "src/cache/recently_used.h"
-#include "src/spec/defined.h"
-#include "src/spec/plan.h"
+#include "src/line/defined.h"
+#include "src/plan/plan.h"
 
 namespace onepass::cpu {
 namespace {

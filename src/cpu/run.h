@@ -6,7 +6,7 @@
 #include <string>
 
 #include "onepass/kernel/cpu_kernels.h"
-#include "src/spec/line.h"
+#include "src/line/line.h"
 
 namespace onepass::cpu {
 

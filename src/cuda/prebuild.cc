@@ -6,8 +6,8 @@
 
 #include "src/cuda/row/configuration.h"
 #include "src/cuda/runtime/source.h"
-#include "src/spec/contraction.h"
-#include "src/spec/layout.h"
+#include "src/plan/contraction.h"
+#include "src/plan/layout.h"
 
 namespace onepass::cuda {
 namespace {

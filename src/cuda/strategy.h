@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "src/cuda/runtime/driver.h"
-#include "src/spec/contraction.h"
-#include "src/spec/strategy.h"
+#include "src/plan/contraction.h"
+#include "src/plan/strategy.h"
 
 namespace onepass::cuda {
 

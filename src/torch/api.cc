@@ -14,9 +14,9 @@
 #include "src/cuda/strategy.h"
 #include "src/process.h"
 #include "src/settings.h"
-#include "src/spec/defined.h"
-#include "src/spec/plan.h"
-#include "src/spec/words.h"
+#include "src/line/defined.h"
+#include "src/plan/plan.h"
+#include "src/line/words.h"
 #include "src/torch/autograd/autograd.h"
 #include "src/torch/lists/small_n.h"
 #include "src/torch/json.h"
@@ -190,29 +190,29 @@ const char* onepass_describe(const char* text) {
     const auto held = onepass::binding::prepared(text);
     const onepass::binding::prepared_line& prepared = *held;
     const onepass::spec::line& line = prepared.line;
-    const onepass::line_facts& facts = prepared.facts;
+    const onepass::line_signature& signature = prepared.signature;
     out.begin('{').field("rowwise", line.rowwise()).field("keeps", line.keeps).field("dropouts", line.dropouts);
     out.field("statistics", line.statistics(onepass::dtype::f32))
         .field("statistics_of_16_bits", line.statistics(onepass::dtype::bf16))
-        .field("reads_x", facts.reads_x);
-    out.field("reads_statistics", facts.reads_statistics).field("reads_product", facts.reads_product);
+        .field("reads_x", signature.reads_x);
+    out.field("reads_statistics", signature.reads_statistics).field("reads_product", signature.reads_product);
     out.key("weight");  // which operand the contraction takes
-    if (facts.weight < 0) out.null();
-    else out.value(facts.weight);
-    out.field("scores", facts.scores)
-        .field("values", facts.values)
-        .field("keeps_before", facts.keeps_before)
-        .field("x_for_weight", facts.x_for_weight);
+    if (signature.weight < 0) out.null();
+    else out.value(signature.weight);
+    out.field("scores", signature.scores)
+        .field("values", signature.values)
+        .field("keeps_before", signature.keeps_before)
+        .field("x_for_weight", signature.x_for_weight);
     out.key("operands_for_weight").begin('[');
-    for (int i = 0; i < line.operands; ++i) out.value((facts.operands_for_weight >> i & 1) != 0);
+    for (int i = 0; i < line.operands; ++i) out.value((signature.operands_for_weight >> i & 1) != 0);
     out.end(']');
     out.key("resumes_behind");
-    if (facts.resumes_behind < 0) out.null();
-    else out.value(facts.resumes_behind);
+    if (signature.resumes_behind < 0) out.null();
+    else out.value(signature.resumes_behind);
     out.field("without_dropout", onepass::spec::without_dropout(line));
     out.key("resumes_from");  // which of the results: 0, or 1 + the keep's number
-    if (facts.resumes_from < 0) out.null();
-    else out.value(facts.resumes_from);
+    if (signature.resumes_from < 0) out.null();
+    else out.value(signature.resumes_from);
     out.key("reads_operands").begin('[');
     for (bool read : prepared.reads.operands) out.value(read);
     out.end(']').key("words").begin('[');

@@ -7,7 +7,7 @@
 
 // Every result is valid until the calling thread's next call. Errors come back as {"error": kind, "message": text}.
 ONEPASS_API const char* onepass_words();
-// A user's word (src/spec/defined.h); operand: "none", "column" or "tensor"; parameters with commas.
+// A user's word (src/line/defined.h); operand: "none", "column" or "tensor"; parameters with commas.
 ONEPASS_API const char* onepass_define_word(const char* name, const char* operand, const char* operand_name,
                                             const char* parameters, int flops_forward, int flops_backward,
                                             const char* formula, const char* meaning, const char* source);

@@ -20,31 +20,31 @@ std::uint64_t bits_of(const std::vector<bool>& flags) {
   return bits;
 }
 
-line_facts facts_of(const prepared_line& of) {
+line_signature signature_of(const prepared_line& of) {
   const spec::reads& reads = of.reads;
-  line_facts facts{};
-  facts.line = &of;
-  facts.operands = of.line.operands;
-  facts.resumes_from = reads.result ? 0 : result_of(reads.kept);
-  facts.rowwise = of.line.rowwise();
-  facts.reads_x = reads.x;
-  facts.reads_statistics = reads.statistics;
-  facts.reads_operands = bits_of(reads.operands);
+  line_signature signature{};
+  signature.line = &of;
+  signature.operands = of.line.operands;
+  signature.resumes_from = reads.result ? 0 : result_of(reads.kept);
+  signature.rowwise = of.line.rowwise();
+  signature.reads_x = reads.x;
+  signature.reads_statistics = reads.statistics;
+  signature.reads_operands = bits_of(reads.operands);
   for (int i = 0; i < of.line.operands; ++i) {
     const spec::word& word = of.line.operand_word(i);
-    facts.row_operands |= std::uint64_t{word.about->operand == operand_kind::tensor} << i;
+    signature.row_operands |= std::uint64_t{word.about->operand == operand_kind::tensor} << i;
     for (const spec::word* before = of.line.words.data(); before != &word; ++before)
-      facts.keeps_before_operand[i] += before->about->kind == word_kind::keep;
+      signature.keeps_before_operand[i] += before->about->kind == word_kind::keep;
   }
-  facts.weight = of.contraction ? of.contraction->parts.weight : of.attention ? 0 : -1;
-  facts.scores = of.line.scores();
-  facts.values = of.attention != nullptr;
-  facts.keeps_before = of.contraction ? of.contraction->parts.before.keeps : 0;
-  facts.resumes_behind = reads.result_behind ? 0 : result_of(reads.kept_behind);
-  facts.reads_product = reads.product;
-  facts.x_for_weight = reads.x_for_weight;
-  facts.operands_for_weight = bits_of(reads.operands_for_weight);
-  return facts;
+  signature.weight = of.contraction ? of.contraction->parts.weight : of.attention ? 0 : -1;
+  signature.scores = of.line.scores();
+  signature.values = of.attention != nullptr;
+  signature.keeps_before = of.contraction ? of.contraction->parts.before.keeps : 0;
+  signature.resumes_behind = reads.result_behind ? 0 : result_of(reads.kept_behind);
+  signature.reads_product = reads.product;
+  signature.x_for_weight = reads.x_for_weight;
+  signature.operands_for_weight = bits_of(reads.operands_for_weight);
+  return signature;
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ prepared_line::prepared_line(spec::line of)
       reads_again(spec::backward_reads(line, true)),
       contraction(line.linear >= 0 && line.values < 0 ? std::make_unique<const prepared_contraction>(line) : nullptr),
       attention(line.values >= 0 ? std::make_unique<const prepared_attention>(line) : nullptr),
-      facts(facts_of(*this)) {}
+      signature(signature_of(*this)) {}
 
 prepared_line::~prepared_line() = default;
 

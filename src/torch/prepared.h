@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "onepass/kernel/cpu_kernels.h"
-#include "src/spec/attention.h"
+#include "src/plan/attention.h"
 
 namespace onepass::binding {
 
@@ -25,7 +25,7 @@ class prepared_line {
   const spec::reads reads, reads_again;                           // in backward; and where the result is made again
   const std::unique_ptr<const prepared_contraction> contraction;  // where the line has `linear` or `scores`,
   const std::unique_ptr<const prepared_attention> attention;      // but not `values`: then this
-  const line_facts facts;
+  const line_signature signature;
 
   // Of a line without `linear`; as long as the line is.
   const cpu_kernels& cpu(std::uint64_t boolean_masks) const;

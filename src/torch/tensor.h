@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "src/spec/layout.h"
+#include "src/plan/layout.h"
 #include "src/torch/check.h"
 
 namespace onepass::binding {

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "src/cpu/run.h"
-#include "src/spec/plan.h"
-#include "src/spec/words.h"
+#include "src/plan/plan.h"
+#include "src/line/words.h"
 
 namespace onepass::cpu {
 namespace {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/spec/plan.h"
+#include "src/plan/plan.h"
 
 namespace onepass::cpu {
 namespace {

@@ -8,7 +8,7 @@
 #include "src/cuda/linear/small_n.h"
 #include "src/cuda/runtime/packed_arguments.h"
 #include "src/cuda/runtime/source.h"
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_call.h"
 #include "tests/cuda/nvrtc_fixture.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "src/cuda/attention/backward_sm90.h"
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 #include "tests/cuda/imagined_linear.h"
 
 namespace onepass::cuda {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/cuda/row/configuration.h"
-#include "src/spec/plan.h"
+#include "src/plan/plan.h"
 
 namespace onepass::cuda {
 

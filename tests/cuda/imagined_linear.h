@@ -8,7 +8,7 @@
 #include "src/cuda/linear/small_k.h"
 #include "src/cuda/attention/forward_sm80.h"
 #include "src/cuda/linear/small_m.h"
-#include "src/spec/plan.h"
+#include "src/plan/plan.h"
 
 namespace onepass::cuda {
 

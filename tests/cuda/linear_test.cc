@@ -6,7 +6,7 @@
 
 #include "src/cuda/linear/norm_backward.h"
 #include "src/cuda/strategy.h"
-#include "src/spec/plan.h"
+#include "src/plan/plan.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_linear.h"
 #include "tests/cuda/nvrtc_fixture.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_attention.h"
 #include "tests/cuda/nvrtc_fixture.h"

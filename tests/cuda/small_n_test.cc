@@ -5,7 +5,7 @@
 
 #include "src/cuda/runtime/source.h"
 #include "src/cuda/strategy.h"
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_call.h"
 #include "tests/cuda/nvrtc_fixture.h"

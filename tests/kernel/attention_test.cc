@@ -7,8 +7,8 @@
 #include "src/cuda/attention/probabilities_sm90.h"
 #include "src/cuda/attention/forward_sm80.h"
 #include "src/cuda/attention/backward_sm80.h"
-#include "src/spec/contraction.h"
-#include "src/spec/plan.h"
+#include "src/plan/contraction.h"
+#include "src/plan/plan.h"
 #include "tests/kernel/device_memory.h"
 
 namespace onepass::cuda {

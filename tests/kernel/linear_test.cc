@@ -9,8 +9,8 @@
 #include "src/cuda/linear/norm_backward.h"
 #include "src/cuda/linear/small_k.h"
 #include "src/cuda/linear/small_m.h"
-#include "src/spec/contraction.h"
-#include "src/spec/plan.h"
+#include "src/plan/contraction.h"
+#include "src/plan/plan.h"
 #include "tests/kernel/device_memory.h"
 
 namespace onepass::cuda {

@@ -61,7 +61,7 @@ ONEPASS_END
 #include <random>
 #include <vector>
 
-#include "src/spec/words.h"
+#include "src/line/words.h"
 
 namespace onepass {
 HWY_EXPORT(run_f32);

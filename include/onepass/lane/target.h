@@ -3,7 +3,7 @@
 // Three readers include the lane, word and kernel headers:
 //   the CPU kernels (ONEPASS_HIGHWAY): once for each SIMD target, through Highway's foreach_target;
 //   NVRTC: once, everything a device function;
-//   src/spec (neither): once, for the descriptors alone.
+//   src/line (neither): once, for the descriptors alone.
 // A header read more than once guards itself with Highway's toggle idiom:
 //   #if defined(ONEPASS_STAGE_AFFINE_H_) == defined(HWY_TARGET_TOGGLE)
 // HWY_TARGET_TOGGLE is never defined for the other two readers, so there it is an ordinary guard.

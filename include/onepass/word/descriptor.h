@@ -53,7 +53,7 @@ struct descriptor {
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
   int flops_forward = 1;                  // per element
   int flops_backward = 1;
-  const char* defined = "";  // of a user's word: the struct's name in onepass::word (src/spec/defined.h)
+  const char* defined = "";  // of a user's word: the struct's name in onepass::word (src/line/defined.h)
   const char* formula = "";
   const char* meaning = "";
 };

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "src/cuda/attention/backward_sm90.h"
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 
 namespace onepass::cuda {
 

@@ -8,7 +8,7 @@
 #include "src/cuda/runtime/packed_arguments.h"
 #include "src/cuda/runtime/source.h"
 #include "src/cuda/tuning.h"
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 
 namespace onepass::cuda {
 namespace {

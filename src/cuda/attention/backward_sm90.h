@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/cuda/attention/tiles.h"
-#include "src/spec/line.h"
+#include "src/line/line.h"
 
 namespace onepass::cuda {
 

@@ -7,7 +7,7 @@
 #include "src/cuda/linear/gemm_sm90.h"
 #include "src/cuda/runtime/source.h"
 #include "src/cuda/tuning.h"
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 
 namespace onepass::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "src/cuda/attention/tiles.h"
-#include "src/spec/line.h"
+#include "src/line/line.h"
 
 namespace onepass::cuda {
 

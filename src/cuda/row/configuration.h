@@ -7,7 +7,7 @@
 
 #include "onepass/kernel/arguments.h"
 #include "src/cuda/runtime/driver.h"
-#include "src/spec/line.h"
+#include "src/line/line.h"
 
 namespace onepass::cuda {
 

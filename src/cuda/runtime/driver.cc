@@ -17,7 +17,7 @@
 
 #include "src/cache/disk_cache.h"
 #include "src/cuda/runtime/nvrtc.h"
-#include "src/spec/defined.h"
+#include "src/line/defined.h"
 
 namespace onepass::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "src/spec/strategy.h"
+#include "src/plan/strategy.h"
 #include "src/torch/call.h"
 #include "src/torch/check.h"
 

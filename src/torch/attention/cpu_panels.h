@@ -2,8 +2,8 @@
 // that what one gives the other stays in a core's cache.
 #pragma once
 
-#include "src/spec/attention.h"
-#include "src/spec/strategy.h"
+#include "src/plan/attention.h"
+#include "src/plan/strategy.h"
 #include "src/torch/linear/linear.h"
 
 namespace onepass::binding {

@@ -4,7 +4,7 @@
 
 #include "src/cuda/attention/forward_sm90.h"
 #include "src/cuda/attention/backward_sm90.h"
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 #include "src/torch/prepared.h"
 #include "src/torch/tensor.h"
 

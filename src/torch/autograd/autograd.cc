@@ -17,11 +17,11 @@ using optional_tensor = std::optional<Tensor>;
 
 using held_line = std::shared_ptr<const prepared_line>;
 
-const line_facts* find(const char* text, void** held) {
+const line_signature* find(const char* text, void** held) {
   try {
     auto* const line = new held_line(prepared(text));
     *held = line;
-    return &(*line)->facts;
+    return &(*line)->signature;
   } catch (const spec::line_error&) {
     return nullptr;
   }
@@ -29,13 +29,14 @@ const line_facts* find(const char* text, void** held) {
 
 void release(void* held) { delete static_cast<held_line*>(held); }
 
-bool is_ready_on_cpu(const line_facts& facts, std::uint64_t boolean_masks) {
-  return static_cast<const prepared_line*>(facts.line)->is_ready_on_cpu(boolean_masks);
+bool is_ready_on_cpu(const line_signature& signature, std::uint64_t boolean_masks) {
+  return static_cast<const prepared_line*>(signature.line)->is_ready_on_cpu(boolean_masks);
 }
 
-bool plan(const line_facts& facts, int x, const std::int64_t* operand_types, std::uint64_t wanted, int* sources) {
-  const auto& prepared = *static_cast<const prepared_line*>(facts.line);
-  const auto operands = spec::operand_facts_of(operand_types, static_cast<std::size_t>(facts.operands));
+bool plan(const line_signature& signature, int x, const std::int64_t* operand_types, std::uint64_t wanted,
+          int* sources) {
+  const auto& prepared = *static_cast<const prepared_line*>(signature.line);
+  const auto operands = spec::operand_facts_of(operand_types, static_cast<std::size_t>(signature.operands));
   const auto type = static_cast<dtype>(x);
   const spec::gradients gradients =
       prepared.attention     ? spec::plan_gradients(prepared.attention->parts, type, operands, wanted).all

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "onepass/lane/types.h"
-#include "src/spec/line_facts.h"
+#include "src/line/signature.h"
 #include "src/torch/autograd/joined.h"
 
 namespace onepass::autograd {
@@ -28,20 +28,20 @@ using torch::autograd::variable_list;
 
 inline line_library library;  // filled in by the library, once, before the first call
 
-// A line's facts, which stay as long as this.
+// A line's signature, which stay as long as this.
 class known_line {
  public:
-  explicit known_line(const std::string& line) : facts_(library.find(line.c_str(), &held_)) {
-    TORCH_CHECK(facts_ != nullptr, "onepass: not a line: ", line);
+  explicit known_line(const std::string& line) : signature_(library.find(line.c_str(), &held_)) {
+    TORCH_CHECK(signature_ != nullptr, "onepass: not a line: ", line);
   }
   ~known_line() { library.release(held_); }
   known_line(const known_line&) = delete;
   known_line& operator=(const known_line&) = delete;
-  const line_facts& facts() const { return *facts_; }
+  const line_signature& signature() const { return *signature_; }
 
  private:
   void* held_ = nullptr;
-  const line_facts* facts_;
+  const line_signature* signature_;
 };
 
 inline int dtype_of(const Tensor& t) {
@@ -72,8 +72,8 @@ auto operation(const char* name) {
 
 // Of these, the line's.
 template <class T>
-const T& contraction_of(const line_facts& facts, const T& linear, const T& scores, const T& attention) {
-  return facts.values ? attention : facts.scores ? scores : linear;
+const T& contraction_of(const line_signature& signature, const T& linear, const T& scores, const T& attention) {
+  return signature.values ? attention : signature.scores ? scores : linear;
 }
 
 // Whose kernel a call would come to first.
@@ -117,27 +117,28 @@ std::vector<Tensor> without_dispatcher(const Function& function, const Call& cal
   return results;
 }
 
-inline std::vector<Tensor> run_kernels(const line_facts& facts, at::TensorList tensors, const optional_tensor& state,
-                                       bool save) {
+inline std::vector<Tensor> run_kernels(const line_signature& signature, at::TensorList tensors,
+                                       const optional_tensor& state, bool save) {
   tensor_handle operands[kMostOperands];
-  for (int i = 0; i < facts.operands; ++i) operands[i] = lent(tensors[static_cast<std::size_t>(i) + 1]);
-  return without_dispatcher(library.forward, line_forward{facts, lent(tensors[0]), operands, lent(state), save});
+  for (int i = 0; i < signature.operands; ++i) operands[i] = lent(tensors[static_cast<std::size_t>(i) + 1]);
+  return without_dispatcher(library.forward, line_forward{signature, lent(tensors[0]), operands, lent(state), save});
 }
 
-inline std::vector<Tensor> run_forward(const line_facts& facts, at::TensorList tensors, const std::string& line,
+inline std::vector<Tensor> run_forward(const line_signature& signature, at::TensorList tensors, const std::string& line,
                                        const optional_tensor& state) {
-  if (reaches_kernels(tensors)) return run_kernels(facts, tensors, state, facts.weight >= 0 || facts.reads_statistics);
+  if (reaches_kernels(tensors))
+    return run_kernels(signature, tensors, state, signature.weight >= 0 || signature.reads_statistics);
   using elementwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&);
   using rowwise = std::vector<Tensor>(const Tensor&, at::TensorList, std::string_view, const optional_tensor&, bool);
-  if (facts.weight >= 0) {
+  if (signature.weight >= 0) {
     static const auto linear = operation<rowwise>("onepass::linear_forward"),
                       scores = operation<rowwise>("onepass::scores_forward"),
                       attention = operation<rowwise>("onepass::attention_forward");
-    return contraction_of(facts, linear, scores, attention).call(tensors[0], tensors.slice(1), line, state, true);
+    return contraction_of(signature, linear, scores, attention).call(tensors[0], tensors.slice(1), line, state, true);
   }
-  if (facts.rowwise) {
+  if (signature.rowwise) {
     static const auto op = operation<rowwise>("onepass::rowwise_forward");
-    return op.call(tensors[0], tensors.slice(1), line, state, facts.reads_statistics);
+    return op.call(tensors[0], tensors.slice(1), line, state, signature.reads_statistics);
   }
   static const auto op = operation<elementwise>("onepass::elementwise_forward");
   return op.call(tensors[0], tensors.slice(1), line, state);
@@ -154,20 +155,21 @@ struct saved_tensors {
   optional_tensor x, resumed, statistics, dropout_state, product, resumed_behind;
   std::vector<optional_tensor> operands;
 
-  static variable_list pack(const line_facts& facts, at::TensorList tensors, const variable_list& results,
+  static variable_list pack(const line_signature& signature, at::TensorList tensors, const variable_list& results,
                             const Tensor& statistics, const Tensor& product, const optional_tensor& state) {
     const auto result = [&](int i) { return i < 0 ? Tensor() : results[static_cast<std::size_t>(i)]; };
-    const bool for_weight = facts.weight >= 0 && tensors[static_cast<std::size_t>(facts.weight) + 1].requires_grad();
-    const std::uint64_t operands = facts.reads_operands & ~(for_weight ? 0 : facts.operands_for_weight);
+    const bool for_weight =
+        signature.weight >= 0 && tensors[static_cast<std::size_t>(signature.weight) + 1].requires_grad();
+    const std::uint64_t operands = signature.reads_operands & ~(for_weight ? 0 : signature.operands_for_weight);
     variable_list all;
     all.reserve(kOperands + tensors.size() - 1);
-    all.push_back(facts.reads_x && (for_weight || !facts.x_for_weight) ? tensors[0] : Tensor());
-    all.push_back(result(facts.resumes_from));
+    all.push_back(signature.reads_x && (for_weight || !signature.x_for_weight) ? tensors[0] : Tensor());
+    all.push_back(result(signature.resumes_from));
     all.push_back(statistics);
     all.push_back(state.value_or(Tensor()));
     all.push_back(product);
-    all.push_back(result(facts.resumes_behind));
-    for (int i = 0; i < facts.operands; ++i) {
+    all.push_back(result(signature.resumes_behind));
+    for (int i = 0; i < signature.operands; ++i) {
       all.push_back(operands >> i & 1 ? tensors[static_cast<std::size_t>(i) + 1] : Tensor());
     }
     return all;
@@ -202,15 +204,16 @@ struct saved_tensors {
 };
 
 // types: of x, then of the operands.
-inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList upstream, const saved_tensors& saved,
-                                        const std::string& line, at::IntArrayRef types, std::int64_t wanted) {
+inline std::vector<Tensor> run_backward(const line_signature& signature, at::TensorList upstream,
+                                        const saved_tensors& saved, const std::string& line, at::IntArrayRef types,
+                                        std::int64_t wanted) {
   if (reaches_kernels(upstream) && saved.reach_kernels()) {
     tensor_handle gradients[kMostResults], operands[kMostOperands];
     for (std::size_t i = 0; i < upstream.size(); ++i) gradients[i] = lent(upstream[i]);
-    for (int i = 0; i < facts.operands; ++i) operands[i] = lent(saved.operands[static_cast<std::size_t>(i)]);
+    for (int i = 0; i < signature.operands; ++i) operands[i] = lent(saved.operands[static_cast<std::size_t>(i)]);
     return without_dispatcher(
-        library.backward, line_backward{facts, gradients, static_cast<int>(upstream.size()), lent(saved.x), operands,
-                                        lent(saved.resumed), lent(saved.statistics), lent(saved.product),
+        library.backward, line_backward{signature, gradients, static_cast<int>(upstream.size()), lent(saved.x),
+                                        operands, lent(saved.resumed), lent(saved.statistics), lent(saved.product),
                                         lent(saved.resumed_behind), lent(saved.dropout_state), types.data(), wanted});
   }
   const optional_tensors operands(saved.operands);
@@ -224,15 +227,15 @@ inline std::vector<Tensor> run_backward(const line_facts& facts, at::TensorList 
       std::vector<Tensor>(at::TensorList, const optional_tensor&, const optional_tensors&, const optional_tensor&,
                           const optional_tensor&, const optional_tensor&, const optional_tensor&,
                           const optional_tensor&, std::string_view, at::IntArrayRef, std::int64_t);
-  if (facts.weight >= 0) {
+  if (signature.weight >= 0) {
     static const auto linear = operation<contraction>("onepass::linear_backward"),
                       scores = operation<contraction>("onepass::scores_backward"),
                       attention = operation<contraction>("onepass::attention_backward");
-    return contraction_of(facts, linear, scores, attention)
+    return contraction_of(signature, linear, scores, attention)
         .call(upstream, saved.x, operands, saved.resumed, saved.statistics, saved.product, saved.resumed_behind,
               saved.dropout_state, line, types, wanted);
   }
-  if (facts.rowwise) {
+  if (signature.rowwise) {
     static const auto op = operation<rowwise>("onepass::rowwise_backward");
     return op.call(upstream, saved.x, operands, saved.resumed, saved.statistics, saved.dropout_state, line,
                    types.slice(1), wanted);
@@ -282,28 +285,29 @@ struct Fused : torch::autograd::Function<Fused> {
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const call& with) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const known_line known(with.line);
-    const line_facts& facts = known.facts();
-    TORCH_CHECK(static_cast<int>(tensors.size()) == 1 + facts.operands, "onepass: the line \"", with.line, "\" takes ",
-                facts.operands, " operands, got ", static_cast<int>(tensors.size()) - 1);
-    variable_list results = run_forward(facts, tensors, with.line, with.dropout_state);
+    const line_signature& signature = known.signature();
+    TORCH_CHECK(static_cast<int>(tensors.size()) == 1 + signature.operands, "onepass: the line \"", with.line,
+                "\" takes ", signature.operands, " operands, got ", static_cast<int>(tensors.size()) - 1);
+    variable_list results = run_forward(signature, tensors, with.line, with.dropout_state);
     const auto take = [&](bool is_there) {
       if (!is_there) return Tensor();
       Tensor last = std::move(results.back());
       results.pop_back();
       return last;
     };
-    const Tensor statistics = take(facts.reads_statistics), product = take(facts.reads_product);
+    const Tensor statistics = take(signature.reads_statistics), product = take(signature.reads_product);
     std::vector<std::int64_t> types;
     types.reserve(tensors.size());
     for (const Tensor& t : tensors) {
-      const bool behind = facts.weight >= 0 && static_cast<int>(types.size()) > 1 + facts.weight;
-      const bool whole = behind ? has_sizes_behind(t, tensors[0], tensors[static_cast<std::size_t>(facts.weight) + 1])
-                                : t.sizes() == tensors[0].sizes();
+      const bool behind = signature.weight >= 0 && static_cast<int>(types.size()) > 1 + signature.weight;
+      const bool whole = behind
+                             ? has_sizes_behind(t, tensors[0], tensors[static_cast<std::size_t>(signature.weight) + 1])
+                             : t.sizes() == tensors[0].sizes();
       types.push_back(dtype_of(t) + (whole ? 0 : kBroadcast));
     }
     ctx->saved_data["line"] = with.line;
     ctx->saved_data["types"] = std::move(types);
-    ctx->save_for_backward(saved_tensors::pack(facts, tensors, results, statistics, product, with.dropout_state));
+    ctx->save_for_backward(saved_tensors::pack(signature, tensors, results, statistics, product, with.dropout_state));
     ctx->set_materialize_grads(false);
     return results;
   }
@@ -317,7 +321,7 @@ struct Fused : torch::autograd::Function<Fused> {
     const std::string& line = ctx.saved_data.at("line").toStringRef();
     const std::vector<std::int64_t> types = ctx.saved_data.at("types").toIntVector();
     const known_line known(line);
-    const line_facts& facts = known.facts();
+    const line_signature& signature = known.signature();
     variable_list results(types.size() + 1);  // one more for `call`
     const auto some = std::find_if(upstream.begin(), upstream.end(), [](const Tensor& t) { return t.defined(); });
     if (some == upstream.end()) return results;
@@ -326,10 +330,10 @@ struct Fused : torch::autograd::Function<Fused> {
       if (given[i].defined()) continue;
       std::vector<std::int64_t> sizes = some->sizes().vec();
       at::TensorOptions options = some->options();
-      if (facts.weight >= 0) {
-        const Tensor& weight = all[saved_tensors::kOperands + static_cast<std::size_t>(facts.weight)];
-        const bool before = i > 0 && static_cast<int>(i) <= facts.keeps_before;
-        sizes.back() = facts.values && i == 0 ? all.back().size(-1) : weight.size(before ? -1 : -2);
+      if (signature.weight >= 0) {
+        const Tensor& weight = all[saved_tensors::kOperands + static_cast<std::size_t>(signature.weight)];
+        const bool before = i > 0 && static_cast<int>(i) <= signature.keeps_before;
+        sizes.back() = signature.values && i == 0 ? all.back().size(-1) : weight.size(before ? -1 : -2);
         options = options.dtype(before ? scalar_type_of(types[0]) : weight.scalar_type());
       }
       given[i] = at::zeros({}, options).expand(sizes);
@@ -338,18 +342,18 @@ struct Fused : torch::autograd::Function<Fused> {
     for (std::size_t i = 0; i < types.size(); ++i) wanted |= std::int64_t{ctx.needs_input_grad(i)} << i;
     std::vector<int> sources(types.size());
     variable_list written;
-    if (library.plan(facts, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
+    if (library.plan(signature, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
                      sources.data())) {
       written = at::GradMode::is_enabled() ? run_differentiable_backward(given, all, line, types, wanted)
-                                           : run_backward(facts, given, saved_tensors(all), line, types, wanted);
+                                           : run_backward(signature, given, saved_tensors(all), line, types, wanted);
     }
     for (std::size_t i = 0; i < types.size(); ++i) {
       if (sources[i] == kUpstream) results[i] = given[0];
       else if (sources[i] >= 0) results[i] = written[static_cast<std::size_t>(sources[i])];
     }
     const int reached = reached_by(upstream.size(), [&](std::size_t i) { return upstream[i].defined(); });
-    for (int i = 0; i < facts.operands; ++i)
-      if (facts.keeps_before_operand[i] >= reached) results[static_cast<std::size_t>(i) + 1] = Tensor();
+    for (int i = 0; i < signature.operands; ++i)
+      if (signature.keeps_before_operand[i] >= reached) results[static_cast<std::size_t>(i) + 1] = Tensor();
     return results;  // autograd sums a broadcast operand's to its shape
   }
 };

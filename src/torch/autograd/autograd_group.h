@@ -26,18 +26,18 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const call& with) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const known_line known(with.line);
-    const line_facts& facts = known.facts();
-    const places at(facts, with.count, with.own);
+    const line_signature& signature = known.signature();
+    const places at(signature, with.count, with.own);
     TORCH_CHECK(with.count > 0 && tensors.size() == at.all(), "onepass: the line \"", with.line, "\" takes ",
-                facts.operands, " operands");
+                signature.operands, " operands");
     static const auto op =
         operation<std::vector<Tensor>(at::TensorList, at::TensorList, std::string_view, const optional_tensor&, bool,
                                       std::int64_t, bool)>("onepass::group_forward");
     const auto count = static_cast<std::size_t>(with.count), lists = with.stack ? 1 : count;
     variable_list results = op.call(tensors.slice(0, count), tensors.slice(count), with.line, with.dropout_state,
-                                    facts.weight >= 0 || facts.reads_statistics, with.own, with.stack);
+                                    signature.weight >= 0 || signature.reads_statistics, with.own, with.stack);
     variable_list all{with.dropout_state.value_or(Tensor()), Tensor()};
-    if (facts.reads_statistics) all[1] = std::move(results.back()), results.pop_back();
+    if (signature.reads_statistics) all[1] = std::move(results.back()), results.pop_back();
     // What each kind of saved tensor has; a line with `linear` reads x whoever wants what: it is one kernel.
     std::vector<std::int64_t> saved;
     const auto save = [&](at::TensorList some) {
@@ -49,16 +49,16 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
                    : variable_list(results.begin() + static_cast<std::ptrdiff_t>(i * lists),
                                    results.begin() + static_cast<std::ptrdiff_t>((i + 1) * lists));
     };
-    save(facts.reads_x ? tensors.slice(0, count) : at::TensorList());
-    save(result(facts.resumes_from));
+    save(signature.reads_x ? tensors.slice(0, count) : at::TensorList());
+    save(result(signature.resumes_from));
     variable_list products;
-    if (facts.reads_product) {
+    if (signature.reads_product) {
       products.assign(results.end() - static_cast<std::ptrdiff_t>(lists), results.end());
       results.resize(results.size() - lists);
     }
-    save(products), save(result(facts.resumes_behind));
+    save(products), save(result(signature.resumes_behind));
     for (std::size_t i = count; i < tensors.size(); ++i)
-      all.push_back(facts.reads_operands >> at.operand_of(i) & 1 ? tensors[i] : Tensor());
+      all.push_back(signature.reads_operands >> at.operand_of(i) & 1 ? tensors[i] : Tensor());
     ctx->saved_data["line"] = with.line;
     ctx->saved_data["saved"] = std::move(saved);
     ctx->saved_data["types"] = at.types(tensors);
@@ -77,9 +77,10 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
  private:
   // Where in a call's list of tensors they are, and in what the backward operator gives.
   struct places {
-    places(const line_facts& of, std::int64_t tensors, std::int64_t has_own) : facts(of), count(tensors), own(has_own) {
+    places(const line_signature& of, std::int64_t tensors, std::int64_t has_own)
+        : signature(of), count(tensors), own(has_own) {
       std::int64_t at = count;
-      for (int i = 0; i < facts.operands; ++i) first.push_back(at), at += of_operand(i);
+      for (int i = 0; i < signature.operands; ++i) first.push_back(at), at += of_operand(i);
       first.push_back(at);
     }
     std::size_t all() const { return static_cast<std::size_t>(first.back()); }
@@ -91,8 +92,8 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     // An operand that is rows and one for several tensors broadcasts: each of them gives a part of its gradient.
     std::vector<std::int64_t> types(at::TensorList tensors) const {
       std::vector<std::int64_t> types{dtype_of(tensors[0])};
-      for (int i = 0; i < facts.operands; ++i) {
-        const bool behind = facts.weight >= 0 && i > facts.weight;
+      for (int i = 0; i < signature.operands; ++i) {
+        const bool behind = signature.weight >= 0 && i > signature.weight;
         bool whole = of_operand(i) == count;
         for (std::int64_t j = 0; j < of_operand(i) && whole; ++j) {
           const Tensor &t = tensors[static_cast<std::size_t>(first[static_cast<std::size_t>(i)] + j)],
@@ -105,15 +106,15 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
       return types;
     }
     const Tensor& matrix_of(at::TensorList tensors, std::int64_t member) const {
-      const auto weight = static_cast<std::size_t>(facts.weight);
-      return tensors[static_cast<std::size_t>(first[weight] + (of_operand(facts.weight) > 1 ? member : 0))];
+      const auto weight = static_cast<std::size_t>(signature.weight);
+      return tensors[static_cast<std::size_t>(first[weight] + (of_operand(signature.weight) > 1 ? member : 0))];
     }
     // Of the operands whose gradient is a sum over the tensors' rows.
-    bool is_summed(int i) const { return (facts.row_operands >> i & 1) != 0 && of_operand(i) < count; }
+    bool is_summed(int i) const { return (signature.row_operands >> i & 1) != 0 && of_operand(i) < count; }
     // Their sizes, each behind its number of dimensions.
     std::vector<std::int64_t> summed_sizes(at::TensorList tensors) const {
       std::vector<std::int64_t> all;
-      for (int i = 0; i < facts.operands; ++i) {
+      for (int i = 0; i < signature.operands; ++i) {
         if (!is_summed(i)) continue;
         const at::IntArrayRef sizes = tensors[static_cast<std::size_t>(first[static_cast<std::size_t>(i)])].sizes();
         all.push_back(static_cast<std::int64_t>(sizes.size()));
@@ -127,7 +128,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     std::vector<std::int64_t> first_of_outputs(const std::vector<int>& sources) const {
       std::vector<std::int64_t> counts(sources.size() + 1);
       for (std::size_t i = 0; i < sources.size(); ++i) {
-        const bool rows = i == 0 || (facts.row_operands >> (i - 1) & 1) != 0;
+        const bool rows = i == 0 || (signature.row_operands >> (i - 1) & 1) != 0;
         if (sources[i] >= 0)
           counts[static_cast<std::size_t>(sources[i]) + 1] = rows ? count : of_operand(static_cast<int>(i) - 1);
       }
@@ -135,7 +136,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
       return counts;
     }
 
-    const line_facts& facts;
+    const line_signature& signature;
     const std::int64_t count, own;
     std::vector<std::int64_t> first;  // of each operand, and how many there are in all
   };
@@ -169,8 +170,8 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
                                     of = ctx.saved_data.at("of").toIntVector(),
                                     sizes = ctx.saved_data.at("sizes").toIntVector();
     const known_line known(line);
-    const line_facts& facts = known.facts();
-    const places at(facts, of[0], of[1]);
+    const line_signature& signature = known.signature();
+    const places at(signature, of[0], of[1]);
     const bool stack = of[2] != 0;
     variable_list results(at.all() + 1);  // one more for `call`
     if (std::none_of(asked.begin(), asked.end(), [](const Tensor& t) { return t.defined(); })) return results;
@@ -182,7 +183,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     }
     std::vector<int> sources(types.size());
     variable_list written;
-    if (library.plan(facts, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
+    if (library.plan(signature, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
                      sources.data()))
       written = run(ctx, upstream, all, line, types, wanted, of);
     const std::vector<std::int64_t> first = at.first_of_outputs(sources);
@@ -200,7 +201,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     for (std::int64_t i = 0; i < at.count; ++i) reached_of.push_back(reached(i));
     const int most_reached = *std::max_element(reached_of.begin(), reached_of.end());
     auto next_size = sizes.begin();
-    for (int operand = -1; operand < facts.operands; ++operand) {
+    for (int operand = -1; operand < signature.operands; ++operand) {
       const int source = sources[static_cast<std::size_t>(operand) + 1];
       const std::int64_t begin = operand < 0 ? 0 : at.first[static_cast<std::size_t>(operand)],
                          own = operand < 0 ? at.count : at.of_operand(operand);
@@ -211,7 +212,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
       if (source == kUnwanted) continue;
       for (std::int64_t i = 0; i < own; ++i) {
         const auto t = static_cast<std::size_t>(begin + i);
-        const int keeps = operand < 0 ? 0 : facts.keeps_before_operand[operand];
+        const int keeps = operand < 0 ? 0 : signature.keeps_before_operand[operand];
         if (!ctx.needs_input_grad(t) ||
             keeps >= (own == at.count ? reached_of[static_cast<std::size_t>(i)] : most_reached))
           continue;

@@ -21,29 +21,30 @@ struct without_gil {
 
 // Autocast casts what a contraction takes, which is Python's to do; nothing else. Python also says that there are no
 // kernels of a dtype.
-inline bool is_plain(const line_facts& facts, at::TensorList tensors) {
-  if (static_cast<int>(tensors.size()) != 1 + facts.operands || at::impl::torch_function_mode_enabled()) return false;
+inline bool is_plain(const line_signature& signature, at::TensorList tensors) {
+  if (static_cast<int>(tensors.size()) != 1 + signature.operands || at::impl::torch_function_mode_enabled())
+    return false;
   const int type = dtype_of(tensors[0]);
   if (type == static_cast<int>(dtype::none) || type == static_cast<int>(dtype::boolean)) return false;
-  const c10::DispatchKeySet casts = facts.weight < 0 ? c10::autocast_dispatch_keyset : c10::DispatchKeySet();
+  const c10::DispatchKeySet casts = signature.weight < 0 ? c10::autocast_dispatch_keyset : c10::DispatchKeySet();
   return reaches_kernels(tensors, c10::autograd_dispatch_keyset_with_ADInplaceOrView | casts) &&
          std::none_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t._fw_grad(0).defined(); });
 }
 
 // Whether nothing would have to be compiled, which is Python's to see to.
-inline bool is_ready(const line_facts& facts, at::TensorList tensors) {
+inline bool is_ready(const line_signature& signature, at::TensorList tensors) {
   if (!tensors[0].is_cpu()) return true;
   std::uint64_t boolean = 0;
   for (std::size_t i = 1; i < tensors.size(); ++i)
     boolean |= std::uint64_t{tensors[i].scalar_type() == at::kBool} << (i - 1);
-  return library.is_ready_on_cpu(facts, boolean);
+  return library.is_ready_on_cpu(signature, boolean);
 }
 
-inline std::vector<Tensor> run(const line_facts& facts, at::TensorList tensors, const std::string& line) {
+inline std::vector<Tensor> run(const line_signature& signature, at::TensorList tensors, const std::string& line) {
   const without_gil released;
   const bool recorded = at::GradMode::is_enabled() &&
                         std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.requires_grad(); });
-  return recorded ? Fused::apply(tensors, Fused::call{line, {}}) : run_kernels(facts, tensors, {}, false);
+  return recorded ? Fused::apply(tensors, Fused::call{line, {}}) : run_kernels(signature, tensors, {}, false);
 }
 
 // given: a line without dropout, x, the operands. The result, in a tuple where values are kept; None for a call that is
@@ -58,8 +59,8 @@ inline PyObject* front(PyObject*, PyObject* const* given, Py_ssize_t count) {
   }
   const std::string line = PyUnicode_AsUTF8AndSize(given[0], nullptr);
   const known_line known(line);
-  if (!is_plain(known.facts(), tensors) || !is_ready(known.facts(), tensors)) Py_RETURN_NONE;
-  const std::vector<Tensor> results = run(known.facts(), tensors, line);
+  if (!is_plain(known.signature(), tensors) || !is_ready(known.signature(), tensors)) Py_RETURN_NONE;
+  const std::vector<Tensor> results = run(known.signature(), tensors, line);
   if (results.size() == 1) return THPVariable_Wrap(results[0]);
   PyObject* all = PyTuple_New(static_cast<Py_ssize_t>(results.size()));
   for (std::size_t i = 0; i < results.size(); ++i)

@@ -2,7 +2,7 @@
 // that what one gives the other stays in a core's cache.
 #pragma once
 
-#include "src/spec/strategy.h"
+#include "src/plan/strategy.h"
 #include "src/torch/call.h"
 
 namespace onepass::binding {

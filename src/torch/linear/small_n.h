@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "src/spec/strategy.h"
+#include "src/plan/strategy.h"
 #include "src/torch/linear/linear.h"
 
 namespace onepass::binding {

@@ -1,7 +1,7 @@
 // A line with `scores` and `values`: what `values` takes is a line of its own, and its gradients make the whole's.
 #pragma once
 
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 
 namespace onepass::spec {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "onepass/lane/types.h"
-#include "src/spec/line.h"
+#include "src/line/line.h"
 
 namespace onepass::spec {
 

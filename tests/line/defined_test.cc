@@ -1,13 +1,13 @@
 // Words of users: their place in the vocabulary, and the source of kernels that have them.
-#include "src/spec/defined.h"
+#include "src/line/defined.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "src/cpu/run.h"
-#include "src/spec/plan.h"
-#include "src/spec/words.h"
+#include "src/plan/plan.h"
+#include "src/line/words.h"
 
 namespace onepass::spec {
 namespace {

@@ -1,5 +1,5 @@
 // What backward reads and writes, the type text, and the cost.
-#include "src/spec/plan.h"
+#include "src/plan/plan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 
 #include <gtest/gtest.h>
 

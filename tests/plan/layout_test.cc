@@ -1,5 +1,5 @@
 // Shapes and strides as rows.
-#include "src/spec/layout.h"
+#include "src/plan/layout.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
 // A line with `linear`: the two lines it is made of, and how their gradients make its own.
-#include "src/spec/contraction.h"
+#include "src/plan/contraction.h"
 
 #include <algorithm>
 
 #include "onepass/kernel/arguments.h"
-#include "src/spec/words.h"
+#include "src/line/words.h"
 
 namespace onepass::spec {
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "onepass/kernel/arguments.h"
-#include "src/spec/line.h"
-#include "src/spec/line_facts.h"
+#include "src/line/line.h"
+#include "src/line/signature.h"
 
 namespace onepass::spec {
 

@@ -1,5 +1,5 @@
 // The vocabulary: every word's descriptor, gathered from the words themselves.
-#include "src/spec/words.h"
+#include "src/line/words.h"
 
 #include <algorithm>
 #include <numeric>
@@ -7,7 +7,7 @@
 #include "onepass/word/activation.h"
 #include "onepass/word/row.h"
 #include "onepass/word/words.h"
-#include "src/spec/defined.h"
+#include "src/line/defined.h"
 
 namespace onepass::spec {
 namespace {

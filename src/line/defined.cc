@@ -1,5 +1,5 @@
 // Words that users define while the process runs.
-#include "src/spec/defined.h"
+#include "src/line/defined.h"
 
 #include <algorithm>
 #include <list>
@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "src/cache/hash.h"
-#include "src/spec/words.h"
+#include "src/line/words.h"
 
 namespace onepass::spec {
 namespace {

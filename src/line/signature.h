@@ -8,7 +8,7 @@ namespace onepass {
 
 inline constexpr int kMostResults = 32, kMostOperands = 32;
 
-struct line_facts {
+struct line_signature {
   const void* line;  // the library's own
   int operands;
   int resumes_from;  // the result that backward reads in x's place: 0, or 1 + the keep's number; -1: none
@@ -25,18 +25,18 @@ struct line_facts {
   std::int8_t keeps_before_operand[kMostOperands];  // keeps that stand before the operand's word
 };
 
-// Torch's AtenTensorHandle, null where there is no tensor: lent by who calls, owned by who gets it back.
+// torch's AtenTensorHandle; null: absent. Arguments are borrowed; results are owned by the caller.
 using tensor_handle = void*;
 
 struct line_forward {
-  const line_facts& line;
+  const line_signature& line;
   tensor_handle x;
   const tensor_handle* operands;
   tensor_handle dropout_state;
   bool save;  // what backward reads: what `linear` gives, then the row statistics
 };
 struct line_backward {
-  const line_facts& line;
+  const line_signature& line;
   const tensor_handle* gradients;
   int gradient_count;
   tensor_handle x;
@@ -47,14 +47,14 @@ struct line_backward {
 };
 struct line_library {
   // Null for what is no line; valid until what is put into `held` is released.
-  const line_facts* (*find)(const char* text, void** held);
+  const line_signature* (*find)(const char* text, void** held);
   void (*release)(void* held);
   // Whether the kernels for the CPU are there; boolean_masks: a bit for each operand that is boolean.
-  bool (*is_ready_on_cpu)(const line_facts&, std::uint64_t boolean_masks);
+  bool (*is_ready_on_cpu)(const line_signature&, std::uint64_t boolean_masks);
   // For x and each operand where its gradient comes from: kUnwanted, kUpstream, or its index among what backward
   // writes. operand_types: dtypes, plus kBroadcast where the shape is not x's. wanted: bit 0 for x, bit i + 1 for
   // operand i. True where backward writes anything.
-  bool (*plan)(const line_facts&, int dtype, const std::int64_t* operand_types, std::uint64_t wanted, int* sources);
+  bool (*plan)(const line_signature&, int dtype, const std::int64_t* operand_types, std::uint64_t wanted, int* sources);
   // The operators themselves, without the dispatcher, which for a small call takes longer than the work. They give the
   // number of results, or kFailed and in `error` what was wrong, valid until the thread's next call.
   int (*forward)(const line_forward&, tensor_handle* results, const char** error);

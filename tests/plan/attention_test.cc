@@ -1,5 +1,5 @@
 // Lines with `values`: the line that makes the weights, what backward reads, and where gradients come from.
-#include "src/spec/attention.h"
+#include "src/plan/attention.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The parser: words separated by bars, each with at most one number (or one activation) in parentheses.
-#include "src/spec/line.h"
+#include "src/line/line.h"
 
 #include <algorithm>
 #include <cctype>
@@ -8,7 +8,7 @@
 
 #include "onepass/kernel/arguments.h"
 #include "onepass/word/words.h"
-#include "src/spec/words.h"
+#include "src/line/words.h"
 
 namespace onepass::spec {
 namespace {

@@ -1,12 +1,12 @@
 // What a line needs and gives: backward's reads, gradient sources, type text, bytes and flops.
-#include "src/spec/plan.h"
+#include "src/plan/plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string_view>
 
-#include "src/spec/attention.h"
+#include "src/plan/attention.h"
 
 namespace onepass::spec {
 namespace {

@@ -1,5 +1,5 @@
 // A line with `scores` and `values`: the line that makes what `values` takes, and how its gradients make the whole's.
-#include "src/spec/attention.h"
+#include "src/plan/attention.h"
 
 #include <algorithm>
 

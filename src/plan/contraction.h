@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "src/spec/plan.h"
+#include "src/plan/plan.h"
 
 namespace onepass::spec {
 

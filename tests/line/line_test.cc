@@ -1,5 +1,5 @@
 // The parser: what it accepts, and what its messages say.
-#include "src/spec/line.h"
+#include "src/line/line.h"
 
 #include <gtest/gtest.h>
 

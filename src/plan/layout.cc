@@ -1,5 +1,5 @@
 // From shapes and strides to rows: broadcast, drop and merge dimensions until every tensor is rows of a few strides.
-#include "src/spec/layout.h"
+#include "src/plan/layout.h"
 
 #include <algorithm>
 #include <cstddef>
