@@ -224,6 +224,8 @@ def _runs_on_cpu(line: Line, operands) -> bool:
     masks = 0
     for i in line._mask_operands:
         masks |= int(operands[i].dtype == torch.bool) << i
+    if torch.compiler.is_compiling():  # a constant: with a guard on what is known so far, the next call would recompile
+        return _prepare_on_cpu(line.text, masks)
     ready = line._ready_on_cpu.get(masks)
     if ready is None:
         ready = line._ready_on_cpu[masks] = _prepare_on_cpu(line.text, masks)
