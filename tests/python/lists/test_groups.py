@@ -239,9 +239,7 @@ def test_compiled_for_any_number_of_rows():
         return graph
 
     backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=noted, bw_compiler=noted)
-    compiled = torch.compile(
-        lambda xs, *o: onepass.fused(line, xs, *o), fullgraph=True, dynamic=True, backend=backend
-    )
+    compiled = torch.compile(lambda xs, *o: onepass.fused(line, xs, *o), fullgraph=True, dynamic=True, backend=backend)
     for more in range(3):
         call = Call(line, [(5 + more,), (7 + more,)], own="some")
         ys, expected = compiled(call.xs, *call.operands), call.line(call.xs, *call.operands)
