@@ -10,6 +10,7 @@
 #include "onepass/kernel/common/cursor.cpu.h"
 #include "src/cpu/bf16_product.h"
 #include "src/cpu/panel_product.h"
+#include "src/cpu/simd.h"
 
 ONEPASS_BEGIN
 
@@ -198,6 +199,7 @@ void right_factor::take(const matrix& b) {
 }
 
 int64 right_factor::make_room(const matrix& b, const std::function<void*(int64)>& room) {
+  [[maybe_unused]] static const bool checked = (require_simd(), true);
   constexpr int64 kFarthest = 1024;  // bytes: rows farther apart share a few sets of the cache
   const bool pairs = b.type == dtype::bf16;
   const int64 tile = pairs ? kBf16TileColumns : HWY_DYNAMIC_DISPATCH(tile_columns_of)(b.type);

@@ -29,7 +29,7 @@ namespace onepass {
 HWY_EXPORT(sum_parts);
 namespace cpu {
 void sum_parts(const double* partial, int64 parts, int64 columns, int64 begin, int64 end, const view& output) {
-  HWY_DYNAMIC_DISPATCH(onepass::sum_parts)(partial, parts, columns, begin, end, output);
+  HWY_DYNAMIC_DISPATCH(sum_parts)(partial, parts, columns, begin, end, output);
 }
 }  // namespace cpu
 }  // namespace onepass

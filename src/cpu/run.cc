@@ -2,7 +2,6 @@
 #include "src/cpu/run.h"
 
 #include <dlfcn.h>
-#include <hwy/highway.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +11,7 @@
 
 #include "src/compiler.h"
 #include "src/cpu/reduce.h"
+#include "src/cpu/simd.h"
 #include "src/cpu/table.h"
 #include "src/cache/recently_used.h"
 #include "src/line/defined.h"
@@ -28,6 +28,7 @@ using kernel_table = std::unordered_map<std::string, cpu_kernels>;
 
 const kernel_table& table() {
   static const kernel_table all = [] {
+    require_simd();
     static kernel_table filling;
     fill_table([](const char* structure, const cpu_kernels& kernels) { filling.emplace(structure, kernels); });
     return std::move(filling);
@@ -206,11 +207,6 @@ void reduce_columns(const arguments& a, int64 parts, int slots, const view* outp
         }
       },
       &with);
-}
-
-const char* simd_target() {
-  const auto ours = hwy::SupportedTargets() & HWY_TARGETS;
-  return hwy::TargetName(ours & -ours);
 }
 
 }  // namespace onepass::cpu

@@ -37,6 +37,4 @@ void run_backward(const cpu_kernels&, const arguments&, dtype x);
 // Adds so many parts of column_partial in order into 1-D outputs, one per wanted column operand; not where it is null.
 void reduce_columns(const arguments&, int64 parts, int slots, const view* outputs);
 
-const char* simd_target();  // the chosen one's name
-
 }  // namespace onepass::cpu

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "onepass/kernel/common/cursor.cpu.h"
+#include "src/cpu/simd.h"
 #include "src/cpu/small_product.h"
 
 ONEPASS_BEGIN
@@ -111,7 +112,8 @@ bool repeat_row(const matrix& row, const matrix& result) {
 }
 
 void small_product(const matrix& result, const matrix& a, const matrix& b, const matrix* bias) {
-  HWY_DYNAMIC_DISPATCH(onepass::small_product)(result, a, b, bias);
+  [[maybe_unused]] static const bool checked = (require_simd(), true);
+  HWY_DYNAMIC_DISPATCH(small_product)(result, a, b, bias);
 }
 
 }  // namespace cpu

@@ -9,7 +9,7 @@
 #include "src/cache/disk_cache.h"
 #include "src/compiler.h"
 #include "src/cpu/common_lines.h"
-#include "src/cpu/run.h"
+#include "src/cpu/simd.h"
 #include "src/cuda/prebuild.h"
 #include "src/cuda/strategy.h"
 #include "src/process.h"

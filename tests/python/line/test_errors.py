@@ -9,6 +9,8 @@ from helpers import as_tuple
 from onepass import _native
 from onepass.pricing.profile import profile_of
 
+pytestmark = pytest.mark.quick
+
 
 def raises(kind, *says):
     """The exception's type and, in order, what its message says."""

@@ -10,6 +10,8 @@ import onepass
 from onepass import Line, LineError, _native
 from onepass import line as lines
 
+pytestmark = pytest.mark.quick
+
 
 def error_of(text):
     with pytest.raises(LineError) as caught:

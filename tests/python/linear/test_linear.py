@@ -302,6 +302,7 @@ def test_compile(dynamic, device):
             assert_equal(a, b)
 
 
+@pytest.mark.quick
 def test_opcheck(device):
     line = "add | keep | layer_norm(1e-5) | scale | bias | linear | bias | gelu"
     inputs = make_inputs(line, (5, 32), torch.float32, device, out_features=8)

@@ -268,6 +268,7 @@ def test_other_lines_with_linear():
         torch.testing.assert_close(y, onepass.fused("rms_norm | linear", x, w))
 
 
+@pytest.mark.quick
 def test_meta_op_checks():
     call = Call("bias | rms_norm | scale", [(2,), (3,)], own="some")
     flat = [*call.xs, *call.operands[0], call.operands[1]]

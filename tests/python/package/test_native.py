@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -37,6 +38,32 @@ def test_it_needs_no_other_libraries():
     """Not libstdc++, of which torch exports parts; Highway's lies beside it."""
     assert set(re.findall(r"\(NEEDED\).*\[(.+)\]", readelf("--dynamic"))) <= LIBRARIES
     assert (_native.LIBRARY.parent / "libhwy.so.1").exists()
+
+
+OLD_CPU = """
+import ctypes, sys
+import torch, onepass
+from onepass import _native
+highway = ctypes.CDLL(str(_native.LIBRARY.parent / "libhwy.so.1"))
+highway._ZN3hwy26SetSupportedTargetsForTestEl(ctypes.c_int64(1 << 11))  # HWY_SSE4
+x, b = torch.randn(5, 7, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
+try:
+    if sys.argv[1] == "a line":
+        torch.testing.assert_close(onepass.fused("bias | gelu", x, b), torch.nn.functional.gelu(x + b))
+    else:
+        torch.testing.assert_close(onepass.fused("linear", x, b[None]), x @ b[:, None])
+    print(_native.info()["simd_target"])
+except RuntimeError as e:
+    print(e)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="SSE4 is x86's")
+@pytest.mark.parametrize("call", ["a line", "a product"])
+def test_on_a_cpu_of_sse4_alone(call):
+    """A build for all CPUs chooses, one for this machine says how to make the other; no illegal instruction."""
+    said = subprocess.run([sys.executable, "-c", OLD_CPU, call], check=True, capture_output=True, text=True).stdout
+    assert said.strip() == "SSE4" or "cmake -DONEPASS_SIMD=all" in said
 
 
 PREBUILT = """

@@ -7,6 +7,8 @@ from torch.autograd import gradcheck
 import onepass
 from helpers import DTYPES, check_line, make_inputs, words_of
 
+pytestmark = pytest.mark.quick
+
 # The shortest line that shows the word. An activation follows a bias: that line is compiled ahead of time.
 LINES = {
     "bias": "bias | tanh",

@@ -234,6 +234,7 @@ def recorded_calls(line, shape, device, dtype=torch.float32):
     return [(func, detach(args), detach(kwargs)) for func, args, kwargs in recorder.calls]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("line", [*LINES, "add", "keep | relu", "mask | softmax"])
 @pytest.mark.parametrize("shape", [(6, 5, 64), (3, 7), (1, 1), (0, 8)], ids=str)
 def test_opcheck(line, shape, device):
@@ -244,6 +245,7 @@ def test_opcheck(line, shape, device):
         opcheck(func, args, kwargs)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("line", LINES)
 def test_opcheck_of_the_differentiable_operator(line, device):
     inputs = make_inputs(line, (6, 5, 64), torch.float32, device)
