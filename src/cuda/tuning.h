@@ -98,7 +98,6 @@ struct tuning {
       512;  // of a block of the second kernel, columns of a thread, and threads down the parts
   unsigned column_sum_columns = 4;
   unsigned column_sum_down = 64;
-  int reduction_bytes = 12;  // of static shared memory for each warp of a cluster: three sets, of a float
 };
 
 inline constexpr tuning kTuning{};

@@ -27,7 +27,7 @@ class row_workspace {
     if (plans.size() == 1) return;
     f.a.task_columns = plans.front().row_columns;
     const std::int64_t parts = (f.a.columns + f.a.task_columns - 1) / f.a.task_columns;
-    const std::int64_t size[1] = {f.a.rows * (3 + 4 * parts)};
+    const std::int64_t size[1] = {f.a.rows * (3 + kPartNumbers * parts)};
     memory_ = empty(size, 1, f.arithmetic(), f.on);
     auto* start = static_cast<char*>(memory_->data_ptr());
     if (of_rows) *of_rows = start;

@@ -6,13 +6,9 @@
 #pragma once
 
 #include "onepass/lane/memory.cuda.h"
+#include "onepass/lane/tensor_map.h"
 
 ONEPASS_BEGIN
-
-// What TMA knows of a matrix in global memory (CUtensorMap), made by the driver.
-struct alignas(64) tensor_map {
-  uint64 words[16];
-};
 
 ONEPASS_FUNCTION void prefetch(const tensor_map& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -15,6 +15,8 @@ inline constexpr double kInfinity = __builtin_bit_cast(double, 0x7ff000000000000
 // How a number is stored. Arithmetic is float, or double where x is f64.
 enum class dtype : int { none, f32, f64, bf16, f16, boolean };
 
+inline constexpr int kShortBits = 11;  // significant ones of float16; bfloat16 has 8
+
 constexpr int size_of(dtype type) {
   return type == dtype::f64 ? 8 : type == dtype::f32 ? 4 : type == dtype::boolean ? 1 : type == dtype::none ? 0 : 2;
 }

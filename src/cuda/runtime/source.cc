@@ -15,16 +15,6 @@ constexpr const char* kPrefix = "onepass_";  // of kernels' names, which no othe
 
 }  // namespace
 
-// Significant bits of the results, at most.
-int result_bits(const request& r) {
-  const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
-  int bits = bits_of(r.x);
-  for (int i = 0; i < kMaxOperands; ++i) {
-    if (((r.wants_tensor | r.wants_column) >> i & 1) != 0) bits = std::max(bits, bits_of(r.operand[i]));
-  }
-  return bits;
-}
-
 const char* name_of(dtype type) {
   switch (type) {
     case dtype::f32: return "f32";
@@ -63,30 +53,21 @@ std::string fields(const request& r, const configuration& c) {
   auto flag = [&](const char* name, bool value) { field("bool", name, value ? "true" : "false"); };
   auto bits = [&](const char* name, uint64 value) { field("uint64", name, std::to_string(value) + "ull"); };
   text += std::string("  using arithmetic = ") + (r.x == dtype::f64 ? "double" : "float") + ";\n";
-  text += std::string("  using index = ") + (c.small ? "int" : "int64") + ";\n";
-  flag("kComputesAgain", c.computes_again), flag("kAhead", c.ahead);
-  text += type_field("kX", r.x);
+  text += std::string("  using index = ") + (c.small ? "int" : "int64") + ";\n" + type_field("kX", r.x);
   std::string operands = "{";
   for (dtype type : r.operand) operands += std::string("dtype::") + name_of(type) + ", ";
   field("dtype", "kOperand[kMaxOperands]", operands + "}");
-  number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
-  number("kCluster", c.cluster), number("kStages", c.stages),
-      number("kThreads", c.threads > 0 ? c.threads : c.across * c.down);
-  number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes), number("kWholeLanes", c.whole_lanes);
-  number("kDims", c.dims), bits("kDense", c.dense);
-  flag("kExact", c.exact), flag("kFlat", c.flat), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
-  flag("kSumsInRegisters", c.sums_in_registers);
-  flag("kSavesStatistics", c.saves_statistics), flag("kOnlyStatistics", c.only_statistics);
-  flag("kOnePart", c.one_part), flag("kInPlace", c.in_place);
-  flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
-  bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
-  bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand),
-      bits("kSharedOperand", c.shared_operand), bits("kStreams", c.streams);
-  bits("kStaged", c.staged);
-  bits("kBroughtOnce", c.brought_once);
+#define ONEPASS_NUMBER(member, name) number(#name, c.member);
+#define ONEPASS_FLAG(member, name) flag(#name, c.member);
+#define ONEPASS_SET(member, name) bits(#name, c.member);
+  ONEPASS_CONFIGURATION(ONEPASS_NUMBER, ONEPASS_FLAG, ONEPASS_SET)
+#undef ONEPASS_NUMBER
+#undef ONEPASS_FLAG
+#undef ONEPASS_SET
+  number("kThreads", c.threads > 0 ? c.threads : c.across * c.down);
+  number("kMembers", static_cast<int>(c.members)), number("kFeatures", r.features);
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
-  number("kMembers", static_cast<int>(c.members));
-  number("kSpareLanes", c.spare_lanes), number("kFeatures", r.features);
+  flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
   return text;
 }
 

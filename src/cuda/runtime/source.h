@@ -12,7 +12,6 @@ const char* name_of(dtype);  // as the sources write it
 // Parts of a source: its macros with the include of onepass/kernel/<header>.cuda.h, and the members of a Config.
 std::string heading(const request&, const std::string& header);
 std::string fields(const request&, const configuration&);
-int result_bits(const request&);  // significant ones of the results, at most
 std::string type_field(const char* name, dtype);
 std::string number_field(const char* name, int);
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "onepass/lane/cuda.h"
+#include "onepass/kernel/common/shapes.h"
 
 ONEPASS_BEGIN
 
@@ -93,40 +94,6 @@ struct merge {
              T(0.5) * (rest + (a.v[2] + b.v[2])), size}};
   }
 };
-// Largest number m and Σ exp(x - m) (Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018). -infinity
-// shifts by nothing.
-template <class T>
-ONEPASS_FUNCTION T shift_of(T largest) {
-  return largest == static_cast<T>(-kInfinity) ? T(0) : largest;
-}
-struct merge_exponentials {
-  // Of `width` threads of a warp at once: each scales its sum once.
-  template <class T>
-  static ONEPASS_FUNCTION numbers<T, 2> in_warp(numbers<T, 2> own, int width) {
-    T largest = own.v[0];
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      if (distance < width) largest = max_number(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-    }
-    T sum = own.v[1] * exp_minus_number(own.v[0], shift_of(largest));
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      if (distance < width) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    }
-    return {{largest, sum}};
-  }
-  ONEPASS_FUNCTION void next_level() {}
-  template <class T, int N>
-  static ONEPASS_FUNCTION numbers<T, N> none() {
-    return {{static_cast<T>(-kInfinity), T(0)}};
-  }
-  template <class T>
-  ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
-    const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
-    return {{largest, a.v[1] * exp_minus_number(a.v[0], shift) + b.v[1] * exp_minus_number(b.v[0], shift)}};
-  }
-};
-
 // Of four neighbouring threads.
 ONEPASS_FUNCTION float largest_of_four(float of) {
   of = max_number(of, __shfl_xor_sync(0xffffffffu, of, 1));
@@ -258,15 +225,14 @@ class row_threads {
   static constexpr int kWarps = Config::kAcross > 32 ? Config::kAcross / 32 : 1;
   static constexpr int kWidth = Config::kAcross < 32 ? Config::kAcross : 32;
   static constexpr int kCluster = Config::kCluster, kParts = kWarps * kCluster;
-  static constexpr int kOfMoments = kShort ? 3 : 4;
-  static constexpr int kMost = Config::kFeatures > kOfMoments ? Config::kFeatures : kOfMoments;  // numbers at a time
-  static constexpr bool kHasNumbers = true, kAtOnce = true;                                      // see sender below
+  static constexpr int kMost = most_reduced(Config::kFeatures, kShort);
+  static constexpr bool kHasNumbers = true, kAtOnce = true;  // see sender below
   static constexpr int kCombined = 1;
   static constexpr bool kAhead = Config::kAhead, kMail = kCluster > 1 || (kAhead && kParts > 1);
   static constexpr int kRows = kWarps > 1 ? Config::kDown : 1;  // that share a block, each with its own barrier
   // They take turns. Who sends a third set has received the one before last, which all others sent after they had read
   // the set before that: two sets do where each is received at once, three where one more is on its way.
-  static constexpr int kSets = kAhead ? 3 : 2;
+  static constexpr int kSets = kAhead ? kMostReductionSets : 2;
   struct slots {
     T of[kRows][kSets][kParts][kMost];
     uint64 mailbox[kRows][kSets];

@@ -167,7 +167,7 @@ template <class Config>
 ONEPASS_FUNCTION void give_norm(const linear_arguments& a, linear_shared<Config>& shared, word::pair<float> norm,
                                 int column) {
   shared.norm[threadIdx.x] = norm;
-  for (int i = static_cast<int>(threadIdx.x); i < Config::kTileN / 2; i += kGroupThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < Config::kTileN / 2; i += kWarpgroupThreads) {
     const int at = column + 2 * i;
     shared.folded[i] = {{a.sums[at], a.sums[at + 1]}, {a.offsets[at], a.offsets[at + 1]}};
   }

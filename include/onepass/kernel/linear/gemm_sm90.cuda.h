@@ -64,8 +64,8 @@ ONEPASS_FUNCTION void multiply_tiles(const linear_arguments& a, linear_shared<Co
   using layout = linear_shared<Config>;
   constexpr int N = Config::kTileN;
   const tile_order<Config> tiles(a);
-  const int own = static_cast<int>(threadIdx.x) / kGroupThreads - 1;  // which 64 rows
-  const bool speaks = threadIdx.x % kGroupThreads == 0;
+  const int own = static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1;  // which 64 rows
+  const bool speaks = threadIdx.x % kWarpgroupThreads == 0;
   ring_position<Config::kStages> at;
   int row, column;
   for (int turn = 0; tiles.at(turn, row, column); ++turn) {
@@ -111,7 +111,7 @@ ONEPASS_FUNCTION void finish_rows(const arguments& a, char* products, int row, i
     for (int u = 0; u < Config::kUnroll; ++u) {
       const int r = top + u * Config::kDown + down;
       if (r >= 64) continue;
-      place<Config, Line> at(a);
+      cursor<Config, Line> at(a);
       at.set_copies(products + (place_of_piece(across, r) - across) * 16, r);
       at.set_stage(0);
       at.set_lane(0);
@@ -144,7 +144,7 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
     __syncthreads();
   }
   // What registers the groups take makes the 65536 of an SM.
-  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  const int group = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   if (group == 0) {
     take_registers<152>();
     const auto finish = [&](int turn, int row, int column, const auto& between) {
@@ -174,8 +174,8 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
     }
   } else if (group == 3) {
     give_registers<24>();
-    if (threadIdx.x == 3 * kGroupThreads) bring_tiles<Config>(a, shared, dynamic);
-    if (before::kAny && threadIdx.x == 3 * kGroupThreads + 32) tell_of_later_rows<before, Before>(a, first, shared);
+    if (threadIdx.x == 3 * kWarpgroupThreads) bring_tiles<Config>(a, shared, dynamic);
+    if (before::kAny && threadIdx.x == 3 * kWarpgroupThreads + 32) tell_of_later_rows<before, Before>(a, first, shared);
     __syncwarp();
   } else {
     take_registers<168>();

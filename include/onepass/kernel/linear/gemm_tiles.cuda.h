@@ -83,15 +83,15 @@ struct linear_shared {
   ONEPASS_FUNCTION void open() {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       open_mailbox(&full[stage], 1);
-      open_mailbox(&empty[stage], 2 * Config::kCluster + (Config::kTakesMoments ? kGroupThreads / 32 : 0));
+      open_mailbox(&empty[stage], 2 * Config::kCluster + (Config::kTakesMoments ? kWarpgroupThreads / 32 : 0));
     }
     for (int i = 0; i < 2; ++i) {
-      open_mailbox(&product_full[i], kGroupThreads);
-      open_mailbox(&product_empty[i], kGroupThreads);
-      open_mailbox(&made[i], kGroupThreads);
+      open_mailbox(&product_full[i], kWarpgroupThreads);
+      open_mailbox(&product_empty[i], kWarpgroupThreads);
+      open_mailbox(&made[i], kWarpgroupThreads);
       open_mailbox(&told[i], 1);
     }
-    open_mailbox(&norm_full, kGroupThreads);
+    open_mailbox(&norm_full, kWarpgroupThreads);
     let_cluster_see_mailboxes();
   }
 };

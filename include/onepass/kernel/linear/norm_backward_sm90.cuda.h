@@ -47,7 +47,7 @@ struct narrow_shared {
       done[Config::kStages], empty[Config::kStages];
   word::pair<float> norm[Config::kStages][kNarrowRows];
   float share[Config::kStages][2][kNarrowRows], sums[Config::kStages][kNarrowRows];
-  float columns[2][kGroupThreads / 8][kFeatures];
+  float columns[2][kWarpgroupThreads / 8][kFeatures];
 
   static ONEPASS_FUNCTION char* matrix(char* dynamic) { return dynamic + (-shared_address(dynamic) & 1023u); }
   // x's tiles, then r.
@@ -61,10 +61,10 @@ struct narrow_shared {
   ONEPASS_FUNCTION void open() {
     open_mailbox(&matrix_full, 1);
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      open_mailbox(&full[stage], kGroupThreads + 1);
+      open_mailbox(&full[stage], kWarpgroupThreads + 1);
       open_mailbox(&share_full[stage], kNarrowRows);
       open_mailbox(&sums_full[stage], kNarrowRows);
-      open_mailbox(&done[stage], 2 * kGroupThreads);
+      open_mailbox(&done[stage], 2 * kWarpgroupThreads);
       open_mailbox(&empty[stage], 1);
     }
     let_cluster_see_mailboxes();
@@ -114,7 +114,7 @@ class narrow_bringer {
   using layout = narrow_shared<Config>;
   using lane = pack<float, 8>;
   using gradients = memory<Config::kX, 8, 8>;
-  static constexpr int kEach = kNarrowRows / (kGroupThreads / 8);  // rows of a thread
+  static constexpr int kEach = kNarrowRows / (kWarpgroupThreads / 8);  // rows of a thread
 
   ONEPASS_FUNCTION void bring_matrix() {
     arrive_and_expect(&shared_.matrix_full, layout::kTiles * kTileBytes);
@@ -127,7 +127,7 @@ class narrow_bringer {
     if (turn >= part_.turns) return;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int64 row = part_.first_row(turn) + i * (kGroupThreads / 8) + down_;
+      const int64 row = part_.first_row(turn) + i * (kWarpgroupThreads / 8) + down_;
       const bool exists = row < a_.rows;
       const auto* from = static_cast<const uint16*>(a_.gradient) + row * a_.stride + piece_ * 8;
       gradient_[i] = exists && piece_ * 8 < a_.features ? gradients::load(from, 8) : gradients::buffer_of(lane(0.0f));
@@ -146,7 +146,7 @@ class narrow_bringer {
     char* to = layout::scaled(dynamic_, stage);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = i * (kGroupThreads / 8) + down_;
+      const int row = i * (kWarpgroupThreads / 8) + down_;
       const word::pair<float> norm = Config::kCentres ? norm_[i] : word::pair<float>{0.0f, norm_[i].first};
       const lane gradient = gradients::template numbers_of<float>(gradient_[i]);
       const lane scaled = rounded_to<Config::kX>(gradient * lane(norm.second));
@@ -167,7 +167,7 @@ class narrow_bringer {
     meet_in_group(1);
     const int feature = static_cast<int>(threadIdx.x) % kFeatures, which = static_cast<int>(threadIdx.x) / kFeatures;
     float total = 0;
-    for (int i = 0; i < kGroupThreads / 8; ++i) total += shared_.columns[which][i][feature];
+    for (int i = 0; i < kWarpgroupThreads / 8; ++i) total += shared_.columns[which][i][feature];
     const int64 products = int64{kFeatures} * a_.slices * kNarrowColumns;
     a_.products[part_.team * (products + 2 * kFeatures) + products + which * kFeatures + feature] = total;
   }
@@ -296,7 +296,7 @@ class narrow_columns {
   layout& shared_;
   char* dynamic_;
   const narrow_part<Config> part_;
-  const int own_ = static_cast<int>(threadIdx.x) / kGroupThreads - 1;  // which 128 columns
+  const int own_ = static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1;  // which 128 columns
   // Of a product's 64 rows and 8 columns: this thread's first row, and its pair of columns.
   const int row_ = row_of_products(), column_ = static_cast<int>(threadIdx.x) % 4;
   float products_[64] = {};
@@ -363,13 +363,13 @@ ONEPASS_FUNCTION void narrow_linear_backward(const narrow_arguments& a) {
   if (threadIdx.x == 0) shared.open();
   __syncthreads();
   // What registers the groups take makes the 65536 of an SM.
-  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  const int group = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   if (group == 0) {
     give_registers<88>();
     narrow_bringer<Config>(a, shared, dynamic).run();
   } else if (group == 3) {
     give_registers<40>();
-    const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
     if (thread < 32) tell_of_sums(a, shared);
     else if (thread < 96) add_up_sums(a, shared, thread - 32);
     else if (thread == 96) send_results(a, shared, dynamic);
