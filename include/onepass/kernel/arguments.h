@@ -40,7 +40,7 @@ struct arguments {
   view y;   // forward: the result.  backward: its gradient
   view dx;  // backward
   // Backward: the result made again, where it is asked for; never where the line resumes at its result. On the CPU
-  // src/cpu/run.cc knows of it, not the kernel.
+  // src/cpu/row/run.cc knows of it, not the kernel.
   view again;
   view operand[kOperands];
   // Of tensor operands; column gradients go through column_partial, on CUDA those of one part straight to here.
