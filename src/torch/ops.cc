@@ -2,7 +2,7 @@
 // functional, without autograd of their own.
 #include <torch/csrc/stable/library.h>
 
-#include "src/cpu/run.h"
+#include "src/cpu/threads.h"
 #include "src/torch/check.h"
 #include "src/torch/linear/linear.h"
 #include "src/torch/lists/group.h"
@@ -116,12 +116,13 @@ std::vector<Tensor> backward_of_group(std::vector<Tensor> gradients, std::vector
 void in_torch_threads(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context) {
   torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
+int torch_threads() { return static_cast<int>(torch::stable::get_num_threads()); }
 
 }  // namespace
 }  // namespace onepass::binding
 
 STABLE_TORCH_LIBRARY(onepass, m) {
-  onepass::cpu::set_parallel_for(onepass::binding::in_torch_threads);
+  onepass::cpu::set_parallel_for(onepass::binding::in_torch_threads, onepass::binding::torch_threads);
   m.def("elementwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state) -> Tensor[]");
   m.def(
       "rowwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save_statistics) -> "

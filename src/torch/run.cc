@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "src/cpu/run.h"
+#include "src/cpu/row/run.h"
 #include "src/cuda/row/launch.h"
 #include "src/torch/check.h"
 
@@ -67,20 +67,14 @@ void* current_stream(int device_index) {
 }
 
 cuda::request request_of(const frame& f, bool backward) {
-  const spec::line& line = f.line.line;
-  cuda::request r(line, backward);
-  r.line = f.line.type_text(f.boolean_masks, backward);
-  r.x = f.type;
-  std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
-  return r;
+  return cuda::request_of(f, backward, f.line.type_text(f.boolean_masks, backward));
 }
 
 cuda::request request_of(const frame& f, const spec::gradients& plan) {
-  cuda::request r = request_of(f, true);
-  r.wants_column = plan.wants_column, r.wants_tensor = plan.wants_tensor;
-  r.wants_dx = f.a.dx.data != nullptr, r.wants_again = f.a.again.data != nullptr;
-  return r;
+  return cuda::request_of(f, plan, f.line.type_text(f.boolean_masks, true));
 }
+
+cpu::row_call row_call_of(const frame& f) { return {f.line.cpu(f.boolean_masks), f.a, f.type}; }
 
 int stream_stores(const frame& f, std::int64_t tensors) {
   static const std::int64_t last_level = std::max<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 8 << 20);

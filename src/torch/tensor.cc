@@ -136,11 +136,6 @@ std::string dtype_text(const Tensor& t) {
   return "dtype number " + std::to_string(code);
 }
 
-std::string shape_text(const std::int64_t* sizes, int dim) {
-  std::string text = "[";
-  for (int d = 0; d < dim; ++d) text += (d ? ", " : "") + std::to_string(sizes[d]);
-  return text + "]";
-}
 std::string shape_text(const Tensor& t) { return shape_text(t.sizes().data(), static_cast<int>(t.dim())); }
 
 spec::strided strided_of(const Tensor& t, view* out) {

@@ -66,19 +66,11 @@ class imagined_linear {
   static void* address() { return reinterpret_cast<void*>(std::uintptr_t{4096}); }
 
   static request fill(const spec::line& line, arguments& a, int64 rows, int64 columns, dtype type) {
-    request r(line, false);
-    r.line = spec::type_text(line, 0, false);
-    r.x = type;
-    a.rows = a.size[kMaxDims - 1] = rows, a.columns = columns;
-    std::fill(a.size, a.size + kMaxDims - 1, 1);
-    const view rows_of{address(), {0, 0, 0, columns}, type, 1}, column{address(), {}, type, 1};
-    a.x = a.y = rows_of;
-    for (int i = 0; i < line.operands; ++i) {
-      a.operand[i] = line.operand_word(i).about->operand == operand_kind::column ? column : rows_of;
-      r.operand[i] = type;
-    }
-    for (int k = 0; k < line.keeps; ++k) a.kept[k] = rows_of;
-    return r;
+    const std::int64_t sizes[2] = {rows, columns};
+    spec::imagined_frame f(line, sizes, type, type, type, {address(), address(), columns});
+    f.forward(false, true);
+    a = f.a;
+    return request_of(f, false, spec::type_text(line, 0, false));
   }
 
   spec::contraction parts_;

@@ -40,7 +40,7 @@ struct arguments {
   view y;   // forward: the result.  backward: its gradient
   view dx;  // backward
   // Backward: the recomputed result, where it is asked for; never where backward starts from the result. On the CPU
-  // src/cpu/run.cc writes it, not the kernel.
+  // src/cpu/row/run.cc writes it, not the kernel.
   view again;
   view operand[kOperands];
   // Of tensor operands; column gradients go through column_partial, on CUDA those of one part straight to here.

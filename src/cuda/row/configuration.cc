@@ -330,6 +330,21 @@ int result_bits(const request& r) {
   return bits;
 }
 
+request request_of(const spec::frame& f, bool backward, std::string line) {
+  request r(f.of, backward);
+  r.line = std::move(line);
+  r.x = f.type;
+  std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
+  return r;
+}
+
+request request_of(const spec::frame& f, const spec::gradients& plan, std::string line) {
+  request r = request_of(f, true, std::move(line));
+  r.wants_column = plan.wants_column, r.wants_tensor = plan.wants_tensor;
+  r.wants_dx = f.a.dx.data != nullptr, r.wants_again = f.a.again.data != nullptr;
+  return r;
+}
+
 configuration describe(const request& r, const arguments& a) {
   configuration c{};
   c.lanes = 16 / size_of(r.x);

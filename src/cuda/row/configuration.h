@@ -7,7 +7,7 @@
 
 #include "onepass/kernel/configuration.h"
 #include "src/cuda/runtime/driver.h"
-#include "src/line/line.h"
+#include "src/plan/frame.h"
 
 namespace onepass::cuda {
 
@@ -37,6 +37,9 @@ struct request {
   request() = default;
   request(const spec::line&, bool backward);
 };
+// Of a call whose tensors are in; line: its C++ type in this direction.
+request request_of(const spec::frame&, bool backward, std::string line);
+request request_of(const spec::frame&, const spec::gradients&, std::string line);  // backward
 
 // The numbers that a kernel is compiled for (onepass/kernel/configuration.h), and those that its Config has by another
 // name or not at all. Plain numbers throughout: its bytes are part of a kernel's key.

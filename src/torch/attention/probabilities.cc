@@ -93,9 +93,8 @@ Tensor statistics_again(const backward_call& call, const Tensor& product) {
   for (int i = 0; i < behind.line.line.operands; ++i) {
     const auto at = static_cast<std::size_t>(i) + 1;
     if (call.operands[at]) behind.operand(i, *call.operands[at]);
-    else behind.operand_types[i] = spec::operand_facts_of(&call.operand_types[at], 1)[0].type;
+    else behind.operand_type(i, spec::operand_facts_of(&call.operand_types[at], 1)[0].type);
   }
-  behind.boolean_masks = boolean_masks_of(behind);
   behind.dropout_state(call.dropout_state);
   Tensor statistics = behind.fresh_statistics();
   behind.lay_out(true);

@@ -112,8 +112,10 @@ void enter(const group_forward& call, bool gives_result, frames& all, std::vecto
     f.enter(call.xs[i], operands, 0, call.dropout_state);
     check_operand_types(f, all.front());
     std::size_t kind = i;
-    if (gives_result) f.output_in(f.a.y, memory[kind]), kind += call.xs.size();
-    for (int k = 0; k < line.keeps; ++k, kind += call.xs.size()) f.output_in(f.a.kept[k], memory[kind]);
+    f.forward_outputs(gives_result, [&](spec::role, int, view& to) {
+      f.output_in(to, memory[kind]);
+      kind += call.xs.size();
+    });
     if (statistics) f.a.statistics = statistics + line.statistics(type) * row * size_of(f.arithmetic());
     f.a.first_row = row;
     row += f.shape.rows();
@@ -169,7 +171,6 @@ class entering_backward {
                    {gradients, x, operands, resumed, call_.statistics, call_.dropout_state, call_.line,
                     call_.operand_types, call_.wanted},
                    facts_);
-    f.a.wants_column = plan.wants_column;
     f.a.first_row = row_;
     if (f.a.statistics)
       f.a.statistics = static_cast<char*>(f.a.statistics) + line_.statistics(f.type) * row_ * size_of(f.arithmetic());
@@ -181,28 +182,28 @@ class entering_backward {
   void enter_outputs(frame& f, std::int64_t i) {
     const std::int64_t length = f.shape.columns();
     std::size_t slot = 0;
-    for (std::size_t k = 0; k < plan.outputs.size(); ++k) {
-      const spec::gradient_output& output = plan.outputs[k];
+    std::size_t k = 0;
+    f.backward_outputs(plan, [&](const spec::gradient_output& output, view* to) {
+      std::vector<Tensor>& some = made[k++];
       const int operand = output.input - 1;
-      if (!output.column) {
+      if (to) {
         const bool given = output.input == 0 && call_.runner_has_dx;
-        view& to = output.input == 0 ? f.a.dx : f.a.operand_gradient[operand];
-        made[k].push_back(given ? call_.of.pick(call_.gradients, 0, i) : f.output(to, output.type));
-        continue;
+        some.push_back(given ? call_.of.pick(call_.gradients, 0, i) : f.output(*to, output.type));
+        return;
       }
       if (columns.size() <= slot) columns.emplace_back();
       std::vector<view>& views = columns[slot++];
       const int feature = operand - (line_.operands - line_.features);
-      if (i > 0 && !call_.of.has_own(operand)) continue;
+      if (i > 0 && !call_.of.has_own(operand)) return;
       if (feature >= 0) {
         const Tensor& matrix = (*call_.feature_gradients)[call_.of.has_own(operand) ? static_cast<std::size_t>(i) : 0];
         char* rows = static_cast<char*>(matrix.data_ptr());
         views.push_back({rows + feature * length * size_of(output.type), {}, output.type, 1});
       } else {
-        made[k].push_back(empty(&length, 1, output.type, f.on));
-        views.push_back({made[k].back().data_ptr(), {}, output.type, 1});
+        some.push_back(empty(&length, 1, output.type, f.on));
+        views.push_back({some.back().data_ptr(), {}, output.type, 1});
       }
-    }
+    });
   }
 
   const group_backward& call_;

@@ -1,7 +1,7 @@
 // Runs several tensors' calls of a line on their device.
 #include <torch/csrc/stable/accelerator.h>
 
-#include "src/cpu/run.h"
+#include "src/cpu/row/run.h"
 #include "src/cuda/row/group.h"
 #include "src/cuda/row/launch.h"
 #include "src/torch/lists/column_parts.h"

@@ -1,7 +1,7 @@
 // Matrix products whose work is less than a call of a library costs.
 #pragma once
 
-#include "src/cpu/matrix.h"
+#include "src/cpu/gemm/matrix.h"
 
 namespace onepass::cpu {
 

@@ -10,11 +10,6 @@
 
 namespace onepass::cpu {
 
-// Calls body(context, begin, end) over [0, count), in the host program's threads. Set once by the binding; until then
-// the calling thread does it all.
-using parallel_for = void (*)(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context);
-void set_parallel_for(parallel_for);
-
 // From the table, or compiled with the system compiler at first use. Throws cannot_compile (src/compiler.h) where
 // neither is to be had, every time, though it tries once. They stay as long as somebody has them.
 std::shared_ptr<const cpu_kernels> kernels_for(const spec::line&, std::uint64_t boolean_masks);

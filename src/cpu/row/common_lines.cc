@@ -1,5 +1,5 @@
 // The closed table: lines compiled ahead of time for the CPU, and prebuilt for CUDA by `onepass cache build`.
-#include "src/cpu/common_lines.h"
+#include "src/cpu/row/common_lines.h"
 
 #include "src/line/words.h"
 

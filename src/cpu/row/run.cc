@@ -1,28 +1,24 @@
 // Runs a line's kernels on the CPU: finds or compiles them, cuts the work into tasks, and sums column gradients.
-#include "src/cpu/run.h"
+#include "src/cpu/row/run.h"
 
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <memory>
 #include <unordered_map>
 
 #include "src/compiler.h"
-#include "src/cpu/reduce.h"
+#include "src/cpu/row/reduce.h"
+#include "src/cpu/row/table.h"
 #include "src/cpu/simd.h"
-#include "src/cpu/table.h"
+#include "src/cpu/threads.h"
 #include "src/cache/recently_used.h"
 #include "src/line/defined.h"
 #include "src/plan/plan.h"
 
 namespace onepass::cpu {
 namespace {
-
-void in_this_thread(int64 count, int64, void (*body)(void*, int64, int64), void* context) { body(context, 0, count); }
-
-std::atomic<parallel_for> parallel{in_this_thread};
 
 using kernel_table = std::unordered_map<std::string, cpu_kernels>;
 
@@ -49,8 +45,6 @@ constexpr int64 kPartElements = 32768;   // a part of the column sums: they cost
 constexpr int64 kColumnParts = 64;       // enough tasks for the threads, and little to sum afterwards
 
 }  // namespace
-
-void set_parallel_for(parallel_for with) { parallel = with; }
 
 bool ahead_of_time(const spec::line& line, std::uint64_t boolean_masks) {
   return table().contains(spec::structure(line, boolean_masks));
@@ -161,8 +155,7 @@ void each_task(const arguments& a, Body body) {
   const int64 down = (a.rows + a.task_rows - 1) / a.task_rows,
               across = (a.columns + a.task_columns - 1) / a.task_columns;
   const int64 grain = std::max<int64>(kGrainElements / (a.task_rows * a.task_columns), 1);
-  parallel.load()(
-      down * across, grain, [](void* p, int64 begin, int64 end) { (*static_cast<Body*>(p))(begin, end); }, &body);
+  in_threads(down * across, grain, body);
 }
 
 void run(cpu_kernel kernel, const arguments& a) {
@@ -190,23 +183,12 @@ void run_backward(const cpu_kernels& kernels, const arguments& a, dtype x) {
 }
 
 void reduce_columns(const arguments& a, int64 parts, int slots, const view* outputs) {
-  struct context {
-    const arguments& a;
-    int64 parts;
-    int slots;
-    const view* outputs;
-  } with{a, parts, slots, outputs};
-  parallel.load()(
-      a.columns, std::max<int64>(kGrainElements / std::max<int64>(parts, 1), 1),
-      [](void* p, int64 begin, int64 end) {
-        const context& c = *static_cast<context*>(p);
-        const auto* partial = static_cast<const double*>(c.a.column_partial);
-        for (int s = 0; s < c.slots; ++s) {
-          if (c.outputs[s].data)
-            sum_parts(partial + s * c.a.parts * c.a.columns, c.parts, c.a.columns, begin, end, c.outputs[s]);
-        }
-      },
-      &with);
+  in_threads(a.columns, std::max<int64>(kGrainElements / std::max<int64>(parts, 1), 1), [&](int64 begin, int64 end) {
+    const auto* partial = static_cast<const double*>(a.column_partial);
+    for (int s = 0; s < slots; ++s) {
+      if (outputs[s].data) sum_parts(partial + s * a.parts * a.columns, parts, a.columns, begin, end, outputs[s]);
+    }
+  });
 }
 
 }  // namespace onepass::cpu

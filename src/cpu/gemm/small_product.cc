@@ -1,14 +1,14 @@
 // Matrix products whose work is less than a call of a library costs.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "src/cpu/small_product.cc"
+#define HWY_TARGET_INCLUDE "src/cpu/gemm/small_product.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 #include <cstring>
 
 #include "onepass/kernel/common/cursor.cpu.h"
+#include "src/cpu/gemm/small_product.h"
 #include "src/cpu/simd.h"
-#include "src/cpu/small_product.h"
 
 ONEPASS_BEGIN
 

@@ -2,7 +2,7 @@
 // not know), as panel_product.h has them.
 #pragma once
 
-#include "src/cpu/panel_product.h"
+#include "src/cpu/gemm/panel_product.h"
 
 namespace onepass::cpu {
 

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "src/cpu/aligned_memory.h"
-#include "src/cpu/matrix.h"
+#include "src/cpu/gemm/matrix.h"
 
 namespace onepass::cpu {
 

@@ -1,5 +1,5 @@
 // What Python asks of the library without tensors, through ctypes: text in, JSON out.
-#include "src/torch/api.h"
+#include "src/torch/api/api.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,10 @@
 
 #include "src/cache/disk_cache.h"
 #include "src/compiler.h"
-#include "src/cpu/common_lines.h"
+#include "src/cpu/attention.h"
+#include "src/cpu/linear.h"
+#include "src/cpu/row/common_lines.h"
+#include "src/cpu/row/run.h"
 #include "src/cpu/simd.h"
 #include "src/cuda/prebuild.h"
 #include "src/cuda/strategy.h"
@@ -19,9 +22,7 @@
 #include "src/line/words.h"
 #include "src/torch/autograd/autograd.h"
 #include "src/torch/lists/small_n.h"
-#include "src/torch/json.h"
-#include "src/torch/linear/cpu_panels.h"
-#include "src/torch/attention/cpu_panels.h"
+#include "src/torch/api/json.h"
 #include "src/torch/prepared.h"
 
 namespace onepass::binding {
@@ -116,8 +117,8 @@ dtype checked_dtype(int number) {
 std::vector<spec::prediction> strategies(const prepared_line& line, const spec::linear_case& of,
                                          const std::string& chip) {
   const spec::contraction& parts = (line.attention ? line.attention->scores : line).contraction->parts;
-  if (chip == "cpu" && parts.scores) return strategies_of_scores_on_cpu(parts, of, line.attention != nullptr);
-  if (chip == "cpu") return strategies_on_cpu(parts, of);
+  if (chip == "cpu" && parts.scores) return cpu::strategies_of_scores(parts, of, line.attention != nullptr);
+  if (chip == "cpu") return cpu::strategies_of_linear(parts, of);
   const cuda::device_facts facts = cuda::facts_named(chip);
   return line.attention ? cuda::predict_attention(parts, of, facts) : cuda::predict(parts, of, facts);
 }

@@ -1,6 +1,6 @@
 // Matrix products whose factors and result lie in a core's cache, in one thread.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "src/cpu/panel_product.cc"
+#define HWY_TARGET_INCLUDE "src/cpu/gemm/panel_product.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -8,8 +8,8 @@
 #include <functional>
 
 #include "onepass/kernel/common/cursor.cpu.h"
-#include "src/cpu/bf16_product.h"
-#include "src/cpu/panel_product.h"
+#include "src/cpu/gemm/bf16_product.h"
+#include "src/cpu/gemm/panel_product.h"
 #include "src/cpu/simd.h"
 
 ONEPASS_BEGIN

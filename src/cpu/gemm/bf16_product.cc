@@ -1,5 +1,5 @@
 // Products of bfloat16 matrices by the instruction that multiplies pairs of them.
-#include "src/cpu/bf16_product.h"
+#include "src/cpu/gemm/bf16_product.h"
 
 #ifdef __AVX512BF16__  // an option of this file alone
 

@@ -1,11 +1,11 @@
 // The second stage of column gradients.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "src/cpu/reduce.cc"
+#define HWY_TARGET_INCLUDE "src/cpu/row/reduce.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 #include "onepass/kernel/common/cursor.cpu.h"
-#include "src/cpu/reduce.h"
+#include "src/cpu/row/reduce.h"
 
 ONEPASS_BEGIN
 
