@@ -2,7 +2,7 @@
 
 A line says what happens to a row of a tensor; it becomes one kernel forward and one backward, on CPU and CUDA.
 
-Layers, from the top; a module imports only what lies below it (tests/python/test_structure.py):
+Layers, from the top; a module imports only what lies below it (tests/python/package/test_structure.py):
 
 - ``advice`` says what lines a model is worth; ``rewrite`` finds them in its graph and puts them there.
 - ``pricing`` predicts seconds and bytes of operators and of lines; ``graph`` reads a captured graph.

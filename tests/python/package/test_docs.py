@@ -14,7 +14,7 @@ import onepass
 from onepass import _native, docs
 from onepass.case import CASES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *TUTORIALS])
 

@@ -11,7 +11,7 @@ import torch
 
 import onepass
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
+TOOLS = Path(__file__).resolve().parents[3] / "tools"
 
 # As compute-sanitizer 2026.4 writes them.
 MEMCHECK = """========= COMPUTE-SANITIZER

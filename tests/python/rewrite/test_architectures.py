@@ -1,6 +1,6 @@
 """fuse on architectures, every line that can be said: in float64 the same numbers, gradients and strides as eager's.
 
-A dozen run always; `pytest -m slow tests/python/test_architectures.py` runs the others, a quarter of an hour of a core.
+A dozen run always; `pytest -m slow tests/python/rewrite` runs the others, a quarter of an hour of a core.
 """
 
 import copy

@@ -10,7 +10,7 @@ import onepass
 from onepass.bench import shares
 from onepass.bench.architectures import ARCHITECTURES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RESULTS = json.loads((ROOT / "bench/results/explain.json").read_text(encoding="utf-8"))
 ALWAYS = ("DiT", "ELECTRA")
 
