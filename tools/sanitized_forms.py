@@ -62,7 +62,6 @@ FORMS = {
         "more columns": r"kTileN = (192|256);",
         "one block": r"kBuffers[\s\S]*kCluster = 1;",
         "two blocks": r"kBuffers[\s\S]*kCluster = 2;",
-        "made": r"kAny = 1;",
         "deferred, moments taken": r"kTakesMoments = 1;",
         "deferred, statistics given": r"kDefers = 1;\s*static constexpr int kTakesMoments = 0;",
     },
@@ -73,7 +72,6 @@ FORMS = {
         "float64": r"arithmetic = double",
     },
     "few_features_backward": {"one tensor": r"kMembers = 0;", "several tensors": r"kMembers = [1-9]"},
-    "narrow_linear_backward": {"centred": r"kCentres = true", "not centred": r"kCentres = false"},
     "attention_by_warps": {"causal": r"kCausal = 1;", "all keys": r"kCausal = 0;"},
     "attention_forward": {
         "with values": r"kValuePanels = [1-9]",

@@ -9,6 +9,7 @@
 #include "src/cuda/linear/small_k.h"
 #include "src/cuda/attention/forward_sm80.h"
 #include "src/cuda/linear/small_m.h"
+#include "src/cuda/linear/small_n.h"
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {
@@ -64,41 +65,29 @@ std::string why_not_tiled(const linear_case& c, const device_facts& chip) {
   return chip.arch != 90 ? "its kernel is for compute capability 9.0" : why_not_short(c);
 }
 
-std::string why_not_made(const spec::contraction& of, const linear_case& c) {
-  if (!of.before.rowwise() || c.depth <= kMostRowColumns) return "";
-  return "its row word takes rows of at most " + std::to_string(kMostRowColumns) + " numbers";
-}
-
 std::string why_not_deferred(const spec::contraction& of) {
   return of.norm.is_one ? "" : "only a norm, with scale and bias or without, can be deferred";
 }
 
-// In one kernel, the input made or the norm deferred.
+// In one kernel, with a norm deferred or no words before `linear`.
 prediction tiled(const spec::contraction& of, const linear_case& c, const device_facts& chip, bool defers) {
   const int64 x = c.x_bytes(), y = c.result_bytes(), matrix = c.matrix_bytes();
-  const input_of from = defers ? input_of::deferred : of.before.words.empty() ? input_of::x : input_of::made;
   prediction p{defers ? spec::strategy::deferred : spec::strategy::tiled, x + y + matrix};
   p.why_not = why_not_tiled(c, chip);
-  if (p.why_not.empty()) p.why_not = defers ? why_not_deferred(of) : why_not_made(of, c);
-  p.bytes += (from == input_of::made ? (1 + other_tensors(of.before)) * x
-              : defers               ? 2 * matrix
-                                     : 0) +
-             (other_tensors(of.behind) + c.saves_product) * y;
+  if (p.why_not.empty() && defers) p.why_not = why_not_deferred(of);
+  else if (p.why_not.empty() && !of.before.words.empty())
+    p.why_not = "nothing may stand before 'linear' (a norm there: 'deferred')";
+  p.bytes += (defers ? 2 * matrix : 0) + (other_tensors(of.behind) + c.saves_product) * y;
   if (!p.why_not.empty()) return p;
-  const tile_plan tiles = plan_tiles(c.rows, c.depth, c.columns, from, flops_of(of.behind), chip);
+  const tile_plan tiles = plan_tiles(c.rows, c.columns, defers, flops_of(of.behind), chip);
   const auto turns = static_cast<double>(tiles.turns), columns = turns * tiles.tile.columns,
              depth = static_cast<double>(c.depth);
   double products = columns * depth * kSpeed.tile_column;
   double before = 0, beside = columns * kSpeed.finish_column;  // the kernel's other work
-  if (from == input_of::made) {
-    const int64 others = 2 + other_tensors(of.before);
-    before = depth * kSpeed.first_rows + static_cast<double>(c.rows * others) * depth * kSpeed.later_rows;
-    const auto own = static_cast<double>(ceil_div(c.rows, int64{chip.sm_count}));  // rows of a block
-    beside += own / rows_at_once(c.depth) * kSpeed.rows_round;
-  } else if (defers) {
+  if (defers) {
     before = kSpeed.launch + seconds_for(2 * matrix, chip);
     products += columns * kSpeed.norm_column;
-    if (needs_statistics(from, c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x, chip);
+    if (needs_statistics(c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x, chip);
     else beside += turns * (depth * kSpeed.moments + kSpeed.moments_turn);
   }
   p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes, chip)});
@@ -165,8 +154,8 @@ prediction dots(const spec::contraction& of, const linear_case& c, const device_
   prediction p{spec::strategy::dots, x + y + c.matrix_bytes()};
   p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
   p.why_not = spec::why_not_dots(of, c.columns);
-  if (p.why_not.empty() && c.depth > kMostRowColumns)
-    p.why_not = "it is for rows of at most " + std::to_string(kMostRowColumns) + " numbers";
+  if (p.why_not.empty() && c.depth > kMostDotsColumns)
+    p.why_not = "it is for rows of at most " + std::to_string(kMostDotsColumns) + " numbers";
   if (!p.why_not.empty()) return p;
   const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
   p.seconds = kSpeed.dots_call + std::max(seconds_for(p.bytes, chip), products * kSpeed.dots_product);

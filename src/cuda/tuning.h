@@ -106,17 +106,14 @@ inline constexpr tuning kTuning{};
 struct linear_tile {
   int columns;
   int buffers;  // of products: 2 for all of a tile, 1 for half of it, which leaves room for one stage more
-  // Time of a column, beside other tiles: alone, with an activation behind, with short rows made before, with a norm
-  // deferred.
-  double time, time_finishing, time_making, time_deferring;
+  double time, time_finishing, time_deferring;
 };
 struct linear_tuning {
-  linear_tile narrow[2] = {{64, 2, 1, 1, 1, 1}, {128, 2, 1, 1, 1, 1}};
-  linear_tile wide[3] = {
-      {256, 1, 1.0, 1.04, 1.05, 1.2}, {192, 2, 1.0, 1.01, 1.12, 1.0}, {256, 2, 1.05, 1.05, 1.0, 1.05}};
-  int activation_flops = 4, short_rows = 2048;
-  int stages = 8;                         // at most
-  int group = 8, group_making_input = 4;  // tiles below each other that are taken in turn
+  linear_tile narrow[2] = {{64, 2, 1, 1, 1}, {128, 2, 1, 1, 1}};
+  linear_tile wide[3] = {{256, 1, 1.0, 1.04, 1.2}, {192, 2, 1.0, 1.01, 1.0}, {256, 2, 1.05, 1.05, 1.05}};
+  int activation_flops = 4;
+  int stages = 8;  // at most
+  int group = 8;   // tiles below each other that are taken in turn
 };
 inline constexpr linear_tuning kLinearTuning{};
 
@@ -211,11 +208,9 @@ struct linear_speed {
   double launch = 2e-6, call = 4e-6;          // of a kernel; of a product
   double tile_column = 4.15e-11;              // of a turn's column, for each number of the depth
   double finish_column = 2e-8;                // to the end of the line
-  double rows_round = 3e-6;                   // for the rows that a block makes at a time
   double moments = 4.2e-9;                    // of 128 rows, for each number of the depth
   double moments_turn = 2e-6;                 // and to hand them over
   double norm_column = 5e-9;                  // to apply a deferred norm, which the next tile's product waits for
-  double first_rows = 5.4e-9, later_rows = 2.4e-13;  // for each number of the depth, of all tensors
   // A matrix that streams past few rows: beside its bytes, of them at most and for each step ahead, and for each number
   // in a thread of the rows that a block makes at a time.
   double streamed_call = 1.5e-6, streamed_bytes = 4.4e12, streamed_ahead = 3.5e12, streamed_number = 2.9e-8;

@@ -9,7 +9,6 @@
 #include "src/torch/linear/small_n.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
-#include "src/torch/linear/norm_backward.h"
 #include "src/torch/linear/cpu_panels.h"
 #include "src/torch/linear/one_kernel.h"
 #include "src/torch/attention/probabilities.h"
@@ -188,12 +187,6 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
       static_cast<std::uint64_t>(call.wanted));
   if (const auto all = backward_in_dots(call, saved, plan)) return *all;
   const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
-  optional_tensor rows_of_dy;
-  if (w && plan.wants_weight && is_bias(c.behind.line) && !plan.kept_outputs.empty()) {
-    rows_of_dy = as_matrix(dy, w->size(0));
-    const dtype bias = plan.behind.outputs[0].type;  // whose gradient the one pass has beside
-    if (const auto narrow = backward_narrow(call, plan, *rows_of_dy, *w, bias)) return *narrow;
-  }
   const std::vector<Tensor> behind = backward_behind(call, saved, plan, std::nullopt);
   std::vector<Tensor> results;
   const auto with_kept = [&] {
@@ -204,14 +197,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
 
   given_operand(call, c.parts.weight);
   const int from = plan.behind.inputs[0];
-  const Tensor rows_gradient =
-      rows_of_dy ? *rows_of_dy : as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
-  if (!rows_of_dy) {
-    if (const auto narrow = backward_narrow(call, plan, rows_gradient, *w, dtype::none)) {
-      results = *narrow;
-      return with_kept();
-    }
-  }
+  const Tensor rows_gradient = as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
   const way_back way = choose_way(call, plan, *w);
   optional_tensor input, weight_gradient;
   if (way.from_result || (plan.wants_weight && !way.leaves_input && !way.weight_by_panels))

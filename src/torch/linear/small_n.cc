@@ -12,7 +12,6 @@
 #include "src/torch/check.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
-#include "src/torch/linear/norm_backward.h"
 #include "src/torch/run.h"
 
 namespace onepass::binding {
@@ -106,7 +105,6 @@ bool serves(const backward_call& call, const linear_saved& saved, const spec::co
   const optional_tensor& source = c.before.reads.kept >= 0 ? call.resumed : call.x;
   if (!w || !source || source->numel() == 0 || w->size(0) == 0 || !spec::why_not_dots(c.parts, w->size(0)).empty())
     return false;
-  if (takes_narrow(call, plan, *w)) return false;
   if (dtype_of(*w) != saved.x || c.before.reads.result || !(plan.wants_input || plan.wants_weight)) return false;
   const prepared_line& line = c.with_features(static_cast<int>(w->size(0)));
   if ((line.reads.x && !call.x) || (line.reads.statistics && !call.statistics)) return false;

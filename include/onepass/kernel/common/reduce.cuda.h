@@ -207,15 +207,6 @@ ONEPASS_FUNCTION void wait_for_mail(uint64* box, uint32 phase) {
   }
 }
 
-// A counter in global memory for all blocks; what was written before it grew can be read by who has waited for it.
-ONEPASS_FUNCTION void add_for_all(uint32* counter, uint32 count) {
-  asm volatile("fence.acq_rel.gpu; red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
-}
-ONEPASS_FUNCTION void wait_for_count(const uint32* counter, uint32 count) {
-  uint32 now = 0;
-  while (now < count) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-}
-
 // Combines over the threads of a row; every thread gets the same result. Where two rows are in flight
 // (Config::kAhead), one row's numbers are sent before those of the row before are received.
 template <class Config>
