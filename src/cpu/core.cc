@@ -19,11 +19,6 @@ using sizes_of = std::vector<std::int64_t>;
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument("onepass: " + why); }
 
-const char* name_of(dtype type) {
-  constexpr const char* kNames[] = {"none", "float32", "float64", "bfloat16", "float16", "bool"};
-  return kNames[static_cast<int>(type)];
-}
-
 std::string text(const sizes_of& sizes) {
   std::string all = "[";
   for (const std::int64_t size : sizes) all += (all.size() > 1 ? ", " : "") + std::to_string(size);
@@ -31,7 +26,7 @@ std::string text(const sizes_of& sizes) {
 }
 
 void require_type(const tensor& t, dtype expected, const std::string& name) {
-  if (t.type != expected) refuse(name + " must be " + name_of(expected) + ", got " + name_of(t.type));
+  if (t.type != expected) refuse(name + " must be " + torch_name_of(expected) + ", got " + torch_name_of(t.type));
 }
 void require_sizes(const tensor& t, const sizes_of& expected, const std::string& name) {
   if (t.sizes != expected) refuse(name + " must have shape " + text(expected) + ", got " + text(t.sizes));
@@ -69,8 +64,8 @@ void copy(const tensor& from, const tensor& to) {
 class frame {
  public:
   frame(const spec::line& line, const tensor& x) : line_(line), sizes_(x.sizes), type_(x.type) {
-    if (type_ == dtype::none || type_ == dtype::boolean)
-      refuse(std::string("x must be float32, float64, bfloat16 or float16, got ") + name_of(type_));
+    if (!is_floating(type_))
+      refuse(std::string("x must be float32, float64, bfloat16 or float16, got ") + torch_name_of(type_));
     if (shape().dim < line.least_dim())
       refuse("'causal' needs a tensor of at least 2 dimensions, got x of shape " + text(sizes_));
     if (line.turns() && (sizes_.empty() || sizes_.back() % 2 != 0))
@@ -102,7 +97,7 @@ class frame {
     const bool is_mask = t.type == dtype::boolean && w.about->kind == word_kind::mask;
     if (t.type == dtype::none || (t.type == dtype::boolean && !is_mask))
       refuse(name + " must be of a floating point dtype" + (w.about->kind == word_kind::mask ? " or bool" : "") +
-             ", got " + name_of(t.type));
+             ", got " + torch_name_of(t.type));
     boolean_masks |= std::uint64_t{is_mask} << i;
     if (w.about->operand == operand_kind::column) require_sizes(t, {shape().columns()}, name);
     else if (!spec::broadcasts({t.data, t.type, static_cast<int>(t.sizes.size()), t.sizes.data(), nullptr, nullptr},

@@ -13,7 +13,7 @@ std::uint64_t boolean_masks_of(const frame& f) {
 
 frame::frame(const prepared_line& with, const Tensor& like, const char* name)
     : line(with), shape(shape_of(like)), type(dtype_of(like)), on(device_of(like)) {
-  ONEPASS_CHECK(type != dtype::none && type != dtype::boolean, "onepass: ", name,
+  ONEPASS_CHECK(is_floating(type), "onepass: ", name,
                 " must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got ", dtype_text(like));
   ONEPASS_CHECK(shape.dim >= line.line.least_dim(), "onepass: 'causal' needs a tensor of at least 2 dimensions, got ",
                 name, " of shape ", shape_text(like));

@@ -19,7 +19,7 @@ from onepass.pricing.saved import saved_by
 from onepass.rewrite import prices
 from onepass.rewrite.chains import Chain
 from onepass.rewrite.fuse import called, lines_of
-from onepass.rewrite.steps import CONTRACTIONS, kind
+from onepass.word import about
 
 __all__ = ["explain"]
 
@@ -141,7 +141,7 @@ def _advice(chain: Chain, profile: Profile, training: bool, again: bool) -> Advi
 
 
 def _saved_by_line(chain: Chain) -> int:
-    words = [word for word in chain.words if kind(word) not in CONTRACTIONS]
+    words = [word for word in chain.words if about(word).kind != "contraction"]
     value = value_of(chain.result)
     return _parse(" | ".join(words)).cost(sizes(value), value.dtype).saved_bytes
 
@@ -160,7 +160,7 @@ def _reason(chain: Chain, before, after, profile: Profile, training: bool) -> st
     if total.bytes / profile.bandwidth < profile.fixed * total.kernels / 2:
         return f"launch-bound: {left.kernels} kernels in the place of {total.kernels}"
     words = [f"memory-bound: {total.bytes / max(left.bytes, 1):.1f} times fewer bytes"]
-    if not (chain.has_row_word or any(kind(word) == "dropout" for word in chain.words)):
+    if not (chain.has_row_word or any(about(word).kind == "dropout" for word in chain.words)):
         words.append("torch.compile fuses element-wise chains as well")
     elif total.bytes < 1.1 * left.bytes:
         words = ["memory-bound: as many bytes, moved at copy's speed"]

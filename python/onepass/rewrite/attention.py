@@ -12,7 +12,7 @@ from onepass.functional._engines import Call, choose
 from onepass.graph.effects import evaluated
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.rewrite.chains import Chain, Order, lies_as
-from onepass.rewrite.steps import kind
+from onepass.word import about
 
 __all__ = ["put_own_attention", "with_products"]
 
@@ -31,7 +31,7 @@ def _with_scores(chain: Chain) -> Chain:
         return chain
     query, other = op.arguments
     swapped = operation(other)
-    if swapped is None or swapped.name != "swapped" or kind(chain.words[0]) == "scores":
+    if swapped is None or swapped.name != "swapped" or about(chain.words[0]).operand == "keys":
         return chain
     key = swapped.arguments[0]
     if (
@@ -50,7 +50,7 @@ def _with_scores(chain: Chain) -> Chain:
 
 
 def _with_values(chain: Chain) -> Chain:
-    if kind(chain.words[0]) != "scores" or len(chain.results) > 1:
+    if about(chain.words[0]).operand != "keys" or len(chain.results) > 1:
         return chain
     weights, passed = chain.result, set()
     while len(weights.users) == 1 and (op := operation(user := next(iter(weights.users)))) and op.name == "same":

@@ -59,7 +59,7 @@ std::optional<cut> cut_of(const prepared_contraction& c, const Tensor& x, const 
   std::optional<cut> by = cut_of(dtype_of(keys), of.count(), of.row_count(), keys.size(keys.dim() - 2), backward);
   const spec::line& behind = c.behind.line;
   const bool whole_rows = behind.keeps > 0 || behind.dropouts > 0;  // kept, or drawn by their length
-  if (by && !whole_rows && spec::is_triangular(behind) && spec::leaves_zeros(behind)) by->period = x.size(x.dim() - 2);
+  if (by && !whole_rows && spec::is_causal(behind) && spec::maps_zero_to_zero(behind)) by->period = x.size(x.dim() - 2);
   return by;
 }
 

@@ -22,8 +22,8 @@ void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weig
   const std::int64_t columns = x.size(x.dim() - 1);
   ONEPASS_CHECK(weight.dim() == 2 && weight.size(1) == columns, "onepass: ", name(), " must have shape [N, ", columns,
                 "] for x of shape ", shape_text(x), ", got ", shape_text(weight));
-  ONEPASS_CHECK(dtype_of(weight) != dtype::none && dtype_of(weight) != dtype::boolean, "onepass: ", name(),
-                " must be a floating point tensor, got ", dtype_text(weight));
+  ONEPASS_CHECK(is_floating(dtype_of(weight)), "onepass: ", name(), " must be a floating point tensor, got ",
+                dtype_text(weight));
   require_device(weight, device_of(x), name);
 }
 
@@ -31,13 +31,9 @@ namespace {
 
 using optional_tensor = std::optional<Tensor>;
 
-bool is_bias(const spec::line& behind) {
-  return behind.words.size() == 1 && std::string_view(behind.words[0].about->name) == "bias";
-}
-
 // Whether all that stands behind `linear` is a bias that the product itself can add.
 bool adds_bias_only(const spec::line& behind, const std::vector<Tensor>& operands, const Tensor& weight) {
-  if (!is_bias(behind)) return false;
+  if (!spec::is_one_bias(behind)) return false;
   const Tensor& bias = operands.back();
   return bias.dim() == 1 && bias.size(0) == weight.size(0) && device_of(bias) == device_of(weight);
 }
@@ -188,7 +184,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   if (const auto all = backward_in_dots(call, saved, plan)) return *all;
   const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
   optional_tensor rows_of_dy;
-  if (w && plan.wants_weight && is_bias(c.behind.line) && !plan.kept_outputs.empty()) {
+  if (w && plan.wants_weight && spec::is_one_bias(c.behind.line) && !plan.kept_outputs.empty()) {
     rows_of_dy = as_matrix(dy, w->size(0));
     const dtype bias = plan.behind.outputs[0].type;  // whose gradient the one pass has beside
     if (const auto narrow = backward_narrow(call, plan, *rows_of_dy, *w, bias)) return *narrow;
