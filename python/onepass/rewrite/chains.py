@@ -60,9 +60,13 @@ class Chain:
     def inputs(self) -> tuple[fx.Node, ...]:
         return self.x, *self.operands
 
+    def has(self, *kinds: str) -> bool:
+        """Whether one of its words is of one of these kinds."""
+        return any(about(word).kind in kinds for word in self.words)
+
     @property
-    def has_row_word(self) -> bool:
-        return any(about(word).kind == "row" for word in self.words)
+    def has_linear(self) -> bool:
+        return any(about(word).operand == "matrix" for word in self.words)
 
     @property
     def is_viewed(self) -> bool:
@@ -129,7 +133,7 @@ def with_less_saved(chain: Chain) -> Chain:
     more, and backward reads as much less."""
     row = next((i for i, word in enumerate(chain.words) if "normalises" in about(word).properties), 0)
     before = chain.words[:row]
-    if "keep" in chain.words or not any(about(word).operand == "tensor" for word in before):
+    if chain.has("keep") or not any(about(word).operand == "tensor" for word in before):
         return chain
     return replace(chain, words=(*before, "keep", *chain.words[row:]))
 
@@ -215,10 +219,9 @@ class Order:
         if all(map(is_contiguous, results)):
             return as_it_is
         static = all(isinstance(size, int) for result in results for size in (*result.shape, *result.stride()))
-        kinds = {about(word).kind for word in chain.words}
-        if static and not chain.is_viewed and not kinds & {"contraction", "dropout"}:
+        if static and not chain.is_viewed and not chain.has("contraction", "dropout"):
             order = tuple(sorted(as_it_is, key=lambda dim: (-results[0].stride(dim), dim)))
-            of_rows = kinds & {"row", "rotary"} or any(
+            of_rows = chain.has("row", "rotary") or any(
                 is_column(value_of(o), m) for o, m in zip(chain.operands, chain.met)
             )
             if all(is_contiguous(result.permute(order)) for result in results) and (

@@ -56,7 +56,7 @@ def gain_behind_products(chain: Chain, profile: Profile, training: bool, then: s
 
 def is_joined(chain: Chain) -> bool:
     """Whether a norm and the linear layer behind it are one line, which `with_linear_layers` has decided."""
-    return chain.has_row_word and any(about(word).operand == "matrix" for word in chain.words)
+    return chain.has("row") and chain.has_linear
 
 
 def is_plain(chain: Chain) -> bool:
@@ -66,7 +66,7 @@ def is_plain(chain: Chain) -> bool:
 
 def is_for_us(chain: Chain) -> bool:
     """Whether a line is faster than what Inductor makes of the same: it writes pure element-wise chains as well."""
-    return chain.has_row_word or any(about(word).kind == "dropout" for word in chain.words)
+    return chain.has("row", "dropout")
 
 
 def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eager") -> list[Chain]:
