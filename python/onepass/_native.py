@@ -17,8 +17,6 @@ import torch
 PACKAGE = Path(__file__).resolve().parent
 LIBRARY = PACKAGE / "lib" / "libonepass.so"
 
-# The library's numbering of storage dtypes (onepass/lane/types.h).
-DTYPES = {torch.float32: 1, torch.float64: 2, torch.bfloat16: 3, torch.float16: 4, torch.bool: 5}
 BROADCAST = 16  # added to an operand's dtype where its shape is not x's
 
 
@@ -53,6 +51,7 @@ def _load() -> ctypes.CDLL:
         "strategies",
         "gradients",
         "common_lines",
+        "dtypes",
         "cpu_prepare",
         "cuda_prebuild",
         "why_not_grouped",
@@ -63,7 +62,9 @@ def _load() -> ctypes.CDLL:
         getattr(library, f"onepass_{name}").restype = ctypes.c_char_p
     library.onepass_configure.restype = library.onepass_interrupt.restype = None
     library.onepass_describe.argtypes = [ctypes.c_char_p]
-    library.onepass_define_word.argtypes = [*[ctypes.c_char_p] * 4, *[ctypes.c_int] * 2, *[ctypes.c_char_p] * 3]
+    library.onepass_define_word.argtypes = [
+        *[ctypes.c_char_p] * 4, *[ctypes.c_int] * 2, ctypes.c_bool, *[ctypes.c_char_p] * 3
+    ]  # fmt: skip
     library.onepass_undefine_word.argtypes = [ctypes.c_char_p]
     library.onepass_cost.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int]
     library.onepass_strategies.argtypes = [
@@ -124,6 +125,9 @@ def _answer(raw: bytes):
 
 
 _ERRORS = {"line": LineError, "cannot_compile": CannotCompile, "interrupted": _Interrupted}
+
+DTYPES = {getattr(torch, name): number for number, name in enumerate(_answer(_library.onepass_dtypes()), 1)}
+"""The library's numbers of the dtypes that it knows."""
 
 
 def _compiled(ask: Callable[[], bytes]):
@@ -187,6 +191,7 @@ def define_word(
     operand_name: str,
     parameters: tuple[str, ...],
     flops: tuple[int, int],
+    maps_zero_to_zero: bool,
     formula: str,
     meaning: str,
     source: str,
@@ -198,7 +203,7 @@ def define_word(
     """
     texts = (text.encode() for text in (name, operand, operand_name, ",".join(parameters)))
     rest = (text.encode() for text in (formula, meaning, source))
-    _answer(_library.onepass_define_word(*texts, *flops, *rest))
+    _answer(_library.onepass_define_word(*texts, *flops, maps_zero_to_zero, *rest))
     _forget()
 
 

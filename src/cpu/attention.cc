@@ -163,7 +163,7 @@ std::optional<score_panels> cut_scores(const spec::line& behind, dtype type, int
   if (batches * rows * columns == 0 || !has_panel_product(type)) return {};
   score_panels by{batches, rows, columns, rows_of_panel(type, rows, columns), type};
   const bool whole_rows = behind.keeps > 0 || behind.dropouts > 0;  // kept, or drawn by their length
-  if (!whole_rows && spec::is_triangular(behind) && spec::leaves_zeros(behind)) by.period = period;
+  if (!whole_rows && spec::is_causal(behind) && spec::maps_zero_to_zero(behind)) by.period = period;
   return by;
 }
 

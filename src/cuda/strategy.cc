@@ -21,10 +21,6 @@ namespace {
 
 constexpr linear_speed kSpeed{};
 
-bool is_bias(const spec::line& line) {
-  return line.words.size() == 1 && std::string_view(line.words[0].about->name) == "bias";
-}
-
 // Tensors of the line's size that it reads beside what enters it, or writes beside its result.
 int64 other_tensors(const spec::line& line) {
   const auto is_tensor = [](const spec::word& w) { return w.about->operand == operand_kind::tensor; };
@@ -51,7 +47,7 @@ prediction unfused(const spec::contraction& of, const linear_case& c, const devi
     p.seconds += kSpeed.launch + seconds_for(bytes, chip);
   };
   if (!of.before.words.empty()) pass((2 + other_tensors(of.before)) * x);
-  if (!of.behind.words.empty() && !is_bias(of.behind)) pass((2 + other_tensors(of.behind)) * y);
+  if (!of.behind.words.empty() && !spec::is_one_bias(of.behind)) pass((2 + other_tensors(of.behind)) * y);
   return p;
 }
 
@@ -141,7 +137,7 @@ double seconds_of_scores(const spec::contraction& of, const linear_case& c, cons
   };
   if (!why_not_attention(of.behind, c.depth, 0, c.columns, c.type, chip).empty())
     return seconds_of_scores(c, rows_of_block(c.depth), each(kSpeed.score, kSpeed.score_depth, kSpeed.score_tensor), 0);
-  if (why_not_held(behind, c.depth, c.columns, spec::is_triangular(of.behind), chip, c.key_masks).empty())
+  if (why_not_held(behind, c.depth, c.columns, spec::is_causal(of.behind), chip, c.key_masks).empty())
     return seconds_of_held(behind, matrices, c.rows / matrices, c.depth, c.columns, tensors, chip, c.key_masks);
   return seconds_of_scores(c, rows_of_attention(c.depth, 0),
                            each(kSpeed.tile_score, kSpeed.tile_score_depth, kSpeed.tile_score_tensor),

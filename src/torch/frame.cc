@@ -7,7 +7,7 @@ namespace onepass::binding {
 
 frame::frame(const prepared_line& with, const Tensor& like, const char* name)
     : spec::frame(with.line, shape_of(like), dtype_of(like)), line(with), on(device_of(like)) {
-  ONEPASS_CHECK(type != dtype::none && type != dtype::boolean, "onepass: ", name,
+  ONEPASS_CHECK(is_floating(type), "onepass: ", name,
                 " must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got ", dtype_text(like));
   const std::string why_not = spec::why_not_shape(of, shape, name);
   ONEPASS_CHECK(why_not.empty(), "onepass: ", why_not);

@@ -132,7 +132,7 @@ class attention_on_device {
 
   std::vector<doubles> made;
 
-  bool causal() const { return spec::is_triangular(parts_.behind); }
+  bool causal() const { return spec::is_causal(parts_.behind); }
   exact_attention exact() const { return {of_, q_, k_, mask_, causal()}; }
 
   // `launch` makes weights.
@@ -188,7 +188,7 @@ class attention_on_device {
   attention_call described() const {
     attention_call call{.behind = request_, .a_behind = a_, .causal = causal()};
     for (int i = 0; i < parts_.behind.operands; ++i) call.brought.push_back(i);
-    call.first_masks = spec::first_masks(parts_.behind);
+    call.leading_masks = spec::leading_masks(parts_.behind);
     call.queries = rows_of("q", of_.rows, of_.depth), call.keys = rows_of("k", of_.keys, of_.depth);
     return call;
   }

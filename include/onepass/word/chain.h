@@ -74,9 +74,7 @@ struct placed {
   static constexpr bool needs_input = about.backward_needs_input;
   static constexpr int flops = about.flops_forward + about.flops_backward;
   static constexpr int operands = Operand < 0 ? 0 : Operand + about.operands;
-  static constexpr bool scales = same_type<Word, word::scale> || same_type<Word, word::mul>,
-                        adds = same_type<Word, word::bias> || same_type<Word, word::add> ||
-                               same_type<Word, word::mask_additive>;
+  static constexpr bool scales = about.scales, adds = about.adds;
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
   static constexpr int features = about.kind == word_kind::feature ? Ordinal + 1 : 0;
@@ -129,7 +127,7 @@ struct placed {
     } else if constexpr (about.kind == word_kind::dropout) {
       const auto p = at.template parameter<Parameter>();
       return Word::backward(dy, at.template keeps<L, Ordinal>(Word::threshold(p)), p);
-    } else if constexpr (same_type<Word, word::causal>) {
+    } else if constexpr (about.is_causal) {
       return Word::backward(dy, at.template column<L>(), at.template matrix_row<L>());
     } else if constexpr (about.operand != operand_kind::none) {
       L o{};
@@ -156,7 +154,7 @@ struct placed {
     } else if constexpr (about.kind == word_kind::rotary) {
       const L other = at.template opposite<L>([](auto& there) ONEPASS_LAMBDA { return there.x(); });
       return Word::forward(x, other, operand<L>(at), at.template operand<L, Operand + 1>());
-    } else if constexpr (same_type<Word, word::causal>) {
+    } else if constexpr (about.is_causal) {
       return Word::forward(x, at.template column<L>(), at.template matrix_row<L>());
     } else if constexpr (about.operand != operand_kind::none) {
       return forward_of<L>(numbers{}, at, x, operand<L>(at));

@@ -9,11 +9,6 @@
 namespace onepass {
 namespace {
 
-const char* name_of(dtype type) {
-  constexpr const char* kNames[] = {"none", "float32", "float64", "bfloat16", "float16", "bool"};
-  return kNames[static_cast<int>(type)];
-}
-
 std::string kept_name(int k) { return "kept[" + std::to_string(k) + "]"; }
 
 }  // namespace
@@ -23,7 +18,7 @@ void refuse(const std::string& why) { throw std::invalid_argument("onepass: " + 
 std::string text(const sizes_of& sizes) { return spec::shape_text(sizes.data(), static_cast<int>(sizes.size())); }
 
 void require_type(const tensor& t, dtype expected, const std::string& name) {
-  if (t.type != expected) refuse(name + " must be " + name_of(expected) + ", got " + name_of(t.type));
+  if (t.type != expected) refuse(name + " must be " + torch_name_of(expected) + ", got " + torch_name_of(t.type));
 }
 void require_sizes(const tensor& t, const sizes_of& expected, const std::string& name) {
   if (t.sizes != expected) refuse(name + " must have shape " + text(expected) + ", got " + text(t.sizes));
@@ -62,8 +57,8 @@ void copy(const tensor& from, const tensor& to) {
 
 call_frame::call_frame(const spec::line& line, const tensor& x)
     : spec::frame(line, {static_cast<int>(x.sizes.size()), x.sizes.data()}, x.type), sizes_(x.sizes) {
-  if (type == dtype::none || type == dtype::boolean)
-    refuse(std::string("x must be float32, float64, bfloat16 or float16, got ") + name_of(type));
+  if (!is_floating(type))
+    refuse(std::string("x must be float32, float64, bfloat16 or float16, got ") + torch_name_of(type));
   if (const std::string why_not = spec::why_not_shape(of, shape, "x"); !why_not.empty()) refuse(why_not);
 }
 
@@ -144,7 +139,7 @@ void call_frame::operand(int i, const tensor& t, bool is_read) {
   const bool is_mask = t.type == dtype::boolean && w.about->kind == word_kind::mask;
   if (t.type == dtype::none || (t.type == dtype::boolean && !is_mask))
     refuse(name + " must be of a floating point dtype" + (w.about->kind == word_kind::mask ? " or bool" : "") +
-           ", got " + name_of(t.type));
+           ", got " + torch_name_of(t.type));
   operand_type(i, t.type);
   if (is_column(i)) require_sizes(t, {shape.columns()}, name);
   else if (!spec::broadcasts({t.data, t.type, static_cast<int>(t.sizes.size()), t.sizes.data(), nullptr, nullptr},

@@ -22,7 +22,7 @@ std::vector<entry> entries(const std::vector<std::string>& lines) {
     const spec::line line = spec::parse(text);
     std::uint64_t masks = 0;
     for (const spec::word& w : line.words) {
-      if (std::string_view(w.about->name) == "mask") masks |= std::uint64_t{1} << w.operand;
+      if (is_mask(*w.about)) masks |= std::uint64_t{1} << w.operand;
     }
     for (std::uint64_t boolean : {std::uint64_t{0}, masks}) {
       all.push_back({spec::structure(line, boolean), spec::type_text(line, boolean, false),

@@ -138,7 +138,7 @@ void launch_scores(const scores_call& call, int device, void* stream) {
 
 std::string why_not_warp_attention(const spec::contraction& of, int64 depth, int64 value_depth, dtype type,
                                    const device_facts& chip) {
-  if (!spec::leaves_zeros(of.behind)) return "behind softmax it is for words that multiply";
+  if (!spec::is_linear(of.behind)) return "behind softmax it is for words that multiply";
   if (value_depth % kTileLanes != 0 || value_depth == 0) return "values' rows must be multiples of 8 numbers";
   if (value_depth > kScoresTuning.depth)
     return "it is for values of at most " + std::to_string(kScoresTuning.depth) + " numbers";

@@ -23,7 +23,7 @@ std::string why_not_attention(const spec::line& behind, int64 depth, int64 value
                               const device_facts& chip) {
   if (!spec::has_softmax(behind)) return "it is for lines with softmax";
   if (behind.keeps > 0) return "values cannot be kept";
-  if (value_depth > 0 && !spec::leaves_zeros(behind)) return "behind softmax it is for words that multiply";
+  if (value_depth > 0 && !spec::is_linear(behind)) return "behind softmax it is for words that multiply";
   if (chip.arch != 90) return "its kernel is for compute capability 9.0";
   if (size_of(type) != 2) return "it is for bfloat16 and float16";
   if (depth % kTileLanes != 0 || value_depth % kTileLanes != 0 || keys % kTileLanes != 0 || depth == 0)

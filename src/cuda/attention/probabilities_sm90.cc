@@ -40,7 +40,7 @@ sharing share(const request& behind, int64 keys, int masks) {
 // are there anyway take such a mask in less time than a step of the product.
 uint64 key_masks(const attention_call& call) {
   uint64 masks = 0;
-  for (const int i : call.first_masks) {
+  for (const int i : call.leading_masks) {
     if (call.behind.operand[i] != dtype::boolean) break;
     masks |= shared_operands(call.a_behind) & uint64{1} << i;
   }

@@ -23,7 +23,7 @@ struct attention_call {
   const arguments& a_behind;
   bool causal = false;                       // what stands before softmax masks what is behind a row's own place
   std::vector<int> brought{};                // tensors that it takes: numbers of operands
-  std::vector<int> first_masks{};            // likewise, of spec::first_masks
+  std::vector<int> leading_masks{};          // likewise, of spec::leading_masks
   batched_rows queries{}, keys{}, values{};  // values.data null: none
   void* y = nullptr;                         // with values: [all rows, values.depth]
 };

@@ -15,17 +15,6 @@ constexpr const char* kPrefix = "onepass_";  // of kernels' names, which no othe
 
 }  // namespace
 
-const char* name_of(dtype type) {
-  switch (type) {
-    case dtype::f32: return "f32";
-    case dtype::f64: return "f64";
-    case dtype::bf16: return "bf16";
-    case dtype::f16: return "f16";
-    case dtype::boolean: return "boolean";
-    default: return "none";
-  }
-}
-
 std::string heading(const request& r, const std::string& header) {
   std::string text;
   const auto define = [&](const char* name, int value) {

@@ -7,8 +7,6 @@
 
 namespace onepass::cuda {
 
-const char* name_of(dtype);  // as the sources write it
-
 // Parts of a source: its macros with the include of onepass/kernel/<header>.cuda.h, and the members of a Config.
 std::string heading(const request&, const std::string& header);
 std::string fields(const request&, const configuration&);

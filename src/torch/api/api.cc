@@ -83,6 +83,11 @@ void describe_word(json& out, const descriptor& about) {
   out.field("operand_name", about.operand_name).field("operands", about.operands);
   out.field("parameter_name", about.parameter);
   out.field("formula", about.formula).field("meaning", about.meaning);
+  out.key("flops").begin('[').value(about.flops_forward).value(about.flops_backward).end(']');
+  out.key("properties").begin('[');
+  for (const spec::named_property& property : spec::kProperties)
+    if (about.*property.of) out.value(property.name);
+  out.end(']');
 }
 
 // Numbers of Python's, which have any value.
@@ -108,7 +113,7 @@ void check_sizes(std::initializer_list<size_given> all) {
 
 dtype checked_dtype(int number) {
   const auto type = static_cast<dtype>(number);
-  if (type != dtype::f32 && type != dtype::f64 && type != dtype::bf16 && type != dtype::f16)
+  if (!is_floating(type) || std::string_view(name_of(type)) == "none")
     throw std::invalid_argument("onepass: expected a floating-point dtype, got number " + std::to_string(number));
   return type;
 }
@@ -156,9 +161,19 @@ const char* onepass_words() {
   });
 }
 
+const char* onepass_dtypes() {
+  return answer([](json& out) {
+    out.begin('[');
+#define ONEPASS_NAME(name, torch_name, scalar_type, storage) out.value(#torch_name);
+    ONEPASS_DTYPES(ONEPASS_NAME)
+#undef ONEPASS_NAME
+    out.end(']');
+  });
+}
+
 const char* onepass_define_word(const char* name, const char* operand, const char* operand_name, const char* parameters,
-                                int flops_forward, int flops_backward, const char* formula, const char* meaning,
-                                const char* source) {
+                                int flops_forward, int flops_backward, bool maps_zero_to_zero, const char* formula,
+                                const char* meaning, const char* source) {
   return answer([&](json& out) {
     using onepass::operand_kind;
     const std::string_view kind = operand;
@@ -169,6 +184,7 @@ const char* onepass_define_word(const char* name, const char* operand, const cha
                                      .operand_name = operand_name,
                                      .flops_forward = flops_forward,
                                      .flops_backward = flops_backward,
+                                     .maps_zero_to_zero = maps_zero_to_zero,
                                      .formula = formula,
                                      .meaning = meaning,
                                      .source = source};

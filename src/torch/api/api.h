@@ -10,8 +10,10 @@ ONEPASS_API const char* onepass_words();
 // A user's word (src/line/defined.h); operand: "none", "column" or "tensor"; parameters with commas.
 ONEPASS_API const char* onepass_define_word(const char* name, const char* operand, const char* operand_name,
                                             const char* parameters, int flops_forward, int flops_backward,
-                                            const char* formula, const char* meaning, const char* source);
+                                            bool maps_zero_to_zero, const char* formula, const char* meaning,
+                                            const char* source);
 ONEPASS_API const char* onepass_undefine_word(const char* name);
+ONEPASS_API const char* onepass_dtypes();  // PyTorch's names, number 1 first
 ONEPASS_API const char* onepass_describe(const char* line);
 ONEPASS_API const char* onepass_cost(const char* line, std::int64_t rows, std::int64_t columns,
                                      std::int64_t columns_behind, std::int64_t matrices, int dtype);

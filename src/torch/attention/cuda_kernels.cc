@@ -13,8 +13,8 @@ namespace onepass::binding {
 namespace {
 
 void describe_words(const spec::line& line, cuda::attention_call& call) {
-  call.causal = spec::is_triangular(line);
-  call.first_masks = spec::first_masks(line);
+  call.causal = spec::is_causal(line);
+  call.leading_masks = spec::leading_masks(line);
   for (int i = 0; i < line.row; ++i) {
     const spec::word& w = line.words[static_cast<std::size_t>(i)];
     if (w.about->operand == operand_kind::tensor) call.brought.push_back(w.operand);
@@ -109,7 +109,7 @@ bool launch_by_warps(const prepared_contraction& c, const cuda::request& behind,
                                       inner_stride(values),
                                       values.size(dim - 1),
                                       to.y,
-                                      spec::is_triangular(c.parts.behind)};
+                                      spec::is_causal(c.parts.behind)};
   if (values.stride(dim - 1) != 1 || !cuda::fits(all)) return false;
   cuda::launch_warp_attention(all, on.index, current_stream(on.index));
   return true;
@@ -150,7 +150,7 @@ bool launch_warp_gradients(const spec::contraction& of, const cuda::attention_ca
   described with(keys);
   const cuda::warp_gradients_call gradients{.behind = call.behind,
                                             .a_behind = call.a_behind,
-                                            .causal = spec::is_triangular(of.behind),
+                                            .causal = spec::is_causal(of.behind),
                                             .queries = queries.data_ptr(),
                                             .gradients = gradient.data_ptr(),
                                             .result = result.data_ptr(),

@@ -46,20 +46,20 @@ class known_line {
 
 inline int dtype_of(const Tensor& t) {
   switch (t.scalar_type()) {
-    case at::kFloat: return static_cast<int>(dtype::f32);
-    case at::kDouble: return static_cast<int>(dtype::f64);
-    case at::kBFloat16: return static_cast<int>(dtype::bf16);
-    case at::kHalf: return static_cast<int>(dtype::f16);
-    case at::kBool: return static_cast<int>(dtype::boolean);
+#define ONEPASS_CASE(name, torch_name, scalar_type, storage) \
+  case at::ScalarType::scalar_type: return static_cast<int>(dtype::name);
+    ONEPASS_DTYPES(ONEPASS_CASE)
+#undef ONEPASS_CASE
     default: return static_cast<int>(dtype::none);
   }
 }
 
 inline at::ScalarType scalar_type_of(std::int64_t type) {
   switch (static_cast<dtype>(type)) {
-    case dtype::f64: return at::kDouble;
-    case dtype::bf16: return at::kBFloat16;
-    case dtype::f16: return at::kHalf;
+#define ONEPASS_CASE(name, torch_name, scalar_type, storage) \
+  case dtype::name: return at::ScalarType::scalar_type;
+    ONEPASS_DTYPES(ONEPASS_CASE)
+#undef ONEPASS_CASE
     default: return at::kFloat;
   }
 }

@@ -22,8 +22,8 @@ void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weig
   const std::int64_t columns = x.size(x.dim() - 1);
   ONEPASS_CHECK(weight.dim() == 2 && weight.size(1) == columns, "onepass: ", name(), " must have shape [N, ", columns,
                 "] for x of shape ", shape_text(x), ", got ", shape_text(weight));
-  ONEPASS_CHECK(dtype_of(weight) != dtype::none && dtype_of(weight) != dtype::boolean, "onepass: ", name(),
-                " must be a floating point tensor, got ", dtype_text(weight));
+  ONEPASS_CHECK(is_floating(dtype_of(weight)), "onepass: ", name(), " must be a floating point tensor, got ",
+                dtype_text(weight));
   require_device(weight, device_of(x), name);
 }
 
@@ -31,13 +31,9 @@ namespace {
 
 using optional_tensor = std::optional<Tensor>;
 
-bool is_bias(const spec::line& behind) {
-  return behind.words.size() == 1 && std::string_view(behind.words[0].about->name) == "bias";
-}
-
 // Whether all that stands behind `linear` is a bias that the product itself can add.
 bool adds_bias_only(const spec::line& behind, const std::vector<Tensor>& operands, const Tensor& weight) {
-  if (!is_bias(behind)) return false;
+  if (!spec::is_one_bias(behind)) return false;
   const Tensor& bias = operands.back();
   return bias.dim() == 1 && bias.size(0) == weight.size(0) && device_of(bias) == device_of(weight);
 }
