@@ -6,9 +6,7 @@
 namespace onepass::binding {
 
 std::uint64_t boolean_masks_of(const frame& f) {
-  std::uint64_t boolean = 0;
-  for (int i = 0; i < f.line.line.operands; ++i) boolean |= std::uint64_t{f.operand_types[i] == dtype::boolean} << i;
-  return boolean;
+  return boolean_masks_of(f.line.line.operands, [&](int i) { return f.operand_types[i]; });
 }
 
 frame::frame(const prepared_line& with, const Tensor& like, const char* name)

@@ -27,7 +27,6 @@ class panel_kernel {
         backward_(backward) {
     a_.task_rows = task_rows;
   }
-  void column_sums_to(void* partial, std::int64_t parts) { a_.column_partial = partial, a_.parts = parts; }
   // columns: of the rows the first so many.
   void operator()(std::int64_t begin, std::int64_t end, std::int64_t columns,
                   std::initializer_list<elsewhere> tensors) const {

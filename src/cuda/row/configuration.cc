@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "src/cuda/tuning.h"
+#include "src/cuda/row/tuning.h"
 
 namespace onepass::cuda {
 namespace {

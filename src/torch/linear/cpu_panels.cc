@@ -5,6 +5,7 @@
 
 #include "src/cpu/panel_product.h"
 #include "src/torch/check.h"
+#include "src/torch/column_parts.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/panel.h"
 #include "src/torch/run.h"
@@ -208,18 +209,11 @@ std::vector<Tensor> backward_in_panels(const backward_call& before, std::int64_t
                      most = std::max<std::int64_t>(parts_of(all, features), kFewestParts),
                      in_part = (panels + most - 1) / most, parts = (panels + in_part - 1) / in_part;
 
-  const auto run = [&](const panel_kernel* again, frame& f, const spec::gradients&,
-                       const std::vector<view>& column_outputs) {
-    panel_kernel kernel(f, type, rows, true);
-    const auto slots = static_cast<std::int64_t>(column_outputs.size());
-    std::optional<Tensor> partial, products;
-    if (slots) {
-      const std::int64_t sizes[3] = {slots, panels, columns};
-      f.a.task_rows = rows;
-      f.a.column_partial = partial.emplace(empty(sizes, 3, dtype::f64, on)).data_ptr();
-      f.a.parts = panels;
-      kernel.column_sums_to(f.a.column_partial, panels);
-    }
+  const auto run = [&](const panel_kernel* again, frame& f, const spec::gradients&, const std::vector<view>& outputs) {
+    f.a.parts = panels;
+    const column_parts sums({&f}, one_for_all(outputs), dtype::f64);
+    const panel_kernel kernel(f, type, rows, true);
+    std::optional<Tensor> products;
     if (again) {
       const std::int64_t sizes[2] = {parts, features * columns};
       products = empty(sizes, 2, type, on);
@@ -242,7 +236,7 @@ std::vector<Tensor> backward_in_panels(const backward_call& before, std::int64_t
                  panel % in_part ? &sum : nullptr);
       }
     });
-    if (slots) cpu::reduce_columns(f.a, panels, static_cast<int>(slots), column_outputs.data());
+    sums.add_on_cpu();
     if (again) {
       const std::int64_t one = 1;
       Tensor ones = empty(&one, 1, type, on);
