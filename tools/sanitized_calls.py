@@ -95,12 +95,10 @@ def line(
 
 
 def lists(name: str, kernels: str, text: str, columns: int, rows: tuple[int, ...], dtype=BF16, own=False) -> None:
-    """A call for several tensors, with operands for all of them or (own) for each; `linear` has 3 features."""
+    """A call for several tensors, with operands for all of them or (own) for each."""
 
     def run(device: str) -> None:
-        made = [
-            make_inputs(text, (n, columns), dtype, device, seed=i, out_features=3).tensors for i, n in enumerate(rows)
-        ]
+        made = [make_inputs(text, (n, columns), dtype, device, seed=i).tensors for i, n in enumerate(rows)]
         count = len(made[0])
         given = [[m[i].detach().requires_grad_() for m in made] if i == 0 or own else made[0][i] for i in range(count)]
         results = onepass.fused(text, *given)
@@ -198,8 +196,6 @@ def plain_lines() -> None:
         whose = "their own operands" if own else "operands for all"
         lists(f"list, {whose}", ELEMENTWISE, "bias | gelu_tanh", 64, (3, 10, 1, 40, 7), own=own)
         lists(f"list of norms, {whose}", f"{ROWWISE} add_columns", NORM, 64, (3, 10, 1, 40, 700), F32, own)
-        lists(f"list of features, {whose}", "few_features_forward few_features_backward",
-              "layer_norm(0) | tanh | linear | bias | relu", 200, (3, 10, 1, 40, 7), F32, own)  # fmt: skip
     lists("list, keeping", ROWWISE, KEEPING, 1000, (3, 40, 300), own=True)
     lists("list of many", f"{ROWWISE} add_columns", NORM, 64, (300,) * 120, own=True)
 

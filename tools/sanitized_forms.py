@@ -66,12 +66,7 @@ FORMS = {
         "deferred, statistics given": r"kDefers = 1;\s*static constexpr int kTakesMoments = 0;",
     },
     "streamed_forward": {"one tile of rows": r"kRowTiles = 1;", "two": r"kRowTiles = 2;"},
-    "few_features_forward": {
-        "one tensor": r"kMembers = 0;",
-        "several tensors": r"kMembers = [1-9]",
-        "float64": r"arithmetic = double",
-    },
-    "few_features_backward": {"one tensor": r"kMembers = 0;", "several tensors": r"kMembers = [1-9]"},
+    "few_features_forward": {"float": r"arithmetic = float", "float64": r"arithmetic = double"},
     "attention_by_warps": {"causal": r"kCausal = 1;", "all keys": r"kCausal = 0;"},
     "attention_forward": {
         "with values": r"kValuePanels = [1-9]",

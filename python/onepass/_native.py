@@ -54,7 +54,6 @@ def _load() -> ctypes.CDLL:
         "dtypes",
         "cpu_prepare",
         "cuda_prebuild",
-        "why_not_grouped",
         "open_autograd",
         "cache",
         "info",
@@ -214,7 +213,7 @@ def undefine_word(name: str) -> None:
 
 
 def _forget() -> None:
-    for known in (words, describe, gradients, why_not_grouped):
+    for known in (words, describe, gradients):
         known.cache_clear()
 
 
@@ -255,15 +254,6 @@ def gradients(line: str, dtype: int, operand_types: tuple[int, ...], wanted: int
     """Where each input's gradient comes from, and the tensors that the backward op returns."""
     types = (ctypes.c_int64 * max(1, len(operand_types)))(*operand_types)
     return _answer(_library.onepass_gradients(line.encode(), dtype, types, wanted))
-
-
-@lru_cache(maxsize=REMEMBERED)
-def why_not_grouped(line: str, columns: int, features: int, dtype: torch.dtype, chip: str) -> str:
-    """Why a list of tensors is not one call of a line, for rows of so many columns on "cpu" or "cuda:0"."""
-    dtype_number = DTYPES[dtype]
-    return _answer(_library.onepass_why_not_grouped(line.encode(), columns, features, dtype_number, chip.encode()))[
-        "why_not"
-    ]
 
 
 def common_lines() -> list[str]:

@@ -152,9 +152,9 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
         return call(line, x, own, True, generator)
 
     def in_one_launch(taken):
-        if is_transformed() or xs[0].is_cpu and not _runs_on_cpu(line, _lists.own(taken, 0)):
+        if line.weight is not None or is_transformed():
             return None
-        if not _lists.is_one_launch(line, xs, taken):
+        if xs[0].is_cpu and not _runs_on_cpu(line, _lists.own(taken, 0)):
             return None
         state = _draw(xs[0], generator) if line.has_dropout else None
         return _lists.in_one_launch(line, xs, taken, state, stack)

@@ -10,6 +10,7 @@
 #include "src/cuda/attention/forward_sm80.h"
 #include "src/cuda/linear/small_m.h"
 #include "src/cuda/linear/small_n.h"
+#include "src/cuda/linear/tuning.h"
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {
@@ -20,6 +21,7 @@ using spec::prediction;
 namespace {
 
 constexpr linear_speed kSpeed{};
+constexpr attention_speed kAttention{};
 
 // Tensors of the line's size that it reads beside what enters it, or writes beside its result.
 int64 other_tensors(const spec::line& line) {
@@ -136,12 +138,13 @@ double seconds_of_scores(const spec::contraction& of, const linear_case& c, cons
     return score + score_depth * static_cast<double>(c.depth) + score_tensor * static_cast<double>(tensors);
   };
   if (!why_not_attention(of.behind, c.depth, 0, c.columns, c.type, chip).empty())
-    return seconds_of_scores(c, rows_of_block(c.depth), each(kSpeed.score, kSpeed.score_depth, kSpeed.score_tensor), 0);
+    return seconds_of_scores(c, rows_of_block(c.depth),
+                             each(kAttention.score, kAttention.score_depth, kAttention.score_tensor), 0);
   if (why_not_held(behind, c.depth, c.columns, spec::is_causal(of.behind), chip, c.key_masks).empty())
     return seconds_of_held(behind, matrices, c.rows / matrices, c.depth, c.columns, tensors, chip, c.key_masks);
   return seconds_of_scores(c, rows_of_attention(c.depth, 0),
-                           each(kSpeed.tile_score, kSpeed.tile_score_depth, kSpeed.tile_score_tensor),
-                           kSpeed.tile_block);
+                           each(kAttention.tile_score, kAttention.tile_score_depth, kAttention.tile_score_tensor),
+                           kAttention.tile_block);
 }
 
 // Its threads contract the rows that they have.
@@ -186,7 +189,7 @@ std::vector<prediction> predict_attention(const spec::contraction& of, const lin
   streamed.bytes = c.x_bytes() + c.matrix_bytes() + rest + other_tensors(of.behind) * c.result_bytes();
   const auto depth = static_cast<double>(c.depth), tensors = static_cast<double>(other_tensors(of.behind));
   if (why_not_attention(of.behind, c.depth, c.depth, c.columns, c.type, chip).empty()) {
-    const double each = kSpeed.attended + kSpeed.attended_depth * depth + kSpeed.attended_tensor * tensors;
+    const double each = kAttention.attended + kAttention.attended_depth * depth + kAttention.attended_tensor * tensors;
     streamed.seconds = kSpeed.launch + seconds_of_scores(c, rows_of_attention(c.depth, c.depth), each, 0);
     return all;
   }
@@ -194,8 +197,8 @@ std::vector<prediction> predict_attention(const spec::contraction& of, const lin
   if (!streamed.why_not.empty() || chip.arch != 90) return all;  // other chips have not been measured
   // Of more numbers threads have half as many rows, for which a key is read as often.
   const int shares = c.depth > kScoresTuning.depth_of_four ? 2 : 1;
-  const double each =
-      shares * (kSpeed.warp_attended + kSpeed.warp_attended_depth * depth) + kSpeed.warp_attended_tensor * tensors;
+  const double each = shares * (kAttention.warp_attended + kAttention.warp_attended_depth * depth) +
+                      kAttention.warp_attended_tensor * tensors;
   streamed.seconds = kSpeed.launch + seconds_of_scores(c, rows_of_block(c.depth, c.depth), each, 0);
   return all;
 }

@@ -10,6 +10,14 @@
 
 namespace onepass::binding {
 
+// Bits by operand: which are booleans. type_of(i): an operand's dtype.
+template <class TypeOf>
+std::uint64_t boolean_masks_of(int operands, const TypeOf& type_of) {
+  std::uint64_t boolean = 0;
+  for (int i = 0; i < operands; ++i) boolean |= std::uint64_t{type_of(i) == dtype::boolean} << i;
+  return boolean;
+}
+
 class frame : public spec::frame {
  public:
   // like: x, or the result's gradient. Its shape and dtype are those of the result, the kept values and their

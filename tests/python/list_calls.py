@@ -19,6 +19,7 @@ LINES = [
     "add | keep | rms_norm(1e-6) | scale | linear | bias | keep | silu",
     "linear",
 ]
+ROWS = [line for line in LINES if "linear" not in line]  # of which all tensors are one operator
 LEADING = [(3,), (2, 5), (1,), (0,), (1, 2, 4)]
 
 

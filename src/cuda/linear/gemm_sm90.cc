@@ -40,8 +40,9 @@ tile_plan plan_tiles(int64 rows, int64 columns, bool defers, int flops_behind, c
   };
   const auto time = [&](const linear_tile& tile) {
     const bool finishes = flops_behind >= kLinearTuning.activation_flops;
-    return static_cast<double>(turns(tile) * tile.columns) *
-           (defers ? tile.time_deferring : finishes ? tile.time_finishing : tile.time);
+    return static_cast<double>(turns(tile) * tile.columns) * (defers     ? tile.time_deferring
+                                                              : finishes ? tile.time_finishing
+                                                                         : tile.time);
   };
   const auto* narrow = std::find_if(std::begin(kLinearTuning.narrow), std::end(kLinearTuning.narrow),
                                     [&](const linear_tile& tile) { return columns <= tile.columns; });

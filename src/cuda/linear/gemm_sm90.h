@@ -3,9 +3,9 @@
 
 #include <string>
 
+#include "src/cuda/linear/tuning.h"
 #include "src/cuda/row/configuration.h"
 #include "src/cuda/runtime/driver.h"
-#include "src/cuda/tuning.h"
 
 namespace onepass::cuda {
 

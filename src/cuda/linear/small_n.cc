@@ -54,8 +54,7 @@ std::string source(const few_features_call& call, const few_features_plan& p) {
          ";\nstruct config_before {\n" + fields(before, p.rows.with) + "};\nstruct config_behind {\n" +
          fields(behind, p.behind) +
          "};\nstruct config {\n  using before = config_before;\n  using behind = config_behind;\n};\n" +
-         kernel_text(p.rows.with, function, "config, line_before, line_behind", "few_features_arguments",
-                     "blockIdx.x") +
+         kernel_text(function, "config, line_before, line_behind", bounds(p.rows.with), "few_features_arguments") +
          "ONEPASS_END\n";
 }
 

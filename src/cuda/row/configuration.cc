@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "onepass/kernel/common/shapes.h"
-#include "src/cuda/tuning.h"
+#include "src/cuda/row/tuning.h"
 
 namespace onepass::cuda {
 namespace {

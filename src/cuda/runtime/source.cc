@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "src/cuda/kernels.h"
-#include "src/cuda/tuning.h"
+#include "src/cuda/row/tuning.h"
 
 namespace onepass::cuda {
 namespace {
@@ -67,7 +67,10 @@ std::string source(const request& r, const configuration& c) {
                      ";\nstruct config {\n" + fields(r, c);
   const std::string function = kernel + (r.backward ? "_backward" : "_forward") + kSuffix[static_cast<int>(c.of)];
   const char* block = r.rowwise ? "blockIdx.x / config::kCluster" : c.flat ? "blockIdx.x" : "blockIdx.y";
-  return text + "};\n" + kernel_text(c, function, "config, the_line", "arguments", block) + "ONEPASS_END\n";
+  // Where several tensors share the launch, a block has the arguments of its own.
+  const std::string type = c.members == 0 ? "arguments" : "members<" + std::to_string(c.members) + ">",
+                    given = c.members == 0 ? "a" : std::string("a.at(") + block + ")";
+  return text + "};\n" + kernel_text(function, "config, the_line", bounds(c), type, given) + "ONEPASS_END\n";
 }
 
 std::string kernel_name(const std::string& function) {
@@ -82,18 +85,14 @@ std::string bounds(int threads, int blocks_per_sm, int cluster) {
          (cluster > 0 ? "__cluster_dims__(" + std::to_string(cluster) + ", 1, 1) " : "");
 }
 
+std::string bounds(const configuration& c) {
+  return bounds(c.across * c.down, std::max(c.blocks_per_sm, 1), c.cluster > 1 ? c.cluster : 0);
+}
+
 std::string kernel_text(const std::string& function, const std::string& types, const std::string& bounds,
                         const std::string& arguments_type, const std::string& given) {
   return "extern \"C\" __global__ void " + bounds + kernel_name(function) + "(const __grid_constant__ " +
          arguments_type + " a) {\n  " + function + "<" + types + ">(" + given + ");\n}\n";
-}
-
-std::string kernel_text(const configuration& c, const std::string& function, const std::string& types,
-                        const std::string& arguments_type, const std::string& block) {
-  const std::string own = bounds(c.across * c.down, std::max(c.blocks_per_sm, 1), c.cluster > 1 ? c.cluster : 0);
-  if (c.members == 0) return kernel_text(function, types, own, arguments_type);
-  return kernel_text(function, types, own, "members<" + arguments_type + ", " + std::to_string(c.members) + ">",
-                     "a.at(" + block + ")");
 }
 
 const kernel& load(const std::string& source, int device, void* stream, const std::string& label) {

@@ -21,7 +21,6 @@
 #include "src/plan/plan.h"
 #include "src/line/words.h"
 #include "src/torch/autograd/autograd.h"
-#include "src/torch/lists/small_n.h"
 #include "src/torch/api/json.h"
 #include "src/torch/prepared.h"
 
@@ -348,16 +347,6 @@ const char* onepass_cuda_prebuild(const char* text, const char* arch, int dtype,
     out.begin('{').key("built").begin('[');
     for (const std::string& label : labels) out.value(label);
     out.end(']').end('}');
-  });
-}
-
-const char* onepass_why_not_grouped(const char* text, std::int64_t columns, std::int64_t features, int dtype,
-                                    const char* chip) {
-  return answer([=](json& out) {
-    onepass::binding::check_sizes({{"columns", columns}, {"features", features}});
-    const std::string why_not = onepass::binding::why_not_grouped(*onepass::binding::prepared(text), columns, features,
-                                                                  onepass::binding::checked_dtype(dtype), chip);
-    out.begin('{').field("why_not", why_not).end('}');
   });
 }
 

@@ -29,9 +29,6 @@ ONEPASS_API const char* onepass_cpu_prepare(const char* line, std::uint64_t bool
 ONEPASS_API void onepass_interrupt();  // what is being compiled, in whatever thread
 ONEPASS_API const char* onepass_cuda_prebuild(const char* line, const char* arch, int dtype, int operand_dtype,
                                               std::int64_t columns);
-// Why a list of tensors is not one call (group_features.h), or nothing.
-ONEPASS_API const char* onepass_why_not_grouped(const char* line, std::int64_t columns, std::int64_t features,
-                                                int dtype, const char* chip);
 // dlopen's handle, with which the operator onepass::differentiable exists; 0 where it must be compiled, and may not be.
 ONEPASS_API const char* onepass_open_autograd(const char* torch_root, const char* torch_version,
                                               const char* python_include, bool may_compile);

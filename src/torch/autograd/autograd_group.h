@@ -35,28 +35,17 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
                                       std::int64_t, bool)>("onepass::group_forward");
     const auto count = static_cast<std::size_t>(with.count), lists = with.stack ? 1 : count;
     variable_list results = op.call(tensors.slice(0, count), tensors.slice(count), with.line, with.dropout_state,
-                                    signature.weight >= 0 || signature.reads_statistics, with.own, with.stack);
+                                    signature.reads_statistics, with.own, with.stack);
     variable_list all{with.dropout_state.value_or(Tensor()), Tensor()};
     if (signature.reads_statistics) all[1] = std::move(results.back()), results.pop_back();
-    // What each kind of saved tensor has; a line with `linear` reads x whoever wants what: it is one kernel.
-    std::vector<std::int64_t> saved;
+    std::vector<std::int64_t> saved;  // how many tensors of each kind
     const auto save = [&](at::TensorList some) {
       saved.push_back(static_cast<std::int64_t>(some.size()));
       all.insert(all.end(), some.begin(), some.end());
     };
-    const auto result = [&](int i) {
-      return i < 0 ? variable_list()
-                   : variable_list(results.begin() + static_cast<std::ptrdiff_t>(i * lists),
-                                   results.begin() + static_cast<std::ptrdiff_t>((i + 1) * lists));
-    };
+    const int from = signature.resumes_from;
     save(signature.reads_x ? tensors.slice(0, count) : at::TensorList());
-    save(result(signature.resumes_from));
-    variable_list products;
-    if (signature.reads_product) {
-      products.assign(results.end() - static_cast<std::ptrdiff_t>(lists), results.end());
-      results.resize(results.size() - lists);
-    }
-    save(products), save(result(signature.resumes_behind));
+    save(from < 0 ? at::TensorList() : at::TensorList(results).slice(static_cast<std::size_t>(from) * lists, lists));
     for (std::size_t i = count; i < tensors.size(); ++i)
       all.push_back(signature.reads_operands >> at.operand_of(i) & 1 ? tensors[i] : Tensor());
     ctx->saved_data["line"] = with.line;
@@ -93,21 +82,15 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     std::vector<std::int64_t> types(at::TensorList tensors) const {
       std::vector<std::int64_t> types{dtype_of(tensors[0])};
       for (int i = 0; i < signature.operands; ++i) {
-        const bool behind = signature.weight >= 0 && i > signature.weight;
         bool whole = of_operand(i) == count;
         for (std::int64_t j = 0; j < of_operand(i) && whole; ++j) {
-          const Tensor &t = tensors[static_cast<std::size_t>(first[static_cast<std::size_t>(i)] + j)],
-                       &x = tensors[static_cast<std::size_t>(j)];
-          whole = behind ? has_sizes_behind(t, x, matrix_of(tensors, j)) : t.sizes() == x.sizes();
+          const Tensor& t = tensors[static_cast<std::size_t>(first[static_cast<std::size_t>(i)] + j)];
+          whole = t.sizes() == tensors[static_cast<std::size_t>(j)].sizes();
         }
         types.push_back(dtype_of(tensors[static_cast<std::size_t>(first[static_cast<std::size_t>(i)])]) +
                         (whole ? 0 : kBroadcast));
       }
       return types;
-    }
-    const Tensor& matrix_of(at::TensorList tensors, std::int64_t member) const {
-      const auto weight = static_cast<std::size_t>(signature.weight);
-      return tensors[static_cast<std::size_t>(first[weight] + (of_operand(signature.weight) > 1 ? member : 0))];
     }
     // Of the operands whose gradient is a sum over the tensors' rows.
     bool is_summed(int i) const { return (signature.row_operands >> i & 1) != 0 && of_operand(i) < count; }
@@ -123,8 +106,8 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
       return all;
     }
 
-    // The first tensor of each of the backward operator's outputs, which is one for each tensor but for columns and
-    // matrices that all share.
+    // The first tensor of each of the backward operator's outputs, which is one for each tensor but for columns that
+    // all share.
     std::vector<std::int64_t> first_of_outputs(const std::vector<int>& sources) const {
       std::vector<std::int64_t> counts(sources.size() + 1);
       for (std::size_t i = 0; i < sources.size(); ++i) {
@@ -236,7 +219,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
       return op.call(upstream, saved_tensors::given(all), line, types, wanted, of[0], of[1], of[2] != 0);
     }
     auto next = all.begin() + 2;
-    std::vector<variable_list> saved;  // x, what backward resumes from, what `linear` gives, and instead of that
+    std::vector<variable_list> saved;  // x, what backward resumes from
     for (const std::int64_t count : ctx.saved_data.at("saved").toIntVector()) {
       saved.emplace_back(next, next + count);
       next += count;
@@ -244,11 +227,11 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     optional_tensors operands;
     for (; next != all.end(); ++next) operands.push_back(saved_tensors::given(*next));
     using backward = std::vector<Tensor>(at::TensorList, at::TensorList, const optional_tensors&, at::TensorList,
-                                         const optional_tensor&, at::TensorList, at::TensorList, const optional_tensor&,
-                                         std::string_view, at::IntArrayRef, std::int64_t, std::int64_t, bool);
+                                         const optional_tensor&, const optional_tensor&, std::string_view,
+                                         at::IntArrayRef, std::int64_t, std::int64_t, bool);
     static const auto op = operation<backward>("onepass::group_backward");
-    return op.call(upstream, saved[0], operands, saved[1], saved_tensors::given(all[1]), saved[2], saved[3],
-                   saved_tensors::given(all[0]), line, types, wanted, of[1], of[2] != 0);
+    return op.call(upstream, saved[0], operands, saved[1], saved_tensors::given(all[1]), saved_tensors::given(all[0]),
+                   line, at::IntArrayRef(types).slice(1), wanted, of[1], of[2] != 0);
   }
 };
 

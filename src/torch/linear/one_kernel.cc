@@ -1,5 +1,4 @@
-// A line with `linear` in one kernel on CUDA (src/cuda/linear/gemm_sm90.h, streamed_linear.h, resident_linear.h,
-// few_features.h).
+// A line with `linear` in one kernel on CUDA (src/cuda/linear/gemm_sm90.h, small_m.h, small_k.h, small_n.h).
 #include "src/torch/linear/one_kernel.h"
 
 #include <torch/csrc/stable/accelerator.h>

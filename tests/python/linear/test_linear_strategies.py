@@ -174,7 +174,8 @@ def test_tiled_refuses_what_it_cannot_take():
 def test_in_a_cuda_graph(how):
     x, w = (torch.randn(s, 512, device="cuda", dtype=torch.bfloat16) for s in (640, 384))
     g = torch.randn(512, device="cuda", dtype=torch.bfloat16)
-    line, operands = ("linear(tiled) | silu", (w,)) if how == "tiled" else ("rms_norm | scale | linear(deferred)", (g, w))
+    line = "linear(tiled) | silu" if how == "tiled" else "rms_norm | scale | linear(deferred) | silu"
+    operands = (w,) if how == "tiled" else (g, w)
     onepass.fused(line, x, *operands)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

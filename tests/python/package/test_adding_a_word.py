@@ -14,7 +14,7 @@ import torch
 import onepass
 from onepass import _native
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/adding-a-word.md").read_text(encoding="utf-8")
 COMPILER = _native.info()["compiler"]
 pytestmark = pytest.mark.skipif(not shutil.which(COMPILER.split()[0]), reason="needs a C++ compiler")

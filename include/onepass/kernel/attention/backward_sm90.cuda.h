@@ -61,23 +61,6 @@ struct drawn_cursor : cursor<Words, Line, true> {
   }
 };
 
-// Four threads of a warp, kApart from each other: what the i-th has as word j, the j-th gets as word i.
-template <int kApart>
-ONEPASS_FUNCTION void exchange_words(uint32 (&words)[4]) {
-#pragma unroll
-  for (int bit = 1; bit < 4; bit *= 2) {
-    const bool upper = (threadIdx.x / kApart & bit) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & bit) != 0) continue;
-      uint32 &low = words[i], &high = words[i + bit];
-      const uint32 other = __shfl_xor_sync(0xffffffffu, upper ? low : high, bit * kApart);
-      if (upper) low = other;
-      else high = other;
-    }
-  }
-}
-
 // A thread's two keys, past which tiles of kTile rows pass: lane k has them of row 8 (k / 2) + 2 (thread % 4) + k % 2.
 // What is brought of the words' tensors, a warpgroup's threads bring together: of each row of a tile 8 pieces of 8
 // numbers, exchanged so that rows which are read at a time differ in their banks. Random words, of which a row's eight

@@ -452,7 +452,7 @@ class strip_products {
         for (int k = 0; k < 4; ++k)
           pairs[k] =
               pair_to_storage<Config::kX>(of[4 * (j + k) + 2 * i] * a.factor, of[4 * (j + k) + 2 * i + 1] * a.factor);
-        turn_in_four(pairs);
+        exchange_words<1>(pairs);
         if (row < rows && 8 * j < left)
           *reinterpret_cast<uint4*>(to + row * a.depth + first + 8 * j) = {pairs[0], pairs[1], pairs[2], pairs[3]};
       }

@@ -104,17 +104,19 @@ ONEPASS_FUNCTION float sum_of_four(float of) {
   return of + __shfl_xor_sync(0xffffffffu, of, 2);
 }
 
-// Of four threads that each have a word of four things, a thread then has all four words of the thing of its number.
-ONEPASS_FUNCTION void turn_in_four(uint32 (&words)[4]) {
+// Four threads of a warp, kApart from each other: what the i-th has as word j, the j-th gets as word i.
+template <int kApart>
+ONEPASS_FUNCTION void exchange_words(uint32 (&words)[4]) {
 #pragma unroll
   for (int bit = 1; bit < 4; bit *= 2) {
-    const bool upper = (threadIdx.x & bit) != 0;
+    const bool upper = (threadIdx.x / kApart & bit) != 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if ((i & bit) != 0) continue;
-      const uint32 got = __shfl_xor_sync(0xffffffffu, upper ? words[i] : words[i | bit], bit);
-      words[i] = upper ? got : words[i];
-      words[i | bit] = upper ? words[i | bit] : got;
+      uint32 &low = words[i], &high = words[i + bit];
+      const uint32 other = __shfl_xor_sync(0xffffffffu, upper ? low : high, bit * kApart);
+      if (upper) low = other;
+      else high = other;
     }
   }
 }

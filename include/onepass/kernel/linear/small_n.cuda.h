@@ -14,7 +14,6 @@ ONEPASS_BEGIN
 struct few_features_arguments {
   arguments before, behind;
 };
-ONEPASS_FUNCTION unsigned first_block_of(const few_features_arguments& a) { return a.before.first_block; }
 
 // Of the words behind: `Line` is theirs, and a row has kFeatures numbers.
 template <class Config, class Line, int kFeatures, bool kBackward>
