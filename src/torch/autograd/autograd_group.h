@@ -53,7 +53,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     ctx->saved_data["types"] = at.types(tensors);
     ctx->saved_data["sizes"] = at.summed_sizes(tensors);
     ctx->saved_data["of"] = std::vector<std::int64_t>{with.count, with.own, with.stack};
-    ctx->saved_data["results"] = shapes_of(results);
+    if (!with.stack && !saved_rows(saved)) ctx->saved_data["rows"] = at.row_sizes(tensors);
     ctx->save_for_backward(std::move(all));
     ctx->set_materialize_grads(false);
     return results;
@@ -92,6 +92,15 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
       }
       return types;
     }
+    // The tensors' sizes, each behind its number of dimensions.
+    std::vector<std::int64_t> row_sizes(at::TensorList tensors) const {
+      std::vector<std::int64_t> all;
+      for (const Tensor& t : tensors.slice(0, static_cast<std::size_t>(count))) {
+        all.push_back(t.dim());
+        all.insert(all.end(), t.sizes().begin(), t.sizes().end());
+      }
+      return all;
+    }
     // Of the operands whose gradient is a sum over the tensors' rows.
     bool is_summed(int i) const { return (signature.row_operands >> i & 1) != 0 && of_operand(i) < count; }
     // Their sizes, each behind its number of dimensions.
@@ -124,25 +133,39 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     std::vector<std::int64_t> first;  // of each operand, and how many there are in all
   };
 
-  // Of each tensor its dtype, its number of dimensions and its sizes.
-  static std::vector<std::int64_t> shapes_of(const variable_list& tensors) {
-    std::vector<std::int64_t> shapes;
-    for (const Tensor& t : tensors) {
-      shapes.insert(shapes.end(), {static_cast<std::int64_t>(t.scalar_type()), t.dim()});
-      shapes.insert(shapes.end(), t.sizes().begin(), t.sizes().end());
-    }
-    return shapes;
-  }
+  // Whether tensors are saved that have the rows of x: x itself, or what backward resumes from.
+  static bool saved_rows(const std::vector<std::int64_t>& saved) { return saved[0] > 0 || saved[1] > 0; }
 
-  // An undefined gradient as zeros, as dense as the others: they share a launch.
-  static variable_list with_zeros(variable_list gradients, const std::vector<std::int64_t>& shapes) {
-    const auto some = std::find_if(gradients.begin(), gradients.end(), [](const Tensor& t) { return t.defined(); });
-    const auto device = some->options().device();
-    const std::int64_t* shape = shapes.data();
-    for (Tensor& g : gradients) {
-      const at::IntArrayRef sizes(shape + 2, static_cast<std::size_t>(shape[1]));
-      if (!g.defined()) g = at::zeros(sizes, at::TensorOptions(static_cast<at::ScalarType>(*shape)).device(device));
-      shape += 2 + shape[1];
+  // An undefined gradient as zeros, as dense as the others: they share a launch. Their sizes are those of what is
+  // saved.
+  static variable_list with_zeros(const AutogradContext& ctx, variable_list gradients, const variable_list& all,
+                                  const places& at, bool stack, at::IntArrayRef types) {
+    if (std::all_of(gradients.begin(), gradients.end(), [](const Tensor& t) { return t.defined(); })) return gradients;
+    const Tensor some = *std::find_if(gradients.begin(), gradients.end(), [](const Tensor& t) { return t.defined(); });
+    const std::vector<std::int64_t> saved = ctx.saved_data.at("saved").toIntVector();
+    std::vector<std::vector<std::int64_t>> rows;  // of each member, or the stack
+    if (stack) {
+      rows.push_back(some.sizes().vec());
+    } else if (saved_rows(saved)) {
+      for (std::int64_t i = 0; i < at.count; ++i) rows.push_back(all[static_cast<std::size_t>(2 + i)].sizes().vec());
+    } else {
+      const std::vector<std::int64_t> sizes = ctx.saved_data.at("rows").toIntVector();
+      for (auto next = sizes.begin(); next != sizes.end(); next += 1 + *next)
+        rows.emplace_back(next + 1, next + 1 + *next);
+    }
+    const line_signature& signature = at.signature;
+    const std::size_t first_operand =
+        2 + static_cast<std::size_t>(std::accumulate(saved.begin(), saved.end(), std::int64_t{0}));
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) continue;
+      const std::size_t member = i % rows.size();
+      Tensor weight;
+      if (signature.weight >= 0) {
+        const auto first = static_cast<std::size_t>(at.first[static_cast<std::size_t>(signature.weight)] - at.count);
+        weight = all[first_operand + first + (at.of_operand(signature.weight) > 1 ? member : 0)];
+      }
+      gradients[i] =
+          zeros_of(signature, i / rows.size(), rows[member], some.device(), types, weight, weight).contiguous();
     }
     return gradients;
   }
@@ -158,17 +181,16 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     const bool stack = of[2] != 0;
     variable_list results(at.all() + 1);  // one more for `call`
     if (std::none_of(asked.begin(), asked.end(), [](const Tensor& t) { return t.defined(); })) return results;
-    const variable_list upstream = with_zeros(asked, ctx.saved_data.at("results").toIntVector());
+    const variable_list upstream = with_zeros(ctx, asked, all, at, stack, types);
     std::int64_t wanted = 0;
     for (std::size_t t = 0; t < at.all(); ++t) {
       const int bit = static_cast<std::int64_t>(t) < at.count ? 0 : at.operand_of(t) + 1;
       wanted |= std::int64_t{ctx.needs_input_grad(t)} << bit;
     }
-    std::vector<int> sources(types.size());
+    const gradient_plan plan(signature, types, wanted);
+    const std::vector<int>& sources = plan.sources;
     variable_list written;
-    if (library.plan(signature, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
-                     sources.data()))
-      written = run(ctx, upstream, all, line, types, wanted, of);
+    if (plan.writes) written = run(ctx, upstream, all, line, types, wanted, of);
     const std::vector<std::int64_t> first = at.first_of_outputs(sources);
     const auto of_member = [&](int source, std::int64_t i) {
       if (source >= 0) return written[static_cast<std::size_t>(first[static_cast<std::size_t>(source)] + i)];
