@@ -108,14 +108,14 @@ linear_plan choose(const linear_call& call, const device_facts& chip) {
   p.behind.streams = 1;  // the product
 
   if (call.from != input_of::x) p.before = describe(call.before, call.a_before);
-  else p.before.lanes = p.before.access = kLanes, p.before.dims = p.before.cluster = 1;
+  else p.before.vector_size = p.before.access = kLanes, p.before.dims = p.before.cluster = 1;
   p.before.across = makes ? threads_of_row(call.depth) : kGroupThreads;
   p.before.down = kGroupThreads / p.before.across;
   p.before.threads = kThreads;
   const int64 each = int64{p.before.across} * kLanes;
-  p.before.held_lanes = lanes_of_thread(call.depth);
+  p.before.held_vectors = lanes_of_thread(call.depth);
   p.before.exact = call.depth % each == 0;
-  p.before.whole_lanes = static_cast<int>(call.depth / each);
+  p.before.whole_vectors = static_cast<int>(call.depth / each);
   p.rows_of_thread = makes ? rows_of_thread(call.depth) : 1;
   return p;
 }

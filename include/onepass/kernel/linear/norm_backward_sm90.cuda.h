@@ -9,8 +9,8 @@
 // A team of blocks has tiles of 64 rows, each block 256 columns of them. A row's Σ g x̂ is the sum of what all blocks of
 // the team find, through global memory; meanwhile they go on with the next tile, and keep x in shared memory. Of a
 // block, the first warpgroup brings tiles and makes r. Two have 128 columns each, and G in their registers to the end;
-// they wait for nothing but mail. Of the last, a warp tells the team of the block's sums, two add up what all blocks
-// told, and one sends dx on its way.
+// they wait for nothing but store_async. Of the last, a warp tells the team of the block's sums, two add up what all
+// blocks told, and one sends dx on its way.
 //
 // Config:
 //   kX        storage type throughout: bf16 or f16
@@ -59,15 +59,15 @@ struct narrow_shared {
   }
 
   ONEPASS_FUNCTION void open() {
-    open_mailbox(&matrix_full, 1);
+    init_mbarrier(&matrix_full, 1);
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      open_mailbox(&full[stage], kWarpgroupThreads + 1);
-      open_mailbox(&share_full[stage], kNarrowRows);
-      open_mailbox(&sums_full[stage], kNarrowRows);
-      open_mailbox(&done[stage], 2 * kWarpgroupThreads);
-      open_mailbox(&empty[stage], 1);
+      init_mbarrier(&full[stage], kWarpgroupThreads + 1);
+      init_mbarrier(&share_full[stage], kNarrowRows);
+      init_mbarrier(&sums_full[stage], kNarrowRows);
+      init_mbarrier(&done[stage], 2 * kWarpgroupThreads);
+      init_mbarrier(&empty[stage], 1);
     }
-    let_cluster_see_mailboxes();
+    fence_mbarrier_init();
   }
 };
 
@@ -100,11 +100,11 @@ class narrow_bringer {
       : a_(a), shared_(shared), dynamic_(dynamic), part_(a) {}
 
   ONEPASS_FUNCTION void run() {
-    if (threadIdx.x == 0) bring_matrix();
+    if (threadIdx.x == 0) load_matrix_async();
     ask(0);
     part_.each_turn([&](int turn, int stage, uint32 phase) {
-      wait_for_mail(&shared_.empty[stage], phase ^ 1);
-      bring(turn, stage);
+      wait_for_mbarrier(&shared_.empty[stage], phase ^ 1);
+      load_async(turn, stage);
       ask(turn + 1);
     });
     if (part_.slice == 0) store_columns();
@@ -112,15 +112,15 @@ class narrow_bringer {
 
  private:
   using layout = narrow_shared<Config>;
-  using lane = pack<float, 8>;
+  using vector = pack<float, 8>;
   using gradients = memory<Config::kX, 8, 8>;
   static constexpr int kEach = kNarrowRows / (kWarpgroupThreads / 8);  // rows of a thread
 
-  ONEPASS_FUNCTION void bring_matrix() {
+  ONEPASS_FUNCTION void load_matrix_async() {
     arrive_and_expect(&shared_.matrix_full, layout::kTiles * kTileBytes);
     for (int i = 0; i < layout::kTiles; ++i)
-      bring_tile(shared_address(layout::matrix(dynamic_) + i * kTileBytes), a_.matrix, 0,
-                 part_.slice * kNarrowColumns + i * 64, shared_address(&shared_.matrix_full));
+      tma_load_tile(shared_address(layout::matrix(dynamic_) + i * kTileBytes), a_.matrix, 0,
+                    part_.slice * kNarrowColumns + i * 64, shared_address(&shared_.matrix_full));
   }
   // What this thread needs of a turn's gradient and norm, a turn ahead.
   ONEPASS_FUNCTION void ask(int turn) {
@@ -130,32 +130,32 @@ class narrow_bringer {
       const int64 row = part_.first_row(turn) + i * (kWarpgroupThreads / 8) + down_;
       const bool exists = row < a_.rows;
       const auto* from = static_cast<const uint16*>(a_.gradient) + row * a_.stride + piece_ * 8;
-      gradient_[i] = exists && piece_ * 8 < a_.features ? gradients::load(from, 8) : gradients::buffer_of(lane(0.0f));
+      gradient_[i] = exists && piece_ * 8 < a_.features ? gradients::load(from, 8) : gradients::buffer_of(vector(0.0f));
       norm_[i] = {0.0f, 0.0f};
       if (exists) norm_[i].first = a_.statistics[row];
       if (exists && Config::kCentres) norm_[i].second = a_.statistics[a_.rows + row];
     }
   }
-  ONEPASS_FUNCTION void bring(int turn, int stage) {
+  ONEPASS_FUNCTION void load_async(int turn, int stage) {
     if (threadIdx.x == 0) {
       arrive_and_expect(&shared_.full[stage], layout::kTiles * kTileBytes);
       for (int i = 0; i < layout::kTiles; ++i)
-        bring_tile(shared_address(layout::stage_at(dynamic_, stage) + i * kTileBytes), a_.x, part_.first_row(turn),
-                   part_.slice * kNarrowColumns + i * 64, shared_address(&shared_.full[stage]));
+        tma_load_tile(shared_address(layout::stage_at(dynamic_, stage) + i * kTileBytes), a_.x, part_.first_row(turn),
+                      part_.slice * kNarrowColumns + i * 64, shared_address(&shared_.full[stage]));
     }
     char* to = layout::scaled(dynamic_, stage);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int row = i * (kWarpgroupThreads / 8) + down_;
       const word::pair<float> norm = Config::kCentres ? norm_[i] : word::pair<float>{0.0f, norm_[i].first};
-      const lane gradient = gradients::template numbers_of<float>(gradient_[i]);
-      const lane scaled = rounded_to<Config::kX>(gradient * lane(norm.second));
+      const vector gradient = gradients::template numbers_of<float>(gradient_[i]);
+      const vector scaled = rounded_to<Config::kX>(gradient * vector(norm.second));
       gradients::store(to + row * 128 + (piece_ ^ (row & 7)) * 16, scaled, 8);
       sum_ = sum_ + gradient;
-      sum_of_means_ = fma(scaled, lane(norm.first), sum_of_means_);
+      sum_of_means_ = fma(scaled, vector(norm.first), sum_of_means_);
       if (piece_ == 0) shared_.norm[stage][row] = norm;
     }
-    hand_shared_to_copies();
+    fence_proxy_async_shared();
     arrive(&shared_.full[stage]);
   }
   ONEPASS_FUNCTION void store_columns() {
@@ -164,7 +164,7 @@ class narrow_bringer {
       shared_.columns[0][down_][piece_ * 8 + i] = sum_.v[i];
       shared_.columns[1][down_][piece_ * 8 + i] = sum_of_means_.v[i];
     }
-    meet_in_group(1);
+    sync_warpgroup(1);
     const int feature = static_cast<int>(threadIdx.x) % kFeatures, which = static_cast<int>(threadIdx.x) / kFeatures;
     float total = 0;
     for (int i = 0; i < kWarpgroupThreads / 8; ++i) total += shared_.columns[which][i][feature];
@@ -179,7 +179,7 @@ class narrow_bringer {
   const int piece_ = static_cast<int>(threadIdx.x) % 8, down_ = static_cast<int>(threadIdx.x) / 8;
   typename gradients::buffer gradient_[kEach];
   word::pair<float> norm_[kEach];
-  lane sum_ = lane(0.0f), sum_of_means_ = lane(0.0f);
+  vector sum_ = vector(0.0f), sum_of_means_ = vector(0.0f);
 };
 
 // A warpgroup that has 128 columns.
@@ -190,7 +190,7 @@ class narrow_columns {
       : a_(a), shared_(shared), dynamic_(dynamic), part_(a) {}
 
   ONEPASS_FUNCTION void run() {
-    wait_for_mail(&shared_.matrix_full, 0);
+    wait_for_mbarrier(&shared_.matrix_full, 0);
     for (int turn = 0; turn < part_.turns + Config::kBehind; ++turn) {
       if (turn < part_.turns) share(turn);
       if (turn >= Config::kBehind) finish(turn - Config::kBehind);
@@ -203,15 +203,15 @@ class narrow_columns {
 
   ONEPASS_FUNCTION char* tiles_of(int stage) const { return layout::stage_at(dynamic_, stage) + own_ * 2 * kTileBytes; }
 
-  // g: of this thread 2 rows and 32 columns, as add_product has them.
+  // g: of this thread 2 rows and 32 columns, as add_wgmma has them.
   ONEPASS_FUNCTION void multiply(int stage, float (&g)[64]) const {
     const uint64 rows = tile_descriptor(shared_address(layout::scaled(dynamic_, stage))),
-                 matrix = turned_tile_descriptor(shared_address(layout::matrix(dynamic_) + own_ * 2 * kTileBytes));
-    begin_products();
+                 matrix = transposed_tile_descriptor(shared_address(layout::matrix(dynamic_) + own_ * 2 * kTileBytes));
+    begin_wgmma();
 #pragma unroll
     for (int step = 0; step < kFeatures / 16; ++step)
-      add_product<Config::kX, 128, 0, 1>(g, rows + 2 * step, matrix + (2048 >> 4) * step, step > 0);
-    close_products();
+      add_wgmma<Config::kX, 128, 0, 1>(g, rows + 2 * step, matrix + (2048 >> 4) * step, step > 0);
+    commit_wgmma();
   }
   // body(two numbers of x, where they are in g, i): of this thread's row i.
   template <class Body>
@@ -233,16 +233,16 @@ class narrow_columns {
   // This warpgroup's part of the rows' sums; and of G.
   ONEPASS_FUNCTION void share(int turn) {
     const int stage = turn % Config::kStages;
-    wait_for_mail(&shared_.full[stage], turn / Config::kStages & 1);
+    wait_for_mbarrier(&shared_.full[stage], turn / Config::kStages & 1);
     float g[64] = {};
     multiply(stage, g);
-    const uint64 rows = turned_tile_descriptor(shared_address(layout::scaled(dynamic_, stage))),
-                 columns = turned_tile_descriptor(shared_address(tiles_of(stage)));
+    const uint64 rows = transposed_tile_descriptor(shared_address(layout::scaled(dynamic_, stage))),
+                 columns = transposed_tile_descriptor(shared_address(tiles_of(stage)));
 #pragma unroll
     for (int step = 0; step < kNarrowRows / 16; ++step)
-      add_product<Config::kX, 128, 1, 1>(products_, rows + (2048 >> 4) * step, columns + (2048 >> 4) * step, true);
-    close_products();
-    wait_for_products<1>();
+      add_wgmma<Config::kX, 128, 1, 1>(products_, rows + (2048 >> 4) * step, columns + (2048 >> 4) * step, true);
+    commit_wgmma();
+    wait_for_wgmma<1>();
     const word::pair<float> norm[2] = {shared_.norm[stage][row_], shared_.norm[stage][row_ + 8]};
     float sum[2] = {0.0f, 0.0f};
     each_pair(tiles_of(stage), [&](const uint32& x, int at, int i) {
@@ -257,15 +257,15 @@ class narrow_columns {
       if (column_ == 0) shared_.share[stage][own_][row_ + 8 * i] = sum[i];
     }
     if (column_ == 0) arrive(&shared_.share_full[stage]);
-    wait_for_products<0>();
+    wait_for_wgmma<0>();
   }
   // dx takes x's place in shared memory.
   ONEPASS_FUNCTION void finish(int turn) {
     const int stage = turn % Config::kStages;
     float g[64] = {};
     multiply(stage, g);
-    wait_for_mail(&shared_.sums_full[stage], turn / Config::kStages & 1);
-    wait_for_products<0>();
+    wait_for_mbarrier(&shared_.sums_full[stage], turn / Config::kStages & 1);
+    wait_for_wgmma<0>();
     float mean[2], factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -277,7 +277,7 @@ class narrow_columns {
       x = pair_to_storage<Config::kX>(fmaf(number(pair, 0) - mean[i], factor[i], g[at]),
                                       fmaf(number(pair, 1) - mean[i], factor[i], g[at + 1]));
     });
-    hand_shared_to_copies();
+    fence_proxy_async_shared();
     arrive(&shared_.done[stage]);
   }
   ONEPASS_FUNCTION void store_products() const {
@@ -298,7 +298,7 @@ class narrow_columns {
   const narrow_part<Config> part_;
   const int own_ = static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1;  // which 128 columns
   // Of a product's 64 rows and 8 columns: this thread's first row, and its pair of columns.
-  const int row_ = row_of_products(), column_ = static_cast<int>(threadIdx.x) % 4;
+  const int row_ = row_of_accumulators(), column_ = static_cast<int>(threadIdx.x) % 4;
   float products_[64] = {};
 };
 
@@ -314,7 +314,7 @@ ONEPASS_FUNCTION void tell_of_sums(const narrow_arguments& a, narrow_shared<Conf
   const narrow_part<Config> part(a);
   const int thread = static_cast<int>(threadIdx.x) % 32;
   part.each_turn([&](int turn, int stage, uint32 phase) {
-    wait_for_mail(&shared.share_full[stage], phase);
+    wait_for_mbarrier(&shared.share_full[stage], phase);
     float* to = a.shares + (static_cast<int64>(part.tile(turn)) * a.slices + part.slice) * kNarrowRows;
     for (int row = thread; row < kNarrowRows; row += 32) to[row] = share_of(shared, stage, row);
     __syncwarp();
@@ -326,7 +326,7 @@ template <class Config>
 ONEPASS_FUNCTION void add_up_sums(const narrow_arguments& a, narrow_shared<Config>& shared, int row) {
   const narrow_part<Config> part(a);
   part.each_turn([&](int turn, int stage, uint32 phase) {
-    wait_for_mail(&shared.share_full[stage], phase);  // others' are hardly there before this block's
+    wait_for_mbarrier(&shared.share_full[stage], phase);  // others' are hardly there before this block's
     float sum = 0;
     if (a.slices == 1) {
       sum = share_of(shared, stage, row);
@@ -346,7 +346,7 @@ ONEPASS_FUNCTION void send_results(const narrow_arguments& a, narrow_shared<Conf
   using layout = narrow_shared<Config>;
   const narrow_part<Config> part(a);
   part.each_turn([&](int turn, int stage, uint32 phase) {
-    wait_for_mail(&shared.done[stage], phase);
+    wait_for_mbarrier(&shared.done[stage], phase);
     for (int i = 0; i < layout::kTiles; ++i)
       store_tile(shared_address(layout::stage_at(dynamic, stage) + i * kTileBytes), a.dx, part.first_row(turn),
                  part.slice * kNarrowColumns + i * 64);
@@ -365,16 +365,16 @@ ONEPASS_FUNCTION void narrow_linear_backward(const narrow_arguments& a) {
   // What registers the groups take makes the 65536 of an SM.
   const int group = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   if (group == 0) {
-    give_registers<88>();
+    setmaxnreg_dec<88>();
     narrow_bringer<Config>(a, shared, dynamic).run();
   } else if (group == 3) {
-    give_registers<40>();
+    setmaxnreg_dec<40>();
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
     if (thread < 32) tell_of_sums(a, shared);
     else if (thread < 96) add_up_sums(a, shared, thread - 32);
     else if (thread == 96) send_results(a, shared, dynamic);
   } else {
-    take_registers<192>();
+    setmaxnreg_inc<192>();
     narrow_columns<Config>(a, shared, dynamic).run();
   }
 }

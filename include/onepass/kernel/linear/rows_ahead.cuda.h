@@ -22,7 +22,7 @@ ONEPASS_FUNCTION void make_first_rows(const linear_arguments& a, int64 end,
   const int64 step = static_cast<int64>(gridDim.x) * rows::kRows;
   for (int64 row = static_cast<int64>(blockIdx.x) * rows::kRows; row < end && row < a.before.rows; row += step) {
     input.make(row, row + step);
-    let_copies_see_writes();
+    fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) tell_of_rows(a, row, rows::kRows);
   }
@@ -46,9 +46,9 @@ class later_rows {
   ONEPASS_FUNCTION void make_until(int64 end) {
     const int64 step = static_cast<int64>(gridDim.x) * rows::kRows;
     for (; next_ < end && next_ < rows_; next_ += step, ++turn_) {
-      wait_for_mail(&told_[turn_ % 2], (turn_ / 2 + 1) & 1);
+      wait_for_mbarrier(&told_[turn_ % 2], (turn_ / 2 + 1) & 1);
       input_.make(next_, next_ + step);
-      let_copies_see_writes();
+      fence_proxy_async();
       arrive(&made_[turn_ % 2]);
     }
   }
@@ -66,7 +66,7 @@ ONEPASS_FUNCTION void tell_of_later_rows(const linear_arguments& a, int64 first,
   constexpr int kRows = input_rows<Config, Line>::kRows;
   int64 row = first + static_cast<int64>(blockIdx.x) * kRows;
   for (int turn = 0; row < a.before.rows; row += static_cast<int64>(gridDim.x) * kRows, ++turn) {
-    wait_for_mail(&shared.made[turn % 2], turn / 2 & 1);
+    wait_for_mbarrier(&shared.made[turn % 2], turn / 2 & 1);
     tell_of_rows(a, row, kRows);
     arrive(&shared.told[turn % 2]);
   }
