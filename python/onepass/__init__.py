@@ -12,6 +12,8 @@ Layers, from the top; a module imports only what lies below it (tests/python/pac
 - ``line`` describes a line, ``plan`` says how it is computed, ``_native`` is the C++ library.
 """
 
+import torch.compiler.config
+
 from onepass import _flops, _vmap, cache, functional, nn  # noqa: F401 (registers)
 from onepass._decompositions import decompositions
 from onepass.advice.explain import explain
@@ -26,6 +28,9 @@ from onepass.word import Word, WordError, words
 front()  # whose operators a graph of torch.jit that is loaded may hold
 
 __version__ = "0.1.0"
+# torch.compile's caches on disk know an operator by its name: a graph of another version may expect other tensors.
+if __version__ not in torch.compiler.config.cache_key_tag:
+    torch.compiler.config.cache_key_tag += f"onepass-{__version__}"
 __all__ = [
     "Cost",
     "Line",

@@ -9,6 +9,8 @@
 #include "src/cuda/linear/small_k.h"
 #include "src/cuda/attention/forward_sm80.h"
 #include "src/cuda/linear/small_m.h"
+#include "src/cuda/linear/small_n.h"
+#include "src/cuda/linear/tuning.h"
 #include "src/cuda/tuning.h"
 
 namespace onepass::cuda {
@@ -19,10 +21,7 @@ using spec::prediction;
 namespace {
 
 constexpr linear_speed kSpeed{};
-
-bool is_bias(const spec::line& line) {
-  return line.words.size() == 1 && std::string_view(line.words[0].about->name) == "bias";
-}
+constexpr attention_speed kAttention{};
 
 // Tensors of the line's size that it reads beside what enters it, or writes beside its result.
 int64 other_tensors(const spec::line& line) {
@@ -50,7 +49,7 @@ prediction unfused(const spec::contraction& of, const linear_case& c, const devi
     p.seconds += kSpeed.launch + seconds_for(bytes, chip);
   };
   if (!of.before.words.empty()) pass((2 + other_tensors(of.before)) * x);
-  if (!of.behind.words.empty() && !is_bias(of.behind)) pass((2 + other_tensors(of.behind)) * y);
+  if (!of.behind.words.empty() && !spec::is_one_bias(of.behind)) pass((2 + other_tensors(of.behind)) * y);
   return p;
 }
 
@@ -64,41 +63,29 @@ std::string why_not_tiled(const linear_case& c, const device_facts& chip) {
   return chip.arch != 90 ? "its kernel is for compute capability 9.0" : why_not_short(c);
 }
 
-std::string why_not_made(const spec::contraction& of, const linear_case& c) {
-  if (!of.before.rowwise() || c.depth <= kMostRowColumns) return "";
-  return "its row word takes rows of at most " + std::to_string(kMostRowColumns) + " numbers";
-}
-
 std::string why_not_deferred(const spec::contraction& of) {
   return of.norm.is_one ? "" : "only a norm, with scale and bias or without, can be deferred";
 }
 
-// In one kernel, the input made or the norm deferred.
+// In one kernel, with a norm deferred or no words before `linear`.
 prediction tiled(const spec::contraction& of, const linear_case& c, const device_facts& chip, bool defers) {
   const int64 x = c.x_bytes(), y = c.result_bytes(), matrix = c.matrix_bytes();
-  const input_of from = defers ? input_of::deferred : of.before.words.empty() ? input_of::x : input_of::made;
   prediction p{defers ? spec::strategy::deferred : spec::strategy::tiled, x + y + matrix};
   p.why_not = why_not_tiled(c, chip);
-  if (p.why_not.empty()) p.why_not = defers ? why_not_deferred(of) : why_not_made(of, c);
-  p.bytes += (from == input_of::made ? (1 + other_tensors(of.before)) * x
-              : defers               ? 2 * matrix
-                                     : 0) +
-             (other_tensors(of.behind) + c.saves_product) * y;
+  if (p.why_not.empty() && defers) p.why_not = why_not_deferred(of);
+  else if (p.why_not.empty() && !of.before.words.empty())
+    p.why_not = "nothing may stand before 'linear' (a norm there: 'deferred')";
+  p.bytes += (defers ? 2 * matrix : 0) + (other_tensors(of.behind) + c.saves_product) * y;
   if (!p.why_not.empty()) return p;
-  const tile_plan tiles = plan_tiles(c.rows, c.depth, c.columns, from, flops_of(of.behind), chip);
+  const tile_plan tiles = plan_tiles(c.rows, c.columns, defers, flops_of(of.behind), chip);
   const auto turns = static_cast<double>(tiles.turns), columns = turns * tiles.tile.columns,
              depth = static_cast<double>(c.depth);
   double products = columns * depth * kSpeed.tile_column;
   double before = 0, beside = columns * kSpeed.finish_column;  // the kernel's other work
-  if (from == input_of::made) {
-    const int64 others = 2 + other_tensors(of.before);
-    before = depth * kSpeed.first_rows + static_cast<double>(c.rows * others) * depth * kSpeed.later_rows;
-    const auto own = static_cast<double>(ceil_div(c.rows, int64{chip.sm_count}));  // rows of a block
-    beside += own / rows_at_once(c.depth) * kSpeed.rows_round;
-  } else if (defers) {
+  if (defers) {
     before = kSpeed.launch + seconds_for(2 * matrix, chip);
     products += columns * kSpeed.norm_column;
-    if (needs_statistics(from, c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x, chip);
+    if (needs_statistics(c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x, chip);
     else beside += turns * (depth * kSpeed.moments + kSpeed.moments_turn);
   }
   p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes, chip)});
@@ -151,12 +138,13 @@ double seconds_of_scores(const spec::contraction& of, const linear_case& c, cons
     return score + score_depth * static_cast<double>(c.depth) + score_tensor * static_cast<double>(tensors);
   };
   if (!why_not_attention(of.behind, c.depth, 0, c.columns, c.type, chip).empty())
-    return seconds_of_scores(c, rows_of_block(c.depth), each(kSpeed.score, kSpeed.score_depth, kSpeed.score_tensor), 0);
-  if (why_not_held(behind, c.depth, c.columns, spec::is_triangular(of.behind), chip, c.key_masks).empty())
+    return seconds_of_scores(c, rows_of_block(c.depth),
+                             each(kAttention.score, kAttention.score_depth, kAttention.score_tensor), 0);
+  if (why_not_held(behind, c.depth, c.columns, spec::is_causal(of.behind), chip, c.key_masks).empty())
     return seconds_of_held(behind, matrices, c.rows / matrices, c.depth, c.columns, tensors, chip, c.key_masks);
   return seconds_of_scores(c, rows_of_attention(c.depth, 0),
-                           each(kSpeed.tile_score, kSpeed.tile_score_depth, kSpeed.tile_score_tensor),
-                           kSpeed.tile_block);
+                           each(kAttention.tile_score, kAttention.tile_score_depth, kAttention.tile_score_tensor),
+                           kAttention.tile_block);
 }
 
 // Its threads contract the rows that they have.
@@ -165,8 +153,8 @@ prediction dots(const spec::contraction& of, const linear_case& c, const device_
   prediction p{spec::strategy::dots, x + y + c.matrix_bytes()};
   p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
   p.why_not = spec::why_not_dots(of, c.columns);
-  if (p.why_not.empty() && c.depth > kMostRowColumns)
-    p.why_not = "it is for rows of at most " + std::to_string(kMostRowColumns) + " numbers";
+  if (p.why_not.empty() && c.depth > kMostDotsColumns)
+    p.why_not = "it is for rows of at most " + std::to_string(kMostDotsColumns) + " numbers";
   if (!p.why_not.empty()) return p;
   const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
   p.seconds = kSpeed.dots_call + std::max(seconds_for(p.bytes, chip), products * kSpeed.dots_product);
@@ -201,7 +189,7 @@ std::vector<prediction> predict_attention(const spec::contraction& of, const lin
   streamed.bytes = c.x_bytes() + c.matrix_bytes() + rest + other_tensors(of.behind) * c.result_bytes();
   const auto depth = static_cast<double>(c.depth), tensors = static_cast<double>(other_tensors(of.behind));
   if (why_not_attention(of.behind, c.depth, c.depth, c.columns, c.type, chip).empty()) {
-    const double each = kSpeed.attended + kSpeed.attended_depth * depth + kSpeed.attended_tensor * tensors;
+    const double each = kAttention.attended + kAttention.attended_depth * depth + kAttention.attended_tensor * tensors;
     streamed.seconds = kSpeed.launch + seconds_of_scores(c, rows_of_attention(c.depth, c.depth), each, 0);
     return all;
   }
@@ -209,8 +197,8 @@ std::vector<prediction> predict_attention(const spec::contraction& of, const lin
   if (!streamed.why_not.empty() || chip.arch != 90) return all;  // other chips have not been measured
   // Of more numbers threads have half as many rows, for which a key is read as often.
   const int shares = c.depth > kScoresTuning.depth_of_four ? 2 : 1;
-  const double each =
-      shares * (kSpeed.warp_attended + kSpeed.warp_attended_depth * depth) + kSpeed.warp_attended_tensor * tensors;
+  const double each = shares * (kAttention.warp_attended + kAttention.warp_attended_depth * depth) +
+                      kAttention.warp_attended_tensor * tensors;
   streamed.seconds = kSpeed.launch + seconds_of_scores(c, rows_of_block(c.depth, c.depth), each, 0);
   return all;
 }

@@ -1,9 +1,8 @@
-// Tiles of queries and keys as kernels of lines with `scores` take them.
+// Plans and arguments of the attention kernels of tiles.
 #include "src/cuda/attention/tiles.h"
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
 
 #include "src/cuda/linear/gemm_sm90.h"
 #include "src/cuda/runtime/packed_arguments.h"
@@ -12,7 +11,7 @@
 namespace onepass::cuda {
 namespace {
 
-// A dimension along which the rows are the same has one place.
+// A broadcast dimension has size 1.
 int64 places(int64 size, int64 stride) { return stride == 0 ? 1 : size; }
 int64 stride_of(int64 stride) { return stride == 0 ? kTileLanes : stride; }
 
@@ -23,7 +22,7 @@ uint64 streams_of(const attention_call& call, const configuration& c) {
   for (const int i : call.brought) {
     const dtype type = call.behind.operand[i];
     const bool suits = size_of(type) == 2 || type == dtype::boolean;
-    if (suits && !((c.single_operand | c.shared_operand) >> i & 1)) streams |= uint64{4} << i;
+    if (suits && !((c.single_operand | c.shared_operand) >> i & 1)) streams |= bit_of(stream::operand + i);
   }
   return streams;
 }
@@ -57,18 +56,19 @@ tiles_plan plan_score_tiles(const attention_call& call, int groups, int tile, bo
   constexpr int kMailboxes = 1024;
   tiles_plan p{};
   p.groups = groups, p.tile = tile, p.owns_keys = owns_keys, p.causal = call.causal;
-  p.threads = static_cast<unsigned>((groups + 1) * kGroupThreads);
+  p.threads = static_cast<unsigned>((groups + 1) * kWarpgroupThreads);
   configuration& c = p.behind = describe(call.behind, call.a_behind);
   c.shared_operand = shared_operands(call.a_behind);
   c.threads = static_cast<int>(p.threads), c.stages = with.stream_stages, c.staged = 0, c.aligned_operand = 0;
   if (owns_keys) {
-    c.lanes = c.access = 2, c.across = groups * kGroupThreads, c.down = 1, c.held_lanes = tile / 4, c.spare_lanes = 0;
+    c.vector_size = c.access = 2, c.across = groups * kWarpgroupThreads, c.down = 1, c.held_vectors = tile / 4,
+    c.spare_vectors = 0;
   } else {
-    c.lanes = kTileLanes, c.across = 4, c.down = groups * kGroupRows, c.held_lanes = tile / 32;
-    c.spare_lanes = 4;  // rows differ in their banks
+    c.vector_size = kTileLanes, c.across = 4, c.down = groups * kWarpgroupRows, c.held_vectors = tile / 32;
+    c.spare_vectors = 4;  // rows differ in their banks
     c.exact = call.keys.rows % tile == 0;
   }
-  const int stream = c.stages * c.down * (c.across * c.held_lanes + c.spare_lanes) * c.lanes * 2;
+  const int stream = c.stages * c.down * (c.across * c.held_vectors + c.spare_vectors) * c.vector_size * 2;
   const int room = chip.shared_per_block - kMailboxes - with.lost_bytes - with.own_bytes,
             least = with.least_stages * with.tile_bytes;
   c.streams = streams_of(call, c);
@@ -86,7 +86,7 @@ tensor_map map_of_rows(const kernel& with, const batched_rows& of, bool is_bf16)
              {of.depth, of.rows, places(of.group, of.group_stride), places(of.inner, of.inner_stride),
               places(of.outer, of.outer_stride)},
              {of.row_stride, stride_of(of.group_stride), stride_of(of.inner_stride), stride_of(of.outer_stride)},
-             {64, kGroupRows, 1, 1, 1}});
+             {64, kWarpgroupRows, 1, 1, 1}});
 }
 tensor_map map_of_keys(const kernel& with, const batched_rows& of, bool is_bf16, const tiles_plan& p) {
   const int beside = p.owns_keys ? 2 : kTileLanes;
@@ -98,28 +98,26 @@ tensor_map map_of_keys(const kernel& with, const batched_rows& of, bool is_bf16,
              {64, p.owns_keys ? 1u : 2u, static_cast<unsigned>(p.owns_keys ? 8 : p.tile / 8), 1, 1}});
 }
 
+batch_steps steps_of(const batched_rows& of) {
+  return {of.outer_stride != 0, of.inner_stride != 0, of.group_stride != 0};
+}
+
 void append_attention(std::string& packed, const kernel& with, const attention_call& call, const tiles_plan& p) {
   const bool is_bf16 = call.behind.x == dtype::bf16;
-  struct head_of {  // attention_arguments, but for the last
-    tensor_map queries, keys, values;
-    batch_steps step_queries, step_keys, step_values;
-    int inner, group, rows, blocks;
-    void* y;
-    int64 value_depth;
-  };
-  const head_of head{map_of_rows(with, call.queries, is_bf16),
-                     map_of_keys(with, call.keys, is_bf16, p),
-                     map_of_keys(with, call.values.data ? call.values : call.keys, is_bf16, p),
-                     batch_steps(call.queries),
-                     batch_steps(call.keys),
-                     batch_steps(call.values),
-                     static_cast<int>(call.queries.inner),
-                     static_cast<int>(call.queries.group),
-                     static_cast<int>(call.queries.rows),
-                     static_cast<int>(p.blocks),
-                     call.y,
-                     call.values.depth};
-  append_bytes(packed, &head, offsetof(head_of, value_depth) + sizeof head.value_depth);
+  const attention_arguments a{.queries = map_of_rows(with, call.queries, is_bf16),
+                              .keys = map_of_keys(with, call.keys, is_bf16, p),
+                              .values = map_of_keys(with, call.values.data ? call.values : call.keys, is_bf16, p),
+                              .step_queries = steps_of(call.queries),
+                              .step_keys = steps_of(call.keys),
+                              .step_values = steps_of(call.values),
+                              .inner = static_cast<int>(call.queries.inner),
+                              .group = static_cast<int>(call.queries.group),
+                              .rows = static_cast<int>(call.queries.rows),
+                              .blocks = static_cast<int>(p.blocks),
+                              .y = call.y,
+                              .value_depth = call.values.depth,
+                              .behind = {}};
+  append_between(packed, &a, &a.behind);
   append_packed(packed, call.behind, call.a_behind);
   constexpr std::size_t kAlignment = alignof(tensor_map);
   packed.resize((packed.size() + kAlignment - 1) / kAlignment * kAlignment);
@@ -132,7 +130,7 @@ std::string tiles_source(const attention_call& call, const tiles_plan& p, const 
          ";\nstruct config_behind {\n" + fields(call.behind, p.behind) + "};\nstruct config {\n" +
          type_field("kX", call.behind.x) + number("kGroups", p.groups) + number("kTile", p.tile) +
          number("kSteps", static_cast<int>(ceil_div(call.queries.depth, 16))) +
-         number("kPanels", panels_of(call.queries.depth)) + number("kValuePanels", panels_of(call.values.depth)) +
+         number("kAtoms", panels_of(call.queries.depth)) + number("kValueAtoms", panels_of(call.values.depth)) +
          number("kStages", p.stages) + number("kCausal", p.causal) + more + "  using behind = config_behind;\n};\n" +
          kernel_text(function, "config, line_behind",
                      bounds(static_cast<int>(p.threads), p.blocks_per_sm, p.cluster > 1 ? p.cluster : 0), arguments) +

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "onepass/lane/tensor_map.h"
+
 namespace onepass::cuda {
 
 struct kernel {
@@ -43,16 +45,13 @@ struct extent {
 void launch(const kernel&, extent grid, extent block, unsigned shared_bytes, bool behind, void* stream,
             const void* parameters);
 
-// What TMA knows of a matrix (CUtensorMap): rows of numbers of 16 bits in global memory, of which it brings
-// tiles of so many rows and columns. Compute capability 9.
+// A matrix of 16-bit elements in global memory, of which TMA loads tiles of so many rows and columns. Compute
+// capability 9.
 struct matrix_facts {
   const void* data;
   bool is_bf16;
   long long rows, columns, stride;  // stride: of a row, in numbers, a multiple of 8
   unsigned tile_rows, tile_columns;
-};
-struct alignas(64) tensor_map {
-  unsigned long long words[16];
 };
 tensor_map describe_matrix(const kernel&, const matrix_facts&);  // for that kernel
 // Likewise of five dimensions, the innermost first, whose numbers are neighbours; strides of the others, in numbers.

@@ -1,16 +1,10 @@
-// On the CPU: scores, what stands behind them and their product with values, a panel of one batch's rows at a time, so
-// that what one gives the other stays in a core's cache.
+// src/cpu/attention.h for tensors: their memory, and which calls take panels.
 #pragma once
 
 #include "src/plan/attention.h"
-#include "src/plan/strategy.h"
 #include "src/torch/linear/linear.h"
 
 namespace onepass::binding {
-
-// The strategies on the CPU: unfused, panels.
-std::vector<spec::prediction> strategies_of_scores_on_cpu(const spec::contraction&, const spec::linear_case&,
-                                                          bool with_values);
 
 // Of a line's part that begins with `scores` and ends before `values`: its result, the kept values, the statistics
 // where they are asked for. With values their product comes first, and the weights, if they are kept, behind the kept

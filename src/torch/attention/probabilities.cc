@@ -46,7 +46,7 @@ class one_kernel {
   // As cuda::count_key_masks.
   int key_masks() const {
     int count = 0;
-    for (const int i : spec::first_masks(c_.parts.behind)) {
+    for (const int i : spec::leading_masks(c_.parts.behind)) {
       const Tensor& mask = call_.operands[static_cast<std::size_t>(i) + 1];
       const int dim = static_cast<int>(mask.dim());
       if (dtype_of(mask) != dtype::boolean) break;
@@ -93,9 +93,8 @@ Tensor statistics_again(const backward_call& call, const Tensor& product) {
   for (int i = 0; i < behind.line.line.operands; ++i) {
     const auto at = static_cast<std::size_t>(i) + 1;
     if (call.operands[at]) behind.operand(i, *call.operands[at]);
-    else behind.operand_types[i] = spec::operand_facts_of(&call.operand_types[at], 1)[0].type;
+    else behind.operand_type(i, spec::operand_facts_of(&call.operand_types[at], 1)[0].type);
   }
-  behind.boolean_masks = boolean_masks_of(behind);
   behind.dropout_state(call.dropout_state);
   Tensor statistics = behind.fresh_statistics();
   behind.lay_out(true);
@@ -108,7 +107,7 @@ std::optional<std::vector<Tensor>> gradients_in_one_kernel(const backward_call& 
                                                            const spec::contraction_gradients& plan) {
   if (!call.x || !call.operands[0] || !plan.wants_input || !plan.wants_weight || !plan.kept_outputs.empty()) return {};
   const Tensor &x = *call.x, &keys = *call.operands[0];
-  const std::optional<double> scale = spec::scale_of_softmax(call.line.contraction->behind.line);
+  const std::optional<double> scale = spec::softmax_scale(call.line.contraction->behind.line);
   if (!device_of(keys).is_cuda() || !scale || !saved.resumed_behind || saved.x != dtype_of(keys) || x.numel() == 0 ||
       keys.numel() == 0)
     return {};
@@ -132,8 +131,8 @@ void check_keys(const prepared_line& line, const Tensor& x, const Tensor& keys) 
   ONEPASS_CHECK(fits, "onepass: ", name(), " must have shape [..., S, ", x.size(dim - 1),
                 "] with the batch sizes of x, the last of which may be 1, for x of shape ", shape_text(x), ", got ",
                 shape_text(keys));
-  ONEPASS_CHECK(dtype_of(keys) != dtype::none && dtype_of(keys) != dtype::boolean, "onepass: ", name(),
-                " must be a floating point tensor, got ", dtype_text(keys));
+  ONEPASS_CHECK(is_floating(dtype_of(keys)), "onepass: ", name(), " must be a floating point tensor, got ",
+                dtype_text(keys));
   require_device(keys, device_of(x), name);
 }
 

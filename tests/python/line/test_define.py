@@ -14,6 +14,7 @@ import onepass
 from helpers import check_line, make_inputs
 from onepass import word as vocabulary
 from onepass.cli import app
+from onepass.rewrite import fuse as fusing
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 SNAKE = {
@@ -139,6 +140,69 @@ def test_fuse_and_explain_find_it(device):
         *(torch.autograd.grad(y.square().sum(), m.norm.weight)[0] for y, m in ((ours, fused), (theirs, model)))
     )
     assert "snake(0.3" in str(onepass.explain(model, x, device="h200"))
+
+
+HARD = {
+    "source": "template <class L> static L forward(L x) { return min(max(x + 3, 0), 6) / 6; }",
+    "reference": torch.nn.functional.hardsigmoid,
+    "targets": [torch.nn.functional.hardsigmoid],
+    "numbers": lambda inplace=False: (),
+}
+THRESHOLD = {
+    "parameters": ["least", "other"],
+    "source": "template <class L> static L forward(L x, scalar a, scalar b) { return where(x > a, x, b + 0 * x); }",
+    "reference": torch.nn.functional.threshold,
+    "targets": [torch.threshold, "own_method"],
+}
+
+
+def test_modules_that_call_a_target(monkeypatch):
+    """fuse and explain need no more than the definition: neither a formula nor another table."""
+    monkeypatch.setattr(fusing, "gain_of", lambda chain, *_, **__: float(len(chain.nodes)))  # small tensors, too
+    onepass.define_word("own_hard", **HARD)
+    onepass.define_word("own_threshold", **THRESHOLD)
+    try:
+        modules = torch.nn.Hardsigmoid(), torch.nn.Threshold(0.1, 0.25)
+        model, x = torch.nn.Sequential(torch.nn.LayerNorm(64), *modules), torch.randn(512, 64)
+        line = "layer_norm(1e-05) | scale | bias | own_hard | own_threshold(0.1, 0.25)"
+        assert [advice.line for advice in onepass.explain(model, x, device="h200").lines] == [line]
+        fused = onepass.fuse(copy.deepcopy(model))
+        torch.testing.assert_close(fused(x), model(x))
+        assert [each.line for each in onepass.report(fused).lines] == [line]
+    finally:
+        onepass.undefine_word("own_hard")
+        onepass.undefine_word("own_threshold")
+    torch._dynamo.reset()
+    assert "own_hard" not in str(onepass.explain(model, x, device="h200"))
+
+
+def test_arguments_of_a_target_are_the_parameters():
+    numbers = onepass.defined_words()["sweep"].numbers
+    assert numbers(1, b=0.5) == (1.0, 0.5)
+    assert numbers(1, torch.ones(2)) is None
+    with pytest.raises(TypeError):
+        numbers(1)
+
+
+def test_words_that_map_zero_to_zero():
+    """Found out, not asked for."""
+    properties = {word.name: word.properties for word in onepass.words()}
+    assert properties["snake"] == properties["own_prelu"] == properties["sweep"] == ("maps_zero_to_zero",)
+    root = {"source": "template <class L> static L forward(L x) { return sqrt(x); }", "reference": torch.sqrt}
+    cosine = {"source": "template <class L> static L forward(L x) { return cos(x); }", "reference": torch.cos}
+    for name, word in (("own_root", {**root, "domain": (0.5, 4)}), ("own_cosine", cosine)):  # infinite slope; no zero
+        assert onepass.define_word(name, **word).properties == ()
+        onepass.undefine_word(name)
+
+
+def test_zeros_behind_softmax():
+    """Such a word's lines leave out what a causal mask hides."""
+    q, k, v = torch.randn(3, 2, 8, 96, 32, dtype=torch.float64, requires_grad=True).unbind()
+    line = onepass.Line("scores | causal | softmax | snake(0.5) | values")
+    ours, theirs = line(q, k, v), line.reference(q, k, v)
+    torch.testing.assert_close(ours, theirs)
+    for got, expected in zip(*(torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (ours, theirs))):
+        torch.testing.assert_close(got, expected)
 
 
 def test_numbers_that_do_not_agree_are_another_formula():

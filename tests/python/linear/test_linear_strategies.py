@@ -6,7 +6,6 @@ import torch
 import onepass
 from helpers import (
     HALF_TYPES,
-    LINEAR_LINES,
     assert_equal,
     check_line,
     gradients,
@@ -35,7 +34,7 @@ needs_hopper = pytest.mark.skipif(
 
 @needs_hopper
 @pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
-@pytest.mark.parametrize("line", (*LINEAR_LINES, "causal | softmax | linear | bias | keep | gelu"))
+@pytest.mark.parametrize("line", ("linear", "linear | bias | gelu", "linear | bias | keep | gelu | add"))
 def test_tiled_is_as_accurate_as_pytorchs_chain(line, dtype):
     check_line(with_strategy(line, "tiled"), make_inputs(line, (300, 264), dtype, "cuda", out_features=392), slack=2.0)
 
@@ -110,15 +109,15 @@ def test_deferred_with_affine_of_another_dtype(operand_dtype):
     ],
 )  # fmt: skip
 def test_shapes(rows, columns, out_features, how):
-    line = "layer_norm(1e-5) | scale | bias | linear | bias | gelu_tanh"
+    line = ("" if how == "tiled" else "layer_norm(1e-5) | scale | bias | ") + "linear | bias | gelu_tanh"
     inputs = make_inputs(line, (rows, columns), torch.bfloat16, "cuda", out_features=out_features)
     check_line(with_strategy(line, how), inputs, slack=2.0)
 
 
 @needs_hopper
-@pytest.mark.parametrize("line", ["linear | bias | gelu", NORM_LINEAR, "dropout(0.1) | linear | dropout(0.1) | add"])
+@pytest.mark.parametrize("line", ["linear | bias | gelu", "linear | dropout(0.1) | add"])
 def test_strategies_agree(line):
-    """A row's input is the same bit for bit; its products are summed in another order."""
+    """Products are summed in another order."""
     inputs = make_inputs(line, (4, 700, 512), torch.bfloat16, "cuda", out_features=768)
     results = {}
     for name in ("unfused", "tiled"):
@@ -131,7 +130,7 @@ def test_strategies_agree(line):
 @needs_hopper
 @pytest.mark.parametrize("how", ONE_KERNEL)
 def test_the_same_bits_every_time(how):
-    line = with_strategy(f"{NORM_LINEAR} | gelu", how)
+    line = with_strategy("linear | bias | gelu" if how == "tiled" else f"{NORM_LINEAR} | gelu", how)
     inputs = make_inputs(line, (9000, 2048), torch.bfloat16, "cuda", out_features=1536)
     first, *others = (run(line, inputs)[0][0] for _ in range(5))
     for other in others:
@@ -146,7 +145,6 @@ def test_rows_that_lie_apart(layout):
     w = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
     for line, operands in (
         ("linear(tiled) | gelu", (w,)),
-        ("rms_norm | scale | linear(tiled)", (w[0], w)),
         ("rms_norm | scale | linear(deferred)", (w[0], w)),
     ):
         got = onepass.fused(line, x, *operands)
@@ -163,6 +161,8 @@ def test_tiled_refuses_what_it_cannot_take():
         F.linear(x, half[1], strategy="tiled")
     with pytest.raises(RuntimeError, match="multiples of 8 numbers"):
         F.linear(half[0][:, :70], half[1][:, :70], strategy="tiled")
+    with pytest.raises(RuntimeError, match=r"linear\(tiled\).*nothing may stand before 'linear'"):
+        F.rms_norm_linear(half[0], half[0][0], half[1], strategy="tiled")
     with pytest.raises(RuntimeError, match=r"linear\(deferred\).*only a norm"):
         F.layer_norm_linear(half[0], half[0][0], None, half[1], norm_activation="gelu", strategy="deferred")
     with pytest.raises(RuntimeError, match="16 bytes"):
@@ -174,15 +174,16 @@ def test_tiled_refuses_what_it_cannot_take():
 def test_in_a_cuda_graph(how):
     x, w = (torch.randn(s, 512, device="cuda", dtype=torch.bfloat16) for s in (640, 384))
     g = torch.randn(512, device="cuda", dtype=torch.bfloat16)
-    line = f"rms_norm | scale | linear({how}) | silu"
-    onepass.fused(line, x, g, w)
+    line = "linear(tiled) | silu" if how == "tiled" else "rms_norm | scale | linear(deferred) | silu"
+    operands = (w,) if how == "tiled" else (g, w)
+    onepass.fused(line, x, *operands)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = onepass.fused(line, x, g, w)
+        y = onepass.fused(line, x, *operands)
     for _ in range(2):
         x.normal_()
         graph.replay()
-        assert_equal(y, onepass.fused(line, x, g, w))
+        assert_equal(y, onepass.fused(line, x, *operands))
 
 
 def test_a_strategy_for_another_device_is_refused():
@@ -231,9 +232,9 @@ def test_every_function_and_module_hands_its_strategy_on():
     [
         ("linear | bias | gelu", (8192, 4096), 16384, "tiled"),
         ("linear | bias | silu", (8192, 4096), 16384, "tiled"),
-        (NORM_LINEAR, (32768, 4096), 4096, "tiled"),
+        (NORM_LINEAR, (32768, 4096), 4096, "unfused"),
         (NORM_LINEAR, (8192, 4096), 4096, "unfused"),
-        (NORM_LINEAR, (32768, 1024), 4096, "tiled"),
+        (NORM_LINEAR, (32768, 1024), 4096, "unfused"),
         (NORM_LINEAR, (65536, 1024), 1024, "deferred"),
         (NORM_LINEAR, (65536, 256), 64, "deferred"),
         (NORM_LINEAR, (65536, 4096), 64, "deferred"),
@@ -258,7 +259,6 @@ def test_plan_takes_what_was_faster(line, shape, out_features, chosen):
     ways = {way.name: way for way in plan.alternatives}
     assert set(ways) == {"unfused", "tiled", "deferred", "streamed", "resident", "dots"}
     assert ways[chosen].seconds == min(way.seconds for way in plan.alternatives if way.seconds is not None)
-    assert line == "linear | bias" or ways["tiled"].bytes < ways["unfused"].bytes
 
 
 def test_plan_says_why_not():

@@ -103,8 +103,6 @@ def test_the_library_checks_numbers_too():
         ):
             with pytest.raises(RuntimeError, match="must be at least 0|too large"):
                 ask(sizes)
-    with pytest.raises(RuntimeError, match="columns must be"):
-        _native.why_not_grouped("linear", -1, 2, torch.float32, "cpu")
     with pytest.raises(RuntimeError, match="'cuda:x'"):
         _native.strategies("linear", 8, 8, 8, 1, torch.float32, True, "cuda:x")
     with pytest.raises(TypeError, match="'columns'"):

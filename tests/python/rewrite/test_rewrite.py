@@ -11,7 +11,6 @@ from captures import captured
 from onepass.graph.operations import operation
 from onepass.rewrite import fuse as fusing
 from onepass.rewrite.chains import Order, chains
-from onepass.rewrite.idioms import IDIOMS
 from onepass.rewrite.masks import name_masks
 
 
@@ -70,11 +69,6 @@ def test_formulas(function, expected, every_line):
     found = agrees(function, X)
     if expected is not None:
         assert found == [expected]
-
-
-def test_every_formula_is_a_word():
-    for word, _ in IDIOMS:
-        assert word in {known.name for known in onepass.words()}
 
 
 @pytest.mark.parametrize(

@@ -312,3 +312,12 @@ def test_fake_kernels_give_dtypes_and_strides(dtype, device):
         fake = onepass.fused(line, *(mode.from_tensor(t) for t in (x, *operands)))
     for a, b in zip(real, fake, strict=True):
         assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
+
+
+def test_caches_of_other_versions_are_not_read():
+    from torch._inductor.codecache import FxGraphHashDetails
+
+    graph = torch.fx.symbolic_trace(lambda x: x.sin())
+    tag = torch.compiler.config.cache_key_tag
+    assert onepass.__version__ in tag
+    assert FxGraphHashDetails(graph, [], {}, []).cache_key_tag == tag

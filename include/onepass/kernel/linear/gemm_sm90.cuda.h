@@ -1,32 +1,26 @@
-// Lines with `linear` in one kernel (sm_90a): a matrix product whose tiles the words behind `linear` take from shared
-// memory, while the next tile is under way, and whose input the words before it make some tiles ahead, in memory that
-// the L2 cache still holds when a tile of it is asked for.
+// Lines with `linear` in one kernel (sm_90a): a GEMM of x and the matrix, whose epilogue is the words behind `linear`,
+// over tiles of products in shared memory, while the next tile is under way.
 //
-// A block has four warpgroups. All make the rows that the first tiles need. Then the first makes the other rows, and
-// takes products to the end of the line. Two multiply, 64 rows of a tile each, which they hand over, each in memory of
-// its own, or in turn: then the second waits until the first one's are taken, and runs behind it from there on. Of the
-// last, a thread brings tiles of both matrices into a ring, another tells all blocks which rows have been made. Blocks
-// of a cluster have tiles below each other and share what they bring of the matrix.
+// A block has four warpgroups. The first takes products to the end of the line. Two multiply, 64 rows of a tile each,
+// which they hand over, each in memory of its own, or in turn: then the second waits until the first one's are taken,
+// and runs behind it from there on. Of the last, a thread loads tiles of both matrices into a ring by TMA. Blocks of a
+// cluster have tiles below each other and share what they load of the matrix.
 //
-// Where a norm is deferred (kernel/linear/folded_norm.cuda.h), the input is x itself, and no product waits for its
-// rows. Their statistics are given; or, where a block has all columns of its rows, the first warpgroup takes their
-// moments from the tiles on their way to the product: those of the next tile between rows of this one.
+// Words before `linear` are none, or a norm that is deferred behind the product (kernel/linear/folded_norm.cuda.h). The
+// norm's statistics are given; or, where a block has all columns of its rows, the first warpgroup takes their moments
+// from the tiles on their way to the product: those of the next tile between rows of this one.
 //
 // Config:
 //   kX                storage type throughout: bf16 or f16
 //   kTileN, kStages, kCluster
 //   kBuffers          2: each multiplying warpgroup has room for its products, 1: they have one in turn
 //   kGroup            tiles of a cluster below each other that are taken before the next ones beside them
-//   before, behind    what kernel/common/cursor.cuda.h asks for; before::kAny: whether rows are made, kAtOnce: rows
-//   that a thread
-//                     makes at a time
-//   first_rows        as before, for all threads
+//   before, behind    what kernel/common/cursor.cuda.h asks for
 //   kDefers           before is a norm, with or without affine, and deferred
 //   kTakesMoments     and its statistics are not given
 #pragma once
 
 #include "onepass/kernel/linear/folded_norm.cuda.h"
-#include "onepass/kernel/linear/rows_ahead.cuda.h"
 
 ONEPASS_BEGIN
 
@@ -40,19 +34,15 @@ ONEPASS_FUNCTION void bring_tiles(const linear_arguments& a, linear_shared<Confi
   prefetch(a.input), prefetch(a.matrix);
   int row, column;
   for (int turn = 0; tiles.at(turn, row, column); ++turn) {
-    if constexpr (Config::before::kAny) {
-      wait_for_rows(a, row);
-      let_copies_see_writes();
-    }
     for (int k = 0; k < a.depth; k += kTileK) {
-      wait_for_mail(&shared.empty[at.stage], at.phase ^ 1);
+      wait_for_mbarrier(&shared.empty[at.stage], at.phase ^ 1);
       arrive_and_expect(&shared.full[at.stage], layout::kStageBytes);
       const uint32 to = layout::stages(dynamic) + at.stage * layout::kStageBytes;
       const uint32 box = shared_address(&shared.full[at.stage]);
-      bring_tile(to, a.input, row, k, box);
+      tma_load_tile(to, a.input, row, k, box);
       const uint32 part = to + layout::kInputBytes + rank * (kPart * kTileK * 2);
-      if constexpr (Config::kCluster == 1) bring_tile(part, a.matrix, column, k, box);
-      else bring_tile_to((1 << Config::kCluster) - 1, part, a.matrix, column + rank * kPart, k, box);
+      if constexpr (Config::kCluster == 1) tma_load_tile(part, a.matrix, column, k, box);
+      else tma_load_tile_multicast((1 << Config::kCluster) - 1, part, a.matrix, column + rank * kPart, k, box);
       at.next();
     }
   }
@@ -64,36 +54,36 @@ ONEPASS_FUNCTION void multiply_tiles(const linear_arguments& a, linear_shared<Co
   using layout = linear_shared<Config>;
   constexpr int N = Config::kTileN;
   const tile_order<Config> tiles(a);
-  const int own = static_cast<int>(threadIdx.x) / kGroupThreads - 1;  // which 64 rows
-  const bool speaks = threadIdx.x % kGroupThreads == 0;
+  const int own = static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1;  // which 64 rows
+  const bool speaks = threadIdx.x % kWarpgroupThreads == 0;
   ring_position<Config::kStages> at;
   int row, column;
   for (int turn = 0; tiles.at(turn, row, column); ++turn) {
     float d[N / 2] = {};
     int before = 0;  // the stage that the products under way read
     for (int k = 0; k < a.depth; k += kTileK) {
-      wait_for_mail(&shared.full[at.stage], at.phase);
+      wait_for_mbarrier(&shared.full[at.stage], at.phase);
       const uint32 stage = layout::stages(dynamic) + at.stage * layout::kStageBytes;
       const uint64 rows = tile_descriptor(stage + own * (64 * kTileK * 2)),
                    columns = tile_descriptor(stage + layout::kInputBytes);
-      begin_products();
+      begin_wgmma();
 #pragma unroll
       for (int step = 0; step < kTileK / 16; ++step)
-        add_product<Config::kX, N>(d, rows + 2 * step, columns + 2 * step, k + step > 0);
-      close_products();
-      wait_for_products<1>();
+        add_wgmma<Config::kX, N>(d, rows + 2 * step, columns + 2 * step, k + step > 0);
+      commit_wgmma();
+      wait_for_wgmma<1>();
       if (speaks && k > 0) arrive_in_cluster<Config::kCluster>(&shared.empty[before]);
       before = at.stage;
       at.next();
     }
-    wait_for_products<0>();
+    wait_for_wgmma<0>();
     if (speaks) arrive_in_cluster<Config::kCluster>(&shared.empty[before]);
     if constexpr (Config::kDefers) {
-      wait_for_mail(&shared.norm_full, turn & 1);
+      wait_for_mbarrier(&shared.norm_full, turn & 1);
       apply_norm<Row, N>(d, shared.norm + 64 * own, shared.folded);
     }
-    wait_for_mail(&shared.product_empty[own], (turn + (Config::kBuffers == 2 ? 1 : 1 + own)) & 1);
-    hand_over<Config::kX, N>(d, layout::products(dynamic, own));
+    wait_for_mbarrier(&shared.product_empty[own], (turn + (Config::kBuffers == 2 ? 1 : 1 + own)) & 1);
+    store_accumulators<Config::kX, N>(d, layout::products(dynamic, own));
     arrive(&shared.product_full[own]);
   }
 }
@@ -104,17 +94,17 @@ ONEPASS_FUNCTION void finish_rows(const arguments& a, char* products, int row, i
   using index = typename Config::index;
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
-  const index first = column + across * Config::kLanes;
-  const int count = Config::kExact ? Config::kLanes : count_at<Config::kLanes>(first, a.columns);
+  const index first = column + across * Config::kVectorSize;
+  const int count = Config::kExact ? Config::kVectorSize : count_at<Config::kVectorSize>(first, a.columns);
   for (int top = 0; top < 64; top += Config::kDown * Config::kUnroll) {
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       const int r = top + u * Config::kDown + down;
       if (r >= 64) continue;
-      place<Config, Line> at(a);
-      at.set_copies(products + (place_of_piece(across, r) - across) * 16, r);
+      cursor<Config, Line> at(a);
+      at.set_copies(products + (swizzled_piece(across, r) - across) * 16, r);
       at.set_stage(0);
-      at.set_lane(0);
+      at.set_vector(0);
       at.set_row(static_cast<index>(row) + r, row + r < a.rows);
       at.set_column(first, count);
       at.store_y(Line::pre::forward(at.x(), at));
@@ -125,32 +115,21 @@ ONEPASS_FUNCTION void finish_rows(const arguments& a, char* products, int row, i
 
 template <class Config, class Before, class Behind>
 ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
-  using before = typename Config::before;
-  using first_rows = typename Config::first_rows;
   using layout = linear_shared<Config>;
   extern __shared__ __align__(1024) char dynamic[];
   __shared__ layout shared;
-  __shared__ union {
-    typename row_threads<first_rows>::slots first;
-    typename row_threads<before>::slots later;
-  } slots;
   if (threadIdx.x == 0) shared.open();
   arrive_at_cluster();
   wait_for_cluster();
   const tile_order<Config> tiles(a);
-  const int64 first = tiles.rows_before(1);
-  if constexpr (before::kAny) {
-    make_first_rows<first_rows, Before>(a, first, slots.first);
-    __syncthreads();
-  }
   // What registers the groups take makes the 65536 of an SM.
-  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  const int group = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   if (group == 0) {
-    take_registers<152>();
+    setmaxnreg_inc<152>();
     const auto finish = [&](int turn, int row, int column, const auto& between) {
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        wait_for_mail(&shared.product_full[half], turn & 1);
+        wait_for_mbarrier(&shared.product_full[half], turn & 1);
         finish_rows<typename Config::behind, Behind>(a.behind, layout::products(dynamic, half), row + 64 * half, column,
                                                      between);
         arrive(&shared.product_empty[Config::kBuffers == 2 ? half : 1 - half]);
@@ -164,21 +143,17 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
         finish(turn, row, column, [&] { norms.go_on(); });
       }
     } else {
-      later_rows<before, Before> input(a.before, first, shared.made, shared.told, slots.later);
-      for (int turn = 0; turn < tiles.turns(); ++turn) {
-        if constexpr (before::kAny) input.make_until(tiles.rows_before(turn + 2));
-        if (!tiles.at(turn, row, column)) continue;
+      for (int turn = 0; tiles.at(turn, row, column); ++turn) {
         if constexpr (Config::kDefers) give_norm<Config>(a, shared, norm_of_row<Before>(a, row), column);
         finish(turn, row, column, [] {});
       }
     }
   } else if (group == 3) {
-    give_registers<24>();
-    if (threadIdx.x == 3 * kGroupThreads) bring_tiles<Config>(a, shared, dynamic);
-    if (before::kAny && threadIdx.x == 3 * kGroupThreads + 32) tell_of_later_rows<before, Before>(a, first, shared);
+    setmaxnreg_dec<24>();
+    if (threadIdx.x == 3 * kWarpgroupThreads) bring_tiles<Config>(a, shared, dynamic);
     __syncwarp();
   } else {
-    take_registers<168>();
+    setmaxnreg_inc<168>();
     multiply_tiles<Config, typename Before::row>(a, shared, dynamic);
   }
   arrive_at_cluster();  // no block ends while another brings or tells it something

@@ -31,9 +31,9 @@ ONEPASS_FUNCTION void resident_forward(const warp_linear_arguments& a) {
   constexpr int kRows = decltype(input)::kRows;
   const int64 own = static_cast<int64>(blockIdx.x) * kRows, step = static_cast<int64>(gridDim.x) * kRows;
   wait_for_kernel_before();
-  if constexpr (before::kStages > 0) input.bring(own);
+  if constexpr (before::kStages > 0) input.load_async(own);
   char* matrix = resident_memory + decltype(input)::kCopyBytes;
-  bring_matrix<Config>(matrix, a.matrix, a.stride, a.depth, static_cast<int>(a.behind.columns));
+  load_matrix_async<Config>(matrix, a.matrix, a.stride, a.depth, static_cast<int>(a.behind.columns));
   rows_in_registers<Config> rows{};
   for (int64 first = own; first < a.before.rows; first += step) {
     input.make(first, first + step, [&](auto&, int i, int k, pack<float, 8> v) { rows.set(i, k, v); });
@@ -45,7 +45,7 @@ ONEPASS_FUNCTION void resident_forward(const warp_linear_arguments& a) {
       float d[rows.kRows / 2][4][4] = {};
       rows.multiply(d, matrix, group);
       const auto column = static_cast<index>(group + static_cast<int>(threadIdx.x) % 4 * 8);
-      place<behind, Behind> at(a.behind);
+      cursor<behind, Behind> at(a.behind);
 #pragma unroll
       for (int i = 0; i < rows.kRows; ++i) {
         const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / 4;
