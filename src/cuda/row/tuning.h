@@ -92,7 +92,7 @@ struct tuning {
       {.numbers = 32, .stages = 2, .recomputes = true, .ahead = true, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .recomputes = true}};
-  int held_vectors = 16;                // lanes of a row in a thread, at most: each takes registers besides its numbers
+  int held_vectors = 16;              // lanes of a row in a thread, at most: each takes registers besides its numbers
   int again_flops = 8;                // flops of a number, in words beside the row word, that may be computed again
   int least_across = 8;               // threads of a row, at least, where it has so many lanes: 128 bytes in a row
   int sum_numbers = 64;               // numbers of column sums that fit in a thread's registers beside the row
