@@ -3,10 +3,11 @@
 
 namespace onepass::spec {
 
-std::string why_not_shape(const line& of, const shape& x, const std::string& name) {
-  const auto got = [&] { return ", got " + name + " of shape " + shape_text(x.sizes, x.dim); };
+std::string why_not_shape(const line& of, const shape& x, const char* name) {
+  const auto got = [&] { return std::string(", got ") + name + " of shape " + shape_text(x.sizes, x.dim); };
+  if (x.dim >= of.least_dim() && !of.turns()) return {};
   if (x.dim < of.least_dim()) return "'causal' needs a tensor of at least 2 dimensions" + got();
-  if (of.turns() && (x.dim == 0 || x.columns() % 2 != 0)) return "'rope' needs rows of an even length" + got();
+  if (x.dim == 0 || x.columns() % 2 != 0) return "'rope' needs rows of an even length" + got();
   return {};
 }
 

@@ -13,7 +13,7 @@ namespace onepass::spec {
 enum class role { x, operand, result, kept, gradient, kept_gradient };
 
 // Where a line cannot take such an x, why.
-std::string why_not_shape(const line&, const shape& x, const std::string& name);
+std::string why_not_shape(const line&, const shape& x, const char* name);
 
 class frame {
  public:
