@@ -150,7 +150,7 @@ class column_parts {
     f.a.parts = parts;
     f.a.column_partial = memory_.emplace(empty(sizes, 3, f.arithmetic(), f.on)).data_ptr();
   }
-  void add_to(std::vector<cuda::column_sum>& sums) const {
+  void add_to(std::vector<column_sum>& sums) const {
     if (!memory_) return;
     const auto own = cuda::sums_of(f_.a, f_.arithmetic(), parts_, static_cast<int>(outputs_.size()), outputs_.data());
     sums.insert(sums.end(), own.begin(), own.end());
@@ -184,7 +184,7 @@ bool run_on_cuda(const part_backward& before, const part_backward& behind) {
   const column_parts sums_before(before.f, before.plan, before.columns, parts),
       sums_behind(behind.f, behind.plan, behind.columns, parts);
   cuda::launch(call, plan, on.index, stream);
-  std::vector<cuda::column_sum> sums;
+  std::vector<column_sum> sums;
   sums_before.add_to(sums), sums_behind.add_to(sums);
   cuda::reduce_columns(sums, before.f.arithmetic(), on.index, stream);
   return true;

@@ -127,8 +127,8 @@ void run_backward(const part_backward& before, const part_backward& behind) {
   else
     launch_all(request_of(with_numbers(before.all), before.plan), request_of(with_numbers(behind.all), behind.plan),
                members, on.index, prepare);
-  std::vector<cuda::column_sum> sums = parts->sums();
-  const std::vector<cuda::column_sum> more = parts_behind->sums();
+  std::vector<column_sum> sums = parts->sums();
+  const std::vector<column_sum> more = parts_behind->sums();
   sums.insert(sums.end(), more.begin(), more.end());
   cuda::reduce_columns(sums, type, on.index, current_stream(on.index));
 }
