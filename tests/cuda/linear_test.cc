@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "src/cuda/linear/norm_backward.h"
-#include "src/cuda/strategy.h"
 #include "src/plan/plan.h"
+#include "tests/cuda/chosen.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_linear.h"
 #include "tests/cuda/nvrtc_fixture.h"
@@ -61,7 +61,9 @@ TEST(Linear, ItsSourceDefinesWhatKernelsRead) {
 
 TEST(Strategy, SaysWhyNot) {
   const spec::contraction line(spec::parse("rms_norm | linear"));
-  const auto why = [&](spec::linear_case c, const char* arch) { return predict(line, c, facts_of(arch))[1].why_not; };
+  const auto why = [&](choice::sizes c, const char* arch) {
+    return chosen_on(arch, {.of = line, .sizes = c}).of(spec::strategy::tiled).why_not;
+  };
   EXPECT_EQ(why({64, 64, 64, dtype::bf16, false}, "sm_90a"), "");
   EXPECT_NE(why({64, 64, 64, dtype::bf16, false}, "sm_80").find("9.0"), std::string::npos);
   EXPECT_NE(why({64, 64, 64, dtype::f32, false}, "sm_90a").find("bfloat16"), std::string::npos);
@@ -71,10 +73,10 @@ TEST(Strategy, SaysWhyNot) {
 
 TEST(Strategy, AKernelForAllMovesLess) {
   const spec::contraction line(spec::parse("layer_norm | linear | bias | gelu"));
-  const auto all = predict(line, {4096, 1024, 2048, dtype::bf16, true}, facts_of("sm_90a"));
+  const auto all = chosen_on("sm_90a", {.of = line, .sizes = {4096, 1024, 2048, dtype::bf16, true}});
   constexpr int64 kX = 4096 * 1024 * 2, kY = 4096 * 2048 * 2, kMatrix = 1024 * 2048 * 2;
-  EXPECT_EQ(all[0].bytes, kX + kMatrix + kY + 2 * kX + 2 * kY);
-  EXPECT_EQ(all[1].bytes, kX + kMatrix + kY + kX + kY);  // the input made on the way, the product for backward
+  EXPECT_EQ(all.of(spec::strategy::unfused).bytes, kX + kMatrix + kY + 2 * kX + 2 * kY);
+  EXPECT_EQ(all.of(spec::strategy::tiled).bytes, kX + kMatrix + kY + kX + kY);  // the input made on the way, the product for backward
 }
 
 using LinearNvrtc = Nvrtc;

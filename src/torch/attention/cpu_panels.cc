@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "src/choose/ways.h"
 #include "src/cpu/panel_product.h"
 #include "src/torch/check.h"
 #include "src/torch/attention/matrices.h"
@@ -14,12 +15,6 @@ namespace onepass::binding {
 namespace {
 
 using optional_tensor = std::optional<Tensor>;
-
-constexpr std::int64_t kPanelBytes = 256 << 10;
-constexpr std::int64_t kFewestTasks = 4;  // with fewer, threads that share one product have more to do
-constexpr const char* kWhyNot =
-    "panels are for words behind 'scores' on the CPU, several batches or many rows, and float32, float64, or bfloat16 "
-    "where the processor has products of it (AVX512_BF16)";
 
 // How a call is cut. A function of shapes and dtypes only.
 struct cut {
@@ -39,27 +34,16 @@ struct cut {
   std::int64_t bytes() const { return panel * row_stride() * size_of(type); }
 };
 
-std::int64_t panel_rows(dtype type, std::int64_t rows, std::int64_t columns) {
-  const std::int64_t most = std::max<std::int64_t>(kPanelBytes / (columns * size_of(type)), 16),
-                     panels = (rows + most - 1) / most;
-  return std::min(((rows + panels - 1) / panels + 15) / 16 * 16, rows);
-}
-
-// In backward a batch is one task, since panels add to the gradients of its keys.
-std::optional<cut> cut_of(dtype type, std::int64_t matrices, std::int64_t rows, std::int64_t columns, bool backward) {
-  if (matrices * rows * columns == 0 || !cpu::has_panel_product(type)) return {};
-  const cut c{matrices, rows, columns, panel_rows(type, rows, columns), type};
-  if (matrices * (backward ? 1 : c.panels()) < kFewestTasks) return {};
-  return c;
-}
-
 std::optional<cut> cut_of(const prepared_contraction& c, const Tensor& x, const Tensor& keys, bool backward) {
   if (c.behind.line.words.empty() || device_of(x).is_cuda()) return {};
   const batches of(x, keys);
-  std::optional<cut> by = cut_of(dtype_of(keys), of.count(), of.row_count(), keys.size(keys.dim() - 2), backward);
+  const dtype type = dtype_of(keys);
+  const std::int64_t rows = of.row_count(), columns = keys.size(keys.dim() - 2);
+  if (!choice::panels_serve_scores(type, of.count(), rows, columns, backward)) return {};
+  cut by{of.count(), rows, columns, choice::rows_of_score_panel(type, rows, columns), type};
   const spec::line& behind = c.behind.line;
   const bool whole_rows = behind.keeps > 0 || behind.dropouts > 0;  // kept, or drawn by their length
-  if (by && !whole_rows && spec::is_triangular(behind) && spec::leaves_zeros(behind)) by->period = x.size(x.dim() - 2);
+  if (!whole_rows && spec::is_triangular(behind) && spec::leaves_zeros(behind)) by.period = x.size(x.dim() - 2);
   return by;
 }
 
@@ -249,27 +233,11 @@ std::optional<std::vector<Tensor>> backward_of_panels(const backward_call& call,
 
 }  // namespace
 
-std::vector<spec::prediction> strategies_of_scores_on_cpu(const spec::contraction& line, const spec::linear_case& c,
-                                                          bool with_values) {
-  const std::int64_t x = c.x_bytes(), keys = c.matrix_bytes(), scores = c.result_bytes();
-  spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels};
-  panels.bytes = x + keys + (with_values ? keys + x : scores);
-  unfused.bytes = panels.bytes + (line.behind.words.empty() ? 0 : 2 * scores) + (with_values ? 2 * scores : 0);
-  if (line.behind.words.empty() ||
-      !cut_of(c.type, c.matrices, c.rows / std::max<std::int64_t>(c.matrices, 1), c.columns, false))
-    panels.why_not = kWhyNot;
-  return {unfused, panels};
-}
-
-std::optional<std::vector<Tensor>> forward_in_panels(const forward_call& call, spec::strategy how,
-                                                     const std::optional<values_of_scores>& with) {
-  if (how != spec::strategy::automatic && how != spec::strategy::panels) return {};
+std::vector<Tensor> forward_in_panels(const forward_call& call, const std::optional<values_of_scores>& with) {
   const prepared_contraction& c = *call.line.contraction;
   const Tensor& keys = call.operands[0];
   const std::optional<cut> by = cut_of(c, call.x, keys, false);
-  ONEPASS_CHECK(by || how != spec::strategy::panels, "onepass: 'scores(panels)' cannot take this call: ", kWhyNot);
-  if (!by) return {};
-
+  ONEPASS_CHECK(by, "onepass: panels were chosen for a call that they do not serve");
   const device on = device_of(keys);
   const int own = own_batch_sizes(keys);
   const Tensor shape = shape_of_product(call.x, keys);

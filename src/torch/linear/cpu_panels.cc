@@ -13,14 +13,11 @@ namespace onepass::binding {
 namespace {
 
 // Forward. Fewer rows bring too little for what it takes to bring the matrix; more do not fit beside it.
-constexpr std::int64_t kFewestRows = 64, kLeastProduct = 1 << 21;  // rows times columns times features
 constexpr std::int64_t kFewestPanelRows = 24, kMostPanelRows = 192, kMostPanelBytes = 1 << 20;
 
 // Backward: of what stands before `linear`.
 constexpr std::int64_t kPanelBytes = 512 << 10;  // 256 KB: 5 to 10 % slower; 1 MB: the same, and fewer tasks
 constexpr std::int64_t kMostFeatures = 1024;     // with 3072 every panel brings too much of the weight again
-
-constexpr const char* kWhyNot = "panels are for many rows on the CPU, in float32 or float64";
 
 // The matrix's gradient is the sum of parts, each of the panels of one task. All parts together are no larger than x.
 constexpr std::int64_t kMostParts = 32, kFewestParts = 8;
@@ -86,12 +83,6 @@ bool may_be_panels(spec::strategy named) {
   return named == spec::strategy::automatic || named == spec::strategy::panels;
 }
 
-// A function of shapes and dtypes only: other sums of a product's terms give other bits.
-bool serves_forward(dtype type, std::int64_t rows, std::int64_t columns, std::int64_t features) {
-  return (type == dtype::f32 || type == dtype::f64) && rows >= kFewestRows &&
-         rows * columns * features >= kLeastProduct;
-}
-
 // As many panels for each thread; how many rows they have changes no bit.
 std::int64_t forward_rows(std::int64_t rows, std::int64_t row_bytes) {
   const std::int64_t most = std::clamp(kMostPanelBytes / row_bytes, kFewestPanelRows, kMostPanelRows),
@@ -111,27 +102,6 @@ std::int64_t backward_panel_rows(const spec::contraction& line, spec::strategy h
   if (features == 0 || features > kMostFeatures || columns == 0) return 0;
   const std::int64_t panel = std::max<std::int64_t>(kPanelBytes / (columns * size_of(type)) / 16 * 16, 16);
   return shape_of(x).rows() >= 4 * panel ? panel : 0;
-}
-
-bool takes_panels(spec::strategy how, const Tensor& x, const Tensor& weight) {
-  if (!may_be_panels(how)) return false;
-  const bool serves =
-      !device_of(x).is_cuda() && serves_forward(dtype_of(weight), shape_of(x).rows(), weight.size(1), weight.size(0));
-  ONEPASS_CHECK(serves || how != spec::strategy::panels, "onepass: 'linear(panels)' cannot take this call: ", kWhyNot);
-  return serves;
-}
-
-std::vector<spec::prediction> strategies_on_cpu(const spec::contraction& line, const spec::linear_case& c) {
-  const std::int64_t x = c.x_bytes(), y = c.result_bytes();
-  const bool makes_input = !line.before.words.empty(), goes_on = !line.behind.words.empty();
-  spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels},
-      dots{.how = spec::strategy::dots};
-  panels.bytes = x + c.matrix_bytes() + y + (c.saves_product ? y : 0);
-  dots.bytes = x + c.matrix_bytes() + y + (goes_on ? 2 * y : 0);
-  unfused.bytes = dots.bytes + (makes_input ? 2 * x : 0);
-  if (!serves_forward(c.type, c.rows, c.depth, c.columns)) panels.why_not = kWhyNot;
-  dots.why_not = spec::why_not_dots(line, c.columns);
-  return {unfused, dots, panels};
 }
 
 bool sums_in_panels(const Tensor& x, const Tensor& weight) {

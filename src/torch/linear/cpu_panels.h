@@ -2,20 +2,13 @@
 // that what one gives the other stays in a core's cache.
 #pragma once
 
-#include "src/plan/strategy.h"
 #include "src/torch/call.h"
 
 namespace onepass::binding {
 
-// Whether this call is computed in panels: where they bring something and its line names no other strategy. Throws
-// where it names this one and they bring nothing.
-bool takes_panels(spec::strategy, const Tensor& x, const Tensor& weight);
 // Rows of a panel in backward of what stands before `linear`; 0 where panels bring nothing, or the line names
 // another strategy.
 std::int64_t backward_panel_rows(const spec::contraction&, spec::strategy, const Tensor& x, const Tensor& weight);
-
-// The strategies on the CPU: unfused, dots, panels.
-std::vector<spec::prediction> strategies_on_cpu(const spec::contraction&, const spec::linear_case&);
 
 // Whether the gradient of the matrix may come of panels too.
 bool sums_in_panels(const Tensor& x, const Tensor& weight);
@@ -25,7 +18,7 @@ struct linear_results {
   std::vector<Tensor> results;      // the line's result, then what the words behind keep
   std::optional<Tensor> product{};  // where backward reads it, or where it is the result
 };
-// before: the words before `linear`.
+// before: the words before `linear`. Where panels are chosen (src/choose/choose.h).
 linear_results forward_in_panels(const forward_call&, const forward_call& before);
 
 // What the gradient of `linear`'s matrix is made of.
