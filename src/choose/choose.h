@@ -79,4 +79,12 @@ struct decision {
 // chip: null on the CPU.
 decision choose(const call&, const cuda::device_facts* chip);
 
+// Attention on the CPU beside torch's engine, where no gradient is needed: ours of so many weights (rows of queries times
+// keys) and rows of queries, at least. docs/measured-facts.md, "Beside torch's engines". On CUDA: cuda::kBesideEngines.
+struct beside_cpu_engine {
+  int weights = 1 << 14, weights_of_bf16 = 1 << 12;
+  int queries = 16;  // of other dtypes than bfloat16
+};
+inline constexpr beside_cpu_engine kBesideCpuEngine{};
+
 }  // namespace onepass::choice

@@ -11,6 +11,7 @@
 #include "src/compiler.h"
 #include "src/cpu/common_lines.h"
 #include "src/cpu/run.h"
+#include "src/cuda/attention/tuning.h"
 #include "src/cuda/prebuild.h"
 #include "src/process.h"
 #include "src/settings.h"
@@ -278,6 +279,20 @@ const char* onepass_strategies(const char* text, std::int64_t rows, std::int64_t
       onepass::binding::describe_way(out, found.of(way.how), way.how == found.chosen().how);
     }
     out.end(']');
+  });
+}
+
+const char* onepass_beside_engines() {
+  return answer([](json& out) {
+    out.begin('{').key("cuda").begin('[');
+    for (const onepass::cuda::beside_engines& of : onepass::cuda::kBesideEngines) {
+      out.begin('{').field("boolean_mask", of.boolean_mask).field("trains", of.trains).field("dropout", of.dropout);
+      out.field("odd_keys", of.odd_keys).field("features", of.features).field("least_depth", of.least_depth);
+      out.field("least_queries", of.least_queries).end('}');
+    }
+    const onepass::choice::beside_cpu_engine& cpu = onepass::choice::kBesideCpuEngine;
+    out.end(']').key("cpu").begin('{').field("weights", cpu.weights).field("weights_of_bf16", cpu.weights_of_bf16);
+    out.field("queries", cpu.queries).end('}').end('}');
   });
 }
 

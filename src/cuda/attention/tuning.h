@@ -119,4 +119,29 @@ struct attention_speed {
 };
 inline constexpr attention_speed kAttentionSpeed{};
 
+// An attention with a mask that torch's engines can compute is computed here where our kernels were measured to be
+// faster, on sm_90a in bfloat16: calls of this kind, with rows of so many numbers. "Beside torch's engines". Of odd keys
+// (no multiple of 8), forward is by warps; backward by warps is slower than an engine, and in no row.
+struct beside_engines {
+  bool boolean_mask;      // or an additive one
+  bool trains;            // some gradient is needed
+  bool dropout;
+  bool odd_keys;
+  int features;           // numbers of a query, and of a value, at most
+  int least_depth = 0;    // numbers of a query, at least
+  int least_queries = 0;  // rows of queries, at least
+};
+inline constexpr beside_engines kBesideEngines[] = {
+    {.boolean_mask = false, .trains = false, .dropout = false, .odd_keys = false, .features = 256},
+    {.boolean_mask = false, .trains = false, .dropout = true, .odd_keys = false, .features = 256},
+    {.boolean_mask = false, .trains = true, .dropout = false, .odd_keys = false, .features = 256},
+    {.boolean_mask = false, .trains = true, .dropout = true, .odd_keys = false, .features = 128},
+    {.boolean_mask = true, .trains = false, .dropout = false, .odd_keys = false, .features = 256},
+    {.boolean_mask = true, .trains = false, .dropout = true, .odd_keys = false, .features = 256},
+    {.boolean_mask = true, .trains = true, .dropout = false, .odd_keys = false, .features = 128},
+    {.boolean_mask = true, .trains = true, .dropout = true, .odd_keys = false, .features = 128, .least_depth = 128},
+    {.boolean_mask = false, .trains = false, .dropout = false, .odd_keys = true, .features = 64, .least_queries = 128},
+    {.boolean_mask = true, .trains = false, .dropout = false, .odd_keys = true, .features = 64, .least_queries = 128},
+};
+
 }  // namespace onepass::cuda
