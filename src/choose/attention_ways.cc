@@ -77,16 +77,19 @@ std::vector<way> ways_of_scores(const call& c, const device_facts& chip) {
   cluster.by = implementation::cluster, cluster.kernel = "held_scores_forward";
   tiles.by = implementation::tiles, tiles.kernel = "attention_forward";
   warps.by = implementation::warps, warps.kernel = "scores_forward";
-  const auto with_memory = [&](double seconds) { return kSpeed.launch + std::max(seconds, seconds_for(base.bytes, chip)); };
+  const auto with_memory = [&](double seconds) {
+    return kSpeed.launch + std::max(seconds, seconds_for(base.bytes, chip));
+  };
 
   tiles.why_not = cuda::why_not_attention(c.of.behind, s.depth, 0, s.columns, s.type, chip);
   cluster.why_not = tiles.why_not;
   if (tiles.serves()) {
     const rates of{kSpeed.tile_score, kSpeed.tile_score_depth, kSpeed.tile_score_tensor};
-    tiles.seconds = with_memory(
-        seconds_of_scores(s, cuda::rows_of_attention(s.depth, 0), of.each(c), kSpeed.tile_block));
+    tiles.seconds =
+        with_memory(seconds_of_scores(s, cuda::rows_of_attention(s.depth, 0), of.each(c), kSpeed.tile_block));
     const cuda::request behind(c.of.behind, false);
-    cluster.why_not = cuda::why_not_held(behind, s.depth, s.columns, spec::is_triangular(c.of.behind), chip, s.key_masks);
+    cluster.why_not =
+        cuda::why_not_held(behind, s.depth, s.columns, spec::is_triangular(c.of.behind), chip, s.key_masks);
     if (cluster.serves())
       cluster.seconds = with_memory(cuda::seconds_of_held(behind, matrices_of(s), s.rows / matrices_of(s), s.depth,
                                                           s.columns, other_tensors(c.of.behind), chip, s.key_masks));
@@ -94,8 +97,8 @@ std::vector<way> ways_of_scores(const call& c, const device_facts& chip) {
   warps.why_not = cuda::why_not_scores(c.of, s.depth, s.type, chip);
   if (warps.serves()) {
     const rates of{kSpeed.score, kSpeed.score_depth, kSpeed.score_tensor};
-    warps.seconds = seconds_by_warps(c, cuda::rows_of_block(s.depth), cuda::kScoresTuning.blocks_per_sm, of, base.bytes,
-                                     chip);
+    warps.seconds =
+        seconds_by_warps(c, cuda::rows_of_block(s.depth), cuda::kScoresTuning.blocks_per_sm, of, base.bytes, chip);
   }
   std::vector<way> all{unfused(c, chip), cluster, tiles, warps};
   take_first(all, c);
@@ -119,8 +122,7 @@ double with_odd_rows(double seconds, int products, const sizes& s) {
 // What is written of the scores' size is what makes the difference: on the chip that was measured it is never faster.
 void rank(std::vector<way>& all, const device_facts& chip) {
   if (!model_of(chip).measured) return;
-  for (way& w : all)
-    w.rank = w.by == implementation::tiles ? 0 : w.by == implementation::warps ? 1 : 2;
+  for (way& w : all) w.rank = w.by == implementation::tiles ? 0 : w.by == implementation::warps ? 1 : 2;
 }
 
 // Forward with values.
@@ -134,10 +136,10 @@ std::vector<way> ways_of_values(const call& c, const device_facts& chip) {
   library.bytes += rest;
   library.seconds = with_odd_rows(library.seconds + kSpeed.product + seconds_for(rest, chip), 2, s);
 
-  const way base{.how = spec::strategy::streamed,
-                 .bytes = s.x_bytes() + s.matrix_bytes() + value_bytes(c) +
-                          other_tensors(c.of.behind) * s.result_bytes(),
-                 .why_not = c.gives_more ? "what is kept must be written" : ""};
+  const way base{
+      .how = spec::strategy::streamed,
+      .bytes = s.x_bytes() + s.matrix_bytes() + value_bytes(c) + other_tensors(c.of.behind) * s.result_bytes(),
+      .why_not = c.gives_more ? "what is kept must be written" : ""};
   way tiles = base, warps = base;
   tiles.by = implementation::tiles, tiles.kernel = "attention_forward";
   warps.by = implementation::warps, warps.kernel = "attention_by_warps";
@@ -147,8 +149,8 @@ std::vector<way> ways_of_values(const call& c, const device_facts& chip) {
   }
   const rates by_tiles{kSpeed.attended, kSpeed.attended_depth, kSpeed.attended_tensor};
   if (tiles.serves())
-    tiles.seconds = kSpeed.launch +
-                    seconds_of_scores(s, cuda::rows_of_attention(s.depth, c.value_depth), by_tiles.each(c));
+    tiles.seconds =
+        kSpeed.launch + seconds_of_scores(s, cuda::rows_of_attention(s.depth, c.value_depth), by_tiles.each(c));
   // Of more numbers threads have half as many rows, for which a key is read as often.
   const int shares = std::max(s.depth, c.value_depth) > cuda::kScoresTuning.depth_of_four ? 2 : 1;
   const rates by_warps{shares * kSpeed.warp_attended, shares * kSpeed.warp_attended_depth, kSpeed.warp_attended_tensor};

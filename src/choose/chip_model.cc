@@ -7,9 +7,9 @@
 namespace onepass::choice {
 namespace {
 
-// Of one SM, by the vendor's data sheets: its clock, and floating-point operations a clock of `mma` and of the library's
-// products (both of 16 bits with sums in float32), and of float32. By compute capability; a chip between two is as the
-// lower one.
+// Of one SM, by the vendor's data sheets: its clock, and floating-point operations a clock of `mma` and of the
+// library's products (both of 16 bits with sums in float32), and of float32. By compute capability; a chip between two
+// is as the lower one.
 struct sm_rates {
   int arch;
   double hertz, of_warps, of_library, of_floats;

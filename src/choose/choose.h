@@ -49,9 +49,9 @@ struct call {
   // without, any but the gradients of queries and keys, or one of them alone.
   bool gives_more = false;
   bool backward = false;
-  bool one_dtype = true;        // x and the matrix have one
-  std::uint32_t unfit = 0;      // implementations (bits) that the tensors' addresses and strides do not suit, or that
-                                // on the CPU cannot be compiled
+  bool one_dtype = true;    // x and the matrix have one
+  std::uint32_t unfit = 0;  // implementations (bits) that the tensors' addresses and strides do not suit, or that
+                            // on the CPU cannot be compiled
 };
 
 struct way {
@@ -79,8 +79,9 @@ struct decision {
 // chip: null on the CPU.
 decision choose(const call&, const cuda::device_facts* chip);
 
-// Attention on the CPU beside torch's engine, where no gradient is needed: ours of so many weights (rows of queries times
-// keys) and rows of queries, at least. docs/measured-facts.md, "Beside torch's engines". On CUDA: cuda::kBesideEngines.
+// Attention on the CPU beside torch's engine, where no gradient is needed: ours of so many weights (rows of queries
+// times keys) and rows of queries, at least. docs/measured-facts.md, "Beside torch's engines". On CUDA:
+// cuda::kBesideEngines.
 struct beside_cpu_engine {
   int weights = 1 << 14, weights_of_bf16 = 1 << 12;
   int queries = 16;  // of other dtypes than bfloat16

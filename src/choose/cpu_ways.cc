@@ -12,7 +12,7 @@ namespace {
 // Fewer bring too little for what it takes to bring the matrix.
 constexpr int64 kFewestRows = 64, kLeastProduct = 1 << 21;  // rows times columns times features
 constexpr int64 kPanelBytes = 256 << 10;                    // of scores
-constexpr int64 kFewestTasks = 4;                           // with fewer, threads that share one product have more to do
+constexpr int64 kFewestTasks = 4;  // with fewer, threads that share one product have more to do
 
 int64 up(int64 a, int64 b) { return (a + b - 1) / b; }
 
@@ -24,8 +24,9 @@ std::string why_not_panels_of_linear(const sizes& s) {
 
 std::string why_not_panels_of_scores(const call& c) {
   const sizes& s = c.sizes;
-  const bool serves = !c.of.behind.words.empty() &&
-                      panels_serve_scores(s.type, s.matrices, s.rows / std::max<int64>(s.matrices, 1), s.columns, false);
+  const bool serves =
+      !c.of.behind.words.empty() &&
+      panels_serve_scores(s.type, s.matrices, s.rows / std::max<int64>(s.matrices, 1), s.columns, false);
   return serves ? ""
                 : "panels are for words behind 'scores' on the CPU, several batches or many rows, and float32, "
                   "float64, or bfloat16 where the processor has products of it (AVX512_BF16)";
@@ -43,7 +44,8 @@ std::vector<way> linear_ways_on_cpu(const call& c) {
   library.bytes = dots.bytes + (makes_input ? 2 * x : 0);
   panels.why_not = why_not_panels_of_linear(s);
   dots.why_not = spec::why_not_dots(c.of, s.columns);
-  if (dots.serves() && (c.unfit >> static_cast<int>(dots.by) & 1)) dots.why_not = "it is compiled at first use, by a C++ compiler";
+  if (dots.serves() && (c.unfit >> static_cast<int>(dots.by) & 1))
+    dots.why_not = "it is compiled at first use, by a C++ compiler";
   return {library, dots, panels};
 }
 

@@ -30,7 +30,8 @@ int flops_of(const spec::line& line) {
 
 std::string why_not_short(const sizes& c) {
   if (c.type != dtype::bf16 && c.type != dtype::f16) return "its kernel is for bfloat16 and float16";
-  if (c.depth % cuda::kTileLanes != 0 || c.columns % cuda::kTileLanes != 0) return "rows must be multiples of 8 numbers";
+  if (c.depth % cuda::kTileLanes != 0 || c.columns % cuda::kTileLanes != 0)
+    return "rows must be multiples of 8 numbers";
   return "";
 }
 
@@ -85,8 +86,7 @@ way tiled(const spec::contraction& of, const sizes& c, const device_facts& chip,
 // In one kernel whose warps multiply: everything crosses memory once.
 way by_warps(way p, const spec::contraction& of, const sizes& c, const std::string& why_not) {
   const int64 x = c.x_bytes(), y = c.result_bytes();
-  p.bytes = x + y + c.matrix_bytes() + other_tensors(of.before) * x +
-            (other_tensors(of.behind) + c.saves_product) * y;
+  p.bytes = x + y + c.matrix_bytes() + other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
   p.why_not = why_not_short(c);
   if (p.why_not.empty()) p.why_not = why_not;
   return p;
@@ -94,8 +94,7 @@ way by_warps(way p, const spec::contraction& of, const sizes& c, const std::stri
 
 // Its blocks make all rows and share the matrix.
 way streamed(const spec::contraction& of, const sizes& c, const device_facts& chip) {
-  const way named{
-      .how = spec::strategy::streamed, .by = implementation::small_m, .kernel = "streamed_forward"};
+  const way named{.how = spec::strategy::streamed, .by = implementation::small_m, .kernel = "streamed_forward"};
   way p = by_warps(named, of, c, cuda::why_not_streamed(c.rows, c.depth, chip));
   if (!p.serves()) return p;
   const chip_model on = model_of(chip);
@@ -110,8 +109,7 @@ way streamed(const spec::contraction& of, const sizes& c, const device_facts& ch
 
 // Its blocks keep the matrix and share the rows.
 way resident(const spec::contraction& of, const sizes& c, const device_facts& chip) {
-  const way named{
-      .how = spec::strategy::resident, .by = implementation::small_k, .kernel = "resident_forward"};
+  const way named{.how = spec::strategy::resident, .by = implementation::small_k, .kernel = "resident_forward"};
   way p = by_warps(named, of, c, cuda::why_not_resident(c.depth, c.columns, chip));
   if (!p.serves()) return p;
   const chip_model on = model_of(chip);
@@ -135,8 +133,8 @@ way dots(const spec::contraction& of, const sizes& c, const device_facts& chip) 
     p.why_not = "it is for rows of at most " + std::to_string(cuda::kMostRowColumns) + " numbers";
   if (!p.serves()) return p;
   const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
-  p.seconds = kSpeed.dots_call +
-              std::max(seconds_for(p.bytes, chip), products * kSpeed.dots_product * model_of(chip).issue);
+  p.seconds =
+      kSpeed.dots_call + std::max(seconds_for(p.bytes, chip), products * kSpeed.dots_product * model_of(chip).issue);
   return p;
 }
 

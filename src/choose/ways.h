@@ -9,8 +9,8 @@ std::vector<way> linear_ways(const call&, const cuda::device_facts&);
 std::vector<way> attention_ways(const call&, const cuda::device_facts&);  // `scores`, with `values` or without
 std::vector<way> cpu_ways(const call&);
 
-// Scores on the CPU: rows of a panel, and whether panels serve. In backward a batch is one task, since panels add to the
-// gradients of its keys.
+// Scores on the CPU: rows of a panel, and whether panels serve. In backward a batch is one task, since panels add to
+// the gradients of its keys.
 int64 rows_of_score_panel(dtype, int64 rows, int64 columns);
 bool panels_serve_scores(dtype, int64 matrices, int64 rows, int64 columns, bool backward);
 

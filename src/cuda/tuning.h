@@ -140,13 +140,13 @@ inline constexpr resident_tuning kResidentTuning{};
 
 // Seconds, on the H200: what decides between a kernel for all and three. docs/measured-facts.md, "linear".
 struct linear_speed {
-  double launch = 2e-6, call = 4e-6;          // of a kernel; of a product
-  double tile_column = 4.15e-11;              // of a turn's column, for each number of the depth
-  double finish_column = 2e-8;                // to the end of the line
-  double rows_round = 3e-6;                   // for the rows that a block makes at a time
-  double moments = 4.2e-9;                    // of 128 rows, for each number of the depth
-  double moments_turn = 2e-6;                 // and to hand them over
-  double norm_column = 5e-9;                  // to apply a deferred norm, which the next tile's product waits for
+  double launch = 2e-6, call = 4e-6;  // of a kernel; of a product
+  double tile_column = 4.15e-11;      // of a turn's column, for each number of the depth
+  double finish_column = 2e-8;        // to the end of the line
+  double rows_round = 3e-6;           // for the rows that a block makes at a time
+  double moments = 4.2e-9;            // of 128 rows, for each number of the depth
+  double moments_turn = 2e-6;         // and to hand them over
+  double norm_column = 5e-9;          // to apply a deferred norm, which the next tile's product waits for
   double first_rows = 5.4e-9, later_rows = 2.4e-13;  // for each number of the depth, of all tensors
   // A matrix that streams past few rows: beside its bytes, of them at most and for each step ahead, and for each number
   // in a thread of the rows that a block makes at a time.

@@ -8,16 +8,13 @@
 namespace onepass::choice {
 namespace {
 
-const char *const kAttention = "scores | mul(0.125) | mask | softmax", *const kNorm = "layer_norm | scale | bias | linear";
+const char *const kAttention = "scores | mul(0.125) | mask | softmax", *const kNorm =
+                                                                           "layer_norm | scale | bias | linear";
 
 decision chosen(const char* chip, const char* line, const sizes& of, int64 value_depth = 0, bool backward = false) {
   const spec::contraction parts(spec::parse(line));
   const cuda::device_facts facts = cuda::facts_of(chip);
-  return choose({.of = parts,
-                 .sizes = of,
-                 .value_depth = value_depth,
-                 .values = value_depth > 0,
-                 .backward = backward},
+  return choose({.of = parts, .sizes = of, .value_depth = value_depth, .values = value_depth > 0, .backward = backward},
                 &facts);
 }
 
@@ -73,11 +70,8 @@ TEST(Choose, SaysWhyANamedWayCannotBe) {
 TEST(Choose, WritesWhatIsKept) {
   const spec::contraction parts(spec::parse(kAttention));
   const cuda::device_facts chip = cuda::facts_of("sm_90a");
-  const call c{.of = parts,
-               .sizes = attention(64, 2048, 64, 2048),
-               .value_depth = 64,
-               .values = true,
-               .gives_more = true};
+  const call c{
+      .of = parts, .sizes = attention(64, 2048, 64, 2048), .value_depth = 64, .values = true, .gives_more = true};
   EXPECT_EQ(choose(c, &chip).chosen().by, implementation::library);
   EXPECT_EQ(choose(c, &chip).of(spec::strategy::streamed).why_not, "what is kept must be written");
 }
@@ -103,8 +97,7 @@ TEST(Choose, OtherChipsHaveAModel) {
     }
     const decision all = chosen(chip, kNorm, {8, 4096, 4096, dtype::bf16});
     EXPECT_TRUE(std::isinf(all.of(spec::strategy::tiled).seconds)) << chip;
-    EXPECT_TRUE(std::isfinite(all.of(spec::strategy::resident).seconds) ||
-                !all.of(spec::strategy::resident).serves());
+    EXPECT_TRUE(std::isfinite(all.of(spec::strategy::resident).seconds) || !all.of(spec::strategy::resident).serves());
   }
   // 537 MB of weights that are not written.
   EXPECT_EQ(chosen("sm_80", kAttention, attention(64, 2048, 64, 2048), 64).chosen().by, implementation::warps);

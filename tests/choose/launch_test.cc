@@ -73,9 +73,14 @@ class Launches : public testing::Test {
 void launch_attention(const choice::way& way, const imagined_attention& of, const choice::call& call, int device) {
   const attention_call tiles = of.call();
   if (way.by == implementation::warps && call.values) {
-    const warp_attention_call warps{
-        of.scores(), tiles.values.data, tiles.values.row_stride, tiles.values.outer_stride, tiles.values.inner_stride,
-        tiles.values.depth, tiles.y, tiles.causal};
+    const warp_attention_call warps{of.scores(),
+                                    tiles.values.data,
+                                    tiles.values.row_stride,
+                                    tiles.values.outer_stride,
+                                    tiles.values.inner_stride,
+                                    tiles.values.depth,
+                                    tiles.y,
+                                    tiles.causal};
     ASSERT_TRUE(fits(warps));
     return launch_warp_attention(warps, device, nullptr);
   }

@@ -76,7 +76,8 @@ TEST(Strategy, AKernelForAllMovesLess) {
   const auto all = chosen_on("sm_90a", {.of = line, .sizes = {4096, 1024, 2048, dtype::bf16, true}});
   constexpr int64 kX = 4096 * 1024 * 2, kY = 4096 * 2048 * 2, kMatrix = 1024 * 2048 * 2;
   EXPECT_EQ(all.of(spec::strategy::unfused).bytes, kX + kMatrix + kY + 2 * kX + 2 * kY);
-  EXPECT_EQ(all.of(spec::strategy::tiled).bytes, kX + kMatrix + kY + kX + kY);  // the input made on the way, the product for backward
+  EXPECT_EQ(all.of(spec::strategy::tiled).bytes,
+            kX + kMatrix + kY + kX + kY);  // the input made on the way, the product for backward
 }
 
 using LinearNvrtc = Nvrtc;

@@ -38,14 +38,16 @@ class Limits(NamedTuple):
     least_queries: int
 
 
-def _limits() -> dict[tuple[bool, bool, bool, bool], Limits]:
+def _limits(rows: list[dict]) -> dict[tuple[bool, bool, bool, bool], Limits]:
+    def of(row: dict, names: tuple[str, ...]) -> tuple:
+        return tuple(row[name] for name in names)
+
     kind = "boolean_mask", "trains", "dropout", "odd_keys"
-    return {tuple(row[name] for name in kind): Limits(*(row[name] for name in Limits._fields)) for row in _BESIDE["cuda"]}
+    return {of(row, kind): Limits(*of(row, Limits._fields)) for row in rows}
 
 
 _BESIDE = _native.beside_engines()  # measured: docs/measured-facts.md, "Beside torch's engines"
-_ON_CUDA = _limits()
-_ON_CPU = _BESIDE["cpu"]
+_ON_CUDA, _ON_CPU = _limits(_BESIDE["cuda"]), _BESIDE["cpu"]
 
 
 class Call(NamedTuple):

@@ -157,8 +157,7 @@ std::vector<Tensor> forward_with_attention(const forward_call& call) {
   take_way(choice_of(call.line, call.x, keys, values), device_of(keys), "scores", [&](const choice::way& way) {
     if (way.by == choice::implementation::panels)
       made = forward_in_panels(scores, values_of_scores{values, a.parts.keeps_weights});
-    else
-      made = forward_in_one_kernel(call, way.by);
+    else made = forward_in_one_kernel(call, way.by);
     return made.has_value();
   });
   if (made) return *made;
