@@ -6,47 +6,65 @@ export PYTHONPATH := $(CURDIR)/python
 export PATH := $(BIN):$(PATH)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-distributed test build wheel bench bench-instructions sanitize lint docs clean
+.PHONY: demo demo-distributed check test lib build wheel bench bench-instructions sanitize lint docs clean
 
-demo: build $(VENV)/demo.stamp
+CONFIGURE := cmake -S . -B build -G Ninja -DPython3_EXECUTABLE=$(BIN)/python
+
+demo: lib $(VENV)/demo.stamp
 	$(BIN)/python -m onepass demo
 
 # On two GPUs or more, else in two processes on the CPU.
-demo-distributed: build
+demo-distributed: lib
 	$(BIN)/python -m onepass demo-distributed
 
+# The inner ring, in less than 90 s where all is built: tests/CMakeLists.txt and the marker `quick` say what is in it.
+check: $(VENV)/stamp
+	$(CONFIGURE) -DONEPASS_TESTS=ON
+	cmake --build build --target onepass onepass_autograd check
+	$(BIN)/python -m pytest -q -n 2 -m quick
+
+# All that CI runs.
 test: build $(VENV)/demo.stamp
+	tools/lint
 	ctest --test-dir build --output-on-failure --parallel 2
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 build: $(VENV)/stamp
-	cmake -S . -B build -G Ninja -DPython3_EXECUTABLE=$(BIN)/python
+	$(CONFIGURE) -DONEPASS_TESTS=ON
 	cmake --build build
+
+# The library alone, in the same folder: a new one is configured without tests.
+lib: $(VENV)/stamp
+	$(CONFIGURE) $(if $(wildcard build/CMakeCache.txt),,-DONEPASS_TESTS=OFF)
+	cmake --build build --target onepass onepass_autograd
 
 # The wheel, in dist/, checked and tried with the oldest torch and the newest.
 wheel: $(VENV)/stamp
 	$(BIN)/python tools/requirements.py wheel | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	$(BIN)/python tools/wheel --test-with 2.10 2.15
 
-bench: build $(VENV)/demo.stamp
+bench: lib $(VENV)/demo.stamp
 	$(BIN)/python -m onepass bench
 
 # Instructions of the CPU's kernels, counted by valgrind.
-bench-instructions: build
+bench-instructions: lib
 	tools/system-packages valgrind
-	cmake -S . -B build -G Ninja -DONEPASS_BENCHMARKS=ON -DPython3_EXECUTABLE=$(BIN)/python
+	$(CONFIGURE) -DONEPASS_BENCHMARKS=ON
 	cmake --build build --target instructions
 	$(BIN)/python tools/instructions build/bench/instructions --json bench/results/instructions.json
 
 # Every CUDA kernel under compute-sanitizer, on a GPU: some two minutes.
-sanitize: build
+sanitize: lib
 	$(BIN)/python tools/requirements.py sanitize | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	$(BIN)/python tools/sanitize
 
+# clang-tidy too, which takes minutes and is not in CI.
 lint: $(VENV)/stamp
-	tools/lint
+	tools/system-packages clang-tidy
+	$(CONFIGURE)
+	tools/lint --tidy
 
-docs: build
+docs: lib
 	$(BIN)/python -m onepass docs
 
 clean:

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "src/cpu/run.h"
+#include "src/cpu/row/run.h"
 #include "src/line/line.h"
 
 namespace onepass::cpu {

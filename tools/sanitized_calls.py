@@ -95,12 +95,10 @@ def line(
 
 
 def lists(name: str, kernels: str, text: str, columns: int, rows: tuple[int, ...], dtype=BF16, own=False) -> None:
-    """A call for several tensors, with operands for all of them or (own) for each; `linear` has 3 features."""
+    """A call for several tensors, with operands for all of them or (own) for each."""
 
     def run(device: str) -> None:
-        made = [
-            make_inputs(text, (n, columns), dtype, device, seed=i, out_features=3).tensors for i, n in enumerate(rows)
-        ]
+        made = [make_inputs(text, (n, columns), dtype, device, seed=i).tensors for i, n in enumerate(rows)]
         count = len(made[0])
         given = [[m[i].detach().requires_grad_() for m in made] if i == 0 or own else made[0][i] for i in range(count)]
         results = onepass.fused(text, *given)
@@ -198,30 +196,22 @@ def plain_lines() -> None:
         whose = "their own operands" if own else "operands for all"
         lists(f"list, {whose}", ELEMENTWISE, "bias | gelu_tanh", 64, (3, 10, 1, 40, 7), own=own)
         lists(f"list of norms, {whose}", f"{ROWWISE} add_columns", NORM, 64, (3, 10, 1, 40, 700), F32, own)
-        lists(f"list of features, {whose}", "few_features_forward few_features_backward",
-              "layer_norm(0) | tanh | linear | bias | relu", 200, (3, 10, 1, 40, 7), F32, own)  # fmt: skip
     lists("list, keeping", ROWWISE, KEEPING, 1000, (3, 40, 300), own=True)
     lists("list of many", f"{ROWWISE} add_columns", NORM, 64, (300,) * 120, own=True)
 
 
 def linear_lines() -> None:
-    made, deferred = f"{NORM} | linear | bias", "linear_forward fold"
+    normed, deferred = f"{NORM} | linear | bias", "linear_forward fold"
     line("tiles", "linear_forward", "linear | bias | gelu", (300, 264), how="tiled", out_features=392)
     line("tiles of few rows", "linear_forward", "linear | bias | gelu", (100, 72), how="tiled", out_features=64)
     line("tiles of 128", "linear_forward", "linear | add", (300, 136), F16, how="tiled", out_features=128)
-    line("tiles, made", "linear_forward rowwise_backward", made, (300, 264), how="tiled", out_features=392)
-    line("tiles, made in tiles", "linear_forward", "gate(silu) | linear", (300, 264), how="tiled", out_features=200)
-    line("tiles, made and kept", "linear_forward", "add | keep | rms_norm(1e-6) | scale | linear | bias | gelu",
-         (300, 264), how="tiled", out_features=392)  # fmt: skip
-    line("deferred", deferred, made, (300, 264), how="deferred", out_features=64)
-    line("deferred, wide", f"{deferred} rowwise_forward", made, (300, 264), how="deferred", out_features=520)
+    line("tiles, kept", "linear_forward", "linear | bias | keep | gelu", (300, 264), how="tiled", out_features=392)
+    line("deferred", deferred, normed, (300, 264), how="deferred", out_features=64)
+    line("deferred, wide", f"{deferred} rowwise_forward", normed, (300, 264), how="deferred", out_features=520)
     line("deferred, rms_norm", deferred, "rms_norm(1e-6) | scale | linear | bias | keep | silu", (300, 264), F16,
          how="deferred", out_features=136)  # fmt: skip
-    line("deferred, 1024 to 256", f"{deferred} rowwise_backward add_columns", made, (4096, 1024), how="deferred",
+    line("deferred, 1024 to 256", f"{deferred} rowwise_backward add_columns", normed, (4096, 1024), how="deferred",
          out_features=256)  # fmt: skip
-    line("narrow", "narrow_linear_backward narrow_gradients add_columns", made, (1100, 1000), out_features=64)
-    line("narrow, rms_norm", "narrow_linear_backward narrow_gradients", "rms_norm(1e-6) | scale | linear",
-         (4099, 264), out_features=24)  # fmt: skip
     line("streamed", "streamed_forward rowwise_backward", "rms_norm(1e-6) | scale | linear", (8, 1024), how="streamed",
          out_features=256)  # fmt: skip
     line("streamed, sixteen rows", "streamed_forward", f"{NORM} | linear | bias | gelu", (16, 4096), how="streamed",
@@ -235,7 +225,7 @@ def linear_lines() -> None:
         how="streamed",
         out_features=72,
     )
-    line("resident", "resident_forward", made, (300, 128), how="resident", out_features=64)
+    line("resident", "resident_forward", normed, (300, 128), how="resident", out_features=64)
     line("resident, many rows", "resident_forward", f"{NORM} | linear | bias | gelu", (20000, 136), F16, how="resident",
          out_features=72)  # fmt: skip
     line("resident, gate", "resident_forward", "gate(silu) | linear", (300, 128), how="resident", out_features=40)

@@ -17,9 +17,7 @@
 #include "onepass/lane/types.h"
 
 namespace onepass {
-namespace spec {
-struct line;
-}
+struct parsed_line;
 
 // An array of the caller's, described as PyTorch does: strides count numbers, and without them it is contiguous. Where
 // `data` is null there is none.
@@ -34,8 +32,8 @@ struct tensor {
 // by side in a row, or one number for all of it.
 struct values {
   tensor x;                           // [..., N]
-  std::vector<tensor> operands = {};  // as the words take them: a column [N], or a tensor that broadcasts to x
-  tensor y = {};                      // the result, of x's shape and dtype
+  std::vector<tensor> operands = {};  // as the words take them: a column [N], a tensor that broadcasts to x, a matrix
+  tensor y = {};                      // the result, of x's shape and dtype where the line has no product
   std::vector<tensor> kept = {};      // likewise, one for each `keep`
   tensor statistics = {};  // [line.statistics(x's dtype), rows], float32, or float64 where x is: for backward only
   const int64* dropout_state = nullptr;  // {seed, offset}, where the line has dropout
@@ -50,8 +48,19 @@ struct gradients {
   std::vector<tensor> operands = {};
 };
 
-// A line without `linear`, `scores` and `values`, whose products are a library's work. It may be called by several
-// threads at once.
+// It may be called by several threads at once.
+//
+// With `linear`, whose operand is a matrix [M, N], what stands behind it has shape [..., M] and the matrix's dtype: y,
+// the values that are kept there, and operands. Without words before it, x has that dtype too. Some rows at a time go
+// through the words before, the product and the words behind in a core's cache; backward makes the product again where
+// it is read.
+//
+// With `scores`, x is [..., L, N] and the keys are [..., S, N] of its dtype, with the batch sizes of x; the last of
+// those may be 1, for rows of x that share keys. What stands behind has shape [..., L, S]. With `values` [..., S, M]
+// y is [..., L, M]. Without them y is contiguous, and so is a value that is kept right before `values`.
+//
+// Both have float32 and float64, and bfloat16 where the processor multiplies it (AVX512_BF16, but not AMX). Matrices
+// are rows or columns that are contiguous.
 class line {
  public:
   explicit line(std::string_view text);
@@ -64,7 +73,7 @@ class line {
   void backward(const values&, const gradients&) const;
 
  private:
-  std::shared_ptr<const spec::line> parsed_;
+  std::shared_ptr<const parsed_line> parsed_;
 };
 
 // Lines outside the table of common ones are compiled with the system's C++ compiler at first use, from the headers
@@ -72,8 +81,10 @@ class line {
 void set_include_dir(const std::string&);
 
 // Calls body(context, begin, end) over [0, count) in the program's own threads, at least `grain` in one call; results
-// do not depend on how. Without it the calling thread does it all.
+// do not depend on how, nor on their number, by which `linear` is shared out. Without it the calling thread does it
+// all.
+using thread_count = int (*)();
 using parallel_for = void (*)(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context);
-void set_parallel_for(parallel_for);
+void set_parallel_for(parallel_for, thread_count = nullptr);
 
 }  // namespace onepass

@@ -2,7 +2,7 @@
 
 A line says what happens to a row of a tensor; it becomes one kernel forward and one backward, on CPU and CUDA.
 
-Layers, from the top; a module imports only what lies below it (tests/python/test_structure.py):
+Layers, from the top; a module imports only what lies below it (tests/python/package/test_structure.py):
 
 - ``advice`` says what lines a model is worth; ``rewrite`` finds them in its graph and puts them there.
 - ``pricing`` predicts seconds and bytes of operators and of lines; ``graph`` reads a captured graph.
@@ -11,6 +11,8 @@ Layers, from the top; a module imports only what lies below it (tests/python/tes
   ``_ops`` as PyTorch's operators.
 - ``line`` describes a line, ``plan`` says how it is computed, ``_native`` is the C++ library.
 """
+
+import torch.compiler.config
 
 from onepass import _flops, _vmap, cache, functional, nn  # noqa: F401 (registers)
 from onepass._decompositions import decompositions
@@ -26,6 +28,9 @@ from onepass.word import Word, WordError, words
 front()  # whose operators a graph of torch.jit that is loaded may hold
 
 __version__ = "0.1.0"
+# torch.compile's caches on disk know an operator by its name: a graph of another version may expect other tensors.
+if __version__ not in torch.compiler.config.cache_key_tag:
+    torch.compiler.config.cache_key_tag += f"onepass-{__version__}"
 __all__ = [
     "Cost",
     "Line",

@@ -10,7 +10,6 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from onepass import _native
-from onepass._ops import places_of_operands
 
 Shape = Sequence[int]
 
@@ -109,39 +108,3 @@ def _attention_backward(
     of_weights = bool(wanted & (1 << last) - 1)
     features = x[-1] * (1 + (wanted & 1) + (wanted >> 1 & 1)) + gradients[0][-1] * (of_values + of_weights)
     return 2 * _rows(x) * keys[-2] * features
-
-
-@register_flop_formula(ops.group_forward)
-def _group(xs: Sequence[Shape], operands: Sequence[Shape], line: str, state, save, own: int, *_: Any, **__: Any) -> int:
-    weight = _native.describe(line)["weight"]
-    if weight is None:
-        return 0
-    matrix = operands[places_of_operands(own, line, len(xs))[weight][0]]
-    return 2 * sum(math.prod(x) for x in xs) * matrix[-2]
-
-
-@register_flop_formula(ops.group_backward)
-def _group_backward(
-    gradients: Sequence[Shape],
-    xs: Sequence[Shape],
-    operands: Sequence[Shape | None],
-    resumed: Sequence[Shape],
-    statistics: Shape | None,
-    products: Sequence[Shape],
-    resumed_behind: Sequence[Shape],
-    state: Shape | None,
-    line: str,
-    types: Sequence[int],
-    wanted: int,
-    own: int,
-    stack: bool,
-    **_: Any,
-) -> int:
-    facts = _native.describe(line)
-    weight = facts["weight"]
-    if weight is None:
-        return 0
-    count = gradients[0][0] if stack else len(gradients) // (1 + facts["keeps"])
-    matrix = operands[places_of_operands(own, line, count)[weight][0]]
-    each = [gradients[0]] if stack else gradients[:count]
-    return sum(_products_back(weight, wanted, dy, {0: xs[0] if xs else None}, matrix) for dy in each)

@@ -1,4 +1,4 @@
-"""A line that is called for several tensors at once: one forward operator, one backward operator."""
+"""A line of rows that is called for several tensors at once: one forward operator, one backward operator."""
 
 from __future__ import annotations
 
@@ -50,9 +50,8 @@ def places_of(line, count, own) -> list[tuple[int, int]]:
 
 
 def run(line, state, count, own, stack, *tensors):
-    """The results, the kept values and, where backward reads them, what `linear` gives and the row statistics."""
-    saves = line.weight is not None or line.reads_statistics
-    return tuple(_forward(line, state, count, own, stack, tensors, saves))
+    """The results, the kept values and, where backward reads them, the row statistics."""
+    return tuple(_forward(line, state, count, own, stack, tensors, line.reads_statistics))
 
 
 def save(ctx, inputs, output):
@@ -75,21 +74,13 @@ def save(ctx, inputs, output):
         i: tensors[begin].shape for i, (begin, end) in enumerate(places[1:]) if _is_summed(line, i, end - begin, count)
     }
 
-    def kind(k):
-        return [] if k is None else output[k * lists : (k + 1) * lists]
-
-    # A line with `linear` reads x whoever wants what: it is one kernel.
-    saved = [
-        tensors[:count] if line.reads_x else [],
-        kind(line.resumes_from),
-        kind(1 + line.keeps) if line.reads_product else [],
-        kind(line.resumes_behind),
-    ]
+    xs, k = tensors[:count] if line.reads_x else [], line.resumes_from
+    resumed = [] if k is None else output[k * lists : (k + 1) * lists]
     operands = []
     for is_read, (begin, end) in zip(line.reads_operands, places[1:]):
         operands += tensors[begin:end] if is_read else [None] * (end - begin)
     statistics = output[-1] if line.reads_statistics else None
-    ctx.save_for_backward(state, statistics, *[t for some in saved for t in some], *operands)
+    ctx.save_for_backward(state, statistics, *xs, *resumed, *operands)
 
 
 def _is_summed(line, operand, own, count) -> bool:
@@ -102,11 +93,7 @@ def _type_of(line, operand, places, tensors) -> int:
     count = places[0][1]
     if operand not in line.tensor_operands:
         return dtype
-    whole = end - begin == count
-    for j in range(count if whole else 0):
-        own = [tensors[b + (j if e - b > 1 else 0)] for b, e in places[1:]]
-        shape = line.shape_behind(tensors[j], own) if line.is_behind(operand) else tensors[j].shape
-        whole = whole and own[operand].shape == shape
+    whole = end - begin == count and all(x.shape == o.shape for x, o in zip(tensors, tensors[begin:end]))
     return dtype if whole else dtype + _native.BROADCAST
 
 
@@ -147,8 +134,8 @@ def gradients(ctx, upstream):
 
 
 def _firsts(line, count, sources, places) -> list[int]:
-    """The first tensor of each of the backward operator's outputs, which is one for each tensor but for columns and
-    matrices that all share."""
+    """The first tensor of each of the backward operator's outputs, which is one for each tensor but for columns that
+    all share."""
     counts = {}
     for kind, source in enumerate(sources):
         if source is not None and source >= 0:
@@ -171,27 +158,26 @@ class GroupGradient(Gradient):
 
     def run(self, *tensors):
         """tensors: the gradients of the results and of the kept values, then what was saved."""
-        given, state, statistics, (xs, resumed, products, behind), operands = self._sorted(tensors)
-        how = (state, self.line.text, self.types, self.wanted, self.own, self.stack)
-        op = torch.ops.onepass.group_backward.default
-        return tuple(op(given, xs, operands, resumed, statistics, products, behind, *how))
+        given, state, statistics, xs, resumed, operands = self._sorted(tensors)
+        how = (state, self.line.text, self.types[1:], self.wanted, self.own, self.stack)
+        return tuple(torch.ops.onepass.group_backward.default(given, xs, operands, resumed, statistics, *how))
 
     def watched(self, tensors):
-        """As they are: lists save all that a product is made of."""
+        """As they are: no product is among them."""
         return tensors
 
     def compose(self, *tensors):
         """Each tensor by itself; the gradients of what they share are sums."""
-        given, state, _, (xs, *kinds), operands = self._sorted(tensors)
+        given, state, _, xs, resumed, operands = self._sorted(tensors)
         places = [
             (begin - self.count, end - self.count) for begin, end in places_of(self.line, self.count, self.own)[1:]
         ]
         each, first_row = [], 0
         for i in range(self.count):
             upstream = [some[i] for some in self._by_kind(given)]
-            resumed, product, behind = [next((t[i] for t in self._by_kind(some)), None) for some in kinds]
+            kept = next((t[i] for t in self._by_kind(resumed)), None)
             own = tuple(operands[begin + (i if end - begin > 1 else 0)] for begin, end in places)
-            saved = Saved(xs[i] if xs else None, resumed, None, state, product, behind, own)
+            saved = Saved(xs[i] if xs else None, kept, None, state, None, None, own)
             each.append(composed_backward(self.line, upstream, saved, self.types, self.wanted, first_row))
             first_row += math.prod(upstream[0].shape[:-1])
         written = []
@@ -207,7 +193,7 @@ class GroupGradient(Gradient):
         return tensors if self.stack else [tensors[i : i + self.count] for i in range(0, len(tensors), self.count)]
 
     def _sorted(self, tensors):
-        """The gradients, the dropout state, the statistics, four kinds of saved tensors, and the operands."""
+        """The gradients, the dropout state, the statistics, x, what backward resumes from, and the operands."""
         line, lists = self.line, 1 if self.stack else self.count
         tensors = list(tensors)
         counts = [
@@ -216,15 +202,13 @@ class GroupGradient(Gradient):
             1,
             self.count * line.reads_x,
             lists * (line.resumes_from is not None),
-            lists * line.reads_product,
-            lists * (line.resumes_behind is not None),
         ]
         some = []
         for count in counts:
             some.append(tensors[:count])
             del tensors[:count]
-        given, (state,), (statistics,), *kinds = some
-        return given, state, statistics, kinds, tensors
+        given, (state,), (statistics,), xs, resumed = some
+        return given, state, statistics, xs, resumed, tensors
 
 
 library.define(

@@ -13,8 +13,6 @@ from onepass._shapes import is_sharded
 from onepass.autograd import is_transformed
 from onepass.line import Line
 
-_MOST_FEATURES = 8  # of `linear` in a list; so src/plan/contraction.h has it
-
 
 def run(line: Line, xs, operands, stack: bool, call: Callable, in_one_launch: Callable):
     """Calls a line for all tensors of a list.
@@ -26,7 +24,7 @@ def run(line: Line, xs, operands, stack: bool, call: Callable, in_one_launch: Ca
         stack: whether results are stacked, else they are lists.
         call: calls the line for one tensor and its operands.
         in_one_launch: calls the line for all tensors, wherever they are, given all operands: the kinds of results, or
-            None where no kernel takes tensors so.
+            None where no kernel takes tensors so: with `linear` or `scores`, a tensor is a call.
     """
     operands = [_cast(o) if i in line._matrix_operands else o for i, o in enumerate(operands)]
     whole = _pieces_of(xs) if xs else None
@@ -122,27 +120,6 @@ def _check_stack(xs):
                 f"fused(): stack expects each tensor to be equal size, but got {list(xs[0].shape)} at entry 0 "
                 f"and {list(x.shape)} at entry {i}"
             )
-
-
-def is_one_launch(line: Line, xs, operands) -> bool:
-    """Whether a kernel takes tensors that are elsewhere each: with `linear`, of few features."""
-    x = xs[0]
-    if line.weight is None:
-        return True
-    matrix = own(operands, 0)[line.weight]
-    if line.scores or not x.dim() or not x.shape[-1] or matrix.dim() != 2 or matrix.dtype != x.dtype:
-        return False
-    device = "cpu" if x.is_cpu else f"cuda:{x.device.index}"
-    features, columns = matrix.shape[0], x.shape[-1]
-    if torch.compiler.is_compiling():  # these may be symbols: constants that comparisons with them give
-        features = next((n for n in range(_MOST_FEATURES + 1) if features == n), _MOST_FEATURES + 1)
-        columns = next((1 << n for n in range(24) if columns <= 1 << n), 1 << 24)
-    return not _why_not_grouped(line.text, columns, features, x.dtype, device)
-
-
-@torch.compiler.assume_constant_result
-def _why_not_grouped(text, columns, features, dtype, device) -> str:
-    return _native.why_not_grouped(text, columns, features, dtype, device)
 
 
 def in_one_launch(line: Line, xs, operands, state, stack: bool) -> list:

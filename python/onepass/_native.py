@@ -17,8 +17,6 @@ import torch
 PACKAGE = Path(__file__).resolve().parent
 LIBRARY = PACKAGE / "lib" / "libonepass.so"
 
-# The library's numbering of storage dtypes (onepass/lane/types.h).
-DTYPES = {torch.float32: 1, torch.float64: 2, torch.bfloat16: 3, torch.float16: 4, torch.bool: 5}
 BROADCAST = 16  # added to an operand's dtype where its shape is not x's
 
 
@@ -54,9 +52,9 @@ def _load() -> ctypes.CDLL:
         "beside_engines",
         "gradients",
         "common_lines",
+        "dtypes",
         "cpu_prepare",
         "cuda_prebuild",
-        "why_not_grouped",
         "open_autograd",
         "cache",
         "info",
@@ -64,7 +62,9 @@ def _load() -> ctypes.CDLL:
         getattr(library, f"onepass_{name}").restype = ctypes.c_char_p
     library.onepass_configure.restype = library.onepass_interrupt.restype = None
     library.onepass_describe.argtypes = [ctypes.c_char_p]
-    library.onepass_define_word.argtypes = [*[ctypes.c_char_p] * 4, *[ctypes.c_int] * 2, *[ctypes.c_char_p] * 3]
+    library.onepass_define_word.argtypes = [
+        *[ctypes.c_char_p] * 4, *[ctypes.c_int] * 2, ctypes.c_bool, *[ctypes.c_char_p] * 3
+    ]  # fmt: skip
     library.onepass_undefine_word.argtypes = [ctypes.c_char_p]
     library.onepass_cost.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int]
     library.onepass_strategies.argtypes = [
@@ -125,6 +125,9 @@ def _answer(raw: bytes):
 
 
 _ERRORS = {"line": LineError, "cannot_compile": CannotCompile, "interrupted": _Interrupted}
+
+DTYPES = {getattr(torch, name): number for number, name in enumerate(_answer(_library.onepass_dtypes()), 1)}
+"""The library's numbers of the dtypes that it knows."""
 
 
 def _compiled(ask: Callable[[], bytes]):
@@ -188,6 +191,7 @@ def define_word(
     operand_name: str,
     parameters: tuple[str, ...],
     flops: tuple[int, int],
+    maps_zero_to_zero: bool,
     formula: str,
     meaning: str,
     source: str,
@@ -199,7 +203,7 @@ def define_word(
     """
     texts = (text.encode() for text in (name, operand, operand_name, ",".join(parameters)))
     rest = (text.encode() for text in (formula, meaning, source))
-    _answer(_library.onepass_define_word(*texts, *flops, *rest))
+    _answer(_library.onepass_define_word(*texts, *flops, maps_zero_to_zero, *rest))
     _forget()
 
 
@@ -210,7 +214,7 @@ def undefine_word(name: str) -> None:
 
 
 def _forget() -> None:
-    for known in (words, describe, gradients, why_not_grouped):
+    for known in (words, describe, gradients):
         known.cache_clear()
 
 
@@ -256,15 +260,6 @@ def gradients(line: str, dtype: int, operand_types: tuple[int, ...], wanted: int
     """Where each input's gradient comes from, and the tensors that the backward op returns."""
     types = (ctypes.c_int64 * max(1, len(operand_types)))(*operand_types)
     return _answer(_library.onepass_gradients(line.encode(), dtype, types, wanted))
-
-
-@lru_cache(maxsize=REMEMBERED)
-def why_not_grouped(line: str, columns: int, features: int, dtype: torch.dtype, chip: str) -> str:
-    """Why a list of tensors is not one call of a line, for rows of so many columns on "cpu" or "cuda:0"."""
-    dtype_number = DTYPES[dtype]
-    return _answer(_library.onepass_why_not_grouped(line.encode(), columns, features, dtype_number, chip.encode()))[
-        "why_not"
-    ]
 
 
 def common_lines() -> list[str]:

@@ -155,18 +155,8 @@ def group_results(xs, operands, line, dropout_state, save, own, stack):
     for i, x in enumerate(xs):
         _require_same(xs[0].device, f"element {i} of x", x)
     _require_device(xs[0], line, operands, own, count)
-    has_linear = facts["weight"] is not None
-    rows = operands[places_of_operands(own, line, count)[facts["weight"]][0]].shape[0] if has_linear else None
-
-    def kind(columns):
-        shapes = [x.shape if columns is None else (*x.shape[:-1], columns) for x in xs]
-        return [xs[0].new_empty((count, *shapes[0]))] if stack else [xs[0].new_empty(shape) for shape in shapes]
-
-    results = []
-    for k in range(1 + facts["keeps"]):
-        results += kind(None if 0 < k <= facts["keeps_before"] or not has_linear else rows)
-    if save and has_linear and facts["reads_product"]:
-        results += kind(rows)
+    shapes = [(count, *xs[0].shape)] if stack else [x.shape for x in xs]
+    results = [xs[0].new_empty(shape) for _ in range(1 + facts["keeps"]) for shape in shapes]
     if save and facts["reads_statistics"]:
         numbers = sum(_statistics(x, line).numel() for x in xs)
         results.append(xs[0].new_empty((numbers,), dtype=_arithmetic(xs[0].dtype)))
@@ -174,42 +164,16 @@ def group_results(xs, operands, line, dropout_state, save, own, stack):
 
 
 @torch.library.register_fake("onepass::group_backward", lib=library)
-def _(
-    gradients,
-    xs,
-    operands,
-    resumed,
-    statistics,
-    products,
-    resumed_behind,
-    dropout_state,
-    line,
-    types,
-    wanted,
-    own,
-    stack,
-):
-    _require_devices(gradients, xs, operands, resumed, statistics, products, resumed_behind)
-    facts = _native.describe(line)
-    count = gradients[0].shape[0] if stack else len(gradients) // (1 + facts["keeps"])
+def _(gradients, xs, operands, resumed, statistics, dropout_state, line, operand_types, wanted, own, stack):
+    _require_devices(gradients, xs, operands, resumed, statistics)
+    count = gradients[0].shape[0] if stack else len(gradients) // (1 + _native.describe(line)["keeps"])
     members = list(gradients[0].unbind()) if stack else gradients[:count]
-    places, weight = places_of_operands(own, line, count), facts["weight"]
-    matrix = None if weight is None else operands[places[weight][0]]
+    each = [_gradients(dy, line, operand_types, wanted) for dy in members]
+    plan = _native.gradients(line, _native.DTYPES[gradients[0].dtype], tuple(operand_types), wanted)
     results = []
-    for output in _native.gradients(line, types[0], tuple(types[1:]), wanted)["outputs"]:
-        index, dtype = output["input"] - 1, OF_DTYPE[output["dtype"]]  # of the operand; -1: x
-        of_operand = 0 if index < 0 else places[index][1] - places[index][0]
-        if weight is not None and index == weight:
-            results += [matrix.new_empty(matrix.shape) for _ in range(of_operand)]
-            continue
-        columns = members[0].shape[-1] if members[0].dim() else 1
-        if weight is not None:
-            columns = matrix.shape[0 if index > weight else 1]
-        if output["column"]:
-            results += [members[0].new_empty((columns,), dtype=dtype) for _ in range(of_operand)]
-        else:
-            shapes = [(*dy.shape[:-1], columns) if weight is not None else dy.shape for dy in members]
-            results += [members[0].new_empty(shape, dtype=dtype) for shape in shapes]
+    for output, some in zip(plan["outputs"], zip(*each)):
+        is_shared = output["column"] and not own >> output["input"] - 1 & 1
+        results += some[:1] if is_shared else some
     return results
 
 

@@ -78,9 +78,9 @@ class Parts:
     def __init__(self, line) -> None:
         self.at = next((i for i, word in enumerate(line.words) if word.kind == "contraction"), len(line.words))
         self.before, self.behind = line.words[: self.at], line.words[self.at + 1 :]
-        self.keeps_before = sum(word.name == "keep" for word in self.before)
+        self.keeps_before = sum(word.kind == "keep" for word in self.before)
         self.draws_before, self.draws_behind = (
-            any(word.name == "dropout" for word in words) for words in (self.before, self.behind)
+            any(word.kind == "dropout" for word in words) for words in (self.before, self.behind)
         )
 
 
@@ -244,7 +244,7 @@ def _plan(line, mesh: DeviceMesh, tensors: tuple[Given, ...]) -> Plan:
     layouts = [_layout(line, parts, x, operands, dim) for dim in range(mesh.ndim)]
     sums = [dim for dim, layout in enumerate(layouts) if layout.result.is_partial()]
     in_two = None
-    if sums and any([word.name != "bias" for word in parts.behind]):
+    if sums and any([not word.is_bias for word in parts.behind]):
         in_two = (
             " | ".join([str(word) for word in line.words[: parts.at + 1]]),
             " | ".join([str(word) for word in parts.behind]),
@@ -305,7 +305,8 @@ def _is_shard(placement: Placement, dim: int) -> bool:
 
 def _is_elementwise(words) -> bool:
     """Whether no number's result depends on another, or on its column."""
-    return all(word.kind not in ("row", "rotary", "contraction") and word.name != "causal" for word in words)
+    whole = ("row", "rotary", "contraction")
+    return all(word.kind not in whole and "is_causal" not in word.properties for word in words)
 
 
 def _may_be_sharded(line, dims: int, at: int) -> bool:

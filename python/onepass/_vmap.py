@@ -39,7 +39,7 @@ def _may_join_rows(given, dims) -> bool:
     kinds = _operand_kinds(line)
     shared = [i for i, kind in enumerate(kinds) if kind not in _OPERANDS_OF_ROWS]
     wanted = given.get("wanted", 0)
-    least = 1 if any(word["name"] == "causal" for word in _native.describe(line)["words"]) else 0
+    least = 1 if any("is_causal" in word["properties"] for word in _native.describe(line)["words"]) else 0
     return (
         given["dropout_state"] is None
         and all(dims["operands"][i] is None and not wanted >> (i + 1) & 1 for i in shared)

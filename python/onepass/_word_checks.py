@@ -4,6 +4,7 @@ gradient is the derivative."""
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 import re
 import time
@@ -58,6 +59,27 @@ def check(word: Definition) -> Report:
     return report
 
 
+def maps_zero_to_zero(word: Definition) -> bool:
+    """Whether the reference has it so, with a finite derivative, for the numbers of the example and others, and for
+    operands of the domain."""
+    least, most = word.domain
+    drawn = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * (most - least) + least
+    operands = [] if word.operand is None else [drawn]
+    for numbers in (word.example, tuple(1.3 * number + 0.1 for number in word.example)):
+        try:
+            function = functools.partial(_reference_of, word, operands, numbers)
+            y, gradient = _with_gradient("reference", function, torch.zeros_like(drawn))
+        except Exception:  # a user's code; what is wrong with it is said when it is compared
+            return False
+        if y.count_nonzero() or not gradient.isfinite().all():
+            return False
+    return True
+
+
+def _reference_of(word: Definition, operands: list[Tensor], numbers: tuple[float, ...], x: Tensor) -> Tensor:
+    return word.reference(x, *operands, *numbers)
+
+
 def line_of(word: Definition) -> str:
     """The word alone, with the numbers of its example."""
     return f"{word.name}({', '.join(map(repr, word.example))})" if word.example else word.name
@@ -77,7 +99,7 @@ def _compare_formula(word: Definition, formula: str) -> None:
     for numbers in dict.fromkeys((word.example, tuple(1.3 * number + 0.1 for number in word.example))):
         names = dict(zip(word.parameters, numbers))
         try:
-            wanted = _with_gradient("reference", lambda x: word.reference(x, *numbers), drawn)  # noqa: B023
+            wanted = _with_gradient("reference", functools.partial(_reference_of, word, [], numbers), drawn)
         except Exception:  # a user's code
             if numbers != word.example:
                 continue

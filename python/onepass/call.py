@@ -152,9 +152,9 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
         return call(line, x, own, True, generator)
 
     def in_one_launch(taken):
-        if is_transformed() or xs[0].is_cpu and not _runs_on_cpu(line, _lists.own(taken, 0)):
+        if line.weight is not None or is_transformed():
             return None
-        if not _lists.is_one_launch(line, xs, taken):
+        if xs[0].is_cpu and not _runs_on_cpu(line, _lists.own(taken, 0)):
             return None
         state = _draw(xs[0], generator) if line.has_dropout else None
         return _lists.in_one_launch(line, xs, taken, state, stack)
@@ -224,6 +224,8 @@ def _runs_on_cpu(line: Line, operands) -> bool:
     masks = 0
     for i in line._mask_operands:
         masks |= int(operands[i].dtype == torch.bool) << i
+    if torch.compiler.is_compiling():  # a constant: with a guard on what is known so far, the next call would recompile
+        return _prepare_on_cpu(line.text, masks)
     ready = line._ready_on_cpu.get(masks)
     if ready is None:
         ready = line._ready_on_cpu[masks] = _prepare_on_cpu(line.text, masks)

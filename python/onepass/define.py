@@ -6,13 +6,15 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from onepass import _native, autograd
 from onepass import line as lines
 from onepass import reference as references
-from onepass._word_checks import Report, check
+from onepass._word_checks import Report, check, maps_zero_to_zero
+from onepass.graph import operations
 from onepass.rewrite import idioms
 from onepass.word import Word, WordError, words
 
@@ -30,6 +32,8 @@ class Definition:
     operand: str | None
     operand_name: str
     formulas: tuple[str, ...]
+    targets: tuple[Any, ...]
+    numbers: Callable[..., tuple[float, ...] | None]
     meaning: str
     flops: tuple[int, int]
     example: tuple[float, ...]
@@ -54,6 +58,8 @@ def define_word(
     operand: str | None = None,
     operand_name: str | None = None,
     formulas: Sequence[str] = (),
+    targets: Sequence[Callable[..., Tensor] | str] = (),
+    numbers: Callable[..., tuple[float, ...] | None] | None = None,
     meaning: str = "",
     flops: tuple[int, int] = (16, 32),
     example: Sequence[float] | None = None,
@@ -80,6 +86,11 @@ def define_word(
         operand_name: in messages; ``"c"`` or ``"u"`` if not given.
         formulas: how models write the word out, for ``fuse`` and ``explain``: an expression of ``x`` and the parameters
             with ``+ - * / **`` and functions such as ``sin``; the first is also the formula in documentation.
+        targets: how models call it, for ``fuse`` and ``explain``: functions of x that Dynamo leaves in a graph, such as
+            ``F.logsigmoid`` and operators of ``torch.library``, and names of a tensor's methods. A module is found
+            where it calls one of them.
+        numbers: gives the numbers of a call of a target, ``numbers(*arguments, **keywords)`` of what stands behind x;
+            None where the call is not the word. If it is not given, the arguments behind x are the parameters.
         meaning: in a few words.
         flops: of one number, forward and backward, for ``explain``.
         example: the numbers with which it is checked; 0.5 each if not given.
@@ -102,6 +113,8 @@ def define_word(
         operand=operand,
         operand_name=operand_name or {"column": "c", "tensor": "u"}.get(operand, ""),
         formulas=tuple(formulas),
+        targets=tuple(targets),
+        numbers=numbers or _numbers_of(tuple(parameters)),
         meaning=meaning,
         flops=tuple(flops),
         example=(0.5,) * len(tuple(parameters)) if example is None else tuple(map(float, example)),
@@ -133,9 +146,7 @@ def undefine_word(name: str) -> None:
     if definition is None:
         raise ValueError(f"undefine_word(): expected a word that define_word has added, but got {name!r}")
     _native.undefine_word(name)
-    references.WORDS.pop(name)
-    references.ACTIVATIONS.pop(name, None)
-    idioms.forget(name)
+    references.forget(name)
     lines.forget(name)
     autograd.forget_plans()
 
@@ -144,15 +155,24 @@ def _enter(definition: Definition) -> None:
     d = definition
     formula = d.formulas[0] if d.formulas else ""
     _native.define_word(
-        d.name, d.operand or "none", d.operand_name, d.parameters, d.flops, formula, d.meaning, d.source
+        *(d.name, d.operand or "none", d.operand_name, d.parameters, d.flops, maps_zero_to_zero(d)),
+        *(formula, d.meaning, d.source),
     )
     _DEFINED[d.name] = d
-    references.WORDS[d.name] = d.reference
-    if d.operand is None:
-        references.ACTIVATIONS[d.name] = d.reference
-    for text in d.formulas:
-        idioms.add(d.name, text, d.parameters)
+    in_torch = references.InTorch(d.reference, d.targets, d.numbers, d.formulas)
+    references.add(d.name, in_torch, is_activation=d.operand is None)
     autograd.forget_plans()
+
+
+def _numbers_of(parameters: tuple[str, ...]) -> Callable[..., tuple[float, ...] | None]:
+    """Of a call that takes the parameters behind x, in their order or by their names."""
+    signature = inspect.Signature([inspect.Parameter(p, inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in parameters])
+
+    def numbers(*args, **kwargs):
+        found = signature.bind(*args, **kwargs).arguments.values()
+        return tuple(map(float, found)) if all(isinstance(n, (int, float)) for n in found) else None
+
+    return numbers
 
 
 def _check_arguments(d: Definition) -> None:
@@ -181,7 +201,14 @@ def _check_arguments(d: Definition) -> None:
         raise ValueError(f"define_word(): expected domain to be (least, most), but got {d.domain!r}")
     if len(d.flops) != 2 or not all(isinstance(n, int) and n > 0 for n in d.flops):
         raise ValueError(f"define_word(): expected flops to be two positive integers, but got {d.flops!r}")
-    if d.formulas and d.operand is not None:
-        raise ValueError("define_word(): formulas are for words without an operand")
+    if (d.formulas or d.targets) and d.operand is not None:
+        raise ValueError("define_word(): formulas and targets are for words without an operand")
+    for target in d.targets:
+        if not callable(target) and not isinstance(target, str) or isinstance(target, type):
+            raise TypeError(f"define_word(): expected targets to be functions or names of methods, but got {target!r}")
+        if target in operations.OTHERS or set(references.words_called(target)) - {d.name}:
+            raise ValueError(f"define_word(): {target!r} is known as another operation")
+    if not callable(d.numbers):
+        raise TypeError(f"define_word(): argument 'numbers' must be callable, not {type(d.numbers).__name__}")
     for formula in d.formulas:
         idioms.check(formula, d.parameters)

@@ -98,8 +98,8 @@ functions and modules, names one, and raises where it cannot be:
 | strategy | does | where |
 |---|---|---|
 | `unfused` | the words before `linear`, the library's product, the words behind it | everywhere |
-| `tiled` | all in one kernel, which makes the product's input while other rows are multiplied | see below |
-| `deferred` | the same with a norm behind the product: x is read once, nothing made of it is written | see below |
+| `tiled` | the product and the words behind it in one kernel, where no word stands before `linear` | see below |
+| `deferred` | the same, a norm before `linear` deferred behind the product: nothing made of x is written | see below |
 | `streamed` | the matrix once past a few rows that each block makes and keeps: for decoding | see below |
 | `resident` | short rows once past a small matrix that each block keeps; a row stays in registers | see below |
 | `dots` | rows end in at most 8 dot products, and backward begins at their gradients: one kernel each | everywhere |
@@ -129,9 +129,6 @@ print(line.plan((65536, 4096), torch.bfloat16, out_features=64, device="sm_90a")
 `deferred` multiplies x itself with W ∘ scale, whose rows are centred, and takes mean and deviation into account behind
 the product. It rounds the scaled matrix where the other ways round the normalised row: the error is the same, however
 large the mean is beside the deviation (see [numerics](numerics.md)). In float32 it would not be, and is never taken.
-
-Backward of a norm with at most 64 features behind it, on sm_90a in bfloat16, reads x once and writes its gradient once,
-and gives all parameters' gradients beside (unless another way is named than `auto` or `deferred`).
 
 ## scores
 
@@ -193,9 +190,9 @@ under `torch.compile` and `torch.func`.
 Other tensors may have any leading shapes, addresses and strides. They are one operator forward and one backward,
 nothing is copied, and with `stack=True` results are written where they stand in the one tensor. On CUDA each tensor
 has blocks of one launch, as many as its rows ask for, some 40 tensors a launch; those that are aligned, strided or
-broadcast unlike others are in launches of their own, since a kernel is compiled for that. Lines with `linear` are so
-for at most 8 features. For other lines with `linear`, tensors are stacked or put behind each other first, which costs
-a copy of them; where their operands differ, and for lines that begin with `scores`, each input is a call of its own.
+broadcast unlike others are in launches of their own, since a kernel is compiled for that. For lines with `linear`,
+tensors of one shape are stacked first, or rows put behind each other, which costs a copy of them; where their operands
+or shapes differ, and for lines that begin with `scores`, each input is a call of its own.
 
 An operand in a list has one dtype. Dropout's masks are those of all inputs taken together, in their order.
 

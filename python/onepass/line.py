@@ -16,7 +16,7 @@ from onepass._native import LineError
 from onepass._shapes import check_dense
 from onepass.plan import Cost, Plan, Strategy, Traffic, checked_shape, checked_size, chip_of, reason
 from onepass.reference import compose
-from onepass.word import Word, load_words
+from onepass.word import load_words, word_of
 
 __all__ = ["Line", "LineError", "parsed"]
 
@@ -55,7 +55,7 @@ class Line:
             raise TypeError(f"Line(): argument 'line' must be str, not {type(line).__name__}")
         facts = _described(line)
         self.text = line
-        self.words = [Word(**{**w, "parameters": tuple(w["parameters"])}) for w in facts["words"]]
+        self.words = [word_of(w, tuple(w["parameters"])) for w in facts["words"]]
         self.rowwise: bool = facts["rowwise"]
         self.keeps: int = facts["keeps"]
         self.reads_x: bool = facts["reads_x"]
@@ -69,13 +69,13 @@ class Line:
         self.operands_for_weight: list[bool] = facts["operands_for_weight"]
         self._operand_words = [w for w in self.words if w.operand != "none" for _ in range(w.operands)]
         self.operand_count = len(self._operand_words)
-        keeps = itertools.accumulate((word.name == "keep" for word in self.words), initial=0)
+        keeps = itertools.accumulate((word.kind == "keep" for word in self.words), initial=0)
         self.keeps_before = [n for w, n in zip(self.words, keeps) if w.operand != "none" for _ in range(w.operands)]
         """Of each operand: keeps that stand before its word."""
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
         self.has_dropout: bool = facts["dropouts"] > 0
         self.turns = self.words[0].kind == "rotary"
-        self.looks_at_rows = any(word.name == "causal" for word in self.words)
+        self.looks_at_rows = any("is_causal" in word.properties for word in self.words)
         self._without_dropout: str = facts["without_dropout"]
         self.scores = self.words[0].operand == "keys"
         self.values: bool = facts["values"]

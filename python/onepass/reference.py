@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["ACTIVATIONS", "WORDS", "compose", "dropout_numbers", "philox"]
+__all__ = [
+    *("ACTIVATIONS", "IN_TORCH", "WORDS", "InTorch", "add", "compose", "dropout_numbers", "forget", "philox"),
+    *("machine_epsilon", "words_called"),
+]
 
 
 def layer_norm(x: Tensor, eps: float = 1e-5) -> Tensor:
@@ -65,41 +70,140 @@ def values(x: Tensor, values: Tensor) -> Tensor:
     return x @ values
 
 
-ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "relu_squared": lambda x: F.relu(x).square(),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "softplus": F.softplus,
-    "mish": F.mish,
-    "hardswish": F.hardswish,
-    "elu": lambda x, alpha=1.0: F.elu(x, alpha),
-    "leaky_relu": lambda x, negative_slope=0.01: F.leaky_relu(x, negative_slope),
+def _no_number(inplace: bool = False) -> tuple[float, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class InTorch:
+    """A word in PyTorch: what it computes, and how models say it. `fuse`, `explain` and the prices know an activation
+    from here and from its descriptor.
+
+    Attributes:
+        reference: of x, operands and numbers.
+        targets: functions that compute it, and names of a tensor's methods: what Dynamo leaves in a graph. Modules call
+            one of them. The result is a new tensor, or x overwritten.
+        numbers: the word's numbers, from the arguments that targets take behind x; None where the call is not the word.
+        formulas: how models write it out, as expressions of `x` and of the word's numbers; mean and var are those of
+            the last dimension.
+    """
+
+    reference: Callable[..., Tensor]
+    targets: tuple[Any, ...] = ()
+    numbers: Callable[..., tuple[float, ...] | None] = _no_number
+    formulas: tuple[str, ...] = ()
+
+
+_nn = torch._C._nn
+_ROOT = math.sqrt(2 / math.pi)
+
+_ACTIVATIONS: dict[str, InTorch] = {
+    "relu": InTorch(F.relu, (F.relu, torch.relu, "relu", torch.relu_, "relu_")),
+    "gelu": InTorch(
+        F.gelu,
+        (F.gelu, _nn.gelu),
+        lambda approximate="none": () if approximate == "none" else None,
+        (f"0.5 * x * (1 + erf({math.sqrt(0.5)} * x))",),
+    ),
+    "gelu_tanh": InTorch(
+        lambda x: F.gelu(x, approximate="tanh"),
+        (F.gelu, _nn.gelu),
+        lambda approximate="none": () if approximate == "tanh" else None,
+        (
+            f"0.5 * x * (1 + tanh({_ROOT} * (x + 0.044715 * x ** 3)))",
+            f"0.5 * x * (1 + tanh({_ROOT} * x * (1 + 0.044715 * x * x)))",
+            f"0.5 * x * (1 + tanh({_ROOT} * (x + 0.044715 * x * x * x)))",
+        ),
+    ),
+    "silu": InTorch(F.silu, (F.silu, _nn.silu), formulas=("x * sigmoid(x)",)),
+    "tanh": InTorch(torch.tanh, (torch.tanh, F.tanh, "tanh", torch.tanh_, "tanh_")),
+    "sigmoid": InTorch(torch.sigmoid, (torch.sigmoid, F.sigmoid, "sigmoid", torch.sigmoid_, "sigmoid_")),
+    "relu_squared": InTorch(lambda x: F.relu(x).square(), formulas=("relu(x) ** 2", "square(relu(x))")),
+    "quick_gelu": InTorch(lambda x: x * torch.sigmoid(1.702 * x), formulas=("x * sigmoid(1.702 * x)",)),
+    "softplus": InTorch(
+        F.softplus,
+        (F.softplus, _nn.softplus),
+        lambda beta=1.0, threshold=20.0: () if beta == 1 and threshold == 20 else None,
+    ),
+    "mish": InTorch(F.mish, (F.mish, _nn.mish), formulas=("x * tanh(softplus(x))",)),
+    "hardswish": InTorch(F.hardswish, (F.hardswish, _nn.hardswish)),
+    "elu": InTorch(lambda x, alpha=1.0: F.elu(x, alpha), (F.elu,), lambda alpha=1.0, inplace=False: (float(alpha),)),
+    "leaky_relu": InTorch(
+        lambda x, negative_slope=0.01: F.leaky_relu(x, negative_slope),
+        (F.leaky_relu, _nn.leaky_relu),
+        lambda negative_slope=0.01, inplace=False: (float(negative_slope),),
+    ),
+    "softsign": InTorch(F.softsign, (F.softsign,), formulas=("x / (1 + abs(x))",)),
 }
 
-WORDS: dict[str, Callable[..., Tensor]] = {
-    **ACTIVATIONS,
-    "bias": lambda x, b: x + b,
-    "scale": lambda x, g: x * g,
-    "mul": lambda x, c: x * c,
-    "add": lambda x, r: x + r,
-    "gate": lambda x, u, activation: activation(x) * u,
-    "mask": mask,
-    "causal": causal,
-    "rope": rope,
-    "dropout": dropout,
-    "keep": lambda x: x,
-    "linear": F.linear,
-    "scores": scores,
-    "values": values,
-    "layer_norm": layer_norm,
-    "rms_norm": rms_norm,
-    "softmax": softmax,
+IN_TORCH: dict[str, InTorch] = {
+    **_ACTIVATIONS,
+    "bias": InTorch(lambda x, b: x + b),
+    "scale": InTorch(lambda x, g: x * g),
+    "mul": InTorch(lambda x, c: x * c),
+    "add": InTorch(lambda x, r: x + r),
+    "gate": InTorch(lambda x, u, activation: activation(x) * u),
+    "mask": InTorch(mask),
+    "causal": InTorch(causal),
+    "rope": InTorch(rope),
+    "dropout": InTorch(dropout),
+    "keep": InTorch(lambda x: x),
+    "linear": InTorch(F.linear),
+    "scores": InTorch(scores),
+    "values": InTorch(values),
+    "layer_norm": InTorch(
+        layer_norm,
+        formulas=(
+            "(x - mean(x)) / sqrt(var(x) + eps)",
+            "(x - mean(x)) * rsqrt(var(x) + eps)",
+            "(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)",
+            "(x - mean(x)) * rsqrt(mean((x - mean(x)) ** 2) + eps)",
+        ),
+    ),
+    "rms_norm": InTorch(
+        rms_norm,
+        formulas=(
+            "x * rsqrt(mean(x ** 2) + eps)",
+            "x * rsqrt(mean(x * x) + eps)",
+            "x * rsqrt(mean(square(x)) + eps)",
+            "x / sqrt(mean(x ** 2) + eps)",
+        ),
+    ),
+    "softmax": InTorch(softmax),
 }
+"""Every word of the vocabulary, users' words among them."""
+
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {name: word.reference for name, word in _ACTIVATIONS.items()}
+WORDS: dict[str, Callable[..., Tensor]] = {name: word.reference for name, word in IN_TORCH.items()}
+
+
+def add(name: str, word: InTorch, is_activation: bool) -> None:
+    """A user's word."""
+    IN_TORCH[name], WORDS[name] = word, word.reference
+    if is_activation:
+        ACTIVATIONS[name] = word.reference
+    _called.cache_clear()
+
+
+def forget(name: str) -> None:
+    """A user's word, which is none any more."""
+    for table in (IN_TORCH, WORDS, ACTIVATIONS):
+        table.pop(name, None)
+    _called.cache_clear()
+
+
+def words_called(target: Any) -> tuple[str, ...]:
+    """The words that a call of this function, or of a method of this name, may be."""
+    return _called().get(target, ())
+
+
+@functools.cache
+def _called() -> dict[Any, tuple[str, ...]]:
+    found: dict[Any, tuple[str, ...]] = {}
+    for name, word in IN_TORCH.items():
+        for target in word.targets:
+            found[target] = (*found.get(target, ()), name)
+    return found
 
 
 def compose(
@@ -156,10 +260,8 @@ def compose(
         arguments: list[Any] = [value, *taken]
         if word.kind == "gate":
             arguments.append(lambda v, f=ACTIVATIONS[word.activation], numbers=word.numbers: f(v, *numbers))
-        elif word.name == "rms_norm" and not word.numbers:
-            arguments.append(machine_epsilon(eps_dtype or x.dtype))
         else:
-            arguments += word.numbers
+            arguments += [machine_epsilon(eps_dtype or x.dtype) if math.isnan(n) else n for n in word.parameters]
         value = function(*arguments)
     return (value.to(dtype), *kept)
 

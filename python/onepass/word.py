@@ -11,7 +11,7 @@ import torch
 
 from onepass import _native
 
-__all__ = ["Word", "WordError", "load_words", "words"]
+__all__ = ["Word", "WordError", "about", "load_words", "word_of", "words"]
 
 ENTRY_POINTS = "onepass.words"
 """Packages ship words by an entry point of this group: the word's name, and a function that defines it."""
@@ -37,6 +37,10 @@ class Word:
     """NaN is the machine epsilon."""
     formula: str
     meaning: str
+    flops: tuple[int, int]
+    """Of one number, forward and backward."""
+    properties: tuple[str, ...] = ()
+    """What the word is in mathematics, as its descriptor says (include/onepass/word/descriptor.h)."""
     activation: str | None = None
     strategy: str | None = None
     """Of a contraction."""
@@ -53,28 +57,49 @@ class Word:
         """The parameters, if they are not the machine epsilon."""
         return tuple(n for n in self.parameters if not math.isnan(n))
 
+    @property
+    def is_bias(self) -> bool:
+        """Whether it adds a column."""
+        return self.operand == "column" and "adds" in self.properties
+
+
+def word_of(told: dict, parameters: tuple[float, ...]) -> Word:
+    """A word as the library tells it, with these numbers."""
+    more = {"parameters": parameters, "flops": tuple(told["flops"]), "properties": tuple(told["properties"])}
+    return Word(**{**told, **more})
+
 
 def words() -> list[Word]:
     """The vocabulary, each word with its operand, meaning and formula."""
-    known = {"name", "kind", "operand", "operand_name", "operands", "parameter_name", "formula", "meaning"}
-    return [
-        Word(parameters=() if w["default"] is None else (w["default"],), **{k: v for k, v in w.items() if k in known})
-        for w in _native.words()
-    ]
+    return list(_vocabulary().values())
+
+
+def about(word: str) -> Word:
+    """The word of the vocabulary that a line's word is: "mul" of "mul(0.5)"."""
+    return _vocabulary()[word.partition("(")[0]]
+
+
+_known: tuple[list[dict], dict[str, Word]] = ([], {})  # what the library told, and the words that it makes
+
+
+def _vocabulary() -> dict[str, Word]:
+    global _known
+    told = _native.words()  # another list where a word has come or gone
+    if _known[0] is not told:
+        defaults = [() if w["default"] is None else (w["default"],) for w in told]
+        of_all = ({k: v for k, v in w.items() if k != "default"} for w in told)
+        _known = told, {w["name"]: word_of(w, default) for w, default in zip(of_all, defaults)}
+    return _known[1]
 
 
 def load_words(text: str) -> bool:
     """Defines what packages ship of a line's unknown words; whether there was any."""
     if torch.compiler.is_dynamo_compiling():
         return False
-    names = set(re.findall(r"[A-Za-z]\w*", text)) - _names()
+    names = set(re.findall(r"[A-Za-z]\w*", text)) - _vocabulary().keys()
     found = [point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name in names]
     for point in found:
         point.load()()
-        if point.name not in _names():
+        if point.name not in _vocabulary():
             raise WordError(f"{point.value}, the entry point of the word '{point.name}', has not defined it")
     return bool(found)
-
-
-def _names() -> set[str]:
-    return {word["name"] for word in _native.words()}

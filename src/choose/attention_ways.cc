@@ -89,7 +89,7 @@ std::vector<way> ways_of_scores(const call& c, const device_facts& chip) {
         with_memory(seconds_of_scores(s, cuda::rows_of_attention(s.depth, 0), of.each(c), kSpeed.tile_block));
     const cuda::request behind(c.of.behind, false);
     cluster.why_not =
-        cuda::why_not_held(behind, s.depth, s.columns, spec::is_triangular(c.of.behind), chip, s.key_masks);
+        cuda::why_not_held(behind, s.depth, s.columns, spec::is_causal(c.of.behind), chip, s.key_masks);
     if (cluster.serves())
       cluster.seconds = with_memory(cuda::seconds_of_held(behind, matrices_of(s), s.rows / matrices_of(s), s.depth,
                                                           s.columns, other_tensors(c.of.behind), chip, s.key_masks));
@@ -174,7 +174,7 @@ std::vector<way> gradient_ways_of_scores(const call& c, const device_facts& chip
               .bytes = inputs + 2 * s.result_bytes(),
               .kernel = "gradients_of_scores"};
   if (c.gives_more) cluster.why_not = "it gives the gradients of queries and keys, both and no other";
-  else if (!spec::scale_of_softmax(c.of.behind)) cluster.why_not = "it is for softmax behind words that scale or mask";
+  else if (!spec::softmax_scale(c.of.behind)) cluster.why_not = "it is for softmax behind words that scale or mask";
   else cluster.why_not = cuda::why_not_score_gradients(of, s.type, chip);
   library.seconds = cuda::seconds_of_softmax_and_products(of, chip);
   if (cluster.serves()) cluster.seconds = cuda::seconds_of_score_gradients(of, chip);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "src/cuda/linear/tuning.h"
+
 namespace onepass::choice {
 namespace {
 
@@ -33,9 +35,11 @@ const sm_rates& rates_of(int arch) {
 }  // namespace
 
 chip_model model_of(const cuda::device_facts& chip) {
-  if (chip.arch == kMeasuredArch) return {};
+  constexpr cuda::linear_speed kMeasured{};
+  chip_model m{.flops = kMeasured.flops, .flops_wide = kMeasured.flops_wide};
+  if (chip.arch == kMeasuredArch) return m;
   const sm_rates &here = rates_of(chip.arch), &there = rates_of(kMeasuredArch);
-  chip_model m{.margin = kMargin, .measured = false};
+  m.margin = kMargin, m.measured = false;
   const double sms = double{kMeasuredSms} / chip.sm_count, all = chip.sm_count * here.hertz * kReached;
   m.clock = there.hertz / here.hertz;
   m.issue = m.clock * sms;

@@ -10,8 +10,7 @@ struct chip_model {
   // How many times as long as on the H200: one thread's instructions; those of all SMs; products of warps on all SMs;
   // bytes that all SMs have on their way.
   double clock = 1, issue = 1, products = 1, on_their_way = 1;
-  double flops = 800e12;      // a second, of the library's product of 16 bits; measured: "linear"
-  double flops_wide = 50e12;  // the same in float32
+  double flops, flops_wide;  // a second, of the library's product of 16 bits and of float32
   double margin = 1;          // by which a kernel of ours must be predicted to be faster
   bool measured = true;
 };

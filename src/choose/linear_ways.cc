@@ -6,21 +6,17 @@
 #include "src/cuda/linear/gemm_sm90.h"
 #include "src/cuda/linear/small_k.h"
 #include "src/cuda/linear/small_m.h"
-#include "src/cuda/tuning.h"
+#include "src/cuda/linear/small_n.h"
+#include "src/cuda/linear/tuning.h"
 
 namespace onepass::choice {
 
 using cuda::ceil_div;
 using cuda::device_facts;
-using cuda::input_of;
 
 namespace {
 
 constexpr cuda::linear_speed kSpeed{};
-
-bool is_bias(const spec::line& line) {
-  return line.words.size() == 1 && std::string_view(line.words[0].about->name) == "bias";
-}
 
 int flops_of(const spec::line& line) {
   int flops = 0;
@@ -39,44 +35,32 @@ std::string why_not_tiled(const sizes& c, const device_facts& chip) {
   return chip.arch != 90 ? "its kernel is for compute capability 9.0" : why_not_short(c);
 }
 
-std::string why_not_made(const spec::contraction& of, const sizes& c) {
-  if (!of.before.rowwise() || c.depth <= cuda::kMostRowColumns) return "";
-  return "its row word takes rows of at most " + std::to_string(cuda::kMostRowColumns) + " numbers";
-}
-
 std::string why_not_deferred(const spec::contraction& of) {
   return of.norm.is_one ? "" : "only a norm, with scale and bias or without, can be deferred";
 }
 
-// In one kernel, the input made or the norm deferred.
+// In one kernel, with a norm deferred or no words before `linear`.
 way tiled(const spec::contraction& of, const sizes& c, const device_facts& chip, bool defers) {
   const int64 x = c.x_bytes(), y = c.result_bytes(), matrix = c.matrix_bytes();
-  const input_of from = defers ? input_of::deferred : of.before.words.empty() ? input_of::x : input_of::made;
   way p{.how = defers ? spec::strategy::deferred : spec::strategy::tiled,
         .by = implementation::gemm,
         .bytes = x + y + matrix,
         .kernel = "linear_forward"};
   p.why_not = why_not_tiled(c, chip);
-  if (p.why_not.empty()) p.why_not = defers ? why_not_deferred(of) : why_not_made(of, c);
-  p.bytes += (from == input_of::made ? (1 + other_tensors(of.before)) * x
-              : defers               ? 2 * matrix
-                                     : 0) +
-             (other_tensors(of.behind) + c.saves_product) * y;
-  if (!p.why_not.empty()) return p;
-  const cuda::tile_plan tiles = cuda::plan_tiles(c.rows, c.depth, c.columns, from, flops_of(of.behind), chip);
+  if (p.why_not.empty() && defers) p.why_not = why_not_deferred(of);
+  else if (p.why_not.empty() && !of.before.words.empty())
+    p.why_not = "nothing may stand before 'linear' (a norm there: 'deferred')";
+  p.bytes += (defers ? 2 * matrix : 0) + (other_tensors(of.behind) + c.saves_product) * y;
+  if (!p.serves()) return p;
+  const cuda::tile_plan tiles = cuda::plan_tiles(c.rows, c.columns, defers, flops_of(of.behind), chip);
   const auto turns = static_cast<double>(tiles.turns), columns = turns * tiles.tile.columns,
              depth = static_cast<double>(c.depth);
   double products = columns * depth * kSpeed.tile_column;
   double before = 0, beside = columns * kSpeed.finish_column;  // the kernel's other work
-  if (from == input_of::made) {
-    const int64 others = 2 + other_tensors(of.before);
-    before = depth * kSpeed.first_rows + static_cast<double>(c.rows * others) * depth * kSpeed.later_rows;
-    const auto own = static_cast<double>(ceil_div(c.rows, int64{chip.sm_count}));  // rows of a block
-    beside += own / cuda::rows_at_once(c.depth) * kSpeed.rows_round;
-  } else if (defers) {
+  if (defers) {
     before = kSpeed.launch + seconds_for(2 * matrix, chip);
     products += columns * kSpeed.norm_column;
-    if (cuda::needs_statistics(from, c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x, chip);
+    if (cuda::needs_statistics(c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x, chip);
     else beside += turns * (depth * kSpeed.moments + kSpeed.moments_turn);
   }
   p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes, chip)});
@@ -129,8 +113,8 @@ way dots(const spec::contraction& of, const sizes& c, const device_facts& chip) 
         .kernel = "few_features_forward"};
   p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
   p.why_not = spec::why_not_dots(of, c.columns);
-  if (p.why_not.empty() && c.depth > cuda::kMostRowColumns)
-    p.why_not = "it is for rows of at most " + std::to_string(cuda::kMostRowColumns) + " numbers";
+  if (p.why_not.empty() && c.depth > cuda::kMostDotsColumns)
+    p.why_not = "it is for rows of at most " + std::to_string(cuda::kMostDotsColumns) + " numbers";
   if (!p.serves()) return p;
   const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
   p.seconds =
@@ -161,7 +145,7 @@ way unfused(const call& call, const device_facts& chip) {
     p.seconds += kSpeed.launch + seconds_for(bytes, chip);
   };
   if (!of.before.words.empty()) pass((2 + other_tensors(of.before)) * x);
-  if (!of.behind.words.empty() && !is_bias(of.behind)) pass((2 + other_tensors(of.behind)) * y);
+  if (!of.behind.words.empty() && !spec::is_one_bias(of.behind)) pass((2 + other_tensors(of.behind)) * y);
   return p;
 }
 

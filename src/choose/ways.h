@@ -9,11 +9,6 @@ std::vector<way> linear_ways(const call&, const cuda::device_facts&);
 std::vector<way> attention_ways(const call&, const cuda::device_facts&);  // `scores`, with `values` or without
 std::vector<way> cpu_ways(const call&);
 
-// Scores on the CPU: rows of a panel, and whether panels serve. In backward a batch is one task, since panels add to
-// the gradients of its keys.
-int64 rows_of_score_panel(dtype, int64 rows, int64 columns);
-bool panels_serve_scores(dtype, int64 matrices, int64 rows, int64 columns, bool backward);
-
 // What no way but the library's can take: empty where there is nothing of the kind.
 std::string why_not_in_one_kernel(const call&, const way&);
 // The words before, the library's product, and the words behind.

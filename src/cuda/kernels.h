@@ -14,7 +14,6 @@ inline constexpr const char* kKernels[] = {
     "add_columns",
     // linear
     "linear_forward", "fold", "streamed_forward", "resident_forward", "few_features_forward", "few_features_backward",
-    "narrow_linear_backward", "narrow_gradients",
     // scores and values
     "scores_forward", "attention_by_warps", "attention_forward", "held_scores_forward", "gradients_of_scores",
     "add_key_parts", "gradients_of_queries", "gradients_of_keys", "warp_gradients_of_queries",

@@ -1,118 +1,75 @@
 // Compiles a line's kernels into the cache on disk for a chip that need not be here.
 #include "src/cuda/prebuild.h"
 
-#include <algorithm>
 #include <stdexcept>
 
 #include "src/cuda/row/configuration.h"
 #include "src/cuda/runtime/source.h"
 #include "src/plan/contraction.h"
-#include "src/plan/layout.h"
+#include "src/plan/frame.h"
 
 namespace onepass::cuda {
 namespace {
 
 constexpr int64 kManyRows = 16384, kFewRows = 16;  // few: where threads of elementwise lines have less to do each
 
-// The arguments of a call without its memory: addresses that are as aligned as torch's are.
-class imagined_call {
+// Calls of a line whose addresses are as aligned as torch's are, and their kernels.
+class prebuilt_line {
  public:
-  imagined_call(const spec::line& line, dtype x, dtype operand, int64 rows, int64 columns)
-      : line_(line), sizes_{rows, columns}, strides_{columns, 1}, x_(x) {
-    for (int i = 0; i < line.operands; ++i) {
-      const descriptor& about = *line.operand_word(i).about;
-      const bool is_mask = about.kind == word_kind::mask;
-      if (is_mask) boolean_masks_ |= std::uint64_t{1} << i;
-      types_[i] = is_mask ? dtype::boolean : about.operand == operand_kind::column ? operand : x;
-    }
+  prebuilt_line(const spec::line& line, const std::string& arch_name, dtype x, dtype operand, int64 rows, int64 columns)
+      : line_(line), arch_name_(arch_name), x_(x), operand_(operand), sizes_{rows, columns} {}
+
+  void forward(bool saves_statistics) {
+    spec::imagined_frame call = imagined();
+    call.forward(saves_statistics, false);
+    build_all(request_of(call, false, text(call, false)), call.a);
   }
 
-  void forward(const std::string& arch_name, bool saves_statistics) {
-    arguments a{};
-    request r = request_for(false);
-    add(a.x, x_), add(a.y, x_);
-    for (int k = 0; k < line_.keeps; ++k) add(a.kept[k], x_);
-    add_operands(a, [](int) { return true; });
-    if (saves_statistics) a.statistics = kAddress;
-    build_one(r, a, arch_name);
-  }
-
-  void backward(const std::string& arch_name, bool again, bool in_place) {
-    arguments a{};
-    request r = request_for(true);
-    const spec::reads reads = spec::backward_reads(line_, again);
-    std::vector<spec::operand_facts> facts;
-    facts.reserve(static_cast<std::size_t>(line_.operands));
-    for (int i = 0; i < line_.operands; ++i) facts.push_back({types_[i], false});
+  void backward(bool again, bool in_place) {
+    spec::imagined_frame call = imagined();
     std::uint64_t wanted = 1;
-    for (int i = 0; i < line_.operands; ++i) wanted |= std::uint64_t{types_[i] != dtype::boolean} << (i + 1);
-    const spec::gradients plan = spec::plan_gradients(line_, x_, facts, wanted);
+    for (int i = 0; i < line_.operands; ++i)
+      wanted |= std::uint64_t{call.operand_types[i] != dtype::boolean} << (i + 1);
+    const spec::gradients plan = spec::plan_gradients(line_, x_, call.facts(), wanted);
     if (plan.outputs.empty()) return;  // the upstream gradient is the gradient: no kernel
-    r.wants_column = a.wants_column = plan.wants_column;
-    r.wants_tensor = plan.wants_tensor;
-    r.wants_dx = plan.wants_dx;
-    r.wants_again = again;
+    call.backward(plan, again, false);
+    request r = request_of(call, plan, text(call, true));
     r.in_place = in_place && may_be_in_place(x_, sizes_[1]);
-    if (again) add(a.again, x_);
-    if (reads.x || reads.result) add(a.x, x_);
-    add(a.y, x_);
-    for (int k = 0; k < line_.keeps; ++k) add(a.kept_gradient[k], x_);
-    if (reads.kept >= 0) add(a.kept[reads.kept], x_);
-    add_operands(a, [&](int i) { return bool{reads.operands[static_cast<std::size_t>(i)]}; });
-    for (const spec::gradient_output& output : plan.outputs) {
-      if (!output.column) add(output.input == 0 ? a.dx : a.operand_gradient[output.input - 1], output.type);
-    }
-    a.statistics = kAddress;
-    build_one(r, a, arch_name);
+    build_all(r, call.a);
   }
 
   const std::vector<std::string>& labels() const { return labels_; }
 
  private:
-  static inline void* const kAddress = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
-
-  request request_for(bool backward) const {
-    request r(line_, backward);
-    r.line = spec::type_text(line_, boolean_masks_, backward);
-    r.x = x_;
-    std::copy(types_, types_ + kMaxOperands, r.operand);
-    return r;
+  spec::imagined_frame imagined() const {
+    void* const address = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
+    return {line_, sizes_, x_, operand_, dtype::boolean, {address, address, sizes_[1]}};
   }
-  void add(view& out, dtype type) { tensors_.push_back({kAddress, type, 2, sizes_, strides_, &out}); }
-  template <class Reads>
-  void add_operands(arguments& a, const Reads& reads) {
-    for (int i = 0; i < line_.operands; ++i) {
-      if (!reads(i)) continue;
-      if (line_.operand_word(i).about->operand == operand_kind::column) a.operand[i] = {kAddress, {}, types_[i], 1};
-      else add(a.operand[i], types_[i]);
-    }
+  std::string text(const spec::frame& call, bool backward) const {
+    return spec::type_text(line_, call.boolean_masks, backward);
   }
-  void build_one(const request& r, arguments& a, const std::string& arch_name) {
-    std::vector<bool> needs_copy;
-    spec::lay_out({2, sizes_}, tensors_, !line_.rowwise() && !line_.depends_on_column(), a, needs_copy);
-    tensors_.clear();
-    for (const plan& p : choose(r, a, facts_of(arch_name))) {
-      labels_.push_back(label(r, p.with, arch_name));
-      build(source(r, p.with), arch_name, labels_.back());
+  void build_all(const request& r, const arguments& a) {
+    for (const plan& p : choose(r, a, facts_of(arch_name_))) {
+      labels_.push_back(label(r, p.with, arch_name_));
+      build(source(r, p.with), arch_name_, labels_.back());
     }
   }
 
   const spec::line& line_;
-  std::int64_t sizes_[2], strides_[2];
-  dtype x_, types_[kMaxOperands] = {};
-  std::uint64_t boolean_masks_ = 0;
-  std::vector<spec::strided> tensors_;
+  const std::string& arch_name_;
+  const dtype x_, operand_;
+  const std::int64_t sizes_[2];
   std::vector<std::string> labels_;
 };
 
 // before_linear: backward makes the result again, and its gradient is given away.
 std::vector<std::string> build_line(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
                                     int64 rows, int64 columns, bool before_linear) {
-  imagined_call call(line, x, operand, rows, columns);
-  call.forward(arch_name, line.rowwise());
-  if (line.rowwise()) call.forward(arch_name, false);
-  call.backward(arch_name, before_linear && !spec::backward_reads(line).result, before_linear);
-  return call.labels();
+  prebuilt_line of(line, arch_name, x, operand, rows, columns);
+  of.forward(line.rowwise());
+  if (line.rowwise()) of.forward(false);
+  of.backward(before_linear && !spec::backward_reads(line).result, before_linear);
+  return of.labels();
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ descriptor descriptor_of(const entry& of) {
           .backward_needs_operand = takes,
           .flops_forward = of.word.flops_forward,
           .flops_backward = of.word.flops_backward,
+          .maps_zero_to_zero = of.word.maps_zero_to_zero,
           .defined = of.type.c_str(),
           .formula = of.word.formula.c_str(),
           .meaning = of.word.meaning.c_str()};

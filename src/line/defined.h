@@ -15,6 +15,7 @@ struct defined_word {
   std::string operand_name;
   std::vector<std::string> parameters;  // all of which a line must give
   int flops_forward = 1, flops_backward = 1;
+  bool maps_zero_to_zero = false;
   std::string formula, meaning;
   std::string source;  // `forward` and perhaps `backward`, as members of a struct (onepass/word/user.h)
 };

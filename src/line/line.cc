@@ -51,7 +51,7 @@ void take_numbers(line& to, word& w) {
   to.parameters.insert(to.parameters.end(), w.parameters.begin(), w.parameters.end());
 }
 
-bool is_causal(const word& w) { return std::string_view(w.about->name) == "causal"; }
+bool is_causal(const word& w) { return w.about->is_causal; }
 
 class reader {
  public:

@@ -20,7 +20,7 @@ enum class strategy : int {
              // (kernel/attention/forward_sm90.cuda.h)
   resident,  // one kernel for short rows (onepass/kernel/linear/small_k.cuda.h)
   dots,      // one kernel for few features (onepass/kernel/linear/small_n.cuda.h), on the CPU too
-  panels,    // on the CPU, a panel of rows at a time (src/torch/linear/cpu_panels.h)
+  panels,    // on the CPU, a panel of rows at a time (src/cpu/linear.h)
 };
 inline constexpr std::string_view kStrategies[] = {"auto",     "unfused",  "tiled", "deferred",
                                                    "streamed", "resident", "dots",  "panels"};

@@ -8,6 +8,22 @@
 
 namespace onepass::spec {
 
+// Properties of words, by the names under which the vocabulary tells them.
+struct named_property {
+  const char* name;
+  bool descriptor::*of;
+};
+inline constexpr named_property kProperties[] = {
+    {"maps_zero_to_zero", &descriptor::maps_zero_to_zero},
+    {"is_linear", &descriptor::is_linear},
+    {"scales", &descriptor::scales},
+    {"adds", &descriptor::adds},
+    {"is_causal", &descriptor::is_causal},
+    {"normalises", &descriptor::normalises},
+    {"centres", &descriptor::centres},
+    {"is_softmax", &descriptor::is_softmax},
+};
+
 // Ours, and behind them those that users have defined (defined.h).
 std::vector<const descriptor*> words();        // in the order of the documentation
 std::vector<const descriptor*> activations();  // those that gate(...) takes

@@ -4,14 +4,10 @@
 #include <algorithm>
 
 #include "onepass/kernel/arguments.h"
-#include "src/line/words.h"
+#include "onepass/word/words.h"
 
 namespace onepass::spec {
 namespace {
-
-bool is_one(const word& w, std::initializer_list<std::string_view> names) {
-  return std::find(names.begin(), names.end(), w.about->name) != names.end();
-}
 
 line words_again(const line& before) {
   const int kept = backward_reads(before).kept;
@@ -23,7 +19,7 @@ line words_again(const line& before) {
 
 line with_keep_in_front(line of) {
   word keep{};
-  keep.about = find(words(), "keep");
+  keep.about = &onepass::word::keep::about;
   keep.ordinal = 0;
   for (word& w : of.words) w.ordinal += w.about->kind == word_kind::keep;
   of.words.insert(of.words.begin(), keep);
@@ -31,19 +27,26 @@ line with_keep_in_front(line of) {
   return of;
 }
 
+bool scales_columns(const descriptor& about) { return about.scales && about.operand == operand_kind::column; }
+bool scales_by_number(const descriptor& about) { return about.scales && about.operand == operand_kind::none; }
+
 contraction::affine_norm norm_of(const line& before) {
   contraction::affine_norm norm{false, false, -1, -1};
   if (before.row != 0) return norm;
-  const auto is = [&](std::size_t at, std::string_view name) {
-    return at < before.words.size() && before.words[at].about->name == name;
-  };
-  norm.centres = is(0, "layer_norm");
+  const descriptor& row = *before.words[0].about;
   std::size_t at = 1;
-  if (is(at, "scale")) norm.scale = before.words[at++].operand;
-  if (is(at, "bias")) norm.bias = before.words[at++].operand;
-  norm.is_one = (norm.centres || is(0, "rms_norm")) && at == before.words.size();
+  const auto is = [&](bool (*property)(const descriptor&)) {
+    return at < before.words.size() && property(*before.words[at].about);
+  };
+  norm.centres = row.centres;
+  if (is(scales_columns)) norm.scale = before.words[at++].operand;
+  if (is(is_bias)) norm.bias = before.words[at++].operand;
+  norm.is_one = row.normalises && at == before.words.size();
   return norm;
 }
+
+// Of a gate, what is said of its activation.
+const descriptor& function_of(const word& w) { return w.activation ? *w.activation : *w.about; }
 
 }  // namespace
 
@@ -120,38 +123,48 @@ contraction_gradients plan_gradients(const contraction& of, dtype x, const std::
   return plan;
 }
 
+bool is_one_bias(const line& of) { return of.words.size() == 1 && is_bias(*of.words[0].about); }
+
 bool has_softmax(const line& of) {
-  return of.rowwise() && is_one(of.words[static_cast<std::size_t>(of.row)], {"softmax"});
+  return of.rowwise() && of.words[static_cast<std::size_t>(of.row)].about->is_softmax;
 }
 
-bool is_triangular(const line& of) {
+bool is_causal(const line& of) {
   if (!has_softmax(of)) return false;
+  const auto leaves_infinity = [](const descriptor& about) {
+    return about.adds || is_mask(about) || about.kind == word_kind::keep;
+  };
   int last = of.row - 1;
-  while (last >= 0 && is_one(of.words[static_cast<std::size_t>(last)], {"mask", "add", "bias", "keep"})) --last;
-  return last >= 0 && is_one(of.words[static_cast<std::size_t>(last)], {"causal"});
+  while (last >= 0 && leaves_infinity(*of.words[static_cast<std::size_t>(last)].about)) --last;
+  return last >= 0 && of.words[static_cast<std::size_t>(last)].about->is_causal;
 }
 
-bool leaves_zeros(const line& of) {
-  return std::all_of(of.words.begin() + of.row + 1, of.words.end(), [](const word& w) {
-    return is_one(w, {"dropout", "mul", "scale", "keep"});
-  });
+bool maps_zero_to_zero(const line& of) {
+  return std::all_of(of.words.begin() + of.row + 1, of.words.end(),
+                     [](const word& w) { return function_of(w).maps_zero_to_zero; });
 }
 
-std::optional<double> scale_of_softmax(const line& of) {
+bool is_linear(const line& of) {
+  return std::all_of(of.words.begin() + of.row + 1, of.words.end(), [](const word& w) { return w.about->is_linear; });
+}
+
+std::optional<double> softmax_scale(const line& of) {
   if (!has_softmax(of) || of.row + 1 != static_cast<int>(of.words.size())) return {};
   double scale = 1;
-  for (const word& w : of.words) {
-    if (is_one(w, {"mul"})) scale *= w.parameters[0];
-    else if (!is_one(w, {"mask", "causal", "add", "softmax"})) return {};
+  for (int i = 0; i < of.row; ++i) {
+    const word& w = of.words[static_cast<std::size_t>(i)];
+    const bool adds = w.about->adds && w.about->operand == operand_kind::tensor;
+    if (scales_by_number(*w.about)) scale *= w.parameters[0];
+    else if (!adds && w.about->kind != word_kind::mask) return {};
   }
   return scale;
 }
 
-std::vector<int> first_masks(const line& of) {
+std::vector<int> leading_masks(const line& of) {
   std::vector<int> masks;
   for (const word& w : of.words) {
-    if (is_one(w, {"mask"})) masks.push_back(w.operand);
-    else if (!is_one(w, {"mul"}) || !(static_cast<float>(w.parameters[0]) > 0)) break;
+    if (is_mask(*w.about)) masks.push_back(w.operand);
+    else if (!scales_by_number(*w.about) || !(static_cast<float>(w.parameters[0]) > 0)) break;
   }
   return masks;
 }

@@ -31,18 +31,17 @@ reads backward_reads(const contraction&);
 inline constexpr int64 kFewFeatures = 8;
 std::string why_not_dots(const contraction&, int64 features);
 
-bool has_softmax(const line&);
+bool is_one_bias(const line&);  // which a product can add itself
 
-// Whether a line's softmax needs nothing behind a row's own place: `causal` stands before it, and no word between the
-// two makes another number of what that hides; and whether the words behind softmax leave zeros what they are.
-bool is_triangular(const line&);
-bool leaves_zeros(const line&);
-// Where a line is softmax behind words that mask its numbers or scale them, so that their gradient is softmax's but for
-// a factor: that factor.
-std::optional<double> scale_of_softmax(const line&);
-// Operands of masks before which nothing but factors above zero stands: what a boolean one leaves out may be -inf
-// before them, too.
-std::vector<int> first_masks(const line&);
+bool has_softmax(const line&);
+bool is_causal(const line&);          // softmax of row i gives columns > i zero
+bool maps_zero_to_zero(const line&);  // every word behind the row word does
+bool is_linear(const line&);          // every word behind the row word is: softmax's sum may be divided by behind them
+// The gradient of a line that is softmax behind masks, tensors to add and factors is softmax's, times this.
+std::optional<double> softmax_scale(const line&);
+// Operands of masks before which only factors above zero stand: a score that a boolean one leaves out may be -inf
+// before them, too. Of keys to pad with, they are the same for all rows.
+std::vector<int> leading_masks(const line&);
 
 struct contraction_gradients {
   gradients before, behind;                          // plans of the two lines, each for what is wanted of it

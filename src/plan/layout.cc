@@ -7,7 +7,7 @@
 namespace onepass::spec {
 namespace {
 
-struct dimension {
+struct common_dimension {
   std::int64_t size;
   std::vector<std::int64_t> strides;  // by tensor
 };
@@ -18,11 +18,11 @@ std::int64_t stride_in(const strided& t, const shape& x, int d) {
 }
 
 // Adjacent dimensions of which one step of the outer is a whole run of the inner, for every tensor, are one.
-std::vector<dimension> merged(const shape& x, const std::vector<strided>& tensors, int dims) {
-  std::vector<dimension> result;
+std::vector<common_dimension> merged(const shape& x, const std::vector<strided>& tensors, int dims) {
+  std::vector<common_dimension> result;
   for (int d = 0; d < dims; ++d) {
     if (x.sizes[d] == 1) continue;
-    dimension next{x.sizes[d], {}};
+    common_dimension next{x.sizes[d], {}};
     for (const strided& t : tensors) next.strides.push_back(stride_in(t, x, d));
     const bool merges = !result.empty() && [&] {
       for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -36,7 +36,7 @@ std::vector<dimension> merged(const shape& x, const std::vector<strided>& tensor
   return result;
 }
 
-void set_views(const std::vector<strided>& tensors, const std::vector<dimension>& rows,
+void set_views(const std::vector<strided>& tensors, const std::vector<common_dimension>& rows,
                const std::vector<int>& column_strides, arguments& a) {
   const std::size_t first = kMaxDims - rows.size();
   for (std::size_t d = 0; d < kMaxDims; ++d) a.size[d] = d < first ? 1 : rows[d - first].size;
@@ -76,6 +76,29 @@ std::int64_t shape::rows() const {
   return product;
 }
 
+std::string shape_text(const std::int64_t* sizes, int dim) {
+  std::string text = "[";
+  for (int d = 0; d < dim; ++d) text += (d ? ", " : "") + std::to_string(sizes[d]);
+  return text + "]";
+}
+
+std::optional<dimension> one_dimension(const strided& t, int begin, int end) {
+  dimension all{1, 0};
+  for (int i = end - 1; i >= begin; --i) {
+    if (t.sizes[i] == 1) continue;
+    if (all.size > 1 && t.strides[i] != all.stride * all.size) return {};
+    if (all.size == 1) all.stride = t.strides[i];
+    all.size *= t.sizes[i];
+  }
+  return all;
+}
+
+int own_batch_sizes(const shape& keys) {
+  int own = keys.dim - 2;
+  while (own > 0 && keys.sizes[own - 1] == 1) --own;
+  return own;
+}
+
 bool broadcasts(const strided& tensor, const shape& to) {
   if (tensor.dim > to.dim) return false;
   for (int own = 0; own < tensor.dim; ++own) {
@@ -96,7 +119,7 @@ fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, argumen
   }
   needs_copy.assign(tensors.size(), false);
   if (flatten) {
-    const std::vector<dimension> all = merged(x, tensors, x.dim);
+    const std::vector<common_dimension> all = merged(x, tensors, x.dim);
     const bool one_run = all.size() <= 1 && std::all_of(tensors.begin(), tensors.end(), [&](const strided& t) {
                            const std::int64_t stride =
                                all.empty() ? 1 : all[0].strides[static_cast<std::size_t>(&t - tensors.data())];
@@ -120,7 +143,7 @@ fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, argumen
     column_strides.push_back(static_cast<int>(stride));
   }
   if (copies) return fit::copies;
-  const std::vector<dimension> rows = merged(x, tensors, x.dim - 1);
+  const std::vector<common_dimension> rows = merged(x, tensors, x.dim - 1);
   if (rows.size() > kMaxDims) {
     for (std::size_t i = 0; i < tensors.size(); ++i) needs_copy[i] = !is_contiguous(tensors[i], x);
     return fit::copies;

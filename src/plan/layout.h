@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "onepass/kernel/arguments.h"
@@ -31,10 +33,21 @@ struct shape {
   std::int64_t rows() const;
 };
 
+std::string shape_text(const std::int64_t* sizes, int dim);  // "[4, 8]"
+
 bool broadcasts(const strided& tensor, const shape& to);
 
 // Fills rows, columns, size and every tensor's view. flatten: no word looks at its column, so that a tensor set that
 // is contiguous throughout becomes one long row. Every tensor broadcasts to the shape.
 fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, arguments& a, std::vector<bool>& needs_copy);
+
+// Dimensions [begin, end) as one; none where they are no one.
+struct dimension {
+  std::int64_t size, stride;
+};
+std::optional<dimension> one_dimension(const strided&, int begin, int end);
+
+// Batch sizes that keys of such a shape have: all but the last ones that are 1, along which rows of queries share them.
+int own_batch_sizes(const shape& keys);
 
 }  // namespace onepass::spec

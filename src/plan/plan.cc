@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string_view>
 
 #include "src/plan/attention.h"
 
@@ -57,9 +56,8 @@ std::string type_of(const descriptor& about) {
 }
 
 std::string stage_name(const word& w, std::uint64_t boolean_masks, bool resumes) {
-  const std::string_view name = w.about->name;
   if (resumes) return "word::resume";
-  if (name == "mask") return (boolean_masks >> w.operand & 1) ? "word::mask_boolean" : "word::mask_additive";
+  if (is_mask(*w.about)) return (boolean_masks >> w.operand & 1) ? "word::mask_boolean" : "word::mask_additive";
   if (w.activation) return "word::gate<" + type_of(*w.activation) + ">";
   return type_of(*w.about);
 }
@@ -174,7 +172,7 @@ std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward
   std::string text = "line<" + chain_text(of, entry_segment(of), boolean_masks, resume);
   if (of.rowwise()) {
     const word& row = of.words[static_cast<std::size_t>(of.row)];
-    const std::string name = "word::" + std::string(row.about->name);
+    const std::string name = type_of(*row.about);
     text += ", " + (resume == of.row ? "word::resumed<" + name + ">" : name) + ", " +
             std::to_string(row.parameter_slot) + ", " + chain_text(of, exit_segment(of), boolean_masks, resume);
   } else if (of.features > 0) {

@@ -46,8 +46,7 @@ std::vector<Tensor> forward(const forward_call& call, const forward_runner& runn
   frame f(line, call.x, "x");
   f.enter(call.x, call.operands, 0, call.dropout_state);
   std::vector<Tensor> results;
-  if (!runner) results.push_back(f.output(f.a.y, f.type));
-  for (int k = 0; k < line.line.keeps; ++k) results.push_back(f.output(f.a.kept[k], f.type));
+  f.forward_outputs(!runner, [&](spec::role, int, view& to) { results.push_back(f.output(to, f.type)); });
   if (call.save_statistics) results.push_back(f.fresh_statistics());
   if (f.empty()) return results;
   f.lay_out(static_cast<bool>(runner));
@@ -60,19 +59,17 @@ void enter_backward(frame& f, const backward_call& call, const std::vector<spec:
   const spec::line& line = call.line.line;
   const spec::reads& reads = call.wants_again ? call.line.reads_again : call.line.reads;
   check_backward(call);
-  f.input(call.gradients[0], f.a.y);
-  for (int k = 0; k < line.keeps; ++k) f.input(call.gradients[static_cast<std::size_t>(k) + 1], f.a.kept_gradient[k]);
-  if (reads.x) f.input(given(call, call.x, "x"), f.a.x);
-  for (int i = 0; i < line.operands; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    f.operand_types[i] = facts[at].type;
-    if (reads.operands[at]) f.operand(i, given_operand(call, i));
-  }
-  f.boolean_masks = boolean_masks_of(f);
-  if (reads.result || reads.kept >= 0) {
-    const Tensor& resumed = given(call, call.resumed, reads.result ? "the result" : "a kept value");
-    f.input(resumed, reads.result ? f.a.x : f.a.kept[reads.kept]);
-  }
+  for (int i = 0; i < line.operands; ++i) f.operand_type(i, facts[static_cast<std::size_t>(i)].type);
+  f.backward_inputs(reads, [&](spec::role what, int i, view& to) {
+    switch (what) {
+      case spec::role::x: return f.input(given(call, call.x, "x"), to);
+      case spec::role::operand: return f.operand(i, given_operand(call, i));
+      case spec::role::result: return f.input(given(call, call.resumed, "the result"), to);
+      case spec::role::kept: return f.input(given(call, call.resumed, "a kept value"), to);
+      case spec::role::gradient: return f.input(call.gradients[0], to);
+      case spec::role::kept_gradient: return f.input(call.gradients[static_cast<std::size_t>(i) + 1], to);
+    }
+  });
   if (reads.statistics) f.statistics(given(call, call.statistics, "the row statistics"));
   f.dropout_state(call.dropout_state);
 }
@@ -86,28 +83,27 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
       spec::operand_facts_of(call.operand_types.data(), call.operand_types.size());
   enter_backward(f, call, facts);
   const spec::gradients plan = spec::plan_gradients(line, f.type, facts, static_cast<std::uint64_t>(call.wanted));
-  f.a.wants_column = plan.wants_column;
 
   std::vector<Tensor> results;
   std::vector<view> column_outputs;
   const std::int64_t columns = f.shape.columns();
-  for (const spec::gradient_output& output : plan.outputs) {
+  f.backward_outputs(plan, [&](const spec::gradient_output& output, view* to) {
     const int feature = output.input - 1 - (line.operands - line.features);
-    if (output.column && feature >= 0) {
+    if (!to && feature >= 0) {
       char* matrix = static_cast<char*>(call.feature_gradients->data_ptr());
       column_outputs.push_back({matrix + feature * columns * size_of(output.type), {}, output.type, 1});
-    } else if (output.column) {
+    } else if (!to) {
       results.push_back(empty(&columns, 1, output.type, f.on));
       column_outputs.push_back({results.back().data_ptr(), {}, output.type, 1});
     } else if (output.input > 0) {
-      results.push_back(f.output(f.a.operand_gradient[output.input - 1], output.type));
+      results.push_back(f.output(*to, output.type));
     } else if (call.runner_has_dx) {
       results.push_back(dy);
     } else {
       const bool in_place = call.in_place && f.on.is_cuda() && cuda::may_be_in_place(f.type, columns);
-      results.push_back(in_place ? f.output_in(f.a.dx, dy) : f.output(f.a.dx, output.type));
+      results.push_back(in_place ? f.output_in(*to, dy) : f.output(*to, output.type));
     }
-  }
+  });
   if (plan.outputs.empty()) return results;
   if (call.wants_again) results.push_back(f.output(f.a.again, f.type));
   if (f.empty()) {

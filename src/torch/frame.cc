@@ -1,39 +1,29 @@
-// The tensors of one call on their way into `arguments`: checked, broadcast, laid out as rows.
+// The tensors of one call on their way into `arguments`, checked and copied where their strides want it.
 #include "src/torch/frame.h"
 
 #include "src/torch/check.h"
 
 namespace onepass::binding {
 
-std::uint64_t boolean_masks_of(const frame& f) {
-  std::uint64_t boolean = 0;
-  for (int i = 0; i < f.line.line.operands; ++i) boolean |= std::uint64_t{f.operand_types[i] == dtype::boolean} << i;
-  return boolean;
-}
-
 frame::frame(const prepared_line& with, const Tensor& like, const char* name)
-    : line(with), shape(shape_of(like)), type(dtype_of(like)), on(device_of(like)) {
-  ONEPASS_CHECK(type != dtype::none && type != dtype::boolean, "onepass: ", name,
+    : spec::frame(with.line, shape_of(like), dtype_of(like)), line(with), on(device_of(like)) {
+  ONEPASS_CHECK(is_floating(type), "onepass: ", name,
                 " must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got ", dtype_text(like));
-  ONEPASS_CHECK(shape.dim >= line.line.least_dim(), "onepass: 'causal' needs a tensor of at least 2 dimensions, got ",
-                name, " of shape ", shape_text(like));
-  ONEPASS_CHECK(!line.line.turns() || (shape.dim > 0 && shape.columns() % 2 == 0),
-                "onepass: 'rope' needs rows of an even length, got ", name, " of shape ", shape_text(like));
-  tensors_.reserve(kTensors);
-  sources_.reserve(kTensors);
-  held_.reserve(kTensors);
-  spec::fill_parameters(line.line, type, a);
+  const std::string why_not = spec::why_not_shape(of, shape, name);
+  ONEPASS_CHECK(why_not.empty(), "onepass: ", why_not);
+  sources_.reserve(tensors_.capacity());
+  held_.reserve(tensors_.capacity());
 }
 
 void frame::input(const Tensor& t, view& out) {
-  tensors_.push_back(strided_of(t, &out));
+  take(strided_of(t, &out));
   sources_.push_back(&t);
 }
 
 Tensor frame::output(view& out, dtype of_type) { return output_in(out, empty_like(shape, of_type, on)); }
 
 Tensor frame::output_in(view& out, const Tensor& memory) {
-  tensors_.push_back(strided_of(memory, &out));
+  take(strided_of(memory, &out));
   // The sizes and strides that PyTorch lends live as long as the tensor: keep it beside them.
   held_.push_back(memory);
   sources_.push_back(nullptr);
@@ -48,7 +38,7 @@ void frame::operand(int index, const Tensor& t) {
   ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", name(),
                 " must be a floating point tensor", is_mask ? " or bool" : "", ", got ", dtype_text(t));
   require_device(t, on, name);
-  operand_types[index] = its;
+  operand_type(index, its);
   view& out = a.operand[index];
   if (w.about->operand == operand_kind::tensor) {
     ONEPASS_CHECK(spec::broadcasts(strided_of(t, &out), shape), "onepass: ", name(), " must have x's shape ",
@@ -84,24 +74,22 @@ Tensor frame::fresh_statistics() {
 }
 
 void frame::enter(const Tensor& x, const std::vector<Tensor>& operands, int first, const std::optional<Tensor>& state) {
-  input(x, a.x);
-  for (int i = 0; i < line.line.operands; ++i)
-    operand(i, operands[static_cast<std::size_t>(first) + static_cast<std::size_t>(i)]);
-  boolean_masks = boolean_masks_of(*this);
+  forward_inputs([&](spec::role what, int i, view& to) {
+    if (what == spec::role::x) input(x, to);
+    else operand(i, operands[static_cast<std::size_t>(first) + static_cast<std::size_t>(i)]);
+  });
   dropout_state(state);
 }
 
 void frame::lay_out(bool keeps_rows) {
-  const bool flatten = !keeps_rows && !line.line.rowwise() && !line.line.depends_on_column();
   std::vector<bool> needs_copy;
-  while (spec::lay_out(shape, tensors_, flatten, a, needs_copy) == spec::fit::copies) {
+  while (spec::frame::lay_out(keeps_rows, needs_copy) == spec::fit::copies) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (!needs_copy[i]) continue;
       held_.push_back(expanded_copy(*sources_[i], shape));
       tensors_[i] = strided_of(held_.back(), tensors_[i].out);
     }
   }
-  flat_ = flatten && a.rows == 1;
 }
 
 }  // namespace onepass::binding

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "src/cpu/small_product.h"
+#include "src/cpu/gemm/small_product.h"
 #include "src/torch/check.h"
 
 namespace onepass::binding {

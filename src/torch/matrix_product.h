@@ -1,7 +1,7 @@
 // Matrix products by the vendor's library, through torch.
 #pragma once
 
-#include "src/cpu/matrix.h"
+#include "src/cpu/gemm/matrix.h"
 #include "src/torch/tensor.h"
 
 namespace onepass::binding {

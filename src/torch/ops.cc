@@ -2,11 +2,11 @@
 // functional, without autograd of their own.
 #include <torch/csrc/stable/library.h>
 
-#include "src/cpu/run.h"
+#include "src/cpu/threads.h"
 #include "src/torch/check.h"
 #include "src/torch/linear/linear.h"
 #include "src/torch/lists/group.h"
-#include "src/torch/lists/small_n.h"
+#include "src/torch/lists/group.h"
 
 namespace onepass::binding {
 namespace {
@@ -84,44 +84,36 @@ std::vector<Tensor> forward_of_group(std::vector<Tensor> xs, std::vector<Tensor>
                                      optional_tensor dropout_state, bool save, int64_t own, bool stack) {
   const group_of of{static_cast<int64_t>(xs.size()), static_cast<std::uint64_t>(own), stack};
   const std::shared_ptr<const prepared_line> of_line = prepared(line);
-  const group_forward call{xs, operands, *of_line, dropout_state, save, of};
-  return call.line.line.linear >= 0 ? forward_with_features(call) : forward(call);
+  return forward(group_forward{xs, operands, *of_line, dropout_state, save, of});
 }
 
 std::vector<Tensor> backward_of_group(std::vector<Tensor> gradients, std::vector<Tensor> xs,
                                       std::vector<optional_tensor> operands, std::vector<Tensor> resumed,
-                                      optional_tensor statistics, std::vector<Tensor> products,
-                                      std::vector<Tensor> resumed_behind, optional_tensor dropout_state,
-                                      std::string line, std::vector<int64_t> types, int64_t wanted, int64_t own,
-                                      bool stack) {
-  ONEPASS_CHECK(!types.empty(), "onepass: backward takes gradients, and the dtypes of x and the operands");
-  require_devices(gradients, xs, operands, resumed, statistics, products, resumed_behind, dropout_state);
+                                      optional_tensor statistics, optional_tensor dropout_state, std::string line,
+                                      std::vector<int64_t> operand_types, int64_t wanted, int64_t own, bool stack) {
+  require_devices(gradients, xs, operands, resumed, statistics, dropout_state);
   const std::shared_ptr<const prepared_line> held = prepared(line);
   const prepared_line& of_line = *held;
-  const std::vector<int64_t> operand_types(types.begin() + 1, types.end());
   const int64_t count =
       stack ? gradients[0].size(0) : static_cast<int64_t>(gradients.size()) / (1 + of_line.line.keeps);
   const group_backward call{
       gradients,     xs,      operands,      resumed, statistics,
-      dropout_state, of_line, operand_types, wanted,  {count, static_cast<std::uint64_t>(own), stack},
-      stack};
-  const std::vector<std::vector<Tensor>> made =
-      of_line.line.linear >= 0 ? backward_with_features(call, {static_cast<dtype>(types[0]), products, resumed_behind})
-                               : backward(call);
+      dropout_state, of_line, operand_types, wanted,  {count, static_cast<std::uint64_t>(own), stack}};
   std::vector<Tensor> results;
-  for (const std::vector<Tensor>& some : made) results.insert(results.end(), some.begin(), some.end());
+  for (const std::vector<Tensor>& some : backward(call)) results.insert(results.end(), some.begin(), some.end());
   return results;
 }
 
 void in_torch_threads(int64 count, int64 grain, void (*body)(void*, int64, int64), void* context) {
   torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
+int torch_threads() { return static_cast<int>(torch::stable::get_num_threads()); }
 
 }  // namespace
 }  // namespace onepass::binding
 
 STABLE_TORCH_LIBRARY(onepass, m) {
-  onepass::cpu::set_parallel_for(onepass::binding::in_torch_threads);
+  onepass::cpu::set_parallel_for(onepass::binding::in_torch_threads, onepass::binding::torch_threads);
   m.def("elementwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state) -> Tensor[]");
   m.def(
       "rowwise_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save_statistics) -> "
@@ -137,8 +129,7 @@ STABLE_TORCH_LIBRARY(onepass, m) {
       "-> Tensor[]");
   m.def(
       "group_backward(Tensor[] gradients, Tensor[] xs, Tensor?[] operands, Tensor[] resumed, Tensor? statistics, "
-      "Tensor[] products, Tensor[] resumed_behind, Tensor? dropout_state, str line, int[] types, int wanted, int own, "
-      "bool stack) -> Tensor[]");
+      "Tensor? dropout_state, str line, int[] operand_types, int wanted, int own, bool stack) -> Tensor[]");
   for (const char* kind : {"linear", "scores", "attention"}) {
     const std::string name = kind;
     m.def((name + "_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save) -> Tensor[]")

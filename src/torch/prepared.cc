@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/cpu/run.h"
+#include "src/cpu/row/run.h"
 #include "src/cache/recently_used.h"
 
 namespace onepass::binding {

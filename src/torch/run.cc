@@ -7,17 +7,13 @@
 
 #include <algorithm>
 
-#include "src/cpu/run.h"
+#include "src/cpu/row/run.h"
 #include "src/cuda/row/launch.h"
 #include "src/torch/check.h"
+#include "src/torch/column_parts.h"
 
 namespace onepass::binding {
 namespace {
-
-Tensor partial_sums(const frame& f, std::int64_t slots, std::int64_t parts, dtype type) {
-  const std::int64_t sizes[3] = {slots, parts, f.a.columns};
-  return empty(sizes, 3, type, f.on);
-}
 
 // Memory for what the kernels of rows taken in parts tell each other: four numbers of each part, and three of each row,
 // which `of_rows` shall point to (if it is not null).
@@ -27,7 +23,7 @@ class row_workspace {
     if (plans.size() == 1) return;
     f.a.task_columns = plans.front().row_columns;
     const std::int64_t parts = (f.a.columns + f.a.task_columns - 1) / f.a.task_columns;
-    const std::int64_t size[1] = {f.a.rows * (3 + 4 * parts)};
+    const std::int64_t size[1] = {f.a.rows * (3 + kPartNumbers * parts)};
     memory_ = empty(size, 1, f.arithmetic(), f.on);
     auto* start = static_cast<char*>(memory_->data_ptr());
     if (of_rows) *of_rows = start;
@@ -67,20 +63,14 @@ void* current_stream(int device_index) {
 }
 
 cuda::request request_of(const frame& f, bool backward) {
-  const spec::line& line = f.line.line;
-  cuda::request r(line, backward);
-  r.line = f.line.type_text(f.boolean_masks, backward);
-  r.x = f.type;
-  std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
-  return r;
+  return cuda::request_of(f, backward, f.line.type_text(f.boolean_masks, backward));
 }
 
 cuda::request request_of(const frame& f, const spec::gradients& plan) {
-  cuda::request r = request_of(f, true);
-  r.wants_column = plan.wants_column, r.wants_tensor = plan.wants_tensor;
-  r.wants_dx = f.a.dx.data != nullptr, r.wants_again = f.a.again.data != nullptr;
-  return r;
+  return cuda::request_of(f, plan, f.line.type_text(f.boolean_masks, true));
 }
+
+cpu::row_call row_call_of(const frame& f) { return {f.line.cpu(f.boolean_masks), f.a, f.type}; }
 
 int stream_stores(const frame& f, std::int64_t tensors) {
   static const std::int64_t last_level = std::max<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 8 << 20);
@@ -104,38 +94,30 @@ void run_statistics(frame& f) {
   forward_on_cuda(f, request);
 }
 
-void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>& column_outputs) {
-  const auto slots = static_cast<std::int64_t>(column_outputs.size());
+void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>& columns) {
   if (f.on.is_cuda()) {
     const torch::stable::accelerator::DeviceGuard guard(f.on.index);
     cuda::request request = request_of(f, plan);
     request.in_place = f.a.dx.data == f.a.y.data;
     void* stream = current_stream(f.on.index);
     const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
-    std::optional<Tensor> partial;
-    const bool one_part = plans.back().with.one_part != 0;
-    if (one_part) {
-      auto output = column_outputs.begin();
-      for (int i = 0; i < kMaxOperands; ++i)
-        if ((plan.wants_column >> i & 1) != 0) f.a.operand_gradient[i] = *output++;
-    } else if (slots) {
-      f.a.parts = plans.back().parts;
-      f.a.column_partial = partial.emplace(partial_sums(f, slots, f.a.parts, f.arithmetic())).data_ptr();
+    if (plans.back().with.one_part != 0) {
+      write_sums(f, plan.wants_column, columns);
+      launch(f, request, plans, stream);
+      return;
     }
+    f.a.parts = plans.back().parts;
+    const column_parts parts({&f}, one_for_all(columns), f.arithmetic());
     launch(f, request, plans, stream);
-    if (slots && !one_part) {
-      const auto sums = cuda::sums_of(f.a, f.arithmetic(), f.a.parts, static_cast<int>(slots), column_outputs.data());
-      cuda::reduce_columns(sums, f.arithmetic(), f.on.index, stream);
-    }
+    cuda::reduce_columns(parts.sums(), f.arithmetic(), f.on.index, stream);
     return;
   }
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
   f.a.stream_stores = stream_stores(f, 1);
-  const std::int64_t parts = cpu::partition(f.a, f.line.line.by_rows());
-  std::optional<Tensor> partial;
-  if (slots) f.a.column_partial = partial.emplace(partial_sums(f, slots, parts, dtype::f64)).data_ptr();
+  cpu::partition(f.a, f.line.line.by_rows());
+  const column_parts parts({&f}, one_for_all(columns), dtype::f64);
   cpu::run_backward(kernels, f.a, f.type);
-  if (slots) cpu::reduce_columns(f.a, parts, static_cast<int>(slots), column_outputs.data());
+  parts.add_on_cpu();
 }
 
 }  // namespace onepass::binding

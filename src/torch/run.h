@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/cpu/panel.h"
 #include "src/cuda/row/configuration.h"
 #include "src/torch/frame.h"
 
@@ -12,6 +13,7 @@ namespace onepass::binding {
 void* current_stream(int device_index);  // CUDA
 cuda::request request_of(const frame&, bool backward);
 cuda::request request_of(const frame&, const spec::gradients&);  // backward
+cpu::row_call row_call_of(const frame&);                         // CPU
 // CPU: past the caches where so many tensors that are written would not stay in the last level anyway.
 int stream_stores(const frame&, std::int64_t tensors);
 void run_forward(frame&);

@@ -14,8 +14,9 @@ namespace onepass::binding {
 namespace {
 
 struct dtype_codes {
-  std::int32_t f32 = aoti_torch_dtype_float32(), f64 = aoti_torch_dtype_float64(), bf16 = aoti_torch_dtype_bfloat16(),
-               f16 = aoti_torch_dtype_float16(), boolean = aoti_torch_dtype_bool();
+#define ONEPASS_CODE(name, torch_name, scalar_type, storage) std::int32_t name = aoti_torch_dtype_##torch_name();
+  ONEPASS_DTYPES(ONEPASS_CODE)
+#undef ONEPASS_CODE
 };
 const dtype_codes& codes() {
   static const dtype_codes all;
@@ -23,13 +24,11 @@ const dtype_codes& codes() {
 }
 
 std::int32_t code_of(dtype type) {
-  switch (type) {
-    case dtype::f64: return codes().f64;
-    case dtype::bf16: return codes().bf16;
-    case dtype::f16: return codes().f16;
-    case dtype::boolean: return codes().boolean;
-    default: return codes().f32;
-  }
+#define ONEPASS_CODE(name, torch_name, scalar_type, storage) \
+  if (type == dtype::name) return codes().name;
+  ONEPASS_DTYPES(ONEPASS_CODE)
+#undef ONEPASS_CODE
+  return codes().f32;
 }
 
 // torch_from_blob, of torch 2.11 and later.
@@ -72,11 +71,10 @@ dtype dtype_of(const Tensor& t) {
   std::int32_t code = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
   const dtype_codes& all = codes();
-  if (code == all.f32) return dtype::f32;
-  if (code == all.bf16) return dtype::bf16;
-  if (code == all.f16) return dtype::f16;
-  if (code == all.f64) return dtype::f64;
-  if (code == all.boolean) return dtype::boolean;
+#define ONEPASS_DTYPE(name, torch_name, scalar_type, storage) \
+  if (code == all.name) return dtype::name;
+  ONEPASS_DTYPES(ONEPASS_DTYPE)
+#undef ONEPASS_DTYPE
   return dtype::none;
 }
 
@@ -136,11 +134,6 @@ std::string dtype_text(const Tensor& t) {
   return "dtype number " + std::to_string(code);
 }
 
-std::string shape_text(const std::int64_t* sizes, int dim) {
-  std::string text = "[";
-  for (int d = 0; d < dim; ++d) text += (d ? ", " : "") + std::to_string(sizes[d]);
-  return text + "]";
-}
 std::string shape_text(const Tensor& t) { return shape_text(t.sizes().data(), static_cast<int>(t.dim())); }
 
 spec::strided strided_of(const Tensor& t, view* out) {
@@ -212,12 +205,11 @@ Tensor view_of(const Tensor& t, const std::vector<std::int64_t>& sizes, const st
 Tensor in_dtype(const Tensor& t, dtype type) {
   using torch::headeronly::ScalarType;
   if (dtype_of(t) == type) return t;
-  switch (type) {
-    case dtype::f64: return torch::stable::to(t, ScalarType::Double);
-    case dtype::bf16: return torch::stable::to(t, ScalarType::BFloat16);
-    case dtype::f16: return torch::stable::to(t, ScalarType::Half);
-    default: return torch::stable::to(t, ScalarType::Float);
-  }
+#define ONEPASS_CAST(name, torch_name, scalar_type, storage) \
+  if (type == dtype::name) return torch::stable::to(t, ScalarType::scalar_type);
+  ONEPASS_DTYPES(ONEPASS_CAST)
+#undef ONEPASS_CAST
+  return t;
 }
 
 Tensor expanded_copy(const Tensor& t, const spec::shape& shape) {

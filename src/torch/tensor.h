@@ -17,7 +17,7 @@ using torch::stable::Tensor;
 
 dtype dtype_of(const Tensor&);            // dtype::none for one that onepass has no kernels for
 std::string dtype_text(const Tensor& t);  // as Python writes it
-std::string shape_text(const std::int64_t* sizes, int dim);
+using spec::shape_text;
 std::string shape_text(const Tensor&);
 
 spec::strided strided_of(const Tensor&, view* out);

@@ -1,11 +1,11 @@
 // The closed table: each of its lines is compiled ahead of time, whatever its numbers are.
-#include "src/cpu/common_lines.h"
+#include "src/cpu/row/common_lines.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "src/cpu/run.h"
+#include "src/cpu/row/run.h"
 #include "src/plan/plan.h"
 #include "src/line/words.h"
 

@@ -1,4 +1,4 @@
-#include "src/cpu/panel_product.h"
+#include "src/cpu/gemm/panel_product.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The partition of a call into tasks, and that results depend on it alone: not on threads, their number or their order.
-#include "src/cpu/run.h"
+#include "src/cpu/row/run.h"
 
 #include <gtest/gtest.h>
 
@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/cpu/threads.h"
 #include "src/plan/plan.h"
 
 namespace onepass::cpu {

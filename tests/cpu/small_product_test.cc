@@ -1,4 +1,4 @@
-#include "src/cpu/small_product.h"
+#include "src/cpu/gemm/small_product.h"
 
 #include <gtest/gtest.h>
 

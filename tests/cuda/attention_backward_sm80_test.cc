@@ -25,7 +25,7 @@ warp_gradients_call with(const attention_call& of) {
           .keys = of.keys,
           .values = of.values,
           .rows_of_batch = of.queries.rows,
-          .facts = any,
+          .statistics = static_cast<softmax_statistics*>(any),
           .to_queries = any,
           .to_keys = any,
           .to_values = any};

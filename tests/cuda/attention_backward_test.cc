@@ -69,7 +69,7 @@ TEST(AttentionGradients, OfTensorsAreWrittenWhereCausalHidesToo) {
   EXPECT_TRUE(plan_attention_gradients(of.gradients(forward), gradients_of::queries, chip).causal);
   request wants = forward.behind;
   wants.wants_tensor = 1;
-  const attention_call wanted{wants,           forward.a_behind, forward.causal, forward.brought, forward.first_masks,
+  const attention_call wanted{wants,           forward.a_behind, forward.causal, forward.brought, forward.leading_masks,
                               forward.queries, forward.keys,     forward.values, forward.y};
   EXPECT_FALSE(plan_attention_gradients(of.gradients(wanted), gradients_of::queries, chip).causal);
   EXPECT_TRUE(plan_attention_gradients(of.gradients(wanted), gradients_of::keys, chip).causal);

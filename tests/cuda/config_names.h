@@ -13,9 +13,7 @@
 namespace onepass::cuda {
 
 using headers = std::set<std::string>;
-inline const headers kGemm = {"linear/gemm_sm90.cuda.h", "linear/gemm_tiles.cuda.h", "linear/prologue.cuda.h",
-                              "linear/rows_ahead.cuda.h", "linear/folded_norm.cuda.h"};
-inline const headers kNormBackward = {"linear/norm_backward_sm90.cuda.h"};
+inline const headers kGemm = {"linear/gemm_sm90.cuda.h", "linear/gemm_tiles.cuda.h", "linear/folded_norm.cuda.h"};
 inline const headers kSmallM = {"linear/small_m.cuda.h", "linear/prologue.cuda.h"};
 inline const headers kSmallK = {"linear/small_k.cuda.h", "linear/prologue.cuda.h", "common/warp_mma.cuda.h"};
 inline const headers kAttention = {"attention/forward_sm90.cuda.h", "attention/tiles_sm90.cuda.h"};

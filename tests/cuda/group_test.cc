@@ -5,10 +5,8 @@
 
 #include <numeric>
 
-#include "src/cuda/linear/small_n.h"
 #include "src/cuda/runtime/packed_arguments.h"
 #include "src/cuda/runtime/source.h"
-#include "src/plan/contraction.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_call.h"
 #include "tests/cuda/nvrtc_fixture.h"
@@ -102,7 +100,7 @@ TEST(Group, ItsSourceSaysWhoHasTheBlock) {
     const call c = call_of(spec::parse(line), backward, dtype::f32, dtype::f32, 64, 1000);
     return source(c.r, plan_of(c, 8, facts_of("sm_90a")).with);
   };
-  EXPECT_NE(text("rms_norm", false).find("members<arguments, 8> a"), std::string::npos);
+  EXPECT_NE(text("rms_norm", false).find("members<8> a"), std::string::npos);
   EXPECT_NE(text("rms_norm", false).find("(a.at(blockIdx.x / config::kCluster))"), std::string::npos);
   EXPECT_NE(text("bias | gelu", false).find("(a.at(blockIdx.y))"), std::string::npos);
   expect_defined(config_names(plain_headers()), text("bias | gelu", true));
@@ -147,39 +145,6 @@ TEST_F(GroupNvrtc, CompilesForAsManyAsFit) {
   const plan p = plan_of(c, chip.parameter_bytes / static_cast<int64>(packed.size()), chip);
   EXPECT_NE(p.with.flat, 0);
   expect_compiles_well(source(c.r, p.with), chip.arch_name);
-}
-
-TEST_F(GroupNvrtc, CompilesWithFewFeatures) {
-  const spec::contraction parts(spec::parse("layer_norm(0) | tanh | linear | bias | relu"));
-  const spec::line line = spec::with_features(parts.before, 1);
-  for (const char* arch : {"sm_80", "sm_90a"}) {
-    const device_facts chip = facts_of(arch);
-    for (const bool backward : {false, true}) {
-      call before = call_of(line, backward, dtype::f32, dtype::f32, 1024, 256),
-           behind = call_of(parts.behind, backward, dtype::f32, dtype::f32, 1024, 1);
-      before.a.y = {};
-      std::vector<call> more(16, before), more_behind(16, behind);
-      std::vector<few_features_member> members;
-      for (std::size_t i = 0; i < more.size(); ++i) members.push_back({&more[i].a, &more_behind[i].a});
-      const std::vector<few_features_batch> all = batches(before.r, behind.r, members, chip);
-      ASSERT_EQ(all.size(), 1u);
-      EXPECT_EQ(all[0].members.size(), 16u);
-      EXPECT_EQ(more[15].a.first_block + more[15].a.blocks, all[0].plan.rows.grid_x);
-      const std::string made = source({before.r, before.a, behind.r, behind.a}, all[0].plan);
-      EXPECT_NE(made.find("members<few_features_arguments, 16> a"), std::string::npos) << made;
-      expect_compiles_well(made, chip.arch_name);
-    }
-  }
-}
-
-TEST(FewFeaturesOfManyTensors, SaysWhyNot) {
-  const spec::contraction parts(spec::parse("layer_norm(0) | tanh | linear"));
-  const auto why_not = [&](int features, int64 columns) {
-    return why_not_few_features(spec::with_features(parts.before, features), columns, dtype::f32, facts_of("sm_90a"));
-  };
-  EXPECT_EQ(why_not(1, 256), "");
-  EXPECT_EQ(why_not(8, 1000), "");
-  EXPECT_NE(why_not(1, 1 << 20), "");
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ class imagined_attention {
     const spec::contraction parts(spec::parse(line));
     causal_ = std::string_view(line).find("causal") != std::string_view::npos;
     for (int i = 0; i < parts.behind.operands; ++i) brought_.push_back(i);
-    first_masks_ = spec::first_masks(parts.behind);
+    leading_masks_ = spec::leading_masks(parts.behind);
   }
   void pad() { linear_.pad(); }
   const scores_call& scores() const { return scores_; }
@@ -31,7 +31,7 @@ class imagined_attention {
             .a_behind = scores_.a_behind,
             .causal = causal_,
             .brought = brought_,
-            .first_masks = first_masks_,
+            .leading_masks = leading_masks_,
             .queries = rows_of(of_.rows, of_.depth),
             .keys = rows_of(of_.keys, of_.depth),
             .values = of_.value_depth > 0 ? rows_of(of_.keys, of_.value_depth) : batched_rows{},
@@ -57,7 +57,7 @@ class imagined_attention {
   attention_sizes of_;
   scores_call scores_;
   bool causal_ = false;
-  std::vector<int> brought_, first_masks_;
+  std::vector<int> brought_, leading_masks_;
 };
 
 }  // namespace onepass::cuda

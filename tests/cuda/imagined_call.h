@@ -40,37 +40,18 @@ inline std::ostream& operator<<(std::ostream& out, const call& c) {
 // With every gradient, as the binding asks for it. again: and the result made again.
 inline call call_of(const spec::line& line, bool backward, dtype x, dtype column, int64 rows, int64 columns,
                     memory at = {}, bool again = false) {
-  call c{};
   void* const address = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
   void* const start =
       reinterpret_cast<void*>((std::uintptr_t{1} << 20) + static_cast<std::uintptr_t>(at.offset * size_of(x)));
-  const auto tensor = [&](dtype type) { return view{start, {0, 0, 0, columns + at.gap}, type, 1}; };
-  c.a.rows = rows, c.a.columns = columns;
-  std::fill(c.a.size, c.a.size + kMaxDims - 1, 1);
-  c.a.size[kMaxDims - 1] = rows;
-  c.r = request(line, backward);
-  c.r.x = x, c.r.line = spec::type_text(line, 0, backward);
-  std::vector<spec::operand_facts> facts;
-  for (int i = 0; i < line.operands; ++i) {
-    const bool is_column = line.operand_word(i).about->operand == operand_kind::column;
-    c.r.operand[i] = is_column ? column : x;
-    facts.push_back({c.r.operand[i], false});
-    c.a.operand[i] = is_column ? view{address, {}, column, 1} : tensor(x);
+  const std::int64_t sizes[2] = {rows, columns};
+  spec::imagined_frame f(line, sizes, x, column, x, {start, address, columns + at.gap});
+  if (!backward) {
+    f.forward(true, true);
+    return {request_of(f, false, spec::type_text(line, 0, false)), f.a};
   }
-  const spec::reads reads = spec::backward_reads(line, again);
-  if (again) c.r.wants_again = true, c.a.again = tensor(x);
-  if (!backward || reads.x || reads.result) c.a.x = tensor(x);
-  c.a.y = tensor(x);
-  c.a.statistics = address;
-  for (int k = 0; k < line.keeps; ++k) (backward ? c.a.kept_gradient : c.a.kept)[k] = tensor(x);
-  if (!backward) return c;
-  const spec::gradients wanted = spec::plan_gradients(line, x, facts, (std::uint64_t{2} << line.operands) - 1);
-  c.r.wants_column = c.a.wants_column = wanted.wants_column;
-  c.r.wants_tensor = wanted.wants_tensor, c.r.wants_dx = wanted.wants_dx;
-  for (const spec::gradient_output& g : wanted.outputs) {
-    if (!g.column) (g.input == 0 ? c.a.dx : c.a.operand_gradient[g.input - 1]) = tensor(g.type);
-  }
-  return c;
+  const spec::gradients wanted = spec::plan_gradients(line, x, f.facts(), (std::uint64_t{2} << line.operands) - 1);
+  f.backward(wanted, again, true);
+  return {request_of(f, wanted, spec::type_text(line, 0, true)), f.a};
 }
 
 }  // namespace onepass::cuda

@@ -18,9 +18,7 @@ class imagined_linear {
   imagined_linear(const char* line, int64 rows, int64 depth, int64 columns, dtype type, bool saves, bool defers = false)
       : parts_(spec::parse(line)),
         behind_line_(saves ? parts_.behind_keeping : parts_.behind),
-        from_(defers                        ? input_of::deferred
-              : parts_.before.words.empty() ? input_of::x
-                                            : input_of::made),
+        defers_(defers),
         depth_(depth) {
     before_ = fill(parts_.before, a_before_, rows, depth, type);
     behind_ = fill(behind_line_, a_behind_, rows, columns, type);
@@ -46,18 +44,16 @@ class imagined_linear {
     return {by_warps(), kOuter, kInner, kInner * a_behind_.columns * depth_, a_behind_.columns * depth_};
   }
   linear_call call() const {
-    const bool any = from_ != input_of::x;
-    return {.before = any ? before_ : no_words_,
-            .a_before = any ? a_before_ : no_arguments_,
+    return {.before = defers_ ? before_ : no_words_,
+            .a_before = defers_ ? a_before_ : no_arguments_,
             .behind = behind_,
             .a_behind = a_behind_,
-            .from = from_,
+            .defers = defers_,
             .input = address(),
             .input_stride = depth_,
             .matrix = address(),
             .matrix_stride = depth_,
             .depth = depth_,
-            .ready = nullptr,
             .sums = nullptr,
             .offsets = nullptr};
   }
@@ -66,24 +62,16 @@ class imagined_linear {
   static void* address() { return reinterpret_cast<void*>(std::uintptr_t{4096}); }
 
   static request fill(const spec::line& line, arguments& a, int64 rows, int64 columns, dtype type) {
-    request r(line, false);
-    r.line = spec::type_text(line, 0, false);
-    r.x = type;
-    a.rows = a.size[kMaxDims - 1] = rows, a.columns = columns;
-    std::fill(a.size, a.size + kMaxDims - 1, 1);
-    const view rows_of{address(), {0, 0, 0, columns}, type, 1}, column{address(), {}, type, 1};
-    a.x = a.y = rows_of;
-    for (int i = 0; i < line.operands; ++i) {
-      a.operand[i] = line.operand_word(i).about->operand == operand_kind::column ? column : rows_of;
-      r.operand[i] = type;
-    }
-    for (int k = 0; k < line.keeps; ++k) a.kept[k] = rows_of;
-    return r;
+    const std::int64_t sizes[2] = {rows, columns};
+    spec::imagined_frame f(line, sizes, type, type, type, {address(), address(), columns});
+    f.forward(false, true);
+    a = f.a;
+    return request_of(f, false, spec::type_text(line, 0, false));
   }
 
   spec::contraction parts_;
   spec::line behind_line_;
-  input_of from_;
+  bool defers_;
   int64 depth_;
   arguments a_before_{}, a_behind_{}, no_arguments_{};
   request before_, behind_, no_words_;

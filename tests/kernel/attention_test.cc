@@ -132,7 +132,7 @@ class attention_on_device {
 
   std::vector<doubles> made;
 
-  bool causal() const { return spec::is_triangular(parts_.behind); }
+  bool causal() const { return spec::is_causal(parts_.behind); }
   exact_attention exact() const { return {of_, q_, k_, mask_, causal()}; }
 
   // `launch` makes weights.
@@ -151,13 +151,13 @@ class attention_on_device {
     call.values = rows_of("v", of_.keys, of_.value_depth), call.y = y.data();
     launch_attention(call, 0, nullptr);
     expect_near(y.host(), exact().result(v_), bound(), "the result");
-    const device_tensor facts(static_cast<std::size_t>(kBatches * ceil_div(of_.rows, kGroupRows) * kGroupRows * 4),
-                              dtype::f32);
+    const device_tensor softmax(
+        static_cast<std::size_t>(kBatches * ceil_div(of_.rows, kWarpgroupRows) * kWarpgroupRows * 4), dtype::f32);
     expect_gradients([&](const device_tensor& dq, const device_tensor& dk, const device_tensor& dv) {
       const attention_gradients_call backward{.of = call,
                                               .gradients = rows_of("dy", of_.rows, of_.value_depth),
                                               .result = y.data(),
-                                              .facts = facts.data(),
+                                              .statistics = static_cast<softmax_statistics*>(softmax.data()),
                                               .queries = dq.data(),
                                               .keys = dk.data(),
                                               .values = dv.data()};
@@ -188,7 +188,7 @@ class attention_on_device {
   attention_call described() const {
     attention_call call{.behind = request_, .a_behind = a_, .causal = causal()};
     for (int i = 0; i < parts_.behind.operands; ++i) call.brought.push_back(i);
-    call.first_masks = spec::first_masks(parts_.behind);
+    call.leading_masks = spec::leading_masks(parts_.behind);
     call.queries = rows_of("q", of_.rows, of_.depth), call.keys = rows_of("k", of_.keys, of_.depth);
     return call;
   }
@@ -230,7 +230,7 @@ class attention_on_device {
       expect_gradients_by_warps(device, y);
   }
   void expect_gradients_by_warps(int device, const device_tensor& y) {
-    const device_tensor facts(static_cast<std::size_t>(kBatches * of_.rows * 4), dtype::f32);
+    const device_tensor softmax(static_cast<std::size_t>(kBatches * of_.rows * 4), dtype::f32);
     expect_gradients([&](const device_tensor& dq, const device_tensor& dk, const device_tensor& dv) {
       const warp_gradients_call call{.behind = request_,
                                      .a_behind = a_,
@@ -241,7 +241,7 @@ class attention_on_device {
                                      .keys = rows_of("k", of_.keys, of_.depth),
                                      .values = rows_of("v", of_.keys, of_.value_depth),
                                      .rows_of_batch = of_.rows,
-                                     .facts = facts.data(),
+                                     .statistics = static_cast<softmax_statistics*>(softmax.data()),
                                      .to_queries = dq.data(),
                                      .to_keys = dk.data(),
                                      .to_values = dv.data()};

@@ -6,7 +6,6 @@
 #include "onepass/core.h"
 #include "src/cuda/linear/small_n.h"
 #include "src/cuda/row/launch.h"
-#include "src/cuda/linear/norm_backward.h"
 #include "src/cuda/linear/small_k.h"
 #include "src/cuda/linear/small_m.h"
 #include "src/plan/contraction.h"
@@ -59,23 +58,6 @@ class side {
     line(text_).forward(call);
     return y;
   }
-  // Of a norm: of its input, and of its operands.
-  std::vector<doubles> backward(doubles x, doubles dy) const {
-    const line of(text_);
-    doubles y(x.size()), statistics(static_cast<std::size_t>(of.statistics(dtype::f64) * rows_));
-    const auto rows = [&](doubles& numbers) { return tensor{numbers.data(), dtype::f64, {rows_, columns_}}; };
-    values call{
-        .x = rows(x), .y = rows(y), .statistics = {statistics.data(), dtype::f64, {of.statistics(dtype::f64), rows_}}};
-    std::vector<doubles> all{doubles(x.size())};
-    all.resize(1 + exact_.size(), doubles(static_cast<std::size_t>(columns_)));
-    gradients wanted{.y = rows(dy), .x = rows(all[0])};
-    for (std::size_t i = 0; i < exact_.size(); ++i) {
-      call.operands.push_back({const_cast<double*>(exact_[i].data()), dtype::f64, {columns_}});
-      wanted.operands.push_back({all[i + 1].data(), dtype::f64, {columns_}});
-    }
-    of.forward(call), of.backward(call, wanted);
-    return all;
-  }
   const device_tensor* operand(std::size_t i) const { return i < there_.size() ? there_[i].get() : nullptr; }
 
  private:
@@ -96,11 +78,10 @@ class linear_on_device {
         w_(drawn(static_cast<std::size_t>(of.columns * of.depth), of.type, 2)),
         x_there_(x_, of.type),
         w_there_(w_, of.type),
-        made_(x_.size(), of.type),
         y_(static_cast<std::size_t>(of.rows * of.columns), of.type),
         before_(of.before, of.rows, of.depth, of.type, 10),
         behind_(of.behind, of.rows, of.columns, of.type, 20) {
-    before_.a().x = before_.rows_of(x_there_.data()), before_.a().y = before_.rows_of(made_.data());
+    before_.a().x = before_.rows_of(x_there_.data()), before_.a().y = {};
     behind_.a().x = behind_.a().y = behind_.rows_of(y_.data());
   }
   warp_linear_call by_warps() {
@@ -113,22 +94,19 @@ class linear_on_device {
             .depth = of_.depth};
   }
   void launch_tiles() {
-    const bool makes = !before_.is_empty();
-    const std::size_t panels = static_cast<std::size_t>(ceil_div(of_.rows, kReadyRows));
-    const device_tensor ready(std::vector<float>(panels, 0.0f), dtype::f32);
+    ASSERT_TRUE(before_.is_empty());
     const request none_request;
     const arguments none{};
-    const linear_call call{.before = makes ? before_.r() : none_request,
-                           .a_before = makes ? before_.a() : none,
+    const linear_call call{.before = none_request,
+                           .a_before = none,
                            .behind = behind_.r(),
                            .a_behind = behind_.a(),
-                           .from = makes ? input_of::made : input_of::x,
-                           .input = makes ? made_.data() : x_there_.data(),
+                           .defers = false,
+                           .input = x_there_.data(),
                            .input_stride = of_.depth,
                            .matrix = w_there_.data(),
                            .matrix_stride = of_.depth,
                            .depth = of_.depth,
-                           .ready = makes ? static_cast<unsigned*>(ready.data()) : nullptr,
                            .sums = nullptr,
                            .offsets = nullptr};
     ASSERT_TRUE(fits(call));
@@ -158,89 +136,23 @@ class linear_on_device {
     const std::vector<float> zeros(static_cast<std::size_t>(2 * padded_columns(of_.columns)), 0.0f);
     const device_tensor sums(zeros, dtype::f32);
     auto* const first = static_cast<float*>(sums.data());
-    if (needs_statistics(input_of::deferred, of_.columns)) make_statistics(statistics);
-    fold(folded, first, centres, nullptr, 0);
+    if (needs_statistics(of_.columns)) make_statistics(statistics);
+    fold(folded, first, centres);
     const linear_call call{.before = before_.r(),
                            .a_before = before_.a(),
                            .behind = behind_.r(),
                            .a_behind = behind_.a(),
-                           .from = input_of::deferred,
+                           .defers = true,
                            .input = x_there_.data(),
                            .input_stride = of_.depth,
                            .matrix = folded.data(),
                            .matrix_stride = of_.depth,
                            .depth = of_.depth,
-                           .ready = nullptr,
                            .sums = first,
                            .offsets = first + padded_columns(of_.columns)};
     ASSERT_TRUE(fits(call));
     launch(call, 0, nullptr);
     expect_right();
-  }
-  // The gradients of x, of the matrix and of the norm's operands, from those of the products.
-  void expect_right_backward(bool centres) {
-    const std::vector<float> dy = drawn(static_cast<std::size_t>(of_.rows * of_.columns), of_.type, 30);
-    const narrow_plan shares = plan_narrow(of_.rows, of_.depth, facts(0));
-    ASSERT_GT(shares.teams, 0);
-    const auto floats = [](int64 count) { return std::vector<float>(static_cast<std::size_t>(count), 0.0f); };
-    const device_tensor dy_there(dy, of_.type), dx(x_.size(), of_.type), dw(w_.size(), of_.type),
-        dscale(static_cast<std::size_t>(of_.depth), of_.type), dbias(static_cast<std::size_t>(of_.depth), of_.type),
-        folded(w_.size(), of_.type), statistics(static_cast<std::size_t>(2 * of_.rows), dtype::f32),
-        sums(floats(2 * padded_columns(of_.columns)), dtype::f32), ready(floats(shares.tiles), dtype::f32),
-        parts(floats(shares.teams * shares.part()), dtype::f32), products(floats(shares.part()), dtype::f32),
-        told(floats(shares.shares()), dtype::f32);
-    make_statistics(statistics);
-    fold(folded, static_cast<float*>(sums.data()), centres, static_cast<unsigned*>(ready.data()), shares.tiles);
-    launch(narrow_call{.x = x_there_.data(),
-                       .folded = folded.data(),
-                       .gradient = dy_there.data(),
-                       .dx = dx.data(),
-                       .rows = of_.rows,
-                       .depth = of_.depth,
-                       .features = of_.columns,
-                       .x_stride = of_.depth,
-                       .gradient_stride = of_.columns,
-                       .statistics = static_cast<const float*>(statistics.data()),
-                       .centres = centres,
-                       .type = of_.type,
-                       .shares = static_cast<float*>(told.data()),
-                       .ready = static_cast<unsigned*>(ready.data()),
-                       .products = static_cast<float*>(parts.data())},
-           shares, 0, nullptr);
-    launch(narrow_gradients_call{.parts = static_cast<float*>(parts.data()),
-                                 .products = static_cast<float*>(products.data()),
-                                 .matrix = w_there_.data(),
-                                 .scale = before_.operand(0)->data(),
-                                 .bias = centres ? before_.operand(1)->data() : nullptr,
-                                 .matrix_gradient = dw.data(),
-                                 .scale_gradient = dscale.data(),
-                                 .bias_gradient = centres ? dbias.data() : nullptr,
-                                 .result_bias_gradient = nullptr,
-                                 .depth = of_.depth,
-                                 .features = of_.columns,
-                                 .matrix_stride = of_.depth,
-                                 .type = of_.type,
-                                 .scale_type = of_.type,
-                                 .bias_type = centres ? of_.type : dtype::none,
-                                 .result_bias_type = dtype::none},
-           shares, 0, nullptr);
-
-    const doubles x(x_.begin(), x_.end()), input = before_.run(x);
-    doubles up(x.size()), of_matrix(w_.size());
-    for (int64 r = 0; r < of_.rows; ++r)
-      for (int64 c = 0; c < of_.columns; ++c)
-        for (int64 d = 0; d < of_.depth; ++d) {
-          const double one = dy[at(r * of_.columns + c)];
-          up[at(r * of_.depth + d)] += one * w_[at(c * of_.depth + d)];
-          of_matrix[at(c * of_.depth + d)] += one * input[at(r * of_.depth + d)];
-        }
-    const std::vector<doubles> of_norm = before_.backward(x, up);
-    EXPECT_LT(distance(dx.host(), of_norm[0]), 1e-2) << "x";
-    EXPECT_LT(distance(dw.host(), of_matrix), 1e-2) << "matrix";
-    EXPECT_LT(distance(dscale.host(), of_norm[1]), 1e-2) << "scale";
-    if (centres) {
-      EXPECT_LT(distance(dbias.host(), of_norm[2]), 1e-2) << "bias";
-    }
   }
   void expect_right() {
     const doubles input = before_.run(doubles(x_.begin(), x_.end()));
@@ -258,7 +170,6 @@ class linear_on_device {
   }
 
  private:
-  static std::size_t at(int64 i) { return static_cast<std::size_t>(i); }
   void make_statistics(const device_tensor& to) {
     request only = before_.r();
     only.only_statistics = true;
@@ -266,7 +177,7 @@ class linear_on_device {
     launch(only, prepare(only, before_.a(), 0, nullptr), before_.a(), 0, nullptr);
   }
   // sums: and offsets behind them.
-  void fold(const device_tensor& folded, float* sums, bool centres, unsigned* ready, int64 panels) {
+  void fold(const device_tensor& folded, float* sums, bool centres) {
     const device_tensor *scale = before_.operand(0), *bias = before_.operand(1);
     launch(fold_call{.matrix = w_there_.data(),
                      .scale = scale->data(),
@@ -276,8 +187,6 @@ class linear_on_device {
                      .offsets = sums + padded_columns(of_.columns),
                      .depth = of_.depth,
                      .stride = of_.depth,
-                     .ready = ready,
-                     .panels = panels,
                      .type = of_.type,
                      .scale_type = of_.type,
                      .bias_type = bias ? of_.type : dtype::none,
@@ -288,7 +197,7 @@ class linear_on_device {
 
   const linear_case of_;
   const std::vector<float> x_, w_;
-  const device_tensor x_there_, w_there_, made_, y_;
+  const device_tensor x_there_, w_there_, y_;
   side before_, behind_;
 };
 
@@ -298,10 +207,6 @@ TEST_F(EmulatedLinear, ByTiles) {
   linear_on_device({"", "bias | gelu", 200, 72, 136, dtype::bf16}).launch_tiles();
   linear_on_device({"", "bias", 130, 256, 264, dtype::f16}).launch_tiles();
 }
-TEST_F(EmulatedLinear, ByTilesOfRowsThatAreMade) {
-  linear_on_device({"rms_norm | scale", "bias | silu", 150, 256, 136, dtype::bf16}).launch_tiles();
-  linear_on_device({"layer_norm | scale | bias", "bias", 70, 1000, 64, dtype::bf16}).launch_tiles();
-}
 TEST_F(EmulatedLinear, ByTilesOfADeferredNorm) {
   linear_on_device({"rms_norm | scale", "bias", 150, 256, 136, dtype::bf16}).launch_deferred(false);
   linear_on_device({"layer_norm | scale", "bias", 150, 640, 136, dtype::bf16}).launch_deferred(true);
@@ -310,10 +215,6 @@ TEST_F(EmulatedLinear, ByTilesOfADeferredNorm) {
 TEST_F(EmulatedLinear, OfFewFeatures) {
   linear_on_device({"layer_norm | scale | bias", "bias | silu", 50, 256, 3, dtype::bf16}).launch_dots();
   linear_on_device({"rms_norm | scale", "bias", 9, 100, 1, dtype::f32}).launch_dots();
-}
-TEST_F(EmulatedLinear, BackwardOfANormAndFewFeatures) {
-  linear_on_device({"rms_norm | scale", "bias", 300, 512, 40, dtype::bf16}).expect_right_backward(false);
-  linear_on_device({"layer_norm | scale | bias", "bias", 200, 1000, 64, dtype::bf16}).expect_right_backward(true);
 }
 TEST_F(EmulatedLinear, ByWarps) {
   for (const int device : {0, 1}) {

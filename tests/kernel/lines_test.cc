@@ -4,7 +4,7 @@
 #include <map>
 
 #include "onepass/core.h"
-#include "src/cpu/common_lines.h"
+#include "src/cpu/row/common_lines.h"
 #include "src/cuda/row/group.h"
 #include "src/cuda/row/launch.h"
 #include "tests/cuda/imagined_call.h"

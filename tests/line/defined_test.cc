@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "src/cpu/run.h"
+#include "src/cpu/row/run.h"
 #include "src/plan/plan.h"
 #include "src/line/words.h"
 

@@ -160,34 +160,46 @@ TEST(Contraction, FewFeaturesBehindARowWord) {
 }
 
 TEST(Contraction, LinesThatAreSoftmaxButForAFactor) {
-  EXPECT_EQ(scale_of_softmax(parse("softmax")), 1.0);
-  EXPECT_EQ(scale_of_softmax(parse("mul(0.5) | mask | causal | add | mul(-3) | softmax")), -1.5);
+  EXPECT_EQ(softmax_scale(parse("softmax")), 1.0);
+  EXPECT_EQ(softmax_scale(parse("mul(0.5) | mask | causal | add | mul(-3) | softmax")), -1.5);
   for (const char* text : {"mul(0.5)", "rms_norm", "softmax | dropout(0.1)", "softmax | mul(2)", "keep | softmax",
                            "mul(0.5) | tanh | softmax", "bias | softmax"})
-    EXPECT_EQ(scale_of_softmax(parse(text)), std::nullopt) << text;
+    EXPECT_EQ(softmax_scale(parse(text)), std::nullopt) << text;
 }
 
-TEST(Contraction, MasksThatComeFirst) {
+TEST(Contraction, LeadingMasks) {
   using operands = std::vector<int>;
-  EXPECT_EQ(first_masks(parse("softmax")), operands());
-  EXPECT_EQ(first_masks(parse("mask | mul(0.5) | mask | softmax")), (operands{0, 1}));
-  EXPECT_EQ(first_masks(parse("mul(0.5) | add | mask | softmax")), operands()) << "what is added may be infinite";
-  EXPECT_EQ(first_masks(parse("mask | tanh | mask | softmax")), operands{0}) << "tanh(-inf) is -1";
+  EXPECT_EQ(leading_masks(parse("softmax")), operands());
+  EXPECT_EQ(leading_masks(parse("mask | mul(0.5) | mask | softmax")), (operands{0, 1}));
+  EXPECT_EQ(leading_masks(parse("mul(0.5) | add | mask | softmax")), operands()) << "what is added may be infinite";
+  EXPECT_EQ(leading_masks(parse("mask | tanh | mask | softmax")), operands{0}) << "tanh(-inf) is -1";
   for (const char* text : {"mul(-2) | mask | softmax", "mul(0) | mask | softmax", "mul(1e-60) | mask | softmax"})
-    EXPECT_EQ(first_masks(parse(text)), operands()) << text;
+    EXPECT_EQ(leading_masks(parse(text)), operands()) << text;
 }
 
-TEST(Contraction, TriangularLines) {
+TEST(Contraction, CausalLines) {
   for (const char* text :
        {"causal | softmax", "mul(0.1) | causal | softmax | dropout(0.1)", "causal | mask | add | softmax"})
-    EXPECT_TRUE(is_triangular(parse(text))) << text;
+    EXPECT_TRUE(is_causal(parse(text))) << text;
   for (const char* text : {"softmax", "causal | tanh | softmax", "causal | mul(-1) | softmax", "softmax | causal",
                            "causal", "causal | rms_norm"})
-    EXPECT_FALSE(is_triangular(parse(text))) << text;
+    EXPECT_FALSE(is_causal(parse(text))) << text;
   EXPECT_TRUE(has_softmax(parse("mul(0.1) | softmax | keep")));
   EXPECT_FALSE(has_softmax(parse("rms_norm")) || has_softmax(parse("mul(0.1)")));
-  EXPECT_TRUE(leaves_zeros(parse("causal | softmax | mul(2) | dropout(0.1) | keep")));
-  EXPECT_FALSE(leaves_zeros(parse("causal | softmax | add")));
+  EXPECT_TRUE(is_one_bias(parse("bias")));
+  EXPECT_FALSE(is_one_bias(parse("add")) || is_one_bias(parse("bias | bias")));
+}
+
+TEST(Contraction, WordsBehindSoftmax) {
+  const line linear = parse("causal | softmax | mul(2) | dropout(0.1) | scale | keep");
+  EXPECT_TRUE(is_linear(linear) && maps_zero_to_zero(linear));
+  for (const char* text : {"softmax | relu", "softmax | gelu | mul(2)", "softmax | gate(tanh)", "softmax | softsign"}) {
+    EXPECT_TRUE(maps_zero_to_zero(parse(text))) << text;
+    EXPECT_FALSE(is_linear(parse(text))) << text;
+  }
+  for (const char* text : {"softmax | add", "softmax | bias", "softmax | gate(sigmoid)", "softmax | softplus"})
+    EXPECT_FALSE(maps_zero_to_zero(parse(text)) || is_linear(parse(text))) << text;
+  EXPECT_TRUE(maps_zero_to_zero(parse("bias | softmax"))) << "what stands before softmax does not count";
 }
 
 }  // namespace

@@ -175,6 +175,11 @@ const std::vector<activation>& activations() {
        [](number x, number a) { return x > 0 ? x : a * x; },
        [](number x, number a) { return x > 0 ? 1.0L : a; },
        {0}},
+      {"softsign",
+       0,
+       [](number x, number) { return x / (1 + std::fabs(x)); },
+       [](number x, number) { return 1 / ((1 + std::fabs(x)) * (1 + std::fabs(x))); },
+       {0}},
   };
   return all;
 }
@@ -348,7 +353,12 @@ constexpr special kSpecial[] = {{"relu", 0, 0, 0},
                                 {"leaky_relu", kInf, kInf, 1},
                                 {"leaky_relu", -kInf, -kInf, 0.01},
                                 {"leaky_relu", 1e4, 1e4, 1},
-                                {"leaky_relu", -1e4, -100, 0.01}};
+                                {"leaky_relu", -1e4, -100, 0.01},
+                                {"softsign", 0, 0, 1},
+                                {"softsign", kInf, kNan, kNan},
+                                {"softsign", -kInf, kNan, kNan},
+                                {"softsign", 1e4, 0.9999000099990001, 9.998000299960005e-09},
+                                {"softsign", -1e4, -0.9999000099990001, 9.998000299960005e-09}};
 
 template <class T>
 void expect_special_values() {
@@ -368,6 +378,14 @@ void expect_special_values() {
   for (const activation& of : activations()) {
     const std::vector<T> x(1, std::numeric_limits<T>::quiet_NaN());
     EXPECT_TRUE(std::isnan(run(of.name, direction::forward, static_cast<double>(of.a), x)[0])) << of.name;
+  }
+}
+
+// What the planner goes by.
+TEST_P(activation_test, zeros_are_mapped_to_zero_where_the_descriptor_says_so) {
+  for (const activation& of : activations()) {
+    const double y = run<double>(of.name, direction::forward, static_cast<double>(of.a), {0})[0];
+    EXPECT_EQ(y == 0, spec::find(spec::activations(), of.name)->maps_zero_to_zero) << of.name;
   }
 }
 

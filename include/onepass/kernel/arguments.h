@@ -39,8 +39,8 @@ struct arguments {
   view x;   // forward and backward: the input, where it is read; backward: the result, where the line resumes there
   view y;   // forward: the result.  backward: its gradient
   view dx;  // backward
-  // Backward: the result made again, where it is asked for; never where the line resumes at its result. On the CPU
-  // src/cpu/run.cc knows of it, not the kernel.
+  // Backward: the recomputed result, where it is asked for; never where backward starts from the result. On the CPU
+  // src/cpu/row/run.cc writes it, not the kernel.
   view again;
   view operand[kOperands];
   // Of tensor operands; column gradients go through column_partial, on CUDA those of one part straight to here.
@@ -48,9 +48,10 @@ struct arguments {
   view kept[kKeeps];  // forward: written.  backward: read where the line resumes there
   view kept_gradient[kKeeps];
 
-  void* statistics;  // [statistics][rows], float (double where x is f64); null: not saved
-  void* row_parts;  // CUDA, rows too long for a cluster: [rows][parts][3], as statistics (kernel/row/split_rows.cuda.h)
-  void* totals;     // and their two sums in backward: [2][rows]
+  void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
+  void* row_parts;       // CUDA, rows too long for a cluster: [rows][parts][kPartNumbers], as statistics
+                         // (kernel/row/split_rows.cuda.h)
+  void* totals;          // and their two sums in backward: [2][rows]
   void* column_partial;  // [column gradients wanted][parts][columns]; CPU: double, CUDA: as statistics
   int64 parts;           // where several tensors share them, column_partial points to this one's first
   uint64

@@ -72,7 +72,7 @@ ONEPASS_COMPARE(!=)
 // --- functions. For results of 32 and 64 bits CUDA's own, without fast maths: at most 2 ULP each (CUDA C++ programming
 // guide, mathematical functions), and the chip's reciprocal (1 ULP); tanh in float is ours (3 ULP).
 
-inline constexpr bool kShort = ONEPASS_RESULT_BITS <= 11, kShorter = ONEPASS_RESULT_BITS <= 8;
+inline constexpr bool kShort = ONEPASS_RESULT_BITS <= kShortBits, kShorter = ONEPASS_RESULT_BITS <= 8;
 
 // A NaN stays.
 ONEPASS_FUNCTION float min_number(float a, float b) {

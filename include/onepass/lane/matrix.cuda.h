@@ -6,13 +6,9 @@
 #pragma once
 
 #include "onepass/lane/memory.cuda.h"
+#include "onepass/lane/tensor_map.h"
 
 ONEPASS_BEGIN
-
-// What TMA knows of a matrix in global memory (CUtensorMap), made by the driver.
-struct alignas(64) tensor_map {
-  uint64 words[16];
-};
 
 ONEPASS_FUNCTION void prefetch(const tensor_map& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -56,18 +52,6 @@ ONEPASS_FUNCTION void tell_bytes(uint32 to, uint32 from, int count, uint32 box) 
                "r"(from), "r"(count), "r"(box)
                : "memory");
 }
-// Takes a tile from shared memory to the map's place; what is outside the matrix is left out. The thread's stores of a
-// group end together.
-ONEPASS_FUNCTION void store_tile(uint32 from, const tensor_map& map, int row, int column) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
-               "r"(from), "r"(column), "r"(row)
-               : "memory");
-}
-ONEPASS_FUNCTION void close_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// The tiles of all this thread's stores have been read.
-ONEPASS_FUNCTION void wait_for_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// What this thread wrote to memory, global or shared, is what TMA and the tensor cores read after.
-ONEPASS_FUNCTION void let_copies_see_writes() { asm volatile("fence.proxy.async;" ::: "memory"); }
 // What this thread wrote and read in the block's shared memory comes before what copies and products do there that hear
 // of it later. Without it a number that is read may still be on its way while its thread tells that its place is free:
 // what TMA brings there does not queue behind the read, as other threads' writes do.

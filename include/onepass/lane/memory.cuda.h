@@ -8,26 +8,13 @@ ONEPASS_BEGIN
 
 template <dtype D>
 struct stored;
-template <>
-struct stored<dtype::f32> {
-  using type = float;
-};
-template <>
-struct stored<dtype::f64> {
-  using type = double;
-};
-template <>
-struct stored<dtype::bf16> {
-  using type = uint16;
-};
-template <>
-struct stored<dtype::f16> {
-  using type = uint16;
-};
-template <>
-struct stored<dtype::boolean> {
-  using type = uint8;
-};
+#define ONEPASS_STORED(name, torch_name, scalar_type, storage) \
+  template <>                                                  \
+  struct stored<dtype::name> {                                 \
+    using type = storage;                                      \
+  };
+ONEPASS_DTYPES(ONEPASS_STORED)
+#undef ONEPASS_STORED
 
 template <dtype D, class T>
 ONEPASS_FUNCTION T from_storage(typename stored<D>::type s) {

@@ -12,11 +12,42 @@ using uint8 = unsigned char;
 // NVRTC knows neither <limits> nor the compiler's built-in infinity.
 inline constexpr double kInfinity = __builtin_bit_cast(double, 0x7ff0000000000000ull);
 
-// How a number is stored. Arithmetic is float, or double where x is f64.
-enum class dtype : int { none, f32, f64, bf16, f16, boolean };
+// How a number is stored: the dtype, PyTorch's name of it, its name among c10's ScalarTypes, and what holds a number.
+#define ONEPASS_DTYPES(of)                                                                             \
+  of(f32, float32, Float, float) of(f64, float64, Double, double) of(bf16, bfloat16, BFloat16, uint16) \
+      of(f16, float16, Half, uint16) of(boolean, bool, Bool, uint8)
 
+inline constexpr int kShortBits = 11;  // significant ones of float16; bfloat16 has 8
+
+// Arithmetic is float, or double where x is f64.
+#define ONEPASS_ENUMERATOR(name, torch_name, scalar_type, storage) , name
+enum class dtype : int { none ONEPASS_DTYPES(ONEPASS_ENUMERATOR) };
+#undef ONEPASS_ENUMERATOR
+
+// Written out: kernels on the CPU ask at run time, the likely types first.
 constexpr int size_of(dtype type) {
   return type == dtype::f64 ? 8 : type == dtype::f32 ? 4 : type == dtype::boolean ? 1 : type == dtype::none ? 0 : 2;
+}
+#define ONEPASS_CHECK_SIZE(name, torch_name, scalar_type, storage) \
+  static_assert(size_of(dtype::name) == sizeof(storage));
+ONEPASS_DTYPES(ONEPASS_CHECK_SIZE)
+#undef ONEPASS_CHECK_SIZE
+
+constexpr bool is_floating(dtype type) { return type != dtype::none && type != dtype::boolean; }
+
+constexpr const char* name_of(dtype type) {
+#define ONEPASS_NAME(name, torch_name, scalar_type, storage) \
+  if (type == dtype::name) return #name;
+  ONEPASS_DTYPES(ONEPASS_NAME)
+#undef ONEPASS_NAME
+  return "none";
+}
+constexpr const char* torch_name_of(dtype type) {
+#define ONEPASS_NAME(name, torch_name, scalar_type, storage) \
+  if (type == dtype::name) return #torch_name;
+  ONEPASS_DTYPES(ONEPASS_NAME)
+#undef ONEPASS_NAME
+  return "none";
 }
 
 }  // namespace onepass

@@ -40,6 +40,7 @@ struct relu {
                                     .kind = word_kind::activation,
                                     .flops_forward = 1,
                                     .flops_backward = 1,
+                                    .maps_zero_to_zero = true,
                                     .formula = "max(x, 0)",
                                     .meaning = "rectified linear unit"};
   template <class L>
@@ -57,6 +58,7 @@ struct gelu {
                                     .kind = word_kind::activation,
                                     .flops_forward = 16,
                                     .flops_backward = 30,
+                                    .maps_zero_to_zero = true,
                                     .formula = "x · Φ(x), Φ the normal distribution function",
                                     .meaning = "Gaussian error linear unit, exact"};
   template <class L>
@@ -79,6 +81,7 @@ struct gelu_tanh {  // 0.5x(1 + tanh u) = x · sigmoid(2u): exact algebra, and n
                                     .kind = word_kind::activation,
                                     .flops_forward = 14,
                                     .flops_backward = 22,
+                                    .maps_zero_to_zero = true,
                                     .formula = "x · sigmoid(2u), u = √(2/π)(x + 0.044715x³)",
                                     .meaning = "Gaussian error linear unit, tanh approximation"};
   template <class L>
@@ -106,6 +109,7 @@ struct quick_gelu {
                                     .kind = word_kind::activation,
                                     .flops_forward = 11,
                                     .flops_backward = 16,
+                                    .maps_zero_to_zero = true,
                                     .formula = "x · sigmoid(1.702x)",
                                     .meaning = "Gaussian error linear unit, sigmoid approximation"};
   template <class L>
@@ -129,6 +133,7 @@ struct silu {
                                     .kind = word_kind::activation,
                                     .flops_forward = 10,
                                     .flops_backward = 15,
+                                    .maps_zero_to_zero = true,
                                     .formula = "x · sigmoid(x)",
                                     .meaning = "sigmoid linear unit, swish"};
   template <class L>
@@ -151,6 +156,7 @@ struct tanh {
                                     .kind = word_kind::activation,
                                     .flops_forward = 10,
                                     .flops_backward = 13,
+                                    .maps_zero_to_zero = true,
                                     .formula = "tanh(x)",
                                     .meaning = "hyperbolic tangent"};
   template <class L>
@@ -191,6 +197,7 @@ struct relu_squared {
                                     .kind = word_kind::activation,
                                     .flops_forward = 2,
                                     .flops_backward = 3,
+                                    .maps_zero_to_zero = true,
                                     .formula = "max(x, 0)²",
                                     .meaning = "squared rectified linear unit"};
   template <class L>
@@ -226,6 +233,7 @@ struct mish {  // tanh(log1p(e)) = n / (n + 2) with n = e(e + 2), e = exp(x)
                                     .kind = word_kind::activation,
                                     .flops_forward = 13,
                                     .flops_backward = 22,
+                                    .maps_zero_to_zero = true,
                                     .formula = "x · tanh(softplus(x))",
                                     .meaning = "mish"};
   template <class L>
@@ -250,6 +258,7 @@ struct hardswish {
                                     .kind = word_kind::activation,
                                     .flops_forward = 5,
                                     .flops_backward = 5,
+                                    .maps_zero_to_zero = true,
                                     .formula = "x · min(max(x + 3, 0), 6) / 6",
                                     .meaning = "piecewise quadratic swish"};
   template <class L>
@@ -270,6 +279,7 @@ struct elu {
                                     .parameter_default = 1.0,
                                     .flops_forward = 12,
                                     .flops_backward = 11,
+                                    .maps_zero_to_zero = true,
                                     .formula = "x if x > 0 else alpha · (exp(x) - 1)",
                                     .meaning = "exponential linear unit"};
   template <class L>
@@ -289,6 +299,7 @@ struct leaky_relu {
                                     .parameter_default = 0.01,
                                     .flops_forward = 2,
                                     .flops_backward = 2,
+                                    .maps_zero_to_zero = true,
                                     .formula = "x if x > 0 else negative_slope · x",
                                     .meaning = "leaky rectified linear unit"};
   template <class L>
@@ -301,11 +312,30 @@ struct leaky_relu {
   }
 };
 
+struct softsign {
+  static constexpr descriptor about{.name = "softsign",
+                                    .kind = word_kind::activation,
+                                    .flops_forward = 3,
+                                    .flops_backward = 5,
+                                    .maps_zero_to_zero = true,
+                                    .formula = "x / (1 + |x|)",
+                                    .meaning = "softsign"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return x / (L(1) + abs(x));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L x, L dy) {
+    const L r = L(1) / (L(1) + abs(x));
+    return dy * r * r;
+  }
+};
+
 template <class... Words>
 struct list {};
 
 using activations = list<relu, gelu, gelu_tanh, silu, tanh, sigmoid, relu_squared, quick_gelu, softplus, mish,
-                         hardswish, elu, leaky_relu>;
+                         hardswish, elu, leaky_relu, softsign>;
 
 }  // namespace word
 ONEPASS_END

@@ -1,21 +1,7 @@
-// Words in sequence. Forward folds left to right; backward computes the forward values again in registers and walks
+// Words in sequence. Forward folds left to right; backward recomputes the forward values in registers and walks
 // back, giving each operand its gradient on the way.
 //
-// A word reaches the call through the kernel's Place, which knows the row and the columns of a lane:
-//   operand<L, I>()            operand I here
-//   wants<I>()                 whether operand I's gradient is wanted
-//   column_gradient<I>(g), tensor_gradient<I>(g)
-//   column_gradient<I>(dy, x)  the same of the product
-//   parameter<J>()             a number of the line, in the arithmetic's type
-//   keeps<L, K>(threshold)     mask of where dropout number K's 16 random bits are at least the threshold
-//   column<L>(), matrix_row<L>()
-//   opposite<L>(f)             f(a place half a row away), its negative in the row's first half
-//   keep<K>(value)             stores keep number K; returns the value as stored
-//   rounded(value)             the value as it would be stored
-//   kept<L, K>(), kept_gradient<L, K>()
-//   contract<J>(x, w)          adds Σ x w to the row's feature J
-//   feature_gradient<J>()      the gradient of the row's feature J
-//   x(), dy()                  what enters the line and its result's gradient (value_and_gradient)
+// Words reach the call through the kernel's cursor: its row, and the columns of one lane.
 #if defined(ONEPASS_WORD_CHAIN_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_WORD_CHAIN_H_
 #undef ONEPASS_WORD_CHAIN_H_
@@ -33,6 +19,39 @@ template <class A, class B>
 inline constexpr bool same_type = false;
 template <class A>
 inline constexpr bool same_type<A, A> = true;
+
+template <class A, class B>
+concept same = same_type<A, B>;
+
+// What a kernel's cursor offers to words whose lanes are L. I, J, K: numbers of an operand, of a parameter or feature,
+// and of a dropout or keep.
+struct any_function {
+  template <class Cursor>
+  auto operator()(Cursor& there) const {
+    return there.x();
+  }
+};
+template <class Cursor, class L>
+concept cursor_of = requires(Cursor& at, L v, int threshold) {
+  { at.x() } -> same<L>;   // what enters the line
+  { at.dy() } -> same<L>;  // its result's gradient
+  { at.template operand<L, 0>() } -> same<L>;
+  { at.template wants<0>() } -> same<bool>;  // whether operand I's gradient is wanted
+  at.template column_gradient<0>(v);
+  at.template column_gradient<0>(v, v);  // of the product of both
+  at.template tensor_gradient<0>(v);
+  at.template parameter<0>();          // a number of the line, in the arithmetic's type
+  at.template keeps<L, 0>(threshold);  // mask of where dropout K's 16 random bits are at least the threshold
+  { at.template column<L>() } -> same<L>;
+  { at.template matrix_row<L>() } -> same<L>;
+  { at.template opposite<L>(any_function()) } -> same<L>;  // f(cursor half a row away), negative in the first half
+  { at.template keep<0>(v) } -> same<L>;                   // stores keep K; the value as stored
+  { at.rounded(v) } -> same<L>;                            // the value as it would be stored
+  { at.template kept<L, 0>() } -> same<L>;
+  { at.template kept_gradient<L, 0>() } -> same<L>;
+  at.template contract<0>(v, v);  // adds Σ x w to the row's feature J
+  at.template feature_gradient<0>();
+};
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
@@ -55,16 +74,14 @@ struct placed {
   static constexpr bool needs_input = about.backward_needs_input;
   static constexpr int flops = about.flops_forward + about.flops_backward;
   static constexpr int operands = Operand < 0 ? 0 : Operand + about.operands;
-  static constexpr bool scales = same_type<Word, word::scale> || same_type<Word, word::mul>,
-                        adds = same_type<Word, word::bias> || same_type<Word, word::add> ||
-                               same_type<Word, word::mask_additive>;
+  static constexpr bool scales = about.scales, adds = about.adds;
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
   static constexpr int features = about.kind == word_kind::feature ? Ordinal + 1 : 0;
   using numbers = typename indices_to < Parameter<0 ? 0 : about.parameters>::type;
 
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L forward(L x, Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L forward(L x, Cursor& at) {
     if constexpr (about.kind == word_kind::keep) {
       return at.template keep<Ordinal>(x);
     } else if constexpr (about.kind == word_kind::feature) {
@@ -75,28 +92,28 @@ struct placed {
     }
   }
 
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L operand(Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L operand(Cursor& at) {
     return at.template operand<L, Operand>();
   }
   // Of a word that scales.
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L factor(Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L factor(Cursor& at) {
     if constexpr (Parameter >= 0) return L(at.template parameter<Parameter>());
     else return operand<L>(at);
   }
 
-  // Forward again, in backward: nothing is stored.
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L recompute(L x, Place& at) {
+  // Forward in backward: nothing is stored.
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L recompute(L x, Cursor& at) {
     if constexpr (resumes) return at.template kept<L, Ordinal>();
     else if constexpr (about.kind == word_kind::keep) return at.rounded(x);
     else if constexpr (about.kind == word_kind::feature) return x;
     else return compute(x, at);
   }
 
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L backward(L x, L dy, Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L backward(L x, L dy, Cursor& at) {
     if constexpr (about.kind == word_kind::keep) {
       return dy + at.template kept_gradient<L, Ordinal>();
     } else if constexpr (about.kind == word_kind::feature) {
@@ -110,7 +127,7 @@ struct placed {
     } else if constexpr (about.kind == word_kind::dropout) {
       const auto p = at.template parameter<Parameter>();
       return Word::backward(dy, at.template keeps<L, Ordinal>(Word::threshold(p)), p);
-    } else if constexpr (same_type<Word, word::causal>) {
+    } else if constexpr (about.is_causal) {
       return Word::backward(dy, at.template column<L>(), at.template matrix_row<L>());
     } else if constexpr (about.operand != operand_kind::none) {
       L o{};
@@ -129,15 +146,15 @@ struct placed {
   }
 
  private:
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L compute(L x, Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L compute(L x, Cursor& at) {
     if constexpr (about.kind == word_kind::dropout) {
       const auto p = at.template parameter<Parameter>();
       return Word::forward(x, at.template keeps<L, Ordinal>(Word::threshold(p)), p);
     } else if constexpr (about.kind == word_kind::rotary) {
       const L other = at.template opposite<L>([](auto& there) ONEPASS_LAMBDA { return there.x(); });
       return Word::forward(x, other, operand<L>(at), at.template operand<L, Operand + 1>());
-    } else if constexpr (same_type<Word, word::causal>) {
+    } else if constexpr (about.is_causal) {
       return Word::forward(x, at.template column<L>(), at.template matrix_row<L>());
     } else if constexpr (about.operand != operand_kind::none) {
       return forward_of<L>(numbers{}, at, x, operand<L>(at));
@@ -147,12 +164,12 @@ struct placed {
   }
 
   // With the word's numbers behind.
-  template <class L, int... I, class Place, class... Lanes>
-  static ONEPASS_FUNCTION L forward_of(indices<I...>, Place& at, Lanes... lanes) {
+  template <class L, int... I, class Cursor, class... Lanes>
+  static ONEPASS_FUNCTION L forward_of(indices<I...>, Cursor& at, Lanes... lanes) {
     return Word::forward(lanes..., L(at.template parameter<Parameter + I>())...);
   }
-  template <class Result, int... I, class Place, class L, class... Lanes>
-  static ONEPASS_FUNCTION Result backward_of(indices<I...>, Place& at, L x, Lanes... lanes) {
+  template <class Result, int... I, class Cursor, class L, class... Lanes>
+  static ONEPASS_FUNCTION Result backward_of(indices<I...>, Cursor& at, L x, Lanes... lanes) {
     return Word::backward(x, lanes..., L(at.template parameter<Parameter + I>())...);
   }
 };
@@ -167,16 +184,16 @@ struct chain<> {
   static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
   static constexpr int flops = 0;             // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0, features = 0;  // as the words so far have counted
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L forward(L x, Place&) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L forward(L x, Cursor&) {
     return x;
   }
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L recompute(L x, Place&) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L recompute(L x, Cursor&) {
     return x;
   }
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L backward(L, L dy, Place&) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L backward(L, L dy, Cursor&) {
     return dy;
   }
 };
@@ -194,35 +211,35 @@ struct chain<Head, Tail...> {
   static constexpr int keeps = larger(Head::keeps, tail::keeps);
   static constexpr int features = larger(Head::features, tail::features);
 
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L forward(L x, Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L forward(L x, Cursor& at) {
     if constexpr (Head::scales && tail::adds) return tail::forward(x, Head::template factor<L>(at), at);
     else return tail::forward(Head::forward(x, at), at);
   }
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L recompute(L x, Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L recompute(L x, Cursor& at) {
     if constexpr (tail::resumes) return tail::recompute(x, at);
     else if constexpr (Head::scales && tail::adds) return tail::recompute(x, Head::template factor<L>(at), at);
     else return tail::recompute(Head::recompute(x, at), at);
   }
   // Behind `scale` or `mul`, a chain that begins with `bias`, `add` or an additive mask: both in one operation, which
   // rounds once. Its result is a plain lane where L is a short one, which what follows must not lose.
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L forward(L x, L factor, Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L forward(L x, L factor, Cursor& at) {
     return tail::forward(L(fma(x, factor, Head::template operand<L>(at))), at);
   }
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L recompute(L x, L factor, Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L recompute(L x, L factor, Cursor& at) {
     return tail::recompute(L(fma(x, factor, Head::template operand<L>(at))), at);
   }
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L backward(L x, L factor, L dy, Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L backward(L x, L factor, L dy, Cursor& at) {
     L value{};
     if constexpr (tail::needs_input) value = fma(x, factor, Head::template operand<L>(at));
     return Head::backward(L{}, tail::backward(value, dy, at), at);  // what adds needs no input
   }
-  template <class L, class Place>
-  static ONEPASS_FUNCTION L backward(L x, L dy, Place& at) {
+  template <class L, class Cursor>
+  static ONEPASS_FUNCTION L backward(L x, L dy, Cursor& at) {
     if constexpr (Head::scales && tail::adds && tail::needs_input)
       return Head::backward(x, tail::backward(x, Head::template factor<L>(at), dy, at), at);
     if constexpr (tail::needs_input && word::has_both<typename Head::what, L>) {
@@ -254,23 +271,23 @@ struct line {
 template <class Line>
 struct row_result {
   static constexpr bool kIsGiven = false;
-  template <class L, class Saved, class Place>
-  static ONEPASS_FUNCTION L of(L x, Saved saved, Place& at) {
+  template <class L, class Saved, class Cursor>
+  static ONEPASS_FUNCTION L of(L x, Saved saved, Cursor& at) {
     return Line::row::recompute(Line::pre::recompute(x, at), saved);
   }
 };
 template <class Pre, class Row, int RowParameter, class Post>
 struct row_result<line<Pre, word::resumed<Row>, RowParameter, Post>> {
   static constexpr bool kIsGiven = true;
-  template <class L, class Saved, class Place>
-  static ONEPASS_FUNCTION L of(L result, Saved, Place&) {
+  template <class L, class Saved, class Cursor>
+  static ONEPASS_FUNCTION L of(L result, Saved, Cursor&) {
     return result;
   }
 };
 
 // z, the row word's result, and its gradient, of one lane in backward.
-template <class Line, class L, class Place, class T>
-ONEPASS_FUNCTION word::terms<L> value_and_gradient(Place& at, word::row_numbers<T> saved) {
+template <class Line, class L, class Cursor, class T>
+ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, word::row_numbers<T> saved) {
   L x{};
   if constexpr (!Line::pre::resumes) x = at.x();
   const L z = row_result<Line>::of(x, saved, at);

@@ -53,7 +53,16 @@ struct descriptor {
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
   int flops_forward = 1;                  // per element
   int flops_backward = 1;
-  const char* defined = "";  // of a user's word: the struct's name in onepass::word (src/line/defined.h)
+  // What the word is in mathematics, for who has to know: planners of attention, the rewriter, prices.
+  bool maps_zero_to_zero = false;  // f(0) is 0, with a finite derivative, whatever a finite operand or number is
+  bool is_linear = false;          // f(c x) is c f(x): a factor common to a row may be taken out
+  bool scales = false;             // x times the operand, or times the number
+  bool adds = false;               // x plus the operand
+  bool is_causal = false;          // -inf where the column is past the row, in the last two dimensions
+  bool normalises = false;         // divides the row by its deviation or its root mean square
+  bool centres = false;            // takes the row's mean from it
+  bool is_softmax = false;         // the row's probabilities
+  const char* defined = "";        // of a user's word: the struct's name in onepass::word (src/line/defined.h)
   const char* formula = "";
   const char* meaning = "";
 };
@@ -63,5 +72,11 @@ struct descriptor {
 constexpr int statistics_of(const descriptor& about, dtype x) {
   return about.statistics > 2 && size_of(x) == 2 ? 2 : about.statistics;
 }
+
+// The operand says which places are left out: -inf where it is false, or added.
+constexpr bool is_mask(const descriptor& about) {
+  return about.kind == word_kind::mask && about.operand != operand_kind::none;
+}
+constexpr bool is_bias(const descriptor& about) { return about.adds && about.operand == operand_kind::column; }
 
 }  // namespace onepass

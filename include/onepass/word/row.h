@@ -73,6 +73,8 @@ struct layer_norm {
                                     .flops_recompute = 2,
                                     .flops_forward = 7,
                                     .flops_backward = 11,
+                                    .normalises = true,
+                                    .centres = true,
                                     .formula = "(x - mean) / √(var + eps)",
                                     .meaning = "normalises the row to mean 0 and variance 1; affine is `scale | bias`"};
   template <class Row, class T>
@@ -113,6 +115,7 @@ struct rms_norm {
                                     .flops_recompute = 1,
                                     .flops_forward = 4,
                                     .flops_backward = 8,
+                                    .normalises = true,
                                     .formula = "x / √(mean(x²) + eps)",
                                     .meaning = "divides the row by its root mean square; the weight is `scale`"};
   template <class Row, class T>
@@ -147,6 +150,7 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
                                     .backward_from_result = true,
                                     .flops_forward = 12,
                                     .flops_backward = 14,
+                                    .is_softmax = true,
                                     .formula = "exp(x - max) / Σ exp(x - max)",
                                     .meaning = "probabilities over the row; a fully masked row gives zeros"};
   template <class Row, class T>

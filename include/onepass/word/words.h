@@ -28,6 +28,7 @@ struct bias {
                                     .operand_gradient_is_dy = true,
                                     .flops_forward = 1,
                                     .flops_backward = 1,
+                                    .adds = true,
                                     .formula = "x + b",
                                     .meaning = "adds a column vector"};
   template <class L>
@@ -49,6 +50,9 @@ struct scale {
                                     .operand_gradient_is_dy_x = true,
                                     .flops_forward = 1,
                                     .flops_backward = 3,
+                                    .maps_zero_to_zero = true,
+                                    .is_linear = true,
+                                    .scales = true,
                                     .formula = "x · g",
                                     .meaning = "multiplies by a column vector"};
   template <class L>
@@ -69,6 +73,9 @@ struct mul {
                                     .backward_needs_input = false,
                                     .flops_forward = 1,
                                     .flops_backward = 1,
+                                    .maps_zero_to_zero = true,
+                                    .is_linear = true,
+                                    .scales = true,
                                     .formula = "x · c",
                                     .meaning = "multiplies by a number"};
   template <class L>
@@ -91,6 +98,7 @@ struct add {
                                     .operand_gradient_is_dy = true,
                                     .flops_forward = 1,
                                     .flops_backward = 0,
+                                    .adds = true,
                                     .formula = "x + r",
                                     .meaning = "adds a tensor, a residual say"};
   template <class L>
@@ -114,6 +122,7 @@ struct gate {
       .backward_needs_operand = true,
       .flops_forward = Activation::about.flops_forward + 1,
       .flops_backward = Activation::about.flops_forward + Activation::about.flops_backward + 2,
+      .maps_zero_to_zero = Activation::about.maps_zero_to_zero,
       .formula = "activation(x) · u",
       .meaning = "gates a tensor with an activation of x; gate(silu) is SwiGLU"};
   template <class L, class... Parameter>
@@ -140,6 +149,8 @@ struct dropout {  // keeps: which numbers stay, those whose 16 random bits, a pu
                                     .backward_needs_input = false,
                                     .flops_forward = 12,
                                     .flops_backward = 12,
+                                    .maps_zero_to_zero = true,
+                                    .is_linear = true,
                                     .formula = "x / (1 - p) with probability 1 - p, else 0",
                                     .meaning = "zeroes elements at random while training; no mask is stored"};
   // p is rounded to a multiple of 2^-16 and the kept values are scaled by that rounded probability's inverse,
@@ -194,6 +205,7 @@ struct mask_additive {
                                     .operand_gradient_is_dy = true,
                                     .flops_forward = 1,
                                     .flops_backward = 0,
+                                    .adds = true,
                                     .formula = mask_boolean::about.formula,
                                     .meaning = mask_boolean::about.meaning};
   template <class L>
@@ -212,6 +224,7 @@ struct causal {
                                     .backward_needs_input = false,
                                     .flops_forward = 1,
                                     .flops_backward = 1,
+                                    .is_causal = true,
                                     .formula = "x where column <= row of the last two dims, else -inf",
                                     .meaning = "masks what stands above the diagonal of the last two dimensions"};
   template <class L>
@@ -258,6 +271,8 @@ struct keep {
                                     .backward_needs_input = false,
                                     .flops_forward = 0,
                                     .flops_backward = 1,
+                                    .maps_zero_to_zero = true,
+                                    .is_linear = true,
                                     .formula = "x",
                                     .meaning = "also returns the value at this point"};
 };

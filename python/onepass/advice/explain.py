@@ -19,7 +19,7 @@ from onepass.pricing.saved import saved_by
 from onepass.rewrite import prices
 from onepass.rewrite.chains import Chain
 from onepass.rewrite.fuse import called, lines_of
-from onepass.rewrite.steps import CONTRACTIONS, kind
+from onepass.word import about
 
 __all__ = ["explain"]
 
@@ -141,12 +141,9 @@ def _advice(chain: Chain, profile: Profile, training: bool, again: bool) -> Advi
 
 
 def _saved_by_line(chain: Chain) -> int:
-    words = [word for word in chain.words if kind(word) not in CONTRACTIONS]
+    words = [word for word in chain.words if about(word).kind != "contraction"]
     value = value_of(chain.result)
     return _parse(" | ".join(words)).cost(sizes(value), value.dtype).saved_bytes
-
-
-OF_LAYER = ("linear", "bias")
 
 
 def _reason(chain: Chain, before, after, profile: Profile, training: bool) -> str:
@@ -156,11 +153,13 @@ def _reason(chain: Chain, before, after, profile: Profile, training: bool) -> st
         name = str(value_of(chain.x).dtype).removeprefix("torch.")
         own, library = profile.own_products[name], profile.products[name]
         said = f"compute-bound: {own / library:.2f} times as many operations a second as the library's product"
-        return f"{said}, what stands behind it stays in a core's cache" if chain.words[-1] not in OF_LAYER else said
+        last = about(chain.words[-1])
+        is_layer = last.is_bias or last.kind == "contraction"
+        return said if is_layer else f"{said}, what stands behind it stays in a core's cache"
     if total.bytes / profile.bandwidth < profile.fixed * total.kernels / 2:
         return f"launch-bound: {left.kernels} kernels in the place of {total.kernels}"
     words = [f"memory-bound: {total.bytes / max(left.bytes, 1):.1f} times fewer bytes"]
-    if not (chain.has_row_word or any(kind(word) == "dropout" for word in chain.words)):
+    if not chain.has("row", "dropout"):
         words.append("torch.compile fuses element-wise chains as well")
     elif total.bytes < 1.1 * left.bytes:
         words = ["memory-bound: as many bytes, moved at copy's speed"]

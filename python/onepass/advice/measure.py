@@ -11,7 +11,7 @@ from torch import Tensor
 from onepass.line import Line
 from onepass.pricing.profile import Profile
 from onepass.pricing.timing import Run, clock_for
-from onepass.rewrite.steps import CONTRACTIONS, kind
+from onepass.word import about
 
 if TYPE_CHECKING:
     from onepass.advice.report import Explanation
@@ -37,7 +37,7 @@ def measure(explained: Explanation, seconds: float) -> list[Measured]:
     clock, found = clock_for(device), []
     distinct = {(a.line, a.shape, a.dtype): a for a in explained.lines}
     for (text, shape, name), advice in distinct.items():
-        if any(kind(word.strip()) in CONTRACTIONS for word in text.split("|")):
+        if any(about(word.strip()).kind == "contraction" for word in text.split("|")):
             continue
         line, dtype = Line(text), getattr(torch, name)
         tensors = _tensors(line, shape, dtype, device, explained.training)

@@ -21,10 +21,6 @@ __all__ = ["Advice", "Explanation", "Operator"]
 
 SUMS = "sum of gradients"
 """Where a tensor is used twice. Of what no line takes part in, they are not counted."""
-NOT_ELEMENTWISE = {
-    *("linear", "addmm", "matmul", "bmm", "baddbmm", "einsum", "attention", "multi_head_attention_forward"),
-    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", SUMS),
-}
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Explanation:
     def elementwise(self) -> tuple[float, float]:
         """Seconds of the operators that multiply no matrices, forward and backward together: of all of them, and of
         those that lines do. Sums of gradients, which are known of lines alone, are in neither."""
-        counted = [o for o in self.operators if o.name not in NOT_ELEMENTWISE]
+        counted = [o for o in self.operators if o.name != SUMS and not o.forward.computing + o.backward.computing]
         seconds = [(o.forward.seconds + o.backward.seconds, o.line is not None) for o in counted]
         return sum(s for s, _ in seconds), sum(s for s, in_line in seconds if in_line)
 

@@ -12,12 +12,13 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from onepass import reference
 from onepass._shapes import is_sharded
 from onepass.graph.effects import effects_of, memory_of
 
 __all__ = [
-    *("ALLOCATES", "Operation", "is_contiguous", "is_tensor", "leave_apart", "modes", "operation", "same_shape"),
-    *("same", "sizes", "uncast", "value_of"),
+    *("Operation", "allocates", "is_contiguous", "is_tensor", "known", "leave_apart", "modes", "operation"),
+    *("same", "same_shape", "sizes", "uncast", "value_of"),
 ]
 
 
@@ -27,7 +28,8 @@ MOST_OVERWRITTEN = 8
 
 
 class Operation(NamedTuple):
-    """A function's name, and its arguments: nodes and constants."""
+    """A function's name, and its arguments: nodes and constants. An activation has the name and the numbers of its
+    word."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -106,21 +108,49 @@ UNKNOWN_SIZE = 4096
 
 
 def operation(node: Any) -> Operation | None:
-    """The node's operation, if it is one of those below with a floating-point tensor as its result."""
+    """The node's operation, if it is an activation or one of those below, with a floating-point tensor as its
+    result."""
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return None
-    name = None if node.meta.get(APART) else _NAMES.get(node.target)
-    if name is None or not is_tensor(node) or not value_of(node).is_floating_point():
+    names = () if node.meta.get(APART) else _names(node.target)
+    if not names or not is_tensor(node) or not value_of(node).is_floating_point() or not _does_nothing_else(node):
         return None
-    if not _does_nothing_else(node):
-        return None
+    return next(filter(None, (_read(name, node) for name in names)), None)
+
+
+def _read(name: str, node: fx.Node) -> Operation | None:
+    """The node, if it is this operation."""
     try:
-        arguments = _READERS[name](*node.args, **node.kwargs)
+        arguments = _READERS[name](*node.args, **node.kwargs) if name in _READERS else _activation(name, node)
     except TypeError:  # a spelling of PyTorch's that the reader does not know
         return None
     if isinstance(arguments, fx.Node):
         return _simplest(node, arguments)
     return Operation(name, arguments) if type(arguments) is tuple else arguments
+
+
+def _activation(name: str, node: fx.Node) -> tuple[Any, ...] | None:
+    def read(input, *args, **kwargs):
+        numbers = reference.IN_TORCH[name].numbers(*args, **kwargs)
+        return None if numbers is None else (input, *numbers)
+
+    return read(*node.args, **node.kwargs)
+
+
+def _names(target: Any) -> tuple[str, ...]:
+    """The operations that a call of this function may be."""
+    name = OTHERS.get(target)
+    return reference.words_called(target) if name is None else (name,)
+
+
+def known() -> set[str]:
+    """The names of all operations."""
+    return {*_READERS, *reference.ACTIVATIONS}
+
+
+def allocates(name: str) -> bool:
+    """Whether the operation's result is new memory, whatever its arguments are, or what it is given overwritten."""
+    return name in _ALLOCATES or name in reference.ACTIVATIONS
 
 
 def uncast(node: fx.Node) -> fx.Node:
@@ -160,7 +190,8 @@ def _is_new(node: fx.Node) -> bool:
     by a few others since, each of which has had it alone."""
     for _ in range(MOST_OVERWRITTEN):
         called = node.op in ("call_function", "call_method")  # an input may have the name of a method
-        if not called or _NAMES.get(node.target) not in ALLOCATES or node.meta.get(APART):
+        names = _names(node.target) if called else ()
+        if not names or not all(map(allocates, names)) or node.meta.get(APART):
             return False
         if not (writes := effects_of(node).writes):
             return effects_of(node).known
@@ -222,22 +253,6 @@ def _addmm(input, mat1, mat2, *, beta=1, alpha=1):
     return (mat1, mat2, input) if beta == alpha == 1 else None
 
 
-def _softplus(input, beta=1.0, threshold=20.0):
-    return (input,) if beta == 1 and threshold == 20 else None
-
-
-def _gelu(input, approximate="none"):
-    return (input, approximate)
-
-
-def _with_slope(input, slope=0.01, inplace=False):
-    return (input, float(slope))
-
-
-def _with_alpha(input, alpha=1.0, inplace=False):
-    return (input, float(alpha))
-
-
 def _unary(input, inplace=False):
     return (input,)
 
@@ -280,16 +295,6 @@ _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     },
     "mean": (_row_mean, (torch.mean, "mean")),
     "var": (_row_variance, (torch.var, "var")),
-    "relu": (_unary, (F.relu, torch.relu, "relu", torch.relu_, "relu_")),
-    "tanh": (_unary, (torch.tanh, F.tanh, "tanh", torch.tanh_, "tanh_")),
-    "sigmoid": (_unary, (torch.sigmoid, F.sigmoid, "sigmoid", torch.sigmoid_, "sigmoid_")),
-    "silu": (_unary, (F.silu, _nn.silu)),
-    "mish": (_unary, (F.mish, _nn.mish)),
-    "hardswish": (_unary, (F.hardswish, _nn.hardswish)),
-    "softplus": (_softplus, (F.softplus, _nn.softplus)),
-    "gelu": (_gelu, (F.gelu, _nn.gelu)),
-    "elu": (_with_alpha, (F.elu,)),
-    "leaky_relu": (_with_slope, (F.leaky_relu, _nn.leaky_relu)),
     "layer_norm": (_layer_norm, (F.layer_norm, torch.layer_norm)),
     "rms_norm": (_rms_norm, (F.rms_norm, torch.rms_norm)),
     "softmax": (_softmax, (F.softmax, torch.softmax, "softmax")),
@@ -299,11 +304,15 @@ _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "matmul": (lambda input, other: (input, other), (torch.matmul, operator.matmul, "matmul", torch.bmm)),
     "attention": (_attention, (F.scaled_dot_product_attention, _nn.scaled_dot_product_attention)),
     "swapped": (_swapped, ("transpose", torch.transpose, "swapaxes")),
-    "moved": (_moved, ("to", "type", "type_as", "float", "double", "half", "bfloat16", "view", "reshape")),
-    "moved ": (_moved, ("contiguous", torch.reshape, "flatten", torch.flatten, "unsqueeze", "squeeze")),
+    "moved": (
+        _moved,
+        (
+            *("to", "type", "type_as", "float", "double", "half", "bfloat16", "view", "reshape", "contiguous"),
+            *(torch.reshape, "flatten", torch.flatten, "unsqueeze", "squeeze"),
+        ),
+    ),
 }
 _READERS = {name: reader for name, (reader, _) in _TABLE.items()}
-_NAMES = {target: name for name, (_, targets) in _TABLE.items() for target in targets}
+OTHERS = {target: name for name, (_, targets) in _TABLE.items() for target in targets}
 
-ALLOCATES = frozenset(_TABLE) - {"swapped", "moved", "moved ", "dropout", "relu", "silu", "mish", "hardswish"}
-"""Operations whose result is new memory, whatever their arguments are."""
+_ALLOCATES = frozenset(_TABLE) - {"swapped", "moved", "dropout"}

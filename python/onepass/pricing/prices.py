@@ -16,21 +16,26 @@ from onepass.pricing.counting import Counts
 from onepass.pricing.kernels import Kernel
 from onepass.pricing.nodes import counts_of
 from onepass.pricing.profile import FEATURES, Profile
+from onepass.reference import ACTIVATIONS
+from onepass.word import about
 
 __all__ = ["Price", "features_of", "of_counts", "of_node", "of_words", "size_of"]
 
 BACKWARD: dict[str, tuple[int, int]] = {
     "add": (0, 0),
-    **dict.fromkeys(("pow", "square", "sqrt", "rsqrt", "erf", "relu", "tanh", "sigmoid", "silu", "mish"), (2, 1)),
-    **dict.fromkeys(("hardswish", "softplus", "gelu", "elu", "leaky_relu", "softmax", "dropout"), (2, 1)),
+    **dict.fromkeys(("pow", "square", "sqrt", "rsqrt", "erf", "softmax", "dropout"), (2, 1)),
     **dict.fromkeys(("exp", "expm1", "log", "log1p", "sin", "cos", "sinh", "cosh", "atan", "abs"), (2, 1)),
     **dict.fromkeys(("layer_norm", "rms_norm"), (2, 1)),
     **dict.fromkeys(("cast", "mean", "var", "sub"), (1, 1)),
     **dict.fromkeys(("mul", "div"), (1, 1)),
 }
 """How many tensors of its input's size the backward of an operator reads and writes that has a rate by its name. A
-product of two tensors has (3, 2). All other operators are counted by calling them."""
-RATES = {"mul": "add", "sub": "add", "div": "add", "cast": "add", "mish": "gelu", "softplus": "gelu", "erf": "gelu"}
+product of two tensors has (3, 2), an activation that is one kernel (2, 1). All other operators are counted by calling
+them."""
+OF_ACTIVATION = (2, 1)
+RATES = {"mul": "add", "sub": "add", "div": "add", "cast": "add", "erf": "gelu"}
+DEAR = 12
+"""Operations a number: an activation of more whose rate is not measured has gelu's."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def of_node(node: fx.Node, profile: Profile, backward: bool = False) -> Price:
     all else is made of what is counted when it is called.
     """
     op = operation(node)
-    if op is None or op.name not in BACKWARD:
+    if op is None or not _has_rate(op.name, node):
         return of_counts(counts_of(node, backward), profile, backward)
     result = value_of(node)
     if backward and not result.requires_grad:
@@ -84,7 +89,7 @@ def of_node(node: fx.Node, profile: Profile, backward: bool = False) -> Price:
         if backward:
             return _moved(size_of(result), _count(result), profile, "sum", result, False)
         return Price(size_of(inputs[1]), seconds=size_of(inputs[1]) / profile.bandwidth)
-    name = RATES.get(op.name, op.name)
+    name = _rated_as(op.name, profile)
     if not backward:
         bytes = sum(map(size_of, inputs)) + size_of(result)
         bytes += _count(result) if op.name == "dropout" else 0  # its mask
@@ -93,9 +98,20 @@ def of_node(node: fx.Node, profile: Profile, backward: bool = False) -> Price:
     return _moved(bytes, 8 * _count(result), profile, name, result, True) if bytes else Price()
 
 
+def _has_rate(name: str, node: fx.Node) -> bool:
+    """Whether the operation is one kernel, whose time follows from what it moves."""
+    return name in BACKWARD or name in ACTIVATIONS and len(counts_of(node, training=False).forward) == 1
+
+
+def _rated_as(name: str, profile: Profile) -> str:
+    """The operator whose rate it has."""
+    dear = name in ACTIVATIONS and name not in profile.operators and about(name).flops[0] > DEAR
+    return "gelu" if dear else RATES.get(name, name)
+
+
 def _moved_backward(name: str, inputs: Sequence[Tensor], result: Tensor) -> float:
     """What an element-wise operator's backward moves for those of its inputs that have gradients."""
-    reads, writes = BACKWARD[name]
+    reads, writes = BACKWARD.get(name, OF_ACTIVATION)
     learns = [tensor.requires_grad for tensor in inputs]
     if name in ("mul", "div") and len(inputs) == 2:
         reads, writes = 1 + sum(learns), sum(learns)
@@ -189,14 +205,14 @@ def _not_learned(line: Line, shape: tuple[int, ...], dtype: torch.dtype, learns:
 
 def features_of(line: Line) -> tuple[str, ...]:
     """Of `FEATURES`, those that the line has."""
-    names = {word.name for word in line.words}
+    properties = {property for word in line.words for property in word.properties}
     has = {
-        "softmax": "softmax" in names,
-        "norm": bool(names & {"layer_norm", "rms_norm"}),
-        "dropout": "dropout" in names,
+        "softmax": "is_softmax" in properties,
+        "norm": "normalises" in properties,
+        "dropout": any(word.kind == "dropout" for word in line.words),
         "column": any(word.operand == "column" for word in line.words),
         "activation": any(word.kind in ("activation", "gate") for word in line.words),
-        "mean": "layer_norm" in names,
+        "mean": "centres" in properties,
     }
     return tuple(feature for feature in FEATURES if has[feature])
 

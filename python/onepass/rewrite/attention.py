@@ -12,7 +12,7 @@ from onepass.functional._engines import call_of, choose
 from onepass.graph.effects import evaluated
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.rewrite.chains import Chain, Order, lies_as
-from onepass.rewrite.steps import kind
+from onepass.word import about
 
 __all__ = ["put_own_attention", "with_products"]
 
@@ -20,7 +20,8 @@ __all__ = ["put_own_attention", "with_products"]
 def with_products(chain: Chain) -> Chain:
     """A chain of softmax with the product of queries and keys that gives its input, and that of its weights and the
     values, where these are what it looks like; else as it is."""
-    if not any(word == "softmax" for word in chain.words) or value_of(chain.x).dim() < 3 or chain.is_viewed:
+    has_softmax = any("is_softmax" in about(word).properties for word in chain.words)
+    if not has_softmax or value_of(chain.x).dim() < 3 or chain.is_viewed:
         return chain
     return _with_values(_with_scores(chain))
 
@@ -31,7 +32,7 @@ def _with_scores(chain: Chain) -> Chain:
         return chain
     query, other = op.arguments
     swapped = operation(other)
-    if swapped is None or swapped.name != "swapped" or kind(chain.words[0]) == "scores":
+    if swapped is None or swapped.name != "swapped" or about(chain.words[0]).operand == "keys":
         return chain
     key = swapped.arguments[0]
     if (
@@ -50,7 +51,7 @@ def _with_scores(chain: Chain) -> Chain:
 
 
 def _with_values(chain: Chain) -> Chain:
-    if kind(chain.words[0]) != "scores" or len(chain.results) > 1:
+    if about(chain.words[0]).operand != "keys" or len(chain.results) > 1:
         return chain
     weights, passed = chain.result, set()
     while len(weights.users) == 1 and (op := operation(user := next(iter(weights.users)))) and op.name == "same":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -13,8 +14,8 @@ from onepass._native import LineError
 from onepass.graph.effects import UNKNOWN, Memory, effects_of, evaluated, memory_of
 from onepass.graph.operations import is_contiguous, is_tensor, modes, operation, same, same_shape, value_of
 from onepass.line import _parse
-from onepass.reference import ACTIVATIONS
-from onepass.rewrite.steps import CONTRACTIONS, ROW_WORDS, Step, kind, steps
+from onepass.rewrite.steps import Step, steps
+from onepass.word import about
 
 __all__ = ["Chain", "Order", "apart", "chains", "is_column", "is_line", "lies_as", "with_less_saved"]
 
@@ -59,9 +60,13 @@ class Chain:
     def inputs(self) -> tuple[fx.Node, ...]:
         return self.x, *self.operands
 
+    def has(self, *kinds: str) -> bool:
+        """Whether one of its words is of one of these kinds."""
+        return any(about(word).kind in kinds for word in self.words)
+
     @property
-    def has_row_word(self) -> bool:
-        return any(kind(word) in ROW_WORDS for word in self.words)
+    def has_linear(self) -> bool:
+        return any(about(word).operand == "matrix" for word in self.words)
 
     @property
     def is_viewed(self) -> bool:
@@ -79,7 +84,7 @@ class Chain:
             return False
         if not self.is_viewed:
             return True
-        if any(kind(word) in ("scores", "values") for word in self.words):
+        if any(about(word).operand in ("keys", "values") for word in self.words):
             return False
         tensors = [x, *results, *(value_of(node) for node in self.operands)]
         if any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape):
@@ -94,15 +99,15 @@ class Chain:
         if keeps:
             words, kept = (*words, "keep"), (*kept, self.result)
         if step.words == ("gate",):
-            if keeps or not words or kind(words[-1]) not in ACTIVATIONS:
+            if keeps or not words or about(words[-1]).kind != "activation":
                 return None
             words = (*words[:-1], f"gate({words[-1]})")
         else:
             words = (*words, *step.words)
         if len(words) > LONGEST_LINE or not is_line(words) or not all(map(self._holds, step.nodes | step.passes)):
             return None
-        if "rms_norm" in step.words and value_of(step.x).dtype != value_of(self.x).dtype:
-            return None  # its eps is that of the type it is of
+        if any(map(_has_machine_epsilon, step.words)) and value_of(step.x).dtype != value_of(self.x).dtype:
+            return None  # it is that of the type it is of
         met = (value_of(step.x).shape,) * len(step.operands)
         results, operands = (step.result, *kept), self.operands + step.operands
         return Chain(words, self.x, operands, results, self.nodes | step.nodes, self.met + met)
@@ -113,6 +118,11 @@ class Chain:
         return not isinstance(value, Tensor) or value.dtype in HOLDS[value_of(self.x).dtype]
 
 
+def _has_machine_epsilon(word: str) -> bool:
+    """Whether that is the word's number."""
+    return "(" not in word and any(map(math.isnan, about(word).parameters))
+
+
 def is_column(operand: Tensor, shape: Size) -> bool:
     """Whether it is one row's numbers, for all rows of this shape."""
     return operand.dim() == 1 and same_shape(operand.shape, shape[-1:])
@@ -121,9 +131,9 @@ def is_column(operand: Tensor, shape: Size) -> bool:
 def with_less_saved(chain: Chain) -> Chain:
     """For training: the sum before a norm is kept where backward would else need all that was added. Forward writes
     more, and backward reads as much less."""
-    row = next((i for i, word in enumerate(chain.words) if kind(word) in ("layer_norm", "rms_norm")), 0)
+    row = next((i for i, word in enumerate(chain.words) if "normalises" in about(word).properties), 0)
     before = chain.words[:row]
-    if "keep" in chain.words or not any(kind(word) in ("add", "gate") for word in before):
+    if chain.has("keep") or not any(about(word).operand == "tensor" for word in before):
         return chain
     return replace(chain, words=(*before, "keep", *chain.words[row:]))
 
@@ -209,10 +219,11 @@ class Order:
         if all(map(is_contiguous, results)):
             return as_it_is
         static = all(isinstance(size, int) for result in results for size in (*result.shape, *result.stride()))
-        if static and not chain.is_viewed and not any(kind(word) in (*CONTRACTIONS, "dropout") for word in chain.words):
+        if static and not chain.is_viewed and not chain.has("contraction", "dropout"):
             order = tuple(sorted(as_it_is, key=lambda dim: (-results[0].stride(dim), dim)))
-            of_rows = any(kind(word) in (*ROW_WORDS, "rope") for word in chain.words)
-            of_rows |= any(is_column(value_of(o), m) for o, m in zip(chain.operands, chain.met))
+            of_rows = chain.has("row", "rotary") or any(
+                is_column(value_of(o), m) for o, m in zip(chain.operands, chain.met)
+            )
             if all(is_contiguous(result.permute(order)) for result in results) and (
                 not of_rows or order[-1] == as_it_is[-1]
             ):
@@ -325,7 +336,7 @@ def _grown(chain: Chain, steps_of: Callable[[fx.Node], tuple[Step, ...]]) -> Ite
         begins = not chain.nodes
         moves_nothing = not step.words and operation(step.result).name != "cast"
         others = not begins and any(user not in step.nodes for user in value.users)
-        if begins and moves_nothing or others and not any(kind(word) in ROW_WORDS for word in step.words):
+        if begins and moves_nothing or others and not any(about(word).kind == "row" for word in step.words):
             continue  # two chains would move less than one that keeps a value
         if (longer := chain.extended(step, keeps=others)) is not None:
             yield from _grown(longer, steps_of)

@@ -28,7 +28,7 @@ from onepass.rewrite.masks import name_masks
 from onepass.rewrite.report import Fused, Report
 from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
 from onepass.rewrite.stacks import join_pieces
-from onepass.rewrite.steps import kind
+from onepass.word import about
 
 __all__ = ["Rewriter", "fuse", "rewrite", "unfuse"]
 
@@ -56,17 +56,17 @@ def gain_behind_products(chain: Chain, profile: Profile, training: bool, then: s
 
 def is_joined(chain: Chain) -> bool:
     """Whether a norm and the linear layer behind it are one line, which `with_linear_layers` has decided."""
-    return chain.has_row_word and any(kind(word) == "linear" for word in chain.words)
+    return chain.has("row") and chain.has_linear
 
 
 def is_plain(chain: Chain) -> bool:
     """Whether it is one sum or one product, of which there is nothing to fuse."""
-    return len(chain.nodes) == 1 and all(kind(word) in ("add", "bias", "mul", "scale") for word in chain.words)
+    return len(chain.nodes) == 1 and all({"adds", "scales"} & {*about(word).properties} for word in chain.words)
 
 
 def is_for_us(chain: Chain) -> bool:
     """Whether a line is faster than what Inductor makes of the same: it writes pure element-wise chains as well."""
-    return chain.has_row_word or any(kind(word) == "dropout" for word in chain.words)
+    return chain.has("row", "dropout")
 
 
 def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eager") -> list[Chain]:

@@ -1,4 +1,5 @@
-"""Words that models write out: one formula each, found in a graph however its sums and products are ordered."""
+"""Words that models write out: their formulas (`onepass.reference`), found in a graph however its sums and products are
+ordered."""
 
 from __future__ import annotations
 
@@ -12,48 +13,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from onepass.graph.operations import _READERS, operation, uncast, value_of
+from onepass import reference
+from onepass.graph.operations import known, operation, uncast, value_of
+from onepass.word import about
 
-__all__ = ["IDIOMS", "Found", "find"]
-
-IDIOMS: tuple[tuple[str, str], ...] = (
-    ("gelu_tanh", f"0.5 * x * (1 + tanh({math.sqrt(2 / math.pi)} * (x + 0.044715 * x ** 3)))"),
-    ("gelu_tanh", f"0.5 * x * (1 + tanh({math.sqrt(2 / math.pi)} * x * (1 + 0.044715 * x * x)))"),
-    ("gelu_tanh", f"0.5 * x * (1 + tanh({math.sqrt(2 / math.pi)} * (x + 0.044715 * x * x * x)))"),
-    ("gelu", f"0.5 * x * (1 + erf({math.sqrt(0.5)} * x))"),
-    ("quick_gelu", "x * sigmoid(1.702 * x)"),
-    ("silu", "x * sigmoid(x)"),
-    ("mish", "x * tanh(softplus(x))"),
-    ("relu_squared", "relu(x) ** 2"),
-    ("relu_squared", "square(relu(x))"),
-    ("rms_norm", "x * rsqrt(mean(x ** 2) + eps)"),
-    ("rms_norm", "x * rsqrt(mean(x * x) + eps)"),
-    ("rms_norm", "x * rsqrt(mean(square(x)) + eps)"),
-    ("rms_norm", "x / sqrt(mean(x ** 2) + eps)"),
-    ("layer_norm", "(x - mean(x)) / sqrt(var(x) + eps)"),
-    ("layer_norm", "(x - mean(x)) * rsqrt(var(x) + eps)"),
-    ("layer_norm", "(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)"),
-    ("layer_norm", "(x - mean(x)) * rsqrt(mean((x - mean(x)) ** 2) + eps)"),
-)
-"""A word and its formula: x is a tensor, eps a number, mean and var are those of the last dimension."""
+__all__ = ["Found", "check", "find"]
 
 CLOSE = {torch.float64: 1e-13}
 """How far a constant may be from a formula's, relatively; half a unit of float32 in narrower types."""
 
 DEEPEST = 16
 """Sums of sums, or products of products."""
-
-_OWN: list[tuple[str, str, tuple[str, ...]]] = []  # of users' words, with the names of their numbers
-
-
-def add(word: str, formula: str, numbers: tuple[str, ...]) -> None:
-    """A formula of a user's word."""
-    _OWN.append((word, formula, numbers))
-
-
-def forget(word: str) -> None:
-    """All formulas of a user's word."""
-    _OWN[:] = [own for own in _OWN if own[0] != word]
 
 
 def check(formula: str, numbers: tuple[str, ...]) -> None:
@@ -64,9 +34,9 @@ def check(formula: str, numbers: tuple[str, ...]) -> None:
         raise ValueError(f"expected a formula, but got {formula!r}: {error.msg}") from None
     names = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n, _Number)}
     called = {n.func.id for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    known = (ast.BinOp, ast.Call, ast.Name, ast.Constant, ast.operator, ast.expr_context)
-    strange = [type(n).__name__ for n in nodes if not isinstance(n, known)]
-    if strange or names - called != {"x"} or called - set(_READERS):
+    parts = (ast.BinOp, ast.Call, ast.Name, ast.Constant, ast.operator, ast.expr_context)
+    strange = [type(n).__name__ for n in nodes if not isinstance(n, parts)]
+    if strange or names - called != {"x"} or called - known():
         raise ValueError(
             f"expected a formula of x, {', '.join(numbers) or 'numbers'}, + - * / ** and functions of PyTorch such as "
             f"sin, but got {formula!r}"
@@ -101,13 +71,21 @@ class _Match:
 def find(root: fx.Node) -> Found | None:
     """The formula of which the node is the last operation, if nothing but x, perhaps cast, and the result is used
     elsewhere."""
-    for word, formula, numbers in (*((*idiom, ("eps",)) for idiom in IDIOMS), *_OWN):
+    for word, formula, numbers in _formulas():
         for match in _matches(_parsed(formula, numbers), root, _Match(CLOSE.get(value_of(root).dtype, 6e-8))):
             nodes = {n for n in match.nodes if n is root or uncast(n) is n or set(n.users) <= match.nodes}
             if all(set(n.users) <= nodes for n in nodes - {root}):
                 found = ", ".join(repr(match.names[name]) for name in numbers if name in match.names)
                 return Found(f"{word}({found})" if found else word, match.names["x"], nodes, match.nodes)
     return None
+
+
+def _formulas() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Words, their formulas, and the names of their numbers."""
+    for word, there in reference.IN_TORCH.items():
+        if there.formulas:
+            numbers = tuple(filter(None, about(word).parameter_name.split(", ")))
+            yield from ((word, formula, numbers) for formula in there.formulas)
 
 
 class _Number(ast.Name):

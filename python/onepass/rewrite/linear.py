@@ -74,7 +74,7 @@ def with_linear_layers(
         taken.update(id(other) for other in found if other.nodes <= longer.nodes)
 
     for chain in found:
-        longer = _with_linear(chain, of_input) if chain.has_row_word else None
+        longer = _with_linear(chain, of_input) if chain.has("row") else None
         if longer is not None and order.place(longer) and is_faster(longer, device, profile, training):
             take(longer)
     claimed = {node for chain in joined for node in chain.nodes}

@@ -14,7 +14,7 @@ from onepass.pricing.nodes import counts_of
 from onepass.pricing.prices import Price, of_counts, of_node, of_words, size_of
 from onepass.pricing.profile import Profile
 from onepass.rewrite.chains import Chain
-from onepass.rewrite.steps import CONTRACTIONS, kind
+from onepass.word import about
 
 __all__ = ["decision", "has_own_product", "is_worth_it", "joined_gradients", "of_chain", "of_line"]
 
@@ -82,7 +82,7 @@ def of_line(
     products = sorted(node for node in chain.nodes if (op := operation(node)) and op.name in PRODUCTS)
     trains = training and value_of(chain.result).requires_grad
     for word in chain.words:
-        if kind(word) in CONTRACTIONS:
+        if about(word).kind == "contraction":
             parts.append([])
         else:
             parts[-1].append(word)
@@ -101,13 +101,13 @@ def of_line(
     for i, (words, shape) in enumerate(zip(parts, shapes)):
         if i > 0:
             next(operands)  # the contraction's
-        line = _parse(" | ".join(words)) if any(word != "keep" for word in words) else None
+        line = _parse(" | ".join(words)) if any(about(word).kind != "keep" for word in words) else None
         own = list(itertools.islice(operands, _operands_of(line) if line is not None else 0))
         if line is not None:
             learns = [i > 0 or value_of(chain.x).requires_grad, *(operand.requires_grad for operand in own)]
             there, back = of_words(line, shape, dtype, profile, own, goes_on if i == 0 else in_panels, learns)
             forward, backward = forward + there, backward + back if trains else backward
-    if any(kind(word) == "linear" for word in chain.words):
+    if chain.has_linear:
         forward = replace(forward, seconds=forward.seconds - seconds_saved(chain, profile, training))
     return forward, backward
 
@@ -119,7 +119,7 @@ VIEWS = ("same", "view", "swapped")
 
 def _beside(chain: Chain) -> list[fx.Node]:
     """Views, and the products of attention; the product of `linear` is the line's own."""
-    linear = any(kind(word) == "linear" for word in chain.words)
+    linear = chain.has_linear
     names = VIEWS if linear else (*VIEWS, *PRODUCTS)
     return [node for node in chain.nodes if (op := operation(node)) is not None and op.name in names]
 
@@ -137,7 +137,7 @@ def has_own_product(chain: Chain, profile: Profile, training: bool) -> bool:
     """Whether a line with `linear` multiplies by this package's own code on the device: in panels, on the CPU. Not in
     training, where backward takes the library's products."""
     there = str(value_of(chain.x).dtype).removeprefix("torch.") in profile.own_products
-    if training or not there or not any(kind(word) == "linear" for word in chain.words):
+    if training or not there or not chain.has_linear:
         return False
     return _plan(chain, "cpu", training).strategy == "panels"
 

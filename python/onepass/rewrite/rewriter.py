@@ -132,7 +132,7 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
     values = [value_of(node) for node in chain.results]
     leading = values[0].shape[:-1]
     given = [value.reshape(*leading, value.shape[-1]).permute(turned) for value in values]
-    one, keeps_before = "keep" not in chain.words, _parse(chain.line).keeps_before
+    one, keeps_before = not chain.has("keep"), _parse(chain.line).keeps_before
     call.meta = {"example_value": given[0] if one else tuple(given)}
     back = tuple(sorted(range(len(turned)), key=turned.__getitem__))
     after = call

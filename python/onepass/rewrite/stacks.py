@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, fx
 
 from onepass.graph.effects import effects_of, evaluated, remove_unused
-from onepass.graph.operations import ALLOCATES, is_tensor, operation, same_shape, value_of
+from onepass.graph.operations import allocates, is_tensor, operation, same_shape, value_of
+from onepass.reference import ACTIVATIONS
 from onepass.rewrite.chains import Order, lies_as
 
 __all__ = ["join_pieces"]
 
 ON_ROWS = {
-    *("relu", "tanh", "sigmoid", "silu", "mish", "hardswish", "softplus", "gelu", "elu", "leaky_relu", "erf"),
-    *("pow", "square", "sqrt", "rsqrt", "add", "sub", "mul", "div", "mean", "var"),
+    *("erf", "pow", "square", "sqrt", "rsqrt", "add", "sub", "mul", "div", "mean", "var"),
     *("layer_norm", "rms_norm", "softmax", "dropout", "linear", "cast", "same", "view"),
 }
-"""Operations that do to a row the same whatever other rows there are. (A dropout draws other masks for all at once.)"""
+"""Operations that, as activations do, do to a row the same whatever other rows there are. (A dropout draws other masks
+for all at once.)"""
 VIEWS = ("view", "reshape")  # of another row length, too
 
 
@@ -48,9 +49,9 @@ def _join(graph: fx.Graph, order: Order, stack: fx.Node) -> int:
         return 0
     replaced = {stack, *(node for nodes in operations for node in nodes)}
     taken = {whole, *pieces, *(given for node in replaced for given in node.all_input_nodes)}
-    allocates = any((op := operation(nodes[0])) is not None and op.name in ALLOCATES for nodes in operations)
+    is_new = any((op := operation(nodes[0])) is not None and allocates(op.name) for nodes in operations)
     one_mode = len({order.modes[order.index[node]] for node in replaced}) == 1
-    if not allocates or not one_mode or order.is_written(taken | replaced, order.index[pieces[0].args[0]]):
+    if not is_new or not one_mode or order.is_written(taken | replaced, order.index[pieces[0].args[0]]):
         return 0  # a view where there was a copy, or numbers of another moment
     made: list[fx.Node] = []
     try:
@@ -120,7 +121,7 @@ def _is_alike(piece: object, first: object) -> bool:
     if not shape or not same_shape(shape, of_first):
         return False
     op = operation(piece)
-    if op is None or op.name not in ON_ROWS or effects_of(piece).writes:
+    if op is None or op.name not in (ON_ROWS | ACTIVATIONS.keys()) or effects_of(piece).writes:
         return False
     if op.name in ("softmax", "mean", "var") and _counts_from_front(piece):
         return False

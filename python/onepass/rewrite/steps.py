@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from torch import Size, fx
 
 from onepass.graph.operations import is_tensor, operation, same, same_shape, value_of
+from onepass.reference import ACTIVATIONS
 from onepass.rewrite import idioms, rotary
 
-__all__ = ["CONTRACTIONS", "ROW_WORDS", "Step", "kind", "steps"]
-
-ROW_WORDS = ("layer_norm", "rms_norm", "softmax")
-CONTRACTIONS = ("linear", "scores", "values")
-ACTIVATIONS = ("relu", "tanh", "sigmoid", "silu", "mish", "hardswish", "softplus")
+__all__ = ["Step", "steps"]
 
 
 @dataclass(frozen=True)
@@ -29,11 +26,6 @@ class Step:
     result: fx.Node
     nodes: frozenset[fx.Node]
     passes: frozenset[fx.Node] = frozenset()
-
-
-def kind(word: str) -> str:
-    """A word without its number."""
-    return word.partition("(")[0]
 
 
 def steps(node: fx.Node) -> Iterator[Step]:
@@ -62,14 +54,8 @@ def _of_one(name: str, x, *rest) -> tuple[tuple[str, ...], tuple[fx.Node, ...]] 
     """Words and operands of what has one row as its subject."""
     if name in ("same", "cast", "view"):
         return (), ()
-    if name in ACTIVATIONS:
-        return (name,), ()
-    if name == "gelu":
-        return ("gelu" if rest[0] == "none" else "gelu_tanh",), ()
-    if name in ("elu", "leaky_relu", "dropout"):
-        return (f"{name}({rest[0]!r})",), ()
-    if name == "softmax":
-        return ("softmax",), ()
+    if name in ACTIVATIONS or name in ("dropout", "softmax"):
+        return (f"{name}({', '.join(map(repr, rest))})" if rest else name,), ()
     if name in ("layer_norm", "rms_norm"):
         *affine, eps = rest
         if eps is None:  # of rms_norm: the machine's

@@ -11,14 +11,12 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int kThreads = 128, kTileRows = 64;  // as in the kernel
+constexpr int kTileRows = warp_backward_shape::kTileRows;
 
 int64 batches_of(const warp_gradients_call& call) { return call.keys.outer * call.keys.inner; }
 
-// Of keys and values, or of rows and gradients: two of them pass, past one's own where sums are the keys'.
-int64 shared_bytes(int64 depth, int64 value_depth, bool for_keys) {
-  const int64 tile = kTileRows * (turned_pitch(depth) + turned_pitch(value_depth));
-  return for_keys ? 3 * tile + 2 * kTileRows * kTileRows * 2 : 2 * tile;
+warp_backward_shape shape_of(int64 depth, int64 value_depth) {
+  return {static_cast<int>(pieces_of(depth)), static_cast<int>(pieces_of(value_depth))};
 }
 
 }  // namespace
@@ -27,7 +25,8 @@ std::string why_not_warp_gradients(const spec::contraction& of, int64 depth, int
                                    const device_facts& chip) {
   if (std::max(depth, value_depth) > kWarpGradientsTuning.depth)
     return "it is for rows of at most " + std::to_string(kWarpGradientsTuning.depth) + " numbers";
-  if (shared_bytes(depth, value_depth, true) > chip.shared_per_block) return "shared memory has no room for its tiles";
+  if (shape_of(depth, value_depth).shared_bytes(true) > chip.shared_per_block)
+    return "shared memory has no room for its tiles";
   return why_not_warp_attention(of, depth, value_depth, type, chip);
 }
 
@@ -41,11 +40,11 @@ warp_gradients_plan plan_warp_gradients(const warp_gradients_call& call, gradien
   const bool for_keys = which == gradients_of::keys;
   warp_gradients_plan p{};
   p.behind = describe(call.behind, call.a_behind);
-  describe_words(p.behind, kThreads, call.keys.rows, kTileRows);
+  describe_words(p.behind, warp_backward_shape::kThreads, call.keys.rows, kTileRows);
   // Gradients of what is hidden are written too.
   p.causal = call.causal && (for_keys || call.behind.wants_tensor == 0);
-  p.threads = kThreads;
-  p.shared_bytes = static_cast<unsigned>(shared_bytes(call.keys.depth, call.values.depth, for_keys));
+  p.threads = warp_backward_shape::kThreads;
+  p.shared_bytes = static_cast<unsigned>(shape_of(call.keys.depth, call.values.depth).shared_bytes(for_keys));
   p.blocks_of_batch = ceil_div(for_keys ? call.keys.rows : call.rows_of_batch, kTileRows);
   p.grid = static_cast<unsigned>(batches_of(call) * p.blocks_of_batch);
   return p;
@@ -78,31 +77,24 @@ void launch_warp_gradients(const warp_gradients_call& call, int device, void* st
       return load(source(call, which, p), device, stream,
                   chip.arch_name + " attention backward by warps " + call.behind.line);
     });
-    struct head_of {  // warp_gradient_arguments, but for the last
-      const void *queries, *gradients, *result;
-      void *facts, *rows_gradient, *keys_gradient, *values_gradient;
-      struct {
-        const void* data;
-        int64 stride, outer_stride, inner_stride;
-      } keys, values;
-      int64 inner, depth, value_depth, rows_of_batch, blocks_of_batch;
-    };
     const batched_rows &k = call.keys, &v = call.values;
+    const warp_gradient_arguments a{.queries = call.queries,
+                                    .gradients = call.gradients,
+                                    .result = call.result,
+                                    .statistics = call.statistics,
+                                    .rows_gradient = call.to_queries,
+                                    .keys_gradient = call.to_keys,
+                                    .values_gradient = call.to_values,
+                                    .keys = {k.data, k.row_stride, k.outer_stride, k.inner_stride},
+                                    .values = {v.data, v.row_stride, v.outer_stride, v.inner_stride},
+                                    .inner = k.inner,
+                                    .depth = k.depth,
+                                    .value_depth = v.depth,
+                                    .rows_of_batch = call.rows_of_batch,
+                                    .blocks_of_batch = p.blocks_of_batch,
+                                    .behind = {}};
     std::string packed;
-    append_value(packed, head_of{call.queries,
-                                 call.gradients,
-                                 call.result,
-                                 call.facts,
-                                 call.to_queries,
-                                 call.to_keys,
-                                 call.to_values,
-                                 {k.data, k.row_stride, k.outer_stride, k.inner_stride},
-                                 {v.data, v.row_stride, v.outer_stride, v.inner_stride},
-                                 k.inner,
-                                 k.depth,
-                                 v.depth,
-                                 call.rows_of_batch,
-                                 p.blocks_of_batch});
+    append_between(packed, &a, &a.behind);
     append_packed(packed, call.behind, call.a_behind);
     launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, chip.arch >= 90, stream, packed.data());
   }

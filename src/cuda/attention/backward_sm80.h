@@ -17,7 +17,7 @@ struct warp_gradients_call {
   const void *queries, *gradients, *result;
   batched_rows keys, values;  // without groups
   int64 rows_of_batch;
-  void* facts;                                                           // room for kFactsBytes a row
+  softmax_statistics* statistics;                                        // written, of all rows
   void *to_queries = nullptr, *to_keys = nullptr, *to_values = nullptr;  // null: not wanted
 };
 

@@ -2,7 +2,6 @@
 #include "src/cuda/attention/backward_sm90.h"
 
 #include <algorithm>
-#include <cstddef>
 
 #include "src/cuda/runtime/known_kernels.h"
 #include "src/cuda/runtime/packed_arguments.h"
@@ -69,11 +68,11 @@ tiles_plan plan_attention_gradients(const attention_gradients_call& call, gradie
   const bool deep = one_sum_at_a_time(of);
   const int panels = all_panels(of), groups = kTuned.groups;
   const int least_stages = deep ? 1 : 3;  // two tiles are being multiplied while one comes
-  const int tile_bytes = panels * kPanelBytes + (for_keys ? kGroupRows * kFactsBytes : 0);
-  tiles_plan p = plan_score_tiles(of, groups, kGroupRows, for_keys,
-                                  {groups * panels * kPanelBytes, tile_bytes, least_stages, kTuned.stages, 2}, chip);
+  const int tile_bytes = panels * kAtomBytes + (for_keys ? kWarpgroupRows * int{sizeof(softmax_statistics)} : 0);
+  tiles_plan p = plan_score_tiles(of, groups, kWarpgroupRows, for_keys,
+                                  {groups * panels * kAtomBytes, tile_bytes, least_stages, kTuned.stages, 2}, chip);
   if (!for_keys && of.behind.wants_tensor != 0) p.causal = false;  // gradients of what is hidden are written too
-  p.blocks = ceil_div(for_keys ? of.keys.rows : of.queries.rows, int64{groups} * kGroupRows);
+  p.blocks = ceil_div(for_keys ? of.keys.rows : of.queries.rows, int64{groups} * kWarpgroupRows);
   p.grid = static_cast<unsigned>(of.queries.outer * of.queries.inner * (for_keys ? 1 : of.queries.group) * p.blocks);
   return p;
 }
@@ -81,7 +80,7 @@ tiles_plan plan_attention_gradients(const attention_gradients_call& call, gradie
 std::string source(const attention_gradients_call& call, gradients_of which, const tiles_plan& p) {
   const bool for_keys = which == gradients_of::keys;
   const std::string more = number_field("kValueSteps", static_cast<int>(ceil_div(call.of.values.depth, 16))) +
-                           number_field("kAhead", ahead_of(call, for_keys)) + number_field("kFacts", for_keys) +
+                           number_field("kAhead", ahead_of(call, for_keys)) + number_field("kStatistics", for_keys) +
                            number_field("kWholeRows", call.of.queries.rows % p.tile == 0) +
                            number_field("kWantsRows", call.queries != nullptr) +
                            number_field("kWantsKeys", call.keys != nullptr) +
@@ -91,27 +90,21 @@ std::string source(const attention_gradients_call& call, gradients_of which, con
 }
 
 void launch_attention_gradients(const attention_gradients_call& all, int device, void* stream) {
-  struct alignas(tensor_map) head_of {  // attention_gradient_arguments, but for the last
-    tensor_map gradients;
-    batch_steps step_gradients;
-    const void* result;
-    void* facts;
-    void *rows_gradient, *keys_gradient, *values_gradient;
-    int64 depth;
-  };
   for (const auto& [which, call] : launches_of(all)) {
     const tiles_plan p = plan_attention_gradients(call, which, facts(device));
     const kernel& built = kernel_for(call, which, p, device, stream);
-    const head_of head{map_of_rows(built, call.gradients, call.of.behind.x == dtype::bf16),
-                       batch_steps(call.gradients),
-                       call.result,
-                       call.facts,
-                       call.queries,
-                       call.keys,
-                       call.values,
-                       call.of.queries.depth};
+    const attention_gradient_arguments a{
+        .gradients = map_of_rows(built, call.gradients, call.of.behind.x == dtype::bf16),
+        .step_gradients = steps_of(call.gradients),
+        .result = call.result,
+        .statistics = call.statistics,
+        .rows_gradient = call.queries,
+        .keys_gradient = call.keys,
+        .values_gradient = call.values,
+        .depth = call.of.queries.depth,
+        .of = {}};
     std::string packed;
-    append_value(packed, head);
+    append_between(packed, &a, &a.of);
     append_attention(packed, built, call.of, p);
     launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, true, stream, packed.data());
   }

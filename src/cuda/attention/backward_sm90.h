@@ -14,7 +14,7 @@ struct attention_gradients_call {
   const attention_call& of;  // forward's, but for y; what the request wants are the words' tensors' gradients
   batched_rows gradients{};  // of the result
   const void* result = nullptr;
-  void* facts = nullptr;                                        // room for kFactsBytes a row, in whole tiles of a group
+  softmax_statistics* statistics = nullptr;                     // written, of all rows, in whole tiles of a group
   void *queries = nullptr, *keys = nullptr, *values = nullptr;  // where their gradients go; null: not wanted
 };
 
@@ -22,8 +22,7 @@ struct attention_gradients_call {
 std::string why_not_attention_gradients(int64 depth, int64 value_depth);
 bool fits(const attention_gradients_call&);
 
-inline constexpr int kFactsBytes = 16;            // sizeof(row_facts)
-enum class gradients_of : int { queries, keys };  // two kernels, of which the first leaves facts for the second
+enum class gradients_of : int { queries, keys };  // two kernels, of which the first leaves statistics for the second
 
 struct gradients_launch {
   gradients_of which;

@@ -13,8 +13,6 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int kThreadsOfRow = 4;  // as in the kernel
-
 // Rows of a thread: where there is room in its registers, each key that is read serves four.
 int rows_of_thread(int64 depth, int64 value_depth = 0) {
   return std::max(depth, value_depth) <= kScoresTuning.depth_of_four ? 4 : 2;
@@ -35,7 +33,7 @@ scores_plan plan_for(const scores_call& call, int64 value_depth, const device_fa
   p.rows_of_thread = rows_of_thread(call.depth, value_depth);
   p.threads = static_cast<unsigned>(threads_of_block(value_depth));
   p.tile = tile_of(call.depth, value_depth);
-  const int value_pitch = static_cast<int>(turned_pitch(value_depth));
+  const int value_pitch = swizzled_pitch(static_cast<int>(pieces_of(value_depth)));
   const auto bytes = [&] { return kScoresTuning.stages * p.tile * (p.pitch + value_pitch); };
   while (p.tile > 32 && bytes() > chip.shared_per_block) p.tile /= 2;
   p.shared_bytes = static_cast<unsigned>(bytes());
@@ -67,9 +65,17 @@ std::string source_of(const scores_call& call, const scores_plan& p, const std::
 }
 
 void append_scores(std::string& packed, const scores_call& call, const scores_plan& p) {
-  append_value(packed, call.matrix), append_value(packed, call.matrix_stride), append_value(packed, call.outer_stride);
-  append_value(packed, call.inner_stride), append_value(packed, call.inner), append_value(packed, call.depth);
-  append_value(packed, call.a_behind.rows / (call.outer * call.inner)), append_value(packed, p.blocks_of_batch);
+  const scores_arguments a{.keys = call.matrix,
+                           .stride = call.matrix_stride,
+                           .outer_stride = call.outer_stride,
+                           .inner_stride = call.inner_stride,
+                           .inner = call.inner,
+                           .depth = call.depth,
+                           .rows_of_batch = call.a_behind.rows / (call.outer * call.inner),
+                           .blocks_of_batch = p.blocks_of_batch,
+                           .behind = {},
+                           .before = {}};
+  append_between(packed, &a, &a.behind);
   const request both = widest(call.behind, call.before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
 }
@@ -132,7 +138,7 @@ void launch_scores(const scores_call& call, int device, void* stream) {
 
 std::string why_not_warp_attention(const spec::contraction& of, int64 depth, int64 value_depth, dtype type,
                                    const device_facts& chip) {
-  if (!spec::leaves_zeros(of.behind)) return "behind softmax it is for words that multiply";
+  if (!spec::is_linear(of.behind)) return "behind softmax it is for words that multiply";
   if (value_depth % kTileLanes != 0 || value_depth == 0) return "values' rows must be multiples of 8 numbers";
   if (value_depth > kScoresTuning.depth)
     return "it is for values of at most " + std::to_string(kScoresTuning.depth) + " numbers";
@@ -156,10 +162,15 @@ std::string source(const warp_attention_call& call, const scores_plan& p) {
 }
 
 void launch_warp_attention(const warp_attention_call& call, int device, void* stream) {
+  const warp_attention_arguments a{.of = {},
+                                   .values = call.values,
+                                   .stride = call.value_stride,
+                                   .outer_stride = call.value_outer_stride,
+                                   .inner_stride = call.value_inner_stride,
+                                   .value_depth = call.value_depth,
+                                   .y = call.y};
   std::string more;
-  append_value(more, call.values), append_value(more, call.value_stride);
-  append_value(more, call.value_outer_stride), append_value(more, call.value_inner_stride);
-  append_value(more, call.value_depth), append_value(more, call.y);
+  append_between(more, &a.values, &a + 1);
   launch_planned(call, plan_warp_attention(call, facts(device)), pieces_of(call.value_depth), call.causal,
                  " attention by warps ", more, device, stream);
 }

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "onepass/kernel/attention/arguments.h"
 #include "src/cuda/linear/warp_gemm.h"
 #include "src/plan/contraction.h"
 
@@ -42,10 +43,8 @@ scores_plan plan_warp_attention(const warp_attention_call&, const device_facts&)
 std::string source(const warp_attention_call&, const scores_plan&);
 void launch_warp_attention(const warp_attention_call&, int device, void* stream);
 
-// Of rows in tiles that are read turned (onepass/kernel/common/swizzled_tile.cuda.h): 8s of numbers, begun ones too;
-// bytes.
+// Of rows in tiles that are read turned (onepass/kernel/common/swizzled_tile.cuda.h): 8s of numbers, begun ones too.
 constexpr int64 pieces_of(int64 depth) { return ceil_div(depth, 8); }
-constexpr int64 turned_pitch(int64 depth) { return ceil_div(pieces_of(depth), 8) * 128; }
 // The words behind `scores` at a thread's eight neighbours of a row, which four threads share, in tiles of so many
 // keys.
 void describe_words(configuration&, int threads, int64 keys, int tile);

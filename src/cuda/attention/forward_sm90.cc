@@ -23,7 +23,7 @@ std::string why_not_attention(const spec::line& behind, int64 depth, int64 value
                               const device_facts& chip) {
   if (!spec::has_softmax(behind)) return "it is for lines with softmax";
   if (behind.keeps > 0) return "values cannot be kept";
-  if (value_depth > 0 && !spec::leaves_zeros(behind)) return "behind softmax it is for words that multiply";
+  if (value_depth > 0 && !spec::is_linear(behind)) return "behind softmax it is for words that multiply";
   if (chip.arch != 90) return "its kernel is for compute capability 9.0";
   if (size_of(type) != 2) return "it is for bfloat16 and float16";
   if (depth % kTileLanes != 0 || value_depth % kTileLanes != 0 || keys % kTileLanes != 0 || depth == 0)
@@ -34,7 +34,7 @@ std::string why_not_attention(const spec::line& behind, int64 depth, int64 value
 }
 
 int rows_of_attention(int64 depth, int64 value_depth) {
-  return groups_of(panels_of(depth), panels_of(value_depth)) * kGroupRows;
+  return groups_of(panels_of(depth), panels_of(value_depth)) * kWarpgroupRows;
 }
 
 tiles_plan plan_attention(const attention_call& call, const device_facts& chip) {
@@ -42,13 +42,13 @@ tiles_plan plan_attention(const attention_call& call, const device_facts& chip) 
             most = std::max(panels, value_panels), groups = groups_of(panels, value_panels),
             keys = most > 2 ? kAttentionTuning.keys_of_deep : kAttentionTuning.keys;
   const auto plan_with = [&](int stream_stages) {
-    const tiles_room room{groups * most * kPanelBytes, keys * (panels + value_panels) * 128, 1, kAttentionTuning.stages,
+    const tiles_room room{groups * most * kAtomBytes, keys * (panels + value_panels) * 128, 1, kAttentionTuning.stages,
                           stream_stages};
     return plan_score_tiles(call, groups, keys, false, room, chip);
   };
   tiles_plan p = plan_with(value_panels == 0 ? kAttentionTuning.stream_stages_of_scores : 1);
   if (p.stages == 1) p = plan_with(1);  // tiles of keys first
-  p.blocks = ceil_div(call.queries.rows, int64{groups} * kGroupRows);
+  p.blocks = ceil_div(call.queries.rows, int64{groups} * kWarpgroupRows);
   p.grid = static_cast<unsigned>(call.queries.outer * call.queries.inner * call.queries.group * p.blocks);
   return p;
 }

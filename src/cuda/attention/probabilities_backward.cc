@@ -14,7 +14,6 @@ namespace onepass::cuda {
 namespace {
 
 constexpr score_gradients_tuning kTuned{};
-constexpr int kThreads = 4 * kGroupThreads, kPartRows = kGroupRows + 8;  // as in the kernel
 constexpr unsigned kPartThreads = 256;
 
 // Few keys have smaller blocks, and more strips on their way to them.
@@ -32,7 +31,7 @@ int clusters_at_a_time(int cluster) {
   return count;
 }
 
-int64 strips_of_batch(const score_sizes& of) { return of.group * ceil_div(of.rows, kGroupRows); }
+int64 strips_of_batch(const score_sizes& of) { return of.group * ceil_div(of.rows, kWarpgroupRows); }
 score_sizes sizes_of(const score_gradients_call& call) {
   return {call.queries.outer * call.queries.inner, call.queries.group, call.queries.rows, call.queries.depth,
           call.keys.rows};
@@ -84,16 +83,12 @@ bool fits(const score_gradients_call& call) {
 score_gradients_plan plan_score_gradients(const score_gradients_call& call) {
   const int panels = panels_of(call.queries.depth), tile = tile_of(call.queries.depth, call.keys.rows),
             cluster = cluster_of(call.queries.depth, call.keys.rows);
-  const bool alone = cluster == 1;
-  const int strip = tile / 64 * kPanelBytes, queries = panels * kPanelBytes, keys = tile / 64 * queries,
-            sums = kGroupRows * (panels * 128 + 16), products = cluster * kPartRows * 4,
-            stages = alone && tile <= 128 ? 3 : 2;
-  const int own = alone ? 2 * keys : keys + 2 * (2 * sums + products);
+  const probabilities_backward_shape shape{panels, tile, cluster, cluster == 1 && tile <= 128 ? 3 : 2};
   return {.tile = tile,
           .cluster = cluster,
-          .stages = stages,
-          .threads = kThreads,
-          .shared_bytes = static_cast<unsigned>(1024 + stages * (2 * strip + queries) + own)};
+          .stages = shape.stages,
+          .threads = shape.kThreads,
+          .shared_bytes = static_cast<unsigned>(shape.shared_bytes())};
 }
 
 // Evenly, or where that is no faster a batch for each, so that none is shared.
@@ -136,34 +131,27 @@ bool launch_score_gradients(const score_gradients_call& call, const std::functio
   if (room == 0) return false;
   const score_sizes sizes = sizes_of(call);
   const shared_clusters clusters = share_strips(sizes, room);
-  struct alignas(tensor_map) score_gradient_arguments {
-    tensor_map queries, keys, weights, gradients;
-    batch_steps step_queries, step_keys, step_weights, step_gradients;
-    int batches, inner, group, rows, columns, clusters;
-    void *rows_gradient, *keys_gradient, *key_parts;
-    int64 depth;
-    float factor;
-  };
   const auto map = [&](const batched_rows& of) { return map_of_rows(built, of, call.type == dtype::bf16); };
-  const score_gradient_arguments a{map(call.queries),
-                                   map(call.keys),
-                                   map(call.weights),
-                                   map(call.gradients),
-                                   batch_steps(call.queries),
-                                   batch_steps(call.keys),
-                                   batch_steps(call.weights),
-                                   batch_steps(call.gradients),
-                                   static_cast<int>(sizes.batches),
-                                   static_cast<int>(call.queries.inner),
-                                   static_cast<int>(sizes.group),
-                                   static_cast<int>(sizes.rows),
-                                   static_cast<int>(sizes.keys),
-                                   clusters.count,
-                                   call.to_queries,
-                                   call.to_keys,
-                                   clusters.parts == 0 ? nullptr : room_for(clusters.parts),
-                                   sizes.depth,
-                                   call.factor};
+  const score_gradient_arguments a{
+      .queries = map(call.queries),
+      .keys = map(call.keys),
+      .weights = map(call.weights),
+      .gradients = map(call.gradients),
+      .step_queries = steps_of(call.queries),
+      .step_keys = steps_of(call.keys),
+      .step_weights = steps_of(call.weights),
+      .step_gradients = steps_of(call.gradients),
+      .batches = static_cast<int>(sizes.batches),
+      .inner = static_cast<int>(call.queries.inner),
+      .group = static_cast<int>(sizes.group),
+      .rows = static_cast<int>(sizes.rows),
+      .columns = static_cast<int>(sizes.keys),
+      .clusters = clusters.count,
+      .rows_gradient = call.to_queries,
+      .keys_gradient = call.to_keys,
+      .key_parts = clusters.parts == 0 ? nullptr : static_cast<float*>(room_for(clusters.parts)),
+      .depth = sizes.depth,
+      .factor = call.factor};
   launch(built, {static_cast<unsigned>(clusters.count * p.cluster), 1}, {p.threads, 1}, p.shared_bytes, true, stream,
          &a);
   if (clusters.parts == 0) return true;

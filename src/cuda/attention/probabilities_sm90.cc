@@ -14,9 +14,7 @@ namespace {
 
 constexpr held_scores_tuning kTuned{};
 constexpr int kLeastStages = 2;
-constexpr int kReserved = 1024;                 // of shared memory, for the system, in every block
-constexpr int kMarkBytes = 32;                  // as in the kernel, of a key
-constexpr int kPartBytes = 2 * kGroupRows * 8;  // as in the kernel: of two strips' sums, for a part
+constexpr int kReserved = 1024;  // of shared memory, for the system, in every block
 
 // How a block shares the keys of a row, and how many blocks do.
 struct sharing {
@@ -42,7 +40,7 @@ sharing share(const request& behind, int64 keys, int masks) {
 // are there anyway take such a mask in less time than a step of the product.
 uint64 key_masks(const attention_call& call) {
   uint64 masks = 0;
-  for (const int i : call.first_masks) {
+  for (const int i : call.leading_masks) {
     if (call.behind.operand[i] != dtype::boolean) break;
     masks |= shared_operands(call.a_behind) & uint64{1} << i;
   }
@@ -69,7 +67,7 @@ double seconds_of_held(const request& behind, int64 matrices, int64 rows, int64 
   const sharing how = share(behind, keys, key_masks);
   if (is_easy(behind, keys, key_masks)) tensors -= key_masks;
   const int64 held = int64{how.groups} * how.tile * how.cluster;  // whole strips, with or without keys
-  const auto scores = static_cast<double>(matrices * ceil_div(rows, kGroupRows) * kGroupRows * held),
+  const auto scores = static_cast<double>(matrices * ceil_div(rows, kWarpgroupRows) * kWarpgroupRows * held),
              places = static_cast<double>(chip.sm_count * how.blocks_per_sm) / how.cluster;
   const double each = kTuned.score + kTuned.score_depth * static_cast<double>(depth) +
                       kTuned.score_tensor * static_cast<double>(tensors);
@@ -83,9 +81,9 @@ tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip
   const auto plan_with = [&](int blocks_per_sm) {
     device_facts part = chip;
     part.shared_per_block = (chip.shared_per_block + kReserved) / blocks_per_sm - kReserved;
-    const int marks = masks != 0 ? how.tile * kMarkBytes : 0;
-    const tiles_room room{.own_bytes = how.groups * (panels * how.tile * 128 + marks + how.cluster * kPartBytes),
-                          .tile_bytes = panels * kPanelBytes,
+    const probabilities_shape shape{panels, how.groups, how.tile, how.cluster, masks != 0};
+    const tiles_room room{.own_bytes = shape.block_bytes(),
+                          .tile_bytes = tile_bytes(panels, kWarpgroupRows),
                           .least_stages = kLeastStages,
                           .most_stages = kTuned.stages,
                           .lost_bytes = 0};
@@ -96,11 +94,11 @@ tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip
   tiles_plan p = plan_with(how.blocks_per_sm);
   for (int blocks = how.blocks_per_sm - 1; blocks > 0 && p.stages < kLeastStages; --blocks) p = plan_with(blocks);
   p.cluster = how.cluster, p.key_masks = masks;
-  p.threads = static_cast<unsigned>(how.groups * kGroupThreads);
+  p.threads = static_cast<unsigned>(how.groups * kWarpgroupThreads);
   p.behind.threads = static_cast<int>(p.threads);
   p.behind.exact = call.keys.rows == int64{how.groups} * how.tile * how.cluster;
   const int64 matrices = call.queries.outer * call.queries.inner * call.queries.group,
-              strips = ceil_div(call.queries.rows, kGroupRows),
+              strips = ceil_div(call.queries.rows, kWarpgroupRows),
               clusters = std::max(chip.sm_count * p.blocks_per_sm / how.cluster, 1);
   p.blocks = ceil_div(strips, std::clamp<int64>(matrices * strips / (clusters * kTuned.turns), 1, strips));
   p.blocks = ceil_div(strips, ceil_div(strips, p.blocks));  // none without strips

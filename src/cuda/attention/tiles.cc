@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
 
 #include "src/cuda/linear/gemm_sm90.h"
 #include "src/cuda/runtime/packed_arguments.h"
@@ -23,7 +22,7 @@ uint64 streams_of(const attention_call& call, const configuration& c) {
   for (const int i : call.brought) {
     const dtype type = call.behind.operand[i];
     const bool suits = size_of(type) == 2 || type == dtype::boolean;
-    if (suits && !((c.single_operand | c.shared_operand) >> i & 1)) streams |= uint64{4} << i;
+    if (suits && !((c.single_operand | c.shared_operand) >> i & 1)) streams |= bit_of(stream::operand + i);
   }
   return streams;
 }
@@ -57,14 +56,15 @@ tiles_plan plan_score_tiles(const attention_call& call, int groups, int tile, bo
   constexpr int kMailboxes = 1024;
   tiles_plan p{};
   p.groups = groups, p.tile = tile, p.owns_keys = owns_keys, p.causal = call.causal;
-  p.threads = static_cast<unsigned>((groups + 1) * kGroupThreads);
+  p.threads = static_cast<unsigned>((groups + 1) * kWarpgroupThreads);
   configuration& c = p.behind = describe(call.behind, call.a_behind);
   c.shared_operand = shared_operands(call.a_behind);
   c.threads = static_cast<int>(p.threads), c.stages = with.stream_stages, c.staged = 0, c.aligned_operand = 0;
   if (owns_keys) {
-    c.lanes = c.access = 2, c.across = groups * kGroupThreads, c.down = 1, c.held_lanes = tile / 4, c.spare_lanes = 0;
+    c.lanes = c.access = 2, c.across = groups * kWarpgroupThreads, c.down = 1, c.held_lanes = tile / 4,
+    c.spare_lanes = 0;
   } else {
-    c.lanes = kTileLanes, c.across = 4, c.down = groups * kGroupRows, c.held_lanes = tile / 32;
+    c.lanes = kTileLanes, c.across = 4, c.down = groups * kWarpgroupRows, c.held_lanes = tile / 32;
     c.spare_lanes = 4;  // rows differ in their banks
     c.exact = call.keys.rows % tile == 0;
   }
@@ -86,7 +86,7 @@ tensor_map map_of_rows(const kernel& with, const batched_rows& of, bool is_bf16)
              {of.depth, of.rows, places(of.group, of.group_stride), places(of.inner, of.inner_stride),
               places(of.outer, of.outer_stride)},
              {of.row_stride, stride_of(of.group_stride), stride_of(of.inner_stride), stride_of(of.outer_stride)},
-             {64, kGroupRows, 1, 1, 1}});
+             {64, kWarpgroupRows, 1, 1, 1}});
 }
 tensor_map map_of_keys(const kernel& with, const batched_rows& of, bool is_bf16, const tiles_plan& p) {
   const int beside = p.owns_keys ? 2 : kTileLanes;
@@ -98,28 +98,26 @@ tensor_map map_of_keys(const kernel& with, const batched_rows& of, bool is_bf16,
              {64, p.owns_keys ? 1u : 2u, static_cast<unsigned>(p.owns_keys ? 8 : p.tile / 8), 1, 1}});
 }
 
+batch_steps steps_of(const batched_rows& of) {
+  return {of.outer_stride != 0, of.inner_stride != 0, of.group_stride != 0};
+}
+
 void append_attention(std::string& packed, const kernel& with, const attention_call& call, const tiles_plan& p) {
   const bool is_bf16 = call.behind.x == dtype::bf16;
-  struct head_of {  // attention_arguments, but for the last
-    tensor_map queries, keys, values;
-    batch_steps step_queries, step_keys, step_values;
-    int inner, group, rows, blocks;
-    void* y;
-    int64 value_depth;
-  };
-  const head_of head{map_of_rows(with, call.queries, is_bf16),
-                     map_of_keys(with, call.keys, is_bf16, p),
-                     map_of_keys(with, call.values.data ? call.values : call.keys, is_bf16, p),
-                     batch_steps(call.queries),
-                     batch_steps(call.keys),
-                     batch_steps(call.values),
-                     static_cast<int>(call.queries.inner),
-                     static_cast<int>(call.queries.group),
-                     static_cast<int>(call.queries.rows),
-                     static_cast<int>(p.blocks),
-                     call.y,
-                     call.values.depth};
-  append_bytes(packed, &head, offsetof(head_of, value_depth) + sizeof head.value_depth);
+  const attention_arguments a{.queries = map_of_rows(with, call.queries, is_bf16),
+                              .keys = map_of_keys(with, call.keys, is_bf16, p),
+                              .values = map_of_keys(with, call.values.data ? call.values : call.keys, is_bf16, p),
+                              .step_queries = steps_of(call.queries),
+                              .step_keys = steps_of(call.keys),
+                              .step_values = steps_of(call.values),
+                              .inner = static_cast<int>(call.queries.inner),
+                              .group = static_cast<int>(call.queries.group),
+                              .rows = static_cast<int>(call.queries.rows),
+                              .blocks = static_cast<int>(p.blocks),
+                              .y = call.y,
+                              .value_depth = call.values.depth,
+                              .behind = {}};
+  append_between(packed, &a, &a.behind);
   append_packed(packed, call.behind, call.a_behind);
   constexpr std::size_t kAlignment = alignof(tensor_map);
   packed.resize((packed.size() + kAlignment - 1) / kAlignment * kAlignment);

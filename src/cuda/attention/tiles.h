@@ -4,13 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "onepass/kernel/attention/arguments.h"
 #include "src/cuda/row/configuration.h"
 #include "src/cuda/runtime/driver.h"
 
 namespace onepass::cuda {
-
-inline constexpr int kGroupRows = 64, kGroupThreads = 128;  // as in the kernel
-inline constexpr int kPanelBytes = kGroupRows * 128;
 
 // [outer, inner, group, rows, depth], numbers of a row neighbours. Keys and values have no groups.
 struct batched_rows {
@@ -25,7 +23,7 @@ struct attention_call {
   const arguments& a_behind;
   bool causal = false;                       // what stands before softmax masks what is behind a row's own place
   std::vector<int> brought{};                // tensors that it takes: numbers of operands
-  std::vector<int> first_masks{};            // likewise, of spec::first_masks
+  std::vector<int> leading_masks{};          // likewise, of spec::leading_masks
   batched_rows queries{}, keys{}, values{};  // values.data null: none
   void* y = nullptr;                         // with values: [all rows, values.depth]
 };
@@ -50,7 +48,7 @@ struct tiles_room {
   int own_bytes, tile_bytes;  // of what a block has all the time; of a stage
   int least_stages, most_stages;
   int stream_stages = 1;
-  int lost_bytes = 1024;  // at most, before tiles begin at a multiple of 1024
+  int lost_bytes = kTileAlignment;  // at most, before the first tile
 };
 // A kernel with so many groups, and rows or keys of a tile, that brings as many tensors as have room. Without blocks
 // and grid.
@@ -60,11 +58,7 @@ tiles_plan plan_score_tiles(const attention_call&, int groups, int tile, bool ow
 tensor_map map_of_rows(const kernel& with, const batched_rows&, bool is_bf16);
 tensor_map map_of_keys(const kernel& with, const batched_rows&, bool is_bf16, const tiles_plan&);
 
-struct batch_steps {
-  int outer, inner, group;
-  explicit batch_steps(const batched_rows& of)
-      : outer(of.outer_stride != 0), inner(of.inner_stride != 0), group(of.group_stride != 0) {}
-};
+batch_steps steps_of(const batched_rows&);
 
 // attention_arguments, and the end of a kernel's argument, which is a multiple of what its maps are aligned to.
 void append_attention(std::string& packed, const kernel& with, const attention_call&, const tiles_plan&);

@@ -2,7 +2,6 @@
 #include "src/cuda/linear/gemm_sm90.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <iterator>
 
@@ -16,19 +15,6 @@ namespace {
 constexpr int kTileRows = 128, kTileDepth = 64, kThreads = 512,
               kGroupThreads = 128;  // as in kernel/linear/gemm_sm90.cuda.h
 constexpr int kLanes = kTileLanes, kFoldThreads = 256;
-constexpr int kMostHeld = kMostRowColumns / kGroupThreads;  // numbers of rows before `linear` in a thread
-
-// Threads of a row before `linear`: a warp, or more where it would hold too many numbers.
-int threads_of_row(int64 columns) {
-  const auto wanted = static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(ceil_div(columns, kMostHeld))));
-  return std::clamp(wanted, 32, kGroupThreads);
-}
-
-int lanes_of_thread(int64 columns) {
-  return static_cast<int>(ceil_div(columns, int64{threads_of_row(columns)} * kLanes));
-}
-
-int rows_of_thread(int64 columns) { return std::clamp(kMostHeld / (lanes_of_thread(columns) * kLanes), 1, 4); }
 
 }  // namespace
 
@@ -43,14 +29,9 @@ request widest(const request& a, const request& b) {
   return both;
 }
 
-bool needs_statistics(input_of from, int64 columns) {
-  return from == input_of::deferred && columns > std::rbegin(kLinearTuning.wide)->columns;
-}
+bool needs_statistics(int64 columns) { return columns > std::rbegin(kLinearTuning.wide)->columns; }
 
-int rows_at_once(int64 depth) { return kGroupThreads / threads_of_row(depth) * rows_of_thread(depth); }
-
-tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, input_of from, int flops_behind,
-                     const device_facts& chip) {
+tile_plan plan_tiles(int64 rows, int64 columns, bool defers, int flops_behind, const device_facts& chip) {
   tile_plan p{};
   p.cluster = rows > kTileRows ? 2 : 1;
   const int64 down = ceil_div(rows, int64{kTileRows} * p.cluster), clusters = chip.sm_count / p.cluster;
@@ -58,12 +39,10 @@ tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, input_of from, int 
     return ceil_div(down * ceil_div(columns, tile.columns), clusters);
   };
   const auto time = [&](const linear_tile& tile) {
-    const bool makes_short = from == input_of::made && depth <= kLinearTuning.short_rows;
     const bool finishes = flops_behind >= kLinearTuning.activation_flops;
-    return static_cast<double>(turns(tile) * tile.columns) * (from == input_of::deferred ? tile.time_deferring
-                                                              : makes_short              ? tile.time_making
-                                                              : finishes                 ? tile.time_finishing
-                                                                                         : tile.time);
+    return static_cast<double>(turns(tile) * tile.columns) * (defers     ? tile.time_deferring
+                                                              : finishes ? tile.time_finishing
+                                                                         : tile.time);
   };
   const auto* narrow = std::find_if(std::begin(kLinearTuning.narrow), std::end(kLinearTuning.narrow),
                                     [&](const linear_tile& tile) { return columns <= tile.columns; });
@@ -77,21 +56,18 @@ tile_plan plan_tiles(int64 rows, int64 depth, int64 columns, input_of from, int 
 
 bool fits(const linear_call& call) {
   return call.a_behind.rows < 1 << 30 && is_aligned(call.input, call.input_stride) &&
-         is_aligned(call.matrix, call.matrix_stride) && describe(call.behind, call.a_behind).access == kLanes &&
-         (call.from != input_of::made || describe(call.before, call.a_before).access == kLanes);
+         is_aligned(call.matrix, call.matrix_stride) && describe(call.behind, call.a_behind).access == kLanes;
 }
 
 linear_plan choose(const linear_call& call, const device_facts& chip) {
   linear_plan p{};
-  const bool makes = call.from == input_of::made;
   const int64 columns = call.a_behind.columns, rows = call.a_behind.rows;
-  p.tiles = plan_tiles(rows, call.depth, columns, call.from, call.behind.flops, chip);
+  p.tiles = plan_tiles(rows, columns, call.defers, call.behind.flops, chip);
   const linear_tile& tile = p.tiles.tile;
-  p.group = makes ? kLinearTuning.group_making_input : kLinearTuning.group;
   const int64 product_bytes = int64{tile.buffers} * kTileRows / 2 * tile.columns * 2;
   const int64 stage_bytes = int64{kTileRows + tile.columns} * kTileDepth * 2;
   constexpr int kAligned = 1024;
-  const int kept = call.from == input_of::deferred ? 4096 : 2048;  // for mailboxes, and of a deferred norm
+  const int kept = call.defers ? 4096 : 2048;  // for mailboxes, and of a deferred norm
   p.stages = static_cast<int>(
       std::min<int64>((chip.shared_per_block - kAligned - kept - product_bytes) / stage_bytes, kLinearTuning.stages));
   p.shared_bytes = static_cast<unsigned>(kAligned + product_bytes + p.stages * stage_bytes);
@@ -107,16 +83,8 @@ linear_plan choose(const linear_call& call, const device_facts& chip) {
   p.behind.stages = 1;
   p.behind.streams = 1;  // the product
 
-  if (call.from != input_of::x) p.before = describe(call.before, call.a_before);
+  if (call.defers) p.before = describe(call.before, call.a_before);
   else p.before.lanes = p.before.access = kLanes, p.before.dims = p.before.cluster = 1;
-  p.before.across = makes ? threads_of_row(call.depth) : kGroupThreads;
-  p.before.down = kGroupThreads / p.before.across;
-  p.before.threads = kThreads;
-  const int64 each = int64{p.before.across} * kLanes;
-  p.before.held_lanes = lanes_of_thread(call.depth);
-  p.before.exact = call.depth % each == 0;
-  p.before.whole_lanes = static_cast<int>(call.depth / each);
-  p.rows_of_thread = makes ? rows_of_thread(call.depth) : 1;
   return p;
 }
 
@@ -124,20 +92,15 @@ std::string source(const linear_call& call, const linear_plan& p) {
   const request& r = call.behind;
   std::string text = heading(widest(r, call.before), "linear/gemm_sm90");
   const auto number = [&](const char* name, int value) { text += number_field(name, value); };
-  text += "using line_before = " + (call.from != input_of::x ? call.before.line : "line<chain<>>") + ";\n";
+  text += "using line_before = " + (call.defers ? call.before.line : "line<chain<>>") + ";\n";
   text += "using line_behind = " + r.line + ";\nstruct config_before {\n" + fields(call.before, p.before);
-  number("kAny", call.from == input_of::made);
-  number("kAtOnce", p.rows_of_thread), number("kAllExist", 0);
-  text += "};\nstruct config_first_rows : config_before {\n";
-  number("kDown", kThreads / p.before.across), number("kAtOnce", 1);
   text += "};\nstruct config_behind {\n" + fields(r, p.behind) + "};\nstruct config {\n";
   text += type_field("kX", r.x);
   number("kTileN", p.tiles.tile.columns), number("kBuffers", p.tiles.tile.buffers), number("kStages", p.stages);
-  number("kCluster", p.tiles.cluster), number("kDefers", call.from == input_of::deferred);
-  number("kTakesMoments", call.from == input_of::deferred && !needs_statistics(call.from, call.a_behind.columns));
-  number("kGroup", p.group);
-  text +=
-      "  using before = config_before;\n  using first_rows = config_first_rows;\n  using behind = config_behind;\n};\n";
+  number("kCluster", p.tiles.cluster), number("kDefers", call.defers);
+  number("kTakesMoments", call.defers && !needs_statistics(call.a_behind.columns));
+  number("kGroup", kLinearTuning.group);
+  text += "  using before = config_before;\n  using behind = config_behind;\n};\n";
   return text +
          kernel_text("linear_forward", "config, line_before, line_behind", bounds(kThreads, 1, p.tiles.cluster),
                      "linear_arguments") +
@@ -150,8 +113,7 @@ void launch(const linear_call& call, int device, void* stream) {
   static known_kernels known;
   const request &before = call.before, &behind = call.behind;
   const kernel_key key(device, before.line, before.x, before.operand, p.before, behind.line, behind.x, behind.operand,
-                       p.behind, call.from, p.tiles.tile.columns, p.tiles.tile.buffers, p.tiles.cluster, p.stages,
-                       p.group, p.rows_of_thread);
+                       p.behind, call.defers, p.tiles.tile.columns, p.tiles.tile.buffers, p.tiles.cluster, p.stages);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
     return load(source(call, p), device, stream, chip.arch_name + " linear " + behind.line);
   });
@@ -162,7 +124,7 @@ void launch(const linear_call& call, int device, void* stream) {
       describe_matrix(built, {call.matrix, is_bf16, b.columns, call.depth, call.matrix_stride,
                               static_cast<unsigned>(p.tiles.tile.columns / p.tiles.cluster), kTileDepth})};
   std::string packed;
-  append_value(packed, maps), append_value(packed, call.depth), append_value(packed, call.ready);
+  append_value(packed, maps), append_value(packed, call.depth);
   append_value(packed, call.sums), append_value(packed, call.offsets);
   const request both = widest(call.behind, call.before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
@@ -185,10 +147,7 @@ void launch(const fold_call& of, int device, void* stream) {
     void* folded;
     float *sums, *offsets;
     int64 depth, stride;
-    unsigned* ready;
-    int64 panels;
-  } const arguments{of.matrix,  of.scale, of.bias,   of.folded, of.sums,
-                    of.offsets, of.depth, of.stride, of.ready,  of.panels};
+  } const arguments{of.matrix, of.scale, of.bias, of.folded, of.sums, of.offsets, of.depth, of.stride};
   static known_kernels known;
   const kernel_key key(device, of.type, of.scale_type, of.bias_type, of.centres);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {

@@ -5,7 +5,8 @@
 #include <bit>
 #include <cstdint>
 
-#include "src/cuda/tuning.h"
+#include "onepass/kernel/common/shapes.h"
+#include "src/cuda/row/tuning.h"
 
 namespace onepass::cuda {
 namespace {
@@ -61,16 +62,15 @@ bool is_dense(const view& v, const arguments& a) {
   return dense;
 }
 
-// Of the tensors that kernel/common/cursor.cuda.h numbers, those of which `holds` is true.
+// The tensors (by stream) of which `holds` is true.
 template <class Holds>
 uint64 tensors_of(const arguments& a, const Holds& holds) {
   uint64 tensors = 0;
-  int at = 0;
-  const auto add = [&](const view& v) { tensors |= static_cast<uint64>(v.data && holds(v)) << at++; };
-  add(a.x), add(a.y);
-  for (const view& v : a.operand) add(v);
-  for (const view& v : a.kept) add(v);
-  for (const view& v : a.kept_gradient) add(v);
+  const auto add = [&](stream s, const view& v) { tensors |= v.data && holds(v) ? bit_of(s) : 0; };
+  add(stream::x, a.x), add(stream::y, a.y);
+  for (int i = 0; i < kMaxOperands; ++i) add(stream::operand + i, a.operand[i]);
+  for (int k = 0; k < kMaxKeeps; ++k)
+    add(stream::kept + k, a.kept[k]), add(stream::kept_gradient + k, a.kept_gradient[k]);
   return tensors;
 }
 
@@ -95,22 +95,19 @@ uint64 staged_results(const request& r, const arguments& a, const configuration&
   const int size = size_of(r.x);
   if (c.access == c.lanes) return 0;
   const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr;
-  uint64 results = static_cast<uint64>(gives) << 1;  // numbered as kernel/common/cursor.cuda.h's streams
+  uint64 results = gives ? bit_of(stream::y) : 0;
   for (int i = 0; i < kMaxOperands; ++i)
-    results |= static_cast<uint64>(a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 &&
-                                   size_of(r.operand[i]) == size)
-               << (2 + i);
+    if (a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 && size_of(r.operand[i]) == size)
+      results |= bit_of(stream::operand + i);
   for (int k = 0; k < kMaxKeeps; ++k)
-    results |= static_cast<uint64>(!r.backward && a.kept[k].data) << (2 + kMaxOperands + k);
-  results |= static_cast<uint64>(r.wants_again) << (2 + kMaxOperands + 2 * kMaxKeeps);
+    if (!r.backward && a.kept[k].data) results |= bit_of(stream::kept + k);
+  if (r.wants_again) results |= bit_of(stream::again);
   return results;
 }
 
-// Bytes of shared memory for a tensor's rows in a block, as in kernel/common/cursor.cuda.h, and for the results that
-// leave through it.
+// Bytes of shared memory for a tensor's rows in a block, and for the results that leave through it.
 int64 rows_bytes(const request& r, const configuration& c) {
-  const int64 lanes = int64{c.across} * std::max(c.held_lanes, 1) + c.spare_lanes;
-  return lanes * c.lanes * size_of(r.x) * c.down;
+  return row_bytes(c.across, std::max(c.held_lanes, 1), c.spare_lanes, c.lanes * size_of(r.x)) * c.down;
 }
 int64 staged_bytes(const request& r, const configuration& c) {
   return std::popcount(c.staged) * rows_bytes(r, c) * std::max(c.unroll, 1);
@@ -223,10 +220,10 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int threads = c.across * c.down;
   const bool many_sums = r.backward && r.features > 2;  // 24 to 400 bytes of them spilled with half the registers
   c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads / (many_sums ? 2 : 1)) : 1;
-  constexpr int kReserved = 1024;                                                 // for the system, in every block
-  const int64 numbers_at_once = std::max(r.features, size_of(r.x) == 2 ? 3 : 4);  // as kMost in reduce.cuda.h
-  const int64 reductions =
-      kTuning.reduction_bytes * numbers_at_once * wide * std::max(threads / 32, 1) * c.cluster + 512;
+  constexpr int kReserved = 1024, kMbarriers = 512;  // kReserved: for the system, in every block
+  const int64 reductions = kMostReductionSets * int64{most_reduced(r.features, result_bits(r) <= kShortBits)} * wide *
+                               4 * std::max(threads / 32, 1) * c.cluster +
+                           kMbarriers;
   const int64 staged = staged_bytes(r, c);
   const int64 own = reductions + staged + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0) +
                     (r.features > 0 ? int64{threads} * wide * 4 : 0);
@@ -322,6 +319,30 @@ request::request(const spec::line& line, bool is_backward)
   for (const spec::word& w : line.words) {
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
   }
+}
+
+int result_bits(const request& r) {
+  const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
+  int bits = bits_of(r.x);
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if (((r.wants_tensor | r.wants_column) >> i & 1) != 0) bits = std::max(bits, bits_of(r.operand[i]));
+  }
+  return bits;
+}
+
+request request_of(const spec::frame& f, bool backward, std::string line) {
+  request r(f.of, backward);
+  r.line = std::move(line);
+  r.x = f.type;
+  std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
+  return r;
+}
+
+request request_of(const spec::frame& f, const spec::gradients& plan, std::string line) {
+  request r = request_of(f, true, std::move(line));
+  r.wants_column = plan.wants_column, r.wants_tensor = plan.wants_tensor;
+  r.wants_dx = f.a.dx.data != nullptr, r.wants_again = f.a.again.data != nullptr;
+  return r;
 }
 
 configuration describe(const request& r, const arguments& a) {

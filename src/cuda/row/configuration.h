@@ -5,9 +5,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "onepass/kernel/arguments.h"
+#include "onepass/kernel/configuration.h"
 #include "src/cuda/runtime/driver.h"
-#include "src/line/line.h"
+#include "src/plan/frame.h"
 
 namespace onepass::cuda {
 
@@ -37,36 +37,23 @@ struct request {
   request() = default;
   request(const spec::line&, bool backward);
 };
+// Of a call whose tensors are in; line: its C++ type in this direction.
+request request_of(const spec::frame&, bool backward, std::string line);
+request request_of(const spec::frame&, const spec::gradients&, std::string line);  // backward
 
-// Plain numbers throughout: its bytes are part of a kernel's key.
+// The numbers that a kernel is compiled for (onepass/kernel/configuration.h), and those that its Config has by another
+// name or not at all. Plain numbers throughout: its bytes are part of a kernel's key.
 struct configuration {
   part of;
-  int lanes, access;       // numbers of a lane; numbers that one access may move
-  int across, down;        // threads along the columns, and down the rows
-  int cluster;             // blocks along the columns, of a row
-  int blocks_per_sm;       // that registers must leave room for
-  int unroll, held_lanes;  // elementwise: lanes in flight; rowwise: lanes of the row in a thread's registers
-  int flat;                // one long row
-  int dims;                // that rows are counted in
-  int exact;               // the threads' lanes fill the row exactly
-  int stages;              // rowwise: rows that copies run ahead by
-  int computes_again;      // rowwise: does not hold the row
-  int ahead;               // rowwise: two rows are in flight
-  int whole_lanes;         // rowwise: of a thread's lanes, so many are within the row for every thread
-  int small;               // an int counts the elements
-  int one_part;            // column sums have one part, which the kernel writes as the gradients that they are
-  int single_x, single_y;
-  int spare_lanes;  // of shared memory behind a row's
-  int threads;      // of the block, where they are more than across times down
-  int sums_in_registers;
-  int in_place;  // dx lies where dy does
-  int saves_statistics;
-  int only_statistics;  // and writes nothing else
-  int64 members;        // tensors that the launch has room for, each with arguments of its own; 0: one (group.h)
-  uint64 dense;         // tensors that are contiguous (kernel/common/cursor.cuda.h)
-  uint64 single_operand, single_kept_gradient, repeated_operand, aligned_operand, shared_operand;
-  uint64 streams, brought_once;  // tensors that copies bring (kernel/common/cursor.cuda.h)
-  uint64 staged;                 // results that leave through shared memory (kernel/common/cursor.cuda.h)
+  int blocks_per_sm;  // that registers must leave room for
+  int small;          // an int counts the elements
+  int threads;        // of the block, where they are more than across times down
+#define ONEPASS_MEMBER(member, name) int member;
+#define ONEPASS_SET(member, name) uint64 member;
+  ONEPASS_CONFIGURATION(ONEPASS_MEMBER, ONEPASS_MEMBER, ONEPASS_SET)
+#undef ONEPASS_MEMBER
+#undef ONEPASS_SET
+  int64 members;  // tensors that the launch has room for, each with arguments of its own; 0: one (group.h)
 };
 static_assert(std::has_unique_object_representations_v<configuration>);  // no padding in a key
 
@@ -77,6 +64,8 @@ struct plan {
   int64 parts;        // of column sums: rows of column_partial
   int64 row_columns;  // of a part of a row, where rows are taken in parts
 };
+
+int result_bits(const request&);  // significant ones of the results, at most
 
 // What tensors, dtypes and alignment say, before anything is chosen.
 configuration describe(const request&, const arguments&);

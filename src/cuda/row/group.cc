@@ -18,6 +18,12 @@ int64 packed_bytes(const request& r) {
   return static_cast<int64>(packed.size());
 }
 
+// The one with the most rows.
+const arguments* longest(const std::vector<const arguments*>& some) {
+  return *std::max_element(some.begin(), some.end(),
+                           [](const arguments* a, const arguments* b) { return a->rows < b->rows; });
+}
+
 // As if the members were one tensor, which lies as the longest of them does.
 arguments together(const std::vector<member>& all, const std::vector<int>& of) {
   std::vector<const arguments*> some;
@@ -71,11 +77,6 @@ std::vector<std::vector<int>> alike(const std::vector<std::string>& keys, int64 
 
 int64 room_for_members(std::size_t count, int64 most) {
   return std::min(static_cast<int64>(std::bit_ceil(count)), most);
-}
-
-const arguments* longest(const std::vector<const arguments*>& some) {
-  return *std::max_element(some.begin(), some.end(),
-                           [](const arguments* a, const arguments* b) { return a->rows < b->rows; });
 }
 
 void lay_out_single_rows(const std::vector<arguments*>& some) {

@@ -29,15 +29,13 @@ void launch(const request&, const batch&, const std::vector<member>&, int device
 std::vector<std::vector<int>> alike(const std::vector<std::string>& keys, int64 most);
 // Members for which a kernel is compiled to have room: few numbers, so that there are few kernels.
 int64 room_for_members(std::size_t count, int64 most);
-// The one with the most rows.
-const arguments* longest(const std::vector<const arguments*>&);
+// An entry of a launch that has no tensor.
+arguments no_member();
 // How far apart rows lie is nothing to a tensor that has one: there it is as in the longest, so that they are alike.
 void lay_out_single_rows(const std::vector<arguments*>&);
 // The configuration's bytes, but for what a batch decides.
 std::string key_of(configuration);
 // How many of about so many blocks each gets, so that none has many more of the steps than another; `most` in all.
 std::vector<unsigned> share(const std::vector<int64>& steps, int64 blocks, int64 most);
-// An entry of a launch that has no tensor.
-arguments no_member();
 
 }  // namespace onepass::cuda

@@ -9,7 +9,7 @@
 #include "src/cuda/runtime/known_kernels.h"
 #include "src/cuda/runtime/packed_arguments.h"
 #include "src/cuda/runtime/source.h"
-#include "src/cuda/tuning.h"
+#include "src/cuda/row/tuning.h"
 
 namespace onepass::cuda {
 namespace {

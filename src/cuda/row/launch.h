@@ -1,6 +1,7 @@
 // Finds or builds a call's kernel, and launches it.
 #pragma once
 
+#include "onepass/kernel/row/shapes.h"
 #include "src/cuda/row/configuration.h"
 
 namespace onepass::cuda {
@@ -14,12 +15,6 @@ void launch(const request&, const std::vector<plan>&, const arguments* const* me
             void* stream);
 
 // The second stage of column gradients.
-struct column_sum {     // as in onepass/kernel/row/column_sum.cuda.h, which only NVRTC reads
-  const void* partial;  // [parts][columns]
-  int64 parts, columns;
-  void* data;
-  dtype type;
-};
 // Of so many of column_partial's parts. outputs: 1-D, one for each wanted column operand; not where it is null.
 std::vector<column_sum> sums_of(const arguments&, dtype type, int64 parts, int slots, const view* outputs);
 // type: of the parts.

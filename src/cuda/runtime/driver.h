@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "onepass/lane/tensor_map.h"
+
 namespace onepass::cuda {
 
 struct kernel {
@@ -50,9 +52,6 @@ struct matrix_facts {
   bool is_bf16;
   long long rows, columns, stride;  // stride: of a row, in numbers, a multiple of 8
   unsigned tile_rows, tile_columns;
-};
-struct alignas(64) tensor_map {
-  unsigned long long words[16];
 };
 tensor_map describe_matrix(const kernel&, const matrix_facts&);  // for that kernel
 // Likewise of five dimensions, the innermost first, whose numbers are neighbours; strides of the others, in numbers.

@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "src/cuda/kernels.h"
-#include "src/cuda/tuning.h"
+#include "src/cuda/row/tuning.h"
 
 namespace onepass::cuda {
 namespace {
@@ -14,27 +14,6 @@ namespace {
 constexpr const char* kPrefix = "onepass_";  // of kernels' names, which no other function's begins with
 
 }  // namespace
-
-// Significant bits of the results, at most.
-int result_bits(const request& r) {
-  const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
-  int bits = bits_of(r.x);
-  for (int i = 0; i < kMaxOperands; ++i) {
-    if (((r.wants_tensor | r.wants_column) >> i & 1) != 0) bits = std::max(bits, bits_of(r.operand[i]));
-  }
-  return bits;
-}
-
-const char* name_of(dtype type) {
-  switch (type) {
-    case dtype::f32: return "f32";
-    case dtype::f64: return "f64";
-    case dtype::bf16: return "bf16";
-    case dtype::f16: return "f16";
-    case dtype::boolean: return "boolean";
-    default: return "none";
-  }
-}
 
 std::string heading(const request& r, const std::string& header) {
   std::string text;
@@ -63,30 +42,21 @@ std::string fields(const request& r, const configuration& c) {
   auto flag = [&](const char* name, bool value) { field("bool", name, value ? "true" : "false"); };
   auto bits = [&](const char* name, uint64 value) { field("uint64", name, std::to_string(value) + "ull"); };
   text += std::string("  using arithmetic = ") + (r.x == dtype::f64 ? "double" : "float") + ";\n";
-  text += std::string("  using index = ") + (c.small ? "int" : "int64") + ";\n";
-  flag("kComputesAgain", c.computes_again), flag("kAhead", c.ahead);
-  text += type_field("kX", r.x);
+  text += std::string("  using index = ") + (c.small ? "int" : "int64") + ";\n" + type_field("kX", r.x);
   std::string operands = "{";
   for (dtype type : r.operand) operands += std::string("dtype::") + name_of(type) + ", ";
   field("dtype", "kOperand[kMaxOperands]", operands + "}");
-  number("kLanes", c.lanes), number("kAccess", c.access), number("kAcross", c.across), number("kDown", c.down);
-  number("kCluster", c.cluster), number("kStages", c.stages),
-      number("kThreads", c.threads > 0 ? c.threads : c.across * c.down);
-  number("kUnroll", c.unroll), number("kHeldLanes", c.held_lanes), number("kWholeLanes", c.whole_lanes);
-  number("kDims", c.dims), bits("kDense", c.dense);
-  flag("kExact", c.exact), flag("kFlat", c.flat), flag("kSingleX", c.single_x), flag("kSingleY", c.single_y);
-  flag("kSumsInRegisters", c.sums_in_registers);
-  flag("kSavesStatistics", c.saves_statistics), flag("kOnlyStatistics", c.only_statistics);
-  flag("kOnePart", c.one_part), flag("kInPlace", c.in_place);
-  flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
-  bits("kSingleOperand", c.single_operand), bits("kSingleKeptGradient", c.single_kept_gradient);
-  bits("kRepeatedOperand", c.repeated_operand), bits("kAlignedOperand", c.aligned_operand),
-      bits("kSharedOperand", c.shared_operand), bits("kStreams", c.streams);
-  bits("kStaged", c.staged);
-  bits("kBroughtOnce", c.brought_once);
+#define ONEPASS_NUMBER(member, name) number(#name, c.member);
+#define ONEPASS_FLAG(member, name) flag(#name, c.member);
+#define ONEPASS_SET(member, name) bits(#name, c.member);
+  ONEPASS_CONFIGURATION(ONEPASS_NUMBER, ONEPASS_FLAG, ONEPASS_SET)
+#undef ONEPASS_NUMBER
+#undef ONEPASS_FLAG
+#undef ONEPASS_SET
+  number("kThreads", c.threads > 0 ? c.threads : c.across * c.down);
+  number("kMembers", static_cast<int>(c.members)), number("kFeatures", r.features);
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
-  number("kMembers", static_cast<int>(c.members));
-  number("kSpareLanes", c.spare_lanes), number("kFeatures", r.features);
+  flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
   return text;
 }
 
@@ -97,7 +67,10 @@ std::string source(const request& r, const configuration& c) {
                      ";\nstruct config {\n" + fields(r, c);
   const std::string function = kernel + (r.backward ? "_backward" : "_forward") + kSuffix[static_cast<int>(c.of)];
   const char* block = r.rowwise ? "blockIdx.x / config::kCluster" : c.flat ? "blockIdx.x" : "blockIdx.y";
-  return text + "};\n" + kernel_text(c, function, "config, the_line", "arguments", block) + "ONEPASS_END\n";
+  // Where several tensors share the launch, a block has the arguments of its own.
+  const std::string type = c.members == 0 ? "arguments" : "members<" + std::to_string(c.members) + ">",
+                    given = c.members == 0 ? "a" : std::string("a.at(") + block + ")";
+  return text + "};\n" + kernel_text(function, "config, the_line", bounds(c), type, given) + "ONEPASS_END\n";
 }
 
 std::string kernel_name(const std::string& function) {
@@ -112,18 +85,14 @@ std::string bounds(int threads, int blocks_per_sm, int cluster) {
          (cluster > 0 ? "__cluster_dims__(" + std::to_string(cluster) + ", 1, 1) " : "");
 }
 
+std::string bounds(const configuration& c) {
+  return bounds(c.across * c.down, std::max(c.blocks_per_sm, 1), c.cluster > 1 ? c.cluster : 0);
+}
+
 std::string kernel_text(const std::string& function, const std::string& types, const std::string& bounds,
                         const std::string& arguments_type, const std::string& given) {
   return "extern \"C\" __global__ void " + bounds + kernel_name(function) + "(const __grid_constant__ " +
          arguments_type + " a) {\n  " + function + "<" + types + ">(" + given + ");\n}\n";
-}
-
-std::string kernel_text(const configuration& c, const std::string& function, const std::string& types,
-                        const std::string& arguments_type, const std::string& block) {
-  const std::string own = bounds(c.across * c.down, std::max(c.blocks_per_sm, 1), c.cluster > 1 ? c.cluster : 0);
-  if (c.members == 0) return kernel_text(function, types, own, arguments_type);
-  return kernel_text(function, types, own, "members<" + arguments_type + ", " + std::to_string(c.members) + ">",
-                     "a.at(" + block + ")");
 }
 
 const kernel& load(const std::string& source, int device, void* stream, const std::string& label) {

@@ -7,12 +7,9 @@
 
 namespace onepass::cuda {
 
-const char* name_of(dtype);  // as the sources write it
-
 // Parts of a source: its macros with the include of onepass/kernel/<header>.cuda.h, and the members of a Config.
 std::string heading(const request&, const std::string& header);
 std::string fields(const request&, const configuration&);
-int result_bits(const request&);  // significant ones of the results, at most
 std::string type_field(const char* name, dtype);
 std::string number_field(const char* name, int);
 
@@ -25,12 +22,10 @@ std::string column_sum_source(dtype parts, int sums);  // at most so many at a t
 std::string kernel_name(const std::string& function);
 // Of a kernel's threads, the blocks of an SM that registers must leave room for, and the blocks of a cluster, or 0.
 std::string bounds(int threads, int blocks_per_sm = 0, int cluster = 0);
+std::string bounds(const configuration&);
 // The entry point, behind the types: it calls function<types>(given).
 std::string kernel_text(const std::string& function, const std::string& types, const std::string& bounds,
                         const std::string& arguments_type, const std::string& given = "a");
-// With its arguments, or with those of the tensor that has the block, where several share the launch.
-std::string kernel_text(const configuration&, const std::string& function, const std::string& types,
-                        const std::string& arguments_type, const std::string& block);
 
 // The kernel of such a source (driver.h).
 const kernel& load(const std::string& source, int device, void* stream, const std::string& label);

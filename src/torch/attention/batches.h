@@ -11,33 +11,14 @@
 
 namespace onepass::binding {
 
-// Batch sizes that the keys have: all but the last ones that are 1, along which rows of queries share them.
-inline int own_batch_sizes(const Tensor& keys) {
-  int own = static_cast<int>(keys.dim()) - 2;
-  while (own > 0 && keys.size(own - 1) == 1) --own;
-  return own;
-}
-
-// Dimensions [begin, end) as one; none where they are no one.
-struct dimension {
-  std::int64_t size, stride;
-};
-inline std::optional<dimension> merged(const Tensor& t, int begin, int end) {
-  dimension all{1, 0};
-  for (int i = end - 1; i >= begin; --i) {
-    if (t.size(i) == 1) continue;
-    if (all.size > 1 && t.stride(i) != all.stride * all.size) return {};
-    if (all.size == 1) all.stride = t.stride(i);
-    all.size *= t.size(i);
-  }
-  return all;
-}
+inline int own_batch_sizes(const Tensor& keys) { return spec::own_batch_sizes(shape_of(keys)); }
 
 // As the kernels of tiles take them; own: batch sizes that the keys have. None where strides do not suit them.
 inline std::optional<cuda::batched_rows> batched_rows(const Tensor& t, int own) {
   const int dim = static_cast<int>(t.dim());
-  const auto outer = merged(t, 0, own - 1), inner = merged(t, own > 0 ? own - 1 : 0, own),
-             group = merged(t, own, dim - 2);
+  const spec::strided all = strided_of(t, nullptr);
+  const auto outer = spec::one_dimension(all, 0, own - 1), inner = spec::one_dimension(all, own > 0 ? own - 1 : 0, own),
+             group = spec::one_dimension(all, own, dim - 2);
   if (!outer || !inner || !group || t.stride(dim - 1) != 1) return {};
   return cuda::batched_rows{.data = t.data_ptr(),
                             .outer = outer->size,

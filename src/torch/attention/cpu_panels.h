@@ -1,5 +1,4 @@
-// On the CPU: scores, what stands behind them and their product with values, a panel of one batch's rows at a time, so
-// that what one gives the other stays in a core's cache.
+// src/cpu/attention.h for tensors: their memory, and which calls take panels.
 #pragma once
 
 #include "src/plan/attention.h"

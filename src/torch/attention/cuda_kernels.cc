@@ -13,8 +13,8 @@ namespace onepass::binding {
 namespace {
 
 void describe_words(const spec::line& line, cuda::attention_call& call) {
-  call.causal = spec::is_triangular(line);
-  call.first_masks = spec::first_masks(line);
+  call.causal = spec::is_causal(line);
+  call.leading_masks = spec::leading_masks(line);
   for (int i = 0; i < line.row; ++i) {
     const spec::word& w = line.words[static_cast<std::size_t>(i)];
     if (w.about->operand == operand_kind::tensor) call.brought.push_back(w.operand);
@@ -102,7 +102,7 @@ bool launch_by_warps(const prepared_contraction& c, const cuda::request& behind,
                                       inner_stride(values),
                                       values.size(dim - 1),
                                       to.y,
-                                      spec::is_triangular(c.parts.behind)};
+                                      spec::is_causal(c.parts.behind)};
   if (values.stride(dim - 1) != 1 || !cuda::fits(all)) return false;
   cuda::launch_warp_attention(all, on.index, current_stream(on.index));
   return true;
@@ -116,13 +116,14 @@ bool launch_attention_gradients(const spec::contraction& of, cuda::attention_cal
   describe_words(of.behind, call);
   call.queries = with.rows(queries), call.keys = with.rows(keys), call.values = with.rows(values);
   const cuda::batched_rows& all = call.queries;
-  const std::int64_t tiles = (all.rows + cuda::kGroupRows - 1) / cuda::kGroupRows,
-                     bytes[1] = {all.outer * all.inner * all.group * tiles * cuda::kGroupRows * cuda::kFactsBytes};
-  const Tensor facts = empty(bytes, 1, dtype::boolean, on);
+  const std::int64_t tiles = (all.rows + cuda::kWarpgroupRows - 1) / cuda::kWarpgroupRows,
+                     bytes[1] = {all.outer * all.inner * all.group * tiles * cuda::kWarpgroupRows *
+                                 std::int64_t{sizeof(softmax_statistics)}};
+  const Tensor statistics = empty(bytes, 1, dtype::boolean, on);
   const cuda::attention_gradients_call gradients{.of = call,
                                                  .gradients = with.aligned_rows(gradient),
                                                  .result = result.data_ptr(),
-                                                 .facts = facts.data_ptr(),
+                                                 .statistics = static_cast<softmax_statistics*>(statistics.data_ptr()),
                                                  .queries = data_of(to.queries),
                                                  .keys = data_of(to.keys),
                                                  .values = data_of(to.values)};
@@ -137,19 +138,19 @@ bool launch_warp_gradients(const spec::contraction& of, const cuda::attention_ca
   const device on = device_of(keys);
   const Tensor queries = torch::stable::contiguous(given_queries), gradient = torch::stable::contiguous(given_gradient);
   const batches all(queries, keys);
-  const std::int64_t bytes[1] = {all.count() * all.row_count() * cuda::kFactsBytes};
-  const Tensor facts = empty(bytes, 1, dtype::boolean, on);
+  const std::int64_t bytes[1] = {all.count() * all.row_count() * std::int64_t{sizeof(softmax_statistics)}};
+  const Tensor statistics = empty(bytes, 1, dtype::boolean, on);
   described with(keys);
   const cuda::warp_gradients_call gradients{.behind = call.behind,
                                             .a_behind = call.a_behind,
-                                            .causal = spec::is_triangular(of.behind),
+                                            .causal = spec::is_causal(of.behind),
                                             .queries = queries.data_ptr(),
                                             .gradients = gradient.data_ptr(),
                                             .result = result.data_ptr(),
                                             .keys = with.aligned_rows(keys),
                                             .values = with.aligned_rows(values),
                                             .rows_of_batch = all.row_count(),
-                                            .facts = facts.data_ptr(),
+                                            .statistics = static_cast<softmax_statistics*>(statistics.data_ptr()),
                                             .to_queries = data_of(to.queries),
                                             .to_keys = data_of(to.keys),
                                             .to_values = data_of(to.values)};

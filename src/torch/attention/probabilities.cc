@@ -24,7 +24,7 @@ Tensor scores_of(const Tensor& x, const Tensor& keys) {
 int count_key_masks(const forward_call& call) {
   const Tensor& keys = call.operands[0];
   int count = 0;
-  for (const int i : spec::first_masks(call.line.contraction->parts.behind)) {
+  for (const int i : spec::leading_masks(call.line.contraction->parts.behind)) {
     const Tensor& mask = call.operands[static_cast<std::size_t>(i) + 1];
     const int dim = static_cast<int>(mask.dim());
     if (dtype_of(mask) != dtype::boolean) break;
@@ -69,9 +69,8 @@ Tensor statistics_again(const backward_call& call, const Tensor& product) {
   for (int i = 0; i < behind.line.line.operands; ++i) {
     const auto at = static_cast<std::size_t>(i) + 1;
     if (call.operands[at]) behind.operand(i, *call.operands[at]);
-    else behind.operand_types[i] = spec::operand_facts_of(&call.operand_types[at], 1)[0].type;
+    else behind.operand_type(i, spec::operand_facts_of(&call.operand_types[at], 1)[0].type);
   }
-  behind.boolean_masks = boolean_masks_of(behind);
   behind.dropout_state(call.dropout_state);
   Tensor statistics = behind.fresh_statistics();
   behind.lay_out(true);
@@ -92,7 +91,7 @@ std::optional<std::vector<Tensor>> gradients_in_one_kernel(const backward_call& 
     const torch::stable::accelerator::DeviceGuard guard(device_of(keys).index);
     std::vector<Tensor> made{empty_like(shape_of(x), saved.x, device_of(x)),
                              empty_like(shape_of(keys), dtype_of(keys), device_of(keys))};
-    const double scale = *spec::scale_of_softmax(call.line.contraction->behind.line);
+    const double scale = *spec::softmax_scale(call.line.contraction->behind.line);
     const bool launched = launch_score_gradients(static_cast<float>(scale), x, keys, *saved.resumed_behind,
                                                  call.gradients[0], {made[0], made[1]});
     if (launched) results = std::move(made);
@@ -126,8 +125,8 @@ void check_keys(const prepared_line& line, const Tensor& x, const Tensor& keys) 
   ONEPASS_CHECK(fits, "onepass: ", name(), " must have shape [..., S, ", x.size(dim - 1),
                 "] with the batch sizes of x, the last of which may be 1, for x of shape ", shape_text(x), ", got ",
                 shape_text(keys));
-  ONEPASS_CHECK(dtype_of(keys) != dtype::none && dtype_of(keys) != dtype::boolean, "onepass: ", name(),
-                " must be a floating point tensor, got ", dtype_text(keys));
+  ONEPASS_CHECK(is_floating(dtype_of(keys)), "onepass: ", name(), " must be a floating point tensor, got ",
+                dtype_text(keys));
   require_device(keys, device_of(x), name);
 }
 

@@ -46,20 +46,20 @@ class known_line {
 
 inline int dtype_of(const Tensor& t) {
   switch (t.scalar_type()) {
-    case at::kFloat: return static_cast<int>(dtype::f32);
-    case at::kDouble: return static_cast<int>(dtype::f64);
-    case at::kBFloat16: return static_cast<int>(dtype::bf16);
-    case at::kHalf: return static_cast<int>(dtype::f16);
-    case at::kBool: return static_cast<int>(dtype::boolean);
+#define ONEPASS_CASE(name, torch_name, scalar_type, storage) \
+  case at::ScalarType::scalar_type: return static_cast<int>(dtype::name);
+    ONEPASS_DTYPES(ONEPASS_CASE)
+#undef ONEPASS_CASE
     default: return static_cast<int>(dtype::none);
   }
 }
 
 inline at::ScalarType scalar_type_of(std::int64_t type) {
   switch (static_cast<dtype>(type)) {
-    case dtype::f64: return at::kDouble;
-    case dtype::bf16: return at::kBFloat16;
-    case dtype::f16: return at::kHalf;
+#define ONEPASS_CASE(name, torch_name, scalar_type, storage) \
+  case dtype::name: return at::ScalarType::scalar_type;
+    ONEPASS_DTYPES(ONEPASS_CASE)
+#undef ONEPASS_CASE
     default: return at::kFloat;
   }
 }
@@ -265,6 +265,30 @@ int reached_by(std::size_t results, const Asked& asked) {
   return last;
 }
 
+// Zeros in the place of an undefined gradient: `rows` are sizes that are right but for the last where the line has a
+// contraction. kind: 0 for the result's, 1 + k for keep k's; last: the last operand. They take no memory.
+inline Tensor zeros_of(const line_signature& signature, std::size_t kind, at::IntArrayRef rows, at::Device device,
+                       at::IntArrayRef types, const Tensor& weight, const Tensor& last) {
+  const bool before = kind > 0 && static_cast<int>(kind) <= signature.keeps_before;
+  std::vector<std::int64_t> sizes = rows.vec();
+  std::int64_t type = types[0];
+  if (signature.weight >= 0) {
+    sizes.back() = signature.values && kind == 0 ? last.size(-1) : weight.size(before ? -1 : -2);
+    if (!before) type = dtype_of(weight);
+  }
+  return at::zeros({}, at::TensorOptions(scalar_type_of(type)).device(device)).expand(sizes);
+}
+
+// Where the gradients of x and of the operands come from, as line_library::plan says, and whether backward writes any.
+struct gradient_plan {
+  gradient_plan(const line_signature& signature, at::IntArrayRef types, std::int64_t wanted)
+      : sources(types.size()),
+        writes(library.plan(signature, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
+                            sources.data())) {}
+  std::vector<int> sources;
+  const bool writes;
+};
+
 // A node's gradients, made of what forward saved: by differentiable operators where they are to be differentiated.
 template <class Gradients>
 variable_list with_saved(AutogradContext* ctx, const Gradients& gradients) {
@@ -326,30 +350,23 @@ struct Fused : torch::autograd::Function<Fused> {
     const auto some = std::find_if(upstream.begin(), upstream.end(), [](const Tensor& t) { return t.defined(); });
     if (some == upstream.end()) return results;
     variable_list given = upstream;
-    for (std::size_t i = 0; i < given.size(); ++i) {
-      if (given[i].defined()) continue;
-      std::vector<std::int64_t> sizes = some->sizes().vec();
-      at::TensorOptions options = some->options();
-      if (signature.weight >= 0) {
-        const Tensor& weight = all[saved_tensors::kOperands + static_cast<std::size_t>(signature.weight)];
-        const bool before = i > 0 && static_cast<int>(i) <= signature.keeps_before;
-        sizes.back() = signature.values && i == 0 ? all.back().size(-1) : weight.size(before ? -1 : -2);
-        options = options.dtype(before ? scalar_type_of(types[0]) : weight.scalar_type());
-      }
-      given[i] = at::zeros({}, options).expand(sizes);
-    }
+    const Tensor weight =
+        signature.weight < 0 ? Tensor() : all[saved_tensors::kOperands + static_cast<std::size_t>(signature.weight)];
+    for (std::size_t i = 0; i < given.size(); ++i)
+      if (!given[i].defined())
+        given[i] = zeros_of(signature, i, some->sizes(), some->device(), types, weight, all.back());
     std::int64_t wanted = 0;
     for (std::size_t i = 0; i < types.size(); ++i) wanted |= std::int64_t{ctx.needs_input_grad(i)} << i;
-    std::vector<int> sources(types.size());
+    const gradient_plan plan(signature, types, wanted);
     variable_list written;
-    if (library.plan(signature, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
-                     sources.data())) {
+    if (plan.writes) {
       written = at::GradMode::is_enabled() ? run_differentiable_backward(given, all, line, types, wanted)
                                            : run_backward(signature, given, saved_tensors(all), line, types, wanted);
     }
     for (std::size_t i = 0; i < types.size(); ++i) {
-      if (sources[i] == kUpstream) results[i] = given[0];
-      else if (sources[i] >= 0) results[i] = written[static_cast<std::size_t>(sources[i])];
+      const int source = plan.sources[i];
+      if (source == kUpstream) results[i] = given[0];
+      else if (source >= 0) results[i] = written[static_cast<std::size_t>(source)];
     }
     const int reached = reached_by(upstream.size(), [&](std::size_t i) { return upstream[i].defined(); });
     for (int i = 0; i < signature.operands; ++i)

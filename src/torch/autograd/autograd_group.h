@@ -35,28 +35,17 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
                                       std::int64_t, bool)>("onepass::group_forward");
     const auto count = static_cast<std::size_t>(with.count), lists = with.stack ? 1 : count;
     variable_list results = op.call(tensors.slice(0, count), tensors.slice(count), with.line, with.dropout_state,
-                                    signature.weight >= 0 || signature.reads_statistics, with.own, with.stack);
+                                    signature.reads_statistics, with.own, with.stack);
     variable_list all{with.dropout_state.value_or(Tensor()), Tensor()};
     if (signature.reads_statistics) all[1] = std::move(results.back()), results.pop_back();
-    // What each kind of saved tensor has; a line with `linear` reads x whoever wants what: it is one kernel.
-    std::vector<std::int64_t> saved;
+    std::vector<std::int64_t> saved;  // how many tensors of each kind
     const auto save = [&](at::TensorList some) {
       saved.push_back(static_cast<std::int64_t>(some.size()));
       all.insert(all.end(), some.begin(), some.end());
     };
-    const auto result = [&](int i) {
-      return i < 0 ? variable_list()
-                   : variable_list(results.begin() + static_cast<std::ptrdiff_t>(i * lists),
-                                   results.begin() + static_cast<std::ptrdiff_t>((i + 1) * lists));
-    };
+    const int from = signature.resumes_from;
     save(signature.reads_x ? tensors.slice(0, count) : at::TensorList());
-    save(result(signature.resumes_from));
-    variable_list products;
-    if (signature.reads_product) {
-      products.assign(results.end() - static_cast<std::ptrdiff_t>(lists), results.end());
-      results.resize(results.size() - lists);
-    }
-    save(products), save(result(signature.resumes_behind));
+    save(from < 0 ? at::TensorList() : at::TensorList(results).slice(static_cast<std::size_t>(from) * lists, lists));
     for (std::size_t i = count; i < tensors.size(); ++i)
       all.push_back(signature.reads_operands >> at.operand_of(i) & 1 ? tensors[i] : Tensor());
     ctx->saved_data["line"] = with.line;
@@ -64,7 +53,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     ctx->saved_data["types"] = at.types(tensors);
     ctx->saved_data["sizes"] = at.summed_sizes(tensors);
     ctx->saved_data["of"] = std::vector<std::int64_t>{with.count, with.own, with.stack};
-    ctx->saved_data["results"] = shapes_of(results);
+    if (!with.stack && !saved_rows(saved)) ctx->saved_data["rows"] = at.row_sizes(tensors);
     ctx->save_for_backward(std::move(all));
     ctx->set_materialize_grads(false);
     return results;
@@ -93,21 +82,24 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     std::vector<std::int64_t> types(at::TensorList tensors) const {
       std::vector<std::int64_t> types{dtype_of(tensors[0])};
       for (int i = 0; i < signature.operands; ++i) {
-        const bool behind = signature.weight >= 0 && i > signature.weight;
         bool whole = of_operand(i) == count;
         for (std::int64_t j = 0; j < of_operand(i) && whole; ++j) {
-          const Tensor &t = tensors[static_cast<std::size_t>(first[static_cast<std::size_t>(i)] + j)],
-                       &x = tensors[static_cast<std::size_t>(j)];
-          whole = behind ? has_sizes_behind(t, x, matrix_of(tensors, j)) : t.sizes() == x.sizes();
+          const Tensor& t = tensors[static_cast<std::size_t>(first[static_cast<std::size_t>(i)] + j)];
+          whole = t.sizes() == tensors[static_cast<std::size_t>(j)].sizes();
         }
         types.push_back(dtype_of(tensors[static_cast<std::size_t>(first[static_cast<std::size_t>(i)])]) +
                         (whole ? 0 : kBroadcast));
       }
       return types;
     }
-    const Tensor& matrix_of(at::TensorList tensors, std::int64_t member) const {
-      const auto weight = static_cast<std::size_t>(signature.weight);
-      return tensors[static_cast<std::size_t>(first[weight] + (of_operand(signature.weight) > 1 ? member : 0))];
+    // The tensors' sizes, each behind its number of dimensions.
+    std::vector<std::int64_t> row_sizes(at::TensorList tensors) const {
+      std::vector<std::int64_t> all;
+      for (const Tensor& t : tensors.slice(0, static_cast<std::size_t>(count))) {
+        all.push_back(t.dim());
+        all.insert(all.end(), t.sizes().begin(), t.sizes().end());
+      }
+      return all;
     }
     // Of the operands whose gradient is a sum over the tensors' rows.
     bool is_summed(int i) const { return (signature.row_operands >> i & 1) != 0 && of_operand(i) < count; }
@@ -123,8 +115,8 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
       return all;
     }
 
-    // The first tensor of each of the backward operator's outputs, which is one for each tensor but for columns and
-    // matrices that all share.
+    // The first tensor of each of the backward operator's outputs, which is one for each tensor but for columns that
+    // all share.
     std::vector<std::int64_t> first_of_outputs(const std::vector<int>& sources) const {
       std::vector<std::int64_t> counts(sources.size() + 1);
       for (std::size_t i = 0; i < sources.size(); ++i) {
@@ -141,25 +133,39 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     std::vector<std::int64_t> first;  // of each operand, and how many there are in all
   };
 
-  // Of each tensor its dtype, its number of dimensions and its sizes.
-  static std::vector<std::int64_t> shapes_of(const variable_list& tensors) {
-    std::vector<std::int64_t> shapes;
-    for (const Tensor& t : tensors) {
-      shapes.insert(shapes.end(), {static_cast<std::int64_t>(t.scalar_type()), t.dim()});
-      shapes.insert(shapes.end(), t.sizes().begin(), t.sizes().end());
-    }
-    return shapes;
-  }
+  // Whether tensors are saved that have the rows of x: x itself, or what backward resumes from.
+  static bool saved_rows(const std::vector<std::int64_t>& saved) { return saved[0] > 0 || saved[1] > 0; }
 
-  // An undefined gradient as zeros, as dense as the others: they share a launch.
-  static variable_list with_zeros(variable_list gradients, const std::vector<std::int64_t>& shapes) {
-    const auto some = std::find_if(gradients.begin(), gradients.end(), [](const Tensor& t) { return t.defined(); });
-    const auto device = some->options().device();
-    const std::int64_t* shape = shapes.data();
-    for (Tensor& g : gradients) {
-      const at::IntArrayRef sizes(shape + 2, static_cast<std::size_t>(shape[1]));
-      if (!g.defined()) g = at::zeros(sizes, at::TensorOptions(static_cast<at::ScalarType>(*shape)).device(device));
-      shape += 2 + shape[1];
+  // An undefined gradient as zeros, as dense as the others: they share a launch. Their sizes are those of what is
+  // saved.
+  static variable_list with_zeros(const AutogradContext& ctx, variable_list gradients, const variable_list& all,
+                                  const places& at, bool stack, at::IntArrayRef types) {
+    if (std::all_of(gradients.begin(), gradients.end(), [](const Tensor& t) { return t.defined(); })) return gradients;
+    const Tensor some = *std::find_if(gradients.begin(), gradients.end(), [](const Tensor& t) { return t.defined(); });
+    const std::vector<std::int64_t> saved = ctx.saved_data.at("saved").toIntVector();
+    std::vector<std::vector<std::int64_t>> rows;  // of each member, or the stack
+    if (stack) {
+      rows.push_back(some.sizes().vec());
+    } else if (saved_rows(saved)) {
+      for (std::int64_t i = 0; i < at.count; ++i) rows.push_back(all[static_cast<std::size_t>(2 + i)].sizes().vec());
+    } else {
+      const std::vector<std::int64_t> sizes = ctx.saved_data.at("rows").toIntVector();
+      for (auto next = sizes.begin(); next != sizes.end(); next += 1 + *next)
+        rows.emplace_back(next + 1, next + 1 + *next);
+    }
+    const line_signature& signature = at.signature;
+    const std::size_t first_operand =
+        2 + static_cast<std::size_t>(std::accumulate(saved.begin(), saved.end(), std::int64_t{0}));
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) continue;
+      const std::size_t member = i % rows.size();
+      Tensor weight;
+      if (signature.weight >= 0) {
+        const auto first = static_cast<std::size_t>(at.first[static_cast<std::size_t>(signature.weight)] - at.count);
+        weight = all[first_operand + first + (at.of_operand(signature.weight) > 1 ? member : 0)];
+      }
+      gradients[i] =
+          zeros_of(signature, i / rows.size(), rows[member], some.device(), types, weight, weight).contiguous();
     }
     return gradients;
   }
@@ -175,17 +181,16 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     const bool stack = of[2] != 0;
     variable_list results(at.all() + 1);  // one more for `call`
     if (std::none_of(asked.begin(), asked.end(), [](const Tensor& t) { return t.defined(); })) return results;
-    const variable_list upstream = with_zeros(asked, ctx.saved_data.at("results").toIntVector());
+    const variable_list upstream = with_zeros(ctx, asked, all, at, stack, types);
     std::int64_t wanted = 0;
     for (std::size_t t = 0; t < at.all(); ++t) {
       const int bit = static_cast<std::int64_t>(t) < at.count ? 0 : at.operand_of(t) + 1;
       wanted |= std::int64_t{ctx.needs_input_grad(t)} << bit;
     }
-    std::vector<int> sources(types.size());
+    const gradient_plan plan(signature, types, wanted);
+    const std::vector<int>& sources = plan.sources;
     variable_list written;
-    if (library.plan(signature, static_cast<int>(types[0]), types.data() + 1, static_cast<std::uint64_t>(wanted),
-                     sources.data()))
-      written = run(ctx, upstream, all, line, types, wanted, of);
+    if (plan.writes) written = run(ctx, upstream, all, line, types, wanted, of);
     const std::vector<std::int64_t> first = at.first_of_outputs(sources);
     const auto of_member = [&](int source, std::int64_t i) {
       if (source >= 0) return written[static_cast<std::size_t>(first[static_cast<std::size_t>(source)] + i)];
@@ -236,7 +241,7 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
       return op.call(upstream, saved_tensors::given(all), line, types, wanted, of[0], of[1], of[2] != 0);
     }
     auto next = all.begin() + 2;
-    std::vector<variable_list> saved;  // x, what backward resumes from, what `linear` gives, and instead of that
+    std::vector<variable_list> saved;  // x, what backward resumes from
     for (const std::int64_t count : ctx.saved_data.at("saved").toIntVector()) {
       saved.emplace_back(next, next + count);
       next += count;
@@ -244,11 +249,11 @@ struct FusedGroup : torch::autograd::Function<FusedGroup> {
     optional_tensors operands;
     for (; next != all.end(); ++next) operands.push_back(saved_tensors::given(*next));
     using backward = std::vector<Tensor>(at::TensorList, at::TensorList, const optional_tensors&, at::TensorList,
-                                         const optional_tensor&, at::TensorList, at::TensorList, const optional_tensor&,
-                                         std::string_view, at::IntArrayRef, std::int64_t, std::int64_t, bool);
+                                         const optional_tensor&, const optional_tensor&, std::string_view,
+                                         at::IntArrayRef, std::int64_t, std::int64_t, bool);
     static const auto op = operation<backward>("onepass::group_backward");
-    return op.call(upstream, saved[0], operands, saved[1], saved_tensors::given(all[1]), saved[2], saved[3],
-                   saved_tensors::given(all[0]), line, types, wanted, of[1], of[2] != 0);
+    return op.call(upstream, saved[0], operands, saved[1], saved_tensors::given(all[1]), saved_tensors::given(all[0]),
+                   line, at::IntArrayRef(types).slice(1), wanted, of[1], of[2] != 0);
   }
 };
 

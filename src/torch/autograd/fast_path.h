@@ -24,8 +24,7 @@ struct without_gil {
 inline bool is_plain(const line_signature& signature, at::TensorList tensors) {
   if (static_cast<int>(tensors.size()) != 1 + signature.operands || at::impl::torch_function_mode_enabled())
     return false;
-  const int type = dtype_of(tensors[0]);
-  if (type == static_cast<int>(dtype::none) || type == static_cast<int>(dtype::boolean)) return false;
+  if (!is_floating(static_cast<dtype>(dtype_of(tensors[0])))) return false;
   const c10::DispatchKeySet casts = signature.weight < 0 ? c10::autocast_dispatch_keyset : c10::DispatchKeySet();
   return reaches_kernels(tensors, c10::autograd_dispatch_keyset_with_ADInplaceOrView | casts) &&
          std::none_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t._fw_grad(0).defined(); });

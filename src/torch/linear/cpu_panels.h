@@ -1,5 +1,4 @@
-// On the CPU: what stands before `linear`, the matrix product and what stands behind it a panel of rows at a time, so
-// that what one gives the other stays in a core's cache.
+// src/cpu/linear.h for tensors: their memory, and which calls take panels.
 #pragma once
 
 #include "src/torch/call.h"
@@ -9,9 +8,6 @@ namespace onepass::binding {
 // Rows of a panel in backward of what stands before `linear`; 0 where panels bring nothing, or the line names
 // another strategy.
 std::int64_t backward_panel_rows(const spec::contraction&, spec::strategy, const Tensor& x, const Tensor& weight);
-
-// Whether the gradient of the matrix may come of panels too.
-bool sums_in_panels(const Tensor& x, const Tensor& weight);
 
 struct linear_results {
   std::vector<Tensor> kept;         // what the words before `linear` keep, then their statistics where asked for

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 
+#include "src/cpu/linear.h"
 #include "src/torch/attention/attention.h"
 #include "src/torch/check.h"
 #include "src/torch/choose.h"
 #include "src/torch/linear/small_n.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
-#include "src/torch/linear/norm_backward.h"
 #include "src/torch/linear/cpu_panels.h"
 #include "src/torch/linear/one_kernel.h"
 #include "src/torch/attention/probabilities.h"
@@ -23,8 +23,8 @@ void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weig
   const std::int64_t columns = x.size(x.dim() - 1);
   ONEPASS_CHECK(weight.dim() == 2 && weight.size(1) == columns, "onepass: ", name(), " must have shape [N, ", columns,
                 "] for x of shape ", shape_text(x), ", got ", shape_text(weight));
-  ONEPASS_CHECK(dtype_of(weight) != dtype::none && dtype_of(weight) != dtype::boolean, "onepass: ", name(),
-                " must be a floating point tensor, got ", dtype_text(weight));
+  ONEPASS_CHECK(is_floating(dtype_of(weight)), "onepass: ", name(), " must be a floating point tensor, got ",
+                dtype_text(weight));
   require_device(weight, device_of(x), name);
 }
 
@@ -32,13 +32,9 @@ namespace {
 
 using optional_tensor = std::optional<Tensor>;
 
-bool is_bias(const spec::line& behind) {
-  return behind.words.size() == 1 && std::string_view(behind.words[0].about->name) == "bias";
-}
-
 // Whether all that stands behind `linear` is a bias that the product itself can add.
 bool adds_bias_only(const spec::line& behind, const std::vector<Tensor>& operands, const Tensor& weight) {
-  if (!is_bias(behind)) return false;
+  if (!spec::is_one_bias(behind)) return false;
   const Tensor& bias = operands.back();
   return bias.dim() == 1 && bias.size(0) == weight.size(0) && device_of(bias) == device_of(weight);
 }
@@ -74,7 +70,7 @@ way_back choose_way(const backward_call& call, const spec::contraction_gradients
   const optional_tensor& source = source_again(call, c);
   if (way.passes_before && !plan.gives_input && !way.from_result && source)
     way.panel = backward_panel_rows(c.parts, call.line.line.how, *source, w);
-  way.weight_by_panels = way.panel && plan.wants_weight && sums_in_panels(*source, w) && !c.again.line.words.empty();
+  way.weight_by_panels = way.panel && plan.wants_weight && cpu::sums_in_panels(shape_of(*source).rows(), w.size(0)) && !c.again.line.words.empty();
   // On the CPU a backward pass that keeps a value leaves none.
   const bool can_leave = !way.panel && (device_of(w).is_cuda() || c.before.line.keeps == 0);
   way.leaves_input = way.passes_before && plan.wants_weight && !way.from_result && can_leave;
@@ -208,12 +204,6 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
       static_cast<std::uint64_t>(call.wanted));
   if (const auto all = backward_in_dots(call, saved, plan)) return *all;
   const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
-  optional_tensor rows_of_dy;
-  if (w && plan.wants_weight && is_bias(c.behind.line) && !plan.kept_outputs.empty()) {
-    rows_of_dy = as_matrix(dy, w->size(0));
-    const dtype bias = plan.behind.outputs[0].type;  // whose gradient the one pass has beside
-    if (const auto narrow = backward_narrow(call, plan, *rows_of_dy, *w, bias)) return *narrow;
-  }
   const std::vector<Tensor> behind = backward_behind(call, saved, plan, std::nullopt);
   std::vector<Tensor> results;
   const auto with_kept = [&] {
@@ -224,14 +214,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
 
   given_operand(call, c.parts.weight);
   const int from = plan.behind.inputs[0];
-  const Tensor rows_gradient =
-      rows_of_dy ? *rows_of_dy : as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
-  if (!rows_of_dy) {
-    if (const auto narrow = backward_narrow(call, plan, rows_gradient, *w, dtype::none)) {
-      results = *narrow;
-      return with_kept();
-    }
-  }
+  const Tensor rows_gradient = as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
   const way_back way = choose_way(call, plan, *w);
   optional_tensor input, weight_gradient;
   if (way.from_result || (plan.wants_weight && !way.leaves_input && !way.weight_by_panels))

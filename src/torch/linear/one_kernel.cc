@@ -11,13 +11,41 @@
 #include "src/cuda/linear/small_k.h"
 #include "src/cuda/linear/small_m.h"
 #include "src/torch/linear/small_n.h"
-#include "src/torch/linear/folded_matrix.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/run.h"
 
 namespace onepass::binding {
 namespace {
+
+// A deferred norm folded into the matrix behind it (onepass/kernel/linear/folded_norm.cuda.h).
+struct folded_matrix {
+  Tensor matrix, sums;  // [features, columns]; its rows' sums, then the norm's bias through it: [2, padded features]
+};
+// before: the norm's line, its operands entered.
+folded_matrix fold_norm(const spec::contraction::affine_norm& norm, const frame& before, const Tensor& w,
+                        void* stream) {
+  const std::int64_t size[2] = {w.size(0), w.size(1)}, padded[2] = {2, cuda::padded_columns(w.size(0))};
+  folded_matrix into{empty(size, 2, dtype_of(w), before.on), empty(padded, 2, dtype::f32, before.on)};
+  auto* sums = static_cast<float*>(into.sums.data_ptr());
+  const auto operand = [&](int i) { return i < 0 ? view{} : before.a.operand[i]; };
+  const view scale = operand(norm.scale), bias = operand(norm.bias);
+  cuda::launch(cuda::fold_call{.matrix = w.data_ptr(),
+                               .scale = scale.data,
+                               .bias = bias.data,
+                               .folded = into.matrix.data_ptr(),
+                               .sums = sums,
+                               .offsets = sums + padded[1],
+                               .depth = w.size(1),
+                               .stride = w.stride(0),
+                               .type = dtype_of(w),
+                               .scale_type = scale.type,
+                               .bias_type = bias.type,
+                               .centres = norm.centres,
+                               .columns = w.size(0)},
+               before.on.index, stream);
+  return into;
+}
 
 bool begins_at_16_bytes(const frame& f) {
   return std::all_of(f.a.operand, f.a.operand + f.line.line.operands,
@@ -35,15 +63,13 @@ class one_kernel_call {
         type_(dtype_of(w)),
         how_(how),
         by_warps_(how == spec::strategy::streamed || how == spec::strategy::resident),
-        from_(how == spec::strategy::deferred ? cuda::input_of::deferred
-              : c_.before.line.words.empty()  ? cuda::input_of::x
-                                              : cuda::input_of::made),
-        needs_statistics_(cuda::needs_statistics(from_, w.size(0))),
+        defers_(how == spec::strategy::deferred),
+        needs_statistics_(defers_ && cuda::needs_statistics(w.size(0))),
         saves_product_(call.save_statistics && call.line.reads.product),
         saves_statistics_(call.save_statistics && c_.before.reads.statistics),
         input_(dots() ? call.x : as_matrix(call.x, w.size(1))),
         result_(make_result()) {
-    if (by_warps_ || dots() || from_ != cuda::input_of::x) enter_before();
+    if (by_warps_ || dots() || defers_) enter_before();
     enter_behind();
   }
 
@@ -79,36 +105,27 @@ class one_kernel_call {
   std::optional<std::vector<Tensor>> run_tiled() {
     const cuda::request before = before_ ? request_of(*before_, false) : cuda::request();
     const cuda::request behind = request_of(*behind_, false);
-    const bool defers = from_ == cuda::input_of::deferred;
     const arguments none{};
     cuda::linear_call of{.before = before,
                          .a_before = before_ ? before_->a : none,
                          .behind = behind,
                          .a_behind = behind_->a,
-                         .from = from_,
+                         .defers = defers_,
                          .input = input_.data_ptr(),
                          .input_stride = input_.stride(0),
                          .matrix = w_.data_ptr(),
                          .matrix_stride = w_.stride(0),
                          .depth = w_.size(1),
-                         .ready = nullptr,
                          .sums = nullptr,
                          .offsets = nullptr};
-    if (w_.stride(1) != 1 || input_.stride(1) != 1 || !cuda::fits(of) || (defers && !begins_at_16_bytes(*before_)))
+    if (w_.stride(1) != 1 || input_.stride(1) != 1 || !cuda::fits(of) || (defers_ && !begins_at_16_bytes(*before_)))
       return {};
     const torch::stable::accelerator::DeviceGuard guard(on_.index);
     void* stream = current_stream(on_.index);
-    std::optional<Tensor> ready;
-    if (from_ == cuda::input_of::made) {
-      const std::int64_t panels[1] = {(of.a_behind.rows + cuda::kReadyRows - 1) / cuda::kReadyRows};
-      ready = empty(panels, 1, dtype::f32, on_);
-      torch::stable::zero_(*ready);
-      of.ready = static_cast<unsigned*>(ready->data_ptr());
-    }
     std::optional<folded_matrix> folded;
-    if (defers) {
+    if (defers_) {
       if (needs_statistics_) run_statistics(*before_);
-      folded = fold_norm(c_.parts.norm, *before_, w_, std::nullopt, stream);
+      folded = fold_norm(c_.parts.norm, *before_, w_, stream);
       of.matrix = folded->matrix.data_ptr(), of.matrix_stride = of.depth;
       of.sums = static_cast<const float*>(folded->sums.data_ptr());
       of.offsets = of.sums + folded->sums.size(1);
@@ -127,7 +144,6 @@ class one_kernel_call {
     frame& f = before_.emplace(dots() ? line_with_features(call_, w_) : c_.before, call_.x, "x");
     if (dots()) operands_ = operands_with_features(call_, w_);
     f.enter(call_.x, dots() ? operands_ : call_.operands, 0, call_.dropout_state);
-    if (from_ == cuda::input_of::made && !by_warps_ && !dots()) input_ = as_matrix(f.output(f.a.y, type_), w_.size(1));
     keep(f, kept_);
     if (saves_statistics_ || needs_statistics_) statistics_ = f.fresh_statistics();
     f.lay_out(true);
@@ -158,10 +174,10 @@ class one_kernel_call {
   const device on_;
   const dtype type_;
   const spec::strategy how_;
-  const bool by_warps_;
-  const cuda::input_of from_;  // where tiles are multiplied
+  const bool by_warps_, defers_;
   const bool needs_statistics_, saves_product_, saves_statistics_;
-  Tensor input_, result_;
+  const Tensor input_;
+  Tensor result_;
   std::optional<frame> before_, behind_;
   std::vector<Tensor> operands_, kept_, kept_behind_;
   std::optional<Tensor> statistics_;

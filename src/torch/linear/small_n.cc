@@ -10,9 +10,9 @@
 #include "src/compiler.h"
 #include "src/cuda/linear/small_n.h"
 #include "src/torch/check.h"
+#include "src/torch/column_parts.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
-#include "src/torch/linear/norm_backward.h"
 #include "src/torch/run.h"
 
 namespace onepass::binding {
@@ -40,14 +40,6 @@ view rows_at(const Tensor& dense, std::int64_t features, const arguments& a) {
 namespace {
 
 using optional_tensor = std::optional<Tensor>;
-
-std::uint64_t boolean_masks_of(const std::vector<std::int64_t>& types, int count) {
-  std::uint64_t boolean = 0;
-  for (int i = 0; i < count; ++i)
-    boolean |= std::uint64_t{static_cast<dtype>(types[static_cast<std::size_t>(i)] % kBroadcast) == dtype::boolean}
-               << i;
-  return boolean;
-}
 
 // One call of backward: the line that ends with features, and what it is called with.
 struct feature_gradients {
@@ -106,13 +98,15 @@ bool serves(const backward_call& call, const linear_saved& saved, const spec::co
   const optional_tensor& source = c.before.reads.kept >= 0 ? call.resumed : call.x;
   if (!w || !source || source->numel() == 0 || w->size(0) == 0 || !spec::why_not_dots(c.parts, w->size(0)).empty())
     return false;
-  if (takes_narrow(call, plan, *w)) return false;
   if (dtype_of(*w) != saved.x || c.before.reads.result || !(plan.wants_input || plan.wants_weight)) return false;
   const prepared_line& line = c.with_features(static_cast<int>(w->size(0)));
   if ((line.reads.x && !call.x) || (line.reads.statistics && !call.statistics)) return false;
   for (std::size_t i = 0; i < static_cast<std::size_t>(c.parts.weight); ++i)
     if (line.reads.operands[i] && !call.operands[i]) return false;
-  return device_of(*w).is_cuda() || has_kernels(line, boolean_masks_of(call.operand_types, c.parts.weight));
+  const std::uint64_t masks = boolean_masks_of(c.parts.weight, [&](int i) {
+    return static_cast<dtype>(call.operand_types[static_cast<std::size_t>(i)] % kBroadcast);
+  });
+  return device_of(*w).is_cuda() || has_kernels(line, masks);
 }
 
 // The whole line's gradients, of those of its two parts.
@@ -134,35 +128,6 @@ std::vector<Tensor> gathered(const spec::contraction_gradients& plan, const feat
   return results;
 }
 
-// A frame's column sums on CUDA: memory for their parts, or straight to the gradients where there is but one.
-class column_parts {
- public:
-  column_parts(frame& f, const spec::gradients& plan, const std::vector<view>& outputs, std::int64_t parts)
-      : f_(f), outputs_(outputs), parts_(parts) {
-    if (outputs.empty()) return;
-    if (parts == 1) {
-      auto output = outputs.begin();
-      for (int i = 0; i < kMaxOperands; ++i)
-        if ((plan.wants_column >> i & 1) != 0) f.a.operand_gradient[i] = *output++;
-      return;
-    }
-    const std::int64_t sizes[3] = {static_cast<std::int64_t>(outputs.size()), parts, f.a.columns};
-    f.a.parts = parts;
-    f.a.column_partial = memory_.emplace(empty(sizes, 3, f.arithmetic(), f.on)).data_ptr();
-  }
-  void add_to(std::vector<cuda::column_sum>& sums) const {
-    if (!memory_) return;
-    const auto own = cuda::sums_of(f_.a, f_.arithmetic(), parts_, static_cast<int>(outputs_.size()), outputs_.data());
-    sums.insert(sums.end(), own.begin(), own.end());
-  }
-
- private:
-  frame& f_;
-  const std::vector<view>& outputs_;
-  const std::int64_t parts_;
-  optional_tensor memory_;
-};
-
 // A part of the line in backward: its tensors, what it is asked for, and where column gradients go.
 struct part_backward {
   frame& f;
@@ -179,13 +144,18 @@ bool run_on_cuda(const part_backward& before, const part_backward& behind) {
   if (!cuda::why_not_few_features(r_before, before.f.a, cuda::facts(on.index)).empty()) return false;
   const cuda::few_features_call call{r_before, before.f.a, r_behind, behind.f.a};
   cuda::few_features_plan plan = cuda::plan_few_features(call, cuda::facts(on.index));
-  const std::int64_t parts = plan.rows.grid_x;
-  plan.rows.with.one_part = plan.behind.one_part = parts == 1;
-  const column_parts sums_before(before.f, before.plan, before.columns, parts),
-      sums_behind(behind.f, behind.plan, behind.columns, parts);
+  before.f.a.parts = behind.f.a.parts = plan.rows.grid_x;
+  plan.rows.with.one_part = plan.behind.one_part = plan.rows.grid_x == 1;
+  if (plan.rows.grid_x == 1) {
+    for (const part_backward& part : {before, behind}) write_sums(part.f, part.plan.wants_column, part.columns);
+    cuda::launch(call, plan, on.index, stream);
+    return true;
+  }
+  const column_parts of_before({&before.f}, one_for_all(before.columns), before.f.arithmetic()),
+      of_behind({&behind.f}, one_for_all(behind.columns), behind.f.arithmetic());
   cuda::launch(call, plan, on.index, stream);
-  std::vector<cuda::column_sum> sums;
-  sums_before.add_to(sums), sums_behind.add_to(sums);
+  std::vector<cuda::column_sum> sums = of_before.sums();
+  for (const cuda::column_sum& sum : of_behind.sums()) sums.push_back(sum);
   cuda::reduce_columns(sums, before.f.arithmetic(), on.index, stream);
   return true;
 }
@@ -203,9 +173,10 @@ std::vector<Tensor> operands_with_features(const forward_call& call, const Tenso
 }
 
 bool has_kernels_of_dots(const forward_call& call, const Tensor& w) {
-  std::vector<std::int64_t> types;
-  for (const Tensor& t : call.operands) types.push_back(static_cast<std::int64_t>(dtype_of(t)));
-  return has_kernels(line_with_features(call, w), boolean_masks_of(types, call.line.contraction->parts.weight));
+  const std::uint64_t masks = boolean_masks_of(call.line.contraction->parts.weight, [&](int i) {
+    return dtype_of(call.operands[static_cast<std::size_t>(i)]);
+  });
+  return has_kernels(line_with_features(call, w), masks);
 }
 
 std::vector<Tensor> forward_in_dots(const forward_call& call, bool save_statistics, const Tensor& w,

@@ -1,4 +1,5 @@
-// One call of a line for several tensors of one row length, dtype and device: those that are alike share a launch.
+// One call of a line without `linear` for several tensors of one row length, dtype and device: those that are alike
+// share a launch.
 #include "src/torch/lists/group.h"
 
 #include <algorithm>
@@ -51,23 +52,18 @@ std::size_t group_of::operand_at(int operand, std::int64_t member) const {
   return static_cast<std::size_t>(operand + before * (count - 1) + (has_own(operand) ? member : 0));
 }
 
-std::vector<Tensor> fresh(const group_of& of, const std::vector<Tensor>& like, std::optional<std::int64_t> columns,
-                          dtype type, std::vector<Tensor>& results) {
+namespace {
+
+// Fresh tensors of such shapes; `results` gets them.
+std::vector<Tensor> fresh(const group_of& of, const std::vector<Tensor>& like, dtype type,
+                          std::vector<Tensor>& results) {
   const device on = device_of(like.front());
-  const auto sizes_of = [&](const Tensor& t) {
-    std::vector<std::int64_t> sizes(t.sizes().begin(), t.sizes().end());
-    if (columns) sizes.back() = *columns;
-    return sizes;
-  };
   const auto first = static_cast<std::ptrdiff_t>(results.size());
   if (!of.stacked) {
-    for (const Tensor& t : like) {
-      const std::vector<std::int64_t> sizes = sizes_of(t);
-      results.push_back(empty(sizes.data(), static_cast<int>(sizes.size()), type, on));
-    }
+    for (const Tensor& t : like) results.push_back(empty_like(shape_of(t), type, on));
     return {results.begin() + first, results.end()};
   }
-  std::vector<std::int64_t> sizes = sizes_of(like.front());
+  std::vector<std::int64_t> sizes(like.front().sizes().begin(), like.front().sizes().end());
   sizes.insert(sizes.begin(), of.count);
   results.push_back(empty(sizes.data(), static_cast<int>(sizes.size()), type, on));
   const std::vector<Tensor> whole{results.back()};
@@ -76,8 +72,10 @@ std::vector<Tensor> fresh(const group_of& of, const std::vector<Tensor>& like, s
   return pieces;
 }
 
-void enter(const group_forward& call, bool gives_result, frames& all, std::vector<Tensor>& results) {
+// What the kernels of a call are given; `results` gets what they write.
+void enter(const group_forward& call, frames& all, std::vector<Tensor>& results) {
   const spec::line& line = call.line.line;
+  ONEPASS_CHECK(line.linear < 0, "onepass: the line \"", line.text, "\" takes one tensor in a call");
   ONEPASS_CHECK(!call.xs.empty(), "onepass: expected a non-empty list of tensors");
   ONEPASS_CHECK(operand_count_fits(call.operands.size(), call.of.operand_count(line.operands)), "onepass: the line \"",
                 line.text, "\" takes ", call.of.operand_count(line.operands), " operands for ", call.xs.size(),
@@ -92,8 +90,8 @@ void enter(const group_forward& call, bool gives_result, frames& all, std::vecto
   }
   const dtype type = all.front().type;
   std::vector<Tensor> memory;  // of each kind for each tensor
-  for (int kind = gives_result ? 0 : 1; kind <= line.keeps; ++kind) {
-    const std::vector<Tensor> some = fresh(call.of, call.xs, {}, type, results);
+  for (int kind = 0; kind <= line.keeps; ++kind) {
+    const std::vector<Tensor> some = fresh(call.of, call.xs, type, results);
     memory.insert(memory.end(), some.begin(), some.end());
   }
   const std::int64_t rows = std::accumulate(call.xs.begin(), call.xs.end(), std::int64_t{0},
@@ -112,19 +110,23 @@ void enter(const group_forward& call, bool gives_result, frames& all, std::vecto
     f.enter(call.xs[i], operands, 0, call.dropout_state);
     check_operand_types(f, all.front());
     std::size_t kind = i;
-    if (gives_result) f.output_in(f.a.y, memory[kind]), kind += call.xs.size();
-    for (int k = 0; k < line.keeps; ++k, kind += call.xs.size()) f.output_in(f.a.kept[k], memory[kind]);
+    f.forward_outputs(true, [&](spec::role, int, view& to) {
+      f.output_in(to, memory[kind]);
+      kind += call.xs.size();
+    });
     if (statistics) f.a.statistics = statistics + line.statistics(type) * row * size_of(f.arithmetic());
     f.a.first_row = row;
     row += f.shape.rows();
-    if (!f.empty()) f.lay_out(!gives_result);
+    if (!f.empty()) f.lay_out(false);
   }
 }
+
+}  // namespace
 
 std::vector<Tensor> forward(const group_forward& call) {
   frames all;
   std::vector<Tensor> results;
-  enter(call, true, all, results);
+  enter(call, all, results);
   run_forward(all);
   return results;
 }
@@ -134,11 +136,10 @@ namespace {
 // A call of backward on its way into frames, and what it gives.
 class entering_backward {
  public:
-  entering_backward(const group_backward& call, bool keeps_rows)
+  explicit entering_backward(const group_backward& call)
       : call_(call),
         line_(call.line.line),
-        facts_(spec::operand_facts_of(call.operand_types.data(), call.operand_types.size())),
-        keeps_rows_(keeps_rows) {
+        facts_(spec::operand_facts_of(call.operand_types.data(), call.operand_types.size())) {
     const auto lists = static_cast<std::size_t>(call.of.lists(1 + line_.keeps));
     ONEPASS_CHECK(call.gradients.size() == lists && call.operands.size() == call.of.operand_count(line_.operands) &&
                       static_cast<int>(call.operand_types.size()) == line_.operands,
@@ -163,63 +164,51 @@ class entering_backward {
     const auto one_of = [&](const std::vector<Tensor>& some, bool stacked) {
       return some.empty() ? std::nullopt : std::optional<Tensor>(group_of{call_.of.count, 0, stacked}.pick(some, 0, i));
     };
-    const std::optional<Tensor> x = one_of(call_.xs, false), resumed = one_of(call_.resumed, call_.resumed_stacked);
+    const std::optional<Tensor> x = one_of(call_.xs, false), resumed = one_of(call_.resumed, call_.of.stacked);
     const std::vector<std::optional<Tensor>> operands = operands_of(call_.of, call_.operands, line_.operands, i);
     enter_backward(f,
                    {gradients, x, operands, resumed, call_.statistics, call_.dropout_state, call_.line,
                     call_.operand_types, call_.wanted},
                    facts_);
-    f.a.wants_column = plan.wants_column;
     f.a.first_row = row_;
     if (f.a.statistics)
       f.a.statistics = static_cast<char*>(f.a.statistics) + line_.statistics(f.type) * row_ * size_of(f.arithmetic());
     row_ += f.shape.rows();
     enter_outputs(f, i);
-    if (!f.empty()) f.lay_out(keeps_rows_);
+    if (!f.empty()) f.lay_out(false);
   }
 
   void enter_outputs(frame& f, std::int64_t i) {
     const std::int64_t length = f.shape.columns();
     std::size_t slot = 0;
-    for (std::size_t k = 0; k < plan.outputs.size(); ++k) {
-      const spec::gradient_output& output = plan.outputs[k];
+    std::size_t k = 0;
+    f.backward_outputs(plan, [&](const spec::gradient_output& output, view* to) {
+      std::vector<Tensor>& some = made[k++];
       const int operand = output.input - 1;
-      if (!output.column) {
-        const bool given = output.input == 0 && call_.runner_has_dx;
-        view& to = output.input == 0 ? f.a.dx : f.a.operand_gradient[operand];
-        made[k].push_back(given ? call_.of.pick(call_.gradients, 0, i) : f.output(to, output.type));
-        continue;
+      if (to) {
+        some.push_back(f.output(*to, output.type));
+        return;
       }
       if (columns.size() <= slot) columns.emplace_back();
       std::vector<view>& views = columns[slot++];
-      const int feature = operand - (line_.operands - line_.features);
-      if (i > 0 && !call_.of.has_own(operand)) continue;
-      if (feature >= 0) {
-        const Tensor& matrix = (*call_.feature_gradients)[call_.of.has_own(operand) ? static_cast<std::size_t>(i) : 0];
-        char* rows = static_cast<char*>(matrix.data_ptr());
-        views.push_back({rows + feature * length * size_of(output.type), {}, output.type, 1});
-      } else {
-        made[k].push_back(empty(&length, 1, output.type, f.on));
-        views.push_back({made[k].back().data_ptr(), {}, output.type, 1});
-      }
-    }
+      if (i > 0 && !call_.of.has_own(operand)) return;
+      some.push_back(empty(&length, 1, output.type, f.on));
+      views.push_back({some.back().data_ptr(), {}, output.type, 1});
+    });
   }
 
   const group_backward& call_;
   const spec::line& line_;
   const std::vector<spec::operand_facts> facts_;
-  const bool keeps_rows_;
   std::deque<std::vector<Tensor>> held_;
   std::int64_t row_ = 0;
 };
 
 }  // namespace
 
-std::vector<std::vector<Tensor>> backward(const group_backward& call, const group_runner& runner) {
-  entering_backward entered(call, static_cast<bool>(runner));
-  if (!entered.plan.outputs.empty())
-    runner ? runner(entered.all, entered.plan, entered.columns)
-           : run_backward(entered.all, entered.plan, entered.columns);
+std::vector<std::vector<Tensor>> backward(const group_backward& call) {
+  entering_backward entered(call);
+  if (!entered.plan.outputs.empty()) run_backward(entered.all, entered.plan, entered.columns);
   return std::move(entered.made);
 }
 

@@ -1,9 +1,9 @@
-// One call of a line for several tensors of one row length, dtype and device: those that are alike share a launch.
+// One call of a line without `linear` for several tensors of one row length, dtype and device: those that are alike
+// share a launch.
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <optional>
 #include <vector>
 
@@ -35,13 +35,8 @@ struct group_forward {
   group_of of;
 };
 using frames = std::deque<frame>;  // they stay where they are
-// What the kernels of a call are given; `results` gets what they write: the result (unless a runner has it), the kept
-// values, and the statistics where asked for, each tensor's [statistics, rows] behind the other's.
-void enter(const group_forward&, bool gives_result, frames&, std::vector<Tensor>& results);
+// The result, the kept values, and the statistics where asked for, each tensor's [statistics, rows] behind the other's.
 std::vector<Tensor> forward(const group_forward&);
-// Fresh tensors of such shapes but for the columns, if those are given; `results` gets them.
-std::vector<Tensor> fresh(const group_of&, const std::vector<Tensor>& like, std::optional<std::int64_t> columns, dtype,
-                          std::vector<Tensor>& results);
 
 struct group_backward {
   const std::vector<Tensor>& gradients;  // of the results, then of the kept values
@@ -54,15 +49,11 @@ struct group_backward {
   const std::vector<std::int64_t>& operand_types;
   std::int64_t wanted;
   group_of of;
-  bool resumed_stacked = false;  // how `resumed` comes; `of` says how gradients do
-  bool runner_has_dx = false;
-  const std::vector<Tensor>* feature_gradients = nullptr;  // as backward_call's, one for all or one for each
 };
 // Where column gradients go: of each wanted operand one for all, or one for each tensor.
 using column_views = std::vector<std::vector<view>>;
-using group_runner = std::function<void(frames&, const spec::gradients&, const column_views&)>;
 // Of each of spec::plan_gradients(...).outputs the tensors: of rows one for each, of columns as operands come.
-std::vector<std::vector<Tensor>> backward(const group_backward&, const group_runner& = {});
+std::vector<std::vector<Tensor>> backward(const group_backward&);
 
 void run_forward(frames&);
 void run_backward(frames&, const spec::gradients&, const column_views&);

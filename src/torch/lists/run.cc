@@ -1,10 +1,10 @@
 // Runs several tensors' calls of a line on their device.
 #include <torch/csrc/stable/accelerator.h>
 
-#include "src/cpu/run.h"
+#include "src/cpu/row/run.h"
 #include "src/cuda/row/group.h"
 #include "src/cuda/row/launch.h"
-#include "src/torch/lists/column_parts.h"
+#include "src/torch/column_parts.h"
 #include "src/torch/lists/group.h"
 #include "src/torch/run.h"
 
@@ -49,17 +49,18 @@ void run_forward(frames& all) {
 
 void run_backward(frames& all, const spec::gradients& plan, const column_views& columns) {
   const std::vector<frame*> some = with_numbers(all);
+  std::vector<frame*> every;
+  for (frame& f : all) every.push_back(&f);
+  const column_outputs outputs(columns.begin(), columns.end());
   const frame& first = some.empty() ? all.front() : *some.front();
   if (!first.on.is_cuda()) {
     for (frame* f : some) cpu::partition(f->a, f->line.line.by_rows());
-    const column_parts parts(all, columns, dtype::f64);
+    const column_parts parts(every, outputs, dtype::f64);
     for (frame* f : some) {
       f->a.stream_stores = stream_stores(*f, 1);
       cpu::run_backward(f->line.cpu(f->boolean_masks), f->a, f->type);
     }
-    parts.each([](const arguments& a, std::int64_t count, const std::vector<view>& outputs) {
-      cpu::reduce_columns(a, count, static_cast<int>(outputs.size()), outputs.data());
-    });
+    parts.add_on_cpu();
     return;
   }
   const torch::stable::accelerator::DeviceGuard guard(first.on.index);
@@ -67,7 +68,7 @@ void run_backward(frames& all, const spec::gradients& plan, const column_views& 
   std::optional<column_parts> parts;
   const auto prepare = [&] {
     for (frame* f : some) f->a.parts = f->a.blocks;
-    parts.emplace(all, columns, first.arithmetic());
+    parts.emplace(every, outputs, first.arithmetic());
   };
   if (some.empty()) prepare();
   else run_batches(some, request_of(first, plan), stream, prepare);

@@ -64,36 +64,29 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     waiting = [list(range(seed + i, seed + programs, processes)) for i in range(processes)]
-    workers = [_start(context, seeds, results, then, each) for seeds in waiting]
-    begun: dict[int, int] = {}
-    ran: set[int] = set()
+    places = [context.RawArray("q", [-1, -1]) for _ in waiting]  # a process that dies has not sent all it has put
+    workers = [_start(context, *of, results, then, each) for of in zip(waiting, places)]
+    ended: set[int] = set()
     summary, start = Summary(), time.monotonic()
     while any(w.is_alive() for w in workers) or not results.empty():
         try:
-            which, message, value = results.get(timeout=1)
+            which, value = results.get(timeout=1)
         except queue.Empty:
-            for i, worker in enumerate(workers):
-                at = begun.pop(i, None)
-                if not worker.is_alive() and worker.exitcode and at is not None:
-                    if at in ran:
-                        summary.findings.append(Finding(at, "crash", f"the process ended with {worker.exitcode}"))
-                    else:  # eager PyTorch alone
-                        summary.torchs_own["crash"] += 1
-                    waiting[i] = [s for s in waiting[i] if s > at]
-                    workers[i] = _start(context, waiting[i], results, then, each, i)
-                elif at is not None:
-                    begun[i] = at
+            for i, (worker, (begun, ran)) in enumerate(zip(workers, places)):
+                if worker.is_alive() or not worker.exitcode or begun in ended:
+                    continue
+                if begun == ran:
+                    summary.findings.append(Finding(begun, "crash", f"the process ended with {worker.exitcode}"))
+                else:  # eager PyTorch alone
+                    summary.torchs_own["crash"] += 1
+                ended.add(begun)
+                waiting[i] = [s for s in waiting[i] if s not in ended]
+                workers[i] = _start(context, waiting[i], places[i], results, then, each)
             continue
-        i = next((k for k, w in enumerate(workers) if w.pid == which), 0)
-        if message == "begins":
-            begun[i] = value
-        elif message == "ran":
-            ran.add(value)
-        else:
-            _add(summary, value)
-            ran.discard(begun.pop(i, -1))
-            summary.seconds = time.monotonic() - start
-            yield summary
+        _add(summary, value)
+        ended.add(which)
+        summary.seconds = time.monotonic() - start
+        yield summary
     yield summary
 
 
@@ -104,13 +97,14 @@ def _add(summary: Summary, one: Summary) -> None:
     summary.torchs_own += one.torchs_own
 
 
-def _start(context, seeds, results, then, each, index=0):
-    worker = context.Process(target=_work, args=(seeds, results, then, each), daemon=True)
+def _start(context, seeds, place, results, then, each):
+    worker = context.Process(target=_work, args=(seeds, place, results, then, each), daemon=True)
     worker.start()
     return worker
 
 
-def _work(seeds: list[int], results, then: str, each: int) -> None:
+def _work(seeds: list[int], place, results, then: str, each: int) -> None:
+    """place: which seed has begun, and the last one that eager PyTorch has run."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what torch says of graphs that raise
     import torch
 
@@ -122,10 +116,9 @@ def _work(seeds: list[int], results, then: str, each: int) -> None:
     small: Counter = Counter()
     with intercepted():
         for seed in seeds:
-            results.put((os.getpid(), "begins", seed))
+            place[0] = seed
             with prepared(then, linear=seed % 2 == 1, attention=seed // 2 % 2 == 1):
-                say = functools.partial(results.put, (os.getpid(), "ran", seed))
-                results.put((os.getpid(), "ended", one(seed, then, small, each, say)))
+                results.put((seed, one(seed, then, small, each, functools.partial(place.__setitem__, 1, seed))))
 
 
 def one(seed: int, then: str, small: Counter, each: int, ran: Callable[[], None] = lambda: None) -> Summary:

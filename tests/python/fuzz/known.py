@@ -13,7 +13,7 @@ ACTIVATIONS = (
     *("F.relu({0})", "torch.relu({0})", "{0}.relu()", "F.gelu({0})", "F.gelu({0}, approximate='tanh')"),
     *("F.silu({0})", "F.mish({0})", "F.hardswish({0})", "F.softplus({0})", "F.softplus({0}, 2.0)", "F.elu({0})"),
     *("F.elu({0}, 0.5)", "F.leaky_relu({0}, 0.2)", "F.leaky_relu({0})", "torch.tanh({0})", "{0}.tanh()", "F.tanh({0})"),
-    *("torch.sigmoid({0})", "{0}.sigmoid()", "F.sigmoid({0})", "nn.GELU()({0})", "nn.ReLU()({0})"),
+    *("torch.sigmoid({0})", "{0}.sigmoid()", "F.sigmoid({0})", "nn.GELU()({0})", "nn.ReLU()({0})", "F.softsign({0})"),
     *("F.leaky_relu({0}, -0.2)", "F.elu({0}, -0.5)", "F.gelu(input={0})", "F.relu(input={0})", "torch.relu(input={0})"),
     *(
         "F.leaky_relu(input={0}, negative_slope=0.3)",

@@ -8,7 +8,7 @@
 // second.
 //
 // Config:
-//   kX, kThreads          storage type throughout; 128
+//   kX, kThreads          storage type throughout; warp_backward_shape::kThreads
 //   kPieces, kValuePieces 8s of the queries' and of the values' numbers, begun ones too
 //   kCausal               what no row needs is left out
 //   kWantsRows, kWantsKeys, kWantsValues
@@ -21,21 +21,7 @@
 
 ONEPASS_BEGIN
 
-// [outer, inner, keys, numbers]; batches of rows have the same `inner`.
-struct batched_keys {
-  const void* data;
-  int64 stride, outer_stride, inner_stride;
-};
-struct warp_gradient_arguments {
-  const void *queries, *gradients, *result;  // dense; of all rows
-  row_facts* facts;                          // of all rows
-  void *rows_gradient, *keys_gradient, *values_gradient;
-  batched_keys keys, values;
-  int64 inner, depth, value_depth, rows_of_batch, blocks_of_batch;
-  arguments behind;
-};
-
-inline constexpr int kWarpRows = 16, kTileRows = 64;
+inline constexpr int kWarpRows = warp_backward_shape::kWarpRows, kTileRows = warp_backward_shape::kTileRows;
 
 ONEPASS_FUNCTION const uint16* batch_of(const batched_keys& keys, int64 batch, int64 inner) {
   return static_cast<const uint16*>(keys.data) + batch / inner * keys.outer_stride + batch % inner * keys.inner_stride;
@@ -47,7 +33,8 @@ template <class Config>
 struct side_tile {
   using first = turned_tile<Config::kPieces>;
   using second = turned_tile<Config::kValuePieces>;
-  static constexpr int kFirstBytes = kTileRows * first::kPitch, kBytes = kFirstBytes + kTileRows * second::kPitch;
+  static constexpr warp_backward_shape kShape{Config::kPieces, Config::kValuePieces};
+  static constexpr int kFirstBytes = kShape.first_bytes(), kBytes = kShape.tile_bytes();
 
   static ONEPASS_FUNCTION void bring(char* to, const uint16* of_first, int64 stride, const uint16* of_second,
                                      int64 second_stride, const warp_gradient_arguments& a, int count) {
@@ -72,10 +59,10 @@ class gradient_rows {
   using tile = side_tile<Config>;
   warp_rows<Config::kX, Config::kPieces> queries;
   warp_rows<Config::kX, Config::kValuePieces> gradients;
-  row_facts facts[2];
+  softmax_statistics statistics[2];
 
   explicit ONEPASS_FUNCTION gradient_rows(const warp_gradient_arguments& a)
-      : a_(a), at_{place<behind, Behind, Quiet>(a.behind), place<behind, Behind, Quiet>(a.behind)} {}
+      : a_(a), at_{cursor<behind, Behind, Quiet>(a.behind), cursor<behind, Behind, Quiet>(a.behind)} {}
   // This thread's row i of the warp's, which begin at `first`.
   static ONEPASS_FUNCTION int64 row(int64 first, int i) {
     return first + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * i;
@@ -98,7 +85,7 @@ class gradient_rows {
     for (int i = 0; i < 2; ++i) {
       at_[i].set_column(column, count);
       L score = queries.product(scores, i), gradient = gradients.product(of_weights, i);
-      finish_gradients<Behind>(score, gradient, facts[i], at_[i]);
+      finish_gradients<Behind>(score, gradient, statistics[i], at_[i]);
       if constexpr (!behind::kExact) {
         score = where(first_n<L>(count), score, L(0.0f));
         gradient = where(first_n<L>(count), gradient, L(0.0f));
@@ -109,7 +96,7 @@ class gradient_rows {
 
  private:
   const warp_gradient_arguments& a_;
-  place<behind, Behind, Quiet> at_[2];
+  cursor<behind, Behind, Quiet> at_[2];
 };
 
 template <class Config, class Behind>
@@ -144,14 +131,14 @@ ONEPASS_FUNCTION void warp_gradients_of_queries(const warp_gradient_arguments& a
     rows.queries.load(i, static_cast<const uint16*>(a.queries) + row * a.depth, a.depth);
     const uint16* gradient = static_cast<const uint16*>(a.gradients) + row * a.value_depth;
     rows.gradients.load(i, gradient, a.value_depth);
-    rows.facts[i].weight = weight_of(saved_of<Behind, float>(a.behind, row));
-    rows.facts[i].product =
-        rows.gradients.product_with(i, static_cast<const uint16*>(a.result) + row * a.value_depth, a.value_depth);
+    const auto* result = static_cast<const uint16*>(a.result) + row * a.value_depth;
+    rows.statistics[i] = statistics_of(saved_of<Behind, float>(a.behind, row), 0.0f);
+    rows.statistics[i].delta = rows.gradients.product_with(i, result, a.value_depth);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    rows.facts[i].product = sum_of_four(rows.facts[i].product);
-    if (rows.row(first, i) < end && threadIdx.x % 4 == 0) a.facts[rows.row(first, i)] = rows.facts[i];
+    rows.statistics[i].delta = sum_of_four(rows.statistics[i].delta);
+    if (rows.row(first, i) < end && threadIdx.x % 4 == 0) a.statistics[rows.row(first, i)] = rows.statistics[i];
   }
   warp_sums<Config::kX, Config::kPieces> sums;
   for (int t = 0; t < tiles; ++t) {
@@ -180,7 +167,7 @@ ONEPASS_FUNCTION void warp_gradients_of_keys(const warp_gradient_arguments& a) {
   using rows_of = gradient_rows<Config, Behind, true>;
   using tile = side_tile<Config>;
   using scores_tile = turned_tile<kTileRows / 8>;
-  constexpr int kScoreBytes = kTileRows * scores_tile::kPitch;
+  constexpr int kScoreBytes = warp_backward_shape::score_bytes();
   char *const own = gradient_tiles, *const passing = own + tile::kBytes, *const scores = passing + 2 * tile::kBytes,
               *const weights = scores + kScoreBytes;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -217,7 +204,8 @@ ONEPASS_FUNCTION void warp_gradients_of_keys(const warp_gradient_arguments& a) {
     rows.queries.take(here, warp * kWarpRows), rows.gradients.take(here + tile::kFirstBytes, warp * kWarpRows);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      rows.facts[i] = rows.row(first, i) < end ? load_facts(a.facts + rows.row(first, i)) : row_facts{};
+      rows.statistics[i] =
+          rows.row(first, i) < end ? load_statistics(a.statistics + rows.row(first, i)) : softmax_statistics{};
 #pragma unroll 1
     for (int group = 0; group < kTileRows; group += kResultColumns) {
       rows.make(own, key, group, [&](int i, uint4 score, uint4 weight) {

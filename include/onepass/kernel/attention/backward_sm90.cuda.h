@@ -10,9 +10,9 @@
 //
 // Config beside kernel/attention/tiles_sm90.cuda.h: kValueSteps, sixteens of the values' numbers; kAhead, as far as
 // registers reach: 1, the next tile's products begin while this one's sums are under way, 2, while this one's are still
-// taken; kFacts, whether a row_facts of each row passes by; kWholeRows, whether tiles of rows are whole; kWantsRows,
-// kWantsKeys, kWantsValues, what of all this is wanted. `behind` is forward's, with the tensors whose gradients are
-// wanted; in the second kernel its lanes are two keys.
+// taken; kStatistics, whether softmax_statistics of each row pass by; kWholeRows, whether tiles of rows are whole;
+// kWantsRows, kWantsKeys, kWantsValues, what of all this is wanted. `behind` is forward's, with the tensors whose
+// gradients are wanted; in the second kernel its lanes are two keys.
 #pragma once
 
 #include "onepass/kernel/attention/row_softmax.cuda.h"
@@ -36,8 +36,8 @@ ONEPASS_FUNCTION void bring_pairs(uint32 to, const tensor_map& map, batch_steps 
   for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      bring_tile(to + panel * kPanelBytes + i * 1024, map, panel * 64, i % 2, key / 2 + i / 2 * 8,
-                 of.inner * step.inner, of.outer * step.outer, box);
+      bring_tile(to + panel * kAtomBytes + i * 1024, map, panel * 64, i % 2, key / 2 + i / 2 * 8, of.inner * step.inner,
+                 of.outer * step.outer, box);
   }
 }
 
@@ -51,32 +51,15 @@ struct passing_rows {
 
 // A place of two keys whose random words have been drawn: of each dropout one, the first key's bits its low half.
 template <class Words, class Line>
-struct drawn_place : place<Words, Line, true> {
+struct drawn_cursor : cursor<Words, Line, true> {
   uint32 drawn[larger(1, Line::dropouts)];
 
-  explicit ONEPASS_FUNCTION drawn_place(const arguments& a) : place<Words, Line, true>(a) {}
+  explicit ONEPASS_FUNCTION drawn_cursor(const arguments& a) : cursor<Words, Line, true>(a) {}
   template <class L, int K>
   ONEPASS_FUNCTION pack_mask<2> keeps(int threshold) const {
     return random_at_least<2>({{drawn[K]}}, 0, threshold);
   }
 };
-
-// Four threads of a warp, kApart from each other: what the i-th has as word j, the j-th gets as word i.
-template <int kApart>
-ONEPASS_FUNCTION void exchange_words(uint32 (&words)[4]) {
-#pragma unroll
-  for (int bit = 1; bit < 4; bit *= 2) {
-    const bool upper = (threadIdx.x / kApart & bit) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & bit) != 0) continue;
-      uint32 &low = words[i], &high = words[i + bit];
-      const uint32 other = __shfl_xor_sync(0xffffffffu, upper ? low : high, bit * kApart);
-      if (upper) low = other;
-      else high = other;
-    }
-  }
-}
 
 // A thread's two keys, past which tiles of kTile rows pass: lane k has them of row 8 (k / 2) + 2 (thread % 4) + k % 2.
 // What is brought of the words' tensors, a warpgroup's threads bring together: of each row of a tile 8 pieces of 8
@@ -161,17 +144,17 @@ class thread_columns {
   struct brought : words {
     static constexpr int kLanes = 8, kAccess = 8;
   };
-  static constexpr int kPieces = 8, kRowBytes = kPieces * 16, kRowsAtOnce = kGroupThreads / kPieces,
+  static constexpr int kPieces = 8, kRowBytes = kPieces * 16, kRowsAtOnce = kWarpgroupThreads / kPieces,
                        kTurns = Config::kTile / kRowsAtOnce;
-  static constexpr int kStageBytes = place<words, Line, true>::kStageBytes;
+  static constexpr int kStageBytes = cursor<words, Line, true>::kStageBytes;
 
-  template <class place_of>
-  struct place_in_tile {
-    place_of first;
+  template <class cursor_type>
+  struct cursor_in_tile {
+    cursor_type first;
     int last = 0;  // row of the tile
     bool exists = true;
 
-    explicit ONEPASS_FUNCTION place_in_tile(const arguments& a) : first(a) {}
+    explicit ONEPASS_FUNCTION cursor_in_tile(const arguments& a) : first(a) {}
     ONEPASS_FUNCTION void set_columns(int column, int count, int64 columns) {
       exists = column < columns;
       first.set_column(static_cast<index>(column), exists ? count : 0);
@@ -182,15 +165,15 @@ class thread_columns {
       last = tile.rows - tile.row - 1;
     }
     // Of rows that do not exist the last stands in their place.
-    ONEPASS_FUNCTION place_of at(int row) const {
-      place_of there = first;
+    ONEPASS_FUNCTION cursor_type at(int row) const {
+      cursor_type there = first;
       there.skip_rows(static_cast<index>(Config::kWholeRows || row < last ? row : last));
       return there;
     }
   };
 
-  static ONEPASS_FUNCTION int group() { return static_cast<int>(threadIdx.x) / kGroupThreads; }
-  static ONEPASS_FUNCTION int thread() { return static_cast<int>(threadIdx.x) % kGroupThreads; }
+  static ONEPASS_FUNCTION int group() { return static_cast<int>(threadIdx.x) / kWarpgroupThreads; }
+  static ONEPASS_FUNCTION int thread() { return static_cast<int>(threadIdx.x) % kWarpgroupThreads; }
   static ONEPASS_FUNCTION int warp() { return thread() / 32; }
   static ONEPASS_FUNCTION int pair() { return thread() % 32 / 4; }  // of the warp's keys
   // Shared memory, from where the compiler shall count.
@@ -213,8 +196,8 @@ class thread_columns {
     }
   }
 
-  place_in_tile<drawn_place<words, Line>> here_;
-  place_in_tile<place<brought, Line, true>> brought_;
+  cursor_in_tile<drawn_cursor<words, Line>> here_;
+  cursor_in_tile<cursor<brought, Line, true>> brought_;
   char *streams_, *stage_ = nullptr;
 };
 
@@ -223,11 +206,11 @@ class thread_columns {
 template <class Config>
 struct gradient_shared {
   static constexpr int kAllPanels = Config::kPanels + Config::kValuePanels;
-  static constexpr int kOwnBytes = kAllPanels * kPanelBytes, kOwnFirstBytes = Config::kPanels * kPanelBytes;
+  static constexpr int kOwnBytes = kAllPanels * kAtomBytes, kOwnFirstBytes = Config::kPanels * kAtomBytes;
   static constexpr int kNumbersBytes = kAllPanels * Config::kTile * 128,
                        kTileFirstBytes = Config::kPanels * Config::kTile * 128;
-  static constexpr int kFactsBytes = Config::kFacts ? Config::kTile * int{sizeof(row_facts)} : 0;
-  static constexpr int kTileBytes = kNumbersBytes + kFactsBytes;
+  static constexpr int kStatisticsBytes = Config::kStatistics ? Config::kTile * int{sizeof(softmax_statistics)} : 0;
+  static constexpr int kTileBytes = kNumbersBytes + kStatisticsBytes;
 
   uint64 mine[Config::kGroups];
   uint64 full[Config::kStages], empty[Config::kStages];
@@ -236,8 +219,8 @@ struct gradient_shared {
   static ONEPASS_FUNCTION uint32 tile(char* dynamic, int stage) {
     return own(dynamic, Config::kGroups) + stage * kTileBytes;
   }
-  static ONEPASS_FUNCTION const row_facts* facts(char* dynamic, uint32 tile) {
-    return reinterpret_cast<const row_facts*>(at_shared(dynamic, tile + kNumbersBytes));
+  static ONEPASS_FUNCTION const softmax_statistics* statistics(char* dynamic, uint32 tile) {
+    return reinterpret_cast<const softmax_statistics*>(at_shared(dynamic, tile + kNumbersBytes));
   }
   static ONEPASS_FUNCTION char* streams(char* dynamic) { return at_shared(dynamic, tile(dynamic, Config::kStages)); }
   ONEPASS_FUNCTION void open() {
@@ -265,7 +248,7 @@ struct tile_products {
 };
 // Values' gradients need no more than the weights.
 template <class Config>
-inline constexpr bool kReadsGradients = !Config::kFacts || Config::kWantsKeys;
+inline constexpr bool kReadsGradients = !Config::kStatistics || Config::kWantsKeys;
 
 // All tiles that pass a group's own rows: finish(products, tile, step) makes of a tile's products what take(products)
 // keeps, and add(tile) begins to multiply with the tile's rows.
@@ -362,23 +345,13 @@ class passing_tiles {
   tiles_taken<Config::kStages> ring_;
 };
 
-struct attention_gradient_arguments {
-  tensor_map gradients;  // of the result, [outer, inner, group, rows, value_depth]
-  batch_steps step_gradients;
-  const void* result;  // [all rows, value_depth]
-  row_facts* facts;    // of each group's rows, in whole tiles
-  void *rows_gradient, *keys_gradient, *values_gradient;
-  int64 depth;
-  attention_arguments of;
-};
-
 // Of a row in a tile of the result's gradient and the result itself: a thread's part of the sum of their products.
 template <dtype D, int kPanels>
 ONEPASS_FUNCTION float product_with_result(const char* gradients, int row, const void* result, int64 depth) {
   using memory_of = memory<D, 8, 8>;
   float sum = 0.0f;
   for (int piece = static_cast<int>(threadIdx.x) % 4; piece * 8 < depth; piece += 4) {
-    const char* at = gradients + piece / 8 * kPanelBytes + row * 128 + place_of_piece(piece % 8, row) * 16;
+    const char* at = gradients + piece / 8 * kAtomBytes + row * 128 + place_of_piece(piece % 8, row) * 16;
     const auto gradient = memory_of::template numbers_of<float>(memory_of::load_written(at, 8)),
                value = memory_of::template numbers_of<float>(
                    memory_of::load(static_cast<const uint16*>(result) + piece * 8, 8));
@@ -388,8 +361,8 @@ ONEPASS_FUNCTION float product_with_result(const char* gradients, int row, const
 }
 
 // Of a group of rows, counted among all.
-ONEPASS_FUNCTION row_facts* facts_of(const attention_gradient_arguments& a, int64 group) {
-  return a.facts + group * ((a.of.rows + kGroupRows - 1) / kGroupRows * kGroupRows);
+ONEPASS_FUNCTION softmax_statistics* statistics_of(const attention_gradient_arguments& a, int64 group) {
+  return a.statistics + group * ((a.of.rows + kWarpgroupRows - 1) / kWarpgroupRows * kWarpgroupRows);
 }
 
 template <class Config>
@@ -399,7 +372,7 @@ ONEPASS_FUNCTION void bring_past_queries(const attention_gradient_arguments& a, 
   const block_rows<Config> of(a.of);
   for (int group = 0; group < Config::kGroups; ++group) {
     const uint32 box = shared_address(&shared.mine[group]), to = layout::own(dynamic, group);
-    const int row = of.first + group * kGroupRows;
+    const int row = of.first + group * kWarpgroupRows;
     arrive_and_expect(&shared.mine[group], layout::kOwnBytes);
     bring_rows<Config::kPanels>(to, a.of.queries, a.of.step_queries, of.batch, row, box);
     bring_rows<Config::kValuePanels>(to + layout::kOwnFirstBytes, a.gradients, a.step_gradients, of.batch, row, box);
@@ -422,13 +395,13 @@ ONEPASS_FUNCTION void sum_for_queries(const attention_gradient_arguments& a, gra
   using lanes = thread_rows<Config, Behind>;
   using L = typename lanes::L;
   const block_rows<Config> of(a.of);
-  const int group = group_number(), left = a.of.rows - of.first - group * kGroupRows;
+  const int group = group_number(), left = a.of.rows - of.first - group * kWarpgroupRows;
   const uint32 queries = layout::own(dynamic, group), gradients = queries + layout::kOwnFirstBytes;
   lanes rows(a.of.behind, layout::streams(dynamic));
-  rows.set_rows(of.row + group * kGroupRows, left);
+  rows.set_rows(of.row + group * kWarpgroupRows, left);
   rows.bring(0, 0);
   passing_tiles<Config> tiles(shared, dynamic, group);
-  row_facts facts[2];
+  softmax_statistics statistics[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const void* result = static_cast<const uint16*>(a.result) + rows.row(i) * a.of.value_depth;
@@ -436,8 +409,9 @@ ONEPASS_FUNCTION void sum_for_queries(const attention_gradient_arguments& a, gra
                                             at_shared(dynamic, gradients), rows.own(i), result, a.of.value_depth)
                                       : 0.0f;
     const float product = sum_of_four(part);
-    if (rows.exists(i)) facts[i] = {weight_of(saved_of<Behind, float>(a.of.behind, rows.row(i))), product};
-    if (left > 0 && rows.speaks()) facts_of(a, of.number)[of.first + group * kGroupRows + rows.own(i)] = facts[i];
+    if (rows.exists(i)) statistics[i] = statistics_of(saved_of<Behind, float>(a.of.behind, rows.row(i)), product);
+    if (left > 0 && rows.speaks())
+      statistics_of(a, of.number)[of.first + group * kWarpgroupRows + rows.own(i)] = statistics[i];
   }
   let_next_kernel_begin();
   weighted_sum<Config, Config::kPanels> sum;
@@ -448,7 +422,7 @@ ONEPASS_FUNCTION void sum_for_queries(const attention_gradient_arguments& a, gra
         rows.template wait_for_streams<1>(tile % 2);
         rows.each_lane(tile * Config::kTile, [&](int i, int lane, int count) {
           L scores = lanes::lane_of(products.scores, i, lane), gradient = lanes::lane_of(products.gradients, i, lane);
-          finish_gradients<Behind>(scores, gradient, facts[i], rows.at(i));
+          finish_gradients<Behind>(scores, gradient, statistics[i], rows.at(i));
           if constexpr (!Config::behind::kExact) scores = where(first_n<L>(count), scores, L(0.0f));
           lanes::set_lane(products.scores, i, lane, scores);
         });
@@ -462,7 +436,7 @@ ONEPASS_FUNCTION void sum_for_queries(const attention_gradient_arguments& a, gra
   if constexpr (Config::kWantsRows) {
     meet_in_group(1 + group);  // all have read the queries
     sum.store(at_shared(dynamic, queries),
-              static_cast<uint16*>(a.rows_gradient) + (of.row + group * kGroupRows) * a.depth, left, a.depth);
+              static_cast<uint16*>(a.rows_gradient) + (of.row + group * kWarpgroupRows) * a.depth, left, a.depth);
   }
 }
 
@@ -477,21 +451,21 @@ struct block_keys {
 
   explicit ONEPASS_FUNCTION block_keys(const attention_arguments& a) {
     number = static_cast<int>(blockIdx.x) / a.blocks;
-    first = static_cast<int>(blockIdx.x) % a.blocks * (Config::kGroups * kGroupRows);
+    first = static_cast<int>(blockIdx.x) % a.blocks * (Config::kGroups * kWarpgroupRows);
     batch = {number / a.inner, number % a.inner, 0};
     row = int64{number} * a.group * a.rows;
     key = int64{number} * a.behind.columns;
-    tiles = (a.rows + kGroupRows - 1) / kGroupRows;
-    from = Config::kCausal ? first / kGroupRows : 0;
+    tiles = (a.rows + kWarpgroupRows - 1) / kWarpgroupRows;
+    from = Config::kCausal ? first / kWarpgroupRows : 0;
     if (from > tiles) from = tiles;
   }
   ONEPASS_FUNCTION int steps(const attention_arguments& a) const { return a.group * (tiles - from); }
   ONEPASS_FUNCTION passing_rows first_rows(const attention_arguments& a) const {
-    return {row, from * kGroupRows, a.rows, true};
+    return {row, from * kWarpgroupRows, a.rows, true};
   }
   ONEPASS_FUNCTION passing_rows rows_after(passing_rows tile) const {
-    tile.row += kGroupRows, tile.begins = tile.row >= tile.rows;
-    if (tile.begins) tile.row = from * kGroupRows, tile.first += tile.rows;
+    tile.row += kWarpgroupRows, tile.begins = tile.row >= tile.rows;
+    if (tile.begins) tile.row = from * kWarpgroupRows, tile.first += tile.rows;
     return tile;
   }
 };
@@ -513,11 +487,11 @@ ONEPASS_FUNCTION void bring_past_keys(const attention_gradient_arguments& a, gra
   for (batch.group = 0; batch.group < a.of.group; ++batch.group) {
     for (int tile = of.from; tile < of.tiles; ++tile) {
       fill_next(shared, dynamic, at, [&](uint32 box, uint32 to) {
-        const int row = tile * kGroupRows;
+        const int row = tile * kWarpgroupRows;
         bring_rows<Config::kPanels>(to, a.of.queries, a.of.step_queries, batch, row, box);
         bring_rows<Config::kValuePanels>(to + layout::kTileFirstBytes, a.gradients, a.step_gradients, batch, row, box);
-        bring_bytes(to + layout::kNumbersBytes, facts_of(a, of.number * a.of.group + batch.group) + row,
-                    layout::kFactsBytes, box);
+        bring_bytes(to + layout::kNumbersBytes, statistics_of(a, of.number * a.of.group + batch.group) + row,
+                    layout::kStatisticsBytes, box);
       });
     }
   }
@@ -530,7 +504,7 @@ ONEPASS_FUNCTION void sum_for_keys(const attention_gradient_arguments& a, gradie
   using columns_of = thread_columns<Config, Behind>;
   using L = typename columns_of::L;
   const block_keys<Config> of(a.of);
-  const int group = group_number(), first = of.first + group * kGroupRows, steps = of.steps(a.of);
+  const int group = group_number(), first = of.first + group * kWarpgroupRows, steps = of.steps(a.of);
   columns_of columns(a.of.behind, layout::streams(dynamic), first);
   passing_rows rows = of.first_rows(a.of);
   if (steps > 0) columns.bring(rows, 0);
@@ -543,15 +517,15 @@ ONEPASS_FUNCTION void sum_for_keys(const attention_gradient_arguments& a, gradie
             columns.go_to(rows, step % 2);
             rows = of.rows_after(rows);
             if (step + 1 < steps) columns.bring(rows, (step + 1) % 2);
-            const row_facts* facts = layout::facts(dynamic, tile);
+            const softmax_statistics* statistics = layout::statistics(dynamic, tile);
             columns.each_lane([&](int lane, auto& at) {
               L scores = columns_of::lane_of(products.scores, lane), gradient{};
               if constexpr (kReadsGradients<Config>) gradient = columns_of::lane_of(products.gradients, lane);
-              finish_gradients<Behind>(scores, gradient, load_facts(facts + columns_of::row_of(lane)), at);
+              finish_gradients<Behind>(scores, gradient, load_statistics(statistics + columns_of::row_of(lane)), at);
               columns_of::set_lane(products.scores, lane, scores);
               columns_of::set_lane(products.gradients, lane, gradient);
             });
-            hand_shared_to_copies();  // the facts' place
+            hand_shared_to_copies();  // the statistics' place
           },
           [&](const tile_products<Config>& products) {
             if constexpr (Config::kWantsKeys) of_keys.take_weights(products.scores);

@@ -11,6 +11,8 @@
 //   kCausal       rows need no keys behind their own place
 #pragma once
 
+#include "onepass/kernel/attention/arguments.h"
+#include "onepass/kernel/common/online_softmax.cuda.h"
 #include "onepass/kernel/common/warp_mma.cuda.h"
 #include "onepass/kernel/linear/prologue.cuda.h"
 
@@ -25,13 +27,6 @@ ONEPASS_BEGIN
 //   kTile, kStages  keys of a tile, a multiple of 32; tiles in shared memory
 //   before          what kernel/common/cursor.cuda.h asks for, of the queries
 //   behind          likewise of the scores
-
-struct scores_arguments {
-  const void* keys;  // [outer, inner, keys, depth]: the batches
-  int64 stride, outer_stride, inner_stride, inner;
-  int64 depth, rows_of_batch, blocks_of_batch;
-  arguments behind, before;
-};
 
 extern __shared__ __align__(16) char scores_tiles[];
 
@@ -92,28 +87,17 @@ class key_tiles {
 };
 
 // One for each of a thread's rows.
-template <class Place, int N>
-struct places;
-template <class Place>
-struct places<Place, 2> {
-  Place of[2];
-  explicit ONEPASS_FUNCTION places(const arguments& a) : of{Place(a), Place(a)} {}
+template <class Cursor, int N>
+struct cursors;
+template <class Cursor>
+struct cursors<Cursor, 2> {
+  Cursor of[2];
+  explicit ONEPASS_FUNCTION cursors(const arguments& a) : of{Cursor(a), Cursor(a)} {}
 };
-template <class Place>
-struct places<Place, 4> {
-  Place of[4];
-  explicit ONEPASS_FUNCTION places(const arguments& a) : of{Place(a), Place(a), Place(a), Place(a)} {}
-};
-
-// Largest score of a row and Σ exp(score - largest), of one thread.
-struct running_sum {
-  numbers<float, 2> of = merge_exponentials::none<float, 2>();
-
-  template <int V>
-  ONEPASS_FUNCTION void add(pack<float, V> scores) {
-    const float largest = max_number(of.v[0], max_lanes(scores)), shift = shift_of(largest);
-    of = {{largest, fmaf(of.v[1], exp_minus_number(of.v[0], shift), sum_lanes(exp_minus(scores, shift)))}};
-  }
+template <class Cursor>
+struct cursors<Cursor, 4> {
+  Cursor of[4];
+  explicit ONEPASS_FUNCTION cursors(const arguments& a) : of{Cursor(a), Cursor(a), Cursor(a), Cursor(a)} {}
 };
 
 template <class Config, class Behind>
@@ -125,7 +109,7 @@ ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
   using rows = rows_in_registers<Config>;
   static_assert(same_type<typename Behind::row, word::softmax>);
   __shared__ typename row_threads<before>::slots slots;
-  const int across = static_cast<int>(threadIdx.x) % 4;
+  const int across = static_cast<int>(threadIdx.x) % kThreadsOfRow;
   const int64 batch = blockIdx.x / a.blocks_of_batch, end = (batch + 1) * a.rows_of_batch;
   input_rows<before, line<chain<>>> input(a.before, slots);
   const int64 first = batch * a.rows_of_batch + blockIdx.x % a.blocks_of_batch * input.kRows;
@@ -134,10 +118,10 @@ ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
   rows queries{};
   input.make(first, a.before.rows, [&](auto&, int i, int k, L v) { queries.set(i, k, v); });
 
-  places<place<behind, Behind>, rows::kRows> at(a.behind);
+  cursors<cursor<behind, Behind>, rows::kRows> at(a.behind);
 #pragma unroll
   for (int i = 0; i < rows::kRows; ++i) {
-    const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / 4;
+    const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / kThreadsOfRow;
     at.of[i].set_row(static_cast<index>(row), row < end);
   }
   // body(i, scores, count) for each row and lane of the next tile.
@@ -156,19 +140,19 @@ ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
       }
     }
   };
-  running_sum sums[rows::kRows];
+  online_softmax sums[rows::kRows];  // of this thread's scores
   for (int tile = 0; tile < tiles.count(); ++tile) {
     each_lane(tile, [&](int i, L scores, int count) {
       if constexpr (!behind::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
-      sums[i].add(scores);
+      sums[i].add(scores, sums[i].raise(max_number(sums[i].largest, max_lanes(scores))));
     });
   }
   word::row_numbers<float> saved[rows::kRows];
 #pragma unroll
   for (int i = 0; i < rows::kRows; ++i) {
-    const auto of = merge_exponentials::in_warp(sums[i].of, 4);
-    saved[i] = {shift_of(of.v[0]), of.v[1] == 0.0f ? 0.0f : reciprocal_number(of.v[1])};
-    const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / 4;
+    const auto of = merge_exponentials::in_warp(numbers<float, 2>{{sums[i].largest, sums[i].sum}}, kThreadsOfRow);
+    saved[i] = statistics_of(of.v[0], of.v[1]);
+    const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / kThreadsOfRow;
     if (behind::kSavesStatistics && row < end && across == 0) save<Behind>(a.behind, row, saved[i]);
   }
   for (int tile = 0; tile < tiles.count(); ++tile) {
@@ -177,13 +161,6 @@ ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
     });
   }
 }
-
-struct warp_attention_arguments {
-  scores_arguments of;
-  const void* values;  // [outer, inner, keys, value_depth]
-  int64 stride, outer_stride, inner_stride, value_depth;
-  void* y;  // [all rows, value_depth]
-};
 
 // A tile's values. Behind the last key there are zeros, which weights of 0 do not make NaN.
 template <class Config>
@@ -210,11 +187,11 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
   static_assert(same_type<typename Behind::row, word::softmax>);
   __shared__ typename row_threads<before>::slots slots;
   const scores_arguments& a = all.of;
-  const int across = static_cast<int>(threadIdx.x) % 4;
+  const int across = static_cast<int>(threadIdx.x) % kThreadsOfRow;
   const int64 batch = blockIdx.x / a.blocks_of_batch, end = (batch + 1) * a.rows_of_batch;
   input_rows<before, line<chain<>>> input(a.before, slots);
   const int64 in_batch = blockIdx.x % a.blocks_of_batch * input.kRows, first = batch * a.rows_of_batch + in_batch;
-  const auto row_of = [&](int i) { return first + i * before::kDown + static_cast<int>(threadIdx.x) / 4; };
+  const auto row_of = [&](int i) { return first + i * before::kDown + static_cast<int>(threadIdx.x) / kThreadsOfRow; };
   wait_for_kernel_before();
 
   using tiles_of = key_tiles<Config, value_tile<Config>>;
@@ -231,12 +208,11 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
   rows queries{};
   input.make(first, a.before.rows, [&](auto&, int i, int k, L v) { queries.set(i, k, v); });
 
-  places<place<behind, Behind>, rows::kRows> at(a.behind);
-  numbers<float, 2> statistics[rows::kRows];  // the largest score, and this thread's Σ exp(score - largest)
+  cursors<cursor<behind, Behind>, rows::kRows> at(a.behind);
+  online_softmax softmax[rows::kRows];
 #pragma unroll
   for (int i = 0; i < rows::kRows; ++i) {
     at.of[i].set_row(static_cast<index>(row_of(i)), row_of(i) < end);
-    statistics[i] = merge_exponentials::none<float, 2>();
   }
   warp_sums<Config::kX, Config::kValuePieces, rows::kRows / 2> sums;  // of values
   for (int tile = 0; tile < count; ++tile) {
@@ -253,10 +229,8 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
         at.of[i].set_column(column, there);
         L scores = Behind::pre::forward(queries.product(d, i), at.of[i]);
         if constexpr (!behind::kExact) scores = where(first_n<L>(there), scores, L(-kInfinity));
-        const float largest = largest_of_four(max_number(statistics[i].v[0], max_lanes(scores)));
-        const float shift = shift_of(largest), factor = exp_minus_number(statistics[i].v[0], shift);
-        const L of_softmax = exp_minus(scores, shift);
-        statistics[i] = {{largest, fmaf(statistics[i].v[1], factor, sum_lanes(of_softmax))}};
+        const float factor = softmax[i].raise(largest_of_four(max_number(softmax[i].largest, max_lanes(scores))));
+        const L of_softmax = softmax[i].add(scores, factor);
         sums.scale(i, factor);
         weights[i] = memory_of::whole(memory_of::buffer_of(Behind::post::forward(of_softmax, at.of[i])));
       }
@@ -265,8 +239,7 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
   }
 #pragma unroll
   for (int i = 0; i < rows::kRows; ++i) {
-    const float sum = sum_of_four(statistics[i].v[1]);
-    const word::row_numbers<float> saved{shift_of(statistics[i].v[0]), sum == 0.0f ? 0.0f : reciprocal_number(sum)};
+    const word::row_numbers<float> saved = statistics_of(softmax[i].largest, sum_of_four(softmax[i].sum));
     if (row_of(i) >= end) continue;
     if (behind::kSavesStatistics && across == 0) save<Behind>(a.behind, row_of(i), saved);
     sums.store(i, static_cast<uint16*>(all.y) + row_of(i) * all.value_depth, all.value_depth, saved.second);

@@ -7,14 +7,15 @@
 #pragma once
 
 #include "onepass/kernel/attention/tiles_sm90.cuda.h"
+#include "onepass/kernel/common/online_softmax.cuda.h"
 
 ONEPASS_BEGIN
 
 template <class Config>
 struct attention_shared {
-  static constexpr int kQueryBytes = Config::kPanels * kPanelBytes;
+  static constexpr int kQueryBytes = Config::kPanels * kAtomBytes;
   static constexpr int kRowsBytes =  // of them, and then of what is made of the values
-      (Config::kPanels > Config::kValuePanels ? Config::kPanels : Config::kValuePanels) * kPanelBytes;
+      (Config::kPanels > Config::kValuePanels ? Config::kPanels : Config::kValuePanels) * kAtomBytes;
   static constexpr int kKeyBytes = Config::kPanels * Config::kTile * 128,
                        kValueBytes = Config::kValuePanels * Config::kTile * 128;
 
@@ -49,7 +50,7 @@ ONEPASS_FUNCTION void bring_attention(const attention_arguments& a, attention_sh
   for (int group = 0; group < Config::kGroups; ++group) {
     arrive_and_expect(&shared.queries[group], layout::kQueryBytes);
     bring_rows<Config::kPanels>(layout::rows(dynamic, group), a.queries, a.step_queries, of.batch,
-                                of.first + group * kGroupRows, shared_address(&shared.queries[group]));
+                                of.first + group * kWarpgroupRows, shared_address(&shared.queries[group]));
   }
   ring_position<Config::kStages> at;
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -90,7 +91,7 @@ class score_rows {
   ONEPASS_FUNCTION score_rows(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic)
       : of_(a),
         group_(group_number()),
-        left_(a.rows - of_.first - group_ * kGroupRows),
+        left_(a.rows - of_.first - group_ * kWarpgroupRows),
         rows_(a.behind, layout::streams(dynamic)),
         queries_(layout::rows(dynamic, group_)),
         keys_(layout::keys(dynamic, 0)),
@@ -102,7 +103,7 @@ class score_rows {
 
   ONEPASS_FUNCTION int tiles() const { return of_.tiles; }
   ONEPASS_FUNCTION int group() const { return group_; }
-  ONEPASS_FUNCTION int64 first_row() const { return of_.row + group_ * kGroupRows; }
+  ONEPASS_FUNCTION int64 first_row() const { return of_.row + group_ * kWarpgroupRows; }
   ONEPASS_FUNCTION int rows_left() const { return left_; }
   ONEPASS_FUNCTION const lanes& rows() const { return rows_; }
   ONEPASS_FUNCTION auto& at(int i) { return rows_.at(i); }
@@ -144,31 +145,15 @@ class score_rows {
   tiles_taken<Config::kStages> ring_;
 };
 
-// Σ exp(score - largest) of a row, while tiles pass by: the largest of all its threads, and this thread's part.
-struct passing_sum {
-  float largest = -kInfinity, sum = 0.0f;
-
-  // Takes a tile's largest score; gives what sums up to now are to be multiplied with.
-  ONEPASS_FUNCTION float see(float of_tile) {
-    const float before = largest;
-    largest = max_number(before, of_tile);
-    const float factor = exp_minus_number(before, shift());
-    sum *= factor;
-    return factor;
-  }
-  ONEPASS_FUNCTION float shift() const { return shift_of(largest); }
-  ONEPASS_FUNCTION word::row_numbers<float> statistics() const {
-    const float all = sum_of_four(sum);
-    return {shift(), all == 0.0f ? 0.0f : reciprocal_number(all)};
-  }
-};
-
 // A tile's scores become their exponentials; the factors of each row.
 template <class Rows>
-ONEPASS_FUNCTION void take_exponentials(Rows& rows, typename Rows::scores& of, passing_sum (&sums)[2],
+ONEPASS_FUNCTION void take_exponentials(Rows& rows, typename Rows::scores& of, online_softmax (&sums)[2],
                                         float (&factors)[2], int tile) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) factors[i] = sums[i].see(largest_of_four(Rows::lanes::largest(of.d, i)));
+  for (int i = 0; i < 2; ++i) {
+    factors[i] = sums[i].raise(max_number(sums[i].largest, largest_of_four(Rows::lanes::largest(of.d, i))));
+    sums[i].sum *= factors[i];
+  }
   rows.each_lane(of, tile, [&](int i, auto scores, int) {
     const auto values = exp_minus(scores, sums[i].shift());
     sums[i].sum += sum_lanes(values);
@@ -177,11 +162,11 @@ ONEPASS_FUNCTION void take_exponentials(Rows& rows, typename Rows::scores& of, p
 }
 
 template <class Config, class Behind, class Rows>
-ONEPASS_FUNCTION void save_statistics(const attention_arguments& a, const Rows& rows, const passing_sum (&sums)[2],
+ONEPASS_FUNCTION void save_statistics(const attention_arguments& a, const Rows& rows, const online_softmax (&sums)[2],
                                       word::row_numbers<float> (&saved)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    saved[i] = sums[i].statistics();
+    saved[i] = statistics_of(sums[i].largest, sum_of_four(sums[i].sum));
     if (Config::behind::kSavesStatistics && rows.rows().exists(i) && rows.rows().speaks())
       save<Behind>(a.behind, rows.rows().row(i), saved[i]);
   }
@@ -195,11 +180,11 @@ class turns {
     if (kAny && group() == 1) pass();
   }
   ONEPASS_FUNCTION void wait() const {
-    if constexpr (kAny) asm volatile("bar.sync %0, %1;" ::"r"(kFirst + group()), "n"(2 * kGroupThreads) : "memory");
+    if constexpr (kAny) asm volatile("bar.sync %0, %1;" ::"r"(kFirst + group()), "n"(2 * kWarpgroupThreads) : "memory");
   }
   ONEPASS_FUNCTION void pass() const {
     if constexpr (kAny)
-      asm volatile("bar.arrive %0, %1;" ::"r"(kFirst + 1 - group()), "n"(2 * kGroupThreads) : "memory");
+      asm volatile("bar.arrive %0, %1;" ::"r"(kFirst + 1 - group()), "n"(2 * kWarpgroupThreads) : "memory");
   }
 
  private:
@@ -215,7 +200,7 @@ ONEPASS_FUNCTION void attend(const attention_arguments& a, attention_shared<Conf
   tile_scores<Config> scores;
   weighted_sum<Config, Config::kValuePanels> values;
   tiles_taken<Config::kStages> ring(shared.values_full, shared.values_empty);
-  passing_sum sums[2];
+  online_softmax sums[2];
   float factors[2];
   const auto weigh = [&](int tile) {
     rows.each_lane(scores, tile, [&](int i, auto lane, int) { return Behind::post::forward(lane, rows.at(i)); });
@@ -267,7 +252,7 @@ template <class Config, class Behind>
 ONEPASS_FUNCTION void write_weights(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
   score_rows<Config, Behind> rows(a, shared, dynamic);
   tile_scores<Config> scores;
-  passing_sum sums[2];
+  online_softmax sums[2];
   float factors[2];
   const auto next = [&](int tile, int step) {
     rows.begin_tile(scores);

@@ -34,36 +34,26 @@ ONEPASS_BEGIN
 // How strips of weights, of their gradients and of queries pass the keys that a cluster has, and what its blocks have
 // in shared memory for that (sm_90a). Config: see the top.
 
-struct score_gradient_arguments {
-  tensor_map queries, keys, weights, gradients;  // [outer, inner, group, rows, numbers]
-  batch_steps step_queries, step_keys, step_weights, step_gradients;
-  int batches, inner, group, rows, columns;  // sizes; columns: keys of a batch
-  int clusters;
-  void *rows_gradient, *keys_gradient;  // [all rows, depth], [all keys, depth]
-  float* key_parts;                     // [clusters, 2, columns, depth]: of batches that clusters share
-  int64 depth;
-  float factor;  // that the words before softmax scale by
-};
-
 // Strips of weights and of their gradients, with the queries beside, as they pass; stages are those of strips that
 // follow each other, whatever a block has of them.
 template <class Config>
 struct score_gradient_shared {
-  static constexpr int kParts = Config::kCluster, kTilePanels = Config::kTile / 64, kNumbers = Config::kPanels * 64;
-  static constexpr bool kAlone = kParts == 1;  // nobody is told anything
-  static constexpr int kStages = Config::kStages, kKeyStages = kAlone ? 2 : 1;
+  static constexpr probabilities_backward_shape kShape{Config::kPanels, Config::kTile, Config::kCluster,
+                                                       Config::kStages};
+  static constexpr int kParts = Config::kCluster, kTilePanels = Config::kTile / 64, kNumbers = kShape.head_dim();
+  static constexpr bool kAlone = kShape.is_alone();  // nobody is told anything
+  static constexpr int kStages = Config::kStages, kKeyStages = kShape.key_stages();
   static_assert(kAlone || kStages == 2, "blocks tell each other of a strip and the next");
   static constexpr int kWarps = 8;  // that make scores' gradients
-  static constexpr int kStripBytes = kTilePanels * kPanelBytes, kQueryBytes = Config::kPanels * kPanelBytes;
-  static constexpr int kKeyBytes = kTilePanels * kQueryBytes;
-  static constexpr int kOwnRows = kGroupRows / kParts;
-  static constexpr int kSumPitch = kNumbers * 2 + 16;  // rows differ in banks
-  static constexpr int kSumBytes = kAlone ? 0 : kGroupRows * kSumPitch;
+  static constexpr int kStripBytes = kShape.strip_bytes(), kQueryBytes = kShape.query_bytes();
+  static constexpr int kKeyBytes = kShape.key_bytes();
+  static constexpr int kOwnRows = kWarpgroupRows / kParts;
+  static constexpr int kSumPitch = kShape.sum_pitch(), kSumBytes = kShape.sum_bytes();
   static constexpr int kAddingWarps = 3;
   static constexpr int kToldRows = kOwnRows < 16 ? kOwnRows : 16;         // of a warp's 16, that a block is told
   static constexpr int kOwnThreads = (kOwnRows < 16 ? 4 : 2) * kOwnRows;  // that have one of the block's rows, or two
-  static constexpr int kWarpRows = kGroupRows / kWarps, kPartRows = kGroupRows + 8;  // parts differ in banks
-  static constexpr int kProductBytes = kAlone ? 0 : kParts * kPartRows * 4;
+  static constexpr int kWarpRows = kWarpgroupRows / kWarps, kPartRows = kShape.kPartialRows;
+  static constexpr int kProductBytes = kShape.delta_bytes();
 
   uint64 full_keys[kKeyStages], empty_keys[kKeyStages];
   uint64 full_weights[kStages], empty_weights[kStages];
@@ -116,7 +106,7 @@ struct shared_strips {
   int of_group, of_batch, each, more;  // the first `more` clusters have one more than `each`
 
   explicit ONEPASS_FUNCTION shared_strips(const score_gradient_arguments& a)
-      : of_group((a.rows + kGroupRows - 1) / kGroupRows),
+      : of_group((a.rows + kWarpgroupRows - 1) / kWarpgroupRows),
         of_batch(a.group * of_group),
         each(a.batches * of_batch / a.clusters),
         more(a.batches * of_batch % a.clusters) {}
@@ -140,11 +130,11 @@ class strip_walk {
     first_ = at_ = all_.first_of(cluster), end_ = all_.first_of(cluster + 1);
     batch_ = at_ / all_.of_batch;
     place_ = {batch_ / a.inner, batch_ % a.inner, at_ % all_.of_batch / all_.of_group};
-    row_ = at_ % all_.of_group * kGroupRows;
+    row_ = at_ % all_.of_group * kWarpgroupRows;
   }
   ONEPASS_FUNCTION bool is_done() const { return at_ == end_; }
   ONEPASS_FUNCTION void next() {
-    ++at_, row_ += kGroupRows;
+    ++at_, row_ += kWarpgroupRows;
     if (row_ < a_.rows) return;
     row_ = 0;
     if (++place_.group < a_.group) return;
@@ -154,7 +144,7 @@ class strip_walk {
   ONEPASS_FUNCTION bool is_first() const { return at_ == first_; }
   ONEPASS_FUNCTION bool opens_batch() const { return is_first() || (row_ == 0 && place_.group == 0); }
   ONEPASS_FUNCTION bool closes_batch() const {
-    return at_ + 1 == end_ || (row_ + kGroupRows >= a_.rows && place_.group + 1 == a_.group);
+    return at_ + 1 == end_ || (row_ + kWarpgroupRows >= a_.rows && place_.group + 1 == a_.group);
   }
   ONEPASS_FUNCTION bool shares_batch() const {
     return first_ > batch_ * all_.of_batch || end_ < (batch_ + 1) * all_.of_batch;
@@ -183,7 +173,7 @@ ONEPASS_FUNCTION void bring_strips(const score_gradient_arguments& a, score_grad
   const auto bring_strip = [&](uint32 to, const tensor_map& map, batch_steps step, batch_place at, int row,
                                uint64* box) {
     for (int i = 0; i < layout::kTilePanels; ++i)
-      bring_tile(to + i * kPanelBytes, map, key + i * 64, row, at.group * step.group, at.inner * step.inner,
+      bring_tile(to + i * kAtomBytes, map, key + i * 64, row, at.group * step.group, at.inner * step.inner,
                  at.outer * step.outer, shared_address(box));
   };
   ring_position<layout::kStages> ring;
@@ -264,7 +254,7 @@ ONEPASS_FUNCTION void add_rows(const score_gradient_arguments& a, score_gradient
                                char* dynamic) {
   using layout = score_gradient_shared<Config>;
   constexpr int kEights = layout::kNumbers / 8, kThreads = layout::kAddingWarps * 32;
-  static_assert(3 * kGroupThreads % kThreads == 0, "the fourth warpgroup's first warps");
+  static_assert(3 * kWarpgroupThreads % kThreads == 0, "the fourth warpgroup's first warps");
   const int thread = static_cast<int>(threadIdx.x) % kThreads, lane = thread % 32, column = thread % kEights * 8,
             rank = cluster_rank(), own = rank * layout::kOwnRows;
   ring_position<layout::kStages> ring;
@@ -369,7 +359,7 @@ class strip_rows {
  private:
   ONEPASS_FUNCTION int place(int i) const {
     const int row = warp_ * layout::kWarpRows + i * kAtOnce + lane_ / kRowThreads, piece = lane_ % kRowThreads;
-    return piece / 8 * kPanelBytes + row * 128 + place_of_piece(piece % 8, row) * 16;
+    return piece / 8 * kAtomBytes + row * 128 + place_of_piece(piece % 8, row) * 16;
   }
   ONEPASS_FUNCTION void load(typename memory_of::buffer (&to)[kOwn], const char* strip) const {
 #pragma unroll
@@ -410,7 +400,7 @@ class strip_products {
     begin_products();
 #pragma unroll
     for (int panel = 0; panel < layout::kTilePanels; ++panel) {
-      const uint64 rows = tile_descriptor(scores + panel * kPanelBytes),
+      const uint64 rows = tile_descriptor(scores + panel * kAtomBytes),
                    keys = turned_tile_descriptor(keys_ + panel * layout::kQueryBytes);
 #pragma unroll
       for (int step = 0; step < 4; ++step)
@@ -419,7 +409,7 @@ class strip_products {
     close_products();
 #pragma unroll
     for (int panel = 0; panel < layout::kTilePanels; ++panel) {
-      const uint64 turned = turned_tile_descriptor(scores + panel * kPanelBytes),
+      const uint64 turned = turned_tile_descriptor(scores + panel * kAtomBytes),
                    of_queries = turned_tile_descriptor(queries);
 #pragma unroll
       for (int step = 0; step < 4; ++step)
@@ -462,7 +452,7 @@ class strip_products {
         for (int k = 0; k < 4; ++k)
           pairs[k] =
               pair_to_storage<Config::kX>(of[4 * (j + k) + 2 * i] * a.factor, of[4 * (j + k) + 2 * i + 1] * a.factor);
-        turn_in_four(pairs);
+        exchange_words<1>(pairs);
         if (row < rows && 8 * j < left)
           *reinterpret_cast<uint4*>(to + row * a.depth + first + 8 * j) = {pairs[0], pairs[1], pairs[2], pairs[3]};
       }
@@ -597,8 +587,8 @@ ONEPASS_FUNCTION void gradients_of_scores(const score_gradient_arguments& a) {
     make_scores<Config>(a, shared, dynamic);
   } else {
     give_registers<48>();
-    if (threadIdx.x == 4 * kGroupThreads - 1) bring_strips<Config>(a, shared, dynamic);
-    if (!layout::kAlone && threadIdx.x < 3 * kGroupThreads + 32 * layout::kAddingWarps)
+    if (threadIdx.x == 4 * kWarpgroupThreads - 1) bring_strips<Config>(a, shared, dynamic);
+    if (!layout::kAlone && threadIdx.x < 3 * kWarpgroupThreads + 32 * layout::kAddingWarps)
       add_rows<Config>(a, shared, dynamic);
   }
 }

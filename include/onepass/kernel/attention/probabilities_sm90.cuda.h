@@ -9,6 +9,7 @@
 #pragma once
 
 #include "onepass/kernel/attention/tiles_sm90.cuda.h"
+#include "onepass/kernel/common/online_softmax.cuda.h"
 
 ONEPASS_BEGIN
 
@@ -17,13 +18,15 @@ using part_of_sum = numbers<float, 2>;
 
 template <class Config>
 struct held_shared {
-  static constexpr int kParts = Config::kGroups * Config::kCluster;
-  static constexpr int kWarps = kGroupThreads / 32, kWarpRows = kGroupRows / kWarps;
-  static constexpr int kKeyBytes = Config::kPanels * Config::kTile * 128, kQueryBytes = Config::kPanels * kPanelBytes;
+  static constexpr probabilities_shape kShape{Config::kPanels, Config::kGroups, Config::kTile, Config::kCluster,
+                                              Config::kKeyMasks != 0};
+  static constexpr int kParts = kShape.partials();
+  static constexpr int kWarps = kWarpgroupThreads / 32, kWarpRows = kWarpgroupRows / kWarps;
+  static constexpr int kKeyBytes = kShape.key_bytes(), kQueryBytes = Config::kPanels * kAtomBytes;
   // Sixteen rows, the first of which has a number for each key: -inf where masks leave it out, else 0.
-  static constexpr int kMarkPanelBytes = 16 * 128,
-                       kMarkBytes = Config::kKeyMasks != 0 ? Config::kTile / 64 * kMarkPanelBytes : 0;
-  static constexpr int kSumBytes = kParts * kGroupRows * int{sizeof(part_of_sum)};
+  static constexpr int kMarkPanelBytes = kShape.kMarkAtomBytes, kMarkBytes = kShape.mark_bytes();
+  static constexpr int kSumBytes = kShape.partial_bytes();
+  static_assert(sizeof(part_of_sum) == kShape.kPartialBytes);
 
   uint64 keys;
   uint64 full[Config::kStages], empty[Config::kStages];
@@ -39,7 +42,7 @@ struct held_shared {
   // What a part has of a row, of each second strip.
   static ONEPASS_FUNCTION uint32 sum(char* dynamic, int which, int part, int row) {
     return queries(dynamic, Config::kStages) + which * kSumBytes +
-           (part * kGroupRows + row) * static_cast<int>(sizeof(part_of_sum));
+           (part * kWarpgroupRows + row) * static_cast<int>(sizeof(part_of_sum));
   }
   static ONEPASS_FUNCTION char* streams(char* dynamic) { return at_shared(dynamic, sum(dynamic, 2, 0, 0)); }
   ONEPASS_FUNCTION void open() {
@@ -59,13 +62,13 @@ struct cluster_strips {
   int from, count;
 
   explicit ONEPASS_FUNCTION cluster_strips(const attention_arguments& a) {
-    const int all = (a.rows + kGroupRows - 1) / kGroupRows, each = (all + a.blocks - 1) / a.blocks;
+    const int all = (a.rows + kWarpgroupRows - 1) / kWarpgroupRows, each = (all + a.blocks - 1) / a.blocks;
     const int number = static_cast<int>(blockIdx.x) / Config::kCluster;
     from = number % a.blocks * each, count = all - from < each ? all - from : each;
     row = int64{number / a.blocks} * a.rows;
     batch = batch_of_matrix(a, number / a.blocks);
   }
-  ONEPASS_FUNCTION int first_row(int strip) const { return (from + strip) * kGroupRows; }
+  ONEPASS_FUNCTION int first_row(int strip) const { return (from + strip) * kWarpgroupRows; }
 };
 
 // The strips' queries, which one thread of the block brings as they are needed: where the strip before was, so that it
@@ -144,23 +147,16 @@ class shared_sums {
       const int part = 4 * k + static_cast<int>(threadIdx.x) % 4;
       of[k] = part < layout::kParts ? load(place(strip, part, row)) : merge_exponentials::none<float, 2>();
     }
-    float largest = of[0].v[0], sum = 0.0f;
-#pragma unroll
-    for (int k = 1; k < kOwn; ++k) largest = max_number(largest, of[k].v[0]);
-    largest = largest_of_four(largest);
-    const float shift = shift_of(largest);
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) sum = fmaf(of[k].v[1], exp_minus_number(of[k].v[0], shift), sum);
-    return {{largest, sum_of_four(sum)}};
+    return merge_exponentials::in_four(of);
   }
 
  private:
   ONEPASS_FUNCTION uint32 place(int strip, int part, int row) const {
-    return at_ + strip % 2 * layout::kSumBytes + (part * kGroupRows + row) * static_cast<int>(sizeof(part_of_sum));
+    return at_ + strip % 2 * layout::kSumBytes + (part * kWarpgroupRows + row) * static_cast<int>(sizeof(part_of_sum));
   }
-  ONEPASS_FUNCTION uint64& mine(int strip) { return boxes_[strip % 2][threadIdx.x % kGroupThreads / 32]; }
+  ONEPASS_FUNCTION uint64& mine(int strip) { return boxes_[strip % 2][threadIdx.x % kWarpgroupThreads / 32]; }
   ONEPASS_FUNCTION void expect(int strip) {
-    if (threadIdx.x < kGroupThreads && threadIdx.x % 32 == 0)
+    if (threadIdx.x < kWarpgroupThreads && threadIdx.x % 32 == 0)
       arrive_and_expect(&mine(strip), layout::kParts * layout::kWarpRows * static_cast<int>(sizeof(part_of_sum)));
   }
   ONEPASS_FUNCTION part_of_sum load(uint32 at) const {
@@ -175,11 +171,11 @@ class shared_sums {
 
 // Where words are; what kKeyMasks leave out is -inf already when they begin.
 template <class Config, class Line>
-class held_place : public place<typename Config::behind, Line> {
+class masked_cursor : public cursor<typename Config::behind, Line> {
  public:
-  using base = place<typename Config::behind, Line>;
+  using base = cursor<typename Config::behind, Line>;
 
-  explicit ONEPASS_FUNCTION held_place(const arguments& a) : base(a) {}
+  explicit ONEPASS_FUNCTION masked_cursor(const arguments& a) : base(a) {}
   template <class L, int I>
   ONEPASS_FUNCTION L operand() const {
     if constexpr (is_of_keys<I>()) return L(1);
@@ -213,7 +209,7 @@ class held_place : public place<typename Config::behind, Line> {
 template <class Config, class Behind>
 class held_part {
  public:
-  using lanes = thread_rows<Config, Behind, held_place<Config, Behind>>;
+  using lanes = thread_rows<Config, Behind, masked_cursor<Config, Behind>>;
   using L = typename lanes::L;
 
   ONEPASS_FUNCTION held_part(const arguments& a, char* streams, int key) : a_(a), rows_(a, streams), key_(key) {}
@@ -224,11 +220,11 @@ class held_part {
   ONEPASS_FUNCTION void leave_keys_out(char* keys, char* marks) {
     using layout = held_shared<Config>;
     constexpr uint16 kOut = Config::kX == dtype::bf16 ? 0xff80 : 0xfc00;  // -inf
-    const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
-    for (int at = thread * 16; at < layout::kMarkBytes; at += kGroupThreads * 16)
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+    for (int at = thread * 16; at < layout::kMarkBytes; at += kWarpgroupThreads * 16)
       *reinterpret_cast<uint4*>(marks + at) = {};
     meet();
-    for (int row = thread; row < Config::kTile; row += kGroupThreads) {
+    for (int row = thread; row < Config::kTile; row += kWarpgroupThreads) {
       const int key = key_ + key_at<Config::kTile>(row);
       if (key >= a_.columns || rows_.at(0).keeps_key(key)) continue;
       *reinterpret_cast<uint16*>(marks + row / 64 * layout::kMarkPanelBytes + row % 64 * 2) = kOut;
@@ -279,7 +275,7 @@ class held_part {
   }
 
  private:
-  static ONEPASS_FUNCTION void meet() { meet_in_group(1 + static_cast<int>(threadIdx.x) / kGroupThreads); }
+  static ONEPASS_FUNCTION void meet() { meet_in_group(1 + static_cast<int>(threadIdx.x) / kWarpgroupThreads); }
 
   const arguments& a_;
   lanes rows_;
@@ -323,9 +319,9 @@ ONEPASS_FUNCTION void hold_scores(const attention_arguments& a, held_shared<Conf
     for (int i = 0; i < 2; ++i) sums.send(strip, rows.own(i), own[i]);
     const bool more = strip + 1 < strips.count;
     if (more && Config::behind::kStreams != 0) {
-      rows.skip_rows(kGroupRows, rows_left(strip + 1));
+      rows.skip_rows(kWarpgroupRows, rows_left(strip + 1));
       scores.bring();
-      rows.skip_rows(-kGroupRows, rows_left(strip));
+      rows.skip_rows(-kWarpgroupRows, rows_left(strip));
     }
     if (more) tile = queries.next();
     sums.wait(strip);
@@ -333,13 +329,13 @@ ONEPASS_FUNCTION void hold_scores(const attention_arguments& a, held_shared<Conf
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const part_of_sum all = sums.all(strip, rows.own(i), own[i]);
-      const float shift = shift_of(all.v[0]), inverse = all.v[1] == 0.0f ? 0.0f : reciprocal_number(all.v[1]);
-      factors[i] = exp_minus_number(own[i].v[0], shift) * inverse;
+      const word::row_numbers<float> saved = statistics_of(all.v[0], all.v[1]);
+      factors[i] = exp_minus_number(own[i].v[0], saved.first) * saved.second;
       if (Config::behind::kSavesStatistics && part == 0 && rows.exists(i) && rows.speaks())
-        save<Behind>(a.behind, rows.row(i), word::row_numbers<float>{shift, inverse});
+        save<Behind>(a.behind, rows.row(i), saved);
     }
     scores.store(factors);
-    if (more) rows.skip_rows(kGroupRows, rows_left(strip + 1));
+    if (more) rows.skip_rows(kWarpgroupRows, rows_left(strip + 1));
   }
 }
 

@@ -16,28 +16,16 @@
 //                          this one is taken, each thread's part by itself
 #pragma once
 
+#include "onepass/kernel/attention/arguments.h"
 #include "onepass/kernel/common/cursor.cuda.h"
 #include "onepass/kernel/row/statistics.cuda.h"
 #include "onepass/kernel/common/warpgroups.cuda.h"
 
 ONEPASS_BEGIN
 
-// Of a tensor [outer, inner, ...] the dimensions along which it does not repeat itself.
-struct batch_steps {
-  int outer, inner, group;
-};
 // A batch, and which of the groups of rows that share its keys.
 struct batch_place {
   int outer, inner, group;
-};
-
-struct attention_arguments {
-  tensor_map queries, keys, values;  // [outer, inner, group, rows, depth]; [outer, inner, keys / 8, 8, depth] twice
-  batch_steps step_queries, step_keys, step_values;
-  int inner, group, rows, blocks;  // sizes; blocks: that share a group's rows, or a batch's keys
-  void* y;                         // [all rows, value_depth]
-  int64 value_depth;
-  arguments behind;
 };
 
 // The matrix of queries with that number.
@@ -45,8 +33,6 @@ ONEPASS_FUNCTION batch_place batch_of_matrix(const attention_arguments& a, int n
   const int batch = number / a.group;
   return {batch / a.inner, batch % a.inner, number % a.group};
 }
-
-inline constexpr int kGroupRows = 64, kPanelBytes = kGroupRows * 128;  // of a warpgroup; 64 numbers of each
 
 // Which rows a block has, and which keys they need.
 template <class Config>
@@ -57,7 +43,7 @@ struct block_rows {
   int tiles;
 
   explicit ONEPASS_FUNCTION block_rows(const attention_arguments& a) {
-    constexpr int kRows = Config::kGroups * kGroupRows;
+    constexpr int kRows = Config::kGroups * kWarpgroupRows;
     number = static_cast<int>(blockIdx.x) / a.blocks, row = int64{number} * a.rows;
     batch = batch_of_matrix(a, number);
     first = (a.blocks - 1 - static_cast<int>(blockIdx.x) % a.blocks) * kRows;  // those that need most keys come first
@@ -75,7 +61,7 @@ template <int kPanels>
 ONEPASS_FUNCTION void bring_rows(uint32 to, const tensor_map& map, batch_steps step, batch_place of, int row,
                                  uint32 box) {
   for (int panel = 0; panel < kPanels; ++panel)
-    bring_tile(to + panel * kPanelBytes, map, panel * 64, row, of.group * step.group, of.inner * step.inner,
+    bring_tile(to + panel * kAtomBytes, map, panel * 64, row, of.group * step.group, of.inner * step.inner,
                of.outer * step.outer, box);
 }
 // Of kTile keys from `key` on, a multiple of 8.
@@ -110,7 +96,7 @@ class tiles_taken {
     return stage;
   }
   ONEPASS_FUNCTION void give_back() {
-    if (threadIdx.x % kGroupThreads == 0) arrive(&empty_[oldest_.stage]);
+    if (threadIdx.x % kWarpgroupThreads == 0) arrive(&empty_[oldest_.stage]);
     oldest_.next();
   }
 
@@ -127,26 +113,26 @@ ONEPASS_FUNCTION void multiply_rows(float (&d)[kRows / 2], uint32 rows, uint32 t
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int panel = step / 4, within = step % 4 * 2;
-    add_product<D, kRows>(d, a + (panel * kPanelBytes >> 4) + within, b + (panel * kRows * 128 >> 4) + within,
-                          step > 0);
+    add_product<D, kRows>(d, a + (panel * kAtomBytes >> 4) + within, b + (panel * kRows * 128 >> 4) + within, step > 0);
   }
 }
 
-// A thread's two rows, eight apart, of its warpgroup's 64, in tiles of kTile columns. Place: where the words are.
-template <class Config, class Line, class Place = place<typename Config::behind, Line>>
+// A thread's two rows, eight apart, of its warpgroup's 64, in tiles of kTile columns. Cursor: of the words.
+template <class Config, class Line, class Cursor = cursor<typename Config::behind, Line>>
 class thread_rows {
  public:
   using words = typename Config::behind;
   using index = typename words::index;
-  using place_of = Place;
+  using cursor_type = Cursor;
   using L = pack<float, 8>;
   static constexpr int kLanes = Config::kTile / 32;
+  static_assert(cursor_of<Cursor, L>);
 
-  ONEPASS_FUNCTION thread_rows(const arguments& a, char* streams) : a_(a), at_{place_of(a), place_of(a)} {
+  ONEPASS_FUNCTION thread_rows(const arguments& a, char* streams) : a_(a), at_{cursor_type(a), cursor_type(a)} {
     own_ = row_of_products();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      at_[i].set_copies(streams, static_cast<int>(threadIdx.x) / kGroupThreads * kGroupRows + own(i));
+      at_[i].set_copies(streams, static_cast<int>(threadIdx.x) / kWarpgroupThreads * kWarpgroupRows + own(i));
     }
     set_stage(0);
   }
@@ -174,7 +160,7 @@ class thread_rows {
   ONEPASS_FUNCTION bool exists(int i) const { return own(i) < count_; }
   // The first thread of row i's four.
   ONEPASS_FUNCTION bool speaks() const { return threadIdx.x % 4 == 0; }
-  ONEPASS_FUNCTION place_of& at(int i) { return at_[i]; }
+  ONEPASS_FUNCTION cursor_type& at(int i) { return at_[i]; }
 
   // body(i, lane, count), where the words are at each lane of the tile that begins at `first`.
   template <class Body>
@@ -265,22 +251,22 @@ class thread_rows {
   }
 
   const arguments& a_;
-  place_of at_[2];
+  cursor_type at_[2];
   int64 first_ = 0;
   int own_, count_ = 0;
 };
 
-// 64 rows of products from shared memory, where hand_over left them, to `to`: those of which `place(row)` is below
-// `rows`, and of each the first `depth` numbers.
-template <int kNumbers, class Place>
-ONEPASS_FUNCTION void store_handed(const char* products, void* to, int rows, int64 depth, const Place& place) {
-  constexpr int kPieces = kNumbers / 8, kAtOnce = kGroupThreads / kPieces;
-  const int thread = static_cast<int>(threadIdx.x) % kGroupThreads, piece = thread % kPieces;
+// Copies 64 rows of accumulators from shared memory, where store_accumulators left them, to global memory: those of
+// which row_of(row) is below `rows`, and the first `depth` elements of each.
+template <int kNumbers, class RowOf>
+ONEPASS_FUNCTION void store_handed(const char* products, void* to, int rows, int64 depth, const RowOf& row_of) {
+  constexpr int kPieces = kNumbers / 8, kAtOnce = kWarpgroupThreads / kPieces;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads, piece = thread % kPieces;
   if (thread >= kAtOnce * kPieces || piece * 8 >= depth) return;
 #pragma unroll 4
-  for (int r = thread / kPieces; r < kGroupRows; r += kAtOnce) {
-    if (place(r) < rows)
-      *reinterpret_cast<uint4*>(static_cast<uint16*>(to) + place(r) * depth + piece * 8) =
+  for (int r = thread / kPieces; r < kWarpgroupRows; r += kAtOnce) {
+    if (row_of(r) < rows)
+      *reinterpret_cast<uint4*>(static_cast<uint16*>(to) + row_of(r) * depth + piece * 8) =
           *reinterpret_cast<const uint4*>(products + r * (kNumbers * 2) + place_of_piece(piece, r) * 16);
   }
 }
@@ -315,12 +301,12 @@ class weighted_sum {
   ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth) const {
     store(shared, to, rows, depth, [](int row) { return row; });
   }
-  // place(row): where each stands there.
-  template <class Place>
-  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth, const Place& place) const {
+  // row_of(row): which row of `to` a row is.
+  template <class RowOf>
+  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth, const RowOf& row_of) const {
     hand_over<Config::kX, kNumbers>(sums_, shared);
-    meet_in_group(1 + static_cast<int>(threadIdx.x) / kGroupThreads);
-    store_handed<kNumbers>(shared, to, rows, depth, place);
+    meet_in_group(1 + static_cast<int>(threadIdx.x) / kWarpgroupThreads);
+    store_handed<kNumbers>(shared, to, rows, depth, row_of);
   }
 
  private:
@@ -335,9 +321,9 @@ ONEPASS_FUNCTION void bring_and_multiply(Shared& shared, const Bring& bring, con
   __syncthreads();
   wait_for_kernel_before();
   // What registers the groups take makes the 65536 of an SM.
-  if (threadIdx.x >= Config::kGroups * kGroupThreads) {
+  if (threadIdx.x >= Config::kGroups * kWarpgroupThreads) {
     give_registers<24>();
-    if (threadIdx.x == Config::kGroups * kGroupThreads) bring();
+    if (threadIdx.x == Config::kGroups * kWarpgroupThreads) bring();
   } else {
     take_registers<Config::kGroups == 2 ? 240 : 160>();
     multiply();

@@ -16,18 +16,16 @@ ONEPASS_FUNCTION share_of_blocks share_of(const arguments& a, unsigned block, un
   else return {block, blocks};
 }
 
-ONEPASS_FUNCTION unsigned first_block_of(const arguments& a) { return a.first_block; }
-
 // In the order of their blocks; where there are fewer, the last ones begin behind every block.
-template <class Arguments, int kCount>
+template <int kCount>
 struct members {
-  Arguments of[kCount];
+  arguments of[kCount];
 
-  ONEPASS_FUNCTION const Arguments& at(unsigned block) const {
+  ONEPASS_FUNCTION const arguments& at(unsigned block) const {
     int member = 0;
 #pragma unroll
     for (int step = half_of_power_from(kCount); step > 0; step /= 2) {
-      if (member + step < kCount && first_block_of(of[member + step]) <= block) member += step;
+      if (member + step < kCount && of[member + step].first_block <= block) member += step;
     }
     return of[member];
   }

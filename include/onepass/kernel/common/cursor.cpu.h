@@ -1,4 +1,4 @@
-// Where a chain stands on the CPU: a row, and the columns of one lane. Every tensor's storage type is looked up at
+// The cursor of a CPU task: its row, and the columns of one lane. Every tensor's storage type is looked up at
 // run time (the branch is the same all along a row), so one instantiation serves all mixtures of dtypes. Others serve
 // the calls whose tensors all store one type, where a look at it would cost as much as the arithmetic.
 #if defined(ONEPASS_KERNEL_COMMON_CURSOR_CPU_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,7 +21,7 @@
 
 ONEPASS_BEGIN
 
-// body(0), ..., body(N - 1) with indices that the compiler knows: a place then lives in registers.
+// body(0), ..., body(N - 1) with indices that the compiler knows: a cursor then lives in registers.
 template <int N, class Body>
 ONEPASS_FUNCTION void each_index(const Body& body) {
   if constexpr (N > 0) {
@@ -51,18 +51,18 @@ using lane_of = typename lane_chooser<T, Stored>::type;
 
 // Stored: what every tensor stores, none of them with one number for a whole row; dtype::none: looked up.
 template <class T, class Line, dtype Stored>
-class place {
+class cursor {
  public:
   using lane = lane_of<T, Stored>;
   static constexpr bool kUniform = Stored != dtype::none;
 
-  // Beside the place: they fill their blocks out of line.
+  // Beside the cursor: they fill their blocks out of line.
   struct random_sources {
     random_source of[larger(1, Line::dropouts)];
   };
 
   // quiet: gives no gradients to operands (a second look at a row).
-  ONEPASS_FUNCTION place(const arguments& a, random_sources& random, bool quiet = false)
+  ONEPASS_FUNCTION cursor(const arguments& a, random_sources& random, bool quiet = false)
       : a_(a), collapsed_(a.size[0] == 1 && a.size[1] == 1 && a.size[2] == 1), random_(random) {
     each_index<Line::dropouts>([&](int i) ONEPASS_LAMBDA { random.of[i].reset(a.dropout_state, i, a.columns); });
     each_index<Line::operands>(
@@ -296,8 +296,8 @@ class column_sums {
  public:
   static constexpr int kRows = 32;
 
-  template <class Place>
-  ONEPASS_FUNCTION column_sums(const arguments& a, int64 begin, int64 end, Place& at)
+  template <class Cursor>
+  ONEPASS_FUNCTION column_sums(const arguments& a, int64 begin, int64 end, Cursor& at)
       : slots_(static_cast<int>(hwy::PopCount(a.wants_column))),
         columns_(end - begin),
         stride_(whole_lanes<L>(end - begin)),

@@ -1,25 +1,9 @@
-// Where a chain stands on CUDA: a row, and one thread's columns. All that can be known when the kernel is compiled is
-// in Config, which src/cuda/row/configuration.cc writes:
-//   arithmetic        float or double
-//   kLanes, kAccess   numbers of a lane; numbers that one access may move (see lane/memory.cuda.h)
-//   kX, kOperand[]    storage types
-//   index             of an element: int where they are few, int64
-//   kDims             leading dimensions that rows are counted in
-//   kDense            tensors that are contiguous (bits, as stream counts them)
-//   kRepeatedOperand  operands of which one row serves all (bits); kAlignedOperand: and that begin at 16 bytes
-//   kSharedOperand    and of which one row serves all rows of a matrix
-//   kExact            no lane reaches past its row's end; kWholeLanes (rowwise): of a thread's lanes, so many do not
-//   kSingleX, kSingleY, kSingleOperand, kSingleKeptGradient   tensors with one number for a whole row (bits)
-//   kWantsColumn, kWantsTensor (bits by operand), kWantsDx, kWantsAgain
-//   kInPlace          dx lies where dy does
-//   kOnePart          column sums have one part, and are the gradients
-//   kThreads; kHeldLanes of a row a thread, or 0; kUnroll rows at a time, or 0
-//   kStages, kStreams, kBroughtOnce   rowwise: see stream below; kSpareLanes: of shared memory, behind a row's
-//   kMembers          how many tensors the launch has room for, each with arguments of its own; 0: one
-//   kStaged           results that leave through shared memory (bits, as stream counts them; y is dx backward)
+// The cursor of a CUDA thread: its row and its columns. It loads operands and stores results and gradients for the
+// chain. All that can be known when a kernel is compiled is in Config (kernel/configuration.h).
 #pragma once
 
-#include "onepass/kernel/arguments.h"
+#include "onepass/kernel/configuration.h"
+#include "onepass/kernel/common/shapes.h"
 #include "onepass/lane/memory.cuda.h"
 #include "onepass/lane/target.h"
 #include "onepass/word/chain.h"
@@ -35,20 +19,8 @@ constexpr __device__ int bits_below(uint64 bits, int i) {
   return count;
 }
 
-// A tensor that is read row by row. Rowwise kernels bring those in Config::kStreams (bits) kStages rows ahead of their
-// use, and the operands in kBroughtOnce (bits), which have one row for all, before the first.
-enum class stream : int {
-  x,
-  y,
-  operand,
-  kept = operand + kMaxOperands,
-  kept_gradient = kept + kMaxKeeps,
-  again = kept_gradient + kMaxKeeps
-};
-
-constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
 // Whether a tensor is in a set (bits), and how many of the set are before it.
-constexpr bool is_in(uint64 tensors, stream s) { return (tensors >> static_cast<int>(s) & 1) != 0; }
+constexpr bool is_in(uint64 tensors, stream s) { return (tensors & bit_of(s)) != 0; }
 constexpr int place_in(uint64 tensors, stream s) { return bits_below(tensors, static_cast<int>(s)); }
 
 // Where a thread is in a call's tensors on CUDA: a row, and a lane of its columns (Config:
@@ -138,14 +110,14 @@ inline constexpr int kSlots = bits_below(Config::kWantsColumn, kMaxOperands);
 
 // Quiet: gives no gradients to operands (a pass that only sums).
 template <class Config, class Line, bool Quiet = false>
-class place : public position<Config> {
+class cursor : public position<Config> {
  public:
   using T = typename Config::arithmetic;
   static constexpr int V = Config::kLanes;
   using lane = pack<T, V>;
   using index = typename Config::index;
 
-  explicit ONEPASS_FUNCTION place(const arguments& a) : position<Config>(a) {
+  explicit ONEPASS_FUNCTION cursor(const arguments& a) : position<Config>(a) {
     if constexpr (Line::dropouts > 0) random_ = load_random_state(a.dropout_state);
   }
 
@@ -161,7 +133,7 @@ class place : public position<Config> {
   static constexpr bool kInWindows = Config::kAccess < V;
   static constexpr int kLaneBytes = V * size_of(Config::kX);
   static constexpr int kRunLanes = Config::kAcross * (Config::kHeldLanes > 0 ? Config::kHeldLanes : 1);
-  static constexpr int kRunBytes = (kRunLanes + Config::kSpareLanes) * kLaneBytes;
+  static constexpr int kRunBytes = row_bytes(1, kRunLanes, Config::kSpareLanes, kLaneBytes);
   static ONEPASS_FUNCTION char* lane_in_run(char* shared, int run) {
     return shared + (run * kRunBytes + static_cast<int>(threadIdx.x) % Config::kAcross * kLaneBytes);
   }
@@ -317,7 +289,7 @@ class place : public position<Config> {
   ONEPASS_FUNCTION L opposite(const Body& body) const {
     const auto half = static_cast<index>(a_.columns / 2);
     const bool first = column_ < half;
-    place there = *this;
+    cursor there = *this;
     there.column_ += first ? half : -half;
     const L value = body(there);
     return first ? -value : value;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "onepass/lane/cuda.h"
+#include "onepass/kernel/common/shapes.h"
 
 ONEPASS_BEGIN
 
@@ -93,40 +94,6 @@ struct merge {
              T(0.5) * (rest + (a.v[2] + b.v[2])), size}};
   }
 };
-// Largest number m and Σ exp(x - m) (Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018). -infinity
-// shifts by nothing.
-template <class T>
-ONEPASS_FUNCTION T shift_of(T largest) {
-  return largest == static_cast<T>(-kInfinity) ? T(0) : largest;
-}
-struct merge_exponentials {
-  // Of `width` threads of a warp at once: each scales its sum once.
-  template <class T>
-  static ONEPASS_FUNCTION numbers<T, 2> in_warp(numbers<T, 2> own, int width) {
-    T largest = own.v[0];
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      if (distance < width) largest = max_number(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-    }
-    T sum = own.v[1] * exp_minus_number(own.v[0], shift_of(largest));
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      if (distance < width) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    }
-    return {{largest, sum}};
-  }
-  ONEPASS_FUNCTION void next_level() {}
-  template <class T, int N>
-  static ONEPASS_FUNCTION numbers<T, N> none() {
-    return {{static_cast<T>(-kInfinity), T(0)}};
-  }
-  template <class T>
-  ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
-    const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
-    return {{largest, a.v[1] * exp_minus_number(a.v[0], shift) + b.v[1] * exp_minus_number(b.v[0], shift)}};
-  }
-};
-
 // Of four neighbouring threads.
 ONEPASS_FUNCTION float largest_of_four(float of) {
   of = max_number(of, __shfl_xor_sync(0xffffffffu, of, 1));
@@ -137,17 +104,19 @@ ONEPASS_FUNCTION float sum_of_four(float of) {
   return of + __shfl_xor_sync(0xffffffffu, of, 2);
 }
 
-// Of four threads that each have a word of four things, a thread then has all four words of the thing of its number.
-ONEPASS_FUNCTION void turn_in_four(uint32 (&words)[4]) {
+// Four threads of a warp, kApart from each other: what the i-th has as word j, the j-th gets as word i.
+template <int kApart>
+ONEPASS_FUNCTION void exchange_words(uint32 (&words)[4]) {
 #pragma unroll
   for (int bit = 1; bit < 4; bit *= 2) {
-    const bool upper = (threadIdx.x & bit) != 0;
+    const bool upper = (threadIdx.x / kApart & bit) != 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if ((i & bit) != 0) continue;
-      const uint32 got = __shfl_xor_sync(0xffffffffu, upper ? words[i] : words[i | bit], bit);
-      words[i] = upper ? got : words[i];
-      words[i | bit] = upper ? words[i | bit] : got;
+      uint32 &low = words[i], &high = words[i + bit];
+      const uint32 other = __shfl_xor_sync(0xffffffffu, upper ? low : high, bit * kApart);
+      if (upper) low = other;
+      else high = other;
     }
   }
 }
@@ -240,15 +209,6 @@ ONEPASS_FUNCTION void wait_for_mail(uint64* box, uint32 phase) {
   }
 }
 
-// A counter in global memory for all blocks; what was written before it grew can be read by who has waited for it.
-ONEPASS_FUNCTION void add_for_all(uint32* counter, uint32 count) {
-  asm volatile("fence.acq_rel.gpu; red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
-}
-ONEPASS_FUNCTION void wait_for_count(const uint32* counter, uint32 count) {
-  uint32 now = 0;
-  while (now < count) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-}
-
 // Combines over the threads of a row; every thread gets the same result. Where two rows are in flight
 // (Config::kAhead), one row's numbers are sent before those of the row before are received.
 template <class Config>
@@ -258,15 +218,14 @@ class row_threads {
   static constexpr int kWarps = Config::kAcross > 32 ? Config::kAcross / 32 : 1;
   static constexpr int kWidth = Config::kAcross < 32 ? Config::kAcross : 32;
   static constexpr int kCluster = Config::kCluster, kParts = kWarps * kCluster;
-  static constexpr int kOfMoments = kShort ? 3 : 4;
-  static constexpr int kMost = Config::kFeatures > kOfMoments ? Config::kFeatures : kOfMoments;  // numbers at a time
-  static constexpr bool kHasNumbers = true, kAtOnce = true;                                      // see sender below
+  static constexpr int kMost = most_reduced(Config::kFeatures, kShort);
+  static constexpr bool kHasNumbers = true, kAtOnce = true;  // see sender below
   static constexpr int kCombined = 1;
   static constexpr bool kAhead = Config::kAhead, kMail = kCluster > 1 || (kAhead && kParts > 1);
   static constexpr int kRows = kWarps > 1 ? Config::kDown : 1;  // that share a block, each with its own barrier
   // They take turns. Who sends a third set has received the one before last, which all others sent after they had read
   // the set before that: two sets do where each is received at once, three where one more is on its way.
-  static constexpr int kSets = kAhead ? 3 : 2;
+  static constexpr int kSets = kAhead ? kMostReductionSets : 2;
   struct slots {
     T of[kRows][kSets][kParts][kMost];
     uint64 mailbox[kRows][kSets];

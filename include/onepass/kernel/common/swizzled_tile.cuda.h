@@ -7,13 +7,14 @@
 
 #include "onepass/lane/warp_matrix.cuda.h"
 #include "onepass/kernel/common/reduce.cuda.h"
+#include "onepass/kernel/common/shapes.h"
 
 ONEPASS_BEGIN
 
 // kPieces: of a row, begun ones too.
 template <int kPieces>
 struct turned_tile {
-  static constexpr int kPitch = (kPieces + 7) / 8 * 128;
+  static constexpr int kPitch = swizzled_pitch(kPieces);
 
   static ONEPASS_FUNCTION int place(int row, int piece) {
     return row * kPitch + (piece ^ (row % 2 * 4 + row / 8 % 4)) * 16;

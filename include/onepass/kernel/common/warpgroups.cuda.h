@@ -3,18 +3,17 @@
 
 #include "onepass/lane/matrix.cuda.h"
 #include "onepass/kernel/common/reduce.cuda.h"
+#include "onepass/kernel/common/shapes.h"
 
 ONEPASS_BEGIN
 
-inline constexpr int kGroupThreads = 128;
-
 // Of this thread's warpgroup; the compiler sees that a warp has one.
 ONEPASS_FUNCTION int group_number() {
-  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
 }
 
 // So many threads wait for each other: those of a warpgroup, each group at a barrier of its own, or of several.
-template <int kThreads = kGroupThreads>
+template <int kThreads = kWarpgroupThreads>
 ONEPASS_FUNCTION void meet_in_group(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
@@ -27,7 +26,7 @@ ONEPASS_FUNCTION char* at_shared(char* dynamic, uint32 address) {
 
 // Of 64 rows of products, as add_product has them, this thread's first; its other one is eight further.
 ONEPASS_FUNCTION int row_of_products() {
-  return static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  return static_cast<int>(threadIdx.x) % kWarpgroupThreads / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
 // Where a ring is.
@@ -46,7 +45,7 @@ ONEPASS_FUNCTION int place_of_piece(int piece, int row) { return piece ^ (row & 
 // 64 rows of products into shared memory.
 template <dtype D, int N>
 ONEPASS_FUNCTION void hand_over(const float (&d)[N / 2], char* products) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % kWarpgroupThreads / 32;
   const int matrix = lane / 8;  // of the four that store_matrices takes: 8 rows below, 8 columns beside
   const uint32 row = shared_address(products) + (warp * 16 + (matrix & 1) * 8 + lane % 8) * (N * 2);
 #pragma unroll

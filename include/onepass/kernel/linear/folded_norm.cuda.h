@@ -15,8 +15,6 @@ struct fold_arguments {
   void* folded;                       // [columns, depth]
   float *sums, *offsets;              // [columns]
   int64 depth, stride;
-  uint32* ready;  // [panels], set to 0
-  int64 panels;
 };
 
 // Over a block of Threads.
@@ -40,8 +38,6 @@ ONEPASS_FUNCTION void fold(const fold_arguments& a) {
   constexpr int V = 8;
   using L = pack<float, V>;
   using matrix_memory = memory<Config::kMatrix, V, V>;
-  for (int64 i = static_cast<int64>(blockIdx.x) * Threads + threadIdx.x; i < a.panels; i += gridDim.x * Threads)
-    a.ready[i] = 0;
   const auto* row =
       static_cast<const typename stored<Config::kMatrix>::type*>(a.matrix) + static_cast<int64>(blockIdx.x) * a.stride;
   auto* folded =
@@ -167,7 +163,7 @@ template <class Config>
 ONEPASS_FUNCTION void give_norm(const linear_arguments& a, linear_shared<Config>& shared, word::pair<float> norm,
                                 int column) {
   shared.norm[threadIdx.x] = norm;
-  for (int i = static_cast<int>(threadIdx.x); i < Config::kTileN / 2; i += kGroupThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < Config::kTileN / 2; i += kWarpgroupThreads) {
     const int at = column + 2 * i;
     shared.folded[i] = {{a.sums[at], a.sums[at + 1]}, {a.offsets[at], a.offsets[at + 1]}};
   }

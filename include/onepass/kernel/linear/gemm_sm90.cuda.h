@@ -1,32 +1,26 @@
-// Lines with `linear` in one kernel (sm_90a): a matrix product whose tiles the words behind `linear` take from shared
-// memory, while the next tile is under way, and whose input the words before it make some tiles ahead, in memory that
-// the L2 cache still holds when a tile of it is asked for.
+// Lines with `linear` in one kernel (sm_90a): a GEMM of x and the matrix, whose epilogue is the words behind `linear`,
+// over tiles of products in shared memory, while the next tile is under way.
 //
-// A block has four warpgroups. All make the rows that the first tiles need. Then the first makes the other rows, and
-// takes products to the end of the line. Two multiply, 64 rows of a tile each, which they hand over, each in memory of
-// its own, or in turn: then the second waits until the first one's are taken, and runs behind it from there on. Of the
-// last, a thread brings tiles of both matrices into a ring, another tells all blocks which rows have been made. Blocks
-// of a cluster have tiles below each other and share what they bring of the matrix.
+// A block has four warpgroups. The first takes products to the end of the line. Two multiply, 64 rows of a tile each,
+// which they hand over, each in memory of its own, or in turn: then the second waits until the first one's are taken,
+// and runs behind it from there on. Of the last, a thread loads tiles of both matrices into a ring by TMA. Blocks of a
+// cluster have tiles below each other and share what they load of the matrix.
 //
-// Where a norm is deferred (kernel/linear/folded_norm.cuda.h), the input is x itself, and no product waits for its
-// rows. Their statistics are given; or, where a block has all columns of its rows, the first warpgroup takes their
-// moments from the tiles on their way to the product: those of the next tile between rows of this one.
+// Words before `linear` are none, or a norm that is deferred behind the product (kernel/linear/folded_norm.cuda.h). The
+// norm's statistics are given; or, where a block has all columns of its rows, the first warpgroup takes their moments
+// from the tiles on their way to the product: those of the next tile between rows of this one.
 //
 // Config:
 //   kX                storage type throughout: bf16 or f16
 //   kTileN, kStages, kCluster
 //   kBuffers          2: each multiplying warpgroup has room for its products, 1: they have one in turn
 //   kGroup            tiles of a cluster below each other that are taken before the next ones beside them
-//   before, behind    what kernel/common/cursor.cuda.h asks for; before::kAny: whether rows are made, kAtOnce: rows
-//   that a thread
-//                     makes at a time
-//   first_rows        as before, for all threads
+//   before, behind    what kernel/common/cursor.cuda.h asks for
 //   kDefers           before is a norm, with or without affine, and deferred
 //   kTakesMoments     and its statistics are not given
 #pragma once
 
 #include "onepass/kernel/linear/folded_norm.cuda.h"
-#include "onepass/kernel/linear/rows_ahead.cuda.h"
 
 ONEPASS_BEGIN
 
@@ -40,10 +34,6 @@ ONEPASS_FUNCTION void bring_tiles(const linear_arguments& a, linear_shared<Confi
   prefetch(a.input), prefetch(a.matrix);
   int row, column;
   for (int turn = 0; tiles.at(turn, row, column); ++turn) {
-    if constexpr (Config::before::kAny) {
-      wait_for_rows(a, row);
-      let_copies_see_writes();
-    }
     for (int k = 0; k < a.depth; k += kTileK) {
       wait_for_mail(&shared.empty[at.stage], at.phase ^ 1);
       arrive_and_expect(&shared.full[at.stage], layout::kStageBytes);
@@ -64,8 +54,8 @@ ONEPASS_FUNCTION void multiply_tiles(const linear_arguments& a, linear_shared<Co
   using layout = linear_shared<Config>;
   constexpr int N = Config::kTileN;
   const tile_order<Config> tiles(a);
-  const int own = static_cast<int>(threadIdx.x) / kGroupThreads - 1;  // which 64 rows
-  const bool speaks = threadIdx.x % kGroupThreads == 0;
+  const int own = static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1;  // which 64 rows
+  const bool speaks = threadIdx.x % kWarpgroupThreads == 0;
   ring_position<Config::kStages> at;
   int row, column;
   for (int turn = 0; tiles.at(turn, row, column); ++turn) {
@@ -111,7 +101,7 @@ ONEPASS_FUNCTION void finish_rows(const arguments& a, char* products, int row, i
     for (int u = 0; u < Config::kUnroll; ++u) {
       const int r = top + u * Config::kDown + down;
       if (r >= 64) continue;
-      place<Config, Line> at(a);
+      cursor<Config, Line> at(a);
       at.set_copies(products + (place_of_piece(across, r) - across) * 16, r);
       at.set_stage(0);
       at.set_lane(0);
@@ -125,26 +115,15 @@ ONEPASS_FUNCTION void finish_rows(const arguments& a, char* products, int row, i
 
 template <class Config, class Before, class Behind>
 ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
-  using before = typename Config::before;
-  using first_rows = typename Config::first_rows;
   using layout = linear_shared<Config>;
   extern __shared__ __align__(1024) char dynamic[];
   __shared__ layout shared;
-  __shared__ union {
-    typename row_threads<first_rows>::slots first;
-    typename row_threads<before>::slots later;
-  } slots;
   if (threadIdx.x == 0) shared.open();
   arrive_at_cluster();
   wait_for_cluster();
   const tile_order<Config> tiles(a);
-  const int64 first = tiles.rows_before(1);
-  if constexpr (before::kAny) {
-    make_first_rows<first_rows, Before>(a, first, slots.first);
-    __syncthreads();
-  }
   // What registers the groups take makes the 65536 of an SM.
-  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  const int group = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   if (group == 0) {
     take_registers<152>();
     const auto finish = [&](int turn, int row, int column, const auto& between) {
@@ -164,18 +143,14 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
         finish(turn, row, column, [&] { norms.go_on(); });
       }
     } else {
-      later_rows<before, Before> input(a.before, first, shared.made, shared.told, slots.later);
-      for (int turn = 0; turn < tiles.turns(); ++turn) {
-        if constexpr (before::kAny) input.make_until(tiles.rows_before(turn + 2));
-        if (!tiles.at(turn, row, column)) continue;
+      for (int turn = 0; tiles.at(turn, row, column); ++turn) {
         if constexpr (Config::kDefers) give_norm<Config>(a, shared, norm_of_row<Before>(a, row), column);
         finish(turn, row, column, [] {});
       }
     }
   } else if (group == 3) {
     give_registers<24>();
-    if (threadIdx.x == 3 * kGroupThreads) bring_tiles<Config>(a, shared, dynamic);
-    if (before::kAny && threadIdx.x == 3 * kGroupThreads + 32) tell_of_later_rows<before, Before>(a, first, shared);
+    if (threadIdx.x == 3 * kWarpgroupThreads) bring_tiles<Config>(a, shared, dynamic);
     __syncwarp();
   } else {
     take_registers<168>();

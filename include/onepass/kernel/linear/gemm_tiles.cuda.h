@@ -15,7 +15,6 @@ struct alignas(16) folded_pair {
 struct linear_arguments {
   tensor_map input, matrix;
   int64 depth;                  // columns of both
-  uint32* ready;                // of each 128 rows of the input, how many have been made
   const float *sums, *offsets;  // of a deferred norm, as many as the tiles have columns
   arguments behind, before;
 };
@@ -33,7 +32,6 @@ struct tile_order {
         clusters(static_cast<int>(gridDim.x) / Config::kCluster),
         cluster(static_cast<int>(blockIdx.x) / Config::kCluster) {}
 
-  ONEPASS_FUNCTION int turns() const { return (down * across + clusters - 1) / clusters; }
   // Whether there is a tile for this cluster, and where this block's begins.
   ONEPASS_FUNCTION bool at(int turn, int& row, int& column) const {
     const int tile = turn * clusters + cluster;
@@ -45,19 +43,7 @@ struct tile_order {
     column = rest / height * Config::kTileN;
     return true;
   }
-  // Rows of the input that the turns before this one read, at most.
-  ONEPASS_FUNCTION int64 rows_before(int turn) const {
-    const int of_group = Config::kGroup * across, groups = turn * clusters / of_group;
-    const int rest = turn * clusters - groups * of_group, of_last = rest < Config::kGroup ? rest : Config::kGroup;
-    return static_cast<int64>(groups * Config::kGroup + of_last) * (kTileM * Config::kCluster);
-  }
 };
-
-// The rows of the tile that begins at `row` have been made.
-ONEPASS_FUNCTION void wait_for_rows(const linear_arguments& a, int row) {
-  const int64 left = a.behind.rows - row;
-  if (left > 0) wait_for_count(a.ready + row / kTileM, left < kTileM ? static_cast<uint32>(left) : kTileM);
-}
 
 template <class Config>
 struct linear_shared {
@@ -66,7 +52,6 @@ struct linear_shared {
 
   uint64 full[Config::kStages], empty[Config::kStages];
   uint64 product_full[2], product_empty[2];  // for each warpgroup that multiplies
-  uint64 made[2], told[2];                   // rows of the input, in turn
   uint64 norm_full;                          // where it is deferred
   word::pair<float> norm[Config::kDefers ? kTileM : 1];
   folded_pair folded[Config::kDefers ? Config::kTileN / 2 : 1];
@@ -83,15 +68,13 @@ struct linear_shared {
   ONEPASS_FUNCTION void open() {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       open_mailbox(&full[stage], 1);
-      open_mailbox(&empty[stage], 2 * Config::kCluster + (Config::kTakesMoments ? kGroupThreads / 32 : 0));
+      open_mailbox(&empty[stage], 2 * Config::kCluster + (Config::kTakesMoments ? kWarpgroupThreads / 32 : 0));
     }
     for (int i = 0; i < 2; ++i) {
-      open_mailbox(&product_full[i], kGroupThreads);
-      open_mailbox(&product_empty[i], kGroupThreads);
-      open_mailbox(&made[i], kGroupThreads);
-      open_mailbox(&told[i], 1);
+      open_mailbox(&product_full[i], kWarpgroupThreads);
+      open_mailbox(&product_empty[i], kWarpgroupThreads);
     }
-    open_mailbox(&norm_full, kGroupThreads);
+    open_mailbox(&norm_full, kWarpgroupThreads);
     let_cluster_see_mailboxes();
   }
 };

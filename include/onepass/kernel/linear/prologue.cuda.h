@@ -28,22 +28,23 @@ struct held_lane<Config, true> {
   static ONEPASS_FUNCTION pack<typename Config::arithmetic, Config::kLanes>* lanes(type*) { return nullptr; }
 };
 
-// Rows of what `linear` takes: Config::kAtOnce for each thread at a time. Place: where they go. kAllExist: no thread is
-// asked for a row behind the last. kComputesAgain: what enters the row word is x, which a thread holds as it is stored.
-// kStages: 1 where x (Config::kStreams) is brought ahead into shared memory, each thread's part by itself, else 0.
-template <class Config, class Line, class Place = place<Config, Line>>
+// Rows of what `linear` takes: Config::kAtOnce for each thread at a time. Cursor: where they go. kAllExist: no thread
+// is asked for a row behind the last. kComputesAgain: what enters the row word is x, which a thread holds as it is
+// stored. kStages: 1 where x (Config::kStreams) is brought ahead into shared memory, each thread's part by itself, else
+// 0.
+template <class Config, class Line, class Cursor = cursor<Config, Line>>
 class input_rows {
  public:
   static constexpr int kRows = Config::kDown * Config::kAtOnce;
 
-  static constexpr int kCopyBytes = Config::kStages * kRows * Place::kRunBytes;
+  static constexpr int kCopyBytes = Config::kStages * kRows * Cursor::kRunBytes;
 
   ONEPASS_FUNCTION input_rows(const arguments& a, typename row_threads<Config>::slots& shared, char* copies = nullptr)
       : a_(a), threads_(shared), copies_(copies) {}
 
   // x of kRows rows from `first` on is on its way.
   ONEPASS_FUNCTION void bring(int64 first) const {
-    Place at(a_);
+    Cursor at(a_);
     each_row(at, first, [&](int, int64 row) {
       if (row >= a_.rows) return;
       for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
@@ -58,7 +59,7 @@ class input_rows {
   // take(at, i, k, lane): lane k of this thread's row i.
   template <class Take>
   ONEPASS_FUNCTION void make(int64 first, int64 next, const Take& take) {
-    Place at(a_);
+    Cursor at(a_);
     if constexpr (Config::kStages > 0) wait_for_copy_groups<0>();
     else each_lane(at, next, [&](int, int) { at.announce(); });
     if constexpr (same_type<typename Line::row, void>) {
@@ -88,7 +89,7 @@ class input_rows {
   }
   // And they go to their place.
   ONEPASS_FUNCTION void make(int64 first, int64 next) {
-    make(first, next, [](Place& at, int, int, L value) { at.store_y(value); });
+    make(first, next, [](Cursor& at, int, int, L value) { at.store_y(value); });
   }
 
  private:
@@ -98,7 +99,7 @@ class input_rows {
 
   // body(i, row) for each of this thread's rows.
   template <class Body>
-  ONEPASS_FUNCTION void each_row(Place& at, int64 first, const Body& body) const {
+  ONEPASS_FUNCTION void each_row(Cursor& at, int64 first, const Body& body) const {
 #pragma unroll
     for (int i = 0; i < Config::kAtOnce; ++i) {
       const int64 row = first + i * Config::kDown + static_cast<int>(threadIdx.x) / Config::kAcross;
@@ -112,7 +113,7 @@ class input_rows {
   }
   // body(i, k) at lane k of row i.
   template <class Body>
-  ONEPASS_FUNCTION void each_lane(Place& at, int64 first, const Body& body) const {
+  ONEPASS_FUNCTION void each_lane(Cursor& at, int64 first, const Body& body) const {
     each_row(at, first, [&](int i, int64) {
       for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
         at.set_column(column, count);

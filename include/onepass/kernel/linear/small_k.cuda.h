@@ -45,7 +45,7 @@ ONEPASS_FUNCTION void resident_forward(const warp_linear_arguments& a) {
       float d[rows.kRows / 2][4][4] = {};
       rows.multiply(d, matrix, group);
       const auto column = static_cast<index>(group + static_cast<int>(threadIdx.x) % 4 * 8);
-      place<behind, Behind> at(a.behind);
+      cursor<behind, Behind> at(a.behind);
 #pragma unroll
       for (int i = 0; i < rows.kRows; ++i) {
         const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / 4;

@@ -35,9 +35,9 @@ ONEPASS_FUNCTION char* resident_row(int row) {
 
 // Where a row's results stay in shared memory. What else is written, the first block writes.
 template <class Config, class Line>
-class resident_place : public place<Config, Line> {
+class resident_place : public cursor<Config, Line> {
  public:
-  using base = place<Config, Line>;
+  using base = cursor<Config, Line>;
   using base::base;
   using typename base::index;
   using typename base::lane;
@@ -93,7 +93,7 @@ class streamed_matrix {
 #pragma unroll
       for (int top = 0; top < kStreamedColumns; top += 4) {
         const int row = top + lane_ / 8, of = tile * kStreamedColumns + row;
-        copy_or_clear(place_of(slot, row, piece), from + (of < columns_ ? of : columns_ - 1) * a_.stride, present);
+        copy_or_clear(cursor_type(slot, row, piece), from + (of < columns_ ? of : columns_ - 1) * a_.stride, present);
       }
     }
     close_copy_group();
@@ -107,7 +107,7 @@ class streamed_matrix {
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        p.of[r][half] = *reinterpret_cast<const uint4*>(place_of(slot, lane_ / 4 + 8 * r, half * 4 + lane_ % 4));
+        p.of[r][half] = *reinterpret_cast<const uint4*>(cursor_type(slot, lane_ / 4 + 8 * r, half * 4 + lane_ % 4));
     }
     __syncwarp();  // before others bring what comes next
     return p;
@@ -131,7 +131,7 @@ class streamed_matrix {
 
  private:
   // Neighbouring rows are read at a time: they differ in their banks.
-  static ONEPASS_FUNCTION char* place_of(int slot, int row, int piece) {
+  static ONEPASS_FUNCTION char* cursor_type(int slot, int row, int piece) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     return streamed_memory +
            (((slot * kStreamedWarps + warp) * kStreamedColumns + row) * 8 + (piece ^ (row & 1) * 4)) * 16;
@@ -177,7 +177,7 @@ ONEPASS_FUNCTION void finish_tile(const arguments& a, const Sums& sums, int tile
   constexpr int kPieces = kStreamedColumns / 8;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < static_cast<int>(a.rows) * kPieces; i += 32) {
     const int row = i / kPieces, column = i % kPieces * 8;
-    place<Config, Line> at(a);
+    cursor<Config, Line> at(a);
     at.set_row(static_cast<index>(row), true);
     at.set_column(static_cast<index>(tile * kStreamedColumns + column),
                   count_at<8>(static_cast<index>(tile * kStreamedColumns + column), a.columns));

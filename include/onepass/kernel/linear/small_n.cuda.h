@@ -14,7 +14,6 @@ ONEPASS_BEGIN
 struct few_features_arguments {
   arguments before, behind;
 };
-ONEPASS_FUNCTION unsigned first_block_of(const few_features_arguments& a) { return a.before.first_block; }
 
 // Of the words behind: `Line` is theirs, and a row has kFeatures numbers.
 template <class Config, class Line, int kFeatures, bool kBackward>
@@ -33,7 +32,7 @@ class behind_features {
   // Forward: every thread of the row has its features.
   ONEPASS_FUNCTION void finish(int64 row, bool exists, numbers<T, kFeatures> features) const {
     if (!has_one()) return;
-    place<Config, Line> at(a_);
+    cursor<Config, Line> at(a_);
     at.set_row(static_cast<index>(row), exists);
     at.set_column(thread_.across, 1);
     at.store_y(Line::pre::forward(at.rounded(own_of(features)), at));
@@ -45,7 +44,7 @@ class behind_features {
     const numbers<T, kFeatures> x = next_x_, dy = next_dy_;
     ask(row + thread_.step);
     const bool exists = row < a_.rows;
-    place<Config, Line, true> quiet(a_);
+    cursor<Config, Line, true> quiet(a_);
     quiet.set_row(static_cast<index>(row), exists);
     numbers<T, kFeatures> result;
 #pragma unroll
@@ -55,7 +54,7 @@ class behind_features {
     }
     if constexpr (Config::kWantsDx || Config::kWantsColumn != 0 || Config::kWantsTensor != 0) {
       if (has_one()) {
-        place<Config, Line> at(a_);
+        cursor<Config, Line> at(a_);
         at.set_row(static_cast<index>(row), exists);
         at.set_column(thread_.across, 1);
         at.set_sums(sums_);
@@ -83,7 +82,7 @@ class behind_features {
   }
   // What the row's gradients will be made of, a row ahead of its use.
   ONEPASS_FUNCTION void ask(int64 row) {
-    place<Config, Line, true> at(a_);
+    cursor<Config, Line, true> at(a_);
     at.set_row(static_cast<index>(row), row < a_.rows);
 #pragma unroll
     for (int j = 0; j < kFeatures; ++j) {

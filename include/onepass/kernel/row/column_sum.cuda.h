@@ -3,16 +3,10 @@
 #pragma once
 
 #include "onepass/lane/memory.cuda.h"
-#include "onepass/kernel/arguments.h"
+#include "onepass/kernel/row/shapes.h"
 
 namespace onepass {
 
-struct column_sum {
-  const void* partial;  // [parts][columns], float or double
-  int64 parts, columns;
-  void* data;
-  dtype type;
-};
 struct column_sum_arguments {
   column_sum of[ONEPASS_SUMS];
 };

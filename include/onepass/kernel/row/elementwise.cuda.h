@@ -35,8 +35,8 @@ ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
 }
 
 // At lane u of a tile, which may reach past the last row: nothing exists there.
-template <class Config, class Place, class RowOf, class ColumnOf>
-ONEPASS_FUNCTION void stand(const arguments& a, Place& at, int u, const RowOf& row_of, const ColumnOf& column_of) {
+template <class Config, class Cursor, class RowOf, class ColumnOf>
+ONEPASS_FUNCTION void stand(const arguments& a, Cursor& at, int u, const RowOf& row_of, const ColumnOf& column_of) {
   const typename Config::index row = row_of(u), column = column_of(u);
   at.set_row(row, row < static_cast<typename Config::index>(a.rows));
   at.set_column(column, Config::kExact ? Config::kLanes : count_at<Config::kLanes>(column, a.columns));
@@ -47,8 +47,8 @@ ONEPASS_FUNCTION void stand(const arguments& a, Place& at, int u, const RowOf& r
   }
 }
 // Results of the tile that went to shared memory leave from there.
-template <class Config, class Place, class RowOf, class ColumnOf>
-ONEPASS_FUNCTION void store_tile(const arguments& a, Place& at, const RowOf& row_of, const ColumnOf& column_of) {
+template <class Config, class Cursor, class RowOf, class ColumnOf>
+ONEPASS_FUNCTION void store_tile(const arguments& a, Cursor& at, const RowOf& row_of, const ColumnOf& column_of) {
   if constexpr (Config::kStaged != 0) {
     __syncthreads();
 #pragma unroll
@@ -63,10 +63,11 @@ ONEPASS_FUNCTION void store_tile(const arguments& a, Place& at, const RowOf& row
 // y = body(at, row) everywhere.
 template <class Config, class Line, class Body>
 ONEPASS_FUNCTION void forward_in_tiles(const arguments& a, const Body& body) {
-  using where_at = place<Config, Line>;
+  using cursor_type = cursor<Config, Line>;
+  static_assert(cursor_of<cursor_type, typename cursor_type::lane>);
   for_tiles<Config>(a, [&](auto row_of, auto column_of) {
-    typename where_at::lane y[Config::kUnroll];
-    where_at at(a);
+    typename cursor_type::lane y[Config::kUnroll];
+    cursor_type at(a);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       stand<Config>(a, at, u, row_of, column_of);
@@ -100,14 +101,14 @@ ONEPASS_FUNCTION void write_parts(const arguments& a, const pack<typename Config
 
 template <class Config, class Line>
 ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
-  using where_at = place<Config, Line>;
-  using L = typename where_at::lane;
+  using cursor_type = cursor<Config, Line>;
+  using L = typename cursor_type::lane;
   L sums[kSlots<Config> > 0 ? kSlots<Config> : 1];
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(0);
   for_tiles<Config>(a, [&](auto row_of, auto column_of) {
     L dx[Config::kUnroll], again[Config::kWantsAgain ? Config::kUnroll : 1];
-    where_at at(a);
+    cursor_type at(a);
     at.set_sums(sums);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {

@@ -125,8 +125,9 @@ ONEPASS_FUNCTION word::row_numbers<T> saved_of(const T* statistics, const argume
 template <class T, class Line, dtype Stored>
 void rowwise_forward(const arguments& a, int64 begin, int64 end) {
   using L = lane_of<T, Stored>;
-  typename place<T, Line, Stored>::random_sources random;
-  place<T, Line, Stored> at(a, random);
+  typename cursor<T, Line, Stored>::random_sources random;
+  cursor<T, Line, Stored> at(a, random);
+  static_assert(cursor_of<cursor<T, Line, Stored>, lane_of<T, Stored>>);
   scratch<T> values(whole_lanes<L>(a.columns));
   T* statistics = static_cast<T*>(a.statistics);
   const int64 first = begin * a.task_rows, last = end * a.task_rows < a.rows ? end * a.task_rows : a.rows;
@@ -161,16 +162,16 @@ inline constexpr bool kComputesAgain =
     (row_result<Line>::kIsGiven ? 0 : Line::pre::flops + Line::row::about.flops_recompute) + Line::post::flops <= 8;
 
 // One row: the terms summed over it, then dx. `again` stands where `at` does, and is quiet.
-template <class T, class Line, class Place>
-ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place& again, word::row_numbers<T> saved,
+template <class T, class Line, class Cursor>
+ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Cursor& at, Cursor& again, word::row_numbers<T> saved,
                                            T* z_row, T* dz_row) {
-  using L = typename Place::lane;
-  constexpr bool kApart = Place::kUniform;
+  using L = typename Cursor::lane;
+  constexpr bool kApart = Cursor::kUniform;
   word::terms<L> total{L(T(0)), L(T(0))};
   for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
     at.set_column(c, count);
     const word::terms<L> here = value_and_gradient<Line, L>(at, saved);
-    if constexpr (!kComputesAgain<Line, Place::kUniform>) {
+    if constexpr (!kComputesAgain<Line, Cursor::kUniform>) {
       store_lane(here.first, z_row + c);
       store_lane(here.second, dz_row + c);
     }
@@ -183,7 +184,7 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place&
     at.set_column(c, count);
     again.set_column(c, count);
     word::terms<L> here;
-    if constexpr (kComputesAgain<Line, Place::kUniform>) here = value_and_gradient<Line, L>(again, saved);
+    if constexpr (kComputesAgain<Line, Cursor::kUniform>) here = value_and_gradient<Line, L>(again, saved);
     else here = {load_lane<L>(z_row + c), load_lane<L>(dz_row + c)};
     const L du = Line::row::backward(here.first, here.second, saved, sums, static_cast<T>(a.inverse_columns));
     L x{};
@@ -195,8 +196,8 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Place& at, Place&
 template <class T, class Line, dtype Stored>
 void rowwise_backward(const arguments& a, int64 begin, int64 end) {
   using L = lane_of<T, Stored>;
-  typename place<T, Line, Stored>::random_sources random;
-  place<T, Line, Stored> at(a, random), again(a, random, true);
+  typename cursor<T, Line, Stored>::random_sources random;
+  cursor<T, Line, Stored> at(a, random), again(a, random, true);
   const int64 padded = whole_lanes<L>(a.columns);
   scratch<T> rows(2 * padded);
   const T* statistics = static_cast<const T*>(a.statistics);

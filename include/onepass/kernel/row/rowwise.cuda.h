@@ -31,7 +31,7 @@ struct rows_of_thread {
 template <class Config, class Line>
 class row_copies {
  public:
-  using place_of = place<Config, Line>;
+  using cursor_type = cursor<Config, Line>;
   static constexpr bool kAny = Config::kStreams != 0;
 
   ONEPASS_FUNCTION row_copies(const arguments& a, char* shared, const rows_of_thread<Config>& thread,
@@ -45,14 +45,14 @@ class row_copies {
   // The copies of the next row have arrived; returns their stage.
   ONEPASS_FUNCTION int wait() {
     if constexpr (kAny) wait_for_copy_groups<Config::kStages - 1 - (Config::kAhead ? 1 : 0)>();
-    if constexpr (kAny && place_of::kInWindows) threads_.meet();
+    if constexpr (kAny && cursor_type::kInWindows) threads_.meet();
     const int stage = next_;
     next_ = stage + 1 < Config::kStages ? stage + 1 : 0;
     return stage;
   }
   // The place of `row`'s copies may take others, those of the row kStages steps behind it; its results' place too.
   ONEPASS_FUNCTION void release(int64 row, int stage) {
-    if constexpr (place_of::kInWindows) threads_.meet();
+    if constexpr (cursor_type::kInWindows) threads_.meet();
     bring(row + Config::kStages * thread_.step, stage);
   }
 
@@ -75,13 +75,13 @@ class row_copies {
       body();
     };
     for_lanes<Config>(a_, thread_.across, at);
-    if (place_of::kInWindows && thread_.across == 0)
+    if (cursor_type::kInWindows && thread_.across == 0)
       at(Config::kHeldLanes, column_of<Config>(Config::kHeldLanes, 0), 0);
   }
   const arguments& a_;
   const rows_of_thread<Config>& thread_;
   const row_threads<Config>& threads_;
-  place_of ahead_;
+  cursor_type ahead_;
   int next_ = 0;
 };
 
@@ -118,7 +118,7 @@ ONEPASS_FUNCTION void for_rows(const arguments& a, const rows_of_thread<Config>&
 
 // Results that went to shared memory leave from there, when all of the row's threads have given theirs.
 template <class Config, class Line>
-ONEPASS_FUNCTION void store_row(const row_threads<Config>& threads, place<Config, Line>& at) {
+ONEPASS_FUNCTION void store_row(const row_threads<Config>& threads, cursor<Config, Line>& at) {
   if constexpr (Config::kStaged != 0) {
     threads.meet();
     at.store_results(column_of<Config>(0, 0));
@@ -138,10 +138,11 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
   extern __shared__ __align__(128) double dynamic[];
   row_threads<Config> threads(shared);
   const rows_of_thread<Config> thread(a);
-  place<Config, Line> at(a);
+  cursor<Config, Line> at(a);
+  static_assert(cursor_of<cursor<Config, Line>, L>);
   char* brought = reinterpret_cast<char*>(dynamic);
   at.set_copies(brought, thread.down);
-  at.set_results(brought + place<Config, Line>::kCopyBytes, thread.down);
+  at.set_results(brought + cursor<Config, Line>::kCopyBytes, thread.down);
   row_copies<Config, Line> copies(a, brought, thread, threads);
   if (Config::kRepeatedOperand != 0 && thread.share.block == 0) {  // all blocks at once would wait for each other
     for_lanes<Config>(a, thread.across, [&](int, typename Config::index column, int count) {
@@ -214,12 +215,12 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
 
 // dx of one lane, the row's sums being known, and the result again.
 template <class Config, class Line>
-ONEPASS_FUNCTION void finish_lane(const arguments& a, place<Config, Line>& at,
-                                  word::terms<typename place<Config, Line>::lane> here,
+ONEPASS_FUNCTION void finish_lane(const arguments& a, cursor<Config, Line>& at,
+                                  word::terms<typename cursor<Config, Line>::lane> here,
                                   word::row_numbers<typename Config::arithmetic> saved,
                                   word::pair<typename Config::arithmetic> totals) {
   using T = typename Config::arithmetic;
-  using L = typename place<Config, Line>::lane;
+  using L = typename cursor<Config, Line>::lane;
   const L du = Line::row::backward(here.first, here.second, saved, totals, static_cast<T>(a.inverse_columns));
   L x{};
   if constexpr (Line::pre::needs_input) x = at.x();
@@ -231,19 +232,19 @@ template <class Config, class Line, class Behind = nothing_behind>
 ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {}) {
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kLanes>;
-  using place_of = place<Config, Line>;
+  using cursor_type = cursor<Config, Line>;
   constexpr int kHolds = Config::kHeldLanes, kSums = kSlots < Config >> 0 ? kSlots<Config> : 1;
   constexpr int kTotals = Line::row::about.sums;
   __shared__ typename row_threads<Config>::slots shared;
   extern __shared__ __align__(128) double dynamic[];
   row_threads<Config> threads(shared);
   const rows_of_thread<Config> thread(a);
-  place_of at(a);
-  place<Config, Line, true> again(a);
+  cursor_type at(a);
+  cursor<Config, Line, true> again(a);
   char* brought = reinterpret_cast<char*>(dynamic);
-  T* memory = reinterpret_cast<T*>(brought + place_of::kCopyBytes + place_of::kStagedBytes);
+  T* memory = reinterpret_cast<T*>(brought + cursor_type::kCopyBytes + cursor_type::kStagedBytes);
   at.set_copies(brought, thread.down);
-  at.set_results(brought + place_of::kCopyBytes, thread.down);
+  at.set_results(brought + cursor_type::kCopyBytes, thread.down);
   again.set_copies(brought, thread.down);
   row_copies<Config, Line> copies(a, brought, thread, threads);
 

@@ -4,11 +4,9 @@
 #pragma once
 
 #include "onepass/kernel/row/rowwise.cuda.h"
+#include "onepass/kernel/row/shapes.h"
 
 ONEPASS_BEGIN
-
-// What a part says, in a.row_parts: [rows][parts][kPartNumbers].
-inline constexpr int kPartNumbers = 4;
 
 ONEPASS_FUNCTION int64 parts_of_row(const arguments& a) { return (a.columns + a.task_columns - 1) / a.task_columns; }
 
@@ -83,7 +81,7 @@ ONEPASS_FUNCTION void rowwise_forward_parts(const arguments& a) {
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
   const part_of_row<Config> part(a);
-  place<Config, Line> at(a);
+  cursor<Config, Line> at(a);
   at.set_row(part.row);
   const auto across = static_cast<int>(threadIdx.x);
   L held[Config::kHeldLanes];
@@ -141,7 +139,7 @@ ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
   const part_of_row<Config> part(a);
-  place<Config, Line, true> at(a);
+  cursor<Config, Line, true> at(a);
   at.set_row(part.row);
   const word::row_numbers<T> saved = saved_of<Line, T, Config::kX>(a, part.row);
   word::terms<L> total{L(T(0)), L(T(0))};
@@ -180,7 +178,7 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
   for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(T(0));
   wait_for_kernel_before();
   for_tiles<Config>(a, [&](auto row_of, auto column_of) {
-    place<Config, Line> at(a);
+    cursor<Config, Line> at(a);
     at.set_sums(sums);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {

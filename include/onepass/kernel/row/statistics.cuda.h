@@ -2,6 +2,7 @@
 #pragma once
 
 #include "onepass/kernel/common/cursor.cuda.h"
+#include "onepass/kernel/common/online_softmax.cuda.h"
 #include "onepass/kernel/common/reduce.cuda.h"
 
 ONEPASS_BEGIN

@@ -1,0 +1,86 @@
+// Online softmax: the largest number of a row and Σ exp(x - largest), of parts of the row that are merged or that pass
+// one after another (Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018).
+//
+// Rows that a thread holds whole, in registers, know their largest number first, and need no rescaling:
+// thread_row::exponentials (kernel/row/statistics.cuda.h), held_part::take_exponentials.
+#pragma once
+
+#include "onepass/kernel/common/reduce.cuda.h"
+#include "onepass/word/row.h"
+
+ONEPASS_BEGIN
+
+// -infinity, the largest number of nothing or of a masked row, shifts by nothing.
+template <class T>
+ONEPASS_FUNCTION T shift_of(T largest) {
+  return largest == static_cast<T>(-kInfinity) ? T(0) : largest;
+}
+
+// softmax's statistics: exp(x - shift) · inverse are the probabilities, 0 where all is masked.
+ONEPASS_FUNCTION word::row_numbers<float> statistics_of(float largest, float sum) {
+  return {shift_of(largest), sum == 0.0f ? 0.0f : reciprocal_number(sum)};
+}
+
+// Merges {largest, sum} of two parts (see reduce.cuda.h).
+struct merge_exponentials {
+  // Of `width` threads of a warp at once: each scales its sum once.
+  template <class T>
+  static ONEPASS_FUNCTION numbers<T, 2> in_warp(numbers<T, 2> own, int width) {
+    T largest = own.v[0];
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      if (distance < width) largest = max_number(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+    }
+    T sum = own.v[1] * exp_minus_number(own.v[0], shift_of(largest));
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      if (distance < width) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    }
+    return {{largest, sum}};
+  }
+  // Of kCount parts in each of four neighbouring threads. (As in_warp, but for the order of the sum.)
+  template <int kCount>
+  static ONEPASS_FUNCTION numbers<float, 2> in_four(const numbers<float, 2> (&of)[kCount]) {
+    float largest = of[0].v[0], sum = 0.0f;
+#pragma unroll
+    for (int k = 1; k < kCount; ++k) largest = max_number(largest, of[k].v[0]);
+    largest = largest_of_four(largest);
+    const float shift = shift_of(largest);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) sum = fmaf(of[k].v[1], exp_minus_number(of[k].v[0], shift), sum);
+    return {{largest, sum_of_four(sum)}};
+  }
+  ONEPASS_FUNCTION void next_level() {}
+  template <class T, int N>
+  static ONEPASS_FUNCTION numbers<T, N> none() {
+    return {{static_cast<T>(-kInfinity), T(0)}};
+  }
+  template <class T>
+  ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
+    const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
+    return {{largest, a.v[1] * exp_minus_number(a.v[0], shift) + b.v[1] * exp_minus_number(b.v[0], shift)}};
+  }
+};
+
+// A row whose scores pass: the largest of them, and this thread's part of the sum.
+struct online_softmax {
+  float largest = -kInfinity, sum = 0.0f;
+
+  ONEPASS_FUNCTION float shift() const { return shift_of(largest); }
+
+  // `most`: the largest score up to now. Returns what earlier exponentials are to be multiplied with.
+  ONEPASS_FUNCTION float raise(float most) {
+    const float before = largest;
+    largest = most;
+    return exp_minus_number(before, shift());
+  }
+  // Exponentials of the next scores, after raise() gave `factor` for the earlier ones.
+  template <int V>
+  ONEPASS_FUNCTION pack<float, V> add(pack<float, V> scores, float factor) {
+    const pack<float, V> exponentials = exp_minus(scores, shift());
+    sum = fmaf(sum, factor, sum_lanes(exponentials));
+    return exponentials;
+  }
+};
+
+ONEPASS_END

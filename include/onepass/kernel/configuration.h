@@ -1,0 +1,76 @@
+// What a CUDA kernel of rows is compiled for, besides its line: the members of `Config`. Plain C++ for two readers: the
+// kernels, and src/cuda, which makes a struct (row/configuration.h) and the text of Config (runtime/source.cc) from
+// this list.
+#pragma once
+
+#include "onepass/kernel/arguments.h"
+
+namespace onepass {
+
+// Tensors that a kernel reads or writes row by row, as Config's sets (BITS) number them.
+enum class stream : int {
+  x,
+  y,  // backward: its gradient, or dx
+  operand,
+  kept = operand + kMaxOperands,
+  kept_gradient = kept + kMaxKeeps,
+  again = kept_gradient + kMaxKeeps
+};
+constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
+constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
+
+// NUMBER(member, name) is an int, FLAG a bool, BITS a set. Config has beside these:
+//   arithmetic, index   float or double; of an element: int where they are few, int64
+//   kX, kOperand[]      storage types
+//   kThreads            of a block
+//   kMembers            tensors that the launch has room for, each with arguments of its own; 0: one
+//   kFeatures           that end a row
+//   kWantsColumn, kWantsTensor (BITS by operand), kWantsDx, kWantsAgain   gradients, and the result, that are wanted
+#define ONEPASS_CONFIGURATION(NUMBER, FLAG, BITS)                                                                    \
+  /* Elements of a lane; elements that one access may move (lane/memory.cuda.h). */                                  \
+  NUMBER(lanes, kLanes)                                                                                              \
+  NUMBER(access, kAccess)                                                                                            \
+  /* Threads along the columns, and down the rows; blocks along the columns. */                                      \
+  NUMBER(across, kAcross)                                                                                            \
+  NUMBER(down, kDown)                                                                                                \
+  NUMBER(cluster, kCluster)                                                                                          \
+  /* Elementwise: lanes in flight. Rowwise: lanes of the row that a thread has, and those of them that are within    \
+     the row for every thread. */                                                                                    \
+  NUMBER(unroll, kUnroll)                                                                                            \
+  NUMBER(held_lanes, kHeldLanes)                                                                                     \
+  NUMBER(whole_lanes, kWholeLanes)                                                                                   \
+  /* The threads' lanes fill the row: none reaches past its end. */                                                  \
+  FLAG(exact, kExact)                                                                                                \
+  /* Elementwise: one long row. */                                                                                   \
+  FLAG(flat, kFlat)                                                                                                  \
+  /* Leading dimensions that rows are counted in. */                                                                 \
+  NUMBER(dims, kDims)                                                                                                \
+  /* Rowwise: rows that async copies run ahead by; lanes of shared memory behind a row's. */                         \
+  NUMBER(stages, kStages)                                                                                            \
+  NUMBER(spare_lanes, kSpareLanes)                                                                                   \
+  /* Rowwise: does not hold the row, but recomputes it from the copies; the next row is in flight. */                \
+  FLAG(computes_again, kComputesAgain)                                                                               \
+  FLAG(ahead, kAhead)                                                                                                \
+  /* Column sums stay in registers; they have one part, which is stored as the gradients. */                         \
+  FLAG(sums_in_registers, kSumsInRegisters)                                                                          \
+  FLAG(one_part, kOnePart)                                                                                           \
+  FLAG(in_place, kInPlace) /* dx lies where dy does */                                                               \
+  FLAG(saves_statistics, kSavesStatistics)                                                                           \
+  FLAG(only_statistics, kOnlyStatistics) /* and stores nothing else */                                               \
+  /* Tensors with one element for a whole row. */                                                                    \
+  FLAG(single_x, kSingleX)                                                                                           \
+  FLAG(single_y, kSingleY)                                                                                           \
+  BITS(single_operand, kSingleOperand)                                                                               \
+  BITS(single_kept_gradient, kSingleKeptGradient)                                                                    \
+  /* Operands of which one row serves all rows; that begin at 16 bytes, too; or all rows of a matrix. */             \
+  BITS(repeated_operand, kRepeatedOperand)                                                                           \
+  BITS(aligned_operand, kAlignedOperand)                                                                             \
+  BITS(shared_operand, kSharedOperand)                                                                               \
+  /* By stream: contiguous tensors; those that async copies load ahead; results that leave through shared memory. */ \
+  BITS(dense, kDense)                                                                                                \
+  BITS(streams, kStreams)                                                                                            \
+  BITS(staged, kStaged)                                                                                              \
+  /* Operands that are loaded once, before the first row. */                                                         \
+  BITS(brought_once, kBroughtOnce)
+
+}  // namespace onepass

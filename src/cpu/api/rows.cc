@@ -1,0 +1,46 @@
+// The C++ API's lines without products, forward and backward.
+#include <cstring>
+
+#include "src/cpu/api/call_frame.h"
+
+namespace onepass {
+
+void forward_of_rows(const spec::line& of, const values& v) {
+  call_frame f(of, v.x);
+  f.enter_forward(v, true);
+  if (f.empty()) return;
+  f.lay_out();
+  const cpu::row_call call = f.call();
+  cpu::partition(f.a, of.by_rows());
+  cpu::run(cpu::choose(call.kernels, f.a, f.type, false), f.a);
+}
+
+namespace {
+
+void run_backward(call_frame& f, const spec::line& of, const std::vector<view>& columns) {
+  if (f.empty()) {
+    for (const view& v : columns) std::memset(v.data, 0, static_cast<std::size_t>(f.shape.columns() * size_of(v.type)));
+    return;
+  }
+  f.lay_out();
+  const int64 parts = cpu::partition(f.a, of.by_rows());
+  std::vector<double> partial(columns.size() * static_cast<std::size_t>(parts * f.a.columns));
+  f.a.column_partial = partial.data();
+  cpu::run_backward(f.call().kernels, f.a, f.type);
+  if (!columns.empty()) cpu::reduce_columns(f.a, parts, static_cast<int>(columns.size()), columns.data());
+}
+
+}  // namespace
+
+void backward_of_rows(const spec::line& of, const values& v, const gradients& g) {
+  call_frame f(of, v.x);
+  f.enter_backward(v, g);
+  const std::vector<const tensor*> of_input = gradients_by_input(of, g);
+  const spec::gradients plan =
+      spec::plan_gradients(of, v.x.type, facts_of(v, v.x.sizes), wanted_of(of, v, g, v.x.sizes));
+  const std::vector<view> columns = f.enter_gradients(plan, of_input);
+  if (!plan.outputs.empty()) run_backward(f, of, columns);
+  copy_shared(plan, f.result_gradient(), of_input);
+}
+
+}  // namespace onepass

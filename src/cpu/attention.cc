@@ -1,0 +1,203 @@
+// On the CPU: scores, what stands behind them and their product with values, a panel of one batch's rows at a time.
+#include "src/cpu/attention.h"
+
+#include <algorithm>
+
+#include "src/cpu/gemm/panel_product.h"
+#include "src/cpu/threads.h"
+
+namespace onepass::cpu {
+namespace {
+
+constexpr int64 kPanelBytes = 256 << 10;
+constexpr int64 kFewestTasks = 4;  // with fewer, threads that share one product have more to do
+
+int64 rows_of_panel(dtype type, int64 rows, int64 columns) {
+  const int64 most = std::max<int64>(kPanelBytes / (columns * size_of(type)), 16), panels = (rows + most - 1) / most;
+  return std::min(((rows + panels - 1) / panels + 15) / 16 * 16, rows);
+}
+
+// Rows of a dense matrix of the scores' size.
+matrix dense_rows(void* data, const score_panels& by, int64 row, int64 count) {
+  return {static_cast<char*>(data) + row * by.columns * size_of(by.type), by.type, count, by.columns, by.columns, 1};
+}
+
+// A gradient of a batch that panels add to: in float, where it is stored in 16 bits and there are several.
+class batch_sum {
+ public:
+  batch_sum(const std::optional<batched_matrices>& to, bool several) : to_(to), several_(several) {}
+  void begin(int64 batch) {
+    if (!to_) return;
+    result_ = sum_ = to_->whole(batch);
+    if (several_ && size_of(sum_.type) == 2) {
+      void* floats = floats_.at_least(sum_.rows * sum_.columns * size_of(dtype::f32));
+      sum_ = {floats, dtype::f32, sum_.rows, sum_.columns, sum_.columns, 1};
+    }
+    clear(sum_, 0);
+  }
+  // To the first rows, as many as a has.
+  void add(const matrix& a, const matrix& b) {
+    if (!to_) return;
+    matrix rows = sum_;
+    rows.rows = a.rows;
+    b_.take(b);
+    b_.multiply(rows, a, several_);
+  }
+  void end() const {
+    if (to_ && sum_.type != result_.type) round_to_bf16(sum_, result_);
+  }
+
+ private:
+  const std::optional<batched_matrices>& to_;
+  const bool several_;
+  matrix result_{}, sum_{};
+  aligned_memory floats_;
+  right_factor b_;
+};
+
+// Backward of batches, a panel at a time.
+class backward_of_batches {
+ public:
+  explicit backward_of_batches(const scores_backward& of) : of_(of), kernel_(of.behind, of.by.type, 1, true) {
+    if (of.again) again_.emplace(*of.again, of.by.type, 1, false);
+  }
+
+  void run() const {
+    const score_panels& by = of_.by;
+    in_threads(by.batches, 1, [&](int64 begin, int64 end) {
+      thread at(of_, again_ && of_.reads_scores);
+      for (int64 batch = begin; batch < end; ++batch) {
+        if (again_ || of_.reads_scores) at.transposed_keys.take(transposed(of_.keys.whole(batch)));
+        if (of_.values) at.transposed_values.take(transposed(of_.values->whole(batch)));
+        if (of_.of_queries) at.keys.take(of_.keys.whole(batch));
+        at.dkeys.begin(batch), at.dvalues.begin(batch);
+        for (int64 first = 0; first < by.rows; first += by.panel) panel(batch, first, at);
+        at.dkeys.end(), at.dvalues.end();
+      }
+    });
+  }
+
+ private:
+  struct thread {
+    thread(const scores_backward& of, bool weights_apart)
+        : scores(of.by.bytes()),
+          apart(weights_apart ? of.by.bytes() : 0),
+          gradient(of.by.bytes()),
+          dkeys(of.of_keys, of.by.panels() > 1),
+          dvalues(of.of_values, of.by.panels() > 1) {}
+    aligned_memory scores, apart, gradient;
+    right_factor transposed_keys, transposed_values, keys;
+    batch_sum dkeys, dvalues;
+  };
+
+  void panel(int64 batch, int64 first, thread& here) const {
+    const score_panels& by = of_.by;
+    const int64 count = std::min(by.panel, by.rows - first), row = batch * by.rows + first,
+                seen = by.seen(first, count);
+    const auto rows_in = [&](const aligned_memory& m) {
+      return matrix{m.data(), by.type, count, seen, by.row_stride(), 1};
+    };
+    const matrix queries = of_.queries.part(batch, first, count), gradient = rows_in(here.gradient),
+                 scores = rows_in(here.scores);
+    if (again_ || of_.reads_scores) here.transposed_keys.multiply(scores, queries, false);
+    matrix x = of_.reads_scores ? scores : matrix{}, y{};
+    if (of_.values) {
+      matrix weights = again_ && of_.reads_scores ? rows_in(here.apart) : scores;
+      if (again_) {
+        (*again_)(row, row + count, seen, {at(&arguments::x, scores), at(&arguments::y, weights)});
+      } else {
+        weights = dense_rows(of_.weights, by, row, count);
+        weights.columns = seen;
+      }
+      if (!of_.reads_scores) x = weights;
+      y = gradient;
+      const matrix given = of_.gradient->part(batch, first, count);
+      if (of_.of_weights) copy(of_.of_weights->part(batch, first, count), gradient);
+      here.transposed_values.multiply(gradient, given, of_.of_weights.has_value());
+      here.dvalues.add(transposed(weights), given);
+    }
+    kernel_(row, row + count, seen, {at(&arguments::x, x), at(&arguments::y, y), at(&arguments::dx, gradient)});
+    if (of_.of_queries) here.keys.multiply(of_.of_queries->part(batch, first, count), gradient, false);
+    here.dkeys.add(transposed(gradient), queries);
+  }
+
+  const scores_backward& of_;
+  const panel_kernel kernel_;
+  std::optional<panel_kernel> again_;
+};
+
+}  // namespace
+
+std::optional<batched_matrices> batched_matrices::of(const spec::strided& t, int own) {
+  const int last = t.dim - 1;
+  const auto outer = spec::one_dimension(t, 0, own - 1), inner = spec::one_dimension(t, own > 0 ? own - 1 : 0, own),
+             rows = spec::one_dimension(t, own, last);
+  constexpr int64 kFarthest = 1 << 24;  // what is gathered from many rows counts in 32 bits
+  if (!outer || !inner || !rows || rows->stride > kFarthest) return {};
+  if (t.strides[last] != 1 && t.sizes[last] > 1) return {};
+  batched_matrices all;
+  all.data_ = t.data, all.type_ = t.type, all.columns_ = t.sizes[last];
+  all.outer_ = *outer, all.inner_ = *inner, all.rows_ = *rows;
+  return all;
+}
+
+int64 score_panels::seen(int64 first, int64 count) const {
+  const bool within = period > 0 && first % period + count <= period;
+  return within ? std::min((first % period + count + 31) / 32 * 32, columns) : columns;
+}
+
+std::optional<score_panels> cut_scores(const spec::line& behind, dtype type, int64 batches, int64 rows, int64 columns,
+                                       int64 period) {
+  if (batches * rows * columns == 0 || !has_panel_product(type)) return {};
+  score_panels by{batches, rows, columns, rows_of_panel(type, rows, columns), type};
+  const bool whole_rows = behind.keeps > 0 || behind.dropouts > 0;  // kept, or drawn by their length
+  if (!whole_rows && spec::is_causal(behind) && spec::maps_zero_to_zero(behind)) by.period = period;
+  return by;
+}
+
+bool has_many_tasks(const score_panels& by, bool backward) {
+  return by.batches * (backward ? 1 : by.panels()) >= kFewestTasks;
+}
+
+bool panels_go_back(const spec::contraction& of, const spec::contraction_gradients& plan, bool with_values) {
+  const std::vector<spec::gradient_output>& outputs = plan.behind.outputs;
+  const auto of_column = [](const spec::gradient_output& output) { return output.column; };
+  const int scores = plan.behind.inputs[0];
+  return scores >= 0 && (plan.wants_input || plan.wants_weight) && !(with_values && of.behind.keeps > 0) &&
+         std::none_of(outputs.begin(), outputs.end(), of_column) &&
+         std::count(plan.kept_outputs.begin(), plan.kept_outputs.end(), scores) == 0;
+}
+
+void forward_in_panels(const scores_forward& c) {
+  const score_panels& by = c.by;
+  const panel_kernel kernel(c.behind, by.type, 1, false);
+  in_threads(by.batches * by.panels(), 1, [&](int64 begin, int64 end) {
+    const aligned_memory memory(by.bytes());
+    right_factor of_scores, of_product;
+    int64 taken = -1;  // a batch
+    for (int64 task = begin; task < end; ++task) {
+      const int64 batch = task / by.panels(), first = task % by.panels() * by.panel,
+                  count = std::min(by.panel, by.rows - first), row = batch * by.rows + first;
+      if (batch != taken) {
+        of_scores.take(transposed(c.keys.whole(batch)));
+        if (c.values) of_product.take(c.values->whole(batch));
+        taken = batch;
+      }
+      const int64 seen = by.seen(first, count);
+      const matrix scores{memory.data(), by.type, count, seen, by.row_stride(), 1};
+      matrix made = scores;
+      if (c.weights) {
+        made = dense_rows(c.weights, by, row, count);
+        clear(made, seen);
+        made.columns = seen;
+      }
+      of_scores.multiply(scores, c.queries.part(batch, first, count), false);
+      kernel(row, row + count, seen, {at(&arguments::x, scores), at(&arguments::y, made)});
+      if (c.values) of_product.multiply(c.result->part(batch, first, count), made, false);
+    }
+  });
+}
+
+void backward_in_panels(const scores_backward& of) { backward_of_batches(of).run(); }
+
+}  // namespace onepass::cpu

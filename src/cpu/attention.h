@@ -1,0 +1,85 @@
+// On the CPU: scores, what stands behind them and their product with values, a panel of one batch's rows at a time, so
+// that what one gives the other stays in a core's cache.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "src/cpu/panel.h"
+#include "src/plan/contraction.h"
+#include "src/plan/layout.h"
+
+namespace onepass::cpu {
+
+inline constexpr const char* kWhyNoScorePanels =
+    "panels are for words behind 'scores' on the CPU, several batches or many rows, and float32, float64, or bfloat16 "
+    "where the processor has products of it (AVX512_BF16)";
+
+// A tensor's matrices, one for each batch of keys, their rows contiguous. Rows that share keys are of one batch.
+class batched_matrices {
+ public:
+  // own: batch sizes that the keys have (spec::own_batch_sizes). None where strides do not suit products.
+  static std::optional<batched_matrices> of(const spec::strided&, int own);
+  int64 count() const { return outer_.size * inner_.size; }
+  int64 rows() const { return rows_.size; }
+  int64 columns() const { return columns_; }
+  matrix part(int64 batch, int64 first, int64 count) const {
+    const int64 at = batch / inner_.size * outer_.stride + batch % inner_.size * inner_.stride + first * rows_.stride;
+    return {static_cast<char*>(data_) + at * size_of(type_), type_, count, columns_, rows_.stride, 1};
+  }
+  matrix whole(int64 batch) const { return part(batch, 0, rows_.size); }
+
+ private:
+  void* data_ = nullptr;
+  dtype type_ = dtype::none;
+  int64 columns_ = 0;
+  spec::dimension outer_{}, inner_{}, rows_{};
+};
+
+// How a call is cut. A function of shapes and dtypes only.
+struct score_panels {
+  int64 batches, rows, columns;  // scores: rows of one batch, which share keys
+  int64 panel;                   // rows of a panel
+  dtype type;
+  int64 period = 0;  // where row i sees the first i + 1 keys alone: with how many rows that begins anew
+
+  // How many of the keys some rows see, as far as whole tiles go.
+  int64 seen(int64 first, int64 count) const;
+  int64 panels() const { return (rows + panel - 1) / panel; }  // of a batch
+  int64 row_stride() const { return apart(type, columns); }    // of a panel in memory of its own
+  int64 bytes() const { return panel * row_stride() * size_of(type); }
+};
+// None where there is no product of the dtype, or nothing to compute. period: rows of a matrix of x.
+std::optional<score_panels> cut_scores(const spec::line& behind, dtype, int64 batches, int64 rows, int64 columns,
+                                       int64 period);
+// Whether there are enough tasks to be faster than threads that share one product. In backward a batch is one task,
+// since panels add to the gradients of its keys.
+bool has_many_tasks(const score_panels&, bool backward);
+
+struct scores_forward {
+  score_panels by;
+  row_call behind;
+  batched_matrices queries, keys;
+  void* weights = nullptr;  // what stands behind the scores gives, dense; where it is wanted, or is the result
+  std::optional<batched_matrices> values{}, result{};
+};
+void forward_in_panels(const scores_forward&);
+
+// Whether backward has panels: column sums, and a gradient of the scores that is an operand's too, are another way's.
+bool panels_go_back(const spec::contraction&, const spec::contraction_gradients&, bool with_values);
+
+struct scores_backward {
+  score_panels by;
+  row_call behind;                  // backward of it
+  bool reads_scores;                // it does
+  const row_call* again = nullptr;  // its forward, where the weights are to be made again
+  batched_matrices queries, keys;
+  std::optional<batched_matrices> of_queries{}, of_keys{};  // their gradients, where they are wanted
+  // Of `values`: their result's gradient; the weights, where they were kept, and the gradient of those.
+  std::optional<batched_matrices> values{}, gradient{}, of_values{};
+  void* weights = nullptr;
+  std::optional<batched_matrices> of_weights{};
+};
+void backward_in_panels(const scores_backward&);
+
+}  // namespace onepass::cpu

@@ -1,0 +1,58 @@
+// The closed table: lines compiled ahead of time for the CPU, and prebuilt for CUDA by `onepass cache build`.
+#include "src/cpu/row/common_lines.h"
+
+#include "src/line/words.h"
+
+namespace onepass::cpu {
+namespace {
+
+std::string join(std::string a, const std::string& b) {
+  if (a.empty() || b.empty()) return a + b;
+  return a + " | " + b;
+}
+
+}  // namespace
+
+const std::vector<std::string>& common_lines() {
+  static const std::vector<std::string> all = [] {
+    std::vector<std::string> lines{"bias"};  // behind `linear`, in backward
+    for (const descriptor* act : spec::activations()) {
+      const std::string name = act->name;
+      lines.push_back(name);                  // an activation alone
+      lines.push_back("bias | " + name);      // bias_act
+      lines.push_back("gate(" + name + ")");  // gated
+    }
+    // layer_norm and rms_norm, with the activations that follow norms in models
+    for (const std::string act : {"", "relu", "gelu", "gelu_tanh", "silu", "tanh"}) {
+      for (const std::string affine : {"scale | bias", "scale", ""})
+        lines.push_back(join(join("layer_norm", affine), act));
+      for (const std::string affine : {"scale", ""}) lines.push_back(join(join("rms_norm", affine), act));
+    }
+    // residual blocks: (bias) (dropout) add keep norm affine, and the same without a norm
+    for (const std::string before : {"", "bias", "dropout(0.1)", "bias | dropout(0.1)"}) {
+      const std::string sum = join(before, "add | keep");
+      for (const std::string norm :
+           {"layer_norm | scale | bias", "layer_norm | scale", "layer_norm", "rms_norm | scale", "rms_norm"}) {
+        lines.push_back(join(sum, norm));
+      }
+      lines.push_back(join(before, "add"));
+      for (const std::string act : {"gelu", "gelu_tanh", "relu", "silu"}) {  // dropout_add after an activation
+        const bool biased = before.starts_with("bias"), dropped = before.ends_with("dropout(0.1)");
+        lines.push_back(join(biased ? "bias" : "", join(act, join(dropped ? "dropout(0.1)" : "", "add"))));
+      }
+    }
+    // softmax: (mul) (mask | causal) softmax (dropout)
+    for (const std::string factor : {"", "mul(1)"}) {
+      for (const std::string masked : {"", "mask", "causal", "mask | causal"}) {
+        for (const std::string dropped : {"", "dropout(0.1)"}) {
+          lines.push_back(join(join(join(factor, masked), "softmax"), dropped));
+        }
+      }
+    }
+    lines.push_back("rope");
+    return lines;
+  }();
+  return all;
+}
+
+}  // namespace onepass::cpu

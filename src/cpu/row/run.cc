@@ -1,0 +1,194 @@
+// Runs a line's kernels on the CPU: finds or compiles them, cuts the work into tasks, and sums column gradients.
+#include "src/cpu/row/run.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+#include <unordered_map>
+
+#include "src/compiler.h"
+#include "src/cpu/row/reduce.h"
+#include "src/cpu/row/table.h"
+#include "src/cpu/simd.h"
+#include "src/cpu/threads.h"
+#include "src/cache/recently_used.h"
+#include "src/line/defined.h"
+#include "src/plan/plan.h"
+
+namespace onepass::cpu {
+namespace {
+
+using kernel_table = std::unordered_map<std::string, cpu_kernels>;
+
+const kernel_table& table() {
+  static const kernel_table all = [] {
+    require_simd();
+    static kernel_table filling;
+    fill_table([](const char* structure, const cpu_kernels& kernels) { filling.emplace(structure, kernels); });
+    return std::move(filling);
+  }();
+  return all;
+}
+
+// As CMakeLists.txt compiles the table, for this CPU alone.
+const std::vector<std::string> kCompilerOptions = {
+    "-O2",        "-march=native",     "-ffp-contract=off",         "-fno-math-errno",
+    "-Wno-psabi", "-DONEPASS_HIGHWAY", "-DHWY_COMPILE_ONLY_STATIC", "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)"};
+
+constexpr std::size_t kMostCompiled = 256;  // some 100 KB each, and seconds of a compiler's
+
+constexpr int64 kTaskElements = 16384;   // 64 KB of floats: well under a level-two cache, well over a call's cost
+constexpr int64 kGrainElements = 16384;  // below this a second thread costs more than it brings
+constexpr int64 kPartElements = 32768;   // a part of the column sums: they cost more than a task's start
+constexpr int64 kColumnParts = 64;       // enough tasks for the threads, and little to sum afterwards
+
+}  // namespace
+
+bool ahead_of_time(const spec::line& line, std::uint64_t boolean_masks) {
+  return table().contains(spec::structure(line, boolean_masks));
+}
+
+namespace {
+
+constexpr const char* kHeaders = "#include <hwy/highway.h>\n#include \"onepass/kernel/row/kernels.cpu.h\"\n";
+
+// Without what users have defined.
+std::string plain_source(const spec::line& line, std::uint64_t boolean_masks) {
+  return std::string(kHeaders) +
+         "ONEPASS_BEGIN\nextern \"C\" __attribute__((visibility(\"default\"))) "
+         "const cpu_kernels onepass_kernels =\n    kernels_of<" +
+         spec::type_text(line, boolean_masks, false) + ",\n               " +
+         spec::type_text(line, boolean_masks, true) + ">();\nONEPASS_END\n";
+}
+
+}  // namespace
+
+std::string source(const spec::line& line, std::uint64_t boolean_masks) {
+  return spec::with_definitions(plain_source(line, boolean_masks));
+}
+
+namespace {
+
+// What was compiled, closed when nobody has it any more, or why that was not to be had.
+struct compiled_line {
+  std::shared_ptr<const cpu_kernels> kernels;
+  std::string why_not = {};
+};
+
+std::shared_ptr<const compiled_line> compiled(const spec::line& line, std::uint64_t boolean_masks,
+                                              const std::string& structure) {
+  const std::string plain = plain_source(line, boolean_masks);
+  program what{spec::with_definitions(plain), structure, kCompilerOptions};
+  if (what.source != plain) what.probe = kHeaders;
+  try {
+    void* library = compile_and_open(what);
+    const auto* kernels = static_cast<const cpu_kernels*>(symbol(library, "onepass_kernels"));
+    return std::make_shared<compiled_line>(
+        compiled_line{{kernels, [library](const cpu_kernels*) { dlclose(library); }}});
+  } catch (const cannot_compile& e) {
+    return std::make_shared<compiled_line>(compiled_line{nullptr, e.what()});
+  }
+}
+
+recently_used<const compiled_line>& compiled_lines() {
+  static auto* const all = new recently_used<const compiled_line>(kMostCompiled);  // threads may run at the very end
+  return *all;
+}
+
+}  // namespace
+
+std::shared_ptr<const cpu_kernels> find_kernels(const spec::line& line, std::uint64_t boolean_masks) {
+  const std::string structure = spec::structure(line, boolean_masks);
+  if (const auto found = table().find(structure); found != table().end())
+    return {std::shared_ptr<void>(), &found->second};
+  const std::shared_ptr<const compiled_line> found = compiled_lines().find(structure);
+  return found ? found->kernels : nullptr;
+}
+
+std::shared_ptr<const cpu_kernels> kernels_for(const spec::line& line, std::uint64_t boolean_masks) {
+  if (std::shared_ptr<const cpu_kernels> there = find_kernels(line, boolean_masks)) return there;
+  const std::string structure = spec::structure(line, boolean_masks);
+  std::shared_ptr<const compiled_line> found = compiled_lines().find(structure);
+  if (!found) found = compiled_lines().keep(structure, compiled(line, boolean_masks, structure));
+  if (!found->kernels) throw cannot_compile(found->why_not);
+  return found->kernels;
+}
+
+// So many tasks of at least `elements` that a few threads get equal shares of a small tensor too.
+int64 task_count(int64 all, int64 elements) {
+  return static_cast<int64>(std::bit_ceil(static_cast<uint64>((all + elements - 1) / elements)));
+}
+
+int64 partition(arguments& a, bool rowwise) {
+  const int64 rows = std::max<int64>(a.rows, 1), columns = std::max<int64>(a.columns, 1);
+  if (a.wants_column != 0) {
+    const int64 parts = std::min(task_count(rows * columns, kPartElements), kColumnParts);
+    a.task_rows = (rows + parts - 1) / parts;
+    a.task_columns = rowwise ? columns : std::min<int64>(columns, 4096);
+    return a.parts = (rows + a.task_rows - 1) / a.task_rows;
+  }
+  a.task_columns = rowwise ? columns : std::min(columns, kTaskElements);
+  const int64 tasks = task_count(rows * a.task_columns, kTaskElements);
+  a.task_rows = (rows + tasks - 1) / tasks;
+  return 0;
+}
+
+cpu_kernel choose(const cpu_kernels& kernels, const arguments& a, dtype x, bool backward) {
+  if (x == dtype::f64) return backward ? kernels.backward_f64 : kernels.forward_f64;
+  auto all_store = [&a](dtype type) {
+    auto fits = [type](const view& v) { return v.data == nullptr || (v.type == type && v.column_stride == 1); };
+    return fits(a.x) && fits(a.y) && fits(a.dx) && std::all_of(a.operand, a.operand + kMaxOperands, fits) &&
+           std::all_of(a.operand_gradient, a.operand_gradient + kMaxOperands, fits) &&
+           std::all_of(a.kept, a.kept + kMaxKeeps, fits) &&
+           std::all_of(a.kept_gradient, a.kept_gradient + kMaxKeeps, fits);
+  };
+  if (x == dtype::f32 && all_store(x)) return backward ? kernels.backward_all_f32 : kernels.forward_all_f32;
+  if (x == dtype::bf16 && all_store(x)) return backward ? kernels.backward_all_bf16 : kernels.forward_all_bf16;
+  return backward ? kernels.backward_f32 : kernels.forward_f32;
+}
+
+// Calls body(begin, end) for ranges of the partition's tasks.
+template <class Body>
+void each_task(const arguments& a, Body body) {
+  const int64 down = (a.rows + a.task_rows - 1) / a.task_rows,
+              across = (a.columns + a.task_columns - 1) / a.task_columns;
+  const int64 grain = std::max<int64>(kGrainElements / (a.task_rows * a.task_columns), 1);
+  in_threads(down * across, grain, body);
+}
+
+void run(cpu_kernel kernel, const arguments& a) {
+  each_task(a, [&](int64 begin, int64 end) { kernel(a, begin, end); });
+}
+
+void run_backward(const cpu_kernels& kernels, const arguments& a, dtype x) {
+  const cpu_kernel backward = choose(kernels, a, x, true);
+  if (a.again.data == nullptr) {
+    run(backward, a);
+    return;
+  }
+  arguments result = a;
+  result.y = a.again;
+  result.dx = {};
+  std::fill(result.operand_gradient, result.operand_gradient + kMaxOperands, view{});
+  result.statistics = nullptr;
+  const cpu_kernel forward = choose(kernels, result, x, false);
+  each_task(a, [&](int64 begin, int64 end) {
+    for (int64 task = begin; task < end; ++task) {
+      backward(a, task, task + 1);
+      forward(result, task, task + 1);
+    }
+  });
+}
+
+void reduce_columns(const arguments& a, int64 parts, int slots, const view* outputs) {
+  in_threads(a.columns, std::max<int64>(kGrainElements / std::max<int64>(parts, 1), 1), [&](int64 begin, int64 end) {
+    const auto* partial = static_cast<const double*>(a.column_partial);
+    for (int s = 0; s < slots; ++s) {
+      if (outputs[s].data) sum_parts(partial + s * a.parts * a.columns, parts, a.columns, begin, end, outputs[s]);
+    }
+  });
+}
+
+}  // namespace onepass::cpu

@@ -1,0 +1,79 @@
+// The tensors of one call on their way into `arguments`: which ones a kernel is given, and how they are laid out.
+#include "src/plan/frame.h"
+
+namespace onepass::spec {
+
+std::string why_not_shape(const line& of, const shape& x, const std::string& name) {
+  const auto got = [&] { return ", got " + name + " of shape " + shape_text(x.sizes, x.dim); };
+  if (x.dim < of.least_dim()) return "'causal' needs a tensor of at least 2 dimensions" + got();
+  if (of.turns() && (x.dim == 0 || x.columns() % 2 != 0)) return "'rope' needs rows of an even length" + got();
+  return {};
+}
+
+frame::frame(const line& of, const spec::shape& x, dtype type) : of(of), shape(x), type(type) {
+  constexpr std::size_t kTensors = 8;  // more than most lines have
+  tensors_.reserve(kTensors);
+  fill_parameters(of, type, a);
+}
+
+void frame::operand_type(int operand, dtype its) {
+  operand_types[operand] = its;
+  boolean_masks |= std::uint64_t{its == dtype::boolean} << operand;
+}
+
+fit frame::lay_out(bool keeps_rows, std::vector<bool>& needs_copy) {
+  const bool flatten = !keeps_rows && !of.rowwise() && !of.depends_on_column();
+  const fit done = spec::lay_out(shape, tensors_, flatten, a, needs_copy);
+  flat_ = done == fit::rows && flatten && a.rows == 1;
+  return done;
+}
+
+imagined_frame::imagined_frame(const line& of, const std::int64_t (&sizes)[2], dtype x, dtype column, dtype mask,
+                               const memory& at)
+    : frame(of, {2, sizes}, x), memory_(at), strides_{at.row_stride, 1} {
+  for (int i = 0; i < of.operands; ++i) {
+    const bool is_mask = of.operand_word(i).about->kind == word_kind::mask;
+    operand_type(i, is_mask ? mask : is_column(i) ? column : x);
+  }
+}
+
+std::vector<operand_facts> imagined_frame::facts() const {
+  std::vector<operand_facts> all;
+  for (int i = 0; i < of.operands; ++i) all.push_back({operand_types[i], false});
+  return all;
+}
+
+void imagined_frame::enter_operand(int i, view& out) {
+  if (is_column(i)) out = {memory_.columns, {}, operand_types[i], 1};
+  else enter(operand_types[i], out);
+}
+
+void imagined_frame::forward(bool saves_statistics, bool keeps_rows) {
+  const auto any = [&](role what, int i, view& to) {
+    if (what == role::operand) enter_operand(i, to);
+    else enter(type, to);
+  };
+  forward_inputs(any), forward_outputs(true, any);
+  if (saves_statistics) a.statistics = memory_.columns;
+  finish(keeps_rows);
+}
+
+void imagined_frame::backward(const gradients& plan, bool again, bool keeps_rows) {
+  backward_inputs(backward_reads(of, again), [&](role what, int i, view& to) {
+    if (what == role::operand) enter_operand(i, to);
+    else enter(type, to);
+  });
+  if (again) enter(type, a.again);
+  backward_outputs(plan, [&](const gradient_output& output, view* to) {
+    if (to) enter(output.type, *to);
+  });
+  a.statistics = memory_.columns;
+  finish(keeps_rows);
+}
+
+void imagined_frame::finish(bool keeps_rows) {
+  std::vector<bool> needs_copy;
+  lay_out(keeps_rows, needs_copy);
+}
+
+}  // namespace onepass::spec

@@ -1,0 +1,103 @@
+// The tensors of one call on their way into `arguments`: which ones a kernel is given, and how they are laid out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/plan/layout.h"
+#include "src/plan/plan.h"
+
+namespace onepass::spec {
+
+enum class role { x, operand, result, kept, gradient, kept_gradient };
+
+// Where a line cannot take such an x, why.
+std::string why_not_shape(const line&, const shape& x, const std::string& name);
+
+class frame {
+ public:
+  // x's shape and dtype are those of the result, the kept values and their gradients.
+  frame(const line&, const spec::shape& x, dtype);
+  frame(const frame&) = delete;  // what is entered points here
+  frame& operator=(const frame&) = delete;
+
+  const line& of;
+  const spec::shape shape;
+  const dtype type;
+  arguments a{};
+  dtype operand_types[kMaxOperands] = {};  // known even where the value is not read
+  std::uint64_t boolean_masks = 0;         // bits by operand
+
+  dtype arithmetic() const { return type == dtype::f64 ? dtype::f64 : dtype::f32; }
+  bool empty() const { return shape.rows() == 0 || shape.columns() == 0; }
+  bool is_column(int operand) const { return of.operand_word(operand).about->operand == operand_kind::column; }
+  void operand_type(int operand, dtype);
+
+  // enter(role, its number, where it goes) for each tensor that a kernel reads or writes.
+  template <class Enter>
+  void forward_inputs(const Enter& enter) {
+    enter(role::x, 0, a.x);
+    for (int i = 0; i < of.operands; ++i) enter(role::operand, i, a.operand[i]);
+  }
+  // gives_result: else that is in someone else's hands.
+  template <class Enter>
+  void forward_outputs(bool gives_result, const Enter& enter) {
+    if (gives_result) enter(role::result, 0, a.y);
+    for (int k = 0; k < of.keeps; ++k) enter(role::kept, k, a.kept[k]);
+  }
+  template <class Enter>
+  void backward_inputs(const reads& read, const Enter& enter) {
+    enter(role::gradient, 0, a.y);
+    for (int k = 0; k < of.keeps; ++k) enter(role::kept_gradient, k, a.kept_gradient[k]);
+    if (read.x) enter(role::x, 0, a.x);
+    for (int i = 0; i < of.operands; ++i)
+      if (read.operands[static_cast<std::size_t>(i)]) enter(role::operand, i, a.operand[i]);
+    if (read.result) enter(role::result, 0, a.x);
+    if (read.kept >= 0) enter(role::kept, read.kept, a.kept[read.kept]);
+  }
+  // enter(output, where it goes); columns' are summed behind the kernel and have no place.
+  template <class Enter>
+  void backward_outputs(const gradients& plan, const Enter& enter) {
+    a.wants_column = plan.wants_column;
+    for (const gradient_output& output : plan.outputs)
+      enter(output, output.column ? nullptr : output.input == 0 ? &a.dx : &a.operand_gradient[output.input - 1]);
+  }
+
+  // One that broadcasts to x's shape; where its sizes and strides stand must stay.
+  void take(const strided& tensor) { tensors_.push_back(tensor); }
+  // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns,
+  // unless `keeps_rows`.
+  fit lay_out(bool keeps_rows, std::vector<bool>& needs_copy);
+  bool is_flat() const { return flat_; }  // one long row, after that
+
+ protected:
+  std::vector<strided> tensors_;
+
+ private:
+  bool flat_ = false;
+};
+
+// A call's arguments without its memory: all tensors at an address, rows at a distance. What kernels are chosen by.
+class imagined_frame : public frame {
+ public:
+  struct memory {
+    void *rows, *columns;  // where tensors and columns begin
+    std::int64_t row_stride;
+  };
+  imagined_frame(const line&, const std::int64_t (&sizes)[2], dtype x, dtype column, dtype mask, const memory&);
+  // A call is laid out as rows, or as the binding has it.
+  void forward(bool saves_statistics, bool keeps_rows);
+  void backward(const gradients&, bool again, bool keeps_rows);
+  std::vector<operand_facts> facts() const;
+
+ private:
+  void enter(dtype of, view& out) { take({memory_.rows, of, 2, shape.sizes, strides_, &out}); }
+  void enter_operand(int i, view& out);
+  void finish(bool keeps_rows);
+
+  const memory memory_;
+  const std::int64_t strides_[2];
+};
+
+}  // namespace onepass::spec

@@ -1,0 +1,169 @@
+"""The documentation is true: generated pages are current, code blocks run, links lead somewhere."""
+
+import ctypes
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import onepass
+from onepass import _native, docs
+from onepass.case import CASES
+
+ROOT = Path(__file__).resolve().parents[3]
+TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *TUTORIALS])
+
+
+def test_the_language_page_is_current():
+    assert (ROOT / "docs/language.md").read_text(encoding="utf-8") == docs.language(), "run `onepass docs`"
+
+
+def test_the_language_page_has_every_word():
+    page = docs.language()
+    for word in onepass.words():
+        assert f"| `{word.name}` |" in page
+
+
+def test_limits_of_a_line_are_as_stated():
+    (operands, numbers, keeps) = re.search(r"(\d+) operands, (\d+) numbers and (\d+) `keep`s", docs.language()).groups()
+    for word, most in (("add", operands), ("mul(2)", numbers), ("keep", keeps)):
+        onepass.Line(" | ".join([word] * int(most)))
+        with pytest.raises(onepass.LineError, match="at most"):
+            onepass.Line(" | ".join([word] * (int(most) + 1)))
+
+
+def run_blocks(path, namespace):
+    """A page's Python blocks, in order and in one namespace, as a reader would type them."""
+    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, path.name, "exec"), namespace)
+
+
+def test_readmes_blocks_run():
+    run_blocks(ROOT / "README.md", {})
+
+
+def test_the_language_pages_blocks_run():
+    x, residual = torch.randn(2, 3, 64).unbind()
+    gamma, beta, b, g = torch.randn(4, 64).unbind()
+    W, c = torch.randn(1, 64), torch.randn(1)
+    names = {"x": x, "residual": residual, "gamma": gamma, "beta": beta, "b": b, "g": g, "W": W, "c": c}
+    run_blocks(ROOT / "docs/language.md", {"onepass": onepass, "torch": torch, **names})
+
+
+def test_every_case_has_a_tutorial():
+    assert {page.stem for page in TUTORIALS} == set(CASES)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"docs/tutorials/{name}.md" in readme for name in CASES)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorials_blocks_run(page, one_clock, capsys):
+    if "plot=" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("matplotlib")
+    run_blocks(page, {})
+    assert "\npassed: " in capsys.readouterr().out
+
+
+def test_the_page_on_models_runs(capsys):
+    torch._dynamo.reset()
+    run_blocks(ROOT / "docs/models.md", {})
+    assert "worth a line" in capsys.readouterr().out
+
+
+def test_the_page_on_words_of_ones_own_runs():
+    try:
+        run_blocks(ROOT / "docs/own-words.md", {})
+    finally:
+        for name in onepass.defined_words():
+            onepass.undefine_word(name)
+
+
+CHECK = """
+#include <hwy/highway.h>
+#include "onepass/lane/cpu.h"
+#include "onepass/lane/math.h"
+#include "onepass/word/activation.h"
+ONEPASS_BEGIN
+extern "C" void softsign(const double* x, double* y, double* dx, int count) {
+  using L = vec<double>;
+  for (int i = 0; i < count; i += lanes<L>()) {
+    const L at = load_lane<L>(x + i);
+    store_lane(word::softsign::forward(at), y + i);
+    store_lane(word::softsign::backward(at, L(1)), dx + i);
+  }
+}
+ONEPASS_END
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_the_new_activation_of_the_guide_compiles(tmp_path):
+    """The struct and the list as docs/adding-a-word.md gives them, in a copy of the header; values against PyTorch."""
+    struct, names = re.findall(r"```cpp\n(.*?)```", (ROOT / "docs/adding-a-word.md").read_text(encoding="utf-8"), re.S)[
+        :2
+    ]
+    last = re.search(r", (\w+), (\w+)>;", names)
+    header = (ROOT / "include/onepass/word/activation.h").read_text(encoding="utf-8")
+    at_list = header.index("template <class... Words>")
+    header = header[:at_list] + struct + "\n" + header[at_list:]
+    assert header.count(f"{last[1]}>;") == 1, "the guide names another last activation than the header has"
+    header = header.replace(f"{last[1]}>;", f"{last[1]}, {last[2]}>;")
+    shutil.copytree(ROOT / "include/onepass", tmp_path / "onepass")
+    (tmp_path / "onepass/word/activation.h").write_text(header, encoding="utf-8")
+    source, library = tmp_path / "check.cc", tmp_path / "check.so"
+    source.write_text(CHECK, encoding="utf-8")
+    options = [
+        "-std=c++20",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-march=native",
+        "-DONEPASS_HIGHWAY",
+        "-DHWY_COMPILE_ONLY_STATIC",
+    ]
+    places = ["-I", str(tmp_path), "-I", str(_native.PACKAGE / "include")]
+    subprocess.run(["g++", *options, *places, str(source), "-o", str(library)], check=True)
+
+    x = torch.linspace(-30, 30, 1024, dtype=torch.float64, requires_grad=True)
+    y, dx = torch.empty_like(x), torch.empty_like(x)
+    ctypes.CDLL(str(library)).softsign(*(ctypes.c_void_p(t.data_ptr()) for t in (x, y, dx)), len(x))
+    expected = torch.nn.functional.softsign(x)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(dx, torch.autograd.grad(expected.sum(), x)[0])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_readmes_results_are_filled_between_the_markers(tmp_path, monkeypatch):
+    monkeypatch.setattr("onepass.bench.report.markdown", lambda results: f"table of {results['device']}\n")
+    begin, end = docs.RESULTS
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n\n{begin}\nold\n{end}\n\nafter\n")
+    for device in ("cuda", "cpu"):
+        (tmp_path / f"{device}.json").write_text(json.dumps({"device": device}))
+    assert docs.fill_readme(readme, tmp_path) == 2
+    assert readme.read_text() == f"before\n\n{begin}\n\ntable of cpu\n\ntable of cuda\n\n{end}\n\nafter\n"
+    filled = readme.read_text()
+    docs.fill_readme(readme, tmp_path)
+    assert readme.read_text() == filled
+    (tmp_path / "curve.json").write_text(json.dumps({"device": "cuda", "suite": "curve"}))
+    (tmp_path / "instructions.json").write_text(json.dumps({"instructions": {}}))
+    monkeypatch.setattr("onepass.bench.report.plot_curves", lambda _, directory: [directory / "cuda-softmax.svg"])
+    assert docs.fill_readme(readme, tmp_path) == 3
+    picture = "table of cuda\n\n![cuda-softmax](docs/pictures/cuda-softmax.svg)"
+    assert readme.read_text() == filled.replace("table of cuda", picture)
+    readme.write_text("no markers")
+    with pytest.raises(ValueError, match="markers"):
+        docs.fill_readme(readme, tmp_path)

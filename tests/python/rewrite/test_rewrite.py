@@ -1,0 +1,369 @@
+"""What is found in captured graphs: formulas in any order, chains and what may not be one, masks that are constant."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import onepass
+from captures import captured
+from onepass.graph.operations import operation
+from onepass.rewrite import fuse as fusing
+from onepass.rewrite.chains import Order, chains
+from onepass.rewrite.masks import name_masks
+
+
+def lines(function, *inputs):
+    """All that a line can say of it, the longest chains first."""
+    return [chain.line for chain in chains(captured(function, *inputs), lambda chain: float(len(chain.nodes)))]
+
+
+def agrees(function, *inputs):
+    """The lines with which fuse gives the same results and gradients."""
+    torch._dynamo.reset()
+    leaves = [[t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs] for _ in range(2)]
+    fused = onepass.fuse(function)
+    results = []
+    for call, tensors in zip((function, fused), leaves):
+        found = call(*tensors)
+        found = found if isinstance(found, tuple) else (found,)
+        sum((t * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view_as(t)).sum() for t in found).backward()
+        results.append([*found, *(t.grad for t in tensors if t.requires_grad)])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+    return [f.line for f in onepass.report(fused).lines]
+
+
+@pytest.fixture
+def every_line(monkeypatch):
+    monkeypatch.setattr(fusing, "gain_of", lambda chain, profile, training, then: float(len(chain.nodes)))
+
+
+X, R, W, B = torch.randn(6, 8), torch.randn(6, 8), torch.randn(8), torch.randn(8)
+C = math.sqrt(2 / math.pi)
+
+
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        (lambda x: 0.5 * x * (1 + torch.tanh(C * (x + 0.044715 * x**3))), "gelu_tanh"),
+        (lambda x: x * 0.5 * (1 + torch.tanh((x + 0.044715 * torch.pow(x, 3.0)) * C)), "gelu_tanh"),
+        (lambda x: 0.5 * (x * (torch.tanh(C * x * (1 + 0.044715 * x * x)) + 1)), "gelu_tanh"),
+        (lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))), "gelu"),
+        (lambda x: x * torch.sigmoid(1.702 * x), "quick_gelu"),
+        (lambda x: torch.sigmoid(x).mul(x), "silu"),
+        (lambda x: x * torch.tanh(F.softplus(x)), "mish"),
+        (lambda x: torch.square(F.relu(x)), "relu_squared"),
+        (lambda x: F.relu(x).pow(2), "relu_squared"),
+        (lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), "rms_norm(1e-06)"),
+        (lambda x: x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + 1e-5), None),
+        (lambda x: x / torch.sqrt((x**2).mean(dim=-1, keepdim=True) + 1e-5), "rms_norm(1e-05)"),
+        (
+            lambda x: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5),
+            "layer_norm(1e-05)",
+        ),
+    ],
+)
+def test_formulas(function, expected, every_line):
+    found = agrees(function, X)
+    if expected is not None:
+        assert found == [expected]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 0.5 * x * (1 + torch.tanh(0.7 * (x + 0.044715 * x**3))),
+        lambda x: x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6),
+        lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)),
+        lambda x: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6),
+        lambda x: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-5),
+        lambda x: x * torch.sigmoid(1.5 * x),
+    ],
+)
+def test_what_only_looks_like_a_formula(function, every_line):
+    words = " ".join(agrees(function, X))
+    assert not any(word in words for word in ("norm", "gelu"))
+
+
+def test_inner_values_that_are_used_elsewhere(every_line):
+    def function(x):
+        t = torch.tanh(C * (x + 0.044715 * x**3))
+        return 0.5 * x * (1 + t), t
+
+    assert not any("gelu" in line for line in agrees(function, X))
+
+
+def rotated(x, cos, sin, half=4):
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return (x * cos) + (turned * sin)
+
+
+def test_rotary_embedding(every_line):
+    """As transformers writes it, of queries and keys behind a transposition, with tables that broadcast."""
+    angles = torch.randn(1, 5, 8)
+
+    def function(q, k):
+        cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+        return rotated(q.view(2, 5, 3, 8).transpose(1, 2), cos, sin), rotated(k.view(2, 1, 5, 8), cos, sin)
+
+    assert agrees(function, torch.randn(2, 5, 24), torch.randn(2, 5, 8)) == ["rope", "rope"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, t: rotated(x, t[:3], t[3:], half=3),
+        lambda x, t: x * t[:3] + torch.cat((x[..., 4:], -x[..., :4]), -1) * t[3:],
+        lambda x, t: x * t[:3] + torch.cat((-x[..., 4:], x[..., :4]), -1) * (t[3:] + t.sum()),
+        lambda x, t: x * t[:3] - torch.cat((-x[..., 4:], x[..., :4]), -1) * t[3:],
+    ],
+)
+def test_what_only_looks_like_a_rotary_embedding(function, every_line):
+    """Other halves, another sign, and tables whose gradient somebody wants."""
+    assert "rope" not in agrees(function, torch.randn(3, 8), torch.randn(6, 8))
+
+
+def test_casts_stand_before_what_moves(every_line):
+    """Under autocast the keys of a narrow type are repeated, not those of float32; the result is that of a line."""
+
+    def whole(x, w, cos, sin):
+        q = rotated(F.linear(x, w).view(2, 5, 6, 8).transpose(1, 2), cos, sin)
+        k = rotated(F.linear(x, w[:16]).view(2, 5, 2, 8).transpose(1, 2), cos, sin)
+        k = k[:, :, None].expand(2, 2, 3, 5, 8).reshape(2, 6, 5, 8)
+        return F.scaled_dot_product_attention(q, k, k)
+
+    x, w = torch.randn(2, 5, 32), torch.randn(48, 32, requires_grad=True)
+    angles = torch.randn(5, 8)
+    fused = onepass.fuse(whole)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = fused(x, w, angles.cos(), angles.sin()), whole(x, w, angles.cos(), angles.sin())
+    assert [f.line for f in onepass.report(fused).lines][:2] == ["rope", "rope"] and found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+    up = torch.randn_like(found)
+    torch.testing.assert_close(*(torch.autograd.grad(y, w, up)[0] for y in (found, expected)), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "function, inputs, expected",
+    [
+        (lambda x, r, w, b: F.layer_norm(x + r, (8,), w, b), (X, R, W, B), ["add | layer_norm(1e-05) | scale | bias"]),
+        (lambda x, r, w: F.rms_norm(x + r, (8,), w), (X, R, W), ["add | rms_norm | scale"]),
+        (lambda x, u: F.silu(x) * u, (X, R), ["gate(silu)"]),
+        (lambda x, u: u * F.gelu(x, approximate="tanh"), (X, R), ["gate(gelu_tanh)"]),
+        (lambda x, m: torch.softmax(x * 0.125 + m, -1), (X, R), ["mul(0.125) | add | softmax"]),
+        (lambda x, w, b: F.leaky_relu(x * w + b, 0.2), (X, W, B), ["scale | bias | leaky_relu(0.2)"]),
+        (lambda x: F.elu(x / 4), (X,), ["mul(0.25) | elu(1.0)"]),
+        (lambda x, b: F.gelu((x + b).view(2, 3, 8)).reshape(6, 8), (X, B), ["bias | gelu"]),
+        (lambda x: F.layer_norm(F.layer_norm(x, (8,)), (8,)), (X,), ["layer_norm(1e-05)", "layer_norm(1e-05)"]),
+        (lambda x: F.layer_norm(x.view(3, 16), (16,)), (X,), ["layer_norm(1e-05)"]),
+        (lambda x: F.layer_norm(x, (6, 8)), (X,), []),
+        (lambda x: torch.softmax(x, 0), (X,), []),
+        (lambda x, r: x.transpose(0, 1) + r.transpose(0, 1), (X, R), ["add"]),
+        (lambda x, r: torch.add(x, r, alpha=2), (X, R), []),
+    ],
+)  # fmt: skip
+def test_chains(function, inputs, expected):
+    assert lines(function, *inputs) == expected
+
+
+def test_a_value_that_others_need_is_kept(every_line):
+    def block(x, r, w):
+        h = x + r
+        return h + F.rms_norm(h, (8,), w, 1e-6)
+
+    assert agrees(block, X, R, W)[0] == "add | keep | rms_norm(1e-06) | scale"
+
+
+def test_what_an_operand_is_made_of(every_line):
+    """The gate is made of the very value that it gates."""
+
+    def function(x, w):
+        y = F.silu(x)
+        return y * (y @ w)
+
+    agrees(function, X, torch.randn(8, 8))
+
+
+def test_what_is_overwritten_is_read_before(every_line):
+    def function(x, r):
+        y = x * 2.0
+        z = y + r
+        y.add_(1.0)
+        return torch.tanh(z), y
+
+    agrees(function, X, R)
+
+    def later(x, r):
+        x = x * 2.0
+        y = x + 1.0 * r
+        x.add_(1.0)
+        return F.gelu(y), x
+
+    agrees(later, X, R)
+
+
+def test_a_dimension_is_no_flag(every_line):
+    """1 equals True, and is no `inplace`."""
+    assert agrees(lambda x: F.gelu(x * 2.0).unsqueeze(1).sum(1), X) == ["mul(2.0) | gelu"]
+
+
+def test_in_place_operators_of_new_tensors(every_line):
+    def function(x, w, r):
+        y = x @ w
+        y += r
+        return F.relu(y, inplace=True)
+
+    assert agrees(function, X, torch.randn(8, 8), R) == ["add | relu"]
+
+
+def test_nothing_else_is_overwritten(every_line):
+    """A view's base is not."""
+
+    def function(x):
+        y = x * 1.0
+        view = y.view(48)
+        view += 1.0
+        return F.relu(y)
+
+    agrees(function, X)
+
+
+def test_a_line_stands_where_gradients_are_recorded(every_line):
+    """Pegasus makes its positions without: the line of what they are added to comes behind."""
+
+    def function(x, r):
+        y = x * 2.0
+        with torch.no_grad():
+            positions = torch.sin(r)
+        return F.gelu(y + positions) + r
+
+    assert agrees(function, X, R) == ["mul(2.0) | add | gelu | add"]
+
+
+def test_what_has_no_gradient_gets_none(every_line):
+    def function(x, r):
+        with torch.no_grad():
+            y = torch.tanh(x * 2.0)
+        return F.gelu(y + r) + x
+
+    assert agrees(function, X, R) == ["add | gelu | add"]
+
+
+def test_autocasts_are_apart():
+    def function(x, w):
+        y = x * 2.0
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inner = F.relu(y + w)
+        return torch.sigmoid(inner + y)
+
+    assert lines(function, X, W) == ["mul(2.0)", "bias | relu", "add | sigmoid"]
+
+
+def test_within_vmap_nothing_is_fused(every_line):
+    """Its tensors have no memory of their own; before it and behind it lines are found as ever."""
+
+    def function(x, r):
+        y, overwritten = F.gelu(x + r), r.clone()
+        overwritten.mul_(2.0)
+        z = torch.vmap(lambda row: torch.tanh(row + 1.0) * row)(y)
+        return torch.sigmoid(z + r), overwritten
+
+    assert agrees(function, X, R) == ["add | gelu", "add | sigmoid"]
+
+
+def test_mixed_dtypes(every_line):
+    """A line's results have x's dtype: a sum of bfloat16 and float32 is one of float32."""
+    x, r = torch.randn(4, 8, dtype=torch.bfloat16), torch.randn(4, 8)
+    assert lines(lambda x, r: F.relu(x + r), x, r) == ["add | relu"]
+    graph = captured(lambda x, r: F.relu(x + r), x, r)
+    (chain,) = chains(graph, lambda chain: float(len(chain.nodes)))
+    assert chain.x.meta["example_value"].dtype == torch.float32
+    norm = lambda x, w: (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w  # noqa: E731
+    assert lines(norm, x, torch.randn(8, dtype=torch.bfloat16)) == ["rms_norm(1e-06) | scale"]
+
+
+def test_shapes_that_broadcast(every_line):
+    x, one, row = torch.randn(2, 3, 8), torch.randn(2, 1, 8), torch.randn(8)
+    assert agrees(lambda x, one, row: F.relu(x + one) * row, x, one, row) == ["add | relu | scale"]
+    assert agrees(lambda x, one: F.relu(one + x), x, one) == ["add | relu"]
+    agrees(lambda x, one: F.relu(one) + x, x, one)
+
+
+def attention_with(mask_of):
+    def function(q):
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask_of(q.shape[-2], q))
+
+    return function
+
+
+def causal_by_index(n, q):
+    index = torch.arange(n, device=q.device)
+    return (index[None, None, None, :] <= index[None, None, :, None]).expand(2, 1, n, n)
+
+
+@pytest.mark.parametrize(
+    "mask_of, expected",
+    [
+        (causal_by_index, True),
+        (lambda n, q: torch.ones(n, n, dtype=torch.bool).tril(), True),
+        (lambda n, q: torch.full((n, n), -math.inf).triu(1), True),
+        (lambda n, q: torch.ones(n, n, dtype=torch.bool), False),
+        (lambda n, q: torch.ones(n, n, dtype=torch.bool).tril(1), None),
+        (lambda n, q: torch.zeros(n, n).tril(), False),
+        (lambda n, q: torch.ones(n, n).tril(), None),
+        (lambda n, q: q[0, 0, :, :1] > 0, None),
+        (lambda n, q: torch.rand(n, n) > 0.0, None),
+    ],
+)
+def test_masks(mask_of, expected):
+    q = torch.randn(2, 2, 5, 4)
+    graph = captured(attention_with(mask_of), q)
+    assert name_masks(graph) == int(expected is not None)
+    (node,) = [n for n in graph.nodes if (op := operation(n)) is not None and op.name == "attention"]
+    _, _, _, mask, _, is_causal, *_ = operation(node).arguments
+    assert (mask is None) == (expected is not None) and is_causal == bool(expected)
+
+
+def test_place():
+    """A line stands behind what it takes, and before what asks for its results."""
+
+    def function(x, r):
+        y = F.relu(x)
+        z = torch.cumsum(y, 0)
+        return F.rms_norm(y + torch.cumsum(r, 0), (8,)), z
+
+    graph = captured(function, X, R)
+    for chain in chains(graph, lambda chain: float(len(chain.nodes))):
+        assert Order(graph).place(chain) is not None
+
+
+def split_stack(x, norm, w, b):
+    pieces = [torch.tanh(norm(piece.view(4, 8))) for piece in torch.split(x, 32)]
+    return F.relu(F.linear(torch.stack(pieces), w, b))
+
+
+def test_a_loop_over_pieces(every_line):
+    norm = torch.nn.LayerNorm(8, eps=0.0, elementwise_affine=False)
+    x, w, b = torch.randn(96), torch.randn(1, 8), torch.randn(1)
+    found = agrees(lambda x, w, b: split_stack(x, norm, w, b), x, w, b)
+    assert found in (["layer_norm(0.0) | tanh | linear | bias | relu"], ["layer_norm(0.0) | tanh", "bias | relu"])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.stack([F.gelu(p) for p in x.unbind()]),
+        lambda x: torch.stack([F.gelu(p) * 2.0 for p in x.chunk(3)]),
+        lambda x: torch.stack([F.layer_norm(p, (8,)) for p in torch.unbind(x, 1)]),
+        lambda x: torch.stack([F.gelu(p) for p in x.unbind()][::-1]),
+        lambda x: torch.stack([F.gelu(p) if i else F.relu(p) for i, p in enumerate(x.unbind())]),
+        lambda x: torch.stack([F.gelu(p) for p in x.unbind()], 1),
+        lambda x: torch.stack([torch.softmax(p, -1) for p in torch.split(x, 2)]),
+        lambda x: torch.stack([torch.softmax(p, 0) for p in torch.split(x, 2)]),
+        lambda x: torch.stack([torch.softmax(p, 1) for p in x.unbind()]),
+    ],
+)
+def test_loops_over_pieces(function, every_line):
+    agrees(function, torch.randn(6, 4, 8))

@@ -1,0 +1,130 @@
+"""Every word of the vocabulary: error ratio forward and backward, and gradcheck in fp64."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import onepass
+from helpers import DTYPES, check_line, make_inputs, words_of
+
+pytestmark = pytest.mark.quick
+
+# The shortest line that shows the word. An activation follows a bias: that line is compiled ahead of time.
+LINES = {
+    "bias": "bias | tanh",
+    "scale": "scale",
+    "mul": "mul(0.7)",
+    "add": "add",
+    "dropout": "dropout(0.25)",
+    "mask": "mask | softmax",
+    "causal": "causal | softmax",
+    "rope": "rope",
+    "keep": "keep",
+    "layer_norm": "layer_norm(1e-5)",
+    "rms_norm": "rms_norm(1e-6)",
+    "softmax": "softmax",
+}
+VOCABULARY = [word for word in onepass.words() if word.kind != "contraction"]
+ACTIVATIONS = [word.name for word in VOCABULARY if word.kind == "activation"]
+PARAMETERS = {"elu": "elu(0.7)", "leaky_relu": "leaky_relu(0.2)"}
+
+
+def lines():
+    for word in VOCABULARY:
+        if word.kind == "activation":
+            yield f"bias | {PARAMETERS.get(word.name, word.name)}"
+        elif word.kind == "gate":
+            yield from (f"gate({PARAMETERS.get(name, name)})" for name in ACTIVATIONS)
+        else:
+            yield LINES[word.name]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("line", list(lines()))
+def test_error_is_no_more_than_pytorchs(line, dtype, device):
+    check_line(line, make_inputs(line, (37, 200), dtype, device))
+
+
+@pytest.mark.parametrize("line", ["bias | gelu", "layer_norm(1e-5) | scale | bias", "rms_norm(1e-6) | scale", "scale"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_float32_parameters_with_16_bit_activations(line, dtype, device):
+    inputs = make_inputs(line, (37, 200), dtype, device, parameter_dtype=torch.float32)
+    _, grads = check_line(line, inputs)
+    assert all(g.dtype == torch.float32 for g in grads[1:])
+
+
+@pytest.mark.parametrize("line", ["bias | gelu", "gate(silu)", "layer_norm(1e-5) | scale | bias", "softmax"])
+def test_float64(line, device):
+    """fp64 has fp64 arithmetic: an fp32 path would be wrong by 1e-7."""
+    check_line(line, make_inputs(line, (5, 67), torch.float64, device))
+
+
+def test_additive_mask(device):
+    line = "mask | softmax"
+    inputs = make_inputs(line, (6, 9, 70), torch.float32, device, bool_mask=False)
+    _, (dx, dmask) = check_line(line, inputs)
+    assert torch.equal(dx, dmask)
+
+
+@pytest.mark.parametrize("line", list(lines()))
+def test_gradcheck(line, device):
+    inputs = make_inputs(line, (3, 6 if line == "rope" else 5), torch.float64, device, seed=3)
+    held = {i: t for i, t in enumerate(inputs.operands) if not t.requires_grad}
+
+    def function(x, *differentiable):
+        given = iter(differentiable)
+        operands = [held[i] if i in held else next(given) for i in range(len(inputs.operands))]
+        generator = torch.Generator(device).manual_seed(5)
+        return onepass.fused(line, x, *operands, generator=generator)
+
+    assert gradcheck(function, tuple(inputs.differentiable))
+
+
+def test_gradcheck_of_an_additive_mask(device):
+    inputs = make_inputs("mask | softmax", (3, 5), torch.float64, device)
+    mask = torch.randn(3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    assert gradcheck(lambda x, m: onepass.fused("mask | softmax", x, m), (inputs.x, mask))
+
+
+@pytest.mark.parametrize("line", ["add | keep | layer_norm(1e-5) | scale | bias", "keep | add | keep | softplus | add"])
+def test_gradcheck_of_kept_values(line, device):
+    inputs = make_inputs(line, (3, 5), torch.float64, device)
+    assert gradcheck(lambda x, *operands: onepass.fused(line, x, *operands), tuple(inputs.tensors))
+
+
+def test_default_numbers():
+    defaults = {"layer_norm": 1e-5, "dropout": 0.5, "elu": 1.0, "leaky_relu": 0.01}
+    for name, default in defaults.items():
+        assert words_of(name)[0].parameters == (default,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_rms_norm_without_eps_adds_what_torch_adds(dtype, device):
+    """Rows so small that eps decides the result."""
+    x = torch.full((4, 64), 3e-4, dtype=dtype, device=device)
+    ours = onepass.fused("rms_norm", x)
+    torch.testing.assert_close(ours, torch.nn.functional.rms_norm(x, (64,)))
+
+
+def test_numbers_are_not_part_of_the_kernel(device):
+    """Two lines that differ in a number only: the second must not run with the first one's."""
+    x = torch.randn(7, 33, device=device)
+    for factor in (0.7, -3.0):
+        torch.testing.assert_close(onepass.fused(f"mul({factor})", x), x * factor)
+
+
+def test_kept_values_come_in_order(device):
+    x, r, s = (torch.randn(4, 40, device=device) for _ in range(3))
+    line = "keep | add | keep | softplus | add"
+    result, first, second = onepass.fused(line, x, r, s)
+    assert torch.equal(first, x) and torch.equal(second, x + r)
+    torch.testing.assert_close(result, torch.nn.functional.softplus(x + r) + s)
+
+
+def test_keep_rounds_what_the_rest_of_the_line_sees(device):
+    """The result is what the row word gives of the kept tensor, to the bit."""
+    x, r = (torch.randn(8, 96, device=device, dtype=torch.bfloat16) for _ in range(2))
+    w = torch.randn(96, device=device)
+    y, h = onepass.fused("add | keep | rms_norm(1e-6) | scale", x, r, w)
+    assert torch.equal(h, x + r)
+    assert torch.equal(y, onepass.fused("rms_norm(1e-6) | scale", h, w))
