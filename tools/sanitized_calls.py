@@ -241,12 +241,12 @@ def linear_lines() -> None:
 
 def attention() -> None:
     masked, causal = "scores | mul(0.125) | mask | softmax", "scores | mul(0.125) | causal | softmax"
-    both = "gradients_of_queries gradients_of_keys"
-    by_warps = "attention_by_warps warp_gradients_of_queries warp_gradients_of_keys"
-    scores("scores by warps", "scores_forward", masked, (2, 2, 37, 64), 129, how="resident")
+    both = "attention_backward_queries_sm90 attention_backward_keys_sm90"
+    by_warps = "attention_forward_sm80 attention_backward_queries_sm80 attention_backward_keys_sm80"
+    scores("scores by warps", "probabilities_forward_sm80", masked, (2, 2, 37, 64), 129, how="resident")
     scores(
         "scores by warps, deep",
-        "scores_forward",
+        "probabilities_forward_sm80",
         "scores | mul(0.1) | softmax",
         (2, 2, 37, 256),
         131,
@@ -255,25 +255,40 @@ def attention() -> None:
     )
     scores("scores, causal", "attention_forward", causal, (2, 2, 150, 64), 264, how="resident")
     scores("scores, deep", "attention_forward", masked, (2, 2, 150, 192), 264, how="resident")
-    scores("held", "held_scores_forward", masked, (2, 2, 150, 64), 136, how="resident")
+    scores("held", "probabilities_forward_sm90", masked, (2, 2, 150, 64), 136, how="resident")
     scores(
-        "held, one block", "held_scores_forward", "scores | mul(0.1) | softmax", (2, 2, 150, 64), 128, how="resident"
+        "held, one block",
+        "probabilities_forward_sm90",
+        "scores | mul(0.1) | softmax",
+        (2, 2, 150, 64),
+        128,
+        how="resident",
     )
     scores(
-        "held, in a cluster", "held_scores_forward gradients_of_scores", masked, (2, 2, 150, 64), 520, how="resident"
+        "held, in a cluster",
+        "probabilities_forward_sm90 probabilities_backward_sm90",
+        masked,
+        (2, 2, 150, 64),
+        520,
+        how="resident",
     )
-    scores("held, in a cluster of sixteen", "held_scores_forward gradients_of_scores",
+    scores("held, in a cluster of sixteen", "probabilities_forward_sm90 probabilities_backward_sm90",
            "scores | mul(0.1) | softmax", (1, 2, 70, 64), 4096, F16, how="resident")  # fmt: skip
     scores(
-        "held, four warpgroups", "held_scores_forward", f"{masked} | dropout(0.3)", (1, 2, 70, 64), 4096, how="resident"
+        "held, four warpgroups",
+        "probabilities_forward_sm90",
+        f"{masked} | dropout(0.3)",
+        (1, 2, 70, 64),
+        4096,
+        how="resident",
     )
-    scores("probabilities, one block", "gradients_of_scores", "scores | mul(0.1) | softmax", (3, 150, 64), 128)
-    scores("probabilities, deep", "gradients_of_scores", masked, (2, 2, 150, 128), 512)
-    scores("probabilities, strips shared", "gradients_of_scores add_key_parts", masked, (1, 2000, 64), 1000)
+    scores("probabilities, one block", "probabilities_backward_sm90", "scores | mul(0.1) | softmax", (3, 150, 64), 128)
+    scores("probabilities, deep", "probabilities_backward_sm90", masked, (2, 2, 150, 128), 512)
+    scores("probabilities, strips shared", "probabilities_backward_sm90 add_key_gradients", masked, (1, 2000, 64), 1000)
     for mask in (False, True):
-        add(f"attention_scores{', mask' * mask}", "held_scores_forward gradients_of_scores add_key_parts",
-            attention_scores(mask))  # fmt: skip
-    add("keys left out", "held_scores_forward", keys_left_out)
+        kernels = "probabilities_forward_sm90 probabilities_backward_sm90 add_key_gradients"
+        add(f"attention_scores{', mask' * mask}", kernels, attention_scores(mask))
+    add("keys left out", "probabilities_forward_sm90", keys_left_out)
     values = f"{masked} | values"
     scores("values", f"attention_forward {both}", values, (2, 2, 130, 64), 136, values=64, how="streamed")
     scores("values, added mask", f"attention_forward {both}", values, (2, 2, 130, 64), 264, F16, values=32,

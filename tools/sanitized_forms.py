@@ -30,7 +30,7 @@ FORMS = {
         "in a warp": r"kAcross = (8|16|32);[\s\S]*kCluster = 1;",
         "in a block": r"kAcross = (64|128|256|512|1024);[\s\S]*kCluster = 1;",
         "in a cluster": r"kCluster = [2-8];",
-        "made again": r"kComputesAgain = true",
+        "made again": r"kRecomputes = true",
         "two rows in flight": r"kAhead = true",
         "rows ahead": r"kStages = [1-9]",
         "statistics alone": r"kOnlyStatistics = true",
@@ -43,7 +43,7 @@ FORMS = {
         "in a block": r"kAcross = (64|128|256|512|1024);[\s\S]*kCluster = 1;",
         "in a cluster": r"kCluster = [2-8];",
         "in a cluster of sixteen": r"kCluster = 16;",
-        "made again": r"kComputesAgain = true",
+        "made again": r"kRecomputes = true",
         "two rows in flight": r"kAhead = true",
         "sums in shared memory": r"kSumsInRegisters = false",
         "one part": r"kOnePart = true",
@@ -67,34 +67,34 @@ FORMS = {
     },
     "streamed_forward": {"one tile of rows": r"kRowTiles = 1;", "two": r"kRowTiles = 2;"},
     "few_features_forward": {"float": r"arithmetic = float", "float64": r"arithmetic = double"},
-    "attention_by_warps": {"causal": r"kCausal = 1;", "all keys": r"kCausal = 0;"},
+    "attention_forward_sm80": {"causal": r"kCausal = 1;", "all keys": r"kCausal = 0;"},
     "attention_forward": {
-        "with values": r"kValuePanels = [1-9]",
-        "scores alone": r"kValuePanels = 0;",
+        "with values": r"kValueAtoms = [1-9]",
+        "scores alone": r"kValueAtoms = 0;",
         "causal": r"kCausal = 1;",
-        "deep": r"kPanels = [34];",
+        "deep": r"kAtoms = [34];",
     },
-    "held_scores_forward": {
+    "probabilities_forward_sm90": {
         "one block": r"kKeyMasks[\s\S]*__launch_bounds__\(\d+, \d+\) onepass",
         "in a cluster": r"__cluster_dims__\([2-8],",
         "in a cluster of sixteen": r"__cluster_dims__\(16,",
         "keys left out": r"kKeyMasks = [1-9]",
     },
-    "gradients_of_scores": {
+    "probabilities_backward_sm90": {
         "one block": r"__cluster_dims__\(1,",
         "in a cluster": r"__cluster_dims__\([2-8],",
         "in a cluster of sixteen": r"__cluster_dims__\(16,",
-        "deep": r"kPanels = 2;",
+        "deep": r"kAtoms = 2;",
     },
-    "gradients_of_queries": {"causal": r"kCausal = 1;", "deep": r"kAhead = 0;", "all keys": r"kCausal = 0;"},
-    "gradients_of_keys": {
+    "attention_backward_queries_sm90": {"causal": r"kCausal = 1;", "deep": r"kAhead = 0;", "all keys": r"kCausal = 0;"},
+    "attention_backward_keys_sm90": {
         "causal": r"kCausal = 1;",
         "keys alone": r"kWantsKeys = 1;\s*static constexpr int kWantsValues = 0;",
         "values alone": r"kWantsKeys = 0;\s*static constexpr int kWantsValues = 1;",
         "both": r"kWantsKeys = 1;\s*static constexpr int kWantsValues = 1;",
     },
-    "warp_gradients_of_queries": {"causal": r"kCausal = 1;", "all keys": r"kCausal = 0;"},
-    "warp_gradients_of_keys": {"causal": r"kCausal = 1;", "all keys": r"kCausal = 0;"},
+    "attention_backward_queries_sm80": {"causal": r"kCausal = 1;", "all keys": r"kCausal = 0;"},
+    "attention_backward_keys_sm80": {"causal": r"kCausal = 1;", "all keys": r"kCausal = 0;"},
 }  # fmt: skip
 
 

@@ -80,9 +80,6 @@ def _load() -> ctypes.CDLL:
     library.onepass_cuda_prebuild.argtypes = [
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
     ]  # fmt: skip
-    library.onepass_why_not_grouped.argtypes = [
-        ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p
-    ]  # fmt: skip
     library.onepass_open_autograd.argtypes = [*[ctypes.c_char_p] * 3, ctypes.c_bool]
     library.onepass_cache.argtypes = [ctypes.c_char_p]
     library.onepass_configure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, FIND_NVRTC, WARN]

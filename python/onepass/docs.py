@@ -190,9 +190,9 @@ under `torch.compile` and `torch.func`.
 Other tensors may have any leading shapes, addresses and strides. They are one operator forward and one backward,
 nothing is copied, and with `stack=True` results are written where they stand in the one tensor. On CUDA each tensor
 has blocks of one launch, as many as its rows ask for, some 40 tensors a launch; those that are aligned, strided or
-broadcast unlike others are in launches of their own, since a kernel is compiled for that. For lines with `linear`,
-tensors of one shape are stacked first, or rows put behind each other, which costs a copy of them; where their operands
-or shapes differ, and for lines that begin with `scores`, each input is a call of its own.
+broadcast unlike others are in launches of their own, since a kernel is compiled for that. For lines with
+`linear`, tensors are stacked or put behind each other first, which costs a copy of them; where their operands differ,
+and for lines that begin with `scores`, each input is a call of its own.
 
 An operand in a list has one dtype. Dropout's masks are those of all inputs taken together, in their order.
 

@@ -15,8 +15,8 @@ inline constexpr const char* kKernels[] = {
     // linear
     "linear_forward", "fold", "streamed_forward", "resident_forward", "few_features_forward", "few_features_backward",
     // scores and values
-    "scores_forward", "attention_by_warps", "attention_forward", "held_scores_forward", "gradients_of_scores",
-    "add_key_parts", "gradients_of_queries", "gradients_of_keys", "warp_gradients_of_queries",
-    "warp_gradients_of_keys"};
+    "probabilities_forward_sm80", "attention_forward_sm80", "attention_forward", "probabilities_forward_sm90",
+    "probabilities_backward_sm90", "add_key_gradients", "attention_backward_queries_sm90",
+    "attention_backward_keys_sm90", "attention_backward_queries_sm80", "attention_backward_keys_sm80"};
 
 }  // namespace onepass::cuda

@@ -27,8 +27,8 @@ TEST(Scores, BlocksShareAllRows) {
           const int64 rows_of_block = p.threads / 4 * p.rows_of_thread;
           EXPECT_LE(p.blocks_per_sm * static_cast<int>(p.shared_bytes), chip.shared_per_block);
           EXPECT_EQ(p.tile % 32, 0);
-          EXPECT_EQ(p.behind.lanes, 8);
-          EXPECT_GE(p.before.held_lanes * 32, depth);
+          EXPECT_EQ(p.behind.vector_size, 8);
+          EXPECT_GE(p.before.held_vectors * 32, depth);
           EXPECT_GE(p.blocks_of_batch * rows_of_block, rows);
           EXPECT_LT((p.blocks_of_batch - 1) * rows_of_block, rows) << "a block without rows";
           EXPECT_EQ(p.grid, 6 * p.blocks_of_batch);

@@ -74,7 +74,7 @@ TEST(Configuration, FewThreadsAreWithoutNumbers) {
       const call c = call_of(spec::parse("bias | gelu"), backward, dtype::bf16, dtype::bf16, 4096, columns, {});
       const plan p = choose(c.r, c.a, facts_of("sm_90a")).front();
       const int64 warps = (p.with.across * p.with.down + 31) / 32;
-      EXPECT_GE(columns * p.with.down * 8, p.grid_x * warps * 32 * p.with.lanes * 7) << c;
+      EXPECT_GE(columns * p.with.down * 8, p.grid_x * warps * 32 * p.with.vector_size * 7) << c;
     }
   }
 }
@@ -91,13 +91,13 @@ TEST(Configuration, ClustersStayWithinTheChip) {
 TEST(Configuration, RowsAreCovered) {
   each_plan([](const call& c, const plan& p, const device_facts&) {
     const configuration& with = p.with;
-    const int64 numbers_across = int64{with.across} * with.lanes;
+    const int64 numbers_across = int64{with.across} * with.vector_size;
     if (c.r.rowwise && with.of != part::tiles) {
       const int64 parts = with.of == part::parts ? p.grid_x / c.a.rows : 1;
-      EXPECT_TRUE(with.of != part::whole || with.cluster * with.held_lanes * numbers_across >= c.a.columns) << c;
+      EXPECT_TRUE(with.of != part::whole || with.cluster * with.held_vectors * numbers_across >= c.a.columns) << c;
       EXPECT_TRUE(with.of != part::parts || parts * p.row_columns >= c.a.columns) << c;
-      EXPECT_LE(with.whole_lanes * with.cluster * numbers_across, c.a.columns) << c;
-      EXPECT_EQ(p.row_columns % (with.held_lanes * numbers_across), 0) << c << ": lanes would be in two parts";
+      EXPECT_LE(with.whole_vectors * with.cluster * numbers_across, c.a.columns) << c;
+      EXPECT_EQ(p.row_columns % (with.held_vectors * numbers_across), 0) << c << ": lanes would be in two parts";
       EXPECT_EQ(p.grid_x % static_cast<unsigned>(with.cluster), 0u) << c;
     } else if (with.flat) {
       EXPECT_TRUE(c.a.rows == 1 && c.r.wants_column == 0) << c;
@@ -119,9 +119,10 @@ TEST(Configuration, GridsStayWithinLimits) {
 TEST(Configuration, AccessesAreAlignedAndNeverCrossTheRow) {
   each_plan([](const call& c, const plan& p, const device_facts&) {
     const int access = p.with.access;
-    const int bytes = p.with.lanes * size_of(c.r.x);
-    EXPECT_TRUE(bytes == 16 || (access == p.with.lanes && bytes >= 4)) << c << ": only whole accesses make short lanes";
-    EXPECT_TRUE(std::has_single_bit(static_cast<unsigned>(access)) && access <= p.with.lanes) << c;
+    const int bytes = p.with.vector_size * size_of(c.r.x);
+    EXPECT_TRUE(bytes == 16 || (access == p.with.vector_size && bytes >= 4))
+        << c << ": only whole accesses make short lanes";
+    EXPECT_TRUE(std::has_single_bit(static_cast<unsigned>(access)) && access <= p.with.vector_size) << c;
     EXPECT_EQ(c.a.columns % access, 0) << c;
     const auto aligned = [&](const view& v) {
       const auto bytes = static_cast<std::uintptr_t>(std::min(access * size_of(v.type), 16));
@@ -172,10 +173,10 @@ TEST(Configuration, ExpandedTensorsDoNotLimitAccesses) {
 TEST(Configuration, RegistersHoldTheRowAndItsSums) {
   each_plan([](const call& c, const plan& p, const device_facts&) {
     if (!c.r.rowwise) return;
-    const int wide = c.r.x == dtype::f64 ? 2 : 1, row = p.with.held_lanes * p.with.lanes * wide;
+    const int wide = c.r.x == dtype::f64 ? 2 : 1, row = p.with.held_vectors * p.with.vector_size * wide;
     const bool adds = p.with.of == part::whole && p.with.sums_in_registers;
     const int sums = adds ? row * std::popcount(c.r.wants_column) : 0;
-    const int held = p.with.computes_again ? 0 : c.r.backward ? 2 : 1;  // values of each number
+    const int held = p.with.recomputes ? 0 : c.r.backward ? 2 : 1;  // values of each number
     const int registers = row * held + sums + 32;
     EXPECT_LE(registers, 255) << c;
     EXPECT_LE(registers * p.with.across * p.with.down, 65536) << c;
@@ -188,18 +189,19 @@ TEST(Configuration, SharedMemoryFitsTheChip) {
     const configuration& with = p.with;
     const int warps = std::max(with.across / 32, 1), reduction = 3 * warps * with.cluster * 3 * number;
     EXPECT_LE(static_cast<int>(p.shared_bytes) + reduction, chip.shared_per_block) << c;
-    const int64 lanes = int64{with.held_lanes} * with.across * with.down;
-    const int64 sums = with.sums_in_registers ? 0 : std::popcount(c.r.wants_column) * lanes * with.lanes * number;
-    const int64 windows = int64{with.across} * std::max(with.held_lanes, 1) + (with.access < with.lanes ? 8 : 0);
-    const int64 copied = with.stages * std::popcount(with.streams) + std::popcount(with.brought_once);
+    const int64 lanes = int64{with.held_vectors} * with.across * with.down;
+    const int64 sums = with.sums_in_registers ? 0 : std::popcount(c.r.wants_column) * lanes * with.vector_size * number;
+    const int64 windows =
+        int64{with.across} * std::max(with.held_vectors, 1) + (with.access < with.vector_size ? 8 : 0);
+    const int64 copied = with.stages * std::popcount(with.streams) + std::popcount(with.loaded_once);
     const int64 staged = std::popcount(with.staged) * std::max(with.unroll, 1);
     const bool writes = with.of == part::whole || with.of == part::tiles;
-    EXPECT_EQ(p.shared_bytes, static_cast<unsigned>(sums + (copied + (writes ? staged : 0)) * windows * with.lanes *
-                                                               size_of(c.r.x) * with.down))
+    EXPECT_EQ(p.shared_bytes, static_cast<unsigned>(sums + (copied + (writes ? staged : 0)) * windows *
+                                                               with.vector_size * size_of(c.r.x) * with.down))
         << c;
-    EXPECT_TRUE(with.staged == 0 || with.access < with.lanes) << c << ": lanes that are stored as they are";
-    EXPECT_TRUE(with.stages > 0 || (with.streams == 0 && with.brought_once == 0)) << c;
-    EXPECT_EQ(with.streams & with.brought_once << 2, 0u) << c << ": operands are streams from number 2 on";
+    EXPECT_TRUE(with.staged == 0 || with.access < with.vector_size) << c << ": lanes that are stored as they are";
+    EXPECT_TRUE(with.stages > 0 || (with.streams == 0 && with.loaded_once == 0)) << c;
+    EXPECT_EQ(with.streams & with.loaded_once << 2, 0u) << c << ": operands are streams from number 2 on";
     EXPECT_TRUE(with.ahead == 0 || with.stages != 1) << c << ": two rows are in flight";
     EXPECT_TRUE(p.parts == 0 || p.with.sums_in_registers || p.with.down == 1) << c << ": rows would share sums";
   });

@@ -43,7 +43,7 @@ class imagined_attention {
     return {.of = call,
             .gradients = rows_of(of_.rows, of_.value_depth),
             .result = y,
-            .facts = y,
+            .statistics = static_cast<softmax_statistics*>(y),
             .queries = y,
             .keys = y,
             .values = y};

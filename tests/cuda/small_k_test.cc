@@ -23,8 +23,8 @@ TEST(ResidentLinear, TheMatrixFitsInSharedMemory) {
           const resident_plan p = plan_resident(of.by_warps(), chip);
           EXPECT_LE(p.shared_bytes, static_cast<unsigned>(chip.shared_per_block));
           EXPECT_EQ(p.pitch % 128, 64);
-          EXPECT_GE(p.pitch, p.before.held_lanes * 64);
-          EXPECT_GE(p.before.held_lanes * 32, depth);
+          EXPECT_GE(p.pitch, p.before.held_vectors * 64);
+          EXPECT_GE(p.before.held_vectors * 32, depth);
           EXPECT_LE(p.grid, static_cast<unsigned>(chip.sm_count));
         }
       }

@@ -25,8 +25,8 @@ TEST(StreamedLinear, RowsFitInSharedMemory) {
       EXPECT_GE(p.pitch, 2 * depth);
       EXPECT_EQ(p.steps % p.ahead, 0);
       EXPECT_GE(p.steps * 1024, depth);
-      EXPECT_LE(p.before.held_lanes, 8);
-      EXPECT_GE(p.before.held_lanes * p.before.across * 8, depth);
+      EXPECT_LE(p.before.held_vectors, 8);
+      EXPECT_GE(p.before.held_vectors * p.before.across * 8, depth);
     }
   }
 }

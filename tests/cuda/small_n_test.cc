@@ -62,9 +62,9 @@ TEST(FewFeatures, ARowsThreadsDoNotDependOnTheNumberOfRows) {
           return plan_few_features(of.call(), chip).rows.with;
         };
         const configuration few = with(1), many = with(1 << 22);
-        EXPECT_EQ(few.lanes, many.lanes) << features << " x " << columns;
+        EXPECT_EQ(few.vector_size, many.vector_size) << features << " x " << columns;
         EXPECT_EQ(few.across, many.across) << features << " x " << columns;
-        EXPECT_EQ(few.held_lanes, many.held_lanes) << features << " x " << columns;
+        EXPECT_EQ(few.held_vectors, many.held_vectors) << features << " x " << columns;
       }
     }
   }
@@ -78,7 +78,7 @@ TEST(FewFeatures, ManyRowsComeAheadAndSeveralFeaturesHaveRegisters) {
   };
   EXPECT_EQ(with(16384, 1).stages, 0);
   EXPECT_EQ(with(1 << 20, 1).stages, 2);
-  EXPECT_NE(with(1 << 20, 1).brought_once, 0u);
+  EXPECT_NE(with(1 << 20, 1).loaded_once, 0u);
   for (const int features : {2, 8}) {
     const configuration c = with(16, features);
     EXPECT_LE(c.across * c.down * c.blocks_per_sm, 512) << features;  // 128 registers a thread

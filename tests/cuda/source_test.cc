@@ -33,18 +33,18 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
   r.x = dtype::bf16, r.operand[1] = dtype::f32, r.wants_column = 5, r.wants_tensor = 2, r.wants_dx = true,
   r.wants_again = true, r.line = "line<chain<>>";
   configuration with{};
-  with.lanes = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_lanes = 7;
-  with.flat = 1, with.dims = 3, with.dense = 4, with.single_y = 1, with.ahead = 1, with.whole_lanes = 5,
+  with.vector_size = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_vectors = 7;
+  with.flat = 1, with.dims = 3, with.dense = 4, with.single_y = 1, with.ahead = 1, with.whole_vectors = 5,
   with.single_operand = 6, with.in_place = 1, with.single_kept_gradient = 9;
   const std::string made = source(r, with);
   for (const char* field : {"kX = dtype::bf16;",
                             "dtype::none, dtype::f32, dtype::none",
-                            "kLanes = 8;",
+                            "kVectorSize = 8;",
                             "kAccess = 4;",
                             "kAcross = 96;",
                             "kDown = 2;",
                             "kUnroll = 3;",
-                            "kHeldLanes = 7;",
+                            "kHeldVectors = 7;",
                             "kFlat = true;",
                             "kDims = 3;",
                             "kDense = 4ull;",
@@ -52,7 +52,7 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
                             "kSingleY = true;",
                             "kSumsInRegisters = false;",
                             "kAhead = true;",
-                            "kWholeLanes = 5;",
+                            "kWholeVectors = 5;",
                             "kSavesStatistics = false;",
                             "kOnlyStatistics = false;",
                             "kInPlace = true;",

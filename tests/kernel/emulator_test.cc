@@ -34,8 +34,8 @@ TEST_F(EmulatorNotices, AccessesOutOfBounds) {
 }
 TEST_F(EmulatorNotices, ThreadsThatWaitForEver) {
   EXPECT_NE(failure("if (threadIdx.x < 64) __syncthreads();").find("nothing goes on"), std::string::npos);
-  EXPECT_NE(failure("if (threadIdx.x == 0) open_mailbox(&box, 2);\n__syncthreads();\n"
-                    "if (threadIdx.x == 0) arrive(&box);\nwait_for_mail(&box, 0);")
+  EXPECT_NE(failure("if (threadIdx.x == 0) init_mbarrier(&box, 2);\n__syncthreads();\n"
+                    "if (threadIdx.x == 0) arrive(&box);\nwait_for_mbarrier(&box, 0);")
                 .find("nothing goes on"),
             std::string::npos);
 }
@@ -54,7 +54,7 @@ std::string product(const std::string& fence, const std::string& before) {
 }
 
 TEST_F(EmulatorNotices, ProductsThatReadTooEarlyOrTooLate) {
-  const std::string fence = "hand_shared_to_copies();",
+  const std::string fence = "fence_proxy_async_shared();",
                     store = "*reinterpret_cast<uint32*>(at_shared(dynamic, at + 4 * threadIdx.x)) = 1;";
   EXPECT_EQ(failure(product(fence, ""), 32, 20480), "");
   EXPECT_NE(failure(product("", ""), 32, 20480).find("before fence.proxy.async"), std::string::npos);
@@ -63,27 +63,27 @@ TEST_F(EmulatorNotices, ProductsThatReadTooEarlyOrTooLate) {
 
 TEST_F(EmulatorNotices, CopiesThatDoNotWaitForReads) {
   const auto twice = [](const std::string& fence) {
-    return "if (threadIdx.x == 0) open_mailbox(&box, 1);\n__syncthreads();\nfloat sum = 0;\n"
+    return "if (threadIdx.x == 0) init_mbarrier(&box, 1);\n__syncthreads();\nfloat sum = 0;\n"
            "for (uint32 phase = 0; phase < 2; ++phase) {\n"
            "  if (threadIdx.x == 0) arrive_and_expect(&box, 16);\n"
-           "  if (threadIdx.x == 0) bring_bytes(shared_address(dynamic), data, 16, shared_address(&box));\n"
-           "  wait_for_mail(&box, phase);\n  sum += *reinterpret_cast<const float*>(dynamic);\n  " +
+           "  if (threadIdx.x == 0) bulk_load(shared_address(dynamic), data, 16, shared_address(&box));\n"
+           "  wait_for_mbarrier(&box, phase);\n  sum += *reinterpret_cast<const float*>(dynamic);\n  " +
            fence + "\n  __syncthreads();\n}\nif (threadIdx.x < 32) data[threadIdx.x] = sum;";
   };
-  EXPECT_EQ(failure(twice("hand_shared_to_copies();"), 32, 16), "");
+  EXPECT_EQ(failure(twice("fence_proxy_async_shared();"), 32, 16), "");
   EXPECT_NE(failure(twice(""), 32, 16).find("what a thread read"), std::string::npos);
 }
 
 TEST_F(EmulatorNotices, CopiesThatReadTooEarly) {
   const auto told = [](const std::string& fence) {
-    return "if (threadIdx.x == 0) open_mailbox(&box, 1);\nfloat* of = reinterpret_cast<float*>(dynamic);\n"
+    return "if (threadIdx.x == 0) init_mbarrier(&box, 1);\nfloat* of = reinterpret_cast<float*>(dynamic);\n"
            "if (threadIdx.x < 4) of[threadIdx.x] = 1;\n" +
            fence +
            "\n__syncthreads();\nif (threadIdx.x == 0) {\n  arrive_and_expect(&box, 16);\n"
-           "  tell_bytes(shared_address(of + 4), shared_address(of), 16, shared_address(&box));\n}\n"
-           "wait_for_mail(&box, 0);\nif (threadIdx.x < 32) data[threadIdx.x] = of[4 + threadIdx.x % 4];";
+           "  bulk_send(shared_address(of + 4), shared_address(of), 16, shared_address(&box));\n}\n"
+           "wait_for_mbarrier(&box, 0);\nif (threadIdx.x < 32) data[threadIdx.x] = of[4 + threadIdx.x % 4];";
   };
-  EXPECT_EQ(failure(told("hand_shared_to_copies();"), 32, 32), "");
+  EXPECT_EQ(failure(told("fence_proxy_async_shared();"), 32, 32), "");
   EXPECT_NE(failure(told(""), 32, 32).find("before fence.proxy.async"), std::string::npos);
 }
 

@@ -28,7 +28,7 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
 //   kWantsColumn, kWantsTensor (BITS by operand), kWantsDx, kWantsAgain   gradients, and the result, that are wanted
 #define ONEPASS_CONFIGURATION(NUMBER, FLAG, BITS)                                                                    \
   /* Elements of a lane; elements that one access may move (lane/memory.cuda.h). */                                  \
-  NUMBER(lanes, kLanes)                                                                                              \
+  NUMBER(vector_size, kVectorSize)                                                                                   \
   NUMBER(access, kAccess)                                                                                            \
   /* Threads along the columns, and down the rows; blocks along the columns. */                                      \
   NUMBER(across, kAcross)                                                                                            \
@@ -37,8 +37,8 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   /* Elementwise: lanes in flight. Rowwise: lanes of the row that a thread has, and those of them that are within    \
      the row for every thread. */                                                                                    \
   NUMBER(unroll, kUnroll)                                                                                            \
-  NUMBER(held_lanes, kHeldLanes)                                                                                     \
-  NUMBER(whole_lanes, kWholeLanes)                                                                                   \
+  NUMBER(held_vectors, kHeldVectors)                                                                                 \
+  NUMBER(whole_vectors, kWholeVectors)                                                                               \
   /* The threads' lanes fill the row: none reaches past its end. */                                                  \
   FLAG(exact, kExact)                                                                                                \
   /* Elementwise: one long row. */                                                                                   \
@@ -47,9 +47,9 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   NUMBER(dims, kDims)                                                                                                \
   /* Rowwise: rows that async copies run ahead by; lanes of shared memory behind a row's. */                         \
   NUMBER(stages, kStages)                                                                                            \
-  NUMBER(spare_lanes, kSpareLanes)                                                                                   \
+  NUMBER(spare_vectors, kSpareVectors)                                                                               \
   /* Rowwise: does not hold the row, but recomputes it from the copies; the next row is in flight. */                \
-  FLAG(computes_again, kComputesAgain)                                                                               \
+  FLAG(recomputes, kRecomputes)                                                                                      \
   FLAG(ahead, kAhead)                                                                                                \
   /* Column sums stay in registers; they have one part, which is stored as the gradients. */                         \
   FLAG(sums_in_registers, kSumsInRegisters)                                                                          \
@@ -71,6 +71,6 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   BITS(streams, kStreams)                                                                                            \
   BITS(staged, kStaged)                                                                                              \
   /* Operands that are loaded once, before the first row. */                                                         \
-  BITS(brought_once, kBroughtOnce)
+  BITS(loaded_once, kLoadedOnce)
 
 }  // namespace onepass

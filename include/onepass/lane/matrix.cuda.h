@@ -1,4 +1,4 @@
-// Matrix products of a warpgroup (128 threads) on sm_90a, and the copies that bring their tiles.
+// wgmma: GEMM instructions of a warpgroup (128 threads) on sm_90a, and the TMA copies that load their tiles.
 //
 // Tiles in shared memory are rows of 64 numbers of 16 bits, 128 bytes each, whose 16-byte pieces are exchanged within
 // eight rows (TMA's 128-byte swizzle), from addresses that are multiples of 1024.
@@ -13,57 +13,60 @@ ONEPASS_BEGIN
 ONEPASS_FUNCTION void prefetch(const tensor_map& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-// Brings the map's tile that begins at (row, column); `box`, in this block, hears of its bytes. What is outside the
-// matrix is 0.
-ONEPASS_FUNCTION void bring_tile(uint32 to, const tensor_map& map, int row, int column, uint32 box) {
+// Loads the map's tile that begins at (row, column); its bytes arrive at `mbarrier`, in this block. Elements outside
+// the matrix are 0.
+ONEPASS_FUNCTION void tma_load_tile(uint32 to, const tensor_map& map, int row, int column, uint32 mbarrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
           "r"(to),
-      "l"(&map), "r"(column), "r"(row), "r"(box)
+      "l"(&map), "r"(column), "r"(row), "r"(mbarrier)
       : "memory");
 }
 // Likewise of a map of five dimensions, the first of which is the tile's columns.
-ONEPASS_FUNCTION void bring_tile(uint32 to, const tensor_map& map, int c0, int c1, int c2, int c3, int c4, uint32 box) {
+ONEPASS_FUNCTION void tma_load_tile(uint32 to, const tensor_map& map, int c0, int c1, int c2, int c3, int c4,
+                                    uint32 mbarrier) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
       "%6}], "
       "[%7];" ::"r"(to),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(box)
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(mbarrier)
       : "memory");
 }
-// The same into the blocks of a cluster (bits), at the same place in each; the box at the same place hears of it.
-ONEPASS_FUNCTION void bring_tile_to(uint16 blocks, uint32 to, const tensor_map& map, int row, int column, uint32 box) {
+// The same into several blocks of a cluster (bits), at the same address, and to the mbarrier at the same address, in
+// each.
+ONEPASS_FUNCTION void tma_load_tile_multicast(uint16 blocks, uint32 to, const tensor_map& map, int row, int column,
+                                              uint32 mbarrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
       "{%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(&map), "r"(column), "r"(row), "r"(box), "h"(blocks)
+      "l"(&map), "r"(column), "r"(row), "r"(mbarrier), "h"(blocks)
       : "memory");
 }
 // Bytes of memory, both sides and their count multiples of 16.
-ONEPASS_FUNCTION void bring_bytes(uint32 to, const void* from, int count, uint32 box) {
+ONEPASS_FUNCTION void bulk_load(uint32 to, const void* from, int count, uint32 mbarrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(count), "r"(box)
+               "l"(from), "r"(count), "r"(mbarrier)
                : "memory");
 }
-// From this block's shared memory to another's (in_block), where the box that hears of them is, too. Not to its own:
-// the engine does that as well, but compute-sanitizer calls it an invalid write.
-ONEPASS_FUNCTION void tell_bytes(uint32 to, uint32 from, int count, uint32 box) {
+// From this block's shared memory to another's (in_block), where the mbarrier is, too. Not to its own: TMA does that as
+// well, but compute-sanitizer calls it an invalid write.
+ONEPASS_FUNCTION void bulk_send(uint32 to, uint32 from, int count, uint32 mbarrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "r"(from), "r"(count), "r"(box)
+               "r"(from), "r"(count), "r"(mbarrier)
                : "memory");
 }
-// What this thread wrote and read in the block's shared memory comes before what copies and products do there that hear
-// of it later. Without it a number that is read may still be on its way while its thread tells that its place is free:
-// what TMA brings there does not queue behind the read, as other threads' writes do.
-ONEPASS_FUNCTION void hand_shared_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// This thread's earlier accesses to the block's shared memory come before TMA copies and wgmmas that are ordered after
+// it. A read needs it as well: a TMA write to a released buffer does not queue behind a read in flight, as other
+// threads' writes do.
+ONEPASS_FUNCTION void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// More registers for each thread of the warpgroup, or fewer.
+// Registers of each thread of the warpgroup: more, or fewer.
 template <int kCount>
-ONEPASS_FUNCTION void take_registers() {
+ONEPASS_FUNCTION void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 template <int kCount>
-ONEPASS_FUNCTION void give_registers() {
+ONEPASS_FUNCTION void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
@@ -76,17 +79,17 @@ ONEPASS_FUNCTION uint64 tile_descriptor(uint32 address) {
 // Where a tile is that is read the other way round: what it has 64 of in a row are the product's rows (A) or columns
 // (B), further ones in the next tile of kRows rows; 16 of its rows further is 2048 bytes further.
 template <int kRows = 64>
-ONEPASS_FUNCTION uint64 turned_tile_descriptor(uint32 address) {
+ONEPASS_FUNCTION uint64 transposed_tile_descriptor(uint32 address) {
   constexpr uint64 kSwizzle128 = uint64{1} << 62, kEightRows = uint64{1024 >> 4} << 32,
                    kNextTile = uint64{kRows * 128 >> 4} << 16;
   return kSwizzle128 | kEightRows | kNextTile | static_cast<uint64>((address & 0x3ffff) >> 4);
 }
 
-ONEPASS_FUNCTION void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-ONEPASS_FUNCTION void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+ONEPASS_FUNCTION void begin_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+ONEPASS_FUNCTION void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // All but the last kPending groups are done.
 template <int kPending>
-ONEPASS_FUNCTION void wait_for_products() {
+ONEPASS_FUNCTION void wait_for_wgmma() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
@@ -97,9 +100,10 @@ ONEPASS_FUNCTION void forget(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "=f"(d[i]));
 }
 
-// d (64 x N) = a (64 x 16) times the transpose of b (N x 16), added to what d was where `adds`; either may be turned
-// (see the descriptors above). Of d, a thread has rows 16 (warp of four) + lane / 4 and 8 more, and of each eight
-// columns 2 (lane % 4) and the next: d[4 j] and d[4 j + 1] of the first row, d[4 j + 2] and d[4 j + 3] of the second.
+// d (64 x N) = a (64 x 16) times the transpose of b (N x 16), added to what d was where `adds`; either may be
+// transposed (see the descriptors above). Of d, a thread has rows 16 (warp of four) + lane_id / 4 and 8 more, and of
+// each eight columns 2 (lane_id % 4) and the next: d[4 j] and d[4 j + 1] of the first row, d[4 j + 2] and d[4 j + 3] of
+// the second.
 #define ONEPASS_D8(i)                                                                                         \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
@@ -118,7 +122,7 @@ ONEPASS_FUNCTION void forget(float (&d)[N]) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " adds_at ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
                "." type " {" registers "}, " a_at ", " b_at ", p, 1, 1, " turns_a_at ", " turns_b_at "; }"           \
                : __VA_ARGS__                                                                                         \
-               : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(kTurnsA), "n"(kTurnsB))
+               : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(kTransposeA), "n"(kTransposeB))
 #define ONEPASS_PRODUCT_OF(type)                                                                             \
   if constexpr (N == 192)                                                                                    \
     ONEPASS_PRODUCT(192, type, ONEPASS_R0 "," ONEPASS_R1 "," ONEPASS_R2, "%96", "%97", "%98", "%99", "%100", \
@@ -130,12 +134,12 @@ ONEPASS_FUNCTION void forget(float (&d)[N]) {
     ONEPASS_PRODUCT(64, type, ONEPASS_R0, "%32", "%33", "%34", "%35", "%36", ONEPASS_D32(0));                \
   else ONEPASS_PRODUCT(32, type, ONEPASS_HALF_R0, "%16", "%17", "%18", "%19", "%20", ONEPASS_D8(0), ONEPASS_D8(8))
 
-template <dtype D, int N, int kTurnsA = 0, int kTurnsB = 0>
-ONEPASS_FUNCTION void add_product(float (&d)[N / 2], uint64 a, uint64 b, bool adds) {
+template <dtype D, int N, int kTransposeA = 0, int kTransposeB = 0>
+ONEPASS_FUNCTION void add_wgmma(float (&d)[N / 2], uint64 a, uint64 b, bool adds) {
   static_assert(N == 32 || N == 64 || N == 128 || N == 192 || N == 256);
   if constexpr (N == 256) {  // in halves: 128 results in one instruction are more than blocks of 512 threads may have
-    add_product<D, 128>(reinterpret_cast<float(&)[64]>(d[0]), a, b, adds);
-    add_product<D, 128>(reinterpret_cast<float(&)[64]>(d[64]), a, b + (128 * 128 >> 4), adds);
+    add_wgmma<D, 128>(reinterpret_cast<float(&)[64]>(d[0]), a, b, adds);
+    add_wgmma<D, 128>(reinterpret_cast<float(&)[64]>(d[64]), a, b + (128 * 128 >> 4), adds);
   } else if constexpr (D == dtype::bf16) {
     ONEPASS_PRODUCT_OF("bf16");
   } else {
@@ -144,8 +148,8 @@ ONEPASS_FUNCTION void add_product(float (&d)[N / 2], uint64 a, uint64 b, bool ad
 }
 #undef ONEPASS_PRODUCT_OF
 
-// Likewise with a from registers: rows as of d, of each row columns 2 (lane % 4) and the next in the first two, eight
-// columns behind in the last two. b is turned.
+// Likewise with a from registers: rows as of d, of each row columns 2 (lane_id % 4) and the next in the first two,
+// eight columns behind in the last two. b is transposed.
 #define ONEPASS_PRODUCT_OF_REGISTERS(n, type, registers, a0_at, a1_at, a2_at, a3_at, b_at, ...)                      \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" registers "}, {" a0_at "," a1_at \
                "," a2_at "," a3_at "}, " b_at ", 1, 1, 1, 1;"                                                        \
@@ -159,11 +163,12 @@ ONEPASS_FUNCTION void add_product(float (&d)[N / 2], uint64 a, uint64 b, bool ad
 
 // kNext: bytes from 64 of b's numbers in a row to the next.
 template <dtype D, int N, int kNext>
-ONEPASS_FUNCTION void add_product_of(float (&d)[N / 2], const uint32 (&a)[4], uint64 b) {
+ONEPASS_FUNCTION void add_wgmma_of_registers(float (&d)[N / 2], const uint32 (&a)[4], uint64 b) {
   static_assert(N == 64 || N == 128 || N == 192 || N == 256);
   if constexpr (N > 128) {
-    add_product_of<D, 128, kNext>(reinterpret_cast<float(&)[64]>(d[0]), a, b);
-    add_product_of<D, N - 128, kNext>(reinterpret_cast<float(&)[(N - 128) / 2]>(d[64]), a, b + (2 * kNext >> 4));
+    add_wgmma_of_registers<D, 128, kNext>(reinterpret_cast<float(&)[64]>(d[0]), a, b);
+    add_wgmma_of_registers<D, N - 128, kNext>(reinterpret_cast<float(&)[(N - 128) / 2]>(d[64]), a,
+                                              b + (2 * kNext >> 4));
   } else if constexpr (D == dtype::bf16) {
     ONEPASS_PRODUCT_OF("bf16");
   } else {

@@ -11,11 +11,11 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int kTileRows = warp_backward_shape::kTileRows;
+constexpr int kTileRows = attention_backward_sm80_shape::kTileRows;
 
 int64 batches_of(const warp_gradients_call& call) { return call.keys.outer * call.keys.inner; }
 
-warp_backward_shape shape_of(int64 depth, int64 value_depth) {
+attention_backward_sm80_shape shape_of(int64 depth, int64 value_depth) {
   return {static_cast<int>(pieces_of(depth)), static_cast<int>(pieces_of(value_depth))};
 }
 
@@ -40,10 +40,10 @@ warp_gradients_plan plan_warp_gradients(const warp_gradients_call& call, gradien
   const bool for_keys = which == gradients_of::keys;
   warp_gradients_plan p{};
   p.behind = describe(call.behind, call.a_behind);
-  describe_words(p.behind, warp_backward_shape::kThreads, call.keys.rows, kTileRows);
+  describe_words(p.behind, attention_backward_sm80_shape::kThreads, call.keys.rows, kTileRows);
   // Gradients of what is hidden are written too.
   p.causal = call.causal && (for_keys || call.behind.wants_tensor == 0);
-  p.threads = warp_backward_shape::kThreads;
+  p.threads = attention_backward_sm80_shape::kThreads;
   p.shared_bytes = static_cast<unsigned>(shape_of(call.keys.depth, call.values.depth).shared_bytes(for_keys));
   p.blocks_of_batch = ceil_div(for_keys ? call.keys.rows : call.rows_of_batch, kTileRows);
   p.grid = static_cast<unsigned>(batches_of(call) * p.blocks_of_batch);
@@ -59,8 +59,9 @@ std::string source(const warp_gradients_call& call, gradients_of which, const wa
          number("kCausal", p.causal) + number("kWantsRows", call.to_queries != nullptr) +
          number("kWantsKeys", call.to_keys != nullptr) + number("kWantsValues", call.to_values != nullptr) +
          "  using behind = config_behind;\n};\n" +
-         kernel_text(which == gradients_of::keys ? "warp_gradients_of_keys" : "warp_gradients_of_queries",
-                     "config, line_behind", bounds(static_cast<int>(p.threads), 1), "warp_gradient_arguments") +
+         kernel_text(which == gradients_of::keys ? "attention_backward_keys_sm80" : "attention_backward_queries_sm80",
+                     "config, line_behind", bounds(static_cast<int>(p.threads), 1),
+                     "attention_backward_sm80_arguments") +
          "ONEPASS_END\n";
 }
 
@@ -78,21 +79,21 @@ void launch_warp_gradients(const warp_gradients_call& call, int device, void* st
                   chip.arch_name + " attention backward by warps " + call.behind.line);
     });
     const batched_rows &k = call.keys, &v = call.values;
-    const warp_gradient_arguments a{.queries = call.queries,
-                                    .gradients = call.gradients,
-                                    .result = call.result,
-                                    .statistics = call.statistics,
-                                    .rows_gradient = call.to_queries,
-                                    .keys_gradient = call.to_keys,
-                                    .values_gradient = call.to_values,
-                                    .keys = {k.data, k.row_stride, k.outer_stride, k.inner_stride},
-                                    .values = {v.data, v.row_stride, v.outer_stride, v.inner_stride},
-                                    .inner = k.inner,
-                                    .depth = k.depth,
-                                    .value_depth = v.depth,
-                                    .rows_of_batch = call.rows_of_batch,
-                                    .blocks_of_batch = p.blocks_of_batch,
-                                    .behind = {}};
+    const attention_backward_sm80_arguments a{.queries = call.queries,
+                                              .gradients = call.gradients,
+                                              .result = call.result,
+                                              .statistics = call.statistics,
+                                              .rows_gradient = call.to_queries,
+                                              .keys_gradient = call.to_keys,
+                                              .values_gradient = call.to_values,
+                                              .keys = {k.data, k.row_stride, k.outer_stride, k.inner_stride},
+                                              .values = {v.data, v.row_stride, v.outer_stride, v.inner_stride},
+                                              .inner = k.inner,
+                                              .depth = k.depth,
+                                              .value_depth = v.depth,
+                                              .rows_of_batch = call.rows_of_batch,
+                                              .blocks_of_batch = p.blocks_of_batch,
+                                              .behind = {}};
     std::string packed;
     append_between(packed, &a, &a.behind);
     append_packed(packed, call.behind, call.a_behind);

@@ -85,15 +85,15 @@ std::string source(const attention_gradients_call& call, gradients_of which, con
                            number_field("kWantsRows", call.queries != nullptr) +
                            number_field("kWantsKeys", call.keys != nullptr) +
                            number_field("kWantsValues", call.values != nullptr);
-  return tiles_source(call.of, p, "backward_sm90", more, "attention_gradient_arguments",
-                      for_keys ? "gradients_of_keys" : "gradients_of_queries");
+  return tiles_source(call.of, p, "backward_sm90", more, "attention_backward_arguments",
+                      for_keys ? "attention_backward_keys_sm90" : "attention_backward_queries_sm90");
 }
 
 void launch_attention_gradients(const attention_gradients_call& all, int device, void* stream) {
   for (const auto& [which, call] : launches_of(all)) {
     const tiles_plan p = plan_attention_gradients(call, which, facts(device));
     const kernel& built = kernel_for(call, which, p, device, stream);
-    const attention_gradient_arguments a{
+    const attention_backward_arguments a{
         .gradients = map_of_rows(built, call.gradients, call.of.behind.x == dtype::bf16),
         .step_gradients = steps_of(call.gradients),
         .result = call.result,

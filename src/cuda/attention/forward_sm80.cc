@@ -65,16 +65,16 @@ std::string source_of(const scores_call& call, const scores_plan& p, const std::
 }
 
 void append_scores(std::string& packed, const scores_call& call, const scores_plan& p) {
-  const scores_arguments a{.keys = call.matrix,
-                           .stride = call.matrix_stride,
-                           .outer_stride = call.outer_stride,
-                           .inner_stride = call.inner_stride,
-                           .inner = call.inner,
-                           .depth = call.depth,
-                           .rows_of_batch = call.a_behind.rows / (call.outer * call.inner),
-                           .blocks_of_batch = p.blocks_of_batch,
-                           .behind = {},
-                           .before = {}};
+  const probabilities_sm80_arguments a{.keys = call.matrix,
+                                       .stride = call.matrix_stride,
+                                       .outer_stride = call.outer_stride,
+                                       .inner_stride = call.inner_stride,
+                                       .inner = call.inner,
+                                       .depth = call.depth,
+                                       .rows_of_batch = call.a_behind.rows / (call.outer * call.inner),
+                                       .blocks_of_batch = p.blocks_of_batch,
+                                       .behind = {},
+                                       .before = {}};
   append_between(packed, &a, &a.behind);
   const request both = widest(call.behind, call.before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
@@ -102,7 +102,7 @@ void launch_planned(const Call& call, const scores_plan& p, int64 value_pieces, 
 
 void describe_words(configuration& c, int threads, int64 keys, int tile) {
   c.threads = threads, c.across = kThreadsOfRow, c.down = threads / kThreadsOfRow;
-  c.lanes = kTileLanes, c.staged = 0, c.aligned_operand = 0;
+  c.vector_size = kTileLanes, c.staged = 0, c.aligned_operand = 0;
   c.exact = keys % tile == 0;
 }
 
@@ -129,7 +129,7 @@ bool fits(const scores_call& call) {
 scores_plan plan_scores(const scores_call& call, const device_facts& chip) { return plan_for(call, 0, chip); }
 
 std::string source(const scores_call& call, const scores_plan& p) {
-  return source_of(call, p, "", "scores_arguments", "scores_forward");
+  return source_of(call, p, "", "probabilities_sm80_arguments", "probabilities_forward_sm80");
 }
 
 void launch_scores(const scores_call& call, int device, void* stream) {
@@ -158,11 +158,11 @@ std::string source(const warp_attention_call& call, const scores_plan& p) {
   return source_of(call, p,
                    number_field("kValuePieces", static_cast<int>(pieces_of(call.value_depth))) +
                        number_field("kCausal", call.causal),
-                   "warp_attention_arguments", "attention_by_warps");
+                   "attention_sm80_arguments", "attention_forward_sm80");
 }
 
 void launch_warp_attention(const warp_attention_call& call, int device, void* stream) {
-  const warp_attention_arguments a{.of = {},
+  const attention_sm80_arguments a{.of = {},
                                    .values = call.values,
                                    .stride = call.value_stride,
                                    .outer_stride = call.value_outer_stride,

@@ -43,7 +43,7 @@ scores_plan plan_warp_attention(const warp_attention_call&, const device_facts&)
 std::string source(const warp_attention_call&, const scores_plan&);
 void launch_warp_attention(const warp_attention_call&, int device, void* stream);
 
-// Of rows in tiles that are read turned (onepass/kernel/common/swizzled_tile.cuda.h): 8s of numbers, begun ones too.
+// 16-byte pieces of a row in a tile (onepass/kernel/common/swizzled_tile.cuda.h), begun ones too.
 constexpr int64 pieces_of(int64 depth) { return ceil_div(depth, 8); }
 // The words behind `scores` at a thread's eight neighbours of a row, which four threads share, in tiles of so many
 // keys.

@@ -104,18 +104,18 @@ shared_clusters share_strips(const score_sizes& of, int room) {
 
 std::string source(const score_gradients_call& call, const score_gradients_plan& p) {
   return "#include \"onepass/kernel/attention/probabilities_backward_sm90.cuda.h\"\nONEPASS_BEGIN\nstruct config {\n" +
-         type_field("kX", call.type) + number_field("kPanels", panels_of(call.queries.depth)) +
+         type_field("kX", call.type) + number_field("kAtoms", panels_of(call.queries.depth)) +
          number_field("kTile", p.tile) + number_field("kCluster", p.cluster) + number_field("kStages", p.stages) +
          "};\n" +
-         kernel_text("gradients_of_scores", "config", bounds(static_cast<int>(p.threads), 1, p.cluster),
-                     "score_gradient_arguments") +
+         kernel_text("probabilities_backward_sm90", "config", bounds(static_cast<int>(p.threads), 1, p.cluster),
+                     "probabilities_backward_arguments") +
          "ONEPASS_END\n";
 }
 
 std::string key_parts_source(dtype type) {
   return "#include \"onepass/kernel/attention/probabilities_backward_sm90.cuda.h\"\nONEPASS_BEGIN\n" +
-         kernel_text("add_key_parts", std::string("dtype::") + name_of(type), bounds(kPartThreads),
-                     "score_gradient_arguments") +
+         kernel_text("add_key_gradients", std::string("dtype::") + name_of(type), bounds(kPartThreads),
+                     "probabilities_backward_arguments") +
          "ONEPASS_END\n";
 }
 
@@ -132,7 +132,7 @@ bool launch_score_gradients(const score_gradients_call& call, const std::functio
   const score_sizes sizes = sizes_of(call);
   const shared_clusters clusters = share_strips(sizes, room);
   const auto map = [&](const batched_rows& of) { return map_of_rows(built, of, call.type == dtype::bf16); };
-  const score_gradient_arguments a{
+  const probabilities_backward_arguments a{
       .queries = map(call.queries),
       .keys = map(call.keys),
       .weights = map(call.weights),

@@ -1,4 +1,4 @@
-// Lines that begin with `scores`, whose rows the registers of a cluster hold: where it serves, and its launch.
+// Register-resident softmax without values: where it serves, and its launch.
 #include "src/cuda/attention/probabilities_sm90.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct sharing {
   int groups, tile, blocks_per_sm, cluster;
 };
 sharing share(const held_tuning& with, int64 keys) {
-  const int groups = keys <= with.groups * with.tile ? 1 : with.groups;  // what groups tell each other is a cluster's
+  const int groups = keys <= with.groups * with.tile ? 1 : with.groups;  // several groups exchange through a cluster
   return {groups, with.tile, with.groups_per_sm / groups,
           static_cast<int>(std::bit_ceil(static_cast<uint64>(ceil_div(keys, groups * with.tile))))};
 }
@@ -36,8 +36,8 @@ sharing share(const request& behind, int64 keys, int masks) {
   return any.cluster > kPortableCluster ? share(kTuned.long_rows, keys) : any;
 }
 
-// Masks that leave keys out for all rows of a matrix (bits), where nothing else stands beside the scores: words that
-// are there anyway take such a mask in less time than a step of the product.
+// Key-padding masks (bool, broadcast over queries), as operand bits. None if other operands exist: the words apply the
+// mask anyway then, in less time than an MMA k-step.
 uint64 key_masks(const attention_call& call) {
   uint64 masks = 0;
   for (const int i : call.leading_masks) {
@@ -109,7 +109,7 @@ tiles_plan plan_held_scores(const attention_call& call, const device_facts& chip
 std::string held_source(const attention_call& call, const tiles_plan& p) {
   return tiles_source(call, p, "probabilities_sm90",
                       number_field("kCluster", p.cluster) + number_field("kKeyMasks", static_cast<int>(p.key_masks)),
-                      "attention_arguments", "held_scores_forward");
+                      "attention_arguments", "probabilities_forward_sm90");
 }
 
 bool launch_held_scores(const attention_call& call, int device, void* stream) {

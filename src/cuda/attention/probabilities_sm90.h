@@ -1,5 +1,5 @@
-// Lines that begin with `scores` and end with what is made of them, whose rows the registers of a cluster hold
-// (onepass/kernel/attention/probabilities_sm90.cuda.h): where it serves, and its launch.
+// Register-resident softmax without values (onepass/kernel/attention/probabilities_sm90.cuda.h): where it serves, and
+// its launch.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace onepass::cuda {
 
-// Masks that leave keys out for all rows of a matrix, before anything else happens to the scores but factors above 0.
+// Key-padding masks (bool, broadcast over queries) that come before anything else but factors above 0.
 int count_key_masks(const attention_call&);
 // Empty where the kernel can take rows of so many scores, of queries of so many numbers; causal: tiles_plan.
 std::string why_not_held(const request& behind, int64 depth, int64 keys, bool causal, const device_facts&,

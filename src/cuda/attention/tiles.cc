@@ -1,4 +1,4 @@
-// Tiles of queries and keys as kernels of lines with `scores` take them.
+// Plans and arguments of the attention kernels of tiles.
 #include "src/cuda/attention/tiles.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace onepass::cuda {
 namespace {
 
-// A dimension along which the rows are the same has one place.
+// A broadcast dimension has size 1.
 int64 places(int64 size, int64 stride) { return stride == 0 ? 1 : size; }
 int64 stride_of(int64 stride) { return stride == 0 ? kTileLanes : stride; }
 
@@ -61,14 +61,14 @@ tiles_plan plan_score_tiles(const attention_call& call, int groups, int tile, bo
   c.shared_operand = shared_operands(call.a_behind);
   c.threads = static_cast<int>(p.threads), c.stages = with.stream_stages, c.staged = 0, c.aligned_operand = 0;
   if (owns_keys) {
-    c.lanes = c.access = 2, c.across = groups * kWarpgroupThreads, c.down = 1, c.held_lanes = tile / 4,
-    c.spare_lanes = 0;
+    c.vector_size = c.access = 2, c.across = groups * kWarpgroupThreads, c.down = 1, c.held_vectors = tile / 4,
+    c.spare_vectors = 0;
   } else {
-    c.lanes = kTileLanes, c.across = 4, c.down = groups * kWarpgroupRows, c.held_lanes = tile / 32;
-    c.spare_lanes = 4;  // rows differ in their banks
+    c.vector_size = kTileLanes, c.across = 4, c.down = groups * kWarpgroupRows, c.held_vectors = tile / 32;
+    c.spare_vectors = 4;  // rows differ in their banks
     c.exact = call.keys.rows % tile == 0;
   }
-  const int stream = c.stages * c.down * (c.across * c.held_lanes + c.spare_lanes) * c.lanes * 2;
+  const int stream = c.stages * c.down * (c.across * c.held_vectors + c.spare_vectors) * c.vector_size * 2;
   const int room = chip.shared_per_block - kMailboxes - with.lost_bytes - with.own_bytes,
             least = with.least_stages * with.tile_bytes;
   c.streams = streams_of(call, c);
@@ -130,7 +130,7 @@ std::string tiles_source(const attention_call& call, const tiles_plan& p, const 
          ";\nstruct config_behind {\n" + fields(call.behind, p.behind) + "};\nstruct config {\n" +
          type_field("kX", call.behind.x) + number("kGroups", p.groups) + number("kTile", p.tile) +
          number("kSteps", static_cast<int>(ceil_div(call.queries.depth, 16))) +
-         number("kPanels", panels_of(call.queries.depth)) + number("kValuePanels", panels_of(call.values.depth)) +
+         number("kAtoms", panels_of(call.queries.depth)) + number("kValueAtoms", panels_of(call.values.depth)) +
          number("kStages", p.stages) + number("kCausal", p.causal) + more + "  using behind = config_behind;\n};\n" +
          kernel_text(function, "config, line_behind",
                      bounds(static_cast<int>(p.threads), p.blocks_per_sm, p.cluster > 1 ? p.cluster : 0), arguments) +

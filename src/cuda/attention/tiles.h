@@ -1,4 +1,4 @@
-// Tiles of queries and keys as kernels of lines with `scores` take them (onepass/kernel/attention/tiles_sm90.cuda.h).
+// Plans and arguments of the attention kernels of tiles (onepass/kernel/attention/tiles_sm90.cuda.h).
 #pragma once
 
 #include <string>
@@ -43,15 +43,15 @@ struct tiles_plan {
 int panels_of(int64 depth);
 uint64 shared_operands(const arguments&);  // of which a matrix's rows are the same (bits)
 
-// What a kernel has shared memory for beside the brought tensors.
+// What a kernel has shared memory for, beside the tensors that it loads ahead.
 struct tiles_room {
   int own_bytes, tile_bytes;  // of what a block has all the time; of a stage
   int least_stages, most_stages;
   int stream_stages = 1;
   int lost_bytes = kTileAlignment;  // at most, before the first tile
 };
-// A kernel with so many groups, and rows or keys of a tile, that brings as many tensors as have room. Without blocks
-// and grid.
+// A kernel with so many warpgroups, and rows or keys of a tile, that loads as many tensors ahead as have room. Without
+// blocks and grid.
 tiles_plan plan_score_tiles(const attention_call&, int groups, int tile, bool owns_keys, const tiles_room&,
                             const device_facts&);
 

@@ -67,7 +67,7 @@ linear_plan choose(const linear_call& call, const device_facts& chip) {
   const int64 product_bytes = int64{tile.buffers} * kTileRows / 2 * tile.columns * 2;
   const int64 stage_bytes = int64{kTileRows + tile.columns} * kTileDepth * 2;
   constexpr int kAligned = 1024;
-  const int kept = call.defers ? 4096 : 2048;  // for mailboxes, and of a deferred norm
+  const int kept = call.defers ? 4096 : 2048;  // for mbarriers, and of a deferred norm
   p.stages = static_cast<int>(
       std::min<int64>((chip.shared_per_block - kAligned - kept - product_bytes) / stage_bytes, kLinearTuning.stages));
   p.shared_bytes = static_cast<unsigned>(kAligned + product_bytes + p.stages * stage_bytes);
@@ -84,7 +84,7 @@ linear_plan choose(const linear_call& call, const device_facts& chip) {
   p.behind.streams = 1;  // the product
 
   if (call.defers) p.before = describe(call.before, call.a_before);
-  else p.before.lanes = p.before.access = kLanes, p.before.dims = p.before.cluster = 1;
+  else p.before.vector_size = p.before.access = kLanes, p.before.dims = p.before.cluster = 1;
   return p;
 }
 

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kThreadsOfRow = 4, kResultColumns = 32;  // as in kernel/linear/small_k.cuda.h
 constexpr int kAtOnce = 2;                             // rows of a thread
-constexpr int kSpareLanes = 4;   // behind a row, so that rows that are read at a time differ in their banks
-constexpr int kReserved = 1024;  // of shared memory, for a row's threads
+constexpr int kSpareVectors = 4;  // behind a row, so that rows that are read at a time differ in their banks
+constexpr int kReserved = 1024;   // of shared memory, for a row's threads
 
 int64 matrix_bytes(int64 depth, int64 columns) {
   return ceil_div(columns, kResultColumns) * kResultColumns * pitch_of(depth);
@@ -44,11 +44,11 @@ resident_plan plan_resident(const warp_linear_call& call, const device_facts& ch
   p.behind.exact = call.a_behind.columns % kResultColumns == 0;
   p.pitch = pitch_of(call.depth);
   const int64 matrix = matrix_bytes(call.depth, call.a_behind.columns);
-  const int64 copies = rows_of_block() * (kThreadsOfRow * p.before.held_lanes + kSpareLanes) * kTileLanes * 2;
+  const int64 copies = rows_of_block() * (kThreadsOfRow * p.before.held_vectors + kSpareVectors) * kTileLanes * 2;
   p.before.stages = !single && matrix + copies + kReserved <= chip.shared_per_block;
   p.before.streams = static_cast<uint64>(p.before.stages);  // x
-  p.before.computes_again = holds_stored;
-  p.before.spare_lanes = p.before.stages * kSpareLanes;
+  p.before.recomputes = holds_stored;
+  p.before.spare_vectors = p.before.stages * kSpareVectors;
   p.shared_bytes = static_cast<unsigned>(matrix + p.before.stages * copies);
   p.grid = static_cast<unsigned>(std::min<int64>(ceil_div(rows, rows_of_block()), chip.sm_count));
   return p;

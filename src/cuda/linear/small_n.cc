@@ -14,10 +14,10 @@ namespace {
 few_features_plan behind_rows(const plan& rows, const configuration& behind) {
   few_features_plan p{rows, behind};
   configuration& c = p.behind;
-  c.lanes = c.access = 1;
-  c.aligned_operand = 0, c.staged = 0, c.spare_lanes = 0;
+  c.vector_size = c.access = 1;
+  c.aligned_operand = 0, c.staged = 0, c.spare_vectors = 0;
   c.across = p.rows.with.across, c.down = p.rows.with.down, c.one_part = p.rows.with.one_part;
-  c.held_lanes = c.sums_in_registers = 1;
+  c.held_vectors = c.sums_in_registers = 1;
   return p;
 }
 

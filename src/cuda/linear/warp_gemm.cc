@@ -20,9 +20,9 @@ void describe_rows(const warp_linear_call& call, int threads_of_row, warp_linear
   p.before.across = threads_of_row;
   p.before.down = static_cast<int>(p.threads) / threads_of_row;
   const int64 each = int64{threads_of_row} * kTileLanes;
-  p.before.held_lanes = static_cast<int>(ceil_div(call.depth, each));
+  p.before.held_vectors = static_cast<int>(ceil_div(call.depth, each));
   p.before.exact = call.depth % each == 0;
-  p.before.whole_lanes = static_cast<int>(call.depth / each);
+  p.before.whole_vectors = static_cast<int>(call.depth / each);
 }
 
 int pitch_of(int64 depth) { return static_cast<int>(ceil_div(depth, 64) * 128 + 64); }

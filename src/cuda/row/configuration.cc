@@ -93,7 +93,7 @@ uint64 repeated_operands(const request& r, const arguments& a) {
 // Results that leave through shared memory: those as wide as x, where accesses are smaller than lanes.
 uint64 staged_results(const request& r, const arguments& a, const configuration& c) {
   const int size = size_of(r.x);
-  if (c.access == c.lanes) return 0;
+  if (c.access == c.vector_size) return 0;
   const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr;
   uint64 results = gives ? bit_of(stream::y) : 0;
   for (int i = 0; i < kMaxOperands; ++i)
@@ -107,7 +107,7 @@ uint64 staged_results(const request& r, const arguments& a, const configuration&
 
 // Bytes of shared memory for a tensor's rows in a block, and for the results that leave through it.
 int64 rows_bytes(const request& r, const configuration& c) {
-  return row_bytes(c.across, std::max(c.held_lanes, 1), c.spare_lanes, c.lanes * size_of(r.x)) * c.down;
+  return row_bytes(c.across, std::max(c.held_vectors, 1), c.spare_vectors, c.vector_size * size_of(r.x)) * c.down;
 }
 int64 staged_bytes(const request& r, const configuration& c) {
   return std::popcount(c.staged) * rows_bytes(r, c) * std::max(c.unroll, 1);
@@ -140,13 +140,13 @@ const elementwise_tuning& tiles_for(const request& r, const arguments& a, const 
   if (c.staged != 0) return r.backward ? kTuning.backward_staged : kTuning.forward_staged;
   if (r.backward && r.wants_column == 0 && a.x.data == nullptr) return kTuning.backward_of_gradients;
   if (r.backward) return kTuning.backward;
-  if (c.lanes * size_of(r.x) < 16) return kTuning.forward_short;
+  if (c.vector_size * size_of(r.x) < 16) return kTuning.forward_short;
   return size_of(r.x) == 2 ? kTuning.forward_16_bits : kTuning.forward;
 }
 
 void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
   configuration& c = p.with;
-  const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
+  const int64 lanes_a_row = ceil_div(a.columns, c.vector_size);
   const elementwise_tuning& tuned = tiles_for(r, a, c);
   c.unroll = tuned.unroll;
   if (r.wants_column == 0) {  // whose parts are those of all sizes
@@ -158,7 +158,7 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   if (c.flat) {
     c.across = tuned.threads;
     c.down = 1;
-    c.exact = a.columns % (int64{c.across} * c.unroll * c.lanes) == 0;
+    c.exact = a.columns % (int64{c.across} * c.unroll * c.vector_size) == 0;
     p.grid_x = static_cast<unsigned>(std::min<int64>(ceil_div(lanes_a_row, c.across * c.unroll), 1 << 30));
     p.grid_y = 1;
     p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
@@ -167,7 +167,7 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   share_lanes(lanes_a_row, tuned.threads, c);
   p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
   const auto set_grid = [&] {
-    c.exact = a.columns % (int64{c.across} * c.lanes) == 0;
+    c.exact = a.columns % (int64{c.across} * c.vector_size) == 0;
     const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
     const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
     p.grid_x = static_cast<unsigned>(grid_x);
@@ -190,11 +190,11 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   configuration& c = p.with;
   const int slots = std::popcount(r.wants_column);
   if (slots > tuned.sums || std::popcount(c.repeated_operand) > tuned.repeated ||
-      (tuned.computes_again && r.flops > kTuning.again_flops) || (tuned.ahead && r.features > 0))
+      (tuned.recomputes && r.flops > kTuning.again_flops) || (tuned.ahead && r.features > 0))
     return false;
   const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
-  const int64 lanes_a_row = ceil_div(a.columns, c.lanes);
-  const int most_lanes = std::clamp(tuned.numbers / wide / c.lanes, 1, kTuning.held_lanes);
+  const int64 lanes_a_row = ceil_div(a.columns, c.vector_size);
+  const int most_lanes = std::clamp(tuned.numbers / wide / c.vector_size, 1, kTuning.held_vectors);
   const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, most_lanes));
   const int64 least_across = std::min<int64>(kTuning.least_across, power_of_two_from(lanes_a_row));
   const int64 across = std::max({wanted, least_across, power_of_two_from(r.features)});
@@ -204,7 +204,7 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int most_down = c.across <= 32 || (r.backward && c.cluster == 1) ? 15 : 1;  // barriers that a block has
   c.down = c.across <= 32 ? tuned.block / c.across : std::clamp(tuned.block / c.across, 1, most_down);
   const auto lanes_each = [&] { return ceil_div(lanes_a_row, int64{c.across} * c.cluster); };
-  const auto numbers = [&] { return lanes_each() * c.lanes * wide; };
+  const auto numbers = [&] { return lanes_each() * c.vector_size * wide; };
   if (lanes_each() > most_lanes) return false;
   c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
   if (!c.sums_in_registers && c.down > 1) {  // one row a block: several would add to the same sums
@@ -212,11 +212,12 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
     c.down = 1;
     c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
   }
-  c.held_lanes = static_cast<int>(lanes_each());
-  if (lanes_a_row * 100 < tuned.busy * int64{c.held_lanes} * c.across * c.cluster) return false;
-  c.computes_again = tuned.computes_again;
+  c.held_vectors = static_cast<int>(lanes_each());
+  if (lanes_a_row * 100 < tuned.busy * int64{c.held_vectors} * c.across * c.cluster) return false;
+  c.recomputes = tuned.recomputes;
   c.ahead = tuned.ahead && c.across * c.cluster > 32;
-  const int64 sum_bytes = c.sums_in_registers ? 0 : slots * int64{c.held_lanes} * c.across * c.lanes * (wide * 4);
+  const int64 sum_bytes =
+      c.sums_in_registers ? 0 : slots * int64{c.held_vectors} * c.across * c.vector_size * (wide * 4);
   const int threads = c.across * c.down;
   const bool many_sums = r.backward && r.features > 2;  // 24 to 400 bytes of them spilled with half the registers
   c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads / (many_sums ? 2 : 1)) : 1;
@@ -225,7 +226,7 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
                                4 * std::max(threads / 32, 1) * c.cluster +
                            kMbarriers;
   const int64 staged = staged_bytes(r, c);
-  const int64 own = reductions + staged + (c.down > 1 && slots > 0 ? int64{threads} * c.lanes * wide * 4 : 0) +
+  const int64 own = reductions + staged + (c.down > 1 && slots > 0 ? int64{threads} * c.vector_size * wide * 4 : 0) +
                     (r.features > 0 ? int64{threads} * wide * 4 : 0);
   const int64 room = (chip.shared_per_block + kReserved) / c.blocks_per_sm - kReserved - own - sum_bytes;
   if (sum_bytes + own > chip.shared_per_block) return false;
@@ -237,10 +238,10 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const auto stages = [&](int64 bytes) {
     return stage_bytes > 0 ? std::min<int64>(bytes / stage_bytes, tuned.stages) : 0;
   };
-  if (stages(room) < least) return !tuned.computes_again;
+  if (stages(room) < least) return !tuned.recomputes;
   const bool all = stages(room - once_bytes) >= std::min(tuned.stages, 2);
   c.stages = static_cast<int>(stages(all ? room - once_bytes : room));
-  c.streams = streams, c.brought_once = all ? once : 0;
+  c.streams = streams, c.loaded_once = all ? once : 0;
   p.shared_bytes += static_cast<unsigned>(c.stages * stage_bytes + (all ? once_bytes : 0));
   return true;
 }
@@ -252,12 +253,12 @@ std::vector<plan> take_in_parts(const request& r, const arguments& a, const devi
   c.of = part::parts;
   c.across = kTuning.part_threads;
   c.down = 1;
-  c.held_lanes = kTuning.part_lanes_at_once;
+  c.held_vectors = kTuning.part_lanes_at_once;
   c.blocks_per_sm = 1;
   c.sums_in_registers = 1;
-  const int64 at_once = int64{c.across} * c.held_lanes * c.lanes;
+  const int64 at_once = int64{c.across} * c.held_vectors * c.vector_size;
   c.exact = a.columns % at_once == 0;
-  parts.row_columns = int64{c.across} * kTuning.part_lanes * c.lanes;
+  parts.row_columns = int64{c.across} * kTuning.part_lanes * c.vector_size;
   parts.grid_x = static_cast<unsigned>(a.rows * ceil_div(a.columns, parts.row_columns));
   parts.grid_y = 1;
   plan combined = parts;
@@ -291,12 +292,12 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   else try_all(kTuning.forward_rows);
   if (!held) return take_in_parts(r, a, chip, blank);
   configuration& c = p.with;
-  c.exact = int64{c.across} * c.cluster * c.held_lanes * c.lanes == a.columns;
-  c.whole_lanes = c.cluster == 1 ? static_cast<int>(a.columns / (c.across * c.lanes)) : 0;
+  c.exact = int64{c.across} * c.cluster * c.held_vectors * c.vector_size == a.columns;
+  c.whole_vectors = c.cluster == 1 ? static_cast<int>(a.columns / (c.across * c.vector_size)) : 0;
   const int64 all = ceil_div(a.rows, c.down);
   const int64 persistent = rows_at_once(c, chip) / c.down;
   // A block adds up its rows' columns, or fetches rows ahead.
-  const bool strides = r.wants_column != 0 || c.stages > 0 || c.computes_again;
+  const bool strides = r.wants_column != 0 || c.stages > 0 || c.recomputes;
   const int64 rows = std::min<int64>(strides ? std::min(all, persistent) : all, ((1LL << 31) - 1) / c.cluster);
   p.grid_x = static_cast<unsigned>(rows * c.cluster);
   p.grid_y = 1;
@@ -347,13 +348,13 @@ request request_of(const spec::frame& f, const spec::gradients& plan, std::strin
 
 configuration describe(const request& r, const arguments& a) {
   configuration c{};
-  c.lanes = 16 / size_of(r.x);
-  c.access = access_for(a, c.lanes);
+  c.vector_size = 16 / size_of(r.x);
+  c.access = access_for(a, c.vector_size);
   // A lane of one small access needs no shifts; but dropout draws for eight numbers at once.
-  if (c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.lanes = c.access;
+  if (c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.vector_size = c.access;
   if (r.turns) {  // no lane is in both halves
     while (a.columns / 2 % c.access != 0) c.access /= 2;
-    c.lanes = c.access;
+    c.vector_size = c.access;
   }
   c.dims = kMaxDims;
   while (c.dims > 1 && a.size[kMaxDims - c.dims] == 1) --c.dims;
@@ -363,7 +364,7 @@ configuration describe(const request& r, const arguments& a) {
   c.only_statistics = r.only_statistics;
   c.in_place = r.in_place;
   c.cluster = 1;
-  c.spare_lanes = c.access < c.lanes ? 8 : 0;
+  c.spare_vectors = c.access < c.vector_size ? 8 : 0;
   c.staged = staged_results(r, a, c);
   c.dense = tensors_of(a, [&](const view& v) { return is_dense(v, a); });
   c.small = a.rows * a.columns <= int64{1} << 30;
@@ -372,7 +373,7 @@ configuration describe(const request& r, const arguments& a) {
     const bool repeated = is_repeated(v), aligned = reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
     c.single_operand |= static_cast<uint64>(v.data && v.column_stride == 0) << i;
     c.repeated_operand |= static_cast<uint64>(repeated) << i;
-    c.aligned_operand |= static_cast<uint64>(repeated && aligned && c.access < c.lanes) << i;
+    c.aligned_operand |= static_cast<uint64>(repeated && aligned && c.access < c.vector_size) << i;
   }
   for (int k = 0; k < kMaxKeeps; ++k)
     c.single_kept_gradient |= static_cast<uint64>(a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0)

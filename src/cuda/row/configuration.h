@@ -13,7 +13,8 @@ namespace onepass::cuda {
 
 constexpr int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
 
-// Rows too long for a cluster take three kernels: what parts of a row say, what the row says, and the rest in tiles.
+// Rows too long for a cluster take three kernels: partial statistics per chunk, one combine per row, an elementwise
+// pass.
 enum class part : int { whole, parts, combined, tiles };
 
 // All that selects a kernel besides the arguments. Flops: of a number in this direction, in the words beside the row

@@ -39,7 +39,7 @@ arguments together(const std::vector<member>& all, const std::vector<int>& of) {
 void give_blocks(const request& r, const std::vector<member>& all, const std::vector<int>& of, plan& p) {
   configuration& c = p.with;
   const auto member_at = [&](int i) -> const member& { return all[static_cast<std::size_t>(i)]; };
-  const int64 across = int64{c.across} * std::max(c.unroll, 1) * c.lanes;
+  const int64 across = int64{c.across} * std::max(c.unroll, 1) * c.vector_size;
   std::vector<int64> steps;
   for (const int i : of) {
     const arguments& a = *member_at(i).a;

@@ -36,9 +36,9 @@ std::vector<plan> prepare(const request& r, const arguments& a, const configurat
                           void* stream) {
   device_facts chip = facts(device);
   std::vector<plan> plans = choose(r, a, chip, described);
-  // Where the blocks of a cluster stride over rows, one that finds no room at once would come behind all others. A chip
+  // Where the blocks of a cluster stride over rows, a cluster without room at first would run after all others. A chip
   // may have no room for a cluster of more than eight blocks at all.
-  const auto strides = [](const configuration& c) { return c.cluster > 1 && (c.stages > 0 || c.computes_again != 0); };
+  const auto strides = [](const configuration& c) { return c.cluster > 1 && (c.stages > 0 || c.recomputes != 0); };
   while (strides(plans.front().with)) {
     plan& p = plans.front();
     const auto threads = static_cast<unsigned>(p.with.across * p.with.down);

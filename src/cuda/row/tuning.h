@@ -28,7 +28,7 @@ struct row_tuning {
   int resident = 512;         // threads that registers must leave room for on an SM; with copies the grid has as many
   int stages;                 // rows that copies run ahead by
   // Values are not held, but made again from the copies, which must find room: for lines whose words take few flops.
-  bool computes_again = false;
+  bool recomputes = false;
   bool ahead = false;    // and the next row is read while this row's statistics are on their way: "Two rows in flight"
   int sums = kMany;      // for so many column sums at most
   int repeated = kMany;  // for so many operands at most of which one row serves all
@@ -72,7 +72,7 @@ struct tuning {
       {.columns = 32768, .numbers = 32, .stages = 3, .least_flops = 16},
       {.columns = 16384, .numbers = 64, .block = 256, .stages = 0},
       {.columns = 131072, .numbers = 32, .block = 1024, .threads = 1024, .resident = 1024, .stages = 2, .repeated = 0},
-      {.numbers = 64, .stages = 3, .computes_again = true, .ahead = true},
+      {.numbers = 64, .stages = 3, .recomputes = true, .ahead = true},
       {.columns = 65536, .numbers = 32, .stages = 3},
       {.numbers = 32, .stages = 3, .least_flops = 4},
       {.numbers = 64, .stages = 2}};
@@ -84,15 +84,15 @@ struct tuning {
       {.columns = 8192, .numbers = 24, .block = 128, .resident = 384, .stages = 3},
       {.columns = 16384, .numbers = 32, .block = 256, .resident = 384, .stages = 3, .sums = 1, .busy = 92},
       {.columns = 16384, .numbers = 16, .block = 256, .stages = 3},
-      {.numbers = 32, .stages = 2, .computes_again = true, .ahead = true, .sums = 0},
-      {.numbers = 16, .stages = 3, .computes_again = true, .ahead = true},
+      {.numbers = 32, .stages = 2, .recomputes = true, .ahead = true, .sums = 0},
+      {.numbers = 16, .stages = 3, .recomputes = true, .ahead = true},
       {.numbers = 16, .stages = 3},
-      {.numbers = 16, .stages = 3, .computes_again = true, .ahead = true, .cluster = 16},
+      {.numbers = 16, .stages = 3, .recomputes = true, .ahead = true, .cluster = 16},
       {.numbers = 16, .stages = 3, .cluster = 16},
-      {.numbers = 32, .stages = 2, .computes_again = true, .ahead = true, .sums = 1, .cluster = 16},
+      {.numbers = 32, .stages = 2, .recomputes = true, .ahead = true, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .sums = 1, .cluster = 16},
-      {.numbers = 32, .stages = 2, .computes_again = true}};
-  int held_lanes = 16;                // lanes of a row in a thread, at most: each takes registers besides its numbers
+      {.numbers = 32, .stages = 2, .recomputes = true}};
+  int held_vectors = 16;              // lanes of a row in a thread, at most: each takes registers besides its numbers
   int again_flops = 8;                // flops of a number, in words beside the row word, that may be computed again
   int least_across = 8;               // threads of a row, at least, where it has so many lanes: 128 bytes in a row
   int sum_numbers = 64;               // numbers of column sums that fit in a thread's registers beside the row

@@ -45,8 +45,8 @@ struct extent {
 void launch(const kernel&, extent grid, extent block, unsigned shared_bytes, bool behind, void* stream,
             const void* parameters);
 
-// What TMA knows of a matrix (CUtensorMap): rows of numbers of 16 bits in global memory, of which it brings
-// tiles of so many rows and columns. Compute capability 9.
+// A matrix of 16-bit elements in global memory, of which TMA loads tiles of so many rows and columns. Compute
+// capability 9.
 struct matrix_facts {
   const void* data;
   bool is_bf16;

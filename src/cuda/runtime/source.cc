@@ -114,7 +114,7 @@ std::string column_sum_source(dtype parts, int sums) {
 std::string label(const request& r, const configuration& c, const std::string& arch) {
   return arch + " " + name_of(r.x) + (r.backward ? " backward " : " forward ") +
          (c.cluster > 1 ? std::to_string(c.cluster) + "*" : "") + std::to_string(c.across) + "x" +
-         std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_lanes : c.unroll) +
+         std::to_string(c.down) + "x" + std::to_string(r.rowwise ? c.held_vectors : c.unroll) +
          (c.only_statistics    ? " statistics "
           : c.saves_statistics ? " saving "
                                : " ") +

@@ -70,7 +70,8 @@ way_back choose_way(const backward_call& call, const spec::contraction_gradients
   const optional_tensor& source = source_again(call, c);
   if (way.passes_before && !plan.gives_input && !way.from_result && source)
     way.panel = backward_panel_rows(c.parts, call.line.line.how, *source, w);
-  way.weight_by_panels = way.panel && plan.wants_weight && cpu::sums_in_panels(shape_of(*source).rows(), w.size(0)) && !c.again.line.words.empty();
+  way.weight_by_panels = way.panel && plan.wants_weight && cpu::sums_in_panels(shape_of(*source).rows(), w.size(0)) &&
+                         !c.again.line.words.empty();
   // On the CPU a backward pass that keeps a value leaves none.
   const bool can_leave = !way.panel && (device_of(w).is_cuda() || c.before.line.keeps == 0);
   way.leaves_input = way.passes_before && plan.wants_weight && !way.from_result && can_leave;

@@ -14,6 +14,7 @@ import onepass
 from helpers import check_line, make_inputs
 from onepass import word as vocabulary
 from onepass.cli import app
+from onepass.rewrite import fuse as fusing
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 SNAKE = {
@@ -151,13 +152,13 @@ THRESHOLD = {
     "parameters": ["least", "other"],
     "source": "template <class L> static L forward(L x, scalar a, scalar b) { return where(x > a, x, b + 0 * x); }",
     "reference": torch.nn.functional.threshold,
-    "targets": [torch.nn.functional.threshold, "own_method"],
-    "numbers": lambda threshold, value, inplace=False: (float(threshold), float(value)),
+    "targets": [torch.threshold, "own_method"],
 }
 
 
-def test_modules_that_call_a_target():
+def test_modules_that_call_a_target(monkeypatch):
     """fuse and explain need no more than the definition: neither a formula nor another table."""
+    monkeypatch.setattr(fusing, "gain_of", lambda chain, *_, **__: float(len(chain.nodes)))  # small tensors, too
     onepass.define_word("own_hard", **HARD)
     onepass.define_word("own_threshold", **THRESHOLD)
     try:
@@ -194,14 +195,14 @@ def test_words_that_map_zero_to_zero():
         onepass.undefine_word(name)
 
 
-def test_zeros_behind_softmax(device="cpu"):
+def test_zeros_behind_softmax():
     """Such a word's lines leave out what a causal mask hides."""
-    q, k, v = torch.randn(3, 2, 8, 96, 32, requires_grad=True).unbind()
+    q, k, v = torch.randn(3, 2, 8, 96, 32, dtype=torch.float64, requires_grad=True).unbind()
     line = onepass.Line("scores | causal | softmax | snake(0.5) | values")
     ours, theirs = line(q, k, v), line.reference(q, k, v)
     torch.testing.assert_close(ours, theirs)
     for got, expected in zip(*(torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (ours, theirs))):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got, expected)
 
 
 def test_numbers_that_do_not_agree_are_another_formula():

@@ -141,7 +141,8 @@ def test_gradients_of_some(line, device):
     for i, t in enumerate(wanted):
         for other in wanted:
             other.requires_grad_(other is t)
-        (got,) = gradients(call.together(), [t], ups)
+        some = [(r, u) for kind, up in zip(call.together(), ups) for r, u in zip(kind, up) if r.requires_grad]
+        (got,) = torch.autograd.grad([r for r, _ in some], [t], [u for _, u in some])
         torch.testing.assert_close(got, expected[i])
 
 
@@ -256,16 +257,16 @@ def test_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         ys, ops = ops_of(lambda: call.line(call.xs, *call.operands))
         expected = [call.line(x, *call.operands) for x in call.xs]
-    assert ops == ["linear_forward"] * 2
+    assert ops == ["linear_forward"]
     assert all(torch.equal(a, b) for a, b in zip(ys, expected))
 
 
 @pytest.mark.parametrize("features", [3, 300])
-def test_lines_with_linear_are_a_call_each(features):
+def test_lines_with_linear_are_one_call_of_a_copy(features):
     w = torch.randn(features, 64, requires_grad=True)
     xs = [torch.randn(n, 64, requires_grad=True) for n in (3, 5)]
     ys, ops = ops_of(lambda: onepass.fused("rms_norm | linear", xs, w))
-    assert ops == ["linear_forward"] * 2
+    assert ops == ["linear_forward"]
     for x, y in zip(xs, ys):
         torch.testing.assert_close(y, onepass.fused("rms_norm | linear", x, w))
     with pytest.raises(RuntimeError, match="takes one tensor in a call"):

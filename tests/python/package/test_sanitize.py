@@ -84,7 +84,10 @@ def test_forms_are_read_from_the_sources_in_a_cache(tool, tmp_path, monkeypatch)
 
 def test_reports_are_told_apart(tool):
     first, second = tool.parse(MEMCHECK, tool.kernels_known())
-    assert first.kernel == "gradients_of_scores" and first.lines[0] == "Invalid __shared__ write of size 2304 bytes"
+    assert (
+        first.kernel == "probabilities_backward_sm90"
+        and first.lines[0] == "Invalid __shared__ write of size 2304 bytes"
+    )
     assert "not located in remote CTA" in first.text
     assert second.kernel == "" and second.lines[0].startswith("Program hit cudaErrorLaunchFailure")
     assert MEMCHECK.encode()[second.at :].startswith(b"========= Program hit")
@@ -103,7 +106,7 @@ def test_a_log_that_says_more_than_was_read_is_a_failure(tool):
 
 def test_only_what_is_explained_is_clean(tool, monkeypatch):
     (report, _), outcome = tool.parse(MEMCHECK, tool.kernels_known()), tool.Outcome()
-    outcome.kernels["gradients_of_scores"] = ["probabilities"]
+    outcome.kernels["probabilities_backward_sm90"] = ["probabilities"]
     monkeypatch.setattr(tool, "EXPLAINED", (tool.Explained("memcheck", report.kernel, "remote CTA", "why"),))
     outcome.add("memcheck", "probabilities", report)
     assert outcome.is_clean and "1 explained" in outcome.table(tool.TOOLS)
@@ -187,7 +190,7 @@ def test_calls_behind_one_that_fails_still_run(stand_ins):
 
 def test_reports_count_for_their_kernel(stand_ins):
     outcome = stand_ins(["gelu", "norm"], wrong=["norm"])
-    assert outcome.found["gradients_of_scores"]["memcheck"].errors == 1
+    assert outcome.found["probabilities_backward_sm90"]["memcheck"].errors == 1
     assert outcome.found["call 'norm'"]["memcheck"].errors == 1  # which names no kernel
     assert [r["lines"][0] for r in outcome.reports][:1] == ["Invalid __shared__ write of size 2304 bytes"]
     # The planted error was reported as another kernel's.

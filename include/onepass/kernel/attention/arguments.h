@@ -33,7 +33,7 @@ struct alignas(16) softmax_statistics {
 static_assert(sizeof(softmax_statistics) == 16);  // one access
 
 // backward_sm90.
-struct attention_gradient_arguments {
+struct attention_backward_arguments {
   tensor_map gradients;  // of the result, [outer, inner, group, rows, value_depth]
   batch_steps step_gradients;
   const void* result;              // [all rows, value_depth]
@@ -44,14 +44,14 @@ struct attention_gradient_arguments {
 };
 
 // forward_sm80, without `values` and with.
-struct scores_arguments {
+struct probabilities_sm80_arguments {
   const void* keys;  // [outer, inner, keys, head_dim]: the batches
   int64 stride, outer_stride, inner_stride, inner;
   int64 depth, rows_of_batch, blocks_of_batch;
   arguments behind, before;
 };
-struct warp_attention_arguments {
-  scores_arguments of;
+struct attention_sm80_arguments {
+  probabilities_sm80_arguments of;
   const void* values;  // [outer, inner, keys, value_depth]
   int64 stride, outer_stride, inner_stride, value_depth;
   void* y;  // [all rows, value_depth]
@@ -62,7 +62,7 @@ struct batched_keys {
   const void* data;
   int64 stride, outer_stride, inner_stride;
 };
-struct warp_gradient_arguments {
+struct attention_backward_sm80_arguments {
   const void *queries, *gradients, *result;  // dense; of all rows
   softmax_statistics* statistics;            // of all rows
   void *rows_gradient, *keys_gradient, *values_gradient;
@@ -71,7 +71,7 @@ struct warp_gradient_arguments {
   arguments behind;
 };
 // chunks: of 8 elements, of head_dim, begun ones too.
-struct warp_backward_shape {
+struct attention_backward_sm80_shape {
   int chunks, value_chunks;
 
   static constexpr int kWarpRows = 16, kTileRows = 64, kThreads = kTileRows / kWarpRows * 32;
@@ -99,7 +99,7 @@ struct probabilities_shape {
 };
 
 // probabilities_backward_sm90.
-struct score_gradient_arguments {
+struct probabilities_backward_arguments {
   tensor_map queries, keys, weights, gradients;  // [outer, inner, group, rows, head_dim or keys]
   batch_steps step_queries, step_keys, step_weights, step_gradients;
   int batches, inner, group, rows, columns;  // sizes; columns: keys of a batch

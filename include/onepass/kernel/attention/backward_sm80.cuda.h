@@ -1,14 +1,14 @@
 // Backward of lines with `scores`, softmax and `values` by warps (sm_80 and later), in two kernels that write nothing
 // of the scores' size, as kernel/attention/backward_sm90.cuda.h has it by warpgroups: past a block's 64 rows of queries
-// keys and values pass, past its 64 keys and values rows and their result's gradients. Each makes the scores again, 16
-// rows a warp, in both as forward does; for the keys they go through shared memory, where they are read turned. No sum
+// keys and values pass, past its 64 keys and values rows and their result's gradients. Each recomputes the scores, 16
+// rows a warp, as forward does; for the keys they go through shared memory, where they are read transposed. No sum
 // depends on the order of blocks. (Dao, "FlashAttention-2", 2023.)
 //
 // The first kernel leaves Σ result · its gradient of each row, and softmax's statistics as they are used, for the
 // second.
 //
 // Config:
-//   kX, kThreads          storage type throughout; warp_backward_shape::kThreads
+//   kX, kThreads          storage type throughout; attention_backward_sm80_shape::kThreads
 //   kPieces, kValuePieces 8s of the queries' and of the values' numbers, begun ones too
 //   kCausal               what no row needs is left out
 //   kWantsRows, kWantsKeys, kWantsValues
@@ -21,26 +21,27 @@
 
 ONEPASS_BEGIN
 
-inline constexpr int kWarpRows = warp_backward_shape::kWarpRows, kTileRows = warp_backward_shape::kTileRows;
+inline constexpr int kWarpRows = attention_backward_sm80_shape::kWarpRows,
+                     kTileRows = attention_backward_sm80_shape::kTileRows;
 
 ONEPASS_FUNCTION const uint16* batch_of(const batched_keys& keys, int64 batch, int64 inner) {
   return static_cast<const uint16*>(keys.data) + batch / inner * keys.outer_stride + batch % inner * keys.inner_stride;
 }
 ONEPASS_FUNCTION int at_most(int64 left, int most) { return left < most ? static_cast<int>(left) : most; }
 
-// What a block has of one side: keys or rows of queries, with values or the result's gradients beside.
+// One side of a block: keys with values, or rows of queries with the result's gradients.
 template <class Config>
 struct side_tile {
-  using first = turned_tile<Config::kPieces>;
-  using second = turned_tile<Config::kValuePieces>;
-  static constexpr warp_backward_shape kShape{Config::kPieces, Config::kValuePieces};
+  using first = swizzled_tile<Config::kPieces>;
+  using second = swizzled_tile<Config::kValuePieces>;
+  static constexpr attention_backward_sm80_shape kShape{Config::kPieces, Config::kValuePieces};
   static constexpr int kFirstBytes = kShape.first_bytes(), kBytes = kShape.tile_bytes();
 
-  static ONEPASS_FUNCTION void bring(char* to, const uint16* of_first, int64 stride, const uint16* of_second,
-                                     int64 second_stride, const warp_gradient_arguments& a, int count) {
-    first::template bring<Config::kThreads>(to, of_first, stride, a.depth, count, kTileRows);
-    second::template bring<Config::kThreads>(to + kFirstBytes, of_second, second_stride, a.value_depth, count,
-                                             kTileRows);
+  static ONEPASS_FUNCTION void load_async(char* to, const uint16* of_first, int64 stride, const uint16* of_second,
+                                          int64 second_stride, const attention_backward_sm80_arguments& a, int count) {
+    first::template load_async<Config::kThreads>(to, of_first, stride, a.depth, count, kTileRows);
+    second::template load_async<Config::kThreads>(to + kFirstBytes, of_second, second_stride, a.value_depth, count,
+                                                  kTileRows);
     close_copy_group();
   }
 };
@@ -61,7 +62,7 @@ class gradient_rows {
   warp_rows<Config::kX, Config::kValuePieces> gradients;
   softmax_statistics statistics[2];
 
-  explicit ONEPASS_FUNCTION gradient_rows(const warp_gradient_arguments& a)
+  explicit ONEPASS_FUNCTION gradient_rows(const attention_backward_sm80_arguments& a)
       : a_(a), at_{cursor<behind, Behind, Quiet>(a.behind), cursor<behind, Behind, Quiet>(a.behind)} {}
   // This thread's row i of the warp's, which begin at `first`.
   static ONEPASS_FUNCTION int64 row(int64 first, int i) {
@@ -95,12 +96,12 @@ class gradient_rows {
   }
 
  private:
-  const warp_gradient_arguments& a_;
+  const attention_backward_sm80_arguments& a_;
   cursor<behind, Behind, Quiet> at_[2];
 };
 
 template <class Config, class Behind>
-ONEPASS_FUNCTION void warp_gradients_of_queries(const warp_gradient_arguments& a) {
+ONEPASS_FUNCTION void attention_backward_queries_sm80(const attention_backward_sm80_arguments& a) {
   using rows_of = gradient_rows<Config, Behind, false>;
   using tile = side_tile<Config>;
   const int64 batch = blockIdx.x / a.blocks_of_batch, end = (batch + 1) * a.rows_of_batch,
@@ -114,14 +115,14 @@ ONEPASS_FUNCTION void warp_gradients_of_queries(const warp_gradient_arguments& a
       tiles = static_cast<int>((last + kTileRows - 1) / kTileRows);
   }
   wait_for_kernel_before();
-  const auto bring = [&](int t) {
+  const auto load_async = [&](int t) {
     if (t < tiles)
-      tile::bring(gradient_tiles + t % 2 * tile::kBytes, keys + int64{t} * kTileRows * a.keys.stride, a.keys.stride,
-                  values + int64{t} * kTileRows * a.values.stride, a.values.stride, a,
-                  at_most(a.behind.columns - int64{t} * kTileRows, kTileRows));
+      tile::load_async(gradient_tiles + t % 2 * tile::kBytes, keys + int64{t} * kTileRows * a.keys.stride,
+                       a.keys.stride, values + int64{t} * kTileRows * a.values.stride, a.values.stride, a,
+                       at_most(a.behind.columns - int64{t} * kTileRows, kTileRows));
     else close_copy_group();
   };
-  bring(0);
+  load_async(0);
   rows_of rows(a);
   rows.set_rows(first, end);
 #pragma unroll
@@ -142,7 +143,7 @@ ONEPASS_FUNCTION void warp_gradients_of_queries(const warp_gradient_arguments& a
   }
   warp_sums<Config::kX, Config::kPieces> sums;
   for (int t = 0; t < tiles; ++t) {
-    bring(t + 1);
+    load_async(t + 1);
     wait_for_copy_groups<1>();
     __syncthreads();
     const char* here = gradient_tiles + t % 2 * tile::kBytes;
@@ -163,14 +164,14 @@ ONEPASS_FUNCTION void warp_gradients_of_queries(const warp_gradient_arguments& a
 }
 
 template <class Config, class Behind>
-ONEPASS_FUNCTION void warp_gradients_of_keys(const warp_gradient_arguments& a) {
+ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80_arguments& a) {
   using rows_of = gradient_rows<Config, Behind, true>;
   using tile = side_tile<Config>;
-  using scores_tile = turned_tile<kTileRows / 8>;
-  constexpr int kScoreBytes = warp_backward_shape::score_bytes();
+  using scores_tile = swizzled_tile<kTileRows / 8>;
+  constexpr int kScoreBytes = attention_backward_sm80_shape::score_bytes();
   char *const own = gradient_tiles, *const passing = own + tile::kBytes, *const scores = passing + 2 * tile::kBytes,
               *const weights = scores + kScoreBytes;
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane_id = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int64 batch = blockIdx.x / a.blocks_of_batch, begin = batch * a.rows_of_batch, end = begin + a.rows_of_batch,
               key = blockIdx.x % a.blocks_of_batch * kTileRows;
   const int tiles = static_cast<int>((a.rows_of_batch + kTileRows - 1) / kTileRows);
@@ -178,24 +179,24 @@ ONEPASS_FUNCTION void warp_gradients_of_keys(const warp_gradient_arguments& a) {
   if constexpr (Config::kCausal) {
     if (a.behind.matrix_rows == a.rows_of_batch) from = at_most(key / kTileRows, tiles);
   }
-  tile::bring(own, batch_of(a.keys, batch, a.inner) + key * a.keys.stride, a.keys.stride,
-              batch_of(a.values, batch, a.inner) + key * a.values.stride, a.values.stride, a,
-              at_most(a.behind.columns - key, kTileRows));
-  const auto bring = [&](int t) {
+  tile::load_async(own, batch_of(a.keys, batch, a.inner) + key * a.keys.stride, a.keys.stride,
+                   batch_of(a.values, batch, a.inner) + key * a.values.stride, a.values.stride, a,
+                   at_most(a.behind.columns - key, kTileRows));
+  const auto load_async = [&](int t) {
     const int64 row = begin + int64{t} * kTileRows;
     if (t < tiles)
-      tile::bring(passing + t % 2 * tile::kBytes, static_cast<const uint16*>(a.queries) + row * a.depth, a.depth,
-                  static_cast<const uint16*>(a.gradients) + row * a.value_depth, a.value_depth, a,
-                  at_most(end - row, kTileRows));
+      tile::load_async(passing + t % 2 * tile::kBytes, static_cast<const uint16*>(a.queries) + row * a.depth, a.depth,
+                       static_cast<const uint16*>(a.gradients) + row * a.value_depth, a.value_depth, a,
+                       at_most(end - row, kTileRows));
     else close_copy_group();
   };
-  bring(from);
+  load_async(from);
   wait_for_kernel_before();
   rows_of rows(a);
   warp_sums<Config::kX, Config::kPieces> of_keys;
   warp_sums<Config::kX, Config::kValuePieces> of_values;
   for (int t = from; t < tiles; ++t) {
-    bring(t + 1);
+    load_async(t + 1);
     wait_for_copy_groups<1>();
     __syncthreads();
     const char* here = passing + t % 2 * tile::kBytes;
@@ -209,7 +210,7 @@ ONEPASS_FUNCTION void warp_gradients_of_keys(const warp_gradient_arguments& a) {
 #pragma unroll 1
     for (int group = 0; group < kTileRows; group += kResultColumns) {
       rows.make(own, key, group, [&](int i, uint4 score, uint4 weight) {
-        const int at = scores_tile::place(warp * kWarpRows + lane / 4 + 8 * i, group / 8 + lane % 4);
+        const int at = scores_tile::place(warp * kWarpRows + lane_id / 4 + 8 * i, group / 8 + lane_id % 4);
         *reinterpret_cast<uint4*>(scores + at) = score, *reinterpret_cast<uint4*>(weights + at) = weight;
       });
     }
@@ -233,7 +234,7 @@ ONEPASS_FUNCTION void warp_gradients_of_keys(const warp_gradient_arguments& a) {
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int64 own_key = key + warp * kWarpRows + lane / 4 + 8 * i, to = batch * a.behind.columns + own_key;
+    const int64 own_key = key + warp * kWarpRows + lane_id / 4 + 8 * i, to = batch * a.behind.columns + own_key;
     if (own_key >= a.behind.columns) continue;
     if constexpr (Config::kWantsKeys) of_keys.store(i, static_cast<uint16*>(a.keys_gradient) + to * a.depth, a.depth);
     if constexpr (Config::kWantsValues)

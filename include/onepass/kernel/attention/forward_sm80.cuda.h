@@ -41,16 +41,16 @@ class key_tiles {
  public:
   static constexpr int kKeyBytes = Config::kTile * Config::kPitch, kBytes = kKeyBytes + More::kMoreBytes;
 
-  ONEPASS_FUNCTION key_tiles(const scores_arguments& a, int64 batch, int count, int times, More more = {})
+  ONEPASS_FUNCTION key_tiles(const probabilities_sm80_arguments& a, int64 batch, int count, int times, More more = {})
       : a_(a),
         keys_(static_cast<const uint16*>(a.keys) + batch / a.inner * a.outer_stride + batch % a.inner * a.inner_stride),
         more_(more),
         count_(count),
         left_(times * count) {
 #pragma unroll
-    for (int i = 0; i < Config::kStages - 1; ++i) bring();
+    for (int i = 0; i < Config::kStages - 1; ++i) load_async();
   }
-  static ONEPASS_FUNCTION int all(const scores_arguments& a) {
+  static ONEPASS_FUNCTION int all(const probabilities_sm80_arguments& a) {
     return static_cast<int>((a.behind.columns + Config::kTile - 1) / Config::kTile);
   }
   ONEPASS_FUNCTION int count() const { return count_; }
@@ -59,19 +59,19 @@ class key_tiles {
   ONEPASS_FUNCTION const char* next() {
     wait_for_copy_groups<Config::kStages - 2>();
     __syncthreads();
-    bring();
+    load_async();
     const char* tile = scores_tiles + at_ * kBytes;
     at_ = at_ + 1 < Config::kStages ? at_ + 1 : 0;
     return tile;
   }
 
  private:
-  ONEPASS_FUNCTION void bring() {
+  ONEPASS_FUNCTION void load_async() {
     if (left_ > 0) {
       const int64 first = int64{tile_} * Config::kTile, behind = a_.behind.columns - first;
       const int rows = behind < Config::kTile ? static_cast<int>(behind) : Config::kTile;
       more_(scores_tiles + to_ * kBytes + kKeyBytes, first, rows);
-      bring_matrix<Config>(scores_tiles + to_ * kBytes, keys_ + first * a_.stride, a_.stride, a_.depth, rows);
+      load_matrix_async<Config>(scores_tiles + to_ * kBytes, keys_ + first * a_.stride, a_.stride, a_.depth, rows);
       --left_;
       tile_ = tile_ + 1 < count_ ? tile_ + 1 : 0;
       to_ = to_ + 1 < Config::kStages ? to_ + 1 : 0;
@@ -79,7 +79,7 @@ class key_tiles {
       close_copy_group();
     }
   }
-  const scores_arguments& a_;
+  const probabilities_sm80_arguments& a_;
   const uint16* const keys_;
   const More more_;
   const int count_;
@@ -101,7 +101,7 @@ struct cursors<Cursor, 4> {
 };
 
 template <class Config, class Behind>
-ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
+ONEPASS_FUNCTION void probabilities_forward_sm80(const probabilities_sm80_arguments& a) {
   using before = typename Config::before;
   using behind = typename Config::behind;
   using index = typename behind::index;
@@ -124,8 +124,8 @@ ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
     const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / kThreadsOfRow;
     at.of[i].set_row(static_cast<index>(row), row < end);
   }
-  // body(i, scores, count) for each row and lane of the next tile.
-  const auto each_lane = [&](int64 tile, const auto& body) {
+  // body(i, scores, count) for each row and vector of the next tile.
+  const auto each_vector = [&](int64 tile, const auto& body) {
     const char* keys = tiles.next();
 #pragma unroll 1
     for (int group = 0; group < Config::kTile; group += kResultColumns) {
@@ -142,7 +142,7 @@ ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
   };
   online_softmax sums[rows::kRows];  // of this thread's scores
   for (int tile = 0; tile < tiles.count(); ++tile) {
-    each_lane(tile, [&](int i, L scores, int count) {
+    each_vector(tile, [&](int i, L scores, int count) {
       if constexpr (!behind::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
       sums[i].add(scores, sums[i].raise(max_number(sums[i].largest, max_lanes(scores))));
     });
@@ -156,7 +156,7 @@ ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
     if (behind::kSavesStatistics && row < end && across == 0) save<Behind>(a.behind, row, saved[i]);
   }
   for (int tile = 0; tile < tiles.count(); ++tile) {
-    each_lane(tile, [&](int i, L scores, int) {
+    each_vector(tile, [&](int i, L scores, int) {
       at.of[i].store_y(Behind::post::forward(word::softmax::recompute(scores, saved[i]), at.of[i]));
     });
   }
@@ -164,20 +164,20 @@ ONEPASS_FUNCTION void scores_forward(const scores_arguments& a) {
 
 // A tile's values. Behind the last key there are zeros, which weights of 0 do not make NaN.
 template <class Config>
-struct value_tile : turned_tile<Config::kValuePieces> {
-  static constexpr int kMoreBytes = Config::kTile * turned_tile<Config::kValuePieces>::kPitch;
+struct value_tile : swizzled_tile<Config::kValuePieces> {
+  static constexpr int kMoreBytes = Config::kTile * swizzled_tile<Config::kValuePieces>::kPitch;
   const uint16* values;
   int64 stride, depth;
 
   ONEPASS_FUNCTION value_tile(const uint16* values, int64 stride, int64 depth)
       : values(values), stride(stride), depth(depth) {}
   ONEPASS_FUNCTION void operator()(char* to, int64 first, int count) const {
-    this->template bring<Config::kThreads>(to, values + first * stride, stride, depth, count, Config::kTile);
+    this->template load_async<Config::kThreads>(to, values + first * stride, stride, depth, count, Config::kTile);
   }
 };
 
 template <class Config, class Behind>
-ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
+ONEPASS_FUNCTION void attention_forward_sm80(const attention_sm80_arguments& all) {
   using before = typename Config::before;
   using behind = typename Config::behind;
   using index = typename behind::index;
@@ -186,7 +186,7 @@ ONEPASS_FUNCTION void attention_by_warps(const warp_attention_arguments& all) {
   using rows = rows_in_registers<Config>;
   static_assert(same_type<typename Behind::row, word::softmax>);
   __shared__ typename row_threads<before>::slots slots;
-  const scores_arguments& a = all.of;
+  const probabilities_sm80_arguments& a = all.of;
   const int across = static_cast<int>(threadIdx.x) % kThreadsOfRow;
   const int64 batch = blockIdx.x / a.blocks_of_batch, end = (batch + 1) * a.rows_of_batch;
   input_rows<before, line<chain<>>> input(a.before, slots);

@@ -13,11 +13,11 @@ ONEPASS_BEGIN
 
 template <class Config>
 struct attention_shared {
-  static constexpr int kQueryBytes = Config::kPanels * kAtomBytes;
+  static constexpr int kQueryBytes = Config::kAtoms * kAtomBytes;
   static constexpr int kRowsBytes =  // of them, and then of what is made of the values
-      (Config::kPanels > Config::kValuePanels ? Config::kPanels : Config::kValuePanels) * kAtomBytes;
-  static constexpr int kKeyBytes = Config::kPanels * Config::kTile * 128,
-                       kValueBytes = Config::kValuePanels * Config::kTile * 128;
+      (Config::kAtoms > Config::kValueAtoms ? Config::kAtoms : Config::kValueAtoms) * kAtomBytes;
+  static constexpr int kKeyBytes = Config::kAtoms * Config::kTile * 128,
+                       kValueBytes = Config::kValueAtoms * Config::kTile * 128;
 
   uint64 queries[Config::kGroups];
   uint64 keys_full[Config::kStages], keys_empty[Config::kStages];
@@ -33,38 +33,38 @@ struct attention_shared {
   }
   static ONEPASS_FUNCTION char* streams(char* dynamic) { return at_shared(dynamic, values(dynamic, Config::kStages)); }
   ONEPASS_FUNCTION void open() {
-    for (uint64& box : queries) open_mailbox(&box, 1);
+    for (uint64& mbarrier : queries) init_mbarrier(&mbarrier, 1);
     for (int i = 0; i < Config::kStages; ++i) {
-      open_mailbox(&keys_full[i], 1), open_mailbox(&keys_empty[i], Config::kGroups);
-      open_mailbox(&values_full[i], 1), open_mailbox(&values_empty[i], Config::kGroups);
+      init_mbarrier(&keys_full[i], 1), init_mbarrier(&keys_empty[i], Config::kGroups);
+      init_mbarrier(&values_full[i], 1), init_mbarrier(&values_empty[i], Config::kGroups);
     }
-    let_cluster_see_mailboxes();
+    fence_mbarrier_init();
   }
 };
 
 template <class Config>
-ONEPASS_FUNCTION void bring_attention(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
+ONEPASS_FUNCTION void load_attention(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
   using layout = attention_shared<Config>;
-  constexpr int kPasses = Config::kValuePanels > 0 ? 1 : 2;
+  constexpr int kPasses = Config::kValueAtoms > 0 ? 1 : 2;
   const block_rows<Config> of(a);
   for (int group = 0; group < Config::kGroups; ++group) {
     arrive_and_expect(&shared.queries[group], layout::kQueryBytes);
-    bring_rows<Config::kPanels>(layout::rows(dynamic, group), a.queries, a.step_queries, of.batch,
-                                of.first + group * kWarpgroupRows, shared_address(&shared.queries[group]));
+    tma_load_rows<Config::kAtoms>(layout::rows(dynamic, group), a.queries, a.step_queries, of.batch,
+                                  of.first + group * kWarpgroupRows, shared_address(&shared.queries[group]));
   }
   ring_position<Config::kStages> at;
   for (int pass = 0; pass < kPasses; ++pass) {
     for (int tile = 0; tile < of.tiles; ++tile) {
-      wait_for_mail(&shared.keys_empty[at.stage], at.phase ^ 1);
+      wait_for_mbarrier(&shared.keys_empty[at.stage], at.phase ^ 1);
       arrive_and_expect(&shared.keys_full[at.stage], layout::kKeyBytes);
-      bring_keys<Config::kPanels, Config::kTile>(layout::keys(dynamic, at.stage), a.keys, a.step_keys, of.batch,
-                                                 tile * Config::kTile, shared_address(&shared.keys_full[at.stage]));
-      if constexpr (Config::kValuePanels > 0) {
-        wait_for_mail(&shared.values_empty[at.stage], at.phase ^ 1);
+      tma_load_keys<Config::kAtoms, Config::kTile>(layout::keys(dynamic, at.stage), a.keys, a.step_keys, of.batch,
+                                                   tile * Config::kTile, shared_address(&shared.keys_full[at.stage]));
+      if constexpr (Config::kValueAtoms > 0) {
+        wait_for_mbarrier(&shared.values_empty[at.stage], at.phase ^ 1);
         arrive_and_expect(&shared.values_full[at.stage], layout::kValueBytes);
-        bring_keys<Config::kValuePanels, Config::kTile>(layout::values(dynamic, at.stage), a.values, a.step_values,
-                                                        of.batch, tile * Config::kTile,
-                                                        shared_address(&shared.values_full[at.stage]));
+        tma_load_keys<Config::kValueAtoms, Config::kTile>(layout::values(dynamic, at.stage), a.values, a.step_values,
+                                                          of.batch, tile * Config::kTile,
+                                                          shared_address(&shared.values_full[at.stage]));
       }
       at.next();
     }
@@ -83,42 +83,42 @@ class score_rows {
  public:
   using layout = attention_shared<Config>;
   using behind = typename Config::behind;
-  using lanes = thread_rows<Config, Behind>;
-  using L = typename lanes::L;
+  using vectors = thread_rows<Config, Behind>;
+  using L = typename vectors::L;
 
   using scores = tile_scores<Config>;
 
   ONEPASS_FUNCTION score_rows(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic)
       : of_(a),
-        group_(group_number()),
+        group_(warpgroup_id()),
         left_(a.rows - of_.first - group_ * kWarpgroupRows),
         rows_(a.behind, layout::streams(dynamic)),
         queries_(layout::rows(dynamic, group_)),
         keys_(layout::keys(dynamic, 0)),
         ring_(shared.keys_full, shared.keys_empty) {
     rows_.set_rows(first_row(), left_);
-    rows_.bring(0, 0);
-    wait_for_mail(&shared.queries[group_], 0);
+    rows_.load_async(0, 0);
+    wait_for_mbarrier(&shared.queries[group_], 0);
   }
 
   ONEPASS_FUNCTION int tiles() const { return of_.tiles; }
   ONEPASS_FUNCTION int group() const { return group_; }
   ONEPASS_FUNCTION int64 first_row() const { return of_.row + group_ * kWarpgroupRows; }
   ONEPASS_FUNCTION int rows_left() const { return left_; }
-  ONEPASS_FUNCTION const lanes& rows() const { return rows_; }
+  ONEPASS_FUNCTION const vectors& rows() const { return rows_; }
   ONEPASS_FUNCTION auto& at(int i) { return rows_.at(i); }
 
   // The next tile's products begin.
   ONEPASS_FUNCTION void begin_tile(scores& of) {
     const int stage = ring_.take();
-    begin_products();
+    begin_wgmma();
     multiply_rows<Config::kX, Config::kSteps, Config::kTile>(of.d, queries_, keys_ + stage * layout::kKeyBytes);
-    close_products();
+    commit_wgmma();
   }
   // They are there, and the keys are not needed any more.
   template <int kPending>
   ONEPASS_FUNCTION void end_tile() {
-    wait_for_products<kPending>();
+    wait_for_wgmma<kPending>();
     ring_.give_back();
   }
 
@@ -126,21 +126,21 @@ class score_rows {
   // tile behind it.
   ONEPASS_FUNCTION void finish_tile(scores& of, int tile, int step, int next) {
     constexpr int kStages = behind::kStages;
-    if constexpr (kStages > 1) rows_.bring(next * Config::kTile, (step + 1) % kStages);
+    if constexpr (kStages > 1) rows_.load_async(next * Config::kTile, (step + 1) % kStages);
     rows_.template wait_for_streams<kStages - 1>(step % kStages);
     rows_.finish(of.d, tile * Config::kTile);
-    if constexpr (kStages == 1) rows_.bring(next * Config::kTile, 0);
+    if constexpr (kStages == 1) rows_.load_async(next * Config::kTile, 0);
   }
-  // change(i, lane, count): what takes the place of each lane of the thread's rows.
+  // change(i, vector, count): what takes the place of each vector of the thread's rows.
   template <class Change>
-  ONEPASS_FUNCTION void each_lane(scores& of, int tile, const Change& change) {
-    rows_.change_lanes(of.d, tile * Config::kTile, change);
+  ONEPASS_FUNCTION void each_vector(scores& of, int tile, const Change& change) {
+    rows_.change_vectors(of.d, tile * Config::kTile, change);
   }
 
  private:
   const block_rows<Config> of_;
   const int group_, left_;
-  lanes rows_;
+  vectors rows_;
   const uint32 queries_, keys_;
   tiles_taken<Config::kStages> ring_;
 };
@@ -151,10 +151,10 @@ ONEPASS_FUNCTION void take_exponentials(Rows& rows, typename Rows::scores& of, o
                                         float (&factors)[2], int tile) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    factors[i] = sums[i].raise(max_number(sums[i].largest, largest_of_four(Rows::lanes::largest(of.d, i))));
+    factors[i] = sums[i].raise(max_number(sums[i].largest, largest_of_four(Rows::vectors::largest(of.d, i))));
     sums[i].sum *= factors[i];
   }
-  rows.each_lane(of, tile, [&](int i, auto scores, int) {
+  rows.each_vector(of, tile, [&](int i, auto scores, int) {
     const auto values = exp_minus(scores, sums[i].shift());
     sums[i].sum += sum_lanes(values);
     return values;
@@ -167,7 +167,7 @@ ONEPASS_FUNCTION void save_statistics(const attention_arguments& a, const Rows& 
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     saved[i] = statistics_of(sums[i].largest, sum_of_four(sums[i].sum));
-    if (Config::behind::kSavesStatistics && rows.rows().exists(i) && rows.rows().speaks())
+    if (Config::behind::kSavesStatistics && rows.rows().exists(i) && rows.rows().is_row_leader())
       save<Behind>(a.behind, rows.rows().row(i), saved[i]);
   }
 }
@@ -190,7 +190,7 @@ class turns {
  private:
   static constexpr bool kAny = Config::kGroups == 2;
   static constexpr int kFirst = 1 + Config::kGroups;  // of the barriers, behind those of each group
-  static ONEPASS_FUNCTION int group() { return group_number(); }
+  static ONEPASS_FUNCTION int group() { return warpgroup_id(); }
 };
 
 // One tile's products are under way while the next one's scores become weights.
@@ -198,22 +198,22 @@ template <class Config, class Behind>
 ONEPASS_FUNCTION void attend(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
   score_rows<Config, Behind> rows(a, shared, dynamic);
   tile_scores<Config> scores;
-  weighted_sum<Config, Config::kValuePanels> values;
+  weighted_sum<Config, Config::kValueAtoms> values;
   tiles_taken<Config::kStages> ring(shared.values_full, shared.values_empty);
   online_softmax sums[2];
   float factors[2];
   const auto weigh = [&](int tile) {
-    rows.each_lane(scores, tile, [&](int i, auto lane, int) { return Behind::post::forward(lane, rows.at(i)); });
+    rows.each_vector(scores, tile, [&](int i, auto vector, int) { return Behind::post::forward(vector, rows.at(i)); });
     values.take_weights(scores.d);
   };
   const auto add_values = [&] {
     const uint32 tile = attention_shared<Config>::values(dynamic, ring.take());
-    begin_products();
+    begin_wgmma();
     values.add(tile);
-    close_products();
+    commit_wgmma();
   };
   const auto end_values = [&] {
-    wait_for_products<0>();
+    wait_for_wgmma<0>();
     ring.give_back();
   };
   const turns<Config> turn;
@@ -267,14 +267,14 @@ ONEPASS_FUNCTION void write_weights(const attention_arguments& a, attention_shar
   save_statistics<Config, Behind>(a, rows, sums, saved);
   for (int tile = 0; tile < rows.tiles(); ++tile) {
     next(tile, rows.tiles() + tile);
-    rows.each_lane(scores, tile, [&](int i, auto of, int) {
+    rows.each_vector(scores, tile, [&](int i, auto of, int) {
       rows.at(i).store_y(Behind::post::forward(word::softmax::recompute(of, saved[i]), rows.at(i)));
       return of;
     });
   }
   const auto all = static_cast<int>((a.behind.columns + Config::kTile - 1) / Config::kTile);
   for (int tile = rows.tiles(); tile < all; ++tile) {
-    rows.each_lane(scores, tile, [&](int i, auto of, int) {
+    rows.each_vector(scores, tile, [&](int i, auto of, int) {
       rows.at(i).store_y(Behind::post::forward(decltype(of)(0.0f), rows.at(i)));
       return of;
     });
@@ -286,10 +286,10 @@ ONEPASS_FUNCTION void attention_forward(const attention_arguments& a) {
   static_assert(same_type<typename Behind::row, word::softmax>);
   extern __shared__ __align__(1024) char dynamic[];
   __shared__ attention_shared<Config> shared;
-  bring_and_multiply<Config>(
-      shared, [&] { bring_attention<Config>(a, shared, dynamic); },
+  produce_and_consume<Config>(
+      shared, [&] { load_attention<Config>(a, shared, dynamic); },
       [&] {
-        if constexpr (Config::kValuePanels > 0) attend<Config, Behind>(a, shared, dynamic);
+        if constexpr (Config::kValueAtoms > 0) attend<Config, Behind>(a, shared, dynamic);
         else write_weights<Config, Behind>(a, shared, dynamic);
       });
 }

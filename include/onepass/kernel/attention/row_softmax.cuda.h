@@ -1,4 +1,4 @@
-// What backward of attention knows of a row of scores, and how scores become gradients with it.
+// Softmax statistics of a row in backward of attention, and the scores' gradients from them.
 #pragma once
 
 #include "onepass/kernel/attention/arguments.h"
@@ -18,7 +18,7 @@ ONEPASS_FUNCTION softmax_statistics load_statistics(const softmax_statistics* at
   return {all.x, all.y, all.z};
 }
 
-// A lane's scores become their gradients, and those of weights the weights.
+// Replaces a vector of scores by their gradients, and the gradients of probabilities by the probabilities.
 template <class Behind, class L, class Cursor>
 ONEPASS_FUNCTION void finish_gradients(L& scores, L& gradients, const softmax_statistics& row, Cursor& at) {
   const L weights = exp2_of(Behind::pre::recompute(scores, at), exponent{row.factor, row.offset});

@@ -1,19 +1,16 @@
-// What lines that begin with `scores` share on sm_90a, forward and backward: tiles of rows of queries and of keys by
-// TMA, the warpgroups that take them, and a thread's part of their products.
+// What the attention kernels share on sm_90a, forward and backward: TMA loads of tiles of queries and keys, the
+// warpgroups that consume them, and a thread's fragments of the accumulators.
 //
-// A warpgroup has 64 rows. Keys of a tile stand in an order in which each thread has eight neighbours of a row: of row
-// 2 p + 8 c j + i of a tile, c = p's count and i < 2, the key is 8 p + 2 j + i.
-//
-// Of a Config:
+// A warpgroup has 64 rows. Keys of a tile are permuted so that each thread has eight neighbouring columns of a row: in
+// row 2 p + 8 c j + i of a tile, c = p's count and i < 2, the key is 8 p + 2 j + i. Config:
 //   kX                     storage type throughout: bf16 or f16
 //   kGroups, kTile         warpgroups; keys of a tile, 64 or 128
-//   kSteps, kPanels        of the queries' numbers: sixteens, and 64s, begun ones too
-//   kValuePanels           of the values'; 0: there are none
+//   kSteps, kAtoms        16s and 64s of head_dim, begun ones too
+//   kValueAtoms           64s of the values' head_dim; 0: there are none
 //   kStages                tiles in shared memory
-//   kCausal                no row needs keys behind its own place
-//   behind                 what kernel/common/cursor.cuda.h asks for, of the scores; kStreams: tensors whose next tile
-//   is brought while
-//                          this one is taken, each thread's part by itself
+//   kCausal                softmax of row i ignores columns > i
+//   behind                 kernel/configuration.h, of the scores; kStreams: tensors whose next tile each thread
+//                          loads ahead, for itself
 #pragma once
 
 #include "onepass/kernel/attention/arguments.h"
@@ -34,7 +31,7 @@ ONEPASS_FUNCTION batch_place batch_of_matrix(const attention_arguments& a, int n
   return {batch / a.inner, batch % a.inner, number % a.group};
 }
 
-// Which rows a block has, and which keys they need.
+// The rows of a block, and the tiles of keys that they need.
 template <class Config>
 struct block_rows {
   batch_place batch;
@@ -56,24 +53,24 @@ struct block_rows {
   }
 };
 
-// kPanels panels of a warpgroup's rows from `row` on.
-template <int kPanels>
-ONEPASS_FUNCTION void bring_rows(uint32 to, const tensor_map& map, batch_steps step, batch_place of, int row,
-                                 uint32 box) {
-  for (int panel = 0; panel < kPanels; ++panel)
-    bring_tile(to + panel * kAtomBytes, map, panel * 64, row, of.group * step.group, of.inner * step.inner,
-               of.outer * step.outer, box);
+// kAtoms atoms of a warpgroup's rows from `row` on.
+template <int kAtoms>
+ONEPASS_FUNCTION void tma_load_rows(uint32 to, const tensor_map& map, batch_steps step, batch_place of, int row,
+                                    uint32 mbarrier) {
+  for (int atom = 0; atom < kAtoms; ++atom)
+    tma_load_tile(to + atom * kAtomBytes, map, atom * 64, row, of.group * step.group, of.inner * step.inner,
+                  of.outer * step.outer, mbarrier);
 }
 // Of kTile keys from `key` on, a multiple of 8.
-template <int kPanels, int kTile>
-ONEPASS_FUNCTION void bring_keys(uint32 to, const tensor_map& map, batch_steps step, batch_place of, int key,
-                                 uint32 box) {
+template <int kAtoms, int kTile>
+ONEPASS_FUNCTION void tma_load_keys(uint32 to, const tensor_map& map, batch_steps step, batch_place of, int key,
+                                    uint32 mbarrier) {
   constexpr int kPart = kTile / 4;
-  for (int panel = 0; panel < kPanels; ++panel) {
+  for (int atom = 0; atom < kAtoms; ++atom) {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      bring_tile(to + (panel * kTile + j * kPart) * 128, map, panel * 64, 2 * j, key / 8, of.inner * step.inner,
-                 of.outer * step.outer, box);
+      tma_load_tile(to + (atom * kTile + j * kPart) * 128, map, atom * 64, 2 * j, key / 8, of.inner * step.inner,
+                    of.outer * step.outer, mbarrier);
   }
 }
 
@@ -84,14 +81,14 @@ ONEPASS_FUNCTION int key_at(int row) {
   return row % kPart / 2 * 8 + row / kPart * 2 + row % 2;
 }
 
-// Tiles that one thread brings, as a warpgroup takes them, in order, and gives their places back.
+// The consumer's end of a ring of tiles that the producer thread loads: takes them in order, and releases them.
 template <int kStages>
 class tiles_taken {
  public:
   ONEPASS_FUNCTION tiles_taken(uint64 (&full)[kStages], uint64 (&empty)[kStages]) : full_(full), empty_(empty) {}
   ONEPASS_FUNCTION int take() {
     const int stage = next_.stage;
-    wait_for_mail(&full_[stage], next_.phase);
+    wait_for_mbarrier(&full_[stage], next_.phase);
     next_.next();
     return stage;
   }
@@ -112,8 +109,8 @@ ONEPASS_FUNCTION void multiply_rows(float (&d)[kRows / 2], uint32 rows, uint32 t
   forget(d);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int panel = step / 4, within = step % 4 * 2;
-    add_product<D, kRows>(d, a + (panel * kAtomBytes >> 4) + within, b + (panel * kRows * 128 >> 4) + within, step > 0);
+    const int atom = step / 4, within = step % 4 * 2;
+    add_wgmma<D, kRows>(d, a + (atom * kAtomBytes >> 4) + within, b + (atom * kRows * 128 >> 4) + within, step > 0);
   }
 }
 
@@ -125,11 +122,11 @@ class thread_rows {
   using index = typename words::index;
   using cursor_type = Cursor;
   using L = pack<float, 8>;
-  static constexpr int kLanes = Config::kTile / 32;
+  static constexpr int kVectors = Config::kTile / 32;
   static_assert(cursor_of<Cursor, L>);
 
   ONEPASS_FUNCTION thread_rows(const arguments& a, char* streams) : a_(a), at_{cursor_type(a), cursor_type(a)} {
-    own_ = row_of_products();
+    own_ = row_of_accumulators();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       at_[i].set_copies(streams, static_cast<int>(threadIdx.x) / kWarpgroupThreads * kWarpgroupRows + own(i));
@@ -159,44 +156,46 @@ class thread_rows {
   ONEPASS_FUNCTION int64 row(int i) const { return first_ + own(i); }
   ONEPASS_FUNCTION bool exists(int i) const { return own(i) < count_; }
   // The first thread of row i's four.
-  ONEPASS_FUNCTION bool speaks() const { return threadIdx.x % 4 == 0; }
+  ONEPASS_FUNCTION bool is_row_leader() const { return threadIdx.x % 4 == 0; }
   ONEPASS_FUNCTION cursor_type& at(int i) { return at_[i]; }
 
-  // body(i, lane, count), where the words are at each lane of the tile that begins at `first`.
+  // body(i, vector, count), where the words are at each vector of the tile that begins at `first`.
   template <class Body>
-  ONEPASS_FUNCTION void each_lane(int first, const Body& body) {
+  ONEPASS_FUNCTION void each_vector(int first, const Body& body) {
 #pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const index column = column_of_lane(first, lane);
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const index column = column_of_vector(first, vector);
       const int count = words::kExact ? 8 : count_at<8>(column, a_.columns);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         at_[i].set_column(column, count);
-        at_[i].set_lane(lane);
-        body(i, lane, count);
+        at_[i].set_vector(vector);
+        body(i, vector, count);
       }
     }
   }
-  // A lane of row i of the tile's products.
-  static ONEPASS_FUNCTION L lane_of(const float (&d)[Config::kTile / 2], int i, int lane) {
+  // A vector of row i of the tile's products.
+  static ONEPASS_FUNCTION L vector_of(const float (&d)[Config::kTile / 2], int i, int vector) {
     L of;
 #pragma unroll
-    for (int c = 0; c < 8; ++c) of.v[c] = d[place_in_products(i, lane, c)];
+    for (int c = 0; c < 8; ++c) of.v[c] = d[index_of_accumulator(i, vector, c)];
     return of;
   }
-  static ONEPASS_FUNCTION void set_lane(float (&d)[Config::kTile / 2], int i, int lane, L to) {
+  static ONEPASS_FUNCTION void set_vector(float (&d)[Config::kTile / 2], int i, int vector, L to) {
 #pragma unroll
-    for (int c = 0; c < 8; ++c) d[place_in_products(i, lane, c)] = to.v[c];
+    for (int c = 0; c < 8; ++c) d[index_of_accumulator(i, vector, c)] = to.v[c];
   }
 
-  // change(i, lane, count): what takes the place of each lane of products of the tile that begins at `first`.
+  // change(i, vector, count): what takes the place of each vector of products of the tile that begins at `first`.
   template <class Change>
-  ONEPASS_FUNCTION void change_lanes(float (&d)[Config::kTile / 2], int first, const Change& change) {
-    each_lane(first, [&](int i, int lane, int count) { set_lane(d, i, lane, change(i, lane_of(d, i, lane), count)); });
+  ONEPASS_FUNCTION void change_vectors(float (&d)[Config::kTile / 2], int first, const Change& change) {
+    each_vector(first, [&](int i, int vector, int count) {
+      set_vector(d, i, vector, change(i, vector_of(d, i, vector), count));
+    });
   }
-  // What stands before softmax takes the scores' place.
+  // Applies the words before softmax to the scores.
   ONEPASS_FUNCTION void finish(float (&d)[Config::kTile / 2], int first) {
-    change_lanes(d, first, [&](int i, L scores, int count) {
+    change_vectors(d, first, [&](int i, L scores, int count) {
       scores = Line::pre::forward(scores, at(i));
       if constexpr (!words::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
       return scores;
@@ -211,25 +210,25 @@ class thread_rows {
     return most;
   }
 
-  // The streams' part of the tile that begins at `first` is on its way to `stage`.
-  ONEPASS_FUNCTION void bring(int first, int stage = 0) {
+  // Starts the copies of the streams' part of the tile that begins at `first`, to `stage`.
+  ONEPASS_FUNCTION void load_async(int first, int stage = 0) {
     if constexpr (words::kStreams != 0) {
       set_stage(stage);
 #pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const index column = column_of_lane(first, lane);
+      for (int vector = 0; vector < kVectors; ++vector) {
+        const index column = column_of_vector(first, vector);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           if (!exists(i) || column >= a_.columns) continue;
           at_[i].set_column(column, 8);
-          at_[i].set_lane(lane);
-          at_[i].bring();
+          at_[i].set_vector(vector);
+          at_[i].load_async();
         }
       }
       close_copy_group();
     }
   }
-  // What was brought has arrived, but for the last kPending tiles; those in `stage` are next.
+  // Waits for the copies of all but the last kPending tiles; those in `stage` are read next.
   template <int kPending = 0>
   ONEPASS_FUNCTION void wait_for_streams(int stage = 0) {
     if constexpr (words::kStreams != 0) {
@@ -243,11 +242,11 @@ class thread_rows {
 #pragma unroll
     for (int i = 0; i < 2; ++i) at_[i].set_stage(stage);
   }
-  static ONEPASS_FUNCTION int place_in_products(int i, int lane, int c) {
-    return 4 * (kLanes * (c / 2) + lane) + 2 * i + c % 2;
+  static ONEPASS_FUNCTION int index_of_accumulator(int i, int vector, int c) {
+    return 4 * (kVectors * (c / 2) + vector) + 2 * i + c % 2;
   }
-  static ONEPASS_FUNCTION index column_of_lane(int first, int lane) {
-    return static_cast<index>(first + lane * 32 + threadIdx.x % 4 * 8);
+  static ONEPASS_FUNCTION index column_of_vector(int first, int vector) {
+    return static_cast<index>(first + vector * 32 + threadIdx.x % 4 * 8);
   }
 
   const arguments& a_;
@@ -259,7 +258,7 @@ class thread_rows {
 // Copies 64 rows of accumulators from shared memory, where store_accumulators left them, to global memory: those of
 // which row_of(row) is below `rows`, and the first `depth` elements of each.
 template <int kNumbers, class RowOf>
-ONEPASS_FUNCTION void store_handed(const char* products, void* to, int rows, int64 depth, const RowOf& row_of) {
+ONEPASS_FUNCTION void store_staged_rows(const char* products, void* to, int rows, int64 depth, const RowOf& row_of) {
   constexpr int kPieces = kNumbers / 8, kAtOnce = kWarpgroupThreads / kPieces;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads, piece = thread % kPieces;
   if (thread >= kAtOnce * kPieces || piece * 8 >= depth) return;
@@ -267,17 +266,17 @@ ONEPASS_FUNCTION void store_handed(const char* products, void* to, int rows, int
   for (int r = thread / kPieces; r < kWarpgroupRows; r += kAtOnce) {
     if (row_of(r) < rows)
       *reinterpret_cast<uint4*>(static_cast<uint16*>(to) + row_of(r) * depth + piece * 8) =
-          *reinterpret_cast<const uint4*>(products + r * (kNumbers * 2) + place_of_piece(piece, r) * 16);
+          *reinterpret_cast<const uint4*>(products + r * (kNumbers * 2) + swizzled_piece(piece, r) * 16);
   }
 }
 
-// For 64 rows, the sums of a tile's rows, each with its weight.
-template <class Config, int kPanels>
+// 64 rows of P·V: accumulators over tiles, with the left factor from registers.
+template <class Config, int kAtoms>
 class weighted_sum {
  public:
-  static constexpr int kNumbers = kPanels * 64;
+  static constexpr int kNumbers = kAtoms * 64;
 
-  // Weights of a tile, as the tensor cores take them.
+  // Converts accumulators of a tile to the left factor of the next wgmma.
   ONEPASS_FUNCTION void take_weights(const float (&d)[Config::kTile / 2]) {
 #pragma unroll
     for (int step = 0; step < Config::kTile / 16; ++step) {
@@ -288,10 +287,10 @@ class weighted_sum {
   }
   // Its products, which the caller begins and closes.
   ONEPASS_FUNCTION void add(uint32 tile) {
-    const uint64 rows = turned_tile_descriptor<Config::kTile>(tile);
+    const uint64 rows = transposed_tile_descriptor<Config::kTile>(tile);
 #pragma unroll
     for (int step = 0; step < Config::kTile / 16; ++step)
-      add_product_of<Config::kX, kNumbers, Config::kTile * 128>(sums_, weights_[step], rows + 128 * step);
+      add_wgmma_of_registers<Config::kX, kNumbers, Config::kTile * 128>(sums_, weights_[step], rows + 128 * step);
   }
   ONEPASS_FUNCTION void scale(const float (&factors)[2]) {
 #pragma unroll
@@ -304,9 +303,9 @@ class weighted_sum {
   // row_of(row): which row of `to` a row is.
   template <class RowOf>
   ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth, const RowOf& row_of) const {
-    hand_over<Config::kX, kNumbers>(sums_, shared);
-    meet_in_group(1 + static_cast<int>(threadIdx.x) / kWarpgroupThreads);
-    store_handed<kNumbers>(shared, to, rows, depth, row_of);
+    store_accumulators<Config::kX, kNumbers>(sums_, shared);
+    sync_warpgroup(1 + static_cast<int>(threadIdx.x) / kWarpgroupThreads);
+    store_staged_rows<kNumbers>(shared, to, rows, depth, row_of);
   }
 
  private:
@@ -314,18 +313,18 @@ class weighted_sum {
   uint32 weights_[Config::kTile / 16][4];
 };
 
-// One thread brings tiles while warpgroups multiply.
-template <class Config, class Shared, class Bring, class Multiply>
-ONEPASS_FUNCTION void bring_and_multiply(Shared& shared, const Bring& bring, const Multiply& multiply) {
+// Warp specialisation: one thread loads tiles while warpgroups multiply.
+template <class Config, class Shared, class Produce, class Multiply>
+ONEPASS_FUNCTION void produce_and_consume(Shared& shared, const Produce& load_async, const Multiply& multiply) {
   if (threadIdx.x == 0) shared.open();
   __syncthreads();
   wait_for_kernel_before();
-  // What registers the groups take makes the 65536 of an SM.
+  // The registers of all warps make the 65536 of an SM.
   if (threadIdx.x >= Config::kGroups * kWarpgroupThreads) {
-    give_registers<24>();
-    if (threadIdx.x == Config::kGroups * kWarpgroupThreads) bring();
+    setmaxnreg_dec<24>();
+    if (threadIdx.x == Config::kGroups * kWarpgroupThreads) load_async();
   } else {
-    take_registers<Config::kGroups == 2 ? 240 : 160>();
+    setmaxnreg_inc<Config::kGroups == 2 ? 240 : 160>();
     multiply();
   }
 }

@@ -23,10 +23,9 @@ constexpr __device__ int bits_below(uint64 bits, int i) {
 constexpr bool is_in(uint64 tensors, stream s) { return (tensors & bit_of(s)) != 0; }
 constexpr int place_in(uint64 tensors, stream s) { return bits_below(tensors, static_cast<int>(s)); }
 
-// Where a thread is in a call's tensors on CUDA: a row, and a lane of its columns (Config:
-// kernel/common/cursor.cuda.h).
+// Addresses of the current row and vector in a call's tensors.
 
-// How many of the V numbers from `column` on the row has.
+// How many of the V elements from `column` on are within the row.
 template <int V, class Index>
 ONEPASS_FUNCTION int count_at(Index column, int64 columns) {
   const Index left = static_cast<Index>(columns) - column;
@@ -55,14 +54,14 @@ class position {
     row_ += rows, matrix_row_ += rows;
     digit_[kMaxDims - 1] += rows;
   }
-  // Whether the row exists: of another nothing is read, but for what all rows share, written or summed.
+  // exists: nothing of a row that does not is read (but what all rows share), written or summed.
   ONEPASS_FUNCTION void set_row(index row, bool exists) {
     set_row(row);
     set_exists(exists, exists);
   }
   // Likewise, and whether any row of its matrix does that this thread has: what all of them share is read for all.
   ONEPASS_FUNCTION void set_exists(bool row, bool any) { exists_ = row, any_exists_ = any; }
-  // count: how many of the lane's numbers the row has, from none to all.
+  // count: elements of the vector that are within the row.
   ONEPASS_FUNCTION void set_column(index column, int count) {
     column_ = column;
     count_ = exists_ ? count : 0, shared_count_ = any_exists_ ? count : 0, repeated_count_ = count;
@@ -77,12 +76,12 @@ class position {
     for (int d = kMaxDims - Config::kDims; d < kMaxDims - kLeftOut; ++d) sum += widened(digit_[d]) * v.stride[d];
     return sum;
   }
-  // Of what is not negative: without a sign, fewer instructions multiply.
+  // For values that are not negative: unsigned multiplication takes fewer instructions.
   static ONEPASS_FUNCTION int64 widened(index i) {
     if constexpr (sizeof(index) == 4) return static_cast<int64>(static_cast<uint32>(i));
     else return i;
   }
-  // Of this lane in a tensor whose rows are not single numbers.
+  // Of this vector in a tensor whose rows are not single numbers.
   template <dtype D, bool Dense, bool Repeated = false>
   ONEPASS_FUNCTION auto address(const view& v) const {
     auto* data = static_cast<typename stored<D>::type*>(v.data);
@@ -90,7 +89,7 @@ class position {
     else if constexpr (Dense) return data + (row_ * static_cast<index>(a_.columns) + column_);
     else return data + (offset(v) + widened(column_));
   }
-  // The lower half of the row's, where all lanes begin as far behind 16 bytes.
+  // The lower half of the row's, where all vectors begin as far behind 16 bytes.
   template <dtype D, bool Dense, bool Repeated = false>
   ONEPASS_FUNCTION uint32 row_address(const view& v) const {
     uint32 numbers = 0;
@@ -113,83 +112,85 @@ template <class Config, class Line, bool Quiet = false>
 class cursor : public position<Config> {
  public:
   using T = typename Config::arithmetic;
-  static constexpr int V = Config::kLanes;
-  using lane = pack<T, V>;
+  static constexpr int V = Config::kVectorSize;
+  using vector = pack<T, V>;
   using index = typename Config::index;
 
   explicit ONEPASS_FUNCTION cursor(const arguments& a) : position<Config>(a) {
     if constexpr (Line::dropouts > 0) random_ = load_random_state(a.dropout_state);
   }
 
-  // Where this lane's columns of wanted operand number `slot` are summed: registers, or shared memory that is its own.
-  ONEPASS_FUNCTION void set_sums(lane* registers) { sums_ = registers; }
+  // Where this vector's columns of wanted operand number `slot` are summed: registers, or shared memory that is its
+  // own.
+  ONEPASS_FUNCTION void set_sums(vector* registers) { sums_ = registers; }
   ONEPASS_FUNCTION void set_sums(T* shared, int64 slot_stride) {
     shared_sums_ = shared;
     slot_stride_ = slot_stride;
   }
 
-  // Runs of lanes in shared memory: rows of a block, lanes of the row, in the order of its columns. Where accesses are
-  // smaller than lanes, a lane's numbers are in two windows of 16 bytes, and a run has more than it has lanes.
+  // Runs of vectors in shared memory: rows of a block, vectors of the row, in the order of its columns. Where accesses
+  // are smaller than vectors, a vector's numbers are in two windows of 16 bytes, and a run has more than it has
+  // vectors.
   static constexpr bool kInWindows = Config::kAccess < V;
-  static constexpr int kLaneBytes = V * size_of(Config::kX);
-  static constexpr int kRunLanes = Config::kAcross * (Config::kHeldLanes > 0 ? Config::kHeldLanes : 1);
-  static constexpr int kRunBytes = row_bytes(1, kRunLanes, Config::kSpareLanes, kLaneBytes);
-  static ONEPASS_FUNCTION char* lane_in_run(char* shared, int run) {
-    return shared + (run * kRunBytes + static_cast<int>(threadIdx.x) % Config::kAcross * kLaneBytes);
+  static constexpr int kVectorBytes = V * size_of(Config::kX);
+  static constexpr int kRunVectors = Config::kAcross * (Config::kHeldVectors > 0 ? Config::kHeldVectors : 1);
+  static constexpr int kRunBytes = row_bytes(1, kRunVectors, Config::kSpareVectors, kVectorBytes);
+  static ONEPASS_FUNCTION char* vector_in_run(char* shared, int run) {
+    return shared + (run * kRunBytes + static_cast<int>(threadIdx.x) % Config::kAcross * kVectorBytes);
   }
 
-  // Copies of the streams' rows: stages of rows, and behind them what is brought once.
+  // Async copies of the streams' rows: stages of rows, and behind them the operands that are loaded once.
   static constexpr int kStreamBytes = Config::kDown * kRunBytes;
   static constexpr int kStageBytes = bits_below(Config::kStreams, 64) * kStreamBytes;
   static constexpr int kCopyBytes =
-      Config::kStages * kStageBytes + bits_below(Config::kBroughtOnce, kMaxOperands) * kStreamBytes;
-  ONEPASS_FUNCTION void set_copies(char* shared, int run) { copies_ = lane_in_run(shared, run); }
+      Config::kStages * kStageBytes + bits_below(Config::kLoadedOnce, kMaxOperands) * kStreamBytes;
+  ONEPASS_FUNCTION void set_copies(char* shared, int run) { copies_ = vector_in_run(shared, run); }
   ONEPASS_FUNCTION void set_stage(int stage) { stage_ = copies_ + stage * kStageBytes; }
-  ONEPASS_FUNCTION void set_lane(int k) {
-    constexpr int kNext = Config::kAcross * kLaneBytes;
+  ONEPASS_FUNCTION void set_vector(int k) {
+    constexpr int kNext = Config::kAcross * kVectorBytes;
     copy_ = stage_ + k * kNext;
     once_ = copies_ + (Config::kStages * kStageBytes + k * kNext);
     result_ = results_ + k * kNext;
   }
-  // Copies are here, of which the lane is `numbers` further.
+  // Reads copies at this address, the vector `numbers` elements further.
   ONEPASS_FUNCTION void set_copy(char* copy, int numbers) { copy_ = copy, copied_numbers_ = numbers; }
 
   // Results that leave through shared memory, from where whole windows are stored when all of the row's threads have
   // met.
   static constexpr int kResultBytes = kStreamBytes * (Config::kUnroll > 0 ? Config::kUnroll : 1);
   static constexpr int kStagedBytes = bits_below(Config::kStaged, 64) * kResultBytes;
-  ONEPASS_FUNCTION void set_results(char* shared, int run) { results_ = result_ = lane_in_run(shared, run); }
+  ONEPASS_FUNCTION void set_results(char* shared, int run) { results_ = result_ = vector_in_run(shared, run); }
   // The run's numbers are those of the row from `column` on.
   ONEPASS_FUNCTION void store_results(index column) {
     const index left = exists_ ? static_cast<index>(a_.columns) - column : 0;
     column_ = column;
-    run_ = left >= kRunLanes * V ? kRunLanes * V : left > 0 ? static_cast<int>(left) : 0;
+    run_ = left >= kRunVectors * V ? kRunVectors * V : left > 0 ? static_cast<int>(left) : 0;
     store_result<Config::kX, stream::y>(Config::kWantsDx ? a_.dx : a_.y);
     store_result<Config::kX, stream::again>(a_.again);
     store_operand_gradients(number<0>());
     store_kept(number<0>());
   }
 
-  ONEPASS_FUNCTION void bring() const {
-    bring<Config::kX, stream::x>(a_.x);
-    bring<Config::kX, stream::y>(a_.y);
-    bring_operands(number<0>());
-    bring_kept(number<0>());
+  ONEPASS_FUNCTION void load_async() const {
+    load_async<Config::kX, stream::x>(a_.x);
+    load_async<Config::kX, stream::y>(a_.y);
+    load_async_operands(number<0>());
+    load_async_kept(number<0>());
   }
-  ONEPASS_FUNCTION void bring_once() const { bring_once(number<0>()); }
-  // Asks for what all rows share: it is needed late, and then at once.
-  ONEPASS_FUNCTION void announce_repeated() const { announce_repeated(number<0>()); }
+  ONEPASS_FUNCTION void load_async_once() const { load_async_once(number<0>()); }
+  // Prefetches what all rows share: it is needed late, and then at once.
+  ONEPASS_FUNCTION void prefetch_repeated() const { prefetch_repeated(number<0>()); }
 
-  // Asks for this lane of x and of the operands of which rows have their own.
-  ONEPASS_FUNCTION void announce() const {
-    if constexpr (!Config::kSingleX) announce<Config::kX, stream::x>(a_.x);
-    announce_operands(number<0>());
+  // Prefetches this vector of x and of the operands that differ from row to row.
+  ONEPASS_FUNCTION void prefetch_inputs() const {
+    if constexpr (!Config::kSingleX) prefetch_inputs<Config::kX, stream::x>(a_.x);
+    prefetch_operands(number<0>());
   }
 
-  // Of several that have the same rows, the one that writes what all of them would.
+  // Among cursors of the same rows, the one that writes what all of them would.
   static ONEPASS_FUNCTION bool is_first() { return true; }
 
-  ONEPASS_FUNCTION lane x() const { return read<Config::kX, Config::kSingleX, stream::x>(a_.x); }
+  ONEPASS_FUNCTION vector x() const { return read<Config::kX, Config::kSingleX, stream::x>(a_.x); }
   // As it is stored, where it is not a single number.
   ONEPASS_FUNCTION auto x_stored() const {
     using memory_of = memory<Config::kX, V, Config::kAccess>;
@@ -201,28 +202,28 @@ class cursor : public position<Config> {
       return memory_of::load_windows(this->template address<Config::kX, kIsDense>(a_.x), count_);
     }
   }
-  ONEPASS_FUNCTION lane dy() const {
-    if constexpr (Line::features > 0) return lane(T(0));
+  ONEPASS_FUNCTION vector dy() const {
+    if constexpr (Line::features > 0) return vector(T(0));
     else return read<Config::kX, Config::kSingleY, stream::y>(a_.y);
   }
-  ONEPASS_FUNCTION void store_y(lane v) const { write<Config::kX, stream::y>(a_.y, v); }
-  ONEPASS_FUNCTION void store_dx(lane v) const {
+  ONEPASS_FUNCTION void store_y(vector v) const { write<Config::kX, stream::y>(a_.y, v); }
+  ONEPASS_FUNCTION void store_dx(vector v) const {
     if constexpr (Config::kWantsDx) write<Config::kX, stream::y>(a_.dx, v);
   }
-  ONEPASS_FUNCTION void store_again(lane v) const { write<Config::kX, stream::again>(a_.again, v); }
+  ONEPASS_FUNCTION void store_again(vector v) const { write<Config::kX, stream::again>(a_.again, v); }
 
   // For the chain (see word/chain.h).
   template <class L, int I>
   ONEPASS_FUNCTION L operand() const {
-    // One row that begins at 16 bytes has whole lanes, behind its end whatever is there.
+    // One row that begins at 16 bytes has whole vectors, behind its end whatever is there.
     constexpr int kAccess = (Config::kAlignedOperand >> I & 1) != 0 ? V : Config::kAccess;
     constexpr bool kIsShared = (Config::kSharedOperand >> I & 1) != 0 && !is_in(Config::kStreams, stream::operand + I);
-    if constexpr (kIsShared && !brought_once<I>()) {
+    if constexpr (kIsShared && !loaded_once<I>()) {
       using memory_of = memory<Config::kOperand[I], V, kAccess>;
       const auto* row = static_cast<const typename stored<Config::kOperand[I]>::type*>(a_.operand[I].data) +
                         this->template offset<1>(a_.operand[I]);
       return memory_of::template numbers_of<T>(memory_of::load_windows(row + widened(column_), shared_count_));
-    } else if constexpr (brought_once<I>()) {
+    } else if constexpr (loaded_once<I>()) {
       return read_copied<Config::kOperand[I], kAccess>(
           once_ + nth_once<I>() * kStreamBytes,
           this->template row_address<Config::kOperand[I], false, true>(a_.operand[I]));
@@ -236,16 +237,16 @@ class cursor : public position<Config> {
     return wanted<I>();
   }
   template <int I>
-  ONEPASS_FUNCTION void tensor_gradient(lane g) const {
+  ONEPASS_FUNCTION void tensor_gradient(vector g) const {
     if constexpr (wanted<I>()) write<Config::kOperand[I], stream::operand + I>(a_.operand_gradient[I], g);
   }
   template <int I>
-  ONEPASS_FUNCTION void column_gradient(lane g) const {
-    add_to_column<I>(g, [](lane sum, lane more) { return sum + more; });
+  ONEPASS_FUNCTION void column_gradient(vector g) const {
+    add_to_column<I>(g, [](vector sum, vector more) { return sum + more; });
   }
   template <int I>
-  ONEPASS_FUNCTION void column_gradient(lane dy, lane x) const {
-    add_to_column<I>(dy, [x](lane sum, lane more) { return fma(more, x, sum); });
+  ONEPASS_FUNCTION void column_gradient(vector dy, vector x) const {
+    add_to_column<I>(dy, [x](vector sum, vector more) { return fma(more, x, sum); });
   }
   template <int J>
   ONEPASS_FUNCTION T parameter() const {
@@ -255,7 +256,7 @@ class cursor : public position<Config> {
   ONEPASS_FUNCTION pack_mask<V> keeps(int threshold) const {
     return random_at_least<V>(random<K>(), column_, threshold);
   }
-  // Of dropout number K, at the eight columns that the lane is of.
+  // Of dropout number K, at the eight columns that the vector is of.
   template <int K>
   ONEPASS_FUNCTION philox_words random() const {
     const int64 row = Config::kMembers > 0 ? a_.first_row + row_ : row_;
@@ -270,11 +271,11 @@ class cursor : public position<Config> {
     return L(static_cast<T>(matrix_row_));
   }
   template <int K>
-  ONEPASS_FUNCTION lane keep(lane v) const {
+  ONEPASS_FUNCTION vector keep(vector v) const {
     write<Config::kX, stream::kept + K>(a_.kept[K], v);
     return rounded(v);
   }
-  ONEPASS_FUNCTION lane rounded(lane v) const { return rounded_to<Config::kX>(v); }
+  ONEPASS_FUNCTION vector rounded(vector v) const { return rounded_to<Config::kX>(v); }
   template <class L, int K>
   ONEPASS_FUNCTION L kept() const {
     return read<Config::kX, false, stream::kept + K>(a_.kept[K]);
@@ -284,7 +285,7 @@ class cursor : public position<Config> {
     return read<Config::kX, (Config::kSingleKeptGradient >> K & 1) != 0, stream::kept_gradient + K>(
         a_.kept_gradient[K]);
   }
-  // No lane is in both halves of the row.
+  // No vector is in both halves of the row.
   template <class L, class Body>
   ONEPASS_FUNCTION L opposite(const Body& body) const {
     const auto half = static_cast<index>(a_.columns / 2);
@@ -301,7 +302,7 @@ class cursor : public position<Config> {
   }
   ONEPASS_FUNCTION const T* features() const { return features_; }
   template <int J>
-  ONEPASS_FUNCTION void contract(lane x, lane w) {
+  ONEPASS_FUNCTION void contract(vector x, vector w) {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       if (Config::kAccess == V || i < count_) features_[J] = fma_number(x.v[i], w.v[i], features_[J]);
@@ -321,14 +322,14 @@ class cursor : public position<Config> {
   struct number {};
 
   template <int I, class Add>
-  ONEPASS_FUNCTION void add_to_column(lane g, const Add& add) const {
+  ONEPASS_FUNCTION void add_to_column(vector g, const Add& add) const {
     if constexpr (wanted<I>()) {
       constexpr int slot = bits_below(Config::kWantsColumn, I);
       if constexpr (Config::kSumsInRegisters) {
         if (count_ > 0) sums_[slot] = add(sums_[slot], g);  // behind the row's end there may be anything
       } else {
         T* at = shared_sums_ + slot * slot_stride_ + column_;
-        lane sum;
+        vector sum;
 #pragma unroll
         for (int i = 0; i < V; ++i) sum.v[i] = i < count_ ? at[i] : T(0);
         sum = add(sum, g);
@@ -344,14 +345,14 @@ class cursor : public position<Config> {
     return !Quiet && ((Config::kWantsColumn | Config::kWantsTensor) >> I & 1) != 0;
   }
   template <dtype D, bool Single, stream S, bool Repeated = false, int Access = Config::kAccess>
-  ONEPASS_FUNCTION lane read(const view& v) const {
+  ONEPASS_FUNCTION vector read(const view& v) const {
     using memory_of = memory<D, V, Access>;
     if constexpr (is_in(Config::kStreams, S)) {
       return read_copied<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes + copied_numbers_ * size_of(D),
                             this->template row_address<D, is_in(Config::kDense, S)>(v));
     } else if constexpr (Single) {
       const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
-      return lane(count_ > 0 ? from_storage<D, T>(*row) : T(0));
+      return vector(count_ > 0 ? from_storage<D, T>(*row) : T(0));
     } else {
       const auto* at = this->template address<D, is_in(Config::kDense, S), Repeated>(v);
       if constexpr (Config::kInPlace && S == stream::y)
@@ -360,12 +361,12 @@ class cursor : public position<Config> {
     }
   }
   template <dtype D, int Access = Config::kAccess>
-  ONEPASS_FUNCTION lane read_copied(const char* copy, uint32 row) const {
+  ONEPASS_FUNCTION vector read_copied(const char* copy, uint32 row) const {
     using memory_of = memory<D, V, Access>;
     return memory_of::template numbers_of<T>(memory_of::load_copied(copy, row));
   }
   template <dtype D, stream S>
-  ONEPASS_FUNCTION void write(const view& v, lane value) const {  // results are dense
+  ONEPASS_FUNCTION void write(const view& v, vector value) const {  // results are dense
     using memory_of = memory<D, V, Config::kAccess>;
     if constexpr (is_in(Config::kStaged, S))
       *reinterpret_cast<uint4*>(result_ + place_in(Config::kStaged, S) * kResultBytes) =
@@ -377,9 +378,9 @@ class cursor : public position<Config> {
   ONEPASS_FUNCTION void store_result(const view& v) const {
     if constexpr (is_in(Config::kStaged, S)) {
       const int across = static_cast<int>(threadIdx.x) % Config::kAcross;
-      store_run<size_of(D), kRunLanes / Config::kAcross, Config::kAcross>(
+      store_run<size_of(D), kRunVectors / Config::kAcross, Config::kAcross>(
           this->template address<D, true>(v),
-          results_ - across * kLaneBytes + place_in(Config::kStaged, S) * kResultBytes, run_, across);
+          results_ - across * kVectorBytes + place_in(Config::kStaged, S) * kResultBytes, run_, across);
     }
   }
   template <int I>
@@ -398,69 +399,69 @@ class cursor : public position<Config> {
   }
 
   template <dtype D>
-  ONEPASS_FUNCTION void bring(char* to, const void* at) const {
+  ONEPASS_FUNCTION void load_async(char* to, const void* at) const {
     memory<D, V, Config::kAccess>::copy(to, at, static_cast<int>(static_cast<index>(a_.columns) - column_));
   }
   template <dtype D, stream S>
-  ONEPASS_FUNCTION void bring(const view& v) const {
+  ONEPASS_FUNCTION void load_async(const view& v) const {
     if constexpr (is_in(Config::kStreams, S))
-      bring<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes,
-               this->template address<D, is_in(Config::kDense, S)>(v));
+      load_async<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes,
+                    this->template address<D, is_in(Config::kDense, S)>(v));
   }
   template <int I>
-  ONEPASS_FUNCTION void bring_operands(number<I>) const {
+  ONEPASS_FUNCTION void load_async_operands(number<I>) const {
     if constexpr (I < kOperands) {
-      bring<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
-      bring_operands(number<I + 1>());
+      load_async<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
+      load_async_operands(number<I + 1>());
     }
   }
   template <int I>
-  static constexpr __device__ bool brought_once() {
-    return (Config::kBroughtOnce >> I & 1) != 0;
+  static constexpr __device__ bool loaded_once() {
+    return (Config::kLoadedOnce >> I & 1) != 0;
   }
   template <int I>
   static constexpr __device__ int nth_once() {
-    return bits_below(Config::kBroughtOnce, I);
+    return bits_below(Config::kLoadedOnce, I);
   }
   template <int I>
-  ONEPASS_FUNCTION void bring_once(number<I>) const {
+  ONEPASS_FUNCTION void load_async_once(number<I>) const {
     if constexpr (I < kOperands) {
-      if constexpr (brought_once<I>()) {
-        bring<Config::kX>(once_ + nth_once<I>() * kStreamBytes,
-                          this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
+      if constexpr (loaded_once<I>()) {
+        load_async<Config::kX>(once_ + nth_once<I>() * kStreamBytes,
+                               this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
       }
-      bring_once(number<I + 1>());
+      load_async_once(number<I + 1>());
     }
   }
   template <dtype D, stream S>
-  ONEPASS_FUNCTION void announce(const view& v) const {
+  ONEPASS_FUNCTION void prefetch_inputs(const view& v) const {
     constexpr int kLine = 128;
     if (count_ > 0 && column_ * size_of(D) % kLine == 0)
       prefetch(this->template address<D, is_in(Config::kDense, S)>(v));
   }
   template <int I>
-  ONEPASS_FUNCTION void announce_operands(number<I>) const {
+  ONEPASS_FUNCTION void prefetch_operands(number<I>) const {
     if constexpr (I < Line::operands) {
       if constexpr (((Config::kRepeatedOperand | Config::kSingleOperand) >> I & 1) == 0)
-        announce<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
-      announce_operands(number<I + 1>());
+        prefetch_inputs<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
+      prefetch_operands(number<I + 1>());
     }
   }
   template <int I>
-  ONEPASS_FUNCTION void announce_repeated(number<I>) const {
+  ONEPASS_FUNCTION void prefetch_repeated(number<I>) const {
     if constexpr (I < kOperands) {
-      if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !brought_once<I>()) {
+      if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !loaded_once<I>()) {
         if (count_ > 0) prefetch(this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
       }
-      announce_repeated(number<I + 1>());
+      prefetch_repeated(number<I + 1>());
     }
   }
   template <int K>
-  ONEPASS_FUNCTION void bring_kept(number<K>) const {
+  ONEPASS_FUNCTION void load_async_kept(number<K>) const {
     if constexpr (K < kKeeps) {
-      bring<Config::kX, stream::kept + K>(a_.kept[K]);
-      bring<Config::kX, stream::kept_gradient + K>(a_.kept_gradient[K]);
-      bring_kept(number<K + 1>());
+      load_async<Config::kX, stream::kept + K>(a_.kept[K]);
+      load_async<Config::kX, stream::kept_gradient + K>(a_.kept_gradient[K]);
+      load_async_kept(number<K + 1>());
     }
   }
 
@@ -468,7 +469,7 @@ class cursor : public position<Config> {
   int run_ = 0, copied_numbers_ = 0;
   char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
   char *results_ = nullptr, *result_ = nullptr;
-  lane* sums_ = nullptr;
+  vector* sums_ = nullptr;
   T* shared_sums_ = nullptr;
   int64 slot_stride_ = 0;
   T features_[larger(1, Line::features)];

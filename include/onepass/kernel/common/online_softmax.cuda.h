@@ -2,7 +2,7 @@
 // one after another (Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018).
 //
 // Rows that a thread holds whole, in registers, know their largest number first, and need no rescaling:
-// thread_row::exponentials (kernel/row/statistics.cuda.h), held_part::take_exponentials.
+// thread_row::exponentials (kernel/row/statistics.cuda.h), resident_scores::take_exponentials.
 #pragma once
 
 #include "onepass/kernel/common/reduce.cuda.h"

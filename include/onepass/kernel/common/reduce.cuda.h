@@ -1,5 +1,5 @@
 // The threads that share a row on CUDA, and how they combine what each has of it: through shuffles in a warp, shared
-// memory in a block, mailboxes in a cluster.
+// memory in a block, mbarriers in a cluster.
 //
 // Config: arithmetic, kAcross, kDown, kCluster, kAhead (see kernel/row/rowwise.cuda.h).
 #pragma once
@@ -104,9 +104,10 @@ ONEPASS_FUNCTION float sum_of_four(float of) {
   return of + __shfl_xor_sync(0xffffffffu, of, 2);
 }
 
-// Four threads of a warp, kApart from each other: what the i-th has as word j, the j-th gets as word i.
+// Transposes 4 x 4 words among four threads of a warp, kApart from each other: what the i-th has as word j, the j-th
+// gets as word i.
 template <int kApart>
-ONEPASS_FUNCTION void exchange_words(uint32 (&words)[4]) {
+ONEPASS_FUNCTION void transpose_words(uint32 (&words)[4]) {
 #pragma unroll
   for (int bit = 1; bit < 4; bit *= 2) {
     const bool upper = (threadIdx.x / kApart & bit) != 0;
@@ -127,84 +128,85 @@ ONEPASS_FUNCTION int cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return static_cast<int>(rank);
 }
-// No data pass at this barrier: mailboxes carry them, and a fence opens those.
+// No data pass at this barrier: mbarriers order them, once fence_mbarrier_init has made those visible.
 ONEPASS_FUNCTION void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 ONEPASS_FUNCTION void wait_for_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 ONEPASS_FUNCTION uint32 shared_address(const void* at) { return static_cast<uint32>(__cvta_generic_to_shared(at)); }
-// Where an address in this block's shared memory is in another block's.
+// The address in another block's shared memory (mapa).
 ONEPASS_FUNCTION uint32 in_block(uint32 address, int rank) {
   uint32 there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
 
-// A mailbox: a phase of it ends when all that it waits for has come, `arrivals` threads and the bytes they announced.
-ONEPASS_FUNCTION void open_mailbox(uint64* box, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(box)), "r"(arrivals) : "memory");
+// mbarriers: a phase completes when `arrivals` threads and the bytes that they expect have arrived.
+ONEPASS_FUNCTION void init_mbarrier(uint64* mbarrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(mbarrier)), "r"(arrivals) : "memory");
 }
-ONEPASS_FUNCTION void let_cluster_see_mailboxes() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-ONEPASS_FUNCTION void arrive(uint64* box) {
-  asm volatile("{ .reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0]; }" ::"r"(shared_address(box)) : "memory");
+ONEPASS_FUNCTION void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+ONEPASS_FUNCTION void arrive(uint64* mbarrier) {
+  asm volatile("{ .reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0]; }" ::"r"(shared_address(mbarrier)) : "memory");
 }
-ONEPASS_FUNCTION void arrive_and_expect(uint64* box, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(box)), "r"(bytes)
+ONEPASS_FUNCTION void arrive_and_expect(uint64* mbarrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mbarrier)), "r"(bytes)
                : "memory");
 }
-ONEPASS_FUNCTION void mail(uint32 to, uint32 box, float value) {
+ONEPASS_FUNCTION void store_async(uint32 to, uint32 mbarrier, float value) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
-               "r"(__float_as_uint(value)), "r"(box)
+               "r"(__float_as_uint(value)), "r"(mbarrier)
                : "memory");
 }
-ONEPASS_FUNCTION void mail(uint32 to, uint32 box, double value) {
+ONEPASS_FUNCTION void store_async(uint32 to, uint32 mbarrier, double value) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to),
-               "l"(__double_as_longlong(value)), "r"(box)
+               "l"(__double_as_longlong(value)), "r"(mbarrier)
                : "memory");
 }
-ONEPASS_FUNCTION void mail(uint32 to, uint32 box, numbers<float, 2> values) {
+ONEPASS_FUNCTION void store_async(uint32 to, uint32 mbarrier, numbers<float, 2> values) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
-               "r"(__float_as_uint(values.v[0])), "r"(__float_as_uint(values.v[1])), "r"(box)
+               "r"(__float_as_uint(values.v[0])), "r"(__float_as_uint(values.v[1])), "r"(mbarrier)
                : "memory");
 }
-ONEPASS_FUNCTION void mail(uint32 to, uint32 box, numbers<float, 4> values) {
+ONEPASS_FUNCTION void store_async(uint32 to, uint32 mbarrier, numbers<float, 4> values) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
                "r"(__float_as_uint(values.v[0])), "r"(__float_as_uint(values.v[1])), "r"(__float_as_uint(values.v[2])),
-               "r"(__float_as_uint(values.v[3])), "r"(box)
+               "r"(__float_as_uint(values.v[3])), "r"(mbarrier)
                : "memory");
 }
-// What the thread did in its block's shared memory is done when the block hears of it at whose box it arrives. (A
-// release to the cluster would wait for what is on its way to global memory, too.)
-ONEPASS_FUNCTION void arrive_in_block(uint64* box, int rank) {
+// Arrives at another block's mbarrier, after the thread's accesses to its own shared memory. (A release to the cluster
+// would also wait for stores to global memory.)
+ONEPASS_FUNCTION void arrive_in_block(uint64* mbarrier, int rank) {
   asm volatile(
-      "fence.acq_rel.cta; mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(shared_address(box), rank))
+      "fence.acq_rel.cta; mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(shared_address(mbarrier), rank))
       : "memory");
 }
-// At the same place in the shared memory of each block of the cluster.
+// At the mbarrier at the same address in each block of the cluster.
 template <int kCluster>
-ONEPASS_FUNCTION void arrive_in_cluster(uint64* box) {
-  if constexpr (kCluster == 1) arrive(box);
+ONEPASS_FUNCTION void arrive_in_cluster(uint64* mbarrier) {
+  if constexpr (kCluster == 1) arrive(mbarrier);
 #pragma unroll
   for (int rank = 0; kCluster > 1 && rank < kCluster; ++rank)
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(shared_address(box), rank)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(shared_address(mbarrier), rank))
+                 : "memory");
 }
-ONEPASS_FUNCTION bool has_mail(uint64* box, uint32 phase) {
+ONEPASS_FUNCTION bool is_phase_complete(uint64* mbarrier, uint32 phase) {
   uint32 done;
   asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                : "=r"(done)
-               : "r"(shared_address(box)), "r"(phase)
+               : "r"(shared_address(mbarrier)), "r"(phase)
                : "memory");
   return done != 0;
 }
-ONEPASS_FUNCTION void wait_for_mail(uint64* box, uint32 phase) {
+ONEPASS_FUNCTION void wait_for_mbarrier(uint64* mbarrier, uint32 phase) {
   uint32 done = 0;
   while (done == 0) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                  : "=r"(done)
-                 : "r"(shared_address(box)), "r"(phase)
+                 : "r"(shared_address(mbarrier)), "r"(phase)
                  : "memory");
 #else
-    done = has_mail(box, phase);
+    done = is_phase_complete(mbarrier, phase);
 #endif
   }
 }
@@ -221,25 +223,27 @@ class row_threads {
   static constexpr int kMost = most_reduced(Config::kFeatures, kShort);
   static constexpr bool kHasNumbers = true, kAtOnce = true;  // see sender below
   static constexpr int kCombined = 1;
-  static constexpr bool kAhead = Config::kAhead, kMail = kCluster > 1 || (kAhead && kParts > 1);
+  static constexpr bool kAhead = Config::kAhead, kUsesMbarriers = kCluster > 1 || (kAhead && kParts > 1);
   static constexpr int kRows = kWarps > 1 ? Config::kDown : 1;  // that share a block, each with its own barrier
-  // They take turns. Who sends a third set has received the one before last, which all others sent after they had read
-  // the set before that: two sets do where each is received at once, three where one more is on its way.
+  // Sets are used in turn. A thread that sends a third set has received the one before last, which all others sent
+  // after they had read the set before that: two sets suffice where each is received at once, three where one more is
+  // in flight.
   static constexpr int kSets = kAhead ? kMostReductionSets : 2;
   struct slots {
     T of[kRows][kSets][kParts][kMost];
-    uint64 mailbox[kRows][kSets];
+    uint64 mbarrier[kRows][kSets];
   };
   static_assert(kCluster == 1 || kRows == 1, "a cluster has one row at a time");
   static_assert(!kAhead || kParts > 1, "a row within a warp is not sent");
 
   explicit ONEPASS_FUNCTION row_threads(slots& shared)
       : shared_(shared), row_(kRows > 1 ? static_cast<int>(threadIdx.x) / Config::kAcross : 0) {
-    if constexpr (kMail) {
+    if constexpr (kUsesMbarriers) {
       if (threadIdx.x == 0) {
 #pragma unroll
-        for (int box = 0; box < kRows * kSets; ++box) open_mailbox(&shared.mailbox[0][box], kCluster > 1 ? 1 : kWarps);
-        if constexpr (kCluster > 1) let_cluster_see_mailboxes();
+        for (int mbarrier = 0; mbarrier < kRows * kSets; ++mbarrier)
+          init_mbarrier(&shared.mbarrier[0][mbarrier], kCluster > 1 ? 1 : kWarps);
+        if constexpr (kCluster > 1) fence_mbarrier_init();
       }
       if constexpr (kCluster > 1) arrive_at_cluster();  // no one sends before all have opened theirs
       else __syncthreads();
@@ -264,22 +268,22 @@ class row_threads {
   ONEPASS_FUNCTION numbers<T, N> send(numbers<T, N> own, Combine& combine) {
     own = in_warp(own, combine, kWidth);
     if constexpr (kParts == 1) return own;
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % kWarps;
+    const int lane_id = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % kWarps;
     auto& set = shared_.of[row_][to_send_];
-    uint64* box = &shared_.mailbox[row_][to_send_];
+    uint64* mbarrier = &shared_.mbarrier[row_][to_send_];
     if constexpr (kCluster > 1) {
       if (!begun_) wait_for_cluster();
       begun_ = true;
-      if (threadIdx.x == 0) arrive_and_expect(box, kParts * N * static_cast<int>(sizeof(T)));
-      if (lane < kCluster) {
-        const uint32 there = in_block(shared_address(set[cluster_rank() * kWarps + warp]), lane),
-                     its_box = in_block(shared_address(box), lane);
+      if (threadIdx.x == 0) arrive_and_expect(mbarrier, kParts * N * static_cast<int>(sizeof(T)));
+      if (lane_id < kCluster) {
+        const uint32 there = in_block(shared_address(set[cluster_rank() * kWarps + warp]), lane_id),
+                     its_mbarrier = in_block(shared_address(mbarrier), lane_id);
 #pragma unroll
-        for (int i = 0; i < N; ++i) mail(there + i * static_cast<uint32>(sizeof(T)), its_box, own.v[i]);
+        for (int i = 0; i < N; ++i) store_async(there + i * static_cast<uint32>(sizeof(T)), its_mbarrier, own.v[i]);
       }
-    } else if (lane == 0) {
+    } else if (lane_id == 0) {
       store_numbers(own, set[warp]);
-      if constexpr (kMail) arrive(box);
+      if constexpr (kUsesMbarriers) arrive(mbarrier);
     }
     to_send_ = to_send_ + 1 < kSets ? to_send_ + 1 : 0;
     return own;
@@ -290,8 +294,8 @@ class row_threads {
   ONEPASS_FUNCTION numbers<T, N> receive(numbers<T, N> own, Combine combine) {
     if constexpr (kParts == 1) return own;
     const auto& set = shared_.of[row_][to_receive_];
-    if constexpr (kMail) {
-      wait_for_mail(&shared_.mailbox[row_][to_receive_], phases_ >> to_receive_ & 1);
+    if constexpr (kUsesMbarriers) {
+      wait_for_mbarrier(&shared_.mbarrier[row_][to_receive_], phases_ >> to_receive_ & 1);
       phases_ ^= 1u << to_receive_;
     } else {
       meet();
@@ -336,7 +340,7 @@ class row_threads {
   bool begun_ = false;
 };
 
-// What a row's statistics are taken with, in place of the threads themselves: the first half of a reduction...
+// The two halves of a reduction, which take row_threads' place where the next row is under way: the first sends...
 // kCombined: how many threads' numbers are in those that it starts from (0: any number).
 template <class Config>
 struct sender {
@@ -348,7 +352,7 @@ struct sender {
     return threads.send(own, combine);
   }
 };
-// ... and the second, which passes over no numbers.
+// ... and the second receives, and passes over no elements.
 template <class Config>
 struct receiver {
   static constexpr bool kHasNumbers = false, kAtOnce = false;

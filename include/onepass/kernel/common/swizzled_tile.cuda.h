@@ -1,8 +1,8 @@
-// Tiles in shared memory whose rows warps multiply by, as they lie or turned (sm_80 and later).
+// Tiles in shared memory whose rows warps multiply by, as they lie or transposed (sm_80 and later).
 //
-// Rows are of whole 128 bytes, whose pieces of 16 are exchanged so that those read at a time differ in their banks:
-// four pieces of two neighbours, and one of each of eight rows that stand in pairs eight apart, which are what
-// load_rows takes: the unit's 16 columns may be any of a tile's rows, as long as both factors have the same ones.
+// Rows are of whole 128 bytes, whose pieces of 16 are swizzled so that those read at a time differ in their banks: four
+// pieces of two neighbouring rows, and one of each of eight rows that lie in pairs eight apart, which load_rows reads.
+// The 16 columns of an mma may be any of a tile's rows, as long as both factors have the same ones.
 #pragma once
 
 #include "onepass/lane/warp_matrix.cuda.h"
@@ -13,7 +13,7 @@ ONEPASS_BEGIN
 
 // kPieces: of a row, begun ones too.
 template <int kPieces>
-struct turned_tile {
+struct swizzled_tile {
   static constexpr int kPitch = swizzled_pitch(kPieces);
 
   static ONEPASS_FUNCTION int place(int row, int piece) {
@@ -22,7 +22,8 @@ struct turned_tile {
   // The first `count` of `rows`, `stride` numbers apart, of `depth` numbers each, and zeros for the others and behind
   // the last number, as far as a row's four threads read. The caller closes the copies' group.
   template <int kThreads>
-  static ONEPASS_FUNCTION void bring(char* to, const uint16* from, int64 stride, int64 depth, int count, int rows) {
+  static ONEPASS_FUNCTION void load_async(char* to, const uint16* from, int64 stride, int64 depth, int count,
+                                          int rows) {
     constexpr int kBrought = (kPieces + 3) / 4 * 4, kAtOnce = kThreads / kBrought;
     const int piece = static_cast<int>(threadIdx.x) % kBrought, first = static_cast<int>(threadIdx.x) / kBrought;
     if (first >= kAtOnce) return;
@@ -34,13 +35,15 @@ struct turned_tile {
   // Row `step` (0 or 1) of the 16s of the 32 rows from `first` on, for the tensor cores: of each thread's eight of them
   // four, in pairs. Of `piece` and the next: two numbers each of a row's left and right pair.
   static ONEPASS_FUNCTION void load_rows(const char* tile, int first, int step, int piece, uint32 (&of)[4]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    load_turned_matrices(shared_address(tile + place(row_of(first, step, lane / 8 % 2), piece + lane / 16)), of);
+    const int lane_id = static_cast<int>(threadIdx.x) % 32;
+    load_transposed_matrices(shared_address(tile + place(row_of(first, step, lane_id / 8 % 2), piece + lane_id / 16)),
+                             of);
   }
   // The same of eight numbers and the next eight as a left factor's rows.
   static ONEPASS_FUNCTION void load_columns(const char* tile, int first, int step, int piece, uint32 (&of)[4]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    load_turned_matrices(shared_address(tile + place(row_of(first, step, lane / 16), piece + lane / 8 % 2)), of);
+    const int lane_id = static_cast<int>(threadIdx.x) % 32;
+    load_transposed_matrices(shared_address(tile + place(row_of(first, step, lane_id / 16), piece + lane_id / 8 % 2)),
+                             of);
   }
 
  private:

@@ -9,7 +9,7 @@
 //   kX        storage type of both: bf16 or f16
 //   kPitch    bytes from a row of the matrix in shared memory to the next: 64 more than a multiple of 128
 //   kThreads
-//   before    of the rows: kHeldLanes and kAtOnce, an even number
+//   before    of the rows: kHeldVectors and kAtOnce, an even number
 #pragma once
 
 #include "onepass/kernel/common/cursor.cuda.h"
@@ -23,8 +23,8 @@ inline constexpr int kResultColumns = 32;  // of the result at a time: eight in 
 // `count` of its rows, `stride` numbers apart, with zeros behind their ends. A thread has the same piece of several
 // rows.
 template <class Config>
-ONEPASS_FUNCTION void bring_matrix(char* to, const void* from, int64 stride, int64 depth, int count) {
-  constexpr int kPieces = Config::before::kHeldLanes * 4, kAtOnce = Config::kThreads / kPieces;
+ONEPASS_FUNCTION void load_matrix_async(char* to, const void* from, int64 stride, int64 depth, int count) {
+  constexpr int kPieces = Config::before::kHeldVectors * 4, kAtOnce = Config::kThreads / kPieces;
   const int piece = static_cast<int>(threadIdx.x) % kPieces, first = static_cast<int>(threadIdx.x) / kPieces;
   const bool present = Config::before::kExact || piece * 8 < depth;
   const auto* source = static_cast<const uint16*>(from) + first * stride + (present ? piece * 8 : 0);
@@ -42,7 +42,7 @@ ONEPASS_FUNCTION void bring_matrix(char* to, const void* from, int64 stride, int
 // This thread's rows.
 template <class Config>
 struct rows_in_registers {
-  static constexpr int kRows = Config::before::kAtOnce, kPieces = Config::before::kHeldLanes;
+  static constexpr int kRows = Config::before::kAtOnce, kPieces = Config::before::kHeldVectors;
   uint4 of[kRows][kPieces];
 
   ONEPASS_FUNCTION void set(int row, int piece, pack<float, 8> numbers) {
@@ -52,8 +52,8 @@ struct rows_in_registers {
 
   // The products with 32 rows of the matrix from `first` on; [rows, two of them at a time][the unit's 8 columns].
   ONEPASS_FUNCTION void multiply(float (&d)[kRows / 2][4][4], const char* matrix, int first) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, nth = lane / 4;
-    const char* own = matrix + (first + nth / 2 * 8 + nth % 2) * Config::kPitch + lane % 4 * 16;
+    const int lane_id = static_cast<int>(threadIdx.x) % 32, nth = lane_id / 4;
+    const char* own = matrix + (first + nth / 2 * 8 + nth % 2) * Config::kPitch + lane_id % 4 * 16;
     multiply(d, [&](int j, int k) { return own + j * 2 * Config::kPitch + k * 64; });
   }
   // piece(j, k): where of the thread's row j of the matrix's, two further each, its piece k is.
@@ -67,8 +67,8 @@ struct rows_in_registers {
 #pragma unroll
         for (int i = 0; i < kRows; i += 2) {
           const uint4 &above = of[i][k], &below = of[i + 1][k];
-          add_warp_product<Config::kX>(d[i / 2][j], above.x, below.x, above.y, below.y, w.x, w.y);
-          add_warp_product<Config::kX>(d[i / 2][j], above.z, below.z, above.w, below.w, w.z, w.w);
+          add_mma<Config::kX>(d[i / 2][j], above.x, below.x, above.y, below.y, w.x, w.y);
+          add_mma<Config::kX>(d[i / 2][j], above.z, below.z, above.w, below.w, w.z, w.w);
         }
       }
     }
@@ -90,10 +90,10 @@ struct warp_rows {
   struct config {
     static constexpr dtype kX = D;
     struct before {
-      static constexpr int kAtOnce = 2, kHeldLanes = (kPieces + 3) / 4;
+      static constexpr int kAtOnce = 2, kHeldVectors = (kPieces + 3) / 4;
     };
   };
-  using tile = turned_tile<kPieces>;
+  using tile = swizzled_tile<kPieces>;
   using registers = rows_in_registers<config>;
   registers of{};
 
@@ -140,7 +140,7 @@ struct warp_rows {
 // Σ weight · row of tiles, for so many times sixteen rows of weights.
 template <dtype D, int kPieces, int kSixteens = 1>
 struct warp_sums {
-  using tile = turned_tile<kPieces>;
+  using tile = swizzled_tile<kPieces>;
   static constexpr int kEven = (kPieces + 1) / 2 * 2, kRows = 2 * kSixteens;  // kRows: of a thread
   float of[kSixteens][kEven][4] = {};
 
@@ -154,8 +154,7 @@ struct warp_sums {
       for (int k = 0; k < kSixteens; ++k) {
 #pragma unroll
         for (int j = 0; j < 2; ++j)
-          add_warp_product<D>(of[k][piece + j], left[k][0], left[k][1], left[k][2], left[k][3], right[2 * j],
-                              right[2 * j + 1]);
+          add_mma<D>(of[k][piece + j], left[k][0], left[k][1], left[k][2], left[k][3], right[2 * j], right[2 * j + 1]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// What kernels share whose warpgroups multiply tiles that TMA brings (sm_90a).
+// What kernels share whose warpgroups multiply tiles that TMA loads (sm_90a).
 #pragma once
 
 #include "onepass/lane/matrix.cuda.h"
@@ -8,13 +8,13 @@
 ONEPASS_BEGIN
 
 // Of this thread's warpgroup; the compiler sees that a warp has one.
-ONEPASS_FUNCTION int group_number() {
+ONEPASS_FUNCTION int warpgroup_id() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
 }
 
-// So many threads wait for each other: those of a warpgroup, each group at a barrier of its own, or of several.
+// A named barrier of kThreads threads: of one warpgroup, each at a barrier of its own, or of several.
 template <int kThreads = kWarpgroupThreads>
-ONEPASS_FUNCTION void meet_in_group(int barrier) {
+ONEPASS_FUNCTION void sync_warpgroup(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
@@ -24,8 +24,8 @@ ONEPASS_FUNCTION char* at_shared(char* dynamic, uint32 address) {
   return dynamic + (address - shared_address(dynamic));
 }
 
-// Of 64 rows of products, as add_product has them, this thread's first; its other one is eight further.
-ONEPASS_FUNCTION int row_of_products() {
+// This thread's first of the 64 rows of add_wgmma's accumulators; its other row is eight further.
+ONEPASS_FUNCTION int row_of_accumulators() {
   return static_cast<int>(threadIdx.x) % kWarpgroupThreads / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
@@ -40,18 +40,18 @@ struct ring_position {
 };
 
 // Where a row of products has its piece of 16 bytes: rows that are stored at a time differ in their banks.
-ONEPASS_FUNCTION int place_of_piece(int piece, int row) { return piece ^ (row & 7); }
+ONEPASS_FUNCTION int swizzled_piece(int piece, int row) { return piece ^ (row & 7); }
 
-// 64 rows of products into shared memory.
+// Stores 64 rows of accumulators to shared memory (stmatrix).
 template <dtype D, int N>
-ONEPASS_FUNCTION void hand_over(const float (&d)[N / 2], char* products) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % kWarpgroupThreads / 32;
-  const int matrix = lane / 8;  // of the four that store_matrices takes: 8 rows below, 8 columns beside
-  const uint32 row = shared_address(products) + (warp * 16 + (matrix & 1) * 8 + lane % 8) * (N * 2);
+ONEPASS_FUNCTION void store_accumulators(const float (&d)[N / 2], char* products) {
+  const int lane_id = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % kWarpgroupThreads / 32;
+  const int matrix = lane_id / 8;  // of the four that store_matrices takes: 8 rows below, 8 columns beside
+  const uint32 row = shared_address(products) + (warp * 16 + (matrix & 1) * 8 + lane_id % 8) * (N * 2);
 #pragma unroll
   for (int j = 0; j < N / 8; j += 2) {
     const float* at = d + 4 * j;
-    store_matrices(row + place_of_piece(j + (matrix >> 1), lane) * 16, pair_to_storage<D>(at[0], at[1]),
+    store_matrices(row + swizzled_piece(j + (matrix >> 1), lane_id) * 16, pair_to_storage<D>(at[0], at[1]),
                    pair_to_storage<D>(at[2], at[3]), pair_to_storage<D>(at[4], at[5]),
                    pair_to_storage<D>(at[6], at[7]));
   }

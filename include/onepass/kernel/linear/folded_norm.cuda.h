@@ -78,11 +78,11 @@ class tile_moments {
 
   ONEPASS_FUNCTION void begin() {
     begun_ = false;
-    sum_ = squares_ = lane(0.0f);
+    sum_ = squares_ = vector(0.0f);
   }
   // The first `count` columns of a tile's row.
   ONEPASS_FUNCTION void take(const char* tile, int row, int count) {
-    lane x[8];
+    vector x[8];
 #pragma unroll
     for (int piece = 0; piece < 8; ++piece) x[piece] = numbers_at(tile + row * 128 + (piece ^ (row & 7)) * 16);
     if constexpr (kCentres) {
@@ -92,8 +92,8 @@ class tile_moments {
 #pragma unroll
     for (int piece = 0; piece < 8; ++piece) {
       if constexpr (kCentres) {
-        lane d = x[piece] - lane(shift_);
-        if (count < 64) d = where(first_n<lane>(count - 8 * piece), d, lane(0.0f));
+        vector d = x[piece] - vector(shift_);
+        if (count < 64) d = where(first_n<vector>(count - 8 * piece), d, vector(0.0f));
         sum_ = sum_ + d;
         squares_ = fma(d, d, squares_);
       } else {  // what is behind the row's end is 0
@@ -111,34 +111,34 @@ class tile_moments {
   }
 
  private:
-  using lane = pack<float, 8>;
+  using vector = pack<float, 8>;
   static constexpr bool kCentres = Row::about.statistics > 1;
 
-  static ONEPASS_FUNCTION lane numbers_at(const char* at) {
+  static ONEPASS_FUNCTION vector numbers_at(const char* at) {
     using numbers_in = memory<D, 8, 8>;
     return numbers_in::template numbers_of<float>(numbers_in::load_written(at, 8));
   }
-  static ONEPASS_FUNCTION float mean_of(const lane (&x)[8], int count) {
-    lane total = x[0];
+  static ONEPASS_FUNCTION float mean_of(const vector (&x)[8], int count) {
+    vector total = x[0];
 #pragma unroll
     for (int piece = 1; piece < 8; ++piece) total = total + x[piece];
     return sum_lanes(total) / static_cast<float>(count);
   }
   float inverse_columns_, shift_ = 0;
   bool begun_ = false;
-  lane sum_, squares_;
+  vector sum_, squares_;
 };
 
-// Of 64 rows of products, as add_product has them: (d - mean sum) rstd + offset, without the mean where Row has none.
+// Of 64 rows of products, as add_wgmma has them: (d - mean sum) rstd + offset, without the mean where Row has none.
 // norm: mean and rstd of each row; both in shared memory, since a multiplying thread has no registers to load ahead
 // with.
 template <class Row, int N>
 ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const word::pair<float>* norm, const folded_pair* folded) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, row = row_of_products();
+  const int lane_id = static_cast<int>(threadIdx.x) % 32, row = row_of_accumulators();
   const word::pair<float> above = norm[row], below = norm[row + 8];
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
-    const folded_pair of = folded[4 * j + lane % 4];
+    const folded_pair of = folded[4 * j + lane_id % 4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float &a = d[4 * j + i], &b = d[4 * j + 2 + i];
@@ -201,7 +201,7 @@ class deferred_norms {
   }
   // A tile of the next turn, if it is there.
   ONEPASS_FUNCTION void go_on() {
-    if (column_ < a_.depth && __all_sync(0xffffffffu, has_mail(&shared_.full[at_.stage], at_.phase))) take();
+    if (column_ < a_.depth && __all_sync(0xffffffffu, is_phase_complete(&shared_.full[at_.stage], at_.phase))) take();
   }
 
  private:
@@ -213,11 +213,11 @@ class deferred_norms {
     moments_.begin();
   }
   ONEPASS_FUNCTION void take() {
-    wait_for_mail(&shared_.full[at_.stage], at_.phase);
+    wait_for_mbarrier(&shared_.full[at_.stage], at_.phase);
     const int64 left = a_.depth - column_;
     moments_.take(layout::stage(dynamic_, at_.stage), static_cast<int>(threadIdx.x),
                   left < kTileK ? static_cast<int>(left) : kTileK);
-    hand_shared_to_copies();
+    fence_proxy_async_shared();
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(&shared_.empty[at_.stage]);
     at_.next();

@@ -35,14 +35,14 @@ ONEPASS_FUNCTION void bring_tiles(const linear_arguments& a, linear_shared<Confi
   int row, column;
   for (int turn = 0; tiles.at(turn, row, column); ++turn) {
     for (int k = 0; k < a.depth; k += kTileK) {
-      wait_for_mail(&shared.empty[at.stage], at.phase ^ 1);
+      wait_for_mbarrier(&shared.empty[at.stage], at.phase ^ 1);
       arrive_and_expect(&shared.full[at.stage], layout::kStageBytes);
       const uint32 to = layout::stages(dynamic) + at.stage * layout::kStageBytes;
       const uint32 box = shared_address(&shared.full[at.stage]);
-      bring_tile(to, a.input, row, k, box);
+      tma_load_tile(to, a.input, row, k, box);
       const uint32 part = to + layout::kInputBytes + rank * (kPart * kTileK * 2);
-      if constexpr (Config::kCluster == 1) bring_tile(part, a.matrix, column, k, box);
-      else bring_tile_to((1 << Config::kCluster) - 1, part, a.matrix, column + rank * kPart, k, box);
+      if constexpr (Config::kCluster == 1) tma_load_tile(part, a.matrix, column, k, box);
+      else tma_load_tile_multicast((1 << Config::kCluster) - 1, part, a.matrix, column + rank * kPart, k, box);
       at.next();
     }
   }
@@ -62,28 +62,28 @@ ONEPASS_FUNCTION void multiply_tiles(const linear_arguments& a, linear_shared<Co
     float d[N / 2] = {};
     int before = 0;  // the stage that the products under way read
     for (int k = 0; k < a.depth; k += kTileK) {
-      wait_for_mail(&shared.full[at.stage], at.phase);
+      wait_for_mbarrier(&shared.full[at.stage], at.phase);
       const uint32 stage = layout::stages(dynamic) + at.stage * layout::kStageBytes;
       const uint64 rows = tile_descriptor(stage + own * (64 * kTileK * 2)),
                    columns = tile_descriptor(stage + layout::kInputBytes);
-      begin_products();
+      begin_wgmma();
 #pragma unroll
       for (int step = 0; step < kTileK / 16; ++step)
-        add_product<Config::kX, N>(d, rows + 2 * step, columns + 2 * step, k + step > 0);
-      close_products();
-      wait_for_products<1>();
+        add_wgmma<Config::kX, N>(d, rows + 2 * step, columns + 2 * step, k + step > 0);
+      commit_wgmma();
+      wait_for_wgmma<1>();
       if (speaks && k > 0) arrive_in_cluster<Config::kCluster>(&shared.empty[before]);
       before = at.stage;
       at.next();
     }
-    wait_for_products<0>();
+    wait_for_wgmma<0>();
     if (speaks) arrive_in_cluster<Config::kCluster>(&shared.empty[before]);
     if constexpr (Config::kDefers) {
-      wait_for_mail(&shared.norm_full, turn & 1);
+      wait_for_mbarrier(&shared.norm_full, turn & 1);
       apply_norm<Row, N>(d, shared.norm + 64 * own, shared.folded);
     }
-    wait_for_mail(&shared.product_empty[own], (turn + (Config::kBuffers == 2 ? 1 : 1 + own)) & 1);
-    hand_over<Config::kX, N>(d, layout::products(dynamic, own));
+    wait_for_mbarrier(&shared.product_empty[own], (turn + (Config::kBuffers == 2 ? 1 : 1 + own)) & 1);
+    store_accumulators<Config::kX, N>(d, layout::products(dynamic, own));
     arrive(&shared.product_full[own]);
   }
 }
@@ -94,17 +94,17 @@ ONEPASS_FUNCTION void finish_rows(const arguments& a, char* products, int row, i
   using index = typename Config::index;
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
-  const index first = column + across * Config::kLanes;
-  const int count = Config::kExact ? Config::kLanes : count_at<Config::kLanes>(first, a.columns);
+  const index first = column + across * Config::kVectorSize;
+  const int count = Config::kExact ? Config::kVectorSize : count_at<Config::kVectorSize>(first, a.columns);
   for (int top = 0; top < 64; top += Config::kDown * Config::kUnroll) {
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       const int r = top + u * Config::kDown + down;
       if (r >= 64) continue;
       cursor<Config, Line> at(a);
-      at.set_copies(products + (place_of_piece(across, r) - across) * 16, r);
+      at.set_copies(products + (swizzled_piece(across, r) - across) * 16, r);
       at.set_stage(0);
-      at.set_lane(0);
+      at.set_vector(0);
       at.set_row(static_cast<index>(row) + r, row + r < a.rows);
       at.set_column(first, count);
       at.store_y(Line::pre::forward(at.x(), at));
@@ -125,11 +125,11 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
   // What registers the groups take makes the 65536 of an SM.
   const int group = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   if (group == 0) {
-    take_registers<152>();
+    setmaxnreg_inc<152>();
     const auto finish = [&](int turn, int row, int column, const auto& between) {
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        wait_for_mail(&shared.product_full[half], turn & 1);
+        wait_for_mbarrier(&shared.product_full[half], turn & 1);
         finish_rows<typename Config::behind, Behind>(a.behind, layout::products(dynamic, half), row + 64 * half, column,
                                                      between);
         arrive(&shared.product_empty[Config::kBuffers == 2 ? half : 1 - half]);
@@ -149,11 +149,11 @@ ONEPASS_FUNCTION void linear_forward(const linear_arguments& a) {
       }
     }
   } else if (group == 3) {
-    give_registers<24>();
+    setmaxnreg_dec<24>();
     if (threadIdx.x == 3 * kWarpgroupThreads) bring_tiles<Config>(a, shared, dynamic);
     __syncwarp();
   } else {
-    take_registers<168>();
+    setmaxnreg_inc<168>();
     multiply_tiles<Config, typename Before::row>(a, shared, dynamic);
   }
   arrive_at_cluster();  // no block ends while another brings or tells it something

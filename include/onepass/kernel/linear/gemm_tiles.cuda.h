@@ -67,15 +67,15 @@ struct linear_shared {
 
   ONEPASS_FUNCTION void open() {
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      open_mailbox(&full[stage], 1);
-      open_mailbox(&empty[stage], 2 * Config::kCluster + (Config::kTakesMoments ? kWarpgroupThreads / 32 : 0));
+      init_mbarrier(&full[stage], 1);
+      init_mbarrier(&empty[stage], 2 * Config::kCluster + (Config::kTakesMoments ? kWarpgroupThreads / 32 : 0));
     }
     for (int i = 0; i < 2; ++i) {
-      open_mailbox(&product_full[i], kWarpgroupThreads);
-      open_mailbox(&product_empty[i], kWarpgroupThreads);
+      init_mbarrier(&product_full[i], kWarpgroupThreads);
+      init_mbarrier(&product_empty[i], kWarpgroupThreads);
     }
-    open_mailbox(&norm_full, kWarpgroupThreads);
-    let_cluster_see_mailboxes();
+    init_mbarrier(&norm_full, kWarpgroupThreads);
+    fence_mbarrier_init();
   }
 };
 

@@ -12,24 +12,26 @@ struct warp_linear_arguments {
   arguments behind, before;
 };
 
-// What a thread holds of a row until it has the row's statistics: a lane of what enters the row word, or, where that is
-// x itself (kComputesAgain), as it is stored.
-template <class Config, bool AsStored = Config::kComputesAgain != 0>
+// What a thread holds of a row until it has the row's statistics: a vector of what enters the row word, or, where that
+// is x itself (kRecomputes), as it is stored.
+template <class Config, bool AsStored = Config::kRecomputes != 0>
 struct held_lane {
-  using type = pack<typename Config::arithmetic, Config::kLanes>;
-  static ONEPASS_FUNCTION type numbers(type lane) { return lane; }
+  using type = pack<typename Config::arithmetic, Config::kVectorSize>;
+  static ONEPASS_FUNCTION type numbers(type vector) { return vector; }
   static ONEPASS_FUNCTION type* lanes(type* row) { return row; }
 };
 template <class Config>
 struct held_lane<Config, true> {
-  using x = memory<Config::kX, Config::kLanes, Config::kAccess>;
+  using x = memory<Config::kX, Config::kVectorSize, Config::kAccess>;
   using type = typename x::buffer;
-  static ONEPASS_FUNCTION auto numbers(type lane) { return x::template numbers_of<typename Config::arithmetic>(lane); }
-  static ONEPASS_FUNCTION pack<typename Config::arithmetic, Config::kLanes>* lanes(type*) { return nullptr; }
+  static ONEPASS_FUNCTION auto numbers(type vector) {
+    return x::template numbers_of<typename Config::arithmetic>(vector);
+  }
+  static ONEPASS_FUNCTION pack<typename Config::arithmetic, Config::kVectorSize>* lanes(type*) { return nullptr; }
 };
 
 // Rows of what `linear` takes: Config::kAtOnce for each thread at a time. Cursor: where they go. kAllExist: no thread
-// is asked for a row behind the last. kComputesAgain: what enters the row word is x, which a thread holds as it is
+// is asked for a row behind the last. kRecomputes: what enters the row word is x, which a thread holds as it is
 // stored. kStages: 1 where x (Config::kStreams) is brought ahead into shared memory, each thread's part by itself, else
 // 0.
 template <class Config, class Line, class Cursor = cursor<Config, Line>>
@@ -43,43 +45,43 @@ class input_rows {
       : a_(a), threads_(shared), copies_(copies) {}
 
   // x of kRows rows from `first` on is on its way.
-  ONEPASS_FUNCTION void bring(int64 first) const {
+  ONEPASS_FUNCTION void load_async(int64 first) const {
     Cursor at(a_);
     each_row(at, first, [&](int, int64 row) {
       if (row >= a_.rows) return;
-      for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
+      for_vectors<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
         at.set_column(column, count);
-        at.set_lane(k);
-        at.bring();
+        at.set_vector(k);
+        at.load_async();
       });
     });
     close_copy_group();
   }
   // kRows rows from `first` on, which are on their way where kStages says so; those from `next` on are asked for.
-  // take(at, i, k, lane): lane k of this thread's row i.
+  // take(at, i, k, vector): vector k of this thread's row i.
   template <class Take>
   ONEPASS_FUNCTION void make(int64 first, int64 next, const Take& take) {
     Cursor at(a_);
     if constexpr (Config::kStages > 0) wait_for_copy_groups<0>();
-    else each_lane(at, next, [&](int, int) { at.announce(); });
+    else each_vector(at, next, [&](int, int) { at.prefetch_inputs(); });
     if constexpr (same_type<typename Line::row, void>) {
-      each_lane(at, first, [&](int i, int k) { take(at, i, k, Line::pre::forward(at.x(), at)); });
-      if constexpr (Config::kStages > 0) bring(next);
+      each_vector(at, first, [&](int i, int k) { take(at, i, k, Line::pre::forward(at.x(), at)); });
+      if constexpr (Config::kStages > 0) load_async(next);
     } else {
-      typename holder::type held[Config::kAtOnce][Config::kHeldLanes]{};
-      each_lane(at, first, [&](int i, int k) {
-        if constexpr (Config::kComputesAgain) held[i][k] = at.x_stored();
+      typename holder::type held[Config::kAtOnce][Config::kHeldVectors]{};
+      each_vector(at, first, [&](int i, int k) {
+        if constexpr (Config::kRecomputes) held[i][k] = at.x_stored();
         else held[i][k] = Line::pre::forward(at.x(), at);
       });
-      if constexpr (Config::kStages > 0) bring(next);
+      if constexpr (Config::kStages > 0) load_async(next);
       each_row(at, first, [&](int i, int64 row) {
         const auto value = [&](int k, typename Config::index, int) { return holder::numbers(held[i][k]); };
         const auto of_row = statistics<Config, Line>(a_, across_, threads_, holder::lanes(held[i]), value);
         word::row_numbers<T> saved = of_row.saved;
         if (Config::kSavesStatistics && at.is_first() && row < a_.rows && across_ == 0)
           save<Line, Config::kX>(a_, row, saved);
-        if constexpr (!Config::kComputesAgain) saved = of_row.for_held;
-        for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
+        if constexpr (!Config::kRecomputes) saved = of_row.for_held;
+        for_vectors<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
           using row_of = thread_row<Config, row_threads<Config>, decltype(value)>;
           take(at, i, k, Line::post::forward(Line::row::template forward<row_of>(value(k, column, count), saved), at));
@@ -94,7 +96,7 @@ class input_rows {
 
  private:
   using T = typename Config::arithmetic;
-  using L = pack<T, Config::kLanes>;
+  using L = pack<T, Config::kVectorSize>;
   using holder = held_lane<Config>;
 
   // body(i, row) for each of this thread's rows.
@@ -111,13 +113,13 @@ class input_rows {
       body(i, row);
     }
   }
-  // body(i, k) at lane k of row i.
+  // body(i, k) at vector k of row i.
   template <class Body>
-  ONEPASS_FUNCTION void each_lane(Cursor& at, int64 first, const Body& body) const {
+  ONEPASS_FUNCTION void each_vector(Cursor& at, int64 first, const Body& body) const {
     each_row(at, first, [&](int i, int64) {
-      for_lanes<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
+      for_vectors<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
         at.set_column(column, count);
-        if constexpr (Config::kStages > 0) at.set_lane(k);
+        if constexpr (Config::kStages > 0) at.set_vector(k);
         body(i, k);
       });
     });

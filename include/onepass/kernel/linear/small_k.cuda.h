@@ -31,9 +31,9 @@ ONEPASS_FUNCTION void resident_forward(const warp_linear_arguments& a) {
   constexpr int kRows = decltype(input)::kRows;
   const int64 own = static_cast<int64>(blockIdx.x) * kRows, step = static_cast<int64>(gridDim.x) * kRows;
   wait_for_kernel_before();
-  if constexpr (before::kStages > 0) input.bring(own);
+  if constexpr (before::kStages > 0) input.load_async(own);
   char* matrix = resident_memory + decltype(input)::kCopyBytes;
-  bring_matrix<Config>(matrix, a.matrix, a.stride, a.depth, static_cast<int>(a.behind.columns));
+  load_matrix_async<Config>(matrix, a.matrix, a.stride, a.depth, static_cast<int>(a.behind.columns));
   rows_in_registers<Config> rows{};
   for (int64 first = own; first < a.before.rows; first += step) {
     input.make(first, first + step, [&](auto&, int i, int k, pack<float, 8> v) { rows.set(i, k, v); });

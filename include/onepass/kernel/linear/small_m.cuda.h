@@ -40,7 +40,7 @@ class resident_place : public cursor<Config, Line> {
   using base = cursor<Config, Line>;
   using base::base;
   using typename base::index;
-  using typename base::lane;
+  using typename base::vector;
 
   static ONEPASS_FUNCTION bool is_first() { return blockIdx.x == 0; }
   ONEPASS_FUNCTION void set_row(index row, bool exists) {
@@ -51,12 +51,12 @@ class resident_place : public cursor<Config, Line> {
     base::set_column(column, count);
     column_ = static_cast<int>(column);
   }
-  ONEPASS_FUNCTION void store_y(lane v) const {
+  ONEPASS_FUNCTION void store_y(vector v) const {
     using memory_of = memory<Config::kX, base::V, base::V>;
     *reinterpret_cast<uint4*>(row_ + column_ * size_of(Config::kX)) = memory_of::whole(memory_of::buffer_of(v));
   }
   template <int K>
-  ONEPASS_FUNCTION lane keep(lane v) const {
+  ONEPASS_FUNCTION vector keep(vector v) const {
     if (is_first()) base::template keep<K>(v);
     return base::rounded(v);
   }
@@ -78,21 +78,21 @@ class streamed_matrix {
 
   explicit ONEPASS_FUNCTION streamed_matrix(const warp_linear_arguments& a)
       : a_(a),
-        lane_(static_cast<int>(threadIdx.x) % 32),
+        lane_id_(static_cast<int>(threadIdx.x) % 32),
         own_(static_cast<int>(threadIdx.x) / 32 * kWarpDepth),
         columns_(static_cast<int>(a.behind.columns)) {}
 
   ONEPASS_FUNCTION int tiles() const { return (columns_ + kStreamedColumns - 1) / kStreamedColumns; }
 
   // A step of a tile, into a slot of kStepsAhead. One group of copies, be there such a tile or not.
-  ONEPASS_FUNCTION void bring(int tile, int step, int slot) const {
+  ONEPASS_FUNCTION void load_async(int tile, int step, int slot) const {
     if (tile < tiles()) {
-      const int piece = lane_ % 8, at = step * kStepDepth + own_ + piece * 8;
+      const int piece = lane_id_ % 8, at = step * kStepDepth + own_ + piece * 8;
       const bool present = at < a_.depth;
       const auto* from = static_cast<const uint16*>(a_.matrix) + (present ? at : 0);
 #pragma unroll
       for (int top = 0; top < kStreamedColumns; top += 4) {
-        const int row = top + lane_ / 8, of = tile * kStreamedColumns + row;
+        const int row = top + lane_id_ / 8, of = tile * kStreamedColumns + row;
         copy_or_clear(cursor_type(slot, row, piece), from + (of < columns_ ? of : columns_ - 1) * a_.stride, present);
       }
     }
@@ -107,9 +107,10 @@ class streamed_matrix {
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        p.of[r][half] = *reinterpret_cast<const uint4*>(cursor_type(slot, lane_ / 4 + 8 * r, half * 4 + lane_ % 4));
+        p.of[r][half] =
+            *reinterpret_cast<const uint4*>(cursor_type(slot, lane_id_ / 4 + 8 * r, half * 4 + lane_id_ % 4));
     }
-    __syncwarp();  // before others bring what comes next
+    __syncwarp();  // before others load_async what comes next
     return p;
   }
   // The products of a step with the rows in shared memory.
@@ -120,11 +121,11 @@ class streamed_matrix {
       const uint4 &above = p.of[0][half], &below = p.of[1][half];
 #pragma unroll
       for (int n = 0; n < Config::kRowTiles; ++n) {
-        const int row = n * 8 + lane_ / 4, last = static_cast<int>(a_.behind.rows) - 1;
+        const int row = n * 8 + lane_id_ / 4, last = static_cast<int>(a_.behind.rows) - 1;
         const uint4 x = *reinterpret_cast<const uint4*>(resident_row<Config>(row < last ? row : last) +
-                                                        (step * kStepDepth + own_ + half * 32 + lane_ % 4 * 8) * 2);
-        add_warp_product<Config::kX>(d[n], above.x, below.x, above.y, below.y, x.x, x.y);
-        add_warp_product<Config::kX>(d[n], above.z, below.z, above.w, below.w, x.z, x.w);
+                                                        (step * kStepDepth + own_ + half * 32 + lane_id_ % 4 * 8) * 2);
+        add_mma<Config::kX>(d[n], above.x, below.x, above.y, below.y, x.x, x.y);
+        add_mma<Config::kX>(d[n], above.z, below.z, above.w, below.w, x.z, x.w);
       }
     }
   }
@@ -137,7 +138,7 @@ class streamed_matrix {
            (((slot * kStreamedWarps + warp) * kStreamedColumns + row) * 8 + (piece ^ (row & 1) * 4)) * 16;
   }
   const warp_linear_arguments& a_;
-  const int lane_, own_, columns_;
+  const int lane_id_, own_, columns_;
 };
 
 // What the warps have of a tile's sums: [warp][row of x][column], rows 20 numbers apart, so that neither who stores nor
@@ -148,11 +149,11 @@ struct tile_sums {
   float of[kStreamedWarps][8 * Config::kRowTiles][kRowNumbers];
 
   ONEPASS_FUNCTION void store(const float (&d)[Config::kRowTiles][4]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane_id = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll
     for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) of[warp][n * 8 + lane % 4 * 2 + i % 2][lane / 4 + i / 2 * 8] = d[n][i];
+      for (int i = 0; i < 4; ++i) of[warp][n * 8 + lane_id % 4 * 2 + i % 2][lane_id / 4 + i / 2 * 8] = d[n][i];
     }
   }
   // Eight columns of a row, of all warps.
@@ -194,7 +195,7 @@ ONEPASS_FUNCTION void streamed_forward(const warp_linear_arguments& a) {
   const int first = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
   wait_for_kernel_before();
 #pragma unroll
-  for (int i = 0; i < Config::kStepsAhead; ++i) matrix.bring(first, i, i);
+  for (int i = 0; i < Config::kStepsAhead; ++i) matrix.load_async(first, i, i);
   input_rows<before, Before, resident_place<before, Before>> rows(a.before, slots);
   constexpr int kRows = decltype(rows)::kRows;
   for (int64 row = 0; row < a.before.rows; row += kRows) {
@@ -214,7 +215,7 @@ ONEPASS_FUNCTION void streamed_forward(const warp_linear_arguments& a) {
 #pragma unroll
       for (int i = 0; i < Config::kStepsAhead; ++i) {
         const auto pieces = matrix.take(i);
-        matrix.bring(is_last ? tile + stride : tile, is_last ? i : step + Config::kStepsAhead + i, i);
+        matrix.load_async(is_last ? tile + stride : tile, is_last ? i : step + Config::kStepsAhead + i, i);
         matrix.multiply(d, pieces, step + i);
       }
     }

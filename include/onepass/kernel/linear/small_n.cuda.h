@@ -4,7 +4,7 @@
 //
 // Config:
 //   before   what kernel/row/rowwise.cuda.h asks for: a block has whole rows (kCluster is 1), one at a time (not
-//   kAhead) behind   what kernel/common/cursor.cuda.h asks for, with lanes of one number and the threads of `before`
+//   kAhead) behind   what kernel/common/cursor.cuda.h asks for, with vectors of one number and the threads of `before`
 #pragma once
 
 #include "onepass/kernel/row/rowwise.cuda.h"
@@ -20,12 +20,12 @@ template <class Config, class Line, int kFeatures, bool kBackward>
 class behind_features {
  public:
   using T = typename Config::arithmetic;
-  using lane = pack<T, 1>;
-  static_assert(Config::kAcross >= kFeatures && Config::kLanes == 1 && Config::kCluster == 1);
+  using vector = pack<T, 1>;
+  static_assert(Config::kAcross >= kFeatures && Config::kVectorSize == 1 && Config::kCluster == 1);
 
   explicit ONEPASS_FUNCTION behind_features(const arguments& a) : a_(a), thread_(a) {
 #pragma unroll
-    for (int slot = 0; slot < kSums; ++slot) sums_[slot] = lane(T(0));
+    for (int slot = 0; slot < kSums; ++slot) sums_[slot] = vector(T(0));
     if constexpr (kBackward) ask(thread_.first);
   }
 
@@ -50,7 +50,7 @@ class behind_features {
 #pragma unroll
     for (int j = 0; j < kFeatures; ++j) {
       quiet.set_column(j, 1);
-      result.v[j] = Line::pre::backward(lane(x.v[j]), lane(dy.v[j]), quiet).v[0];
+      result.v[j] = Line::pre::backward(vector(x.v[j]), vector(dy.v[j]), quiet).v[0];
     }
     if constexpr (Config::kWantsDx || Config::kWantsColumn != 0 || Config::kWantsTensor != 0) {
       if (has_one()) {
@@ -74,11 +74,11 @@ class behind_features {
   static constexpr int kSums = larger(1, kSlots<Config>);
 
   ONEPASS_FUNCTION bool has_one() const { return thread_.across < kFeatures; }
-  ONEPASS_FUNCTION lane own_of(numbers<T, kFeatures> of) const {
+  ONEPASS_FUNCTION vector own_of(numbers<T, kFeatures> of) const {
     T own = of.v[0];
 #pragma unroll
     for (int j = 1; j < kFeatures; ++j) own = thread_.across == j ? of.v[j] : own;
-    return lane(own);
+    return vector(own);
   }
   // What the row's gradients will be made of, a row ahead of its use.
   ONEPASS_FUNCTION void ask(int64 row) {
@@ -96,7 +96,7 @@ class behind_features {
   const arguments& a_;
   rows_of_thread<Config> thread_;
   numbers<T, kFeatures> next_x_, next_dy_;
-  lane sums_[kSums];
+  vector sums_[kSums];
 };
 
 template <class Config, class Before, class Behind>

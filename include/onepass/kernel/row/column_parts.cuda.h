@@ -1,4 +1,4 @@
-// What a block has of the column sums, on its way to memory (kernel/row/column_sum.cuda.h adds the parts up).
+// Stores a block's part of the column sums (kernel/row/column_sum.cuda.h adds the parts up).
 #pragma once
 
 #include "onepass/kernel/common/batch.cuda.h"
@@ -20,14 +20,14 @@ constexpr __device__ int operand_of(int slot) {
   return i;
 }
 
-// Writes a lane of one column sum into the block's part, number `part`, or, where there is but one, as the gradient
+// Writes a vector of one column sum into the block's part, number `part`, or, where there is but one, as the gradient
 // that it is. `column` is this thread's, `first` that of the threads with across = 0. The block's rows are added in a
 // fixed order, in double where they are many.
 template <class Config>
-ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kLanes> sum, int slot,
-                                 int64 part, int64 first, int across, int down) {
+ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kVectorSize> sum,
+                                 int slot, int64 part, int64 first, int across, int down) {
   using T = typename Config::arithmetic;
-  constexpr int V = Config::kLanes, kColumns = Config::kAcross * V, kDown = Config::kDown;
+  constexpr int V = Config::kVectorSize, kColumns = Config::kAcross * V, kDown = Config::kDown;
   constexpr dtype kSum = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
   void* to = static_cast<T*>(a.column_partial) + (slot * a.parts + part) * a.columns;
   dtype type = kSum;

@@ -1,5 +1,5 @@
 // Elementwise lines on CUDA. A block is kAcross threads along the columns by kDown rows; every thread has kUnroll
-// lanes in flight, down the rows (along the columns where the tensor is one long row).
+// vectors in flight, down the rows (along the columns where the tensor is one long row).
 //
 // Config, besides kernel/common/cursor.cuda.h's: kAcross, kDown, kUnroll, kFlat.
 #pragma once
@@ -8,11 +8,11 @@
 
 ONEPASS_BEGIN
 
-// Calls body(row_of, column_of) for kUnroll lanes at a time until this thread's share is done. A block's threads make
+// Calls body(row_of, column_of) for kUnroll vectors at a time until this thread's share is done. A block's threads make
 // the same calls, past the last row and column too: they store together.
 template <class Config, class Body>
 ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
-  constexpr int V = Config::kLanes, U = Config::kUnroll;
+  constexpr int V = Config::kVectorSize, U = Config::kUnroll;
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
   using index = typename Config::index;
@@ -34,12 +34,12 @@ ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
   }
 }
 
-// At lane u of a tile, which may reach past the last row: nothing exists there.
+// At vector u of a tile, which may reach past the last row: nothing exists there.
 template <class Config, class Cursor, class RowOf, class ColumnOf>
-ONEPASS_FUNCTION void stand(const arguments& a, Cursor& at, int u, const RowOf& row_of, const ColumnOf& column_of) {
+ONEPASS_FUNCTION void move_to(const arguments& a, Cursor& at, int u, const RowOf& row_of, const ColumnOf& column_of) {
   const typename Config::index row = row_of(u), column = column_of(u);
   at.set_row(row, row < static_cast<typename Config::index>(a.rows));
-  at.set_column(column, Config::kExact ? Config::kLanes : count_at<Config::kLanes>(column, a.columns));
+  at.set_column(column, Config::kExact ? Config::kVectorSize : count_at<Config::kVectorSize>(column, a.columns));
   if constexpr (Config::kStaged != 0) {
     extern __shared__ __align__(128) double dynamic[];
     at.set_results(reinterpret_cast<char*>(dynamic),
@@ -53,8 +53,8 @@ ONEPASS_FUNCTION void store_tile(const arguments& a, Cursor& at, const RowOf& ro
     __syncthreads();
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      stand<Config>(a, at, u, row_of, column_of);
-      at.store_results(column_of(u) - static_cast<int>(threadIdx.x) % Config::kAcross * Config::kLanes);
+      move_to<Config>(a, at, u, row_of, column_of);
+      at.store_results(column_of(u) - static_cast<int>(threadIdx.x) % Config::kAcross * Config::kVectorSize);
     }
     __syncthreads();
   }
@@ -64,18 +64,18 @@ ONEPASS_FUNCTION void store_tile(const arguments& a, Cursor& at, const RowOf& ro
 template <class Config, class Line, class Body>
 ONEPASS_FUNCTION void forward_in_tiles(const arguments& a, const Body& body) {
   using cursor_type = cursor<Config, Line>;
-  static_assert(cursor_of<cursor_type, typename cursor_type::lane>);
+  static_assert(cursor_of<cursor_type, typename cursor_type::vector>);
   for_tiles<Config>(a, [&](auto row_of, auto column_of) {
-    typename cursor_type::lane y[Config::kUnroll];
+    typename cursor_type::vector y[Config::kUnroll];
     cursor_type at(a);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      stand<Config>(a, at, u, row_of, column_of);
+      move_to<Config>(a, at, u, row_of, column_of);
       y[u] = body(at, row_of(u));
     }
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      stand<Config>(a, at, u, row_of, column_of);
+      move_to<Config>(a, at, u, row_of, column_of);
       at.store_y(y[u]);
     }
     store_tile<Config>(a, at, row_of, column_of);
@@ -87,12 +87,13 @@ ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
   forward_in_tiles<Config, Line>(a, [](auto& at, auto) { return Line::pre::forward(at.x(), at); });
 }
 
-// The block's part of the column sums, from one lane of registers a thread.
+// The block's part of the column sums, from one vector of registers a thread.
 template <class Config>
-ONEPASS_FUNCTION void write_parts(const arguments& a, const pack<typename Config::arithmetic, Config::kLanes>* sums) {
+ONEPASS_FUNCTION void write_parts(const arguments& a,
+                                  const pack<typename Config::arithmetic, Config::kVectorSize>* sums) {
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
-  const int64 first = static_cast<int64>(blockIdx.x) * Config::kAcross * Config::kLanes;
+  const int64 first = static_cast<int64>(blockIdx.x) * Config::kAcross * Config::kVectorSize;
   const unsigned part = share_of<Config>(a, blockIdx.y, gridDim.y).block;
   let_next_kernel_begin();
 #pragma unroll
@@ -102,7 +103,7 @@ ONEPASS_FUNCTION void write_parts(const arguments& a, const pack<typename Config
 template <class Config, class Line>
 ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
   using cursor_type = cursor<Config, Line>;
-  using L = typename cursor_type::lane;
+  using L = typename cursor_type::vector;
   L sums[kSlots<Config> > 0 ? kSlots<Config> : 1];
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(0);
@@ -112,7 +113,7 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
     at.set_sums(sums);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      stand<Config>(a, at, u, row_of, column_of);
+      move_to<Config>(a, at, u, row_of, column_of);
       L x{};
       if constexpr (Line::pre::needs_input || (Config::kWantsAgain && !Line::pre::resumes)) x = at.x();
       dx[u] = Line::pre::backward(x, at.dy(), at);
@@ -120,7 +121,7 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
     }
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
-      stand<Config>(a, at, u, row_of, column_of);
+      move_to<Config>(a, at, u, row_of, column_of);
       at.store_dx(dx[u]);
       if constexpr (Config::kWantsAgain) at.store_again(again[u]);
     }

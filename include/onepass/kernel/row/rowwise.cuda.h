@@ -1,10 +1,10 @@
 // Lines with a row word on CUDA. kAcross threads of each of the kCluster blocks of a cluster share a row, kDown rows
-// are in a block at a time, blocks stride over the rows. A thread has kHeldLanes lanes of a row. Either it holds them
-// in registers from the row's statistics (backward: its sums) to its result; or it makes them again (kComputesAgain)
-// from the copies that row_copies brought, and may go through the next row's lanes while this row's statistics are on
-// their way (kAhead). Rows that are too long for both are in kernel/row/split_rows.cuda.h.
+// are in a block at a time, blocks stride over the rows. A thread has kHeldVectors vectors of a row. Either it holds
+// them in registers from the row's statistics (backward: its sums) to its result; or it recomputes them (kRecomputes)
+// from async copies, and may read the next row while this row's statistics are reduced (kAhead). Rows that are too long
+// for both are in kernel/row/split_rows.cuda.h.
 //
-// Config, besides kernel/common/cursor.cuda.h's: kAcross, kDown, kCluster, kHeldLanes, kComputesAgain, kAhead,
+// Config, besides kernel/common/cursor.cuda.h's: kAcross, kDown, kCluster, kHeldVectors, kRecomputes, kAhead,
 // kSumsInRegisters.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 ONEPASS_BEGIN
 
-// Where a thread of a rowwise kernel stands: its column, the first of its rows, and from one to the next.
+// The rows of a thread: its column, the first row, and the step from one to the next.
 template <class Config>
 struct rows_of_thread {
   explicit ONEPASS_FUNCTION rows_of_thread(const arguments& a)
@@ -26,8 +26,8 @@ struct rows_of_thread {
   int64 first, step;
 };
 
-// Copies of the rows that a thread's lanes are part of, kStages rows ahead: a thread brings and reads its own lanes
-// only; where rows do not begin at 16 bytes, lanes reach into windows that other threads of the row brought.
+// Copies of the rows that a thread's vectors are part of, kStages rows ahead: a thread loads and reads its own vectors
+// only; where rows do not begin at 16 bytes, vectors reach into windows that other threads of the row loaded.
 template <class Config, class Line>
 class row_copies {
  public:
@@ -38,9 +38,9 @@ class row_copies {
                               const row_threads<Config>& threads)
       : a_(a), thread_(thread), threads_(threads), ahead_(a) {
     ahead_.set_copies(shared, thread.down);
-    if constexpr (Config::kBroughtOnce != 0) each_lane([&] { ahead_.bring_once(); });
+    if constexpr (Config::kLoadedOnce != 0) each_vector([&] { ahead_.load_async_once(); });
 #pragma unroll
-    for (int stage = 0; stage < Config::kStages; ++stage) bring(thread.first + stage * thread.step, stage);
+    for (int stage = 0; stage < Config::kStages; ++stage) load_async(thread.first + stage * thread.step, stage);
   }
   // The copies of the next row have arrived; returns their stage.
   ONEPASS_FUNCTION int wait() {
@@ -53,30 +53,30 @@ class row_copies {
   // The place of `row`'s copies may take others, those of the row kStages steps behind it; its results' place too.
   ONEPASS_FUNCTION void release(int64 row, int stage) {
     if constexpr (cursor_type::kInWindows) threads_.meet();
-    bring(row + Config::kStages * thread_.step, stage);
+    load_async(row + Config::kStages * thread_.step, stage);
   }
 
  private:
-  ONEPASS_FUNCTION void bring(int64 row, int stage) {
+  ONEPASS_FUNCTION void load_async(int64 row, int stage) {
     if constexpr (kAny) {
       if (row < a_.rows) {
         ahead_.set_row(row);
         ahead_.set_stage(stage);
-        each_lane([&] { ahead_.bring(); });
+        each_vector([&] { ahead_.load_async(); });
       }
       close_copy_group();
     }
   }
   template <class Body>
-  ONEPASS_FUNCTION void each_lane(const Body& body) {
+  ONEPASS_FUNCTION void each_vector(const Body& body) {
     const auto at = [&](int k, typename Config::index column, int count) {
       ahead_.set_column(column, count);
-      ahead_.set_lane(k);
+      ahead_.set_vector(k);
       body();
     };
-    for_lanes<Config>(a_, thread_.across, at);
+    for_vectors<Config>(a_, thread_.across, at);
     if (cursor_type::kInWindows && thread_.across == 0)
-      at(Config::kHeldLanes, column_of<Config>(Config::kHeldLanes, 0), 0);
+      at(Config::kHeldVectors, column_of<Config>(Config::kHeldVectors, 0), 0);
   }
   const arguments& a_;
   const rows_of_thread<Config>& thread_;
@@ -132,30 +132,30 @@ struct nothing_behind {};
 template <class Config, class Line, class Behind = nothing_behind>
 ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) {
   using T = typename Config::arithmetic;
-  using L = pack<T, Config::kLanes>;
-  constexpr bool kHeld = !Config::kComputesAgain;
+  using L = pack<T, Config::kVectorSize>;
+  constexpr bool kHeld = !Config::kRecomputes;
   __shared__ typename row_threads<Config>::slots shared;
   extern __shared__ __align__(128) double dynamic[];
   row_threads<Config> threads(shared);
   const rows_of_thread<Config> thread(a);
   cursor<Config, Line> at(a);
   static_assert(cursor_of<cursor<Config, Line>, L>);
-  char* brought = reinterpret_cast<char*>(dynamic);
-  at.set_copies(brought, thread.down);
-  at.set_results(brought + cursor<Config, Line>::kCopyBytes, thread.down);
-  row_copies<Config, Line> copies(a, brought, thread, threads);
+  char* loaded = reinterpret_cast<char*>(dynamic);
+  at.set_copies(loaded, thread.down);
+  at.set_results(loaded + cursor<Config, Line>::kCopyBytes, thread.down);
+  row_copies<Config, Line> copies(a, loaded, thread, threads);
   if (Config::kRepeatedOperand != 0 && thread.share.block == 0) {  // all blocks at once would wait for each other
-    for_lanes<Config>(a, thread.across, [&](int, typename Config::index column, int count) {
+    for_vectors<Config>(a, thread.across, [&](int, typename Config::index column, int count) {
       at.set_column(column, count);
-      at.announce_repeated();
+      at.prefetch_repeated();
     });
   }
-  L held[kHeld ? Config::kHeldLanes : 1];
+  L held[kHeld ? Config::kHeldVectors : 1];
   word::row_numbers<T> for_held;
   const auto value = [&](int k, typename Config::index column, int count) {
     if constexpr (kHeld) return held[k];
     at.set_column(column, count);
-    at.set_lane(k);
+    at.set_vector(k);
     return Line::pre::recompute(at.x(), at);
   };
   for_rows<Config>(
@@ -164,9 +164,9 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
         at.set_row(row, Config::kDown == 1 || row < a.rows);
         at.set_stage(stage);
         if constexpr (kHeld) {
-          for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
+          for_vectors<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
             at.set_column(column, count);
-            at.set_lane(k);
+            at.set_vector(k);
             held[k] = Line::pre::forward(at.x(), at);
           });
         }
@@ -195,9 +195,9 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
         const word::row_numbers<T> to_save = saved;
         if constexpr (kHeld) saved = for_held;
         if constexpr (Line::features > 0) at.set_features(plus::none<T, Line::features>().v);
-        for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
+        for_vectors<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
-          at.set_lane(k);
+          at.set_vector(k);
           L u;
           if constexpr (kHeld) u = value(k, column, count);
           else u = Line::pre::forward(at.x(), at);
@@ -213,14 +213,14 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
       });
 }
 
-// dx of one lane, the row's sums being known, and the result again.
+// dx of one vector, from the row's sums, and the recomputed result.
 template <class Config, class Line>
-ONEPASS_FUNCTION void finish_lane(const arguments& a, cursor<Config, Line>& at,
-                                  word::terms<typename cursor<Config, Line>::lane> here,
-                                  word::row_numbers<typename Config::arithmetic> saved,
-                                  word::pair<typename Config::arithmetic> totals) {
+ONEPASS_FUNCTION void finish_vector(const arguments& a, cursor<Config, Line>& at,
+                                    word::terms<typename cursor<Config, Line>::vector> here,
+                                    word::row_numbers<typename Config::arithmetic> saved,
+                                    word::pair<typename Config::arithmetic> totals) {
   using T = typename Config::arithmetic;
-  using L = typename cursor<Config, Line>::lane;
+  using L = typename cursor<Config, Line>::vector;
   const L du = Line::row::backward(here.first, here.second, saved, totals, static_cast<T>(a.inverse_columns));
   L x{};
   if constexpr (Line::pre::needs_input) x = at.x();
@@ -231,9 +231,9 @@ ONEPASS_FUNCTION void finish_lane(const arguments& a, cursor<Config, Line>& at,
 template <class Config, class Line, class Behind = nothing_behind>
 ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {}) {
   using T = typename Config::arithmetic;
-  using L = pack<T, Config::kLanes>;
+  using L = pack<T, Config::kVectorSize>;
   using cursor_type = cursor<Config, Line>;
-  constexpr int kHolds = Config::kHeldLanes, kSums = kSlots < Config >> 0 ? kSlots<Config> : 1;
+  constexpr int kHolds = Config::kHeldVectors, kSums = kSlots < Config >> 0 ? kSlots<Config> : 1;
   constexpr int kTotals = Line::row::about.sums;
   __shared__ typename row_threads<Config>::slots shared;
   extern __shared__ __align__(128) double dynamic[];
@@ -241,15 +241,15 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
   const rows_of_thread<Config> thread(a);
   cursor_type at(a);
   cursor<Config, Line, true> again(a);
-  char* brought = reinterpret_cast<char*>(dynamic);
-  T* memory = reinterpret_cast<T*>(brought + cursor_type::kCopyBytes + cursor_type::kStagedBytes);
-  at.set_copies(brought, thread.down);
-  at.set_results(brought + cursor_type::kCopyBytes, thread.down);
-  again.set_copies(brought, thread.down);
-  row_copies<Config, Line> copies(a, brought, thread, threads);
+  char* loaded = reinterpret_cast<char*>(dynamic);
+  T* memory = reinterpret_cast<T*>(loaded + cursor_type::kCopyBytes + cursor_type::kStagedBytes);
+  at.set_copies(loaded, thread.down);
+  at.set_results(loaded + cursor_type::kCopyBytes, thread.down);
+  again.set_copies(loaded, thread.down);
+  row_copies<Config, Line> copies(a, loaded, thread, threads);
 
   L sums[kHolds][kSums];  // of columns; where registers cannot hold them in memory, where a thread meets its own only
-  constexpr int kOwn = kHolds * Config::kAcross * Config::kLanes;  // columns of this block
+  constexpr int kOwn = kHolds * Config::kAcross * Config::kVectorSize;  // columns of this block
   const int64 own = column_of<Config>(0, 0);
   at.set_sums(memory - own, kOwn);
 #pragma unroll
@@ -258,9 +258,9 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
     for (int slot = 0; slot < kSums; ++slot) sums[k][slot] = L(T(0));
   }
   if constexpr (!Config::kSumsInRegisters) {
-    for_lanes<Config>(a, thread.across, [&](int, typename Config::index column, int) {
+    for_vectors<Config>(a, thread.across, [&](int, typename Config::index column, int) {
       for (int slot = 0; slot < kSlots<Config>; ++slot) {
-        for (int i = 0; i < Config::kLanes; ++i) memory[slot * kOwn + column - own + i] = T(0);
+        for (int i = 0; i < Config::kVectorSize; ++i) memory[slot * kOwn + column - own + i] = T(0);
       }
     });
   }
@@ -268,7 +268,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
     return row < a.rows ? saved_of<Line, T, Config::kX>(a, row) : word::row_numbers<T>{T(0), T(0)};
   };
   word::row_numbers<T> next_saved = saved_at(thread.first);
-  word::terms<L> held[Config::kComputesAgain ? 1 : kHolds];
+  word::terms<L> held[Config::kRecomputes ? 1 : kHolds];
   numbers<T, larger(1, kTotals)> totals = plus::none<T, larger(1, kTotals)>();
   for_rows<Config>(
       a, thread, copies,
@@ -283,12 +283,12 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
           again.set_features(gradients.v);
         }
         word::terms<L> total{L(T(0)), L(T(0))};
-        for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
+        for_vectors<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
-          at.set_lane(k);
+          at.set_vector(k);
           at.set_sums(sums[k]);
           const word::terms<L> here = value_and_gradient<Line, L>(at, saved);
-          if constexpr (!Config::kComputesAgain) held[k] = here;
+          if constexpr (!Config::kRecomputes) held[k] = here;
           add_terms<Line>(here, count, total);
         });
         plus combine;
@@ -304,20 +304,20 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
         again.set_row(row, exists);
         at.set_stage(stage);
         again.set_stage(stage);
-        for_lanes<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
+        for_vectors<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
-          at.set_lane(k);
+          at.set_vector(k);
           at.set_sums(sums[k]);
           word::terms<L> here;
-          if constexpr (Config::kComputesAgain) {
+          if constexpr (Config::kRecomputes) {
             again.set_column(column, count);
-            again.set_lane(k);
+            again.set_vector(k);
             here = value_and_gradient<Line, L>(again, saved);
           } else {
             here = held[k];
           }
-          finish_lane<Config, Line>(a, at, here, saved,
-                                    word::pair<T>{totals.v[0], kTotals > 1 ? totals.v[kTotals - 1] : T(0)});
+          finish_vector<Config, Line>(a, at, here, saved,
+                                      word::pair<T>{totals.v[0], kTotals > 1 ? totals.v[kTotals - 1] : T(0)});
         });
         store_row(threads, at);
       });
@@ -328,8 +328,8 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
 #pragma unroll
     for (int slot = 0; slot < kSlots<Config>; ++slot) {
       if constexpr (!Config::kSumsInRegisters) {
-        const int64 column = begin - own + thread.across * Config::kLanes;
-        for (int i = 0; i < Config::kLanes; ++i) sums[k][slot].v[i] = memory[slot * kOwn + column + i];
+        const int64 column = begin - own + thread.across * Config::kVectorSize;
+        for (int i = 0; i < Config::kVectorSize; ++i) sums[k][slot].v[i] = memory[slot * kOwn + column + i];
       }
       write_part<Config>(a, sums[k][slot], slot, thread.share.block, begin, thread.across, thread.down);
     }

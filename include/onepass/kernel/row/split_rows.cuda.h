@@ -1,6 +1,6 @@
-// Lines with a row word on CUDA whose rows are too long for the threads of a cluster: three kernels. Blocks take parts
-// of rows, a.task_columns long, and leave in a.row_parts what the row's statistics (backward: its two sums) are
-// combined from; a block a row combines them; tiles, as for an elementwise line, do the rest. Rows are read twice.
+// Lines with a row word on CUDA whose rows are too long for the threads of a cluster: three kernels: partial statistics
+// (backward: two sums) of parts a.task_columns long, to a.row_parts; one combine per row; an elementwise pass in tiles.
+// Rows are read twice.
 #pragma once
 
 #include "onepass/kernel/row/rowwise.cuda.h"
@@ -71,24 +71,24 @@ struct part_of_row {
         end(begin + a.task_columns < a.columns ? begin + a.task_columns : a.columns),
         numbers(static_cast<T*>(a.row_parts) + blockIdx.x * static_cast<int64>(kPartNumbers)) {}
   static constexpr int kColumns =
-      Config::kAcross * Config::kHeldLanes * Config::kLanes;  // that the block has at a time
+      Config::kAcross * Config::kHeldVectors * Config::kVectorSize;  // that the block has at a time
 };
 
 template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_forward_parts(const arguments& a) {
   using T = typename Config::arithmetic;
-  using L = pack<T, Config::kLanes>;
+  using L = pack<T, Config::kVectorSize>;
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
   const part_of_row<Config> part(a);
   cursor<Config, Line> at(a);
   at.set_row(part.row);
   const auto across = static_cast<int>(threadIdx.x);
-  L held[Config::kHeldLanes];
+  L held[Config::kHeldVectors];
   const auto value = [&](int k, typename Config::index, int) { return held[k]; };
   gatherer<Config> gathered;
   for (int64 first = part.begin; first < part.end; first += part_of_row<Config>::kColumns) {
-    for_lanes<Config>(a, across, first, [&](int k, typename Config::index column, int count) {
+    for_vectors<Config>(a, across, first, [&](int k, typename Config::index column, int count) {
       at.set_column(column, count);
       held[k] = Line::pre::recompute(at.x(), at);
     });
@@ -102,7 +102,7 @@ ONEPASS_FUNCTION void rowwise_forward_parts(const arguments& a) {
 template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_forward_combined(const arguments& a) {
   using T = typename Config::arithmetic;
-  using L = pack<T, Config::kLanes>;
+  using L = pack<T, Config::kVectorSize>;
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
   wait_for_kernel_before();
@@ -135,7 +135,7 @@ ONEPASS_FUNCTION void rowwise_forward_tiles(const arguments& a) {
 template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
   using T = typename Config::arithmetic;
-  using L = pack<T, Config::kLanes>;
+  using L = pack<T, Config::kVectorSize>;
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
   const part_of_row<Config> part(a);
@@ -144,7 +144,7 @@ ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
   const word::row_numbers<T> saved = saved_of<Line, T, Config::kX>(a, part.row);
   word::terms<L> total{L(T(0)), L(T(0))};
   for (int64 first = part.begin; first < part.end; first += part_of_row<Config>::kColumns) {
-    for_lanes<Config>(a, static_cast<int>(threadIdx.x), first, [&](int, typename Config::index column, int count) {
+    for_vectors<Config>(a, static_cast<int>(threadIdx.x), first, [&](int, typename Config::index column, int count) {
       at.set_column(column, count);
       const word::terms<L> here = value_and_gradient<Line, L>(at, saved);
       add_terms<Line>(here, count, total);
@@ -172,7 +172,7 @@ ONEPASS_FUNCTION void rowwise_backward_combined(const arguments& a) {
 template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
   using T = typename Config::arithmetic;
-  using L = pack<T, Config::kLanes>;
+  using L = pack<T, Config::kVectorSize>;
   L sums[kSlots<Config> > 0 ? kSlots<Config> : 1];
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(T(0));
@@ -183,7 +183,7 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       const auto row = row_of(u);
-      stand<Config>(a, at, u, row_of, column_of);
+      move_to<Config>(a, at, u, row_of, column_of);
       word::row_numbers<T> saved{T(0), T(0)};
       word::pair<T> of_row{T(0), T(0)};
       if (row < a.rows) {
@@ -191,7 +191,7 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
         saved = saved_of<Line, T, Config::kX>(a, row);
         of_row = {totals[row], totals[a.rows + row]};
       }
-      finish_lane<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved, of_row);
+      finish_vector<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved, of_row);
     }
     store_tile<Config>(a, at, row_of, column_of);
   });

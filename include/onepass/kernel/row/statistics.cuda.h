@@ -1,4 +1,4 @@
-// A thread's lanes of a row on CUDA, and the row's statistics: what each thread has of them, combined.
+// A thread's vectors of a row on CUDA, and the row's statistics: what each thread has of them, combined.
 #pragma once
 
 #include "onepass/kernel/common/cursor.cuda.h"
@@ -7,52 +7,52 @@
 
 ONEPASS_BEGIN
 
-// The first column of this thread's lane k, or of the block's.
+// The first column of this thread's vector k, or of the block's.
 template <class Config>
 ONEPASS_FUNCTION typename Config::index column_of(int k, int across) {
   const int block = Config::kCluster > 1 ? cluster_rank() : 0;
-  return ((block * Config::kHeldLanes + k) * Config::kAcross + across) * Config::kLanes;
+  return ((block * Config::kHeldVectors + k) * Config::kAcross + across) * Config::kVectorSize;
 }
 
-// A thread's lanes of the row from column `first` on: body(k, column, count), k counting from 0. Where the row ends
-// with a whole lane, lanes behind it are left out, and the compiler knows the count: no number is masked.
+// A thread's vectors of the row from column `first` on: body(k, column, count), k counting from 0. Where the row ends
+// with a whole vector, vectors behind it are left out, and the compiler knows the count: no number is masked.
 template <class Config, class Body>
-ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, typename Config::index first, const Body& body) {
-  constexpr int V = Config::kLanes;
+ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, typename Config::index first, const Body& body) {
+  constexpr int V = Config::kVectorSize;
 #pragma unroll
-  for (int k = 0; k < Config::kHeldLanes; ++k) {
+  for (int k = 0; k < Config::kHeldVectors; ++k) {
     const auto column = first + column_of<Config>(k, across);
     if constexpr (Config::kAccess == V) {
-      if (Config::kExact || k < Config::kWholeLanes || column < static_cast<typename Config::index>(a.columns))
+      if (Config::kExact || k < Config::kWholeVectors || column < static_cast<typename Config::index>(a.columns))
         body(k, column, V);
     } else {
-      body(k, column, k < Config::kWholeLanes ? V : count_at<V>(column, a.columns));
+      body(k, column, k < Config::kWholeVectors ? V : count_at<V>(column, a.columns));
     }
   }
 }
 template <class Config, class Body>
-ONEPASS_FUNCTION void for_lanes(const arguments& a, int across, const Body& body) {
-  for_lanes<Config>(a, across, 0, body);
+ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, const Body& body) {
+  for_vectors<Config>(a, across, 0, body);
 }
 
 // The row as a row word sees it (see word/row.h), each of its statistics in one reduction by Threads (row_threads, or
-// a half of it). Value(k, column, count) gives a lane: held, or made anew.
+// a half of it). Value(k, column, count) gives a vector: held, or made anew.
 template <class Config, class Threads, class Value>
 class thread_row {
  public:
   using T = typename Config::arithmetic;
-  using lane = pack<T, Config::kLanes>;
-  static constexpr bool kHeld = Threads::kAtOnce && !Config::kComputesAgain, kCentred = kHeld;
+  using vector = pack<T, Config::kVectorSize>;
+  static constexpr bool kHeld = Threads::kAtOnce && !Config::kRecomputes, kCentred = kHeld;
 
-  ONEPASS_FUNCTION thread_row(const arguments& a, int across, Threads& threads, lane* held, const Value& value,
+  ONEPASS_FUNCTION thread_row(const arguments& a, int across, Threads& threads, vector* held, const Value& value,
                               typename Config::index first)
       : a_(a), across_(across), threads_(threads), held_(held), value_(value), first_(first) {}
 
   ONEPASS_FUNCTION T inverse_columns() const { return static_cast<T>(a_.inverse_columns); }
   ONEPASS_FUNCTION T squares() {
-    lane total(T(0));
+    vector total(T(0));
     each([&](int k, typename Config::index column, int count) {
-      const lane value = where(first_n<lane>(count), value_(k, column, count), lane(T(0)));
+      const vector value = where(first_n<vector>(count), value_(k, column, count), vector(T(0)));
       total = k == 0 ? value * value : fma(value, value, total);
     });
     return threads_.reduce(numbers<T, 1>{{sum_lanes(total)}}, plus()).v[0];
@@ -60,18 +60,18 @@ class thread_row {
   // In two passes: over the row where a warp has it, else over each thread's own numbers, whose results are merged.
   ONEPASS_FUNCTION word::row_moments<T> moments() {
     constexpr bool kInWarp = Threads::kAtOnce && Config::kAcross <= 32 && Config::kCluster == 1;
-    lane total(T(0));
+    vector total(T(0));
     each([&](int k, typename Config::index column, int count) {
-      const lane value = where(first_n<lane>(count), value_(k, column, count), lane(T(0)));
+      const vector value = where(first_n<vector>(count), value_(k, column, count), vector(T(0)));
       total = k == 0 ? value : total + value;
     });
     T size = T(0), inverse = inverse_columns(), sum = sum_lanes(total);
     if constexpr (kInWarp) sum = threads_.reduce(numbers<T, 1>{{sum}}, plus()).v[0];
     else size = size_of_own(inverse);
     const T mean = sum * inverse;
-    lane first(T(0)), second(T(0));
+    vector first(T(0)), second(T(0));
     each([&](int k, typename Config::index column, int count) {
-      const lane centred = where(first_n<lane>(count), value_(k, column, count) - lane(mean), lane(T(0)));
+      const vector centred = where(first_n<vector>(count), value_(k, column, count) - vector(mean), vector(T(0)));
       if constexpr (kCentred) held_[k] = centred;
       if constexpr (!kShort) first = k == 0 ? centred : first + centred;
       second = k == 0 ? centred * centred : fma(centred, centred, second);
@@ -98,18 +98,18 @@ class thread_row {
   }
   // Each thread has its own shift at first, and keeps it in what it holds.
   ONEPASS_FUNCTION word::pair<T> exponentials() {
-    const lane lowest(static_cast<T>(-kInfinity));
-    lane best = lowest;
+    const vector lowest(static_cast<T>(-kInfinity));
+    vector best = lowest;
     each([&](int k, typename Config::index column, int count) {
-      const lane value = where(first_n<lane>(count), value_(k, column, count), lowest);
+      const vector value = where(first_n<vector>(count), value_(k, column, count), lowest);
       best = k == 0 ? value : ONEPASS_TARGET::max(best, value);
     });
     const T largest = max_lanes(best), shift = shift_of(largest);
-    lane total(T(0));
+    vector total(T(0));
     each([&](int k, typename Config::index column, int count) {
-      const lane value = exp_minus(value_(k, column, count), shift);
+      const vector value = exp_minus(value_(k, column, count), shift);
       if constexpr (kHeld) held_[k] = value;
-      const lane present = where(first_n<lane>(count), value, lane(T(0)));
+      const vector present = where(first_n<vector>(count), value, vector(T(0)));
       total = k == 0 ? present : total + present;
     });
     const auto all = threads_.reduce(numbers<T, 2>{{largest, sum_lanes(total)}}, merge_exponentials());
@@ -125,7 +125,7 @@ class thread_row {
  private:
   template <class Body>
   ONEPASS_FUNCTION void each(const Body& body) const {
-    if constexpr (Threads::kHasNumbers) for_lanes<Config>(a_, across_, first_, body);
+    if constexpr (Threads::kHasNumbers) for_vectors<Config>(a_, across_, first_, body);
   }
   // Of all threads; a variance times the row's length.
   template <int N>
@@ -147,8 +147,8 @@ class thread_row {
   // How many numbers this thread has, and the inverse.
   ONEPASS_FUNCTION T size_of_own(T& inverse) const {
     if constexpr (Config::kExact) {
-      inverse = T(1.0 / (Config::kHeldLanes * Config::kLanes));
-      return Config::kHeldLanes * Config::kLanes;
+      inverse = T(1.0 / (Config::kHeldVectors * Config::kVectorSize));
+      return Config::kHeldVectors * Config::kVectorSize;
     } else {
       int present = 0;
       each([&](int, typename Config::index, int count) { present += count; });
@@ -160,22 +160,22 @@ class thread_row {
   const arguments& a_;
   int across_;
   Threads& threads_;
-  lane* held_;
+  vector* held_;
   const Value& value_;
   const typename Config::index first_;
   bool held_are_centred_ = false;
   T held_centre_ = T(0), held_factor_ = T(1);
 };
 
-// The row's statistics, or those of the lanes from column `first` on, and what takes their place where forward is given
-// the values that this thread holds.
+// The row's statistics, or those of the vectors from column `first` on, and what takes their place where forward is
+// given the values that this thread holds.
 template <class T>
 struct row_statistics {
   word::row_numbers<T> saved, for_held;
 };
 template <class Config, class Line, class Threads, class Value>
 ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
-    const arguments& a, int across, Threads& threads, pack<typename Config::arithmetic, Config::kLanes>* held,
+    const arguments& a, int across, Threads& threads, pack<typename Config::arithmetic, Config::kVectorSize>* held,
     const Value& value, typename Config::index first = 0) {
   using T = typename Config::arithmetic;
   T parameter = T(0);
@@ -185,7 +185,7 @@ ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
   return {saved, row.for_held(saved)};
 }
 
-// Adds the terms of a lane's first `count` numbers to the sums of a row in backward.
+// Adds the terms of a vector's first `count` numbers to the sums of a row in backward.
 template <class Line, class L>
 ONEPASS_FUNCTION void add_terms(word::terms<L> here, int count, word::terms<L>& to) {
   const auto present = first_n<L>(count);
