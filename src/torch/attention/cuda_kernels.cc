@@ -116,8 +116,8 @@ bool launch_attention_gradients(const spec::contraction& of, cuda::attention_cal
   describe_words(of.behind, call);
   call.queries = with.rows(queries), call.keys = with.rows(keys), call.values = with.rows(values);
   const cuda::batched_rows& all = call.queries;
-  const std::int64_t tiles = (all.rows + cuda::kWarpgroupRows - 1) / cuda::kWarpgroupRows,
-                     bytes[1] = {all.outer * all.inner * all.group * tiles * cuda::kWarpgroupRows *
+  const std::int64_t tiles = (all.rows + kWarpgroupRows - 1) / kWarpgroupRows,
+                     bytes[1] = {all.outer * all.inner * all.group * tiles * kWarpgroupRows *
                                  std::int64_t{sizeof(softmax_statistics)}};
   const Tensor statistics = empty(bytes, 1, dtype::boolean, on);
   const cuda::attention_gradients_call gradients{.of = call,
