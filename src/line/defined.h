@@ -13,7 +13,7 @@ struct defined_word {
   std::string name;
   operand_kind operand = operand_kind::none;  // or column, or tensor
   std::string operand_name;
-  std::vector<std::string> parameters;  // all of which a line must give
+  std::vector<std::string> parameters{};  // all of which a line must give
   int flops_forward = 1, flops_backward = 1;
   bool maps_zero_to_zero = false;
   std::string formula, meaning;

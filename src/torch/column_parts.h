@@ -76,8 +76,8 @@ class column_parts {
       cpu::reduce_columns(a, parts, static_cast<int>(outputs.size()), outputs.data());
     });
   }
-  std::vector<cuda::column_sum> sums() const {
-    std::vector<cuda::column_sum> all;
+  std::vector<column_sum> sums() const {
+    std::vector<column_sum> all;
     each([&](const arguments& a, std::int64_t parts, const std::vector<view>& outputs) {
       const auto some = cuda::sums_of(a, type_, parts, static_cast<int>(outputs.size()), outputs.data());
       all.insert(all.end(), some.begin(), some.end());

@@ -154,8 +154,8 @@ bool run_on_cuda(const part_backward& before, const part_backward& behind) {
   const column_parts of_before({&before.f}, one_for_all(before.columns), before.f.arithmetic()),
       of_behind({&behind.f}, one_for_all(behind.columns), behind.f.arithmetic());
   cuda::launch(call, plan, on.index, stream);
-  std::vector<cuda::column_sum> sums = of_before.sums();
-  for (const cuda::column_sum& sum : of_behind.sums()) sums.push_back(sum);
+  std::vector<column_sum> sums = of_before.sums();
+  for (const column_sum& sum : of_behind.sums()) sums.push_back(sum);
   cuda::reduce_columns(sums, before.f.arithmetic(), on.index, stream);
   return true;
 }
