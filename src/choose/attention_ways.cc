@@ -74,9 +74,9 @@ std::vector<way> ways_of_scores(const call& c, const device_facts& chip) {
   const way base{.how = spec::strategy::resident,
                  .bytes = s.x_bytes() + s.matrix_bytes() + (1 + other_tensors(c.of.behind)) * s.result_bytes()};
   way cluster = base, tiles = base, warps = base;
-  cluster.by = implementation::cluster, cluster.kernel = "held_scores_forward";
+  cluster.by = implementation::cluster, cluster.kernel = "probabilities_forward_sm90";
   tiles.by = implementation::tiles, tiles.kernel = "attention_forward";
-  warps.by = implementation::warps, warps.kernel = "scores_forward";
+  warps.by = implementation::warps, warps.kernel = "probabilities_forward_sm80";
   const auto with_memory = [&](double seconds) {
     return kSpeed.launch + std::max(seconds, seconds_for(base.bytes, chip));
   };
@@ -142,7 +142,7 @@ std::vector<way> ways_of_values(const call& c, const device_facts& chip) {
       .why_not = c.gives_more ? "what is kept must be written" : ""};
   way tiles = base, warps = base;
   tiles.by = implementation::tiles, tiles.kernel = "attention_forward";
-  warps.by = implementation::warps, warps.kernel = "attention_by_warps";
+  warps.by = implementation::warps, warps.kernel = "attention_forward_sm80";
   if (base.serves()) {
     tiles.why_not = cuda::why_not_attention(c.of.behind, s.depth, c.value_depth, s.columns, s.type, chip);
     warps.why_not = cuda::why_not_warp_attention(c.of, s.depth, c.value_depth, s.type, chip);
@@ -172,7 +172,7 @@ std::vector<way> gradient_ways_of_scores(const call& c, const device_facts& chip
       cluster{.how = spec::strategy::resident,
               .by = implementation::cluster,
               .bytes = inputs + 2 * s.result_bytes(),
-              .kernel = "gradients_of_scores"};
+              .kernel = "probabilities_backward_sm90"};
   if (c.gives_more) cluster.why_not = "it gives the gradients of queries and keys, both and no other";
   else if (!spec::softmax_scale(c.of.behind)) cluster.why_not = "it is for softmax behind words that scale or mask";
   else cluster.why_not = cuda::why_not_score_gradients(of, s.type, chip);
@@ -196,8 +196,8 @@ std::vector<way> gradient_ways_of_values(const call& c, const device_facts& chip
                  .bytes = 2 * inputs + 2 * tensors * s.result_bytes(),
                  .why_not = c.gives_more ? "the weights or their gradients must be written" : ""};
   way tiles = base, warps = base;
-  tiles.by = implementation::tiles, tiles.kernel = "gradients_of_queries";
-  warps.by = implementation::warps, warps.kernel = "warp_gradients_of_queries";
+  tiles.by = implementation::tiles, tiles.kernel = "attention_backward_queries_sm90";
+  warps.by = implementation::warps, warps.kernel = "attention_backward_queries_sm80";
   if (base.serves()) {
     tiles.why_not = cuda::why_not_attention(c.of.behind, s.depth, c.value_depth, s.columns, s.type, chip);
     if (tiles.serves()) tiles.why_not = cuda::why_not_attention_gradients(s.depth, c.value_depth);

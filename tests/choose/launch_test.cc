@@ -110,7 +110,7 @@ void launch_gradients(const choice::way& way, const imagined_attention& of, int 
                                   .keys = forward.keys,
                                   .values = forward.values,
                                   .rows_of_batch = forward.queries.rows,
-                                  .facts = any,
+                                  .statistics = static_cast<softmax_statistics*>(any),
                                   .to_queries = any,
                                   .to_keys = any,
                                   .to_values = any};
@@ -151,9 +151,9 @@ TEST_F(Launches, OfLinesWithScores) {
       else launch_attention(way, imagined, call, device);
     });
   }
-  for (const char* often : {"sm_90a held_scores_forward", "sm_90a attention_forward", "sm_90a scores_forward",
-                            "sm_90a attention_by_warps", "sm_90a backward gradients_of_queries",
-                            "sm_90a backward warp_gradients_of_queries", "sm_80 attention_by_warps"})
+  for (const char* often : {"sm_90a probabilities_forward_sm90", "sm_90a attention_forward", "sm_90a probabilities_forward_sm80",
+                            "sm_90a attention_forward_sm80", "sm_90a backward attention_backward_queries_sm90",
+                            "sm_90a backward attention_backward_queries_sm80", "sm_80 attention_forward_sm80"})
     EXPECT_GT(seen[often], 0) << often;
 }
 

@@ -25,10 +25,10 @@ ONE_KERNEL = {
     "streamed_forward",
     "resident_forward",
     "few_features_forward",
-    "scores_forward",
-    "held_scores_forward",
+    "probabilities_forward_sm80",
+    "probabilities_forward_sm90",
     "attention_forward",
-    "attention_by_warps",
+    "attention_forward_sm80",
 }
 """The kernels that are all of such a line."""
 
