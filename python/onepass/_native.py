@@ -49,6 +49,7 @@ def _load() -> ctypes.CDLL:
         "describe",
         "cost",
         "strategies",
+        "beside_engines",
         "gradients",
         "common_lines",
         "dtypes",
@@ -244,6 +245,11 @@ def strategies(
             line.encode(), rows, columns, columns_behind, matrices, dtype_number, saves, chip.encode()
         )
     )
+
+
+def beside_engines() -> dict:
+    """Where an attention that torch's engines can compute is a line here, on "cuda" and on the "cpu"."""
+    return _answer(_library.onepass_beside_engines())
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -114,10 +114,11 @@ The four of `tiled`, `deferred`, `streamed` and `resident` are for bfloat16 and 
 numbers; `tiled` and `deferred` for sm_90a; on sm_80 and later `streamed` for at most 16 rows that fit in shared memory
 (on sm_90a 16 of 4096 numbers do), `resident` for rows of at most 256 numbers and a matrix that fits there (on sm_90a
 384 by 256 does).
-Only sm_90a has been measured: elsewhere these two are taken only where they are named. What is deferred is
-`layer_norm` or `rms_norm`, with `scale` and `bias` or without, and nothing else stands before `linear`. Panels are for
-float32 and float64 and from 64 rows on; their products are this package's own, and have the same bits for any number
-of threads. Backward they are for words before `linear` and at most 1024 features, with the library's products.
+Only sm_90a has been measured: elsewhere these two are taken where a model of the chip predicts a clear gain. What is
+deferred is `layer_norm` or `rms_norm`, with `scale` and `bias` or without, and nothing else stands before `linear`.
+Panels are for float32 and float64 and from 64 rows on; their products are this package's own, and have the same bits
+for any number of threads. Backward they are for words before `linear` and at most 1024 features, with the library's
+products.
 `Line.plan` says which way is taken, and why:
 
 ```python
@@ -145,9 +146,9 @@ the words behind need of their result; scores that they need themselves are comp
 
 `resident` is for bfloat16 and float16, sm_80 and later, with E a multiple of 8 and at most 256; it does not round the
 scores. On sm_90a, where S is a multiple of 8 too, warpgroups multiply and TMA brings the keys. `auto` takes
-what is predicted to be faster, on chips other than sm_90a `unfused`; on the CPU `panels`, forward and backward, unless
-there are fewer than four of them. Panels are for float32, float64 and, where the processor has AVX512_BF16, bfloat16;
-where `causal` stands right before `softmax` they multiply only what it lets through.
+what is predicted to be faster; on the CPU `panels`, forward and backward, unless there are fewer than four of them.
+Panels are for float32, float64 and, where the processor has AVX512_BF16, bfloat16; where `causal` stands right before
+`softmax` they multiply only what it lets through.
 
 ## values
 
@@ -165,9 +166,9 @@ Unless they are kept the weights are not saved for backward, but made again from
 The strategy is named by `scores`, as in `scores(streamed) | softmax | values`. `streamed` is for bfloat16 and float16,
 sm_80 and later, with sizes of rows that are multiples of 8 and at most 256, and behind softmax words that multiply
 (`mul`, `scale`, `dropout`). On sm_90a, where S is a multiple of 8 too, warpgroups multiply, tensors among the words are
-read a tile ahead; elsewhere warps do. `auto` takes it on sm_90a, elsewhere it is named. Backward writes no weights
-either: one kernel for the gradients of queries and of the words' tensors, one for those of keys and values; by warps
-for rows of at most 128 numbers. In other cases on CUDA backward writes them.
+read a tile ahead; elsewhere warps do. `auto` takes it on sm_90a, elsewhere where a model of the chip predicts a clear
+gain. Backward writes no weights either: one kernel for the gradients of queries and of the words' tensors, one for
+those of keys and values; by warps for rows of at most 128 numbers. In other cases on CUDA backward writes them.
 
 ## Lists
 

@@ -143,8 +143,10 @@ class Line:
 
         Returns:
             The strategy, the reason, and all strategies with the bytes that they move and their predicted time, from
-            rates measured on an H200. Without a contraction there is one: "fused". Tensors among the words are taken to
-            have a row for each row: behind `scores`, a boolean one that all rows share may be taken another way.
+            rates measured on an H200, and for other chips from those and their data sheets. Without a contraction there
+            is one: "fused". A call is computed so where its tensors lie dense, values are as long as the keys, and
+            tensors among the words have a row for each row: behind `scores`, a boolean one that all rows share may be
+            taken another way.
 
         Raises:
             RuntimeError, ValueError: for a dtype that no line takes, negative sizes, a device that is not known.
@@ -156,7 +158,8 @@ class Line:
         rows, columns, matrices = self._sizes("plan", shape)
         told = _native.strategies(self.text, rows, columns, out_features, matrices, dtype, training, chip)
         ways = {
-            row["strategy"]: Strategy(row["strategy"], row["bytes"], row["seconds"], row["why_not"]) for row in told
+            row["strategy"]: Strategy(row["strategy"], row["bytes"], row["seconds"], row["why_not"], row["kernel"])
+            for row in told
         }
         chosen = next(ways[row["strategy"]] for row in told if row["chosen"])
         return Plan(chosen.name, reason(chosen, ways.values()), tuple(ways.values()))

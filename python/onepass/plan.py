@@ -33,12 +33,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to compute a line with `linear` forward: bytes through memory, and predicted seconds (None: not known)."""
+    """A way to compute a line with `linear` forward: bytes through memory, predicted seconds (None: not known), and on
+    CUDA the kernel that computes it, where there is one for all of the line."""
 
     name: str
     bytes: int
     seconds: float | None
     why_not: str = ""
+    kernel: str = ""
 
 
 @dataclass(frozen=True)

@@ -128,18 +128,6 @@ class backward_of_batches {
 
 }  // namespace
 
-std::vector<spec::prediction> strategies_of_scores(const spec::contraction& line, const spec::linear_case& c,
-                                                   bool with_values) {
-  const int64 x = c.x_bytes(), keys = c.matrix_bytes(), scores = c.result_bytes(),
-              rows = c.rows / std::max<int64>(c.matrices, 1);
-  spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels};
-  panels.bytes = x + keys + (with_values ? keys + x : scores);
-  unfused.bytes = panels.bytes + (line.behind.words.empty() ? 0 : 2 * scores) + (with_values ? 2 * scores : 0);
-  const std::optional<score_panels> by = cut_scores(line.behind, c.type, c.matrices, rows, c.columns, rows);
-  if (line.behind.words.empty() || !by || !has_many_tasks(*by, false)) panels.why_not = kWhyNoScorePanels;
-  return {unfused, panels};
-}
-
 std::optional<batched_matrices> batched_matrices::of(const spec::strided& t, int own) {
   const int last = t.dim - 1;
   const auto outer = spec::one_dimension(t, 0, own - 1), inner = spec::one_dimension(t, own > 0 ? own - 1 : 0, own),

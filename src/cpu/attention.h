@@ -8,17 +8,12 @@
 #include "src/cpu/panel.h"
 #include "src/plan/contraction.h"
 #include "src/plan/layout.h"
-#include "src/plan/strategy.h"
 
 namespace onepass::cpu {
 
 inline constexpr const char* kWhyNoScorePanels =
     "panels are for words behind 'scores' on the CPU, several batches or many rows, and float32, float64, or bfloat16 "
     "where the processor has products of it (AVX512_BF16)";
-
-// The strategies on the CPU: unfused, panels.
-std::vector<spec::prediction> strategies_of_scores(const spec::contraction&, const spec::linear_case&,
-                                                   bool with_values);
 
 // A tensor's matrices, one for each batch of keys, their rows contiguous. Rows that share keys are of one batch.
 class batched_matrices {

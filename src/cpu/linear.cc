@@ -149,19 +149,6 @@ bool panels_serve_linear(dtype type, int64 rows, int64 columns, int64 features) 
          rows * columns * features >= kLeastProduct;
 }
 
-std::vector<spec::prediction> strategies_of_linear(const spec::contraction& line, const spec::linear_case& c) {
-  const int64 x = c.x_bytes(), y = c.result_bytes();
-  const bool makes_input = !line.before.words.empty(), goes_on = !line.behind.words.empty();
-  spec::prediction unfused{.how = spec::strategy::unfused}, panels{.how = spec::strategy::panels},
-      dots{.how = spec::strategy::dots};
-  panels.bytes = x + c.matrix_bytes() + y + (c.saves_product ? y : 0);
-  dots.bytes = x + c.matrix_bytes() + y + (goes_on ? 2 * y : 0);
-  unfused.bytes = dots.bytes + (makes_input ? 2 * x : 0);
-  if (!panels_serve_linear(c.type, c.rows, c.depth, c.columns)) panels.why_not = kWhyNoLinearPanels;
-  dots.why_not = spec::why_not_dots(line, c.columns);
-  return {unfused, dots, panels};
-}
-
 int64 backward_panel_rows(const spec::contraction& line, dtype type, int64 rows, int64 columns, int64 features) {
   if (line.before.words.empty() || (type != dtype::f32 && type != dtype::f64)) return 0;
   if (features == 0 || features > kMostFeatures || columns == 0) return 0;

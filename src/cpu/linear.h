@@ -6,7 +6,6 @@
 
 #include "src/cpu/panel.h"
 #include "src/plan/contraction.h"
-#include "src/plan/strategy.h"
 
 namespace onepass::cpu {
 
@@ -14,9 +13,6 @@ namespace onepass::cpu {
 // sums of a product's terms give other bits.
 bool panels_serve_linear(dtype, int64 rows, int64 columns, int64 features);
 inline constexpr const char* kWhyNoLinearPanels = "panels are for many rows on the CPU, in float32 or float64";
-
-// The strategies on the CPU: unfused, dots, panels.
-std::vector<spec::prediction> strategies_of_linear(const spec::contraction&, const spec::linear_case&);
 
 // Rows of a panel in backward of what stands before `linear`; 0 where panels bring nothing beside a library's product.
 int64 backward_panel_rows(const spec::contraction&, dtype, int64 rows, int64 columns, int64 features);

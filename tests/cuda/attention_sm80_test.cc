@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/cuda/strategy.h"
+#include "tests/cuda/chosen.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_linear.h"
 #include "tests/cuda/nvrtc_fixture.h"
@@ -39,8 +39,9 @@ TEST(Scores, BlocksShareAllRows) {
 }
 
 TEST(Scores, SaysWhyNot) {
-  const auto why = [&](const char* line, spec::linear_case c, const char* arch = "sm_90a") {
-    return predict(spec::contraction(spec::parse(line)), c, facts_of(arch))[1].why_not;
+  const auto why = [&](const char* line, choice::sizes c, const char* arch = "sm_90a") {
+    const spec::contraction of(spec::parse(line));
+    return chosen_on(arch, {.of = of, .sizes = c}).of(spec::strategy::resident).why_not;
   };
   EXPECT_EQ(why(kLine, {2048, 64, 2048, dtype::bf16, false}), "");
   EXPECT_EQ(why(kLine, {2048, 64, 256, dtype::f16, false}, "sm_80"), "");
@@ -53,7 +54,8 @@ TEST(Scores, SaysWhyNot) {
 TEST(Scores, BatchesOfFewRowsLeaveStripsEmpty) {
   const spec::contraction line(spec::parse(kLine));
   const auto taken = [&](int64 batches, int64 rows) {
-    return best(predict(line, {batches * rows, 64, 128, dtype::bf16, false, batches}, facts_of("sm_90a"))).how;
+    const choice::sizes of{batches * rows, 64, 128, dtype::bf16, false, batches};
+    return chosen_on("sm_90a", {.of = line, .sizes = of}).chosen().how;
   };
   EXPECT_EQ(taken(65536, 8), spec::strategy::unfused);
   EXPECT_EQ(taken(64, 2048), spec::strategy::resident);

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/cuda/strategy.h"
+#include "tests/cuda/chosen.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_attention.h"
 #include "tests/cuda/nvrtc_fixture.h"
@@ -66,12 +66,12 @@ TEST(Attention, SaysWhyNot) {
 
 TEST(Attention, WritesNoWeightsWhereItCan) {
   const spec::contraction line(spec::parse(kLine));
-  const auto all = predict_attention(line, {131072, 64, 2048, dtype::bf16, false, 64}, facts_of("sm_90a"));
-  ASSERT_EQ(all.size(), 2u);
-  EXPECT_EQ(best(all).how, spec::strategy::streamed);
-  EXPECT_LT(all[1].bytes, all[0].bytes);
-  const auto odd = predict_attention(line, {131072, 64, 2047, dtype::bf16, false, 64}, facts_of("sm_90a"));
-  EXPECT_EQ(best(odd).how, spec::strategy::streamed) << "by warps";
+  choice::call call{.of = line, .sizes = {131072, 64, 2048, dtype::bf16, false, 64}, .value_depth = 64, .values = true};
+  const auto all = chosen_on("sm_90a", call);
+  EXPECT_EQ(all.chosen().by, choice::implementation::tiles);
+  EXPECT_LT(all.of(spec::strategy::streamed).bytes, all.of(spec::strategy::unfused).bytes);
+  call.sizes.columns = 2047;
+  EXPECT_EQ(chosen_on("sm_90a", call).chosen().by, choice::implementation::warps);
 }
 
 TEST(Attention, ItsSourceDefinesWhatKernelReads) {

@@ -25,6 +25,7 @@ class imagined_attention {
     leading_masks_ = spec::leading_masks(parts.behind);
   }
   void pad() { linear_.pad(); }
+  const scores_call& scores() const { return scores_; }
   attention_call call() const {
     return {.behind = scores_.behind,
             .a_behind = scores_.a_behind,

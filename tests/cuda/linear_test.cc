@@ -6,8 +6,8 @@
 
 #include <string_view>
 
-#include "src/cuda/strategy.h"
 #include "src/plan/plan.h"
+#include "tests/cuda/chosen.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_linear.h"
 #include "tests/cuda/nvrtc_fixture.h"
@@ -62,23 +62,26 @@ TEST(Linear, ItsSourceDefinesWhatKernelsRead) {
 
 TEST(Strategy, SaysWhyNot) {
   const spec::contraction line(spec::parse("linear | gelu"));
-  const auto why = [&](spec::linear_case c, const char* arch) { return predict(line, c, facts_of(arch))[1].why_not; };
+  const auto why = [&](choice::sizes c, const char* arch) {
+    return chosen_on(arch, {.of = line, .sizes = c}).of(spec::strategy::tiled).why_not;
+  };
   EXPECT_EQ(why({64, 64, 64, dtype::bf16, false}, "sm_90a"), "");
   EXPECT_NE(why({64, 64, 64, dtype::bf16, false}, "sm_80").find("9.0"), std::string::npos);
   EXPECT_NE(why({64, 64, 64, dtype::f32, false}, "sm_90a").find("bfloat16"), std::string::npos);
   EXPECT_NE(why({64, 60, 64, dtype::f16, false}, "sm_90a").find("multiples of 8"), std::string::npos);
   const spec::contraction normed(spec::parse("rms_norm | linear"));
-  const auto ways = predict(normed, {64, 64, 64, dtype::f16, false}, facts_of("sm_90a"));
-  EXPECT_NE(ways[1].why_not.find("stand before 'linear'"), std::string::npos);
-  EXPECT_EQ(ways[2].why_not, "");
+  const auto ways = chosen_on("sm_90a", {.of = normed, .sizes = {64, 64, 64, dtype::f16, false}});
+  EXPECT_NE(ways.of(spec::strategy::tiled).why_not.find("stand before 'linear'"), std::string::npos);
+  EXPECT_EQ(ways.of(spec::strategy::deferred).why_not, "");
 }
 
 TEST(Strategy, AKernelForAllMovesLess) {
   const spec::contraction line(spec::parse("layer_norm | linear | bias | gelu"));
-  const auto all = predict(line, {4096, 1024, 2048, dtype::bf16, true}, facts_of("sm_90a"));
+  const auto all = chosen_on("sm_90a", {.of = line, .sizes = {4096, 1024, 2048, dtype::bf16, true}});
   constexpr int64 kX = 4096 * 1024 * 2, kY = 4096 * 2048 * 2, kMatrix = 1024 * 2048 * 2;
-  EXPECT_EQ(all[0].bytes, kX + kMatrix + kY + 2 * kX + 2 * kY);
-  EXPECT_EQ(all[2].bytes, 2 * kX + 3 * kMatrix + 2 * kY);  // statistics' pass, the folded matrix, the product
+  EXPECT_EQ(all.of(spec::strategy::unfused).bytes, kX + kMatrix + kY + 2 * kX + 2 * kY);
+  // Statistics' pass, the folded matrix, the product.
+  EXPECT_EQ(all.of(spec::strategy::deferred).bytes, 2 * kX + 3 * kMatrix + 2 * kY);
 }
 
 using LinearNvrtc = Nvrtc;

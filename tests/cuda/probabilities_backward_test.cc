@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/choose/choose.h"
 #include "src/cuda/row/configuration.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/nvrtc_fixture.h"
@@ -71,7 +72,15 @@ TEST(ScoreGradients, LeaveToProductsWhatThoseDoFaster) {
   device_facts h200 = facts_of("sm_90a"), h100 = h200;
   h100.bytes_per_second = 2.9e12;
   const auto serves = [](score_sizes of, const device_facts& on) {
-    return why_not_score_gradients(of, dtype::bf16, on).empty();
+    const spec::contraction line(spec::parse("scores | mul(0.125) | softmax"));
+    const choice::sizes sizes{.rows = of.batches * of.group * of.rows,
+                              .depth = of.depth,
+                              .columns = of.keys,
+                              .type = dtype::bf16,
+                              .matrices = of.batches,
+                              .group = of.group};
+    const choice::call call{.of = line, .sizes = sizes, .backward = true};
+    return choice::choose(call, &on).chosen().by == choice::implementation::cluster;
   };
   EXPECT_TRUE(serves({64, 1, 2048, 64, 2048}, h200));
   EXPECT_TRUE(serves({256, 1, 512, 64, 512}, h200));

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/cuda/strategy.h"
+#include "tests/cuda/chosen.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_linear.h"
 #include "tests/cuda/nvrtc_fixture.h"
@@ -34,8 +34,8 @@ TEST(ResidentLinear, TheMatrixFitsInSharedMemory) {
 
 TEST(ResidentLinear, SaysWhyNot) {
   const spec::contraction line(spec::parse("rms_norm | linear"));
-  const auto why = [&](spec::linear_case c, const char* arch = "sm_90a") {
-    return predict(line, c, facts_of(arch))[4].why_not;
+  const auto why = [&](choice::sizes c, const char* arch = "sm_90a") {
+    return chosen_on(arch, {.of = line, .sizes = c}).of(spec::strategy::resident).why_not;
   };
   EXPECT_EQ(why({65536, 256, 64, dtype::bf16, false}), "");
   EXPECT_EQ(why({65536, 128, 128, dtype::f16, false}, "sm_80"), "");

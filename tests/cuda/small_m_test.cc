@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/cuda/strategy.h"
+#include "tests/cuda/chosen.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_linear.h"
 #include "tests/cuda/nvrtc_fixture.h"
@@ -33,8 +33,8 @@ TEST(StreamedLinear, RowsFitInSharedMemory) {
 
 TEST(StreamedLinear, SaysWhyNot) {
   const spec::contraction line(spec::parse("rms_norm | linear"));
-  const auto why = [&](spec::linear_case c, const char* arch = "sm_90a") {
-    return predict(line, c, facts_of(arch))[3].why_not;
+  const auto why = [&](choice::sizes c, const char* arch = "sm_90a") {
+    return chosen_on(arch, {.of = line, .sizes = c}).of(spec::strategy::streamed).why_not;
   };
   EXPECT_EQ(why({16, 4096, 64, dtype::bf16, false}), "");
   EXPECT_EQ(why({8, 4096, 64, dtype::bf16, false}, "sm_80"), "");

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "src/cuda/runtime/source.h"
-#include "src/cuda/strategy.h"
 #include "src/plan/contraction.h"
+#include "tests/cuda/chosen.h"
 #include "tests/cuda/config_names.h"
 #include "tests/cuda/imagined_call.h"
 #include "tests/cuda/nvrtc_fixture.h"
@@ -87,7 +87,9 @@ TEST(FewFeatures, ManyRowsComeAheadAndSeveralFeaturesHaveRegisters) {
 
 TEST(FewFeatures, SaysWhyNot) {
   const spec::contraction line(spec::parse("rms_norm | linear"));
-  const auto why = [&](spec::linear_case c) { return predict(line, c, facts_of("sm_90a"))[5].why_not; };
+  const auto why = [&](choice::sizes c) {
+    return chosen_on("sm_90a", {.of = line, .sizes = c}).of(spec::strategy::dots).why_not;
+  };
   EXPECT_EQ(why({65536, 256, 1, dtype::f32, false}), "");
   EXPECT_EQ(why({1, 7, 8, dtype::f64, false}), "");
   EXPECT_NE(why({65536, 256, 9, dtype::f32, false}).find("at most 8 features"), std::string::npos);
@@ -96,7 +98,10 @@ TEST(FewFeatures, SaysWhyNot) {
 
 TEST(FewFeatures, IsTakenForFloats) {
   const spec::contraction line(spec::parse("layer_norm(0) | tanh | linear | bias | relu"));
-  EXPECT_EQ(best(predict(line, {16384, 256, 1, dtype::f32, true}, facts_of("sm_90a"))).how, spec::strategy::dots);
+  for (const char* chip : {"sm_80", "sm_90a"}) {
+    const auto found = chosen_on(chip, {.of = line, .sizes = {16384, 256, 1, dtype::f32, true}});
+    EXPECT_EQ(found.chosen().how, spec::strategy::dots) << chip;
+  }
 }
 
 TEST(FewFeatures, ItsSourceDefinesWhatKernelReads) {

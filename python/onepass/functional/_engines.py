@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .. import _native
 from .._shapes import is_sharded
 
 ENGINES = {
@@ -27,6 +28,26 @@ ENGINES = {
 """Each with those that torch takes in its place where it cannot serve."""
 
 _FIXED = 91501  # the cuDNN that is right for lengths other than multiples of 128, and that torch prefers from then on
+
+
+class Limits(NamedTuple):
+    """Of calls with a mask of one kind: those that are a line here. Numbers of a query and of a value, and rows."""
+
+    features: int
+    least_depth: int
+    least_queries: int
+
+
+def _limits(rows: list[dict]) -> dict[tuple[bool, bool, bool, bool], Limits]:
+    def of(row: dict, names: tuple[str, ...]) -> tuple:
+        return tuple(row[name] for name in names)
+
+    kind = "boolean_mask", "trains", "dropout", "odd_keys"
+    return {of(row, kind): Limits(*of(row, Limits._fields)) for row in rows}
+
+
+_BESIDE = _native.beside_engines()  # measured: docs/measured-facts.md, "Beside torch's engines"
+_ON_CUDA, _ON_CPU = _limits(_BESIDE["cuda"]), _BESIDE["cpu"]
 
 
 class Call(NamedTuple):
@@ -82,19 +103,8 @@ def call_of(
 def choose(call: Call) -> str:
     """The engine that computes a call: "onepass", "torch" (as it chooses itself), or one of `ENGINES` by name.
 
-    On CUDA it rests on measurements on an H200 (bfloat16, us forward / backward). 4x16x2048x64: flash 252 / 817,
-    efficient 561 / 1810, cuDNN 169 / 593; causal flash 169 / 542, cuDNN 113 / 412; with an additive mask that heads
-    share efficient 801 / 2250, cuDNN 304 / 784, with one for each head 818 / 2123 and 341 / 1104; with a bool mask that
-    rows share 820 / 2193 and 302 / 980. 4x16x4096x128: flash 1621 / 5023, cuDNN 830 / 2646; additive efficient
-    4318 / 11580, cuDNN 1694 / 4894. So cuDNN where it serves, which is what torch takes first itself on this chip once
-    cuDNN is 9.15.1; before, it is named where lengths are multiples of 128, since for others it was wrong.
-
-    On the CPU (2 threads of an AMD EPYC with AVX512_BF16, torch 2.15; torch's time over the line's, forward, then
-    with backward): float32 1x4x64x64 1.6, 1.3, 2x8x128x64 1.7, 1.5, 1x12x512x64 1.2, 1.3, causal 1.8, 1.9,
-    1x8x2048x64 1.2, 1.2, causal 1.4, 1.5; float64 1.4 to 2.7; bfloat16 1.3 to 3.0, 1.1 to 3.9. Dropout, which torch's
-    engine on the CPU does not have, 4 to 18 times. One query a head with 512 keys: float32 0.5, bfloat16 2.8. float16
-    0.1 to 0.4, for want of a matrix product. With a gradient of fewer weights than that the line takes some 30 us more
-    at 1x2x16x32 (0.7), and is level at 2x4x16x32 (1.1), 4x8x8x64 with 256 keys 1.4.
+    On CUDA that is ours where it was measured to be faster, else cuDNN where it serves, which torch takes first itself
+    once cuDNN is 9.15.1; before, it is named where lengths are multiples of 128, since for others it was wrong.
     """
     if call.grouped and call.key[:-1] != call.value[:-1]:
         return "torch"  # the line has one number of heads for both
@@ -106,31 +116,7 @@ def choose(call: Call) -> str:
 
 
 def serves_itself(call: Call) -> bool:
-    """Whether CUDA kernels of our own compute the call faster than torch's engines: masks, with at most 256 features,
-    and 128 where a gradient is needed of boolean ones or with dropout; with dropout, no boolean ones below 128.
-
-    Measured on an H200 beside cuDNN, bfloat16, us forward / backward, ours and cuDNN's, with an additive mask that
-    heads share: 4x16x2048x64 233 / 648 and 273 / 686, 4x16x4096x128 1130 / 3886 and 1550 / 4697, 4x16x2048x128
-    297 / 996 and 397 / 1267, 4x16x2048x32 229 / 572 and 270 / 651, 4x16x512x64 41 / 117 and 39 / 145; with a bool mask
-    that rows share: 233 / 686 and 249 / 662, 1035 / 3824 and 1302 / 3945, 286 / 1030 and 350 / 1085, 224 / 614 and
-    257 / 643, 39 / 128 and 45 / 142. With the mask's gradient 4x16x2048x64 takes 845 backward, and the efficient
-    engine, the only one that gives it, 2253. Without a mask 197 / 555 and 165 / 443, 912 / 3265 and 828 / 2508.
-
-    With an additive mask that all share, of more features: 4x16x2048x256 506 / 2912 and 1065 / 3879, 4x8x4096x256
-    1054 / 5367 and 2031 / 7069, 4x16x2048x192 with values of 128 367 / 1548 and 461 / 2451.
-
-    With dropout, forward and backward together, additive (heads share it) and bool (rows share it): 4x16x2048x64
-    1567 and 1738, 1623 and 1595; 4x16x2048x32 1357 and 1563, 1859 and 1369; 4x16x2048x128 1944 and 2932, 2321 and 2608;
-    4x16x4096x128 6676 and 10976, 8430 and 9157; 16x16x512x64 455 and 484, 528 and 436; 16x16x512x128 599 and 940, 740
-    and 834.
-
-    Of other numbers of keys than multiples of 8, on an H100, forward alone, with an additive mask that all share (cuDNN
-    has none, so the efficient engine): 4x16x2047x64 434 and 564, 4x16x2047x32 369 and 568, 16x12x577x64 146 and 189,
-    64x12x131x64 93 and 131, with a bool one that rows share 577 145 and 184, 131 94 and 137. Backward takes up to twice
-    as long as the engine's, and so does forward of more than 64 features: 4x16x1023x128 301 and 191.
-    """
-    is_boolean = call.mask_dtype == torch.bool
-    features = max(call.query[-1], call.value[-1])
+    """Whether CUDA kernels of our own compute the call faster than torch's engines: with masks, where measured."""
     fits = (
         call.capability == (9, 0)  # torch 2.11 compiles no `!=` of such
         and call.dtype in (torch.bfloat16, torch.float16)
@@ -140,12 +126,14 @@ def serves_itself(call: Call) -> bool:
     )
     if not fits:
         return False
-    if call.key[-2] % 8 != 0:
-        return features <= 64 and call.query[-2] >= 128 and not (call.needs_gradient or call.dropout)
-    trains_with_dropout = call.needs_gradient and call.dropout
-    if trains_with_dropout and is_boolean and call.query[-1] < 128:
-        return False
-    return features <= (128 if trains_with_dropout or call.needs_gradient and is_boolean else 256)
+    odd_keys = call.key[-2] % 8 != 0
+    limits = _ON_CUDA.get((call.mask_dtype == torch.bool, call.needs_gradient, call.dropout, odd_keys))
+    return (
+        limits is not None
+        and max(call.query[-1], call.value[-1]) <= limits.features
+        and call.query[-1] >= limits.least_depth
+        and call.query[-2] >= limits.least_queries
+    )
 
 
 def _choose_on_cuda(call: Call) -> str:
@@ -187,8 +175,8 @@ def _choose_on_cpu(call: Call) -> str:
     if call.needs_gradient:  # which may be differentiated again, as that of torch's engine may not
         return "onepass"
     if call.dtype == torch.bfloat16:
-        return "onepass" if weights >= 2**12 else "torch"
-    return "onepass" if call.dropout or weights >= 2**14 and rows >= 16 else "torch"
+        return "onepass" if weights >= _ON_CPU["weights_of_bf16"] else "torch"
+    return "onepass" if call.dropout or weights >= _ON_CPU["weights"] and rows >= _ON_CPU["queries"] else "torch"
 
 
 def run(
@@ -236,4 +224,6 @@ def _chip(index: int | None) -> tuple[tuple[int, int], int]:
 
 @functools.lru_cache
 def _chip_of(index: int | None) -> tuple[tuple[int, int], int]:
+    if not torch.cuda.is_available():  # tensors without data
+        return (0, 0), torch.backends.cudnn.version() or 0
     return torch.cuda.get_device_capability(index), torch.backends.cudnn.version() or 0

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from onepass import functional
-from onepass.functional._engines import Call, choose
+from onepass.functional._engines import call_of, choose
 from onepass.graph.effects import evaluated
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.rewrite.chains import Chain, Order, lies_as
@@ -105,21 +105,4 @@ def _is_own(arguments) -> bool:
         isinstance(size, torch.SymInt) for t in tensors for size in t.shape
     ):
         return False
-    of_mask = value_of(mask)
-    recording = torch.is_grad_enabled()
-    on_cuda = tensors[0].is_cuda
-    call = Call(
-        tensors[0].device.type,
-        tensors[0].dtype,
-        *(tuple(t.shape) for t in tensors),
-        None if of_mask is None else tuple(of_mask.shape),
-        None if of_mask is None else of_mask.dtype,
-        bool(is_causal),
-        p > 0,
-        recording and any(t.requires_grad for t in tensors),
-        recording and of_mask is not None and of_mask.requires_grad,
-        bool(grouped),
-        torch.cuda.get_device_capability(tensors[0].device) if on_cuda and torch.cuda.is_available() else (0, 0),
-        (torch.backends.cudnn.version() or 0) if on_cuda else 0,
-    )
-    return choose(call) == "onepass"
+    return choose(call_of(*tensors, value_of(mask), bool(is_causal), p, bool(grouped))) == "onepass"

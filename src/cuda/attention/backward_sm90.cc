@@ -6,7 +6,7 @@
 #include "src/cuda/runtime/known_kernels.h"
 #include "src/cuda/runtime/packed_arguments.h"
 #include "src/cuda/runtime/source.h"
-#include "src/cuda/tuning.h"
+#include "src/cuda/attention/tuning.h"
 #include "src/plan/contraction.h"
 
 namespace onepass::cuda {

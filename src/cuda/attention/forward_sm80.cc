@@ -8,7 +8,7 @@
 #include "src/cuda/linear/gemm_sm90.h"
 #include "src/cuda/runtime/packed_arguments.h"
 #include "src/cuda/runtime/source.h"
-#include "src/cuda/tuning.h"
+#include "src/cuda/attention/tuning.h"
 
 namespace onepass::cuda {
 namespace {

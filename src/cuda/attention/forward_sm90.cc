@@ -6,7 +6,7 @@
 #include "src/cuda/runtime/known_kernels.h"
 #include "src/cuda/linear/gemm_sm90.h"
 #include "src/cuda/runtime/source.h"
-#include "src/cuda/tuning.h"
+#include "src/cuda/attention/tuning.h"
 #include "src/plan/contraction.h"
 
 namespace onepass::cuda {

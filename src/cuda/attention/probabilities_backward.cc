@@ -8,7 +8,7 @@
 #include "src/cuda/linear/gemm_sm90.h"
 #include "src/cuda/runtime/packed_arguments.h"
 #include "src/cuda/runtime/source.h"
-#include "src/cuda/tuning.h"
+#include "src/cuda/attention/tuning.h"
 
 namespace onepass::cuda {
 namespace {
@@ -62,14 +62,18 @@ std::string why_not_score_gradients(const score_sizes& of, dtype type, const dev
   if (type != dtype::bf16 && type != dtype::f16) return "its kernel is for bfloat16 and float16";
   if (of.depth % kTileLanes != 0 || of.keys % kTileLanes != 0) return "rows must be multiples of 8 numbers";
   if (of.depth > kTuned.depth) return "it is for rows of at most " + std::to_string(kTuned.depth) + " numbers";
-  const int cluster = cluster_of(of.depth, of.keys);
-  if (cluster > std::min(chip.cluster, kTuned.cluster)) return "a cluster has no room for a row";
-  // Of a weight one kernel reads 2 numbers, it and its gradient; three read and write 5.
-  const double one = std::max(seconds_of(of, share_strips(of, clusters_at_a_time(cluster))),
-                              kTuned.start + seconds_of_memory(of, 4, chip) / kTuned.share_of_copy),
-               three = kTuned.three_launches + seconds_of_memory(of, 10, chip);
-  if (one > three) return "softmax's kernel and two products are faster";
+  if (cluster_of(of.depth, of.keys) > std::min(chip.cluster, kTuned.cluster)) return "a cluster has no room for a row";
   return "";
+}
+
+// Of a weight one kernel reads 2 numbers, it and its gradient; three read and write 5.
+double seconds_of_score_gradients(const score_sizes& of, const device_facts& chip) {
+  const int room = clusters_at_a_time(cluster_of(of.depth, of.keys));
+  return std::max(seconds_of(of, share_strips(of, room)),
+                  kTuned.start + seconds_of_memory(of, 4, chip) / kTuned.share_of_copy);
+}
+double seconds_of_softmax_and_products(const score_sizes& of, const device_facts& chip) {
+  return kTuned.three_launches + seconds_of_memory(of, 10, chip);
 }
 
 bool fits(const score_gradients_call& call) {

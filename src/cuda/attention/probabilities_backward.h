@@ -30,8 +30,11 @@ struct score_gradients_plan {
 struct score_sizes {
   int64 batches, group, rows, depth, keys;  // group: matrices of queries that share a batch's keys
 };
-// Empty where the kernel can take such sizes, and is faster than softmax's kernel and two products.
+// Empty where the kernel can take such sizes.
 std::string why_not_score_gradients(const score_sizes&, dtype, const device_facts&);
+// Its time, where that is empty, and that of softmax's kernel and two products.
+double seconds_of_score_gradients(const score_sizes&, const device_facts&);
+double seconds_of_softmax_and_products(const score_sizes&, const device_facts&);
 bool fits(const score_gradients_call&);
 score_gradients_plan plan_score_gradients(const score_gradients_call&);
 // room: for so many clusters at a time.

@@ -7,7 +7,7 @@
 #include "src/cuda/runtime/known_kernels.h"
 #include "src/cuda/linear/gemm_sm90.h"
 #include "src/cuda/runtime/source.h"
-#include "src/cuda/tuning.h"
+#include "src/cuda/attention/tuning.h"
 
 namespace onepass::cuda {
 namespace {
@@ -114,6 +114,8 @@ std::string held_source(const attention_call& call, const tiles_plan& p) {
 
 bool launch_held_scores(const attention_call& call, int device, void* stream) {
   const device_facts& chip = facts(device);
+  if (!why_not_held(call.behind, call.queries.depth, call.keys.rows, call.causal, chip, count_key_masks(call)).empty())
+    return false;
   const tiles_plan p = plan_held_scores(call, chip);
   static known_kernels known;
   const kernel_key key(device, call.behind.line, call.behind.x, call.behind.operand, p.behind, p.groups, p.tile,

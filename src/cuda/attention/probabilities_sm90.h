@@ -10,7 +10,7 @@ namespace onepass::cuda {
 
 // Key-padding masks (bool, broadcast over queries) that come before anything else but factors above 0.
 int count_key_masks(const attention_call&);
-// Empty where the kernel is to take rows of so many scores, of queries of so many numbers; causal: tiles_plan.
+// Empty where the kernel can take rows of so many scores, of queries of so many numbers; causal: tiles_plan.
 std::string why_not_held(const request& behind, int64 depth, int64 keys, bool causal, const device_facts&,
                          int key_masks = 0);
 // Its time, with so many tensors beside the scores.
@@ -18,6 +18,7 @@ double seconds_of_held(const request& behind, int64 matrices, int64 rows, int64 
                        const device_facts&, int key_masks = 0);
 tiles_plan plan_held_scores(const attention_call&, const device_facts&);
 std::string held_source(const attention_call&, const tiles_plan&);
-bool launch_held_scores(const attention_call&, int device, void* stream);  // false: the chip has no room for a cluster
+// False: it is not to take these masks after all, or the chip has no room for a cluster.
+bool launch_held_scores(const attention_call&, int device, void* stream);
 
 }  // namespace onepass::cuda

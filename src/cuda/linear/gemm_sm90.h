@@ -59,7 +59,7 @@ struct linear_plan {
   unsigned grid, shared_bytes;
 };
 
-// Whether addresses and strides suit the kernel. What else it needs: strategy.h.
+// Whether addresses and strides suit the kernel. What else it needs: src/choose.
 bool fits(const linear_call&);
 linear_plan choose(const linear_call&, const device_facts&);
 std::string source(const linear_call&, const linear_plan&);

@@ -40,7 +40,7 @@ struct resident_tuning {
 };
 inline constexpr resident_tuning kResidentTuning{};
 
-// What decides between one kernel and three (src/cuda/strategy.cc): seconds, but where a field says a rate.
+// What decides between one kernel and three (src/choose/linear_ways.cc): seconds, but where a field says a rate.
 struct linear_speed {
   double flops = 800e12;          // a second, of the library's product of 16-bit numbers
   double flops_wide = 50e12;      // a second, of float32's

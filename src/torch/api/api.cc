@@ -7,14 +7,13 @@
 #include <sstream>
 
 #include "src/cache/disk_cache.h"
+#include "src/choose/choose.h"
 #include "src/compiler.h"
-#include "src/cpu/attention.h"
-#include "src/cpu/linear.h"
 #include "src/cpu/row/common_lines.h"
 #include "src/cpu/row/run.h"
 #include "src/cpu/simd.h"
+#include "src/cuda/attention/tuning.h"
 #include "src/cuda/prebuild.h"
-#include "src/cuda/strategy.h"
 #include "src/process.h"
 #include "src/settings.h"
 #include "src/line/defined.h"
@@ -117,26 +116,30 @@ dtype checked_dtype(int number) {
   return type;
 }
 
-// On the CPU, a CUDA device that is here ("cuda:0"), or a chip that need not be ("sm_90a").
-std::vector<spec::prediction> strategies(const prepared_line& line, const spec::linear_case& of,
-                                         const std::string& chip) {
-  const spec::contraction& parts = (line.attention ? line.attention->scores : line).contraction->parts;
-  if (chip == "cpu" && parts.scores) return cpu::strategies_of_scores(parts, of, line.attention != nullptr);
-  if (chip == "cpu") return cpu::strategies_of_linear(parts, of);
-  const cuda::device_facts facts = cuda::facts_named(chip);
-  return line.attention ? cuda::predict_attention(parts, of, facts) : cuda::predict(parts, of, facts);
+// What a call of these sizes is taken for where nothing more is known of it: dense, and values as long as the keys.
+choice::call call_of(const prepared_line& line, const choice::sizes& of) {
+  const prepared_line& own = line.attention ? line.attention->scores : line;
+  choice::call c{.of = own.contraction->parts, .sizes = of, .named = line.line.how};
+  c.sizes.saves_product = of.saves_product && line.reads.product;
+  if (!line.attention) return c;
+  c.values = true, c.value_depth = of.depth, c.gives_more = line.line.keeps > 0;
+  return c;
 }
 
-spec::strategy taken(spec::strategy named, const std::vector<spec::prediction>& all) {
-  if (named != spec::strategy::automatic) return named;
-  if (all.back().how != spec::strategy::panels) return cuda::best(all).how;
-  const auto serves = [&](spec::strategy how) {
-    return std::any_of(all.begin(), all.end(),
-                       [&](const spec::prediction& p) { return p.how == how && p.why_not.empty(); });
-  };
-  for (const spec::strategy how : {spec::strategy::dots, spec::strategy::panels})
-    if (serves(how)) return how;
-  return spec::strategy::unfused;
+// chip: "cpu", a CUDA device that is here ("cuda:0"), or a chip that need not be ("sm_90a").
+choice::decision choose_on(const std::string& chip, const choice::call& c) {
+  if (chip == "cpu") return choose(c, nullptr);
+  const cuda::device_facts facts = cuda::facts_named(chip);
+  return choose(c, &facts);
+}
+
+void describe_way(json& out, const choice::way& way, bool is_chosen) {
+  out.begin('{').field("strategy", std::string(spec::kStrategies[static_cast<std::size_t>(way.how)]));
+  out.field("bytes", static_cast<std::int64_t>(way.bytes)).field("why_not", way.why_not).field("kernel", way.kernel);
+  out.field("chosen", is_chosen).key("seconds");
+  if (std::isfinite(way.seconds)) out.value(way.seconds);
+  else out.null();
+  out.end('}');
 }
 
 }  // namespace
@@ -277,22 +280,35 @@ const char* onepass_strategies(const char* text, std::int64_t rows, std::int64_t
     onepass::binding::check_sizes(
         {{"rows", rows}, {"columns", columns}, {"columns behind", columns_behind}, {"matrices", matrices}});
     const auto prepared = onepass::binding::prepared(text);
-    const onepass::binding::prepared_line& line = *prepared;
-    const auto all = onepass::binding::strategies(
-        line,
-        {rows, columns, columns_behind, onepass::binding::checked_dtype(dtype), saves && line.reads.product, matrices},
-        chip);
-    const onepass::spec::strategy how = onepass::binding::taken(line.line.how, all);
+    const onepass::choice::sizes of{.rows = rows,
+                                    .depth = columns,
+                                    .columns = columns_behind,
+                                    .type = onepass::binding::checked_dtype(dtype),
+                                    .saves_product = saves,
+                                    .matrices = matrices};
+    const auto found = onepass::binding::choose_on(chip, onepass::binding::call_of(*prepared, of));
+    std::vector<onepass::spec::strategy> told;
     out.begin('[');
-    for (const onepass::spec::prediction& p : all) {
-      out.begin('{').field("strategy", std::string(onepass::spec::kStrategies[static_cast<std::size_t>(p.how)]));
-      out.field("bytes", static_cast<std::int64_t>(p.bytes)).field("why_not", p.why_not);
-      out.field("chosen", p.how == how).key("seconds");
-      if (std::isfinite(p.seconds)) out.value(p.seconds);
-      else out.null();
-      out.end('}');
+    for (const onepass::choice::way& way : found.ways) {
+      if (std::find(told.begin(), told.end(), way.how) != told.end()) continue;
+      told.push_back(way.how);
+      onepass::binding::describe_way(out, found.of(way.how), way.how == found.chosen().how);
     }
     out.end(']');
+  });
+}
+
+const char* onepass_beside_engines() {
+  return answer([](json& out) {
+    out.begin('{').key("cuda").begin('[');
+    for (const onepass::cuda::beside_engines& of : onepass::cuda::kBesideEngines) {
+      out.begin('{').field("boolean_mask", of.boolean_mask).field("trains", of.trains).field("dropout", of.dropout);
+      out.field("odd_keys", of.odd_keys).field("features", of.features).field("least_depth", of.least_depth);
+      out.field("least_queries", of.least_queries).end('}');
+    }
+    const onepass::choice::beside_cpu_engine& cpu = onepass::choice::kBesideCpuEngine;
+    out.end(']').key("cpu").begin('{').field("weights", cpu.weights).field("weights_of_bf16", cpu.weights_of_bf16);
+    out.field("queries", cpu.queries).end('}').end('}');
   });
 }
 

@@ -22,6 +22,8 @@ ONEPASS_API const char* onepass_cost(const char* line, std::int64_t rows, std::i
 ONEPASS_API const char* onepass_strategies(const char* line, std::int64_t rows, std::int64_t columns,
                                            std::int64_t columns_behind, std::int64_t matrices, int dtype, bool saves,
                                            const char* chip);
+// Where an attention that torch's engines can compute is a line here: on CUDA and on the CPU.
+ONEPASS_API const char* onepass_beside_engines();
 ONEPASS_API const char* onepass_gradients(const char* line, int dtype, const std::int64_t* operand_types,
                                           std::uint64_t wanted);
 ONEPASS_API const char* onepass_common_lines();

@@ -1,18 +1,15 @@
 // One call of a line with `scores` and `values`: what `scores` begins, and its product with the values.
 #include "src/torch/attention/attention.h"
 
-#include "src/cuda/attention/forward_sm80.h"
-#include "src/cuda/strategy.h"
-#include "src/cuda/attention/backward_sm80.h"
-#include "src/torch/attention/cuda_kernels.h"
 #include "src/torch/attention/batches.h"
-#include "src/torch/attention/by_one_kernel.h"
+#include "src/torch/attention/cpu_panels.h"
+#include "src/torch/attention/cuda_kernels.h"
+#include "src/torch/attention/probabilities.h"
 #include "src/torch/check.h"
+#include "src/torch/choose.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/run.h"
-#include "src/torch/attention/cpu_panels.h"
-#include "src/torch/attention/probabilities.h"
 
 namespace onepass::binding {
 namespace {
@@ -31,60 +28,35 @@ void check_values(const prepared_line& line, const Tensor& keys, const Tensor& v
   require_device(values, device_of(keys), name);
 }
 
-// Beside products warps have been measured on one chip: on others they are there for those who name them.
-bool may_take_warps(const prepared_line& line, const cuda::device_facts& chip) {
-  return line.line.how != spec::strategy::automatic || chip.arch == 90;
+choice::call choice_of(const prepared_line& line, const Tensor& x, const Tensor& keys, const Tensor& values) {
+  choice::call c = choice_of_scores(line.attention->scores, x, keys);
+  c.named = line.line.how;
+  c.values = true, c.value_depth = values.size(values.dim() - 1);
+  c.gives_more = line.line.keeps > 0;
+  return c;
 }
 
-// All of it in one kernel, or why not.
-class one_kernel {
- public:
-  explicit one_kernel(const forward_call& call)
-      : call_(call),
-        c_(*call.line.attention->scores.contraction),
-        keys_(call.operands.front()),
-        values_(call.operands.back()) {}
-
-  std::optional<std::vector<Tensor>> run() const {
-    return by_one_kernel(
-        call_, keys_, [&] { return why_not(); }, [&] { return launch(); });
-  }
-
- private:
-  std::string why_not() const {
-    if (values_.numel() == 0) return "there is nothing to compute";
-    if (call_.line.line.keeps > 0) return "what is kept must be written";
-    const std::int64_t depth = keys_.size(keys_.dim() - 1), value_depth = values_.size(values_.dim() - 1);
-    const cuda::device_facts& chip = cuda::facts(device_of(keys_).index);
-    std::string of_tiles = cuda::why_not_attention(c_.parts.behind, depth, value_depth, keys_.size(keys_.dim() - 2),
-                                                   dtype_of(keys_), chip);
-    if (of_tiles.empty() || !may_take_warps(call_.line, chip)) return of_tiles;
-    return cuda::why_not_warp_attention(c_.parts, depth, value_depth, dtype_of(keys_), chip);
-  }
-
-  std::optional<std::vector<Tensor>> launch() const {
-    const device on = device_of(keys_);
-    const Tensor scores = shape_of_product(call_.x, keys_);
-    frame behind(c_.behind, scores, "x");
-    behind.enter(scores, call_.operands, 1, call_.dropout_state);
-    std::vector<Tensor> results{empty_product(call_.x, values_.size(values_.dim() - 1), dtype_of(keys_))};
-    if (call_.save_statistics) results.push_back(behind.fresh_statistics());
-    behind.lay_out(true);
-    const cuda::request leaving = request_of(behind, false);
-    const torch::stable::accelerator::DeviceGuard guard(on.index);
-    if (launch_attention(c_.parts, {.behind = leaving, .a_behind = behind.a, .y = results[0].data_ptr()}, call_.x,
-                         keys_, &values_))
-      return results;
-    if (may_take_warps(call_.line, cuda::facts(on.index)) &&
-        launch_by_warps(c_, leaving, behind.a, call_.x, keys_, {&values_, results[0].data_ptr()}))
-      return results;
-    return {};
-  }
-
-  const forward_call& call_;
-  const prepared_contraction& c_;
-  const Tensor &keys_, &values_;
-};
+// All of it in one kernel on CUDA; nothing where the tensors do not suit it.
+std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& call, choice::implementation by) {
+  const prepared_contraction& c = *call.line.attention->scores.contraction;
+  const Tensor &keys = call.operands.front(), &values = call.operands.back();
+  const device on = device_of(keys);
+  const Tensor scores = shape_of_product(call.x, keys);
+  frame behind(c.behind, scores, "x");
+  behind.enter(scores, call.operands, 1, call.dropout_state);
+  std::vector<Tensor> results{empty_product(call.x, values.size(values.dim() - 1), dtype_of(keys))};
+  if (call.save_statistics) results.push_back(behind.fresh_statistics());
+  behind.lay_out(true);
+  const cuda::request leaving = request_of(behind, false);
+  const torch::stable::accelerator::DeviceGuard guard(on.index);
+  void* const y = results[0].data_ptr();
+  const bool launched =
+      by == choice::implementation::warps
+          ? launch_by_warps(c, leaving, behind.a, call.x, keys, {&values, y})
+          : launch_attention(c.parts, by, {.behind = leaving, .a_behind = behind.a, .y = y}, call.x, keys, &values);
+  if (!launched) return {};
+  return results;
+}
 
 // Backward in kernels that write nothing of the scores' size, where they serve: the tensors of the plan.
 class gradient_kernels {
@@ -93,18 +65,37 @@ class gradient_kernels {
       : call_(call), of_x_(of_x), wanted_(wanted), c_(*call.line.attention->scores.contraction) {}
 
   std::optional<std::vector<Tensor>> run() const {
-    if (!may_serve()) return {};
-    const bool by_tiles = tiles_serve(), by_warps = warps_serve();
-    if (!by_tiles && !by_warps) return {};
-    const Tensor &x = *call_.x, &keys = *call_.operands.front(), &values = *call_.operands.back();
+    const Tensor &x = given(call_, call_.x, "x"), &keys = given(call_, call_.operands.front(), "its keys"),
+                 &values = given(call_, call_.operands.back(), "its values");
+    const device on = device_of(keys);
+    if (!on.is_cuda() || wanted_.wants_scores == 0) return {};
     const std::vector<std::int64_t> types = part_of(call_.operand_types, 0, call_.line.attention->parts.values);
     const spec::contraction_gradients plan =
         spec::plan_gradients(c_.parts, of_x_, spec::operand_facts_of(types.data(), types.size()), wanted_.wants_scores);
+    choice::call of = choice_of(call_.line, x, keys, values);
+    of.backward = true, of.one_dtype = of_x_ == dtype_of(keys);
+    of.gives_more = of.gives_more || gives_more(plan);
+    std::optional<std::vector<Tensor>> results;
+    take_way(of, on, nullptr, [&](const choice::way& way) {
+      results = launched(way.by, plan);
+      return results.has_value();
+    });
+    return results;
+  }
+
+ private:
+  // What kernels that write nothing of the scores' size do not give, or have nothing to make it of.
+  bool gives_more(const spec::contraction_gradients& plan) const {
+    if (wanted_.gives_weights || !call_.resumed) return true;
     const std::vector<spec::gradient_output>& outputs = plan.behind.outputs;
     const auto of_column = [](const spec::gradient_output& output) { return output.column; };
-    const bool of_scores = std::count(plan.kept_outputs.begin(), plan.kept_outputs.end(), plan.behind.inputs[0]) > 0;
-    if (of_scores || std::any_of(outputs.begin(), outputs.end(), of_column)) return {};
+    return std::count(plan.kept_outputs.begin(), plan.kept_outputs.end(), plan.behind.inputs[0]) > 0 ||
+           std::any_of(outputs.begin(), outputs.end(), of_column);
+  }
 
+  std::optional<std::vector<Tensor>> launched(choice::implementation by,
+                                              const spec::contraction_gradients& plan) const {
+    const Tensor &x = *call_.x, &keys = *call_.operands.front(), &values = *call_.operands.back();
     const Tensor scores = shape_of_product(x, keys);
     const std::vector<Tensor> operands = given_operands(call_, 1, call_.line.attention->parts.values);
     frame behind(c_.behind, scores, "x");
@@ -119,7 +110,7 @@ class gradient_kernels {
     if (plan.wants_input) of_queries = fresh(x);
     if (plan.wants_weight) of_keys = fresh(keys);
     for (const int output : plan.kept_outputs) {
-      const spec::gradient_output& of = outputs[static_cast<std::size_t>(output)];
+      const spec::gradient_output& of = plan.behind.outputs[static_cast<std::size_t>(output)];
       results.push_back(behind.output(behind.a.operand_gradient[of.input - 1], of.type));
     }
     if (wanted_.wants_values) of_values = fresh(values);
@@ -128,40 +119,15 @@ class gradient_kernels {
     request.wants_tensor = plan.behind.wants_tensor;
     const torch::stable::accelerator::DeviceGuard guard(behind.on.index);
     const auto to = [](const optional_tensor& t) { return t ? &*t : nullptr; };
-    const auto launched = [&](const auto& launch) {
-      return launch(c_.parts, cuda::attention_call{.behind = request, .a_behind = behind.a}, x, keys, values,
-                    *call_.resumed, call_.gradients[0],
-                    attention_gradients_to{to(of_queries), to(of_keys), to(of_values)});
+    const auto launch = [&](const auto& kernels) {
+      return kernels(c_.parts, cuda::attention_call{.behind = request, .a_behind = behind.a}, x, keys, values,
+                     *call_.resumed, call_.gradients[0],
+                     attention_gradients_to{to(of_queries), to(of_keys), to(of_values)});
     };
-    if ((by_tiles && launched(launch_attention_gradients)) || (by_warps && launched(launch_warp_gradients)))
+    if (by == choice::implementation::warps ? launch(launch_warp_gradients) : launch(launch_attention_gradients))
       return results;
     return {};
   }
-
- private:
-  bool may_serve() const {
-    const Tensor &x = given(call_, call_.x, "x"), &keys = given(call_, call_.operands.front(), "its keys"),
-                 &values = given(call_, call_.operands.back(), "its values");
-    const device on = device_of(keys);
-    return on.is_cuda() && call_.line.line.how != spec::strategy::unfused && call_.line.line.keeps == 0 &&
-           wanted_.wants_scores != 0 && !wanted_.gives_weights && of_x_ == dtype_of(keys) && call_.resumed &&
-           x.numel() != 0 && keys.numel() != 0 && values.numel() != 0;
-  }
-  bool tiles_serve() const {
-    const Tensor& keys = *call_.operands.front();
-    return cuda::why_not_attention(c_.parts.behind, depth(), value_depth(), keys.size(keys.dim() - 2), dtype_of(keys),
-                                   cuda::facts(device_of(keys).index))
-               .empty() &&
-           cuda::why_not_attention_gradients(depth(), value_depth()).empty();
-  }
-  bool warps_serve() const {
-    const Tensor& keys = *call_.operands.front();
-    const cuda::device_facts& chip = cuda::facts(device_of(keys).index);
-    return may_take_warps(call_.line, chip) &&
-           cuda::why_not_warp_gradients(c_.parts, depth(), value_depth(), dtype_of(keys), chip).empty();
-  }
-  std::int64_t depth() const { return call_.operands.front()->size(call_.operands.front()->dim() - 1); }
-  std::int64_t value_depth() const { return call_.operands.back()->size(call_.operands.back()->dim() - 1); }
 
   const backward_call& call_;
   const dtype of_x_;
@@ -184,12 +150,17 @@ std::vector<Tensor> forward_with_attention(const forward_call& call) {
   const Tensor &keys = call.operands.front(), &values = call.operands.back();
   check_keys(a.scores, call.x, keys);
   check_values(call.line, keys, values);
-  if (std::optional<std::vector<Tensor>> results = one_kernel(call).run()) return *results;
   const std::vector<Tensor> operands = part_of(call.operands, 0, a.parts.values);
   const forward_call scores{call.x, operands, a.scores, call.dropout_state,
                             call.save_statistics && call.line.reads.statistics};
-  const values_of_scores with{values, a.parts.keeps_weights};
-  if (std::optional<std::vector<Tensor>> results = forward_in_panels(scores, call.line.line.how, with)) return *results;
+  std::optional<std::vector<Tensor>> made;
+  take_way(choice_of(call.line, call.x, keys, values), device_of(keys), "scores", [&](const choice::way& way) {
+    if (way.by == choice::implementation::panels)
+      made = forward_in_panels(scores, values_of_scores{values, a.parts.keeps_weights});
+    else made = forward_in_one_kernel(call, way.by);
+    return made.has_value();
+  });
+  if (made) return *made;
   std::vector<Tensor> results = forward_with_scores(scores);
   const Tensor weights = results[0];
   const batches of(call.x, keys);
@@ -207,7 +178,7 @@ std::vector<Tensor> backward_with_attention(const backward_call& call, const lin
       static_cast<std::uint64_t>(call.wanted));
   const Tensor &keys = given(call, call.operands.front(), "its keys"),
                &values = given(call, call.operands.back(), "its values");
-  if (std::optional<std::vector<Tensor>> results = gradient_kernels(call, saved.x, plan).run()) return *results;
+  if (std::optional<std::vector<Tensor>> made = gradient_kernels(call, saved.x, plan).run()) return *made;
   const batches of(call.gradients[0], keys);
   const Tensor rows = of.rows(call.gradients[0]);
   const spec::reads& reads = a.scores.reads;

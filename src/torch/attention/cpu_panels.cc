@@ -108,16 +108,11 @@ std::optional<std::vector<Tensor>> backward_of_panels(const backward_call& call,
 
 }  // namespace
 
-std::optional<std::vector<Tensor>> forward_in_panels(const forward_call& call, spec::strategy how,
-                                                     const std::optional<values_of_scores>& with) {
-  if (how != spec::strategy::automatic && how != spec::strategy::panels) return {};
+std::vector<Tensor> forward_in_panels(const forward_call& call, const std::optional<values_of_scores>& with) {
   const prepared_contraction& c = *call.line.contraction;
   const Tensor& keys = call.operands[0];
   const std::optional<cpu::score_panels> by = panels_of(c, call.x, keys, false);
-  ONEPASS_CHECK(by || how != spec::strategy::panels,
-                "onepass: 'scores(panels)' cannot take this call: ", cpu::kWhyNoScorePanels);
-  if (!by) return {};
-
+  ONEPASS_CHECK(by, "onepass: panels were chosen for a call that they do not serve");
   const Tensor shape = shape_of_product(call.x, keys);
   batches_on_cpu batched(keys);
   std::optional<cpu::batched_matrices> values, result;

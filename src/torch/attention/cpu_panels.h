@@ -8,15 +8,14 @@ namespace onepass::binding {
 
 // Of a line's part that begins with `scores` and ends before `values`: its result, the kept values, the statistics
 // where they are asked for. With values their product comes first, and the weights, if they are kept, behind the kept
-// values. None where panels bring nothing; throws where `how` names them.
+// values. Where they are chosen (src/choose/choose.h).
 struct values_of_scores {
   const Tensor& values;
   bool keeps_weights;
 };
-std::optional<std::vector<Tensor>> forward_in_panels(const forward_call&, spec::strategy how,
-                                                     const std::optional<values_of_scores>&);
+std::vector<Tensor> forward_in_panels(const forward_call&, const std::optional<values_of_scores>&);
 
-// As backward_with_scores.
+// As backward_with_scores. None where panels bring nothing.
 std::optional<std::vector<Tensor>> backward_in_panels(const backward_call&, const linear_saved&,
                                                       const spec::contraction_gradients&);
 

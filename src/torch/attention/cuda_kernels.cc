@@ -50,24 +50,17 @@ class described {
 
 }  // namespace
 
-bool launch_attention(const spec::contraction& of, cuda::attention_call call, const Tensor& queries, const Tensor& keys,
-                      const Tensor* values) {
+bool launch_attention(const spec::contraction& of, choice::implementation by, cuda::attention_call call,
+                      const Tensor& queries, const Tensor& keys, const Tensor* values) {
   const device on = device_of(keys);
-  const std::int64_t value_depth = values ? values->size(values->dim() - 1) : 0;
-  if (!cuda::why_not_attention(of.behind, keys.size(keys.dim() - 1), value_depth, keys.size(keys.dim() - 2),
-                               dtype_of(keys), cuda::facts(on.index))
-           .empty())
-    return false;
   described with(keys);
   describe_words(of.behind, call);
   call.queries = with.rows(queries), call.keys = with.rows(keys);
   if (values) call.values = with.rows(*values);
   if (!cuda::fits(call)) return false;
-  const bool holds = !values && cuda::why_not_held(call.behind, call.queries.depth, call.keys.rows, call.causal,
-                                                   cuda::facts(on.index), cuda::count_key_masks(call))
-                                    .empty();
-  if (!holds || !cuda::launch_held_scores(call, on.index, current_stream(on.index)))
-    cuda::launch_attention(call, on.index, current_stream(on.index));
+  void* const stream = current_stream(on.index);
+  if (by == choice::implementation::cluster) return cuda::launch_held_scores(call, on.index, stream);
+  cuda::launch_attention(call, on.index, stream);
   return true;
 }
 
@@ -169,11 +162,6 @@ bool launch_warp_gradients(const spec::contraction& of, const cuda::attention_ca
 bool launch_score_gradients(float factor, const Tensor& queries, const Tensor& keys, const Tensor& weights,
                             const Tensor& gradient, const score_gradients_to& to) {
   const device on = device_of(keys);
-  const batches all(queries, keys);
-  const std::int64_t rows = queries.size(queries.dim() - 2);
-  const cuda::score_sizes sizes{all.count(), all.row_count() / rows, rows, keys.size(keys.dim() - 1),
-                                keys.size(keys.dim() - 2)};
-  if (!cuda::why_not_score_gradients(sizes, dtype_of(keys), cuda::facts(on.index)).empty()) return false;
   described with(keys);
   const cuda::score_gradients_call call{.type = dtype_of(keys),
                                         .factor = factor,

@@ -1,7 +1,8 @@
-// The kernels of tiles and of warps for lines that begin with `scores` (src/cuda/attention/forward_sm90.h,
-// attention_gradients.h, scores.h), of a call's tensors.
+// The kernels of tiles and of warps for lines that begin with `scores` (src/cuda/attention), of a call's tensors. Where
+// they serve says src/choose/choose.h; false: addresses or strides do not suit the kernel.
 #pragma once
 
+#include "src/choose/choose.h"
 #include "src/cuda/attention/forward_sm90.h"
 #include "src/cuda/attention/backward_sm90.h"
 #include "src/plan/contraction.h"
@@ -10,13 +11,11 @@
 
 namespace onepass::binding {
 
-// Launches it where it can take the tensors; of the call, what stands behind `scores` is there, and y where there are
-// values.
-bool launch_attention(const spec::contraction&, cuda::attention_call, const Tensor& queries, const Tensor& keys,
-                      const Tensor* values);
+// By a cluster or by tiles; of the call, what stands behind `scores` is there, and y where there are values.
+bool launch_attention(const spec::contraction&, choice::implementation by, cuda::attention_call, const Tensor& queries,
+                      const Tensor& keys, const Tensor* values);
 
-// By warps: with values the result goes to y, without to where what stands behind `scores` says. False where addresses
-// or strides do not suit the kernel.
+// By warps: with values the result goes to y, without to where what stands behind `scores` says.
 struct values_to {
   const Tensor* values = nullptr;
   void* y = nullptr;
@@ -37,7 +36,7 @@ bool launch_warp_gradients(const spec::contraction&, const cuda::attention_call&
                            const attention_gradients_to&);
 
 // Backward of a line without values that ends in softmax, whose other words scale by `factor` or mask. `gradient`: of
-// the weights. False where there is none for these tensors.
+// the weights.
 struct score_gradients_to {
   const Tensor &queries, &keys;
 };

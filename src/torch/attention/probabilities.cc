@@ -1,15 +1,14 @@
 // One call of a line that begins with `scores`: batched products of queries with keys, and what stands behind them.
 #include "src/torch/attention/probabilities.h"
 
-#include "src/cuda/strategy.h"
-#include "src/torch/attention/cuda_kernels.h"
 #include "src/torch/attention/batches.h"
-#include "src/torch/attention/by_one_kernel.h"
+#include "src/torch/attention/cpu_panels.h"
+#include "src/torch/attention/cuda_kernels.h"
 #include "src/torch/check.h"
+#include "src/torch/choose.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/run.h"
-#include "src/torch/attention/cpu_panels.h"
 
 namespace onepass::binding {
 namespace {
@@ -21,65 +20,42 @@ Tensor scores_of(const Tensor& x, const Tensor& keys) {
   return result;
 }
 
-// The call of the kernel for all of it, or why there is none.
-class one_kernel {
- public:
-  one_kernel(const forward_call& call, const Tensor& keys) : call_(call), c_(*call.line.contraction), keys_(keys) {}
-
-  std::optional<std::vector<Tensor>> run() const {
-    return by_one_kernel(
-        call_, keys_, [&] { return why_not(); }, [&] { return launch(); });
+// As cuda::count_key_masks.
+int count_key_masks(const forward_call& call) {
+  const Tensor& keys = call.operands[0];
+  int count = 0;
+  for (const int i : spec::leading_masks(call.line.contraction->parts.behind)) {
+    const Tensor& mask = call.operands[static_cast<std::size_t>(i) + 1];
+    const int dim = static_cast<int>(mask.dim());
+    if (dtype_of(mask) != dtype::boolean) break;
+    count += dim > 0 && mask.size(dim - 1) == keys.size(keys.dim() - 2) && mask.stride(dim - 1) == 1 &&
+             (dim == 1 || mask.size(dim - 2) == 1 || mask.stride(dim - 2) == 0);
   }
+  return count;
+}
 
- private:
-  std::string why_not() const {
-    const device on = device_of(keys_);
-    const spec::shape x = shape_of(call_.x);
-    const std::int64_t keys = keys_.size(keys_.dim() - 2), matrices = batches(call_.x, keys_).count();
-    const auto all = cuda::predict(
-        c_.parts, {x.rows(), x.columns(), keys, dtype_of(keys_), false, matrices, key_masks()}, cuda::facts(on.index));
-    if (call_.line.line.how == spec::strategy::automatic && cuda::best(all).how != spec::strategy::resident)
-      return "another way is faster";
-    return all.back().why_not;
-  }
-
-  // As cuda::count_key_masks.
-  int key_masks() const {
-    int count = 0;
-    for (const int i : spec::leading_masks(c_.parts.behind)) {
-      const Tensor& mask = call_.operands[static_cast<std::size_t>(i) + 1];
-      const int dim = static_cast<int>(mask.dim());
-      if (dtype_of(mask) != dtype::boolean) break;
-      count += dim > 0 && mask.size(dim - 1) == keys_.size(keys_.dim() - 2) && mask.stride(dim - 1) == 1 &&
-               (dim == 1 || mask.size(dim - 2) == 1 || mask.stride(dim - 2) == 0);
-    }
-    return count;
-  }
-
-  std::optional<std::vector<Tensor>> launch() const {
-    const device on = device_of(keys_);
-    const Tensor result = empty_product(call_.x, keys_.size(keys_.dim() - 2), dtype_of(keys_));
-    frame behind(c_.behind, result, "x");
-    behind.enter(result, call_.operands, 1, call_.dropout_state);
-    behind.input(result, behind.a.y);
-    std::vector<Tensor> results{result};
-    for (int k = 0; k < behind.line.line.keeps; ++k) results.push_back(behind.output(behind.a.kept[k], behind.type));
-    if (call_.save_statistics) results.push_back(behind.fresh_statistics());
-    behind.lay_out(true);
-    const cuda::request leaving = request_of(behind, false);
-    const torch::stable::accelerator::DeviceGuard guard(on.index);
-    if (launch_tiles(leaving, behind.a) || launch_by_warps(c_, leaving, behind.a, call_.x, keys_, {})) return results;
-    return {};
-  }
-
-  bool launch_tiles(const cuda::request& leaving, const arguments& behind) const {
-    return launch_attention(c_.parts, {.behind = leaving, .a_behind = behind}, call_.x, keys_, nullptr);
-  }
-
-  const forward_call& call_;
-  const prepared_contraction& c_;
-  const Tensor& keys_;
-};
+// All of it in one kernel on CUDA; nothing where the tensors do not suit it.
+std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& call, choice::implementation by) {
+  const prepared_contraction& c = *call.line.contraction;
+  const Tensor& keys = call.operands[0];
+  const device on = device_of(keys);
+  const Tensor result = empty_product(call.x, keys.size(keys.dim() - 2), dtype_of(keys));
+  frame behind(c.behind, result, "x");
+  behind.enter(result, call.operands, 1, call.dropout_state);
+  behind.input(result, behind.a.y);
+  std::vector<Tensor> results{result};
+  for (int k = 0; k < behind.line.line.keeps; ++k) results.push_back(behind.output(behind.a.kept[k], behind.type));
+  if (call.save_statistics) results.push_back(behind.fresh_statistics());
+  behind.lay_out(true);
+  const cuda::request leaving = request_of(behind, false);
+  const torch::stable::accelerator::DeviceGuard guard(on.index);
+  const bool launched =
+      by == choice::implementation::warps
+          ? launch_by_warps(c, leaving, behind.a, call.x, keys, {})
+          : launch_attention(c.parts, by, {.behind = leaving, .a_behind = behind.a}, call.x, keys, nullptr);
+  if (!launched) return {};
+  return results;
+}
 
 // Whether forward's statistics may be of scores that were not rounded as those of the product are: where one number has
 // almost all of a row's weight, they would not fit together.
@@ -102,25 +78,43 @@ Tensor statistics_again(const backward_call& call, const Tensor& product) {
   return statistics;
 }
 
-// The gradients of queries and keys from the result and its gradient alone, in one kernel, where it serves.
+// The gradients of queries and keys from the result and its gradient alone, in one kernel on CUDA, where it is chosen.
 std::optional<std::vector<Tensor>> gradients_in_one_kernel(const backward_call& call, const linear_saved& saved,
                                                            const spec::contraction_gradients& plan) {
-  if (!call.x || !call.operands[0] || !plan.wants_input || !plan.wants_weight || !plan.kept_outputs.empty()) return {};
+  if (!call.x || !call.operands[0] || !device_of(*call.operands[0]).is_cuda()) return {};
   const Tensor &x = *call.x, &keys = *call.operands[0];
-  const std::optional<double> scale = spec::softmax_scale(call.line.contraction->behind.line);
-  if (!device_of(keys).is_cuda() || !scale || !saved.resumed_behind || saved.x != dtype_of(keys) || x.numel() == 0 ||
-      keys.numel() == 0)
-    return {};
-  const torch::stable::accelerator::DeviceGuard guard(device_of(keys).index);
-  std::vector<Tensor> results{empty_like(shape_of(x), saved.x, device_of(x)),
-                              empty_like(shape_of(keys), dtype_of(keys), device_of(keys))};
-  if (!launch_score_gradients(static_cast<float>(*scale), x, keys, *saved.resumed_behind, call.gradients[0],
-                              {results[0], results[1]}))
-    return {};
+  choice::call of = choice_of_scores(call.line, x, keys);
+  of.backward = true, of.one_dtype = saved.x == dtype_of(keys);
+  of.gives_more = !plan.wants_input || !plan.wants_weight || !plan.kept_outputs.empty() || !saved.resumed_behind;
+  std::optional<std::vector<Tensor>> results;
+  take_way(of, device_of(keys), nullptr, [&](const choice::way&) {
+    const torch::stable::accelerator::DeviceGuard guard(device_of(keys).index);
+    std::vector<Tensor> made{empty_like(shape_of(x), saved.x, device_of(x)),
+                             empty_like(shape_of(keys), dtype_of(keys), device_of(keys))};
+    const double scale = *spec::softmax_scale(call.line.contraction->behind.line);
+    const bool launched = launch_score_gradients(static_cast<float>(scale), x, keys, *saved.resumed_behind,
+                                                 call.gradients[0], {made[0], made[1]});
+    if (launched) results = std::move(made);
+    return launched;
+  });
   return results;
 }
 
 }  // namespace
+
+choice::call choice_of_scores(const prepared_line& line, const Tensor& x, const Tensor& keys) {
+  const batches of(x, keys);
+  const spec::shape rows = shape_of(x);
+  choice::call c{.of = line.contraction->parts, .sizes = {}, .named = line.line.how};
+  c.sizes = {.rows = rows.rows(),
+             .depth = rows.columns(),
+             .columns = keys.size(keys.dim() - 2),
+             .type = dtype_of(keys),
+             .matrices = of.count(),
+             .group = of.row_count() / std::max<std::int64_t>(x.size(x.dim() - 2), 1)};
+  c.one_dtype = dtype_of(x) == dtype_of(keys);
+  return c;
+}
 
 void check_keys(const prepared_line& line, const Tensor& x, const Tensor& keys) {
   const auto name = [&] { return operand_name(line.line, line.line.words[0]); };
@@ -141,8 +135,14 @@ std::vector<Tensor> forward_with_scores(const forward_call& call) {
   check_operand_count(call.line, call.operands.size());
   const Tensor& keys = call.operands[0];
   check_keys(call.line, call.x, keys);
-  if (std::optional<std::vector<Tensor>> results = one_kernel(call, keys).run()) return *results;
-  if (std::optional<std::vector<Tensor>> results = forward_in_panels(call, call.line.line.how, {})) return *results;
+  choice::call of = choice_of_scores(call.line, call.x, keys);
+  of.sizes.key_masks = count_key_masks(call);
+  std::optional<std::vector<Tensor>> made;
+  take_way(of, device_of(keys), "scores", [&](const choice::way& way) {
+    made = way.by == choice::implementation::panels ? forward_in_panels(call, {}) : forward_in_one_kernel(call, way.by);
+    return made.has_value();
+  });
+  if (made) return *made;
   const Tensor product = scores_of(call.x, keys);
   if (c.behind.line.words.empty()) return {product};
   const std::vector<Tensor> behind(call.operands.begin() + 1, call.operands.end());

@@ -1,9 +1,13 @@
 // One call of a line that begins with `scores`: batched products of queries with keys, and what stands behind them.
 #pragma once
 
+#include "src/choose/choose.h"
 #include "src/torch/linear/linear.h"
 
 namespace onepass::binding {
+
+// What a way is chosen by: of a line that begins with `scores`, without `values`, called with x and keys.
+choice::call choice_of_scores(const prepared_line&, const Tensor& x, const Tensor& keys);
 
 void check_keys(const prepared_line&, const Tensor& x, const Tensor& keys);
 

@@ -2,7 +2,6 @@
 #include "src/torch/linear/cpu_panels.h"
 
 #include "src/cpu/linear.h"
-#include "src/torch/check.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/run.h"
 
@@ -25,15 +24,6 @@ std::int64_t backward_panel_rows(const spec::contraction& line, spec::strategy h
                                  const Tensor& weight) {
   if (!may_be_panels(how) || device_of(x).is_cuda()) return 0;
   return cpu::backward_panel_rows(line, dtype_of(weight), shape_of(x).rows(), weight.size(1), weight.size(0));
-}
-
-bool takes_panels(spec::strategy how, const Tensor& x, const Tensor& weight) {
-  if (!may_be_panels(how)) return false;
-  const bool serves = !device_of(x).is_cuda() &&
-                      cpu::panels_serve_linear(dtype_of(weight), shape_of(x).rows(), weight.size(1), weight.size(0));
-  ONEPASS_CHECK(serves || how != spec::strategy::panels,
-                "onepass: 'linear(panels)' cannot take this call: ", cpu::kWhyNoLinearPanels);
-  return serves;
 }
 
 linear_results forward_in_panels(const forward_call& call, const forward_call& before) {

@@ -1,14 +1,10 @@
 // src/cpu/linear.h for tensors: their memory, and which calls take panels.
 #pragma once
 
-#include "src/plan/strategy.h"
 #include "src/torch/call.h"
 
 namespace onepass::binding {
 
-// Whether this call is computed in panels: where they bring something and its line names no other strategy. Throws
-// where it names this one and they bring nothing.
-bool takes_panels(spec::strategy, const Tensor& x, const Tensor& weight);
 // Rows of a panel in backward of what stands before `linear`; 0 where panels bring nothing, or the line names
 // another strategy.
 std::int64_t backward_panel_rows(const spec::contraction&, spec::strategy, const Tensor& x, const Tensor& weight);
@@ -18,7 +14,7 @@ struct linear_results {
   std::vector<Tensor> results;      // the line's result, then what the words behind keep
   std::optional<Tensor> product{};  // where backward reads it, or where it is the result
 };
-// before: the words before `linear`.
+// before: the words before `linear`. Where panels are chosen (src/choose/choose.h).
 linear_results forward_in_panels(const forward_call&, const forward_call& before);
 
 // What the gradient of `linear`'s matrix is made of.

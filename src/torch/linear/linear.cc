@@ -6,6 +6,7 @@
 #include "src/cpu/linear.h"
 #include "src/torch/attention/attention.h"
 #include "src/torch/check.h"
+#include "src/torch/choose.h"
 #include "src/torch/linear/small_n.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
@@ -130,16 +131,36 @@ std::vector<Tensor> backward_behind(const backward_call& call, const linear_save
                   runner);
 }
 
+namespace {
+
+choice::call choice_of(const forward_call& call, const Tensor& w) {
+  const spec::shape x = shape_of(call.x);
+  choice::call c{.of = call.line.contraction->parts, .sizes = {}, .named = call.line.line.how};
+  c.sizes = {.rows = x.rows(),
+             .depth = x.columns(),
+             .columns = w.size(0),
+             .type = dtype_of(w),
+             .saves_product = call.save_statistics && call.line.reads.product};
+  c.one_dtype = dtype_of(call.x) == dtype_of(w);
+  return c;
+}
+
+}  // namespace
+
 std::vector<Tensor> forward_with_linear(const forward_call& call) {
   const prepared_contraction& c = *call.line.contraction;
   check_operand_count(call.line, call.operands.size());
   const int weight = c.parts.weight, operands = call.line.line.operands;
   const Tensor& w = call.operands[static_cast<std::size_t>(weight)];
   check_weight(call.line, call.x, w);
-  const bool dots = takes_dots(call, w);
-  if (!dots) {
-    if (const std::optional<std::vector<Tensor>> results = forward_in_one_kernel(call)) return *results;
-  }
+  std::optional<std::vector<Tensor>> made;
+  const choice::implementation by = take_way(choice_of(call, w), device_of(w), "linear", [&](const choice::way& way) {
+    if (!device_of(w).is_cuda()) return way.by == choice::implementation::panels || has_kernels_of_dots(call, w);
+    made = forward_in_one_kernel(call, way);
+    return made.has_value();
+  });
+  if (made) return *made;
+  const bool dots = by == choice::implementation::small_n;
   const bool adds_bias = !dots && adds_bias_only(c.behind.line, call.operands, w);
   const optional_tensor bias = adds_bias ? in_dtype(call.operands.back(), dtype_of(w)) : optional_tensor();
   const bool saves = call.save_statistics && c.before.reads.statistics;
@@ -150,9 +171,9 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   if (dots) {
     product = empty_product(call.x, w.size(0), dtype_of(w));
     kept = forward_in_dots(call, saves, w, *product);
-  } else if (takes_panels(call.line.line.how, call.x, w)) {
-    linear_results made = forward_in_panels(call, before);
-    kept = std::move(made.kept), results = std::move(made.results), product = made.product;
+  } else if (by == choice::implementation::panels) {
+    linear_results all = forward_in_panels(call, before);
+    kept = std::move(all.kept), results = std::move(all.results), product = all.product;
   } else {
     Tensor input = call.x;
     if (!c.before.line.words.empty()) {

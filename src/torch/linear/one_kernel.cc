@@ -1,4 +1,4 @@
-// A line with `linear` in one kernel on CUDA (src/cuda/linear/gemm_sm90.h, small_m.h, small_k.h, small_n.h).
+// A line with `linear` in one kernel on CUDA (src/cuda/linear).
 #include "src/torch/linear/one_kernel.h"
 
 #include <torch/csrc/stable/accelerator.h>
@@ -9,9 +9,7 @@
 #include "src/cuda/linear/small_n.h"
 #include "src/cuda/linear/gemm_sm90.h"
 #include "src/cuda/linear/small_k.h"
-#include "src/cuda/strategy.h"
 #include "src/cuda/linear/small_m.h"
-#include "src/torch/check.h"
 #include "src/torch/linear/small_n.h"
 #include "src/torch/frame.h"
 #include "src/torch/matrix_product.h"
@@ -19,36 +17,6 @@
 
 namespace onepass::binding {
 namespace {
-
-// The kernel's way to take the call, or why there is none.
-struct chosen {
-  spec::strategy how = spec::strategy::unfused;
-  std::string why_not;
-};
-chosen choose(const forward_call& call, const Tensor& w) {
-  const device on = device_of(call.x);
-  const dtype type = dtype_of(w);
-  if (!on.is_cuda()) return {.why_not = "its kernel is for CUDA"};
-  if (dtype_of(call.x) != type) return {.why_not = "x and the matrix must have one dtype"};
-  if (call.x.numel() == 0 || w.size(0) == 0) return {.why_not = "there is nothing to compute"};
-  const spec::shape shape = shape_of(call.x);
-  const std::vector<spec::prediction> all =
-      cuda::predict(call.line.contraction->parts,
-                    {shape.rows(), shape.columns(), w.size(0), type, call.save_statistics && call.line.reads.product},
-                    cuda::facts(on.index));
-  const spec::strategy named = call.line.line.how;
-  if (named == spec::strategy::automatic) return {cuda::best(all).how, ""};
-  const std::string& why_not = all[static_cast<std::size_t>(named) - 1].why_not;
-  return {why_not.empty() ? named : spec::strategy::unfused, why_not};
-}
-
-// Where the line names a strategy, why it cannot be.
-std::nullopt_t refuse(const forward_call& call, const std::string& why) {
-  const spec::strategy how = call.line.line.how;
-  ONEPASS_CHECK(how == spec::strategy::automatic, "onepass: 'linear(",
-                std::string(spec::kStrategies[static_cast<std::size_t>(how)]), ")' cannot take this call: ", why);
-  return std::nullopt;
-}
 
 // A deferred norm folded into the matrix behind it (onepass/kernel/linear/folded_norm.cuda.h).
 struct folded_matrix {
@@ -217,16 +185,9 @@ class one_kernel_call {
 
 }  // namespace
 
-std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& call) {
-  const spec::strategy named = call.line.line.how;
-  if (named == spec::strategy::unfused || named == spec::strategy::panels) return {};
+std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& call, const choice::way& way) {
   const Tensor& w = call.operands[static_cast<std::size_t>(call.line.contraction->parts.weight)];
-  const chosen way = choose(call, w);
-  if (way.how == spec::strategy::unfused) return refuse(call, way.why_not);
-  std::optional<std::vector<Tensor>> results = one_kernel_call(call, w, way.how).run();
-  const bool dots = way.how == spec::strategy::dots;
-  if (!results) return refuse(call, dots ? "its rows are too long" : "rows must begin at multiples of 16 bytes");
-  return results;
+  return one_kernel_call(call, w, way.how).run();
 }
 
 }  // namespace onepass::binding

@@ -1,15 +1,15 @@
-// A line with `linear` in one kernel on CUDA (src/cuda/linear/gemm_sm90.h).
+// A line with `linear` in one kernel on CUDA (src/cuda/linear).
 #pragma once
 
 #include <optional>
 #include <vector>
 
+#include "src/choose/choose.h"
 #include "src/torch/call.h"
 
 namespace onepass::binding {
 
-// The tensors of forward_with_linear; nothing where the line names another strategy, or leaves the choice and another
-// one is faster, or the kernel cannot take the call. Throws where the line names this one and it cannot.
-std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call&);
+// By the way that is chosen, the tensors of forward_with_linear; nothing where these tensors do not suit its kernel.
+std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call&, const choice::way&);
 
 }  // namespace onepass::binding

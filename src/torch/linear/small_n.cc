@@ -172,21 +172,11 @@ std::vector<Tensor> operands_with_features(const forward_call& call, const Tenso
   return operands;
 }
 
-bool takes_dots(const forward_call& call, const Tensor& w) {
-  const spec::strategy how = call.line.line.how;
-  if (device_of(w).is_cuda() || (how != spec::strategy::automatic && how != spec::strategy::dots)) return false;
-  std::string why_not = spec::why_not_dots(call.line.contraction->parts, w.size(0));
-  if (dtype_of(call.x) != dtype_of(w)) why_not = "x and the matrix must have one dtype";
-  else if (call.x.numel() == 0 || w.size(0) == 0) why_not = "there is nothing to compute";
-  if (why_not.empty()) {
-    const std::uint64_t masks = boolean_masks_of(call.line.contraction->parts.weight, [&](int i) {
-      return dtype_of(call.operands[static_cast<std::size_t>(i)]);
-    });
-    if (!has_kernels(line_with_features(call, w), masks)) why_not = "it is compiled at first use, by a C++ compiler";
-  }
-  ONEPASS_CHECK(why_not.empty() || how == spec::strategy::automatic,
-                "onepass: 'linear(dots)' cannot take this call: ", why_not);
-  return why_not.empty();
+bool has_kernels_of_dots(const forward_call& call, const Tensor& w) {
+  const std::uint64_t masks = boolean_masks_of(call.line.contraction->parts.weight, [&](int i) {
+    return dtype_of(call.operands[static_cast<std::size_t>(i)]);
+  });
+  return has_kernels(line_with_features(call, w), masks);
 }
 
 std::vector<Tensor> forward_in_dots(const forward_call& call, bool save_statistics, const Tensor& w,

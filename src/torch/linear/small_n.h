@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "src/plan/strategy.h"
 #include "src/torch/linear/linear.h"
 
 namespace onepass::binding {
@@ -22,8 +21,8 @@ view rows_at(const Tensor& dense, std::int64_t features, const arguments&);
 const prepared_line& line_with_features(const forward_call&, const Tensor& w);
 std::vector<Tensor> operands_with_features(const forward_call&, const Tensor& w);
 
-// On the CPU: whether the call takes this way. Throws where its line names it and it cannot.
-bool takes_dots(const forward_call&, const Tensor& w);
+// The same of a call on the CPU that takes this way.
+bool has_kernels_of_dots(const forward_call&, const Tensor& w);
 // Fills in `product` (rows, features); gives the kept values, and the statistics where asked for. before: of the words
 // before `linear`.
 std::vector<Tensor> forward_in_dots(const forward_call& call, bool save_statistics, const Tensor& w,

@@ -227,7 +227,9 @@ def test_plan():
     line = onepass.Line("scores | mul(0.125) | softmax")
     plan = line.plan((4, 16, 2048, 64), out_features=2048, device="sm_90a")
     assert plan.strategy == "resident" and [way.name for way in plan.alternatives] == ["unfused", "resident"]
-    assert line.plan((4, 16, 2048, 64), out_features=2048, device="sm_80").strategy == "unfused"
+    assert plan.alternatives[1].kernel == "probabilities_forward_sm90"
+    plan = line.plan((4, 16, 2048, 64), out_features=2048, device="sm_80")
+    assert plan.strategy == "resident" and plan.alternatives[1].kernel == "probabilities_forward_sm80"
     assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="sm_90a").strategy == "unfused"
     plan = line.plan((4, 16, 2048, 64), torch.float32, 2048, device="cpu")
     assert plan.strategy == "panels" and [way.name for way in plan.alternatives] == ["unfused", "panels"]

@@ -254,5 +254,9 @@ def test_plan():
     assert plan.strategy == "streamed" and [way.name for way in plan.alternatives] == ["unfused", "streamed"]
     assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="sm_90a").strategy == "unfused"
     assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="cpu").strategy == "panels"
+    odd = line.plan((4, 8, 1001, 256), torch.bfloat16, 1001, device="sm_90a")
+    assert odd.strategy == "streamed" and odd.alternatives[1].kernel == "attention_forward_sm80"
+    kept = onepass.Line("scores | softmax | keep | values").plan((4, 16, 64, 64), torch.bfloat16, 64, device="sm_90a")
+    assert kept.strategy == "unfused" and "what is kept must be written" in kept.why
     cost = line.cost((2, 32, 16), torch.float32, 24)
     assert cost.forward.flops > 2 * 2 * (2 * 32) * 24 * 16 and math.isfinite(cost.backward.bytes)

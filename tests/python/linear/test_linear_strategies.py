@@ -264,12 +264,25 @@ def test_plan_takes_what_was_faster(line, shape, out_features, chosen):
 def test_plan_says_why_not():
     line = onepass.Line("linear | gelu")
     for arch, dtype, columns, why in [
-        ("sm_80", torch.bfloat16, 64, "compute capability 9.0"),
+        ("sm_80", torch.bfloat16, 512, "compute capability 9.0"),
         ("sm_90a", torch.float32, 64, "bfloat16 and float16"),
         ("sm_90a", torch.float16, 63, "multiples of 8"),
     ]:
         plan = line.plan((64, columns), dtype, 64, device=arch)
         assert plan.strategy == "unfused" and why in plan.why
+    named = onepass.Line("linear(tiled) | gelu").plan((64, 64), torch.bfloat16, 64, device="cpu")
+    assert named.strategy == "tiled" and "its kernel is for CUDA" in named.why
+
+
+# No time was measured there: docs/measured-facts.md, "Chips that were not measured".
+@pytest.mark.parametrize("chip", ["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120"])
+def test_plan_on_chips_that_were_not_measured(chip):
+    for shape, out_features, ours in [((131072, 128), 128, "resident"), ((1, 4096), 14336, "streamed")]:
+        plan = onepass.Line(NORM_LINEAR).plan(shape, torch.bfloat16, out_features, device=chip, training=False)
+        ways = {way.name: way for way in plan.alternatives}
+        assert ways["tiled"].seconds is None and ways["deferred"].seconds is None
+        times = {way.name: way.seconds for way in plan.alternatives if way.seconds is not None}
+        assert ours in times and plan.strategy == min(times, key=times.get)
     forced = onepass.Line("linear(unfused) | gelu").plan((8192, 4096), torch.bfloat16, 16384, device="sm_90a")
     assert forced.strategy == "unfused"
 

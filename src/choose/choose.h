@@ -1,0 +1,91 @@
+// The one decision: by which way a call of a line with `linear`, `scores` or `values` is computed. A launch, Line.plan,
+// prices of `explain` and `fuse` all ask `choose`. docs/design.md has the table of the ways.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "src/cuda/runtime/driver.h"
+#include "src/plan/contraction.h"
+
+namespace onepass::choice {
+
+// What computes a way.
+enum class implementation : int {
+  library,  // the vendor's products and the kernels of rows
+  gemm,     // cuda/linear/gemm_sm90.h
+  small_m,  // cuda/linear/small_m.h
+  small_k,  // cuda/linear/small_k.h
+  small_n,  // cuda/linear/small_n.h, and on the CPU torch/linear/small_n.h
+  cluster,  // cuda/attention/probabilities_sm90.h, backward probabilities_backward.h
+  tiles,    // cuda/attention/forward_sm90.h, backward_sm90.h
+  warps,    // cuda/attention/forward_sm80.h, backward_sm80.h
+  panels,   // torch/linear/cpu_panels.h, torch/attention/cpu_panels.h
+};
+
+struct sizes {
+  int64 rows, depth, columns;  // x is (rows, depth), the matrix, or all keys of a batch, (columns, depth)
+  dtype type;                  // of the matrix, or the keys
+  bool saves_product = false;  // `linear`, for backward
+  int64 matrices = 1;          // `scores`: batches of keys
+  int64 group = 1;             // `scores`: matrices of queries that share a batch's keys
+  int key_masks = 0;           // `scores`: masks that leave keys out for all rows of a matrix
+
+  int64 x_bytes() const { return rows * depth * size_of(type); }
+  int64 result_bytes() const { return rows * columns * size_of(type); }
+  int64 matrix_bytes() const { return matrices * columns * depth * size_of(type); }
+};
+
+// What the choice depends on, of tensors that lie dense unless `unfit` says otherwise.
+struct call {
+  const spec::contraction& of;  // of a line with `values`: what `scores` begins
+  choice::sizes sizes;
+  spec::strategy named = spec::strategy::automatic;
+  int64 value_depth = 0;  // with `values`: numbers of a value
+  bool values = false;
+  // Results that kernels for all do not give: of a line with `values` the weights, kept or their gradient; of backward
+  // without, any but the gradients of queries and keys, or one of them alone.
+  bool gives_more = false;
+  bool backward = false;
+  bool one_dtype = true;    // x and the matrix have one
+  std::uint32_t unfit = 0;  // implementations (bits) that the tensors' addresses and strides do not suit, or that
+                            // on the CPU cannot be compiled
+};
+
+struct way {
+  spec::strategy how;
+  implementation by = implementation::library;
+  int64 bytes = 0;                                           // through memory
+  double seconds = std::numeric_limits<double>::infinity();  // where it is known
+  std::string why_not{};                                     // empty where it serves
+  int rank = 0;                                              // before time: lower first
+  const char* kernel = "";                                   // on CUDA: the kernel that only this way launches
+
+  bool serves() const { return why_not.empty(); }
+};
+
+struct decision {
+  std::vector<way> ways;
+  std::size_t taken = 0;
+
+  // Where the line names a way that cannot be, that way, with why_not.
+  const way& chosen() const { return ways[taken]; }
+  // Of the ways of one strategy the one that is or would be taken; where none serves, with the reasons of all.
+  way of(spec::strategy) const;
+};
+
+// chip: null on the CPU.
+decision choose(const call&, const cuda::device_facts* chip);
+
+// Attention on the CPU beside torch's engine, where no gradient is needed: ours of so many weights (rows of queries
+// times keys) and rows of queries, at least. docs/measured-facts.md, "Beside torch's engines". On CUDA:
+// cuda::kBesideEngines.
+struct beside_cpu_engine {
+  int weights = 1 << 14, weights_of_bf16 = 1 << 12;
+  int queries = 16;  // of other dtypes than bfloat16
+};
+inline constexpr beside_cpu_engine kBesideCpuEngine{};
+
+}  // namespace onepass::choice

@@ -1,0 +1,161 @@
+// The ways of a line with `linear` on CUDA: what each moves, and how long it takes by measured rates.
+#include <algorithm>
+
+#include "src/choose/chip_model.h"
+#include "src/choose/ways.h"
+#include "src/cuda/linear/gemm_sm90.h"
+#include "src/cuda/linear/small_k.h"
+#include "src/cuda/linear/small_m.h"
+#include "src/cuda/linear/small_n.h"
+#include "src/cuda/linear/tuning.h"
+
+namespace onepass::choice {
+
+using cuda::ceil_div;
+using cuda::device_facts;
+
+namespace {
+
+constexpr cuda::linear_speed kSpeed{};
+
+int flops_of(const spec::line& line) {
+  int flops = 0;
+  for (const spec::word& w : line.words) flops += w.about->flops_forward;
+  return flops;
+}
+
+std::string why_not_short(const sizes& c) {
+  if (c.type != dtype::bf16 && c.type != dtype::f16) return "its kernel is for bfloat16 and float16";
+  if (c.depth % cuda::kTileLanes != 0 || c.columns % cuda::kTileLanes != 0)
+    return "rows must be multiples of 8 numbers";
+  return "";
+}
+
+std::string why_not_tiled(const sizes& c, const device_facts& chip) {
+  return chip.arch != 90 ? "its kernel is for compute capability 9.0" : why_not_short(c);
+}
+
+std::string why_not_deferred(const spec::contraction& of) {
+  return of.norm.is_one ? "" : "only a norm, with scale and bias or without, can be deferred";
+}
+
+// In one kernel, with a norm deferred or no words before `linear`.
+way tiled(const spec::contraction& of, const sizes& c, const device_facts& chip, bool defers) {
+  const int64 x = c.x_bytes(), y = c.result_bytes(), matrix = c.matrix_bytes();
+  way p{.how = defers ? spec::strategy::deferred : spec::strategy::tiled,
+        .by = implementation::gemm,
+        .bytes = x + y + matrix,
+        .kernel = "linear_forward"};
+  p.why_not = why_not_tiled(c, chip);
+  if (p.why_not.empty() && defers) p.why_not = why_not_deferred(of);
+  else if (p.why_not.empty() && !of.before.words.empty())
+    p.why_not = "nothing may stand before 'linear' (a norm there: 'deferred')";
+  p.bytes += (defers ? 2 * matrix : 0) + (other_tensors(of.behind) + c.saves_product) * y;
+  if (!p.serves()) return p;
+  const cuda::tile_plan tiles = cuda::plan_tiles(c.rows, c.columns, defers, flops_of(of.behind), chip);
+  const auto turns = static_cast<double>(tiles.turns), columns = turns * tiles.tile.columns,
+             depth = static_cast<double>(c.depth);
+  double products = columns * depth * kSpeed.tile_column;
+  double before = 0, beside = columns * kSpeed.finish_column;  // the kernel's other work
+  if (defers) {
+    before = kSpeed.launch + seconds_for(2 * matrix, chip);
+    products += columns * kSpeed.norm_column;
+    if (cuda::needs_statistics(c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x, chip);
+    else beside += turns * (depth * kSpeed.moments + kSpeed.moments_turn);
+  }
+  p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes, chip)});
+  return p;
+}
+
+// In one kernel whose warps multiply: everything crosses memory once.
+way by_warps(way p, const spec::contraction& of, const sizes& c, const std::string& why_not) {
+  const int64 x = c.x_bytes(), y = c.result_bytes();
+  p.bytes = x + y + c.matrix_bytes() + other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
+  p.why_not = why_not_short(c);
+  if (p.why_not.empty()) p.why_not = why_not;
+  return p;
+}
+
+// Its blocks make all rows and share the matrix.
+way streamed(const spec::contraction& of, const sizes& c, const device_facts& chip) {
+  const way named{.how = spec::strategy::streamed, .by = implementation::small_m, .kernel = "streamed_forward"};
+  way p = by_warps(named, of, c, cuda::why_not_streamed(c.rows, c.depth, chip));
+  if (!p.serves()) return p;
+  const chip_model on = model_of(chip);
+  const cuda::streamed_rows taken = cuda::take_rows(c.rows, c.depth, chip);
+  const auto numbers = static_cast<double>(ceil_div(c.rows, taken.at_once) * taken.numbers);
+  const double most = on.measured ? kSpeed.streamed_bytes : chip.bytes_per_second,
+               rate = std::min(most, taken.steps_ahead * kSpeed.streamed_ahead / on.on_their_way);
+  p.seconds = on.margin * (kSpeed.streamed_call + numbers * kSpeed.streamed_number * on.clock +
+                           static_cast<double>(p.bytes) / rate);
+  return p;
+}
+
+// Its blocks keep the matrix and share the rows.
+way resident(const spec::contraction& of, const sizes& c, const device_facts& chip) {
+  const way named{.how = spec::strategy::resident, .by = implementation::small_k, .kernel = "resident_forward"};
+  way p = by_warps(named, of, c, cuda::why_not_resident(c.depth, c.columns, chip));
+  if (!p.serves()) return p;
+  const chip_model on = model_of(chip);
+  const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
+  const double computing =
+      numbers * kSpeed.resident_number * on.issue + products * kSpeed.resident_product * on.products;
+  p.seconds = on.margin * (kSpeed.resident_call + std::max(computing, seconds_for(p.bytes, chip)));
+  return p;
+}
+
+// Its threads contract the rows that they have.
+way dots(const spec::contraction& of, const sizes& c, const device_facts& chip) {
+  const int64 x = c.x_bytes(), y = c.result_bytes();
+  way p{.how = spec::strategy::dots,
+        .by = implementation::small_n,
+        .bytes = x + y + c.matrix_bytes(),
+        .kernel = "few_features_forward"};
+  p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
+  p.why_not = spec::why_not_dots(of, c.columns);
+  if (p.why_not.empty() && c.depth > cuda::kMostDotsColumns)
+    p.why_not = "it is for rows of at most " + std::to_string(cuda::kMostDotsColumns) + " numbers";
+  if (!p.serves()) return p;
+  const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
+  p.seconds =
+      kSpeed.dots_call + std::max(seconds_for(p.bytes, chip), products * kSpeed.dots_product * model_of(chip).issue);
+  return p;
+}
+
+}  // namespace
+
+int64 other_tensors(const spec::line& line) {
+  const auto is_tensor = [](const spec::word& w) { return w.about->operand == operand_kind::tensor; };
+  return line.keeps + std::count_if(line.words.begin(), line.words.end(), is_tensor);
+}
+
+double seconds_for(int64 bytes, const device_facts& chip) { return static_cast<double>(bytes) / chip.bytes_per_second; }
+
+way unfused(const call& call, const device_facts& chip) {
+  const spec::contraction& of = call.of;
+  const sizes& c = call.sizes;
+  const int64 x = c.x_bytes(), y = c.result_bytes(), matrix = c.matrix_bytes();
+  const chip_model on = model_of(chip);
+  way p{.how = spec::strategy::unfused, .bytes = x + matrix + y};
+  const double flops = 2.0 * static_cast<double>(c.rows * c.columns) * static_cast<double>(c.depth);
+  p.seconds =
+      kSpeed.call + std::max(flops / (size_of(c.type) == 2 ? on.flops : on.flops_wide), seconds_for(p.bytes, chip));
+  const auto pass = [&](int64 bytes) {
+    p.bytes += bytes;
+    p.seconds += kSpeed.launch + seconds_for(bytes, chip);
+  };
+  if (!of.before.words.empty()) pass((2 + other_tensors(of.before)) * x);
+  if (!of.behind.words.empty() && !spec::is_one_bias(of.behind)) pass((2 + other_tensors(of.behind)) * y);
+  return p;
+}
+
+std::vector<way> linear_ways(const call& c, const device_facts& chip) {
+  return {unfused(c, chip),
+          tiled(c.of, c.sizes, chip, false),
+          tiled(c.of, c.sizes, chip, true),
+          streamed(c.of, c.sizes, chip),
+          resident(c.of, c.sizes, chip),
+          dots(c.of, c.sizes, chip)};
+}
+
+}  // namespace onepass::choice
