@@ -88,8 +88,7 @@ std::vector<way> ways_of_scores(const call& c, const device_facts& chip) {
     tiles.seconds =
         with_memory(seconds_of_scores(s, cuda::rows_of_attention(s.depth, 0), of.each(c), kSpeed.tile_block));
     const cuda::request behind(c.of.behind, false);
-    cluster.why_not =
-        cuda::why_not_held(behind, s.depth, s.columns, spec::is_causal(c.of.behind), chip, s.key_masks);
+    cluster.why_not = cuda::why_not_held(behind, s.depth, s.columns, spec::is_causal(c.of.behind), chip, s.key_masks);
     if (cluster.serves())
       cluster.seconds = with_memory(cuda::seconds_of_held(behind, matrices_of(s), s.rows / matrices_of(s), s.depth,
                                                           s.columns, other_tensors(c.of.behind), chip, s.key_masks));

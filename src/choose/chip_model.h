@@ -11,7 +11,7 @@ struct chip_model {
   // bytes that all SMs have on their way.
   double clock = 1, issue = 1, products = 1, on_their_way = 1;
   double flops, flops_wide;  // a second, of the library's product of 16 bits and of float32
-  double margin = 1;          // by which a kernel of ours must be predicted to be faster
+  double margin = 1;         // by which a kernel of ours must be predicted to be faster
   bool measured = true;
 };
 chip_model model_of(const cuda::device_facts&);

@@ -151,9 +151,10 @@ TEST_F(Launches, OfLinesWithScores) {
       else launch_attention(way, imagined, call, device);
     });
   }
-  for (const char* often : {"sm_90a probabilities_forward_sm90", "sm_90a attention_forward", "sm_90a probabilities_forward_sm80",
-                            "sm_90a attention_forward_sm80", "sm_90a backward attention_backward_queries_sm90",
-                            "sm_90a backward attention_backward_queries_sm80", "sm_80 attention_forward_sm80"})
+  for (const char* often :
+       {"sm_90a probabilities_forward_sm90", "sm_90a attention_forward", "sm_90a probabilities_forward_sm80",
+        "sm_90a attention_forward_sm80", "sm_90a backward attention_backward_queries_sm90",
+        "sm_90a backward attention_backward_queries_sm80", "sm_80 attention_forward_sm80"})
     EXPECT_GT(seen[often], 0) << often;
 }
 

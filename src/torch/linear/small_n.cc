@@ -173,9 +173,8 @@ std::vector<Tensor> operands_with_features(const forward_call& call, const Tenso
 }
 
 bool has_kernels_of_dots(const forward_call& call, const Tensor& w) {
-  const std::uint64_t masks = boolean_masks_of(call.line.contraction->parts.weight, [&](int i) {
-    return dtype_of(call.operands[static_cast<std::size_t>(i)]);
-  });
+  const std::uint64_t masks = boolean_masks_of(
+      call.line.contraction->parts.weight, [&](int i) { return dtype_of(call.operands[static_cast<std::size_t>(i)]); });
   return has_kernels(line_with_features(call, w), masks);
 }
 
