@@ -19,7 +19,7 @@ MEMCHECK = """========= COMPUTE-SANITIZER
 =========     at onepass::device::tell_bytes(unsigned int, unsigned int, int, unsigned int)+0x88d0 in matrix.cuda.h:55
 =========     by thread (32,0,0) in block (0,0,0)
 =========     Access to 0x31900 is not located in remote CTA
-=========         Device Frame: onepass_gradients_of_scores+0x10 in onepass_line.cu:11
+=========         Device Frame: onepass_probabilities_backward_sm90+0x10 in onepass_line.cu:11
 =========     Saved host backtrace up to driver entry point at kernel launch time
 =========         Host Frame: clone [0x125c3c] in libc.so.6
 =========
@@ -156,7 +156,7 @@ def stand_ins(tool, calls, tmp_path, monkeypatch):
     def run(names, wrong=(), version="2026.4.0"):
         wrong = [*wrong, *calls.PLANTED]
         errors = (
-            MEMCHECK.replace("onepass_gradients_of_scores", "onepass_planted")
+            MEMCHECK.replace("onepass_probabilities_backward_sm90", "onepass_planted")
             if len(wrong) == len(calls.PLANTED)
             else MEMCHECK
         )
