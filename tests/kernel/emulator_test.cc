@@ -43,9 +43,9 @@ TEST_F(EmulatorNotices, ThreadsThatWaitForEver) {
 constexpr const char* kProduct =
     "const uint32 at = first_tile(dynamic);\n"
     "for (int i = threadIdx.x; i < 4096; i += 128) *reinterpret_cast<uint32*>(at_shared(dynamic, at + 4 * i)) = 0;\n"
-    "{ FENCE }\n__syncthreads();\nfloat d[32] = {};\nbegin_products();\n"
-    "add_product<dtype::bf16, 64>(d, tile_descriptor(at), tile_descriptor(at + 8192), true);\nclose_products();\n"
-    "{ BEFORE }\nwait_for_products<0>();\n"
+    "{ FENCE }\n__syncthreads();\nfloat d[32] = {};\nbegin_wgmma();\n"
+    "add_wgmma<dtype::bf16, 64>(d, tile_descriptor(at), tile_descriptor(at + 8192), true);\ncommit_wgmma();\n"
+    "{ BEFORE }\nwait_for_wgmma<0>();\n"
     "if (threadIdx.x < 32) data[threadIdx.x] = d[0];";
 std::string product(const std::string& fence, const std::string& before) {
   std::string text = kProduct;
