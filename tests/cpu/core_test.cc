@@ -8,6 +8,7 @@
 #include <random>
 
 #include "src/compiler.h"
+#include "tests/cpu/refusal.h"
 
 namespace onepass {
 namespace {
@@ -133,16 +134,6 @@ TEST_F(Core, OfNoRowsColumnGradientsAreZero) {
   norm.forward({.x = none, .operands = {row(column)}, .y = none});
   norm.backward({.x = none, .operands = {row(column)}, .y = none}, {.y = none, .x = none, .operands = {row(dy)}});
   for (std::int64_t c = 0; c < kColumns; ++c) EXPECT_EQ(at(dy, 0, c), 0);
-}
-
-template <class Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& e) {
-    return e.what();
-  }
-  return "";
 }
 
 TEST_F(Core, RefusalsNameTheArgument) {

@@ -9,6 +9,7 @@
 
 #include "onepass/core.h"
 #include "src/cpu/gemm/panel_product.h"
+#include "tests/cpu/refusal.h"
 
 namespace onepass {
 namespace {
@@ -397,16 +398,6 @@ TEST(Products, ScoresWithoutValues) {
   expect_near(y, all_of(exact, &exact_attention::weights), "y", dtype::f32);
   expect_near(dq, all_of(exact, &exact_attention::dq), "dq", dtype::f32);
   expect_near(dk, all_of(exact, &exact_attention::dk), "dk", dtype::f32);
-}
-
-template <class Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& e) {
-    return e.what();
-  }
-  return "";
 }
 
 TEST(Products, RefusalsNameTheArgument) {
