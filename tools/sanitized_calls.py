@@ -284,9 +284,15 @@ def attention() -> None:
     )
     scores("probabilities, one block", "probabilities_backward_sm90", "scores | mul(0.1) | softmax", (3, 150, 64), 128)
     scores("probabilities, deep", "probabilities_backward_sm90", masked, (2, 2, 150, 128), 512)
-    scores("probabilities, strips shared", "probabilities_backward_sm90 add_key_gradients", masked, (1, 2000, 64), 1000)
+    scores(
+        "probabilities, row tiles shared",
+        "probabilities_backward_sm90 probabilities_backward_reduce_dk",
+        masked,
+        (1, 2000, 64),
+        1000,
+    )
     for mask in (False, True):
-        kernels = "probabilities_forward_sm90 probabilities_backward_sm90 add_key_gradients"
+        kernels = "probabilities_forward_sm90 probabilities_backward_sm90 probabilities_backward_reduce_dk"
         add(f"attention_scores{', mask' * mask}", kernels, attention_scores(mask))
     add("keys left out", "probabilities_forward_sm90", keys_left_out)
     values = f"{masked} | values"

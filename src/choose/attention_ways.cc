@@ -165,8 +165,8 @@ std::vector<way> ways_of_values(const call& c, const device_facts& chip) {
 // Backward without values: softmax's kernel and two GEMMs, or one kernel.
 std::vector<way> gradient_ways_of_scores(const call& c, const device_facts& chip) {
   const sizes& s = c.sizes;
-  const int64 matrices = matrices_of(s), group = std::max<int64>(s.group, 1);
-  const cuda::probabilities_sizes of{matrices, group, s.rows / matrices / group, s.depth, s.columns};
+  const int64 matrices = matrices_of(s), query_heads = std::max<int64>(s.group, 1);
+  const cuda::probabilities_sizes of{matrices, query_heads, s.rows / matrices / query_heads, s.depth, s.columns};
   const int64 inputs = 2 * (s.x_bytes() + s.matrix_bytes());
   way library{.how = spec::strategy::unfused, .bytes = inputs + 5 * s.result_bytes()},
       cluster{.how = spec::strategy::resident,

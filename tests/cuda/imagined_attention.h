@@ -14,7 +14,7 @@ struct attention_sizes {
   int64 rows, keys, head_dim, value_head_dim;
 };
 
-// Of two times three batches, without memory.
+// A call of two times three batches, without memory.
 class imagined_attention {
  public:
   imagined_attention(const char* line, attention_sizes of, dtype type)

@@ -1,4 +1,4 @@
-// Lines with `scores`, with `values` or without, forward and backward, beside the same in double.
+// Lines with `scores`, with `values` or without, forward and backward, against the same in double.
 #include <algorithm>
 #include <map>
 
@@ -16,10 +16,10 @@ namespace {
 using doubles = std::vector<double>;
 
 struct attention_case {
-  const char* line;  // without `values`; `mask` and `add` take numbers, of scores' size
+  const char* line;  // without `values`; `mask` and `add` take tensors of the scores' size
   int64 rows, keys, head_dim, value_head_dim;
   dtype type;
-  bool padded = false;  // `mask` takes booleans, which all rows of a matrix share
+  bool padded = false;  // `mask` is a key-padding mask: booleans that all rows of a matrix share
 };
 constexpr int64 kBatches = 2;
 constexpr double kFactor = 0.125;
@@ -28,7 +28,7 @@ struct gradients {
   doubles queries, keys, values, mask;
 };
 
-// In double. What is masked out for a whole row is zeros.
+// In double. A row that is all masked has probabilities of 0.
 class exact_attention {
  public:
   exact_attention(const attention_case& of, const std::vector<float>& q, const std::vector<float>& k,
@@ -110,7 +110,7 @@ class attention_on_device {
         request_(parts_.behind, false) {
     const bool masked = parts_.behind.operands > 0;
     if (masked) mask_ = drawn(count(of.rows, of.keys), of.type, 5);
-    for (std::size_t i = 0; masked && i < mask_.size(); ++i) {  // a row of which nothing is left, and some of others
+    for (std::size_t i = 0; masked && i < mask_.size(); ++i) {  // one row is all masked, others in part
       if (i / static_cast<std::size_t>(of.keys) == 1 || i % 7 == 0) mask_[i] = -INFINITY;
     }
     request_.line = spec::type_text(parts_.behind, of.padded ? 1 : 0, false);
@@ -135,9 +135,9 @@ class attention_on_device {
   bool causal() const { return spec::is_causal(parts_.behind); }
   exact_attention exact() const { return {of_, q_, k_, mask_, causal()}; }
 
-  // `launch` makes weights.
+  // `launch` computes probabilities.
   template <class Launch>
-  void expect_weights(const Launch& launch) {
+  void expect_probabilities(const Launch& launch) {
     const device_tensor y(count(of_.rows, of_.keys), of_.type);
     a_.y.data = y.data();
     launch(*this);
@@ -165,7 +165,7 @@ class attention_on_device {
       launch_backward_sm90(backward, 0, nullptr);
     });
   }
-  // launch(dq, dk, dv), with the mask's in the request.
+  // Calls launch(dq, dk, dv); the request has the mask's gradient.
   template <class Launch>
   void expect_gradients(const Launch& launch) {
     const bool wants_mask = !mask_.empty() && !of_.padded;
@@ -232,9 +232,9 @@ class attention_on_device {
     expect_near(y.host(), exact().result(v_), bound(), "the result");
     expect_statistics(statistics.host());
     if (why_not_backward_sm80(parts_, of_.head_dim, of_.value_head_dim, of_.type, facts(device)).empty())
-      expect_gradients_by_warps(device, y);
+      expect_gradients_sm80(device, y);
   }
-  void expect_gradients_by_warps(int device, const device_tensor& y) {
+  void expect_gradients_sm80(int device, const device_tensor& y) {
     const device_tensor softmax(static_cast<std::size_t>(kBatches * of_.rows * 4), dtype::f32);
     expect_gradients([&](const device_tensor& dq, const device_tensor& dk, const device_tensor& dv) {
       const backward_sm80_call call{.behind = request_,
@@ -266,7 +266,7 @@ class attention_on_device {
       ASSERT_NEAR(found[rows + r], most, 0.02 * most) << "the largest weight is exp(0) / sum";
     }
   }
-  // Of a line with dropout only what another kernel makes of the same words says what is right.
+  // A line with dropout has no expected result: it is compared with another kernel's.
   void expect_near(const doubles& found, const doubles& right, double most, const char* what) {
     made.push_back(found);
     if (parts_.behind.dropouts == 0) {
@@ -274,18 +274,18 @@ class attention_on_device {
     }
   }
   double bound() const { return of_.type == dtype::f16 ? 2e-3 : 1e-2; }
-  static std::size_t count(int64 rows, int64 numbers) { return static_cast<std::size_t>(kBatches * rows * numbers); }
-  void* put(const char* name, const std::vector<float>& numbers) {
-    if (numbers.empty()) return nullptr;
-    there_[name] = std::make_unique<device_tensor>(numbers, of_.type);
+  static std::size_t count(int64 rows, int64 columns) { return static_cast<std::size_t>(kBatches * rows * columns); }
+  void* put(const char* name, const std::vector<float>& elements) {
+    if (elements.empty()) return nullptr;
+    there_[name] = std::make_unique<device_tensor>(elements, of_.type);
     return there_[name]->data();
   }
-  // Of the second matrix nothing, where it has few keys.
+  // The second matrix has no key left, if it has few.
   bool is_kept(std::size_t key) const {
     const auto keys = static_cast<std::size_t>(of_.keys), in_matrix = key % keys;
     return in_matrix % 11 != 3 && in_matrix + 17 < keys && (key < keys || keys > 256);
   }
-  // What is left out is no number, but where a product with zeros follows.
+  // Masked keys are NaN, except where a GEMM with zeros follows.
   std::vector<float> keys_there() const {
     std::vector<float> keys = k_;
     for (std::size_t i = 0; of_.padded && of_.value_head_dim == 0 && i < keys.size(); ++i)
@@ -318,13 +318,13 @@ class attention_on_device {
 
 using EmulatedAttention = Emulated;
 
-TEST_F(EmulatedAttention, WithValues) {
+TEST_F(EmulatedAttention, AttentionSm90) {
   attention_on_device({"mul(0.125) | softmax", 100, 200, 64, 64, dtype::bf16}).expect_attention();
   attention_on_device({"mul(0.125) | mask | softmax", 70, 136, 40, 72, dtype::f16}).expect_attention();
   attention_on_device({"mul(0.125) | causal | softmax", 200, 200, 128, 128, dtype::bf16}).expect_attention();
   attention_on_device({"mul(0.125) | mask | softmax", 70, 264, 64, 64, dtype::bf16, true}).expect_attention();
 }
-TEST_F(EmulatedAttention, DropoutByTilesAndByWarpsIsTheSame) {
+TEST_F(EmulatedAttention, DropoutIsTheSameOnSm90AndSm80) {
   const attention_case of{"mul(0.125) | causal | softmax | dropout(0.3)", 72, 136, 64, 64, dtype::f16};
   attention_on_device tiles(of), warps(of);
   tiles.expect_attention(), warps.launch_forward_sm80(1);
@@ -332,27 +332,27 @@ TEST_F(EmulatedAttention, DropoutByTilesAndByWarpsIsTheSame) {
   ASSERT_EQ(warps.made.size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) EXPECT_LT(distance(tiles.made[i], warps.made[i]), 4e-3) << i;
 }
-TEST_F(EmulatedAttention, Deep) {
+TEST_F(EmulatedAttention, LargeHeadDim) {
   attention_on_device({"mul(0.125) | mask | softmax", 136, 72, 256, 256, dtype::bf16}).expect_attention();
 }
-TEST_F(EmulatedAttention, WeightsByTiles) {
+TEST_F(EmulatedAttention, TwoPassProbabilities) {
   for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 264, 64, 0, dtype::bf16},
                                    attention_case{"mul(0.125) | mask | softmax", 60, 136, 128, 0, dtype::f16},
                                    attention_case{"mul(0.125) | causal | softmax", 136, 136, 32, 0, dtype::bf16}})
-    attention_on_device(of).expect_weights(
+    attention_on_device(of).expect_probabilities(
         [](attention_on_device& on) { launch_forward_sm90(on.described(), 0, nullptr); });
 }
-TEST_F(EmulatedAttention, WeightsHeldByAClustersRegisters) {
+TEST_F(EmulatedAttention, RegisterResidentProbabilities) {
   for (const attention_case& of :
        {attention_case{"mul(0.125) | softmax", 130, 512, 64, 0, dtype::bf16},
         attention_case{"mul(0.125) | mask | softmax", 70, 1000, 64, 0, dtype::f16},
         attention_case{"mul(0.125) | mask | softmax", 130, 512, 64, 0, dtype::bf16, true},
         attention_case{"mul(0.125) | mask | softmax", 70, 250, 128, 0, dtype::f16, true},
         attention_case{"mul(0.25) | mul(0.5) | mask | softmax", 70, 520, 64, 0, dtype::bf16, true}})
-    attention_on_device(of).expect_weights(
+    attention_on_device(of).expect_probabilities(
         [](attention_on_device& on) { ASSERT_TRUE(launch_probabilities_sm90(on.described(), 0, nullptr)); });
 }
-TEST_F(EmulatedAttention, WithValuesByWarps) {
+TEST_F(EmulatedAttention, AttentionSm80) {
   for (const int device : {0, 1, 2})
     for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 100, 64, 64, dtype::bf16},
                                      attention_case{"mul(0.125) | mask | softmax", 60, 77, 200, 40, dtype::f16},
@@ -363,12 +363,13 @@ TEST_F(EmulatedAttention, WithValuesByWarps) {
                                      attention_case{"mul(0.125) | mask | softmax", 33, 131, 256, 256, dtype::bf16}})
       attention_on_device(of).launch_forward_sm80(device);
 }
-TEST_F(EmulatedAttention, WeightsByWarps) {
+TEST_F(EmulatedAttention, ProbabilitiesSm80) {
   for (const int device : {0, 1})
     for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 100, 64, 0, dtype::bf16},
                                      attention_case{"mul(0.125) | mask | softmax", 60, 77, 200, 0, dtype::f16},
                                      attention_case{"mul(0.125) | causal | softmax", 136, 136, 40, 0, dtype::bf16}})
-      attention_on_device(of).expect_weights([device](attention_on_device& on) { on.launch_forward_sm80(device); });
+      attention_on_device(of).expect_probabilities(
+          [device](attention_on_device& on) { on.launch_forward_sm80(device); });
 }
 
 }  // namespace

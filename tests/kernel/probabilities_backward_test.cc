@@ -1,4 +1,4 @@
-// Backward of lines with `scores` and softmax in one kernel, run.
+// Backward of probabilities in one kernel, run in the emulator.
 #include "src/cuda/attention/probabilities_backward.h"
 
 #include "tests/kernel/device_memory.h"
@@ -10,7 +10,7 @@ struct gradients {
   std::vector<double> queries, keys;
 };
 
-// In double: what comes out of softmax's weights w, their gradients g, queries and keys.
+// In double, from probabilities w, their gradients g, queries and keys.
 gradients expected(const probabilities_sizes& of, float factor, const std::vector<float>& q,
                    const std::vector<float>& k, const std::vector<float>& w, const std::vector<float>& g) {
   const auto rows = static_cast<std::size_t>(of.query_heads * of.rows), keys = static_cast<std::size_t>(of.keys),
@@ -43,9 +43,9 @@ void expect_right(const probabilities_sizes& of, dtype type) {
   const device_tensor q_there(q, type), k_there(k, type), w_there(w, type), g_there(g, type), to_q(q.size(), type),
       to_k(k.size(), type);
   std::vector<std::unique_ptr<device_tensor>> parts;
-  const auto rows_of = [&](const device_tensor& t, int64 group, int64 matrix_rows, int64 numbers) {
-    const int64 matrix = matrix_rows * numbers;
-    return batched_rows{t.data(), 1, of.batches, group, matrix_rows, numbers, 0, group * matrix, matrix, numbers};
+  const auto rows_of = [&](const device_tensor& t, int64 group, int64 matrix_rows, int64 columns) {
+    const int64 matrix = matrix_rows * columns;
+    return batched_rows{t.data(), 1, of.batches, group, matrix_rows, columns, 0, group * matrix, matrix, columns};
   };
   const probabilities_backward_call call{.type = type,
                                          .factor = 0.125f,
@@ -80,11 +80,11 @@ TEST_F(EmulatedProbabilitiesBackward, OfFewKeys) {
   expect_right({3, 2, 70, 128, 104}, dtype::bf16);
   expect_right({3, 1, 70, 64, 8}, dtype::f16);
 }
-TEST_F(EmulatedProbabilitiesBackward, OfManyStrips) {
+TEST_F(EmulatedProbabilitiesBackward, OfManyRowTiles) {
   expect_right({2, 1, 1600, 64, 128}, dtype::bf16);
   expect_right({30, 1, 64, 128, 64}, dtype::f16);
 }
-TEST_F(EmulatedProbabilitiesBackward, OfTwoPanels) {
+TEST_F(EmulatedProbabilitiesBackward, OfTwoAtoms) {
   expect_right({2, 1, 200, 128, 256}, dtype::bf16);
   expect_right({2, 2, 130, 104, 200}, dtype::f16);
 }

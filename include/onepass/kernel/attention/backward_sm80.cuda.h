@@ -168,7 +168,7 @@ ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80
   using tile = operand_tile<Config>;
   using scores_tile = swizzled_tile<kTileRows / 8>;
   constexpr int kScoreBytes = attention_backward_sm80_shape::score_bytes();
-  char *const own = backward_tiles, *const passing = own + tile::kBytes, *const scores = passing + 2 * tile::kBytes,
+  char *const own = backward_tiles, *const ring = own + tile::kBytes, *const scores = ring + 2 * tile::kBytes,
               *const weights = scores + kScoreBytes;
   const int lane_id = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int64 batch = blockIdx.x / a.blocks_of_batch, begin = batch * a.rows_of_batch, end = begin + a.rows_of_batch,
@@ -184,7 +184,7 @@ ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80
   const auto load_async = [&](int t) {
     const int64 row = begin + int64{t} * kTileRows;
     if (t < tiles)
-      tile::load_async(passing + t % 2 * tile::kBytes, static_cast<const uint16*>(a.queries) + row * a.head_dim,
+      tile::load_async(ring + t % 2 * tile::kBytes, static_cast<const uint16*>(a.queries) + row * a.head_dim,
                        a.head_dim, static_cast<const uint16*>(a.grad_output) + row * a.value_head_dim, a.value_head_dim,
                        a, at_most(end - row, kTileRows));
     else close_copy_group();
@@ -198,7 +198,7 @@ ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80
     load_async(t + 1);
     wait_for_copy_groups<1>();
     __syncthreads();
-    const char* here = passing + t % 2 * tile::kBytes;
+    const char* here = ring + t % 2 * tile::kBytes;
     const int64 first = begin + int64{t} * kTileRows + warp * kWarpRows;
     rows.set_rows(first, end);
     rows.queries.take(here, warp * kWarpRows), rows.gradients.take(here + tile::kFirstBytes, warp * kWarpRows);
@@ -209,7 +209,7 @@ ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80
 #pragma unroll 1
     for (int key_offset = 0; key_offset < kTileRows; key_offset += kResultColumns) {
       rows.make(own, key, key_offset, [&](int i, uint4 score, uint4 weight) {
-        const int at = scores_tile::place(warp * kWarpRows + lane_id / 4 + 8 * i, key_offset / 8 + lane_id % 4);
+        const int at = scores_tile::offset(warp * kWarpRows + lane_id / 4 + 8 * i, key_offset / 8 + lane_id % 4);
         *reinterpret_cast<uint4*>(scores + at) = score, *reinterpret_cast<uint4*>(weights + at) = weight;
       });
     }

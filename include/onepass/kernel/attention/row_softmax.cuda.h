@@ -22,11 +22,12 @@ ONEPASS_FUNCTION softmax_statistics load_statistics(const softmax_statistics* at
 // Recomputes a vector of probabilities P and computes dS: replaces scores by their gradients, and dP by P.
 template <class Behind, class L, class Cursor>
 ONEPASS_FUNCTION void softmax_backward(L& scores, L& gradients, const softmax_statistics& row, Cursor& at) {
-  const L weights = exp2_of(Behind::pre::recompute(scores, at), exponent{row.factor, row.offset});
-  const L before = Behind::post::backward(weights, gradients, at);
-  const L of_scores = word::softmax::backward(weights, before, word::row_numbers<float>{}, {row.delta, 0.0f}, 0.0f);
+  const L probabilities = exp2_of(Behind::pre::recompute(scores, at), exponent{row.factor, row.offset});
+  const L before = Behind::post::backward(probabilities, gradients, at);
+  const L of_scores =
+      word::softmax::backward(probabilities, before, word::row_numbers<float>{}, {row.delta, 0.0f}, 0.0f);
   scores = Behind::pre::backward(scores, of_scores, at);
-  gradients = Behind::post::recompute(weights, at);
+  gradients = Behind::post::recompute(probabilities, at);
 }
 
 ONEPASS_END

@@ -25,7 +25,7 @@ struct batch_index {
   int outer, inner, query_head;
 };
 
-// The matrix of queries of this number.
+// The batch and query head of matrix `number` of the queries.
 ONEPASS_FUNCTION batch_index batch_of_matrix(const attention_arguments& a, int number) {
   const int batch = number / a.query_heads;
   return {batch / a.inner, batch % a.inner, number % a.query_heads};
