@@ -308,8 +308,8 @@ def attention() -> None:
         values=64,
         how="streamed",
     )
-    scores("values, dropout", f"attention_forward_sm90 {both}", f"{masked} | dropout(0.1) | values", (2, 2, 130, 96), 136,
-           values=48, how="streamed")  # fmt: skip
+    scores("values, dropout", f"attention_forward_sm90 {both}", f"{masked} | dropout(0.1) | values", (2, 2, 130, 96),
+           136, values=48, how="streamed")  # fmt: skip
     scores("values, deep", f"attention_forward_sm90 {both}", values, (1, 2, 130, 256), 136, values=256, how="streamed")
     scores("values by warps", by_warps, values, (2, 2, 37, 64), 131, values=64, how="streamed")
     scores(

@@ -31,7 +31,7 @@ _FIXED = 91501  # the cuDNN that is right for lengths other than multiples of 12
 
 
 class Limits(NamedTuple):
-    """Masked calls of one kind that are a line here: head_dim of queries and values at most, of queries and rows at least."""
+    """Masked calls of one kind that are a line here: head_dim at most; head_dim and rows of queries at least."""
 
     head_dim: int
     least_head_dim: int
