@@ -11,7 +11,7 @@ from onepass import _native
 from onepass._backward import run_backward
 from onepass._composed import Saved, composed_backward
 from onepass._ops import library, no_operands
-from onepass.autograd import Gradient, differentiable, is_jit_traced, plan, reached_by
+from onepass.autograd import Gradient, apply, differentiable, is_jit_traced, plan, reached_by
 from onepass.line import _parse
 
 
@@ -28,7 +28,7 @@ def call(line, state, count: int, own: int, stack: bool, tensors) -> list:
         views = [t.view_as(t) if any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
         results = ApplyGroup.apply(*how, *views)
     elif differentiable() is None:
-        results = ApplyGroup.apply(*how, *tensors)
+        results = apply(ApplyGroup, *how, *tensors)
     else:
         op = torch.ops.onepass.differentiable_group.default
         results = op(tensors, line.text, state, count, own, stack)

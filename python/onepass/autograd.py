@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import _native
 from onepass._backward import derivative_along, run_backward
@@ -199,6 +200,15 @@ library.define(
 @torch.library.impl(library, "differentiable_backward", "CompositeImplicitAutograd")
 def _(gradients, saved, line, types, wanted):
     return list(run_backward(Gradient(_parse(line), tuple(types), wanted), *gradients, *saved))
+
+
+def apply(function, *inputs):
+    """`function.apply` in eager calls. Results become those of a subclass of Tensor here, as behind an operator: within
+    the function they would be views, which autograd lets nobody overwrite."""
+    tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+    if has_torch_function(tensors):
+        return handle_torch_function(apply, tensors, function, *inputs)
+    return function.apply(*inputs)
 
 
 class Apply(torch.autograd.Function):

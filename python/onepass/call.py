@@ -35,7 +35,7 @@ from onepass._backward import is_profiled
 from onepass._ops import draw_dropout_state, no_operands
 from onepass._shapes import is_sharded
 from onepass._symbolic import node_of, proxy_among
-from onepass.autograd import Apply, Transformable, differentiable, front, is_jit_traced, is_transformed
+from onepass.autograd import Apply, Transformable, apply, differentiable, front, is_jit_traced, is_transformed
 from onepass.line import Line, _parse, parsed
 
 __all__ = ["call", "fused"]
@@ -173,7 +173,7 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
 def _forward(line: Line, x, state, operands) -> Any:
     """Takes the first open door of the table above."""
     if is_transformed():
-        return Transformable.apply(x, line, state, *operands)
+        return apply(Transformable, x, line, state, *operands)
     if torch.is_grad_enabled() and _requires_grad(x, operands) or is_jit_traced():
         return _differentiable(line, x, state, operands)
     if line.rowwise or line.weight is not None:
@@ -186,7 +186,7 @@ def _differentiable(line: Line, x, state, operands):
         in_one = differentiable()
         if in_one is not None:
             return in_one((x, *operands), line.text, state)
-        return Apply.apply(x, line, state, *operands)
+        return apply(Apply, x, line, state, *operands)
     # Dynamo refuses one tensor as two inputs of an autograd function.
     views = [o.view_as(o) if any(o is other for other in (x, *operands[:i])) else o for i, o in enumerate(operands)]
     return Apply.apply(x, line, state, *views)
