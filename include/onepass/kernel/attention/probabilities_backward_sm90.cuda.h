@@ -37,7 +37,7 @@ struct probabilities_backward_shared {
   static constexpr int kParts = Config::kCluster, kTileAtoms = Config::kTile / 64, kHeadDim = kShape.head_dim();
   static constexpr bool kAlone = kShape.is_alone();  // nothing is sent
   static constexpr int kStages = Config::kStages, kKeyStages = kShape.key_stages();
-  static_assert(kAlone || kStages == 2, "blocks send partial sums of a row_tile and the next");
+  static_assert(kAlone || kStages == 2, "blocks send partial sums of a row tile and the next");
   static constexpr int kWarps = 8;  // that compute dS
   static constexpr int kRowTileBytes = kShape.row_tile_bytes(), kQueryBytes = kShape.query_bytes();
   static constexpr int kKeyBytes = kShape.key_bytes();
