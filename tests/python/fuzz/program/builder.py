@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuzz import prelude
-from fuzz.programs import CALL, LENGTH, Input, Statement, leaf, rendered
+from fuzz.program import prelude
+from fuzz.program.programs import CALL, LENGTH, Input, Statement, leaf, rendered
 
 __all__ = ["Builder", "Form", "Hopeless", "Skip", "Spoiled", "form", "forms", "is_row"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 
-from fuzz import prelude
-from fuzz.programs import Program
+from fuzz.program import prelude
+from fuzz.program.programs import Program
 
 __all__ = ["reproduction"]
 

@@ -19,8 +19,8 @@ from torch._inductor import compile_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from fuzz.masks import Masks
-from fuzz.programs import Program
+from fuzz.program.programs import Program
+from fuzz.run.masks import Masks
 
 __all__ = ["Call", "Observation", "Way", "calls_of", "observe", "prepared"]
 
