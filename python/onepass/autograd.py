@@ -78,9 +78,9 @@ def is_jit_traced() -> bool:
     return not _is_traced() and torch.jit.is_tracing()
 
 
-# Functions below take a call as these: the line, the dropout state, how many tensors a list has (0: one tensor, no list),
-# the bits of the operands of which each tensor of the list has its own, whether results are stacked; then the tensors,
-# first x (of the list's tensors, each), then of each operand one for all, or one for each.
+# Functions below take a call as these: the line, the dropout state, how many tensors a list has (0: one tensor, no
+# list), the bits of the operands of which each tensor of the list has its own, whether results are stacked; then the
+# tensors, first x (of the list's tensors, each), then of each operand one for all, or one for each.
 
 
 def places_of(line, count, own) -> list[tuple[int, int]]:
@@ -315,8 +315,8 @@ class Gradient:
 
 # C++ calls it where a gradient may be differentiated.
 library.define(
-    "differentiable_backward(Tensor[] gradients, Tensor?[] saved, str line, int[] types, int wanted, int count, int own, "
-    "bool stack) -> Tensor[]"
+    "differentiable_backward(Tensor[] gradients, Tensor?[] saved, str line, int[] types, int wanted, int count, "
+    "int own, bool stack) -> Tensor[]"
 )
 
 
@@ -356,8 +356,8 @@ class Apply(torch.autograd.Function):
 
 
 class Transformable(Apply):
-    """The same, of one tensor, for torch.func's transforms and for forward mode, which want forward and its context apart (that costs
-    every call more). Forward mode has no kernel: its derivatives are those of the reference."""
+    """The same, of one tensor, for torch.func's transforms and for forward mode, which want forward and its context
+    apart (that costs every call more). Forward mode has no kernel: its derivatives are those of the reference."""
 
     generate_vmap_rule = True
     forward = staticmethod(run)

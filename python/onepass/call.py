@@ -33,7 +33,7 @@ from torch.autograd import profiler
 from onepass import _lists, _native
 from onepass._autocast import under_autocast
 from onepass._backward import is_profiled
-from onepass._ops import draw_dropout_state, no_operands
+from onepass._ops import draw_dropout_state
 from onepass._shapes import is_sharded
 from onepass._symbolic import node_of, proxy_among
 from onepass.autograd import Apply, Transformable, apply, differentiable, forward, front, is_jit_traced, is_transformed
