@@ -260,12 +260,15 @@ class reader {
       if (to.linear >= 0 && !to.scores()) {
         fail(w.begin, w.end, std::string("'") + about.name + "' behind 'linear': a row word stands before it");
       }
-      if (to.rowwise()) {
+      if (to.rowwise() && to.scores()) {
         fail(w.begin, w.end,
-             std::string("a second row word, '") + about.name + "': a line has at most one (this one has '" +
+             std::string("a second row word, '") + about.name + "': a line with 'scores' has at most one (this one has '" +
                  to.words[static_cast<std::size_t>(to.row)].about->name + "')");
       }
-      to.row = static_cast<int>(to.words.size());
+      if (static_cast<int>(to.row_words.size()) == kMaxRowWords)
+        fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxRowWords) + " row words");
+      if (!to.rowwise()) to.row = static_cast<int>(to.words.size());
+      to.row_words.push_back(static_cast<int>(to.words.size()));
     }
     if (about.kind == word_kind::contraction) add_contraction(to, w);
     if (!to.words.empty()) {
@@ -319,6 +322,12 @@ bool line::depends_on_column() const {
   });
 }
 
+int line::statistics(dtype x) const {
+  int all = 0;
+  for (const int i : row_words) all += statistics_of(*words[static_cast<std::size_t>(i)].about, x);
+  return all;
+}
+
 bool line::turns() const { return !words.empty() && words.front().about->kind == word_kind::rotary; }
 
 line parse(std::string_view text) { return reader(text).read(); }
@@ -335,7 +344,10 @@ line slice(const line& of, int begin, int end) {
     w.begin = static_cast<int>(part.text.size());
     part.text += text;
     w.end = static_cast<int>(part.text.size());
-    if (i == of.row) part.row = i - begin;
+    if (w.about->kind == word_kind::row) {
+      if (!part.rowwise()) part.row = i - begin;
+      part.row_words.push_back(i - begin);
+    }
     if (i == of.linear) part.linear = i - begin;
     if (w.operand >= 0) w.operand = part.operands++;
     take_numbers(part, w);

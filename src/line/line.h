@@ -27,6 +27,7 @@ inline constexpr std::string_view kStrategies[] = {"auto",     "unfused",  "tile
 
 // A compiler takes 2 s for eight words, up to 8 s for 32, up to 15 s for 48 and minutes for a hundred.
 inline constexpr int kMaxWords = 32;
+inline constexpr int kMaxRowWords = 8;  // each is a reduction forward and one backward
 
 struct word {
   const descriptor* about;
@@ -41,7 +42,7 @@ struct word {
 struct line {
   std::string text;
   std::vector<word> words;
-  int row = -1;     // index of the row word; -1: elementwise
+  int row = -1;     // index of the first row word; -1: elementwise
   int linear = -1;  // index of `linear` or `scores`; -1: none
   int values = -1;  // index of `values`, the last word; -1: none
   strategy how = strategy::automatic;
@@ -49,12 +50,14 @@ struct line {
   int features = 0;       // numbers that `linear` makes of a row, the line's last words (see with_features)
   int first_operand = 0;  // of a slice: how many operands of the whole line come before its own
   std::vector<double> parameters;
+  std::vector<int> row_words;  // indices of all
 
   bool rowwise() const { return row >= 0; }
   bool by_rows() const { return rowwise() || features > 0; }  // its kernels have whole rows
   bool scores() const;                                        // whether it begins with `scores`
   const word& operand_word(int operand) const;
-  int statistics(dtype x) const { return rowwise() ? statistics_of(*words[row].about, x) : 0; }
+  int last_row() const { return rowwise() ? row_words.back() : -1; }
+  int statistics(dtype x) const;  // elements saved of a row, of all row words
   int least_dim() const;           // `causal` looks at the last two dimensions
   bool depends_on_column() const;  // some word looks at its row or column (column operands, dropout, causal, rope)
   bool turns() const;              // whether it is `rope`, which looks at both halves of a row

@@ -17,12 +17,18 @@ struct segment {
   int begin, end;
 };
 
+// Before the first row word.
 segment entry_segment(const line& of) {
   return {0, of.rowwise() ? of.row : static_cast<int>(of.words.size()) - of.features};
 }
-segment exit_segment(const line& of) {
+// Behind a row word, to the next or the line's end.
+segment segment_behind(const line& of, std::size_t row_word) {
+  const bool is_last = row_word + 1 == of.row_words.size();
+  return {of.row_words[row_word] + 1, is_last ? static_cast<int>(of.words.size()) : of.row_words[row_word + 1]};
+}
+segment features_segment(const line& of) {
   const int end = static_cast<int>(of.words.size());
-  return {of.rowwise() ? of.row + 1 : end - of.features, end};
+  return {end - of.features, end};
 }
 
 // Mirrors chain<>::needs_input: whether backward of words [at, end) reads the value that enters them.
@@ -36,7 +42,7 @@ bool needs_input(const line& of, int at, int end, int resume) {
 // the row word if something behind it needs a value. No word before that point may need one.
 int resume_point(const line& of) {
   const segment entry = entry_segment(of);
-  const bool ends = of.rowwise() && of.row + 1 == static_cast<int>(of.words.size());
+  const bool ends = of.row_words.size() == 1 && of.row + 1 == static_cast<int>(of.words.size());
   if (ends && of.words[static_cast<std::size_t>(of.row)].about->backward_from_result &&
       !needs_input(of, 0, entry.end, -1)) {
     return of.row;
@@ -84,15 +90,17 @@ reads backward_reads(const line& of, bool again) {
   if (resume >= 0 && !result.result) result.kept = of.words[static_cast<std::size_t>(resume)].ordinal;
   result.statistics = of.rowwise() && !result.result;
   result.operands.resize(static_cast<std::size_t>(of.operands));
-  const segment entry = entry_segment(of), exit = exit_segment(of);
+  const segment entry = entry_segment(of);
+  // Behind x or the kept value, what stands before the last row word is recomputed.
+  const int recomputed_to = of.rowwise() ? of.last_row() : of.features > 0 ? entry.end : 0;
   if (again) result.x = result.kept < 0;
   else result.x = of.by_rows() ? resume < 0 : needs_input(of, 0, entry.end, resume);
   for (int i = 0; i < static_cast<int>(of.words.size()); ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
     if (w.operand < 0) continue;
-    const bool before_row = i < entry.end;
-    const bool recomputed = (again && (result.result || i > resume)) || (of.by_rows() && before_row && i > resume) ||
-                            needs_input(of, i + 1, before_row ? entry.end : exit.end, resume);
+    const int end = of.by_rows() && i < recomputed_to ? recomputed_to : static_cast<int>(of.words.size());
+    const bool recomputed = (again && (result.result || i > resume)) || (i < recomputed_to && i > resume) ||
+                            needs_input(of, i + 1, end, resume);
     for (int k = 0; k < w.about->operands; ++k)
       result.operands[static_cast<std::size_t>(w.operand) + static_cast<std::size_t>(k)] =
           recomputed || w.about->backward_needs_operand;
@@ -170,14 +178,16 @@ void fill_parameters(const line& of, dtype x, arguments& a) {
 std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward) {
   const int resume = backward ? resume_point(of) : -1;
   std::string text = "line<" + chain_text(of, entry_segment(of), boolean_masks, resume);
-  if (of.rowwise()) {
-    const word& row = of.words[static_cast<std::size_t>(of.row)];
+  for (std::size_t i = 0; i < of.row_words.size(); ++i) {
+    const word& row = of.words[static_cast<std::size_t>(of.row_words[i])];
     const std::string name = type_of(*row.about);
-    text += ", " + (resume == of.row ? "word::resumed<" + name + ">" : name) + ", " +
-            std::to_string(row.parameter_slot) + ", " + chain_text(of, exit_segment(of), boolean_masks, resume);
-  } else if (of.features > 0) {
-    text += ", word::whole, -1, " + chain_text(of, exit_segment(of), boolean_masks, resume);
+    const std::string segment = (resume == of.row_words[i] ? "word::resumed<" + name + ">" : name) + ", " +
+                                std::to_string(row.parameter_slot) + ", " +
+                                chain_text(of, segment_behind(of, i), boolean_masks, resume);
+    text += i == 0 ? ", " + segment : ", segment<" + segment + ">";
   }
+  if (!of.rowwise() && of.features > 0)
+    text += ", word::whole, -1, " + chain_text(of, features_segment(of), boolean_masks, resume);
   return text + ">";
 }
 

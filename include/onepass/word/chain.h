@@ -54,6 +54,10 @@ concept cursor_of = requires(Cursor& at, L v, int threshold) {
 };
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
+template <int First, int... More>
+inline constexpr int largest_of = First;
+template <int First, int Second, int... More>
+inline constexpr int largest_of<First, Second, More...> = largest_of<larger(First, Second), More...>;
 
 template <int... I>
 struct indices {};
@@ -253,45 +257,91 @@ struct chain<Head, Tail...> {
   }
 };
 
-// What a kernel runs: pre, then the row word (void in an elementwise line), then post. With features, which are
-// post's last words, a row's result is those few numbers, and its gradient theirs.
-template <class Pre, class Row = void, int RowParameter = -1, class Post = chain<>>
-struct line {
-  using pre = Pre;
+// A row word (void in an elementwise line), and the words from it to the next or to the line's end.
+template <class Row, int RowParameter = -1, class Post = chain<>>
+struct segment {
   using row = Row;
   using post = Post;
   static constexpr int row_parameter = RowParameter;
-  static constexpr int operands = larger(Pre::operands, Post::operands);
-  static constexpr int dropouts = larger(Pre::dropouts, Post::dropouts);
-  static constexpr int keeps = larger(Pre::keeps, Post::keeps);
-  static constexpr int features = Post::features;
 };
 
-// The row word's result in backward, from x, or from the result itself.
+template <int I, class First, class... More>
+struct nth {
+  using type = typename nth<I - 1, More...>::type;
+};
+template <class First, class... More>
+struct nth<0, First, More...> {
+  using type = First;
+};
+
+template <class Row>
+inline constexpr bool is_resumed = false;
+template <class Row>
+inline constexpr bool is_resumed<word::resumed<Row>> = true;
+
+// What a kernel runs: pre, then the first segment, then others. With features, which are the last words, a row's
+// result is those few numbers, and its gradient theirs.
+template <class Pre, class Row = void, int RowParameter = -1, class Post = chain<>, class... More>
+struct line {
+  using pre = Pre;
+  static constexpr int segments = 1 + sizeof...(More);
+  template <int I>
+  using segment_at = typename nth<I, segment<Row, RowParameter, Post>, More...>::type;
+  using last = segment_at<segments - 1>;
+  using row = typename last::row;  // the last row word
+  using post = typename last::post;
+  static constexpr int row_parameter = last::row_parameter;
+
+  static constexpr int operands =
+      larger(Pre::operands, larger(Post::operands, largest_of<0, More::post::operands...>));
+  static constexpr int dropouts =
+      larger(Pre::dropouts, larger(Post::dropouts, largest_of<0, More::post::dropouts...>));
+  static constexpr int keeps = larger(Pre::keeps, larger(Post::keeps, largest_of<0, More::post::keeps...>));
+  static constexpr int features = post::features;
+
+  // Where a row word's numbers begin among those that are saved of a row; the number of all for I = segments.
+  template <int I, dtype X>
+  static constexpr int statistics_before() {
+    if constexpr (I == 0) return 0;
+    else return statistics_before<I - 1, X>() + statistics_of(segment_at<I - 1>::row::about, X);
+  }
+};
+
+// What forward saves of a row, of each row word.
+template <class T, int Segments>
+struct saved_numbers {
+  word::row_numbers<T> of[Segments];
+};
+
 template <class Line>
-struct row_result {
-  static constexpr bool kIsGiven = false;
-  template <class L, class Saved, class Cursor>
-  static ONEPASS_FUNCTION L of(L x, Saved saved, Cursor& at) {
-    return Line::row::recompute(Line::pre::recompute(x, at), saved);
-  }
-};
-template <class Pre, class Row, int RowParameter, class Post>
-struct row_result<line<Pre, word::resumed<Row>, RowParameter, Post>> {
-  static constexpr bool kIsGiven = true;
-  template <class L, class Saved, class Cursor>
-  static ONEPASS_FUNCTION L of(L result, Saved, Cursor&) {
-    return result;
-  }
-};
+inline constexpr bool kResultIsGiven = is_resumed<typename Line::row>;  // where backward begins at the result
 
-// z, the row word's result, and its gradient, of one lane in backward.
-template <class Line, class L, class Cursor, class T>
-ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, word::row_numbers<T> saved) {
+// A row word's result in backward, recomputed from x, or the result itself.
+template <class Line, int I, class L, class T, class Cursor>
+ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at) {
+  using row = typename Line::template segment_at<I>::row;
+  if constexpr (is_resumed<row>) {
+    return x;
+  } else if constexpr (I == 0) {
+    return row::recompute(Line::pre::recompute(x, at), saved.of[0]);
+  } else {
+    using before = typename Line::template segment_at<I - 1>::post;
+    return row::recompute(before::recompute(row_result<Line, I - 1>(x, saved, at), at), saved.of[I]);
+  }
+}
+
+// z, the result of row word I, and its gradient, of one lane in backward. dy: the gradient at its segment's end.
+template <class Line, int I, class L, class Cursor, class T>
+ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, const saved_numbers<T, Line::segments>& saved, L dy) {
   L x{};
   if constexpr (!Line::pre::resumes) x = at.x();
-  const L z = row_result<Line>::of(x, saved, at);
-  return {z, Line::post::backward(z, at.dy(), at)};
+  const L z = row_result<Line, I>(x, saved, at);
+  return {z, Line::template segment_at<I>::post::backward(z, dy, at)};
+}
+// Of the last.
+template <class Line, class L, class Cursor, class T>
+ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, const saved_numbers<T, Line::segments>& saved) {
+  return value_and_gradient<Line, Line::segments - 1, L>(at, saved, at.dy());
 }
 
 ONEPASS_END

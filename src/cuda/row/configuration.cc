@@ -190,7 +190,8 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   configuration& c = p.with;
   const int slots = std::popcount(r.wants_column);
   if (slots > tuned.sums || std::popcount(c.repeated_operand) > tuned.repeated ||
-      (tuned.recomputes && r.flops > kTuning.again_flops) || (tuned.ahead && r.features > 0))
+      (tuned.recomputes && r.flops > kTuning.again_flops) || (tuned.ahead && r.features > 0) ||
+      ((tuned.recomputes || tuned.ahead) && r.row_words > 1))
     return false;
   const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
   const int64 lanes_a_row = ceil_div(a.columns, c.vector_size);
@@ -314,6 +315,7 @@ request::request(const spec::line& line, bool is_backward)
       keeps(line.keeps),
       parameters(static_cast<int>(line.parameters.size())),
       features(line.features),
+      row_words(static_cast<int>(line.row_words.size())),
       draws(line.dropouts > 0),
       turns(line.turns()),
       begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {

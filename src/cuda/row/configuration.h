@@ -28,6 +28,7 @@ struct request {
   bool wants_dx = false, wants_again = false;
   int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
   int features = 0;                                                             // that end its rows
+  int row_words = 0;
   int flops = 0;
   bool draws = false;            // has dropout
   bool turns = false;            // looks at both halves of a row

@@ -98,28 +98,63 @@ class held_row {
   bool made_ = false;
 };
 
-template <class T, class Line>
+template <class T, class Segment>
 ONEPASS_FUNCTION T row_parameter(const arguments& a) {
-  if constexpr (Line::row_parameter >= 0) return static_cast<T>(a.parameter[Line::row_parameter]);
+  if constexpr (Segment::row_parameter >= 0) return static_cast<T>(a.parameter[Segment::row_parameter]);
   else return T(0);
 }
 
-// A row's numbers in what is saved, [statistics][rows]; type: x's.
-template <class Line, class T>
+// A row's numbers in what is saved, [statistics][rows], those of row word I behind those of the row words before it;
+// type: x's.
+template <class Line, int I>
+ONEPASS_FUNCTION int64 statistics_before(dtype type) {
+  if constexpr (I == 0) return 0;
+  else return size_of(type) == 2 ? Line::template statistics_before<I, dtype::bf16>()
+                                 : Line::template statistics_before<I, dtype::f32>();
+}
+template <class Line, int I, class T>
 ONEPASS_FUNCTION void save(T* statistics, const arguments& a, dtype type, int64 row, word::row_numbers<T> saved) {
-  const int numbers = statistics_of(Line::row::about, type);
+  const int numbers = statistics_of(Line::template segment_at<I>::row::about, type);
+  statistics += a.rows * statistics_before<Line, I>(type);
   statistics[row] = saved.first;
   if (numbers > 1) statistics[a.rows + row] = saved.second;
   if (numbers > 2) statistics[2 * a.rows + row] = saved.third;
 }
-template <class Line, class T>
-ONEPASS_FUNCTION word::row_numbers<T> saved_of(const T* statistics, const arguments& a, dtype type, int64 row) {
-  const int numbers = row_result<Line>::kIsGiven ? 0 : statistics_of(Line::row::about, type);
-  word::row_numbers<T> saved{T(0), T(0)};
-  if (numbers > 0) saved.first = statistics[row];
-  if (numbers > 1) saved.second = statistics[a.rows + row];
-  if (numbers > 2) saved.third = statistics[2 * a.rows + row];
-  return saved;
+template <class Line, int I = 0, class T>
+ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, dtype type, int64 row,
+                                 saved_numbers<T, Line::segments>& to) {
+  using row_word = typename Line::template segment_at<I>::row;
+  const int numbers = is_resumed<row_word> ? 0 : statistics_of(row_word::about, type);
+  const T* own = statistics + (I == 0 ? 0 : a.rows * statistics_before<Line, I>(type));
+  word::row_numbers<T>& saved = to.of[I];
+  saved = {T(0), T(0)};
+  if (numbers > 0) saved.first = own[row];
+  if (numbers > 1) saved.second = own[a.rows + row];
+  if (numbers > 2) saved.third = own[2 * a.rows + row];
+  if constexpr (I + 1 < Line::segments) read_saved<Line, I + 1>(statistics, a, type, row, to);
+}
+
+// Forward of the segments before the last, over a row's values in the cache.
+template <class T, class Line, class L, int I = 0, class Cursor>
+ONEPASS_FUNCTION void earlier_segments(const arguments& a, Cursor& at, T* values, T* statistics, int64 row) {
+  if constexpr (I + 1 < Line::segments) {
+    using segment = typename Line::template segment_at<I>;
+    const auto make = [&](int64 c, int count) ONEPASS_LAMBDA {
+      if constexpr (I > 0) return load_lane<L>(values + c);
+      at.set_column(c, count);
+      return L(Line::pre::forward(at.x(), at));
+    };
+    using held = held_row<L, decltype(make)>;
+    held whole(values, a, make);
+    const word::row_numbers<T> saved = segment::row::statistics(whole, row_parameter<T, segment>(a));
+    if (statistics) save<Line, I>(statistics, a, a.x.type, row, saved);
+    for_columns<L, Cursor::kUniform>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+      at.set_column(c, count);
+      const L z = segment::row::template forward<held>(load_lane<L>(values + c), saved);
+      store_lane(L(segment::post::forward(z, at)), values + c);
+    });
+    earlier_segments<T, Line, L, I + 1>(a, at, values, statistics, row);
+  }
 }
 
 template <class T, class Line, dtype Stored>
@@ -133,14 +168,16 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
   const int64 first = begin * a.task_rows, last = end * a.task_rows < a.rows ? end * a.task_rows : a.rows;
   for (int64 row = first; row < last; ++row) {
     at.set_row(row);
+    earlier_segments<T, Line, L>(a, at, values.data(), statistics, row);
     const auto make = [&](int64 c, int count) ONEPASS_LAMBDA {
+      if constexpr (Line::segments > 1) return load_lane<L>(values.data() + c);
       at.set_column(c, count);
-      return Line::pre::forward(at.x(), at);
+      return L(Line::pre::forward(at.x(), at));
     };
     using held = held_row<L, decltype(make)>;
     held whole(values.data(), a, make);
     const word::row_numbers<T> saved = Line::row::statistics(whole, row_parameter<T, Line>(a));
-    if (statistics) save<Line>(statistics, a, a.x.type, row, saved);
+    if (statistics) save<Line, Line::segments - 1>(statistics, a, a.x.type, row, saved);
     at.clear_features();
     for_columns<L, Stored != dtype::none>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
@@ -158,13 +195,41 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
 // Whether z and dz cost less to compute again than a trip through the cache; not where types are looked up.
 template <class Line, bool Uniform>
 inline constexpr bool kComputesAgain =
-    Uniform &&
-    (row_result<Line>::kIsGiven ? 0 : Line::pre::flops + Line::row::about.flops_recompute) + Line::post::flops <= 8;
+    Uniform && Line::segments == 1 &&
+    (kResultIsGiven<Line> ? 0 : Line::pre::flops + Line::row::about.flops_recompute) + Line::post::flops <= 8;
+
+// Backward of the segments before the last, down to the first: in z_row and dz_row come the result of row word I + 1 and
+// its gradient, with their sums over the row; those of the first row word are left there, and their sums are returned.
+template <class T, class Line, int I, class Cursor>
+ONEPASS_FUNCTION word::pair<T> earlier_gradients(const arguments& a, Cursor& at,
+                                                 const saved_numbers<T, Line::segments>& saved, word::pair<T> sums,
+                                                 T* z_row, T* dz_row) {
+  if constexpr (I < 0) {
+    return sums;
+  } else {
+    using L = typename Cursor::lane;
+    using behind = typename Line::template segment_at<I + 1>::row;
+    word::terms<L> total{L(T(0)), L(T(0))};
+    for_columns<L, Cursor::kUniform>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+      at.set_column(c, count);
+      const L du = behind::backward(load_lane<L>(z_row + c), load_lane<L>(dz_row + c), saved.of[I + 1], sums,
+                                    static_cast<T>(a.inverse_columns));
+      const word::terms<L> here = value_and_gradient<Line, I, L>(at, saved, du);
+      store_lane(here.first, z_row + c);
+      store_lane(here.second, dz_row + c);
+      L dz = here.second;
+      if (HWY_UNLIKELY(count < lanes<L>())) dz = where(first_n<L>(count), dz, L(T(0)));
+      Line::template segment_at<I>::row::add_terms(here.first, dz, total);
+    });
+    return earlier_gradients<T, Line, I - 1>(a, at, saved, {sum_lanes(total.first), sum_lanes(total.second)}, z_row,
+                                             dz_row);
+  }
+}
 
 // One row: the terms summed over it, then dx. `again` stands where `at` does, and is quiet.
 template <class T, class Line, class Cursor>
-ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Cursor& at, Cursor& again, word::row_numbers<T> saved,
-                                           T* z_row, T* dz_row) {
+ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Cursor& at, Cursor& again,
+                                           const saved_numbers<T, Line::segments>& saved, T* z_row, T* dz_row) {
   using L = typename Cursor::lane;
   constexpr bool kApart = Cursor::kUniform;
   word::terms<L> total{L(T(0)), L(T(0))};
@@ -179,14 +244,16 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Cursor& at, Curso
     if (HWY_UNLIKELY(count < lanes<L>())) dz = where(first_n<L>(count), dz, L(T(0)));
     Line::row::add_terms(here.first, dz, total);
   });
-  const word::pair<T> sums{sum_lanes(total.first), sum_lanes(total.second)};
+  const word::pair<T> sums = earlier_gradients<T, Line, Line::segments - 2>(
+      a, at, saved, {sum_lanes(total.first), sum_lanes(total.second)}, z_row, dz_row);
   for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
     at.set_column(c, count);
     again.set_column(c, count);
     word::terms<L> here;
     if constexpr (kComputesAgain<Line, Cursor::kUniform>) here = value_and_gradient<Line, L>(again, saved);
     else here = {load_lane<L>(z_row + c), load_lane<L>(dz_row + c)};
-    const L du = Line::row::backward(here.first, here.second, saved, sums, static_cast<T>(a.inverse_columns));
+    using first = typename Line::template segment_at<0>::row;
+    const L du = first::backward(here.first, here.second, saved.of[0], sums, static_cast<T>(a.inverse_columns));
     L x{};
     if constexpr (Line::pre::needs_input) x = at.x();
     at.store_dx(Line::pre::backward(x, du, at));
@@ -210,7 +277,8 @@ void rowwise_backward(const arguments& a, int64 begin, int64 end) {
       again.set_row(row);
       at.load_feature_gradients();
       again.load_feature_gradients();
-      const word::row_numbers<T> saved = saved_of<Line>(statistics, a, a.y.type, row);
+      saved_numbers<T, Line::segments> saved;
+      read_saved<Line>(statistics, a, a.y.type, row, saved);
       rowwise_backward_row<T, Line>(a, at, again, saved, rows.data(), rows.data() + padded);
       sums.end_row();
     }

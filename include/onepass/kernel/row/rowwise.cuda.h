@@ -88,7 +88,7 @@ class row_copies {
 // Calls saved = reads(row, stage), then finishes(row, stage, saved) for each of the thread's rows; with kAhead the next
 // row is read before a row is finished. A block's threads make the same calls, with rows past the last one too:
 // shuffles and barriers need every thread.
-template <class Config, class Copies, class Reads, class Finishes>
+template <class Config, class Saved, class Copies, class Reads, class Finishes>
 ONEPASS_FUNCTION void for_rows(const arguments& a, const rows_of_thread<Config>& thread, Copies& copies,
                                const Reads& reads, const Finishes& finishes) {
   const int64 step = thread.step, end = a.rows + thread.down;
@@ -100,7 +100,7 @@ ONEPASS_FUNCTION void for_rows(const arguments& a, const rows_of_thread<Config>&
     }
   } else {
     int stage = 0, stage_before = 0;
-    word::row_numbers<typename Config::arithmetic> saved{}, saved_before{};
+    Saved saved{}, saved_before{};
     for (int64 row = thread.first; row < end + step; row += step) {
       if (row < end) {
         stage = copies.wait();
@@ -128,6 +128,27 @@ ONEPASS_FUNCTION void store_row(const row_threads<Config>& threads, cursor<Confi
 // Behind a row whose result is stored: nothing. Where it is a few numbers, kernel/linear/small_n.cuda.h has what takes
 // them.
 struct nothing_behind {};
+
+// Forward of the segments before the last, over the values that a thread holds: each row word's statistics, its
+// result, and the words behind it.
+template <class Config, class Line, int I = 0, class Threads, class Value>
+ONEPASS_FUNCTION void earlier_segments(const arguments& a, int across, Threads& threads, cursor<Config, Line>& at,
+                                       pack<typename Config::arithmetic, Config::kVectorSize>* held,
+                                       const Value& value, int64 row, bool saves) {
+  if constexpr (I + 1 < Line::segments) {
+    static_assert(!Config::kRecomputes && !Config::kAhead, "values of several row words are held");
+    using segment = typename Line::template segment_at<I>;
+    const auto of_row = statistics<Config, segment>(a, across, threads, held, value);
+    for_vectors<Config>(a, across, [&](int k, typename Config::index column, int count) {
+      at.set_column(column, count);
+      at.set_vector(k);
+      const auto z = segment::row::template forward<thread_row<Config, Threads, Value>>(held[k], of_row.for_held);
+      held[k] = segment::post::forward(z, at);
+    });
+    if (saves) save<Line, Config::kX, I>(a, row, of_row.saved);
+    earlier_segments<Config, Line, I + 1>(a, across, threads, at, held, value, row, saves);
+  }
+}
 
 template <class Config, class Line, class Behind = nothing_behind>
 ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) {
@@ -158,10 +179,14 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
     at.set_vector(k);
     return Line::pre::recompute(at.x(), at);
   };
-  for_rows<Config>(
+  const auto saves = [&](bool exists) {
+    return Config::kSavesStatistics && exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0);
+  };
+  for_rows<Config, word::row_numbers<T>>(
       a, thread, copies,
       [&](int64 row, int stage) {
-        at.set_row(row, Config::kDown == 1 || row < a.rows);
+        const bool exists = Config::kDown == 1 || row < a.rows;
+        at.set_row(row, exists);
         at.set_stage(stage);
         if constexpr (kHeld) {
           for_vectors<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
@@ -170,6 +195,8 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
             held[k] = Line::pre::forward(at.x(), at);
           });
         }
+        if constexpr (Line::segments > 1)
+          earlier_segments<Config, Line>(a, thread.across, threads, at, held, value, row, saves(exists));
         if constexpr (!Config::kAhead) {
           const auto of_row = statistics<Config, Line>(a, thread.across, threads, held, value);
           for_held = of_row.for_held;
@@ -208,12 +235,12 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
         store_row(threads, at);
         if constexpr (Line::features > 0)
           behind.finish(row, exists, threads.reduce(load_numbers<Line::features>(at.features()), plus()));
-        if (Config::kSavesStatistics && exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0))
-          save<Line, Config::kX>(a, row, to_save);
+        if (saves(exists)) save<Line, Config::kX>(a, row, to_save);
       });
 }
 
-// dx of one vector, from the row's sums, and the recomputed result.
+// dx of one vector, from the first row word's result, its gradient and their sums over the row; and the recomputed
+// result.
 template <class Config, class Line>
 ONEPASS_FUNCTION void finish_vector(const arguments& a, cursor<Config, Line>& at,
                                     word::terms<typename cursor<Config, Line>::vector> here,
@@ -221,11 +248,41 @@ ONEPASS_FUNCTION void finish_vector(const arguments& a, cursor<Config, Line>& at
                                     word::pair<typename Config::arithmetic> totals) {
   using T = typename Config::arithmetic;
   using L = typename cursor<Config, Line>::vector;
-  const L du = Line::row::backward(here.first, here.second, saved, totals, static_cast<T>(a.inverse_columns));
+  using first = typename Line::template segment_at<0>::row;
+  const L du = first::backward(here.first, here.second, saved, totals, static_cast<T>(a.inverse_columns));
   L x{};
   if constexpr (Line::pre::needs_input) x = at.x();
   at.store_dx(Line::pre::backward(x, du, at));
-  if constexpr (Config::kWantsAgain) at.store_again(Line::post::recompute(here.first, at));
+  if constexpr (Config::kWantsAgain && Line::segments == 1)
+    at.store_again(Line::post::recompute(here.first, at));
+}
+
+// Backward of the segments before the last, down to the first: in `held` come the result of row word I + 1 and its
+// gradient, with their sums over the row in `totals`; those of the first row word are left there.
+template <class Config, class Line, int I, class Threads, class Sums, class Numbers>
+ONEPASS_FUNCTION void earlier_gradients(const arguments& a, int across, Threads& threads, cursor<Config, Line>& at,
+                                        word::terms<typename cursor<Config, Line>::vector>* held, Sums& sums,
+                                        const saved_numbers<typename Config::arithmetic, Line::segments>& saved,
+                                        Numbers& totals) {
+  if constexpr (I >= 0) {
+    static_assert(!Config::kRecomputes && !Config::kAhead, "values of several row words are held");
+    using T = typename Config::arithmetic;
+    using L = typename cursor<Config, Line>::vector;
+    using behind = typename Line::template segment_at<I + 1>::row;
+    using segment = typename Line::template segment_at<I>;
+    word::terms<L> total{L(T(0)), L(T(0))};
+    for_vectors<Config>(a, across, [&](int k, typename Config::index column, int count) {
+      at.set_column(column, count);
+      at.set_vector(k);
+      at.set_sums(sums[k]);
+      const L du = behind::backward(held[k].first, held[k].second, saved.of[I + 1],
+                                    word::pair<T>{totals.v[0], totals.v[1]}, static_cast<T>(a.inverse_columns));
+      held[k] = value_and_gradient<Line, I, L>(at, saved, du);
+      add_terms<segment>(held[k], count, total);
+    });
+    totals = threads.reduce(Numbers{{sum_lanes(total.first), sum_lanes(total.second)}}, plus());
+    earlier_gradients<Config, Line, I - 1>(a, across, threads, at, held, sums, saved, totals);
+  }
 }
 
 template <class Config, class Line, class Behind = nothing_behind>
@@ -234,7 +291,8 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
   using L = pack<T, Config::kVectorSize>;
   using cursor_type = cursor<Config, Line>;
   constexpr int kHolds = Config::kHeldVectors, kSums = kSlots < Config >> 0 ? kSlots<Config> : 1;
-  constexpr int kTotals = Line::row::about.sums;
+  constexpr int kTotals = Line::segments > 1 ? 2 : Line::row::about.sums;
+  using saved_type = saved_numbers<T, Line::segments>;
   __shared__ typename row_threads<Config>::slots shared;
   extern __shared__ __align__(128) double dynamic[];
   row_threads<Config> threads(shared);
@@ -264,16 +322,14 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
       }
     });
   }
-  const auto saved_at = [&](int64 row) {
-    return row < a.rows ? saved_of<Line, T, Config::kX>(a, row) : word::row_numbers<T>{T(0), T(0)};
-  };
-  word::row_numbers<T> next_saved = saved_at(thread.first);
+  const auto saved_at = [&](int64 row) { return all_saved_of<Line, T, Config::kX>(a, row); };
+  saved_type next_saved = saved_at(thread.first);
   word::terms<L> held[Config::kRecomputes ? 1 : kHolds];
   numbers<T, larger(1, kTotals)> totals = plus::none<T, larger(1, kTotals)>();
-  for_rows<Config>(
+  for_rows<Config, saved_type>(
       a, thread, copies,
       [&](int64 row, int stage) {
-        const word::row_numbers<T> saved = next_saved;
+        const saved_type saved = next_saved;
         next_saved = saved_at(row + thread.step);
         at.set_row(row, Config::kDown == 1 || row < a.rows);
         at.set_stage(stage);
@@ -289,6 +345,8 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
           at.set_sums(sums[k]);
           const word::terms<L> here = value_and_gradient<Line, L>(at, saved);
           if constexpr (!Config::kRecomputes) held[k] = here;
+          if constexpr (Config::kWantsAgain && Line::segments > 1)
+            at.store_again(Line::post::recompute(here.first, at));
           add_terms<Line>(here, count, total);
         });
         plus combine;
@@ -297,13 +355,15 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
         if constexpr (kTotals > 0) totals = threads.send(totals, combine);
         return saved;
       },
-      [&](int64 row, int stage, word::row_numbers<T> saved) {
+      [&](int64 row, int stage, const saved_type& saved) {
         if constexpr (kTotals > 0) totals = threads.receive(totals, plus());
         const bool exists = Config::kDown == 1 || row < a.rows;
         at.set_row(row, exists);
         again.set_row(row, exists);
         at.set_stage(stage);
         again.set_stage(stage);
+        if constexpr (Line::segments > 1)
+          earlier_gradients<Config, Line, Line::segments - 2>(a, thread.across, threads, at, held, sums, saved, totals);
         for_vectors<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
           at.set_vector(k);
@@ -316,7 +376,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
           } else {
             here = held[k];
           }
-          finish_vector<Config, Line>(a, at, here, saved,
+          finish_vector<Config, Line>(a, at, here, saved.of[0],
                                       word::pair<T>{totals.v[0], kTotals > 1 ? totals.v[kTotals - 1] : T(0)});
         });
         store_row(threads, at);

@@ -141,7 +141,7 @@ ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
   const part_of_row<Config> part(a);
   cursor<Config, Line, true> at(a);
   at.set_row(part.row);
-  const word::row_numbers<T> saved = saved_of<Line, T, Config::kX>(a, part.row);
+  const auto saved = all_saved_of<Line, T, Config::kX>(a, part.row);
   word::terms<L> total{L(T(0)), L(T(0))};
   for (int64 first = part.begin; first < part.end; first += part_of_row<Config>::kColumns) {
     for_vectors<Config>(a, static_cast<int>(threadIdx.x), first, [&](int, typename Config::index column, int count) {
@@ -184,14 +184,13 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
     for (int u = 0; u < Config::kUnroll; ++u) {
       const auto row = row_of(u);
       move_to<Config>(a, at, u, row_of, column_of);
-      word::row_numbers<T> saved{T(0), T(0)};
       word::pair<T> of_row{T(0), T(0)};
+      const auto saved = all_saved_of<Line, T, Config::kX>(a, row);
       if (row < a.rows) {
         const T* totals = static_cast<const T*>(a.totals);
-        saved = saved_of<Line, T, Config::kX>(a, row);
         of_row = {totals[row], totals[a.rows + row]};
       }
-      finish_vector<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved, of_row);
+      finish_vector<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved.of[0], of_row);
     }
     store_tile<Config>(a, at, row_of, column_of);
   });

@@ -168,49 +168,66 @@ class thread_row {
 };
 
 // The row's statistics, or those of the vectors from column `first` on, and what takes their place where forward is
-// given the values that this thread holds.
+// given the values that this thread holds. Segment: a line's, or the line in the place of its last.
 template <class T>
 struct row_statistics {
   word::row_numbers<T> saved, for_held;
 };
-template <class Config, class Line, class Threads, class Value>
+template <class Config, class Segment, class Threads, class Value>
 ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
     const arguments& a, int across, Threads& threads, pack<typename Config::arithmetic, Config::kVectorSize>* held,
     const Value& value, typename Config::index first = 0) {
   using T = typename Config::arithmetic;
   T parameter = T(0);
-  if constexpr (Line::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Line::row_parameter]);
+  if constexpr (Segment::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Segment::row_parameter]);
   thread_row<Config, Threads, Value> row(a, across, threads, held, value, first);
-  const word::row_numbers<T> saved = Line::row::statistics(row, parameter);
+  const word::row_numbers<T> saved = Segment::row::statistics(row, parameter);
   return {saved, row.for_held(saved)};
 }
 
-// Adds the terms of a vector's first `count` numbers to the sums of a row in backward.
-template <class Line, class L>
+// Adds the terms of a vector's first `count` elements to the sums of a row in backward. Segment: a line's, or the line
+// in the place of its last.
+template <class Segment, class L>
 ONEPASS_FUNCTION void add_terms(word::terms<L> here, int count, word::terms<L>& to) {
   const auto present = first_n<L>(count);
   const L none(0);
-  Line::row::add_terms(where(present, here.first, none), where(present, here.second, none), to);
+  Segment::row::add_terms(where(present, here.first, none), where(present, here.second, none), to);
 }
 
-// What statistics are saved, [statistics][rows]. X: x's dtype, or one of its size.
-template <class Line, dtype X = dtype::bf16, class T>
+// What statistics are saved, [statistics][rows], those of row word I behind those of the row words before it. X: x's
+// dtype, or one of its size.
+template <class Line, dtype X = dtype::bf16, int I = Line::segments - 1, class T>
 ONEPASS_FUNCTION void save(const arguments& a, int64 row, word::row_numbers<T> saved) {
-  constexpr int kNumbers = statistics_of(Line::row::about, X);
+  constexpr int kNumbers = statistics_of(Line::template segment_at<I>::row::about, X);
   T* statistics = static_cast<T*>(a.statistics);
+  if constexpr (I > 0) statistics += a.rows * Line::template statistics_before<I, X>();
   statistics[row] = saved.first;
   if constexpr (kNumbers > 1) statistics[a.rows + row] = saved.second;
   if constexpr (kNumbers > 2) statistics[2 * a.rows + row] = saved.third;
 }
-template <class Line, class T, dtype X = dtype::bf16>
+template <class Line, class T, dtype X = dtype::bf16, int I = Line::segments - 1>
 ONEPASS_FUNCTION word::row_numbers<T> saved_of(const arguments& a, int64 row) {
-  constexpr int kNumbers = row_result<Line>::kIsGiven ? 0 : statistics_of(Line::row::about, X);
+  using row_word = typename Line::template segment_at<I>::row;
+  constexpr int kNumbers = is_resumed<row_word> ? 0 : statistics_of(row_word::about, X);
   const T* statistics = static_cast<const T*>(a.statistics);
+  if constexpr (I > 0) statistics += a.rows * Line::template statistics_before<I, X>();
   word::row_numbers<T> saved{T(0), T(0)};
   if constexpr (kNumbers > 0) saved.first = statistics[row];
   if constexpr (kNumbers > 1) saved.second = statistics[a.rows + row];
   if constexpr (kNumbers > 2) saved.third = statistics[2 * a.rows + row];
   return saved;
+}
+// Of all row words; of a row past the last one nothing is read.
+template <class Line, class T, dtype X, int I = 0>
+ONEPASS_FUNCTION void read_saved(const arguments& a, int64 row, saved_numbers<T, Line::segments>& to) {
+  to.of[I] = row < a.rows ? saved_of<Line, T, X, I>(a, row) : word::row_numbers<T>{T(0), T(0)};
+  if constexpr (I + 1 < Line::segments) read_saved<Line, T, X, I + 1>(a, row, to);
+}
+template <class Line, class T, dtype X>
+ONEPASS_FUNCTION saved_numbers<T, Line::segments> all_saved_of(const arguments& a, int64 row) {
+  saved_numbers<T, Line::segments> all;
+  read_saved<Line, T, X>(a, row, all);
+  return all;
 }
 
 ONEPASS_END
