@@ -29,10 +29,10 @@ int tile_of(int64 depth, int64 value_depth = 0) {
 // With values of so many numbers, or 0.
 scores_plan plan_for(const scores_call& call, int64 value_depth, const device_facts& chip) {
   scores_plan p{};
-  p.pitch = pitch_of(call.depth);
-  p.rows_of_thread = rows_of_thread(call.depth, value_depth);
+  p.pitch = pitch_of(call.k);
+  p.rows_of_thread = rows_of_thread(call.k, value_depth);
   p.threads = static_cast<unsigned>(threads_of_block(value_depth));
-  p.tile = tile_of(call.depth, value_depth);
+  p.tile = tile_of(call.k, value_depth);
   const int value_pitch = swizzled_pitch(static_cast<int>(pieces_of(value_depth)));
   const auto bytes = [&] { return kScoresTuning.stages * p.tile * (p.pitch + value_pitch); };
   while (p.tile > 32 && bytes() > chip.shared_per_block) p.tile /= 2;
@@ -70,7 +70,7 @@ void append_scores(std::string& packed, const scores_call& call, const scores_pl
                                        .outer_stride = call.outer_stride,
                                        .inner_stride = call.inner_stride,
                                        .inner = call.inner,
-                                       .depth = call.depth,
+                                       .depth = call.k,
                                        .rows_of_batch = call.a_behind.rows / (call.outer * call.inner),
                                        .blocks_of_batch = p.blocks_of_batch,
                                        .behind = {},
