@@ -205,7 +205,7 @@ class attention_on_device {
                             .a_behind = a_,
                             .matrix = there_.at("k")->data(),
                             .matrix_stride = of_.depth,
-                            .depth = of_.depth},
+                            .k = of_.depth},
                            1,
                            kBatches,
                            0,
