@@ -53,8 +53,8 @@ struct linear_speed {
   double moments_turn = 2e-6;     // and for each tile
   double norm_column = 5e-9;  // a deferred norm applied to a tile, during which no wgmma runs: for each of its columns
   double small_m_call = 1.5e-6;
-  double small_m_bytes = 4.4e12;  // bytes a second, at most
-  double small_m_ahead = 3.5e12;  // bytes a second, for each prefetched step
+  double small_m_bytes = 4.4e12;    // bytes a second, at most
+  double small_m_ahead = 3.5e12;    // bytes a second, for each prefetched step
   double small_m_element = 2.9e-8;  // the prologue: for each element of the rows in a thread
   double small_k_call = 4e-6;
   double small_k_element = .87e-12;  // for each element of x
