@@ -253,8 +253,8 @@ def attention() -> None:
         F16,
         how="two_pass",
     )
-    scores("scores, causal", "attention_forward", causal, (2, 2, 150, 64), 264, how="two_pass")
-    scores("scores, deep", "attention_forward", masked, (2, 2, 150, 192), 264, how="two_pass")
+    scores("scores, causal", "attention_forward_sm90", causal, (2, 2, 150, 64), 264, how="two_pass")
+    scores("scores, deep", "attention_forward_sm90", masked, (2, 2, 150, 192), 264, how="two_pass")
     scores("held", "probabilities_forward_sm90", masked, (2, 2, 150, 64), 136, how="two_pass")
     scores(
         "held, one block",
@@ -284,27 +284,33 @@ def attention() -> None:
     )
     scores("probabilities, one block", "probabilities_backward_sm90", "scores | mul(0.1) | softmax", (3, 150, 64), 128)
     scores("probabilities, deep", "probabilities_backward_sm90", masked, (2, 2, 150, 128), 512)
-    scores("probabilities, strips shared", "probabilities_backward_sm90 add_key_gradients", masked, (1, 2000, 64), 1000)
+    scores(
+        "probabilities, row tiles shared",
+        "probabilities_backward_sm90 probabilities_backward_reduce_dk",
+        masked,
+        (1, 2000, 64),
+        1000,
+    )
     for mask in (False, True):
-        kernels = "probabilities_forward_sm90 probabilities_backward_sm90 add_key_gradients"
+        kernels = "probabilities_forward_sm90 probabilities_backward_sm90 probabilities_backward_reduce_dk"
         add(f"attention_scores{', mask' * mask}", kernels, attention_scores(mask))
     add("keys left out", "probabilities_forward_sm90", keys_left_out)
     values = f"{masked} | values"
-    scores("values", f"attention_forward {both}", values, (2, 2, 130, 64), 136, values=64, how="flash")
-    scores("values, added mask", f"attention_forward {both}", values, (2, 2, 130, 64), 264, F16, values=32,
+    scores("values", f"attention_forward_sm90 {both}", values, (2, 2, 130, 64), 136, values=64, how="flash")
+    scores("values, added mask", f"attention_forward_sm90 {both}", values, (2, 2, 130, 64), 264, F16, values=32,
            how="flash", bool_mask=False)  # fmt: skip
     scores(
         "values, causal",
-        f"attention_forward {both}",
+        f"attention_forward_sm90 {both}",
         f"{causal} | values",
         (2, 2, 200, 64),
         200,
         values=64,
         how="flash",
     )
-    scores("values, dropout", f"attention_forward {both}", f"{masked} | dropout(0.1) | values", (2, 2, 130, 96), 136,
-           values=48, how="flash")  # fmt: skip
-    scores("values, deep", f"attention_forward {both}", values, (1, 2, 130, 256), 136, values=256, how="flash")
+    scores("values, dropout", f"attention_forward_sm90 {both}", f"{masked} | dropout(0.1) | values", (2, 2, 130, 96),
+           136, values=48, how="flash")  # fmt: skip
+    scores("values, deep", f"attention_forward_sm90 {both}", values, (1, 2, 130, 256), 136, values=256, how="flash")
     scores("values by warps", by_warps, values, (2, 2, 37, 64), 131, values=64, how="flash")
     scores(
         "values by warps, causal", by_warps, f"{causal} | values", (2, 2, 130, 40), 131, F16, values=128, how="flash"

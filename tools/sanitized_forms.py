@@ -68,7 +68,7 @@ FORMS = {
     "small_m_forward": {"one tile of rows": r"kRowTiles = 1;", "two": r"kRowTiles = 2;"},
     "small_n_forward": {"float": r"arithmetic = float", "float64": r"arithmetic = double"},
     "attention_forward_sm80": {"causal": r"kCausal = 1;", "all keys": r"kCausal = 0;"},
-    "attention_forward": {
+    "attention_forward_sm90": {
         "with values": r"kValueAtoms = [1-9]",
         "scores alone": r"kValueAtoms = 0;",
         "causal": r"kCausal = 1;",

@@ -36,7 +36,7 @@ class imagined_linear {
     behind_.operand[0] = dtype::boolean;
     a_behind_.operand[0] = view{address(), {}, dtype::boolean, 1};
   }
-  scores_call scores() const {  // of two times three batches
+  probabilities_sm80_call scores() const {  // of two times three batches
     constexpr int64 kOuter = 2, kInner = 3;
     return {by_warps(), kOuter, kInner, kInner * a_behind_.columns * k_, a_behind_.columns * k_};
   }

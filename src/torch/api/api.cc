@@ -304,7 +304,7 @@ const char* onepass_beside_engines() {
     out.begin('{').key("cuda").begin('[');
     for (const onepass::cuda::beside_engines& of : onepass::cuda::kBesideEngines) {
       out.begin('{').field("boolean_mask", of.boolean_mask).field("trains", of.trains).field("dropout", of.dropout);
-      out.field("odd_keys", of.odd_keys).field("features", of.features).field("least_depth", of.least_depth);
+      out.field("odd_keys", of.odd_keys).field("head_dim", of.head_dim).field("least_head_dim", of.least_head_dim);
       out.field("least_queries", of.least_queries).end('}');
     }
     const onepass::choice::beside_cpu_engine& cpu = onepass::choice::kBesideCpuEngine;

@@ -27,7 +27,7 @@ ONE_KERNEL = {
     "small_n_forward",
     "probabilities_forward_sm80",
     "probabilities_forward_sm90",
-    "attention_forward",
+    "attention_forward_sm90",
     "attention_forward_sm80",
 }
 """The kernels that are all of such a line."""
