@@ -45,7 +45,7 @@ double seconds_of_scores(const sizes& c, int64 block, double each, double each_b
 double seconds_by_warps(const call& c, int64 block, int blocks_per_sm, const rates& of, int64 bytes,
                         const device_facts& chip) {
   const chip_model on = model_of(chip);
-  const rates here{of.score * on.issue, of.element * on.products, of.tensor * on.issue};
+  const rates here{of.score * on.issue, of.element * on.mma, of.tensor * on.issue};
   double seconds = seconds_of_scores(c.sizes, block, here.each(c));
   if (!on.measured) {
     const int64 batches = matrices_of(c.sizes),
@@ -70,7 +70,7 @@ void take_first(std::vector<way>& all, const call& c) {
 // Forward without values: scores stay in registers; keys are read twice, or once by register-resident softmax.
 std::vector<way> ways_of_scores(const call& c, const device_facts& chip) {
   const sizes& s = c.sizes;
-  const way base{.how = spec::strategy::resident,
+  const way base{.how = spec::strategy::two_pass,
                  .bytes = s.x_bytes() + s.matrix_bytes() + (1 + other_tensors(c.of.behind)) * s.result_bytes()};
   way cluster = base, tiles = base, warps = base;
   cluster.by = implementation::cluster, cluster.kernel = "probabilities_forward_sm90";
@@ -136,7 +136,7 @@ std::vector<way> ways_of_values(const call& c, const device_facts& chip) {
   library.seconds = with_odd_rows(library.seconds + kSpeed.product + seconds_for(rest, chip), 2, s);
 
   const way base{
-      .how = spec::strategy::streamed,
+      .how = spec::strategy::flash,
       .bytes = s.x_bytes() + s.matrix_bytes() + value_bytes(c) + other_tensors(c.of.behind) * s.result_bytes(),
       .why_not = c.gives_more ? "what is kept must be written" : ""};
   way tiles = base, warps = base;
@@ -169,7 +169,7 @@ std::vector<way> gradient_ways_of_scores(const call& c, const device_facts& chip
   const cuda::probabilities_sizes of{matrices, query_heads, s.rows / matrices / query_heads, s.depth, s.columns};
   const int64 inputs = 2 * (s.x_bytes() + s.matrix_bytes());
   way library{.how = spec::strategy::unfused, .bytes = inputs + 5 * s.result_bytes()},
-      cluster{.how = spec::strategy::resident,
+      cluster{.how = spec::strategy::two_pass,
               .by = implementation::cluster,
               .bytes = inputs + 2 * s.result_bytes(),
               .kernel = "probabilities_backward_sm90"};
@@ -192,7 +192,7 @@ std::vector<way> gradient_ways_of_values(const call& c, const device_facts& chip
   library.seconds = weights.seconds + 5 * kSpeed.product + seconds_for(library.bytes - weights.bytes, chip);
   library.seconds = with_odd_rows(library.seconds, 6, s);
 
-  const way base{.how = spec::strategy::streamed,
+  const way base{.how = spec::strategy::flash,
                  .bytes = 2 * inputs + 2 * tensors * s.result_bytes(),
                  .why_not = c.gives_more ? "the weights or their gradients must be written" : ""};
   way tiles = base, warps = base;

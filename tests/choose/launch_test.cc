@@ -159,14 +159,14 @@ TEST_F(Launches, OfLinesWithScores) {
 }
 
 // Launched through what a small-N line's kernels take.
-void launch_dots(const spec::contraction& parts, const choice::sizes& of, int device) {
+void launch_small_n(const spec::contraction& parts, const choice::sizes& of, int device) {
   const spec::line line = spec::with_features(parts.before, static_cast<int>(of.columns));
   call before = call_of(line, false, of.type, of.type, of.rows, of.depth),
        behind = call_of(parts.behind, false, of.type, of.type, of.rows, of.columns);
   before.a.y = {};
-  const few_features_call few{before.r, before.a, behind.r, behind.a};
-  ASSERT_EQ(why_not_few_features(before.r, before.a, facts(device)), "");
-  launch(few, plan_few_features(few, facts(device)), device, nullptr);
+  const small_n_call few{before.r, before.a, behind.r, behind.a};
+  ASSERT_EQ(why_not_small_n(before.r, before.a, facts(device)), "");
+  launch(few, plan_small_n(few, facts(device)), device, nullptr);
 }
 
 TEST_F(Launches, OfLinesWithLinear) {
@@ -193,18 +193,18 @@ TEST_F(Launches, OfLinesWithLinear) {
     const imagined_linear imagined(text, of.rows, of.depth, of.columns, type, false,
                                    way.how == spec::strategy::deferred);
     expect_launched(way, [&] {
-      if (way.by == implementation::small_n) return launch_dots(parts, of, device);
+      if (way.by == implementation::small_n) return launch_small_n(parts, of, device);
       if (way.by == implementation::gemm) {
         ASSERT_TRUE(fits(imagined.call()));
         return launch(imagined.call(), device, nullptr);
       }
       ASSERT_TRUE(fits(imagined.by_warps()));
-      const auto start = way.by == implementation::small_m ? launch_streamed : launch_resident;
+      const auto start = way.by == implementation::small_m ? launch_small_m : launch_small_k;
       start(imagined.by_warps(), device, nullptr);
     });
   }
-  for (const char* often : {"sm_90a linear_forward", "sm_90a streamed_forward", "sm_90a resident_forward",
-                            "sm_90a few_features_forward", "sm_80 few_features_forward"})
+  for (const char* often : {"sm_90a linear_forward", "sm_90a small_m_forward", "sm_90a small_k_forward",
+                            "sm_90a small_n_forward", "sm_80 small_n_forward"})
     EXPECT_GT(seen[often], 0) << often;
 }
 

@@ -41,7 +41,7 @@ TEST(ProbabilitiesSm80, BlocksShareAllRows) {
 TEST(ProbabilitiesSm80, SaysWhyNot) {
   const auto why = [&](const char* line, choice::sizes c, const char* arch = "sm_90a") {
     const spec::contraction of(spec::parse(line));
-    return chosen_on(arch, {.of = of, .sizes = c}).of(spec::strategy::resident).why_not;
+    return chosen_on(arch, {.of = of, .sizes = c}).of(spec::strategy::two_pass).why_not;
   };
   EXPECT_EQ(why(kLine, {2048, 64, 2048, dtype::bf16, false}), "");
   EXPECT_EQ(why(kLine, {2048, 64, 256, dtype::f16, false}, "sm_80"), "");
@@ -58,7 +58,7 @@ TEST(ProbabilitiesSm80, BatchesOfFewRowsLeaveRowsEmpty) {
     return chosen_on("sm_90a", {.of = line, .sizes = of}).chosen().how;
   };
   EXPECT_EQ(taken(65536, 8), spec::strategy::unfused);
-  EXPECT_EQ(taken(64, 2048), spec::strategy::resident);
+  EXPECT_EQ(taken(64, 2048), spec::strategy::two_pass);
 }
 
 TEST(ProbabilitiesSm80, ItsSourceDefinesWhatKernelReads) {

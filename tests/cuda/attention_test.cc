@@ -69,7 +69,7 @@ TEST(AttentionSm90, WritesNoWeightsWhereItCan) {
   choice::call call{.of = line, .sizes = {131072, 64, 2048, dtype::bf16, false, 64}, .value_depth = 64, .values = true};
   const auto all = chosen_on("sm_90a", call);
   EXPECT_EQ(all.chosen().by, choice::implementation::tiles);
-  EXPECT_LT(all.of(spec::strategy::streamed).bytes, all.of(spec::strategy::unfused).bytes);
+  EXPECT_LT(all.of(spec::strategy::flash).bytes, all.of(spec::strategy::unfused).bytes);
   call.sizes.columns = 2047;
   EXPECT_EQ(chosen_on("sm_90a", call).chosen().by, choice::implementation::warps);
 }

@@ -205,7 +205,7 @@ class attention_on_device {
                                         .a_behind = a_,
                                         .matrix = there_.at("k")->data(),
                                         .matrix_stride = of_.head_dim,
-                                        .depth = of_.head_dim},
+                                        .k = of_.head_dim},
                                        1,
                                        kBatches,
                                        0,

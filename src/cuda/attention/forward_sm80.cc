@@ -30,10 +30,10 @@ int tile_of(int64 head_dim, int64 value_head_dim = 0) {
 // value_head_dim 0: without values.
 forward_sm80_plan plan_for(const probabilities_sm80_call& call, int64 value_head_dim, const device_facts& chip) {
   forward_sm80_plan p{};
-  p.pitch = pitch_of(call.depth);
-  p.rows_of_thread = rows_of_thread(call.depth, value_head_dim);
+  p.pitch = pitch_of(call.k);
+  p.rows_of_thread = rows_of_thread(call.k, value_head_dim);
   p.threads = static_cast<unsigned>(threads_of_block(value_head_dim));
-  p.tile = tile_of(call.depth, value_head_dim);
+  p.tile = tile_of(call.k, value_head_dim);
   const int value_pitch = swizzled_pitch(static_cast<int>(chunks_of(value_head_dim)));
   const auto bytes = [&] { return kForwardSm80Tuning.stages * p.tile * (p.pitch + value_pitch); };
   while (p.tile > 32 && bytes() > chip.shared_per_block) p.tile /= 2;
@@ -71,7 +71,7 @@ void append_probabilities(std::string& packed, const probabilities_sm80_call& ca
                                        .outer_stride = call.outer_stride,
                                        .inner_stride = call.inner_stride,
                                        .inner = call.inner,
-                                       .head_dim = call.depth,
+                                       .head_dim = call.k,
                                        .rows_of_batch = call.a_behind.rows / (call.outer * call.inner),
                                        .blocks_of_batch = p.blocks_of_batch,
                                        .behind = {},

@@ -84,7 +84,7 @@ bool launch_forward_sm80(const prepared_contraction& c, const cuda::request& beh
                                             .a_behind = a_behind,
                                             .matrix = keys.data_ptr(),
                                             .matrix_stride = keys.stride(dim - 2),
-                                            .depth = keys.size(dim - 1)},
+                                            .k = keys.size(dim - 1)},
                                            of.count() / inner,
                                            inner,
                                            outer_stride(keys),

@@ -253,8 +253,8 @@ ONEPASS_FUNCTION void finish_vector(const arguments& a, cursor<Config, Line>& at
   L x{};
   if constexpr (Line::pre::needs_input) x = at.x();
   at.store_dx(Line::pre::backward(x, du, at));
-  if constexpr (Config::kWantsAgain && Line::segments == 1)
-    at.store_again(Line::post::recompute(here.first, at));
+  if constexpr (Config::kWantsRecompute && Line::segments == 1)
+    at.store_recomputed(Line::post::recompute(here.first, at));
 }
 
 // Backward of the segments before the last, down to the first: in `held` come the result of row word I + 1 and its
@@ -345,8 +345,8 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
           at.set_sums(sums[k]);
           const word::terms<L> here = value_and_gradient<Line, L>(at, saved);
           if constexpr (!Config::kRecomputes) held[k] = here;
-          if constexpr (Config::kWantsAgain && Line::segments > 1)
-            at.store_again(Line::post::recompute(here.first, at));
+          if constexpr (Config::kWantsRecompute && Line::segments > 1)
+            at.store_recomputed(Line::post::recompute(here.first, at));
           add_terms<Line>(here, count, total);
         });
         plus combine;
