@@ -15,19 +15,19 @@
 namespace onepass::binding {
 namespace {
 
-// Memory for rows taken in parts: four partial statistics of each part, and three combined ones of each row, to which
+// Memory for rows taken in parts: four partial statistics of each part, and the combined ones of each row, to which
 // `of_rows` points if it is not null.
 class row_workspace {
  public:
-  row_workspace(frame& f, const std::vector<cuda::plan>& plans, void** of_rows) {
+  row_workspace(frame& f, const cuda::request& request, const std::vector<cuda::plan>& plans, void** of_rows) {
     if (plans.size() == 1) return;
     f.a.task_columns = plans.front().row_columns;
     const std::int64_t parts = (f.a.columns + f.a.task_columns - 1) / f.a.task_columns;
-    const std::int64_t size[1] = {f.a.rows * (3 + kPartNumbers * parts)};
+    const std::int64_t combined = cuda::row_numbers(request), size[1] = {f.a.rows * (combined + kPartNumbers * parts)};
     memory_ = empty(size, 1, f.arithmetic(), f.on);
     auto* start = static_cast<char*>(memory_->data_ptr());
     if (of_rows) *of_rows = start;
-    f.a.row_parts = start + 3 * f.a.rows * size_of(f.arithmetic());
+    f.a.row_parts = start + combined * f.a.rows * size_of(f.arithmetic());
   }
 
  private:
@@ -44,7 +44,7 @@ void forward_on_cuda(frame& f, const cuda::request& request) {
 
 void launch(frame& f, const cuda::request& request, const std::vector<cuda::plan>& plans, void* stream) {
   void** of_rows = request.backward ? &f.a.totals : f.a.statistics == nullptr ? &f.a.statistics : nullptr;
-  const row_workspace rows(f, plans, of_rows);
+  const row_workspace rows(f, request, plans, of_rows);
   cuda::launch(request, plans, f.a, f.on.index, stream);
 }
 

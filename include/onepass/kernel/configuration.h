@@ -58,6 +58,8 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   FLAG(in_place, kInPlace) /* dx lies where dy does */                                                               \
   FLAG(saves_statistics, kSavesStatistics)                                                                           \
   FLAG(only_statistics, kOnlyStatistics) /* and stores nothing else */                                               \
+  /* Rows taken in parts: which row word a kernel is for. */                                                         \
+  NUMBER(row_word, kRowWord)                                                                                         \
   /* Tensors with one element for a whole row. */                                                                    \
   FLAG(single_x, kSingleX)                                                                                           \
   FLAG(single_y, kSingleY)                                                                                           \

@@ -316,18 +316,21 @@ struct saved_numbers {
 template <class Line>
 inline constexpr bool kResultIsGiven = is_resumed<typename Line::row>;  // where backward begins at the result
 
-// A row word's result in backward, recomputed from x, or the result itself.
+template <class Line, int I, class L, class T, class Cursor>
+ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at);
+
+// The value that enters row word I, recomputed from x.
+template <class Line, int I, class L, class T, class Cursor>
+ONEPASS_FUNCTION L value_before(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at) {
+  if constexpr (I == 0) return Line::pre::recompute(x, at);
+  else return Line::template segment_at<I - 1>::post::recompute(row_result<Line, I - 1>(x, saved, at), at);
+}
+// Row word I's result in backward, recomputed from x, or the result itself.
 template <class Line, int I, class L, class T, class Cursor>
 ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at) {
   using row = typename Line::template segment_at<I>::row;
-  if constexpr (is_resumed<row>) {
-    return x;
-  } else if constexpr (I == 0) {
-    return row::recompute(Line::pre::recompute(x, at), saved.of[0]);
-  } else {
-    using before = typename Line::template segment_at<I - 1>::post;
-    return row::recompute(before::recompute(row_result<Line, I - 1>(x, saved, at), at), saved.of[I]);
-  }
+  if constexpr (is_resumed<row>) return x;
+  else return row::recompute(value_before<Line, I>(x, saved, at), saved.of[I]);
 }
 
 // z, the result of row word I, and its gradient, of one lane in backward. dy: the gradient at its segment's end.
@@ -342,6 +345,19 @@ ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, const saved_numbe
 template <class Line, class L, class Cursor, class T>
 ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, const saved_numbers<T, Line::segments>& saved) {
   return value_and_gradient<Line, Line::segments - 1, L>(at, saved, at.dy());
+}
+// Of row word I, where the sums over the row are known of those behind it.
+template <class Line, int I, class L, class Cursor, class T>
+ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, const saved_numbers<T, Line::segments>& saved,
+                                                   const word::pair<T> (&sums)[Line::segments], T inverse_columns) {
+  if constexpr (I + 1 == Line::segments) {
+    return value_and_gradient<Line, L>(at, saved);
+  } else {
+    using behind = typename Line::template segment_at<I + 1>::row;
+    const word::terms<L> next = value_and_gradient<Line, I + 1, L>(at, saved, sums, inverse_columns);
+    const L du = behind::backward(next.first, next.second, saved.of[I + 1], sums[I + 1], inverse_columns);
+    return value_and_gradient<Line, I, L>(at, saved, du);
+  }
 }
 
 ONEPASS_END

@@ -247,7 +247,8 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   return true;
 }
 
-// Blocks take parts of rows, then a block each row, then tiles. The parts depend on nothing but the row's length.
+// Blocks take parts of rows, then a block each row, for each row word; then tiles. The parts depend on nothing but the
+// row's length.
 std::vector<plan> take_in_parts(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
   plan parts = blank;
   configuration& c = parts.with;
@@ -265,11 +266,17 @@ std::vector<plan> take_in_parts(const request& r, const arguments& a, const devi
   plan combined = parts;
   combined.with.of = part::combined;
   combined.grid_x = static_cast<unsigned>(a.rows);
-  if (r.only_statistics) return {parts, combined};
+  std::vector<plan> all;
+  for (int i = 0; i < std::max(r.row_words, 1); ++i) {
+    parts.with.row_word = combined.with.row_word = r.backward ? std::max(r.row_words, 1) - 1 - i : i;
+    all.push_back(parts), all.push_back(combined);
+  }
+  if (r.only_statistics) return all;
   plan tiles = blank;
   tiles.with.of = part::tiles;
   choose_elementwise(r, a, chip, tiles);
-  return {parts, combined, tiles};
+  all.push_back(tiles);
+  return all;
 }
 
 // Rows that the chip has at once.

@@ -13,8 +13,8 @@ namespace onepass::cuda {
 
 constexpr int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
 
-// Rows too long for a cluster take three kernels: partial statistics per chunk, one combine per row, an elementwise
-// pass.
+// Rows too long for a cluster take several kernels: for each row word partial statistics per chunk and one combine per
+// row, then an elementwise pass.
 enum class part : int { whole, parts, combined, tiles };
 
 // All that selects a kernel besides the arguments. Flops: of a number in this direction, in the words beside the row
@@ -50,12 +50,12 @@ struct configuration {
   int blocks_per_sm;  // that registers must leave room for
   int small;          // an int counts the elements
   int threads;        // of the block, where they are more than across times down
+  int members;        // tensors that the launch has room for, each with arguments of its own; 0: one (group.h)
 #define ONEPASS_MEMBER(member, name) int member;
 #define ONEPASS_SET(member, name) uint64 member;
   ONEPASS_CONFIGURATION(ONEPASS_MEMBER, ONEPASS_MEMBER, ONEPASS_SET)
 #undef ONEPASS_MEMBER
 #undef ONEPASS_SET
-  int64 members;  // tensors that the launch has room for, each with arguments of its own; 0: one (group.h)
 };
 static_assert(std::has_unique_object_representations_v<configuration>);  // no padding in a key
 
@@ -67,12 +67,16 @@ struct plan {
   int64 row_columns;  // of a part of a row, where rows are taken in parts
 };
 
+// Rows taken in parts: elements of a row in the workspace besides those of its parts, which are what its row words save
+// or their sums.
+constexpr int64 row_numbers(const request& r) { return 3 * (r.row_words > 1 ? r.row_words : 1); }
+
 int result_bits(const request&);  // significant ones of the results, at most
 
 // What tensors, dtypes and alignment say, before anything is chosen.
 configuration describe(const request&, const arguments&);
 
-// The kernels of a call, in order: one, or a long row's three parts. Column sums come from the last.
+// The kernels of a call, in order: one, or a long row's parts. Column sums come from the last.
 // Pure arithmetic: the same shapes, alignment and chip give the same plans.
 std::vector<plan> choose(const request&, const arguments&, const device_facts&, const configuration& described);
 std::vector<plan> choose(const request&, const arguments&, const device_facts&);

@@ -65,7 +65,7 @@ void launch(const request& r, const std::vector<plan>& plans, const arguments* c
   thread_local std::string packed;
   packed.clear();
   for (std::size_t i = 0; i < count; ++i) append_packed(packed, r, *members[i]);
-  for (auto i = static_cast<int64>(count); i < plans.front().with.members; ++i) append_packed(packed, r, no_member());
+  for (auto i = static_cast<int>(count); i < plans.front().with.members; ++i) append_packed(packed, r, no_member());
   for (const plan& p : plans) {
     const kernel& with = find_or_build(r, p, device, stream);
     const bool behind = &p != &plans.front() && facts(device).arch >= 90;

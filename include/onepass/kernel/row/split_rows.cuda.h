@@ -1,6 +1,6 @@
-// Lines with a row word on CUDA whose rows are too long for the threads of a cluster: three kernels: partial statistics
-// (backward: two sums) of parts a.task_columns long, to a.row_parts; one combine per row; an elementwise pass in tiles.
-// Rows are read twice.
+// Lines with row words on CUDA whose rows are too long for the threads of a cluster: for each row word, in backward from
+// the last to the first, partial statistics (backward: two sums) of parts a.task_columns long, to a.row_parts, and one
+// combine per row; then an elementwise pass in tiles. Rows are read once more than there are row words.
 #pragma once
 
 #include "onepass/kernel/row/rowwise.cuda.h"
@@ -80,7 +80,12 @@ ONEPASS_FUNCTION void rowwise_forward_parts(const arguments& a) {
   using L = pack<T, Config::kVectorSize>;
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
+  constexpr int I = Config::kRowWord;
+  using segment = typename Line::template segment_at<I>;
+  if constexpr (I > 0) wait_for_kernel_before();
   const part_of_row<Config> part(a);
+  saved_numbers<typename Config::arithmetic, Line::segments> saved;
+  if constexpr (I > 0) read_saved<Line, typename Config::arithmetic, Config::kX, 0, I>(a, part.row, saved);
   cursor<Config, Line> at(a);
   at.set_row(part.row);
   const auto across = static_cast<int>(threadIdx.x);
@@ -90,13 +95,13 @@ ONEPASS_FUNCTION void rowwise_forward_parts(const arguments& a) {
   for (int64 first = part.begin; first < part.end; first += part_of_row<Config>::kColumns) {
     for_vectors<Config>(a, across, first, [&](int k, typename Config::index column, int count) {
       at.set_column(column, count);
-      held[k] = Line::pre::recompute(at.x(), at);
+      held[k] = value_before<Line, I>(L(at.x()), saved, at);
     });
-    statistics<Config, Line>(a, across, gathered, held, value, first);
+    statistics<Config, segment>(a, across, gathered, held, value, first);
   }
   let_next_kernel_begin();
   part_writer<Config> whole{threads, gathered, part.numbers};
-  statistics<Config, Line>(a, across, whole, held, value);
+  statistics<Config, segment>(a, across, whole, held, value);
 }
 
 template <class Config, class Line>
@@ -110,15 +115,25 @@ ONEPASS_FUNCTION void rowwise_forward_combined(const arguments& a) {
   L* const none = nullptr;
   const auto value = [](int, typename Config::index, int) { return L(T(0)); };
   part_reader<Config> whole{threads, static_cast<const T*>(a.row_parts) + row * parts * kPartNumbers, parts};
+  using segment = typename Line::template segment_at<Config::kRowWord>;
   const word::row_numbers<T> saved =
-      statistics<Config, Line>(a, static_cast<int>(threadIdx.x), whole, none, value).saved;
+      statistics<Config, segment>(a, static_cast<int>(threadIdx.x), whole, none, value).saved;
   let_next_kernel_begin();
-  if (threadIdx.x == 0) save<Line, Config::kX>(a, row, saved);
+  if (threadIdx.x == 0) save<Line, Config::kX, Config::kRowWord>(a, row, saved);
 }
 
 struct row_in_tiles {
   static constexpr bool kHeld = false, kCentred = false;
 };
+
+// Row words and the words behind them, from row word I on.
+template <class Line, int I, class L, class T, class Cursor>
+ONEPASS_FUNCTION L segments_forward(L u, const saved_numbers<T, Line::segments>& saved, Cursor& at) {
+  using segment = typename Line::template segment_at<I>;
+  const L y = segment::post::forward(segment::row::template forward<row_in_tiles>(u, saved.of[I]), at);
+  if constexpr (I + 1 < Line::segments) return segments_forward<Line, I + 1>(y, saved, at);
+  else return y;
+}
 
 template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_forward_tiles(const arguments& a) {
@@ -126,10 +141,18 @@ ONEPASS_FUNCTION void rowwise_forward_tiles(const arguments& a) {
   wait_for_kernel_before();
   forward_in_tiles<Config, Line>(a, [&](auto& at, auto row) {
     const auto u = Line::pre::forward(at.x(), at);
-    const word::row_numbers<T> saved =
-        row < a.rows ? saved_of<Line, T, Config::kX>(a, row) : word::row_numbers<T>{T(0), T(0)};
-    return Line::post::forward(Line::row::template forward<row_in_tiles>(u, saved), at);
+    return segments_forward<Line, 0>(u, all_saved_of<Line, T, Config::kX>(a, row), at);
   });
+}
+
+// The sums over a row that are known of row words from I on, [row word][2][rows].
+template <class Line, int I, class T>
+ONEPASS_FUNCTION void read_totals(const arguments& a, int64 row, word::pair<T> (&to)[Line::segments]) {
+  if constexpr (I < Line::segments) {
+    const T* totals = static_cast<const T*>(a.totals) + 2 * I * a.rows;
+    to[I] = row < a.rows ? word::pair<T>{totals[row], totals[a.rows + row]} : word::pair<T>{T(0), T(0)};
+    read_totals<Line, I + 1>(a, row, to);
+  }
 }
 
 template <class Config, class Line>
@@ -138,16 +161,21 @@ ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
   using L = pack<T, Config::kVectorSize>;
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
+  constexpr int I = Config::kRowWord;
+  using segment = typename Line::template segment_at<I>;
+  if constexpr (I + 1 < Line::segments) wait_for_kernel_before();
   const part_of_row<Config> part(a);
   cursor<Config, Line, true> at(a);
   at.set_row(part.row);
   const auto saved = all_saved_of<Line, T, Config::kX>(a, part.row);
+  word::pair<T> sums[Line::segments];
+  read_totals<Line, I + 1>(a, part.row, sums);
   word::terms<L> total{L(T(0)), L(T(0))};
   for (int64 first = part.begin; first < part.end; first += part_of_row<Config>::kColumns) {
     for_vectors<Config>(a, static_cast<int>(threadIdx.x), first, [&](int, typename Config::index column, int count) {
       at.set_column(column, count);
-      const word::terms<L> here = value_and_gradient<Line, L>(at, saved);
-      add_terms<Line>(here, count, total);
+      const word::terms<L> here = value_and_gradient<Line, I, L>(at, saved, sums, static_cast<T>(a.inverse_columns));
+      add_terms<segment>(here, count, total);
     });
   }
   let_next_kernel_begin();
@@ -165,7 +193,7 @@ ONEPASS_FUNCTION void rowwise_backward_combined(const arguments& a) {
   part_reader<Config> whole{threads, static_cast<const T*>(a.row_parts) + row * parts * kPartNumbers, parts};
   const auto all = whole.reduce(plus::none<T, 2>(), plus());
   let_next_kernel_begin();
-  T* totals = static_cast<T*>(a.totals);
+  T* totals = static_cast<T*>(a.totals) + 2 * Config::kRowWord * a.rows;
   if (threadIdx.x == 0) totals[row] = all.v[0], totals[a.rows + row] = all.v[1];
 }
 
@@ -184,13 +212,17 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
     for (int u = 0; u < Config::kUnroll; ++u) {
       const auto row = row_of(u);
       move_to<Config>(a, at, u, row_of, column_of);
-      word::pair<T> of_row{T(0), T(0)};
       const auto saved = all_saved_of<Line, T, Config::kX>(a, row);
-      if (row < a.rows) {
-        const T* totals = static_cast<const T*>(a.totals);
-        of_row = {totals[row], totals[a.rows + row]};
+      word::pair<T> totals[Line::segments];
+      read_totals<Line, 0>(a, row, totals);
+      const word::terms<L> here =
+          value_and_gradient<Line, 0, L>(at, saved, totals, static_cast<T>(a.inverse_columns));
+      if constexpr (Config::kWantsRecompute && Line::segments > 1) {
+        L x{};
+        if constexpr (!Line::pre::resumes) x = at.x();
+        at.store_recomputed(Line::post::recompute(row_result<Line, Line::segments - 1>(x, saved, at), at));
       }
-      finish_vector<Config, Line>(a, at, value_and_gradient<Line, L>(at, saved), saved.of[0], of_row);
+      finish_vector<Config, Line>(a, at, here, saved.of[0], totals[0]);
     }
     store_tile<Config>(a, at, row_of, column_of);
   });

@@ -217,11 +217,11 @@ ONEPASS_FUNCTION word::row_numbers<T> saved_of(const arguments& a, int64 row) {
   if constexpr (kNumbers > 2) saved.third = statistics[2 * a.rows + row];
   return saved;
 }
-// Of all row words; of a row past the last one nothing is read.
-template <class Line, class T, dtype X, int I = 0>
+// Of row words [I, End); of a row past the last one nothing is read.
+template <class Line, class T, dtype X, int I = 0, int End = Line::segments>
 ONEPASS_FUNCTION void read_saved(const arguments& a, int64 row, saved_numbers<T, Line::segments>& to) {
   to.of[I] = row < a.rows ? saved_of<Line, T, X, I>(a, row) : word::row_numbers<T>{T(0), T(0)};
-  if constexpr (I + 1 < Line::segments) read_saved<Line, T, X, I + 1>(a, row, to);
+  if constexpr (I + 1 < End) read_saved<Line, T, X, I + 1, End>(a, row, to);
 }
 template <class Line, class T, dtype X>
 ONEPASS_FUNCTION saved_numbers<T, Line::segments> all_saved_of(const arguments& a, int64 row) {
