@@ -40,8 +40,8 @@ word = name | name "(" number ")" | "gate" "(" activation ")"
 
 - An activation is one of the words of that table below, with its number if it has one: `gate(leaky_relu(0.2))`.
 - A number is written as Python writes a float. White space between the parts is free.
-- A line has at most one row word, one `linear` behind it or `scores` as its first word (and then `values` as its last),
-  12 operands, 12 numbers and 4 `keep`s, and at most 32 words, for which a compiler takes up to 8 s.
+- A line has at most one `linear`, behind its row words, or `scores` as its first word (then one row word, and `values` as
+  its last); 8 row words, 12 operands, 12 numbers, 4 `keep`s, and 32 words, for which a compiler takes up to 8 s.
 - A line that cannot be read raises `onepass.LineError` (a ValueError), which quotes it with carets under the fault.
 
 ## Operands
@@ -68,10 +68,12 @@ kept value is rounded to x's dtype, and the words behind it go on with the round
 is what the line has seen. Its gradient joins there in backward. Where a line can resume from a kept tensor, backward
 saves that one, which the caller holds anyway, and not x. A line that ends with `softmax` resumes from its result.
 
-## The row word
+## Row words
 
 What stands before `layer_norm`, `rms_norm` or `softmax` is computed on the way into the row's statistics, what stands
 behind it on the way out; neither costs another pass over memory. The affine part of a normalisation is `scale | bias`.
+A line may have several, `rms_norm(1e-6) | scale | add | keep | rms_norm(1e-6) | scale`: the row stays on chip from the
+first to the last, and each saves its own statistics for backward.
 
 ## rope
 

@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
                     bad_line{"mul(0x10)", "takes a number"}, bad_line{"mul(1", "expected ')'"},
                     bad_line{"relu(1)", "takes no number"}, bad_line{"gate", "needs an activation"},
                     bad_line{"gate(bias)", "unknown activation 'bias'"}, bad_line{"dropout(1.5)", "between 0 and 1"},
-                    bad_line{"dropout(nan)", "between 0 and 1"}, bad_line{"softmax | layer_norm", "a second row word"},
+                    bad_line{"dropout(nan)", "between 0 and 1"}, bad_line{"scores | softmax | layer_norm", "a second row word"},
                     bad_line{"linear | linear", "a second contraction, 'linear'"},
                     bad_line{"scores | linear", "a second contraction, 'linear'"},
                     bad_line{"bias | scores", "'scores' must be the first word"},

@@ -104,6 +104,9 @@ COMPILED_LINES = (
     "add | add | scale | rms_norm(1e-5) | bias | quick_gelu",
     "tanh | scale | keep | softmax",
     "scale | layer_norm(1e-5) | scale",
+    "rms_norm(1e-6) | scale | add | keep | rms_norm(1e-5) | scale",
+    "gelu | layer_norm(1e-5) | scale | bias | dropout(0.2) | softmax | mul(3.0) | keep | layer_norm | gate(silu)",
+    "softmax | rms_norm(1e-7) | softmax",
 )
 
 NO_COMPILER = {"ONEPASS_CXX": "/nonexistent/compiler"}  # a process's environment
