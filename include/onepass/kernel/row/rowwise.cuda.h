@@ -355,7 +355,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
         if constexpr (kTotals > 0) totals = threads.send(totals, combine);
         return saved;
       },
-      [&](int64 row, int stage, const saved_type& saved) {
+      [&](int64 row, int stage, saved_type saved) {
         if constexpr (kTotals > 0) totals = threads.receive(totals, plus());
         const bool exists = Config::kDown == 1 || row < a.rows;
         at.set_row(row, exists);
