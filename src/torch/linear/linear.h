@@ -2,7 +2,7 @@
 // the matrix product, what stands behind it.
 #pragma once
 
-#include "src/torch/call.h"
+#include "src/torch/call/call.h"
 
 namespace onepass::binding {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/torch/frame.h"
+#include "src/torch/call/frame.h"
 
 namespace onepass::binding {
 
