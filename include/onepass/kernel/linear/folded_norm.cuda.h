@@ -67,7 +67,7 @@ ONEPASS_FUNCTION void fold(const fold_arguments& a) {
   if (threadIdx.x == 0) a.sums[blockIdx.x] = sum, a.offsets[blockIdx.x] = offset;
 }
 
-// What a row word's statistics are made of, from tiles of 64 columns in shared memory (lane/matrix.cuda.h): a thread
+// What a row word's statistics are made of, from tiles of 64 columns in shared memory (device/matrix.cuda.h): a thread
 // has a row. Numbers are taken from the mean of the row's first tile: Σd² / n - (Σd / n)² then loses at most a factor
 // of n / 64 of float32's precision, which is when the other tiles' mean is far from the first's (and then in the
 // variance).
