@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from .. import _lines, _native
+from .. import _native
+from ..functional import _lines
 from ..line import Line
 
 

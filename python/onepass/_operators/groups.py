@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from onepass import _native
-from onepass._backward import run_backward
-from onepass._composed import Saved, composed_backward
-from onepass._ops import library, no_operands
+from onepass._operators.backward import run_backward
+from onepass._operators.composed import Saved, composed_backward
+from onepass._operators.fake import library, no_operands
 from onepass.autograd import Gradient, differentiable, is_jit_traced, plan, reached_by
 from onepass.line import _parse
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import torch
 
-from onepass import _groups, _native
-from onepass._autocast import under_autocast
-from onepass._shapes import is_sharded
+from onepass import _native
+from onepass._arguments.autocast import under_autocast
+from onepass._arguments.shapes import is_sharded
+from onepass._operators import groups
 from onepass.autograd import is_transformed
 from onepass.line import Line
 
@@ -128,7 +129,7 @@ def in_one_launch(line: Line, xs, operands, state, stack: bool) -> list:
     for i, o in enumerate(operands):
         listed |= int(_is_list(o)) << i
         tensors += o if _is_list(o) else [o]
-    results = _groups.call(line, state, len(xs), listed, stack, tensors)
+    results = groups.call(line, state, len(xs), listed, stack, tensors)
     count = len(xs)
     return list(results) if stack else [list(results[k : k + count]) for k in range(0, len(results), count)]
 
