@@ -212,29 +212,29 @@ def linear_lines() -> None:
          how="deferred", out_features=136)  # fmt: skip
     line("deferred, 1024 to 256", f"{deferred} rowwise_backward add_columns", normed, (4096, 1024), how="deferred",
          out_features=256)  # fmt: skip
-    line("streamed", "streamed_forward rowwise_backward", "rms_norm(1e-6) | scale | linear", (8, 1024), how="streamed",
+    line("small_m", "small_m_forward rowwise_backward", "rms_norm(1e-6) | scale | linear", (8, 1024), how="small_m",
          out_features=256)  # fmt: skip
-    line("streamed, sixteen rows", "streamed_forward", f"{NORM} | linear | bias | gelu", (16, 4096), how="streamed",
+    line("small_m, sixteen rows", "small_m_forward", f"{NORM} | linear | bias | gelu", (16, 4096), how="small_m",
          out_features=264)  # fmt: skip
     line(
-        "streamed, gate",
-        "streamed_forward",
+        "small_m, gate",
+        "small_m_forward",
         "gate(silu) | linear | add",
         (3, 520),
         F16,
-        how="streamed",
+        how="small_m",
         out_features=72,
     )
-    line("resident", "resident_forward", normed, (300, 128), how="resident", out_features=64)
-    line("resident, many rows", "resident_forward", f"{NORM} | linear | bias | gelu", (20000, 136), F16, how="resident",
+    line("small_k", "small_k_forward", normed, (300, 128), how="small_k", out_features=64)
+    line("small_k, many rows", "small_k_forward", f"{NORM} | linear | bias | gelu", (20000, 136), F16, how="small_k",
          out_features=72)  # fmt: skip
-    line("resident, gate", "resident_forward", "gate(silu) | linear", (300, 128), how="resident", out_features=40)
-    dots = "few_features_forward few_features_backward"
+    line("small_k, gate", "small_k_forward", "gate(silu) | linear", (300, 128), how="small_k", out_features=40)
+    small_n = "small_n_forward small_n_backward"
     for dtype, features in ((F32, 1), (BF16, 3), (F64, 8)):
-        line(f"features, {dtype}", dots, "layer_norm(1e-5) | tanh | linear | bias | relu", (700, 200), dtype,
-             how="dots", out_features=features)  # fmt: skip
-    line("features, odd rows", dots, "add | keep | rms_norm(1e-6) | scale | linear | bias | keep | silu", (70, 1001),
-         how="dots", out_features=5)  # fmt: skip
+        line(f"features, {dtype}", small_n, "layer_norm(1e-5) | tanh | linear | bias | relu", (700, 200), dtype,
+             how="small_n", out_features=features)  # fmt: skip
+    line("features, odd rows", small_n, "add | keep | rms_norm(1e-6) | scale | linear | bias | keep | silu", (70, 1001),
+         how="small_n", out_features=5)  # fmt: skip
     line("unfused", f"{ROWWISE} {ELEMENTWISE}", f"{NORM} | linear | bias | gelu", (300, 1024), how="unfused",
          out_features=256)  # fmt: skip
 
@@ -243,7 +243,7 @@ def attention() -> None:
     masked, causal = "scores | mul(0.125) | mask | softmax", "scores | mul(0.125) | causal | softmax"
     both = "attention_backward_queries_sm90 attention_backward_keys_sm90"
     by_warps = "attention_forward_sm80 attention_backward_queries_sm80 attention_backward_keys_sm80"
-    scores("scores by warps", "probabilities_forward_sm80", masked, (2, 2, 37, 64), 129, how="resident")
+    scores("scores by warps", "probabilities_forward_sm80", masked, (2, 2, 37, 64), 129, how="two_pass")
     scores(
         "scores by warps, deep",
         "probabilities_forward_sm80",
@@ -251,18 +251,18 @@ def attention() -> None:
         (2, 2, 37, 256),
         131,
         F16,
-        how="resident",
+        how="two_pass",
     )
-    scores("scores, causal", "attention_forward", causal, (2, 2, 150, 64), 264, how="resident")
-    scores("scores, deep", "attention_forward", masked, (2, 2, 150, 192), 264, how="resident")
-    scores("held", "probabilities_forward_sm90", masked, (2, 2, 150, 64), 136, how="resident")
+    scores("scores, causal", "attention_forward_sm90", causal, (2, 2, 150, 64), 264, how="two_pass")
+    scores("scores, deep", "attention_forward_sm90", masked, (2, 2, 150, 192), 264, how="two_pass")
+    scores("held", "probabilities_forward_sm90", masked, (2, 2, 150, 64), 136, how="two_pass")
     scores(
         "held, one block",
         "probabilities_forward_sm90",
         "scores | mul(0.1) | softmax",
         (2, 2, 150, 64),
         128,
-        how="resident",
+        how="two_pass",
     )
     scores(
         "held, in a cluster",
@@ -270,44 +270,50 @@ def attention() -> None:
         masked,
         (2, 2, 150, 64),
         520,
-        how="resident",
+        how="two_pass",
     )
     scores("held, in a cluster of sixteen", "probabilities_forward_sm90 probabilities_backward_sm90",
-           "scores | mul(0.1) | softmax", (1, 2, 70, 64), 4096, F16, how="resident")  # fmt: skip
+           "scores | mul(0.1) | softmax", (1, 2, 70, 64), 4096, F16, how="two_pass")  # fmt: skip
     scores(
         "held, four warpgroups",
         "probabilities_forward_sm90",
         f"{masked} | dropout(0.3)",
         (1, 2, 70, 64),
         4096,
-        how="resident",
+        how="two_pass",
     )
     scores("probabilities, one block", "probabilities_backward_sm90", "scores | mul(0.1) | softmax", (3, 150, 64), 128)
     scores("probabilities, deep", "probabilities_backward_sm90", masked, (2, 2, 150, 128), 512)
-    scores("probabilities, strips shared", "probabilities_backward_sm90 add_key_gradients", masked, (1, 2000, 64), 1000)
+    scores(
+        "probabilities, row tiles shared",
+        "probabilities_backward_sm90 probabilities_backward_reduce_dk",
+        masked,
+        (1, 2000, 64),
+        1000,
+    )
     for mask in (False, True):
-        kernels = "probabilities_forward_sm90 probabilities_backward_sm90 add_key_gradients"
+        kernels = "probabilities_forward_sm90 probabilities_backward_sm90 probabilities_backward_reduce_dk"
         add(f"attention_scores{', mask' * mask}", kernels, attention_scores(mask))
     add("keys left out", "probabilities_forward_sm90", keys_left_out)
     values = f"{masked} | values"
-    scores("values", f"attention_forward {both}", values, (2, 2, 130, 64), 136, values=64, how="streamed")
-    scores("values, added mask", f"attention_forward {both}", values, (2, 2, 130, 64), 264, F16, values=32,
-           how="streamed", bool_mask=False)  # fmt: skip
+    scores("values", f"attention_forward_sm90 {both}", values, (2, 2, 130, 64), 136, values=64, how="flash")
+    scores("values, added mask", f"attention_forward_sm90 {both}", values, (2, 2, 130, 64), 264, F16, values=32,
+           how="flash", bool_mask=False)  # fmt: skip
     scores(
         "values, causal",
-        f"attention_forward {both}",
+        f"attention_forward_sm90 {both}",
         f"{causal} | values",
         (2, 2, 200, 64),
         200,
         values=64,
-        how="streamed",
+        how="flash",
     )
-    scores("values, dropout", f"attention_forward {both}", f"{masked} | dropout(0.1) | values", (2, 2, 130, 96), 136,
-           values=48, how="streamed")  # fmt: skip
-    scores("values, deep", f"attention_forward {both}", values, (1, 2, 130, 256), 136, values=256, how="streamed")
-    scores("values by warps", by_warps, values, (2, 2, 37, 64), 131, values=64, how="streamed")
+    scores("values, dropout", f"attention_forward_sm90 {both}", f"{masked} | dropout(0.1) | values", (2, 2, 130, 96),
+           136, values=48, how="flash")  # fmt: skip
+    scores("values, deep", f"attention_forward_sm90 {both}", values, (1, 2, 130, 256), 136, values=256, how="flash")
+    scores("values by warps", by_warps, values, (2, 2, 37, 64), 131, values=64, how="flash")
     scores(
-        "values by warps, causal", by_warps, f"{causal} | values", (2, 2, 130, 40), 131, F16, values=128, how="streamed"
+        "values by warps, causal", by_warps, f"{causal} | values", (2, 2, 130, 40), 131, F16, values=128, how="flash"
     )
     scores("values, unfused", "rowwise_forward rowwise_backward", values, (2, 2, 37, 64), 136, values=64, how="unfused")
 
@@ -327,7 +333,7 @@ def keys_left_out(device: str) -> None:
     """Of a mask that is one for all rows of a matrix."""
     query, key = (torch.randn(2, 3, n, 64, device=device, dtype=BF16) for n in (70, 264))
     mask = torch.rand(2, 1, 1, 264, device=device) < 0.7
-    both_ways(lambda *ts: onepass.fused("scores(resident) | mul(0.1) | mask | softmax", *ts), [query, key, mask])
+    both_ways(lambda *ts: onepass.fused("scores(two_pass) | mul(0.1) | mask | softmax", *ts), [query, key, mask])
 
 
 plain_lines()

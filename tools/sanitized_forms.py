@@ -47,7 +47,7 @@ FORMS = {
         "two rows in flight": r"kAhead = true",
         "sums in shared memory": r"kSumsInRegisters = false",
         "one part": r"kOnePart = true",
-        "the result again": r"kWantsAgain = true",
+        "the result again": r"kWantsRecompute = true",
         "in place": r"kInPlace = true",
         "rows that begin anywhere": r"kStaged = [1-9]",
         "several tensors": r"kMembers = [1-9]",
@@ -65,10 +65,10 @@ FORMS = {
         "deferred, moments taken": r"kTakesMoments = 1;",
         "deferred, statistics given": r"kDefers = 1;\s*static constexpr int kTakesMoments = 0;",
     },
-    "streamed_forward": {"one tile of rows": r"kRowTiles = 1;", "two": r"kRowTiles = 2;"},
-    "few_features_forward": {"float": r"arithmetic = float", "float64": r"arithmetic = double"},
+    "small_m_forward": {"one tile of rows": r"kRowTiles = 1;", "two": r"kRowTiles = 2;"},
+    "small_n_forward": {"float": r"arithmetic = float", "float64": r"arithmetic = double"},
     "attention_forward_sm80": {"causal": r"kCausal = 1;", "all keys": r"kCausal = 0;"},
-    "attention_forward": {
+    "attention_forward_sm90": {
         "with values": r"kValueAtoms = [1-9]",
         "scores alone": r"kValueAtoms = 0;",
         "causal": r"kCausal = 1;",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
+import operator
 import warnings
 from dataclasses import dataclass
 
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import _native
 from onepass._operators.backward import derivative_along, run_backward
@@ -44,10 +47,9 @@ def differentiable():
 
 
 @functools.lru_cache(maxsize=_native.REMEMBERED)
-def _plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed: tuple[bool, ...]):
-    bits = (needed[0], *needed[3:])  # x, the line, the dropout state, the operands
-    wanted = sum(1 << bit for bit, is_needed in enumerate(bits) if is_needed)
-    sources = tuple(_native.gradients(line, _native.DTYPES[dtype], operand_types, wanted)["inputs"])
+def _plan(line: str, types: tuple[int, ...], needed: tuple[bool, ...]):
+    wanted = sum(1 << bit for bit, is_needed in enumerate(needed) if is_needed)
+    sources = tuple(_native.gradients(line, types[0], types[1:], wanted)["inputs"])
     return sources, wanted, any(s is not None and s >= 0 for s in sources)
 
 
@@ -55,12 +57,12 @@ forget_plans = _plan.cache_clear
 
 
 @torch.compiler.assume_constant_result
-def plan(line: str, dtype: torch.dtype, operand_types: tuple[int, ...], needed: tuple[bool, ...]):
+def plan(line: str, types: tuple[int, ...], needed: tuple[bool, ...]):
     """Where gradients come from, the bits of those wanted (x first), and whether the backward op writes any.
 
     For x and each operand: None (not wanted), -1 (the upstream gradient itself), or the backward op's output.
     """
-    return _plan(line, dtype, operand_types, needed)
+    return _plan(line, types, needed)
 
 
 _is_traced, _has_transforms = torch.compiler.is_dynamo_compiling, torch._C._are_functorch_transforms_active
@@ -76,70 +78,137 @@ def is_jit_traced() -> bool:
     return not _is_traced() and torch.jit.is_tracing()
 
 
-def run(x, line, state, *operands):
-    """The result, the kept values and, where backward reads them, what `linear` gives and the row statistics."""
-    operands = operands or no_operands(x)
+# Functions below take a call as these: the line, the dropout state, how many tensors a list has (0: one tensor, no
+# list), the bits of the operands of which each tensor of the list has its own, whether results are stacked; then the
+# tensors, first x (of the list's tensors, each), then of each operand one for all, or one for each.
+
+
+def places_of(line, count, own) -> list[tuple[int, int]]:
+    """Where the tensors of x, then of each operand, begin and end."""
+    end = count or 1
+    places = [(0, end)]
+    for i in range(line.operand_count):
+        begin, end = end, end + (count if own >> i & 1 else 1)
+        places.append((begin, end))
+    return places
+
+
+def forward(line, state, count, own, stack, tensors, save: bool):
+    """The forward operator: results, kept values, and to save what `linear` gives and the row statistics."""
+    first = count or 1
+    operands = tensors[first:] or no_operands(tensors[0])
+    if count:
+        op, save = torch.ops.onepass.group_forward.default, save and line.reads_statistics
+        return op(tensors[:count], operands, line.text, state, save, own, stack)
     if line.weight is not None:
-        return tuple(line.forward_op(x, operands, line.text, state, True))
+        return line.forward_op(tensors[0], operands, line.text, state, save)
     if line.rowwise:
-        return tuple(line.forward_op(x, operands, line.text, state, line.reads_statistics))
-    return tuple(line.forward_op(x, operands, line.text, state))
+        return line.forward_op(tensors[0], operands, line.text, state, save and line.reads_statistics)
+    return line.forward_op(tensors[0], operands, line.text, state)
+
+
+def run(line, state, count, own, stack, *tensors):
+    """What forward gives where it is to be differentiated."""
+    return tuple(forward(line, state, count, own, stack, tensors, True))
 
 
 def save(ctx, inputs, output, everything=False):
-    """Saves what backward reads; or everything, for forward mode too."""
-    x, line, state, *operands = inputs
-    ctx.line = line
+    """Saves what backward reads; or everything, for forward mode too, of one tensor."""
+    line, state, count, own, stack, *tensors = inputs
+    members = count or 1
+    kinds = 1 if stack else members
+    results = (1 + line.keeps) * kinds
+    places = places_of(line, count, own)
+    ctx.of = (line, count, own, stack)
+    ctx.mark_non_differentiable(*output[results:])
     ctx.set_materialize_grads(False)
-    ctx.results = [(r.shape, r.dtype) for r in output[: 1 + line.keeps]]
-    ctx.like = (x.dtype, x.device)
-    types = [_native.DTYPES[o.dtype] for o in operands]
-    shapes = [line.shape_behind(x, operands) if line.is_behind(i) else x.shape for i in line.tensor_operands]
-    ctx.broadcast = [
-        (i, operands[i].shape) for i, shape in zip(line.tensor_operands, shapes) if operands[i].shape != shape
-    ]
-    for i, _ in ctx.broadcast:
-        types[i] += _native.BROADCAST
-    ctx.operand_types = tuple(types)
-    ctx.mark_non_differentiable(*output[1 + line.keeps :])
-    for_weight = line.weight is not None and ctx.needs_input_grad[3 + line.weight]
-    saved = (
-        x if everything or line.reads_x and (for_weight or not line.x_for_weight) else None,
-        None if line.resumes_from is None else output[line.resumes_from],
-        output[-1] if line.reads_statistics else None,
-        state,
-        output[1 + line.keeps] if line.reads_product else None,
-        None if line.resumes_behind is None else output[line.resumes_behind],
-        *[
-            o if everything or read and (for_weight or not only_for_it) else None
-            for o, read, only_for_it in zip(operands, line.reads_operands, line.operands_for_weight)
-        ],
-    )
+    ctx.results = [(r.shape, r.dtype) for r in output[:results]]
+    ctx.device = tensors[0].device
+    rows, types = {}, [_native.DTYPES[tensors[0].dtype]]
+    for i, (begin, end) in enumerate(places[1:]):
+        type_of = _native.DTYPES[tensors[begin].dtype]
+        if i in line.tensor_operands and not _are_whole(line, i, tensors, members, tensors[begin:end]):
+            rows[i] = [t.shape for t in tensors[begin:end]]
+            type_of += _native.BROADCAST
+        types.append(type_of)
+    ctx.types, ctx.broadcast = tuple(types), rows
+
+    for_weight = line.weight is not None and ctx.needs_input_grad[5 + places[1 + line.weight][0]]
+    reads_x = everything or line.reads_x and (for_weight or not line.x_for_weight)
+    xs = [x if reads_x else None for x in tensors[:members]] if line.reads_x or not count else []
+    k, behind = line.resumes_from, line.resumes_behind
+    resumed = [] if k is None else output[k * kinds : (k + 1) * kinds]
+    operands = []
+    for read, only_for_it, (begin, end) in zip(line.reads_operands, line.operands_for_weight, places[1:]):
+        is_read = everything or read and (for_weight or not only_for_it)
+        operands += tensors[begin:end] if is_read else [None] * (end - begin)
+    statistics = output[-1] if line.reads_statistics else None
+    product = output[1 + line.keeps] if line.reads_product else None
+    saved = (state, statistics, product, None if behind is None else output[behind], *operands, *xs, *resumed)
     ctx.save_for_backward(*saved)
     if everything:
         ctx.save_for_forward(*saved)
 
 
+def _are_whole(line, i, tensors, members, own) -> bool:
+    """Whether a tensor operand has the shape of what its word stands at, for each tensor of the call."""
+    if len(own) != members:
+        return False
+    shapes = [x.shape for x in tensors[:members]]
+    if line.is_behind(i):
+        shapes = [line.shape_behind(tensors[0], tensors[1:])]
+    return all(o.shape == shape for o, shape in zip(own, shapes))
+
+
 def gradients(ctx, upstream):
-    """Of x and of the operands, those that are needed."""
-    line = ctx.line
-    dtype, device = ctx.like
-    given = [
-        torch.zeros((), dtype=of, device=device).expand(shape) if g is None else g
-        for g, (shape, of) in zip(upstream, ctx.results)
-    ]
-    sources, wanted, writes = plan(line.text, dtype, ctx.operand_types, ctx.needs_input_grad)
+    """Of the tensors, those that are needed."""
+    line, count, own, stack = ctx.of
+    upstream = upstream[: len(ctx.results)]
+    members, places = count or 1, places_of(line, count, own)
+    needed = ctx.needs_input_grad[5:]
+    of_kinds = tuple(any(needed[begin:end]) for begin, end in places)
+    sources, wanted, writes = plan(line.text, ctx.types, of_kinds)
+    given = [_zeros(shape, of, ctx.device, count) if g is None else g for g, (shape, of) in zip(upstream, ctx.results)]
     written = ()
     if writes:
-        how = Gradient(line, (_native.DTYPES[dtype], *ctx.operand_types), wanted)
+        how = Gradient(line, ctx.types, wanted, count, own, stack)
         written = run_backward(how, *given, *ctx.saved_tensors)
-    results = [None if s is None else given[0] if s < 0 else written[s] for s in sources]
-    for i, operand_shape in ctx.broadcast:
-        if results[1 + i] is not None:
-            results[1 + i] = results[1 + i].sum_to_size(operand_shape)
-    reached = reached_by(upstream)
-    results[1:] = [g if n < reached else None for g, n in zip(results[1:], line.keeps_before)]
-    return results[0], None, None, *results[1:]
+    firsts = _firsts(line, members, sources, places)
+    reached = [reached_by(upstream if stack else upstream[i::members]) for i in range(members)]
+    results = [None] * len(needed)
+    for kind, (source, (begin, end)) in enumerate(zip(sources, places)):
+        if source is None:
+            continue
+        found = written[firsts[source] :] if source >= 0 else given[0].unbind() if stack else given[:members]
+        if (shapes := ctx.broadcast.get(kind - 1)) is not None:
+            found = [g.sum_to_size(shapes[i if len(shapes) > 1 else 0]) for i, g in enumerate(found[:members])]
+            if end - begin < members:  # an operand that is rows, and one for all
+                found = [functools.reduce(operator.add, found)]
+        keeps = 0 if kind == 0 else line.keeps_before[kind - 1]
+        for i in range(begin, end):
+            is_reached = keeps < (reached[i - begin] if end - begin == members else max(reached))
+            results[i] = found[i - begin] if needed[i] and is_reached else None
+    return None, None, None, None, None, *results
+
+
+def _zeros(shape, dtype, device, count):
+    """In the place of a gradient that nobody gave. In a list they are as dense as the others: they share a launch."""
+    return torch.zeros(shape if count else (), dtype=dtype, device=device).expand(shape)
+
+
+def _firsts(line, members, sources, places) -> list[int]:
+    """The first tensor of each of the backward operator's outputs, which is one for each tensor but for columns that
+    all share."""
+    counts = {}
+    for kind, source in enumerate(sources):
+        if source is not None and source >= 0:
+            is_row = kind == 0 or kind - 1 in line.tensor_operands
+            counts[source] = members if is_row else places[kind][1] - places[kind][0]
+    firsts, total = [], 0
+    for output in range(len(counts)):
+        firsts.append(total)
+        total += counts[output]
+    return firsts
 
 
 def reached_by(upstream) -> int:
@@ -159,19 +228,25 @@ class Gradient:
     """Of x, then of the operands."""
     wanted: int
     """Bit 0: x's gradient, bit i + 1: operand i's."""
+    count: int = 0
+    own: int = 0
+    stack: bool = False
 
     def run(self, *tensors):
-        """tensors: the gradients of the result and of the kept values, then what was saved."""
-        line, count = self.line, 1 + self.line.keeps
-        given = list(tensors[:count])
-        x, resumed, statistics, state, product, resumed_behind, operands = Saved.of(tensors[count:])
+        """tensors: the gradients of the results and of the kept values, then what was saved."""
+        line = self.line
+        given, state, statistics, product, resumed_behind, operands, xs, resumed = self._sorted(tensors)
+        rest = (state, line.text, self.types[1:], self.wanted)
+        if self.count:
+            op = torch.ops.onepass.group_backward.default
+            return tuple(op(given, xs, operands, resumed, statistics, *rest, self.own, self.stack))
+        x, resumed = xs[0], resumed[0] if resumed else None
         if line.weight is not None:
             if not self.wanted >> 1 + line.weight & 1:  # what is there for forward mode alone must not choose the way
                 x = None if line.x_for_weight else x
                 operands = [None if only else o for o, only in zip(operands, line.operands_for_weight)]
             rest = (state, line.text, self.types, self.wanted)
             return tuple(line.backward_op(given, x, operands, resumed, statistics, product, resumed_behind, *rest))
-        rest = (state, line.text, self.types[1:], self.wanted)
         if line.rowwise:
             return tuple(line.backward_op(given, x, operands, resumed, statistics, *rest))
         return tuple(line.backward_op(given, x, operands, resumed, *rest))
@@ -179,26 +254,84 @@ class Gradient:
     def watched(self, tensors):
         """The same tensors, so that what cannot be differentiated again says so: a product that cannot be made again
         has no graph, and a gradient made of it would be taken for a constant."""
-        at = 1 + self.line.keeps + Saved._fields.index("product")
-        if not cannot_be_made_again(self.line, Saved.of(tensors[1 + self.line.keeps :])):
+        given, state, statistics, product, *rest = self._sorted(tensors)
+        if product is None or not cannot_be_made_again(self.line, self._each(tensors)[0][1]):
             return tensors
+        at = len(given) + 2
         return (*tensors[:at], tensors[at].detach().requires_grad_(), *tensors[at + 1 :])
 
     def compose(self, *tensors):
-        """The same of PyTorch's operators."""
-        count = 1 + self.line.keeps
-        return composed_backward(self.line, tensors[:count], Saved.of(tensors[count:]), self.types, self.wanted)
+        """The same of PyTorch's operators: each tensor by itself; the gradients of what a list shares are sums."""
+        each, first_row = [], 0
+        for upstream, saved in self._each(tensors):
+            each.append(composed_backward(self.line, upstream, saved, self.types, self.wanted, first_row))
+            first_row += math.prod(upstream[0].shape[:-1])
+        if not self.count:
+            return each[0]
+        written = []
+        outputs = _native.gradients(self.line.text, self.types[0], self.types[1:], self.wanted)["outputs"]
+        for output, some in zip(outputs, zip(*each)):
+            operand = output["input"] - 1
+            is_row = operand < 0 or operand in self.line.tensor_operands
+            written += some if is_row or self.own >> operand & 1 else [sum(some)]
+        return tuple(written)
+
+    def _each(self, tensors) -> list:
+        """Of each tensor: its upstream gradients, and what was saved."""
+        given, state, _, product, resumed_behind, operands, xs, resumed = self._sorted(tensors)
+        members = self.count or 1
+
+        def of_kinds(some, i):  # of each kind a tensor that is stacked, or one for each
+            kinds = some if self.stack else [some[k : k + members] for k in range(0, len(some), members)]
+            return [kind[i] for kind in kinds]
+
+        places = [(begin - members, end - members) for begin, end in places_of(self.line, self.count, self.own)[1:]]
+        each = []
+        for i in range(members):
+            own = tuple(operands[begin + (i if end - begin > 1 else 0)] for begin, end in places)
+            kept = next(iter(of_kinds(resumed, i)), None)
+            saved = Saved(xs[i] if xs else None, kept, state, product, resumed_behind, own)
+            each.append((of_kinds(given, i), saved))
+        return each
+
+    def _sorted(self, tensors):
+        """The gradients, then as `save` has them: the dropout state, the statistics, the product, the result to resume
+        from behind it, the operands, x, and what backward resumes from."""
+        line, members = self.line, self.count or 1
+        kinds = 1 if self.stack else members
+        tensors = list(tensors)
+
+        def taken(count):
+            some = tensors[:count]
+            del tensors[:count]
+            return some
+
+        given = taken((1 + line.keeps) * kinds)
+        one_each = taken(4)
+        operands = taken(places_of(line, self.count, self.own)[-1][1] - members)
+        xs = taken(members if line.reads_x or not self.count else 0)
+        return given, *one_each, operands, xs, tensors
 
 
 # C++ calls it where a gradient may be differentiated.
 library.define(
-    "differentiable_backward(Tensor[] gradients, Tensor?[] saved, str line, int[] types, int wanted) -> Tensor[]"
+    "differentiable_backward(Tensor[] gradients, Tensor?[] saved, str line, int[] types, int wanted, int count, "
+    "int own, bool stack) -> Tensor[]"
 )
 
 
 @torch.library.impl(library, "differentiable_backward", "CompositeImplicitAutograd")
-def _(gradients, saved, line, types, wanted):
-    return list(run_backward(Gradient(_parse(line), tuple(types), wanted), *gradients, *saved))
+def _(gradients, saved, line, types, wanted, count, own, stack):
+    return list(run_backward(Gradient(_parse(line), tuple(types), wanted, count, own, stack), *gradients, *saved))
+
+
+def apply(function, *inputs):
+    """`function.apply` in eager calls. Results become those of a subclass of Tensor here, as behind an operator: within
+    the function they would be views, which autograd lets nobody overwrite."""
+    tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+    if has_torch_function(tensors):
+        return handle_torch_function(apply, tensors, function, *inputs)
+    return function.apply(*inputs)
 
 
 class Apply(torch.autograd.Function):
@@ -211,20 +344,20 @@ class Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        """inputs: x, the line, the dropout state, the operands."""
+        """inputs: a call, as above."""
         results = run(*inputs)
         save(ctx, inputs, results)
         return results
 
     @staticmethod
     def backward(ctx, *upstream):
-        """Gradients of x and of the operands, those that are needed."""
+        """Gradients of the tensors, those that are needed."""
         return gradients(ctx, upstream)
 
 
 class Transformable(Apply):
-    """The same for torch.func's transforms and for forward mode, which want forward and its context apart (that costs
-    every call more). Forward mode has no kernel: its derivatives are those of the reference."""
+    """The same, of one tensor, for torch.func's transforms and for forward mode, which want forward and its context
+    apart (that costs every call more). Forward mode has no kernel: its derivatives are those of the reference."""
 
     generate_vmap_rule = True
     forward = staticmethod(run)
@@ -238,11 +371,12 @@ class Transformable(Apply):
     @staticmethod
     def jvp(ctx, *tangents):
         """Of the result and of the kept values."""
-        x, _, _, state, _, _, *operands = ctx.saved_tensors
-        of_x, _, _, *of_operands = tangents
+        line = ctx.of[0]
+        state, _, _, _, *rest = ctx.saved_tensors
+        operands, x = rest[: line.operand_count], rest[line.operand_count]
 
         def run(*tensors):
-            return compose(ctx.line.words, tensors[0], tensors[1:], state)
+            return compose(line.words, tensors[0], tensors[1:], state)
 
-        results = derivative_along((of_x, *of_operands), run, (x, *operands))
+        results = derivative_along(tangents[5:], run, (x, *operands))
         return *results, *[None] * (ctx.outputs - len(results))

@@ -23,6 +23,7 @@ same behind all doors. `Line.reference` runs in their place where the CPU has no
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -35,8 +36,8 @@ from onepass._arguments.autocast import under_autocast
 from onepass._arguments.shapes import is_sharded
 from onepass._arguments.symbolic import node_of, proxy_among
 from onepass._operators.backward import is_profiled
-from onepass._operators.fake import draw_dropout_state, no_operands
-from onepass.autograd import Apply, Transformable, differentiable, front, is_jit_traced, is_transformed
+from onepass._operators.fake import draw_dropout_state
+from onepass.autograd import Apply, Transformable, apply, differentiable, forward, front, is_jit_traced, is_transformed
 from onepass.line import Line, _parse, parsed
 
 __all__ = ["call", "fused"]
@@ -135,7 +136,7 @@ def _run(line: Line, x, operands, training: bool, generator, stack: bool, shard:
             line._check_tensors(x, operands)
             line._check_shapes(x, operands)
             return line.reference(x, *operands, dropout_state=state)
-        results = _forward(line, x, state, operands)
+        results = _forward(line, state, (x, *operands))
     except (AttributeError, TypeError):
         line._check_tensors(x, operands)
         raise
@@ -158,7 +159,7 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
         if xs[0].is_cpu and not _runs_on_cpu(line, lists.own(taken, 0)):
             return None
         state = _draw(xs[0], generator) if line.has_dropout else None
-        return lists.in_one_launch(line, xs, taken, state, stack)
+        return lists.in_one_launch(line, xs, taken, stack, functools.partial(_forward, line, state))
 
     try:
         if line.has_dropout and not training:
@@ -171,33 +172,26 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
         raise _as_torch_raises(error, xs) from None
 
 
-def _forward(line: Line, x, state, operands) -> Any:
-    """Takes the first open door of the table above."""
+def _forward(line: Line, state, tensors, count: int = 0, own: int = 0, stack: bool = False) -> Any:
+    """Takes the first open door of the table above. The arguments are those of a call in autograd.py."""
+    how = (line, state, count, own, stack)
     if is_transformed():
-        return Transformable.apply(x, line, state, *operands)
-    if torch.is_grad_enabled() and _requires_grad(x, operands) or is_jit_traced():
-        return _differentiable(line, x, state, operands)
-    if line.rowwise or line.weight is not None:
-        return line.forward_op(x, operands or no_operands(x), line.text, state, False)
-    return line.forward_op(x, operands or no_operands(x), line.text, state)
+        return apply(Transformable, *how, *tensors)
+    if not (torch.is_grad_enabled() and _requires_grad(tensors) or is_jit_traced()):
+        return forward(*how, tensors, False)
+    if torch.compiler.is_compiling():
+        # Dynamo refuses one tensor as two inputs of an autograd function.
+        views = [t.view_as(t) if any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
+        return Apply.apply(*how, *views)
+    in_one = differentiable()
+    if in_one is None:
+        return apply(Apply, *how, *tensors)
+    return in_one(tensors, line.text, state, count, own, stack)
 
 
-def _differentiable(line: Line, x, state, operands):
-    if not torch.compiler.is_compiling():
-        in_one = differentiable()
-        if in_one is not None:
-            return in_one((x, *operands), line.text, state)
-        return Apply.apply(x, line, state, *operands)
-    # Dynamo refuses one tensor as two inputs of an autograd function.
-    views = [o.view_as(o) if any(o is other for other in (x, *operands[:i])) else o for i, o in enumerate(operands)]
-    return Apply.apply(x, line, state, *views)
-
-
-def _requires_grad(x, operands) -> bool:
-    if x.requires_grad:
-        return True
-    for o in operands:  # any() with a generator takes twice as long
-        if o.requires_grad:
+def _requires_grad(tensors) -> bool:
+    for t in tensors:  # any() with a generator takes twice as long
+        if t.requires_grad:
             return True
     return False
 

@@ -92,32 +92,34 @@ only where a word behind it needs it. A result is the same from run to run, but 
 on how many rows there are, since the libraries choose another kernel for another size.
 
 Forward there are several ways, of which the predicted time decides; `linear(name)`, or `strategy=` of the named
-functions and modules, names one, and raises where it cannot be:
+functions and modules, names one, and raises where it cannot be. (The former names `streamed`, `resident` and `dots` are
+still read; each warns once.)
 
 | strategy | does | where |
 |---|---|---|
-| `unfused` | the words before `linear`, the library's product, the words behind it | everywhere |
-| `tiled` | the product and the words behind it in one kernel, where no word stands before `linear` | see below |
-| `deferred` | the same, a norm before `linear` deferred behind the product: nothing made of x is written | see below |
-| `streamed` | the matrix once past a few rows that each block makes and keeps: for decoding | see below |
-| `resident` | short rows once past a small matrix that each block keeps; a row stays in registers | see below |
-| `dots` | rows end in at most 8 dot products, and backward begins at their gradients: one kernel each | everywhere |
-| `panels` | the words before, the product and the words behind, some rows at a time in a core's cache | the CPU |
+| `unfused` | the words before `linear`, the library's GEMM, the words behind it | everywhere |
+| `tiled` | the GEMM and the words behind it in one kernel, where no word stands before `linear` | see below |
+| `deferred` | the same, a norm before `linear` deferred behind the GEMM: nothing made of x is written | see below |
+| `small_m` | few rows (decoding): each block keeps them in shared memory and reads a part of the matrix | see below |
+| `small_k` | few in_features: each block keeps the matrix in shared memory, a row stays in registers | see below |
+| `small_n` | at most 8 out_features: a row ends in dot products, and backward begins at their gradients | everywhere |
+| `panels` | the words before, the GEMM and the words behind, some rows at a time in a core's cache | the CPU |
 
-`dots` is for x and a matrix of one dtype, any one, and rows that a block has room for (of at most 8192 numbers on
-CUDA); each feature counts as one of the line's 12 operands. The row is not rounded before its products. A row's result
-does not depend on the others. Backward of `softmax | linear` takes another way, as does a call whose matrix needs no
-gradient where x was not saved for it. On the CPU a line is compiled at first use for each number of features.
+`small_n` is one kernel forward and one backward. It is for x and a matrix of one dtype, any one, and rows that a block
+has room for (of at most 8192 elements on CUDA); each of the out_features counts as one of the line's 12 operands. The
+row is not rounded before it is multiplied. A row's result does not depend on the others. Backward of `softmax | linear`
+takes another way, as does a call whose matrix needs no gradient where x was not saved for it. On the CPU a line is
+compiled at first use for each number of out_features.
 
-The four of `tiled`, `deferred`, `streamed` and `resident` are for bfloat16 and float16 and rows of multiples of 8
-numbers; `tiled` and `deferred` for sm_90a; on sm_80 and later `streamed` for at most 16 rows that fit in shared memory
-(on sm_90a 16 of 4096 numbers do), `resident` for rows of at most 256 numbers and a matrix that fits there (on sm_90a
-384 by 256 does).
+The four of `tiled`, `deferred`, `small_m` and `small_k` are for bfloat16 and float16 and for in_features and
+out_features that are multiples of 8; `tiled` and `deferred` for sm_90a; on sm_80 and later `small_m` for at most 16
+rows that fit in shared memory (on sm_90a 16 of 4096 elements do), `small_k` for at most 256 in_features and a matrix
+that fits there (on sm_90a 384 by 256 does).
 Only sm_90a has been measured: elsewhere these two are taken where a model of the chip predicts a clear gain. What is
 deferred is `layer_norm` or `rms_norm`, with `scale` and `bias` or without, and nothing else stands before `linear`.
-Panels are for float32 and float64 and from 64 rows on; their products are this package's own, and have the same bits
-for any number of threads. Backward they are for words before `linear` and at most 1024 features, with the library's
-products.
+Panels are for float32 and float64 and from 64 rows on; their GEMM is this package's own, and has the same bits
+for any number of threads. Backward they are for words before `linear` and at most 1024 out_features, with the
+library's GEMM.
 `Line.plan` says which way is taken, and why:
 
 ```python
@@ -126,7 +128,7 @@ print(line.plan((65536, 4096), torch.bfloat16, out_features=64, device="sm_90a")
 ```
 
 `deferred` multiplies x itself with W ∘ scale, whose rows are centred, and takes mean and deviation into account behind
-the product. It rounds the scaled matrix where the other ways round the normalised row: the error is the same, however
+the GEMM. It rounds the scaled matrix where the other ways round the normalised row: the error is the same, however
 large the mean is beside the deviation (see [numerics](numerics.md)). In float32 it would not be, and is never taken.
 
 ## scores
@@ -140,10 +142,10 @@ the words behind need of their result; scores that they need themselves are comp
 | strategy | does | where |
 |---|---|---|
 | `unfused` | the library's product, then one kernel | everywhere |
-| `resident` | one kernel: keys pass by twice, for the row's sum and for the result | CUDA, softmax |
+| `two_pass` | one kernel: it reads the keys twice, for the row's sum and for the result | CUDA, softmax |
 | `panels` | products and the words behind, some rows of one batch at a time in a core's cache | the CPU |
 
-`resident` is for bfloat16 and float16, sm_80 and later, with E a multiple of 8 and at most 256; it does not round the
+`two_pass` is for bfloat16 and float16, sm_80 and later, with E a multiple of 8 and at most 256; it does not round the
 scores. On sm_90a, where S is a multiple of 8 too, warpgroups multiply and TMA brings the keys. `auto` takes
 what is predicted to be faster; on the CPU `panels`, forward and backward, unless there are fewer than four of them.
 Panels are for float32, float64 and, where the processor has AVX512_BF16, bfloat16; where `causal` stands right before
@@ -159,10 +161,10 @@ Unless they are kept the weights are not saved for backward, but made again from
 | strategy | does | where |
 |---|---|---|
 | `unfused` | the weights as a line of their own, then the library's product | everywhere |
-| `streamed` | one kernel: keys and values pass by once, weights are never written | CUDA, softmax, nothing kept |
+| `flash` | flash attention in one kernel: weights are never written | CUDA, softmax, nothing kept |
 | `panels` | as for `scores`: weights are never written, but where they are kept | the CPU |
 
-The strategy is named by `scores`, as in `scores(streamed) | softmax | values`. `streamed` is for bfloat16 and float16,
+The strategy is named by `scores`, as in `scores(flash) | softmax | values`. `flash` is for bfloat16 and float16,
 sm_80 and later, with sizes of rows that are multiples of 8 and at most 256, and behind softmax words that multiply
 (`mul`, `scale`, `dropout`). On sm_90a, where S is a multiple of 8 too, warpgroups multiply, tensors among the words are
 read a tile ahead; elsewhere warps do. `auto` takes it on sm_90a, elsewhere where a model of the chip predicts a clear

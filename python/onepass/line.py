@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -26,11 +29,31 @@ _is_traced = torch.compiler.is_dynamo_compiling
 def _described(line: str) -> dict:
     """Its facts; a word that is not known may come with a package."""
     try:
-        return _native.describe(line)
+        facts = _native.describe(line)
     except LineError:
         if not load_words(line):
             raise
-    return _native.describe(line)
+        facts = _native.describe(line)
+    if facts["old_strategy"]:
+        _warn_of_old_name(next(word for word in facts["words"] if word["strategy"]), facts["old_strategy"])
+    return facts
+
+
+_INSIDE = tuple(os.path.dirname(module.__file__) + os.sep for module in (_native, torch))
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_of_old_name(word: dict, old: str) -> None:
+    """Once for each old name of a strategy, at the user's line. (FutureWarning, as torch has it for what users write:
+    Python hides a DeprecationWarning in all modules but __main__.)"""
+    if (word["name"], old) in _warned:
+        return
+    _warned.add((word["name"], old))
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    message = f"onepass: '{word['name']}({old})' is now called '{word['name']}({word['strategy']})'"
+    warnings.warn(message, FutureWarning, stacklevel=level)
 
 
 class Line:
@@ -43,7 +66,7 @@ class Line:
         LineError: (a ValueError) for a line that cannot be read, quoting it with carets under the fault.
 
     Attributes:
-        text: the line as given.
+        text: the line as given; an old name of a strategy has become the present one.
         words: its words, a list of :class:`Word`.
     """
 
@@ -54,7 +77,7 @@ class Line:
         if not isinstance(line, str):
             raise TypeError(f"Line(): argument 'line' must be str, not {type(line).__name__}")
         facts = _described(line)
-        self.text = line
+        self.text = facts["text"] if facts["old_strategy"] else line
         self.words = [word_of(w, tuple(w["parameters"])) for w in facts["words"]]
         self.rowwise: bool = facts["rowwise"]
         self.keeps: int = facts["keeps"]

@@ -1,4 +1,4 @@
-// What a chip does beside the H200, on which the rates of our kernels were measured.
+// Predicts rates for other chips from those measured on the H200.
 #include "src/choose/chip_model.h"
 
 #include <algorithm>
@@ -9,9 +9,8 @@
 namespace onepass::choice {
 namespace {
 
-// Of one SM, by the vendor's data sheets: its clock, and floating-point operations a clock of `mma` and of the
-// library's products (both of 16 bits with sums in float32), and of float32. By compute capability; a chip between two
-// is as the lower one.
+// Rates of one SM from the vendor's data sheets: its clock, and flops a clock of `mma` and of the library's GEMM (both
+// in 16 bits with float32 sums), and of float32. A chip between two compute capabilities is as the lower one.
 struct sm_rates {
   int arch;
   double hertz, of_warps, of_library, of_floats;
@@ -20,10 +19,10 @@ constexpr sm_rates kRates[] = {{80, 1.41e9, 2048, 2048, 128},   // A100
                                {86, 1.80e9, 1024, 1024, 256},   // RTX A6000
                                {89, 2.52e9, 512, 512, 256},     // RTX 4090
                                {90, 1.755e9, 2560, 4096, 256},  // H200
-                               {100, 1.85e9, 2048, 8192, 256},  // B200; its products of warps are a guess
+                               {100, 1.85e9, 2048, 8192, 256},  // B200; its mma rate is a guess
                                {120, 2.41e9, 512, 512, 256}};   // RTX 5090
 constexpr int kMeasuredArch = 90, kMeasuredSms = 132;
-constexpr double kReached = .8;  // by the library's products, of what the data sheet says: the H200's share
+constexpr double kReached = .8;  // share of the data sheet's flops that the library's GEMM reaches on the H200
 constexpr double kMargin = 1.25;
 
 const sm_rates& rates_of(int arch) {
@@ -43,8 +42,8 @@ chip_model model_of(const cuda::device_facts& chip) {
   const double sms = double{kMeasuredSms} / chip.sm_count, all = chip.sm_count * here.hertz * kReached;
   m.clock = there.hertz / here.hertz;
   m.issue = m.clock * sms;
-  m.products = m.issue * there.of_warps / here.of_warps;
-  m.on_their_way = sms;
+  m.mma = m.issue * there.of_warps / here.of_warps;
+  m.in_flight = sms;
   m.flops = all * here.of_library;
   m.flops_wide = all * here.of_floats;
   return m;

@@ -1,5 +1,5 @@
-// What a chip does beside the H200, on which the rates of our kernels were measured: what is predicted for the others.
-// docs/measured-facts.md, "Chips that were not measured".
+// Predicts rates for other chips from those measured on the H200. docs/measured-facts.md, "Chips that were not
+// measured".
 #pragma once
 
 #include "src/cuda/runtime/driver.h"
@@ -7,11 +7,11 @@
 namespace onepass::choice {
 
 struct chip_model {
-  // How many times as long as on the H200: one thread's instructions; those of all SMs; products of warps on all SMs;
-  // bytes that all SMs have on their way.
-  double clock = 1, issue = 1, products = 1, on_their_way = 1;
-  double flops, flops_wide;  // a second, of the library's product of 16 bits and of float32
-  double margin = 1;         // by which a kernel of ours must be predicted to be faster
+  // Times relative to the H200's: of one thread's instructions; of instructions on all SMs; of mma on all SMs; and of
+  // loads, by the bytes that all SMs have in flight.
+  double clock = 1, issue = 1, mma = 1, in_flight = 1;
+  double flops, flops_wide;  // flops a second of the library's GEMM in 16 bits and in float32
+  double margin = 1;         // predicted seconds of our kernels are multiplied by it
   bool measured = true;
 };
 chip_model model_of(const cuda::device_facts&);

@@ -1,4 +1,4 @@
-// The one decision: by which way a call of a line with `linear`, `scores` or `values` is computed.
+// The one decision of how a call of a line with `linear`, `scores` or `values` is computed.
 #include "src/choose/choose.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ std::string why_not_in_one_kernel(const call& c, const way& w) {
 
 namespace {
 
-// Where the line names no way: the first by rank, then by time.
+// Ways are ordered by rank, then by time.
 bool is_better(const way& a, const way& b) {
   if (a.serves() != b.serves()) return a.serves();
   return a.rank != b.rank ? a.rank < b.rank : a.seconds < b.seconds;

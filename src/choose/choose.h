@@ -1,5 +1,5 @@
-// The one decision: by which way a call of a line with `linear`, `scores` or `values` is computed. A launch, Line.plan,
-// prices of `explain` and `fuse` all ask `choose`. docs/design.md has the table of the ways.
+// The one decision of how a call of a line with `linear`, `scores` or `values` is computed. Launches, Line.plan and the
+// prices of `explain` and `fuse` all call `choose`. docs/design.md has the table of the ways.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace onepass::choice {
 
-// What computes a way.
+// The kernels that compute a way.
 enum class implementation : int {
-  library,  // the vendor's products and the kernels of rows
+  library,  // the vendor's GEMMs and the kernels of rows
   gemm,     // cuda/linear/gemm_sm90.h
   small_m,  // cuda/linear/small_m.h
   small_k,  // cuda/linear/small_k.h
@@ -38,20 +38,20 @@ struct sizes {
   int64 matrix_bytes() const { return matrices * columns * depth * size_of(type); }
 };
 
-// What the choice depends on, of tensors that lie dense unless `unfit` says otherwise.
+// Everything that the choice depends on. Tensors are dense unless `unfit` says otherwise.
 struct call {
-  const spec::contraction& of;  // of a line with `values`: what `scores` begins
+  const spec::contraction& of;  // in a line with `values`, its part from `scores` to before `values`
   choice::sizes sizes;
   spec::strategy named = spec::strategy::automatic;
   int64 value_depth = 0;  // with `values`: numbers of a value
   bool values = false;
-  // Results that kernels for all do not give: of a line with `values` the weights, kept or their gradient; of backward
-  // without, any but the gradients of queries and keys, or one of them alone.
+  // The call wants results that a kernel for the whole line does not give. With `values`: the weights or their
+  // gradient. Backward without `values`: other gradients than those of both queries and keys.
   bool gives_more = false;
   bool backward = false;
   bool one_dtype = true;    // x and the matrix have one
-  std::uint32_t unfit = 0;  // implementations (bits) that the tensors' addresses and strides do not suit, or that
-                            // on the CPU cannot be compiled
+  std::uint32_t unfit = 0;  // implementations (bits) that do not suit the tensors' addresses and strides, or on the CPU
+                            // cannot be compiled
 };
 
 struct way {
@@ -70,18 +70,17 @@ struct decision {
   std::vector<way> ways;
   std::size_t taken = 0;
 
-  // Where the line names a way that cannot be, that way, with why_not.
+  // Where the line names a way that does not serve, that way, with why_not.
   const way& chosen() const { return ways[taken]; }
-  // Of the ways of one strategy the one that is or would be taken; where none serves, with the reasons of all.
+  // The way of this strategy that is or would be taken. Where none serves, why_not has the reasons of all.
   way of(spec::strategy) const;
 };
 
 // chip: null on the CPU.
 decision choose(const call&, const cuda::device_facts* chip);
 
-// Attention on the CPU beside torch's engine, where no gradient is needed: ours of so many weights (rows of queries
-// times keys) and rows of queries, at least. docs/measured-facts.md, "Beside torch's engines". On CUDA:
-// cuda::kBesideEngines.
+// Inference of attention on the CPU: our kernels replace torch's engine from so many weights (rows of queries times
+// keys) and rows of queries on. docs/measured-facts.md, "Beside torch's engines". On CUDA: cuda::kBesideEngines.
 struct beside_cpu_engine {
   int weights = 1 << 14, weights_of_bf16 = 1 << 12;
   int queries = 16;  // of other dtypes than bfloat16

@@ -1,6 +1,6 @@
-// The ways of a line with `linear`, `scores` or `values` on the CPU, where no time is predicted: dot products before
-// panels before the library. A function of shapes and dtypes, but
-// for what can be compiled: other sums have other bits.
+// The ways of a line with `linear`, `scores` or `values` on the CPU. No time is predicted: small_n comes before panels,
+// and panels before the library. The choice is a function of shapes and dtypes, and of what can be compiled, since
+// other sums have other bits.
 #include <algorithm>
 
 #include "src/choose/ways.h"
@@ -24,16 +24,16 @@ std::vector<way> linear_ways_on_cpu(const call& c) {
   const int64 x = s.x_bytes(), y = s.result_bytes();
   const bool makes_input = !c.of.before.words.empty(), goes_on = !c.of.behind.words.empty();
   way library{.how = spec::strategy::unfused, .rank = 2},
-      dots{.how = spec::strategy::dots, .by = implementation::small_n, .rank = 0},
+      small_n{.how = spec::strategy::small_n, .by = implementation::small_n, .rank = 0},
       panels{.how = spec::strategy::panels, .by = implementation::panels, .rank = 1};
   panels.bytes = x + s.matrix_bytes() + y + (s.saves_product ? y : 0);
-  dots.bytes = x + s.matrix_bytes() + y + (goes_on ? 2 * y : 0);
-  library.bytes = dots.bytes + (makes_input ? 2 * x : 0);
+  small_n.bytes = x + s.matrix_bytes() + y + (goes_on ? 2 * y : 0);
+  library.bytes = small_n.bytes + (makes_input ? 2 * x : 0);
   panels.why_not = why_not_panels(c);
-  dots.why_not = spec::why_not_dots(c.of, s.columns);
-  if (dots.serves() && (c.unfit >> static_cast<int>(dots.by) & 1))
-    dots.why_not = "it is compiled at first use, by a C++ compiler";
-  return {library, dots, panels};
+  small_n.why_not = spec::why_not_small_n(c.of, s.columns);
+  if (small_n.serves() && (c.unfit >> static_cast<int>(small_n.by) & 1))
+    small_n.why_not = "it is compiled at first use, by a C++ compiler";
+  return {library, small_n, panels};
 }
 
 std::vector<way> attention_ways_on_cpu(const call& c) {

@@ -1,4 +1,4 @@
-// The ways of a line with `linear` on CUDA: what each moves, and how long it takes by measured rates.
+// The ways of a line with `linear` on CUDA: the bytes that each moves, and its seconds by measured rates.
 #include <algorithm>
 
 #include "src/choose/chip_model.h"
@@ -27,7 +27,7 @@ int flops_of(const spec::line& line) {
 std::string why_not_short(const sizes& c) {
   if (c.type != dtype::bf16 && c.type != dtype::f16) return "its kernel is for bfloat16 and float16";
   if (c.depth % cuda::kTileLanes != 0 || c.columns % cuda::kTileLanes != 0)
-    return "rows must be multiples of 8 numbers";
+    return "rows must be multiples of 8 elements";
   return "";
 }
 
@@ -39,7 +39,7 @@ std::string why_not_deferred(const spec::contraction& of) {
   return of.norm.is_one ? "" : "only a norm, with scale and bias or without, can be deferred";
 }
 
-// In one kernel, with a norm deferred or no words before `linear`.
+// One GEMM with an epilogue; the prologue is a deferred norm or empty.
 way tiled(const spec::contraction& of, const sizes& c, const device_facts& chip, bool defers) {
   const int64 x = c.x_bytes(), y = c.result_bytes(), matrix = c.matrix_bytes();
   way p{.how = defers ? spec::strategy::deferred : spec::strategy::tiled,
@@ -54,20 +54,20 @@ way tiled(const spec::contraction& of, const sizes& c, const device_facts& chip,
   if (!p.serves()) return p;
   const cuda::tile_plan tiles = cuda::plan_tiles(c.rows, c.columns, defers, flops_of(of.behind), chip);
   const auto turns = static_cast<double>(tiles.turns), columns = turns * tiles.tile.columns,
-             depth = static_cast<double>(c.depth);
-  double products = columns * depth * kSpeed.tile_column;
-  double before = 0, beside = columns * kSpeed.finish_column;  // the kernel's other work
+             k = static_cast<double>(c.depth);
+  double gemm = columns * k * kSpeed.tile_column;
+  double before = 0, epilogue = columns * kSpeed.finish_column;  // warpgroup 0's work
   if (defers) {
     before = kSpeed.launch + seconds_for(2 * matrix, chip);
-    products += columns * kSpeed.norm_column;
+    gemm += columns * kSpeed.norm_column;
     if (cuda::needs_statistics(c.columns)) p.bytes += x, before += kSpeed.launch + seconds_for(x, chip);
-    else beside += turns * (depth * kSpeed.moments + kSpeed.moments_turn);
+    else epilogue += turns * (k * kSpeed.moments + kSpeed.moments_turn);
   }
-  p.seconds = kSpeed.call + before + std::max({products, beside, seconds_for(p.bytes, chip)});
+  p.seconds = kSpeed.call + before + std::max({gemm, epilogue, seconds_for(p.bytes, chip)});
   return p;
 }
 
-// In one kernel whose warps multiply: everything crosses memory once.
+// One kernel whose warps multiply: everything crosses memory once.
 way by_warps(way p, const spec::contraction& of, const sizes& c, const std::string& why_not) {
   const int64 x = c.x_bytes(), y = c.result_bytes();
   p.bytes = x + y + c.matrix_bytes() + other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
@@ -76,49 +76,48 @@ way by_warps(way p, const spec::contraction& of, const sizes& c, const std::stri
   return p;
 }
 
-// Its blocks make all rows and share the matrix.
-way streamed(const spec::contraction& of, const sizes& c, const device_facts& chip) {
-  const way named{.how = spec::strategy::streamed, .by = implementation::small_m, .kernel = "streamed_forward"};
-  way p = by_warps(named, of, c, cuda::why_not_streamed(c.rows, c.depth, chip));
+// Every block has all rows, and a part of the matrix.
+way small_m(const spec::contraction& of, const sizes& c, const device_facts& chip) {
+  const way named{.how = spec::strategy::small_m, .by = implementation::small_m, .kernel = "small_m_forward"};
+  way p = by_warps(named, of, c, cuda::why_not_small_m(c.rows, c.depth, chip));
   if (!p.serves()) return p;
   const chip_model on = model_of(chip);
-  const cuda::streamed_rows taken = cuda::take_rows(c.rows, c.depth, chip);
-  const auto numbers = static_cast<double>(ceil_div(c.rows, taken.at_once) * taken.numbers);
-  const double most = on.measured ? kSpeed.streamed_bytes : chip.bytes_per_second,
-               rate = std::min(most, taken.steps_ahead * kSpeed.streamed_ahead / on.on_their_way);
-  p.seconds = on.margin * (kSpeed.streamed_call + numbers * kSpeed.streamed_number * on.clock +
+  const cuda::small_m_rows taken = cuda::take_rows(c.rows, c.depth, chip);
+  const auto elements = static_cast<double>(ceil_div(c.rows, taken.at_once) * taken.elements);
+  const double most = on.measured ? kSpeed.small_m_bytes : chip.bytes_per_second,
+               rate = std::min(most, taken.steps_ahead * kSpeed.small_m_ahead / on.in_flight);
+  p.seconds = on.margin * (kSpeed.small_m_call + elements * kSpeed.small_m_element * on.clock +
                            static_cast<double>(p.bytes) / rate);
   return p;
 }
 
-// Its blocks keep the matrix and share the rows.
-way resident(const spec::contraction& of, const sizes& c, const device_facts& chip) {
-  const way named{.how = spec::strategy::resident, .by = implementation::small_k, .kernel = "resident_forward"};
-  way p = by_warps(named, of, c, cuda::why_not_resident(c.depth, c.columns, chip));
+// Every block has the matrix, and a part of the rows.
+way small_k(const spec::contraction& of, const sizes& c, const device_facts& chip) {
+  const way named{.how = spec::strategy::small_k, .by = implementation::small_k, .kernel = "small_k_forward"};
+  way p = by_warps(named, of, c, cuda::why_not_small_k(c.depth, c.columns, chip));
   if (!p.serves()) return p;
   const chip_model on = model_of(chip);
-  const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
-  const double computing =
-      numbers * kSpeed.resident_number * on.issue + products * kSpeed.resident_product * on.products;
-  p.seconds = on.margin * (kSpeed.resident_call + std::max(computing, seconds_for(p.bytes, chip)));
+  const auto elements = static_cast<double>(c.rows * c.depth), fmas = elements * static_cast<double>(c.columns);
+  const double computing = elements * kSpeed.small_k_element * on.issue + fmas * kSpeed.small_k_fma * on.mma;
+  p.seconds = on.margin * (kSpeed.small_k_call + std::max(computing, seconds_for(p.bytes, chip)));
   return p;
 }
 
-// Its threads contract the rows that they have.
-way dots(const spec::contraction& of, const sizes& c, const device_facts& chip) {
+// The rowwise kernel: a row ends in dot products.
+way small_n(const spec::contraction& of, const sizes& c, const device_facts& chip) {
   const int64 x = c.x_bytes(), y = c.result_bytes();
-  way p{.how = spec::strategy::dots,
+  way p{.how = spec::strategy::small_n,
         .by = implementation::small_n,
         .bytes = x + y + c.matrix_bytes(),
-        .kernel = "few_features_forward"};
+        .kernel = "small_n_forward"};
   p.bytes += other_tensors(of.before) * x + (other_tensors(of.behind) + c.saves_product) * y;
-  p.why_not = spec::why_not_dots(of, c.columns);
-  if (p.why_not.empty() && c.depth > cuda::kMostDotsColumns)
-    p.why_not = "it is for rows of at most " + std::to_string(cuda::kMostDotsColumns) + " numbers";
+  p.why_not = spec::why_not_small_n(of, c.columns);
+  if (p.why_not.empty() && c.depth > cuda::kMostSmallNColumns)
+    p.why_not = "it is for rows of at most " + std::to_string(cuda::kMostSmallNColumns) + " elements";
   if (!p.serves()) return p;
-  const auto numbers = static_cast<double>(c.rows * c.depth), products = numbers * static_cast<double>(c.columns);
+  const double fmas = static_cast<double>(c.rows * c.depth) * static_cast<double>(c.columns);
   p.seconds =
-      kSpeed.dots_call + std::max(seconds_for(p.bytes, chip), products * kSpeed.dots_product * model_of(chip).issue);
+      kSpeed.small_n_call + std::max(seconds_for(p.bytes, chip), fmas * kSpeed.small_n_fma * model_of(chip).issue);
   return p;
 }
 
@@ -153,9 +152,9 @@ std::vector<way> linear_ways(const call& c, const device_facts& chip) {
   return {unfused(c, chip),
           tiled(c.of, c.sizes, chip, false),
           tiled(c.of, c.sizes, chip, true),
-          streamed(c.of, c.sizes, chip),
-          resident(c.of, c.sizes, chip),
-          dots(c.of, c.sizes, chip)};
+          small_m(c.of, c.sizes, chip),
+          small_k(c.of, c.sizes, chip),
+          small_n(c.of, c.sizes, chip)};
 }
 
 }  // namespace onepass::choice

@@ -1,4 +1,4 @@
-// The ways of each kind of call, each with what it moves, how long it takes, and why it does not serve.
+// The ways of each kind of call, each with its bytes, its seconds, and the reason why it does not serve.
 #pragma once
 
 #include "src/choose/choose.h"
@@ -9,11 +9,11 @@ std::vector<way> linear_ways(const call&, const cuda::device_facts&);
 std::vector<way> attention_ways(const call&, const cuda::device_facts&);  // `scores`, with `values` or without
 std::vector<way> cpu_ways(const call&);
 
-// What no way but the library's can take: empty where there is nothing of the kind.
+// The reason why only the library can take a call; empty where there is none.
 std::string why_not_in_one_kernel(const call&, const way&);
-// The words before, the library's product, and the words behind.
+// Prologue, the library's GEMM, and epilogue, each a kernel of its own.
 way unfused(const call&, const cuda::device_facts&);
-// Tensors of the line's size that it reads beside what enters it, or writes beside its result.
+// The number of tensors of the line's size that it reads besides its input or writes besides its result.
 int64 other_tensors(const spec::line&);
 double seconds_for(int64 bytes, const cuda::device_facts&);
 

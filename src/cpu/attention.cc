@@ -1,4 +1,4 @@
-// On the CPU: scores, what stands behind them and their product with values, a panel of one batch's rows at a time.
+// Attention on the CPU: scores, the words behind them and the GEMM with the values, for a panel of rows at a time.
 #include "src/cpu/attention.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace onepass::cpu {
 namespace {
 
 constexpr int64 kPanelBytes = 256 << 10;
-constexpr int64 kFewestTasks = 4;  // with fewer, threads that share one product have more to do
+constexpr int64 kFewestTasks = 4;  // with fewer, threads share one GEMM instead
 
 int64 rows_of_panel(dtype type, int64 rows, int64 columns) {
   const int64 most = std::max<int64>(kPanelBytes / (columns * size_of(type)), 16), panels = (rows + most - 1) / most;
@@ -22,7 +22,7 @@ matrix dense_rows(void* data, const score_panels& by, int64 row, int64 count) {
   return {static_cast<char*>(data) + row * by.columns * size_of(by.type), by.type, count, by.columns, by.columns, 1};
 }
 
-// A gradient of a batch that panels add to: in float, where it is stored in 16 bits and there are several.
+// A gradient of a batch to which panels add, in float where it is stored in 16 bits and there are several panels.
 class batch_sum {
  public:
   batch_sum(const std::optional<batched_matrices>& to, bool several) : to_(to), several_(several) {}
@@ -35,7 +35,7 @@ class batch_sum {
     }
     clear(sum_, 0);
   }
-  // To the first rows, as many as a has.
+  // Adds a · b to the first a.rows rows.
   void add(const matrix& a, const matrix& b) {
     if (!to_) return;
     matrix rows = sum_;
@@ -55,21 +55,21 @@ class batch_sum {
   right_factor b_;
 };
 
-// Backward of batches, a panel at a time.
+// Backward of batches, one panel after another.
 class backward_of_batches {
  public:
   explicit backward_of_batches(const scores_backward& of) : of_(of), kernel_(of.behind, of.by.type, 1, true) {
-    if (of.again) again_.emplace(*of.again, of.by.type, 1, false);
+    if (of.recompute) recompute_.emplace(*of.recompute, of.by.type, 1, false);
   }
 
   void run() const {
     const score_panels& by = of_.by;
     in_threads(by.batches, 1, [&](int64 begin, int64 end) {
-      thread at(of_, again_ && of_.reads_scores);
+      thread at(of_, recompute_ && of_.reads_scores);
       for (int64 batch = begin; batch < end; ++batch) {
-        if (again_ || of_.reads_scores) at.transposed_keys.take(transposed(of_.keys.whole(batch)));
+        if (recompute_ || of_.reads_scores) at.transposed_keys.take(transposed(of_.keys.whole(batch)));
         if (of_.values) at.transposed_values.take(transposed(of_.values->whole(batch)));
-        if (of_.of_queries) at.keys.take(of_.keys.whole(batch));
+        if (of_.grad_queries) at.keys.take(of_.keys.whole(batch));
         at.dkeys.begin(batch), at.dvalues.begin(batch);
         for (int64 first = 0; first < by.rows; first += by.panel) panel(batch, first, at);
         at.dkeys.end(), at.dvalues.end();
@@ -79,13 +79,13 @@ class backward_of_batches {
 
  private:
   struct thread {
-    thread(const scores_backward& of, bool weights_apart)
+    thread(const scores_backward& of, bool separate_probabilities)
         : scores(of.by.bytes()),
-          apart(weights_apart ? of.by.bytes() : 0),
+          probabilities(separate_probabilities ? of.by.bytes() : 0),
           gradient(of.by.bytes()),
-          dkeys(of.of_keys, of.by.panels() > 1),
-          dvalues(of.of_values, of.by.panels() > 1) {}
-    aligned_memory scores, apart, gradient;
+          dkeys(of.grad_keys, of.by.panels() > 1),
+          dvalues(of.grad_values, of.by.panels() > 1) {}
+    aligned_memory scores, probabilities, gradient;
     right_factor transposed_keys, transposed_values, keys;
     batch_sum dkeys, dvalues;
   };
@@ -99,31 +99,31 @@ class backward_of_batches {
     };
     const matrix queries = of_.queries.part(batch, first, count), gradient = rows_in(here.gradient),
                  scores = rows_in(here.scores);
-    if (again_ || of_.reads_scores) here.transposed_keys.multiply(scores, queries, false);
+    if (recompute_ || of_.reads_scores) here.transposed_keys.multiply(scores, queries, false);
     matrix x = of_.reads_scores ? scores : matrix{}, y{};
     if (of_.values) {
-      matrix weights = again_ && of_.reads_scores ? rows_in(here.apart) : scores;
-      if (again_) {
-        (*again_)(row, row + count, seen, {at(&arguments::x, scores), at(&arguments::y, weights)});
+      matrix probabilities = recompute_ && of_.reads_scores ? rows_in(here.probabilities) : scores;
+      if (recompute_) {
+        (*recompute_)(row, row + count, seen, {at(&arguments::x, scores), at(&arguments::y, probabilities)});
       } else {
-        weights = dense_rows(of_.weights, by, row, count);
-        weights.columns = seen;
+        probabilities = dense_rows(of_.probabilities, by, row, count);
+        probabilities.columns = seen;
       }
-      if (!of_.reads_scores) x = weights;
+      if (!of_.reads_scores) x = probabilities;
       y = gradient;
-      const matrix given = of_.gradient->part(batch, first, count);
-      if (of_.of_weights) copy(of_.of_weights->part(batch, first, count), gradient);
-      here.transposed_values.multiply(gradient, given, of_.of_weights.has_value());
-      here.dvalues.add(transposed(weights), given);
+      const matrix grad_output = of_.grad_output->part(batch, first, count);
+      if (of_.grad_probabilities) copy(of_.grad_probabilities->part(batch, first, count), gradient);
+      here.transposed_values.multiply(gradient, grad_output, of_.grad_probabilities.has_value());
+      here.dvalues.add(transposed(probabilities), grad_output);
     }
     kernel_(row, row + count, seen, {at(&arguments::x, x), at(&arguments::y, y), at(&arguments::dx, gradient)});
-    if (of_.of_queries) here.keys.multiply(of_.of_queries->part(batch, first, count), gradient, false);
+    if (of_.grad_queries) here.keys.multiply(of_.grad_queries->part(batch, first, count), gradient, false);
     here.dkeys.add(transposed(gradient), queries);
   }
 
   const scores_backward& of_;
   const panel_kernel kernel_;
-  std::optional<panel_kernel> again_;
+  std::optional<panel_kernel> recompute_;
 };
 
 }  // namespace
@@ -186,8 +186,8 @@ void forward_in_panels(const scores_forward& c) {
       const int64 seen = by.seen(first, count);
       const matrix scores{memory.data(), by.type, count, seen, by.row_stride(), 1};
       matrix made = scores;
-      if (c.weights) {
-        made = dense_rows(c.weights, by, row, count);
+      if (c.probabilities) {
+        made = dense_rows(c.probabilities, by, row, count);
         clear(made, seen);
         made.columns = seen;
       }

@@ -1,5 +1,5 @@
-// On the CPU: scores, what stands behind them and their product with values, a panel of one batch's rows at a time, so
-// that what one gives the other stays in a core's cache.
+// Attention on the CPU: scores, the words behind them and the GEMM with the values, for a panel of one batch's rows at
+// a time, so that intermediate results stay in a core's cache.
 #pragma once
 
 #include <optional>
@@ -36,20 +36,20 @@ class batched_matrices {
   spec::dimension outer_{}, inner_{}, rows_{};
 };
 
-// How a call is cut. A function of shapes and dtypes only.
+// How a call is cut into panels. A function of shapes and dtypes only.
 struct score_panels {
   int64 batches, rows, columns;  // scores: rows of one batch, which share keys
   int64 panel;                   // rows of a panel
   dtype type;
-  int64 period = 0;  // where row i sees the first i + 1 keys alone: with how many rows that begins anew
+  int64 period = 0;  // causal: rows of a matrix, whose row i attends to the first i + 1 keys; 0: not causal
 
-  // How many of the keys some rows see, as far as whole tiles go.
+  // Keys that `count` rows from `first` on attend to, rounded up to whole tiles.
   int64 seen(int64 first, int64 count) const;
   int64 panels() const { return (rows + panel - 1) / panel; }  // of a batch
-  int64 row_stride() const { return apart(type, columns); }    // of a panel in memory of its own
+  int64 row_stride() const { return apart(type, columns); }    // of a panel in a buffer of its own
   int64 bytes() const { return panel * row_stride() * size_of(type); }
 };
-// None where there is no product of the dtype, or nothing to compute. period: rows of a matrix of x.
+// None where there is no GEMM of the dtype, or nothing to compute. period: rows of a matrix of x.
 std::optional<score_panels> cut_scores(const spec::line& behind, dtype, int64 batches, int64 rows, int64 columns,
                                        int64 period);
 // Whether there are enough tasks to be faster than threads that share one product. In backward a batch is one task,
@@ -60,25 +60,25 @@ struct scores_forward {
   score_panels by;
   row_call behind;
   batched_matrices queries, keys;
-  void* weights = nullptr;  // what stands behind the scores gives, dense; where it is wanted, or is the result
+  void* probabilities = nullptr;  // dense, the result of the words behind `scores`; null: not wanted
   std::optional<batched_matrices> values{}, result{};
 };
 void forward_in_panels(const scores_forward&);
 
-// Whether backward has panels: column sums, and a gradient of the scores that is an operand's too, are another way's.
+// Whether backward has panels. It has none with column sums, or where the scores' gradient is an operand's too.
 bool panels_go_back(const spec::contraction&, const spec::contraction_gradients&, bool with_values);
 
 struct scores_backward {
   score_panels by;
-  row_call behind;                  // backward of it
-  bool reads_scores;                // it does
-  const row_call* again = nullptr;  // its forward, where the weights are to be made again
+  row_call behind;                      // backward of the words behind `scores`
+  bool reads_scores;                    // whether it reads the scores
+  const row_call* recompute = nullptr;  // its forward, where probabilities are recomputed
   batched_matrices queries, keys;
-  std::optional<batched_matrices> of_queries{}, of_keys{};  // their gradients, where they are wanted
-  // Of `values`: their result's gradient; the weights, where they were kept, and the gradient of those.
-  std::optional<batched_matrices> values{}, gradient{}, of_values{};
-  void* weights = nullptr;
-  std::optional<batched_matrices> of_weights{};
+  std::optional<batched_matrices> grad_queries{}, grad_keys{};  // null: not wanted
+  // With values. probabilities and their gradient: where they were kept.
+  std::optional<batched_matrices> values{}, grad_output{}, grad_values{};
+  void* probabilities = nullptr;
+  std::optional<batched_matrices> grad_probabilities{};
 };
 void backward_in_panels(const scores_backward&);
 

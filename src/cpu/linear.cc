@@ -1,4 +1,4 @@
-// On the CPU: what stands before `linear`, the matrix product and what stands behind it a panel of rows at a time.
+// `linear` on the CPU: prologue, GEMM and epilogue of a panel of rows at a time.
 #include "src/cpu/linear.h"
 
 #include <algorithm>
@@ -11,22 +11,22 @@
 namespace onepass::cpu {
 namespace {
 
-// Forward. Fewer rows bring too little for what it takes to bring the matrix; more do not fit beside it.
+// Forward. Panels of fewer rows load the matrix too often; more rows do not fit in the cache beside it.
 constexpr int64 kFewestRows = 64, kLeastProduct = 1 << 21;  // rows times columns times features
 constexpr int64 kFewestPanelRows = 24, kMostPanelRows = 192, kMostPanelBytes = 1 << 20;
 
-// Backward: of what stands before `linear`.
+// Backward of the words before `linear`.
 constexpr int64 kPanelBytes = 512 << 10;  // 256 KB: 5 to 10 % slower; 1 MB: the same, and fewer tasks
-constexpr int64 kMostFeatures = 1024;     // with 3072 every panel brings too much of the weight again
+constexpr int64 kMostFeatures = 1024;     // with 3072 every panel loads too much of the weight
 
 // The matrix's gradient is the sum of parts, each of the panels of one task. All parts together are no larger than x.
 constexpr int64 kMostParts = 32, kFewestParts = 8;
 int64 parts_of(int64 rows, int64 features) { return std::min(rows / features, kMostParts); }
 
-// Rows so many bytes apart share a few sets of the first cache.
+// Rows at strides of 4096 bytes share a few sets of L1.
 bool is_crowded(const matrix& rows) { return rows.row_stride * size_of(rows.type) % 4096 == 0; }
 
-// The right factor of all panels: the matrix in the order in which products read it.
+// The right factor of all panels: the matrix packed for the GEMM.
 class packed_matrix {
  public:
   explicit packed_matrix(const matrix& right) {
@@ -36,10 +36,10 @@ class packed_matrix {
   right_factor factor;
 
  private:
-  std::optional<large_memory> memory_;  // in pages that are there from the last call
+  std::optional<large_memory> memory_;  // large_memory reuses the pages of the last call
 };
 
-// As many panels for each thread; how many rows they have changes no bit.
+// Every thread gets the same number of panels. The number of rows of a panel changes no bit.
 int64 forward_rows(int64 rows, int64 row_bytes) {
   const int64 most = std::clamp(kMostPanelBytes / row_bytes, kFewestPanelRows, kMostPanelRows),
               in_all = count_threads(), panels = (rows + most - 1) / most,
@@ -51,7 +51,7 @@ int64 backward_rows(dtype type, int64 columns) {
   return std::max<int64>(kPanelBytes / (columns * size_of(type)) / 16 * 16, 16);
 }
 
-// The sums of a matrix's parts, which lie one behind the other.
+// Adds up the parts of a matrix, which are contiguous one behind the other.
 template <class T>
 void add_parts(const T* parts, int64 count, const matrix& result) {
   constexpr int64 kSome = 1024;
@@ -71,7 +71,7 @@ void add_parts(const T* parts, int64 count, const matrix& result) {
   });
 }
 
-// Backward of a call, a panel at a time.
+// Backward of one call.
 class backward_panels {
  public:
   explicit backward_panels(const linear_backward& of)
@@ -87,7 +87,7 @@ class backward_panels {
 
   void run() {
     if (of_.before) kernel_.emplace(*of_.before, type_, rows_, true);
-    if (of_.again) again_.emplace(*of_.again, type_, rows_, false);
+    if (of_.recompute) recompute_.emplace(*of_.recompute, type_, rows_, false);
     const auto slots = static_cast<int64>(of_.column_outputs.size());
     const large_memory partial(slots * panels_ * columns_ * size_of(dtype::f64));
     if (slots) kernel_->column_sums_to(partial.data(), panels_);
@@ -96,7 +96,7 @@ class backward_panels {
     if (wants_input) weight.emplace(of_.weight);
     const large_memory sums(wants_weight ? parts_ * features_ * columns_ * size_of(sum_type()) : 0);
     in_threads(parts_, 1, [&](int64 begin, int64 end) {
-      thread here(type_, kernel_ ? rows_ : 0, again_ ? rows_ : 0, columns_);
+      thread here(type_, kernel_ ? rows_ : 0, recompute_ ? rows_ : 0, columns_);
       for (int64 panel = begin * in_part_; panel < std::min(end * in_part_, panels_); ++panel)
         pass(panel, weight ? &weight->factor : nullptr, wants_weight ? sums.data() : nullptr, here);
     });
@@ -118,10 +118,10 @@ class backward_panels {
 
   void pass(int64 panel, right_factor* weight, void* sums, thread& here) const {
     const int64 first = panel * rows_, count = std::min(rows_, all_ - first);
-    const matrix given = part(of_.gradient, first, count), input = again_       ? here.input.first(count)
+    const matrix given = part(of_.gradient, first, count), input = recompute_   ? here.input.first(count)
                                                                    : of_.x.data ? part(of_.x, first, count)
                                                                                 : matrix{};
-    if (again_) (*again_)(panel, panel + 1, columns_, {at(&arguments::y, input)});
+    if (recompute_) (*recompute_)(panel, panel + 1, columns_, {at(&arguments::y, input)});
     if (weight) {
       const matrix gradient = kernel_ ? here.gradient.first(count) : part(of_.x_gradient, first, count);
       weight->multiply(gradient, given, false);
@@ -139,7 +139,7 @@ class backward_panels {
   const linear_backward& of_;
   const dtype type_;
   const int64 all_, columns_, features_, rows_, panels_, in_part_, parts_;
-  std::optional<panel_kernel> kernel_, again_;
+  std::optional<panel_kernel> kernel_, recompute_;
 };
 
 }  // namespace

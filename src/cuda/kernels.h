@@ -13,10 +13,10 @@ inline constexpr const char* kKernels[] = {
     // column sums
     "add_columns",
     // linear
-    "linear_forward", "fold", "streamed_forward", "resident_forward", "few_features_forward", "few_features_backward",
+    "linear_forward", "fold", "small_m_forward", "small_k_forward", "small_n_forward", "small_n_backward",
     // scores and values
-    "probabilities_forward_sm80", "attention_forward_sm80", "attention_forward", "probabilities_forward_sm90",
-    "probabilities_backward_sm90", "add_key_gradients", "attention_backward_queries_sm90",
+    "probabilities_forward_sm80", "attention_forward_sm80", "attention_forward_sm90", "probabilities_forward_sm90",
+    "probabilities_backward_sm90", "probabilities_backward_reduce_dk", "attention_backward_queries_sm90",
     "attention_backward_keys_sm90", "attention_backward_queries_sm80", "attention_backward_keys_sm80"};
 
 }  // namespace onepass::cuda

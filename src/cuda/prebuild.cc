@@ -25,14 +25,14 @@ class prebuilt_line {
     build_all(request_of(call, false, text(call, false)), call.a);
   }
 
-  void backward(bool again, bool in_place) {
+  void backward(bool recomputes, bool in_place) {
     spec::imagined_frame call = imagined();
     std::uint64_t wanted = 1;
     for (int i = 0; i < line_.operands; ++i)
       wanted |= std::uint64_t{call.operand_types[i] != dtype::boolean} << (i + 1);
     const spec::gradients plan = spec::plan_gradients(line_, x_, call.facts(), wanted);
     if (plan.outputs.empty()) return;  // the upstream gradient is the gradient: no kernel
-    call.backward(plan, again, false);
+    call.backward(plan, recomputes, false);
     request r = request_of(call, plan, text(call, true));
     r.in_place = in_place && may_be_in_place(x_, sizes_[1]);
     build_all(r, call.a);
@@ -62,7 +62,7 @@ class prebuilt_line {
   std::vector<std::string> labels_;
 };
 
-// before_linear: backward makes the result again, and its gradient is given away.
+// before_linear: backward recomputes the result too, and may store dx in place of dy.
 std::vector<std::string> build_line(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
                                     int64 rows, int64 columns, bool before_linear) {
   prebuilt_line of(line, arch_name, x, operand, rows, columns);

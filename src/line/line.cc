@@ -69,6 +69,7 @@ class reader {
       ++at_;
     }
     check_strategy(result);
+    rename_strategy(result);
     return result;
   }
 
@@ -209,28 +210,51 @@ class reader {
   void read_strategy(const descriptor& about) {
     ++at_;
     const std::string_view name = read_name("a strategy");
-    const auto* found = std::find(std::begin(kStrategies), std::end(kStrategies), name);
+    const bool linear = about.operand == operand_kind::matrix;
+    const auto knows = [linear](const strategy_facts& of) { return linear ? of.linear : of.scores || of.values; };
+    const auto* found = std::find_if(std::begin(kStrategies), std::end(kStrategies), [&](const strategy_facts& of) {
+      return knows(of) && (of.name == name || of.old_name == name);
+    });
+    name_end_ = at_;
     if (found == std::end(kStrategies)) {
-      std::string names;
-      for (const std::string_view each : kStrategies) names += (names.empty() ? "" : ", ") + std::string(each);
       fail(at_ - static_cast<int>(name.size()), at_,
-           "unknown strategy '" + std::string(name) + "', expected one of " + names);
+           "unknown strategy '" + std::string(name) + "', expected one of " + names_of(knows));
     }
     how_ = static_cast<strategy>(found - std::begin(kStrategies));
+    if (name == found->old_name) old_name_ = found->old_name;
     close(about);
   }
 
+  template <class Knows>
+  static std::string names_of(const Knows& knows) {
+    std::string names;
+    for (const strategy_facts& of : kStrategies)
+      if (knows(of)) names += (names.empty() ? "" : ", ") + std::string(of.name);
+    return names;
+  }
+
+  // Whether `values` follows is known at the line's end.
   void check_strategy(const line& of) const {
-    const strategy all[] = {strategy::automatic, strategy::unfused, strategy::panels};
-    if (!of.scores() || std::count(std::begin(all), std::end(all), of.how) > 0) return;
-    const strategy own = of.values >= 0 ? strategy::streamed : strategy::resident;
+    if (!of.scores()) return;
+    const bool values = of.values >= 0;
+    const auto knows = [values](const strategy_facts& each) { return values ? each.values : each.scores; };
+    if (knows(kStrategies[static_cast<std::size_t>(of.how)])) return;
     const word& w = of.words.front();
-    if (of.how != own) {
-      fail(w.begin, w.end,
-           std::string("'scores' ") + (of.values >= 0 ? "with 'values' " : "") +
-               "knows the strategies auto, unfused, panels and " +
-               std::string(kStrategies[static_cast<std::size_t>(own)]));
+    fail(w.begin, w.end,
+         std::string("'scores' ") + (values ? "with 'values' " : "") + "knows the strategies " + names_of(knows));
+  }
+
+  // An alias in the text becomes the present name.
+  void rename_strategy(line& of) const {
+    if (old_name_.empty()) return;
+    const int size = static_cast<int>(old_name_.size()), begin = name_end_ - size;
+    const std::string_view name = name_of(of.how);
+    of.text.replace(static_cast<std::size_t>(begin), old_name_.size(), name);
+    for (word& w : of.words) {
+      for (int* at : {&w.begin, &w.end})
+        if (*at > begin) *at += static_cast<int>(name.size()) - size;
     }
+    of.old_strategy = old_name_;
   }
 
   void add_contraction(line& to, const word& w) const {
@@ -293,6 +317,8 @@ class reader {
   std::string_view text_;
   int at_ = 0;
   strategy how_ = strategy::automatic;  // of the last contraction
+  std::string_view old_name_;           // if an alias named it
+  int name_end_ = 0;                    // of that name in the text
 };
 
 }  // namespace

@@ -7,23 +7,9 @@
 #include <vector>
 
 #include "onepass/word/descriptor.h"
+#include "src/line/strategy.h"
 
 namespace onepass::spec {
-
-// How a contraction is computed: chosen by shapes and device, or what the line names.
-enum class strategy : int {
-  automatic,
-  unfused,   // the words before it, the library's product, the words behind it
-  tiled,     // one kernel (onepass/kernel/linear/gemm_sm90.cuda.h)
-  deferred,  // the same, with the norm behind the product (onepass/kernel/linear/folded_norm.cuda.h)
-  streamed,  // one kernel for few rows (onepass/kernel/linear/small_m.cuda.h), or attention
-             // (kernel/attention/forward_sm90.cuda.h)
-  resident,  // one kernel for short rows (onepass/kernel/linear/small_k.cuda.h)
-  dots,      // one kernel for few features (onepass/kernel/linear/small_n.cuda.h), on the CPU too
-  panels,    // on the CPU, a panel of rows at a time (src/cpu/linear.h)
-};
-inline constexpr std::string_view kStrategies[] = {"auto",     "unfused",  "tiled", "deferred",
-                                                   "streamed", "resident", "dots",  "panels"};
 
 // A compiler takes 2 s for eight words, up to 8 s for 32, up to 15 s for 48 and minutes for a hundred.
 inline constexpr int kMaxWords = 32;
@@ -39,12 +25,13 @@ struct word {
 };
 
 struct line {
-  std::string text;
+  std::string text;  // its strategy by its present name
   std::vector<word> words;
   int row = -1;     // index of the row word; -1: elementwise
   int linear = -1;  // index of `linear` or `scores`; -1: none
   int values = -1;  // index of `values`, the last word; -1: none
   strategy how = strategy::automatic;
+  std::string_view old_strategy;  // the alias by which the text named its strategy
   int operands = 0, dropouts = 0, keeps = 0;
   int features = 0;       // numbers that `linear` makes of a row, the line's last words (see with_features)
   int first_operand = 0;  // of a slice: how many operands of the whole line come before its own

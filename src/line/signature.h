@@ -1,5 +1,5 @@
-// What the autograd function asks the library about a line. It is compiled apart from the library, for the torch that
-// is installed: this is all that the two share.
+// The interface between the library and the autograd function, which is compiled apart, for the torch that is
+// installed.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct line_signature {
   int weight;  // the operand of `linear` or `scores`; -1: the line has none, and what follows does not apply
   bool scores, values;
   int keeps_before;    // keeps that stand before it
-  int resumes_behind;  // the result that backward reads in the place of what `linear` gives
-  bool reads_product;  // what the contraction gives
+  int resumes_behind;  // the result that backward reads in place of the GEMM's
+  bool reads_product;  // the GEMM's result
   bool x_for_weight;   // x is read only for the gradient of the matrix, and so are these operands
   std::uint64_t operands_for_weight;
   std::int8_t keeps_before_operand[kMostOperands];  // keeps that stand before the operand's word
@@ -33,7 +33,7 @@ struct line_forward {
   tensor_handle x;
   const tensor_handle* operands;
   tensor_handle dropout_state;
-  bool save;  // what backward reads: what `linear` gives, then the row statistics
+  bool save;  // the GEMM's result and the row statistics, where backward reads them
 };
 struct line_backward {
   const line_signature& line;

@@ -9,7 +9,7 @@
 namespace onepass::spec {
 namespace {
 
-line words_again(const line& before) {
+line recomputing_words(const line& before) {
   const int kept = backward_reads(before).kept;
   if (kept < 0) return before;
   const auto is_it = [kept](const word& w) { return w.about->kind == word_kind::keep && w.ordinal == kept; };
@@ -45,7 +45,7 @@ contraction::affine_norm norm_of(const line& before) {
   return norm;
 }
 
-// Of a gate, what is said of its activation.
+// A gate has the properties of its activation.
 const descriptor& function_of(const word& w) { return w.activation ? *w.activation : *w.about; }
 
 }  // namespace
@@ -54,7 +54,7 @@ contraction::contraction(const line& of)
     : before(slice(of, 0, of.linear)),
       behind(slice(of, of.linear + 1, static_cast<int>(of.words.size()))),
       behind_keeping(with_keep_in_front(behind)),
-      again(words_again(before)),
+      recompute(recomputing_words(before)),
       scores(of.scores()),
       weight(before.operands),
       norm(norm_of(before)) {}
@@ -63,9 +63,9 @@ reads backward_reads(const contraction& of) {
   const reads before = backward_reads(of.before), behind = backward_reads(of.behind);
   reads result = backward_reads(of.before, true);
   result.result = false;
-  const bool again = of.scores && behind.x;  // the products are made again
-  result.x_for_weight = result.x && !before.x && !before.result && !again;
-  result.product = behind.x && !again;
+  const bool recomputes = of.scores && behind.x;  // backward recomputes the scores
+  result.x_for_weight = result.x && !before.x && !before.result && !recomputes;
+  result.product = behind.x && !recomputes;
   result.statistics = before.statistics || behind.statistics;
   result.result_behind = behind.result;
   if (behind.kept >= 0) result.kept_behind = of.before.keeps + behind.kept;
@@ -77,8 +77,8 @@ reads backward_reads(const contraction& of) {
   return result;
 }
 
-std::string why_not_dots(const contraction& line, int64 features) {
-  if (features > kFewFeatures) return "it is for at most " + std::to_string(kFewFeatures) + " features";
+std::string why_not_small_n(const contraction& line, int64 features) {
+  if (features > kMostSmallN) return "it is for at most " + std::to_string(kMostSmallN) + " features";
   if (line.weight + features > kMaxOperands)
     return "operands before 'linear' and features are more than " + std::to_string(kMaxOperands);
   return "";

@@ -1,5 +1,5 @@
-// A line with `linear` or `scores` (those with `values`: attention.h): what stands before it and behind it are lines of
-// their own, and their gradients make its own.
+// A line with `linear` or `scores`: its prologue and its epilogue are lines of their own, whose gradients make its own.
+// Lines with `values`: attention.h.
 #pragma once
 
 #include <optional>
@@ -12,12 +12,12 @@ struct contraction {
   explicit contraction(const line&);
   line before, behind;
   line behind_keeping;  // `behind`, with a keep of what `linear` gives in front
-  line again;  // what makes the contraction's input again in backward: `before`, or the words after the keep from which
-               // it resumes
+  line recompute;  // recomputes the GEMM's input in backward: `before`, or its words behind the keep that it resumes
+                   // from
   bool scores;
   int weight;  // which operand the contraction takes
 
-  // Where `before` is a norm, with or without scale and bias behind it: which operands those are, or -1.
+  // `before` as a norm with or without scale and bias: the operands that those take, or -1.
   struct affine_norm {
     bool is_one, centres;
     int scale, bias;
@@ -27,11 +27,11 @@ struct contraction {
 
 reads backward_reads(const contraction&);
 
-// Empty where `linear` of so many features can be dot products of rows: each feature is an operand of the kernel.
-inline constexpr int64 kFewFeatures = 8;
-std::string why_not_dots(const contraction&, int64 features);
+// Empty where the strategy small_n can compute the line: each of the out_features is an operand of the kernel.
+inline constexpr int64 kMostSmallN = 8;
+std::string why_not_small_n(const contraction&, int64 features);
 
-bool is_one_bias(const line&);  // which a product can add itself
+bool is_one_bias(const line&);  // which a library's GEMM can add itself
 
 bool has_softmax(const line&);
 bool is_causal(const line&);          // softmax of row i gives columns > i zero
@@ -39,8 +39,8 @@ bool maps_zero_to_zero(const line&);  // every word behind the row word does
 bool is_linear(const line&);          // every word behind the row word is: softmax's sum may be divided by behind them
 // The gradient of a line that is softmax behind masks, tensors to add and factors is softmax's, times this.
 std::optional<double> softmax_scale(const line&);
-// Operands of masks before which only factors above zero stand: a score that a boolean one leaves out may be -inf
-// before them, too. Of keys to pad with, they are the same for all rows.
+// The operands of masks that stand at the line's begin, or behind factors above zero: a boolean one may set a score to
+// -inf before those factors, too. A key-padding mask is such a mask that is the same for all rows.
 std::vector<int> leading_masks(const line&);
 
 struct contraction_gradients {
@@ -50,7 +50,7 @@ struct contraction_gradients {
   bool wants_input = false;                          // the gradient of what enters `linear`
   bool wants_weight = false;
   bool gives_input = false;       // the whole line's first output is that gradient
-  std::vector<int> kept_outputs;  // of `behind`'s outputs those that the whole line gives
+  std::vector<int> kept_outputs;  // those of `behind`'s outputs that the whole line gives
 };
 // From `linear` on, dtypes are those of its operand.
 contraction_gradients plan_gradients(const contraction&, dtype x, const std::vector<operand_facts>&,

@@ -1,4 +1,4 @@
-// The tensors of one call on their way into `arguments`: which ones a kernel is given, and how they are laid out.
+// The tensors of one call become `arguments`: which ones a kernel gets, and how they are laid out.
 #include "src/plan/frame.h"
 
 namespace onepass::spec {
@@ -59,12 +59,12 @@ void imagined_frame::forward(bool saves_statistics, bool keeps_rows) {
   finish(keeps_rows);
 }
 
-void imagined_frame::backward(const gradients& plan, bool again, bool keeps_rows) {
-  backward_inputs(backward_reads(of, again), [&](role what, int i, view& to) {
+void imagined_frame::backward(const gradients& plan, bool recomputes, bool keeps_rows) {
+  backward_inputs(backward_reads(of, recomputes), [&](role what, int i, view& to) {
     if (what == role::operand) enter_operand(i, to);
     else enter(type, to);
   });
-  if (again) enter(type, a.again);
+  if (recomputes) enter(type, a.recomputed);
   backward_outputs(plan, [&](const gradient_output& output, view* to) {
     if (to) enter(output.type, *to);
   });

@@ -1,4 +1,4 @@
-// The tensors of one call on their way into `arguments`: which ones a kernel is given, and how they are laid out.
+// The tensors of one call become `arguments`: which ones a kernel gets, and how they are laid out.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace onepass::spec {
 
 enum class role { x, operand, result, kept, gradient, kept_gradient };
 
-// Where a line cannot take such an x, why.
+// The reason why a line cannot take such an x; empty where it can.
 std::string why_not_shape(const line&, const shape& x, const char* name);
 
 class frame {
@@ -40,7 +40,7 @@ class frame {
     enter(role::x, 0, a.x);
     for (int i = 0; i < of.operands; ++i) enter(role::operand, i, a.operand[i]);
   }
-  // gives_result: else that is in someone else's hands.
+  // gives_result: false where a runner writes the result.
   template <class Enter>
   void forward_outputs(bool gives_result, const Enter& enter) {
     if (gives_result) enter(role::result, 0, a.y);
@@ -56,7 +56,7 @@ class frame {
     if (read.result) enter(role::result, 0, a.x);
     if (read.kept >= 0) enter(role::kept, read.kept, a.kept[read.kept]);
   }
-  // enter(output, where it goes); columns' are summed behind the kernel and have no place.
+  // enter(output, where it goes). Gradients of columns are summed after the kernel and are not entered.
   template <class Enter>
   void backward_outputs(const gradients& plan, const Enter& enter) {
     a.wants_column = plan.wants_column;
@@ -64,7 +64,7 @@ class frame {
       enter(output, output.column ? nullptr : output.input == 0 ? &a.dx : &a.operand_gradient[output.input - 1]);
   }
 
-  // One that broadcasts to x's shape; where its sizes and strides stand must stay.
+  // Enters a tensor that broadcasts to x's shape. Its sizes and strides must outlive the frame.
   void take(const strided& tensor) { tensors_.push_back(tensor); }
   // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns,
   // unless `keeps_rows`.
@@ -78,7 +78,7 @@ class frame {
   bool flat_ = false;
 };
 
-// A call's arguments without its memory: all tensors at an address, rows at a distance. What kernels are chosen by.
+// The arguments of an imagined call, by which kernels are chosen: all tensors have one address and one row stride.
 class imagined_frame : public frame {
  public:
   struct memory {
@@ -86,9 +86,9 @@ class imagined_frame : public frame {
     std::int64_t row_stride;
   };
   imagined_frame(const line&, const std::int64_t (&sizes)[2], dtype x, dtype column, dtype mask, const memory&);
-  // A call is laid out as rows, or as the binding has it.
+  // keeps_rows: the call is laid out as rows; else as the binding does it.
   void forward(bool saves_statistics, bool keeps_rows);
-  void backward(const gradients&, bool again, bool keeps_rows);
+  void backward(const gradients&, bool recomputes, bool keeps_rows);
   std::vector<operand_facts> facts() const;
 
  private:

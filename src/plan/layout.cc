@@ -17,7 +17,7 @@ std::int64_t stride_in(const strided& t, const shape& x, int d) {
   return own < 0 || t.sizes[own] == 1 ? 0 : t.strides[own];
 }
 
-// Adjacent dimensions of which one step of the outer is a whole run of the inner, for every tensor, are one.
+// Merges adjacent dimensions where, in every tensor, a step of the outer one is a whole run of the inner one.
 std::vector<common_dimension> merged(const shape& x, const std::vector<strided>& tensors, int dims) {
   std::vector<common_dimension> result;
   for (int d = 0; d < dims; ++d) {
@@ -60,7 +60,7 @@ bool is_contiguous(const strided& t, const shape& x) {
   return true;
 }
 
-// Nearly every call: no look at single dimensions is needed.
+// The fast path of nearly every call: single dimensions are not looked at.
 void set_contiguous(const std::vector<strided>& tensors, bool flatten, arguments& a) {
   if (flatten) a.columns *= a.rows, a.rows = 1;
   std::fill(a.size, a.size + kMaxDims - 1, 1);

@@ -41,13 +41,13 @@ bool broadcasts(const strided& tensor, const shape& to);
 // is contiguous throughout becomes one long row. Every tensor broadcasts to the shape.
 fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, arguments& a, std::vector<bool>& needs_copy);
 
-// Dimensions [begin, end) as one; none where they are no one.
+// Merges dimensions [begin, end) into one; nothing where their strides do not allow it.
 struct dimension {
   std::int64_t size, stride;
 };
 std::optional<dimension> one_dimension(const strided&, int begin, int end);
 
-// Batch sizes that keys of such a shape have: all but the last ones that are 1, along which rows of queries share them.
+// The keys' batch sizes without the last ones that are 1, along which queries share keys.
 int own_batch_sizes(const shape& keys);
 
 }  // namespace onepass::spec

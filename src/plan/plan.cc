@@ -1,4 +1,4 @@
-// What a line needs and gives: backward's reads, gradient sources, type text, bytes and flops.
+// A line's plan: backward's reads, gradient sources, type text, bytes and flops.
 #include "src/plan/plan.h"
 
 #include <algorithm>
@@ -32,8 +32,9 @@ bool needs_input(const line& of, int at, int end, int resume) {
          (at != resume && needs_input(of, at + 1, end, resume));
 }
 
-// Where backward starts instead of at x: a row word at the line's end that its result suffices, or the last keep before
-// the row word if something behind it needs a value. No word before that point may need one.
+// The word at which backward starts instead of at x; -1: none. It is a row word at the line's end whose gradient needs
+// only its result, or else the last keep before the row word, if a word behind that keep needs a value. No word before
+// the point may need one.
 int resume_point(const line& of) {
   const segment entry = entry_segment(of);
   const bool ends = of.rowwise() && of.row + 1 == static_cast<int>(of.words.size());
@@ -75,7 +76,7 @@ std::string chain_text(const line& of, segment part, std::uint64_t boolean_masks
 
 }  // namespace
 
-reads backward_reads(const line& of, bool again) {
+reads backward_reads(const line& of, bool recomputes) {
   if (of.values >= 0) return backward_reads(attention(of));
   if (of.linear >= 0) return backward_reads(contraction(of));
   reads result;
@@ -85,13 +86,14 @@ reads backward_reads(const line& of, bool again) {
   result.statistics = of.rowwise() && !result.result;
   result.operands.resize(static_cast<std::size_t>(of.operands));
   const segment entry = entry_segment(of), exit = exit_segment(of);
-  if (again) result.x = result.kept < 0;
+  if (recomputes) result.x = result.kept < 0;
   else result.x = of.by_rows() ? resume < 0 : needs_input(of, 0, entry.end, resume);
   for (int i = 0; i < static_cast<int>(of.words.size()); ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
     if (w.operand < 0) continue;
     const bool before_row = i < entry.end;
-    const bool recomputed = (again && (result.result || i > resume)) || (of.by_rows() && before_row && i > resume) ||
+    const bool recomputed = (recomputes && (result.result || i > resume)) ||
+                            (of.by_rows() && before_row && i > resume) ||
                             needs_input(of, i + 1, before_row ? entry.end : exit.end, resume);
     for (int k = 0; k < w.about->operands; ++k)
       result.operands[static_cast<std::size_t>(w.operand) + static_cast<std::size_t>(k)] =
@@ -229,9 +231,9 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
     }
     if (is_keep(w)) kept += rows * at(i) * element;
     const bool contracts = w.about->kind == word_kind::contraction;
-    const std::int64_t numbers = contracts ? 2 * rows * columns * columns_behind : rows * at(i);
-    total.forward.flops += w.about->flops_forward * numbers;
-    total.backward.flops += (w.about->flops_backward + (contracts ? 0 : w.about->flops_forward)) * numbers;
+    const std::int64_t elements = contracts ? 2 * rows * columns * columns_behind : rows * at(i);
+    total.forward.flops += w.about->flops_forward * elements;
+    total.backward.flops += (w.about->flops_backward + (contracts ? 0 : w.about->flops_forward)) * elements;
   }
   total.forward.bytes += kept;
   const std::vector<operand_facts> facts(static_cast<std::size_t>(of.operands), operand_facts{x, false});

@@ -1,5 +1,5 @@
-// What a line needs and gives: which tensors backward reads, where gradients come from, the C++ type that a kernel
-// runs, and the bytes and flops of it.
+// A line's plan: the tensors that backward reads, the sources of gradients, the C++ type that a kernel is instantiated
+// with, and bytes and flops.
 #pragma once
 
 #include <array>
@@ -13,30 +13,30 @@
 
 namespace onepass::spec {
 
-// What a plan must know of an operand.
+// The facts of an operand on which a plan depends.
 struct operand_facts {
   dtype type = dtype::none;
   bool broadcast = false;  // its shape is not x's (tensor operands)
 };
-// From what the operators take: a dtype's number, plus kBroadcast.
+// types: as the operators take them, a dtype's number plus kBroadcast.
 std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size_t count);
 
-// What backward reads, whoever wants what.
+// The tensors that backward reads, whichever gradients are wanted.
 struct reads {
   bool x = false;
   int kept = -1;               // instead of x, the value of this keep (its number)
   bool result = false;         // instead of x, the result
   bool statistics = false;     // of the row word
-  bool product = false;        // what `linear` gives
+  bool product = false;        // the GEMM's result
   int kept_behind = -1;        // instead of that, the value of this keep
   bool result_behind = false;  // or the result
   std::vector<bool> operands;  // the value of each operand
-  // Of these, what is read only for the gradient of `linear`'s matrix.
+  // True where x or an operand is read only for the gradient of the matrix.
   bool x_for_weight = false;
   std::vector<bool> operands_for_weight;
 };
-// again: and makes the line's result again, from x or the kept value.
-reads backward_reads(const line&, bool again = false);
+// recomputes: backward gives the line's result, too, from x or the kept value.
+reads backward_reads(const line&, bool recomputes = false);
 
 // One tensor that backward writes: dx (input 0) or the gradient of operand input - 1.
 struct gradient_output {
@@ -46,7 +46,8 @@ struct gradient_output {
 };
 
 struct gradients {
-  // Of x, then of the operands: kUnwanted, kUpstream, or an index into outputs (several inputs may share one).
+  // The sources of the gradients of x, then of the operands: kUnwanted, kUpstream, or an index into outputs, which
+  // several inputs may share.
   std::vector<int> inputs;
   std::vector<gradient_output> outputs;              // tensors in input order, then columns
   std::uint64_t wants_column = 0, wants_tensor = 0;  // bits by operand: what the kernel computes
@@ -55,7 +56,7 @@ struct gradients {
 // wanted: bit 0 for x, bit i + 1 for operand i. (Lines with `linear`: see contraction.h.)
 gradients plan_gradients(const line&, dtype x, const std::vector<operand_facts>&, std::uint64_t wanted);
 
-// The line's numbers, where it leaves an epsilon to the arithmetic that of x's.
+// Fills in the line's parameters. An epsilon that the line leaves out is that of x's arithmetic.
 void fill_parameters(const line&, dtype x, arguments&);
 
 // The C++ type of the line: "line<chain<placed<word::bias,0,-1,-1>,...>, word::layer_norm, 0, chain<...>>".
@@ -63,7 +64,7 @@ void fill_parameters(const line&, dtype x, arguments&);
 // word::resumed<...>.
 std::string type_text(const line&, std::uint64_t boolean_masks, bool backward);
 
-// The line without its numbers, masks told apart: what the ahead-of-time table is keyed by.
+// The key of the ahead-of-time table: the line without its parameters, with boolean masks marked.
 std::string structure(const line&, std::uint64_t boolean_masks);
 
 struct traffic {
@@ -71,11 +72,11 @@ struct traffic {
 };
 struct cost {
   traffic forward, backward;
-  std::int64_t saved_bytes = 0;  // held between forward and backward
+  std::int64_t saved_bytes = 0;  // kept between forward and backward
 };
 // Every tensor once; operands count in x's dtype (a boolean mask would be one byte; its dtype is not known here).
-// columns_behind: of what a contraction gives, for lines that have one; matrices: batches of keys. What their kernels
-// hand each other does not count.
+// columns_behind: out_features, or keys, of lines with a contraction; matrices: batches of keys. Tensors between the
+// kernels of such a line do not count.
 cost estimate(const line&, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind, dtype x,
               std::int64_t matrices = 1);
 

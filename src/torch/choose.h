@@ -20,8 +20,7 @@ choice::implementation take_way(choice::call of, const device& on, const char* w
     const choice::decision found = choose(of, chip);
     const choice::way& way = found.chosen();
     if (!way.serves()) {
-      ONEPASS_CHECK(word == nullptr, "onepass: '", std::string(word), "(",
-                    std::string(spec::kStrategies[static_cast<std::size_t>(of.named)]),
+      ONEPASS_CHECK(word == nullptr, "onepass: '", std::string(word), "(", std::string(spec::name_of(of.named)),
                     ")' cannot take this call: ", found.of(of.named).why_not);
       return choice::implementation::library;
     }

@@ -25,14 +25,14 @@ sizes attention(int64 matrices, int64 rows, int64 depth, int64 keys, dtype type 
 // Measured: docs/measured-facts.md, "On an H100": 230 us by warps, 393 otherwise.
 TEST(Choose, PlansAttentionAsItIsLaunched) {
   const decision of = chosen("sm_90a", kAttention, attention(32, 1001, 256, 1001), 256);
-  EXPECT_EQ(of.chosen().how, spec::strategy::streamed);
+  EXPECT_EQ(of.chosen().how, spec::strategy::flash);
   EXPECT_EQ(of.chosen().by, implementation::warps);
   EXPECT_GT(of.of(spec::strategy::unfused).seconds, of.chosen().seconds);
 }
 
 // A cluster before tiles before warps, whichever is there.
 TEST(Choose, KernelsOfOneStrategyTakeTurns) {
-  const auto by = [](const char* line, sizes of) { return chosen("sm_90a", line, of).of(spec::strategy::resident).by; };
+  const auto by = [](const char* line, sizes of) { return chosen("sm_90a", line, of).of(spec::strategy::two_pass).by; };
   EXPECT_EQ(by(kAttention, attention(64, 2048, 64, 2048)), implementation::cluster);
   EXPECT_EQ(by("scores | causal | softmax", attention(64, 2048, 64, 2048)), implementation::tiles);
   EXPECT_EQ(by(kAttention, attention(64, 2048, 64, 2047)), implementation::warps);
@@ -50,7 +50,7 @@ TEST(Choose, LeavesAKernelThatTheTensorsDoNotSuit) {
   EXPECT_EQ(next(), implementation::tiles);
   EXPECT_EQ(next(), implementation::warps);
   EXPECT_EQ(next(), implementation::library);
-  c.named = spec::strategy::streamed;
+  c.named = spec::strategy::flash;
   EXPECT_FALSE(choose(c, &chip).chosen().serves());
   EXPECT_EQ(choose(c, &chip).chosen().why_not, "rows must begin at multiples of 16 bytes");
 }
@@ -73,13 +73,13 @@ TEST(Choose, WritesWhatIsKept) {
   const call c{
       .of = parts, .sizes = attention(64, 2048, 64, 2048), .value_depth = 64, .values = true, .gives_more = true};
   EXPECT_EQ(choose(c, &chip).chosen().by, implementation::library);
-  EXPECT_EQ(choose(c, &chip).of(spec::strategy::streamed).why_not, "what is kept must be written");
+  EXPECT_EQ(choose(c, &chip).of(spec::strategy::flash).why_not, "what is kept must be written");
 }
 
-TEST(Choose, OnTheCpuDotsBeforePanels) {
+TEST(Choose, OnTheCpuSmallNBeforePanels) {
   const spec::contraction parts(spec::parse(kNorm));
   call c{.of = parts, .sizes = {16384, 256, 8, dtype::f32}};
-  EXPECT_EQ(choose(c, nullptr).chosen().how, spec::strategy::dots);
+  EXPECT_EQ(choose(c, nullptr).chosen().how, spec::strategy::small_n);
   c.unfit = 1u << static_cast<int>(implementation::small_n);
   EXPECT_EQ(choose(c, nullptr).chosen().how, spec::strategy::panels);
   c.sizes.rows = 8;
@@ -92,12 +92,12 @@ TEST(Choose, OtherChipsHaveAModel) {
     const sizes of = attention(64, 2048, 64, 2048);
     for (const bool backward : {false, true}) {
       const decision values = chosen(chip, kAttention, of, 64, backward);
-      EXPECT_TRUE(std::isfinite(values.of(spec::strategy::streamed).seconds)) << chip;
-      EXPECT_EQ(values.of(spec::strategy::streamed).by, implementation::warps) << chip;
+      EXPECT_TRUE(std::isfinite(values.of(spec::strategy::flash).seconds)) << chip;
+      EXPECT_EQ(values.of(spec::strategy::flash).by, implementation::warps) << chip;
     }
     const decision all = chosen(chip, kNorm, {8, 4096, 4096, dtype::bf16});
     EXPECT_TRUE(std::isinf(all.of(spec::strategy::tiled).seconds)) << chip;
-    EXPECT_TRUE(std::isfinite(all.of(spec::strategy::resident).seconds) || !all.of(spec::strategy::resident).serves());
+    EXPECT_TRUE(std::isfinite(all.of(spec::strategy::small_k).seconds) || !all.of(spec::strategy::small_k).serves());
   }
   // 537 MB of weights that are not written.
   EXPECT_EQ(chosen("sm_80", kAttention, attention(64, 2048, 64, 2048), 64).chosen().by, implementation::warps);
@@ -108,9 +108,9 @@ TEST(Choose, AModelCountsSms) {
   const spec::contraction parts(spec::parse(kAttention));
   cuda::device_facts chip = cuda::facts_of("sm_80");
   const call c{.of = parts, .sizes = attention(1 << 12, 2048, 64, 2048), .value_depth = 64, .values = true};
-  const double whole = choose(c, &chip).of(spec::strategy::streamed).seconds;
+  const double whole = choose(c, &chip).of(spec::strategy::flash).seconds;
   chip.sm_count /= 2;
-  EXPECT_NEAR(choose(c, &chip).of(spec::strategy::streamed).seconds / whole, 2, .05);
+  EXPECT_NEAR(choose(c, &chip).of(spec::strategy::flash).seconds / whole, 2, .05);
 }
 
 }  // namespace

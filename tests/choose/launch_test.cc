@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "src/choose/choose.h"
-#include "src/cuda/attention/backward_sm80.h"
+#include "src/cuda/attention/backward.h"
 #include "src/cuda/attention/forward_sm80.h"
 #include "src/cuda/attention/forward_sm90.h"
 #include "src/cuda/attention/probabilities_backward.h"
@@ -70,52 +70,52 @@ class Launches : public testing::Test {
   inline static std::filesystem::path cache_;
 };
 
-void launch_attention(const choice::way& way, const imagined_attention& of, const choice::call& call, int device) {
+void launch_forward(const choice::way& way, const imagined_attention& of, const choice::call& call, int device) {
   const attention_call tiles = of.call();
   if (way.by == implementation::warps && call.values) {
-    const warp_attention_call warps{of.scores(),
+    const attention_sm80_call warps{of.scores(),
                                     tiles.values.data,
                                     tiles.values.row_stride,
                                     tiles.values.outer_stride,
                                     tiles.values.inner_stride,
-                                    tiles.values.depth,
+                                    tiles.values.head_dim,
                                     tiles.y,
                                     tiles.causal};
     ASSERT_TRUE(fits(warps));
-    return launch_warp_attention(warps, device, nullptr);
+    return launch_attention_sm80(warps, device, nullptr);
   }
   if (way.by == implementation::warps) {
     ASSERT_TRUE(fits(of.scores()));
-    return launch_scores(of.scores(), device, nullptr);
+    return launch_probabilities_sm80(of.scores(), device, nullptr);
   }
   ASSERT_TRUE(fits(tiles));
-  if (way.by == implementation::tiles) launch_attention(tiles, device, nullptr);
-  else EXPECT_TRUE(launch_held_scores(tiles, device, nullptr));
+  if (way.by == implementation::tiles) launch_forward_sm90(tiles, device, nullptr);
+  else EXPECT_TRUE(launch_probabilities_sm90(tiles, device, nullptr));
 }
 
-void launch_gradients(const choice::way& way, const imagined_attention& of, int device) {
+void launch_backward(const choice::way& way, const imagined_attention& of, int device) {
   const attention_call forward = of.call();
-  const attention_gradients_call tiles = of.gradients(forward);
+  const backward_sm90_call tiles = of.gradients(forward);
   if (way.by == implementation::tiles) {
     ASSERT_TRUE(fits(tiles));
-    return launch_attention_gradients(tiles, device, nullptr);
+    return launch_backward_sm90(tiles, device, nullptr);
   }
-  void* const any = tiles.queries;
-  const warp_gradients_call warps{.behind = forward.behind,
-                                  .a_behind = forward.a_behind,
-                                  .causal = forward.causal,
-                                  .queries = any,
-                                  .gradients = any,
-                                  .result = any,
-                                  .keys = forward.keys,
-                                  .values = forward.values,
-                                  .rows_of_batch = forward.queries.rows,
-                                  .statistics = static_cast<softmax_statistics*>(any),
-                                  .to_queries = any,
-                                  .to_keys = any,
-                                  .to_values = any};
+  void* const any = tiles.grad_queries;
+  const backward_sm80_call warps{.behind = forward.behind,
+                                 .a_behind = forward.a_behind,
+                                 .causal = forward.causal,
+                                 .queries = any,
+                                 .grad_output = any,
+                                 .output = any,
+                                 .keys = forward.keys,
+                                 .values = forward.values,
+                                 .rows_of_batch = forward.queries.rows,
+                                 .statistics = static_cast<softmax_statistics*>(any),
+                                 .grad_queries = any,
+                                 .grad_keys = any,
+                                 .grad_values = any};
   ASSERT_TRUE(fits(warps));
-  launch_warp_gradients(warps, device, nullptr);
+  launch_backward_sm80(warps, device, nullptr);
 }
 
 TEST_F(Launches, OfLinesWithScores) {
@@ -126,47 +126,47 @@ TEST_F(Launches, OfLinesWithScores) {
                                "scores | mul(0.1) | tanh | mul(30) | softmax", "scores | gelu"});
     const attention_sizes of{.rows = one_of<int64>({1, 8, 100, 577, 2048}),
                              .keys = one_of<int64>({1, 64, 131, 577, 1000, 1001, 2048, 9000}),
-                             .depth = one_of<int64>({8, 32, 60, 64, 72, 128, 256, 264}),
-                             .value_depth = one_of<int64>({0, 0, 8, 64, 128, 256})};
+                             .head_dim = one_of<int64>({8, 32, 60, 64, 72, 128, 256, 264}),
+                             .value_head_dim = one_of<int64>({0, 0, 8, 64, 128, 256})};
     const dtype type = one_of({dtype::bf16, dtype::bf16, dtype::f16, dtype::f32});
     const int device = one_of({0, 1, 2, 3, 3, 3, 4});
     const spec::contraction parts(spec::parse(text));
     choice::call call{.of = parts,
-                      .sizes = {kBatches * of.rows, of.depth, of.keys, type, false, kBatches},
-                      .value_depth = of.value_depth,
-                      .values = of.value_depth > 0,
-                      .backward = of.value_depth > 0 && one_of({false, true})};
+                      .sizes = {kBatches * of.rows, of.head_dim, of.keys, type, false, kBatches},
+                      .value_depth = of.value_head_dim,
+                      .values = of.value_head_dim > 0,
+                      .backward = of.value_head_dim > 0 && one_of({false, true})};
     const device_facts planned = facts_of(kChips[device]);
     const choice::decision plan = choice::choose(call, &planned), now = choice::choose(call, &facts(device));
     SCOPED_TRACE(std::string(text) + " on " + kChips[device] + ", rows " + std::to_string(of.rows) + ", keys " +
-                 std::to_string(of.keys) + ", depths " + std::to_string(of.depth) + " and " +
-                 std::to_string(of.value_depth) + ", dtype " + name_of(type) + (call.backward ? ", backward" : ""));
+                 std::to_string(of.keys) + ", depths " + std::to_string(of.head_dim) + " and " +
+                 std::to_string(of.value_head_dim) + ", dtype " + name_of(type) + (call.backward ? ", backward" : ""));
     ASSERT_EQ(plan.chosen().by, now.chosen().by);
     const choice::way& way = now.chosen();
     ++seen[std::string(kChips[device]) + (call.backward ? " backward " : " ") + way.kernel];
     if (way.by == implementation::library) continue;
     const imagined_attention imagined(text, of, type);
     expect_launched(way, [&] {
-      if (call.backward) launch_gradients(way, imagined, device);
-      else launch_attention(way, imagined, call, device);
+      if (call.backward) launch_backward(way, imagined, device);
+      else launch_forward(way, imagined, call, device);
     });
   }
   for (const char* often :
-       {"sm_90a probabilities_forward_sm90", "sm_90a attention_forward", "sm_90a probabilities_forward_sm80",
+       {"sm_90a probabilities_forward_sm90", "sm_90a attention_forward_sm90", "sm_90a probabilities_forward_sm80",
         "sm_90a attention_forward_sm80", "sm_90a backward attention_backward_queries_sm90",
         "sm_90a backward attention_backward_queries_sm80", "sm_80 attention_forward_sm80"})
     EXPECT_GT(seen[often], 0) << often;
 }
 
 // Launched through what a small-N line's kernels take.
-void launch_dots(const spec::contraction& parts, const choice::sizes& of, int device) {
+void launch_small_n(const spec::contraction& parts, const choice::sizes& of, int device) {
   const spec::line line = spec::with_features(parts.before, static_cast<int>(of.columns));
   call before = call_of(line, false, of.type, of.type, of.rows, of.depth),
        behind = call_of(parts.behind, false, of.type, of.type, of.rows, of.columns);
   before.a.y = {};
-  const few_features_call few{before.r, before.a, behind.r, behind.a};
-  ASSERT_EQ(why_not_few_features(before.r, before.a, facts(device)), "");
-  launch(few, plan_few_features(few, facts(device)), device, nullptr);
+  const small_n_call few{before.r, before.a, behind.r, behind.a};
+  ASSERT_EQ(why_not_small_n(before.r, before.a, facts(device)), "");
+  launch(few, plan_small_n(few, facts(device)), device, nullptr);
 }
 
 TEST_F(Launches, OfLinesWithLinear) {
@@ -193,18 +193,18 @@ TEST_F(Launches, OfLinesWithLinear) {
     const imagined_linear imagined(text, of.rows, of.depth, of.columns, type, false,
                                    way.how == spec::strategy::deferred);
     expect_launched(way, [&] {
-      if (way.by == implementation::small_n) return launch_dots(parts, of, device);
+      if (way.by == implementation::small_n) return launch_small_n(parts, of, device);
       if (way.by == implementation::gemm) {
         ASSERT_TRUE(fits(imagined.call()));
         return launch(imagined.call(), device, nullptr);
       }
       ASSERT_TRUE(fits(imagined.by_warps()));
-      const auto start = way.by == implementation::small_m ? launch_streamed : launch_resident;
+      const auto start = way.by == implementation::small_m ? launch_small_m : launch_small_k;
       start(imagined.by_warps(), device, nullptr);
     });
   }
-  for (const char* often : {"sm_90a linear_forward", "sm_90a streamed_forward", "sm_90a resident_forward",
-                            "sm_90a few_features_forward", "sm_80 few_features_forward"})
+  for (const char* often : {"sm_90a linear_forward", "sm_90a small_m_forward", "sm_90a small_k_forward",
+                            "sm_90a small_n_forward", "sm_80 small_n_forward"})
     EXPECT_GT(seen[often], 0) << often;
 }
 

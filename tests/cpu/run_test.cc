@@ -157,7 +157,7 @@ class example {
     partition(a, line_.rowwise());
     run(choose(kernels, a, dtype::f32, false), a);
     a.y = tensor(dy_.data()), a.dx = tensor(out.data() + size);
-    if (again) a.again = tensor(again);
+    if (again) a.recomputed = tensor(again);
     a.wants_column = (uint64{1} << line_.operands) - 1;
     const int64 parts = partition(a, line_.rowwise());
     std::vector<double> partial(operands * static_cast<std::size_t>(parts) * columns, kUnwritten);

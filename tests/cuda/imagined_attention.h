@@ -4,60 +4,60 @@
 #include <string_view>
 #include <vector>
 
-#include "src/cuda/attention/backward_sm90.h"
+#include "src/cuda/attention/backward.h"
 #include "src/plan/contraction.h"
 #include "tests/cuda/imagined_linear.h"
 
 namespace onepass::cuda {
 
 struct attention_sizes {
-  int64 rows, keys, depth, value_depth;
+  int64 rows, keys, head_dim, value_head_dim;
 };
 
-// Of two times three batches, without memory.
+// A call of two times three batches, without memory.
 class imagined_attention {
  public:
   imagined_attention(const char* line, attention_sizes of, dtype type)
-      : linear_(line, 6 * of.rows, of.depth, of.keys, type, false), of_(of), scores_(linear_.scores()) {
+      : linear_(line, 6 * of.rows, of.head_dim, of.keys, type, false), of_(of), scores_(linear_.scores()) {
     const spec::contraction parts(spec::parse(line));
     causal_ = std::string_view(line).find("causal") != std::string_view::npos;
-    for (int i = 0; i < parts.behind.operands; ++i) brought_.push_back(i);
+    for (int i = 0; i < parts.behind.operands; ++i) prefetched_.push_back(i);
     leading_masks_ = spec::leading_masks(parts.behind);
   }
   void pad() { linear_.pad(); }
-  const scores_call& scores() const { return scores_; }
+  const probabilities_sm80_call& scores() const { return scores_; }
   attention_call call() const {
     return {.behind = scores_.behind,
             .a_behind = scores_.a_behind,
             .causal = causal_,
-            .brought = brought_,
+            .prefetched = prefetched_,
             .leading_masks = leading_masks_,
-            .queries = rows_of(of_.rows, of_.depth),
-            .keys = rows_of(of_.keys, of_.depth),
-            .values = of_.value_depth > 0 ? rows_of(of_.keys, of_.value_depth) : batched_rows{},
+            .queries = rows_of(of_.rows, of_.head_dim),
+            .keys = rows_of(of_.keys, of_.head_dim),
+            .values = of_.value_head_dim > 0 ? rows_of(of_.keys, of_.value_head_dim) : batched_rows{},
             .y = scores_.a_behind.y.data};
   }
 
-  attention_gradients_call gradients(const attention_call& call) const {
+  backward_sm90_call gradients(const attention_call& call) const {
     void* y = scores_.a_behind.y.data;
-    return {.of = call,
-            .gradients = rows_of(of_.rows, of_.value_depth),
-            .result = y,
+    return {.forward = call,
+            .grad_output = rows_of(of_.rows, of_.value_head_dim),
+            .output = y,
             .statistics = static_cast<softmax_statistics*>(y),
-            .queries = y,
-            .keys = y,
-            .values = y};
+            .grad_queries = y,
+            .grad_keys = y,
+            .grad_values = y};
   }
 
  private:
-  batched_rows rows_of(int64 rows, int64 depth) const {
-    return {scores_.a_behind.y.data, 2, 3, 1, rows, depth, 3 * rows * depth, rows * depth, 0, depth};
+  batched_rows rows_of(int64 rows, int64 head_dim) const {
+    return {scores_.a_behind.y.data, 2, 3, 1, rows, head_dim, 3 * rows * head_dim, rows * head_dim, 0, head_dim};
   }
   imagined_linear linear_;
   attention_sizes of_;
-  scores_call scores_;
+  probabilities_sm80_call scores_;
   bool causal_ = false;
-  std::vector<int> brought_, leading_masks_;
+  std::vector<int> prefetched_, leading_masks_;
 };
 
 }  // namespace onepass::cuda

@@ -39,7 +39,7 @@ inline std::ostream& operator<<(std::ostream& out, const call& c) {
 
 // With every gradient, as the binding asks for it. again: and the result made again.
 inline call call_of(const spec::line& line, bool backward, dtype x, dtype column, int64 rows, int64 columns,
-                    memory at = {}, bool again = false) {
+                    memory at = {}, bool recomputes = false) {
   void* const address = reinterpret_cast<void*>(std::uintptr_t{1} << 20);
   void* const start =
       reinterpret_cast<void*>((std::uintptr_t{1} << 20) + static_cast<std::uintptr_t>(at.offset * size_of(x)));
@@ -50,7 +50,7 @@ inline call call_of(const spec::line& line, bool backward, dtype x, dtype column
     return {request_of(f, false, spec::type_text(line, 0, false)), f.a};
   }
   const spec::gradients wanted = spec::plan_gradients(line, x, f.facts(), (std::uint64_t{2} << line.operands) - 1);
-  f.backward(wanted, again, true);
+  f.backward(wanted, recomputes, true);
   return {request_of(f, wanted, spec::type_text(line, 0, true)), f.a};
 }
 

@@ -15,12 +15,9 @@ namespace onepass::cuda {
 // Its tensors begin at multiples of 16 bytes.
 class imagined_linear {
  public:
-  imagined_linear(const char* line, int64 rows, int64 depth, int64 columns, dtype type, bool saves, bool defers = false)
-      : parts_(spec::parse(line)),
-        behind_line_(saves ? parts_.behind_keeping : parts_.behind),
-        defers_(defers),
-        depth_(depth) {
-    before_ = fill(parts_.before, a_before_, rows, depth, type);
+  imagined_linear(const char* line, int64 rows, int64 k, int64 columns, dtype type, bool saves, bool defers = false)
+      : parts_(spec::parse(line)), behind_line_(saves ? parts_.behind_keeping : parts_.behind), defers_(defers), k_(k) {
+    before_ = fill(parts_.before, a_before_, rows, k, type);
     behind_ = fill(behind_line_, a_behind_, rows, columns, type);
     if (saves && parts_.before.rowwise()) a_before_.statistics = address();
   }
@@ -30,8 +27,8 @@ class imagined_linear {
             .behind = behind_,
             .a_behind = a_behind_,
             .matrix = address(),
-            .matrix_stride = depth_,
-            .depth = depth_};
+            .matrix_stride = k_,
+            .k = k_};
   }
   // The first operand behind is booleans that all rows share.
   void pad() {
@@ -39,9 +36,9 @@ class imagined_linear {
     behind_.operand[0] = dtype::boolean;
     a_behind_.operand[0] = view{address(), {}, dtype::boolean, 1};
   }
-  scores_call scores() const {  // of two times three batches
+  probabilities_sm80_call scores() const {  // of two times three batches
     constexpr int64 kOuter = 2, kInner = 3;
-    return {by_warps(), kOuter, kInner, kInner * a_behind_.columns * depth_, a_behind_.columns * depth_};
+    return {by_warps(), kOuter, kInner, kInner * a_behind_.columns * k_, a_behind_.columns * k_};
   }
   linear_call call() const {
     return {.before = defers_ ? before_ : no_words_,
@@ -50,10 +47,10 @@ class imagined_linear {
             .a_behind = a_behind_,
             .defers = defers_,
             .input = address(),
-            .input_stride = depth_,
+            .input_stride = k_,
             .matrix = address(),
-            .matrix_stride = depth_,
-            .depth = depth_,
+            .matrix_stride = k_,
+            .k = k_,
             .sums = nullptr,
             .offsets = nullptr};
   }
@@ -72,7 +69,7 @@ class imagined_linear {
   spec::contraction parts_;
   spec::line behind_line_;
   bool defers_;
-  int64 depth_;
+  int64 k_;
   arguments a_before_{}, a_behind_{}, no_arguments_{};
   request before_, behind_, no_words_;
 };

@@ -1,12 +1,11 @@
-// Lines with `scores`, with `values` or without, forward and backward, beside the same in double.
+// Lines with `scores`, with `values` or without, forward and backward, against the same in double.
 #include <algorithm>
 #include <map>
 
 #include "src/cuda/attention/forward_sm90.h"
-#include "src/cuda/attention/backward_sm90.h"
+#include "src/cuda/attention/backward.h"
 #include "src/cuda/attention/probabilities_sm90.h"
 #include "src/cuda/attention/forward_sm80.h"
-#include "src/cuda/attention/backward_sm80.h"
 #include "src/plan/contraction.h"
 #include "src/plan/plan.h"
 #include "tests/kernel/device_memory.h"
@@ -17,10 +16,10 @@ namespace {
 using doubles = std::vector<double>;
 
 struct attention_case {
-  const char* line;  // without `values`; `mask` and `add` take numbers, of scores' size
-  int64 rows, keys, depth, value_depth;
+  const char* line;  // without `values`; `mask` and `add` take tensors of the scores' size
+  int64 rows, keys, head_dim, value_head_dim;
   dtype type;
-  bool padded = false;  // `mask` takes booleans, which all rows of a matrix share
+  bool padded = false;  // `mask` is a key-padding mask: booleans that all rows of a matrix share
 };
 constexpr int64 kBatches = 2;
 constexpr double kFactor = 0.125;
@@ -29,7 +28,7 @@ struct gradients {
   doubles queries, keys, values, mask;
 };
 
-// In double. What is masked out for a whole row is zeros.
+// In double. A row that is all masked has probabilities of 0.
 class exact_attention {
  public:
   exact_attention(const attention_case& of, const std::vector<float>& q, const std::vector<float>& k,
@@ -40,8 +39,8 @@ class exact_attention {
       double most = -INFINITY, sum = 0;
       for (int64 c = 0; c < of.keys; ++c) {
         double score = 0;
-        for (int64 d = 0; d < of.depth; ++d)
-          score += double{q_[at(r * of.depth + d)]} * k_[at(key(r, c) * of.depth + d)];
+        for (int64 d = 0; d < of.head_dim; ++d)
+          score += double{q_[at(r * of.head_dim + d)]} * k_[at(key(r, c) * of.head_dim + d)];
         score *= kFactor;
         if (!mask.empty()) score += mask[at(r * of.keys + c)];
         if (causal && c > r % of.rows) score = -INFINITY;
@@ -56,11 +55,12 @@ class exact_attention {
     }
   }
   doubles result(const std::vector<float>& values) const {
-    doubles y(at(kBatches * of_.rows * of_.value_depth));
+    doubles y(at(kBatches * of_.rows * of_.value_head_dim));
     for (int64 r = 0; r < kBatches * of_.rows; ++r)
       for (int64 c = 0; c < of_.keys; ++c)
-        for (int64 d = 0; d < of_.value_depth; ++d)
-          y[at(r * of_.value_depth + d)] += weights[at(r * of_.keys + c)] * values[at(key(r, c) * of_.value_depth + d)];
+        for (int64 d = 0; d < of_.value_head_dim; ++d)
+          y[at(r * of_.value_head_dim + d)] +=
+              weights[at(r * of_.keys + c)] * values[at(key(r, c) * of_.value_head_dim + d)];
     return y;
   }
   gradients backward(const std::vector<float>& values, const std::vector<float>& dy) const {
@@ -70,19 +70,19 @@ class exact_attention {
       double product = 0;
       for (int64 c = 0; c < of_.keys; ++c) {
         const double w = weights[at(r * of_.keys + c)];
-        for (int64 d = 0; d < of_.value_depth; ++d) {
-          const double up = dy[at(r * of_.value_depth + d)];
-          dw[at(c)] += up * values[at(key(r, c) * of_.value_depth + d)];
-          g.values[at(key(r, c) * of_.value_depth + d)] += w * up;
+        for (int64 d = 0; d < of_.value_head_dim; ++d) {
+          const double up = dy[at(r * of_.value_head_dim + d)];
+          dw[at(c)] += up * values[at(key(r, c) * of_.value_head_dim + d)];
+          g.values[at(key(r, c) * of_.value_head_dim + d)] += w * up;
         }
         product += w * dw[at(c)];
       }
       for (int64 c = 0; c < of_.keys; ++c) {
         const double score = weights[at(r * of_.keys + c)] * (dw[at(c)] - product);
         g.mask[at(r * of_.keys + c)] = score;
-        for (int64 d = 0; d < of_.depth; ++d) {
-          g.queries[at(r * of_.depth + d)] += kFactor * score * k_[at(key(r, c) * of_.depth + d)];
-          g.keys[at(key(r, c) * of_.depth + d)] += kFactor * score * q_[at(r * of_.depth + d)];
+        for (int64 d = 0; d < of_.head_dim; ++d) {
+          g.queries[at(r * of_.head_dim + d)] += kFactor * score * k_[at(key(r, c) * of_.head_dim + d)];
+          g.keys[at(key(r, c) * of_.head_dim + d)] += kFactor * score * q_[at(r * of_.head_dim + d)];
         }
       }
     }
@@ -103,14 +103,14 @@ class attention_on_device {
   explicit attention_on_device(const attention_case& of)
       : of_(of),
         parts_(spec::parse(std::string("scores | ") + of.line)),
-        q_(drawn(count(of.rows, of.depth), of.type, 1)),
-        k_(drawn(count(of.keys, of.depth), of.type, 2)),
-        v_(drawn(count(of.keys, of.value_depth), of.type, 3)),
-        dy_(drawn(count(of.rows, of.value_depth), of.type, 4)),
+        q_(drawn(count(of.rows, of.head_dim), of.type, 1)),
+        k_(drawn(count(of.keys, of.head_dim), of.type, 2)),
+        v_(drawn(count(of.keys, of.value_head_dim), of.type, 3)),
+        dy_(drawn(count(of.rows, of.value_head_dim), of.type, 4)),
         request_(parts_.behind, false) {
     const bool masked = parts_.behind.operands > 0;
     if (masked) mask_ = drawn(count(of.rows, of.keys), of.type, 5);
-    for (std::size_t i = 0; masked && i < mask_.size(); ++i) {  // a row of which nothing is left, and some of others
+    for (std::size_t i = 0; masked && i < mask_.size(); ++i) {  // one row is all masked, others in part
       if (i / static_cast<std::size_t>(of.keys) == 1 || i % 7 == 0) mask_[i] = -INFINITY;
     }
     request_.line = spec::type_text(parts_.behind, of.padded ? 1 : 0, false);
@@ -135,37 +135,37 @@ class attention_on_device {
   bool causal() const { return spec::is_causal(parts_.behind); }
   exact_attention exact() const { return {of_, q_, k_, mask_, causal()}; }
 
-  // `launch` makes weights.
+  // `launch` computes probabilities.
   template <class Launch>
-  void expect_weights(const Launch& launch) {
+  void expect_probabilities(const Launch& launch) {
     const device_tensor y(count(of_.rows, of_.keys), of_.type);
     a_.y.data = y.data();
     launch(*this);
     EXPECT_LT(distance(y.host(), exact().weights), bound());
   }
   void expect_attention() {
-    device_tensor y(count(of_.rows, of_.value_depth), of_.type);
+    device_tensor y(count(of_.rows, of_.value_head_dim), of_.type);
     device_tensor statistics(static_cast<std::size_t>(2 * kBatches * of_.rows), dtype::f32);
     a_.statistics = statistics.data();
     attention_call call = described();
-    call.values = rows_of("v", of_.keys, of_.value_depth), call.y = y.data();
-    launch_attention(call, 0, nullptr);
+    call.values = rows_of("v", of_.keys, of_.value_head_dim), call.y = y.data();
+    launch_forward_sm90(call, 0, nullptr);
     expect_near(y.host(), exact().result(v_), bound(), "the result");
     const device_tensor softmax(
         static_cast<std::size_t>(kBatches * ceil_div(of_.rows, kWarpgroupRows) * kWarpgroupRows * 4), dtype::f32);
     expect_gradients([&](const device_tensor& dq, const device_tensor& dk, const device_tensor& dv) {
-      const attention_gradients_call backward{.of = call,
-                                              .gradients = rows_of("dy", of_.rows, of_.value_depth),
-                                              .result = y.data(),
-                                              .statistics = static_cast<softmax_statistics*>(softmax.data()),
-                                              .queries = dq.data(),
-                                              .keys = dk.data(),
-                                              .values = dv.data()};
+      const backward_sm90_call backward{.forward = call,
+                                        .grad_output = rows_of("dy", of_.rows, of_.value_head_dim),
+                                        .output = y.data(),
+                                        .statistics = static_cast<softmax_statistics*>(softmax.data()),
+                                        .grad_queries = dq.data(),
+                                        .grad_keys = dk.data(),
+                                        .grad_values = dv.data()};
       ASSERT_TRUE(fits(backward));
-      launch_attention_gradients(backward, 0, nullptr);
+      launch_backward_sm90(backward, 0, nullptr);
     });
   }
-  // launch(dq, dk, dv), with the mask's in the request.
+  // Calls launch(dq, dk, dv); the request has the mask's gradient.
   template <class Launch>
   void expect_gradients(const Launch& launch) {
     const bool wants_mask = !mask_.empty() && !of_.padded;
@@ -187,66 +187,71 @@ class attention_on_device {
 
   attention_call described() const {
     attention_call call{.behind = request_, .a_behind = a_, .causal = causal()};
-    for (int i = 0; i < parts_.behind.operands; ++i) call.brought.push_back(i);
+    for (int i = 0; i < parts_.behind.operands; ++i) call.prefetched.push_back(i);
     call.leading_masks = spec::leading_masks(parts_.behind);
-    call.queries = rows_of("q", of_.rows, of_.depth), call.keys = rows_of("k", of_.keys, of_.depth);
+    call.queries = rows_of("q", of_.rows, of_.head_dim), call.keys = rows_of("k", of_.keys, of_.head_dim);
     return call;
   }
-  void launch_by_warps(int device) {
+  void launch_forward_sm80(int device) {
     request before(parts_.before, false);
     before.line = spec::type_text(parts_.before, 0, false), before.x = of_.type;
     arguments a{};
-    a.rows = a.size[kMaxDims - 1] = kBatches * of_.rows, a.columns = of_.depth;
+    a.rows = a.size[kMaxDims - 1] = kBatches * of_.rows, a.columns = of_.head_dim;
     std::fill(a.size, a.size + kMaxDims - 1, 1);
-    a.x = a.y = view{there_.at("q")->data(), {0, 0, 0, of_.depth}, of_.type, 1};
-    const scores_call call{{.before = before,
-                            .a_before = a,
-                            .behind = request_,
-                            .a_behind = a_,
-                            .matrix = there_.at("k")->data(),
-                            .matrix_stride = of_.depth,
-                            .depth = of_.depth},
-                           1,
-                           kBatches,
-                           0,
-                           of_.keys * of_.depth};
+    a.x = a.y = view{there_.at("q")->data(), {0, 0, 0, of_.head_dim}, of_.type, 1};
+    const probabilities_sm80_call call{{.before = before,
+                                        .a_before = a,
+                                        .behind = request_,
+                                        .a_behind = a_,
+                                        .matrix = there_.at("k")->data(),
+                                        .matrix_stride = of_.head_dim,
+                                        .k = of_.head_dim},
+                                       1,
+                                       kBatches,
+                                       0,
+                                       of_.keys * of_.head_dim};
     ASSERT_TRUE(fits(call));
-    if (of_.value_depth == 0) {
-      launch_scores(call, device, nullptr);
+    if (of_.value_head_dim == 0) {
+      launch_probabilities_sm80(call, device, nullptr);
       return;
     }
-    const device_tensor y(count(of_.rows, of_.value_depth), of_.type),
+    const device_tensor y(count(of_.rows, of_.value_head_dim), of_.type),
         statistics(static_cast<std::size_t>(2 * kBatches * of_.rows), dtype::f32);
     a_.statistics = statistics.data();
-    const warp_attention_call with{
-        call,    there_.at("v")->data(), of_.value_depth, 0, of_.keys * of_.value_depth, of_.value_depth, y.data(),
-        causal()};
-    ASSERT_EQ(why_not_warp_attention(parts_, of_.depth, of_.value_depth, of_.type, facts(device)), "");
+    const attention_sm80_call with{call,
+                                   there_.at("v")->data(),
+                                   of_.value_head_dim,
+                                   0,
+                                   of_.keys * of_.value_head_dim,
+                                   of_.value_head_dim,
+                                   y.data(),
+                                   causal()};
+    ASSERT_EQ(why_not_attention_sm80(parts_, of_.head_dim, of_.value_head_dim, of_.type, facts(device)), "");
     ASSERT_TRUE(fits(with));
-    launch_warp_attention(with, device, nullptr);
+    launch_attention_sm80(with, device, nullptr);
     expect_near(y.host(), exact().result(v_), bound(), "the result");
     expect_statistics(statistics.host());
-    if (why_not_warp_gradients(parts_, of_.depth, of_.value_depth, of_.type, facts(device)).empty())
-      expect_gradients_by_warps(device, y);
+    if (why_not_backward_sm80(parts_, of_.head_dim, of_.value_head_dim, of_.type, facts(device)).empty())
+      expect_gradients_sm80(device, y);
   }
-  void expect_gradients_by_warps(int device, const device_tensor& y) {
+  void expect_gradients_sm80(int device, const device_tensor& y) {
     const device_tensor softmax(static_cast<std::size_t>(kBatches * of_.rows * 4), dtype::f32);
     expect_gradients([&](const device_tensor& dq, const device_tensor& dk, const device_tensor& dv) {
-      const warp_gradients_call call{.behind = request_,
-                                     .a_behind = a_,
-                                     .causal = causal(),
-                                     .queries = there_.at("q")->data(),
-                                     .gradients = there_.at("dy")->data(),
-                                     .result = y.data(),
-                                     .keys = rows_of("k", of_.keys, of_.depth),
-                                     .values = rows_of("v", of_.keys, of_.value_depth),
-                                     .rows_of_batch = of_.rows,
-                                     .statistics = static_cast<softmax_statistics*>(softmax.data()),
-                                     .to_queries = dq.data(),
-                                     .to_keys = dk.data(),
-                                     .to_values = dv.data()};
+      const backward_sm80_call call{.behind = request_,
+                                    .a_behind = a_,
+                                    .causal = causal(),
+                                    .queries = there_.at("q")->data(),
+                                    .grad_output = there_.at("dy")->data(),
+                                    .output = y.data(),
+                                    .keys = rows_of("k", of_.keys, of_.head_dim),
+                                    .values = rows_of("v", of_.keys, of_.value_head_dim),
+                                    .rows_of_batch = of_.rows,
+                                    .statistics = static_cast<softmax_statistics*>(softmax.data()),
+                                    .grad_queries = dq.data(),
+                                    .grad_keys = dk.data(),
+                                    .grad_values = dv.data()};
       ASSERT_TRUE(fits(call));
-      launch_warp_gradients(call, device, nullptr);
+      launch_backward_sm80(call, device, nullptr);
     });
   }
 
@@ -261,7 +266,7 @@ class attention_on_device {
       ASSERT_NEAR(found[rows + r], most, 0.02 * most) << "the largest weight is exp(0) / sum";
     }
   }
-  // Of a line with dropout only what another kernel makes of the same words says what is right.
+  // A line with dropout has no expected result: it is compared with another kernel's.
   void expect_near(const doubles& found, const doubles& right, double most, const char* what) {
     made.push_back(found);
     if (parts_.behind.dropouts == 0) {
@@ -269,22 +274,22 @@ class attention_on_device {
     }
   }
   double bound() const { return of_.type == dtype::f16 ? 2e-3 : 1e-2; }
-  static std::size_t count(int64 rows, int64 numbers) { return static_cast<std::size_t>(kBatches * rows * numbers); }
-  void* put(const char* name, const std::vector<float>& numbers) {
-    if (numbers.empty()) return nullptr;
-    there_[name] = std::make_unique<device_tensor>(numbers, of_.type);
+  static std::size_t count(int64 rows, int64 columns) { return static_cast<std::size_t>(kBatches * rows * columns); }
+  void* put(const char* name, const std::vector<float>& elements) {
+    if (elements.empty()) return nullptr;
+    there_[name] = std::make_unique<device_tensor>(elements, of_.type);
     return there_[name]->data();
   }
-  // Of the second matrix nothing, where it has few keys.
+  // The second matrix has no key left, if it has few.
   bool is_kept(std::size_t key) const {
     const auto keys = static_cast<std::size_t>(of_.keys), in_matrix = key % keys;
     return in_matrix % 11 != 3 && in_matrix + 17 < keys && (key < keys || keys > 256);
   }
-  // What is left out is no number, but where a product with zeros follows.
+  // Masked keys are NaN, except where a GEMM with zeros follows.
   std::vector<float> keys_there() const {
     std::vector<float> keys = k_;
-    for (std::size_t i = 0; of_.padded && of_.value_depth == 0 && i < keys.size(); ++i)
-      if (!is_kept(i / static_cast<std::size_t>(of_.depth))) keys[i] = NAN;
+    for (std::size_t i = 0; of_.padded && of_.value_head_dim == 0 && i < keys.size(); ++i)
+      if (!is_kept(i / static_cast<std::size_t>(of_.head_dim))) keys[i] = NAN;
     return keys;
   }
   void* put_padding() {
@@ -313,41 +318,41 @@ class attention_on_device {
 
 using EmulatedAttention = Emulated;
 
-TEST_F(EmulatedAttention, WithValues) {
+TEST_F(EmulatedAttention, AttentionSm90) {
   attention_on_device({"mul(0.125) | softmax", 100, 200, 64, 64, dtype::bf16}).expect_attention();
   attention_on_device({"mul(0.125) | mask | softmax", 70, 136, 40, 72, dtype::f16}).expect_attention();
   attention_on_device({"mul(0.125) | causal | softmax", 200, 200, 128, 128, dtype::bf16}).expect_attention();
   attention_on_device({"mul(0.125) | mask | softmax", 70, 264, 64, 64, dtype::bf16, true}).expect_attention();
 }
-TEST_F(EmulatedAttention, DropoutByTilesAndByWarpsIsTheSame) {
+TEST_F(EmulatedAttention, DropoutIsTheSameOnSm90AndSm80) {
   const attention_case of{"mul(0.125) | causal | softmax | dropout(0.3)", 72, 136, 64, 64, dtype::f16};
   attention_on_device tiles(of), warps(of);
-  tiles.expect_attention(), warps.launch_by_warps(1);
+  tiles.expect_attention(), warps.launch_forward_sm80(1);
   ASSERT_EQ(tiles.made.size(), 4u);
   ASSERT_EQ(warps.made.size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) EXPECT_LT(distance(tiles.made[i], warps.made[i]), 4e-3) << i;
 }
-TEST_F(EmulatedAttention, Deep) {
+TEST_F(EmulatedAttention, LargeHeadDim) {
   attention_on_device({"mul(0.125) | mask | softmax", 136, 72, 256, 256, dtype::bf16}).expect_attention();
 }
-TEST_F(EmulatedAttention, WeightsByTiles) {
+TEST_F(EmulatedAttention, TwoPassProbabilities) {
   for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 264, 64, 0, dtype::bf16},
                                    attention_case{"mul(0.125) | mask | softmax", 60, 136, 128, 0, dtype::f16},
                                    attention_case{"mul(0.125) | causal | softmax", 136, 136, 32, 0, dtype::bf16}})
-    attention_on_device(of).expect_weights(
-        [](attention_on_device& on) { launch_attention(on.described(), 0, nullptr); });
+    attention_on_device(of).expect_probabilities(
+        [](attention_on_device& on) { launch_forward_sm90(on.described(), 0, nullptr); });
 }
-TEST_F(EmulatedAttention, WeightsHeldByAClustersRegisters) {
+TEST_F(EmulatedAttention, RegisterResidentProbabilities) {
   for (const attention_case& of :
        {attention_case{"mul(0.125) | softmax", 130, 512, 64, 0, dtype::bf16},
         attention_case{"mul(0.125) | mask | softmax", 70, 1000, 64, 0, dtype::f16},
         attention_case{"mul(0.125) | mask | softmax", 130, 512, 64, 0, dtype::bf16, true},
         attention_case{"mul(0.125) | mask | softmax", 70, 250, 128, 0, dtype::f16, true},
         attention_case{"mul(0.25) | mul(0.5) | mask | softmax", 70, 520, 64, 0, dtype::bf16, true}})
-    attention_on_device(of).expect_weights(
-        [](attention_on_device& on) { ASSERT_TRUE(launch_held_scores(on.described(), 0, nullptr)); });
+    attention_on_device(of).expect_probabilities(
+        [](attention_on_device& on) { ASSERT_TRUE(launch_probabilities_sm90(on.described(), 0, nullptr)); });
 }
-TEST_F(EmulatedAttention, WithValuesByWarps) {
+TEST_F(EmulatedAttention, AttentionSm80) {
   for (const int device : {0, 1, 2})
     for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 100, 64, 64, dtype::bf16},
                                      attention_case{"mul(0.125) | mask | softmax", 60, 77, 200, 40, dtype::f16},
@@ -356,14 +361,15 @@ TEST_F(EmulatedAttention, WithValuesByWarps) {
                                      attention_case{"mul(0.125) | mask | softmax", 40, 261, 64, 64, dtype::f16, true},
                                      attention_case{"mul(0.125) | mask | softmax", 70, 77, 64, 64, dtype::bf16, true},
                                      attention_case{"mul(0.125) | mask | softmax", 33, 131, 256, 256, dtype::bf16}})
-      attention_on_device(of).launch_by_warps(device);
+      attention_on_device(of).launch_forward_sm80(device);
 }
-TEST_F(EmulatedAttention, WeightsByWarps) {
+TEST_F(EmulatedAttention, ProbabilitiesSm80) {
   for (const int device : {0, 1})
     for (const attention_case& of : {attention_case{"mul(0.125) | softmax", 130, 100, 64, 0, dtype::bf16},
                                      attention_case{"mul(0.125) | mask | softmax", 60, 77, 200, 0, dtype::f16},
                                      attention_case{"mul(0.125) | causal | softmax", 136, 136, 40, 0, dtype::bf16}})
-      attention_on_device(of).expect_weights([device](attention_on_device& on) { on.launch_by_warps(device); });
+      attention_on_device(of).expect_probabilities(
+          [device](attention_on_device& on) { on.launch_forward_sm80(device); });
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ using doubles = std::vector<double>;
 
 struct linear_case {
   const char *before, *behind;  // words whose operands are columns
-  int64 rows, depth, columns;
+  int64 rows, k, columns;
   dtype type;
 };
 
@@ -74,12 +74,12 @@ class linear_on_device {
  public:
   explicit linear_on_device(const linear_case& of)
       : of_(of),
-        x_(drawn(static_cast<std::size_t>(of.rows * of.depth), of.type, 1)),
-        w_(drawn(static_cast<std::size_t>(of.columns * of.depth), of.type, 2)),
+        x_(drawn(static_cast<std::size_t>(of.rows * of.k), of.type, 1)),
+        w_(drawn(static_cast<std::size_t>(of.columns * of.k), of.type, 2)),
         x_there_(x_, of.type),
         w_there_(w_, of.type),
         y_(static_cast<std::size_t>(of.rows * of.columns), of.type),
-        before_(of.before, of.rows, of.depth, of.type, 10),
+        before_(of.before, of.rows, of.k, of.type, 10),
         behind_(of.behind, of.rows, of.columns, of.type, 20) {
     before_.a().x = before_.rows_of(x_there_.data()), before_.a().y = {};
     behind_.a().x = behind_.a().y = behind_.rows_of(y_.data());
@@ -90,8 +90,8 @@ class linear_on_device {
             .behind = behind_.r(),
             .a_behind = behind_.a(),
             .matrix = w_there_.data(),
-            .matrix_stride = of_.depth,
-            .depth = of_.depth};
+            .matrix_stride = of_.k,
+            .k = of_.k};
   }
   void launch_tiles() {
     ASSERT_TRUE(before_.is_empty());
@@ -103,10 +103,10 @@ class linear_on_device {
                            .a_behind = behind_.a(),
                            .defers = false,
                            .input = x_there_.data(),
-                           .input_stride = of_.depth,
+                           .input_stride = of_.k,
                            .matrix = w_there_.data(),
-                           .matrix_stride = of_.depth,
-                           .depth = of_.depth,
+                           .matrix_stride = of_.k,
+                           .k = of_.k,
                            .sums = nullptr,
                            .offsets = nullptr};
     ASSERT_TRUE(fits(call));
@@ -114,7 +114,7 @@ class linear_on_device {
     expect_right();
   }
   // Each feature is a word, whose operand is a row of the matrix.
-  void launch_dots() {
+  void launch_small_n() {
     const spec::line ends = spec::with_features(spec::parse(of_.before), static_cast<int>(of_.columns));
     request r(ends, false);
     r.line = spec::type_text(ends, 0, false), r.x = of_.type;
@@ -124,10 +124,10 @@ class linear_on_device {
     a.y = {};
     const int own = ends.operands - static_cast<int>(of_.columns);
     for (int j = 0; j < of_.columns; ++j)
-      a.operand[own + j] = {static_cast<char*>(w_there_.data()) + j * of_.depth * size_of(of_.type), {}, of_.type, 1};
-    ASSERT_EQ(why_not_few_features(r, a, facts(0)), "");
-    const few_features_call call{r, a, behind_.r(), behind_.a()};
-    launch(call, plan_few_features(call, facts(0)), 0, nullptr);
+      a.operand[own + j] = {static_cast<char*>(w_there_.data()) + j * of_.k * size_of(of_.type), {}, of_.type, 1};
+    ASSERT_EQ(why_not_small_n(r, a, facts(0)), "");
+    const small_n_call call{r, a, behind_.r(), behind_.a()};
+    launch(call, plan_small_n(call, facts(0)), 0, nullptr);
     expect_right();
   }
   // Of layer_norm | scale | bias, or rms_norm | scale.
@@ -144,10 +144,10 @@ class linear_on_device {
                            .a_behind = behind_.a(),
                            .defers = true,
                            .input = x_there_.data(),
-                           .input_stride = of_.depth,
+                           .input_stride = of_.k,
                            .matrix = folded.data(),
-                           .matrix_stride = of_.depth,
-                           .depth = of_.depth,
+                           .matrix_stride = of_.k,
+                           .k = of_.k,
                            .sums = first,
                            .offsets = first + padded_columns(of_.columns)};
     ASSERT_TRUE(fits(call));
@@ -159,14 +159,12 @@ class linear_on_device {
     doubles products(static_cast<std::size_t>(of_.rows * of_.columns));
     for (int64 r = 0; r < of_.rows; ++r)
       for (int64 c = 0; c < of_.columns; ++c)
-        for (int64 d = 0; d < of_.depth; ++d)
+        for (int64 d = 0; d < of_.k; ++d)
           products[static_cast<std::size_t>(r * of_.columns + c)] +=
-              input[static_cast<std::size_t>(r * of_.depth + d)] *
-              double{w_[static_cast<std::size_t>(c * of_.depth + d)]};
+              input[static_cast<std::size_t>(r * of_.k + d)] * double{w_[static_cast<std::size_t>(c * of_.k + d)]};
     const double bound = of_.type == dtype::f32 ? 1e-5 : of_.type == dtype::f16 ? 2e-3 : 1e-2;
     EXPECT_LT(distance(y_.host(), behind_.run(products)), bound)
-        << of_.before << " | linear | " << of_.behind << ", " << of_.rows << " x " << of_.depth << " to "
-        << of_.columns;
+        << of_.before << " | linear | " << of_.behind << ", " << of_.rows << " x " << of_.k << " to " << of_.columns;
   }
 
  private:
@@ -185,8 +183,8 @@ class linear_on_device {
                      .folded = folded.data(),
                      .sums = sums,
                      .offsets = sums + padded_columns(of_.columns),
-                     .depth = of_.depth,
-                     .stride = of_.depth,
+                     .k = of_.k,
+                     .stride = of_.k,
                      .type = of_.type,
                      .scale_type = of_.type,
                      .bias_type = bias ? of_.type : dtype::none,
@@ -212,18 +210,18 @@ TEST_F(EmulatedLinear, ByTilesOfADeferredNorm) {
   linear_on_device({"layer_norm | scale", "bias", 150, 640, 136, dtype::bf16}).launch_deferred(true);
   linear_on_device({"layer_norm | scale | bias", "gelu", 140, 192, 520, dtype::f16}).launch_deferred(true);
 }
-TEST_F(EmulatedLinear, OfFewFeatures) {
-  linear_on_device({"layer_norm | scale | bias", "bias | silu", 50, 256, 3, dtype::bf16}).launch_dots();
-  linear_on_device({"rms_norm | scale", "bias", 9, 100, 1, dtype::f32}).launch_dots();
+TEST_F(EmulatedLinear, SmallN) {
+  linear_on_device({"layer_norm | scale | bias", "bias | silu", 50, 256, 3, dtype::bf16}).launch_small_n();
+  linear_on_device({"rms_norm | scale", "bias", 9, 100, 1, dtype::f32}).launch_small_n();
 }
 TEST_F(EmulatedLinear, ByWarps) {
   for (const int device : {0, 1}) {
-    linear_on_device streamed({"rms_norm | scale", "bias | silu", 7, 512, 200, dtype::bf16});
-    launch_streamed(streamed.by_warps(), device, nullptr);
-    streamed.expect_right();
-    linear_on_device resident({"layer_norm | scale | bias", "bias", 300, 64, 72, dtype::f16});
-    launch_resident(resident.by_warps(), device, nullptr);
-    resident.expect_right();
+    linear_on_device few_rows({"rms_norm | scale", "bias | silu", 7, 512, 200, dtype::bf16});
+    launch_small_m(few_rows.by_warps(), device, nullptr);
+    few_rows.expect_right();
+    linear_on_device short_rows({"layer_norm | scale | bias", "bias", 300, 64, 72, dtype::f16});
+    launch_small_k(short_rows.by_warps(), device, nullptr);
+    short_rows.expect_right();
   }
 }
 

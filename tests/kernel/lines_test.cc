@@ -124,7 +124,7 @@ class line_call {
     arguments a = c.a;
     a.inverse_columns = 1.0 / static_cast<double>(of_.columns);
     a.matrix_rows = of_.rows;
-    a.x = {}, a.y = {}, a.dx = {}, a.again = {}, a.statistics = nullptr;
+    a.x = {}, a.y = {}, a.dx = {}, a.recomputed = {}, a.statistics = nullptr;
     std::fill(std::begin(a.kept), std::end(a.kept), view{});
     std::fill(std::begin(a.operand_gradient), std::end(a.operand_gradient), view{});
     spec::fill_parameters(line_, x_, a);
@@ -165,7 +165,7 @@ class line_call {
     const call c = call_of(line_, true, x_, column_, of_.rows, of_.columns, {}, again);
     arguments a = arguments_of(c);
     const spec::reads reads = spec::backward_reads(line_, again);
-    if (again) a.again = result("again", x_, false, c.a.again), expected_["again"] = expected_.at("y");
+    if (again) a.recomputed = result("again", x_, false, c.a.recomputed), expected_["again"] = expected_.at("y");
     if (reads.x) a.x = given("x", x_);
     if (reads.result) a.x = c.a.x, a.x.data = found_.at("y")->data();
     if (reads.kept >= 0) {

@@ -48,6 +48,17 @@ TEST(Line, DropoutGoesAwayInEvaluation) {
   EXPECT_EQ(without_dropout(parse("dropout(0.5)")), "");
 }
 
+TEST(Line, AnOldNameOfAStrategyBecomesThePresentOne) {
+  const line l = parse(" gate(silu)|linear( dots )| dropout(0.5) |gelu");
+  EXPECT_EQ(l.text, " gate(silu)|linear( small_n )| dropout(0.5) |gelu");
+  EXPECT_EQ(l.how, strategy::small_n);
+  EXPECT_EQ(l.old_strategy, "dots");
+  EXPECT_EQ(without_dropout(l), "gate(silu) | linear( small_n ) | gelu");
+  EXPECT_EQ(parse("scores(streamed) | softmax | values").how, strategy::flash);
+  EXPECT_EQ(parse("scores(resident) | softmax").text, "scores(two_pass) | softmax");
+  EXPECT_EQ(parse("linear(small_k)").old_strategy, "");
+}
+
 TEST(Line, UnknownWordIsQuotedWithCaretsAndASuggestion) {
   EXPECT_EQ(message("bias | gelo | add"),
             "unknown word 'gelo'; did you mean 'gelu'?\n"
@@ -99,8 +110,8 @@ INSTANTIATE_TEST_SUITE_P(
                     bad_line{"linear | linear", "a second contraction, 'linear'"},
                     bad_line{"scores | linear", "a second contraction, 'linear'"},
                     bad_line{"bias | scores", "'scores' must be the first word"},
-                    bad_line{"scores(tiled)", "auto, unfused, panels and resident"},
-                    bad_line{"scores(resident) | softmax | values", "auto, unfused, panels and streamed"},
+                    bad_line{"scores(tiled)", "expected one of auto, unfused, two_pass, flash, panels"},
+                    bad_line{"scores(two_pass) | softmax | values", "auto, unfused, flash, panels"},
                     bad_line{"softmax | values", "'values' without 'scores'"},
                     bad_line{"scores | values | relu", "'relu' behind 'values'"},
                     bad_line{"scores | values(unfused)", "'values' takes no number"},

@@ -82,5 +82,4 @@ def way(request, monkeypatch):
     if request.param == "Python":
         monkeypatch.setattr("onepass.call.front", lambda: None)
         monkeypatch.setattr("onepass.call.differentiable", lambda: None)
-        monkeypatch.setattr("onepass._operators.groups.differentiable", lambda: None)
     return request.param

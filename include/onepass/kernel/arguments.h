@@ -41,7 +41,7 @@ struct arguments {
   view dx;  // backward
   // Backward: the recomputed result, where it is asked for; never where backward starts from the result. On the CPU
   // src/cpu/row/run.cc writes it, not the kernel.
-  view again;
+  view recomputed;
   view operand[kOperands];
   // Of tensor operands; column gradients go through column_partial, on CUDA those of one part straight to here.
   view operand_gradient[kOperands];

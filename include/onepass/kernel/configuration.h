@@ -14,7 +14,7 @@ enum class stream : int {
   operand,
   kept = operand + kMaxOperands,
   kept_gradient = kept + kMaxKeeps,
-  again = kept_gradient + kMaxKeeps
+  recomputed = kept_gradient + kMaxKeeps
 };
 constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
 constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
@@ -25,7 +25,8 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
 //   kThreads            of a block
 //   kMembers            tensors that the launch has room for, each with arguments of its own; 0: one
 //   kFeatures           that end a row
-//   kWantsColumn, kWantsTensor (BITS by operand), kWantsDx, kWantsAgain   gradients, and the result, that are wanted
+//   kWantsColumn, kWantsTensor (BITS by operand), kWantsDx, kWantsRecompute   gradients, and the result, that are
+//   wanted
 #define ONEPASS_CONFIGURATION(NUMBER, FLAG, BITS)                                                                    \
   /* Elements of a lane; elements that one access may move (lane/device/memory.cuda.h). */                           \
   NUMBER(vector_size, kVectorSize)                                                                                   \

@@ -10,7 +10,6 @@ import torch
 from onepass import _native
 from onepass._arguments.autocast import under_autocast
 from onepass._arguments.shapes import is_sharded
-from onepass._operators import groups
 from onepass.autograd import is_transformed
 from onepass.line import Line
 
@@ -123,14 +122,14 @@ def _check_stack(xs):
             )
 
 
-def in_one_launch(line: Line, xs, operands, state, stack: bool) -> list:
-    """The kinds of results, of one launch for all tensors, wherever they are; state: of the dropout."""
+def in_one_launch(line: Line, xs, operands, stack: bool, forward: Callable) -> list:
+    """The kinds of results, of one launch for all tensors, wherever they are."""
     tensors, listed = list(xs), 0
     for i, o in enumerate(operands):
         listed |= int(_is_list(o)) << i
         tensors += o if _is_list(o) else [o]
-    results = groups.call(line, state, len(xs), listed, stack, tensors)
     count = len(xs)
+    results = forward(tensors, count, listed, stack)[: (1 + line.keeps) * (1 if stack else count)]
     return list(results) if stack else [list(results[k : k + count]) for k in range(0, len(results), count)]
 
 

@@ -16,20 +16,14 @@ OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}
 
 
 class Saved(NamedTuple):
-    """What a line's forward leaves for its backward, None where it is not read."""
+    """What a line's forward leaves for its backward by these operators, None where it is not read."""
 
     x: Tensor | None
     resumed: Tensor | None
-    statistics: Tensor | None
     dropout_state: Tensor | None
     product: Tensor | None
     resumed_behind: Tensor | None
     operands: tuple[Tensor | None, ...]
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor | None]) -> Saved:
-        """tensors: in this order, those of the operands at the end."""
-        return cls(*tensors[:6], tuple(tensors[6:]))
 
 
 class _Part(NamedTuple):

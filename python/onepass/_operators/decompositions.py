@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from onepass._operators import fake, groups
+from onepass._operators import fake
+from onepass.autograd import places_of
 from onepass.line import _parse
 from onepass.reference import compose
 
@@ -41,7 +42,7 @@ def _forward(shapes):
 
 def _group_forward(xs, operands, line, state, save, own, stack):
     of_line, count = _parse(line), len(xs)
-    places = [(begin - count, end - count) for begin, end in groups.places_of(of_line, count, own)[1:]]
+    places = [(begin - count, end - count) for begin, end in places_of(of_line, count, own)[1:]]
     each, first_row = [], 0
     for i, x in enumerate(xs):
         taken = [operands[begin + (i if end - begin > 1 else 0)] for begin, end in places]

@@ -31,10 +31,10 @@ _FIXED = 91501  # the cuDNN that is right for lengths other than multiples of 12
 
 
 class Limits(NamedTuple):
-    """Of calls with a mask of one kind: those that are a line here. Numbers of a query and of a value, and rows."""
+    """Masked calls of one kind that are a line here: head_dim at most; head_dim and rows of queries at least."""
 
-    features: int
-    least_depth: int
+    head_dim: int
+    least_head_dim: int
     least_queries: int
 
 
@@ -130,8 +130,8 @@ def serves_itself(call: Call) -> bool:
     limits = _ON_CUDA.get((call.mask_dtype == torch.bool, call.needs_gradient, call.dropout, odd_keys))
     return (
         limits is not None
-        and max(call.query[-1], call.value[-1]) <= limits.features
-        and call.query[-1] >= limits.least_depth
+        and max(call.query[-1], call.value[-1]) <= limits.head_dim
+        and call.query[-1] >= limits.least_head_dim
         and call.query[-2] >= limits.least_queries
     )
 

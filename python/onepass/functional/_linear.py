@@ -26,8 +26,8 @@ def linear(
         weight: (N, K).
         bias: (N,) or None.
         activation: a word such as "gelu", or None.
-        strategy: "auto", or one that `Line.plan` lists: "unfused", or "tiled", "streamed",
-            "resident", one kernel on CUDA, or "dots", one for few features.
+        strategy: "auto", or one that `Line.plan` lists: "unfused", or one kernel on CUDA: "tiled", "small_m" (few
+            rows), "small_k" (few in_features), "small_n" (few out_features, on the CPU too).
 
     Returns:
         (..., N), weight's dtype.

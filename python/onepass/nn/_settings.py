@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from .. import _native
 from ..functional import _lines
-from ..line import Line
+from ..line import Line, LineError
 
 
 def probability(p: float) -> float:
@@ -32,9 +31,8 @@ def activation(module: Any, word: str | None, required: bool = False) -> str | N
 
 
 def strategy(module: Any, name: str) -> str:
-    """A strategy of `linear`; the same."""
-    _parsed(type(module).__name__, _lines.linear_word(type(module).__name__, name))
-    return name
+    """A strategy of `linear`, by its present name; ValueError for another."""
+    return _parsed(type(module).__name__, _lines.linear_word(type(module).__name__, name)).words[0].strategy
 
 
 def approximate(module: Any, name: str) -> str:
@@ -43,10 +41,10 @@ def approximate(module: Any, name: str) -> str:
     return name
 
 
-def _parsed(name: str, line: str) -> None:
+def _parsed(name: str, line: str) -> Line:
     try:
-        _native.describe(line)
-    except _native.LineError as error:
+        return Line(line)
+    except LineError as error:
         raise ValueError(f"{name}(): {error}") from None
 
 

@@ -53,8 +53,8 @@ class scores_call {
     cpu::scores_forward panels{
         .by = by_, .behind = f.call(), .queries = batched(v_.x, "x"), .keys = batched(keys_, "the keys")};
     if (of_.attention) panels.values = batched(values_of(), "the values"), panels.result = batched(v_.y, "y");
-    else panels.weights = dense(v_.y, "y");
-    if (keeps_weights_) panels.weights = dense(v_.kept.back(), "what is kept before 'values'");
+    else panels.probabilities = dense(v_.y, "y");
+    if (keeps_weights_) panels.probabilities = dense(v_.kept.back(), "what is kept before 'values'");
     cpu::forward_in_panels(panels);
   }
 
@@ -89,24 +89,24 @@ class scores_call {
                                 .reads_scores = reads.x,
                                 .queries = batched(v_.x, "x"),
                                 .keys = batched(keys_, "the keys")};
-    if (g.x.data) panels.of_queries = batched(g.x, gradient_name(0));
-    if (given >> 1 & 1) panels.of_keys = batched(g.operands.front(), gradient_name(1));
+    if (g.x.data) panels.grad_queries = batched(g.x, gradient_name(0));
+    if (given >> 1 & 1) panels.grad_keys = batched(g.operands.front(), gradient_name(1));
     if (!of_.attention) return cpu::backward_in_panels(panels);
     panels.values = batched(values_of(), "the values");
-    panels.gradient = batched(upstream(g.y, v_.y.sizes), "the gradient of y");
-    if (wants_values) panels.of_values = batched(g.operands.back(), gradient_name(of_.line.operands));
+    panels.grad_output = batched(upstream(g.y, v_.y.sizes), "the gradient of y");
+    if (wants_values) panels.grad_values = batched(g.operands.back(), gradient_name(of_.line.operands));
     if (keeps_weights_) {
-      panels.weights = dense(v_.kept.back(), "what is kept before 'values'");
+      panels.probabilities = dense(v_.kept.back(), "what is kept before 'values'");
       if (static_cast<int>(g.kept.size()) == of_.line.keeps && g.kept.back().data)
-        panels.of_weights = batched(g.kept.back(), "the gradient of kept");
+        panels.grad_probabilities = batched(g.kept.back(), "the gradient of kept");
     }
     call_frame forward(c_.behind, behind.x);
-    std::optional<cpu::row_call> again;
+    std::optional<cpu::row_call> recompute;
     if (!keeps_weights_) {
       behind.statistics = {};
       forward.enter_forward(behind, false);
       forward.lay_out(true);
-      panels.again = &again.emplace(forward.call());
+      panels.recompute = &recompute.emplace(forward.call());
     }
     cpu::backward_in_panels(panels);
   }

@@ -16,7 +16,7 @@ class linear_call {
       : c_(c), v_(v), weight_(v.operands[static_cast<std::size_t>(c.weight)]), sizes_(v.x.sizes) {
     const std::string name = "operand " + std::to_string(c.weight) + " (weight of 'linear')";
     if (sizes_.empty()) refuse("'linear' needs a tensor of at least 1 dimension, got x of shape []");
-    if (sizes_.back() == 0) refuse("'linear' needs rows of at least 1 number, got x of shape " + text(sizes_));
+    if (sizes_.back() == 0) refuse("'linear' needs rows of at least 1 element, got x of shape " + text(sizes_));
     if (weight_.sizes.size() != 2 || weight_.sizes[1] != sizes_.back())
       refuse(name + " must have shape [N, " + std::to_string(sizes_.back()) + "] for x of shape " + text(sizes_) +
              ", got " + text(weight_.sizes));
@@ -101,17 +101,17 @@ class linear_call {
             .statistics = {},
             .dropout_state = v_.dropout_state};
   }
-  // What makes again what `linear` took, in what it keeps memory of its own.
-  values values_again() {
+  // For the line that recomputes what `linear` takes; what it keeps gets memory of its own.
+  values recompute_values() {
     const int keep = spec::backward_reads(c_.before).kept;
-    values again{.x = keep >= 0 ? v_.kept[static_cast<std::size_t>(keep)] : v_.x,
-                 .operands = part_of(v_.operands, c_.weight - c_.again.operands, c_.weight),
-                 .y = {},
-                 .kept = {},
-                 .statistics = {},
-                 .dropout_state = v_.dropout_state};
-    for (int k = 0; k < c_.again.keeps; ++k) again.kept.push_back(own_(v_.x.sizes, v_.x.type));
-    return again;
+    values of{.x = keep >= 0 ? v_.kept[static_cast<std::size_t>(keep)] : v_.x,
+              .operands = part_of(v_.operands, c_.weight - c_.recompute.operands, c_.weight),
+              .y = {},
+              .kept = {},
+              .statistics = {},
+              .dropout_state = v_.dropout_state};
+    for (int k = 0; k < c_.recompute.keeps; ++k) of.kept.push_back(own_(v_.x.sizes, v_.x.type));
+    return of;
   }
   // The product's panels, with the words before them.
   void run(cpu::linear_forward& panels, const values& before) const {
@@ -161,14 +161,14 @@ class linear_call {
     const spec::gradients plan = spec::plan_gradients(c_.before, v_.x.type, facts_of(before, v_.x.sizes),
                                                       wanted ? wanted_of(c_.before, before, g, v_.x.sizes) : 0);
     const bool passes_on = std::find(plan.inputs.begin(), plan.inputs.end(), kUpstream) != plan.inputs.end();
-    std::optional<call_frame> again, words;
-    std::optional<cpu::row_call> call_again, call;
+    std::optional<call_frame> recompute, words;
+    std::optional<cpu::row_call> recompute_call, call;
     if ((panels.weight_gradient.data || (reads.result && !passes_on)) && !is_empty()) {
-      const values v = values_again();
-      again.emplace(c_.again, v.x);
-      again->enter_forward(v, false);
-      again->lay_out(true);
-      panels.again = &call_again.emplace(again->call());
+      const values v = recompute_values();
+      recompute.emplace(c_.recompute, v.x);
+      recompute->enter_forward(v, false);
+      recompute->lay_out(true);
+      panels.recompute = &recompute_call.emplace(recompute->call());
     }
     tensor gradient;  // of what `linear` takes, where somebody has it as it is
     if (wanted && passes_on) {

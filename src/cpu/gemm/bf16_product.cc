@@ -1,4 +1,5 @@
-// Products of bfloat16 matrices by the instruction that multiplies pairs of them.
+// The GEMM of bfloat16 matrices by AVX512_BF16's instruction, which adds the products of pairs of elements to a
+// float32.
 #include "src/cpu/gemm/bf16_product.h"
 
 #ifdef __AVX512BF16__  // an option of this file alone
@@ -15,10 +16,10 @@ namespace {
 
 constexpr int kTileRows = 12, kTileColumns = kBf16TileColumns;  // two registers of float sums a row
 
-// Two numbers of neighbouring terms.
+// Two elements that are neighbours along K.
 using pair = std::uint32_t;
 
-[[gnu::always_inline]] inline std::uint16_t number(const char* from) {
+[[gnu::always_inline]] inline std::uint16_t element(const char* from) {
   std::uint16_t bits;
   std::memcpy(&bits, from, sizeof bits);
   return bits;
@@ -32,8 +33,8 @@ __mmask16 first(int64 count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
 }
 
-// 32 columns of two rows, or of one and zeros, as pairs; columns are contiguous, and zeros stand for those behind the
-// last.
+// Packs 32 columns of two rows (the second is zeros behind the last row) as pairs. Columns are contiguous; zeros fill
+// those behind the last.
 [[gnu::always_inline]] inline void interleave(const matrix& m, int64 row, int64 column, pair* to) {
   const int64 left = m.columns - column;
   const auto present = static_cast<__mmask32>(left >= 32 ? ~0U : (1U << left) - 1);
@@ -53,7 +54,7 @@ template <int N, class Body>
   (std::make_integer_sequence<int, N>());
 }
 
-// Rows and columns change places.
+// Transposes 16 x 16 pairs.
 [[gnu::always_inline]] inline void transpose(__m512i (&rows)[16]) {
   __m512i of[16];
   each<8>([&](auto i) {  // pairs of rows, then fours, then their quarters
@@ -80,8 +81,8 @@ template <int N, class Body>
   });
 }
 
-// 16 pairs of rows and as many columns, whose pairs are neighbours in memory; zeros stand for what is behind the last.
-void turn(const matrix& m, int64 row, int64 column, pair* to) {
+// Packs 16 pairs of rows of 16 columns, whose rows are contiguous. Zeros fill what is behind the last.
+void transpose_pairs(const matrix& m, int64 row, int64 column, pair* to) {
   const int64 left = m.rows - row, count = std::min<int64>(m.columns - column, 16);
   const auto present = static_cast<__mmask32>(left >= 32 ? ~0U : (1U << left) - 1);
   __m512i columns[16];
@@ -107,8 +108,8 @@ void turn(const matrix& m, int64 row, int64 column, pair* to) {
   else _mm256_mask_storeu_epi16(to, present, rounded);
 }
 
-// Pairs of terms, so many bytes apart from row to row and from pair to pair. odd: behind the last pair stand the
-// last numbers of rows of an odd length.
+// The left factor as pairs along K, with the bytes from row to row and from pair to pair. odd: K is odd, and one
+// element of a row is left behind its last pair.
 struct left_pairs {
   const char* data;
   int64 row_bytes, pair_bytes, pairs;
@@ -129,7 +130,7 @@ template <int Rows>
     sums[i][0] = add ? load(from, low, is_float) : _mm512_setzero_ps();
     sums[i][1] = add ? load(from + half, high, is_float) : _mm512_setzero_ps();
   });
-  const char* third[kThird];  // rows are addressed from every third one
+  const char* third[kThird];  // every third row has a pointer
   each<kThird>([&](auto i) { third[i] = a.data + (row + 3 * i) * a.row_bytes; });
   const auto step = [&](const auto& read) {
     const __m512bh b0 = reinterpret_cast<__m512bh>(_mm512_load_si512(b)),
@@ -144,7 +145,7 @@ template <int Rows>
     b += kTileColumns;
   };
   for (int64 k = 0; k < a.pairs; ++k) step([](const char* from) { return both(from); });
-  if (a.odd) step([](const char* from) { return pair{number(from)}; });
+  if (a.odd) step([](const char* from) { return pair{element(from)}; });
   each<Rows>([&](auto i) {
     store(to + i * row_bytes, low, sums[i][0], is_float);
     store(to + i * row_bytes + half, high, sums[i][1], is_float);
@@ -167,9 +168,9 @@ void multiply(const matrix& result, const left_pairs& a, const factor_tiles& b, 
 
 int64 whole_pairs(int64 rows) { return (rows + 1) / 2; }
 
-// A turned left factor is copied so many rows at a time, which stay in the second cache while they are multiplied; from
-// one pair of its terms to the next is an odd number of lines, which share all sets of the cache.
-constexpr int64 kTurnedRows = 96, kTurnedStride = kTurnedRows + 16;
+// A transposed left factor is packed kTransposedRows rows at a time, which stay in L2 while they are multiplied. The
+// stride between pairs is an odd number of cache lines, which use all sets of the cache.
+constexpr int64 kTransposedRows = 96, kTransposedStride = kTransposedRows + 16;
 
 }  // namespace
 
@@ -179,7 +180,7 @@ void pack_bf16_factor(const matrix& b, void* to, int64 begin, int64 end) {
   auto* packed = static_cast<pair*>(to);
   const int64 tile_pairs = whole_pairs(b.rows) * kTileColumns;
   if (b.column_stride == 1) {
-    constexpr int64 kBeside = 4;  // tiles that are taken row by row: whole short rows, as they follow each other
+    constexpr int64 kBeside = 4;  // tiles that are packed row by row together, so that long runs are read
     for (int64 first = begin; first < end; first += kBeside) {
       const int64 last = std::min(first + kBeside, end);
       for (int64 row = 0; row < b.rows; row += 2) {
@@ -195,14 +196,14 @@ void pack_bf16_factor(const matrix& b, void* to, int64 begin, int64 end) {
   for (int64 tile = begin; tile < end; ++tile) {
     for (int64 row = 0; row < b.rows; row += 32) {
       pair* at = packed + tile * tile_pairs + row / 2 * kTileColumns;
-      turn(b, row, tile * kTileColumns, at);
-      turn(b, row, tile * kTileColumns + 16, at + 16);
+      transpose_pairs(b, row, tile * kTileColumns, at);
+      transpose_pairs(b, row, tile * kTileColumns + 16, at + 16);
     }
   }
 }
 
 int64 bf16_left_bytes(const matrix& a) {
-  return a.column_stride == 1 ? 0 : whole_pairs(a.columns) * kTurnedStride * int64{sizeof(pair)};
+  return a.column_stride == 1 ? 0 : whole_pairs(a.columns) * kTransposedStride * int64{sizeof(pair)};
 }
 
 void bf16_product(const matrix& result, const matrix& a, const factor_tiles& b, void* room_for_left, bool add) {
@@ -211,15 +212,15 @@ void bf16_product(const matrix& result, const matrix& a, const factor_tiles& b, 
                     b, add);
   const matrix terms = transposed(a);
   const int64 pairs = whole_pairs(a.columns);
-  auto* turned = static_cast<pair*>(room_for_left);
-  for (int64 first = 0; first < result.rows; first += kTurnedRows) {
+  auto* left = static_cast<pair*>(room_for_left);
+  for (int64 first = 0; first < result.rows; first += kTransposedRows) {
     matrix part = result;
-    part.data = address(result, first, 0), part.rows = std::min(kTurnedRows, result.rows - first);
+    part.data = address(result, first, 0), part.rows = std::min(kTransposedRows, result.rows - first);
     for (int64 k = 0; k < pairs; ++k) {
       for (int64 c = 0; c < part.rows; c += kTileColumns)
-        interleave(terms, 2 * k, first + c, turned + k * kTurnedStride + c);
+        interleave(terms, 2 * k, first + c, left + k * kTransposedStride + c);
     }
-    multiply(part, {reinterpret_cast<const char*>(turned), 4, kTurnedStride * 4, pairs, false}, b, add);
+    multiply(part, {reinterpret_cast<const char*>(left), 4, kTransposedStride * 4, pairs, false}, b, add);
   }
 }
 

@@ -1,4 +1,4 @@
-// Matrices in memory that something else holds.
+// A matrix in memory that somebody else owns.
 #pragma once
 
 #include <cstring>
@@ -22,17 +22,17 @@ struct matrix {
   return {m.data, m.type, m.columns, m.rows, m.column_stride, m.row_stride};
 }
 
-// From row to row of a matrix in memory of its own: an odd number of cache lines, since many rows are read side by
-// side.
+// The row stride of a matrix in memory of our own: an odd number of cache lines, so that rows that are read side by
+// side use all sets of the cache.
 inline int64 apart(dtype type, int64 columns) { return ((columns * size_of(type) + 63) / 64 | 1) * 64 / size_of(type); }
 
-// Zeros in the columns from `begin` on; columns are contiguous.
+// Fills the columns from `begin` on with zeros. Columns are contiguous.
 inline void clear(const matrix& m, int64 begin) {
   for (int64 r = 0; begin < m.columns && r < m.rows; ++r)
     std::memset(address(m, r, begin), 0, static_cast<std::size_t>((m.columns - begin) * size_of(m.type)));
 }
 
-// Of one dtype, columns contiguous.
+// Both have one dtype and contiguous columns.
 inline void copy(const matrix& from, const matrix& to) {
   for (int64 r = 0; r < to.rows; ++r)
     std::memcpy(address(to, r, 0), address(from, r, 0), static_cast<std::size_t>(to.columns * size_of(to.type)));

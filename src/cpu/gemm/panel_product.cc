@@ -1,4 +1,4 @@
-// Matrix products whose factors and result lie in a core's cache, in one thread.
+// A GEMM in one thread, whose factors and result are in a core's cache.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/cpu/gemm/panel_product.cc"
 #include <hwy/foreach_target.h>
@@ -14,9 +14,9 @@
 
 ONEPASS_BEGIN
 
-// A tile of the result is as many rows of two lanes as there are registers for.
+// A tile of the result has two vectors a row, and as many rows as there are registers for.
 constexpr int kTileRows = HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86 ? 12 : 6;
-// So many terms are added up apart from the others, which keeps the error of long sums small.
+// K is summed in parts of kTerms, which keeps the error of long sums small.
 constexpr int64 kTerms = 256;
 template <class T>
 inline constexpr int kTileColumns = 2 * lanes<vec<T>>();
@@ -27,38 +27,38 @@ inline constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
 typedef float floats4 __attribute__((vector_size(16)));
 typedef double doubles2 __attribute__((vector_size(16)));
 
-// A square of numbers, whose rows become columns.
-inline void turn(const float* from, int64 stride, float* to, int64 to_stride) {
+// Transposes a square of 16 bytes a row.
+inline void transpose_square(const float* from, int64 stride, float* to, int64 to_stride) {
   floats4 row[4];
   for (int i = 0; i < 4; ++i) std::memcpy(&row[i], from + i * stride, 16);
   const floats4 a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5),
                 b = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5),
                 c = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7),
                 d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
-  const floats4 turned[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
+  const floats4 column[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
                              __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
-  for (int i = 0; i < 4; ++i) std::memcpy(to + i * to_stride, &turned[i], 16);
+  for (int i = 0; i < 4; ++i) std::memcpy(to + i * to_stride, &column[i], 16);
 }
-inline void turn(const double* from, int64 stride, double* to, int64 to_stride) {
+inline void transpose_square(const double* from, int64 stride, double* to, int64 to_stride) {
   doubles2 row[2];
   for (int i = 0; i < 2; ++i) std::memcpy(&row[i], from + i * stride, 16);
-  const doubles2 turned[2] = {__builtin_shufflevector(row[0], row[1], 0, 2),
+  const doubles2 column[2] = {__builtin_shufflevector(row[0], row[1], 0, 2),
                               __builtin_shufflevector(row[0], row[1], 1, 3)};
-  for (int i = 0; i < 2; ++i) std::memcpy(to + i * to_stride, &turned[i], 16);
+  for (int i = 0; i < 2; ++i) std::memcpy(to + i * to_stride, &column[i], 16);
 }
 
-// A tile of columns that are contiguous: as many terms at a time as stay in the first cache.
+// Packs a tile of a matrix whose rows are columns in memory: as much of K at a time as stays in L1.
 template <class T>
-void pack_turned(const T* from, int64 column_stride, int64 rows, T* to) {
+void pack_transposed(const T* from, int64 column_stride, int64 rows, T* to) {
   for (int64 k = 0; k < rows; k += kTerms) {
     const int64 end = rows - k < kTerms ? rows : k + kTerms, whole = end / kPiece<T> * kPiece<T>;
     for (int c = 0; c < kTileColumns<T>; c += kPiece<T>) {
       const T* columns = from + c * column_stride;
       for (int64 r = k; r < whole; r += kPiece<T>) {
-        // Of the columns that follow: the processor does not see by itself that short pieces of many are read.
+        // The hardware prefetcher does not follow short reads of many columns.
         if ((r - k) % (64 / static_cast<int64>(sizeof(T))) == 0)
           for (int i = 0; i < kPiece<T>; ++i) hwy::Prefetch(columns + (kPiece<T> + i) * column_stride + r);
-        turn(columns + r, column_stride, to + r * kTileColumns<T> + c, kTileColumns<T>);
+        transpose_square(columns + r, column_stride, to + r * kTileColumns<T> + c, kTileColumns<T>);
       }
       for (int64 r = whole; r < end; ++r)
         for (int i = 0; i < kPiece<T>; ++i) to[r * kTileColumns<T> + c + i] = columns[i * column_stride + r];
@@ -66,28 +66,28 @@ void pack_turned(const T* from, int64 column_stride, int64 rows, T* to) {
   }
 }
 
-// Some tiles of columns of the factor, each with its rows one after the other; zeros fill up the last.
+// Packs tiles [begin, end) of the right factor's columns, each row by row. Zeros fill up the last tile.
 template <class T>
 void pack_tiles(const cpu::matrix& b, T* to, int64 begin, int64 end) {
   constexpr int64 kTile = kTileColumns<T>;
   const auto tile_of = [&](int64 c) { return to + c * b.rows; };
-  const auto number = [&](int64 r, int64 c) { return reinterpret_cast<const T*>(cpu::address(b, r, c)); };
+  const auto element = [&](int64 r, int64 c) { return reinterpret_cast<const T*>(cpu::address(b, r, c)); };
   const int64 whole = end * kTile <= b.columns ? end * kTile : b.columns / kTile * kTile;
   int64 c = begin * kTile;
   if (b.row_stride == 1 && kTile % kPiece<T> == 0) {
-    for (; c < whole; c += kTile) pack_turned(number(0, c), b.column_stride, b.rows, tile_of(c));
+    for (; c < whole; c += kTile) pack_transposed(element(0, c), b.column_stride, b.rows, tile_of(c));
   } else if (b.column_stride == 1) {  // read as it lies
     for (int64 r = 0; r < b.rows; ++r)
-      for (int64 i = c; i < whole; i += kTile) std::memcpy(tile_of(i) + r * kTile, number(r, i), kTile * sizeof(T));
+      for (int64 i = c; i < whole; i += kTile) std::memcpy(tile_of(i) + r * kTile, element(r, i), kTile * sizeof(T));
     c = c < whole ? whole : c;
   }
   for (; c < end * kTile; c += kTile) {
     for (int64 r = 0; r < b.rows; ++r)
-      for (int64 i = 0; i < kTile; ++i) tile_of(c)[r * kTile + i] = c + i < b.columns ? *number(r, c + i) : T(0);
+      for (int64 i = 0; i < kTile; ++i) tile_of(c)[r * kTile + i] = c + i < b.columns ? *element(r, c + i) : T(0);
   }
 }
 
-// Where a tile of the result is and what it is made of.
+// A tile of the result and its factors.
 template <class T>
 struct tile_work {
   const T* a;
@@ -106,7 +106,7 @@ ONEPASS_FUNCTION void tile(const tile_work<T>& w) {
   constexpr int kLanes = lanes<L>(), kThird = (Rows + 2) / 3;
   L sums[Rows][2];
   each_index<Rows>([&](int i) ONEPASS_LAMBDA { sums[i][0] = sums[i][1] = L(T(0)); });
-  // Rows are addressed from every third one.
+  // Every third row has a pointer.
   const T* third[kThird];
   each_index<kThird>([&](int i) ONEPASS_LAMBDA { third[i] = w.a + 3 * i * w.row_stride; });
   const T* b = w.b;
@@ -137,7 +137,7 @@ ONEPASS_FUNCTION void tile(const tile_work<T>& w) {
   });
 }
 
-// A tile of columns and so many terms of the right factor stay in the first cache while all rows pass by.
+// A tile of columns by kTerms of K of the right factor stays in L1 while it is multiplied with all rows.
 template <class T>
 void multiply_tiles(const cpu::matrix& result, const cpu::matrix& a, const cpu::factor_tiles& b, bool add) {
   for (int64 c = 0; c < result.columns; c += kTileColumns<T>) {
@@ -203,13 +203,13 @@ int64 right_factor::make_room(const matrix& b, const std::function<void*(int64)>
   constexpr int64 kFarthest = 1024;  // bytes: rows farther apart share a few sets of the cache
   const bool pairs = b.type == dtype::bf16;
   const int64 tile = pairs ? kBf16TileColumns : HWY_DYNAMIC_DISPATCH(tile_columns_of)(b.type);
-  const int64 rows = pairs ? (b.rows + 1) / 2 : b.rows, number = pairs ? 4 : size_of(b.type);
-  if (!pairs && b.column_stride == 1 && b.columns % tile == 0 && b.row_stride * number <= kFarthest) {
+  const int64 rows = pairs ? (b.rows + 1) / 2 : b.rows, element_bytes = pairs ? 4 : size_of(b.type);
+  if (!pairs && b.column_stride == 1 && b.columns % tile == 0 && b.row_stride * element_bytes <= kFarthest) {
     tiles_ = {b.data, tile, b.row_stride};
     return 0;
   }
   const int64 tiles = (b.columns + tile - 1) / tile;
-  packed_ = room(tiles * rows * tile * number);
+  packed_ = room(tiles * rows * tile * element_bytes);
   tiles_ = {packed_, rows * tile, tile};
   return tiles;
 }

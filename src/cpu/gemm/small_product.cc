@@ -1,4 +1,4 @@
-// Matrix products whose work is less than a call of a library costs.
+// GEMMs that take less time than the call of a library.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/cpu/gemm/small_product.cc"
 #include <hwy/foreach_target.h>
@@ -15,7 +15,7 @@ ONEPASS_BEGIN
 template <class T>
 inline constexpr dtype kStoredAs = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
 
-// As rows of T, `stride` from one to the next; writes whole lanes.
+// Packs a matrix as rows of T, `stride` apart. Writes whole vectors.
 template <class T>
 void pack_rows(const cpu::matrix& m, T* to, int64 stride) {
   using L = vec<T>;
@@ -31,15 +31,15 @@ void pack_rows(const cpu::matrix& m, T* to, int64 stride) {
       for (int64 c = 0; c < m.columns; ++c) packed[c] = reinterpret_cast<const T*>(row)[c * m.column_stride];
     } else {
       for (int64 c = 0; c < m.columns; ++c) {
-        HWY_ALIGN T numbers[lanes<L>()];
-        store_lane(broadcast<L>(address(m, r, c), m.type), numbers);
-        packed[c] = numbers[0];
+        HWY_ALIGN T elements[lanes<L>()];
+        store_lane(broadcast<L>(address(m, r, c), m.type), elements);
+        packed[c] = elements[0];
       }
     }
   }
 }
 
-// A few lanes of a row of the result: the rows of b, each times a number of a's row.
+// A few vectors of a row of the result: the sum of b's rows, each times an element of a's row.
 template <int Lanes, class T>
 ONEPASS_FUNCTION void combine(const T* a, int64 terms, const T* b, int64 stride, const T* bias, char* row, dtype type,
                               int64 column, int64 columns) {

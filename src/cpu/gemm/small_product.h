@@ -1,4 +1,4 @@
-// Matrix products whose work is less than a call of a library costs.
+// GEMMs that take less time than the call of a library.
 #pragma once
 
 #include "src/cpu/gemm/matrix.h"
@@ -12,7 +12,7 @@ bool is_small_product(const matrix& a, const matrix& b);
 // result is, with one rounding at the store.
 void small_product(const matrix& result, const matrix& a, const matrix& b, const matrix* bias);
 
-// Copies a row to every row of the result, of its dtype; false, and nothing done, where that is worth a library's call.
+// Copies a row to every row of the result, which has its dtype. Returns false, and does nothing, for large results.
 bool repeat_row(const matrix& row, const matrix& result);
 
 }  // namespace onepass::cpu

@@ -164,12 +164,12 @@ void run(cpu_kernel kernel, const arguments& a) {
 
 void run_backward(const cpu_kernels& kernels, const arguments& a, dtype x) {
   const cpu_kernel backward = choose(kernels, a, x, true);
-  if (a.again.data == nullptr) {
+  if (a.recomputed.data == nullptr) {
     run(backward, a);
     return;
   }
   arguments result = a;
-  result.y = a.again;
+  result.y = a.recomputed;
   result.dx = {};
   std::fill(result.operand_gradient, result.operand_gradient + kMaxOperands, view{});
   result.statistics = nullptr;

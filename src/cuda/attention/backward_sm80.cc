@@ -1,5 +1,5 @@
-// Backward of lines with `scores`, softmax and `values` in kernels of warps: where they serve, and their launch.
-#include "src/cuda/attention/backward_sm80.h"
+// Launcher of attention's backward by warp-level mma: when it can take a call, its plan, source and launch.
+#include "src/cuda/attention/backward.h"
 
 #include "src/cuda/runtime/known_kernels.h"
 #include "src/cuda/linear/gemm_sm90.h"
@@ -13,84 +13,84 @@ namespace {
 
 constexpr int kTileRows = attention_backward_sm80_shape::kTileRows;
 
-int64 batches_of(const warp_gradients_call& call) { return call.keys.outer * call.keys.inner; }
+int64 batches_of(const backward_sm80_call& call) { return call.keys.outer * call.keys.inner; }
 
-attention_backward_sm80_shape shape_of(int64 depth, int64 value_depth) {
-  return {static_cast<int>(pieces_of(depth)), static_cast<int>(pieces_of(value_depth))};
+attention_backward_sm80_shape shape_of(int64 head_dim, int64 value_head_dim) {
+  return {static_cast<int>(chunks_of(head_dim)), static_cast<int>(chunks_of(value_head_dim))};
 }
 
 }  // namespace
 
-std::string why_not_warp_gradients(const spec::contraction& of, int64 depth, int64 value_depth, dtype type,
-                                   const device_facts& chip) {
-  if (std::max(depth, value_depth) > kWarpGradientsTuning.depth)
-    return "it is for rows of at most " + std::to_string(kWarpGradientsTuning.depth) + " numbers";
-  if (shape_of(depth, value_depth).shared_bytes(true) > chip.shared_per_block)
+std::string why_not_backward_sm80(const spec::contraction& of, int64 head_dim, int64 value_head_dim, dtype type,
+                                  const device_facts& chip) {
+  if (std::max(head_dim, value_head_dim) > kBackwardSm80Tuning.head_dim)
+    return "it is for a head_dim of at most " + std::to_string(kBackwardSm80Tuning.head_dim);
+  if (shape_of(head_dim, value_head_dim).shared_bytes(true) > chip.shared_per_block)
     return "shared memory has no room for its tiles";
-  return why_not_warp_attention(of, depth, value_depth, type, chip);
+  return why_not_attention_sm80(of, head_dim, value_head_dim, type, chip);
 }
 
-bool fits(const warp_gradients_call& call) {
-  const int64 depth = call.keys.depth, value_depth = call.values.depth;
-  return fits(call.keys) && fits(call.values) && is_aligned(call.queries, depth) &&
-         is_aligned(call.gradients, value_depth) && is_aligned(call.result, value_depth);
+bool fits(const backward_sm80_call& call) {
+  const int64 head_dim = call.keys.head_dim, value_head_dim = call.values.head_dim;
+  return fits(call.keys) && fits(call.values) && is_aligned(call.queries, head_dim) &&
+         is_aligned(call.grad_output, value_head_dim) && is_aligned(call.output, value_head_dim);
 }
 
-warp_gradients_plan plan_warp_gradients(const warp_gradients_call& call, gradients_of which) {
-  const bool for_keys = which == gradients_of::keys;
-  warp_gradients_plan p{};
+backward_sm80_plan plan_backward_sm80(const backward_sm80_call& call, backward_kernel which) {
+  const bool for_keys = which == backward_kernel::keys;
+  backward_sm80_plan p{};
   p.behind = describe(call.behind, call.a_behind);
   describe_words(p.behind, attention_backward_sm80_shape::kThreads, call.keys.rows, kTileRows);
-  // Gradients of what is hidden are written too.
+  // Gradients of the words' tensors are written for masked scores too.
   p.causal = call.causal && (for_keys || call.behind.wants_tensor == 0);
   p.threads = attention_backward_sm80_shape::kThreads;
-  p.shared_bytes = static_cast<unsigned>(shape_of(call.keys.depth, call.values.depth).shared_bytes(for_keys));
+  p.shared_bytes = static_cast<unsigned>(shape_of(call.keys.head_dim, call.values.head_dim).shared_bytes(for_keys));
   p.blocks_of_batch = ceil_div(for_keys ? call.keys.rows : call.rows_of_batch, kTileRows);
   p.grid = static_cast<unsigned>(batches_of(call) * p.blocks_of_batch);
   return p;
 }
 
-std::string source(const warp_gradients_call& call, gradients_of which, const warp_gradients_plan& p) {
+std::string source(const backward_sm80_call& call, backward_kernel which, const backward_sm80_plan& p) {
   const auto number = [](const char* name, int64 value) { return number_field(name, static_cast<int>(value)); };
   return heading(call.behind, "attention/backward_sm80") + "using line_behind = " + call.behind.line +
          ";\nstruct config_behind {\n" + fields(call.behind, p.behind) + "};\nstruct config {\n" +
          type_field("kX", call.behind.x) + number("kThreads", p.threads) +
-         number("kPieces", pieces_of(call.keys.depth)) + number("kValuePieces", pieces_of(call.values.depth)) +
-         number("kCausal", p.causal) + number("kWantsRows", call.to_queries != nullptr) +
-         number("kWantsKeys", call.to_keys != nullptr) + number("kWantsValues", call.to_values != nullptr) +
+         number("kChunks", chunks_of(call.keys.head_dim)) + number("kValueChunks", chunks_of(call.values.head_dim)) +
+         number("kCausal", p.causal) + number("kWantsQueries", call.grad_queries != nullptr) +
+         number("kWantsKeys", call.grad_keys != nullptr) + number("kWantsValues", call.grad_values != nullptr) +
          "  using behind = config_behind;\n};\n" +
-         kernel_text(which == gradients_of::keys ? "attention_backward_keys_sm80" : "attention_backward_queries_sm80",
-                     "config, line_behind", bounds(static_cast<int>(p.threads), 1),
-                     "attention_backward_sm80_arguments") +
+         kernel_text(
+             which == backward_kernel::keys ? "attention_backward_keys_sm80" : "attention_backward_queries_sm80",
+             "config, line_behind", bounds(static_cast<int>(p.threads), 1), "attention_backward_sm80_arguments") +
          "ONEPASS_END\n";
 }
 
-void launch_warp_gradients(const warp_gradients_call& call, int device, void* stream) {
+void launch_backward_sm80(const backward_sm80_call& call, int device, void* stream) {
   static known_kernels known;
   const device_facts& chip = facts(device);
-  for (const gradients_of which : {gradients_of::queries, gradients_of::keys}) {
-    if (which == gradients_of::keys && call.to_keys == nullptr && call.to_values == nullptr) return;
-    const warp_gradients_plan p = plan_warp_gradients(call, which);
+  for (const backward_kernel which : {backward_kernel::queries, backward_kernel::keys}) {
+    if (which == backward_kernel::keys && call.grad_keys == nullptr && call.grad_values == nullptr) return;
+    const backward_sm80_plan p = plan_backward_sm80(call, which);
     const kernel_key key(device, which, call.behind.line, call.behind.x, call.behind.operand, call.behind.wants_tensor,
-                         p.behind, p.causal, pieces_of(call.keys.depth), pieces_of(call.values.depth),
-                         call.to_queries != nullptr, call.to_keys != nullptr, call.to_values != nullptr);
+                         p.behind, p.causal, chunks_of(call.keys.head_dim), chunks_of(call.values.head_dim),
+                         call.grad_queries != nullptr, call.grad_keys != nullptr, call.grad_values != nullptr);
     const kernel& built = known.find_or_build(key, [&]() -> const kernel& {
       return load(source(call, which, p), device, stream,
-                  chip.arch_name + " attention backward by warps " + call.behind.line);
+                  chip.arch_name + " attention backward sm80 " + call.behind.line);
     });
     const batched_rows &k = call.keys, &v = call.values;
     const attention_backward_sm80_arguments a{.queries = call.queries,
-                                              .gradients = call.gradients,
-                                              .result = call.result,
+                                              .grad_output = call.grad_output,
+                                              .output = call.output,
                                               .statistics = call.statistics,
-                                              .rows_gradient = call.to_queries,
-                                              .keys_gradient = call.to_keys,
-                                              .values_gradient = call.to_values,
+                                              .grad_queries = call.grad_queries,
+                                              .grad_keys = call.grad_keys,
+                                              .grad_values = call.grad_values,
                                               .keys = {k.data, k.row_stride, k.outer_stride, k.inner_stride},
                                               .values = {v.data, v.row_stride, v.outer_stride, v.inner_stride},
                                               .inner = k.inner,
-                                              .depth = k.depth,
-                                              .value_depth = v.depth,
+                                              .head_dim = k.head_dim,
+                                              .value_head_dim = v.head_dim,
                                               .rows_of_batch = call.rows_of_batch,
                                               .blocks_of_batch = p.blocks_of_batch,
                                               .behind = {}};

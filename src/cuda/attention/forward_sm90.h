@@ -1,5 +1,5 @@
-// Lines that begin with `scores` in one kernel of tiles, with `values` or without
-// (onepass/kernel/attention/forward_sm90.cuda.h): where it serves, and its launch.
+// Launcher of forward on sm_90a (onepass/kernel/attention/forward_sm90.cuda.h): flash attention with `values`,
+// probabilities in two passes over the keys without.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace onepass::cuda {
 
-// Empty where the kernel can take lines of these words, sizes and dtype; value_depth 0: without `values`.
-std::string why_not_attention(const spec::line& behind, int64 depth, int64 value_depth, int64 keys, dtype,
-                              const device_facts&);
-int rows_of_attention(int64 depth, int64 value_depth);  // of a block
-tiles_plan plan_attention(const attention_call&, const device_facts&);
+// Why the kernel cannot take such words, sizes and dtype; empty where it can. value_head_dim 0: without `values`.
+std::string why_not_forward_sm90(const spec::line& behind, int64 head_dim, int64 value_head_dim, int64 keys, dtype,
+                                 const device_facts&);
+int block_rows_sm90(int64 head_dim, int64 value_head_dim);  // rows of a block
+tiles_plan plan_forward_sm90(const attention_call&, const device_facts&);
 std::string source(const attention_call&, const tiles_plan&);
-void launch_attention(const attention_call&, int device, void* stream);
+void launch_forward_sm90(const attention_call&, int device, void* stream);
 
 }  // namespace onepass::cuda

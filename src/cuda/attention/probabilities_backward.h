@@ -1,5 +1,5 @@
-// Backward of lines that begin with `scores` and end in softmax in one kernel
-// (onepass/kernel/attention/probabilities_backward_sm90.cuda.h): where it serves, and its launch.
+// Launcher of probabilities' backward (onepass/kernel/attention/probabilities_backward_sm90.cuda.h), for lines that
+// begin with `scores` and end in softmax.
 #pragma once
 
 #include <functional>
@@ -10,39 +10,39 @@
 
 namespace onepass::cuda {
 
-struct score_gradients_call {
+struct probabilities_backward_call {
   dtype type;
-  float factor;                                    // that the words before softmax scale by
-  batched_rows queries, keys, weights, gradients;  // gradients: of the weights
-  void *to_queries = nullptr, *to_keys = nullptr;  // where theirs go, dense
+  float factor;  // scale of the words before softmax
+  batched_rows queries, keys, probabilities, grad_probabilities;
+  void *grad_queries = nullptr, *grad_keys = nullptr;  // dense
 };
 
-// How many clusters share the strips of all batches, and how many floats they need for what several have of a batch.
-struct shared_clusters {
+// The number of clusters that share the row tiles of all batches, and of floats for partial sums of shared batches.
+struct cluster_schedule {
   int count;
-  int64 parts;
+  int64 partial_elements;
 };
-struct score_gradients_plan {
-  int tile, cluster, stages;  // keys of a block, blocks that share a batch's, and strips in shared memory
+struct probabilities_backward_plan {
+  int tile, cluster, stages;  // keys of a block; blocks that share a batch's keys; row tiles in shared memory
   unsigned threads, shared_bytes;
 };
 
-struct score_sizes {
-  int64 batches, group, rows, depth, keys;  // group: matrices of queries that share a batch's keys
+struct probabilities_sizes {
+  int64 batches, query_heads, rows, head_dim, keys;  // query_heads: matrices of queries that share a batch's keys
 };
-// Empty where the kernel can take such sizes.
-std::string why_not_score_gradients(const score_sizes&, dtype, const device_facts&);
-// Its time, where that is empty, and that of softmax's kernel and two products.
-double seconds_of_score_gradients(const score_sizes&, const device_facts&);
-double seconds_of_softmax_and_products(const score_sizes&, const device_facts&);
-bool fits(const score_gradients_call&);
-score_gradients_plan plan_score_gradients(const score_gradients_call&);
-// room: for so many clusters at a time.
-shared_clusters share_strips(const score_sizes&, int room);
-std::string source(const score_gradients_call&, const score_gradients_plan&);
-std::string key_parts_source(dtype);
-// False: the chip has no room for a cluster. room_for: floats on the device.
-bool launch_score_gradients(const score_gradients_call&, const std::function<void*(int64 count)>& room_for, int device,
-                            void* stream);
+// Why the kernel cannot take such sizes; empty where it can.
+std::string why_not_probabilities_backward(const probabilities_sizes&, dtype, const device_facts&);
+// Predicted time of the kernel, and of the alternative: softmax's kernel and two GEMMs.
+double seconds_of_probabilities_backward(const probabilities_sizes&, const device_facts&);
+double seconds_of_softmax_and_products(const probabilities_sizes&, const device_facts&);
+bool fits(const probabilities_backward_call&);
+probabilities_backward_plan plan_probabilities_backward(const probabilities_backward_call&);
+// room: clusters that run at a time.
+cluster_schedule schedule_row_tiles(const probabilities_sizes&, int room);
+std::string source(const probabilities_backward_call&, const probabilities_backward_plan&);
+std::string reduce_dk_source(dtype);
+// False: the chip has no room for a cluster. room_for allocates floats on the device.
+bool launch_probabilities_backward(const probabilities_backward_call&,
+                                   const std::function<void*(int64 count)>& room_for, int device, void* stream);
 
 }  // namespace onepass::cuda

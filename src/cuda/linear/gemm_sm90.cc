@@ -1,4 +1,4 @@
-// A line with `linear` in one kernel (onepass/kernel/linear/gemm_sm90.cuda.h): where it serves, and its launch.
+// The GEMM of `linear` with its epilogue (onepass/kernel/linear/gemm_sm90.cuda.h): when it serves, and its launch.
 #include "src/cuda/linear/gemm_sm90.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int kTileRows = 128, kTileDepth = 64, kThreads = 512,
+constexpr int kTileRows = 128, kTileK = 64, kThreads = 512,
               kGroupThreads = 128;  // as in kernel/linear/gemm_sm90.cuda.h
 constexpr int kLanes = kTileLanes, kFoldThreads = 256;
 
@@ -39,10 +39,10 @@ tile_plan plan_tiles(int64 rows, int64 columns, bool defers, int flops_behind, c
     return ceil_div(down * ceil_div(columns, tile.columns), clusters);
   };
   const auto time = [&](const linear_tile& tile) {
-    const bool finishes = flops_behind >= kLinearTuning.activation_flops;
-    return static_cast<double>(turns(tile) * tile.columns) * (defers     ? tile.time_deferring
-                                                              : finishes ? tile.time_finishing
-                                                                         : tile.time);
+    const bool activates = flops_behind >= kLinearTuning.activation_flops;
+    return static_cast<double>(turns(tile) * tile.columns) * (defers      ? tile.time_deferring
+                                                              : activates ? tile.time_activating
+                                                                          : tile.time);
   };
   const auto* narrow = std::find_if(std::begin(kLinearTuning.narrow), std::end(kLinearTuning.narrow),
                                     [&](const linear_tile& tile) { return columns <= tile.columns; });
@@ -64,13 +64,13 @@ linear_plan choose(const linear_call& call, const device_facts& chip) {
   const int64 columns = call.a_behind.columns, rows = call.a_behind.rows;
   p.tiles = plan_tiles(rows, columns, call.defers, call.behind.flops, chip);
   const linear_tile& tile = p.tiles.tile;
-  const int64 product_bytes = int64{tile.buffers} * kTileRows / 2 * tile.columns * 2;
-  const int64 stage_bytes = int64{kTileRows + tile.columns} * kTileDepth * 2;
+  const int64 accumulator_bytes = int64{tile.buffers} * kTileRows / 2 * tile.columns * 2;
+  const int64 stage_bytes = int64{kTileRows + tile.columns} * kTileK * 2;
   constexpr int kAligned = 1024;
-  const int kept = call.defers ? 4096 : 2048;  // for mbarriers, and of a deferred norm
-  p.stages = static_cast<int>(
-      std::min<int64>((chip.shared_per_block - kAligned - kept - product_bytes) / stage_bytes, kLinearTuning.stages));
-  p.shared_bytes = static_cast<unsigned>(kAligned + product_bytes + p.stages * stage_bytes);
+  const int reserved = call.defers ? 4096 : 2048;  // mbarriers, and a deferred norm
+  p.stages = static_cast<int>(std::min<int64>(
+      (chip.shared_per_block - kAligned - reserved - accumulator_bytes) / stage_bytes, kLinearTuning.stages));
+  p.shared_bytes = static_cast<unsigned>(kAligned + accumulator_bytes + p.stages * stage_bytes);
   const int64 tiles = ceil_div(rows, int64{kTileRows} * p.tiles.cluster) * ceil_div(columns, tile.columns);
   p.grid = static_cast<unsigned>(std::min<int64>(tiles, chip.sm_count / p.tiles.cluster) * p.tiles.cluster);
 
@@ -81,7 +81,7 @@ linear_plan choose(const linear_call& call, const device_facts& chip) {
   p.behind.unroll = 2;
   p.behind.exact = columns % tile.columns == 0;
   p.behind.stages = 1;
-  p.behind.streams = 1;  // the product
+  p.behind.streams = 1;  // the accumulators
 
   if (call.defers) p.before = describe(call.before, call.a_before);
   else p.before.vector_size = p.before.access = kLanes, p.before.dims = p.before.cluster = 1;
@@ -120,11 +120,11 @@ void launch(const linear_call& call, int device, void* stream) {
   const bool is_bf16 = call.behind.x == dtype::bf16;
   const arguments& b = call.a_behind;
   const tensor_map maps[2] = {
-      describe_matrix(built, {call.input, is_bf16, b.rows, call.depth, call.input_stride, kTileRows, kTileDepth}),
-      describe_matrix(built, {call.matrix, is_bf16, b.columns, call.depth, call.matrix_stride,
-                              static_cast<unsigned>(p.tiles.tile.columns / p.tiles.cluster), kTileDepth})};
+      describe_matrix(built, {call.input, is_bf16, b.rows, call.k, call.input_stride, kTileRows, kTileK}),
+      describe_matrix(built, {call.matrix, is_bf16, b.columns, call.k, call.matrix_stride,
+                              static_cast<unsigned>(p.tiles.tile.columns / p.tiles.cluster), kTileK})};
   std::string packed;
-  append_value(packed, maps), append_value(packed, call.depth);
+  append_value(packed, maps), append_value(packed, call.k);
   append_value(packed, call.sums), append_value(packed, call.offsets);
   const request both = widest(call.behind, call.before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
@@ -146,8 +146,8 @@ void launch(const fold_call& of, int device, void* stream) {
     const void *matrix, *scale, *bias;
     void* folded;
     float *sums, *offsets;
-    int64 depth, stride;
-  } const arguments{of.matrix, of.scale, of.bias, of.folded, of.sums, of.offsets, of.depth, of.stride};
+    int64 k, stride;
+  } const arguments{of.matrix, of.scale, of.bias, of.folded, of.sums, of.offsets, of.k, of.stride};
   static known_kernels known;
   const kernel_key key(device, of.type, of.scale_type, of.bias_type, of.centres);
   const kernel& built = known.find_or_build(key, [&]() -> const kernel& {

@@ -1,4 +1,4 @@
-// A line with `linear` in one kernel (onepass/kernel/linear/gemm_sm90.cuda.h): where it serves, and its launch.
+// The GEMM of `linear` with its epilogue (onepass/kernel/linear/gemm_sm90.cuda.h): when it serves, and its launch.
 #pragma once
 
 #include <string>
@@ -9,28 +9,28 @@
 
 namespace onepass::cuda {
 
-// x enters the product: no words stand before it, or a norm that is deferred. behind.a.x and y: the result.
+// x enters the GEMM: the prologue is empty, or a deferred norm. a_behind: x and y are both the result.
 struct linear_call {
   const request& before;
   const arguments& a_before;
   const request& behind;
   const arguments& a_behind;
   bool defers;
-  const void* input;  // x, [rows, depth]
+  const void* input;  // x, [rows, k]
   int64 input_stride;
-  const void* matrix;  // [columns, depth]
-  int64 matrix_stride, depth;
-  const float *sums, *offsets;  // where a norm is deferred: padded_columns
+  const void* matrix;  // [columns, k]
+  int64 matrix_stride, k;
+  const float *sums, *offsets;  // of a deferred norm: padded_columns of them
 };
 
-inline constexpr int kTileLanes = 8;  // numbers of 16 bytes: what all rows must be a multiple of
+inline constexpr int kTileLanes = 8;  // elements of 16 bytes: every row's length is a multiple of it
 bool is_aligned(const void* data, int64 stride);
-request widest(const request&, const request&);  // as a kernel for both lines has room
-// Whether a deferred norm's statistics must be given (in a_before): where no block has all columns of its rows, and so
-// their moments from its tiles.
+request widest(const request&, const request&);  // with room for the operands of either line
+// Whether a_before must have a deferred norm's statistics. A block that has all columns of its rows computes them from
+// its tiles instead.
 bool needs_statistics(int64 columns);
 
-// Tiles of 128 rows of products, and how many a block computes, one after the other, at most.
+// Tiles of 128 rows of the result, and how many of them a block computes at most.
 struct tile_plan {
   linear_tile tile;
   int cluster;
@@ -38,17 +38,17 @@ struct tile_plan {
 };
 tile_plan plan_tiles(int64 rows, int64 columns, bool defers, int flops_behind, const device_facts&);
 
-// A deferred norm's part of the matrix (onepass/kernel/linear/folded_norm.cuda.h).
+// Folds a deferred norm into the matrix (onepass/kernel/linear/folded_norm.cuda.h).
 struct fold_call {
   const void *matrix, *scale, *bias;  // null where there is none
   void* folded;
   float *sums, *offsets;
-  int64 depth, stride;
+  int64 k, stride;
   dtype type, scale_type, bias_type;  // none: there is none
   bool centres;
   int64 columns;
 };
-constexpr int64 padded_columns(int64 columns) { return (columns / 256 + 2) * 256; }  // of whole tiles, at least
+constexpr int64 padded_columns(int64 columns) { return (columns / 256 + 2) * 256; }  // whole tiles
 std::string source(const fold_call&);
 void launch(const fold_call&, int device, void* stream);
 
@@ -59,7 +59,7 @@ struct linear_plan {
   unsigned grid, shared_bytes;
 };
 
-// Whether addresses and strides suit the kernel. What else it needs: src/choose.
+// Whether addresses and strides suit the kernel. src/choose checks everything else.
 bool fits(const linear_call&);
 linear_plan choose(const linear_call&, const device_facts&);
 std::string source(const linear_call&, const linear_plan&);

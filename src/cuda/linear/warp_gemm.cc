@@ -1,4 +1,4 @@
-// Lines with `linear` in one kernel whose warps multiply: what streamed and resident share.
+// Lines with `linear` in one kernel whose warps multiply (mma): what small_m and small_k share.
 #include "src/cuda/linear/warp_gemm.h"
 
 #include "src/cuda/runtime/known_kernels.h"
@@ -20,12 +20,12 @@ void describe_rows(const warp_linear_call& call, int threads_of_row, warp_linear
   p.before.across = threads_of_row;
   p.before.down = static_cast<int>(p.threads) / threads_of_row;
   const int64 each = int64{threads_of_row} * kTileLanes;
-  p.before.held_vectors = static_cast<int>(ceil_div(call.depth, each));
-  p.before.exact = call.depth % each == 0;
-  p.before.whole_vectors = static_cast<int>(call.depth / each);
+  p.before.held_vectors = static_cast<int>(ceil_div(call.k, each));
+  p.before.exact = call.k % each == 0;
+  p.before.whole_vectors = static_cast<int>(call.k / each);
 }
 
-int pitch_of(int64 depth) { return static_cast<int>(ceil_div(depth, 64) * 128 + 64); }
+int pitch_of(int64 k) { return static_cast<int>(ceil_div(k, 64) * 128 + 64); }
 
 std::string source(const warp_linear_call& call, const warp_linear_plan& p, const std::string& header,
                    const std::string& function, const std::string& of_before, const std::string& of_all) {
@@ -52,7 +52,7 @@ void launch(const warp_linear_call& call, const warp_linear_plan& p, const std::
     return load(source(), device, stream, chip.arch_name + " linear " + header + " " + behind.line);
   });
   std::string packed;
-  append_value(packed, call.matrix), append_value(packed, call.matrix_stride), append_value(packed, call.depth);
+  append_value(packed, call.matrix), append_value(packed, call.matrix_stride), append_value(packed, call.k);
   const request both = widest(behind, before);
   append_packed(packed, both, call.a_behind), append_packed(packed, both, call.a_before);
   launch(built, {p.grid, 1}, {p.threads, 1}, p.shared_bytes, chip.arch >= 90, stream, packed.data());

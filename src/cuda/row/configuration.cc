@@ -19,7 +19,7 @@ void each_view(const arguments& a, const Body& body) {
   if (a.x.data) body(a.x);
   body(a.y);
   if (a.dx.data) body(a.dx);
-  if (a.again.data) body(a.again);
+  if (a.recomputed.data) body(a.recomputed);
   for (int i = 0; i < kMaxOperands; ++i) {
     if (a.operand[i].data) body(a.operand[i]);
     if (a.operand_gradient[i].data) body(a.operand_gradient[i]);
@@ -101,7 +101,7 @@ uint64 staged_results(const request& r, const arguments& a, const configuration&
       results |= bit_of(stream::operand + i);
   for (int k = 0; k < kMaxKeeps; ++k)
     if (!r.backward && a.kept[k].data) results |= bit_of(stream::kept + k);
-  if (r.wants_again) results |= bit_of(stream::again);
+  if (r.wants_recompute) results |= bit_of(stream::recomputed);
   return results;
 }
 
@@ -342,7 +342,7 @@ request request_of(const spec::frame& f, bool backward, std::string line) {
 request request_of(const spec::frame& f, const spec::gradients& plan, std::string line) {
   request r = request_of(f, true, std::move(line));
   r.wants_column = plan.wants_column, r.wants_tensor = plan.wants_tensor;
-  r.wants_dx = f.a.dx.data != nullptr, r.wants_again = f.a.again.data != nullptr;
+  r.wants_dx = f.a.dx.data != nullptr, r.wants_recompute = f.a.recomputed.data != nullptr;
   return r;
 }
 

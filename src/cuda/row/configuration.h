@@ -25,7 +25,7 @@ struct request {
   dtype x = dtype::none;
   dtype operand[kMaxOperands] = {};
   uint64 wants_column = 0, wants_tensor = 0;
-  bool wants_dx = false, wants_again = false;
+  bool wants_dx = false, wants_recompute = false;
   int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
   int features = 0;                                                             // that end its rows
   int flops = 0;

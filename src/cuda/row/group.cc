@@ -84,7 +84,7 @@ void lay_out_single_rows(const std::vector<arguments*>& some) {
   for (arguments* a : some) {
     if (a->rows != 1) continue;
     const auto as = [](const view& from, view& to) { std::copy_n(from.stride, kMaxDims, to.stride); };
-    as(all.x, a->x), as(all.y, a->y), as(all.dx, a->dx), as(all.again, a->again);
+    as(all.x, a->x), as(all.y, a->y), as(all.dx, a->dx), as(all.recomputed, a->recomputed);
     for (int i = 0; i < kMaxOperands; ++i) {
       as(all.operand[i], a->operand[i]), as(all.operand_gradient[i], a->operand_gradient[i]);
     }

@@ -56,7 +56,7 @@ std::string fields(const request& r, const configuration& c) {
   number("kThreads", c.threads > 0 ? c.threads : c.across * c.down);
   number("kMembers", static_cast<int>(c.members)), number("kFeatures", r.features);
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
-  flag("kWantsDx", r.wants_dx), flag("kWantsAgain", r.wants_again);
+  flag("kWantsDx", r.wants_dx), flag("kWantsRecompute", r.wants_recompute);
   return text;
 }
 
@@ -118,8 +118,8 @@ std::string label(const request& r, const configuration& c, const std::string& a
          (c.only_statistics    ? " statistics "
           : c.saves_statistics ? " saving "
                                : " ") +
-         (r.wants_again ? "again " : "") + (c.members > 0 ? "of " + std::to_string(c.members) + " tensors " : "") +
-         r.line;
+         (r.wants_recompute ? "recomputing " : "") +
+         (c.members > 0 ? "of " + std::to_string(c.members) + " tensors " : "") + r.line;
 }
 
 }  // namespace onepass::cuda

@@ -134,7 +134,7 @@ choice::decision choose_on(const std::string& chip, const choice::call& c) {
 }
 
 void describe_way(json& out, const choice::way& way, bool is_chosen) {
-  out.begin('{').field("strategy", std::string(spec::kStrategies[static_cast<std::size_t>(way.how)]));
+  out.begin('{').field("strategy", spec::name_of(way.how));
   out.field("bytes", static_cast<std::int64_t>(way.bytes)).field("why_not", way.why_not).field("kernel", way.kernel);
   out.field("chosen", is_chosen).key("seconds");
   if (std::isfinite(way.seconds)) out.value(way.seconds);
@@ -210,7 +210,8 @@ const char* onepass_describe(const char* text) {
     const onepass::binding::prepared_line& prepared = *held;
     const onepass::spec::line& line = prepared.line;
     const onepass::line_signature& signature = prepared.signature;
-    out.begin('{').field("rowwise", line.rowwise()).field("keeps", line.keeps).field("dropouts", line.dropouts);
+    out.begin('{').field("text", line.text).field("old_strategy", line.old_strategy);
+    out.field("rowwise", line.rowwise()).field("keeps", line.keeps).field("dropouts", line.dropouts);
     out.field("statistics", line.statistics(onepass::dtype::f32))
         .field("statistics_of_16_bits", line.statistics(onepass::dtype::bf16))
         .field("reads_x", signature.reads_x);
@@ -247,7 +248,7 @@ const char* onepass_describe(const char* text) {
       else out.value(w.activation->name);
       out.key("strategy");
       if (w.about->kind != onepass::word_kind::contraction) out.null();
-      else out.value(onepass::spec::kStrategies[static_cast<std::size_t>(line.how)]);
+      else out.value(onepass::spec::name_of(line.how));
       out.end('}');
     }
     out.end(']').end('}');
@@ -303,7 +304,7 @@ const char* onepass_beside_engines() {
     out.begin('{').key("cuda").begin('[');
     for (const onepass::cuda::beside_engines& of : onepass::cuda::kBesideEngines) {
       out.begin('{').field("boolean_mask", of.boolean_mask).field("trains", of.trains).field("dropout", of.dropout);
-      out.field("odd_keys", of.odd_keys).field("features", of.features).field("least_depth", of.least_depth);
+      out.field("odd_keys", of.odd_keys).field("head_dim", of.head_dim).field("least_head_dim", of.least_head_dim);
       out.field("least_queries", of.least_queries).end('}');
     }
     const onepass::choice::beside_cpu_engine& cpu = onepass::choice::kBesideCpuEngine;

@@ -1,4 +1,4 @@
-// One call of a line with `scores` and `values`: what `scores` begins, and its product with the values.
+// One call of a line with `scores` and `values`, forward and backward.
 #include "src/torch/attention/attention.h"
 
 #include "src/torch/attention/batches.h"
@@ -36,7 +36,7 @@ choice::call choice_of(const prepared_line& line, const Tensor& x, const Tensor&
   return c;
 }
 
-// All of it in one kernel on CUDA; nothing where the tensors do not suit it.
+// Forward in one kernel on CUDA; none where the tensors do not suit it.
 std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& call, choice::implementation by) {
   const prepared_contraction& c = *call.line.attention->scores.contraction;
   const Tensor &keys = call.operands.front(), &values = call.operands.back();
@@ -52,16 +52,16 @@ std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& cal
   void* const y = results[0].data_ptr();
   const bool launched =
       by == choice::implementation::warps
-          ? launch_by_warps(c, leaving, behind.a, call.x, keys, {&values, y})
-          : launch_attention(c.parts, by, {.behind = leaving, .a_behind = behind.a, .y = y}, call.x, keys, &values);
+          ? launch_forward_sm80(c, leaving, behind.a, call.x, keys, {&values, y})
+          : launch_forward_sm90(c.parts, by, {.behind = leaving, .a_behind = behind.a, .y = y}, call.x, keys, &values);
   if (!launched) return {};
   return results;
 }
 
-// Backward in kernels that write nothing of the scores' size, where they serve: the tensors of the plan.
-class gradient_kernels {
+// Backward in kernels that write nothing of the scores' size, where they serve; gives the tensors of the plan.
+class backward_kernels {
  public:
-  gradient_kernels(const backward_call& call, dtype of_x, const spec::attention_gradients& wanted)
+  backward_kernels(const backward_call& call, dtype of_x, const spec::attention_gradients& wanted)
       : call_(call), of_x_(of_x), wanted_(wanted), c_(*call.line.attention->scores.contraction) {}
 
   std::optional<std::vector<Tensor>> run() const {
@@ -84,7 +84,7 @@ class gradient_kernels {
   }
 
  private:
-  // What kernels that write nothing of the scores' size do not give, or have nothing to make it of.
+  // Whether the plan asks for gradients that these kernels do not compute, or lacks an input of theirs.
   bool gives_more(const spec::contraction_gradients& plan) const {
     if (wanted_.gives_weights || !call_.resumed) return true;
     const std::vector<spec::gradient_output>& outputs = plan.behind.outputs;
@@ -106,14 +106,14 @@ class gradient_kernels {
       results.push_back(empty_like(shape_of(like), dtype_of(like), device_of(like)));
       return results.back();
     };
-    std::optional<Tensor> of_queries, of_keys, of_values;
-    if (plan.wants_input) of_queries = fresh(x);
-    if (plan.wants_weight) of_keys = fresh(keys);
+    std::optional<Tensor> grad_queries, grad_keys, grad_values;
+    if (plan.wants_input) grad_queries = fresh(x);
+    if (plan.wants_weight) grad_keys = fresh(keys);
     for (const int output : plan.kept_outputs) {
       const spec::gradient_output& of = plan.behind.outputs[static_cast<std::size_t>(output)];
       results.push_back(behind.output(behind.a.operand_gradient[of.input - 1], of.type));
     }
-    if (wanted_.wants_values) of_values = fresh(values);
+    if (wanted_.wants_values) grad_values = fresh(values);
     behind.lay_out(true);
     cuda::request request = request_of(behind, false);
     request.wants_tensor = plan.behind.wants_tensor;
@@ -122,9 +122,9 @@ class gradient_kernels {
     const auto launch = [&](const auto& kernels) {
       return kernels(c_.parts, cuda::attention_call{.behind = request, .a_behind = behind.a}, x, keys, values,
                      *call_.resumed, call_.gradients[0],
-                     attention_gradients_to{to(of_queries), to(of_keys), to(of_values)});
+                     attention_gradient_tensors{to(grad_queries), to(grad_keys), to(grad_values)});
     };
-    if (by == choice::implementation::warps ? launch(launch_warp_gradients) : launch(launch_attention_gradients))
+    if (by == choice::implementation::warps ? launch(launch_backward_sm80) : launch(launch_backward_sm90))
       return results;
     return {};
   }
@@ -135,8 +135,8 @@ class gradient_kernels {
   const prepared_contraction& c_;
 };
 
-// What stands before `values`, again: its result, and its kept values.
-std::vector<Tensor> scores_again(const backward_call& call) {
+// Recomputes the probabilities before `values`, and the kept values.
+std::vector<Tensor> recompute_probabilities(const backward_call& call) {
   const prepared_attention& a = *call.line.attention;
   const std::vector<Tensor> operands = given_operands(call, 0, a.parts.values);
   return forward_with_scores({given(call, call.x, "x"), operands, a.scores, call.dropout_state, false});
@@ -178,7 +178,7 @@ std::vector<Tensor> backward_with_attention(const backward_call& call, const lin
       static_cast<std::uint64_t>(call.wanted));
   const Tensor &keys = given(call, call.operands.front(), "its keys"),
                &values = given(call, call.operands.back(), "its values");
-  if (std::optional<std::vector<Tensor>> made = gradient_kernels(call, saved.x, plan).run()) return *made;
+  if (std::optional<std::vector<Tensor>> made = backward_kernels(call, saved.x, plan).run()) return *made;
   const batches of(call.gradients[0], keys);
   const Tensor rows = of.rows(call.gradients[0]);
   const spec::reads& reads = a.scores.reads;
@@ -187,19 +187,19 @@ std::vector<Tensor> backward_with_attention(const backward_call& call, const lin
     const optional_tensor weights = has_weights ? saved.resumed_behind : std::nullopt;
     if (std::optional<std::vector<Tensor>> results = backward_in_panels(call, saved.x, plan, weights)) return *results;
   }
-  std::vector<Tensor> again;
-  if (has_weights) again.push_back(*saved.resumed_behind);
-  else again = scores_again(call);
+  std::vector<Tensor> recomputed;
+  if (has_weights) recomputed.push_back(*saved.resumed_behind);
+  else recomputed = recompute_probabilities(call);
   std::vector<Tensor> results;
   if (plan.wants_scores != 0) {
-    std::vector<Tensor> gradients{empty_like(shape_of(again[0]), dtype_of(keys), device_of(keys))};
+    std::vector<Tensor> gradients{empty_like(shape_of(recomputed[0]), dtype_of(keys), device_of(keys))};
     optional_tensor kept;
     if (a.parts.keeps_weights) kept = of.rows(call.gradients.back());
     multiply_batches(of.rows(gradients[0]), rows, transposed(of.keys(values)), kept ? &*kept : nullptr);
     gradients.insert(gradients.end(), call.gradients.begin() + 1, call.gradients.begin() + 1 + a.scores.line.keeps);
     optional_tensor resumed;
-    if (reads.result_behind) resumed = again[0];
-    if (reads.kept_behind >= 0) resumed = again[1 + static_cast<std::size_t>(reads.kept_behind)];
+    if (reads.result_behind) resumed = recomputed[0];
+    if (reads.kept_behind >= 0) resumed = recomputed[1 + static_cast<std::size_t>(reads.kept_behind)];
     const std::vector<optional_tensor> operands = part_of(call.operands, 0, a.parts.values);
     const std::vector<std::int64_t> types = part_of(call.operand_types, 0, a.parts.values);
     results = backward_with_scores({gradients, call.x, operands, std::nullopt, call.statistics, call.dropout_state,
@@ -209,7 +209,7 @@ std::vector<Tensor> backward_with_attention(const backward_call& call, const lin
   }
   if (plan.wants_values) {
     results.push_back(empty_like(shape_of(values), dtype_of(values), device_of(values)));
-    multiply_batches(of.keys(results.back()), transposed(of.rows(again[0])), rows);
+    multiply_batches(of.keys(results.back()), transposed(of.rows(recomputed[0])), rows);
   }
   return results;
 }

@@ -1,14 +1,14 @@
-// One call of a line with `scores` and `values`: what `scores` begins, and its product with the values.
+// One call of a line with `scores` and `values`, forward and backward.
 #pragma once
 
 #include "src/torch/linear/linear.h"
 
 namespace onepass::binding {
 
-// The result, the kept values, and where they are asked for the statistics of the row word.
+// Gives the output, the kept values, and softmax's statistics where they are asked for.
 std::vector<Tensor> forward_with_attention(const forward_call&);
 
-// The tensors of spec::plan_gradients(...).outputs. What `values` takes is made again, but where it was kept.
+// Gives the tensors of spec::plan_gradients(...).outputs. Probabilities are recomputed, unless they were kept.
 std::vector<Tensor> backward_with_attention(const backward_call&, const linear_saved&);
 
 }  // namespace onepass::binding

@@ -13,26 +13,27 @@ namespace onepass::binding {
 
 inline int own_batch_sizes(const Tensor& keys) { return spec::own_batch_sizes(shape_of(keys)); }
 
-// As the kernels of tiles take them; own: batch sizes that the keys have. None where strides do not suit them.
+// The tensor as the kernels of sm_90a take it; own: batch sizes that the keys have. None where strides do not suit
+// them.
 inline std::optional<cuda::batched_rows> batched_rows(const Tensor& t, int own) {
   const int dim = static_cast<int>(t.dim());
   const spec::strided all = strided_of(t, nullptr);
   const auto outer = spec::one_dimension(all, 0, own - 1), inner = spec::one_dimension(all, own > 0 ? own - 1 : 0, own),
-             group = spec::one_dimension(all, own, dim - 2);
-  if (!outer || !inner || !group || t.stride(dim - 1) != 1) return {};
+             query_heads = spec::one_dimension(all, own, dim - 2);
+  if (!outer || !inner || !query_heads || t.stride(dim - 1) != 1) return {};
   return cuda::batched_rows{.data = t.data_ptr(),
                             .outer = outer->size,
                             .inner = inner->size,
-                            .group = group->size,
+                            .query_heads = query_heads->size,
                             .rows = t.size(dim - 2),
-                            .depth = t.size(dim - 1),
+                            .head_dim = t.size(dim - 1),
                             .outer_stride = outer->stride,
                             .inner_stride = inner->stride,
-                            .group_stride = group->stride,
+                            .query_head_stride = query_heads->stride,
                             .row_stride = t.stride(dim - 2)};
 }
 
-// Queries, scores and keys as [batches, rows, numbers], in the keys' dtype. Rows that share keys are of one batch.
+// Queries, scores and keys as [batches, rows, columns], in the keys' dtype. Rows that share keys are of one batch.
 class batches {
  public:
   batches(const Tensor& queries, const Tensor& keys)

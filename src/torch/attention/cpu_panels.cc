@@ -1,4 +1,4 @@
-// src/cpu/attention.h for tensors: their memory, and which calls take panels.
+// src/cpu/attention.h for tensors: allocates results, and says which calls take panels.
 #include "src/torch/attention/cpu_panels.h"
 
 #include "src/cpu/attention.h"
@@ -21,7 +21,7 @@ std::optional<cpu::score_panels> panels_of(const prepared_contraction& c, const 
   return by && cpu::has_many_tasks(*by, backward) ? by : std::nullopt;
 }
 
-// Tensors as products take them, with what holds the copies of others.
+// Tensors as GEMMs take them. It holds the copies of those that are copied.
 class batches_on_cpu {
  public:
   explicit batches_on_cpu(const Tensor& keys) : own_(own_batch_sizes(keys)), type_(dtype_of(keys)) {}
@@ -38,12 +38,12 @@ class batches_on_cpu {
   std::vector<Tensor> held_;
 };
 
-// What backward of `values` adds to that of scores.
+// Tensors of backward with values, beside those of scores.
 struct values_backward {
-  const Tensor &values, &gradient;  // of the result
-  optional_tensor weights;          // where they were kept
-  optional_tensor of_weights;       // their gradient, if so
-  optional_tensor result;           // the gradient of the values, filled in, where it is wanted
+  const Tensor &values, &grad_output;
+  optional_tensor probabilities;       // where they were kept
+  optional_tensor grad_probabilities;  // where they were kept
+  optional_tensor grad_values;         // written; none: not wanted
 };
 
 // The tensors of backward_with_scores, then the gradient of the values.
@@ -58,51 +58,52 @@ std::optional<std::vector<Tensor>> backward_of_panels(const backward_call& call,
   if (!plan.kept_outputs.empty()) by->period = 0;
   batches_on_cpu batched(keys);
   std::vector<Tensor> results;
-  std::optional<cpu::batched_matrices> of_queries, of_keys;
+  std::optional<cpu::batched_matrices> grad_queries, grad_keys;
   if (plan.wants_input) {
     results.push_back(empty_product(x, keys.size(keys.dim() - 1), by->type));
-    of_queries = batched(results.back());
+    grad_queries = batched(results.back());
   }
   if (plan.wants_weight) {
     results.push_back(empty_like(shape_of(keys), by->type, device_of(keys)));
-    of_keys = batched(results.back());
+    grad_keys = batched(results.back());
   }
   const Tensor shape = shape_of_product(x, keys);
   std::vector<Tensor> behind;
-  const auto backward_with = [&](const cpu::row_call* again) {
+  const auto backward_with = [&](const cpu::row_call* recompute) {
     const optional_tensor resumed = values ? shape : saved.resumed_behind;
     behind = backward_behind(call, {saved.x, shape, resumed}, plan, call.statistics,
                              [&](frame& f, const spec::gradients&, const std::vector<view>&) {
                                cpu::scores_backward panels{.by = *by,
                                                            .behind = row_call_of(f),
                                                            .reads_scores = c.behind.reads.x,
-                                                           .again = again,
+                                                           .recompute = recompute,
                                                            .queries = batched(x),
                                                            .keys = batched(keys),
-                                                           .of_queries = of_queries,
-                                                           .of_keys = of_keys};
+                                                           .grad_queries = grad_queries,
+                                                           .grad_keys = grad_keys};
                                if (values) {
                                  panels.values = batched(values->values);
-                                 panels.gradient = batched(values->gradient);
-                                 if (values->weights) panels.weights = values->weights->data_ptr();
-                                 if (values->of_weights) panels.of_weights = batched(*values->of_weights);
-                                 if (values->result) panels.of_values = batched(*values->result);
+                                 panels.grad_output = batched(values->grad_output);
+                                 if (values->probabilities) panels.probabilities = values->probabilities->data_ptr();
+                                 if (values->grad_probabilities)
+                                   panels.grad_probabilities = batched(*values->grad_probabilities);
+                                 if (values->grad_values) panels.grad_values = batched(*values->grad_values);
                                }
                                cpu::backward_in_panels(panels);
                              });
   };
-  if (values && !values->weights) {
+  if (values && !values->probabilities) {
     const std::vector<Tensor> operands = given_operands(call, 1, call.line.line.operands);
     forward({shape, operands, c.behind, call.dropout_state, false}, [&](frame& f) {
-      const cpu::row_call again = row_call_of(f);
-      backward_with(&again);
+      const cpu::row_call recompute = row_call_of(f);
+      backward_with(&recompute);
     });
   } else {
     backward_with(nullptr);
   }
   if (plan.wants_input) results.front() = in_dtype(results.front(), saved.x);
   for (const int output : plan.kept_outputs) results.push_back(behind[static_cast<std::size_t>(output)]);
-  if (values && values->result) results.push_back(*values->result);
+  if (values && values->grad_values) results.push_back(*values->grad_values);
   return results;
 }
 
@@ -116,8 +117,8 @@ std::vector<Tensor> forward_in_panels(const forward_call& call, const std::optio
   const Tensor shape = shape_of_product(call.x, keys);
   batches_on_cpu batched(keys);
   std::optional<cpu::batched_matrices> values, result;
-  optional_tensor weights, product;
-  if (!with || with->keeps_weights) weights = empty_like(shape_of(shape), by->type, device_of(keys));
+  optional_tensor probabilities, product;
+  if (!with || with->keeps_probabilities) probabilities = empty_like(shape_of(shape), by->type, device_of(keys));
   if (with) {
     values = batched(with->values);
     product = empty_product(call.x, with->values.size(with->values.dim() - 1), by->type);
@@ -131,12 +132,12 @@ std::vector<Tensor> forward_in_panels(const forward_call& call, const std::optio
                                 .behind = row_call_of(f),
                                 .queries = batched(call.x),
                                 .keys = batched(keys),
-                                .weights = weights ? weights->data_ptr() : nullptr,
+                                .probabilities = probabilities ? probabilities->data_ptr() : nullptr,
                                 .values = values,
                                 .result = result});
       });
-  if (with && weights) results.insert(results.begin() + call.line.line.keeps, *weights);
-  results.insert(results.begin(), with ? *product : *weights);
+  if (with && probabilities) results.insert(results.begin() + call.line.line.keeps, *probabilities);
+  results.insert(results.begin(), with ? *product : *probabilities);
   return results;
 }
 
@@ -147,7 +148,7 @@ std::optional<std::vector<Tensor>> backward_in_panels(const backward_call& call,
 
 std::optional<std::vector<Tensor>> backward_in_panels(const backward_call& call, dtype of_x,
                                                       const spec::attention_gradients& wanted,
-                                                      const optional_tensor& weights) {
+                                                      const optional_tensor& probabilities) {
   const prepared_attention& a = *call.line.attention;
   const prepared_contraction& c = *a.scores.contraction;
   if (wanted.gives_weights || wanted.wants_scores == 0) return {};
@@ -157,9 +158,9 @@ std::optional<std::vector<Tensor>> backward_in_panels(const backward_call& call,
   const std::vector<std::int64_t> types = part_of(call.operand_types, 0, a.parts.values);
   const spec::contraction_gradients plan =
       spec::plan_gradients(c.parts, of_x, spec::operand_facts_of(types.data(), types.size()), wanted.wants_scores);
-  values_backward with{values, call.gradients[0], weights, {}, {}};
-  if (a.parts.keeps_weights) with.of_weights = call.gradients.back();
-  if (wanted.wants_values) with.result = empty_like(shape_of(values), dtype_of(values), device_of(values));
+  values_backward with{values, call.gradients[0], probabilities, {}, {}};
+  if (a.parts.keeps_weights) with.grad_probabilities = call.gradients.back();
+  if (wanted.wants_values) with.grad_values = empty_like(shape_of(values), dtype_of(values), device_of(values));
   const std::vector<Tensor> gradients{shape_of_product(x, keys)};
   return backward_of_panels({gradients, call.x, operands, std::nullopt, call.statistics, call.dropout_state, a.scores,
                              types, static_cast<std::int64_t>(wanted.wants_scores)},

@@ -1,46 +1,46 @@
-// The kernels of tiles and of warps for lines that begin with `scores` (src/cuda/attention), of a call's tensors. Where
-// they serve says src/choose/choose.h; false: addresses or strides do not suit the kernel.
+// The attention kernels (src/cuda/attention) on a call's tensors. src/choose/choose.h chooses the kernel. A launch
+// returns false where addresses or strides do not suit it.
 #pragma once
 
 #include "src/choose/choose.h"
 #include "src/cuda/attention/forward_sm90.h"
-#include "src/cuda/attention/backward_sm90.h"
+#include "src/cuda/attention/backward.h"
 #include "src/plan/contraction.h"
 #include "src/torch/call/prepared.h"
 #include "src/torch/tensor.h"
 
 namespace onepass::binding {
 
-// By a cluster or by tiles; of the call, what stands behind `scores` is there, and y where there are values.
-bool launch_attention(const spec::contraction&, choice::implementation by, cuda::attention_call, const Tensor& queries,
-                      const Tensor& keys, const Tensor* values);
+// forward_sm90, or probabilities_sm90 (`by` a cluster). The call has the words behind `scores`, and y where there are
+// values; the tensors are filled in.
+bool launch_forward_sm90(const spec::contraction&, choice::implementation by, cuda::attention_call,
+                         const Tensor& queries, const Tensor& keys, const Tensor* values);
 
-// By warps: with values the result goes to y, without to where what stands behind `scores` says.
-struct values_to {
+// forward_sm80. With values the output is written to y, without to the result of the words behind `scores`.
+struct values_and_output {
   const Tensor* values = nullptr;
   void* y = nullptr;
 };
-bool launch_by_warps(const prepared_contraction&, const cuda::request& behind, const arguments& a_behind,
-                     const Tensor& queries, const Tensor& keys, const values_to&);
+bool launch_forward_sm80(const prepared_contraction&, const cuda::request& behind, const arguments& a_behind,
+                         const Tensor& queries, const Tensor& keys, const values_and_output&);
 
-// Backward with values, likewise. `to`: where gradients go; products is filled in. `gradient`: of the result.
-struct attention_gradients_to {
+// Backward with values. The call has the words behind `scores`; the tensors are filled in.
+struct attention_gradient_tensors {
   const Tensor *queries, *keys, *values;  // null: not wanted
 };
-bool launch_attention_gradients(const spec::contraction&, cuda::attention_call, const Tensor& queries,
-                                const Tensor& keys, const Tensor& values, const Tensor& result, const Tensor& gradient,
-                                const attention_gradients_to&);
-// The same by warps, of any number of keys; of the call, what stands behind `scores` is there.
-bool launch_warp_gradients(const spec::contraction&, const cuda::attention_call&, const Tensor& queries,
-                           const Tensor& keys, const Tensor& values, const Tensor& result, const Tensor& gradient,
-                           const attention_gradients_to&);
+bool launch_backward_sm90(const spec::contraction&, cuda::attention_call, const Tensor& queries, const Tensor& keys,
+                          const Tensor& values, const Tensor& output, const Tensor& grad_output,
+                          const attention_gradient_tensors&);
+// The same for any number of keys.
+bool launch_backward_sm80(const spec::contraction&, const cuda::attention_call&, const Tensor& queries,
+                          const Tensor& keys, const Tensor& values, const Tensor& output, const Tensor& grad_output,
+                          const attention_gradient_tensors&);
 
-// Backward of a line without values that ends in softmax, whose other words scale by `factor` or mask. `gradient`: of
-// the weights.
-struct score_gradients_to {
+// Backward of a line without values that ends in softmax, whose other words scale by `factor` or mask.
+struct probabilities_gradient_tensors {
   const Tensor &queries, &keys;
 };
-bool launch_score_gradients(float factor, const Tensor& queries, const Tensor& keys, const Tensor& weights,
-                            const Tensor& gradient, const score_gradients_to&);
+bool launch_probabilities_backward(float factor, const Tensor& queries, const Tensor& keys, const Tensor& probabilities,
+                                   const Tensor& grad_probabilities, const probabilities_gradient_tensors&);
 
 }  // namespace onepass::binding

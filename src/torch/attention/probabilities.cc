@@ -1,4 +1,4 @@
-// One call of a line that begins with `scores`: batched products of queries with keys, and what stands behind them.
+// One call of a line that begins with `scores`, without `values`, forward and backward.
 #include "src/torch/attention/probabilities.h"
 
 #include "src/torch/attention/batches.h"
@@ -34,7 +34,7 @@ int count_key_masks(const forward_call& call) {
   return count;
 }
 
-// All of it in one kernel on CUDA; nothing where the tensors do not suit it.
+// Forward in one kernel on CUDA; none where the tensors do not suit it.
 std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& call, choice::implementation by) {
   const prepared_contraction& c = *call.line.contraction;
   const Tensor& keys = call.operands[0];
@@ -51,19 +51,19 @@ std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call& cal
   const torch::stable::accelerator::DeviceGuard guard(on.index);
   const bool launched =
       by == choice::implementation::warps
-          ? launch_by_warps(c, leaving, behind.a, call.x, keys, {})
-          : launch_attention(c.parts, by, {.behind = leaving, .a_behind = behind.a}, call.x, keys, nullptr);
+          ? launch_forward_sm80(c, leaving, behind.a, call.x, keys, {})
+          : launch_forward_sm90(c.parts, by, {.behind = leaving, .a_behind = behind.a}, call.x, keys, nullptr);
   if (!launched) return {};
   return results;
 }
 
-// Whether forward's statistics may be of scores that were not rounded as those of the product are: where one number has
-// almost all of a row's weight, they would not fit together.
-bool were_of_others(const backward_call& call, const Tensor& product) {
+// Whether forward's statistics may be those of scores that were not rounded to 16 bits, as the library's are. Where one
+// key has almost all of a row's probability, such statistics do not fit rounded scores.
+bool were_of_unrounded_scores(const backward_call& call, const Tensor& product) {
   return call.line.line.how != spec::strategy::unfused && device_of(product).is_cuda() &&
          size_of(dtype_of(product)) == 2;
 }
-Tensor statistics_again(const backward_call& call, const Tensor& product) {
+Tensor recompute_statistics(const backward_call& call, const Tensor& product) {
   frame behind(call.line.contraction->behind, product, "x");
   behind.input(product, behind.a.x);
   for (int i = 0; i < behind.line.line.operands; ++i) {
@@ -78,7 +78,7 @@ Tensor statistics_again(const backward_call& call, const Tensor& product) {
   return statistics;
 }
 
-// The gradients of queries and keys from the result and its gradient alone, in one kernel on CUDA, where it is chosen.
+// dQ and dK from the probabilities and their gradient alone, in one kernel on CUDA, where it is chosen.
 std::optional<std::vector<Tensor>> gradients_in_one_kernel(const backward_call& call, const linear_saved& saved,
                                                            const spec::contraction_gradients& plan) {
   if (!call.x || !call.operands[0] || !device_of(*call.operands[0]).is_cuda()) return {};
@@ -92,8 +92,8 @@ std::optional<std::vector<Tensor>> gradients_in_one_kernel(const backward_call& 
     std::vector<Tensor> made{empty_like(shape_of(x), saved.x, device_of(x)),
                              empty_like(shape_of(keys), dtype_of(keys), device_of(keys))};
     const double scale = *spec::softmax_scale(call.line.contraction->behind.line);
-    const bool launched = launch_score_gradients(static_cast<float>(scale), x, keys, *saved.resumed_behind,
-                                                 call.gradients[0], {made[0], made[1]});
+    const bool launched = launch_probabilities_backward(static_cast<float>(scale), x, keys, *saved.resumed_behind,
+                                                        call.gradients[0], {made[0], made[1]});
     if (launched) results = std::move(made);
     return launched;
   });
@@ -163,7 +163,8 @@ std::vector<Tensor> backward_with_scores(const backward_call& call, const linear
   std::optional<Tensor> product, statistics = call.statistics;
   if (c.behind.reads.x) {
     product = scores_of(given(call, call.x, "x"), keys);
-    if (c.behind.reads.statistics && were_of_others(call, *product)) statistics = statistics_again(call, *product);
+    if (c.behind.reads.statistics && were_of_unrounded_scores(call, *product))
+      statistics = recompute_statistics(call, *product);
   }
   const std::vector<Tensor> behind = backward_behind(call, {saved.x, product, saved.resumed_behind}, plan, statistics);
   std::vector<Tensor> results;

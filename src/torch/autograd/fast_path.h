@@ -43,7 +43,7 @@ inline std::vector<Tensor> run(const line_signature& signature, at::TensorList t
   const without_gil released;
   const bool recorded = at::GradMode::is_enabled() &&
                         std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.requires_grad(); });
-  return recorded ? Fused::apply(tensors, Fused::call{line, {}}) : run_kernels(signature, tensors, {}, false);
+  return recorded ? Fused::apply(tensors, Fused::options{line, {}}) : run_kernels(signature, tensors, {}, false);
 }
 
 // given: a line without dropout, x, the operands. The result, in a tuple where values are kept; None for a call that is

@@ -57,7 +57,7 @@ std::vector<Tensor> forward(const forward_call& call, const forward_runner& runn
 
 void enter_backward(frame& f, const backward_call& call, const std::vector<spec::operand_facts>& facts) {
   const spec::line& line = call.line.line;
-  const spec::reads& reads = call.wants_again ? call.line.reads_again : call.line.reads;
+  const spec::reads& reads = call.wants_recompute ? call.line.reads_recomputing : call.line.reads;
   check_backward(call);
   for (int i = 0; i < line.operands; ++i) f.operand_type(i, facts[static_cast<std::size_t>(i)].type);
   f.backward_inputs(reads, [&](spec::role what, int i, view& to) {
@@ -105,7 +105,7 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
     }
   });
   if (plan.outputs.empty()) return results;
-  if (call.wants_again) results.push_back(f.output(f.a.again, f.type));
+  if (call.wants_recompute) results.push_back(f.output(f.a.recomputed, f.type));
   if (f.empty()) {
     for (Tensor& t : results) torch::stable::zero_(t);
     return results;

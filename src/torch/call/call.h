@@ -11,8 +11,8 @@
 
 namespace onepass::binding {
 
-// Runs a call some other way than all at once, with a frame that is laid out as rows. Forward's result is in its hands,
-// and whatever tensors the call gives for their shape and dtype alone.
+// Launches the kernels of a call itself, for example block by block, from a frame that is laid out as rows. It must
+// write forward's result. Tensors that a call passes in place of what the runner has carry only shape and dtype.
 using forward_runner = std::function<void(frame&)>;
 using backward_runner = std::function<void(frame&, const spec::gradients&, const std::vector<view>& column_outputs)>;
 
@@ -47,9 +47,9 @@ struct backward_call {
   const prepared_line& line;
   const std::vector<std::int64_t>& operand_types;  // dtype, plus 16 where the operand broadcasts
   std::int64_t wanted;                             // bit 0 for x, bit i + 1 for operand i
-  bool wants_again = false;                        // the line's result too; never where it resumes at the result
+  bool wants_recompute = false;                    // the line's result too; never where it resumes at the result
   bool in_place = false;                           // on CUDA: no one else reads the result's gradient, which is dense
-  bool runner_has_dx = false;                      // x's gradient is in the runner's hands: dy stands in its place
+  bool runner_has_dx = false;                      // the runner stores x's gradient; dy is passed in its place
   // Of a line with features, where their columns' gradients are wanted: its rows are those, and they are no results.
   const Tensor* feature_gradients = nullptr;
 };
@@ -61,7 +61,7 @@ const Tensor& given(const backward_call&, const std::optional<Tensor>&, const ch
 const Tensor& given_operand(const backward_call&, int);
 std::vector<Tensor> given_operands(const backward_call&, int begin, int end);
 
-// The tensors of spec::plan_gradients(...).outputs, which are not none; then the result, where it is wanted again.
+// The tensors of spec::plan_gradients(...).outputs, which are not none; then the recomputed result, where it is wanted.
 std::vector<Tensor> backward(const backward_call&, const backward_runner& = {});
 
 }  // namespace onepass::binding

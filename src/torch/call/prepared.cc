@@ -52,7 +52,7 @@ line_signature signature_of(const prepared_line& of) {
 prepared_line::prepared_line(spec::line of)
     : line(std::move(of)),
       reads(spec::backward_reads(line)),
-      reads_again(spec::backward_reads(line, true)),
+      reads_recomputing(spec::backward_reads(line, true)),
       contraction(line.linear >= 0 && line.values < 0 ? std::make_unique<const prepared_contraction>(line) : nullptr),
       attention(line.values >= 0 ? std::make_unique<const prepared_attention>(line) : nullptr),
       signature(signature_of(*this)) {}
@@ -60,7 +60,11 @@ prepared_line::prepared_line(spec::line of)
 prepared_line::~prepared_line() = default;
 
 prepared_contraction::prepared_contraction(const spec::line& of)
-    : parts(of), before(parts.before), again(parts.again), behind(parts.behind), behind_keeping(parts.behind_keeping) {}
+    : parts(of),
+      before(parts.before),
+      recompute(parts.recompute),
+      behind(parts.behind),
+      behind_keeping(parts.behind_keeping) {}
 
 const prepared_line& prepared_contraction::with_features(int features) const {
   const std::lock_guard lock(mutex_);
@@ -101,7 +105,7 @@ bool prepared_line::each_part(std::uint64_t boolean_masks, const Does& does) con
   const prepared_contraction& c = *contraction;
   const std::uint64_t before = boolean_masks & ((std::uint64_t{1} << c.parts.weight) - 1);
   return c.before.each_part(before, does) &&
-         c.again.each_part(before >> (c.parts.weight - c.again.line.operands), does) &&
+         c.recompute.each_part(before >> (c.parts.weight - c.recompute.line.operands), does) &&
          c.behind.each_part(boolean_masks >> (c.parts.weight + 1), does);
 }
 

@@ -22,7 +22,7 @@ class prepared_line {
   ~prepared_line();
 
   const spec::line line;
-  const spec::reads reads, reads_again;                           // in backward; and where the result is made again
+  const spec::reads reads, reads_recomputing;                     // in backward; and where it recomputes the result
   const std::unique_ptr<const prepared_contraction> contraction;  // where the line has `linear` or `scores`,
   const std::unique_ptr<const prepared_attention> attention;      // but not `values`: then this
   const line_signature signature;
@@ -53,7 +53,7 @@ class prepared_line {
 struct prepared_contraction {
   explicit prepared_contraction(const spec::line& of);
   const spec::contraction parts;
-  const prepared_line before, again, behind, behind_keeping;
+  const prepared_line before, recompute, behind, behind_keeping;
 
   // The words before `linear` with so many features, of a matrix of so many rows; at most kMaxOperands.
   const prepared_line& with_features(int features) const;

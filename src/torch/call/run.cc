@@ -15,8 +15,8 @@
 namespace onepass::binding {
 namespace {
 
-// Memory for what the kernels of rows taken in parts tell each other: four numbers of each part, and three of each row,
-// which `of_rows` shall point to (if it is not null).
+// Memory for rows taken in parts: four partial statistics of each part, and three combined ones of each row, to which
+// `of_rows` points if it is not null.
 class row_workspace {
  public:
   row_workspace(frame& f, const std::vector<cuda::plan>& plans, void** of_rows) {

@@ -17,7 +17,7 @@ cpu::row_call row_call_of(const frame&);                         // CPU
 // CPU: past the caches where so many tensors that are written would not stay in the last level anyway.
 int stream_stores(const frame&, std::int64_t tensors);
 void run_forward(frame&);
-// CUDA: the kernels of a call, with the memory in which those of rows taken in parts tell each other.
+// CUDA: launches the kernels of a call. Rows taken in parts get memory for partial and combined statistics.
 void launch(frame&, const cuda::request&, const std::vector<cuda::plan>&, void* stream);
 void run_statistics(frame&);  // CUDA: only the row statistics of forward
 // column_outputs: 1-D, one for each wanted column operand in operand order.

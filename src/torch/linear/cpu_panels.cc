@@ -12,7 +12,7 @@ bool may_be_panels(spec::strategy named) {
   return named == spec::strategy::automatic || named == spec::strategy::panels;
 }
 
-// As products take it: its rows contiguous, or its columns.
+// A factor as the GEMM reads it: its rows contiguous, or its columns.
 Tensor factor_of(const Tensor& matrix, bool by_rows) {
   const bool fits = matrix.stride(1) == 1 || (matrix.stride(0) == 1 && !by_rows);
   return fits ? matrix : torch::stable::contiguous(matrix);
@@ -81,9 +81,9 @@ std::vector<Tensor> backward_in_panels(const backward_call& before, std::int64_t
   if (!weight_gradient) return run();
   panels.weight_gradient = matrix_of(weight_gradient->result);
   std::vector<Tensor> results;
-  forward(weight_gradient->again, [&](frame& f) {
-    const cpu::row_call again = row_call_of(f);
-    panels.again = &again;
+  forward(weight_gradient->recompute, [&](frame& f) {
+    const cpu::row_call recompute = row_call_of(f);
+    panels.recompute = &recompute;
     results = run();
   });
   return results;

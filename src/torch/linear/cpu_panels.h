@@ -5,25 +5,25 @@
 
 namespace onepass::binding {
 
-// Rows of a panel in backward of what stands before `linear`; 0 where panels bring nothing, or the line names
+// Rows of a panel in backward of the words before `linear`; 0 where a library's GEMM is faster, or the line names
 // another strategy.
 std::int64_t backward_panel_rows(const spec::contraction&, spec::strategy, const Tensor& x, const Tensor& weight);
 
 struct linear_results {
-  std::vector<Tensor> kept;         // what the words before `linear` keep, then their statistics where asked for
-  std::vector<Tensor> results;      // the line's result, then what the words behind keep
-  std::optional<Tensor> product{};  // where backward reads it, or where it is the result
+  std::vector<Tensor> kept;         // the prologue's kept values, then its statistics where they are saved
+  std::vector<Tensor> results;      // the line's result, then the epilogue's kept values
+  std::optional<Tensor> product{};  // the GEMM's result, where backward reads it or it is the line's
 };
-// before: the words before `linear`. Where panels are chosen (src/choose/choose.h).
+// For calls for which src/choose has chosen panels. before: the prologue.
 linear_results forward_in_panels(const forward_call&, const forward_call& before);
 
-// What the gradient of `linear`'s matrix is made of.
+// How panels compute the gradient of the matrix.
 struct panel_weight_gradient {
-  const forward_call& again;  // gives what `linear` took
-  const Tensor& result;       // filled in
+  const forward_call& recompute;  // the GEMM's input
+  const Tensor& result;           // is filled in
 };
-// As `backward` of what stands before `linear`. Its gradients[0] gives the shape only: it is made of product_gradient
-// (rows, N).
+// `backward` of the prologue, from product_gradient (rows, N), the gradient of the GEMM's result. before.gradients[0]
+// only has the shape.
 std::vector<Tensor> backward_in_panels(const backward_call& before, std::int64_t rows, const Tensor& product_gradient,
                                        const Tensor& weight, const std::optional<panel_weight_gradient>&);
 

@@ -1,4 +1,4 @@
-// One call of a line with `linear`: what stands before it, the matrix product, what stands behind it.
+// One call of a line with `linear`: prologue, GEMM and epilogue.
 #include "src/torch/linear/linear.h"
 
 #include <algorithm>
@@ -32,33 +32,33 @@ namespace {
 
 using optional_tensor = std::optional<Tensor>;
 
-// Whether all that stands behind `linear` is a bias that the product itself can add.
+// Whether the epilogue is one bias, which the library's GEMM can add.
 bool adds_bias_only(const spec::line& behind, const std::vector<Tensor>& operands, const Tensor& weight) {
   if (!spec::is_one_bias(behind)) return false;
   const Tensor& bias = operands.back();
   return bias.dim() == 1 && bias.size(0) == weight.size(0) && device_of(bias) == device_of(weight);
 }
 
-// What makes what `linear` took: x or the kept value, and the operands of c.again.
-const optional_tensor& source_again(const backward_call& call, const prepared_contraction& c) {
+// The GEMM's input is recomputed from x or from the kept value, with the operands of c.recompute.
+const optional_tensor& recompute_source(const backward_call& call, const prepared_contraction& c) {
   return c.before.reads.kept >= 0 ? call.resumed : call.x;
 }
-std::vector<Tensor> operands_again(const backward_call& call, const prepared_contraction& c) {
-  given(call, source_again(call, c), c.before.reads.kept >= 0 ? "a kept value" : "x");
-  return given_operands(call, c.parts.weight - c.again.line.operands, c.parts.weight);
+std::vector<Tensor> recompute_operands(const backward_call& call, const prepared_contraction& c) {
+  given(call, recompute_source(call, c), c.before.reads.kept >= 0 ? "a kept value" : "x");
+  return given_operands(call, c.parts.weight - c.recompute.line.operands, c.parts.weight);
 }
-Tensor input_again(const backward_call& call, const prepared_contraction& c) {
-  const std::vector<Tensor> operands = operands_again(call, c);
-  const Tensor& source = *source_again(call, c);
-  if (c.again.line.words.empty()) return source;
-  return forward({source, operands, c.again, call.dropout_state, false}).front();
+Tensor recompute_input(const backward_call& call, const prepared_contraction& c) {
+  const std::vector<Tensor> operands = recompute_operands(call, c);
+  const Tensor& source = *recompute_source(call, c);
+  if (c.recompute.line.words.empty()) return source;
+  return forward({source, operands, c.recompute, call.dropout_state, false}).front();
 }
 
-// How the gradients of what stands before `linear` and of its matrix are computed.
+// How backward computes the gradients of the prologue and of the matrix.
 struct way_back {
-  bool passes_before;  // there is a backward pass of what stands before
-  bool from_result;    // which starts from what `linear` read
-  bool leaves_input;   // which leaves that, for the matrix's gradient
+  bool passes_before;  // the prologue has a backward pass
+  bool from_result;    // which starts from the GEMM's input
+  bool leaves_input;   // which stores the recomputed GEMM's input, for the gradient of the matrix
   std::int64_t panel;  // rows of a panel, or 0
   bool weight_by_panels;
 };
@@ -67,19 +67,19 @@ way_back choose_way(const backward_call& call, const spec::contraction_gradients
   way_back way{};
   way.passes_before = plan.wants_input && !plan.before.outputs.empty();
   way.from_result = way.passes_before && c.before.reads.result;
-  const optional_tensor& source = source_again(call, c);
+  const optional_tensor& source = recompute_source(call, c);
   if (way.passes_before && !plan.gives_input && !way.from_result && source)
     way.panel = backward_panel_rows(c.parts, call.line.line.how, *source, w);
   way.weight_by_panels = way.panel && plan.wants_weight && cpu::sums_in_panels(shape_of(*source).rows(), w.size(0)) &&
-                         !c.again.line.words.empty();
-  // On the CPU a backward pass that keeps a value leaves none.
+                         !c.recompute.line.words.empty();
+  // On the CPU a backward pass with kept values cannot store the input.
   const bool can_leave = !way.panel && (device_of(w).is_cuda() || c.before.line.keeps == 0);
   way.leaves_input = way.passes_before && plan.wants_weight && !way.from_result && can_leave;
   return way;
 }
 
-// Through what stands before `linear`, from the gradient of the product's rows. `input`: what `linear` read, where it
-// is made already, or left by the pass. weight_gradient is filled in where panels give it.
+// Backward of the prologue, from the gradient of the GEMM's result. `input`: the GEMM's input, if it is recomputed
+// already; else this stores it there where way.leaves_input. weight_gradient is filled in by panels.
 std::vector<Tensor> backward_before(const backward_call& call, const spec::contraction_gradients& plan,
                                     const way_back& way, const Tensor& rows_gradient, const Tensor& input_gradient,
                                     const Tensor& w, optional_tensor& input, optional_tensor& weight_gradient) {
@@ -101,10 +101,10 @@ std::vector<Tensor> backward_before(const backward_call& call, const spec::contr
                              !plan.gives_input};
   if (way.weight_by_panels) {
     weight_gradient = empty_like(shape_of(w), dtype_of(w), device_of(w));
-    const std::vector<Tensor> again = operands_again(call, c);
+    const std::vector<Tensor> inputs = recompute_operands(call, c);
     return backward_in_panels(
         before, way.panel, rows_gradient, w,
-        {{{*source_again(call, c), again, c.again, call.dropout_state, false}, *weight_gradient}});
+        {{{*recompute_source(call, c), inputs, c.recompute, call.dropout_state, false}, *weight_gradient}});
   }
   if (way.panel) return backward_in_panels(before, way.panel, rows_gradient, w, {});
   std::vector<Tensor> results = backward(before);
@@ -155,22 +155,22 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   check_weight(call.line, call.x, w);
   std::optional<std::vector<Tensor>> made;
   const choice::implementation by = take_way(choice_of(call, w), device_of(w), "linear", [&](const choice::way& way) {
-    if (!device_of(w).is_cuda()) return way.by == choice::implementation::panels || has_kernels_of_dots(call, w);
+    if (!device_of(w).is_cuda()) return way.by == choice::implementation::panels || has_small_n_kernels(call, w);
     made = forward_in_one_kernel(call, way);
     return made.has_value();
   });
   if (made) return *made;
-  const bool dots = by == choice::implementation::small_n;
-  const bool adds_bias = !dots && adds_bias_only(c.behind.line, call.operands, w);
+  const bool small_n = by == choice::implementation::small_n;
+  const bool adds_bias = !small_n && adds_bias_only(c.behind.line, call.operands, w);
   const optional_tensor bias = adds_bias ? in_dtype(call.operands.back(), dtype_of(w)) : optional_tensor();
   const bool saves = call.save_statistics && c.before.reads.statistics;
   const std::vector<Tensor> operands_before = part_of(call.operands, 0, weight);
   const forward_call before{call.x, operands_before, c.before, call.dropout_state, saves};
   std::vector<Tensor> kept, results, statistics;
   std::optional<Tensor> product;
-  if (dots) {
+  if (small_n) {
     product = empty_product(call.x, w.size(0), dtype_of(w));
-    kept = forward_in_dots(call, saves, w, *product);
+    kept = forward_small_n(call, saves, w, *product);
   } else if (by == choice::implementation::panels) {
     linear_results all = forward_in_panels(call, before);
     kept = std::move(all.kept), results = std::move(all.results), product = all.product;
@@ -203,7 +203,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   const spec::contraction_gradients plan = spec::plan_gradients(
       c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
       static_cast<std::uint64_t>(call.wanted));
-  if (const auto all = backward_in_dots(call, saved, plan)) return *all;
+  if (const auto all = backward_small_n(call, saved, plan)) return *all;
   const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
   const std::vector<Tensor> behind = backward_behind(call, saved, plan, std::nullopt);
   std::vector<Tensor> results;
@@ -219,10 +219,10 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   const way_back way = choose_way(call, plan, *w);
   optional_tensor input, weight_gradient;
   if (way.from_result || (plan.wants_weight && !way.leaves_input && !way.weight_by_panels))
-    input = input_again(call, c);
+    input = recompute_input(call, c);
   if (plan.wants_input) {
     const Tensor input_gradient =
-        way.panel ? *source_again(call, c) : in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
+        way.panel ? *recompute_source(call, c) : in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
     if (plan.gives_input) results.push_back(input_gradient);
     if (way.passes_before) {
       const std::vector<Tensor> before =

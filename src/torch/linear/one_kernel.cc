@@ -18,11 +18,11 @@
 namespace onepass::binding {
 namespace {
 
-// A deferred norm folded into the matrix behind it (onepass/kernel/linear/folded_norm.cuda.h).
+// The matrix with a deferred norm folded in (onepass/kernel/linear/folded_norm.cuda.h).
 struct folded_matrix {
-  Tensor matrix, sums;  // [features, columns]; its rows' sums, then the norm's bias through it: [2, padded features]
+  Tensor matrix, sums;  // [N, K]; and [2, padded N]: the sums of its rows, and their products with the norm's bias
 };
-// before: the norm's line, its operands entered.
+// before: the frame of the norm's line, with its operands.
 folded_matrix fold_norm(const spec::contraction::affine_norm& norm, const frame& before, const Tensor& w,
                         void* stream) {
   const std::int64_t size[2] = {w.size(0), w.size(1)}, padded[2] = {2, cuda::padded_columns(w.size(0))};
@@ -36,7 +36,7 @@ folded_matrix fold_norm(const spec::contraction::affine_norm& norm, const frame&
                                .folded = into.matrix.data_ptr(),
                                .sums = sums,
                                .offsets = sums + padded[1],
-                               .depth = w.size(1),
+                               .k = w.size(1),
                                .stride = w.stride(0),
                                .type = dtype_of(w),
                                .scale_type = scale.type,
@@ -52,7 +52,7 @@ bool begins_at_16_bytes(const frame& f) {
                      [](const view& v) { return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0; });
 }
 
-// A call on its way to the kernel: what the words before `linear` take and leave, and those behind it.
+// One call: the frames of prologue and epilogue.
 class one_kernel_call {
  public:
   one_kernel_call(const forward_call& call, const Tensor& w, spec::strategy how)
@@ -62,29 +62,31 @@ class one_kernel_call {
         on_(device_of(call.x)),
         type_(dtype_of(w)),
         how_(how),
-        by_warps_(how == spec::strategy::streamed || how == spec::strategy::resident),
+        by_warps_(how == spec::strategy::small_m || how == spec::strategy::small_k),
         defers_(how == spec::strategy::deferred),
         needs_statistics_(defers_ && cuda::needs_statistics(w.size(0))),
         saves_product_(call.save_statistics && call.line.reads.product),
         saves_statistics_(call.save_statistics && c_.before.reads.statistics),
-        input_(dots() ? call.x : as_matrix(call.x, w.size(1))),
+        input_(is_small_n() ? call.x : as_matrix(call.x, w.size(1))),
         result_(make_result()) {
-    if (by_warps_ || dots() || defers_) enter_before();
+    if (by_warps_ || is_small_n() || defers_) enter_before();
     enter_behind();
   }
 
   // Empty where addresses or strides do not suit the kernel.
-  std::optional<std::vector<Tensor>> run() { return dots() ? run_dots() : by_warps_ ? run_by_warps() : run_tiled(); }
+  std::optional<std::vector<Tensor>> run() {
+    return is_small_n() ? run_small_n() : by_warps_ ? run_by_warps() : run_tiled();
+  }
 
  private:
-  bool dots() const { return how_ == spec::strategy::dots; }
-  std::optional<std::vector<Tensor>> run_dots() {
+  bool is_small_n() const { return how_ == spec::strategy::small_n; }
+  std::optional<std::vector<Tensor>> run_small_n() {
     const cuda::request before = request_of(*before_, false), behind = request_of(*behind_, false);
-    const cuda::few_features_call of{before, before_->a, behind, behind_->a};
+    const cuda::small_n_call of{before, before_->a, behind, behind_->a};
     const cuda::device_facts& chip = cuda::facts(on_.index);
-    if (!cuda::why_not_few_features(before, before_->a, chip).empty()) return {};
+    if (!cuda::why_not_small_n(before, before_->a, chip).empty()) return {};
     const torch::stable::accelerator::DeviceGuard guard(on_.index);
-    cuda::launch(of, cuda::plan_few_features(of, chip), on_.index, current_stream(on_.index));
+    cuda::launch(of, cuda::plan_small_n(of, chip), on_.index, current_stream(on_.index));
     return results();
   }
   std::optional<std::vector<Tensor>> run_by_warps() {
@@ -95,10 +97,10 @@ class one_kernel_call {
                                     .a_behind = behind_->a,
                                     .matrix = w_.data_ptr(),
                                     .matrix_stride = w_.stride(0),
-                                    .depth = w_.size(1)};
+                                    .k = w_.size(1)};
     if (w_.stride(1) != 1 || !cuda::fits(of)) return {};
     const torch::stable::accelerator::DeviceGuard guard(on_.index);
-    const auto launch = how_ == spec::strategy::streamed ? cuda::launch_streamed : cuda::launch_resident;
+    const auto launch = how_ == spec::strategy::small_m ? cuda::launch_small_m : cuda::launch_small_k;
     launch(of, on_.index, current_stream(on_.index));
     return results();
   }
@@ -115,7 +117,7 @@ class one_kernel_call {
                          .input_stride = input_.stride(0),
                          .matrix = w_.data_ptr(),
                          .matrix_stride = w_.stride(0),
-                         .depth = w_.size(1),
+                         .k = w_.size(1),
                          .sums = nullptr,
                          .offsets = nullptr};
     if (w_.stride(1) != 1 || input_.stride(1) != 1 || !cuda::fits(of) || (defers_ && !begins_at_16_bytes(*before_)))
@@ -126,7 +128,7 @@ class one_kernel_call {
     if (defers_) {
       if (needs_statistics_) run_statistics(*before_);
       folded = fold_norm(c_.parts.norm, *before_, w_, stream);
-      of.matrix = folded->matrix.data_ptr(), of.matrix_stride = of.depth;
+      of.matrix = folded->matrix.data_ptr(), of.matrix_stride = of.k;
       of.sums = static_cast<const float*>(folded->sums.data_ptr());
       of.offsets = of.sums + folded->sums.size(1);
     }
@@ -141,9 +143,9 @@ class one_kernel_call {
     return empty(sizes.data(), shape.dim, type_, on_);
   }
   void enter_before() {
-    frame& f = before_.emplace(dots() ? line_with_features(call_, w_) : c_.before, call_.x, "x");
-    if (dots()) operands_ = operands_with_features(call_, w_);
-    f.enter(call_.x, dots() ? operands_ : call_.operands, 0, call_.dropout_state);
+    frame& f = before_.emplace(is_small_n() ? line_with_features(call_, w_) : c_.before, call_.x, "x");
+    if (is_small_n()) operands_ = operands_with_features(call_, w_);
+    f.enter(call_.x, is_small_n() ? operands_ : call_.operands, 0, call_.dropout_state);
     keep(f, kept_);
     if (saves_statistics_ || needs_statistics_) statistics_ = f.fresh_statistics();
     f.lay_out(true);

@@ -9,7 +9,7 @@
 
 namespace onepass::binding {
 
-// By the way that is chosen, the tensors of forward_with_linear; nothing where these tensors do not suit its kernel.
+// Returns the tensors of forward_with_linear, computed in this way; nothing where the tensors do not suit its kernel.
 std::optional<std::vector<Tensor>> forward_in_one_kernel(const forward_call&, const choice::way&);
 
 }  // namespace onepass::binding

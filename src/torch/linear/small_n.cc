@@ -1,4 +1,4 @@
-// A line with `linear` of few features by one kernel: its rows end in dot products with the matrix's rows, and backward
+// `linear` with few out_features in one kernel: a row ends in its dot products with the matrix's rows, and backward
 // begins at their gradients.
 #include "src/torch/linear/small_n.h"
 
@@ -41,7 +41,7 @@ namespace {
 
 using optional_tensor = std::optional<Tensor>;
 
-// One call of backward: the line that ends with features, and what it is called with.
+// One call of backward: the line that ends with features, and its operands.
 struct feature_gradients {
   feature_gradients(const backward_call& call, const spec::contraction_gradients& plan)
       : c(*call.line.contraction),
@@ -61,7 +61,7 @@ struct feature_gradients {
     if (plan.wants_weight) matrix_gradient = empty_like(shape_of(w), dtype_of(w), device_of(w));
   }
 
-  // Through the words before `linear`; the runner knows the gradients of the features.
+  // Backward of the prologue. The runner has the gradients of the features.
   std::vector<Tensor> run(const backward_call& call, const backward_runner& runner) const {
     std::vector<Tensor> given = kept;
     given.insert(given.begin(), *source);  // for its shape
@@ -93,10 +93,10 @@ struct feature_gradients {
 bool serves(const backward_call& call, const linear_saved& saved, const spec::contraction_gradients& plan) {
   const prepared_contraction& c = *call.line.contraction;
   const spec::strategy how = call.line.line.how;
-  if (how != spec::strategy::automatic && how != spec::strategy::dots) return false;
+  if (how != spec::strategy::automatic && how != spec::strategy::small_n) return false;
   const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
   const optional_tensor& source = c.before.reads.kept >= 0 ? call.resumed : call.x;
-  if (!w || !source || source->numel() == 0 || w->size(0) == 0 || !spec::why_not_dots(c.parts, w->size(0)).empty())
+  if (!w || !source || source->numel() == 0 || w->size(0) == 0 || !spec::why_not_small_n(c.parts, w->size(0)).empty())
     return false;
   if (dtype_of(*w) != saved.x || c.before.reads.result || !(plan.wants_input || plan.wants_weight)) return false;
   const prepared_line& line = c.with_features(static_cast<int>(w->size(0)));
@@ -109,7 +109,7 @@ bool serves(const backward_call& call, const linear_saved& saved, const spec::co
   return device_of(*w).is_cuda() || has_kernels(line, masks);
 }
 
-// The whole line's gradients, of those of its two parts.
+// Gathers the whole line's gradients from those of its two parts.
 std::vector<Tensor> gathered(const spec::contraction_gradients& plan, const feature_gradients& of,
                              const std::vector<Tensor>& before, const std::vector<Tensor>& behind, dtype x,
                              const std::vector<spec::operand_facts>& facts) {
@@ -128,22 +128,22 @@ std::vector<Tensor> gathered(const spec::contraction_gradients& plan, const feat
   return results;
 }
 
-// A part of the line in backward: its tensors, what it is asked for, and where column gradients go.
+// Prologue or epilogue in backward: its tensors, the gradients that are wanted, and where column gradients go.
 struct part_backward {
   frame& f;
   const spec::gradients& plan;
   const std::vector<view>& columns;
 };
-// False, and nothing done, where a block has no room for a row.
+// Returns false, and does nothing, where a block has no room for a row.
 bool run_on_cuda(const part_backward& before, const part_backward& behind) {
   const device on = before.f.on;
   const torch::stable::accelerator::DeviceGuard guard(on.index);
   void* stream = current_stream(on.index);
   before.f.a.y = {};
   const cuda::request r_before = request_of(before.f, before.plan), r_behind = request_of(behind.f, behind.plan);
-  if (!cuda::why_not_few_features(r_before, before.f.a, cuda::facts(on.index)).empty()) return false;
-  const cuda::few_features_call call{r_before, before.f.a, r_behind, behind.f.a};
-  cuda::few_features_plan plan = cuda::plan_few_features(call, cuda::facts(on.index));
+  if (!cuda::why_not_small_n(r_before, before.f.a, cuda::facts(on.index)).empty()) return false;
+  const cuda::small_n_call call{r_before, before.f.a, r_behind, behind.f.a};
+  cuda::small_n_plan plan = cuda::plan_small_n(call, cuda::facts(on.index));
   before.f.a.parts = behind.f.a.parts = plan.rows.grid_x;
   plan.rows.with.one_part = plan.behind.one_part = plan.rows.grid_x == 1;
   if (plan.rows.grid_x == 1) {
@@ -172,13 +172,13 @@ std::vector<Tensor> operands_with_features(const forward_call& call, const Tenso
   return operands;
 }
 
-bool has_kernels_of_dots(const forward_call& call, const Tensor& w) {
+bool has_small_n_kernels(const forward_call& call, const Tensor& w) {
   const std::uint64_t masks = boolean_masks_of(
       call.line.contraction->parts.weight, [&](int i) { return dtype_of(call.operands[static_cast<std::size_t>(i)]); });
   return has_kernels(line_with_features(call, w), masks);
 }
 
-std::vector<Tensor> forward_in_dots(const forward_call& call, bool save_statistics, const Tensor& w,
+std::vector<Tensor> forward_small_n(const forward_call& call, bool save_statistics, const Tensor& w,
                                     const Tensor& product) {
   const std::vector<Tensor> operands = operands_with_features(call, w);
   return forward({call.x, operands, line_with_features(call, w), call.dropout_state, save_statistics}, [&](frame& f) {
@@ -187,7 +187,7 @@ std::vector<Tensor> forward_in_dots(const forward_call& call, bool save_statisti
   });
 }
 
-std::optional<std::vector<Tensor>> backward_in_dots(const backward_call& call, const linear_saved& saved,
+std::optional<std::vector<Tensor>> backward_small_n(const backward_call& call, const linear_saved& saved,
                                                     const spec::contraction_gradients& plan) {
   if (!serves(call, saved, plan)) return {};
   const feature_gradients of(call, plan);

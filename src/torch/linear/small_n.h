@@ -1,4 +1,4 @@
-// A line with `linear` of few features by one kernel (strategy `dots`): its rows end in dot products with the matrix's
+// `linear` with few out_features in one kernel (strategy `small_n`): a row ends in its dot products with the matrix's
 // rows, and backward begins at their gradients. Forward on CUDA is in one_kernel.h.
 #pragma once
 
@@ -14,22 +14,21 @@ namespace onepass::binding {
 bool has_kernels(const prepared_line&, std::uint64_t boolean_masks);
 
 Tensor row_of(const Tensor& matrix, std::int64_t row);
-// A dense tensor of as many rows as the arguments have, each of `features` numbers.
+// A view of a dense tensor that has the rows of the arguments, each of `features` elements.
 view rows_at(const Tensor& dense, std::int64_t features, const arguments&);
 
-// Of a call: its words before `linear` with the features, their operands, and the row of a result at each.
+// A call's words before `linear` with the features behind them, and the operands of that line.
 const prepared_line& line_with_features(const forward_call&, const Tensor& w);
 std::vector<Tensor> operands_with_features(const forward_call&, const Tensor& w);
 
-// The same of a call on the CPU that takes this way.
-bool has_kernels_of_dots(const forward_call&, const Tensor& w);
-// Fills in `product` (rows, features); gives the kept values, and the statistics where asked for. before: of the words
-// before `linear`.
-std::vector<Tensor> forward_in_dots(const forward_call& call, bool save_statistics, const Tensor& w,
+// has_kernels of a call on the CPU.
+bool has_small_n_kernels(const forward_call&, const Tensor& w);
+// Fills in `product` (rows, features). Returns the prologue's kept values, then its statistics where they are saved.
+std::vector<Tensor> forward_small_n(const forward_call& call, bool save_statistics, const Tensor& w,
                                     const Tensor& product);
 
-// On both devices: the tensors of spec::plan_gradients(...).outputs, or nothing where it does not serve.
-std::optional<std::vector<Tensor>> backward_in_dots(const backward_call&, const linear_saved&,
+// On both devices: returns the tensors of spec::plan_gradients(...).outputs, or nothing where it does not serve.
+std::optional<std::vector<Tensor>> backward_small_n(const backward_call&, const linear_saved&,
                                                     const spec::contraction_gradients&);
 
 }  // namespace onepass::binding

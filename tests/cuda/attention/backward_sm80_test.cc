@@ -1,5 +1,5 @@
 // Backward of lines with `scores` and `values` by warps: it compiles for every chip, and fits it.
-#include "src/cuda/attention/backward_sm80.h"
+#include "src/cuda/attention/backward.h"
 
 #include <gtest/gtest.h>
 
@@ -11,48 +11,48 @@ namespace onepass::cuda {
 namespace {
 
 constexpr const char* kLine = "scores | mul(0.125) | mask | softmax";
-constexpr gradients_of kBoth[] = {gradients_of::queries, gradients_of::keys};
+constexpr backward_kernel kBoth[] = {backward_kernel::queries, backward_kernel::keys};
 
 // As the kernels of tiles take it.
-warp_gradients_call with(const attention_call& of) {
+backward_sm80_call with(const attention_call& of) {
   void* any = of.y;
   return {.behind = of.behind,
           .a_behind = of.a_behind,
           .causal = of.causal,
           .queries = any,
-          .gradients = any,
-          .result = any,
+          .grad_output = any,
+          .output = any,
           .keys = of.keys,
           .values = of.values,
           .rows_of_batch = of.queries.rows,
           .statistics = static_cast<softmax_statistics*>(any),
-          .to_queries = any,
-          .to_keys = any,
-          .to_values = any};
+          .grad_queries = any,
+          .grad_keys = any,
+          .grad_values = any};
 }
 
-TEST(WarpGradients, BlocksShareAllRowsAndKeysAndFitTheChip) {
-  for (const int64 depth : {8, 64, 72, 128}) {
+TEST(AttentionBackwardSm80, BlocksShareAllRowsAndKeysAndFitTheChip) {
+  for (const int64 head_dim : {8, 64, 72, 128}) {
     for (const int64 keys : {1, 64, 131, 1000}) {
-      const imagined_attention of(kLine, {100, keys, depth, 128}, dtype::bf16);
+      const imagined_attention of(kLine, {100, keys, head_dim, 128}, dtype::bf16);
       const attention_call call = of.call();
       ASSERT_TRUE(fits(with(call)));
-      for (const gradients_of which : kBoth) {
-        const warp_gradients_plan p = plan_warp_gradients(with(call), which);
-        const int64 shared = which == gradients_of::keys ? keys : 100;
+      for (const backward_kernel which : kBoth) {
+        const backward_sm80_plan p = plan_backward_sm80(with(call), which);
+        const int64 shared = which == backward_kernel::keys ? keys : 100;
         EXPECT_GE(p.blocks_of_batch * 64, shared);
         EXPECT_LT((p.blocks_of_batch - 1) * 64, shared) << "a block without rows";
         EXPECT_EQ(p.grid, 6 * p.blocks_of_batch);
         for (const char* arch : {"sm_80", "sm_90a"})
-          EXPECT_LE(static_cast<int>(p.shared_bytes), facts_of(arch).shared_per_block) << depth;
+          EXPECT_LE(static_cast<int>(p.shared_bytes), facts_of(arch).shared_per_block) << head_dim;
       }
     }
   }
 }
 
-TEST(WarpGradients, SaysWhyNot) {
-  const auto why = [](const char* line, int64 depth, const char* arch) {
-    return why_not_warp_gradients(spec::contraction(spec::parse(line)), depth, depth, dtype::bf16, facts_of(arch));
+TEST(AttentionBackwardSm80, SaysWhyNot) {
+  const auto why = [](const char* line, int64 head_dim, const char* arch) {
+    return why_not_backward_sm80(spec::contraction(spec::parse(line)), head_dim, head_dim, dtype::bf16, facts_of(arch));
   };
   EXPECT_EQ(why(kLine, 128, "sm_80"), "");
   EXPECT_EQ(why(kLine, 64, "sm_120"), "");
@@ -61,22 +61,22 @@ TEST(WarpGradients, SaysWhyNot) {
   EXPECT_NE(why("scores | softmax | add", 64, "sm_80").find("multiply"), std::string::npos);
 }
 
-TEST(WarpGradients, TheSourceDefinesWhatKernelReads) {
+TEST(AttentionBackwardSm80, TheSourceDefinesWhatKernelReads) {
   const imagined_attention of(kLine, {64, 77, 64, 64}, dtype::bf16);
   const attention_call call = of.call();
-  for (const gradients_of which : kBoth)
-    expect_defined({"kPieces", "kValuePieces", "kCausal", "kWantsRows", "kWantsKeys", "kWantsValues"},
-                   source(with(call), which, plan_warp_gradients(with(call), which)));
+  for (const backward_kernel which : kBoth)
+    expect_defined({"kChunks", "kValueChunks", "kCausal", "kWantsQueries", "kWantsKeys", "kWantsValues"},
+                   source(with(call), which, plan_backward_sm80(with(call), which)));
 }
 
-using WarpGradientsNvrtc = Nvrtc;
+using AttentionBackwardSm80Nvrtc = Nvrtc;
 
-TEST_F(WarpGradientsNvrtc, Compile) {
+TEST_F(AttentionBackwardSm80Nvrtc, Compile) {
   const auto compiles = [](const char* arch, const char* line, attention_sizes of, dtype type) {
     const imagined_attention imagined(line, of, type);
     const attention_call call = imagined.call();
-    for (const gradients_of which : kBoth)
-      EXPECT_FALSE(nvrtc_compile(source(with(call), which, plan_warp_gradients(with(call), which)), arch).empty());
+    for (const backward_kernel which : kBoth)
+      EXPECT_FALSE(nvrtc_compile(source(with(call), which, plan_backward_sm80(with(call), which)), arch).empty());
   };
   compiles("sm_80", kLine, {100, 77, 128, 128}, dtype::bf16);
   compiles("sm_90a", "scores | mul(0.1) | causal | softmax | dropout(0.1)", {100, 100, 64, 64}, dtype::f16);

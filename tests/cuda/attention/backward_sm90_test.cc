@@ -1,5 +1,5 @@
 // Backward of lines with `scores` and `values` in kernels of tiles: they compile, and fit the chip.
-#include "src/cuda/attention/backward_sm90.h"
+#include "src/cuda/attention/backward.h"
 
 #include <gtest/gtest.h>
 
@@ -11,26 +11,27 @@ namespace onepass::cuda {
 namespace {
 
 constexpr const char* kLine = "scores | mul(0.125) | mask | softmax";
-constexpr gradients_of kBoth[] = {gradients_of::queries, gradients_of::keys};
+constexpr backward_kernel kBoth[] = {backward_kernel::queries, backward_kernel::keys};
 
-TEST(AttentionGradients, BlocksShareAllRowsAndKeysAndFitTheChip) {
+TEST(AttentionBackwardSm90, BlocksShareAllRowsAndKeysAndFitTheChip) {
   const device_facts chip = facts_of("sm_90a");
   for (const char* line : {kLine, "scores | add | add | add | add | mask | softmax"}) {
-    for (const int64 depth : {8, 64, 72, 128, 192, 256}) {
-      for (const int64 value_depth : {8, 64, 128, 256}) {
+    for (const int64 head_dim : {8, 64, 72, 128, 192, 256}) {
+      for (const int64 value_head_dim : {8, 64, 128, 256}) {
         for (const int64 rows : {1, 128, 1000}) {
-          const imagined_attention of(line, {rows, 1000, depth, value_depth}, dtype::bf16);
+          const imagined_attention of(line, {rows, 1000, head_dim, value_head_dim}, dtype::bf16);
           const attention_call forward = of.call();
-          const attention_gradients_call call = of.gradients(forward);
+          const backward_sm90_call call = of.gradients(forward);
           ASSERT_TRUE(fits(call));
-          for (const gradients_of which : kBoth) {
-            const tiles_plan p = plan_attention_gradients(call, which, chip);
-            const int64 shared = which == gradients_of::keys ? 1000 : rows, of_block = p.groups * 64;
-            EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << value_depth;
+          for (const backward_kernel which : kBoth) {
+            const tiles_plan p = plan_backward_sm90(call, which, chip);
+            const int64 shared = which == backward_kernel::keys ? 1000 : rows, of_block = p.warpgroups * 64;
+            EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block)
+                << head_dim << " " << value_head_dim;
             EXPECT_GE(p.blocks * of_block, shared);
             EXPECT_LT((p.blocks - 1) * of_block, shared) << "a block without rows";
             EXPECT_EQ(p.grid, 6 * p.blocks);
-            EXPECT_GE(p.stages, depth + value_depth > 256 ? 1 : 3);
+            EXPECT_GE(p.stages, head_dim + value_head_dim > 256 ? 1 : 3);
           }
         }
       }
@@ -38,22 +39,22 @@ TEST(AttentionGradients, BlocksShareAllRowsAndKeysAndFitTheChip) {
   }
 }
 
-TEST(AttentionGradients, SaysWhyNot) {
-  EXPECT_EQ(why_not_attention_gradients(64, 256), "");
-  EXPECT_NE(why_not_attention_gradients(264, 64).find("at most 256"), std::string::npos);
-  EXPECT_NE(why_not_attention_gradients(64, 264).find("at most 256"), std::string::npos);
+TEST(AttentionBackwardSm90, SaysWhyNot) {
+  EXPECT_EQ(why_not_backward_sm90(64, 256), "");
+  EXPECT_NE(why_not_backward_sm90(264, 64).find("at most 256"), std::string::npos);
+  EXPECT_NE(why_not_backward_sm90(64, 264).find("at most 256"), std::string::npos);
 }
 
-TEST(AttentionGradients, KeysAndValuesShareAKernelWhereRegistersHoldBothSums) {
-  const auto wanted = [](int64 depth, int64 value_depth) {
-    const imagined_attention of(kLine, {64, 64, depth, value_depth}, dtype::bf16);
+TEST(AttentionBackwardSm90, KeysAndValuesShareAKernelWhereRegistersHoldBothSums) {
+  const auto wanted = [](int64 head_dim, int64 value_head_dim) {
+    const imagined_attention of(kLine, {64, 64, head_dim, value_head_dim}, dtype::bf16);
     const attention_call forward = of.call();
     std::string what;
-    for (const gradients_launch& launch : launches_of(of.gradients(forward)))
-      what += launch.which == gradients_of::queries    ? "q "
-              : launch.call.keys && launch.call.values ? "kv "
-              : launch.call.keys                       ? "k "
-                                                       : "v ";
+    for (const backward_launch& launch : backward_launches(of.gradients(forward)))
+      what += launch.which == backward_kernel::queries           ? "q "
+              : launch.call.grad_keys && launch.call.grad_values ? "kv "
+              : launch.call.grad_keys                            ? "k "
+                                                                 : "v ";
     return what;
   };
   EXPECT_EQ(wanted(128, 128), "q kv ");
@@ -62,38 +63,39 @@ TEST(AttentionGradients, KeysAndValuesShareAKernelWhereRegistersHoldBothSums) {
   EXPECT_EQ(wanted(256, 256), "q k v ");
 }
 
-TEST(AttentionGradients, OfTensorsAreWrittenWhereCausalHidesToo) {
+TEST(AttentionBackwardSm90, OfTensorsAreWrittenWhereCausalHidesToo) {
   const imagined_attention of("scores | add | causal | softmax", {1000, 1000, 64, 64}, dtype::bf16);
   const attention_call forward = of.call();
   const device_facts chip = facts_of("sm_90a");
-  EXPECT_TRUE(plan_attention_gradients(of.gradients(forward), gradients_of::queries, chip).causal);
+  EXPECT_TRUE(plan_backward_sm90(of.gradients(forward), backward_kernel::queries, chip).causal);
   request wants = forward.behind;
   wants.wants_tensor = 1;
-  const attention_call wanted{wants,           forward.a_behind, forward.causal, forward.brought, forward.leading_masks,
-                              forward.queries, forward.keys,     forward.values, forward.y};
-  EXPECT_FALSE(plan_attention_gradients(of.gradients(wanted), gradients_of::queries, chip).causal);
-  EXPECT_TRUE(plan_attention_gradients(of.gradients(wanted), gradients_of::keys, chip).causal);
+  const attention_call wanted{
+      wants,           forward.a_behind, forward.causal, forward.prefetched, forward.leading_masks,
+      forward.queries, forward.keys,     forward.values, forward.y};
+  EXPECT_FALSE(plan_backward_sm90(of.gradients(wanted), backward_kernel::queries, chip).causal);
+  EXPECT_TRUE(plan_backward_sm90(of.gradients(wanted), backward_kernel::keys, chip).causal);
 }
 
-TEST(AttentionGradients, TheirSourcesDefineWhatKernelReads) {
+TEST(AttentionBackwardSm90, TheirSourcesDefineWhatKernelReads) {
   const imagined_attention of(kLine, {64, 64, 64, 64}, dtype::bf16);
   const attention_call forward = of.call();
-  const attention_gradients_call call = of.gradients(forward);
-  for (const gradients_of which : kBoth)
+  const backward_sm90_call call = of.gradients(forward);
+  for (const backward_kernel which : kBoth)
     expect_defined(config_names(kAttentionBackward),
-                   source(call, which, plan_attention_gradients(call, which, facts_of("sm_90a"))));
+                   source(call, which, plan_backward_sm90(call, which, facts_of("sm_90a"))));
 }
 
-using AttentionGradientsNvrtc = Nvrtc;
+using AttentionBackwardSm90Nvrtc = Nvrtc;
 
-TEST_F(AttentionGradientsNvrtc, Compile) {
+TEST_F(AttentionBackwardSm90Nvrtc, Compile) {
   const auto compile = [](const char* line, attention_sizes of, dtype type) {
     const imagined_attention imagined(line, of, type);
     const attention_call forward = imagined.call();
-    const attention_gradients_call call = imagined.gradients(forward);
+    const backward_sm90_call call = imagined.gradients(forward);
     const device_facts chip = facts_of("sm_90a");
-    for (const auto& [which, part] : launches_of(call))
-      expect_compiles_well(source(part, which, plan_attention_gradients(part, which, chip)), chip.arch_name);
+    for (const auto& [which, part] : backward_launches(call))
+      expect_compiles_well(source(part, which, plan_backward_sm90(part, which, chip)), chip.arch_name);
   };
   compile(kLine, {2048, 2048, 64, 64}, dtype::bf16);
   compile("scores | mul(0.1) | add | softmax", {2048, 2048, 128, 128}, dtype::bf16);

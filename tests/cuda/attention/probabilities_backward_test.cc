@@ -12,53 +12,56 @@ namespace onepass::cuda {
 namespace {
 
 struct sizes {
-  int64 group, rows, depth, keys;
+  int64 query_heads, rows, head_dim, keys;
 };
 
-score_gradients_call imagined(sizes of, dtype type) {
-  const auto rows_of = [&](int64 group, int64 rows, int64 numbers) {
-    const int64 matrix = rows * numbers;
-    return batched_rows{nullptr, 2, 3, group, rows, numbers, 3 * group * matrix, group * matrix, matrix, numbers};
+probabilities_backward_call imagined(sizes of, dtype type) {
+  const auto rows_of = [&](int64 query_heads, int64 rows, int64 head_dim) {
+    const int64 matrix = rows * head_dim;
+    return batched_rows{
+        nullptr, 2, 3, query_heads, rows, head_dim, 3 * query_heads * matrix, query_heads * matrix, matrix, head_dim};
   };
   return {.type = type,
           .factor = 0.125f,
-          .queries = rows_of(of.group, of.rows, of.depth),
-          .keys = rows_of(1, of.keys, of.depth),
-          .weights = rows_of(of.group, of.rows, of.keys),
-          .gradients = rows_of(of.group, of.rows, of.keys)};
+          .queries = rows_of(of.query_heads, of.rows, of.head_dim),
+          .keys = rows_of(1, of.keys, of.head_dim),
+          .probabilities = rows_of(of.query_heads, of.rows, of.keys),
+          .grad_probabilities = rows_of(of.query_heads, of.rows, of.keys)};
 }
 
-TEST(ScoreGradients, ClustersShareAllKeysAndFitTheChip) {
+TEST(ProbabilitiesBackward, ClustersShareAllKeysAndFitTheChip) {
   const device_facts chip = facts_of("sm_90a");
-  for (const int64 depth : {8, 64, 72, 128}) {
+  for (const int64 head_dim : {8, 64, 72, 128}) {
     for (const int64 keys : {8, 128, 136, 1000, 2048}) {
-      ASSERT_EQ(why_not_score_gradients({6, 1, 100, depth, keys}, dtype::bf16, chip), "") << depth << " " << keys;
-      const score_gradients_plan p = plan_score_gradients(imagined({1, 1000, depth, keys}, dtype::bf16));
-      EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << depth << " " << keys;
+      ASSERT_EQ(why_not_probabilities_backward({6, 1, 100, head_dim, keys}, dtype::bf16, chip), "")
+          << head_dim << " " << keys;
+      const probabilities_backward_plan p =
+          plan_probabilities_backward(imagined({1, 1000, head_dim, keys}, dtype::bf16));
+      EXPECT_LE(static_cast<int>(p.shared_bytes) + 1024, chip.shared_per_block) << head_dim << " " << keys;
       EXPECT_GE(p.cluster * p.tile, keys);
       EXPECT_TRUE(p.cluster == 1 || (p.cluster / 2) * p.tile < keys) << "half the cluster has no keys";
     }
   }
 }
 
-TEST(ScoreGradients, StripsAreSharedEvenlyUnlessEachClusterHasItsBatches) {
+TEST(ProbabilitiesBackward, RowTilesAreSharedEvenlyUnlessEachClusterHasItsBatches) {
   const auto shared = [](int64 batches, int64 rows, int room) {
-    return share_strips({batches, 1, rows, 64, 2048}, room);
+    return schedule_row_tiles({batches, 1, rows, 64, 2048}, room);
   };
   EXPECT_EQ(shared(64, 2048, 15).count, 15);
-  EXPECT_EQ(shared(64, 2048, 15).parts, 2 * 15 * 2048 * 64);
+  EXPECT_EQ(shared(64, 2048, 15).partial_elements, 2 * 15 * 2048 * 64);
   EXPECT_EQ(shared(60, 2048, 15).count, 15);
-  EXPECT_EQ(shared(60, 2048, 15).parts, 0);
-  EXPECT_EQ(shared(15, 2048, 15).parts, 0);
+  EXPECT_EQ(shared(60, 2048, 15).partial_elements, 0);
+  EXPECT_EQ(shared(15, 2048, 15).partial_elements, 0);
   EXPECT_EQ(shared(1, 2048, 15).count, 15) << "a batch is shared by all";
-  EXPECT_EQ(shared(3, 64, 15).count, 3) << "a strip cannot be shared";
-  EXPECT_EQ(shared(14, 128, 15).count, 14) << "adding up takes longer than a strip";
+  EXPECT_EQ(shared(3, 64, 15).count, 3) << "a row tile cannot be shared";
+  EXPECT_EQ(shared(14, 128, 15).count, 14) << "adding up takes longer than a row tile";
 }
 
-TEST(ScoreGradients, SaysWhyNot) {
+TEST(ProbabilitiesBackward, SaysWhyNot) {
   const device_facts chip = facts_of("sm_90a");
-  const auto why_not = [&](int64 depth, int64 keys, dtype type, const device_facts& on) {
-    return why_not_score_gradients({64, 1, 1000, depth, keys}, type, on);
+  const auto why_not = [&](int64 head_dim, int64 keys, dtype type, const device_facts& on) {
+    return why_not_probabilities_backward({64, 1, 1000, head_dim, keys}, type, on);
   };
   EXPECT_NE(why_not(64, 1000, dtype::f32, chip).find("bfloat16"), std::string::npos);
   EXPECT_NE(why_not(64, 1001, dtype::bf16, chip).find("multiples of 8"), std::string::npos);
@@ -68,17 +71,17 @@ TEST(ScoreGradients, SaysWhyNot) {
 }
 
 // Measured: docs/measured-facts.md, "Rows that a cluster holds".
-TEST(ScoreGradients, LeaveToProductsWhatThoseDoFaster) {
+TEST(ProbabilitiesBackward, LeaveToProductsWhatThoseDoFaster) {
   device_facts h200 = facts_of("sm_90a"), h100 = h200;
   h100.bytes_per_second = 2.9e12;
-  const auto serves = [](score_sizes of, const device_facts& on) {
+  const auto serves = [](probabilities_sizes of, const device_facts& on) {
     const spec::contraction line(spec::parse("scores | mul(0.125) | softmax"));
-    const choice::sizes sizes{.rows = of.batches * of.group * of.rows,
-                              .depth = of.depth,
+    const choice::sizes sizes{.rows = of.batches * of.query_heads * of.rows,
+                              .depth = of.head_dim,
                               .columns = of.keys,
                               .type = dtype::bf16,
                               .matrices = of.batches,
-                              .group = of.group};
+                              .group = of.query_heads};
     const choice::call call{.of = line, .sizes = sizes, .backward = true};
     return choice::choose(call, &on).chosen().by == choice::implementation::cluster;
   };
@@ -105,19 +108,19 @@ TEST(ScoreGradients, LeaveToProductsWhatThoseDoFaster) {
   EXPECT_FALSE(serves({64, 1, 2048, 128, 2048}, h200)) << "seven clusters of 16 blocks";
 }
 
-TEST(ScoreGradients, TheSourceDefinesWhatKernelReads) {
-  const score_gradients_call call = imagined({2, 64, 64, 2048}, dtype::bf16);
-  const std::string text = source(call, plan_score_gradients(call));
+TEST(ProbabilitiesBackward, TheSourceDefinesWhatKernelReads) {
+  const probabilities_backward_call call = imagined({2, 64, 64, 2048}, dtype::bf16);
+  const std::string text = source(call, plan_probabilities_backward(call));
   for (const std::string& name : config_names(kProbabilitiesBackward))
     EXPECT_NE(text.find(name), std::string::npos) << name;
 }
 
-using ScoreGradientsNvrtc = Nvrtc;
+using ProbabilitiesBackwardNvrtc = Nvrtc;
 
-TEST_F(ScoreGradientsNvrtc, Compile) {
+TEST_F(ProbabilitiesBackwardNvrtc, Compile) {
   const auto compile = [](sizes of, dtype type) {
-    const score_gradients_call call = imagined(of, type);
-    expect_compiles_well(source(call, plan_score_gradients(call)), "sm_90a");
+    const probabilities_backward_call call = imagined(of, type);
+    expect_compiles_well(source(call, plan_probabilities_backward(call)), "sm_90a");
   };
   compile({1, 2048, 64, 2048}, dtype::bf16);
   compile({4, 100, 128, 2048}, dtype::bf16);
@@ -125,7 +128,7 @@ TEST_F(ScoreGradientsNvrtc, Compile) {
   compile({1, 100, 32, 200}, dtype::f16);
   compile({1, 100, 64, 128}, dtype::bf16);
   compile({1, 100, 128, 128}, dtype::f16);
-  for (const dtype type : {dtype::bf16, dtype::f16}) expect_compiles_well(key_parts_source(type), "sm_90a");
+  for (const dtype type : {dtype::bf16, dtype::f16}) expect_compiles_well(reduce_dk_source(type), "sm_90a");
 }
 
 }  // namespace

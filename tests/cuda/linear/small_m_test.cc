@@ -11,14 +11,14 @@
 namespace onepass::cuda {
 namespace {
 
-TEST(StreamedLinear, RowsFitInSharedMemory) {
+TEST(SmallMLinear, RowsFitInSharedMemory) {
   const device_facts chip = facts_of("sm_90a");
   for (const int64 depth : {8, 64, 72, 4096, 5000, 14336}) {
     for (const int64 rows : {1, 8, 9, 16}) {
-      if (!why_not_streamed(rows, depth, chip).empty()) continue;
+      if (!why_not_small_m(rows, depth, chip).empty()) continue;
       const imagined_linear of("layer_norm | scale | linear | bias", rows, depth, 4096, dtype::bf16, false);
       ASSERT_TRUE(fits(of.by_warps()));
-      const streamed_plan p = plan_streamed(of.by_warps(), chip);
+      const small_m_plan p = plan_small_m(of.by_warps(), chip);
       EXPECT_LE(p.shared_bytes + static_cast<unsigned>(p.row_tiles) * 20480,
                 static_cast<unsigned>(chip.shared_per_block));
       EXPECT_EQ(p.pitch % 128, 64);
@@ -31,10 +31,10 @@ TEST(StreamedLinear, RowsFitInSharedMemory) {
   }
 }
 
-TEST(StreamedLinear, SaysWhyNot) {
+TEST(SmallMLinear, SaysWhyNot) {
   const spec::contraction line(spec::parse("rms_norm | linear"));
   const auto why = [&](choice::sizes c, const char* arch = "sm_90a") {
-    return chosen_on(arch, {.of = line, .sizes = c}).of(spec::strategy::streamed).why_not;
+    return chosen_on(arch, {.of = line, .sizes = c}).of(spec::strategy::small_m).why_not;
   };
   EXPECT_EQ(why({16, 4096, 64, dtype::bf16, false}), "");
   EXPECT_EQ(why({8, 4096, 64, dtype::bf16, false}, "sm_80"), "");
@@ -44,19 +44,19 @@ TEST(StreamedLinear, SaysWhyNot) {
   EXPECT_NE(why({1, 64, 63, dtype::f16, false}).find("multiples of 8"), std::string::npos);
 }
 
-TEST(StreamedLinear, ItsSourceDefinesWhatKernelReads) {
+TEST(SmallMLinear, ItsSourceDefinesWhatKernelReads) {
   const imagined_linear of("layer_norm | scale | linear", 4, 64, 64, dtype::bf16, false);
-  expect_defined(config_names(kSmallM), source(of.by_warps(), plan_streamed(of.by_warps(), facts_of("sm_80"))));
+  expect_defined(config_names(kSmallM), source(of.by_warps(), plan_small_m(of.by_warps(), facts_of("sm_80"))));
 }
 
-using StreamedLinearNvrtc = Nvrtc;
+using SmallMLinearNvrtc = Nvrtc;
 
-TEST_F(StreamedLinearNvrtc, CompilesForEveryChip) {
+TEST_F(SmallMLinearNvrtc, CompilesForEveryChip) {
   const auto compiles = [](const char* arch, const char* line, int64 rows, int64 depth, dtype type, bool saves) {
     const device_facts chip = facts_of(arch);
-    ASSERT_EQ(why_not_streamed(rows, depth, chip), "");
+    ASSERT_EQ(why_not_small_m(rows, depth, chip), "");
     const imagined_linear of(line, rows, depth, 4096, type, saves);
-    EXPECT_FALSE(nvrtc_compile(source(of.by_warps(), plan_streamed(of.by_warps(), chip)), chip.arch_name).empty());
+    EXPECT_FALSE(nvrtc_compile(source(of.by_warps(), plan_small_m(of.by_warps(), chip)), chip.arch_name).empty());
   };
   compiles("sm_90a", "linear", 1, 14336, dtype::bf16, false);
   compiles("sm_90a", "add | keep | rms_norm | scale | linear | bias | silu", 16, 4096, dtype::bf16, true);

@@ -23,14 +23,14 @@ struct imagined {
         behind(call_of(parts.behind, backward, type, column, rows, features)) {
     before.a.y = {};
   }
-  few_features_call call() const { return {before.r, before.a, behind.r, behind.a}; }
+  small_n_call call() const { return {before.r, before.a, behind.r, behind.a}; }
 
   spec::contraction parts;
   spec::line line;
   cuda::call before, behind;
 };
 
-TEST(FewFeatures, EveryFeatureHasAThread) {
+TEST(SmallNLinear, EveryFeatureHasAThread) {
   const device_facts chip = facts_of("sm_90a");
   for (const bool backward : {false, true}) {
     for (const int features : {1, 2, 3, 5, 8}) {
@@ -38,9 +38,9 @@ TEST(FewFeatures, EveryFeatureHasAThread) {
         for (const dtype type : {dtype::f32, dtype::bf16, dtype::f64}) {
           if (features * columns * size_of(type) > 128 << 10) continue;  // column sums that a block has no room for
           const imagined of("layer_norm | tanh | linear | bias | relu", backward, type, type, 5000, columns, features);
-          ASSERT_EQ(why_not_few_features(of.before.r, of.before.a, chip), "")
+          ASSERT_EQ(why_not_small_n(of.before.r, of.before.a, chip), "")
               << backward << " " << features << " x " << columns << " of " << name_of(type);
-          const few_features_plan p = plan_few_features(of.call(), chip);
+          const small_n_plan p = plan_small_n(of.call(), chip);
           EXPECT_GE(p.rows.with.across, features) << columns;
           EXPECT_EQ(p.rows.with.across, p.behind.across);
           EXPECT_EQ(p.rows.with.down, p.behind.down);
@@ -52,14 +52,14 @@ TEST(FewFeatures, EveryFeatureHasAThread) {
   }
 }
 
-TEST(FewFeatures, ARowsThreadsDoNotDependOnTheNumberOfRows) {
+TEST(SmallNLinear, ARowsThreadsDoNotDependOnTheNumberOfRows) {
   const device_facts chip = facts_of("sm_90a");
   for (const int features : {1, 2, 8}) {
     for (const int64 columns : {3, 31, 64, 128, 200, 256, 300, 512, 700, 1024}) {
       for (const dtype type : {dtype::f32, dtype::bf16, dtype::f64}) {
         const auto with = [&](int64 rows) {
           const imagined of("layer_norm | tanh | linear", false, type, type, rows, columns, features);
-          return plan_few_features(of.call(), chip).rows.with;
+          return plan_small_n(of.call(), chip).rows.with;
         };
         const configuration few = with(1), many = with(1 << 22);
         EXPECT_EQ(few.vector_size, many.vector_size) << features << " x " << columns;
@@ -70,11 +70,11 @@ TEST(FewFeatures, ARowsThreadsDoNotDependOnTheNumberOfRows) {
   }
 }
 
-TEST(FewFeatures, ManyRowsComeAheadAndSeveralFeaturesHaveRegisters) {
+TEST(SmallNLinear, ManyRowsComeAheadAndSeveralFeaturesHaveRegisters) {
   const device_facts chip = facts_of("sm_90a");
   const auto with = [&](int64 rows, int features) {
     const imagined of("layer_norm | tanh | linear", false, dtype::f32, dtype::f32, rows, 256, features);
-    return plan_few_features(of.call(), chip).rows.with;
+    return plan_small_n(of.call(), chip).rows.with;
   };
   EXPECT_EQ(with(16384, 1).stages, 0);
   EXPECT_EQ(with(1 << 20, 1).stages, 2);
@@ -85,10 +85,10 @@ TEST(FewFeatures, ManyRowsComeAheadAndSeveralFeaturesHaveRegisters) {
   }
 }
 
-TEST(FewFeatures, SaysWhyNot) {
+TEST(SmallNLinear, SaysWhyNot) {
   const spec::contraction line(spec::parse("rms_norm | linear"));
   const auto why = [&](choice::sizes c) {
-    return chosen_on("sm_90a", {.of = line, .sizes = c}).of(spec::strategy::dots).why_not;
+    return chosen_on("sm_90a", {.of = line, .sizes = c}).of(spec::strategy::small_n).why_not;
   };
   EXPECT_EQ(why({65536, 256, 1, dtype::f32, false}), "");
   EXPECT_EQ(why({1, 7, 8, dtype::f64, false}), "");
@@ -96,21 +96,21 @@ TEST(FewFeatures, SaysWhyNot) {
   EXPECT_NE(why({65536, 1 << 20, 1, dtype::f32, false}).find("rows of at most"), std::string::npos);
 }
 
-TEST(FewFeatures, IsTakenForFloats) {
+TEST(SmallNLinear, IsTakenForFloats) {
   const spec::contraction line(spec::parse("layer_norm(0) | tanh | linear | bias | relu"));
   for (const char* chip : {"sm_80", "sm_90a"}) {
     const auto found = chosen_on(chip, {.of = line, .sizes = {16384, 256, 1, dtype::f32, true}});
-    EXPECT_EQ(found.chosen().how, spec::strategy::dots) << chip;
+    EXPECT_EQ(found.chosen().how, spec::strategy::small_n) << chip;
   }
 }
 
-TEST(FewFeatures, ItsSourceDefinesWhatKernelReads) {
+TEST(SmallNLinear, ItsSourceDefinesWhatKernelReads) {
   const imagined of("layer_norm | scale | linear", true, dtype::f32, dtype::f32, 4, 64, 2);
   expect_defined(config_names({"linear/small_n.cuda.h", "row/rowwise.cuda.h", "common/reduce.cuda.h"}),
-                 source(of.call(), plan_few_features(of.call(), facts_of("sm_80"))));
+                 source(of.call(), plan_small_n(of.call(), facts_of("sm_80"))));
 }
 
-using FewFeaturesNvrtc = Nvrtc;
+using SmallNLinearNvrtc = Nvrtc;
 
 constexpr const char* kFewLines[] = {
     "layer_norm(0) | tanh | linear | bias | relu",
@@ -121,26 +121,26 @@ constexpr const char* kFewLines[] = {
     "softmax | bias | linear | gate(silu)",
 };
 
-TEST_F(FewFeaturesNvrtc, CompilesForEveryChip) {
+TEST_F(SmallNLinearNvrtc, CompilesForEveryChip) {
   for (const char* arch : {"sm_80", "sm_90a"}) {
     const device_facts chip = facts_of(arch);
     for (const char* line : kFewLines) {
       for (const bool backward : {false, true}) {
         const imagined of(line, backward, dtype::f32, dtype::f32, 16384, 256, 1);
-        expect_compiles_well(source(of.call(), plan_few_features(of.call(), chip)), chip.arch_name);
+        expect_compiles_well(source(of.call(), plan_small_n(of.call(), chip)), chip.arch_name);
       }
     }
   }
 }
 
-TEST_F(FewFeaturesNvrtc, CompilesForEveryType) {
+TEST_F(SmallNLinearNvrtc, CompilesForEveryType) {
   const device_facts chip = facts_of("sm_90a");
   for (const dtype type : {dtype::bf16, dtype::f64, dtype::f16}) {
     for (const bool backward : {false, true}) {
       for (const int64 columns : {7, 256, 1001, 4096}) {
         const dtype column = type == dtype::bf16 ? dtype::f32 : type;
         const imagined of(kFewLines[3], backward, type, column, 5000, columns, 3, {.offset = 1, .gap = 1});
-        expect_compiles_well(source(of.call(), plan_few_features(of.call(), chip)), chip.arch_name);
+        expect_compiles_well(source(of.call(), plan_small_n(of.call(), chip)), chip.arch_name);
       }
     }
   }

@@ -129,7 +129,7 @@ TEST(Configuration, AccessesAreAlignedAndNeverCrossTheRow) {
       const auto strides = static_cast<std::uintptr_t>(v.stride[kMaxDims - 1] * size_of(v.type));
       return v.data == nullptr || (reinterpret_cast<std::uintptr_t>(v.data) % bytes == 0 && strides % bytes == 0);
     };
-    EXPECT_TRUE(aligned(c.a.x) && aligned(c.a.y) && aligned(c.a.dx) && aligned(c.a.again)) << c;
+    EXPECT_TRUE(aligned(c.a.x) && aligned(c.a.y) && aligned(c.a.dx) && aligned(c.a.recomputed)) << c;
     EXPECT_TRUE(std::all_of(c.a.operand, c.a.operand + kMaxOperands, aligned)) << c;
     EXPECT_TRUE(std::all_of(c.a.operand_gradient, c.a.operand_gradient + kMaxOperands, aligned)) << c;
     EXPECT_TRUE(std::all_of(c.a.kept, c.a.kept + kMaxKeeps, aligned)) << c;

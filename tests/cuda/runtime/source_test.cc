@@ -31,7 +31,7 @@ TEST(Source, HoldsTheLineAndItsKernel) {
 TEST(Source, HoldsEveryNumberOfTheConfiguration) {
   request r{};
   r.x = dtype::bf16, r.operand[1] = dtype::f32, r.wants_column = 5, r.wants_tensor = 2, r.wants_dx = true,
-  r.wants_again = true, r.line = "line<chain<>>";
+  r.wants_recompute = true, r.line = "line<chain<>>";
   configuration with{};
   with.vector_size = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_vectors = 7;
   with.flat = 1, with.dims = 3, with.dense = 4, with.single_y = 1, with.ahead = 1, with.whole_vectors = 5,
@@ -57,7 +57,7 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
                             "kOnlyStatistics = false;",
                             "kInPlace = true;",
                             "kWantsDx = true;",
-                            "kWantsAgain = true;",
+                            "kWantsRecompute = true;",
                             "kSingleOperand = 6ull;",
                             "kSingleKeptGradient = 9ull;",
                             "kWantsColumn = 5ull;",

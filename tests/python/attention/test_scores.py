@@ -26,7 +26,7 @@ from onepass.case.counts import peak
 
 
 def strategies(device):
-    return ("unfused", "resident") if device == "cuda" else ("unfused", "auto")
+    return ("unfused", "two_pass") if device == "cuda" else ("unfused", "auto")
 
 
 @pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
@@ -207,7 +207,7 @@ def test_the_same_bits_every_time(device):
         inputs = make_inputs(line, (2, 4, 300, 64), torch.bfloat16, device, out_features=200)
         first = run(line, inputs)[0][0]
         assert_equal(run(line, inputs)[0][0], first)
-        if name == "resident":  # a row does not depend on the others
+        if name == "two_pass":  # a row does not depend on the others
             assert_equal(
                 onepass.fused(line, inputs.x[:1, 2:3, 7:9].detach(), inputs.operands[0][:1, 2:3]), first[:1, 2:3, 7:9]
             )
@@ -226,16 +226,16 @@ def test_saves_inputs_and_the_result_only(device):
 def test_plan():
     line = onepass.Line("scores | mul(0.125) | softmax")
     plan = line.plan((4, 16, 2048, 64), out_features=2048, device="sm_90a")
-    assert plan.strategy == "resident" and [way.name for way in plan.alternatives] == ["unfused", "resident"]
+    assert plan.strategy == "two_pass" and [way.name for way in plan.alternatives] == ["unfused", "two_pass"]
     assert plan.alternatives[1].kernel == "probabilities_forward_sm90"
     plan = line.plan((4, 16, 2048, 64), out_features=2048, device="sm_80")
-    assert plan.strategy == "resident" and plan.alternatives[1].kernel == "probabilities_forward_sm80"
+    assert plan.strategy == "two_pass" and plan.alternatives[1].kernel == "probabilities_forward_sm80"
     assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="sm_90a").strategy == "unfused"
     plan = line.plan((4, 16, 2048, 64), torch.float32, 2048, device="cpu")
     assert plan.strategy == "panels" and [way.name for way in plan.alternatives] == ["unfused", "panels"]
     assert line.plan((2, 16, 64), torch.float32, 16, device="cpu").strategy == "unfused"
     assert line.plan((4, 16, 2048, 64), torch.float16, 2048, device="cpu").strategy == "unfused"
-    assert line.plan((0, 16, 2048, 64), out_features=0, device="sm_90a").strategy in ("unfused", "resident")
+    assert line.plan((0, 16, 2048, 64), out_features=0, device="sm_90a").strategy in ("unfused", "two_pass")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_plan():
     [
         ("bias | scores", "'scores' must be the first word"),
         ("scores | linear", "a second contraction, 'linear'"),
-        ("scores(tiled)", "auto, unfused, panels and resident"),
+        ("scores(tiled)", "expected one of auto, unfused, two_pass, flash, panels"),
         ("scores | softmax | layer_norm", "a second row word"),
     ],
 )
@@ -265,8 +265,8 @@ def test_bad_operands(device):
 
 def test_a_strategy_that_cannot_be(device):
     q = torch.randn(2, 3, 8, device=device)
-    with pytest.raises(RuntimeError, match=r"scores\(resident\)' cannot take this call"):
-        onepass.fused("scores(resident) | softmax", q, q)
+    with pytest.raises(RuntimeError, match=r"scores\(two_pass\)' cannot take this call"):
+        onepass.fused("scores(two_pass) | softmax", q, q)
 
 
 class TestAttentionScores:

@@ -24,7 +24,7 @@ from onepass.case.counts import peak
 
 
 def strategies(device):
-    return ("unfused", "streamed") if device == "cuda" else ("unfused", "auto")
+    return ("unfused", "flash") if device == "cuda" else ("unfused", "auto")
 
 
 def tensors(*shapes, dtype=torch.bfloat16, device="cpu", seed=0):
@@ -101,7 +101,7 @@ def test_words_that_every_strategy_takes(line, mask, device):
     exact = results_of(reference, *[t.double() if t.is_floating_point() else t for t in tensors_of_line])
     first = None
     for name in strategies(device):
-        if name == "streamed" and "softmax | add" in line:
+        if name == "flash" and "softmax | add" in line:
             with pytest.raises(RuntimeError, match="words that multiply"):
                 onepass.Line(with_strategy(line, name))(*tensors_of_line)
             continue
@@ -118,7 +118,7 @@ def test_words_that_every_strategy_takes(line, mask, device):
 @pytest.mark.parametrize("rows, keys, features, of_values", [(1, 1, 8, 8), (37, 131, 64, 64), (200, 577, 40, 136)])
 @pytest.mark.parametrize("words", ["mul(0.1) | softmax", "mul(0.1) | mask | softmax", "mul(0.1) | causal | softmax"])
 def test_any_number_of_keys_by_warps(words, rows, keys, features, of_values, dtype, cuda):
-    line = f"scores(streamed) | {words} | values"
+    line = f"scores(flash) | {words} | values"
     inputs = make_inputs(line, (2, 3, rows, features), dtype, cuda, out_features=keys)
     inputs.operands[-1] = tensors((2, 3, keys, of_values), dtype=dtype, device=cuda)[0].requires_grad_()
     check_line(line, inputs, slack=2.0)
@@ -205,9 +205,9 @@ def test_one_tensor_in_every_place_under_compile(device):
 @pytest.mark.parametrize(
     "line", ["scores | mul(0.1) | softmax | values", "scores | mask | softmax | dropout(0.1) | values"]
 )
-def test_streamed_attention_writes_no_weights(line, features, device):
+def test_flash_attention_writes_no_weights(line, features, device):
     if device == "cpu":
-        pytest.skip("streamed is a CUDA kernel")
+        pytest.skip("flash is a CUDA kernel")
     query, key, value = (t.requires_grad_() for t in tensors(*3 * [(2, 4, 2048, features)], device=device))
     mask = [torch.rand(2048, 2048, device=device) < 0.5] if "mask" in line else []
 
@@ -235,14 +235,14 @@ class TestErrors:
     def test_a_named_strategy_that_cannot(self, device):
         query, key, value = tensors((2, 4, 12), (2, 5, 12), (2, 5, 12), device=device)
         reason = "its kernel is for CUDA" if device == "cpu" else "multiples of 8"
-        with pytest.raises(RuntimeError, match=rf"'scores\(streamed\)' cannot take this call: .*{reason}"):
-            onepass.fused("scores(streamed) | softmax | values", query, key, value)
+        with pytest.raises(RuntimeError, match=rf"'scores\(flash\)' cannot take this call: .*{reason}"):
+            onepass.fused("scores(flash) | softmax | values", query, key, value)
 
     def test_lines(self):
         for line, what in (
             ("softmax | values", "'values' without 'scores'"),
             ("scores | values | relu", "'relu' behind 'values'"),
-            ("scores(resident) | softmax | values", "auto, unfused, panels and streamed"),
+            ("scores(two_pass) | softmax | values", "knows the strategies auto, unfused, flash, panels"),
         ):
             with pytest.raises(onepass.LineError, match=what):
                 onepass.Line(line)
@@ -251,11 +251,11 @@ class TestErrors:
 def test_plan():
     line = onepass.Line("scores | mul(0.125) | mask | softmax | values")
     plan = line.plan((4, 16, 2048, 64), torch.bfloat16, 2048, device="sm_90a")
-    assert plan.strategy == "streamed" and [way.name for way in plan.alternatives] == ["unfused", "streamed"]
+    assert plan.strategy == "flash" and [way.name for way in plan.alternatives] == ["unfused", "flash"]
     assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="sm_90a").strategy == "unfused"
     assert line.plan((4, 16, 2048, 64), torch.float32, 2048, device="cpu").strategy == "panels"
     odd = line.plan((4, 8, 1001, 256), torch.bfloat16, 1001, device="sm_90a")
-    assert odd.strategy == "streamed" and odd.alternatives[1].kernel == "attention_forward_sm80"
+    assert odd.strategy == "flash" and odd.alternatives[1].kernel == "attention_forward_sm80"
     kept = onepass.Line("scores | softmax | keep | values").plan((4, 16, 64, 64), torch.bfloat16, 64, device="sm_90a")
     assert kept.strategy == "unfused" and "what is kept must be written" in kept.why
     cost = line.cost((2, 32, 16), torch.float32, 24)

@@ -145,3 +145,24 @@ def test_it_needs_of_python_what_all_versions_have():
         "PyUnicode_AsUTF8AndSize",
         "_Py_NoneStruct",
     }
+
+
+@pytest.mark.parametrize(
+    ("line", "count"), [("gelu | add", 0), ("scores | mul(2.0)", 0), ("linear | add", 0), ("gelu | add", 2)]
+)
+def test_results_of_a_subclass_can_be_overwritten(line, count, device, monkeypatch):
+    """Without the C++ library too, which compiles nothing where there is no compiler."""
+    monkeypatch.setattr("onepass.call.differentiable", lambda: None)
+    monkeypatch.setattr("onepass.call.front", lambda: None)
+    x, other = (torch.randn(6, 6, device=device).requires_grad_() for _ in range(2))
+    operands = [other] * onepass.Line(line).operand_count
+
+    def results(x):
+        made = onepass.fused(line, [x] * count if count else x, *operands)
+        return made if count else [made]
+
+    plain, named = results(x), results(x.as_subclass(Named))
+    assert all(isinstance(t, Named) for t in named)
+    (expected,) = torch.autograd.grad(sum(t.sigmoid().sum() for t in plain), other)
+    (given,) = torch.autograd.grad(sum(t.sigmoid_().sum() for t in named), other)
+    torch.testing.assert_close(given.as_subclass(torch.Tensor), expected)

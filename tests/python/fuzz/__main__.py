@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fuzz.hunt import Summary, hunt
+from fuzz.run.hunt import Summary, hunt
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     summary, printed = Summary(), 0
     for summary in hunt(options.programs, options.seed, options.processes, options.then, options.each):
         for finding in summary.findings[printed:]:
-            told(finding, options.save)
+            report(finding, options.save)
         printed = len(summary.findings)
         rate = summary.programs / max(1e-9, summary.seconds)
         line = f"{summary.programs} of {options.programs}, {summary.with_lines} with lines, {printed} findings"
@@ -33,7 +33,7 @@ def main() -> int:
     return int(bool(summary.findings))
 
 
-def told(finding, folder: Path | None) -> None:
+def report(finding, folder: Path | None) -> None:
     """Prints a finding, and saves its script."""
     print(f"\n--- seed {finding.seed}: {finding.text}")
     if finding.script:

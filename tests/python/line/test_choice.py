@@ -22,12 +22,12 @@ LINES = {
 }
 ONE_KERNEL = {
     "linear_forward",
-    "streamed_forward",
-    "resident_forward",
-    "few_features_forward",
+    "small_m_forward",
+    "small_k_forward",
+    "small_n_forward",
     "probabilities_forward_sm80",
     "probabilities_forward_sm90",
-    "attention_forward",
+    "attention_forward_sm90",
     "attention_forward_sm80",
 }
 """The kernels that are all of such a line."""

@@ -31,15 +31,15 @@ LINES = (
 ON_CUDA = (*LINES, *LINEAR_LINES, "mask | softmax | bias | linear | gate(silu)", "relu | add | linear | mul(2.0)")
 
 
-def dots(line):
-    return with_strategy(line, "dots")
+def small_n(line):
+    return with_strategy(line, "small_n")
 
 
 def check(line, *arguments, **keywords):
     inputs = make_inputs(line, *arguments, **keywords)
     # A column of few numbers may have a sum that is small beside its terms.
     scales = [float(t.numel() <= 8) for t in inputs.differentiable]
-    check_line(dots(line), inputs, slack=2.0, floor_scales=scales, grad_outputs=off_the_kink(line, inputs))
+    check_line(small_n(line), inputs, slack=2.0, floor_scales=scales, grad_outputs=off_the_kink(line, inputs))
 
 
 def off_the_kink(line, inputs):
@@ -75,7 +75,7 @@ def test_shapes(shape, device):
     inputs = make_inputs(line, shape, torch.float32, device, out_features=1)
     # The gradient of few numbers' norm is small beside what it is the difference of.
     scales = [g.abs().max().item() for g in inputs.tensors] if shape[-1] <= 3 else None
-    check_line(dots(line), inputs, slack=4.0, floor_scales=scales)
+    check_line(small_n(line), inputs, slack=4.0, floor_scales=scales)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -83,7 +83,7 @@ def test_float64(device):
     inputs = make_inputs(STACK, (6, 20), torch.float64, device, out_features=1)
 
     def of(*tensors):
-        return onepass.fused(dots(STACK), *tensors)
+        return onepass.fused(small_n(STACK), *tensors)
 
     assert torch.autograd.gradcheck(of, inputs.tensors)
 
@@ -92,12 +92,12 @@ def test_float64(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_any_gradients(wanted, device):
     inputs = make_inputs(STACK, (130, 256), torch.float32, device, out_features=1)
-    all_results, _ = run(dots(STACK), inputs)
+    all_results, _ = run(small_n(STACK), inputs)
     expected = gradients(all_results, inputs, upstream(all_results))
     tensors = inputs.differentiable
     for i, tensor in enumerate(tensors):
         tensor.requires_grad_(bool(wanted >> i & 1))
-    results, _ = run(dots(STACK), inputs)
+    results, _ = run(small_n(STACK), inputs)
     got = torch.autograd.grad(results, [t for t in tensors if t.requires_grad], upstream(results))
     for ours, whole in zip(got, [e for i, e in enumerate(expected) if wanted >> i & 1]):
         torch.testing.assert_close(ours, whole, rtol=1e-5, atol=1e-5 * whole.abs().max().item())
@@ -121,7 +121,7 @@ def test_layouts(layout, device):
         return y, *torch.autograd.grad(y, tensors, up.expand_as(y))
 
     unfused = with_strategy(STACK, "unfused")
-    for ours, expected in zip(of(x, w, dots(STACK)), of(x.contiguous(), w.contiguous(), unfused)):
+    for ours, expected in zip(of(x, w, small_n(STACK)), of(x.contiguous(), w.contiguous(), unfused)):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=2e-5 * expected.abs().max().item())
 
 
@@ -130,7 +130,7 @@ def test_the_same_bits_every_time_and_whatever_the_batch(device):
     inputs = make_inputs(STACK, (9000, 256), torch.float32, device, out_features=1)
 
     def once():
-        results, _ = run(dots(STACK), inputs)
+        results, _ = run(small_n(STACK), inputs)
         return results[0], *gradients(results, inputs, upstream(results))
 
     first = once()
@@ -138,15 +138,15 @@ def test_the_same_bits_every_time_and_whatever_the_batch(device):
         for a, b in zip(once(), first):
             assert_equal(a, b)
     x, w, c = inputs.tensors
-    assert_equal(onepass.fused(dots(STACK), x[:7], w, c), first[0][:7])
+    assert_equal(onepass.fused(small_n(STACK), x[:7], w, c), first[0][:7])
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_it_is_taken_without_being_named(device):
     plan = onepass.Line(STACK).plan((16, 1024, 256), torch.float32, 1, device=device)
-    assert plan.strategy == "dots" and "unfused" in str(plan)
+    assert plan.strategy == "small_n" and "unfused" in str(plan)
     inputs = make_inputs(STACK, (64, 256), torch.float32, device, out_features=1)
-    (named,), _ = run(dots(STACK), inputs)
+    (named,), _ = run(small_n(STACK), inputs)
     (automatic,), _ = run(STACK, inputs)
     assert_equal(named, automatic)
 
@@ -155,9 +155,9 @@ def test_it_is_taken_without_being_named(device):
 def test_says_why_it_cannot(device):
     x, w = torch.randn(4, 16, device=device), torch.randn(9, 16, device=device)
     with pytest.raises(RuntimeError, match="at most 8 features"):
-        onepass.fused("linear(dots)", x, w)
+        onepass.fused("linear(small_n)", x, w)
     with pytest.raises(RuntimeError, match="one dtype"):
-        onepass.fused("linear(dots)", x, w[:1].double())
+        onepass.fused("linear(small_n)", x, w[:1].double())
 
 
 def test_empty():

@@ -1,4 +1,4 @@
-"""Lines with `linear` in one kernel whose warps multiply: of few rows (streamed) and of short ones (resident)."""
+"""Lines with `linear` in one kernel whose warps multiply: of few rows (small_m) and of short ones (small_k)."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import onepass
 from helpers import HALF_TYPES, LINEAR_LINES, assert_equal, check_line, make_inputs, with_strategy
 from onepass import functional as F
 
-BY_WARPS = ("streamed", "resident")
+BY_WARPS = ("small_m", "small_k")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -17,7 +17,7 @@ class TestByWarps:
     @pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
     @pytest.mark.parametrize("line", (*LINEAR_LINES, "causal | softmax | linear | bias | keep | gelu"))
     @pytest.mark.parametrize(
-        "how, shape, out_features", [("streamed", (3, 4, 264), 392), ("resident", (5, 50, 200), 328)], ids=str
+        "how, shape, out_features", [("small_m", (3, 4, 264), 392), ("small_k", (5, 50, 200), 328)], ids=str
     )
     def test_is_as_accurate_as_pytorchs_chain(self, line, dtype, how, shape, out_features):
         inputs = make_inputs(line, shape, dtype, "cuda", out_features=out_features)
@@ -26,21 +26,21 @@ class TestByWarps:
     @pytest.mark.parametrize(
         "how, rows, columns, out_features",
         [
-            ("streamed", 1, 8, 8),
-            ("streamed", 1, 14336, 72),
-            ("streamed", 2, 72, 4096),
-            ("streamed", 7, 4096, 136),
-            ("streamed", 8, 520, 16),
-            ("streamed", 9, 2048, 2120),
-            ("streamed", 16, 1024, 40),
-            ("resident", 1, 8, 8),
-            ("resident", 50000, 8, 8),
-            ("resident", 65, 256, 64),
-            ("resident", 30000, 256, 64),
-            ("resident", 60001, 128, 40),
-            ("resident", 60001, 104, 96),
-            ("resident", 60001, 40, 512),
-            ("resident", 30000, 232, 352),
+            ("small_m", 1, 8, 8),
+            ("small_m", 1, 14336, 72),
+            ("small_m", 2, 72, 4096),
+            ("small_m", 7, 4096, 136),
+            ("small_m", 8, 520, 16),
+            ("small_m", 9, 2048, 2120),
+            ("small_m", 16, 1024, 40),
+            ("small_k", 1, 8, 8),
+            ("small_k", 50000, 8, 8),
+            ("small_k", 65, 256, 64),
+            ("small_k", 30000, 256, 64),
+            ("small_k", 60001, 128, 40),
+            ("small_k", 60001, 104, 96),
+            ("small_k", 60001, 40, 512),
+            ("small_k", 30000, 232, 352),
         ],
     )
     def test_shapes(self, how, rows, columns, out_features):
@@ -50,7 +50,7 @@ class TestByWarps:
         )
 
     @pytest.mark.parametrize(
-        "how, columns, counts", [("streamed", 4096, (16, 1, 5, 8)), ("resident", 128, (60000, 1, 20, 9000))]
+        "how, columns, counts", [("small_m", 4096, (16, 1, 5, 8)), ("small_k", 128, (60000, 1, 20, 9000))]
     )
     def test_a_rows_result_does_not_depend_on_the_others(self, how, columns, counts):
         x, w = (torch.randn(s, columns, device="cuda", dtype=torch.bfloat16) for s in (counts[0], 264))
@@ -76,7 +76,7 @@ class TestByWarps:
         line = f"rms_norm | linear({how})"
         assert_equal(onepass.fused(line, x, w), onepass.fused(line, x.contiguous(), w.contiguous()))
 
-    @pytest.mark.parametrize("how, rows, columns", [("streamed", 8, 1024), ("resident", 20000, 256)])
+    @pytest.mark.parametrize("how, rows, columns", [("small_m", 8, 1024), ("small_k", 20000, 256)])
     def test_behind_other_kernels_and_in_a_cuda_graph(self, how, rows, columns):
         """It begins before the kernel that writes x, or the matrix, has ended."""
         x, w = (torch.randn(s, columns, device="cuda", dtype=torch.bfloat16) for s in (rows, columns))
@@ -101,14 +101,14 @@ class TestByWarps:
 
     def test_refuses_what_it_cannot_take(self):
         x, w = (torch.randn(s, 64, device="cuda").half() for s in (17, 64))
-        with pytest.raises(RuntimeError, match=r"linear\(streamed\).*at most 16 rows"):
-            F.linear(x, w, strategy="streamed")
+        with pytest.raises(RuntimeError, match=r"linear\(small_m\).*at most 16 rows"):
+            F.linear(x, w, strategy="small_m")
         with pytest.raises(RuntimeError, match="bfloat16 and float16"):
-            F.linear(x[:4].float(), w.float(), strategy="streamed")
+            F.linear(x[:4].float(), w.float(), strategy="small_m")
         with pytest.raises(RuntimeError, match="16 bytes"):
-            F.linear(x[:4, 1:57], w[:, :56], strategy="streamed")
+            F.linear(x[:4, 1:57], w[:, :56], strategy="small_m")
         long, large = (torch.randn(s, device="cuda").half() for s in ((304, 264), (1024, 256)))
-        with pytest.raises(RuntimeError, match=r"linear\(resident\).*at most 256 numbers"):
-            F.linear(long, long, strategy="resident")
-        with pytest.raises(RuntimeError, match=r"linear\(resident\).*matrix does not fit"):
-            F.linear(large, large, strategy="resident")
+        with pytest.raises(RuntimeError, match=r"linear\(small_k\).*at most 256 elements"):
+            F.linear(long, long, strategy="small_k")
+        with pytest.raises(RuntimeError, match=r"linear\(small_k\).*matrix does not fit"):
+            F.linear(large, large, strategy="small_k")

@@ -159,7 +159,7 @@ def test_tiled_refuses_what_it_cannot_take():
         F.linear(x, w, strategy="tiled")
     with pytest.raises(RuntimeError, match="one dtype"):
         F.linear(x, half[1], strategy="tiled")
-    with pytest.raises(RuntimeError, match="multiples of 8 numbers"):
+    with pytest.raises(RuntimeError, match="multiples of 8 elements"):
         F.linear(half[0][:, :70], half[1][:, :70], strategy="tiled")
     with pytest.raises(RuntimeError, match=r"linear\(tiled\).*nothing may stand before 'linear'"):
         F.rms_norm_linear(half[0], half[0][0], half[1], strategy="tiled")
@@ -197,7 +197,7 @@ def test_an_unknown_strategy():
     x, w = torch.randn(4, 8), torch.randn(16, 8)
     with pytest.raises(
         onepass.LineError,
-        match="unknown strategy .fast., expected one of auto, unfused, .*, resident, dots, panels",
+        match="unknown strategy .fast., expected one of auto, unfused, .*, small_k, small_n, panels",
     ):
         F.linear(x, w, strategy="fast")
     with pytest.raises(TypeError, match="argument 'strategy' must be str, not int"):
@@ -238,18 +238,18 @@ def test_every_function_and_module_hands_its_strategy_on():
         (NORM_LINEAR, (65536, 1024), 1024, "deferred"),
         (NORM_LINEAR, (65536, 256), 64, "deferred"),
         (NORM_LINEAR, (65536, 4096), 64, "deferred"),
-        (NORM_LINEAR, (131072, 128), 128, "resident"),
-        (NORM_LINEAR, (262144, 64), 64, "resident"),
-        (NORM_LINEAR, (16384, 256), 64, "resident"),
+        (NORM_LINEAR, (131072, 128), 128, "small_k"),
+        (NORM_LINEAR, (262144, 64), 64, "small_k"),
+        (NORM_LINEAR, (16384, 256), 64, "small_k"),
         (NORM_LINEAR, (32768, 8192), 256, "deferred"),
         (NORM_LINEAR, (131072, 512), 128, "deferred"),
         (NORM_LINEAR, (16, 4096), 4096, "unfused"),
-        (NORM_LINEAR, (8, 4096), 4096, "streamed"),
-        (NORM_LINEAR, (1, 4096), 14336, "streamed"),
-        (NORM_LINEAR, (16, 1024), 1024, "streamed"),
-        ("linear | bias", (1, 4096), 4096, "streamed"),
-        ("add | keep | rms_norm(1e-6) | scale | linear", (8, 4096), 6144, "streamed"),
-        ("gate(silu) | linear", (1, 14336), 4096, "streamed"),
+        (NORM_LINEAR, (8, 4096), 4096, "small_m"),
+        (NORM_LINEAR, (1, 4096), 14336, "small_m"),
+        (NORM_LINEAR, (16, 1024), 1024, "small_m"),
+        ("linear | bias", (1, 4096), 4096, "small_m"),
+        ("add | keep | rms_norm(1e-6) | scale | linear", (8, 4096), 6144, "small_m"),
+        ("gate(silu) | linear", (1, 14336), 4096, "small_m"),
         ("gate(silu) | linear", (8192, 14336), 4096, "unfused"),
     ],
 )
@@ -257,7 +257,7 @@ def test_plan_takes_what_was_faster(line, shape, out_features, chosen):
     plan = onepass.Line(line).plan(shape, torch.bfloat16, out_features, device="sm_90a", training=False)
     assert plan.strategy == chosen and str(plan).startswith(f"{chosen}: ")
     ways = {way.name: way for way in plan.alternatives}
-    assert set(ways) == {"unfused", "tiled", "deferred", "streamed", "resident", "dots"}
+    assert set(ways) == {"unfused", "tiled", "deferred", "small_m", "small_k", "small_n"}
     assert ways[chosen].seconds == min(way.seconds for way in plan.alternatives if way.seconds is not None)
 
 
@@ -277,7 +277,7 @@ def test_plan_says_why_not():
 # No time was measured there: docs/measured-facts.md, "Chips that were not measured".
 @pytest.mark.parametrize("chip", ["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120"])
 def test_plan_on_chips_that_were_not_measured(chip):
-    for shape, out_features, ours in [((131072, 128), 128, "resident"), ((1, 4096), 14336, "streamed")]:
+    for shape, out_features, ours in [((131072, 128), 128, "small_k"), ((1, 4096), 14336, "small_m")]:
         plan = onepass.Line(NORM_LINEAR).plan(shape, torch.bfloat16, out_features, device=chip, training=False)
         ways = {way.name: way for way in plan.alternatives}
         assert ways["tiled"].seconds is None and ways["deferred"].seconds is None
@@ -291,7 +291,7 @@ def test_plan_on_the_cpu():
     line = onepass.Line(NORM_LINEAR)
     plan = line.plan((16384, 256), torch.float32, 64, device="cpu")
     assert plan.strategy == "panels" and "unfused" in str(plan)
-    assert [way.name for way in plan.alternatives] == ["unfused", "dots", "panels"]
+    assert [way.name for way in plan.alternatives] == ["unfused", "small_n", "panels"]
     assert plan.alternatives[2].bytes < plan.alternatives[0].bytes
     for shape, dtype, out_features in [
         ((16, 8), torch.float32, 16),

@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fuzz.comparison import differences
-from fuzz.corpus import CORPUS
-from fuzz.drawing import build
-from fuzz.execution import calls_of, observe, prepared
-from fuzz.masks import Masks, disagreement, intercepted
-from fuzz.minimise import minimised
-from fuzz.programs import Input, Program, Statement
-from fuzz.reproduction import reproduction
-from fuzz.trial import trial
+from fuzz.program.corpus import CORPUS
+from fuzz.program.drawing import build
+from fuzz.program.programs import Input, Program, Statement
+from fuzz.run.comparison import differences
+from fuzz.run.execution import calls_of, observe, prepared
+from fuzz.run.masks import Masks, disagreement, intercepted
+from fuzz.run.minimise import minimised
+from fuzz.run.reproduction import reproduction
+from fuzz.run.trial import trial
 
 PROGRAMS = 150
 SETTINGS = settings(

@@ -1,6 +1,6 @@
-// Arguments and shared-memory layouts of the attention kernels, for the kernels and for their launchers in
-// src/cuda/attention. `arguments` stands last in each struct: a kernel is compiled with room for what its line has
-// (kernel/arguments.h), so only what is before it lies at the same offsets for both.
+// Arguments and shared-memory layouts of the attention kernels. The kernels and their launchers in src/cuda/attention
+// both include them. `arguments` stands last in each struct: a kernel is compiled with room for its line's operands
+// only (kernel/arguments.h), so only the fields before `arguments` have the same offsets on both sides.
 #pragma once
 
 #include "onepass/kernel/arguments.h"
@@ -9,24 +9,25 @@
 
 namespace onepass {
 
-// Per dimension of a tensor [outer, inner, group, ...]: 1, or 0 where it is broadcast along that dimension.
+// Per dimension of a tensor [outer, inner, query_heads, ...]: 1, or 0 where the tensor is broadcast along it.
 struct batch_steps {
-  int outer, inner, group;
+  int outer, inner, query_head;
 };
 
 // forward_sm90, probabilities_sm90.
 struct attention_arguments {
   tensor_map queries, keys,
-      values;  // [outer, inner, group, rows, head_dim]; [outer, inner, keys / 8, 8, head_dim] twice
+      values;  // [outer, inner, query_heads, rows, head_dim]; [outer, inner, keys / 8, 8, head_dim] twice
   batch_steps step_queries, step_keys, step_values;
-  int inner, group, rows, blocks;  // sizes; blocks: that share a group's rows, or a batch's keys
-  void* y;                         // [all rows, value_depth]
-  int64 value_depth;
+  int inner, query_heads, rows;  // sizes; query_heads: matrices of queries that share a batch's keys (GQA)
+  int blocks;                    // blocks that share a matrix of queries, or a batch's keys
+  void* y;                       // [all rows, value_head_dim]
+  int64 value_head_dim;
   arguments behind;
 };
 
-// What backward reads of a row of softmax: its probabilities are exp2(score · factor + offset), and delta = Σ result ·
-// result's gradient. The default is a row that does not exist: all its probabilities are 0.
+// Softmax statistics of a row in backward: its probabilities are exp2(score · factor + offset), and D = delta =
+// Σ output · grad_output. The default is a row that does not exist: all its probabilities are 0.
 struct alignas(16) softmax_statistics {
   float factor = 1.0f, offset = static_cast<float>(-kInfinity), delta = 0.0f;
 };
@@ -34,43 +35,43 @@ static_assert(sizeof(softmax_statistics) == 16);  // one access
 
 // backward_sm90.
 struct attention_backward_arguments {
-  tensor_map gradients;  // of the result, [outer, inner, group, rows, value_depth]
-  batch_steps step_gradients;
-  const void* result;              // [all rows, value_depth]
-  softmax_statistics* statistics;  // of each group's rows, in whole tiles
-  void *rows_gradient, *keys_gradient, *values_gradient;
-  int64 depth;
-  attention_arguments of;
+  tensor_map grad_output;  // [outer, inner, query_heads, rows, value_head_dim]
+  batch_steps step_grad_output;
+  const void* output;              // [all rows, value_head_dim]
+  softmax_statistics* statistics;  // of each matrix of queries, padded to whole tiles of rows
+  void *grad_queries, *grad_keys, *grad_values;
+  int64 head_dim;
+  attention_arguments forward;
 };
 
 // forward_sm80, without `values` and with.
 struct probabilities_sm80_arguments {
-  const void* keys;  // [outer, inner, keys, head_dim]: the batches
+  const void* keys;  // [outer, inner, keys, head_dim]
   int64 stride, outer_stride, inner_stride, inner;
-  int64 depth, rows_of_batch, blocks_of_batch;
+  int64 head_dim, rows_of_batch, blocks_of_batch;
   arguments behind, before;
 };
 struct attention_sm80_arguments {
-  probabilities_sm80_arguments of;
-  const void* values;  // [outer, inner, keys, value_depth]
-  int64 stride, outer_stride, inner_stride, value_depth;
-  void* y;  // [all rows, value_depth]
+  probabilities_sm80_arguments probabilities;
+  const void* values;  // [outer, inner, keys, value_head_dim]
+  int64 stride, outer_stride, inner_stride, value_head_dim;
+  void* y;  // [all rows, value_head_dim]
 };
 
-// backward_sm80. Keys and values are [outer, inner, keys, head_dim]; batches of rows have the same `inner`.
+// backward_sm80. Keys and values are [outer, inner, keys, head_dim]; queries have the same `inner`.
 struct batched_keys {
   const void* data;
   int64 stride, outer_stride, inner_stride;
 };
 struct attention_backward_sm80_arguments {
-  const void *queries, *gradients, *result;  // dense; of all rows
-  softmax_statistics* statistics;            // of all rows
-  void *rows_gradient, *keys_gradient, *values_gradient;
+  const void *queries, *grad_output, *output;  // dense, all rows
+  softmax_statistics* statistics;              // all rows
+  void *grad_queries, *grad_keys, *grad_values;
   batched_keys keys, values;
-  int64 inner, depth, value_depth, rows_of_batch, blocks_of_batch;
+  int64 inner, head_dim, value_head_dim, rows_of_batch, blocks_of_batch;
   arguments behind;
 };
-// chunks: of 8 elements, of head_dim, begun ones too.
+// chunks: head_dim in chunks of 8 elements, rounded up.
 struct attention_backward_sm80_shape {
   int chunks, value_chunks;
 
@@ -78,53 +79,54 @@ struct attention_backward_sm80_shape {
   constexpr int first_bytes() const { return kTileRows * swizzled_pitch(chunks); }
   constexpr int tile_bytes() const { return first_bytes() + kTileRows * swizzled_pitch(value_chunks); }
   static constexpr int score_bytes() { return kTileRows * swizzled_pitch(kTileRows / 8); }
-  // Two tiles are in flight; beside them, for keys, the block's own tile, and the scores' gradients and probabilities.
+  // Two tiles are in flight. The kernel of keys also has the block's own tile, the scores' gradients, and the
+  // probabilities.
   constexpr int shared_bytes(bool for_keys) const {
     return for_keys ? 3 * tile_bytes() + 2 * score_bytes() : 2 * tile_bytes();
   }
 };
 
-// probabilities_sm90: what a block of `groups` warpgroups has in shared memory beside the ring of queries.
+// probabilities_sm90: shared memory of a block, without the ring of queries.
 struct probabilities_shape {
-  int atoms, groups, tile, cluster;
+  int atoms, warpgroups, tile, cluster;
   bool masks_keys;
 
   static constexpr int kPartialBytes = 8;                    // a row's largest score and sum
-  static constexpr int kMarkAtomBytes = 16 * kAtomRowBytes;  // sixteen rows, of which the first has the marks
+  static constexpr int kMarkAtomBytes = 16 * kAtomRowBytes;  // 16 rows; the first has the mask
   constexpr int key_bytes() const { return tile_bytes(atoms, tile); }
   constexpr int mark_bytes() const { return masks_keys ? tile / kAtomColumns * kMarkAtomBytes : 0; }
-  constexpr int partials() const { return groups * cluster; }  // of a row
+  constexpr int partials() const { return warpgroups * cluster; }  // of a row
   constexpr int partial_bytes() const { return partials() * kWarpgroupRows * kPartialBytes; }
-  constexpr int block_bytes() const { return groups * (key_bytes() + mark_bytes()) + 2 * partial_bytes(); }
+  constexpr int block_bytes() const { return warpgroups * (key_bytes() + mark_bytes()) + 2 * partial_bytes(); }
 };
 
 // probabilities_backward_sm90.
 struct probabilities_backward_arguments {
-  tensor_map queries, keys, weights, gradients;  // [outer, inner, group, rows, head_dim or keys]
-  batch_steps step_queries, step_keys, step_weights, step_gradients;
-  int batches, inner, group, rows, columns;  // sizes; columns: keys of a batch
+  tensor_map queries, keys, probabilities, grad_probabilities;  // [outer, inner, query_heads, rows, head_dim or keys]
+  batch_steps step_queries, step_keys, step_probabilities, step_grad_probabilities;
+  int batches, inner, query_heads, rows, columns;  // sizes; columns: keys of a batch
   int clusters;
-  void *rows_gradient, *keys_gradient;  // [all rows, depth], [all keys, depth]
-  float* key_parts;                     // [clusters, 2, columns, depth]: of batches that clusters share
-  int64 depth;
-  float factor;  // that the words before softmax scale by
+  void *grad_queries, *grad_keys;  // [all rows, head_dim], [all keys, head_dim]
+  float* partial_grad_keys;        // [clusters, 2, columns, head_dim]: of batches that several clusters share
+  int64 head_dim;
+  float factor;  // scale of the words before softmax
 };
 struct probabilities_backward_shape {
   int atoms, tile, cluster, stages;
 
   static constexpr int kThreads = 4 * kWarpgroupThreads;
-  static constexpr int kPartialRows = kWarpgroupRows + 8;  // partial sums of different blocks differ in banks
+  static constexpr int kPartialRows = kWarpgroupRows + 8;  // the blocks' partial sums lie in different banks
   constexpr bool is_alone() const { return cluster == 1; }
   constexpr int head_dim() const { return atoms * kAtomColumns; }
-  constexpr int strip_bytes() const { return tile_bytes(tile / kAtomColumns, kWarpgroupRows); }
+  constexpr int row_tile_bytes() const { return tile_bytes(tile / kAtomColumns, kWarpgroupRows); }
   constexpr int query_bytes() const { return tile_bytes(atoms, kWarpgroupRows); }
   constexpr int key_bytes() const { return tile_bytes(atoms, tile); }
   constexpr int key_stages() const { return is_alone() ? 2 : 1; }
-  constexpr int sum_pitch() const { return head_dim() * 2 + 16; }  // rows differ in banks
+  constexpr int sum_pitch() const { return head_dim() * 2 + 16; }  // neighbouring rows lie in different banks
   constexpr int sum_bytes() const { return is_alone() ? 0 : kWarpgroupRows * sum_pitch(); }
   constexpr int delta_bytes() const { return is_alone() ? 0 : cluster * kPartialRows * 4; }
   constexpr int shared_bytes() const {
-    return kTileAlignment + stages * (2 * strip_bytes() + query_bytes() + 2 * sum_bytes() + delta_bytes()) +
+    return kTileAlignment + stages * (2 * row_tile_bytes() + query_bytes() + 2 * sum_bytes() + delta_bytes()) +
            key_stages() * key_bytes();
   }
 };

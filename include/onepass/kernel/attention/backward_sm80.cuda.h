@@ -1,18 +1,18 @@
-// Backward of lines with `scores`, softmax and `values` by warps (sm_80 and later), in two kernels that write nothing
-// of the scores' size, as kernel/attention/backward_sm90.cuda.h has it by warpgroups: past a block's 64 rows of queries
-// keys and values pass, past its 64 keys and values rows and their result's gradients. Each recomputes the scores, 16
-// rows a warp, as forward does; for the keys they go through shared memory, where they are read transposed. No sum
-// depends on the order of blocks. (Dao, "FlashAttention-2", 2023.)
+// Backward of lines with `scores`, softmax and `values` in kernels of warp-level mma (sm_80 and later). Like
+// kernel/attention/backward_sm90.cuda.h it has two kernels that write nothing of the scores' size. A block of the first
+// has 64 rows of queries and loops over keys and values; a block of the second has 64 keys and values and loops over
+// rows of queries and of grad_output. Each recomputes the scores, 16 rows a warp. In the second, dS and P go through
+// shared memory, where they are read transposed. No sum depends on the order of blocks. (Dao, "FlashAttention-2",
+// 2023.)
 //
-// The first kernel leaves Σ result · its gradient of each row, and softmax's statistics as they are used, for the
-// second.
+// The first kernel stores delta = Σ output · grad_output of each row and softmax's statistics for the second.
 //
 // Config:
-//   kX, kThreads          storage type throughout; attention_backward_sm80_shape::kThreads
-//   kPieces, kValuePieces 8s of the queries' and of the values' numbers, begun ones too
-//   kCausal               what no row needs is left out
-//   kWantsRows, kWantsKeys, kWantsValues
-//   behind                forward's, with the tensors whose gradients are wanted
+//   kX, kThreads           storage type throughout; attention_backward_sm80_shape::kThreads
+//   kChunks, kValueChunks  head_dim and the values' head_dim in chunks of 8, rounded up
+//   kCausal                tiles that are all masked are skipped
+//   kWantsQueries, kWantsKeys, kWantsValues   which gradients are wanted
+//   behind                 forward's, with the tensors whose gradients are wanted
 #pragma once
 
 #include "onepass/kernel/attention/row_softmax.cuda.h"
@@ -29,42 +29,41 @@ ONEPASS_FUNCTION const uint16* batch_of(const batched_keys& keys, int64 batch, i
 }
 ONEPASS_FUNCTION int at_most(int64 left, int most) { return left < most ? static_cast<int>(left) : most; }
 
-// One side of a block: keys with values, or rows of queries with the result's gradients.
+// A tile of either side: keys with values, or rows of queries with grad_output.
 template <class Config>
-struct side_tile {
-  using first = swizzled_tile<Config::kPieces>;
-  using second = swizzled_tile<Config::kValuePieces>;
-  static constexpr attention_backward_sm80_shape kShape{Config::kPieces, Config::kValuePieces};
+struct operand_tile {
+  using first = swizzled_tile<Config::kChunks>;
+  using second = swizzled_tile<Config::kValueChunks>;
+  static constexpr attention_backward_sm80_shape kShape{Config::kChunks, Config::kValueChunks};
   static constexpr int kFirstBytes = kShape.first_bytes(), kBytes = kShape.tile_bytes();
 
   static ONEPASS_FUNCTION void load_async(char* to, const uint16* of_first, int64 stride, const uint16* of_second,
                                           int64 second_stride, const attention_backward_sm80_arguments& a, int count) {
-    first::template load_async<Config::kThreads>(to, of_first, stride, a.depth, count, kTileRows);
-    second::template load_async<Config::kThreads>(to + kFirstBytes, of_second, second_stride, a.value_depth, count,
+    first::template load_async<Config::kThreads>(to, of_first, stride, a.head_dim, count, kTileRows);
+    second::template load_async<Config::kThreads>(to + kFirstBytes, of_second, second_stride, a.value_head_dim, count,
                                                   kTileRows);
     close_copy_group();
   }
 };
 
-extern __shared__ __align__(16) char gradient_tiles[];
+extern __shared__ __align__(16) char backward_tiles[];
 
-// A warp's 16 rows: queries and the result's gradients in registers, and where the words are. Quiet: tensors get no
-// gradients.
+// A warp's 16 rows: queries and grad_output in registers, and the words' cursors. Quiet: tensors get no gradients.
 template <class Config, class Behind, bool Quiet>
-class gradient_rows {
+class backward_rows {
  public:
   using behind = typename Config::behind;
   using index = typename behind::index;
   using L = pack<float, 8>;
   using memory_of = memory<Config::kX, 8, 8>;
-  using tile = side_tile<Config>;
-  warp_rows<Config::kX, Config::kPieces> queries;
-  warp_rows<Config::kX, Config::kValuePieces> gradients;
+  using tile = operand_tile<Config>;
+  warp_rows<Config::kX, Config::kChunks> queries;
+  warp_rows<Config::kX, Config::kValueChunks> gradients;
   softmax_statistics statistics[2];
 
-  explicit ONEPASS_FUNCTION gradient_rows(const attention_backward_sm80_arguments& a)
+  explicit ONEPASS_FUNCTION backward_rows(const attention_backward_sm80_arguments& a)
       : a_(a), at_{cursor<behind, Behind, Quiet>(a.behind), cursor<behind, Behind, Quiet>(a.behind)} {}
-  // This thread's row i of the warp's, which begin at `first`.
+  // This thread's row i; the warp's rows begin at `first`.
   static ONEPASS_FUNCTION int64 row(int64 first, int i) {
     return first + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * i;
   }
@@ -73,20 +72,20 @@ class gradient_rows {
     for (int i = 0; i < 2; ++i) at_[i].set_row(static_cast<index>(row(first, i)), row(first, i) < end);
   }
 
-  // take(i, scores, weights): of the 32 keys from `group` on in a tile that begins at key `first`, eight of row i: the
-  // scores' gradients, and the weights as the values have them.
+  // Calls take(i, dS, P) with eight of row i, of the 32 keys from `key_offset` on in a tile that begins at key `first`.
+  // P is the left factor of the values.
   template <class Take>
-  ONEPASS_FUNCTION void make(const char* keys, int64 first, int group, const Take& take) {
-    const auto column = static_cast<index>(first + group + static_cast<int>(threadIdx.x) % 4 * 8);
+  ONEPASS_FUNCTION void make(const char* keys, int64 first, int key_offset, const Take& take) {
+    const auto column = static_cast<index>(first + key_offset + static_cast<int>(threadIdx.x) % 4 * 8);
     const int count = behind::kExact ? 8 : count_at<8>(column, a_.behind.columns);
-    float scores[1][4][4] = {}, of_weights[1][4][4] = {};
-    queries.multiply(scores, keys, group);
-    gradients.multiply(of_weights, keys + tile::kFirstBytes, group);
+    float scores[1][4][4] = {}, of_probabilities[1][4][4] = {};
+    queries.multiply(scores, keys, key_offset);
+    gradients.multiply(of_probabilities, keys + tile::kFirstBytes, key_offset);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       at_[i].set_column(column, count);
-      L score = queries.product(scores, i), gradient = gradients.product(of_weights, i);
-      finish_gradients<Behind>(score, gradient, statistics[i], at_[i]);
+      L score = queries.product(scores, i), gradient = gradients.product(of_probabilities, i);
+      softmax_backward<Behind>(score, gradient, statistics[i], at_[i]);
       if constexpr (!behind::kExact) {
         score = where(first_n<L>(count), score, L(0.0f));
         gradient = where(first_n<L>(count), gradient, L(0.0f));
@@ -102,8 +101,8 @@ class gradient_rows {
 
 template <class Config, class Behind>
 ONEPASS_FUNCTION void attention_backward_queries_sm80(const attention_backward_sm80_arguments& a) {
-  using rows_of = gradient_rows<Config, Behind, false>;
-  using tile = side_tile<Config>;
+  using rows_of = backward_rows<Config, Behind, false>;
+  using tile = operand_tile<Config>;
   const int64 batch = blockIdx.x / a.blocks_of_batch, end = (batch + 1) * a.rows_of_batch,
               in_batch = blockIdx.x % a.blocks_of_batch * kTileRows,
               first = batch * a.rows_of_batch + in_batch + static_cast<int>(threadIdx.x) / 32 * kWarpRows;
@@ -117,7 +116,7 @@ ONEPASS_FUNCTION void attention_backward_queries_sm80(const attention_backward_s
   wait_for_kernel_before();
   const auto load_async = [&](int t) {
     if (t < tiles)
-      tile::load_async(gradient_tiles + t % 2 * tile::kBytes, keys + int64{t} * kTileRows * a.keys.stride,
+      tile::load_async(backward_tiles + t % 2 * tile::kBytes, keys + int64{t} * kTileRows * a.keys.stride,
                        a.keys.stride, values + int64{t} * kTileRows * a.values.stride, a.values.stride, a,
                        at_most(a.behind.columns - int64{t} * kTileRows, kTileRows));
     else close_copy_group();
@@ -129,47 +128,47 @@ ONEPASS_FUNCTION void attention_backward_queries_sm80(const attention_backward_s
   for (int i = 0; i < 2; ++i) {
     const int64 row = rows.row(first, i);
     if (row >= end) continue;
-    rows.queries.load(i, static_cast<const uint16*>(a.queries) + row * a.depth, a.depth);
-    const uint16* gradient = static_cast<const uint16*>(a.gradients) + row * a.value_depth;
-    rows.gradients.load(i, gradient, a.value_depth);
-    const auto* result = static_cast<const uint16*>(a.result) + row * a.value_depth;
+    rows.queries.load(i, static_cast<const uint16*>(a.queries) + row * a.head_dim, a.head_dim);
+    const uint16* gradient = static_cast<const uint16*>(a.grad_output) + row * a.value_head_dim;
+    rows.gradients.load(i, gradient, a.value_head_dim);
+    const auto* output = static_cast<const uint16*>(a.output) + row * a.value_head_dim;
     rows.statistics[i] = statistics_of(saved_of<Behind, float>(a.behind, row), 0.0f);
-    rows.statistics[i].delta = rows.gradients.product_with(i, result, a.value_depth);
+    rows.statistics[i].delta = rows.gradients.product_with(i, output, a.value_head_dim);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     rows.statistics[i].delta = sum_of_four(rows.statistics[i].delta);
     if (rows.row(first, i) < end && threadIdx.x % 4 == 0) a.statistics[rows.row(first, i)] = rows.statistics[i];
   }
-  warp_sums<Config::kX, Config::kPieces> sums;
+  warp_sums<Config::kX, Config::kChunks> sums;
   for (int t = 0; t < tiles; ++t) {
     load_async(t + 1);
     wait_for_copy_groups<1>();
     __syncthreads();
-    const char* here = gradient_tiles + t % 2 * tile::kBytes;
+    const char* here = backward_tiles + t % 2 * tile::kBytes;
 #pragma unroll 1
-    for (int group = 0; group < kTileRows; group += kResultColumns) {
+    for (int key_offset = 0; key_offset < kTileRows; key_offset += kResultColumns) {
       uint4 scores[2];
-      rows.make(here, int64{t} * kTileRows, group, [&](int i, uint4 score, uint4) { scores[i] = score; });
-      if constexpr (Config::kWantsRows) sums.add_of_rows(scores, here, group);
+      rows.make(here, int64{t} * kTileRows, key_offset, [&](int i, uint4 score, uint4) { scores[i] = score; });
+      if constexpr (Config::kWantsQueries) sums.add_of_rows(scores, here, key_offset);
     }
     __syncthreads();
   }
-  if constexpr (Config::kWantsRows) {
+  if constexpr (Config::kWantsQueries) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (rows.row(first, i) < end)
-        sums.store(i, static_cast<uint16*>(a.rows_gradient) + rows.row(first, i) * a.depth, a.depth);
+        sums.store(i, static_cast<uint16*>(a.grad_queries) + rows.row(first, i) * a.head_dim, a.head_dim);
   }
 }
 
 template <class Config, class Behind>
 ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80_arguments& a) {
-  using rows_of = gradient_rows<Config, Behind, true>;
-  using tile = side_tile<Config>;
+  using rows_of = backward_rows<Config, Behind, true>;
+  using tile = operand_tile<Config>;
   using scores_tile = swizzled_tile<kTileRows / 8>;
   constexpr int kScoreBytes = attention_backward_sm80_shape::score_bytes();
-  char *const own = gradient_tiles, *const passing = own + tile::kBytes, *const scores = passing + 2 * tile::kBytes,
+  char *const own = backward_tiles, *const ring = own + tile::kBytes, *const scores = ring + 2 * tile::kBytes,
               *const weights = scores + kScoreBytes;
   const int lane_id = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int64 batch = blockIdx.x / a.blocks_of_batch, begin = batch * a.rows_of_batch, end = begin + a.rows_of_batch,
@@ -185,21 +184,21 @@ ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80
   const auto load_async = [&](int t) {
     const int64 row = begin + int64{t} * kTileRows;
     if (t < tiles)
-      tile::load_async(passing + t % 2 * tile::kBytes, static_cast<const uint16*>(a.queries) + row * a.depth, a.depth,
-                       static_cast<const uint16*>(a.gradients) + row * a.value_depth, a.value_depth, a,
-                       at_most(end - row, kTileRows));
+      tile::load_async(ring + t % 2 * tile::kBytes, static_cast<const uint16*>(a.queries) + row * a.head_dim,
+                       a.head_dim, static_cast<const uint16*>(a.grad_output) + row * a.value_head_dim, a.value_head_dim,
+                       a, at_most(end - row, kTileRows));
     else close_copy_group();
   };
   load_async(from);
   wait_for_kernel_before();
   rows_of rows(a);
-  warp_sums<Config::kX, Config::kPieces> of_keys;
-  warp_sums<Config::kX, Config::kValuePieces> of_values;
+  warp_sums<Config::kX, Config::kChunks> of_keys;
+  warp_sums<Config::kX, Config::kValueChunks> of_values;
   for (int t = from; t < tiles; ++t) {
     load_async(t + 1);
     wait_for_copy_groups<1>();
     __syncthreads();
-    const char* here = passing + t % 2 * tile::kBytes;
+    const char* here = ring + t % 2 * tile::kBytes;
     const int64 first = begin + int64{t} * kTileRows + warp * kWarpRows;
     rows.set_rows(first, end);
     rows.queries.take(here, warp * kWarpRows), rows.gradients.take(here + tile::kFirstBytes, warp * kWarpRows);
@@ -208,9 +207,9 @@ ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80
       rows.statistics[i] =
           rows.row(first, i) < end ? load_statistics(a.statistics + rows.row(first, i)) : softmax_statistics{};
 #pragma unroll 1
-    for (int group = 0; group < kTileRows; group += kResultColumns) {
-      rows.make(own, key, group, [&](int i, uint4 score, uint4 weight) {
-        const int at = scores_tile::place(warp * kWarpRows + lane_id / 4 + 8 * i, group / 8 + lane_id % 4);
+    for (int key_offset = 0; key_offset < kTileRows; key_offset += kResultColumns) {
+      rows.make(own, key, key_offset, [&](int i, uint4 score, uint4 weight) {
+        const int at = scores_tile::offset(warp * kWarpRows + lane_id / 4 + 8 * i, key_offset / 8 + lane_id % 4);
         *reinterpret_cast<uint4*>(scores + at) = score, *reinterpret_cast<uint4*>(weights + at) = weight;
       });
     }
@@ -236,9 +235,9 @@ ONEPASS_FUNCTION void attention_backward_keys_sm80(const attention_backward_sm80
   for (int i = 0; i < 2; ++i) {
     const int64 own_key = key + warp * kWarpRows + lane_id / 4 + 8 * i, to = batch * a.behind.columns + own_key;
     if (own_key >= a.behind.columns) continue;
-    if constexpr (Config::kWantsKeys) of_keys.store(i, static_cast<uint16*>(a.keys_gradient) + to * a.depth, a.depth);
+    if constexpr (Config::kWantsKeys) of_keys.store(i, static_cast<uint16*>(a.grad_keys) + to * a.head_dim, a.head_dim);
     if constexpr (Config::kWantsValues)
-      of_values.store(i, static_cast<uint16*>(a.values_gradient) + to * a.value_depth, a.value_depth);
+      of_values.store(i, static_cast<uint16*>(a.grad_values) + to * a.value_head_dim, a.value_head_dim);
   }
 }
 

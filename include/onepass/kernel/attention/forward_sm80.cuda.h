@@ -1,14 +1,20 @@
-// Lines that begin with `scores`, have softmax and end with `values`, in one kernel of warps that multiply (sm_80 and
-// later): keys and values pass by once, and nothing of the scores' size leaves the chip. (Dao et al., "FlashAttention",
-// 2022.)
+// Forward of lines with `scores` and softmax in kernels of warp-level mma (sm_80 and later).
 //
-// A thread's scores are eight neighbours of a row (kernel/common/warp_mma.cuda.h). In pairs they are what the unit
-// takes as a left factor, whose columns may be any keys as long as the values' rows are the same ones: a row of values
-// is read from wherever it is.
+// probabilities_forward_sm80, without `values`: queries and keys are read, and the probabilities are stored. A warp
+// keeps its rows of queries in registers. All warps of a block share tiles of keys and read them twice: once for the
+// rows' statistics, once for the result, with the same GEMM.
 //
-// Config: that of lines without `values`, below, and
-//   kValuePieces  8s of the values' numbers, begun ones too
-//   kCausal       rows need no keys behind their own place
+// attention_forward_sm80, with `values`, is flash attention: keys and values are read once, and nothing of the scores'
+// size leaves the chip. (Dao et al., "FlashAttention", 2022.) A thread's scores are eight neighbours of a row
+// (kernel/common/warp_mma.cuda.h). In pairs they are a left factor of the mma. Its columns may be any keys, as long as
+// the rows of values are the same ones.
+//
+// Config (see kernel/common/warp_mma.cuda.h):
+//   kTile, kStages  keys of a tile, a multiple of 32; tiles in shared memory
+//   before          configuration of the queries (kernel/common/cursor.cuda.h)
+//   behind          configuration of the scores
+//   kValueChunks    with values: their head_dim in chunks of 8, rounded up
+//   kCausal         with values: row i needs no keys > i
 #pragma once
 
 #include "onepass/kernel/attention/arguments.h"
@@ -18,25 +24,15 @@
 
 ONEPASS_BEGIN
 
-// Lines that begin with `scores` and have softmax, in one kernel (sm_80 and later): queries and keys cross memory, and
-// the result. A warp keeps its rows of queries in registers; the keys pass by twice, in tiles that all warps of a block
-// share: once for the rows' statistics, once for the result, with the same products. (FlashAttention's forward pass
-// without the values: Dao et al., 2022.)
-//
-// Config (see kernel/common/warp_mma.cuda.h):
-//   kTile, kStages  keys of a tile, a multiple of 32; tiles in shared memory
-//   before          what kernel/common/cursor.cuda.h asks for, of the queries
-//   behind          likewise of the scores
+extern __shared__ __align__(16) char forward_tiles[];
 
-extern __shared__ __align__(16) char scores_tiles[];
-
-// The first `count` tiles of a batch's keys in turn, so many times. `more` brings what a tile has behind its keys:
-// more(to, key, count), kMoreBytes.
-struct nothing_more {
+// Iterates `times` times over the first `count` tiles of a batch's keys. `more` loads what a tile has besides its keys:
+// more(to, key, count), of kMoreBytes.
+struct no_values {
   static constexpr int kMoreBytes = 0;
   ONEPASS_FUNCTION void operator()(char*, int64, int) const {}
 };
-template <class Config, class More = nothing_more>
+template <class Config, class More = no_values>
 class key_tiles {
  public:
   static constexpr int kKeyBytes = Config::kTile * Config::kPitch, kBytes = kKeyBytes + More::kMoreBytes;
@@ -55,12 +51,12 @@ class key_tiles {
   }
   ONEPASS_FUNCTION int count() const { return count_; }
 
-  // The next tile, when all threads are done with the one before.
+  // Waits for the next tile, and until all threads have read the previous one.
   ONEPASS_FUNCTION const char* next() {
     wait_for_copy_groups<Config::kStages - 2>();
     __syncthreads();
     load_async();
-    const char* tile = scores_tiles + at_ * kBytes;
+    const char* tile = forward_tiles + at_ * kBytes;
     at_ = at_ + 1 < Config::kStages ? at_ + 1 : 0;
     return tile;
   }
@@ -70,8 +66,8 @@ class key_tiles {
     if (left_ > 0) {
       const int64 first = int64{tile_} * Config::kTile, behind = a_.behind.columns - first;
       const int rows = behind < Config::kTile ? static_cast<int>(behind) : Config::kTile;
-      more_(scores_tiles + to_ * kBytes + kKeyBytes, first, rows);
-      load_matrix_async<Config>(scores_tiles + to_ * kBytes, keys_ + first * a_.stride, a_.stride, a_.depth, rows);
+      more_(forward_tiles + to_ * kBytes + kKeyBytes, first, rows);
+      load_matrix_async<Config>(forward_tiles + to_ * kBytes, keys_ + first * a_.stride, a_.stride, a_.head_dim, rows);
       --left_;
       tile_ = tile_ + 1 < count_ ? tile_ + 1 : 0;
       to_ = to_ + 1 < Config::kStages ? to_ + 1 : 0;
@@ -86,7 +82,7 @@ class key_tiles {
   int left_, tile_ = 0, to_ = 0, at_ = 0;
 };
 
-// One for each of a thread's rows.
+// One cursor for each of a thread's rows.
 template <class Cursor, int N>
 struct cursors;
 template <class Cursor>
@@ -124,15 +120,15 @@ ONEPASS_FUNCTION void probabilities_forward_sm80(const probabilities_sm80_argume
     const int64 row = first + i * before::kDown + static_cast<int>(threadIdx.x) / kThreadsOfRow;
     at.of[i].set_row(static_cast<index>(row), row < end);
   }
-  // body(i, scores, count) for each row and vector of the next tile.
+  // Calls body(i, scores, count) for each row and vector of the next tile.
   const auto each_vector = [&](int64 tile, const auto& body) {
     const char* keys = tiles.next();
 #pragma unroll 1
-    for (int group = 0; group < Config::kTile; group += kResultColumns) {
-      const auto column = static_cast<index>(tile * Config::kTile + group + across * 8);
+    for (int key_offset = 0; key_offset < Config::kTile; key_offset += kResultColumns) {
+      const auto column = static_cast<index>(tile * Config::kTile + key_offset + across * 8);
       const int count = behind::kExact ? 8 : count_at<8>(column, a.behind.columns);
       float d[rows::kRows / 2][4][4] = {};
-      queries.multiply(d, keys, group);
+      queries.multiply(d, keys, key_offset);
 #pragma unroll
       for (int i = 0; i < rows::kRows; ++i) {
         at.of[i].set_column(column, count);
@@ -140,7 +136,7 @@ ONEPASS_FUNCTION void probabilities_forward_sm80(const probabilities_sm80_argume
       }
     }
   };
-  online_softmax sums[rows::kRows];  // of this thread's scores
+  online_softmax sums[rows::kRows];  // over this thread's scores
   for (int tile = 0; tile < tiles.count(); ++tile) {
     each_vector(tile, [&](int i, L scores, int count) {
       if constexpr (!behind::kExact) scores = where(first_n<L>(count), scores, L(-kInfinity));
@@ -162,17 +158,17 @@ ONEPASS_FUNCTION void probabilities_forward_sm80(const probabilities_sm80_argume
   }
 }
 
-// A tile's values. Behind the last key there are zeros, which weights of 0 do not make NaN.
+// Loads a tile's values, and zeros behind the last key, which probabilities of 0 do not make NaN.
 template <class Config>
-struct value_tile : swizzled_tile<Config::kValuePieces> {
-  static constexpr int kMoreBytes = Config::kTile * swizzled_tile<Config::kValuePieces>::kPitch;
+struct value_tile : swizzled_tile<Config::kValueChunks> {
+  static constexpr int kMoreBytes = Config::kTile * swizzled_tile<Config::kValueChunks>::kPitch;
   const uint16* values;
-  int64 stride, depth;
+  int64 stride, head_dim;
 
-  ONEPASS_FUNCTION value_tile(const uint16* values, int64 stride, int64 depth)
-      : values(values), stride(stride), depth(depth) {}
+  ONEPASS_FUNCTION value_tile(const uint16* values, int64 stride, int64 head_dim)
+      : values(values), stride(stride), head_dim(head_dim) {}
   ONEPASS_FUNCTION void operator()(char* to, int64 first, int count) const {
-    this->template load_async<Config::kThreads>(to, values + first * stride, stride, depth, count, Config::kTile);
+    this->template load_async<Config::kThreads>(to, values + first * stride, stride, head_dim, count, Config::kTile);
   }
 };
 
@@ -186,7 +182,7 @@ ONEPASS_FUNCTION void attention_forward_sm80(const attention_sm80_arguments& all
   using rows = rows_in_registers<Config>;
   static_assert(same_type<typename Behind::row, word::softmax>);
   __shared__ typename row_threads<before>::slots slots;
-  const probabilities_sm80_arguments& a = all.of;
+  const probabilities_sm80_arguments& a = all.probabilities;
   const int across = static_cast<int>(threadIdx.x) % kThreadsOfRow;
   const int64 batch = blockIdx.x / a.blocks_of_batch, end = (batch + 1) * a.rows_of_batch;
   input_rows<before, line<chain<>>> input(a.before, slots);
@@ -196,15 +192,15 @@ ONEPASS_FUNCTION void attention_forward_sm80(const attention_sm80_arguments& all
 
   using tiles_of = key_tiles<Config, value_tile<Config>>;
   int count = tiles_of::all(a);
-  if constexpr (Config::kCausal) {  // those that the block's last row needs, where all its rows are of one matrix
+  if constexpr (Config::kCausal) {  // only tiles that the block's last row needs, if its rows are of one matrix
     const int64 last = in_batch % a.behind.matrix_rows + input.kRows;
-    const bool of_one = a.behind.matrix_rows % input.kRows == 0 || a.behind.matrix_rows == a.rows_of_batch;
-    if (of_one && last < count * int64{Config::kTile})
+    const bool same_matrix = a.behind.matrix_rows % input.kRows == 0 || a.behind.matrix_rows == a.rows_of_batch;
+    if (same_matrix && last < count * int64{Config::kTile})
       count = static_cast<int>((last + Config::kTile - 1) / Config::kTile);
   }
   const auto* values =
       static_cast<const uint16*>(all.values) + batch / a.inner * all.outer_stride + batch % a.inner * all.inner_stride;
-  tiles_of tiles(a, batch, count, 1, value_tile<Config>(values, all.stride, all.value_depth));
+  tiles_of tiles(a, batch, count, 1, value_tile<Config>(values, all.stride, all.value_head_dim));
   rows queries{};
   input.make(first, a.before.rows, [&](auto&, int i, int k, L v) { queries.set(i, k, v); });
 
@@ -214,15 +210,15 @@ ONEPASS_FUNCTION void attention_forward_sm80(const attention_sm80_arguments& all
   for (int i = 0; i < rows::kRows; ++i) {
     at.of[i].set_row(static_cast<index>(row_of(i)), row_of(i) < end);
   }
-  warp_sums<Config::kX, Config::kValuePieces, rows::kRows / 2> sums;  // of values
+  warp_sums<Config::kX, Config::kValueChunks, rows::kRows / 2> sums;  // P·V
   for (int tile = 0; tile < count; ++tile) {
     const char* keys = tiles.next();
 #pragma unroll 1
-    for (int group = 0; group < Config::kTile; group += kResultColumns) {
-      const auto column = static_cast<index>(int64{tile} * Config::kTile + group + across * 8);
+    for (int key_offset = 0; key_offset < Config::kTile; key_offset += kResultColumns) {
+      const auto column = static_cast<index>(int64{tile} * Config::kTile + key_offset + across * 8);
       const int there = behind::kExact ? 8 : count_at<8>(column, a.behind.columns);
       float d[rows::kRows / 2][4][4] = {};
-      queries.multiply(d, keys, group);
+      queries.multiply(d, keys, key_offset);
       uint4 weights[rows::kRows];
 #pragma unroll
       for (int i = 0; i < rows::kRows; ++i) {
@@ -234,7 +230,7 @@ ONEPASS_FUNCTION void attention_forward_sm80(const attention_sm80_arguments& all
         sums.scale(i, factor);
         weights[i] = memory_of::whole(memory_of::buffer_of(Behind::post::forward(of_softmax, at.of[i])));
       }
-      sums.add_of_rows(weights, keys + tiles_of::kKeyBytes, group);
+      sums.add_of_rows(weights, keys + tiles_of::kKeyBytes, key_offset);
     }
   }
 #pragma unroll
@@ -242,7 +238,7 @@ ONEPASS_FUNCTION void attention_forward_sm80(const attention_sm80_arguments& all
     const word::row_numbers<float> saved = statistics_of(softmax[i].largest, sum_of_four(softmax[i].sum));
     if (row_of(i) >= end) continue;
     if (behind::kSavesStatistics && across == 0) save<Behind>(a.behind, row_of(i), saved);
-    sums.store(i, static_cast<uint16*>(all.y) + row_of(i) * all.value_depth, all.value_depth, saved.second);
+    sums.store(i, static_cast<uint16*>(all.y) + row_of(i) * all.value_head_dim, all.value_head_dim, saved.second);
   }
 }
 

@@ -1,9 +1,10 @@
-// Lines that begin with `scores` and have softmax, in one kernel (sm_90a): with `values` behind, scores never leave the
-// chip, and keys and values pass by once; without, the keys pass by twice, and what the line makes of the scores is
-// written. (Dao et al., "FlashAttention", 2022; Shah et al., "FlashAttention-3", 2024.)
+// Forward of lines with `scores` and softmax, in one kernel (sm_90a). With `values` it is flash attention: scores never
+// leave the chip, and each block reads keys and values once. Without, each block reads the keys twice, once for the
+// rows' statistics and once for the probabilities, which are stored. (Dao et al., "FlashAttention", 2022; Shah et al.,
+// "FlashAttention-3", 2024.)
 //
-// A warpgroup has 64 rows of queries. Of the last, one thread brings tiles of keys and values into a ring; Config:
-// kernel/attention/tiles_sm90.cuda.h.
+// A consumer warpgroup has 64 rows of queries. One thread of the producer warpgroup loads tiles of keys and values into
+// a ring. Config: kernel/attention/tiles_sm90.cuda.h.
 #pragma once
 
 #include "onepass/kernel/attention/tiles_sm90.cuda.h"
@@ -14,19 +15,23 @@ ONEPASS_BEGIN
 template <class Config>
 struct attention_shared {
   static constexpr int kQueryBytes = Config::kAtoms * kAtomBytes;
-  static constexpr int kRowsBytes =  // of them, and then of what is made of the values
+  static constexpr int kRowsBytes =  // room for the queries, later reused for the output
       (Config::kAtoms > Config::kValueAtoms ? Config::kAtoms : Config::kValueAtoms) * kAtomBytes;
   static constexpr int kKeyBytes = Config::kAtoms * Config::kTile * 128,
                        kValueBytes = Config::kValueAtoms * Config::kTile * 128;
 
-  uint64 queries[Config::kGroups];
+  uint64 queries[Config::kWarpgroups];
   uint64 keys_full[Config::kStages], keys_empty[Config::kStages];
   uint64 values_full[Config::kStages], values_empty[Config::kStages];
 
-  static ONEPASS_FUNCTION uint32 rows(char* dynamic, int group) { return first_tile(dynamic) + group * kRowsBytes; }
-  static ONEPASS_FUNCTION char* own_rows(char* dynamic, int group) { return at_shared(dynamic, rows(dynamic, group)); }
+  static ONEPASS_FUNCTION uint32 rows(char* dynamic, int warpgroup) {
+    return first_tile(dynamic) + warpgroup * kRowsBytes;
+  }
+  static ONEPASS_FUNCTION char* own_rows(char* dynamic, int warpgroup) {
+    return at_shared(dynamic, rows(dynamic, warpgroup));
+  }
   static ONEPASS_FUNCTION uint32 keys(char* dynamic, int stage) {
-    return rows(dynamic, Config::kGroups) + stage * kKeyBytes;
+    return rows(dynamic, Config::kWarpgroups) + stage * kKeyBytes;
   }
   static ONEPASS_FUNCTION uint32 values(char* dynamic, int stage) {
     return keys(dynamic, Config::kStages) + stage * kValueBytes;
@@ -35,8 +40,8 @@ struct attention_shared {
   ONEPASS_FUNCTION void open() {
     for (uint64& mbarrier : queries) init_mbarrier(&mbarrier, 1);
     for (int i = 0; i < Config::kStages; ++i) {
-      init_mbarrier(&keys_full[i], 1), init_mbarrier(&keys_empty[i], Config::kGroups);
-      init_mbarrier(&values_full[i], 1), init_mbarrier(&values_empty[i], Config::kGroups);
+      init_mbarrier(&keys_full[i], 1), init_mbarrier(&keys_empty[i], Config::kWarpgroups);
+      init_mbarrier(&values_full[i], 1), init_mbarrier(&values_empty[i], Config::kWarpgroups);
     }
     fence_mbarrier_init();
   }
@@ -47,10 +52,10 @@ ONEPASS_FUNCTION void load_attention(const attention_arguments& a, attention_sha
   using layout = attention_shared<Config>;
   constexpr int kPasses = Config::kValueAtoms > 0 ? 1 : 2;
   const block_rows<Config> of(a);
-  for (int group = 0; group < Config::kGroups; ++group) {
-    arrive_and_expect(&shared.queries[group], layout::kQueryBytes);
-    tma_load_rows<Config::kAtoms>(layout::rows(dynamic, group), a.queries, a.step_queries, of.batch,
-                                  of.first + group * kWarpgroupRows, shared_address(&shared.queries[group]));
+  for (int warpgroup = 0; warpgroup < Config::kWarpgroups; ++warpgroup) {
+    arrive_and_expect(&shared.queries[warpgroup], layout::kQueryBytes);
+    tma_load_rows<Config::kAtoms>(layout::rows(dynamic, warpgroup), a.queries, a.step_queries, of.batch,
+                                  of.first + warpgroup * kWarpgroupRows, shared_address(&shared.queries[warpgroup]));
   }
   ring_position<Config::kStages> at;
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -71,59 +76,59 @@ ONEPASS_FUNCTION void load_attention(const attention_arguments& a, attention_sha
   }
 }
 
-// A thread's part of a tile of scores.
+// A thread's fragment of a tile of scores.
 template <class Config>
 struct tile_scores {
   float d[Config::kTile / 2];
 };
 
-// The scores of a warpgroup's rows, tile by tile.
+// The scores S = QK^T of a warpgroup's rows, tile by tile.
 template <class Config, class Behind>
-class score_rows {
+class score_tiles {
  public:
   using layout = attention_shared<Config>;
   using behind = typename Config::behind;
-  using vectors = thread_rows<Config, Behind>;
+  using vectors = row_fragments<Config, Behind>;
   using L = typename vectors::L;
 
   using scores = tile_scores<Config>;
 
-  ONEPASS_FUNCTION score_rows(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic)
+  ONEPASS_FUNCTION score_tiles(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic)
       : of_(a),
-        group_(warpgroup_id()),
-        left_(a.rows - of_.first - group_ * kWarpgroupRows),
+        warpgroup_(warpgroup_id()),
+        left_(a.rows - of_.first - warpgroup_ * kWarpgroupRows),
         rows_(a.behind, layout::streams(dynamic)),
-        queries_(layout::rows(dynamic, group_)),
+        queries_(layout::rows(dynamic, warpgroup_)),
         keys_(layout::keys(dynamic, 0)),
         ring_(shared.keys_full, shared.keys_empty) {
     rows_.set_rows(first_row(), left_);
     rows_.load_async(0, 0);
-    wait_for_mbarrier(&shared.queries[group_], 0);
+    wait_for_mbarrier(&shared.queries[warpgroup_], 0);
   }
 
   ONEPASS_FUNCTION int tiles() const { return of_.tiles; }
-  ONEPASS_FUNCTION int group() const { return group_; }
-  ONEPASS_FUNCTION int64 first_row() const { return of_.row + group_ * kWarpgroupRows; }
+  ONEPASS_FUNCTION int warpgroup() const { return warpgroup_; }
+  ONEPASS_FUNCTION int64 first_row() const { return of_.row + warpgroup_ * kWarpgroupRows; }
   ONEPASS_FUNCTION int rows_left() const { return left_; }
   ONEPASS_FUNCTION const vectors& rows() const { return rows_; }
   ONEPASS_FUNCTION auto& at(int i) { return rows_.at(i); }
 
-  // The next tile's products begin.
+  // Starts the next tile's GEMM.
   ONEPASS_FUNCTION void begin_tile(scores& of) {
-    const int stage = ring_.take();
+    const int stage = ring_.wait();
     begin_wgmma();
     multiply_rows<Config::kX, Config::kSteps, Config::kTile>(of.d, queries_, keys_ + stage * layout::kKeyBytes);
     commit_wgmma();
   }
-  // They are there, and the keys are not needed any more.
+  // Waits for that GEMM, and releases the keys.
   template <int kPending>
   ONEPASS_FUNCTION void end_tile() {
     wait_for_wgmma<kPending>();
-    ring_.give_back();
+    ring_.release();
   }
 
-  // What stands before softmax takes the scores' place. Of all tiles that pass by this is number `step`; `next` is the
-  // tile behind it.
+  // Applies the words before softmax to the scores. `step` counts the tiles of both passes; `next`: the tile after it,
+  // whose streams are prefetched.
   ONEPASS_FUNCTION void finish_tile(scores& of, int tile, int step, int next) {
     constexpr int kStages = behind::kStages;
     if constexpr (kStages > 1) rows_.load_async(next * Config::kTile, (step + 1) % kStages);
@@ -131,7 +136,7 @@ class score_rows {
     rows_.finish(of.d, tile * Config::kTile);
     if constexpr (kStages == 1) rows_.load_async(next * Config::kTile, 0);
   }
-  // change(i, vector, count): what takes the place of each vector of the thread's rows.
+  // Replaces each vector of the thread's rows by change(i, vector, count).
   template <class Change>
   ONEPASS_FUNCTION void each_vector(scores& of, int tile, const Change& change) {
     rows_.change_vectors(of.d, tile * Config::kTile, change);
@@ -139,13 +144,13 @@ class score_rows {
 
  private:
   const block_rows<Config> of_;
-  const int group_, left_;
+  const int warpgroup_, left_;
   vectors rows_;
   const uint32 queries_, keys_;
-  tiles_taken<Config::kStages> ring_;
+  ring_consumer<Config::kStages> ring_;
 };
 
-// A tile's scores become their exponentials; the factors of each row.
+// Replaces a tile's scores by their exponentials; `factors` rescale each row's earlier sums (online softmax).
 template <class Rows>
 ONEPASS_FUNCTION void take_exponentials(Rows& rows, typename Rows::scores& of, online_softmax (&sums)[2],
                                         float (&factors)[2], int tile) {
@@ -172,85 +177,88 @@ ONEPASS_FUNCTION void save_statistics(const attention_arguments& a, const Rows& 
   }
 }
 
-// Two warpgroups multiply in turn: one's scores become weights while the other's products are under way.
+// Ping-pong scheduling: two warpgroups issue GEMMs in turn, so that one's softmax overlaps with the other's GEMMs.
 template <class Config>
-class turns {
+class pingpong {
  public:
-  ONEPASS_FUNCTION turns() {
-    if (kAny && group() == 1) pass();
+  ONEPASS_FUNCTION pingpong() {
+    if (kAny && warpgroup() == 1) pass();
   }
   ONEPASS_FUNCTION void wait() const {
-    if constexpr (kAny) asm volatile("bar.sync %0, %1;" ::"r"(kFirst + group()), "n"(2 * kWarpgroupThreads) : "memory");
+    if constexpr (kAny)
+      asm volatile("bar.sync %0, %1;" ::"r"(kFirst + warpgroup()), "n"(2 * kWarpgroupThreads) : "memory");
   }
   ONEPASS_FUNCTION void pass() const {
     if constexpr (kAny)
-      asm volatile("bar.arrive %0, %1;" ::"r"(kFirst + 1 - group()), "n"(2 * kWarpgroupThreads) : "memory");
+      asm volatile("bar.arrive %0, %1;" ::"r"(kFirst + 1 - warpgroup()), "n"(2 * kWarpgroupThreads) : "memory");
   }
 
  private:
-  static constexpr bool kAny = Config::kGroups == 2;
-  static constexpr int kFirst = 1 + Config::kGroups;  // of the barriers, behind those of each group
-  static ONEPASS_FUNCTION int group() { return warpgroup_id(); }
+  static constexpr bool kAny = Config::kWarpgroups == 2;
+  static constexpr int kFirst = 1 + Config::kWarpgroups;  // named barriers after those of each warpgroup
+  static ONEPASS_FUNCTION int warpgroup() { return warpgroup_id(); }
 };
 
-// One tile's products are under way while the next one's scores become weights.
+// The mainloop with values: a tile's P·V GEMM overlaps with the next tile's softmax.
 template <class Config, class Behind>
-ONEPASS_FUNCTION void attend(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
-  score_rows<Config, Behind> rows(a, shared, dynamic);
+ONEPASS_FUNCTION void flash_forward(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
+  score_tiles<Config, Behind> rows(a, shared, dynamic);
   tile_scores<Config> scores;
   weighted_sum<Config, Config::kValueAtoms> values;
-  tiles_taken<Config::kStages> ring(shared.values_full, shared.values_empty);
+  ring_consumer<Config::kStages> ring(shared.values_full, shared.values_empty);
   online_softmax sums[2];
   float factors[2];
-  const auto weigh = [&](int tile) {
+  const auto convert = [&](int tile) {
     rows.each_vector(scores, tile, [&](int i, auto vector, int) { return Behind::post::forward(vector, rows.at(i)); });
-    values.take_weights(scores.d);
+    values.set_left_factor(scores.d);
   };
   const auto add_values = [&] {
-    const uint32 tile = attention_shared<Config>::values(dynamic, ring.take());
+    const uint32 tile = attention_shared<Config>::values(dynamic, ring.wait());
     begin_wgmma();
     values.add(tile);
     commit_wgmma();
   };
   const auto end_values = [&] {
     wait_for_wgmma<0>();
-    ring.give_back();
+    ring.release();
   };
-  const turns<Config> turn;
-  turn.wait();
+  const pingpong<Config> order;
+  order.wait();
   rows.begin_tile(scores);
-  turn.pass();
+  order.pass();
   rows.template end_tile<0>();
   rows.finish_tile(scores, 0, 0, 1);
   take_exponentials(rows, scores, sums, factors, 0);
-  weigh(0);
+  convert(0);
   for (int tile = 1; tile < rows.tiles(); ++tile) {
-    turn.wait();
+    order.wait();
     rows.begin_tile(scores);
     add_values();
-    turn.pass();
+    order.pass();
     rows.template end_tile<1>();
     rows.finish_tile(scores, tile, tile, tile + 1);
     take_exponentials(rows, scores, sums, factors, tile);
     end_values();
     if (__any_sync(0xffffffffu, factors[0] != 1.0f || factors[1] != 1.0f)) values.scale(factors);
-    weigh(tile);
+    convert(tile);
   }
-  turn.wait();
+  order.wait();
   add_values();
-  turn.pass();
+  order.pass();
   end_values();
   word::row_numbers<float> saved[2];
   save_statistics<Config, Behind>(a, rows, sums, saved);
   const float inverses[2] = {saved[0].second, saved[1].second};
   values.scale(inverses);
-  auto* to = static_cast<uint16*>(a.y) + rows.first_row() * a.value_depth;
-  values.store(attention_shared<Config>::own_rows(dynamic, rows.group()), to, rows.rows_left(), a.value_depth);
+  auto* to = static_cast<uint16*>(a.y) + rows.first_row() * a.value_head_dim;
+  values.store(attention_shared<Config>::own_rows(dynamic, rows.warpgroup()), to, rows.rows_left(), a.value_head_dim);
 }
 
+// The mainloop without values: keys are read twice, and the probabilities are stored.
 template <class Config, class Behind>
-ONEPASS_FUNCTION void write_weights(const attention_arguments& a, attention_shared<Config>& shared, char* dynamic) {
-  score_rows<Config, Behind> rows(a, shared, dynamic);
+ONEPASS_FUNCTION void store_probabilities(const attention_arguments& a, attention_shared<Config>& shared,
+                                          char* dynamic) {
+  score_tiles<Config, Behind> rows(a, shared, dynamic);
   tile_scores<Config> scores;
   online_softmax sums[2];
   float factors[2];
@@ -282,15 +290,15 @@ ONEPASS_FUNCTION void write_weights(const attention_arguments& a, attention_shar
 }
 
 template <class Config, class Behind>
-ONEPASS_FUNCTION void attention_forward(const attention_arguments& a) {
+ONEPASS_FUNCTION void attention_forward_sm90(const attention_arguments& a) {
   static_assert(same_type<typename Behind::row, word::softmax>);
   extern __shared__ __align__(1024) char dynamic[];
   __shared__ attention_shared<Config> shared;
   produce_and_consume<Config>(
       shared, [&] { load_attention<Config>(a, shared, dynamic); },
       [&] {
-        if constexpr (Config::kValueAtoms > 0) attend<Config, Behind>(a, shared, dynamic);
-        else write_weights<Config, Behind>(a, shared, dynamic);
+        if constexpr (Config::kValueAtoms > 0) flash_forward<Config, Behind>(a, shared, dynamic);
+        else store_probabilities<Config, Behind>(a, shared, dynamic);
       });
 }
 

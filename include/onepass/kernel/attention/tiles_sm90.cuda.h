@@ -1,16 +1,16 @@
-// What the attention kernels share on sm_90a, forward and backward: TMA loads of tiles of queries and keys, the
+// The attention kernels on sm_90a, forward and backward, share this: TMA loads of tiles of queries and keys, the
 // warpgroups that consume them, and a thread's fragments of the accumulators.
 //
-// A warpgroup has 64 rows. Keys of a tile are permuted so that each thread has eight neighbouring columns of a row: in
-// row 2 p + 8 c j + i of a tile, c = p's count and i < 2, the key is 8 p + 2 j + i. Config:
+// A warpgroup has 64 rows. The keys of a tile are permuted so that each thread has eight neighbouring columns of a row:
+// row 2 p + 8 c j + i of a tile, c = p's count and i < 2, has key 8 p + 2 j + i. Config:
 //   kX                     storage type throughout: bf16 or f16
-//   kGroups, kTile         warpgroups; keys of a tile, 64 or 128
-//   kSteps, kAtoms        16s and 64s of head_dim, begun ones too
-//   kValueAtoms           64s of the values' head_dim; 0: there are none
+//   kWarpgroups, kTile     warpgroups; keys of a tile, 64 or 128
+//   kSteps, kAtoms         MMA steps of 16 and atoms of 64 of head_dim, rounded up
+//   kValueAtoms            atoms of 64 of the values' head_dim; 0: there are no values
 //   kStages                tiles in shared memory
 //   kCausal                softmax of row i ignores columns > i
 //   behind                 kernel/configuration.h, of the scores; kStreams: tensors whose next tile each thread
-//                          loads ahead, for itself
+//                          prefetches for itself
 #pragma once
 
 #include "onepass/kernel/attention/arguments.h"
@@ -20,30 +20,31 @@
 
 ONEPASS_BEGIN
 
-// A batch, and which of the groups of rows that share its keys.
-struct batch_place {
-  int outer, inner, group;
+// A batch of keys, and one of the query heads that share them.
+struct batch_index {
+  int outer, inner, query_head;
 };
 
-// The matrix of queries with that number.
-ONEPASS_FUNCTION batch_place batch_of_matrix(const attention_arguments& a, int number) {
-  const int batch = number / a.group;
-  return {batch / a.inner, batch % a.inner, number % a.group};
+// The batch and query head of matrix `number` of the queries.
+ONEPASS_FUNCTION batch_index batch_of_matrix(const attention_arguments& a, int number) {
+  const int batch = number / a.query_heads;
+  return {batch / a.inner, batch % a.inner, number % a.query_heads};
 }
 
-// The rows of a block, and the tiles of keys that they need.
+// The rows of queries of a block, and the tiles of keys that they need.
 template <class Config>
 struct block_rows {
-  batch_place batch;
-  int number, first;  // of the group; row of the block among those of its group
-  int64 row;          // and among all
+  batch_index batch;
+  int number, first;  // the matrix of queries; the block's first row in it
+  int64 row;          // the block's first row among all
   int tiles;
 
   explicit ONEPASS_FUNCTION block_rows(const attention_arguments& a) {
-    constexpr int kRows = Config::kGroups * kWarpgroupRows;
+    constexpr int kRows = Config::kWarpgroups * kWarpgroupRows;
     number = static_cast<int>(blockIdx.x) / a.blocks, row = int64{number} * a.rows;
     batch = batch_of_matrix(a, number);
-    first = (a.blocks - 1 - static_cast<int>(blockIdx.x) % a.blocks) * kRows;  // those that need most keys come first
+    first =
+        (a.blocks - 1 - static_cast<int>(blockIdx.x) % a.blocks) * kRows;  // longest first: those that need most keys
     row += first;
     tiles = static_cast<int>((a.behind.columns + Config::kTile - 1) / Config::kTile);
     if constexpr (Config::kCausal) {
@@ -53,17 +54,17 @@ struct block_rows {
   }
 };
 
-// kAtoms atoms of a warpgroup's rows from `row` on.
+// Loads kAtoms atoms of a warpgroup's rows from `row` on.
 template <int kAtoms>
-ONEPASS_FUNCTION void tma_load_rows(uint32 to, const tensor_map& map, batch_steps step, batch_place of, int row,
+ONEPASS_FUNCTION void tma_load_rows(uint32 to, const tensor_map& map, batch_steps step, batch_index of, int row,
                                     uint32 mbarrier) {
   for (int atom = 0; atom < kAtoms; ++atom)
-    tma_load_tile(to + atom * kAtomBytes, map, atom * 64, row, of.group * step.group, of.inner * step.inner,
+    tma_load_tile(to + atom * kAtomBytes, map, atom * 64, row, of.query_head * step.query_head, of.inner * step.inner,
                   of.outer * step.outer, mbarrier);
 }
-// Of kTile keys from `key` on, a multiple of 8.
+// Loads kAtoms atoms of kTile keys from `key` on, a multiple of 8.
 template <int kAtoms, int kTile>
-ONEPASS_FUNCTION void tma_load_keys(uint32 to, const tensor_map& map, batch_steps step, batch_place of, int key,
+ONEPASS_FUNCTION void tma_load_keys(uint32 to, const tensor_map& map, batch_steps step, batch_index of, int key,
                                     uint32 mbarrier) {
   constexpr int kPart = kTile / 4;
   for (int atom = 0; atom < kAtoms; ++atom) {
@@ -74,25 +75,25 @@ ONEPASS_FUNCTION void tma_load_keys(uint32 to, const tensor_map& map, batch_step
   }
 }
 
-// The key that stands in a row of the tile.
+// The key in a row of the tile.
 template <int kTile>
 ONEPASS_FUNCTION int key_at(int row) {
   constexpr int kPart = kTile / 4;
   return row % kPart / 2 * 8 + row / kPart * 2 + row % 2;
 }
 
-// The consumer's end of a ring of tiles that the producer thread loads: takes them in order, and releases them.
+// The consumer's end of a ring of tiles that the producer thread loads: waits for tiles and releases them, in order.
 template <int kStages>
-class tiles_taken {
+class ring_consumer {
  public:
-  ONEPASS_FUNCTION tiles_taken(uint64 (&full)[kStages], uint64 (&empty)[kStages]) : full_(full), empty_(empty) {}
-  ONEPASS_FUNCTION int take() {
+  ONEPASS_FUNCTION ring_consumer(uint64 (&full)[kStages], uint64 (&empty)[kStages]) : full_(full), empty_(empty) {}
+  ONEPASS_FUNCTION int wait() {
     const int stage = next_.stage;
     wait_for_mbarrier(&full_[stage], next_.phase);
     next_.next();
     return stage;
   }
-  ONEPASS_FUNCTION void give_back() {
+  ONEPASS_FUNCTION void release() {
     if (threadIdx.x % kWarpgroupThreads == 0) arrive(&empty_[oldest_.stage]);
     oldest_.next();
   }
@@ -102,7 +103,7 @@ class tiles_taken {
   ring_position<kStages> next_, oldest_;
 };
 
-// Rows of a warpgroup times as many of a tile of kRows, both kSteps sixteens long.
+// GEMM of a warpgroup's 64 rows with a tile of kRows rows; K is kSteps steps of 16.
 template <dtype D, int kSteps, int kRows>
 ONEPASS_FUNCTION void multiply_rows(float (&d)[kRows / 2], uint32 rows, uint32 tile) {
   const uint64 a = tile_descriptor(rows), b = tile_descriptor(tile);
@@ -114,9 +115,9 @@ ONEPASS_FUNCTION void multiply_rows(float (&d)[kRows / 2], uint32 rows, uint32 t
   }
 }
 
-// A thread's two rows, eight apart, of its warpgroup's 64, in tiles of kTile columns. Cursor: of the words.
+// A thread's fragment of 64 rows of accumulators: two rows, eight apart, in tiles of kTile columns. Cursor: the words'.
 template <class Config, class Line, class Cursor = cursor<typename Config::behind, Line>>
-class thread_rows {
+class row_fragments {
  public:
   using words = typename Config::behind;
   using index = typename words::index;
@@ -125,7 +126,7 @@ class thread_rows {
   static constexpr int kVectors = Config::kTile / 32;
   static_assert(cursor_of<Cursor, L>);
 
-  ONEPASS_FUNCTION thread_rows(const arguments& a, char* streams) : a_(a), at_{cursor_type(a), cursor_type(a)} {
+  ONEPASS_FUNCTION row_fragments(const arguments& a, char* streams) : a_(a), at_{cursor_type(a), cursor_type(a)} {
     own_ = row_of_accumulators();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -143,7 +144,7 @@ class thread_rows {
       at_[i].set_exists(exists(i), count > 0);
     }
   }
-  // Rows of the same matrix, so many further.
+  // Moves on by `rows` rows of the same matrix.
   ONEPASS_FUNCTION void skip_rows(int rows, int count) {
     first_ += rows, count_ = count;
 #pragma unroll
@@ -159,7 +160,7 @@ class thread_rows {
   ONEPASS_FUNCTION bool is_row_leader() const { return threadIdx.x % 4 == 0; }
   ONEPASS_FUNCTION cursor_type& at(int i) { return at_[i]; }
 
-  // body(i, vector, count), where the words are at each vector of the tile that begins at `first`.
+  // Calls body(i, vector, count) with the words' cursors at each vector of the tile that begins at `first`.
   template <class Body>
   ONEPASS_FUNCTION void each_vector(int first, const Body& body) {
 #pragma unroll
@@ -174,7 +175,7 @@ class thread_rows {
       }
     }
   }
-  // A vector of row i of the tile's products.
+  // A vector of row i of the tile's accumulators.
   static ONEPASS_FUNCTION L vector_of(const float (&d)[Config::kTile / 2], int i, int vector) {
     L of;
 #pragma unroll
@@ -186,7 +187,7 @@ class thread_rows {
     for (int c = 0; c < 8; ++c) d[index_of_accumulator(i, vector, c)] = to.v[c];
   }
 
-  // change(i, vector, count): what takes the place of each vector of products of the tile that begins at `first`.
+  // Replaces each vector of accumulators of the tile that begins at `first` by change(i, vector, count).
   template <class Change>
   ONEPASS_FUNCTION void change_vectors(float (&d)[Config::kTile / 2], int first, const Change& change) {
     each_vector(first, [&](int i, int vector, int count) {
@@ -202,7 +203,7 @@ class thread_rows {
     });
   }
 
-  // Of the tile's products, in a thread's part of row i.
+  // The largest of the thread's accumulators in row i.
   static ONEPASS_FUNCTION float largest(const float (&d)[Config::kTile / 2], int i) {
     float most = d[2 * i];
 #pragma unroll
@@ -210,7 +211,7 @@ class thread_rows {
     return most;
   }
 
-  // Starts the copies of the streams' part of the tile that begins at `first`, to `stage`.
+  // Starts async copies of the streams' part of the tile that begins at `first` to `stage`.
   ONEPASS_FUNCTION void load_async(int first, int stage = 0) {
     if constexpr (words::kStreams != 0) {
       set_stage(stage);
@@ -256,28 +257,28 @@ class thread_rows {
 };
 
 // Copies 64 rows of accumulators from shared memory, where store_accumulators left them, to global memory: those of
-// which row_of(row) is below `rows`, and the first `depth` elements of each.
-template <int kNumbers, class RowOf>
-ONEPASS_FUNCTION void store_staged_rows(const char* products, void* to, int rows, int64 depth, const RowOf& row_of) {
-  constexpr int kPieces = kNumbers / 8, kAtOnce = kWarpgroupThreads / kPieces;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads, piece = thread % kPieces;
-  if (thread >= kAtOnce * kPieces || piece * 8 >= depth) return;
+// which row_of(row) is below `rows`, and the first `head_dim` elements of each.
+template <int kHeadDim, class RowOf>
+ONEPASS_FUNCTION void store_staged_rows(const char* staged, void* to, int rows, int64 head_dim, const RowOf& row_of) {
+  constexpr int kChunks = kHeadDim / 8, kAtOnce = kWarpgroupThreads / kChunks;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads, piece = thread % kChunks;
+  if (thread >= kAtOnce * kChunks || piece * 8 >= head_dim) return;
 #pragma unroll 4
-  for (int r = thread / kPieces; r < kWarpgroupRows; r += kAtOnce) {
+  for (int r = thread / kChunks; r < kWarpgroupRows; r += kAtOnce) {
     if (row_of(r) < rows)
-      *reinterpret_cast<uint4*>(static_cast<uint16*>(to) + row_of(r) * depth + piece * 8) =
-          *reinterpret_cast<const uint4*>(products + r * (kNumbers * 2) + swizzled_piece(piece, r) * 16);
+      *reinterpret_cast<uint4*>(static_cast<uint16*>(to) + row_of(r) * head_dim + piece * 8) =
+          *reinterpret_cast<const uint4*>(staged + r * (kHeadDim * 2) + swizzled_piece(piece, r) * 16);
   }
 }
 
-// 64 rows of P·V: accumulators over tiles, with the left factor from registers.
+// 64 rows of P·V, or of another GEMM whose left factor is in registers: accumulators over tiles.
 template <class Config, int kAtoms>
 class weighted_sum {
  public:
-  static constexpr int kNumbers = kAtoms * 64;
+  static constexpr int kHeadDim = kAtoms * 64;
 
-  // Converts accumulators of a tile to the left factor of the next wgmma.
-  ONEPASS_FUNCTION void take_weights(const float (&d)[Config::kTile / 2]) {
+  // Converts a tile's accumulators to the left factor of the next wgmma, in registers.
+  ONEPASS_FUNCTION void set_left_factor(const float (&d)[Config::kTile / 2]) {
 #pragma unroll
     for (int step = 0; step < Config::kTile / 16; ++step) {
 #pragma unroll
@@ -285,46 +286,46 @@ class weighted_sum {
         weights_[step][k] = pair_to_storage<Config::kX>(d[8 * step + 2 * k], d[8 * step + 2 * k + 1]);
     }
   }
-  // Its products, which the caller begins and closes.
+  // Issues the wgmmas of a tile; the caller fences and commits them.
   ONEPASS_FUNCTION void add(uint32 tile) {
     const uint64 rows = transposed_tile_descriptor<Config::kTile>(tile);
 #pragma unroll
     for (int step = 0; step < Config::kTile / 16; ++step)
-      add_wgmma_of_registers<Config::kX, kNumbers, Config::kTile * 128>(sums_, weights_[step], rows + 128 * step);
+      add_wgmma_of_registers<Config::kX, kHeadDim, Config::kTile * 128>(sums_, weights_[step], rows + 128 * step);
   }
   ONEPASS_FUNCTION void scale(const float (&factors)[2]) {
 #pragma unroll
-    for (int k = 0; k < kNumbers / 2; ++k) sums_[k] *= factors[k / 2 % 2];
+    for (int k = 0; k < kHeadDim / 2; ++k) sums_[k] *= factors[k / 2 % 2];
   }
-  // `to`: 64 rows in memory, of which `rows` exist, by way of shared memory that is this warpgroup's own.
-  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth) const {
-    store(shared, to, rows, depth, [](int row) { return row; });
+  // Stores 64 rows to `to`, of which `rows` exist, through shared memory of this warpgroup.
+  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 head_dim) const {
+    store(shared, to, rows, head_dim, [](int row) { return row; });
   }
-  // row_of(row): which row of `to` a row is.
+  // row_of(row): the row of `to` for a row.
   template <class RowOf>
-  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 depth, const RowOf& row_of) const {
-    store_accumulators<Config::kX, kNumbers>(sums_, shared);
+  ONEPASS_FUNCTION void store(char* shared, void* to, int rows, int64 head_dim, const RowOf& row_of) const {
+    store_accumulators<Config::kX, kHeadDim>(sums_, shared);
     sync_warpgroup(1 + static_cast<int>(threadIdx.x) / kWarpgroupThreads);
-    store_staged_rows<kNumbers>(shared, to, rows, depth, row_of);
+    store_staged_rows<kHeadDim>(shared, to, rows, head_dim, row_of);
   }
 
  private:
-  float sums_[kNumbers / 2] = {};
+  float sums_[kHeadDim / 2] = {};
   uint32 weights_[Config::kTile / 16][4];
 };
 
-// Warp specialisation: one thread loads tiles while warpgroups multiply.
+// Warp specialisation: one producer thread loads tiles while the consumer warpgroups multiply.
 template <class Config, class Shared, class Produce, class Multiply>
 ONEPASS_FUNCTION void produce_and_consume(Shared& shared, const Produce& load_async, const Multiply& multiply) {
   if (threadIdx.x == 0) shared.open();
   __syncthreads();
   wait_for_kernel_before();
-  // The registers of all warps make the 65536 of an SM.
-  if (threadIdx.x >= Config::kGroups * kWarpgroupThreads) {
+  // setmaxnreg: the registers of all warps add up to the 65536 of an SM.
+  if (threadIdx.x >= Config::kWarpgroups * kWarpgroupThreads) {
     setmaxnreg_dec<24>();
-    if (threadIdx.x == Config::kGroups * kWarpgroupThreads) load_async();
+    if (threadIdx.x == Config::kWarpgroups * kWarpgroupThreads) load_async();
   } else {
-    setmaxnreg_inc<Config::kGroups == 2 ? 240 : 160>();
+    setmaxnreg_inc<Config::kWarpgroups == 2 ? 240 : 160>();
     multiply();
   }
 }

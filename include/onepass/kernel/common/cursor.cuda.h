@@ -166,7 +166,7 @@ class cursor : public position<Config> {
     column_ = column;
     run_ = left >= kRunVectors * V ? kRunVectors * V : left > 0 ? static_cast<int>(left) : 0;
     store_result<Config::kX, stream::y>(Config::kWantsDx ? a_.dx : a_.y);
-    store_result<Config::kX, stream::again>(a_.again);
+    store_result<Config::kX, stream::recomputed>(a_.recomputed);
     store_operand_gradients(number<0>());
     store_kept(number<0>());
   }
@@ -210,7 +210,7 @@ class cursor : public position<Config> {
   ONEPASS_FUNCTION void store_dx(vector v) const {
     if constexpr (Config::kWantsDx) write<Config::kX, stream::y>(a_.dx, v);
   }
-  ONEPASS_FUNCTION void store_again(vector v) const { write<Config::kX, stream::again>(a_.again, v); }
+  ONEPASS_FUNCTION void store_recomputed(vector v) const { write<Config::kX, stream::recomputed>(a_.recomputed, v); }
 
   // For the chain (see word/chain.h).
   template <class L, int I>

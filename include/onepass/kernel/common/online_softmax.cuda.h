@@ -1,8 +1,8 @@
-// Online softmax: the largest number of a row and Σ exp(x - largest), of parts of the row that are merged or that pass
-// one after another (Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018).
+// Online softmax: the largest element of a row and Σ exp(x - largest), of parts of the row that are merged or follow
+// each other (Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018).
 //
-// Rows that a thread holds whole, in registers, know their largest number first, and need no rescaling:
-// thread_row::exponentials (kernel/row/statistics.cuda.h), resident_scores::take_exponentials.
+// Rows that are whole in registers have their largest element first, and need no rescaling:
+// thread_row::exponentials (kernel/row/statistics.cuda.h), register_resident_softmax::take_exponentials.
 #pragma once
 
 #include "onepass/kernel/common/reduce.cuda.h"
@@ -10,7 +10,7 @@
 
 ONEPASS_BEGIN
 
-// -infinity, the largest number of nothing or of a masked row, shifts by nothing.
+// A row that is empty or all masked has -infinity as its largest element, and is not shifted.
 template <class T>
 ONEPASS_FUNCTION T shift_of(T largest) {
   return largest == static_cast<T>(-kInfinity) ? T(0) : largest;
@@ -62,7 +62,7 @@ struct merge_exponentials {
   }
 };
 
-// A row whose scores pass: the largest of them, and this thread's part of the sum.
+// The running statistics of a row: its largest score, and this thread's part of the sum.
 struct online_softmax {
   float largest = -kInfinity, sum = 0.0f;
 

@@ -16,7 +16,7 @@ template <int kPieces>
 struct swizzled_tile {
   static constexpr int kPitch = swizzled_pitch(kPieces);
 
-  static ONEPASS_FUNCTION int place(int row, int piece) {
+  static ONEPASS_FUNCTION int offset(int row, int piece) {
     return row * kPitch + (piece ^ (row % 2 * 4 + row / 8 % 4)) * 16;
   }
   // The first `count` of `rows`, `stride` numbers apart, of `depth` numbers each, and zeros for the others and behind
@@ -29,20 +29,20 @@ struct swizzled_tile {
     if (first >= kAtOnce) return;
     for (int row = first; row < rows; row += kAtOnce) {
       const bool present = row < count && piece * 8 < depth;
-      copy_or_clear(to + place(row, piece), from + (present ? row * stride + piece * 8 : 0), present);
+      copy_or_clear(to + offset(row, piece), from + (present ? row * stride + piece * 8 : 0), present);
     }
   }
   // Row `step` (0 or 1) of the 16s of the 32 rows from `first` on, for the tensor cores: of each thread's eight of them
   // four, in pairs. Of `piece` and the next: two numbers each of a row's left and right pair.
   static ONEPASS_FUNCTION void load_rows(const char* tile, int first, int step, int piece, uint32 (&of)[4]) {
     const int lane_id = static_cast<int>(threadIdx.x) % 32;
-    load_transposed_matrices(shared_address(tile + place(row_of(first, step, lane_id / 8 % 2), piece + lane_id / 16)),
+    load_transposed_matrices(shared_address(tile + offset(row_of(first, step, lane_id / 8 % 2), piece + lane_id / 16)),
                              of);
   }
   // The same of eight numbers and the next eight as a left factor's rows.
   static ONEPASS_FUNCTION void load_columns(const char* tile, int first, int step, int piece, uint32 (&of)[4]) {
     const int lane_id = static_cast<int>(threadIdx.x) % 32;
-    load_transposed_matrices(shared_address(tile + place(row_of(first, step, lane_id / 16), piece + lane_id / 8 % 2)),
+    load_transposed_matrices(shared_address(tile + offset(row_of(first, step, lane_id / 16), piece + lane_id / 8 % 2)),
                              of);
   }
 

@@ -112,7 +112,7 @@ struct warp_rows {
       for (int k = 0; k < registers::kPieces; ++k)
         if (piece(k) < kPieces)
           of.of[i][k] = *reinterpret_cast<const uint4*>(
-              from + tile::place(first + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * i, piece(k)));
+              from + tile::offset(first + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * i, piece(k)));
     }
   }
   // This thread's part of Σ row i · another row in memory.
@@ -132,7 +132,7 @@ struct warp_rows {
   // The products with the 32 rows of a tile from `first` on (kernel/common/warp_mma.cuda.h).
   ONEPASS_FUNCTION void multiply(float (&d)[1][4][4], const char* matrix, int first) const {
     const int nth = static_cast<int>(threadIdx.x) % 32 / 4, row = first + nth / 2 * 8 + nth % 2;
-    of.multiply(d, [&](int j, int k) { return matrix + tile::place(row + 2 * j, piece(k)); });
+    of.multiply(d, [&](int j, int k) { return matrix + tile::offset(row + 2 * j, piece(k)); });
   }
   static ONEPASS_FUNCTION pack<float, 8> product(const float (&d)[1][4][4], int i) { return registers::product(d, i); }
 };

@@ -1,8 +1,9 @@
-// A norm before `linear`, deferred behind the product: with W' = W ∘ scale, whose rows are centred for layer_norm,
+// A norm before `linear`, deferred into the GEMM's epilogue: with W' = W ∘ scale, whose rows are centred for
+// layer_norm,
 //   linear(layer_norm(x) ∘ scale + bias) = (x W'ᵀ - mean sumᵀ) rstd + offsetᵀ,   sum = W' 1,   offset = W bias.
-// x is not rounded on the way, W' is; sum is that of the rounded numbers, so that the mean drops out however large it
-// is beside the deviation. (Centring changes nothing, for the normalised row sums to zero; it keeps the products
-// small.)
+// x enters the GEMM unrounded; W' is rounded. sum adds up the rounded elements of W', so that the mean drops out
+// however large it is beside the deviation. (Centring is exact, for the normalised row sums to zero; it keeps the
+// accumulators small.)
 #pragma once
 
 #include "onepass/kernel/linear/gemm_tiles.cuda.h"
@@ -11,13 +12,13 @@
 ONEPASS_BEGIN
 
 struct fold_arguments {
-  const void *matrix, *scale, *bias;  // [columns, depth], its rows `stride` numbers apart; [depth]
-  void* folded;                       // [columns, depth]
+  const void *matrix, *scale, *bias;  // [columns, k], its rows `stride` elements apart; [k]
+  void* folded;                       // [columns, k]
   float *sums, *offsets;              // [columns]
-  int64 depth, stride;
+  int64 k, stride;
 };
 
-// Over a block of Threads.
+// The sum of `own` over a block of Threads.
 template <int Threads>
 ONEPASS_FUNCTION float sum_of_block(float own) {
   __shared__ float shared[Threads / 32];
@@ -32,7 +33,8 @@ ONEPASS_FUNCTION float sum_of_block(float own) {
   return total;
 }
 
-// A block of Threads for each row of the matrix. Config: kMatrix, kScale, kBias (dtype::none: there is none), kCentred.
+// Folds a norm into the matrix: a block of Threads for each row. Config: kMatrix, kScale, kBias (dtype::none: there is
+// none), kCentred.
 template <class Config, int Threads>
 ONEPASS_FUNCTION void fold(const fold_arguments& a) {
   constexpr int V = 8;
@@ -40,10 +42,9 @@ ONEPASS_FUNCTION void fold(const fold_arguments& a) {
   using matrix_memory = memory<Config::kMatrix, V, V>;
   const auto* row =
       static_cast<const typename stored<Config::kMatrix>::type*>(a.matrix) + static_cast<int64>(blockIdx.x) * a.stride;
-  auto* folded =
-      static_cast<typename stored<Config::kMatrix>::type*>(a.folded) + static_cast<int64>(blockIdx.x) * a.depth;
+  auto* folded = static_cast<typename stored<Config::kMatrix>::type*>(a.folded) + static_cast<int64>(blockIdx.x) * a.k;
   const auto each = [&](const auto& body) {
-    for (int64 k = threadIdx.x * V; k < a.depth; k += Threads * V) {
+    for (int64 k = threadIdx.x * V; k < a.k; k += Threads * V) {
       const L w = matrix_memory::template numbers_of<float>(matrix_memory::load(row + k, V));
       L scaled = w;
       if constexpr (Config::kScale != dtype::none) scaled = w * load_as<V>(Config::kScale, a.scale, k);
@@ -55,7 +56,7 @@ ONEPASS_FUNCTION void fold(const fold_arguments& a) {
     sum += sum_lanes(scaled);
     if constexpr (Config::kBias != dtype::none) offset += sum_lanes(w * load_as<V>(Config::kBias, a.bias, k));
   });
-  const float mean = Config::kCentred ? sum_of_block<Threads>(sum) / static_cast<float>(a.depth) : 0.0f;
+  const float mean = Config::kCentred ? sum_of_block<Threads>(sum) / static_cast<float>(a.k) : 0.0f;
   sum = 0;
   each([&](int64 k, L, L scaled) {
     const L rounded = rounded_to<Config::kMatrix>(scaled - L(mean));
@@ -67,10 +68,9 @@ ONEPASS_FUNCTION void fold(const fold_arguments& a) {
   if (threadIdx.x == 0) a.sums[blockIdx.x] = sum, a.offsets[blockIdx.x] = offset;
 }
 
-// What a row word's statistics are made of, from tiles of 64 columns in shared memory (device/matrix.cuda.h): a thread
-// has a row. Numbers are taken from the mean of the row's first tile: Σd² / n - (Σd / n)² then loses at most a factor
-// of n / 64 of float32's precision, which is when the other tiles' mean is far from the first's (and then in the
-// variance).
+// The moments of a row word's statistics, from tiles of 64 columns in shared memory (device/matrix.cuda.h): a thread
+// has a row. Σd² / n - (Σd / n)² is over d = x - shift, where shift is the mean of the row's first tile. It loses at
+// most a factor of n / 64 of float32's precision, where the other tiles' mean is far from the first's.
 template <dtype D, class Row>
 class tile_moments {
  public:
@@ -96,13 +96,13 @@ class tile_moments {
         if (count < 64) d = where(first_n<vector>(count - 8 * piece), d, vector(0.0f));
         sum_ = sum_ + d;
         squares_ = fma(d, d, squares_);
-      } else {  // what is behind the row's end is 0
+      } else {  // TMA fills what is behind the row's end with zeros
         squares_ = fma(x[piece], x[piece], squares_);
       }
     }
   }
 
-  // For Row::statistics.
+  // Row::statistics calls these.
   ONEPASS_FUNCTION float inverse_columns() const { return inverse_columns_; }
   ONEPASS_FUNCTION float squares() const { return sum_lanes(squares_); }
   ONEPASS_FUNCTION word::row_moments<float> moments() const {
@@ -129,9 +129,8 @@ class tile_moments {
   vector sum_, squares_;
 };
 
-// Of 64 rows of products, as add_wgmma has them: (d - mean sum) rstd + offset, without the mean where Row has none.
-// norm: mean and rstd of each row; both in shared memory, since a multiplying thread has no registers to load ahead
-// with.
+// (d - mean sum) rstd + offset for 64 rows of wgmma accumulators, without the mean where Row has none. norm: mean and
+// rstd of each row. norm and folded are in shared memory, since a multiplying thread has no registers to prefetch into.
 template <class Row, int N>
 ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const word::pair<float>* norm, const folded_pair* folded) {
   const int lane_id = static_cast<int>(threadIdx.x) % 32, row = row_of_accumulators();
@@ -152,16 +151,17 @@ ONEPASS_FUNCTION void apply_norm(float (&d)[N / 2], const word::pair<float>* nor
   }
 }
 
-// Of a row's statistics, what apply_norm takes.
+// A row's statistics as apply_norm takes them.
 template <class Row>
 ONEPASS_FUNCTION word::pair<float> norm_of(word::row_numbers<float> statistics) {
   return Row::about.statistics > 1 ? word::pair<float>{statistics.first, statistics.second}
                                    : word::pair<float>{0.0f, statistics.first};
 }
-// What those who multiply need of a norm: of this thread's row of the tile, and of the tile's columns.
+// Stores to shared memory what apply_norm reads: the norm of this thread's row, and sum and offset of the tile's
+// columns.
 template <class Config>
-ONEPASS_FUNCTION void give_norm(const linear_arguments& a, linear_shared<Config>& shared, word::pair<float> norm,
-                                int column) {
+ONEPASS_FUNCTION void store_norm(const linear_arguments& a, linear_shared<Config>& shared, word::pair<float> norm,
+                                 int column) {
   shared.norm[threadIdx.x] = norm;
   for (int i = static_cast<int>(threadIdx.x); i < Config::kTileN / 2; i += kWarpgroupThreads) {
     const int at = column + 2 * i;
@@ -169,7 +169,7 @@ ONEPASS_FUNCTION void give_norm(const linear_arguments& a, linear_shared<Config>
   }
   arrive(&shared.norm_full);
 }
-// This thread's row of the tile that begins at `row`, where its statistics are given.
+// The norm of this thread's row of the tile that begins at `row`, from statistics in memory.
 template <class Line>
 ONEPASS_FUNCTION word::pair<float> norm_of_row(const linear_arguments& a, int row) {
   const int64 own = row + static_cast<int>(threadIdx.x);
@@ -179,7 +179,7 @@ ONEPASS_FUNCTION word::pair<float> norm_of_row(const linear_arguments& a, int ro
   return norm_of<typename Line::row>(word::row_numbers<float>{statistics[own], second});
 }
 
-// The norms of the rows of this block's tiles, one turn after the other: a thread has a row of each.
+// The statistics of the rows of this block's tiles, from the tiles of x in the ring: a thread has a row of each tile.
 template <class Config, class Line>
 class deferred_norms {
  public:
@@ -188,20 +188,20 @@ class deferred_norms {
     begin(0);
   }
 
-  // What those who multiply need of this turn's norm; then the next turn begins.
-  ONEPASS_FUNCTION void give(int turn, int row, int column) {
-    while (column_ < a_.depth) take();
+  // Takes the rest of this turn's row, stores its norm for apply_norm and begins the next turn.
+  ONEPASS_FUNCTION void finish_turn(int turn, int row, int column) {
+    while (column_ < a_.k) take();
     float eps = 0;
     if constexpr (Line::row_parameter >= 0) eps = static_cast<float>(a_.before.parameter[Line::row_parameter]);
     const word::row_numbers<float> of = Line::row::statistics(moments_, eps);
-    give_norm(a_, shared_, norm_of<typename Line::row>(of), column);
+    store_norm(a_, shared_, norm_of<typename Line::row>(of), column);
     const int64 own = row + static_cast<int>(threadIdx.x);
     if (Config::before::kSavesStatistics && column == 0 && own < a_.before.rows) save<Line>(a_.before, own, of);
     begin(turn + 1);
   }
-  // A tile of the next turn, if it is there.
-  ONEPASS_FUNCTION void go_on() {
-    if (column_ < a_.depth && __all_sync(0xffffffffu, is_phase_complete(&shared_.full[at_.stage], at_.phase))) take();
+  // Takes a tile of the next turn, if it has been loaded.
+  ONEPASS_FUNCTION void take_if_loaded() {
+    if (column_ < a_.k && __all_sync(0xffffffffu, is_phase_complete(&shared_.full[at_.stage], at_.phase))) take();
   }
 
  private:
@@ -209,12 +209,12 @@ class deferred_norms {
 
   ONEPASS_FUNCTION void begin(int turn) {
     int row, column;
-    column_ = tiles_.at(turn, row, column) ? 0 : a_.depth;
+    column_ = tiles_.at(turn, row, column) ? 0 : a_.k;
     moments_.begin();
   }
   ONEPASS_FUNCTION void take() {
     wait_for_mbarrier(&shared_.full[at_.stage], at_.phase);
-    const int64 left = a_.depth - column_;
+    const int64 left = a_.k - column_;
     moments_.take(layout::stage(dynamic_, at_.stage), static_cast<int>(threadIdx.x),
                   left < kTileK ? static_cast<int>(left) : kTileK);
     fence_proxy_async_shared();

@@ -1,5 +1,4 @@
-// The tiles of a kernel for lines with `linear` (kernel/linear/gemm_sm90.cuda.h): what it is called with, which tile is
-// whose turn, and where tiles are in shared memory.
+// The GEMM kernel's arguments, tile scheduler and shared memory (kernel/linear/gemm_sm90.cuda.h).
 #pragma once
 
 #include "onepass/kernel/common/cursor.cuda.h"
@@ -7,21 +6,22 @@
 
 ONEPASS_BEGIN
 
-// Of two columns of a matrix into which a norm is folded (kernel/linear/folded_norm.cuda.h).
+// sum and offset of two columns of the result, for a deferred norm (kernel/linear/folded_norm.cuda.h).
 struct alignas(16) folded_pair {
   float sum[2], offset[2];
 };
 
 struct linear_arguments {
   tensor_map input, matrix;
-  int64 depth;                  // columns of both
-  const float *sums, *offsets;  // of a deferred norm, as many as the tiles have columns
+  int64 k;                      // columns of x and of the matrix
+  const float *sums, *offsets;  // a deferred norm's, padded to whole tiles
   arguments behind, before;
 };
 
 inline constexpr int kTileM = 128, kTileK = 64;
 
-// The tiles of a cluster: rows of tiles in groups, each group column by column, so that the caches hold what is shared.
+// The tile scheduler: a cluster computes tiles in groups of kGroup rows of tiles, each group column by column, so that
+// L2 keeps the tiles of x and of the matrix that are used again.
 template <class Config>
 struct tile_order {
   int down, across, clusters, cluster;
@@ -32,7 +32,7 @@ struct tile_order {
         clusters(static_cast<int>(gridDim.x) / Config::kCluster),
         cluster(static_cast<int>(blockIdx.x) / Config::kCluster) {}
 
-  // Whether there is a tile for this cluster, and where this block's begins.
+  // False when the cluster has no tile left; row and column: where this block's tile begins.
   ONEPASS_FUNCTION bool at(int turn, int& row, int& column) const {
     const int tile = turn * clusters + cluster;
     if (tile >= down * across) return false;
@@ -51,8 +51,8 @@ struct linear_shared {
   static constexpr int kStageBytes = kInputBytes + kMatrixBytes;
 
   uint64 full[Config::kStages], empty[Config::kStages];
-  uint64 product_full[2], product_empty[2];  // for each warpgroup that multiplies
-  uint64 norm_full;                          // where it is deferred
+  uint64 accumulators_full[2], accumulators_empty[2];  // for each warpgroup that multiplies
+  uint64 norm_full;                                    // where a norm is deferred
   word::pair<float> norm[Config::kDefers ? kTileM : 1];
   folded_pair folded[Config::kDefers ? Config::kTileN / 2 : 1];
 
@@ -60,19 +60,19 @@ struct linear_shared {
   static ONEPASS_FUNCTION char* stage(char* dynamic, int of) {
     return at_shared(dynamic, stages(dynamic)) + of * kStageBytes;
   }
-  // Of the warpgroup's 64 rows.
-  static ONEPASS_FUNCTION char* products(char* dynamic, int group) {
+  // The accumulators of a warpgroup's 64 rows.
+  static ONEPASS_FUNCTION char* accumulators(char* dynamic, int group) {
     return stage(dynamic, Config::kStages) + group % Config::kBuffers * (64 * Config::kTileN * 2);
   }
 
-  ONEPASS_FUNCTION void open() {
+  ONEPASS_FUNCTION void init_barriers() {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       init_mbarrier(&full[stage], 1);
       init_mbarrier(&empty[stage], 2 * Config::kCluster + (Config::kTakesMoments ? kWarpgroupThreads / 32 : 0));
     }
     for (int i = 0; i < 2; ++i) {
-      init_mbarrier(&product_full[i], kWarpgroupThreads);
-      init_mbarrier(&product_empty[i], kWarpgroupThreads);
+      init_mbarrier(&accumulators_full[i], kWarpgroupThreads);
+      init_mbarrier(&accumulators_empty[i], kWarpgroupThreads);
     }
     init_mbarrier(&norm_full, kWarpgroupThreads);
     fence_mbarrier_init();

@@ -1,39 +1,38 @@
-// Rows of what `linear` takes, made by the words before it in a kernel that multiplies too.
+// The prologue of kernels whose warps multiply: the words before `linear` make the rows that their block multiplies.
 #pragma once
 
 #include "onepass/kernel/row/statistics.cuda.h"
 
 ONEPASS_BEGIN
 
-// What a kernel takes whose warps multiply the rows that its block makes.
+// The arguments of those kernels.
 struct warp_linear_arguments {
-  const void* matrix;  // [columns, depth], its rows `stride` numbers apart
-  int64 stride, depth;
+  const void* matrix;  // [columns, k], its rows `stride` elements apart
+  int64 stride, k;
   arguments behind, before;
 };
 
-// What a thread holds of a row until it has the row's statistics: a vector of what enters the row word, or, where that
-// is x itself (kRecomputes), as it is stored.
+// A vector of a row that a thread keeps in registers until it has the row's statistics: what enters the row word, or,
+// where that is x itself (kRecomputes), x as it is stored.
 template <class Config, bool AsStored = Config::kRecomputes != 0>
-struct held_lane {
+struct kept_vector {
   using type = pack<typename Config::arithmetic, Config::kVectorSize>;
-  static ONEPASS_FUNCTION type numbers(type vector) { return vector; }
+  static ONEPASS_FUNCTION type unpack(type vector) { return vector; }
   static ONEPASS_FUNCTION type* lanes(type* row) { return row; }
 };
 template <class Config>
-struct held_lane<Config, true> {
+struct kept_vector<Config, true> {
   using x = memory<Config::kX, Config::kVectorSize, Config::kAccess>;
   using type = typename x::buffer;
-  static ONEPASS_FUNCTION auto numbers(type vector) {
+  static ONEPASS_FUNCTION auto unpack(type vector) {
     return x::template numbers_of<typename Config::arithmetic>(vector);
   }
   static ONEPASS_FUNCTION pack<typename Config::arithmetic, Config::kVectorSize>* lanes(type*) { return nullptr; }
 };
 
-// Rows of what `linear` takes: Config::kAtOnce for each thread at a time. Cursor: where they go. kAllExist: no thread
-// is asked for a row behind the last. kRecomputes: what enters the row word is x, which a thread holds as it is
-// stored. kStages: 1 where x (Config::kStreams) is brought ahead into shared memory, each thread's part by itself, else
-// 0.
+// Makes rows of linear's input, Config::kAtOnce for each thread at a time. Cursor: where they go. kAllExist: every row
+// that a thread is asked for exists. kRecomputes: x enters the row word, and a thread keeps it as it is stored.
+// kStages: 1 where each thread prefetches its part of x (Config::kStreams) into shared memory, else 0.
 template <class Config, class Line, class Cursor = cursor<Config, Line>>
 class input_rows {
  public:
@@ -44,7 +43,7 @@ class input_rows {
   ONEPASS_FUNCTION input_rows(const arguments& a, typename row_threads<Config>::slots& shared, char* copies = nullptr)
       : a_(a), threads_(shared), copies_(copies) {}
 
-  // x of kRows rows from `first` on is on its way.
+  // Prefetches x of kRows rows from `first` on: one group of asynchronous copies.
   ONEPASS_FUNCTION void load_async(int64 first) const {
     Cursor at(a_);
     each_row(at, first, [&](int, int64 row) {
@@ -57,8 +56,8 @@ class input_rows {
     });
     close_copy_group();
   }
-  // kRows rows from `first` on, which are on their way where kStages says so; those from `next` on are asked for.
-  // take(at, i, k, vector): vector k of this thread's row i.
+  // Makes kRows rows from `first` on, which load_async has prefetched where kStages is 1, and prefetches those from
+  // `next` on. take(at, i, k, vector): vector k of this thread's row i.
   template <class Take>
   ONEPASS_FUNCTION void make(int64 first, int64 next, const Take& take) {
     Cursor at(a_);
@@ -68,15 +67,15 @@ class input_rows {
       each_vector(at, first, [&](int i, int k) { take(at, i, k, Line::pre::forward(at.x(), at)); });
       if constexpr (Config::kStages > 0) load_async(next);
     } else {
-      typename holder::type held[Config::kAtOnce][Config::kHeldVectors]{};
+      typename holder::type kept[Config::kAtOnce][Config::kHeldVectors]{};
       each_vector(at, first, [&](int i, int k) {
-        if constexpr (Config::kRecomputes) held[i][k] = at.x_stored();
-        else held[i][k] = Line::pre::forward(at.x(), at);
+        if constexpr (Config::kRecomputes) kept[i][k] = at.x_stored();
+        else kept[i][k] = Line::pre::forward(at.x(), at);
       });
       if constexpr (Config::kStages > 0) load_async(next);
       each_row(at, first, [&](int i, int64 row) {
-        const auto value = [&](int k, typename Config::index, int) { return holder::numbers(held[i][k]); };
-        const auto of_row = statistics<Config, Line>(a_, across_, threads_, holder::lanes(held[i]), value);
+        const auto value = [&](int k, typename Config::index, int) { return holder::unpack(kept[i][k]); };
+        const auto of_row = statistics<Config, Line>(a_, across_, threads_, holder::lanes(kept[i]), value);
         word::row_numbers<T> saved = of_row.saved;
         if (Config::kSavesStatistics && at.is_first() && row < a_.rows && across_ == 0)
           save<Line, Config::kX>(a_, row, saved);
@@ -89,7 +88,7 @@ class input_rows {
       });
     }
   }
-  // And they go to their place.
+  // The same, with the rows stored by the cursor.
   ONEPASS_FUNCTION void make(int64 first, int64 next) {
     make(first, next, [](Cursor& at, int, int, L value) { at.store_y(value); });
   }
@@ -97,7 +96,7 @@ class input_rows {
  private:
   using T = typename Config::arithmetic;
   using L = pack<T, Config::kVectorSize>;
-  using holder = held_lane<Config>;
+  using holder = kept_vector<Config>;
 
   // body(i, row) for each of this thread's rows.
   template <class Body>

@@ -1,16 +1,14 @@
-// Lines with `linear` of many short rows and a small matrix in one kernel (sm_80 and later): x and the result are what
-// crosses memory. Four threads have a row, from its first number to the end of the line: they make what `linear` takes,
-// which stays in their registers as the tensor cores want it, and multiply it by the matrix, which stays in shared
-// memory. No warp waits for another.
-//
-// The tensor cores' part is in kernel/common/warp_mma.cuda.h.
+// `linear` with few in_features and a small matrix in one kernel (sm_80 and later): memory traffic is x and the result.
+// Four threads have a row from x to the end of the line. They run the prologue, keep its result in registers as mma
+// fragments, multiply it by the matrix in shared memory and run the epilogue. No warp waits for another. The fragments
+// and their mma are in kernel/common/warp_mma.cuda.h.
 //
 // Config:
 //   kX             storage type throughout: bf16 or f16
 //   kPitch         bytes from a row of the matrix in shared memory to the next: 64 more than a multiple of 128
 //   kThreads
-//   before, behind what kernel/common/cursor.cuda.h asks for; before: kAtOnce too, rows that a thread makes at a time,
-//   an even number
+//   before, behind prologue and epilogue: what kernel/common/cursor.cuda.h asks for; before: kAtOnce too, rows that a
+//                  thread makes at a time, an even number
 #pragma once
 
 #include "onepass/kernel/linear/prologue.cuda.h"
@@ -18,22 +16,22 @@
 
 ONEPASS_BEGIN
 
-// x on its way, behind it the matrix.
-extern __shared__ __align__(16) char resident_memory[];
+// The prefetched part of x, then the matrix.
+extern __shared__ __align__(16) char small_k_memory[];
 
 template <class Config, class Before, class Behind>
-ONEPASS_FUNCTION void resident_forward(const warp_linear_arguments& a) {
+ONEPASS_FUNCTION void small_k_forward(const warp_linear_arguments& a) {
   using before = typename Config::before;
   using behind = typename Config::behind;
   using index = typename behind::index;
   __shared__ typename row_threads<before>::slots slots;
-  input_rows<before, Before> input(a.before, slots, resident_memory);
+  input_rows<before, Before> input(a.before, slots, small_k_memory);
   constexpr int kRows = decltype(input)::kRows;
   const int64 own = static_cast<int64>(blockIdx.x) * kRows, step = static_cast<int64>(gridDim.x) * kRows;
   wait_for_kernel_before();
   if constexpr (before::kStages > 0) input.load_async(own);
-  char* matrix = resident_memory + decltype(input)::kCopyBytes;
-  load_matrix_async<Config>(matrix, a.matrix, a.stride, a.depth, static_cast<int>(a.behind.columns));
+  char* matrix = small_k_memory + decltype(input)::kCopyBytes;
+  load_matrix_async<Config>(matrix, a.matrix, a.stride, a.k, static_cast<int>(a.behind.columns));
   rows_in_registers<Config> rows{};
   for (int64 first = own; first < a.before.rows; first += step) {
     input.make(first, first + step, [&](auto&, int i, int k, pack<float, 8> v) { rows.set(i, k, v); });

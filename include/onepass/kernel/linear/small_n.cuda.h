@@ -1,35 +1,35 @@
-// Lines with `linear` of few features in one kernel on CUDA, forward and backward: the rowwise kernel, whose rows end
-// in dot products (word::feature), or begin at their gradients. What stands behind `linear` is done by the row's
-// threads, one feature each.
+// `linear` with few out_features in one kernel on CUDA, forward and backward: the rowwise kernel, whose rows end in dot
+// products (word::feature), or in backward begin at their gradients. The row's threads run the epilogue, one feature
+// each.
 //
 // Config:
 //   before   what kernel/row/rowwise.cuda.h asks for: a block has whole rows (kCluster is 1), one at a time (not
-//   kAhead) behind   what kernel/common/cursor.cuda.h asks for, with vectors of one number and the threads of `before`
+//   kAhead) behind   what kernel/common/cursor.cuda.h asks for, with vectors of one element and the threads of `before`
 #pragma once
 
 #include "onepass/kernel/row/rowwise.cuda.h"
 
 ONEPASS_BEGIN
 
-struct few_features_arguments {
+struct small_n_arguments {
   arguments before, behind;
 };
 
-// Of the words behind: `Line` is theirs, and a row has kFeatures numbers.
+// The epilogue: `Line` is the words behind `linear`, for rows of kFeatures elements.
 template <class Config, class Line, int kFeatures, bool kBackward>
-class behind_features {
+class small_n_epilogue {
  public:
   using T = typename Config::arithmetic;
   using vector = pack<T, 1>;
   static_assert(Config::kAcross >= kFeatures && Config::kVectorSize == 1 && Config::kCluster == 1);
 
-  explicit ONEPASS_FUNCTION behind_features(const arguments& a) : a_(a), thread_(a) {
+  explicit ONEPASS_FUNCTION small_n_epilogue(const arguments& a) : a_(a), thread_(a) {
 #pragma unroll
     for (int slot = 0; slot < kSums; ++slot) sums_[slot] = vector(T(0));
-    if constexpr (kBackward) ask(thread_.first);
+    if constexpr (kBackward) prefetch(thread_.first);
   }
 
-  // Forward: every thread of the row has its features.
+  // Forward: every thread of the row has all its features.
   ONEPASS_FUNCTION void finish(int64 row, bool exists, numbers<T, kFeatures> features) const {
     if (!has_one()) return;
     cursor<Config, Line> at(a_);
@@ -38,11 +38,11 @@ class behind_features {
     at.store_y(Line::pre::forward(at.rounded(own_of(features)), at));
   }
 
-  // Backward: the gradients of the row's features, for every thread of it. Those of operands, and of the columns, come
-  // from the thread whose feature it is.
+  // Backward: returns the gradients of the row's features to every thread of it. The thread that has a feature stores
+  // the gradients of operands and adds up those of columns.
   ONEPASS_FUNCTION numbers<T, kFeatures> gradients(int64 row) {
     const numbers<T, kFeatures> x = next_x_, dy = next_dy_;
-    ask(row + thread_.step);
+    prefetch(row + thread_.step);
     const bool exists = row < a_.rows;
     cursor<Config, Line, true> quiet(a_);
     quiet.set_row(static_cast<index>(row), exists);
@@ -80,8 +80,8 @@ class behind_features {
     for (int j = 1; j < kFeatures; ++j) own = thread_.across == j ? of.v[j] : own;
     return vector(own);
   }
-  // What the row's gradients will be made of, a row ahead of its use.
-  ONEPASS_FUNCTION void ask(int64 row) {
+  // Loads what gradients(row) reads, a row ahead.
+  ONEPASS_FUNCTION void prefetch(int64 row) {
     cursor<Config, Line, true> at(a_);
     at.set_row(static_cast<index>(row), row < a_.rows);
 #pragma unroll
@@ -100,15 +100,15 @@ class behind_features {
 };
 
 template <class Config, class Before, class Behind>
-ONEPASS_FUNCTION void few_features_forward(const few_features_arguments& a) {
+ONEPASS_FUNCTION void small_n_forward(const small_n_arguments& a) {
   rowwise_forward<typename Config::before, Before>(
-      a.before, behind_features<typename Config::behind, Behind, Before::features, false>(a.behind));
+      a.before, small_n_epilogue<typename Config::behind, Behind, Before::features, false>(a.behind));
 }
 
 template <class Config, class Before, class Behind>
-ONEPASS_FUNCTION void few_features_backward(const few_features_arguments& a) {
+ONEPASS_FUNCTION void small_n_backward(const small_n_arguments& a) {
   rowwise_backward<typename Config::before, Before>(
-      a.before, behind_features<typename Config::behind, Behind, Before::features, true>(a.behind));
+      a.before, small_n_epilogue<typename Config::behind, Behind, Before::features, true>(a.behind));
 }
 
 ONEPASS_END

@@ -108,22 +108,22 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(0);
   for_tiles<Config>(a, [&](auto row_of, auto column_of) {
-    L dx[Config::kUnroll], again[Config::kWantsAgain ? Config::kUnroll : 1];
+    L dx[Config::kUnroll], recomputed[Config::kWantsRecompute ? Config::kUnroll : 1];
     cursor_type at(a);
     at.set_sums(sums);
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       move_to<Config>(a, at, u, row_of, column_of);
       L x{};
-      if constexpr (Line::pre::needs_input || (Config::kWantsAgain && !Line::pre::resumes)) x = at.x();
+      if constexpr (Line::pre::needs_input || (Config::kWantsRecompute && !Line::pre::resumes)) x = at.x();
       dx[u] = Line::pre::backward(x, at.dy(), at);
-      if constexpr (Config::kWantsAgain) again[u] = Line::pre::recompute(x, at);
+      if constexpr (Config::kWantsRecompute) recomputed[u] = Line::pre::recompute(x, at);
     }
 #pragma unroll
     for (int u = 0; u < Config::kUnroll; ++u) {
       move_to<Config>(a, at, u, row_of, column_of);
       at.store_dx(dx[u]);
-      if constexpr (Config::kWantsAgain) at.store_again(again[u]);
+      if constexpr (Config::kWantsRecompute) at.store_recomputed(recomputed[u]);
     }
     store_tile<Config>(a, at, row_of, column_of);
   });

@@ -225,7 +225,7 @@ ONEPASS_FUNCTION void finish_vector(const arguments& a, cursor<Config, Line>& at
   L x{};
   if constexpr (Line::pre::needs_input) x = at.x();
   at.store_dx(Line::pre::backward(x, du, at));
-  if constexpr (Config::kWantsAgain) at.store_again(Line::post::recompute(here.first, at));
+  if constexpr (Config::kWantsRecompute) at.store_recomputed(Line::post::recompute(here.first, at));
 }
 
 template <class Config, class Line, class Behind = nothing_behind>

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fuzz.builder import Builder, Skip, form
-from fuzz.operands import dtype_of, fresh, like, mask_for, operand
+from fuzz.program.builder import Builder, Skip, form
+from fuzz.program.operands import dtype_of, fresh, like, mask_for, operand
 
 UNARY = (
     *(

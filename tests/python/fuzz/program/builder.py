@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuzz import prelude
-from fuzz.programs import CALL, LENGTH, Input, Statement, leaf, rendered
+from fuzz.program import prelude
+from fuzz.program.programs import CALL, LENGTH, Input, Statement, leaf, rendered
 
 __all__ = ["Builder", "Form", "Hopeless", "Skip", "Spoiled", "form", "forms", "is_row"]
 
@@ -217,7 +217,7 @@ class Builder:
                 found = [t.double().sum() for t in found if is_differentiable(t)]
                 if found:
                     torch.stack(found).sum().backward(retain_graph=True)
-        except RuntimeError:
+        except Exception:  # noqa: BLE001  a checkpointed function that runs again may raise anything
             return False
         return True
 

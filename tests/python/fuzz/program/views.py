@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fuzz.builder import Builder, Skip, form
-from fuzz.known import ACTIVATIONS, WRITTEN
-from fuzz.operands import broadcast, dtype_of, fresh, like, operand
+from fuzz.program.builder import Builder, Skip, form
+from fuzz.program.known import ACTIVATIONS, WRITTEN
+from fuzz.program.operands import broadcast, dtype_of, fresh, like, operand
 
 VIEWS = (
     *("{0}.view(-1)", "{0}.reshape(-1)", "{0}.flatten(0, -2)", "{0}.flatten()", "{0}.unsqueeze(0)", "{0}.unsqueeze(1)"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fuzz.programs import Input, Program, Statement
+from fuzz.program.programs import Input, Program, Statement
 
 __all__ = ["CORPUS"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuzz.execution import Call, Observation
-from fuzz.programs import Program
+from fuzz.program.programs import Program
+from fuzz.run.execution import Call, Observation
 
 __all__ = ["Difference", "differences", "tolerance_of"]
 

@@ -108,8 +108,8 @@ def _work(seeds: list[int], place, results, then: str, each: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what torch says of graphs that raise
     import torch
 
-    from fuzz.execution import prepared
-    from fuzz.masks import intercepted
+    from fuzz.run.execution import prepared
+    from fuzz.run.masks import intercepted
 
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
@@ -125,10 +125,10 @@ def one(seed: int, then: str, small: Counter, each: int, ran: Callable[[], None]
     """The program of one seed; `ran` as for `trial`."""
     import torch
 
-    from fuzz.drawing import build
-    from fuzz.minimise import minimised
-    from fuzz.reproduction import reproduction
-    from fuzz.trial import trial
+    from fuzz.program.drawing import build
+    from fuzz.run.minimise import minimised
+    from fuzz.run.reproduction import reproduction
+    from fuzz.run.trial import trial
 
     torch.manual_seed(seed)
     try:

@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import onepass
-from fuzz import prelude
-from fuzz.comparison import Difference, differences, tolerance_of
-from fuzz.execution import calls_of, observe
-from fuzz.masks import Masks, disagreement
-from fuzz.programs import Program
+from fuzz.program import prelude
+from fuzz.program.programs import Program
+from fuzz.run.comparison import Difference, differences, tolerance_of
+from fuzz.run.execution import calls_of, observe
+from fuzz.run.masks import Masks, disagreement
 from onepass.rewrite import fuse as fusing
 
 __all__ = ["Outcome", "trial"]

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from fuzz.builder import Builder, Skip, form
-from fuzz.operands import broadcast, dtype_of, fresh, like, mask_for, number, operand
+from fuzz.program.builder import Builder, Skip, form
+from fuzz.program.operands import broadcast, dtype_of, fresh, like, mask_for, number, operand
 
 ACTIVATIONS = (
     *("F.relu({0})", "torch.relu({0})", "{0}.relu()", "F.gelu({0})", "F.gelu({0}, approximate='tanh')"),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fuzz import prelude
+from fuzz.program import prelude
 
 __all__ = ["CALL", "LENGTH", "Input", "Program", "Statement", "leaf", "names_in", "rendered"]
 

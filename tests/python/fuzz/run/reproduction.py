@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 
-from fuzz import prelude
-from fuzz.programs import Program
+from fuzz.program import prelude
+from fuzz.program.programs import Program
 
 __all__ = ["reproduction"]
 
@@ -31,7 +31,7 @@ def told(value):
     if not isinstance(value, torch.Tensor):
         return value
     numbers = [f"{n:.6g}" for n in value.detach().double().flatten()[:6].tolist()]
-    return tuple(value.shape), value.stride(), value.dtype, numbers, f"{value.detach().double().sum():.9g}"
+    return tuple(value.shape), value.stride(), value.dtype, numbers, f"{value.detach().double().sum().item():.9g}"
 
 
 CONTEXTS = {
@@ -81,7 +81,7 @@ def reproduction(program: Program, why: str) -> str:
     """The script."""
     text = program.source + program.input_source
     pieces = [inspect.getsource(prelude.R)]
-    for name in ("rotated", "turned", "causal", "shift_", "note", "Doubled"):
+    for name in ("rotated", "turned", "causal", "shift_", "note", "Doubled", "Tagged"):
         if re.search(rf"\b{name}\b", text):
             pieces.append(_source_of(name))
     tail = TAIL.replace("MADE", "Program()" if program.state else "program")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fuzz.builder import Builder, Skip, is_row
+from fuzz.program.builder import Builder, Skip, is_row
 
 __all__ = ["broadcast", "dtype_of", "fresh", "is_row", "like", "mask_for", "number", "operand"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fuzz.builder import Builder, Skip, form
-from fuzz.known import ACTIVATIONS, WRITTEN
-from fuzz.operands import dtype_of, fresh, like
+from fuzz.program.builder import Builder, Skip, form
+from fuzz.program.known import ACTIVATIONS, WRITTEN
+from fuzz.program.operands import dtype_of, fresh, like
 
 MODES = (
     "with torch.no_grad():",

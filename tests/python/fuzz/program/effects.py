@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fuzz.builder import Builder, Skip, form
-from fuzz.operands import dtype_of, fresh, like, operand
+from fuzz.program.builder import Builder, Skip, form
+from fuzz.program.operands import dtype_of, fresh, like, operand
 
 NUMBERED = (
     *("{0}.add_(1.0)", "{0}.mul_(0.5)", "{0}.sub_(0.25)", "{0}.div_(2.0)", "{0} += 1.0", "{0} *= 0.5", "{0} -= 0.5"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from fuzz import effects, known, pure, regions, views  # noqa: F401  they register what statements are drawn from
-from fuzz.builder import Builder, Hopeless, Skip
-from fuzz.operands import fresh
-from fuzz.programs import LENGTH, Program
+from fuzz.program import effects, known, pure, regions, views  # noqa: F401  they register what statements are drawn from
+from fuzz.program.builder import Builder, Hopeless, Skip
+from fuzz.program.operands import fresh
+from fuzz.program.programs import LENGTH, Program
 
 __all__ = ["build"]
 
@@ -70,7 +70,7 @@ def begun(b: Builder, dynamic: bool) -> None:
 
 def raising(b: Builder) -> None:
     """One statement that PyTorch refuses, behind the others."""
-    from fuzz.programs import Statement
+    from fuzz.program.programs import Statement
 
     name = b.new()
     b.statements.append(Statement(f"{name} = {b.one_of(*RAISING).format(b.row())}", (name,)))

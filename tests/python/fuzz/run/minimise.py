@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fuzz.programs import Input, Program, Statement, names_in
+from fuzz.program.programs import Input, Program, Statement, names_in
 
 __all__ = ["minimised"]
 
