@@ -7,15 +7,17 @@ Layers, from the top; a module imports only what lies below it (tests/python/pac
 - ``advice`` says what lines a model is worth; ``rewrite`` finds them in its graph and puts them there.
 - ``pricing`` predicts seconds and bytes of operators and of lines; ``graph`` reads a captured graph.
 - ``functional`` and ``nn`` speak lines.
-- ``call`` runs a line: ``_lists`` for lists of tensors, ``_sharding`` on a rank's parts of DTensors, ``autograd`` and
-  ``_ops`` as PyTorch's operators.
+- ``call`` runs a line. ``_arguments`` has what is no plain tensor (lists, DTensors, proxies); ``autograd`` and
+  ``_operators`` are what PyTorch calls.
 - ``line`` describes a line, ``plan`` says how it is computed, ``_native`` is the C++ library.
 """
 
 import torch.compiler.config
 
-from onepass import _flops, _vmap, cache, functional, nn  # noqa: F401 (registers)
-from onepass._decompositions import decompositions
+from onepass import cache, functional, nn
+from onepass._operators import flops as _flops  # noqa: F401 (registers)
+from onepass._operators import vmap as _vmap  # noqa: F401
+from onepass._operators.decompositions import decompositions
 from onepass.advice.explain import explain
 from onepass.autograd import front
 from onepass.call import fused

@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import _native
-from onepass._backward import derivative_along, run_backward
-from onepass._composed import Saved, cannot_be_made_again, composed_backward
-from onepass._ops import library, no_operands
+from onepass._operators.backward import derivative_along, run_backward
+from onepass._operators.composed import Saved, cannot_be_made_again, composed_backward
+from onepass._operators.fake import library, no_operands
 from onepass.line import Line, _parse
 from onepass.reference import compose
 

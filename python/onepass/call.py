@@ -1,8 +1,8 @@
 """A line's call, on its way down from `fused` to an operator.
 
 `call` asks the C++ front first. Calls that it leaves are brought to calls with plain tensors: a proxy of torch.fx
-becomes a node, lists go through `_lists` and DTensors through `_sharding`, both of which are handed the functions that
-call a line. A plain tensor takes the first open one of the doors into the one forward:
+becomes a node, lists go through `_arguments/lists.py` and DTensors through `_arguments/sharding.py`, both of which are
+handed the functions that call a line. A plain tensor takes the first open one of the doors into the one forward:
 
 | door                             | taken when                                      | code                           |
 |----------------------------------|-------------------------------------------------|--------------------------------|
@@ -30,12 +30,13 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from onepass import _lists, _native
-from onepass._autocast import under_autocast
-from onepass._backward import is_profiled
-from onepass._ops import draw_dropout_state
-from onepass._shapes import is_sharded
-from onepass._symbolic import node_of, proxy_among
+from onepass import _native
+from onepass._arguments import lists
+from onepass._arguments.autocast import under_autocast
+from onepass._arguments.shapes import is_sharded
+from onepass._arguments.symbolic import node_of, proxy_among
+from onepass._operators.backward import is_profiled
+from onepass._operators.fake import draw_dropout_state
 from onepass.autograd import Apply, Transformable, apply, differentiable, forward, front, is_jit_traced, is_transformed
 from onepass.line import Line, _parse, parsed
 
@@ -125,9 +126,9 @@ def _run(line: Line, x, operands, training: bool, generator, stack: bool, shard:
         if line.has_dropout and not training:
             return call(parsed(line._without_dropout), x, operands) if line._without_dropout else x
         if type(x) is not torch.Tensor and is_sharded(x):
-            from onepass import _sharding  # imports torch.distributed
+            from onepass._arguments import sharding  # imports torch.distributed
 
-            return _sharding.run(line, x, operands, generator, call)
+            return sharding.run(line, x, operands, generator, call)
         state = _draw(x, generator, shard) if line.has_dropout else None
         if line.weight is not None:
             operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, line._matrix_operands)
@@ -155,17 +156,17 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
     def in_one_launch(taken):
         if line.weight is not None or is_transformed():
             return None
-        if xs[0].is_cpu and not _runs_on_cpu(line, _lists.own(taken, 0)):
+        if xs[0].is_cpu and not _runs_on_cpu(line, lists.own(taken, 0)):
             return None
         state = _draw(xs[0], generator) if line.has_dropout else None
-        return _lists.in_one_launch(line, xs, taken, stack, functools.partial(_forward, line, state))
+        return lists.in_one_launch(line, xs, taken, stack, functools.partial(_forward, line, state))
 
     try:
         if line.has_dropout and not training:
             if line._without_dropout:
                 return call(parsed(line._without_dropout), xs, operands, stack=stack)
-            return _lists.unchanged(line, xs, stack)
-        return _lists.run(line, xs, operands, stack, one, in_one_launch)
+            return lists.unchanged(line, xs, stack)
+        return lists.run(line, xs, operands, stack, one, in_one_launch)
     except RuntimeError as error:
         line._check_tensors(xs, operands)
         raise _as_torch_raises(error, xs) from None

@@ -19,8 +19,8 @@ from rich.table import Column, Table
 
 import onepass
 from onepass import _native, cache, docs
+from onepass._words.command import word_app
 from onepass.pricing.profile import profile_of
-from onepass.word_command import word_app
 
 __all__ = ["app"]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from onepass import _native, autograd
 from onepass import line as lines
 from onepass import reference as references
-from onepass._word_checks import Report, check, maps_zero_to_zero
+from onepass._words.checks import Report, check, maps_zero_to_zero
 from onepass.graph import operations
-from onepass.rewrite import idioms
+from onepass.rewrite.find import idioms
 from onepass.word import Word, WordError, words
 
 __all__ = ["Definition", "WordError", "define_word", "defined_words", "undefine_word"]

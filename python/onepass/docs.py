@@ -7,7 +7,6 @@ from pathlib import Path
 
 import onepass
 from onepass import Word
-from onepass._markdown import markdown_table
 
 __all__ = ["fill_readme", "language", "number", "operand", "size"]
 
@@ -252,6 +251,8 @@ line.reference(x, b, residual, g)          # the same as a composition of PyTorc
 
 def language() -> str:
     """The language reference, as Markdown."""
+    from onepass.bench.report import markdown_table
+
     activations = [word for word in onepass.words() if word.kind == "activation"]
     others = [word for word in onepass.words() if word.kind != "activation"]
     text = [INTRODUCTION, "## Words", ""]

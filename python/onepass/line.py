@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 
 from onepass import _native
-from onepass._autocast import under_autocast
+from onepass._arguments.autocast import under_autocast
+from onepass._arguments.shapes import check_dense
 from onepass._native import LineError
-from onepass._shapes import check_dense
 from onepass.plan import Cost, Plan, Strategy, Traffic, checked_shape, checked_size, chip_of, reason
 from onepass.reference import compose
 from onepass.word import load_words, word_of

@@ -7,7 +7,7 @@
 
 #include "src/cpu/row/run.h"
 #include "src/cuda/row/launch.h"
-#include "src/torch/frame.h"
+#include "src/torch/call/frame.h"
 
 namespace onepass::binding {
 

@@ -72,7 +72,7 @@ joint_step find_vote(const std::string& how) {
   return nullptr;
 }
 
-// --- products. Where a thread has which numbers: lane/warp_matrix.cuda.h, lane/matrix.cuda.h.
+// --- products. Where a thread has which numbers: lane/device: warp_matrix.cuda.h, matrix.cuda.h.
 
 struct small_matrix {
   float of[256][16];

@@ -28,7 +28,7 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
 //   kWantsColumn, kWantsTensor (BITS by operand), kWantsDx, kWantsRecompute   gradients, and the result, that are
 //   wanted
 #define ONEPASS_CONFIGURATION(NUMBER, FLAG, BITS)                                                                    \
-  /* Elements of a lane; elements that one access may move (lane/memory.cuda.h). */                                  \
+  /* Elements of a lane; elements that one access may move (lane/device/memory.cuda.h). */                           \
   NUMBER(vector_size, kVectorSize)                                                                                   \
   NUMBER(access, kAccess)                                                                                            \
   /* Threads along the columns, and down the rows; blocks along the columns. */                                      \

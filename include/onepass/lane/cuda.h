@@ -1,4 +1,4 @@
-// A vector of consecutive columns on CUDA: V numbers in one thread's registers. memory.cuda.h moves them.
+// A vector of consecutive columns on CUDA: V numbers in one thread's registers. device/memory.cuda.h moves them.
 #pragma once
 
 #include "onepass/lane/coefficients.h"

@@ -17,7 +17,7 @@ from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile, profile_of
 from onepass.pricing.saved import saved_by
 from onepass.rewrite import prices
-from onepass.rewrite.chains import Chain
+from onepass.rewrite.find.chains import Chain
 from onepass.rewrite.fuse import called, lines_of
 from onepass.word import about
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onepass._markdown import markdown_table
 from onepass.bench.patterns import PATTERNS
+from onepass.bench.report import markdown_table
 from onepass.line import Line
 from onepass.pricing.prices import of_words
 from onepass.pricing.profile import Profile, profile_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,6 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-
-from onepass._markdown import markdown_table
 
 __all__ = ["markdown", "plot", "save", "short", "show", "size_of", "write"]
 
@@ -212,6 +210,12 @@ def markdown(results: dict[str, Any]) -> str:
     if failed:
         lines += ["", *(f"- \\* {text}" for text in failed)]
     return "\n".join(lines) + "\n"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table's lines; a bar inside a cell is escaped."""
+    lines = [head, ("---",) * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
 def host_markdown(results: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 
 import onepass
-from onepass._markdown import markdown_table
 from onepass.advice.explain import explain
 from onepass.bench import report
 from onepass.bench.architectures import ARCHITECTURES, BASE, build
@@ -88,7 +87,7 @@ def markdown(results: dict[str, Any]) -> str:
         does = "trains" if trains else "infers"
         head += [f"{profile.upper()} {does}, {str(dtype).removeprefix('torch.')}: element-wise", "in lines", "gain"]
     rows = [(r["model"], *(cell for profile in WAYS for cell in _cells(r[profile]))) for r in results["rows"]]
-    return "\n".join(markdown_table(head, rows))
+    return "\n".join(report.markdown_table(head, rows))
 
 
 def _cells(explained: dict[str, Any]) -> tuple[str, str, str]:

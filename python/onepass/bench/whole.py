@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from onepass._markdown import markdown_table
 from onepass.advice.explain import explain
 from onepass.bench import report
 from onepass.bench.accuracy import WrongResult
@@ -278,4 +277,4 @@ def markdown(runs: Iterable[dict[str, Any]]) -> list[str]:
     rows: dict[str, list[tuple[str, ...]]] = {}
     for results in runs:
         rows.setdefault(title(results), []).extend(table(results))
-    return ["\n".join([f"**{name}**", "", *markdown_table(HEAD, found)]) for name, found in rows.items()]
+    return ["\n".join([f"**{name}**", "", *report.markdown_table(HEAD, found)]) for name, found in rows.items()]

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from .. import _lines
-from .._autocast import under_autocast
-from .._shapes import check_dense, check_tensor, given
-from .._symbolic import traceable
+from .._arguments.autocast import under_autocast
+from .._arguments.remembered import plain
+from .._arguments.shapes import check_dense, check_tensor, given
+from .._arguments.symbolic import traceable
 from ..call import fused
-from . import _engines
+from . import _engines, _lines
 
 
 @traceable
@@ -136,7 +136,7 @@ def _run(
 
 def _scale(function: str, scale: float | None, query: Tensor) -> float:
     if scale is not None:
-        return _lines.number(function, "scale", _lines.plain(scale))
+        return _lines.number(function, "scale", plain(scale))
     return 1 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import _native
-from .._shapes import is_sharded
+from .._arguments.shapes import is_sharded
 
 ENGINES = {
     "cudnn": (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .. import _lines
-from .._shapes import given
-from .._symbolic import traceable
+from .._arguments.shapes import given
+from .._arguments.symbolic import traceable
 from ..call import fused
+from . import _lines
 
 
 @traceable

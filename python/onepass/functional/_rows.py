@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .. import _lines
-from .._shapes import check_dense, check_tensor, given, normalized_shape_of
-from .._symbolic import traceable
+from .._arguments.shapes import check_dense, check_tensor, given, normalized_shape_of
+from .._arguments.symbolic import traceable
 from ..call import fused
+from . import _lines
 
 
 @traceable

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onepass import reference
-from onepass._shapes import is_sharded
+from onepass._arguments.shapes import is_sharded
 from onepass.graph.effects import effects_of, memory_of
 
 __all__ = [

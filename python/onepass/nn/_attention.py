@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import _lines, functional
-from .._shapes import given
-from .._symbolic import leaf
+from .. import functional
+from .._arguments.shapes import given
+from .._arguments.symbolic import leaf
 from ..call import fused
+from ..functional import _lines
 from ._settings import Called
 
 

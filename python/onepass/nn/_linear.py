@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
-from .._symbolic import leaf
+from .._arguments.symbolic import leaf
 from . import _settings
 from ._rows import LayerNorm, RMSNorm
 from ._settings import Activated, activated_nested, said

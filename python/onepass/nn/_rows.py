@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _lines, functional
-from .._symbolic import leaf
+from .. import functional
+from .._arguments.symbolic import leaf
+from ..functional import _lines
 from . import _settings
 from ._settings import Activated, activated_nested, probability, said
 

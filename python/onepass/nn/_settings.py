@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .. import _lines
+from ..functional import _lines
 from ..line import Line, LineError
 
 

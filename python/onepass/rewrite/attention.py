@@ -11,7 +11,7 @@ from onepass import functional
 from onepass.functional._engines import call_of, choose
 from onepass.graph.effects import evaluated
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
-from onepass.rewrite.chains import Chain, Order, lies_as
+from onepass.rewrite.find.chains import Chain, Order, lies_as
 from onepass.word import about
 
 __all__ = ["put_own_attention", "with_products"]

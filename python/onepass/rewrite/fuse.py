@@ -19,9 +19,9 @@ from onepass.graph.operations import is_tensor, leave_apart, value_of
 from onepass.pricing.profile import Profile, profile_of
 from onepass.rewrite import prices
 from onepass.rewrite.attention import put_own_attention, with_products
-from onepass.rewrite.chains import Chain, Order, apart, chains, with_less_saved
 from onepass.rewrite.checkpoints import checkpointed_blocks, draw_again
 from onepass.rewrite.encoder import open_encoder_layers
+from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
 from onepass.rewrite.inputs import by_memory, copied
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
 from onepass.rewrite.masks import name_masks

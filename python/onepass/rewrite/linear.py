@@ -11,7 +11,7 @@ from onepass.graph.operations import operation, same_shape, sizes, value_of
 from onepass.line import _parse
 from onepass.pricing.profile import Profile
 from onepass.rewrite import prices
-from onepass.rewrite.chains import Chain, Order, is_line
+from onepass.rewrite.find.chains import Chain, Order, is_line
 from onepass.rewrite.rewriter import BIAS, is_bias
 
 __all__ = ["begins_in_cache", "name_linear", "with_linear_layers"]

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onepass.graph.effects import effects_of, evaluated, remove_unused
 from onepass.graph.operations import operation, value_of
-from onepass.rewrite.chains import Order, lies_as
+from onepass.rewrite.find.chains import Order, lies_as
 
 __all__ = ["name_masks"]
 

@@ -13,7 +13,7 @@ from onepass.plan import Plan
 from onepass.pricing.nodes import counts_of
 from onepass.pricing.prices import Price, of_counts, of_node, of_words, size_of
 from onepass.pricing.profile import Profile
-from onepass.rewrite.chains import Chain
+from onepass.rewrite.find.chains import Chain
 from onepass.word import about
 
 __all__ = ["decision", "has_own_product", "is_worth_it", "joined_gradients", "of_chain", "of_line"]

@@ -14,7 +14,7 @@ from torch import fx
 from onepass.graph.operations import operation, sizes, value_of
 from onepass.pricing.profile import Profile
 from onepass.rewrite import prices
-from onepass.rewrite.chains import Chain
+from onepass.rewrite.find.chains import Chain
 
 __all__ = ["Fused", "Report"]
 

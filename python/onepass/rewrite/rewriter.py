@@ -12,7 +12,7 @@ from onepass.call import fused
 from onepass.graph.effects import evaluated
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.line import _parse
-from onepass.rewrite.chains import Chain, Order, is_column
+from onepass.rewrite.find.chains import Chain, Order, is_column
 
 __all__ = ["is_bias", "put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from onepass.graph.effects import effects_of, evaluated, remove_unused
 from onepass.graph.operations import allocates, is_tensor, operation, same_shape, value_of
 from onepass.reference import ACTIVATIONS
-from onepass.rewrite.chains import Order, lies_as
+from onepass.rewrite.find.chains import Order, lies_as
 
 __all__ = ["join_pieces"]
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "onepass/lane/tensor_map.h"
+#include "onepass/lane/device/tensor_map.h"
 
 namespace onepass::cuda {
 

@@ -21,7 +21,7 @@
 #include "src/line/words.h"
 #include "src/torch/autograd/autograd.h"
 #include "src/torch/api/json.h"
-#include "src/torch/prepared.h"
+#include "src/torch/call/prepared.h"
 
 namespace onepass::binding {
 namespace {

@@ -7,9 +7,9 @@
 #include "src/torch/attention/probabilities.h"
 #include "src/torch/check.h"
 #include "src/torch/choose.h"
-#include "src/torch/frame.h"
+#include "src/torch/call/frame.h"
 #include "src/torch/matrix_product.h"
-#include "src/torch/run.h"
+#include "src/torch/call/run.h"
 
 namespace onepass::binding {
 namespace {

@@ -5,7 +5,7 @@
 #include "src/torch/attention/batches.h"
 #include "src/torch/check.h"
 #include "src/torch/matrix_product.h"
-#include "src/torch/run.h"
+#include "src/torch/call/run.h"
 
 namespace onepass::binding {
 namespace {

@@ -6,8 +6,8 @@
 #include "src/cuda/attention/forward_sm80.h"
 #include "src/cuda/attention/backward.h"
 #include "src/torch/attention/batches.h"
-#include "src/torch/frame.h"
-#include "src/torch/run.h"
+#include "src/torch/call/frame.h"
+#include "src/torch/call/run.h"
 
 namespace onepass::binding {
 namespace {

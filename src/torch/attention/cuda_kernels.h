@@ -6,7 +6,7 @@
 #include "src/cuda/attention/forward_sm90.h"
 #include "src/cuda/attention/backward.h"
 #include "src/plan/contraction.h"
-#include "src/torch/prepared.h"
+#include "src/torch/call/prepared.h"
 #include "src/torch/tensor.h"
 
 namespace onepass::binding {

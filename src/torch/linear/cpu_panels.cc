@@ -3,7 +3,7 @@
 
 #include "src/cpu/linear.h"
 #include "src/torch/matrix_product.h"
-#include "src/torch/run.h"
+#include "src/torch/call/run.h"
 
 namespace onepass::binding {
 namespace {

@@ -1,7 +1,7 @@
 // src/cpu/linear.h for tensors: their memory, and which calls take panels.
 #pragma once
 
-#include "src/torch/call.h"
+#include "src/torch/call/call.h"
 
 namespace onepass::binding {
 

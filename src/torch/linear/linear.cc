@@ -8,7 +8,7 @@
 #include "src/torch/check.h"
 #include "src/torch/choose.h"
 #include "src/torch/linear/small_n.h"
-#include "src/torch/frame.h"
+#include "src/torch/call/frame.h"
 #include "src/torch/matrix_product.h"
 #include "src/torch/linear/cpu_panels.h"
 #include "src/torch/linear/one_kernel.h"

@@ -2,7 +2,7 @@
 // attention/attention.h.)
 #pragma once
 
-#include "src/torch/call.h"
+#include "src/torch/call/call.h"
 
 namespace onepass::binding {
 

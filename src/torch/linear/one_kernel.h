@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "src/choose/choose.h"
-#include "src/torch/call.h"
+#include "src/torch/call/call.h"
 
 namespace onepass::binding {
 

@@ -11,9 +11,9 @@
 #include "src/cuda/linear/small_n.h"
 #include "src/torch/check.h"
 #include "src/torch/column_parts.h"
-#include "src/torch/frame.h"
+#include "src/torch/call/frame.h"
 #include "src/torch/matrix_product.h"
-#include "src/torch/run.h"
+#include "src/torch/call/run.h"
 
 namespace onepass::binding {
 

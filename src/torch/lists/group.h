@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "src/torch/call.h"
+#include "src/torch/call/call.h"
 
 namespace onepass::binding {
 

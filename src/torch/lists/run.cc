@@ -6,7 +6,7 @@
 #include "src/cuda/row/launch.h"
 #include "src/torch/column_parts.h"
 #include "src/torch/lists/group.h"
-#include "src/torch/run.h"
+#include "src/torch/call/run.h"
 
 namespace onepass::binding {
 namespace {

@@ -342,7 +342,7 @@ def test_lines(device):
 
 def test_a_learning_schedule_of_numbers_does_not_grow_without_bound(device):
     """Thousands of probabilities, one kernel; texts are forgotten."""
-    from onepass import _lines
+    from onepass.functional import _lines
 
     x = normal(2, 8, device=device)
     for i in range(1500):

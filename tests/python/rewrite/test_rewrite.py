@@ -10,7 +10,7 @@ import onepass
 from captures import captured
 from onepass.graph.operations import operation
 from onepass.rewrite import fuse as fusing
-from onepass.rewrite.chains import Order, chains
+from onepass.rewrite.find.chains import Order, chains
 from onepass.rewrite.masks import name_masks
 
 

@@ -5,7 +5,7 @@
 
 #include "onepass/kernel/arguments.h"
 #include "onepass/kernel/common/shapes.h"
-#include "onepass/lane/tensor_map.h"
+#include "onepass/lane/device/tensor_map.h"
 
 namespace onepass {
 

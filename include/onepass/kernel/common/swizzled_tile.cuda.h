@@ -5,7 +5,7 @@
 // The 16 columns of an mma may be any of a tile's rows, as long as both factors have the same ones.
 #pragma once
 
-#include "onepass/lane/warp_matrix.cuda.h"
+#include "onepass/lane/device/warp_matrix.cuda.h"
 #include "onepass/kernel/common/reduce.cuda.h"
 #include "onepass/kernel/common/shapes.h"
 

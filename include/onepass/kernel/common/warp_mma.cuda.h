@@ -14,7 +14,7 @@
 
 #include "onepass/kernel/common/cursor.cuda.h"
 #include "onepass/kernel/common/swizzled_tile.cuda.h"
-#include "onepass/lane/warp_matrix.cuda.h"
+#include "onepass/lane/device/warp_matrix.cuda.h"
 
 ONEPASS_BEGIN
 

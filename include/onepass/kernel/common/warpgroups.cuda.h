@@ -1,7 +1,7 @@
 // What kernels share whose warpgroups multiply tiles that TMA loads (sm_90a).
 #pragma once
 
-#include "onepass/lane/matrix.cuda.h"
+#include "onepass/lane/device/matrix.cuda.h"
 #include "onepass/kernel/common/reduce.cuda.h"
 #include "onepass/kernel/common/shapes.h"
 

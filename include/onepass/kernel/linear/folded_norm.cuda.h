@@ -68,9 +68,9 @@ ONEPASS_FUNCTION void fold(const fold_arguments& a) {
   if (threadIdx.x == 0) a.sums[blockIdx.x] = sum, a.offsets[blockIdx.x] = offset;
 }
 
-// The moments of a row word's statistics, from tiles of 64 columns in shared memory (lane/matrix.cuda.h): a thread has
-// a row. Σd² / n - (Σd / n)² is over d = x - shift, where shift is the mean of the row's first tile. It loses at most a
-// factor of n / 64 of float32's precision, where the other tiles' mean is far from the first's.
+// The moments of a row word's statistics, from tiles of 64 columns in shared memory (device/matrix.cuda.h): a thread
+// has a row. Σd² / n - (Σd / n)² is over d = x - shift, where shift is the mean of the row's first tile. It loses at
+// most a factor of n / 64 of float32's precision, where the other tiles' mean is far from the first's.
 template <dtype D, class Row>
 class tile_moments {
  public:

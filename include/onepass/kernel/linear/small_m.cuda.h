@@ -17,7 +17,7 @@
 //                  too, and kAtOnce, rows that a thread makes at a time
 #pragma once
 
-#include "onepass/lane/warp_matrix.cuda.h"
+#include "onepass/lane/device/warp_matrix.cuda.h"
 #include "onepass/kernel/linear/prologue.cuda.h"
 
 ONEPASS_BEGIN

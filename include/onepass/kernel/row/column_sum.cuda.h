@@ -2,7 +2,7 @@
 // rows.
 #pragma once
 
-#include "onepass/lane/memory.cuda.h"
+#include "onepass/lane/device/memory.cuda.h"
 #include "onepass/kernel/row/shapes.h"
 
 namespace onepass {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "src/plan/frame.h"
-#include "src/torch/prepared.h"
+#include "src/torch/call/prepared.h"
 #include "src/torch/tensor.h"
 
 namespace onepass::binding {

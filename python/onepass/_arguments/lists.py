@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from onepass import _native
-from onepass._autocast import under_autocast
-from onepass._shapes import is_sharded
+from onepass._arguments.autocast import under_autocast
+from onepass._arguments.shapes import is_sharded
 from onepass.autograd import is_transformed
 from onepass.line import Line
 

@@ -5,8 +5,8 @@
 // Source of the layouts: PTX ISA 8.7, "Asynchronous Warpgroup Level Matrix Instructions".
 #pragma once
 
-#include "onepass/lane/memory.cuda.h"
-#include "onepass/lane/tensor_map.h"
+#include "onepass/lane/device/memory.cuda.h"
+#include "onepass/lane/device/tensor_map.h"
 
 ONEPASS_BEGIN
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from onepass._lines import remembered
+from onepass._arguments.remembered import remembered
 from onepass.line import Line, parsed
 
 __all__ = ["run"]

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/torch/frame.h"
+#include "src/torch/call/frame.h"
 
 namespace onepass::binding {
 
@@ -28,7 +28,7 @@ std::vector<T> part_of(const std::vector<T>& all, int begin, int end) {
   return {all.begin() + begin, all.begin() + end};
 }
 
-// Beside a line without operands x may stand: a traced graph has no empty list (python/onepass/_ops.py).
+// Beside a line without operands x may stand: a traced graph has no empty list (python/onepass/_operators/fake.py).
 inline bool operand_count_fits(std::size_t got, std::size_t wanted) {
   return got == wanted || (wanted == 0 && got == 1);
 }

@@ -10,7 +10,7 @@ from torch import Size, fx
 
 from onepass.graph.operations import is_tensor, operation, same, same_shape, value_of
 from onepass.reference import ACTIVATIONS
-from onepass.rewrite import idioms, rotary
+from onepass.rewrite.find import idioms, rotary
 
 __all__ = ["Step", "steps"]
 

@@ -14,7 +14,7 @@ from onepass._native import LineError
 from onepass.graph.effects import UNKNOWN, Memory, effects_of, evaluated, memory_of
 from onepass.graph.operations import is_contiguous, is_tensor, modes, operation, same, same_shape, value_of
 from onepass.line import _parse
-from onepass.rewrite.steps import Step, steps
+from onepass.rewrite.find.steps import Step, steps
 from onepass.word import about
 
 __all__ = ["Chain", "Order", "apart", "chains", "is_column", "is_line", "lies_as", "with_less_saved"]

@@ -6,7 +6,7 @@
 
 #include "src/cpu/panel.h"
 #include "src/cuda/row/configuration.h"
-#include "src/torch/frame.h"
+#include "src/torch/call/frame.h"
 
 namespace onepass::binding {
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from onepass import _ops
+from onepass._operators import fake
 from onepass.autograd import places_of
 from onepass.line import _parse
 from onepass.reference import compose
@@ -20,9 +20,9 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable]:
     of gradients are refused with a RuntimeError: what forward saves for backward is left empty.
     """
     shapes = {
-        "elementwise": _ops.elementwise_results,
-        "rowwise": _ops.rowwise_results,
-        **dict.fromkeys(("linear", "scores", "attention"), _ops.contraction_results),
+        "elementwise": fake.elementwise_results,
+        "rowwise": fake.rowwise_results,
+        **dict.fromkeys(("linear", "scores", "attention"), fake.contraction_results),
     }
     ops = torch.ops.onepass
     table = {getattr(ops, f"{name}_forward").default: _forward(of) for name, of in shapes.items()}
@@ -51,7 +51,7 @@ def _group_forward(xs, operands, line, state, save, own, stack):
     results = []
     for kind in zip(*each):
         results += [torch.stack(kind)] if stack else kind
-    return [*results, *_ops.group_results(xs, operands, line, state, save, own, stack)[len(results) :]]
+    return [*results, *fake.group_results(xs, operands, line, state, save, own, stack)[len(results) :]]
 
 
 def _dropout_state(like):

@@ -1,7 +1,7 @@
 // Matrix products of a warp, from registers (sm_80 and later).
 #pragma once
 
-#include "onepass/lane/memory.cuda.h"
+#include "onepass/lane/device/memory.cuda.h"
 
 ONEPASS_BEGIN
 

@@ -1,5 +1,5 @@
 // Runs a call's arguments on its device.
-#include "src/torch/run.h"
+#include "src/torch/call/run.h"
 
 #include <dlfcn.h>
 #include <torch/csrc/stable/accelerator.h>

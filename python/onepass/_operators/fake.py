@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from onepass import _native
-from onepass._composed import OF_DTYPE
+from onepass._operators.composed import OF_DTYPE
 
 library = torch.library.Library("onepass", "FRAGMENT")
 

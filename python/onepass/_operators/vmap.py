@@ -7,7 +7,7 @@ from torch._functorch.vmap import _broadcast_to_and_flatten
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from onepass import _native
-from onepass._ops import library
+from onepass._operators.fake import library
 
 # Tensors of a row for each of x's, by the names in the operators' schemas.
 _ROWS = ("x", "gradients", "resumed", "product", "resumed_behind")

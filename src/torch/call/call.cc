@@ -1,10 +1,10 @@
 // One call of a line, forward or backward, on either device: checks, layout, outputs, launch.
-#include "src/torch/call.h"
+#include "src/torch/call/call.h"
 
 #include "src/cuda/row/configuration.h"
 #include "src/torch/check.h"
-#include "src/torch/frame.h"
-#include "src/torch/run.h"
+#include "src/torch/call/frame.h"
+#include "src/torch/call/run.h"
 
 namespace onepass::binding {
 

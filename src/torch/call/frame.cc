@@ -1,5 +1,5 @@
 // The tensors of one call on their way into `arguments`, checked and copied where their strides want it.
-#include "src/torch/frame.h"
+#include "src/torch/call/frame.h"
 
 #include "src/torch/check.h"
 

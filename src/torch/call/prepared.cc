@@ -1,5 +1,5 @@
 // Lines that have been parsed, by text, for the whole process.
-#include "src/torch/prepared.h"
+#include "src/torch/call/prepared.h"
 
 #include <algorithm>
 #include <utility>
