@@ -39,8 +39,8 @@ word = name | name "(" number ")" | "gate" "(" activation ")"
 
 - An activation is one of the words of that table below, with its number if it has one: `gate(leaky_relu(0.2))`.
 - A number is written as Python writes a float. White space between the parts is free.
-- A line has at most one `linear`, behind its row words, or `scores` as its first word (then one row word, and `values` as
-  its last); 8 row words, 12 operands, 12 numbers, 4 `keep`s, and 32 words, for which a compiler takes up to 8 s.
+- A line has at most one `linear`, behind its row words, or `scores` as its first word (then one row word, and `values`
+  as its last); 8 row words, 12 operands, 12 numbers, 4 `keep`s, and 32 words, for which a compiler takes up to 8 s.
 - A line that cannot be read raises `onepass.LineError` (a ValueError), which quotes it with carets under the fault.
 
 ## Operands

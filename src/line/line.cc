@@ -286,7 +286,8 @@ class reader {
       }
       if (to.rowwise() && to.scores()) {
         fail(w.begin, w.end,
-             std::string("a second row word, '") + about.name + "': a line with 'scores' has at most one (this one has '" +
+             std::string("a second row word, '") + about.name +
+                 "': a line with 'scores' has at most one (this one has '" +
                  to.words[static_cast<std::size_t>(to.row)].about->name + "')");
       }
       if (static_cast<int>(to.row_words.size()) == kMaxRowWords)

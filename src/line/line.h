@@ -44,7 +44,7 @@ struct line {
   bool scores() const;                                        // whether it begins with `scores`
   const word& operand_word(int operand) const;
   int last_row() const { return rowwise() ? row_words.back() : -1; }
-  int statistics(dtype x) const;  // elements saved of a row, of all row words
+  int statistics(dtype x) const;   // elements saved of a row, of all row words
   int least_dim() const;           // `causal` looks at the last two dimensions
   bool depends_on_column() const;  // some word looks at its row or column (column operands, dropout, causal, rope)
   bool turns() const;              // whether it is `rope`, which looks at both halves of a row

@@ -141,7 +141,8 @@ class line_call {
     if (plans.size() > 1) {
       a.task_columns = plans.front().row_columns;
       const int64 parts = ceil_div(a.columns, a.task_columns);
-      parts_of_rows = std::make_unique<device_tensor>(static_cast<std::size_t>(a.rows * (row_numbers(r) + 4 * parts)), dtype::f32);
+      parts_of_rows =
+          std::make_unique<device_tensor>(static_cast<std::size_t>(a.rows * (row_numbers(r) + 4 * parts)), dtype::f32);
       auto* start = static_cast<float*>(parts_of_rows->data());
       if (of_rows != nullptr) *of_rows = start;
       a.row_parts = start + row_numbers(r) * a.rows;
@@ -266,16 +267,17 @@ TEST_F(EmulatedAnyLines, OfASmallDeviationAreTheCpus) {
 // Held in registers from the first to the last, by threads of a warp, of a block and of a cluster; or in parts.
 TEST_F(EmulatedAnyLines, OfSeveralRowWordsAreTheCpus) {
   const char* const residual = "rms_norm | scale | add | keep | rms_norm | scale";
-  const char* const mixed = "gelu | layer_norm | scale | bias | dropout(0.2) | softmax | mul(8) | layer_norm | gate(silu)";
-  for (const line_case& of : {line_case{residual, dtype::bf16, dtype::bf16, {9, 64}},
-                              line_case{residual, dtype::bf16, dtype::f32, {20, 1000}},
-                              line_case{residual, dtype::f32, dtype::f32, {3, 4096}},
-                              line_case{residual, dtype::bf16, dtype::bf16, {2, 40000}},
-                              line_case{mixed, dtype::f32, dtype::f32, {7, 77}},
-                              line_case{mixed, dtype::f16, dtype::f16, {3, 2050}},
-                              line_case{"softmax | rms_norm(1e-12)", dtype::bf16, dtype::bf16, {2, 16384}},
-                              line_case{residual, dtype::bf16, dtype::bf16, {2, 600000}},
-                              line_case{mixed, dtype::f32, dtype::f32, {1, 300001}}})
+  const char* const mixed =
+      "gelu | layer_norm | scale | bias | dropout(0.2) | softmax | mul(8) | layer_norm | gate(silu)";
+  for (const line_case& of :
+       {line_case{residual, dtype::bf16, dtype::bf16, {9, 64}},
+        line_case{residual, dtype::bf16, dtype::f32, {20, 1000}},
+        line_case{residual, dtype::f32, dtype::f32, {3, 4096}},
+        line_case{residual, dtype::bf16, dtype::bf16, {2, 40000}}, line_case{mixed, dtype::f32, dtype::f32, {7, 77}},
+        line_case{mixed, dtype::f16, dtype::f16, {3, 2050}},
+        line_case{"softmax | rms_norm(1e-12)", dtype::bf16, dtype::bf16, {2, 16384}},
+        line_case{residual, dtype::bf16, dtype::bf16, {2, 600000}},
+        line_case{mixed, dtype::f32, dtype::f32, {1, 300001}}})
     line_call(of.line, of.x, of.column, of.of).expect_right();
   line_call(residual, dtype::bf16, dtype::bf16, {5, 256}).expect_right(true);
   line_call(residual, dtype::f32, dtype::f32, {1, 300000}).expect_right(true);

@@ -292,10 +292,8 @@ struct line {
   using post = typename last::post;
   static constexpr int row_parameter = last::row_parameter;
 
-  static constexpr int operands =
-      larger(Pre::operands, larger(Post::operands, largest_of<0, More::post::operands...>));
-  static constexpr int dropouts =
-      larger(Pre::dropouts, larger(Post::dropouts, largest_of<0, More::post::dropouts...>));
+  static constexpr int operands = larger(Pre::operands, larger(Post::operands, largest_of<0, More::post::operands...>));
+  static constexpr int dropouts = larger(Pre::dropouts, larger(Post::dropouts, largest_of<0, More::post::dropouts...>));
   static constexpr int keeps = larger(Pre::keeps, larger(Post::keeps, largest_of<0, More::post::keeps...>));
   static constexpr int features = post::features;
 

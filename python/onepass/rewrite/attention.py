@@ -20,8 +20,8 @@ __all__ = ["put_own_attention", "with_products"]
 def with_products(chain: Chain) -> Chain:
     """A chain of softmax with the product of queries and keys that gives its input, and that of its weights and the
     values, where these are what it looks like; else as it is."""
-    has_softmax = any("is_softmax" in about(word).properties for word in chain.words)
-    if not has_softmax or value_of(chain.x).dim() < 3 or chain.is_viewed:
+    rows = [about(word) for word in chain.words if about(word).kind == "row"]
+    if len(rows) != 1 or "is_softmax" not in rows[0].properties or value_of(chain.x).dim() < 3 or chain.is_viewed:
         return chain
     return _with_values(_with_scores(chain))
 

@@ -9,7 +9,8 @@
 namespace onepass::cuda {
 
 bool fits(const warp_linear_call& call) {
-  return call.before.row_words <= 1 && is_aligned(call.matrix, call.matrix_stride) && describe(call.behind, call.a_behind).access == kTileLanes &&
+  return call.before.row_words <= 1 && is_aligned(call.matrix, call.matrix_stride) &&
+         describe(call.behind, call.a_behind).access == kTileLanes &&
          describe(call.before, call.a_before).access == kTileLanes;
 }
 

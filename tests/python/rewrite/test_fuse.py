@@ -134,6 +134,27 @@ def test_backend_of_torch_compile():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("behind", ["softmax", "rms_norm"])
+def test_several_row_words(behind):
+    """A norm, a residual and a norm are one line; behind attention's scores there is one row word."""
+
+    def two_norms(x, residual, weight):
+        h = residual + torch.nn.functional.rms_norm(x, (16,), weight, 1e-6)
+        return torch.nn.functional.rms_norm(h, (16,), weight, 1e-5), h
+
+    def after_scores(q, k, _):
+        y = torch.softmax(q @ k.mT * 0.5, -1)
+        return torch.softmax(y, -1) if behind == "softmax" else torch.nn.functional.rms_norm(y, (4,))
+
+    given = [torch.randn(3, 4, 16, dtype=torch.float64) for _ in range(2)] + [torch.randn(16, dtype=torch.float64)]
+    for function in (two_norms, after_scores):
+        fused = onepass.fuse(function)
+        torch.testing.assert_close(fused(*given), function(*given))
+        lines = [f.line for f in onepass.report(fused).lines]
+        assert len(lines) == 1
+        assert sum(w.kind == "row" for w in onepass.Line(lines[0]).words) == 2
+
+
 def test_dropout_is_drawn():
     """As often as asked, another each time, governed by manual_seed."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Dropout(0.25))

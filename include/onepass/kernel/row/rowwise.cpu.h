@@ -109,8 +109,9 @@ ONEPASS_FUNCTION T row_parameter(const arguments& a) {
 template <class Line, int I>
 ONEPASS_FUNCTION int64 statistics_before(dtype type) {
   if constexpr (I == 0) return 0;
-  else return size_of(type) == 2 ? Line::template statistics_before<I, dtype::bf16>()
-                                 : Line::template statistics_before<I, dtype::f32>();
+  else
+    return size_of(type) == 2 ? Line::template statistics_before<I, dtype::bf16>()
+                              : Line::template statistics_before<I, dtype::f32>();
 }
 template <class Line, int I, class T>
 ONEPASS_FUNCTION void save(T* statistics, const arguments& a, dtype type, int64 row, word::row_numbers<T> saved) {
@@ -195,11 +196,12 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
 // Whether z and dz cost less to compute again than a trip through the cache; not where types are looked up.
 template <class Line, bool Uniform>
 inline constexpr bool kComputesAgain =
-    Uniform && Line::segments == 1 &&
+    Uniform&& Line::segments == 1 &&
     (kResultIsGiven<Line> ? 0 : Line::pre::flops + Line::row::about.flops_recompute) + Line::post::flops <= 8;
 
-// Backward of the segments before the last, down to the first: in z_row and dz_row come the result of row word I + 1 and
-// its gradient, with their sums over the row; those of the first row word are left there, and their sums are returned.
+// Backward of the segments before the last, down to the first: in z_row and dz_row come the result of row word I + 1
+// and its gradient, with their sums over the row; those of the first row word are left there, and their sums are
+// returned.
 template <class T, class Line, int I, class Cursor>
 ONEPASS_FUNCTION word::pair<T> earlier_gradients(const arguments& a, Cursor& at,
                                                  const saved_numbers<T, Line::segments>& saved, word::pair<T> sums,

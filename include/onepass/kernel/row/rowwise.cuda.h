@@ -133,8 +133,8 @@ struct nothing_behind {};
 // result, and the words behind it.
 template <class Config, class Line, int I = 0, class Threads, class Value>
 ONEPASS_FUNCTION void earlier_segments(const arguments& a, int across, Threads& threads, cursor<Config, Line>& at,
-                                       pack<typename Config::arithmetic, Config::kVectorSize>* held,
-                                       const Value& value, int64 row, bool saves) {
+                                       pack<typename Config::arithmetic, Config::kVectorSize>* held, const Value& value,
+                                       int64 row, bool saves) {
   if constexpr (I + 1 < Line::segments) {
     static_assert(!Config::kRecomputes && !Config::kAhead, "values of several row words are held");
     using segment = typename Line::template segment_at<I>;

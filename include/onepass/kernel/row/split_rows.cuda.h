@@ -1,6 +1,6 @@
-// Lines with row words on CUDA whose rows are too long for the threads of a cluster: for each row word, in backward from
-// the last to the first, partial statistics (backward: two sums) of parts a.task_columns long, to a.row_parts, and one
-// combine per row; then an elementwise pass in tiles. Rows are read once more than there are row words.
+// Lines with row words on CUDA whose rows are too long for the threads of a cluster: for each row word, in backward
+// from the last to the first, partial statistics (backward: two sums) of parts a.task_columns long, to a.row_parts, and
+// one combine per row; then an elementwise pass in tiles. Rows are read once more than there are row words.
 #pragma once
 
 #include "onepass/kernel/row/rowwise.cuda.h"
@@ -215,8 +215,7 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
       const auto saved = all_saved_of<Line, T, Config::kX>(a, row);
       word::pair<T> totals[Line::segments];
       read_totals<Line, 0>(a, row, totals);
-      const word::terms<L> here =
-          value_and_gradient<Line, 0, L>(at, saved, totals, static_cast<T>(a.inverse_columns));
+      const word::terms<L> here = value_and_gradient<Line, 0, L>(at, saved, totals, static_cast<T>(a.inverse_columns));
       if constexpr (Config::kWantsRecompute && Line::segments > 1) {
         L x{};
         if constexpr (!Line::pre::resumes) x = at.x();

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from unittest import mock
 
 import torch
+from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -21,6 +22,7 @@ from fuzz.run.comparison import Difference, differences, tolerance_of
 from fuzz.run.execution import calls_of, observe
 from fuzz.run.masks import Masks, disagreement
 from onepass.rewrite import fuse as fusing
+from onepass.rewrite.find.chains import lies_as
 
 __all__ = ["Outcome", "trial"]
 
@@ -95,8 +97,8 @@ def trial(program: Program, then: str = "eager", ran: Callable[[], None] = lambd
         _beside_written_out(program, outcome, calls, found, Masks(masks, order), tolerance)
     if any(d.kind == "value" and d.error is None for d in outcome.found):
         _beside_shaken(program, outcome, calls, expected, Masks(masks, order), tolerance)
-    if any(d.kind == "strides" for d in outcome.found) and not masks.drawn:
-        _beside_fakes(program, outcome, calls, expected, masks, tolerance)
+    if any(d.kind == "strides" for d in outcome.found):
+        _beside_fakes(program, outcome, calls, Masks(masks, order))
     if outcome.found and torch.__version__ < "2.12":
         _beside_first_shapes(outcome, expected)
     if outcome.found or program.varies:
@@ -216,12 +218,25 @@ def _beside_shaken(program, outcome, calls, expected, masks, tolerance) -> None:
     outcome.found = [d for d in outcome.found if d not in outcome.rounding]
 
 
-def _beside_fakes(program, outcome, calls, expected, masks, tolerance) -> None:
-    """Sets apart strides that PyTorch's own tensors without data have otherwise than its kernels."""
-    found, _ = _compiled(program, lambda made: torch.compile(made, backend="aot_eager"), calls, masks)
-    theirs = {(d.where, d.text) for d in differences(calls, expected, found, tolerance) if d.kind == "strides"}
-    outcome.torchs_own += [d for d in outcome.found if (d.where, d.text) in theirs]
-    outcome.found = [d for d in outcome.found if (d.where, d.text) not in theirs]
+def _beside_fakes(program, outcome, calls, masks) -> None:
+    """Sets apart strides where PyTorch's own tensors without data have others than its kernels, in Dynamo's graphs:
+    what a line gives follows the former."""
+    differing: list[fx.Node] = []
+
+    class Compared(fx.Interpreter):
+        def run_node(self, n: fx.Node):
+            value, fake = super().run_node(n), n.meta.get("example_value")
+            if isinstance(value, Tensor) and isinstance(fake, Tensor) and not value.is_nested:
+                differing.extend([n] * (not lies_as(value, fake)))
+            return value
+
+    def backend(graph: fx.GraphModule, _):
+        return lambda *inputs: Compared(graph).run(*inputs)
+
+    _compiled(program, lambda made: torch.compile(made, backend=backend), calls, masks)
+    if differing:
+        outcome.torchs_own += [d for d in outcome.found if d.kind == "strides"]
+        outcome.found = [d for d in outcome.found if d.kind != "strides"]
 
 
 def _beside_first_shapes(outcome, expected) -> None:
