@@ -126,6 +126,7 @@ def scores(
 
 
 NORM = "layer_norm(1e-5) | scale | bias"
+TWO_NORMS = "rms_norm(1e-6) | scale | add | keep | layer_norm(1e-5) | scale"
 KEEPING = "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"
 ELEMENTWISE, ROWWISE = "elementwise_forward elementwise_backward", "rowwise_forward rowwise_backward"
 PARTS = " ".join(f"rowwise_{way}_{part}" for way in ("forward", "backward") for part in ("parts", "combined", "tiles"))
@@ -192,6 +193,11 @@ def plain_lines() -> None:
     line("long rows", PARTS, NORM, (3, 600000))
     line("long rows, softmax", PARTS, "mul(0.1) | softmax", (3, 600000), F32)
     line("long rows, odd", PARTS, NORM, (3, 600001))
+    line("two norms in a warp", ROWWISE, TWO_NORMS, (130, 128))
+    line("two norms in a block", ROWWISE, TWO_NORMS, (70, 4096), F32)
+    line("two norms, odd rows", ROWWISE, TWO_NORMS, (70, 1001))
+    line("two norms in a cluster", ROWWISE, TWO_NORMS, (4, 65536))
+    line("two norms, long rows", PARTS, TWO_NORMS, (2, 600000))
     for own in (False, True):
         whose = "their own operands" if own else "operands for all"
         lists(f"list, {whose}", ELEMENTWISE, "bias | gelu_tanh", 64, (3, 10, 1, 40, 7), own=own)
