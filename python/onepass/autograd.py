@@ -212,8 +212,8 @@ def _firsts(line, members, sources, places) -> list[int]:
 
 
 def reached_by(upstream) -> int:
-    """Operands with fewer keeps before them than this have a gradient. Where nobody asks for the result's, those behind
-    the last kept value whose gradient is asked for have none, as with PyTorch's operators."""
+    """How many keeps the gradients reach: operands with fewer keeps before them get a gradient. If the result has none,
+    operands behind the last kept value that has one get none either, as with PyTorch's operators."""
     if upstream[0] is not None:
         return len(upstream) + 1
     return max((i for i, g in enumerate(upstream) if g is not None), default=0)

@@ -288,11 +288,10 @@ class reader {
         fail(w.begin, w.end,
              std::string("a second row word, '") + about.name +
                  "': a line with 'scores' has at most one (this one has '" +
-                 to.words[static_cast<std::size_t>(to.row)].about->name + "')");
+                 to.words[static_cast<std::size_t>(to.first_row())].about->name + "')");
       }
       if (static_cast<int>(to.row_words.size()) == kMaxRowWords)
         fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxRowWords) + " row words");
-      if (!to.rowwise()) to.row = static_cast<int>(to.words.size());
       to.row_words.push_back(static_cast<int>(to.words.size()));
     }
     if (about.kind == word_kind::contraction) add_contraction(to, w);
@@ -371,10 +370,7 @@ line slice(const line& of, int begin, int end) {
     w.begin = static_cast<int>(part.text.size());
     part.text += text;
     w.end = static_cast<int>(part.text.size());
-    if (w.about->kind == word_kind::row) {
-      if (!part.rowwise()) part.row = i - begin;
-      part.row_words.push_back(i - begin);
-    }
+    if (w.about->kind == word_kind::row) part.row_words.push_back(i - begin);
     if (i == of.linear) part.linear = i - begin;
     if (w.operand >= 0) w.operand = part.operands++;
     take_numbers(part, w);

@@ -28,7 +28,6 @@ struct word {
 struct line {
   std::string text;  // its strategy by its present name
   std::vector<word> words;
-  int row = -1;     // index of the first row word; -1: elementwise
   int linear = -1;  // index of `linear` or `scores`; -1: none
   int values = -1;  // index of `values`, the last word; -1: none
   strategy how = strategy::automatic;
@@ -39,10 +38,11 @@ struct line {
   std::vector<double> parameters;
   std::vector<int> row_words;  // indices of all
 
-  bool rowwise() const { return row >= 0; }
+  bool rowwise() const { return !row_words.empty(); }
   bool by_rows() const { return rowwise() || features > 0; }  // its kernels have whole rows
   bool scores() const;                                        // whether it begins with `scores`
   const word& operand_word(int operand) const;
+  int first_row() const { return rowwise() ? row_words.front() : -1; }
   int last_row() const { return rowwise() ? row_words.back() : -1; }
   int statistics(dtype x) const;   // elements saved of a row, of all row words
   int least_dim() const;           // `causal` looks at the last two dimensions

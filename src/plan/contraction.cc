@@ -32,7 +32,7 @@ bool scales_by_number(const descriptor& about) { return about.scales && about.op
 
 contraction::affine_norm norm_of(const line& before) {
   contraction::affine_norm norm{false, false, -1, -1};
-  if (before.row != 0) return norm;
+  if (before.first_row() != 0) return norm;
   const descriptor& row = *before.words[0].about;
   std::size_t at = 1;
   const auto is = [&](bool (*property)(const descriptor&)) {
@@ -126,7 +126,7 @@ contraction_gradients plan_gradients(const contraction& of, dtype x, const std::
 bool is_one_bias(const line& of) { return of.words.size() == 1 && is_bias(*of.words[0].about); }
 
 bool has_softmax(const line& of) {
-  return of.rowwise() && of.words[static_cast<std::size_t>(of.row)].about->is_softmax;
+  return of.rowwise() && of.words[static_cast<std::size_t>(of.first_row())].about->is_softmax;
 }
 
 bool is_causal(const line& of) {
@@ -134,24 +134,25 @@ bool is_causal(const line& of) {
   const auto leaves_infinity = [](const descriptor& about) {
     return about.adds || is_mask(about) || about.kind == word_kind::keep;
   };
-  int last = of.row - 1;
+  int last = of.first_row() - 1;
   while (last >= 0 && leaves_infinity(*of.words[static_cast<std::size_t>(last)].about)) --last;
   return last >= 0 && of.words[static_cast<std::size_t>(last)].about->is_causal;
 }
 
 bool maps_zero_to_zero(const line& of) {
-  return std::all_of(of.words.begin() + of.row + 1, of.words.end(),
+  return std::all_of(of.words.begin() + of.first_row() + 1, of.words.end(),
                      [](const word& w) { return function_of(w).maps_zero_to_zero; });
 }
 
 bool is_linear(const line& of) {
-  return std::all_of(of.words.begin() + of.row + 1, of.words.end(), [](const word& w) { return w.about->is_linear; });
+  return std::all_of(of.words.begin() + of.first_row() + 1, of.words.end(),
+                     [](const word& w) { return w.about->is_linear; });
 }
 
 std::optional<double> softmax_scale(const line& of) {
-  if (!has_softmax(of) || of.row + 1 != static_cast<int>(of.words.size())) return {};
+  if (!has_softmax(of) || of.first_row() + 1 != static_cast<int>(of.words.size())) return {};
   double scale = 1;
-  for (int i = 0; i < of.row; ++i) {
+  for (int i = 0; i < of.first_row(); ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
     const bool adds = w.about->adds && w.about->operand == operand_kind::tensor;
     if (scales_by_number(*w.about)) scale *= w.parameters[0];

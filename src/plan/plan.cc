@@ -19,7 +19,7 @@ struct segment {
 
 // Before the first row word.
 segment entry_segment(const line& of) {
-  return {0, of.rowwise() ? of.row : static_cast<int>(of.words.size()) - of.features};
+  return {0, of.rowwise() ? of.first_row() : static_cast<int>(of.words.size()) - of.features};
 }
 // Behind a row word, to the next or the line's end.
 segment segment_behind(const line& of, std::size_t row_word) {
@@ -38,15 +38,15 @@ bool needs_input(const line& of, int at, int end, int resume) {
          (at != resume && needs_input(of, at + 1, end, resume));
 }
 
-// The word at which backward starts instead of at x; -1: none. It is a row word at the line's end whose gradient needs
+// The word at which backward resumes; -1: it starts at x. It is a row word at the line's end whose gradient needs
 // only its result, or else the last keep before the row word, if a word behind that keep needs a value. No word before
 // the point may need one.
 int resume_point(const line& of) {
   const segment entry = entry_segment(of);
-  const bool ends = of.row_words.size() == 1 && of.row + 1 == static_cast<int>(of.words.size());
-  if (ends && of.words[static_cast<std::size_t>(of.row)].about->backward_from_result &&
+  const bool ends = of.row_words.size() == 1 && of.first_row() + 1 == static_cast<int>(of.words.size());
+  if (ends && of.words[static_cast<std::size_t>(of.first_row())].about->backward_from_result &&
       !needs_input(of, 0, entry.end, -1)) {
-    return of.row;
+    return of.first_row();
   }
   int resume = -1;
   for (int i = 0; i < entry.end; ++i) {
@@ -87,7 +87,7 @@ reads backward_reads(const line& of, bool recomputes) {
   if (of.linear >= 0) return backward_reads(contraction(of));
   reads result;
   const int resume = resume_point(of);
-  result.result = resume >= 0 && resume == of.row;
+  result.result = resume >= 0 && resume == of.first_row();
   if (resume >= 0 && !result.result) result.kept = of.words[static_cast<std::size_t>(resume)].ordinal;
   result.statistics = of.rowwise() && !result.result;
   result.operands.resize(static_cast<std::size_t>(of.operands));

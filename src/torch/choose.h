@@ -9,9 +9,9 @@
 
 namespace onepass::binding {
 
-// Offers the chosen way to `take`, and the next where that says false: tensors lie as its kernel cannot read them, or
-// it cannot be compiled. The library's way is not offered. `word`: an error says that the line names a way of it that
-// cannot be; null: such a line takes the library's.
+// Tries ways, best first, until `take` accepts one; it refuses where the kernel cannot read the tensors' layout or cannot
+// be compiled. The library's way is not tried. `word`: where the way that a line names cannot run, the word that an error
+// names; null: such a line takes the library's.
 template <class Take>
 choice::implementation take_way(choice::call of, const device& on, const char* word, const Take& take) {
   if (of.named == spec::strategy::unfused) return choice::implementation::library;

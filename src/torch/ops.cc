@@ -6,7 +6,6 @@
 #include "src/torch/check.h"
 #include "src/torch/linear/linear.h"
 #include "src/torch/lists/group.h"
-#include "src/torch/lists/group.h"
 
 namespace onepass::binding {
 namespace {

@@ -24,7 +24,7 @@ TEST(Line, ReadsWordsNumbersAndOperands) {
   EXPECT_EQ(l.parameters, (std::vector<double>{0.1, 10e-7}));
   EXPECT_EQ(l.operands, 3);
   EXPECT_EQ(l.words[2].operand, 1);
-  EXPECT_EQ(l.row, 4);
+  EXPECT_EQ(l.first_row(), 4);
   EXPECT_EQ(l.keeps, 1);
   EXPECT_EQ(l.dropouts, 1);
 }

@@ -16,8 +16,8 @@ TEST(Contraction, IsTwoLines) {
   EXPECT_EQ(c.before.text, "dropout(0.1) | add | layer_norm(1e-3) | scale");
   EXPECT_EQ(c.behind.text, "bias | dropout(0.2) | keep");
   EXPECT_EQ(c.weight, 2);
-  EXPECT_EQ(c.before.row, 2);
-  EXPECT_EQ(c.behind.row, -1);
+  EXPECT_EQ(c.before.first_row(), 2);
+  EXPECT_EQ(c.behind.first_row(), -1);
   EXPECT_EQ(c.behind.words[0].operand, 0);
   EXPECT_EQ(c.behind.first_operand, 3);
   EXPECT_EQ(c.behind.words[1].ordinal, 1) << "two dropouts of one call draw from two streams";
@@ -54,7 +54,7 @@ TEST(Contraction, ScoresAreMadeAgain) {
   const contraction c = split("scores | mul(0.1) | mask | softmax");
   EXPECT_TRUE(c.scores);
   EXPECT_TRUE(c.before.words.empty());
-  EXPECT_EQ(c.behind.row, 2);
+  EXPECT_EQ(c.behind.first_row(), 2);
   reads r = backward_reads(c);
   EXPECT_TRUE(r.result_behind);
   EXPECT_TRUE(r.x_for_weight) << "queries only for the gradient of the keys";

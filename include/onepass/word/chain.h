@@ -288,7 +288,7 @@ struct line {
   template <int I>
   using segment_at = typename nth<I, segment<Row, RowParameter, Post>, More...>::type;
   using last = segment_at<segments - 1>;
-  using row = typename last::row;  // the last row word
+  using row = typename last::row;  // the last row word; others are segment_at<I>::row
   using post = typename last::post;
   static constexpr int row_parameter = last::row_parameter;
 

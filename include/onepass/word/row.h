@@ -5,8 +5,8 @@
 //   sum(f)                  over the row of f(value), f from lane to lane; the result is the same in every lane
 //   sum_pair(f)             two sums at once, f from lane to terms
 //   squares()               Σ value²
-//   moments()               mean, what rounding took from it, and variance. Where Row::kCentred, some number near the
-//                           mean is taken from each value, and from what forward subtracts, the first of `saved`
+//   moments()               mean, what rounding took from it, and variance. Where Row::kCentred, each value has a shift
+//                           near the mean subtracted already, and `saved.first` is the mean minus that shift
 //   exponentials()          the largest value (0 where that is -infinity) and Σ exp(value - largest). Where Row::kHeld,
 //                           exp(value - largest) takes the place of each value, but for a factor that the kernel
 //                           gives to what forward multiplies by, the second of `saved`
@@ -177,7 +177,7 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
   }
 };
 
-// Where a line without a row word contracts its rows: nothing but its numbers is known of a row.
+// The identity as a row word, for a line that ends in features but has no norm and no softmax.
 struct whole {
   static constexpr descriptor about{
       .name = "", .kind = word_kind::row, .sums = 0, .flops_forward = 0, .flops_backward = 0};

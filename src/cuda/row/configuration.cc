@@ -13,7 +13,7 @@ namespace {
 
 int64 power_of_two_from(int64 n) { return static_cast<int64>(std::bit_ceil(static_cast<std::uint64_t>(n))); }
 
-// Calls body(view, storage type) for every tensor that the kernel touches by column.
+// Calls body(view) for every tensor that the kernel touches by column.
 template <class Body>
 void each_view(const arguments& a, const Body& body) {
   if (a.x.data) body(a.x);

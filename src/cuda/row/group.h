@@ -31,7 +31,7 @@ std::vector<std::vector<int>> alike(const std::vector<std::string>& keys, int64 
 int64 room_for_members(std::size_t count, int64 most);
 // An entry of a launch that has no tensor.
 arguments no_member();
-// How far apart rows lie is nothing to a tensor that has one: there it is as in the longest, so that they are alike.
+// A tensor of one row has no row stride: it gets the longest tensor's, so that both share a kernel.
 void lay_out_single_rows(const std::vector<arguments*>&);
 // The configuration's bytes, but for what a batch decides.
 std::string key_of(configuration);

@@ -27,7 +27,8 @@ struct row_tuning {
   int threads = 512;          // of a row in a block, at most: longer rows are shared by the blocks of a cluster
   int resident = 512;         // threads that registers must leave room for on an SM; with copies the grid has as many
   int stages;                 // rows that copies run ahead by
-  // Values are not held, but made again from the copies, which must find room: for lines whose words take few flops.
+  // Values are recomputed from the copies in shared memory instead of kept in registers: for lines whose words take few
+  // flops and whose copies fit.
   bool recomputes = false;
   bool ahead = false;    // and the next row is read while this row's statistics are on their way: "Two rows in flight"
   int sums = kMany;      // for so many column sums at most

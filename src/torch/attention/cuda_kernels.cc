@@ -15,7 +15,7 @@ namespace {
 void describe_words(const spec::line& line, cuda::attention_call& call) {
   call.causal = spec::is_causal(line);
   call.leading_masks = spec::leading_masks(line);
-  for (int i = 0; i < line.row; ++i) {
+  for (int i = 0; i < line.first_row(); ++i) {
     const spec::word& w = line.words[static_cast<std::size_t>(i)];
     if (w.about->operand == operand_kind::tensor) call.prefetched.push_back(w.operand);
   }

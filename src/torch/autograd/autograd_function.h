@@ -76,8 +76,8 @@ struct places {
   std::array<std::int64_t, kMostOperands + 1> first;  // of each operand, and how many there are in all
 };
 
-// Operands with fewer keeps before them than this have a gradient. Where nobody asks for the result's, those behind the
-// last kept value whose gradient is asked for have none, as with PyTorch's operators. 0: nobody asks for any.
+// How many keeps the gradients reach: operands with fewer keeps before them get a gradient. If the result has none,
+// operands behind the last kept value that has one get none either, as with PyTorch's operators. 0: no gradient at all.
 template <class Asked>
 int reached_by(std::size_t results, const Asked& asked) {
   if (asked(0)) return static_cast<int>(results) + 1;

@@ -50,7 +50,7 @@ class row_copies {
     next_ = stage + 1 < Config::kStages ? stage + 1 : 0;
     return stage;
   }
-  // The place of `row`'s copies may take others, those of the row kStages steps behind it; its results' place too.
+  // Row `row`'s buffer is free: starts to load the row kStages steps later. So is its results' buffer.
   ONEPASS_FUNCTION void release(int64 row, int stage) {
     if constexpr (cursor_type::kInWindows) threads_.meet();
     load_async(row + Config::kStages * thread_.step, stage);

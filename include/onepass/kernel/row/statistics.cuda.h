@@ -167,8 +167,8 @@ class thread_row {
   T held_centre_ = T(0), held_factor_ = T(1);
 };
 
-// The row's statistics, or those of the vectors from column `first` on, and what takes their place where forward is
-// given the values that this thread holds. Segment: a line's, or the line in the place of its last.
+// The statistics of a row, or of its vectors from column `first` on: those to save, and those that forward uses on the
+// values that this thread holds. Segment: one of a line's, or the line itself, which stands for its last.
 template <class T>
 struct row_statistics {
   word::row_numbers<T> saved, for_held;
