@@ -33,8 +33,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to compute a line with `linear` or attention forward: bytes through memory, predicted seconds (None: not known), and on
-    CUDA the kernel that computes it, where there is one for all of the line."""
+    """A way to compute a line with `linear` or attention forward: bytes through memory, predicted seconds (None: not
+    known), and on CUDA the kernel that computes it, where there is one for all of the line."""
 
     name: str
     bytes: int

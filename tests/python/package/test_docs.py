@@ -30,8 +30,9 @@ def test_the_language_page_has_every_word():
 
 
 def test_limits_of_a_line_are_as_stated():
-    (operands, numbers, keeps) = re.search(r"(\d+) operands, (\d+) numbers and (\d+) `keep`s", docs.language()).groups()
-    for word, most in (("add", operands), ("mul(2)", numbers), ("keep", keeps)):
+    stated = r"(\d+) row words, (\d+) operands, (\d+) numbers, (\d+) `keep`s, and (\d+) words"
+    rows, operands, numbers, keeps, words = re.search(stated, docs.language()).groups()
+    for word, most in (("softmax", rows), ("add", operands), ("mul(2)", numbers), ("keep", keeps), ("relu", words)):
         onepass.Line(" | ".join([word] * int(most)))
         with pytest.raises(onepass.LineError, match="at most"):
             onepass.Line(" | ".join([word] * (int(most) + 1)))
