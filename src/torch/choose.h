@@ -9,9 +9,9 @@
 
 namespace onepass::binding {
 
-// Tries ways, best first, until `take` accepts one; it refuses where the kernel cannot read the tensors' layout or cannot
-// be compiled. The library's way is not tried. `word`: where the way that a line names cannot run, the word that an error
-// names; null: such a line takes the library's.
+// Tries ways, best first, until `take` accepts one; it refuses where the kernel cannot read the tensors' layout or
+// cannot be compiled. The library's way is not tried. `word`: where the way that a line names cannot run, the word that
+// an error names; null: such a line takes the library's.
 template <class Take>
 choice::implementation take_way(choice::call of, const device& on, const char* word, const Take& take) {
   if (of.named == spec::strategy::unfused) return choice::implementation::library;

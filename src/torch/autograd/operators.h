@@ -73,8 +73,8 @@ struct line_call {
   std::int64_t results() const { return stack ? 1 : tensors(); }  // of each kind
 };
 
-// What forward left for backward. As a list, in this order: the four, the operands, each tensor's x, each tensor's value
-// to resume from; those that backward does not read are left out. A call of one tensor always has an entry for x.
+// What forward left for backward. As a list, in this order: the four, the operands, each tensor's x, each tensor's
+// value to resume from; those that backward does not read are left out. A call of one tensor always has an entry for x.
 struct saved_tensors {
   optional_tensor dropout_state, statistics, product, resumed_behind;
   std::vector<optional_tensor> operands;
