@@ -125,7 +125,7 @@ def test_a_row_word(tree):
     header = tree / "include/onepass/word/row.h"
     struct, names = blocks("cpp", "A row word")
     (entry,) = blocks("python", "A row word")
-    put(header, "// Where a line without a row word contracts", struct + "\n")
+    put(header, "// The identity as a row word", struct + "\n")
     named(header, names, "row_words")
     put(tree / "reference.py", '    "softmax": InTorch(softmax),\n', entry)
     name = re.match(r"struct (\w+)", struct).group(1)
