@@ -292,9 +292,9 @@ struct line {
   using post = typename last::post;
   static constexpr int row_parameter = last::row_parameter;
 
-  static constexpr int operands = larger(Pre::operands, larger(Post::operands, largest_of<0, More::post::operands...>));
-  static constexpr int dropouts = larger(Pre::dropouts, larger(Post::dropouts, largest_of<0, More::post::dropouts...>));
-  static constexpr int keeps = larger(Pre::keeps, larger(Post::keeps, largest_of<0, More::post::keeps...>));
+  static constexpr int operands = largest_of<Pre::operands, Post::operands, More::post::operands...>;
+  static constexpr int dropouts = largest_of<Pre::dropouts, Post::dropouts, More::post::dropouts...>;
+  static constexpr int keeps = largest_of<Pre::keeps, Post::keeps, More::post::keeps...>;
   static constexpr int features = post::features;
 
   // Where a row word's numbers begin among those that are saved of a row; the number of all for I = segments.
@@ -310,9 +310,6 @@ template <class T, int Segments>
 struct saved_numbers {
   word::row_numbers<T> of[Segments];
 };
-
-template <class Line>
-inline constexpr bool kResultIsGiven = is_resumed<typename Line::row>;  // where backward begins at the result
 
 template <class Line, int I, class L, class T, class Cursor>
 ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at);

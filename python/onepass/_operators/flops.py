@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
@@ -32,28 +32,30 @@ def _attention(x: Shape, operands: Sequence[Shape], line: str, *_: Any, **__: An
     return 2 * _rows(x) * keys[-2] * (x[-1] + values[-1])
 
 
+class _Backward(NamedTuple):
+    """The arguments of a backward operator, tensors as their shapes."""
+
+    gradients: Sequence[Shape]
+    x: Shape | None
+    operands: Sequence[Shape | None]
+    resumed: Shape | None
+    statistics: Shape | None
+    product: Shape | None
+    resumed_behind: Shape | None
+    state: Shape | None
+    line: str
+    types: Sequence[int]
+    wanted: int
+
+
 @register_flop_formula(ops.linear_backward)
-def _linear_backward(
-    gradients: Sequence[Shape],
-    x: Shape | None,
-    operands: Sequence[Shape | None],
-    resumed: Shape | None,
-    statistics: Shape | None,
-    product: Shape | None,
-    resumed_behind: Shape | None,
-    state: Shape | None,
-    line: str,
-    types: Sequence[int],
-    wanted: int,
-    *,
-    out_shape: Sequence[Shape],
-    **_: Any,
-) -> int:
-    weight = _native.describe(line)["weight"]
-    outputs = _native.gradients(line, types[0], tuple(types[1:]), wanted)["outputs"]
+def _linear_backward(*given: Any, out_shape: Sequence[Shape], **named: Any) -> int:
+    call = _Backward(*given, **named)
+    weight = _native.describe(call.line)["weight"]
+    outputs = _native.gradients(call.line, call.types[0], tuple(call.types[1:]), call.wanted)["outputs"]
     shapes = {output["input"]: shape for output, shape in zip(outputs, out_shape)}
-    shapes[0] = shapes.get(0, x)
-    return _products_back(weight, wanted, gradients[0], shapes, operands[weight])
+    shapes[0] = shapes.get(0, call.x)
+    return _products_back(weight, call.wanted, call.gradients[0], shapes, call.operands[weight])
 
 
 def _products_back(weight: int, wanted: int, dy: Shape, shapes: dict[int, Shape | None], matrix: Shape | None) -> int:
@@ -67,44 +69,21 @@ def _products_back(weight: int, wanted: int, dy: Shape, shapes: dict[int, Shape 
 
 
 @register_flop_formula(ops.scores_backward)
-def _scores_backward(
-    gradients: Sequence[Shape],
-    x: Shape | None,
-    operands: Sequence[Shape | None],
-    resumed: Shape | None,
-    statistics: Shape | None,
-    product: Shape | None,
-    resumed_behind: Shape | None,
-    state: Shape | None,
-    line: str,
-    types: Sequence[int],
-    wanted: int,
-    **_: Any,
-) -> int:
+def _scores_backward(*given: Any, out_shape: Any, **named: Any) -> int:
     """With the scores again, where neither they nor the result were saved."""
-    dims = (x or operands[0])[-1]
-    again = _native.describe(line)["reads_x"] and product is None and resumed_behind is None and resumed is None
-    return 2 * math.prod(gradients[0]) * dims * (again + (wanted & 1) + (wanted >> 1 & 1))
+    call = _Backward(*given, **named)
+    dims = (call.x or call.operands[0])[-1]
+    is_saved = any(t is not None for t in (call.product, call.resumed_behind, call.resumed))
+    again = _native.describe(call.line)["reads_x"] and not is_saved
+    return 2 * math.prod(call.gradients[0]) * dims * (again + (call.wanted & 1) + (call.wanted >> 1 & 1))
 
 
 @register_flop_formula(ops.attention_backward)
-def _attention_backward(
-    gradients: Sequence[Shape],
-    x: Shape,
-    operands: Sequence[Shape | None],
-    resumed: Shape | None,
-    statistics: Shape | None,
-    product: Shape | None,
-    resumed_behind: Shape | None,
-    state: Shape | None,
-    line: str,
-    types: Sequence[int],
-    wanted: int,
-    **_: Any,
-) -> int:
+def _attention_backward(*given: Any, out_shape: Any, **named: Any) -> int:
     """With the weights again, as torch counts its own engines."""
-    keys, last = operands[0], len(operands)
-    of_values = wanted >> last & 1
-    of_weights = bool(wanted & (1 << last) - 1)
-    features = x[-1] * (1 + (wanted & 1) + (wanted >> 1 & 1)) + gradients[0][-1] * (of_values + of_weights)
-    return 2 * _rows(x) * keys[-2] * features
+    call = _Backward(*given, **named)
+    keys, last = call.operands[0], len(call.operands)
+    of_values = call.wanted >> last & 1
+    of_weights = bool(call.wanted & (1 << last) - 1)
+    of_rows = call.x[-1] * (1 + (call.wanted & 1) + (call.wanted >> 1 & 1))
+    return 2 * _rows(call.x) * keys[-2] * (of_rows + call.gradients[0][-1] * (of_values + of_weights))

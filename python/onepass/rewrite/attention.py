@@ -11,7 +11,7 @@ from onepass import functional
 from onepass.functional._engines import call_of, choose
 from onepass.graph.effects import evaluated
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
-from onepass.rewrite.find.chains import Chain, Order, lies_as
+from onepass.rewrite.find.chains import Chain, Order, is_line, lies_as
 from onepass.word import about
 
 __all__ = ["put_own_attention", "with_products"]
@@ -20,10 +20,11 @@ __all__ = ["put_own_attention", "with_products"]
 def with_products(chain: Chain) -> Chain:
     """A chain of softmax with the product of queries and keys that gives its input, and that of its weights and the
     values, where these are what it looks like; else as it is."""
-    rows = [about(word) for word in chain.words if about(word).kind == "row"]
-    if len(rows) != 1 or "is_softmax" not in rows[0].properties or value_of(chain.x).dim() < 3 or chain.is_viewed:
+    has_softmax = any("is_softmax" in about(word).properties for word in chain.words)
+    if not has_softmax or value_of(chain.x).dim() < 3 or chain.is_viewed:
         return chain
-    return _with_values(_with_scores(chain))
+    scored = _with_scores(chain)
+    return next((way for way in (_with_values(scored), scored) if is_line(way.words)), chain)
 
 
 def _with_scores(chain: Chain) -> Chain:

@@ -221,7 +221,9 @@ struct Fused : torch::autograd::Function<Fused> {
   // Zeros in the place of undefined gradients: in a list as dense as the others, since they share a launch.
   static variable_list with_zeros(const line_call& call, const variable_list& asked, const variable_list& saved,
                                   at::IntArrayRef types, remembered_sizes rows) {
-    const auto some = std::find_if(asked.begin(), asked.end(), [](const Tensor& t) { return t.defined(); });
+    const auto is_defined = [](const Tensor& t) { return t.defined(); };
+    if (std::all_of(asked.begin(), asked.end(), is_defined)) return asked;
+    const auto some = std::find_if(asked.begin(), asked.end(), is_defined);
     const line_signature& signature = call.signature;
     const auto operands = saved.begin() + saved_tensors::kOperands;
     const Tensor weight = signature.weight < 0 ? Tensor() : operands[signature.weight],
@@ -259,6 +261,7 @@ struct Fused : torch::autograd::Function<Fused> {
     const variable_list written = plan.writes ? run(call, at, upstream, saved, types, wanted) : variable_list();
     const std::vector<std::int64_t> first = at.first_of_outputs(plan.sources);
     const std::vector<int> reached = reached_of(call, asked);
+    const int most_reached = *std::max_element(reached.begin(), reached.end());
     for (int operand = -1; operand < call.signature.operands; ++operand) {
       const int source = plan.sources[static_cast<std::size_t>(operand + 1)];
       if (source == kUnwanted) continue;
@@ -267,10 +270,10 @@ struct Fused : torch::autograd::Function<Fused> {
         return call.stack ? upstream[0].select(0, i) : upstream[static_cast<std::size_t>(i)];
       };
       const int keeps = operand < 0 ? 0 : call.signature.keeps_before_operand[operand];
-      const int most = *std::max_element(reached.begin(), reached.end());
       for (std::int64_t i = 0; i < at.size(operand); ++i) {
         const auto t = static_cast<std::size_t>(at.begin(operand) + i);
-        const bool is_reached = keeps < (at.size(operand) == at.count ? reached[static_cast<std::size_t>(i)] : most);
+        const bool is_reached =
+            keeps < (at.size(operand) == at.count ? reached[static_cast<std::size_t>(i)] : most_reached);
         if (!ctx.needs_input_grad(t) || !is_reached) continue;
         results[t] = of_tensor(i);
         if (!at.is_summed(operand)) continue;  // autograd sums a broadcast operand's to its shape

@@ -126,7 +126,7 @@ ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, dtype 
                                  saved_numbers<T, Line::segments>& to) {
   using row_word = typename Line::template segment_at<I>::row;
   const int numbers = is_resumed<row_word> ? 0 : statistics_of(row_word::about, type);
-  const T* own = statistics + (I == 0 ? 0 : a.rows * statistics_before<Line, I>(type));
+  const T* own = statistics + a.rows * statistics_before<Line, I>(type);
   word::row_numbers<T>& saved = to.of[I];
   saved = {T(0), T(0)};
   if (numbers > 0) saved.first = own[row];
@@ -135,16 +135,21 @@ ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, dtype 
   if constexpr (I + 1 < Line::segments) read_saved<Line, I + 1>(statistics, a, type, row, to);
 }
 
+// What enters row word I in forward: the row's values in the cache, where a row word stands before it.
+template <class Line, class L, int I, class Cursor, class T>
+ONEPASS_FUNCTION L value_entering(Cursor& at, const T* values, int64 column, int count) {
+  if constexpr (I > 0) return load_lane<L>(values + column);
+  at.set_column(column, count);
+  return Line::pre::forward(at.x(), at);
+}
+
 // Forward of the segments before the last, over a row's values in the cache.
 template <class T, class Line, class L, int I = 0, class Cursor>
 ONEPASS_FUNCTION void earlier_segments(const arguments& a, Cursor& at, T* values, T* statistics, int64 row) {
   if constexpr (I + 1 < Line::segments) {
     using segment = typename Line::template segment_at<I>;
-    const auto make = [&](int64 c, int count) ONEPASS_LAMBDA {
-      if constexpr (I > 0) return load_lane<L>(values + c);
-      at.set_column(c, count);
-      return L(Line::pre::forward(at.x(), at));
-    };
+    const auto make = [&](int64 c, int count)
+                          ONEPASS_LAMBDA { return value_entering<Line, L, I>(at, values, c, count); };
     using held = held_row<L, decltype(make)>;
     held whole(values, a, make);
     const word::row_numbers<T> saved = segment::row::statistics(whole, row_parameter<T, segment>(a));
@@ -171,9 +176,7 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
     at.set_row(row);
     earlier_segments<T, Line, L>(a, at, values.data(), statistics, row);
     const auto make = [&](int64 c, int count) ONEPASS_LAMBDA {
-      if constexpr (Line::segments > 1) return load_lane<L>(values.data() + c);
-      at.set_column(c, count);
-      return L(Line::pre::forward(at.x(), at));
+      return value_entering<Line, L, Line::segments - 1>(at, values.data(), c, count);
     };
     using held = held_row<L, decltype(make)>;
     held whole(values.data(), a, make);
@@ -197,7 +200,7 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
 template <class Line, bool Uniform>
 inline constexpr bool kComputesAgain =
     Uniform&& Line::segments == 1 &&
-    (kResultIsGiven<Line> ? 0 : Line::pre::flops + Line::row::about.flops_recompute) + Line::post::flops <= 8;
+    (is_resumed<typename Line::row> ? 0 : Line::pre::flops + Line::row::about.flops_recompute) + Line::post::flops <= 8;
 
 // Backward of the segments before the last, down to the first: in z_row and dz_row come the result of row word I + 1
 // and its gradient, with their sums over the row; those of the first row word are left there, and their sums are

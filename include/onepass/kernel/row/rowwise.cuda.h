@@ -179,8 +179,8 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
     at.set_vector(k);
     return Line::pre::recompute(at.x(), at);
   };
-  const auto saves = [&](bool exists) {
-    return Config::kSavesStatistics && exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0);
+  const auto is_saver = [&](bool exists) {  // of a row's statistics
+    return exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0);
   };
   for_rows<Config, word::row_numbers<T>>(
       a, thread, copies,
@@ -196,7 +196,8 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
           });
         }
         if constexpr (Line::segments > 1)
-          earlier_segments<Config, Line>(a, thread.across, threads, at, held, value, row, saves(exists));
+          earlier_segments<Config, Line>(a, thread.across, threads, at, held, value, row,
+                                         Config::kSavesStatistics && is_saver(exists));
         if constexpr (!Config::kAhead) {
           const auto of_row = statistics<Config, Line>(a, thread.across, threads, held, value);
           for_held = of_row.for_held;
@@ -215,8 +216,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
           at.set_stage(stage);
         }
         if constexpr (Config::kOnlyStatistics) {
-          if (exists && thread.across == 0 && (Config::kCluster == 1 || cluster_rank() == 0))
-            save<Line, Config::kX>(a, row, saved);
+          if (is_saver(exists)) save<Line, Config::kX>(a, row, saved);
           return;
         }
         const word::row_numbers<T> to_save = saved;
@@ -235,7 +235,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
         store_row(threads, at);
         if constexpr (Line::features > 0)
           behind.finish(row, exists, threads.reduce(load_numbers<Line::features>(at.features()), plus()));
-        if (saves(exists)) save<Line, Config::kX>(a, row, to_save);
+        if (Config::kSavesStatistics && is_saver(exists)) save<Line, Config::kX>(a, row, to_save);
       });
 }
 

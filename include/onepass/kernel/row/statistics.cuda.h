@@ -199,8 +199,7 @@ ONEPASS_FUNCTION void add_terms(word::terms<L> here, int count, word::terms<L>& 
 template <class Line, dtype X = dtype::bf16, int I = Line::segments - 1, class T>
 ONEPASS_FUNCTION void save(const arguments& a, int64 row, word::row_numbers<T> saved) {
   constexpr int kNumbers = statistics_of(Line::template segment_at<I>::row::about, X);
-  T* statistics = static_cast<T*>(a.statistics);
-  if constexpr (I > 0) statistics += a.rows * Line::template statistics_before<I, X>();
+  T* statistics = static_cast<T*>(a.statistics) + a.rows * Line::template statistics_before<I, X>();
   statistics[row] = saved.first;
   if constexpr (kNumbers > 1) statistics[a.rows + row] = saved.second;
   if constexpr (kNumbers > 2) statistics[2 * a.rows + row] = saved.third;
@@ -209,8 +208,7 @@ template <class Line, class T, dtype X = dtype::bf16, int I = Line::segments - 1
 ONEPASS_FUNCTION word::row_numbers<T> saved_of(const arguments& a, int64 row) {
   using row_word = typename Line::template segment_at<I>::row;
   constexpr int kNumbers = is_resumed<row_word> ? 0 : statistics_of(row_word::about, X);
-  const T* statistics = static_cast<const T*>(a.statistics);
-  if constexpr (I > 0) statistics += a.rows * Line::template statistics_before<I, X>();
+  const T* statistics = static_cast<const T*>(a.statistics) + a.rows * Line::template statistics_before<I, X>();
   word::row_numbers<T> saved{T(0), T(0)};
   if constexpr (kNumbers > 0) saved.first = statistics[row];
   if constexpr (kNumbers > 1) saved.second = statistics[a.rows + row];
