@@ -63,12 +63,13 @@ def same_shape(shape: Sequence[int | torch.SymInt], other: Sequence[int | torch.
 
 
 def is_contiguous(tensor: Tensor) -> bool:
-    """Whether its strides are those of a new tensor; those of dimensions of one are nobody's concern."""
+    """Whether its strides are those of a new tensor; those of dimensions of one, too, which say whether PyTorch takes
+    it for channels-last."""
     expected = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
-        if not same(size, 1) and not same(stride, expected):
+        if not same(stride, expected):
             return False
-        expected = expected * size
+        expected = expected * (1 if same(size, 0) else size)
     return True
 
 

@@ -48,6 +48,7 @@ def _with_scores(chain: Chain) -> Chain:
         operands=(key, *chain.operands),
         met=(None, *chain.met),
         nodes=chain.nodes | {chain.x},
+        passes=chain.passes | {other},
     )
 
 

@@ -23,29 +23,42 @@ def checkpointed_blocks(graph: fx.Graph) -> Iterator[fx.GraphModule]:
                 yield from bodies(node)
 
 
-def draw_again(graph: fx.Graph) -> None:
+def draw_again(graph: fx.Graph, nested: bool = False) -> None:
     """Makes checkpointed blocks draw the same random numbers when backward runs them again, as `torch.utils.checkpoint`
-    does. The operator that Dynamo captures leaves that to Inductor."""
+    does. The operator that Dynamo captures leaves that to Inductor.
+
+    nested: whether the graph is a checkpointed block itself.
+    """
     for node in graph.nodes:
         if node.target is tag_activation_checkpoint:
-            node.target = functools.partial(_checkpointed, _overwritten(bodies(node)[0].graph))
+            node.target = functools.partial(_checkpointed, _held(graph, node, nested))
             node.target.__name__ = "checkpointed"
 
 
-def _overwritten(body: fx.Graph) -> frozenset[int]:
-    """The inputs of a block that it writes."""
+def _held(graph: fx.Graph, call: fx.Node, nested: bool) -> frozenset[int]:
+    """The inputs of a block that are no arguments of `checkpoint`, which saves those: what the block overwrites, as a
+    program has that in a closure. What is computed in a block around it is saved nevertheless: when that block runs
+    again, it is computed anew, and no longer what was overwritten."""
+    body = bodies(call)[0].graph
     written = frozenset().union(*(effects_of(node).writes for node in body.nodes))
     places = [node for node in body.nodes if node.op == "placeholder"]
-    return frozenset(i for i, node in enumerate(places) if memory_of(node.meta.get("example_value")) & written)
+    overwritten = {i for i, node in enumerate(places) if memory_of(_value(node)) & written}
+    if nested:
+        outside = memory_of([_value(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")])
+        overwritten = {i for i in overwritten if memory_of(_value(call.args[1 + i])) & outside}
+    return frozenset(overwritten)
 
 
-def _checkpointed(overwritten: frozenset[int], body: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What the block overwrites is no argument of `checkpoint`, which would save it: a program has it in a closure."""
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _checkpointed(kept: frozenset[int], body: Callable[..., Any], *args: Any, **options: Any) -> Any:
     options, rest = TagActivationCheckpoint.divide_kwargs(options)
     context = getattr(body, "meta", {}).get("_checkpoint_context_fn")
     if context is not None:
         options["context_fn"] = context
-    held = {i: args[i] for i in overwritten}
+    held = {i: args[i] for i in kept}
     given = [arg for i, arg in enumerate(args) if i not in held]
 
     def block(*given: Any, **rest: Any) -> Any:

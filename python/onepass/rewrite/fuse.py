@@ -163,11 +163,11 @@ class Rewriter:
         return by_memory(gm, example_inputs, prepare)
 
 
-def run_as_is(gm: fx.GraphModule) -> None:
-    """Prepares a graph to be run by PyTorch's operators as they are."""
+def run_as_is(gm: fx.GraphModule, nested: bool = False) -> None:
+    """Prepares a graph, or a checkpointed block of one, to be run by PyTorch's operators as they are."""
     for block in checkpointed_blocks(gm.graph):
-        run_as_is(block)
-    draw_again(gm.graph)
+        run_as_is(block, nested=True)
+    draw_again(gm.graph, nested)
     gm.recompile()
 
 

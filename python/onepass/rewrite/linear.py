@@ -132,13 +132,15 @@ def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
 
 
 def _joined(chain: Chain, behind: Chain) -> Chain:
+    nodes = chain.nodes | behind.nodes
     return replace(
         chain,
         words=chain.words + behind.words,
         operands=chain.operands + behind.operands,
         results=(behind.result, *chain.results[1:]),
-        nodes=chain.nodes | behind.nodes,
+        nodes=nodes,
         met=chain.met + behind.met,
+        passes=(chain.passes | behind.passes) - nodes,
     )
 
 

@@ -634,6 +634,91 @@ def test_what_a_checkpointed_block_overwrites():
     assert counts[0] == counts[1] == 2.0
 
 
+def test_strides_of_dimensions_of_one():
+    """They say whether PyTorch takes a tensor for channels-last, and then what it gives is, too."""
+
+    def function(x):
+        return torch.stack([F.silu(part) for part in torch.hsplit(F.gelu(x), 2)], 1)
+
+    x = R(2, 2, 8, 4).contiguous(memory_format=torch.channels_last)
+    fused = onepass.fuse(function)
+    for taken in (x, x.requires_grad_()):
+        assert fused(taken).stride() == function(taken).stride() == (64, 1, 64, 8, 2)
+    assert onepass.report(fused).lines
+
+
+def test_what_a_checkpointed_block_within_another_overwrites():
+    """Backward computes it anew in the outer block, and from that what the inner block had before it overwrote it."""
+
+    def function(x, w):
+        def inner(t):
+            t *= w
+
+        def outer(x):
+            t = F.softmax(F.gelu(x * 2.0) * x, -1)
+            checkpoint(inner, t, use_reentrant=False)
+            return t
+
+        return checkpoint(outer, x, use_reentrant=False)
+
+    assert agrees(function, grad(3, 4, 6), grad(3, 4, 6))
+
+
+def _overwritten_cast(x, c):
+    t = x.float()
+    t.add_(c)
+    return (torch.sigmoid(t) * t).to(x.dtype)
+
+
+def _overwritten_behind_a_cast(x, c):
+    y = x * 2.0
+    t = y.float()
+    y.add_(c)
+    return (torch.sigmoid(t) * t).to(x.dtype) + y, y
+
+
+def _cast_without_gradient(x, c):
+    with torch.no_grad():
+        t = x.float()
+    return (torch.sigmoid(t) * t).to(x.dtype) + x * c
+
+
+def _cast_that_is_returned(x, c):
+    t = x.float()
+    return (torch.sigmoid(t) * t).to(x.dtype) * c, t
+
+
+def _overwritten_view(x, c):
+    t = x.reshape(x.shape[0], -1)
+    t.mul_(c)
+    return torch.sigmoid(t) * t
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_overwritten_cast, _overwritten_behind_a_cast, _cast_without_gradient, _cast_that_is_returned, _overwritten_view],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_formula_looks_through(function, dtype, training):
+    """Casts and views between x and the formula: they are not x where one of them was overwritten, their gradients can
+    be asked for, and none of x flows through one without a gradient."""
+
+    def called(way):
+        torch.manual_seed(0)
+        x, c = R(6, 8).to(dtype).requires_grad_(training), R(8).requires_grad_(training)
+        taken = R(8, 6).to(dtype).mT if function is _overwritten_view else x * 1.0
+        results = way(function)(taken, c)
+        results = results if isinstance(results, tuple) else (results,)
+        wanted = [t for t in (x, taken, c, *results[1:]) if t.requires_grad]
+        return *results, *(torch.autograd.grad(results[0].sum(), wanted, allow_unused=True) if wanted else ())
+
+    for theirs, ours in zip(called(lambda f: f), called(onepass.fuse), strict=True):
+        assert (theirs is None) == (ours is None)
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+
+
 def test_many_overwriting_operators():
     def function(x):
         y = x * 1.0

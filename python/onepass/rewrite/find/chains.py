@@ -12,7 +12,7 @@ from torch import Size, Tensor, fx
 
 from onepass._native import LineError
 from onepass.graph.effects import UNKNOWN, Memory, effects_of, evaluated, memory_of
-from onepass.graph.operations import is_contiguous, is_tensor, modes, operation, same, same_shape, value_of
+from onepass.graph.operations import is_contiguous, is_tensor, modes, operation, same_shape, value_of
 from onepass.line import _parse
 from onepass.rewrite.find.steps import Step, steps
 from onepass.word import about
@@ -38,7 +38,8 @@ class Chain:
     """A line, and the part of a graph that it is the same as.
 
     `results` are the nodes whose values the line returns: the result, then the kept ones that are asked for, in order.
-    `met` are the shapes of the values that operands met on the way, None of a matrix.
+    `met` are the shapes of the values that operands met on the way, None of a matrix. `passes` are casts and views that
+    it looks through and that others may need as well.
     """
 
     words: tuple[str, ...]
@@ -47,6 +48,7 @@ class Chain:
     results: tuple[fx.Node, ...]
     nodes: frozenset[fx.Node]
     met: tuple[Size | None, ...] = ()
+    passes: frozenset[fx.Node] = frozenset()
 
     @property
     def line(self) -> str:
@@ -108,9 +110,9 @@ class Chain:
             return None
         if any(map(_has_machine_epsilon, step.words)) and value_of(step.x).dtype != value_of(self.x).dtype:
             return None  # it is that of the type it is of
-        met = (value_of(step.x).shape,) * len(step.operands)
-        results, operands = (step.result, *kept), self.operands + step.operands
-        return Chain(words, self.x, operands, results, self.nodes | step.nodes, self.met + met)
+        met = self.met + (value_of(step.x).shape,) * len(step.operands)
+        results, operands, nodes = (step.result, *kept), self.operands + step.operands, self.nodes | step.nodes
+        return Chain(words, self.x, operands, results, nodes, met, (self.passes | step.passes) - nodes)
 
     def _holds(self, node: fx.Node) -> bool:
         """Whether nothing is lost where x's numbers take the node's type."""
@@ -185,16 +187,22 @@ class Order:
         """The node behind which the chain's line may stand: what it takes is there, nobody has asked for its results,
         and modes are the chain's. None if there is no such place, or if somebody could tell the line from the chain:
         the chain has nodes of several modes, its tensors are overwritten (backward may need them), its results lie in
-        memory otherwise than the line's, or somebody may ask for the gradient of a kept value."""
+        memory otherwise than the line's, or somebody may ask for the gradient of a kept value, or of one that it looks
+        through."""
         if not chain.is_whole:
             return None
-        first, *others = sorted(self.index[node] for node in chain.nodes)
+        seen = chain.nodes | chain.passes
+        first, begin = (min(self.index[node] for node in nodes) for nodes in (chain.nodes, seen))
         mode = self.modes[first]
-        if any(self.modes[i] != mode for i in others) or any(self.depends(node, chain.nodes) for node in chain.inputs):
+        if any(self.modes[self.index[node]] != mode for node in seen):
             return None
-        if self.is_written({*chain.inputs, *chain.nodes}, first, chain.nodes) or not self.is_new_memory(chain):
+        if any(self.depends(node, chain.nodes) for node in chain.inputs):
             return None
-        if self.layout(chain) is None or any(self.shows_gradient(node, chain.nodes) for node in chain.results[1:]):
+        if self.is_written({*chain.inputs, *seen}, begin, chain.nodes) or not self.is_new_memory(chain):
+            return None
+        if self.layout(chain) is None:
+            return None
+        if any(self.shows_gradient(node, chain.nodes) for node in (*chain.results[1:], *chain.passes)):
             return None
         last = max(first, *(self.index[node] for node in chain.inputs), self.last_draw_before(chain.nodes))
         asked = (self.index[u] for node in chain.results for u in node.users if u not in chain.nodes)
@@ -220,7 +228,8 @@ class Order:
             return as_it_is
         static = all(isinstance(size, int) for result in results for size in (*result.shape, *result.stride()))
         if static and not chain.is_viewed and not chain.has("contraction", "dropout"):
-            order = tuple(sorted(as_it_is, key=lambda dim: (-results[0].stride(dim), dim)))
+            first = results[0]
+            order = tuple(sorted(as_it_is, key=lambda dim: (-first.stride(dim), first.shape[dim] == 1, dim)))
             of_rows = chain.has("row", "rotary") or any(
                 is_column(value_of(o), m) for o, m in zip(chain.operands, chain.met)
             )
@@ -292,8 +301,7 @@ def lies_as(value: object, other: object) -> bool:
         return len(value) == len(other) and all(map(lies_as, value, other))
     if not isinstance(value, Tensor):
         return True
-    strides = [(a, b) for a, b, size in zip(value.stride(), other.stride(), value.shape) if not same(size, 1)]
-    return same_shape(value.shape, other.shape) and all(same(a, b) for a, b in strides)
+    return same_shape(value.shape, other.shape) and same_shape(value.stride(), other.stride())
 
 
 def chains(graph: fx.Graph, gain: Callable[[Chain], float]) -> list[Chain]:

@@ -110,13 +110,14 @@ COUNTERS = (
 
 
 def overwritable(b: Builder) -> str:
-    """A tensor that may be, of one memory for each number; new ones, mostly."""
+    """A tensor that may be overwritten; new ones, mostly."""
+    return b.pick(is_overwritable)
 
-    def may(t: torch.Tensor) -> bool:
-        dense = all(stride or size == 1 for stride, size in zip(t.stride(), t.shape))
-        return t.is_floating_point() and t.dim() > 0 and dense and not (t.is_leaf and t.requires_grad)
 
-    return b.pick(may)
+def is_overwritable(t: torch.Tensor) -> bool:
+    """Whether it has one memory for each number, and is no leaf."""
+    dense = all(stride or size == 1 for stride, size in zip(t.stride(), t.shape))
+    return t.is_floating_point() and t.dim() > 0 and dense and not (t.is_leaf and t.requires_grad)
 
 
 def effect(b: Builder, text: str, subject: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fuzz.program.builder import Builder, Skip, form
+from fuzz.program.effects import NUMBERED, effect, is_overwritable
 from fuzz.program.known import ACTIVATIONS, WRITTEN
 from fuzz.program.operands import dtype_of, fresh, like
 
@@ -89,8 +90,12 @@ def dtype_island(b: Builder) -> None:
             "{0}.type(torch.float32)",
         ).format(x)
     )
+    written = [name for name in (narrow, x) if is_overwritable(b[name])]
+    if written and b.often(0.3):
+        written = b.one_of(*written)
+        effect(b, b.one_of(*NUMBERED[:12]).format(written), written)
     y = b.emit(
-        b.one_of(*ACTIVATIONS, *WRITTEN, "{0} * 2.0", "{0} + {1}", "{0} * {1}", "{1} + {0}").format(
+        b.one_of(*ACTIVATIONS, *WRITTEN, *WRITTEN, "{0} * 2.0", "{0} + {1}", "{0} * {1}", "{1} + {0}").format(
             narrow, fresh(b, b.shape(x)[-1:], b.one_of("", dtype_of(b[narrow])))
         )
     )
@@ -147,7 +152,7 @@ ALIASES = (
     "{0}.detach()",
     "{0}.detach().flatten()",
     "{0}.detach()[:1]",
-    "{0}.detach().mT",
+    "{0}.detach().permute(*range({0}.dim())[::-1])",
     "{0}.detach()[..., :2]",
     "{0}",
 )
@@ -158,7 +163,7 @@ def alias(b: Builder) -> None:
     """An argument that shares memory with another, always or from the second call on; often one of them is written."""
     x = b.one_of(*[i.name for i in b.inputs if i.name in b.names and not b[i.name].is_nested] or [None])
     view = b.one_of(*ALIASES)
-    if x is None or not b.runs(view.format(x)) or "mT" in view and b[x].dim() < 2:
+    if x is None or not b.runs(view.format(x)):
         raise Skip
     source = view.format(x)
     if b.often(0.6):

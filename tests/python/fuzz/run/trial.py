@@ -95,7 +95,7 @@ def trial(program: Program, then: str = "eager", ran: Callable[[], None] = lambd
         _beside_run_once(program, outcome, calls, expected, Masks(masks, order), tolerance)
     if any(d.kind == "second gradient" for d in outcome.found):
         _beside_written_out(program, outcome, calls, found, Masks(masks, order), tolerance)
-    if any(d.kind == "value" and d.error is None for d in outcome.found):
+    if any(d.kind in ("value", "gradient", "second gradient") for d in outcome.found):
         _beside_shaken(program, outcome, calls, expected, Masks(masks, order), tolerance)
     if any(d.kind == "strides" for d in outcome.found):
         _beside_fakes(program, outcome, calls, Masks(masks, order))
@@ -202,8 +202,8 @@ class _Shaken(TorchDispatchMode):
 
 
 def _beside_shaken(program, outcome, calls, expected, masks, tolerance) -> None:
-    """Sets apart what rounding decides, such as which of equal numbers is the largest: eager itself gives something
-    else where its operators round otherwise."""
+    """Sets apart what rounding decides, such as which of equal numbers is the largest, or the sign of what should be
+    zero: eager itself gives something else, and as far off, where its operators round otherwise."""
 
     def shaken(made):
         def call(*args):
@@ -213,8 +213,14 @@ def _beside_shaken(program, outcome, calls, expected, masks, tolerance) -> None:
         return call
 
     found = observe(program, shaken, calls, masks)
-    theirs = {(d.kind, d.where) for d in differences(calls, expected, found, tolerance)}
-    outcome.rounding += [d for d in outcome.found if d.error is None and (d.kind, d.where) in theirs]
+    theirs = {(d.kind, d.where): d.error for d in differences(calls, expected, found, tolerance)}
+
+    def is_rounding(d: Difference) -> bool:
+        if d.error is None:
+            return (d.kind, d.where) in theirs
+        return d.error <= RATIO * (theirs.get((d.kind, d.where)) or 0.0)
+
+    outcome.rounding += [d for d in outcome.found if is_rounding(d)]
     outcome.found = [d for d in outcome.found if d not in outcome.rounding]
 
 
