@@ -58,6 +58,7 @@ def _load() -> ctypes.CDLL:
         "open_autograd",
         "cache",
         "info",
+        "launches",
     ):
         getattr(library, f"onepass_{name}").restype = ctypes.c_char_p
     library.onepass_configure.restype = library.onepass_interrupt.restype = None
@@ -69,6 +70,9 @@ def _load() -> ctypes.CDLL:
     library.onepass_cost.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int]
     library.onepass_strategies.argtypes = [
         ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int, ctypes.c_bool, ctypes.c_char_p
+    ]  # fmt: skip
+    library.onepass_launches.argtypes = [
+        ctypes.c_char_p, *[ctypes.c_int64] * 2, ctypes.c_int, ctypes.c_bool, ctypes.c_char_p
     ]  # fmt: skip
     library.onepass_gradients.argtypes = [
         ctypes.c_char_p,
@@ -245,6 +249,12 @@ def strategies(
             line.encode(), rows, columns, columns_behind, matrices, dtype_number, saves, chip.encode()
         )
     )
+
+
+def launches(line: str, rows: int, columns: int, dtype: torch.dtype, saves: bool, chip: str) -> list[dict]:
+    """What forward of a line without a contraction launches on a CUDA chip ("sm_90a", "cuda:0"), in order: kernel,
+    cluster (blocks that share a row), threads (of a row in a block), rows (of a block), blocks."""
+    return _answer(_library.onepass_launches(line.encode(), rows, columns, DTYPES[dtype], saves, chip.encode()))
 
 
 def beside_engines() -> dict:

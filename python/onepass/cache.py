@@ -52,6 +52,9 @@ def build(
 ) -> Iterator[str]:
     """Compiles CUDA kernels into the disk cache ahead of their first use; needs NVRTC but no GPU.
 
+    Of lines with `linear` or `scores` these are the kernels of the words before and behind, which run beside the
+    library's product; kernels of tensor cores, whose tiles follow from the matrix, are compiled at their first use.
+
     Args:
         archs: chips, as ``"sm_90a"``.
         lines: the ahead-of-time table if not given.

@@ -17,7 +17,7 @@ from onepass import _native
 from onepass._arguments.autocast import under_autocast
 from onepass._arguments.shapes import check_dense
 from onepass._native import LineError
-from onepass.plan import Cost, Plan, Strategy, Traffic, checked_shape, checked_size, chip_of, reason
+from onepass.plan import Cost, Plan, Strategy, Traffic, checked_shape, checked_size, chip_of, reason, reason_of_launches
 from onepass.reference import compose
 from onepass.word import load_words, word_of
 
@@ -167,18 +167,18 @@ class Line:
         Returns:
             The strategy, the reason, and all strategies with the bytes that they move and their predicted time, from
             rates measured on an H200, and for other chips from those and their data sheets. Without a contraction there
-            is one: "fused". A call is computed so where its tensors lie dense, values are as long as the keys, and
+            is one: "fused", with the kernels that a CUDA chip launches: one, or those of a row's parts where rows do
+            not fit on chip. A call is computed so where its tensors lie dense, values are as long as the keys, and
             tensors among the words have a row for each row: behind `scores`, a boolean one that all rows share may be
             taken another way.
 
         Raises:
             RuntimeError, ValueError: for a dtype that no line takes, negative sizes, a device that is not known.
         """
-        cost = self._cost("plan", shape, dtype, out_features)
-        if self.weight is None:
-            return Plan("fused", "one kernel", (Strategy("fused", cost.forward.bytes, None),))
-        chip = chip_of(device)
+        cost, chip = self._cost("plan", shape, dtype, out_features), chip_of(device)
         rows, columns, matrices = self._sizes("plan", shape)
+        if self.weight is None:
+            return self._plan_of_rows(chip, rows, columns, dtype, training, cost)
         told = _native.strategies(self.text, rows, columns, out_features, matrices, dtype, training, chip)
         ways = {
             row["strategy"]: Strategy(row["strategy"], row["bytes"], row["seconds"], row["why_not"], row["kernel"])
@@ -186,6 +186,15 @@ class Line:
         }
         chosen = next(ways[row["strategy"]] for row in told if row["chosen"])
         return Plan(chosen.name, reason(chosen, ways.values()), tuple(ways.values()))
+
+    def _plan_of_rows(self, chip: str, rows: int, columns: int, dtype: torch.dtype, saves: bool, cost: Cost) -> Plan:
+        if chip == "cpu" or not rows * columns:
+            why, kernels = ("one kernel" if rows * columns else "no kernel: there are no elements"), []
+        else:
+            kernels = _native.launches(self.text, rows, columns, dtype, saves, chip)
+            why = reason_of_launches(kernels)
+        names = ", ".join(of["kernel"] for of in kernels)
+        return Plan("fused", why, (Strategy("fused", cost.forward.bytes, None, kernel=names),))
 
     def _sizes(self, function: str, shape) -> tuple[int, int, int]:
         """Rows, columns, and matrices that a contraction takes."""

@@ -11,7 +11,7 @@ import torch
 
 from onepass.pricing.profile import Profile, profile_of
 
-__all__ = ["Cost", "Plan", "Strategy", "Traffic", "chip_of", "reason"]
+__all__ = ["Cost", "Plan", "Strategy", "Traffic", "chip_of", "reason", "reason_of_launches"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to compute a line with `linear` or attention forward: bytes through memory, predicted seconds (None: not
-    known), and on CUDA the kernel that computes it, where there is one for all of the line."""
+    """A way to compute a line forward: bytes through memory, predicted seconds (None: not known), and on CUDA the
+    kernel that computes it, where there is one for all of the line; of a row's parts, all of them."""
 
     name: str
     bytes: int
@@ -114,6 +114,23 @@ def reason(chosen: Strategy, ways) -> str:
         if way is not chosen
     ]
     return "; ".join(said)
+
+
+def reason_of_launches(kernels: list[dict]) -> str:
+    """Of a line without a contraction: what `_native.launches` says, in words."""
+    first, *others = kernels
+    if others:
+        names = ", ".join(of["kernel"] for of in kernels)
+        return f"{len(kernels)} kernels, since a row does not fit on chip and is taken in parts: {names}"
+    threads, rows = first["threads"], first["rows"]
+    if first["cluster"] > 1:
+        shared = f"a row is shared by a cluster of {first['cluster']} blocks of {threads} threads"
+    elif "rowwise" in first["kernel"]:
+        shared = f"{rows} row{'s' * (rows > 1)} of {threads} thread{'s' * (threads > 1)} in a block"
+    else:
+        shared = f"blocks of {threads} threads"
+    blocks = first["blocks"]
+    return f"one kernel, {first['kernel']}: {shared}, {blocks:,} block{'s' * (blocks != 1)}"
 
 
 def _said_of(way: Strategy) -> str:

@@ -1,11 +1,11 @@
-// Compiles a line's kernels into the cache on disk for a chip that need not be here.
+// Calls of tensors without memory: what they launch, and their kernels compiled.
 #include "src/cuda/prebuild.h"
 
 #include <stdexcept>
 
 #include "src/cuda/row/configuration.h"
 #include "src/cuda/runtime/source.h"
-#include "src/plan/contraction.h"
+#include "src/plan/attention.h"
 #include "src/plan/frame.h"
 
 namespace onepass::cuda {
@@ -16,13 +16,28 @@ constexpr int64 kManyRows = 16384, kFewRows = 16;  // few: where threads of elem
 // Calls of a line whose addresses are as aligned as torch's are, and their kernels.
 class prebuilt_line {
  public:
-  prebuilt_line(const spec::line& line, const std::string& arch_name, dtype x, dtype operand, int64 rows, int64 columns)
-      : line_(line), arch_name_(arch_name), x_(x), operand_(operand), sizes_{rows, columns} {}
+  prebuilt_line(const spec::line& line, const device_facts& chip, const std::string& arch_name, dtype x, dtype operand,
+                int64 rows, int64 columns)
+      : line_(line), chip_(chip), arch_name_(arch_name), x_(x), operand_(operand), sizes_{rows, columns} {}
 
   void forward(bool saves_statistics) {
     spec::imagined_frame call = imagined();
     call.forward(saves_statistics, false);
     build_all(request_of(call, false, text(call, false)), call.a);
+  }
+
+  std::vector<launched> launches(bool saves_statistics) const {
+    spec::imagined_frame call = imagined();
+    call.forward(saves_statistics, false);
+    const request r = request_of(call, false, text(call, false));
+    std::vector<launched> all;
+    for (const plan& p : choose(r, call.a, chip_)) {
+      const configuration& c = p.with;
+      const int threads = r.rowwise ? c.across : std::max(c.threads, c.across * c.down);
+      all.push_back({function_of(r, c), std::max(c.cluster, 1), threads, r.rowwise ? c.down : 1,
+                     std::int64_t{p.grid_x} * p.grid_y});
+    }
+    return all;
   }
 
   void backward(bool recomputes, bool in_place) {
@@ -49,13 +64,14 @@ class prebuilt_line {
     return spec::type_text(line_, call.boolean_masks, backward);
   }
   void build_all(const request& r, const arguments& a) {
-    for (const plan& p : choose(r, a, facts_of(arch_name_))) {
+    for (const plan& p : choose(r, a, chip_)) {
       labels_.push_back(label(r, p.with, arch_name_));
       build(source(r, p.with), arch_name_, labels_.back());
     }
   }
 
   const spec::line& line_;
+  const device_facts& chip_;
   const std::string& arch_name_;
   const dtype x_, operand_;
   const std::int64_t sizes_[2];
@@ -65,7 +81,8 @@ class prebuilt_line {
 // before_linear: backward recomputes the result too, and may store dx in place of dy.
 std::vector<std::string> build_line(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
                                     int64 rows, int64 columns, bool before_linear) {
-  prebuilt_line of(line, arch_name, x, operand, rows, columns);
+  const device_facts chip = facts_of(arch_name);
+  prebuilt_line of(line, chip, arch_name, x, operand, rows, columns);
   of.forward(line.rowwise());
   if (line.rowwise()) of.forward(false);
   of.backward(before_linear && !spec::backward_reads(line).result, before_linear);
@@ -81,7 +98,7 @@ std::vector<std::string> prebuild(const spec::line& line, const std::string& arc
     throw std::invalid_argument("onepass: columns must be from 1 to 2^40, got " + std::to_string(columns));
   if (line.turns() && columns % 2 != 0)
     throw std::invalid_argument("onepass: 'rope' needs rows of an even length, got " + std::to_string(columns));
-  facts_of(arch_name);  // throws for what is none
+  facts_of(arch_name);  // throws for what is none, whatever the line
   std::vector<std::string> labels;
   const auto build_all = [&](const spec::line& of, bool before_linear) {
     if (of.words.empty()) return;
@@ -92,7 +109,7 @@ std::vector<std::string> prebuild(const spec::line& line, const std::string& arc
     }
   };
   if (line.linear >= 0) {
-    const spec::contraction parts(line);
+    const spec::contraction parts(line.values >= 0 ? spec::attention(line).scores : line);
     build_all(parts.before, true), build_all(parts.behind, false);
   } else {
     build_all(line, false);
@@ -100,6 +117,11 @@ std::vector<std::string> prebuild(const spec::line& line, const std::string& arc
   labels.push_back(arch_name + " column sum");
   build(column_sum_source(x == dtype::f64 ? dtype::f64 : dtype::f32, kFewSums), arch_name, labels.back());
   return labels;
+}
+
+std::vector<launched> forward_launches(const spec::line& line, const device_facts& chip, dtype x, int64 rows,
+                                       int64 columns, bool saves) {
+  return prebuilt_line(line, chip, "", x, x, rows, columns).launches(saves && line.rowwise());
 }
 
 }  // namespace onepass::cuda

@@ -19,7 +19,7 @@ They hold for all of them:
 
 from __future__ import annotations
 
-from ._attention import attention_scores, scaled_dot_product_attention
+from ._attention import attention_engine, attention_scores, scaled_dot_product_attention
 from ._linear import gated_mlp, layer_norm_linear, layer_norm_mlp, linear, rms_norm_linear
 from ._rows import (
     add_layer_norm,
@@ -40,6 +40,7 @@ from ._rows import (
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
+    "attention_engine",
     "attention_scores",
     "bias_act",
     "bias_gelu",

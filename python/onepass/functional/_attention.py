@@ -13,6 +13,7 @@ from .._arguments.shapes import check_dense, check_tensor, given
 from .._arguments.symbolic import traceable
 from ..call import fused
 from . import _engines, _lines
+from ._engines import Engine
 
 
 @traceable
@@ -54,7 +55,8 @@ def scaled_dot_product_attention(
 
     Saved for backward by the line: query, key, value, the result, two numbers a row and the state of the random
     generator; the weights are computed again.
-    Line: `scores | mul(scale) | mask | causal | softmax | dropout(p) | values`.
+    Line: `scores | mul(scale) | mask | causal | softmax | dropout(p) | values`. `attention_engine` says who computes a
+    call, and why.
     """
     function = "scaled_dot_product_attention"
     _check_tensors(function, attn_mask, is_causal, query=query, key=key, value=value)
@@ -67,6 +69,37 @@ def scaled_dot_product_attention(
     if engine == "onepass":
         return _run(function, line, query, key, attn_mask, value, enable_gqa)
     return _engines.run(engine, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def attention_engine(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Engine:
+    """Who computes `scaled_dot_product_attention` of these arguments, and why, without computing it.
+
+    Args:
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: as `scaled_dot_product_attention` takes
+            them. Whether gradients are recorded and autocast are part of the call, too.
+
+    Returns:
+        `(name, reason)`. name is "onepass" (the line runs; `Line.plan` says how), "torch" (torch's own choice), or
+        "cudnn", "flash" or "efficient" of torch's engines, with the ones behind it where it cannot serve.
+
+    Raises:
+        RuntimeError, IndexError: as `scaled_dot_product_attention`.
+    """
+    function = "attention_engine"
+    _check_tensors(function, attn_mask, is_causal, query=query, key=key, value=value)
+    query, key, value, attn_mask = under_autocast(query.device.type, (query, key, value, attn_mask))
+    _check_sizes(function, enable_gqa, query, key, value)
+    _check_mask_dtype(function, query, attn_mask)
+    return _engines.decide(_engines.call_of(query, key, value, attn_mask, is_causal, dropout_p, enable_gqa))
 
 
 @traceable

@@ -100,19 +100,35 @@ def call_of(
     )
 
 
+class Engine(NamedTuple):
+    """Who computes an attention, and why: "onepass", "torch" (as it chooses itself), or one of `ENGINES` by name."""
+
+    name: str
+    reason: str
+
+
 def choose(call: Call) -> str:
-    """The engine that computes a call: "onepass", "torch" (as it chooses itself), or one of `ENGINES` by name.
+    """The name of the engine that computes a call."""
+    return decide(call).name
+
+
+def decide(call: Call) -> Engine:
+    """The engine that computes a call.
 
     On CUDA that is ours where it was measured to be faster, else cuDNN where it serves, which torch takes first itself
     once cuDNN is 9.15.1; before, it is named where lengths are multiples of 128, since for others it was wrong.
     """
     if call.grouped and call.key[:-1] != call.value[:-1]:
-        return "torch"  # the line has one number of heads for both
+        return _HEADS
     if call.device == "cpu":
-        return _choose_on_cpu(call)
+        return _decide_on_cpu(call)
     if call.device == "cuda":
-        return _choose_on_cuda(call)
-    return "torch"
+        return _decide_on_cuda(call)
+    return _ELSEWHERE
+
+
+_HEADS = Engine("torch", "key and value have different numbers of heads, and a line has one for both")
+_ELSEWHERE = Engine("torch", "this package has kernels for the CPU and for CUDA")
 
 
 def serves_itself(call: Call) -> bool:
@@ -136,12 +152,15 @@ def serves_itself(call: Call) -> bool:
     )
 
 
-def _choose_on_cuda(call: Call) -> str:
-    mismatched = call.mask_dtype not in (None, torch.bool, call.dtype)
-    if serves_itself(call) or mismatched:  # cuDNN misreads such a mask (pytorch#191612), the others refuse it
-        return "onepass"
+def _decide_on_cuda(call: Call) -> Engine:
+    if call.mask_dtype not in (None, torch.bool, call.dtype):
+        return _MISMATCHED
+    if serves_itself(call):
+        return _MASKED
     if call.cudnn >= _FIXED and call.capability[0] in (9, 10):
-        return _without_cudnn(call) if _cudnn_gives_nan(call) else "torch"
+        if not _cudnn_gives_nan(call):
+            return _CUDNN_FIRST
+        return _NO_CUDNN if call.mask is None else _NO_CUDNN_MASKED
     features = call.query[-1]
     serves = (
         call.capability == (9, 0)
@@ -153,7 +172,16 @@ def _choose_on_cuda(call: Call) -> str:
         and call.query[-2] % 128 == call.key[-2] % 128 == 0
         and not (call.dropout or call.mask_needs_gradient or call.grouped)
     )
-    return "cudnn" if serves else "torch"
+    return _CUDNN if serves else _TORCHS
+
+
+_MISMATCHED = Engine("onepass", "the mask is neither boolean nor of query's dtype: cuDNN misreads it (pytorch#191612)")
+_MASKED = Engine("onepass", "masked, 16-bit, on sm_90, of sizes for which its kernels were measured to be faster")
+_CUDNN_FIRST = Engine("torch", "torch takes cuDNN first here, which was measured to be faster or serves more")
+_NO_CUDNN = Engine("flash", "cuDNN may give NaN in gradients of such lengths (pytorch#196678)")
+_NO_CUDNN_MASKED = Engine("efficient", "cuDNN may give NaN in gradients of such lengths (pytorch#196678)")
+_CUDNN = Engine("cudnn", "cuDNN is the fastest of torch's engines here, and torch does not take it first")
+_TORCHS = Engine("torch", "no kernel of this package was measured to be faster here")
 
 
 def _cudnn_gives_nan(call: Call) -> bool:
@@ -162,21 +190,31 @@ def _cudnn_gives_nan(call: Call) -> bool:
     return call.needs_gradient and (masked or call.query[-2] == 1)
 
 
-def _without_cudnn(call: Call) -> str:
-    return "flash" if call.mask is None else "efficient"
-
-
-def _choose_on_cpu(call: Call) -> str:
-    if call.sharded:  # torch has no placements for its engine and looks for some, for minutes (2.15)
-        return "onepass"
+def _decide_on_cpu(call: Call) -> Engine:
+    if call.sharded:
+        return _SHARDED
     rows, weights = call.query[-2], math.prod(call.query[:-1]) * call.key[-2]
     if call.dtype not in (torch.float32, torch.float64, torch.bfloat16):
-        return "torch"
-    if call.needs_gradient:  # which may be differentiated again, as that of torch's engine may not
-        return "onepass"
+        return _NO_DTYPE
+    if call.needs_gradient:
+        return _TRAINS
+    if call.dropout and call.dtype != torch.bfloat16:
+        return _DROPS
     if call.dtype == torch.bfloat16:
-        return "onepass" if weights >= _ON_CPU["weights_of_bf16"] else "torch"
-    return "onepass" if call.dropout or weights >= _ON_CPU["weights"] and rows >= _ON_CPU["queries"] else "torch"
+        large = weights >= _ON_CPU["weights_of_bf16"]
+    else:
+        large = weights >= _ON_CPU["weights"] and rows >= _ON_CPU["queries"]
+    return _LARGE if large else _SMALL
+
+
+_SHARDED = Engine(
+    "onepass", "torch has no placements of DTensors for its engine, and looks for some for minutes (2.15)"
+)
+_NO_DTYPE = Engine("torch", "lines take float64, float32 and bfloat16 here")
+_TRAINS = Engine("onepass", "a gradient is needed: faster than torch's engine, and can be differentiated again")
+_DROPS = Engine("onepass", "torch's engine on the CPU has no dropout")
+_LARGE = Engine("onepass", "large enough to be faster than torch's engine")
+_SMALL = Engine("torch", "small: torch's engine has less to do before it starts")
 
 
 def run(

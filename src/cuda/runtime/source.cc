@@ -60,12 +60,17 @@ std::string fields(const request& r, const configuration& c) {
   return text;
 }
 
-std::string source(const request& r, const configuration& c) {
+std::string function_of(const request& r, const configuration& c) {
   static constexpr const char* kSuffix[] = {"", "_parts", "_combined", "_tiles"};
-  const std::string kernel = r.rowwise ? "rowwise" : "elementwise";
-  std::string text = heading(r, "row/" + (c.of == part::whole ? kernel : "split_rows")) + "using the_line = " + r.line +
-                     ";\nstruct config {\n" + fields(r, c);
-  const std::string function = kernel + (r.backward ? "_backward" : "_forward") + kSuffix[static_cast<int>(c.of)];
+  return std::string(r.rowwise ? "rowwise" : "elementwise") + (r.backward ? "_backward" : "_forward") +
+         kSuffix[static_cast<int>(c.of)];
+}
+
+std::string source(const request& r, const configuration& c) {
+  const char* const header = c.of != part::whole ? "split_rows" : r.rowwise ? "rowwise" : "elementwise";
+  std::string text =
+      heading(r, std::string("row/") + header) + "using the_line = " + r.line + ";\nstruct config {\n" + fields(r, c);
+  const std::string function = function_of(r, c);
   const char* block = r.rowwise ? "blockIdx.x / config::kCluster" : c.flat ? "blockIdx.x" : "blockIdx.y";
   // Where several tensors share the launch, a block has the arguments of its own.
   const std::string type = c.members == 0 ? "arguments" : "members<" + std::to_string(c.members) + ">",

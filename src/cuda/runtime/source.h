@@ -18,6 +18,7 @@ std::string source(const request&, const configuration&);
 inline constexpr int kFewSums = 2 * kMaxOperands;      // that one call has
 std::string column_sum_source(dtype parts, int sums);  // at most so many at a time
 
+std::string function_of(const request&, const configuration&);  // the kernel's function, for kernel_name
 // The name by which drivers, profilers and sanitizers show a function's kernel. Throws where kKernels lacks it.
 std::string kernel_name(const std::string& function);
 // Of a kernel's threads, the blocks of an SM that registers must leave room for, and the blocks of a cluster, or 0.

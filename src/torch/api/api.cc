@@ -299,6 +299,22 @@ const char* onepass_strategies(const char* text, std::int64_t rows, std::int64_t
   });
 }
 
+const char* onepass_launches(const char* text, std::int64_t rows, std::int64_t columns, int dtype, bool saves,
+                             const char* chip) {
+  return answer([=](json& out) {
+    onepass::binding::check_sizes({{"rows", rows}, {"columns", columns}});
+    const auto prepared = onepass::binding::prepared(text);
+    const onepass::cuda::device_facts facts = onepass::cuda::facts_named(chip);
+    out.begin('[');
+    for (const auto& of : onepass::cuda::forward_launches(prepared->line, facts, onepass::binding::checked_dtype(dtype),
+                                                          rows, columns, saves)) {
+      out.begin('{').field("kernel", of.kernel).field("cluster", of.cluster).field("threads", of.threads);
+      out.field("rows", of.rows).field("blocks", of.blocks).end('}');
+    }
+    out.end(']');
+  });
+}
+
 const char* onepass_beside_engines() {
   return answer([](json& out) {
     out.begin('{').key("cuda").begin('[');

@@ -22,6 +22,9 @@ ONEPASS_API const char* onepass_cost(const char* line, std::int64_t rows, std::i
 ONEPASS_API const char* onepass_strategies(const char* line, std::int64_t rows, std::int64_t columns,
                                            std::int64_t columns_behind, std::int64_t matrices, int dtype, bool saves,
                                            const char* chip);
+// What forward of a line without them launches on a CUDA chip, in order.
+ONEPASS_API const char* onepass_launches(const char* line, std::int64_t rows, std::int64_t columns, int dtype,
+                                         bool saves, const char* chip);
 // Where an attention that torch's engines can compute is a line here: on CUDA and on the CPU.
 ONEPASS_API const char* onepass_beside_engines();
 ONEPASS_API const char* onepass_gradients(const char* line, int dtype, const std::int64_t* operand_types,

@@ -1,5 +1,7 @@
 """Which engine computes an attention, and torch's engines by name."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -100,9 +102,29 @@ class TestChoice:
         assert not (call.needs_gradient or call.mask_needs_gradient or call.dropout)
 
 
+def test_attention_engine_says_who_computes_a_call(device):
+    """As the call itself does: the engine's name, and a reason."""
+    tensors = [torch.randn(2, 4, 128, 64, device=device) for _ in range(3)]
+    ways = [
+        dict(),
+        dict(is_causal=True, dropout_p=0.1),
+        dict(attn_mask=torch.ones(128, 128, dtype=torch.bool, device=device)),
+    ]
+    for way in ways:
+        with mock.patch.object(_engines, "run", wraps=_engines.run) as run:
+            F.scaled_dot_product_attention(*tensors, **way)
+        name, reason = F.attention_engine(*tensors, **way)
+        assert name == (run.call_args.args[0] if run.called else "onepass") and reason
+    with pytest.raises(RuntimeError, match=r"attention_engine\(\): "):
+        F.attention_engine(tensors[0], tensors[1][..., :3], tensors[2])
+    trains = F.attention_engine(*(t.cpu().requires_grad_() for t in tensors))
+    assert trains == ("onepass", "a gradient is needed: faster than torch's engine, and can be differentiated again")
+
+
 @pytest.mark.parametrize("name", _engines.ENGINES)
 def test_named_engines(name, device, monkeypatch):
     """Those that cannot serve leave it to others, and torch's settings are as before."""
+    torch.manual_seed(0)
     torch._dynamo.reset()  # one function, compiled for each engine
     monkeypatch.setattr(_engines, "choose", lambda call: name)
     before = torch._C._get_sdp_priority_order(), torch.backends.cuda.cudnn_sdp_enabled()

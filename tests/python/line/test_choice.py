@@ -1,5 +1,6 @@
 """What `Line.plan` says is what runs: calls are drawn, and a profiler says by which kernel they went."""
 
+import functools
 import random
 import re
 
@@ -48,6 +49,39 @@ def expect_runs(way, text, inputs, device):
     else:
         named = re.sub("linear|scores", lambda found: f"{found[0]}({way.name})", text)
         assert_equal(run(text, inputs)[0][0], run(named, inputs)[0][0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a profiler shows CUDA's kernels by name")
+def test_kernels_of_rows_are_those_planned_on_cuda():
+    """One for rows that fit on chip, three for the parts of those that do not."""
+    drawn, counts = random.Random(7), set()
+    for _ in range(24):
+        text = drawn.choice(("bias | gelu", "add | rms_norm(1e-6) | scale", "layer_norm | scale | bias", "softmax"))
+        shape = drawn.choice([(4096, 64), (300, 1000), (64, 4096), (16, 50_000), (2, 300_000), (1, 2_000_001)])
+        dtype, training = drawn.choice([torch.bfloat16, torch.float32]), drawn.random() < 0.5
+        inputs = make_inputs(text, shape, dtype, "cuda")
+        with torch.set_grad_enabled(training):
+            found = kernels_of(functools.partial(onepass.fused, text, *inputs.tensors))
+        plan = onepass.Line(text).plan(shape, dtype, device="cuda", training=training)
+        (way,) = plan.alternatives
+        planned = set(way.kernel.split(", "))
+        counts.add(len(planned))
+        assert {name for name in found if re.match("rowwise|elementwise", name)} == planned, (text, shape, dtype, plan)
+        assert (len(planned) > 1) == ("in parts" in plan.why)
+    assert counts == {1, 3}
+
+
+@pytest.mark.parametrize("line", ["bias | gelu", "layer_norm | scale | bias", "add | keep | softmax"])
+def test_plans_of_rows_for_a_chip_that_is_not_here(line):
+    line = onepass.Line(line)
+    for rows, columns, whole in ((8192, 4096, True), (4, 2_000_001, "gelu" in str(line)), (1, 1, True)):
+        plan = line.plan((rows, columns), device="sm_90a")
+        (way,) = plan.alternatives
+        assert plan.strategy == way.name == "fused" and way.seconds is None
+        assert plan.why.startswith("one kernel, " if whole else "3 kernels, since a row does not fit on chip"), plan
+        assert way.kernel and all(name in plan.why for name in way.kernel.split(", "))
+    assert line.plan((0, 8), device="sm_80").why == "no kernel: there are no elements"
+    assert line.plan((8, 8), device="cpu").why == "one kernel"
 
 
 def sizes_of(kind, drawn, device):
