@@ -46,9 +46,11 @@ struct call {
   int64 value_depth = 0;  // with `values`: numbers of a value
   bool values = false;
   // The call wants results that a kernel for the whole line does not give. With `values`: the weights or their
-  // gradient. Backward without `values`: other gradients than those of both queries and keys.
+  // gradient. Backward of `scores`: other gradients than those of both queries and keys. Backward of `linear`: its
+  // input's gradient itself, or none of the words before it.
   bool gives_more = false;
   bool backward = false;
+  bool from_input = false;  // backward of `linear`: the words before it start from its input, which is computed again
   bool one_dtype = true;    // x and the matrix have one
   std::uint32_t unfit = 0;  // implementations (bits) that do not suit the tensors' addresses and strides, or on the CPU
                             // cannot be compiled

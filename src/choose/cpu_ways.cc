@@ -50,6 +50,9 @@ std::vector<way> attention_ways_on_cpu(const call& c) {
 
 }  // namespace
 
-std::vector<way> cpu_ways(const call& c) { return c.of.scores ? attention_ways_on_cpu(c) : linear_ways_on_cpu(c); }
+std::vector<way> cpu_ways(const call& c) {
+  if (c.of.scores) return attention_ways_on_cpu(c);
+  return c.backward ? linear_gradient_ways(c, true) : linear_ways_on_cpu(c);
+}
 
 }  // namespace onepass::choice

@@ -3,6 +3,7 @@
 
 #include "src/choose/chip_model.h"
 #include "src/choose/ways.h"
+#include "src/cpu/linear.h"
 #include "src/cuda/linear/gemm_sm90.h"
 #include "src/cuda/linear/small_k.h"
 #include "src/cuda/linear/small_m.h"
@@ -148,7 +149,32 @@ way unfused(const call& call, const device_facts& chip) {
   return p;
 }
 
+// No time is predicted: what moves less comes first. Panels compute the gradient of the words before `linear` from the
+// result's, without the input's between.
+std::vector<way> linear_gradient_ways(const call& c, bool on_cpu) {
+  const sizes& s = c.sizes;
+  const int64 x = s.x_bytes(), dy = s.result_bytes(), least = 2 * x + dy + 2 * s.matrix_bytes(),
+              behind = c.of.behind.words.empty() ? 0 : 2 * dy;
+  way library{.how = spec::strategy::unfused, .bytes = least + behind, .rank = 2},
+      small_n{.how = spec::strategy::small_n, .by = implementation::small_n, .bytes = least, .rank = 0},
+      panels{.how = spec::strategy::panels, .by = implementation::panels, .bytes = least + behind, .rank = 1};
+  if (!c.of.before.words.empty()) library.bytes += 4 * x;
+  if (c.from_input) small_n.why_not = panels.why_not = "the words before 'linear' start from its input";
+  else small_n.why_not = spec::why_not_small_n(c.of, s.columns);
+  if (!on_cpu) {
+    small_n.kernel = "small_n_backward";
+    return {library, small_n};
+  }
+  if (small_n.serves() && (c.unfit >> static_cast<int>(small_n.by) & 1))
+    small_n.why_not = "it is compiled at first use, by a C++ compiler, or a tensor that it reads was not saved";
+  if (c.gives_more) panels.why_not = "the gradient of the input of 'linear' must be written";
+  else if (panels.serves() && cpu::backward_panel_rows(c.of, s.type, s.rows, s.depth, s.columns) == 0)
+    panels.why_not = cpu::kWhyNoLinearPanels;
+  return {library, small_n, panels};
+}
+
 std::vector<way> linear_ways(const call& c, const device_facts& chip) {
+  if (c.backward) return linear_gradient_ways(c, false);
   return {unfused(c, chip),
           tiled(c.of, c.sizes, chip, false),
           tiled(c.of, c.sizes, chip, true),

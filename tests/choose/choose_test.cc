@@ -86,6 +86,24 @@ TEST(Choose, OnTheCpuSmallNBeforePanels) {
   EXPECT_EQ(choose(c, nullptr).chosen().how, spec::strategy::unfused);
 }
 
+TEST(Choose, BackwardOfLinear) {
+  const spec::contraction norm(spec::parse(kNorm)), softmax(spec::parse("softmax | linear"));
+  const cuda::device_facts chip = cuda::facts_of("sm_90a");
+  call c{.of = norm, .sizes = {16384, 256, 8, dtype::f32}, .backward = true};
+  for (const cuda::device_facts* on : {&chip, static_cast<const cuda::device_facts*>(nullptr)})
+    EXPECT_EQ(choose(c, on).chosen().by, implementation::small_n);
+  c.unfit = 1u << static_cast<int>(implementation::small_n);
+  EXPECT_EQ(choose(c, nullptr).chosen().by, implementation::panels);
+  EXPECT_EQ(choose(c, &chip).chosen().by, implementation::library);
+  c.gives_more = true;
+  EXPECT_EQ(choose(c, nullptr).chosen().by, implementation::library);
+  c.gives_more = false, c.named = spec::strategy::unfused;
+  EXPECT_EQ(choose(c, nullptr).chosen().by, implementation::library);
+  const call from_input{.of = softmax, .sizes = c.sizes, .backward = true, .from_input = true};
+  for (const cuda::device_facts* on : {&chip, static_cast<const cuda::device_facts*>(nullptr)})
+    EXPECT_EQ(choose(from_input, on).chosen().by, implementation::library);
+}
+
 // Chips that were not measured: a kernel of ours has a time, and is taken where that is clearly the shorter.
 TEST(Choose, OtherChipsHaveAModel) {
   for (const char* chip : {"sm_80", "sm_86", "sm_89", "sm_100a", "sm_120"}) {

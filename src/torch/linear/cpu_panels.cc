@@ -1,4 +1,4 @@
-// src/cpu/linear.h for tensors: their memory, and which calls take panels.
+// src/cpu/linear.h for tensors: their memory.
 #include "src/torch/linear/cpu_panels.h"
 
 #include "src/cpu/linear.h"
@@ -8,10 +8,6 @@
 namespace onepass::binding {
 namespace {
 
-bool may_be_panels(spec::strategy named) {
-  return named == spec::strategy::automatic || named == spec::strategy::panels;
-}
-
 // A factor as the GEMM reads it: its rows contiguous, or its columns.
 Tensor factor_of(const Tensor& matrix, bool by_rows) {
   const bool fits = matrix.stride(1) == 1 || (matrix.stride(0) == 1 && !by_rows);
@@ -19,12 +15,6 @@ Tensor factor_of(const Tensor& matrix, bool by_rows) {
 }
 
 }  // namespace
-
-std::int64_t backward_panel_rows(const spec::contraction& line, spec::strategy how, const Tensor& x,
-                                 const Tensor& weight) {
-  if (!may_be_panels(how) || device_of(x).is_cuda()) return 0;
-  return cpu::backward_panel_rows(line, dtype_of(weight), shape_of(x).rows(), weight.size(1), weight.size(0));
-}
 
 linear_results forward_in_panels(const forward_call& call, const forward_call& before) {
   const prepared_contraction& c = *call.line.contraction;

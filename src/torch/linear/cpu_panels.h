@@ -5,10 +5,6 @@
 
 namespace onepass::binding {
 
-// Rows of a panel in backward of the words before `linear`; 0 where a library's GEMM is faster, or the line names
-// another strategy.
-std::int64_t backward_panel_rows(const spec::contraction&, spec::strategy, const Tensor& x, const Tensor& weight);
-
 struct linear_results {
   std::vector<Tensor> kept;         // the prologue's kept values, then its statistics where they are saved
   std::vector<Tensor> results;      // the line's result, then the epilogue's kept values

@@ -54,6 +54,23 @@ Tensor recompute_input(const backward_call& call, const prepared_contraction& c)
   return forward({source, operands, c.recompute, call.dropout_state, false}).front();
 }
 
+bool passes_before(const spec::contraction_gradients& plan) { return plan.wants_input && !plan.before.outputs.empty(); }
+
+// What backward is chosen by; nothing where only the epilogue has gradients, or what a kernel reads was not saved.
+std::optional<choice::call> choice_of(const backward_call& call, const linear_saved& saved,
+                                      const spec::contraction_gradients& plan) {
+  const prepared_contraction& c = *call.line.contraction;
+  const optional_tensor &w = call.operands[static_cast<std::size_t>(c.parts.weight)],
+                        &source = recompute_source(call, c);
+  if (!w || !source || !(plan.wants_input || plan.wants_weight)) return {};
+  const spec::shape x = shape_of(*source);
+  choice::call of{.of = c.parts, .sizes = {}, .named = call.line.line.how};
+  of.sizes = {.rows = x.rows(), .depth = x.columns(), .columns = w->size(0), .type = dtype_of(*w)};
+  of.backward = true, of.one_dtype = saved.x == dtype_of(*w), of.from_input = c.before.reads.result;
+  of.gives_more = plan.gives_input || !passes_before(plan);
+  return of;
+}
+
 // How backward computes the gradients of the prologue and of the matrix.
 struct way_back {
   bool passes_before;  // the prologue has a backward pass
@@ -62,16 +79,16 @@ struct way_back {
   std::int64_t panel;  // rows of a panel, or 0
   bool weight_by_panels;
 };
-way_back choose_way(const backward_call& call, const spec::contraction_gradients& plan, const Tensor& w) {
+way_back way_of(const backward_call& call, const spec::contraction_gradients& plan, const Tensor& w, bool in_panels) {
   const prepared_contraction& c = *call.line.contraction;
   way_back way{};
-  way.passes_before = plan.wants_input && !plan.before.outputs.empty();
+  way.passes_before = passes_before(plan);
   way.from_result = way.passes_before && c.before.reads.result;
-  const optional_tensor& source = recompute_source(call, c);
-  if (way.passes_before && !plan.gives_input && !way.from_result && source)
-    way.panel = backward_panel_rows(c.parts, call.line.line.how, *source, w);
-  way.weight_by_panels = way.panel && plan.wants_weight && cpu::sums_in_panels(shape_of(*source).rows(), w.size(0)) &&
-                         !c.recompute.line.words.empty();
+  if (in_panels) {
+    const std::int64_t rows = shape_of(*recompute_source(call, c)).rows();
+    way.panel = cpu::backward_panel_rows(c.parts, dtype_of(w), rows, w.size(1), w.size(0));
+    way.weight_by_panels = plan.wants_weight && cpu::sums_in_panels(rows, w.size(0)) && !c.recompute.line.words.empty();
+  }
   // On the CPU a backward pass with kept values cannot store the input.
   const bool can_leave = !way.panel && (device_of(w).is_cuda() || c.before.line.keeps == 0);
   way.leaves_input = way.passes_before && plan.wants_weight && !way.from_result && can_leave;
@@ -203,8 +220,16 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   const spec::contraction_gradients plan = spec::plan_gradients(
       c.parts, saved.x, spec::operand_facts_of(call.operand_types.data(), call.operand_types.size()),
       static_cast<std::uint64_t>(call.wanted));
-  if (const auto all = backward_small_n(call, saved, plan)) return *all;
   const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
+  std::optional<std::vector<Tensor>> all;
+  choice::implementation by = choice::implementation::library;
+  if (const auto of = choice_of(call, saved, plan)) {
+    by = take_way(*of, device_of(*w), nullptr, [&](const choice::way& way) {
+      if (way.by == choice::implementation::small_n) all = backward_small_n(call, saved, plan);
+      return way.by == choice::implementation::panels || all;
+    });
+  }
+  if (all) return *all;
   const std::vector<Tensor> behind = backward_behind(call, saved, plan, std::nullopt);
   std::vector<Tensor> results;
   const auto with_kept = [&] {
@@ -216,7 +241,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   given_operand(call, c.parts.weight);
   const int from = plan.behind.inputs[0];
   const Tensor rows_gradient = as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
-  const way_back way = choose_way(call, plan, *w);
+  const way_back way = way_of(call, plan, *w, by == choice::implementation::panels);
   optional_tensor input, weight_gradient;
   if (way.from_result || (plan.wants_weight && !way.leaves_input && !way.weight_by_panels))
     input = recompute_input(call, c);

@@ -90,15 +90,10 @@ struct feature_gradients {
   optional_tensor matrix_gradient;
 };
 
-bool serves(const backward_call& call, const linear_saved& saved, const spec::contraction_gradients& plan) {
+// Whether what the kernels read was saved, and on the CPU they are there or can be compiled.
+bool serves(const backward_call& call) {
   const prepared_contraction& c = *call.line.contraction;
-  const spec::strategy how = call.line.line.how;
-  if (how != spec::strategy::automatic && how != spec::strategy::small_n) return false;
   const optional_tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
-  const optional_tensor& source = c.before.reads.kept >= 0 ? call.resumed : call.x;
-  if (!w || !source || source->numel() == 0 || w->size(0) == 0 || !spec::why_not_small_n(c.parts, w->size(0)).empty())
-    return false;
-  if (dtype_of(*w) != saved.x || c.before.reads.result || !(plan.wants_input || plan.wants_weight)) return false;
   const prepared_line& line = c.with_features(static_cast<int>(w->size(0)));
   if ((line.reads.x && !call.x) || (line.reads.statistics && !call.statistics)) return false;
   for (std::size_t i = 0; i < static_cast<std::size_t>(c.parts.weight); ++i)
@@ -189,7 +184,7 @@ std::vector<Tensor> forward_small_n(const forward_call& call, bool save_statisti
 
 std::optional<std::vector<Tensor>> backward_small_n(const backward_call& call, const linear_saved& saved,
                                                     const spec::contraction_gradients& plan) {
-  if (!serves(call, saved, plan)) return {};
+  if (!serves(call)) return {};
   const feature_gradients of(call, plan);
   const auto facts = spec::operand_facts_of(of.types.data(), of.types.size());
   std::vector<Tensor> before, behind;

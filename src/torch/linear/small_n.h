@@ -27,7 +27,8 @@ bool has_small_n_kernels(const forward_call&, const Tensor& w);
 std::vector<Tensor> forward_small_n(const forward_call& call, bool save_statistics, const Tensor& w,
                                     const Tensor& product);
 
-// On both devices: returns the tensors of spec::plan_gradients(...).outputs, or nothing where it does not serve.
+// On both devices, for calls for which src/choose has chosen small_n: returns the tensors of
+// spec::plan_gradients(...).outputs, or nothing where a block has no room for a row or what it reads is not there.
 std::optional<std::vector<Tensor>> backward_small_n(const backward_call&, const linear_saved&,
                                                     const spec::contraction_gradients&);
 
