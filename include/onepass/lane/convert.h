@@ -126,7 +126,7 @@ ONEPASS_F16_FUNCTION bits_16<D> to_f16(D d, vector<D> value) {
 #endif
 }
 
-// f64 to f32, as many numbers on both sides; D is a tag of double.
+// f64 to f32, as many elements on both sides; D is a tag of double.
 template <class D>
 ONEPASS_FUNCTION vector<hn::Rebind<float, D>> narrow(D d, vector<D> value) {
   const hn::Rebind<float, D> df;

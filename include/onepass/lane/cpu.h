@@ -12,7 +12,7 @@
 ONEPASS_BEGIN
 namespace storage {
 
-// --- whole registers of D's numbers at any address; D is a tag of float.
+// --- whole registers of D's elements at any address; D is a tag of float.
 template <class D>
 ONEPASS_FUNCTION bits_16<D> load_16(D, const char* at) {
   return hn::LoadU(hn::Rebind<uint16_t, D>(), reinterpret_cast<const uint16_t*>(at));
@@ -24,7 +24,7 @@ ONEPASS_FUNCTION vector<D> load_boolean(D d, const char* at) {
   return hn::ConvertTo(d, hn::PromoteTo(hn::Rebind<int32_t, D>(), hn::LoadU(d8, reinterpret_cast<const uint8_t*>(at))));
 }
 
-// As many f64 as D has numbers: two registers of them, one on the scalar target. Rare, so out of line.
+// As many f64 as D has elements: two registers of them, one on the scalar target. Rare, so out of line.
 template <class D>
 HWY_NOINLINE vector<D> load_f64(D d, const char* at) {
   const hn::ScalableTag<double> wide;
@@ -130,7 +130,7 @@ ONEPASS_FUNCTION L load(const void* row, dtype type, int64 column) {
   }
 }
 
-// The first number of the row in every lane.
+// The first element of the row in every lane.
 template <class L>
 ONEPASS_FUNCTION L broadcast(const void* row, dtype type) {
   using T = typename L::scalar;
@@ -170,7 +170,7 @@ HWY_NOINLINE void store_partial_from(void* row, dtype type, int64 column, int co
 }
 }  // namespace storage
 
-// load where only `count` numbers are left: reads no others, which are zero in the lane.
+// load where only `count` elements are left: reads no others, which are zero in the lane.
 template <class L>
 ONEPASS_FUNCTION L load_partial(const void* row, dtype type, int64 column, int count) {
   HWY_ALIGN typename L::scalar numbers[L::kLanes];
@@ -178,7 +178,7 @@ ONEPASS_FUNCTION L load_partial(const void* row, dtype type, int64 column, int c
   return load_lane<L>(numbers);
 }
 
-// store of the first `count` numbers; writes no others.
+// store of the first `count` elements; writes no others.
 template <class T>
 ONEPASS_FUNCTION void store_partial(void* row, dtype type, int64 column, vec<T> value, int count) {
   HWY_ALIGN T numbers[vec<T>::kLanes];
@@ -202,7 +202,7 @@ ONEPASS_FUNCTION bool can_stream(const void* row, dtype type) {
   return bytes >= 16 && reinterpret_cast<uintptr_t>(row) % (bytes < kRegister ? bytes : kRegister) == 0;
 }
 
-// Adds the first `count` numbers to doubles, or puts them there.
+// Adds the first `count` elements to doubles, or puts them there.
 template <class T>
 ONEPASS_FUNCTION void add_to_doubles(vec<T> value, double* to, int count, bool put) {
   using L = vec<T>;

@@ -1,4 +1,4 @@
-// A vector of consecutive columns on CUDA: V numbers in one thread's registers. device/memory.cuda.h moves them.
+// A vector of consecutive columns on CUDA: V elements in one thread's registers. device/memory.cuda.h moves them.
 #pragma once
 
 #include "onepass/lane/coefficients.h"
@@ -38,7 +38,7 @@ constexpr __device__ int lanes() {
   return L::kLanes;
 }
 
-// Applies an expression in i to every number.
+// Applies an expression in i to every element.
 #define ONEPASS_EACH(type, expression)                      \
   type result;                                              \
   _Pragma("unroll") for (int i = 0; i < V; ++i) expression; \
@@ -346,7 +346,7 @@ ONEPASS_FUNCTION random_state load_random_state(const int64* state) {
   return {static_cast<uint64>(__ldg(words)), static_cast<uint64>(__ldg(words + 1))};
 }
 
-// The four words of the group of eight numbers that a column is in (see lane/random.h).
+// The four words of the group of eight elements that a column is in (see lane/random.h).
 ONEPASS_FUNCTION philox_words random_words(random_state state, int ordinal, int64 row, int64 column, int64 columns) {
   const uint64 group = static_cast<uint64>(row * ((columns + 7) / 8) + column / 8);
   return random_group(state.seed, state.offset, static_cast<uint32>(ordinal), group);

@@ -14,7 +14,7 @@
 
 ONEPASS_BEGIN
 
-// What takes many instructions is called: of a row's many numbers, each would have its own.
+// What takes many instructions is called: of a row's many elements, each would have its own.
 template <class T>
 __device__ __noinline__ T far_sine_number(T x, int quarter) {
   return quarter == 0 ? ::sin(x) : ::cos(x);
@@ -80,7 +80,7 @@ ONEPASS_BEGIN
 
 namespace detail {
 
-// Highway's sine and cosine are made for arguments up to 39000; libm, number by number, takes the others.
+// Highway's sine and cosine are made for arguments up to 39000; libm, element by element, takes the others.
 template <class T>
 ONEPASS_FUNCTION bool are_small(vec<T> x) {
   return hn::AllTrue(typename vec<T>::tag(), (abs(x) <= vec<T>(T(39000))).raw);
@@ -109,7 +109,7 @@ ONEPASS_FUNCTION vec<T> log(vec<T> x) {
   const L outside = where(x == zero, -infinity, where(x < zero, L(static_cast<T>(__builtin_nan(""))), x));
   return where((x > zero) & (x < infinity), inside, outside);
 }
-// libm's, number by number.
+// libm's, element by element.
 template <class T>
 ONEPASS_FUNCTION vec<T> pow(vec<T> x, vec<T> exponent) {
   HWY_ALIGN T number[vec<T>::kLanes];

@@ -1,7 +1,7 @@
 // Functions of a lane. Each states its largest error in units in the last place of its result, on any target, over all
 // arguments; tests/lane/math_test.cc sweeps them. NaN gives NaN and an infinity the limit. Results below the smallest
 // normal number may be zero, but not those of expm1, log1p, tanh and erf, which keep their accuracy down to denormals.
-// log1p, erf and normal_cdf of f64 are libm's, number by number.
+// log1p, erf and normal_cdf of f64 are libm's, element by element.
 #if defined(ONEPASS_LANE_MATH_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_LANE_MATH_H_
 #undef ONEPASS_LANE_MATH_H_

@@ -58,7 +58,7 @@ ONEPASS_FUNCTION constexpr philox_words random_group(uint64 seed, uint64 offset,
                 static_cast<uint32>(seed), static_cast<uint32>(seed >> 32));
 }
 
-// The number of one element.
+// The random number of one element.
 ONEPASS_FUNCTION constexpr uint32 random_number(uint64 seed, uint64 offset, uint32 ordinal, int64 row, int64 column,
                                                 int64 columns) {
   const uint64 group = static_cast<uint64>(row * ((columns + 7) / 8) + column / 8);

@@ -59,7 +59,7 @@ ONEPASS_FUNCTION typename vec<T>::mask is_set(vec<T> a) {
   return a != vec<T>(T(0));
 }
 
-// A lane of numbers on their way to bfloat16: what is costly to compute may err by 2^-16 of its result (see math.h).
+// A lane of elements on their way to bfloat16: what is costly to compute may err by 2^-16 of its result (see math.h).
 struct short_lane : vec<float> {
   short_lane() = default;
   explicit ONEPASS_FUNCTION short_lane(float number) : vec<float>(number) {}
@@ -132,7 +132,7 @@ ONEPASS_FUNCTION void store_lane(vec<T> value, T* at) {
   hn::StoreU(value.raw, hn::ScalableTag<T>(), at);
 }
 
-// The first `count` numbers, touching no others; zero in the lanes behind.
+// The first `count` elements, touching no others; zero in the lanes behind.
 template <class L>
 ONEPASS_FUNCTION L load_first(const typename L::scalar* at, int count) {
   const typename L::tag d;
@@ -175,7 +175,7 @@ ONEPASS_FUNCTION T max_lanes(vec<T> a) {
   return hn::GetLane(hn::MaxOfLanes(hn::ScalableTag<T>(), a.raw));
 }
 
-// f of each number by itself, for what is not worth a vector form.
+// f of each element by itself, for what is not worth a vector form.
 template <class T, class F>
 ONEPASS_FUNCTION vec<T> each_lane(vec<T> a, const F& f) {
   HWY_ALIGN T number[vec<T>::kLanes];

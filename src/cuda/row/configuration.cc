@@ -30,7 +30,7 @@ void each_view(const arguments& a, const Body& body) {
   }
 }
 
-// The most numbers that one access may move: a divisor of the row and of every tensor's alignment.
+// The most elements that one access may move: a divisor of the row and of every tensor's alignment.
 int access_for(const arguments& a, int lanes) {
   int access = lanes;
   while (access > 1 && a.columns % access != 0) access /= 2;
@@ -74,7 +74,7 @@ uint64 tensors_of(const arguments& a, const Holds& holds) {
   return tensors;
 }
 
-// The tensors whose rows a kernel reads. Their numbers are as wide as x's.
+// The tensors whose rows a kernel reads. Their elements are as wide as x's.
 uint64 streams_of(const request& r, const arguments& a) {
   return tensors_of(a, [&](const view& v) {
     const bool written = !r.backward && (&v == &a.y || (&v >= a.kept && &v < a.kept + kMaxKeeps));
@@ -82,7 +82,7 @@ uint64 streams_of(const request& r, const arguments& a) {
   });
 }
 
-// Operands whose one row serves all, of numbers as wide as x's.
+// Operands whose one row serves all, of elements as wide as x's.
 uint64 repeated_operands(const request& r, const arguments& a) {
   uint64 operands = 0;
   for (int i = 0; i < kMaxOperands; ++i)
@@ -114,7 +114,7 @@ int64 staged_bytes(const request& r, const configuration& c) {
 }
 
 // Columns in stripes, rows down the block: how a block of so many threads shares rows of `lanes`, so that few threads
-// of its warps are left without numbers.
+// of its warps are left without elements.
 void share_lanes(int64 lanes, int threads, configuration& c) {
   constexpr int kTries = 8;
   constexpr double kWorthwhile = 0.03;
@@ -359,7 +359,7 @@ configuration describe(const request& r, const arguments& a) {
   configuration c{};
   c.vector_size = 16 / size_of(r.x);
   c.access = access_for(a, c.vector_size);
-  // A lane of one small access needs no shifts; but dropout draws for eight numbers at once.
+  // A lane of one small access needs no shifts; but dropout draws for eight elements at once.
   if (c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.vector_size = c.access;
   if (r.turns) {  // no lane is in both halves
     while (a.columns / 2 % c.access != 0) c.access /= 2;

@@ -17,7 +17,7 @@ constexpr int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
 // row, then an elementwise pass.
 enum class part : int { whole, parts, combined, tiles };
 
-// All that selects a kernel besides the arguments. Flops: of a number in this direction, in the words beside the row
+// All that selects a kernel besides the arguments. Flops: of an element in this direction, in the words beside the row
 // word.
 struct request {
   bool rowwise = false, backward = false;

@@ -21,7 +21,7 @@ struct few_rows_tuning {
 inline constexpr int kAnyColumns = 1 << 30, kMany = 1 << 10;
 
 struct row_tuning {
-  int columns = kAnyColumns;  // for rows of so many numbers at most
+  int columns = kAnyColumns;  // for rows of so many elements at most
   int numbers;                // of a row in one thread, at most
   int block = 512;            // threads of a block that rows share
   int threads = 512;          // of a row in a block, at most: longer rows are shared by the blocks of a cluster
@@ -93,8 +93,8 @@ struct tuning {
       {.numbers = 32, .stages = 2, .recomputes = true, .ahead = true, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .recomputes = true}};
-  int held_vectors = 16;              // lanes of a row in a thread, at most: each takes registers besides its numbers
-  int again_flops = 8;                // flops of a number, in words beside the row word, that may be computed again
+  int held_vectors = 16;              // lanes of a row in a thread, at most: each takes registers besides its elements
+  int again_flops = 8;                // flops of an element, in words beside the row word, that may be computed again
   int least_across = 8;               // threads of a row, at least, where it has so many lanes: 128 bytes in a row
   int sum_numbers = 64;               // numbers of column sums that fit in a thread's registers beside the row
   int part_threads = 256;             // threads of a block that has a part of a row

@@ -125,7 +125,7 @@ ONEPASS_FUNCTION void store_row(const row_threads<Config>& threads, cursor<Confi
   }
 }
 
-// Behind a row whose result is stored: nothing. Where it is a few numbers, kernel/linear/small_n.cuda.h has what takes
+// Behind a row whose result is stored: nothing. Where it is a few elements, kernel/linear/small_n.cuda.h has what takes
 // them.
 struct nothing_behind {};
 

@@ -15,7 +15,7 @@ ONEPASS_FUNCTION typename Config::index column_of(int k, int across) {
 }
 
 // A thread's vectors of the row from column `first` on: body(k, column, count), k counting from 0. Where the row ends
-// with a whole vector, vectors behind it are left out, and the compiler knows the count: no number is masked.
+// with a whole vector, vectors behind it are left out, and the compiler knows the count: no element is masked.
 template <class Config, class Body>
 ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, typename Config::index first, const Body& body) {
   constexpr int V = Config::kVectorSize;
@@ -57,7 +57,7 @@ class thread_row {
     });
     return threads_.reduce(numbers<T, 1>{{sum_lanes(total)}}, plus()).v[0];
   }
-  // In two passes: over the row where a warp has it, else over each thread's own numbers, whose results are merged.
+  // In two passes: over the row where a warp has it, else over each thread's own elements, whose results are merged.
   ONEPASS_FUNCTION word::row_moments<T> moments() {
     constexpr bool kInWarp = Threads::kAtOnce && Config::kAcross <= 32 && Config::kCluster == 1;
     vector total(T(0));
@@ -144,7 +144,7 @@ class thread_row {
       return moments(threads_.reduce(with_size, merge()));
     }
   }
-  // How many numbers this thread has, and the inverse.
+  // How many elements this thread has, and the inverse.
   ONEPASS_FUNCTION T size_of_own(T& inverse) const {
     if constexpr (Config::kExact) {
       inverse = T(1.0 / (Config::kHeldVectors * Config::kVectorSize));

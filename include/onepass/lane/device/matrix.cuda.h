@@ -1,6 +1,6 @@
 // wgmma: GEMM instructions of a warpgroup (128 threads) on sm_90a, and the TMA copies that load their tiles.
 //
-// Tiles in shared memory are rows of 64 numbers of 16 bits, 128 bytes each, whose 16-byte pieces are exchanged within
+// Tiles in shared memory are rows of 64 16-bit elements, 128 bytes each, whose 16-byte pieces are exchanged within
 // eight rows (TMA's 128-byte swizzle), from addresses that are multiples of 1024.
 // Source of the layouts: PTX ISA 8.7, "Asynchronous Warpgroup Level Matrix Instructions".
 #pragma once
@@ -161,7 +161,7 @@ ONEPASS_FUNCTION void add_wgmma(float (&d)[N / 2], uint64 a, uint64 b, bool adds
                                  ONEPASS_D32(0), ONEPASS_D32(32));                                        \
   else ONEPASS_PRODUCT_OF_REGISTERS(64, type, ONEPASS_R0, "%32", "%33", "%34", "%35", "%36", ONEPASS_D32(0))
 
-// kNext: bytes from 64 of b's numbers in a row to the next.
+// kNext: bytes from 64 of b's elements in a row to the next.
 template <dtype D, int N, int kNext>
 ONEPASS_FUNCTION void add_wgmma_of_registers(float (&d)[N / 2], const uint32 (&a)[4], uint64 b) {
   static_assert(N == 64 || N == 128 || N == 192 || N == 256);
@@ -185,7 +185,7 @@ ONEPASS_FUNCTION void add_wgmma_of_registers(float (&d)[N / 2], const uint32 (&a
 #undef ONEPASS_D32
 #undef ONEPASS_D8
 
-// Four matrices of 8 x 8 numbers of 16 bits into shared memory; each thread gives the address of a row: 8 i + r that of
+// Four matrices of 8 x 8 16-bit elements into shared memory; each thread gives the address of a row: 8 i + r that of
 // row r of matrix i.
 ONEPASS_FUNCTION void store_matrices(uint32 row, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),

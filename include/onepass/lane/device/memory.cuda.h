@@ -50,7 +50,7 @@ ONEPASS_FUNCTION typename stored<D>::type to_storage(T x) {
   }
 }
 
-// Two numbers of 16 bits in one instruction.
+// Two 16-bit elements in one instruction.
 template <dtype D>
 ONEPASS_FUNCTION uint32 pair_to_storage(float low, float high) {
   uint32 both;
@@ -100,7 +100,7 @@ ONEPASS_FUNCTION void read_shifted(const void* aligned, int shift, uint32* bytes
   for (int i = 0; i < 4; ++i) bytes[i] = Size < 4 ? __funnelshift_r(words[i], words[i + 1], (shift & 2) * 8) : words[i];
 }
 
-// V numbers as they lie in memory, moved in accesses of at most E numbers and 16 bytes. E divides the row and its
+// V elements as they lie in memory, moved in accesses of at most E elements and 16 bytes. E divides the row and its
 // alignment, so that no access straddles the row's end: `count` cuts at whole accesses.
 template <dtype D, int V, int E>
 struct memory {
@@ -111,7 +111,7 @@ struct memory {
   union buffer {
     word words[kAccesses];
     typename stored<D>::type numbers[V];
-    uint32 pairs[V * size_of(D) < 4 ? 1 : V * size_of(D) / 4];  // of numbers of 16 bits; any four bytes
+    uint32 pairs[V * size_of(D) < 4 ? 1 : V * size_of(D) / 4];  // of 16-bit elements; any four bytes
   };
 
   // From global memory that no one writes while the kernel runs: loads may pass stores.
@@ -129,7 +129,7 @@ struct memory {
       return loaded;
     });
   }
-  // As load, but behind the first `count` numbers there may be anything. Where accesses would be small and many, they
+  // As load, but behind the first `count` elements there may be anything. Where accesses would be small and many, they
   // come in the whole aligned 16 bytes that hold them.
   static ONEPASS_FUNCTION buffer load_windows(const void* at, int count) {
     if constexpr (kBytes == 16 || V * kSize % 16 != 0) {
@@ -165,7 +165,7 @@ struct memory {
   }
 
   // Into shared memory: a lane, or, where one access has less of it, the whole aligned 16 bytes that it begins in.
-  // The data are there after wait_for_copy_groups, for the thread that asked. `left`: how many numbers are from the
+  // The data are there after wait_for_copy_groups, for the thread that asked. `left`: how many elements are from the
   // lane's first to the row's end, which may be before it.
   static ONEPASS_FUNCTION void copy(void* to, const void* at, int left) {
     static_assert(V * kSize == 16 || kWhole, "copies are of tensors as wide as x");
@@ -256,7 +256,7 @@ ONEPASS_FUNCTION void store_as(dtype type, void* data, int64 at, pack<T, N> valu
   }
 }
 
-// V numbers from `at` on of a tensor that begins at 16 bytes, all of them there; `at` is a multiple of V.
+// V elements from `at` on of a tensor that begins at 16 bytes, all of them there; `at` is a multiple of V.
 template <int V>
 ONEPASS_FUNCTION pack<float, V> load_as(dtype type, const void* data, int64 at) {
   const auto of = [&](auto memory_of, const auto* numbers) {
@@ -270,9 +270,9 @@ ONEPASS_FUNCTION pack<float, V> load_as(dtype type, const void* data, int64 at) 
   }
 }
 
-// A run of numbers of Size bytes from shared memory, where it begins at 16 bytes, by all of `Threads` threads, of which
-// this is number `thread`: whole aligned 16 bytes, Lanes a thread at most, and the few numbers before and behind them
-// one by one. Up to 4 bytes behind the run are read.
+// A run of elements of Size bytes from shared memory, where it begins at 16 bytes, by all of `Threads` threads, of
+// which this is number `thread`: whole aligned 16 bytes, Lanes a thread at most, and the few elements before and behind
+// them one by one. Up to 4 bytes behind the run are read.
 template <int Size, int Lanes, int Threads>
 ONEPASS_FUNCTION void store_run(void* to, const void* from, int count, int thread) {
   using number = typename access<Size>::type;
@@ -291,7 +291,7 @@ ONEPASS_FUNCTION void store_run(void* to, const void* from, int count, int threa
   }
   const int tail = head + whole * V;
 #pragma unroll
-  for (int first = 0; first < 2 * V; first += Threads) {  // an end has fewer than V numbers
+  for (int first = 0; first < 2 * V; first += Threads) {  // an end has fewer than V elements
     const int i = first + thread, at = i < V ? i : tail + i - V;
     if (at < (i < V ? head : count) && i < 2 * V) target[at] = source[at];
   }
