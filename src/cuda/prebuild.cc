@@ -16,9 +16,8 @@ constexpr int64 kManyRows = 16384, kFewRows = 16;  // few: where threads of elem
 // Calls of a line whose addresses are as aligned as torch's are, and their kernels.
 class prebuilt_line {
  public:
-  prebuilt_line(const spec::line& line, const device_facts& chip, const std::string& arch_name, dtype x, dtype operand,
-                int64 rows, int64 columns)
-      : line_(line), chip_(chip), arch_name_(arch_name), x_(x), operand_(operand), sizes_{rows, columns} {}
+  prebuilt_line(const spec::line& line, const device_facts& chip, dtype x, dtype operand, int64 rows, int64 columns)
+      : line_(line), chip_(chip), x_(x), operand_(operand), sizes_{rows, columns} {}
 
   void forward(bool saves_statistics) {
     spec::imagined_frame call = imagined();
@@ -65,24 +64,22 @@ class prebuilt_line {
   }
   void build_all(const request& r, const arguments& a) {
     for (const plan& p : choose(r, a, chip_)) {
-      labels_.push_back(label(r, p.with, arch_name_));
-      build(source(r, p.with), arch_name_, labels_.back());
+      labels_.push_back(label(r, p.with, chip_.arch_name));
+      build(source(r, p.with), chip_.arch_name, labels_.back());
     }
   }
 
   const spec::line& line_;
   const device_facts& chip_;
-  const std::string& arch_name_;
   const dtype x_, operand_;
   const std::int64_t sizes_[2];
   std::vector<std::string> labels_;
 };
 
 // before_linear: backward recomputes the result too, and may store dx in place of dy.
-std::vector<std::string> build_line(const spec::line& line, const std::string& arch_name, dtype x, dtype operand,
+std::vector<std::string> build_line(const spec::line& line, const device_facts& chip, dtype x, dtype operand,
                                     int64 rows, int64 columns, bool before_linear) {
-  const device_facts chip = facts_of(arch_name);
-  prebuilt_line of(line, chip, arch_name, x, operand, rows, columns);
+  prebuilt_line of(line, chip, x, operand, rows, columns);
   of.forward(line.rowwise());
   if (line.rowwise()) of.forward(false);
   of.backward(before_linear && !spec::backward_reads(line).result, before_linear);
@@ -98,13 +95,13 @@ std::vector<std::string> prebuild(const spec::line& line, const std::string& arc
     throw std::invalid_argument("onepass: columns must be from 1 to 2^40, got " + std::to_string(columns));
   if (line.turns() && columns % 2 != 0)
     throw std::invalid_argument("onepass: 'rope' needs rows of an even length, got " + std::to_string(columns));
-  facts_of(arch_name);  // throws for what is none, whatever the line
+  const device_facts chip = facts_of(arch_name);
   std::vector<std::string> labels;
   const auto build_all = [&](const spec::line& of, bool before_linear) {
     if (of.words.empty()) return;
     for (const int64 count : {kManyRows, kFewRows}) {
       if (count == kFewRows && of.rowwise()) continue;  // whose rows have one kernel, however many there are
-      const std::vector<std::string> built = build_line(of, arch_name, x, operand, count, columns, before_linear);
+      const std::vector<std::string> built = build_line(of, chip, x, operand, count, columns, before_linear);
       labels.insert(labels.end(), built.begin(), built.end());
     }
   };
@@ -121,7 +118,7 @@ std::vector<std::string> prebuild(const spec::line& line, const std::string& arc
 
 std::vector<launched> forward_launches(const spec::line& line, const device_facts& chip, dtype x, int64 rows,
                                        int64 columns, bool saves) {
-  return prebuilt_line(line, chip, "", x, x, rows, columns).launches(saves && line.rowwise());
+  return prebuilt_line(line, chip, x, x, rows, columns).launches(saves && line.rowwise());
 }
 
 }  // namespace onepass::cuda

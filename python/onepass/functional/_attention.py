@@ -59,16 +59,22 @@ def scaled_dot_product_attention(
     call, and why.
     """
     function = "scaled_dot_product_attention"
-    _check_tensors(function, attn_mask, is_causal, query=query, key=key, value=value)
-    query, key, value, attn_mask = under_autocast(query.device.type, (query, key, value, attn_mask))
-    _check_sizes(function, enable_gqa, query, key, value)
-    _check_mask_dtype(function, query, attn_mask)
+    query, key, value, attn_mask = _checked(function, query, key, value, attn_mask, is_causal, enable_gqa)
     scale = _scale(function, scale, query)
     line = _lines.attention(scale, attn_mask is not None, is_causal, dropout_p, False)
     engine = _engines.choose(_engines.call_of(query, key, value, attn_mask, is_causal, dropout_p, enable_gqa))
     if engine == "onepass":
         return _run(function, line, query, key, attn_mask, value, enable_gqa)
     return _engines.run(engine, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _checked(function, query, key, value, attn_mask, is_causal, enable_gqa):
+    """The tensors as autocast has them, which fit each other."""
+    _check_tensors(function, attn_mask, is_causal, query=query, key=key, value=value)
+    query, key, value, attn_mask = under_autocast(query.device.type, (query, key, value, attn_mask))
+    _check_sizes(function, enable_gqa, query, key, value)
+    _check_mask_dtype(function, query, attn_mask)
+    return query, key, value, attn_mask
 
 
 def attention_engine(
@@ -95,10 +101,7 @@ def attention_engine(
         RuntimeError, IndexError: as `scaled_dot_product_attention`.
     """
     function = "attention_engine"
-    _check_tensors(function, attn_mask, is_causal, query=query, key=key, value=value)
-    query, key, value, attn_mask = under_autocast(query.device.type, (query, key, value, attn_mask))
-    _check_sizes(function, enable_gqa, query, key, value)
-    _check_mask_dtype(function, query, attn_mask)
+    query, key, value, attn_mask = _checked(function, query, key, value, attn_mask, is_causal, enable_gqa)
     return _engines.decide(_engines.call_of(query, key, value, attn_mask, is_causal, dropout_p, enable_gqa))
 
 

@@ -11,6 +11,7 @@ from torch._higher_order_ops.wrap import TagActivationCheckpoint, tag_activation
 from torch.utils.checkpoint import checkpoint
 
 from onepass.graph.effects import bodies, changes_shapes, effects_of, memory_of
+from onepass.graph.operations import value_of
 
 __all__ = ["checkpointed_blocks", "draw_again"]
 
@@ -42,15 +43,11 @@ def _held(graph: fx.Graph, call: fx.Node, nested: bool) -> frozenset[int]:
     body = bodies(call)[0].graph
     written = frozenset().union(*(effects_of(node).writes for node in body.nodes))
     places = [node for node in body.nodes if node.op == "placeholder"]
-    overwritten = {i for i, node in enumerate(places) if memory_of(_value(node)) & written}
+    overwritten = {i for i, node in enumerate(places) if memory_of(value_of(node)) & written}
     if nested:
-        outside = memory_of([_value(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")])
-        overwritten = {i for i in overwritten if memory_of(_value(call.args[1 + i])) & outside}
+        outside = memory_of([value_of(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")])
+        overwritten = {i for i in overwritten if memory_of(value_of(call.args[1 + i])) & outside}
     return frozenset(overwritten)
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta.get("example_value")
 
 
 def _checkpointed(kept: frozenset[int], body: Callable[..., Any], *args: Any, **options: Any) -> Any:
