@@ -33,8 +33,10 @@ struct tensor {
 struct values {
   tensor x;                           // [..., N]
   std::vector<tensor> operands = {};  // as the words take them: a column [N], a tensor that broadcasts to x, a matrix
-  tensor y = {};                      // the result, of x's shape and dtype where the line has no product
-  std::vector<tensor> kept = {};      // likewise, one for each `keep`
+  // The result, of x's shape and dtype where the line has no product; of an ending one number a row, of x's shape
+  // without its last dimension, float32, or float64 where x is.
+  tensor y = {};
+  std::vector<tensor> kept = {};  // likewise, one for each `keep`, and for each ending behind the first
   tensor statistics = {};  // [line.statistics(x's dtype), rows], float32, or float64 where x is: for backward only
   const int64* dropout_state = nullptr;  // {seed, offset}, where the line has dropout
 };

@@ -81,6 +81,9 @@ class Line:
         self.words = [word_of(w, tuple(w["parameters"])) for w in facts["words"]]
         self.rowwise: bool = facts["rowwise"]
         self.keeps: int = facts["keeps"]
+        """Results behind the first: kept values, and numbers of endings behind the first ending."""
+        self.numbers: list[bool] = facts["numbers"]
+        """Of each result, whether it is one number a row: without x's last dimension, and in the arithmetic's dtype."""
         self.reads_x: bool = facts["reads_x"]
         self.reads_operands: list[bool] = facts["reads_operands"]
         self.reads_statistics: bool = facts["reads_statistics"]

@@ -20,7 +20,7 @@ __all__ = [
 
 def layer_norm(x: Tensor, eps: float = 1e-5) -> Tensor:
     """Written out, in the arithmetic of F.layer_norm, whose third derivatives are wrong (torch 2.15)."""
-    wide = x if x.dtype == torch.float64 else x.float()
+    wide = _wide(x)
     centred = wide - wide.mean(-1, keepdim=True)
     centred = centred - centred.mean(-1, keepdim=True)  # what rounding took from the mean
     return (centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
@@ -34,6 +34,15 @@ def softmax(x: Tensor) -> Tensor:
     """Zeros, with zero gradients, where a whole row is -inf."""
     fully_masked = (x == -math.inf).all(-1, keepdim=True)
     return F.softmax(x.masked_fill(fully_masked, 0), -1).masked_fill(fully_masked, 0)
+
+
+def logsumexp(x: Tensor) -> Tensor:
+    return torch.logsumexp(_wide(x), -1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In the arithmetic's dtype, which that of an ending's number is."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def mask(x: Tensor, mask: Tensor) -> Tensor:
@@ -170,6 +179,7 @@ IN_TORCH: dict[str, InTorch] = {
         ),
     ),
     "softmax": InTorch(softmax),
+    "logsumexp": InTorch(logsumexp),
 }
 """Every word of the vocabulary, users' words among them."""
 
@@ -232,12 +242,14 @@ def compose(
         first_row: of x among those of a list, whose dropout counts all their rows.
 
     Returns:
-        The result, then the values of each `keep` in order, all of x's dtype, behind a contraction of its matrix's. In
+        The result, then the values of each `keep` in order, all of x's dtype, behind a contraction of its matrix's; of
+        endings their numbers, the first one's as the result, the others' behind the kept values. In
         between, types promote as PyTorch's operators promote them; a kept value is rounded to x's dtype before the line
         goes on, and what a contraction takes to its matrix's.
     """
     pending = iter(operands)
     kept: list[Tensor] = []
+    number: Tensor | None = None
     value, dtype = x, x.dtype
     for word in words:
         function = WORDS[word.name]
@@ -262,8 +274,14 @@ def compose(
             arguments.append(lambda v, f=ACTIVATIONS[word.activation], numbers=word.numbers: f(v, *numbers))
         else:
             arguments += [machine_epsilon(eps_dtype or x.dtype) if math.isnan(n) else n for n in word.parameters]
-        value = function(*arguments)
-    return (value.to(dtype), *kept)
+        result = function(*arguments)
+        if "gives_number" not in word.properties:
+            value = result
+        elif number is None:
+            number = result
+        else:
+            kept.append(result)
+    return (value.to(dtype) if number is None else number, *kept)
 
 
 def machine_epsilon(dtype: torch.dtype) -> float:

@@ -45,6 +45,13 @@ std::string quoted(std::string_view text, int begin, int end, const std::string&
   return message;
 }
 
+// An ending's number is the line's result, or stands among the kept values behind the first ending's.
+void add_number(line& to, word& w) {
+  if (!w.about->gives_number) return;
+  w.ordinal = to.result(0).is_number() ? to.keeps++ : -1;
+  to.numbers |= std::uint64_t{1} << (w.ordinal + 1);
+}
+
 // The word's numbers become the line's last.
 void take_numbers(line& to, word& w) {
   w.parameter_slot = w.parameters.empty() ? -1 : static_cast<int>(to.parameters.size());
@@ -275,6 +282,16 @@ class reader {
     to.how = how_;
   }
 
+  void check_ending(const line& to, const word& w) const {
+    if (to.result(0).is_number() && !w.about->gives_number) {
+      fail(w.begin, w.end,
+           std::string("'") + w.about->name + "' behind '" + to.words.back().about->name +
+               "', which ends a line: it gives one number a row");
+    }
+    if (w.about->gives_number && to.linear >= 0)
+      fail(w.begin, w.end, std::string("'") + w.about->name + "' behind a contraction, where it has no kernel");
+  }
+
   void add(line& to, word w) const {
     const descriptor& about = *w.about;
     if (to.values >= 0)
@@ -295,6 +312,7 @@ class reader {
       to.row_words.push_back(static_cast<int>(to.words.size()));
     }
     if (about.kind == word_kind::contraction) add_contraction(to, w);
+    check_ending(to, w);
     if (!to.words.empty()) {
       const descriptor& before = *to.words.back().about;
       if (before.kind == word_kind::rotary || about.kind == word_kind::rotary)
@@ -308,6 +326,7 @@ class reader {
     if (about.operand != operand_kind::none) w.operand = to.operands, to.operands += about.operands;
     if (about.kind == word_kind::dropout) w.ordinal = to.dropouts++;
     if (about.kind == word_kind::keep) w.ordinal = to.keeps++;
+    add_number(to, w);
     if (to.operands > kMaxOperands)
       fail(w.begin, w.end, "a line takes at most " + std::to_string(kMaxOperands) + " operands");
     if (to.keeps > kMaxKeeps) fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxKeeps) + " keeps");
@@ -375,6 +394,7 @@ line slice(const line& of, int begin, int end) {
     if (w.operand >= 0) w.operand = part.operands++;
     take_numbers(part, w);
     if (w.about->kind == word_kind::keep) w.ordinal = part.keeps++;
+    add_number(part, w);
     if (w.about->kind == word_kind::dropout) part.dropouts = w.ordinal + 1;
     part.words.push_back(w);
   }

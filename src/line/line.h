@@ -1,6 +1,7 @@
 // A line, parsed: its words, and what each takes from the call.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,7 +23,16 @@ struct word {
   int begin = 0, end = 0;                  // its characters in the line's text
   int operand = -1;                        // which operand of the call it takes
   int parameter_slot = -1;                 // which of the line's numbers is its first
-  int ordinal = -1;                        // its count among the dropouts, or among the keeps
+  int ordinal = -1;  // its count among the dropouts, or among the keeps; of the first ending -1
+};
+
+// What a result is: a row of x's length (behind a contraction as long as that makes it) and dtype; or one number a row, of
+// shape [...], in the arithmetic's dtype.
+enum class result_shape { row, number };
+struct result_type {
+  result_shape shape = result_shape::row;
+  bool is_number() const { return shape == result_shape::number; }
+  dtype type(dtype x) const { return !is_number() ? x : x == dtype::f64 ? dtype::f64 : dtype::f32; }
 };
 
 struct line {
@@ -32,15 +42,21 @@ struct line {
   int values = -1;  // index of `values`, the last word; -1: none
   strategy how = strategy::automatic;
   std::string_view old_strategy;  // the alias by which the text named its strategy
-  int operands = 0, dropouts = 0, keeps = 0;
+  int operands = 0, dropouts = 0;
+  int keeps = 0;  // results behind the first: kept values, and numbers of endings behind the first ending
   int features = 0;       // numbers that `linear` makes of a row, the line's last words (see with_features)
   int first_operand = 0;  // of a slice: how many operands of the whole line come before its own
   std::vector<double> parameters;
   std::vector<int> row_words;  // indices of all
+  std::uint64_t numbers = 0;   // bits of the results that are numbers: 0 for the first, 1 + k for what stands at keep k
 
   bool rowwise() const { return !row_words.empty(); }
   bool by_rows() const { return rowwise() || features > 0; }  // its kernels have whole rows
   bool scores() const;                                        // whether it begins with `scores`
+  int results() const { return 1 + keeps; }
+  result_type result(int i) const {
+    return {(numbers >> i & 1) != 0 ? result_shape::number : result_shape::row};
+  }
   const word& operand_word(int operand) const;
   int first_row() const { return rowwise() ? row_words.front() : -1; }
   int last_row() const { return rowwise() ? row_words.back() : -1; }

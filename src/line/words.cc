@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "onepass/word/activation.h"
+#include "onepass/word/ending.h"
 #include "onepass/word/row.h"
 #include "onepass/word/words.h"
 #include "src/line/defined.h"
@@ -83,6 +84,7 @@ std::vector<const descriptor*> words() {
   append(all, word::activations{});
   append(all, word::list<word::keep>{});
   append(all, word::row_words{});
+  append(all, word::endings{});
   for (const descriptor* word : {&kLinear, &kScores, &kValues}) all.push_back(word);
   const std::vector<const descriptor*> defined = defined_words();
   all.insert(all.end(), defined.begin(), defined.end());

@@ -15,11 +15,25 @@ frame::frame(const line& of, const spec::shape& x, dtype type) : of(of), shape(x
   constexpr std::size_t kTensors = 8;  // more than most lines have
   tensors_.reserve(kTensors);
   fill_parameters(of, type, a);
+  a.x.type = a.y.type = type;  // known even where they are not there
+  a.numbers = static_cast<int>(of.numbers);
 }
 
 void frame::operand_type(int operand, dtype its) {
   operand_types[operand] = its;
   boolean_masks |= std::uint64_t{its == dtype::boolean} << operand;
+}
+
+strided frame::as_rows(const strided& numbers) {
+  const auto with_one = [&](const std::int64_t* from) {
+    std::vector<std::int64_t>& all = sizes_of_numbers_.emplace_back(from, from + numbers.dim);
+    all.push_back(1);
+    return all.data();
+  };
+  strided rows = numbers;
+  rows.dim = shape.dim == 0 ? 0 : numbers.dim + 1;  // a tensor without dimensions is one row
+  rows.sizes = with_one(numbers.sizes), rows.strides = with_one(numbers.strides), rows.number = true;
+  return rows;
 }
 
 fit frame::lay_out(bool keeps_rows, std::vector<bool>& needs_copy) {
@@ -52,6 +66,7 @@ void imagined_frame::enter_operand(int i, view& out) {
 void imagined_frame::forward(bool saves_statistics, bool keeps_rows) {
   const auto any = [&](role what, int i, view& to) {
     if (what == role::operand) enter_operand(i, to);
+    else if (is_number(what, i)) enter_number(to);
     else enter(type, to);
   };
   forward_inputs(any), forward_outputs(true, any);
@@ -62,6 +77,7 @@ void imagined_frame::forward(bool saves_statistics, bool keeps_rows) {
 void imagined_frame::backward(const gradients& plan, bool recomputes, bool keeps_rows) {
   backward_inputs(backward_reads(of, recomputes), [&](role what, int i, view& to) {
     if (what == role::operand) enter_operand(i, to);
+    else if (is_number(what, i)) enter_number(to);
     else enter(type, to);
   });
   if (recomputes) enter(type, a.recomputed);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ std::string why_not_shape(const line&, const shape& x, const char* name);
 
 class frame {
  public:
-  // x's shape and dtype are those of the result, the kept values and their gradients.
+  // x's shape and dtype are those of the results that are rows, and of their gradients; see line::result.
   frame(const line&, const spec::shape& x, dtype);
   frame(const frame&) = delete;  // what is entered points here
   frame& operator=(const frame&) = delete;
@@ -31,6 +32,11 @@ class frame {
 
   dtype arithmetic() const { return type == dtype::f64 ? dtype::f64 : dtype::f32; }
   bool empty() const { return shape.rows() == 0 || shape.columns() == 0; }
+  bool is_number(role what, int i) const {
+    const bool first = what == role::result || what == role::gradient;
+    const bool other = what == role::kept || what == role::kept_gradient;
+    return (first || other) && of.result(first ? 0 : 1 + i).is_number();
+  }
   bool is_column(int operand) const { return of.operand_word(operand).about->operand == operand_kind::column; }
   void operand_type(int operand, dtype);
 
@@ -66,6 +72,9 @@ class frame {
 
   // Enters a tensor that broadcasts to x's shape. Its sizes and strides must outlive the frame.
   void take(const strided& tensor) { tensors_.push_back(tensor); }
+  // One number a row, of x's leading dimensions; as a row of one.
+  void take_number(const strided& tensor) { take(as_rows(tensor)); }
+  strided as_rows(const strided& numbers);
   // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns,
   // unless `keeps_rows`.
   fit lay_out(bool keeps_rows, std::vector<bool>& needs_copy);
@@ -76,6 +85,7 @@ class frame {
 
  private:
   bool flat_ = false;
+  std::deque<std::vector<std::int64_t>> sizes_of_numbers_;  // what their tensors_ point to
 };
 
 // The arguments of an imagined call, by which kernels are chosen: all tensors have one address and one row stride.
@@ -93,8 +103,11 @@ class imagined_frame : public frame {
 
  private:
   void enter(dtype of, view& out) { take({memory_.rows, of, 2, shape.sizes, strides_, &out}); }
+  void enter_number(view& out) { take_number({memory_.rows, arithmetic(), 1, shape.sizes, &kOne, &out}); }
   void enter_operand(int i, view& out);
   void finish(bool keeps_rows);
+
+  static constexpr std::int64_t kOne = 1;
 
   const memory memory_;
   const std::int64_t strides_[2];

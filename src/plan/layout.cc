@@ -53,7 +53,7 @@ bool is_contiguous(const strided& t, const shape& x) {
   if (t.dim != x.dim) return false;
   std::int64_t expected = 1;
   for (int d = t.dim - 1; d >= 0; --d) {
-    if (t.sizes[d] != x.sizes[d]) return false;
+    if (t.sizes[d] != x.sizes[d] && !(t.number && d == t.dim - 1)) return false;
     if (t.sizes[d] != 1 && t.strides[d] != expected) return false;
     expected *= t.sizes[d];
   }
@@ -65,7 +65,7 @@ void set_contiguous(const std::vector<strided>& tensors, bool flatten, arguments
   if (flatten) a.columns *= a.rows, a.rows = 1;
   std::fill(a.size, a.size + kMaxDims - 1, 1);
   a.size[kMaxDims - 1] = a.rows;
-  for (const strided& t : tensors) *t.out = {t.data, {0, 0, 0, a.columns}, t.type, 1};
+  for (const strided& t : tensors) *t.out = {t.data, {0, 0, 0, t.number ? 1 : a.columns}, t.type, t.number ? 0 : 1};
 }
 
 }  // namespace
@@ -138,7 +138,7 @@ fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, argumen
   bool copies = false;
   std::vector<int> column_strides;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::int64_t stride = a.columns == 1 ? 1 : stride_in(tensors[i], x, x.dim - 1);
+    const std::int64_t stride = tensors[i].number ? 0 : a.columns == 1 ? 1 : stride_in(tensors[i], x, x.dim - 1);
     if (stride != 0 && stride != 1) needs_copy[i] = copies = true;
     column_strides.push_back(static_cast<int>(stride));
   }

@@ -18,6 +18,7 @@ struct strided {
   const std::int64_t* sizes;
   const std::int64_t* strides;
   view* out;
+  bool number = false;  // one number a row: the last size is 1, and its view has a column stride of 0
 };
 
 enum class fit {

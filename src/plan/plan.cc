@@ -184,7 +184,8 @@ std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward
     const std::string name = type_of(*row.about);
     const std::string segment = (resume == of.row_words[i] ? "word::resumed<" + name + ">" : name) + ", " +
                                 std::to_string(row.parameter_slot) + ", " +
-                                chain_text(of, segment_behind(of, i), boolean_masks, resume);
+                                chain_text(of, segment_behind(of, i), boolean_masks, resume) +
+                                (row.about->gives_number && row.ordinal >= 0 ? ", " + std::to_string(row.ordinal) : "");
     text += i == 0 ? ", " + segment : ", segment<" + segment + ">";
   }
   if (!of.rowwise() && of.features > 0)
@@ -220,9 +221,11 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
     if (w.about->kind == word_kind::contraction) return columns * element * columns_behind * matrices;
     return w.about->operand == operand_kind::column ? wide : rows * wide;
   };
-  const std::int64_t x_bytes = rows * columns * element,
-                     y_bytes = rows * at(static_cast<int>(of.words.size())) * element;
-  const std::int64_t statistics = read.statistics ? of.statistics(x) * rows * (x == dtype::f64 ? 8 : 4) : 0;
+  const std::int64_t number_bytes = rows * (x == dtype::f64 ? 8 : 4);
+  const std::int64_t x_bytes = rows * columns * element;
+  const std::int64_t y_bytes =
+      of.result(0).is_number() ? number_bytes : rows * at(static_cast<int>(of.words.size())) * element;
+  const std::int64_t statistics = read.statistics ? of.statistics(x) * number_bytes : 0;
   cost total;
   total.forward.bytes = x_bytes + y_bytes + statistics;
   total.saved_bytes = statistics + (read.x || read.kept >= 0 || read.result ? x_bytes : 0);
@@ -239,6 +242,7 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
         total.saved_bytes += operand_bytes.back();
     }
     if (is_keep(w)) kept += rows * at(i) * element;
+    if (w.about->gives_number && w.ordinal >= 0) kept += number_bytes;
     const bool contracts = w.about->kind == word_kind::contraction;
     const std::int64_t elements = contracts ? 2 * rows * columns * columns_behind : rows * at(i);
     total.forward.flops += w.about->flops_forward * elements;

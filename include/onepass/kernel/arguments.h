@@ -37,7 +37,8 @@ struct arguments {
   int64 matrix_rows;     // x.shape[-2], for `causal`
 
   view x;   // forward and backward: the input, where it is read; backward: the result, where the line resumes there
-  view y;   // forward: the result.  backward: its gradient
+  view y;   // forward: the result.  backward: its gradient.  One number a row, of an ending: float (double where x is
+            // f64), with a column stride of 0
   view dx;  // backward
   // Backward: the recomputed result, where it is asked for; never where backward starts from the result. On the CPU
   // src/cpu/row/run.cc writes it, not the kernel.
@@ -45,7 +46,7 @@ struct arguments {
   view operand[kOperands];
   // Of tensor operands; column gradients go through column_partial, on CUDA those of one part straight to here.
   view operand_gradient[kOperands];
-  view kept[kKeeps];  // forward: written.  backward: read where the line resumes there
+  view kept[kKeeps];  // forward: written, or numbers as y may be.  backward: read where the line resumes there
   view kept_gradient[kKeeps];
 
   void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
@@ -62,6 +63,7 @@ struct arguments {
 
   int64 task_rows, task_columns;  // CPU: the partition; CUDA: columns of a part of a row. A function of shapes only
   int stream_stores;              // CPU: write past the caches
+  int numbers;  // CPU: bits of the results that are one number a row: 0 for y, 1 + k for kept k, and their gradients
 
   // Of one tensor of several.
   int64 first_row;               // dropout counts the rows of those before it

@@ -103,6 +103,8 @@ ONEPASS_FUNCTION float log2_number(float x) {
   return y;
 }
 ONEPASS_FUNCTION double reciprocal_number(double x) { return 1.0 / x; }
+ONEPASS_FUNCTION float log1p_number(float x) { return ::log1pf(x); }
+ONEPASS_FUNCTION double log1p_number(double x) { return ::log1p(x); }
 ONEPASS_FUNCTION float exp_number(float x) { return kShort ? exp2_number(x * 1.44269504f) : expf(x); }
 ONEPASS_FUNCTION double exp_number(double x) { return ::exp(x); }
 // exp(x - shift), for results of 16 bits as exp2 of one fma. The shift's product is rounded; it is the same wherever

@@ -10,6 +10,7 @@
 #endif
 
 #include "onepass/lane/target.h"
+#include "onepass/word/ending.h"
 #include "onepass/word/row.h"
 #include "onepass/word/words.h"
 
@@ -34,7 +35,7 @@ struct any_function {
 template <class Cursor, class L>
 concept cursor_of = requires(Cursor& at, L v, int threshold) {
   { at.x() } -> same<L>;   // what enters the line
-  { at.dy() } -> same<L>;  // its result's gradient
+  { at.dy() } -> same<L>;  // its result's gradient; zeros where that is no row
   { at.template operand<L, 0>() } -> same<L>;
   { at.template wants<0>() } -> same<bool>;  // whether operand I's gradient is wanted
   at.template column_gradient<0>(v);
@@ -257,12 +258,19 @@ struct chain<Head, Tail...> {
   }
 };
 
-// A row word (void in an elementwise line), and the words from it to the next or to the line's end.
-template <class Row, int RowParameter = -1, class Post = chain<>>
+template <class Row>
+inline constexpr bool gives_number = Row::about.gives_number;
+template <>
+inline constexpr bool gives_number<void> = false;
+
+// A row word (void in an elementwise line), and the words from it to the next or to the line's end. Number: of an
+// ending, which result it gives: -1 the line's, else that which stands among the kept values.
+template <class Row, int RowParameter = -1, class Post = chain<>, int Number = -1>
 struct segment {
   using row = Row;
   using post = Post;
-  static constexpr int row_parameter = RowParameter;
+  static constexpr int row_parameter = RowParameter, number = Number;
+  static constexpr int keeps = larger(Post::keeps, Number + 1);
 };
 
 template <int I, class First, class... More>
@@ -289,12 +297,13 @@ struct line {
   using segment_at = typename nth<I, segment<Row, RowParameter, Post>, More...>::type;
   using last = segment_at<segments - 1>;
   using row = typename last::row;  // the last row word; others are segment_at<I>::row
+  static constexpr bool gives_number = onepass::ONEPASS_TARGET::gives_number<row>;  // its result; else a row
   using post = typename last::post;
-  static constexpr int row_parameter = last::row_parameter;
+  static constexpr int row_parameter = last::row_parameter, number = last::number;
 
   static constexpr int operands = largest_of<Pre::operands, Post::operands, More::post::operands...>;
   static constexpr int dropouts = largest_of<Pre::dropouts, Post::dropouts, More::post::dropouts...>;
-  static constexpr int keeps = largest_of<Pre::keeps, Post::keeps, More::post::keeps...>;
+  static constexpr int keeps = largest_of<Pre::keeps, Post::keeps, More::keeps...>;
   static constexpr int features = post::features;
 
   // Where a row word's numbers begin among those that are saved of a row; the number of all for I = segments.

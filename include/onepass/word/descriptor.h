@@ -51,6 +51,8 @@ struct descriptor {
   int sums = 2;                           // over the row, that backward needs (row words)
   int flops_recompute = 0;                // of the result from x and statistics (row words)
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
+  bool gives_number = false;              // an ending: one number a row, and the row goes on unchanged (row words)
+  double of_nothing = 0;                  // that number of a row without elements
   int flops_forward = 1;                  // per element
   int flops_backward = 1;
   // What the word is in mathematics, for who has to know: planners of attention, the rewriter, prices.

@@ -28,6 +28,7 @@ namespace word {
 template <class T>
 struct row_numbers {  // saved per row; the third where x has more than 16 bits
   T first, second, third = T(0);
+  T gradient = T(0);  // in backward, of the number that an ending gives
 };
 template <class T>
 struct row_moments {

@@ -164,7 +164,7 @@ def _copied(call, line, xs, whole, operands):
         parts = _expanded(operands[i], xs, line, operands, i)
         taken[i] = torch.cat([p.reshape(r, p.shape[-1]) for p, r in zip(parts, rows)])
     return [
-        [part.reshape(*x.shape[:-1], part.shape[-1]) for part, x in zip(torch.split(r, rows), xs)]
+        [part.reshape(*x.shape[:-1], *part.shape[1:]) for part, x in zip(torch.split(r, rows), xs)]
         for r in _kinds(line, call(whole, taken))
     ]
 

@@ -273,8 +273,9 @@ def _results(line, parts: Parts, x: Given, operands: Sequence[Given], layouts: l
     if line.values:
         shape = torch.Size((*behind[:-1], operands[-1].shape[-1]))
     placements, kept = [layout.result for layout in layouts], [layout.kept for layout in layouts]
-    kinds = [_kind(shape, placements), *[_kind(x.shape, kept)] * parts.keeps_before]
-    return kinds + [_kind(behind, placements)] * (1 + line.keeps - len(kinds))
+    kinds = [(shape, placements), *[(x.shape, kept)] * parts.keeps_before]
+    kinds += [(behind, placements)] * (1 + line.keeps - len(kinds))
+    return [_kind(of[:-1] if number else of, at) for (of, at), number in zip(kinds, line.numbers)]
 
 
 def _kind(shape: torch.Size, placements: list[Placement]) -> Kind:

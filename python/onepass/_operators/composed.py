@@ -15,6 +15,15 @@ from onepass.reference import compose
 OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}
 
 
+def like_x(line: str, gradients: Sequence[Tensor], x: Tensor | None, resumed: Tensor | None) -> Tensor:
+    """What has x's shape and dtype in backward, of those tensors that it is given."""
+    if not _native.describe(line)["numbers"][0]:
+        return gradients[0]
+    found = resumed if x is None else x
+    assert found is not None, "backward of an ending reads x, or a kept value in its place"
+    return found
+
+
 class Saved(NamedTuple):
     """What a line's forward leaves for its backward by these operators, None where it is not read."""
 
@@ -83,7 +92,7 @@ def cannot_be_made_again(line, saved: Saved) -> bool:
 
 def _shapes(line, gradients, saved) -> tuple[torch.Size, torch.Size]:
     """Of x, and of what a contraction gives."""
-    shape = gradients[0].shape
+    shape = like_x(line.text, gradients, saved.x, saved.resumed).shape
     if line.weight is None:
         return shape, shape
     matrix = saved.operands[line.weight]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from onepass import _native
-from onepass._operators.composed import OF_DTYPE
+from onepass._operators.composed import OF_DTYPE, like_x
 
 library = torch.library.Library("onepass", "FRAGMENT")
 
@@ -52,7 +52,14 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 
 def _results(x: torch.Tensor, line: str) -> list[torch.Tensor]:
-    return [x.new_empty(x.shape) for _ in range(1 + _native.describe(line)["keeps"])]
+    return [_result(x, number) for number in _native.describe(line)["numbers"]]
+
+
+def _result(x: torch.Tensor, number: bool, front: tuple[int, ...] = ()) -> torch.Tensor:
+    """Of x's shape and dtype; or one number a row."""
+    if number:
+        return x.new_empty((*front, *x.shape[:-1]), dtype=_arithmetic(x.dtype))
+    return x.new_empty((*front, *x.shape))
 
 
 def _statistics(x: torch.Tensor, line: str) -> torch.Tensor:
@@ -100,11 +107,11 @@ def contraction_results(x, operands, line, dropout_state, save):
     return results
 
 
-def _gradients(dy: torch.Tensor, line: str, operand_types: list[int], wanted: int) -> list[torch.Tensor]:
-    plan = _native.gradients(line, _native.DTYPES[dy.dtype], tuple(operand_types), wanted)
-    columns = dy.shape[-1] if dy.dim() else 1
+def _gradients(like: torch.Tensor, line: str, operand_types: list[int], wanted: int) -> list[torch.Tensor]:
+    plan = _native.gradients(line, _native.DTYPES[like.dtype], tuple(operand_types), wanted)
+    columns = like.shape[-1] if like.dim() else 1
     return [
-        dy.new_empty((columns,) if output["column"] else dy.shape, dtype=OF_DTYPE[output["dtype"]])
+        like.new_empty((columns,) if output["column"] else like.shape, dtype=OF_DTYPE[output["dtype"]])
         for output in plan["outputs"]
     ]
 
@@ -118,7 +125,7 @@ def _(gradients, x, operands, resumed, dropout_state, line, operand_types, wante
 @torch.library.register_fake("onepass::rowwise_backward", lib=library)
 def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_types, wanted):
     _require_devices(gradients, x, operands, resumed, statistics)
-    return _gradients(gradients[0], line, operand_types, wanted)
+    return _gradients(like_x(line, gradients, x, resumed), line, operand_types, wanted)
 
 
 @torch.library.register_fake("onepass::linear_backward", lib=library)
@@ -155,8 +162,10 @@ def group_results(xs, operands, line, dropout_state, save, own, stack):
     for i, x in enumerate(xs):
         _require_same(xs[0].device, f"element {i} of x", x)
     _require_device(xs[0], line, operands, own, count)
-    shapes = [(count, *xs[0].shape)] if stack else [x.shape for x in xs]
-    results = [xs[0].new_empty(shape) for _ in range(1 + facts["keeps"]) for shape in shapes]
+    if stack:
+        results = [_result(xs[0], number, (count,)) for number in facts["numbers"]]
+    else:
+        results = [_result(x, number) for number in facts["numbers"] for x in xs]
     if save and facts["reads_statistics"]:
         numbers = sum(_statistics(x, line).numel() for x in xs)
         results.append(xs[0].new_empty((numbers,), dtype=_arithmetic(xs[0].dtype)))
@@ -167,9 +176,13 @@ def group_results(xs, operands, line, dropout_state, save, own, stack):
 def _(gradients, xs, operands, resumed, statistics, dropout_state, line, operand_types, wanted, own, stack):
     _require_devices(gradients, xs, operands, resumed, statistics)
     count = gradients[0].shape[0] if stack else len(gradients) // (1 + _native.describe(line)["keeps"])
-    members = list(gradients[0].unbind()) if stack else gradients[:count]
-    each = [_gradients(dy, line, operand_types, wanted) for dy in members]
-    plan = _native.gradients(line, _native.DTYPES[gradients[0].dtype], tuple(operand_types), wanted)
+    if _native.describe(line)["numbers"][0] and xs:
+        members = xs
+    else:
+        kind = resumed if _native.describe(line)["numbers"][0] else gradients
+        members = list(kind[0].unbind()) if stack else kind[:count]
+    each = [_gradients(like, line, operand_types, wanted) for like in members]
+    plan = _native.gradients(line, _native.DTYPES[members[0].dtype], tuple(operand_types), wanted)
     results = []
     for output, some in zip(plan["outputs"], zip(*each)):
         is_shared = output["column"] and not own >> output["input"] - 1 & 1

@@ -49,9 +49,10 @@ def _may_join_rows(given, dims) -> bool:
 
 def _rank(given, dims) -> int:
     """How many dimensions x has for one sample."""
-    if "gradients" in given:
+    if "gradients" in given and not _native.describe(given["line"])["numbers"][0]:
         return given["gradients"][0].dim() - (dims["gradients"][0] is not None)
-    return given["x"].dim() - (dims["x"] is not None)
+    like = "resumed" if given["x"] is None else "x"
+    return given[like].dim() - (dims[like] is not None)
 
 
 def _together(op, size: int, given, dims):

@@ -10,6 +10,7 @@ namespace onepass {
 namespace {
 
 std::string kept_name(int k) { return "kept[" + std::to_string(k) + "]"; }
+std::string result_name(spec::role what, int k) { return what == spec::role::result ? "y" : kept_name(k); }
 
 }  // namespace
 
@@ -67,6 +68,7 @@ void call_frame::enter_forward(const values& v, bool gives_result) {
     const auto at = static_cast<std::size_t>(i);
     if (what == spec::role::x) whole(v.x, to, "x");
     else if (what == spec::role::operand) operand(i, v.operands[at], true);
+    else if (is_number(what, i)) number(what == spec::role::result ? v.y : v.kept[at], to, result_name(what, i));
     else if (what == spec::role::result) whole(v.y, to, "y");
     else whole(v.kept[at], to, kept_name(i));
   };
@@ -87,8 +89,11 @@ void call_frame::enter_backward(const values& v, const gradients& g, const std::
       case spec::role::operand: return operand(i, v.operands[at], true);
       case spec::role::result: return whole(v.y, to, "y");
       case spec::role::kept: return whole(v.kept[at], to, kept_name(i));
-      case spec::role::gradient: result_gradient_ = gradient(g.y, to, "the gradient of y"); return;
-      case spec::role::kept_gradient: gradient(at < g.kept.size() ? g.kept[at] : tensor{}, to, "the gradient of kept");
+      case spec::role::gradient:
+        result_gradient_ = gradient(g.y, to, "the gradient of y", is_number(what, i));
+        return;
+      case spec::role::kept_gradient:
+        gradient(at < g.kept.size() ? g.kept[at] : tensor{}, to, "the gradient of kept", is_number(what, i));
     }
   });
   if (reads.statistics) {
@@ -126,10 +131,24 @@ void call_frame::whole(const tensor& t, view& out, const std::string& name) {
   enter(t, out, name);
 }
 
-tensor call_frame::gradient(const tensor& t, view& out, const std::string& name) {
+sizes_of call_frame::sizes_of_numbers() const { return {sizes_.begin(), sizes_.end() - !sizes_.empty()}; }
+
+void call_frame::number(const tensor& t, view& out, const std::string& name) {
+  require_type(t, arithmetic(), name), require_sizes(t, sizes_of_numbers(), name);
+  if (shape.rows() > 0) require_there(t, name);
+  held_.push_back(t.sizes);
+  const sizes_of& sizes = held_.back();
+  held_.push_back(strides_of(t));
+  names_.push_back(name);
+  take_number({t.data, t.type, static_cast<int>(sizes.size()), sizes.data(), held_.back().data(), &out});
+}
+
+tensor call_frame::gradient(const tensor& t, view& out, const std::string& name, bool of_number) {
   tensor given = t;
-  if (given.data == nullptr) given = {&zero_, type, sizes_, sizes_of(sizes_.size(), 0)};
-  whole(given, out, name);
+  const sizes_of sizes = of_number ? sizes_of_numbers() : sizes_;
+  if (given.data == nullptr) given = {&zero_, of_number ? arithmetic() : type, sizes, sizes_of(sizes.size(), 0)};
+  if (of_number) number(given, out, name);
+  else whole(given, out, name);
   return given;
 }
 

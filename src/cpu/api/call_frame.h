@@ -42,7 +42,9 @@ class call_frame : public spec::frame {
 
  private:
   void whole(const tensor& t, view& out, const std::string& name);  // of x's shape and dtype
-  tensor gradient(const tensor& t, view& out, const std::string& name);
+  void number(const tensor& t, view& out, const std::string& name);  // one a row
+  tensor gradient(const tensor& t, view& out, const std::string& name, bool of_number);
+  sizes_of sizes_of_numbers() const;
   void operand(int i, const tensor& t, bool is_read);
   view column(const tensor& t, const std::string& name) const;
   void statistics(const tensor& t);  // where the tensor of row statistics is wanted

@@ -5,10 +5,27 @@
 
 namespace onepass {
 
+namespace {
+
+// Results that are numbers, of rows without elements.
+void fill_numbers_of_nothing(const spec::line& of, const values& v) {
+  for (const int i : of.row_words) {
+    const spec::word& w = of.words[static_cast<std::size_t>(i)];
+    if (!w.about->gives_number) continue;
+    const tensor& t = w.ordinal < 0 ? v.y : v.kept[static_cast<std::size_t>(w.ordinal)];
+    double number = w.about->of_nothing;
+    auto narrow = static_cast<float>(number);
+    void* const from = t.type == dtype::f64 ? static_cast<void*>(&number) : &narrow;
+    copy({from, t.type, t.sizes, sizes_of(t.sizes.size(), 0)}, t);
+  }
+}
+
+}  // namespace
+
 void forward_of_rows(const spec::line& of, const values& v) {
   call_frame f(of, v.x);
   f.enter_forward(v, true);
-  if (f.empty()) return;
+  if (f.empty()) return fill_numbers_of_nothing(of, v);
   f.lay_out();
   const cpu::row_call call = f.call();
   cpu::partition(f.a, of.by_rows());

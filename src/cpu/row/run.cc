@@ -138,7 +138,13 @@ int64 partition(arguments& a, bool rowwise) {
 cpu_kernel choose(const cpu_kernels& kernels, const arguments& a, dtype x, bool backward) {
   if (x == dtype::f64) return backward ? kernels.backward_f64 : kernels.forward_f64;
   auto all_store = [&a](dtype type) {
-    auto fits = [type](const view& v) { return v.data == nullptr || (v.type == type && v.column_stride == 1); };
+    auto fits = [&a, type](const view& v) {
+      if (v.data == nullptr) return true;
+      if ((a.numbers & 1) != 0 && &v == &a.y) return true;  // numbers are not lanes of rows
+      for (int k = 0; k < kMaxKeeps; ++k)
+        if ((a.numbers >> (1 + k) & 1) != 0 && (&v == &a.kept[k] || &v == &a.kept_gradient[k])) return true;
+      return v.type == type && v.column_stride == 1;
+    };
     return fits(a.x) && fits(a.y) && fits(a.dx) && std::all_of(a.operand, a.operand + kMaxOperands, fits) &&
            std::all_of(a.operand_gradient, a.operand_gradient + kMaxOperands, fits) &&
            std::all_of(a.kept, a.kept + kMaxKeeps, fits) &&

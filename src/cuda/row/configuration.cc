@@ -94,13 +94,13 @@ uint64 repeated_operands(const request& r, const arguments& a) {
 uint64 staged_results(const request& r, const arguments& a, const configuration& c) {
   const int size = size_of(r.x);
   if (c.access == c.vector_size) return 0;
-  const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr;
+  const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr && !r.gives_number;
   uint64 results = gives ? bit_of(stream::y) : 0;
   for (int i = 0; i < kMaxOperands; ++i)
     if (a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 && size_of(r.operand[i]) == size)
       results |= bit_of(stream::operand + i);
   for (int k = 0; k < kMaxKeeps; ++k)
-    if (!r.backward && a.kept[k].data) results |= bit_of(stream::kept + k);
+    if (!r.backward && a.kept[k].data && a.kept[k].column_stride != 0) results |= bit_of(stream::kept + k);
   if (r.wants_recompute) results |= bit_of(stream::recomputed);
   return results;
 }
@@ -247,6 +247,14 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   return true;
 }
 
+// Lines of features have a row word that is none (word::whole), and sums of their own.
+bool needs_sums(const request& r, int row_word) { return r.row_words == 0 || (r.summed >> row_word & 1) != 0; }
+
+// Whether values are kept that are rows.
+bool gives_rows(const arguments& a) {
+  return std::any_of(a.kept, a.kept + kMaxKeeps, [](const view& v) { return v.data && v.column_stride != 0; });
+}
+
 // Blocks take parts of rows, then a block each row, for each row word; then tiles. The parts depend on nothing but the
 // row's length.
 std::vector<plan> take_in_parts(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
@@ -268,10 +276,12 @@ std::vector<plan> take_in_parts(const request& r, const arguments& a, const devi
   combined.grid_x = static_cast<unsigned>(a.rows);
   std::vector<plan> all;
   for (int i = 0; i < std::max(r.row_words, 1); ++i) {
-    parts.with.row_word = combined.with.row_word = r.backward ? std::max(r.row_words, 1) - 1 - i : i;
+    const int row_word = r.backward ? std::max(r.row_words, 1) - 1 - i : i;
+    if (r.backward && !needs_sums(r, row_word)) continue;
+    parts.with.row_word = combined.with.row_word = row_word;
     all.push_back(parts), all.push_back(combined);
   }
-  if (r.only_statistics) return all;
+  if (r.only_statistics || (!r.backward && r.gives_number && !gives_rows(a))) return all;
   plan tiles = blank;
   tiles.with.of = part::tiles;
   choose_elementwise(r, a, chip, tiles);
@@ -285,6 +295,8 @@ int64 rows_at_once(const configuration& c, const device_facts& chip) {
 }
 
 std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
+  // Where nothing is summed over a row, tiles need no more than the statistics.
+  if (r.backward && r.row_words == 1 && r.summed == 0) return take_in_parts(r, a, chip, blank);
   plan p;
   bool held = false;
   const auto try_all = [&](const auto& tunings) {
@@ -326,6 +338,11 @@ request::request(const spec::line& line, bool is_backward)
       draws(line.dropouts > 0),
       turns(line.turns()),
       begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
+  gives_number = line.result(0).is_number();
+  for (int i = 0; i < row_words; ++i) {
+    const descriptor& about = *line.words[static_cast<std::size_t>(line.row_words[static_cast<std::size_t>(i)])].about;
+    summed |= static_cast<uint64>(about.sums > 0) << i;
+  }
   for (const spec::word& w : line.words) {
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
   }

@@ -215,6 +215,9 @@ const char* onepass_describe(const char* text) {
     out.field("statistics", line.statistics(onepass::dtype::f32))
         .field("statistics_of_16_bits", line.statistics(onepass::dtype::bf16))
         .field("reads_x", signature.reads_x);
+    out.key("numbers").begin('[');  // of each result, whether it is one number a row
+    for (int i = 0; i < line.results(); ++i) out.value(line.result(i).is_number());
+    out.end(']');
     out.field("reads_statistics", signature.reads_statistics).field("reads_product", signature.reads_product);
     out.key("weight");  // which operand the contraction takes
     if (signature.weight < 0) out.null();

@@ -94,7 +94,10 @@ inline Tensor zeros_of(const line_signature& signature, std::size_t kind, at::In
   const bool before = kind > 0 && static_cast<int>(kind) <= signature.keeps_before;
   std::vector<std::int64_t> sizes = rows.vec();
   std::int64_t type = types[0];
-  if (signature.weight >= 0) {
+  if ((signature.numbers >> kind & 1) != 0) {
+    if (!sizes.empty()) sizes.pop_back();
+    type = static_cast<std::int64_t>(static_cast<dtype>(type) == dtype::f64 ? dtype::f64 : dtype::f32);
+  } else if (signature.weight >= 0) {
     sizes.back() = signature.values && kind == 0 ? last.size(-1) : weight.size(before ? -1 : -2);
     if (!before) type = dtype_of(weight);
   }
@@ -228,7 +231,10 @@ struct Fused : torch::autograd::Function<Fused> {
     const auto operands = saved.begin() + saved_tensors::kOperands;
     const Tensor weight = signature.weight < 0 ? Tensor() : operands[signature.weight],
                  last = signature.weight < 0 ? Tensor() : operands[signature.operands - 1];
-    std::vector<at::IntArrayRef> sizes(static_cast<std::size_t>(call.results()), some->sizes());
+    // What an ending's number is of is saved: x, or what the line resumes from.
+    std::vector<std::int64_t> of_rows = (signature.numbers == 0 ? *some : saved.back()).sizes().vec();
+    if (signature.numbers != 0 && call.stack) of_rows = rows.next().vec(), of_rows.insert(of_rows.begin(), call.count);
+    std::vector<at::IntArrayRef> sizes(static_cast<std::size_t>(call.results()), of_rows);
     if (call.is_list() && !call.stack)
       for (at::IntArrayRef& of : sizes) of = rows.next();
     variable_list upstream = asked;

@@ -40,13 +40,31 @@ std::vector<Tensor> given_operands(const backward_call& call, int begin, int end
   return operands;
 }
 
+void fill_numbers_of_nothing(const spec::line& line, const std::vector<Tensor>& results) {
+  for (const int i : line.row_words) {
+    const spec::word& w = line.words[static_cast<std::size_t>(i)];
+    if (!w.about->gives_number) continue;
+    Tensor number = results[static_cast<std::size_t>(w.ordinal + 1)];
+    torch::stable::fill_(number, w.about->of_nothing);
+  }
+}
+
+const Tensor& like_x(const backward_call& call) {
+  const spec::line& line = call.line.line;
+  if (!line.result(0).is_number()) return call.gradients[0];
+  return call.line.reads.x ? given(call, call.x, "x") : given(call, call.resumed, "a kept value");
+}
+
 std::vector<Tensor> forward(const forward_call& call, const forward_runner& runner) {
   const prepared_line& line = call.line;
   check_operand_count(line, call.operands.size());
   frame f(line, call.x, "x");
   f.enter(call.x, call.operands, 0, call.dropout_state);
   std::vector<Tensor> results;
-  f.forward_outputs(!runner, [&](spec::role, int, view& to) { results.push_back(f.output(to, f.type)); });
+  f.forward_outputs(!runner, [&](spec::role what, int i, view& to) {
+    results.push_back(f.is_number(what, i) ? f.number_output(to) : f.output(to, f.type));
+  });
+  if (f.empty()) fill_numbers_of_nothing(line.line, results);
   if (call.save_statistics) results.push_back(f.fresh_statistics());
   if (f.empty()) return results;
   f.lay_out(static_cast<bool>(runner));
@@ -66,8 +84,11 @@ void enter_backward(frame& f, const backward_call& call, const std::vector<spec:
       case spec::role::operand: return f.operand(i, given_operand(call, i));
       case spec::role::result: return f.input(given(call, call.resumed, "the result"), to);
       case spec::role::kept: return f.input(given(call, call.resumed, "a kept value"), to);
-      case spec::role::gradient: return f.input(call.gradients[0], to);
-      case spec::role::kept_gradient: return f.input(call.gradients[static_cast<std::size_t>(i) + 1], to);
+      case spec::role::gradient:
+      case spec::role::kept_gradient: {
+        const Tensor& of = call.gradients[what == spec::role::gradient ? 0 : static_cast<std::size_t>(i) + 1];
+        return f.is_number(what, i) ? f.number(of, to) : f.input(of, to);
+      }
     }
   });
   if (reads.statistics) f.statistics(given(call, call.statistics, "the row statistics"));
@@ -78,7 +99,7 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
   const spec::line& line = call.line.line;
   ONEPASS_CHECK(!call.gradients.empty(), "onepass: backward takes gradients");
   const Tensor& dy = call.gradients[0];
-  frame f(call.line, dy, "the gradient");
+  frame f(call.line, like_x(call), "the gradient");
   const std::vector<spec::operand_facts> facts =
       spec::operand_facts_of(call.operand_types.data(), call.operand_types.size());
   enter_backward(f, call, facts);

@@ -53,6 +53,10 @@ struct backward_call {
   // Of a line with features, where their columns' gradients are wanted: its rows are those, and they are no results.
   const Tensor* feature_gradients = nullptr;
 };
+// Results that are numbers, of rows without elements.
+void fill_numbers_of_nothing(const spec::line&, const std::vector<Tensor>& results);
+// A tensor of backward with x's shape and dtype.
+const Tensor& like_x(const backward_call&);
 // Backward's frame gets what the kernel reads.
 void enter_backward(frame&, const backward_call&, const std::vector<spec::operand_facts>&);
 void check_backward(const backward_call&);  // how many gradients and operands there are

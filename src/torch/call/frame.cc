@@ -1,6 +1,8 @@
 // The tensors of one call on their way into `arguments`, checked and copied where their strides want it.
 #include "src/torch/call/frame.h"
 
+#include <algorithm>
+
 #include "src/torch/check.h"
 
 namespace onepass::binding {
@@ -18,6 +20,29 @@ frame::frame(const prepared_line& with, const Tensor& like, const char* name)
 void frame::input(const Tensor& t, view& out) {
   take(strided_of(t, &out));
   sources_.push_back(&t);
+}
+
+void frame::number(const Tensor& t, view& out) {
+  const auto fits = [&] {
+    return std::equal(t.sizes().begin(), t.sizes().end(), shape.sizes, shape.sizes + std::max(shape.dim - 1, 0));
+  };
+  ONEPASS_CHECK(dtype_of(t) == arithmetic() && fits(), "onepass: the gradient of a number a row must be a ",
+                torch_name_of(arithmetic()), " tensor of shape ", shape_text(shape.sizes, std::max(shape.dim - 1, 0)),
+                ", got ", dtype_text(t), " ", shape_text(t));
+  take_number(strided_of(t, &out));
+  sources_.push_back(&t);
+}
+
+Tensor frame::number_output(view& out) {
+  Tensor fresh = onepass::binding::empty(shape.sizes, std::max(shape.dim - 1, 0), arithmetic(), on);
+  number_output_in(out, fresh);
+  return fresh;
+}
+
+void frame::number_output_in(view& out, const Tensor& memory) {
+  take_number(strided_of(memory, &out));
+  held_.push_back(memory);
+  sources_.push_back(nullptr);
 }
 
 Tensor frame::output(view& out, dtype of_type) { return output_in(out, empty_like(shape, of_type, on)); }
@@ -86,8 +111,10 @@ void frame::lay_out(bool keeps_rows) {
   while (spec::frame::lay_out(keeps_rows, needs_copy) == spec::fit::copies) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (!needs_copy[i]) continue;
-      held_.push_back(expanded_copy(*sources_[i], shape));
-      tensors_[i] = strided_of(held_.back(), tensors_[i].out);
+      const bool number = tensors_[i].number;
+      view* const out = tensors_[i].out;
+      held_.push_back(number ? torch::stable::contiguous(*sources_[i]) : expanded_copy(*sources_[i], shape));
+      tensors_[i] = number ? as_rows(strided_of(held_.back(), out)) : strided_of(held_.back(), out);
     }
   }
 }

@@ -20,8 +20,7 @@ std::uint64_t boolean_masks_of(int operands, const TypeOf& type_of) {
 
 class frame : public spec::frame {
  public:
-  // like: x, or the result's gradient. Its shape and dtype are those of the result, the kept values and their
-  // gradients.
+  // like: x, or what has its shape and dtype: a result's gradient, say.
   frame(const prepared_line& with, const Tensor& like, const char* name);
 
   const prepared_line& line;
@@ -29,6 +28,9 @@ class frame : public spec::frame {
 
   void input(const Tensor& t, view& out);      // of x's shape, or broadcasting to it
   Tensor output(view& out, dtype of_type);     // fresh, of x's shape
+  void number(const Tensor& t, view& out);     // one a row: the gradient of an ending's result
+  Tensor number_output(view& out);             // fresh, likewise
+  void number_output_in(view& out, const Tensor&);
   Tensor output_in(view& out, const Tensor&);  // of x's shape and dense
   void operand(int index, const Tensor& t);    // a column or a tensor, checked against its word
   void dropout_state(const std::optional<Tensor>& state);

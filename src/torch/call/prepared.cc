@@ -27,6 +27,7 @@ line_signature signature_of(const prepared_line& of) {
   signature.operands = of.line.operands;
   signature.resumes_from = reads.result ? 0 : result_of(reads.kept);
   signature.rowwise = of.line.rowwise();
+  signature.numbers = of.line.numbers;
   signature.reads_x = reads.x;
   signature.reads_statistics = reads.statistics;
   signature.reads_operands = bits_of(reads.operands);

@@ -54,16 +54,23 @@ std::size_t group_of::operand_at(int operand, std::int64_t member) const {
 
 namespace {
 
-// Fresh tensors of such shapes; `results` gets them.
-std::vector<Tensor> fresh(const group_of& of, const std::vector<Tensor>& like, dtype type,
+// Fresh tensors for a result of rows of such shapes; `results` gets them.
+std::vector<Tensor> fresh(const group_of& of, const std::vector<Tensor>& like, spec::result_type what,
                           std::vector<Tensor>& results) {
   const device on = device_of(like.front());
+  const dtype type = what.type(dtype_of(like.front()));
+  const auto sizes_of = [&](const Tensor& t) {
+    return std::vector<std::int64_t>(t.sizes().begin(), t.sizes().end() - (what.is_number() && t.dim() > 0));
+  };
   const auto first = static_cast<std::ptrdiff_t>(results.size());
   if (!of.stacked) {
-    for (const Tensor& t : like) results.push_back(empty_like(shape_of(t), type, on));
+    for (const Tensor& t : like) {
+      const std::vector<std::int64_t> sizes = sizes_of(t);
+      results.push_back(empty(sizes.data(), static_cast<int>(sizes.size()), type, on));
+    }
     return {results.begin() + first, results.end()};
   }
-  std::vector<std::int64_t> sizes(like.front().sizes().begin(), like.front().sizes().end());
+  std::vector<std::int64_t> sizes = sizes_of(like.front());
   sizes.insert(sizes.begin(), of.count);
   results.push_back(empty(sizes.data(), static_cast<int>(sizes.size()), type, on));
   const std::vector<Tensor> whole{results.back()};
@@ -90,8 +97,8 @@ void enter(const group_forward& call, frames& all, std::vector<Tensor>& results)
   }
   const dtype type = all.front().type;
   std::vector<Tensor> memory;  // of each kind for each tensor
-  for (int kind = 0; kind <= line.keeps; ++kind) {
-    const std::vector<Tensor> some = fresh(call.of, call.xs, type, results);
+  for (int kind = 0; kind < line.results(); ++kind) {
+    const std::vector<Tensor> some = fresh(call.of, call.xs, line.result(kind), results);
     memory.insert(memory.end(), some.begin(), some.end());
   }
   const std::int64_t rows = std::accumulate(call.xs.begin(), call.xs.end(), std::int64_t{0},
@@ -110,10 +117,14 @@ void enter(const group_forward& call, frames& all, std::vector<Tensor>& results)
     f.enter(call.xs[i], operands, 0, call.dropout_state);
     check_operand_types(f, all.front());
     std::size_t kind = i;
-    f.forward_outputs(true, [&](spec::role, int, view& to) {
-      f.output_in(to, memory[kind]);
+    std::vector<Tensor> own;
+    f.forward_outputs(true, [&](spec::role what, int k, view& to) {
+      own.push_back(memory[kind]);
+      if (f.is_number(what, k)) f.number_output_in(to, own.back());
+      else f.output_in(to, own.back());
       kind += call.xs.size();
     });
+    if (f.empty()) fill_numbers_of_nothing(line, own);
     if (statistics) f.a.statistics = statistics + line.statistics(type) * row * size_of(f.arithmetic());
     f.a.first_row = row;
     row += f.shape.rows();
@@ -145,7 +156,9 @@ class entering_backward {
                       static_cast<int>(call.operand_types.size()) == line_.operands,
                   "onepass: backward of \"", line_.text, "\" for ", call.of.count, " tensors takes ", lists,
                   " gradients and ", call.of.operand_count(line_.operands), " operands");
-    plan = spec::plan_gradients(line_, dtype_of(call.gradients[0]), facts_, static_cast<std::uint64_t>(call.wanted));
+    const bool reads_x = !call.xs.empty();
+    const Tensor& like = !line_.result(0).is_number() ? call.gradients[0] : reads_x ? call.xs[0] : call.resumed[0];
+    plan = spec::plan_gradients(line_, dtype_of(like), facts_, static_cast<std::uint64_t>(call.wanted));
     made.resize(plan.outputs.size());
     for (std::int64_t i = 0; i < call.of.count; ++i) enter_one(i);
   }
@@ -159,17 +172,16 @@ class entering_backward {
   void enter_one(std::int64_t i) {
     std::vector<Tensor>& gradients = held_.emplace_back();  // a frame looks at their sizes
     for (int kind = 0; kind <= line_.keeps; ++kind) gradients.push_back(call_.of.pick(call_.gradients, kind, i));
-    frame& f = all.emplace_back(call_.line, gradients[0], "the gradient");
-    check_alike(f, all.front(), all.size() - 1);
     const auto one_of = [&](const std::vector<Tensor>& some, bool stacked) {
       return some.empty() ? std::nullopt : std::optional<Tensor>(group_of{call_.of.count, 0, stacked}.pick(some, 0, i));
     };
     const std::optional<Tensor> x = one_of(call_.xs, false), resumed = one_of(call_.resumed, call_.of.stacked);
     const std::vector<std::optional<Tensor>> operands = operands_of(call_.of, call_.operands, line_.operands, i);
-    enter_backward(f,
-                   {gradients, x, operands, resumed, call_.statistics, call_.dropout_state, call_.line,
-                    call_.operand_types, call_.wanted},
-                   facts_);
+    const backward_call one{gradients,           x,          operands,            resumed,     call_.statistics,
+                            call_.dropout_state, call_.line, call_.operand_types, call_.wanted};
+    frame& f = all.emplace_back(call_.line, like_x(one), "the gradient");
+    check_alike(f, all.front(), all.size() - 1);
+    enter_backward(f, one, facts_);
     f.a.first_row = row_;
     if (f.a.statistics)
       f.a.statistics = static_cast<char*>(f.a.statistics) + line_.statistics(f.type) * row_ * size_of(f.arithmetic());

@@ -106,8 +106,17 @@ class cursor {
 
   ONEPASS_FUNCTION lane x() const { return read(x_); }
   ONEPASS_FUNCTION lane dy() const {
-    if constexpr (Line::features > 0) return lane(T(0));
+    if constexpr (Line::features > 0 || Line::gives_number) return lane(T(0));
     else return read(y_);
+  }
+  // The row's number that an ending gives, or its gradient; K: of a kept value, -1: the result.
+  template <int K>
+  ONEPASS_FUNCTION void store_number(T number) const {
+    *number_at<K>() = number;
+  }
+  template <int K>
+  ONEPASS_FUNCTION T number_gradient() const {
+    return *number_at<K, true>();
   }
   ONEPASS_FUNCTION void store_y(lane v) const { write(y_, v, stream_y_); }
   ONEPASS_FUNCTION void store_dx(lane v) const {
@@ -167,7 +176,7 @@ class cursor {
     write(kept_[K], v, false);
     return rounded(v);
   }
-  ONEPASS_FUNCTION lane rounded(lane v) const { return onepass::ONEPASS_TARGET::rounded(v, type_of(y_)); }
+  ONEPASS_FUNCTION lane rounded(lane v) const { return onepass::ONEPASS_TARGET::rounded(v, stored_type()); }
   template <class L, int K>
   ONEPASS_FUNCTION L kept() const {
     return read(kept_[K]);
@@ -198,6 +207,12 @@ class cursor {
     return feature_[J];
   }
 
+  // x's dtype.
+  ONEPASS_FUNCTION dtype stored_type() const {
+    if constexpr (kUniform) return Stored;
+    else return Line::gives_number ? a_.x.type : a_.y.type;
+  }
+
   // Backward's running column sums, one array of columns (rounded up to whole lanes) for each wanted operand.
   ONEPASS_FUNCTION void set_column_sums(T* sums, int64 stride) {
     int slot = 0;
@@ -207,6 +222,11 @@ class cursor {
   }
 
  private:
+  template <int K, bool Gradient = false>
+  ONEPASS_FUNCTION T* number_at() const {
+    if constexpr (K < 0) return reinterpret_cast<T*>(y_.data);
+    else return reinterpret_cast<T*>(Gradient ? kept_gradient_[K].data : kept_[K].data);
+  }
   static constexpr bool kStoresT = Stored == (sizeof(T) == 8 ? dtype::f64 : dtype::f32);
 
   static ONEPASS_FUNCTION row_view row_of(const view& v, const int64* digit) {

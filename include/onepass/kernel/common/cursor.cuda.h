@@ -104,6 +104,20 @@ class position {
   bool exists_ = true, any_exists_ = true;
 };
 
+// The number of a row that an ending gives, or its gradient; K: of a kept value, -1: the result.
+template <class Config, int K, bool Gradient>
+class row_number : position<Config> {
+ public:
+  using T = typename Config::arithmetic;
+  ONEPASS_FUNCTION row_number(const arguments& a, typename Config::index row) : position<Config>(a) {
+    this->set_row(row);
+  }
+  ONEPASS_FUNCTION T& operator*() const {
+    const view& v = K < 0 ? this->a_.y : Gradient ? this->a_.kept_gradient[K < 0 ? 0 : K] : this->a_.kept[K < 0 ? 0 : K];
+    return static_cast<T*>(v.data)[this->offset(v)];
+  }
+};
+
 template <class Config>
 inline constexpr int kSlots = bits_below(Config::kWantsColumn, kMaxOperands);
 
@@ -203,7 +217,7 @@ class cursor : public position<Config> {
     }
   }
   ONEPASS_FUNCTION vector dy() const {
-    if constexpr (Line::features > 0) return vector(T(0));
+    if constexpr (Line::features > 0 || Line::gives_number) return vector(T(0));
     else return read<Config::kX, Config::kSingleY, stream::y>(a_.y);
   }
   ONEPASS_FUNCTION void store_y(vector v) const { write<Config::kX, stream::y>(a_.y, v); }

@@ -74,7 +74,7 @@ ONEPASS_FUNCTION void forward_in_tiles(const arguments& a, const Body& body) {
       y[u] = body(at, row_of(u));
     }
 #pragma unroll
-    for (int u = 0; u < Config::kUnroll; ++u) {
+    for (int u = 0; u < (Line::gives_number ? 0 : Config::kUnroll); ++u) {
       move_to<Config>(a, at, u, row_of, column_of);
       at.store_y(y[u]);
     }

@@ -12,13 +12,14 @@
 ONEPASS_BEGIN
 
 // The row as a row word sees it (see word/row.h): values in cache, padded to whole lanes. The first look at them also
-// makes them, one pass fewer: make(column, count) gives a lane.
-template <class L, class Make>
+// makes them, one pass fewer: make(column, count) gives a lane. Keeps: nothing takes the place of the values, which
+// another row word looks at behind an ending.
+template <class L, class Make, bool Keeps = false>
 class held_row {
  public:
   using lane = L;
   using T = typename L::scalar;
-  static constexpr bool kHeld = true, kCentred = false;
+  static constexpr bool kHeld = !Keeps, kCentred = false;
 
   ONEPASS_FUNCTION held_row(T* values, const arguments& a, const Make& make)
       : values_(values), columns_(a.columns), inverse_columns_(static_cast<T>(a.inverse_columns)), make_(make) {}
@@ -47,7 +48,7 @@ class held_row {
     });
     made_ = true;
     const T largest = max_lanes(best), shift = largest == static_cast<T>(-kInfinity) ? T(0) : largest;
-    return {shift, sum_lanes(each_sum<L, true>([shift](L u) ONEPASS_LAMBDA { return exp(L(u - L(shift))); }))};
+    return {shift, sum_lanes(each_sum<L, kHeld>([shift](L u) ONEPASS_LAMBDA { return exp(L(u - L(shift))); }))};
   }
 
  private:
@@ -121,10 +122,12 @@ ONEPASS_FUNCTION void save(T* statistics, const arguments& a, dtype type, int64 
   if (numbers > 1) statistics[a.rows + row] = saved.second;
   if (numbers > 2) statistics[2 * a.rows + row] = saved.third;
 }
-template <class Line, int I = 0, class T>
-ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, dtype type, int64 row,
+template <class Line, int I = 0, class T, class Cursor>
+ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, const Cursor& at, int64 row,
                                  saved_numbers<T, Line::segments>& to) {
-  using row_word = typename Line::template segment_at<I>::row;
+  using segment = typename Line::template segment_at<I>;
+  using row_word = typename segment::row;
+  const dtype type = at.stored_type();
   const int numbers = is_resumed<row_word> ? 0 : statistics_of(row_word::about, type);
   const T* own = statistics + a.rows * statistics_before<Line, I>(type);
   word::row_numbers<T>& saved = to.of[I];
@@ -132,7 +135,8 @@ ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, dtype 
   if (numbers > 0) saved.first = own[row];
   if (numbers > 1) saved.second = own[a.rows + row];
   if (numbers > 2) saved.third = own[2 * a.rows + row];
-  if constexpr (I + 1 < Line::segments) read_saved<Line, I + 1>(statistics, a, type, row, to);
+  if constexpr (gives_number<row_word>) saved.gradient = at.template number_gradient<segment::number>();
+  if constexpr (I + 1 < Line::segments) read_saved<Line, I + 1>(statistics, a, at, row, to);
 }
 
 // What enters row word I in forward: the row's values in the cache, where a row word stands before it.
@@ -150,10 +154,14 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, Cursor& at, T* values
     using segment = typename Line::template segment_at<I>;
     const auto make = [&](int64 c, int count)
                           ONEPASS_LAMBDA { return value_entering<Line, L, I>(at, values, c, count); };
-    using held = held_row<L, decltype(make)>;
+    using held = held_row<L, decltype(make), gives_number<typename segment::row>>;
     held whole(values, a, make);
     const word::row_numbers<T> saved = segment::row::statistics(whole, row_parameter<T, segment>(a));
     if (statistics) save<Line, I>(statistics, a, a.x.type, row, saved);
+    if constexpr (gives_number<typename segment::row>) {
+      at.template store_number<segment::number>(segment::row::number(saved));
+      return earlier_segments<T, Line, L, I + 1>(a, at, values, statistics, row);
+    }
     for_columns<L, Cursor::kUniform>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
       const L z = segment::row::template forward<held>(load_lane<L>(values + c), saved);
@@ -178,10 +186,14 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
     const auto make = [&](int64 c, int count) ONEPASS_LAMBDA {
       return value_entering<Line, L, Line::segments - 1>(at, values.data(), c, count);
     };
-    using held = held_row<L, decltype(make)>;
+    using held = held_row<L, decltype(make), Line::gives_number>;
     held whole(values.data(), a, make);
     const word::row_numbers<T> saved = Line::row::statistics(whole, row_parameter<T, Line>(a));
     if (statistics) save<Line, Line::segments - 1>(statistics, a, a.x.type, row, saved);
+    if constexpr (Line::gives_number) {
+      at.template store_number<Line::number>(Line::row::number(saved));
+      continue;
+    }
     at.clear_features();
     for_columns<L, Stored != dtype::none>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
@@ -283,7 +295,7 @@ void rowwise_backward(const arguments& a, int64 begin, int64 end) {
       at.load_feature_gradients();
       again.load_feature_gradients();
       saved_numbers<T, Line::segments> saved;
-      read_saved<Line>(statistics, a, a.y.type, row, saved);
+      read_saved<Line>(statistics, a, at, row, saved);
       rowwise_backward_row<T, Line>(a, at, again, saved, rows.data(), rows.data() + padded);
       sums.end_row();
     }

@@ -134,20 +134,44 @@ struct nothing_behind {};
 template <class Config, class Line, int I = 0, class Threads, class Value>
 ONEPASS_FUNCTION void earlier_segments(const arguments& a, int across, Threads& threads, cursor<Config, Line>& at,
                                        pack<typename Config::arithmetic, Config::kVectorSize>* held, const Value& value,
-                                       int64 row, bool saves) {
+                                       int64 row, bool is_saver) {
   if constexpr (I + 1 < Line::segments) {
     static_assert(!Config::kRecomputes && !Config::kAhead, "values of several row words are held");
     using segment = typename Line::template segment_at<I>;
     const auto of_row = statistics<Config, segment>(a, across, threads, held, value);
-    for_vectors<Config>(a, across, [&](int k, typename Config::index column, int count) {
+    if constexpr (!gives_number<typename segment::row>) {
+      for_vectors<Config>(a, across, [&](int k, typename Config::index column, int count) {
+        at.set_column(column, count);
+        at.set_vector(k);
+        const auto z = segment::row::template forward<thread_row<Config, Threads, Value>>(held[k], of_row.for_held);
+        held[k] = segment::post::forward(z, at);
+      });
+    }
+    if (is_saver) {
+      if constexpr (Config::kSavesStatistics) save<Line, Config::kX, I>(a, row, of_row.saved);
+      store_number<Config, segment>(a, row, of_row.saved);
+    }
+    earlier_segments<Config, Line, I + 1>(a, across, threads, at, held, value, row, is_saver);
+  }
+}
+
+// The end of a row whose last word is an ending: its number, and the values kept on the way there that a row which is
+// held has stored already.
+template <class Config, class Line>
+ONEPASS_FUNCTION void finish_number(const arguments& a, const rows_of_thread<Config>& thread,
+                                    const row_threads<Config>& threads, cursor<Config, Line>& at, int64 row,
+                                    word::row_numbers<typename Config::arithmetic> saved, bool is_saver) {
+  if constexpr (Config::kRecomputes && Line::keeps > 0) {
+    for_vectors<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
       at.set_column(column, count);
       at.set_vector(k);
-      const auto z = segment::row::template forward<thread_row<Config, Threads, Value>>(held[k], of_row.for_held);
-      held[k] = segment::post::forward(z, at);
+      Line::pre::forward(at.x(), at);
     });
-    if (saves) save<Line, Config::kX, I>(a, row, of_row.saved);
-    earlier_segments<Config, Line, I + 1>(a, across, threads, at, held, value, row, saves);
   }
+  store_row(threads, at);
+  if (!is_saver) return;
+  if constexpr (Config::kSavesStatistics) save<Line, Config::kX>(a, row, saved);
+  store_number<Config, Line>(a, row, saved);
 }
 
 template <class Config, class Line, class Behind = nothing_behind>
@@ -196,8 +220,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
           });
         }
         if constexpr (Line::segments > 1)
-          earlier_segments<Config, Line>(a, thread.across, threads, at, held, value, row,
-                                         Config::kSavesStatistics && is_saver(exists));
+          earlier_segments<Config, Line>(a, thread.across, threads, at, held, value, row, is_saver(exists));
         if constexpr (!Config::kAhead) {
           const auto of_row = statistics<Config, Line>(a, thread.across, threads, held, value);
           for_held = of_row.for_held;
@@ -217,6 +240,10 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
         }
         if constexpr (Config::kOnlyStatistics) {
           if (is_saver(exists)) save<Line, Config::kX>(a, row, saved);
+          return;
+        }
+        if constexpr (Line::gives_number) {
+          finish_number<Config, Line>(a, thread, threads, at, row, saved, is_saver(exists));
           return;
         }
         const word::row_numbers<T> to_save = saved;
@@ -322,7 +349,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
       }
     });
   }
-  const auto saved_at = [&](int64 row) { return all_saved_of<Line, T, Config::kX>(a, row); };
+  const auto saved_at = [&](int64 row) { return all_saved_of<Config, Line, true>(a, row); };
   saved_type next_saved = saved_at(thread.first);
   word::terms<L> held[Config::kRecomputes ? 1 : kHolds];
   numbers<T, larger(1, kTotals)> totals = plus::none<T, larger(1, kTotals)>();

@@ -85,7 +85,7 @@ ONEPASS_FUNCTION void rowwise_forward_parts(const arguments& a) {
   if constexpr (I > 0) wait_for_kernel_before();
   const part_of_row<Config> part(a);
   saved_numbers<typename Config::arithmetic, Line::segments> saved;
-  if constexpr (I > 0) read_saved<Line, typename Config::arithmetic, Config::kX, 0, I>(a, part.row, saved);
+  if constexpr (I > 0) read_saved<Config, Line, false, 0, I>(a, part.row, saved);
   cursor<Config, Line> at(a);
   at.set_row(part.row);
   const auto across = static_cast<int>(threadIdx.x);
@@ -119,7 +119,10 @@ ONEPASS_FUNCTION void rowwise_forward_combined(const arguments& a) {
   const word::row_numbers<T> saved =
       statistics<Config, segment>(a, static_cast<int>(threadIdx.x), whole, none, value).saved;
   let_next_kernel_begin();
-  if (threadIdx.x == 0) save<Line, Config::kX, Config::kRowWord>(a, row, saved);
+  if (threadIdx.x == 0) {
+    save<Line, Config::kX, Config::kRowWord>(a, row, saved);
+    store_number<Config, segment>(a, row, saved);
+  }
 }
 
 struct row_in_tiles {
@@ -137,11 +140,10 @@ ONEPASS_FUNCTION L segments_forward(L u, const saved_numbers<T, Line::segments>&
 
 template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_forward_tiles(const arguments& a) {
-  using T = typename Config::arithmetic;
   wait_for_kernel_before();
   forward_in_tiles<Config, Line>(a, [&](auto& at, auto row) {
     const auto u = Line::pre::forward(at.x(), at);
-    return segments_forward<Line, 0>(u, all_saved_of<Line, T, Config::kX>(a, row), at);
+    return segments_forward<Line, 0>(u, all_saved_of<Config, Line, false>(a, row), at);
   });
 }
 
@@ -150,7 +152,8 @@ template <class Line, int I, class T>
 ONEPASS_FUNCTION void read_totals(const arguments& a, int64 row, word::pair<T> (&to)[Line::segments]) {
   if constexpr (I < Line::segments) {
     const T* totals = static_cast<const T*>(a.totals) + 2 * I * a.rows;
-    to[I] = row < a.rows ? word::pair<T>{totals[row], totals[a.rows + row]} : word::pair<T>{T(0), T(0)};
+    const bool has_some = Line::template segment_at<I>::row::about.sums > 0 && row < a.rows;
+    to[I] = has_some ? word::pair<T>{totals[row], totals[a.rows + row]} : word::pair<T>{T(0), T(0)};
     read_totals<Line, I + 1>(a, row, to);
   }
 }
@@ -167,7 +170,7 @@ ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
   const part_of_row<Config> part(a);
   cursor<Config, Line, true> at(a);
   at.set_row(part.row);
-  const auto saved = all_saved_of<Line, T, Config::kX>(a, part.row);
+  const auto saved = all_saved_of<Config, Line, true>(a, part.row);
   word::pair<T> sums[Line::segments];
   read_totals<Line, I + 1>(a, part.row, sums);
   word::terms<L> total{L(T(0)), L(T(0))};
@@ -212,7 +215,7 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
     for (int u = 0; u < Config::kUnroll; ++u) {
       const auto row = row_of(u);
       move_to<Config>(a, at, u, row_of, column_of);
-      const auto saved = all_saved_of<Line, T, Config::kX>(a, row);
+      const auto saved = all_saved_of<Config, Line, true>(a, row);
       word::pair<T> totals[Line::segments];
       read_totals<Line, 0>(a, row, totals);
       const word::terms<L> here = value_and_gradient<Line, 0, L>(at, saved, totals, static_cast<T>(a.inverse_columns));

@@ -36,13 +36,14 @@ ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, const Body& bo
 }
 
 // The row as a row word sees it (see word/row.h), each of its statistics in one reduction by Threads (row_threads, or
-// a half of it). Value(k, column, count) gives a vector: held, or made anew.
-template <class Config, class Threads, class Value>
+// a half of it). Value(k, column, count) gives a vector: held, or made anew. Keeps: nothing takes the place of the values
+// that are held, which another row word looks at behind an ending.
+template <class Config, class Threads, class Value, bool Keeps = false>
 class thread_row {
  public:
   using T = typename Config::arithmetic;
   using vector = pack<T, Config::kVectorSize>;
-  static constexpr bool kHeld = Threads::kAtOnce && !Config::kRecomputes, kCentred = kHeld;
+  static constexpr bool kHeld = Threads::kAtOnce && !Config::kRecomputes && !Keeps, kCentred = kHeld;
 
   ONEPASS_FUNCTION thread_row(const arguments& a, int across, Threads& threads, vector* held, const Value& value,
                               typename Config::index first)
@@ -180,7 +181,7 @@ ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
   using T = typename Config::arithmetic;
   T parameter = T(0);
   if constexpr (Segment::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Segment::row_parameter]);
-  thread_row<Config, Threads, Value> row(a, across, threads, held, value, first);
+  thread_row<Config, Threads, Value, gives_number<typename Segment::row>> row(a, across, threads, held, value, first);
   const word::row_numbers<T> saved = Segment::row::statistics(row, parameter);
   return {saved, row.for_held(saved)};
 }
@@ -204,6 +205,12 @@ ONEPASS_FUNCTION void save(const arguments& a, int64 row, word::row_numbers<T> s
   if constexpr (kNumbers > 1) statistics[a.rows + row] = saved.second;
   if constexpr (kNumbers > 2) statistics[2 * a.rows + row] = saved.third;
 }
+// The number that row word I gives, if it is an ending.
+template <class Config, class Segment, class T>
+ONEPASS_FUNCTION void store_number(const arguments& a, int64 row, word::row_numbers<T> of) {
+  if constexpr (gives_number<typename Segment::row>)
+    *row_number<Config, Segment::number, false>(a, static_cast<typename Config::index>(row)) = Segment::row::number(of);
+}
 template <class Line, class T, dtype X = dtype::bf16, int I = Line::segments - 1>
 ONEPASS_FUNCTION word::row_numbers<T> saved_of(const arguments& a, int64 row) {
   using row_word = typename Line::template segment_at<I>::row;
@@ -215,16 +222,22 @@ ONEPASS_FUNCTION word::row_numbers<T> saved_of(const arguments& a, int64 row) {
   if constexpr (kNumbers > 2) saved.third = statistics[2 * a.rows + row];
   return saved;
 }
-// Of row words [I, End); of a row past the last one nothing is read.
-template <class Line, class T, dtype X, int I = 0, int End = Line::segments>
+// Of row words [I, End), in backward with the gradients of the numbers that endings give; of a row past the last one
+// nothing is read.
+template <class Config, class Line, bool Backward, int I = 0, int End = Line::segments, class T>
 ONEPASS_FUNCTION void read_saved(const arguments& a, int64 row, saved_numbers<T, Line::segments>& to) {
-  to.of[I] = row < a.rows ? saved_of<Line, T, X, I>(a, row) : word::row_numbers<T>{T(0), T(0)};
-  if constexpr (I + 1 < End) read_saved<Line, T, X, I + 1, End>(a, row, to);
+  using segment = typename Line::template segment_at<I>;
+  to.of[I] = row < a.rows ? saved_of<Line, T, Config::kX, I>(a, row) : word::row_numbers<T>{T(0), T(0)};
+  if constexpr (Backward && gives_number<typename segment::row>) {
+    if (row < a.rows)
+      to.of[I].gradient = *row_number<Config, segment::number, true>(a, static_cast<typename Config::index>(row));
+  }
+  if constexpr (I + 1 < End) read_saved<Config, Line, Backward, I + 1, End>(a, row, to);
 }
-template <class Line, class T, dtype X>
-ONEPASS_FUNCTION saved_numbers<T, Line::segments> all_saved_of(const arguments& a, int64 row) {
-  saved_numbers<T, Line::segments> all;
-  read_saved<Line, T, X>(a, row, all);
+template <class Config, class Line, bool Backward>
+ONEPASS_FUNCTION auto all_saved_of(const arguments& a, int64 row) {
+  saved_numbers<typename Config::arithmetic, Line::segments> all;
+  read_saved<Config, Line, Backward>(a, row, all);
   return all;
 }
 
