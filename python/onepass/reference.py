@@ -40,6 +40,12 @@ def logsumexp(x: Tensor) -> Tensor:
     return torch.logsumexp(_wide(x), -1)
 
 
+def entropy(x: Tensor) -> Tensor:
+    """Of softmax(x); what is -inf counts as nothing."""
+    log_p = F.log_softmax(_wide(x), -1)
+    return -(log_p.exp() * log_p.masked_fill(log_p == -math.inf, 0)).sum(-1)
+
+
 def _wide(x: Tensor) -> Tensor:
     """In the arithmetic's dtype, which that of an ending's number is."""
     return x if x.dtype == torch.float64 else x.float()
@@ -180,6 +186,10 @@ IN_TORCH: dict[str, InTorch] = {
     ),
     "softmax": InTorch(softmax),
     "logsumexp": InTorch(logsumexp),
+    "entropy": InTorch(entropy),
+    "sum": InTorch(lambda x: _wide(x).sum(-1)),
+    "mean": InTorch(lambda x: _wide(x).mean(-1)),
+    "amax": InTorch(lambda x: _wide(x).amax(-1)),
 }
 """Every word of the vocabulary, users' words among them."""
 

@@ -89,7 +89,7 @@ reads backward_reads(const line& of, bool recomputes) {
   const int resume = resume_point(of);
   result.result = resume >= 0 && resume == of.first_row();
   if (resume >= 0 && !result.result) result.kept = of.words[static_cast<std::size_t>(resume)].ordinal;
-  result.statistics = of.rowwise() && !result.result;
+  result.statistics = of.statistics(dtype::f32) > 0 && !result.result;
   result.operands.resize(static_cast<std::size_t>(of.operands));
   const segment entry = entry_segment(of);
   // Behind x or the kept value, what stands before the last row word is recomputed.

@@ -28,13 +28,13 @@ class line_call {
     const float unit = std::nextafter(level, 2 * level) - level;
     if (level != 0)
       for (float& number : numbers_of_x) number = level + std::round(2 * number) * unit;
-    add("x", numbers_of_x, x), add("dy", drawn(count, x, 2), x);
+    add("x", numbers_of_x, x), add_gradient(0, "dy", 2);
     for (int i = 0; i < line_.operands; ++i) {
       const std::size_t numbers = is_column(i) ? static_cast<std::size_t>(of.columns) : count;
       add(operand(i), drawn(numbers, is_column(i) ? column : x, 3 + static_cast<unsigned>(i)),
           is_column(i) ? column : x);
     }
-    for (int k = 0; k < line_.keeps; ++k) add(kept(k, "d"), drawn(count, x, 100 + static_cast<unsigned>(k)), x);
+    for (int k = 0; k < line_.keeps; ++k) add_gradient(1 + k, kept(k, "d"), 100 + static_cast<unsigned>(k));
   }
 
   // again: backward leaves forward's result.
@@ -49,11 +49,11 @@ class line_call {
     const call c = call_of(line_, false, x_, column_, of_.rows, of_.columns);
     arguments a = arguments_of(c);
     a.x = given("x", x_);
-    a.y = result("y", x_, false, c.a.y);
-    values_ = {.x = exact("x"), .y = to("y")};
+    a.y = result_of_line(0, "y", c.a.y);
+    values_ = {.x = exact("x"), .y = to_result(0, "y")};
     for (int k = 0; k < line_.keeps; ++k) {
-      a.kept[k] = result(kept(k, ""), x_, false, c.a.kept[k]);
-      values_.kept.push_back(to(kept(k, "")));
+      a.kept[k] = result_of_line(1 + k, kept(k, ""), c.a.kept[k]);
+      values_.kept.push_back(to_result(1 + k, kept(k, "")));
     }
     for (int i = 0; i < line_.operands; ++i) values_.operands.push_back(exact(operand(i), is_column(i)));
     if (const int count = reference_.statistics(dtype::f64); count > 0) {
@@ -87,6 +87,34 @@ class line_call {
   }
   std::size_t count(bool column) const {
     return static_cast<std::size_t>(column ? of_.columns : of_.rows * of_.columns);
+  }
+
+  // Of results, which are rows or one number a row.
+  bool is_number(int i) const { return line_.result(i).is_number(); }
+  std::vector<std::int64_t> shape_of_result(int i) const {
+    return is_number(i) ? std::vector<std::int64_t>{of_.rows} : shape(false);
+  }
+  void add_gradient(int i, const std::string& name, unsigned seed) {
+    if (!is_number(i)) return add(name, drawn(count(false), x_, seed), x_);
+    const std::vector<float> numbers = drawn(static_cast<std::size_t>(of_.rows), dtype::f32, seed);
+    given_.try_emplace(name, std::make_unique<device_tensor>(numbers, dtype::f32));
+    exact_[name].assign(numbers.begin(), numbers.end());
+  }
+  view given_gradient(int i, const std::string& name) const {
+    if (!is_number(i)) return given(name, x_);
+    return {given_.at(name)->data(), {0, 0, 0, 1}, dtype::f32, 0};
+  }
+  tensor exact_gradient(int i, const std::string& name) {
+    return {exact_.at(name).data(), dtype::f64, shape_of_result(i)};
+  }
+  tensor to_result(int i, const std::string& name) {
+    return {expected_.at(name).data(), dtype::f64, shape_of_result(i)};
+  }
+  view result_of_line(int i, const std::string& name, view like) {
+    if (!is_number(i)) return result(name, x_, false, like);
+    found_[name] = std::make_unique<device_tensor>(static_cast<std::size_t>(of_.rows), dtype::f32);
+    expected_[name].resize(static_cast<std::size_t>(of_.rows));
+    return {found_[name]->data(), {0, 0, 0, 1}, dtype::f32, 0};
   }
 
   // Between the rows there is nothing that may be read.
@@ -171,14 +199,14 @@ class line_call {
     if (reads.result) a.x = c.a.x, a.x.data = found_.at("y")->data();
     if (reads.kept >= 0) {
       const auto k = static_cast<std::size_t>(reads.kept);
-      a.kept[k] = c.a.y, a.kept[k].data = found_.at(kept(reads.kept, ""))->data();
+      a.kept[k] = c.a.kept[k], a.kept[k].data = found_.at(kept(reads.kept, ""))->data();
     }
     if (statistics_) a.statistics = statistics_->data();
-    a.y = given("dy", x_);
-    gradients g{.y = exact("dy")};
+    a.y = given_gradient(0, "dy");
+    gradients g{.y = exact_gradient(0, "dy")};
     for (int k = 0; k < line_.keeps; ++k) {
-      a.kept_gradient[k] = given(kept(k, "d"), x_);
-      g.kept.push_back(exact(kept(k, "d")));
+      a.kept_gradient[k] = given_gradient(1 + k, kept(k, "d"));
+      g.kept.push_back(exact_gradient(1 + k, kept(k, "d")));
     }
     if (c.a.dx.data != nullptr) a.dx = result("dx", x_, false, c.a.dx), g.x = to("dx");
     for (int i = 0; i < line_.operands; ++i) {
@@ -281,6 +309,21 @@ TEST_F(EmulatedAnyLines, OfSeveralRowWordsAreTheCpus) {
     line_call(of.line, of.x, of.column, of.of).expect_right();
   line_call(residual, dtype::bf16, dtype::bf16, {5, 256}).expect_right(true);
   line_call(residual, dtype::f32, dtype::f32, {1, 300000}).expect_right(true);
+}
+
+// One number a row, alone and several of one pass, of rows that are held, in clusters, read twice and in parts.
+TEST_F(EmulatedAnyLines, ThatEndInNumbersAreTheCpus) {
+  const char* const kept = "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy";
+  for (const line_case& of :
+       {line_case{"logsumexp", dtype::bf16, dtype::bf16, {9, 64}}, line_case{"sum", dtype::f32, dtype::f32, {7, 77}},
+        line_case{"bias | gelu | mean", dtype::f16, dtype::f16, {5, 1000}},
+        line_case{"amax", dtype::bf16, dtype::bf16, {3, 4096}},
+        line_case{"bias | logsumexp", dtype::f32, dtype::f32, {3, 20000}},
+        line_case{"keep | logsumexp | amax", dtype::bf16, dtype::bf16, {2, 131072}},
+        line_case{"mul(3) | entropy | logsumexp", dtype::f32, dtype::f32, {3, 2050}},
+        line_case{"entropy", dtype::bf16, dtype::bf16, {2, 600000}},
+        line_case{kept, dtype::bf16, dtype::f32, {6, 264}}, line_case{kept, dtype::f32, dtype::f32, {1, 300001}}})
+    line_call(of.line, of.x, of.column, of.of).expect_right();
 }
 
 // Tensors of one list.

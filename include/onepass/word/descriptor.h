@@ -53,6 +53,7 @@ struct descriptor {
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
   bool gives_number = false;              // an ending: one number a row, and the row goes on unchanged (row words)
   double of_nothing = 0;                  // that number of a row without elements
+  bool needs_elements = false;            // there is none
   int flops_forward = 1;                  // per element
   int flops_backward = 1;
   // What the word is in mathematics, for who has to know: planners of attention, the rewriter, prices.

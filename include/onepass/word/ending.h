@@ -59,7 +59,110 @@ struct logsumexp : ending {  // saved: the shift and 1 / Σ exp(x - shift), as o
   }
 };
 
-using endings = list<logsumexp>;
+// p = exp(x - log Σ exp x). Σ p log p is of shifted exponents, which do not cancel.
+struct entropy : ending {  // saved: log Σ exp(x), and the entropy
+  static constexpr descriptor about{.name = "entropy",
+                                    .kind = word_kind::row,
+                                    .statistics = 2,
+                                    .sums = 0,
+                                    .gives_number = true,
+                                    .flops_forward = 14,
+                                    .flops_backward = 16,
+                                    .formula = "-Σ p log p, p = softmax(x)",
+                                    .meaning = "one number a row: the entropy of its softmax"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
+    const weighted<T> of = row.weighted_exponentials();
+    const T log_sum = log1p_number(of.sum - T(1));
+    return {of.shift + log_sum, log_sum - of.product / of.sum};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T number(row_numbers<T> of) {
+    return of.second;
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T>, T) {
+    const L log_p = z - L(saved.first), p = exp(log_p);
+    const L slope = where(p == L(0), L(0), -p * (log_p + L(saved.second)));
+    return fma(slope, L(saved.gradient), dz);
+  }
+};
+
+struct sum : ending {
+  static constexpr descriptor about{.name = "sum",
+                                    .kind = word_kind::row,
+                                    .sums = 0,
+                                    .gives_number = true,
+                                    .flops_forward = 1,
+                                    .flops_backward = 1,
+                                    .formula = "Σ x",
+                                    .meaning = "one number a row: its sum"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
+    return {row.total(), T(0)};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T number(row_numbers<T> of) {
+    return of.first;
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L, L dz, row_numbers<T> saved, pair<T>, T) {
+    return dz + L(saved.gradient);
+  }
+};
+
+struct mean : ending {
+  static constexpr descriptor about{.name = "mean",
+                                    .kind = word_kind::row,
+                                    .sums = 0,
+                                    .gives_number = true,
+                                    .of_nothing = __builtin_bit_cast(double, 0x7ff8000000000000ull),
+                                    .flops_forward = 1,
+                                    .flops_backward = 1,
+                                    .formula = "Σ x / N",
+                                    .meaning = "one number a row: its mean"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
+    return {row.total() * row.inverse_columns(), T(0)};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T number(row_numbers<T> of) {
+    return of.first;
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L, L dz, row_numbers<T> saved, pair<T>, T inverse_columns) {
+    return dz + L(saved.gradient * inverse_columns);
+  }
+};
+
+struct amax : ending {  // saved: the largest, and how many elements have it
+  static constexpr descriptor about{.name = "amax",
+                                    .kind = word_kind::row,
+                                    .statistics = 2,
+                                    .sums = 0,
+                                    .gives_number = true,
+                                    .needs_elements = true,
+                                    .flops_forward = 1,
+                                    .flops_backward = 2,
+                                    .formula = "max x",
+                                    .meaning =
+                                        "one number a row: its largest element; those that have it share the gradient"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
+    const pair<T> of = row.largest();
+    return {of.first, of.second};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T number(row_numbers<T> of) {
+    return of.first;
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T>, T) {
+    return where(z == L(saved.first), dz + L(saved.gradient / saved.second), dz);
+  }
+};
+
+using endings = list<logsumexp, entropy, sum, mean, amax>;
 
 }  // namespace word
 ONEPASS_END

@@ -10,6 +10,9 @@
 //   exponentials()          the largest value (0 where that is -infinity) and Σ exp(value - largest). Where Row::kHeld,
 //                           exp(value - largest) takes the place of each value, but for a factor that the kernel
 //                           gives to what forward multiplies by, the second of `saved`
+//   weighted_exponentials() the same without taking a value's place; and Σ exp(value - largest) (value - largest)
+//   total()                 Σ value
+//   largest()               the largest value, a NaN before all others, and how many elements have it
 // Statistics are two passes over values on chip, never E[x²] - mean². add_terms adds a lane to the sums over the row
 // that backward needs, about.sums of them. backward's last argument is 1 / the row's length.
 #if defined(ONEPASS_WORD_ROW_H_) == defined(HWY_TARGET_TOGGLE)
@@ -38,6 +41,10 @@ template <class T>
 struct pair {  // sums over the row
   T first, second;
 };
+template <class T>
+struct weighted {
+  T shift, sum, product;
+};
 template <class L>
 struct terms {  // summed over the row
   L first, second;
@@ -49,6 +56,13 @@ ONEPASS_FUNCTION terms<L> operator+(terms<L> a, terms<L> b) {
 template <class T>
 ONEPASS_FUNCTION pair<T> operator+(pair<T> a, pair<T> b) {
   return {a.first + b.first, a.second + b.second};
+}
+
+// exp(u - shift), and that times u - shift; nothing of -infinity.
+template <class L>
+ONEPASS_FUNCTION terms<L> weighted_exponential(L u, typename L::scalar shift) {
+  const L e = exp_minus(u, shift);
+  return {e, where(e == L(0), L(0), e * (u - L(shift)))};
 }
 
 // Mean and variance, each by a pass over the row.

@@ -12,6 +12,7 @@ void fill_numbers_of_nothing(const spec::line& of, const values& v) {
   for (const int i : of.row_words) {
     const spec::word& w = of.words[static_cast<std::size_t>(i)];
     if (!w.about->gives_number) continue;
+    if (w.about->needs_elements) refuse(std::string(w.about->name) + " needs rows with at least one element");
     const tensor& t = w.ordinal < 0 ? v.y : v.kept[static_cast<std::size_t>(w.ordinal)];
     double number = w.about->of_nothing;
     auto narrow = static_cast<float>(number);

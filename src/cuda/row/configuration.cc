@@ -350,6 +350,7 @@ request::request(const spec::line& line, bool is_backward)
 
 int result_bits(const request& r) {
   const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
+  if (r.gives_number && !r.backward) return bits_of(dtype::none);
   int bits = bits_of(r.x);
   for (int i = 0; i < kMaxOperands; ++i) {
     if (((r.wants_tensor | r.wants_column) >> i & 1) != 0) bits = std::max(bits, bits_of(r.operand[i]));

@@ -44,6 +44,8 @@ void fill_numbers_of_nothing(const spec::line& line, const std::vector<Tensor>& 
   for (const int i : line.row_words) {
     const spec::word& w = line.words[static_cast<std::size_t>(i)];
     if (!w.about->gives_number) continue;
+    ONEPASS_CHECK(!w.about->needs_elements, "onepass: ", w.about->name,
+                  "(): expected rows with at least one element, got x of a last dimension of 0");
     Tensor number = results[static_cast<std::size_t>(w.ordinal + 1)];
     torch::stable::fill_(number, w.about->of_nothing);
   }

@@ -46,14 +46,15 @@ template <>
 struct lane_chooser<float, dtype::bf16> {
   using type = short_lane;
 };
-template <class T, dtype Stored>
-using lane_of = typename lane_chooser<T, Stored>::type;
+// Numbers that endings give are no results of 16 bits.
+template <class T, class Line, dtype Stored>
+using lane_of = typename lane_chooser<T, Line::gives_number ? dtype::none : Stored>::type;
 
 // Stored: what every tensor stores, none of them with one number for a whole row; dtype::none: looked up.
 template <class T, class Line, dtype Stored>
 class cursor {
  public:
-  using lane = lane_of<T, Stored>;
+  using lane = lane_of<T, Line, Stored>;
   static constexpr bool kUniform = Stored != dtype::none;
 
   // Beside the cursor: they fill their blocks out of line.

@@ -62,6 +62,48 @@ struct merge_exponentials {
   }
 };
 
+// The same with the sum of products of each exponential and its exponent, {largest, sum, sum of products}.
+struct merge_weighted_exponentials {
+  ONEPASS_FUNCTION void next_level() {}
+  template <class T, int N>
+  static ONEPASS_FUNCTION numbers<T, N> none() {
+    return {{static_cast<T>(-kInfinity), T(0), T(0)}};
+  }
+  template <class T>
+  ONEPASS_FUNCTION numbers<T, 3> operator()(numbers<T, 3> a, numbers<T, 3> b) const {
+    const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
+    const numbers<T, 3> of_a = shifted(a, shift), of_b = shifted(b, shift);
+    return {{largest, of_a.v[1] + of_b.v[1], of_a.v[2] + of_b.v[2]}};
+  }
+
+ private:
+  template <class T>
+  static ONEPASS_FUNCTION numbers<T, 3> shifted(numbers<T, 3> of, T to) {
+    const T by = shift_of(of.v[0]) - to, factor = exp_minus_number(of.v[0], to);
+    if (!(of.v[1] > T(0))) return of;  // nothing, whose shift may be infinitely far away
+    return {{to, of.v[1] * factor, (of.v[2] + of.v[1] * by) * factor}};
+  }
+};
+
+// {largest, how often it is there}.
+struct merge_largest {
+  ONEPASS_FUNCTION void next_level() {}
+  template <class T, int N>
+  static ONEPASS_FUNCTION numbers<T, N> none() {
+    return {{static_cast<T>(-kInfinity), T(0)}};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION void add(T& largest, T& times, T other, T other_times) {
+    if (other > largest || other != other) largest = other, times = other_times;
+    else if (other == largest) times += other_times;
+  }
+  template <class T>
+  ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
+    add(a.v[0], a.v[1], b.v[0], b.v[1]);
+    return a;
+  }
+};
+
 // The running statistics of a row: its largest score, and this thread's part of the sum.
 struct online_softmax {
   float largest = -kInfinity, sum = 0.0f;

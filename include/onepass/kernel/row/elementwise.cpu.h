@@ -36,10 +36,10 @@ ONEPASS_FUNCTION void for_lanes(const arguments& a, const tile& t, const Body& b
 
 template <class T, class Line, dtype Stored>
 void elementwise_forward(const arguments& a, int64 begin, int64 end) {
-  using L = lane_of<T, Stored>;
+  using L = lane_of<T, Line, Stored>;
   typename cursor<T, Line, Stored>::random_sources random;
   cursor<T, Line, Stored> at(a, random);
-  static_assert(cursor_of<cursor<T, Line, Stored>, lane_of<T, Stored>>);
+  static_assert(cursor_of<cursor<T, Line, Stored>, lane_of<T, Line, Stored>>);
   for (int64 task = begin; task < end; ++task) {
     const tile t = tile_of(a, task);
     for (int64 row = t.row_begin; row < t.row_end; ++row) {
@@ -55,7 +55,7 @@ void elementwise_forward(const arguments& a, int64 begin, int64 end) {
 
 template <class T, class Line, dtype Stored>
 void elementwise_backward(const arguments& a, int64 begin, int64 end) {
-  using L = lane_of<T, Stored>;
+  using L = lane_of<T, Line, Stored>;
   typename cursor<T, Line, Stored>::random_sources random;
   cursor<T, Line, Stored> at(a, random);
   for (int64 task = begin; task < end; ++task) {

@@ -39,6 +39,34 @@ class held_row {
     return {sum_lanes(total.first), sum_lanes(total.second)};
   }
   ONEPASS_FUNCTION word::pair<T> exponentials() {
+    const T shift = shifts().shift;
+    return {shift, sum_lanes(each_sum<L, kHeld>([shift](L u) ONEPASS_LAMBDA { return exp(L(u - L(shift))); }))};
+  }
+  ONEPASS_FUNCTION T total() {
+    return sum([](L u) ONEPASS_LAMBDA { return u; });
+  }
+  // A NaN is the largest of all.
+  ONEPASS_FUNCTION word::pair<T> largest() {
+    const T most = shifts().largest;
+    const bool has_nan = sum([](L u) ONEPASS_LAMBDA { return where(u == u, L(T(0)), L(T(1))); }) > T(0);
+    const T times = sum([most](L u) ONEPASS_LAMBDA { return where(u == L(most), L(T(1)), L(T(0))); });
+    return {has_nan ? static_cast<T>(__builtin_nan("")) : most, times};
+  }
+  ONEPASS_FUNCTION word::weighted<T> weighted_exponentials() {
+    const T shift = shifts().shift;
+    const word::pair<T> sums =
+        sum_pair([shift](L u) ONEPASS_LAMBDA { return word::weighted_exponential(u, shift); });
+    return {shift, sums.first, sums.second};
+  }
+
+ private:
+  static constexpr int kLanes = lanes<L>();
+  static constexpr int kBlock = 512;  // lanes added up apart from the rest: the error does not grow with the row
+
+  struct largest_value {
+    T largest, shift;
+  };
+  ONEPASS_FUNCTION largest_value shifts() {
     const L lowest(static_cast<T>(-kInfinity));
     L best = lowest;
     for_columns<L, false>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
@@ -47,13 +75,9 @@ class held_row {
           best, HWY_LIKELY(count == kLanes) ? value : L(where(first_n<L>(count), value, lowest)));
     });
     made_ = true;
-    const T largest = max_lanes(best), shift = largest == static_cast<T>(-kInfinity) ? T(0) : largest;
-    return {shift, sum_lanes(each_sum<L, kHeld>([shift](L u) ONEPASS_LAMBDA { return exp(L(u - L(shift))); }))};
+    const T largest = max_lanes(best);
+    return {largest, largest == static_cast<T>(-kInfinity) ? T(0) : largest};
   }
-
- private:
-  static constexpr int kLanes = lanes<L>();
-  static constexpr int kBlock = 512;  // lanes added up apart from the rest: the error does not grow with the row
 
   ONEPASS_FUNCTION L look(int64 column, int count) {
     if (made_) return load_lane<L>(values_ + column);
@@ -118,7 +142,7 @@ template <class Line, int I, class T>
 ONEPASS_FUNCTION void save(T* statistics, const arguments& a, dtype type, int64 row, word::row_numbers<T> saved) {
   const int numbers = statistics_of(Line::template segment_at<I>::row::about, type);
   statistics += a.rows * statistics_before<Line, I>(type);
-  statistics[row] = saved.first;
+  if (numbers > 0) statistics[row] = saved.first;
   if (numbers > 1) statistics[a.rows + row] = saved.second;
   if (numbers > 2) statistics[2 * a.rows + row] = saved.third;
 }
@@ -173,10 +197,10 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, Cursor& at, T* values
 
 template <class T, class Line, dtype Stored>
 void rowwise_forward(const arguments& a, int64 begin, int64 end) {
-  using L = lane_of<T, Stored>;
+  using L = lane_of<T, Line, Stored>;
   typename cursor<T, Line, Stored>::random_sources random;
   cursor<T, Line, Stored> at(a, random);
-  static_assert(cursor_of<cursor<T, Line, Stored>, lane_of<T, Stored>>);
+  static_assert(cursor_of<cursor<T, Line, Stored>, lane_of<T, Line, Stored>>);
   scratch<T> values(whole_lanes<L>(a.columns));
   T* statistics = static_cast<T*>(a.statistics);
   const int64 first = begin * a.task_rows, last = end * a.task_rows < a.rows ? end * a.task_rows : a.rows;
@@ -279,7 +303,7 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Cursor& at, Curso
 
 template <class T, class Line, dtype Stored>
 void rowwise_backward(const arguments& a, int64 begin, int64 end) {
-  using L = lane_of<T, Stored>;
+  using L = lane_of<T, Line, Stored>;
   typename cursor<T, Line, Stored>::random_sources random;
   cursor<T, Line, Stored> at(a, random), again(a, random, true);
   const int64 padded = whole_lanes<L>(a.columns);

@@ -118,6 +118,45 @@ class thread_row {
     if constexpr (kHeld) held_factor_ = exp_minus_number(largest, whole_shift);  // 0 where all is -infinity
     return {whole_shift, all.v[1]};
   }
+  ONEPASS_FUNCTION T total() {
+    vector sum(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      sum = sum + where(first_n<vector>(count), value_(k, column, count), vector(T(0)));
+    });
+    return threads_.reduce(numbers<T, 1>{{sum_lanes(sum)}}, plus()).v[0];
+  }
+  // A NaN is the largest of all.
+  ONEPASS_FUNCTION word::pair<T> largest() {
+    T best = static_cast<T>(-kInfinity), times = T(0);
+    each([&](int k, typename Config::index column, int count) {
+      const vector value = value_(k, column, count);
+#pragma unroll
+      for (int i = 0; i < Config::kVectorSize; ++i) {
+        if (i < count) merge_largest::add(best, times, value.v[i], T(1));
+      }
+    });
+    const auto all = threads_.reduce(numbers<T, 2>{{best, times}}, merge_largest());
+    return {all.v[0], all.v[1]};
+  }
+  // As exponentials, which take no value's place here; and the third.
+  ONEPASS_FUNCTION word::weighted<T> weighted_exponentials() {
+    const vector lowest(static_cast<T>(-kInfinity));
+    vector best = lowest;
+    each([&](int k, typename Config::index column, int count) {
+      best = ONEPASS_TARGET::max(best, where(first_n<vector>(count), value_(k, column, count), lowest));
+    });
+    const T largest = max_lanes(best), shift = shift_of(largest);
+    vector total(T(0)), product(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      const word::terms<vector> of = word::weighted_exponential(value_(k, column, count), shift);
+      const auto present = first_n<vector>(count);
+      total = total + where(present, of.first, vector(T(0)));
+      product = product + where(present, of.second, vector(T(0)));
+    });
+    const auto all =
+        threads_.reduce(numbers<T, 3>{{largest, sum_lanes(total), sum_lanes(product)}}, merge_weighted_exponentials());
+    return {shift_of(all.v[0]), all.v[1], all.v[2]};
+  }
   // What forward takes with the values that are held now.
   ONEPASS_FUNCTION word::row_numbers<T> for_held(word::row_numbers<T> saved) const {
     return {held_are_centred_ ? held_centre_ : saved.first, saved.second * held_factor_};
@@ -201,7 +240,7 @@ template <class Line, dtype X = dtype::bf16, int I = Line::segments - 1, class T
 ONEPASS_FUNCTION void save(const arguments& a, int64 row, word::row_numbers<T> saved) {
   constexpr int kNumbers = statistics_of(Line::template segment_at<I>::row::about, X);
   T* statistics = static_cast<T*>(a.statistics) + a.rows * Line::template statistics_before<I, X>();
-  statistics[row] = saved.first;
+  if constexpr (kNumbers > 0) statistics[row] = saved.first;
   if constexpr (kNumbers > 1) statistics[a.rows + row] = saved.second;
   if constexpr (kNumbers > 2) statistics[2 * a.rows + row] = saved.third;
 }
