@@ -114,6 +114,8 @@ template <class T>
 ONEPASS_FUNCTION T reciprocal_number(T a) {
   return T(1) / a;
 }
+ONEPASS_FUNCTION float log_number(float a) { return ::logf(a); }
+ONEPASS_FUNCTION double log_number(double a) { return ::log(a); }
 ONEPASS_FUNCTION float reciprocal_root(float a) { return 1.0f / ::sqrtf(a); }
 ONEPASS_FUNCTION double reciprocal_root(double a) { return 1.0 / ::sqrt(a); }
 // (a - centre) factor + offset

@@ -37,7 +37,16 @@ class held_row {
     const word::terms<L> total = each_sum<word::terms<L>, false>(f);
     return {sum_lanes(total.first), sum_lanes(total.second)};
   }
-  ONEPASS_FUNCTION word::pair<T> exponentials() {
+  ONEPASS_FUNCTION word::pair<T> exponentials() { return exponentials_sum<true>(); }
+  ONEPASS_FUNCTION word::pair<T> sum_of_exponentials() { return exponentials_sum<false>(); }
+
+ private:
+  static constexpr int kLanes = lanes<L>();
+  static constexpr int kBlock = 512;  // lanes added up apart from the rest: the error does not grow with the row
+
+  // Replace: each value by its exponential.
+  template <bool Replace>
+  ONEPASS_FUNCTION word::pair<T> exponentials_sum() {
     const L lowest(static_cast<T>(-kInfinity));
     L best = lowest;
     for_columns<L, false>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
@@ -47,13 +56,8 @@ class held_row {
     });
     made_ = true;
     const T largest = max_lanes(best), shift = largest == static_cast<T>(-kInfinity) ? T(0) : largest;
-    return {shift, sum_lanes(each_sum<L, true>([shift](L u) ONEPASS_LAMBDA { return exp(L(u - L(shift))); }))};
+    return {shift, sum_lanes(each_sum<L, Replace>([shift](L u) ONEPASS_LAMBDA { return exp(L(u - L(shift))); }))};
   }
-
- private:
-  static constexpr int kLanes = lanes<L>();
-  static constexpr int kBlock = 512;  // lanes added up apart from the rest: the error does not grow with the row
-
   ONEPASS_FUNCTION L look(int64 column, int count) {
     if (made_) return load_lane<L>(values_ + column);
     const L value = make_(column, count);

@@ -96,8 +96,21 @@ class thread_row {
     held_centre_ = (all.mean - mean) + all.rest;
     return {all.mean, all.rest, all.variance * inverse_columns()};
   }
-  // Each thread has its own shift at first, and keeps it in what it holds.
-  ONEPASS_FUNCTION word::pair<T> exponentials() {
+  ONEPASS_FUNCTION word::pair<T> exponentials() { return exponentials_sum<kHeld>(); }
+  ONEPASS_FUNCTION word::pair<T> sum_of_exponentials() { return exponentials_sum<false>(); }
+  // What forward takes with the values that are held now.
+  ONEPASS_FUNCTION word::row_numbers<T> for_held(word::row_numbers<T> saved) const {
+    return {held_are_centred_ ? held_centre_ : saved.first, saved.second * held_factor_};
+  }
+
+ private:
+  template <class Body>
+  ONEPASS_FUNCTION void each(const Body& body) const {
+    if constexpr (Threads::kHasNumbers) for_vectors<Config>(a_, across_, first_, body);
+  }
+  // Replace: each value by its exponential. Each thread has its own shift at first, and keeps it in what it holds.
+  template <bool Replace>
+  ONEPASS_FUNCTION word::pair<T> exponentials_sum() {
     const vector lowest(static_cast<T>(-kInfinity));
     vector best = lowest;
     each([&](int k, typename Config::index column, int count) {
@@ -108,24 +121,14 @@ class thread_row {
     vector total(T(0));
     each([&](int k, typename Config::index column, int count) {
       const vector value = exp_minus(value_(k, column, count), shift);
-      if constexpr (kHeld) held_[k] = value;
+      if constexpr (Replace) held_[k] = value;
       const vector present = where(first_n<vector>(count), value, vector(T(0)));
       total = k == 0 ? present : total + present;
     });
     const auto all = threads_.reduce(numbers<T, 2>{{largest, sum_lanes(total)}}, merge_exponentials());
     const T whole_shift = shift_of(all.v[0]);
-    if constexpr (kHeld) held_factor_ = exp_minus_number(largest, whole_shift);  // 0 where all is -infinity
+    if constexpr (Replace) held_factor_ = exp_minus_number(largest, whole_shift);  // 0 where all is -infinity
     return {whole_shift, all.v[1]};
-  }
-  // What forward takes with the values that are held now.
-  ONEPASS_FUNCTION word::row_numbers<T> for_held(word::row_numbers<T> saved) const {
-    return {held_are_centred_ ? held_centre_ : saved.first, saved.second * held_factor_};
-  }
-
- private:
-  template <class Body>
-  ONEPASS_FUNCTION void each(const Body& body) const {
-    if constexpr (Threads::kHasNumbers) for_vectors<Config>(a_, across_, first_, body);
   }
   // Of all threads; a variance times the row's length.
   template <int N>
