@@ -122,7 +122,7 @@ SHOWN = {
     "elu": "elu(0.7)",
     "leaky_relu": "leaky_relu(0.2)",
     "softcap": "softcap(2.0)",
-    "clamp": "clamp(-0.5, 1.0)",
+    "clamp": "clamp(-0.5, 1.5)",
     "pow": "pow(3.0)",
 }
 OF_POSITIVE = ("log", "sqrt")

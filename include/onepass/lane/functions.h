@@ -59,6 +59,7 @@ ONEPASS_FUNCTION double sine_number(double x, int quarter) { return far_sine_num
 ONEPASS_UNARY(sin, sine_number(a.v[i], 0))
 ONEPASS_UNARY(cos, sine_number(a.v[i], 1))
 ONEPASS_UNARY(log, ::log(a.v[i]))
+ONEPASS_UNARY(full_exp, exp_number(a.v[i]))
 ONEPASS_UNARY(sqrt, ::sqrt(a.v[i]))
 ONEPASS_UNARY(floor, ::floor(a.v[i]))
 #undef ONEPASS_UNARY
@@ -108,6 +109,11 @@ template <class T>
 ONEPASS_FUNCTION vec<T> cos(vec<T> x) {
   if (!detail::are_small(x)) return each_lane(x, [](T a) ONEPASS_LAMBDA { return ::cos(a); });
   return vec<T>(hn::Cos(typename vec<T>::tag(), x.raw));
+}
+// exp, also of short lanes, whose own is infinite from 2^127.5 on.
+template <class T>
+ONEPASS_FUNCTION vec<T> full_exp(vec<T> x) {
+  return exp(x);
 }
 // 1 ULP; -infinity at 0, NaN below.
 template <class T>

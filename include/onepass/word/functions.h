@@ -24,16 +24,16 @@ struct exponential {
                                     .meaning = "exponential"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x) {
-    return exp(x);
+    return full_exp(x);
   }
   template <class L>
   static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
-    const L e = exp(x);
+    const L e = full_exp(x);
     return {e, e};
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    return dy * exp(x);
+    return dy * full_exp(x);
   }
 };
 
