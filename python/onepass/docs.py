@@ -34,7 +34,8 @@ same line as an object.
 
 ```
 line = word { "|" word }
-word = name | name "(" number ")" | "gate" "(" activation ")"
+word = name | name "(" numbers ")" | "gate" "(" activation ")" | "gated" "(" activation ")"
+numbers = number { "," number }
 ```
 
 - An activation is one of the words of that table below, with its number if it has one: `gate(leaky_relu(0.2))`.
@@ -65,12 +66,15 @@ needed.
 `keep` also returns the value at its point: the call gives a tuple, the result first, then the kept values in order. A
 kept value is rounded to x's dtype, and the words behind it go on with the rounded value, so that what the caller holds
 is what the line has seen. Its gradient joins there in backward. Where a line can resume from a kept tensor, backward
-saves that one, which the caller holds anyway, and not x. A line that ends with `softmax` resumes from its result.
+saves that one, which the caller holds anyway, and not x. A line that ends with `softmax` or `log_softmax` resumes from
+its result. `round` rounds likewise, without a result: with it a line has the rounding points of another implementation,
+and its gradient passes unchanged.
 
 ## Row words
 
-What stands before `layer_norm`, `rms_norm` or `softmax` is computed on the way into the row's statistics, what stands
-behind it on the way out; neither costs another pass over memory. The affine part of a normalisation is `scale | bias`.
+What stands before `layer_norm`, `rms_norm`, `l2_norm`, `softmax` or `log_softmax` is computed on the way into the row's
+statistics, what stands behind it on the way out; neither costs another pass over memory. The affine part of a
+normalisation is `scale | bias`.
 A line may have several, `rms_norm(1e-6) | scale | add | keep | rms_norm(1e-6) | scale`: the row stays on chip from the
 first to the last, and each saves its own statistics for backward.
 
@@ -248,6 +252,9 @@ line.reference(x, b, residual, g)          # the same as a composition of PyTorc
 ```
 """
 
+ACTIVATIONS = """Each is a word, and may stand in `gate(...)` and `gated(...)`. On the CPU lines of those from `exp` on
+are not compiled ahead of time."""
+
 
 def language() -> str:
     """The language reference, as Markdown."""
@@ -260,7 +267,7 @@ def language() -> str:
         ("word", "operand", "number", "formula", "meaning"),
         ((f"`{word.name}`", operand(word), number(word), word.formula, word.meaning) for word in others),
     )
-    text += ["", "## Activations", "", "Each is a word, and may stand in `gate(...)`.", ""]
+    text += ["", "## Activations", "", ACTIVATIONS, ""]
     text += markdown_table(
         ("word", "number", "formula", "meaning"),
         ((f"`{word.name}`", number(word), word.formula, word.meaning) for word in activations),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,12 @@ def softmax(x: Tensor) -> Tensor:
     return F.softmax(x.masked_fill(fully_masked, 0), -1).masked_fill(fully_masked, 0)
 
 
+def _softmax_from_result(y: Tensor, dy: Tensor) -> Tensor:
+    return y * (dy - (y * dy).sum(-1, keepdim=True))
+
+
+def _log_softmax_from_result(y: Tensor, dy: Tensor) -> Tensor:
+    return dy - y.exp() * dy.sum(-1, keepdim=True)
 def logsumexp(x: Tensor) -> Tensor:
     return torch.logsumexp(_wide(x), -1)
 
@@ -101,12 +108,29 @@ class InTorch:
         numbers: the word's numbers, from the arguments that targets take behind x; None where the call is not the word.
         formulas: how models write it out, as expressions of `x` and of the word's numbers; mean and var are those of
             the last dimension.
+        from_result: x's gradient, of the result and its gradient, where a line may save the result in x's place.
     """
 
     reference: Callable[..., Tensor]
     targets: tuple[Any, ...] = ()
     numbers: Callable[..., tuple[float, ...] | None] = _no_number
     formulas: tuple[str, ...] = ()
+    from_result: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+def _exponent(exponent: Any) -> tuple[float, ...] | None:
+    return (float(exponent),) if isinstance(exponent, (int, float)) and math.isfinite(exponent) else None
+
+
+def clamp(x: Tensor, lo: float, hi: float) -> Tensor:
+    return torch.clamp(x, None if lo == -math.inf else lo, None if hi == math.inf else hi)
+
+
+def _bounds(min: Any = None, max: Any = None) -> tuple[float, ...] | None:
+    given = [bound for bound in (min, max) if bound is not None]
+    if not all(isinstance(bound, (int, float)) and math.isfinite(bound) for bound in given):
+        return None
+    return (-math.inf if min is None else float(min), math.inf if max is None else float(max))
 
 
 _nn = torch._C._nn
@@ -149,6 +173,16 @@ _ACTIVATIONS: dict[str, InTorch] = {
         lambda negative_slope=0.01, inplace=False: (float(negative_slope),),
     ),
     "softsign": InTorch(F.softsign, (F.softsign,), formulas=("x / (1 + abs(x))",)),
+    **{name: InTorch(getattr(torch, name), (getattr(torch, name), name)) for name in ("exp", "log", "sqrt", "abs")},
+    "neg": InTorch(torch.neg),  # of a product with -1, which a negative is read as
+    "square": InTorch(torch.square, (torch.square, "square")),
+    "softcap": InTorch(lambda x, c: c * torch.tanh(x / c), formulas=("c * tanh(x / c)",)),
+    "clamp": InTorch(
+        clamp,
+        (torch.clamp, torch.clip, torch.clamp_min, "clamp", "clip", "clamp_min"),
+        _bounds,
+    ),
+    "pow": InTorch(lambda x, p: torch.pow(x, p), (torch.pow, operator.pow, "pow"), _exponent),
 }
 
 IN_TORCH: dict[str, InTorch] = {
@@ -157,12 +191,17 @@ IN_TORCH: dict[str, InTorch] = {
     "scale": InTorch(lambda x, g: x * g),
     "mul": InTorch(lambda x, c: x * c),
     "add": InTorch(lambda x, r: x + r),
+    "sub": InTorch(lambda x, t: x - t),
+    "times": InTorch(lambda x, t: x * t),
+    "div": InTorch(lambda x, t: x / t),
     "gate": InTorch(lambda x, u, activation: activation(x) * u),
+    "gated": InTorch(lambda x, u, activation: x * activation(u)),
     "mask": InTorch(mask),
     "causal": InTorch(causal),
     "rope": InTorch(rope),
     "dropout": InTorch(dropout),
     "keep": InTorch(lambda x: x),
+    "round": InTorch(lambda x: x),
     "linear": InTorch(F.linear),
     "scores": InTorch(scores),
     "values": InTorch(values),
@@ -184,7 +223,9 @@ IN_TORCH: dict[str, InTorch] = {
             "x / sqrt(mean(x ** 2) + eps)",
         ),
     ),
-    "softmax": InTorch(softmax),
+    "l2_norm": InTorch(lambda x, eps=1e-12: F.normalize(x, dim=-1, eps=eps)),
+    "softmax": InTorch(softmax, from_result=_softmax_from_result),
+    "log_softmax": InTorch(lambda x: F.log_softmax(x, -1), from_result=_log_softmax_from_result),
     "logsumexp": InTorch(logsumexp),
     "entropy": InTorch(entropy),
     "sum": InTorch(lambda x: _wide(x).sum(-1)),
@@ -271,9 +312,9 @@ def compose(
                 value = function(value, *word.numbers, numbers)
             dropouts += 1
             continue
-        if word.kind == "keep":
+        if word.kind in ("keep", "rounding"):
             value = value.to(dtype)
-            kept.append(value)
+            kept += [value] if word.kind == "keep" else []
             continue
         taken = [] if word.operand == "none" else [next(pending) for _ in range(word.operands)]
         if word.kind == "contraction":

@@ -207,7 +207,8 @@ class reader {
 
   void read_gate(word& w) {
     skip_space();
-    if (at_end() || peek() != '(') fail(w.begin, at_, "'gate' needs an activation, as in gate(silu)");
+    if (at_end() || peek() != '(')
+      fail(w.begin, at_, std::string("'") + w.about->name + "' needs an activation, as in " + w.about->name + "(silu)");
     ++at_;
     w.activation = known(read_name("an activation"), activations(), "activation");
     if (w.activation->parameter[0] != '\0') read_parameters(w, *w.activation);

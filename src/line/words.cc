@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "onepass/word/activation.h"
 #include "onepass/word/ending.h"
+#include "onepass/word/functions.h"
 #include "onepass/word/row.h"
 #include "onepass/word/words.h"
 #include "src/line/defined.h"
@@ -71,6 +71,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 std::vector<const descriptor*> activations() {
   std::vector<const descriptor*> all;
   append(all, word::activations{});
+  append(all, word::functions{});
   for (const descriptor* word : defined_words()) {
     if (word->kind == word_kind::activation) all.push_back(word);
   }
@@ -79,10 +80,12 @@ std::vector<const descriptor*> activations() {
 
 std::vector<const descriptor*> words() {
   std::vector<const descriptor*> all;
-  append(all, word::list<word::bias, word::scale, word::mul, word::add, word::gate<word::silu>, word::dropout,
-                         word::mask_boolean, word::causal, word::rope>{});
+  append(all, word::list<word::bias, word::scale, word::mul, word::add, word::sub, word::times, word::div,
+                         word::gate<word::silu>, word::gated<word::silu>, word::dropout, word::mask_boolean,
+                         word::causal, word::rope>{});
   append(all, word::activations{});
-  append(all, word::list<word::keep>{});
+  append(all, word::functions{});
+  append(all, word::list<word::keep, word::round>{});
   append(all, word::row_words{});
   append(all, word::endings{});
   for (const descriptor* word : {&kLinear, &kScores, &kValues}) all.push_back(word);

@@ -22,6 +22,7 @@ inline constexpr named_property kProperties[] = {
     {"normalises", &descriptor::normalises},
     {"centres", &descriptor::centres},
     {"is_softmax", &descriptor::is_softmax},
+    {"backward_from_result", &descriptor::backward_from_result},
     {"gives_number", &descriptor::gives_number},
 };
 

@@ -45,8 +45,10 @@ contraction::affine_norm norm_of(const line& before) {
   return norm;
 }
 
-// A gate has the properties of its activation.
-const descriptor& function_of(const word& w) { return w.activation ? *w.activation : *w.about; }
+// A gate does if its activation does, too.
+bool maps_zero_to_zero(const word& w) {
+  return w.about->maps_zero_to_zero && (!w.activation || w.activation->maps_zero_to_zero);
+}
 
 }  // namespace
 
@@ -132,7 +134,7 @@ bool has_softmax(const line& of) {
 bool is_causal(const line& of) {
   if (!has_softmax(of)) return false;
   const auto leaves_infinity = [](const descriptor& about) {
-    return about.adds || is_mask(about) || about.kind == word_kind::keep;
+    return about.adds || is_mask(about) || about.kind == word_kind::keep || about.kind == word_kind::rounding;
   };
   int last = of.first_row() - 1;
   while (last >= 0 && leaves_infinity(*of.words[static_cast<std::size_t>(last)].about)) --last;
@@ -141,7 +143,7 @@ bool is_causal(const line& of) {
 
 bool maps_zero_to_zero(const line& of) {
   return std::all_of(of.words.begin() + of.first_row() + 1, of.words.end(),
-                     [](const word& w) { return function_of(w).maps_zero_to_zero; });
+                     [](const word& w) { return maps_zero_to_zero(w); });
 }
 
 bool is_linear(const line& of) {

@@ -65,7 +65,7 @@ std::string type_of(const descriptor& about) {
 std::string stage_name(const word& w, std::uint64_t boolean_masks, bool resumes) {
   if (resumes) return "word::resume";
   if (is_mask(*w.about)) return (boolean_masks >> w.operand & 1) ? "word::mask_boolean" : "word::mask_additive";
-  if (w.activation) return "word::gate<" + type_of(*w.activation) + ">";
+  if (w.activation) return std::string("word::") + w.about->name + "<" + type_of(*w.activation) + ">";
   return type_of(*w.about);
 }
 

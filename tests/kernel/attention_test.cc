@@ -16,10 +16,11 @@ namespace {
 using doubles = std::vector<double>;
 
 struct attention_case {
-  const char* line;  // without `values`; `mask` and `add` take tensors of the scores' size
+  const char* line;  // without `values`; `mask`, or `times` behind softmax, takes a tensor of the scores' size
   int64 rows, keys, head_dim, value_head_dim;
   dtype type;
   bool padded = false;  // `mask` is a key-padding mask: booleans that all rows of a matrix share
+  bool multiplies() const { return std::string_view(line).ends_with("times"); }
 };
 constexpr int64 kBatches = 2;
 constexpr double kFactor = 0.125;
@@ -32,8 +33,10 @@ struct gradients {
 class exact_attention {
  public:
   exact_attention(const attention_case& of, const std::vector<float>& q, const std::vector<float>& k,
-                  const std::vector<float>& mask, bool causal)
+                  const std::vector<float>& tensor, bool causal)
       : of_(of), q_(q), k_(k) {
+    const std::vector<float> mask = of.multiplies() ? std::vector<float>() : tensor;
+    if (of.multiplies()) factors_ = tensor;
     weights.resize(static_cast<std::size_t>(kBatches * of.rows * of.keys));
     for (int64 r = 0; r < kBatches * of.rows; ++r) {
       double most = -INFINITY, sum = 0;
@@ -53,6 +56,8 @@ class exact_attention {
       }
       for (int64 c = 0; c < of.keys && sum > 0; ++c) weights[at(r * of.keys + c)] /= sum;
     }
+    probabilities = weights;
+    for (std::size_t i = 0; i < factors_.size(); ++i) weights[i] *= factors_[i];
   }
   doubles result(const std::vector<float>& values) const {
     doubles y(at(kBatches * of_.rows * of_.value_head_dim));
@@ -78,8 +83,10 @@ class exact_attention {
         product += w * dw[at(c)];
       }
       for (int64 c = 0; c < of_.keys; ++c) {
-        const double score = weights[at(r * of_.keys + c)] * (dw[at(c)] - product);
-        g.mask[at(r * of_.keys + c)] = score;
+        const std::size_t i = at(r * of_.keys + c);
+        const double factor = factors_.empty() ? 1.0 : factors_[i], p = probabilities[i];
+        const double score = p * (factor * dw[at(c)] - product);
+        g.mask[i] = factors_.empty() ? score : p * dw[at(c)];
         for (int64 d = 0; d < of_.head_dim; ++d) {
           g.queries[at(r * of_.head_dim + d)] += kFactor * score * k_[at(key(r, c) * of_.head_dim + d)];
           g.keys[at(key(r, c) * of_.head_dim + d)] += kFactor * score * q_[at(r * of_.head_dim + d)];
@@ -88,13 +95,14 @@ class exact_attention {
     }
     return g;
   }
-  doubles weights;
+  doubles weights, probabilities;
 
  private:
   static std::size_t at(int64 i) { return static_cast<std::size_t>(i); }
   int64 key(int64 row, int64 column) const { return row / of_.rows * of_.keys + column; }
   const attention_case of_;
   const std::vector<float>&q_, &k_;
+  std::vector<float> factors_;
 };
 
 // A call's tensors on the device.
@@ -110,7 +118,8 @@ class attention_on_device {
         request_(parts_.behind, false) {
     const bool masked = parts_.behind.operands > 0;
     if (masked) mask_ = drawn(count(of.rows, of.keys), of.type, 5);
-    for (std::size_t i = 0; masked && i < mask_.size(); ++i) {  // one row is all masked, others in part
+    for (std::size_t i = 0; masked && !of.multiplies() && i < mask_.size();
+         ++i) {  // one row is all masked, others in part
       if (i / static_cast<std::size_t>(of.keys) == 1 || i % 7 == 0) mask_[i] = -INFINITY;
     }
     request_.line = spec::type_text(parts_.behind, of.padded ? 1 : 0, false);
@@ -258,7 +267,7 @@ class attention_on_device {
  private:
   // The largest score, and 1 / Σ exp(score - largest), of each row.
   void expect_statistics(const doubles& found) const {
-    const doubles weights = exact().weights;
+    const doubles weights = exact().probabilities;
     const std::size_t rows = static_cast<std::size_t>(kBatches * of_.rows), keys = static_cast<std::size_t>(of_.keys);
     for (std::size_t r = 0; r < rows; ++r) {
       const double most = *std::max_element(weights.begin() + static_cast<std::ptrdiff_t>(r * keys),
@@ -323,6 +332,11 @@ TEST_F(EmulatedAttention, AttentionSm90) {
   attention_on_device({"mul(0.125) | mask | softmax", 70, 136, 40, 72, dtype::f16}).expect_attention();
   attention_on_device({"mul(0.125) | causal | softmax", 200, 200, 128, 128, dtype::bf16}).expect_attention();
   attention_on_device({"mul(0.125) | mask | softmax", 70, 264, 64, 64, dtype::bf16, true}).expect_attention();
+}
+TEST_F(EmulatedAttention, ATensorBehindSoftmax) {
+  const attention_case of{"mul(0.125) | softmax | times", 70, 136, 64, 64, dtype::bf16};
+  attention_on_device(of).expect_attention();
+  attention_on_device(of).launch_forward_sm80(1);
 }
 TEST_F(EmulatedAttention, DropoutIsTheSameOnSm90AndSm80) {
   const attention_case of{"mul(0.125) | causal | softmax | dropout(0.3)", 72, 136, 64, 64, dtype::f16};

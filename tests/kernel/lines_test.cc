@@ -311,6 +311,34 @@ TEST_F(EmulatedAnyLines, OfSeveralRowWordsAreTheCpus) {
   line_call(residual, dtype::f32, dtype::f32, {1, 300000}).expect_right(true);
 }
 
+// By threads of a warp, of a block and of a cluster; or in parts. Of l2_norm's rows some are shorter than its number.
+TEST_F(EmulatedAnyLines, OfLogSoftmaxAndLengthsAreTheCpus) {
+  const char* const both = "times | l2_norm | scale | add | keep | log_softmax | gated(silu)";
+  for (const line_case& of :
+       {line_case{"log_softmax", dtype::bf16, dtype::bf16, {9, 64}},
+        line_case{"sub | mask | log_softmax", dtype::f32, dtype::f32, {12, 77}},
+        line_case{"log_softmax", dtype::bf16, dtype::bf16, {5, 16384}},
+        line_case{"bias | log_softmax", dtype::f32, dtype::f32, {2, 40000}},
+        line_case{"tanh | log_softmax", dtype::bf16, dtype::bf16, {2, 600000}},
+        line_case{"l2_norm(8) | scale", dtype::bf16, dtype::f32, {33, 72}},
+        line_case{"l2_norm", dtype::f16, dtype::f16, {3, 1001}},
+        line_case{"l2_norm | scale", dtype::f32, dtype::f32, {2, 20000}},
+        line_case{"l2_norm(1e3)", dtype::f32, dtype::f32, {2, 300000}},
+        line_case{both, dtype::f32, dtype::f32, {7, 200}}, line_case{both, dtype::bf16, dtype::bf16, {3, 5000}},
+        line_case{both, dtype::f32, dtype::f32, {1, 300001}}})
+    line_call(of.line, of.x, of.column, of.of).expect_right();
+}
+
+// All but `pow`, whose PTX calls a function: the emulator has no calls.
+TEST_F(EmulatedAnyLines, OfFunctionsAreTheCpus) {
+  const char* const functions = "clamp(-1, 1.5) | exp | sqrt | gate(abs) | neg | softcap(2) | square";
+  for (const dtype x : {dtype::f32, dtype::bf16, dtype::f16}) {
+    line_call("round | sub | times | gated(clamp(-1, 2)) | round", x, x, {9, 200}).expect_right();
+    line_call("sigmoid | log | neg | sqrt", x, x, {10, 96}).expect_right();
+  }
+  line_call(functions, dtype::f32, dtype::f32, {20, 96}).expect_right();
+}
+
 // One number a row, alone and several of one pass, of rows that are held, in clusters, read twice and in parts.
 TEST_F(EmulatedAnyLines, ThatEndInNumbersAreTheCpus) {
   const char* const kept = "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy";

@@ -21,7 +21,11 @@ enum class function {
   sqrt,
   sin,
   cos,
-  log
+  log,
+  cubed,  // pow(x, p) with p = 3, -3, 2.5 and -1/8
+  power_minus_3,
+  power_2_5,
+  power_minus_eighth
 };
 
 // In a type wider than the one tested: double for float, long double for double.
@@ -42,6 +46,10 @@ W reference(function f, W x) {
     case function::sin: return std::sin(x);
     case function::cos: return std::cos(x);
     case function::log: return std::log(x);
+    case function::cubed: return x * x * x;
+    case function::power_minus_3: return std::pow(x, W(-3));
+    case function::power_2_5: return std::pow(x, W(2.5));
+    case function::power_minus_eighth: return std::pow(x, W(-0.125));
     case function::gelu: return x * std::erfc(-x * kSqrtHalf) / 2;
   }
   return 0;

@@ -35,6 +35,11 @@ void evaluate(test::function f, const T* x, int64 count, T* y) {
     case test::function::sin: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return sin(v); });
     case test::function::cos: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return cos(v); });
     case test::function::log: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return log(v); });
+    case test::function::cubed: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return pow(v, L(3)); });
+    case test::function::power_minus_3: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return pow(v, L(-3)); });
+    case test::function::power_2_5: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return pow(v, L(T(2.5))); });
+    case test::function::power_minus_eighth:
+      return each(x, count, y, [](L v) ONEPASS_LAMBDA { return pow(v, L(T(-0.125))); });
     case test::function::gelu: return each(x, count, y, [](L v) ONEPASS_LAMBDA { return v * normal_cdf(v); });
   }
 }
@@ -86,6 +91,10 @@ constexpr promise kPromises[] = {
     {function::sin, "sin", 3, false, 1.5e-7, 3.5e-16},
     {function::cos, "cos", 3, false, 1.5e-7, 3.5e-16},
     {function::log, "log", 1, false},
+    {function::cubed, "cubed", 2, false},
+    {function::power_minus_3, "power_minus_3", 1, false},
+    {function::power_2_5, "power_2_5", 1, false},
+    {function::power_minus_eighth, "power_minus_eighth", 1, false},
 };
 
 template <class T>
@@ -224,6 +233,12 @@ class math_test : public on_target {
         {function::erf, inf, 1}, {function::erf, -inf, -1}, {function::erf, 0, 0},
         {function::normal_cdf, inf, 1}, {function::normal_cdf, -inf, 0}, {function::normal_cdf, 0, T(0.5)},
         {function::normal_cdf, T(-1e30), 0}, {function::normal_cdf, T(1e30), 1},
+        {function::log, inf, inf}, {function::log, 0, -inf}, {function::log, 1, 0},
+        {function::cubed, -inf, -inf}, {function::cubed, -2, -8},
+        {function::power_minus_3, 0, inf}, {function::power_minus_3, T(-0.0), -inf}, {function::power_minus_3, inf, 0},
+        {function::power_minus_3, -2, T(-0.125)}, {function::power_2_5, 0, 0}, {function::power_2_5, T(-0.0), 0},
+        {function::power_2_5, -inf, inf}, {function::power_2_5, 4, 32}, {function::power_minus_eighth, 1, 1},
+        {function::power_minus_eighth, inf, 0}, {function::power_minus_eighth, -inf, 0},
         {function::rsqrt, inf, 0}, {function::rsqrt, 0, inf}, {function::rsqrt, 4, T(0.5)}};
     // clang-format on
     for (const limit& l : limits) {
@@ -232,6 +247,8 @@ class math_test : public on_target {
     EXPECT_TRUE(std::isnan(at(function::log1p, T(-1.5))));
     EXPECT_TRUE(std::isnan(at(function::log1p, -inf)));
     EXPECT_TRUE(std::isnan(at(function::rsqrt, T(-1))));
+    EXPECT_TRUE(std::isnan(at(function::log, T(-1))));
+    EXPECT_TRUE(std::isnan(at(function::power_2_5, T(-4))));
     EXPECT_TRUE(std::signbit(at(function::tanh, T(-0.0))));
   }
 };

@@ -21,14 +21,16 @@ std::set<std::string> words_that(bool descriptor::*property) {
 using names = std::set<std::string>;
 
 TEST(words, have_the_properties_of_their_mathematics) {
-  EXPECT_EQ(words_that(&descriptor::scales), (names{"scale", "mul"}));
+  EXPECT_EQ(words_that(&descriptor::scales), (names{"scale", "mul", "times"}));
   EXPECT_EQ(words_that(&descriptor::adds), (names{"bias", "add"}));
-  EXPECT_EQ(words_that(&descriptor::is_linear), (names{"scale", "mul", "dropout", "keep"}));
-  EXPECT_EQ(words_that(&descriptor::maps_zero_to_zero), (names{"scale", "mul", "dropout", "keep", "gate"}));
+  EXPECT_EQ(words_that(&descriptor::is_linear), (names{"scale", "mul", "times", "div", "gated", "dropout", "keep"}));
+  EXPECT_EQ(words_that(&descriptor::maps_zero_to_zero),
+            (names{"scale", "mul", "times", "dropout", "keep", "round", "gate"}));
   EXPECT_EQ(words_that(&descriptor::is_causal), names{"causal"});
   EXPECT_EQ(words_that(&descriptor::normalises), (names{"layer_norm", "rms_norm"}));
   EXPECT_EQ(words_that(&descriptor::centres), names{"layer_norm"});
   EXPECT_EQ(words_that(&descriptor::is_softmax), names{"softmax"});
+  EXPECT_EQ(words_that(&descriptor::backward_from_result), (names{"softmax", "log_softmax"}));
   for (const descriptor* word : words()) {
     EXPECT_EQ(is_mask(*word), word->name == std::string("mask"));
     EXPECT_EQ(is_bias(*word), word->name == std::string("bias"));

@@ -107,12 +107,30 @@ COMPILED_LINES = (
     "rms_norm(1e-6) | scale | add | keep | rms_norm(1e-5) | scale",
     "gelu | layer_norm(1e-5) | scale | bias | dropout(0.2) | softmax | mul(3.0) | keep | layer_norm | gate(silu)",
     "softmax | rms_norm(1e-7) | softmax",
+    "sigmoid | log | softcap(2.0) | add | square",
+    "clamp(-1.0, 1.5) | exp | sqrt | gate(abs) | neg | pow(3.0) | bias",
+    "sub | times | round | gated(silu) | l2_norm | scale | keep | log_softmax | neg",
 )
 
 NO_COMPILER = {"ONEPASS_CXX": "/nonexistent/compiler"}  # a process's environment
 
 # With another torch the autograd library is compiled at first use, and stands in the cache.
 BUILT_FOR_THIS_TORCH = (_native.LIBRARY.parent / f"autograd-{torch.__version__}.so").exists()
+
+
+SHOWN = {
+    "elu": "elu(0.7)",
+    "leaky_relu": "leaky_relu(0.2)",
+    "softcap": "softcap(2.0)",
+    "clamp": "clamp(-0.5, 1.5)",
+    "pow": "pow(3.0)",
+}
+OF_POSITIVE = ("log", "sqrt")
+
+
+def shown(activation):
+    """An activation with numbers that are not its defaults."""
+    return SHOWN.get(activation, activation)
 
 
 def words_of(line):
@@ -259,9 +277,9 @@ def compose_exactly(line, inputs, state, dtype, *, round_kept, training=True):
         return compose(words_of(line), inputs.x, inputs.operands, state, training, eps_dtype=dtype)
     operands, value, kept, dropouts = iter(inputs.operands), inputs.x, [], 0
     for word in words_of(line):
-        if word.kind == "keep":
+        if word.kind in ("keep", "rounding"):
             value = _Rounded.apply(value, dtype)
-            kept.append(value)
+            kept += [value] if word.kind == "keep" else []
             continue
         taken = [next(operands)] if word.operand != "none" else []
         numbered = (
@@ -292,7 +310,8 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
 
     exact = []
     wide = [g.double().cpu() for g in grad_outputs]
-    for round_kept in (False, True) if dtype in HALF_TYPES and len(results) > 1 else (False,):
+    rounds = dtype in HALF_TYPES and any(word.kind in ("keep", "rounding") for word in words_of(line))
+    for round_kept in (False, True) if rounds else (False,):
         # On the CPU: PyTorch's fp64 on CUDA is not exact everywhere (hardswish is off by 2e-8, seen in 2.11).
         exact_inputs = inputs.to(torch.float64, "cpu")
         outputs = compose_exactly(line, exact_inputs, state, dtype, round_kept=round_kept, training=training)

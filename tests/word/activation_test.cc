@@ -6,8 +6,8 @@
 #include <hwy/highway.h>
 
 #include "onepass/lane/cpu.h"
-#include "onepass/lane/math.h"
-#include "onepass/word/activation.h"
+#include "onepass/lane/functions.h"
+#include "onepass/word/functions.h"
 #include "tests/lane/targets.h"
 
 #ifndef ONEPASS_ACTIVATION_TEST_ONCE
@@ -21,35 +21,37 @@ enum class direction : int { forward, backward };
 ONEPASS_BEGIN
 
 template <class T, class A>
-void run_one(test::direction d, T parameter, const T* x, const T* dy, int64 count, T* y) {
+void run_one(test::direction d, const T* number, const T* x, const T* dy, int64 count, T* y) {
   using L = vec<T>;
   for (int64 i = 0; i < count; i += lanes<L>()) {
     const L at = load_lane<L>(x + i), gradient = load_lane<L>(dy + i);
-    if constexpr (A::about.parameter[0] == '\0') {
-      store_lane(d == test::direction::forward ? A::forward(at) : A::backward(at, gradient), y + i);
-    } else {
-      store_lane(d == test::direction::forward ? A::forward(at, L(parameter)) : A::backward(at, gradient, L(parameter)),
-                 y + i);
-    }
+    const auto run = [&](auto... a) ONEPASS_LAMBDA {
+      return d == test::direction::forward ? A::forward(at, a...) : A::backward(at, gradient, a...);
+    };
+    if constexpr (A::about.parameter[0] == '\0') store_lane(run(), y + i);
+    else if constexpr (A::about.parameters == 1) store_lane(run(L(number[0])), y + i);
+    else store_lane(run(L(number[0]), L(number[1])), y + i);
   }
 }
 template <class T, class... A>
-void run_named(word::list<A...>, const char* name, test::direction d, T parameter, const T* x, const T* dy, int64 count,
-               T* y) {
+void run_named(word::list<A...>, const char* name, test::direction d, const T* number, const T* x, const T* dy,
+               int64 count, T* y) {
   const auto is = [name](const char* other) {
     int i = 0;
     while (name[i] != '\0' && name[i] == other[i]) ++i;
     return name[i] == other[i];
   };
-  ((is(A::about.name) ? run_one<T, A>(d, parameter, x, dy, count, y) : void()), ...);
+  ((is(A::about.name) ? run_one<T, A>(d, number, x, dy, count, y) : void()), ...);
 }
-void run_f32(const char* name, test::direction d, float parameter, const float* x, const float* dy, int64 count,
+void run_f32(const char* name, test::direction d, const float* number, const float* x, const float* dy, int64 count,
              float* y) {
-  run_named(word::activations(), name, d, parameter, x, dy, count, y);
+  run_named(word::activations(), name, d, number, x, dy, count, y);
+  run_named(word::functions(), name, d, number, x, dy, count, y);
 }
-void run_f64(const char* name, test::direction d, double parameter, const double* x, const double* dy, int64 count,
+void run_f64(const char* name, test::direction d, const double* number, const double* x, const double* dy, int64 count,
              double* y) {
-  run_named(word::activations(), name, d, parameter, x, dy, count, y);
+  run_named(word::activations(), name, d, number, x, dy, count, y);
+  run_named(word::functions(), name, d, number, x, dy, count, y);
 }
 
 ONEPASS_END
@@ -70,17 +72,22 @@ HWY_EXPORT(run_f64);
 namespace test {
 namespace {
 
+// Of a word, as many as it takes.
+struct numbers {
+  double first = 0, second = 0;
+};
+
 template <class T>
-std::vector<T> run(const char* name, direction d, double parameter, const std::vector<T>& x, T dy = T(1)) {
+std::vector<T> run(const char* name, direction d, const numbers& given, const std::vector<T>& x, T dy = T(1)) {
   std::vector<T> padded = x;
   padded.resize((x.size() + kMostLanes - 1) / kMostLanes * kMostLanes);
   const std::vector<T> gradient(padded.size(), dy);
   std::vector<T> y(padded.size());
   const auto count = static_cast<int64>(padded.size());
-  const auto a = static_cast<T>(parameter);
+  const T number[] = {static_cast<T>(given.first), static_cast<T>(given.second)};
   if constexpr (sizeof(T) == 4)
-    HWY_DYNAMIC_DISPATCH(run_f32)(name, d, a, padded.data(), gradient.data(), count, y.data());
-  else HWY_DYNAMIC_DISPATCH(run_f64)(name, d, a, padded.data(), gradient.data(), count, y.data());
+    HWY_DYNAMIC_DISPATCH(run_f32)(name, d, number, padded.data(), gradient.data(), count, y.data());
+  else HWY_DYNAMIC_DISPATCH(run_f64)(name, d, number, padded.data(), gradient.data(), count, y.data());
   y.resize(x.size());
   return y;
 }
@@ -104,6 +111,10 @@ struct activation {
   number (*f)(number x, number a);
   number (*df)(number x, number a);
   std::vector<double> kinks;  // where the derivative jumps
+  double begins = -25;        // from where on differences are close to it
+  double b = 0;               // the word's second number
+
+  numbers of() const { return {static_cast<double>(a), b}; }
 };
 
 const std::vector<activation>& activations() {
@@ -180,6 +191,41 @@ const std::vector<activation>& activations() {
        [](number x, number) { return x / (1 + std::fabs(x)); },
        [](number x, number) { return 1 / ((1 + std::fabs(x)) * (1 + std::fabs(x))); },
        {0}},
+      {"exp", 0, [](number x, number) { return std::exp(x); }, [](number x, number) { return std::exp(x); }, {}},
+      {"log", 0, [](number x, number) { return std::log(x); }, [](number x, number) { return 1 / x; }, {}, 1},
+      {"sqrt",
+       0,
+       [](number x, number) { return std::sqrt(x); },
+       [](number x, number) { return 0.5L / std::sqrt(x); },
+       {},
+       1},
+      {"abs",
+       0,
+       [](number x, number) { return std::fabs(x); },
+       [](number x, number) { return x > 0   ? 1.0L
+                                     : x < 0 ? -1.0L
+                                             : 0.0L; },
+       {0}},
+      {"neg", 0, [](number x, number) { return -x; }, [](number, number) { return -1.0L; }, {}},
+      {"square", 0, [](number x, number) { return x * x; }, [](number x, number) { return 2 * x; }, {}},
+      {"softcap",
+       15,
+       [](number x, number a) { return a * std::tanh(x / a); },
+       [](number x, number a) { return sech(x / a) * sech(x / a); },
+       {}},
+      {"clamp",
+       -1.5L,
+       [](number x, number) { return std::min(std::max(x, -1.5L), 2.0L); },
+       [](number x, number) { return x > -1.5L && x < 2 ? 1.0L : 0.0L; },
+       {-1.5, 2},
+       -25,
+       2},
+      {"pow",
+       2.5L,
+       [](number x, number a) { return std::pow(x, a); },
+       [](number x, number a) { return a * std::pow(x, a - 1); },
+       {},
+       1},
   };
   return all;
 }
@@ -216,12 +262,14 @@ double worst_error(const activation& of, direction d, T& at) {
   const auto reference = d == direction::forward ? of.f : of.df;
   constexpr number kEpsilon = std::numeric_limits<T>::epsilon(), kFlushed = std::numeric_limits<T>::min();
   const std::vector<T> x = sweep<T>();
-  const std::vector<T> y = run<T>(of.name, d, static_cast<double>(of.a), x, T(1.5));
+  const std::vector<T> y = run<T>(of.name, d, of.of(), x, T(1.5));
   const number dy = d == direction::forward ? 1 : 1.5L;
   double worst = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
     const number here = x[i], step = std::fabs(here) * 0x1p-20L;
     const number value = dy * reference(here, of.a);
+    if (std::isnan(value) && std::isnan(y[i])) continue;
+    if (std::fabs(value) > std::numeric_limits<T>::max() && std::isinf(y[i])) continue;
     const number change =
         std::fabs(dy * (reference(here + step, of.a) - reference(here - step, of.a))) * 0x1p19L;  // |x v'|
     const number error = std::fabs(static_cast<number>(y[i]) - value);
@@ -252,20 +300,19 @@ TEST_P(activation_test, closed_forms_f64) { expect_closed_forms<double>(); }
 TEST_P(activation_test, derivatives_are_differences) {
   constexpr double kStep = 0x1p-10;
   for (const activation& of : activations()) {
-    const auto parameter = static_cast<double>(of.a);
     std::vector<double> x;
     for (int i = -2000; i <= 2000; ++i) {
       const double here = (i + 0.5) / 80;  // [-25, 25]
       const auto near = [here](double kink) { return std::fabs(here - kink) <= 2 * kStep; };
-      if (std::none_of(of.kinks.begin(), of.kinks.end(), near)) x.push_back(here);
+      if (here > of.begins && std::none_of(of.kinks.begin(), of.kinks.end(), near)) x.push_back(here);
     }
     const auto forward = [&](double shift) {
       std::vector<double> at = x;
       for (double& v : at) v += shift;
-      return run(of.name, direction::forward, parameter, at);
+      return run(of.name, direction::forward, of.of(), at);
     };
     const auto a = forward(-2 * kStep), b = forward(-kStep), c = forward(kStep), d = forward(2 * kStep);
-    const auto backward = run(of.name, direction::backward, parameter, x, -0.75);
+    const auto backward = run(of.name, direction::backward, of.of(), x, -0.75);
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double difference = (8 * (c[i] - b[i]) - (d[i] - a[i])) / (12 * kStep);
       ASSERT_NEAR(backward[i], -0.75 * difference, 2e-11 * (1 + std::fabs(difference))) << of.name << " at " << x[i];
@@ -278,6 +325,7 @@ TEST_P(activation_test, derivatives_are_differences) {
 struct special {
   const char* name;
   double x, y, slope;
+  numbers given = {kNan};  // NaN: the default
 };
 constexpr special kSpecial[] = {{"relu", 0, 0, 0},
                                 {"relu", -0.0, 0, 0},
@@ -358,7 +406,58 @@ constexpr special kSpecial[] = {{"relu", 0, 0, 0},
                                 {"softsign", kInf, kNan, kNan},
                                 {"softsign", -kInf, kNan, kNan},
                                 {"softsign", 1e4, 0.9999000099990001, 9.998000299960005e-09},
-                                {"softsign", -1e4, -0.9999000099990001, 9.998000299960005e-09}};
+                                {"softsign", -1e4, -0.9999000099990001, 9.998000299960005e-09},
+                                {"exp", 0, 1, 1},
+                                {"exp", kInf, kInf, kInf},
+                                {"exp", -kInf, 0, 0},
+                                {"exp", 1e4, kInf, kInf},
+                                {"exp", -1e4, 0, 0},
+                                {"log", 0, -kInf, kInf},
+                                {"log", -0.0, -kInf, -kInf},
+                                {"log", kInf, kInf, 0},
+                                {"log", 1, 0, 1},
+                                {"log", -2, kNan, -0.5},
+                                {"sqrt", 0, 0, kInf},
+                                {"sqrt", -0.0, -0.0, -kInf},
+                                {"sqrt", kInf, kInf, 0},
+                                {"sqrt", -1, kNan, kNan},
+                                {"abs", 0, 0, 0},
+                                {"abs", -0.0, 0, 0},
+                                {"abs", kInf, kInf, 1},
+                                {"abs", -kInf, kInf, -1},
+                                {"abs", kNan, kNan, 0},
+                                {"neg", kInf, -kInf, -1},
+                                {"neg", 0, -0.0, -1},
+                                {"square", -kInf, kInf, -kInf},
+                                {"square", -0.0, 0, -0.0},
+                                {"softcap", 0, 0, 1, {30}},
+                                {"softcap", kInf, 30, 0, {30}},
+                                {"softcap", -kInf, -30, 0, {30}},
+                                {"softcap", -1e5, -30, 0, {30}},
+                                {"clamp", -0.0, -0.0, 0, {0, 1}},
+                                {"clamp", 0, 0, 0, {0, 1}},
+                                {"clamp", 1, 1, 0, {0, 1}},
+                                {"clamp", 0.5, 0.5, 1, {0, 1}},
+                                {"clamp", -1, 0, 0, {0, 1}},
+                                {"clamp", kInf, 1, 0, {0, 1}},
+                                {"clamp", kInf, kInf, 1, {0, kInf}},
+                                {"clamp", -kInf, 0, 0, {0, kInf}},
+                                {"clamp", -kInf, -kInf, 1, {-kInf, 0}},
+                                {"clamp", kNan, kNan, 0, {0, kInf}},
+                                {"clamp", kNan, kNan, 0, {0, 1}},
+                                {"clamp", 0.5, -1, 0, {1, -1}},
+                                {"pow", -2, -8, 12, {3}},
+                                {"pow", -2, 16, -32, {4}},
+                                {"pow", -2, -0.125, -0.1875, {-3}},
+                                {"pow", -2, kNan, kNan, {0.5}},
+                                {"pow", 0, 0, kInf, {0.5}},
+                                {"pow", 0, 0, 1, {1}},
+                                {"pow", 0, 0, 0, {2}},
+                                {"pow", 0, 1, 0, {0}},
+                                {"pow", kNan, 1, 0, {0}},
+                                {"pow", kInf, kInf, kInf, {1.5}},
+                                {"pow", 0, kInf, -kInf, {-1}},
+                                {"pow", -0.0, -kInf, -kInf, {-1}}};
 
 template <class T>
 void expect_special_values() {
@@ -368,7 +467,8 @@ void expect_special_values() {
     return std::isnan(expected) || g == expected || std::fabs(g - expected) <= 2 * kEpsilon * std::fabs(expected);
   };
   for (const special& s : kSpecial) {
-    const double parameter = spec::find(spec::activations(), s.name)->parameter_default;
+    const numbers parameter =
+        std::isnan(s.given.first) ? numbers{spec::find(spec::activations(), s.name)->parameter_default} : s.given;
     const std::vector<T> x(1, static_cast<T>(s.x));
     const T y = run(s.name, direction::forward, parameter, x)[0],
             slope = run(s.name, direction::backward, parameter, x)[0];
@@ -377,15 +477,19 @@ void expect_special_values() {
   }
   for (const activation& of : activations()) {
     const std::vector<T> x(1, std::numeric_limits<T>::quiet_NaN());
-    EXPECT_TRUE(std::isnan(run(of.name, direction::forward, static_cast<double>(of.a), x)[0])) << of.name;
+    EXPECT_TRUE(std::isnan(run(of.name, direction::forward, of.of(), x)[0])) << of.name;
   }
 }
 
 // What the planner goes by.
 TEST_P(activation_test, zeros_are_mapped_to_zero_where_the_descriptor_says_so) {
   for (const activation& of : activations()) {
-    const double y = run<double>(of.name, direction::forward, static_cast<double>(of.a), {0})[0];
-    EXPECT_EQ(y == 0, spec::find(spec::activations(), of.name)->maps_zero_to_zero) << of.name;
+    bool maps = true;  // whatever its numbers are
+    for (const numbers& given : {of.of(), numbers{0, 0}, numbers{1, 1}}) {
+      maps &= run<double>(of.name, direction::forward, given, {0})[0] == 0;
+      maps &= std::isfinite(run<double>(of.name, direction::backward, given, {0})[0]);
+    }
+    EXPECT_EQ(maps, spec::find(spec::activations(), of.name)->maps_zero_to_zero) << of.name;
   }
 }
 

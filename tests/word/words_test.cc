@@ -5,7 +5,8 @@
 #include <hwy/highway.h>
 
 #include "onepass/lane/cpu.h"
-#include "onepass/lane/math.h"
+#include "onepass/lane/functions.h"
+#include "onepass/word/functions.h"
 #include "onepass/word/words.h"
 #include "tests/lane/targets.h"
 
@@ -13,7 +14,10 @@
 #define ONEPASS_WORDS_TEST_ONCE
 namespace onepass::test {
 // clang-format off
-enum class the_word : int { bias, scale, mul, add, gate_silu, gate_gelu, gate_elu, mask_boolean, mask_additive, causal, dropout };
+enum class the_word : int {
+  bias, scale, mul, add, sub, times, div, gate_silu, gate_gelu, gate_elu, gated_silu, gated_softcap, mask_boolean,
+  mask_additive, causal, dropout
+};
 // clang-format on
 constexpr int kMostLanes = 16;  // counts of numbers are multiples of it
 template <class T>
@@ -46,9 +50,14 @@ ONEPASS_FUNCTION outcome<L> apply(test::the_word w, L x, L o, L dy, typename L::
     case test::the_word::scale: return with_operand<word::scale>(x, o, dy);
     case test::the_word::mul: return {word::mul::forward(x, L(number)), word::mul::backward(x, dy, L(number)), none};
     case test::the_word::add: return with_operand<word::add>(x, o, dy);
+    case test::the_word::sub: return with_operand<word::sub>(x, o, dy);
+    case test::the_word::times: return with_operand<word::times>(x, o, dy);
+    case test::the_word::div: return with_operand<word::div>(x, o, dy);
     case test::the_word::gate_silu: return with_operand<word::gate<word::silu>>(x, o, dy);
     case test::the_word::gate_gelu: return with_operand<word::gate<word::gelu>>(x, o, dy);
     case test::the_word::gate_elu: return with_operand<word::gate<word::elu>>(x, o, dy, L(number));
+    case test::the_word::gated_silu: return with_operand<word::gated<word::silu>>(x, o, dy);
+    case test::the_word::gated_softcap: return with_operand<word::gated<word::soft_cap>>(x, o, dy, L(number));
     case test::the_word::mask_boolean: return with_operand<word::mask_boolean>(x, o, dy);
     case test::the_word::mask_additive: return with_operand<word::mask_additive>(x, o, dy);
     case test::the_word::causal:
@@ -130,19 +139,26 @@ TEST_P(words_test, values) {
   expect(the_word::scale, 0, [](double x, double g) { return x * g; });
   expect(the_word::mul, 0.3, [](double x, double) { return x * 0.3; });
   expect(the_word::add, 0, [](double x, double r) { return x + r; });
+  expect(the_word::sub, 0, [](double x, double t) { return x - t; });
+  expect(the_word::times, 0, [](double x, double t) { return x * t; });
+  expect(the_word::div, 0, [](double x, double t) { return x / t; });
   expect(the_word::mask_additive, 0, [](double x, double m) { return x + m; });
-  const numbers<double> gated = run(the_word::gate_silu, kX, kO, kDy);
+  const numbers<double> gate = run(the_word::gate_silu, kX, kO, kDy), gated = run(the_word::gated_silu, kO, kX, kDy);
   for (std::size_t i = 0; i < kCount; ++i) {
     const double expected = kX[i] / (1 + std::exp(-kX[i])) * kO[i];
-    EXPECT_NEAR(gated.y[i], expected, 4e-15 * std::fabs(expected));
+    EXPECT_NEAR(gate.y[i], expected, 4e-15 * std::fabs(expected));
+    EXPECT_EQ(gated.y[i], gate.y[i]);
+    EXPECT_EQ(gated.dx[i], gate.doperand[i]);
+    EXPECT_EQ(gated.doperand[i], gate.dx[i]);
   }
 }
 
 // dx and d operand against five-point differences of the word's own forward.
 TEST_P(words_test, gradients_are_differences) {
   constexpr double kStep = 0x1p-10;
-  for (const the_word w : {the_word::bias, the_word::scale, the_word::mul, the_word::add, the_word::gate_silu,
-                           the_word::gate_gelu, the_word::gate_elu, the_word::mask_additive}) {
+  for (const the_word w : {the_word::bias, the_word::scale, the_word::mul, the_word::add, the_word::sub,
+                           the_word::times, the_word::div, the_word::gate_silu, the_word::gate_gelu, the_word::gate_elu,
+                           the_word::gated_silu, the_word::gated_softcap, the_word::mask_additive}) {
     const auto forward = [&](double dx, double doperand) {
       std::vector<double> x = kX, o = kO;
       for (double& v : x) v += dx;
@@ -153,6 +169,7 @@ TEST_P(words_test, gradients_are_differences) {
       const auto a = forward(-2 * x, -2 * o), b = forward(-x, -o), c = forward(x, o), d = forward(2 * x, 2 * o);
       for (std::size_t i = 0; i < kCount; ++i) {
         if (w == the_word::gate_elu && std::fabs(kX[i]) <= 2 * kStep) continue;  // its kink
+        if (w == the_word::div && std::fabs(kO[i]) < 1) continue;                // differences are not near there
         const double difference = kDy[i] * (8 * (c[i] - b[i]) - (d[i] - a[i])) / (12 * kStep);
         ASSERT_NEAR(got[i], difference, 5e-11 * (1 + std::fabs(difference)))
             << of << " of word " << static_cast<int>(w) << " at " << kX[i] << ", " << kO[i];
@@ -184,6 +201,10 @@ TEST_P(words_test, descriptors_tell_what_backward_reads) {
   expect_descriptor<scale>(the_word::scale);
   expect_descriptor<mul>(the_word::mul);
   expect_descriptor<add>(the_word::add);
+  expect_descriptor<sub>(the_word::sub);
+  expect_descriptor<times>(the_word::times);
+  expect_descriptor<HWY_NAMESPACE::word::div>(the_word::div);
+  expect_descriptor<gated<silu>>(the_word::gated_silu);
   expect_descriptor<gate<silu>>(the_word::gate_silu);
   expect_descriptor<gate<elu>>(the_word::gate_elu);
   expect_descriptor<mask_boolean>(the_word::mask_boolean);

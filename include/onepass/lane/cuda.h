@@ -122,6 +122,8 @@ ONEPASS_FUNCTION float exp_minus_number(float x, float shift) {  // of one shift
   return exp2_number(__fadd_rn(__fmul_rn(x, e.factor), e.offset));
 }
 ONEPASS_FUNCTION double exp_minus_number(double x, double shift) { return ::exp(x - shift); }
+ONEPASS_FUNCTION float log_number(float x) { return logf(x); }
+ONEPASS_FUNCTION double log_number(double x) { return ::log(x); }
 ONEPASS_FUNCTION float sigmoid_number(float x) { return reciprocal_number(1.0f + exp_number(-x)); }
 ONEPASS_FUNCTION double sigmoid_number(double x) { return 1.0 / (1.0 + ::exp(-x)); }
 // 1 - tanh|x| = 2 / (1 + exp(2|x|)), of which both tanh and its slope are made: one exponential and one reciprocal

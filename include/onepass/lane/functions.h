@@ -20,8 +20,17 @@ __device__ __noinline__ T far_sine_number(T x, int quarter) {
   return quarter == 0 ? ::sin(x) : ::cos(x);
 }
 template <class T>
-__device__ __noinline__ T power_number(T x, T exponent) {
+__device__ __noinline__ T any_power_number(T x, T exponent) {
   return ::pow(x, exponent);
+}
+template <class T>
+ONEPASS_FUNCTION T power_number(T x, T exponent) {
+  if (exponent == T(1)) return x;
+  if (exponent == T(2)) return x * x;
+  if (exponent == T(3)) return x * x * x;
+  if (exponent == T(0.5)) return ::sqrt(x);
+  if (exponent == T(-0.5)) return ::rsqrt(x);
+  return any_power_number(x, exponent);
 }
 // sin(x), or a quarter of a turn farther: cos(x). x = n π/2 + rest, with π/2 in three parts (Cody and Waite), of which
 // the first difference is exact; 2 ULP.
@@ -50,6 +59,7 @@ ONEPASS_FUNCTION double sine_number(double x, int quarter) { return far_sine_num
 ONEPASS_UNARY(sin, sine_number(a.v[i], 0))
 ONEPASS_UNARY(cos, sine_number(a.v[i], 1))
 ONEPASS_UNARY(log, ::log(a.v[i]))
+ONEPASS_UNARY(full_exp, exp_number(a.v[i]))
 ONEPASS_UNARY(sqrt, ::sqrt(a.v[i]))
 ONEPASS_UNARY(floor, ::floor(a.v[i]))
 #undef ONEPASS_UNARY
@@ -100,6 +110,11 @@ ONEPASS_FUNCTION vec<T> cos(vec<T> x) {
   if (!detail::are_small(x)) return each_lane(x, [](T a) ONEPASS_LAMBDA { return ::cos(a); });
   return vec<T>(hn::Cos(typename vec<T>::tag(), x.raw));
 }
+// exp, also of short lanes, whose own is infinite from 2^127.5 on.
+template <class T>
+ONEPASS_FUNCTION vec<T> full_exp(vec<T> x) {
+  return exp(x);
+}
 // 1 ULP; -infinity at 0, NaN below.
 template <class T>
 ONEPASS_FUNCTION vec<T> log(vec<T> x) {
@@ -109,20 +124,62 @@ ONEPASS_FUNCTION vec<T> log(vec<T> x) {
   const L outside = where(x == zero, -infinity, where(x < zero, L(static_cast<T>(__builtin_nan(""))), x));
   return where((x > zero) & (x < infinity), inside, outside);
 }
-// libm's, element by element.
-template <class T>
-ONEPASS_FUNCTION vec<T> pow(vec<T> x, vec<T> exponent) {
-  HWY_ALIGN T number[vec<T>::kLanes];
-  hn::Store(exponent.raw, hn::ScalableTag<T>(), number);
-  const T* next = number;
-  return each_lane(x, [&next](T a) ONEPASS_LAMBDA {
-    return sizeof(T) == 4 ? static_cast<T>(::powf(a, *next++)) : static_cast<T>(::pow(a, *next++));
-  });
-}
 // Exact.
 template <class T>
 ONEPASS_FUNCTION vec<T> floor(vec<T> x) {
   return vec<T>(hn::Floor(x.raw));
+}
+
+namespace detail {
+
+// libm's, element by element.
+ONEPASS_FUNCTION vec<double> any_power(vec<double> x, vec<double> exponent) {
+  HWY_ALIGN double number[vec<double>::kLanes];
+  store_lane(exponent, number);
+  const double* next = number;
+  return each_lane(x, [&next](double a) ONEPASS_LAMBDA { return ::pow(a, *next++); });
+}
+// exp(p log|x|), in double so that nothing of it is lost in float.
+ONEPASS_FUNCTION vec<double> power_of_magnitude(vec<double> x, vec<double> exponent) {
+  return exp(vec<double>(exponent * log(abs(x))));
+}
+ONEPASS_FUNCTION vec<float> any_power(vec<float> x, vec<float> exponent) {
+  using L = vec<float>;
+  using W = vec<double>;
+  const L::tag d;
+  const W::tag wide;
+#if HWY_TARGET == HWY_SCALAR
+  L y(hn::DemoteTo(d, power_of_magnitude(W(hn::PromoteTo(wide, x.raw)), W(hn::PromoteTo(wide, exponent.raw))).raw));
+#else
+  const hn::Half<L::tag> half;
+  const auto lower = [&](L of) ONEPASS_LAMBDA { return W(hn::PromoteTo(wide, hn::LowerHalf(half, of.raw))); };
+  const auto upper = [&](L of) ONEPASS_LAMBDA { return W(hn::PromoteTo(wide, hn::UpperHalf(half, of.raw))); };
+  const W low = power_of_magnitude(lower(x), lower(exponent)), high = power_of_magnitude(upper(x), upper(exponent));
+  L y(hn::Combine(d, hn::DemoteTo(half, high.raw), hn::DemoteTo(half, low.raw)));
+#endif
+  const L zero(0.0f), one(1.0f), half_exponent = L(0.5f) * exponent;
+  const auto is_whole = floor(exponent) == exponent, is_odd = is_whole & (floor(half_exponent) != half_exponent);
+  y = where((exponent == zero) | (abs(x) == one), one, y);
+  y = where(is_odd, copy_sign(y, x), y);
+  return where((x < zero) & (x > L(-__builtin_huge_valf())) & !is_whole, L(__builtin_nanf("")), y);
+}
+
+template <class T>
+ONEPASS_FUNCTION bool are_all(vec<T> x, T number) {
+  return hn::AllTrue(typename vec<T>::tag(), (x == vec<T>(number)).raw);
+}
+
+}  // namespace detail
+
+// 1 ULP; 2 for the exponents 3 and -1/2. For 1/2 and -1/2 the roots, as torch.pow: NaN at -infinity, signed at -0.
+template <class T>
+ONEPASS_FUNCTION vec<T> pow(vec<T> x, vec<T> exponent) {
+  if (detail::are_all(exponent, T(1))) return x;
+  if (detail::are_all(exponent, T(2))) return x * x;
+  if (detail::are_all(exponent, T(3))) return x * x * x;
+  if (detail::are_all(exponent, T(0.5))) return sqrt(x);
+  if (detail::are_all(exponent, T(-0.5))) return rsqrt(x);
+  return detail::any_power(x, exponent);
 }
 
 ONEPASS_END

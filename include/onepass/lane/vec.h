@@ -116,6 +116,8 @@ ONEPASS_FUNCTION T reciprocal_number(T a) {
 }
 ONEPASS_FUNCTION float log1p_number(float a) { return ::log1pf(a); }
 ONEPASS_FUNCTION double log1p_number(double a) { return ::log1p(a); }
+ONEPASS_FUNCTION float log_number(float a) { return ::logf(a); }
+ONEPASS_FUNCTION double log_number(double a) { return ::log(a); }
 ONEPASS_FUNCTION float reciprocal_root(float a) { return 1.0f / ::sqrtf(a); }
 ONEPASS_FUNCTION double reciprocal_root(double a) { return 1.0 / ::sqrt(a); }
 // (a - centre) factor + offset

@@ -11,6 +11,7 @@
 
 #include "onepass/lane/target.h"
 #include "onepass/word/ending.h"
+#include "onepass/word/functions.h"
 #include "onepass/word/row.h"
 #include "onepass/word/words.h"
 
@@ -159,6 +160,8 @@ struct placed {
     } else if constexpr (about.kind == word_kind::rotary) {
       const L other = at.template opposite<L>([](auto& there) ONEPASS_LAMBDA { return there.x(); });
       return Word::forward(x, other, operand<L>(at), at.template operand<L, Operand + 1>());
+    } else if constexpr (about.kind == word_kind::rounding) {
+      return at.rounded(x);
     } else if constexpr (about.is_causal) {
       return Word::forward(x, at.template column<L>(), at.template matrix_row<L>());
     } else if constexpr (about.operand != operand_kind::none) {

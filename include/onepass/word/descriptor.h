@@ -23,6 +23,7 @@ enum class word_kind : int {
   dropout,      // with random bits of its place
   mask,         // with a mask operand, or the place itself
   keep,         // returns the value at this point
+  rounding,     // rounds the value at this point
   row,          // needs the whole row
   contraction,  // `linear`, `scores`, `values`
   rotary,       // with the number half a row away; alone in its line
@@ -65,7 +66,9 @@ struct descriptor {
   bool normalises = false;         // divides the row by its deviation or its root mean square
   bool centres = false;            // takes the row's mean from it
   bool is_softmax = false;         // the row's probabilities
-  const char* defined = "";        // of a user's word: the struct's name in onepass::word (src/line/defined.h)
+  // Of words whose lines are compiled at first use, a user's (src/line/defined.h) and those of functions.h: the struct.
+  // Others are the word::NAME of their name.
+  const char* defined = "";
   const char* formula = "";
   const char* meaning = "";
 };

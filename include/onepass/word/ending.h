@@ -45,7 +45,7 @@ struct logsumexp : ending {  // saved: the shift and 1 / Σ exp(x - shift), as o
                                     .meaning = "one number a row: the logarithm of the sum of exponentials"};
   template <class Row, class T>
   static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
-    const pair<T> of = row.exponentials();
+    const pair<T> of = row.sum_of_exponentials();
     return {of.first, reciprocal_number(of.second), of.second};
   }
   // The sum has a 1 of the largest value's own; nothing but -infinity has none.

@@ -2,14 +2,15 @@
 //
 // A kernel hands them a Row with
 //   inverse_columns()       1 / the row's length
-//   sum(f)                  over the row of f(value), f from lane to lane; the result is the same in every lane
-//   sum_pair(f)             two sums at once, f from lane to terms
+//   sum(f), sum_pair(f)     the CPU's alone, for moments_in_two_passes: sums over the row of f(value), f from lane to
+//                           lane or to terms; the same in every lane
 //   squares()               Σ value²
 //   moments()               mean, what rounding took from it, and variance. Where Row::kCentred, each value has a shift
 //                           near the mean subtracted already, and `saved.first` is the mean minus that shift
 //   exponentials()          the largest value (0 where that is -infinity) and Σ exp(value - largest). Where Row::kHeld,
 //                           exp(value - largest) takes the place of each value, but for a factor that the kernel
 //                           gives to what forward multiplies by, the second of `saved`
+//   sum_of_exponentials()   the same two numbers, and values stay
 //   weighted_exponentials() the same without taking a value's place; and Σ exp(value - largest) (value - largest)
 //   total()                 Σ value
 //   largest()               the largest value, a NaN before all others, and how many elements have it
@@ -192,6 +193,77 @@ struct softmax {  // saved: the shift and 1 / sum. A fully masked row (all -inf)
   }
 };
 
+struct log_softmax {  // saved: the shift and log(sum). A fully masked row (all -inf) gives NaN, as PyTorch's does.
+  static constexpr descriptor about{.name = "log_softmax",
+                                    .kind = word_kind::row,
+                                    .statistics = 2,
+                                    .sums = 1,
+                                    .flops_recompute = 2,
+                                    .backward_from_result = true,
+                                    .flops_forward = 12,
+                                    .flops_backward = 12,
+                                    .formula = "x - max - log(Σ exp(x - max))",
+                                    .meaning = "logarithms of the row's probabilities; a fully masked row gives NaN"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
+    const pair<T> of = row.sum_of_exponentials();
+    return {of.first, log_number(of.second)};
+  }
+  template <class Row, class L, class T>
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T> saved) {
+    return recompute(u, saved);
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L recompute(L u, row_numbers<T> saved) {
+    return (u - L(saved.first)) - L(saved.second);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION void add_terms(L, L dz, terms<L>& to) {
+    to.first = to.first + dz;
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T>, pair<T> sums, T) {
+    return fma(L(exp(z)), L(-sums.first), dz);
+  }
+};
+
+// Saved: 1 / max(‖x‖, eps), and whether that is the row's own length, which alone has a gradient.
+struct l2_norm {
+  static constexpr descriptor about{.name = "l2_norm",
+                                    .kind = word_kind::row,
+                                    .parameter = "eps",
+                                    .parameter_default = 1e-12,
+                                    .statistics = 2,
+                                    .sums = 1,
+                                    .flops_recompute = 1,
+                                    .flops_forward = 4,
+                                    .flops_backward = 6,
+                                    .formula = "x / max(√(Σ x²), eps)",
+                                    .meaning = "divides the row by its length, as torch.nn.functional.normalize"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T eps) {
+    const T inverse = reciprocal_root(row.squares());
+    const T most = eps > T(0) ? reciprocal_number(eps) : static_cast<T>(kInfinity);
+    return {inverse >= most ? most : inverse, inverse >= most ? T(0) : T(1)};
+  }
+  template <class Row, class L, class T>
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T> saved) {
+    return u * L(saved.first);
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L recompute(L u, row_numbers<T> saved) {
+    return u * L(saved.first);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION void add_terms(L z, L dz, terms<L>& to) {
+    to.first = fma(dz, z, to.first);
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T> sums, T) {
+    return L(saved.first) * fma(z, L(saved.second == T(0) ? T(0) : -sums.first), dz);
+  }
+};
+
 // The identity as a row word, for a line that ends in features but has no norm and no softmax.
 struct whole {
   static constexpr descriptor about{
@@ -220,7 +292,7 @@ struct whole {
 template <class Row>
 struct resumed : Row {};
 
-using row_words = list<layer_norm, rms_norm, softmax>;
+using row_words = list<layer_norm, rms_norm, l2_norm, softmax, log_softmax>;
 
 }  // namespace word
 ONEPASS_END

@@ -111,6 +111,72 @@ struct add {
   }
 };
 
+struct sub {
+  static constexpr descriptor about{.name = "sub",
+                                    .kind = word_kind::affine,
+                                    .operand = operand_kind::tensor,
+                                    .operand_name = "t",
+                                    .backward_needs_input = false,
+                                    .passes_gradient = true,
+                                    .flops_forward = 1,
+                                    .flops_backward = 1,
+                                    .formula = "x - t",
+                                    .meaning = "subtracts a tensor"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L t) {
+    return x - t;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION gradients<L> backward(L, L, L dy) {
+    return {dy, -dy};
+  }
+};
+
+struct times {
+  static constexpr descriptor about{.name = "times",
+                                    .kind = word_kind::affine,
+                                    .operand = operand_kind::tensor,
+                                    .operand_name = "t",
+                                    .backward_needs_operand = true,
+                                    .operand_gradient_is_dy_x = true,
+                                    .flops_forward = 1,
+                                    .flops_backward = 2,
+                                    .maps_zero_to_zero = true,
+                                    .is_linear = true,
+                                    .scales = true,
+                                    .formula = "x · t",
+                                    .meaning = "multiplies by a tensor"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L t) {
+    return x * t;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION gradients<L> backward(L x, L t, L dy) {
+    return {dy * t, dy * x};
+  }
+};
+
+struct div {  // maps no zero to zero: 0 / 0
+  static constexpr descriptor about{.name = "div",
+                                    .kind = word_kind::affine,
+                                    .operand = operand_kind::tensor,
+                                    .operand_name = "t",
+                                    .backward_needs_operand = true,
+                                    .flops_forward = 1,
+                                    .flops_backward = 4,
+                                    .is_linear = true,
+                                    .formula = "x / t",
+                                    .meaning = "divides by a tensor"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L t) {
+    return x / t;
+  }
+  template <class L>
+  static ONEPASS_FUNCTION gradients<L> backward(L x, L t, L dy) {
+    return {dy / t, -dy * L(L(x / t) / t)};
+  }
+};
+
 template <class Activation>
 struct gate {
   static constexpr descriptor about{
@@ -137,6 +203,33 @@ struct gate {
     } else {
       return {Activation::backward(x, L(dy * u), a...), dy * Activation::forward(x, a...)};
     }
+  }
+};
+
+// Its mirror. Linear in x, but what it maps zero to is what the activation makes of the operand: NaN where that is
+// infinite.
+template <class Activation>
+struct gated {
+  static constexpr descriptor about{
+      .name = "gated",
+      .kind = word_kind::gate,
+      .operand = operand_kind::tensor,
+      .operand_name = "u",
+      .parameters = Activation::about.parameters,
+      .backward_needs_operand = true,
+      .flops_forward = Activation::about.flops_forward + 1,
+      .flops_backward = Activation::about.flops_forward + Activation::about.flops_backward + 2,
+      .is_linear = true,
+      .formula = "x · activation(u)",
+      .meaning = "multiplies by an activation of a tensor; the gated norms of state-space models are gated(silu)"};
+  template <class L, class... Parameter>
+  static ONEPASS_FUNCTION L forward(L x, L u, Parameter... a) {
+    return x * Activation::forward(u, a...);
+  }
+  template <class L, class... Parameter>
+  static ONEPASS_FUNCTION gradients<L> backward(L x, L u, L dy, Parameter... a) {
+    const gradients<L> of = gate<Activation>::backward(u, x, dy, a...);
+    return {of.doperand, of.dx};
   }
 };
 
@@ -275,6 +368,22 @@ struct keep {
                                     .is_linear = true,
                                     .formula = "x",
                                     .meaning = "also returns the value at this point"};
+};
+// The same without a result: another implementation rounds here. Its gradient is not rounded.
+struct round {
+  static constexpr descriptor about{.name = "round",
+                                    .kind = word_kind::rounding,
+                                    .backward_needs_input = false,
+                                    .passes_gradient = true,
+                                    .flops_forward = 0,
+                                    .flops_backward = 0,
+                                    .maps_zero_to_zero = true,
+                                    .formula = "x",
+                                    .meaning = "rounds to x's dtype at this point, as `keep` does, without a result"};
+  template <class L>
+  static ONEPASS_FUNCTION L backward(L, L dy) {
+    return dy;
+  }
 };
 // In backward, a keep whose tensor the line resumes from: what stands before it is not computed again.
 struct resume {

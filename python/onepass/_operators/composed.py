@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onepass import _native
-from onepass.reference import compose
+from onepass.reference import IN_TORCH, compose
 
 OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}
 
@@ -72,7 +72,7 @@ def composed_backward(
     parts = _parts(line, saved, x)
     if parts[-1].end < len(line.words):
         y = saved.resumed_behind if saved.resumed is None else saved.resumed
-        at_end = y * (at_end - (y * at_end).sum(-1, keepdim=True))
+        at_end = IN_TORCH[line.words[-1].name].from_result(y, at_end)
     found: dict[int, Tensor] = {}  # 0: x's, i + 1: operand i's
     for part in reversed(parts):
         compose_with = functools.partial(compose, dropout_state=saved.dropout_state, first_row=first_row)
@@ -106,7 +106,7 @@ def _zeros(shape, dtype: int, like: Tensor) -> Tensor:
 
 
 def _parts(line, saved, x) -> list[_Part]:
-    """Without the line's last word where its result was saved: that is a softmax."""
+    """Without the line's last word where its result was saved."""
     parts, begin, value = [], 0, x
     behind_keeps = [i + 1 for i, word in enumerate(line.words) if word.kind == "keep"]
     resumptions = [(line.resumes_from, saved.resumed), (line.resumes_behind, saved.resumed_behind)]

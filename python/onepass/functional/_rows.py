@@ -354,6 +354,57 @@ def softmax(
     return fused(line, moved, *masks, training=training).movedim(-1, dim)
 
 
+@traceable
+def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """x - log(Σ exp(x)) over `dim`, with `torch.nn.functional.log_softmax`'s arguments.
+
+    Args:
+        x: any shape of at least one dimension.
+        dim: the dimension of which the probabilities are.
+
+    Returns:
+        x's shape and dtype. A row that is -inf throughout gives NaN, as PyTorch does. Where `dim` is not the last, the
+        result is a view whose strides have `dim` innermost.
+
+    Raises:
+        IndexError: dim is out of range.
+
+    Saved for backward: the result. Line: `log_softmax`.
+    """
+    check_tensor("log_softmax", "x", x)
+    return _over(dim, "log_softmax", x)
+
+
+@traceable
+def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """x / max(‖x‖₂, eps) over `dim`, with `torch.nn.functional.normalize`'s arguments.
+
+    Args:
+        x: any shape that has the dimension.
+        p: 2, the one norm that there is.
+        dim: the dimension that gets length one: the second, as in PyTorch.
+        eps: what a shorter row is divided by. Such a row's gradient is that of the division alone.
+
+    Returns:
+        x's shape and dtype. Where `dim` is not the last, the result is a view whose strides have `dim` innermost.
+
+    Raises:
+        IndexError: dim is out of range.
+        ValueError: p is not 2.
+
+    Saved for backward: x and two numbers a row. Line: `l2_norm(eps)`.
+    """
+    if p != 2:
+        raise ValueError(f"normalize(): expected p to be 2, but got {p!r}")
+    check_tensor("normalize", "x", x)
+    return _over(dim, _lines.normalisation_word("l2_norm", eps), x)
+
+
+def _over(dim: int, line: str, x: Tensor) -> Tensor:
+    """A line along any dimension."""
+    return fused(line, x) if dim in (-1, x.dim() - 1) else fused(line, x.movedim(dim, -1)).movedim(-1, dim)
+
+
 def _gated(function: str, gate: Tensor, up: Tensor | None, activation: str) -> Tensor:
     if up is None:
         check_tensor(function, "gate", gate)

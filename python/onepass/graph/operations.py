@@ -234,6 +234,10 @@ def _softmax(input, dim=None, _stacklevel=3, dtype=None):
     return (input,) if _is_last(input, dim) else None
 
 
+def _normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
+    return (input, float(eps)) if p == 2 and _is_last(input, dim) and isinstance(eps, (int, float)) else None
+
+
 def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     return (input, weight, bias, eps) if len(normalized_shape) == 1 else None
 
@@ -284,21 +288,20 @@ _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "sub": (_binary, (operator.sub, torch.sub, "sub", operator.isub, "sub_")),
     "mul": (_binary, (operator.mul, torch.mul, "mul", operator.imul, "mul_")),
     "div": (_divide, (operator.truediv, torch.div, "div", operator.itruediv, "div_")),
-    "pow": (lambda input, exponent: (input, exponent), (torch.pow, operator.pow, "pow")),
-    "square": (_unary, (torch.square, "square")),
-    "sqrt": (_unary, (torch.sqrt, "sqrt")),
     "rsqrt": (_unary, (torch.rsqrt, "rsqrt")),
     "erf": (_unary, (torch.erf, "erf")),
     "neg": (lambda input: Operation("mul", (input, -1.0)), (torch.neg, operator.neg, "neg")),
     **{
         name: (_unary, (getattr(torch, name), name))
-        for name in ("exp", "expm1", "log", "log1p", "sin", "cos", "sinh", "cosh", "atan", "abs")
+        for name in ("expm1", "log1p", "sin", "cos", "sinh", "cosh", "atan")
     },
     "mean": (_row_mean, (torch.mean, "mean")),
     "var": (_row_variance, (torch.var, "var")),
     "layer_norm": (_layer_norm, (F.layer_norm, torch.layer_norm)),
     "rms_norm": (_rms_norm, (F.rms_norm, torch.rms_norm)),
     "softmax": (_softmax, (F.softmax, torch.softmax, "softmax")),
+    "log_softmax": (_softmax, (F.log_softmax, torch.log_softmax, "log_softmax")),
+    "l2_norm": (_normalize, (F.normalize,)),
     "dropout": (_dropout, (F.dropout, torch.dropout)),
     "linear": (_linear, (F.linear, _nn.linear)),
     "addmm": (_addmm, (torch.addmm,)),

@@ -1,14 +1,25 @@
 """Modules over `onepass.functional`, drop-in for those of `torch.nn`: constructors, state dicts and repr alike.
 
-`LayerNorm`, `MultiheadAttention`, `RMSNorm` and `Softmax` are subclasses of torch's: what asks `isinstance(module,
-torch.nn.LayerNorm)` (weight decay groups, initialisers, sharding rules) finds them. State dicts load both ways.
+`LayerNorm`, `LogSoftmax`, `MultiheadAttention`, `RMSNorm` and `Softmax` are subclasses of torch's: what asks
+`isinstance(module, torch.nn.LayerNorm)` (weight decay groups, initialisers, sharding rules) finds them. State dicts load both ways.
 """
 
 from __future__ import annotations
 
 from ._attention import MultiheadAttention
 from ._linear import GatedMLP, LayerNormLinear, LayerNormMLP, LinearAct, RMSNormLinear
-from ._rows import GEGLU, AddLayerNorm, AddRMSNorm, BiasGELU, DropoutAdd, LayerNorm, RMSNorm, Softmax, SwiGLU
+from ._rows import (
+    GEGLU,
+    AddLayerNorm,
+    AddRMSNorm,
+    BiasGELU,
+    DropoutAdd,
+    LayerNorm,
+    LogSoftmax,
+    RMSNorm,
+    Softmax,
+    SwiGLU,
+)
 
 __all__ = [
     "AddLayerNorm",
@@ -21,6 +32,7 @@ __all__ = [
     "LayerNormLinear",
     "LayerNormMLP",
     "LinearAct",
+    "LogSoftmax",
     "MultiheadAttention",
     "RMSNorm",
     "RMSNormLinear",

@@ -282,3 +282,18 @@ class Softmax(torch.nn.Softmax):
     def extra_repr(self) -> str:
         scale = None if self.scale == 1.0 else self.scale
         return super().extra_repr() + said(scale=scale, is_causal=self.is_causal, dropout_p=self.dropout_p)
+
+
+class LogSoftmax(torch.nn.LogSoftmax):
+    """`torch.nn.LogSoftmax` as one line.
+
+    Args:
+        dim: the dimension of which the probabilities are.
+    """
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__(dim)
+
+    @leaf
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.log_softmax(x, self.dim)

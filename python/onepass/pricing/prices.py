@@ -23,8 +23,8 @@ __all__ = ["Price", "features_of", "of_counts", "of_node", "of_words", "size_of"
 
 BACKWARD: dict[str, tuple[int, int]] = {
     "add": (0, 0),
-    **dict.fromkeys(("pow", "square", "sqrt", "rsqrt", "erf", "softmax", "dropout"), (2, 1)),
-    **dict.fromkeys(("exp", "expm1", "log", "log1p", "sin", "cos", "sinh", "cosh", "atan", "abs"), (2, 1)),
+    **dict.fromkeys(("rsqrt", "erf", "softmax", "log_softmax", "dropout"), (2, 1)),
+    **dict.fromkeys(("expm1", "log1p", "sin", "cos", "sinh", "cosh", "atan"), (2, 1)),
     **dict.fromkeys(("layer_norm", "rms_norm"), (2, 1)),
     **dict.fromkeys(("cast", "mean", "var", "sub"), (1, 1)),
     **dict.fromkeys(("mul", "div"), (1, 1)),
@@ -33,7 +33,7 @@ BACKWARD: dict[str, tuple[int, int]] = {
 product of two tensors has (3, 2), an activation that is one kernel (2, 1). All other operators are counted by calling
 them."""
 OF_ACTIVATION = (2, 1)
-RATES = {"mul": "add", "sub": "add", "div": "add", "cast": "add", "erf": "gelu"}
+RATES = {"mul": "add", "sub": "add", "div": "add", "cast": "add", "erf": "gelu", "log_softmax": "softmax"}
 DEAR = 12
 """Operations a number: an activation of more whose rate is not measured has gelu's."""
 
@@ -206,9 +206,10 @@ def _not_learned(line: Line, shape: tuple[int, ...], dtype: torch.dtype, learns:
 def features_of(line: Line) -> tuple[str, ...]:
     """Of `FEATURES`, those that the line has."""
     properties = {property for word in line.words for property in word.properties}
+    resumes = {"backward_from_result" in word.properties for word in line.words if word.kind == "row"}
     has = {
-        "softmax": "is_softmax" in properties,
-        "norm": "normalises" in properties,
+        "softmax": True in resumes,  # which log_softmax costs, too
+        "norm": False in resumes,
         "dropout": any(word.kind == "dropout" for word in line.words),
         "column": any(word.operand == "column" for word in line.words),
         "activation": any(word.kind in ("activation", "gate") for word in line.words),

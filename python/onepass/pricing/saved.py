@@ -14,8 +14,8 @@ from onepass.reference import ACTIVATIONS
 
 __all__ = ["saved_by"]
 
-INPUT = ("pow", "square", "erf", "var", "layer_norm", "rms_norm")
-RESULT = ("softmax", "sqrt", "rsqrt")
+INPUT = ("erf", "var", "layer_norm", "rms_norm", "l2_norm")
+RESULT = ("softmax", "log_softmax", "rsqrt")
 
 
 def saved_by(nodes: Iterable[fx.Node]) -> int:

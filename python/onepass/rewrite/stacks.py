@@ -16,7 +16,7 @@ from onepass.rewrite.find.chains import Order, lies_as
 __all__ = ["join_pieces"]
 
 ON_ROWS = {
-    *("erf", "pow", "square", "sqrt", "rsqrt", "add", "sub", "mul", "div", "mean", "var"),
+    *("erf", "rsqrt", "add", "sub", "mul", "div", "mean", "var"),
     *("layer_norm", "rms_norm", "softmax", "dropout", "linear", "cast", "same", "view"),
 }
 """Operations that, as activations do, do to a row the same whatever other rows there are. (A dropout draws other masks

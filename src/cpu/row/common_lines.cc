@@ -17,6 +17,7 @@ const std::vector<std::string>& common_lines() {
   static const std::vector<std::string> all = [] {
     std::vector<std::string> lines{"bias"};  // behind `linear`, in backward
     for (const descriptor* act : spec::activations()) {
+      if (act->defined[0] != '\0') continue;  // compiled at first use
       const std::string name = act->name;
       lines.push_back(name);                  // an activation alone
       lines.push_back("bias | " + name);      // bias_act
@@ -50,6 +51,7 @@ const std::vector<std::string>& common_lines() {
       }
     }
     lines.push_back("rope");
+    for (const char* alone : {"log_softmax", "l2_norm"}) lines.push_back(alone);
     return lines;
   }();
   return all;

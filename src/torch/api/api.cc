@@ -57,6 +57,7 @@ const char* kind_name(word_kind kind) {
     case word_kind::dropout: return "dropout";
     case word_kind::mask: return "mask";
     case word_kind::keep: return "keep";
+    case word_kind::rounding: return "rounding";
     case word_kind::row: return "row";
     case word_kind::rotary: return "rotary";
     case word_kind::contraction: return "contraction";

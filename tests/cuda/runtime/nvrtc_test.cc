@@ -130,6 +130,8 @@ TEST_P(Prebuild, CompilesALineOfEachKind) {
   compiles("layer_norm | scale | bias", type, 50000);
   compiles("layer_norm | scale | bias", type, 2'000'001);
   compiles("mul(0.125) | mask | causal | softmax | dropout(0.1)", type, 777);
+  compiles("times | exp | l2_norm | gated(softcap(30)) | round | log_softmax", type, 777);
+  compiles("abs | log | pow(1.5) | log_softmax", type, 2'000'001);
   compiles("scores | mul(0.125) | add | softmax | keep | values", type, 64);
   // Backward of what stands before `linear` makes its result again.
   compiles("bias | gelu | dropout(0.1) | linear | bias", type, 1000);

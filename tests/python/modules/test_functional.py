@@ -1,6 +1,7 @@
 """The named functions: PyTorch's chain in values and gradients, their lines, shapes and combinations of options."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -314,6 +315,39 @@ def test_softmax_of_one_dimension(device):
         torch.testing.assert_close(F.softmax(x, dim), x.softmax(dim))
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2, 3, -1, -2, -4])
+def test_log_softmax_and_normalize_over_any_dimension(dim, device):
+    x = normal(3, 4, 5, 6, device=device)
+    compare(lambda x: F.log_softmax(x, dim), lambda x: x.log_softmax(dim), (x,))
+    compare(lambda x: F.normalize(x, dim=dim), lambda x: TF.normalize(x, dim=dim), (x,))
+    compare(lambda x: F.normalize(x, dim=dim, eps=2.3), lambda x: TF.normalize(x, dim=dim, eps=2.3), (x,))
+
+
+def test_normalize_takes_torchs_arguments(device):
+    x = normal(5, 7, device=device)
+    assert torch.equal(F.normalize(x), F.normalize(x, 2.0, 1, 1e-12))
+    zero = torch.zeros(3, 8, device=device, requires_grad=True)
+    y = F.normalize(zero, eps=0.25)
+    assert torch.equal(y, zero)
+    assert torch.equal(torch.autograd.grad(y.sum(), zero)[0], torch.full_like(zero, 4.0))
+    with pytest.raises(ValueError, match="p to be 2"):
+        F.normalize(x, 1)
+    with pytest.raises(IndexError):
+        F.normalize(x, dim=2)
+    with pytest.raises(IndexError):
+        F.log_softmax(x, 2)
+
+
+def test_a_row_without_a_distribution_has_no_logarithms(device):
+    """As in PyTorch, where softmax gives zeros."""
+    x = torch.full((2, 5), -math.inf, device=device)
+    x[1, 2] = 3.0
+    assert F.log_softmax(x)[0].isnan().all()
+    assert torch.equal(
+        F.log_softmax(x)[1], torch.tensor([-math.inf, -math.inf, 0, -math.inf, -math.inf], device=device)
+    )
+
+
 def test_softmax_dropout(device):
     x = torch.zeros(64, 100, device=device)
     y = F.softmax(x, dropout_p=0.25)
@@ -338,6 +372,7 @@ def test_lines(device):
     assert line_of(F.swiglu, x) == line_of(F.gated, x, x) == "gate(silu)"
     assert line_of(F.softmax, x, scale=0.5, mask=x > 0, dropout_p=0.1) == "mul(0.5) | mask | softmax | dropout(0.1)"
     assert line_of(F.softmax, x, is_causal=True) == "causal | softmax"
+    assert line_of(F.log_softmax, x) == "log_softmax" and line_of(F.normalize, x) == "l2_norm(1e-12)"
 
 
 def test_a_learning_schedule_of_numbers_does_not_grow_without_bound(device):

@@ -162,6 +162,13 @@ def test_softmax_as_in_attention(device):
     assert repr(module) == "Softmax(dim=-1, scale=0.125, is_causal=True, dropout_p=0.5)"
 
 
+def test_log_softmax_is_torchs(device):
+    x = torch.randn(4, 6, 9, device=device)
+    for module in (nn.LogSoftmax(), nn.LogSoftmax(1)):
+        torch.testing.assert_close(module(x), x.log_softmax(module.dim))
+        assert isinstance(module, torch.nn.LogSoftmax) and repr(module) == f"LogSoftmax(dim={module.dim})"
+
+
 MODULES = [
     nn.LayerNorm(64, activation="gelu"),
     nn.RMSNorm(64),
@@ -172,6 +179,7 @@ MODULES = [
     nn.SwiGLU(),
     nn.GEGLU(),
     nn.Softmax(),
+    nn.LogSoftmax(),
 ]
 
 

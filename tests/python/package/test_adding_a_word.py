@@ -127,8 +127,9 @@ def test_a_row_word(tree):
     (entry,) = blocks("python", "A row word")
     put(header, "// The identity as a row word", struct + "\n")
     named(header, names, "row_words")
-    put(tree / "reference.py", '    "softmax": InTorch(softmax),\n', entry)
+    put(tree / "reference.py", '    "l2_norm": InTorch(', entry)
     name = re.match(r"struct (\w+)", struct).group(1)
+    assert all(word.name != name for word in onepass.words()), "the page's example is not a word yet"
     run = built(tree, words="row_words", name=name, line=f"line<chain<>, word::{name}, 0, chain<>>")
     check(run, reference_in(tree).WORDS[name], 1e-12)
 

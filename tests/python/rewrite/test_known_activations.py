@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import onepass
+from helpers import OF_POSITIVE, shown, words_of
 from onepass.pricing.saved import _saved_by_activation
 from onepass.reference import ACTIVATIONS, IN_TORCH
 from onepass.rewrite import fuse as fusing
@@ -43,9 +44,13 @@ class Biased(nn.Module):
         return self.activation(x + self.bias)
 
 
-def check_fused(activation, word):
+def check_fused(activation, word, of_positive=False):
     """The one line, its result, and the gradients."""
-    model, x = Biased(activation), torch.randn(8, 64, requires_grad=True)
+    model, x = Biased(activation), torch.randn(8, 64)
+    if of_positive:
+        model.bias.data.abs_()
+        x = x.abs() + 0.1
+    x.requires_grad_()
     theirs = model(x)
     wanted = torch.autograd.grad(theirs.sum(), (x, model.bias))
     fused = onepass.fuse(model)
@@ -63,20 +68,41 @@ def test_modules(word):
 def calls():
     for name, word in IN_TORCH.items():
         for target in word.targets if name in ACTIVATIONS else ():
-            if name != "gelu_tanh" and not str(getattr(target, "__name__", target)).endswith("_"):
+            if name != "gelu_tanh" and not str(getattr(target, "__name__", target)).endswith(("_", "clamp_min")):
                 yield pytest.param(name, target, id=f"{name}-{getattr(target, '__name__', target)}")
 
 
 @pytest.mark.parametrize(("name", "target"), calls())
 def test_functions_and_methods(name, target):
-    call = (lambda x: getattr(x, target)()) if isinstance(target, str) else target
-    numbers = IN_TORCH[name].numbers()
-    check_fused(call, f"{name}({numbers[0]})" if numbers else name)
+    given = {"pow": (3.0,), "clamp": (-0.5, 1.0)}.get(name, ())
+    function = (lambda x, *given: getattr(x, target)(*given)) if isinstance(target, str) else target
+    numbers = IN_TORCH[name].numbers(*given)
+    word = f"{name}({', '.join(map(repr, numbers))})" if numbers else name
+    check_fused(lambda x: function(x, *given), word, name in OF_POSITIVE)
 
 
 def test_numbers_by_name():
     check_fused(lambda x: F.leaky_relu(x, negative_slope=0.3), "leaky_relu(0.3)")
     check_fused(lambda x: F.gelu(input=x, approximate="tanh"), "gelu_tanh")
+    check_fused(lambda x: x.clamp(min=0.25), "clamp(0.25, inf)")
+    check_fused(lambda x: x.clamp(max=0.25), "clamp(-inf, 0.25)")
+    check_fused(lambda x: torch.clamp_min(x, 0.25), "clamp(0.25, inf)")
+    check_fused(lambda x: x**2, "pow(2.0)")
+
+
+def test_softcap():
+    """As Gemma writes it."""
+    check_fused(lambda x: 30.0 * torch.tanh(x / 30.0), "softcap(30.0)")
+    check_fused(lambda x: torch.tanh(x / 50) * 50, "softcap(50.0)")
+
+
+def test_what_is_no_number_is_no_word():
+    """A power of a tensor, and bounds that are tensors."""
+    exponent = torch.full((64,), 2.0)
+    for function in (lambda x: x**exponent, lambda x: 2**x, lambda x: x.clamp(exponent, 2 * exponent)):
+        fused = onepass.fuse(Biased(function))
+        fused(torch.randn(8, 64))
+        assert not any("pow" in line.line or "clamp" in line.line for line in onepass.report(fused).lines)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +144,7 @@ def test_stacks_of_pieces():
 
 
 def test_what_pytorch_saves():
-    saved = {name: tuple(_saved_by_activation(f, ())) for name, f in ACTIVATIONS.items()}
+    saved = {name: tuple(_saved_by_activation(f, words_of(shown(name))[0].numbers)) for name, f in ACTIVATIONS.items()}
     of_result = {"relu", "tanh", "sigmoid"}
     for name in MODULES:
         name = name.partition("(")[0]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import onepass
 from helpers import (
     DTYPES,
+    OF_POSITIVE,
     Inputs,
     as_tuple,
     assert_equal,
@@ -17,16 +18,13 @@ from helpers import (
     gradients,
     make_inputs,
     run,
+    shown,
     upstream,
 )
 from onepass.reference import ACTIVATIONS, compose
 
 INF, NAN = math.inf, math.nan
-NORMS = ["layer_norm(1e-5)", "rms_norm(1e-6)", "softmax"]
-
-
-def activation_line(name):
-    return {"elu": "elu(0.7)", "leaky_relu": "leaky_relu(0.2)"}.get(name, name)
+NORMS = ["layer_norm(1e-5)", "rms_norm(1e-6)", "l2_norm", "softmax", "log_softmax"]
 
 
 def exact_of(line, x):
@@ -34,7 +32,9 @@ def exact_of(line, x):
 
 
 @pytest.mark.parametrize("mean", [1e2, 1e4, 1e6])
-@pytest.mark.parametrize("line", ["layer_norm(1e-5) | scale | bias", "rms_norm(1e-6) | scale", "softmax"])
+@pytest.mark.parametrize(
+    "line", ["layer_norm(1e-5) | scale | bias", "rms_norm(1e-6) | scale", "l2_norm", "softmax", "log_softmax"]
+)
 def test_large_means(line, mean, device):
     """E[x²] - mean² in fp32 would lose everything here."""
     inputs = make_inputs(line, (16, 1000), torch.float32, device)
@@ -83,7 +83,7 @@ def test_rows_whose_square_overflows_float32_follow_pytorch(device):
 def test_infinities_and_nan_through_activations(name, dtype, device):
     """As PyTorch's fp64, which has no fast path: its fp32 gelu on the CPU gives NaN at infinity (seen in 2.15)."""
     special = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 1e30, -1e30], dtype=torch.float64).repeat(5)
-    line = activation_line(name)
+    line = shown(name)
     with_bias = onepass.fused(
         f"bias | {line}", special.to(dtype).to(device), torch.zeros(35, dtype=dtype, device=device)
     )
@@ -98,8 +98,9 @@ def test_infinities_and_nan_through_activations(name, dtype, device):
 
 @pytest.mark.parametrize("name", list(ACTIVATIONS))
 def test_nan_comes_back_as_nan(name, device):
-    x = torch.tensor([NAN, 1.0, NAN, -1.0, 2.0], device=device, requires_grad=True)
-    y = onepass.fused(activation_line(name), x)
+    other = 0.5 if name in OF_POSITIVE else -1.0
+    x = torch.tensor([NAN, 1.0, NAN, other, 2.0], device=device, requires_grad=True)
+    y = onepass.fused(shown(name), x)
     assert y.isnan().tolist() == [True, False, True, False, False]
     (dx,) = torch.autograd.grad(y, x, torch.tensor([1.0, NAN, 1.0, 1.0, 1.0], device=device))
     assert not dx[3:].isnan().any()
@@ -200,7 +201,7 @@ def test_softmax_of_large_scores(scores, device):
 @pytest.mark.parametrize("name", list(ACTIVATIONS))
 def test_tails_of_the_activations(name, dtype, device):
     """Slices of the argument, each judged by itself, so that no large value hides what happens to small ones."""
-    line = activation_line(name)
+    line = shown(name)
     for low, high in [(-100, -30), (-30, -13), (-13, -6), (-6, -3), (-3, -1), (-1, 1), (1, 6), (6, 30), (30, 100)]:
         x = torch.linspace(low, high, 4096, dtype=torch.float64).to(dtype).to(device).requires_grad_()
         exact_x, chain_x = x.detach().double().requires_grad_(), x.detach().clone().requires_grad_()

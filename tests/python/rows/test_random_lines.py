@@ -21,8 +21,15 @@ from helpers import (
     make_inputs,
     words_of,
 )
+from onepass import _native
 
-ACTIVATIONS = [word.name for word in onepass.words() if word.kind == "activation"]
+COMPILED = {line.partition("(")[2].rstrip(")") for line in _native.common_lines() if line.startswith("gate(")}
+ACTIVATIONS = [word.name for word in onepass.words() if word.name in COMPILED]  # ahead of time
+# Others, where their results and slopes are moderate.
+FUNCTIONS = (
+    *("abs", "neg", "softcap(2.0)", "clamp(-1.0, 1.5)", "tanh | exp", "sigmoid | log", "sigmoid | sqrt"),
+    *("tanh | square", "sigmoid | pow(1.5)", "gate(abs)", "gate(clamp(-0.5, 2.0))"),
+)
 SETTINGS = settings(
     deadline=None,
     derandomize=True,
@@ -41,7 +48,7 @@ def activation(draw):
 
 @st.composite
 def word(draw):
-    kind = draw(st.integers(0, 9))
+    kind = draw(st.integers(0, 10))
     if kind <= 3:
         return draw(activation())
     if kind == 4:
@@ -50,13 +57,19 @@ def word(draw):
         return f"mul({draw(st.sampled_from([-1.5, 0.3, 2.0]))})"
     if kind == 6:
         return f"dropout({draw(st.sampled_from([0.1, 0.5]))})"
-    return draw(st.sampled_from(["bias", "scale", "add", "keep"]))
+    if kind == 7:
+        return draw(st.sampled_from(FUNCTIONS))
+    return draw(st.sampled_from(["bias", "scale", "add", "keep", "sub", "times", "gated(silu)", "round"]))
 
 
 @st.composite
 def any_line(draw):
     before = draw(st.lists(word(), max_size=4))
-    row = draw(st.sampled_from([None, "layer_norm", "layer_norm(1e-3)", "rms_norm", "rms_norm(1e-5)", "softmax"]))
+    row = draw(
+        st.sampled_from(
+            [None, "layer_norm", "layer_norm(1e-3)", "rms_norm", "rms_norm(1e-5)", "l2_norm", "softmax", "log_softmax"]
+        )
+    )
     if row == "softmax":
         before += draw(st.sampled_from([[], ["mask"], ["causal"], ["causal", "mask"]]))
     after = draw(st.lists(word(), max_size=4)) if row else []

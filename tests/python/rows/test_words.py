@@ -1,11 +1,13 @@
 """Every word of the vocabulary: error ratio forward and backward, and gradcheck in fp64."""
 
+import math
+
 import pytest
 import torch
 from torch.autograd import gradcheck
 
 import onepass
-from helpers import DTYPES, check_line, make_inputs, words_of
+from helpers import DTYPES, OF_POSITIVE, assert_equal, check_line, make_inputs, shown, words_of
 
 pytestmark = pytest.mark.quick
 
@@ -15,6 +17,9 @@ LINES = {
     "scale": "scale",
     "mul": "mul(0.7)",
     "add": "add",
+    "sub": "sub",
+    "times": "times",
+    "div": "div",
     "dropout": "dropout(0.25)",
     "mask": "mask | softmax",
     "causal": "causal | softmax",
@@ -22,19 +27,26 @@ LINES = {
     "keep": "keep",
     "layer_norm": "layer_norm(1e-5)",
     "rms_norm": "rms_norm(1e-6)",
+    "l2_norm": "l2_norm",
     "softmax": "softmax",
+    "log_softmax": "log_softmax",
+    "round": "scale | round | scale",
 }
 VOCABULARY = [word for word in onepass.words() if word.kind != "contraction"]
 ACTIVATIONS = [word.name for word in VOCABULARY if word.kind == "activation"]
-PARAMETERS = {"elu": "elu(0.7)", "leaky_relu": "leaky_relu(0.2)"}
+
+
+def of_its_domain(activation, word):
+    return f"abs | {word}" if activation in OF_POSITIVE else word
 
 
 def lines():
     for word in VOCABULARY:
         if word.kind == "activation":
-            yield f"bias | {PARAMETERS.get(word.name, word.name)}"
+            yield f"bias | {of_its_domain(word.name, shown(word.name))}"
         elif word.kind == "gate":
-            yield from (f"gate({PARAMETERS.get(name, name)})" for name in ACTIVATIONS)
+            named = ACTIVATIONS if word.name == "gate" else ("silu", "clamp", "exp")
+            yield from (of_its_domain(name, f"{word.name}({shown(name)})") for name in named)
         else:
             yield LINES[word.name]
 
@@ -92,6 +104,31 @@ def test_gradcheck_of_kept_values(line, device):
     assert gradcheck(lambda x, *operands: onepass.fused(line, x, *operands), tuple(inputs.tensors))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("p", [-3, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 7])
+def test_powers(p, dtype, device):
+    """Of negative bases where the exponent is whole; 0 where it is 0, and PyTorch's infinities at 0."""
+    x = torch.tensor([-2.5, -1, -0.75, -0.0, 0, 0.3, 1, 4, math.inf, -math.inf, math.nan], dtype=dtype, device=device)
+    x.requires_grad_()
+    ours, theirs = onepass.fused(f"pow({p})", x), torch.pow(x, p)
+    tolerance = {torch.float32: 1e-6, torch.float64: 1e-15, torch.bfloat16: 8e-3}[dtype]
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=0, equal_nan=True)
+    (dx,), (expected,) = (torch.autograd.grad(y, x, torch.full_like(y, 1.5)) for y in (ours, theirs))
+    torch.testing.assert_close(dx, expected, rtol=tolerance, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bounds", [(-1, 1), (0, math.inf), (-math.inf, 0.5), (1, -1), (0.25, 0.25)])
+def test_clamp_is_torchs(bounds, device):
+    """At bounds, of NaN and infinities, with bounds in the wrong order."""
+    x = torch.tensor(
+        [-2, -1, -0.0, 0, 0.25, 0.5, 1, 3, math.inf, -math.inf, math.nan], device=device, requires_grad=True
+    )
+    ours, theirs = onepass.fused(f"clamp({bounds[0]}, {bounds[1]})", x), x.clamp(*(None if math.isinf(b) else b for b in bounds))
+    assert_equal(ours, theirs)
+    (dx,), (expected,) = (torch.autograd.grad(y, x, torch.ones_like(y)) for y in (ours, theirs))
+    assert_equal(dx, expected)
+
+
 def test_default_numbers():
     defaults = {"layer_norm": 1e-5, "dropout": 0.5, "elu": 1.0, "leaky_relu": 0.01}
     for name, default in defaults.items():
@@ -111,6 +148,28 @@ def test_numbers_are_not_part_of_the_kernel(device):
     x = torch.randn(7, 33, device=device)
     for factor in (0.7, -3.0):
         torch.testing.assert_close(onepass.fused(f"mul({factor})", x), x * factor)
+
+
+def test_round_is_keep_without_a_result(device):
+    x, r = (torch.randn(8, 96, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    w = torch.randn(96, device=device)
+    y, _ = onepass.fused("add | keep | rms_norm(1e-6) | scale", x, r, w)
+    rounded = onepass.fused("add | round | rms_norm(1e-6) | scale", x, r, w)
+    assert torch.equal(y, rounded) and not torch.equal(y, onepass.fused("add | rms_norm(1e-6) | scale", x, r, w))
+    for ours, kept in zip(*(torch.autograd.grad(of.sum(), (x, r)) for of in (rounded, y)), strict=True):
+        assert torch.equal(ours, kept)
+
+
+def test_lengths_below_eps_are_torchs(device):
+    """Rows longer and shorter than the number, one of exactly its length, and a row of zeros."""
+    x = torch.randn(6, 40, device=device) * torch.tensor([1, 0.1, 0.01, 0, 1, 1], device=device)[:, None]
+    x[4] = 0
+    x[4, 3] = 0.5
+    x.requires_grad_()
+    ours, theirs = onepass.fused("l2_norm(0.5)", x), torch.nn.functional.normalize(x, dim=-1, eps=0.5)
+    torch.testing.assert_close(ours, theirs)
+    dy = torch.randn_like(ours)
+    torch.testing.assert_close(torch.autograd.grad(ours, x, dy), torch.autograd.grad(theirs, x, dy))
 
 
 def test_kept_values_come_in_order(device):

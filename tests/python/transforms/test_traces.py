@@ -20,6 +20,7 @@ MODULES = {
     "SwiGLU": lambda: (onepass.nn.SwiGLU(), 2),
     "GEGLU": lambda: (onepass.nn.GEGLU(), 1),
     "Softmax": lambda: (onepass.nn.Softmax(), 1),
+    "LogSoftmax": lambda: (onepass.nn.LogSoftmax(), 1),
     "LinearAct": lambda: (onepass.nn.LinearAct(8, 4, activation="gelu"), 1),
     "LayerNormLinear": lambda: (onepass.nn.LayerNormLinear(8, 4), 1),
     "RMSNormLinear": lambda: (onepass.nn.RMSNormLinear(8, 4, eps=1e-6), 1),

@@ -13,7 +13,7 @@
 #include <new>
 
 #include "onepass/lane/cpu.h"
-#include "onepass/lane/math.h"
+#include "onepass/lane/functions.h"
 #include "onepass/lane/random.h"
 #include "onepass/kernel/arguments.h"
 #include "onepass/word/chain.h"

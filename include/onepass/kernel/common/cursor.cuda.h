@@ -5,6 +5,7 @@
 #include "onepass/kernel/configuration.h"
 #include "onepass/kernel/common/shapes.h"
 #include "onepass/lane/device/memory.cuda.h"
+#include "onepass/lane/functions.h"
 #include "onepass/lane/target.h"
 #include "onepass/word/chain.h"
 #include "onepass/word/row.h"

@@ -12,14 +12,13 @@
 ONEPASS_BEGIN
 
 // The row as a row word sees it (see word/row.h): values in cache, padded to whole lanes. The first look at them also
-// makes them, one pass fewer: make(column, count) gives a lane. Keeps: nothing takes the place of the values, which
-// another row word looks at behind an ending.
-template <class L, class Make, bool Keeps = false>
+// makes them, one pass fewer: make(column, count) gives a lane.
+template <class L, class Make>
 class held_row {
  public:
   using lane = L;
   using T = typename L::scalar;
-  static constexpr bool kHeld = !Keeps, kCentred = false;
+  static constexpr bool kHeld = true, kCentred = false;
 
   ONEPASS_FUNCTION held_row(T* values, const arguments& a, const Make& make)
       : values_(values), columns_(a.columns), inverse_columns_(static_cast<T>(a.inverse_columns)), make_(make) {}
@@ -38,10 +37,8 @@ class held_row {
     const word::terms<L> total = each_sum<word::terms<L>, false>(f);
     return {sum_lanes(total.first), sum_lanes(total.second)};
   }
-  ONEPASS_FUNCTION word::pair<T> exponentials() {
-    const T shift = shifts().shift;
-    return {shift, sum_lanes(each_sum<L, kHeld>([shift](L u) ONEPASS_LAMBDA { return exp(L(u - L(shift))); }))};
-  }
+  ONEPASS_FUNCTION word::pair<T> exponentials() { return exponentials_sum<true>(); }
+  ONEPASS_FUNCTION word::pair<T> sum_of_exponentials() { return exponentials_sum<false>(); }
   ONEPASS_FUNCTION T total() {
     return sum([](L u) ONEPASS_LAMBDA { return u; });
   }
@@ -77,6 +74,13 @@ class held_row {
     made_ = true;
     const T largest = max_lanes(best);
     return {largest, largest == static_cast<T>(-kInfinity) ? T(0) : largest};
+  }
+
+  // Replace: each value by its exponential.
+  template <bool Replace>
+  ONEPASS_FUNCTION word::pair<T> exponentials_sum() {
+    const T shift = shifts().shift;
+    return {shift, sum_lanes(each_sum<L, Replace>([shift](L u) ONEPASS_LAMBDA { return exp(L(u - L(shift))); }))};
   }
 
   ONEPASS_FUNCTION L look(int64 column, int count) {
@@ -178,7 +182,7 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, Cursor& at, T* values
     using segment = typename Line::template segment_at<I>;
     const auto make = [&](int64 c, int count)
                           ONEPASS_LAMBDA { return value_entering<Line, L, I>(at, values, c, count); };
-    using held = held_row<L, decltype(make), gives_number<typename segment::row>>;
+    using held = held_row<L, decltype(make)>;
     held whole(values, a, make);
     const word::row_numbers<T> saved = segment::row::statistics(whole, row_parameter<T, segment>(a));
     if (statistics) save<Line, I>(statistics, a, a.x.type, row, saved);
@@ -210,7 +214,7 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
     const auto make = [&](int64 c, int count) ONEPASS_LAMBDA {
       return value_entering<Line, L, Line::segments - 1>(at, values.data(), c, count);
     };
-    using held = held_row<L, decltype(make), Line::gives_number>;
+    using held = held_row<L, decltype(make)>;
     held whole(values.data(), a, make);
     const word::row_numbers<T> saved = Line::row::statistics(whole, row_parameter<T, Line>(a));
     if (statistics) save<Line, Line::segments - 1>(statistics, a, a.x.type, row, saved);

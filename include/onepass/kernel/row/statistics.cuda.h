@@ -36,14 +36,13 @@ ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, const Body& bo
 }
 
 // The row as a row word sees it (see word/row.h), each of its statistics in one reduction by Threads (row_threads, or
-// a half of it). Value(k, column, count) gives a vector: held, or made anew. Keeps: nothing takes the place of the values
-// that are held, which another row word looks at behind an ending.
-template <class Config, class Threads, class Value, bool Keeps = false>
+// a half of it). Value(k, column, count) gives a vector: held, or made anew.
+template <class Config, class Threads, class Value>
 class thread_row {
  public:
   using T = typename Config::arithmetic;
   using vector = pack<T, Config::kVectorSize>;
-  static constexpr bool kHeld = Threads::kAtOnce && !Config::kRecomputes && !Keeps, kCentred = kHeld;
+  static constexpr bool kHeld = Threads::kAtOnce && !Config::kRecomputes, kCentred = kHeld;
 
   ONEPASS_FUNCTION thread_row(const arguments& a, int across, Threads& threads, vector* held, const Value& value,
                               typename Config::index first)
@@ -97,27 +96,8 @@ class thread_row {
     held_centre_ = (all.mean - mean) + all.rest;
     return {all.mean, all.rest, all.variance * inverse_columns()};
   }
-  // Each thread has its own shift at first, and keeps it in what it holds.
-  ONEPASS_FUNCTION word::pair<T> exponentials() {
-    const vector lowest(static_cast<T>(-kInfinity));
-    vector best = lowest;
-    each([&](int k, typename Config::index column, int count) {
-      const vector value = where(first_n<vector>(count), value_(k, column, count), lowest);
-      best = k == 0 ? value : ONEPASS_TARGET::max(best, value);
-    });
-    const T largest = max_lanes(best), shift = shift_of(largest);
-    vector total(T(0));
-    each([&](int k, typename Config::index column, int count) {
-      const vector value = exp_minus(value_(k, column, count), shift);
-      if constexpr (kHeld) held_[k] = value;
-      const vector present = where(first_n<vector>(count), value, vector(T(0)));
-      total = k == 0 ? present : total + present;
-    });
-    const auto all = threads_.reduce(numbers<T, 2>{{largest, sum_lanes(total)}}, merge_exponentials());
-    const T whole_shift = shift_of(all.v[0]);
-    if constexpr (kHeld) held_factor_ = exp_minus_number(largest, whole_shift);  // 0 where all is -infinity
-    return {whole_shift, all.v[1]};
-  }
+  ONEPASS_FUNCTION word::pair<T> exponentials() { return exponentials_sum<kHeld>(); }
+  ONEPASS_FUNCTION word::pair<T> sum_of_exponentials() { return exponentials_sum<false>(); }
   ONEPASS_FUNCTION T total() {
     vector sum(T(0));
     each([&](int k, typename Config::index column, int count) {
@@ -166,6 +146,28 @@ class thread_row {
   template <class Body>
   ONEPASS_FUNCTION void each(const Body& body) const {
     if constexpr (Threads::kHasNumbers) for_vectors<Config>(a_, across_, first_, body);
+  }
+  // Replace: each value by its exponential. Each thread has its own shift at first, and keeps it in what it holds.
+  template <bool Replace>
+  ONEPASS_FUNCTION word::pair<T> exponentials_sum() {
+    const vector lowest(static_cast<T>(-kInfinity));
+    vector best = lowest;
+    each([&](int k, typename Config::index column, int count) {
+      const vector value = where(first_n<vector>(count), value_(k, column, count), lowest);
+      best = k == 0 ? value : ONEPASS_TARGET::max(best, value);
+    });
+    const T largest = max_lanes(best), shift = shift_of(largest);
+    vector total(T(0));
+    each([&](int k, typename Config::index column, int count) {
+      const vector value = exp_minus(value_(k, column, count), shift);
+      if constexpr (Replace) held_[k] = value;
+      const vector present = where(first_n<vector>(count), value, vector(T(0)));
+      total = k == 0 ? present : total + present;
+    });
+    const auto all = threads_.reduce(numbers<T, 2>{{largest, sum_lanes(total)}}, merge_exponentials());
+    const T whole_shift = shift_of(all.v[0]);
+    if constexpr (Replace) held_factor_ = exp_minus_number(largest, whole_shift);  // 0 where all is -infinity
+    return {whole_shift, all.v[1]};
   }
   // Of all threads; a variance times the row's length.
   template <int N>
@@ -220,7 +222,7 @@ ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
   using T = typename Config::arithmetic;
   T parameter = T(0);
   if constexpr (Segment::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Segment::row_parameter]);
-  thread_row<Config, Threads, Value, gives_number<typename Segment::row>> row(a, across, threads, held, value, first);
+  thread_row<Config, Threads, Value> row(a, across, threads, held, value, first);
   const word::row_numbers<T> saved = Segment::row::statistics(row, parameter);
   return {saved, row.for_held(saved)};
 }

@@ -104,6 +104,8 @@ class Chain:
             if keeps or not words or about(words[-1]).kind != "activation":
                 return None
             words = (*words[:-1], f"gate({words[-1]})")
+        elif _is_said_by_gate(step.words, words, keeps):
+            return None
         else:
             words = (*words, *step.words)
         if len(words) > LONGEST_LINE or not is_line(words) or not all(map(self._holds, step.nodes | step.passes)):
@@ -118,6 +120,14 @@ class Chain:
         """Whether nothing is lost where x's numbers take the node's type."""
         value = value_of(node)
         return not isinstance(value, Tensor) or value.dtype in HOLDS[value_of(self.x).dtype]
+
+
+def _is_said_by_gate(words: tuple[str, ...], before: tuple[str, ...], keeps: bool) -> bool:
+    """Whether there is a chain with `gate` that says the same: of a product with what an activation gave, and of one
+    that begins a line."""
+    if words == ("times",):
+        return bool(before) and not keeps and about(before[-1]).kind == "activation"
+    return not before and any(word.startswith("gated(") for word in words)
 
 
 def _has_machine_epsilon(word: str) -> bool:

@@ -44,6 +44,8 @@ def steps(node: fx.Node) -> Iterator[Step]:
     if op.name in ("add", "mul"):
         for x, other in (op.arguments, op.arguments[::-1]):
             yield from _of_two(op.name, node, x, other)
+    elif op.name in ("sub", "div"):
+        yield from _of_two(op.name, node, *op.arguments)
     elif (read := _of_one(op.name, *op.arguments)) is not None:
         words, operands = read
         if is_tensor(op.arguments[0]):
@@ -54,7 +56,7 @@ def _of_one(name: str, x, *rest) -> tuple[tuple[str, ...], tuple[fx.Node, ...]] 
     """Words and operands of what has one row as its subject."""
     if name in ("same", "cast", "view"):
         return (), ()
-    if name in ACTIVATIONS or name in ("dropout", "softmax"):
+    if name in ACTIVATIONS or name in ("dropout", "softmax", "log_softmax", "l2_norm"):
         return (f"{name}({', '.join(map(repr, rest))})" if rest else name,), ()
     if name in ("layer_norm", "rms_norm"):
         *affine, eps = rest
@@ -70,7 +72,7 @@ def _of_one(name: str, x, *rest) -> tuple[tuple[str, ...], tuple[fx.Node, ...]] 
 
 
 def _of_two(name: str, node: fx.Node, x, other) -> Iterator[Step]:
-    """A sum or a product that continues x."""
+    """A sum or a product, a difference or a quotient, that continues x."""
     if not is_tensor(x) or not same_shape(value_of(x).shape, value_of(node).shape):
         return
     nodes = frozenset({node})
@@ -81,12 +83,27 @@ def _of_two(name: str, node: fx.Node, x, other) -> Iterator[Step]:
     shape, of_other = value_of(x).shape, value_of(other)
     if x is other or not of_other.is_floating_point() or of_other.device != value_of(x).device:
         return
-    if of_other.dim() == 1 and same(of_other.shape[0], shape[-1]):
+    if of_other.dim() == 1 and same(of_other.shape[0], shape[-1]) and name in ("add", "mul"):
         yield Step(x, ("bias" if name == "add" else "scale",), (other,), node, nodes)
-    elif name == "add" and _broadcasts(of_other.shape, shape):
-        yield Step(x, ("add",), (other,), node, nodes)
+    elif name in ("add", "sub") and _broadcasts(of_other.shape, shape):
+        yield Step(x, (name,), (other,), node, nodes)
+    elif name == "div" and same_shape(of_other.shape, shape):
+        yield Step(x, ("div",), (other,), node, nodes)
     elif name == "mul" and same_shape(of_other.shape, shape):
         yield Step(x, ("gate",), (other,), node, nodes)  # of the activation before it
+        yield from _gated(node, x, other)
+        yield Step(x, ("times",), (other,), node, nodes)
+
+
+def _gated(node: fx.Node, x: fx.Node, other: fx.Node) -> Iterator[Step]:
+    """A product with an activation that nobody else needs."""
+    op = operation(other)
+    if op is None or op.name not in ACTIVATIONS or len(other.users) > 1 or op.arguments[0] is x:
+        return
+    read = _of_one(op.name, *op.arguments)
+    if read is not None and is_tensor(op.arguments[0]):
+        ((word,), _) = read
+        yield Step(x, (f"gated({word})",), (op.arguments[0],), node, frozenset({node, other}))
 
 
 def _broadcasts(shape: Size, to: Size) -> bool:
