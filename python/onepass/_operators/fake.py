@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from onepass import _native
+from onepass._arguments.shapes import sizes_of_sum
 from onepass._operators.composed import OF_DTYPE
 
 library = torch.library.Library("onepass", "FRAGMENT")
@@ -100,25 +101,28 @@ def contraction_results(x, operands, line, dropout_state, save):
     return results
 
 
-def _gradients(dy: torch.Tensor, line: str, operand_types: list[int], wanted: int) -> list[torch.Tensor]:
+def gradients_of(dy: torch.Tensor, line: str, operand_types: list[int], wanted: int) -> list[torch.Tensor]:
     plan = _native.gradients(line, _native.DTYPES[dy.dtype], tuple(operand_types), wanted)
     columns = dy.shape[-1] if dy.dim() else 1
-    return [
-        dy.new_empty((columns,) if output["column"] else dy.shape, dtype=OF_DTYPE[output["dtype"]])
-        for output in plan["outputs"]
-    ]
+
+    def shape(output):
+        if not output["column"]:
+            return dy.shape
+        return (columns,) if output["has"] < 0 else sizes_of_sum(dy.shape, output["has"])
+
+    return [dy.new_empty(shape(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
 
 
 @torch.library.register_fake("onepass::elementwise_backward", lib=library)
 def _(gradients, x, operands, resumed, dropout_state, line, operand_types, wanted):
     _require_devices(gradients, x, operands, resumed)
-    return _gradients(gradients[0], line, operand_types, wanted)
+    return gradients_of(gradients[0], line, operand_types, wanted)
 
 
 @torch.library.register_fake("onepass::rowwise_backward", lib=library)
 def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_types, wanted):
     _require_devices(gradients, x, operands, resumed, statistics)
-    return _gradients(gradients[0], line, operand_types, wanted)
+    return gradients_of(gradients[0], line, operand_types, wanted)
 
 
 @torch.library.register_fake("onepass::linear_backward", lib=library)
