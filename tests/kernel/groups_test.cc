@@ -110,9 +110,12 @@ class groups_call {
     const auto at = static_cast<std::size_t>(i);
     f.enter(given_.at(operand(at))->data(), operand_type_, sizes_[at], to);
   }
-  void launch_all(groups_frame& f, const request& r, std::uint64_t grouped = 0, const std::vector<view>& sums = {}) {
+  static void lay_out(groups_frame& f) {
     std::vector<bool> needs_copy;
     ASSERT_EQ(f.lay_out(true, needs_copy), spec::fit::rows);
+  }
+  static void launch_all(groups_frame& f, const request& r, std::uint64_t grouped = 0,
+                         const std::vector<view>& sums = {}) {
     arguments& a = f.a;
     const std::vector<plan> plans = prepare(r, a, 0, nullptr);
     std::unique_ptr<device_tensor> partial, parts_of_rows;
@@ -155,6 +158,7 @@ class groups_call {
       statistics_ = std::make_unique<device_tensor>(static_cast<std::size_t>(count * rows_), dtype::f32);
       f.a.statistics = statistics_->data();
     }
+    lay_out(f);
     launch_all(f, request_of(f, false, spec::type_text(line_, 0, false)));
   }
   void backward() {
@@ -176,8 +180,11 @@ class groups_call {
       void* data = result(name, of, output.type);
       if (to) f.enter(data, output.type, of, *to);
       else sums.push_back({data, {}, output.type, 1});
-      if (!is_x) EXPECT_EQ(of, sizes_[static_cast<std::size_t>(output.input - 1)]) << name;
+      if (!is_x) {
+        EXPECT_EQ(of, sizes_[static_cast<std::size_t>(output.input - 1)]) << name;
+      }
     });
+    lay_out(f);
     launch_all(f, request_of(f, plan, spec::type_text(line_, 0, true)), plan.grouped, sums);
   }
 

@@ -80,10 +80,12 @@ def repetition(own: Sequence[int], x: Sequence[int]) -> int:
     for d in range(dims - 1):
         if x[d] == 1:
             continue
-        is_there = d >= missing and own[d - missing] != 1
-        turns += is_there != (turns % 2 == 0)
-        has |= is_there << dims - 2 - d
-        whole = whole and is_there
+        if d >= missing and own[d - missing] != 1:  # a branch, so that a traced size becomes a guard
+            turns += turns % 2
+            has |= 1 << dims - 2 - d
+        else:
+            turns += 1 - turns % 2
+            whole = False
     if whole or turns > 3 or dims > _MOST_DIMS:
         return _native.BROADCAST
     return _native.BROADCAST + _native.SUMMED + _native.HAS * has
