@@ -59,6 +59,7 @@ def test_operands_in_float32_beside_16_bits(shapes, device):
     check_line(line, inputs_of(line, shapes, torch.bfloat16, device, torch.float32))
 
 
+@pytest.mark.usefixtures("way")
 def test_words_that_take_tensors(device):
     x = torch.randn(3, 5, 40, device=device, dtype=torch.float64, requires_grad=True)
     for size in [(3, 1, 40), (5, 40), (40,), (1,), (), (3, 1, 1), (3, 5, 1), (5, 1)]:
@@ -80,6 +81,7 @@ class _Sizes(TorchDispatchMode):
         return results
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", [(8, 1, 48), (16, 48), (48,), (), (8, 1, 1)])
 @pytest.mark.parametrize("line", ["add | gelu", "gate(silu)", "add | softmax"])
 def test_no_gradient_is_made_whole(line, size, device):
@@ -94,6 +96,7 @@ def test_no_gradient_is_made_whole(line, size, device):
     assert backward and max(backward) < x.numel() // 4
 
 
+@pytest.mark.usefixtures("way")
 def test_operands_that_are_slices_or_expanded(device):
     """As chunks of what one projection gives."""
     x = torch.randn(3, 5, 16, device=device, requires_grad=True)
@@ -109,6 +112,7 @@ def test_operands_that_are_slices_or_expanded(device):
     )
 
 
+@pytest.mark.usefixtures("way")
 def test_empty(device):
     for shape, size in (((0, 5, 8), (1, 1, 8)), ((3, 0, 8), (3, 1, 8)), ((3, 5, 0), (3, 1, 0))):
         x = torch.randn(shape, device=device, requires_grad=True)
@@ -133,6 +137,7 @@ def test_deterministic_and_apart(device):
     assert all(torch.equal(a[0], c[0]) for a, c in zip(first, run(x, g, b)))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("sizes", [[(3, 1, 8), (8,)], [(4, 8), (1, 4, 8)], [(3, 1, 8), (4, 8)]])
 def test_second_derivatives(sizes, device):
     x = torch.randn(3, 4, 8, device=device, dtype=torch.float64, requires_grad=True)
@@ -186,3 +191,31 @@ def test_scale_plus_is_not_scale():
     assert str(onepass.Line("scale(1)").words[0]) == "scale(1)"
     x, g = torch.randn(4, 8), torch.randn(8)
     torch.testing.assert_close(onepass.fused("scale(0)", x, g), onepass.fused("scale", x, g))
+
+
+def test_lists(device):
+    """A call each."""
+    xs = [torch.randn(3, length, 8, device=device, requires_grad=True) for length in (4, 6)]
+    g, b = torch.randn(3, 1, 8, device=device, requires_grad=True), torch.randn(8, device=device, requires_grad=True)
+    line = onepass.Line("layer_norm | scale(1) | bias")
+    ours, expected = line(xs, g, b), [line.reference(x, g, b) for x in xs]
+    torch.testing.assert_close(ours, expected)
+    for some in zip(*(torch.autograd.grad([r.square().sum() for r in all], [*xs, g, b]) for all in (ours, expected))):
+        torch.testing.assert_close(*some)
+
+
+def test_vmap(device):
+    """Samples' own columns, and columns of a batch in each sample."""
+    x, g = torch.randn(2, 3, 5, 8, device=device), torch.randn(2, 3, 1, 8, device=device)
+    line = onepass.Line("layer_norm | scale(1) | bias")
+    for b in (torch.randn(2, 8, device=device), torch.randn(2, 5, 8, device=device)):
+
+        def loss(call, x, g, b):
+            return call(x, g, b).square().sum()
+
+        ours, expected = (
+            torch.func.vmap(torch.func.grad(lambda *t, call=call: loss(call, *t), (0, 1, 2)))(x, g, b)
+            for call in (line, line.reference)
+        )
+        for some in zip(ours, expected):
+            torch.testing.assert_close(*some, rtol=1e-4, atol=1e-4)
