@@ -17,7 +17,9 @@ import torch
 PACKAGE = Path(__file__).resolve().parent
 LIBRARY = PACKAGE / "lib" / "libonepass.so"
 
-BROADCAST = 16  # added to an operand's dtype where its shape is not x's
+BROADCAST, SUMMED, HAS = 16, 32, 64
+"""Added to an operand's dtype (src/line/signature.h): its shape is not x's; its gradient is a sum over rows; times the
+bits of x's leading dimensions that it has."""
 
 
 class LineError(ValueError):

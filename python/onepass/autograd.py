@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import _native
+from onepass._arguments.shapes import repetition
 from onepass._operators.backward import derivative_along, run_backward
 from onepass._operators.composed import Saved, cannot_be_made_again, composed_backward
 from onepass._operators.fake import library, no_operands
@@ -127,9 +128,11 @@ def save(ctx, inputs, output, everything=False):
     rows, types = {}, [_native.DTYPES[tensors[0].dtype]]
     for i, (begin, end) in enumerate(places[1:]):
         type_of = _native.DTYPES[tensors[begin].dtype]
-        if i in line.tensor_operands and not _are_whole(line, i, tensors, members, tensors[begin:end]):
+        is_tensor = i in line.tensor_operands and not _are_whole(line, i, tensors, members, tensors[begin:end])
+        if is_tensor or i in line.column_operands and tensors[begin].dim() > 1:
             rows[i] = [t.shape for t in tensors[begin:end]]
-            type_of += _native.BROADCAST
+            is_one = line.weight is None and not count
+            type_of += repetition(tensors[begin].shape, tensors[0].shape) if is_one else _native.BROADCAST
         types.append(type_of)
     ctx.types, ctx.broadcast = tuple(types), rows
 

@@ -51,7 +51,7 @@ Operands follow `x` in the order in which their words stand. `bias | add | keep 
 
 | operand | shape |
 |---|---|
-| column | [N], one number for each column |
+| column | [N], one number for each column; or rows of N numbers that broadcast to x's shape, such as [B, 1, N] |
 | tensor | x's shape, or what broadcasts to it |
 | mask | x's shape, or what broadcasts to it; bool (True takes part) or floating point (added) |
 | matrix | [N', N]; behind `linear` rows have N' numbers of its dtype, and so have the operands |
@@ -60,6 +60,12 @@ Operands follow `x` in the order in which their words stand. `bias | add | keep 
 
 Every operand but a bool mask and those of `rope` has a gradient, in its own shape and dtype, computed only where it is
 needed.
+
+A gradient of an operand that repeats along x's leading dimensions, a column [B, 1, N] or a tensor [L, N] beside x of
+shape [B, L, N], is summed over the rows that share a row of it, within the backward kernel and then over its parts, in
+a fixed order: it is never made in x's shape. Where operands of one line repeat along unlike dimensions, those that most
+share are summed so; the gradients of the others, and of one number a row ([B, L, 1]), are written in x's shape first.
+In lines with `linear` or `scores` columns are [N], and so they are in C++.
 
 ## keep
 
@@ -208,8 +214,8 @@ An operand in a list has one dtype. Dropout's masks are those of all inputs take
 - A gradient may be differentiated again: the kernel computes it, and its own derivative is that of PyTorch's operators
   on what the kernel reads. Under `torch.compile` there is one derivative, as of everything there. Where the matrix of
   `linear` needs no gradient and a word behind it is nonlinear, a second one is refused.
-- Under `torch.func.vmap` the batch joins the rows and the line stays one call. Where samples have columns or a matrix
-  of their own, or want gradients of these, and with dropout, each is a call. Forward mode is computed by
+- Under `torch.func.vmap` the batch joins the rows and the line stays one call. Where samples have a matrix of
+  their own, or want its gradient, or columns of their own beside one, and with dropout, each is a call. Forward mode is computed by
   `Line.reference`. `is_grads_batched` of `torch.autograd.grad` is refused: use `torch.func.vmap`.
 - `exported.run_decompositions(onepass.decompositions())` leaves PyTorch's operators; `torch.onnx.export` takes that.
 - AOTInductor takes every line.

@@ -99,6 +99,7 @@ class Line:
         self.keeps_before = [n for w, n in zip(self.words, keeps) if w.operand != "none" for _ in range(w.operands)]
         """Of each operand: keeps that stand before its word."""
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
+        self.column_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "column"]
         self.has_dropout: bool = facts["dropouts"] > 0
         self.turns = self.words[0].kind == "rotary"
         self.looks_at_rows = any("is_causal" in word.properties for word in self.words)
@@ -248,7 +249,7 @@ class Line:
             elif word.operand == "values":
                 fits = o.shape[:-1] == operands[0].shape[:-1]
             else:
-                fits = o.shape == shape[-1:]
+                fits = o.shape == shape[-1:] or self._is_batch_of_columns(o, shape)
             if not fits:
                 matrix = {
                     "matrix": f"[N, {shape[-1]}]",
@@ -260,6 +261,13 @@ class Line:
                 raise RuntimeError(f"onepass: operand {i} must have {expected}, got {list(o.shape)}")
             if word.kind == "contraction":
                 shape = torch.Size((*shape[:-1], o.shape[-1 if word.operand == "values" else -2]))
+
+
+    def _is_batch_of_columns(self, operand, shape) -> bool:
+        """Whether it is a column operand with rows of numbers, each for some rows of x."""
+        if self.weight is not None or operand.dim() < 2 or operand.shape[-1] != shape[-1]:
+            return False
+        return operand.dim() <= len(shape) and all(o in (1, s) for o, s in zip(operand.shape[::-1], shape[::-1]))
 
 
 _parse = functools.lru_cache(maxsize=_native.REMEMBERED)(Line)

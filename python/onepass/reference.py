@@ -79,6 +79,11 @@ def dropout(x: Tensor, p: float = 0.5, numbers: Tensor | None = None) -> Tensor:
     return torch.where(numbers >= threshold, x * scale, 0)
 
 
+def scale(x: Tensor, g: Tensor, c: float | None = None) -> Tensor:
+    """With a number, x (c + g) with one rounding, of a product that does not round c + g."""
+    return x * g if c is None else torch.addcmul(x if c == 1 else c * x, x, g)
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
@@ -188,7 +193,7 @@ _ACTIVATIONS: dict[str, InTorch] = {
 IN_TORCH: dict[str, InTorch] = {
     **_ACTIVATIONS,
     "bias": InTorch(lambda x, b: x + b),
-    "scale": InTorch(lambda x, g: x * g),
+    "scale": InTorch(scale),
     "mul": InTorch(lambda x, c: x * c),
     "add": InTorch(lambda x, r: x + r),
     "sub": InTorch(lambda x, t: x - t),

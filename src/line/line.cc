@@ -153,7 +153,7 @@ class reader {
              std::string("'") + about.name + "' needs " + numbers(about) + ": " + about.name + "(" + about.parameter +
                  ")");
       }
-      w.parameters = {about.parameter_default};
+      if (about.with_number[0] == '\0') w.parameters = {about.parameter_default};
       return;
     }
     ++at_;

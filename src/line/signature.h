@@ -53,8 +53,7 @@ struct line_library {
   // Whether the kernels for the CPU are there; boolean_masks: a bit for each operand that is boolean.
   bool (*is_ready_on_cpu)(const line_signature&, std::uint64_t boolean_masks);
   // For x and each operand where its gradient comes from: kUnwanted, kUpstream, or its index among what backward
-  // writes. operand_types: dtypes, plus kBroadcast where the shape is not x's. wanted: bit 0 for x, bit i + 1 for
-  // operand i. True where backward writes anything.
+  // writes. operand_types: as below. wanted: bit 0 for x, bit i + 1 for operand i. True where backward writes anything.
   bool (*plan)(const line_signature&, int dtype, const std::int64_t* operand_types, std::uint64_t wanted, int* sources);
   // The operators themselves, without the dispatcher, which for a small call takes longer than the work. They give the
   // number of results, or kFailed and in `error` what was wrong, valid until the thread's next call.
@@ -64,6 +63,30 @@ struct line_library {
 
 inline constexpr int kFailed = -1;
 inline constexpr int kUnwanted = -2, kUpstream = -1;
-inline constexpr std::int64_t kBroadcast = 16;
+
+// An operand's type: its dtype's number, plus these. A gradient that is a sum over rows has the operand's own leading
+// dimensions, and is never made whole; kHas counts the bits of those that the operand has, the last one's first.
+inline constexpr std::int64_t kBroadcast = 16;  // its shape is not x's
+inline constexpr std::int64_t kSummed = 32, kHas = 64;
+
+// What the shape of an operand that broadcasts to x's adds to its type. (python/onepass/_arguments/shapes.py has it,
+// too.) Leading dimensions that it has and has not may take turns twice (row_groups in kernel/arguments.h).
+template <class Sizes>
+std::int64_t repetition(const Sizes& own, const Sizes& x) {
+  const auto dims = static_cast<std::int64_t>(x.size()), missing = dims - static_cast<std::int64_t>(own.size());
+  constexpr std::int64_t kMostDims = 48;
+  std::int64_t has = 0;
+  int turns = 0;
+  bool whole = true;
+  for (std::int64_t d = 0; d + 1 < dims; ++d) {
+    const auto size = x[static_cast<std::size_t>(d)];
+    if (size == 1) continue;
+    const bool is_there = d >= missing && own[static_cast<std::size_t>(d - missing)] != 1;
+    turns += is_there != (turns % 2 == 0);
+    if (is_there && dims <= kMostDims) has |= std::int64_t{1} << (dims - 2 - d);
+    whole = whole && is_there;
+  }
+  return whole || turns > 3 || dims > kMostDims ? kBroadcast : kBroadcast + kSummed + kHas * has;
+}
 
 }  // namespace onepass

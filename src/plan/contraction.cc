@@ -39,7 +39,7 @@ contraction::affine_norm norm_of(const line& before) {
     return at < before.words.size() && property(*before.words[at].about);
   };
   norm.centres = row.centres;
-  if (is(scales_columns)) norm.scale = before.words[at++].operand;
+  if (is(scales_columns) && before.words[at].parameters.empty()) norm.scale = before.words[at++].operand;
   if (is(is_bias)) norm.bias = before.words[at++].operand;
   norm.is_one = row.normalises && at == before.words.size();
   return norm;

@@ -37,7 +37,7 @@ strided frame::as_rows(const strided& numbers) {
 }
 
 fit frame::lay_out(bool keeps_rows, std::vector<bool>& needs_copy) {
-  const bool flatten = !keeps_rows && !of.rowwise() && !of.depends_on_column();
+  const bool flatten = !keeps_rows && !of.rowwise() && !of.depends_on_column() && a.wants_column == 0;
   const fit done = spec::lay_out(shape, tensors_, flatten, a, needs_copy);
   flat_ = done == fit::rows && flatten && a.rows == 1;
   return done;

@@ -66,6 +66,7 @@ class frame {
   template <class Enter>
   void backward_outputs(const gradients& plan, const Enter& enter) {
     a.wants_column = plan.wants_column;
+    if (plan.grouped != 0) a.groups = groups_of(shape, plan.has), a.groups.operands = plan.grouped;
     for (const gradient_output& output : plan.outputs)
       enter(output, output.column ? nullptr : output.input == 0 ? &a.dx : &a.operand_gradient[output.input - 1]);
   }

@@ -76,6 +76,26 @@ std::int64_t shape::rows() const {
   return product;
 }
 
+row_groups groups_of(const shape& x, std::uint64_t has) {
+  std::int64_t sizes[4] = {1, 1, 1, 1};  // dimensions that it has, has not, has, has not
+  std::size_t turn = 0;
+  for (int d = 0; d + 1 < x.dim; ++d) {
+    if (x.sizes[d] == 1) continue;
+    const bool is_there = (has >> (x.dim - 2 - d) & 1) != 0;
+    if (is_there != (turn % 2 == 0)) ++turn;
+    sizes[turn] *= x.sizes[d];
+  }
+  const auto [first, outer, kept, inner] = sizes;
+  return {0, first * kept, outer * inner, outer, kept, inner, 1, 1};
+}
+
+std::vector<std::int64_t> sizes_of_groups(const shape& x, std::uint64_t has) {
+  std::vector<std::int64_t> sizes(x.sizes, x.sizes + x.dim);
+  for (int d = 0; d + 1 < x.dim; ++d)
+    if ((has >> (x.dim - 2 - d) & 1) == 0) sizes[static_cast<std::size_t>(d)] = 1;
+  return sizes;
+}
+
 std::string shape_text(const std::int64_t* sizes, int dim) {
   std::string text = "[";
   for (int d = 0; d < dim; ++d) text += (d ? ", " : "") + std::to_string(sizes[d]);

@@ -34,9 +34,18 @@ struct shape {
   std::int64_t rows() const;
 };
 
+// The groups of rows that the leading dimensions `has` (signature.h) make, and the shape of a row for each.
+row_groups groups_of(const shape& x, std::uint64_t has);
+std::vector<std::int64_t> sizes_of_groups(const shape& x, std::uint64_t has);
+
 std::string shape_text(const std::int64_t* sizes, int dim);  // "[4, 8]"
 
 bool broadcasts(const strided& tensor, const shape& to);
+
+// Rows of numbers for the columns, each of which serves some rows.
+inline bool is_batch_of_columns(const strided& tensor, const shape& of) {
+  return tensor.dim > 1 && tensor.sizes[tensor.dim - 1] == of.columns() && broadcasts(tensor, of);
+}
 
 // Fills rows, columns, size and every tensor's view. flatten: no word looks at its column, so that a tensor set that
 // is contiguous throughout becomes one long row. Every tensor broadcasts to the shape.

@@ -62,10 +62,13 @@ std::string type_of(const descriptor& about) {
   return about.defined[0] != '\0' ? about.defined : std::string("word::") + about.name;
 }
 
+bool takes_number(const word& w) { return w.about->with_number[0] != '\0' && !w.parameters.empty(); }
+
 std::string stage_name(const word& w, std::uint64_t boolean_masks, bool resumes) {
   if (resumes) return "word::resume";
   if (is_mask(*w.about)) return (boolean_masks >> w.operand & 1) ? "word::mask_boolean" : "word::mask_additive";
   if (w.activation) return std::string("word::") + w.about->name + "<" + type_of(*w.activation) + ">";
+  if (takes_number(w)) return std::string("word::") + w.about->with_number;
   return type_of(*w.about);
 }
 
@@ -78,6 +81,22 @@ std::string chain_text(const line& of, segment part, std::uint64_t boolean_masks
             std::to_string(w.parameter_slot) + ", " + std::to_string(w.ordinal) + ">";
   }
   return text + ">";
+}
+
+// The groups of rows whose sums a kernel takes: those that serve most operands. Sums over larger groups are taken of
+// them; operands that have other dimensions get a gradient of x's shape, which the caller sums.
+std::uint64_t groups_for(const line& of, const std::vector<operand_facts>& operands, std::uint64_t wanted) {
+  std::vector<std::uint64_t> some;
+  for (int i = 0; i < of.operands; ++i) {
+    const operand_facts& facts = operands[static_cast<std::size_t>(i)];
+    if ((wanted >> (i + 1) & 1) != 0 && facts.summed && facts.type != dtype::boolean) some.push_back(facts.has);
+  }
+  const auto served = [&](std::uint64_t has) {
+    return std::count_if(some.begin(), some.end(), [has](std::uint64_t own) { return (own & ~has) == 0; });
+  };
+  const auto best = std::max_element(some.begin(), some.end(),
+                                     [&](std::uint64_t a, std::uint64_t b) { return served(a) < served(b); });
+  return best == some.end() ? 0 : *best;
 }
 
 }  // namespace
@@ -113,7 +132,8 @@ std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size
   std::vector<operand_facts> facts;
   facts.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
-    facts.push_back({static_cast<dtype>(types[i] % kBroadcast), types[i] >= kBroadcast});
+    facts.push_back({static_cast<dtype>(types[i] % kBroadcast), types[i] / kBroadcast % 2 != 0,
+                     types[i] / kSummed % 2 != 0, static_cast<std::uint64_t>(types[i] / kHas)});
   }
   return facts;
 }
@@ -150,21 +170,30 @@ gradients plan_gradients(const line& of, dtype x, const std::vector<operand_fact
     else plan.wants_tensor |= std::uint64_t{1} << (input - 1);
   };
   if (wanted & 1) give(0, same_as[0], x, true);
+  const std::uint64_t has = groups_for(of, operands, wanted);
+  std::vector<gradient_output> columns;
   for (int i = 0; i < words; ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
-    if (w.about->operand != operand_kind::tensor || !(wanted >> (w.operand + 1) & 1)) continue;
+    const bool is_column = w.about->operand == operand_kind::column;
+    if (!(is_column || w.about->operand == operand_kind::tensor) || !(wanted >> (w.operand + 1) & 1)) continue;
     if (w.about->kind == word_kind::rotary) continue;  // positions have no gradient
     const operand_facts& facts = operands[static_cast<std::size_t>(w.operand)];
     if (facts.type == dtype::boolean) continue;
+    if (facts.summed ? (facts.has & ~has) == 0 : is_column && !facts.broadcast) {
+      const std::uint64_t own = facts.has == 0 ? 0 : has;
+      columns.push_back({w.operand + 1, facts.type, true, facts.summed ? static_cast<std::int64_t>(own) : -1});
+      plan.grouped |= std::uint64_t{own != 0} << w.operand;
+      continue;
+    }
     const bool shareable = w.about->operand_gradient_is_dy && facts.type == x && !facts.broadcast;
     give(w.operand + 1, same_as[static_cast<std::size_t>(i) + 1], facts.type, shareable);
   }
-  for (const word& w : of.words) {
-    if (w.about->operand != operand_kind::column || !(wanted >> (w.operand + 1) & 1)) continue;
-    plan.inputs[static_cast<std::size_t>(w.operand) + 1] = static_cast<int>(plan.outputs.size());
-    plan.outputs.push_back({w.operand + 1, operands[static_cast<std::size_t>(w.operand)].type, true});
-    plan.wants_column |= std::uint64_t{1} << w.operand;
+  for (const gradient_output& column : columns) {
+    plan.inputs[static_cast<std::size_t>(column.input)] = static_cast<int>(plan.outputs.size());
+    plan.outputs.push_back(column);
+    plan.wants_column |= std::uint64_t{1} << (column.input - 1);
   }
+  plan.has = plan.grouped == 0 ? 0 : has;
   return plan;
 }
 
@@ -202,6 +231,7 @@ std::string structure(const line& of, std::uint64_t boolean_masks) {
     // Behind `linear` the count of dropouts goes on, which the kernel's type knows.
     if (w.about->kind == word_kind::dropout && w.ordinal != dropouts++) text += "#" + std::to_string(w.ordinal);
     if (w.activation) text += std::string("(") + w.activation->name + w.activation->defined + ")";
+    if (takes_number(w)) text += "(" + std::string(w.about->parameter) + ")";
     if (w.operand >= 0 && (boolean_masks >> w.operand & 1)) text += "(bool)";
   }
   return text;

@@ -16,9 +16,11 @@ namespace onepass::spec {
 // The facts of an operand on which a plan depends.
 struct operand_facts {
   dtype type = dtype::none;
-  bool broadcast = false;  // its shape is not x's (tensor operands)
+  bool broadcast = false;  // its shape is not x's (of a column: is not [N])
+  bool summed = false;     // its gradient is a sum over rows, of the operand's own leading dimensions:
+  std::uint64_t has = 0;   // those that it has, by bits, the last one's first
 };
-// types: as the operators take them, a dtype's number plus kBroadcast.
+// types: as the operators take them (signature.h).
 std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size_t count);
 
 // The tensors that backward reads, whichever gradients are wanted.
@@ -42,7 +44,8 @@ reads backward_reads(const line&, bool recomputes = false);
 struct gradient_output {
   int input;
   dtype type;
-  bool column;
+  bool column;            // a sum over rows:
+  std::int64_t has = -1;  // x's leading dimensions that it has, by bits, 1 in the place of others; -1: it is [N]
 };
 
 struct gradients {
@@ -51,6 +54,8 @@ struct gradients {
   std::vector<int> inputs;
   std::vector<gradient_output> outputs;              // tensors in input order, then columns
   std::uint64_t wants_column = 0, wants_tensor = 0;  // bits by operand: what the kernel computes
+  std::uint64_t grouped = 0;                         // of wants_column, those with a row for each group of rows,
+  std::uint64_t has = 0;                             // which are these leading dimensions'
   bool wants_dx = false;
 };
 // wanted: bit 0 for x, bit i + 1 for operand i. (Lines with `linear`: see contraction.h.)

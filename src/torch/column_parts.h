@@ -20,11 +20,26 @@ inline column_outputs one_for_all(const std::vector<view>& outputs) {
   return all;
 }
 
-// Where a tensor has one part, that is the sum: its kernel writes the gradients themselves.
-inline void write_sums(frame& f, std::uint64_t wants_column, const std::vector<view>& outputs) {
+// Where a tensor has one part, that is the sum: its kernel writes the gradients themselves. of: which operands'.
+inline void write_sums(frame& f, std::uint64_t wants_column, const std::vector<view>& outputs,
+                       std::uint64_t of = ~std::uint64_t{0}) {
   auto output = outputs.begin();
-  for (int i = 0; i < kMaxOperands; ++i)
-    if ((wants_column >> i & 1) != 0) f.a.operand_gradient[i] = *output++;
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if ((wants_column >> i & 1) == 0) continue;
+    if ((of >> i & 1) != 0) f.a.operand_gradient[i] = *output;
+    ++output;
+  }
+}
+
+// Column gradients by slot, those of some operands; nothing in the place of others.
+inline std::vector<view> some_of(std::uint64_t wants_column, std::vector<view> outputs, std::uint64_t of) {
+  auto output = outputs.begin();
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if ((wants_column >> i & 1) == 0) continue;
+    if ((of >> i & 1) == 0) *output = {};
+    ++output;
+  }
+  return outputs;
 }
 
 // Of each column gradient, one tensor's parts lie behind those of the one before it: what all tensors share is summed

@@ -84,5 +84,28 @@ TEST(Layout, BroadcastRules) {
   EXPECT_FALSE(broadcasts(deeper.as(), x));
 }
 
+// Every row is in the group that the operand's row, in its own order, is for.
+TEST(RowGroups, AreRowsOfTheOperand) {
+  const std::int64_t sizes[] = {2, 3, 1, 4, 8};
+  const shape x{5, sizes};
+  for (const std::uint64_t has : {0b1000, 0b0100, 0b0001, 0b1100, 0b0101, 0b1001}) {
+    const row_groups of = groups_of(x, has);
+    EXPECT_EQ(of.count * of.rows, x.rows());
+    const std::vector<std::int64_t> own = sizes_of_groups(x, has);
+    std::vector<int> seen(24);
+    for (std::int64_t g = 0; g < of.count; ++g) {
+      for (std::int64_t w = 0; w < of.rows; ++w) {
+        const std::int64_t row =
+            ((g / of.kept * of.outer + w / of.inner) * of.kept + g % of.kept) * of.inner + w % of.inner;
+        ++seen.at(static_cast<std::size_t>(row));
+        std::int64_t in_operand = 0, stride = 1, rest = row;
+        for (std::size_t d = 4; d-- > 0; rest /= sizes[d]) in_operand += own[d] > 1 ? rest % sizes[d] * stride : 0, stride *= own[d];
+        EXPECT_EQ(in_operand, g);
+      }
+    }
+    EXPECT_EQ(seen, std::vector<int>(24, 1));
+  }
+}
+
 }  // namespace
 }  // namespace onepass::spec

@@ -101,6 +101,31 @@ TEST(Gradients, BooleanMasksHaveNone) {
   EXPECT_EQ(plan_gradients(l, dtype::f32, {{dtype::boolean, false}}, 3).inputs[1], kUnwanted);
 }
 
+TEST(Gradients, GroupsAreThoseThatServeMostOperands) {
+  const std::vector<std::int64_t> x{2, 3, 4, 8};
+  const auto with = [&](const char* text, const std::vector<std::vector<std::int64_t>>& sizes) {
+    const line of = parse(text);
+    std::vector<std::int64_t> types;
+    for (const auto& own : sizes) types.push_back(static_cast<std::int64_t>(dtype::f32) + repetition(own, x));
+    return plan_gradients(of, dtype::f32, operand_facts_of(types.data(), types.size()), ~std::uint64_t{0});
+  };
+  const gradients nested = with("scale | bias | gelu | add", {{2, 1, 1, 8}, {2, 3, 1, 8}, {1, 1, 1, 8}});
+  EXPECT_EQ(nested.wants_column, 0b111u);
+  EXPECT_EQ(nested.grouped, 0b011u);
+  EXPECT_EQ(nested.has, 0b110u);
+  const gradients unlike = with("scale | bias | gelu | add", {{2, 1, 1, 8}, {1, 1, 4, 8}, {4, 8}});
+  EXPECT_EQ(unlike.wants_tensor, 0b001u);
+  EXPECT_EQ(unlike.grouped, 0b110u);
+  EXPECT_EQ(with("gelu | add", {{2, 3, 4, 1}}).wants_tensor, 1u);  // a number a row is a sum over columns
+  EXPECT_EQ(with("gelu | add", {{2, 1, 4, 1}}).has, 0b101u);
+}
+
+TEST(TypeText, ScaleWithANumberIsAnotherStruct) {
+  EXPECT_NE(type_text(parse("scale"), 0, false).find("placed<word::scale, 0, -1, -1>"), std::string::npos);
+  EXPECT_NE(type_text(parse("scale(1)"), 0, false).find("placed<word::scale_plus, 0, 0, -1>"), std::string::npos);
+  EXPECT_NE(structure(parse("scale"), 0), structure(parse("scale(1)"), 0));
+}
+
 TEST(TypeText, NamesStagesOperandsNumbersAndTheResumePoint) {
   const line l = parse("bias | dropout(0.1) | add | keep | rms_norm | scale");
   EXPECT_EQ(type_text(l, 0, false),

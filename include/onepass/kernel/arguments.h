@@ -16,6 +16,7 @@ constexpr int kMaxParameters = 12;
 #define ONEPASS_OPERANDS kMaxOperands
 #define ONEPASS_KEEPS kMaxKeeps
 #define ONEPASS_PARAMETERS kMaxParameters
+#define ONEPASS_GROUPS
 #endif
 constexpr int kOperands = ONEPASS_OPERANDS;
 constexpr int kKeeps = ONEPASS_KEEPS;
@@ -28,6 +29,20 @@ struct view {
   int64 stride[kMaxDims];
   dtype type;
   int column_stride;
+};
+
+// Rows whose gradient of an operand is a sum: those that share its row. Of the leading dimensions the operand has some
+// and repeats along the others; they are taken as four at most, which it has and has not in turn: row number w of group
+// g is row ((g / kept * outer + w / inner) * kept + g % kept) * inner + w % inner.
+struct row_groups {
+  uint64 operands;  // bits: column gradients with a row for each group; others are sums over all rows. 0: no groups
+  int64 count, rows;
+  int64 outer, kept, inner;
+  // CUDA: blocks that share a group; CPU: tasks. One alone adds the group up, and stores the gradient's row.
+  int64 blocks;
+  int64 each;  // CPU: groups of a task
+
+  constexpr bool together() const { return kept == 1; }  // its rows follow each other
 };
 
 struct arguments {
@@ -44,7 +59,7 @@ struct arguments {
   // src/cpu/row/run.cc writes it, not the kernel.
   view recomputed;
   view operand[kOperands];
-  // Of tensor operands; column gradients go through column_partial, on CUDA those of one part straight to here.
+  // Column gradients go through column_partial, and where one part is the sum on to here.
   view operand_gradient[kOperands];
   view kept[kKeeps];  // forward: written, or numbers as y may be.  backward: read where the line resumes there
   view kept_gradient[kKeeps];
@@ -56,7 +71,7 @@ struct arguments {
   void* column_partial;  // [column gradients wanted][parts][columns]; CPU: double, CUDA: as statistics
   int64 parts;           // where several tensors share them, column_partial points to this one's first
   uint64
-      wants_column;  // bit i: column operand i's gradient is wanted. Slots of column_partial count these bits upwards.
+      wants_column;  // bit i: operand i's gradient is wanted, a sum. Slots of column_partial count these bits upwards.
 
   const int64* dropout_state;  // {seed, offset}
   double parameter[kParameters];
@@ -68,6 +83,10 @@ struct arguments {
   // Of one tensor of several.
   int64 first_row;               // dropout counts the rows of those before it
   unsigned first_block, blocks;  // CUDA: where they share a launch, the tensor's own (kernel/common/batch.cuda.h)
+
+#ifdef ONEPASS_GROUPS
+  row_groups groups;  // in backward
+#endif
 };
 
 }  // namespace onepass

@@ -55,6 +55,11 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   /* Column sums stay in registers; they have one part, which is stored as the gradients. */                         \
   FLAG(sums_in_registers, kSumsInRegisters)                                                                          \
   FLAG(one_part, kOnePart)                                                                                           \
+  /* Operands whose column sums have a row for each group of rows (row_groups); a group's rows are apart; one block  \
+     has them all, and stores the gradients. */                                                                      \
+  BITS(grouped_operand, kGroupedOperand)                                                                             \
+  FLAG(apart, kApart)                                                                                                \
+  FLAG(one_part_a_group, kOnePartAGroup)                                                                             \
   FLAG(in_place, kInPlace) /* dx lies where dy does */                                                               \
   FLAG(saves_statistics, kSavesStatistics)                                                                           \
   FLAG(only_statistics, kOnlyStatistics) /* and stores nothing else */                                               \

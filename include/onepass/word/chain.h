@@ -105,7 +105,8 @@ struct placed {
   // Of a word that scales.
   template <class L, class Cursor>
   static ONEPASS_FUNCTION L factor(Cursor& at) {
-    if constexpr (Parameter >= 0) return L(at.template parameter<Parameter>());
+    if constexpr (about.operand == operand_kind::none) return L(at.template parameter<Parameter>());
+    else if constexpr (Parameter >= 0) return operand<L>(at) + L(at.template parameter<Parameter>());
     else return operand<L>(at);
   }
 

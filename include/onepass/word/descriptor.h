@@ -43,6 +43,7 @@ struct descriptor {
   int parameters = 1;             // how many, where there is one
   bool parameter_required = false;
   double parameter_default = 0;      // or kMachineEpsilon
+  const char* with_number = "";      // the struct in onepass::word that takes the number; without one the word has none
   bool backward_needs_input = true;  // the value that stood before the word
   bool backward_needs_operand = false;
   bool passes_gradient = false;           // dx is dy itself

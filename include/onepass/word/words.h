@@ -46,6 +46,8 @@ struct scale {
                                     .kind = word_kind::affine,
                                     .operand = operand_kind::column,
                                     .operand_name = "g",
+                                    .parameter = "c",
+                                    .with_number = "scale_plus",
                                     .backward_needs_operand = true,
                                     .operand_gradient_is_dy_x = true,
                                     .flops_forward = 1,
@@ -53,8 +55,8 @@ struct scale {
                                     .maps_zero_to_zero = true,
                                     .is_linear = true,
                                     .scales = true,
-                                    .formula = "x · g",
-                                    .meaning = "multiplies by a column vector"};
+                                    .formula = "x · g; scale(c): x · (c + g)",
+                                    .meaning = "multiplies by a column vector; scale(1) modulates"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x, L g) {
     return x * g;
@@ -62,6 +64,19 @@ struct scale {
   template <class L>
   static ONEPASS_FUNCTION gradients<L> backward(L x, L g, L dy) {
     return {dy * g, dy * x};
+  }
+};
+
+// `scale` with a number.
+struct scale_plus {
+  static constexpr descriptor about = scale::about;
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L g, L c) {
+    return x * (g + c);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION gradients<L> backward(L x, L g, L dy, L c) {
+    return {dy * (g + c), dy * x};
   }
 };
 

@@ -36,7 +36,7 @@ def run(line: Line, xs, operands, stack: bool, call: Callable, in_one_launch: Ca
     taken = None if whole is None else _pieces_of_operands(line, xs, operands)
     if taken is not None:
         results = _kinds(line, call(whole, taken))
-    elif is_sharded(xs[0]):
+    elif is_sharded(xs[0]) or _has_batches_of_columns(line, operands):
         results = _one_by_one(call, line, xs, operands)
     else:
         results = (
@@ -136,6 +136,12 @@ def in_one_launch(line: Line, xs, operands, stack: bool, forward: Callable) -> l
 def _one_by_one(call, line, xs, operands) -> list:
     each = [call(x, own(operands, i)) for i, x in enumerate(xs)]
     return list(zip(*each)) if line.keeps else [each]
+
+
+def _has_batches_of_columns(line, operands) -> bool:
+    """Each of them serves some rows of its own tensor: a launch for several tensors has columns for all rows."""
+    some = [o for i in line.column_operands for o in (operands[i] if _is_list(operands[i]) else [operands[i]])]
+    return any(o.dim() > 1 for o in some)
 
 
 def _may_be_one_tensor(line, x) -> bool:

@@ -9,6 +9,8 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from onepass import _native
+
 
 def normalized_shape_of(
     function: str, x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None, bias: Tensor | None
@@ -65,6 +67,34 @@ def check_dense(function: str, argument: str, value: Tensor) -> None:
     if kind != "torch.strided":
         kind = kind if value.is_nested or value.is_quantized else f"layout {kind}"
         raise NotImplementedError(f"{function}(): {argument} must be a dense tensor (torch.strided), got {kind}")
+
+
+_MOST_DIMS = 48
+
+
+def repetition(own: Sequence[int], x: Sequence[int]) -> int:
+    """What the shape of an operand that broadcasts to x's adds to its dtype: as in src/line/signature.h."""
+    dims, missing = len(x), len(x) - len(own)
+    has = turns = 0
+    whole = True
+    for d in range(dims - 1):
+        if x[d] == 1:
+            continue
+        if d >= missing and own[d - missing] != 1:  # a branch, so that a traced size becomes a guard
+            turns += turns % 2
+            has |= 1 << dims - 2 - d
+        else:
+            turns += 1 - turns % 2
+            whole = False
+    if whole or turns > 3 or dims > _MOST_DIMS:
+        return _native.BROADCAST
+    return _native.BROADCAST + _native.SUMMED + _native.HAS * has
+
+
+def sizes_of_sum(shape: Sequence[int], has: int) -> tuple[int, ...]:
+    """Of the gradient of an operand that has these of x's leading dimensions."""
+    last = len(shape) - 2
+    return (*(size if has >> last - d & 1 else 1 for d, size in enumerate(shape[:-1])), shape[-1])
 
 
 def given(*tensors: Tensor | None) -> list[Tensor]:

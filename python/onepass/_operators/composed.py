@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from onepass import _native
+from onepass._arguments.shapes import sizes_of_sum
 from onepass.reference import IN_TORCH, compose
 
 OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}
@@ -63,7 +64,7 @@ def composed_backward(
     operands = []
     for i, operand in enumerate(saved.operands):
         shape = behind if line.is_behind(i) else before
-        is_tensor = i in line.tensor_operands
+        is_tensor = i in line.tensor_operands or i in line.column_operands and types[1 + i] >= _native.BROADCAST
         own = shape if is_tensor else shape[-1:]
         filled = _zeros(own, types[1 + i], gradients[0]) if operand is None else operand
         operands.append(filled.expand(shape) if is_tensor else filled)
@@ -79,7 +80,14 @@ def composed_backward(
         at_end = _pull(line, part, compose_with, operands, at_end, gradients[1:], found)
     found[0] = at_end
     outputs = _native.gradients(line.text, types[0] % _native.BROADCAST, tuple(types[1:]), wanted)["outputs"]
-    return tuple(found[o["input"]].to(OF_DTYPE[o["dtype"]]) for o in outputs)
+    return tuple(_summed(found[o["input"]], o).to(OF_DTYPE[o["dtype"]]) for o in outputs)
+
+
+def _summed(gradient: Tensor, output: dict) -> Tensor:
+    """In the shape that the kernel gives it."""
+    if not output["column"] or output["has"] < 0:
+        return gradient
+    return gradient.sum_to_size(sizes_of_sum(gradient.shape, output["has"]))
 
 
 def cannot_be_made_again(line, saved: Saved) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from onepass import _native
+from onepass._arguments.shapes import sizes_of_sum
 from onepass._operators.composed import OF_DTYPE, like_x
 
 library = torch.library.Library("onepass", "FRAGMENT")
@@ -107,25 +108,29 @@ def contraction_results(x, operands, line, dropout_state, save):
     return results
 
 
-def _gradients(like: torch.Tensor, line: str, operand_types: list[int], wanted: int) -> list[torch.Tensor]:
+def gradients_of(like: torch.Tensor, line: str, operand_types: list[int], wanted: int) -> list[torch.Tensor]:
+    """like: of x's shape and dtype."""
     plan = _native.gradients(line, _native.DTYPES[like.dtype], tuple(operand_types), wanted)
     columns = like.shape[-1] if like.dim() else 1
-    return [
-        like.new_empty((columns,) if output["column"] else like.shape, dtype=OF_DTYPE[output["dtype"]])
-        for output in plan["outputs"]
-    ]
+
+    def shape(output):
+        if not output["column"]:
+            return like.shape
+        return (columns,) if output["has"] < 0 else sizes_of_sum(like.shape, output["has"])
+
+    return [like.new_empty(shape(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
 
 
 @torch.library.register_fake("onepass::elementwise_backward", lib=library)
 def _(gradients, x, operands, resumed, dropout_state, line, operand_types, wanted):
     _require_devices(gradients, x, operands, resumed)
-    return _gradients(gradients[0], line, operand_types, wanted)
+    return gradients_of(gradients[0], line, operand_types, wanted)
 
 
 @torch.library.register_fake("onepass::rowwise_backward", lib=library)
 def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_types, wanted):
     _require_devices(gradients, x, operands, resumed, statistics)
-    return _gradients(like_x(line, gradients, x, resumed), line, operand_types, wanted)
+    return gradients_of(like_x(line, gradients, x, resumed), line, operand_types, wanted)
 
 
 @torch.library.register_fake("onepass::linear_backward", lib=library)
@@ -181,7 +186,7 @@ def _(gradients, xs, operands, resumed, statistics, dropout_state, line, operand
     else:
         kind = resumed if _native.describe(line)["numbers"][0] else gradients
         members = list(kind[0].unbind()) if stack else kind[:count]
-    each = [_gradients(like, line, operand_types, wanted) for like in members]
+    each = [gradients_of(like, line, operand_types, wanted) for like in members]
     plan = _native.gradients(line, _native.DTYPES[members[0].dtype], tuple(operand_types), wanted)
     results = []
     for output, some in zip(plan["outputs"], zip(*each)):

@@ -7,7 +7,8 @@ from torch._functorch.vmap import _broadcast_to_and_flatten
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from onepass import _native
-from onepass._operators.fake import library
+from onepass._arguments.shapes import repetition, sizes_of_sum
+from onepass._operators.fake import gradients_of, library
 
 # Tensors of a row for each of x's, by the names in the operators' schemas.
 _ROWS = ("x", "gradients", "resumed", "product", "resumed_behind")
@@ -33,11 +34,12 @@ def _operand_kinds(line: str) -> list[str]:
 
 
 def _may_join_rows(given, dims) -> bool:
-    """Not where samples have their own columns or matrices, or want gradients of them; nor with dropout, whose mask
-    depends on an element's place among all."""
+    """Not where samples have their own matrices, or want gradients of them, or own columns beside a matrix; nor with
+    dropout, whose mask depends on an element's place among all."""
     line = given["line"]
     kinds = _operand_kinds(line)
-    shared = [i for i, kind in enumerate(kinds) if kind not in _OPERANDS_OF_ROWS]
+    own = ("column", *_OPERANDS_OF_ROWS) if _native.describe(line)["weight"] is None else _OPERANDS_OF_ROWS
+    shared = [i for i, kind in enumerate(kinds) if kind not in own]
     wanted = given.get("wanted", 0)
     least = 1 if any("is_causal" in word["properties"] for word in _native.describe(line)["words"]) else 0
     return (
@@ -65,7 +67,7 @@ def _together(op, size: int, given, dims):
         return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
 
     def operand(t, dim, kind):
-        if kind != "tensor":
+        if kind not in ("tensor", "column"):
             return rows(t, dim) if kind in _OPERANDS_OF_ROWS else t
         if dim is None:
             return t
@@ -80,6 +82,8 @@ def _together(op, size: int, given, dims):
     args["operands"] = [operand(*each) for each in zip(given["operands"], dims["operands"], kinds)]
     if given.get("statistics") is not None:  # [statistics, rows]
         args["statistics"] = rows(given["statistics"], dims["statistics"]).movedim(0, 1).flatten(1).contiguous()
+    if "operand_types" in args:
+        return _gradients_together(op, size, args, kinds)
     results = op(*args.values())
     out_dims = [0] * len(results)
     saves = given.get("save_statistics") or given.get("save") and _native.describe(line)["reads_statistics"]
@@ -87,6 +91,30 @@ def _together(op, size: int, given, dims):
         results[-1] = results[-1].unflatten(1, (size, -1))
         out_dims[-1] = 1
     return results, out_dims
+
+
+def _gradients_together(op, size: int, args, kinds):
+    """The samples' own gradients: those that are sums over a sample's rows are not to be sums over all."""
+    joined, types = args["gradients"][0].shape, []
+    for kind, of in zip(kinds, args["operand_types"]):
+        own = None
+        if kind == "column" and of < _native.BROADCAST:
+            own = joined[-1:]
+        elif of // _native.SUMMED % 2:
+            own = sizes_of_sum(joined[1:], of // _native.HAS)
+        if own is not None:
+            of = of % _native.BROADCAST + repetition(_with_samples(size, own, len(joined)), joined)  # noqa: PLW2901
+        types.append(of)
+    first = torch.empty(joined[1:], dtype=args["gradients"][0].dtype, device="meta")
+    shapes = [t.shape for t in gradients_of(first, args["line"], args["operand_types"], args["wanted"])]
+    results = op(*(args | {"operand_types": types}).values())
+    summed = [r.sum_to_size(_with_samples(size, s, len(joined))) for r, s in zip(results, shapes)]
+    return [r.reshape(size, *s) for r, s in zip(summed, shapes)], [0] * len(results)
+
+
+def _with_samples(size: int, own, dims: int) -> tuple[int, ...]:
+    """Of a shape for each of the samples, among tensors of so many dimensions."""
+    return (size, *[1] * (dims - 1 - len(own)), *own)
 
 
 def _one_by_one(op, size: int, args, in_dims):

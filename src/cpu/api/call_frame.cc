@@ -227,7 +227,8 @@ std::uint64_t wanted_of(const spec::line& of, const values& v, const gradients& 
 
 std::vector<spec::operand_facts> facts_of(const values& v, const sizes_of& x) {
   std::vector<spec::operand_facts> facts;
-  for (const tensor& t : v.operands) facts.push_back({t.type, t.sizes != x});
+  // A tensor of one dimension is a column, or has no gradient (see wanted_of).
+  for (const tensor& t : v.operands) facts.push_back({.type = t.type, .broadcast = t.sizes.size() > 1 && t.sizes != x});
   return facts;
 }
 

@@ -121,12 +121,30 @@ int64 task_count(int64 all, int64 elements) {
   return static_cast<int64>(std::bit_ceil(static_cast<uint64>((all + elements - 1) / elements)));
 }
 
+namespace {
+
+// A task has some rows of one group, or some groups.
+int64 partition_groups(row_groups& groups, int64 parts, int64& task_rows) {
+  groups.blocks = groups.each = 1;
+  if (groups.count < parts) {
+    task_rows = (groups.rows + parts / groups.count - 1) / (parts / groups.count);
+    groups.blocks = (groups.rows + task_rows - 1) / task_rows;
+    return groups.count * groups.blocks;
+  }
+  groups.each = (groups.count + parts - 1) / parts;
+  task_rows = groups.each * groups.rows;
+  return (groups.count + groups.each - 1) / groups.each;
+}
+
+}  // namespace
+
 int64 partition(arguments& a, bool rowwise) {
   const int64 rows = std::max<int64>(a.rows, 1), columns = std::max<int64>(a.columns, 1);
   if (a.wants_column != 0) {
     const int64 parts = std::min(task_count(rows * columns, kPartElements), kColumnParts);
-    a.task_rows = (rows + parts - 1) / parts;
     a.task_columns = rowwise ? columns : std::min<int64>(columns, 4096);
+    if (a.groups.operands != 0) return a.parts = partition_groups(a.groups, parts, a.task_rows);
+    a.task_rows = (rows + parts - 1) / parts;
     return a.parts = (rows + a.task_rows - 1) / a.task_rows;
   }
   a.task_columns = rowwise ? columns : std::min(columns, kTaskElements);
@@ -158,7 +176,7 @@ cpu_kernel choose(const cpu_kernels& kernels, const arguments& a, dtype x, bool 
 // Calls body(begin, end) for ranges of the partition's tasks.
 template <class Body>
 void each_task(const arguments& a, Body body) {
-  const int64 down = (a.rows + a.task_rows - 1) / a.task_rows,
+  const int64 down = a.groups.operands != 0 ? a.parts : (a.rows + a.task_rows - 1) / a.task_rows,
               across = (a.columns + a.task_columns - 1) / a.task_columns;
   const int64 grain = std::max<int64>(kGrainElements / (a.task_rows * a.task_columns), 1);
   in_threads(down * across, grain, body);
@@ -193,6 +211,18 @@ void reduce_columns(const arguments& a, int64 parts, int slots, const view* outp
     const auto* partial = static_cast<const double*>(a.column_partial);
     for (int s = 0; s < slots; ++s) {
       if (outputs[s].data) sum_parts(partial + s * a.parts * a.columns, parts, a.columns, begin, end, outputs[s]);
+    }
+  });
+}
+
+void reduce_groups(const arguments& a, int slot, const view& output) {
+  const auto* partial = static_cast<const double*>(a.column_partial) + slot * a.parts * a.columns;
+  const int64 grain = std::max<int64>(kGrainElements / (a.groups.blocks * a.columns), 1);
+  in_threads(a.groups.count, grain, [&](int64 begin, int64 end) {
+    for (int64 g = begin; g < end; ++g) {
+      view row = output;
+      row.data = static_cast<char*>(output.data) + g * a.columns * size_of(output.type);
+      sum_parts(partial + g * a.groups.blocks * a.columns, a.groups.blocks, a.columns, 0, a.columns, row);
     }
   });
 }

@@ -32,4 +32,7 @@ void run_backward(const cpu_kernels&, const arguments&, dtype x);
 // Adds so many parts of column_partial in order into 1-D outputs, one per wanted column operand; not where it is null.
 void reduce_columns(const arguments&, int64 parts, int slots, const view* outputs);
 
+// The same of a slot that has a sum for each group of rows, where tasks share groups.
+void reduce_groups(const arguments&, int slot, const view& output);
+
 }  // namespace onepass::cpu

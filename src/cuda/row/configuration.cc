@@ -136,6 +136,22 @@ void set_parts(plan& p, int64 parts) {
   p.with.one_part = parts == 1 && p.with.members == 0;
 }
 
+// How many blocks take groups of rows in so many steps each, where `most` fill the chip. Several share a group where
+// that leaves few of them without work; else each takes groups in turn.
+int64 blocks_for(const row_groups& groups, int64 rows_a_step, int64 most, plan& p) {
+  constexpr int64 kTries = 8;
+  constexpr double kBusy = 0.9;
+  const int64 steps = ceil_div(groups.rows, rows_a_step), fewest = std::clamp(most / groups.count, int64{1}, steps);
+  double best = 0;
+  for (int64 blocks = fewest; blocks < fewest + kTries && blocks <= steps && best < kBusy; ++blocks) {
+    const int64 rounds = ceil_div(groups.count * blocks, most) * ceil_div(steps, blocks);
+    const double busy = static_cast<double>(groups.count * steps) / static_cast<double>(rounds * most);
+    if (busy > best) best = busy, p.group_blocks = blocks;
+  }
+  p.with.one_part_a_group = p.group_blocks == 1;
+  return p.group_blocks > 1 ? groups.count * p.group_blocks : std::min(groups.count, most);
+}
+
 const elementwise_tuning& tiles_for(const request& r, const arguments& a, const configuration& c) {
   if (c.staged != 0) return r.backward ? kTuning.backward_staged : kTuning.forward_staged;
   if (r.backward && r.wants_column == 0 && a.x.data == nullptr) return kTuning.backward_of_gradients;
@@ -171,11 +187,16 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
     const int64 grid_x = ceil_div(lanes_a_row, c.across), most_y = ceil_div(a.rows, c.down * c.unroll);
     const int64 filling = std::max<int64>(chip.sm_count * tuned.blocks_per_sm / grid_x, 1);
     p.grid_x = static_cast<unsigned>(grid_x);
+    if (r.has_groups) {
+      constexpr int64 kMostY = 65535;
+      p.grid_y = static_cast<unsigned>(blocks_for(a.groups, c.down * c.unroll, std::min(filling, kMostY / 8), p));
+      return;
+    }
     p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, r.wants_column ? filling : most_y, 65535}));
   };
   set_grid();
   const few_rows_tuning& few = kTuning.few_rows;
-  if (r.wants_column != 0 && p.grid_y > 1 && a.rows <= few.unroll * few.down && c.staged == 0) {
+  if (r.wants_column != 0 && !r.has_groups && p.grid_y > 1 && a.rows <= few.unroll * few.down && c.staged == 0) {
     c.unroll = few.unroll;
     c.down = static_cast<int>(power_of_two_from(ceil_div(a.rows, c.unroll)));
     c.across = static_cast<int>(std::min<int64>(lanes_a_row, std::max(32 / c.down, kTuning.least_across)));
@@ -191,7 +212,7 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int slots = std::popcount(r.wants_column);
   if (slots > tuned.sums || std::popcount(c.repeated_operand) > tuned.repeated ||
       (tuned.recomputes && r.flops > kTuning.again_flops) || (tuned.ahead && r.features > 0) ||
-      ((tuned.recomputes || tuned.ahead) && r.row_words > 1))
+      ((tuned.recomputes || tuned.ahead) && r.row_words > 1) || (tuned.ahead && r.has_groups))
     return false;
   const int wide = r.x == dtype::f64 ? 2 : 1;  // a double takes two registers
   const int64 lanes_a_row = ceil_div(a.columns, c.vector_size);
@@ -322,10 +343,17 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   p.grid_x = static_cast<unsigned>(rows * c.cluster);
   p.grid_y = 1;
   set_parts(p, r.wants_column != 0 ? rows : 0);
+  if (r.has_groups) share_groups(a.groups, persistent, p);
   return {p};
 }
 
 }  // namespace
+
+void share_groups(const row_groups& groups, int64 most, plan& p) {
+  const int64 blocks = blocks_for(groups, p.with.down, most, p);
+  p.grid_x = static_cast<unsigned>(blocks * p.with.cluster);
+  set_parts(p, blocks);
+}
 
 request::request(const spec::line& line, bool is_backward)
     : rowwise(line.by_rows()),
@@ -368,7 +396,7 @@ request request_of(const spec::frame& f, bool backward, std::string line) {
 
 request request_of(const spec::frame& f, const spec::gradients& plan, std::string line) {
   request r = request_of(f, true, std::move(line));
-  r.wants_column = plan.wants_column, r.wants_tensor = plan.wants_tensor;
+  r.wants_column = plan.wants_column, r.wants_tensor = plan.wants_tensor, r.has_groups = plan.grouped != 0;
   r.wants_dx = f.a.dx.data != nullptr, r.wants_recompute = f.a.recomputed.data != nullptr;
   return r;
 }
@@ -385,6 +413,8 @@ configuration describe(const request& r, const arguments& a) {
   }
   c.dims = kMaxDims;
   while (c.dims > 1 && a.size[kMaxDims - c.dims] == 1) --c.dims;
+  c.grouped_operand = r.backward ? a.groups.operands : 0;
+  c.apart = c.grouped_operand != 0 && !a.groups.together();
   c.single_x = a.x.data && a.x.column_stride == 0;
   c.single_y = a.y.column_stride == 0;
   c.saves_statistics = !r.backward && a.statistics != nullptr;

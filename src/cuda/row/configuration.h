@@ -25,6 +25,7 @@ struct request {
   dtype x = dtype::none;
   dtype operand[kMaxOperands] = {};
   uint64 wants_column = 0, wants_tensor = 0;
+  bool has_groups = false;  // of rows, for some of those columns
   bool wants_dx = false, wants_recompute = false;
   int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
   int features = 0;                                                             // that end its rows
@@ -67,6 +68,7 @@ struct plan {
   unsigned shared_bytes;
   int64 parts;        // of column sums: rows of column_partial
   int64 row_columns;  // of a part of a row, where rows are taken in parts
+  int64 group_blocks;  // of a group of rows (row_groups)
 };
 
 // Rows taken in parts: elements of a row in the workspace besides those of its parts, which are what its row words save
@@ -82,6 +84,9 @@ configuration describe(const request&, const arguments&);
 // Pure arithmetic: the same shapes, alignment and chip give the same plans.
 std::vector<plan> choose(const request&, const arguments&, const device_facts&, const configuration& described);
 std::vector<plan> choose(const request&, const arguments&, const device_facts&);
+
+// Shares groups of rows out to so many blocks (clusters) that fill the chip, one row of each at a time.
+void share_groups(const row_groups&, int64 most, plan&);
 
 // Small accesses would load the gradient by windows, in which other threads write.
 constexpr bool may_be_in_place(dtype type, int64 columns) { return columns * size_of(type) % 16 == 0; }

@@ -44,6 +44,10 @@ std::vector<plan> prepare(const request& r, const arguments& a, const configurat
     const auto threads = static_cast<unsigned>(p.with.across * p.with.down);
     const int most = active_clusters(find_or_build(r, p, device, stream), p.with.cluster, threads, p.shared_bytes);
     if (most > 0 || p.with.cluster <= 8) {
+      if (r.has_groups) {
+        share_groups(a.groups, std::max(most, 1), p);
+        break;
+      }
       const auto clusters = std::min<int64>(p.grid_x / static_cast<unsigned>(p.with.cluster), std::max(most, 1));
       p.grid_x = static_cast<unsigned>(clusters * p.with.cluster);
       if (p.parts > 0) p.parts = clusters;
@@ -83,11 +87,11 @@ std::vector<column_sum> sums_of(const arguments& a, dtype type, int64 parts, int
   return sums;
 }
 
-void reduce_columns(const std::vector<column_sum>& sums, dtype type, int device, void* stream) {
+void reduce_columns(const std::vector<column_sum>& sums, dtype type, int device, void* stream, int64 groups) {
   if (sums.size() > kManySums) {
     const auto middle = sums.begin() + kManySums;
-    reduce_columns({sums.begin(), middle}, type, device, stream);
-    reduce_columns({middle, sums.end()}, type, device, stream);
+    reduce_columns({sums.begin(), middle}, type, device, stream, groups);
+    reduce_columns({middle, sums.end()}, type, device, stream, groups);
     return;
   }
   int64 parts = 0, most = 0;
@@ -98,14 +102,16 @@ void reduce_columns(const std::vector<column_sum>& sums, dtype type, int device,
   std::vector<column_sum> with(room);  // column_sum_arguments
   std::copy(sums.begin(), sums.end(), with.begin());
   static known_kernels known;
-  const kernel& sum = known.find_or_build(kernel_key(device, type, room), [&]() -> const kernel& {
-    return load(column_sum_source(type, static_cast<int>(room)), device, stream, chip.arch_name + " column sum");
+  const kernel& sum = known.find_or_build(kernel_key(device, type, room, groups > 0), [&]() -> const kernel& {
+    return load(column_sum_source(type, static_cast<int>(room), groups > 0), device, stream,
+                chip.arch_name + " column sum" + (groups > 0 ? " of groups" : ""));
   });
   // Some four parts a thread, so that their loads are in flight at a time.
   const unsigned down = std::min(std::bit_ceil(static_cast<unsigned>((parts + 3) / 4)), kTuning.column_sum_down);
   const unsigned across = kTuning.column_sum_threads / down, columns = across * kTuning.column_sum_columns;
   const auto blocks = static_cast<unsigned>((most + columns - 1) / columns);
-  launch(sum, {blocks, static_cast<unsigned>(sums.size())}, {across, down}, 0, chip.arch >= 90, stream, with.data());
+  const auto each = static_cast<unsigned>(std::max<int64>(groups, 1));
+  launch(sum, {blocks * each, static_cast<unsigned>(sums.size())}, {across, down}, 0, chip.arch >= 90, stream, with.data());
 }
 
 }  // namespace onepass::cuda

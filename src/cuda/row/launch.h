@@ -17,7 +17,7 @@ void launch(const request&, const std::vector<plan>&, const arguments* const* me
 // The second stage of column gradients.
 // Of so many of column_partial's parts. outputs: 1-D, one for each wanted column operand; not where it is null.
 std::vector<column_sum> sums_of(const arguments&, dtype type, int64 parts, int slots, const view* outputs);
-// type: of the parts.
-void reduce_columns(const std::vector<column_sum>&, dtype type, int device, void* stream);
+// type: of the parts. groups: each sum is one of so many, whose parts and results follow each other.
+void reduce_columns(const std::vector<column_sum>&, dtype type, int device, void* stream, int64 groups = 0);
 
 }  // namespace onepass::cuda

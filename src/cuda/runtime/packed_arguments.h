@@ -25,7 +25,8 @@ inline void append_packed(std::string& to, const request& r, const arguments& a)
   add(a.kept, room_for(r.keeps)), add(a.kept_gradient, room_for(r.keeps));
   append_between(to, &a.statistics, a.parameter);
   add(a.parameter, room_for(r.parameters));
-  append_between(to, &a.task_rows, &a + 1);
+  append_between(to, &a.task_rows, &a.groups);
+  if (r.has_groups) append_value(to, a.groups);
 }
 
 }  // namespace onepass::cuda

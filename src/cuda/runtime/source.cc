@@ -22,6 +22,7 @@ std::string heading(const request& r, const std::string& header) {
   };
   define("RESULT_BITS", result_bits(r)), define("OPERANDS", room_for(r.operands)), define("KEEPS", room_for(r.keeps));
   define("PARAMETERS", room_for(r.parameters));
+  if (r.has_groups) text += "#define ONEPASS_GROUPS\n";
   return text + "#include \"onepass/kernel/" + header + ".cuda.h\"\nONEPASS_BEGIN\n";
 }
 
@@ -105,13 +106,13 @@ const kernel& load(const std::string& source, int device, void* stream, const st
   return load(source, source.substr(begin, end - begin).c_str(), device, stream, label);
 }
 
-std::string column_sum_source(dtype parts, int sums) {
+std::string column_sum_source(dtype parts, int sums, bool grouped) {
   const int threads = static_cast<int>(kTuning.column_sum_threads);
   return "#define ONEPASS_SUMS " + std::to_string(sums) +
          "\n#include \"onepass/kernel/row/column_sum.cuda.h\"\nONEPASS_BEGIN\n" +
          kernel_text("add_columns",
                      std::string(parts == dtype::f64 ? "double" : "float") + ", " + std::to_string(threads) + ", " +
-                         std::to_string(kTuning.column_sum_columns),
+                         std::to_string(kTuning.column_sum_columns) + (grouped ? ", true" : ""),
                      bounds(threads), "column_sum_arguments") +
          "ONEPASS_END\n";
 }

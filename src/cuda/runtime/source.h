@@ -16,7 +16,7 @@ std::string number_field(const char* name, int);
 // What NVRTC compiles.
 std::string source(const request&, const configuration&);
 inline constexpr int kFewSums = 2 * kMaxOperands;      // that one call has
-std::string column_sum_source(dtype parts, int sums);  // at most so many at a time
+std::string column_sum_source(dtype parts, int sums, bool grouped = false);  // at most so many at a time
 
 std::string function_of(const request&, const configuration&);  // the kernel's function, for kernel_name
 // The name by which drivers, profilers and sanitizers show a function's kernel. Throws where kKernels lacks it.

@@ -156,7 +156,7 @@ const char* onepass_words() {
       out.begin('{');
       onepass::binding::describe_word(out, *about);
       out.key("default");
-      if (about->parameter[0] == '\0' || about->parameter_required) out.null();
+      if (about->parameter[0] == '\0' || about->with_number[0] != '\0' || about->parameter_required) out.null();
       else out.value(about->parameter_default);
       out.end('}');
     }
@@ -350,6 +350,7 @@ const char* onepass_gradients(const char* text, int dtype, const std::int64_t* o
           .field("input", output.input)
           .field("dtype", static_cast<int>(output.type))
           .field("column", output.column)
+          .field("has", output.has)
           .end('}');
     }
     out.end(']').end('}');

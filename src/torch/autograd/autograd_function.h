@@ -43,12 +43,18 @@ struct places {
     types.reserve(static_cast<std::size_t>(signature.operands) + 1);
     for (int i = 0; i < signature.operands; ++i) {
       const at::TensorList own = tensors.slice(static_cast<std::size_t>(begin(i)), static_cast<std::size_t>(size(i)));
-      bool whole = size(i) == count;
+      if (!are_rows(i) && own[0].dim() == 1) {
+        types.push_back(dtype_of(own[0]));
+        continue;
+      }
+      bool whole = size(i) == count && are_rows(i);
       for (std::size_t j = 0; j < own.size() && whole; ++j)
         whole = signature.weight >= 0 && i > signature.weight
                     ? has_sizes_behind(own[j], tensors[0], tensors[static_cast<std::size_t>(begin(signature.weight))])
                     : own[j].sizes() == tensors[j].sizes();
-      types.push_back(dtype_of(own[0]) + (whole ? 0 : kBroadcast));
+      const bool is_one = signature.weight < 0 && !call.is_list();
+      const std::int64_t repeats = is_one ? repetition(own[0].sizes(), tensors[0].sizes()) : kBroadcast;
+      types.push_back(dtype_of(own[0]) + (whole ? 0 : repeats));
     }
     return types;
   }

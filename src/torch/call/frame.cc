@@ -65,15 +65,22 @@ void frame::operand(int index, const Tensor& t) {
   require_device(t, on, name);
   operand_type(index, its);
   view& out = a.operand[index];
-  if (w.about->operand == operand_kind::tensor) {
+  const std::int64_t columns = shape.columns();
+  const bool is_tensor = w.about->operand == operand_kind::tensor;
+  // Behind a contraction and before it, columns are for all rows.
+  if (!is_tensor && spec::is_batch_of_columns(strided_of(t, &out), shape)) {
+    input(t, out);
+    return;
+  }
+  if (is_tensor) {
     ONEPASS_CHECK(spec::broadcasts(strided_of(t, &out), shape), "onepass: ", name(), " must have x's shape ",
                   shape_text(shape.sizes, shape.dim), " or broadcast to it, got ", shape_text(t));
     input(t, out);
     return;
   }
-  const std::int64_t columns = shape.columns();
   ONEPASS_CHECK(t.dim() == 1 && t.size(0) == columns, "onepass: ", name(), " must have shape [", columns,
-                "], one number for each column of x, got ", shape_text(t));
+                "], one number for each column of x, or broadcast to ", shape_text(shape.sizes, shape.dim),
+                " from such rows, got ", shape_text(t));
   const bool dense = columns == 1 || t.stride(0) == 1;
   if (!dense) held_.push_back(torch::stable::contiguous(t));
   out = {(dense ? t : held_.back()).data_ptr(), {}, its, 1};

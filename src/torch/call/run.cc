@@ -94,6 +94,16 @@ void run_statistics(frame& f) {
   forward_on_cuda(f, request);
 }
 
+namespace {
+
+// Operands whose column gradients leave no parts: the kernel has whole sums.
+std::uint64_t stored_by_kernel(const spec::gradients& plan, bool one_part, std::int64_t group_blocks) {
+  const std::uint64_t ungrouped = plan.wants_column & ~plan.grouped;
+  return (one_part ? ungrouped : 0) | (group_blocks == 1 ? plan.grouped : 0);
+}
+
+}  // namespace
+
 void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>& columns) {
   if (f.on.is_cuda()) {
     const torch::stable::accelerator::DeviceGuard guard(f.on.index);
@@ -101,23 +111,34 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
     request.in_place = f.a.dx.data == f.a.y.data;
     void* stream = current_stream(f.on.index);
     const std::vector<cuda::plan> plans = cuda::prepare(request, f.a, f.on.index, stream);
-    if (plans.back().with.one_part != 0) {
-      write_sums(f, plan.wants_column, columns);
-      launch(f, request, plans, stream);
-      return;
-    }
-    f.a.parts = plans.back().parts;
-    const column_parts parts({&f}, one_for_all(columns), f.arithmetic());
+    const cuda::plan& last = plans.back();
+    f.a.parts = last.parts, f.a.groups.blocks = last.group_blocks;
+    const std::uint64_t stored = stored_by_kernel(plan, last.with.one_part != 0, last.group_blocks);
+    write_sums(f, plan.wants_column, columns, stored);
+    const std::vector<view> whole = some_of(plan.wants_column, columns, ~(plan.grouped | stored)),
+                            grouped = some_of(plan.wants_column, columns, plan.grouped & ~stored);
+    const bool adds = (plan.wants_column & ~stored) != 0;
+    const column_parts parts({&f}, adds ? one_for_all(whole) : column_outputs(), f.arithmetic());
     launch(f, request, plans, stream);
+    if (!adds) return;
     cuda::reduce_columns(parts.sums(), f.arithmetic(), f.on.index, stream);
+    const int slots = static_cast<int>(columns.size());
+    cuda::reduce_columns(cuda::sums_of(f.a, f.arithmetic(), last.group_blocks, slots, grouped.data()), f.arithmetic(),
+                         f.on.index, stream, f.a.groups.count);
     return;
   }
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
   f.a.stream_stores = stream_stores(f, 1);
   cpu::partition(f.a, f.line.line.by_rows());
-  const column_parts parts({&f}, one_for_all(columns), dtype::f64);
+  const std::uint64_t stored = stored_by_kernel(plan, false, f.a.groups.blocks);
+  write_sums(f, plan.wants_column, columns, stored);
+  const std::vector<view> whole = some_of(plan.wants_column, columns, ~plan.grouped),
+                          grouped = some_of(plan.wants_column, columns, plan.grouped & ~stored);
+  const column_parts parts({&f}, one_for_all(whole), dtype::f64);
   cpu::run_backward(kernels, f.a, f.type);
   parts.add_on_cpu();
+  for (std::size_t slot = 0; slot < grouped.size(); ++slot)
+    if (grouped[slot].data) cpu::reduce_groups(f.a, static_cast<int>(slot), grouped[slot]);
 }
 
 }  // namespace onepass::binding

@@ -263,8 +263,25 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   return with_kept();
 }
 
+namespace {
+
+// The kernels of a product have columns for all rows.
+void check_columns(const forward_call& call) {
+  const spec::line& line = call.line.line;
+  for (int i = 0; i < line.operands; ++i) {
+    const spec::word& w = line.operand_word(i);
+    const Tensor& t = call.operands[static_cast<std::size_t>(i)];
+    ONEPASS_CHECK(w.about->operand != operand_kind::column || t.dim() == 1, "onepass: ", operand_name(line, w),
+                  " must have one dimension in a line with a contraction, got shape ", shape_text(t));
+  }
+}
+
+}  // namespace
+
 std::vector<Tensor> forward_of_contraction(const forward_call& call) {
   const prepared_line& line = call.line;
+  check_operand_count(line, call.operands.size());
+  check_columns(call);
   if (line.attention) return forward_with_attention(call);
   if (!line.line.scores()) return forward_with_linear(call);
   return forward_with_scores(

@@ -367,3 +367,16 @@ def test_a_loop_over_pieces(every_line):
 )
 def test_loops_over_pieces(function, every_line):
     agrees(function, torch.randn(6, 4, 8))
+
+
+def test_modulation_and_gates(every_line):
+    """As diffusion transformers write them."""
+    x, scale, shift, gate = torch.randn(2, 5, 8), *torch.randn(3, 2, 8)
+
+    def modulated(x, scale, shift):
+        return F.layer_norm(x, (8,), eps=1e-6) * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+    assert agrees(modulated, x, scale, shift) == ["layer_norm(1e-06) | scale(1.0) | bias"]
+    found = agrees(lambda x, r, gate: r + gate.unsqueeze(1) * x, x, x.clone(), gate)
+    assert found == ["scale | add"]
+    assert "scale" not in agrees(lambda x, gate, w: F.linear(gate.unsqueeze(1) * x, w), x, gate, torch.randn(8, 8))[0]

@@ -130,14 +130,15 @@ def test_a_vector_and_a_number_each(device):
 
 
 def test_rows_are_one_call(device):
-    """The batch of x joins the rows: one kernel, whatever the batch."""
+    """The batch of x joins the rows, and columns of samples are columns of a batch: one kernel, whatever the batch."""
     from helpers import Recorder
 
     x, b = torch.randn(SIZE, 5, 6, device=device), torch.randn(6, device=device)
-    for dims, calls in (((0, None), 1), ((0, 0), SIZE)):
+    for dims, calls in (((0, None), 1), ((0, 0), 1), ((None, 0), 1)):
         recorder = Recorder()
         with recorder:
-            vmap(onepass.Line("bias | gelu"), dims)(x, b if dims[1] is None else b.expand(SIZE, 6))
+            given = x if dims[0] == 0 else x[0], b if dims[1] is None else b.expand(SIZE, 6)
+            vmap(onepass.Line("bias | gelu"), dims)(*given)
         assert len(recorder.calls) == calls
 
 

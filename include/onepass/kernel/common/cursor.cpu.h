@@ -133,17 +133,19 @@ class cursor {
   ONEPASS_FUNCTION bool wants() const {
     return wants_[I];
   }
+  // Whether it is a sum over rows is the call's to say, whatever the word's operand is.
   template <int I>
   ONEPASS_FUNCTION void tensor_gradient(lane g) const {
-    write(operand_gradient_[I], g, false);
+    if (column_sum_[I]) add_to_column<I>(g);
+    else write(operand_gradient_[I], g, false);
   }
   template <int I>
   ONEPASS_FUNCTION void column_gradient(lane g) const {
-    T* at = column_sum_[I] + column_;  // padded to whole lanes
-    store_lane(load_lane<lane>(at) + g, at);
+    tensor_gradient<I>(g);
   }
   template <int I>
   ONEPASS_FUNCTION void column_gradient(lane dy, lane x) const {
+    if (HWY_UNLIKELY(!column_sum_[I])) return write(operand_gradient_[I], dy * x, false);
     T* at = column_sum_[I] + column_;
     store_lane(fma(dy, x, load_lane<lane>(at)), at);
   }
@@ -223,6 +225,12 @@ class cursor {
   }
 
  private:
+  template <int I>
+  ONEPASS_FUNCTION void add_to_column(lane g) const {
+    T* at = column_sum_[I] + column_;  // padded to whole lanes
+    store_lane(load_lane<lane>(at) + g, at);
+  }
+
   template <int K, bool Gradient = false>
   ONEPASS_FUNCTION T* number_at() const {
     if constexpr (K < 0) return reinterpret_cast<T*>(y_.data);
@@ -310,8 +318,41 @@ ONEPASS_FUNCTION void for_columns(int64 begin, int64 end, const Body& body) {
   }
 }
 
+// Calls body(row) for the rows of a task, and ends_group(g) behind each group of them (row_groups).
+template <class Body, class EndsGroup>
+ONEPASS_FUNCTION void for_rows(const arguments& a, int64 task, const Body& body, const EndsGroup& ends_group) {
+  const bool grouped = a.groups.operands != 0, is_shared = !grouped || a.groups.blocks > 1;
+  const row_groups groups = grouped ? a.groups : row_groups{0, 1, a.rows, 1, 1, a.rows, task + 1, 1};
+  const int64 first = is_shared ? task / groups.blocks : task * groups.each,
+              last = first + groups.each < groups.count ? first + groups.each : groups.count,
+              begin = is_shared ? task % groups.blocks * a.task_rows : 0,
+              end = is_shared && begin + a.task_rows < groups.rows ? begin + a.task_rows : groups.rows,
+              apart = groups.kept * groups.inner;
+  for (int64 g = first; g < last; ++g) {
+    int64 inner = begin % groups.inner;
+    int64 row = g / groups.kept * groups.outer * apart + g % groups.kept * groups.inner + begin / groups.inner * apart +
+                inner;
+    for (int64 w = begin; w < end; ++w) {
+      body(row++);
+      if (++inner == groups.inner) inner = 0, row += apart - groups.inner;
+    }
+    if (grouped) ends_group(g);
+  }
+}
+
+// Numbers of a row of doubles, stored as what the tensor has.
+inline void store_doubles(const double* from, void* to, dtype type, int64 begin, int64 end) {
+  using L = vec<double>;
+  for_columns<L, true>(begin, end, [&](int64 c, int count) ONEPASS_LAMBDA {
+    const L numbers = count == lanes<L>() ? load_lane<L>(from + c) : load_partial<L>(from, dtype::f64, c, count);
+    if (count == lanes<L>()) store(to, type, c, numbers);
+    else store_partial(to, type, c, numbers, count);
+  });
+}
+
 // The running column sums of one task over columns [begin, end): short sums in level-one cache, added to the task's
-// part, which is double, every kRows rows: the error does not grow with the rows.
+// part, which is double, every kRows rows: the error does not grow with the rows. A group that the task has to itself
+// ends in the gradient's row.
 template <class T>
 class column_sums {
  public:
@@ -319,7 +360,9 @@ class column_sums {
 
   template <class Cursor>
   ONEPASS_FUNCTION column_sums(const arguments& a, int64 begin, int64 end, Cursor& at)
-      : slots_(static_cast<int>(hwy::PopCount(a.wants_column))),
+      : a_(a),
+        slots_(static_cast<int>(hwy::PopCount(a.wants_column))),
+        begin_(begin),
         columns_(end - begin),
         stride_(whole_lanes<L>(end - begin)),
         part_(static_cast<double*>(a.column_partial) + begin),
@@ -330,12 +373,28 @@ class column_sums {
     at.set_column_sums(running_.data() - begin, stride_);
   }
   // Which part the rows that follow belong to.
-  ONEPASS_FUNCTION void start(int64 part) { to_ = part_ + part * part_stride_, is_first_ = true; }
+  ONEPASS_FUNCTION void start(int64 part) { to_ = part_ + part * part_stride_, first_ = ~uint64{0}; }
   ONEPASS_FUNCTION void end_row() {
     if (slots_ != 0 && ++rows_ == kRows) flush();
   }
+  ONEPASS_FUNCTION void end_group(int64 group) {
+    if (a_.groups.blocks > 1) return;
+    if (rows_ != 0) flush();
+    int slot = 0;
+    for (int i = 0; i < kMaxOperands; ++i) {
+      if ((a_.wants_column >> i & 1) == 0) continue;
+      if ((a_.groups.operands >> i & 1) != 0) {
+        const view& gradient = a_.operand_gradient[i];
+        store_doubles(to_ + slot * slot_stride_ - begin_,
+                      static_cast<char*>(gradient.data) + group * a_.columns * size_of(gradient.type), gradient.type,
+                      begin_, begin_ + columns_);
+        first_ |= uint64{1} << slot;
+      }
+      ++slot;
+    }
+  }
   ONEPASS_FUNCTION void finish() {
-    if (slots_ != 0 && (rows_ != 0 || is_first_)) flush();
+    if (slots_ != 0 && (rows_ != 0 || (first_ & 1) != 0)) flush();
   }
 
  private:
@@ -345,18 +404,19 @@ class column_sums {
     for (int s = 0; s < slots_; ++s) {
       for_columns<L, true>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
         T* from = running_.data() + s * stride_ + c;
-        add_to_doubles(load_lane<L>(from), to_ + s * slot_stride_ + c, count, is_first_);
+        add_to_doubles(load_lane<L>(from), to_ + s * slot_stride_ + c, count, (first_ >> s & 1) != 0);
         store_lane(L(T(0)), from);
       });
     }
     rows_ = 0;
-    is_first_ = false;
+    first_ = 0;
   }
 
+  const arguments& a_;
   const int slots_;
   int rows_ = 0;
-  bool is_first_ = true;
-  const int64 columns_, stride_;
+  uint64 first_ = ~uint64{0};  // bits by slot: nothing is in the part yet
+  const int64 begin_, columns_, stride_;
   double* const part_;
   const int64 part_stride_, slot_stride_;
   double* to_ = nullptr;

@@ -251,17 +251,20 @@ class cursor : public position<Config> {
   ONEPASS_FUNCTION constexpr bool wants() const {
     return wanted<I>();
   }
+  // Whether it is a sum over rows is the call's to say, whatever the word's operand is.
   template <int I>
   ONEPASS_FUNCTION void tensor_gradient(vector g) const {
-    if constexpr (wanted<I>()) write<Config::kOperand[I], stream::operand + I>(a_.operand_gradient[I], g);
+    if constexpr (is_summed<I>()) add_to_column<I>(g, [](vector sum, vector more) { return sum + more; });
+    else if constexpr (wanted<I>()) write<Config::kOperand[I], stream::operand + I>(a_.operand_gradient[I], g);
   }
   template <int I>
   ONEPASS_FUNCTION void column_gradient(vector g) const {
-    add_to_column<I>(g, [](vector sum, vector more) { return sum + more; });
+    tensor_gradient<I>(g);
   }
   template <int I>
   ONEPASS_FUNCTION void column_gradient(vector dy, vector x) const {
-    add_to_column<I>(dy, [x](vector sum, vector more) { return fma(more, x, sum); });
+    if constexpr (is_summed<I>()) add_to_column<I>(dy, [x](vector sum, vector more) { return fma(more, x, sum); });
+    else tensor_gradient<I>(dy * x);
   }
   template <int J>
   ONEPASS_FUNCTION T parameter() const {
@@ -354,6 +357,10 @@ class cursor : public position<Config> {
         }
       }
     }
+  }
+  template <int I>
+  static constexpr __device__ bool is_summed() {
+    return (Config::kWantsColumn >> I & 1) != 0;
   }
   template <int I>
   static constexpr __device__ bool wanted() {

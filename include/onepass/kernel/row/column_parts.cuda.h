@@ -1,8 +1,7 @@
 // Stores a block's part of the column sums (kernel/row/column_sum.cuda.h adds the parts up).
 #pragma once
 
-#include "onepass/kernel/common/batch.cuda.h"
-#include "onepass/kernel/common/cursor.cuda.h"
+#include "onepass/kernel/row/row_groups.cuda.h"
 
 ONEPASS_BEGIN
 
@@ -20,10 +19,16 @@ constexpr __device__ int operand_of(int slot) {
   return i;
 }
 
+template <class Config>
+constexpr __device__ bool is_grouped(int slot) {
+  if constexpr (!kGrouped<Config>) return false;
+  else return (Config::kGroupedOperand >> operand_of<Config>(slot) & 1) != 0;
+}
+
 // Writes a vector of one column sum into the block's part, number `part`, or, where there is but one, as the gradient
 // that it is. `column` is this thread's, `first` that of the threads with across = 0. The block's rows are added in a
-// fixed order, in double where they are many.
-template <class Config>
+// fixed order, in double where they are many. OfGroup: of a group of rows, whose gradient is row `part`.
+template <class Config, bool OfGroup = false>
 ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kVectorSize> sum,
                                  int slot, int64 part, int64 first, int across, int down) {
   using T = typename Config::arithmetic;
@@ -31,7 +36,10 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
   constexpr dtype kSum = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
   void* to = static_cast<T*>(a.column_partial) + (slot * a.parts + part) * a.columns;
   dtype type = kSum;
-  if constexpr (Config::kOnePart) {
+  if constexpr (OfGroup) {
+    const view& gradient = a.operand_gradient[operand_of<Config>(slot)];
+    to = static_cast<char*>(gradient.data) + part * a.columns * size_of(gradient.type), type = gradient.type;
+  } else if constexpr (Config::kOnePart) {
     const view& gradient = a.operand_gradient[operand_of<Config>(slot)];
     to = gradient.data, type = gradient.type;
   }

@@ -16,15 +16,22 @@ struct column_sum_arguments {
 ONEPASS_BEGIN
 
 // A block of Threads, blockDim.x across (V columns each) by blockDim.y (a power of two) down the parts: grid
-// (ceil(columns / its columns), sums). T: the parts' type.
-template <class T, int Threads, int V>
+// (ceil(columns / its columns), sums). T: the parts' type. Grouped: each of the sums is one
+// of several, whose parts, results and blocks follow each other.
+template <class T, int Threads, int V, bool Grouped = false>
 ONEPASS_FUNCTION void add_columns(const column_sum_arguments& a) {
   __shared__ double shared[Threads][V + 1];
   const int across = static_cast<int>(blockDim.x), down = static_cast<int>(blockDim.y),
             thread = static_cast<int>(threadIdx.y) * across + static_cast<int>(threadIdx.x);
-  const int64 column = (static_cast<int64>(blockIdx.x) * across + threadIdx.x) * V;
   const auto& of = a.of[blockIdx.y];
+  int64 block = blockIdx.x, group = 0;
+  if constexpr (Grouped) {
+    const int64 blocks = (of.columns + across * V - 1) / (across * V);
+    group = block / blocks, block %= blocks;
+  }
+  const int64 column = (block * across + threadIdx.x) * V;
   const T* from = static_cast<const T*>(of.partial) + column;
+  if constexpr (Grouped) from += group * of.parts * of.columns;
   const int64 left = of.columns - column;
   const int count = left >= V ? V : left > 0 ? static_cast<int>(left) : 0;
   double total[V] = {};
@@ -51,7 +58,8 @@ ONEPASS_FUNCTION void add_columns(const column_sum_arguments& a) {
     for (int i = 0; i < V; ++i) shared[thread][i] = total[i] += shared[thread + half * across][i];
   }
   if (threadIdx.y != 0) return;
-  for (int i = 0; i < count; ++i) store_as<1>(of.type, of.data, column + i, pack<double, 1>(total[i]), 1);
+  const int64 to = Grouped ? group * of.columns + column : column;
+  for (int i = 0; i < count; ++i) store_as<1>(of.type, of.data, to + i, pack<double, 1>(total[i]), 1);
 }
 
 ONEPASS_END

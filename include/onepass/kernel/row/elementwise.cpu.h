@@ -11,15 +11,13 @@
 ONEPASS_BEGIN
 
 struct tile {
-  int64 row_block, row_begin, row_end, column_begin, column_end;
+  int64 row_block, column_begin, column_end;
 };
 
 ONEPASS_FUNCTION tile tile_of(const arguments& a, int64 task) {
   const int64 across = (a.columns + a.task_columns - 1) / a.task_columns;
-  const int64 r = task / across, c = task % across;
-  const int64 row_end = (r + 1) * a.task_rows, column_end = (c + 1) * a.task_columns;
-  return {r, r * a.task_rows, row_end < a.rows ? row_end : a.rows, c * a.task_columns,
-          column_end < a.columns ? column_end : a.columns};
+  const int64 r = task / across, c = task % across, column_end = (c + 1) * a.task_columns;
+  return {r, c * a.task_columns, column_end < a.columns ? column_end : a.columns};
 }
 
 // As for_columns, with no lane in both halves of a row where the line turns them.
@@ -42,7 +40,8 @@ void elementwise_forward(const arguments& a, int64 begin, int64 end) {
   static_assert(cursor_of<cursor<T, Line, Stored>, lane_of<T, Line, Stored>>);
   for (int64 task = begin; task < end; ++task) {
     const tile t = tile_of(a, task);
-    for (int64 row = t.row_begin; row < t.row_end; ++row) {
+    const int64 last = (t.row_block + 1) * a.task_rows < a.rows ? (t.row_block + 1) * a.task_rows : a.rows;
+    for (int64 row = t.row_block * a.task_rows; row < last; ++row) {
       at.set_row(row);
       for_lanes<Line, L, Stored != dtype::none>(a, t, [&](int64 column, int count) ONEPASS_LAMBDA {
         at.set_column(column, count);
@@ -62,7 +61,7 @@ void elementwise_backward(const arguments& a, int64 begin, int64 end) {
     const tile t = tile_of(a, task);
     column_sums<T> sums(a, t.column_begin, t.column_end, at);
     sums.start(t.row_block);
-    for (int64 row = t.row_begin; row < t.row_end; ++row) {
+    const auto row_body = [&](int64 row) ONEPASS_LAMBDA {
       at.set_row(row);
       for_lanes<Line, L, Stored != dtype::none>(a, t, [&](int64 column, int count) ONEPASS_LAMBDA {
         at.set_column(column, count);
@@ -71,7 +70,8 @@ void elementwise_backward(const arguments& a, int64 begin, int64 end) {
         at.store_dx(Line::pre::backward(x, at.dy(), at));
       });
       sums.end_row();
-    }
+    };
+    for_rows(a, t.row_block, row_body, [&](int64 group) ONEPASS_LAMBDA { sums.end_group(group); });
     sums.finish();
   }
   if (a.stream_stores) hwy::FlushStream();

@@ -10,13 +10,24 @@ ONEPASS_BEGIN
 
 // Calls body(row_of, column_of) for kUnroll vectors at a time until this thread's share is done. A block's threads make
 // the same calls, past the last row and column too: they store together.
-template <class Config, class Body>
-ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body) {
+// ends_group(g) follows the last tile of group g.
+struct no_groups {
+  ONEPASS_FUNCTION void operator()(int64) const {}
+};
+template <class Config, class Body, class EndsGroup = no_groups>
+ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body, const EndsGroup& ends_group = {}) {
   constexpr int V = Config::kVectorSize, U = Config::kUnroll;
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
             down = static_cast<int>(threadIdx.x) / Config::kAcross;
   using index = typename Config::index;
-  if constexpr (Config::kFlat) {
+  if constexpr (kGrouped<Config>) {
+    const index column = (static_cast<index>(blockIdx.x) * Config::kAcross + across) * V;
+    const group_walk<Config, Config::kDown * U> walk(a, share_of<Config>(a, blockIdx.y, gridDim.y));
+    for (unsigned step = 0; step < walk.steps(); ++step) {
+      body([&](int u) { return walk.row(step, down + u * Config::kDown); }, [&](int) { return column; });
+      if (walk.ends_group(step)) ends_group(walk.group(step));
+    }
+  } else if constexpr (Config::kFlat) {
     constexpr int kTile = U * Config::kAcross * V;
     const share_of_blocks share = share_of<Config>(a, blockIdx.x, gridDim.x);
     const auto columns = static_cast<index>(a.columns), step = static_cast<index>(share.blocks) * kTile;
@@ -87,6 +98,22 @@ ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
   forward_in_tiles<Config, Line>(a, [](auto& at, auto) { return Line::pre::forward(at.x(), at); });
 }
 
+// Sums over the rows of group g, from one vector of registers a thread, which begin at nothing again.
+template <class Config>
+ONEPASS_FUNCTION void write_group(const arguments& a, pack<typename Config::arithmetic, Config::kVectorSize>* sums,
+                                  int64 g) {
+  const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
+            down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  const int64 first = static_cast<int64>(blockIdx.x) * Config::kAcross * Config::kVectorSize;
+#pragma unroll
+  for (int slot = 0; slot < kSlots<Config>; ++slot) {
+    if (!is_grouped<Config>(slot)) continue;
+    if constexpr (Config::kOnePartAGroup) write_part<Config, true>(a, sums[slot], slot, g, first, across, down);
+    else write_part<Config>(a, sums[slot], slot, blockIdx.y, first, across, down);
+    sums[slot] = pack<typename Config::arithmetic, Config::kVectorSize>(0);
+  }
+}
+
 // The block's part of the column sums, from one vector of registers a thread.
 template <class Config>
 ONEPASS_FUNCTION void write_parts(const arguments& a,
@@ -97,7 +124,9 @@ ONEPASS_FUNCTION void write_parts(const arguments& a,
   const unsigned part = share_of<Config>(a, blockIdx.y, gridDim.y).block;
   let_next_kernel_begin();
 #pragma unroll
-  for (int slot = 0; slot < kSlots<Config>; ++slot) write_part<Config>(a, sums[slot], slot, part, first, across, down);
+  for (int slot = 0; slot < kSlots<Config>; ++slot) {
+    if (!is_grouped<Config>(slot)) write_part<Config>(a, sums[slot], slot, part, first, across, down);
+  }
 }
 
 template <class Config, class Line>
@@ -107,7 +136,7 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
   L sums[kSlots<Config> > 0 ? kSlots<Config> : 1];
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(0);
-  for_tiles<Config>(a, [&](auto row_of, auto column_of) {
+  const auto tile = [&](auto row_of, auto column_of) {
     L dx[Config::kUnroll], recomputed[Config::kWantsRecompute ? Config::kUnroll : 1];
     cursor_type at(a);
     at.set_sums(sums);
@@ -126,7 +155,8 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
       if constexpr (Config::kWantsRecompute) at.store_recomputed(recomputed[u]);
     }
     store_tile<Config>(a, at, row_of, column_of);
-  });
+  };
+  for_tiles<Config>(a, tile, [&](int64 g) { write_group<Config>(a, sums, g); });
   write_parts<Config>(a, sums);
 }
 

@@ -316,8 +316,7 @@ void rowwise_backward(const arguments& a, int64 begin, int64 end) {
   column_sums<T> sums(a, 0, a.columns, at);
   for (int64 task = begin; task < end; ++task) {
     sums.start(task);
-    const int64 last = (task + 1) * a.task_rows < a.rows ? (task + 1) * a.task_rows : a.rows;
-    for (int64 row = task * a.task_rows; row < last; ++row) {
+    const auto row_body = [&](int64 row) ONEPASS_LAMBDA {
       at.set_row(row);
       again.set_row(row);
       at.load_feature_gradients();
@@ -326,7 +325,8 @@ void rowwise_backward(const arguments& a, int64 begin, int64 end) {
       read_saved<Line>(statistics, a, at, row, saved);
       rowwise_backward_row<T, Line>(a, at, again, saved, rows.data(), rows.data() + padded);
       sums.end_row();
-    }
+    };
+    for_rows(a, task, row_body, [&](int64 group) ONEPASS_LAMBDA { sums.end_group(group); });
     sums.finish();
   }
   if (a.stream_stores) hwy::FlushStream();

@@ -13,17 +13,37 @@
 
 ONEPASS_BEGIN
 
-// The rows of a thread: its column, the first row, and the step from one to the next.
+// The rows of a thread: its column, the first row, the step from one to the next, and what all are below.
 template <class Config>
 struct rows_of_thread {
   explicit ONEPASS_FUNCTION rows_of_thread(const arguments& a)
       : share(share_of<Config>(a, blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster)),
         first(static_cast<int64>(share.block) * Config::kDown + down),
         step(static_cast<int64>(share.blocks) * Config::kDown) {}
+  ONEPASS_FUNCTION int64 end(const arguments& a) const { return a.rows + down; }
+  ONEPASS_FUNCTION int64 row(int64 place) const { return place; }
 
   int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
   share_of_blocks share;  // of clusters, where a row has some
   int64 first, step;
+};
+// In groups they are counted in the block's own order: places, of which some have no row.
+template <class Config>
+  requires kGrouped<Config>
+struct rows_of_thread<Config> {
+  explicit ONEPASS_FUNCTION rows_of_thread(const arguments& a)
+      : share(share_of<Config>(a, blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster)),
+        first(down),
+        walk(a, share) {}
+  ONEPASS_FUNCTION int64 end(const arguments&) const { return int64{walk.steps()} * Config::kDown + down; }
+  ONEPASS_FUNCTION static unsigned step_of(int64 place) { return static_cast<unsigned>(place) / Config::kDown; }
+  ONEPASS_FUNCTION int64 row(int64 place) const { return walk.row(step_of(place), down); }
+
+  int across = static_cast<int>(threadIdx.x) % Config::kAcross, down = static_cast<int>(threadIdx.x) / Config::kAcross;
+  share_of_blocks share;
+  int64 first;
+  static constexpr int64 step = Config::kDown;
+  group_walk<Config, Config::kDown> walk;
 };
 
 // Copies of the rows that a thread's vectors are part of, kStages rows ahead: a thread loads and reads its own vectors
@@ -57,8 +77,9 @@ class row_copies {
   }
 
  private:
-  ONEPASS_FUNCTION void load_async(int64 row, int stage) {
+  ONEPASS_FUNCTION void load_async(int64 place, int stage) {
     if constexpr (kAny) {
+      const int64 row = thread_.row(place);
       if (row < a_.rows) {
         ahead_.set_row(row);
         ahead_.set_stage(stage);
@@ -91,7 +112,7 @@ class row_copies {
 template <class Config, class Saved, class Copies, class Reads, class Finishes>
 ONEPASS_FUNCTION void for_rows(const arguments& a, const rows_of_thread<Config>& thread, Copies& copies,
                                const Reads& reads, const Finishes& finishes) {
-  const int64 step = thread.step, end = a.rows + thread.down;
+  const int64 step = thread.step, end = thread.end(a);
   if constexpr (!Config::kAhead) {
     for (int64 row = thread.first; row < end; row += step) {
       const int stage = copies.wait();
@@ -349,16 +370,42 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
       }
     });
   }
-  const auto saved_at = [&](int64 row) { return all_saved_of<Config, Line, true>(a, row); };
+  const auto saved_at = [&](int64 place) { return all_saved_of<Config, Line, true>(a, thread.row(place)); };
+  const auto exists = [&](int64 row) { return (Config::kDown == 1 && !kGrouped<Config>) || row < a.rows; };
   saved_type next_saved = saved_at(thread.first);
+  // The sums over a group of rows, which begin at nothing again.
+  const auto write_group = [&](unsigned step) {
+    if constexpr (kGrouped<Config>) {
+      static_assert(!Config::kAhead, "the next row would be in a group's sums");
+      if (!thread.walk.ends_group(step)) return;
+      const int64 part = Config::kOnePartAGroup ? thread.walk.group(step) : thread.share.block;
+#pragma unroll
+      for (int k = 0; k < kHolds; ++k) {
+        const int64 begin = column_of<Config>(k, 0), column = begin - own + thread.across * Config::kVectorSize;
+#pragma unroll
+        for (int slot = 0; slot < kSlots<Config>; ++slot) {
+          if (!is_grouped<Config>(slot)) continue;
+          if constexpr (!Config::kSumsInRegisters) {
+            for (int i = 0; i < Config::kVectorSize; ++i) {
+              T& sum = memory[slot * kOwn + column + i];
+              sums[k][slot].v[i] = sum, sum = T(0);
+            }
+          }
+          write_part<Config, Config::kOnePartAGroup>(a, sums[k][slot], slot, part, begin, thread.across, thread.down);
+          sums[k][slot] = L(T(0));
+        }
+      }
+    }
+  };
   word::terms<L> held[Config::kRecomputes ? 1 : kHolds];
   numbers<T, larger(1, kTotals)> totals = plus::none<T, larger(1, kTotals)>();
   for_rows<Config, saved_type>(
       a, thread, copies,
-      [&](int64 row, int stage) {
+      [&](int64 place, int stage) {
         const saved_type saved = next_saved;
-        next_saved = saved_at(row + thread.step);
-        at.set_row(row, Config::kDown == 1 || row < a.rows);
+        next_saved = saved_at(place + thread.step);
+        const int64 row = thread.row(place);
+        at.set_row(row, exists(row));
         at.set_stage(stage);
         if constexpr (Line::features > 0) {
           const auto gradients = behind.gradients(row);
@@ -382,11 +429,11 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
         if constexpr (kTotals > 0) totals = threads.send(totals, combine);
         return saved;
       },
-      [&](int64 row, int stage, saved_type saved) {
+      [&](int64 place, int stage, saved_type saved) {
         if constexpr (kTotals > 0) totals = threads.receive(totals, plus());
-        const bool exists = Config::kDown == 1 || row < a.rows;
-        at.set_row(row, exists);
-        again.set_row(row, exists);
+        const int64 row = thread.row(place);
+        at.set_row(row, exists(row));
+        again.set_row(row, exists(row));
         at.set_stage(stage);
         again.set_stage(stage);
         if constexpr (Line::segments > 1)
@@ -407,6 +454,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
                                       word::pair<T>{totals.v[0], kTotals > 1 ? totals.v[kTotals - 1] : T(0)});
         });
         store_row(threads, at);
+        if constexpr (kGrouped<Config>) write_group(thread.step_of(place));
       });
   let_next_kernel_begin();
 #pragma unroll
@@ -414,6 +462,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
     const int64 begin = column_of<Config>(k, 0);
 #pragma unroll
     for (int slot = 0; slot < kSlots<Config>; ++slot) {
+      if (is_grouped<Config>(slot)) continue;
       if constexpr (!Config::kSumsInRegisters) {
         const int64 column = begin - own + thread.across * Config::kVectorSize;
         for (int i = 0; i < Config::kVectorSize; ++i) sums[k][slot].v[i] = memory[slot * kOwn + column + i];

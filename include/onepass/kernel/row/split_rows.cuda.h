@@ -208,7 +208,7 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(T(0));
   wait_for_kernel_before();
-  for_tiles<Config>(a, [&](auto row_of, auto column_of) {
+  const auto tile = [&](auto row_of, auto column_of) {
     cursor<Config, Line> at(a);
     at.set_sums(sums);
 #pragma unroll
@@ -227,7 +227,8 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
       finish_vector<Config, Line>(a, at, here, saved.of[0], totals[0]);
     }
     store_tile<Config>(a, at, row_of, column_of);
-  });
+  };
+  for_tiles<Config>(a, tile, [&](int64 g) { write_group<Config>(a, sums, g); });
   write_parts<Config>(a, sums);
 }
 

@@ -112,6 +112,8 @@ class Chain:
             return None
         if any(map(_has_machine_epsilon, step.words)) and value_of(step.x).dtype != value_of(self.x).dtype:
             return None  # it is that of the type it is of
+        if not _has_columns_for_all(words, self.operands + step.operands):
+            return None
         met = self.met + (value_of(step.x).shape,) * len(step.operands)
         results, operands, nodes = (step.result, *kept), self.operands + step.operands, self.nodes | step.nodes
         return Chain(words, self.x, operands, results, nodes, met, (self.passes | step.passes) - nodes)
@@ -128,6 +130,16 @@ def _is_said_by_gate(words: tuple[str, ...], before: tuple[str, ...], keeps: boo
     if words == ("times",):
         return bool(before) and not keeps and about(before[-1]).kind == "activation"
     return not before and any(word.startswith("gated(") for word in words)
+
+
+def _has_columns_for_all(words: tuple[str, ...], operands: tuple[fx.Node, ...]) -> bool:
+    """Whether no column is for some rows only, or the words have no contraction, which knows none of that kind."""
+    known = [about(word) for word in words]
+    if all(word.kind != "contraction" for word in known):
+        return True
+    taken = iter(operands)
+    each = [(word, next(taken)) for word in known if word.operand != "none" for _ in range(word.operands)]
+    return all(word.operand != "column" or value_of(o).dim() == 1 for word, o in each)
 
 
 def _has_machine_epsilon(word: str) -> bool:
@@ -240,9 +252,7 @@ class Order:
         if static and not chain.is_viewed and not chain.has("contraction", "dropout"):
             first = results[0]
             order = tuple(sorted(as_it_is, key=lambda dim: (-first.stride(dim), first.shape[dim] == 1, dim)))
-            of_rows = chain.has("row", "rotary") or any(
-                is_column(value_of(o), m) for o, m in zip(chain.operands, chain.met)
-            )
+            of_rows = chain.has("row", "rotary") or any(about(word).operand == "column" for word in chain.words)
             if all(is_contiguous(result.permute(order)) for result in results) and (
                 not of_rows or order[-1] == as_it_is[-1]
             ):

@@ -83,9 +83,14 @@ def _of_two(name: str, node: fx.Node, x, other) -> Iterator[Step]:
     shape, of_other = value_of(x).shape, value_of(other)
     if x is other or not of_other.is_floating_point() or of_other.device != value_of(x).device:
         return
-    if of_other.dim() == 1 and same(of_other.shape[0], shape[-1]) and name in ("add", "mul"):
+    is_column = of_other.dim() == 1 and same(of_other.shape[0], shape[-1])
+    if name in ("add", "mul") and (is_column or _is_batch_of_columns(of_other.shape, shape)):
+        if name == "mul" and (shifted := _shifted(other)) is not None:
+            yield Step(x, (f"scale({shifted[1]!r})",), (shifted[0],), node, nodes | {other})
         yield Step(x, ("bias" if name == "add" else "scale",), (other,), node, nodes)
-    elif name in ("add", "sub") and _broadcasts(of_other.shape, shape):
+        if is_column:
+            return
+    if name in ("add", "sub") and _broadcasts(of_other.shape, shape):
         yield Step(x, (name,), (other,), node, nodes)
     elif name == "div" and same_shape(of_other.shape, shape):
         yield Step(x, ("div",), (other,), node, nodes)
@@ -104,6 +109,24 @@ def _gated(node: fx.Node, x: fx.Node, other: fx.Node) -> Iterator[Step]:
     if read is not None and is_tensor(op.arguments[0]):
         ((word,), _) = read
         yield Step(x, (f"gated({word})",), (op.arguments[0],), node, frozenset({node, other}))
+
+
+def _shifted(node: fx.Node) -> tuple[fx.Node, float] | None:
+    """A tensor, and the number that is added to it, of a sum that nobody else asks for."""
+    op = operation(node)
+    if op is None or op.name != "add" or len(node.users) != 1:
+        return None
+    for tensor, number in (op.arguments, op.arguments[::-1]):
+        if is_tensor(tensor) and isinstance(number, (int, float)) and math.isfinite(number):
+            own, whole = value_of(tensor), value_of(node)
+            if own.dtype == whole.dtype and same_shape(own.shape, whole.shape):
+                return tensor, float(number)
+    return None
+
+
+def _is_batch_of_columns(shape: Size, of: Size) -> bool:
+    """Whether a tensor has rows of numbers for some rows each, of a tensor of this shape."""
+    return len(shape) > 1 and same(shape[-1], of[-1]) and _broadcasts(shape, of) and not same_shape(shape, of)
 
 
 def _broadcasts(shape: Size, to: Size) -> bool:
