@@ -211,7 +211,7 @@ def test_every_parameter_gets_a_gradient(module):
 def test_all_is_complete():
     assert set(nn.__all__) == {
         "LayerNorm", "RMSNorm", "AddLayerNorm", "AddRMSNorm", "BiasGELU", "DropoutAdd", "SwiGLU", "GEGLU", "Softmax",
-        "LinearAct", "LayerNormLinear", "RMSNormLinear", "LayerNormMLP", "GatedMLP", "MultiheadAttention",
+        "LogSoftmax", "LinearAct", "LayerNormLinear", "RMSNormLinear", "LayerNormMLP", "GatedMLP", "MultiheadAttention",
     }  # fmt: skip
     for name in nn.__all__:
         assert issubclass(getattr(nn, name), torch.nn.Module)
