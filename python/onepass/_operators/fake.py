@@ -172,7 +172,7 @@ def _(gradients, xs, operands, resumed, statistics, dropout_state, line, operand
     _require_devices(gradients, xs, operands, resumed, statistics)
     count = gradients[0].shape[0] if stack else len(gradients) // (1 + _native.describe(line)["keeps"])
     members = list(gradients[0].unbind()) if stack else gradients[:count]
-    each = [_gradients(dy, line, operand_types, wanted) for dy in members]
+    each = [gradients_of(dy, line, operand_types, wanted) for dy in members]
     plan = _native.gradients(line, _native.DTYPES[gradients[0].dtype], tuple(operand_types), wanted)
     results = []
     for output, some in zip(plan["outputs"], zip(*each)):
