@@ -61,11 +61,12 @@ def fused(
         line: words separated by ``|``; :func:`words` lists them.
         x: tensor of shape (..., N), float32, float64, bfloat16 or float16; or a list or tuple of such tensors of one
             row length, dtype and device, for all of which the line is called once.
-        operands: one for each word that takes one, in the order in which the words stand. Columns have shape [N],
-            or rows of N numbers that broadcast, such as [B, 1, N]; tensors have x's shape or broadcast to it. Their dtypes may differ from x's. `linear` takes a matrix
-            [N', N] (under autocast it is cast); behind it rows have N' numbers of the matrix's dtype. `scores` takes
-            keys [..., N', N] with x's batch sizes (of which the last may be 1), and likewise. Where x is a list, an
-            operand is for all of its tensors, or a list with one for each.
+        operands: one for each word that takes one, in the order in which the words stand. Columns have shape [N], or
+            are rows of N numbers that broadcast to x's shape, such as [B, 1, N]; tensors have x's shape or broadcast to
+            it. Their dtypes may differ from x's. `linear` takes a matrix [N', N] (under autocast it is cast); behind it
+            rows have N' numbers of the matrix's dtype. `scores` takes keys [..., N', N] with x's batch sizes (of which
+            the last may be 1), and likewise. Where x is a list, an operand is for all of its tensors, or a list with
+            one for each.
         training: ``False`` leaves dropout out.
         generator: for dropout, a ``torch.Generator`` of x's device; PyTorch's default one otherwise.
         stack: where x is a list, whether results are stacked as ``torch.stack`` does; else they are lists.

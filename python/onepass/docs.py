@@ -65,7 +65,7 @@ A gradient of an operand that repeats along x's leading dimensions, a column [B,
 shape [B, L, N], is summed over the rows that share a row of it, within the backward kernel and then over its parts, in
 a fixed order: it is never made in x's shape. Where operands of one line repeat along unlike dimensions, those that most
 share are summed so; the gradients of the others, and of one number a row ([B, L, 1]), are written in x's shape first.
-In lines with `linear` or `scores` columns are [N], and so they are in C++.
+In lines with `linear` or `scores` columns are [N], and so they are in C++; lists with others are a call each.
 
 ## keep
 
@@ -214,9 +214,9 @@ An operand in a list has one dtype. Dropout's masks are those of all inputs take
 - A gradient may be differentiated again: the kernel computes it, and its own derivative is that of PyTorch's operators
   on what the kernel reads. Under `torch.compile` there is one derivative, as of everything there. Where the matrix of
   `linear` needs no gradient and a word behind it is nonlinear, a second one is refused.
-- Under `torch.func.vmap` the batch joins the rows and the line stays one call. Where samples have a matrix of
-  their own, or want its gradient, or columns of their own beside one, and with dropout, each is a call. Forward mode is computed by
-  `Line.reference`. `is_grads_batched` of `torch.autograd.grad` is refused: use `torch.func.vmap`.
+- Under `torch.func.vmap` the batch joins the rows and the line stays one call. Where samples have a matrix of their
+  own, or want its gradient, or columns of their own beside one, and with dropout, each is a call. Forward mode is
+  computed by `Line.reference`. `is_grads_batched` of `torch.autograd.grad` is refused: use `torch.func.vmap`.
 - `exported.run_decompositions(onepass.decompositions())` leaves PyTorch's operators; `torch.onnx.export` takes that.
 - AOTInductor takes every line.
 - A profile shows `onepass: <line>` and `onepass backward: <line>`.

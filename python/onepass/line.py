@@ -262,7 +262,6 @@ class Line:
             if word.kind == "contraction":
                 shape = torch.Size((*shape[:-1], o.shape[-1 if word.operand == "values" else -2]))
 
-
     def _is_batch_of_columns(self, operand, shape) -> bool:
         """Whether it is a column operand with rows of numbers, each for some rows of x."""
         if self.weight is not None or operand.dim() < 2 or operand.shape[-1] != shape[-1]:

@@ -90,14 +90,12 @@ class groups_call {
       own.reserve(sizes_.size());
       for (std::size_t i = 0; i < sizes_.size(); ++i) {
         const bool is_column = line_.operand_word(static_cast<int>(i)).about->operand == operand_kind::column;
-        v.operands.push_back(
-            {row_of(exact_[operand(i)], row_in(i, row)), dtype::f64, is_column ? column : shape});
+        v.operands.push_back({row_of(exact_[operand(i)], row_in(i, row)), dtype::f64, is_column ? column : shape});
         own.emplace_back(columns);
         g.operands.push_back({own.back().data(), dtype::f64, is_column ? column : shape});
       }
       std::vector<double> statistics(static_cast<std::size_t>(std::max(of.statistics(dtype::f64), 1)));
-      if (of.statistics(dtype::f64) > 0)
-        v.statistics = {statistics.data(), dtype::f64, {of.statistics(dtype::f64), 1}};
+      if (of.statistics(dtype::f64) > 0) v.statistics = {statistics.data(), dtype::f64, {of.statistics(dtype::f64), 1}};
       of.forward(v), of.backward(v, g);
       for (std::size_t i = 0; i < sizes_.size(); ++i) {
         double* sum = row_of(expected_["d" + operand(i)], row_in(i, row));
@@ -129,7 +127,8 @@ class groups_call {
     const plan& last = plans.back();
     a.parts = last.parts, a.groups.blocks = last.group_blocks;
     if (!sums.empty()) {
-      partial = std::make_unique<device_tensor>(sums.size() * static_cast<std::size_t>(a.parts * a.columns), dtype::f32);
+      partial =
+          std::make_unique<device_tensor>(sums.size() * static_cast<std::size_t>(a.parts * a.columns), dtype::f32);
       a.column_partial = partial->data();
     }
     std::vector<view> whole(sums.size()), of_groups(sums.size());

@@ -99,7 +99,8 @@ TEST(RowGroups, AreRowsOfTheOperand) {
             ((g / of.kept * of.outer + w / of.inner) * of.kept + g % of.kept) * of.inner + w % of.inner;
         ++seen.at(static_cast<std::size_t>(row));
         std::int64_t in_operand = 0, stride = 1, rest = row;
-        for (std::size_t d = 4; d-- > 0; rest /= sizes[d]) in_operand += own[d] > 1 ? rest % sizes[d] * stride : 0, stride *= own[d];
+        for (std::size_t d = 4; d-- > 0; rest /= sizes[d])
+          in_operand += own[d] > 1 ? rest % sizes[d] * stride : 0, stride *= own[d];
         EXPECT_EQ(in_operand, g);
       }
     }

@@ -11,7 +11,7 @@ from onepass import functional
 from onepass.functional._engines import call_of, choose
 from onepass.graph.effects import evaluated
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
-from onepass.rewrite.find.chains import Chain, Order, is_line, lies_as
+from onepass.rewrite.find.chains import Chain, Order, lies_as
 from onepass.word import about
 
 __all__ = ["put_own_attention", "with_products"]
@@ -24,7 +24,7 @@ def with_products(chain: Chain) -> Chain:
     if not has_softmax or value_of(chain.x).dim() < 3 or chain.is_viewed:
         return chain
     scored = _with_scores(chain)
-    return next((way for way in (_with_values(scored), scored) if is_line(way.words)), chain)
+    return next((way for way in (_with_values(scored), scored) if way.is_line), chain)
 
 
 def _with_scores(chain: Chain) -> Chain:

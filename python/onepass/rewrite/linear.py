@@ -11,7 +11,7 @@ from onepass.graph.operations import operation, same_shape, sizes, value_of
 from onepass.line import _parse
 from onepass.pricing.profile import Profile
 from onepass.rewrite import prices
-from onepass.rewrite.find.chains import Chain, Order, is_line
+from onepass.rewrite.find.chains import Chain, Order
 from onepass.rewrite.rewriter import BIAS, is_bias
 
 __all__ = ["begins_in_cache", "name_linear", "with_linear_layers"]
@@ -55,7 +55,7 @@ def begins_in_cache(chain: Chain, profile: Profile, training: bool) -> bool:
     """Whether what the chain begins with is the result of a linear layer that a line computes in panels, of which
     nobody else has need: then it never leaves a core's cache."""
     layer = _layer(chain.x)
-    if layer is None or not set(chain.x.users) <= chain.nodes or not is_line(layer.words + chain.words):
+    if layer is None or not set(chain.x.users) <= chain.nodes or not _joined(layer, chain).is_line:
         return False
     return prices.has_own_product(layer, profile, training)
 
@@ -114,7 +114,7 @@ def _with_linear(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
     if layer is None or layer.x is not chain.result:
         return None
     joined = _joined(chain, layer)
-    return _with_behind(joined, of_input) if is_line(joined.words) else None
+    return _with_behind(joined, of_input) if joined.is_line else None
 
 
 def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
@@ -124,7 +124,7 @@ def _with_behind(chain: Chain, of_input: dict[fx.Node, Chain]) -> Chain | None:
     behind, users = of_input.get(product), list(product.users)
     if behind is not None and set(users) <= behind.nodes and len(behind.results) == 1:
         whole = _joined(chain, behind)
-        return whole if is_line(whole.words) else None
+        return whole if whole.is_line else None
     if len(users) == 1 and BIAS in users[0].meta:
         bias, shape = users[0], value_of(users[0]).shape
         return _joined(chain, Chain(("bias",), product, (bias.args[1],), (bias,), frozenset({bias}), (shape,)))

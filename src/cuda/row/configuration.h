@@ -66,8 +66,8 @@ struct plan {
   configuration with;
   unsigned grid_x, grid_y;
   unsigned shared_bytes;
-  int64 parts;        // of column sums: rows of column_partial
-  int64 row_columns;  // of a part of a row, where rows are taken in parts
+  int64 parts;         // of column sums: rows of column_partial
+  int64 row_columns;   // of a part of a row, where rows are taken in parts
   int64 group_blocks;  // of a group of rows (row_groups)
 };
 

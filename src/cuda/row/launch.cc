@@ -111,7 +111,8 @@ void reduce_columns(const std::vector<column_sum>& sums, dtype type, int device,
   const unsigned across = kTuning.column_sum_threads / down, columns = across * kTuning.column_sum_columns;
   const auto blocks = static_cast<unsigned>((most + columns - 1) / columns);
   const auto each = static_cast<unsigned>(std::max<int64>(groups, 1));
-  launch(sum, {blocks * each, static_cast<unsigned>(sums.size())}, {across, down}, 0, chip.arch >= 90, stream, with.data());
+  launch(sum, {blocks * each, static_cast<unsigned>(sums.size())}, {across, down}, 0, chip.arch >= 90, stream,
+         with.data());
 }
 
 }  // namespace onepass::cuda

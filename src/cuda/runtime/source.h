@@ -15,7 +15,7 @@ std::string number_field(const char* name, int);
 
 // What NVRTC compiles.
 std::string source(const request&, const configuration&);
-inline constexpr int kFewSums = 2 * kMaxOperands;      // that one call has
+inline constexpr int kFewSums = 2 * kMaxOperands;                            // that one call has
 std::string column_sum_source(dtype parts, int sums, bool grouped = false);  // at most so many at a time
 
 std::string function_of(const request&, const configuration&);  // the kernel's function, for kernel_name

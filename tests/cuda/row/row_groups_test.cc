@@ -50,7 +50,8 @@ class NvrtcRowGroups : public Nvrtc, public testing::WithParamInterface<const ch
 TEST_P(NvrtcRowGroups, Compile) {
   const char* const arch = GetParam();
   for (const char* text : {"layer_norm | scale | bias", "bias | gelu"}) {
-    for (const std::int64_t columns : {std::int64_t{40}, std::int64_t{3072}, std::int64_t{40000}, std::int64_t{600000}}) {
+    for (const std::int64_t columns :
+         {std::int64_t{40}, std::int64_t{3072}, std::int64_t{40000}, std::int64_t{600000}}) {
       for (const std::uint64_t has : {2, 1}) {
         const call c = grouped_call(text, dtype::bf16, {16, 1024, columns}, has);
         for (const plan& p : choose(c.r, c.a, facts_of(arch))) expect_compiles_well(source(c.r, p.with), arch);

@@ -1,5 +1,6 @@
 """Lines of DTensors: any placements give what whole tensors give, and the known ones move nothing."""
 
+import math
 import random
 
 import pytest
@@ -71,10 +72,13 @@ def assert_as_whole(line, inputs, mesh, placements):
     return results
 
 
-def any_placements(device, line, shape):
+def any_placements(device, line, shape, of_columns=()):
     """Some of all, the same on every rank."""
     draw = random.Random(line)
     inputs = make_inputs(line, shape, torch.float64, device, out_features=12)
+    for i, size in enumerate(of_columns):
+        inputs.operands[i] = torch.linspace(-1, 2, math.prod(size), dtype=torch.float64, device=device).view(size)
+        inputs.operands[i].requires_grad_()
     tensors = (inputs.x, *inputs.operands)
     mesh = init_device_mesh(device, SHAPES[torch.distributed.get_world_size()])
     choices = [[R, *map(S, range(t.dim())), *[P] * t.is_floating_point()] for t in tensors]
@@ -88,6 +92,11 @@ def any_placements(device, line, shape):
 def test_any_placements(ranks, line):
     shape = (2, 3, 5, 8) if "scores" in line else (3, 5, 8)  # parts of different sizes, and empty ones
     ranks.run(any_placements, line, shape)
+
+
+@pytest.mark.parametrize("of_columns", [[(3, 1, 8), (8,)], [(5, 8), (3, 1, 8)]])
+def test_columns_of_batches(ranks, of_columns):
+    ranks.run(any_placements, "layer_norm(1e-5) | scale(1) | bias", (3, 5, 8), of_columns)
 
 
 RULES = [  # x and operands, what comes, and how often backward moves something

@@ -6,6 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import onepass
 from helpers import DTYPES, Inputs, as_tuple, check_line, make_inputs
+from onepass import _native
+from onepass._arguments.shapes import repetition
 
 # x's shape, and for each operand its own; a line of three operands at most takes as many.
 SHAPES = {
@@ -32,10 +34,9 @@ LINES = [
 def inputs_of(line, shapes, dtype, device, parameter_dtype=None, seed=0):
     shape, own = shapes
     whole = make_inputs(line, shape, dtype, device, seed=seed)
-    words = [w for w in onepass.Line(line).words if w.operand != "none"]
     generator = torch.Generator().manual_seed(seed + 1)
     operands = []
-    for word, size in zip(words, own):
+    for _, size in zip(whole.operands, own):
         drawn = torch.randn(size, generator=generator, dtype=torch.float64)
         operands.append(drawn.to(parameter_dtype or dtype).to(device).requires_grad_())
     return Inputs(whole.x, operands)
@@ -152,10 +153,6 @@ def test_operators_as_torch_checks_them(device):
     args = (x, [g, b], "layer_norm(1e-6) | scale(1) | bias", None, True)
     torch.library.opcheck(torch.ops.onepass.rowwise_forward.default, args)
     y, statistics = torch.ops.onepass.rowwise_forward(*args)
-    types = [1, 1]
-    from onepass import _native
-    from onepass._arguments.shapes import repetition
-
     number = _native.DTYPES[torch.float32]
     types = [number + repetition(t.shape, x.shape) for t in (g, b)]
     given = ([y], x, [g, None], None, statistics, None, args[2], types, 7)

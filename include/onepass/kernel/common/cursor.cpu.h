@@ -330,8 +330,8 @@ ONEPASS_FUNCTION void for_rows(const arguments& a, int64 task, const Body& body,
               apart = groups.kept * groups.inner;
   for (int64 g = first; g < last; ++g) {
     int64 inner = begin % groups.inner;
-    int64 row = g / groups.kept * groups.outer * apart + g % groups.kept * groups.inner + begin / groups.inner * apart +
-                inner;
+    int64 row =
+        g / groups.kept * groups.outer * apart + g % groups.kept * groups.inner + begin / groups.inner * apart + inner;
     for (int64 w = begin; w < end; ++w) {
       body(row++);
       if (++inner == groups.inner) inner = 0, row += apart - groups.inner;

@@ -33,7 +33,9 @@ class group_walk {
 
   ONEPASS_FUNCTION unsigned steps() const { return steps_; }
   ONEPASS_FUNCTION index group(unsigned step) const { return first_ + static_cast<index>(turn(step)) * apart_; }
-  ONEPASS_FUNCTION bool ends_group(unsigned step) const { return step - turn(step) * steps_a_group_ + 1 == steps_a_group_; }
+  ONEPASS_FUNCTION bool ends_group(unsigned step) const {
+    return step - turn(step) * steps_a_group_ + 1 == steps_a_group_;
+  }
   // Of the step's rows number `i`.
   ONEPASS_FUNCTION index row(unsigned step, int i) const {
     const unsigned within = step - turn(step) * steps_a_group_;

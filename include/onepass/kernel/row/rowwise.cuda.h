@@ -29,7 +29,7 @@ struct rows_of_thread {
 };
 // In groups they are counted in the block's own order: places, of which some have no row.
 template <class Config>
-  requires kGrouped<Config>
+requires kGrouped<Config>
 struct rows_of_thread<Config> {
   explicit ONEPASS_FUNCTION rows_of_thread(const arguments& a)
       : share(share_of<Config>(a, blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster)),

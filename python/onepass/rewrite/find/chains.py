@@ -17,7 +17,7 @@ from onepass.line import _parse
 from onepass.rewrite.find.steps import Step, steps
 from onepass.word import about
 
-__all__ = ["Chain", "Order", "apart", "chains", "is_column", "is_line", "lies_as", "with_less_saved"]
+__all__ = ["Chain", "Order", "apart", "chains", "is_column", "lies_as", "with_less_saved"]
 
 LONGEST_FORMULA = 10
 """Nodes from x to the result."""
@@ -95,6 +95,19 @@ class Chain:
             m is None or is_column(value_of(o), m) or value_of(o).shape == m for o, m in zip(self.operands, self.met)
         )
 
+    @property
+    def is_line(self) -> bool:
+        """Whether its words can be read, and take its operands."""
+        return is_line(self.words) and self._has_columns_for_all()
+
+    def _has_columns_for_all(self) -> bool:
+        """Whether no column is for some rows only, or there is no contraction, which knows none of that kind."""
+        if not self.has("contraction"):
+            return True
+        known = [about(word) for word in self.words]
+        taken = [word for word in known if word.operand != "none" for _ in range(word.operands)]
+        return all(word.operand != "column" or value_of(o).dim() == 1 for word, o in zip(taken, self.operands))
+
     def extended(self, step: Step, keeps: bool) -> Chain | None:
         """With one more step; the value before it is returned, too, where others need it."""
         words, kept = self.words, self.results[1:]
@@ -112,11 +125,10 @@ class Chain:
             return None
         if any(map(_has_machine_epsilon, step.words)) and value_of(step.x).dtype != value_of(self.x).dtype:
             return None  # it is that of the type it is of
-        if not _has_columns_for_all(words, self.operands + step.operands):
-            return None
         met = self.met + (value_of(step.x).shape,) * len(step.operands)
         results, operands, nodes = (step.result, *kept), self.operands + step.operands, self.nodes | step.nodes
-        return Chain(words, self.x, operands, results, nodes, met, (self.passes | step.passes) - nodes)
+        longer = Chain(words, self.x, operands, results, nodes, met, (self.passes | step.passes) - nodes)
+        return longer if longer._has_columns_for_all() else None
 
     def _holds(self, node: fx.Node) -> bool:
         """Whether nothing is lost where x's numbers take the node's type."""
@@ -130,16 +142,6 @@ def _is_said_by_gate(words: tuple[str, ...], before: tuple[str, ...], keeps: boo
     if words == ("times",):
         return bool(before) and not keeps and about(before[-1]).kind == "activation"
     return not before and any(word.startswith("gated(") for word in words)
-
-
-def _has_columns_for_all(words: tuple[str, ...], operands: tuple[fx.Node, ...]) -> bool:
-    """Whether no column is for some rows only, or the words have no contraction, which knows none of that kind."""
-    known = [about(word) for word in words]
-    if all(word.kind != "contraction" for word in known):
-        return True
-    taken = iter(operands)
-    each = [(word, next(taken)) for word in known if word.operand != "none" for _ in range(word.operands)]
-    return all(word.operand != "column" or value_of(o).dim() == 1 for word, o in each)
 
 
 def _has_machine_epsilon(word: str) -> bool:

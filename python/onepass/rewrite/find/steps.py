@@ -87,7 +87,8 @@ def _of_two(name: str, node: fx.Node, x, other) -> Iterator[Step]:
     if name in ("add", "mul") and (is_column or _is_batch_of_columns(of_other.shape, shape)):
         if name == "mul" and (shifted := _shifted(other)) is not None:
             yield Step(x, (f"scale({shifted[1]!r})",), (shifted[0],), node, nodes | {other})
-        yield Step(x, ("bias" if name == "add" else "scale",), (other,), node, nodes)
+        if name == "mul" or is_column:  # a sum with a batch of columns is `add`, which attention knows as a mask
+            yield Step(x, ("bias" if name == "add" else "scale",), (other,), node, nodes)
         if is_column:
             return
     if name in ("add", "sub") and _broadcasts(of_other.shape, shape):
