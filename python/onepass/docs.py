@@ -84,6 +84,15 @@ normalisation is `scale | bias`.
 A line may have several, `rms_norm(1e-6) | scale | add | keep | rms_norm(1e-6) | scale`: the row stays on chip from the
 first to the last, and each saves its own statistics for backward.
 
+## Endings
+
+`logsumexp`, `entropy`, `sum`, `mean` and `amax` give one number of each row and end the line. The result has x's shape
+without the last dimension; it is float32, of float64 float64, and is never rounded to 16 bits. Several may follow each
+other, `softcap(30) | logsumexp | entropy`: the row is read once, the first one's number is the result, and the others
+stand behind the kept values. Backward begins at one gradient a row, needs no sum over it, and reads x, or the last
+`keep` that the row word follows. The row of no element gives what PyTorch gives, and `amax` raises. Behind `linear` and
+`scores` there is no kernel for endings, and in `fuse` none is looked for.
+
 ## rope
 
 `rope` takes cos and sin, of x's shape or what broadcasts to it, and gives x · cos + (-x₂, x₁) · sin, where x₁ and x₂

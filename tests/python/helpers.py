@@ -110,6 +110,8 @@ COMPILED_LINES = (
     "sigmoid | log | softcap(2.0) | add | square",
     "clamp(-1.0, 1.5) | exp | sqrt | gate(abs) | neg | pow(3.0) | bias",
     "sub | times | round | gated(silu) | l2_norm | scale | keep | log_softmax | neg",
+    "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy",
+    "bias | gelu | mean | sum",
 )
 
 NO_COMPILER = {"ONEPASS_CXX": "/nonexistent/compiler"}  # a process's environment
@@ -275,7 +277,7 @@ def compose_exactly(line, inputs, state, dtype, *, round_kept, training=True):
     """The line in float64, with `keep` as in exact arithmetic or rounding to dtype as its stored tensor does."""
     if not round_kept:
         return compose(words_of(line), inputs.x, inputs.operands, state, training, eps_dtype=dtype)
-    operands, value, kept, dropouts = iter(inputs.operands), inputs.x, [], 0
+    operands, value, kept, numbers, dropouts = iter(inputs.operands), inputs.x, [], [], 0
     for word in words_of(line):
         if word.kind in ("keep", "rounding"):
             value = _Rounded.apply(value, dtype)
@@ -285,9 +287,13 @@ def compose_exactly(line, inputs, state, dtype, *, round_kept, training=True):
         numbered = (
             None if state is None else state.to(value.device) ^ torch.tensor([0, dropouts << 32], device=value.device)
         )
-        (value,) = compose([word], value, taken, numbered, training, eps_dtype=dtype)
+        (result,) = compose([word], value, taken, numbered, training, eps_dtype=dtype)
+        if "gives_number" in word.properties:
+            numbers.append(result)
+        else:
+            value = result
         dropouts += word.kind == "dropout"
-    return (value, *kept)
+    return (*(numbers[:1] or [value]), *kept, *numbers[1:])
 
 
 def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=None, slack=1.0):
@@ -299,8 +305,9 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
     """
     dtype = inputs.x.dtype
     results, state = run(line, inputs, training=training)
-    for result in results:
-        assert result.dtype == dtype and result.is_contiguous()
+    arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
+    for result, is_number in zip(results, onepass.Line(line).numbers, strict=True):
+        assert result.dtype == (arithmetic if is_number else dtype) and result.is_contiguous()
     grad_outputs = upstream(results) if grad_outputs is None else grad_outputs
     ours = gradients(results, inputs, grad_outputs)
 
@@ -317,7 +324,6 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
         outputs = compose_exactly(line, exact_inputs, state, dtype, round_kept=round_kept, training=training)
         exact.append((outputs, gradients(outputs, exact_inputs, wide)))
 
-    arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
     for i, result in enumerate(results):
         assert result.shape == chain[i].shape
         check_error(result, chain[i], [outputs[i] for outputs, _ in exact], f"result {i} of {line!r}", slack=slack)

@@ -76,7 +76,9 @@ def any_line(draw):
     words = [*before, *([row] if row else []), *after]
     if draw(st.integers(0, 3)) == 0:
         words = [*words, "linear", *draw(st.lists(word(), max_size=4))]
-    assume(words and words.count("keep") <= 4)
+    elif draw(st.integers(0, 3)) == 0:
+        words = [*words, *draw(st.sampled_from([["logsumexp"], ["mean"], ["entropy", "logsumexp"], ["sum", "entropy"]]))]
+    assume(words and words.count("keep") <= 3)
     return " | ".join(words)
 
 

@@ -30,6 +30,11 @@ LINES = {
     "l2_norm": "l2_norm",
     "softmax": "softmax",
     "log_softmax": "log_softmax",
+    "logsumexp": "logsumexp",
+    "entropy": "entropy",
+    "sum": "sum",
+    "mean": "mean",
+    "amax": "amax",
     "round": "scale | round | scale",
 }
 VOCABULARY = [word for word in onepass.words() if word.kind != "contraction"]
