@@ -62,7 +62,7 @@ class TestFused:
         with raises(RuntimeError, "'mask'", "floating point", "bool", "torch.int64"):
             onepass.fused("mask | softmax", x, torch.ones(4, 8, dtype=torch.int64, device=device))
 
-    @pytest.mark.parametrize("shape", [(7,), (9,), (1,), (8, 1), (4, 8), ()])
+    @pytest.mark.parametrize("shape", [(7,), (9,), (1,), (8, 1), (4, 1), (3, 8), (1, 4, 8), ()])
     def test_a_column_has_the_rows_length(self, x, device, shape):
         with raises(RuntimeError, "'bias'", r"\[8\]", str(list(shape)).replace("[", r"\[")):
             onepass.fused("bias | relu", x, torch.ones(shape, device=device))
