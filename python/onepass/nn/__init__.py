@@ -1,7 +1,8 @@
 """Modules over `onepass.functional`, drop-in for those of `torch.nn`: constructors, state dicts and repr alike.
 
 `LayerNorm`, `LogSoftmax`, `MultiheadAttention`, `RMSNorm` and `Softmax` are subclasses of torch's: what asks
-`isinstance(module, torch.nn.LayerNorm)` (weight decay groups, initialisers, sharding rules) finds them. State dicts load both ways.
+`isinstance(module, torch.nn.LayerNorm)` (weight decay groups, initialisers, sharding rules) finds them. State dicts
+load both ways.
 """
 
 from __future__ import annotations
