@@ -108,7 +108,7 @@ COMPILED_LINES = (
     "gelu | layer_norm(1e-5) | scale | bias | dropout(0.2) | softmax | mul(3.0) | keep | layer_norm | gate(silu)",
     "softmax | rms_norm(1e-7) | softmax",
     "sigmoid | log | softcap(2.0) | add | square",
-    "clamp(-1.0, 1.5) | exp | sqrt | gate(abs) | neg | pow(3.0) | bias",
+    "clamp(-0.97, 1.47) | exp | sqrt | gate(abs) | neg | pow(3.0) | bias",
     "sub | times | round | gated(silu) | l2_norm | scale | keep | log_softmax | neg",
     "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy",
     "bias | gelu | mean | sum",
@@ -124,7 +124,7 @@ SHOWN = {
     "elu": "elu(0.7)",
     "leaky_relu": "leaky_relu(0.2)",
     "softcap": "softcap(2.0)",
-    "clamp": "clamp(-0.5, 1.5)",
+    "clamp": "clamp(-0.51, 1.47)",  # at a bound the gradient is 0, as in PyTorch 2.15; in 2.11 it is 1
     "pow": "pow(3.0)",
 }
 OF_POSITIVE = ("log", "sqrt")
