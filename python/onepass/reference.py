@@ -43,6 +43,8 @@ def _softmax_from_result(y: Tensor, dy: Tensor) -> Tensor:
 
 def _log_softmax_from_result(y: Tensor, dy: Tensor) -> Tensor:
     return dy - y.exp() * dy.sum(-1, keepdim=True)
+
+
 def logsumexp(x: Tensor) -> Tensor:
     return torch.logsumexp(_wide(x), -1)
 

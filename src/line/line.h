@@ -23,11 +23,11 @@ struct word {
   int begin = 0, end = 0;                  // its characters in the line's text
   int operand = -1;                        // which operand of the call it takes
   int parameter_slot = -1;                 // which of the line's numbers is its first
-  int ordinal = -1;  // its count among the dropouts, or among the keeps; of the first ending -1
+  int ordinal = -1;                        // its count among the dropouts, or among the keeps; of the first ending -1
 };
 
-// What a result is: a row of x's length (behind a contraction as long as that makes it) and dtype; or one number a row, of
-// shape [...], in the arithmetic's dtype.
+// What a result is: a row of x's length (behind a contraction as long as that makes it) and dtype; or one number a row,
+// of shape [...], in the arithmetic's dtype.
 enum class result_shape { row, number };
 struct result_type {
   result_shape shape = result_shape::row;
@@ -43,7 +43,7 @@ struct line {
   strategy how = strategy::automatic;
   std::string_view old_strategy;  // the alias by which the text named its strategy
   int operands = 0, dropouts = 0;
-  int keeps = 0;  // results behind the first: kept values, and numbers of endings behind the first ending
+  int keeps = 0;          // results behind the first: kept values, and numbers of endings behind the first ending
   int features = 0;       // numbers that `linear` makes of a row, the line's last words (see with_features)
   int first_operand = 0;  // of a slice: how many operands of the whole line come before its own
   std::vector<double> parameters;
@@ -54,9 +54,7 @@ struct line {
   bool by_rows() const { return rowwise() || features > 0; }  // its kernels have whole rows
   bool scores() const;                                        // whether it begins with `scores`
   int results() const { return 1 + keeps; }
-  result_type result(int i) const {
-    return {(numbers >> i & 1) != 0 ? result_shape::number : result_shape::row};
-  }
+  result_type result(int i) const { return {(numbers >> i & 1) != 0 ? result_shape::number : result_shape::row}; }
   const word& operand_word(int operand) const;
   int first_row() const { return rowwise() ? row_words.front() : -1; }
   int last_row() const { return rowwise() ? row_words.back() : -1; }

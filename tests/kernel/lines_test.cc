@@ -349,8 +349,8 @@ TEST_F(EmulatedAnyLines, ThatEndInNumbersAreTheCpus) {
         line_case{"bias | logsumexp", dtype::f32, dtype::f32, {3, 20000}},
         line_case{"keep | logsumexp | amax", dtype::bf16, dtype::bf16, {2, 131072}},
         line_case{"mul(3) | entropy | logsumexp", dtype::f32, dtype::f32, {3, 2050}},
-        line_case{"entropy", dtype::bf16, dtype::bf16, {2, 600000}},
-        line_case{kept, dtype::f32, dtype::f32, {6, 264}}, line_case{kept, dtype::f32, dtype::f32, {1, 300001}}})
+        line_case{"entropy", dtype::bf16, dtype::bf16, {2, 600000}}, line_case{kept, dtype::f32, dtype::f32, {6, 264}},
+        line_case{kept, dtype::f32, dtype::f32, {1, 300001}}})
     line_call(of.line, of.x, of.column, of.of).expect_right();
 }
 

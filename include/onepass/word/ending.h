@@ -1,9 +1,9 @@
-// Endings: row words that give one number a row, in the arithmetic's type. The row goes on unchanged, so that several may
-// follow each other.
+// Endings: row words that give one number a row, in the arithmetic's type. The row goes on unchanged, so that several
+// may follow each other.
 //
-// number(statistics) is called with what statistics(row) has just returned, of which about.statistics numbers are saved.
-// backward adds to dz, the gradient of what stands behind, the number's gradient `saved.gradient` times its slope: it
-// needs no sum over the row.
+// number(statistics) is called with what statistics(row) has just returned, of which about.statistics numbers are
+// saved. backward adds to dz, the gradient of what stands behind, the number's gradient `saved.gradient` times its
+// slope: it needs no sum over the row.
 #if defined(ONEPASS_WORD_ENDING_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_WORD_ENDING_H_
 #undef ONEPASS_WORD_ENDING_H_
@@ -136,17 +136,17 @@ struct mean : ending {
 };
 
 struct amax : ending {  // saved: the largest, and how many elements have it
-  static constexpr descriptor about{.name = "amax",
-                                    .kind = word_kind::row,
-                                    .statistics = 2,
-                                    .sums = 0,
-                                    .gives_number = true,
-                                    .needs_elements = true,
-                                    .flops_forward = 1,
-                                    .flops_backward = 2,
-                                    .formula = "max x",
-                                    .meaning =
-                                        "one number a row: its largest element; those that have it share the gradient"};
+  static constexpr descriptor about{
+      .name = "amax",
+      .kind = word_kind::row,
+      .statistics = 2,
+      .sums = 0,
+      .gives_number = true,
+      .needs_elements = true,
+      .flops_forward = 1,
+      .flops_backward = 2,
+      .formula = "max x",
+      .meaning = "one number a row: its largest element; those that have it share the gradient"};
   template <class Row, class T>
   static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
     const pair<T> of = row.largest();

@@ -89,9 +89,7 @@ void call_frame::enter_backward(const values& v, const gradients& g, const std::
       case spec::role::operand: return operand(i, v.operands[at], true);
       case spec::role::result: return whole(v.y, to, "y");
       case spec::role::kept: return whole(v.kept[at], to, kept_name(i));
-      case spec::role::gradient:
-        result_gradient_ = gradient(g.y, to, "the gradient of y", is_number(what, i));
-        return;
+      case spec::role::gradient: result_gradient_ = gradient(g.y, to, "the gradient of y", is_number(what, i)); return;
       case spec::role::kept_gradient:
         gradient(at < g.kept.size() ? g.kept[at] : tensor{}, to, "the gradient of kept", is_number(what, i));
     }

@@ -41,7 +41,7 @@ class call_frame : public spec::frame {
   const sizes_of& sizes() const { return sizes_; }
 
  private:
-  void whole(const tensor& t, view& out, const std::string& name);  // of x's shape and dtype
+  void whole(const tensor& t, view& out, const std::string& name);   // of x's shape and dtype
   void number(const tensor& t, view& out, const std::string& name);  // one a row
   tensor gradient(const tensor& t, view& out, const std::string& name, bool of_number);
   sizes_of sizes_of_numbers() const;

@@ -30,7 +30,7 @@ struct request {
   int operands = kMaxOperands, keeps = kMaxKeeps, parameters = kMaxParameters;  // that the arguments have room for
   int features = 0;                                                             // that end its rows
   int row_words = 0;
-  uint64 summed = 0;         // bits of the row words whose backward needs sums over the row
+  uint64 summed = 0;          // bits of the row words whose backward needs sums over the row
   bool gives_number = false;  // the result is one number a row
   int flops = 0;
   bool draws = false;            // has dropout

@@ -26,10 +26,10 @@ class frame : public spec::frame {
   const prepared_line& line;
   const device on;
 
-  void input(const Tensor& t, view& out);      // of x's shape, or broadcasting to it
-  Tensor output(view& out, dtype of_type);     // fresh, of x's shape
-  void number(const Tensor& t, view& out);     // one a row: the gradient of an ending's result
-  Tensor number_output(view& out);             // fresh, likewise
+  void input(const Tensor& t, view& out);   // of x's shape, or broadcasting to it
+  Tensor output(view& out, dtype of_type);  // fresh, of x's shape
+  void number(const Tensor& t, view& out);  // one a row: the gradient of an ending's result
+  Tensor number_output(view& out);          // fresh, likewise
   void number_output_in(view& out, const Tensor&);
   Tensor output_in(view& out, const Tensor&);  // of x's shape and dense
   void operand(int index, const Tensor& t);    // a column or a tensor, checked against its word

@@ -177,8 +177,9 @@ class entering_backward {
     };
     const std::optional<Tensor> x = one_of(call_.xs, false), resumed = one_of(call_.resumed, call_.of.stacked);
     const std::vector<std::optional<Tensor>> operands = operands_of(call_.of, call_.operands, line_.operands, i);
-    const backward_call one{gradients,           x,          operands,            resumed,     call_.statistics,
-                            call_.dropout_state, call_.line, call_.operand_types, call_.wanted};
+    const backward_call one{
+        gradients,           x,           operands, resumed, call_.statistics, call_.dropout_state, call_.line,
+        call_.operand_types, call_.wanted};
     frame& f = all.emplace_back(call_.line, like_x(one), "the gradient");
     check_alike(f, all.front(), all.size() - 1);
     enter_backward(f, one, facts_);

@@ -114,7 +114,9 @@ class row_number : position<Config> {
     this->set_row(row);
   }
   ONEPASS_FUNCTION T& operator*() const {
-    const view& v = K < 0 ? this->a_.y : Gradient ? this->a_.kept_gradient[K < 0 ? 0 : K] : this->a_.kept[K < 0 ? 0 : K];
+    const view& v = K < 0      ? this->a_.y
+                    : Gradient ? this->a_.kept_gradient[K < 0 ? 0 : K]
+                               : this->a_.kept[K < 0 ? 0 : K];
     return static_cast<T*>(v.data)[this->offset(v)];
   }
 };

@@ -51,8 +51,7 @@ class held_row {
   }
   ONEPASS_FUNCTION word::weighted<T> weighted_exponentials() {
     const T shift = shifts().shift;
-    const word::pair<T> sums =
-        sum_pair([shift](L u) ONEPASS_LAMBDA { return word::weighted_exponential(u, shift); });
+    const word::pair<T> sums = sum_pair([shift](L u) ONEPASS_LAMBDA { return word::weighted_exponential(u, shift); });
     return {shift, sums.first, sums.second};
   }
 
