@@ -90,7 +90,8 @@ first to the last, and each saves its own statistics for backward.
 without the last dimension; it is float32, of float64 float64, and is never rounded to 16 bits. Several may follow each
 other, `softcap(30) | logsumexp | entropy`: the row is read once, the first one's number is the result, and the others
 stand behind the kept values. Backward begins at one gradient a row, needs no sum over it, and reads x, or the last
-`keep` that the row word follows. The row of no element gives what PyTorch gives, and `amax` raises. Behind `linear` and
+`keep` that the row word follows. The row of no element gives what PyTorch gives, and `amax` raises.
+A NaN gives NaN, but `logsumexp` of a row that has +inf too gives +inf. Behind `linear` and
 `scores` there is no kernel for endings, and in `fuse` none is looked for.
 
 ## rope

@@ -298,6 +298,7 @@ class reader {
     if (to.values >= 0)
       fail(w.begin, w.end,
            std::string("'") + about.name + "' behind 'values', which must be the last word of its line");
+    check_ending(to, w);
     if (about.kind == word_kind::row) {
       if (to.linear >= 0 && !to.scores()) {
         fail(w.begin, w.end, std::string("'") + about.name + "' behind 'linear': a row word stands before it");
@@ -313,7 +314,6 @@ class reader {
       to.row_words.push_back(static_cast<int>(to.words.size()));
     }
     if (about.kind == word_kind::contraction) add_contraction(to, w);
-    check_ending(to, w);
     if (!to.words.empty()) {
       const descriptor& before = *to.words.back().about;
       if (before.kind == word_kind::rotary || about.kind == word_kind::rotary)

@@ -135,6 +135,7 @@ def _pull(line, part, compose_with, operands, at_end, of_kept, found) -> Tensor:
     first, first_kept, dropouts = (
         sum(count(word) for word in earlier) for count in (_taken, _is_keep, lambda w: w.kind == "dropout")
     )
+    kept_count = sum(map(_is_keep, words)) + max(sum("gives_number" in word.properties for word in words) - 1, 0)
     places = range(first, first + sum(map(_taken, words)))
     smooth = [i for i in places if operands[i].is_floating_point()]
 
@@ -144,7 +145,7 @@ def _pull(line, part, compose_with, operands, at_end, of_kept, found) -> Tensor:
         return compose_with(words, value, taken, dropouts=dropouts)
 
     _, pull = torch.func.vjp(run, part.value, *[operands[i] for i in smooth])
-    kept = of_kept[first_kept : first_kept + sum(map(_is_keep, words))]
+    kept = of_kept[first_kept : first_kept + kept_count]
     at_begin, *others = pull((at_end, *kept))
     found.update((1 + i, gradient) for i, gradient in zip(smooth, others))
     return at_begin

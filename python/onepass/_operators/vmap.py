@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from onepass import _native
 from onepass._arguments.shapes import repetition, sizes_of_sum
+from onepass._operators.composed import like_x
 from onepass._operators.fake import gradients_of, library
 
 # Tensors of a row for each of x's, by the names in the operators' schemas.
@@ -95,7 +96,8 @@ def _together(op, size: int, given, dims):
 
 def _gradients_together(op, size: int, args, kinds):
     """The samples' own gradients: those that are sums over a sample's rows are not to be sums over all."""
-    joined, types = args["gradients"][0].shape, []
+    like = like_x(args["line"], args["gradients"], args["x"], args["resumed"])
+    joined, types = like.shape, []
     for kind, of in zip(kinds, args["operand_types"]):
         own = None
         if kind == "column" and of < _native.BROADCAST:
@@ -105,7 +107,7 @@ def _gradients_together(op, size: int, args, kinds):
         if own is not None:
             of = of % _native.BROADCAST + repetition(_with_samples(size, own, len(joined)), joined)  # noqa: PLW2901
         types.append(of)
-    first = torch.empty(joined[1:], dtype=args["gradients"][0].dtype, device="meta")
+    first = torch.empty(joined[1:], dtype=like.dtype, device="meta")
     shapes = [t.shape for t in gradients_of(first, args["line"], args["operand_types"], args["wanted"])]
     results = op(*(args | {"operand_types": types}).values())
     summed = [r.sum_to_size(_with_samples(size, s, len(joined))) for r, s in zip(results, shapes)]

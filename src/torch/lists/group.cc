@@ -180,7 +180,7 @@ class entering_backward {
     const backward_call one{
         gradients,           x,           operands, resumed, call_.statistics, call_.dropout_state, call_.line,
         call_.operand_types, call_.wanted};
-    frame& f = all.emplace_back(call_.line, like_x(one), "the gradient");
+    frame& f = all.emplace_back(call_.line, likes_.emplace_back(like_x(one)), "the gradient");
     check_alike(f, all.front(), all.size() - 1);
     enter_backward(f, one, facts_);
     f.a.first_row = row_;
@@ -214,6 +214,7 @@ class entering_backward {
   const spec::line& line_;
   const std::vector<spec::operand_facts> facts_;
   std::deque<std::vector<Tensor>> held_;
+  std::deque<Tensor> likes_;  // whose sizes are the frames'
   std::int64_t row_ = 0;
 };
 
