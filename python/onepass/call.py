@@ -72,9 +72,10 @@ def fused(
         stack: where x is a list, whether results are stacked as ``torch.stack`` does; else they are lists.
 
     Returns:
-        The result, of x's shape and dtype (behind `linear` (..., N') and its matrix's) and contiguous; a tuple
-        (result, kept values...) where ``keep`` stands in the line. Arithmetic is float32 (float64 for float64 x), with
-        one rounding at the store.
+        The result, of x's shape and dtype (behind `linear` (..., N') and its matrix's; of an ending such as
+        ``logsumexp`` x's shape without the last dimension, in float32, or float64 of float64 x) and contiguous; a tuple
+        (result, kept values..., numbers of further endings) where there are several. Arithmetic is float32 (float64
+        for float64 x), with one rounding at the store.
 
     Raises:
         LineError: (a ValueError) for a line that cannot be read.

@@ -27,8 +27,8 @@ y = onepass.fused("layer_norm(1e-5) | scale | bias | relu", x, gamma, beta)
 ```
 
 `x` has shape (..., N); its rows are the N numbers of the last dimension. The result has x's shape and dtype (behind
-`linear` rows have another length) and is contiguous. `onepass.fused` remembers what it parsed; `onepass.Line` is the
-same line as an object.
+`linear` rows have another length, and an ending gives one number of each) and is contiguous. `onepass.fused` remembers
+what it parsed; `onepass.Line` is the same line as an object.
 
 ## Grammar
 

@@ -23,6 +23,8 @@ LINES = [
     "mul(0.125) | mask | softmax",
     "mul(0.125) | causal | softmax",
     "rope",
+    "logsumexp",
+    "add | keep | rms_norm(1e-3) | scale | entropy | mean",
     "linear",
     "linear | bias",
     "linear | bias | gelu",
