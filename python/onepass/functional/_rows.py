@@ -376,6 +376,28 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
 
 
 @traceable
+def logsumexp(x: Tensor, dim: int = -1, keepdim: bool = False) -> Tensor:
+    """log(Σ exp(x)) over `dim`, with `torch.logsumexp`'s arguments.
+
+    Args:
+        x: any shape.
+        dim: the dimension that is summed over.
+        keepdim: whether the result keeps it, with size 1.
+
+    Returns:
+        x's shape without `dim`, in float32 (float64 of float64 x): not rounded to 16 bits, as PyTorch's result is.
+
+    Raises:
+        IndexError: dim is out of range.
+
+    Saved for backward: x, and two numbers a row. Line: `logsumexp`.
+    """
+    check_tensor("logsumexp", "x", x)
+    result = fused("logsumexp", x if dim in (-1, x.dim() - 1) else x.movedim(dim, -1))
+    return result.unsqueeze(dim) if keepdim and x.dim() else result
+
+
+@traceable
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """x / max(‖x‖₂, eps) over `dim`, with `torch.nn.functional.normalize`'s arguments.
 

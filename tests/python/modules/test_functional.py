@@ -315,6 +315,16 @@ def test_softmax_of_one_dimension(device):
         torch.testing.assert_close(F.softmax(x, dim), x.softmax(dim))
 
 
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [-1, 0, 1, -2, -3])
+def test_logsumexp_over_any_dimension(dim, keepdim, device):
+    x = torch.randn(3, 5, 24, device=device)
+    compare(lambda x: F.logsumexp(x, dim, keepdim), lambda x: x.logsumexp(dim, keepdim), (x,))
+    assert F.logsumexp(x[0, 0, 0], 0, keepdim).shape == x[0, 0, 0].logsumexp(0, keepdim).shape
+    with pytest.raises(IndexError, match="out of range"):
+        F.logsumexp(x, 3)
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2, 3, -1, -2, -4])
 def test_log_softmax_and_normalize_over_any_dimension(dim, device):
     x = normal(3, 4, 5, 6, device=device)
