@@ -84,6 +84,7 @@ ONEPASS_END
 #else
 #include <hwy/contrib/math/math-inl.h>
 
+#include "onepass/lane/convert.h"
 #include "onepass/lane/math.h"
 
 ONEPASS_BEGIN
@@ -146,16 +147,17 @@ ONEPASS_FUNCTION vec<double> power_of_magnitude(vec<double> x, vec<double> expon
 ONEPASS_FUNCTION vec<float> any_power(vec<float> x, vec<float> exponent) {
   using L = vec<float>;
   using W = vec<double>;
-  const L::tag d;
   const W::tag wide;
 #if HWY_TARGET == HWY_SCALAR
-  L y(hn::DemoteTo(d, power_of_magnitude(W(hn::PromoteTo(wide, x.raw)), W(hn::PromoteTo(wide, exponent.raw))).raw));
+  L y(storage::narrow(wide,
+                      power_of_magnitude(W(hn::PromoteTo(wide, x.raw)), W(hn::PromoteTo(wide, exponent.raw))).raw));
 #else
+  const L::tag d;
   const hn::Half<L::tag> half;
   const auto lower = [&](L of) ONEPASS_LAMBDA { return W(hn::PromoteTo(wide, hn::LowerHalf(half, of.raw))); };
   const auto upper = [&](L of) ONEPASS_LAMBDA { return W(hn::PromoteTo(wide, hn::UpperHalf(half, of.raw))); };
   const W low = power_of_magnitude(lower(x), lower(exponent)), high = power_of_magnitude(upper(x), upper(exponent));
-  L y(hn::Combine(d, hn::DemoteTo(half, high.raw), hn::DemoteTo(half, low.raw)));
+  L y(hn::Combine(d, storage::narrow(wide, high.raw), storage::narrow(wide, low.raw)));
 #endif
   const L zero(0.0f), one(1.0f), half_exponent = L(0.5f) * exponent;
   const auto is_whole = floor(exponent) == exponent, is_odd = is_whole & (floor(half_exponent) != half_exponent);

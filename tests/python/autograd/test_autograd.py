@@ -13,7 +13,6 @@ from helpers import (
     Recorder,
     as_tuple,
     gradients,
-    has_row_word,
     make_inputs,
     run,
     upstream,
@@ -198,12 +197,13 @@ def test_saved_are_inputs_and_statistics_only(line, device):
     given = results if from_result else results[1:]
     known = {t.untyped_storage().data_ptr() for t in (*inputs.tensors, *given)}
     extra = [t for t in saved if t.untyped_storage().data_ptr() not in known]
-    statistics = {"layer_norm": 2, "rms_norm": 1, "softmax": 2}
+    statistics = {"layer_norm": 2, "rms_norm": 1, "softmax": 2, "l2_norm": 2, "log_softmax": 2}
+    statistics |= {"logsumexp": 2, "entropy": 2, "amax": 2}
     numbers_a_row = sum(statistics.get(word.name, 0) for word in words_of(line))
     has_dropout = any(word.name == "dropout" for word in words_of(line))
     allowed = 64 * numbers_a_row * 4 + (16 if has_dropout else 0)
     assert sum(t.numel() * t.element_size() for t in extra) <= allowed, [tuple(t.shape) for t in extra]
-    if has_row_word(line) and not from_result:
+    if numbers_a_row and not from_result:
         assert extra, "the statistics are saved, or this test sees nothing"
 
 

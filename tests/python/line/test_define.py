@@ -352,16 +352,16 @@ def test_defined_again_and_undefined():
     x = torch.randn(3, 9)
     twice = {"source": "template <class L> static L forward(L x) { return 2 * x; }", "reference": lambda x: 2 * x}
     thrice = {"source": "template <class L> static L forward(L x) { return 3 * x; }", "reference": lambda x: 3 * x}
-    onepass.define_word("times", **twice)
-    assert torch.equal(onepass.fused("times | relu", x), (2 * x).relu())
-    onepass.define_word("times", **thrice)
-    assert torch.equal(onepass.fused("times | relu", x), (3 * x).relu())
-    assert torch.equal(onepass.functional.bias_act(x, torch.zeros(9), "times"), 3 * x)
-    refused("not its reference", name="times", **{**twice, "reference": lambda x: x})
-    assert torch.equal(onepass.fused("times | relu", x), (3 * x).relu())  # as before
-    onepass.undefine_word("times")
-    with pytest.raises(onepass.LineError, match="unknown word 'times'"):
-        onepass.fused("times | relu", x)
+    onepass.define_word("multiple", **twice)
+    assert torch.equal(onepass.fused("multiple | relu", x), (2 * x).relu())
+    onepass.define_word("multiple", **thrice)
+    assert torch.equal(onepass.fused("multiple | relu", x), (3 * x).relu())
+    assert torch.equal(onepass.functional.bias_act(x, torch.zeros(9), "multiple"), 3 * x)
+    refused("not its reference", name="multiple", **{**twice, "reference": lambda x: x})
+    assert torch.equal(onepass.fused("multiple | relu", x), (3 * x).relu())  # as before
+    onepass.undefine_word("multiple")
+    with pytest.raises(onepass.LineError, match="unknown word 'multiple'"):
+        onepass.fused("multiple | relu", x)
     with pytest.raises(ValueError, match="expected a word that define_word has added, but got 'gelu'"):
         onepass.undefine_word("gelu")
 
