@@ -336,6 +336,9 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
         scale = None if floor_scales is None else floor_scales[i]
         # An fp64 operand beside a narrower x is computed with in fp32, by contract.
         precision = arithmetic if tensor.dtype == torch.float64 else tensor.dtype
+        # What comes back through a matrix product is rounded to x's dtype.
+        if dtype in HALF_TYPES and onepass.Line(line).weight is not None:
+            precision = dtype
         check_error(
             ours[i], theirs[i], [grads[i] for _, grads in exact], what, scale=scale, precision=precision, slack=slack
         )

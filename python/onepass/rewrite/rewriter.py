@@ -176,9 +176,9 @@ def _viewed(graph: fx.Graph, chain: Chain) -> list[fx.Node]:
 def _turned(graph: fx.Graph, chain: Chain, order: tuple[int, ...]) -> list[fx.Node]:
     """What the chain takes, with dimensions in another order; columns as they are."""
     inputs = []
-    for node, met in zip(chain.inputs, (value_of(chain.x).shape, *chain.met)):
+    for node, kind in zip(chain.inputs, ("tensor", *chain.kinds)):
         value = value_of(node)
-        if not inputs or not is_column(value, met):
+        if kind != "column" or value.dim() > 1:
             if value.dim() < len(order):
                 node = _new(graph, "reshape", node, (1,) * (len(order) - value.dim()) + tuple(value.shape))
             node = _new(graph, "permute", node, order)

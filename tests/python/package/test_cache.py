@@ -51,6 +51,7 @@ def start(device, directory, line=LINE, *, options=None, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background job ignores
     )
 
 

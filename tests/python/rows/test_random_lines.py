@@ -158,7 +158,9 @@ def test_error_is_no_more_than_pytorchs(dtype, device):
         torch.manual_seed(seed)
         slack = max(1.0, 0.5 * len(words_of(line)))
         if min(tensor.numel() for tensor in inputs.tensors) < 16:  # the largest error of a few numbers is luck
-            slack *= 3
+            slack *= 6 if "linear" in line else 3
+        if "entropy" in line:  # whose gradient is a difference
+            slack *= 2
         check_line(line, relaid_inputs(data.draw, inputs), slack=slack)
 
     check()

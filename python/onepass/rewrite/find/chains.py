@@ -67,6 +67,12 @@ class Chain:
         return any(about(word).kind in kinds for word in self.words)
 
     @property
+    def kinds(self) -> list[str]:
+        """What each operand is to its word."""
+        known = [about(word) for word in self.words]
+        return [word.operand for word in known if word.operand != "none" for _ in range(word.operands)]
+
+    @property
     def has_linear(self) -> bool:
         return any(about(word).operand == "matrix" for word in self.words)
 
@@ -104,9 +110,7 @@ class Chain:
         """Whether no column is for some rows only, or there is no contraction, which knows none of that kind."""
         if not self.has("contraction"):
             return True
-        known = [about(word) for word in self.words]
-        taken = [word for word in known if word.operand != "none" for _ in range(word.operands)]
-        return all(word.operand != "column" or value_of(o).dim() == 1 for word, o in zip(taken, self.operands))
+        return all(kind != "column" or value_of(o).dim() == 1 for kind, o in zip(self.kinds, self.operands))
 
     def extended(self, step: Step, keeps: bool) -> Chain | None:
         """With one more step; the value before it is returned, too, where others need it."""
