@@ -333,6 +333,12 @@ def evaluated(
         return node.target(*args, **kwargs)
 
 
+def detached(value: Tensor) -> Tensor:
+    """Another tensor of the same memory and without a history, which autograd may refuse to be used: that of a view
+    whose memory has been overwritten."""
+    return value.detach().requires_grad_(value.requires_grad)
+
+
 def _argument(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     """What it gave, as another tensor of the same memory: a method that changes a shape changes that of this one."""
     if "example_value" not in node.meta:
@@ -343,7 +349,7 @@ def _argument(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
         if isinstance(value, Tensor):
             if is_functorch_wrapped_tensor(value):
                 raise LookupError(f"{node.name} stands within torch.func")
-            return value.detach().requires_grad_(value.requires_grad)
+            return detached(value)
         if isinstance(value, (list, tuple)):
             made = [another(v) for v in value]
             return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)

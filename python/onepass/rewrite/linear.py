@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from onepass.graph.effects import detached
 from onepass.graph.operations import operation, same_shape, sizes, value_of
 from onepass.line import _parse
 from onepass.pricing.profile import Profile
@@ -28,7 +29,7 @@ def name_linear(graph: fx.Graph) -> None:
         source = _viewed_back(node, x)
         with graph.inserting_before(node):
             turned = graph.call_method("t", (weight,))
-            turned.meta = {"example_value": value_of(weight).t()}
+            turned.meta = {"example_value": detached(value_of(weight)).t()}
             layer = graph.call_function(torch._C._nn.linear, (x if source is None else source, turned, bias))
         replaced = [node] if source is None else list(node.users)
         layer.meta = dict(replaced[0].meta)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from onepass.call import fused
-from onepass.graph.effects import evaluated
+from onepass.graph.effects import detached, evaluated
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.line import _parse
 from onepass.rewrite.find.chains import Chain, Order, is_column
@@ -56,7 +56,8 @@ def separate_casts(graph: fx.Graph) -> None:
             if order.is_written({source}, order.index[source]):
                 continue
             if (source, dtype) not in casts:
-                cast = _behind(graph, source, value_of(source).to(dtype), "call_method", "to", (source, dtype))
+                value = detached(value_of(source)).to(dtype)
+                cast = _behind(graph, source, value, "call_method", "to", (source, dtype))
                 casts[source, dtype] = cast
             (moves[-1] if moves else node).replace_input_with(source, casts[source, dtype])
             for moved in reversed(moves):
@@ -129,7 +130,7 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
         if turned != as_it_is:
             inputs = _turned(graph, chain, turned)
     call.args = (chain.line, *inputs)
-    values = [value_of(node) for node in chain.results]
+    values = [detached(value_of(node)) for node in chain.results]
     leading = values[0].shape[:-1]
     given = [value.reshape(*leading, value.shape[-1]).permute(turned) for value in values]
     one, keeps_before = not chain.has("keep"), _parse(chain.line).keeps_before

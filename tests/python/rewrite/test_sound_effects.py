@@ -305,3 +305,23 @@ def test_many_overwriting_operators():
 
     fused, x = onepass.fuse(function), R(2, 4)
     torch.testing.assert_close(fused(x), function(x))
+
+
+def test_views_that_autograd_refuses():
+    """A value with a hook, overwritten where autograd does not see it, then cast for a product: before torch 2.15
+    autograd refuses to give the history of its value in the graph."""
+
+    def function(x, mask, w):
+        t = x.masked_fill(mask, 0.0)
+        t.register_hook(lambda g: g.clamp(-1, 1))
+
+        def block(p):
+            t.flatten()[0] = 2.0
+            with torch.autocast("cpu", torch.bfloat16):
+                return t.float() @ w + p
+
+        with torch.no_grad():
+            y = checkpoint(block, x, use_reentrant=False)
+        return F.gelu(x * 2.0), y
+
+    agrees(function, grad(8, 8), torch.rand(8, 8) < 0.5, grad(8, 8))
