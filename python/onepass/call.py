@@ -239,8 +239,11 @@ def _prepare_on_cpu(text: str, masks: int) -> bool:
     return True
 
 
-def _as_torch_raises(error: RuntimeError, xs) -> RuntimeError:
-    """The same error; of a dtype that there are no kernels for, which torch has none for either, its kind."""
+def _as_torch_raises(error: RuntimeError, xs) -> Exception:
+    """The same error; of a dtype that there are no kernels for, which torch has none for either, and of a target that
+    is no column, its kind."""
+    if "is out of bounds" in str(error):
+        return IndexError(str(error))
     if type(error) is RuntimeError and not all(x.dtype in ARITHMETIC for x in xs):
         return NotImplementedError(str(error))
     return error

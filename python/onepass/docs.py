@@ -86,11 +86,21 @@ first to the last, and each saves its own statistics for backward.
 
 ## Endings
 
-`logsumexp`, `entropy`, `sum`, `mean` and `amax` give one number of each row and end the line. The result has x's shape
+`logsumexp`, `entropy`, `sum`, `mean`, `amax`, `cross_entropy` and `logprob` give one number of each row and end the
+line. The result has x's shape
 without the last dimension; it is float32, of float64 float64, and is never rounded to 16 bits. Several may follow each
 other, `softcap(30) | logsumexp | entropy`: the row is read once, the first one's number is the result, and the others
 stand behind the kept values. Backward begins at one gradient a row, needs no sum over it, and reads x, or the last
 `keep` that the row word follows. The row of no element gives what PyTorch gives, and `amax` raises.
+
+`cross_entropy` and `logprob` take a target: int64 or int32 of x's shape without the last dimension, a column of each
+row, or the number to be ignored, whose result is 0 and whose row gets no gradient. `softcap(30) | cross_entropy` is the
+loss of a language model's logits, float32 beside logits of 16 bits; `logprob | entropy` reads them once for both. With
+lse = log Σ exp(x), `cross_entropy(s, z, ignore_index)` is lse - (1 - s) x[target] - s mean(x) + z lse²: label smoothing
+(Szegedy et al., arXiv:1512.00567) and the z-loss of PaLM (Chowdhery et al., arXiv:2204.02311); numbers that are left
+out are 0, 0 and -100. Backward is one pass that reads x and writes its gradient. On the CPU a target that is no column
+raises IndexError; on CUDA an assertion of the kernel fails, as PyTorch's does. A target has no gradient.
+
 A NaN gives NaN, but `logsumexp` of a row that has +inf too gives +inf. Behind `linear` and
 `scores` there is no kernel for endings, and in `fuse` none is looked for.
 
@@ -297,8 +307,9 @@ def number(word: Word) -> str:
         return "an activation"
     if not word.parameters:
         return word.parameter_name
-    default = f"{word.numbers[0]:g}" if word.numbers else "the machine epsilon"
-    return f"{word.parameter_name} = {default}"
+    if not word.numbers:
+        return f"{word.parameter_name} = the machine epsilon"
+    return ", ".join(f"{name} = {n:g}" for name, n in zip(word.parameter_name.split(", "), word.numbers))
 
 
 def operand(word: Word) -> str:
@@ -311,6 +322,7 @@ def operand(word: Word) -> str:
         "keys": "[..., N', N]",
         "values": "[..., N, N']",
         "tensor": ", x's shape",
+        "target": "[...], integers",
     }
     return f"{word.operand_name}{shapes[word.operand]}"
 

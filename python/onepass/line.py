@@ -100,6 +100,7 @@ class Line:
         """Of each operand: keeps that stand before its word."""
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
         self.column_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "column"]
+        self.target_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "target"]
         self.has_dropout: bool = facts["dropouts"] > 0
         self.turns = self.words[0].kind == "rotary"
         self.looks_at_rows = any("is_causal" in word.properties for word in self.words)
@@ -240,6 +241,13 @@ class Line:
         """As the kernels do: PyTorch's operators would broadcast a column of another length."""
         shape = x.shape
         for i, (o, word) in enumerate(zip(operands, self._operand_words)):
+            if word.operand == "target":
+                if o.dtype not in (torch.int64, torch.int32) or o.shape != shape[:-1]:
+                    raise RuntimeError(
+                        f"onepass: operand {i} must be torch.int64 or torch.int32, of shape {list(shape[:-1])}, "
+                        f"got {o.dtype}, {list(o.shape)}"
+                    )
+                continue
             if word.operand == "tensor":
                 fits = torch.broadcast_shapes(shape, o.shape) == shape
             elif word.operand == "matrix":

@@ -55,6 +55,26 @@ def entropy(x: Tensor) -> Tensor:
     return -(log_p.exp() * log_p.masked_fill(log_p == -math.inf, 0)).sum(-1)
 
 
+def cross_entropy(x: Tensor, target: Tensor, label_smoothing=0.0, z_loss=0.0, ignore_index=-100.0) -> Tensor:
+    """Of each row; 0 of an ignored one."""
+    wide, ignored = _wide(x).flatten(0, -2), target.flatten() == ignore_index
+    loss = F.cross_entropy(
+        wide,
+        target.flatten().long(),
+        ignore_index=int(ignore_index),
+        reduction="none",
+        label_smoothing=label_smoothing,
+    )
+    if z_loss:
+        loss = loss + z_loss * torch.logsumexp(wide, -1).square().masked_fill(ignored, 0)
+    return loss.view(target.shape)
+
+
+def logprob(x: Tensor, target: Tensor, ignore_index=-100.0) -> Tensor:
+    """Of each row's target; 0 of an ignored one."""
+    return -cross_entropy(x, target, ignore_index=ignore_index)
+
+
 def _wide(x: Tensor) -> Tensor:
     """In the arithmetic's dtype, which that of an ending's number is."""
     return x if x.dtype == torch.float64 else x.float()
@@ -238,6 +258,8 @@ IN_TORCH: dict[str, InTorch] = {
     "sum": InTorch(lambda x: _wide(x).sum(-1)),
     "mean": InTorch(lambda x: _wide(x).mean(-1)),
     "amax": InTorch(lambda x: _wide(x).amax(-1)),
+    "cross_entropy": InTorch(cross_entropy),
+    "logprob": InTorch(logprob),
 }
 """Every word of the vocabulary, users' words among them."""
 

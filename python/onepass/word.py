@@ -86,8 +86,8 @@ def _vocabulary() -> dict[str, Word]:
     global _known
     told = _native.words()  # another list where a word has come or gone
     if _known[0] is not told:
-        defaults = [() if w["default"] is None else (w["default"],) for w in told]
-        of_all = ({k: v for k, v in w.items() if k != "default"} for w in told)
+        defaults = [tuple(w["defaults"]) for w in told]
+        of_all = ({k: v for k, v in w.items() if k != "defaults"} for w in told)
         _known = told, {w["name"]: word_of(w, default) for w, default in zip(of_all, defaults)}
     return _known[1]
 

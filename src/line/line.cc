@@ -153,11 +153,16 @@ class reader {
              std::string("'") + about.name + "' needs " + numbers(about) + ": " + about.name + "(" + about.parameter +
                  ")");
       }
-      if (about.with_number[0] == '\0') w.parameters = {about.parameter_default};
+      if (about.with_number[0] == '\0') w.parameters = defaults_of(about);
       return;
     }
     ++at_;
+    const std::vector<double> others = defaults_of(about);
     for (int i = 0; i < about.parameters; ++i) {
+      if (i > 0 && !about.parameter_required && !at_end() && peek() == ')') {  // the rest are what they are unless said
+        w.parameters.insert(w.parameters.end(), others.begin() + i, others.end());
+        break;
+      }
       if (i > 0 && (at_end() || peek() != ',')) {
         fail(at_, at_ + 1, std::string("'") + about.name + "' takes " + numbers(about) + " (" + about.parameter + ")");
       }
@@ -375,6 +380,13 @@ int line::statistics(dtype x) const {
 }
 
 bool line::turns() const { return !words.empty() && words.front().about->kind == word_kind::rotary; }
+
+std::vector<double> defaults_of(const descriptor& about) {
+  if (about.parameter_required) return {};
+  std::vector<double> all{about.parameter_default};
+  all.insert(all.end(), about.other_defaults, about.other_defaults + about.parameters - 1);
+  return all;
+}
 
 line parse(std::string_view text) { return reader(text).read(); }
 

@@ -72,6 +72,9 @@ class line_error : public std::invalid_argument {
 
 line parse(std::string_view text);  // throws line_error
 
+// The numbers that a word has unless its line says others.
+std::vector<double> defaults_of(const descriptor&);
+
 // Words [begin, end) as a line of their own: operands, numbers and keeps are counted from 0 again; dropouts keep their
 // count, since their masks depend on it.
 line slice(const line&, int begin, int end);

@@ -56,12 +56,12 @@ struct line_library {
   // writes. operand_types: as below. wanted: bit 0 for x, bit i + 1 for operand i. True where backward writes anything.
   bool (*plan)(const line_signature&, int dtype, const std::int64_t* operand_types, std::uint64_t wanted, int* sources);
   // The operators themselves, without the dispatcher, which for a small call takes longer than the work. They give the
-  // number of results, or kFailed and in `error` what was wrong, valid until the thread's next call.
+  // number of results, or one of those below and in `error` what was wrong, valid until the thread's next call.
   int (*forward)(const line_forward&, tensor_handle* results, const char** error);
   int (*backward)(const line_backward&, tensor_handle* results, const char** error);
 };
 
-inline constexpr int kFailed = -1;
+inline constexpr int kFailed = -1, kOutOfRange = -2;  // the latter of a target that is no column
 inline constexpr int kUnwanted = -2, kUpstream = -1;
 
 // An operand's type: its dtype's number, plus these. A gradient that is a sum over rows has the operand's own leading

@@ -48,7 +48,7 @@ imagined_frame::imagined_frame(const line& of, const std::int64_t (&sizes)[2], d
     : frame(of, {2, sizes}, x), memory_(at), strides_{at.row_stride, 1} {
   for (int i = 0; i < of.operands; ++i) {
     const bool is_mask = of.operand_word(i).about->kind == word_kind::mask;
-    operand_type(i, is_mask ? mask : is_column(i) ? column : x);
+    operand_type(i, is_target(i) ? dtype::i64 : is_mask ? mask : is_column(i) ? column : x);
   }
 }
 
@@ -59,7 +59,8 @@ std::vector<operand_facts> imagined_frame::facts() const {
 }
 
 void imagined_frame::enter_operand(int i, view& out) {
-  if (is_column(i)) out = {memory_.columns, {}, operand_types[i], 1};
+  if (is_target(i)) take_number({memory_.rows, operand_types[i], 1, shape.sizes, &kOne, &out});
+  else if (is_column(i)) out = {memory_.columns, {}, operand_types[i], 1};
   else enter(operand_types[i], out);
 }
 

@@ -38,6 +38,7 @@ class frame {
     return (first || other) && of.result(first ? 0 : 1 + i).is_number();
   }
   bool is_column(int operand) const { return of.operand_word(operand).about->operand == operand_kind::column; }
+  bool is_target(int operand) const { return of.operand_word(operand).about->operand == operand_kind::target; }
   void operand_type(int operand, dtype);
 
   // enter(role, its number, where it goes) for each tensor that a kernel reads or writes.

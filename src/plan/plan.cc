@@ -210,7 +210,10 @@ std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward
   std::string text = "line<" + chain_text(of, entry_segment(of), boolean_masks, resume);
   for (std::size_t i = 0; i < of.row_words.size(); ++i) {
     const word& row = of.words[static_cast<std::size_t>(of.row_words[i])];
-    const std::string name = type_of(*row.about);
+    const bool has_target = row.about->operand == operand_kind::target;
+    const std::string name = has_target
+                                 ? "word::with_target<" + type_of(*row.about) + ", " + std::to_string(row.operand) + ">"
+                                 : type_of(*row.about);
     const std::string segment = (resume == of.row_words[i] ? "word::resumed<" + name + ">" : name) + ", " +
                                 std::to_string(row.parameter_slot) + ", " +
                                 chain_text(of, segment_behind(of, i), boolean_masks, resume) +
@@ -249,6 +252,7 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
   const auto bytes_of = [&](const word& w, int index) {
     const std::int64_t wide = at(index) * element;
     if (w.about->kind == word_kind::contraction) return columns * element * columns_behind * matrices;
+    if (w.about->operand == operand_kind::target) return rows * size_of(dtype::i64);
     return w.about->operand == operand_kind::column ? wide : rows * wide;
   };
   const std::int64_t number_bytes = rows * (x == dtype::f64 ? 8 : 4);

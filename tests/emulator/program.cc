@@ -132,7 +132,7 @@ class reader {
     return d;
   }
   void variable(const std::string& space, const std::string& text) {
-    if (space == ".global" || space == ".const") return;
+    if (space == ".global" || space == ".const" || text.find(".func") != std::string::npos) return;
     const declared d = declaration(text);
     if (space == ".extern") {
       p_.dynamic_shared.push_back(reg(d.name));

@@ -328,6 +328,9 @@ step find_bits(const parts& of) {
 step find(const parts& of, const instruction& i) {
   const std::string &base = of[0], &type = of.back();
   if (base == "ret" || base == "exit") return ONEPASS_STEP((void)i; t.is = state::done);
+  if (base == "call")  // of __assertfail, the one function that kernels call
+    return ONEPASS_STEP((void)t; (void)i; throw std::runtime_error("emulator: an assertion of the kernel failed"));
+  if (base == "st" && of[1] == "param") return ONEPASS_STEP((void)t; (void)i);
   if (base == "bra") return ONEPASS_STEP(t.at = i.target);
   if (base == "mov") return find_move(type, i);
   if (base == "cvta") return ONEPASS_STEP(set<u64>(t, i, 0, get<u64>(t, i, 1)));

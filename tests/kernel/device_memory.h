@@ -52,6 +52,9 @@ class device_tensor {
     }
     call_driver("cuMemcpyHtoD_v2", at_, static_cast<const void*>(raw.data()), bytes());
   }
+  explicit device_tensor(const std::vector<int64>& integers) : device_tensor(integers.size(), dtype::i64) {
+    call_driver("cuMemcpyHtoD_v2", at_, static_cast<const void*>(integers.data()), bytes());
+  }
   template <std::size_t N>
   explicit device_tensor(const int64 (&words)[N]) : device_tensor(2 * N, dtype::f32) {
     call_driver("cuMemcpyHtoD_v2", at_, static_cast<const void*>(words), bytes());

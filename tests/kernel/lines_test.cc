@@ -30,6 +30,10 @@ class line_call {
       for (float& number : numbers_of_x) number = level + std::round(2 * number) * unit;
     add("x", numbers_of_x, x), add_gradient(0, "dy", 2);
     for (int i = 0; i < line_.operands; ++i) {
+      if (is_target(i)) {
+        add_target(i);
+        continue;
+      }
       const std::size_t numbers = is_column(i) ? static_cast<std::size_t>(of.columns) : count;
       add(operand(i), drawn(numbers, is_column(i) ? column : x, 3 + static_cast<unsigned>(i)),
           is_column(i) ? column : x);
@@ -55,7 +59,9 @@ class line_call {
       a.kept[k] = result_of_line(1 + k, kept(k, ""), c.a.kept[k]);
       values_.kept.push_back(to_result(1 + k, kept(k, "")));
     }
-    for (int i = 0; i < line_.operands; ++i) values_.operands.push_back(exact(operand(i), is_column(i)));
+    for (int i = 0; i < line_.operands; ++i)
+      values_.operands.push_back(is_target(i) ? tensor{targets_.at(i).data(), dtype::i64, {of_.rows}}
+                                              : exact(operand(i), is_column(i)));
     if (const int count = reference_.statistics(dtype::f64); count > 0) {
       statistics_ =
           std::make_unique<device_tensor>(static_cast<std::size_t>(reference_.statistics(x_) * of_.rows), dtype::f32);
@@ -82,6 +88,14 @@ class line_call {
   static std::string operand(int i) { return "operand " + std::to_string(i); }
   static std::string kept(int k, const char* before) { return before + std::string("kept ") + std::to_string(k); }
   bool is_column(int i) const { return line_.operand_word(i).about->operand == operand_kind::column; }
+  bool is_target(int i) const { return line_.operand_word(i).about->operand == operand_kind::target; }
+  // The last row is ignored.
+  void add_target(int i) {
+    std::vector<int64>& all = targets_[i];
+    for (int64 row = 0; row < of_.rows; ++row) all.push_back((row * 7919 + i) * 104729 % of_.columns);
+    all.back() = all.size() > 1 ? static_cast<int64>(line_.words.back().parameters.back()) : of_.columns - 1;
+    given_.try_emplace(operand(i), std::make_unique<device_tensor>(all));
+  }
   std::vector<std::int64_t> shape(bool column) const {
     return column ? std::vector<std::int64_t>{of_.columns} : std::vector<std::int64_t>{of_.rows, of_.columns};
   }
@@ -157,7 +171,8 @@ class line_call {
     std::fill(std::begin(a.operand_gradient), std::end(a.operand_gradient), view{});
     spec::fill_parameters(line_, x_, a);
     for (int i = 0; i < line_.operands; ++i) {
-      if (is_column(i)) a.operand[i].data = data_of(operand(i), column_);
+      if (is_target(i)) a.operand[i] = {given_.at(operand(i))->data(), {0, 0, 0, 1}, dtype::i64, 0};
+      else if (is_column(i)) a.operand[i].data = data_of(operand(i), column_);
       else a.operand[i] = given(operand(i), x_);
     }
     a.dropout_state = static_cast<const int64*>(state_.data());
@@ -234,6 +249,7 @@ class line_call {
   const memory lies_;
   std::map<std::string, std::unique_ptr<device_tensor>> given_, found_;
   std::map<std::string, std::vector<double>> exact_, expected_;
+  std::map<int, std::vector<int64>> targets_;
   std::unique_ptr<device_tensor> statistics_;
   const device_tensor state_{kState};
   std::vector<view> columns_;
@@ -352,6 +368,23 @@ TEST_F(EmulatedAnyLines, ThatEndInNumbersAreTheCpus) {
         line_case{"entropy", dtype::bf16, dtype::bf16, {2, 600000}}, line_case{kept, dtype::f32, dtype::f32, {6, 264}},
         line_case{kept, dtype::f32, dtype::f32, {1, 300001}}})
     line_call(of.line, of.x, of.column, of.of).expect_right();
+}
+
+// Of one row's threads in a warp, in a block, in a cluster; or in parts.
+TEST_F(EmulatedAnyLines, OfTargetsAreTheCpus) {
+  for (const line_case& of : {line_case{"cross_entropy", dtype::bf16, dtype::bf16, {9, 64}},
+                              line_case{"cross_entropy(0.1, 0.01)", dtype::f32, dtype::f32, {7, 77}},
+                              line_case{"bias | gelu | keep | logprob", dtype::f16, dtype::f16, {5, 1000}},
+                              line_case{"softcap(3) | cross_entropy", dtype::bf16, dtype::f32, {3, 20000}},
+                              line_case{"cross_entropy(0.1)", dtype::bf16, dtype::bf16, {3, 131072}},
+                              line_case{"cross_entropy(0.1)", dtype::bf16, dtype::bf16, {2, 600000}},
+                              line_case{"add | rms_norm(1e-3) | cross_entropy", dtype::f32, dtype::f32, {4, 1001}}})
+    line_call(of.line, of.x, of.column, of.of).expect_right();
+}
+
+TEST_F(EmulatedAnyLines, OfSeveralTargetsAreTheCpus) {
+  for (const sizes of : {sizes{6, 264}, sizes{2, 50000}, sizes{1, 300001}})
+    line_call("logprob | entropy | cross_entropy", dtype::f32, dtype::f32, of).expect_right();
 }
 
 // Tensors of one list.

@@ -210,6 +210,10 @@ def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_
             operands.append(mask)
         elif word.operand == "column":
             operands.append(normal(shape[-1:], parameter_dtype or dtype))
+        elif word.operand == "target":  # one of seven is ignored
+            target = torch.randint(0, shape[-1], shape[:-1], generator=generator)
+            ignored = torch.rand(shape[:-1], generator=generator) < 1 / 7
+            operands.append(target.masked_fill(ignored, int(word.parameters[-1])).to(device))
         elif word.operand == "tensor":
             operands += [normal(shape, dtype) for _ in range(word.operands)]
             constants += operands[-2:] if word.kind == "rotary" else []

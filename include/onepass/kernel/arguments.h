@@ -89,4 +89,16 @@ struct arguments {
 #endif
 };
 
+// Where a row begins in a tensor, in elements.
+constexpr int64 offset_of(const arguments& a, const view& v, int64 row) {
+  int64 offset = 0;
+  for (int d = kMaxDims - 1; d > 0; row /= a.size[d--]) offset += row % a.size[d] * v.stride[d];
+  return offset + row * v.stride[0];
+}
+// The row's integer in a tensor that has one for each.
+constexpr int64 integer_of(const arguments& a, const view& v, int64 row) {
+  const int64 at = offset_of(a, v, row);
+  return v.type == dtype::i32 ? static_cast<const int*>(v.data)[at] : static_cast<const int64*>(v.data)[at];
+}
+
 }  // namespace onepass

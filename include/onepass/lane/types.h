@@ -13,9 +13,9 @@ using uint8 = unsigned char;
 inline constexpr double kInfinity = __builtin_bit_cast(double, 0x7ff0000000000000ull);
 
 // How a number is stored: the dtype, PyTorch's name of it, its name among c10's ScalarTypes, and what holds a number.
-#define ONEPASS_DTYPES(of)                                                                             \
-  of(f32, float32, Float, float) of(f64, float64, Double, double) of(bf16, bfloat16, BFloat16, uint16) \
-      of(f16, float16, Half, uint16) of(boolean, bool, Bool, uint8)
+#define ONEPASS_DTYPES(of)                                                                                 \
+  of(f32, float32, Float, float) of(f64, float64, Double, double) of(bf16, bfloat16, BFloat16, uint16) of( \
+      f16, float16, Half, uint16) of(boolean, bool, Bool, uint8) of(i64, int64, Long, int64) of(i32, int32, Int, int)
 
 inline constexpr int kShortBits = 11;  // significant ones of float16; bfloat16 has 8
 
@@ -26,14 +26,17 @@ enum class dtype : int { none ONEPASS_DTYPES(ONEPASS_ENUMERATOR) };
 
 // Written out: kernels on the CPU ask at run time, the likely types first.
 constexpr int size_of(dtype type) {
-  return type == dtype::f64 ? 8 : type == dtype::f32 ? 4 : type == dtype::boolean ? 1 : type == dtype::none ? 0 : 2;
+  if (type == dtype::f64 || type == dtype::i64) return 8;
+  if (type == dtype::f32 || type == dtype::i32) return 4;
+  return type == dtype::boolean ? 1 : type == dtype::none ? 0 : 2;
 }
 #define ONEPASS_CHECK_SIZE(name, torch_name, scalar_type, storage) \
   static_assert(size_of(dtype::name) == sizeof(storage));
 ONEPASS_DTYPES(ONEPASS_CHECK_SIZE)
 #undef ONEPASS_CHECK_SIZE
 
-constexpr bool is_floating(dtype type) { return type != dtype::none && type != dtype::boolean; }
+constexpr bool is_integer(dtype type) { return type == dtype::i64 || type == dtype::i32; }
+constexpr bool is_floating(dtype type) { return type != dtype::none && type != dtype::boolean && !is_integer(type); }
 
 constexpr const char* name_of(dtype type) {
 #define ONEPASS_NAME(name, torch_name, scalar_type, storage) \

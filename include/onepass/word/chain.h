@@ -51,7 +51,8 @@ concept cursor_of = requires(Cursor& at, L v, int threshold) {
   { at.rounded(v) } -> same<L>;                            // the value as it would be stored
   { at.template kept<L, 0>() } -> same<L>;
   { at.template kept_gradient<L, 0>() } -> same<L>;
-  at.template contract<0>(v, v);  // adds Σ x w to the row's feature J
+  at.template contract<0>(v, v);                                      // adds Σ x w to the row's feature J
+  { at.plus_at(v, int64{}, at.template parameter<0>()) } -> same<L>;  // v, with a number added at this column
   at.template feature_gradient<0>();
 };
 
@@ -267,6 +268,14 @@ inline constexpr bool gives_number = Row::about.gives_number;
 template <>
 inline constexpr bool gives_number<void> = false;
 
+// The operand that a row word takes, its target; -1: none. The last one says which numbers are ignored.
+template <class Row>
+inline constexpr int target_operand = -1;
+template <class Row, int I>
+inline constexpr int target_operand<word::with_target<Row, I>> = I;
+template <class Row>
+inline constexpr int ignore_number = Row::about.parameters - 1;
+
 // A row word (void in an elementwise line), and the words from it to the next or to the line's end. Number: of an
 // ending, which result it gives: -1 the line's, else that which stands among the kept values.
 template <class Row, int RowParameter = -1, class Post = chain<>, int Number = -1>
@@ -341,6 +350,15 @@ ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved
   else return row::recompute(value_before<Line, I>(x, saved, at), saved.of[I]);
 }
 
+// The gradient of what entered a row word.
+template <class Row, class L, class T, class Cursor>
+ONEPASS_FUNCTION L gradient_before(L z, L dz, word::row_numbers<T> saved, word::pair<T> sums, T inverse_columns,
+                                   Cursor& at) {
+  const L du = Row::backward(z, dz, saved, sums, inverse_columns);
+  if constexpr (target_operand<Row> >= 0) return at.plus_at(du, saved.at.column, saved.gradient);
+  else return du;
+}
+
 // z, the result of row word I, and its gradient, of one lane in backward. dy: the gradient at its segment's end.
 template <class Line, int I, class L, class Cursor, class T>
 ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, const saved_numbers<T, Line::segments>& saved, L dy) {
@@ -363,7 +381,7 @@ ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, const saved_numbe
   } else {
     using behind = typename Line::template segment_at<I + 1>::row;
     const word::terms<L> next = value_and_gradient<Line, I + 1, L>(at, saved, sums, inverse_columns);
-    const L du = behind::backward(next.first, next.second, saved.of[I + 1], sums[I + 1], inverse_columns);
+    const L du = gradient_before<behind>(next.first, next.second, saved.of[I + 1], sums[I + 1], inverse_columns, at);
     return value_and_gradient<Line, I, L>(at, saved, du);
   }
 }

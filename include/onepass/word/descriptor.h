@@ -10,6 +10,7 @@ enum class operand_kind : int {
   none,
   column,  // [N]
   tensor,  // broadcastable to the shape of what the line is at
+  target,  // [...], an integer for each row: a column of it (row words)
   matrix,  // [N', N]: N' numbers of each row behind the word
   keys,    // [..., N', N], a matrix for each batch of rows
   values,  // [..., N, N'], likewise
@@ -43,6 +44,7 @@ struct descriptor {
   int parameters = 1;             // how many, where there is one
   bool parameter_required = false;
   double parameter_default = 0;      // or kMachineEpsilon
+  double other_defaults[2] = {};     // of the second and the third, where there are any
   const char* with_number = "";      // the struct in onepass::word that takes the number; without one the word has none
   bool backward_needs_input = true;  // the value that stood before the word
   bool backward_needs_operand = false;

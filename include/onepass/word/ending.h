@@ -4,6 +4,10 @@
 // number(statistics) is called with what statistics(row) has just returned, of which about.statistics numbers are
 // saved. backward adds to dz, the gradient of what stands behind, the number's gradient `saved.gradient` times its
 // slope: it needs no sum over the row.
+//
+// Those with a target, a column of the row, get it and their numbers (arguments::parameter) in statistics, and third
+// of what that returns is the number itself. In backward prepared() makes of what was saved what backward takes, and of
+// gradient what is added at the target.
 #if defined(ONEPASS_WORD_ENDING_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_WORD_ENDING_H_
 #undef ONEPASS_WORD_ENDING_H_
@@ -162,7 +166,105 @@ struct amax : ending {  // saved: the largest, and how many elements have it
   }
 };
 
-using endings = list<logsumexp, entropy, sum, mean, amax>;
+// lse = log Σ exp(x), s = label_smoothing:  lse - (1 - s) x[target] - s mean(x) + z_loss lse², and 0 where ignored.
+struct cross_entropy : ending {  // saved: the shift and 1 / Σ exp(x - shift), as of softmax
+  static constexpr descriptor about{
+      .name = "cross_entropy",
+      .kind = word_kind::row,
+      .operand = operand_kind::target,
+      .operand_name = "target",
+      .parameter = "label_smoothing, z_loss, ignore_index",
+      .parameters = 3,
+      .parameter_default = 0,
+      .other_defaults = {0, -100},
+      .backward_needs_operand = true,
+      .statistics = 2,
+      .sums = 0,
+      .gives_number = true,
+      .needs_elements = true,
+      .flops_forward = 13,
+      .flops_backward = 13,
+      .formula = "lse - (1 - s) x[target] - s mean(x) + z lse²",
+      .meaning =
+          "one number a row: the cross entropy of its softmax and a target, as torch.nn.functional.cross_entropy; "
+          "0 for an ignored one. lse is the logarithm of the sum of exponentials"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T, target at, const double* number) {
+    const picked<T> of = row.picked_exponentials(at.column);
+    const T smoothing = static_cast<T>(number[0]), z = static_cast<T>(number[1]), log_sum = log1p_number(of.sum - T(1));
+    const T lse = of.shift + log_sum;
+    T loss = log_sum + (of.shift - of.value);
+    if (smoothing != T(0))
+      loss = (T(1) - smoothing) * loss + smoothing * (log_sum + (of.shift - of.total * row.inverse_columns()));
+    if (z != T(0)) loss = loss + z * lse * lse;
+    return {of.shift, reciprocal_number(of.sum), at.column < 0 ? T(0) : loss};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T number(row_numbers<T> of) {
+    return of.third;
+  }
+  // First and second as saved, the latter times the gradient; third of what all elements get; gradient of the target's.
+  template <class T>
+  static ONEPASS_FUNCTION row_numbers<T> prepared(row_numbers<T> saved, target at, const double* number,
+                                                  T inverse_columns) {
+    const T g = at.column < 0 ? T(0) : saved.gradient;
+    const T smoothing = static_cast<T>(number[0]), z = static_cast<T>(number[1]);
+    const T lse = saved.first - log_number(saved.second);
+    const T all = z == T(0) ? g : g * (T(1) + T(2) * z * lse);
+    return {saved.first, saved.second * all, -g * smoothing * inverse_columns, -g * (T(1) - smoothing), at};
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T>, T) {
+    return fma(exp_minus(z, saved.first), L(saved.second), dz + L(saved.third));
+  }
+};
+
+struct logprob : ending {  // saved: as of cross_entropy
+  static constexpr descriptor about{.name = "logprob",
+                                    .kind = word_kind::row,
+                                    .operand = operand_kind::target,
+                                    .operand_name = "target",
+                                    .parameter = "ignore_index",
+                                    .parameter_default = -100,
+                                    .backward_needs_operand = true,
+                                    .statistics = 2,
+                                    .sums = 0,
+                                    .gives_number = true,
+                                    .needs_elements = true,
+                                    .flops_forward = 12,
+                                    .flops_backward = 12,
+                                    .formula = "x[target] - log Σ exp(x)",
+                                    .meaning =
+                                        "one number a row: the logarithm of its softmax at a target; 0 for an "
+                                        "ignored one"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T, target at, const double*) {
+    const picked<T> of = row.picked_exponentials(at.column);
+    const T log_p = (of.value - of.shift) - log1p_number(of.sum - T(1));
+    return {of.shift, reciprocal_number(of.sum), at.column < 0 ? T(0) : log_p};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T number(row_numbers<T> of) {
+    return of.third;
+  }
+  template <class T>
+  static ONEPASS_FUNCTION row_numbers<T> prepared(row_numbers<T> saved, target at, const double*, T) {
+    const T g = at.column < 0 ? T(0) : saved.gradient;
+    return {saved.first, -g * saved.second, T(0), g, at};
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T>, T) {
+    return fma(exp_minus(z, saved.first), L(saved.second), dz);
+  }
+};
+
+// A row word that takes operand I, a target.
+template <class Row, int I>
+struct with_target : Row {
+  static constexpr int operand = I;
+};
+
+using endings = list<logsumexp, entropy, sum, mean, amax, cross_entropy, logprob>;
 
 }  // namespace word
 ONEPASS_END

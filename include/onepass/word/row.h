@@ -11,6 +11,8 @@
 //                           exp(value - largest) takes the place of each value, but for a factor that the kernel
 //                           gives to what forward multiplies by, the second of `saved`
 //   sum_of_exponentials()   the same two numbers, and values stay
+//   picked_exponentials(c)  the same without taking a value's place; the value at column c (0 where that is -1) and
+//                           Σ value
 //   weighted_exponentials() the same without taking a value's place; and Σ exp(value - largest) (value - largest)
 //   total()                 Σ value
 //   largest()               the largest value, a NaN before all others, and how many elements have it
@@ -29,10 +31,15 @@
 ONEPASS_BEGIN
 namespace word {
 
+// What a row's target says: the column, -1 where the row is ignored.
+struct target {
+  int64 column = -1;
+};
 template <class T>
 struct row_numbers {  // saved per row; the third where x has more than 16 bits
   T first, second, third = T(0);
-  T gradient = T(0);  // in backward, of the number that an ending gives
+  T gradient = T(0);  // in backward, of the number that an ending gives; of one with a target, the target's own
+  target at = {};     // in backward
 };
 template <class T>
 struct row_moments {
@@ -45,6 +52,10 @@ struct pair {  // sums over the row
 template <class T>
 struct weighted {
   T shift, sum, product;
+};
+template <class T>
+struct picked {
+  T shift, sum, value, total;
 };
 template <class L>
 struct terms {  // summed over the row

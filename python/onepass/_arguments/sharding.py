@@ -330,6 +330,8 @@ def _sharded_dimensions(line, x: Given, operands: Sequence[Given], dim: int) -> 
 def _operand_placed(line, i: int, operand: Given, shape: torch.Size, at: int) -> tuple[Placement, Placement]:
     """Of an operand and its gradient, where what it meets is sharded in a dimension of its shape."""
     kind, dims = line._operand_words[i].operand, len(shape)
+    if kind == "target":
+        return (Shard(at), Shard(at)) if at < dims - 1 else (Replicate(), Partial())
     shares_rows = kind != "matrix" and (kind not in ("keys", "values") or at < dims - 2)
     own = at - dims + operand.dim()
     if shares_rows and 0 <= own and operand.shape[own] == shape[at]:

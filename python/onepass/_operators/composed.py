@@ -65,6 +65,9 @@ def composed_backward(
     for i, operand in enumerate(saved.operands):
         shape = behind if line.is_behind(i) else before
         is_tensor = i in line.tensor_operands or i in line.column_operands and types[1 + i] >= _native.BROADCAST
+        if i in line.target_operands:
+            operands.append(operand)
+            continue
         own = shape if is_tensor else shape[-1:]
         filled = _zeros(own, types[1 + i], gradients[0]) if operand is None else operand
         operands.append(filled.expand(shape) if is_tensor else filled)

@@ -13,7 +13,7 @@ from onepass._operators.fake import gradients_of, library
 
 # Tensors of a row for each of x's, by the names in the operators' schemas.
 _ROWS = ("x", "gradients", "resumed", "product", "resumed_behind")
-_OPERANDS_OF_ROWS = ("tensor", "keys", "values")
+_OPERANDS_OF_ROWS = ("tensor", "target", "keys", "values")
 
 
 def _register(name: str) -> None:

@@ -108,6 +108,8 @@ class Pattern:
                 shape = (*shape[:-1], out_features)
             elif word.operand == "column":
                 tensors.append(normal(shape[-1:]))
+            elif word.operand == "target":
+                tensors.append(torch.randint(0, shape[-1], shape[:-1], generator=generator, device=device))
             elif word.operand == "tensor":
                 tensors.append(laid_out())
         return [t.requires_grad_() if t.is_floating_point() else t for t in tensors]

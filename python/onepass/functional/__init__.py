@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from ._attention import attention_engine, attention_scores, scaled_dot_product_attention
 from ._linear import gated_mlp, layer_norm_linear, layer_norm_mlp, linear, rms_norm_linear
+from ._losses import cross_entropy, log_prob
 from ._rows import (
     add_layer_norm,
     add_rms_norm,
@@ -47,6 +48,7 @@ __all__ = [
     "attention_scores",
     "bias_act",
     "bias_gelu",
+    "cross_entropy",
     "dropout_add",
     "gated",
     "gated_mlp",
@@ -55,6 +57,7 @@ __all__ = [
     "layer_norm_linear",
     "layer_norm_mlp",
     "linear",
+    "log_prob",
     "log_softmax",
     "logsumexp",
     "normalize",

@@ -133,6 +133,10 @@ sizes_of call_frame::sizes_of_numbers() const { return {sizes_.begin(), sizes_.e
 
 void call_frame::number(const tensor& t, view& out, const std::string& name) {
   require_type(t, arithmetic(), name), require_sizes(t, sizes_of_numbers(), name);
+  enter_number(t, out, name);
+}
+
+void call_frame::enter_number(const tensor& t, view& out, const std::string& name) {
   if (shape.rows() > 0) require_there(t, name);
   held_.push_back(t.sizes);
   const sizes_of& sizes = held_.back();
@@ -153,6 +157,7 @@ tensor call_frame::gradient(const tensor& t, view& out, const std::string& name,
 void call_frame::operand(int i, const tensor& t, bool is_read) {
   const spec::word& w = of.operand_word(i);
   const std::string name = spec::operand_name(of, w, i);
+  if (is_target(i)) return target(i, t, is_read, name);
   const bool is_mask = t.type == dtype::boolean && w.about->kind == word_kind::mask;
   if (t.type == dtype::none || (t.type == dtype::boolean && !is_mask))
     refuse(name + " must be of a floating point dtype" + (w.about->kind == word_kind::mask ? " or bool" : "") +
@@ -165,6 +170,13 @@ void call_frame::operand(int i, const tensor& t, bool is_read) {
   if (!is_read) return;
   if (is_column(i)) a.operand[i] = column(t, name);
   else enter(t, a.operand[i], name);
+}
+
+void call_frame::target(int i, const tensor& t, bool is_read, const std::string& name) {
+  if (!is_integer(t.type)) refuse(name + " must be int64 or int32, got " + torch_name_of(t.type));
+  require_sizes(t, sizes_of_numbers(), name);
+  operand_type(i, t.type);
+  if (is_read) enter_number(t, a.operand[i], name);
 }
 
 view call_frame::column(const tensor& t, const std::string& name) const {

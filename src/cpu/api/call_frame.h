@@ -46,6 +46,8 @@ class call_frame : public spec::frame {
   tensor gradient(const tensor& t, view& out, const std::string& name, bool of_number);
   sizes_of sizes_of_numbers() const;
   void operand(int i, const tensor& t, bool is_read);
+  void target(int i, const tensor& t, bool is_read, const std::string& name);  // one integer a row
+  void enter_number(const tensor& t, view& out, const std::string& name);
   view column(const tensor& t, const std::string& name) const;
   void statistics(const tensor& t);  // where the tensor of row statistics is wanted
   void dropout_state(const int64* state);

@@ -26,9 +26,11 @@ void fill_numbers_of_nothing(const spec::line& of, const values& v) {
 void forward_of_rows(const spec::line& of, const values& v) {
   call_frame f(of, v.x);
   f.enter_forward(v, true);
-  if (f.empty()) return fill_numbers_of_nothing(of, v);
+  if (f.shape.columns() == 0) fill_numbers_of_nothing(of, v);
+  if (f.empty()) return;
   f.lay_out();
   const cpu::row_call call = f.call();
+  cpu::require_targets(of, f.a);
   cpu::partition(f.a, of.by_rows());
   cpu::run(cpu::choose(call.kernels, f.a, f.type, false), f.a);
 }

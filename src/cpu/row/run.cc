@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
+#include <stdexcept>
 #include <unordered_map>
 
 #include "src/compiler.h"
@@ -171,6 +172,20 @@ cpu_kernel choose(const cpu_kernels& kernels, const arguments& a, dtype x, bool 
   if (x == dtype::f32 && all_store(x)) return backward ? kernels.backward_all_f32 : kernels.forward_all_f32;
   if (x == dtype::bf16 && all_store(x)) return backward ? kernels.backward_all_bf16 : kernels.forward_all_bf16;
   return backward ? kernels.backward_f32 : kernels.forward_f32;
+}
+
+void require_targets(const spec::line& of, const arguments& a) {
+  for (const int index : of.row_words) {
+    const spec::word& w = of.words[static_cast<std::size_t>(index)];
+    if (w.about->operand != operand_kind::target) continue;
+    const view& target = a.operand[w.operand];
+    const auto ignored = static_cast<int64>(w.parameters.back());
+    for (int64 row = 0; row < a.rows; ++row) {
+      const int64 column = integer_of(a, target, row);
+      if ((column < 0 || column >= a.columns) && column != ignored)
+        throw std::out_of_range("Target " + std::to_string(column) + " is out of bounds.");
+    }
+  }
 }
 
 // Calls body(begin, end) for ranges of the partition's tasks.

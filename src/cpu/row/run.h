@@ -25,6 +25,8 @@ int64 partition(arguments&, bool rowwise);
 cpu_kernel choose(const cpu_kernels&, const arguments&, dtype x, bool backward);
 
 void run(cpu_kernel, const arguments&);
+// Throws std::out_of_range where a target of the line is no column, before forward runs.
+void require_targets(const spec::line&, const arguments&);
 // Where the result is wanted again, the forward kernel follows the backward kernel task by task: what it reads is still
 // in cache. Not of a line that keeps a value, which forward would store.
 void run_backward(const cpu_kernels&, const arguments&, dtype x);

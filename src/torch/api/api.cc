@@ -70,6 +70,7 @@ const char* operand_name(operand_kind kind) {
   switch (kind) {
     case operand_kind::column: return "column";
     case operand_kind::tensor: return "tensor";
+    case operand_kind::target: return "target";
     case operand_kind::matrix: return "matrix";
     case operand_kind::keys: return "keys";
     case operand_kind::values: return "values";
@@ -155,9 +156,12 @@ const char* onepass_words() {
     for (const onepass::descriptor* about : onepass::spec::words()) {
       out.begin('{');
       onepass::binding::describe_word(out, *about);
-      out.key("default");
-      if (about->parameter[0] == '\0' || about->with_number[0] != '\0' || about->parameter_required) out.null();
-      else out.value(about->parameter_default);
+      out.key("defaults");
+      out.begin('[');
+      const bool has_some = about->parameter[0] != '\0' && about->with_number[0] == '\0' && !about->parameter_required;
+      for (const double number : has_some ? onepass::spec::defaults_of(*about) : std::vector<double>())
+        out.value(number);
+      out.end(']');
       out.end('}');
     }
     out.end(']');

@@ -68,7 +68,7 @@ int handed_over(const Make& make, tensor_handle* results, const char** error) {
   } catch (const std::exception& e) {
     message = e.what();
     *error = message.c_str();
-    return kFailed;
+    return dynamic_cast<const std::out_of_range*>(&e) != nullptr ? kOutOfRange : kFailed;
   }
 }
 

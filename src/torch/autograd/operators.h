@@ -148,6 +148,7 @@ std::vector<Tensor> without_dispatcher(const Function& function, const Call& cal
   tensor_handle handles[kMostResults];
   const char* error = nullptr;
   const int count = function(call, handles, &error);
+  TORCH_CHECK_INDEX(count != kOutOfRange, error);
   TORCH_CHECK(count >= 0, error);
   std::vector<Tensor> results;
   results.reserve(static_cast<std::size_t>(count));

@@ -66,7 +66,7 @@ std::vector<Tensor> forward(const forward_call& call, const forward_runner& runn
   f.forward_outputs(!runner, [&](spec::role what, int i, view& to) {
     results.push_back(f.is_number(what, i) ? f.number_output(to) : f.output(to, f.type));
   });
-  if (f.empty()) fill_numbers_of_nothing(line.line, results);
+  if (f.shape.columns() == 0) fill_numbers_of_nothing(line.line, results);
   if (call.save_statistics) results.push_back(f.fresh_statistics());
   if (f.empty()) return results;
   f.lay_out(static_cast<bool>(runner));

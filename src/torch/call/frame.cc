@@ -60,6 +60,7 @@ void frame::operand(int index, const Tensor& t) {
   const auto name = [&] { return operand_name(line.line, w, index); };
   const bool is_mask = w.about->kind == word_kind::mask;
   const dtype its = dtype_of(t);
+  if (is_target(index)) return target(index, t);
   ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", name(),
                 " must be a floating point tensor", is_mask ? " or bool" : "", ", got ", dtype_text(t));
   require_device(t, on, name);
@@ -84,6 +85,20 @@ void frame::operand(int index, const Tensor& t) {
   const bool dense = columns == 1 || t.stride(0) == 1;
   if (!dense) held_.push_back(torch::stable::contiguous(t));
   out = {(dense ? t : held_.back()).data_ptr(), {}, its, 1};
+}
+
+void frame::target(int index, const Tensor& t) {
+  const auto name = [&] { return operand_name(line.line, line.line.operand_word(index), index); };
+  const int dims = std::max(shape.dim - 1, 0);
+  ONEPASS_CHECK(is_integer(dtype_of(t)), "onepass: ", name(), " must be torch.int64 or torch.int32, got ",
+                dtype_text(t));
+  ONEPASS_CHECK(t.dim() == dims && std::equal(t.sizes().begin(), t.sizes().end(), shape.sizes), "onepass: ", name(),
+                " must have shape ", shape_text(shape.sizes, dims), ", one column for each row of x, got ",
+                shape_text(t));
+  require_device(t, on, name);
+  operand_type(index, dtype_of(t));
+  take_number(strided_of(t, &a.operand[index]));
+  sources_.push_back(&t);
 }
 
 void frame::dropout_state(const std::optional<Tensor>& state) {

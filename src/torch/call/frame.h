@@ -32,7 +32,8 @@ class frame : public spec::frame {
   Tensor number_output(view& out);          // fresh, likewise
   void number_output_in(view& out, const Tensor&);
   Tensor output_in(view& out, const Tensor&);  // of x's shape and dense
-  void operand(int index, const Tensor& t);    // a column or a tensor, checked against its word
+  void operand(int index, const Tensor& t);    // checked against its word
+  void target(int index, const Tensor& t);     // one integer a row
   void dropout_state(const std::optional<Tensor>& state);
   void statistics(const Tensor& t) { a.statistics = t.data_ptr(); }
   Tensor fresh_statistics();

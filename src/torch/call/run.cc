@@ -83,6 +83,7 @@ void run_forward(frame& f) {
     return;
   }
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
+  cpu::require_targets(f.line.line, f.a);
   f.a.stream_stores = stream_stores(f, 1 + f.line.line.keeps);
   cpu::partition(f.a, f.line.line.by_rows());
   cpu::run(cpu::choose(kernels, f.a, f.type, false), f.a);

@@ -124,7 +124,7 @@ void enter(const group_forward& call, frames& all, std::vector<Tensor>& results)
       else f.output_in(to, own.back());
       kind += call.xs.size();
     });
-    if (f.empty()) fill_numbers_of_nothing(line, own);
+    if (f.shape.columns() == 0) fill_numbers_of_nothing(line, own);
     if (statistics) f.a.statistics = statistics + line.statistics(type) * row * size_of(f.arithmetic());
     f.a.first_row = row;
     row += f.shape.rows();

@@ -81,6 +81,13 @@ def test_rows_without_elements(device):
         onepass.fused("amax", x)
 
 
+@pytest.mark.parametrize("line", ENDINGS)
+def test_no_rows(line, device):
+    x = torch.randn(0, 9, device=device, requires_grad=True)
+    y = onepass.fused(line, x)
+    assert y.shape == (0,) and torch.autograd.grad(y, x, torch.ones_like(y))[0].shape == (0, 9)
+
+
 def test_infinities_and_nan(device):
     inf, nan = math.inf, math.nan
     x = torch.tensor([[1, -inf, 2], [-inf, -inf, -inf], [inf, 1, 2], [nan, 1, 2], [3, 3, 1]], device=device)

@@ -62,6 +62,17 @@ def word(draw):
     return draw(st.sampled_from(["bias", "scale", "add", "keep", "sub", "times", "gated(silu)", "round"]))
 
 
+ENDINGS = [
+    ["logsumexp"],
+    ["mean"],
+    ["entropy", "logsumexp"],
+    ["sum", "entropy"],
+    ["cross_entropy"],
+    ["cross_entropy(0.1, 0.01, -1)"],
+    ["logprob", "entropy"],
+]
+
+
 @st.composite
 def any_line(draw):
     before = draw(st.lists(word(), max_size=4))
@@ -77,7 +88,7 @@ def any_line(draw):
     if draw(st.integers(0, 3)) == 0:
         words = [*words, "linear", *draw(st.lists(word(), max_size=4))]
     elif draw(st.integers(0, 3)) == 0:
-        words += draw(st.sampled_from([["logsumexp"], ["mean"], ["entropy", "logsumexp"], ["sum", "entropy"]]))
+        words += draw(st.sampled_from(ENDINGS))
     assume(words and words.count("keep") <= 3)
     return " | ".join(words)
 
@@ -110,6 +121,8 @@ def shapes(draw):
 
 def relaid(draw, tensor):
     """The numbers in a layout that is drawn: dense, rows apart, dims swapped in memory, one element off."""
+    if tensor.dim() == 0:
+        return tensor
     layout = draw(st.sampled_from(["dense", "rows", "columns", "swapped", "misaligned"]))
     if layout == "rows" or (layout == "swapped" and tensor.dim() < 2):
         wide = tensor.new_zeros((*tensor.shape[:-1], tensor.shape[-1] + 5))
@@ -157,7 +170,7 @@ def test_error_is_no_more_than_pytorchs(dtype, device):
         )
         torch.manual_seed(seed)
         slack = max(1.0, 0.5 * len(words_of(line)))
-        if min(tensor.numel() for tensor in inputs.tensors) < 16:  # the largest error of a few numbers is luck
+        if min(t.numel() for t in inputs.tensors if t.is_floating_point()) < 16:  # the largest error of a few numbers is luck
             slack *= 6 if "linear" in line else 3
         if "entropy" in line:  # whose gradient is a difference
             slack *= 2

@@ -161,6 +161,12 @@ class cursor {
   ONEPASS_FUNCTION L column() const {
     return iota<L>(static_cast<T>(column_));
   }
+  ONEPASS_FUNCTION lane plus_at(lane v, int64 column, T number) const {
+    const int64 in = column - column_;
+    if (HWY_LIKELY(in < 0 || in >= lanes<lane>())) return v;
+    const int i = static_cast<int>(in);
+    return where(first_n<lane>(i), v, lane(where(first_n<lane>(i + 1), v + lane(number), v)));
+  }
   template <class L>
   ONEPASS_FUNCTION L matrix_row() const {
     return L(static_cast<T>(matrix_row_));

@@ -121,6 +121,31 @@ class row_number : position<Config> {
   }
 };
 
+// The row's target, a column of it; of a row past the last one, as of an ignored one, none. A column that is not there
+// ends the kernel as PyTorch's does: "device-side assert triggered".
+template <class Config, class Row>
+class row_target : position<Config> {
+ public:
+  ONEPASS_FUNCTION row_target(const arguments& a, int64 row) : position<Config>(a), row_(row) {
+    if (row < a.rows) this->set_row(static_cast<typename Config::index>(row));
+  }
+  // parameter: the word's first number.
+  ONEPASS_FUNCTION word::target of(int parameter) const {
+    constexpr int I = target_operand<Row>;
+    const arguments& a = this->a_;
+    if (row_ >= a.rows) return {};
+    using integer = typename stored<Config::kOperand[I]>::type;
+    const int64 column = static_cast<const integer*>(a.operand[I].data)[this->offset(a.operand[I])];
+    if (column == static_cast<int64>(a.parameter[parameter + ignore_number<Row>])) return {};
+    if (column < 0 || column >= a.columns)  // what assert() calls, which NVRTC knows
+      __assertfail("0 <= target < columns", Row::about.name, 0, "onepass", sizeof(char));
+    return {column};
+  }
+
+ private:
+  const int64 row_;
+};
+
 template <class Config>
 inline constexpr int kSlots = bits_below(Config::kWantsColumn, kMaxOperands);
 
@@ -285,6 +310,13 @@ class cursor : public position<Config> {
   template <class L>
   ONEPASS_FUNCTION L column() const {
     return iota<L>(static_cast<T>(column_));
+  }
+  ONEPASS_FUNCTION vector plus_at(vector v, int64 column, T number) const {
+    const int64 in = column - widened(column_);
+    if (in < 0 || in >= V) return v;
+#pragma unroll
+    for (int i = 0; i < V; ++i) v.v[i] += i == in ? number : T(0);
+    return v;
   }
   template <class L>
   ONEPASS_FUNCTION L matrix_row() const {

@@ -85,6 +85,20 @@ struct merge_weighted_exponentials {
   }
 };
 
+// {largest, Σ exp(x - largest), the value that was picked, Σ x}.
+struct merge_picked_exponentials {
+  ONEPASS_FUNCTION void next_level() {}
+  template <class T, int N>
+  static ONEPASS_FUNCTION numbers<T, N> none() {
+    return {{static_cast<T>(-kInfinity), T(0), T(0), T(0)}};
+  }
+  template <class T>
+  ONEPASS_FUNCTION numbers<T, 4> operator()(numbers<T, 4> a, numbers<T, 4> b) const {
+    const auto of = merge_exponentials()(numbers<T, 2>{{a.v[0], a.v[1]}}, numbers<T, 2>{{b.v[0], b.v[1]}});
+    return {{of.v[0], of.v[1], a.v[2] + b.v[2], a.v[3] + b.v[3]}};
+  }
+};
+
 // {largest, how often it is there}.
 struct merge_largest {
   ONEPASS_FUNCTION void next_level() {}

@@ -75,7 +75,7 @@ class input_rows {
       if constexpr (Config::kStages > 0) load_async(next);
       each_row(at, first, [&](int i, int64 row) {
         const auto value = [&](int k, typename Config::index, int) { return holder::unpack(kept[i][k]); };
-        const auto of_row = statistics<Config, Line>(a_, across_, threads_, holder::lanes(kept[i]), value);
+        const auto of_row = statistics<Config, Line>(a_, 0, across_, threads_, holder::lanes(kept[i]), value);
         word::row_numbers<T> saved = of_row.saved;
         if (Config::kSavesStatistics && at.is_first() && row < a_.rows && across_ == 0)
           save<Line, Config::kX>(a_, row, saved);

@@ -49,6 +49,13 @@ class held_row {
     const T times = sum([most](L u) ONEPASS_LAMBDA { return where(u == L(most), L(T(1)), L(T(0))); });
     return {has_nan ? static_cast<T>(__builtin_nan("")) : most, times};
   }
+  ONEPASS_FUNCTION word::picked<T> picked_exponentials(int64 column) {
+    const T shift = shifts().shift;
+    const word::pair<T> sums = sum_pair([shift](L u) ONEPASS_LAMBDA {
+      return word::terms<L>{exp(L(u - L(shift))), u};
+    });
+    return {shift, sums.first, column < 0 ? T(0) : values_[column], sums.second};
+  }
   ONEPASS_FUNCTION word::weighted<T> weighted_exponentials() {
     const T shift = shifts().shift;
     const word::pair<T> sums = sum_pair([shift](L u) ONEPASS_LAMBDA { return word::weighted_exponential(u, shift); });
@@ -132,6 +139,28 @@ ONEPASS_FUNCTION T row_parameter(const arguments& a) {
   else return T(0);
 }
 
+// The row's target, which has been checked (src/cpu/row/run.cc).
+template <class Row>
+ONEPASS_FUNCTION word::target target_of(const arguments& a, int64 row, int parameter) {
+  if constexpr (target_operand<Row> < 0) {
+    return {};
+  } else {
+    const int64 column = integer_of(a, a.operand[target_operand<Row>], row);
+    return {column == static_cast<int64>(a.parameter[parameter + ignore_number<Row>]) ? -1 : column};
+  }
+}
+template <class T, class Segment, class Row>
+ONEPASS_FUNCTION word::row_numbers<T> statistics(Row& row, const arguments& a, int64 at) {
+  using row_word = typename Segment::row;
+  const T parameter = row_parameter<T, Segment>(a);
+  if constexpr (target_operand<row_word> < 0) {
+    return row_word::statistics(row, parameter);
+  } else {
+    constexpr int kFirst = Segment::row_parameter;
+    return row_word::statistics(row, parameter, target_of<row_word>(a, at, kFirst), a.parameter + kFirst);
+  }
+}
+
 // A row's numbers in what is saved, [statistics][rows], those of row word I behind those of the row words before it;
 // type: x's.
 template <class Line, int I>
@@ -163,6 +192,11 @@ ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, const 
   if (numbers > 1) saved.second = own[a.rows + row];
   if (numbers > 2) saved.third = own[2 * a.rows + row];
   if constexpr (gives_number<row_word>) saved.gradient = at.template number_gradient<segment::number>();
+  if constexpr (target_operand<row_word> >= 0) {
+    constexpr int kFirst = segment::row_parameter;
+    saved = row_word::prepared(saved, target_of<row_word>(a, row, kFirst), a.parameter + kFirst,
+                               static_cast<T>(a.inverse_columns));
+  }
   if constexpr (I + 1 < Line::segments) read_saved<Line, I + 1>(statistics, a, at, row, to);
 }
 
@@ -183,7 +217,7 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, Cursor& at, T* values
                           ONEPASS_LAMBDA { return value_entering<Line, L, I>(at, values, c, count); };
     using held = held_row<L, decltype(make)>;
     held whole(values, a, make);
-    const word::row_numbers<T> saved = segment::row::statistics(whole, row_parameter<T, segment>(a));
+    const word::row_numbers<T> saved = onepass::ONEPASS_TARGET::statistics<T, segment>(whole, a, row);
     if (statistics) save<Line, I>(statistics, a, a.x.type, row, saved);
     if constexpr (gives_number<typename segment::row>) {
       at.template store_number<segment::number>(segment::row::number(saved));
@@ -215,7 +249,7 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
     };
     using held = held_row<L, decltype(make)>;
     held whole(values.data(), a, make);
-    const word::row_numbers<T> saved = Line::row::statistics(whole, row_parameter<T, Line>(a));
+    const word::row_numbers<T> saved = onepass::ONEPASS_TARGET::statistics<T, Line>(whole, a, row);
     if (statistics) save<Line, Line::segments - 1>(statistics, a, a.x.type, row, saved);
     if constexpr (Line::gives_number) {
       at.template store_number<Line::number>(Line::row::number(saved));
@@ -256,8 +290,8 @@ ONEPASS_FUNCTION word::pair<T> earlier_gradients(const arguments& a, Cursor& at,
     word::terms<L> total{L(T(0)), L(T(0))};
     for_columns<L, Cursor::kUniform>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
-      const L du = behind::backward(load_lane<L>(z_row + c), load_lane<L>(dz_row + c), saved.of[I + 1], sums,
-                                    static_cast<T>(a.inverse_columns));
+      const L du = gradient_before<behind>(load_lane<L>(z_row + c), load_lane<L>(dz_row + c), saved.of[I + 1], sums,
+                                           static_cast<T>(a.inverse_columns), at);
       const word::terms<L> here = value_and_gradient<Line, I, L>(at, saved, du);
       store_lane(here.first, z_row + c);
       store_lane(here.second, dz_row + c);
@@ -297,7 +331,8 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Cursor& at, Curso
     if constexpr (kComputesAgain<Line, Cursor::kUniform>) here = value_and_gradient<Line, L>(again, saved);
     else here = {load_lane<L>(z_row + c), load_lane<L>(dz_row + c)};
     using first = typename Line::template segment_at<0>::row;
-    const L du = first::backward(here.first, here.second, saved.of[0], sums, static_cast<T>(a.inverse_columns));
+    const L du =
+        gradient_before<first>(here.first, here.second, saved.of[0], sums, static_cast<T>(a.inverse_columns), at);
     L x{};
     if constexpr (Line::pre::needs_input) x = at.x();
     at.store_dx(Line::pre::backward(x, du, at));

@@ -159,7 +159,7 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, int across, Threads& 
   if constexpr (I + 1 < Line::segments) {
     static_assert(!Config::kRecomputes && !Config::kAhead, "values of several row words are held");
     using segment = typename Line::template segment_at<I>;
-    const auto of_row = statistics<Config, segment>(a, across, threads, held, value);
+    const auto of_row = statistics<Config, segment>(a, row, across, threads, held, value);
     if constexpr (!gives_number<typename segment::row>) {
       for_vectors<Config>(a, across, [&](int k, typename Config::index column, int count) {
         at.set_column(column, count);
@@ -243,19 +243,19 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
         if constexpr (Line::segments > 1)
           earlier_segments<Config, Line>(a, thread.across, threads, at, held, value, row, is_saver(exists));
         if constexpr (!Config::kAhead) {
-          const auto of_row = statistics<Config, Line>(a, thread.across, threads, held, value);
+          const auto of_row = statistics<Config, Line>(a, row, thread.across, threads, held, value);
           for_held = of_row.for_held;
           return of_row.saved;
         } else {
           sender<Config> half{threads};
-          return statistics<Config, Line>(a, thread.across, half, held, value).saved;
+          return statistics<Config, Line>(a, row, thread.across, half, held, value).saved;
         }
       },
       [&](int64 row, int stage, word::row_numbers<T> saved) {
         const bool exists = Config::kDown == 1 || row < a.rows;
         if constexpr (Config::kAhead) {
           receiver<Config> half{threads};
-          saved = statistics<Config, Line>(a, thread.across, half, held, value).saved;
+          saved = statistics<Config, Line>(a, row, thread.across, half, held, value).saved;
           at.set_row(row, exists);
           at.set_stage(stage);
         }
@@ -297,7 +297,7 @@ ONEPASS_FUNCTION void finish_vector(const arguments& a, cursor<Config, Line>& at
   using T = typename Config::arithmetic;
   using L = typename cursor<Config, Line>::vector;
   using first = typename Line::template segment_at<0>::row;
-  const L du = first::backward(here.first, here.second, saved, totals, static_cast<T>(a.inverse_columns));
+  const L du = gradient_before<first>(here.first, here.second, saved, totals, static_cast<T>(a.inverse_columns), at);
   L x{};
   if constexpr (Line::pre::needs_input) x = at.x();
   at.store_dx(Line::pre::backward(x, du, at));
@@ -323,8 +323,9 @@ ONEPASS_FUNCTION void earlier_gradients(const arguments& a, int across, Threads&
       at.set_column(column, count);
       at.set_vector(k);
       at.set_sums(sums[k]);
-      const L du = behind::backward(held[k].first, held[k].second, saved.of[I + 1],
-                                    word::pair<T>{totals.v[0], totals.v[1]}, static_cast<T>(a.inverse_columns));
+      const L du =
+          gradient_before<behind>(held[k].first, held[k].second, saved.of[I + 1],
+                                  word::pair<T>{totals.v[0], totals.v[1]}, static_cast<T>(a.inverse_columns), at);
       held[k] = value_and_gradient<Line, I, L>(at, saved, du);
       add_terms<segment>(held[k], count, total);
     });

@@ -97,11 +97,11 @@ ONEPASS_FUNCTION void rowwise_forward_parts(const arguments& a) {
       at.set_column(column, count);
       held[k] = value_before<Line, I>(L(at.x()), saved, at);
     });
-    statistics<Config, segment>(a, across, gathered, held, value, first);
+    statistics<Config, segment>(a, part.row, across, gathered, held, value, first);
   }
   let_next_kernel_begin();
   part_writer<Config> whole{threads, gathered, part.numbers};
-  statistics<Config, segment>(a, across, whole, held, value);
+  statistics<Config, segment>(a, part.row, across, whole, held, value);
 }
 
 template <class Config, class Line>
@@ -117,7 +117,7 @@ ONEPASS_FUNCTION void rowwise_forward_combined(const arguments& a) {
   part_reader<Config> whole{threads, static_cast<const T*>(a.row_parts) + row * parts * kPartNumbers, parts};
   using segment = typename Line::template segment_at<Config::kRowWord>;
   const word::row_numbers<T> saved =
-      statistics<Config, segment>(a, static_cast<int>(threadIdx.x), whole, none, value).saved;
+      statistics<Config, segment>(a, row, static_cast<int>(threadIdx.x), whole, none, value).saved;
   let_next_kernel_begin();
   if (threadIdx.x == 0) {
     save<Line, Config::kX, Config::kRowWord>(a, row, saved);

@@ -118,6 +118,31 @@ class thread_row {
     const auto all = threads_.reduce(numbers<T, 2>{{best, times}}, merge_largest());
     return {all.v[0], all.v[1]};
   }
+  // As exponentials, which take no value's place here; the value at this column, and the sum of all.
+  ONEPASS_FUNCTION word::picked<T> picked_exponentials(int64 at) {
+    const vector lowest(static_cast<T>(-kInfinity));
+    vector best = lowest;
+    each([&](int k, typename Config::index column, int count) {
+      best = ONEPASS_TARGET::max(best, where(first_n<vector>(count), value_(k, column, count), lowest));
+    });
+    const T largest = max_lanes(best), shift = shift_of(largest);
+    vector exponentials(T(0)), sum(T(0));
+    T picked = T(0);
+    each([&](int k, typename Config::index column, int count) {
+      const vector value = value_(k, column, count);
+      const auto present = first_n<vector>(count);
+      exponentials = exponentials + where(present, exp_minus(value, shift), vector(T(0)));
+      sum = sum + where(present, value, vector(T(0)));
+      const int64 in = at - static_cast<int64>(column);
+      if (in >= 0 && in < Config::kVectorSize) {
+#pragma unroll
+        for (int i = 0; i < Config::kVectorSize; ++i) picked += i == in ? value.v[i] : T(0);
+      }
+    });
+    const auto all = threads_.reduce(numbers<T, 4>{{largest, sum_lanes(exponentials), picked, sum_lanes(sum)}},
+                                     merge_picked_exponentials());
+    return {shift_of(all.v[0]), all.v[1], all.v[2], all.v[3]};
+  }
   // As exponentials, which take no value's place here; and the third.
   ONEPASS_FUNCTION word::weighted<T> weighted_exponentials() {
     const vector lowest(static_cast<T>(-kInfinity));
@@ -217,14 +242,22 @@ struct row_statistics {
 };
 template <class Config, class Segment, class Threads, class Value>
 ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
-    const arguments& a, int across, Threads& threads, pack<typename Config::arithmetic, Config::kVectorSize>* held,
-    const Value& value, typename Config::index first = 0) {
+    const arguments& a, int64 row, int across, Threads& threads,
+    pack<typename Config::arithmetic, Config::kVectorSize>* held, const Value& value,
+    typename Config::index first = 0) {
   using T = typename Config::arithmetic;
   T parameter = T(0);
   if constexpr (Segment::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Segment::row_parameter]);
-  thread_row<Config, Threads, Value> row(a, across, threads, held, value, first);
-  const word::row_numbers<T> saved = Segment::row::statistics(row, parameter);
-  return {saved, row.for_held(saved)};
+  thread_row<Config, Threads, Value> of_row(a, across, threads, held, value, first);
+  using row_word = typename Segment::row;
+  word::row_numbers<T> saved;
+  if constexpr (target_operand<row_word> < 0) {
+    saved = row_word::statistics(of_row, parameter);
+  } else {
+    const word::target at = row_target<Config, row_word>(a, row).of(Segment::row_parameter);
+    saved = row_word::statistics(of_row, parameter, at, a.parameter + Segment::row_parameter);
+  }
+  return {saved, of_row.for_held(saved)};
 }
 
 // Adds the terms of a vector's first `count` elements to the sums of a row in backward. Segment: a line's, or the line
@@ -272,6 +305,11 @@ ONEPASS_FUNCTION void read_saved(const arguments& a, int64 row, saved_numbers<T,
   if constexpr (Backward && gives_number<typename segment::row>) {
     if (row < a.rows)
       to.of[I].gradient = *row_number<Config, segment::number, true>(a, static_cast<typename Config::index>(row));
+  }
+  if constexpr (Backward && target_operand<typename segment::row> >= 0) {
+    const word::target at = row_target<Config, typename segment::row>(a, row).of(segment::row_parameter);
+    to.of[I] =
+        segment::row::prepared(to.of[I], at, a.parameter + segment::row_parameter, static_cast<T>(a.inverse_columns));
   }
   if constexpr (I + 1 < End) read_saved<Config, Line, Backward, I + 1, End>(a, row, to);
 }
