@@ -87,11 +87,11 @@ first to the last, and each saves its own statistics for backward.
 ## Endings
 
 `logsumexp`, `entropy`, `sum`, `mean`, `amax`, `cross_entropy` and `logprob` give one number of each row and end the
-line. The result has x's shape
-without the last dimension; it is float32, of float64 float64, and is never rounded to 16 bits. Several may follow each
-other, `softcap(30) | logsumexp | entropy`: the row is read once, the first one's number is the result, and the others
-stand behind the kept values. Backward begins at one gradient a row, needs no sum over it, and reads x, or the last
-`keep` that the row word follows. The row of no element gives what PyTorch gives, and `amax` raises.
+line. The result has x's shape without the last dimension; it is float32, of float64 float64, and is never rounded to 16
+bits. Several may follow each other, `softcap(30) | logsumexp | entropy`: the row is read once, the first one's number
+is the result, and the others stand behind the kept values. Backward begins at one gradient a row, needs no sum over it,
+and reads x, or the last `keep` that the row word follows. The row of no element gives what PyTorch gives, and `amax`
+raises.
 
 `cross_entropy` and `logprob` take a target: int64 or int32 of x's shape without the last dimension, a column of each
 row, or the number to be ignored, whose result is 0 and whose row gets no gradient. `softcap(30) | cross_entropy` is the
@@ -101,8 +101,8 @@ lse = log Σ exp(x), `cross_entropy(s, z, ignore_index)` is lse - (1 - s) x[targ
 out are 0, 0 and -100. Backward is one pass that reads x and writes its gradient. On the CPU a target that is no column
 raises IndexError; on CUDA an assertion of the kernel fails, as PyTorch's does. A target has no gradient.
 
-A NaN gives NaN, but `logsumexp` of a row that has +inf too gives +inf. Behind `linear` and
-`scores` there is no kernel for endings, and in `fuse` none is looked for.
+A NaN gives NaN, but `logsumexp` of a row that has +inf too gives +inf. Behind `linear` and `scores` there is no kernel
+for endings, and in `fuse` none is looked for.
 
 ## rope
 

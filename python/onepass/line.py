@@ -242,11 +242,8 @@ class Line:
         shape = x.shape
         for i, (o, word) in enumerate(zip(operands, self._operand_words)):
             if word.operand == "target":
-                if o.dtype not in (torch.int64, torch.int32) or o.shape != shape[:-1]:
-                    raise RuntimeError(
-                        f"onepass: operand {i} must be torch.int64 or torch.int32, of shape {list(shape[:-1])}, "
-                        f"got {o.dtype}, {list(o.shape)}"
-                    )
+                if o.shape != shape[:-1]:
+                    raise RuntimeError(f"onepass: operand {i} must have shape {list(shape[:-1])}, got {list(o.shape)}")
                 continue
             if word.operand == "tensor":
                 fits = torch.broadcast_shapes(shape, o.shape) == shape

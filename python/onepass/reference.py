@@ -57,6 +57,8 @@ def entropy(x: Tensor) -> Tensor:
 
 def cross_entropy(x: Tensor, target: Tensor, label_smoothing=0.0, z_loss=0.0, ignore_index=-100.0) -> Tensor:
     """Of each row; 0 of an ignored one."""
+    if target.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"onepass: target must be torch.int64 or torch.int32, got {target.dtype}")
     wide, ignored = _wide(x).flatten(0, -2), target.flatten() == ignore_index
     loss = F.cross_entropy(
         wide,

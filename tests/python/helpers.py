@@ -112,6 +112,7 @@ COMPILED_LINES = (
     "sub | times | round | gated(silu) | l2_norm | scale | keep | log_softmax | neg",
     "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy",
     "bias | gelu | mean | sum",
+    "add | keep | softcap(3.0) | cross_entropy(0.1, 0.01) | logprob",
 )
 
 NO_COMPILER = {"ONEPASS_CXX": "/nonexistent/compiler"}  # a process's environment

@@ -159,7 +159,7 @@ void call_frame::operand(int i, const tensor& t, bool is_read) {
   const std::string name = spec::operand_name(of, w, i);
   if (is_target(i)) return target(i, t, is_read, name);
   const bool is_mask = t.type == dtype::boolean && w.about->kind == word_kind::mask;
-  if (t.type == dtype::none || (t.type == dtype::boolean && !is_mask))
+  if (!is_floating(t.type) && !is_mask)
     refuse(name + " must be of a floating point dtype" + (w.about->kind == word_kind::mask ? " or bool" : "") +
            ", got " + torch_name_of(t.type));
   operand_type(i, t.type);

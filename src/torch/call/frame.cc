@@ -61,7 +61,7 @@ void frame::operand(int index, const Tensor& t) {
   const bool is_mask = w.about->kind == word_kind::mask;
   const dtype its = dtype_of(t);
   if (is_target(index)) return target(index, t);
-  ONEPASS_CHECK(its != dtype::none && (its != dtype::boolean || is_mask), "onepass: ", name(),
+  ONEPASS_CHECK(is_floating(its) || (its == dtype::boolean && is_mask), "onepass: ", name(),
                 " must be a floating point tensor", is_mask ? " or bool" : "", ", got ", dtype_text(t));
   require_device(t, on, name);
   operand_type(index, its);

@@ -25,6 +25,7 @@ LINES = [
     "rope",
     "logsumexp",
     "add | keep | rms_norm(1e-3) | scale | entropy | mean",
+    "bias | cross_entropy(0.1) | logprob",
     "linear",
     "linear | bias",
     "linear | bias | gelu",

@@ -72,7 +72,7 @@ def test_the_vocabulary():
     assert set(words) <= set(onepass.reference.WORDS), "a word without a reference"
     for word in words.values():
         assert word.formula and word.meaning and word.kind
-        assert word.operand in ("none", "column", "tensor", "matrix", "keys", "values")
+        assert word.operand in ("none", "column", "tensor", "target", "matrix", "keys", "values")
         assert bool(word.operand_name) == (word.operand != "none")
     activations = {name for name, word in words.items() if word.kind == "activation"}
     assert activations == set(onepass.reference.ACTIVATIONS)

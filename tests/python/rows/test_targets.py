@@ -105,8 +105,10 @@ def test_targets_that_are_no_column():
 def test_what_is_no_target(target, message):
     with pytest.raises(RuntimeError, match=message):
         onepass.fused("cross_entropy", torch.randn(4, 7), target)
-    with pytest.raises(RuntimeError, match="int64"):
-        onepass.Line("cross_entropy")._check_shapes(torch.randn(4, 7), [target])
+    line, x = onepass.Line("cross_entropy"), torch.randn(4, 7)
+    with pytest.raises(RuntimeError, match=message):  # without a compiler
+        line._check_shapes(x, [target])
+        line.reference(x, target)
 
 
 def test_lists(device):

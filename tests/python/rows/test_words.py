@@ -35,6 +35,8 @@ LINES = {
     "sum": "sum",
     "mean": "mean",
     "amax": "amax",
+    "cross_entropy": "cross_entropy",
+    "logprob": "logprob",
     "round": "scale | round | scale",
 }
 VOCABULARY = [word for word in onepass.words() if word.kind != "contraction"]
