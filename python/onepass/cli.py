@@ -14,6 +14,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Column, Table
 
@@ -185,10 +186,10 @@ def make_directory_of(*files: Path | None) -> None:
 @app.command()
 def words() -> None:
     """Lists the vocabulary."""
-    table = Table(Column("word", no_wrap=True), "takes", "formula", "meaning")
+    table = Table(Column("word", no_wrap=True), Column("takes", max_width=40), "formula", "meaning")
     for word in onepass.words():
         takes = "; ".join(filter(None, (docs.operand(word), docs.number(word))))
-        table.add_row(word.name, takes, word.formula, word.meaning)
+        table.add_row(*map(escape, (word.name, takes, word.formula, word.meaning)))
     console.print(table)
 
 
@@ -203,7 +204,7 @@ def line(
     parsed, of_shape, of_dtype = parse_line(text), parse_shape(shape), parse_dtype(dtype)
     table = Table("word", "operand", "formula", title=parsed.text, title_justify="left")
     for word in parsed.words:
-        table.add_row(str(word), docs.operand(word), word.formula)
+        table.add_row(*map(escape, (str(word), docs.operand(word), word.formula)))
     console.print(table)
     try:
         cost = parsed.cost(of_shape, of_dtype, None if parsed.weight is None else out_features)
