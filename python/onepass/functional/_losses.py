@@ -69,13 +69,14 @@ def cross_entropy(
     else:
         share = weight.detach()[target.where(is_counted, 0)].to(_arithmetic(input)) * is_counted
         loss = -fused(" | ".join([*words, f"logprob({int(ignore_index)})"]), logits, target) * share
+        if label_smoothing or z_loss:
+            log_sum = fused(" | ".join([*words, "logsumexp"]), logits)
         if label_smoothing:
             columns = weight.detach().to(loss.dtype)
-            log_sum = fused(" | ".join([*words, "logsumexp"]), logits)
             of_all = log_sum * columns.sum() - fused(" | ".join([*words, "scale", "sum"]), logits, columns)
             loss = (1 - label_smoothing) * loss + label_smoothing / logits.shape[-1] * of_all * is_counted
         if z_loss:
-            loss = loss + z_loss * fused(" | ".join([*words, "logsumexp"]), logits).square() * is_counted
+            loss = loss + z_loss * log_sum.square() * is_counted
     if reduction == "none":
         return loss
     return loss.sum() if reduction == "sum" else loss.sum() / share.sum()

@@ -84,7 +84,7 @@ def test_infinities(device):
 
 
 def test_targets_that_are_no_column():
-    """On CUDA an assertion of the kernel fails, which ends the process's use of the device: see test_assertions."""
+    """On CUDA an assertion of the kernel fails, which ends the process's use of the device."""
     x = torch.randn(4, 7)
     for bad in (7, -1, 1 << 40):
         with pytest.raises(IndexError, match=f"Target {bad} is out of bounds"):
