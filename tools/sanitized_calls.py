@@ -129,6 +129,7 @@ NORM = "layer_norm(1e-5) | scale | bias"
 TWO_NORMS = "rms_norm(1e-6) | scale | add | keep | layer_norm(1e-5) | scale"
 KEEPING = "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"
 ELEMENTWISE, ROWWISE = "elementwise_forward elementwise_backward", "rowwise_forward rowwise_backward"
+TILES = "rowwise_backward_tiles"
 PARTS = " ".join(f"rowwise_{way}_{part}" for way in ("forward", "backward") for part in ("parts", "combined", "tiles"))
 
 
@@ -187,8 +188,13 @@ def plain_lines() -> None:
     line("l2_norm and log_softmax", ROWWISE, "round | l2_norm | mul(8) | keep | log_softmax", (37, 1000))
     line("32768 columns, log_softmax", ROWWISE, "log_softmax", (9, 32768))
     line("numbers of a row", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy", (37, 1000))
-    line("32000 columns, logsumexp", ROWWISE, "logsumexp | amax", (9, 32000), BF16)
-    line("an ending alone", "rowwise_forward rowwise_backward_tiles add_columns", "bias | logsumexp", (130, 1000))
+    line("32000 columns, logsumexp", f"rowwise_forward {TILES}", "logsumexp | amax", (9, 32000), BF16)
+    line("an ending alone", f"rowwise_forward {TILES} add_columns", "bias | logsumexp", (130, 1000))
+    line("targets", f"rowwise_forward {TILES}", "cross_entropy(0.1, 0.01, 3)", (130, 1000))
+    line("targets in a warp", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logprob | entropy", (70, 120), F32)
+    line("targets, 128256 columns", f"rowwise_forward {TILES}", "bias | cross_entropy", (5, 128256))
+    line("targets, odd rows", f"rowwise_forward {TILES}", "logprob | entropy", (37, 1001), F16)
+    line("targets, long rows", PARTS, "l2_norm | mul(100) | cross_entropy", (3, 600000), F32)
     line("long rows, numbers", PARTS, "rms_norm(1e-3) | keep | logsumexp | sum", (3, 600000), F32)
     line("long rows, l2_norm and log_softmax", PARTS, "l2_norm | mul(100) | log_softmax | exp", (3, 600000), F32)
     line("32768 columns, softmax", ROWWISE, "softmax", (9, 32768))

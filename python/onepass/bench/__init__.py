@@ -19,6 +19,7 @@ from onepass.bench.cases import host_case, run_case
 from onepass.bench.machine import facts
 from onepass.bench.models import MODELS
 from onepass.bench.patterns import PATTERNS, Pattern
+from onepass.bench.programs import PROGRAMS
 from onepass.bench.providers import PROVIDERS, Provider
 from onepass.bench.suites import SUITES, cases_of
 from onepass.pricing.timing import clock_for
@@ -40,7 +41,7 @@ def run(
     dtype: torch.dtype | None = None,
     plot: Path | None = None,
     *,
-    patterns: Sequence[Pattern] = (*PATTERNS, *ATTENTIONS, *MODELS),
+    patterns: Sequence[Pattern] = (*PATTERNS, *ATTENTIONS, *MODELS, *PROGRAMS),
 ) -> dict[str, Any]:
     """Times the patterns, prints a table and returns what was measured.
 
@@ -57,7 +58,8 @@ def run(
             likes; "layouts", strided and misaligned rows; "small", where the cost of a call counts; "linear", lines
             with `linear` beside the product alone; "attention", beside the engines that PyTorch has for it;
             "attention_curve", its probabilities over the number of keys; "attention_odd", of odd numbers of keys;
-            "models", whole ones with their attentions; "host", only the host's time for a call; "fuse", whole
+            "models", whole ones with their attentions; "programs", endings, several row words and columns of a batch;
+            "host", only the host's time for a call; "fuse", whole
             ones as they are, compiled and fused (providers eager, compile, onepass, onepass_inductor); "explain", what
             of architectures lines would do (`only` is of their names), which runs none.
         dtype: of x, to run those cases only.

@@ -17,7 +17,7 @@ RATIO = 1.5  # the accuracy contract: our error against fp64 over that of PyTorc
 LIMIT = 10.0  # a provider whose error is more than so many times eager's is out of the comparison
 ELEMENTS = 2**19  # that are compared, of the whole
 SEED = 1  # of dropouts
-ROWWISE = ("tensor", "keys", "values")  # operands of which a row, or matrix, of x has its own
+ROWWISE = ("tensor", "keys", "values", "target")  # operands of which a row, or matrix, of x has its own
 # Below so many units in the last place of a tensor's largest value an error counts as none.
 UNITS = {torch.float32: 4.0}
 KINK = 4.0  # times the dtype's epsilon, of the largest argument of relu: nearer to 0, rounding decides on a gradient
@@ -42,6 +42,7 @@ class Judge:
         self.inputs = list(inputs)
         taken = pattern.operand_words()
         self.has_rows = [True, *(word.operand in ROWWISE for word in taken)]  # of each input
+        self.in_batches = [t.dim() > 1 and word.operand == "column" for t, word in zip(inputs[1:], taken)]
         if self.drops:
             for i, word in enumerate(taken, start=1):
                 if word.name == "add":
@@ -54,12 +55,12 @@ class Judge:
         sample = torch.linspace(0, rows - 1, count, dtype=torch.float64, device=x.device).round().long()
         self.sample = torch.unravel_index(sample, self.batch)
         self.upstream = []
-        for i, shape in enumerate(pattern.result_shapes(inputs)):
+        for i, (shape, dtype) in enumerate(zip(pattern.result_shapes(inputs), pattern.result_dtypes(inputs))):
             generator = torch.Generator(x.device).manual_seed(i + 1)
-            chosen = torch.randn((count, *shape[behind:]), generator=generator, dtype=x.dtype, device=x.device)
+            chosen = torch.randn((count, *shape[behind:]), generator=generator, dtype=dtype, device=x.device)
             if i == 0 and line.words[-1].name == "relu":
                 chosen *= self._away_from_the_kink()
-            self.upstream.append(x.new_zeros(shape).index_put_(self.sample, chosen))
+            self.upstream.append(x.new_zeros(shape, dtype=dtype).index_put_(self.sample, chosen))
         self.eager: list[float] = []
         self.largest: list[float] = []  # of each exact result and gradient
         self.floor: list[float] = []
@@ -121,7 +122,9 @@ class Judge:
 
     def _expanded(self, tensor: Tensor) -> Tensor:
         """With x's rows, or matrices."""
-        return tensor.expand((*self.batch, *tensor.shape[-self.pattern.own :]))
+        return (
+            tensor if tensor.shape == self.batch else tensor.expand((*self.batch, *tensor.shape[-self.pattern.own :]))
+        )
 
     def _probabilities(self, trial: Trial) -> Tensor:
         """What values are weighted by: the results with the identity's columns as values, some at a time."""
@@ -158,7 +161,10 @@ class Judge:
     def _exact(self, kept: Tensor | None, keep_probability: float) -> list[Tensor]:
         sampled = [t.requires_grad_(given.requires_grad) for t, given in zip(self._doubles(), self.inputs)]
         known = {} if kept is None else {"dropout": lambda v, p: torch.where(kept, v / keep_probability, 0)}
-        results = self.pattern.eager(*sampled, **known)
+        x, *operands = sampled
+        batches = zip(operands, self.in_batches)  # the rows that are sampled take their own columns
+        operands = [self._expanded(t)[self.sample] if in_batches else t for t, in_batches in batches]
+        results = self.pattern.eager(x, *operands, **known)
         results = results if isinstance(results, tuple) else (results,)
         upstream = [self._sampled(g, True).double() for g in self.upstream]
         wanted = [t for t in sampled if t.requires_grad]

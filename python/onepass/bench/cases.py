@@ -185,9 +185,10 @@ def note(rows: dict[str, Row], direction: str, times: dict[str, float], at_copy_
 
 def upstream_of(pattern: Pattern, inputs: list[Tensor]) -> list[Tensor]:
     """A fixed random gradient for each result."""
-    x, shapes = inputs[0], pattern.result_shapes(inputs)
-    generator = torch.Generator(x.device).manual_seed(len(shapes))
-    return [torch.randn(shape, generator=generator, dtype=x.dtype, device=x.device) for shape in shapes]
+    device, shapes = inputs[0].device, pattern.result_shapes(inputs)
+    generator = torch.Generator(device).manual_seed(len(shapes))
+    normal = partial(torch.randn, generator=generator, device=device)
+    return [normal(shape, dtype=dtype) for shape, dtype in zip(shapes, pattern.result_dtypes(inputs))]
 
 
 def says(error: BaseException) -> str:

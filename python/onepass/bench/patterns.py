@@ -115,7 +115,7 @@ class Pattern:
         return [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
 
     def result_shapes(self, inputs: list[Tensor]) -> list[Shape]:
-        """Of the result, then of the kept values."""
+        """Of the result, then of the kept values and of further numbers of the rows."""
         line, shape = Line(self.line), tuple(inputs[0].shape)
         kept = []
         for word in line.words:
@@ -123,7 +123,13 @@ class Pattern:
                 shape = (*shape[:-1], inputs[1 + line.weight].shape[0])
             if word.kind == "keep":
                 kept.append(shape)
-        return [shape, *kept]
+        shapes = [shape, *kept, *[shape] * (line.keeps - len(kept))]
+        return [own[:-1] if number else own for own, number in zip(shapes, line.numbers)]
+
+    def result_dtypes(self, inputs: list[Tensor]) -> list[torch.dtype]:
+        """x's, and float32 or wider where a result is one number a row."""
+        own = inputs[0].dtype
+        return [torch.promote_types(own, torch.float32) if number else own for number in Line(self.line).numbers]
 
     def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
         """Forward and backward. `Line.cost` takes every tensor operand to have x's shape and dtype and a gradient."""

@@ -154,6 +154,9 @@ def liger(pattern: Pattern) -> Callable | None:
         "rms_norm": lambda x, w: ops.LigerRMSNormFunction.apply(x, w, 1e-6, 0.0, "llama", False),
         "swiglu": lambda g, u: ops.LigerSiLUMulFunction.apply(g, u),
         "softmax": lambda x: ops.LigerSoftmaxFunction.apply(x),
+        "cross_entropy": lambda x, y: ops.LigerCrossEntropyFunction.apply(x, y, None, -100, 0.0, 0.0, "none")[
+            0
+        ].float(),
     }
     if hasattr(ops, "LigerFusedAddRMSNormFunction"):
         functions["add_rms_norm"] = lambda x, r, w: ops.LigerFusedAddRMSNormFunction.apply(x, r, w, 1e-6)
@@ -161,7 +164,7 @@ def liger(pattern: Pattern) -> Callable | None:
 
 
 def quack(pattern: Pattern) -> Callable | None:
-    from quack import rmsnorm, softmax
+    from quack import cross_entropy, rmsnorm, softmax
     from quack.rmsnorm import layernorm_fwd
 
     functions = {
@@ -169,6 +172,7 @@ def quack(pattern: Pattern) -> Callable | None:
         "rms_norm": lambda x, w: rmsnorm(x, w, eps=1e-6),
         "add_rms_norm": lambda x, r, w: rmsnorm(x, w, residual=r, eps=1e-6, prenorm=True),
         "softmax": softmax,
+        "cross_entropy": lambda x, target: cross_entropy(x, target, reduction="none"),
     }
     return functions.get(pattern.name)
 
@@ -176,7 +180,7 @@ def quack(pattern: Pattern) -> Callable | None:
 KEPT = (
     1 - round(P * 2**16) / 2**16
 )  # onepass rounds a dropout's p to a multiple of 2^-16 and divides by what that keeps
-OF_ROWS = ("table", "curve", "awkward", "layouts", "small", "linear", "host")
+OF_ROWS = ("table", "curve", "awkward", "layouts", "small", "linear", "programs", "host")
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
@@ -190,7 +194,7 @@ PROVIDERS: dict[str, Provider] = {
             "liger-kernel",
             cuda_only=True,
             suites=OF_ROWS,
-            overwrites=("swiglu",),
+            overwrites=("swiglu", "cross_entropy"),
         ),
         Provider(
             "quack", quack, "quack", "quack-kernels", cuda_only=True, suites=OF_ROWS, forward_only=("layer_norm",)

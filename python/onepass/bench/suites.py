@@ -16,7 +16,7 @@ __all__ = ["SUITES", "cases_of"]
 
 def table(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """The shapes of the README's tables."""
-    return () if pattern.contracts else pattern.of_device(device_type)
+    return () if pattern.contracts or pattern.suite == "programs" else pattern.of_device(device_type)
 
 
 def linear(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
@@ -48,6 +48,11 @@ def attention_odd(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
 def models(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Whole models that return their attentions."""
     return pattern.of_device(device_type) if pattern.suite == "models" else ()
+
+
+def programs(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Endings, several row words, columns of a batch."""
+    return pattern.of_device(device_type) if pattern.suite == "programs" else ()
 
 
 CURVES = ("bias_gelu", "layer_norm", "rms_norm", "softmax", "layer_norm_gelu", "add_rms_norm")
@@ -113,6 +118,7 @@ SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
         attention_curve,
         attention_odd,
         models,
+        programs,
         host,
     )
 }

@@ -317,7 +317,7 @@ int64 rows_at_once(const configuration& c, const device_facts& chip) {
 
 std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
   // Where nothing is summed over a row, tiles need no more than the statistics.
-  if (r.backward && r.row_words == 1 && r.summed == 0) return take_in_parts(r, a, chip, blank);
+  if (r.backward && r.row_words > 0 && r.summed == 0) return take_in_parts(r, a, chip, blank);
   plan p;
   bool held = false;
   const auto try_all = [&](const auto& tunings) {

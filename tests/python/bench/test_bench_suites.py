@@ -9,9 +9,10 @@ from onepass import bench
 from onepass.bench.attention import ATTENTIONS
 from onepass.bench.models import MODELS
 from onepass.bench.patterns import LAYOUTS, PATTERNS, Case
+from onepass.bench.programs import PROGRAMS
 from onepass.bench.suites import SUITES, cases_of
 
-EVERY = (*PATTERNS, *ATTENTIONS, *MODELS)
+EVERY = (*PATTERNS, *ATTENTIONS, *MODELS, *PROGRAMS)
 BY_NAME = {pattern.name: pattern for pattern in PATTERNS}
 
 
@@ -40,3 +41,20 @@ def test_attentions_curve_has_as_many_probabilities_everywhere(device_type):
     cases = [case for pattern in ATTENTIONS for case in cases_of(pattern, device_type, suite="attention_curve")]
     assert len({case.out_features * case.shape[0] * case.shape[1] * case.shape[2] for case in cases}) == 1
     assert {case.shape[-1] for case in cases} == {32, 64, 128}
+
+
+@pytest.mark.parametrize("name", [pattern.name for pattern in PROGRAMS])
+def test_programs_are_right_and_timed(name, device):
+    pattern = next(pattern for pattern in PROGRAMS if pattern.name == name)
+    batched = len(pattern.cpu[0].shape) == 3
+    cases = (Case((3, 5, 48) if batched else (6, 40), torch.bfloat16),)
+    pattern = replace(pattern, cpu=cases, cuda=cases)
+    rows = bench.run(device=device, providers=["eager", "onepass"], patterns=[pattern], suite="programs")["rows"]
+    assert [(row["provider"], row["failure"]) for row in rows] == [("eager", None), ("onepass", None)]
+    assert all(row["forward_us"] > 0 and row["backward_us"] > 0 for row in rows)
+
+
+def test_programs_of_a_batch_have_columns_of_their_own(device):
+    pattern = next(pattern for pattern in PROGRAMS if pattern.name == "modulated_norm")
+    x, scale, shift = pattern.inputs((3, 5, 16), torch.float32, torch.device(device))
+    assert scale.shape == shift.shape == (3, 1, 16) and x.is_leaf and scale.requires_grad

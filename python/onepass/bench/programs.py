@@ -1,0 +1,115 @@
+"""Programs of a row: several row words, columns of a batch, endings. A loss has them, and a diffusion transformer."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onepass.bench.patterns import Case, Pattern, Shape, Traffic, bf16
+from onepass.line import Line
+
+__all__ = ["PROGRAMS", "Program"]
+
+
+@dataclass(frozen=True)
+class Program(Pattern):
+    """A line of the suite 'programs'. Of x with three dimensions each batch has its own columns."""
+
+    suite = "programs"
+
+    def inputs(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device, layout: str = "", out_features: int = 0
+    ) -> list[Tensor]:
+        x, *operands = super().inputs(shape, dtype, device, layout, out_features)
+        if len(shape) == 2:
+            return [x, *operands]
+        generator = torch.Generator(device).manual_seed(math.prod(shape) + 1)
+        normal = functools.partial(torch.randn, generator=generator, dtype=dtype, device=device)
+        sizes = (shape[0], 1, shape[-1])
+        words = zip(operands, self.operand_words())
+        return [x, *(normal(sizes).requires_grad_() if word.operand == "column" else t for t, word in words)]
+
+    def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
+        """As the line's cost has it; in backward results count as their gradients."""
+        x = inputs[0]
+        cost = Line(self.line).cost(x.shape, x.dtype)
+        whole = sum(t.is_floating_point() and t.shape == x.shape for t in inputs)
+        rows = sum(shape == tuple(x.shape) for shape in self.result_shapes(inputs))
+        return Traffic(cost.forward.bytes, whole, rows), Traffic(cost.backward.bytes, 1 + rows, whole)
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32 where x is narrower."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+def cross_entropy(x, target):
+    return F.cross_entropy(wide(x), target, reduction="none")
+
+
+def logprob_entropy(x, target):
+    log = F.log_softmax(wide(x), -1)
+    return log.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(log.exp() * log).sum(-1)
+
+
+def logsumexp(x):
+    return torch.logsumexp(wide(x), -1)
+
+
+def log_softmax(x):
+    return F.log_softmax(x, -1)
+
+
+def two_norms(x, weight, residual, next_weight):
+    h = F.rms_norm(x, x.shape[-1:], weight, 1e-6) + residual
+    return F.rms_norm(h, h.shape[-1:], next_weight, 1e-6), h
+
+
+def modulated_norm(x, scale, shift):
+    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale) + shift
+
+
+def gated_residual(x, gate, residual):
+    return residual + gate * x
+
+
+VOCABULARIES = bf16((8192, 32768), (4096, 128256))
+BATCHES = bf16((16, 4096, 1152), (8, 4096, 3072))
+
+
+def on_cpu(shape: Shape) -> tuple[Case, ...]:
+    return Case(shape, torch.float32), *bf16(shape)
+
+
+PROGRAMS: tuple[Program, ...] = (
+    Program("cross_entropy", "cross_entropy", cross_entropy, VOCABULARIES, on_cpu((512, 32000))),
+    Program(
+        "logprob_entropy",
+        "logprob | entropy",
+        logprob_entropy,
+        bf16((4096, 128256), (8192, 151936)),
+        on_cpu((512, 32000)),
+    ),
+    Program("logsumexp", "logsumexp", logsumexp, VOCABULARIES[1:], on_cpu((512, 32000))),
+    Program("log_softmax", "log_softmax", log_softmax, VOCABULARIES[1:], on_cpu((512, 32000))),
+    Program(
+        "two_norms",
+        "rms_norm(1e-6) | scale | add | keep | rms_norm(1e-6) | scale",
+        two_norms,
+        bf16((32768, 3584)),
+        on_cpu((4096, 4096)),
+    ),
+    Program(
+        "modulated_norm",
+        "layer_norm(1e-6) | scale(1) | bias",
+        modulated_norm,
+        BATCHES,
+        on_cpu((16, 256, 1152)),
+    ),
+    Program("gated_residual", "scale | add", gated_residual, BATCHES, on_cpu((16, 256, 1152))),
+)
