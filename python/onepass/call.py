@@ -1,8 +1,8 @@
 """A line's call, on its way down from `fused` to an operator.
 
 `call` asks the C++ front first. Calls that it leaves are brought to calls with plain tensors: a proxy of torch.fx
-becomes a node, lists go through `_arguments/lists.py` and DTensors through `_arguments/sharding.py`, both of which are
-handed the functions that call a line. A plain tensor takes the first open one of the doors into the one forward:
+becomes a node, lists go through `_arguments/lists.py` and DTensors through `_arguments/vocabulary.py`, which are handed
+the functions that call a line. A plain tensor takes the first open one of the doors into the one forward:
 
 | door                             | taken when                                      | code                           |
 |----------------------------------|-------------------------------------------------|--------------------------------|
@@ -128,9 +128,9 @@ def _run(line: Line, x, operands, training: bool, generator, stack: bool, shard:
         if line.has_dropout and not training:
             return call(parsed(line._without_dropout), x, operands) if line._without_dropout else x
         if type(x) is not torch.Tensor and is_sharded(x):
-            from onepass._arguments import sharding  # imports torch.distributed
+            from onepass._arguments import vocabulary  # imports torch.distributed
 
-            return sharding.run(line, x, operands, generator, call)
+            return vocabulary.run(line, x, operands, generator, call)
         state = _draw(x, generator, shard) if line.has_dropout else None
         if line.weight is not None:
             operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, line._matrix_operands)

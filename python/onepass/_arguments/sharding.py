@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from onepass._arguments.remembered import remembered
 from onepass.line import Line, parsed
 
-__all__ = ["run"]
+__all__ = ["Kind", "Local", "Placements", "Whole", "is_elementwise", "is_shard", "kind_of", "redistributed", "run"]
 
 Placements = tuple[Placement, ...]  # along each dimension of a mesh
 Kind = tuple[torch.Size, tuple[int, ...], Placements]  # shape and strides of the whole, and where it lies
@@ -98,11 +98,11 @@ def run(line: Line, x: DTensor, operands: Sequence[Tensor], generator: torch.Gen
     plan = _plan(line, mesh, tuple([Given(t.shape, t.placements) for t in tensors]))
     if plan.in_two:
         return _in_two(line, plan.in_two, x, operands, generator, call)
-    local = _Local.apply(plan.gradients, *map(_placed, tensors, plan.inputs))
+    local = Local.apply(plan.gradients, *map(redistributed, tensors, plan.inputs))
     if plan.shares > 1:
         local = [t / plan.shares if line.is_behind(i - 1) else t for i, t in enumerate(local)]
     results = call(line, local[0], tuple(local[1:]), True, generator, shard=plan.shard)
-    wrapped = _Whole.apply(mesh, plan.results, *(results if line.keeps else [results]))
+    wrapped = Whole.apply(mesh, plan.results, *(results if line.keeps else [results]))
     return wrapped if line.keeps else wrapped[0]
 
 
@@ -118,7 +118,7 @@ def _raise_mixed(line, x: DTensor, operands: Sequence[Tensor]) -> None:
             raise RuntimeError(f"fused(): expected {name} to be on x's {x.device_mesh}, got {operand.device_mesh}")
 
 
-def _placed(tensor: DTensor, placements: Placements) -> DTensor:
+def redistributed(tensor: DTensor, placements: Placements) -> DTensor:
     if tensor.placements == placements:
         return tensor
     placed = tensor.redistribute(placements=placements)
@@ -136,7 +136,7 @@ class _WholeGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: DTensor) -> DTensor:
-        return _placed(gradient, _of_gradient(gradient.placements))
+        return redistributed(gradient, _of_gradient(gradient.placements))
 
 
 def _locals(tensors: Sequence[DTensor]) -> list[Tensor]:
@@ -169,9 +169,9 @@ def _spec(mesh: DeviceMesh, kind: Kind, dtype: torch.dtype):
     return spec
 
 
-class _Local(torch.autograd.Function):
+class Local(torch.autograd.Function):
     """`DTensor.to_local` of all inputs at once; kinds: of their gradients. to_local's own backward takes the host three
-    times as long, and in torch 2.11 has no derivative. The inverse of `_Whole`."""
+    times as long, and in torch 2.11 has no derivative. The inverse of `Whole`."""
 
     @staticmethod
     def forward(ctx, kinds: list[Kind], *tensors: DTensor) -> tuple[Tensor, ...]:
@@ -185,12 +185,12 @@ class _Local(torch.autograd.Function):
     def backward(ctx, *gradients: Tensor | None) -> tuple[DTensor | None, ...]:
         def whole(given: list[Tensor], kinds: list[Kind]) -> Sequence[DTensor]:
             given = [g.contiguous() for g in given]
-            return _Whole.apply(ctx.mesh, kinds, *given) if _is_differentiated() else _wholes(ctx.mesh, kinds, given)
+            return Whole.apply(ctx.mesh, kinds, *given) if _is_differentiated() else _wholes(ctx.mesh, kinds, given)
 
         return None, *_where_given(gradients, whole, ctx.kinds)
 
 
-class _Whole(torch.autograd.Function):
+class Whole(torch.autograd.Function):
     """`DTensor.from_local` of all results at once."""
 
     @staticmethod
@@ -202,8 +202,8 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients: DTensor | None) -> tuple[Tensor | None, ...]:
         def local(given: list[DTensor], kinds: list[Kind]) -> Sequence[Tensor]:
-            placed = [_placed(g, _of_gradient(at)) for g, (_, _, at) in zip(given, kinds)]
-            return _Local.apply(kinds, *placed) if _is_differentiated() else _locals(placed)
+            placed = [redistributed(g, _of_gradient(at)) for g, (_, _, at) in zip(given, kinds)]
+            return Local.apply(kinds, *placed) if _is_differentiated() else _locals(placed)
 
         return None, None, *_where_given(gradients, local, ctx.kinds)
 
@@ -252,7 +252,7 @@ def _plan(line, mesh: DeviceMesh, tensors: tuple[Given, ...]) -> Plan:
     return Plan(
         in_two,
         [tuple([layout.inputs[i] for layout in layouts]) for i in range(len(tensors))],
-        [_kind(t.shape, [layout.gradients[i] for layout in layouts]) for i, t in enumerate(tensors)],
+        [kind_of(t.shape, [layout.gradients[i] for layout in layouts]) for i, t in enumerate(tensors)],
         math.prod([mesh.size(dim) for dim in sums]),
         _shard(mesh, [layout.inputs[0] if parts.draws_before else layout.result for layout in layouts]),
         _results(line, parts, x, operands, layouts),
@@ -275,10 +275,10 @@ def _results(line, parts: Parts, x: Given, operands: Sequence[Given], layouts: l
     placements, kept = [layout.result for layout in layouts], [layout.kept for layout in layouts]
     kinds = [(shape, placements), *[(x.shape, kept)] * parts.keeps_before]
     kinds += [(behind, placements)] * (1 + line.keeps - len(kinds))
-    return [_kind(of[:-1] if number else of, at) for (of, at), number in zip(kinds, line.numbers)]
+    return [kind_of(of[:-1] if number else of, at) for (of, at), number in zip(kinds, line.numbers)]
 
 
-def _kind(shape: torch.Size, placements: list[Placement]) -> Kind:
+def kind_of(shape: torch.Size, placements: list[Placement]) -> Kind:
     """Of a contiguous tensor."""
     strides = [math.prod([max(n, 1) for n in shape[i + 1 :]]) for i in range(len(shape))]
     return shape, tuple(strides), tuple(placements)
@@ -288,9 +288,9 @@ def _layout(line, parts: Parts, x: Given, operands: Sequence[Given], dim: int) -
     if line.weight is not None and not line.scores:
         matrix, last = operands[line.weight].placements[dim], x.dim() - 1
         apart = not parts.keeps_before and not (parts.draws_before and parts.draws_behind)
-        if _is_shard(matrix, 0) and _is_elementwise(parts.behind) and apart:
+        if is_shard(matrix, 0) and is_elementwise(parts.behind) and apart:
             return _by_features(line, x, operands)
-        if (_is_shard(matrix, 1) or _is_shard(x.placements[dim], last)) and _is_elementwise(parts.before):
+        if (is_shard(matrix, 1) or is_shard(x.placements[dim], last)) and is_elementwise(parts.before):
             return _by_columns(line, x, operands)
     for at in _sharded_dimensions(line, x, operands, dim):
         if _may_be_sharded(line, x.dim(), at):
@@ -300,11 +300,11 @@ def _layout(line, parts: Parts, x: Given, operands: Sequence[Given], dim: int) -
     return Layout(alike, alike, Replicate(), Replicate())
 
 
-def _is_shard(placement: Placement, dim: int) -> bool:
+def is_shard(placement: Placement, dim: int) -> bool:
     return type(placement) is Shard and placement.dim == dim  # its subclasses deal rows out in another order
 
 
-def _is_elementwise(words) -> bool:
+def is_elementwise(words) -> bool:
     """Whether no number's result depends on another, or on its column."""
     whole = ("row", "rotary", "contraction")
     return all(word.kind not in whole and "is_causal" not in word.properties for word in words)
@@ -312,17 +312,17 @@ def _is_elementwise(words) -> bool:
 
 def _may_be_sharded(line, dims: int, at: int) -> bool:
     if at == dims - 1:
-        return _is_elementwise(line.words)
+        return is_elementwise(line.words)
     return at < dims - 2 or not line.looks_at_rows
 
 
 def _sharded_dimensions(line, x: Given, operands: Sequence[Given], dim: int) -> list[int]:
     """Dimensions of x in which it is sharded, or could be as an operand is."""
-    found = [at for at in range(x.dim()) if _is_shard(x.placements[dim], at)]
+    found = [at for at in range(x.dim()) if is_shard(x.placements[dim], at)]
     for i, operand in enumerate(operands):
         for at in range(x.dim()):
             own, _ = _operand_placed(line, i, operand, x.shape, at)
-            if own.is_shard() and _is_shard(operand.placements[dim], own.dim):
+            if own.is_shard() and is_shard(operand.placements[dim], own.dim):
                 found.append(at)
     return found
 
