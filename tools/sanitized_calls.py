@@ -194,7 +194,8 @@ def plain_lines() -> None:
     line("targets in a warp", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logprob | entropy", (70, 120), F32)
     line("targets, 128256 columns", f"rowwise_forward {TILES}", "bias | cross_entropy", (5, 128256))
     line("targets, odd rows", f"rowwise_forward {TILES}", "logprob | entropy", (37, 1001), F16)
-    line("targets, long rows", PARTS, "l2_norm | mul(100) | cross_entropy", (3, 600000), F32)
+    parts_and_sums = PARTS.replace(" rowwise_forward_tiles", "")
+    line("targets, long rows", parts_and_sums, "l2_norm | mul(100) | cross_entropy", (3, 600000), F32)
     line("long rows, numbers", PARTS, "rms_norm(1e-3) | keep | logsumexp | sum", (3, 600000), F32)
     line("long rows, l2_norm and log_softmax", PARTS, "l2_norm | mul(100) | log_softmax | exp", (3, 600000), F32)
     line("32768 columns, softmax", ROWWISE, "softmax", (9, 32768))
@@ -217,6 +218,14 @@ def plain_lines() -> None:
         whose = "their own operands" if own else "operands for all"
         lists(f"list, {whose}", ELEMENTWISE, "bias | gelu_tanh", 64, (3, 10, 1, 40, 7), own=own)
         lists(f"list of norms, {whose}", f"{ROWWISE} add_columns", NORM, 64, (3, 10, 1, 40, 700), F32, own)
+        lists(
+            f"list of endings, {whose}",
+            f"rowwise_forward {TILES}",
+            "bias | logsumexp | mean",
+            64,
+            (3, 10, 700),
+            own=own,
+        )
     lists("list, keeping", ROWWISE, KEEPING, 1000, (3, 40, 300), own=True)
     lists("list of many", f"{ROWWISE} add_columns", NORM, 64, (300,) * 120, own=True)
 

@@ -32,9 +32,10 @@ class prebuilt_line {
     std::vector<launched> all;
     for (const plan& p : choose(r, call.a, chip_)) {
       const configuration& c = p.with;
-      const int threads = r.rowwise ? c.across : std::max(c.threads, c.across * c.down);
-      all.push_back({function_of(r, c), std::max(c.cluster, 1), threads, r.rowwise ? c.down : 1,
-                     std::int64_t{p.grid_x} * p.grid_y});
+      const bool rows = has_whole_rows(r, c);
+      const int threads = rows ? c.across : std::max(c.threads, c.across * c.down);
+      all.push_back(
+          {function_of(r, c), std::max(c.cluster, 1), threads, rows ? c.down : 1, std::int64_t{p.grid_x} * p.grid_y});
     }
     return all;
   }

@@ -75,6 +75,9 @@ struct plan {
 // or their sums.
 constexpr int64 row_numbers(const request& r) { return 3 * (r.row_words > 1 ? r.row_words : 1); }
 
+// Whether a kernel's blocks have whole rows; others have tiles, or, of rows in parts, a part each.
+constexpr bool has_whole_rows(const request& r, const configuration& c) { return r.rowwise && c.of == part::whole; }
+
 int result_bits(const request&);  // significant ones of the results, at most
 
 // What tensors, dtypes and alignment say, before anything is chosen.

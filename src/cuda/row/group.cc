@@ -39,16 +39,17 @@ arguments together(const std::vector<member>& all, const std::vector<int>& of) {
 void give_blocks(const request& r, const std::vector<member>& all, const std::vector<int>& of, plan& p) {
   configuration& c = p.with;
   const auto member_at = [&](int i) -> const member& { return all[static_cast<std::size_t>(i)]; };
+  const bool rows = has_whole_rows(r, c);
   const int64 across = int64{c.across} * std::max(c.unroll, 1) * c.vector_size;
   std::vector<int64> steps;
   for (const int i : of) {
     const arguments& a = *member_at(i).a;
-    steps.push_back(r.rowwise ? ceil_div(a.rows, c.down)
-                    : c.flat  ? ceil_div(a.columns, across)
-                              : ceil_div(a.rows, int64{c.down} * c.unroll));
+    steps.push_back(rows     ? ceil_div(a.rows, c.down)
+                    : c.flat ? ceil_div(a.columns, across)
+                             : ceil_div(a.rows, int64{c.down} * c.unroll));
   }
   if (c.flat) c.exact = std::all_of(of.begin(), of.end(), [&](int i) { return member_at(i).a->columns % across == 0; });
-  const bool tiles = !r.rowwise && !c.flat;
+  const bool tiles = !rows && !c.flat;
   unsigned& grid = tiles ? p.grid_y : p.grid_x;
   constexpr int64 kMostY = 65535, kMostX = (1LL << 31) - 1;
   const std::vector<unsigned> blocks = share(steps, grid / c.cluster, tiles ? kMostY : kMostX / c.cluster);

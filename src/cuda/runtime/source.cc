@@ -72,7 +72,7 @@ std::string source(const request& r, const configuration& c) {
   std::string text =
       heading(r, std::string("row/") + header) + "using the_line = " + r.line + ";\nstruct config {\n" + fields(r, c);
   const std::string function = function_of(r, c);
-  const char* block = r.rowwise ? "blockIdx.x / config::kCluster" : c.flat ? "blockIdx.x" : "blockIdx.y";
+  const char* block = has_whole_rows(r, c) ? "blockIdx.x / config::kCluster" : c.flat ? "blockIdx.x" : "blockIdx.y";
   // Where several tensors share the launch, a block has the arguments of its own.
   const std::string type = c.members == 0 ? "arguments" : "members<" + std::to_string(c.members) + ">",
                     given = c.members == 0 ? "a" : std::string("a.at(") + block + ")";

@@ -103,6 +103,8 @@ TEST(Group, ItsSourceSaysWhoHasTheBlock) {
   EXPECT_NE(text("rms_norm", false).find("members<8> a"), std::string::npos);
   EXPECT_NE(text("rms_norm", false).find("(a.at(blockIdx.x / config::kCluster))"), std::string::npos);
   EXPECT_NE(text("bias | gelu", false).find("(a.at(blockIdx.y))"), std::string::npos);
+  // Backward of endings has no sums over a row, and so tiles.
+  EXPECT_NE(text("bias | logsumexp | entropy", true).find("(a.at(blockIdx.y))"), std::string::npos);
   expect_defined(config_names(plain_headers()), text("bias | gelu", true));
 }
 
