@@ -6,7 +6,7 @@ namespace onepass::cuda {
 // Sources are made of no others, and tools/sanitize runs every one of them.
 inline constexpr const char* kKernels[] = {
     // lines
-    "elementwise_forward", "elementwise_backward", "rowwise_forward", "rowwise_backward",
+    "elementwise_forward", "elementwise_backward", "rowwise_forward", "rowwise_backward", "rowwise_forward_streamed",
     // rows in parts
     "rowwise_forward_parts", "rowwise_forward_combined", "rowwise_forward_tiles", "rowwise_backward_parts",
     "rowwise_backward_combined", "rowwise_backward_tiles",

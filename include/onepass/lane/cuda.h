@@ -313,6 +313,17 @@ ONEPASS_FUNCTION pack<T, V> exp_minus(pack<T, V> a, T shift) {
     return exp(a - P(shift));
   }
 }
+// A term of Σ exp(a - shift), of a up to the shift: the relative error of exp2 of a product grows with the exponent, as
+// the term's share of the sum falls.
+template <class T, int V>
+ONEPASS_FUNCTION pack<T, V> exp_term(pack<T, V> a, T shift) {
+  using P = pack<T, V>;
+  if constexpr (!kShort && sizeof(T) == 4) {
+    ONEPASS_EACH(P, result.v[i] = exp2_number((a.v[i] - shift) * 1.44269504f))
+  } else {
+    return exp_minus(a, shift);
+  }
+}
 ONEPASS_FUNCTION float reciprocal_root(float x) { return rsqrtf(x); }
 ONEPASS_FUNCTION double reciprocal_root(double x) { return ::rsqrt(x); }
 

@@ -315,7 +315,31 @@ int64 rows_at_once(const configuration& c, const device_facts& chip) {
   return std::max<int64>(int64{chip.sm_count} * c.blocks_per_sm / c.cluster, 1) * c.down;
 }
 
+// A row's numbers do not depend on how many rows there are: nor do the threads that share it.
+plan stream_rows(const arguments& a, const device_facts& chip, const plan& blank) {
+  plan p = blank;
+  configuration& c = p.with;
+  const streamed_tuning& tuned = kTuning.streamed;
+  c.of = part::streamed;
+  c.across = tuned.threads;
+  c.down = 1;
+  c.held_vectors = tuned.vectors;
+  const int64 at_once = int64{c.across} * c.held_vectors * c.vector_size;
+  while (c.cluster < chip.cluster && c.cluster < tuned.cluster && a.columns >= tuned.rounds * at_once * 2 * c.cluster)
+    c.cluster *= 2;
+  c.blocks_per_sm = tuned.resident / c.across;
+  c.sums_in_registers = 1;
+  c.exact = a.columns % (at_once * c.cluster) == 0;
+  p.grid_x = static_cast<unsigned>(std::min<int64>(a.rows, ((1LL << 31) - 1) / c.cluster) * c.cluster);
+  p.grid_y = 1;
+  return p;
+}
+
 std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
+  const streamed_tuning& streamed = kTuning.streamed;
+  if (!r.backward && r.only_endings && !gives_rows(a) && a.columns >= streamed.least_columns &&
+      a.columns <= streamed.most_columns)
+    return {stream_rows(a, chip, blank)};
   // Where nothing is summed over a row, tiles need no more than the statistics.
   if (r.backward && r.row_words > 0 && r.summed == 0) return take_in_parts(r, a, chip, blank);
   plan p;
@@ -366,10 +390,11 @@ request::request(const spec::line& line, bool is_backward)
       draws(line.dropouts > 0),
       turns(line.turns()),
       begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
-  gives_number = line.result(0).is_number();
+  gives_number = only_endings = line.result(0).is_number();
   for (int i = 0; i < row_words; ++i) {
     const descriptor& about = *line.words[static_cast<std::size_t>(line.row_words[static_cast<std::size_t>(i)])].about;
     summed |= static_cast<uint64>(about.sums > 0) << i;
+    only_endings = only_endings && about.gives_number;
   }
   for (const spec::word& w : line.words) {
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;

@@ -13,9 +13,9 @@ namespace onepass::cuda {
 
 constexpr int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
 
-// Rows too long for a cluster take several kernels: for each row word partial statistics per chunk and one combine per
-// row, then an elementwise pass.
-enum class part : int { whole, parts, combined, tiles };
+// What a kernel's blocks have: whole rows, held from the first row word to the last; whole rows of which only numbers
+// stay; of rows too long for a cluster parts, for each row word, whose statistics are then combined; tiles of all rows.
+enum class part : int { whole, streamed, parts, combined, tiles };
 
 // All that selects a kernel besides the arguments. Flops: of an element in this direction, in the words beside the row
 // word.
@@ -32,6 +32,7 @@ struct request {
   int row_words = 0;
   uint64 summed = 0;          // bits of the row words whose backward needs sums over the row
   bool gives_number = false;  // the result is one number a row
+  bool only_endings = false;  // all of its row words give a number
   int flops = 0;
   bool draws = false;            // has dropout
   bool turns = false;            // looks at both halves of a row
@@ -76,7 +77,9 @@ struct plan {
 constexpr int64 row_numbers(const request& r) { return 3 * (r.row_words > 1 ? r.row_words : 1); }
 
 // Whether a kernel's blocks have whole rows; others have tiles, or, of rows in parts, a part each.
-constexpr bool has_whole_rows(const request& r, const configuration& c) { return r.rowwise && c.of == part::whole; }
+constexpr bool has_whole_rows(const request& r, const configuration& c) {
+  return r.rowwise && (c.of == part::whole || c.of == part::streamed);
+}
 
 int result_bits(const request&);  // significant ones of the results, at most
 

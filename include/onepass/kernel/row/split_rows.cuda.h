@@ -3,45 +3,14 @@
 // one combine per row; then an elementwise pass in tiles. Rows are read once more than there are row words.
 #pragma once
 
-#include "onepass/kernel/row/rowwise.cuda.h"
 #include "onepass/kernel/row/shapes.h"
+#include "onepass/kernel/row/streamed.cuda.h"
 
 ONEPASS_BEGIN
 
 ONEPASS_FUNCTION int64 parts_of_row(const arguments& a) { return (a.columns + a.task_columns - 1) / a.task_columns; }
 
-// What a row's statistics are taken with in place of row_threads: adds up what this thread has of a part...
-template <class Config>
-struct gatherer {
-  static constexpr bool kHasNumbers = true, kAtOnce = false;
-  static constexpr int kCombined = 0;
-  using T = typename Config::arithmetic;
-  T total[kPartNumbers];
-  bool any = false;
-  template <int N, class Combine>
-  ONEPASS_FUNCTION numbers<T, N> reduce(numbers<T, N> own, Combine combine) {
-    store_numbers(any ? combine(load_numbers<N>(total), own) : own, total);
-    any = true;
-    return own;
-  }
-};
-// ... writes what the block has of it...
-template <class Config>
-struct part_writer {
-  static constexpr bool kHasNumbers = false, kAtOnce = false;
-  static constexpr int kCombined = 0;
-  using T = typename Config::arithmetic;
-  row_threads<Config>& threads;
-  const gatherer<Config>& gathered;
-  T* part;
-  template <int N, class Combine>
-  ONEPASS_FUNCTION numbers<T, N> reduce(numbers<T, N>, Combine combine) {
-    const auto all = threads.reduce(load_numbers<N>(gathered.total), combine);
-    if (threadIdx.x == 0) store_numbers(all, part);
-    return all;
-  }
-};
-// ... and combines a row's parts.
+// What a row's parts are combined with in place of row_threads.
 template <class Config>
 struct part_reader {
   static constexpr bool kHasNumbers = false, kAtOnce = false;
@@ -100,7 +69,7 @@ ONEPASS_FUNCTION void rowwise_forward_parts(const arguments& a) {
     statistics<Config, segment>(a, part.row, across, gathered, held, value, first);
   }
   let_next_kernel_begin();
-  part_writer<Config> whole{threads, gathered, part.numbers};
+  gathered_by_all<Config> whole{threads, gathered, part.numbers};
   statistics<Config, segment>(a, part.row, across, whole, held, value);
 }
 

@@ -120,18 +120,13 @@ class thread_row {
   }
   // As exponentials, which take no value's place here; the value at this column, and the sum of all.
   ONEPASS_FUNCTION word::picked<T> picked_exponentials(int64 at) {
-    const vector lowest(static_cast<T>(-kInfinity));
-    vector best = lowest;
-    each([&](int k, typename Config::index column, int count) {
-      best = ONEPASS_TARGET::max(best, where(first_n<vector>(count), value_(k, column, count), lowest));
-    });
-    const T largest = max_lanes(best), shift = shift_of(largest);
+    const T largest = own_largest(), shift = shift_of(largest);
     vector exponentials(T(0)), sum(T(0));
     T picked = T(0);
     each([&](int k, typename Config::index column, int count) {
       const vector value = value_(k, column, count);
       const auto present = first_n<vector>(count);
-      exponentials = exponentials + where(present, exp_minus(value, shift), vector(T(0)));
+      exponentials = exponentials + where(present, exp_term(value, shift), vector(T(0)));
       sum = sum + where(present, value, vector(T(0)));
       const int64 in = at - static_cast<int64>(column);
       if (in >= 0 && in < Config::kVectorSize) {
@@ -145,18 +140,13 @@ class thread_row {
   }
   // As exponentials, which take no value's place here; and the third.
   ONEPASS_FUNCTION word::weighted<T> weighted_exponentials() {
-    const vector lowest(static_cast<T>(-kInfinity));
-    vector best = lowest;
-    each([&](int k, typename Config::index column, int count) {
-      best = ONEPASS_TARGET::max(best, where(first_n<vector>(count), value_(k, column, count), lowest));
-    });
-    const T largest = max_lanes(best), shift = shift_of(largest);
+    const T largest = own_largest(), shift = shift_of(largest);
     vector total(T(0)), product(T(0));
     each([&](int k, typename Config::index column, int count) {
-      const word::terms<vector> of = word::weighted_exponential(value_(k, column, count), shift);
-      const auto present = first_n<vector>(count);
-      total = total + where(present, of.first, vector(T(0)));
-      product = product + where(present, of.second, vector(T(0)));
+      const vector value = value_(k, column, count);
+      const vector term = where(first_n<vector>(count), exp_term(value, shift), vector(T(0)));
+      total = total + term;
+      product = fma(term, ONEPASS_TARGET::max(value - vector(shift), vector(T(-1000))), product);  // 0, not -infinity
     });
     const auto all =
         threads_.reduce(numbers<T, 3>{{largest, sum_lanes(total), sum_lanes(product)}}, merge_weighted_exponentials());
@@ -172,6 +162,15 @@ class thread_row {
   ONEPASS_FUNCTION void each(const Body& body) const {
     if constexpr (Threads::kHasNumbers) for_vectors<Config>(a_, across_, first_, body);
   }
+  // Of this thread's elements.
+  ONEPASS_FUNCTION T own_largest() const {
+    const vector lowest(static_cast<T>(-kInfinity));
+    vector best = lowest;
+    each([&](int k, typename Config::index column, int count) {
+      best = ONEPASS_TARGET::max(best, where(first_n<vector>(count), value_(k, column, count), lowest));
+    });
+    return max_lanes(best);
+  }
   // Replace: each value by its exponential. Each thread has its own shift at first, and keeps it in what it holds.
   template <bool Replace>
   ONEPASS_FUNCTION word::pair<T> exponentials_sum() {
@@ -184,7 +183,8 @@ class thread_row {
     const T largest = max_lanes(best), shift = shift_of(largest);
     vector total(T(0));
     each([&](int k, typename Config::index column, int count) {
-      const vector value = exp_minus(value_(k, column, count), shift);
+      const vector given = value_(k, column, count);
+      const vector value = Replace ? exp_minus(given, shift) : exp_term(given, shift);
       if constexpr (Replace) held_[k] = value;
       const vector present = where(first_n<vector>(count), value, vector(T(0)));
       total = k == 0 ? present : total + present;
