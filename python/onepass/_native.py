@@ -228,6 +228,13 @@ def describe(line: str) -> dict:
     return _answer(_library.onepass_describe(readable.encode(errors="replace")))
 
 
+def result_dtypes(line: str, dtype: torch.dtype) -> list[torch.dtype]:
+    """Of each result of a line without a contraction, for x of this dtype."""
+    facts, wide = describe(line), torch.promote_types(dtype, torch.float32)
+    own = ["float32" if number else of for of, number in zip(facts["own_dtypes"], facts["numbers"])]
+    return [dtype if of is None else wide if of == "float32" else getattr(torch, of) for of in own]
+
+
 def cost(line: str, rows: int, columns: int, columns_behind: int, matrices: int, dtype: torch.dtype) -> dict:
     """Bytes that must move and flops, forward and backward; columns_behind: of what a contraction gives, with so many
     matrices."""

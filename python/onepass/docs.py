@@ -34,7 +34,7 @@ what it parsed; `onepass.Line` is the same line as an object.
 
 ```
 line = word { "|" word }
-word = name | name "(" numbers ")" | "gate" "(" activation ")" | "gated" "(" activation ")"
+word = name | name "(" numbers ")" | "gate" "(" activation ")" | "gated" "(" activation ")" | "keep" "(" dtype ")"
 numbers = number { "," number }
 ```
 
@@ -73,7 +73,14 @@ In lines with `linear` or `scores` columns are [N], and so they are in C++; list
 kept value is rounded to x's dtype, and the words behind it go on with the rounded value, so that what the caller holds
 is what the line has seen. Its gradient joins there in backward. Where a line can resume from a kept tensor, backward
 saves that one, which the caller holds anyway, and not x. A line that ends with `softmax` or `log_softmax` resumes from
-its result. `round` rounds likewise, without a result: with it a line has the rounding points of another implementation,
+its result.
+
+`keep(float32)` keeps the value in float32 beside x of 16 bits (beside float64 it is float64), unrounded, and with that
+value the line goes on: `add | keep(float32) | rms_norm(1e-6) | scale` is a block whose residual stream is float32. Its
+operand may be float32, too; each gradient has the dtype of its tensor. A line with `linear` or `scores` keeps values in
+x's dtype alone. A line that ends in numbers does not resume from such a value: x says what dtype its gradient has.
+
+`round` rounds as `keep` does, without a result: with it a line has the rounding points of another implementation,
 and its gradient passes unchanged.
 
 ## Row words
@@ -305,6 +312,8 @@ def number(word: Word) -> str:
     """What a word takes in parentheses, with its default."""
     if word.kind == "gate":
         return "an activation"
+    if word.dtypes:
+        return word.dtypes.replace(", ", " or ")
     if not word.parameters:
         return word.parameter_name
     if not word.numbers:

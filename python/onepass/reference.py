@@ -308,6 +308,7 @@ def compose(
     eps_dtype: torch.dtype | None = None,
     dropouts: int = 0,
     first_row: int = 0,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
     """Runs a line word by word as plain, differentiable PyTorch.
 
@@ -322,17 +323,18 @@ def compose(
             that computes in a wider dtype passes the original one.
         dropouts: how many dropouts stand before these words, where they are a part of a line.
         first_row: of x among those of a list, whose dropout counts all their rows.
+        dtype: of the whole line's x, where these words are a part of one that begins with a value kept in another.
 
     Returns:
-        The result, then the values of each `keep` in order, all of x's dtype, behind a contraction of its matrix's; of
-        endings their numbers, the first one's as the result, the others' behind the kept values. In
-        between, types promote as PyTorch's operators promote them; a kept value is rounded to x's dtype before the line
-        goes on, and what a contraction takes to its matrix's.
+        The result, then the values of each `keep` in order, all of x's dtype (of a `keep(float32)` of float32, or
+        float64 beside float64), behind a contraction of its matrix's; of endings their numbers, the first one's as the
+        result, the others' behind the kept values. In between, types promote as PyTorch's operators promote them; a
+        kept value is rounded to its dtype before the line goes on, and what a contraction takes to its matrix's.
     """
     pending = iter(operands)
     kept: list[Tensor] = []
     number: Tensor | None = None
-    value, dtype = x, x.dtype
+    value, dtype = x, dtype or x.dtype
     for word in words:
         function = WORDS[word.name]
         if word.kind == "dropout":
@@ -344,7 +346,7 @@ def compose(
             dropouts += 1
             continue
         if word.kind in ("keep", "rounding"):
-            value = value.to(dtype)
+            value = value.to(torch.promote_types(dtype, getattr(torch, word.dtype)) if word.dtype else dtype)
             kept += [value] if word.kind == "keep" else []
             continue
         taken = [] if word.operand == "none" else [next(pending) for _ in range(word.operands)]

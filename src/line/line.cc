@@ -45,17 +45,32 @@ std::string quoted(std::string_view text, int begin, int end, const std::string&
   return message;
 }
 
-// An ending's number is the line's result, or stands among the kept values behind the first ending's.
-void add_number(line& to, word& w) {
+// A kept value stands behind the result; an ending's number is the line's result, or stands among the kept values
+// behind the first ending's.
+void add_result(line& to, word& w) {
+  const auto add = [&](result_type type) {
+    w.ordinal = to.keeps++;
+    to.result_types.push_back(type);
+  };
+  constexpr result_type kNumber{result_shape::number};
+  if (w.about->kind == word_kind::keep) add({result_shape::row, w.stored});
   if (!w.about->gives_number) return;
-  w.ordinal = to.result(0).is_number() ? to.keeps++ : -1;
-  to.numbers |= std::uint64_t{1} << (w.ordinal + 1);
+  if (to.result(0).is_number()) add(kNumber);
+  else to.result_types.front() = kNumber;
 }
 
 // The word's numbers become the line's last.
 void take_numbers(line& to, word& w) {
   w.parameter_slot = w.parameters.empty() ? -1 : static_cast<int>(to.parameters.size());
   to.parameters.insert(to.parameters.end(), w.parameters.begin(), w.parameters.end());
+}
+
+dtype dtype_named(std::string_view torch_name) {
+#define ONEPASS_NAMED(name, its_name, scalar_type, storage) \
+  if (torch_name == #its_name) return dtype::name;
+  ONEPASS_DTYPES(ONEPASS_NAMED)
+#undef ONEPASS_NAMED
+  return dtype::none;
 }
 
 bool is_causal(const word& w) { return w.about->is_causal; }
@@ -194,6 +209,8 @@ class reader {
     const descriptor& about = *w.about;
     if (about.kind == word_kind::gate) {
       read_gate(w);
+    } else if (about.dtypes[0] != '\0') {
+      read_dtype(w, about);
     } else if (about.parameter[0] != '\0') {
       read_parameters(w, about);
     } else {
@@ -218,6 +235,19 @@ class reader {
     w.activation = known(read_name("an activation"), activations(), "activation");
     if (w.activation->parameter[0] != '\0') read_parameters(w, *w.activation);
     close(*w.about);
+  }
+
+  void read_dtype(word& w, const descriptor& about) {
+    skip_space();
+    if (at_end() || peek() != '(') return;
+    ++at_;
+    const std::string_view name = read_name("a dtype");
+    if (name != about.dtypes) {
+      fail(at_ - static_cast<int>(name.size()), at_,
+           std::string("'") + about.name + "' takes " + about.dtypes + ", got '" + std::string(name) + "'");
+    }
+    w.stored = dtype_named(name);
+    close(about);
   }
 
   void read_strategy(const descriptor& about) {
@@ -270,6 +300,13 @@ class reader {
     of.old_strategy = old_name_;
   }
 
+  void check_stored(const line& to, const word& w) const {
+    const bool contracts = to.linear >= 0 || w.about->kind == word_kind::contraction;
+    if (contracts && (w.stored != dtype::none || to.keeps_own_dtype()))
+      fail(w.begin, w.end,
+           "a value kept in a dtype of its own in a line with a contraction, where all are kept in x's dtype");
+  }
+
   void add_contraction(line& to, const word& w) const {
     const operand_kind takes = w.about->operand;
     if (takes == operand_kind::values) {
@@ -304,6 +341,7 @@ class reader {
       fail(w.begin, w.end,
            std::string("'") + about.name + "' behind 'values', which must be the last word of its line");
     check_ending(to, w);
+    check_stored(to, w);
     if (about.kind == word_kind::row) {
       if (to.linear >= 0 && !to.scores()) {
         fail(w.begin, w.end, std::string("'") + about.name + "' behind 'linear': a row word stands before it");
@@ -331,8 +369,7 @@ class reader {
     take_numbers(to, w);
     if (about.operand != operand_kind::none) w.operand = to.operands, to.operands += about.operands;
     if (about.kind == word_kind::dropout) w.ordinal = to.dropouts++;
-    if (about.kind == word_kind::keep) w.ordinal = to.keeps++;
-    add_number(to, w);
+    add_result(to, w);
     if (to.operands > kMaxOperands)
       fail(w.begin, w.end, "a line takes at most " + std::to_string(kMaxOperands) + " operands");
     if (to.keeps > kMaxKeeps) fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxKeeps) + " keeps");
@@ -360,8 +397,24 @@ const word& line::operand_word(int operand) const {
   });
 }
 
+dtype line::likely_type(int operand, dtype x) const {
+  const auto next = static_cast<std::size_t>(&operand_word(operand) - words.data()) + 1;
+  return result_dtype(x, next < words.size() ? words[next].stored : dtype::none);
+}
+
 bool line::scores() const {
   return linear >= 0 && words[static_cast<std::size_t>(linear)].about->operand == operand_kind::keys;
+}
+
+std::uint64_t line::numbers() const {
+  std::uint64_t bits = 0;
+  for (int i = 0; i < results(); ++i) bits |= std::uint64_t{result(i).is_number()} << i;
+  return bits;
+}
+
+bool line::keeps_own_dtype() const {
+  return std::any_of(result_types.begin() + 1, result_types.end(),
+                     [](const result_type& of) { return of.own != dtype::none; });
 }
 
 int line::least_dim() const { return std::any_of(words.begin(), words.end(), is_causal) ? 2 : 0; }
@@ -406,8 +459,7 @@ line slice(const line& of, int begin, int end) {
     if (i == of.linear) part.linear = i - begin;
     if (w.operand >= 0) w.operand = part.operands++;
     take_numbers(part, w);
-    if (w.about->kind == word_kind::keep) w.ordinal = part.keeps++;
-    add_number(part, w);
+    add_result(part, w);
     if (w.about->kind == word_kind::dropout) part.dropouts = w.ordinal + 1;
     part.words.push_back(w);
   }

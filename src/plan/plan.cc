@@ -40,7 +40,7 @@ bool needs_input(const line& of, int at, int end, int resume) {
 
 // The word at which backward resumes; -1: it starts at x. It is a row word at the line's end whose gradient needs
 // only its result, or else the last keep before the row word, if a word behind that keep needs a value. No word before
-// the point may need one.
+// the point may need one. Backward knows x's dtype from the result's gradient, from x, or from what it resumes at.
 int resume_point(const line& of) {
   const segment entry = entry_segment(of);
   const bool ends = of.row_words.size() == 1 && of.first_row() + 1 == static_cast<int>(of.words.size());
@@ -49,10 +49,11 @@ int resume_point(const line& of) {
     return of.first_row();
   }
   int resume = -1;
+  const bool has_gradient_like_x = !of.result(0).is_number();
   for (int i = 0; i < entry.end; ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
     if (w.about->backward_needs_input) break;
-    if (is_keep(w)) resume = i;
+    if (is_keep(w) && (w.stored == dtype::none || has_gradient_like_x)) resume = i;
   }
   const bool used = of.rowwise() || needs_input(of, resume + 1, entry.end, -1);
   return used ? resume : -1;
@@ -233,6 +234,8 @@ std::string structure(const line& of, std::uint64_t boolean_masks) {
     text += w.about->name + std::string(w.about->defined);
     // Behind `linear` the count of dropouts goes on, which the kernel's type knows.
     if (w.about->kind == word_kind::dropout && w.ordinal != dropouts++) text += "#" + std::to_string(w.ordinal);
+    // The type is that of `keep`, but for where backward resumes.
+    if (is_keep(w) && w.stored != dtype::none && of.result(0).is_number()) text += "(own)";
     if (w.activation) text += std::string("(") + w.activation->name + w.activation->defined + ")";
     if (takes_number(w)) text += "(" + std::string(w.about->parameter) + ")";
     if (w.operand >= 0 && (boolean_masks >> w.operand & 1)) text += "(bool)";
@@ -253,7 +256,7 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
     const std::int64_t wide = at(index) * element;
     if (w.about->kind == word_kind::contraction) return columns * element * columns_behind * matrices;
     if (w.about->operand == operand_kind::target) return rows * size_of(dtype::i64);
-    return w.about->operand == operand_kind::column ? wide : rows * wide;
+    return w.about->operand == operand_kind::column ? wide : rows * at(index) * size_of(of.likely_type(w.operand, x));
   };
   const std::int64_t number_bytes = rows * (x == dtype::f64 ? 8 : 4);
   const std::int64_t x_bytes = rows * columns * element;
@@ -262,7 +265,10 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
   const std::int64_t statistics = read.statistics ? of.statistics(x) * number_bytes : 0;
   cost total;
   total.forward.bytes = x_bytes + y_bytes + statistics;
-  total.saved_bytes = statistics + (read.x || read.kept >= 0 || read.result ? x_bytes : 0);
+  const std::int64_t resumed_bytes = read.kept >= 0 ? rows * columns * size_of(of.result(1 + read.kept).type(x))
+                                     : read.result  ? x_bytes
+                                                    : 0;
+  total.saved_bytes = statistics + (read.x ? x_bytes : resumed_bytes);
   if (read.product || read.kept_behind >= 0 || read.result_behind) total.saved_bytes += y_bytes;
   if (read.product) total.forward.bytes += y_bytes;
   std::int64_t kept = 0;
@@ -275,7 +281,7 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
       if (read.operands[static_cast<std::size_t>(w.operand) + static_cast<std::size_t>(k)])
         total.saved_bytes += operand_bytes.back();
     }
-    if (is_keep(w)) kept += rows * at(i) * element;
+    if (is_keep(w)) kept += rows * at(i) * size_of(result_dtype(x, w.stored));
     if (w.about->gives_number && w.ordinal >= 0) kept += number_bytes;
     const bool contracts = w.about->kind == word_kind::contraction;
     const std::int64_t elements = contracts ? 2 * rows * columns * columns_behind : rows * at(i);

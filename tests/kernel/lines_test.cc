@@ -35,8 +35,7 @@ class line_call {
         continue;
       }
       const std::size_t numbers = is_column(i) ? static_cast<std::size_t>(of.columns) : count;
-      add(operand(i), drawn(numbers, is_column(i) ? column : x, 3 + static_cast<unsigned>(i)),
-          is_column(i) ? column : x);
+      add(operand(i), drawn(numbers, type_of(i), 3 + static_cast<unsigned>(i)), type_of(i));
     }
     for (int k = 0; k < line_.keeps; ++k) add_gradient(1 + k, kept(k, "d"), 100 + static_cast<unsigned>(k));
   }
@@ -88,6 +87,7 @@ class line_call {
   static std::string operand(int i) { return "operand " + std::to_string(i); }
   static std::string kept(int k, const char* before) { return before + std::string("kept ") + std::to_string(k); }
   bool is_column(int i) const { return line_.operand_word(i).about->operand == operand_kind::column; }
+  dtype type_of(int i) const { return is_column(i) ? column_ : line_.likely_type(i, x_); }
   bool is_target(int i) const { return line_.operand_word(i).about->operand == operand_kind::target; }
   // The last row is ignored.
   void add_target(int i) {
@@ -109,13 +109,14 @@ class line_call {
     return is_number(i) ? std::vector<std::int64_t>{of_.rows} : shape(false);
   }
   void add_gradient(int i, const std::string& name, unsigned seed) {
-    if (!is_number(i)) return add(name, drawn(count(false), x_, seed), x_);
+    if (const dtype type = line_.result(i).type(x_); !is_number(i))
+      return add(name, drawn(count(false), type, seed), type);
     const std::vector<float> numbers = drawn(static_cast<std::size_t>(of_.rows), dtype::f32, seed);
     given_.try_emplace(name, std::make_unique<device_tensor>(numbers, dtype::f32));
     exact_[name].assign(numbers.begin(), numbers.end());
   }
   view given_gradient(int i, const std::string& name) const {
-    if (!is_number(i)) return given(name, x_);
+    if (!is_number(i)) return given(name, line_.result(i).type(x_));
     return {given_.at(name)->data(), {0, 0, 0, 1}, dtype::f32, 0};
   }
   tensor exact_gradient(int i, const std::string& name) {
@@ -125,7 +126,7 @@ class line_call {
     return {expected_.at(name).data(), dtype::f64, shape_of_result(i)};
   }
   view result_of_line(int i, const std::string& name, view like) {
-    if (!is_number(i)) return result(name, x_, false, like);
+    if (!is_number(i)) return result(name, line_.result(i).type(x_), false, like);
     found_[name] = std::make_unique<device_tensor>(static_cast<std::size_t>(of_.rows), dtype::f32);
     expected_[name].resize(static_cast<std::size_t>(of_.rows));
     return {found_[name]->data(), {0, 0, 0, 1}, dtype::f32, 0};
@@ -173,7 +174,7 @@ class line_call {
     for (int i = 0; i < line_.operands; ++i) {
       if (is_target(i)) a.operand[i] = {given_.at(operand(i))->data(), {0, 0, 0, 1}, dtype::i64, 0};
       else if (is_column(i)) a.operand[i].data = data_of(operand(i), column_);
-      else a.operand[i] = given(operand(i), x_);
+      else a.operand[i] = given(operand(i), type_of(i));
     }
     a.dropout_state = static_cast<const int64*>(state_.data());
     return a;
@@ -230,7 +231,7 @@ class line_call {
       if (is_column(i)) {
         columns_.push_back(result(name, column_, true, {nullptr, {}, column_, 1}));
       } else if (c.a.operand_gradient[i].data != nullptr) {
-        a.operand_gradient[i] = result(name, x_, false, c.a.operand_gradient[i]);
+        a.operand_gradient[i] = result(name, type_of(i), false, c.a.operand_gradient[i]);
       } else {
         continue;
       }
@@ -325,6 +326,21 @@ TEST_F(EmulatedAnyLines, OfSeveralRowWordsAreTheCpus) {
     line_call(of.line, of.x, of.column, of.of).expect_right();
   line_call(residual, dtype::bf16, dtype::bf16, {5, 256}).expect_right(true);
   line_call(residual, dtype::f32, dtype::f32, {1, 300000}).expect_right(true);
+}
+
+// A value kept in float32 beside 16 bits, to which a residual of float32 was added.
+TEST_F(EmulatedAnyLines, ThatKeepFloat32AreTheCpus) {
+  const char* const residual = "add | keep(float32) | rms_norm | scale";
+  for (const line_case& of :
+       {line_case{residual, dtype::bf16, dtype::bf16, {9, 64}}, line_case{residual, dtype::f16, dtype::f32, {20, 1001}},
+        line_case{residual, dtype::bf16, dtype::bf16, {2, 40000}},
+        line_case{residual, dtype::bf16, dtype::bf16, {2, 600000}},
+        line_case{residual, dtype::f32, dtype::f32, {3, 96}},
+        line_case{"add | keep(float32) | gelu", dtype::bf16, dtype::bf16, {7, 77}},
+        line_case{"add | keep(float32) | rms_norm | scale | keep | logsumexp", dtype::bf16, dtype::bf16, {5, 200}},
+        line_case{"rms_norm | scale | add | keep(float32) | layer_norm", dtype::bf16, dtype::bf16, {6, 1000}}})
+    line_call(of.line, of.x, of.column, of.of).expect_right();
+  line_call(residual, dtype::bf16, dtype::bf16, {5, 75}, {.offset = 1, .gap = 3}).expect_right();
 }
 
 // By threads of a warp, of a block and of a cluster; or in parts. Of l2_norm's rows some are shorter than its number.

@@ -38,6 +38,11 @@ ONEPASS_DTYPES(ONEPASS_CHECK_SIZE)
 constexpr bool is_integer(dtype type) { return type == dtype::i64 || type == dtype::i32; }
 constexpr bool is_floating(dtype type) { return type != dtype::none && type != dtype::boolean && !is_integer(type); }
 
+// Of a result that is a row, of a line on x: x's dtype, or one of its own; float32 is float64 beside that.
+constexpr dtype result_dtype(dtype x, dtype own) {
+  return own == dtype::none || (own == dtype::f32 && x == dtype::f64) ? x : own;
+}
+
 constexpr const char* name_of(dtype type) {
 #define ONEPASS_NAME(name, torch_name, scalar_type, storage) \
   if (type == dtype::name) return #name;

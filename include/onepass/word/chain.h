@@ -48,7 +48,8 @@ concept cursor_of = requires(Cursor& at, L v, int threshold) {
   { at.template matrix_row<L>() } -> same<L>;
   { at.template opposite<L>(any_function()) } -> same<L>;  // f(cursor half a row away), negative in the first half
   { at.template keep<0>(v) } -> same<L>;                   // stores keep K; the value as stored
-  { at.rounded(v) } -> same<L>;                            // the value as it would be stored
+  { at.rounded(v) } -> same<L>;                            // the value as x's dtype would store it
+  { at.template as_kept<0>(v) } -> same<L>;                // as keep K would
   { at.template kept<L, 0>() } -> same<L>;
   { at.template kept_gradient<L, 0>() } -> same<L>;
   at.template contract<0>(v, v);                                      // adds Σ x w to the row's feature J
@@ -115,7 +116,7 @@ struct placed {
   template <class L, class Cursor>
   static ONEPASS_FUNCTION L recompute(L x, Cursor& at) {
     if constexpr (resumes) return at.template kept<L, Ordinal>();
-    else if constexpr (about.kind == word_kind::keep) return at.rounded(x);
+    else if constexpr (about.kind == word_kind::keep) return at.template as_kept<Ordinal>(x);
     else if constexpr (about.kind == word_kind::feature) return x;
     else return compute(x, at);
   }

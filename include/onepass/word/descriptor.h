@@ -46,6 +46,7 @@ struct descriptor {
   double parameter_default = 0;      // or kMachineEpsilon
   double other_defaults[2] = {};     // of the second and the third, where there are any
   const char* with_number = "";      // the struct in onepass::word that takes the number; without one the word has none
+  const char* dtypes = "";           // what its result may be stored as where that is not x's dtype, with commas
   bool backward_needs_input = true;  // the value that stood before the word
   bool backward_needs_operand = false;
   bool passes_gradient = false;           // dx is dy itself

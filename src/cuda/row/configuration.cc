@@ -100,7 +100,8 @@ uint64 staged_results(const request& r, const arguments& a, const configuration&
     if (a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 && size_of(r.operand[i]) == size)
       results |= bit_of(stream::operand + i);
   for (int k = 0; k < kMaxKeeps; ++k)
-    if (!r.backward && a.kept[k].data && a.kept[k].column_stride != 0) results |= bit_of(stream::kept + k);
+    if (!r.backward && a.kept[k].data && a.kept[k].column_stride != 0 && size_of(a.kept[k].type) == size)
+      results |= bit_of(stream::kept + k);
   if (r.wants_recompute) results |= bit_of(stream::recomputed);
   return results;
 }
@@ -367,6 +368,7 @@ request::request(const spec::line& line, bool is_backward)
       turns(line.turns()),
       begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
   gives_number = line.result(0).is_number();
+  for (int k = 0; k < keeps; ++k) kept[k] = line.result(1 + k).own;
   for (int i = 0; i < row_words; ++i) {
     const descriptor& about = *line.words[static_cast<std::size_t>(line.row_words[static_cast<std::size_t>(i)])].about;
     summed |= static_cast<uint64>(about.sums > 0) << i;
@@ -383,6 +385,8 @@ int result_bits(const request& r) {
   for (int i = 0; i < kMaxOperands; ++i) {
     if (((r.wants_tensor | r.wants_column) >> i & 1) != 0) bits = std::max(bits, bits_of(r.operand[i]));
   }
+  for (const dtype own : r.kept)
+    if (own != dtype::none && !r.backward) bits = std::max(bits, bits_of(result_dtype(r.x, own)));
   return bits;
 }
 

@@ -102,10 +102,13 @@ inline Tensor zeros_of(const line_signature& signature, std::size_t kind, at::In
   std::int64_t type = types[0];
   if ((signature.numbers >> kind & 1) != 0) {
     if (!sizes.empty()) sizes.pop_back();
-    type = static_cast<std::int64_t>(static_cast<dtype>(type) == dtype::f64 ? dtype::f64 : dtype::f32);
+    type = static_cast<std::int64_t>(result_dtype(static_cast<dtype>(type), dtype::f32));
   } else if (signature.weight >= 0) {
     sizes.back() = signature.values && kind == 0 ? last.size(-1) : weight.size(before ? -1 : -2);
     if (!before) type = dtype_of(weight);
+  } else {
+    type = static_cast<std::int64_t>(
+        result_dtype(static_cast<dtype>(type), static_cast<dtype>(signature.own_dtypes[kind])));
   }
   return at::zeros({}, at::TensorOptions(scalar_type_of(type)).device(device)).expand(sizes);
 }

@@ -64,7 +64,7 @@ std::vector<Tensor> forward(const forward_call& call, const forward_runner& runn
   f.enter(call.x, call.operands, 0, call.dropout_state);
   std::vector<Tensor> results;
   f.forward_outputs(!runner, [&](spec::role what, int i, view& to) {
-    results.push_back(f.is_number(what, i) ? f.number_output(to) : f.output(to, f.type));
+    results.push_back(f.is_number(what, i) ? f.number_output(to) : f.output(to, f.result_type(what, i)));
   });
   if (f.shape.columns() == 0) fill_numbers_of_nothing(line.line, results);
   if (call.save_statistics) results.push_back(f.fresh_statistics());
@@ -89,7 +89,7 @@ void enter_backward(frame& f, const backward_call& call, const std::vector<spec:
       case spec::role::gradient:
       case spec::role::kept_gradient: {
         const Tensor& of = call.gradients[what == spec::role::gradient ? 0 : static_cast<std::size_t>(i) + 1];
-        return f.is_number(what, i) ? f.number(of, to) : f.input(of, to);
+        return f.is_number(what, i) ? f.number(of, to) : f.row_gradient(of, f.result_type(what, i), to);
       }
     }
   });

@@ -22,6 +22,12 @@ void frame::input(const Tensor& t, view& out) {
   sources_.push_back(&t);
 }
 
+void frame::row_gradient(const Tensor& t, dtype of_result, view& out) {
+  ONEPASS_CHECK(of_result == type || dtype_of(t) == of_result, "onepass: the gradient of a value kept in ",
+                torch_name_of(of_result), " must have that dtype, got ", dtype_text(t));
+  input(t, out);
+}
+
 void frame::number(const Tensor& t, view& out) {
   const auto fits = [&] {
     return std::equal(t.sizes().begin(), t.sizes().end(), shape.sizes, shape.sizes + std::max(shape.dim - 1, 0));

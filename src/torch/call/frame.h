@@ -28,6 +28,7 @@ class frame : public spec::frame {
 
   void input(const Tensor& t, view& out);   // of x's shape, or broadcasting to it
   Tensor output(view& out, dtype of_type);  // fresh, of x's shape
+  void row_gradient(const Tensor& t, dtype of_result, view& out);
   void number(const Tensor& t, view& out);  // one a row: the gradient of an ending's result
   Tensor number_output(view& out);          // fresh, likewise
   void number_output_in(view& out, const Tensor&);

@@ -27,7 +27,8 @@ line_signature signature_of(const prepared_line& of) {
   signature.operands = of.line.operands;
   signature.resumes_from = reads.result ? 0 : result_of(reads.kept);
   signature.rowwise = of.line.rowwise();
-  signature.numbers = of.line.numbers;
+  signature.numbers = of.line.numbers();
+  for (int i = 0; i < of.line.results(); ++i) signature.own_dtypes[i] = static_cast<std::int8_t>(of.line.result(i).own);
   signature.reads_x = reads.x;
   signature.reads_statistics = reads.statistics;
   signature.reads_operands = bits_of(reads.operands);

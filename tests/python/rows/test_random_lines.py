@@ -59,7 +59,9 @@ def word(draw):
         return f"dropout({draw(st.sampled_from([0.1, 0.5]))})"
     if kind == 7:
         return draw(st.sampled_from(FUNCTIONS))
-    return draw(st.sampled_from(["bias", "scale", "add", "keep", "sub", "times", "gated(silu)", "round"]))
+    return draw(
+        st.sampled_from(["bias", "scale", "add", "keep", "sub", "times", "gated(silu)", "round", "keep(float32)"])
+    )
 
 
 ENDINGS = [
@@ -85,11 +87,11 @@ def any_line(draw):
         before += draw(st.sampled_from([[], ["mask"], ["causal"], ["causal", "mask"]]))
     after = draw(st.lists(word(), max_size=4)) if row else []
     words = [*before, *([row] if row else []), *after]
-    if draw(st.integers(0, 3)) == 0:
-        words = [*words, "linear", *draw(st.lists(word(), max_size=4))]
+    if "keep(float32)" not in words and draw(st.integers(0, 3)) == 0:
+        words = [*words, "linear", *draw(st.lists(word().filter(lambda w: w != "keep(float32)"), max_size=4))]
     elif draw(st.integers(0, 3)) == 0:
         words += draw(st.sampled_from(ENDINGS))
-    assume(words and words.count("keep") <= 3)
+    assume(words and words.count("keep") + words.count("keep(float32)") <= 3)
     return " | ".join(words)
 
 

@@ -183,7 +183,11 @@ class cursor {
   template <int K>
   ONEPASS_FUNCTION lane keep(lane v) const {
     write(kept_[K], v, false);
-    return rounded(v);
+    return as_kept<K>(v);
+  }
+  template <int K>
+  ONEPASS_FUNCTION lane as_kept(lane v) const {
+    return onepass::ONEPASS_TARGET::rounded(v, kUniform ? Stored : a_.kept[K].type);
   }
   ONEPASS_FUNCTION lane rounded(lane v) const { return onepass::ONEPASS_TARGET::rounded(v, stored_type()); }
   template <class L, int K>
