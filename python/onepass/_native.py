@@ -235,6 +235,15 @@ def result_dtypes(line: str, dtype: torch.dtype) -> list[torch.dtype]:
     return [dtype if of is None else wide if of == "float32" else getattr(torch, of) for of in own]
 
 
+def result_shapes(line: str, shape: torch.Size) -> list[tuple[int, ...]]:
+    """Of each result of a line without a contraction, for x of this shape."""
+    facts = describe(line)
+    if not shape:
+        return [()] * len(facts["numbers"])
+    last = [(1,) if scale else () if number else shape[-1:] for number, scale in zip(facts["numbers"], facts["scales"])]
+    return [(*shape[:-1], *own) for own in last]
+
+
 def cost(line: str, rows: int, columns: int, columns_behind: int, matrices: int, dtype: torch.dtype) -> dict:
     """Bytes that must move and flops, forward and backward; columns_behind: of what a contraction gives, with so many
     matrices."""

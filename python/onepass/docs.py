@@ -34,7 +34,8 @@ what it parsed; `onepass.Line` is the same line as an object.
 
 ```
 line = word { "|" word }
-word = name | name "(" numbers ")" | "gate" "(" activation ")" | "gated" "(" activation ")" | "keep" "(" dtype ")"
+word = name | name "(" numbers ")" | "gate" "(" activation ")" | "gated" "(" activation ")"
+     | ( "keep" | "quantize" ) "(" dtype ")"
 numbers = number { "," number }
 ```
 
@@ -110,6 +111,23 @@ raises IndexError; on CUDA an assertion of the kernel fails, as PyTorch's does. 
 
 A NaN gives NaN, but `logsumexp` of a row that has +inf too gives +inf. Behind `linear` and `scores` there is no kernel
 for endings, and in `fuse` none is looked for.
+
+## quantize
+
+`quantize(fp8)` (float8_e4m3fn, largest number 448), `quantize(fp8e5m2)` (float8_e5m2, 57344) and `quantize(int8)` (127)
+end a line with codes of x's shape. Behind the kept values stands their scale, one number a row of shape [..., 1] and
+float32 (of float64 float64), so that the value is about code · scale. The scale is max |x| / largest of the row, of
+the float32 values on chip, and a code is x · (1 / scale), saturated and rounded to nearest, ties to even, as PyTorch's
+`.to` rounds. `times | add | keep | layer_norm(1e-6) | scale(1) | bias | quantize(fp8)` is one kernel.
+
+The least scale is 2^-126, which a row of zeros has. A row with an infinity has an infinite scale: its finite elements
+are 0, the infinite ones NaN. A row with a NaN has NaN for its scale and for all of its codes. NaN is 0 in int8.
+
+Codes and scales have no gradient, as integers have none. Backward is that of the words up to the last kept value, whose
+gradient passes for that of what was quantised: `rms_norm(1e-6) | scale | keep | quantize(fp8)` gives the operand of a
+scaled product and the value to which its gradient belongs. What stands behind the last kept value gets no gradient;
+without one nothing does, and `backward` raises as PyTorch's does. Behind `linear` and `scores` there is no kernel for
+codes.
 
 ## rope
 

@@ -77,6 +77,21 @@ def logprob(x: Tensor, target: Tensor, ignore_index=-100.0) -> Tensor:
     return -cross_entropy(x, target, ignore_index=ignore_index)
 
 
+CODES = {"fp8": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2, "int8": torch.int8}
+"""What `quantize` stores, by its names."""
+_LEAST_SCALE = 2.0**-126  # the smallest normal float32: its inverse is finite
+
+
+def quantize(x: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+    """Codes, and their scale [..., 1]: x is about codes · scale. Neither has a gradient."""
+    wide, of = _wide(x.detach()), CODES[dtype]
+    largest = torch.iinfo(of).max if of == torch.int8 else torch.finfo(of).max
+    magnitude = wide.abs().amax(-1, keepdim=True) if x.shape[-1:] != (0,) else wide.new_zeros((*x.shape[:-1], 1))
+    scale = (magnitude / largest).clamp(min=_LEAST_SCALE)
+    values = (wide * scale.reciprocal()).clamp(-largest, largest)
+    return (values.nan_to_num(0).round() if of == torch.int8 else values.float()).to(of), scale
+
+
 def _wide(x: Tensor) -> Tensor:
     """In the arithmetic's dtype, which that of an ending's number is."""
     return x if x.dtype == torch.float64 else x.float()
@@ -262,6 +277,7 @@ IN_TORCH: dict[str, InTorch] = {
     "amax": InTorch(lambda x: _wide(x).amax(-1)),
     "cross_entropy": InTorch(cross_entropy),
     "logprob": InTorch(logprob),
+    "quantize": InTorch(quantize),
 }
 """Every word of the vocabulary, users' words among them."""
 
@@ -328,8 +344,9 @@ def compose(
     Returns:
         The result, then the values of each `keep` in order, all of x's dtype (of a `keep(float32)` of float32, or
         float64 beside float64), behind a contraction of its matrix's; of endings their numbers, the first one's as the
-        result, the others' behind the kept values. In between, types promote as PyTorch's operators promote them; a
-        kept value is rounded to its dtype before the line goes on, and what a contraction takes to its matrix's.
+        result, the others' behind the kept values; of `quantize` codes as the result, and behind the kept values the
+        scale. In between, types promote as PyTorch's operators promote them; a kept value is rounded to its dtype
+        before the line goes on, and what a contraction takes to its matrix's.
     """
     pending = iter(operands)
     kept: list[Tensor] = []
@@ -346,7 +363,7 @@ def compose(
             dropouts += 1
             continue
         if word.kind in ("keep", "rounding"):
-            value = value.to(torch.promote_types(dtype, getattr(torch, word.dtype)) if word.dtype else dtype)
+            value = value.to(torch.promote_types(dtype, torch.float32) if word.dtype else dtype)
             kept += [value] if word.kind == "keep" else []
             continue
         taken = [] if word.operand == "none" else [next(pending) for _ in range(word.operands)]
@@ -357,9 +374,13 @@ def compose(
         if word.kind == "gate":
             arguments.append(lambda v, f=ACTIVATIONS[word.activation], numbers=word.numbers: f(v, *numbers))
         else:
+            arguments += [word.dtype] if word.dtype else []
             arguments += [machine_epsilon(eps_dtype or x.dtype) if math.isnan(n) else n for n in word.parameters]
         result = function(*arguments)
-        if "gives_number" not in word.properties:
+        if "gives_codes" in word.properties:
+            number, scale = result  # in the result's place
+            kept.append(scale)
+        elif "gives_number" not in word.properties:
             value = result
         elif number is None:
             number = result

@@ -46,15 +46,19 @@ std::string quoted(std::string_view text, int begin, int end, const std::string&
 }
 
 // A kept value stands behind the result; an ending's number is the line's result, or stands among the kept values
-// behind the first ending's.
+// behind the first ending's, as a scale does behind its codes.
 void add_result(line& to, word& w) {
   const auto add = [&](result_type type) {
     w.ordinal = to.keeps++;
     to.result_types.push_back(type);
   };
-  constexpr result_type kNumber{result_shape::number};
+  constexpr result_type kNumber{result_shape::number}, kScale{result_shape::scale};
   if (w.about->kind == word_kind::keep) add({result_shape::row, w.stored});
   if (!w.about->gives_number) return;
+  if (w.about->gives_codes) {
+    to.result_types.front() = {result_shape::row, w.stored};
+    return add(kScale);
+  }
   if (to.result(0).is_number()) add(kNumber);
   else to.result_types.front() = kNumber;
 }
@@ -65,13 +69,13 @@ void take_numbers(line& to, word& w) {
   to.parameters.insert(to.parameters.end(), w.parameters.begin(), w.parameters.end());
 }
 
-dtype dtype_named(std::string_view torch_name) {
-#define ONEPASS_NAMED(name, its_name, scalar_type, storage) \
-  if (torch_name == #its_name) return dtype::name;
-  ONEPASS_DTYPES(ONEPASS_NAMED)
-#undef ONEPASS_NAMED
-  return dtype::none;
-}
+// As lines name them.
+struct named_dtype {
+  std::string_view name;
+  dtype type;
+};
+constexpr named_dtype kDtypes[] = {
+    {"float32", dtype::f32}, {"fp8", dtype::f8e4m3}, {"fp8e5m2", dtype::f8e5m2}, {"int8", dtype::i8}};
 
 bool is_causal(const word& w) { return w.about->is_causal; }
 
@@ -238,15 +242,20 @@ class reader {
   }
 
   void read_dtype(word& w, const descriptor& about) {
+    const std::string takes = std::string("'") + about.name + "' takes one of " + about.dtypes;
     skip_space();
-    if (at_end() || peek() != '(') return;
+    if (at_end() || peek() != '(') {
+      if (about.gives_codes) fail(w.begin, at_, takes + ": " + about.name + "(fp8)");
+      return;
+    }
     ++at_;
     const std::string_view name = read_name("a dtype");
-    if (name != about.dtypes) {
-      fail(at_ - static_cast<int>(name.size()), at_,
-           std::string("'") + about.name + "' takes " + about.dtypes + ", got '" + std::string(name) + "'");
-    }
-    w.stored = dtype_named(name);
+    const std::string all = std::string(", ") + about.dtypes + ",";
+    const auto* const found =
+        std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const named_dtype& of) { return of.name == name; });
+    if (found == std::end(kDtypes) || all.find(", " + std::string(name) + ",") == std::string::npos)
+      fail(at_ - static_cast<int>(name.size()), at_, takes + ", got '" + std::string(name) + "'");
+    w.stored = found->type;
     close(about);
   }
 
@@ -302,7 +311,7 @@ class reader {
 
   void check_stored(const line& to, const word& w) const {
     const bool contracts = to.linear >= 0 || w.about->kind == word_kind::contraction;
-    if (contracts && (w.stored != dtype::none || to.keeps_own_dtype()))
+    if (contracts && ((w.stored != dtype::none && w.about->kind == word_kind::keep) || to.keeps_own_dtype()))
       fail(w.begin, w.end,
            "a value kept in a dtype of its own in a line with a contraction, where all are kept in x's dtype");
   }
@@ -330,6 +339,10 @@ class reader {
       fail(w.begin, w.end,
            std::string("'") + w.about->name + "' behind '" + to.words.back().about->name +
                "', which ends a line: it gives one number a row");
+    }
+    if (to.gives_codes() || (w.about->gives_codes && to.result(0).is_number())) {
+      fail(w.begin, w.end,
+           std::string("'") + w.about->name + "' behind '" + to.words.back().about->name + "', which ends a line");
     }
     if (w.about->gives_number && to.linear >= 0)
       fail(w.begin, w.end, std::string("'") + w.about->name + "' behind a contraction, where it has no kernel");
@@ -399,17 +412,12 @@ const word& line::operand_word(int operand) const {
 
 dtype line::likely_type(int operand, dtype x) const {
   const auto next = static_cast<std::size_t>(&operand_word(operand) - words.data()) + 1;
-  return result_dtype(x, next < words.size() ? words[next].stored : dtype::none);
+  const bool is_kept = next < words.size() && words[next].about->kind == word_kind::keep;
+  return result_dtype(x, is_kept ? words[next].stored : dtype::none);
 }
 
 bool line::scores() const {
   return linear >= 0 && words[static_cast<std::size_t>(linear)].about->operand == operand_kind::keys;
-}
-
-std::uint64_t line::numbers() const {
-  std::uint64_t bits = 0;
-  for (int i = 0; i < results(); ++i) bits |= std::uint64_t{result(i).is_number()} << i;
-  return bits;
 }
 
 bool line::keeps_own_dtype() const {
@@ -441,6 +449,11 @@ std::vector<double> defaults_of(const descriptor& about) {
   return all;
 }
 
+std::string_view name_in_lines(dtype type) {
+  return std::find_if(std::begin(kDtypes), std::end(kDtypes), [type](const named_dtype& of) { return of.type == type; })
+      ->name;
+}
+
 line parse(std::string_view text) { return reader(text).read(); }
 
 line slice(const line& of, int begin, int end) {
@@ -464,6 +477,13 @@ line slice(const line& of, int begin, int end) {
     part.words.push_back(w);
   }
   return part;
+}
+
+line differentiable_part(const line& of) {
+  int end = 0;
+  for (std::size_t i = 0; i < of.words.size(); ++i)
+    if (of.words[i].about->kind == word_kind::keep) end = static_cast<int>(i) + 1;
+  return slice(of, 0, end);
 }
 
 std::string operand_name(const line& of, const word& w) { return operand_name(of, w, w.operand); }

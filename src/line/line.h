@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -28,12 +29,13 @@ struct word {
 };
 
 // What a result is: a row of x's length (behind a contraction as long as that makes it), in x's dtype or one of its
-// own; or one number a row, of shape [...], in the arithmetic's dtype.
-enum class result_shape { row, number };
+// own; or one number a row, of shape [...], or [..., 1] of codes' scale, in the arithmetic's dtype.
+enum class result_shape { row, number, scale };
 struct result_type {
   result_shape shape = result_shape::row;
   dtype own = dtype::none;  // of a row; none: x's
-  bool is_number() const { return shape == result_shape::number; }
+  bool is_number() const { return shape != result_shape::row; }
+  bool is_differentiable() const { return shape != result_shape::scale && !is_code(own); }
   dtype type(dtype x) const { return result_dtype(x, is_number() ? dtype::f32 : own); }
 };
 
@@ -57,7 +59,14 @@ struct line {
   bool scores() const;                                        // whether it begins with `scores`
   int results() const { return 1 + keeps; }
   result_type result(int i) const { return result_types[static_cast<std::size_t>(i)]; }
-  std::uint64_t numbers() const;  // bits of the results that are numbers
+  template <class Is>
+  std::uint64_t results_that(const Is& is) const {  // bits
+    std::uint64_t bits = 0;
+    for (int i = 0; i < results(); ++i) bits |= std::uint64_t{std::invoke(is, result(i))} << i;
+    return bits;
+  }
+  std::uint64_t numbers() const { return results_that(&result_type::is_number); }
+  bool gives_codes() const { return is_code(result(0).own); }
   const word& operand_word(int operand) const;
   // Where only x's dtype is known: x's, but what is added to a value that is kept in another has that one.
   dtype likely_type(int operand, dtype x) const;
@@ -85,8 +94,15 @@ std::vector<double> defaults_of(const descriptor&);
 // count, since their masks depend on it.
 line slice(const line&, int begin, int end);
 
+// The words of a line that gives codes on which its gradients depend: those up to the last kept value. Its result is
+// that value once more, whose gradient there is none.
+line differentiable_part(const line&);
+
 // Without dropout, as in evaluation: the words as text again.
 std::string without_dropout(const line&);
+
+// A dtype as lines name it.
+std::string_view name_in_lines(dtype);
 
 // In messages: "operand 1 (residual of 'add')".
 std::string operand_name(const line&, const word&);

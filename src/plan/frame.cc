@@ -17,7 +17,7 @@ frame::frame(const line& of, const spec::shape& x, dtype type) : of(of), shape(x
   fill_parameters(of, type, a);
   a.x.type = a.y.type = type;  // known even where they are not there
   for (int k = 0; k < of.keeps; ++k) a.kept[k].type = result_type(role::kept, k);
-  a.numbers = static_cast<int>(of.numbers());
+  a.numbers = static_cast<int>(of.numbers() | std::uint64_t{of.gives_codes()});
 }
 
 void frame::operand_type(int operand, dtype its) {
@@ -32,8 +32,10 @@ strided frame::as_rows(const strided& numbers) {
     return all.data();
   };
   strided rows = numbers;
-  rows.dim = shape.dim == 0 ? 0 : numbers.dim + 1;  // a tensor without dimensions is one row
-  rows.sizes = with_one(numbers.sizes), rows.strides = with_one(numbers.strides), rows.number = true;
+  rows.number = true;
+  if (numbers.dim == shape.dim && shape.dim > 0) return rows;  // they are
+  rows.dim = shape.dim == 0 ? 0 : numbers.dim + 1;             // a tensor without dimensions is one row
+  rows.sizes = with_one(numbers.sizes), rows.strides = with_one(numbers.strides);
   return rows;
 }
 

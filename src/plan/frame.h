@@ -71,7 +71,7 @@ class frame {
 
   // Enters a tensor that broadcasts to x's shape. Its sizes and strides must outlive the frame.
   void take(const strided& tensor) { tensors_.push_back(tensor); }
-  // One number a row, of x's leading dimensions; as a row of one.
+  // One number a row, of x's leading dimensions (or a last one of 1 behind them); as a row of one.
   void take_number(const strided& tensor) { take(as_rows(tensor)); }
   strided as_rows(const strided& numbers);
   // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns,

@@ -105,6 +105,11 @@ std::uint64_t groups_for(const line& of, const std::vector<operand_facts>& opera
 reads backward_reads(const line& of, bool recomputes) {
   if (of.values >= 0) return backward_reads(attention(of));
   if (of.linear >= 0) return backward_reads(contraction(of));
+  if (of.gives_codes()) {
+    reads of_part = backward_reads(differentiable_part(of));
+    of_part.operands.resize(static_cast<std::size_t>(of.operands));
+    return of_part;
+  }
   reads result;
   const int resume = resume_point(of);
   result.result = resume >= 0 && resume == of.first_row();
@@ -142,6 +147,13 @@ std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size
 gradients plan_gradients(const line& of, dtype x, const std::vector<operand_facts>& operands, std::uint64_t wanted) {
   if (of.values >= 0) return plan_gradients(attention(of), x, operands, wanted).all;
   if (of.linear >= 0) return plan_gradients(contraction(of), x, operands, wanted).all;
+  if (of.gives_codes()) {
+    const line part = differentiable_part(of);
+    gradients plan;
+    if (!part.words.empty()) plan = plan_gradients(part, x, operands, wanted);
+    plan.inputs.resize(static_cast<std::size_t>(of.operands) + 1, kUnwanted);
+    return plan;
+  }
   const int words = static_cast<int>(of.words.size());
   // Two points of the line have the same gradient when every word between them passes it on.
   std::vector<int> same_as(static_cast<std::size_t>(words) + 1, words);
@@ -207,18 +219,22 @@ void fill_parameters(const line& of, dtype x, arguments& a) {
 }
 
 std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward) {
+  if (backward && of.gives_codes()) return type_text(differentiable_part(of), boolean_masks, backward);
   const int resume = backward ? resume_point(of) : -1;
   std::string text = "line<" + chain_text(of, entry_segment(of), boolean_masks, resume);
   for (std::size_t i = 0; i < of.row_words.size(); ++i) {
     const word& row = of.words[static_cast<std::size_t>(of.row_words[i])];
     const bool has_target = row.about->operand == operand_kind::target;
-    const std::string name = has_target
-                                 ? "word::with_target<" + type_of(*row.about) + ", " + std::to_string(row.operand) + ">"
-                                 : type_of(*row.about);
-    const std::string segment = (resume == of.row_words[i] ? "word::resumed<" + name + ">" : name) + ", " +
-                                std::to_string(row.parameter_slot) + ", " +
-                                chain_text(of, segment_behind(of, i), boolean_masks, resume) +
-                                (row.about->gives_number && row.ordinal >= 0 ? ", " + std::to_string(row.ordinal) : "");
+    const std::string name =
+        has_target ? "word::with_target<" + type_of(*row.about) + ", " + std::to_string(row.operand) + ">"
+        : row.about->gives_codes
+            ? type_of(*row.about) + "<dtype::" + name_of(row.stored) + ", " + std::to_string(row.ordinal) + ">"
+            : type_of(*row.about);
+    const std::string segment =
+        (resume == of.row_words[i] ? "word::resumed<" + name + ">" : name) + ", " + std::to_string(row.parameter_slot) +
+        ", " + chain_text(of, segment_behind(of, i), boolean_masks, resume) +
+        (row.about->gives_number && !row.about->gives_codes && row.ordinal >= 0 ? ", " + std::to_string(row.ordinal)
+                                                                                : "");
     text += i == 0 ? ", " + segment : ", segment<" + segment + ">";
   }
   if (!of.rowwise() && of.features > 0)
@@ -236,6 +252,7 @@ std::string structure(const line& of, std::uint64_t boolean_masks) {
     if (w.about->kind == word_kind::dropout && w.ordinal != dropouts++) text += "#" + std::to_string(w.ordinal);
     // The type is that of `keep`, but for where backward resumes.
     if (is_keep(w) && w.stored != dtype::none && of.result(0).is_number()) text += "(own)";
+    if (w.about->gives_codes) text += std::string("(") + name_of(w.stored) + ")";
     if (w.activation) text += std::string("(") + w.activation->name + w.activation->defined + ")";
     if (takes_number(w)) text += "(" + std::string(w.about->parameter) + ")";
     if (w.operand >= 0 && (boolean_masks >> w.operand & 1)) text += "(bool)";
@@ -260,8 +277,9 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
   };
   const std::int64_t number_bytes = rows * (x == dtype::f64 ? 8 : 4);
   const std::int64_t x_bytes = rows * columns * element;
-  const std::int64_t y_bytes =
-      of.result(0).is_number() ? number_bytes : rows * at(static_cast<int>(of.words.size())) * element;
+  const std::int64_t y_bytes = of.result(0).is_number()
+                                   ? number_bytes
+                                   : rows * at(static_cast<int>(of.words.size())) * size_of(of.result(0).type(x));
   const std::int64_t statistics = read.statistics ? of.statistics(x) * number_bytes : 0;
   cost total;
   total.forward.bytes = x_bytes + y_bytes + statistics;
@@ -291,6 +309,15 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
   total.forward.bytes += kept;
   const std::vector<operand_facts> facts(static_cast<std::size_t>(of.operands), operand_facts{x, false});
   const gradients gradient = plan_gradients(of, x, facts, ~std::uint64_t{0});
+  if (of.gives_codes()) {  // which have no gradient
+    total.backward = {}, total.saved_bytes = 0;
+    const line part = differentiable_part(of);
+    if (part.words.empty()) return total;
+    const cost of_part = estimate(part, rows, columns, columns_behind, x, matrices);
+    total.backward = {of_part.backward.bytes - x_bytes, of_part.backward.flops};
+    total.saved_bytes = of_part.saved_bytes;
+    return total;
+  }
   total.backward.bytes = total.saved_bytes + y_bytes + kept;
   for (const gradient_output& output : gradient.outputs) {
     total.backward.bytes += output.input == 0 ? x_bytes : operand_bytes[static_cast<std::size_t>(output.input) - 1];

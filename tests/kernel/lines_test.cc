@@ -47,6 +47,34 @@ class line_call {
     backward(again);
     expect_found();
   }
+  // Of a line that gives codes: codes times scales are its values before `quantize`, to half a unit of the code.
+  // unit: of a code, beside it; 0 where it is the scale.
+  void expect_codes(double unit) {
+    arguments a = begin_forward();
+    launch_all(forward_request(), a, a.statistics == nullptr ? &a.statistics : nullptr);
+    const std::vector<double> codes = found_.at("y")->host(), scales = found_.at(kept(line_.keeps - 1, ""))->host();
+    std::vector<double> exact = exact_.at("x");
+    const spec::line before = spec::slice(line_, 0, static_cast<int>(line_.words.size()) - 1);
+    values of_values = values_;
+    of_values.y = {exact.data(), dtype::f64, shape(false)}, of_values.kept.pop_back(), of_values.statistics = {};
+    if (!before.words.empty()) line(before.text).forward(of_values);
+    const double rounding = x_ == dtype::f32 ? 1e-5 : x_ == dtype::f16 ? 2e-3 : 1e-2;  // of kept values
+    for (int64 row = 0; row < of_.rows; ++row) {
+      const double scale = scales[static_cast<std::size_t>(row)];
+      double largest = 0, beyond = 0;
+      const auto each = [&](const auto& body) {
+        for (int64 column = 0; column < of_.columns; ++column)
+          body(static_cast<std::size_t>(row * of_.columns + column));
+      };
+      each([&](std::size_t at) { largest = std::max(largest, std::fabs(exact[at])); });
+      each([&](std::size_t at) {
+        const double half = std::max(unit * std::fabs(exact[at]), scale * (unit == 0 ? 0.5 : 0x1p-10));
+        beyond = std::max(beyond, std::fabs(codes[at] * scale - exact[at]) - half);
+      });
+      EXPECT_NEAR(scale, largest / largest_code(line_.result(0).own), rounding * scale) << line_.text;
+      EXPECT_LT(beyond, rounding * largest) << line_.text << ", " << of_.rows << " x " << of_.columns;
+    }
+  }
   // And what is right.
   arguments begin_forward() {
     const call c = call_of(line_, false, x_, column_, of_.rows, of_.columns);
@@ -106,9 +134,11 @@ class line_call {
   // Of results, which are rows or one number a row.
   bool is_number(int i) const { return line_.result(i).is_number(); }
   std::vector<std::int64_t> shape_of_result(int i) const {
+    if (line_.result(i).shape == spec::result_shape::scale) return {of_.rows, 1};
     return is_number(i) ? std::vector<std::int64_t>{of_.rows} : shape(false);
   }
   void add_gradient(int i, const std::string& name, unsigned seed) {
+    if (line_.gives_codes()) return;  // backward is of other lines
     if (const dtype type = line_.result(i).type(x_); !is_number(i))
       return add(name, drawn(count(false), type, seed), type);
     const std::vector<float> numbers = drawn(static_cast<std::size_t>(of_.rows), dtype::f32, seed);
@@ -123,7 +153,7 @@ class line_call {
     return {exact_.at(name).data(), dtype::f64, shape_of_result(i)};
   }
   tensor to_result(int i, const std::string& name) {
-    return {expected_.at(name).data(), dtype::f64, shape_of_result(i)};
+    return {expected_.at(name).data(), line_.result(i).type(dtype::f64), shape_of_result(i)};
   }
   view result_of_line(int i, const std::string& name, view like) {
     if (!is_number(i)) return result(name, line_.result(i).type(x_), false, like);
@@ -341,6 +371,21 @@ TEST_F(EmulatedAnyLines, ThatKeepFloat32AreTheCpus) {
         line_case{"rms_norm | scale | add | keep(float32) | layer_norm", dtype::bf16, dtype::bf16, {6, 1000}}})
     line_call(of.line, of.x, of.column, of.of).expect_right();
   line_call(residual, dtype::bf16, dtype::bf16, {5, 75}, {.offset = 1, .gap = 3}).expect_right();
+}
+
+// Codes of norms' results, beside what is kept; their values are compared.
+TEST_F(EmulatedAnyLines, ThatGiveCodesAreTheCpus) {
+  const std::string norm = "times | add | keep | layer_norm | scale | bias | quantize(fp8)";
+  for (const line_case& of : {line_case{norm.c_str(), dtype::bf16, dtype::bf16, {9, 64}},
+                              line_case{norm.c_str(), dtype::f32, dtype::f32, {5, 77}},
+                              line_case{norm.c_str(), dtype::f16, dtype::f32, {3, 5000}},
+                              line_case{"quantize(fp8)", dtype::bf16, dtype::bf16, {4, 1001}},
+                              line_case{"quantize(fp8)", dtype::f32, dtype::f32, {2, 40000}},
+                              line_case{"rms_norm | quantize(fp8)", dtype::bf16, dtype::bf16, {1, 600000}}})
+    line_call(of.line, of.x, of.column, of.of).expect_codes(0x1p-4);
+  line_call("quantize(fp8)", dtype::bf16, dtype::bf16, {5, 75}, {.offset = 1, .gap = 3}).expect_codes(0x1p-4);
+  line_call("quantize(fp8e5m2)", dtype::bf16, dtype::bf16, {9, 64}).expect_codes(0x1p-3);
+  line_call("quantize(int8)", dtype::bf16, dtype::bf16, {9, 64}).expect_codes(0);
 }
 
 // By threads of a warp, of a block and of a cluster; or in parts. Of l2_norm's rows some are shorter than its number.

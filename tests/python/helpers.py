@@ -358,6 +358,29 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
     return results, ours
 
 
+LARGEST_CODES = {"fp8": 448.0, "fp8e5m2": 57344.0, "int8": 127.0}
+
+
+def check_codes(line, inputs):
+    """Codes times scales are the values before them to half a unit of a code, and rounding of the words before."""
+    dtype, name = inputs.x.dtype, words_of(line)[-1].dtype
+    (codes, *kept, scale), state = run(line, inputs)
+    before, _, _ = line.rpartition(" | ")
+    wide = inputs.to(torch.float64)
+    rounds = dtype in HALF_TYPES and any(word.kind in ("keep", "rounding") for word in words_of(before))
+    value, *their_kept = compose_exactly(before, wide, state, dtype, round_kept=rounds)
+    unit = {"fp8": 2.0**-4, "fp8e5m2": 2.0**-3, "int8": 0.0}[name]
+    half = (unit * value.abs()).maximum(scale.double() * (0.5 if name == "int8" else 2.0**-10))
+    largest = value.abs().amax(-1, keepdim=True)
+    rounding = 1e-5 if not rounds else 8 * torch.finfo(dtype).eps
+    assert ((codes.double() * scale.double() - value).abs() <= half + rounding * largest).all(), line
+    torch.testing.assert_close(scale.double(), largest / LARGEST_CODES[name], rtol=rounding, atol=2.0**-126)
+    for ours, theirs in zip(kept, their_kept, strict=True):
+        error = (ours.double() - theirs).abs().max()
+        assert error <= max(2 * torch.finfo(ours.dtype).eps, 1e-5) * theirs.abs().max(), line
+    return codes, *kept, scale
+
+
 def check_error(ours, theirs, exact, what, *, scale=None, precision=None, slack=1.0):
     """Passes where ours is near enough to one of the exact tensors: see the rule at the top."""
     exact = exact if isinstance(exact, (list, tuple)) else [exact]

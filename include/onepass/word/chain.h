@@ -269,6 +269,17 @@ inline constexpr bool gives_number = Row::about.gives_number;
 template <>
 inline constexpr bool gives_number<void> = false;
 
+template <class Row>
+inline constexpr bool gives_codes = Row::about.gives_codes;
+template <>
+inline constexpr bool gives_codes<void> = false;
+
+// Where the scale of its codes stands among the kept values; -1: it gives none.
+template <class Row>
+inline constexpr int scale_number = -1;
+template <dtype D, int K>
+inline constexpr int scale_number<word::quantize<D, K>> = K;
+
 // The operand that a row word takes, its target; -1: none. The last one says which numbers are ignored.
 template <class Row>
 inline constexpr int target_operand = -1;
@@ -283,8 +294,8 @@ template <class Row, int RowParameter = -1, class Post = chain<>, int Number = -
 struct segment {
   using row = Row;
   using post = Post;
-  static constexpr int row_parameter = RowParameter, number = Number;
-  static constexpr int keeps = larger(Post::keeps, Number + 1);
+  static constexpr int row_parameter = RowParameter, number = Number < 0 ? scale_number<Row> : Number;
+  static constexpr int keeps = larger(Post::keeps, number + 1);
 };
 
 template <int I, class First, class... More>
@@ -311,13 +322,14 @@ struct line {
   using segment_at = typename nth<I, segment<Row, RowParameter, Post>, More...>::type;
   using last = segment_at<segments - 1>;
   using row = typename last::row;  // the last row word; others are segment_at<I>::row
-  static constexpr bool gives_number = onepass::ONEPASS_TARGET::gives_number<row>;  // its result; else a row
+  static constexpr bool gives_codes = onepass::ONEPASS_TARGET::gives_codes<row>;                    // its result; else
+  static constexpr bool gives_number = onepass::ONEPASS_TARGET::gives_number<row> && !gives_codes;  // this; else a row
   using post = typename last::post;
   static constexpr int row_parameter = last::row_parameter, number = last::number;
 
   static constexpr int operands = largest_of<Pre::operands, Post::operands, More::post::operands...>;
   static constexpr int dropouts = largest_of<Pre::dropouts, Post::dropouts, More::post::dropouts...>;
-  static constexpr int keeps = largest_of<Pre::keeps, Post::keeps, More::keeps...>;
+  static constexpr int keeps = largest_of<Pre::keeps, segment_at<0>::keeps, More::keeps...>;
   static constexpr int features = post::features;
 
   // Where a row word's numbers begin among those that are saved of a row; the number of all for I = segments.

@@ -55,6 +55,10 @@ def composed_backward(
     Raises:
         RuntimeError: where what a contraction gives was saved in the place of what it is made of.
     """
+    if (part := line.differentiable_part) is not line:  # codes have no gradient
+        count = part.operand_count
+        saved, types = saved._replace(operands=saved.operands[:count]), types[: 1 + count]
+        return composed_backward(part, gradients[: 1 + part.keeps], saved, types, wanted, first_row)
     if cannot_be_made_again(line, saved):
         raise RuntimeError(
             f'onepass: the line "{line.text}" cannot be differentiated twice where its matrix needs no gradient, since '

@@ -54,8 +54,8 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 def _results(x: torch.Tensor, line: str, front: tuple[int, ...] = ()) -> list[torch.Tensor]:
     """Of x's shape, or one number a row."""
-    kinds = zip(_native.describe(line)["numbers"], _native.result_dtypes(line, x.dtype))
-    return [x.new_empty((*front, *(x.shape[:-1] if number else x.shape)), dtype=dtype) for number, dtype in kinds]
+    kinds = zip(_native.result_shapes(line, x.shape), _native.result_dtypes(line, x.dtype))
+    return [x.new_empty((*front, *shape), dtype=dtype) for shape, dtype in kinds]
 
 
 def _statistics(x: torch.Tensor, line: str) -> torch.Tensor:

@@ -124,7 +124,9 @@ class Pattern:
             if word.kind == "keep":
                 kept.append(shape)
         shapes = [shape, *kept, *[shape] * (line.keeps - len(kept))]
-        return [own[:-1] if number else own for own, number in zip(shapes, line.numbers)]
+        if line.weight is None:
+            return _native.result_shapes(self.line, inputs[0].shape)
+        return shapes
 
     def result_dtypes(self, inputs: list[Tensor]) -> list[torch.dtype]:
         """Of the result, then of the others."""

@@ -69,7 +69,10 @@ void call_frame::enter_forward(const values& v, bool gives_result) {
     if (what == spec::role::x) return whole(v.x, type, to, "x");
     if (what == spec::role::operand) return operand(i, v.operands[at], true);
     const tensor& given = what == spec::role::result ? v.y : v.kept[at];
-    if (is_number(what, i)) number(given, to, result_name(what, i));
+    const auto is_scale = [&] {
+      return what == spec::role::kept && of.result(1 + i).shape == spec::result_shape::scale;
+    };
+    if (is_number(what, i)) number(given, to, result_name(what, i), is_scale());
     else whole(given, result_type(what, i), to, result_name(what, i));
   };
   forward_outputs(gives_result, enter_one), forward_inputs(enter_one);
@@ -131,8 +134,10 @@ void call_frame::whole(const tensor& t, dtype its, view& out, const std::string&
 
 sizes_of call_frame::sizes_of_numbers() const { return {sizes_.begin(), sizes_.end() - !sizes_.empty()}; }
 
-void call_frame::number(const tensor& t, view& out, const std::string& name) {
-  require_type(t, arithmetic(), name), require_sizes(t, sizes_of_numbers(), name);
+void call_frame::number(const tensor& t, view& out, const std::string& name, bool is_scale) {
+  sizes_of sizes = is_scale ? sizes_ : sizes_of_numbers();
+  if (is_scale && !sizes.empty()) sizes.back() = 1;
+  require_type(t, arithmetic(), name), require_sizes(t, sizes, name);
   enter_number(t, out, name);
 }
 

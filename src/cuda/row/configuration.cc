@@ -94,7 +94,7 @@ uint64 repeated_operands(const request& r, const arguments& a) {
 uint64 staged_results(const request& r, const arguments& a, const configuration& c) {
   const int size = size_of(r.x);
   if (c.access == c.vector_size) return 0;
-  const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr && !r.gives_number;
+  const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr && !r.gives_number && size_of(a.y.type) == size;
   uint64 results = gives ? bit_of(stream::y) : 0;
   for (int i = 0; i < kMaxOperands; ++i)
     if (a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 && size_of(r.operand[i]) == size)
@@ -368,6 +368,7 @@ request::request(const spec::line& line, bool is_backward)
       turns(line.turns()),
       begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
   gives_number = line.result(0).is_number();
+  if (!backward) result = line.result(0).own;
   for (int k = 0; k < keeps; ++k) kept[k] = line.result(1 + k).own;
   for (int i = 0; i < row_words; ++i) {
     const descriptor& about = *line.words[static_cast<std::size_t>(line.row_words[static_cast<std::size_t>(i)])].about;
@@ -380,7 +381,7 @@ request::request(const spec::line& line, bool is_backward)
 
 int result_bits(const request& r) {
   const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
-  if (r.gives_number && !r.backward) return bits_of(dtype::none);
+  if ((r.gives_number || is_code(r.result)) && !r.backward) return bits_of(dtype::none);  // scales are numbers
   int bits = bits_of(r.x);
   for (int i = 0; i < kMaxOperands; ++i) {
     if (((r.wants_tensor | r.wants_column) >> i & 1) != 0) bits = std::max(bits, bits_of(r.operand[i]));

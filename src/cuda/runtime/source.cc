@@ -49,6 +49,7 @@ std::string fields(const request& r, const configuration& c) {
   for (dtype own : r.kept) kept += std::string("dtype::") + name_of(result_dtype(r.x, own)) + ", ";
   field("dtype", "kOperand[kMaxOperands]", operands + "}");
   field("dtype", "kKept[kMaxKeeps]", kept + "}");
+  text += type_field("kY", result_dtype(r.x, r.result));
 #define ONEPASS_NUMBER(member, name) number(#name, c.member);
 #define ONEPASS_FLAG(member, name) flag(#name, c.member);
 #define ONEPASS_SET(member, name) bits(#name, c.member);

@@ -222,6 +222,10 @@ const char* onepass_describe(const char* text) {
         .field("reads_x", signature.reads_x);
     out.key("numbers").begin('[');  // of each result, whether it is one number a row
     for (int i = 0; i < line.results(); ++i) out.value(line.result(i).is_number());
+    out.end(']').key("scales").begin('[');  // of these, whether its shape is [..., 1]
+    for (int i = 0; i < line.results(); ++i) out.value(line.result(i).shape == onepass::spec::result_shape::scale);
+    out.end(']').key("differentiable").begin('[');
+    for (int i = 0; i < line.results(); ++i) out.value(line.result(i).is_differentiable());
     out.end(']').key("own_dtypes").begin('[');  // null: x's
     for (int i = 0; i < line.results(); ++i) {
       if (line.result(i).own == onepass::dtype::none) out.null();
@@ -261,7 +265,7 @@ const char* onepass_describe(const char* text) {
       else out.value(w.activation->name);
       out.key("dtype");
       if (w.stored == onepass::dtype::none) out.null();
-      else out.value(onepass::torch_name_of(w.stored));
+      else out.value(onepass::spec::name_in_lines(w.stored));
       out.key("strategy");
       if (w.about->kind != onepass::word_kind::contraction) out.null();
       else out.value(onepass::spec::name_of(line.how));

@@ -17,6 +17,7 @@ from helpers import (
     NAMED_LINES,
     SCORES_LINES,
     Inputs,
+    check_codes,
     check_line,
     make_inputs,
     words_of,
@@ -180,6 +181,21 @@ def test_error_is_no_more_than_pytorchs(dtype, device):
         )
         torch.manual_seed(seed)
         check_line(line, relaid_inputs(data.draw, inputs), slack=slack_of(line, inputs))
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_codes(dtype, device):
+    """Every line may end in codes, of which each is a compilation on the CPU."""
+    rows = [line for line in (*NAMED_LINES, *COMPILED_LINES[:24]) if "dropout(0.5)" not in line]
+
+    @settings(SETTINGS, max_examples=6 if device == "cpu" else 60)
+    @given(st.sampled_from(rows), st.sampled_from(["fp8", "fp8e5m2", "int8"]), shapes(), st.integers(0, 2**31))
+    def check(line, name, shape, seed):
+        assume(len(shape) > 1 or "causal" not in line)
+        torch.manual_seed(seed)
+        check_codes(f"{line} | quantize({name})", make_inputs(line, shape, dtype, device, seed=seed))
 
     check()
 

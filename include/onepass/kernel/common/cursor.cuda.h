@@ -207,7 +207,7 @@ class cursor : public position<Config> {
     const index left = exists_ ? static_cast<index>(a_.columns) - column : 0;
     column_ = column;
     run_ = left >= kRunVectors * V ? kRunVectors * V : left > 0 ? static_cast<int>(left) : 0;
-    store_result<Config::kX, stream::y>(Config::kWantsDx ? a_.dx : a_.y);
+    store_result<Config::kY, stream::y>(Config::kWantsDx ? a_.dx : a_.y);
     store_result<Config::kX, stream::recomputed>(a_.recomputed);
     store_operand_gradients(number<0>());
     store_kept(number<0>());
@@ -248,7 +248,7 @@ class cursor : public position<Config> {
     if constexpr (Line::features > 0 || Line::gives_number) return vector(T(0));
     else return read<Config::kX, Config::kSingleY, stream::y>(a_.y);
   }
-  ONEPASS_FUNCTION void store_y(vector v) const { write<Config::kX, stream::y>(a_.y, v); }
+  ONEPASS_FUNCTION void store_y(vector v) const { write<Config::kY, stream::y>(a_.y, v); }
   ONEPASS_FUNCTION void store_dx(vector v) const {
     if constexpr (Config::kWantsDx) write<Config::kX, stream::y>(a_.dx, v);
   }
