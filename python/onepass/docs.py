@@ -35,7 +35,7 @@ what it parsed; `onepass.Line` is the same line as an object.
 ```
 line = word { "|" word }
 word = name | name "(" numbers ")" | "gate" "(" activation ")" | "gated" "(" activation ")"
-     | ( "keep" | "quantize" ) "(" dtype ")"
+     | "keep" "(" dtype ")" | "quantize" "(" dtype [ "," "static" ] ")"
 numbers = number { "," number }
 ```
 
@@ -122,6 +122,9 @@ the float32 values on chip, and a code is x · (1 / scale), saturated and rounde
 
 The least scale is 2^-126, which a row of zeros has. A row with an infinity has an infinite scale: its finite elements
 are 0, the infinite ones NaN. A row with a NaN has NaN for its scale and for all of its codes. NaN is 0 in int8.
+
+`quantize(fp8, static)` takes the scale as an operand, one number ([1], or without dimensions) or what else broadcasts
+to x's shape, and gives codes alone: x / scale, saturated. It is no row word.
 
 Codes and scales have no gradient, as integers have none. Backward is that of the words up to the last kept value, whose
 gradient passes for that of what was quantised: `rms_norm(1e-6) | scale | keep | quantize(fp8)` gives the operand of a

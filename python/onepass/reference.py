@@ -82,14 +82,22 @@ CODES = {"fp8": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2, "int8": torch
 _LEAST_SCALE = 2.0**-126  # the smallest normal float32: its inverse is finite
 
 
-def quantize(x: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
-    """Codes, and their scale [..., 1]: x is about codes · scale. Neither has a gradient."""
+def quantize(x: Tensor, *how: Any) -> Any:
+    """Codes of a dtype, and their scale [..., 1]: x is about codes · scale. Or, with a scale that is given before the
+    dtype, codes alone. Nothing has a gradient."""
+    *given, dtype = how
     wide, of = _wide(x.detach()), CODES[dtype]
     largest = torch.iinfo(of).max if of == torch.int8 else torch.finfo(of).max
+    if given:
+        return _codes(wide / given[0].detach().to(wide.dtype), of, largest)
     magnitude = wide.abs().amax(-1, keepdim=True) if x.shape[-1:] != (0,) else wide.new_zeros((*x.shape[:-1], 1))
     scale = (magnitude / largest).clamp(min=_LEAST_SCALE)
-    values = (wide * scale.reciprocal()).clamp(-largest, largest)
-    return (values.nan_to_num(0).round() if of == torch.int8 else values.float()).to(of), scale
+    return _codes(wide * scale.reciprocal(), of, largest), scale
+
+
+def _codes(scaled: Tensor, of: torch.dtype, largest: float) -> Tensor:
+    values = scaled.clamp(-largest, largest)
+    return (values.nan_to_num(0).round() if of == torch.int8 else values.float()).to(of)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -378,8 +386,8 @@ def compose(
             arguments += [machine_epsilon(eps_dtype or x.dtype) if math.isnan(n) else n for n in word.parameters]
         result = function(*arguments)
         if "gives_codes" in word.properties:
-            number, scale = result  # in the result's place
-            kept.append(scale)
+            number, *scale = result if isinstance(result, tuple) else (result,)  # in the result's place
+            kept += scale
         elif "gives_number" not in word.properties:
             value = result
         elif number is None:

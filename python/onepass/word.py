@@ -50,7 +50,8 @@ class Word:
     """Of a contraction."""
 
     def __str__(self) -> str:
-        inner = self.activation or self.dtype or (self.strategy if self.strategy != "auto" else "") or ""
+        dtype = f"{self.dtype}, static" if self.dtype and self.operand == "tensor" else self.dtype
+        inner = self.activation or dtype or (self.strategy if self.strategy != "auto" else "") or ""
         if self.numbers:
             numbers = ", ".join(map(repr, self.numbers))
             inner = f"{inner}({numbers})" if inner else numbers

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "onepass/kernel/arguments.h"
+#include "onepass/word/ending.h"
 #include "onepass/word/words.h"
 #include "src/line/words.h"
 
@@ -54,11 +55,9 @@ void add_result(line& to, word& w) {
   };
   constexpr result_type kNumber{result_shape::number}, kScale{result_shape::scale};
   if (w.about->kind == word_kind::keep) add({result_shape::row, w.stored});
+  if (w.about->gives_codes) to.result_types.front() = {result_shape::row, w.stored};
   if (!w.about->gives_number) return;
-  if (w.about->gives_codes) {
-    to.result_types.front() = {result_shape::row, w.stored};
-    return add(kScale);
-  }
+  if (w.about->gives_codes) return add(kScale);
   if (to.result(0).is_number()) add(kNumber);
   else to.result_types.front() = kNumber;
 }
@@ -256,6 +255,13 @@ class reader {
     if (found == std::end(kDtypes) || all.find(", " + std::string(name) + ",") == std::string::npos)
       fail(at_ - static_cast<int>(name.size()), at_, takes + ", got '" + std::string(name) + "'");
     w.stored = found->type;
+    skip_space();
+    if (about.gives_codes && !at_end() && peek() == ',') {
+      ++at_;
+      if (const std::string_view how = read_name("'static'"); how != "static")
+        fail(at_ - static_cast<int>(how.size()), at_, "expected 'static', got '" + std::string(how) + "'");
+      w.about = &onepass::word::quantize_static<dtype::f8e4m3>::about;  // of all
+    }
     close(about);
   }
 
@@ -344,7 +350,7 @@ class reader {
       fail(w.begin, w.end,
            std::string("'") + w.about->name + "' behind '" + to.words.back().about->name + "', which ends a line");
     }
-    if (w.about->gives_number && to.linear >= 0)
+    if ((w.about->gives_number || w.about->gives_codes) && to.linear >= 0)
       fail(w.begin, w.end, std::string("'") + w.about->name + "' behind a contraction, where it has no kernel");
   }
 

@@ -70,6 +70,7 @@ std::string stage_name(const word& w, std::uint64_t boolean_masks, bool resumes)
   if (is_mask(*w.about)) return (boolean_masks >> w.operand & 1) ? "word::mask_boolean" : "word::mask_additive";
   if (w.activation) return std::string("word::") + w.about->name + "<" + type_of(*w.activation) + ">";
   if (takes_number(w)) return std::string("word::") + w.about->with_number;
+  if (w.about->gives_codes) return type_of(*w.about) + "<dtype::" + name_of(w.stored) + ">";
   return type_of(*w.about);
 }
 

@@ -193,7 +193,8 @@ struct chain<> {
   static constexpr bool resumes = false, adds = false;
   static constexpr bool turns = false;        // looks at both halves of a row
   static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
-  static constexpr int flops = 0;             // forward and backward, per element
+  static constexpr bool gives_codes = false;
+  static constexpr int flops = 0;                                            // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0, features = 0;  // as the words so far have counted
   template <class L, class Cursor>
   static ONEPASS_FUNCTION L forward(L x, Cursor&) {
@@ -216,6 +217,7 @@ struct chain<Head, Tail...> {
   static constexpr bool adds = Head::adds;
   static constexpr bool turns = Head::about.kind == word_kind::rotary || tail::turns;
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
+  static constexpr bool gives_codes = Head::about.gives_codes || tail::gives_codes;
   static constexpr int flops = Head::flops + tail::flops;
   static constexpr int operands = larger(Head::operands, tail::operands);
   static constexpr int dropouts = larger(Head::dropouts, tail::dropouts);
@@ -322,7 +324,9 @@ struct line {
   using segment_at = typename nth<I, segment<Row, RowParameter, Post>, More...>::type;
   using last = segment_at<segments - 1>;
   using row = typename last::row;  // the last row word; others are segment_at<I>::row
-  static constexpr bool gives_codes = onepass::ONEPASS_TARGET::gives_codes<row>;                    // its result; else
+  // Its result is codes, or one number a row; else a row.
+  static constexpr bool gives_codes =
+      onepass::ONEPASS_TARGET::gives_codes<row> || Pre::gives_codes || last::post::gives_codes;
   static constexpr bool gives_number = onepass::ONEPASS_TARGET::gives_number<row> && !gives_codes;  // this; else a row
   using post = typename last::post;
   static constexpr int row_parameter = last::row_parameter, number = last::number;

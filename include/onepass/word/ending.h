@@ -297,6 +297,27 @@ struct quantize : ending {  // saved: the scale
   }
 };
 
+// Codes of type D with a scale that is given. No row word: it looks at no other element.
+template <dtype D>
+struct quantize_static {
+  static constexpr descriptor about{.name = "quantize",
+                                    .kind = word_kind::affine,
+                                    .operand = operand_kind::tensor,
+                                    .operand_name = "scale",
+                                    .dtypes = quantize<D, 0>::about.dtypes,
+                                    .gives_codes = true,
+                                    .flops_forward = 4,
+                                    .flops_backward = 0,
+                                    .defined = "word::quantize_static",
+                                    .formula = "x / scale",
+                                    .meaning = "codes of the row, of a scale that is given; ends a line"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L scale) {
+    const L most(static_cast<typename L::scalar>(largest_code(D)));
+    return max(L(min(L(x / scale), most)), L(-most));
+  }
+};
+
 // A row word that takes operand I, a target.
 template <class Row, int I>
 struct with_target : Row {

@@ -159,6 +159,35 @@ def test_beside_a_residual_in_float32(line, device):
     assert dx.dtype == torch.bfloat16 and torch.equal(dresidual, 2 * kept)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale_shape", [(1,), (), (5, 1), (33,)], ids=str)
+@pytest.mark.parametrize("name", CODES)
+def test_static_scales(name, scale_shape, dtype, device):
+    line = onepass.Line(f"quantize({name}, static)")
+    x = torch.randn(4, 5, 33, device=device).to(dtype)
+    x[0, 0, :3] = torch.tensor([math.inf, -math.inf, math.nan])
+    for factor in (1.0, 1e-3):  # the latter saturates
+        scale = factor * (0.01 + torch.rand(scale_shape, device=device))
+        codes = line(x, scale)
+        assert codes.shape == x.shape and codes.dtype == CODES[name]
+        assert_same_codes(codes, line.reference(x, scale))
+    assert LARGEST_CODES[name] == codes[0, 0, 0].float() == -codes[0, 0, 1].float()
+    assert repr(line) == f"onepass.Line('quantize({name}, static)')"
+
+
+def test_static_scales_behind_a_norm(device):
+    line = "bias | keep | rms_norm(1e-6) | quantize(fp8, static)"
+    x, b = torch.randn(6, 40, device=device, requires_grad=True), torch.randn(40, device=device, requires_grad=True)
+    scale = torch.tensor(0.02, device=device, requires_grad=True)
+    codes, kept = onepass.fused(line, x, b, scale)
+    value = onepass.fused("rms_norm(1e-6)", kept.detach())
+    assert ((codes.float() * scale - value).abs() <= (2.0**-4 * value.abs()).clamp(min=2.0**-10 * 0.02) + 1e-6).all()
+    found = torch.autograd.grad(kept.square().sum(), (x, b, scale), allow_unused=True)
+    assert torch.equal(found[0], 2 * kept) and found[1] is not None and found[2] is None
+    codes, kept = torch.compile(onepass.fused, fullgraph=True, backend="aot_eager")(line, x, b, scale)
+    assert torch.equal(torch.autograd.grad(kept.square().sum(), x)[0], found[0])
+
+
 def test_codes_alone_have_no_gradient(device):
     x = torch.randn(4, 40, device=device, requires_grad=True)
     codes, scale = onepass.fused("gelu | quantize(fp8)", x)
@@ -270,6 +299,9 @@ def test_results_depend_on_their_rows_alone(device):
         ("quantize", "'quantize' takes one of fp8, fp8e5m2, int8: quantize(fp8)"),
         ("quantize(fp4)", "'quantize' takes one of fp8, fp8e5m2, int8, got 'fp4'"),
         ("quantize(float32)", "got 'float32'"),
+        ("quantize(fp8, 128)", "expected 'static', got '128'"),
+        ("keep(float32, static)", "expected ')' to end 'keep'"),
+        ("linear | quantize(fp8, static)", "'quantize' behind a contraction, where it has no kernel"),
         ("quantize(fp8) | gelu", "'gelu' behind 'quantize', which ends a line"),
         ("quantize(fp8) | quantize(fp8)", "'quantize' behind 'quantize', which ends a line"),
         ("logsumexp | quantize(fp8)", "'quantize' behind 'logsumexp', which ends a line"),
