@@ -241,7 +241,9 @@ class reader {
   }
 
   void read_dtype(word& w, const descriptor& about) {
-    const std::string takes = std::string("'") + about.name + "' takes one of " + about.dtypes;
+    const std::string all = std::string(", ") + about.dtypes + ",";
+    const bool has_one = std::count(all.begin(), all.end(), ',') == 2;
+    const std::string takes = std::string("'") + about.name + "' takes " + (has_one ? "" : "one of ") + about.dtypes;
     skip_space();
     if (at_end() || peek() != '(') {
       if (about.gives_codes) fail(w.begin, at_, takes + ": " + about.name + "(fp8)");
@@ -249,7 +251,6 @@ class reader {
     }
     ++at_;
     const std::string_view name = read_name("a dtype");
-    const std::string all = std::string(", ") + about.dtypes + ",";
     const auto* const found =
         std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const named_dtype& of) { return of.name == name; });
     if (found == std::end(kDtypes) || all.find(", " + std::string(name) + ",") == std::string::npos)
