@@ -175,7 +175,7 @@ def dtype_number(function: str, dtype: torch.dtype) -> int:
     """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{function}(): argument 'dtype' must be torch.dtype, not {type(dtype).__name__}")
-    if dtype not in DTYPES or dtype == torch.bool:
+    if dtype not in DTYPES or not dtype.is_floating_point or dtype.itemsize == 1:
         raise RuntimeError(
             f"{function}(): dtype must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got {dtype}"
         )
