@@ -66,7 +66,8 @@ def both_ways(of: Callable, tensors: list[torch.Tensor], backward: bool = True) 
     results = of(*tensors)
     results = list(results) if isinstance(results, (tuple, list)) else [results]
     wanted = [t for t in tensors if t.requires_grad]
-    if wanted:
+    results = [r for r in results if r.requires_grad or not wanted]  # codes have none
+    if wanted and results:
         torch.autograd.grad(results, wanted, upstream(results), allow_unused=True)
 
 
@@ -187,6 +188,14 @@ def plain_lines() -> None:
     line("l2_norm", ROWWISE, "times | l2_norm | scale | gated(silu)", (130, 512), F32)
     line("l2_norm and log_softmax", ROWWISE, "round | l2_norm | mul(8) | keep | log_softmax", (37, 1000))
     line("32768 columns, log_softmax", ROWWISE, "log_softmax", (9, 32768))
+    line("kept in float32", ROWWISE, "add | keep(float32) | rms_norm(1e-6) | scale", (130, 1024))
+    line("kept in float32, odd rows", ROWWISE, "add | keep(float32) | rms_norm(1e-6) | scale", (37, 1001), F16)
+    line("kept in float32, long rows", PARTS, "add | keep(float32) | rms_norm(1e-6) | scale", (3, 600000))
+    codes = "times | add | keep | layer_norm(1e-6) | scale(1) | bias | quantize(fp8)"
+    line("codes", "rowwise_forward elementwise_backward", codes, (130, 1024))
+    line("codes, odd rows", "rowwise_forward elementwise_backward", "keep | rms_norm | quantize(int8)", (37, 1001), F16)
+    forward_parts = " ".join(PARTS.split()[:3])
+    line("codes, long rows", forward_parts, "rms_norm(1e-6) | quantize(fp8e5m2)", (3, 600000))
     line("numbers of a row", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy", (37, 1000))
     line("32000 columns, logsumexp", f"rowwise_forward {TILES}", "logsumexp | amax", (9, 32000), BF16)
     line("an ending alone", f"rowwise_forward {TILES} add_columns", "bias | logsumexp", (130, 1000))

@@ -36,7 +36,9 @@ struct values {
   // The result, of x's shape and dtype where the line has no product; of an ending one number a row, of x's shape
   // without its last dimension, float32, or float64 where x is.
   tensor y = {};
-  std::vector<tensor> kept = {};  // likewise, one for each `keep`, and for each ending behind the first
+  // Likewise, one for each `keep`, and for each ending behind the first; of `keep(float32)` float32, or float64 as
+  // above.
+  std::vector<tensor> kept = {};
   tensor statistics = {};  // [line.statistics(x's dtype), rows], float32, or float64 where x is: for backward only
   const int64* dropout_state = nullptr;  // {seed, offset}, where the line has dropout
 };

@@ -175,7 +175,7 @@ def dtype_number(function: str, dtype: torch.dtype) -> int:
     """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{function}(): argument 'dtype' must be torch.dtype, not {type(dtype).__name__}")
-    if dtype not in DTYPES or dtype == torch.bool:
+    if dtype not in DTYPES or not dtype.is_floating_point or dtype.itemsize == 1:
         raise RuntimeError(
             f"{function}(): dtype must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got {dtype}"
         )
@@ -226,6 +226,22 @@ def describe(line: str) -> dict:
     """A line's words, and what its backward reads."""
     readable = line.replace("\0", "\N{REPLACEMENT CHARACTER}")  # C would stop at a zero
     return _answer(_library.onepass_describe(readable.encode(errors="replace")))
+
+
+def result_dtypes(line: str, dtype: torch.dtype) -> list[torch.dtype]:
+    """Of each result of a line without a contraction, for x of this dtype."""
+    facts, wide = describe(line), torch.promote_types(dtype, torch.float32)
+    own = ["float32" if number else of for of, number in zip(facts["own_dtypes"], facts["numbers"])]
+    return [dtype if of is None else wide if of == "float32" else getattr(torch, of) for of in own]
+
+
+def result_shapes(line: str, shape: torch.Size) -> list[tuple[int, ...]]:
+    """Of each result of a line without a contraction, for x of this shape."""
+    facts = describe(line)
+    if not shape:
+        return [()] * len(facts["numbers"])
+    last = [(1,) if scale else () if number else shape[-1:] for number, scale in zip(facts["numbers"], facts["scales"])]
+    return [(*shape[:-1], *own) for own in last]
 
 
 def cost(line: str, rows: int, columns: int, columns_behind: int, matrices: int, dtype: torch.dtype) -> dict:

@@ -121,9 +121,10 @@ def save(ctx, inputs, output, everything=False):
     results = (1 + line.keeps) * kinds
     places = places_of(line, count, own)
     ctx.of = (line, count, own, stack)
-    ctx.mark_non_differentiable(*output[results:])
+    codes = [i for i in range(results) if not line.differentiable[i // kinds]]
+    ctx.mark_non_differentiable(*[output[i] for i in codes], *output[results:])
     ctx.set_materialize_grads(False)
-    ctx.results = [(r.shape, r.dtype) for r in output[:results]]
+    ctx.results = [(r.shape, tensors[0].dtype if i in codes else r.dtype) for i, r in enumerate(output[:results])]
     ctx.device = tensors[0].device
     rows, types = {}, [_native.DTYPES[tensors[0].dtype]]
     for i, (begin, end) in enumerate(places[1:]):
@@ -167,6 +168,9 @@ def gradients(ctx, upstream):
     """Of the tensors, those that are needed."""
     line, count, own, stack = ctx.of
     upstream = upstream[: len(ctx.results)]
+    if not all(line.differentiable):  # Dynamo makes gradients of what has none
+        kinds = len(ctx.results) // len(line.differentiable)
+        upstream = [g if line.differentiable[i // kinds] else None for i, g in enumerate(upstream)]
     members, places = count or 1, places_of(line, count, own)
     needed = ctx.needs_input_grad[5:]
     of_kinds = tuple(any(needed[begin:end]) for begin, end in places)
@@ -378,8 +382,11 @@ class Transformable(Apply):
         state, _, _, _, *rest = ctx.saved_tensors
         operands, x = rest[: line.operand_count], rest[line.operand_count]
 
-        def run(*tensors):
-            return compose(line.words, tensors[0], tensors[1:], state)
+        places = [i for i, is_smooth in enumerate(line.differentiable) if is_smooth]
 
-        results = derivative_along(tangents[5:], run, (x, *operands))
-        return *results, *[None] * (ctx.outputs - len(results))
+        def run(*tensors):
+            results = compose(line.words, tensors[0], tensors[1:], state)
+            return tuple(results[i] for i in places)
+
+        found = dict(zip(places, derivative_along(tangents[5:], run, (x, *operands)) if places else ()))
+        return tuple(found.get(i) for i in range(ctx.outputs))

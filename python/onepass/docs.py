@@ -35,6 +35,7 @@ what it parsed; `onepass.Line` is the same line as an object.
 ```
 line = word { "|" word }
 word = name | name "(" numbers ")" | "gate" "(" activation ")" | "gated" "(" activation ")"
+     | "keep" "(" dtype ")" | "quantize" "(" dtype [ "," "static" ] ")"
 numbers = number { "," number }
 ```
 
@@ -73,7 +74,14 @@ In lines with `linear` or `scores` columns are [N], and so they are in C++; list
 kept value is rounded to x's dtype, and the words behind it go on with the rounded value, so that what the caller holds
 is what the line has seen. Its gradient joins there in backward. Where a line can resume from a kept tensor, backward
 saves that one, which the caller holds anyway, and not x. A line that ends with `softmax` or `log_softmax` resumes from
-its result. `round` rounds likewise, without a result: with it a line has the rounding points of another implementation,
+its result.
+
+`keep(float32)` keeps the value in float32 beside x of 16 bits (beside float64 it is float64), unrounded, and with that
+value the line goes on: `add | keep(float32) | rms_norm(1e-6) | scale` is a block whose residual stream is float32. Its
+operand may be float32, too; each gradient has the dtype of its tensor. A line with `linear` or `scores` keeps values in
+x's dtype alone. A line that ends in numbers does not resume from such a value: x says what dtype its gradient has.
+
+`round` rounds as `keep` does, without a result: with it a line has the rounding points of another implementation,
 and its gradient passes unchanged.
 
 ## Row words
@@ -103,6 +111,26 @@ raises IndexError; on CUDA an assertion of the kernel fails, as PyTorch's does. 
 
 A NaN gives NaN, but `logsumexp` of a row that has +inf too gives +inf. Behind `linear` and `scores` there is no kernel
 for endings, and in `fuse` none is looked for.
+
+## quantize
+
+`quantize(fp8)` (float8_e4m3fn, largest number 448), `quantize(fp8e5m2)` (float8_e5m2, 57344) and `quantize(int8)` (127)
+end a line with codes of x's shape. Behind the kept values stands their scale, one number a row of shape [..., 1] and
+float32 (of float64 float64), so that the value is about code · scale. The scale is max |x| / largest of the row, of
+the float32 values on chip, and a code is x · (1 / scale), saturated and rounded to nearest, ties to even, as PyTorch's
+`.to` rounds. `times | add | keep | layer_norm(1e-6) | scale(1) | bias | quantize(fp8)` is one kernel.
+
+The least scale is 2^-126, which a row of zeros has. A row with an infinity has an infinite scale: its finite elements
+are 0, the infinite ones NaN. A row with a NaN has NaN for its scale and for all of its codes. NaN is 0 in int8.
+
+`quantize(fp8, static)` takes the scale as an operand, one number ([1], or without dimensions) or what else broadcasts
+to x's shape, and gives codes alone: x / scale, saturated. It is no row word.
+
+Codes and scales have no gradient, as integers have none. Backward is that of the words up to the last kept value, whose
+gradient passes for that of what was quantised: `rms_norm(1e-6) | scale | keep | quantize(fp8)` gives the operand of a
+scaled product and the value to which its gradient belongs. What stands behind the last kept value gets no gradient;
+without one nothing does, and `backward` raises as PyTorch's does. Behind `linear` and `scores` there is no kernel for
+codes.
 
 ## rope
 
@@ -305,6 +333,8 @@ def number(word: Word) -> str:
     """What a word takes in parentheses, with its default."""
     if word.kind == "gate":
         return "an activation"
+    if word.dtypes:
+        return word.dtypes.replace(", ", " or ")
     if not word.parameters:
         return word.parameter_name
     if not word.numbers:

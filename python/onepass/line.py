@@ -84,6 +84,10 @@ class Line:
         """Results behind the first: kept values, and numbers of endings behind the first ending."""
         self.numbers: list[bool] = facts["numbers"]
         """Of each result, whether it is one number a row: without x's last dimension, and in the arithmetic's dtype."""
+        self.scales: list[bool] = facts["scales"]
+        """Of these, whether it is a scale, with a last dimension of 1."""
+        self.differentiable: list[bool] = facts["differentiable"]
+        """Of each result: codes and their scales are not."""
         self.reads_x: bool = facts["reads_x"]
         self.reads_operands: list[bool] = facts["reads_operands"]
         self.reads_statistics: bool = facts["reads_statistics"]
@@ -211,6 +215,14 @@ class Line:
 
     def __reduce__(self):
         return Line, (self.text,)
+
+    @functools.cached_property
+    def differentiable_part(self) -> Line:
+        """The words on which gradients depend: of a line that gives codes those up to the last kept value."""
+        if all(self.differentiable):
+            return self
+        last = max(i for i, word in enumerate(self.words) if word.kind == "keep")
+        return Line(" | ".join(map(str, self.words[: last + 1])))
 
     def is_behind(self, operand: int) -> bool:
         """Whether an operand's word stands behind the contraction."""

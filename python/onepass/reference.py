@@ -77,6 +77,29 @@ def logprob(x: Tensor, target: Tensor, ignore_index=-100.0) -> Tensor:
     return -cross_entropy(x, target, ignore_index=ignore_index)
 
 
+CODES = {"fp8": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2, "int8": torch.int8}
+"""What `quantize` stores, by its names."""
+_LEAST_SCALE = 2.0**-126  # the smallest normal float32: its inverse is finite
+
+
+def quantize(x: Tensor, *how: Any) -> Any:
+    """Codes of a dtype, and their scale [..., 1]: x is about codes · scale. Or, with a scale that is given before the
+    dtype, codes alone. Nothing has a gradient."""
+    *given, dtype = how
+    wide, of = _wide(x.detach()), CODES[dtype]
+    largest = torch.iinfo(of).max if of == torch.int8 else torch.finfo(of).max
+    if given:
+        return _codes(wide / given[0].detach().to(wide.dtype), of, largest)
+    magnitude = wide.abs().amax(-1, keepdim=True) if x.shape[-1:] != (0,) else wide.new_zeros((*x.shape[:-1], 1))
+    scale = (magnitude / largest).clamp(min=_LEAST_SCALE)
+    return _codes(wide * scale.reciprocal(), of, largest), scale
+
+
+def _codes(scaled: Tensor, of: torch.dtype, largest: float) -> Tensor:
+    values = scaled.clamp(-largest, largest)
+    return (values.nan_to_num(0).round() if of == torch.int8 else values.float()).to(of)
+
+
 def _wide(x: Tensor) -> Tensor:
     """In the arithmetic's dtype, which that of an ending's number is."""
     return x if x.dtype == torch.float64 else x.float()
@@ -262,6 +285,7 @@ IN_TORCH: dict[str, InTorch] = {
     "amax": InTorch(lambda x: _wide(x).amax(-1)),
     "cross_entropy": InTorch(cross_entropy),
     "logprob": InTorch(logprob),
+    "quantize": InTorch(quantize),
 }
 """Every word of the vocabulary, users' words among them."""
 
@@ -308,6 +332,7 @@ def compose(
     eps_dtype: torch.dtype | None = None,
     dropouts: int = 0,
     first_row: int = 0,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
     """Runs a line word by word as plain, differentiable PyTorch.
 
@@ -322,17 +347,19 @@ def compose(
             that computes in a wider dtype passes the original one.
         dropouts: how many dropouts stand before these words, where they are a part of a line.
         first_row: of x among those of a list, whose dropout counts all their rows.
+        dtype: of the whole line's x, where these words are a part of one that begins with a value kept in another.
 
     Returns:
-        The result, then the values of each `keep` in order, all of x's dtype, behind a contraction of its matrix's; of
-        endings their numbers, the first one's as the result, the others' behind the kept values. In
-        between, types promote as PyTorch's operators promote them; a kept value is rounded to x's dtype before the line
-        goes on, and what a contraction takes to its matrix's.
+        The result, then the values of each `keep` in order, all of x's dtype (of a `keep(float32)` of float32, or
+        float64 beside float64), behind a contraction of its matrix's; of endings their numbers, the first one's as the
+        result, the others' behind the kept values; of `quantize` codes as the result, and behind the kept values the
+        scale. In between, types promote as PyTorch's operators promote them; a kept value is rounded to its dtype
+        before the line goes on, and what a contraction takes to its matrix's.
     """
     pending = iter(operands)
     kept: list[Tensor] = []
     number: Tensor | None = None
-    value, dtype = x, x.dtype
+    value, dtype = x, dtype or x.dtype
     for word in words:
         function = WORDS[word.name]
         if word.kind == "dropout":
@@ -344,7 +371,7 @@ def compose(
             dropouts += 1
             continue
         if word.kind in ("keep", "rounding"):
-            value = value.to(dtype)
+            value = value.to(torch.promote_types(dtype, torch.float32) if word.dtype else dtype)
             kept += [value] if word.kind == "keep" else []
             continue
         taken = [] if word.operand == "none" else [next(pending) for _ in range(word.operands)]
@@ -355,9 +382,13 @@ def compose(
         if word.kind == "gate":
             arguments.append(lambda v, f=ACTIVATIONS[word.activation], numbers=word.numbers: f(v, *numbers))
         else:
+            arguments += [word.dtype] if word.dtype else []
             arguments += [machine_epsilon(eps_dtype or x.dtype) if math.isnan(n) else n for n in word.parameters]
         result = function(*arguments)
-        if "gives_number" not in word.properties:
+        if "gives_codes" in word.properties:
+            number, *scale = result if isinstance(result, tuple) else (result,)  # in the result's place
+            kept += scale
+        elif "gives_number" not in word.properties:
             value = result
         elif number is None:
             number = result

@@ -41,12 +41,17 @@ class Word:
     """Of one number, forward and backward."""
     properties: tuple[str, ...] = ()
     """What the word is in mathematics, as its descriptor says (include/onepass/word/descriptor.h)."""
+    dtypes: str = ""
+    """What its result may be stored as where that is not x's dtype, with commas."""
     activation: str | None = None
+    dtype: str | None = None
+    """What its result is stored as; None: x's."""
     strategy: str | None = None
     """Of a contraction."""
 
     def __str__(self) -> str:
-        inner = self.activation or (self.strategy if self.strategy != "auto" else "") or ""
+        dtype = f"{self.dtype}, static" if self.dtype and self.operand == "tensor" else self.dtype
+        inner = self.activation or dtype or (self.strategy if self.strategy != "auto" else "") or ""
         if self.numbers:
             numbers = ", ".join(map(repr, self.numbers))
             inner = f"{inner}({numbers})" if inner else numbers

@@ -41,6 +41,14 @@ class prebuilt_line {
   }
 
   void backward(bool recomputes, bool in_place) {
+    if (line_.gives_codes()) {
+      const spec::line part = spec::differentiable_part(line_);
+      if (part.words.empty()) return;
+      prebuilt_line of_part(part, chip_, x_, operand_, sizes_[0], sizes_[1]);
+      of_part.backward(recomputes, in_place);
+      labels_.insert(labels_.end(), of_part.labels_.begin(), of_part.labels_.end());
+      return;
+    }
     spec::imagined_frame call = imagined();
     std::uint64_t wanted = 1;
     for (int i = 0; i < line_.operands; ++i)

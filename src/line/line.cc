@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "onepass/kernel/arguments.h"
+#include "onepass/word/ending.h"
 #include "onepass/word/words.h"
 #include "src/line/words.h"
 
@@ -45,11 +46,20 @@ std::string quoted(std::string_view text, int begin, int end, const std::string&
   return message;
 }
 
-// An ending's number is the line's result, or stands among the kept values behind the first ending's.
-void add_number(line& to, word& w) {
+// A kept value stands behind the result; an ending's number is the line's result, or stands among the kept values
+// behind the first ending's, as a scale does behind its codes.
+void add_result(line& to, word& w) {
+  const auto add = [&](result_type type) {
+    w.ordinal = to.keeps++;
+    to.result_types.push_back(type);
+  };
+  constexpr result_type kNumber{result_shape::number}, kScale{result_shape::scale};
+  if (w.about->kind == word_kind::keep) add({result_shape::row, w.stored});
+  if (w.about->gives_codes) to.result_types.front() = {result_shape::row, w.stored};
   if (!w.about->gives_number) return;
-  w.ordinal = to.result(0).is_number() ? to.keeps++ : -1;
-  to.numbers |= std::uint64_t{1} << (w.ordinal + 1);
+  if (w.about->gives_codes) return add(kScale);
+  if (to.result(0).is_number()) add(kNumber);
+  else to.result_types.front() = kNumber;
 }
 
 // The word's numbers become the line's last.
@@ -57,6 +67,14 @@ void take_numbers(line& to, word& w) {
   w.parameter_slot = w.parameters.empty() ? -1 : static_cast<int>(to.parameters.size());
   to.parameters.insert(to.parameters.end(), w.parameters.begin(), w.parameters.end());
 }
+
+// As lines name them.
+struct named_dtype {
+  std::string_view name;
+  dtype type;
+};
+constexpr named_dtype kDtypes[] = {
+    {"float32", dtype::f32}, {"fp8", dtype::f8e4m3}, {"fp8e5m2", dtype::f8e5m2}, {"int8", dtype::i8}};
 
 bool is_causal(const word& w) { return w.about->is_causal; }
 
@@ -194,6 +212,8 @@ class reader {
     const descriptor& about = *w.about;
     if (about.kind == word_kind::gate) {
       read_gate(w);
+    } else if (about.dtypes[0] != '\0') {
+      read_dtype(w, about);
     } else if (about.parameter[0] != '\0') {
       read_parameters(w, about);
     } else {
@@ -218,6 +238,32 @@ class reader {
     w.activation = known(read_name("an activation"), activations(), "activation");
     if (w.activation->parameter[0] != '\0') read_parameters(w, *w.activation);
     close(*w.about);
+  }
+
+  void read_dtype(word& w, const descriptor& about) {
+    const std::string all = std::string(", ") + about.dtypes + ",";
+    const bool has_one = std::count(all.begin(), all.end(), ',') == 2;
+    const std::string takes = std::string("'") + about.name + "' takes " + (has_one ? "" : "one of ") + about.dtypes;
+    skip_space();
+    if (at_end() || peek() != '(') {
+      if (about.gives_codes) fail(w.begin, at_, takes + ": " + about.name + "(fp8)");
+      return;
+    }
+    ++at_;
+    const std::string_view name = read_name("a dtype");
+    const auto* const found =
+        std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const named_dtype& of) { return of.name == name; });
+    if (found == std::end(kDtypes) || all.find(", " + std::string(name) + ",") == std::string::npos)
+      fail(at_ - static_cast<int>(name.size()), at_, takes + ", got '" + std::string(name) + "'");
+    w.stored = found->type;
+    skip_space();
+    if (about.gives_codes && !at_end() && peek() == ',') {
+      ++at_;
+      if (const std::string_view how = read_name("'static'"); how != "static")
+        fail(at_ - static_cast<int>(how.size()), at_, "expected 'static', got '" + std::string(how) + "'");
+      w.about = &onepass::word::quantize_static<dtype::f8e4m3>::about;  // of all
+    }
+    close(about);
   }
 
   void read_strategy(const descriptor& about) {
@@ -270,6 +316,13 @@ class reader {
     of.old_strategy = old_name_;
   }
 
+  void check_stored(const line& to, const word& w) const {
+    const bool contracts = to.linear >= 0 || w.about->kind == word_kind::contraction;
+    if (contracts && ((w.stored != dtype::none && w.about->kind == word_kind::keep) || to.keeps_own_dtype()))
+      fail(w.begin, w.end,
+           "a value kept in a dtype of its own in a line with a contraction, where all are kept in x's dtype");
+  }
+
   void add_contraction(line& to, const word& w) const {
     const operand_kind takes = w.about->operand;
     if (takes == operand_kind::values) {
@@ -294,7 +347,11 @@ class reader {
            std::string("'") + w.about->name + "' behind '" + to.words.back().about->name +
                "', which ends a line: it gives one number a row");
     }
-    if (w.about->gives_number && to.linear >= 0)
+    if (to.gives_codes() || (w.about->gives_codes && to.result(0).is_number())) {
+      fail(w.begin, w.end,
+           std::string("'") + w.about->name + "' behind '" + to.words.back().about->name + "', which ends a line");
+    }
+    if ((w.about->gives_number || w.about->gives_codes) && to.linear >= 0)
       fail(w.begin, w.end, std::string("'") + w.about->name + "' behind a contraction, where it has no kernel");
   }
 
@@ -304,6 +361,7 @@ class reader {
       fail(w.begin, w.end,
            std::string("'") + about.name + "' behind 'values', which must be the last word of its line");
     check_ending(to, w);
+    check_stored(to, w);
     if (about.kind == word_kind::row) {
       if (to.linear >= 0 && !to.scores()) {
         fail(w.begin, w.end, std::string("'") + about.name + "' behind 'linear': a row word stands before it");
@@ -331,8 +389,7 @@ class reader {
     take_numbers(to, w);
     if (about.operand != operand_kind::none) w.operand = to.operands, to.operands += about.operands;
     if (about.kind == word_kind::dropout) w.ordinal = to.dropouts++;
-    if (about.kind == word_kind::keep) w.ordinal = to.keeps++;
-    add_number(to, w);
+    add_result(to, w);
     if (to.operands > kMaxOperands)
       fail(w.begin, w.end, "a line takes at most " + std::to_string(kMaxOperands) + " operands");
     if (to.keeps > kMaxKeeps) fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxKeeps) + " keeps");
@@ -360,8 +417,19 @@ const word& line::operand_word(int operand) const {
   });
 }
 
+dtype line::likely_type(int operand, dtype x) const {
+  const auto next = static_cast<std::size_t>(&operand_word(operand) - words.data()) + 1;
+  const bool is_kept = next < words.size() && words[next].about->kind == word_kind::keep;
+  return result_dtype(x, is_kept ? words[next].stored : dtype::none);
+}
+
 bool line::scores() const {
   return linear >= 0 && words[static_cast<std::size_t>(linear)].about->operand == operand_kind::keys;
+}
+
+bool line::keeps_own_dtype() const {
+  return std::any_of(result_types.begin() + 1, result_types.end(),
+                     [](const result_type& of) { return of.own != dtype::none; });
 }
 
 int line::least_dim() const { return std::any_of(words.begin(), words.end(), is_causal) ? 2 : 0; }
@@ -388,6 +456,11 @@ std::vector<double> defaults_of(const descriptor& about) {
   return all;
 }
 
+std::string_view name_in_lines(dtype type) {
+  return std::find_if(std::begin(kDtypes), std::end(kDtypes), [type](const named_dtype& of) { return of.type == type; })
+      ->name;
+}
+
 line parse(std::string_view text) { return reader(text).read(); }
 
 line slice(const line& of, int begin, int end) {
@@ -406,12 +479,18 @@ line slice(const line& of, int begin, int end) {
     if (i == of.linear) part.linear = i - begin;
     if (w.operand >= 0) w.operand = part.operands++;
     take_numbers(part, w);
-    if (w.about->kind == word_kind::keep) w.ordinal = part.keeps++;
-    add_number(part, w);
+    add_result(part, w);
     if (w.about->kind == word_kind::dropout) part.dropouts = w.ordinal + 1;
     part.words.push_back(w);
   }
   return part;
+}
+
+line differentiable_part(const line& of) {
+  int end = 0;
+  for (std::size_t i = 0; i < of.words.size(); ++i)
+    if (of.words[i].about->kind == word_kind::keep) end = static_cast<int>(i) + 1;
+  return slice(of, 0, end);
 }
 
 std::string operand_name(const line& of, const word& w) { return operand_name(of, w, w.operand); }

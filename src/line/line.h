@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -24,15 +25,18 @@ struct word {
   int operand = -1;                        // which operand of the call it takes
   int parameter_slot = -1;                 // which of the line's numbers is its first
   int ordinal = -1;                        // its count among the dropouts, or among the keeps; of the first ending -1
+  dtype stored = dtype::none;              // what the line says that it keeps its value as; none: x's dtype
 };
 
-// What a result is: a row of x's length (behind a contraction as long as that makes it) and dtype; or one number a row,
-// of shape [...], in the arithmetic's dtype.
-enum class result_shape { row, number };
+// What a result is: a row of x's length (behind a contraction as long as that makes it), in x's dtype or one of its
+// own; or one number a row, of shape [...], or [..., 1] of codes' scale, in the arithmetic's dtype.
+enum class result_shape { row, number, scale };
 struct result_type {
   result_shape shape = result_shape::row;
-  bool is_number() const { return shape == result_shape::number; }
-  dtype type(dtype x) const { return !is_number() ? x : x == dtype::f64 ? dtype::f64 : dtype::f32; }
+  dtype own = dtype::none;  // of a row; none: x's
+  bool is_number() const { return shape != result_shape::row; }
+  bool is_differentiable() const { return shape != result_shape::scale && !is_code(own); }
+  dtype type(dtype x) const { return result_dtype(x, is_number() ? dtype::f32 : own); }
 };
 
 struct line {
@@ -47,17 +51,28 @@ struct line {
   int features = 0;       // numbers that `linear` makes of a row, the line's last words (see with_features)
   int first_operand = 0;  // of a slice: how many operands of the whole line come before its own
   std::vector<double> parameters;
-  std::vector<int> row_words;  // indices of all
-  std::uint64_t numbers = 0;   // bits of the results that are numbers: 0 for the first, 1 + k for what stands at keep k
+  std::vector<int> row_words;                    // indices of all
+  std::vector<result_type> result_types = {{}};  // of the first, then of what stands at keep k
 
   bool rowwise() const { return !row_words.empty(); }
   bool by_rows() const { return rowwise() || features > 0; }  // its kernels have whole rows
   bool scores() const;                                        // whether it begins with `scores`
   int results() const { return 1 + keeps; }
-  result_type result(int i) const { return {(numbers >> i & 1) != 0 ? result_shape::number : result_shape::row}; }
+  result_type result(int i) const { return result_types[static_cast<std::size_t>(i)]; }
+  template <class Is>
+  std::uint64_t results_that(const Is& is) const {  // bits
+    std::uint64_t bits = 0;
+    for (int i = 0; i < results(); ++i) bits |= std::uint64_t{std::invoke(is, result(i))} << i;
+    return bits;
+  }
+  std::uint64_t numbers() const { return results_that(&result_type::is_number); }
+  bool gives_codes() const { return is_code(result(0).own); }
   const word& operand_word(int operand) const;
+  // Where only x's dtype is known: x's, but what is added to a value that is kept in another has that one.
+  dtype likely_type(int operand, dtype x) const;
   int first_row() const { return rowwise() ? row_words.front() : -1; }
   int last_row() const { return rowwise() ? row_words.back() : -1; }
+  bool keeps_own_dtype() const;    // whether some value is kept in another dtype than x's
   int statistics(dtype x) const;   // elements saved of a row, of all row words
   int least_dim() const;           // `causal` looks at the last two dimensions
   bool depends_on_column() const;  // some word looks at its row or column (column operands, dropout, causal, rope)
@@ -79,8 +94,15 @@ std::vector<double> defaults_of(const descriptor&);
 // count, since their masks depend on it.
 line slice(const line&, int begin, int end);
 
+// The words of a line that gives codes on which its gradients depend: those up to the last kept value. Its result is
+// that value once more, whose gradient there is none.
+line differentiable_part(const line&);
+
 // Without dropout, as in evaluation: the words as text again.
 std::string without_dropout(const line&);
+
+// A dtype as lines name it.
+std::string_view name_in_lines(dtype);
 
 // In messages: "operand 1 (residual of 'add')".
 std::string operand_name(const line&, const word&);

@@ -24,6 +24,7 @@ inline constexpr named_property kProperties[] = {
     {"is_softmax", &descriptor::is_softmax},
     {"backward_from_result", &descriptor::backward_from_result},
     {"gives_number", &descriptor::gives_number},
+    {"gives_codes", &descriptor::gives_codes},
 };
 
 // Ours, and behind them those that users have defined (defined.h).

@@ -16,7 +16,8 @@ frame::frame(const line& of, const spec::shape& x, dtype type) : of(of), shape(x
   tensors_.reserve(kTensors);
   fill_parameters(of, type, a);
   a.x.type = a.y.type = type;  // known even where they are not there
-  a.numbers = static_cast<int>(of.numbers);
+  for (int k = 0; k < of.keeps; ++k) a.kept[k].type = result_type(role::kept, k);
+  a.numbers = static_cast<int>(of.numbers() | std::uint64_t{of.gives_codes()});
 }
 
 void frame::operand_type(int operand, dtype its) {
@@ -31,8 +32,10 @@ strided frame::as_rows(const strided& numbers) {
     return all.data();
   };
   strided rows = numbers;
-  rows.dim = shape.dim == 0 ? 0 : numbers.dim + 1;  // a tensor without dimensions is one row
-  rows.sizes = with_one(numbers.sizes), rows.strides = with_one(numbers.strides), rows.number = true;
+  rows.number = true;
+  if (numbers.dim == shape.dim && shape.dim > 0) return rows;  // they are
+  rows.dim = shape.dim == 0 ? 0 : numbers.dim + 1;             // a tensor without dimensions is one row
+  rows.sizes = with_one(numbers.sizes), rows.strides = with_one(numbers.strides);
   return rows;
 }
 
@@ -48,7 +51,7 @@ imagined_frame::imagined_frame(const line& of, const std::int64_t (&sizes)[2], d
     : frame(of, {2, sizes}, x), memory_(at), strides_{at.row_stride, 1} {
   for (int i = 0; i < of.operands; ++i) {
     const bool is_mask = of.operand_word(i).about->kind == word_kind::mask;
-    operand_type(i, is_target(i) ? dtype::i64 : is_mask ? mask : is_column(i) ? column : x);
+    operand_type(i, is_target(i) ? dtype::i64 : is_mask ? mask : is_column(i) ? column : of.likely_type(i, x));
   }
 }
 
@@ -68,7 +71,7 @@ void imagined_frame::forward(bool saves_statistics, bool keeps_rows) {
   const auto any = [&](role what, int i, view& to) {
     if (what == role::operand) enter_operand(i, to);
     else if (is_number(what, i)) enter_number(to);
-    else enter(type, to);
+    else enter(result_type(what, i), to);
   };
   forward_inputs(any), forward_outputs(true, any);
   if (saves_statistics) a.statistics = memory_.columns;
@@ -79,7 +82,7 @@ void imagined_frame::backward(const gradients& plan, bool recomputes, bool keeps
   backward_inputs(backward_reads(of, recomputes), [&](role what, int i, view& to) {
     if (what == role::operand) enter_operand(i, to);
     else if (is_number(what, i)) enter_number(to);
-    else enter(type, to);
+    else enter(result_type(what, i), to);
   });
   if (recomputes) enter(type, a.recomputed);
   backward_outputs(plan, [&](const gradient_output& output, view* to) {

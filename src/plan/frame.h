@@ -18,7 +18,7 @@ std::string why_not_shape(const line&, const shape& x, const char* name);
 
 class frame {
  public:
-  // x's shape and dtype are those of the results that are rows, and of their gradients; see line::result.
+  // x's shape is that of the results that are rows, and of their gradients; see line::result.
   frame(const line&, const spec::shape& x, dtype);
   frame(const frame&) = delete;  // what is entered points here
   frame& operator=(const frame&) = delete;
@@ -32,11 +32,8 @@ class frame {
 
   dtype arithmetic() const { return type == dtype::f64 ? dtype::f64 : dtype::f32; }
   bool empty() const { return shape.rows() == 0 || shape.columns() == 0; }
-  bool is_number(role what, int i) const {
-    const bool first = what == role::result || what == role::gradient;
-    const bool other = what == role::kept || what == role::kept_gradient;
-    return (first || other) && of.result(first ? 0 : 1 + i).is_number();
-  }
+  bool is_number(role what, int i) const { return result_of(what, i).is_number(); }
+  dtype result_type(role what, int i) const { return result_of(what, i).type(type); }  // x's of x, too
   bool is_column(int operand) const { return of.operand_word(operand).about->operand == operand_kind::column; }
   bool is_target(int operand) const { return of.operand_word(operand).about->operand == operand_kind::target; }
   void operand_type(int operand, dtype);
@@ -74,7 +71,7 @@ class frame {
 
   // Enters a tensor that broadcasts to x's shape. Its sizes and strides must outlive the frame.
   void take(const strided& tensor) { tensors_.push_back(tensor); }
-  // One number a row, of x's leading dimensions; as a row of one.
+  // One number a row, of x's leading dimensions (or a last one of 1 behind them); as a row of one.
   void take_number(const strided& tensor) { take(as_rows(tensor)); }
   strided as_rows(const strided& numbers);
   // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns,
@@ -86,6 +83,12 @@ class frame {
   std::vector<strided> tensors_;
 
  private:
+  spec::result_type result_of(role what, int i) const {
+    const bool first = what == role::result || what == role::gradient;
+    const bool other = what == role::kept || what == role::kept_gradient;
+    return first || other ? of.result(first ? 0 : 1 + i) : spec::result_type();
+  }
+
   bool flat_ = false;
   std::deque<std::vector<std::int64_t>> sizes_of_numbers_;  // what their tensors_ point to
 };

@@ -40,7 +40,7 @@ bool needs_input(const line& of, int at, int end, int resume) {
 
 // The word at which backward resumes; -1: it starts at x. It is a row word at the line's end whose gradient needs
 // only its result, or else the last keep before the row word, if a word behind that keep needs a value. No word before
-// the point may need one.
+// the point may need one. Backward knows x's dtype from the result's gradient, from x, or from what it resumes at.
 int resume_point(const line& of) {
   const segment entry = entry_segment(of);
   const bool ends = of.row_words.size() == 1 && of.first_row() + 1 == static_cast<int>(of.words.size());
@@ -49,10 +49,11 @@ int resume_point(const line& of) {
     return of.first_row();
   }
   int resume = -1;
+  const bool has_gradient_like_x = !of.result(0).is_number();
   for (int i = 0; i < entry.end; ++i) {
     const word& w = of.words[static_cast<std::size_t>(i)];
     if (w.about->backward_needs_input) break;
-    if (is_keep(w)) resume = i;
+    if (is_keep(w) && (w.stored == dtype::none || has_gradient_like_x)) resume = i;
   }
   const bool used = of.rowwise() || needs_input(of, resume + 1, entry.end, -1);
   return used ? resume : -1;
@@ -69,6 +70,7 @@ std::string stage_name(const word& w, std::uint64_t boolean_masks, bool resumes)
   if (is_mask(*w.about)) return (boolean_masks >> w.operand & 1) ? "word::mask_boolean" : "word::mask_additive";
   if (w.activation) return std::string("word::") + w.about->name + "<" + type_of(*w.activation) + ">";
   if (takes_number(w)) return std::string("word::") + w.about->with_number;
+  if (w.about->gives_codes) return type_of(*w.about) + "<dtype::" + name_of(w.stored) + ">";
   return type_of(*w.about);
 }
 
@@ -104,6 +106,11 @@ std::uint64_t groups_for(const line& of, const std::vector<operand_facts>& opera
 reads backward_reads(const line& of, bool recomputes) {
   if (of.values >= 0) return backward_reads(attention(of));
   if (of.linear >= 0) return backward_reads(contraction(of));
+  if (of.gives_codes()) {
+    reads of_part = backward_reads(differentiable_part(of));
+    of_part.operands.resize(static_cast<std::size_t>(of.operands));
+    return of_part;
+  }
   reads result;
   const int resume = resume_point(of);
   result.result = resume >= 0 && resume == of.first_row();
@@ -141,6 +148,13 @@ std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size
 gradients plan_gradients(const line& of, dtype x, const std::vector<operand_facts>& operands, std::uint64_t wanted) {
   if (of.values >= 0) return plan_gradients(attention(of), x, operands, wanted).all;
   if (of.linear >= 0) return plan_gradients(contraction(of), x, operands, wanted).all;
+  if (of.gives_codes()) {
+    const line part = differentiable_part(of);
+    gradients plan;
+    if (!part.words.empty()) plan = plan_gradients(part, x, operands, wanted);
+    plan.inputs.resize(static_cast<std::size_t>(of.operands) + 1, kUnwanted);
+    return plan;
+  }
   const int words = static_cast<int>(of.words.size());
   // Two points of the line have the same gradient when every word between them passes it on.
   std::vector<int> same_as(static_cast<std::size_t>(words) + 1, words);
@@ -206,18 +220,22 @@ void fill_parameters(const line& of, dtype x, arguments& a) {
 }
 
 std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward) {
+  if (backward && of.gives_codes()) return type_text(differentiable_part(of), boolean_masks, backward);
   const int resume = backward ? resume_point(of) : -1;
   std::string text = "line<" + chain_text(of, entry_segment(of), boolean_masks, resume);
   for (std::size_t i = 0; i < of.row_words.size(); ++i) {
     const word& row = of.words[static_cast<std::size_t>(of.row_words[i])];
     const bool has_target = row.about->operand == operand_kind::target;
-    const std::string name = has_target
-                                 ? "word::with_target<" + type_of(*row.about) + ", " + std::to_string(row.operand) + ">"
-                                 : type_of(*row.about);
-    const std::string segment = (resume == of.row_words[i] ? "word::resumed<" + name + ">" : name) + ", " +
-                                std::to_string(row.parameter_slot) + ", " +
-                                chain_text(of, segment_behind(of, i), boolean_masks, resume) +
-                                (row.about->gives_number && row.ordinal >= 0 ? ", " + std::to_string(row.ordinal) : "");
+    const std::string name =
+        has_target ? "word::with_target<" + type_of(*row.about) + ", " + std::to_string(row.operand) + ">"
+        : row.about->gives_codes
+            ? type_of(*row.about) + "<dtype::" + name_of(row.stored) + ", " + std::to_string(row.ordinal) + ">"
+            : type_of(*row.about);
+    const std::string segment =
+        (resume == of.row_words[i] ? "word::resumed<" + name + ">" : name) + ", " + std::to_string(row.parameter_slot) +
+        ", " + chain_text(of, segment_behind(of, i), boolean_masks, resume) +
+        (row.about->gives_number && !row.about->gives_codes && row.ordinal >= 0 ? ", " + std::to_string(row.ordinal)
+                                                                                : "");
     text += i == 0 ? ", " + segment : ", segment<" + segment + ">";
   }
   if (!of.rowwise() && of.features > 0)
@@ -233,6 +251,9 @@ std::string structure(const line& of, std::uint64_t boolean_masks) {
     text += w.about->name + std::string(w.about->defined);
     // Behind `linear` the count of dropouts goes on, which the kernel's type knows.
     if (w.about->kind == word_kind::dropout && w.ordinal != dropouts++) text += "#" + std::to_string(w.ordinal);
+    // The type is that of `keep`, but for where backward resumes.
+    if (is_keep(w) && w.stored != dtype::none && of.result(0).is_number()) text += "(own)";
+    if (w.about->gives_codes) text += std::string("(") + name_of(w.stored) + ")";
     if (w.activation) text += std::string("(") + w.activation->name + w.activation->defined + ")";
     if (takes_number(w)) text += "(" + std::string(w.about->parameter) + ")";
     if (w.operand >= 0 && (boolean_masks >> w.operand & 1)) text += "(bool)";
@@ -253,16 +274,20 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
     const std::int64_t wide = at(index) * element;
     if (w.about->kind == word_kind::contraction) return columns * element * columns_behind * matrices;
     if (w.about->operand == operand_kind::target) return rows * size_of(dtype::i64);
-    return w.about->operand == operand_kind::column ? wide : rows * wide;
+    return w.about->operand == operand_kind::column ? wide : rows * at(index) * size_of(of.likely_type(w.operand, x));
   };
   const std::int64_t number_bytes = rows * (x == dtype::f64 ? 8 : 4);
   const std::int64_t x_bytes = rows * columns * element;
-  const std::int64_t y_bytes =
-      of.result(0).is_number() ? number_bytes : rows * at(static_cast<int>(of.words.size())) * element;
+  const std::int64_t y_bytes = of.result(0).is_number()
+                                   ? number_bytes
+                                   : rows * at(static_cast<int>(of.words.size())) * size_of(of.result(0).type(x));
   const std::int64_t statistics = read.statistics ? of.statistics(x) * number_bytes : 0;
   cost total;
   total.forward.bytes = x_bytes + y_bytes + statistics;
-  total.saved_bytes = statistics + (read.x || read.kept >= 0 || read.result ? x_bytes : 0);
+  const std::int64_t resumed_bytes = read.kept >= 0 ? rows * columns * size_of(of.result(1 + read.kept).type(x))
+                                     : read.result  ? x_bytes
+                                                    : 0;
+  total.saved_bytes = statistics + (read.x ? x_bytes : resumed_bytes);
   if (read.product || read.kept_behind >= 0 || read.result_behind) total.saved_bytes += y_bytes;
   if (read.product) total.forward.bytes += y_bytes;
   std::int64_t kept = 0;
@@ -275,7 +300,7 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
       if (read.operands[static_cast<std::size_t>(w.operand) + static_cast<std::size_t>(k)])
         total.saved_bytes += operand_bytes.back();
     }
-    if (is_keep(w)) kept += rows * at(i) * element;
+    if (is_keep(w)) kept += rows * at(i) * size_of(result_dtype(x, w.stored));
     if (w.about->gives_number && w.ordinal >= 0) kept += number_bytes;
     const bool contracts = w.about->kind == word_kind::contraction;
     const std::int64_t elements = contracts ? 2 * rows * columns * columns_behind : rows * at(i);
@@ -285,6 +310,15 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
   total.forward.bytes += kept;
   const std::vector<operand_facts> facts(static_cast<std::size_t>(of.operands), operand_facts{x, false});
   const gradients gradient = plan_gradients(of, x, facts, ~std::uint64_t{0});
+  if (of.gives_codes()) {  // which have no gradient
+    total.backward = {}, total.saved_bytes = 0;
+    const line part = differentiable_part(of);
+    if (part.words.empty()) return total;
+    const cost of_part = estimate(part, rows, columns, columns_behind, x, matrices);
+    total.backward = {of_part.backward.bytes - x_bytes, of_part.backward.flops};
+    total.saved_bytes = of_part.saved_bytes;
+    return total;
+  }
   total.backward.bytes = total.saved_bytes + y_bytes + kept;
   for (const gradient_output& output : gradient.outputs) {
     total.backward.bytes += output.input == 0 ? x_bytes : operand_bytes[static_cast<std::size_t>(output.input) - 1];

@@ -79,9 +79,9 @@ struct cost {
   traffic forward, backward;
   std::int64_t saved_bytes = 0;  // kept between forward and backward
 };
-// Every tensor once; operands count in x's dtype (a boolean mask would be one byte; its dtype is not known here).
-// columns_behind: out_features, or keys, of lines with a contraction; matrices: batches of keys. Tensors between the
-// kernels of such a line do not count.
+// Every tensor once; operands count in line::likely_type (a boolean mask would be one byte; its dtype is not known
+// here). columns_behind: out_features, or keys, of lines with a contraction; matrices: batches of keys. Tensors between
+// the kernels of such a line do not count.
 cost estimate(const line&, std::int64_t rows, std::int64_t columns, std::int64_t columns_behind, dtype x,
               std::int64_t matrices = 1);
 

@@ -108,6 +108,27 @@ TEST_F(Core, AKeptValueHasAGradientOrNone) {
   EXPECT_EQ(dx, dkept);
 }
 
+TEST_F(Core, AValueIsKeptInItsOwnDtype) {
+  std::vector<std::uint16_t> half(x.size(), 0x3c00), result(x.size()), dhalf(x.size());  // ones
+  numbers residual = normal(kRows * kColumns, 5), kept(x.size()), dkept = normal(kRows * kColumns, 6),
+          dresidual(x.size()), statistics(kRows);
+  const auto in_16_bits = [](std::vector<std::uint16_t>& numbers) {
+    return tensor{numbers.data(), dtype::f16, {kRows, kColumns}};
+  };
+  const line norm("add | keep(float32) | rms_norm(1e-6)");
+  values call{.x = in_16_bits(half),
+              .operands = {matrix(residual)},
+              .y = in_16_bits(result),
+              .kept = {matrix(kept)},
+              .statistics = of(statistics, {norm.statistics(dtype::f16), kRows})};
+  norm.forward(call);
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(kept[i], 1 + residual[i]);
+  norm.backward(call, {.y = {}, .kept = {matrix(dkept)}, .x = in_16_bits(dhalf), .operands = {matrix(dresidual)}});
+  EXPECT_EQ(dresidual, dkept);
+  call.kept = {in_16_bits(result)};
+  EXPECT_EQ(refusal([&] { norm.forward(call); }), "onepass: kept[0] must be float32, got float16");
+}
+
 TEST_F(Core, StridesAndBroadcastingAreRead) {
   numbers wide = normal(kRows * 2 * kColumns, 7), one = normal(kColumns, 8);
   line("gelu | add")

@@ -234,7 +234,29 @@ To truncated(From x) {
   return static_cast<To>(cut);
 }
 
+// Saturates. NaN is the one that has all bits but the sign.
+template <int kMantissa, int kBias>
+u16 to_code(float x, float largest) {
+  if (std::isnan(x)) return 0x7f;
+  const auto exponent = [](float m) { return m > 0 ? std::max(std::ilogb(m), 1 - kBias) : 1 - kBias; };
+  const auto steps = [&](float m, int e) { return std::nearbyint(std::ldexp(m, kMantissa - e)); };
+  const float given = std::fmin(std::fabs(x), largest);
+  const float rounded = std::ldexp(steps(given, exponent(given)), exponent(given) - kMantissa);
+  const int e = exponent(rounded);
+  const int code = ((e + kBias - 1) << kMantissa) + static_cast<int>(steps(rounded, e));
+  return static_cast<u16>(code | (std::signbit(x) ? 128 : 0));
+}
+
+u16 pair_of_e4m3(float low, float high) {
+  return static_cast<u16>(to_code<3, 7>(high, 448) << 8 | to_code<3, 7>(low, 448));
+}
+u16 pair_of_e5m2(float low, float high) {
+  return static_cast<u16>(to_code<2, 15>(high, 57344) << 8 | to_code<2, 15>(low, 57344));
+}
+
 step find_half_conversion(const std::string& to, const std::string& from) {
+  if (to == "e4m3x2") return ONEPASS_STEP(set<u16>(t, i, 0, pair_of_e4m3(get<float>(t, i, 2), get<float>(t, i, 1))));
+  if (to == "e5m2x2") return ONEPASS_STEP(set<u16>(t, i, 0, pair_of_e5m2(get<float>(t, i, 2), get<float>(t, i, 1))));
   if (to == "f32" && from == "f16") return ONEPASS_STEP(set<float>(t, i, 0, from_half(get<u16>(t, i, 1), false)));
   if (to == "f32" && from == "bf16") return ONEPASS_STEP(set<float>(t, i, 0, from_half(get<u16>(t, i, 1), true)));
   if (to == "bf16" && from == "f32") return ONEPASS_STEP(set<u16>(t, i, 0, to_half(get<float>(t, i, 1), true)));

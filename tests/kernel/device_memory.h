@@ -37,6 +37,14 @@ inline float from_bits(std::uint16_t bits, dtype type) {
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }
 
+inline double from_code(uint8 code, dtype type) {
+  if (type == dtype::i8) return static_cast<int8>(code);
+  const int mantissa = type == dtype::f8e4m3 ? 3 : 2, bias = type == dtype::f8e4m3 ? 7 : 15;
+  const int exponent = (code & 127) >> mantissa, low = code & ((1 << mantissa) - 1);
+  const double value = std::ldexp(low + (exponent > 0 ? 1 << mantissa : 0), std::max(exponent, 1) - bias - mantissa);
+  return (code & 128) != 0 ? -value : value;
+}
+
 // Numbers as a dtype has them; host() is what the device has.
 class device_tensor {
  public:
@@ -72,7 +80,8 @@ class device_tensor {
     for (std::size_t i = 0; i < count_; ++i) {
       float wide;
       std::uint16_t narrow;
-      if (type_ == dtype::f32) std::memcpy(&wide, &raw[4 * i], 4), numbers[i] = wide;
+      if (is_code(type_)) numbers[i] = from_code(static_cast<uint8>(raw[i]), type_);
+      else if (type_ == dtype::f32) std::memcpy(&wide, &raw[4 * i], 4), numbers[i] = wide;
       else std::memcpy(&narrow, &raw[2 * i], 2), numbers[i] = from_bits(narrow, type_);
     }
     return numbers;

@@ -35,8 +35,7 @@ class line_call {
         continue;
       }
       const std::size_t numbers = is_column(i) ? static_cast<std::size_t>(of.columns) : count;
-      add(operand(i), drawn(numbers, is_column(i) ? column : x, 3 + static_cast<unsigned>(i)),
-          is_column(i) ? column : x);
+      add(operand(i), drawn(numbers, type_of(i), 3 + static_cast<unsigned>(i)), type_of(i));
     }
     for (int k = 0; k < line_.keeps; ++k) add_gradient(1 + k, kept(k, "d"), 100 + static_cast<unsigned>(k));
   }
@@ -47,6 +46,34 @@ class line_call {
     launch_all(forward_request(), a, a.statistics == nullptr ? &a.statistics : nullptr);
     backward(again);
     expect_found();
+  }
+  // Of a line that gives codes: codes times scales are its values before `quantize`, to half a unit of the code.
+  // unit: of a code, beside it; 0 where it is the scale.
+  void expect_codes(double unit) {
+    arguments a = begin_forward();
+    launch_all(forward_request(), a, a.statistics == nullptr ? &a.statistics : nullptr);
+    const std::vector<double> codes = found_.at("y")->host(), scales = found_.at(kept(line_.keeps - 1, ""))->host();
+    std::vector<double> exact = exact_.at("x");
+    const spec::line before = spec::slice(line_, 0, static_cast<int>(line_.words.size()) - 1);
+    values of_values = values_;
+    of_values.y = {exact.data(), dtype::f64, shape(false)}, of_values.kept.pop_back(), of_values.statistics = {};
+    if (!before.words.empty()) line(before.text).forward(of_values);
+    const double rounding = x_ == dtype::f32 ? 1e-5 : x_ == dtype::f16 ? 2e-3 : 1e-2;  // of kept values
+    for (int64 row = 0; row < of_.rows; ++row) {
+      const double scale = scales[static_cast<std::size_t>(row)];
+      double largest = 0, beyond = 0;
+      const auto each = [&](const auto& body) {
+        for (int64 column = 0; column < of_.columns; ++column)
+          body(static_cast<std::size_t>(row * of_.columns + column));
+      };
+      each([&](std::size_t at) { largest = std::max(largest, std::fabs(exact[at])); });
+      each([&](std::size_t at) {
+        const double half = std::max(unit * std::fabs(exact[at]), scale * (unit == 0 ? 0.5 : 0x1p-10));
+        beyond = std::max(beyond, std::fabs(codes[at] * scale - exact[at]) - half);
+      });
+      EXPECT_NEAR(scale, largest / largest_code(line_.result(0).own), rounding * scale) << line_.text;
+      EXPECT_LT(beyond, rounding * largest) << line_.text << ", " << of_.rows << " x " << of_.columns;
+    }
   }
   // And what is right.
   arguments begin_forward() {
@@ -88,6 +115,7 @@ class line_call {
   static std::string operand(int i) { return "operand " + std::to_string(i); }
   static std::string kept(int k, const char* before) { return before + std::string("kept ") + std::to_string(k); }
   bool is_column(int i) const { return line_.operand_word(i).about->operand == operand_kind::column; }
+  dtype type_of(int i) const { return is_column(i) ? column_ : line_.likely_type(i, x_); }
   bool is_target(int i) const { return line_.operand_word(i).about->operand == operand_kind::target; }
   // The last row is ignored.
   void add_target(int i) {
@@ -106,26 +134,29 @@ class line_call {
   // Of results, which are rows or one number a row.
   bool is_number(int i) const { return line_.result(i).is_number(); }
   std::vector<std::int64_t> shape_of_result(int i) const {
+    if (line_.result(i).shape == spec::result_shape::scale) return {of_.rows, 1};
     return is_number(i) ? std::vector<std::int64_t>{of_.rows} : shape(false);
   }
   void add_gradient(int i, const std::string& name, unsigned seed) {
-    if (!is_number(i)) return add(name, drawn(count(false), x_, seed), x_);
+    if (line_.gives_codes()) return;  // backward is of other lines
+    if (const dtype type = line_.result(i).type(x_); !is_number(i))
+      return add(name, drawn(count(false), type, seed), type);
     const std::vector<float> numbers = drawn(static_cast<std::size_t>(of_.rows), dtype::f32, seed);
     given_.try_emplace(name, std::make_unique<device_tensor>(numbers, dtype::f32));
     exact_[name].assign(numbers.begin(), numbers.end());
   }
   view given_gradient(int i, const std::string& name) const {
-    if (!is_number(i)) return given(name, x_);
+    if (!is_number(i)) return given(name, line_.result(i).type(x_));
     return {given_.at(name)->data(), {0, 0, 0, 1}, dtype::f32, 0};
   }
   tensor exact_gradient(int i, const std::string& name) {
     return {exact_.at(name).data(), dtype::f64, shape_of_result(i)};
   }
   tensor to_result(int i, const std::string& name) {
-    return {expected_.at(name).data(), dtype::f64, shape_of_result(i)};
+    return {expected_.at(name).data(), line_.result(i).type(dtype::f64), shape_of_result(i)};
   }
   view result_of_line(int i, const std::string& name, view like) {
-    if (!is_number(i)) return result(name, x_, false, like);
+    if (!is_number(i)) return result(name, line_.result(i).type(x_), false, like);
     found_[name] = std::make_unique<device_tensor>(static_cast<std::size_t>(of_.rows), dtype::f32);
     expected_[name].resize(static_cast<std::size_t>(of_.rows));
     return {found_[name]->data(), {0, 0, 0, 1}, dtype::f32, 0};
@@ -173,7 +204,7 @@ class line_call {
     for (int i = 0; i < line_.operands; ++i) {
       if (is_target(i)) a.operand[i] = {given_.at(operand(i))->data(), {0, 0, 0, 1}, dtype::i64, 0};
       else if (is_column(i)) a.operand[i].data = data_of(operand(i), column_);
-      else a.operand[i] = given(operand(i), x_);
+      else a.operand[i] = given(operand(i), type_of(i));
     }
     a.dropout_state = static_cast<const int64*>(state_.data());
     return a;
@@ -230,7 +261,7 @@ class line_call {
       if (is_column(i)) {
         columns_.push_back(result(name, column_, true, {nullptr, {}, column_, 1}));
       } else if (c.a.operand_gradient[i].data != nullptr) {
-        a.operand_gradient[i] = result(name, x_, false, c.a.operand_gradient[i]);
+        a.operand_gradient[i] = result(name, type_of(i), false, c.a.operand_gradient[i]);
       } else {
         continue;
       }
@@ -325,6 +356,36 @@ TEST_F(EmulatedAnyLines, OfSeveralRowWordsAreTheCpus) {
     line_call(of.line, of.x, of.column, of.of).expect_right();
   line_call(residual, dtype::bf16, dtype::bf16, {5, 256}).expect_right(true);
   line_call(residual, dtype::f32, dtype::f32, {1, 300000}).expect_right(true);
+}
+
+// A value kept in float32 beside 16 bits, to which a residual of float32 was added.
+TEST_F(EmulatedAnyLines, ThatKeepFloat32AreTheCpus) {
+  const char* const residual = "add | keep(float32) | rms_norm | scale";
+  for (const line_case& of :
+       {line_case{residual, dtype::bf16, dtype::bf16, {9, 64}}, line_case{residual, dtype::f16, dtype::f32, {20, 1001}},
+        line_case{residual, dtype::bf16, dtype::bf16, {2, 40000}},
+        line_case{residual, dtype::bf16, dtype::bf16, {2, 600000}},
+        line_case{residual, dtype::f32, dtype::f32, {3, 96}},
+        line_case{"add | keep(float32) | gelu", dtype::bf16, dtype::bf16, {7, 77}},
+        line_case{"add | keep(float32) | rms_norm | scale | keep | logsumexp", dtype::bf16, dtype::bf16, {5, 200}},
+        line_case{"rms_norm | scale | add | keep(float32) | layer_norm", dtype::bf16, dtype::bf16, {6, 1000}}})
+    line_call(of.line, of.x, of.column, of.of).expect_right();
+  line_call(residual, dtype::bf16, dtype::bf16, {5, 75}, {.offset = 1, .gap = 3}).expect_right();
+}
+
+// Codes of norms' results, beside what is kept; their values are compared.
+TEST_F(EmulatedAnyLines, ThatGiveCodesAreTheCpus) {
+  const std::string norm = "times | add | keep | layer_norm | scale | bias | quantize(fp8)";
+  for (const line_case& of : {line_case{norm.c_str(), dtype::bf16, dtype::bf16, {9, 64}},
+                              line_case{norm.c_str(), dtype::f32, dtype::f32, {5, 77}},
+                              line_case{norm.c_str(), dtype::f16, dtype::f32, {3, 5000}},
+                              line_case{"quantize(fp8)", dtype::bf16, dtype::bf16, {4, 1001}},
+                              line_case{"quantize(fp8)", dtype::f32, dtype::f32, {2, 40000}},
+                              line_case{"rms_norm | quantize(fp8)", dtype::bf16, dtype::bf16, {1, 600000}}})
+    line_call(of.line, of.x, of.column, of.of).expect_codes(0x1p-4);
+  line_call("quantize(fp8)", dtype::bf16, dtype::bf16, {5, 75}, {.offset = 1, .gap = 3}).expect_codes(0x1p-4);
+  line_call("quantize(fp8e5m2)", dtype::bf16, dtype::bf16, {9, 64}).expect_codes(0x1p-3);
+  line_call("quantize(int8)", dtype::bf16, dtype::bf16, {9, 64}).expect_codes(0);
 }
 
 // By threads of a warp, of a block and of a cluster; or in parts. Of l2_norm's rows some are shorter than its number.

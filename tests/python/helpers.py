@@ -113,6 +113,8 @@ COMPILED_LINES = (
     "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy",
     "bias | gelu | mean | sum",
     "add | keep | softcap(3.0) | cross_entropy(0.1, 0.01) | logprob",
+    "add | keep(float32) | rms_norm(1e-6) | scale",
+    "scale | keep(float32) | gelu | add | keep | softmax",
 )
 
 NO_COMPILER = {"ONEPASS_CXX": "/nonexistent/compiler"}  # a process's environment
@@ -194,7 +196,8 @@ def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_
 
     operands, constants = [], []
     x = normal(shape, dtype)
-    for word in words_of(line):
+    words = words_of(line)
+    for word, behind in zip(words, [*words[1:], None]):
         if word.operand == "matrix":
             operands.append((normal((out_features, shape[-1]), torch.float64) / math.sqrt(max(shape[-1], 1))).to(dtype))
             shape = (*shape[:-1], out_features)
@@ -216,9 +219,14 @@ def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_
             ignored = torch.rand(shape[:-1], generator=generator) < 1 / 7
             operands.append(target.masked_fill(ignored, int(word.parameters[-1])).to(device))
         elif word.operand == "tensor":
-            operands += [normal(shape, dtype) for _ in range(word.operands)]
+            of = _kept_dtype(behind, dtype) if behind is not None else dtype  # a residual is kept as it comes
+            operands += [normal(shape, of) for _ in range(word.operands)]
             constants += operands[-2:] if word.kind == "rotary" else []
     return Inputs(*_split([_leaf(t, all(t is not c for c in constants)) for t in (x, *operands)]))
+
+
+def _kept_dtype(word, dtype):
+    return torch.promote_types(dtype, getattr(torch, word.dtype)) if word.dtype and word.kind == "keep" else dtype
 
 
 class Recorder(TorchDispatchMode):
@@ -285,7 +293,7 @@ def compose_exactly(line, inputs, state, dtype, *, round_kept, training=True):
     operands, value, kept, numbers, dropouts = iter(inputs.operands), inputs.x, [], [], 0
     for word in words_of(line):
         if word.kind in ("keep", "rounding"):
-            value = _Rounded.apply(value, dtype)
+            value = _Rounded.apply(value, _kept_dtype(word, dtype))
             kept += [value] if word.kind == "keep" else []
             continue
         taken = [next(operands)] if word.operand != "none" else []
@@ -311,8 +319,8 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
     dtype = inputs.x.dtype
     results, state = run(line, inputs, training=training)
     arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
-    for result, is_number in zip(results, onepass.Line(line).numbers, strict=True):
-        assert result.dtype == (arithmetic if is_number else dtype) and result.is_contiguous()
+    for result, expected in zip(results, _native.result_dtypes(line, dtype), strict=True):
+        assert result.dtype == expected and result.is_contiguous()
     grad_outputs = upstream(results) if grad_outputs is None else grad_outputs
     ours = gradients(results, inputs, grad_outputs)
 
@@ -348,6 +356,29 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
             ours[i], theirs[i], [grads[i] for _, grads in exact], what, scale=scale, precision=precision, slack=slack
         )
     return results, ours
+
+
+LARGEST_CODES = {"fp8": 448.0, "fp8e5m2": 57344.0, "int8": 127.0}
+
+
+def check_codes(line, inputs):
+    """Codes times scales are the values before them to half a unit of a code, and rounding of the words before."""
+    dtype, name = inputs.x.dtype, words_of(line)[-1].dtype
+    (codes, *kept, scale), state = run(line, inputs)
+    before, _, _ = line.rpartition(" | ")
+    wide = inputs.to(torch.float64)
+    rounds = dtype in HALF_TYPES and any(word.kind in ("keep", "rounding") for word in words_of(before))
+    value, *their_kept = compose_exactly(before, wide, state, dtype, round_kept=rounds)
+    unit = {"fp8": 2.0**-4, "fp8e5m2": 2.0**-3, "int8": 0.0}[name]
+    half = (unit * value.abs()).maximum(scale.double() * (0.5 if name == "int8" else 2.0**-10))
+    largest = value.abs().amax(-1, keepdim=True)
+    rounding = 1e-5 if not rounds else 8 * torch.finfo(dtype).eps
+    assert ((codes.double() * scale.double() - value).abs() <= half + rounding * largest).all(), line
+    torch.testing.assert_close(scale.double(), largest / LARGEST_CODES[name], rtol=rounding, atol=2.0**-126)
+    for ours, theirs in zip(kept, their_kept, strict=True):
+        error = (ours.double() - theirs).abs().max()
+        assert error <= max(2 * torch.finfo(ours.dtype).eps, 1e-5) * theirs.abs().max(), line
+    return codes, *kept, scale
 
 
 def check_error(ours, theirs, exact, what, *, scale=None, precision=None, slack=1.0):

@@ -67,6 +67,10 @@ struct test_place {
   }
   L rounded(L v) const { return (v + L(test::kToSixteenths)) - L(test::kToSixteenths); }
   template <int>
+  L as_kept(L v) const {
+    return rounded(v);
+  }
+  template <int>
   L keep(L v) {
     out.kept = number(rounded(v));
     return rounded(v);

@@ -78,7 +78,8 @@ struct arguments {
 
   int64 task_rows, task_columns;  // CPU: the partition; CUDA: columns of a part of a row. A function of shapes only
   int stream_stores;              // CPU: write past the caches
-  int numbers;  // CPU: bits of the results that are one number a row: 0 for y, 1 + k for kept k, and their gradients
+  // CPU: bits of the results that are one number a row, or codes: 0 for y, 1 + k for kept k, and their gradients.
+  int numbers;
 
   // Of one tensor of several.
   int64 first_row;               // dropout counts the rows of those before it

@@ -22,6 +22,7 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
 // NUMBER(member, name) is an int, FLAG a bool, BITS a set. Config has beside these:
 //   arithmetic, index   float or double; of an element: int where they are few, int64
 //   kX, kOperand[]      storage types
+//   kY, kKept[]         and of results that are rows; backward: kY of dx
 //   kThreads            of a block
 //   kMembers            tensors that the launch has room for, each with arguments of its own; 0: one
 //   kFeatures           that end a row

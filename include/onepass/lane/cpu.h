@@ -202,6 +202,51 @@ ONEPASS_FUNCTION bool can_stream(const void* row, dtype type) {
   return bytes >= 16 && reinterpret_cast<uintptr_t>(row) % (bytes < kRegister ? bytes : kRegister) == 0;
 }
 
+namespace storage {
+// Of values up to the largest that a code has, the nearest, ties to even; NaN is NaN, and of int8 0.
+template <class D>
+ONEPASS_FUNCTION hn::Vec<hn::Rebind<uint8_t, D>> to_codes(D d, vector<D> value, dtype type) {
+  const hn::Rebind<uint32_t, D> du;
+  const auto is_number = hn::RebindMask(du, hn::Eq(value, value));
+  const auto narrow = [](auto codes) ONEPASS_LAMBDA {
+    return hn::DemoteTo(hn::Rebind<uint8_t, D>(), hn::BitCast(hn::Rebind<int32_t, D>(), codes));
+  };
+  if (type == dtype::i8) {  // the adder rounds, and leaves the integer in the low bits
+    const auto sum = hn::BitCast(du, hn::Add(value, hn::Set(d, 12582912.0f)));
+    return narrow(hn::IfThenElseZero(is_number, hn::And(sum, hn::Set(du, 0xffu))));
+  }
+  const bool wide = type == dtype::f8e5m2;  // of exponents: two bits of mantissa, else three
+  const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(du, value)), hn::Set(du, 0x80u));
+  const auto magnitude = hn::Abs(value);
+  const auto bits = hn::BitCast(du, magnitude);
+  const auto half = hn::Set(d, wide ? 128.0f : 16384.0f);  // beside which a denormal code is the low bits
+  const auto denormal = hn::Sub(hn::BitCast(du, hn::Add(magnitude, half)), hn::BitCast(du, half));
+  const auto kept = [&](auto b) ONEPASS_LAMBDA { return wide ? hn::ShiftRight<21>(b) : hn::ShiftRight<20>(b); };
+  const auto odd = hn::And(kept(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, wide ? 0xfffffu : 0x7ffffu)));
+  const auto normal = hn::Sub(kept(rounded), hn::Set(du, wide ? 112u << 2 : 120u << 3));
+  const auto is_small = hn::RebindMask(du, hn::Lt(magnitude, hn::Set(d, wide ? 0x1p-14f : 0x1p-6f)));
+  const auto code = hn::Or(sign, hn::IfThenElse(is_small, denormal, normal));
+  return narrow(hn::IfThenElse(is_number, code, hn::Set(du, 0x7fu)));
+}
+}  // namespace storage
+
+template <class T>
+ONEPASS_FUNCTION void store_codes(void* row, dtype type, int64 column, vec<T> value, int count) {
+  const hn::ScalableTag<T> d;
+  char* at = static_cast<char*>(row) + column;
+  const auto put = [&](auto df, auto narrowed) ONEPASS_LAMBDA {
+    const hn::Rebind<uint8_t, decltype(df)> d8;
+    const auto codes = storage::to_codes(df, narrowed, type);
+    if (HWY_LIKELY(count == vec<T>::kLanes)) return hn::StoreU(codes, d8, reinterpret_cast<uint8_t*>(at));
+    HWY_ALIGN uint8_t some[vec<T>::kLanes];
+    hn::StoreU(codes, d8, some);
+    storage::copy_bytes(reinterpret_cast<const char*>(some), at, static_cast<size_t>(count));
+  };
+  if constexpr (sizeof(T) == 4) put(d, value.raw);
+  else put(hn::Rebind<float, decltype(d)>(), storage::narrow(d, value.raw));
+}
+
 // Adds the first `count` elements to doubles, or puts them there.
 template <class T>
 ONEPASS_FUNCTION void add_to_doubles(vec<T> value, double* to, int count, bool put) {

@@ -48,7 +48,8 @@ concept cursor_of = requires(Cursor& at, L v, int threshold) {
   { at.template matrix_row<L>() } -> same<L>;
   { at.template opposite<L>(any_function()) } -> same<L>;  // f(cursor half a row away), negative in the first half
   { at.template keep<0>(v) } -> same<L>;                   // stores keep K; the value as stored
-  { at.rounded(v) } -> same<L>;                            // the value as it would be stored
+  { at.rounded(v) } -> same<L>;                            // the value as x's dtype would store it
+  { at.template as_kept<0>(v) } -> same<L>;                // as keep K would
   { at.template kept<L, 0>() } -> same<L>;
   { at.template kept_gradient<L, 0>() } -> same<L>;
   at.template contract<0>(v, v);                                      // adds Σ x w to the row's feature J
@@ -115,7 +116,7 @@ struct placed {
   template <class L, class Cursor>
   static ONEPASS_FUNCTION L recompute(L x, Cursor& at) {
     if constexpr (resumes) return at.template kept<L, Ordinal>();
-    else if constexpr (about.kind == word_kind::keep) return at.rounded(x);
+    else if constexpr (about.kind == word_kind::keep) return at.template as_kept<Ordinal>(x);
     else if constexpr (about.kind == word_kind::feature) return x;
     else return compute(x, at);
   }
@@ -192,7 +193,8 @@ struct chain<> {
   static constexpr bool resumes = false, adds = false;
   static constexpr bool turns = false;        // looks at both halves of a row
   static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
-  static constexpr int flops = 0;             // forward and backward, per element
+  static constexpr bool gives_codes = false;
+  static constexpr int flops = 0;                                            // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0, features = 0;  // as the words so far have counted
   template <class L, class Cursor>
   static ONEPASS_FUNCTION L forward(L x, Cursor&) {
@@ -215,6 +217,7 @@ struct chain<Head, Tail...> {
   static constexpr bool adds = Head::adds;
   static constexpr bool turns = Head::about.kind == word_kind::rotary || tail::turns;
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
+  static constexpr bool gives_codes = Head::about.gives_codes || tail::gives_codes;
   static constexpr int flops = Head::flops + tail::flops;
   static constexpr int operands = larger(Head::operands, tail::operands);
   static constexpr int dropouts = larger(Head::dropouts, tail::dropouts);
@@ -268,6 +271,17 @@ inline constexpr bool gives_number = Row::about.gives_number;
 template <>
 inline constexpr bool gives_number<void> = false;
 
+template <class Row>
+inline constexpr bool gives_codes = Row::about.gives_codes;
+template <>
+inline constexpr bool gives_codes<void> = false;
+
+// Where the scale of its codes stands among the kept values; -1: it gives none.
+template <class Row>
+inline constexpr int scale_number = -1;
+template <dtype D, int K>
+inline constexpr int scale_number<word::quantize<D, K>> = K;
+
 // The operand that a row word takes, its target; -1: none. The last one says which numbers are ignored.
 template <class Row>
 inline constexpr int target_operand = -1;
@@ -282,8 +296,8 @@ template <class Row, int RowParameter = -1, class Post = chain<>, int Number = -
 struct segment {
   using row = Row;
   using post = Post;
-  static constexpr int row_parameter = RowParameter, number = Number;
-  static constexpr int keeps = larger(Post::keeps, Number + 1);
+  static constexpr int row_parameter = RowParameter, number = Number < 0 ? scale_number<Row> : Number;
+  static constexpr int keeps = larger(Post::keeps, number + 1);
 };
 
 template <int I, class First, class... More>
@@ -310,13 +324,16 @@ struct line {
   using segment_at = typename nth<I, segment<Row, RowParameter, Post>, More...>::type;
   using last = segment_at<segments - 1>;
   using row = typename last::row;  // the last row word; others are segment_at<I>::row
-  static constexpr bool gives_number = onepass::ONEPASS_TARGET::gives_number<row>;  // its result; else a row
+  // Its result is codes, or one number a row; else a row.
+  static constexpr bool gives_codes =
+      onepass::ONEPASS_TARGET::gives_codes<row> || Pre::gives_codes || last::post::gives_codes;
+  static constexpr bool gives_number = onepass::ONEPASS_TARGET::gives_number<row> && !gives_codes;  // this; else a row
   using post = typename last::post;
   static constexpr int row_parameter = last::row_parameter, number = last::number;
 
   static constexpr int operands = largest_of<Pre::operands, Post::operands, More::post::operands...>;
   static constexpr int dropouts = largest_of<Pre::dropouts, Post::dropouts, More::post::dropouts...>;
-  static constexpr int keeps = largest_of<Pre::keeps, Post::keeps, More::keeps...>;
+  static constexpr int keeps = largest_of<Pre::keeps, segment_at<0>::keeps, More::keeps...>;
   static constexpr int features = post::features;
 
   // Where a row word's numbers begin among those that are saved of a row; the number of all for I = segments.

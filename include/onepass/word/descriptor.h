@@ -46,6 +46,7 @@ struct descriptor {
   double parameter_default = 0;      // or kMachineEpsilon
   double other_defaults[2] = {};     // of the second and the third, where there are any
   const char* with_number = "";      // the struct in onepass::word that takes the number; without one the word has none
+  const char* dtypes = "";           // what its result may be stored as where that is not x's dtype, with commas
   bool backward_needs_input = true;  // the value that stood before the word
   bool backward_needs_operand = false;
   bool passes_gradient = false;           // dx is dy itself
@@ -56,6 +57,7 @@ struct descriptor {
   int flops_recompute = 0;                // of the result from x and statistics (row words)
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
   bool gives_number = false;              // an ending: one number a row, and the row goes on unchanged (row words)
+  bool gives_codes = false;               // and codes of the row, the line's result, of which the number is the scale
   double of_nothing = 0;                  // that number of a row without elements
   bool needs_elements = false;            // there is none
   int flops_forward = 1;                  // per element

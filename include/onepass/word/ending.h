@@ -5,6 +5,8 @@
 // saved. backward adds to dz, the gradient of what stands behind, the number's gradient `saved.gradient` times its
 // slope: it needs no sum over the row.
 //
+// One that gives codes has a forward of its own, whose result is the line's, and its number stands behind it.
+//
 // Those with a target, a column of the row, get it and their numbers (arguments::parameter) in statistics, and third
 // of what that returns is the number itself. In backward prepared() makes of what was saved what backward takes, and of
 // gradient what is added at the target.
@@ -258,13 +260,71 @@ struct logprob : ending {  // saved: as of cross_entropy
   }
 };
 
+// The least scale, of rows that are nothing: the smallest normal float. Its inverse is finite.
+inline constexpr double kLeastScale = 0x1p-126;
+
+// Codes of type D and their scale, which stands at kept value K. It gives the codes' values, which are stored as D.
+template <dtype D, int K>
+struct quantize : ending {  // saved: the scale
+  static constexpr descriptor about{
+      .name = "quantize",
+      .kind = word_kind::row,
+      .dtypes = "fp8, fp8e5m2, int8",
+      .statistics = 1,
+      .sums = 0,
+      .gives_number = true,
+      .gives_codes = true,
+      .of_nothing = kLeastScale,
+      .flops_forward = 4,
+      .flops_backward = 0,
+      .formula = "x / scale, scale = max |x| / largest",
+      .meaning =
+          "codes of the row, float8_e4m3fn (largest 448), float8_e5m2 (57344) or int8 (127), and their scale "
+          "[..., 1] behind the kept values; ends a line"};
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
+    const T scale = row.largest_magnitude() / T(largest_code(D));
+    return {scale < T(kLeastScale) ? T(kLeastScale) : scale, T(0)};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T number(row_numbers<T> of) {
+    return of.first;
+  }
+  template <class Row, class L, class T>
+  static ONEPASS_FUNCTION L forward(L u, row_numbers<T> saved) {
+    const L most(T(largest_code(D)));
+    return max(L(min(L(u * L(T(1) / saved.first)), most)), L(-most));
+  }
+};
+
+// Codes of type D with a scale that is given. No row word: it looks at no other element.
+template <dtype D>
+struct quantize_static {
+  static constexpr descriptor about{.name = "quantize",
+                                    .kind = word_kind::affine,
+                                    .operand = operand_kind::tensor,
+                                    .operand_name = "scale",
+                                    .dtypes = quantize<D, 0>::about.dtypes,
+                                    .gives_codes = true,
+                                    .flops_forward = 4,
+                                    .flops_backward = 0,
+                                    .defined = "word::quantize_static",
+                                    .formula = "x / scale",
+                                    .meaning = "codes of the row, of a scale that is given; ends a line"};
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x, L scale) {
+    const L most(static_cast<typename L::scalar>(largest_code(D)));
+    return max(L(min(L(x / scale), most)), L(-most));
+  }
+};
+
 // A row word that takes operand I, a target.
 template <class Row, int I>
 struct with_target : Row {
   static constexpr int operand = I;
 };
 
-using endings = list<logsumexp, entropy, sum, mean, amax, cross_entropy, logprob>;
+using endings = list<logsumexp, entropy, sum, mean, amax, cross_entropy, logprob, quantize<dtype::f8e4m3, 0>>;
 
 }  // namespace word
 ONEPASS_END

@@ -15,6 +15,7 @@
 //                           Σ value
 //   weighted_exponentials() the same without taking a value's place; and Σ exp(value - largest) (value - largest)
 //   total()                 Σ value
+//   largest_magnitude()     the largest |value|, 0 of none; a NaN where there is one
 //   largest()               the largest value, a NaN before all others, and how many elements have it
 // Statistics are two passes over values on chip, never E[x²] - mean². add_terms adds a lane to the sums over the row
 // that backward needs, about.sums of them. backward's last argument is 1 / the row's length.

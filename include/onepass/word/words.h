@@ -372,17 +372,21 @@ struct rope {
   }
 };
 
-// The value, rounded to x's dtype: what the caller gets is what the rest of the line sees.
+// The value, rounded to x's dtype or to the one that the line names: what the caller gets is what the rest of the line
+// sees.
 struct keep {
   static constexpr descriptor about{.name = "keep",
                                     .kind = word_kind::keep,
+                                    .dtypes = "float32",
                                     .backward_needs_input = false,
                                     .flops_forward = 0,
                                     .flops_backward = 1,
                                     .maps_zero_to_zero = true,
                                     .is_linear = true,
                                     .formula = "x",
-                                    .meaning = "also returns the value at this point"};
+                                    .meaning =
+                                        "also returns the value at this point, in x's dtype or, as "
+                                        "keep(float32), in float32"};
 };
 // The same without a result: another implementation rounds here. Its gradient is not rounded.
 struct round {

@@ -275,7 +275,11 @@ def _results(line, parts: Parts, x: Given, operands: Sequence[Given], layouts: l
     placements, kept = [layout.result for layout in layouts], [layout.kept for layout in layouts]
     kinds = [(shape, placements), *[(x.shape, kept)] * parts.keeps_before]
     kinds += [(behind, placements)] * (1 + line.keeps - len(kinds))
-    return [kind_of(of[:-1] if number else of, at) for (of, at), number in zip(kinds, line.numbers)]
+    own = [
+        (*of[:-1], 1) if is_scale else of[:-1] if is_number else of
+        for (of, _), is_number, is_scale in zip(kinds, line.numbers, line.scales)
+    ]
+    return [kind_of(torch.Size(of), at) for of, (_, at) in zip(own, kinds)]
 
 
 def kind_of(shape: torch.Size, placements: list[Placement]) -> Kind:

@@ -55,12 +55,17 @@ def composed_backward(
     Raises:
         RuntimeError: where what a contraction gives was saved in the place of what it is made of.
     """
+    if (part := line.differentiable_part) is not line:  # codes have no gradient
+        count = part.operand_count
+        saved, types = saved._replace(operands=saved.operands[:count]), types[: 1 + count]
+        return composed_backward(part, gradients[: 1 + part.keeps], saved, types, wanted, first_row)
     if cannot_be_made_again(line, saved):
         raise RuntimeError(
             f'onepass: the line "{line.text}" cannot be differentiated twice where its matrix needs no gradient, since '
             "what that is multiplied with is not saved then; Line.reference(...) can"
         )
     before, behind = _shapes(line, gradients, saved)
+    dtype = OF_DTYPE[types[0] % _native.BROADCAST] if line.weight is None else None
     operands = []
     for i, operand in enumerate(saved.operands):
         shape = behind if line.is_behind(i) else before
@@ -79,7 +84,7 @@ def composed_backward(
         at_end = IN_TORCH[line.words[-1].name].from_result(y, at_end)
     found: dict[int, Tensor] = {}  # 0: x's, i + 1: operand i's
     for part in reversed(parts):
-        compose_with = functools.partial(compose, dropout_state=saved.dropout_state, first_row=first_row)
+        compose_with = functools.partial(compose, dropout_state=saved.dropout_state, first_row=first_row, dtype=dtype)
         at_end = _pull(line, part, compose_with, operands, at_end, gradients[1:], found)
     found[0] = at_end
     outputs = _native.gradients(line.text, types[0] % _native.BROADCAST, tuple(types[1:]), wanted)["outputs"]
@@ -138,6 +143,7 @@ def _pull(line, part, compose_with, operands, at_end, of_kept, found) -> Tensor:
     first, first_kept, dropouts = (
         sum(count(word) for word in earlier) for count in (_taken, _is_keep, lambda w: w.kind == "dropout")
     )
+    ends_in_keep = 0 < part.end < len(line.words) and _is_keep(words[-1])  # whose dtype may not be x's
     kept_count = sum(map(_is_keep, words)) + max(sum("gives_number" in word.properties for word in words) - 1, 0)
     places = range(first, first + sum(map(_taken, words)))
     smooth = [i for i in places if operands[i].is_floating_point()]
@@ -145,7 +151,8 @@ def _pull(line, part, compose_with, operands, at_end, of_kept, found) -> Tensor:
     def run(value, *some):
         given = dict(zip(smooth, some))
         taken = [given.get(i, operands[i]) for i in places]
-        return compose_with(words, value, taken, dropouts=dropouts)
+        result, *kept = compose_with(words, value, taken, dropouts=dropouts)
+        return kept[-1] if ends_in_keep else result, *kept
 
     _, pull = torch.func.vjp(run, part.value, *[operands[i] for i in smooth])
     kept = of_kept[first_kept : first_kept + kept_count]

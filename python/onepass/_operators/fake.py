@@ -52,15 +52,10 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _results(x: torch.Tensor, line: str) -> list[torch.Tensor]:
-    return [_result(x, number) for number in _native.describe(line)["numbers"]]
-
-
-def _result(x: torch.Tensor, number: bool, front: tuple[int, ...] = ()) -> torch.Tensor:
-    """Of x's shape and dtype; or one number a row."""
-    if number:
-        return x.new_empty((*front, *x.shape[:-1]), dtype=_arithmetic(x.dtype))
-    return x.new_empty((*front, *x.shape))
+def _results(x: torch.Tensor, line: str, front: tuple[int, ...] = ()) -> list[torch.Tensor]:
+    """Of x's shape, or one number a row."""
+    kinds = zip(_native.result_shapes(line, x.shape), _native.result_dtypes(line, x.dtype))
+    return [x.new_empty((*front, *shape), dtype=dtype) for shape, dtype in kinds]
 
 
 def _statistics(x: torch.Tensor, line: str) -> torch.Tensor:
@@ -163,15 +158,15 @@ def places_of_operands(own: int, line: str, count: int) -> list[tuple[int, int]]
 
 @torch.library.register_fake("onepass::group_forward", lib=library)
 def group_results(xs, operands, line, dropout_state, save, own, stack):
-    facts, count = _native.describe(line), len(xs)
+    count = len(xs)
     for i, x in enumerate(xs):
         _require_same(xs[0].device, f"element {i} of x", x)
     _require_device(xs[0], line, operands, own, count)
     if stack:
-        results = [_result(xs[0], number, (count,)) for number in facts["numbers"]]
+        results = _results(xs[0], line, (count,))
     else:
-        results = [_result(x, number) for number in facts["numbers"] for x in xs]
-    if save and facts["reads_statistics"]:
+        results = [result for kind in zip(*[_results(x, line) for x in xs]) for result in kind]
+    if save and _native.describe(line)["reads_statistics"]:
         numbers = sum(_statistics(x, line).numel() for x in xs)
         results.append(xs[0].new_empty((numbers,), dtype=_arithmetic(xs[0].dtype)))
     return results

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onepass import functional
+from onepass import _native, functional
 from onepass.call import fused
 from onepass.line import Line
 from onepass.pricing.timing import Traffic
@@ -124,12 +124,13 @@ class Pattern:
             if word.kind == "keep":
                 kept.append(shape)
         shapes = [shape, *kept, *[shape] * (line.keeps - len(kept))]
-        return [own[:-1] if number else own for own, number in zip(shapes, line.numbers)]
+        if line.weight is None:
+            return _native.result_shapes(self.line, inputs[0].shape)
+        return shapes
 
     def result_dtypes(self, inputs: list[Tensor]) -> list[torch.dtype]:
-        """x's, and float32 or wider where a result is one number a row."""
-        own = inputs[0].dtype
-        return [torch.promote_types(own, torch.float32) if number else own for number in Line(self.line).numbers]
+        """Of the result, then of the others."""
+        return _native.result_dtypes(self.line, inputs[0].dtype)
 
     def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
         """Forward and backward. `Line.cost` takes every tensor operand to have x's shape and dtype and a gradient."""

@@ -66,11 +66,14 @@ call_frame::call_frame(const spec::line& line, const tensor& x)
 void call_frame::enter_forward(const values& v, bool gives_result) {
   const auto enter_one = [&](spec::role what, int i, view& to) {
     const auto at = static_cast<std::size_t>(i);
-    if (what == spec::role::x) whole(v.x, to, "x");
-    else if (what == spec::role::operand) operand(i, v.operands[at], true);
-    else if (is_number(what, i)) number(what == spec::role::result ? v.y : v.kept[at], to, result_name(what, i));
-    else if (what == spec::role::result) whole(v.y, to, "y");
-    else whole(v.kept[at], to, kept_name(i));
+    if (what == spec::role::x) return whole(v.x, type, to, "x");
+    if (what == spec::role::operand) return operand(i, v.operands[at], true);
+    const tensor& given = what == spec::role::result ? v.y : v.kept[at];
+    const auto is_scale = [&] {
+      return what == spec::role::kept && of.result(1 + i).shape == spec::result_shape::scale;
+    };
+    if (is_number(what, i)) number(given, to, result_name(what, i), is_scale());
+    else whole(given, result_type(what, i), to, result_name(what, i));
   };
   forward_outputs(gives_result, enter_one), forward_inputs(enter_one);
   if (v.statistics.data != nullptr && spec::backward_reads(of).statistics) statistics(v.statistics);
@@ -85,13 +88,13 @@ void call_frame::enter_backward(const values& v, const gradients& g, const std::
     const auto at = static_cast<std::size_t>(i);
     if (std::find(elsewhere.begin(), elsewhere.end(), what) != elsewhere.end()) return;
     switch (what) {
-      case spec::role::x: return whole(v.x, to, "x");
+      case spec::role::x: return whole(v.x, type, to, "x");
       case spec::role::operand: return operand(i, v.operands[at], true);
-      case spec::role::result: return whole(v.y, to, "y");
-      case spec::role::kept: return whole(v.kept[at], to, kept_name(i));
-      case spec::role::gradient: result_gradient_ = gradient(g.y, to, "the gradient of y", is_number(what, i)); return;
+      case spec::role::result: return whole(v.y, type, to, "y");
+      case spec::role::kept: return whole(v.kept[at], result_type(what, i), to, kept_name(i));
+      case spec::role::gradient: result_gradient_ = gradient(g.y, what, i, to, "the gradient of y"); return;
       case spec::role::kept_gradient:
-        gradient(at < g.kept.size() ? g.kept[at] : tensor{}, to, "the gradient of kept", is_number(what, i));
+        gradient(at < g.kept.size() ? g.kept[at] : tensor{}, what, i, to, "the gradient of kept");
     }
   });
   if (reads.statistics) {
@@ -124,15 +127,17 @@ cpu::row_call call_frame::call() {
   return {*kernels_, a, type};
 }
 
-void call_frame::whole(const tensor& t, view& out, const std::string& name) {
-  require_type(t, type, name), require_sizes(t, sizes_, name);
+void call_frame::whole(const tensor& t, dtype its, view& out, const std::string& name) {
+  require_type(t, its, name), require_sizes(t, sizes_, name);
   enter(t, out, name);
 }
 
 sizes_of call_frame::sizes_of_numbers() const { return {sizes_.begin(), sizes_.end() - !sizes_.empty()}; }
 
-void call_frame::number(const tensor& t, view& out, const std::string& name) {
-  require_type(t, arithmetic(), name), require_sizes(t, sizes_of_numbers(), name);
+void call_frame::number(const tensor& t, view& out, const std::string& name, bool is_scale) {
+  sizes_of sizes = is_scale ? sizes_ : sizes_of_numbers();
+  if (is_scale && !sizes.empty()) sizes.back() = 1;
+  require_type(t, arithmetic(), name), require_sizes(t, sizes, name);
   enter_number(t, out, name);
 }
 
@@ -145,12 +150,12 @@ void call_frame::enter_number(const tensor& t, view& out, const std::string& nam
   take_number({t.data, t.type, static_cast<int>(sizes.size()), sizes.data(), held_.back().data(), &out});
 }
 
-tensor call_frame::gradient(const tensor& t, view& out, const std::string& name, bool of_number) {
+tensor call_frame::gradient(const tensor& t, spec::role what, int i, view& out, const std::string& name) {
   tensor given = t;
-  const sizes_of sizes = of_number ? sizes_of_numbers() : sizes_;
-  if (given.data == nullptr) given = {&zero_, of_number ? arithmetic() : type, sizes, sizes_of(sizes.size(), 0)};
-  if (of_number) number(given, out, name);
-  else whole(given, out, name);
+  const sizes_of sizes = is_number(what, i) ? sizes_of_numbers() : sizes_;
+  if (given.data == nullptr) given = {&zero_, result_type(what, i), sizes, sizes_of(sizes.size(), 0)};
+  if (is_number(what, i)) number(given, out, name);
+  else whole(given, result_type(what, i), out, name);
   return given;
 }
 

@@ -41,9 +41,9 @@ class call_frame : public spec::frame {
   const sizes_of& sizes() const { return sizes_; }
 
  private:
-  void whole(const tensor& t, view& out, const std::string& name);   // of x's shape and dtype
-  void number(const tensor& t, view& out, const std::string& name);  // one a row
-  tensor gradient(const tensor& t, view& out, const std::string& name, bool of_number);
+  void whole(const tensor& t, dtype its, view& out, const std::string& name);               // of x's shape
+  void number(const tensor& t, view& out, const std::string& name, bool is_scale = false);  // one a row
+  tensor gradient(const tensor& t, spec::role what, int i, view& out, const std::string& name);
   sizes_of sizes_of_numbers() const;
   void operand(int i, const tensor& t, bool is_read);
   void target(int i, const tensor& t, bool is_read, const std::string& name);  // one integer a row

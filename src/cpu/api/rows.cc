@@ -50,9 +50,22 @@ void run_backward(call_frame& f, const spec::line& of, const std::vector<view>& 
   if (!columns.empty()) cpu::reduce_columns(f.a, parts, static_cast<int>(columns.size()), columns.data());
 }
 
+// Of a line that gives codes, which have no gradient.
+void backward_of_part(const spec::line& part, values v, gradients g) {
+  const auto operands = static_cast<std::size_t>(part.operands);
+  for (std::size_t i = operands; i < g.operands.size(); ++i)
+    if (g.operands[i].data != nullptr) refuse(gradient_name(static_cast<int>(i) + 1) + ": nothing behind it has one");
+  v.operands.resize(operands), g.operands.resize(std::min(g.operands.size(), operands));
+  if (v.statistics.data != nullptr) v.statistics.sizes[0] = part.statistics(v.x.type);
+  if (part.words.empty() && g.x.data != nullptr) refuse("the gradient of x: codes have none, and no value is kept");
+  g.y = {};
+  if (!part.words.empty()) backward_of_rows(part, v, g);
+}
+
 }  // namespace
 
 void backward_of_rows(const spec::line& of, const values& v, const gradients& g) {
+  if (of.gives_codes()) return backward_of_part(spec::differentiable_part(of), v, g);
   call_frame f(of, v.x);
   f.enter_backward(v, g);
   const std::vector<const tensor*> of_input = gradients_by_input(of, g);

@@ -94,13 +94,14 @@ uint64 repeated_operands(const request& r, const arguments& a) {
 uint64 staged_results(const request& r, const arguments& a, const configuration& c) {
   const int size = size_of(r.x);
   if (c.access == c.vector_size) return 0;
-  const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr && !r.gives_number;
+  const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr && !r.gives_number && size_of(a.y.type) == size;
   uint64 results = gives ? bit_of(stream::y) : 0;
   for (int i = 0; i < kMaxOperands; ++i)
     if (a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 && size_of(r.operand[i]) == size)
       results |= bit_of(stream::operand + i);
   for (int k = 0; k < kMaxKeeps; ++k)
-    if (!r.backward && a.kept[k].data && a.kept[k].column_stride != 0) results |= bit_of(stream::kept + k);
+    if (!r.backward && a.kept[k].data && a.kept[k].column_stride != 0 && size_of(a.kept[k].type) == size)
+      results |= bit_of(stream::kept + k);
   if (r.wants_recompute) results |= bit_of(stream::recomputed);
   return results;
 }
@@ -391,6 +392,8 @@ request::request(const spec::line& line, bool is_backward)
       turns(line.turns()),
       begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
   gives_number = only_endings = line.result(0).is_number();
+  if (!backward) result = line.result(0).own;
+  for (int k = 0; k < keeps; ++k) kept[k] = line.result(1 + k).own;
   for (int i = 0; i < row_words; ++i) {
     const descriptor& about = *line.words[static_cast<std::size_t>(line.row_words[static_cast<std::size_t>(i)])].about;
     summed |= static_cast<uint64>(about.sums > 0) << i;
@@ -403,11 +406,13 @@ request::request(const spec::line& line, bool is_backward)
 
 int result_bits(const request& r) {
   const auto bits_of = [](dtype type) { return type == dtype::bf16 ? 8 : type == dtype::f16 ? 11 : 53; };
-  if (r.gives_number && !r.backward) return bits_of(dtype::none);
+  if ((r.gives_number || is_code(r.result)) && !r.backward) return bits_of(dtype::none);  // scales are numbers
   int bits = bits_of(r.x);
   for (int i = 0; i < kMaxOperands; ++i) {
     if (((r.wants_tensor | r.wants_column) >> i & 1) != 0) bits = std::max(bits, bits_of(r.operand[i]));
   }
+  for (const dtype own : r.kept)
+    if (own != dtype::none && !r.backward) bits = std::max(bits, bits_of(result_dtype(r.x, own)));
   return bits;
 }
 

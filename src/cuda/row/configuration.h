@@ -24,6 +24,7 @@ struct request {
   std::string line;  // the C++ type (spec::type_text)
   dtype x = dtype::none;
   dtype operand[kMaxOperands] = {};
+  dtype result = dtype::none, kept[kMaxKeeps] = {};  // their own, of forward's rows; none: x's
   uint64 wants_column = 0, wants_tensor = 0;
   bool has_groups = false;  // of rows, for some of those columns
   bool wants_dx = false, wants_recompute = false;

@@ -19,8 +19,8 @@ constexpr std::size_t kManySums = 100;
 
 const kernel& find_or_build(const request& r, const plan& p, int device, void* stream) {
   static known_kernels known;
-  const kernel_key key(device, r.line, p.with, r.x, r.operand, r.backward, r.wants_column, r.wants_tensor, r.wants_dx,
-                       r.wants_recompute);
+  const kernel_key key(device, r.line, p.with, r.x, r.operand, r.kept, r.backward, r.wants_column, r.wants_tensor,
+                       r.wants_dx, r.wants_recompute);
   return known.find_or_build(key, [&]() -> const kernel& {
     return load(source(r, p.with), device, stream, label(r, p.with, facts(device).arch_name));
   });

@@ -44,9 +44,12 @@ std::string fields(const request& r, const configuration& c) {
   auto bits = [&](const char* name, uint64 value) { field("uint64", name, std::to_string(value) + "ull"); };
   text += std::string("  using arithmetic = ") + (r.x == dtype::f64 ? "double" : "float") + ";\n";
   text += std::string("  using index = ") + (c.small ? "int" : "int64") + ";\n" + type_field("kX", r.x);
-  std::string operands = "{";
+  std::string operands = "{", kept = "{";
   for (dtype type : r.operand) operands += std::string("dtype::") + name_of(type) + ", ";
+  for (dtype own : r.kept) kept += std::string("dtype::") + name_of(result_dtype(r.x, own)) + ", ";
   field("dtype", "kOperand[kMaxOperands]", operands + "}");
+  field("dtype", "kKept[kMaxKeeps]", kept + "}");
+  text += type_field("kY", result_dtype(r.x, r.result));
 #define ONEPASS_NUMBER(member, name) number(#name, c.member);
 #define ONEPASS_FLAG(member, name) flag(#name, c.member);
 #define ONEPASS_SET(member, name) bits(#name, c.member);

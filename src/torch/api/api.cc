@@ -81,7 +81,7 @@ const char* operand_name(operand_kind kind) {
 void describe_word(json& out, const descriptor& about) {
   out.field("name", about.name).field("kind", kind_name(about.kind)).field("operand", operand_name(about.operand));
   out.field("operand_name", about.operand_name).field("operands", about.operands);
-  out.field("parameter_name", about.parameter);
+  out.field("parameter_name", about.parameter).field("dtypes", about.dtypes);
   out.field("formula", about.formula).field("meaning", about.meaning);
   out.key("flops").begin('[').value(about.flops_forward).value(about.flops_backward).end(']');
   out.key("properties").begin('[');
@@ -222,6 +222,15 @@ const char* onepass_describe(const char* text) {
         .field("reads_x", signature.reads_x);
     out.key("numbers").begin('[');  // of each result, whether it is one number a row
     for (int i = 0; i < line.results(); ++i) out.value(line.result(i).is_number());
+    out.end(']').key("scales").begin('[');  // of these, whether its shape is [..., 1]
+    for (int i = 0; i < line.results(); ++i) out.value(line.result(i).shape == onepass::spec::result_shape::scale);
+    out.end(']').key("differentiable").begin('[');
+    for (int i = 0; i < line.results(); ++i) out.value(line.result(i).is_differentiable());
+    out.end(']').key("own_dtypes").begin('[');  // null: x's
+    for (int i = 0; i < line.results(); ++i) {
+      if (line.result(i).own == onepass::dtype::none) out.null();
+      else out.value(onepass::torch_name_of(line.result(i).own));
+    }
     out.end(']');
     out.field("reads_statistics", signature.reads_statistics).field("reads_product", signature.reads_product);
     out.key("weight");  // which operand the contraction takes
@@ -254,6 +263,9 @@ const char* onepass_describe(const char* text) {
       out.key("activation");
       if (w.activation == nullptr) out.null();
       else out.value(w.activation->name);
+      out.key("dtype");
+      if (w.stored == onepass::dtype::none) out.null();
+      else out.value(onepass::spec::name_in_lines(w.stored));
       out.key("strategy");
       if (w.about->kind != onepass::word_kind::contraction) out.null();
       else out.value(onepass::spec::name_of(line.how));

@@ -101,11 +101,16 @@ inline Tensor zeros_of(const line_signature& signature, std::size_t kind, at::In
   std::vector<std::int64_t> sizes = rows.vec();
   std::int64_t type = types[0];
   if ((signature.numbers >> kind & 1) != 0) {
-    if (!sizes.empty()) sizes.pop_back();
-    type = static_cast<std::int64_t>(static_cast<dtype>(type) == dtype::f64 ? dtype::f64 : dtype::f32);
+    const bool is_scale = (signature.scales >> kind & 1) != 0;
+    if (is_scale && !sizes.empty()) sizes.back() = 1;
+    if (!is_scale && !sizes.empty()) sizes.pop_back();
+    type = static_cast<std::int64_t>(result_dtype(static_cast<dtype>(type), dtype::f32));
   } else if (signature.weight >= 0) {
     sizes.back() = signature.values && kind == 0 ? last.size(-1) : weight.size(before ? -1 : -2);
     if (!before) type = dtype_of(weight);
+  } else if ((signature.not_differentiable >> kind & 1) == 0) {
+    type = static_cast<std::int64_t>(
+        result_dtype(static_cast<dtype>(type), static_cast<dtype>(signature.own_dtypes[kind])));
   }
   return at::zeros({}, at::TensorOptions(scalar_type_of(type)).device(device)).expand(sizes);
 }
@@ -163,6 +168,7 @@ struct Fused : torch::autograd::Function<Fused> {
     }
     ctx->save_for_backward(std::move(saved));
     ctx->set_materialize_grads(false);
+    if (call.signature.not_differentiable != 0) mark_codes(ctx, call, results);
     return results;
   }
 
@@ -183,6 +189,15 @@ struct Fused : torch::autograd::Function<Fused> {
   }
 
  private:
+  // Codes and scales, of each tensor.
+  static void mark_codes(AutogradContext* ctx, const line_call& call, const variable_list& results) {
+    variable_list some;
+    for (std::size_t i = 0; i < results.size(); ++i)
+      if ((call.signature.not_differentiable >> i / static_cast<std::size_t>(call.results()) & 1) != 0)
+        some.push_back(results[i]);
+    ctx->mark_non_differentiable(some);
+  }
+
   // What backward reads, as saved_tensors has it; what is not a result is taken out of the results.
   static variable_list save(const line_call& call, const places& at, at::TensorList tensors, variable_list& results,
                             const optional_tensor& dropout_state) {
@@ -237,9 +252,10 @@ struct Fused : torch::autograd::Function<Fused> {
     const auto operands = saved.begin() + saved_tensors::kOperands;
     const Tensor weight = signature.weight < 0 ? Tensor() : operands[signature.weight],
                  last = signature.weight < 0 ? Tensor() : operands[signature.operands - 1];
-    // What an ending's number is of is saved: x, or what the line resumes from.
-    std::vector<std::int64_t> of_rows = (signature.numbers == 0 ? *some : saved.back()).sizes().vec();
-    if (signature.numbers != 0 && call.stack) of_rows = rows.next().vec(), of_rows.insert(of_rows.begin(), call.count);
+    // What an ending's number is of is saved: x, or what the line resumes from. Beside codes gradients are of rows.
+    const bool are_rows = signature.numbers == 0 || signature.not_differentiable != 0;
+    std::vector<std::int64_t> of_rows = (are_rows ? *some : saved.back()).sizes().vec();
+    if (!are_rows && call.stack) of_rows = rows.next().vec(), of_rows.insert(of_rows.begin(), call.count);
     std::vector<at::IntArrayRef> sizes(static_cast<std::size_t>(call.results()), of_rows);
     if (call.is_list() && !call.stack)
       for (at::IntArrayRef& of : sizes) of = rows.next();

@@ -64,7 +64,7 @@ std::vector<Tensor> forward(const forward_call& call, const forward_runner& runn
   f.enter(call.x, call.operands, 0, call.dropout_state);
   std::vector<Tensor> results;
   f.forward_outputs(!runner, [&](spec::role what, int i, view& to) {
-    results.push_back(f.is_number(what, i) ? f.number_output(to) : f.output(to, f.type));
+    results.push_back(f.is_number(what, i) ? f.number_output(to, what, i) : f.output(to, f.result_type(what, i)));
   });
   if (f.shape.columns() == 0) fill_numbers_of_nothing(line.line, results);
   if (call.save_statistics) results.push_back(f.fresh_statistics());
@@ -89,7 +89,7 @@ void enter_backward(frame& f, const backward_call& call, const std::vector<spec:
       case spec::role::gradient:
       case spec::role::kept_gradient: {
         const Tensor& of = call.gradients[what == spec::role::gradient ? 0 : static_cast<std::size_t>(i) + 1];
-        return f.is_number(what, i) ? f.number(of, to) : f.input(of, to);
+        return f.is_number(what, i) ? f.number(of, to) : f.row_gradient(of, f.result_type(what, i), to);
       }
     }
   });
@@ -97,9 +97,31 @@ void enter_backward(frame& f, const backward_call& call, const std::vector<spec:
   f.dropout_state(call.dropout_state);
 }
 
+namespace {
+
+template <class T>
+std::vector<T> first_of(const std::vector<T>& all, int count) {
+  return {all.begin(), all.begin() + count};
+}
+
+// Of a line that gives codes: of the words that have gradients. That of the result is zeros of x's shape and dtype.
+std::vector<Tensor> backward_of_part(const backward_call& call) {
+  check_backward(call);
+  const prepared_line& part = *call.line.differentiable;
+  if (part.line.words.empty()) return {};
+  const std::vector<Tensor> gradients = first_of(call.gradients, 1 + part.line.keeps);
+  const std::vector<std::optional<Tensor>> operands = first_of(call.operands, part.line.operands);
+  const std::vector<std::int64_t> types = first_of(call.operand_types, part.line.operands);
+  return backward(
+      {gradients, call.x, operands, call.resumed, call.statistics, call.dropout_state, part, types, call.wanted});
+}
+
+}  // namespace
+
 std::vector<Tensor> backward(const backward_call& call, const backward_runner& runner) {
   const spec::line& line = call.line.line;
   ONEPASS_CHECK(!call.gradients.empty(), "onepass: backward takes gradients");
+  if (call.line.differentiable) return backward_of_part(call);
   const Tensor& dy = call.gradients[0];
   frame f(call.line, like_x(call), "the gradient");
   const std::vector<spec::operand_facts> facts =

@@ -17,9 +17,23 @@ frame::frame(const prepared_line& with, const Tensor& like, const char* name)
   held_.reserve(tensors_.capacity());
 }
 
+std::vector<std::int64_t> sizes_of_result(spec::result_type of, const spec::shape& x) {
+  std::vector<std::int64_t> sizes(x.sizes, x.sizes + x.dim);
+  if (sizes.empty()) return sizes;
+  if (of.shape == spec::result_shape::number) sizes.pop_back();
+  if (of.shape == spec::result_shape::scale) sizes.back() = 1;
+  return sizes;
+}
+
 void frame::input(const Tensor& t, view& out) {
   take(strided_of(t, &out));
   sources_.push_back(&t);
+}
+
+void frame::row_gradient(const Tensor& t, dtype of_result, view& out) {
+  ONEPASS_CHECK(of_result == type || dtype_of(t) == of_result, "onepass: the gradient of a value kept in ",
+                torch_name_of(of_result), " must have that dtype, got ", dtype_text(t));
+  input(t, out);
 }
 
 void frame::number(const Tensor& t, view& out) {
@@ -33,8 +47,10 @@ void frame::number(const Tensor& t, view& out) {
   sources_.push_back(&t);
 }
 
-Tensor frame::number_output(view& out) {
-  Tensor fresh = onepass::binding::empty(shape.sizes, std::max(shape.dim - 1, 0), arithmetic(), on);
+Tensor frame::number_output(view& out, spec::role what, int i) {
+  const std::vector<std::int64_t> sizes =
+      sizes_of_result(line.line.result(what == spec::role::result ? 0 : 1 + i), shape);
+  Tensor fresh = onepass::binding::empty(sizes.data(), static_cast<int>(sizes.size()), arithmetic(), on);
   number_output_in(out, fresh);
   return fresh;
 }

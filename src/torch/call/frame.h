@@ -18,6 +18,8 @@ std::uint64_t boolean_masks_of(int operands, const TypeOf& type_of) {
   return boolean;
 }
 
+std::vector<std::int64_t> sizes_of_result(spec::result_type, const spec::shape& x);
+
 class frame : public spec::frame {
  public:
   // like: x, or what has its shape and dtype: a result's gradient, say.
@@ -28,8 +30,9 @@ class frame : public spec::frame {
 
   void input(const Tensor& t, view& out);   // of x's shape, or broadcasting to it
   Tensor output(view& out, dtype of_type);  // fresh, of x's shape
-  void number(const Tensor& t, view& out);  // one a row: the gradient of an ending's result
-  Tensor number_output(view& out);          // fresh, likewise
+  void row_gradient(const Tensor& t, dtype of_result, view& out);
+  void number(const Tensor& t, view& out);                  // one a row: the gradient of an ending's result
+  Tensor number_output(view& out, spec::role what, int i);  // fresh
   void number_output_in(view& out, const Tensor&);
   Tensor output_in(view& out, const Tensor&);  // of x's shape and dense
   void operand(int index, const Tensor& t);    // checked against its word

@@ -27,7 +27,10 @@ line_signature signature_of(const prepared_line& of) {
   signature.operands = of.line.operands;
   signature.resumes_from = reads.result ? 0 : result_of(reads.kept);
   signature.rowwise = of.line.rowwise();
-  signature.numbers = of.line.numbers;
+  signature.numbers = of.line.numbers();
+  signature.scales = of.line.results_that([](auto r) { return r.shape == spec::result_shape::scale; });
+  signature.not_differentiable = of.line.results_that([](auto r) { return !r.is_differentiable(); });
+  for (int i = 0; i < of.line.results(); ++i) signature.own_dtypes[i] = static_cast<std::int8_t>(of.line.result(i).own);
   signature.reads_x = reads.x;
   signature.reads_statistics = reads.statistics;
   signature.reads_operands = bits_of(reads.operands);
@@ -50,13 +53,16 @@ line_signature signature_of(const prepared_line& of) {
 
 }  // namespace
 
-prepared_line::prepared_line(spec::line of)
+prepared_line::prepared_line(spec::line of, const prepared_line* whole)
     : line(std::move(of)),
+      whole_(whole),
       reads(spec::backward_reads(line)),
       reads_recomputing(spec::backward_reads(line, true)),
       contraction(line.linear >= 0 && line.values < 0 ? std::make_unique<const prepared_contraction>(line) : nullptr),
       attention(line.values >= 0 ? std::make_unique<const prepared_attention>(line) : nullptr),
-      signature(signature_of(*this)) {}
+      signature(signature_of(*this)),
+      differentiable(line.gives_codes() ? std::make_unique<const prepared_line>(spec::differentiable_part(line), this)
+                                        : nullptr) {}
 
 prepared_line::~prepared_line() = default;
 
@@ -87,6 +93,7 @@ prepared_line::variant& prepared_line::variant_for(std::uint64_t boolean_masks) 
 }
 
 const cpu_kernels& prepared_line::cpu(std::uint64_t boolean_masks) const {
+  if (whole_ != nullptr) return whole_->cpu(boolean_masks);
   variant& v = variant_for(boolean_masks);
   {
     const std::lock_guard lock(mutex_);

@@ -18,14 +18,21 @@ struct prepared_attention;
 // One that has a contraction has no kernels itself, but is made of lines that have.
 class prepared_line {
  public:
-  explicit prepared_line(spec::line of);
+  // whole: the line of which this is the differentiable part, whose kernels backward has.
+  explicit prepared_line(spec::line of, const prepared_line* whole = nullptr);
   ~prepared_line();
 
   const spec::line line;
+
+ private:
+  const prepared_line* const whole_;
+
+ public:
   const spec::reads reads, reads_recomputing;                     // in backward; and where it recomputes the result
   const std::unique_ptr<const prepared_contraction> contraction;  // where the line has `linear` or `scores`,
   const std::unique_ptr<const prepared_attention> attention;      // but not `values`: then this
   const line_signature signature;
+  const std::unique_ptr<const prepared_line> differentiable;  // the part that backward is of, where that is not all
 
   // Of a line without `linear`; as long as the line is.
   const cpu_kernels& cpu(std::uint64_t boolean_masks) const;

@@ -59,9 +59,7 @@ std::vector<Tensor> fresh(const group_of& of, const std::vector<Tensor>& like, s
                           std::vector<Tensor>& results) {
   const device on = device_of(like.front());
   const dtype type = what.type(dtype_of(like.front()));
-  const auto sizes_of = [&](const Tensor& t) {
-    return std::vector<std::int64_t>(t.sizes().begin(), t.sizes().end() - (what.is_number() && t.dim() > 0));
-  };
+  const auto sizes_of = [&](const Tensor& t) { return sizes_of_result(what, shape_of(t)); };
   const auto first = static_cast<std::ptrdiff_t>(results.size());
   if (!of.stacked) {
     for (const Tensor& t : like) {
@@ -220,7 +218,26 @@ class entering_backward {
 
 }  // namespace
 
+namespace {
+
+// As backward_of_part of one tensor.
+std::vector<std::vector<Tensor>> backward_of_part(const group_backward& call) {
+  const prepared_line& part = *call.line.differentiable;
+  if (part.line.words.empty()) return {};
+  const auto first = [](const auto& all, std::int64_t count) {
+    return std::remove_cvref_t<decltype(all)>(all.begin(), all.begin() + count);
+  };
+  const auto gradients = first(call.gradients, call.of.lists(1 + part.line.keeps));
+  const auto operands = first(call.operands, static_cast<std::int64_t>(call.of.operand_count(part.line.operands)));
+  const auto types = first(call.operand_types, part.line.operands);
+  return backward(group_backward{gradients, call.xs, operands, call.resumed, call.statistics, call.dropout_state, part,
+                                 types, call.wanted, call.of});
+}
+
+}  // namespace
+
 std::vector<std::vector<Tensor>> backward(const group_backward& call) {
+  if (call.line.differentiable) return backward_of_part(call);
   entering_backward entered(call);
   if (!entered.plan.outputs.empty()) run_backward(entered.all, entered.plan, entered.columns);
   return std::move(entered.made);

@@ -24,6 +24,7 @@ LINES = [
     "mul(0.125) | causal | softmax",
     "rope",
     "logsumexp",
+    "add | keep(float32) | rms_norm(1e-6) | scale",
     "add | keep | rms_norm(1e-3) | scale | entropy | mean",
     "bias | cross_entropy(0.1) | logprob",
     "linear",

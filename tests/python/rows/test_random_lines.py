@@ -17,6 +17,7 @@ from helpers import (
     NAMED_LINES,
     SCORES_LINES,
     Inputs,
+    check_codes,
     check_line,
     make_inputs,
     words_of,
@@ -59,7 +60,9 @@ def word(draw):
         return f"dropout({draw(st.sampled_from([0.1, 0.5]))})"
     if kind == 7:
         return draw(st.sampled_from(FUNCTIONS))
-    return draw(st.sampled_from(["bias", "scale", "add", "keep", "sub", "times", "gated(silu)", "round"]))
+    return draw(
+        st.sampled_from(["bias", "scale", "add", "keep", "sub", "times", "gated(silu)", "round", "keep(float32)"])
+    )
 
 
 ENDINGS = [
@@ -85,11 +88,11 @@ def any_line(draw):
         before += draw(st.sampled_from([[], ["mask"], ["causal"], ["causal", "mask"]]))
     after = draw(st.lists(word(), max_size=4)) if row else []
     words = [*before, *([row] if row else []), *after]
-    if draw(st.integers(0, 3)) == 0:
-        words = [*words, "linear", *draw(st.lists(word(), max_size=4))]
+    if "keep(float32)" not in words and draw(st.integers(0, 3)) == 0:
+        words = [*words, "linear", *draw(st.lists(word().filter(lambda w: w != "keep(float32)"), max_size=4))]
     elif draw(st.integers(0, 3)) == 0:
         words += draw(st.sampled_from(ENDINGS))
-    assume(words and words.count("keep") <= 3)
+    assume(words and words.count("keep") + words.count("keep(float32)") <= 3)
     return " | ".join(words)
 
 
@@ -178,6 +181,21 @@ def test_error_is_no_more_than_pytorchs(dtype, device):
         )
         torch.manual_seed(seed)
         check_line(line, relaid_inputs(data.draw, inputs), slack=slack_of(line, inputs))
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_codes(dtype, device):
+    """Every line may end in codes, of which each is a compilation on the CPU."""
+    rows = [line for line in (*NAMED_LINES, *COMPILED_LINES[:24]) if "dropout(0.5)" not in line]
+
+    @settings(SETTINGS, max_examples=6 if device == "cpu" else 60)
+    @given(st.sampled_from(rows), st.sampled_from(["fp8", "fp8e5m2", "int8"]), shapes(), st.integers(0, 2**31))
+    def check(line, name, shape, seed):
+        assume(len(shape) > 1 or "causal" not in line)
+        torch.manual_seed(seed)
+        check_codes(f"{line} | quantize({name})", make_inputs(line, shape, dtype, device, seed=seed))
 
     check()
 

@@ -46,9 +46,9 @@ template <>
 struct lane_chooser<float, dtype::bf16> {
   using type = short_lane;
 };
-// Numbers that endings give are no results of 16 bits.
+// Numbers that endings give, and scales, are no results of 16 bits.
 template <class T, class Line, dtype Stored>
-using lane_of = typename lane_chooser<T, Line::gives_number ? dtype::none : Stored>::type;
+using lane_of = typename lane_chooser<T, gives_number<typename Line::row> ? dtype::none : Stored>::type;
 
 // Stored: what every tensor stores, none of them with one number for a whole row; dtype::none: looked up.
 template <class T, class Line, dtype Stored>
@@ -119,7 +119,10 @@ class cursor {
   ONEPASS_FUNCTION T number_gradient() const {
     return *number_at<K, true>();
   }
-  ONEPASS_FUNCTION void store_y(lane v) const { write(y_, v, stream_y_); }
+  ONEPASS_FUNCTION void store_y(lane v) const {
+    if constexpr (Line::gives_codes) store_codes(y_.data, y_.type, column_, v, count_);
+    else write(y_, v, stream_y_);
+  }
   ONEPASS_FUNCTION void store_dx(lane v) const {
     if (dx_.data) write(dx_, v, stream_dx_);
   }
@@ -183,7 +186,11 @@ class cursor {
   template <int K>
   ONEPASS_FUNCTION lane keep(lane v) const {
     write(kept_[K], v, false);
-    return rounded(v);
+    return as_kept<K>(v);
+  }
+  template <int K>
+  ONEPASS_FUNCTION lane as_kept(lane v) const {
+    return onepass::ONEPASS_TARGET::rounded(v, kUniform ? Stored : a_.kept[K].type);
   }
   ONEPASS_FUNCTION lane rounded(lane v) const { return onepass::ONEPASS_TARGET::rounded(v, stored_type()); }
   template <class L, int K>
@@ -219,7 +226,7 @@ class cursor {
   // x's dtype.
   ONEPASS_FUNCTION dtype stored_type() const {
     if constexpr (kUniform) return Stored;
-    else return Line::gives_number ? a_.x.type : a_.y.type;
+    else return Line::gives_number || Line::gives_codes ? a_.x.type : a_.y.type;
   }
 
   // Backward's running column sums, one array of columns (rounded up to whole lanes) for each wanted operand.

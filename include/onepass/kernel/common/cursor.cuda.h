@@ -207,7 +207,7 @@ class cursor : public position<Config> {
     const index left = exists_ ? static_cast<index>(a_.columns) - column : 0;
     column_ = column;
     run_ = left >= kRunVectors * V ? kRunVectors * V : left > 0 ? static_cast<int>(left) : 0;
-    store_result<Config::kX, stream::y>(Config::kWantsDx ? a_.dx : a_.y);
+    store_result<Config::kY, stream::y>(Config::kWantsDx ? a_.dx : a_.y);
     store_result<Config::kX, stream::recomputed>(a_.recomputed);
     store_operand_gradients(number<0>());
     store_kept(number<0>());
@@ -248,7 +248,7 @@ class cursor : public position<Config> {
     if constexpr (Line::features > 0 || Line::gives_number) return vector(T(0));
     else return read<Config::kX, Config::kSingleY, stream::y>(a_.y);
   }
-  ONEPASS_FUNCTION void store_y(vector v) const { write<Config::kX, stream::y>(a_.y, v); }
+  ONEPASS_FUNCTION void store_y(vector v) const { write<Config::kY, stream::y>(a_.y, v); }
   ONEPASS_FUNCTION void store_dx(vector v) const {
     if constexpr (Config::kWantsDx) write<Config::kX, stream::y>(a_.dx, v);
   }
@@ -324,17 +324,21 @@ class cursor : public position<Config> {
   }
   template <int K>
   ONEPASS_FUNCTION vector keep(vector v) const {
-    write<Config::kX, stream::kept + K>(a_.kept[K], v);
-    return rounded(v);
+    write<Config::kKept[K], stream::kept + K>(a_.kept[K], v);
+    return as_kept<K>(v);
+  }
+  template <int K>
+  ONEPASS_FUNCTION vector as_kept(vector v) const {
+    return rounded_to<Config::kKept[K]>(v);
   }
   ONEPASS_FUNCTION vector rounded(vector v) const { return rounded_to<Config::kX>(v); }
   template <class L, int K>
   ONEPASS_FUNCTION L kept() const {
-    return read<Config::kX, false, stream::kept + K>(a_.kept[K]);
+    return read<Config::kKept[K], false, stream::kept + K>(a_.kept[K]);
   }
   template <class L, int K>
   ONEPASS_FUNCTION L kept_gradient() const {
-    return read<Config::kX, (Config::kSingleKeptGradient >> K & 1) != 0, stream::kept_gradient + K>(
+    return read<Config::kKept[K], (Config::kSingleKeptGradient >> K & 1) != 0, stream::kept_gradient + K>(
         a_.kept_gradient[K]);
   }
   // No vector is in both halves of the row.
@@ -449,7 +453,7 @@ class cursor : public position<Config> {
   template <int K>
   ONEPASS_FUNCTION void store_kept(number<K>) const {
     if constexpr (K < kKeeps) {
-      store_result<Config::kX, stream::kept + K>(a_.kept[K]);
+      store_result<Config::kKept[K], stream::kept + K>(a_.kept[K]);
       store_kept(number<K + 1>());
     }
   }
@@ -515,8 +519,8 @@ class cursor : public position<Config> {
   template <int K>
   ONEPASS_FUNCTION void load_async_kept(number<K>) const {
     if constexpr (K < kKeeps) {
-      load_async<Config::kX, stream::kept + K>(a_.kept[K]);
-      load_async<Config::kX, stream::kept_gradient + K>(a_.kept_gradient[K]);
+      load_async<Config::kKept[K], stream::kept + K>(a_.kept[K]);
+      load_async<Config::kKept[K], stream::kept_gradient + K>(a_.kept_gradient[K]);
       load_async_kept(number<K + 1>());
     }
   }

@@ -99,6 +99,23 @@ struct merge_picked_exponentials {
   }
 };
 
+// {the largest, not below 0}; a NaN is the largest of all.
+struct merge_magnitude {
+  ONEPASS_FUNCTION void next_level() {}
+  template <class T, int N>
+  static ONEPASS_FUNCTION numbers<T, N> none() {
+    return {{T(0)}};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T larger(T a, T b) {
+    return b > a || b != b ? b : a;
+  }
+  template <class T>
+  ONEPASS_FUNCTION numbers<T, 1> operator()(numbers<T, 1> a, numbers<T, 1> b) const {
+    return {{larger(a.v[0], b.v[0])}};
+  }
+};
+
 // {largest, how often it is there}.
 struct merge_largest {
   ONEPASS_FUNCTION void next_level() {}

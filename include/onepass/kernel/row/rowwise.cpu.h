@@ -42,6 +42,20 @@ class held_row {
   ONEPASS_FUNCTION T total() {
     return sum([](L u) ONEPASS_LAMBDA { return u; });
   }
+  ONEPASS_FUNCTION T largest_magnitude() {
+    L best(T(0));
+    for_columns<L, false>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
+      const L value = abs(look(c, count));
+      const L larger = where(best < value, value, L(where(value == value, best, value)));
+      best = HWY_LIKELY(count == kLanes) ? larger : L(where(first_n<L>(count), larger, best));
+    });
+    made_ = true;
+    HWY_ALIGN T each[kLanes];
+    store_lane(best, each);
+    T most = each[0];
+    for (const T value : each) most = value > most || value != value ? value : most;
+    return most;
+  }
   // A NaN is the largest of all.
   ONEPASS_FUNCTION word::pair<T> largest() {
     const T most = shifts().largest;
@@ -251,10 +265,8 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
     held whole(values.data(), a, make);
     const word::row_numbers<T> saved = onepass::ONEPASS_TARGET::statistics<T, Line>(whole, a, row);
     if (statistics) save<Line, Line::segments - 1>(statistics, a, a.x.type, row, saved);
-    if constexpr (Line::gives_number) {
-      at.template store_number<Line::number>(Line::row::number(saved));
-      continue;
-    }
+    if constexpr (gives_number<typename Line::row>) at.template store_number<Line::number>(Line::row::number(saved));
+    if constexpr (Line::gives_number) continue;
     at.clear_features();
     for_columns<L, Stored != dtype::none>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);

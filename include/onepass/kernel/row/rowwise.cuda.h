@@ -284,6 +284,9 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
         if constexpr (Line::features > 0)
           behind.finish(row, exists, threads.reduce(load_numbers<Line::features>(at.features()), plus()));
         if (Config::kSavesStatistics && is_saver(exists)) save<Line, Config::kX>(a, row, to_save);
+        if constexpr (Line::gives_codes) {
+          if (is_saver(exists)) store_number<Config, Line>(a, row, to_save);
+        }
       });
 }
 

@@ -105,6 +105,16 @@ class thread_row {
     });
     return threads_.reduce(numbers<T, 1>{{sum_lanes(sum)}}, plus()).v[0];
   }
+  ONEPASS_FUNCTION T largest_magnitude() {
+    T best = T(0);
+    each([&](int k, typename Config::index column, int count) {
+      const vector value = abs(value_(k, column, count));
+#pragma unroll
+      for (int i = 0; i < Config::kVectorSize; ++i)
+        if (i < count) best = merge_magnitude::larger(best, value.v[i]);
+    });
+    return threads_.reduce(numbers<T, 1>{{best}}, merge_magnitude()).v[0];
+  }
   // A NaN is the largest of all.
   ONEPASS_FUNCTION word::pair<T> largest() {
     T best = static_cast<T>(-kInfinity), times = T(0);

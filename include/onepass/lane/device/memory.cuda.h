@@ -32,6 +32,25 @@ ONEPASS_FUNCTION T from_storage(typename stored<D>::type s) {
   }
 }
 
+// A code of at most the largest number that has one: the nearest, ties to even; NaN is NaN, and of int8 0.
+template <dtype D>
+ONEPASS_FUNCTION uint32 code_of(float x) {
+  if constexpr (D == dtype::i8) {  // the adder rounds, and leaves the integer in the low bits
+    return x == x ? __float_as_uint(x + 12582912.0f) & 0xff : 0;
+  } else {
+    constexpr bool kWide = D == dtype::f8e5m2;  // of exponents: two bits of mantissa, else three
+    constexpr int kDropped = kWide ? 21 : 20;
+    constexpr float kHalf = kWide ? 128.0f : 16384.0f;  // beside which a denormal code is the low bits
+    const float magnitude = fabsf(x);
+    const uint32 bits = __float_as_uint(magnitude), sign = __float_as_uint(x) >> 24 & 0x80;
+    const uint32 odd = bits >> kDropped & 1;
+    const uint32 normal = (bits + odd + ((1u << (kDropped - 1)) - 1) >> kDropped) - (kWide ? 112u << 2 : 120u << 3);
+    const uint32 denormal = __float_as_uint(magnitude + kHalf) - __float_as_uint(kHalf);
+    const uint32 code = magnitude < (kWide ? 0x1p-14f : 0x1p-6f) ? denormal : normal;
+    return x == x ? code | sign : 0x7f;
+  }
+}
+
 template <dtype D, class T>
 ONEPASS_FUNCTION typename stored<D>::type to_storage(T x) {
   if constexpr (D == dtype::bf16) {
@@ -45,6 +64,8 @@ ONEPASS_FUNCTION typename stored<D>::type to_storage(T x) {
     if constexpr (sizeof(T) == 8) asm("cvt.rn.f16.f64 %0, %1;" : "=h"(s) : "d"(x));
     else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(s) : "f"(x));
     return s;
+  } else if constexpr (is_code(D)) {
+    return static_cast<typename stored<D>::type>(code_of<D>(static_cast<float>(x)));
   } else {
     return static_cast<typename stored<D>::type>(x);
   }
@@ -57,6 +78,19 @@ ONEPASS_FUNCTION uint32 pair_to_storage(float low, float high) {
   if constexpr (D == dtype::bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
+}
+
+template <dtype D>
+ONEPASS_FUNCTION uint32 pair_of_codes(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  if constexpr (D != dtype::i8) {
+    uint16 both;
+    if constexpr (D == dtype::f8e4m3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+    else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+    return both;
+  }
+#endif
+  return code_of<D>(low) | code_of<D>(high) << 8;
 }
 
 template <int Bytes>
@@ -196,6 +230,12 @@ struct memory {
     if constexpr (size_of(D) == 2 && sizeof(T) == 4 && V % 2 == 0) {
 #pragma unroll
       for (int i = 0; i < V / 2; ++i) b.pairs[i] = pair_to_storage<D>(value.v[2 * i], value.v[2 * i + 1]);
+    } else if constexpr (is_code(D) && V % 4 == 0) {
+      const auto pair = [&](int i) {
+        return pair_of_codes<D>(static_cast<float>(value.v[i]), static_cast<float>(value.v[i + 1]));
+      };
+#pragma unroll
+      for (int i = 0; i < V / 4; ++i) b.pairs[i] = pair(4 * i) | pair(4 * i + 2) << 16;
     } else {
 #pragma unroll
       for (int i = 0; i < V; ++i) b.numbers[i] = to_storage<D>(value.v[i]);
