@@ -133,6 +133,24 @@ TILES = "rowwise_backward_tiles"
 PARTS = " ".join(f"rowwise_{way}_{part}" for way in ("forward", "backward") for part in ("parts", "combined", "tiles"))
 
 
+def norms_and_rope(device: str) -> None:
+    """Queries and keys behind tokens, with tables of pairs."""
+    tables = torch.randn(2, 1, 20, 32, device=device).to(BF16)
+    weights = torch.randn(2, 64, device=device, requires_grad=True)
+    both_ways(
+        lambda q, k: onepass.functional.qk_norm_rope(q.transpose(1, 2), k.transpose(1, 2), *weights, *tables),
+        [torch.randn(2, 20, heads, 64, device=device).to(BF16) for heads in (6, 2)],
+    )
+
+
+def first_neighbours(device: str) -> None:
+    tables = torch.randn(2, 20, 12, device=device)
+    both_ways(
+        lambda x, g: onepass.fused("scale | rope(12, interleaved)", x, g, *tables),
+        [torch.randn(3, 20, 36, device=device), torch.randn(36, device=device)],
+    )
+
+
 def plain_lines() -> None:
     line("one long row", ELEMENTWISE, "gelu", (64, 512))
     line("few rows", ELEMENTWISE, "bias | gelu_tanh", (40, 256))
@@ -154,6 +172,8 @@ def plain_lines() -> None:
             [torch.randn(2, 3, 20, 64, device=device).to(BF16)],
         ),
     )
+    add("norms of heads and rope", f"{ROWWISE} add_columns", norms_and_rope)
+    add("the first numbers, neighbours", ELEMENTWISE, first_neighbours)
     line("one row", ELEMENTWISE, "bias | gelu", (1, 4096))
     add(
         "one number for a row",

@@ -41,6 +41,8 @@ class Word:
     """Of one number, forward and backward."""
     properties: tuple[str, ...] = ()
     """What the word is in mathematics, as its descriptor says (include/onepass/word/descriptor.h)."""
+    option: str = ""
+    """A name behind the numbers."""
     activation: str | None = None
     strategy: str | None = None
     """Of a contraction."""
@@ -50,6 +52,8 @@ class Word:
         if self.numbers:
             numbers = ", ".join(map(repr, self.numbers))
             inner = f"{inner}({numbers})" if inner else numbers
+        if self.option:
+            inner = f"{inner}, {self.option}" if inner else self.option
         return f"{self.name}({inner})" if inner else self.name
 
     @property

@@ -38,8 +38,13 @@ class frame {
     return (first || other) && of.result(first ? 0 : 1 + i).is_number();
   }
   bool is_column(int operand) const { return of.operand_word(operand).about->operand == operand_kind::column; }
+  bool is_table(int operand) const { return of.operand_word(operand).about->kind == word_kind::rotary; }
   bool is_target(int operand) const { return of.operand_word(operand).about->operand == operand_kind::target; }
   void operand_type(int operand, dtype);
+  // Of an operand that is rows: whether it broadcasts to x's shape. Rows of tables have an element for each column that
+  // is turned, or for each two.
+  bool fits(int operand, const strided&) const;
+  std::string rows_of(int operand) const;  // in messages: what rows of a table have
 
   // enter(role, its number, where it goes) for each tensor that a kernel reads or writes.
   template <class Enter>
@@ -112,7 +117,7 @@ class imagined_frame : public frame {
   static constexpr std::int64_t kOne = 1;
 
   const memory memory_;
-  const std::int64_t strides_[2];
+  const std::int64_t strides_[2], sizes_of_table_[2];
 };
 
 }  // namespace onepass::spec

@@ -65,7 +65,7 @@ def composed_backward(
     for i, operand in enumerate(saved.operands):
         shape = behind if line.is_behind(i) else before
         is_tensor = i in line.tensor_operands or i in line.column_operands and types[1 + i] >= _native.BROADCAST
-        if i in line.target_operands:
+        if i in line.target_operands or i in line.table_operands:
             operands.append(operand)
             continue
         own = shape if is_tensor else shape[-1:]

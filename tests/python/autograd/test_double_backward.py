@@ -18,6 +18,7 @@ LINES = [
     "mul(0.125) | causal | softmax",
     "mul(0.125) | mask | softmax | dropout(0.1)",
     "rope",
+    "rms_norm(1e-6) | scale | rope(4)",
     "linear",
     "layer_norm(1e-5) | scale | bias | linear | bias | gelu",
     "dropout(0.1) | add | keep | linear | dropout(0.1) | add",
