@@ -278,11 +278,12 @@ class cursor : public position<Config> {
                         this->template offset<1>(a_.operand[I]);
       return memory_of::template numbers_of<T>(memory_of::load_windows(row + widened(column_), shared_count_));
     } else if constexpr (loaded_once<I>()) {
-      return of_runs([&](int second, index) {
+      const auto read_once = [&](int second, index) {
         return read_copied<Config::kOperand[I], kAccess>(
             once_ + (nth_once<I>() * kStreamBytes + second * kSecondBytes),
             this->template row_address<Config::kOperand[I], false, true>(a_.operand[I]));
-      });
+      };
+      return of_runs(read_once);
     } else {
       return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0, stream::operand + I,
                   (Config::kRepeatedOperand >> I & 1) != 0, kAccess>(a_.operand[I]);
@@ -296,7 +297,7 @@ class cursor : public position<Config> {
     } else {
       constexpr bool kRepeated = (Config::kRepeatedOperand >> I & 1) != 0;
       const run_of_columns of_pairs =
-          read_run<Config::kOperand[I], stream::operand + I, kRepeated, Config::kAccess>(a_.operand[I], column_ / 2);
+          read_run<Config::kOperand[I], stream::operand + I, kRepeated, Config::kAccess>(a_.operand[I], 0, column_ / 2);
       return zip(of_pairs, of_pairs);
     }
   }
@@ -479,26 +480,29 @@ class cursor : public position<Config> {
   }
   template <dtype D, bool Single, stream S, bool Repeated = false, int Access = Config::kAccess>
   ONEPASS_FUNCTION vector read(const view& v) const {
-    if constexpr (is_in(Config::kStreams, S)) {
-      const char* const copy = copy_ + place_in(Config::kStreams, S) * kStreamBytes + copied_numbers_ * size_of(D);
-      return of_runs([&](int second, index) {
-        return read_copied<D>(copy + second * kSecondBytes, this->template row_address<D, is_in(Config::kDense, S)>(v));
-      });
-    } else if constexpr (Single) {
+    if constexpr (Single && !is_in(Config::kStreams, S)) {
       const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
       return vector(count_ > 0 ? from_storage<D, T>(*row) : T(0));
+    } else if constexpr (kRuns == 1) {
+      return read_run<D, S, Repeated, Access>(v, 0, column_);
     } else {
-      return of_runs([&](int, index column) { return read_run<D, S, Repeated, Access>(v, column); });
+      return of_runs([&](int second, index column) { return read_run<D, S, Repeated, Access>(v, second, column); });
     }
   }
   template <dtype D, stream S, bool Repeated, int Access>
-  ONEPASS_FUNCTION run_of_columns read_run(const view& v, index column) const {
+  ONEPASS_FUNCTION run_of_columns read_run(const view& v, int second, index column) const {
     using memory_of = memory<D, kRun, Access>;
-    const auto* at = this->template address<D, is_in(Config::kDense, S), Repeated>(v, column);
-    if constexpr (Config::kInPlace && S == stream::y)
-      return memory_of::template numbers_of<T>(memory_of::load_own(at, count_ / kRuns));
-    return memory_of::template numbers_of<T>(
-        memory_of::load_windows(at, (Repeated ? repeated_count_ : count_) / kRuns));
+    if constexpr (is_in(Config::kStreams, S)) {
+      return read_copied<D>(
+          copy_ + place_in(Config::kStreams, S) * kStreamBytes + copied_numbers_ * size_of(D) + second * kSecondBytes,
+          this->template row_address<D, is_in(Config::kDense, S)>(v));
+    } else {
+      const auto* at = this->template address<D, is_in(Config::kDense, S), Repeated>(v, column);
+      if constexpr (Config::kInPlace && S == stream::y)
+        return memory_of::template numbers_of<T>(memory_of::load_own(at, count_ / kRuns));
+      return memory_of::template numbers_of<T>(
+          memory_of::load_windows(at, (Repeated ? repeated_count_ : count_) / kRuns));
+    }
   }
   template <dtype D, int Access = Config::kAccess>
   ONEPASS_FUNCTION run_of_columns read_copied(const char* copy, uint32 row) const {
@@ -507,13 +511,15 @@ class cursor : public position<Config> {
   }
   template <dtype D, stream S>
   ONEPASS_FUNCTION void write(const view& v, vector value) const {  // results are dense
-    each_run(value, [&](int, index column, auto run) {
-      using memory_of = memory<D, kRun, Config::kAccess>;
-      if constexpr (is_in(Config::kStaged, S))
-        *reinterpret_cast<uint4*>(result_ + place_in(Config::kStaged, S) * kResultBytes) =
-            memory_of::whole(memory_of::buffer_of(run));
-      else memory_of::store(this->template address<D, true>(v, column), run, count_ / kRuns);
-    });
+    if constexpr (is_in(Config::kStaged, S)) {
+      using memory_of = memory<D, V, Config::kAccess>;
+      *reinterpret_cast<uint4*>(result_ + place_in(Config::kStaged, S) * kResultBytes) =
+          memory_of::whole(memory_of::buffer_of(value));
+    } else {
+      each_run(value, [&](int, index column, auto run) {
+        memory<D, kRun, Config::kAccess>::store(this->template address<D, true>(v, column), run, count_ / kRuns);
+      });
+    }
   }
 
   template <dtype D, stream S>
