@@ -35,8 +35,7 @@ ONEPASS_FUNCTION void each_index(const Body& body) {
 struct row_view {
   char* data = nullptr;
   dtype type = dtype::none;
-  bool single = false;   // one number stands for the whole row
-  bool for_two = false;  // or for two columns
+  bool single = false;  // one number stands for the whole row
 };
 
 // The lanes of a kernel whose tensors all store one type.
@@ -52,12 +51,13 @@ struct lane_chooser<float, dtype::bf16> {
 template <class T, class Line, dtype Stored>
 using lane_of = typename lane_chooser<T, Line::gives_number ? dtype::none : Stored>::type;
 
-// A lane whose columns are not to be had at once: the first `count` from `place` on, in the line's order.
-template <class L, class Line>
+// A lane whose columns are not to be had at once: the first `count` from `place` on, in the line's order. ForTwo: one
+// element stands for two columns.
+template <class L, class Line, bool ForTwo = false>
 HWY_NOINLINE L gather(const row_view& v, const arguments& a, int64 place, int count) {
   HWY_ALIGN typename L::scalar numbers[lanes<L>()] = {};
   for (int i = 0; i < count; ++i) {
-    const int64 column = v.for_two ? (place + i) / 2 : column_order<Line>::column_at(a, place + i);
+    const int64 column = ForTwo ? (place + i) / 2 : column_order<Line>::column_at(a, place + i);
     numbers[i] = hn::GetLane(broadcast<L>(v.data + column * size_of(v.type), v.type).raw);
   }
   return load_lane<L>(numbers);
@@ -116,8 +116,8 @@ class cursor {
       kept_gradient_[k] = row_of(a_.kept_gradient[k], digit);
     });
     each_index<Line::dropouts>([&](int i) ONEPASS_LAMBDA { random_.of[i].set_row(a_.first_row + row_); });
-    stream_y_ = can_stream(y_);
-    stream_dx_ = dx_.data && can_stream(dx_);
+    stream_y_ = a_.stream_stores && can_stream_to(y_);
+    stream_dx_ = a_.stream_stores && dx_.data && can_stream_to(dx_);
   }
 
   // count: how many of the lane's numbers exist; fewer than a whole lane only at the end of the row.
@@ -180,8 +180,13 @@ class cursor {
   ONEPASS_FUNCTION L table() const {
     const row_view& v = operand_[I];
     const int count = turned();
-    if (!v.for_two) return read(v, count);
-    if (HWY_UNLIKELY(count < lanes<lane>())) return gather<lane, Line>(v, a_, column_, count);
+    const bool is_whole = HWY_LIKELY(count == lanes<lane>());
+    if (a_.operand[I].column_stride != kOneForTwo) {
+      if constexpr (order::kZips) return read_zipped(v, count);
+      if (is_whole || v.single) return read(v);
+      return gather<lane, Line>(v, a_, column_, count);
+    }
+    if (!is_whole) return gather<lane, Line, true>(v, a_, column_, count);
     const auto of_pairs = load<half_lane<lane>>(v.data, type_of(v), column_ / 2);
     return zip<lane>(of_pairs, of_pairs);
   }
@@ -192,13 +197,16 @@ class cursor {
   }
   template <class L, int K>
   ONEPASS_FUNCTION typename L::mask keeps(int threshold) {
-    const L random =
-        in_order([&]<class Some>(int64 column) ONEPASS_LAMBDA { return random_.of[K].template next<Some>(column); });
-    return random >= L(static_cast<T>(threshold));
+    if constexpr (!order::kZips) return random_.of[K].template next<L>(column_) >= L(static_cast<T>(threshold));
+    else
+      return zipped([&]<class Some>(int64 column) ONEPASS_LAMBDA {
+               return random_.of[K].template next<Some>(column);
+             }) >= L(static_cast<T>(threshold));
   }
   template <class L>
   ONEPASS_FUNCTION L column() const {
-    return in_order([]<class Some>(int64 column) ONEPASS_LAMBDA { return iota<Some>(static_cast<T>(column)); });
+    if constexpr (!order::kZips) return iota<L>(static_cast<T>(column_));
+    else return zipped([]<class Some>(int64 column) ONEPASS_LAMBDA { return iota<Some>(static_cast<T>(column)); });
   }
   ONEPASS_FUNCTION lane plus_at(lane v, int64 column, T number) const {
     const int64 in = column - column_;
@@ -278,17 +286,16 @@ class cursor {
     if (!v.data) return {};
     int64 offset = 0;
     each_index<kMaxDims>([&](int d) ONEPASS_LAMBDA { offset += digit[d] * v.stride[d]; });
-    return {static_cast<char*>(v.data) + offset * size_of(v.type), v.type, v.column_stride == 0,
-            v.column_stride == kOneForTwo};
+    return {static_cast<char*>(v.data) + offset * size_of(v.type), v.type, v.column_stride == 0};
   }
   ONEPASS_FUNCTION bool whole() const { return HWY_LIKELY(count_ == lanes<lane>()); }
   static ONEPASS_FUNCTION dtype type_of(const row_view& v) { return kUniform ? Stored : v.type; }
-  ONEPASS_FUNCTION bool can_stream(const row_view& v) const {
-    using onepass::ONEPASS_TARGET::can_stream;
-    if constexpr (!order::kZips) return a_.stream_stores && can_stream<lane>(v.data, v.type);
+  ONEPASS_FUNCTION bool can_stream_to(const row_view& v) const {
+    using half = half_lane<lane>;
+    if constexpr (!order::kZips) return can_stream<lane>(v.data, v.type);
     else
-      return a_.stream_stores && Line::turned_parameter < 0 && can_stream<half_lane<lane>>(v.data, v.type) &&
-             can_stream<half_lane<lane>>(v.data + a_.columns / 2 * size_of(v.type), v.type);
+      return Line::turned_parameter < 0 && can_stream<half>(v.data, v.type) &&
+             can_stream<half>(v.data + a_.columns / 2 * size_of(v.type), v.type);
   }
   // In lines that zip columns: whether the lane is whole, and on one side of where what is turned ends.
   ONEPASS_FUNCTION bool is_together(int count) const {
@@ -297,10 +304,8 @@ class cursor {
   }
   // body<Some>(column): Some's elements from a column on, which are taken for the lane's.
   template <class Body>
-  ONEPASS_FUNCTION lane in_order(const Body& body) const {
-    if constexpr (!order::kZips) {
-      return body.template operator()<lane>(column_);
-    } else if (is_together(count_)) {
+  ONEPASS_FUNCTION lane zipped(const Body& body) const {
+    if (is_together(count_)) {
       using half = half_lane<lane>;
       const auto pair = order::pair_at(a_, column_);
       return zip<lane>(body.template operator()<half>(pair.first),
@@ -312,24 +317,25 @@ class cursor {
       return load_lane<lane>(numbers);
     }
   }
-  ONEPASS_FUNCTION lane read(const row_view& v) const { return read(v, count_); }
-  // The lane's first `count` elements.
-  ONEPASS_FUNCTION lane read(const row_view& v, int count) const {
-    if constexpr (!kUniform && !kStoresT) {
-      if (HWY_UNLIKELY(v.single)) return broadcast<lane>(v.data, v.type);
-    }
+  ONEPASS_FUNCTION lane read(const row_view& v) const {
     if constexpr (order::kZips) {
-      if (!is_together(count)) return gather<lane, Line>(v, a_, column_, count);
-      const auto pair = order::pair_at(a_, column_);
-      return zip<lane>(load<half_lane<lane>>(v.data, type_of(v), pair.first),
-                       load<half_lane<lane>>(v.data, type_of(v), pair.first + pair.apart));
+      return read_zipped(v, count_);
     } else if constexpr (kStoresT) {
       const T* at = reinterpret_cast<const T*>(v.data) + column_;
-      return HWY_LIKELY(count == lanes<lane>()) ? load_lane<lane>(at) : load_first<lane>(at, count);
+      return whole() ? load_lane<lane>(at) : load_first<lane>(at, count_);
     } else {
-      if (HWY_LIKELY(count == lanes<lane>())) return load<lane>(v.data, type_of(v), column_);
-      return load_partial<lane>(v.data, type_of(v), column_, count);
+      if (!kUniform && HWY_UNLIKELY(v.single)) return broadcast<lane>(v.data, v.type);
+      if (whole()) return load<lane>(v.data, type_of(v), column_);
+      return load_partial<lane>(v.data, type_of(v), column_, count_);
     }
+  }
+  // The lane's first `count` elements.
+  ONEPASS_FUNCTION lane read_zipped(const row_view& v, int count) const {
+    if (!kUniform && HWY_UNLIKELY(v.single)) return broadcast<lane>(v.data, v.type);
+    if (!is_together(count)) return gather<lane, Line>(v, a_, column_, count);
+    const auto pair = order::pair_at(a_, column_);
+    return zip<lane>(load<half_lane<lane>>(v.data, type_of(v), pair.first),
+                     load<half_lane<lane>>(v.data, type_of(v), pair.first + pair.apart));
   }
   ONEPASS_FUNCTION void write(const row_view& v, lane value, bool past_caches) const {
     if constexpr (order::kZips) {
@@ -490,15 +496,13 @@ class column_sums {
     for (int s = 0; s < slots_; ++s) {
       for_columns<L, true>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
         T* from = running_.data() + s * stride_ + c;
-        double* const to = to_ + s * slot_stride_;
-        const bool is_first = (first_ >> s & 1) != 0;
-        if constexpr (Order::kZips) {  // these have whole rows
+        if constexpr (!Order::kZips) {
+          add_to_doubles(load_lane<L>(from), to_ + s * slot_stride_ + c, count, (first_ >> s & 1) != 0);
+        } else {  // these have whole rows
           for (int i = 0; i < count; ++i) {
-            double& sum = to[Order::column_at(a_, c + i)];
-            sum = (is_first ? 0.0 : sum) + static_cast<double>(from[i]);
+            double& sum = to_[s * slot_stride_ + Order::column_at(a_, c + i)];
+            sum = ((first_ >> s & 1) != 0 ? 0.0 : sum) + static_cast<double>(from[i]);
           }
-        } else {
-          add_to_doubles(load_lane<L>(from), to + c, count, is_first);
         }
         store_lane(L(T(0)), from);
       });
