@@ -3,13 +3,13 @@
 #pragma once
 
 #include "onepass/kernel/configuration.h"
-#include "onepass/kernel/common/column_order.h"
 #include "onepass/kernel/common/shapes.h"
 #include "onepass/lane/device/memory.cuda.h"
 #include "onepass/lane/functions.h"
 #include "onepass/lane/target.h"
 #include "onepass/word/chain.h"
 #include "onepass/word/row.h"
+#include "onepass/kernel/common/column_order.h"
 
 ONEPASS_BEGIN
 
