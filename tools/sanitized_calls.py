@@ -130,8 +130,26 @@ NORM = "layer_norm(1e-5) | scale | bias"
 TWO_NORMS = "rms_norm(1e-6) | scale | add | keep | layer_norm(1e-5) | scale"
 KEEPING = "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"
 ELEMENTWISE, ROWWISE = "elementwise_forward elementwise_backward", "rowwise_forward rowwise_backward"
-TILES = "rowwise_backward_tiles"
+STREAMED, TILES = "rowwise_forward_streamed", "rowwise_backward_tiles"
 PARTS = " ".join(f"rowwise_{way}_{part}" for way in ("forward", "backward") for part in ("parts", "combined", "tiles"))
+
+
+def norms_and_rope(device: str) -> None:
+    """Queries and keys behind tokens, with tables of pairs."""
+    tables = torch.randn(2, 1, 20, 32, device=device).to(BF16)
+    weights = torch.randn(2, 64, device=device, requires_grad=True)
+    both_ways(
+        lambda q, k: onepass.functional.qk_norm_rope(q.transpose(1, 2), k.transpose(1, 2), *weights, *tables),
+        [torch.randn(2, 20, heads, 64, device=device).to(BF16) for heads in (6, 2)],
+    )
+
+
+def first_neighbours(device: str) -> None:
+    tables = torch.randn(2, 20, 12, device=device)
+    both_ways(
+        lambda x, g: onepass.fused("scale | rope(12, interleaved)", x, g, *tables),
+        [torch.randn(3, 20, 36, device=device), torch.randn(36, device=device)],
+    )
 
 
 def plain_lines() -> None:
@@ -155,6 +173,8 @@ def plain_lines() -> None:
             [torch.randn(2, 3, 20, 64, device=device).to(BF16)],
         ),
     )
+    add("norms of heads and rope", f"{ROWWISE} add_columns", norms_and_rope)
+    add("the first numbers, neighbours", ELEMENTWISE, first_neighbours)
     line("one row", ELEMENTWISE, "bias | gelu", (1, 4096))
     add(
         "one number for a row",
@@ -197,11 +217,13 @@ def plain_lines() -> None:
     forward_parts = " ".join(PARTS.split()[:3])
     line("codes, long rows", forward_parts, "rms_norm(1e-6) | quantize(fp8e5m2)", (3, 600000))
     line("numbers of a row", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy", (37, 1000))
-    line("32000 columns, logsumexp", f"rowwise_forward {TILES}", "logsumexp | amax", (9, 32000), BF16)
+    line("32000 columns, logsumexp", f"{STREAMED} {TILES}", "logsumexp | amax", (9, 32000), BF16)
+    line("whole rounds, entropy", f"{STREAMED} {TILES}", "logsumexp | mul(2) | entropy", (9, 16384), BF16)
+    line("float64, mean", f"{STREAMED} {TILES}", "mean | logprob", (5, 5001), F64)
     line("an ending alone", f"rowwise_forward {TILES} add_columns", "bias | logsumexp", (130, 1000))
     line("targets", f"rowwise_forward {TILES}", "cross_entropy(0.1, 0.01, 3)", (130, 1000))
     line("targets in a warp", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logprob | entropy", (70, 120), F32)
-    line("targets, 128256 columns", f"rowwise_forward {TILES}", "bias | cross_entropy", (5, 128256))
+    line("targets, 128256 columns", f"{STREAMED} {TILES}", "bias | cross_entropy", (5, 128256))
     line("targets, odd rows", f"rowwise_forward {TILES}", "logprob | entropy", (37, 1001), F16)
     parts_and_sums = PARTS.replace(" rowwise_forward_tiles", "")
     line("targets, long rows", parts_and_sums, "l2_norm | mul(100) | cross_entropy", (3, 600000), F32)
@@ -227,6 +249,7 @@ def plain_lines() -> None:
         whose = "their own operands" if own else "operands for all"
         lists(f"list, {whose}", ELEMENTWISE, "bias | gelu_tanh", 64, (3, 10, 1, 40, 7), own=own)
         lists(f"list of norms, {whose}", f"{ROWWISE} add_columns", NORM, 64, (3, 10, 1, 40, 700), F32, own)
+        lists(f"list of long endings, {whose}", f"{STREAMED} {TILES}", "logsumexp", 4100, (3, 10, 7), F16, own)
         lists(
             f"list of endings, {whose}",
             f"rowwise_forward {TILES}",

@@ -54,8 +54,7 @@ FORMS = {
         "float64": r"arithmetic = double",
     },
     "rowwise_forward_streamed": {
-        "in a block": r"kCluster = 1;",
-        "in a cluster": r"kCluster = [2-9]",
+        "whole rounds": r"kExact = true",
         "rows that begin anywhere": r"kAccess = 1;",
         "several tensors": r"kMembers = [1-9]",
         "float64": r"arithmetic = double",

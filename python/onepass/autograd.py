@@ -15,7 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from onepass import _native
 from onepass._arguments.shapes import repetition
 from onepass._operators.backward import derivative_along, run_backward
-from onepass._operators.composed import Saved, cannot_be_made_again, composed_backward
+from onepass._operators.composed import Saved, cannot_be_made_again, composed_backward, refuse_twice
 from onepass._operators.fake import library, no_operands
 from onepass.line import Line, _parse
 from onepass.reference import compose
@@ -260,10 +260,18 @@ class Gradient:
 
     def watched(self, tensors):
         """The same tensors, so that what cannot be differentiated again says so: a product that cannot be made again
-        has no graph, and a gradient made of it would be taken for a constant."""
+        has no graph, and a gradient made of it would be taken for a constant. torch.func asks for a graph always, and
+        hears of it where that is differentiated.
+
+        Raises:
+            RuntimeError: for such a product, outside of torch.func: nothing leads from it to the tensors that it was
+                made of, and where something else of the gradient does, it alone would be differentiated.
+        """
         given, state, statistics, product, *rest = self._sorted(tensors)
         if product is None or not cannot_be_made_again(self.line, self._each(tensors)[0][1]):
             return tensors
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            refuse_twice(self.line)
         at = len(given) + 2
         return (*tensors[:at], tensors[at].detach().requires_grad_(), *tensors[at + 1 :])
 

@@ -97,8 +97,8 @@ def call(line: Line, x, operands, training: bool = True, generator=None, stack: 
     Args:
         shard: which part of a sharded tensor x is; each has dropout masks of its own.
     """
-    if line.turns and torch.is_grad_enabled():
-        _check_positions(operands)
+    if line.table_operands and torch.is_grad_enabled():
+        _check_positions(operands[i] for i in line.table_operands if i < len(operands))
     if not (line.has_dropout or stack or _is_traced()) and (in_one := front()) is not None:
         results = in_one(line.text, x, *operands)
         if results is not None:

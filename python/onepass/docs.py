@@ -36,6 +36,7 @@ what it parsed; `onepass.Line` is the same line as an object.
 line = word { "|" word }
 word = name | name "(" numbers ")" | "gate" "(" activation ")" | "gated" "(" activation ")"
      | "keep" "(" dtype ")" | "quantize" "(" dtype [ "," "static" ] ")"
+     | "rope" "(" "interleaved" ")" | "rope" "(" number "," "interleaved" ")"
 numbers = number { "," number }
 ```
 
@@ -54,6 +55,7 @@ Operands follow `x` in the order in which their words stand. `bias | add | keep 
 |---|---|
 | column | [N], one number for each column; or rows of N numbers that broadcast to x's shape, such as [B, 1, N] |
 | tensor | x's shape, or what broadcasts to it |
+| table | x's shape, or what broadcasts to it, with a length of its own in the last dimension: see `rope` |
 | mask | x's shape, or what broadcasts to it; bool (True takes part) or floating point (added) |
 | matrix | [N', N]; behind `linear` rows have N' numbers of its dtype, and so have the operands |
 | keys | [..., N', N] with x's batch sizes, of which the last may be 1; behind `scores` as behind `linear` |
@@ -135,9 +137,15 @@ codes.
 ## rope
 
 `rope` takes cos and sin, of x's shape or what broadcasts to it, and gives x · cos + (-x₂, x₁) · sin, where x₁ and x₂
-are the halves of a row: rotary position embedding as transformers writes it. It is the only word of its line, its rows
-have an even length, and cos and sin get no gradient: asked for one, the call raises. Queries and keys are one call as a
-list, `onepass.fused("rope", [q, k], cos, sin)`.
+are the halves of a row: rotary position embedding as transformers writes it (GPT-NeoX). `rope(interleaved)` takes the
+row's even and odd numbers for x₁ and x₂ (GPT-J); `rope(64)` and `rope(64, interleaved)` turn the first 64 numbers of a
+row, and the others pass. Rows of cos and sin have a number for each that is turned, or one for each pair. Rows have an
+even length, and cos and sin get no gradient: asked for one, the call raises.
+
+It stands anywhere among a line's words, once: `rms_norm(1e-6) | scale | rope` normalises a head and turns it. Both
+numbers of a pair are in one thread's registers, or one lane, so that nothing is exchanged for it, however long a row
+is. Queries and keys are one call as a list, `onepass.fused("rms_norm(1e-6) | scale | rope", [q, k], [g, h], cos, sin)`.
+In a line with `linear` or `scores`, and with a target, there is no kernel for it.
 
 ## linear
 
@@ -351,7 +359,7 @@ def operand(word: Word) -> str:
         "matrix": "[N', N]",
         "keys": "[..., N', N]",
         "values": "[..., N, N']",
-        "tensor": ", x's shape",
+        "tensor": ", tables" if word.kind == "rotary" else ", x's shape",
         "target": "[...], integers",
     }
     return f"{word.operand_name}{shapes[word.operand]}"

@@ -106,7 +106,8 @@ class Line:
         self.column_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "column"]
         self.target_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "target"]
         self.has_dropout: bool = facts["dropouts"] > 0
-        self.turns = self.words[0].kind == "rotary"
+        self.table_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "rotary"]
+        """cos and sin of `rope`, which get no gradient."""
         self.looks_at_rows = any("is_causal" in word.properties for word in self.words)
         self._without_dropout: str = facts["without_dropout"]
         self.scores = self.words[0].operand == "keys"
@@ -257,7 +258,12 @@ class Line:
                 if o.shape != shape[:-1]:
                     raise RuntimeError(f"onepass: operand {i} must have shape {list(shape[:-1])}, got {list(o.shape)}")
                 continue
-            if word.operand == "tensor":
+            if word.kind == "rotary":
+                turned = int(word.numbers[0]) if word.numbers else shape[-1]
+                own = o.shape[-1] if o.dim() else 1
+                fits = own in (1, turned, turned // 2)
+                fits = fits and torch.broadcast_shapes(shape[:-1], o.shape[:-1]) == shape[:-1]
+            elif word.operand == "tensor":
                 fits = torch.broadcast_shapes(shape, o.shape) == shape
             elif word.operand == "matrix":
                 fits = o.dim() == 2 and o.shape[1] == shape[-1]

@@ -131,9 +131,25 @@ def scale(x: Tensor, g: Tensor, c: float | None = None) -> Tensor:
     return x * g if c is None else torch.addcmul(x if c == 1 else c * x, x, g)
 
 
-def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
+def rope(x: Tensor, cos: Tensor, sin: Tensor, r: float | None = None, interleaved: bool = False) -> Tensor:
+    """cos and sin have r numbers, or one for each pair of them."""
+    if r is not None and r < x.shape[-1]:
+        first, rest = x.split((int(r), x.shape[-1] - int(r)), -1)
+        return torch.cat((rope(first, cos, sin, None, interleaved), rest), -1)
+    cos, sin = (_for_each(table, x.shape[-1], interleaved) for table in (cos, sin))
+    if interleaved:
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    else:
+        first, second = x.chunk(2, -1)
+        turned = torch.cat((-second, first), -1)
+    return x * cos + turned * sin
+
+
+def _for_each(table: Tensor, columns: int, interleaved: bool) -> Tensor:
+    """One number for each of the columns, of a table that may have one for each pair."""
+    if table.dim() == 0 or table.shape[-1] in (1, columns):
+        return table
+    return table.repeat_interleave(2, -1) if interleaved else torch.cat((table, table), -1)
 
 
 def scores(x: Tensor, keys: Tensor) -> Tensor:
@@ -379,6 +395,8 @@ def compose(
             dtype = taken[0].dtype
             value = value.to(dtype)
         arguments: list[Any] = [value, *taken]
+        if word.option:
+            function = functools.partial(function, **{word.option: True})
         if word.kind == "gate":
             arguments.append(lambda v, f=ACTIVATIONS[word.activation], numbers=word.numbers: f(v, *numbers))
         else:

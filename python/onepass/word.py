@@ -43,6 +43,8 @@ class Word:
     """What the word is in mathematics, as its descriptor says (include/onepass/word/descriptor.h)."""
     dtypes: str = ""
     """What its result may be stored as where that is not x's dtype, with commas."""
+    option: str = ""
+    """A name behind the numbers."""
     activation: str | None = None
     dtype: str | None = None
     """What its result is stored as; None: x's."""
@@ -55,6 +57,8 @@ class Word:
         if self.numbers:
             numbers = ", ".join(map(repr, self.numbers))
             inner = f"{inner}({numbers})" if inner else numbers
+        if self.option:
+            inner = f"{inner}, {self.option}" if inner else self.option
         return f"{self.name}({inner})" if inner else self.name
 
     @property

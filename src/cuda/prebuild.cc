@@ -102,8 +102,9 @@ std::vector<std::string> prebuild(const spec::line& line, const std::string& arc
   constexpr int64 kMostColumns = int64{1} << 40;
   if (columns < 1 || columns > kMostColumns)
     throw std::invalid_argument("onepass: columns must be from 1 to 2^40, got " + std::to_string(columns));
-  if (line.turns() && columns % 2 != 0)
-    throw std::invalid_argument("onepass: 'rope' needs rows of an even length, got " + std::to_string(columns));
+  const std::int64_t sizes[2] = {1, columns};
+  if (const std::string why = spec::why_not_shape(line, {2, sizes}, "x"); !why.empty())
+    throw std::invalid_argument("onepass: " + why);
   const device_facts chip = facts_of(arch_name);
   std::vector<std::string> labels;
   const auto build_all = [&](const spec::line& of, bool before_linear) {

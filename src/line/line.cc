@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <iterator>
 
 #include "onepass/kernel/arguments.h"
@@ -77,6 +78,7 @@ constexpr named_dtype kDtypes[] = {
     {"float32", dtype::f32}, {"fp8", dtype::f8e4m3}, {"fp8e5m2", dtype::f8e5m2}, {"int8", dtype::i8}};
 
 bool is_causal(const word& w) { return w.about->is_causal; }
+bool is_rotary(const word& w) { return w.about->kind == word_kind::rotary; }
 
 class reader {
  public:
@@ -139,7 +141,8 @@ class reader {
   double read_number(const descriptor& about) {
     skip_space();
     const int begin = at_;
-    while (!at_end() && peek() != ')' && peek() != '|' && (about.parameters == 1 || peek() != ',')) ++at_;
+    const bool one = about.parameters == 1 && about.kind != word_kind::rotary;
+    while (!at_end() && peek() != ')' && peek() != '|' && (one || peek() != ',')) ++at_;
     std::string digits(text_.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(at_ - begin)));
     while (!digits.empty() && std::isspace(static_cast<unsigned char>(digits.back()))) digits.pop_back();
     std::string plain;  // Python allows single underscores between digits
@@ -214,6 +217,8 @@ class reader {
       read_gate(w);
     } else if (about.dtypes[0] != '\0') {
       read_dtype(w, about);
+    } else if (about.kind == word_kind::rotary) {
+      read_rotation(w);
     } else if (about.parameter[0] != '\0') {
       read_parameters(w, about);
     } else {
@@ -264,6 +269,29 @@ class reader {
       w.about = &onepass::word::quantize_static<dtype::f8e4m3>::about;  // of all
     }
     close(about);
+  }
+  // rope, rope(64), rope(interleaved) or rope(64, interleaved)
+  void read_rotation(word& w) {
+    skip_space();
+    if (at_end() || peek() != '(') return;
+    ++at_;
+    skip_space();
+    if (at_end() || !std::isalpha(static_cast<unsigned char>(peek()))) {
+      const int begin = at_;
+      const double first = read_number(*w.about);
+      constexpr double kMost = 1 << 30;
+      if (!(first >= 2 && first <= kMost && std::fmod(first, 2) == 0))
+        fail(begin, at_, "'rope' turns an even number of a row's first numbers, from 2 on");
+      w.parameters.push_back(first);
+      if (at_end() || peek() != ',') return close(*w.about);
+      ++at_;
+    }
+    const std::string_view option = read_name("'interleaved'");
+    w.about = &onepass::word::rope_interleaved::about;
+    if (option != w.about->option)
+      fail(at_ - static_cast<int>(option.size()), at_,
+           "'rope' knows the option 'interleaved', got '" + std::string(option) + "'");
+    close(*w.about);
   }
 
   void read_strategy(const descriptor& about) {
@@ -355,6 +383,21 @@ class reader {
       fail(w.begin, w.end, std::string("'") + w.about->name + "' behind a contraction, where it has no kernel");
   }
 
+  void check_rotary(const line& to, const word& w) const {
+    const bool turns = is_rotary(w);
+    if (turns && to.rotary() != nullptr) fail(w.begin, w.end, "a second 'rope': a line has at most one");
+    if (!turns && to.rotary() == nullptr) return;
+    const auto has_no_kernel = [](const word& other) {
+      return other.about->kind == word_kind::contraction || other.about->operand == operand_kind::target;
+    };
+    const auto found = turns ? std::find_if(to.words.begin(), to.words.end(), has_no_kernel) : to.words.end();
+    if (found != to.words.end() || has_no_kernel(w)) {
+      fail(w.begin, w.end,
+           std::string("'") + w.about->name + "' in one line with '" +
+               (turns ? found->about->name : to.rotary()->about->name) + "': there is no kernel for both");
+    }
+  }
+
   void add(line& to, word w) const {
     const descriptor& about = *w.about;
     if (to.values >= 0)
@@ -377,13 +420,7 @@ class reader {
       to.row_words.push_back(static_cast<int>(to.words.size()));
     }
     if (about.kind == word_kind::contraction) add_contraction(to, w);
-    if (!to.words.empty()) {
-      const descriptor& before = *to.words.back().about;
-      if (before.kind == word_kind::rotary || about.kind == word_kind::rotary)
-        fail(
-            w.begin, w.end,
-            std::string("'") + about.name + "' behind '" + before.name + "': 'rope' must be the only word of its line");
-    }
+    check_rotary(to, w);
     if (static_cast<int>(to.words.size()) == kMaxWords)
       fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxWords) + " words");
     take_numbers(to, w);
@@ -437,7 +474,7 @@ int line::least_dim() const { return std::any_of(words.begin(), words.end(), is_
 bool line::depends_on_column() const {
   return std::any_of(words.begin(), words.end(), [](const word& w) {
     return w.about->operand == operand_kind::column || w.about->kind == word_kind::dropout || is_causal(w) ||
-           w.about->kind == word_kind::rotary;
+           is_rotary(w);
   });
 }
 
@@ -447,7 +484,16 @@ int line::statistics(dtype x) const {
   return all;
 }
 
-bool line::turns() const { return !words.empty() && words.front().about->kind == word_kind::rotary; }
+const word* line::rotary() const {
+  const auto found = std::find_if(words.begin(), words.end(), is_rotary);
+  return found == words.end() ? nullptr : &*found;
+}
+
+std::int64_t line::turned(std::int64_t columns) const {
+  const word* const rope = rotary();
+  if (rope == nullptr) return 0;
+  return rope->parameters.empty() ? columns : static_cast<std::int64_t>(rope->parameters.front());
+}
 
 std::vector<double> defaults_of(const descriptor& about) {
   if (about.parameter_required) return {};

@@ -76,7 +76,11 @@ struct line {
   int statistics(dtype x) const;   // elements saved of a row, of all row words
   int least_dim() const;           // `causal` looks at the last two dimensions
   bool depends_on_column() const;  // some word looks at its row or column (column operands, dropout, causal, rope)
-  bool turns() const;              // whether it is `rope`, which looks at both halves of a row
+  const word* rotary() const;      // its `rope`; null: it has none
+  // Of a row of so many, how many `rope` turns; 0 in other lines.
+  std::int64_t turned(std::int64_t columns) const;
+  // In a CPU task the rows are whole.
+  bool takes_whole_rows() const { return by_rows() || rotary() != nullptr; }
 };
 
 // The line quoted, with carets under the characters at fault.

@@ -3,11 +3,19 @@
 
 namespace onepass::spec {
 
+namespace {
+
+std::int64_t last_size(const strided& t) { return t.dim > 0 ? t.sizes[t.dim - 1] : 1; }
+
+}  // namespace
+
 std::string why_not_shape(const line& of, const shape& x, const char* name) {
   const auto got = [&] { return std::string(", got ") + name + " of shape " + shape_text(x.sizes, x.dim); };
-  if (x.dim >= of.least_dim() && !of.turns()) return {};
   if (x.dim < of.least_dim()) return "'causal' needs a tensor of at least 2 dimensions" + got();
+  if (of.rotary() == nullptr) return {};
   if (x.dim == 0 || x.columns() % 2 != 0) return "'rope' needs rows of an even length" + got();
+  const std::int64_t turned = of.turned(x.columns());
+  if (turned > x.columns()) return "'rope(" + std::to_string(turned) + ")' needs rows of that length at least" + got();
   return {};
 }
 
@@ -25,6 +33,18 @@ void frame::operand_type(int operand, dtype its) {
   boolean_masks |= std::uint64_t{its == dtype::boolean} << operand;
 }
 
+bool frame::fits(int operand, const strided& t) const {
+  if (!is_table(operand)) return broadcasts(t, shape);
+  const std::int64_t turned = of.turned(shape.columns()), own = last_size(t);
+  return leading_broadcast(t, shape) && (own == 1 || own == turned || own == turned / 2);
+}
+
+std::string frame::rows_of(int operand) const {
+  if (!is_table(operand)) return {};
+  const std::int64_t turned = of.turned(shape.columns());
+  return " (with " + std::to_string(turned) + " or " + std::to_string(turned / 2) + " numbers a row)";
+}
+
 strided frame::as_rows(const strided& numbers) {
   const auto with_one = [&](const std::int64_t* from) {
     std::vector<std::int64_t>& all = sizes_of_numbers_.emplace_back(from, from + numbers.dim);
@@ -40,6 +60,12 @@ strided frame::as_rows(const strided& numbers) {
 }
 
 fit frame::lay_out(bool keeps_rows, std::vector<bool>& needs_copy) {
+  if (const word* const rope = of.rotary(); rope != nullptr) {
+    for (strided& t : tensors_) {
+      const bool is_table = t.out == a.operand + rope->operand || t.out == a.operand + rope->operand + 1;
+      t.one_for_two = is_table && last_size(t) != 1 && last_size(t) == of.turned(shape.columns()) / 2;
+    }
+  }
   const bool flatten = !keeps_rows && !of.rowwise() && !of.depends_on_column() && a.wants_column == 0;
   const fit done = spec::lay_out(shape, tensors_, flatten, a, needs_copy);
   flat_ = done == fit::rows && flatten && a.rows == 1;
@@ -48,7 +74,10 @@ fit frame::lay_out(bool keeps_rows, std::vector<bool>& needs_copy) {
 
 imagined_frame::imagined_frame(const line& of, const std::int64_t (&sizes)[2], dtype x, dtype column, dtype mask,
                                const memory& at)
-    : frame(of, {2, sizes}, x), memory_(at), strides_{at.row_stride, 1} {
+    : frame(of, {2, sizes}, x),
+      memory_(at),
+      strides_{at.row_stride, 1},
+      sizes_of_table_{sizes[0], of.turned(sizes[1])} {
   for (int i = 0; i < of.operands; ++i) {
     const bool is_mask = of.operand_word(i).about->kind == word_kind::mask;
     operand_type(i, is_target(i) ? dtype::i64 : is_mask ? mask : is_column(i) ? column : of.likely_type(i, x));
@@ -63,6 +92,7 @@ std::vector<operand_facts> imagined_frame::facts() const {
 
 void imagined_frame::enter_operand(int i, view& out) {
   if (is_target(i)) take_number({memory_.rows, operand_types[i], 1, shape.sizes, &kOne, &out});
+  else if (is_table(i)) take({memory_.rows, operand_types[i], 2, sizes_of_table_, strides_, &out});
   else if (is_column(i)) out = {memory_.columns, {}, operand_types[i], 1};
   else enter(operand_types[i], out);
 }

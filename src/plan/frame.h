@@ -35,8 +35,13 @@ class frame {
   bool is_number(role what, int i) const { return result_of(what, i).is_number(); }
   dtype result_type(role what, int i) const { return result_of(what, i).type(type); }  // x's of x, too
   bool is_column(int operand) const { return of.operand_word(operand).about->operand == operand_kind::column; }
+  bool is_table(int operand) const { return of.operand_word(operand).about->kind == word_kind::rotary; }
   bool is_target(int operand) const { return of.operand_word(operand).about->operand == operand_kind::target; }
   void operand_type(int operand, dtype);
+  // Of an operand that is rows: whether it broadcasts to x's shape. Rows of tables have an element for each column that
+  // is turned, or for each two.
+  bool fits(int operand, const strided&) const;
+  std::string rows_of(int operand) const;  // in messages: what rows of a table have
 
   // enter(role, its number, where it goes) for each tensor that a kernel reads or writes.
   template <class Enter>
@@ -115,7 +120,7 @@ class imagined_frame : public frame {
   static constexpr std::int64_t kOne = 1;
 
   const memory memory_;
-  const std::int64_t strides_[2];
+  const std::int64_t strides_[2], sizes_of_table_[2];
 };
 
 }  // namespace onepass::spec

@@ -120,8 +120,13 @@ int own_batch_sizes(const shape& keys) {
 }
 
 bool broadcasts(const strided& tensor, const shape& to) {
+  if (!leading_broadcast(tensor, to)) return false;
+  return tensor.dim == 0 || tensor.sizes[tensor.dim - 1] == 1 || tensor.sizes[tensor.dim - 1] == to.columns();
+}
+
+bool leading_broadcast(const strided& tensor, const shape& to) {
   if (tensor.dim > to.dim) return false;
-  for (int own = 0; own < tensor.dim; ++own) {
+  for (int own = 0; own + 1 < tensor.dim; ++own) {
     const std::int64_t size = tensor.sizes[own];
     if (size != 1 && size != to.sizes[own + to.dim - tensor.dim]) return false;
   }
@@ -160,7 +165,7 @@ fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, argumen
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::int64_t stride = tensors[i].number ? 0 : a.columns == 1 ? 1 : stride_in(tensors[i], x, x.dim - 1);
     if (stride != 0 && stride != 1) needs_copy[i] = copies = true;
-    column_strides.push_back(static_cast<int>(stride));
+    column_strides.push_back(stride == 1 && tensors[i].one_for_two ? kOneForTwo : static_cast<int>(stride));
   }
   if (copies) return fit::copies;
   const std::vector<common_dimension> rows = merged(x, tensors, x.dim - 1);

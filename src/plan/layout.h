@@ -18,7 +18,8 @@ struct strided {
   const std::int64_t* sizes;
   const std::int64_t* strides;
   view* out;
-  bool number = false;  // one number a row: the last size is 1, and its view has a column stride of 0
+  bool number = false;       // one number a row: the last size is 1, and its view has a column stride of 0
+  bool one_for_two = false;  // one number for two columns
 };
 
 enum class fit {
@@ -41,6 +42,8 @@ std::vector<std::int64_t> sizes_of_groups(const shape& x, std::uint64_t has);
 std::string shape_text(const std::int64_t* sizes, int dim);  // "[4, 8]"
 
 bool broadcasts(const strided& tensor, const shape& to);
+// Likewise, but for the last dimension.
+bool leading_broadcast(const strided& tensor, const shape& to);
 
 // Rows of numbers for the columns, each of which serves some rows.
 inline bool is_batch_of_columns(const strided& tensor, const shape& of) {

@@ -274,6 +274,7 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
     const std::int64_t wide = at(index) * element;
     if (w.about->kind == word_kind::contraction) return columns * element * columns_behind * matrices;
     if (w.about->operand == operand_kind::target) return rows * size_of(dtype::i64);
+    if (w.about->kind == word_kind::rotary) return rows * of.turned(columns) * element;
     return w.about->operand == operand_kind::column ? wide : rows * at(index) * size_of(of.likely_type(w.operand, x));
   };
   const std::int64_t number_bytes = rows * (x == dtype::f64 ? 8 : 4);

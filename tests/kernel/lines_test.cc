@@ -21,8 +21,17 @@ struct sizes {
 class line_call {
  public:
   // lies: how what it is given does; results are dense. level: x is a few units in the last place about it, if not 0.
-  line_call(const std::string& text, dtype x, dtype column, sizes of, memory lies = {}, float level = 0)
-      : line_(spec::parse(text)), reference_(text), x_(x), of_(of), column_(column), lies_(lies) {
+  // of_pairs: tables of `rope` have one number for two columns.
+  line_call(const std::string& text, dtype x, dtype column, sizes of, memory lies = {}, float level = 0,
+            bool of_pairs = false)
+      : line_(spec::parse(text)),
+        reference_(text),
+        x_(x),
+        of_(of),
+        column_(column),
+        lies_(lies),
+        table_columns_(line_.turned(of.columns) / (of_pairs ? 2 : 1)),
+        of_pairs_(of_pairs) {
     const auto count = static_cast<std::size_t>(of.rows * of.columns);
     std::vector<float> numbers_of_x = drawn(count, x, 1);
     const float unit = std::nextafter(level, 2 * level) - level;
@@ -32,6 +41,11 @@ class line_call {
     for (int i = 0; i < line_.operands; ++i) {
       if (is_target(i)) {
         add_target(i);
+        continue;
+      }
+      if (is_table(i)) {
+        const auto numbers = static_cast<std::size_t>(of.rows * table_columns_);
+        add(operand(i), drawn(numbers, x, 3 + static_cast<unsigned>(i)), x, table_columns_);
         continue;
       }
       const std::size_t numbers = is_column(i) ? static_cast<std::size_t>(of.columns) : count;
@@ -88,7 +102,9 @@ class line_call {
     }
     for (int i = 0; i < line_.operands; ++i)
       values_.operands.push_back(is_target(i) ? tensor{targets_.at(i).data(), dtype::i64, {of_.rows}}
-                                              : exact(operand(i), is_column(i)));
+                                 : is_table(i)
+                                     ? tensor{exact_.at(operand(i)).data(), dtype::f64, {of_.rows, table_columns_}}
+                                     : exact(operand(i), is_column(i)));
     if (const int count = reference_.statistics(dtype::f64); count > 0) {
       statistics_ =
           std::make_unique<device_tensor>(static_cast<std::size_t>(reference_.statistics(x_) * of_.rows), dtype::f32);
@@ -116,6 +132,7 @@ class line_call {
   static std::string kept(int k, const char* before) { return before + std::string("kept ") + std::to_string(k); }
   bool is_column(int i) const { return line_.operand_word(i).about->operand == operand_kind::column; }
   dtype type_of(int i) const { return is_column(i) ? column_ : line_.likely_type(i, x_); }
+  bool is_table(int i) const { return line_.operand_word(i).about->kind == word_kind::rotary; }
   bool is_target(int i) const { return line_.operand_word(i).about->operand == operand_kind::target; }
   // The last row is ignored.
   void add_target(int i) {
@@ -164,7 +181,10 @@ class line_call {
 
   // Between the rows there is nothing that may be read.
   void add(const std::string& name, const std::vector<float>& numbers, dtype type) {
-    const auto columns = static_cast<std::size_t>(of_.columns), gap = static_cast<std::size_t>(lies_.gap);
+    add(name, numbers, type, of_.columns);
+  }
+  void add(const std::string& name, const std::vector<float>& numbers, dtype type, int64 row_length) {
+    const auto columns = static_cast<std::size_t>(row_length), gap = static_cast<std::size_t>(lies_.gap);
     std::vector<float> there(static_cast<std::size_t>(lies_.offset), NAN);
     for (std::size_t first = 0; first < numbers.size(); first += columns) {
       there.insert(there.end(), numbers.begin() + static_cast<std::ptrdiff_t>(first),
@@ -204,6 +224,8 @@ class line_call {
     for (int i = 0; i < line_.operands; ++i) {
       if (is_target(i)) a.operand[i] = {given_.at(operand(i))->data(), {0, 0, 0, 1}, dtype::i64, 0};
       else if (is_column(i)) a.operand[i].data = data_of(operand(i), column_);
+      else if (is_table(i))
+        a.operand[i] = {data_of(operand(i), x_), {0, 0, 0, table_columns_ + lies_.gap}, x_, of_pairs_ ? kOneForTwo : 1};
       else a.operand[i] = given(operand(i), type_of(i));
     }
     a.dropout_state = static_cast<const int64*>(state_.data());
@@ -278,6 +300,8 @@ class line_call {
   const sizes of_;
   const dtype column_;
   const memory lies_;
+  const int64 table_columns_;
+  const bool of_pairs_;
   std::map<std::string, std::unique_ptr<device_tensor>> given_, found_;
   std::map<std::string, std::vector<double>> exact_, expected_;
   std::map<int, std::vector<int64>> targets_;
@@ -448,12 +472,56 @@ TEST_F(EmulatedAnyLines, OfSeveralTargetsAreTheCpus) {
     line_call("logprob | entropy | cross_entropy", dtype::f32, dtype::f32, of).expect_right();
 }
 
+// By threads of a warp, of a block and of a cluster, or in parts; whole rows and their first numbers, pairs half of
+// what is turned apart and neighbours, tables of numbers and of pairs.
+TEST_F(EmulatedAnyLines, WithRopeAreTheCpus) {
+  const char* const norm = "rms_norm(1e-6) | scale | rope";
+  const char* const first = "rms_norm(1e-6) | scale | rope(32)";
+  const char* const mixed = "bias | layer_norm | dropout(0.2) | rope(16, interleaved) | keep | rms_norm | gate(silu)";
+  for (const line_case& of :
+       {line_case{norm, dtype::bf16, dtype::bf16, {40, 128}}, line_case{norm, dtype::f32, dtype::f32, {9, 64}},
+        line_case{norm, dtype::bf16, dtype::f32, {20, 80}}, line_case{norm, dtype::f16, dtype::f16, {7, 34}},
+        line_case{norm, dtype::bf16, dtype::bf16, {3, 8192}}, line_case{norm, dtype::f32, dtype::f32, {2, 40000}},
+        line_case{norm, dtype::bf16, dtype::bf16, {2, 600000}}, line_case{first, dtype::bf16, dtype::bf16, {40, 128}},
+        line_case{first, dtype::f32, dtype::f32, {9, 36}}, line_case{first, dtype::f32, dtype::f32, {1, 300000}},
+        line_case{mixed, dtype::f32, dtype::f32, {7, 48}}, line_case{mixed, dtype::bf16, dtype::bf16, {3, 256}},
+        line_case{mixed, dtype::bf16, dtype::bf16, {2, 16384}},
+        line_case{"scale | rope", dtype::bf16, dtype::bf16, {40, 128}},
+        line_case{"scale | rope(12) | silu", dtype::f32, dtype::f32, {300, 20}},
+        line_case{"dropout(0.3) | rope | causal | softmax", dtype::bf16, dtype::bf16, {5, 96}},
+        line_case{"rope(interleaved)", dtype::f16, dtype::f16, {6, 6}},
+        line_case{"bias | rope(64, interleaved) | keep", dtype::bf16, dtype::bf16, {11, 128}}}) {
+    SCOPED_TRACE(of.line);
+    line_call(of.line, of.x, of.column, of.of).expect_right();
+    line_call(of.line, of.x, of.column, of.of, {4, 12}, 0, true).expect_right();
+  }
+  line_call(norm, dtype::bf16, dtype::bf16, {9, 128}, {1, 3}).expect_right();
+  line_call(norm, dtype::bf16, dtype::bf16, {9, 128}, {2, 6}, 0, true).expect_right(true);
+}
+
 // Tensors of one list.
 TEST_F(EmulatedLists, ShareALaunch) {
   std::vector<std::unique_ptr<line_call>> calls;
   std::vector<arguments> all;
   for (const sizes of : {sizes{5, 72}, sizes{40, 72}, sizes{2, 72}})
     calls.push_back(std::make_unique<line_call>("layer_norm | scale | bias", dtype::bf16, dtype::bf16, of));
+  for (const auto& call : calls) all.push_back(call->begin_forward());
+  std::vector<member> members;
+  for (arguments& a : all) members.push_back({&a, false});
+  const request r = calls.front()->forward_request();
+  const std::vector<batch> shared = batches(r, members, 0, nullptr);
+  ASSERT_EQ(shared.size(), 1u);
+  launch(r, shared.front(), members, 0, nullptr);
+  for (const auto& call : calls) call->expect_found();
+}
+
+// Queries and keys.
+TEST_F(EmulatedLists, WithRopeShareALaunch) {
+  std::vector<std::unique_ptr<line_call>> calls;
+  std::vector<arguments> all;
+  for (const sizes of : {sizes{40, 128}, sizes{8, 128}})
+    calls.push_back(std::make_unique<line_call>("rms_norm(1e-6) | scale(1) | rope", dtype::bf16, dtype::bf16, of,
+                                                memory{}, 0.0f, true));
   for (const auto& call : calls) all.push_back(call->begin_forward());
   std::vector<member> members;
   for (arguments& a : all) members.push_back({&a, false});

@@ -13,7 +13,7 @@ namespace onepass::test {
 constexpr int kCount = 16;  // numbers in and out of each case, a multiple of every target's lanes
 // clang-format off
 enum class operation : int { add, subtract, multiply, divide, negate, fma, min, max, abs, copy_sign, square_root, sign,
-                             within, outside, first_three, iota, sum, largest };
+                             within, outside, first_three, iota, sum, largest, zipped, unzipped, quarter_turn };
 // clang-format on
 }  // namespace onepass::test
 #endif
@@ -43,6 +43,19 @@ ONEPASS_FUNCTION L apply_one(test::operation o, L a, L b) {
     case test::operation::iota: return iota<L>(T(5));
     case test::operation::sum: return L(sum_lanes(a));
     case test::operation::largest: return L(max_lanes(a));
+#if HWY_TARGET != HWY_SCALAR
+    case test::operation::zipped: {
+      const typename half_lane<L>::tag half;
+      return zip<L>(half_lane<L>(hn::LowerHalf(half, a.raw)), half_lane<L>(hn::UpperHalf(half, a.raw)));
+    }
+    case test::operation::unzipped: {
+      const auto of = unzip(a);
+      return zip<L>(of.first, of.second);
+    }
+    case test::operation::quarter_turn: return quarter_turn(a);
+#else
+    default: break;
+#endif
   }
   return zero;
 }
@@ -123,6 +136,15 @@ void expect_positions() {
   for (int i = 0; i < kCount; ++i) EXPECT_EQ(out[i], static_cast<T>(5 + i % lanes));
   run(operation::first_three, a, a, out);
   for (int i = 0; i < kCount; ++i) EXPECT_EQ(out[i], i % lanes < (lanes < 3 ? 1 : 3) ? a[i] : 0);
+  for (int i = 0; lanes > 1 && i < kCount; ++i) {
+    const int in = i % lanes;
+    run(operation::zipped, a, a, out);
+    EXPECT_EQ(out[i], a[i - in + in / 2 + in % 2 * (lanes / 2)]);
+    run(operation::unzipped, a, a, out);
+    EXPECT_EQ(out[i], a[i]);
+    run(operation::quarter_turn, a, a, out);
+    EXPECT_EQ(out[i], in % 2 == 0 ? -a[i + 1] : a[i - 1]);
+  }
   for (int first = 0; first < kCount; first += lanes) {
     T sum = 0, largest = a[first];
     for (int i = first; i < first + lanes; ++i) {

@@ -37,6 +37,20 @@ TEST(Line, ReadsGates) {
   EXPECT_EQ(l.parameters[0], 0.5);
 }
 
+TEST(Line, ReadsRotations) {
+  const line whole = parse("rms_norm(1e-6) | scale | rope"), first = parse("rope( 64 ) | silu"),
+             neighbours = parse("rope(interleaved)"), both = parse("rope(64,interleaved) | keep");
+  EXPECT_EQ(whole.rotary()->operand, 1);
+  EXPECT_EQ(whole.operands, 3);
+  EXPECT_EQ(whole.turned(128), 128);
+  EXPECT_EQ(first.turned(128), 64);
+  EXPECT_EQ(neighbours.turned(128), 128);
+  EXPECT_EQ(both.turned(128), 64);
+  EXPECT_STREQ(both.rotary()->about->option, "interleaved");
+  EXPECT_STREQ(first.rotary()->about->option, "");
+  EXPECT_EQ(parse("scale").rotary(), nullptr);
+}
+
 TEST(Line, DefaultsComeFromTheDescriptors) {
   EXPECT_EQ(parse("layer_norm").parameters[0], 1e-5);
   EXPECT_TRUE(std::isnan(parse("rms_norm").parameters[0]));
@@ -117,6 +131,9 @@ INSTANTIATE_TEST_SUITE_P(
                     bad_line{"scores | values | relu", "'relu' behind 'values'"},
                     bad_line{"scores | values(unfused)", "'values' takes no number"},
                     bad_line{"linear | bias | softmax", "'softmax' behind 'linear'"},
+                    bad_line{"rope | gelu | rope", "a second 'rope'"}, bad_line{"rope(7)", "an even number"},
+                    bad_line{"rope(halves)", "knows the option 'interleaved', got 'halves'"},
+                    bad_line{"rope | linear", "'linear' in one line with 'rope'"},
                     bad_line{"keep|keep|keep|keep|keep", "at most 4 keeps"}));
 
 }  // namespace

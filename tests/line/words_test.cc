@@ -23,7 +23,8 @@ using names = std::set<std::string>;
 TEST(words, have_the_properties_of_their_mathematics) {
   EXPECT_EQ(words_that(&descriptor::scales), (names{"scale", "mul", "times"}));
   EXPECT_EQ(words_that(&descriptor::adds), (names{"bias", "add"}));
-  EXPECT_EQ(words_that(&descriptor::is_linear), (names{"scale", "mul", "times", "div", "gated", "dropout", "keep"}));
+  EXPECT_EQ(words_that(&descriptor::is_linear),
+            (names{"scale", "mul", "times", "div", "gated", "dropout", "rope", "keep"}));
   EXPECT_EQ(words_that(&descriptor::maps_zero_to_zero),
             (names{"scale", "mul", "times", "dropout", "keep", "round", "gate"}));
   EXPECT_EQ(words_that(&descriptor::is_causal), names{"causal"});

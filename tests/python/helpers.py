@@ -184,10 +184,22 @@ def with_strategy(line, name):
     return line.replace("linear", f"linear({name})").replace("scores", f"scores({name})")
 
 
-def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_mask=True, seed=0, out_features=24):
+def make_inputs(
+    line,
+    shape,
+    dtype,
+    device="cpu",
+    *,
+    parameter_dtype=None,
+    bool_mask=True,
+    seed=0,
+    out_features=24,
+    tables_of_pairs=False,
+):
     """Normal numbers of the given dtype, columns in parameter_dtype; a mask keeps four of five, at least one a row.
 
     out_features: of `linear`, whose matrix keeps a row's size, or how many keys `scores` has.
+    tables_of_pairs: whether those of `rope` have a number for each pair, else for each number that it turns.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -218,10 +230,14 @@ def make_inputs(line, shape, dtype, device="cpu", *, parameter_dtype=None, bool_
             target = torch.randint(0, shape[-1], shape[:-1], generator=generator)
             ignored = torch.rand(shape[:-1], generator=generator) < 1 / 7
             operands.append(target.masked_fill(ignored, int(word.parameters[-1])).to(device))
+        elif word.kind == "rotary":
+            turned = int(word.numbers[0]) if word.numbers else shape[-1] if shape else 1
+            columns = turned // 2 if tables_of_pairs else turned
+            operands += [normal((*shape[:-1], columns), dtype) for _ in range(word.operands)]
+            constants += operands[-2:]
         elif word.operand == "tensor":
             of = _kept_dtype(behind, dtype) if behind is not None else dtype  # a residual is kept as it comes
-            operands += [normal(shape, of) for _ in range(word.operands)]
-            constants += operands[-2:] if word.kind == "rotary" else []
+            operands.append(normal(shape, of))
     return Inputs(*_split([_leaf(t, all(t is not c for c in constants)) for t in (x, *operands)]))
 
 
@@ -296,7 +312,7 @@ def compose_exactly(line, inputs, state, dtype, *, round_kept, training=True):
             value = _Rounded.apply(value, _kept_dtype(word, dtype))
             kept += [value] if word.kind == "keep" else []
             continue
-        taken = [next(operands)] if word.operand != "none" else []
+        taken = [next(operands) for _ in range(word.operands)] if word.operand != "none" else []
         numbered = (
             None if state is None else state.to(value.device) ^ torch.tensor([0, dropouts << 32], device=value.device)
         )

@@ -22,8 +22,10 @@ constexpr int kOperands = ONEPASS_OPERANDS;
 constexpr int kKeeps = ONEPASS_KEEPS;
 constexpr int kParameters = ONEPASS_PARAMETERS;
 
-// A tensor seen as rows. Strides count elements; column_stride is 0 (one number for the row) or 1.
+// A tensor seen as rows. Strides count elements; column_stride is 0 (one number for the row), 1, or kOneForTwo: one
+// number for two of the row's columns, as tables of `rope` may have it.
 // A column operand has zero row strides. data is null where a gradient is not wanted.
+constexpr int kOneForTwo = 2;
 struct view {
   void* data;
   int64 stride[kMaxDims];

@@ -26,6 +26,7 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
 //   kThreads            of a block
 //   kMembers            tensors that the launch has room for, each with arguments of its own; 0: one
 //   kFeatures           that end a row
+//   kInHalves           of a line with `rope`: an access moves half of a lane, which is all within the row or behind it
 //   kWantsColumn, kWantsTensor (BITS by operand), kWantsDx, kWantsRecompute   gradients, and the result, that are
 //   wanted
 #define ONEPASS_CONFIGURATION(NUMBER, FLAG, BITS)                                                                    \
@@ -75,6 +76,8 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   BITS(repeated_operand, kRepeatedOperand)                                                                           \
   BITS(aligned_operand, kAlignedOperand)                                                                             \
   BITS(shared_operand, kSharedOperand)                                                                               \
+  /* Tables of `rope` with one element for two columns. */                                                           \
+  BITS(one_for_two, kOneForTwo)                                                                                      \
   /* By stream: contiguous tensors; those that async copies load ahead; results that leave through shared memory. */ \
   BITS(dense, kDense)                                                                                                \
   BITS(streams, kStreams)                                                                                            \

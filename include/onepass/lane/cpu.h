@@ -30,11 +30,9 @@ HWY_NOINLINE vector<D> load_f64(D d, const char* at) {
   const hn::ScalableTag<double> wide;
   const double* numbers = reinterpret_cast<const double*>(at);
   const auto low = narrow(wide, hn::LoadU(wide, numbers));
-#if HWY_TARGET == HWY_SCALAR
-  (void)d;
-  return low;
-#else
-  return hn::Combine(d, narrow(wide, hn::LoadU(wide, numbers + hn::MaxLanes(wide))), low);
+  if constexpr (hn::MaxLanes(d) == hn::MaxLanes(wide)) return low;  // half a lane, or the scalar target's
+#if HWY_TARGET != HWY_SCALAR
+  else return hn::Combine(d, narrow(wide, hn::LoadU(wide, numbers + hn::MaxLanes(wide))), low);
 #endif
 }
 
@@ -73,23 +71,25 @@ ONEPASS_FUNCTION void copy_bytes(const char* from, char* to, size_t bytes) {
 #endif
 }
 
-// Writes a register to `at`; put writes one hardware register.
-template <class T, class Put>
-ONEPASS_FUNCTION void write(char* at, dtype type, vec<T> value, const Put& put) {
-  const hn::ScalableTag<T> d;
-  if constexpr (sizeof(T) == 4) {
+// Writes a register, or half of one, to `at`; put writes one hardware register.
+template <class L, class Put>
+ONEPASS_FUNCTION void write(char* at, dtype type, L value, const Put& put) {
+  const typename L::tag d;
+  if constexpr (sizeof(typename L::scalar) == 4) {
     if (HWY_LIKELY(type == dtype::f32)) {
       put(value.raw, d, reinterpret_cast<float*>(at));
     } else if (type == dtype::f64) {
       const hn::ScalableTag<double> wide;
       double* to = reinterpret_cast<double*>(at);
-#if HWY_TARGET == HWY_SCALAR
-      put(hn::PromoteTo(wide, value.raw), wide, to);
-#else
-      const hn::Half<decltype(d)> half;
-      put(hn::PromoteTo(wide, hn::LowerHalf(half, value.raw)), wide, to);
-      put(hn::PromoteTo(wide, hn::UpperHalf(half, value.raw)), wide, to + vec<T>::kLanes / 2);
+      if constexpr (L::kLanes == hn::MaxLanes(wide)) {
+        put(hn::PromoteTo(wide, value.raw), wide, to);
+      } else {
+#if HWY_TARGET != HWY_SCALAR
+        const hn::Half<decltype(d)> half;
+        put(hn::PromoteTo(wide, hn::LowerHalf(half, value.raw)), wide, to);
+        put(hn::PromoteTo(wide, hn::UpperHalf(half, value.raw)), wide, to + L::kLanes / 2);
 #endif
+      }
     } else {
       put(to_16(d, value.raw, type), hn::Rebind<uint16_t, decltype(d)>(), reinterpret_cast<uint16_t*>(at));
     }
@@ -151,6 +151,12 @@ ONEPASS_FUNCTION void store(void* row, dtype type, int64 column, vec<T> value) {
                  [](auto v, auto d, auto* to) ONEPASS_LAMBDA { hn::StoreU(v, d, to); });
 }
 
+template <class L>
+ONEPASS_FUNCTION void store(void* row, dtype type, int64 column, half_lane<L> value) {
+  storage::write(static_cast<char*>(row) + column * size_of(type), type, value,
+                 [](auto v, auto d, auto* to) ONEPASS_LAMBDA { hn::StoreU(v, d, to); });
+}
+
 // Ends of rows are rare and stay out of line: inlined at every operand, they would be most of a kernel's code.
 namespace storage {
 template <class L>
@@ -189,6 +195,10 @@ ONEPASS_FUNCTION void store_partial(void* row, dtype type, int64 column, vec<T> 
 // Past the caches: for results larger than they are. `column` is a multiple of the lanes and can_stream holds.
 template <class T>
 ONEPASS_FUNCTION void stream(void* row, dtype type, int64 column, vec<T> value) {
+  storage::write(static_cast<char*>(row) + column * size_of(type), type, value, storage::streamed());
+}
+template <class L>
+ONEPASS_FUNCTION void stream(void* row, dtype type, int64 column, half_lane<L> value) {
   storage::write(static_cast<char*>(row) + column * size_of(type), type, value, storage::streamed());
 }
 template <class T>

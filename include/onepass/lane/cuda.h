@@ -337,6 +337,22 @@ ONEPASS_FUNCTION L iota(typename L::scalar first) {
   constexpr int V = L::kLanes;
   ONEPASS_EACH(L, result.v[i] = first + static_cast<typename L::scalar>(i))
 }
+// first[0], second[0], first[1], second[1], ...
+template <class T, int V>
+ONEPASS_FUNCTION pack<T, 2 * V> zip(pack<T, V> first, pack<T, V> second) {
+  pack<T, 2 * V> result;
+#pragma unroll
+  for (int i = 0; i < V; ++i) result.v[2 * i] = first.v[i], result.v[2 * i + 1] = second.v[i];
+  return result;
+}
+// Each pair of elements (a, b) as a point, turned by a quarter: (-b, a).
+template <class T, int V>
+ONEPASS_FUNCTION pack<T, V> quarter_turn(pack<T, V> a) {
+  pack<T, V> result;
+#pragma unroll
+  for (int i = 0; i < V; i += 2) result.v[i] = -a.v[i + 1], result.v[i + 1] = a.v[i];
+  return result;
+}
 template <class T, int V>
 ONEPASS_FUNCTION T sum_lanes(pack<T, V> a) {
   T total = a.v[0];

@@ -72,6 +72,60 @@ constexpr int lanes() {
   return L::kLanes;
 }
 
+// Half as many elements, on their way from memory to a lane or back.
+template <class L>
+struct half_lane {
+  using scalar = typename L::scalar;
+  using tag = hn::Half<typename L::tag>;
+  static constexpr int kLanes = L::kLanes / 2;
+
+  hn::Vec<tag> raw;
+
+  explicit ONEPASS_FUNCTION half_lane(hn::Vec<tag> r) : raw(r) {}
+};
+#if HWY_TARGET != HWY_SCALAR  // whose lanes have one element
+namespace detail {
+// Of a lane's two halves one element of each in turn, and back.
+template <int Lanes, bool Back>
+struct zipped_order {
+  static_assert(Lanes % 2 == 0);
+  int32_t of[Lanes];
+  constexpr zipped_order() : of() {
+    for (int i = 0; i < Lanes; ++i) of[i] = Back ? i % (Lanes / 2) * 2 + i / (Lanes / 2) : i / 2 + i % 2 * (Lanes / 2);
+  }
+};
+template <bool Back, class T>
+ONEPASS_FUNCTION vec<T> reordered(vec<T> a) {
+  static constexpr zipped_order<vec<T>::kLanes, Back> order;
+  const typename vec<T>::tag d;
+  hn::TFromD<hn::RebindToSigned<typename vec<T>::tag>> places[vec<T>::kLanes];
+  for (int i = 0; i < vec<T>::kLanes; ++i) places[i] = order.of[i];
+  return vec<T>(hn::TableLookupLanes(a.raw, hn::SetTableIndices(d, places)));
+}
+}  // namespace detail
+// first[0], second[0], first[1], second[1], ...
+template <class L>
+ONEPASS_FUNCTION L zip(half_lane<L> first, half_lane<L> second) {
+  return L(detail::reordered<false>(vec<typename L::scalar>(hn::Combine(typename L::tag(), second.raw, first.raw))));
+}
+template <class L>
+struct unzipped {
+  half_lane<L> first, second;
+};
+template <class L>
+ONEPASS_FUNCTION unzipped<L> unzip(L a) {
+  const auto apart = detail::reordered<true>(vec<typename L::scalar>(a)).raw;
+  return {half_lane<L>(hn::LowerHalf(typename half_lane<L>::tag(), apart)),
+          half_lane<L>(hn::UpperHalf(typename half_lane<L>::tag(), apart))};
+}
+// Each pair of elements (a, b) as a point, turned by a quarter: (-b, a).
+template <class T>
+ONEPASS_FUNCTION vec<T> quarter_turn(vec<T> a) {
+  const auto swapped = hn::Reverse2(typename vec<T>::tag(), a.raw);
+  return vec<T>(hn::OddEven(swapped, hn::Neg(swapped)));
+}
+#endif
+
 // a·b + c; rounded once on targets with FMA, twice on the others.
 template <class T>
 ONEPASS_FUNCTION vec<T> fma(vec<T> a, vec<T> b, vec<T> c) {

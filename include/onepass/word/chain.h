@@ -27,12 +27,6 @@ concept same = same_type<A, B>;
 
 // What a kernel's cursor offers to words whose lanes are L. I, J, K: numbers of an operand, of a parameter or feature,
 // and of a dropout or keep.
-struct any_function {
-  template <class Cursor>
-  auto operator()(Cursor& there) const {
-    return there.x();
-  }
-};
 template <class Cursor, class L>
 concept cursor_of = requires(Cursor& at, L v, int threshold) {
   { at.x() } -> same<L>;   // what enters the line
@@ -46,10 +40,11 @@ concept cursor_of = requires(Cursor& at, L v, int threshold) {
   at.template keeps<L, 0>(threshold);  // mask of where dropout K's 16 random bits are at least the threshold
   { at.template column<L>() } -> same<L>;
   { at.template matrix_row<L>() } -> same<L>;
-  { at.template opposite<L>(any_function()) } -> same<L>;  // f(cursor half a row away), negative in the first half
-  { at.template keep<0>(v) } -> same<L>;                   // stores keep K; the value as stored
-  { at.rounded(v) } -> same<L>;                            // the value as x's dtype would store it
-  { at.template as_kept<0>(v) } -> same<L>;                // as keep K would
+  { at.template table<L, 0>() } -> same<L>;  // of `rope`
+  { at.turned() } -> same<int>;              // how many of the lane's numbers `rope` turns, its first ones
+  { at.template keep<0>(v) } -> same<L>;     // stores keep K; the value as stored
+  { at.rounded(v) } -> same<L>;              // the value as x's dtype would store it
+  { at.template as_kept<0>(v) } -> same<L>;  // as keep K would
   { at.template kept<L, 0>() } -> same<L>;
   { at.template kept_gradient<L, 0>() } -> same<L>;
   at.template contract<0>(v, v);                                      // adds Σ x w to the row's feature J
@@ -72,6 +67,14 @@ struct indices_to<0, I...> {
   using type = indices<I...>;
 };
 
+// Which numbers of a row a line turns with each other.
+enum class turning : int { none, neighbours, halves };
+template <class Word>
+inline constexpr turning turning_of = turning::none;
+template <bool Neighbours, bool First>
+inline constexpr turning turning_of<word::rotation<Neighbours, First>> =
+    Neighbours ? turning::neighbours : turning::halves;
+
 // A word bound to its place in the line: its operand, its first number, and its count among the dropouts or keeps.
 // Words without one have -1.
 template <class Word, int Operand, int Parameter, int Ordinal>
@@ -86,6 +89,9 @@ struct placed {
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
   static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
   static constexpr int features = about.kind == word_kind::feature ? Ordinal + 1 : 0;
+  static constexpr int turned_operand = about.kind == word_kind::rotary ? Operand : -1;
+  static constexpr int turned_parameter = about.kind == word_kind::rotary ? Parameter : -1;
+  static constexpr turning turns = turning_of<Word>;
   using numbers = typename indices_to < Parameter<0 ? 0 : about.parameters>::type;
 
   template <class L, class Cursor>
@@ -130,9 +136,7 @@ struct placed {
       if (at.template wants<Operand>()) at.template column_gradient<Operand>(g, x);
       return fma(g, operand<L>(at), dy);
     } else if constexpr (about.kind == word_kind::rotary) {
-      const L other = at.template opposite<L>(
-          [](auto& there) ONEPASS_LAMBDA { return L(there.dy() * there.template operand<L, Operand + 1>()); });
-      return Word::backward(dy, other, operand<L>(at));
+      return turned(dy, at, [&](L cos, L sin) ONEPASS_LAMBDA { return Word::backward(dy, cos, sin); });
     } else if constexpr (about.kind == word_kind::dropout) {
       const auto p = at.template parameter<Parameter>();
       return Word::backward(dy, at.template keeps<L, Ordinal>(Word::threshold(p)), p);
@@ -161,8 +165,7 @@ struct placed {
       const auto p = at.template parameter<Parameter>();
       return Word::forward(x, at.template keeps<L, Ordinal>(Word::threshold(p)), p);
     } else if constexpr (about.kind == word_kind::rotary) {
-      const L other = at.template opposite<L>([](auto& there) ONEPASS_LAMBDA { return there.x(); });
-      return Word::forward(x, other, operand<L>(at), at.template operand<L, Operand + 1>());
+      return turned(x, at, [&](L cos, L sin) ONEPASS_LAMBDA { return Word::forward(x, cos, sin); });
     } else if constexpr (about.kind == word_kind::rounding) {
       return at.rounded(x);
     } else if constexpr (about.is_causal) {
@@ -171,6 +174,19 @@ struct placed {
       return forward_of<L>(numbers{}, at, x, operand<L>(at));
     } else {
       return forward_of<L>(numbers{}, at, x);
+    }
+  }
+
+  // Those of a lane's numbers that `rope` turns; others stay.
+  template <class L, class Cursor, class Turn>
+  static ONEPASS_FUNCTION L turned(L x, Cursor& at, const Turn& turn) {
+    if constexpr (Parameter < 0) {
+      return turn(at.template table<L, Operand>(), at.template table<L, Operand + 1>());
+    } else {
+      const int count = at.turned();
+      if (count == 0) return x;
+      const L y = turn(at.template table<L, Operand>(), at.template table<L, Operand + 1>());
+      return count == lanes<L>() ? y : L(where(first_n<L>(count), y, x));
     }
   }
 
@@ -191,7 +207,8 @@ struct chain;
 template <>
 struct chain<> {
   static constexpr bool resumes = false, adds = false;
-  static constexpr bool turns = false;        // looks at both halves of a row
+  static constexpr turning turns = turning::none;
+  static constexpr int turned_operand = -1, turned_parameter = -1;  // of `rope`: its first table, and its number
   static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
   static constexpr bool gives_codes = false;
   static constexpr int flops = 0;                                            // forward and backward, per element
@@ -215,7 +232,9 @@ struct chain<Head, Tail...> {
   using tail = chain<Tail...>;
   static constexpr bool resumes = Head::resumes || tail::resumes;
   static constexpr bool adds = Head::adds;
-  static constexpr bool turns = Head::about.kind == word_kind::rotary || tail::turns;
+  static constexpr turning turns = Head::turns != turning::none ? Head::turns : tail::turns;
+  static constexpr int turned_operand = larger(Head::turned_operand, tail::turned_operand);
+  static constexpr int turned_parameter = larger(Head::turned_parameter, tail::turned_parameter);
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
   static constexpr bool gives_codes = Head::about.gives_codes || tail::gives_codes;
   static constexpr int flops = Head::flops + tail::flops;
@@ -335,6 +354,12 @@ struct line {
   static constexpr int dropouts = largest_of<Pre::dropouts, Post::dropouts, More::post::dropouts...>;
   static constexpr int keeps = largest_of<Pre::keeps, segment_at<0>::keeps, More::keeps...>;
   static constexpr int features = post::features;
+  static constexpr int turned_operand =
+      largest_of<Pre::turned_operand, Post::turned_operand, More::post::turned_operand...>;
+  static constexpr int turned_parameter =
+      largest_of<Pre::turned_parameter, Post::turned_parameter, More::post::turned_parameter...>;
+  static constexpr turning turns = static_cast<turning>(
+      largest_of<static_cast<int>(Pre::turns), static_cast<int>(Post::turns), static_cast<int>(More::post::turns)...>);
 
   // Where a row word's numbers begin among those that are saved of a row; the number of all for I = segments.
   template <int I, dtype X>

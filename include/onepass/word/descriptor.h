@@ -27,7 +27,7 @@ enum class word_kind : int {
   rounding,     // rounds the value at this point
   row,          // needs the whole row
   contraction,  // `linear`, `scores`, `values`
-  rotary,       // with the number half a row away; alone in its line
+  rotary,       // turns pairs of the row's numbers
   feature,      // contracts the row with a column to one number; no word of the vocabulary
 };
 
@@ -47,6 +47,7 @@ struct descriptor {
   double other_defaults[2] = {};     // of the second and the third, where there are any
   const char* with_number = "";      // the struct in onepass::word that takes the number; without one the word has none
   const char* dtypes = "";           // what its result may be stored as where that is not x's dtype, with commas
+  const char* option = "";           // a name that stands in the parentheses behind the numbers; "": none
   bool backward_needs_input = true;  // the value that stood before the word
   bool backward_needs_operand = false;
   bool passes_gradient = false;           // dx is dy itself
@@ -71,8 +72,8 @@ struct descriptor {
   bool normalises = false;         // divides the row by its deviation or its root mean square
   bool centres = false;            // takes the row's mean from it
   bool is_softmax = false;         // the row's probabilities
-  // Of words whose lines are compiled at first use, a user's (src/line/defined.h) and those of functions.h: the struct.
-  // Others are the word::NAME of their name.
+  // Of words whose lines are compiled at first use, a user's (src/line/defined.h), those of functions.h and those with
+  // an option: the struct. Others are the word::NAME of their name.
   const char* defined = "";
   const char* formula = "";
   const char* meaning = "";

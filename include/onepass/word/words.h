@@ -345,32 +345,44 @@ struct causal {
   }
 };
 
-// Numbers half a row apart are coordinates of a point. Of the other one the negative is taken in the row's first half.
-struct rope {
-  static constexpr descriptor about{.name = "rope",
-                                    .kind = word_kind::rotary,
-                                    .operand = operand_kind::tensor,
-                                    .operand_name = "cos, sin",
-                                    .operands = 2,
-                                    .backward_needs_input = false,
-                                    .backward_needs_operand = true,
-                                    .flops_forward = 3,
-                                    .flops_backward = 3,
-                                    .formula = "x · cos + (-x₂, x₁) · sin",
-                                    .meaning =
-                                        "turns the row's halves x₁, x₂: rotary position embedding; the only "
-                                        "word of its line"};
-  // other: x there.
+// Pairs of numbers are coordinates of points, which are turned. A lane has both numbers of a pair beside each other,
+// wherever they are in the row (kernel/common/column_order.h). The tables have an element for each number that is
+// turned, or one for each pair. Neighbours: pairs are neighbours in the row, else numbers half of what is turned apart.
+// First: only the row's first numbers are turned.
+template <bool Neighbours, bool First>
+struct rotation {
+  static constexpr descriptor about{
+      .name = "rope",
+      .kind = word_kind::rotary,
+      .operand = operand_kind::tensor,
+      .operand_name = "cos, sin",
+      .operands = 2,
+      .parameter = "r",
+      .with_number = Neighbours ? "rope_interleaved_first" : "rope_first",
+      .option = Neighbours ? "interleaved" : "",
+      .backward_needs_input = false,
+      .backward_needs_operand = true,
+      .flops_forward = 3,
+      .flops_backward = 3,
+      .is_linear = true,
+      .defined = Neighbours && !First ? "word::rope_interleaved" : "",
+      .formula = "x · cos + (-x₂, x₁) · sin",
+      .meaning =
+          "rotary position embedding: turns the row's halves x₁, x₂, or those of its first r numbers; with "
+          "interleaved, as in rope(64, interleaved), its even and its odd numbers"};
   template <class L>
-  static ONEPASS_FUNCTION L forward(L x, L other, L cos, L sin) {
-    return fma(x, cos, L(other * sin));
+  static ONEPASS_FUNCTION L forward(L x, L cos, L sin) {
+    return fma(x, cos, L(quarter_turn(x) * sin));
   }
-  // other: dy times sin there.
   template <class L>
-  static ONEPASS_FUNCTION L backward(L dy, L other, L cos) {
-    return fma(dy, cos, L(-other));
+  static ONEPASS_FUNCTION L backward(L dy, L cos, L sin) {
+    return fma(dy, cos, L(-quarter_turn(L(dy * sin))));
   }
 };
+using rope = rotation<false, false>;
+using rope_first = rotation<false, true>;
+using rope_interleaved = rotation<true, false>;
+using rope_interleaved_first = rotation<true, true>;
 
 // The value, rounded to x's dtype or to the one that the line names: what the caller gets is what the rest of the line
 // sees.

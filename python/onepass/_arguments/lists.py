@@ -179,6 +179,8 @@ def _expanded(operand, xs, line, operands, i):
     """A tensor operand for each input, of the shape of what the line is at."""
     own = operand if _is_list(operand) else [operand] * len(xs)
     shapes = [line.shape_behind(x, operands) if line.is_behind(i) else x.shape for x in xs]
+    if i in line.table_operands:  # whose rows have a length of their own
+        shapes = [(*s[:-1], o.shape[-1]) for o, s in zip(own, shapes)]
     return [o.expand(s) for o, s in zip(own, shapes)]
 
 

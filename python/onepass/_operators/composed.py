@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -60,17 +60,14 @@ def composed_backward(
         saved, types = saved._replace(operands=saved.operands[:count]), types[: 1 + count]
         return composed_backward(part, gradients[: 1 + part.keeps], saved, types, wanted, first_row)
     if cannot_be_made_again(line, saved):
-        raise RuntimeError(
-            f'onepass: the line "{line.text}" cannot be differentiated twice where its matrix needs no gradient, since '
-            "what that is multiplied with is not saved then; Line.reference(...) can"
-        )
+        refuse_twice(line)
     before, behind = _shapes(line, gradients, saved)
     dtype = OF_DTYPE[types[0] % _native.BROADCAST] if line.weight is None else None
     operands = []
     for i, operand in enumerate(saved.operands):
         shape = behind if line.is_behind(i) else before
         is_tensor = i in line.tensor_operands or i in line.column_operands and types[1 + i] >= _native.BROADCAST
-        if i in line.target_operands:
+        if i in line.target_operands or i in line.table_operands:
             operands.append(operand)
             continue
         own = shape if is_tensor else shape[-1:]
@@ -96,6 +93,14 @@ def _summed(gradient: Tensor, output: dict) -> Tensor:
     if not output["column"] or output["has"] < 0:
         return gradient
     return gradient.sum_to_size(sizes_of_sum(gradient.shape, output["has"]))
+
+
+def refuse_twice(line) -> NoReturn:
+    """For what `cannot_be_made_again`."""
+    raise RuntimeError(
+        f'onepass: the line "{line.text}" cannot be differentiated twice (create_graph=True) where its matrix needs no '
+        "gradient, since what that is multiplied with is not saved then; Line.reference(...) can"
+    )
 
 
 def cannot_be_made_again(line, saved: Saved) -> bool:

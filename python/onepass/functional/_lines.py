@@ -54,6 +54,20 @@ def gate(function: str, activation: str) -> str:
 
 
 @remembered
+def rope(rotary_dim: int | None, interleaved: bool) -> str:
+    first = None if rotary_dim is None else str(int(rotary_dim))
+    inside = ", ".join(part for part in (first, interleaved and "interleaved") if part)
+    return f"rope({inside})" if inside else "rope"
+
+
+@remembered
+def norm_rope(eps: float, weight: bool, weight_offset: float, rotary_dim: int | None, interleaved: bool) -> str:
+    offset = number("qk_norm_rope", "weight_offset", weight_offset)
+    scale = weight and (f"scale({offset!r})" if offset else "scale")
+    return join(normalisation_word("rms_norm", eps), scale, rope(rotary_dim, interleaved))
+
+
+@remembered
 def linear(bias: bool, activation: str | None, strategy: str) -> str:
     return join(linear_word("linear", strategy), bias and "bias", activation_word("linear", activation))
 

@@ -286,25 +286,78 @@ def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
 
 
 @traceable
-def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rope(x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int | None = None, *, interleaved: bool = False) -> Tensor:
     """Rotary position embedding (Su et al., arXiv:2104.09864): x · cos + (-x₂, x₁) · sin, of a row's halves x₁, x₂.
 
     Args:
         x: (..., N) with N even, queries or keys of shape (B, H, L, N), say. Or a list of such tensors: queries and keys
             in one kernel.
-        cos: x's shape, or what broadcasts to it: (B, 1, L, N), say.
+        cos: x's shape, or what broadcasts to it: (B, 1, L, N), say. Its rows have rotary_dim numbers, or half as many,
+            one for each pair.
         sin: likewise.
+        rotary_dim: how many of a row's first numbers are turned, an even number; the others pass. None: all of them.
+        interleaved: whether x₁ and x₂ are what is turned at even and at odd places (GPT-J), else its halves (GPT-NeoX).
 
     Returns:
         x's shape and dtype; a list, where x is one.
 
     Raises:
-        RuntimeError: for an odd N, and where cos or sin require a gradient, which they do not get.
+        RuntimeError: for an N that is odd or below rotary_dim, and where cos or sin require a gradient, which they do
+            not get.
+        LineError: (a ValueError) for an odd rotary_dim.
 
     Saved for backward: cos and sin.
-    Line: `rope`.
+    Line: `rope`, `rope(rotary_dim)`, `rope(interleaved)` or `rope(rotary_dim, interleaved)`.
     """
-    return fused("rope", x, cos, sin)
+    return fused(_lines.rope(rotary_dim, interleaved), x, cos, sin)
+
+
+@traceable
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float = 1e-6,
+    *,
+    unsqueeze_dim: int = 1,
+    weight_offset: float = 0.0,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """rope(rms_norm(q) · q_weight) and rope(rms_norm(k) · k_weight): the heads of queries and keys normalised by their
+    root mean square and turned, as Qwen 3 and Gemma 3 do. On CUDA one launch forward and one backward for both.
+
+    Args:
+        q: (B, H, L, D), of any strides: a transposed view of a projection's result is read as it lies.
+        k: (B, K, L, D) with its own number of heads.
+        q_weight, k_weight: (D,), or both None.
+        cos, sin: (B, L, D) or (1, L, D), as transformers makes them, or of q's number of dimensions. As of `rope`, rows
+            may have rotary_dim numbers or one for each pair.
+        eps: added to the mean square.
+        unsqueeze_dim: where the heads are: 1 for (B, H, L, D), 2 for (B, L, H, D).
+        weight_offset: added to the weights, in float32: 1 for Gemma's.
+        rotary_dim, interleaved: as of `rope`.
+
+    Returns:
+        q's and k's shape and dtype, contiguous.
+
+    Raises:
+        ValueError: where only one of the weights is None.
+        RuntimeError: as `rope` does.
+
+    Saved for backward: q, k, the weights, cos, sin and one number a row.
+    Line: `rms_norm(eps) | scale | rope`, of a list; `scale(weight_offset)` where that is not 0.
+    """
+    if (q_weight is None) != (k_weight is None):
+        raise ValueError("qk_norm_rope(): expected both q_weight and k_weight, or neither")
+    line = _lines.norm_rope(eps, q_weight is not None, weight_offset, rotary_dim, interleaved)
+    tables = [t if t.dim() == q.dim() else t.unsqueeze(unsqueeze_dim) for t in (cos, sin)]
+    weights = [] if q_weight is None else [[q_weight, k_weight]]
+    turned = fused(line, [q, k], *weights, *tables)
+    return turned[0], turned[1]
 
 
 @traceable

@@ -169,9 +169,9 @@ void call_frame::operand(int i, const tensor& t, bool is_read) {
            ", got " + torch_name_of(t.type));
   operand_type(i, t.type);
   if (is_column(i)) require_sizes(t, {shape.columns()}, name);
-  else if (!spec::broadcasts({t.data, t.type, static_cast<int>(t.sizes.size()), t.sizes.data(), nullptr, nullptr},
-                             shape))
-    refuse(name + " must have x's shape " + text(sizes_) + " or broadcast to it, got " + text(t.sizes));
+  else if (!fits(i, {t.data, t.type, static_cast<int>(t.sizes.size()), t.sizes.data(), nullptr, nullptr}))
+    refuse(name + " must have x's shape " + text(sizes_) + " or broadcast to it" + rows_of(i) + ", got " +
+           text(t.sizes));
   if (!is_read) return;
   if (is_column(i)) a.operand[i] = column(t, name);
   else enter(t, a.operand[i], name);

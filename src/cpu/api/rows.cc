@@ -31,7 +31,7 @@ void forward_of_rows(const spec::line& of, const values& v) {
   f.lay_out();
   const cpu::row_call call = f.call();
   cpu::require_targets(of, f.a);
-  cpu::partition(f.a, of.by_rows());
+  cpu::partition(f.a, of.takes_whole_rows());
   cpu::run(cpu::choose(call.kernels, f.a, f.type, false), f.a);
 }
 
@@ -43,7 +43,7 @@ void run_backward(call_frame& f, const spec::line& of, const std::vector<view>& 
     return;
   }
   f.lay_out();
-  const int64 parts = cpu::partition(f.a, of.by_rows());
+  const int64 parts = cpu::partition(f.a, of.takes_whole_rows());
   std::vector<double> partial(columns.size() * static_cast<std::size_t>(parts * f.a.columns));
   f.a.column_partial = partial.data();
   cpu::run_backward(f.call().kernels, f.a, f.type);

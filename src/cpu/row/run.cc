@@ -27,7 +27,9 @@ const kernel_table& table() {
   static const kernel_table all = [] {
     require_simd();
     static kernel_table filling;
-    fill_table([](const char* structure, const cpu_kernels& kernels) { filling.emplace(structure, kernels); });
+    fill_table([](const char* structure, const cpu_kernels& kernels) {
+      if (kernels.forward_f32 != nullptr) filling.emplace(structure, kernels);
+    });
     return std::move(filling);
   }();
   return all;
@@ -86,6 +88,10 @@ std::shared_ptr<const compiled_line> compiled(const spec::line& line, std::uint6
   try {
     void* library = compile_and_open(what);
     const auto* kernels = static_cast<const cpu_kernels*>(symbol(library, "onepass_kernels"));
+    if (kernels->forward_f32 == nullptr) {
+      dlclose(library);
+      throw cannot_compile("this processor has no SIMD instructions that Highway knows");
+    }
     return std::make_shared<compiled_line>(
         compiled_line{{kernels, [library](const cpu_kernels*) { dlclose(library); }}});
   } catch (const cannot_compile& e) {
@@ -162,7 +168,7 @@ cpu_kernel choose(const cpu_kernels& kernels, const arguments& a, dtype x, bool 
       if ((a.numbers & 1) != 0 && &v == &a.y) return true;  // numbers are not lanes of rows
       for (int k = 0; k < kMaxKeeps; ++k)
         if ((a.numbers >> (1 + k) & 1) != 0 && (&v == &a.kept[k] || &v == &a.kept_gradient[k])) return true;
-      return v.type == type && v.column_stride == 1;
+      return v.type == type && v.column_stride != 0;
     };
     return fits(a.x) && fits(a.y) && fits(a.dx) && std::all_of(a.operand, a.operand + kMaxOperands, fits) &&
            std::all_of(a.operand_gradient, a.operand_gradient + kMaxOperands, fits) &&

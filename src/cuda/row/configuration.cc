@@ -74,11 +74,17 @@ uint64 tensors_of(const arguments& a, const Holds& holds) {
   return tensors;
 }
 
+// Whether its rows are as long as x's.
+bool has_rows_of_x(const request& r, const arguments& a, const view& v) {
+  const bool is_table = r.rope >= 0 && &v >= a.operand + r.rope && &v < a.operand + r.rope + 2;
+  return v.column_stride == 1 && !(is_table && r.turned > 0);
+}
+
 // The tensors whose rows a kernel reads. Their elements are as wide as x's.
 uint64 streams_of(const request& r, const arguments& a) {
   return tensors_of(a, [&](const view& v) {
     const bool written = !r.backward && (&v == &a.y || (&v >= a.kept && &v < a.kept + kMaxKeeps));
-    return !written && v.column_stride == 1 && !is_repeated(v) && size_of(v.type) == size_of(r.x);
+    return !written && has_rows_of_x(r, a, v) && !is_repeated(v) && size_of(v.type) == size_of(r.x);
   });
 }
 
@@ -86,14 +92,16 @@ uint64 streams_of(const request& r, const arguments& a) {
 uint64 repeated_operands(const request& r, const arguments& a) {
   uint64 operands = 0;
   for (int i = 0; i < kMaxOperands; ++i)
-    operands |= static_cast<uint64>(is_repeated(a.operand[i]) && size_of(r.operand[i]) == size_of(r.x)) << i;
+    operands |= static_cast<uint64>(is_repeated(a.operand[i]) && has_rows_of_x(r, a, a.operand[i]) &&
+                                    size_of(r.operand[i]) == size_of(r.x))
+                << i;
   return operands;
 }
 
 // Results that leave through shared memory: those as wide as x, where accesses are smaller than lanes.
 uint64 staged_results(const request& r, const arguments& a, const configuration& c) {
   const int size = size_of(r.x);
-  if (c.access == c.vector_size) return 0;
+  if (c.access == c.vector_size || r.rope >= 0) return 0;
   const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr && !r.gives_number && size_of(a.y.type) == size;
   uint64 results = gives ? bit_of(stream::y) : 0;
   for (int i = 0; i < kMaxOperands; ++i)
@@ -255,7 +263,9 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   if (sum_bytes + own > chip.shared_per_block) return false;
   p.shared_bytes = static_cast<unsigned>(sum_bytes + staged);
   const int64 row_bytes = rows_bytes(r, c);
-  const uint64 streams = streams_of(r, a), once = repeated_operands(r, a);
+  constexpr int kLeastCopied = 4;  // bytes
+  const bool copies = r.rope < 0 || c.access * size_of(r.x) >= kLeastCopied;
+  const uint64 streams = copies ? streams_of(r, a) : 0, once = copies ? repeated_operands(r, a) : 0;
   const int64 stage_bytes = std::popcount(streams) * row_bytes, once_bytes = std::popcount(once) * row_bytes;
   const int least = c.ahead ? 2 : 1;
   const auto stages = [&](int64 bytes) {
@@ -317,7 +327,7 @@ int64 rows_at_once(const configuration& c, const device_facts& chip) {
 }
 
 // A row's numbers do not depend on how many rows there are: nor do the threads that share it.
-plan stream_rows(const arguments& a, const device_facts& chip, const plan& blank) {
+plan stream_rows(const arguments& a, const plan& blank) {
   plan p = blank;
   configuration& c = p.with;
   const streamed_tuning& tuned = kTuning.streamed;
@@ -325,13 +335,10 @@ plan stream_rows(const arguments& a, const device_facts& chip, const plan& blank
   c.across = tuned.threads;
   c.down = 1;
   c.held_vectors = tuned.vectors;
-  const int64 at_once = int64{c.across} * c.held_vectors * c.vector_size;
-  while (c.cluster < chip.cluster && c.cluster < tuned.cluster && a.columns >= tuned.rounds * at_once * 2 * c.cluster)
-    c.cluster *= 2;
   c.blocks_per_sm = tuned.resident / c.across;
   c.sums_in_registers = 1;
-  c.exact = a.columns % (at_once * c.cluster) == 0;
-  p.grid_x = static_cast<unsigned>(std::min<int64>(a.rows, ((1LL << 31) - 1) / c.cluster) * c.cluster);
+  c.exact = a.columns % (int64{c.across} * c.held_vectors * c.vector_size) == 0;
+  p.grid_x = static_cast<unsigned>(std::min<int64>(a.rows, (1LL << 31) - 1));
   p.grid_y = 1;
   return p;
 }
@@ -340,7 +347,7 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   const streamed_tuning& streamed = kTuning.streamed;
   if (!r.backward && r.only_endings && !gives_rows(a) && a.columns >= streamed.least_columns &&
       a.columns <= streamed.most_columns)
-    return {stream_rows(a, chip, blank)};
+    return {stream_rows(a, blank)};
   // Where nothing is summed over a row, tiles need no more than the statistics.
   if (r.backward && r.row_words > 0 && r.summed == 0) return take_in_parts(r, a, chip, blank);
   plan p;
@@ -389,11 +396,11 @@ request::request(const spec::line& line, bool is_backward)
       features(line.features),
       row_words(static_cast<int>(line.row_words.size())),
       draws(line.dropouts > 0),
-      turns(line.turns()),
       begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
   gives_number = only_endings = line.result(0).is_number();
   if (!backward) result = line.result(0).own;
   for (int k = 0; k < keeps; ++k) kept[k] = line.result(1 + k).own;
+  if (const spec::word* const w = line.rotary()) rope = w->operand, turned = line.turned(0);
   for (int i = 0; i < row_words; ++i) {
     const descriptor& about = *line.words[static_cast<std::size_t>(line.row_words[static_cast<std::size_t>(i)])].about;
     summed |= static_cast<uint64>(about.sums > 0) << i;
@@ -437,9 +444,10 @@ configuration describe(const request& r, const arguments& a) {
   c.access = access_for(a, c.vector_size);
   // A lane of one small access needs no shifts; but dropout draws for eight elements at once.
   if (c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.vector_size = c.access;
-  if (r.turns) {  // no lane is in both halves
-    while (a.columns / 2 % c.access != 0) c.access /= 2;
-    c.vector_size = c.access;
+  if (r.rope >= 0) {  // a lane is two accesses, and all of it is turned or nothing
+    const int64 turned = r.turned > 0 ? r.turned : a.columns;
+    while (turned / 2 % c.access != 0 || a.columns / 2 % c.access != 0) c.access /= 2;
+    c.vector_size = 2 * c.access;
   }
   c.dims = kMaxDims;
   while (c.dims > 1 && a.size[kMaxDims - c.dims] == 1) --c.dims;
@@ -451,16 +459,17 @@ configuration describe(const request& r, const arguments& a) {
   c.only_statistics = r.only_statistics;
   c.in_place = r.in_place;
   c.cluster = 1;
-  c.spare_vectors = c.access < c.vector_size ? 8 : 0;
+  c.spare_vectors = c.access < c.vector_size && r.rope < 0 ? 8 : 0;
   c.staged = staged_results(r, a, c);
   c.dense = tensors_of(a, [&](const view& v) { return is_dense(v, a); });
   c.small = a.rows * a.columns <= int64{1} << 30;
   for (int i = 0; i < kMaxOperands; ++i) {
     const view& v = a.operand[i];
     const bool repeated = is_repeated(v), aligned = reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
+    c.one_for_two |= static_cast<uint64>(v.data && v.column_stride == kOneForTwo) << i;
     c.single_operand |= static_cast<uint64>(v.data && v.column_stride == 0) << i;
     c.repeated_operand |= static_cast<uint64>(repeated) << i;
-    c.aligned_operand |= static_cast<uint64>(repeated && aligned && c.access < c.vector_size) << i;
+    c.aligned_operand |= static_cast<uint64>(repeated && aligned && c.access < c.vector_size && r.rope < 0) << i;
   }
   for (int k = 0; k < kMaxKeeps; ++k)
     c.single_kept_gradient |= static_cast<uint64>(a.kept_gradient[k].data && a.kept_gradient[k].column_stride == 0)

@@ -36,7 +36,8 @@ struct request {
   bool only_endings = false;  // all of its row words give a number
   int flops = 0;
   bool draws = false;            // has dropout
-  bool turns = false;            // looks at both halves of a row
+  int rope = -1;                 // the first of its tables among the operands; -1: it has none
+  int64 turned = 0;              // how many of a row's first numbers it turns; 0: all
   bool begins_with_row = false;  // its first word is a row word
   bool only_statistics = false;  // forward of a row word: nothing else is written
   bool in_place = false;         // dx lies where dy does: see may_be_in_place

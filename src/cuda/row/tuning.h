@@ -44,11 +44,9 @@ struct row_tuning {
 struct streamed_tuning {
   int least_columns;  // shorter rows are held,
   int most_columns;   // longer ones are taken in parts
-  int threads;        // of a block
+  int threads;        // of a row, which are a block
   int vectors;        // of a thread, at a time
   int resident;       // threads that registers must leave room for on an SM
-  int rounds;         // that a block makes of a row before another block shares it
-  int cluster;        // blocks that share a row, at most
 };
 
 struct tuning {
@@ -104,13 +102,9 @@ struct tuning {
       {.numbers = 32, .stages = 2, .recomputes = true, .ahead = true, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .recomputes = true}};
-  streamed_tuning streamed = {.least_columns = 4096,
-                              .most_columns = 1 << 18,
-                              .threads = 256,
-                              .vectors = 4,
-                              .resident = 1024,
-                              .rounds = 2,
-                              .cluster = 8};
+  // "Rows that stream".
+  streamed_tuning streamed = {
+      .least_columns = 4096, .most_columns = 1 << 18, .threads = 256, .vectors = 4, .resident = 1024};
   int held_vectors = 16;              // lanes of a row in a thread, at most: each takes registers besides its elements
   int again_flops = 8;                // flops of an element, in words beside the row word, that may be computed again
   int least_across = 8;               // threads of a row, at least, where it has so many lanes: 128 bytes in a row

@@ -58,7 +58,7 @@ std::string fields(const request& r, const configuration& c) {
 #undef ONEPASS_FLAG
 #undef ONEPASS_SET
   number("kThreads", c.threads > 0 ? c.threads : c.across * c.down);
-  number("kMembers", c.members), number("kFeatures", r.features);
+  number("kMembers", c.members), number("kFeatures", r.features), flag("kInHalves", r.rope >= 0);
   bits("kWantsColumn", r.wants_column), bits("kWantsTensor", r.wants_tensor);
   flag("kWantsDx", r.wants_dx), flag("kWantsRecompute", r.wants_recompute);
   return text;

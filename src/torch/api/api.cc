@@ -81,7 +81,7 @@ const char* operand_name(operand_kind kind) {
 void describe_word(json& out, const descriptor& about) {
   out.field("name", about.name).field("kind", kind_name(about.kind)).field("operand", operand_name(about.operand));
   out.field("operand_name", about.operand_name).field("operands", about.operands);
-  out.field("parameter_name", about.parameter).field("dtypes", about.dtypes);
+  out.field("parameter_name", about.parameter).field("dtypes", about.dtypes).field("option", about.option);
   out.field("formula", about.formula).field("meaning", about.meaning);
   out.key("flops").begin('[').value(about.flops_forward).value(about.flops_backward).end(']');
   out.key("properties").begin('[');

@@ -90,8 +90,8 @@ void frame::operand(int index, const Tensor& t) {
     return;
   }
   if (is_tensor) {
-    ONEPASS_CHECK(spec::broadcasts(strided_of(t, &out), shape), "onepass: ", name(), " must have x's shape ",
-                  shape_text(shape.sizes, shape.dim), " or broadcast to it, got ", shape_text(t));
+    ONEPASS_CHECK(fits(index, strided_of(t, &out)), "onepass: ", name(), " must have x's shape ",
+                  shape_text(shape.sizes, shape.dim), " or broadcast to it", rows_of(index), ", got ", shape_text(t));
     input(t, out);
     return;
   }
@@ -151,7 +151,12 @@ void frame::lay_out(bool keeps_rows) {
       if (!needs_copy[i]) continue;
       const bool number = tensors_[i].number;
       view* const out = tensors_[i].out;
-      held_.push_back(number ? torch::stable::contiguous(*sources_[i]) : expanded_copy(*sources_[i], shape));
+      std::vector<std::int64_t> sizes(shape.sizes,
+                                      shape.sizes + shape.dim);  // a table's rows have a length of their own
+      if (const int dim = tensors_[i].dim; dim > 0 && tensors_[i].sizes[dim - 1] != 1)
+        sizes.back() = tensors_[i].sizes[dim - 1];
+      held_.push_back(number ? torch::stable::contiguous(*sources_[i])
+                             : expanded_copy(*sources_[i], {shape.dim, sizes.data()}));
       tensors_[i] = number ? as_rows(strided_of(held_.back(), out)) : strided_of(held_.back(), out);
     }
   }

@@ -85,7 +85,7 @@ void run_forward(frame& f) {
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
   cpu::require_targets(f.line.line, f.a);
   f.a.stream_stores = stream_stores(f, 1 + f.line.line.keeps);
-  cpu::partition(f.a, f.line.line.by_rows());
+  cpu::partition(f.a, f.line.line.takes_whole_rows());
   cpu::run(cpu::choose(kernels, f.a, f.type, false), f.a);
 }
 
@@ -130,7 +130,7 @@ void run_backward(frame& f, const spec::gradients& plan, const std::vector<view>
   }
   const cpu_kernels& kernels = f.line.cpu(f.boolean_masks);
   f.a.stream_stores = stream_stores(f, 1);
-  cpu::partition(f.a, f.line.line.by_rows());
+  cpu::partition(f.a, f.line.line.takes_whole_rows());
   const std::uint64_t stored = stored_by_kernel(plan, false, f.a.groups.blocks);
   write_sums(f, plan.wants_column, columns, stored);
   const std::vector<view> whole = some_of(plan.wants_column, columns, ~plan.grouped),

@@ -54,7 +54,7 @@ void run_backward(frames& all, const spec::gradients& plan, const column_views& 
   const column_outputs outputs(columns.begin(), columns.end());
   const frame& first = some.empty() ? all.front() : *some.front();
   if (!first.on.is_cuda()) {
-    for (frame* f : some) cpu::partition(f->a, f->line.line.by_rows());
+    for (frame* f : some) cpu::partition(f->a, f->line.line.takes_whole_rows());
     const column_parts parts(every, outputs, dtype::f64);
     for (frame* f : some) {
       f->a.stream_stores = stream_stores(*f, 1);

@@ -23,6 +23,7 @@ LINES = [
     "mul(0.125) | mask | softmax",
     "mul(0.125) | causal | softmax",
     "rope",
+    "rms_norm(1e-6) | scale | rope(4)",
     "logsumexp",
     "add | keep(float32) | rms_norm(1e-6) | scale",
     "add | keep | rms_norm(1e-3) | scale | entropy | mean",

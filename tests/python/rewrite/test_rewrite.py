@@ -111,6 +111,36 @@ def test_rotary_embedding(every_line):
     assert agrees(function, torch.randn(2, 5, 24), torch.randn(2, 5, 8)) == ["rope", "rope"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_of_heads_and_rotary_embedding(dtype, every_line):
+    """As Gemma 3 has it in transformers: heads behind a transposition are normalised, scaled by 1 + w and turned."""
+    angles = torch.randn(1, 5, 8).to(dtype)
+
+    def normalised(x, w):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + w.float())).type_as(x)
+
+    def function(q, k, w):
+        cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+        q, k = (t.view(2, 5, -1, 8).transpose(1, 2) for t in (q, k))
+        return rotated(normalised(q, w), cos, sin), rotated(F.rms_norm(k, (8,), w, 1e-6), cos, sin)
+
+    inputs = [torch.randn(*size).to(dtype).requires_grad_() for size in ((2, 5, 24), (2, 5, 16), (8,))]
+    fused = onepass.fuse(function)
+    found, expected = fused(*inputs), function(*inputs)
+    assert sorted(f.line for f in onepass.report(fused).lines) == [
+        "rms_norm(1e-06) | scale | rope",
+        "rms_norm(1e-06) | scale(1.0) | rope",
+    ]
+    ups = [torch.randn_like(y) for y in expected]
+    bound = {"rtol": 0.05, "atol": 0.1} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    for a, b in zip(
+        (*found, *torch.autograd.grad(found, inputs, ups)), (*expected, *torch.autograd.grad(expected, inputs, ups))
+    ):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, **bound)
+
+
 @pytest.mark.parametrize(
     "function",
     [

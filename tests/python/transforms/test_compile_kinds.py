@@ -13,6 +13,7 @@ LINES = [
     "layer_norm(1e-5) | scale | bias",
     "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale",
     "rope",
+    "rms_norm(1e-6) | scale | rope(4)",
     "linear | bias | gelu",
     "layer_norm(1e-5) | scale | bias | linear | bias | gelu_tanh",
     "scores | mul(0.125) | softmax",

@@ -15,6 +15,7 @@ LINES = [
     "add | keep | rms_norm(1e-6) | scale",
     "mul(0.5) | causal | softmax",
     "rope",
+    "rms_norm(1e-6) | scale | rope(4)",
     "linear | bias | gelu",
     "layer_norm(1e-5) | scale | bias | linear | add",
     "scores | mul(0.125) | softmax",
@@ -59,7 +60,7 @@ def choices(count):
 
 
 def differentiable_places(tensors, line):
-    constants = 2 if line == "rope" else 0
+    constants = 2 if "rope" in line else 0
     return tuple(i for i, t in enumerate(tensors[: len(tensors) - constants]) if t.is_floating_point())
 
 

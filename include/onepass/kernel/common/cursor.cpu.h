@@ -16,6 +16,7 @@
 #include "onepass/lane/functions.h"
 #include "onepass/lane/random.h"
 #include "onepass/kernel/arguments.h"
+#include "onepass/kernel/common/column_order.h"
 #include "onepass/word/chain.h"
 #include "onepass/word/row.h"
 
@@ -50,11 +51,32 @@ struct lane_chooser<float, dtype::bf16> {
 template <class T, class Line, dtype Stored>
 using lane_of = typename lane_chooser<T, gives_number<typename Line::row> ? dtype::none : Stored>::type;
 
+// A lane whose columns are not to be had at once: the first `count` from `place` on, in the line's order. ForTwo: one
+// element stands for two columns.
+template <class L, class Line, bool ForTwo = false>
+HWY_NOINLINE L gather(const row_view& v, const arguments& a, int64 place, int count) {
+  HWY_ALIGN typename L::scalar numbers[lanes<L>()] = {};
+  for (int i = 0; i < count; ++i) {
+    const int64 column = ForTwo ? (place + i) / 2 : column_order<Line>::column_at(a, place + i);
+    numbers[i] = hn::GetLane(broadcast<L>(v.data + column * size_of(v.type), v.type).raw);
+  }
+  return load_lane<L>(numbers);
+}
+template <class L, class Line>
+HWY_NOINLINE void scatter(L value, const row_view& v, const arguments& a, int64 place, int count) {
+  using T = typename L::scalar;
+  HWY_ALIGN T numbers[lanes<L>()];
+  store_lane(value, numbers);
+  for (int i = 0; i < count; ++i)
+    store_partial(v.data, v.type, column_order<Line>::column_at(a, place + i), vec<T>(numbers[i]), 1);
+}
+
 // Stored: what every tensor stores, none of them with one number for a whole row; dtype::none: looked up.
 template <class T, class Line, dtype Stored>
 class cursor {
  public:
   using lane = lane_of<T, Line, Stored>;
+  using order = column_order<Line>;
   static constexpr bool kUniform = Stored != dtype::none;
 
   // Beside the cursor: they fill their blocks out of line.
@@ -94,8 +116,8 @@ class cursor {
       kept_gradient_[k] = row_of(a_.kept_gradient[k], digit);
     });
     each_index<Line::dropouts>([&](int i) ONEPASS_LAMBDA { random_.of[i].set_row(a_.first_row + row_); });
-    stream_y_ = a_.stream_stores && can_stream<lane>(y_.data, y_.type);
-    stream_dx_ = a_.stream_stores && dx_.data && can_stream<lane>(dx_.data, dx_.type);
+    stream_y_ = a_.stream_stores && can_stream_to(y_);
+    stream_dx_ = a_.stream_stores && dx_.data && can_stream_to(dx_);
   }
 
   // count: how many of the lane's numbers exist; fewer than a whole lane only at the end of the row.
@@ -156,13 +178,38 @@ class cursor {
   ONEPASS_FUNCTION T parameter() const {
     return parameter_[J];
   }
+  // Of `rope`: an element for each column that it turns, or for each two.
+  template <class L, int I>
+  ONEPASS_FUNCTION L table() const {
+    const row_view& v = operand_[I];
+    const int count = turned();
+    const bool is_whole = HWY_LIKELY(count == lanes<lane>());
+    if (a_.operand[I].column_stride != kOneForTwo) {
+      if constexpr (order::kZips) return read_zipped(v, count);
+      if (is_whole || v.single) return read(v);
+      return gather<lane, Line>(v, a_, column_, count);
+    }
+    if (!is_whole) return gather<lane, Line, true>(v, a_, column_, count);
+    const auto of_pairs = load<half_lane<lane>>(v.data, type_of(v), column_ / 2);
+    return zip<lane>(of_pairs, of_pairs);
+  }
+  ONEPASS_FUNCTION int turned() const {
+    if constexpr (Line::turned_parameter < 0) return count_;
+    const int64 left = order::template turned<int64>(a_) - column_;
+    return left < 0 ? 0 : left < count_ ? static_cast<int>(left) : count_;
+  }
   template <class L, int K>
   ONEPASS_FUNCTION typename L::mask keeps(int threshold) {
-    return random_.of[K].template next<L>(column_) >= L(static_cast<T>(threshold));
+    if constexpr (!order::kZips) return random_.of[K].template next<L>(column_) >= L(static_cast<T>(threshold));
+    else
+      return zipped([&]<class Some>(int64 column) ONEPASS_LAMBDA {
+               return random_.of[K].template next<Some>(column);
+             }) >= L(static_cast<T>(threshold));
   }
   template <class L>
   ONEPASS_FUNCTION L column() const {
-    return iota<L>(static_cast<T>(column_));
+    if constexpr (!order::kZips) return iota<L>(static_cast<T>(column_));
+    else return zipped([]<class Some>(int64 column) ONEPASS_LAMBDA { return iota<Some>(static_cast<T>(column)); });
   }
   ONEPASS_FUNCTION lane plus_at(lane v, int64 column, T number) const {
     const int64 in = column - column_;
@@ -173,15 +220,6 @@ class cursor {
   template <class L>
   ONEPASS_FUNCTION L matrix_row() const {
     return L(static_cast<T>(matrix_row_));
-  }
-  // No lane is in both halves of the row.
-  template <class L, class Body>
-  ONEPASS_FUNCTION L opposite(const Body& body) {
-    const int64 here = column_, half = a_.columns / 2;
-    column_ += here < half ? half : -half;
-    const L value = body(*this);
-    column_ = here;
-    return here < half ? L(-value) : value;
   }
   template <int K>
   ONEPASS_FUNCTION lane keep(lane v) const {
@@ -259,8 +297,37 @@ class cursor {
   }
   ONEPASS_FUNCTION bool whole() const { return HWY_LIKELY(count_ == lanes<lane>()); }
   static ONEPASS_FUNCTION dtype type_of(const row_view& v) { return kUniform ? Stored : v.type; }
+  ONEPASS_FUNCTION bool can_stream_to(const row_view& v) const {
+    using half = half_lane<lane>;
+    if constexpr (!order::kZips) return can_stream<lane>(v.data, v.type);
+    else
+      return Line::turned_parameter < 0 && can_stream<half>(v.data, v.type) &&
+             can_stream<half>(v.data + a_.columns / 2 * size_of(v.type), v.type);
+  }
+  // In lines that zip columns: whether the lane is whole, and on one side of where what is turned ends.
+  ONEPASS_FUNCTION bool is_together(int count) const {
+    const auto end = order::template turned<int64>(a_);
+    return HWY_LIKELY(count == lanes<lane>() && (column_ >= end || column_ + count <= end));
+  }
+  // body<Some>(column): Some's elements from a column on, which are taken for the lane's.
+  template <class Body>
+  ONEPASS_FUNCTION lane zipped(const Body& body) const {
+    if (is_together(count_)) {
+      using half = half_lane<lane>;
+      const auto pair = order::pair_at(a_, column_);
+      return zip<lane>(body.template operator()<half>(pair.first),
+                       body.template operator()<half>(pair.first + pair.apart));
+    } else {
+      HWY_ALIGN T numbers[lanes<lane>()] = {};
+      for (int i = 0; i < count_; ++i)
+        numbers[i] = hn::GetLane(body.template operator()<lane>(order::column_at(a_, column_ + i)).raw);
+      return load_lane<lane>(numbers);
+    }
+  }
   ONEPASS_FUNCTION lane read(const row_view& v) const {
-    if constexpr (kStoresT) {
+    if constexpr (order::kZips) {
+      return read_zipped(v, count_);
+    } else if constexpr (kStoresT) {
       const T* at = reinterpret_cast<const T*>(v.data) + column_;
       return whole() ? load_lane<lane>(at) : load_first<lane>(at, count_);
     } else {
@@ -269,8 +336,27 @@ class cursor {
       return load_partial<lane>(v.data, type_of(v), column_, count_);
     }
   }
+  // The lane's first `count` elements.
+  ONEPASS_FUNCTION lane read_zipped(const row_view& v, int count) const {
+    if (!kUniform && HWY_UNLIKELY(v.single)) return broadcast<lane>(v.data, v.type);
+    if (!is_together(count)) return gather<lane, Line>(v, a_, column_, count);
+    const auto pair = order::pair_at(a_, column_);
+    return zip<lane>(load<half_lane<lane>>(v.data, type_of(v), pair.first),
+                     load<half_lane<lane>>(v.data, type_of(v), pair.first + pair.apart));
+  }
   ONEPASS_FUNCTION void write(const row_view& v, lane value, bool past_caches) const {
-    if constexpr (kStoresT) {
+    if constexpr (order::kZips) {
+      if (!is_together(count_)) return scatter<lane, Line>(value, v, a_, column_, count_);
+      const auto pair = order::pair_at(a_, column_);
+      const auto of = unzip(value);
+      if (past_caches) {
+        stream(v.data, type_of(v), pair.first, of.first);
+        stream(v.data, type_of(v), pair.first + pair.apart, of.second);
+      } else {
+        store(v.data, type_of(v), pair.first, of.first);
+        store(v.data, type_of(v), pair.first + pair.apart, of.second);
+      }
+    } else if constexpr (kStoresT) {
       T* at = reinterpret_cast<T*>(v.data) + column_;
       if (!whole()) store_first(value, at, count_);
       else if (past_caches) stream_lane(value, at);
@@ -366,7 +452,7 @@ inline void store_doubles(const double* from, void* to, dtype type, int64 begin,
 // The running column sums of one task over columns [begin, end): short sums in level-one cache, added to the task's
 // part, which is double, every kRows rows: the error does not grow with the rows. A group that the task has to itself
 // ends in the gradient's row.
-template <class T>
+template <class T, class Order>
 class column_sums {
  public:
   static constexpr int kRows = 32;
@@ -417,7 +503,14 @@ class column_sums {
     for (int s = 0; s < slots_; ++s) {
       for_columns<L, true>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
         T* from = running_.data() + s * stride_ + c;
-        add_to_doubles(load_lane<L>(from), to_ + s * slot_stride_ + c, count, (first_ >> s & 1) != 0);
+        if constexpr (!Order::kZips) {
+          add_to_doubles(load_lane<L>(from), to_ + s * slot_stride_ + c, count, (first_ >> s & 1) != 0);
+        } else {  // these have whole rows
+          for (int i = 0; i < count; ++i) {
+            double& sum = to_[s * slot_stride_ + Order::column_at(a_, c + i)];
+            sum = ((first_ >> s & 1) != 0 ? 0.0 : sum) + static_cast<double>(from[i]);
+          }
+        }
         store_lane(L(T(0)), from);
       });
     }

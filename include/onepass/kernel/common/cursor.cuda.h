@@ -9,6 +9,7 @@
 #include "onepass/lane/target.h"
 #include "onepass/word/chain.h"
 #include "onepass/word/row.h"
+#include "onepass/kernel/common/column_order.h"
 
 ONEPASS_BEGIN
 
@@ -85,10 +86,14 @@ class position {
   // Of this vector in a tensor whose rows are not single numbers.
   template <dtype D, bool Dense, bool Repeated = false>
   ONEPASS_FUNCTION auto address(const view& v) const {
+    return address<D, Dense, Repeated>(v, column_);
+  }
+  template <dtype D, bool Dense, bool Repeated = false>
+  ONEPASS_FUNCTION auto address(const view& v, index column) const {
     auto* data = static_cast<typename stored<D>::type*>(v.data);
-    if constexpr (Repeated) return data + column_;
-    else if constexpr (Dense) return data + (row_ * static_cast<index>(a_.columns) + column_);
-    else return data + (offset(v) + widened(column_));
+    if constexpr (Repeated) return data + column;
+    else if constexpr (Dense) return data + (row_ * static_cast<index>(a_.columns) + column);
+    else return data + (offset(v) + widened(column));
   }
   // The lower half of the row's, where all vectors begin as far behind 16 bytes.
   template <dtype D, bool Dense, bool Repeated = false>
@@ -157,6 +162,11 @@ class cursor : public position<Config> {
   static constexpr int V = Config::kVectorSize;
   using vector = pack<T, V>;
   using index = typename Config::index;
+  using order = column_order<Line>;
+
+  // Runs of columns that make a vector: of a line with `rope` two, each moved by one access.
+  static constexpr int kRuns = Line::turns == turning::none ? 1 : 2, kRun = V / kRuns;
+  using run_of_columns = pack<T, kRun>;
 
   explicit ONEPASS_FUNCTION cursor(const arguments& a) : position<Config>(a) {
     if constexpr (Line::dropouts > 0) random_ = load_random_state(a.dropout_state);
@@ -173,13 +183,15 @@ class cursor : public position<Config> {
   // Runs of vectors in shared memory: rows of a block, vectors of the row, in the order of its columns. Where accesses
   // are smaller than vectors, a vector's numbers are in two windows of 16 bytes, and a run has more than it has
   // vectors.
-  static constexpr bool kInWindows = Config::kAccess < V;
+  static constexpr bool kInWindows = Config::kAccess < kRun;
   static constexpr int kVectorBytes = V * size_of(Config::kX);
   static constexpr int kRunVectors = Config::kAcross * (Config::kHeldVectors > 0 ? Config::kHeldVectors : 1);
   static constexpr int kRunBytes = row_bytes(1, kRunVectors, Config::kSpareVectors, kVectorBytes);
   static ONEPASS_FUNCTION char* vector_in_run(char* shared, int run) {
-    return shared + (run * kRunBytes + static_cast<int>(threadIdx.x) % Config::kAcross * kVectorBytes);
+    return shared + (run * kRunBytes + static_cast<int>(threadIdx.x) % Config::kAcross * kVectorBytes / kRuns);
   }
+  // From the vector's first run of columns to its second.
+  static constexpr int kSecondBytes = kRunVectors * kVectorBytes / 2;
 
   // Async copies of the streams' rows: stages of rows, and behind them the operands that are loaded once.
   static constexpr int kStreamBytes = Config::kDown * kRunBytes;
@@ -189,7 +201,7 @@ class cursor : public position<Config> {
   ONEPASS_FUNCTION void set_copies(char* shared, int run) { copies_ = vector_in_run(shared, run); }
   ONEPASS_FUNCTION void set_stage(int stage) { stage_ = copies_ + stage * kStageBytes; }
   ONEPASS_FUNCTION void set_vector(int k) {
-    constexpr int kNext = Config::kAcross * kVectorBytes;
+    constexpr int kNext = Config::kAcross * kVectorBytes / kRuns;
     copy_ = stage_ + k * kNext;
     once_ = copies_ + (Config::kStages * kStageBytes + k * kNext);
     result_ = results_ + k * kNext;
@@ -258,7 +270,7 @@ class cursor : public position<Config> {
   template <class L, int I>
   ONEPASS_FUNCTION L operand() const {
     // One row that begins at 16 bytes has whole vectors, behind its end whatever is there.
-    constexpr int kAccess = (Config::kAlignedOperand >> I & 1) != 0 ? V : Config::kAccess;
+    constexpr int kAccess = (Config::kAlignedOperand >> I & 1) != 0 ? kRun : Config::kAccess;
     constexpr bool kIsShared = (Config::kSharedOperand >> I & 1) != 0 && !is_in(Config::kStreams, stream::operand + I);
     if constexpr (kIsShared && !loaded_once<I>()) {
       using memory_of = memory<Config::kOperand[I], V, kAccess>;
@@ -266,14 +278,30 @@ class cursor : public position<Config> {
                         this->template offset<1>(a_.operand[I]);
       return memory_of::template numbers_of<T>(memory_of::load_windows(row + widened(column_), shared_count_));
     } else if constexpr (loaded_once<I>()) {
-      return read_copied<Config::kOperand[I], kAccess>(
-          once_ + nth_once<I>() * kStreamBytes,
-          this->template row_address<Config::kOperand[I], false, true>(a_.operand[I]));
+      const auto read_once = [&](int second, index) {
+        return read_copied<Config::kOperand[I], kAccess>(
+            once_ + (nth_once<I>() * kStreamBytes + second * kSecondBytes),
+            this->template row_address<Config::kOperand[I], false, true>(a_.operand[I]));
+      };
+      return of_runs(read_once);
     } else {
       return read<Config::kOperand[I], (Config::kSingleOperand >> I & 1) != 0, stream::operand + I,
                   (Config::kRepeatedOperand >> I & 1) != 0, kAccess>(a_.operand[I]);
     }
   }
+  // Of `rope`: an element for each column that it turns, or for each two.
+  template <class L, int I>
+  ONEPASS_FUNCTION L table() const {
+    if constexpr ((Config::kOneForTwo >> I & 1) == 0) {
+      return operand<L, I>();
+    } else {
+      constexpr bool kRepeated = (Config::kRepeatedOperand >> I & 1) != 0;
+      const run_of_columns of_pairs =
+          read_run<Config::kOperand[I], stream::operand + I, kRepeated, Config::kAccess>(a_.operand[I], 0, column_ / 2);
+      return zip(of_pairs, of_pairs);
+    }
+  }
+  ONEPASS_FUNCTION int turned() const { return column_ < order::template turned<index>(a_) ? V : 0; }
   template <int I>
   ONEPASS_FUNCTION constexpr bool wants() const {
     return wanted<I>();
@@ -299,17 +327,33 @@ class cursor : public position<Config> {
   }
   template <class L, int K>
   ONEPASS_FUNCTION pack_mask<V> keeps(int threshold) const {
-    return random_at_least<V>(random<K>(), column_, threshold);
+    if constexpr (kRuns == 1) {
+      return random_at_least<V>(random<K>(), column_, threshold);
+    } else {
+      const auto keeps_of = [&](int second) {
+        const index column = run_column(second);
+        return random_at_least<kRun>(random<K>(column), column, threshold);
+      };
+      const pack_mask<kRun> first = keeps_of(0), second = keeps_of(1);
+      pack_mask<V> all;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) all.m[place_of(0, i)] = first.m[i], all.m[place_of(1, i)] = second.m[i];
+      return all;
+    }
   }
   // Of dropout number K, at the eight columns that the vector is of.
   template <int K>
   ONEPASS_FUNCTION philox_words random() const {
+    return random<K>(column_);
+  }
+  template <int K>
+  ONEPASS_FUNCTION philox_words random(index column) const {
     const int64 row = Config::kMembers > 0 ? a_.first_row + row_ : row_;
-    return random_words(random_, K, row, column_, a_.columns);
+    return random_words(random_, K, row, column, a_.columns);
   }
   template <class L>
   ONEPASS_FUNCTION L column() const {
-    return iota<L>(static_cast<T>(column_));
+    return of_runs([](int, index column) { return iota<run_of_columns>(static_cast<T>(column)); });
   }
   ONEPASS_FUNCTION vector plus_at(vector v, int64 column, T number) const {
     const int64 in = column - widened(column_);
@@ -341,16 +385,6 @@ class cursor : public position<Config> {
     return read<Config::kKept[K], (Config::kSingleKeptGradient >> K & 1) != 0, stream::kept_gradient + K>(
         a_.kept_gradient[K]);
   }
-  // No vector is in both halves of the row.
-  template <class L, class Body>
-  ONEPASS_FUNCTION L opposite(const Body& body) const {
-    const auto half = static_cast<index>(a_.columns / 2);
-    const bool first = column_ < half;
-    cursor there = *this;
-    there.column_ += first ? half : -half;
-    const L value = body(there);
-    return first ? -value : value;
-  }
   // This thread's part of the row's features; or, in backward, their gradients.
   ONEPASS_FUNCTION void set_features(const T* from) {
 #pragma unroll
@@ -377,6 +411,45 @@ class cursor : public position<Config> {
   template <int I>
   struct number {};
 
+  // The first column of one of the vector's runs.
+  ONEPASS_FUNCTION index run_column(int second) const {
+    if constexpr (kRuns == 1) return column_;
+    if constexpr (!order::kZips) return column_ + second * kRun;
+    const pair_of_columns<index> pair = order::pair_at(a_, column_);
+    return second == 0 ? pair.first : pair.first + pair.apart;
+  }
+  // Where in the vector element i of a run stands.
+  static constexpr ONEPASS_FUNCTION int place_of(int second, int i) {
+    return order::kZips ? 2 * i + second : second * kRun + i;
+  }
+  // run(0, its first column), and run(1, its first column), as a vector.
+  template <class Run>
+  ONEPASS_FUNCTION vector of_runs(const Run& run) const {
+    if constexpr (kRuns == 1) {
+      return run(0, column_);
+    } else {
+      const run_of_columns first = run(0, run_column(0)), second = run(1, run_column(1));
+      vector all;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) all.v[place_of(0, i)] = first.v[i], all.v[place_of(1, i)] = second.v[i];
+      return all;
+    }
+  }
+  template <class Body>
+  ONEPASS_FUNCTION void each_run(vector v, const Body& body) const {
+    if constexpr (kRuns == 1) {
+      body(0, column_, v);
+    } else {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        run_of_columns run;
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) run.v[i] = v.v[place_of(second, i)];
+        body(second, run_column(second), run);
+      }
+    }
+  }
+
   template <int I, class Add>
   ONEPASS_FUNCTION void add_to_column(vector g, const Add& add) const {
     if constexpr (wanted<I>()) {
@@ -396,6 +469,11 @@ class cursor : public position<Config> {
       }
     }
   }
+  // Its rows may be shorter than x's.
+  template <int I>
+  static constexpr __device__ bool is_table() {
+    return Line::turned_operand >= 0 && (I == Line::turned_operand || I == Line::turned_operand + 1);
+  }
   template <int I>
   static constexpr __device__ bool is_summed() {
     return (Config::kWantsColumn >> I & 1) != 0;
@@ -406,32 +484,46 @@ class cursor : public position<Config> {
   }
   template <dtype D, bool Single, stream S, bool Repeated = false, int Access = Config::kAccess>
   ONEPASS_FUNCTION vector read(const view& v) const {
-    using memory_of = memory<D, V, Access>;
-    if constexpr (is_in(Config::kStreams, S)) {
-      return read_copied<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes + copied_numbers_ * size_of(D),
-                            this->template row_address<D, is_in(Config::kDense, S)>(v));
-    } else if constexpr (Single) {
+    if constexpr (Single && !is_in(Config::kStreams, S)) {
       const auto* row = static_cast<const typename stored<D>::type*>(v.data) + offset(v);
       return vector(count_ > 0 ? from_storage<D, T>(*row) : T(0));
+    } else if constexpr (kRuns == 1) {
+      return read_run<D, S, Repeated, Access>(v, 0, column_);
     } else {
-      const auto* at = this->template address<D, is_in(Config::kDense, S), Repeated>(v);
+      return of_runs([&](int second, index column) { return read_run<D, S, Repeated, Access>(v, second, column); });
+    }
+  }
+  template <dtype D, stream S, bool Repeated, int Access>
+  ONEPASS_FUNCTION run_of_columns read_run(const view& v, int second, index column) const {
+    using memory_of = memory<D, kRun, Access>;
+    if constexpr (is_in(Config::kStreams, S)) {
+      return read_copied<D>(
+          copy_ + place_in(Config::kStreams, S) * kStreamBytes + copied_numbers_ * size_of(D) + second * kSecondBytes,
+          this->template row_address<D, is_in(Config::kDense, S)>(v));
+    } else {
+      const auto* at = this->template address<D, is_in(Config::kDense, S), Repeated>(v, column);
       if constexpr (Config::kInPlace && S == stream::y)
-        return memory_of::template numbers_of<T>(memory_of::load_own(at, count_));
-      return memory_of::template numbers_of<T>(memory_of::load_windows(at, Repeated ? repeated_count_ : count_));
+        return memory_of::template numbers_of<T>(memory_of::load_own(at, count_ / kRuns));
+      return memory_of::template numbers_of<T>(
+          memory_of::load_windows(at, (Repeated ? repeated_count_ : count_) / kRuns));
     }
   }
   template <dtype D, int Access = Config::kAccess>
-  ONEPASS_FUNCTION vector read_copied(const char* copy, uint32 row) const {
-    using memory_of = memory<D, V, Access>;
+  ONEPASS_FUNCTION run_of_columns read_copied(const char* copy, uint32 row) const {
+    using memory_of = memory<D, kRun, Access>;
     return memory_of::template numbers_of<T>(memory_of::load_copied(copy, row));
   }
   template <dtype D, stream S>
   ONEPASS_FUNCTION void write(const view& v, vector value) const {  // results are dense
-    using memory_of = memory<D, V, Config::kAccess>;
-    if constexpr (is_in(Config::kStaged, S))
+    if constexpr (is_in(Config::kStaged, S)) {
+      using memory_of = memory<D, V, Config::kAccess>;
       *reinterpret_cast<uint4*>(result_ + place_in(Config::kStaged, S) * kResultBytes) =
           memory_of::whole(memory_of::buffer_of(value));
-    else memory_of::store(this->template address<D, true>(v), value, count_);
+    } else {
+      each_run(value, [&](int, index column, auto run) {
+        memory<D, kRun, Config::kAccess>::store(this->template address<D, true>(v, column), run, count_ / kRuns);
+      });
+    }
   }
 
   template <dtype D, stream S>
@@ -460,13 +552,18 @@ class cursor : public position<Config> {
 
   template <dtype D>
   ONEPASS_FUNCTION void load_async(char* to, const void* at) const {
-    memory<D, V, Config::kAccess>::copy(to, at, static_cast<int>(static_cast<index>(a_.columns) - column_));
+    memory<D, kRun, Config::kAccess>::copy(to, at, static_cast<int>(static_cast<index>(a_.columns) - column_));
+  }
+  template <dtype D, bool Dense, bool Repeated = false>
+  ONEPASS_FUNCTION void load_runs_async(char* to, const view& v) const {
+#pragma unroll
+    for (int second = 0; second < kRuns; ++second)
+      load_async<D>(to + second * kSecondBytes, this->template address<D, Dense, Repeated>(v, run_column(second)));
   }
   template <dtype D, stream S>
   ONEPASS_FUNCTION void load_async(const view& v) const {
     if constexpr (is_in(Config::kStreams, S))
-      load_async<D>(copy_ + place_in(Config::kStreams, S) * kStreamBytes,
-                    this->template address<D, is_in(Config::kDense, S)>(v));
+      load_runs_async<D, is_in(Config::kDense, S)>(copy_ + place_in(Config::kStreams, S) * kStreamBytes, v);
   }
   template <int I>
   ONEPASS_FUNCTION void load_async_operands(number<I>) const {
@@ -487,8 +584,7 @@ class cursor : public position<Config> {
   ONEPASS_FUNCTION void load_async_once(number<I>) const {
     if constexpr (I < kOperands) {
       if constexpr (loaded_once<I>()) {
-        load_async<Config::kX>(once_ + nth_once<I>() * kStreamBytes,
-                               this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
+        load_runs_async<Config::kOperand[I], false, true>(once_ + nth_once<I>() * kStreamBytes, a_.operand[I]);
       }
       load_async_once(number<I + 1>());
     }
@@ -502,7 +598,7 @@ class cursor : public position<Config> {
   template <int I>
   ONEPASS_FUNCTION void prefetch_operands(number<I>) const {
     if constexpr (I < Line::operands) {
-      if constexpr (((Config::kRepeatedOperand | Config::kSingleOperand) >> I & 1) == 0)
+      if constexpr (((Config::kRepeatedOperand | Config::kSingleOperand) >> I & 1) == 0 && !is_table<I>())
         prefetch_inputs<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
       prefetch_operands(number<I + 1>());
     }
@@ -510,7 +606,7 @@ class cursor : public position<Config> {
   template <int I>
   ONEPASS_FUNCTION void prefetch_repeated(number<I>) const {
     if constexpr (I < kOperands) {
-      if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !loaded_once<I>()) {
+      if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !loaded_once<I>() && !is_table<I>()) {
         if (count_ > 0) prefetch(this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
       }
       prefetch_repeated(number<I + 1>());

@@ -66,7 +66,7 @@ class small_n_epilogue {
   ONEPASS_FUNCTION void write_parts() const {
 #pragma unroll
     for (int slot = 0; slot < kSlots<Config>; ++slot)
-      write_part<Config>(a_, sums_[slot], slot, thread_.share.block, 0, thread_.across, thread_.down);
+      write_part<Config, Line>(a_, sums_[slot], slot, thread_.share.block, 0, thread_.across, thread_.down);
   }
 
  private:

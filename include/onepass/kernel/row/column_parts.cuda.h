@@ -27,8 +27,9 @@ constexpr __device__ bool is_grouped(int slot) {
 
 // Writes a vector of one column sum into the block's part, number `part`, or, where there is but one, as the gradient
 // that it is. `column` is this thread's, `first` that of the threads with across = 0. The block's rows are added in a
-// fixed order, in double where they are many. OfGroup: of a group of rows, whose gradient is row `part`.
-template <class Config, bool OfGroup = false>
+// fixed order, in double where they are many. OfGroup: of a group of rows, whose gradient is row `part`. Columns are
+// counted in the line's order.
+template <class Config, class Line, bool OfGroup = false>
 ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kVectorSize> sum,
                                  int slot, int64 part, int64 first, int across, int down) {
   using T = typename Config::arithmetic;
@@ -60,7 +61,8 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
       }
     };
     const auto store = [&](int c, wide sum) {
-      if (Config::kExact || first + c < a.columns) store_as<1>(type, to, first + c, pack<T, 1>(static_cast<T>(sum)), 1);
+      if (Config::kExact || first + c < a.columns)
+        store_as<1>(type, to, column_order<Line>::column_at(a, first + c), pack<T, 1>(static_cast<T>(sum)), 1);
     };
     if constexpr (kDown > 16 && kThreads >= 2 * kColumns) {  // some threads a column, each with every kShares-th row
       constexpr int kShares = kThreads / kColumns;
@@ -83,7 +85,14 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
     }
   } else {
     const int64 column = first + across * V;
-    store_as<Config::kAccess>(type, to, column, sum, count_at<V>(column, a.columns));
+    const int count = count_at<V>(column, a.columns);
+    if constexpr (!column_order<Line>::kZips) {
+      store_as<Config::kAccess>(type, to, column, sum, count);
+    } else {
+#pragma unroll
+      for (int i = 0; i < V; ++i)
+        store_as<1>(type, to, column_order<Line>::column_at(a, column + i), pack<T, 1>(sum.v[i]), count > i);
+    }
   }
 }
 

@@ -20,18 +20,6 @@ ONEPASS_FUNCTION tile tile_of(const arguments& a, int64 task) {
   return {r, c * a.task_columns, column_end < a.columns ? column_end : a.columns};
 }
 
-// As for_columns, with no lane in both halves of a row where the line turns them.
-template <class Line, class L, bool Apart, class Body>
-ONEPASS_FUNCTION void for_lanes(const arguments& a, const tile& t, const Body& body) {
-  const int64 half = a.columns / 2;
-  if (Line::pre::turns && t.column_begin < half && half < t.column_end) {
-    for_columns<L, Apart>(t.column_begin, half, body);
-    for_columns<L, Apart>(half, t.column_end, body);
-  } else {
-    for_columns<L, Apart>(t.column_begin, t.column_end, body);
-  }
-}
-
 template <class T, class Line, dtype Stored>
 void elementwise_forward(const arguments& a, int64 begin, int64 end) {
   using L = lane_of<T, Line, Stored>;
@@ -43,7 +31,7 @@ void elementwise_forward(const arguments& a, int64 begin, int64 end) {
     const int64 last = (t.row_block + 1) * a.task_rows < a.rows ? (t.row_block + 1) * a.task_rows : a.rows;
     for (int64 row = t.row_block * a.task_rows; row < last; ++row) {
       at.set_row(row);
-      for_lanes<Line, L, Stored != dtype::none>(a, t, [&](int64 column, int count) ONEPASS_LAMBDA {
+      for_columns<L, Stored != dtype::none>(t.column_begin, t.column_end, [&](int64 column, int count) ONEPASS_LAMBDA {
         at.set_column(column, count);
         at.store_y(Line::pre::forward(at.x(), at));
       });
@@ -59,11 +47,11 @@ void elementwise_backward(const arguments& a, int64 begin, int64 end) {
   cursor<T, Line, Stored> at(a, random);
   for (int64 task = begin; task < end; ++task) {
     const tile t = tile_of(a, task);
-    column_sums<T> sums(a, t.column_begin, t.column_end, at);
+    column_sums<T, column_order<Line>> sums(a, t.column_begin, t.column_end, at);
     sums.start(t.row_block);
     const auto row_body = [&](int64 row) ONEPASS_LAMBDA {
       at.set_row(row);
-      for_lanes<Line, L, Stored != dtype::none>(a, t, [&](int64 column, int count) ONEPASS_LAMBDA {
+      for_columns<L, Stored != dtype::none>(t.column_begin, t.column_end, [&](int64 column, int count) ONEPASS_LAMBDA {
         at.set_column(column, count);
         L x{};
         if constexpr (Line::pre::needs_input) x = at.x();

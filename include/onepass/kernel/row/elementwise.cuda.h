@@ -99,7 +99,7 @@ ONEPASS_FUNCTION void elementwise_forward(const arguments& a) {
 }
 
 // Sums over the rows of group g, from one vector of registers a thread, which begin at nothing again.
-template <class Config>
+template <class Config, class Line>
 ONEPASS_FUNCTION void write_group(const arguments& a, pack<typename Config::arithmetic, Config::kVectorSize>* sums,
                                   int64 g) {
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
@@ -108,14 +108,14 @@ ONEPASS_FUNCTION void write_group(const arguments& a, pack<typename Config::arit
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) {
     if (!is_grouped<Config>(slot)) continue;
-    if constexpr (Config::kOnePartAGroup) write_part<Config, true>(a, sums[slot], slot, g, first, across, down);
-    else write_part<Config>(a, sums[slot], slot, blockIdx.y, first, across, down);
+    if constexpr (Config::kOnePartAGroup) write_part<Config, Line, true>(a, sums[slot], slot, g, first, across, down);
+    else write_part<Config, Line>(a, sums[slot], slot, blockIdx.y, first, across, down);
     sums[slot] = pack<typename Config::arithmetic, Config::kVectorSize>(0);
   }
 }
 
 // The block's part of the column sums, from one vector of registers a thread.
-template <class Config>
+template <class Config, class Line>
 ONEPASS_FUNCTION void write_parts(const arguments& a,
                                   const pack<typename Config::arithmetic, Config::kVectorSize>* sums) {
   const int across = static_cast<int>(threadIdx.x) % Config::kAcross,
@@ -125,7 +125,7 @@ ONEPASS_FUNCTION void write_parts(const arguments& a,
   let_next_kernel_begin();
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) {
-    if (!is_grouped<Config>(slot)) write_part<Config>(a, sums[slot], slot, part, first, across, down);
+    if (!is_grouped<Config>(slot)) write_part<Config, Line>(a, sums[slot], slot, part, first, across, down);
   }
 }
 
@@ -156,8 +156,8 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
     }
     store_tile<Config>(a, at, row_of, column_of);
   };
-  for_tiles<Config>(a, tile, [&](int64 g) { write_group<Config>(a, sums, g); });
-  write_parts<Config>(a, sums);
+  for_tiles<Config>(a, tile, [&](int64 g) { write_group<Config, Line>(a, sums, g); });
+  write_parts<Config, Line>(a, sums);
 }
 
 ONEPASS_END

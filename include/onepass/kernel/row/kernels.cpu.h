@@ -24,17 +24,20 @@ void backward(const arguments& a, int64 begin, int64 end) {
   else rowwise_backward<T, Line, Stored>(a, begin, end);
 }
 
-// Forward and Backward differ where backward resumes from a kept value or from the result.
+// Forward and Backward differ where backward resumes from a kept value or from the result. The scalar target's lanes
+// have no room for the pairs that `rope` turns: there are no kernels of it there.
 template <class Forward, class Backward>
 constexpr cpu_kernels kernels_of() {
-  return {forward<float, Forward>,
-          backward<float, Backward>,
-          forward<double, Forward>,
-          backward<double, Backward>,
-          forward<float, Forward, dtype::f32>,
-          backward<float, Backward, dtype::f32>,
-          forward<float, Forward, dtype::bf16>,
-          backward<float, Backward, dtype::bf16>};
+  if constexpr (Forward::turns != turning::none && lanes<vec<float>>() == 1) return {};
+  else
+    return {forward<float, Forward>,
+            backward<float, Backward>,
+            forward<double, Forward>,
+            backward<double, Backward>,
+            forward<float, Forward, dtype::f32>,
+            backward<float, Backward, dtype::f32>,
+            forward<float, Forward, dtype::bf16>,
+            backward<float, Backward, dtype::bf16>};
 }
 
 ONEPASS_END

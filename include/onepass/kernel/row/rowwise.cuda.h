@@ -395,7 +395,8 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
               sums[k][slot].v[i] = sum, sum = T(0);
             }
           }
-          write_part<Config, Config::kOnePartAGroup>(a, sums[k][slot], slot, part, begin, thread.across, thread.down);
+          write_part<Config, Line, Config::kOnePartAGroup>(a, sums[k][slot], slot, part, begin, thread.across,
+                                                           thread.down);
           sums[k][slot] = L(T(0));
         }
       }
@@ -471,7 +472,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
         const int64 column = begin - own + thread.across * Config::kVectorSize;
         for (int i = 0; i < Config::kVectorSize; ++i) sums[k][slot].v[i] = memory[slot * kOwn + column + i];
       }
-      write_part<Config>(a, sums[k][slot], slot, thread.share.block, begin, thread.across, thread.down);
+      write_part<Config, Line>(a, sums[k][slot], slot, thread.share.block, begin, thread.across, thread.down);
     }
   }
   if constexpr (Line::features > 0) behind.write_parts();

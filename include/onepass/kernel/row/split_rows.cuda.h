@@ -197,8 +197,8 @@ ONEPASS_FUNCTION void rowwise_backward_tiles(const arguments& a) {
     }
     store_tile<Config>(a, at, row_of, column_of);
   };
-  for_tiles<Config>(a, tile, [&](int64 g) { write_group<Config>(a, sums, g); });
-  write_parts<Config>(a, sums);
+  for_tiles<Config>(a, tile, [&](int64 g) { write_group<Config, Line>(a, sums, g); });
+  write_parts<Config, Line>(a, sums);
 }
 
 ONEPASS_END

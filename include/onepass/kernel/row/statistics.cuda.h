@@ -22,7 +22,7 @@ ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, typename Confi
 #pragma unroll
   for (int k = 0; k < Config::kHeldVectors; ++k) {
     const auto column = first + column_of<Config>(k, across);
-    if constexpr (Config::kAccess == V) {
+    if constexpr (Config::kAccess == V || Config::kInHalves) {
       if (Config::kExact || k < Config::kWholeVectors || column < static_cast<typename Config::index>(a.columns))
         body(k, column, V);
     } else {

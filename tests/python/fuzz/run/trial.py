@@ -28,7 +28,7 @@ __all__ = ["Outcome", "trial"]
 
 
 OVERWRITTEN = re.compile("modified by an inplace operation|has been modified inplace")
-ONCE = "cannot be differentiated twice where its matrix needs no gradient"
+ONCE = "where its matrix needs no gradient, since what that is multiplied with is not saved"
 
 
 @dataclass
