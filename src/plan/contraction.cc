@@ -23,6 +23,7 @@ line with_keep_in_front(line of) {
   keep.ordinal = 0;
   for (word& w : of.words) w.ordinal += w.about->kind == word_kind::keep;
   of.words.insert(of.words.begin(), keep);
+  of.result_types.insert(of.result_types.begin() + 1, result_type{});
   ++of.keeps;
   return of;
 }

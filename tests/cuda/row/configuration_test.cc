@@ -264,7 +264,7 @@ TEST(Configuration, ARowDoesNotDependOnTheNumberOfRows) {
 
 TEST(Configuration, TheSameCallGivesTheSamePlan) {
   each_plan([](const call& c, const plan& p, const device_facts& chip) {
-    const int number = has_whole_rows(c.r, p.with) ? 0 : static_cast<int>(p.with.of) - static_cast<int>(part::parts);
+    const int number = std::max(static_cast<int>(p.with.of) - static_cast<int>(part::parts), 0);
     const plan again = choose(c.r, c.a, chip)[static_cast<std::size_t>(number)];
     EXPECT_TRUE(same(p.with, again.with) && p.grid_x == again.grid_x && p.grid_y == again.grid_y &&
                 p.parts == again.parts)
