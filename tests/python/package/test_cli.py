@@ -62,7 +62,10 @@ def test_wrong_options(call, option):
             for c in ("0", "-5", "x", "9" * 30)
         ),
         (("cache", "build", "--line", "gelu", "--arch", "sm_7", "--columns", "8"), "unknown arch 'sm_7'"),
-        (("cache", "build", "--line", "rope", "--arch", "sm_90a", "--columns", "7"), "rows of an even length, got x of shape [1, 7]"),
+        (
+            ("cache", "build", "--line", "rope", "--arch", "sm_90a", "--columns", "7"),
+            "rows of an even length, got x of shape [1, 7]",
+        ),
         (("line", "linear", "--out-features", "-1"), "--out-features"),
         (("line", "linear", "--out-features", "9" * 17), "too large"),
         (("line", "gelu", "--shape", "x".join(["99999999"] * 5)), "at most 2^58 elements"),
