@@ -66,7 +66,7 @@ def _load() -> ctypes.CDLL:
     library.onepass_configure.restype = library.onepass_interrupt.restype = None
     library.onepass_describe.argtypes = [ctypes.c_char_p]
     library.onepass_define_word.argtypes = [
-        *[ctypes.c_char_p] * 4, *[ctypes.c_int] * 2, ctypes.c_bool, *[ctypes.c_char_p] * 3
+        *[ctypes.c_char_p] * 5, *[ctypes.c_int] * 3, *[ctypes.c_bool] * 2, ctypes.c_double, *[ctypes.c_char_p] * 3
     ]  # fmt: skip
     library.onepass_undefine_word.argtypes = [ctypes.c_char_p]
     library.onepass_cost.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int]
@@ -190,23 +190,28 @@ def words() -> list[dict]:
 
 def define_word(
     name: str,
+    kind: str,
     operand: str,
     operand_name: str,
     parameters: tuple[str, ...],
+    sums: int,
     flops: tuple[int, int],
     maps_zero_to_zero: bool,
+    of_nothing: float | None,
     formula: str,
     meaning: str,
     source: str,
 ) -> None:
-    """Adds a user's word to the vocabulary.
+    """Adds a user's word to the vocabulary. `of_nothing`: an ending's number of a row without elements; None: there is
+    none.
 
     Raises:
         RuntimeError: for one that is there already.
     """
-    texts = (text.encode() for text in (name, operand, operand_name, ",".join(parameters)))
+    texts = (text.encode() for text in (name, kind, operand, operand_name, ",".join(parameters)))
     rest = (text.encode() for text in (formula, meaning, source))
-    _answer(_library.onepass_define_word(*texts, *flops, maps_zero_to_zero, *rest))
+    facts = (sums, *flops, maps_zero_to_zero, of_nothing is None, of_nothing or 0.0)
+    _answer(_library.onepass_define_word(*texts, *facts, *rest))
     _forget()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from onepass import _native, autograd
 from onepass import line as lines
 from onepass import reference as references
-from onepass._words.checks import Report, check, maps_zero_to_zero
+from onepass._words.checks import Report, check, maps_zero_to_zero, of_nothing, reference_of
 from onepass.graph import operations
 from onepass.rewrite.find import idioms
 from onepass.word import Word, WordError, words
@@ -26,6 +26,7 @@ class Definition:
     """A user's word as :func:`define_word` was given it, and what its checks found."""
 
     name: str
+    kind: str
     source: str
     reference: Callable[..., Tensor]
     parameters: tuple[str, ...]
@@ -39,6 +40,15 @@ class Definition:
     example: tuple[float, ...]
     domain: tuple[float, float]
     report: Report | None = None
+
+    @property
+    def sums(self) -> int:
+        """Over the row, of a word that looks at one."""
+        return 0 if self.kind == "elementwise" else 1 + _has(self.source, "second_sum")
+
+
+def _has(source: str, function: str) -> bool:
+    return re.search(rf"\b{function}\s*\(", source) is not None
 
 
 _DEFINED: dict[str, Definition] = {}
@@ -54,6 +64,7 @@ def define_word(
     *,
     source: str,
     reference: Callable[..., Tensor],
+    kind: str = "elementwise",
     parameters: Sequence[str] = (),
     operand: str | None = None,
     operand_name: str | None = None,
@@ -68,7 +79,7 @@ def define_word(
     """Adds a word to the vocabulary of this process, and checks it.
 
     From then on it may stand in every line, where it is part of the line's one kernel: compiled at first use for CUDA
-    by NVRTC and for the CPU by the system's compiler, and kept in the disk cache. A word of an operand's kind ``None``
+    by NVRTC and for the CPU by the system's compiler, and kept in the disk cache. An elementwise word without an operand
     may also stand in ``gate(...)``. One that is defined again takes the place of the first.
 
     Args:
@@ -78,15 +89,23 @@ def define_word(
             of x. ``L`` is a vector of consecutive numbers of a row, ``scalar`` one with the same number everywhere;
             plain numbers mix with both. Functions: docs/words.md. With an operand they take it as ``L`` behind x, and
             ``backward`` gives ``gradients<L>``, as in ``return {dx, doperand};``.
-        reference: the same in PyTorch, ``reference(x, *operand, *numbers)``, elementwise and differentiable. It is what
-            the word is checked against, and what runs where there is no compiler.
+            Those of a row word say what is summed over the row and what is made of it: ``template <class L> static L
+            sum(L x, scalar a)``, perhaps ``second_sum``, and ``template <class L> static L forward(L x, scalar sum,
+            scalar second_sum, scalar n, scalar a)``, n being the row's length. An ending has ``static scalar
+            number(scalar sum, scalar second_sum, scalar n, scalar a)`` in its place. Their gradient is derived.
+        reference: the same in PyTorch, ``reference(x, *operand, *numbers)``, differentiable: elementwise, over the last
+            dimension, or without it, of an ending. It is what the word is checked against, and what runs where there is
+            no compiler.
+        kind: ``"elementwise"``; ``"row"``, where a value depends on its whole row through one or two sums, of which one
+            or two numbers a row are saved for backward; or ``"ending"``, which gives one number a row of them, in
+            float32 (float64 of float64), and ends its line.
         parameters: names of the numbers that a line gives in parentheses, as in ``snake(0.5)``; all are required.
-        operand: ``None``, ``"column"`` (a tensor of shape [N], whose gradient is summed over rows) or ``"tensor"``
-            (x's shape, or broadcast to it).
+        operand: of an elementwise word, ``None``, ``"column"`` (a tensor of shape [N], whose gradient is summed over
+            rows) or ``"tensor"`` (x's shape, or broadcast to it).
         operand_name: in messages; ``"c"`` or ``"u"`` if not given.
-        formulas: how models write the word out, for ``fuse`` and ``explain``: an expression of ``x`` and the parameters
-            with ``+ - * / **`` and functions such as ``sin``; the first is also the formula in documentation.
-        targets: how models call it, for ``fuse`` and ``explain``: functions of x that Dynamo leaves in a graph, such as
+        formulas: how models write an elementwise word out, for ``fuse`` and ``explain``: an expression of ``x`` and the
+            parameters with ``+ - * / **`` and functions such as ``sin``; the first is also the formula in documentation.
+        targets: how models call an elementwise word, for ``fuse`` and ``explain``: functions of x that Dynamo leaves in a graph, such as
             ``F.logsigmoid`` and operators of ``torch.library``, and names of a tensor's methods. A module is found
             where it calls one of them.
         numbers: gives the numbers of a call of a target, ``numbers(*arguments, **keywords)`` of what stands behind x;
@@ -107,6 +126,7 @@ def define_word(
     """
     definition = Definition(
         name=name,
+        kind=kind,
         source=inspect.cleandoc(source) if isinstance(source, str) else source,
         reference=reference,
         parameters=tuple(parameters),
@@ -155,12 +175,12 @@ def _enter(definition: Definition) -> None:
     d = definition
     formula = d.formulas[0] if d.formulas else ""
     _native.define_word(
-        *(d.name, d.operand or "none", d.operand_name, d.parameters, d.flops, maps_zero_to_zero(d)),
-        *(formula, d.meaning, d.source),
+        *(d.name, d.kind, d.operand or "none", d.operand_name, d.parameters, d.sums, d.flops, maps_zero_to_zero(d)),
+        *(of_nothing(d), formula, d.meaning, d.source),
     )
     _DEFINED[d.name] = d
-    in_torch = references.InTorch(d.reference, d.targets, d.numbers, d.formulas)
-    references.add(d.name, in_torch, is_activation=d.operand is None)
+    in_torch = references.InTorch(reference_of(d), d.targets, d.numbers, d.formulas)
+    references.add(d.name, in_torch, is_activation=d.kind == "elementwise" and d.operand is None)
     autograd.forget_plans()
 
 
@@ -185,8 +205,12 @@ def _check_arguments(d: Definition) -> None:
         raise ValueError(f"define_word(): expected name to be letters, digits and underscores, but got {d.name!r}")
     if d.name not in _DEFINED and any(word.name == d.name for word in words()):
         raise ValueError(f"define_word(): '{d.name}' is a word of onepass")
+    if d.kind not in ("elementwise", "row", "ending"):
+        raise ValueError(f"define_word(): expected kind to be 'elementwise', 'row' or 'ending', but got {d.kind!r}")
     if d.operand not in (None, "column", "tensor"):
         raise ValueError(f"define_word(): expected operand to be None, 'column' or 'tensor', but got {d.operand!r}")
+    if d.operand is not None and d.kind != "elementwise":
+        raise ValueError(f"define_word(): operand is for elementwise words, but got {d.operand!r} with kind {d.kind!r}")
     for parameter in d.parameters:
         if not isinstance(parameter, str) or not parameter.isidentifier() or parameter == "x":
             raise ValueError(f"define_word(): expected parameters to be names other than x, but got {parameter!r}")
@@ -195,14 +219,15 @@ def _check_arguments(d: Definition) -> None:
             f"define_word(): expected example to have {len(d.parameters)} numbers, one a parameter, "
             f"but got {len(d.example)}"
         )
-    if not re.search(r"\bforward\s*\(", d.source):
-        raise WordError(f"define_word(): the source of '{d.name}' has no function 'forward'")
+    for function in {"elementwise": ("forward",), "row": ("sum", "forward"), "ending": ("sum", "number")}[d.kind]:
+        if not _has(d.source, function):
+            raise WordError(f"define_word(): the source of '{d.name}' has no function '{function}'")
     if len(d.domain) != 2 or not d.domain[0] < d.domain[1]:
         raise ValueError(f"define_word(): expected domain to be (least, most), but got {d.domain!r}")
     if len(d.flops) != 2 or not all(isinstance(n, int) and n > 0 for n in d.flops):
         raise ValueError(f"define_word(): expected flops to be two positive integers, but got {d.flops!r}")
-    if (d.formulas or d.targets) and d.operand is not None:
-        raise ValueError("define_word(): formulas and targets are for words without an operand")
+    if (d.formulas or d.targets) and (d.operand is not None or d.kind != "elementwise"):
+        raise ValueError("define_word(): formulas and targets are for elementwise words without an operand")
     for target in d.targets:
         if not callable(target) and not isinstance(target, str) or isinstance(target, type):
             raise TypeError(f"define_word(): expected targets to be functions or names of methods, but got {target!r}")

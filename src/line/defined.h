@@ -9,14 +9,21 @@
 
 namespace onepass::spec {
 
+// What it looks at: an element, or a row, of which it makes other values or one number.
+enum class defined_kind : int { elementwise, row, ending };
+
 struct defined_word {
   std::string name;
-  operand_kind operand = operand_kind::none;  // or column, or tensor
-  std::string operand_name;
+  defined_kind kind = defined_kind::elementwise;
+  operand_kind operand = operand_kind::none;  // or column, or tensor, of an elementwise word
+  std::string operand_name{};
   std::vector<std::string> parameters{};  // all of which a line must give
   int flops_forward = 1, flops_backward = 1;
   bool maps_zero_to_zero = false;
-  std::string formula, meaning;
+  int sums = 0;                 // over the row, one or two, of a word that looks at one
+  double of_nothing = 0;        // an ending's number of a row without elements
+  bool needs_elements = false;  // there is none
+  std::string formula{}, meaning{};
   std::string source;  // `forward` and perhaps `backward`, as members of a struct (onepass/word/user.h)
 };
 

@@ -7,6 +7,7 @@
 #include "src/cpu/row/common_lines.h"
 #include "src/cuda/row/group.h"
 #include "src/cuda/row/launch.h"
+#include "src/line/defined.h"
 #include "tests/cuda/imagined_call.h"
 #include "tests/kernel/device_memory.h"
 
@@ -438,6 +439,38 @@ TEST_F(EmulatedAnyLines, OfFunctionsAreTheCpus) {
     line_call("sigmoid | log | neg | sqrt", x, x, {10, 96}).expect_right();
   }
   line_call(functions, dtype::f32, dtype::f32, {20, 96}).expect_right();
+}
+
+// Of one and of two sums, by threads of a warp, of a block and of a cluster; or in parts.
+TEST_F(EmulatedAnyLines, OfUsersRowWordsAreTheCpus) {
+  spec::define({.name = "own_norm",
+                .kind = spec::defined_kind::row,
+                .parameters = {"eps"},
+                .sums = 2,
+                .source =
+                    "template <class L> static L sum(L x, scalar eps) { return x; }\n"
+                    "template <class L> static L second_sum(L x, scalar eps) { return x * x; }\n"
+                    "template <class L> static L forward(L x, scalar sum, scalar second, scalar n, scalar eps) {\n"
+                    "  const L mean = sum / n;\n"
+                    "  return (x - mean) * rsqrt(second / n - mean * mean + eps);\n}"});
+  spec::define({.name = "own_length",
+                .kind = spec::defined_kind::ending,
+                .sums = 1,
+                .source = "template <class L> static L sum(L x) { return x * x; }\n"
+                          "static scalar number(scalar sum, scalar n) { return sqrt(sum); }"});
+  const char* const both = "gelu | add | keep | own_norm(0.1) | scale | rms_norm(0.1) | own_norm(0.5) | bias";
+  const char* const numbers = "bias | own_length | logsumexp";
+  for (const line_case& of :
+       {line_case{both, dtype::f32, dtype::f32, {9, 64}}, line_case{both, dtype::bf16, dtype::bf16, {5, 1000}},
+        line_case{both, dtype::f32, dtype::f32, {2, 20000}}, line_case{both, dtype::f32, dtype::f32, {1, 300001}},
+        line_case{"own_norm(0.1) | scale", dtype::bf16, dtype::bf16, {20, 4096}},
+        line_case{"own_norm(0.1) | scale", dtype::bf16, dtype::bf16, {2, 65536}},
+        line_case{numbers, dtype::f32, dtype::f32, {7, 77}}, line_case{numbers, dtype::bf16, dtype::bf16, {3, 8192}},
+        line_case{"own_norm(0.1) | keep | own_length", dtype::f32, dtype::f32, {2, 2050}},
+        line_case{numbers, dtype::f32, dtype::f32, {1, 600000}}})
+    line_call(of.line, of.x, of.column, of.of).expect_right();
+  line_call("own_norm(0.1) | scale", dtype::f32, dtype::f32, {5, 256}).expect_right(true);
+  spec::undefine("own_norm"), spec::undefine("own_length");
 }
 
 // One number a row, alone and several of one pass, of rows that are held, in clusters, read twice and in parts.

@@ -69,6 +69,23 @@ TEST(defined, an_operand_makes_it_affine) {
   undefine("halved");
 }
 
+TEST(defined, a_row_word_saves_its_sums) {
+  defined_word word = half("halved", operand_kind::none, {"a"});
+  word.kind = defined_kind::row, word.sums = 2;
+  const descriptor* about = define(word);
+  EXPECT_EQ(about->kind, word_kind::row);
+  EXPECT_EQ(find(activations(), "halved"), nullptr);
+  const line of = parse("halved(2) | scale | halved(3)");
+  EXPECT_EQ(of.row_words, (std::vector<int>{0, 2}));
+  EXPECT_EQ(of.statistics(dtype::bf16), 4);
+  EXPECT_TRUE(backward_reads(of).x && backward_reads(of).statistics);
+  undefine("halved");
+  word.kind = defined_kind::ending, word.sums = 1;
+  EXPECT_EQ(define(word)->sums, 0);
+  EXPECT_TRUE(parse("halved(2)").result(0).is_number());
+  undefine("halved");
+}
+
 TEST(defined, another_source_is_another_type) {
   define(half("halved", operand_kind::none, {}));
   const line first = parse("halved");

@@ -319,6 +319,12 @@ struct segment {
   static constexpr int keeps = larger(Post::keeps, number + 1);
 };
 
+// A row word's numbers among the line's.
+template <class Segment>
+ONEPASS_FUNCTION const double* numbers_of_word(const double* of_line) {
+  return of_line + larger(Segment::row_parameter, 0);
+}
+
 template <int I, class First, class... More>
 struct nth {
   using type = typename nth<I - 1, More...>::type;
@@ -378,18 +384,37 @@ struct saved_numbers {
 template <class Line, int I, class L, class T, class Cursor>
 ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at);
 
+// A row word's result, from its value in backward: the result itself, or what entered it.
+template <class Row, class L, class T>
+ONEPASS_FUNCTION L result_of(L value, word::row_numbers<T> saved) {
+  if constexpr (word::is_of_sums<Row>) return Row::recompute(value, saved);
+  else return value;
+}
+
+// Adds the terms of a value and its result's gradient to the sums over a row that backward needs.
+template <class Row, class L, class T>
+ONEPASS_FUNCTION void add_row_terms(L value, L dz, word::row_numbers<T> saved, word::terms<L>& to) {
+  if constexpr (word::is_of_sums<Row>) Row::add_terms(value, dz, saved, to);
+  else Row::add_terms(value, dz, to);
+}
+
 // The value that enters row word I, recomputed from x.
 template <class Line, int I, class L, class T, class Cursor>
 ONEPASS_FUNCTION L value_before(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at) {
   if constexpr (I == 0) return Line::pre::recompute(x, at);
   else return Line::template segment_at<I - 1>::post::recompute(row_result<Line, I - 1>(x, saved, at), at);
 }
-// Row word I's result in backward, recomputed from x, or the result itself.
+// Row word I's value in backward, recomputed from x: its result, or what entered it; or the result itself is x.
 template <class Line, int I, class L, class T, class Cursor>
-ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at) {
+ONEPASS_FUNCTION L row_value(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at) {
   using row = typename Line::template segment_at<I>::row;
   if constexpr (is_resumed<row>) return x;
+  else if constexpr (word::is_of_sums<row>) return value_before<Line, I>(x, saved, at);
   else return row::recompute(value_before<Line, I>(x, saved, at), saved.of[I]);
+}
+template <class Line, int I, class L, class T, class Cursor>
+ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at) {
+  return result_of<typename Line::template segment_at<I>::row>(row_value<Line, I>(x, saved, at), saved.of[I]);
 }
 
 // The gradient of what entered a row word.
@@ -401,13 +426,14 @@ ONEPASS_FUNCTION L gradient_before(L z, L dz, word::row_numbers<T> saved, word::
   else return du;
 }
 
-// z, the result of row word I, and its gradient, of one lane in backward. dy: the gradient at its segment's end.
+// z, row word I's value, and its result's gradient, of one lane in backward. dy: the gradient at its segment's end.
 template <class Line, int I, class L, class Cursor, class T>
 ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, const saved_numbers<T, Line::segments>& saved, L dy) {
   L x{};
   if constexpr (!Line::pre::resumes) x = at.x();
-  const L z = row_result<Line, I>(x, saved, at);
-  return {z, Line::template segment_at<I>::post::backward(z, dy, at)};
+  using segment = typename Line::template segment_at<I>;
+  const L z = row_value<Line, I>(x, saved, at);
+  return {z, segment::post::backward(result_of<typename segment::row>(z, saved.of[I]), dy, at)};
 }
 // Of the last.
 template <class Line, class L, class Cursor, class T>

@@ -2,8 +2,7 @@
 //
 // A kernel hands them a Row with
 //   inverse_columns()       1 / the row's length
-//   sum(f), sum_pair(f)     the CPU's alone, for moments_in_two_passes: sums over the row of f(value), f from lane to
-//                           lane or to terms; the same in every lane
+//   sum(f), sum_pair(f)     sums over the row of f(value), f from lane to lane or to terms
 //   squares()               Σ value²
 //   moments()               mean, what rounding took from it, and variance. Where Row::kCentred, each value has a shift
 //                           near the mean subtracted already, and `saved.first` is the mean minus that shift
@@ -41,6 +40,16 @@ struct row_numbers {  // saved per row; the third where x has more than 16 bits
   T first, second, third = T(0);
   T gradient = T(0);  // in backward, of the number that an ending gives; of one with a target, the target's own
   target at = {};     // in backward
+  // Of a row word that is made of sums: the line's numbers that are the word's, and the row's length.
+  const double* numbers = nullptr;
+  T columns = T(0);
+};
+
+// A user's row word (word/user.h): what is saved are sums over the row, and where others hold their result in backward,
+// it holds the value before.
+template <class Row>
+inline constexpr bool is_of_sums = requires {
+  Row::kIsOfSums;
 };
 template <class T>
 struct row_moments {

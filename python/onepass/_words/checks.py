@@ -59,9 +59,28 @@ def check(word: Definition) -> Report:
     return report
 
 
+def reference_of(word: Definition) -> Callable[..., Tensor]:
+    """The reference; of an ending in the dtype of its numbers."""
+    if word.kind != "ending":
+        return word.reference
+    return lambda x, *numbers: word.reference(x if x.dtype == torch.float64 else x.float(), *numbers)
+
+
+def of_nothing(word: Definition) -> float | None:
+    """An ending's number of a row without elements, where the reference has one."""
+    if word.kind != "ending":
+        return 0.0
+    try:
+        return float(word.reference(torch.empty(1, 0, dtype=torch.float64), *word.example))
+    except Exception:  # a user's code; what is wrong with it is said when it is compared
+        return None
+
+
 def maps_zero_to_zero(word: Definition) -> bool:
     """Whether the reference has it so, with a finite derivative, for the numbers of the example and others, and for
     operands of the domain."""
+    if word.kind != "elementwise":
+        return False
     least, most = word.domain
     drawn = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * (most - least) + least
     operands = [] if word.operand is None else [drawn]
@@ -219,18 +238,20 @@ def _compare(word: Definition, text: str, device: str, report: Report) -> None:
 
 
 def _reference(word: Definition, tensors: list[Tensor]) -> Tensor:
-    result = word.reference(*tensors, *word.example)
-    if not isinstance(result, Tensor) or result.shape != tensors[0].shape:
+    result = reference_of(word)(*tensors, *word.example)
+    shape = SHAPE[:-1] if word.kind == "ending" else SHAPE
+    if not isinstance(result, Tensor) or result.shape != shape:
         got = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        raise WordError(f"define_word(): expected reference to give a tensor of x's shape {list(SHAPE)}, but got {got}")
+        of = "one number a row, shape" if word.kind == "ending" else "a tensor of x's shape"
+        raise WordError(f"define_word(): expected reference to give {of} {list(shape)}, but got {got}")
     return result
 
 
 def _agree(word, ours, theirs, exact, x, dtype, device, report) -> None:
     if not exact.isfinite().all():
-        at = x[~exact.isfinite()][0].item()
+        wrong = ~exact.isfinite()
         raise WordError(
-            f"define_word(): the reference of '{word.name}' is {exact[~exact.isfinite()][0].item()} at x = {at:.6g}; "
+            f"define_word(): the reference of '{word.name}' is {exact[wrong][0].item()} at {_where(word, x, wrong)}; "
             f"domain and example say where it is checked"
         )
     largest = exact.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
@@ -238,9 +259,16 @@ def _agree(word, ours, theirs, exact, x, dtype, device, report) -> None:
     off = torch.where(off.isnan(), torch.inf, off)
     allowed = 2 * (theirs - exact).abs().max() + ULPS[dtype] * torch.finfo(dtype).eps * largest
     if not off.max() <= allowed:
-        given, wanted, got = (t.flatten()[off.argmax()].item() for t in (x, exact, ours))
+        wanted, got = (t.flatten()[off.argmax()].item() for t in (exact, ours))
         raise WordError(
-            f"define_word(): '{word.name}' is not its reference on {device}, {dtype}: at x = {given:.6g} expected "
-            f"{wanted:.9g}, got {got:.9g}"
+            f"define_word(): '{word.name}' is not its reference on {device}, {dtype}: at "
+            f"{_where(word, x, off == off.max())} expected {wanted:.9g}, got {got:.9g}"
         )
     report.errors[device, str(dtype).removeprefix("torch.")] = (off.max() / largest).item()
+
+
+def _where(word: Definition, x: Tensor, found: Tensor) -> str:
+    """The first place that was found, in words."""
+    if word.kind == "ending":
+        return f"row {found.nonzero()[0].item()}"
+    return f"x = {x[found][0].item():.6g}"

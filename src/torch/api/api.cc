@@ -178,20 +178,28 @@ const char* onepass_dtypes() {
   });
 }
 
-const char* onepass_define_word(const char* name, const char* operand, const char* operand_name, const char* parameters,
-                                int flops_forward, int flops_backward, bool maps_zero_to_zero, const char* formula,
+const char* onepass_define_word(const char* name, const char* kind, const char* operand, const char* operand_name,
+                                const char* parameters, int sums, int flops_forward, int flops_backward,
+                                bool maps_zero_to_zero, bool needs_elements, double of_nothing, const char* formula,
                                 const char* meaning, const char* source) {
   return answer([&](json& out) {
     using onepass::operand_kind;
-    const std::string_view kind = operand;
+    using onepass::spec::defined_kind;
+    const std::string_view looks_at = kind, takes = operand;
     onepass::spec::defined_word word{.name = name,
-                                     .operand = kind == "column"   ? operand_kind::column
-                                                : kind == "tensor" ? operand_kind::tensor
-                                                                   : operand_kind::none,
+                                     .kind = looks_at == "row"      ? defined_kind::row
+                                             : looks_at == "ending" ? defined_kind::ending
+                                                                    : defined_kind::elementwise,
+                                     .operand = takes == "column"   ? operand_kind::column
+                                                : takes == "tensor" ? operand_kind::tensor
+                                                                    : operand_kind::none,
                                      .operand_name = operand_name,
                                      .flops_forward = flops_forward,
                                      .flops_backward = flops_backward,
                                      .maps_zero_to_zero = maps_zero_to_zero,
+                                     .sums = sums,
+                                     .of_nothing = of_nothing,
+                                     .needs_elements = needs_elements,
                                      .formula = formula,
                                      .meaning = meaning,
                                      .source = source};

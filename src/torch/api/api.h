@@ -8,10 +8,11 @@
 // Every result is valid until the calling thread's next call. Errors come back as {"error": kind, "message": text}.
 ONEPASS_API const char* onepass_words();
 // A user's word (src/line/defined.h); operand: "none", "column" or "tensor"; parameters with commas.
-ONEPASS_API const char* onepass_define_word(const char* name, const char* operand, const char* operand_name,
-                                            const char* parameters, int flops_forward, int flops_backward,
-                                            bool maps_zero_to_zero, const char* formula, const char* meaning,
-                                            const char* source);
+ONEPASS_API const char* onepass_define_word(const char* name, const char* kind, const char* operand,
+                                            const char* operand_name, const char* parameters, int sums,
+                                            int flops_forward, int flops_backward, bool maps_zero_to_zero,
+                                            bool needs_elements, double of_nothing, const char* formula,
+                                            const char* meaning, const char* source);
 ONEPASS_API const char* onepass_undefine_word(const char* name);
 ONEPASS_API const char* onepass_dtypes();  // PyTorch's names, number 1 first
 ONEPASS_API const char* onepass_describe(const char* line);

@@ -167,7 +167,9 @@ template <class T, class Segment, class Row>
 ONEPASS_FUNCTION word::row_numbers<T> statistics(Row& row, const arguments& a, int64 at) {
   using row_word = typename Segment::row;
   const T parameter = row_parameter<T, Segment>(a);
-  if constexpr (target_operand<row_word> < 0) {
+  if constexpr (word::is_of_sums<row_word>) {
+    return row_word::statistics(row, numbers_of_word<Segment>(a.parameter), static_cast<T>(a.columns));
+  } else if constexpr (target_operand<row_word> < 0) {
     return row_word::statistics(row, parameter);
   } else {
     constexpr int kFirst = Segment::row_parameter;
@@ -205,6 +207,8 @@ ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, const 
   if (numbers > 0) saved.first = own[row];
   if (numbers > 1) saved.second = own[a.rows + row];
   if (numbers > 2) saved.third = own[2 * a.rows + row];
+  if constexpr (word::is_of_sums<row_word>)
+    saved.numbers = numbers_of_word<segment>(a.parameter), saved.columns = static_cast<T>(a.columns);
   if constexpr (gives_number<row_word>) saved.gradient = at.template number_gradient<segment::number>();
   if constexpr (target_operand<row_word> >= 0) {
     constexpr int kFirst = segment::row_parameter;
@@ -309,7 +313,7 @@ ONEPASS_FUNCTION word::pair<T> earlier_gradients(const arguments& a, Cursor& at,
       store_lane(here.second, dz_row + c);
       L dz = here.second;
       if (HWY_UNLIKELY(count < lanes<L>())) dz = where(first_n<L>(count), dz, L(T(0)));
-      Line::template segment_at<I>::row::add_terms(here.first, dz, total);
+      add_row_terms<typename Line::template segment_at<I>::row>(here.first, dz, saved.of[I], total);
     });
     return earlier_gradients<T, Line, I - 1>(a, at, saved, {sum_lanes(total.first), sum_lanes(total.second)}, z_row,
                                              dz_row);
@@ -332,7 +336,7 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Cursor& at, Curso
     }
     L dz = here.second;
     if (HWY_UNLIKELY(count < lanes<L>())) dz = where(first_n<L>(count), dz, L(T(0)));
-    Line::row::add_terms(here.first, dz, total);
+    add_row_terms<typename Line::row>(here.first, dz, saved.of[Line::segments - 1], total);
   });
   const word::pair<T> sums = earlier_gradients<T, Line, Line::segments - 2>(
       a, at, saved, {sum_lanes(total.first), sum_lanes(total.second)}, z_row, dz_row);

@@ -305,7 +305,7 @@ ONEPASS_FUNCTION void finish_vector(const arguments& a, cursor<Config, Line>& at
   if constexpr (Line::pre::needs_input) x = at.x();
   at.store_dx(Line::pre::backward(x, du, at));
   if constexpr (Config::kWantsRecompute && Line::segments == 1)
-    at.store_recomputed(Line::post::recompute(here.first, at));
+    at.store_recomputed(Line::post::recompute(result_of<first>(here.first, saved), at));
 }
 
 // Backward of the segments before the last, down to the first: in `held` come the result of row word I + 1 and its
@@ -330,7 +330,7 @@ ONEPASS_FUNCTION void earlier_gradients(const arguments& a, int across, Threads&
           gradient_before<behind>(held[k].first, held[k].second, saved.of[I + 1],
                                   word::pair<T>{totals.v[0], totals.v[1]}, static_cast<T>(a.inverse_columns), at);
       held[k] = value_and_gradient<Line, I, L>(at, saved, du);
-      add_terms<segment>(held[k], count, total);
+      add_terms<segment>(held[k], saved.of[I], count, total);
     });
     totals = threads.reduce(Numbers{{sum_lanes(total.first), sum_lanes(total.second)}}, plus());
     earlier_gradients<Config, Line, I - 1>(a, across, threads, at, held, sums, saved, totals);
@@ -424,9 +424,10 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
           at.set_sums(sums[k]);
           const word::terms<L> here = value_and_gradient<Line, L>(at, saved);
           if constexpr (!Config::kRecomputes) held[k] = here;
+          const word::row_numbers<T> saved_of_last = saved.of[Line::segments - 1];
           if constexpr (Config::kWantsRecompute && Line::segments > 1)
-            at.store_recomputed(Line::post::recompute(here.first, at));
-          add_terms<Line>(here, count, total);
+            at.store_recomputed(Line::post::recompute(result_of<typename Line::row>(here.first, saved_of_last), at));
+          add_terms<Line>(here, saved_of_last, count, total);
         });
         plus combine;
         totals.v[0] = sum_lanes(total.first);
@@ -435,6 +436,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
         return saved;
       },
       [&](int64 place, int stage, saved_type saved) {
+        if constexpr (Config::kAhead) set_numbers<Line>(a, saved);
         if constexpr (kTotals > 0) totals = threads.receive(totals, plus());
         const int64 row = thread.row(place);
         at.set_row(row, exists(row));

@@ -147,7 +147,7 @@ ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
     for_vectors<Config>(a, static_cast<int>(threadIdx.x), first, [&](int, typename Config::index column, int count) {
       at.set_column(column, count);
       const word::terms<L> here = value_and_gradient<Line, I, L>(at, saved, sums, static_cast<T>(a.inverse_columns));
-      add_terms<segment>(here, count, total);
+      add_terms<segment>(here, saved.of[I], count, total);
     });
   }
   let_next_kernel_begin();

@@ -42,6 +42,7 @@ class thread_row {
  public:
   using T = typename Config::arithmetic;
   using vector = pack<T, Config::kVectorSize>;
+  using lane = vector;
   static constexpr bool kHeld = Threads::kAtOnce && !Config::kRecomputes, kCentred = kHeld;
 
   ONEPASS_FUNCTION thread_row(const arguments& a, int across, Threads& threads, vector* held, const Value& value,
@@ -99,11 +100,27 @@ class thread_row {
   ONEPASS_FUNCTION word::pair<T> exponentials() { return exponentials_sum<kHeld>(); }
   ONEPASS_FUNCTION word::pair<T> sum_of_exponentials() { return exponentials_sum<false>(); }
   ONEPASS_FUNCTION T total() {
+    return sum([](vector u) { return u; });
+  }
+  template <class F>
+  ONEPASS_FUNCTION T sum(const F& f) {
     vector sum(T(0));
     each([&](int k, typename Config::index column, int count) {
-      sum = sum + where(first_n<vector>(count), value_(k, column, count), vector(T(0)));
+      sum = sum + where(first_n<vector>(count), f(value_(k, column, count)), vector(T(0)));
     });
     return threads_.reduce(numbers<T, 1>{{sum_lanes(sum)}}, plus()).v[0];
+  }
+  template <class F>
+  ONEPASS_FUNCTION word::pair<T> sum_pair(const F& f) {
+    const vector none(T(0));
+    word::terms<vector> sums{none, none};
+    each([&](int k, typename Config::index column, int count) {
+      const word::terms<vector> here = f(value_(k, column, count));
+      const auto present = first_n<vector>(count);
+      sums = sums + word::terms<vector>{where(present, here.first, none), where(present, here.second, none)};
+    });
+    const auto all = threads_.reduce(numbers<T, 2>{{sum_lanes(sums.first), sum_lanes(sums.second)}}, plus());
+    return {all.v[0], all.v[1]};
   }
   ONEPASS_FUNCTION T largest_magnitude() {
     T best = T(0);
@@ -163,8 +180,10 @@ class thread_row {
     return {shift_of(all.v[0]), all.v[1], all.v[2]};
   }
   // What forward takes with the values that are held now.
+  template <class Row>
   ONEPASS_FUNCTION word::row_numbers<T> for_held(word::row_numbers<T> saved) const {
-    return {held_are_centred_ ? held_centre_ : saved.first, saved.second * held_factor_};
+    if constexpr (word::is_of_sums<Row>) return saved;
+    else return {held_are_centred_ ? held_centre_ : saved.first, saved.second * held_factor_};
   }
 
  private:
@@ -261,22 +280,24 @@ ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
   thread_row<Config, Threads, Value> of_row(a, across, threads, held, value, first);
   using row_word = typename Segment::row;
   word::row_numbers<T> saved;
-  if constexpr (target_operand<row_word> < 0) {
+  if constexpr (word::is_of_sums<row_word>) {
+    saved = row_word::statistics(of_row, numbers_of_word<Segment>(a.parameter), static_cast<T>(a.columns));
+  } else if constexpr (target_operand<row_word> < 0) {
     saved = row_word::statistics(of_row, parameter);
   } else {
     const word::target at = row_target<Config, row_word>(a, row).of(Segment::row_parameter);
     saved = row_word::statistics(of_row, parameter, at, a.parameter + Segment::row_parameter);
   }
-  return {saved, of_row.for_held(saved)};
+  return {saved, of_row.template for_held<row_word>(saved)};
 }
 
 // Adds the terms of a vector's first `count` elements to the sums of a row in backward. Segment: a line's, or the line
 // in the place of its last.
-template <class Segment, class L>
-ONEPASS_FUNCTION void add_terms(word::terms<L> here, int count, word::terms<L>& to) {
+template <class Segment, class L, class T>
+ONEPASS_FUNCTION void add_terms(word::terms<L> here, word::row_numbers<T> saved, int count, word::terms<L>& to) {
   const auto present = first_n<L>(count);
   const L none(0);
-  Segment::row::add_terms(where(present, here.first, none), where(present, here.second, none), to);
+  add_row_terms<typename Segment::row>(where(present, here.first, none), where(present, here.second, none), saved, to);
 }
 
 // What statistics are saved, [statistics][rows], those of row word I behind those of the row words before it. X: x's
@@ -306,6 +327,15 @@ ONEPASS_FUNCTION word::row_numbers<T> saved_of(const arguments& a, int64 row) {
   if constexpr (kNumbers > 2) saved.third = statistics[2 * a.rows + row];
   return saved;
 }
+// What row words of sums take besides the sums. A kernel that reads one row ahead of another sets it again: carried
+// from one to the next, the pointer is no longer known to be one to the arguments, which then are copied to memory.
+template <class Line, int I = 0, class T>
+ONEPASS_FUNCTION void set_numbers(const arguments& a, saved_numbers<T, Line::segments>& to) {
+  using segment = typename Line::template segment_at<I>;
+  if constexpr (word::is_of_sums<typename segment::row>)
+    to.of[I].numbers = numbers_of_word<segment>(a.parameter), to.of[I].columns = static_cast<T>(a.columns);
+  if constexpr (I + 1 < Line::segments) set_numbers<Line, I + 1>(a, to);
+}
 // Of row words [I, End), in backward with the gradients of the numbers that endings give; of a row past the last one
 // nothing is read.
 template <class Config, class Line, bool Backward, int I = 0, int End = Line::segments, class T>
@@ -322,6 +352,7 @@ ONEPASS_FUNCTION void read_saved(const arguments& a, int64 row, saved_numbers<T,
         segment::row::prepared(to.of[I], at, a.parameter + segment::row_parameter, static_cast<T>(a.inverse_columns));
   }
   if constexpr (I + 1 < End) read_saved<Config, Line, Backward, I + 1, End>(a, row, to);
+  if constexpr (I == 0) set_numbers<Line>(a, to);
 }
 template <class Config, class Line, bool Backward>
 ONEPASS_FUNCTION auto all_saved_of(const arguments& a, int64 row) {
