@@ -177,8 +177,8 @@ def _viewed(graph: fx.Graph, chain: Chain) -> list[fx.Node]:
 def _turned(graph: fx.Graph, chain: Chain, order: tuple[int, ...]) -> list[fx.Node]:
     """What the chain takes, with the result's dimensions in this order; columns as they are."""
     inputs = []
-    for node, kind, met in zip(chain.inputs, ("tensor", *chain.kinds), chain.orders or ((),) * len(chain.inputs)):
-        value, to = value_of(node), permuted(met, order)
+    for node, kind, own in zip(chain.inputs, ("tensor", *chain.kinds), chain.orders or ((),) * len(chain.inputs)):
+        value, to = value_of(node), permuted(own, order)
         if (kind != "column" or value.dim() > 1) and to != tuple(range(len(order))):
             for _ in range(len(order) - value.dim()):
                 node = _new(graph, "unsqueeze", node, 0)
