@@ -34,7 +34,7 @@ CORPUS = {
 t1 = F.rms_norm(x1.view(2, -1, 3, 8), (8,), x2, 1e-6)
 t2 = t1.transpose(1, 2)
 t3 = rotated(t2, x3.unsqueeze(1), x4.unsqueeze(1))
-t4 = F.scaled_dot_product_attention(t3, t3, t2)""",
+t4 = F.scaled_dot_product_attention(t3, t3, t3)""",
         "t4",
     ),
     "a value before a permutation that is overwritten behind it": written(
