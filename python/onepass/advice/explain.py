@@ -108,7 +108,7 @@ def _operator(part: Part, chain: Chain | None, profile: Profile) -> Operator:
     return Operator(name, shapes[0], part.forward, part.backward, bound, why, None if chain is None else chain.line)
 
 
-MOVING = ("same", "view", "swapped")
+MOVING = ("same", "view", "permuted", "swapped")
 
 
 def bound_of(price: Price, profile: Profile) -> tuple[str, str]:

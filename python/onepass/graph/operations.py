@@ -271,9 +271,32 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     return (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def _swapped(input, dim0, dim1):
+def _transposed(input, dim0, dim1):
+    """Of the last two dimensions "swapped", of others "permuted"."""
     dims = value_of(input).dim()
-    return (input,) if {dim0 % dims, dim1 % dims} == {dims - 1, dims - 2} else None
+    if dims < 2:
+        return None
+    order = list(range(dims))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return Operation("swapped", (input,)) if order[-1] == dims - 2 else _permuted(input, order)
+
+
+def _permuted(input, *order, dims=()):
+    """With the dimensions before the last in another order: rows stand elsewhere, and are what they were."""
+    order = dims or (order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order)
+    last = value_of(input).dim() - 1
+    order = tuple(dim % (last + 1) for dim in order)
+    return Operation("permuted", (input, order)) if order and order[-1] == last else None
+
+
+def _with_dims_moved(input, source, destination):
+    dims = value_of(input).dim()
+    from_to = [[at] if isinstance(at, int) else at for at in (source, destination)]
+    moves = sorted((to % dims, dim % dims) for dim, to in zip(*from_to)) if dims else []
+    order = [dim for dim in range(dims) if all(dim != moved for _, moved in moves)]
+    for to, dim in moves:
+        order.insert(to, dim)
+    return _permuted(input, order)
 
 
 def _is_last(input: fx.Node, dim: Any) -> bool:
@@ -307,7 +330,12 @@ _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "addmm": (_addmm, (torch.addmm,)),
     "matmul": (lambda input, other: (input, other), (torch.matmul, operator.matmul, "matmul", torch.bmm)),
     "attention": (_attention, (F.scaled_dot_product_attention, _nn.scaled_dot_product_attention)),
-    "swapped": (_swapped, ("transpose", torch.transpose, "swapaxes")),
+    "swapped": (
+        _transposed,
+        ("transpose", torch.transpose, "swapaxes", torch.swapaxes, "swapdims", torch.swapdims),
+    ),
+    "permuted": (_permuted, ("permute", torch.permute)),
+    "dims_moved": (_with_dims_moved, ("movedim", torch.movedim, "moveaxis", torch.moveaxis)),
     "moved": (
         _moved,
         (
@@ -319,4 +347,4 @@ _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 _READERS = {name: reader for name, (reader, _) in _TABLE.items()}
 OTHERS = {target: name for name, (_, targets) in _TABLE.items() for target in targets}
 
-_ALLOCATES = frozenset(_TABLE) - {"swapped", "moved", "dropout"}
+_ALLOCATES = frozenset(_TABLE) - {"swapped", "permuted", "dims_moved", "moved", "dropout"}

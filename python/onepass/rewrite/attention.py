@@ -21,7 +21,7 @@ def with_products(chain: Chain) -> Chain:
     """A chain of softmax with the product of queries and keys that gives its input, and that of its weights and the
     values, where these are what it looks like; else as it is."""
     has_softmax = any("is_softmax" in about(word).properties for word in chain.words)
-    if not has_softmax or value_of(chain.x).dim() < 3 or chain.is_viewed:
+    if not has_softmax or value_of(chain.x).dim() < 3 or chain.is_viewed or chain.orders:
         return chain
     scored = _with_scores(chain)
     return next((way for way in (_with_values(scored), scored) if way.is_line), chain)

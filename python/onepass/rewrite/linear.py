@@ -56,7 +56,7 @@ def begins_in_cache(chain: Chain, profile: Profile, training: bool) -> bool:
     """Whether what the chain begins with is the result of a linear layer that a line computes in panels, of which
     nobody else has need: then it never leaves a core's cache."""
     layer = _layer(chain.x)
-    if layer is None or not set(chain.x.users) <= chain.nodes or not _joined(layer, chain).is_line:
+    if layer is None or chain.orders or not set(chain.x.users) <= chain.nodes or not _joined(layer, chain).is_line:
         return False
     return prices.has_own_product(layer, profile, training)
 
@@ -66,8 +66,9 @@ def with_linear_layers(
 ) -> list[Chain]:
     """Chains that end with a norm, joined with the linear layer behind it and the chain behind that, where a strategy
     of `linear` is predicted to be faster than the library's product between two kernels. On the CPU other layers, too,
-    with the chain behind them; not in training, where backward takes the library's products."""
-    order, of_input = Order(graph), {chain.x: chain for chain in found}
+    with the chain behind them; not in training, where backward takes the library's products. Chains that permute rows
+    stay apart: the product would have to."""
+    order, of_input = Order(graph), {chain.x: chain for chain in found if not chain.orders}
     joined, taken = [], set()
 
     def take(longer: Chain) -> None:
@@ -75,7 +76,7 @@ def with_linear_layers(
         taken.update(id(other) for other in found if other.nodes <= longer.nodes)
 
     for chain in found:
-        longer = _with_linear(chain, of_input) if chain.has("row") else None
+        longer = _with_linear(chain, of_input) if chain.has("row") and not chain.orders else None
         if longer is not None and order.place(longer) and is_faster(longer, device, profile, training):
             take(longer)
     claimed = {node for chain in joined for node in chain.nodes}

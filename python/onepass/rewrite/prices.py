@@ -113,7 +113,7 @@ def of_line(
 
 
 PRODUCTS = ("linear", "addmm", "matmul")
-VIEWS = ("same", "view", "swapped")
+VIEWS = ("same", "view", "permuted", "swapped")
 """They are done beside a line, too: some copy."""
 
 

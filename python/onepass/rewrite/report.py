@@ -51,7 +51,7 @@ class Fused:
             chain.line,
             sizes(value),
             str(value.dtype).removeprefix("torch."),
-            sum((op := operation(node)) is None or op.name not in ("same", "view") for node in chain.nodes),
+            sum((op := operation(node)) is None or op.name not in ("same", "view", "permuted") for node in chain.nodes),
             (before.bytes, after.bytes),
             (before.kernels, after.kernels),
             (before.seconds, after.seconds),

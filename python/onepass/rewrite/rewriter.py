@@ -12,7 +12,7 @@ from onepass.call import fused
 from onepass.graph.effects import detached, evaluated
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.line import _parse
-from onepass.rewrite.find.chains import Chain, Order, is_column
+from onepass.rewrite.find.chains import Chain, Order, inverse, is_column, permuted
 
 __all__ = ["is_bias", "put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
 
@@ -127,7 +127,7 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
         call = graph.call_function(fused, (chain.line,))  # what it takes goes before it, what it gives behind it
     with graph.inserting_before(call):
         inputs = _viewed(graph, chain) if chain.is_viewed else chain.inputs
-        if turned != as_it_is:
+        if turned != as_it_is or chain.orders:
             inputs = _turned(graph, chain, turned)
     call.args = (chain.line, *inputs)
     values = [detached(value_of(node)) for node in chain.results]
@@ -135,7 +135,7 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
     given = [value.reshape(*leading, value.shape[-1]).permute(turned) for value in values]
     one, keeps_before = not chain.has("keep"), _parse(chain.line).keeps_before
     call.meta = {"example_value": given[0] if one else tuple(given)}
-    back = tuple(sorted(range(len(turned)), key=turned.__getitem__))
+    back = inverse(turned)
     after = call
     for i, (node, value) in enumerate(zip(chain.results, values)):
         result = call
@@ -175,14 +175,14 @@ def _viewed(graph: fx.Graph, chain: Chain) -> list[fx.Node]:
 
 
 def _turned(graph: fx.Graph, chain: Chain, order: tuple[int, ...]) -> list[fx.Node]:
-    """What the chain takes, with dimensions in another order; columns as they are."""
+    """What the chain takes, with the result's dimensions in this order; columns as they are."""
     inputs = []
-    for node, kind in zip(chain.inputs, ("tensor", *chain.kinds)):
-        value = value_of(node)
-        if kind != "column" or value.dim() > 1:
-            if value.dim() < len(order):
-                node = _new(graph, "reshape", node, (1,) * (len(order) - value.dim()) + tuple(value.shape))
-            node = _new(graph, "permute", node, order)
+    for node, kind, own in zip(chain.inputs, ("tensor", *chain.kinds), chain.orders or ((),) * len(chain.inputs)):
+        value, to = value_of(node), permuted(own, order)
+        if (kind != "column" or value.dim() > 1) and to != tuple(range(len(order))):
+            for _ in range(len(order) - value.dim()):
+                node = _new(graph, "unsqueeze", node, 0)
+            node = _new(graph, "permute", node, to)
         inputs.append(node)
     return inputs
 

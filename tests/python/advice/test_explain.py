@@ -59,6 +59,8 @@ def test_decoders_without_memory(name):
     with torch.no_grad():
         explained = onepass.explain(model.to("meta"), **{k: _on_meta(v) for k, v in inputs.items()}, device="h200")
     assert any("norm" in advice.line for advice in explained.lines)
+    heads = [advice.line for advice in explained.lines if "rope" in advice.line]
+    assert heads == {"llama": ["rope"] * 4, "qwen3": ["rms_norm(1e-06) | scale | rope"] * 4}.get(name, [])
 
 
 def _on_meta(value):

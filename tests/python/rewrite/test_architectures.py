@@ -17,11 +17,11 @@ from onepass.rewrite import fuse as fusing
 RELATIVE = 1e-9
 """Of a tensor's largest number. Float64's rounding leaves 1e-13; a bias left out, or a part of a gradient, 1e-2."""
 ALWAYS = (
-    *("DeBERTa", "GPT-Neo", "BLOOM", "MPT", "Llama", "Llama 4", "Mamba 2"),
+    *("DeBERTa", "GPT-Neo", "BLOOM", "MPT", "Llama", "Llama 4", "Qwen 3", "Mamba 2"),
     *("Swin v2", "ConvNeXt v2", "VideoMAE", "SpeechT5", "Stable Diffusion 3"),
 )
-"""Of each kind one: relative positions, windows, ALiBi, rotations, experts, states, convolutions, permuted results, two
-streams. A minute of a core."""
+"""Of each kind one: relative positions, windows, ALiBi, rotations, experts, norms of heads, states, convolutions,
+permuted results, two streams. A minute of a core."""
 DRAWS = {"BigBird"}
 """Draws blocks by NumPy while it trains, others when it is captured than when it runs: its gradients are asked for in
 evaluation mode."""

@@ -73,6 +73,7 @@ EXPECTED = {
     },
     "gpt2": {"bias | gelu_tanh", "bias | add | keep | layer_norm(1e-05) | scale | bias"},
     "llama": {"rms_norm(1e-06) | scale", "add | keep | rms_norm(1e-06) | scale", "gate(silu)"},
+    "qwen3": {"rms_norm(1e-06) | scale | rope", "add | keep | rms_norm(1e-06) | scale", "gate(silu)"},
     "t5": {"rms_norm(1e-06) | scale", "add | keep | rms_norm(1e-06) | scale", "gate(gelu_tanh)"},
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from onepass.line import _parse
 from onepass.rewrite.find.steps import Step, steps
 from onepass.word import about
 
-__all__ = ["Chain", "Order", "apart", "chains", "is_column", "lies_as", "with_less_saved"]
+__all__ = ["Chain", "Order", "apart", "chains", "inverse", "is_column", "lies_as", "permuted", "with_less_saved"]
 
 LONGEST_FORMULA = 10
 """Nodes from x to the result."""
@@ -39,7 +39,9 @@ class Chain:
 
     `results` are the nodes whose values the line returns: the result, then the kept ones that are asked for, in order.
     `met` are the shapes of the values that operands met on the way, None of a matrix. `passes` are casts and views that
-    it looks through and that others may need as well.
+    it looks through and that others may need as well. Where it passes a permutation of the dimensions before the last,
+    `orders` are those in which the result has the dimensions of each input, () where they are as they were; the shapes
+    that were met are in the result's order.
     """
 
     words: tuple[str, ...]
@@ -49,6 +51,7 @@ class Chain:
     nodes: frozenset[fx.Node]
     met: tuple[Size | None, ...] = ()
     passes: frozenset[fx.Node] = frozenset()
+    orders: tuple[tuple[int, ...], ...] = ()
 
     @property
     def line(self) -> str:
@@ -79,7 +82,9 @@ class Chain:
     @property
     def is_viewed(self) -> bool:
         """Whether rows are counted otherwise somewhere between x and the results."""
-        shapes = [value_of(node).shape for node in (self.x, *self.results)] + [m for m in self.met if m is not None]
+        x, *_ = self.orders or ((),)
+        shapes = [permuted(value_of(self.x).shape, x), *(value_of(node).shape for node in self.results)]
+        shapes += [m for m in self.met if m is not None]
         return not all(same_shape(shape[:-1], shapes[0][:-1]) for shape in shapes)
 
     @property
@@ -131,7 +136,15 @@ class Chain:
             return None  # it is that of the type it is of
         met = self.met + (value_of(step.x).shape,) * len(step.operands)
         results, operands, nodes = (step.result, *kept), self.operands + step.operands, self.nodes | step.nodes
-        longer = Chain(words, self.x, operands, results, nodes, met, (self.passes | step.passes) - nodes)
+        orders = self.orders and self.orders + ((),) * len(step.operands)
+        if step.order:
+            if kept or self.is_viewed:
+                return None
+            orders = tuple(permuted(before, step.order) for before in orders or ((),) * len(self.inputs))
+            met = tuple(permuted(shape, step.order) for shape in met)
+        longer = Chain(words, self.x, operands, results, nodes, met, (self.passes | step.passes) - nodes, orders)
+        if orders and (longer.is_viewed or longer.has("dropout")):
+            return None  # rows cannot be counted, or what is drawn would follow their order
         return longer if longer._has_columns_for_all() else None
 
     def _holds(self, node: fx.Node) -> bool:
@@ -151,6 +164,16 @@ def _is_said_by_gate(words: tuple[str, ...], before: tuple[str, ...], keeps: boo
 def _has_machine_epsilon(word: str) -> bool:
     """Whether that is the word's number."""
     return "(" not in word and any(map(math.isnan, about(word).parameters))
+
+
+def permuted(of: Sequence, order: tuple[int, ...]) -> tuple:
+    """Sizes, or dimensions that were permuted before, in this order; () stands for that in which they are."""
+    return tuple(of[dim] for dim in order) if of and order else tuple(of or order)
+
+
+def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    """That which takes a permutation back."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def is_column(operand: Tensor, shape: Size) -> bool:
@@ -254,14 +277,16 @@ class Order:
         as_it_is = tuple(range(results[0].dim()))
         if all(map(is_contiguous, results)):
             return as_it_is
+        orders = [inverse(chain.orders[0])] if chain.orders else []  # x's own
         static = all(isinstance(size, int) for result in results for size in (*result.shape, *result.stride()))
         if static and not chain.is_viewed and not chain.has("contraction", "dropout"):
             first = results[0]
             order = tuple(sorted(as_it_is, key=lambda dim: (-first.stride(dim), first.shape[dim] == 1, dim)))
             of_rows = chain.has("row", "rotary") or any(about(word).operand == "column" for word in chain.words)
-            if all(is_contiguous(result.permute(order)) for result in results) and (
-                not of_rows or order[-1] == as_it_is[-1]
-            ):
+            if not of_rows or order[-1] == as_it_is[-1]:
+                orders.append(order)
+        for order in orders:
+            if all(is_contiguous(result.permute(order)) for result in results):
                 return order
         lying = {n: value.new_empty(value.shape) for n, value in zip(chain.results, results)}
         return as_it_is if self.absorbs(lying, chain.nodes) else None

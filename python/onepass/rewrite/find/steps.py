@@ -18,7 +18,8 @@ __all__ = ["Step", "steps"]
 @dataclass(frozen=True)
 class Step:
     """Words of `x`, whose value is `result`'s; `nodes` are no longer needed where they stand in its place. `passes` are
-    the tensors on the way, those that others need as well among them."""
+    the tensors on the way, those that others need as well among them. `order` is that in which the result has x's
+    dimensions, where they are permuted."""
 
     x: fx.Node
     words: tuple[str, ...]
@@ -26,6 +27,7 @@ class Step:
     result: fx.Node
     nodes: frozenset[fx.Node]
     passes: frozenset[fx.Node] = frozenset()
+    order: tuple[int, ...] = ()
 
 
 def steps(node: fx.Node) -> Iterator[Step]:
@@ -41,7 +43,10 @@ def steps(node: fx.Node) -> Iterator[Step]:
     if rotation is not None:
         yield Step(rotation.x, ("rope",), (rotation.cos, rotation.sin), node, rotation.nodes)
         return
-    if op.name in ("add", "mul"):
+    if op.name == "permuted":
+        x, order = op.arguments
+        yield Step(x, (), (), node, frozenset({node}), order=order)
+    elif op.name in ("add", "mul"):
         for x, other in (op.arguments, op.arguments[::-1]):
             yield from _of_two(op.name, node, x, other)
     elif op.name in ("sub", "div"):

@@ -28,6 +28,24 @@ CORPUS = {
         "t1 = ((x1 * 2.0).reshape(1, 1, 6, -1) + x2).reshape(x1.shape)",
         "t1",
     ),
+    "heads that are normalised, transposed and turned": written(
+        "x1 = R(2, T, 24)!; x2 = R(8)!; x3 = R(1, T, 8); x4 = R(1, T, 8)",
+        """
+t1 = F.rms_norm(x1.view(2, -1, 3, 8), (8,), x2, 1e-6)
+t2 = t1.transpose(1, 2)
+t3 = rotated(t2, x3.unsqueeze(1), x4.unsqueeze(1))
+t4 = F.scaled_dot_product_attention(t3, t3, t3)""",
+        "t4",
+    ),
+    "a value before a permutation that is overwritten behind it": written(
+        "x1 = R(3, 4, 8)!; x2 = R(3, 4, 8)!; x3 = R(4, 3, 8)",
+        """
+t1 = x1 + x2
+t2 = F.relu(t1.transpose(0, 1)) * x3
+t1.mul_(2.0)
+t3 = F.gelu(t1.permute(1, 0, 2) - x3)""",
+        "t2, t3, t1",
+    ),
     "arguments that share memory from the second call on": written(
         "x1 = R(3, 8); x2 = x1.detach().view(-1) if C % 2 else R(24); x3 = R(8)!",
         """

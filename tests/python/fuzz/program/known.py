@@ -74,7 +74,11 @@ KEEP = (
 
 @form(9)
 def activation(b: Builder) -> None:
-    b.emit(b.one_of(*ACTIVATIONS, *WRITTEN).format(b.row()))
+    b.emit(activation_of(b, b.row()))
+
+
+def activation_of(b: Builder, x: str) -> str:
+    return b.one_of(*ACTIVATIONS, *WRITTEN).format(x)
 
 
 def sum_of(b: Builder, x: str) -> str:
@@ -264,9 +268,33 @@ def heads(b: Builder) -> None:
         b.emit(b.one_of("{0}.transpose(1, 2).flatten(2)", "{0}.transpose(1, 2).reshape({1}.shape)").format(other, x))
 
 
+PERMUTATIONS = (
+    *("{0}.transpose(0, 1)", "{0}.transpose(-2, -3)", "{0}.permute(1, 0, *range(2, {0}.dim()))", "{0}.swapaxes(1, 0)"),
+    *("{0}.movedim(0, -2)", "{0}.permute(*range({0}.dim() - 2, -1, -1), -1)", "torch.transpose({0}, 0, -2)"),
+    *("{0}.transpose(0, -1)", "{0}.movedim(0, -1)", "{0}.transpose(0, 1).contiguous()"),
+)
+
+
+@form(8)
+def permuted(b: Builder) -> None:
+    """Rows that stand elsewhere, between two words."""
+    x = b.row(3)
+    before = b.emit(b.one_of(norm_of, sum_of, product_of, activation_of)(b, x))
+    there = b.emit(b.one_of(*PERMUTATIONS[:7], *PERMUTATIONS).format(before))
+    if b.often(0.3) and b[there].shape[-1] % 2 == 0:
+        rope_of(b, there)
+    else:
+        behind = b.emit(b.one_of(norm_of, sum_of, product_of, activation_of)(b, there))
+        if b.often(0.4):
+            b.emit(b.one_of(*PERMUTATIONS, "{0} + 1.0").format(behind))
+
+
 @form(3)
 def rope(b: Builder) -> None:
-    x = b.pick(lambda t: t.is_floating_point() and t.dim() > 1 and t.shape[-1] % 2 == 0)
+    rope_of(b, b.pick(lambda t: t.is_floating_point() and t.dim() > 1 and t.shape[-1] % 2 == 0))
+
+
+def rope_of(b: Builder, x: str) -> None:
     shape, dtype = b.shape(x), dtype_of(b[x])
     table = b.one_of(shape[-2:], ("1",) * (len(shape) - 2) + shape[-2:], shape[-1:], shape)
     cos, sin = (fresh(b, table, dtype, b.often(0.1)) for _ in range(2))
