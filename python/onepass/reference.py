@@ -96,8 +96,8 @@ def quantize(x: Tensor, *how: Any) -> Any:
 
 
 def _codes(scaled: Tensor, of: torch.dtype, largest: float) -> Tensor:
-    values = scaled.clamp(-largest, largest)
-    return (values.nan_to_num(0).round() if of == torch.int8 else values.float()).to(of)
+    values = scaled.clamp(-largest, largest).float()  # of float64, too: as the kernels convert it
+    return (values.nan_to_num(0).round() if of == torch.int8 else values).to(of)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 def codes_of(values, name):
     """PyTorch's own of values that are scaled already."""
     largest = LARGEST_CODES[name]
-    values = values.clamp(-largest, largest)
+    values = values.clamp(-largest, largest).float()
     if name == "int8":
         return values.nan_to_num(0).round().to(torch.int8)
-    return values.float().to(CODES[name])
+    return values.to(CODES[name])
 
 
 def assert_same_codes(ours, theirs, what=""):
