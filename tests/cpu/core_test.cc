@@ -149,7 +149,9 @@ TEST_F(Core, ALineOutsideTheTableIsCompiled) {
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(y[i], std::max(3 * x[i], 0.0f));
 }
 
-TEST_F(Core, CodesHaveAScaleForEachGroupOfColumns) {
+TEST_F(Core, ALineOutsideTheTableHasAScaleForEachGroupOfColumns) {
+  if (compiler_program().empty()) GTEST_SKIP() << "needs a C++ compiler";
+  set_include_dir(ONEPASS_INCLUDE_DIR);
   constexpr std::int64_t kGroup = 16, kGroups = kColumns / kGroup;
   std::vector<std::int8_t> codes(kRows * kGroups * kGroup);
   numbers scales(kRows * kGroups);
@@ -157,8 +159,8 @@ TEST_F(Core, CodesHaveAScaleForEachGroupOfColumns) {
   const std::vector<std::int64_t> sizes{kRows, kGroups * kGroup};
   values call{
       .x = of(x, sizes, {kColumns, 1}), .y = {codes.data(), dtype::i8, sizes}, .kept = {of(scales, {kRows, kGroups})}};
-  if (!compiler_program().empty()) groups.forward(call);
-  for (std::int64_t g = 0; g < kRows * kGroups && !compiler_program().empty(); ++g) {
+  groups.forward(call);
+  for (std::int64_t g = 0; g < kRows * kGroups; ++g) {
     const float scale = scales[static_cast<std::size_t>(g)];
     double largest = 0;
     for (std::int64_t c = g % kGroups * kGroup, end = c + kGroup; c < end; ++c) {
