@@ -214,6 +214,9 @@ def plain_lines() -> None:
     codes = "times | add | keep | layer_norm(1e-6) | scale(1) | bias | quantize(fp8)"
     line("codes", "rowwise_forward elementwise_backward", codes, (130, 1024))
     line("codes, odd rows", "rowwise_forward elementwise_backward", "keep | rms_norm | quantize(int8)", (37, 1001), F16)
+    line("codes of groups", "elementwise_forward", "silu | times | quantize(fp8, 128)", (130, 384))
+    groups = "add | keep | rms_norm(1e-6) | scale | quantize(fp8, 128)"
+    line("codes of groups behind a norm", "rowwise_forward", groups, (37, 1152), lies=misaligned)
     forward_parts = " ".join(PARTS.split()[:3])
     line("codes, long rows", forward_parts, "rms_norm(1e-6) | quantize(fp8e5m2)", (3, 600000))
     line("numbers of a row", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy", (37, 1000))

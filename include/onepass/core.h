@@ -37,7 +37,7 @@ struct values {
   // without its last dimension, float32, or float64 where x is.
   tensor y = {};
   // Likewise, one for each `keep`, and for each ending behind the first; of `keep(float32)` float32, or float64 as
-  // above.
+  // above. Of `quantize` the scales, [..., 1], or [..., N / G] of groups of G columns.
   std::vector<tensor> kept = {};
   tensor statistics = {};  // [line.statistics(x's dtype), rows], float32, or float64 where x is: for backward only
   const int64* dropout_state = nullptr;  // {seed, offset}, where the line has dropout

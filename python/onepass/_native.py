@@ -241,11 +241,24 @@ def result_dtypes(line: str, dtype: torch.dtype) -> list[torch.dtype]:
 
 
 def result_shapes(line: str, shape: torch.Size) -> list[tuple[int, ...]]:
-    """Of each result of a line without a contraction, for x of this shape."""
+    """Of each result of a line without a contraction, for x of this shape.
+
+    Raises:
+        RuntimeError: for rows that are not whole groups of columns, where each has a scale.
+    """
     facts = describe(line)
+    group = facts["group"]
+    if group and (not shape or shape[-1] % group):
+        name = f"{facts['words'][-1]['name']}({facts['words'][-1]['dtype']}, {group})"
+        raise RuntimeError(
+            f"onepass: '{name}' needs rows whose length is a multiple of {group}, got x of shape {list(shape)}"
+        )
     if not shape:
         return [()] * len(facts["numbers"])
-    last = [(1,) if scale else () if number else shape[-1:] for number, scale in zip(facts["numbers"], facts["scales"])]
+    scales = (shape[-1] // group,) if group else (1,)
+    last = [
+        scales if scale else () if number else shape[-1:] for number, scale in zip(facts["numbers"], facts["scales"])
+    ]
     return [(*shape[:-1], *own) for own in last]
 
 

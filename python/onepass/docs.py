@@ -35,7 +35,7 @@ what it parsed; `onepass.Line` is the same line as an object.
 ```
 line = word { "|" word }
 word = name | name "(" numbers ")" | "gate" "(" activation ")" | "gated" "(" activation ")"
-     | "keep" "(" dtype ")" | "quantize" "(" dtype [ "," "static" ] ")"
+     | "keep" "(" dtype ")" | "quantize" "(" dtype [ "," ( "static" | number ) ] ")"
      | "rope" "(" "interleaved" ")" | "rope" "(" number "," "interleaved" ")"
 numbers = number { "," number }
 ```
@@ -120,10 +120,16 @@ for endings, and in `fuse` none is looked for.
 end a line with codes of x's shape. Behind the kept values stands their scale, one number a row of shape [..., 1] and
 float32 (of float64 float64), so that the value is about code · scale. The scale is max |x| / largest of the row, of
 the float32 values on chip, and a code is x · (1 / scale), saturated and rounded to nearest, ties to even, as PyTorch's
-`.to` rounds. `times | add | keep | layer_norm(1e-6) | scale(1) | bias | quantize(fp8)` is one kernel.
+`.to` rounds; of float64 it is rounded to float32 first.
+`times | add | keep | layer_norm(1e-6) | scale(1) | bias | quantize(fp8)` is one kernel.
 
 The least scale is 2^-126, which a row of zeros has. A row with an infinity has an infinite scale: its finite elements
 are 0, the infinite ones NaN. A row with a NaN has NaN for its scale and for all of its codes. NaN is 0 in int8.
+
+`quantize(fp8, 128)` gives each group of 128 columns a scale of its own, of shape [..., N / 128], found as a row's is:
+the activations of DeepSeek-V3 (arXiv:2412.19437) in `silu | times | quantize(fp8, 128)`. A group has 16, 32, 64, 128 or
+256 columns, of which a row's length is a multiple: a call with another raises. It is no row word, and so the line is
+taken in tiles where it has no other. In a line with `rope` there is no kernel for it.
 
 `quantize(fp8, static)` takes the scale as an operand, one number ([1], or without dimensions) or what else broadcasts
 to x's shape, and gives codes alone: x / scale, saturated. It is no row word.

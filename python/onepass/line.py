@@ -85,7 +85,9 @@ class Line:
         self.numbers: list[bool] = facts["numbers"]
         """Of each result, whether it is one number a row: without x's last dimension, and in the arithmetic's dtype."""
         self.scales: list[bool] = facts["scales"]
-        """Of these, whether it is a scale, with a last dimension of 1."""
+        """Of these, whether it is codes' scale: its last dimension is 1, or has one for each group of columns."""
+        self.group: int = facts["group"]
+        """Columns that share a scale of its codes; 0: a row, or it has no codes."""
         self.differentiable: list[bool] = facts["differentiable"]
         """Of each result: codes and their scales are not."""
         self.reads_x: bool = facts["reads_x"]
@@ -253,6 +255,8 @@ class Line:
     def _check_shapes(self, x, operands):
         """As the kernels do: PyTorch's operators would broadcast a column of another length."""
         shape = x.shape
+        if self.group:
+            _native.result_shapes(self.text, shape)
         for i, (o, word) in enumerate(zip(operands, self._operand_words)):
             if word.operand == "target":
                 if o.shape != shape[:-1]:

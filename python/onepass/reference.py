@@ -82,9 +82,15 @@ CODES = {"fp8": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2, "int8": torch
 _LEAST_SCALE = 2.0**-126  # the smallest normal float32: its inverse is finite
 
 
-def quantize(x: Tensor, *how: Any) -> Any:
+def quantize(x: Tensor, *how: Any, group: int = 0) -> Any:
     """Codes of a dtype, and their scale [..., 1]: x is about codes · scale. Or, with a scale that is given before the
-    dtype, codes alone. Nothing has a gradient."""
+    dtype, codes alone. Or codes of groups of columns, with a scale for each [..., N / group]. Nothing has a
+    gradient."""
+    if group:
+        if not x.dim() or x.shape[-1] % group:
+            raise RuntimeError(f"quantize(): expected rows of a multiple of {group} columns, got x of {list(x.shape)}")
+        codes, scales = quantize(x.unflatten(-1, (x.shape[-1] // group, group)), *how)
+        return codes.flatten(-2), scales.squeeze(-1)
     *given, dtype = how
     wide, of = _wide(x.detach()), CODES[dtype]
     largest = torch.iinfo(of).max if of == torch.int8 else torch.finfo(of).max
@@ -96,8 +102,8 @@ def quantize(x: Tensor, *how: Any) -> Any:
 
 
 def _codes(scaled: Tensor, of: torch.dtype, largest: float) -> Tensor:
-    values = scaled.clamp(-largest, largest)
-    return (values.nan_to_num(0).round() if of == torch.int8 else values.float()).to(of)
+    values = scaled.clamp(-largest, largest).float()  # of float64, too: as the kernels convert it
+    return (values.nan_to_num(0).round() if of == torch.int8 else values).to(of)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -397,6 +403,8 @@ def compose(
         arguments: list[Any] = [value, *taken]
         if word.option:
             function = functools.partial(function, **{word.option: True})
+        if word.group:
+            function = functools.partial(function, group=word.group)
         if word.kind == "gate":
             arguments.append(lambda v, f=ACTIVATIONS[word.activation], numbers=word.numbers: f(v, *numbers))
         else:

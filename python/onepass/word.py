@@ -48,11 +48,14 @@ class Word:
     activation: str | None = None
     dtype: str | None = None
     """What its result is stored as; None: x's."""
+    group: int = 0
+    """Of codes: columns that share a scale; 0: a row, or the scale is given."""
     strategy: str | None = None
     """Of a contraction."""
 
     def __str__(self) -> str:
         dtype = f"{self.dtype}, static" if self.dtype and self.operand == "tensor" else self.dtype
+        dtype = f"{dtype}, {self.group}" if self.group else dtype
         inner = self.activation or dtype or (self.strategy if self.strategy != "auto" else "") or ""
         if self.numbers:
             numbers = ", ".join(map(repr, self.numbers))

@@ -2,6 +2,7 @@
 #include "src/line/line.h"
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <charconv>
 #include <cmath>
@@ -55,8 +56,10 @@ void add_result(line& to, word& w) {
     to.result_types.push_back(type);
   };
   constexpr result_type kNumber{result_shape::number}, kScale{result_shape::scale};
+  const result_type scales{result_shape::scale, dtype::none, w.group};
   if (w.about->kind == word_kind::keep) add({result_shape::row, w.stored});
   if (w.about->gives_codes) to.result_types.front() = {result_shape::row, w.stored};
+  if (w.about->by_groups) return add(scales);
   if (!w.about->gives_number) return;
   if (w.about->gives_codes) return add(kScale);
   if (to.result(0).is_number()) add(kNumber);
@@ -76,6 +79,9 @@ struct named_dtype {
 };
 constexpr named_dtype kDtypes[] = {
     {"float32", dtype::f32}, {"fp8", dtype::f8e4m3}, {"fp8e5m2", dtype::f8e5m2}, {"int8", dtype::i8}};
+
+// A group is all of some lanes, and its threads are of one warp, each with eight columns at most.
+constexpr int kLeastGroup = 16, kMostGroup = 256;
 
 bool is_causal(const word& w) { return w.about->is_causal; }
 bool is_rotary(const word& w) { return w.about->kind == word_kind::rotary; }
@@ -264,11 +270,28 @@ class reader {
     skip_space();
     if (about.gives_codes && !at_end() && peek() == ',') {
       ++at_;
-      if (const std::string_view how = read_name("'static'"); how != "static")
-        fail(at_ - static_cast<int>(how.size()), at_, "expected 'static', got '" + std::string(how) + "'");
-      w.about = &onepass::word::quantize_static<dtype::f8e4m3>::about;  // of all
+      read_scales(w);
     }
     close(about);
+  }
+  // Codes' scale: static, or of how many columns.
+  void read_scales(word& w) {
+    const std::string_view how = read_name("'static' or a number of columns");
+    const int begin = at_ - static_cast<int>(how.size());
+    if (how == "static") {
+      w.about = &onepass::word::quantize_static<dtype::f8e4m3>::about;  // of all
+      return;
+    }
+    const auto [stop, error] = std::from_chars(how.data(), how.data() + how.size(), w.group);
+    if (error == std::errc::invalid_argument || stop != how.data() + how.size())
+      fail(begin, at_, "expected 'static' or a number of columns, got '" + std::string(how) + "'");
+    const bool is_power = std::has_single_bit(static_cast<unsigned>(w.group));
+    if (error != std::errc{} || !is_power || w.group < kLeastGroup || w.group > kMostGroup) {
+      fail(begin, at_,
+           "'quantize' takes a power of two from " + std::to_string(kLeastGroup) + " to " + std::to_string(kMostGroup) +
+               " columns, got '" + std::string(how) + "'");
+    }
+    w.about = &onepass::word::quantize_groups<dtype::f8e4m3, kMostGroup>::about;  // of all
   }
   // rope, rope(64), rope(interleaved) or rope(64, interleaved)
   void read_rotation(word& w) {
@@ -388,7 +411,8 @@ class reader {
     if (turns && to.rotary() != nullptr) fail(w.begin, w.end, "a second 'rope': a line has at most one");
     if (!turns && to.rotary() == nullptr) return;
     const auto has_no_kernel = [](const word& other) {
-      return other.about->kind == word_kind::contraction || other.about->operand == operand_kind::target;
+      return other.about->kind == word_kind::contraction || other.about->operand == operand_kind::target ||
+             other.about->by_groups;
     };
     const auto found = turns ? std::find_if(to.words.begin(), to.words.end(), has_no_kernel) : to.words.end();
     if (found != to.words.end() || has_no_kernel(w)) {

@@ -26,14 +26,17 @@ struct word {
   int parameter_slot = -1;                 // which of the line's numbers is its first
   int ordinal = -1;                        // its count among the dropouts, or among the keeps; of the first ending -1
   dtype stored = dtype::none;              // what the line says that it keeps its value as; none: x's dtype
+  int group = 0;                           // of codes: how many columns share a scale; 0: the row, or it is given
 };
 
 // What a result is: a row of x's length (behind a contraction as long as that makes it), in x's dtype or one of its
-// own; or one number a row, of shape [...], or [..., 1] of codes' scale, in the arithmetic's dtype.
+// own; or one number a row, of shape [...], or codes' scale, [..., 1], or their scales, one for each group of columns,
+// in the arithmetic's dtype.
 enum class result_shape { row, number, scale };
 struct result_type {
   result_shape shape = result_shape::row;
   dtype own = dtype::none;  // of a row; none: x's
+  int group = 0;            // of scales: columns that share one; 0: the row
   bool is_number() const { return shape != result_shape::row; }
   bool is_differentiable() const { return shape != result_shape::scale && !is_code(own); }
   dtype type(dtype x) const { return result_dtype(x, is_number() ? dtype::f32 : own); }
@@ -67,6 +70,7 @@ struct line {
   }
   std::uint64_t numbers() const { return results_that(&result_type::is_number); }
   bool gives_codes() const { return is_code(result(0).own); }
+  int group() const { return words.empty() ? 0 : words.back().group; }  // columns that share a scale of its codes
   const word& operand_word(int operand) const;
   // Where only x's dtype is known: x's, but what is added to a value that is kept in another has that one.
   dtype likely_type(int operand, dtype x) const;

@@ -15,7 +15,8 @@ struct line_signature {
   bool rowwise, reads_x, reads_statistics;
   std::uint64_t reads_operands;  // bits
   std::uint64_t numbers;         // bits of the results that are one number a row: 0, or 1 + the keep's number
-  std::uint64_t scales, not_differentiable;  // bits of results, likewise: [..., 1]; codes and their scales
+  std::uint64_t scales, not_differentiable;  // bits of results, likewise: codes' scales; codes and their scales
+  int group;                                 // columns that share a scale; 0: the row, [..., 1]
   std::int8_t own_dtypes[kMostResults];      // of results that have another than x's; else 0
   std::uint64_t row_operands;                // bits: those that are rows, as x is, and not a column or a matrix
   int weight;  // the operand of `linear` or `scores`; -1: the line has none, and what follows does not apply

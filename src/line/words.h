@@ -25,6 +25,7 @@ inline constexpr named_property kProperties[] = {
     {"backward_from_result", &descriptor::backward_from_result},
     {"gives_number", &descriptor::gives_number},
     {"gives_codes", &descriptor::gives_codes},
+    {"by_groups", &descriptor::by_groups},
 };
 
 // Ours, and behind them those that users have defined (defined.h).

@@ -13,6 +13,9 @@ namespace onepass::spec {
 
 enum class role { x, operand, result, kept, gradient, kept_gradient };
 
+// Of a result of a line without a contraction.
+std::vector<std::int64_t> sizes_of_result(result_type, const shape& x);
+
 // The reason why a line cannot take such an x; empty where it can.
 std::string why_not_shape(const line&, const shape& x, const char* name);
 
@@ -76,9 +79,10 @@ class frame {
 
   // Enters a tensor that broadcasts to x's shape. Its sizes and strides must outlive the frame.
   void take(const strided& tensor) { tensors_.push_back(tensor); }
-  // One number a row, of x's leading dimensions (or a last one of 1 behind them); as a row of one.
-  void take_number(const strided& tensor) { take(as_rows(tensor)); }
-  strided as_rows(const strided& numbers);
+  // One number a row, of x's leading dimensions (or a last one of 1 behind them), as a row of one; or scales of groups.
+  void take_number(const strided& tensor, int group = 0) { take(as_rows(tensor, group)); }
+  strided as_rows(const strided& numbers, int group = 0);
+  int group_of(role what, int i) const { return result_of(what, i).group; }
   // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns,
   // unless `keeps_rows`.
   fit lay_out(bool keeps_rows, std::vector<bool>& needs_copy);
@@ -113,14 +117,14 @@ class imagined_frame : public frame {
 
  private:
   void enter(dtype of, view& out) { take({memory_.rows, of, 2, shape.sizes, strides_, &out}); }
-  void enter_number(view& out) { take_number({memory_.rows, arithmetic(), 1, shape.sizes, &kOne, &out}); }
+  void enter_number(view& out, int group);
   void enter_operand(int i, view& out);
   void finish(bool keeps_rows);
 
   static constexpr std::int64_t kOne = 1;
 
   const memory memory_;
-  const std::int64_t strides_[2], sizes_of_table_[2];
+  const std::int64_t strides_[2], sizes_of_table_[2], sizes_of_scales_[2], strides_of_scales_[2];
 };
 
 }  // namespace onepass::spec

@@ -53,7 +53,8 @@ bool is_contiguous(const strided& t, const shape& x) {
   if (t.dim != x.dim) return false;
   std::int64_t expected = 1;
   for (int d = t.dim - 1; d >= 0; --d) {
-    if (t.sizes[d] != x.sizes[d] && !(t.number && d == t.dim - 1)) return false;
+    const bool is_last = d == t.dim - 1;
+    if (t.sizes[d] * (is_last ? t.shared_by : 1) != x.sizes[d] && !(t.number && is_last)) return false;
     if (t.sizes[d] != 1 && t.strides[d] != expected) return false;
     expected *= t.sizes[d];
   }
@@ -65,7 +66,8 @@ void set_contiguous(const std::vector<strided>& tensors, bool flatten, arguments
   if (flatten) a.columns *= a.rows, a.rows = 1;
   std::fill(a.size, a.size + kMaxDims - 1, 1);
   a.size[kMaxDims - 1] = a.rows;
-  for (const strided& t : tensors) *t.out = {t.data, {0, 0, 0, t.number ? 1 : a.columns}, t.type, t.number ? 0 : 1};
+  for (const strided& t : tensors)
+    *t.out = {t.data, {0, 0, 0, t.number ? 1 : a.columns / t.shared_by}, t.type, t.number ? 0 : t.shared_by};
 }
 
 }  // namespace
@@ -153,7 +155,7 @@ fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, argumen
     if (one_run) {
       std::vector<int> column_strides;
       for (std::size_t i = 0; i < tensors.size(); ++i)
-        column_strides.push_back(all.empty() ? 1 : static_cast<int>(all[0].strides[i]));
+        column_strides.push_back(all.empty() || all[0].strides[i] == 1 ? tensors[i].shared_by : 0);
       a.columns *= a.rows;
       a.rows = 1;
       set_views(tensors, {}, column_strides, a);
@@ -165,7 +167,7 @@ fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, argumen
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::int64_t stride = tensors[i].number ? 0 : a.columns == 1 ? 1 : stride_in(tensors[i], x, x.dim - 1);
     if (stride != 0 && stride != 1) needs_copy[i] = copies = true;
-    column_strides.push_back(stride == 1 && tensors[i].one_for_two ? kOneForTwo : static_cast<int>(stride));
+    column_strides.push_back(stride == 1 ? tensors[i].shared_by : static_cast<int>(stride));
   }
   if (copies) return fit::copies;
   const std::vector<common_dimension> rows = merged(x, tensors, x.dim - 1);

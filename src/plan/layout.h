@@ -18,8 +18,8 @@ struct strided {
   const std::int64_t* sizes;
   const std::int64_t* strides;
   view* out;
-  bool number = false;       // one number a row: the last size is 1, and its view has a column stride of 0
-  bool one_for_two = false;  // one number for two columns
+  bool number = false;  // one number a row: the last size is 1, and its view has a column stride of 0
+  int shared_by = 1;    // columns that share a number
 };
 
 enum class fit {

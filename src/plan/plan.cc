@@ -70,7 +70,9 @@ std::string stage_name(const word& w, std::uint64_t boolean_masks, bool resumes)
   if (is_mask(*w.about)) return (boolean_masks >> w.operand & 1) ? "word::mask_boolean" : "word::mask_additive";
   if (w.activation) return std::string("word::") + w.about->name + "<" + type_of(*w.activation) + ">";
   if (takes_number(w)) return std::string("word::") + w.about->with_number;
-  if (w.about->gives_codes) return type_of(*w.about) + "<dtype::" + name_of(w.stored) + ">";
+  if (w.about->gives_codes)
+    return type_of(*w.about) + "<dtype::" + name_of(w.stored) + (w.group > 0 ? ", " + std::to_string(w.group) : "") +
+           ">";
   return type_of(*w.about);
 }
 
@@ -254,6 +256,7 @@ std::string structure(const line& of, std::uint64_t boolean_masks) {
     // The type is that of `keep`, but for where backward resumes.
     if (is_keep(w) && w.stored != dtype::none && of.result(0).is_number()) text += "(own)";
     if (w.about->gives_codes) text += std::string("(") + name_of(w.stored) + ")";
+    if (w.group > 0) text += "(" + std::to_string(w.group) + ")";
     if (w.activation) text += std::string("(") + w.activation->name + w.activation->defined + ")";
     if (takes_number(w)) text += "(" + std::string(w.about->parameter) + ")";
     if (w.operand >= 0 && (boolean_masks >> w.operand & 1)) text += "(bool)";
@@ -303,6 +306,7 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
     }
     if (is_keep(w)) kept += rows * at(i) * size_of(result_dtype(x, w.stored));
     if (w.about->gives_number && w.ordinal >= 0) kept += number_bytes;
+    if (w.group > 0) kept += number_bytes * (columns / w.group);
     const bool contracts = w.about->kind == word_kind::contraction;
     const std::int64_t elements = contracts ? 2 * rows * columns * columns_behind : rows * at(i);
     total.forward.flops += w.about->flops_forward * elements;

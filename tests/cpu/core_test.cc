@@ -149,6 +149,34 @@ TEST_F(Core, ALineOutsideTheTableIsCompiled) {
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(y[i], std::max(3 * x[i], 0.0f));
 }
 
+TEST_F(Core, ALineOutsideTheTableHasAScaleForEachGroupOfColumns) {
+  if (compiler_program().empty()) GTEST_SKIP() << "needs a C++ compiler";
+  set_include_dir(ONEPASS_INCLUDE_DIR);
+  constexpr std::int64_t kGroup = 16, kGroups = kColumns / kGroup;
+  std::vector<std::int8_t> codes(kRows * kGroups * kGroup);
+  numbers scales(kRows * kGroups);
+  const line groups("quantize(int8, 16)");
+  const std::vector<std::int64_t> sizes{kRows, kGroups * kGroup};
+  values call{
+      .x = of(x, sizes, {kColumns, 1}), .y = {codes.data(), dtype::i8, sizes}, .kept = {of(scales, {kRows, kGroups})}};
+  groups.forward(call);
+  for (std::int64_t g = 0; g < kRows * kGroups; ++g) {
+    const float scale = scales[static_cast<std::size_t>(g)];
+    double largest = 0;
+    for (std::int64_t c = g % kGroups * kGroup, end = c + kGroup; c < end; ++c) {
+      const double value = at(x, g / kGroups, c);
+      largest = std::max(largest, std::fabs(value));
+      EXPECT_NEAR(codes[static_cast<std::size_t>(g / kGroups * kGroups * kGroup + c)] * scale, value, 0.5001 * scale);
+    }
+    EXPECT_NEAR(scale, largest / 127, 1e-6 * scale);
+  }
+  call.kept = {of(scales, {kRows, 1})};
+  EXPECT_EQ(refusal([&] { groups.forward(call); }), "onepass: kept[0] must have shape [7, 3], got [7, 1]");
+  call.x = matrix(x);
+  EXPECT_EQ(refusal([&] { groups.forward(call); }),
+            "onepass: 'quantize(int8, 16)' needs rows whose length is a multiple of 16, got x of shape [7, 50]");
+}
+
 TEST_F(Core, OfNoRowsColumnGradientsAreZero) {
   const line norm("bias | gelu");
   const tensor none = of(x, {0, kColumns});

@@ -74,12 +74,14 @@ class line_call {
     of_values.y = {exact.data(), dtype::f64, shape(false)}, of_values.kept.pop_back(), of_values.statistics = {};
     if (!before.words.empty()) line(before.text).forward(of_values);
     const double rounding = x_ == dtype::f32 ? 1e-5 : x_ == dtype::f16 ? 2e-3 : 1e-2;  // of kept values
-    for (int64 row = 0; row < of_.rows; ++row) {
-      const double scale = scales[static_cast<std::size_t>(row)];
+    const int64 columns = line_.group() > 0 ? line_.group() : of_.columns;             // that share a scale
+    ASSERT_EQ(static_cast<int64>(scales.size()) * columns, of_.rows * of_.columns);
+    for (std::size_t group = 0; group < scales.size(); ++group) {
+      const double scale = scales[group];
       double largest = 0, beyond = 0;
       const auto each = [&](const auto& body) {
-        for (int64 column = 0; column < of_.columns; ++column)
-          body(static_cast<std::size_t>(row * of_.columns + column));
+        for (int64 column = 0; column < columns; ++column)
+          body(group * static_cast<std::size_t>(columns) + static_cast<std::size_t>(column));
       };
       each([&](std::size_t at) { largest = std::max(largest, std::fabs(exact[at])); });
       each([&](std::size_t at) {
@@ -89,6 +91,8 @@ class line_call {
       EXPECT_NEAR(scale, largest / largest_code(line_.result(0).own), rounding * scale) << line_.text;
       EXPECT_LT(beyond, rounding * largest) << line_.text << ", " << of_.rows << " x " << of_.columns;
     }
+    for (int k = 0; k + 1 < line_.keeps; ++k)
+      EXPECT_LT(distance(found_.at(kept(k, ""))->host(), expected_.at(kept(k, ""))), rounding) << line_.text;
   }
   // And what is right.
   arguments begin_forward() {
@@ -152,8 +156,8 @@ class line_call {
   // Of results, which are rows or one number a row.
   bool is_number(int i) const { return line_.result(i).is_number(); }
   std::vector<std::int64_t> shape_of_result(int i) const {
-    if (line_.result(i).shape == spec::result_shape::scale) return {of_.rows, 1};
-    return is_number(i) ? std::vector<std::int64_t>{of_.rows} : shape(false);
+    const std::int64_t sizes[2] = {of_.rows, of_.columns};
+    return spec::sizes_of_result(line_.result(i), {2, sizes});
   }
   void add_gradient(int i, const std::string& name, unsigned seed) {
     if (line_.gives_codes()) return;  // backward is of other lines
@@ -175,9 +179,11 @@ class line_call {
   }
   view result_of_line(int i, const std::string& name, view like) {
     if (!is_number(i)) return result(name, line_.result(i).type(x_), false, like);
-    found_[name] = std::make_unique<device_tensor>(static_cast<std::size_t>(of_.rows), dtype::f32);
-    expected_[name].resize(static_cast<std::size_t>(of_.rows));
-    return {found_[name]->data(), {0, 0, 0, 1}, dtype::f32, 0};
+    const int group = line_.result(i).group;
+    const int64 each = group > 0 ? of_.columns / group : 1;
+    found_[name] = std::make_unique<device_tensor>(static_cast<std::size_t>(of_.rows * each), dtype::f32);
+    expected_[name].resize(static_cast<std::size_t>(of_.rows * each));
+    return {found_[name]->data(), {0, 0, 0, each}, dtype::f32, group};
   }
 
   // Between the rows there is nothing that may be read.
@@ -411,6 +417,39 @@ TEST_F(EmulatedAnyLines, ThatGiveCodesAreTheCpus) {
   line_call("quantize(fp8)", dtype::bf16, dtype::bf16, {5, 75}, {.offset = 1, .gap = 3}).expect_codes(0x1p-4);
   line_call("quantize(fp8e5m2)", dtype::bf16, dtype::bf16, {9, 64}).expect_codes(0x1p-3);
   line_call("quantize(int8)", dtype::bf16, dtype::bf16, {9, 64}).expect_codes(0);
+}
+
+// In tiles, by threads of a warp, a block and a cluster, and in parts; lanes of 32 bytes; rows that do not begin at 16.
+TEST_F(EmulatedAnyLines, ThatGiveCodesOfGroupsAreTheCpus) {
+  const char* const gated = "silu | times | quantize(fp8, 128)";
+  const char* const norm = "add | keep | rms_norm | scale | quantize(fp8, 128)";
+  const char* const long_lanes = "dropout(0.5) | add | keep | layer_norm | scale | quantize(fp8, 256)";
+  for (const line_case& of :
+       {line_case{gated, dtype::bf16, dtype::bf16, {9, 384}}, line_case{gated, dtype::f32, dtype::f32, {5, 128}},
+        line_case{gated, dtype::f16, dtype::f16, {300, 256}}, line_case{gated, dtype::f32, dtype::f32, {3, 4480}},
+        line_case{"quantize(fp8, 16)", dtype::bf16, dtype::bf16, {7, 48}},
+        line_case{"quantize(fp8, 32)", dtype::f32, dtype::f32, {1, 20000}},
+        line_case{"quantize(fp8, 256)", dtype::f32, dtype::f32, {6, 1280}},
+        line_case{norm, dtype::bf16, dtype::bf16, {9, 128}}, line_case{norm, dtype::bf16, dtype::bf16, {17, 1152}},
+        line_case{norm, dtype::f32, dtype::f32, {9, 128}}, line_case{norm, dtype::f32, dtype::bf16, {3, 7168}},
+        line_case{norm, dtype::bf16, dtype::bf16, {2, 40960}}, line_case{norm, dtype::bf16, dtype::bf16, {1, 600064}},
+        line_case{long_lanes, dtype::f32, dtype::f32, {9, 768}},
+        line_case{long_lanes, dtype::f32, dtype::f32, {2, 40960}},
+        line_case{long_lanes, dtype::f32, dtype::f32, {1, 300032}},
+        line_case{
+            "rms_norm | scale | add | keep | layer_norm | quantize(fp8, 64)", dtype::f16, dtype::f32, {5, 192}}}) {
+    SCOPED_TRACE(of.line + std::string(", ") + std::to_string(of.of.rows) + " x " + std::to_string(of.of.columns));
+    line_call(of.line, of.x, of.column, of.of).expect_codes(0x1p-4);
+  }
+  for (const char* const line : {gated, norm})
+    for (const memory& lies : {memory{1, 3}, memory{2, 6}, memory{4, 12}, memory{0, 1}}) {
+      line_call(line, dtype::bf16, dtype::bf16, {5, 256}, lies).expect_codes(0x1p-4);
+      line_call(line, dtype::f32, dtype::f32, {5, 256}, lies).expect_codes(0x1p-4);
+    }
+  line_call(norm, dtype::bf16, dtype::bf16, {2, 40960}, {1, 3}).expect_codes(0x1p-4);
+  line_call(long_lanes, dtype::f32, dtype::f32, {5, 512}, {1, 3}).expect_codes(0x1p-4);
+  line_call("scale | quantize(fp8e5m2, 128)", dtype::bf16, dtype::bf16, {9, 256}).expect_codes(0x1p-3);
+  line_call("rms_norm | quantize(int8, 64)", dtype::bf16, dtype::bf16, {9, 256}).expect_codes(0);
 }
 
 // By threads of a warp, of a block and of a cluster; or in parts. Of l2_norm's rows some are shorter than its number.

@@ -51,6 +51,20 @@ TEST(Line, ReadsRotations) {
   EXPECT_EQ(parse("scale").rotary(), nullptr);
 }
 
+TEST(Line, ReadsGroupsOfCodes) {
+  const line groups = parse("add | keep | rms_norm | quantize( int8 , 64 )"), row = parse("quantize(fp8)");
+  EXPECT_EQ(groups.group(), 64);
+  EXPECT_EQ(groups.row_words.size(), 1u);
+  EXPECT_EQ(groups.keeps, 2);
+  EXPECT_EQ(groups.result(2).shape, result_shape::scale);
+  EXPECT_EQ(groups.result(2).group, 64);
+  EXPECT_EQ(row.group(), 0);
+  EXPECT_EQ(differentiable_part(groups).keeps, 1);
+  EXPECT_NE(message("quantize(fp8, 48)").find("takes a power of two from 16 to 256 columns, got '48'"),
+            std::string::npos);
+  EXPECT_NE(message("quantize(fp8, 512)").find("got '512'"), std::string::npos);
+}
+
 TEST(Line, DefaultsComeFromTheDescriptors) {
   EXPECT_EQ(parse("layer_norm").parameters[0], 1e-5);
   EXPECT_TRUE(std::isnan(parse("rms_norm").parameters[0]));

@@ -59,6 +59,24 @@ TEST(Layout, ExpandedGradientIsOneNumberARow) {
   EXPECT_EQ(g.out.column_stride, 0);
 }
 
+TEST(Layout, ScalesOfGroupsHaveRowsOfTheirOwn) {
+  tensor x{{4, 96}, {96, 1}}, apart{{4, 96}, {200, 1}}, scales{{4, 6}, {6, 1}};
+  for (const bool flatten : {false, true}) {
+    for (tensor* of : {&x, &apart}) {
+      arguments a{};
+      std::vector<bool> copies;
+      std::vector<strided> all{of->as(), scales.as()};
+      all[1].shared_by = 16;
+      ASSERT_EQ(lay_out({2, x.sizes.data()}, all, flatten, a, copies), fit::rows);
+      const bool is_flat = flatten && of == &x;
+      EXPECT_EQ(a.rows, is_flat ? 1 : 4);
+      EXPECT_EQ(a.columns, is_flat ? 384 : 96);
+      EXPECT_EQ(scales.out.column_stride, 16);
+      EXPECT_EQ(scales.out.stride[kMaxDims - 1], is_flat ? 24 : 6);
+    }
+  }
+}
+
 TEST(Layout, ATransposedRowNeedsACopy) {
   tensor x{{4, 6}, {1, 4}}, y{{4, 6}, {6, 1}};
   arguments a{};

@@ -386,11 +386,14 @@ def check_codes(line, inputs):
     rounds = dtype in HALF_TYPES and any(word.kind in ("keep", "rounding") for word in words_of(before))
     value, *their_kept = compose_exactly(before, wide, state, dtype, round_kept=rounds)
     unit = {"fp8": 2.0**-4, "fp8e5m2": 2.0**-3, "int8": 0.0}[name]
-    half = (unit * value.abs()).maximum(scale.double() * (0.5 if name == "int8" else 2.0**-10))
+    group = words_of(line)[-1].group or value.shape[-1]  # columns that share a scale
+    of_group = (*scale.shape, group)
+    value, found, wide_scale = value.reshape(of_group), codes.double().reshape(of_group), scale.double().unsqueeze(-1)
+    half = (unit * value.abs()).maximum(wide_scale * (0.5 if name == "int8" else 2.0**-10))
     largest = value.abs().amax(-1, keepdim=True)
     rounding = 1e-5 if not rounds else 8 * torch.finfo(dtype).eps
-    assert ((codes.double() * scale.double() - value).abs() <= half + rounding * largest).all(), line
-    torch.testing.assert_close(scale.double(), largest / LARGEST_CODES[name], rtol=rounding, atol=2.0**-126)
+    assert ((found * wide_scale - value).abs() <= half + rounding * largest).all(), line
+    torch.testing.assert_close(wide_scale, largest / LARGEST_CODES[name], rtol=rounding, atol=2.0**-126)
     for ours, theirs in zip(kept, their_kept, strict=True):
         error = (ours.double() - theirs).abs().max()
         assert error <= max(2 * torch.finfo(ours.dtype).eps, 1e-5) * theirs.abs().max(), line

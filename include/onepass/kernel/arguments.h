@@ -22,8 +22,8 @@ constexpr int kOperands = ONEPASS_OPERANDS;
 constexpr int kKeeps = ONEPASS_KEEPS;
 constexpr int kParameters = ONEPASS_PARAMETERS;
 
-// A tensor seen as rows. Strides count elements; column_stride is 0 (one number for the row), 1, or kOneForTwo: one
-// number for two of the row's columns, as tables of `rope` may have it.
+// A tensor seen as rows. Strides count elements; column_stride is 0 (one number for the row), 1, or how many of the
+// row's columns share a number: kOneForTwo, as tables of `rope` may have it, or a group's, of scales.
 // A column operand has zero row strides. data is null where a gradient is not wanted.
 constexpr int kOneForTwo = 2;
 struct view {
@@ -63,7 +63,7 @@ struct arguments {
   view operand[kOperands];
   // Column gradients go through column_partial, and where one part is the sum on to here.
   view operand_gradient[kOperands];
-  view kept[kKeeps];  // forward: written, or numbers as y may be.  backward: read where the line resumes there
+  view kept[kKeeps];  // forward: written; numbers as y may be, or scales.  backward: read where the line resumes there
   view kept_gradient[kKeeps];
 
   void* statistics;      // [statistics][rows], float (double where x is f64); null: not saved
@@ -80,7 +80,7 @@ struct arguments {
 
   int64 task_rows, task_columns;  // CPU: the partition; CUDA: columns of a part of a row. A function of shapes only
   int stream_stores;              // CPU: write past the caches
-  // CPU: bits of the results that are one number a row, or codes: 0 for y, 1 + k for kept k, and their gradients.
+  // CPU: bits of the results that are numbers or scales, or codes: 0 for y, 1 + k for kept k, and their gradients.
   int numbers;
 
   // Of one tensor of several.

@@ -67,6 +67,15 @@ struct indices_to<0, I...> {
   using type = indices<I...>;
 };
 
+template <bool First, class A, class B>
+struct either {
+  using type = A;
+};
+template <class A, class B>
+struct either<false, A, B> {
+  using type = B;
+};
+
 // Which numbers of a row a line turns with each other.
 enum class turning : int { none, neighbours, halves };
 template <class Word>
@@ -87,7 +96,8 @@ struct placed {
   static constexpr int operands = Operand < 0 ? 0 : Operand + about.operands;
   static constexpr bool scales = about.scales, adds = about.adds;
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
-  static constexpr int keeps = about.kind == word_kind::keep ? Ordinal + 1 : 0;
+  static constexpr int ordinal = Ordinal;
+  static constexpr int keeps = about.kind == word_kind::keep || about.by_groups ? Ordinal + 1 : 0;
   static constexpr int features = about.kind == word_kind::feature ? Ordinal + 1 : 0;
   static constexpr int turned_operand = about.kind == word_kind::rotary ? Operand : -1;
   static constexpr int turned_parameter = about.kind == word_kind::rotary ? Parameter : -1;
@@ -211,6 +221,7 @@ struct chain<> {
   static constexpr int turned_operand = -1, turned_parameter = -1;  // of `rope`: its first table, and its number
   static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
   static constexpr bool gives_codes = false;
+  using grouped = void;                                                      // its word that gives codes by groups
   static constexpr int flops = 0;                                            // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0, features = 0;  // as the words so far have counted
   template <class L, class Cursor>
@@ -237,6 +248,7 @@ struct chain<Head, Tail...> {
   static constexpr int turned_parameter = larger(Head::turned_parameter, tail::turned_parameter);
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
   static constexpr bool gives_codes = Head::about.gives_codes || tail::gives_codes;
+  using grouped = typename either<Head::about.by_groups, Head, typename tail::grouped>::type;
   static constexpr int flops = Head::flops + tail::flops;
   static constexpr int operands = larger(Head::operands, tail::operands);
   static constexpr int dropouts = larger(Head::dropouts, tail::dropouts);
@@ -354,6 +366,9 @@ struct line {
       onepass::ONEPASS_TARGET::gives_codes<row> || Pre::gives_codes || last::post::gives_codes;
   static constexpr bool gives_number = onepass::ONEPASS_TARGET::gives_number<row> && !gives_codes;  // this; else a row
   using post = typename last::post;
+  // The word, placed, that gives codes by groups; void: none does.
+  using grouped = typename either<same_type<typename post::grouped, void>, Pre, post>::type::grouped;
+  static constexpr bool by_groups = !same_type<grouped, void>;
   static constexpr int row_parameter = last::row_parameter, number = last::number;
 
   static constexpr int operands = largest_of<Pre::operands, Post::operands, More::post::operands...>;

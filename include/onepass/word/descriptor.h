@@ -59,6 +59,7 @@ struct descriptor {
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
   bool gives_number = false;              // an ending: one number a row, and the row goes on unchanged (row words)
   bool gives_codes = false;               // and codes of the row, the line's result, of which the number is the scale
+  bool by_groups = false;                 // codes have a scale for each group of the row's columns (no row words)
   double of_nothing = 0;                  // that number of a row without elements
   bool needs_elements = false;            // there is none
   int flops_forward = 1;                  // per element

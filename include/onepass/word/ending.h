@@ -263,6 +263,18 @@ struct logprob : ending {  // saved: as of cross_entropy
 // The least scale, of rows that are nothing: the smallest normal float. Its inverse is finite.
 inline constexpr double kLeastScale = 0x1p-126;
 
+// The scale of codes of which the largest magnitude is this.
+template <dtype D, class T>
+ONEPASS_FUNCTION T scale_of(T largest) {
+  const T scale = largest / T(largest_code(D));
+  return scale < T(kLeastScale) ? T(kLeastScale) : scale;
+}
+template <dtype D, class L>
+ONEPASS_FUNCTION L saturated(L scaled) {
+  const L most(static_cast<typename L::scalar>(largest_code(D)));
+  return max(L(min(scaled, most)), L(-most));
+}
+
 // Codes of type D and their scale, which stands at kept value K. It gives the codes' values, which are stored as D.
 template <dtype D, int K>
 struct quantize : ending {  // saved: the scale
@@ -283,8 +295,7 @@ struct quantize : ending {  // saved: the scale
           "[..., 1] behind the kept values; ends a line"};
   template <class Row, class T>
   static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
-    const T scale = row.largest_magnitude() / T(largest_code(D));
-    return {scale < T(kLeastScale) ? T(kLeastScale) : scale, T(0)};
+    return {scale_of<D>(row.largest_magnitude()), T(0)};
   }
   template <class T>
   static ONEPASS_FUNCTION T number(row_numbers<T> of) {
@@ -292,8 +303,7 @@ struct quantize : ending {  // saved: the scale
   }
   template <class Row, class L, class T>
   static ONEPASS_FUNCTION L forward(L u, row_numbers<T> saved) {
-    const L most(T(largest_code(D)));
-    return max(L(min(L(u * L(T(1) / saved.first)), most)), L(-most));
+    return saturated<D>(L(u * L(T(1) / saved.first)));
   }
 };
 
@@ -315,6 +325,35 @@ struct quantize_static {
   static ONEPASS_FUNCTION L forward(L x, L scale) {
     const L most(static_cast<typename L::scalar>(largest_code(D)));
     return max(L(min(L(x / scale), most)), L(-most));
+  }
+};
+
+// Codes of type D with a scale for each group of G columns. No row word: lanes of a group are neighbours, and the
+// cursor that stores them (store_y) knows the group's largest magnitude.
+template <dtype D, int G>
+struct quantize_groups {
+  static constexpr descriptor about{.name = "quantize",
+                                    .kind = word_kind::affine,
+                                    .dtypes = quantize<D, 0>::about.dtypes,
+                                    .gives_codes = true,
+                                    .by_groups = true,
+                                    .flops_forward = 4,
+                                    .flops_backward = 0,
+                                    .defined = "word::quantize_groups",
+                                    .formula = quantize<D, 0>::about.formula,
+                                    .meaning = "codes of groups of the row's columns, and their scales; ends a line"};
+  static constexpr int kColumns = G;
+  template <class L>
+  static ONEPASS_FUNCTION L forward(L x) {
+    return x;
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T scale(T largest) {
+    return scale_of<D>(largest);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L codes(L x, typename L::scalar scale) {
+    return saturated<D>(L(x * L(typename L::scalar(1) / scale)));
   }
 };
 

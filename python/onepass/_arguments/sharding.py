@@ -276,7 +276,7 @@ def _results(line, parts: Parts, x: Given, operands: Sequence[Given], layouts: l
     kinds = [(shape, placements), *[(x.shape, kept)] * parts.keeps_before]
     kinds += [(behind, placements)] * (1 + line.keeps - len(kinds))
     own = [
-        (*of[:-1], 1) if is_scale else of[:-1] if is_number else of
+        (*of[:-1], of[-1] // line.group if line.group else 1) if is_scale else of[:-1] if is_number else of
         for (of, _), is_number, is_scale in zip(kinds, line.numbers, line.scales)
     ]
     return [kind_of(torch.Size(of), at) for of, (_, at) in zip(own, kinds)]
@@ -310,8 +310,8 @@ def is_shard(placement: Placement, dim: int) -> bool:
 
 def is_elementwise(words) -> bool:
     """Whether no number's result depends on another, or on its column."""
-    whole = ("row", "rotary", "contraction")
-    return all(word.kind not in whole and "is_causal" not in word.properties for word in words)
+    whole, sees_others = ("row", "rotary", "contraction"), {"is_causal", "by_groups"}
+    return all(word.kind not in whole and not sees_others & {*word.properties} for word in words)
 
 
 def _may_be_sharded(line, dims: int, at: int) -> bool:

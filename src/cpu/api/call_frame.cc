@@ -69,10 +69,8 @@ void call_frame::enter_forward(const values& v, bool gives_result) {
     if (what == spec::role::x) return whole(v.x, type, to, "x");
     if (what == spec::role::operand) return operand(i, v.operands[at], true);
     const tensor& given = what == spec::role::result ? v.y : v.kept[at];
-    const auto is_scale = [&] {
-      return what == spec::role::kept && of.result(1 + i).shape == spec::result_shape::scale;
-    };
-    if (is_number(what, i)) number(given, to, result_name(what, i), is_scale());
+    const auto type_of_result = [&] { return of.result(what == spec::role::result ? 0 : 1 + i); };
+    if (is_number(what, i)) number(given, type_of_result(), to, result_name(what, i));
     else whole(given, result_type(what, i), to, result_name(what, i));
   };
   forward_outputs(gives_result, enter_one), forward_inputs(enter_one);
@@ -134,27 +132,25 @@ void call_frame::whole(const tensor& t, dtype its, view& out, const std::string&
 
 sizes_of call_frame::sizes_of_numbers() const { return {sizes_.begin(), sizes_.end() - !sizes_.empty()}; }
 
-void call_frame::number(const tensor& t, view& out, const std::string& name, bool is_scale) {
-  sizes_of sizes = is_scale ? sizes_ : sizes_of_numbers();
-  if (is_scale && !sizes.empty()) sizes.back() = 1;
-  require_type(t, arithmetic(), name), require_sizes(t, sizes, name);
-  enter_number(t, out, name);
+void call_frame::number(const tensor& t, spec::result_type of_result, view& out, const std::string& name) {
+  require_type(t, arithmetic(), name), require_sizes(t, spec::sizes_of_result(of_result, shape), name);
+  enter_number(t, out, name, of_result.group);
 }
 
-void call_frame::enter_number(const tensor& t, view& out, const std::string& name) {
+void call_frame::enter_number(const tensor& t, view& out, const std::string& name, int group) {
   if (shape.rows() > 0) require_there(t, name);
   held_.push_back(t.sizes);
   const sizes_of& sizes = held_.back();
   held_.push_back(strides_of(t));
   names_.push_back(name);
-  take_number({t.data, t.type, static_cast<int>(sizes.size()), sizes.data(), held_.back().data(), &out});
+  take_number({t.data, t.type, static_cast<int>(sizes.size()), sizes.data(), held_.back().data(), &out}, group);
 }
 
 tensor call_frame::gradient(const tensor& t, spec::role what, int i, view& out, const std::string& name) {
   tensor given = t;
   const sizes_of sizes = is_number(what, i) ? sizes_of_numbers() : sizes_;
   if (given.data == nullptr) given = {&zero_, result_type(what, i), sizes, sizes_of(sizes.size(), 0)};
-  if (is_number(what, i)) number(given, out, name);
+  if (is_number(what, i)) number(given, {spec::result_shape::number}, out, name);
   else whole(given, result_type(what, i), out, name);
   return given;
 }

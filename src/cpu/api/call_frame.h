@@ -41,13 +41,13 @@ class call_frame : public spec::frame {
   const sizes_of& sizes() const { return sizes_; }
 
  private:
-  void whole(const tensor& t, dtype its, view& out, const std::string& name);               // of x's shape
-  void number(const tensor& t, view& out, const std::string& name, bool is_scale = false);  // one a row
+  void whole(const tensor& t, dtype its, view& out, const std::string& name);           // of x's shape
+  void number(const tensor& t, spec::result_type, view& out, const std::string& name);  // one a row, or scales
   tensor gradient(const tensor& t, spec::role what, int i, view& out, const std::string& name);
   sizes_of sizes_of_numbers() const;
   void operand(int i, const tensor& t, bool is_read);
   void target(int i, const tensor& t, bool is_read, const std::string& name);  // one integer a row
-  void enter_number(const tensor& t, view& out, const std::string& name);
+  void enter_number(const tensor& t, view& out, const std::string& name, int group = 0);
   view column(const tensor& t, const std::string& name) const;
   void statistics(const tensor& t);  // where the tensor of row statistics is wanted
   void dropout_state(const int64* state);

@@ -35,7 +35,7 @@ int access_for(const arguments& a, int lanes) {
   int access = lanes;
   while (access > 1 && a.columns % access != 0) access /= 2;
   each_view(a, [&](const view& v) {
-    if (v.column_stride == 0) return;
+    if (v.column_stride == 0 || v.column_stride > kOneForTwo) return;  // numbers are moved one by one
     const int size = size_of(v.type);
     auto fits = [&](int numbers) {
       const auto bytes = static_cast<std::uintptr_t>(std::min(numbers * size, 16));
@@ -98,17 +98,20 @@ uint64 repeated_operands(const request& r, const arguments& a) {
   return operands;
 }
 
+// Lanes in shared memory are of 16 bytes.
+bool has_long_lanes(const request& r, const configuration& c) { return c.vector_size * size_of(r.x) > 16; }
+
 // Results that leave through shared memory: those as wide as x, where accesses are smaller than lanes.
 uint64 staged_results(const request& r, const arguments& a, const configuration& c) {
   const int size = size_of(r.x);
-  if (c.access == c.vector_size || r.rope >= 0) return 0;
+  if (c.access == c.vector_size || r.rope >= 0 || has_long_lanes(r, c)) return 0;
   const bool gives = r.backward ? r.wants_dx : a.y.data != nullptr && !r.gives_number && size_of(a.y.type) == size;
   uint64 results = gives ? bit_of(stream::y) : 0;
   for (int i = 0; i < kMaxOperands; ++i)
     if (a.operand_gradient[i].data && (r.wants_tensor >> i & 1) != 0 && size_of(r.operand[i]) == size)
       results |= bit_of(stream::operand + i);
   for (int k = 0; k < kMaxKeeps; ++k)
-    if (!r.backward && a.kept[k].data && a.kept[k].column_stride != 0 && size_of(a.kept[k].type) == size)
+    if (!r.backward && a.kept[k].data && a.kept[k].column_stride == 1 && size_of(a.kept[k].type) == size)
       results |= bit_of(stream::kept + k);
   if (r.wants_recompute) results |= bit_of(stream::recomputed);
   return results;
@@ -122,15 +125,18 @@ int64 staged_bytes(const request& r, const configuration& c) {
   return std::popcount(c.staged) * rows_bytes(r, c) * std::max(c.unroll, 1);
 }
 
+// Threads that have a group of columns, which are neighbours in a warp.
+int64 threads_of_group(const request& r, const configuration& c) { return std::max(r.group / c.vector_size, 1); }
+
 // Columns in stripes, rows down the block: how a block of so many threads shares rows of `lanes`, so that few threads
-// of its warps are left without elements.
-void share_lanes(int64 lanes, int threads, configuration& c) {
+// of its warps are left without elements. Threads across are a multiple of `neighbours`.
+void share_lanes(int64 lanes, int threads, int64 neighbours, configuration& c) {
   constexpr int kTries = 8;
   constexpr double kWorthwhile = 0.03;
   const int64 fewest = ceil_div(lanes, threads);
   double best = 0;
   for (int64 stripes = fewest; stripes < fewest + kTries; ++stripes) {
-    const int64 across = ceil_div(lanes, stripes), down = threads / across;
+    const int64 across = ceil_div(lanes, stripes * neighbours) * neighbours, down = threads / across;
     if (stripes > fewest && across < kTuning.least_across) break;
     const double busy =
         static_cast<double>(lanes * down) / static_cast<double>(stripes * ceil_div(across * down, 32) * 32);
@@ -173,7 +179,7 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   configuration& c = p.with;
   const int64 lanes_a_row = ceil_div(a.columns, c.vector_size);
   const elementwise_tuning& tuned = tiles_for(r, a, c);
-  c.unroll = tuned.unroll;
+  c.unroll = has_long_lanes(r, c) ? 1 : tuned.unroll;
   if (r.wants_column == 0) {  // whose parts are those of all sizes
     while (c.unroll > 1 && lanes_a_row * a.rows < int64{chip.sm_count} * tuned.threads * c.unroll) c.unroll /= 2;
   }
@@ -189,7 +195,7 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
     p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
     return;
   }
-  share_lanes(lanes_a_row, tuned.threads, c);
+  share_lanes(lanes_a_row, tuned.threads, threads_of_group(r, c), c);
   p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
   const auto set_grid = [&] {
     c.exact = a.columns % (int64{c.across} * c.vector_size) == 0;
@@ -228,7 +234,7 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int most_lanes = std::clamp(tuned.numbers / wide / c.vector_size, 1, kTuning.held_vectors);
   const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, most_lanes));
   const int64 least_across = std::min<int64>(kTuning.least_across, power_of_two_from(lanes_a_row));
-  const int64 across = std::max({wanted, least_across, power_of_two_from(r.features)});
+  const int64 across = std::max({wanted, least_across, power_of_two_from(r.features), threads_of_group(r, c)});
   const int64 most = std::min(tuned.cluster, chip.cluster);
   c.across = static_cast<int>(std::min<int64>(across, tuned.threads));
   c.cluster = static_cast<int>(std::min(across / c.across, most));
@@ -264,7 +270,7 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   p.shared_bytes = static_cast<unsigned>(sum_bytes + staged);
   const int64 row_bytes = rows_bytes(r, c);
   constexpr int kLeastCopied = 4;  // bytes
-  const bool copies = r.rope < 0 || c.access * size_of(r.x) >= kLeastCopied;
+  const bool copies = (r.rope < 0 || c.access * size_of(r.x) >= kLeastCopied) && !has_long_lanes(r, c);
   const uint64 streams = copies ? streams_of(r, a) : 0, once = copies ? repeated_operands(r, a) : 0;
   const int64 stage_bytes = std::popcount(streams) * row_bytes, once_bytes = std::popcount(once) * row_bytes;
   const int least = c.ahead ? 2 : 1;
@@ -398,7 +404,7 @@ request::request(const spec::line& line, bool is_backward)
       draws(line.dropouts > 0),
       begins_with_row(!line.words.empty() && line.words.front().about->kind == word_kind::row) {
   gives_number = only_endings = line.result(0).is_number();
-  if (!backward) result = line.result(0).own;
+  if (!backward) result = line.result(0).own, group = line.group();
   for (int k = 0; k < keeps; ++k) kept[k] = line.result(1 + k).own;
   if (const spec::word* const w = line.rotary()) rope = w->operand, turned = line.turned(0);
   for (int i = 0; i < row_words; ++i) {
@@ -440,10 +446,11 @@ request request_of(const spec::frame& f, const spec::gradients& plan, std::strin
 
 configuration describe(const request& r, const arguments& a) {
   configuration c{};
-  c.vector_size = 16 / size_of(r.x);
+  constexpr int kWarp = 32;  // threads that share a group of columns, at most
+  c.vector_size = std::max(16 / size_of(r.x), r.group / kWarp);
   c.access = access_for(a, c.vector_size);
   // A lane of one small access needs no shifts; but dropout draws for eight elements at once.
-  if (c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.vector_size = c.access;
+  if (r.group == 0 && c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.vector_size = c.access;
   if (r.rope >= 0) {  // a lane is two accesses, and all of it is turned or nothing
     const int64 turned = r.turned > 0 ? r.turned : a.columns;
     while (turned / 2 % c.access != 0 || a.columns / 2 % c.access != 0) c.access /= 2;

@@ -34,6 +34,7 @@ struct request {
   uint64 summed = 0;          // bits of the row words whose backward needs sums over the row
   bool gives_number = false;  // the result is one number a row
   bool only_endings = false;  // all of its row words give a number
+  int group = 0;              // forward: columns that share a scale of its codes; 0: none do
   int flops = 0;
   bool draws = false;            // has dropout
   int rope = -1;                 // the first of its tables among the operands; -1: it has none

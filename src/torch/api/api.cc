@@ -230,7 +230,7 @@ const char* onepass_describe(const char* text) {
         .field("reads_x", signature.reads_x);
     out.key("numbers").begin('[');  // of each result, whether it is one number a row
     for (int i = 0; i < line.results(); ++i) out.value(line.result(i).is_number());
-    out.end(']').key("scales").begin('[');  // of these, whether its shape is [..., 1]
+    out.end(']').field("group", line.group()).key("scales").begin('[');  // of these, whether it is codes' scale
     for (int i = 0; i < line.results(); ++i) out.value(line.result(i).shape == onepass::spec::result_shape::scale);
     out.end(']').key("differentiable").begin('[');
     for (int i = 0; i < line.results(); ++i) out.value(line.result(i).is_differentiable());
@@ -274,7 +274,7 @@ const char* onepass_describe(const char* text) {
       out.key("dtype");
       if (w.stored == onepass::dtype::none) out.null();
       else out.value(onepass::spec::name_in_lines(w.stored));
-      out.key("strategy");
+      out.field("group", w.group).key("strategy");
       if (w.about->kind != onepass::word_kind::contraction) out.null();
       else out.value(onepass::spec::name_of(line.how));
       out.end('}');

@@ -102,7 +102,7 @@ inline Tensor zeros_of(const line_signature& signature, std::size_t kind, at::In
   std::int64_t type = types[0];
   if ((signature.numbers >> kind & 1) != 0) {
     const bool is_scale = (signature.scales >> kind & 1) != 0;
-    if (is_scale && !sizes.empty()) sizes.back() = 1;
+    if (is_scale && !sizes.empty()) sizes.back() = signature.group > 0 ? sizes.back() / signature.group : 1;
     if (!is_scale && !sizes.empty()) sizes.pop_back();
     type = static_cast<std::int64_t>(result_dtype(static_cast<dtype>(type), dtype::f32));
   } else if (signature.weight >= 0) {

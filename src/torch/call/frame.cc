@@ -17,14 +17,6 @@ frame::frame(const prepared_line& with, const Tensor& like, const char* name)
   held_.reserve(tensors_.capacity());
 }
 
-std::vector<std::int64_t> sizes_of_result(spec::result_type of, const spec::shape& x) {
-  std::vector<std::int64_t> sizes(x.sizes, x.sizes + x.dim);
-  if (sizes.empty()) return sizes;
-  if (of.shape == spec::result_shape::number) sizes.pop_back();
-  if (of.shape == spec::result_shape::scale) sizes.back() = 1;
-  return sizes;
-}
-
 void frame::input(const Tensor& t, view& out) {
   take(strided_of(t, &out));
   sources_.push_back(&t);
@@ -49,14 +41,14 @@ void frame::number(const Tensor& t, view& out) {
 
 Tensor frame::number_output(view& out, spec::role what, int i) {
   const std::vector<std::int64_t> sizes =
-      sizes_of_result(line.line.result(what == spec::role::result ? 0 : 1 + i), shape);
+      spec::sizes_of_result(line.line.result(what == spec::role::result ? 0 : 1 + i), shape);
   Tensor fresh = onepass::binding::empty(sizes.data(), static_cast<int>(sizes.size()), arithmetic(), on);
-  number_output_in(out, fresh);
+  number_output_in(out, fresh, group_of(what, i));
   return fresh;
 }
 
-void frame::number_output_in(view& out, const Tensor& memory) {
-  take_number(strided_of(memory, &out));
+void frame::number_output_in(view& out, const Tensor& memory, int group) {
+  take_number(strided_of(memory, &out), group);
   held_.push_back(memory);
   sources_.push_back(nullptr);
 }

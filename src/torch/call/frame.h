@@ -18,8 +18,6 @@ std::uint64_t boolean_masks_of(int operands, const TypeOf& type_of) {
   return boolean;
 }
 
-std::vector<std::int64_t> sizes_of_result(spec::result_type, const spec::shape& x);
-
 class frame : public spec::frame {
  public:
   // like: x, or what has its shape and dtype: a result's gradient, say.
@@ -33,7 +31,7 @@ class frame : public spec::frame {
   void row_gradient(const Tensor& t, dtype of_result, view& out);
   void number(const Tensor& t, view& out);                  // one a row: the gradient of an ending's result
   Tensor number_output(view& out, spec::role what, int i);  // fresh
-  void number_output_in(view& out, const Tensor&);
+  void number_output_in(view& out, const Tensor&, int group);
   Tensor output_in(view& out, const Tensor&);  // of x's shape and dense
   void operand(int index, const Tensor& t);    // checked against its word
   void target(int index, const Tensor& t);     // one integer a row

@@ -29,6 +29,7 @@ line_signature signature_of(const prepared_line& of) {
   signature.rowwise = of.line.rowwise();
   signature.numbers = of.line.numbers();
   signature.scales = of.line.results_that([](auto r) { return r.shape == spec::result_shape::scale; });
+  signature.group = of.line.group();
   signature.not_differentiable = of.line.results_that([](auto r) { return !r.is_differentiable(); });
   for (int i = 0; i < of.line.results(); ++i) signature.own_dtypes[i] = static_cast<std::int8_t>(of.line.result(i).own);
   signature.reads_x = reads.x;

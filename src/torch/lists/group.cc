@@ -59,7 +59,7 @@ std::vector<Tensor> fresh(const group_of& of, const std::vector<Tensor>& like, s
                           std::vector<Tensor>& results) {
   const device on = device_of(like.front());
   const dtype type = what.type(dtype_of(like.front()));
-  const auto sizes_of = [&](const Tensor& t) { return sizes_of_result(what, shape_of(t)); };
+  const auto sizes_of = [&](const Tensor& t) { return spec::sizes_of_result(what, shape_of(t)); };
   const auto first = static_cast<std::ptrdiff_t>(results.size());
   if (!of.stacked) {
     for (const Tensor& t : like) {
@@ -118,7 +118,7 @@ void enter(const group_forward& call, frames& all, std::vector<Tensor>& results)
     std::vector<Tensor> own;
     f.forward_outputs(true, [&](spec::role what, int k, view& to) {
       own.push_back(memory[kind]);
-      if (f.is_number(what, k)) f.number_output_in(to, own.back());
+      if (f.is_number(what, k)) f.number_output_in(to, own.back(), f.group_of(what, k));
       else f.output_in(to, own.back());
       kind += call.xs.size();
     });

@@ -172,6 +172,26 @@ def test_partial_sums(ranks):
     assert ranks.run(partial_sums)[0] == [scattered, scattered, reduced]
 
 
+def codes_of_groups(device):
+    """Rows stay where they are; columns are brought together, since ranks may have parts of a group."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    for line in ("bias | quantize(int8, 16)", "bias | keep | rms_norm(1e-6) | quantize(int8, 16)"):
+        inputs = make_inputs(line, (8, 32), torch.float32, device)
+        whole = onepass.fused(line, inputs.x, *inputs.operands)
+        for at in (S(0), S(1)):
+            tensors = [distributed(t, mesh, p) for t, p in zip((inputs.x, *inputs.operands), ([at], [R]))]
+            with CommDebugMode() as moved:
+                results = onepass.fused(line, *tensors)
+            assert (moved.get_total_counts() == 0) == (at == S(0))
+            for ours, theirs in zip(results, whole, strict=True):
+                assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+                assert torch.equal(ours.full_tensor(), theirs)
+
+
+def test_codes_of_groups(ranks):
+    ranks.run(codes_of_groups)
+
+
 def dropped(device, line, mesh_shape, placements):
     """The mask of each rank's part, as forward and backward have it, and of the same line again."""
     torch.manual_seed(3)

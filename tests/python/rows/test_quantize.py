@@ -1,12 +1,13 @@
 """`quantize`: codes of float8 or int8 and the scales of their rows, bit for bit those of PyTorch's operators."""
 
 import math
+import re
 
 import pytest
 import torch
 
 import onepass
-from helpers import LARGEST_CODES, Inputs, assert_equal, check_codes
+from helpers import LARGEST_CODES, Inputs, assert_equal, check_codes, make_inputs
 from onepass.reference import CODES
 
 NORM = "times | add | keep | layer_norm(1e-6) | scale(1) | bias | quantize(fp8)"
@@ -16,10 +17,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 def codes_of(values, name):
     """PyTorch's own of values that are scaled already."""
     largest = LARGEST_CODES[name]
-    values = values.clamp(-largest, largest)
+    values = values.clamp(-largest, largest).float()
     if name == "int8":
         return values.nan_to_num(0).round().to(torch.int8)
-    return values.float().to(CODES[name])
+    return values.to(CODES[name])
 
 
 def assert_same_codes(ours, theirs, what=""):
@@ -188,6 +189,173 @@ def test_static_scales_behind_a_norm(device):
     assert torch.equal(torch.autograd.grad(kept.square().sum(), x)[0], found[0])
 
 
+def in_groups(values, name, group):
+    """Codes and scales by PyTorch's operators."""
+    wide = values if values.dtype == torch.float64 else values.float()
+    parts = wide.unflatten(-1, (values.shape[-1] // group, group))
+    scales = (parts.abs().amax(-1, keepdim=True) / LARGEST_CODES[name]).clamp(min=2.0**-126)
+    return codes_of(parts * (1 / scales), name).flatten(-2), scales.squeeze(-1)
+
+
+GROUPS = [("fp8", 128), ("fp8e5m2", 128), ("int8", 128), ("fp8", 16), ("int8", 256)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "group"), GROUPS)
+def test_codes_of_groups(name, group, dtype, device):
+    line = onepass.Line(f"quantize({name}, {group})")
+    assert repr(line) == f"onepass.Line('quantize({name}, {group})')"
+    for shape in ((1,), (5, 2), (2, 3, 4), (7, 9), (1, 150), (37, 3), (0, 2), (4, 0)):
+        x = torch.randn(*shape[:-1], shape[-1] * group, device=device).to(dtype)
+        codes, scales = line(x)
+        assert codes.shape == x.shape and codes.dtype == CODES[name] and codes.is_contiguous()
+        assert scales.shape == shape and scales.is_contiguous()
+        assert scales.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        if x.numel():
+            for theirs in (in_groups(x, name, group), line.reference(x)):
+                assert torch.equal(scales, theirs[1])
+                assert_same_codes(codes, theirs[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "silu | times | quantize(fp8, 128)",
+        "add | keep | rms_norm(1e-6) | scale | quantize(fp8, 128)",
+        "bias | dropout(0.3) | add | keep(float32) | layer_norm | rms_norm | quantize(int8, 64)",
+    ],
+)
+def test_groups_behind_words(line, dtype, device):
+    for shape in ((3, 5, 384), (2, 128), (300, 256)):
+        check_codes(line, make_inputs(line, shape, dtype, device))
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_groups_of_zeros_infinities_and_nan(name, device):
+    inf, nan = math.inf, math.nan
+    first = torch.tensor(
+        [[0, -0.0, 0], [inf, 1, 0], [-inf, 1, 2], [nan, 1, 2], [1, 2, nan], [3e38, -1, 2]], device=device
+    )
+    x = torch.zeros(6, 128, device=device)
+    x[:, 61:64] = first
+    x = x.reshape(2, 3 * 128)
+    codes, scales = onepass.fused(f"quantize({name}, 128)", x)
+    rows = onepass.fused(f"quantize({name})", x.view(6, 128))
+    assert_same_codes(codes.view(6, 128), rows[0])
+    assert_equal(scales.view(6, 1), rows[1])
+    assert scales.view(-1)[0].item() == 2.0**-126 and scales.view(-1)[1].item() == inf
+    assert scales.view(-1)[3].isnan() and scales.view(-1)[4].isnan()
+
+
+def test_groups_in_any_layout(device):
+    for dtype in (torch.bfloat16, torch.float32):
+        base = torch.randn(6, 4, 3, 400, device=device).to(dtype)
+        for x in (
+            base[..., :128],
+            base[..., 1:257],
+            base[..., 2:130],
+            base[..., :256].transpose(0, 2),
+            base[:, ::2, :, :384],
+            base[..., :256:2],
+            base[:1, ..., 4:132].expand(6, 4, 3, 128),
+            base[0, 0, 0, 3:387],
+        ):
+            for line in ("quantize(fp8, 128)", "keep | rms_norm(1e-6) | quantize(fp8, 128)"):
+                for ours, theirs in zip(onepass.fused(line, x), onepass.fused(line, x.contiguous()), strict=True):
+                    assert torch.equal(ours.float(), theirs.float()) and ours.is_contiguous()
+    # An operand that is one number for all, where x is one long row.
+    t, x = torch.tensor(2.0, device=device), torch.randn(256, device=device)
+    for shape in ((256,), (1, 256), (2, 128)):
+        codes, scales = onepass.fused("times | quantize(fp8, 128)", x.view(shape), t)
+        assert torch.equal(scales, in_groups(2 * x.view(shape), "fp8", 128)[1])
+        assert_same_codes(codes, in_groups(2 * x.view(shape), "fp8", 128)[0])
+
+
+GROUPED = "bias | keep | rms_norm(1e-6) | quantize(fp8, 32)"
+
+
+def test_groups_and_gradients(device):
+    x, b = (torch.randn(*s, device=device, dtype=torch.float64, requires_grad=True) for s in ((4, 64), (64,)))
+    codes, kept, scales = onepass.fused(GROUPED, x, b)
+    assert [t.requires_grad for t in (codes, kept, scales)] == [False, True, False]
+    upstream = torch.randn_like(kept)
+    dx, db = torch.autograd.grad(kept, (x, b), upstream)
+    assert torch.equal(dx, upstream)
+    torch.testing.assert_close(db, upstream.sum(0))
+    codes, scales = onepass.fused("silu | times | quantize(fp8, 128)", x.view(2, 128), x.view(2, 128))
+    assert not codes.requires_grad and not scales.requires_grad
+
+
+def same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert torch.equal(a.float(), b.float())
+
+
+@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize("line", [GROUPED, "bias | quantize(fp8, 32)"])
+def test_lists_in_groups(line, stack, device):
+    shapes = [(3, 96)] * 3 if stack else [(3, 96), (2, 5, 96), (1, 96), (0, 96)]
+    xs, b = [torch.randn(s, device=device) for s in shapes], torch.randn(96, device=device)
+    results = onepass.fused(line, xs, b, stack=stack)
+    each = [onepass.fused(line, x, b) for x in xs]
+    for kind, theirs in zip(results, zip(*each), strict=True):
+        same(kind, theirs)
+
+
+def test_vmap_in_groups(device):
+    x, b = torch.randn(4, 3, 64, device=device), torch.randn(64, device=device)
+    same(torch.func.vmap(lambda t: onepass.fused(GROUPED, t, b))(x), onepass.fused(GROUPED, x, b))
+    same(
+        torch.func.vmap(lambda t: onepass.fused("quantize(fp8, 128)", t.flatten(-1)))(x.view(6, 128)),
+        onepass.fused("quantize(fp8, 128)", x.view(6, 128)),
+    )
+    each = torch.func.vmap(torch.func.grad(lambda t: onepass.fused(GROUPED, t, b)[1].square().sum()))(x)
+    torch.testing.assert_close(each, 2 * (x + b))
+
+
+def test_compiled_in_groups(device):
+    b = torch.randn(64, device=device, requires_grad=True)
+    compiled = torch.compile(
+        lambda x, b: onepass.fused(GROUPED, x, b), fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    for rows in (5, 6):
+        x = torch.randn(rows, 64, device=device, requires_grad=True)
+        results, eager = compiled(x, b), onepass.fused(GROUPED, x, b)
+        same(results, eager)
+        same(*(torch.autograd.grad(r[1].square().sum(), (x, b)) for r in (results, eager)))
+
+
+class InGroups(torch.nn.Module):
+    def forward(self, x):
+        return onepass.fused("quantize(fp8, 128)", x)
+
+
+def test_exported_in_groups():
+    x = torch.randn(3, 256)
+    same(torch.export.export(InGroups(), (x,)).module()(x), InGroups()(x))
+
+
+def test_bytes_of_groups():
+    cost = onepass.Line("silu | times | quantize(fp8, 128)").cost((64, 256), torch.bfloat16)
+    assert cost.forward.bytes == 64 * 256 * 5 + 4 * 64 * 2
+    assert cost.backward.bytes == cost.saved_bytes == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 100), (127,), ()], ids=str)
+def test_rows_that_are_no_whole_groups(shape, device):
+    x, line = torch.randn(shape, device=device), onepass.Line("quantize(fp8, 128)")
+    needs = "'quantize(fp8, 128)' needs rows whose length is a multiple of 128"
+    message = re.escape(f"{needs}, got x of shape {list(shape)}")
+    with pytest.raises(RuntimeError, match=message):
+        line(x)
+    with pytest.raises(RuntimeError, match=message):
+        onepass.fused("quantize(fp8, 128)", x.to("meta"))
+    with pytest.raises(RuntimeError, match="multiple of 128"):
+        line.reference(x)
+
+
 def test_codes_alone_have_no_gradient(device):
     x = torch.randn(4, 40, device=device, requires_grad=True)
     codes, scale = onepass.fused("gelu | quantize(fp8)", x)
@@ -239,13 +407,21 @@ def test_forward_mode(device):
     torch.testing.assert_close(ours, torch.func.jvp(torch.tanh, (x,), (tangent,))[1])
 
 
-@pytest.mark.parametrize("line", ["quantize(fp8)", "bias | keep | rms_norm(1e-6) | quantize(int8)"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "quantize(fp8)",
+        "bias | keep | rms_norm(1e-6) | quantize(int8)",
+        "bias | keep | rms_norm(1e-6) | quantize(fp8, 32)",
+        "quantize(fp8, 128)",
+    ],
+)
 def test_operators(line, device):
     known = onepass.Line(line)
-    x = torch.randn(4, 16, device=device)
-    operands = [torch.randn(16, device=device)] * known.operand_count or [x]
-    for save in (False, True):
-        torch.library.opcheck(known.forward_op, (x, operands, line, None, save))
+    x = torch.randn(4, 128, device=device)
+    operands = [torch.randn(128, device=device)] * known.operand_count or [x]
+    for save in [(False,), (True,)] if known.rowwise else [()]:
+        torch.library.opcheck(known.forward_op, (x, operands, line, None, *save))
 
 
 def test_compiled(device):
@@ -299,7 +475,14 @@ def test_results_depend_on_their_rows_alone(device):
         ("quantize", "'quantize' takes one of fp8, fp8e5m2, int8: quantize(fp8)"),
         ("quantize(fp4)", "'quantize' takes one of fp8, fp8e5m2, int8, got 'fp4'"),
         ("quantize(float32)", "got 'float32'"),
-        ("quantize(fp8, 128)", "expected 'static', got '128'"),
+        ("quantize(fp8, dynamic)", "expected 'static' or a number of columns, got 'dynamic'"),
+        ("quantize(fp8, 100)", "'quantize' takes a power of two from 16 to 256 columns, got '100'"),
+        ("quantize(fp8, 8)", "'quantize' takes a power of two from 16 to 256 columns, got '8'"),
+        ("quantize(fp8, 99999999999)", "'quantize' takes a power of two from 16 to 256 columns, got '99999999999'"),
+        ("quantize(fp8, 128, static)", "expected ')' to end 'quantize'"),
+        ("quantize(fp8, 128) | gelu", "'gelu' behind 'quantize', which ends a line"),
+        ("linear | quantize(fp8, 128)", "'quantize' behind a contraction, where it has no kernel"),
+        ("rms_norm | rope | quantize(fp8, 128)", "'quantize' in one line with 'rope': there is no kernel for both"),
         ("keep(float32, static)", "expected ')' to end 'keep'"),
         ("linear | quantize(fp8, static)", "'quantize' behind a contraction, where it has no kernel"),
         ("quantize(fp8) | gelu", "'gelu' behind 'quantize', which ends a line"),

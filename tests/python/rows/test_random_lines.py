@@ -195,11 +195,14 @@ def test_error_is_no_more_than_pytorchs(dtype, device):
 def test_codes(dtype, device):
     """Every line may end in codes, of which each is a compilation on the CPU."""
     rows = [line for line in (*NAMED_LINES, *COMPILED_LINES[:24]) if "dropout(0.5)" not in line]
+    formats = ["fp8", "fp8e5m2", "int8", "fp8, 16", "fp8, 128"]
 
     @settings(SETTINGS, max_examples=6 if device == "cpu" else 60)
-    @given(st.sampled_from(rows), st.sampled_from(["fp8", "fp8e5m2", "int8"]), shapes(), st.integers(0, 2**31))
+    @given(st.sampled_from(rows), st.sampled_from(formats), shapes(), st.integers(0, 2**31))
     def check(line, name, shape, seed):
         assume(len(shape) > 1 or "causal" not in line)
+        group = int(name.partition(", ")[2] or 1)
+        shape = (*shape[:-1], -(-shape[-1] // group) * group)
         torch.manual_seed(seed)
         check_codes(f"{line} | quantize({name})", make_inputs(line, shape, dtype, device, seed=seed))
 

@@ -49,7 +49,31 @@ struct lane_chooser<float, dtype::bf16> {
 };
 // Numbers that endings give, and scales, are no results of 16 bits.
 template <class T, class Line, dtype Stored>
-using lane_of = typename lane_chooser<T, gives_number<typename Line::row> ? dtype::none : Stored>::type;
+using lane_of =
+    typename lane_chooser<T, gives_number<typename Line::row> || Line::by_groups ? dtype::none : Stored>::type;
+
+// Of magnitudes; a NaN is the largest of all.
+template <class L>
+ONEPASS_FUNCTION L larger_magnitude(L a, L b) {
+  return where(a < b, b, L(where(b == b, a, b)));
+}
+template <class L>
+ONEPASS_FUNCTION typename L::scalar largest_magnitude_of(L magnitudes) {
+  HWY_ALIGN typename L::scalar each[lanes<L>()];
+  store_lane(magnitudes, each);
+  typename L::scalar most = each[0];
+  for (const typename L::scalar value : each) most = value > most || value != value ? value : most;
+  return most;
+}
+
+// A group of columns, until its scale is known. Grouped: the word that gives the codes, placed.
+template <class L, class Grouped>
+struct held_group {
+  HWY_ALIGN typename L::scalar values_of_group[Grouped::what::kColumns];
+  L largest_of_group;
+};
+template <class L>
+struct held_group<L, void> {};
 
 // A lane whose columns are not to be had at once: the first `count` from `place` on, in the line's order. ForTwo: one
 // element stands for two columns.
@@ -73,7 +97,7 @@ HWY_NOINLINE void scatter(L value, const row_view& v, const arguments& a, int64 
 
 // Stored: what every tensor stores, none of them with one number for a whole row; dtype::none: looked up.
 template <class T, class Line, dtype Stored>
-class cursor {
+class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
  public:
   using lane = lane_of<T, Line, Stored>;
   using order = column_order<Line>;
@@ -141,8 +165,9 @@ class cursor {
   ONEPASS_FUNCTION T number_gradient() const {
     return *number_at<K, true>();
   }
-  ONEPASS_FUNCTION void store_y(lane v) const {
-    if constexpr (Line::gives_codes) store_codes(y_.data, y_.type, column_, v, count_);
+  ONEPASS_FUNCTION void store_y(lane v) {
+    if constexpr (Line::by_groups) store_in_groups(v);
+    else if constexpr (Line::gives_codes) store_codes(y_.data, y_.type, column_, v, count_);
     else write(y_, v, stream_y_);
   }
   ONEPASS_FUNCTION void store_dx(lane v) const {
@@ -276,6 +301,22 @@ class cursor {
   }
 
  private:
+  // Lanes come one behind the other, and rows and tasks are whole groups: the group's last one finds its scale.
+  ONEPASS_FUNCTION void store_in_groups(lane v) {
+    using codes = typename Line::grouped::what;
+    constexpr int kColumns = codes::kColumns, kLanes = lanes<lane>();
+    static_assert(kColumns % kLanes == 0);
+    const auto in = static_cast<int>(column_ % kColumns);
+    store_lane(v, this->values_of_group + in);
+    const lane magnitude = abs(v);
+    this->largest_of_group = in == 0 ? magnitude : larger_magnitude(this->largest_of_group, magnitude);
+    if (in + kLanes < kColumns) return;
+    const T scale = codes::scale(largest_magnitude_of(this->largest_of_group));
+    reinterpret_cast<T*>(kept_[Line::grouped::ordinal].data)[column_ / kColumns] = scale;
+    for (int i = 0; i < kColumns; i += kLanes)
+      store_codes(y_.data, y_.type, column_ - in + i, codes::codes(load_lane<lane>(this->values_of_group + i), scale),
+                  kLanes);
+  }
   template <int I>
   ONEPASS_FUNCTION void add_to_column(lane g) const {
     T* at = column_sum_[I] + column_;  // padded to whole lanes

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "onepass/kernel/configuration.h"
+#include "onepass/kernel/common/reduce.cuda.h"
 #include "onepass/kernel/common/shapes.h"
 #include "onepass/lane/device/memory.cuda.h"
 #include "onepass/lane/functions.h"
@@ -260,7 +261,10 @@ class cursor : public position<Config> {
     if constexpr (Line::features > 0 || Line::gives_number) return vector(T(0));
     else return read<Config::kX, Config::kSingleY, stream::y>(a_.y);
   }
-  ONEPASS_FUNCTION void store_y(vector v) const { write<Config::kY, stream::y>(a_.y, v); }
+  ONEPASS_FUNCTION void store_y(vector v) const {
+    if constexpr (Line::by_groups) write<Config::kY, stream::y>(a_.y, codes_of_groups(v));
+    else write<Config::kY, stream::y>(a_.y, v);
+  }
   ONEPASS_FUNCTION void store_dx(vector v) const {
     if constexpr (Config::kWantsDx) write<Config::kX, stream::y>(a_.dx, v);
   }
@@ -450,6 +454,22 @@ class cursor : public position<Config> {
     }
   }
 
+  // The vectors of a group of columns are those of neighbouring threads of a warp, which are all here: rows are whole
+  // groups.
+  ONEPASS_FUNCTION vector codes_of_groups(vector v) const {
+    using codes = typename Line::grouped::what;
+    constexpr int kThreads = codes::kColumns / V;
+    static_assert(kRuns == 1 && kThreads > 0 && kThreads <= 32 && Config::kAcross % kThreads == 0);
+    const vector magnitude = abs(v);
+    T largest = T(0);
+#pragma unroll
+    for (int i = 0; i < V; ++i) largest = larger_magnitude(largest, magnitude.v[i]);
+    const T scale = codes::scale(largest_magnitude_of<kThreads>(largest));
+    const view& scales = a_.kept[Line::grouped::ordinal];
+    if (threadIdx.x % kThreads == 0 && count_ > 0)
+      static_cast<T*>(scales.data)[offset(scales) + widened(column_ / codes::kColumns)] = scale;
+    return codes::codes(v, scale);
+  }
   template <int I, class Add>
   ONEPASS_FUNCTION void add_to_column(vector g, const Add& add) const {
     if constexpr (wanted<I>()) {

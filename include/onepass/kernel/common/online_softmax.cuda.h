@@ -107,12 +107,8 @@ struct merge_magnitude {
     return {{T(0)}};
   }
   template <class T>
-  static ONEPASS_FUNCTION T larger(T a, T b) {
-    return b > a || b != b ? b : a;
-  }
-  template <class T>
   ONEPASS_FUNCTION numbers<T, 1> operator()(numbers<T, 1> a, numbers<T, 1> b) const {
-    return {{larger(a.v[0], b.v[0])}};
+    return {{larger_magnitude(a.v[0], b.v[0])}};
   }
 };
 

@@ -94,6 +94,21 @@ struct merge {
              T(0.5) * (rest + (a.v[2] + b.v[2])), size}};
   }
 };
+// Of magnitudes; a NaN is the largest of all.
+template <class T>
+ONEPASS_FUNCTION T larger_magnitude(T a, T b) {
+  return b > a || b != b ? b : a;
+}
+// Of so many neighbouring threads of a warp, a power of two, which all call it; others need not.
+template <int Threads, class T>
+ONEPASS_FUNCTION T largest_magnitude_of(T of) {
+  const uint32 first = threadIdx.x % 32 & ~static_cast<uint32>(Threads - 1);
+  const uint32 all = 0xffffffffu >> (32 - Threads) << first;
+#pragma unroll
+  for (int apart = Threads / 2; apart > 0; apart /= 2) of = larger_magnitude(of, __shfl_xor_sync(all, of, apart));
+  return of;
+}
+
 // Of four neighbouring threads.
 ONEPASS_FUNCTION float largest_of_four(float of) {
   of = max_number(of, __shfl_xor_sync(0xffffffffu, of, 1));

@@ -45,16 +45,11 @@ class held_row {
   ONEPASS_FUNCTION T largest_magnitude() {
     L best(T(0));
     for_columns<L, false>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
-      const L value = abs(look(c, count));
-      const L larger = where(best < value, value, L(where(value == value, best, value)));
+      const L larger = larger_magnitude(best, L(abs(look(c, count))));
       best = HWY_LIKELY(count == kLanes) ? larger : L(where(first_n<L>(count), larger, best));
     });
     made_ = true;
-    HWY_ALIGN T each[kLanes];
-    store_lane(best, each);
-    T most = each[0];
-    for (const T value : each) most = value > most || value != value ? value : most;
-    return most;
+    return largest_magnitude_of(best);
   }
   // A NaN is the largest of all.
   ONEPASS_FUNCTION word::pair<T> largest() {

@@ -128,7 +128,7 @@ class thread_row {
       const vector value = abs(value_(k, column, count));
 #pragma unroll
       for (int i = 0; i < Config::kVectorSize; ++i)
-        if (i < count) best = merge_magnitude::larger(best, value.v[i]);
+        if (i < count) best = larger_magnitude(best, value.v[i]);
     });
     return threads_.reduce(numbers<T, 1>{{best}}, merge_magnitude()).v[0];
   }
