@@ -77,7 +77,7 @@ std::string base_of(const defined_word& word, const std::string& body) {
   if (word.kind == defined_kind::elementwise)
     return (word.operand != operand_kind::none ? "operand_word<" : "plain_word<") + body + ">";
   return (word.kind == defined_kind::row ? "row_word<" : "ending_word<") + body + ", " + std::to_string(word.sums) +
-         ", " + std::to_string(word.parameters.size()) + ">";
+         ">";
 }
 
 // As kernels are compiled with it: of its descriptor, what a kernel asks for.

@@ -221,18 +221,25 @@ void fill_parameters(const line& of, dtype x, arguments& a) {
     a.parameter[i] = std::isnan(of.parameters[i]) ? epsilon : of.parameters[i];
 }
 
+// A row word's struct, with what it has to know of its place.
+std::string row_type(const word& row) {
+  const descriptor& about = *row.about;
+  const std::string type = type_of(about);
+  if (about.operand == operand_kind::target)
+    return "word::with_target<" + type + ", " + std::to_string(row.operand) + ">";
+  if (about.gives_codes) return type + "<dtype::" + name_of(row.stored) + ", " + std::to_string(row.ordinal) + ">";
+  if (about.defined[0] == '\0') return type;
+  return "word::of_sums<" + type + ", " + std::to_string(std::max(row.parameter_slot, 0)) + ", " +
+         std::to_string(row.parameters.size()) + ">";
+}
+
 std::string type_text(const line& of, std::uint64_t boolean_masks, bool backward) {
   if (backward && of.gives_codes()) return type_text(differentiable_part(of), boolean_masks, backward);
   const int resume = backward ? resume_point(of) : -1;
   std::string text = "line<" + chain_text(of, entry_segment(of), boolean_masks, resume);
   for (std::size_t i = 0; i < of.row_words.size(); ++i) {
     const word& row = of.words[static_cast<std::size_t>(of.row_words[i])];
-    const bool has_target = row.about->operand == operand_kind::target;
-    const std::string name =
-        has_target ? "word::with_target<" + type_of(*row.about) + ", " + std::to_string(row.operand) + ">"
-        : row.about->gives_codes
-            ? type_of(*row.about) + "<dtype::" + name_of(row.stored) + ", " + std::to_string(row.ordinal) + ">"
-            : type_of(*row.about);
+    const std::string name = row_type(row);
     const std::string segment =
         (resume == of.row_words[i] ? "word::resumed<" + name + ">" : name) + ", " + std::to_string(row.parameter_slot) +
         ", " + chain_text(of, segment_behind(of, i), boolean_masks, resume) +

@@ -37,6 +37,7 @@ concept cursor_of = requires(Cursor& at, L v, int threshold) {
   at.template column_gradient<0>(v, v);  // of the product of both
   at.template tensor_gradient<0>(v);
   at.template parameter<0>();          // a number of the line, in the arithmetic's type
+  at.row_length();                     // in that type
   at.template keeps<L, 0>(threshold);  // mask of where dropout K's 16 random bits are at least the threshold
   { at.template column<L>() } -> same<L>;
   { at.template matrix_row<L>() } -> same<L>;
@@ -331,12 +332,6 @@ struct segment {
   static constexpr int keeps = larger(Post::keeps, number + 1);
 };
 
-// A row word's numbers among the line's.
-template <class Segment>
-ONEPASS_FUNCTION const double* numbers_of_word(const double* of_line) {
-  return of_line + larger(Segment::row_parameter, 0);
-}
-
 template <int I, class First, class... More>
 struct nth {
   using type = typename nth<I - 1, More...>::type;
@@ -399,17 +394,43 @@ struct saved_numbers {
 template <class Line, int I, class L, class T, class Cursor>
 ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at);
 
-// A row word's result, from its value in backward: the result itself, or what entered it.
-template <class Row, class L, class T>
-ONEPASS_FUNCTION L result_of(L value, word::row_numbers<T> saved) {
-  if constexpr (word::is_of_sums<Row>) return Row::recompute(value, saved);
-  else return value;
+// What a row word of sums gets besides the sums.
+template <class Row, class Cursor>
+ONEPASS_FUNCTION auto own_numbers_of(const Cursor& at) {
+  const auto numbers = [&]<int... I>(indices<I...>) ONEPASS_LAMBDA {
+    using T = decltype(at.row_length());
+    return word::own_numbers<T, Row::kNumbers>{at.row_length(), {at.template parameter<Row::kFirstNumber + I>()...}};
+  };
+  return numbers(typename indices_to<Row::kNumbers>::type{});
 }
 
+// Of a call's arguments, where no cursor is at hand.
+template <class T, class Arguments>
+struct numbers_of_call {
+  const Arguments& a;
+  template <int J>
+  ONEPASS_FUNCTION T parameter() const {
+    return static_cast<T>(a.parameter[J]);
+  }
+  ONEPASS_FUNCTION T row_length() const { return static_cast<T>(a.columns); }
+};
+
+// Forward of a row word; How: the row as the kernel has it, see word/row.h.
+template <class Row, class How, class L, class T, class Cursor>
+ONEPASS_FUNCTION L row_forward(L u, word::row_numbers<T> saved, Cursor& at) {
+  if constexpr (word::is_of_sums<Row>) return Row::forward(u, saved, own_numbers_of<Row>(at));
+  else return Row::template forward<How>(u, saved);
+}
+// A row word's result, from its value in backward: the result itself, or what entered it.
+template <class Row, class L, class T, class Cursor>
+ONEPASS_FUNCTION L result_of(L value, const word::row_numbers<T>& saved, Cursor& at) {
+  if constexpr (word::is_of_sums<Row>) return Row::forward(value, saved, own_numbers_of<Row>(at));
+  else return value;
+}
 // Adds the terms of a value and its result's gradient to the sums over a row that backward needs.
-template <class Row, class L, class T>
-ONEPASS_FUNCTION void add_row_terms(L value, L dz, word::row_numbers<T> saved, word::terms<L>& to) {
-  if constexpr (word::is_of_sums<Row>) Row::add_terms(value, dz, saved, to);
+template <class Row, class L, class T, class Cursor>
+ONEPASS_FUNCTION void add_row_terms(L value, L dz, const word::row_numbers<T>& saved, Cursor& at, word::terms<L>& to) {
+  if constexpr (word::is_of_sums<Row>) Row::add_terms(value, dz, saved, own_numbers_of<Row>(at), to);
   else Row::add_terms(value, dz, to);
 }
 
@@ -429,13 +450,14 @@ ONEPASS_FUNCTION L row_value(L x, const saved_numbers<T, Line::segments>& saved,
 }
 template <class Line, int I, class L, class T, class Cursor>
 ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at) {
-  return result_of<typename Line::template segment_at<I>::row>(row_value<Line, I>(x, saved, at), saved.of[I]);
+  return result_of<typename Line::template segment_at<I>::row>(row_value<Line, I>(x, saved, at), saved.of[I], at);
 }
 
 // The gradient of what entered a row word.
 template <class Row, class L, class T, class Cursor>
 ONEPASS_FUNCTION L gradient_before(L z, L dz, word::row_numbers<T> saved, word::pair<T> sums, T inverse_columns,
                                    Cursor& at) {
+  if constexpr (word::is_of_sums<Row>) return Row::backward(z, dz, saved, sums, own_numbers_of<Row>(at));
   const L du = Row::backward(z, dz, saved, sums, inverse_columns);
   if constexpr (target_operand<Row> >= 0) return at.plus_at(du, saved.at.column, saved.gradient);
   else return du;
@@ -448,7 +470,7 @@ ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, const saved_numbe
   if constexpr (!Line::pre::resumes) x = at.x();
   using segment = typename Line::template segment_at<I>;
   const L z = row_value<Line, I>(x, saved, at);
-  return {z, segment::post::backward(result_of<typename segment::row>(z, saved.of[I]), dy, at)};
+  return {z, segment::post::backward(result_of<typename segment::row>(z, saved.of[I], at), dy, at)};
 }
 // Of the last.
 template <class Line, class L, class Cursor, class T>

@@ -40,16 +40,22 @@ struct row_numbers {  // saved per row; the third where x has more than 16 bits
   T first, second, third = T(0);
   T gradient = T(0);  // in backward, of the number that an ending gives; of one with a target, the target's own
   target at = {};     // in backward
-  // Of a row word that is made of sums: the line's numbers that are the word's, and the row's length.
-  const double* numbers = nullptr;
-  T columns = T(0);
 };
 
-// A user's row word (word/user.h): what is saved are sums over the row, and where others hold their result in backward,
-// it holds the value before.
+// A user's row word (word/user.h), Count of whose numbers begin at First among the line's: what is saved are sums over
+// the row, and where others hold their result in backward, it holds the value before. Its functions get own_numbers.
+template <class Row, int First, int Count>
+struct of_sums : Row {
+  static constexpr int kFirstNumber = First, kNumbers = Count;
+};
 template <class Row>
-inline constexpr bool is_of_sums = requires {
-  Row::kIsOfSums;
+inline constexpr bool is_of_sums = false;
+template <class Row, int First, int Count>
+inline constexpr bool is_of_sums<of_sums<Row, First, Count>> = true;
+template <class T, int Count>
+struct own_numbers {
+  T columns;  // the row's length
+  T number[Count > 0 ? Count : 1];
 };
 template <class T>
 struct row_moments {

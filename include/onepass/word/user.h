@@ -64,132 +64,134 @@ struct operand_word {
   }
 };
 
-// A row word of Sums sums and Numbers of the line's numbers. z = f(x, S), S = Σ h(x), so that of a result's gradient dz
-// x gets dz ∂f/∂x + h'(x) Σ dz ∂f/∂S.
-template <template <class> class Body, int Sums, int Numbers>
-struct of_sums {
-  static constexpr bool kIsOfSums = true;
-  using all = typename indices_to<Numbers>::type;
-
-  template <class Row, class T>
-  static ONEPASS_FUNCTION word::row_numbers<T> statistics(Row& row, const double* numbers, T columns) {
-    word::row_numbers<T> of{T(0), T(0)};
-    of.numbers = numbers, of.columns = columns;
+// A row word of Sums sums. z = f(x, S), S = Σ h(x), so that of a result's gradient dz x gets
+// dz ∂f/∂x + h'(x) Σ dz ∂f/∂S.
+template <template <class> class Body, int Sums>
+struct summed_word {
+  template <class Row, class T, int N>
+  static ONEPASS_FUNCTION word::row_numbers<T> statistics(Row& row, word::own_numbers<T, N> own) {
     using L = typename Row::lane;
     if constexpr (Sums == 1) {
-      of.first = row.sum([of](L x) ONEPASS_LAMBDA { return first_sum(x, of, all{}); });
+      return {row.sum([own](L x) ONEPASS_LAMBDA { return first_sum(x, own); }), T(0)};
     } else {
-      const word::pair<T> sums = row.sum_pair([of](L x) ONEPASS_LAMBDA {
-        return word::terms<L>{first_sum(x, of, all{}), second_sum(x, of, all{})};
+      const word::pair<T> sums = row.sum_pair([own](L x) ONEPASS_LAMBDA {
+        return word::terms<L>{first_sum(x, own), second_sum(x, own)};
       });
-      of.first = sums.first, of.second = sums.second;
+      return {sums.first, sums.second};
     }
-    return of;
   }
 
  protected:
-  template <class L, class T, int... I>
-  static ONEPASS_FUNCTION L first_sum(L x, word::row_numbers<T> of, indices<I...>) {
-    return Body<L>::sum(x, everywhere<L>(of.numbers[I])...);
+  // f(first..., the line's numbers as S)
+  template <class S, class F, class T, int N, int... I, class... Others>
+  static ONEPASS_FUNCTION auto with_numbers(const F& f, word::own_numbers<T, N> own, indices<I...>, Others... first) {
+    return f(first..., everywhere<S>(own.number[I])...);
   }
-  template <class L, class T, int... I>
-  static ONEPASS_FUNCTION L second_sum(L x, word::row_numbers<T> of, indices<I...>) {
-    return Body<L>::second_sum(x, everywhere<L>(of.numbers[I])...);
+  template <class S, class F, class T, int N, class... Others>
+  static ONEPASS_FUNCTION auto with_numbers(const F& f, word::own_numbers<T, N> own, Others... first) {
+    return with_numbers<S>(f, own, typename indices_to<N>::type{}, first...);
   }
-  // to, with h'(x) times these, which the sums' gradients are.
+  // f(first..., the sums, the row's length, the line's numbers), all as S.
+  template <class S, class F, class T, int N, class... Others>
+  static ONEPASS_FUNCTION auto with_sums(const F& f, word::pair<S> sums, word::own_numbers<T, N> own, Others... first) {
+    if constexpr (Sums == 1) return with_numbers<S>(f, own, first..., sums.first, everywhere<S>(own.columns));
+    else return with_numbers<S>(f, own, first..., sums.first, sums.second, everywhere<S>(own.columns));
+  }
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION L first_sum(L x, word::own_numbers<T, N> own) {
+    return with_numbers<L>([](auto... of) ONEPASS_LAMBDA { return Body<L>::sum(of...); }, own, x);
+  }
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION L second_sum(L x, word::own_numbers<T, N> own) {
+    return with_numbers<L>([](auto... of) ONEPASS_LAMBDA { return Body<L>::second_sum(of...); }, own, x);
+  }
+  // Dual sums, of these slopes.
   template <class L, class T>
-  static ONEPASS_FUNCTION L plus_slopes(L to, L x, L by_first, L by_second, word::row_numbers<T> of) {
-    using D = dual<L>;
-    const D at(x, L(T(1)));
-    to = fma(by_first, L(first_sum(at, of, all{}).slope), to);
-    if constexpr (Sums > 1) to = fma(by_second, L(second_sum(at, of, all{}).slope), to);
-    return to;
+  static ONEPASS_FUNCTION word::pair<dual<L>> sums_of(word::row_numbers<T> saved, T by_first, T by_second) {
+    return {dual<L>(L(saved.first), L(by_first)), dual<L>(L(saved.second), L(by_second))};
   }
-  // f(lanes..., S, n, numbers...), where S has these slopes.
-  template <class L, class F, class T, int... I, class... Lanes>
-  static ONEPASS_FUNCTION dual<L> with_sums(const F& f, L first, L second, word::row_numbers<T> of, indices<I...>,
-                                            Lanes... lanes) {
-    using D = dual<L>;
-    const D n(of.columns);
-    if constexpr (Sums == 1) return f(lanes..., D(L(of.first), first), n, everywhere<D>(of.numbers[I])...);
-    else return f(lanes..., D(L(of.first), first), D(L(of.second), second), n, everywhere<D>(of.numbers[I])...);
+  // to, with h'(x) times the sums' gradients.
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION L plus_slopes(L to, L x, L first, L second, word::own_numbers<T, N> own) {
+    const dual<L> at(x, L(T(1)));
+    to = fma(first, L(first_sum(at, own).slope), to);
+    if constexpr (Sums > 1) to = fma(second, L(second_sum(at, own).slope), to);
+    return to;
   }
 };
 
-template <template <class> class Body, int Sums, int Numbers>
-struct row_word : of_sums<Body, Sums, Numbers> {
-  using base = of_sums<Body, Sums, Numbers>;
-  template <class Row, class L, class T>
-  static ONEPASS_FUNCTION L forward(L x, word::row_numbers<T> of) {
-    return recompute(x, of);
+template <template <class> class Body, int Sums>
+struct row_word : summed_word<Body, Sums> {
+  using base = summed_word<Body, Sums>;
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION L forward(L x, word::row_numbers<T> saved, word::own_numbers<T, N> own) {
+    return base::template with_sums<L>([](auto... of) ONEPASS_LAMBDA { return Body<L>::forward(of...); },
+                                       word::pair<L>{L(saved.first), L(saved.second)}, own, x);
   }
-  template <class L, class T>
-  static ONEPASS_FUNCTION L recompute(L x, word::row_numbers<T> of) {
-    return value(x, of, typename base::all{});
-  }
-  // Where dz is 0 nothing is added, whatever the slope: nothing has entered there.
-  template <class L, class T>
-  static ONEPASS_FUNCTION void add_terms(L x, L dz, word::row_numbers<T> of, word::terms<L>& to) {
+  // Where dz is 0 nothing is added, whatever the slope: what lies past the row's end is there, too.
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION void add_terms(L x, L dz, word::row_numbers<T> saved, word::own_numbers<T, N> own,
+                                         word::terms<L>& to) {
     const L none(T(0));
-    to.first = to.first + where(dz == none, none, L(dz * slope(x, L(T(0)), L(T(1)), none, of)));
-    if constexpr (Sums > 1) to.second = to.second + where(dz == none, none, L(dz * slope(x, none, none, L(T(1)), of)));
+    const auto term = [&](T by_first, T by_second) ONEPASS_LAMBDA {
+      return where(dz == none, none, L(dz * slope(x, T(0), by_first, by_second, saved, own)));
+    };
+    to.first = to.first + term(T(1), T(0));
+    if constexpr (Sums > 1) to.second = to.second + term(T(0), T(1));
   }
-  template <class L, class T>
-  static ONEPASS_FUNCTION L backward(L x, L dz, word::row_numbers<T> of, word::pair<T> sums, T) {
-    const L none(T(0));
-    return base::plus_slopes(L(dz * slope(x, L(T(1)), none, none, of)), x, L(sums.first), L(sums.second), of);
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION L backward(L x, L dz, word::row_numbers<T> saved, word::pair<T> sums,
+                                     word::own_numbers<T, N> own) {
+    return base::plus_slopes(L(dz * slope(x, T(1), T(0), T(0), saved, own)), x, L(sums.first), L(sums.second), own);
   }
 
  private:
-  template <class L, class T, int... I>
-  static ONEPASS_FUNCTION L value(L x, word::row_numbers<T> of, indices<I...>) {
-    if constexpr (Sums == 1) return Body<L>::forward(x, L(of.first), L(of.columns), everywhere<L>(of.numbers[I])...);
-    else return Body<L>::forward(x, L(of.first), L(of.second), L(of.columns), everywhere<L>(of.numbers[I])...);
-  }
   // Of forward, where x and the sums have these.
-  template <class L, class T>
-  static ONEPASS_FUNCTION L slope(L x, L by_x, L by_first, L by_second, word::row_numbers<T> of) {
-    const auto f = [](auto... of_forward) ONEPASS_LAMBDA { return Body<dual<L>>::forward(of_forward...); };
-    return base::with_sums(f, by_first, by_second, of, typename base::all{}, dual<L>(x, by_x)).slope;
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION L slope(L x, T by_x, T by_first, T by_second, word::row_numbers<T> saved,
+                                  word::own_numbers<T, N> own) {
+    using D = dual<L>;
+    const auto f = [](auto... of) ONEPASS_LAMBDA { return Body<D>::forward(of...); };
+    return base::template with_sums<D>(f, base::template sums_of<L>(saved, by_first, by_second), own, D(x, L(by_x)))
+        .slope;
   }
 };
 
-template <template <class> class Body, int Sums, int Numbers>
-struct ending_word : of_sums<Body, Sums, Numbers> {
-  using base = of_sums<Body, Sums, Numbers>;
-  template <class Row, class L, class T>
-  static ONEPASS_FUNCTION L forward(L x, word::row_numbers<T>) {
+template <template <class> class Body, int Sums>
+struct ending_word : summed_word<Body, Sums> {
+  using base = summed_word<Body, Sums>;
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION L forward(L x, word::row_numbers<T>, word::own_numbers<T, N>) {
     return x;
   }
-  template <class L, class T>
-  static ONEPASS_FUNCTION L recompute(L x, word::row_numbers<T>) {
-    return x;
-  }
-  template <class L, class T>
-  static ONEPASS_FUNCTION void add_terms(L, L, word::row_numbers<T>, word::terms<L>&) {}
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION void add_terms(L, L, word::row_numbers<T>, word::own_numbers<T, N>, word::terms<L>&) {}
   // The third: the number itself.
-  template <class Row, class T>
-  static ONEPASS_FUNCTION word::row_numbers<T> statistics(Row& row, const double* numbers, T columns) {
+  template <class Row, class T, int N>
+  static ONEPASS_FUNCTION word::row_numbers<T> statistics(Row& row, word::own_numbers<T, N> own) {
     using L = typename Row::lane;
-    word::row_numbers<T> of = base::statistics(row, numbers, columns);
-    of.third = max_lanes(of_number(L(T(0)), L(T(0)), of).value);
-    return of;
+    word::row_numbers<T> saved = base::statistics(row, own);
+    saved.third = max_lanes(dual_number<L>(saved, T(0), T(0), own).value);
+    return saved;
   }
   template <class T>
   static ONEPASS_FUNCTION T number(word::row_numbers<T> of) {
     return of.third;
   }
-  template <class L, class T>
-  static ONEPASS_FUNCTION L backward(L x, L dz, word::row_numbers<T> of, word::pair<T>, T) {
-    const L none(T(0)), one(T(1)), g(of.gradient);
-    return base::plus_slopes(dz, x, L(g * of_number(one, none, of).slope), L(g * of_number(none, one, of).slope), of);
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION L backward(L x, L dz, word::row_numbers<T> saved, word::pair<T>,
+                                     word::own_numbers<T, N> own) {
+    const L g(saved.gradient), first = dual_number<L>(saved, T(1), T(0), own).slope,
+                               second = dual_number<L>(saved, T(0), T(1), own).slope;
+    return base::plus_slopes(dz, x, L(g * first), L(g * second), own);
   }
 
  private:
-  template <class L, class T>
-  static ONEPASS_FUNCTION dual<L> of_number(L by_first, L by_second, word::row_numbers<T> of) {
-    const auto f = [](auto... of_number) ONEPASS_LAMBDA { return Body<dual<L>>::number(of_number...); };
-    return base::with_sums(f, by_first, by_second, of, typename base::all{});
+  template <class L, class T, int N>
+  static ONEPASS_FUNCTION dual<L> dual_number(word::row_numbers<T> saved, T by_first, T by_second,
+                                              word::own_numbers<T, N> own) {
+    const auto f = [](auto... of) ONEPASS_LAMBDA { return Body<dual<L>>::number(of...); };
+    return base::template with_sums<dual<L>>(f, base::template sums_of<L>(saved, by_first, by_second), own);
   }
 };
 

@@ -199,6 +199,7 @@ class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
     T* at = column_sum_[I] + column_;
     store_lane(fma(dy, x, load_lane<lane>(at)), at);
   }
+  ONEPASS_FUNCTION T row_length() const { return static_cast<T>(a_.columns); }
   template <int J>
   ONEPASS_FUNCTION T parameter() const {
     return parameter_[J];

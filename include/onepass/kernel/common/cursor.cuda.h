@@ -325,6 +325,7 @@ class cursor : public position<Config> {
     if constexpr (is_summed<I>()) add_to_column<I>(dy, [x](vector sum, vector more) { return fma(more, x, sum); });
     else tensor_gradient<I>(dy * x);
   }
+  ONEPASS_FUNCTION T row_length() const { return static_cast<T>(a_.columns); }
   template <int J>
   ONEPASS_FUNCTION T parameter() const {
     return static_cast<T>(a_.parameter[J]);

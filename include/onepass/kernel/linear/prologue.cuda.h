@@ -83,7 +83,8 @@ class input_rows {
         for_vectors<Config>(a_, across_, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
           using row_of = thread_row<Config, row_threads<Config>, decltype(value)>;
-          take(at, i, k, Line::post::forward(Line::row::template forward<row_of>(value(k, column, count), saved), at));
+          const L z = row_forward<typename Line::row, row_of>(value(k, column, count), saved, at);
+          take(at, i, k, Line::post::forward(z, at));
         });
       });
     }

@@ -163,7 +163,7 @@ ONEPASS_FUNCTION word::row_numbers<T> statistics(Row& row, const arguments& a, i
   using row_word = typename Segment::row;
   const T parameter = row_parameter<T, Segment>(a);
   if constexpr (word::is_of_sums<row_word>) {
-    return row_word::statistics(row, numbers_of_word<Segment>(a.parameter), static_cast<T>(a.columns));
+    return row_word::statistics(row, own_numbers_of<row_word>(numbers_of_call<T, arguments>{a}));
   } else if constexpr (target_operand<row_word> < 0) {
     return row_word::statistics(row, parameter);
   } else {
@@ -202,8 +202,6 @@ ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, const 
   if (numbers > 0) saved.first = own[row];
   if (numbers > 1) saved.second = own[a.rows + row];
   if (numbers > 2) saved.third = own[2 * a.rows + row];
-  if constexpr (word::is_of_sums<row_word>)
-    saved.numbers = numbers_of_word<segment>(a.parameter), saved.columns = static_cast<T>(a.columns);
   if constexpr (gives_number<row_word>) saved.gradient = at.template number_gradient<segment::number>();
   if constexpr (target_operand<row_word> >= 0) {
     constexpr int kFirst = segment::row_parameter;
@@ -238,7 +236,7 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, Cursor& at, T* values
     }
     for_columns<L, Cursor::kUniform>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
       at.set_column(c, count);
-      const L z = segment::row::template forward<held>(load_lane<L>(values + c), saved);
+      const L z = row_forward<typename segment::row, held>(load_lane<L>(values + c), saved, at);
       store_lane(L(segment::post::forward(z, at)), values + c);
     });
     earlier_segments<T, Line, L, I + 1>(a, at, values, statistics, row);
@@ -272,7 +270,7 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
       L u;
       if constexpr (Line::row::about.statistics > 0) u = load_lane<L>(values.data() + c);
       else u = make(c, count);  // no one has looked at it
-      const L y = Line::post::forward(Line::row::template forward<held>(u, saved), at);
+      const L y = Line::post::forward(row_forward<typename Line::row, held>(u, saved, at), at);
       if constexpr (Line::features == 0) at.store_y(y);
     });
     at.store_features();
@@ -308,7 +306,7 @@ ONEPASS_FUNCTION word::pair<T> earlier_gradients(const arguments& a, Cursor& at,
       store_lane(here.second, dz_row + c);
       L dz = here.second;
       if (HWY_UNLIKELY(count < lanes<L>())) dz = where(first_n<L>(count), dz, L(T(0)));
-      add_row_terms<typename Line::template segment_at<I>::row>(here.first, dz, saved.of[I], total);
+      add_row_terms<typename Line::template segment_at<I>::row>(here.first, dz, saved.of[I], at, total);
     });
     return earlier_gradients<T, Line, I - 1>(a, at, saved, {sum_lanes(total.first), sum_lanes(total.second)}, z_row,
                                              dz_row);
@@ -331,7 +329,7 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Cursor& at, Curso
     }
     L dz = here.second;
     if (HWY_UNLIKELY(count < lanes<L>())) dz = where(first_n<L>(count), dz, L(T(0)));
-    add_row_terms<typename Line::row>(here.first, dz, saved.of[Line::segments - 1], total);
+    add_row_terms<typename Line::row>(here.first, dz, saved.of[Line::segments - 1], at, total);
   });
   const word::pair<T> sums = earlier_gradients<T, Line, Line::segments - 2>(
       a, at, saved, {sum_lanes(total.first), sum_lanes(total.second)}, z_row, dz_row);

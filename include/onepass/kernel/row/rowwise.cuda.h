@@ -164,7 +164,8 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, int across, Threads& 
       for_vectors<Config>(a, across, [&](int k, typename Config::index column, int count) {
         at.set_column(column, count);
         at.set_vector(k);
-        const auto z = segment::row::template forward<thread_row<Config, Threads, Value>>(held[k], of_row.for_held);
+        using how = thread_row<Config, Threads, Value>;
+        const auto z = row_forward<typename segment::row, how>(held[k], of_row.for_held, at);
         held[k] = segment::post::forward(z, at);
       });
     }
@@ -276,7 +277,8 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
           L u;
           if constexpr (kHeld) u = value(k, column, count);
           else u = Line::pre::forward(at.x(), at);
-          const L z = Line::row::template forward<thread_row<Config, row_threads<Config>, decltype(value)>>(u, saved);
+          using how = thread_row<Config, row_threads<Config>, decltype(value)>;
+          const L z = row_forward<typename Line::row, how>(u, saved, at);
           const L y = Line::post::forward(z, at);
           if constexpr (Line::features == 0) at.store_y(y);
         });
@@ -305,7 +307,7 @@ ONEPASS_FUNCTION void finish_vector(const arguments& a, cursor<Config, Line>& at
   if constexpr (Line::pre::needs_input) x = at.x();
   at.store_dx(Line::pre::backward(x, du, at));
   if constexpr (Config::kWantsRecompute && Line::segments == 1)
-    at.store_recomputed(Line::post::recompute(result_of<first>(here.first, saved), at));
+    at.store_recomputed(Line::post::recompute(result_of<first>(here.first, saved, at), at));
 }
 
 // Backward of the segments before the last, down to the first: in `held` come the result of row word I + 1 and its
@@ -330,7 +332,7 @@ ONEPASS_FUNCTION void earlier_gradients(const arguments& a, int across, Threads&
           gradient_before<behind>(held[k].first, held[k].second, saved.of[I + 1],
                                   word::pair<T>{totals.v[0], totals.v[1]}, static_cast<T>(a.inverse_columns), at);
       held[k] = value_and_gradient<Line, I, L>(at, saved, du);
-      add_terms<segment>(held[k], saved.of[I], count, total);
+      add_terms<segment>(held[k], saved.of[I], at, count, total);
     });
     totals = threads.reduce(Numbers{{sum_lanes(total.first), sum_lanes(total.second)}}, plus());
     earlier_gradients<Config, Line, I - 1>(a, across, threads, at, held, sums, saved, totals);
@@ -424,10 +426,11 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
           at.set_sums(sums[k]);
           const word::terms<L> here = value_and_gradient<Line, L>(at, saved);
           if constexpr (!Config::kRecomputes) held[k] = here;
-          const word::row_numbers<T> saved_of_last = saved.of[Line::segments - 1];
+          constexpr int kLast = Line::segments - 1;
           if constexpr (Config::kWantsRecompute && Line::segments > 1)
-            at.store_recomputed(Line::post::recompute(result_of<typename Line::row>(here.first, saved_of_last), at));
-          add_terms<Line>(here, saved_of_last, count, total);
+            at.store_recomputed(
+                Line::post::recompute(result_of<typename Line::row>(here.first, saved.of[kLast], at), at));
+          add_terms<Line>(here, saved.of[kLast], at, count, total);
         });
         plus combine;
         totals.v[0] = sum_lanes(total.first);
@@ -436,7 +439,6 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
         return saved;
       },
       [&](int64 place, int stage, saved_type saved) {
-        if constexpr (Config::kAhead) set_numbers<Line>(a, saved);
         if constexpr (kTotals > 0) totals = threads.receive(totals, plus());
         const int64 row = thread.row(place);
         at.set_row(row, exists(row));

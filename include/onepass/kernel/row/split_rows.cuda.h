@@ -102,7 +102,7 @@ struct row_in_tiles {
 template <class Line, int I, class L, class T, class Cursor>
 ONEPASS_FUNCTION L segments_forward(L u, const saved_numbers<T, Line::segments>& saved, Cursor& at) {
   using segment = typename Line::template segment_at<I>;
-  const L y = segment::post::forward(segment::row::template forward<row_in_tiles>(u, saved.of[I]), at);
+  const L y = segment::post::forward(row_forward<typename segment::row, row_in_tiles>(u, saved.of[I], at), at);
   if constexpr (I + 1 < Line::segments) return segments_forward<Line, I + 1>(y, saved, at);
   else return y;
 }
@@ -147,7 +147,7 @@ ONEPASS_FUNCTION void rowwise_backward_parts(const arguments& a) {
     for_vectors<Config>(a, static_cast<int>(threadIdx.x), first, [&](int, typename Config::index column, int count) {
       at.set_column(column, count);
       const word::terms<L> here = value_and_gradient<Line, I, L>(at, saved, sums, static_cast<T>(a.inverse_columns));
-      add_terms<segment>(here, saved.of[I], count, total);
+      add_terms<segment>(here, saved.of[I], at, count, total);
     });
   }
   let_next_kernel_begin();

@@ -182,8 +182,8 @@ class thread_row {
   // What forward takes with the values that are held now.
   template <class Row>
   ONEPASS_FUNCTION word::row_numbers<T> for_held(word::row_numbers<T> saved) const {
-    if constexpr (word::is_of_sums<Row>) return saved;
-    else return {held_are_centred_ ? held_centre_ : saved.first, saved.second * held_factor_};
+    if constexpr (word::is_of_sums<Row>) return saved;  // with the third
+    return {held_are_centred_ ? held_centre_ : saved.first, saved.second * held_factor_};
   }
 
  private:
@@ -281,7 +281,7 @@ ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
   using row_word = typename Segment::row;
   word::row_numbers<T> saved;
   if constexpr (word::is_of_sums<row_word>) {
-    saved = row_word::statistics(of_row, numbers_of_word<Segment>(a.parameter), static_cast<T>(a.columns));
+    saved = row_word::statistics(of_row, own_numbers_of<row_word>(numbers_of_call<T, arguments>{a}));
   } else if constexpr (target_operand<row_word> < 0) {
     saved = row_word::statistics(of_row, parameter);
   } else {
@@ -293,11 +293,13 @@ ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
 
 // Adds the terms of a vector's first `count` elements to the sums of a row in backward. Segment: a line's, or the line
 // in the place of its last.
-template <class Segment, class L, class T>
-ONEPASS_FUNCTION void add_terms(word::terms<L> here, word::row_numbers<T> saved, int count, word::terms<L>& to) {
+template <class Segment, class L, class T, class Cursor>
+ONEPASS_FUNCTION void add_terms(word::terms<L> here, const word::row_numbers<T>& saved, Cursor& at, int count,
+                                word::terms<L>& to) {
   const auto present = first_n<L>(count);
   const L none(0);
-  add_row_terms<typename Segment::row>(where(present, here.first, none), where(present, here.second, none), saved, to);
+  add_row_terms<typename Segment::row>(where(present, here.first, none), where(present, here.second, none), saved, at,
+                                       to);
 }
 
 // What statistics are saved, [statistics][rows], those of row word I behind those of the row words before it. X: x's
@@ -327,15 +329,6 @@ ONEPASS_FUNCTION word::row_numbers<T> saved_of(const arguments& a, int64 row) {
   if constexpr (kNumbers > 2) saved.third = statistics[2 * a.rows + row];
   return saved;
 }
-// What row words of sums take besides the sums. A kernel that reads one row ahead of another sets it again: carried
-// from one to the next, the pointer is no longer known to be one to the arguments, which then are copied to memory.
-template <class Line, int I = 0, class T>
-ONEPASS_FUNCTION void set_numbers(const arguments& a, saved_numbers<T, Line::segments>& to) {
-  using segment = typename Line::template segment_at<I>;
-  if constexpr (word::is_of_sums<typename segment::row>)
-    to.of[I].numbers = numbers_of_word<segment>(a.parameter), to.of[I].columns = static_cast<T>(a.columns);
-  if constexpr (I + 1 < Line::segments) set_numbers<Line, I + 1>(a, to);
-}
 // Of row words [I, End), in backward with the gradients of the numbers that endings give; of a row past the last one
 // nothing is read.
 template <class Config, class Line, bool Backward, int I = 0, int End = Line::segments, class T>
@@ -352,7 +345,6 @@ ONEPASS_FUNCTION void read_saved(const arguments& a, int64 row, saved_numbers<T,
         segment::row::prepared(to.of[I], at, a.parameter + segment::row_parameter, static_cast<T>(a.inverse_columns));
   }
   if constexpr (I + 1 < End) read_saved<Config, Line, Backward, I + 1, End>(a, row, to);
-  if constexpr (I == 0) set_numbers<Line>(a, to);
 }
 template <class Config, class Line, bool Backward>
 ONEPASS_FUNCTION auto all_saved_of(const arguments& a, int64 row) {
