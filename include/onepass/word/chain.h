@@ -457,10 +457,13 @@ ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved
 template <class Row, class L, class T, class Cursor>
 ONEPASS_FUNCTION L gradient_before(L z, L dz, word::row_numbers<T> saved, word::pair<T> sums, T inverse_columns,
                                    Cursor& at) {
-  if constexpr (word::is_of_sums<Row>) return Row::backward(z, dz, saved, sums, own_numbers_of<Row>(at));
-  const L du = Row::backward(z, dz, saved, sums, inverse_columns);
-  if constexpr (target_operand<Row> >= 0) return at.plus_at(du, saved.at.column, saved.gradient);
-  else return du;
+  if constexpr (word::is_of_sums<Row>) {
+    return Row::backward(z, dz, saved, sums, own_numbers_of<Row>(at));
+  } else {
+    const L du = Row::backward(z, dz, saved, sums, inverse_columns);
+    if constexpr (target_operand<Row> >= 0) return at.plus_at(du, saved.at.column, saved.gradient);
+    else return du;
+  }
 }
 
 // z, row word I's value, and its result's gradient, of one lane in backward. dy: the gradient at its segment's end.
