@@ -79,8 +79,8 @@ def define_word(
     """Adds a word to the vocabulary of this process, and checks it.
 
     From then on it may stand in every line, where it is part of the line's one kernel: compiled at first use for CUDA
-    by NVRTC and for the CPU by the system's compiler, and kept in the disk cache. An elementwise word without an operand
-    may also stand in ``gate(...)``. One that is defined again takes the place of the first.
+    by NVRTC and for the CPU by the system's compiler, and kept in the disk cache. An elementwise word without an
+    operand may also stand in ``gate(...)``. One that is defined again takes the place of the first.
 
     Args:
         name: letters, digits and underscores; not the name of another word of onepass.
@@ -103,11 +103,12 @@ def define_word(
         operand: of an elementwise word, ``None``, ``"column"`` (a tensor of shape [N], whose gradient is summed over
             rows) or ``"tensor"`` (x's shape, or broadcast to it).
         operand_name: in messages; ``"c"`` or ``"u"`` if not given.
-        formulas: how models write an elementwise word out, for ``fuse`` and ``explain``: an expression of ``x`` and the
-            parameters with ``+ - * / **`` and functions such as ``sin``; the first is also the formula in documentation.
-        targets: how models call an elementwise word, for ``fuse`` and ``explain``: functions of x that Dynamo leaves in a graph, such as
-            ``F.logsigmoid`` and operators of ``torch.library``, and names of a tensor's methods. A module is found
-            where it calls one of them.
+        formulas: how models write an elementwise word out, for ``fuse`` and ``explain``: an expression of ``x`` and
+            the parameters with ``+ - * / **`` and functions such as ``sin``; the first is also the formula in
+            documentation.
+        targets: how models call an elementwise word, for ``fuse`` and ``explain``: functions of x that Dynamo leaves in
+            a graph, such as ``F.logsigmoid`` and operators of ``torch.library``, and names of a tensor's methods. A
+            module is found where it calls one of them.
         numbers: gives the numbers of a call of a target, ``numbers(*arguments, **keywords)`` of what stands behind x;
             None where the call is not the word. If it is not given, the arguments behind x are the parameters.
         meaning: in a few words.

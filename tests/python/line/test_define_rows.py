@@ -28,8 +28,9 @@ STANDARD = {  # of two sums
           return (x - mean) * pow(second_sum / n - mean * mean + eps, -power);
         }
     """,
-    "reference": lambda x, power, eps: (x - x.mean(-1, keepdim=True))
-    * (x.var(-1, correction=0, keepdim=True) + eps).pow(-power),
+    "reference": lambda x, power, eps: (
+        (x - x.mean(-1, keepdim=True)) * (x.var(-1, correction=0, keepdim=True) + eps).pow(-power)
+    ),
     "example": [0.5, 0.1],
 }
 ROOT = {
@@ -66,12 +67,10 @@ def words():
 
 LINES = (
     "energy_norm(0.1) | scale | gelu",
-    "bias | gelu | add | keep | standard(0.5, 1e-3) | scale | bias | energy_norm(0.1) | scale",
-    "rms_norm(1e-6) | scale | standard(0.4, 0.1) | dropout(0.2) | add",
+    "bias | dropout(0.2) | add | keep | standard(0.5, 1e-3) | scale | rms_norm(1e-6) | energy_norm(0.1) | scale",
     "energy_norm(0.1) | scale | linear | bias",
     "bias | own_root | participation(0.1)",
-    "tanh | keep | energy_norm(0.1) | participation(0.1)",
-    "standard(0.5, 0.1) | logsumexp | own_root",
+    "tanh | keep | energy_norm(0.1) | logsumexp | participation(0.1)",
 )
 
 
@@ -84,7 +83,7 @@ def test_error_is_no_more_than_pytorchs(line, dtype, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("line", LINES[1:2] + LINES[4:])
+@pytest.mark.parametrize("line", LINES[1:2] + LINES[3:])
 def test_gradients_once_and_twice(line, device):
     inputs = make_inputs(line, (3, 5), torch.float64, device)
     of = onepass.Line(line)
