@@ -87,8 +87,8 @@ def define_word(
         source: C++, the members of a struct: ``template <class L> static L forward(L x, scalar a)`` and, if it is
             not to be derived, ``template <class L> static L backward(L x, L dy, scalar a)``, which gives the gradient
             of x. ``L`` is a vector of consecutive numbers of a row, ``scalar`` one with the same number everywhere;
-            plain numbers mix with both. Functions: docs/words.md. With an operand they take it as ``L`` behind x, and
-            ``backward`` gives ``gradients<L>``, as in ``return {dx, doperand};``.
+            plain numbers mix with both. Functions: docs/own-words.md. With an operand they take it as ``L`` behind x,
+            and ``backward`` gives ``gradients<L>``, as in ``return {dx, doperand};``.
             Those of a row word say what is summed over the row and what is made of it: ``template <class L> static L
             sum(L x, scalar a)``, perhaps ``second_sum``, and ``template <class L> static L forward(L x, scalar sum,
             scalar second_sum, scalar n, scalar a)``, n being the row's length. An ending has ``static scalar
