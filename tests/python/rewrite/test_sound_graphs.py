@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import onepass
+from captures import Count
 from onepass.rewrite import fuse as fusing
 from sound import R, agrees, grad
 
@@ -45,15 +46,6 @@ def test_captures():
             torch.testing.assert_close(call(s, m, w), function(s, m, w), rtol=1e-4, atol=1e-5)
         counts.append(len(onepass.report(call).graphs) if not counts else alone.graphs)
     assert counts[0] == counts[1] <= 2
-
-
-class Count:
-    def __init__(self):
-        self.graphs = 0
-
-    def __call__(self, gm, _):
-        self.graphs += 1
-        return gm.forward
 
 
 def test_nested_tensors_are_left_alone():

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import onepass
-from captures import captured
+from captures import Count, captured
 from onepass.graph.operations import operation
 from onepass.rewrite import fuse as fusing
 
@@ -283,15 +283,6 @@ def test_lengths_that_change():
     assert counts[0] == counts[1] <= 2
     for graph in onepass.report(fused).graphs:
         assert [f.line for f in graph] == ["rms_norm(1e-06) | scale | rope"]
-
-
-class Count:
-    def __init__(self):
-        self.graphs = 0
-
-    def __call__(self, gm, _):
-        self.graphs += 1
-        return gm.forward
 
 
 def test_linear_layers_stay_before_a_permutation(monkeypatch):
