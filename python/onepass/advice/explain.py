@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from onepass.advice.report import SUMS, Advice, Explanation, Operator
-from onepass.graph.operations import is_tensor, operation, sizes, value_of
+from onepass.graph.operations import MOVING, is_tensor, operation, sizes, value_of
 from onepass.line import _parse
 from onepass.pricing.bodies import Part, checkpointed, parts
 from onepass.pricing.nodes import given_to, results_of
@@ -106,9 +106,6 @@ def _operator(part: Part, chain: Chain | None, profile: Profile) -> Operator:
     name = op.name if op is not None and op.name not in MOVING else target
     shapes = [sizes(tensor) for tensor in results_of(node) or given_to(node)]
     return Operator(name, shapes[0], part.forward, part.backward, bound, why, None if chain is None else chain.line)
-
-
-MOVING = ("same", "view", "permuted", "swapped")
 
 
 def bound_of(price: Price, profile: Profile) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from onepass._arguments.shapes import is_sharded
 from onepass.graph.effects import effects_of, memory_of
 
 __all__ = [
+    "MOVING",
     *("Operation", "allocates", "is_contiguous", "is_tensor", "known", "leave_apart", "modes", "operation"),
     *("same", "same_shape", "sizes", "uncast", "value_of"),
 ]
@@ -347,4 +348,6 @@ _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 _READERS = {name: reader for name, (reader, _) in _TABLE.items()}
 OTHERS = {target: name for name, (_, targets) in _TABLE.items() for target in targets}
 
+MOVING = ("same", "view", "permuted", "swapped")
+"""Of these the numbers are what they were, elsewhere or not."""
 _ALLOCATES = frozenset(_TABLE) - {"swapped", "permuted", "dims_moved", "moved", "dropout"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from onepass.graph.operations import operation, sizes, value_of
+from onepass.graph.operations import MOVING, operation, sizes, value_of
 from onepass.line import Line, _parse
 from onepass.plan import Plan
 from onepass.pricing.nodes import counts_of
@@ -113,14 +113,12 @@ def of_line(
 
 
 PRODUCTS = ("linear", "addmm", "matmul")
-VIEWS = ("same", "view", "permuted", "swapped")
-"""They are done beside a line, too: some copy."""
 
 
 def _beside(chain: Chain) -> list[fx.Node]:
     """Views, and the products of attention; the product of `linear` is the line's own."""
     linear = chain.has_linear
-    names = VIEWS if linear else (*VIEWS, *PRODUCTS)
+    names = MOVING if linear else (*MOVING, *PRODUCTS)  # beside a line, too: some copy
     return [node for node in chain.nodes if (op := operation(node)) is not None and op.name in names]
 
 
