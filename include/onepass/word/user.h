@@ -171,7 +171,8 @@ struct ending_word : summed_word<Body, Sums> {
   static ONEPASS_FUNCTION word::row_numbers<T> statistics(Row& row, word::own_numbers<T, N> own) {
     using L = typename Row::lane;
     word::row_numbers<T> saved = base::statistics(row, own);
-    saved.third = max_lanes(dual_number<L>(saved, T(0), T(0), own).value);
+    const auto f = [](auto... of) ONEPASS_LAMBDA { return Body<L>::number(of...); };
+    saved.third = max_lanes(L(base::template with_sums<L>(f, word::pair<L>{L(saved.first), L(saved.second)}, own)));
     return saved;
   }
   template <class T>

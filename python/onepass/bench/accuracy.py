@@ -55,7 +55,8 @@ class Judge:
         sample = torch.linspace(0, rows - 1, count, dtype=torch.float64, device=x.device).round().long()
         self.sample = torch.unravel_index(sample, self.batch)
         self.upstream = []
-        for i, (shape, dtype) in enumerate(zip(pattern.result_shapes(inputs), pattern.result_dtypes(inputs))):
+        results = () if pattern.forward_only else zip(pattern.result_shapes(inputs), pattern.result_dtypes(inputs))
+        for i, (shape, dtype) in enumerate(results):
             generator = torch.Generator(x.device).manual_seed(i + 1)
             chosen = torch.randn((count, *shape[behind:]), generator=generator, dtype=dtype, device=x.device)
             if i == 0 and line.words[-1].name == "relu":
@@ -168,4 +169,5 @@ class Judge:
         results = results if isinstance(results, tuple) else (results,)
         upstream = [self._sampled(g, True).double() for g in self.upstream]
         wanted = [t for t in sampled if t.requires_grad]
-        return [r.detach() for r in results] + list(torch.autograd.grad(results, wanted, upstream))
+        gradients = torch.autograd.grad(results, wanted, upstream) if wanted else ()
+        return [r.detach().double() for r in results] + list(gradients)

@@ -184,7 +184,9 @@ def note(rows: dict[str, Row], direction: str, times: dict[str, float], at_copy_
 
 
 def upstream_of(pattern: Pattern, inputs: list[Tensor]) -> list[Tensor]:
-    """A fixed random gradient for each result."""
+    """A fixed random gradient for each result, unless the pattern is forward alone."""
+    if pattern.forward_only:
+        return []
     device, shapes = inputs[0].device, pattern.result_shapes(inputs)
     generator = torch.Generator(device).manual_seed(len(shapes))
     normal = partial(torch.randn, generator=generator, device=device)

@@ -61,6 +61,7 @@ class Pattern:
 
     own = 1  # dimensions of what is computed by itself: a row; of attention a matrix
     suite = ""  # that alone has it
+    forward_only = False
 
     def of_device(self, device_type: str) -> tuple[Case, ...]:
         """The shapes of its tables."""
@@ -78,8 +79,9 @@ class Pattern:
         return lambda *inputs: fused(line, *inputs)
 
     def operand_words(self) -> list[Word]:
-        """A word for each operand."""
-        return [word for word in Line(self.line).words if word.operand != "none"]
+        """A word for each operand; `rope` has two."""
+        words = (word for word in Line(self.line).words if word.operand != "none")
+        return [word for word in words for _ in range(2 if word.kind == "rotary" else 1)]
 
     def products(self, inputs: list[Tensor]) -> tuple[Callable[[], object], Callable[[], object]]:
         """The matrix products of a line with `linear`, forward and backward: what is left where all else is free. Of
@@ -91,7 +93,8 @@ class Pattern:
     def inputs(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, layout: str = "", out_features: int = 0
     ) -> list[Tensor]:
-        """x and the operands, random and the same in every run; all but masks require a gradient."""
+        """x and the operands, random and the same in every run; all but masks, targets and what `rope` takes require a
+        gradient, unless the pattern is forward alone."""
         generator = torch.Generator(device).manual_seed(math.prod(shape))
         normal = functools.partial(torch.randn, generator=generator, dtype=dtype, device=device)
 
@@ -99,8 +102,13 @@ class Pattern:
             return LAYOUTS[layout](normal, shape) if layout else normal(shape)
 
         tensors = [laid_out()]
+        constant: list[Tensor] = []
         for word in Line(self.line).words:
-            if word.kind == "mask":  # of padded keys, one row for all queries and heads
+            if word.kind == "rotary":  # of x (..., sequence, heads, numbers)
+                angles = torch.rand((*shape[-3:-2], 1, shape[-1]), generator=generator, device=device) * math.tau
+                constant = [angles.cos().to(dtype), angles.sin().to(dtype)]
+                tensors += constant
+            elif word.kind == "mask":  # of padded keys, one row for all queries and heads
                 keys = (shape[0], *(1 for _ in shape[1:-1]), shape[-1])
                 tensors.append(torch.rand(keys, generator=generator, device=device) < 0.9)
             elif word.operand == "matrix":
@@ -112,7 +120,9 @@ class Pattern:
                 tensors.append(torch.randint(0, shape[-1], shape[:-1], generator=generator, device=device))
             elif word.operand == "tensor":
                 tensors.append(laid_out())
-        return [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
+        for t in () if self.forward_only else tensors:
+            t.requires_grad_(t.is_floating_point() and all(t is not c for c in constant))
+        return tensors
 
     def result_shapes(self, inputs: list[Tensor]) -> list[Shape]:
         """Of the result, then of the kept values and of further numbers of the rows."""

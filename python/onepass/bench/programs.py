@@ -1,4 +1,5 @@
-"""Programs of a row: several row words, columns of a batch, endings. A loss has them, and a diffusion transformer."""
+"""Programs of a row: several row words, columns of a batch, endings, codes, rope behind a norm. A loss has them, a
+diffusion transformer, and what serves or trains in float8."""
 
 from __future__ import annotations
 
@@ -22,11 +23,16 @@ class Program(Pattern):
 
     suite = "programs"
 
+    @property
+    def forward_only(self) -> bool:
+        """Codes have no gradient."""
+        return "quantize" in self.line
+
     def inputs(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, layout: str = "", out_features: int = 0
     ) -> list[Tensor]:
         x, *operands = super().inputs(shape, dtype, device, layout, out_features)
-        if len(shape) == 2:
+        if len(shape) != 3:
             return [x, *operands]
         generator = torch.Generator(device).manual_seed(math.prod(shape) + 1)
         normal = functools.partial(torch.randn, generator=generator, dtype=dtype, device=device)
@@ -35,12 +41,16 @@ class Program(Pattern):
         return [x, *(normal(sizes).requires_grad_() if word.operand == "column" else t for t, word in words)]
 
     def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
-        """As the line's cost has it; in backward results count as their gradients."""
+        """As the line's cost has it, but that heads share what `rope` takes; in backward results count as their
+        gradients."""
         x = inputs[0]
         cost = Line(self.line).cost(x.shape, x.dtype)
+        words = zip(inputs[1:], self.operand_words())
+        shared = sum((x.numel() - t.numel()) * t.element_size() for t, word in words if word.kind == "rotary")
         whole = sum(t.is_floating_point() and t.shape == x.shape for t in inputs)
         rows = sum(shape == tuple(x.shape) for shape in self.result_shapes(inputs))
-        return Traffic(cost.forward.bytes, whole, rows), Traffic(cost.backward.bytes, 1 + rows, whole)
+        forward = Traffic(cost.forward.bytes - shared, whole, rows)
+        return forward, Traffic(max(cost.backward.bytes - shared, 0), 1 + rows, whole)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -78,8 +88,36 @@ def gated_residual(x, gate, residual):
     return residual + gate * x
 
 
+def coded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """float8 codes and the scale of each row."""
+    x = wide(x)
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=2**-126) / 448
+    return (x / scale).to(torch.float8_e4m3fn), scale
+
+
+def norm_fp8(x, weight):
+    return coded(F.rms_norm(x, x.shape[-1:], weight, 1e-6))
+
+
+def add_norm_fp8(x, residual, weight):
+    h = x + residual
+    codes, scale = norm_fp8(h, weight)
+    return codes, h, scale
+
+
+def silu_mul_fp8(gate, up):
+    return coded(F.silu(gate) * up)
+
+
+def norm_rope(x, weight, cos, sin):
+    z = F.rms_norm(x, x.shape[-1:], weight, 1e-6)
+    first, second = z.chunk(2, -1)
+    return z * cos + torch.cat((-second, first), -1) * sin
+
+
 VOCABULARIES = bf16((8192, 32768), (4096, 128256))
 BATCHES = bf16((16, 4096, 1152), (8, 4096, 3072))
+CODED = bf16((32768, 4096), (8192, 14336))
 
 
 def on_cpu(shape: Shape) -> tuple[Case, ...]:
@@ -112,4 +150,16 @@ PROGRAMS: tuple[Program, ...] = (
         on_cpu((16, 256, 1152)),
     ),
     Program("gated_residual", "scale | add", gated_residual, BATCHES, on_cpu((16, 256, 1152))),
+    Program("norm_fp8", "rms_norm(1e-6) | scale | quantize(fp8)", norm_fp8, CODED, on_cpu((4096, 4096))),
+    Program(
+        "add_norm_fp8",
+        "add | keep | rms_norm(1e-6) | scale | quantize(fp8)",
+        add_norm_fp8,
+        CODED,
+        on_cpu((4096, 4096)),
+    ),
+    Program("silu_mul_fp8", "gate(silu) | quantize(fp8)", silu_mul_fp8, CODED, on_cpu((4096, 4096))),
+    Program(
+        "norm_rope", "rms_norm(1e-6) | scale | rope", norm_rope, bf16((8, 4096, 32, 128)), on_cpu((4, 512, 32, 128))
+    ),
 )

@@ -3,7 +3,6 @@ where the directory cannot be written. Each case runs in processes of its own wi
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -93,7 +92,7 @@ def test_a_first_use_fills_it_and_a_second_reads_it(device, tmp_path):
 
 def counting_compiler(folder):
     """A compiler that notes each compilation and passes it on."""
-    real = next(path for name in ("c++", "g++", "clang++") if (path := shutil.which(name)))
+    real = os.environ["ONEPASS_CXX"]
     log, wrapper = folder / "compilations", folder / "compiler"
     wrapper.write_text(
         f'#!/bin/sh\nfor word; do [ "$word" = --version ] && exec {real} --version; done\n'
@@ -292,7 +291,7 @@ assert not torch.cuda.is_initialized()
 def compiler_of(folder, *does):
     """A compiler whose lines of shell stand before the real one is run."""
     wrapper = folder / "compiler"
-    real = shutil.which("c++") or shutil.which("g++")
+    real = os.environ["ONEPASS_CXX"]
     lines = ["#!/bin/sh", '[ "$1" = --version ] && echo broken 1.0 && exit 0', *does, f'exec {real} "$@"']
     wrapper.write_text("\n".join(lines) + "\n")
     wrapper.chmod(0o755)
@@ -346,7 +345,7 @@ def give_away(paths):
 def test_another_compiler_makes_another_entry(tmp_path):
     """The key holds what decides the code."""
     first = filled("cpu", tmp_path / "cache")
-    real = shutil.which("c++") or shutil.which("g++")
+    real = os.environ["ONEPASS_CXX"]
     other = tmp_path / "compiler"
     other.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo other 2.0 && exit 0\nexec {real} "$@"\n')
     other.chmod(0o755)

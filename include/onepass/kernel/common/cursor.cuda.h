@@ -461,11 +461,7 @@ class cursor : public position<Config> {
     using codes = typename Line::grouped::what;
     constexpr int kThreads = codes::kColumns / V;
     static_assert(kRuns == 1 && kThreads > 0 && kThreads <= 32 && Config::kAcross % kThreads == 0);
-    const vector magnitude = abs(v);
-    T largest = T(0);
-#pragma unroll
-    for (int i = 0; i < V; ++i) largest = larger_magnitude(largest, magnitude.v[i]);
-    const T scale = codes::scale(largest_magnitude_of<kThreads>(largest));
+    const T scale = codes::scale(largest_magnitude_of<kThreads>(largest_magnitude_of(v, V, T(0))));
     const view& scales = a_.kept[Line::grouped::ordinal];
     if (threadIdx.x % kThreads == 0 && count_ > 0)
       static_cast<T*>(scales.data)[offset(scales) + widened(column_ / codes::kColumns)] = scale;

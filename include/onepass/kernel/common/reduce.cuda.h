@@ -99,6 +99,15 @@ template <class T>
 ONEPASS_FUNCTION T larger_magnitude(T a, T b) {
   return b > a || b != b ? b : a;
 }
+// Of a vector's first `count` elements and `so_far`.
+template <class T, int V>
+ONEPASS_FUNCTION T largest_magnitude_of(pack<T, V> of, int count, T so_far) {
+  const pack<T, V> magnitudes = abs(of);
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    if (i < count) so_far = larger_magnitude(so_far, magnitudes.v[i]);
+  return so_far;
+}
 // Of so many neighbouring threads of a warp, a power of two, which all call it; others need not.
 template <int Threads, class T>
 ONEPASS_FUNCTION T largest_magnitude_of(T of) {

@@ -125,10 +125,7 @@ class thread_row {
   ONEPASS_FUNCTION T largest_magnitude() {
     T best = T(0);
     each([&](int k, typename Config::index column, int count) {
-      const vector value = abs(value_(k, column, count));
-#pragma unroll
-      for (int i = 0; i < Config::kVectorSize; ++i)
-        if (i < count) best = larger_magnitude(best, value.v[i]);
+      best = largest_magnitude_of(value_(k, column, count), count, best);
     });
     return threads_.reduce(numbers<T, 1>{{best}}, merge_magnitude()).v[0];
   }

@@ -69,7 +69,7 @@ ONEPASS_FUNCTION void finish_gathered(const arguments& a, int64 row, int across,
   using segment = typename Line::template segment_at<I>;
   gathered_by_all<Config> whole{threads, of[I]};
   const auto saved = statistics<Config, segment>(a, row, across, whole, held, value).saved;
-  if (across == 0 && (Config::kCluster == 1 || cluster_rank() == 0)) {
+  if (across == 0) {
     if constexpr (Config::kSavesStatistics) save<Line, Config::kX, I>(a, row, saved);
     store_number<Config, segment>(a, row, saved);
   }
@@ -80,11 +80,11 @@ template <class Config, class Line>
 ONEPASS_FUNCTION void rowwise_forward_streamed(const arguments& a) {
   using L = pack<typename Config::arithmetic, Config::kVectorSize>;
   using index = typename Config::index;
-  static_assert(Config::kDown == 1);
+  static_assert(Config::kDown == 1 && Config::kCluster == 1);
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
   const rows_of_thread<Config> thread(a);
-  constexpr index kColumns = Config::kCluster * Config::kAcross * Config::kHeldVectors * Config::kVectorSize;
+  constexpr index kColumns = Config::kAcross * Config::kHeldVectors * Config::kVectorSize;
   cursor<Config, Line> at(a);
   L held[Config::kHeldVectors];
   const auto value = [&](int k, index, int) { return held[k]; };
