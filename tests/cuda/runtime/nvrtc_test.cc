@@ -145,13 +145,14 @@ TEST_P(Prebuild, CompilesALineOfEachKind) {
   for (const cache::entry& e : cache::list()) EXPECT_EQ(e.kind, "cuda");
 }
 
+std::string name_of_kind(const testing::TestParamInfo<std::tuple<size_t, size_t>>& info) {
+  const auto [chip, number] = info.param;
+  return std::string(kChips[chip]) + "_" + name_of(kTypes[number]);
+}
 INSTANTIATE_TEST_SUITE_P(Chips, Prebuild,
                          testing::Combine(testing::Range<size_t>(0, kChips.size()),
                                           testing::Range<size_t>(0, kTypes.size())),
-                         [](const auto& info) {
-                           const auto [chip, number] = info.param;
-                           return std::string(kChips[chip]) + "_" + name_of(kTypes[number]);
-                         });
+                         name_of_kind);
 
 }  // namespace
 }  // namespace onepass::cuda

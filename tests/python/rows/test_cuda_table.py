@@ -1,4 +1,4 @@
-"""The whole table compiles without a GPU: each line for one chip, dtype and kind of row, every sixteenth for the same."""
+"""The whole table compiles without a GPU: each line for a chip, dtype and kind of row, every sixteenth for the same."""
 
 import itertools
 
