@@ -32,8 +32,8 @@ app.add_typer(word_app, name="word")
 console = Console()
 
 SUITES = (
-    "table, curve, awkward, layouts, small, linear, attention, attention_curve, attention_odd, models, programs, host, "
-    "fuse or explain"
+    "table, curve, awkward, layouts, small, linear, attention, attention_curve, attention_odd, models, programs, "
+    "programs_curve, host, fuse or explain"
 )
 MOST_ELEMENTS = 2**58
 DTYPES = {

@@ -58,10 +58,11 @@ def run(
             likes; "layouts", strided and misaligned rows; "small", where the cost of a call counts; "linear", lines
             with `linear` beside the product alone; "attention", beside the engines that PyTorch has for it;
             "attention_curve", its probabilities over the number of keys; "attention_odd", of odd numbers of keys;
-            "models", whole ones with their attentions; "programs", endings, several row words and columns of a batch;
-            "host", only the host's time for a call; "fuse", whole
-            ones as they are, compiled and fused (providers eager, compile, onepass, onepass_inductor); "explain", what
-            of architectures lines would do (`only` is of their names), which runs none.
+            "models", whole ones with their attentions; "programs", endings, several row words, columns of a batch,
+            codes and rope behind a norm; "programs_curve", some of them over the row's length; "host", only the host's
+            time for a call; "fuse", whole ones as they are, compiled and fused (providers eager, compile, onepass,
+            onepass_inductor); "explain", what of architectures lines would do (`only` is of their names), which runs
+            none.
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
             are several lengths, and a roofline of all.

@@ -180,7 +180,7 @@ def quack(pattern: Pattern) -> Callable | None:
 KEPT = (
     1 - round(P * 2**16) / 2**16
 )  # onepass rounds a dropout's p to a multiple of 2^-16 and divides by what that keeps
-OF_ROWS = ("table", "curve", "awkward", "layouts", "small", "linear", "programs", "host")
+OF_ROWS = ("table", "curve", "awkward", "layouts", "small", "linear", "programs", "programs_curve", "host")
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (

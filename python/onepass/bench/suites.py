@@ -55,6 +55,16 @@ def programs(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     return pattern.of_device(device_type) if pattern.suite == "programs" else ()
 
 
+def programs_curve(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Row lengths from 64 to 262144 of a tensor of always the same size, in 16 batches where columns are a batch's."""
+    if pattern.name not in ("two_norms", "cross_entropy", "log_softmax", "modulated_norm", "norm_fp8"):
+        return ()
+    elements = 2**27 if device_type == "cuda" else 2**22
+    batches = (16,) if pattern.name == "modulated_norm" else ()
+    lengths = [2**k for k in range(6, 19)]
+    return bf16(*((*batches, elements // length // math.prod(batches), length) for length in lengths))
+
+
 CURVES = ("bias_gelu", "layer_norm", "rms_norm", "softmax", "layer_norm_gelu", "add_rms_norm")
 
 
@@ -119,6 +129,7 @@ SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
         attention_odd,
         models,
         programs,
+        programs_curve,
         host,
     )
 }

@@ -51,7 +51,8 @@ def test_programs_are_right_and_timed(name, device):
     pattern = replace(pattern, cpu=cases, cuda=cases)
     rows = bench.run(device=device, providers=["eager", "onepass"], patterns=[pattern], suite="programs")["rows"]
     assert [(row["provider"], row["failure"]) for row in rows] == [("eager", None), ("onepass", None)]
-    assert all(row["forward_us"] > 0 and row["backward_us"] > 0 for row in rows)
+    assert all(row["forward_us"] > 0 for row in rows)
+    assert all(row["backward_us"] is None if "quantize" in row["line"] else row["backward_us"] > 0 for row in rows)
 
 
 def test_programs_of_a_batch_have_columns_of_their_own(device):
