@@ -61,11 +61,15 @@ class Pattern:
 
     own = 1  # dimensions of what is computed by itself: a row; of attention a matrix
     suite = ""  # that alone has it
-    forward_only = False
 
     def of_device(self, device_type: str) -> tuple[Case, ...]:
         """The shapes of its tables."""
         return self.cuda if device_type == "cuda" else self.cpu
+
+    @property
+    def forward_only(self) -> bool:
+        """Whether the line ends in codes, which have no gradient."""
+        return any("gives_codes" in word.properties for word in Line(self.line).words)
 
     @property
     def contracts(self) -> bool:
@@ -120,8 +124,9 @@ class Pattern:
                 tensors.append(torch.randint(0, shape[-1], shape[:-1], generator=generator, device=device))
             elif word.operand == "tensor":
                 tensors.append(laid_out())
-        for t in () if self.forward_only else tensors:
-            t.requires_grad_(t.is_floating_point() and all(t is not c for c in constant))
+        if not self.forward_only:
+            for t in tensors:
+                t.requires_grad_(t.is_floating_point() and all(t is not c for c in constant))
         return tensors
 
     def result_shapes(self, inputs: list[Tensor]) -> list[Shape]:

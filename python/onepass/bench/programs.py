@@ -23,11 +23,6 @@ class Program(Pattern):
 
     suite = "programs"
 
-    @property
-    def forward_only(self) -> bool:
-        """Codes have no gradient."""
-        return "quantize" in self.line
-
     def inputs(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, layout: str = "", out_features: int = 0
     ) -> list[Tensor]:

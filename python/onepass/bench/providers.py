@@ -54,13 +54,14 @@ class Trial:
     def __init__(self, provider: Provider, pattern: Pattern, function: Callable, inputs: list[Tensor], upstream):
         self.function = function
         self.overwrites = pattern.name in provider.overwrites
-        self.forward_only = pattern.forward_only or pattern.name in provider.forward_only
+        has_no_backward = pattern.name in provider.forward_only
+        self.forward_only = pattern.forward_only or has_no_backward
         self.given, self.given_upstream = inputs, upstream
         self.inputs, self.upstream = inputs, upstream
         if self.overwrites:
             self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
             self.upstream = [g.clone() for g in upstream]
-        if self.forward_only and not pattern.forward_only:  # quack's takes float32 columns
+        if has_no_backward:  # quack's takes float32 columns
             self.inputs = [t.detach().float() if t.dim() == 1 else t.detach() for t in self.inputs]
         self.wanted = [t for t in self.inputs if t.requires_grad]
         self.outputs: tuple[Tensor, ...] = ()

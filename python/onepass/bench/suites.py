@@ -55,14 +55,21 @@ def programs(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     return pattern.of_device(device_type) if pattern.suite == "programs" else ()
 
 
+LENGTHS = tuple(2**k for k in range(6, 19))  # of a curve's rows
+
+
+def curve_elements(device_type: str) -> int:
+    """Of x, at each length."""
+    return 2**27 if device_type == "cuda" else 2**22
+
+
 def programs_curve(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Row lengths from 64 to 262144 of a tensor of always the same size, in 16 batches where columns are a batch's."""
     if pattern.name not in ("two_norms", "cross_entropy", "log_softmax", "modulated_norm", "norm_fp8"):
         return ()
-    elements = 2**27 if device_type == "cuda" else 2**22
     batches = (16,) if pattern.name == "modulated_norm" else ()
-    lengths = [2**k for k in range(6, 19)]
-    return bf16(*((*batches, elements // length // math.prod(batches), length) for length in lengths))
+    rows = curve_elements(device_type) // math.prod(batches)
+    return bf16(*((*batches, rows // length, length) for length in LENGTHS))
 
 
 CURVES = ("bias_gelu", "layer_norm", "rms_norm", "softmax", "layer_norm_gelu", "add_rms_norm")
@@ -72,10 +79,9 @@ def curve(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Row lengths from 64 to 262144 of a tensor of always the same size."""
     if pattern.name not in CURVES:
         return ()
-    elements = 2**27 if device_type == "cuda" else 2**22
-    lengths = [2**k for k in range(6, 19)]
+    elements = curve_elements(device_type)
     return tuple(
-        Case((elements // length, length), dtype) for dtype in (torch.bfloat16, torch.float32) for length in lengths
+        Case((elements // length, length), dtype) for dtype in (torch.bfloat16, torch.float32) for length in LENGTHS
     )
 
 
@@ -94,7 +100,7 @@ def layouts(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Rows that lie apart and rows that do not begin at 16 bytes, beside contiguous ones."""
     if pattern.name not in CURVES:
         return ()
-    elements = 2**27 if device_type == "cuda" else 2**22
+    elements = curve_elements(device_type)
     shapes = ((elements // length, length) for length in (1024, 4096))
     return tuple(Case(shape, torch.bfloat16, layout) for shape in shapes for layout in ("", *LAYOUTS))
 

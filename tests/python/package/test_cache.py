@@ -13,6 +13,7 @@ import pytest
 
 from helpers import BUILT_FOR_THIS_TORCH, NO_COMPILER
 
+COMPILER = os.environ["ONEPASS_CXX"]  # conftest.py's, or what was given
 LINE = "mul(0.7) | softplus | mul(1.3) | tanh"  # in no table: compiled at first use on every device
 
 PROGRAM = """
@@ -92,11 +93,10 @@ def test_a_first_use_fills_it_and_a_second_reads_it(device, tmp_path):
 
 def counting_compiler(folder):
     """A compiler that notes each compilation and passes it on."""
-    real = os.environ["ONEPASS_CXX"]
     log, wrapper = folder / "compilations", folder / "compiler"
     wrapper.write_text(
-        f'#!/bin/sh\nfor word; do [ "$word" = --version ] && exec {real} --version; done\n'
-        f'echo compiled >> {log}\nexec {real} "$@"\n'
+        f'#!/bin/sh\nfor word; do [ "$word" = --version ] && exec {COMPILER} --version; done\n'
+        f'echo compiled >> {log}\nexec {COMPILER} "$@"\n'
     )
     wrapper.chmod(0o755)
     return {"ONEPASS_CXX": str(wrapper)}, lambda: log.read_text().count("compiled") if log.exists() else 0
@@ -291,8 +291,7 @@ assert not torch.cuda.is_initialized()
 def compiler_of(folder, *does):
     """A compiler whose lines of shell stand before the real one is run."""
     wrapper = folder / "compiler"
-    real = os.environ["ONEPASS_CXX"]
-    lines = ["#!/bin/sh", '[ "$1" = --version ] && echo broken 1.0 && exit 0', *does, f'exec {real} "$@"']
+    lines = ["#!/bin/sh", '[ "$1" = --version ] && echo broken 1.0 && exit 0', *does, f'exec {COMPILER} "$@"']
     wrapper.write_text("\n".join(lines) + "\n")
     wrapper.chmod(0o755)
     return str(wrapper)
@@ -345,9 +344,8 @@ def give_away(paths):
 def test_another_compiler_makes_another_entry(tmp_path):
     """The key holds what decides the code."""
     first = filled("cpu", tmp_path / "cache")
-    real = os.environ["ONEPASS_CXX"]
     other = tmp_path / "compiler"
-    other.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo other 2.0 && exit 0\nexec {real} "$@"\n')
+    other.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo other 2.0 && exit 0\nexec {COMPILER} "$@"\n')
     other.chmod(0o755)
     assert_kernel_ran(finish(start("cpu", tmp_path / "cache", ONEPASS_CXX=str(other))))
     assert len(entries(tmp_path / "cache")) == 2 * len(first)
