@@ -29,20 +29,22 @@ BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float6
 
 @dataclass(frozen=True)
 class Call:
-    """A call forward and, where its inputs have gradients, backward; kernels: those that it must launch."""
+    """A call forward and, where its inputs have gradients, backward; kernels: those that it must launch; text: its
+    line, if it is of `onepass.fused`."""
 
     name: str
     kernels: tuple[str, ...]
     run: Callable[[str], None]
+    text: str = ""
 
 
 CALLS: dict[str, Call] = {}
 
 
-def add(name: str, kernels: str, run: Callable[[str], None]) -> None:
+def add(name: str, kernels: str, run: Callable[[str], None], text: str = "") -> None:
     """A call whose kernels stand in one text."""
     assert name not in CALLS, name
-    CALLS[name] = Call(name, tuple(kernels.split()), run)
+    CALLS[name] = Call(name, tuple(kernels.split()), run, text)
 
 
 def misaligned(x: torch.Tensor) -> torch.Tensor:
@@ -92,7 +94,7 @@ def line(
             tensors = [lies(t.detach()) if t.dim() > 1 else t for t in tensors]
         both_ways(lambda *ts: onepass.fused(given, *ts), tensors, backward)
 
-    add(name, kernels, run)
+    add(name, kernels, run, text)
 
 
 def lists(name: str, kernels: str, text: str, columns: int, rows: tuple[int, ...], dtype=BF16, own=False) -> None:
@@ -108,7 +110,7 @@ def lists(name: str, kernels: str, text: str, columns: int, rows: tuple[int, ...
         leaves = [t for one in given for t in (one if isinstance(one, list) else [one])]
         torch.autograd.grad(flat, leaves, upstream(flat), allow_unused=True)
 
-    add(name, kernels, run)
+    add(name, kernels, run, text)
 
 
 def scores(
@@ -123,7 +125,7 @@ def scores(
             inputs.operands[-1] = torch.randn(*shape[:-2], keys, values, device=device).to(dtype)
         both_ways(lambda *ts: onepass.fused(given, *ts), inputs.tensors)
 
-    add(name, kernels, run)
+    add(name, kernels, run, text)
 
 
 NORM = "layer_norm(1e-5) | scale | bias"
@@ -221,7 +223,7 @@ def plain_lines() -> None:
     line("codes, long rows", forward_parts, "rms_norm(1e-6) | quantize(fp8e5m2)", (3, 600000))
     line("numbers of a row", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy", (37, 1000))
     line("32000 columns, logsumexp", f"{STREAMED} {TILES}", "logsumexp | amax", (9, 32000), BF16)
-    line("whole rounds, entropy", f"{STREAMED} {TILES}", "logsumexp | mul(2) | entropy", (9, 16384), BF16)
+    line("whole rounds, entropy", f"{STREAMED} {TILES}", "logsumexp | entropy", (9, 16384), BF16)
     line("float64, mean", f"{STREAMED} {TILES}", "mean | logprob", (5, 5001), F64)
     line("an ending alone", f"rowwise_forward {TILES} add_columns", "bias | logsumexp", (130, 1000))
     line("targets", f"rowwise_forward {TILES}", "cross_entropy(0.1, 0.01, 3)", (130, 1000))

@@ -223,7 +223,8 @@ def reached_by(upstream) -> int:
     operands behind the last kept value that has one get none either, as with PyTorch's operators."""
     if upstream[0] is not None:
         return len(upstream) + 1
-    return max((i for i, g in enumerate(upstream) if g is not None), default=0)
+    reached = [i for i, g in enumerate(upstream) if g is not None]
+    return reached[-1] if reached else 0
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,8 @@ def quantize(x: Tensor, *how: Any, group: int = 0) -> Any:
     if given:
         return _codes(wide / given[0].detach().to(wide.dtype), of, largest)
     magnitude = wide.abs().amax(-1, keepdim=True) if x.shape[-1:] != (0,) else wide.new_zeros((*x.shape[:-1], 1))
-    scale = (magnitude / largest).clamp(min=_LEAST_SCALE)
+    # By a tensor: CUDA tensors divided by a number are multiplied by its rounded inverse.
+    scale = (magnitude / torch.full_like(magnitude, largest)).clamp(min=_LEAST_SCALE)
     return _codes(wide * scale.reciprocal(), of, largest), scale
 
 

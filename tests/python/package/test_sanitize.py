@@ -62,6 +62,13 @@ def test_some_call_is_for_every_kernel(tool, calls):
     assert set(tool.FORMS) <= set(known)
 
 
+def test_every_call_has_a_line_that_can_be_read(calls):
+    texts = [call.text for call in calls.CALLS.values() if call.text]
+    assert len(texts) > 80
+    for text in texts:
+        onepass.Line(text)
+
+
 def test_what_no_call_launches_is_said(tool):
     claims = {"norm": ("rowwise_forward",), "gelu": ("elementwise_forward",)}
     launches = {"norm": ["rowwise_forward", "new_kernel"], "gelu": ["rowwise_forward"]}

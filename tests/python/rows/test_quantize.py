@@ -193,7 +193,8 @@ def in_groups(values, name, group):
     """Codes and scales by PyTorch's operators."""
     wide = values if values.dtype == torch.float64 else values.float()
     parts = wide.unflatten(-1, (values.shape[-1] // group, group))
-    scales = (parts.abs().amax(-1, keepdim=True) / LARGEST_CODES[name]).clamp(min=2.0**-126)
+    magnitudes = parts.abs().amax(-1, keepdim=True)
+    scales = (magnitudes / torch.full_like(magnitudes, LARGEST_CODES[name])).clamp(min=2.0**-126)
     return codes_of(parts * (1 / scales), name).flatten(-2), scales.squeeze(-1)
 
 
