@@ -237,9 +237,9 @@ class cursor : public position<Config> {
   }
   ONEPASS_FUNCTION vector plus_at(vector v, int64 column, T number) const {
     const int64 in = column - widened(column_);
-    if (in < 0 || in >= V) return v;
+    const int element = in < 0 || in >= V ? V : static_cast<int>(in);  // no branch: loads go on behind it
 #pragma unroll
-    for (int i = 0; i < V; ++i) v.v[i] += i == in ? number : T(0);
+    for (int i = 0; i < V; ++i) v.v[i] += i == element ? number : T(0);
     return v;
   }
   template <class L>

@@ -62,40 +62,55 @@ struct merge_exponentials {
   }
 };
 
-// The same with the sum of products of each exponential and its exponent, {largest, sum, sum of products}.
-struct merge_weighted_exponentials {
+// The same with more numbers behind them: with kProducts the sum of each exponential times its exponent, and numbers
+// that are added up.
+template <bool kProducts>
+struct merge_exponentials_and {
+  // Of `width` threads of a warp at once: each scales its sums once.
+  template <class T, int N>
+  static ONEPASS_FUNCTION numbers<T, N> in_warp(numbers<T, N> own, int width) {
+    numbers<T, N> all = own;
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      if (distance < width) all.v[0] = max_number(all.v[0], __shfl_xor_sync(0xffffffffu, all.v[0], distance));
+    }
+    const T shift = shift_of(all.v[0]), factor = exp_minus_number(own.v[0], shift);
+    all.v[1] = own.v[1] * factor;
+    if constexpr (kProducts) all.v[2] = shifted(own, shift, factor);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int i = 1; i < N; ++i) {
+        if (distance < width) all.v[i] += __shfl_xor_sync(0xffffffffu, all.v[i], distance);
+      }
+    }
+    return all;
+  }
   ONEPASS_FUNCTION void next_level() {}
   template <class T, int N>
   static ONEPASS_FUNCTION numbers<T, N> none() {
-    return {{static_cast<T>(-kInfinity), T(0), T(0)}};
+    numbers<T, N> all{};
+    all.v[0] = static_cast<T>(-kInfinity);
+    return all;
   }
-  template <class T>
-  ONEPASS_FUNCTION numbers<T, 3> operator()(numbers<T, 3> a, numbers<T, 3> b) const {
-    const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
-    const numbers<T, 3> of_a = shifted(a, shift), of_b = shifted(b, shift);
-    return {{largest, of_a.v[1] + of_b.v[1], of_a.v[2] + of_b.v[2]}};
+  template <class T, int N>
+  ONEPASS_FUNCTION numbers<T, N> operator()(numbers<T, N> a, numbers<T, N> b) const {
+    numbers<T, N> all;
+    all.v[0] = max_number(a.v[0], b.v[0]);
+    const T shift = shift_of(all.v[0]);
+    const T factor_a = exp_minus_number(a.v[0], shift), factor_b = exp_minus_number(b.v[0], shift);
+    all.v[1] = a.v[1] * factor_a + b.v[1] * factor_b;
+    if constexpr (kProducts) all.v[2] = shifted(a, shift, factor_a) + shifted(b, shift, factor_b);
+#pragma unroll
+    for (int i = kProducts ? 3 : 2; i < N; ++i) all.v[i] = a.v[i] + b.v[i];
+    return all;
   }
 
  private:
-  template <class T>
-  static ONEPASS_FUNCTION numbers<T, 3> shifted(numbers<T, 3> of, T to) {
-    const T by = shift_of(of.v[0]) - to, factor = exp_minus_number(of.v[0], to);
-    if (!(of.v[1] > T(0))) return of;  // nothing, whose shift may be infinitely far away
-    return {{to, of.v[1] * factor, (of.v[2] + of.v[1] * by) * factor}};
-  }
-};
-
-// {largest, Σ exp(x - largest), the value that was picked, Σ x}.
-struct merge_picked_exponentials {
-  ONEPASS_FUNCTION void next_level() {}
   template <class T, int N>
-  static ONEPASS_FUNCTION numbers<T, N> none() {
-    return {{static_cast<T>(-kInfinity), T(0), T(0), T(0)}};
-  }
-  template <class T>
-  ONEPASS_FUNCTION numbers<T, 4> operator()(numbers<T, 4> a, numbers<T, 4> b) const {
-    const auto of = merge_exponentials()(numbers<T, 2>{{a.v[0], a.v[1]}}, numbers<T, 2>{{b.v[0], b.v[1]}});
-    return {{of.v[0], of.v[1], a.v[2] + b.v[2], a.v[3] + b.v[3]}};
+  static ONEPASS_FUNCTION T shifted(numbers<T, N> of, T to, T factor) {
+    if (!(of.v[1] > T(0))) return of.v[2];  // nothing, whose shift may be infinitely far away
+    return (of.v[2] + of.v[1] * (shift_of(of.v[0]) - to)) * factor;
   }
 };
 

@@ -109,8 +109,8 @@ class row_number : position<Config> {
 };
 
 // The row's target, a column of it; of a row past the last one, as of an ignored one, none. A column that is not there
-// ends the kernel as PyTorch's does: "device-side assert triggered".
-template <class Config, class Row>
+// ends forward's kernel as PyTorch's does: "device-side assert triggered"; for backward it is none of the row's.
+template <class Config, class Row, bool Backward>
 class row_target : position<Config> {
  public:
   ONEPASS_FUNCTION row_target(const arguments& a, int64 row) : position<Config>(a), row_(row) {
@@ -120,13 +120,15 @@ class row_target : position<Config> {
   ONEPASS_FUNCTION word::target of(int parameter) const {
     constexpr int I = target_operand<Row>;
     const arguments& a = this->a_;
-    if (row_ >= a.rows) return {};
+    const auto ignored = static_cast<int64>(a.parameter[parameter + ignore_number<Row>]);
+    int64 column = ignored;
     using integer = typename stored<Config::kOperand[I]>::type;
-    const int64 column = static_cast<const integer*>(a.operand[I].data)[this->offset(a.operand[I])];
-    if (column == static_cast<int64>(a.parameter[parameter + ignore_number<Row>])) return {};
-    if (column < 0 || column >= a.columns)  // what assert() calls, which NVRTC knows
-      __assertfail("0 <= target < columns", Row::about.name, 0, "onepass", sizeof(char));
-    return {column};
+    if (row_ < a.rows) column = static_cast<const integer*>(a.operand[I].data)[this->offset(a.operand[I])];
+    if constexpr (!Backward) {
+      if (column != ignored && (column < 0 || column >= a.columns))  // what assert() calls, which NVRTC knows
+        __assertfail("0 <= target < columns", Row::about.name, 0, "onepass", sizeof(char));
+    }
+    return {column == ignored ? -1 : column};
   }
 
  private:

@@ -237,6 +237,10 @@ ONEPASS_FUNCTION void wait_for_mbarrier(uint64* mbarrier, uint32 phase) {
 
 // Combines over the threads of a row; every thread gets the same result. Where two rows are in flight
 // (Config::kAhead), one row's numbers are sent before those of the row before are received.
+// Where a row's target is picked out of it: by the thread that passes its column, not here, or by the row's first
+// thread, which reads the row there again.
+enum class pick { in_passing, elsewhere, again };
+
 template <class Config>
 class row_threads {
  public:
@@ -246,6 +250,7 @@ class row_threads {
   static constexpr int kCluster = Config::kCluster, kParts = kWarps * kCluster;
   static constexpr int kMost = most_reduced(Config::kFeatures, kShort);
   static constexpr bool kHasNumbers = true, kAtOnce = true;  // see sender below
+  static constexpr pick kPick = pick::in_passing;
   static constexpr int kCombined = 1;
   static constexpr bool kAhead = Config::kAhead, kUsesMbarriers = kCluster > 1 || (kAhead && kParts > 1);
   static constexpr int kRows = kWarps > 1 ? Config::kDown : 1;  // that share a block, each with its own barrier
@@ -290,6 +295,7 @@ class row_threads {
   // Returns what this thread's warp has.
   template <int N, class Combine>
   ONEPASS_FUNCTION numbers<T, N> send(numbers<T, N> own, Combine& combine) {
+    static_assert(N <= kMost);
     own = in_warp(own, combine, kWidth);
     if constexpr (kParts == 1) return own;
     const int lane_id = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % kWarps;
@@ -369,6 +375,7 @@ class row_threads {
 template <class Config>
 struct sender {
   static constexpr bool kHasNumbers = true, kAtOnce = false;
+  static constexpr pick kPick = pick::in_passing;
   static constexpr int kCombined = 1;
   row_threads<Config>& threads;
   template <class Numbers, class Combine>
@@ -380,6 +387,7 @@ struct sender {
 template <class Config>
 struct receiver {
   static constexpr bool kHasNumbers = false, kAtOnce = false;
+  static constexpr pick kPick = pick::in_passing;
   static constexpr int kCombined = row_threads<Config>::kWidth;
   row_threads<Config>& threads;
   template <class Numbers, class Combine>

@@ -10,10 +10,28 @@ ONEPASS_BEGIN
 
 ONEPASS_FUNCTION int64 parts_of_row(const arguments& a) { return (a.columns + a.task_columns - 1) / a.task_columns; }
 
-// What a row's parts are combined with in place of row_threads.
+// What a part's threads are combined with in place of row_threads; it leaves what they have.
+template <class Config>
+struct part_writer {
+  static constexpr bool kHasNumbers = false, kAtOnce = false;
+  static constexpr pick kPick = pick::elsewhere;
+  static constexpr int kCombined = 0;
+  using T = typename Config::arithmetic;
+  row_threads<Config>& threads;
+  const gatherer<Config>& gathered;
+  T* to;
+  template <int N, class Combine>
+  ONEPASS_FUNCTION numbers<T, N> reduce(numbers<T, N>, Combine combine) {
+    const auto all = threads.reduce(load_numbers<N>(gathered.total), combine);
+    if (threadIdx.x == 0) store_numbers(all, to);
+    return all;
+  }
+};
+// What a row's parts are.
 template <class Config>
 struct part_reader {
   static constexpr bool kHasNumbers = false, kAtOnce = false;
+  static constexpr pick kPick = pick::again;
   static constexpr int kCombined = 0;
   using T = typename Config::arithmetic;
   row_threads<Config>& threads;
@@ -69,7 +87,7 @@ ONEPASS_FUNCTION void rowwise_forward_parts(const arguments& a) {
     statistics<Config, segment>(a, part.row, across, gathered, held, value, first);
   }
   let_next_kernel_begin();
-  gathered_by_all<Config> whole{threads, gathered, part.numbers};
+  part_writer<Config> whole{threads, gathered, part.numbers};
   statistics<Config, segment>(a, part.row, across, whole, held, value);
 }
 
@@ -80,16 +98,24 @@ ONEPASS_FUNCTION void rowwise_forward_combined(const arguments& a) {
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
   wait_for_kernel_before();
+  constexpr int I = Config::kRowWord;
+  using segment = typename Line::template segment_at<I>;
   const int64 row = blockIdx.x, parts = parts_of_row(a);
   L* const none = nullptr;
-  const auto value = [](int, typename Config::index, int) { return L(T(0)); };
+  cursor<Config, Line> at(a);
+  at.set_row(row);
+  saved_numbers<T, Line::segments> before;
+  if constexpr (I > 0) read_saved<Config, Line, false, 0, I>(a, row, before);
+  const auto value = [&](int, typename Config::index column, int count) {
+    at.set_column(column, count);
+    return value_before<Line, I>(L(at.x()), before, at);
+  };
   part_reader<Config> whole{threads, static_cast<const T*>(a.row_parts) + row * parts * kPartNumbers, parts};
-  using segment = typename Line::template segment_at<Config::kRowWord>;
   const word::row_numbers<T> saved =
       statistics<Config, segment>(a, row, static_cast<int>(threadIdx.x), whole, none, value).saved;
   let_next_kernel_begin();
   if (threadIdx.x == 0) {
-    save<Line, Config::kX, Config::kRowWord>(a, row, saved);
+    save<Line, Config::kX, I>(a, row, saved);
     store_number<Config, segment>(a, row, saved);
   }
 }

@@ -35,6 +35,17 @@ ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, const Body& bo
   for_vectors<Config>(a, across, 0, body);
 }
 
+// What a row word needs beside the sum of its exponentials: each of them times its exponent, the sum of the values,
+// the value at its target.
+enum beside_exponentials : int { kProducts = 1, kTotal = 2, kTarget = 4 };
+// Threads that sum up for several row words at once say what for.
+inline constexpr int kOwnNeeds = -1;
+template <class Threads>
+constexpr int needs_of(int own) {
+  if constexpr (requires { Threads::kNeeds; }) return Threads::kNeeds == kOwnNeeds ? own : Threads::kNeeds;
+  else return own;
+}
+
 // The row as a row word sees it (see word/row.h), each of its statistics in one reduction by Threads (row_threads, or
 // a half of it). Value(k, column, count) gives a vector: held, or made anew.
 template <class Config, class Threads, class Value>
@@ -98,7 +109,10 @@ class thread_row {
     return {all.mean, all.rest, all.variance * inverse_columns()};
   }
   ONEPASS_FUNCTION word::pair<T> exponentials() { return exponentials_sum<kHeld>(); }
-  ONEPASS_FUNCTION word::pair<T> sum_of_exponentials() { return exponentials_sum<false>(); }
+  ONEPASS_FUNCTION word::pair<T> sum_of_exponentials() {
+    const auto of = sums_of_exponentials<0>();
+    return {of.shift, of.sum};
+  }
   ONEPASS_FUNCTION T total() {
     return sum([](vector u) { return u; });
   }
@@ -142,39 +156,13 @@ class thread_row {
     const auto all = threads_.reduce(numbers<T, 2>{{best, times}}, merge_largest());
     return {all.v[0], all.v[1]};
   }
-  // As exponentials, which take no value's place here; the value at this column, and the sum of all.
   ONEPASS_FUNCTION word::picked<T> picked_exponentials(int64 at) {
-    const T largest = own_largest(), shift = shift_of(largest);
-    vector exponentials(T(0)), sum(T(0));
-    T picked = T(0);
-    each([&](int k, typename Config::index column, int count) {
-      const vector value = value_(k, column, count);
-      const auto present = first_n<vector>(count);
-      exponentials = exponentials + where(present, exp_term(value, shift), vector(T(0)));
-      sum = sum + where(present, value, vector(T(0)));
-      const int64 in = at - static_cast<int64>(column);
-      if (in >= 0 && in < Config::kVectorSize) {
-#pragma unroll
-        for (int i = 0; i < Config::kVectorSize; ++i) picked += i == in ? value.v[i] : T(0);
-      }
-    });
-    const auto all = threads_.reduce(numbers<T, 4>{{largest, sum_lanes(exponentials), picked, sum_lanes(sum)}},
-                                     merge_picked_exponentials());
-    return {shift_of(all.v[0]), all.v[1], all.v[2], all.v[3]};
+    const auto of = sums_of_exponentials<kTotal | kTarget>(at);
+    return {of.shift, of.sum, of.picked, of.total};
   }
-  // As exponentials, which take no value's place here; and the third.
   ONEPASS_FUNCTION word::weighted<T> weighted_exponentials() {
-    const T largest = own_largest(), shift = shift_of(largest);
-    vector total(T(0)), product(T(0));
-    each([&](int k, typename Config::index column, int count) {
-      const vector value = value_(k, column, count);
-      const vector term = where(first_n<vector>(count), exp_term(value, shift), vector(T(0)));
-      total = total + term;
-      product = fma(term, ONEPASS_TARGET::max(value - vector(shift), vector(T(-1000))), product);  // 0, not -infinity
-    });
-    const auto all =
-        threads_.reduce(numbers<T, 3>{{largest, sum_lanes(total), sum_lanes(product)}}, merge_weighted_exponentials());
-    return {shift_of(all.v[0]), all.v[1], all.v[2]};
+    const auto of = sums_of_exponentials<kProducts>();
+    return {of.shift, of.sum, of.products};
   }
   // What forward takes with the values that are held now.
   template <class Row>
@@ -188,25 +176,74 @@ class thread_row {
   ONEPASS_FUNCTION void each(const Body& body) const {
     if constexpr (Threads::kHasNumbers) for_vectors<Config>(a_, across_, first_, body);
   }
-  // Of this thread's elements.
   ONEPASS_FUNCTION T own_largest() const {
-    const vector lowest(static_cast<T>(-kInfinity));
-    vector best = lowest;
-    each([&](int k, typename Config::index column, int count) {
-      best = ONEPASS_TARGET::max(best, where(first_n<vector>(count), value_(k, column, count), lowest));
-    });
-    return max_lanes(best);
-  }
-  // Replace: each value by its exponential. Each thread has its own shift at first, and keeps it in what it holds.
-  template <bool Replace>
-  ONEPASS_FUNCTION word::pair<T> exponentials_sum() {
     const vector lowest(static_cast<T>(-kInfinity));
     vector best = lowest;
     each([&](int k, typename Config::index column, int count) {
       const vector value = where(first_n<vector>(count), value_(k, column, count), lowest);
       best = k == 0 ? value : ONEPASS_TARGET::max(best, value);
     });
-    const T largest = max_lanes(best), shift = shift_of(largest);
+    return max_lanes(best);
+  }
+  // Exponentials take no value's place. at: the target's column, or -1.
+  struct exponential_sums {
+    T shift, sum, products = T(0), total = T(0), picked = T(0);
+  };
+  template <int Needs>
+  ONEPASS_FUNCTION exponential_sums sums_of_exponentials([[maybe_unused]] int64 at = -1) {
+    constexpr int kNeeds = needs_of<Threads>(Needs);
+    constexpr bool kHasProducts = kNeeds & kProducts, kHasTotal = kNeeds & kTotal,
+                   kPicks = kNeeds & kTarget && Threads::kPick == pick::in_passing;
+    static_assert((Needs & ~kNeeds & ~kTotal) == 0, "what gathers for this row word does not know of it");
+    const T largest = own_largest(), shift = shift_of(largest);
+    vector sum(T(0)), products(T(0)), total(T(0));
+    T picked = T(0);
+    each([&](int k, typename Config::index column, int count) {
+      const vector value = value_(k, column, count);
+      const auto present = first_n<vector>(count);
+      const vector term = where(present, exp_term(value, shift), vector(T(0)));
+      sum = sum + term;
+      if constexpr (kHasProducts)
+        products = fma(term, ONEPASS_TARGET::max(value - vector(shift), vector(T(-1000))), products);  // 0, not -inf
+      if constexpr (kHasTotal) total = total + where(present, value, vector(T(0)));
+      if constexpr (kPicks) picked += element_of(value, at - static_cast<int64>(column));
+    });
+    constexpr int kAt = 2 + kHasProducts, kCount = kAt + kHasTotal + kPicks;
+    numbers<T, kCount> own;
+    own.v[0] = largest, own.v[1] = sum_lanes(sum);
+    if constexpr (kHasProducts) own.v[2] = sum_lanes(products);
+    if constexpr (kHasTotal) own.v[kAt] = sum_lanes(total);
+    if constexpr (kPicks) own.v[kCount - 1] = picked;
+    numbers<T, kCount> all;
+    if constexpr (kCount == 2) all = threads_.reduce(own, merge_exponentials());
+    else all = threads_.reduce(own, merge_exponentials_and<kHasProducts>());
+    exponential_sums of{shift_of(all.v[0]), all.v[1]};
+    if constexpr (kHasProducts) of.products = all.v[2];
+    if constexpr (kHasTotal) of.total = all.v[kAt];
+    if constexpr (kPicks) of.picked = all.v[kCount - 1];
+    if constexpr (Threads::kPick == pick::again) of.picked = element_at(at);
+    return of;
+  }
+  // The vector's element i, 0 where it has none.
+  static ONEPASS_FUNCTION T element_of(vector of, int64 i) {
+    T element = T(0);
+    if (i >= 0 && i < Config::kVectorSize) {
+#pragma unroll
+      for (int k = 0; k < Config::kVectorSize; ++k) element += k == i ? of.v[k] : T(0);
+    }
+    return element;
+  }
+  // The row's, for its first thread.
+  ONEPASS_FUNCTION T element_at(int64 column) const {
+    if (across_ != 0 || column < 0) return T(0);
+    constexpr int V = Config::kVectorSize;
+    const auto first = static_cast<typename Config::index>(column / V * V);
+    return element_of(value_(0, first, count_at<V>(first, a_.columns)), column % V);
+  }
+  // Replace: each value by its exponential. Each thread has its own shift at first, and keeps it in what it holds.
+  template <bool Replace>
+  ONEPASS_FUNCTION word::pair<T> exponentials_sum() {
+    const T largest = own_largest(), shift = shift_of(largest);
     vector total(T(0));
     each([&](int k, typename Config::index column, int count) {
       const vector given = value_(k, column, count);
@@ -282,7 +319,9 @@ ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
   } else if constexpr (target_operand<row_word> < 0) {
     saved = row_word::statistics(of_row, parameter);
   } else {
-    const word::target at = row_target<Config, row_word>(a, row).of(Segment::row_parameter);
+    word::target at;
+    if constexpr (Threads::kPick != pick::elsewhere)
+      at = row_target<Config, row_word, false>(a, row).of(Segment::row_parameter);
     saved = row_word::statistics(of_row, parameter, at, a.parameter + Segment::row_parameter);
   }
   return {saved, of_row.template for_held<row_word>(saved)};
@@ -337,7 +376,7 @@ ONEPASS_FUNCTION void read_saved(const arguments& a, int64 row, saved_numbers<T,
       to.of[I].gradient = *row_number<Config, segment::number, true>(a, static_cast<typename Config::index>(row));
   }
   if constexpr (Backward && target_operand<typename segment::row> >= 0) {
-    const word::target at = row_target<Config, typename segment::row>(a, row).of(segment::row_parameter);
+    const word::target at = row_target<Config, typename segment::row, true>(a, row).of(segment::row_parameter);
     to.of[I] =
         segment::row::prepared(to.of[I], at, a.parameter + segment::row_parameter, static_cast<T>(a.inverse_columns));
   }
