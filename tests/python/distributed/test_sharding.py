@@ -2,12 +2,14 @@
 
 import math
 import random
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import onepass
 from helpers import gradients, make_inputs, upstream
@@ -190,6 +192,42 @@ def codes_of_groups(device):
 
 def test_codes_of_groups(ranks):
     ranks.run(codes_of_groups)
+
+
+class Moved(TorchDispatchMode):
+    """How many elements each collective operator takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "c10d" in function.namespace and not re.search("wait|wrap", function.__name__):
+            self.elements.append(args[0].numel())
+        return function(*args, **(kwargs or {}))
+
+
+def sharded_vocabulary(device, line, vocabulary):
+    """What a forward and a backward move between ranks."""
+    mesh, rows = init_device_mesh(device, (torch.distributed.get_world_size(),)), 6
+    inputs = make_inputs(line, (rows, vocabulary), torch.float32, device)
+    placements = [[S(1)], *[[R] if o.dtype == torch.int64 else [S(0)] for o in inputs.operands]]
+    tensors = [distributed(t, mesh, at) for t, at in zip((inputs.x, *inputs.operands), placements)]
+    with Moved() as forward:
+        results = as_tuple(onepass.fused(line, *tensors))
+    assert all(r.placements == (R,) for r in results)
+    with Moved() as backward:
+        torch.autograd.backward([r.to_local() for r in results], [torch.ones(rows, device=device) for _ in results])
+    return forward.elements, backward.elements
+
+
+@pytest.mark.parametrize(
+    ("line", "numbers"), [("cross_entropy(0.1)", 3), ("bias | logprob | entropy", 3), ("logsumexp", 1)]
+)
+def test_of_a_sharded_vocabulary_only_numbers_of_rows_move(ranks, line, numbers):
+    for vocabulary in (64, 4096):
+        for forward, backward in ranks.run(sharded_vocabulary, line, vocabulary):
+            assert forward == [numbers * 6] and backward == []
 
 
 def dropped(device, line, mesh_shape, placements):
