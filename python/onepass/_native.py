@@ -50,6 +50,7 @@ def _load() -> ctypes.CDLL:
         "undefine_word",
         "describe",
         "cost",
+        "check_shape",
         "strategies",
         "beside_engines",
         "gradients",
@@ -70,6 +71,7 @@ def _load() -> ctypes.CDLL:
     ]  # fmt: skip
     library.onepass_undefine_word.argtypes = [ctypes.c_char_p]
     library.onepass_cost.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int]
+    library.onepass_check_shape.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int]
     library.onepass_strategies.argtypes = [
         ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_int, ctypes.c_bool, ctypes.c_char_p
     ]  # fmt: skip
@@ -266,6 +268,14 @@ def cost(line: str, rows: int, columns: int, columns_behind: int, matrices: int,
     """Bytes that must move and flops, forward and backward; columns_behind: of what a contraction gives, with so many
     matrices."""
     return _answer(_library.onepass_cost(line.encode(), rows, columns, columns_behind, matrices, DTYPES[dtype]))
+
+
+def check_shape(line: str, shape: tuple[int, ...]) -> None:
+    """
+    Raises:
+        RuntimeError: where a line without a contraction takes no x of this shape.
+    """
+    _answer(_library.onepass_check_shape(line.encode(), (ctypes.c_int64 * len(shape))(*shape), len(shape)))
 
 
 def strategies(

@@ -155,6 +155,8 @@ class Line:
         _native.dtype_number(function, dtype)
         behind = 0 if out_features is None else checked_size(function, "out_features", out_features)
         rows, columns, matrices = self._sizes(function, shape)
+        if self.weight is None:
+            _native.check_shape(self.text, checked_shape(function, shape))
         cost = _native.cost(self.text, rows, columns, behind, matrices, dtype)
         return Cost(Traffic(**cost["forward"]), Traffic(**cost["backward"]), cost["saved_bytes"])
 
@@ -185,7 +187,9 @@ class Line:
             taken another way.
 
         Raises:
-            RuntimeError, ValueError: for a dtype that no line takes, negative sizes, a device that is not known.
+            RuntimeError, ValueError: for a dtype that no line takes, a shape that this one does not (rows that are not
+                whole groups of `quantize`, or of a length that `rope` cannot turn), negative sizes, a device that is
+                not known.
         """
         cost, chip = self._cost("plan", shape, dtype, out_features), chip_of(device)
         rows, columns, matrices = self._sizes("plan", shape)

@@ -17,6 +17,7 @@
 #include "src/process.h"
 #include "src/settings.h"
 #include "src/line/defined.h"
+#include "src/plan/frame.h"
 #include "src/plan/plan.h"
 #include "src/line/words.h"
 #include "src/torch/autograd/autograd.h"
@@ -300,6 +301,15 @@ const char* onepass_cost(const char* text, std::int64_t rows, std::int64_t colum
         .end('}');
     out.key("backward").begin('{').field("bytes", cost.backward.bytes).field("flops", cost.backward.flops).end('}');
     out.field("saved_bytes", cost.saved_bytes).end('}');
+  });
+}
+
+const char* onepass_check_shape(const char* text, const std::int64_t* sizes, int dim) {
+  return answer([=](json& out) {
+    const auto prepared = onepass::binding::prepared(text);
+    const std::string why_not = onepass::spec::why_not_shape(prepared->line, {dim, sizes}, "x");
+    if (!why_not.empty()) throw std::runtime_error("onepass: " + why_not);
+    out.begin('{').end('}');
   });
 }
 

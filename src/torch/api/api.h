@@ -18,6 +18,8 @@ ONEPASS_API const char* onepass_dtypes();  // PyTorch's names, number 1 first
 ONEPASS_API const char* onepass_describe(const char* line);
 ONEPASS_API const char* onepass_cost(const char* line, std::int64_t rows, std::int64_t columns,
                                      std::int64_t columns_behind, std::int64_t matrices, int dtype);
+// An error where a line without a contraction takes no x of these sizes.
+ONEPASS_API const char* onepass_check_shape(const char* line, const std::int64_t* sizes, int dim);
 // The strategies of a line with `linear` or `scores` on a CUDA chip, as "sm_90a" or "cuda:0", or on the "cpu", and
 // which is taken.
 ONEPASS_API const char* onepass_strategies(const char* line, std::int64_t rows, std::int64_t columns,

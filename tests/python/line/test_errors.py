@@ -1,5 +1,8 @@
 """Bad input raises the exception that PyTorch would raise, and says the argument, what was expected and what came."""
 
+import functools
+import re
+
 import pytest
 import torch
 
@@ -303,3 +306,19 @@ class TestOthers:
         assert torch.equal(x, before)
         for result in as_tuple(F.add_layer_norm(x, x, 8, b, b)):
             assert result.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "needs"),
+    [
+        ("bias | quantize(fp8, 128)", (2, 3, 100), "'quantize(fp8, 128)' needs rows whose length is a multiple of 128"),
+        ("rms_norm(1e-6) | scale | rope", (2, 3, 33), "'rope' needs rows of an even length"),
+        ("rope(64)", (2, 3, 32), "'rope(64)' needs rows of that length at least"),
+        ("causal | softmax", (8,), "'causal' needs a tensor of at least 2 dimensions"),
+    ],
+)
+def test_shapes_that_a_line_does_not_take_have_no_plan(text, shape, needs):
+    line = onepass.Line(text)
+    for ask in (line.cost, line.plan, functools.partial(line.plan, device="sm_90a")):
+        with pytest.raises(RuntimeError, match=re.escape(f"{needs}, got x of shape {list(shape)}")):
+            ask(shape, torch.bfloat16)
