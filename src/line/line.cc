@@ -160,7 +160,8 @@ class reader {
     if (plain.size() > 1 && plain[0] == '+' && plain[1] != '-') plain.erase(0, 1);
     double value = 0;  // from_chars, since strtod listens to the locale
     const auto [stop, error] = std::from_chars(plain.data(), plain.data() + plain.size(), value);
-    if (plain.empty() || error != std::errc{} || stop != plain.data() + plain.size()) {
+    if (plain.empty() || error != std::errc{} || stop != plain.data() + plain.size() ||
+        (std::isnan(value) && about.kind != word_kind::dropout)) {  // a NaN says that a number is left out
       fail(begin, begin + static_cast<int>(digits.size()),
            std::string("'") + about.name + "' takes " + numbers(about) + " (" + about.parameter + "), got '" + digits +
                "'");
@@ -211,6 +212,12 @@ class reader {
     if (about.kind == word_kind::dropout && !(number >= 0 && number <= 1)) {
       fail(w.begin, at_, "dropout probability has to be between 0 and 1, but got " + std::to_string(number));
     }
+    if (about.operand != operand_kind::target) return;
+    if (const double ignored = w.parameters.back(); std::trunc(ignored) != ignored)
+      fail(w.begin, at_,
+           std::string("'") + about.name + "' takes an integer as ignore_index, got " + std::to_string(ignored));
+    if (w.parameters.size() > 1 && !(number >= 0 && number <= 1))
+      fail(w.begin, at_, "label_smoothing has to be between 0 and 1, but got " + std::to_string(number));
   }
 
   word read_word() {

@@ -412,7 +412,10 @@ TEST_F(EmulatedAnyLines, ThatGiveCodesAreTheCpus) {
                               line_case{norm.c_str(), dtype::f16, dtype::f32, {3, 5000}},
                               line_case{"quantize(fp8)", dtype::bf16, dtype::bf16, {4, 1001}},
                               line_case{"quantize(fp8)", dtype::f32, dtype::f32, {2, 40000}},
-                              line_case{"rms_norm | quantize(fp8)", dtype::bf16, dtype::bf16, {1, 600000}}})
+                              line_case{"rms_norm | quantize(fp8)", dtype::bf16, dtype::bf16, {1, 600000}},
+                              line_case{"rope | quantize(fp8)", dtype::bf16, dtype::bf16, {5, 128}},
+                              line_case{"rms_norm | scale | rope | quantize(fp8)", dtype::f32, dtype::f32, {3, 260}},
+                              line_case{"rope(16) | keep | quantize(fp8)", dtype::f16, dtype::f16, {7, 40}}})
     line_call(of.line, of.x, of.column, of.of).expect_codes(0x1p-4);
   line_call("quantize(fp8)", dtype::bf16, dtype::bf16, {5, 75}, {.offset = 1, .gap = 3}).expect_codes(0x1p-4);
   line_call("quantize(fp8e5m2)", dtype::bf16, dtype::bf16, {9, 64}).expect_codes(0x1p-3);

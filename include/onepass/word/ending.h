@@ -52,7 +52,8 @@ struct logsumexp : ending {  // saved: the shift and 1 / Σ exp(x - shift), as o
   template <class Row, class T>
   static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
     const pair<T> of = row.sum_of_exponentials();
-    return {of.first, reciprocal_number(of.second), of.second};
+    // Beside infinity others have no share: exp(x - infinity) · 1.
+    return {of.first, of.first == static_cast<T>(kInfinity) ? T(1) : reciprocal_number(of.second), of.second};
   }
   // The sum has a 1 of the largest value's own; nothing but -infinity has none.
   template <class T>
@@ -164,7 +165,8 @@ struct amax : ending {  // saved: the largest, and how many elements have it
   }
   template <class L, class T>
   static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T>, T) {
-    return where(z == L(saved.first), dz + L(saved.gradient / saved.second), dz);
+    const T others = saved.first == saved.first ? T(0) : saved.first;  // of a row with a NaN all gradients are NaN
+    return where(z == L(saved.first), dz + L(saved.gradient / saved.second), dz + L(others));
   }
 };
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from onepass import _native
 from onepass._arguments.shapes import sizes_of_sum
@@ -61,6 +62,8 @@ def composed_backward(
         return composed_backward(part, gradients[: 1 + part.keeps], saved, types, wanted, first_row)
     if cannot_be_made_again(line, saved):
         refuse_twice(line)
+    # Within `torch.func.jacrev` of `grad`, tensors that are taken as they are leave their level.
+    gradients, saved = tree_map_only(Tensor, lambda t: t.view_as(t), (tuple(gradients), saved))
     before, behind = _shapes(line, gradients, saved)
     dtype = OF_DTYPE[types[0] % _native.BROADCAST] if line.weight is None else None
     operands = []

@@ -42,8 +42,8 @@ def cross_entropy(
 
     Raises:
         IndexError: a target that is no class, on the CPU; on CUDA a device-side assertion fails, as PyTorch's.
-        RuntimeError: shapes that do not fit.
-        TypeError: a target that is not int64 or int32.
+        RuntimeError: shapes that do not fit, a weight that is not of floating-point numbers.
+        TypeError: a target that is not int64 or int32, an ignore_index that is not int.
         ValueError: an unknown reduction, or label_smoothing that is not from 0 to 1.
 
     Saved for backward: input, target, and two numbers a row.
@@ -53,6 +53,7 @@ def cross_entropy(
     check_tensor("cross_entropy", "target", target)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"cross_entropy(): expected reduction to be one of {_REDUCTIONS}, but got {reduction!r}")
+    ignored = _checked_ignored("cross_entropy", ignore_index)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(
             f"cross_entropy(): expected label_smoothing to be between 0 and 1, but got {label_smoothing!r}"
@@ -64,22 +65,43 @@ def cross_entropy(
     is_counted = target != ignore_index
     if weight is None:
         share = is_counted
-        word = f"cross_entropy({float(label_smoothing)!r}, {float(z_loss)!r}, {int(ignore_index)})"
+        word = f"cross_entropy({float(label_smoothing)!r}, {float(z_loss)!r}, {ignored})"
         loss = fused(" | ".join([*words, word]), logits, target)
     else:
-        share = weight.detach()[target.where(is_counted, 0)].to(_arithmetic(input)) * is_counted
-        loss = -fused(" | ".join([*words, f"logprob({int(ignore_index)})"]), logits, target) * share
+        weight = _checked_weight(weight, logits)
+        share = weight[target.where(is_counted, 0)].to(_arithmetic(input)) * is_counted
+        loss = -fused(" | ".join([*words, f"logprob({ignored})"]), logits, target) * share
         if label_smoothing or z_loss:
             log_sum = fused(" | ".join([*words, "logsumexp"]), logits)
         if label_smoothing:
-            columns = weight.detach().to(loss.dtype)
+            columns = weight.to(loss.dtype)
             of_all = log_sum * columns.sum() - fused(" | ".join([*words, "scale", "sum"]), logits, columns)
-            loss = (1 - label_smoothing) * loss + label_smoothing / logits.shape[-1] * of_all * is_counted
+            smoothed = label_smoothing / logits.shape[-1] * of_all
+            loss = (1 - label_smoothing) * loss + smoothed.where(is_counted, 0)  # ignored rows may have a NaN
         if z_loss:
-            loss = loss + z_loss * log_sum.square() * is_counted
+            loss = loss + (z_loss * log_sum.square()).where(is_counted, 0)
     if reduction == "none":
         return loss
     return loss.sum() if reduction == "sum" else loss.sum() / share.sum()
+
+
+def _checked_weight(weight: Tensor, logits: Tensor) -> Tensor:
+    """Without a gradient, as a column of the logits."""
+    check_tensor("cross_entropy", "weight", weight)
+    if weight.shape != logits.shape[-1:]:
+        raise RuntimeError(
+            f"cross_entropy(): expected weight of shape {list(logits.shape[-1:])}, one number a class, but got "
+            f"{list(weight.shape)}"
+        )
+    if not weight.is_floating_point():
+        raise RuntimeError(f"cross_entropy(): expected weight of floating-point numbers, but got {weight.dtype}")
+    return weight.detach()
+
+
+def _checked_ignored(function: str, ignore_index: int) -> int:
+    if not isinstance(ignore_index, int):
+        raise TypeError(f"{function}(): argument 'ignore_index' must be int, not {type(ignore_index).__name__}")
+    return ignore_index
 
 
 def _arithmetic(x: Tensor) -> torch.dtype:
@@ -105,12 +127,17 @@ def log_prob(
     Raises:
         IndexError: a target that is no column, on the CPU; on CUDA a device-side assertion fails, as PyTorch's.
         RuntimeError: shapes or dtypes that do not fit.
+        TypeError: an ignore_index that is not int.
+        ValueError: a temperature of 0.
 
     Saved for backward: input, target, and two numbers a row (four with `entropy`).
     Line: `mul(1 / temperature) | logprob(ignore_index) | entropy`.
     """
     check_tensor("log_prob", "input", input)
     check_tensor("log_prob", "target", target)
+    ignored = _checked_ignored("log_prob", ignore_index)
+    if temperature == 0:
+        raise ValueError(f"log_prob(): expected temperature to be other than 0, but got {temperature!r}")
     words = [] if temperature == 1.0 else [f"mul({1.0 / float(temperature)!r})"]
-    words += [f"logprob({int(ignore_index)})", *(["entropy"] if entropy else [])]
+    words += [f"logprob({ignored})", *(["entropy"] if entropy else [])]
     return fused(" | ".join(words), input, target)

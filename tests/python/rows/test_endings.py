@@ -93,6 +93,11 @@ def test_infinities_and_nan(device):
     x = torch.tensor([[1, -inf, 2], [-inf, -inf, -inf], [inf, 1, 2], [nan, 1, 2], [3, 3, 1]], device=device)
     for name, theirs in (("logsumexp", torch.logsumexp(x, -1)), ("amax", x.amax(-1)), ("sum", x.sum(-1))):
         torch.testing.assert_close(onepass.fused(name, x), theirs, equal_nan=True)
+    rows = x[[0, 2, 3, 4]]  # PyTorch's gradients of a row of nothing but -infinity are NaN
+    for name, theirs in (("logsumexp", torch.logsumexp), ("amax", torch.amax), ("sum", torch.sum)):
+        a, b = rows.clone().requires_grad_(), rows.clone().requires_grad_()
+        onepass.fused(name, a).sum().backward(), theirs(b, -1).sum().backward()
+        torch.testing.assert_close(a.grad, b.grad, equal_nan=True)
     tied = x[4:].clone().requires_grad_()
     (shared,) = torch.autograd.grad(onepass.fused("amax", tied).sum(), tied)
     assert shared.tolist() == [[0.5, 0.5, 0]]

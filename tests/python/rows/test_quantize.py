@@ -93,6 +93,31 @@ def test_behind_a_norm(name, columns, dtype, device):
     check_codes(line, Inputs(x, [t, r, g, b]))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [8, 20, 64, 1000, 9000])
+@pytest.mark.parametrize(
+    "line", ["rope", "rope(8)", "rope(8, interleaved)", "rms_norm(1e-6) | scale | rope", "rope | keep"]
+)
+def test_behind_rope(line, columns, dtype, device):
+    """Halves of a row are together where they are turned, and codes go back to their own columns."""
+    for name in CODES:
+        check_codes(
+            f"{line} | quantize({name})", make_inputs(f"{line} | quantize({name})", (3, columns), dtype, device)
+        )
+
+
+def test_where_each_code_is_behind_rope(device):
+    x, tables = torch.arange(-8.0, 8.0, device=device)[None], torch.tensor([1.0, 0.0], device=device)
+    cos, sin = tables[:, None].expand(2, 16)
+    codes = onepass.fused("quantize(int8)", x)[0]
+    assert torch.equal(onepass.fused("rope | quantize(int8)", x, cos, sin)[0], codes)
+    static = torch.tensor(0.5, device=device)
+    assert torch.equal(
+        onepass.fused("rope | quantize(int8, static)", x, cos, sin, static)[0],
+        onepass.fused("quantize(int8, static)", x, static)[0],
+    )
+
+
 @pytest.mark.parametrize("name", CODES)
 def test_zeros_infinities_and_nan(name, device):
     inf, nan = math.inf, math.nan

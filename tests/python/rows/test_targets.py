@@ -1,5 +1,8 @@
 """Lines that take a target, a column of each row: cross_entropy and logprob, and the functions over them."""
 
+import math
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -221,6 +224,38 @@ def test_cross_entropy_refuses():
         OF.cross_entropy(x, t, label_smoothing=1.5)
     with pytest.raises(TypeError, match="int64"):
         OF.cross_entropy(x, t.float())
+    with pytest.raises(TypeError, match="'ignore_index' must be int, not float"):
+        OF.cross_entropy(x, t, ignore_index=1.5)
+    with pytest.raises(TypeError, match="'weight' must be Tensor, not list"):
+        OF.cross_entropy(x, t, [1.0] * 9)
+    with pytest.raises(RuntimeError, match="weight of floating-point numbers"):
+        OF.cross_entropy(x, t, torch.ones(9, dtype=torch.int64))
+    for shape in ((8,), (10,), (9, 9), (81,), ()):
+        needs = f"weight of shape [9], one number a class, but got {list(shape)}"
+        with pytest.raises(RuntimeError, match=re.escape(needs)):
+            OF.cross_entropy(x, t, torch.ones(shape))
+    with pytest.raises(TypeError, match="'ignore_index' must be int, not float"):
+        OF.log_prob(x, t, ignore_index=1.5)
+    with pytest.raises(ValueError, match="temperature to be other than 0"):
+        OF.log_prob(x, t, temperature=0)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ignored_rows_may_have_any_number(weighted, label_smoothing, z_loss, device):
+    rows = torch.randn(3, 9, device=device)
+    rows[1] = math.nan
+    weight = torch.rand(9, device=device) if weighted else None
+    target = torch.tensor([2, -100, 0], device=device)
+    of = {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    for reduction in ("none", "mean", "sum"):
+        ours = OF.cross_entropy(rows, target, weight, reduction=reduction, **of)
+        without = OF.cross_entropy(rows[::2], target[::2], weight, reduction=reduction, **of)
+        torch.testing.assert_close(ours[::2] if reduction == "none" else ours, without)
+    x = torch.randn(2, 9, device=device, requires_grad=True)
+    OF.cross_entropy(x, target.new_full((2,), -100), weight, **of).backward()
+    assert not x.grad.any()
 
 
 @pytest.mark.parametrize("entropy", [False, True])

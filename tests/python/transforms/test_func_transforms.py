@@ -93,6 +93,15 @@ def test_jacobians(transform, line, device):
     assert_close(*[transform(loss_of(f(line)), places)(*tensors) for f in (fused, reference)])
 
 
+@pytest.mark.parametrize("line", LINES)
+def test_jacobians_of_gradients(line, device):
+    """Of each input alone, others being constants."""
+    tensors = tensors_of(line, device)
+    for place in differentiable_places(tensors, line):
+        ours, theirs = (grad(loss_of(f(line)), place) for f in (fused, reference))
+        assert_close(jacrev(ours, place)(*tensors), jacrev(theirs, place)(*tensors))
+
+
 @pytest.mark.parametrize("line", ["layer_norm(1e-5) | scale | bias", "mul(0.5) | causal | softmax"])
 def test_jacobians_of_all_numbers(line, device):
     """Where vmap sees the backward operator, with one x and many gradients."""

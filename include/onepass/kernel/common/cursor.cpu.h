@@ -167,7 +167,7 @@ class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
   }
   ONEPASS_FUNCTION void store_y(lane v) {
     if constexpr (Line::by_groups) store_in_groups(v);
-    else if constexpr (Line::gives_codes) store_codes(y_.data, y_.type, column_, v, count_);
+    else if constexpr (Line::gives_codes) write_codes(v);
     else write(y_, v, stream_y_);
   }
   ONEPASS_FUNCTION void store_dx(lane v) const {
@@ -385,6 +385,23 @@ class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
     const auto pair = order::pair_at(a_, column_);
     return zip<lane>(load<half_lane<lane>>(v.data, type_of(v), pair.first),
                      load<half_lane<lane>>(v.data, type_of(v), pair.first + pair.apart));
+  }
+  ONEPASS_FUNCTION void write_codes(lane value) const {
+    if constexpr (!order::kZips) {
+      store_codes(y_.data, y_.type, column_, value, count_);
+    } else {
+      constexpr int kLanes = lanes<lane>();
+      HWY_ALIGN char codes[kLanes];
+      store_codes(codes, y_.type, 0, value, count_);
+      char* row = static_cast<char*>(y_.data);
+      if (is_together(count_)) {
+        const auto pair = order::pair_at(a_, column_);
+        for (int i = 0; i < kLanes / 2; ++i)
+          row[pair.first + i] = codes[2 * i], row[pair.first + pair.apart + i] = codes[2 * i + 1];
+      } else {
+        for (int i = 0; i < count_; ++i) row[order::column_at(a_, column_ + i)] = codes[i];
+      }
+    }
   }
   ONEPASS_FUNCTION void write(const row_view& v, lane value, bool past_caches) const {
     if constexpr (order::kZips) {

@@ -155,6 +155,8 @@ def _binds(name: str, node: object, so_far: _Match) -> Iterator[_Match]:
 
 
 def _binds_number(pattern: _Number, found: float, so_far: _Match) -> Iterator[_Match]:
+    if math.isnan(found):  # no line has one
+        return
     number = 1 / found if pattern.inverse and found else found
     bound = so_far.names.get(pattern.id)
     if bound is None:

@@ -61,6 +61,8 @@ def _of_one(name: str, x, *rest) -> tuple[tuple[str, ...], tuple[fx.Node, ...]] 
     """Words and operands of what has one row as its subject."""
     if name in ("same", "cast", "view"):
         return (), ()
+    if any(isinstance(number, float) and math.isnan(number) for number in rest):  # no line has one
+        return None
     if name in ACTIVATIONS or name in ("dropout", "softmax", "log_softmax", "l2_norm"):
         return (f"{name}({', '.join(map(repr, rest))})" if rest else name,), ()
     if name in ("layer_norm", "rms_norm"):
