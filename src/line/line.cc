@@ -423,9 +423,11 @@ class reader {
     };
     const auto found = turns ? std::find_if(to.words.begin(), to.words.end(), has_no_kernel) : to.words.end();
     if (found != to.words.end() || has_no_kernel(w)) {
+      const auto named = [](const word& of) {
+        return std::string("'") + of.about->name + (of.about->by_groups ? "' of groups" : "'");
+      };
       fail(w.begin, w.end,
-           std::string("'") + w.about->name + "' in one line with '" +
-               (turns ? found->about->name : to.rotary()->about->name) + "': there is no kernel for both");
+           named(w) + " in one line with " + named(turns ? *found : *to.rotary()) + ": there is no kernel for both");
     }
   }
 

@@ -508,7 +508,10 @@ def test_results_depend_on_their_rows_alone(device):
         ("quantize(fp8, 128, static)", "expected ')' to end 'quantize'"),
         ("quantize(fp8, 128) | gelu", "'gelu' behind 'quantize', which ends a line"),
         ("linear | quantize(fp8, 128)", "'quantize' behind a contraction, where it has no kernel"),
-        ("rms_norm | rope | quantize(fp8, 128)", "'quantize' in one line with 'rope': there is no kernel for both"),
+        (
+            "rms_norm | rope | quantize(fp8, 128)",
+            "'quantize' of groups in one line with 'rope': there is no kernel for both",
+        ),
         ("keep(float32, static)", "expected ')' to end 'keep'"),
         ("linear | quantize(fp8, static)", "'quantize' behind a contraction, where it has no kernel"),
         ("quantize(fp8) | gelu", "'gelu' behind 'quantize', which ends a line"),
