@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -99,9 +101,11 @@ def _checked_weight(weight: Tensor, logits: Tensor) -> Tensor:
 
 
 def _checked_ignored(function: str, ignore_index: int) -> int:
-    if not isinstance(ignore_index, int):
-        raise TypeError(f"{function}(): argument 'ignore_index' must be int, not {type(ignore_index).__name__}")
-    return ignore_index
+    try:
+        return operator.index(ignore_index)  # NumPy's integers, too
+    except TypeError:
+        got = type(ignore_index).__name__
+        raise TypeError(f"{function}(): argument 'ignore_index' must be int, not {got}") from None
 
 
 def _arithmetic(x: Tensor) -> torch.dtype:

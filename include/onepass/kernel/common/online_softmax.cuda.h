@@ -21,49 +21,8 @@ ONEPASS_FUNCTION word::row_numbers<float> statistics_of(float largest, float sum
   return {shift_of(largest), sum == 0.0f ? 0.0f : reciprocal_number(sum)};
 }
 
-// Merges {largest, sum} of two parts (see reduce.cuda.h).
-struct merge_exponentials {
-  // Of `width` threads of a warp at once: each scales its sum once.
-  template <class T>
-  static ONEPASS_FUNCTION numbers<T, 2> in_warp(numbers<T, 2> own, int width) {
-    T largest = own.v[0];
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      if (distance < width) largest = max_number(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-    }
-    T sum = own.v[1] * exp_minus_number(own.v[0], shift_of(largest));
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      if (distance < width) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    }
-    return {{largest, sum}};
-  }
-  // Of kCount parts in each of four neighbouring threads. (As in_warp, but for the order of the sum.)
-  template <int kCount>
-  static ONEPASS_FUNCTION numbers<float, 2> in_four(const numbers<float, 2> (&of)[kCount]) {
-    float largest = of[0].v[0], sum = 0.0f;
-#pragma unroll
-    for (int k = 1; k < kCount; ++k) largest = max_number(largest, of[k].v[0]);
-    largest = largest_of_four(largest);
-    const float shift = shift_of(largest);
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) sum = fmaf(of[k].v[1], exp_minus_number(of[k].v[0], shift), sum);
-    return {{largest, sum_of_four(sum)}};
-  }
-  ONEPASS_FUNCTION void next_level() {}
-  template <class T, int N>
-  static ONEPASS_FUNCTION numbers<T, N> none() {
-    return {{static_cast<T>(-kInfinity), T(0)}};
-  }
-  template <class T>
-  ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
-    const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
-    return {{largest, a.v[1] * exp_minus_number(a.v[0], shift) + b.v[1] * exp_minus_number(b.v[0], shift)}};
-  }
-};
-
-// The same with more numbers behind them: with kProducts the sum of each exponential times its exponent, and numbers
-// that are added up.
+// Merges {largest, sum} of two parts (see reduce.cuda.h), and numbers behind them: with kProducts the sum of each
+// exponential times its exponent, and numbers that are added up.
 template <bool kProducts>
 struct merge_exponentials_and {
   // Of `width` threads of a warp at once: each scales its sums once.
@@ -111,6 +70,21 @@ struct merge_exponentials_and {
   static ONEPASS_FUNCTION T shifted(numbers<T, N> of, T to, T factor) {
     if (!(of.v[1] > T(0))) return of.v[2];  // nothing, whose shift may be infinitely far away
     return (of.v[2] + of.v[1] * (shift_of(of.v[0]) - to)) * factor;
+  }
+};
+
+struct merge_exponentials : merge_exponentials_and<false> {
+  // Of kCount parts in each of four neighbouring threads. (As in_warp, but for the order of the sum.)
+  template <int kCount>
+  static ONEPASS_FUNCTION numbers<float, 2> in_four(const numbers<float, 2> (&of)[kCount]) {
+    float largest = of[0].v[0], sum = 0.0f;
+#pragma unroll
+    for (int k = 1; k < kCount; ++k) largest = max_number(largest, of[k].v[0]);
+    largest = largest_of_four(largest);
+    const float shift = shift_of(largest);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) sum = fmaf(of[k].v[1], exp_minus_number(of[k].v[0], shift), sum);
+    return {{largest, sum_of_four(sum)}};
   }
 };
 

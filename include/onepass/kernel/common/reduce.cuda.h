@@ -235,12 +235,12 @@ ONEPASS_FUNCTION void wait_for_mbarrier(uint64* mbarrier, uint32 phase) {
   }
 }
 
-// Combines over the threads of a row; every thread gets the same result. Where two rows are in flight
-// (Config::kAhead), one row's numbers are sent before those of the row before are received.
 // Where a row's target is picked out of it: by the thread that passes its column, not here, or by the row's first
 // thread, which reads the row there again.
 enum class pick { in_passing, elsewhere, again };
 
+// Combines over the threads of a row; every thread gets the same result. Where two rows are in flight
+// (Config::kAhead), one row's numbers are sent before those of the row before are received.
 template <class Config>
 class row_threads {
  public:

@@ -214,9 +214,7 @@ class thread_row {
     if constexpr (kHasProducts) own.v[2] = sum_lanes(products);
     if constexpr (kHasTotal) own.v[kAt] = sum_lanes(total);
     if constexpr (kPicks) own.v[kCount - 1] = picked;
-    numbers<T, kCount> all;
-    if constexpr (kCount == 2) all = threads_.reduce(own, merge_exponentials());
-    else all = threads_.reduce(own, merge_exponentials_and<kHasProducts>());
+    const auto all = threads_.reduce(own, merge_exponentials_and<kHasProducts>());
     exponential_sums of{shift_of(all.v[0]), all.v[1]};
     if constexpr (kHasProducts) of.products = all.v[2];
     if constexpr (kHasTotal) of.total = all.v[kAt];

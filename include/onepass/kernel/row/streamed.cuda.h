@@ -34,10 +34,13 @@ struct gathered_by_all {
   template <int N, class Combine>
   ONEPASS_FUNCTION auto reduce(numbers<typename Config::arithmetic, N>, Combine combine) {
     const auto own = load_numbers<N>(gathered.total);
-    if constexpr (Combined) return own;
-    const auto all = threads.reduce(own, combine);
-    store_numbers(all, gathered.total);
-    return all;
+    if constexpr (Combined) {
+      return own;
+    } else {
+      const auto all = threads.reduce(own, combine);
+      store_numbers(all, gathered.total);
+      return all;
+    }
   }
 };
 
