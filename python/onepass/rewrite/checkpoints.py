@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from onepass.graph.effects import bodies, changes_shapes, effects_of, memory_of
 from onepass.graph.operations import value_of
+from onepass.rewrite.modes import leaves_as_found
 
 __all__ = ["checkpointed_blocks", "draw_again"]
 
@@ -57,9 +58,10 @@ def _checkpointed(kept: frozenset[int], body: Callable[..., Any], *args: Any, **
         options["context_fn"] = context
     held = {i: args[i] for i in kept}
     given = [arg for i, arg in enumerate(args) if i not in held]
+    run = leaves_as_found(body.graph, body)
 
     def block(*given: Any, **rest: Any) -> Any:
         others = iter(given)
-        return body(*(held[i] if i in held else next(others) for i in range(len(args))), **rest)
+        return run(*(held[i] if i in held else next(others) for i in range(len(args))), **rest)
 
     return checkpoint(block, *given, **{**options, "use_reentrant": False}, **rest)

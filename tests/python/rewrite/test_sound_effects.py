@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import onepass
 from onepass.rewrite import attention as attentions
+from onepass.rewrite.modes import Modes
 from sound import R, agrees, grad
 
 pytestmark = pytest.mark.usefixtures("every_line")
@@ -294,6 +295,68 @@ def test_what_a_checkpointed_block_within_another_overwrites():
         return checkpoint(outer, x, use_reentrant=False)
 
     assert agrees(function, grad(3, 4, 6), grad(3, 4, 6))
+
+
+def test_weights_that_a_checkpointed_block_casts():
+    """Backward runs a block again only as far as it needs, and leaves its autocast all the same: casts of weights
+    that stayed would be taken for those that the optimizer has changed since."""
+
+    def train(way):
+        torch.manual_seed(0)
+        layer = nn.Linear(8, 8).float()
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+
+        def block(x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return F.gelu(layer(x))
+
+        model, losses = way(lambda x: checkpoint(block, x, use_reentrant=False).float().sum()), []
+        x = torch.randn(4, 8, dtype=torch.float32, requires_grad=True)
+        for _ in range(3):
+            loss = model(x)
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return losses
+
+    expected = train(lambda model: model)
+    assert len(set(expected)) == 3
+    torch.testing.assert_close(train(onepass.fuse), expected, rtol=0.02, atol=0.02)
+
+
+def within_autocast(x, i):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.gelu(x.float() @ x.float().mT)[i].sin()
+
+
+def within_vmap(x, i):
+    return torch.vmap(lambda row: F.gelu(row + 1.0)[i].sin())(x)
+
+
+def within_both(x, i):
+    return checkpoint(lambda x: within_vmap(within_autocast(x, i), i[:1]), F.gelu(x + 2.0), use_reentrant=False)
+
+
+def within_attention(x, i):
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(x[None], x[None], x[None])[0][i].sin()
+
+
+@pytest.mark.parametrize("block", [within_autocast, within_vmap, within_both, within_attention])
+def test_modes_that_are_entered_are_left(block):
+    """By a block of which backward runs only a part again, and where something raises."""
+    modes, i = Modes.now(), torch.arange(8)
+    f = onepass.fuse(lambda x, i: checkpoint(block, F.gelu(x * 2.0), i, use_reentrant=False))
+    x = grad(8, 8)
+    for _ in range(2):
+        (first,) = torch.autograd.grad(f(x, i).double().square().sum(), x, create_graph=True)
+        assert Modes.now() == modes
+        torch.autograd.grad(first.sum(), x)
+        assert Modes.now() == modes
+    with pytest.raises(IndexError):
+        f(x, i + 8)
+    assert Modes.now() == modes
 
 
 def test_many_overwriting_operators():

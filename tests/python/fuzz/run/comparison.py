@@ -53,6 +53,8 @@ def differences(
 
 
 def _of_call(theirs: Observation, ours: Observation, tolerance: float):
+    if theirs.left_in != ours.left_in:
+        yield "modes", "left in", f"{ours.left_in}, expected {theirs.left_in}"
     if theirs.error or ours.error:
         if theirs.error != ours.error:
             yield "error", "raises", f"{ours.error} ({ours.message.strip()[:300]}), expected {theirs.error}"

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from fuzz.program.programs import Program
 from fuzz.run.masks import Masks
+from onepass.rewrite.modes import Modes
 
 __all__ = ["Call", "Observation", "Way", "calls_of", "observe", "prepared"]
 
@@ -48,7 +49,8 @@ MODES = {
 
 @dataclass
 class Observation:
-    """What one call did. Tensors are copies from before anything else ran."""
+    """What one call did. Tensors are copies from before anything else ran; `left_in` are the modes that the call or its
+    backward left otherwise than they were."""
 
     error: str | None = None
     message: str = ""
@@ -61,6 +63,7 @@ class Observation:
     second_error: str | None = None
     inputs: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    left_in: Modes | None = None
 
 
 def calls_of(program: Program) -> list[Call]:
@@ -103,6 +106,7 @@ def _observe(program: Program, made: Any, called: Callable, call: Call, masks: M
     named = {i.name: t for i, t in zip(program.inputs, inputs)} | state
     # A graph that raises within a region of autocast leaves it enabled, in torch 2.11.
     with masks.of_call(call.index), torch.autocast("cpu", enabled=False), MODES[call.mode]():
+        modes = Modes.now()
         try:
             results = tree_leaves(called(*inputs))
             found.results = [_copy(r) for r in results]
@@ -116,6 +120,9 @@ def _observe(program: Program, made: Any, called: Callable, call: Call, masks: M
             _observe_gradients(found, named, results, program.twice and call.index == 0)
             if "checkpoint(" not in program.source:  # how far a block is run again is nobody's promise
                 _observe_memory(found, program, inputs, made)
+        if (now := Modes.now()) != modes:
+            found.left_in = now
+            modes.restore()
     return found
 
 
