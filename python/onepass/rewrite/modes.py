@@ -40,9 +40,16 @@ def leaves_as_found(graph: fx.Graph, call: Callable) -> Callable:
     return called
 
 
+_SET = ("_set_grad_enabled", "_set_fwd_grad_enabled", "_saved_tensors_hooks_disable", "_sdpa_kernel")
+"""Functions by which Dynamo enters and leaves what has one setting for the process or the thread."""
+
+
 def _enters(graph: fx.Graph) -> bool:
-    here = any(entered for _, *entered in modes(graph)) or any(n.target is attention._sdpa_kernel for n in graph.nodes)
-    return here or any(_enters(body.graph) for node in graph.nodes for body in bodies(node))
+    return (
+        any(entered for _, *entered in modes(graph))
+        or any(getattr(node.target, "__name__", "") in _SET for node in graph.nodes)
+        or any(_enters(body.graph) for node in graph.nodes for body in bodies(node))
+    )
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,8 @@ class Modes:
     forward_ad: bool
     grad: bool
     attention: frozenset[attention.SDPBackend]
+    attention_order: tuple[int, ...]
+    hooks_refused: str | None
 
     @classmethod
     def now(cls) -> Modes:
@@ -70,6 +79,8 @@ class Modes:
             forward_ad=torch._C._is_fwd_grad_enabled(),
             grad=torch.is_grad_enabled(),
             attention=frozenset(attention._cur_sdpa_kernel_backends()),
+            attention_order=tuple(torch._C._get_sdp_priority_order()),
+            hooks_refused=torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
         )
 
     def restore(self) -> None:
@@ -87,8 +98,12 @@ class Modes:
         torch.set_autocast_cache_enabled(self.caches_casts)
         torch._C._set_fwd_grad_enabled(self.forward_ad)
         torch.set_grad_enabled(self.grad)
-        if frozenset(attention._cur_sdpa_kernel_backends()) != self.attention:
-            attention._sdpa_kernel(list(self.attention))
+        attention._sdpa_kernel(list(self.attention))
+        torch._C._set_sdp_priority_order(list(self.attention_order))
+        if self.hooks_refused is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(self.hooks_refused)
 
 
 _EXITS = {

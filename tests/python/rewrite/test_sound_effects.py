@@ -343,7 +343,37 @@ def within_attention(x, i):
         return F.scaled_dot_product_attention(x[None], x[None], x[None])[0][i].sin()
 
 
-@pytest.mark.parametrize("block", [within_autocast, within_vmap, within_both, within_attention])
+def within_ordered_attention(x, i):
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True):
+        return F.scaled_dot_product_attention(x[None], x[None], x[None])[0][i].sin()
+
+
+def within_no_grad(x, i):
+    with torch.no_grad():
+        t = F.gelu(x * 2.0)[i]
+    return x + t
+
+
+def within_refused_hooks(x, i):
+    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        return x + F.gelu(x * 2.0)[i]
+
+
+@pytest.mark.parametrize("block", [within_no_grad, within_refused_hooks, within_autocast, within_ordered_attention])
+def test_modes_are_left_where_something_raises(block):
+    modes, x = Modes.now(), grad(8, 8)
+    f = onepass.fuse(lambda x, i: F.gelu(block(x, i) * 2.0))
+    for _ in range(2):
+        f(x, torch.arange(8))
+        with pytest.raises(IndexError):
+            f(x, torch.arange(8) + 8)
+        assert Modes.now() == modes
+
+
+BLOCKS = [within_autocast, within_vmap, within_both, within_attention, within_ordered_attention, within_no_grad]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
 def test_modes_that_are_entered_are_left(block):
     """By a block of which backward runs only a part again, and where something raises."""
     modes, i = Modes.now(), torch.arange(8)
