@@ -12,7 +12,6 @@ import torch
 from torch import fx, nn
 from torch._dynamo.backends.registry import register_backend
 from torch._inductor import list_mode_options
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from onepass.graph.effects import changes_shapes
@@ -203,7 +202,8 @@ def fuse(
 
     Args:
         model: a module, which is changed in place: its parameters, buffers, hooks and state dict stay what they are,
-            and hooks that come later run, too. Or a function. A module is fused as it is called, `model(x)`: its
+            and hooks that come later run, too, but those of a module that takes another's place after the first call
+            only if they are added then. Or a function. A module is fused as it is called, `model(x)`: its
             `model.forward(x)` is what it was. Copies of a fused module (deepcopy, pickle) are not fused.
         then: what runs the rest, and what is predicted with: "eager" as it is, "inductor" by torch.compile's compiler,
             to which element-wise chains are then left.
@@ -234,29 +234,18 @@ def fuse(
 
 
 class _Captured:
-    """What calls a fused module. Dynamo does not look whether a module without hooks has got some since, or whether one
-    that has some took its place (its skip_nnmodule_hook_guards): there is a capture for each set of modules that have
-    hooks."""
-
-    registered = 0  # submodules, of any module since the first was fused
-    registration: RemovableHandle | None = None
+    """What calls a fused module. Dynamo does not look whether a module without hooks has got some since (its
+    skip_nnmodule_hook_guards): there is a capture for each set of modules that have hooks."""
 
     def __init__(self, model: nn.Module, rewriter: Rewriter, dynamic: bool | None) -> None:
         self.compile = functools.partial(torch.compile, backend=rewriter, dynamic=dynamic)
         self.modules, self.call = model.modules, model
         self.captures: dict[tuple, Callable] = {}
-        if _Captured.registration is None:
-            _Captured.registration = register_module_module_registration_hook(_Captured.count)
         self.look()
-
-    @staticmethod
-    def count(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
-        """A submodule has been set."""
-        _Captured.registered += 1
 
     def look(self) -> None:
         """Takes the capture of the hooks that there are now."""
-        self.seen = RemovableHandle.next_id, _Captured.registered
+        self.handles = RemovableHandle.next_id
         found = [
             (i, name, hooks) for i, m in enumerate(self.modules()) for name in HOOKS if (hooks := m.__dict__.get(name))
         ]
@@ -267,7 +256,7 @@ class _Captured:
 
     def __call__(self, *inputs, **options):
         if not torch.compiler.is_dynamo_compiling():
-            if (RemovableHandle.next_id, _Captured.registered) != self.seen or not all(self.hooks):
+            if RemovableHandle.next_id != self.handles or not all(self.hooks):
                 self.look()
         return self.captured(*inputs, **options)
 
