@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from onepass.graph.effects import bodies, changes_shapes, effects_of, memory_of
 from onepass.graph.operations import value_of
-from onepass.rewrite.modes import leaves_as_found
+from onepass.rewrite.modes import enters, leaves_as_found
 
 __all__ = ["checkpointed_blocks", "draw_again"]
 
@@ -33,7 +33,7 @@ def draw_again(graph: fx.Graph, nested: bool = False) -> None:
     """
     for node in graph.nodes:
         if node.target is tag_activation_checkpoint:
-            node.target = functools.partial(_checkpointed, _held(graph, node, nested))
+            node.target = functools.partial(_checkpointed, _held(graph, node, nested), enters(bodies(node)[0].graph))
             node.target.__name__ = "checkpointed"
 
 
@@ -51,14 +51,16 @@ def _held(graph: fx.Graph, call: fx.Node, nested: bool) -> frozenset[int]:
     return frozenset(overwritten)
 
 
-def _checkpointed(kept: frozenset[int], body: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _checkpointed(
+    kept: frozenset[int], enters_modes: bool, body: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
     options, rest = TagActivationCheckpoint.divide_kwargs(options)
     context = getattr(body, "meta", {}).get("_checkpoint_context_fn")
     if context is not None:
         options["context_fn"] = context
     held = {i: args[i] for i in kept}
     given = [arg for i, arg in enumerate(args) if i not in held]
-    run = leaves_as_found(body.graph, body)
+    run = leaves_as_found(body) if enters_modes else body
 
     def block(*given: Any, **rest: Any) -> Any:
         others = iter(given)

@@ -25,7 +25,7 @@ from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_s
 from onepass.rewrite.inputs import by_memory, copied
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
 from onepass.rewrite.masks import name_masks
-from onepass.rewrite.modes import leaves_as_found
+from onepass.rewrite.modes import enters, leaves_as_found
 from onepass.rewrite.report import Fused, Report
 from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
 from onepass.rewrite.stacks import join_pieces
@@ -159,7 +159,7 @@ class Rewriter:
                 patches = list_mode_options(self.mode) if self.mode else None
                 return compile_fx(gm, example_inputs, config_patches=patches)
             run_as_is(gm)
-            return leaves_as_found(gm.graph, gm.forward)
+            return leaves_as_found(gm.forward) if enters(gm.graph) else gm.forward
 
         return by_memory(gm, example_inputs, prepare)
 

@@ -15,18 +15,16 @@ from torch.nn import attention
 from onepass.graph.effects import bodies
 from onepass.graph.operations import modes
 
-__all__ = ["Modes", "leaves_as_found"]
+__all__ = ["Modes", "enters", "leaves_as_found"]
 
 
-def leaves_as_found(graph: fx.Graph, call: Callable) -> Callable:
-    """What calls the graph, made to leave what the graph had entered where it does not come to its end.
+def leaves_as_found(call: Callable) -> Callable:
+    """What calls a graph that enters something, made to leave it where the graph does not come to its end.
 
     Dynamo writes the `with` of a program as a node that enters and one that exits, and the latter does not run behind
     an exception. `torch.utils.checkpoint` has one whenever backward has run as much of a block again as it needs.
     Autocast that nobody left would keep casts of weights that an optimizer has changed since.
     """
-    if not _enters(graph):
-        return call
 
     @functools.wraps(call)
     def called(*args, **kwargs):
@@ -44,11 +42,12 @@ _SET = ("_set_grad_enabled", "_set_fwd_grad_enabled", "_saved_tensors_hooks_disa
 """Functions by which Dynamo enters and leaves what has one setting for the process or the thread."""
 
 
-def _enters(graph: fx.Graph) -> bool:
+def enters(graph: fx.Graph) -> bool:
+    """Whether it, or a graph within it, enters anything."""
     return (
         any(entered for _, *entered in modes(graph))
         or any(getattr(node.target, "__name__", "") in _SET for node in graph.nodes)
-        or any(_enters(body.graph) for node in graph.nodes for body in bodies(node))
+        or any(enters(body.graph) for node in graph.nodes for body in bodies(node))
     )
 
 
