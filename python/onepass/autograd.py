@@ -9,6 +9,7 @@ import warnings
 from dataclasses import dataclass
 
 import torch
+from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -72,6 +73,21 @@ _is_traced, _has_transforms = torch.compiler.is_dynamo_compiling, torch._C._are_
 def is_transformed() -> bool:
     """Whether torch.func or forward mode sees a call."""
     return not _is_traced() and (_has_transforms() or forward_ad._current_level >= 0)
+
+
+def alive(tensors):
+    """The same tensors outside of torch.func, without what is left of a level that has ended: a value that leaves
+    `torch.func.grad` by another way than as its result is wrapped still, and need not say that it has a gradient."""
+    for t in tensors:
+        if is_gradtrackingtensor(t):
+            return tuple(map(_unwrapped, tensors))
+    return tensors
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    while is_gradtrackingtensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
 
 
 def is_jit_traced() -> bool:

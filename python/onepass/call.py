@@ -37,7 +37,17 @@ from onepass._arguments.shapes import is_sharded
 from onepass._arguments.symbolic import node_of, proxy_among
 from onepass._operators.backward import is_profiled
 from onepass._operators.fake import draw_dropout_state
-from onepass.autograd import Apply, Transformable, apply, differentiable, forward, front, is_jit_traced, is_transformed
+from onepass.autograd import (
+    Apply,
+    Transformable,
+    alive,
+    apply,
+    differentiable,
+    forward,
+    front,
+    is_jit_traced,
+    is_transformed,
+)
 from onepass.line import Line, _parse, parsed
 
 __all__ = ["call", "fused"]
@@ -179,6 +189,8 @@ def _forward(line: Line, state, tensors, count: int = 0, own: int = 0, stack: bo
     how = (line, state, count, own, stack)
     if is_transformed():
         return apply(Transformable, *how, *tensors)
+    if not _is_traced():
+        tensors = alive(tensors)
     if not (torch.is_grad_enabled() and _requires_grad(tensors) or is_jit_traced()):
         return forward(*how, tensors, False)
     if torch.compiler.is_compiling():

@@ -7,7 +7,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onepass.graph.effects import effects_of, evaluated, remove_unused
-from onepass.graph.operations import operation, value_of
+from onepass.graph.operations import operation, same, value_of
 from onepass.rewrite.find.chains import Order, lies_as
 
 __all__ = ["name_masks"]
@@ -29,7 +29,7 @@ def name_masks(graph: fx.Graph) -> int:
         query, key, value, mask, p, _, scale, grouped = op.arguments
         if mask not in known:
             known[mask] = _meaning(mask, order)
-        if known[mask] is None or not _may_be_causal(known[mask], query, key):
+        if known[mask] is None or not _fits(mask, query, key) or not _may_be_causal(known[mask], query, key):
             continue
         causal = known[mask] == "causal"
         named = {"attn_mask": None, "dropout_p": p, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
@@ -38,10 +38,19 @@ def name_masks(graph: fx.Graph) -> int:
         given = evaluated(node)
         if lies_as(given, value_of(node)) or order.absorbs({node: given}):
             masks.append(mask)
-        else:  # the mask has batches that queries and keys have not, say
+        else:  # the engine without the mask gives another layout, which somebody sees
             node.args, node.kwargs = before
     remove_unused(graph, masks)
     return len(masks)
+
+
+def _fits(mask: fx.Node, query: fx.Node, key: fx.Node) -> bool:
+    """Whether the mask can be added to the scores. PyTorch's attention finds one that cannot only where it runs."""
+    scores = (*value_of(query).shape[:-1], value_of(key).shape[-2])
+    sizes = value_of(mask).shape
+    return len(sizes) <= len(scores) and all(
+        size == 1 or same(size, of_scores) for size, of_scores in zip(reversed(sizes), reversed(scores))
+    )
 
 
 def _may_be_causal(meaning: str, query: fx.Node, key: fx.Node) -> bool:

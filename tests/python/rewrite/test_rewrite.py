@@ -356,6 +356,16 @@ def test_masks(mask_of, expected):
     assert (mask is None) == (expected is not None) and is_causal == bool(expected)
 
 
+def test_a_mask_that_does_not_fit():
+    """PyTorch's attention finds a mask of more dimensions than scores have where it runs, not where it is captured."""
+    q = torch.randn(5, 4)
+    mask_of = lambda n, q: torch.ones(1, n, n, dtype=torch.bool)  # noqa: E731
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        attention_with(mask_of)(q)
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"), torch.no_grad():
+        onepass.fuse(attention_with(mask_of))(q)
+
+
 def test_place():
     """A line stands behind what it takes, and before what asks for its results."""
 

@@ -228,3 +228,57 @@ def test_named_functions_and_lists(device):
     assert_close(vmap(F.scaled_dot_product_attention)(q, k, v), F.scaled_dot_product_attention(q, k, v))
     first, second = vmap(lambda x, u: tuple(onepass.fused("gelu", [x, u])))(x, u)
     assert_close((first, second), (onepass.fused("gelu", x), onepass.fused("gelu", u)))
+
+
+class Same(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(lambda x: x.view_as(x))
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    backward = staticmethod(lambda ctx, gradient: gradient)
+
+
+def left_behind(function, x):
+    """What the function makes of x where torch.func sees it, but differentiates something else."""
+    kept = []
+
+    def loss(other):
+        kept.append(function(x))
+        return other.sum()
+
+    grad(loss)(torch.ones(3, dtype=x.dtype, device=x.device))
+    return kept[0]
+
+
+@pytest.mark.parametrize("made_by", [Same.apply, torch.sin], ids=["function", "operator"])
+@pytest.mark.parametrize("line", [*LINES, "dropout(0.5)", "bias | dropout(0.5) | add | keep | rms_norm(1e-6)"])
+def test_what_is_left_behind_has_its_gradient(line, made_by, device):
+    """A value that leaves torch.func by another way than as a result is wrapped still; what autograd.Function gave
+    says then that it needs no gradient."""
+    given = tensors_of(line, device)
+    gradients = {}
+    for is_left in (True, False):
+        leaves, tensors = [], list(given)
+        for i in differentiable_places(given, line):
+            leaves.append(given[i].clone().requires_grad_())
+            tensors[i] = left_behind(made_by, leaves[-1]) if is_left else made_by(leaves[-1])
+        torch.manual_seed(1)
+        gradients[is_left] = torch.autograd.grad(loss_of(fused(line))(*tensors), leaves)
+    assert_close(gradients[True], gradients[False])
+
+
+@pytest.mark.parametrize("stack", [False, True])
+def test_lists_of_what_is_left_behind(stack, device):
+    x = torch.randn(5, 6, dtype=torch.float64, device=device, requires_grad=True)
+    left = left_behind(Same.apply, x)
+    found = onepass.fused("gelu", [left, left], stack=stack)
+    (gradient,) = torch.autograd.grad(sum(t.sin().sum() for t in found), x)
+    (expected,) = torch.autograd.grad(2 * onepass.fused("gelu", x).sin().sum(), x)
+    assert_close(gradient, expected)
+
+
+def test_attention_of_what_is_left_behind(device):
+    q = torch.randn(1, 2, 8, 8, dtype=torch.float64, device=device, requires_grad=True)
+    left = left_behind(Same.apply, q)
+    (gradient,) = torch.autograd.grad(F.scaled_dot_product_attention(left, left, left).sin().sum(), q)
+    (expected,) = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).sin().sum(), q)
+    assert_close(gradient, expected)
