@@ -158,6 +158,8 @@ def _run(
     value: Tensor | None,
     enable_gqa: bool,
 ) -> Tensor:
+    if attn_mask is not None and query.dim() == 3 and attn_mask.dim() == 4 and attn_mask.shape[0] == 1:  # noqa: PLR2004
+        attn_mask = attn_mask.squeeze(0)  # PyTorch takes three dimensions as those of one batch
     if not enable_gqa:
         query, key, *values = _broadcast(function, 2, query, key, *given(value))
         return fused(line, query, key, *given(attn_mask), *values)

@@ -47,6 +47,8 @@ def name_masks(graph: fx.Graph) -> int:
 def _fits(mask: fx.Node, query: fx.Node, key: fx.Node) -> bool:
     """Whether the mask can be added to the scores. PyTorch's attention finds one that cannot only where it runs."""
     scores = (*value_of(query).shape[:-1], value_of(key).shape[-2])
+    if len(scores) == 3:  # noqa: PLR2004 (one batch, then)
+        scores = (1, *scores)
     sizes = value_of(mask).shape
     return len(sizes) <= len(scores) and all(
         size == 1 or same(size, of_scores) for size, of_scores in zip(reversed(sizes), reversed(scores))

@@ -80,6 +80,18 @@ def test_masks(shape, boolean, dtype, device, engine):
     check(engine, *tensors, mask.to(device))
 
 
+@pytest.mark.parametrize("heads", [1, 4])
+def test_three_dimensions_are_one_batch(heads, device, engine):
+    """A mask may have that of the batch."""
+    q, k, v = make((4, 6, 32), (4, 20, 32), (4, 20, 24), device=device)
+    mask = torch.randn(heads, 6, 20, device=device)
+    expected, gradients = gradients_of(F.scaled_dot_product_attention, [q, k, v, mask])
+    found, ours = gradients_of(F.scaled_dot_product_attention, [q, k, v, mask[None]])
+    torch.testing.assert_close((found, *ours), (expected, *gradients[:3], gradients[3][None]))
+    with pytest.raises(RuntimeError):
+        F.scaled_dot_product_attention(q, k, v, mask.expand(2, heads, 6, 20))
+
+
 @pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_queries_and_keys(is_causal, dtype, device, engine):

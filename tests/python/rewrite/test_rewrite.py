@@ -358,8 +358,11 @@ def test_masks(mask_of, expected):
 
 def test_a_mask_that_does_not_fit():
     """PyTorch's attention finds a mask of more dimensions than scores have where it runs, not where it is captured."""
+    mask_of = lambda n, q: torch.ones((1, n, n) if q.dim() == 2 else (1, 1, n, n), dtype=torch.bool)  # noqa: E731
+    q = torch.randn(2, 5, 4)  # one batch: its mask has that of the batch
+    assert name_masks(captured(attention_with(mask_of), q)) == 1
+    torch.testing.assert_close(onepass.fuse(attention_with(mask_of))(q), attention_with(mask_of)(q))
     q = torch.randn(5, 4)
-    mask_of = lambda n, q: torch.ones(1, n, n, dtype=torch.bool)  # noqa: E731
     with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
         attention_with(mask_of)(q)
     with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"), torch.no_grad():

@@ -40,6 +40,7 @@ def agrees(function, *tensors, training=True):
     (expected, gradients), (found, ours) = (outcome(way, tensors, training) for way in (function, fused))
     assert [r.stride() for r in found] == [r.stride() for r in expected]
     assert [r.requires_grad for r in found] == [r.requires_grad for r in expected]
+    assert [r._is_view() for r in found] == [r._is_view() for r in expected]
     assert [None if g is None else strides(g) for g in ours] == [None if g is None else strides(g) for g in gradients]
     torch.testing.assert_close((*found, *ours), (*expected, *gradients), rtol=1e-9, atol=1e-11)
     return [f.line for f in onepass.report(fused).lines]
@@ -321,3 +322,58 @@ def test_orders_of_dimensions():
         *_, node, _ = captured(move, x).nodes
         op = operation(node)
         assert (op and op.name, op and op.arguments[1]) == (("permuted", order) if order else (None, None))
+
+
+def given_with_a_view_of_it(x):
+    h = F.hardswish(x.transpose(0, 1))
+    return h, h.transpose(0, 1).flatten(1)
+
+
+def probabilities(x):
+    return (F.softmax(x.transpose(0, 1), -1),)
+
+
+def nearest(x):
+    return (F.gelu(x.unsqueeze(0).to(memory_format=torch.channels_last) * 2.0),)
+
+
+@pytest.mark.parametrize("function", [given_with_a_view_of_it, probabilities, nearest])
+@pytest.mark.parametrize("training", [True, False])
+def test_what_lies_otherwise_is_no_view(function, training):
+    """A result whose rows lie elsewhere than a line writes them is still one of its own: `detach_` takes it, what views
+    it is overwritten with it, and backward hears of that."""
+    x = double(3, 4, 8)
+    fused = onepass.fuse(function)
+    for way in (function, fused):
+        results = way(x.clone().requires_grad_(training))
+        assert not results[0]._is_view()
+        results[0].detach_()
+    assert onepass.report(fused).lines
+    found = []
+    for way in (function, fused):
+        leaf = x.clone().requires_grad_(training)
+        results = way(leaf)
+        overwritten = torch.sigmoid_(results[0])
+        found.append((overwritten, *results))
+        if training and function is not probabilities:
+            total = sum((t * t.cos()).sum() for t in results)
+            found[-1] += torch.autograd.grad(total, [leaf, results[0]])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+    if training and function is probabilities:
+        for way in (function, fused):
+            leaf = x.clone().requires_grad_()
+            (y,) = way(leaf)
+            y.mul_(2.0)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
+
+
+def test_what_is_no_view_in_torch_func():
+    x, t = double(3, 4, 8), double(3, 4, 8)
+    for results in (probabilities, given_with_a_view_of_it):
+        fused = onepass.fuse(results)
+        loss = lambda way: lambda x: sum(r.sin().sum() for r in way(x))  # noqa: E731, B023
+        torch.testing.assert_close(torch.func.grad(loss(fused))(x), torch.func.grad(loss(results))(x))
+        torch.testing.assert_close(torch.func.jvp(fused, (x,), (t,)), torch.func.jvp(results, (x,), (t,)))
+        leaf = x.clone().requires_grad_()
+        assert torch.autograd.gradgradcheck(lambda x: fused(x)[0], leaf)  # noqa: B023

@@ -107,8 +107,8 @@ def _of_layouts(where: str, a: Any, b: Any):
     if not isinstance(a, tuple) or not isinstance(b, tuple):
         yield "type", where, f"{b}, expected {a}"
         return
-    for what, x, y in zip(("type", "dtype", "shape", "strides", "requires_grad", "is_leaf"), a, b):
-        if x != y:
+    for what, x, y in zip(("type", "dtype", "shape", "strides", "requires_grad", "is_leaf", "is_view"), a, b):
+        if x != y and (what != "is_view" or y):  # `detach_` refuses views
             yield what, where, f"{y}, expected {x}"
             return
 

@@ -198,7 +198,8 @@ def _layout(value: Any) -> Any:
         return type(value).__name__
     value.untyped_storage()  # raises for what torch.func has forgotten to unwrap
     strides = tuple(stride for stride, size in zip(value.stride(), value.shape) if size > 1)
-    return type(value).__name__, value.dtype, tuple(value.shape), strides, value.requires_grad, value.is_leaf
+    kind = type(value).__name__, value.dtype, tuple(value.shape), strides
+    return *kind, value.requires_grad, value.is_leaf, value._is_view()
 
 
 def _sharing(values: list[Any]) -> list[Any]:
