@@ -362,11 +362,16 @@ def test_a_mask_that_does_not_fit():
     q = torch.randn(2, 5, 4)  # one batch: its mask has that of the batch
     assert name_masks(captured(attention_with(mask_of), q)) == 1
     torch.testing.assert_close(onepass.fuse(attention_with(mask_of))(q), attention_with(mask_of)(q))
-    q = torch.randn(5, 4)
-    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+
+    def unused(q):
         attention_with(mask_of)(q)
-    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"), torch.no_grad():
-        onepass.fuse(attention_with(mask_of))(q)
+        return q * 2.0
+
+    q = torch.randn(5, 4)
+    for function in (unused, attention_with(mask_of)):
+        for way in (function, onepass.fuse(function)):
+            with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"), torch.no_grad():
+                way(q)
 
 
 def test_place():
