@@ -78,10 +78,7 @@ def is_transformed() -> bool:
 def alive(tensors):
     """The same tensors outside of torch.func, without what is left of a level that has ended: a value that leaves
     `torch.func.grad` by another way than as its result is wrapped still, and need not say that it has a gradient."""
-    for t in tensors:
-        if is_gradtrackingtensor(t):
-            return tuple(map(_unwrapped, tensors))
-    return tensors
+    return tuple(map(_unwrapped, tensors)) if any(map(is_gradtrackingtensor, tensors)) else tensors
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ __all__ = [
     "memory_of",
     "remove_unused",
     "tensors_of",
+    "unwrapped",
 ]
 
 CALLS = ("call_function", "call_method", "call_module")
@@ -82,13 +83,19 @@ def effects_of(node: fx.Node) -> Effects:
 _OBSERVED: weakref.WeakKeyDictionary[fx.Node, tuple[Any, Effects]] = weakref.WeakKeyDictionary()
 
 
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Without levels of `torch.func`."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
+
+
 def tensors_of(value: Any) -> Iterator[Tensor]:
     """All tensors with memory of their own that a value consists of: without subclasses and levels of `torch.func`."""
     for tensor in tree_leaves(value):
         if not isinstance(tensor, Tensor):
             continue
-        while is_functorch_wrapped_tensor(tensor):
-            tensor = get_unwrapped(tensor)
+        tensor = unwrapped(tensor)
         if is_traceable_wrapper_subclass(tensor):
             yield from tensors_of([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
         else:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from onepass.graph.effects import unwrapped
 from onepass.graph.operations import value_of
 from onepass.pricing import formulas
 from onepass.pricing.counting import Counts, TensorLike, count
@@ -58,7 +58,7 @@ def counts_of(node: fx.Node, training: bool) -> Counts:
     counts = _called(node, training)
     if not counts.forward and gives_memory(node) and _name(node) not in formulas.ALLOCATE:
         return _by_bytes(node, training)
-    repeats = max((_elements(_unwrapped(t)) // max(_elements(t), 1) for t in tensors), default=1)
+    repeats = max((_elements(unwrapped(t)) // max(_elements(t), 1) for t in tensors), default=1)
     return counts if repeats == 1 else _repeated(counts, repeats, bytes_in(tensors))
 
 
@@ -136,15 +136,9 @@ def _elements(tensor: Tensor) -> int:
     return math.prod(map(_number, tensor.shape))
 
 
-def _unwrapped(tensor: Tensor) -> Tensor:
-    while is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)
-    return tensor
-
-
 def _memory(tensor: Tensor) -> frozenset:
     """Of storages: several where a subclass has several tensors; none where it has no strides."""
-    tensor = _unwrapped(tensor)
+    tensor = unwrapped(tensor)
     if is_traceable_wrapper_subclass(tensor):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
         return frozenset().union(*(_memory(part) for part in parts if isinstance(part, Tensor)))
@@ -153,7 +147,7 @@ def _memory(tensor: Tensor) -> frozenset:
 
 def _size(tensor: Tensor) -> int:
     """Of a tensor's elements in memory; of all that a transform has wrapped, or a subclass holds."""
-    tensor = _unwrapped(tensor)
+    tensor = unwrapped(tensor)
     if is_traceable_wrapper_subclass(tensor):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
         return sum(_size(part) for part in parts if isinstance(part, Tensor))
@@ -162,7 +156,7 @@ def _size(tensor: Tensor) -> int:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether shape and strides say all of its memory."""
-    tensor = _unwrapped(tensor)
+    tensor = unwrapped(tensor)
     return not is_traceable_wrapper_subclass(tensor) and tensor.layout is torch.strided and not tensor.is_quantized
 
 

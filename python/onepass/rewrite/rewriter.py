@@ -145,14 +145,17 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
                 before = [n for n, keeps in zip(call.args[2:], keeps_before) if keeps < i]
                 taken = (result, (call.args[1], *before))
                 result = after = _behind(graph, after, given[i], "call_function", _needs_what_it_takes, taken)
-        views = [("permute", back)] if turned != as_it_is else []
-        if not same_shape(value.shape[:-1], leading):
-            views.append(("view", tuple(value.shape)))
-        if views and not value_of(node)._is_view() and any(user.op == "output" for user in node.users):
-            result = after = _behind(graph, after, value, "call_function", _as_result, (result, views))
-            views = []
-        for method, how in views:
-            result = after = _behind(graph, after, value, "call_method", method, (result, how))
+        moves, shape = turned != as_it_is, tuple(value.shape)
+        if same_shape(value.shape[:-1], leading):
+            shape = None
+        is_seen = moves or shape is not None
+        if is_seen and not value_of(node)._is_view() and any(user.op == "output" for user in node.users):
+            result = after = _behind(graph, after, value, "call_function", _as_result, (result, back, shape))
+        else:
+            if moves:
+                result = after = _behind(graph, after, value, "call_method", "permute", (result, back))
+            if shape is not None:
+                result = after = _behind(graph, after, value, "call_method", "view", (result, shape))
         node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in chain.nodes)
         instead[node] = result
     for node in sorted(chain.nodes, key=order.index.get, reverse=True):
@@ -197,47 +200,38 @@ def _new(graph: fx.Graph, method: str, node: fx.Node, *arguments) -> fx.Node:
     return made
 
 
-def _as_result(result: Tensor, views: list[tuple[str, tuple]]) -> Tensor:
+def _as_result(result: Tensor, order: tuple[int, ...], shape: tuple | None) -> Tensor:
     """A view of what a line gives that is none for autograd: where a graph gives it, `detach_` takes it, and what
     views it is overwritten with it, as of what an operator gives. They share the version, which backward looks at."""
     if torch.is_grad_enabled() and result.requires_grad:
-        return _AsResult.apply(result, views)
-    return _seen(result, views).detach()
+        return _AsResult.apply(result, order, shape)
+    return _seen(result, order, shape).detach()
 
 
-def _seen(tensor: Tensor, views: list[tuple[str, tuple]]) -> Tensor:
-    for method, how in views:
-        tensor = getattr(tensor, method)(how)
-    return tensor
+def _seen(result: Tensor, order: tuple[int, ...], shape: tuple | None) -> Tensor:
+    turned = result.permute(order)
+    return turned if shape is None else turned.view(shape)
 
 
 class _AsResult(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(result, views):
-        return _seen(result, views).detach()
+    def forward(result, order, shape):
+        return _seen(result, order, shape).detach()
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        result, ctx.views = inputs
-        ctx.back = [
-            ("permute", inverse(how)) if method == "permute" else ("reshape", before.shape)
-            for (method, how), before in zip(ctx.views, _steps(result, ctx.views))
-        ][::-1]
+        result, ctx.order, ctx.shape = inputs
+        ctx.turned = [result.shape[d] for d in ctx.order]
 
     @staticmethod
     def backward(ctx, gradient):
-        return _seen(gradient, ctx.back), None
+        return gradient.reshape(ctx.turned).permute(inverse(ctx.order)), None, None
 
     @staticmethod
     def jvp(ctx, tangent, *_):
-        return _seen(tangent, ctx.views)
-
-
-def _steps(tensor: Tensor, views: list[tuple[str, tuple]]) -> list[Tensor]:
-    """What each of them views."""
-    return [_seen(tensor, views[:i]) for i in range(len(views))]
+        return _seen(tangent, ctx.order, ctx.shape)
 
 
 def _item(results: tuple[Tensor, ...], index: int) -> Tensor:
