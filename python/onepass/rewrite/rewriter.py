@@ -149,7 +149,7 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
         if same_shape(value.shape[:-1], leading):
             shape = None
         is_seen = moves or shape is not None
-        if is_seen and not value_of(node)._is_view() and any(user.op == "output" for user in node.users):
+        if is_seen and not value_of(node)._is_view() and order.is_given(node):
             result = after = _behind(graph, after, value, "call_function", _as_result, (result, back, shape))
         else:
             if moves:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from onepass.graph.effects import effects_of, evaluated, remove_unused
 from onepass.graph.operations import allocates, is_tensor, operation, same_shape, value_of
 from onepass.reference import ACTIVATIONS
-from onepass.rewrite.find.chains import Order, lies_as
+from onepass.rewrite.find.chains import Order, is_view, lies_as
 
 __all__ = ["join_pieces"]
 
@@ -62,7 +62,8 @@ def _join(graph: fx.Graph, order: Order, stack: fx.Node) -> int:
         made.append(stack)
     joined, *before = reversed(made)
     value = value_of(joined)
-    if joined is stack or not lies_as(value, value_of(stack)) or value.dtype != value_of(stack).dtype:
+    shows_view = is_view(value) != is_view(value_of(stack)) and order.is_given(stack)
+    if joined is stack or shows_view or not lies_as(value, value_of(stack)) or value.dtype != value_of(stack).dtype:
         for node in (joined, *before):
             if node is not stack:
                 graph.erase_node(node)

@@ -4,6 +4,7 @@ were, so that the line goes on behind them; and the places where somebody could 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import onepass
 from captures import Count, captured
@@ -337,7 +338,40 @@ def nearest(x):
     return (F.gelu(x.unsqueeze(0).to(memory_format=torch.channels_last) * 2.0),)
 
 
-@pytest.mark.parametrize("function", [given_with_a_view_of_it, probabilities, nearest])
+def turned_twice(x):
+    return (x.mT * 2.0).mT.transpose(0, 1) * 3.0
+
+
+def through_dropout_that_is_off(x):
+    turned = turned_twice(x)
+    return F.dropout(turned, 0.5, training=False), turned.sum()
+
+
+def through_a_cast_to_its_dtype(x):
+    turned = turned_twice(x)
+    return turned.to(x.dtype), turned.sum()
+
+
+def through_a_checkpoint(x):
+    return (checkpoint(lambda t: F.dropout(t, 0.0), turned_twice(x), use_reentrant=False),)
+
+
+def stacked_views(x):
+    return (torch.stack([p.tanh().exp().view(-1) for p in x.unbind()]),)
+
+
+OTHERWISE = [
+    given_with_a_view_of_it,
+    probabilities,
+    nearest,
+    through_dropout_that_is_off,
+    through_a_cast_to_its_dtype,
+    through_a_checkpoint,
+    stacked_views,
+]
+
+
+@pytest.mark.parametrize("function", OTHERWISE)
 @pytest.mark.parametrize("training", [True, False])
 def test_what_lies_otherwise_is_no_view(function, training):
     """A result whose rows lie elsewhere than a line writes them is still one of its own: `detach_` takes it, what views

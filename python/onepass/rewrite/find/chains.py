@@ -11,7 +11,7 @@ import torch
 from torch import Size, Tensor, fx
 
 from onepass._native import LineError
-from onepass.graph.effects import UNKNOWN, Memory, effects_of, evaluated, memory_of
+from onepass.graph.effects import UNKNOWN, Memory, bodies, effects_of, evaluated, memory_of
 from onepass.graph.operations import is_contiguous, is_tensor, modes, operation, same_shape, value_of
 from onepass.line import _parse
 from onepass.rewrite.find.steps import Step, steps
@@ -316,6 +316,13 @@ class Order:
                 changed[node] = value
         return True
 
+    def is_given(self, node: fx.Node) -> bool:
+        """Whether the graph, or one within it, is given the node's memory: the value, a view of it, or what a call gave
+        back as it was."""
+        memory = self.memory.of(node)
+        takers = (taker for taker in self.graph.nodes if taker.op == "output" or bodies(taker))
+        return any(self.memory.of(taken) & memory for taker in takers for taken in taker.all_input_nodes)
+
     def is_new_memory(self, chain: Chain) -> bool:
         """Whether each of its results has memory of its own, as a line's results have. What the chain itself overwrites
         is as good as its own: nobody else has it (see operation())."""
@@ -344,6 +351,11 @@ class Order:
                 if self.memory.of(user) & memory:
                     queue.append(user)
         return False
+
+
+def is_view(value: object) -> bool:
+    """Of a tensor: whether it is a view for autograd."""
+    return isinstance(value, Tensor) and value._is_view()
 
 
 def lies_as(value: object, other: object) -> bool:
