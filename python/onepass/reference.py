@@ -59,7 +59,7 @@ def cross_entropy(x: Tensor, target: Tensor, label_smoothing=0.0, z_loss=0.0, ig
     """Of each row; 0 of an ignored one."""
     if target.dtype not in (torch.int64, torch.int32):
         raise RuntimeError(f"onepass: target must be torch.int64 or torch.int32, got {target.dtype}")
-    wide, ignored = _wide(x).flatten(0, -2), target.flatten() == ignore_index
+    wide, ignored = _wide(x).reshape(target.numel(), x.shape[-1]), target.flatten() == ignore_index
     loss = F.cross_entropy(
         wide,
         target.flatten().long(),

@@ -23,6 +23,7 @@ enum class implementation : int {
   tiles,    // cuda/attention/forward_sm90.h, backward_sm90.h
   warps,    // cuda/attention/forward_sm80.h, backward_sm80.h
   panels,   // torch/linear/cpu_panels.h, torch/attention/cpu_panels.h
+  chunks,   // torch/linear/chunks.h
 };
 
 struct sizes {
@@ -80,6 +81,9 @@ struct decision {
 
 // chip: null on the CPU.
 decision choose(const call&, const cuda::device_facts* chip);
+
+// Rows of a chunk of what `linear` gives to endings.
+int64 chunk_rows(const sizes&, bool on_cpu);
 
 // Inference of attention on the CPU: our kernels replace torch's engine from so many weights (rows of queries times
 // keys) and rows of queries on. docs/measured-facts.md, "Beside torch's engines". On CUDA: cuda::kBesideEngines.

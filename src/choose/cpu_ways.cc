@@ -52,6 +52,7 @@ std::vector<way> attention_ways_on_cpu(const call& c) {
 
 std::vector<way> cpu_ways(const call& c) {
   if (c.of.scores) return attention_ways_on_cpu(c);
+  if (spec::gives_numbers(c.of)) return ways_to_numbers(c, nullptr);
   return c.backward ? linear_gradient_ways(c, true) : linear_ways_on_cpu(c);
 }
 

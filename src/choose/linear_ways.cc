@@ -19,6 +19,13 @@ namespace {
 
 constexpr cuda::linear_speed kSpeed{};
 
+// Of what `linear` gives to endings, a chunk at a time.
+struct chunk_limits {
+  int64 bytes, rows;  // of a chunk, at most
+  int64 step;         // its rows are a multiple
+};
+constexpr chunk_limits kCudaChunks{1 << 30, 4096, 256}, kCpuChunks{32 << 20, 1024, 64};
+
 int flops_of(const spec::line& line) {
   int flops = 0;
   for (const spec::word& w : line.words) flops += w.about->flops_forward;
@@ -173,7 +180,30 @@ std::vector<way> linear_gradient_ways(const call& c, bool on_cpu) {
   return {library, small_n, panels};
 }
 
+int64 chunk_rows(const sizes& s, bool on_cpu) {
+  const chunk_limits& most = on_cpu ? kCpuChunks : kCudaChunks;
+  const int64 rows = most.bytes / std::max<int64>(s.columns * size_of(s.type), 1);
+  return std::clamp(rows / most.step * most.step, most.step, most.rows);
+}
+
+// Chunks take little more time, for their launches, and far less memory.
+std::vector<way> ways_to_numbers(const call& c, const device_facts* chip) {
+  const sizes& s = c.sizes;
+  way whole{.how = spec::strategy::unfused, .rank = 1};
+  if (chip != nullptr && !c.backward) whole = unfused(c, *chip), whole.rank = 1;
+  else whole.bytes = s.x_bytes() + s.matrix_bytes() + (c.backward ? 4 : 2) * s.result_bytes();
+  const int64 chunk = chunk_rows(s, chip == nullptr), chunks = ceil_div(std::max<int64>(s.rows, 1), chunk);
+  way chunked = whole;
+  chunked.how = spec::strategy::chunked, chunked.by = implementation::chunks;
+  chunked.why_not = spec::why_not_chunked(c.of);
+  chunked.bytes += (chunks - 1) * s.matrix_bytes();
+  chunked.seconds += static_cast<double>(chunks - 1) * kSpeed.call;
+  chunked.rank = chunks > 1 ? 0 : 2;
+  return {whole, chunked};
+}
+
 std::vector<way> linear_ways(const call& c, const device_facts& chip) {
+  if (spec::gives_numbers(c.of)) return ways_to_numbers(c, &chip);
   if (c.backward) return linear_gradient_ways(c, false);
   return {unfused(c, chip),
           tiled(c.of, c.sizes, chip, false),

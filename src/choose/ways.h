@@ -8,7 +8,8 @@ namespace onepass::choice {
 std::vector<way> linear_ways(const call&, const cuda::device_facts&);
 std::vector<way> attention_ways(const call&, const cuda::device_facts&);  // `scores`, with `values` or without
 std::vector<way> cpu_ways(const call&);
-std::vector<way> linear_gradient_ways(const call&, bool on_cpu);  // of backward
+std::vector<way> linear_gradient_ways(const call&, bool on_cpu);           // of backward
+std::vector<way> ways_to_numbers(const call&, const cuda::device_facts*);  // of endings behind `linear`; null: the CPU
 
 // The reason why only the library can take a call; empty where there is none.
 std::string why_not_in_one_kernel(const call&, const way&);

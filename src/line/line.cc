@@ -409,7 +409,9 @@ class reader {
       fail(w.begin, w.end,
            std::string("'") + w.about->name + "' behind '" + to.words.back().about->name + "', which ends a line");
     }
-    if ((w.about->gives_number || w.about->gives_codes) && to.linear >= 0)
+    // What `linear` gives is computed again in backward, and may round otherwise.
+    const bool may_stand = !to.scores() && !w.about->gives_codes && !w.about->finds_input;
+    if ((w.about->gives_number || w.about->gives_codes) && to.linear >= 0 && !may_stand)
       fail(w.begin, w.end, std::string("'") + w.about->name + "' behind a contraction, where it has no kernel");
   }
 
@@ -439,8 +441,10 @@ class reader {
     check_ending(to, w);
     check_stored(to, w);
     if (about.kind == word_kind::row) {
-      if (to.linear >= 0 && !to.scores()) {
-        fail(w.begin, w.end, std::string("'") + about.name + "' behind 'linear': a row word stands before it");
+      if (to.linear >= 0 && !to.scores() && !about.gives_number) {
+        fail(w.begin, w.end,
+             std::string("'") + about.name +
+                 "' behind 'linear': a row word stands before it, but for those that give one number a row");
       }
       if (to.rowwise() && to.scores()) {
         fail(w.begin, w.end,

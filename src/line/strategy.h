@@ -17,6 +17,7 @@ enum class strategy : int {
   two_pass,  // `scores`: one kernel, which reads the keys for the row's sum and again for the result
   flash,     // `scores` and `values`: flash attention (kernel/attention/forward_sm90.cuda.h)
   panels,    // on the CPU, a panel of rows at a time (src/cpu/linear.h, src/cpu/attention.h)
+  chunked,   // `linear` and endings: the library's GEMM of a chunk of rows at a time (src/torch/linear/chunks.h)
 };
 
 // A line is stored under `name`. `old_name` is read as an alias; Python warns of it.
@@ -36,6 +37,7 @@ inline constexpr strategy_facts kStrategies[] = {
     {"two_pass", false, true, false, "resident"},
     {"flash", false, false, true, "streamed"},
     {"panels", true, true, true},
+    {"chunked", true, false, false},
 };
 
 constexpr std::string_view name_of(strategy how) { return kStrategies[static_cast<int>(how)].name; }

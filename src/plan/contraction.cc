@@ -66,7 +66,7 @@ reads backward_reads(const contraction& of) {
   const reads before = backward_reads(of.before), behind = backward_reads(of.behind);
   reads result = backward_reads(of.before, true);
   result.result = false;
-  const bool recomputes = of.scores && behind.x;  // backward recomputes the scores
+  const bool recomputes = (of.scores || gives_numbers(of)) && behind.x;  // backward recomputes what is contracted
   result.x_for_weight = result.x && !before.x && !before.result && !recomputes;
   result.product = behind.x && !recomputes;
   result.statistics = before.statistics || behind.statistics;
@@ -74,7 +74,7 @@ reads backward_reads(const contraction& of) {
   if (behind.kept >= 0) result.kept_behind = of.before.keeps + behind.kept;
   result.operands_for_weight.resize(before.operands.size() + 1 + behind.operands.size());
   for (std::size_t i = 0; i < before.operands.size(); ++i)
-    result.operands_for_weight[i] = result.operands[i] && !before.operands[i] && !before.result;
+    result.operands_for_weight[i] = result.operands[i] && !before.operands[i] && !before.result && !recomputes;
   result.operands.push_back(true);
   result.operands.insert(result.operands.end(), behind.operands.begin(), behind.operands.end());
   return result;
@@ -85,6 +85,17 @@ std::string why_not_small_n(const contraction& line, int64 features) {
   if (line.weight + features > kMaxOperands)
     return "operands before 'linear' and features are more than " + std::to_string(kMaxOperands);
   return "";
+}
+
+bool gives_numbers(const contraction& of) { return !of.scores && of.behind.result(0).is_number(); }
+
+std::string why_not_chunked(const contraction& of) {
+  if (!gives_numbers(of)) return "it is for endings behind 'linear', which give one number a row";
+  const auto results = std::uint64_t{1} << of.behind.results();
+  if (of.behind.numbers() != results - 1) return "a row behind 'linear' is kept, so that all rows must be there";
+  const auto counts_rows = [](const word& w) { return w.about->kind == word_kind::dropout || w.about->is_causal; };
+  const auto found = std::find_if(of.behind.words.begin(), of.behind.words.end(), counts_rows);
+  return found == of.behind.words.end() ? "" : std::string("'") + found->about->name + "' counts all rows";
 }
 
 contraction_gradients plan_gradients(const contraction& of, dtype x, const std::vector<operand_facts>& operands,

@@ -31,6 +31,11 @@ reads backward_reads(const contraction&);
 inline constexpr int64 kMostSmallN = 8;
 std::string why_not_small_n(const contraction&, int64 features);
 
+// Behind `linear` stand endings: backward computes the GEMM's result again, which is far larger than its input.
+bool gives_numbers(const contraction&);
+// Empty where what `linear` gives may exist a chunk of rows at a time: all that follows gives numbers of a row.
+std::string why_not_chunked(const contraction&);
+
 bool is_one_bias(const line&);  // which a library's GEMM can add itself
 
 bool has_softmax(const line&);

@@ -90,22 +90,22 @@ void multiply_batches(const Tensor& result, const Tensor& a, const Tensor& b, co
                                : with.bmm(result.get(), a.get(), b.get()));
 }
 
-Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {
-  Tensor result = empty_product(like, b.size(1), dtype_of(a));
-  const Tensor flat = as_matrix(result, b.size(1));
-  if (device_of(a).is_cuda()) {
-    multiply(flat, a, b, bias);
-    return result;
-  }
-  const cpu::matrix left = matrix_of(a), right = matrix_of(b), to = matrix_of(flat);
+void product_into(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* bias) {
+  if (device_of(a).is_cuda()) return multiply(result, a, b, bias);
+  const cpu::matrix left = matrix_of(a), right = matrix_of(b), to = matrix_of(result);
   const cpu::matrix row = bias ? cpu::matrix{bias->data_ptr(), to.type, 1, to.columns, 0, bias->stride(0)} : to;
   if (cpu::is_small_product(left, right)) {
     cpu::small_product(to, left, right, bias ? &row : nullptr);
   } else if (bias && cpu::repeat_row(row, to)) {
-    multiply(flat, a, b, &flat);
+    multiply(result, a, b, &result);
   } else {
-    multiply(flat, a, b, bias);
+    multiply(result, a, b, bias);
   }
+}
+
+Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias) {
+  Tensor result = empty_product(like, b.size(1), dtype_of(a));
+  product_into(as_matrix(result, b.size(1)), a, b, bias);
   return result;
 }
 

@@ -23,6 +23,9 @@ void multiply(const Tensor& result, const Tensor& a, const Tensor& b, const Tens
 // Of [batches, rows, columns] each.
 void multiply_batches(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* added = nullptr);
 
+// The same; on the CPU small products are computed here.
+void product_into(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor* bias = nullptr);
+
 // a (rows, K) times b (K, columns), and a bias [columns] if given, of one dtype, where `rows` are those of `like`
 // (..., K): (..., columns), fresh. Autocast does not touch it.
 Tensor matrix_product(const Tensor& a, const Tensor& b, const Tensor& like, const Tensor* bias = nullptr);

@@ -79,6 +79,14 @@ std::vector<Tensor> contraction_backward(std::vector<Tensor> gradients, optional
       {static_cast<dtype>(types[0]), product, resumed_behind});
 }
 
+std::vector<Tensor> linear_forward_with_gradients(Tensor x, std::vector<Tensor> operands, std::string line,
+                                                  optional_tensor dropout_state, std::vector<Tensor> gradients,
+                                                  std::vector<int64_t> types, int64_t wanted) {
+  ONEPASS_CHECK(!types.empty(), "onepass: backward takes x's dtype and those of the operands");
+  const std::vector<int64_t> operand_types(types.begin() + 1, types.end());
+  return forward_with_gradients({x, operands, *prepared(line), dropout_state, true}, gradients, operand_types, wanted);
+}
+
 std::vector<Tensor> forward_of_group(std::vector<Tensor> xs, std::vector<Tensor> operands, std::string line,
                                      optional_tensor dropout_state, bool save, int64_t own, bool stack) {
   const group_of of{static_cast<int64_t>(xs.size()), static_cast<std::uint64_t>(own), stack};
@@ -129,6 +137,9 @@ STABLE_TORCH_LIBRARY(onepass, m) {
   m.def(
       "group_backward(Tensor[] gradients, Tensor[] xs, Tensor?[] operands, Tensor[] resumed, Tensor? statistics, "
       "Tensor? dropout_state, str line, int[] operand_types, int wanted, int own, bool stack) -> Tensor[]");
+  m.def(
+      "linear_forward_with_gradients(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, Tensor[] gradients, "
+      "int[] types, int wanted) -> Tensor[]");
   for (const char* kind : {"linear", "scores", "attention"}) {
     const std::string name = kind;
     m.def((name + "_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save) -> Tensor[]")
@@ -141,20 +152,21 @@ STABLE_TORCH_LIBRARY(onepass, m) {
   }
 }
 
-#define ONEPASS_REGISTER(device)                                                        \
-  STABLE_TORCH_LIBRARY_IMPL(onepass, device, m) {                                       \
-    m.impl("elementwise_forward", TORCH_BOX(&onepass::binding::elementwise_forward));   \
-    m.impl("rowwise_forward", TORCH_BOX(&onepass::binding::rowwise_forward));           \
-    m.impl("elementwise_backward", TORCH_BOX(&onepass::binding::elementwise_backward)); \
-    m.impl("rowwise_backward", TORCH_BOX(&onepass::binding::rowwise_backward));         \
-    m.impl("group_forward", TORCH_BOX(&onepass::binding::forward_of_group));            \
-    m.impl("group_backward", TORCH_BOX(&onepass::binding::backward_of_group));          \
-    m.impl("linear_forward", TORCH_BOX(&onepass::binding::contraction_forward));        \
-    m.impl("linear_backward", TORCH_BOX(&onepass::binding::contraction_backward));      \
-    m.impl("scores_forward", TORCH_BOX(&onepass::binding::contraction_forward));        \
-    m.impl("scores_backward", TORCH_BOX(&onepass::binding::contraction_backward));      \
-    m.impl("attention_forward", TORCH_BOX(&onepass::binding::contraction_forward));     \
-    m.impl("attention_backward", TORCH_BOX(&onepass::binding::contraction_backward));   \
+#define ONEPASS_REGISTER(device)                                                                          \
+  STABLE_TORCH_LIBRARY_IMPL(onepass, device, m) {                                                         \
+    m.impl("elementwise_forward", TORCH_BOX(&onepass::binding::elementwise_forward));                     \
+    m.impl("rowwise_forward", TORCH_BOX(&onepass::binding::rowwise_forward));                             \
+    m.impl("elementwise_backward", TORCH_BOX(&onepass::binding::elementwise_backward));                   \
+    m.impl("rowwise_backward", TORCH_BOX(&onepass::binding::rowwise_backward));                           \
+    m.impl("group_forward", TORCH_BOX(&onepass::binding::forward_of_group));                              \
+    m.impl("group_backward", TORCH_BOX(&onepass::binding::backward_of_group));                            \
+    m.impl("linear_forward", TORCH_BOX(&onepass::binding::contraction_forward));                          \
+    m.impl("linear_backward", TORCH_BOX(&onepass::binding::contraction_backward));                        \
+    m.impl("linear_forward_with_gradients", TORCH_BOX(&onepass::binding::linear_forward_with_gradients)); \
+    m.impl("scores_forward", TORCH_BOX(&onepass::binding::contraction_forward));                          \
+    m.impl("scores_backward", TORCH_BOX(&onepass::binding::contraction_backward));                        \
+    m.impl("attention_forward", TORCH_BOX(&onepass::binding::contraction_forward));                       \
+    m.impl("attention_backward", TORCH_BOX(&onepass::binding::contraction_backward));                     \
   }
 ONEPASS_REGISTER(CPU)
 ONEPASS_REGISTER(CUDA)

@@ -212,13 +212,17 @@ Tensor in_dtype(const Tensor& t, dtype type) {
   return t;
 }
 
-Tensor expanded_copy(const Tensor& t, const spec::shape& shape) {
+Tensor expanded(const Tensor& t, const spec::shape& shape) {
   StableIValue stack[3] = {torch::stable::detail::from(t),
                            torch::stable::detail::from(torch::headeronly::IntHeaderOnlyArrayRef(
                                shape.sizes, static_cast<std::size_t>(shape.dim))),
                            torch::stable::detail::from(false)};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::expand", "", stack, TORCH_ABI_VERSION));
-  return torch::stable::contiguous(torch::stable::detail::to<Tensor>(stack[0]));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+Tensor expanded_copy(const Tensor& t, const spec::shape& shape) {
+  return torch::stable::contiguous(expanded(t, shape));
 }
 
 }  // namespace onepass::binding

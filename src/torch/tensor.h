@@ -59,7 +59,8 @@ Tensor matrix_at(void* data, std::int64_t rows, std::int64_t columns, std::int64
 // The same numbers in another dtype; the tensor itself where it has it.
 Tensor in_dtype(const Tensor&, dtype);
 
-// The tensor broadcast to the shape and made contiguous.
+// The tensor broadcast to the shape; and made contiguous.
+Tensor expanded(const Tensor&, const spec::shape&);
 Tensor expanded_copy(const Tensor&, const spec::shape&);
 
 }  // namespace onepass::binding

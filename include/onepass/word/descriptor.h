@@ -57,6 +57,7 @@ struct descriptor {
   int sums = 2;                           // over the row, that backward needs (row words)
   int flops_recompute = 0;                // of the result from x and statistics (row words)
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
+  bool finds_input = false;               // backward finds what forward saved among the values: their bits must agree
   bool gives_number = false;              // an ending: one number a row, and the row goes on unchanged (row words)
   bool gives_codes = false;               // and codes of the row, the line's result, of which the number is the scale
   bool by_groups = false;                 // codes have a scale for each group of the row's columns (no row words)

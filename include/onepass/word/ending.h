@@ -148,6 +148,7 @@ struct amax : ending {  // saved: the largest, and how many elements have it
       .kind = word_kind::row,
       .statistics = 2,
       .sums = 0,
+      .finds_input = true,
       .gives_number = true,
       .needs_elements = true,
       .flops_forward = 1,

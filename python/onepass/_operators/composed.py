@@ -17,13 +17,12 @@ from onepass.reference import IN_TORCH, compose
 OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}
 
 
-def like_x(line: str, gradients: Sequence[Tensor], x: Tensor | None, resumed: Tensor | None) -> Tensor:
-    """What has x's shape and dtype in backward, of those tensors that it is given."""
+def like_x(line: str, gradients: Sequence[Tensor], x: Tensor | None, *resumed: Tensor | None) -> Tensor:
+    """What has x's leading dimensions in backward, of those tensors that it is given; without a contraction, x's shape
+    and dtype."""
     if not _native.describe(line)["numbers"][0]:
         return gradients[0]
-    found = resumed if x is None else x
-    assert found is not None, "backward of an ending reads x, or a kept value in its place"
-    return found
+    return next(t for t in (x, *resumed) if t is not None)  # backward of an ending reads one of them
 
 
 class Saved(NamedTuple):
@@ -116,7 +115,7 @@ def cannot_be_made_again(line, saved: Saved) -> bool:
 
 def _shapes(line, gradients, saved) -> tuple[torch.Size, torch.Size]:
     """Of x, and of what a contraction gives."""
-    shape = like_x(line.text, gradients, saved.x, saved.resumed).shape
+    shape = like_x(line.text, gradients, saved.x, saved.resumed, saved.resumed_behind).shape
     if line.weight is None:
         return shape, shape
     matrix = saved.operands[line.weight]

@@ -92,8 +92,12 @@ def contraction_results(x, operands, line, dropout_state, save):
     def behind():
         return weight.new_empty((*x.shape[:-1], weight.shape[-2]))
 
-    before = facts["keeps_before"]
-    results = [x.new_empty(x.shape) if 0 < i <= before else behind() for i in range(1 + facts["keeps"])]
+    def result(i):
+        if facts["numbers"][i]:
+            return weight.new_empty(x.shape[:-1], dtype=_arithmetic(weight.dtype))
+        return x.new_empty(x.shape) if 0 < i <= facts["keeps_before"] else behind()
+
+    results = [result(i) for i in range(1 + facts["keeps"])]
     if facts["values"]:
         results[0] = weight.new_empty((*x.shape[:-1], operands[-1].shape[-1]))
     if save and facts["reads_product"]:
@@ -133,18 +137,29 @@ def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_
 @torch.library.register_fake("onepass::attention_backward", lib=library)
 def _(gradients, x, operands, resumed, statistics, product, resumed_behind, dropout_state, line, types, wanted):
     _require_devices(gradients, x, operands, resumed, statistics, product, resumed_behind)
+    return _gradients_of_contraction(gradients[0], operands, line, types, wanted)
+
+
+def _gradients_of_contraction(dy, operands, line, types, wanted):
     facts = _native.describe(line)
-    dy, weight = gradients[0], operands[facts["weight"]]
+    weight = operands[facts["weight"]]
+    rows = dy.shape if facts["numbers"][0] else dy.shape[:-1]
 
     def like(output):
         index = output["input"] - 1  # of the operand; -1: x
         if index == facts["weight"] or (facts["values"] and index == len(operands) - 1):
             return operands[index].shape
         columns = weight.shape[-2 if index > facts["weight"] else -1]
-        return (columns,) if output["column"] else (*dy.shape[:-1], columns)
+        return (columns,) if output["column"] else (*rows, columns)
 
     plan = _native.gradients(line, types[0], tuple(types[1:]), wanted)
     return [dy.new_empty(like(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
+
+
+@torch.library.register_fake("onepass::linear_forward_with_gradients", lib=library)
+def _(x, operands, line, dropout_state, gradients, types, wanted):
+    numbers = contraction_results(x, operands, line, dropout_state, False)
+    return numbers + _gradients_of_contraction(gradients[0], operands, line, types, wanted)
 
 
 def places_of_operands(own: int, line: str, count: int) -> list[tuple[int, int]]:

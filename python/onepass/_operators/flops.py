@@ -55,7 +55,20 @@ def _linear_backward(*given: Any, out_shape: Sequence[Shape], **named: Any) -> i
     outputs = _native.gradients(call.line, call.types[0], tuple(call.types[1:]), call.wanted)["outputs"]
     shapes = {output["input"]: shape for output, shape in zip(outputs, out_shape)}
     shapes[0] = shapes.get(0, call.x)
-    return _products_back(weight, call.wanted, call.gradients[0], shapes, call.operands[weight])
+    matrix, product = call.operands[weight], call.gradients[0]
+    if not _native.describe(call.line)["numbers"][0]:
+        return _products_back(weight, call.wanted, product, shapes, matrix)
+    assert matrix is not None, "backward of an ending behind `linear` reads the matrix"
+    again = 0 if call.resumed_behind else 2 * math.prod(product) * math.prod(matrix)
+    return again + _products_back(weight, call.wanted, (*product, matrix[-2]), shapes, matrix)
+
+
+@register_flop_formula(ops.linear_forward_with_gradients)
+def _linear_with_gradients(x: Shape, operands: Sequence[Shape], line: str, *rest: Any, **__: Any) -> int:
+    matrix, wanted = operands[_native.describe(line)["weight"]], rest[-1]
+    product = (*x[:-1], matrix[-2])
+    of_weight = _products_back(_native.describe(line)["weight"], wanted, product, {0: x}, matrix)
+    return 2 * math.prod(x) * matrix[-2] + of_weight
 
 
 def _products_back(weight: int, wanted: int, dy: Shape, shapes: dict[int, Shape | None], matrix: Shape | None) -> int:

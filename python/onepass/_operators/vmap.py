@@ -54,7 +54,7 @@ def _rank(given, dims) -> int:
     """How many dimensions x has for one sample."""
     if "gradients" in given and not _native.describe(given["line"])["numbers"][0]:
         return given["gradients"][0].dim() - (dims["gradients"][0] is not None)
-    like = "resumed" if given["x"] is None else "x"
+    like = next(name for name in ("x", "resumed", "resumed_behind") if given.get(name) is not None)
     return given[like].dim() - (dims[like] is not None)
 
 
@@ -96,7 +96,7 @@ def _together(op, size: int, given, dims):
 
 def _gradients_together(op, size: int, args, kinds):
     """The samples' own gradients: those that are sums over a sample's rows are not to be sums over all."""
-    like = like_x(args["line"], args["gradients"], args["x"], args["resumed"])
+    like = like_x(args["line"], args["gradients"], args["x"], args["resumed"], args.get("resumed_behind"))
     joined, types = like.shape, []
     for kind, of in zip(kinds, args["operand_types"]):
         own = None

@@ -1,15 +1,19 @@
-"""Losses and log-probabilities of rows of logits."""
+"""Losses and log-probabilities of rows of logits, and of rows of which `linear` makes logits."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._arguments.shapes import check_tensor
+from .._arguments.shapes import check_tensor, given
 from .._arguments.symbolic import traceable
+from ..autograd import is_transformed
 from ..call import fused
+from ._weighted_sum import weighted_sum
 
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -53,50 +57,191 @@ def cross_entropy(
     """
     check_tensor("cross_entropy", "input", input)
     check_tensor("cross_entropy", "target", target)
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f"cross_entropy(): expected reduction to be one of {_REDUCTIONS}, but got {reduction!r}")
-    ignored = _checked_ignored("cross_entropy", ignore_index)
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(
-            f"cross_entropy(): expected label_smoothing to be between 0 and 1, but got {label_smoothing!r}"
-        )
-    if target.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"cross_entropy(): expected target to be torch.int64 or torch.int32, but got {target.dtype}")
+    words = () if softcap is None else (f"softcap({float(softcap)!r})",)
     logits = input.movedim(1, -1) if input.dim() > 2 else input  # noqa: PLR2004
-    words = [] if softcap is None else [f"softcap({float(softcap)!r})"]
-    is_counted = target != ignore_index
-    if weight is None:
-        share = is_counted
-        word = f"cross_entropy({float(label_smoothing)!r}, {float(z_loss)!r}, {ignored})"
-        loss = fused(" | ".join([*words, word]), logits, target)
-    else:
-        weight = _checked_weight(weight, logits)
-        share = weight[target.where(is_counted, 0)].to(_arithmetic(input)) * is_counted
-        loss = -fused(" | ".join([*words, f"logprob({ignored})"]), logits, target) * share
-        if label_smoothing or z_loss:
-            log_sum = fused(" | ".join([*words, "logsumexp"]), logits)
-        if label_smoothing:
-            columns = weight.to(loss.dtype)
-            of_all = log_sum * columns.sum() - fused(" | ".join([*words, "scale", "sum"]), logits, columns)
-            smoothed = label_smoothing / logits.shape[-1] * of_all
-            loss = (1 - label_smoothing) * loss + smoothed.where(is_counted, 0)  # ignored rows may have a NaN
-        if z_loss:
-            loss = loss + (z_loss * log_sum.square()).where(is_counted, 0)
-    if reduction == "none":
+    of = _Logits("cross_entropy", words, logits, (), logits.shape[-1] if logits.dim() else 1)
+    how = _How(weight, ignore_index, reduction, label_smoothing, z_loss)
+    return _cross_entropy(of, target, how)
+
+
+@traceable
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> Tensor:
+    """`cross_entropy(linear(input, linear_weight, linear_bias), target)` without the logits: a chunk of rows of them
+    exists at a time.
+
+    Args:
+        input: (..., K), floating point.
+        linear_weight: (C, K), a row for each class.
+        target: (...), int64 or int32: classes from 0 to C - 1, or `ignore_index`.
+        linear_bias: (C,) or None.
+        weight, reduction, ignore_index, label_smoothing, z_loss, softcap: as in `cross_entropy`.
+
+    Returns:
+        A number, or target's shape for "none"; float32, of a float64 matrix float64.
+
+    Raises:
+        As `cross_entropy` and `linear`.
+
+    Saved for backward: for "mean" and "sum" input, matrix and bias, and their gradients, which forward makes while a
+    chunk's logits are there; for "none", in torch.compile and in torch.func input, matrix, bias, target and two numbers
+    a row, and backward computes a chunk's logits again. The matrix' gradient is summed in float32 over more than three
+    chunks. Eager calls leave out rows with ignored targets where they are a quarter of all or more.
+    Line: `linear | bias | softcap | cross_entropy(label_smoothing, z_loss, ignore_index)`.
+    """
+    of = _linear_logits("linear_cross_entropy", input, linear_weight, linear_bias, softcap)
+    check_tensor("linear_cross_entropy", "target", target)
+    return _cross_entropy(of, target, _How(weight, ignore_index, reduction, label_smoothing, z_loss))
+
+
+class _Logits(NamedTuple):
+    """Rows of logits, or words that make them."""
+
+    function: str  # that was called
+    words: tuple[str, ...]
+    x: Tensor
+    operands: tuple[Tensor, ...]
+    classes: int
+
+    @property
+    def is_product(self) -> bool:
+        return "linear" in self.words
+
+    def line(self, *endings: str) -> str:
+        return " | ".join([*self.words, *endings])
+
+    def run(self, *endings: str, taken: Sequence[Tensor] = ()) -> Any:
+        """The endings' numbers; taken: their operands."""
+        return fused(self.line(*endings), self.x, *self.operands, *taken)
+
+
+def _linear_logits(
+    function: str, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, softcap: float | None
+) -> _Logits:
+    check_tensor(function, "input", input)
+    check_tensor(function, "linear_weight", linear_weight)
+    if linear_weight.dim() != 2:  # noqa: PLR2004
+        raise RuntimeError(f"{function}(): expected linear_weight of shape [C, K], but got {list(linear_weight.shape)}")
+    words = ["linear"]
+    if linear_bias is not None:
+        check_tensor(function, "linear_bias", linear_bias)
+        words.append("bias")
+    if softcap is not None:
+        words.append(f"softcap({float(softcap)!r})")
+    return _Logits(function, tuple(words), input, tuple(given(linear_weight, linear_bias)), linear_weight.shape[0])
+
+
+class _How(NamedTuple):
+    """The arguments of a cross entropy, as `torch.nn.functional.cross_entropy` has them."""
+
+    weight: Tensor | None
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+    z_loss: float
+
+    def check(self, of: _Logits, target: Tensor) -> None:
+        if self.reduction not in _REDUCTIONS:
+            raise ValueError(
+                f"{of.function}(): expected reduction to be one of {_REDUCTIONS}, but got {self.reduction!r}"
+            )
+        if not 0.0 <= self.label_smoothing <= 1.0:
+            raise ValueError(
+                f"{of.function}(): expected label_smoothing to be between 0 and 1, but got {self.label_smoothing!r}"
+            )
+        if target.dtype not in (torch.int64, torch.int32):
+            raise TypeError(
+                f"{of.function}(): expected target to be torch.int64 or torch.int32, but got {target.dtype}"
+            )
+        if of.is_product and target.shape != of.x.shape[:-1]:
+            raise RuntimeError(
+                f"{of.function}(): expected target of shape {list(of.x.shape[:-1])}, one class for each row of input, "
+                f"but got {list(target.shape)}"
+            )
+
+
+def _cross_entropy(of: _Logits, target: Tensor, how: _How) -> Tensor:
+    ignored = _checked_ignored(of.function, how.ignore_index)
+    how.check(of, target)
+    is_counted = target != ignored
+    if of.is_product and how.reduction != "none" and (rows := _counted_rows(is_counted, of)) is not None:
+        of = of._replace(x=of.x.flatten(0, -2)[rows])
+        target, is_counted = target.flatten()[rows], is_counted.flatten()[rows]
+    word = f"cross_entropy({float(how.label_smoothing)!r}, {float(how.z_loss)!r}, {ignored})"
+    dtype = _arithmetic(of.operands[0] if of.is_product else of.x)
+    if how.weight is None:
+        if how.reduction == "none":
+            return of.run(word, taken=(target,))
+        share = is_counted.to(dtype)
+        return _reduced(of, word, target, share, how)
+    weight = _checked_weight(of, how.weight)
+    share = weight[target.where(is_counted, 0)].to(dtype) * is_counted
+    if how.reduction != "none" and not (how.label_smoothing or how.z_loss):
+        return _reduced(of, f"cross_entropy(0.0, 0.0, {ignored})", target, share, how)
+    log_p, log_sum = of.run(f"logprob({ignored})", "logsumexp", taken=(target,))
+    loss = -log_p * share
+    if how.label_smoothing:
+        columns = weight.to(loss.dtype)
+        of_all = log_sum * columns.sum() - of.run("scale", "sum", taken=(columns,))
+        smoothed = how.label_smoothing / of.classes * of_all
+        loss = (1 - how.label_smoothing) * loss + smoothed.where(is_counted, 0)  # ignored rows may have a NaN
+    if how.z_loss:
+        loss = loss + (how.z_loss * log_sum.square()).where(is_counted, 0)
+    if how.reduction == "none":
         return loss
-    return loss.sum() if reduction == "sum" else loss.sum() / share.sum()
+    return loss.sum() if how.reduction == "sum" else loss.sum() / share.sum()
 
 
-def _checked_weight(weight: Tensor, logits: Tensor) -> Tensor:
+def _reduced(of: _Logits, word: str, target: Tensor, share: Tensor, how: _How) -> Tensor:
+    """The sum of a word's numbers, each times its share; or their mean."""
+    if not of.is_product:
+        loss = of.run(word, taken=(target,))
+        loss = (loss if how.weight is None else loss * share).sum()  # of an ignored row it is 0
+        return loss if how.reduction == "sum" else loss / share.sum()
+    total = None if how.reduction == "sum" else share.sum()
+    # Of float16 gradients the mean is taken behind the products: divided by all rows they would be nothing.
+    late = total is None or torch.float16 in (of.x.dtype, of.operands[0].dtype)
+    loss = weighted_sum(of.line(word), share if late else share / total, of.x, *of.operands, target)
+    return loss / total if late and total is not None else loss
+
+
+_MANY_LOGITS = 1 << 24  # from here on the products outlast a look at the targets
+_MANY_IGNORED = 0.25
+
+
+def _counted_rows(is_counted: Tensor, of: _Logits) -> Tensor | None:
+    """The numbers of the rows that count, where many do not, and who asks may look at the targets' values."""
+    if torch.compiler.is_compiling() or is_transformed() or type(is_counted) is not Tensor or is_counted.dim() == 0:
+        return None
+    if is_counted.numel() * of.classes < _MANY_LOGITS or is_counted.shape != of.x.shape[:-1]:
+        return None
+    if is_counted.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    rows = is_counted.flatten().nonzero().squeeze(1)
+    return rows if 0 < rows.numel() <= (1 - _MANY_IGNORED) * is_counted.numel() else None
+
+
+def _checked_weight(of: _Logits, weight: Tensor) -> Tensor:
     """Without a gradient, as a column of the logits."""
-    check_tensor("cross_entropy", "weight", weight)
-    if weight.shape != logits.shape[-1:]:
+    check_tensor(of.function, "weight", weight)
+    if weight.shape != (of.classes,):
         raise RuntimeError(
-            f"cross_entropy(): expected weight of shape {list(logits.shape[-1:])}, one number a class, but got "
+            f"{of.function}(): expected weight of shape [{of.classes}], one number a class, but got "
             f"{list(weight.shape)}"
         )
     if not weight.is_floating_point():
-        raise RuntimeError(f"cross_entropy(): expected weight of floating-point numbers, but got {weight.dtype}")
+        raise RuntimeError(f"{of.function}(): expected weight of floating-point numbers, but got {weight.dtype}")
     return weight.detach()
 
 
@@ -139,9 +284,52 @@ def log_prob(
     """
     check_tensor("log_prob", "input", input)
     check_tensor("log_prob", "target", target)
-    ignored = _checked_ignored("log_prob", ignore_index)
+    return _log_prob(_Logits("log_prob", (), input, (), input.shape[-1]), target, temperature, entropy, ignore_index)
+
+
+@traceable
+def linear_log_prob(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    ignore_index: int = -100,
+    softcap: float | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`log_prob(linear(input, linear_weight, linear_bias), target)` without the logits: a chunk of rows of them exists
+    at a time, and backward computes it again.
+
+    Args:
+        input: (..., K), floating point.
+        linear_weight: (N, K).
+        target: (...), int64 or int32: columns from 0 to N - 1, or `ignore_index`.
+        linear_bias: (N,) or None.
+        temperature, entropy, ignore_index: as in `log_prob`.
+        softcap: c of c tanh(logits / c), in the logits' place, before the temperature; None leaves them.
+
+    Returns:
+        (...), float32, of a float64 matrix float64; with `entropy` two such tensors.
+
+    Raises:
+        As `log_prob` and `linear`.
+
+    Saved for backward: input, matrix, bias, target, and two numbers a row (four with `entropy`).
+    Line: `linear | bias | softcap | mul(1 / temperature) | logprob(ignore_index) | entropy`.
+    """
+    of = _linear_logits("linear_log_prob", input, linear_weight, linear_bias, softcap)
+    check_tensor("linear_log_prob", "target", target)
+    return _log_prob(of, target, temperature, entropy, ignore_index)
+
+
+def _log_prob(
+    of: _Logits, target: Tensor, temperature: float, entropy: bool, ignore_index: int
+) -> Tensor | tuple[Tensor, Tensor]:
+    ignored = _checked_ignored(of.function, ignore_index)
     if temperature == 0:
-        raise ValueError(f"log_prob(): expected temperature to be other than 0, but got {temperature!r}")
+        raise ValueError(f"{of.function}(): expected temperature to be other than 0, but got {temperature!r}")
     words = [] if temperature == 1.0 else [f"mul({1.0 / float(temperature)!r})"]
     words += [f"logprob({ignored})", *(["entropy"] if entropy else [])]
-    return fused(" | ".join(words), input, target)
+    return of.run(*words, taken=(target,))

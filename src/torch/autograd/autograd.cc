@@ -8,7 +8,7 @@
 
 #include "src/compiler.h"
 #include "src/settings.h"
-#include "src/torch/linear/linear.h"
+#include "src/torch/linear/chunks.h"
 
 namespace onepass::binding {
 namespace {
@@ -130,6 +130,7 @@ void* open_autograd(const torch_here& torch, bool may_compile) {
   const line_library library{find, release, is_ready_on_cpu, plan, forward_of, backward_of};
   using configure = void (*)(const line_library*);
   reinterpret_cast<configure>(symbol(handle, "onepass_autograd"))(&library);
+  let_products_add(reinterpret_cast<void (*)(void*, void*, void*)>(symbol(handle, "onepass_add_product")));
   let_storages_resize(reinterpret_cast<void (*)(void*)>(symbol(handle, "onepass_let_resize")));
   return opened = handle;
 }

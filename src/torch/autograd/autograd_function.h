@@ -254,7 +254,12 @@ struct Fused : torch::autograd::Function<Fused> {
                  last = signature.weight < 0 ? Tensor() : operands[signature.operands - 1];
     // What an ending's number is of is saved: x, or what the line resumes from. Beside codes gradients are of rows.
     const bool are_rows = signature.numbers == 0 || signature.not_differentiable != 0;
-    std::vector<std::int64_t> of_rows = (are_rows ? *some : saved.back()).sizes().vec();
+    const Tensor& is_behind = saved[saved_tensors::kResumedBehind];  // where only that was saved
+    std::vector<std::int64_t> of_rows = (are_rows                 ? *some
+                                         : saved.back().defined() ? saved.back()
+                                                                  : is_behind)
+                                            .sizes()
+                                            .vec();
     if (!are_rows && call.stack) of_rows = rows.next().vec(), of_rows.insert(of_rows.begin(), call.count);
     std::vector<at::IntArrayRef> sizes(static_cast<std::size_t>(call.results()), of_rows);
     if (call.is_list() && !call.stack)
@@ -356,6 +361,13 @@ extern "C" __attribute__((visibility("default"))) void onepass_let_resize(void* 
   c10::StorageImpl* storage = static_cast<at::Tensor*>(tensor)->storage().unsafeGetStorageImpl();
   storage->set_allocator(c10::GetCPUAllocator());
   storage->set_resizable(true);
+}
+
+// sum (float32) += a b, of 16 bits: torch's stable interface knows no product with a result of another dtype.
+extern "C" __attribute__((visibility("default"))) void onepass_add_product(void* sum, void* a, void* b) {
+  at::Tensor& to = *static_cast<at::Tensor*>(sum);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  at::addmm_out(to, to, *static_cast<at::Tensor*>(a), *static_cast<at::Tensor*>(b), at::kFloat, 1, 1);
 }
 
 extern "C" __attribute__((visibility("default"))) void onepass_autograd(const onepass::line_library* with) {

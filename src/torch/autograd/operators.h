@@ -90,7 +90,7 @@ struct saved_tensors {
     resumed.assign(next, all.end());
   }
 
-  static constexpr std::size_t kOperands = 4;  // where they begin
+  static constexpr std::size_t kResumedBehind = 3, kOperands = 4;  // where they begin
   static optional_tensor given(const Tensor& t) { return t.defined() ? optional_tensor(t) : std::nullopt; }
   static optional_tensor first(const variable_list& some) { return some.empty() ? std::nullopt : given(some[0]); }
 };

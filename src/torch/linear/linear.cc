@@ -7,6 +7,7 @@
 #include "src/torch/attention/attention.h"
 #include "src/torch/check.h"
 #include "src/torch/choose.h"
+#include "src/torch/linear/chunks.h"
 #include "src/torch/linear/small_n.h"
 #include "src/torch/call/frame.h"
 #include "src/torch/matrix_product.h"
@@ -54,6 +55,39 @@ Tensor recompute_input(const backward_call& call, const prepared_contraction& c)
   return forward({source, operands, c.recompute, call.dropout_state, false}).front();
 }
 
+// Of the row words before `linear`, then of the endings behind it.
+struct statistics_of_parts {
+  statistics_of_parts(const prepared_contraction& c, dtype x, const optional_tensor& all) {
+    if (!all) return;
+    const std::int64_t rows = all->size(1), of_before = c.before.reads.statistics ? c.before.line.statistics(x) : 0;
+    if (c.before.reads.statistics) before = view_of(*all, {of_before, rows}, {rows, 1});
+    if (c.behind.reads.statistics)
+      behind = view_of(*all, {all->size(0) - of_before, rows}, {rows, 1}, of_before * rows);
+  }
+  optional_tensor before, behind;
+};
+
+std::vector<std::int64_t> sizes_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
+
+// A matrix of one row for each of like's, with like's leading dimensions.
+Tensor shaped_like(const Tensor& like, const Tensor& matrix) {
+  std::vector<std::int64_t> sizes = sizes_of(like), strides(sizes.size());
+  sizes.back() = matrix.size(1);
+  for (std::int64_t i = static_cast<std::int64_t>(sizes.size()) - 1, stride = 1; i >= 0; --i) {
+    const auto at = static_cast<std::size_t>(i);
+    strides[at] = stride, stride *= std::max<std::int64_t>(sizes[at], 1);
+  }
+  return view_of(matrix, sizes, strides);
+}
+
+// Numbers of rows as a vector; and a vector of them with x's leading dimensions.
+Tensor as_vector(const Tensor& numbers) {
+  return torch::stable::reshape(numbers, {static_cast<std::int64_t>(numbers.numel())});
+}
+Tensor numbers_of(const Tensor& x, const Tensor& vector) {
+  return torch::stable::reshape(vector, {x.sizes().data(), static_cast<std::size_t>(x.dim() - 1)});
+}
+
 bool passes_before(const spec::contraction_gradients& plan) { return plan.wants_input && !plan.before.outputs.empty(); }
 
 // What backward is chosen by; nothing where only the epilogue has gradients, or what a kernel reads was not saved.
@@ -98,8 +132,9 @@ way_back way_of(const backward_call& call, const spec::contraction_gradients& pl
 // Backward of the prologue, from the gradient of the GEMM's result. `input`: the GEMM's input, if it is recomputed
 // already; else this stores it there where way.leaves_input. weight_gradient is filled in by panels.
 std::vector<Tensor> backward_before(const backward_call& call, const spec::contraction_gradients& plan,
-                                    const way_back& way, const Tensor& rows_gradient, const Tensor& input_gradient,
-                                    const Tensor& w, optional_tensor& input, optional_tensor& weight_gradient) {
+                                    const way_back& way, const optional_tensor& statistics,
+                                    const optional_tensor& rows_gradient, const Tensor& input_gradient, const Tensor& w,
+                                    optional_tensor& input, optional_tensor& weight_gradient) {
   const prepared_contraction& c = *call.line.contraction;
   std::vector<Tensor> given = part_of(call.gradients, 1, 1 + c.before.line.keeps);
   given.insert(given.begin(), input_gradient);
@@ -109,7 +144,7 @@ std::vector<Tensor> backward_before(const backward_call& call, const spec::contr
                              call.x,
                              operands,
                              way.from_result ? input : call.resumed,
-                             call.statistics,
+                             statistics,
                              call.dropout_state,
                              c.before,
                              types,
@@ -120,10 +155,10 @@ std::vector<Tensor> backward_before(const backward_call& call, const spec::contr
     weight_gradient = empty_like(shape_of(w), dtype_of(w), device_of(w));
     const std::vector<Tensor> inputs = recompute_operands(call, c);
     return backward_in_panels(
-        before, way.panel, rows_gradient, w,
+        before, way.panel, *rows_gradient, w,
         {{{*recompute_source(call, c), inputs, c.recompute, call.dropout_state, false}, *weight_gradient}});
   }
-  if (way.panel) return backward_in_panels(before, way.panel, rows_gradient, w, {});
+  if (way.panel) return backward_in_panels(before, way.panel, *rows_gradient, w, {});
   std::vector<Tensor> results = backward(before);
   if (way.leaves_input) input = results.back(), results.pop_back();
   return results;
@@ -162,6 +197,68 @@ choice::call choice_of(const forward_call& call, const Tensor& w) {
   return c;
 }
 
+std::int64_t rows_of_chunk(const Tensor& rows, const Tensor& w) {
+  const choice::sizes sizes{.rows = rows.size(0), .depth = w.size(1), .columns = w.size(0), .type = dtype_of(w)};
+  return choice::chunk_rows(sizes, !device_of(w).is_cuda());
+}
+
+// The epilogue's operands, one row for each row of x, (rows, V), or one target, (rows). leading: x's dimensions but for
+// the last.
+std::vector<Tensor> by_rows(const prepared_contraction& c, std::vector<std::int64_t> leading, std::int64_t columns,
+                            std::vector<Tensor> operands) {
+  leading.push_back(columns);
+  for (int i = 0; i < c.behind.line.operands; ++i) {
+    Tensor& t = operands[static_cast<std::size_t>(i)];
+    const operand_kind kind = c.behind.line.operand_word(i).about->operand;
+    if (kind == operand_kind::target) t = as_vector(t);
+    if (kind == operand_kind::tensor)
+      t = as_matrix(expanded(t, {static_cast<int>(leading.size()), leading.data()}), columns);
+  }
+  return operands;
+}
+
+// The same of forward, which checks them.
+std::vector<Tensor> checked_by_rows(const forward_call& call, const Tensor& w, const std::vector<Tensor>& operands) {
+  const prepared_contraction& c = *call.line.contraction;
+  const Tensor product = shape_of_product(call.x, w);
+  frame f(c.behind, product, "x");
+  for (int i = 0; i < c.behind.line.operands; ++i) f.operand(i, operands[static_cast<std::size_t>(i)]);
+  std::vector<std::int64_t> leading = sizes_of(call.x);
+  leading.pop_back();
+  return by_rows(c, leading, w.size(0), operands);
+}
+
+// Endings' results, then their statistics.
+std::vector<Tensor> numbers_in_chunks(const forward_call& call, const Tensor& rows, const std::vector<Tensor>& operands,
+                                      bool saves) {
+  const prepared_contraction& c = *call.line.contraction;
+  const Tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
+  const std::int64_t sizes[2] = {c.behind.line.statistics(dtype_of(w)), rows.size(0)};
+  const optional_tensor statistics =
+      saves ? empty(sizes, 2, dtype_of(w) == dtype::f64 ? dtype::f64 : dtype::f32, device_of(w)) : optional_tensor();
+  const std::vector<Tensor> behind = checked_by_rows(call, w, operands);
+  std::vector<Tensor> results;
+  for (const Tensor& numbers :
+       forward_in_chunks({c, rows, w, behind, rows_of_chunk(rows, w)}, statistics ? &*statistics : nullptr))
+    results.push_back(numbers_of(call.x, numbers));
+  if (saves) results.push_back(*statistics);
+  return results;
+}
+
+// Statistics of the same rows, (some, rows) and (others, rows).
+Tensor one_below_other(const Tensor& above, const Tensor& below) {
+  const std::int64_t rows = above.size(1), sizes[2] = {above.size(0) + below.size(0), rows};
+  ONEPASS_CHECK(
+      dtype_of(above) == dtype_of(below),
+      "onepass: expected x and the matrix of 'linear' both to be torch.float64, or neither, in a line with row "
+      "words before it and endings behind it");
+  const Tensor all = empty(sizes, 2, dtype_of(above), device_of(above));
+  Tensor first = view_of(all, {above.size(0), rows}, {rows, 1}),
+         last = view_of(all, {below.size(0), rows}, {rows, 1}, above.numel());
+  torch::stable::copy_(first, above), torch::stable::copy_(last, below);
+  return all;
+}
+
 }  // namespace
 
 std::vector<Tensor> forward_with_linear(const forward_call& call) {
@@ -172,16 +269,19 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
   check_weight(call.line, call.x, w);
   std::optional<std::vector<Tensor>> made;
   const choice::implementation by = take_way(choice_of(call, w), device_of(w), "linear", [&](const choice::way& way) {
+    if (way.by == choice::implementation::chunks) return true;
     if (!device_of(w).is_cuda()) return way.by == choice::implementation::panels || has_small_n_kernels(call, w);
     made = forward_in_one_kernel(call, way);
     return made.has_value();
   });
   if (made) return *made;
-  const bool small_n = by == choice::implementation::small_n;
+  const bool small_n = by == choice::implementation::small_n, in_chunks = by == choice::implementation::chunks;
   const bool adds_bias = !small_n && adds_bias_only(c.behind.line, call.operands, w);
   const optional_tensor bias = adds_bias ? in_dtype(call.operands.back(), dtype_of(w)) : optional_tensor();
-  const bool saves = call.save_statistics && c.before.reads.statistics;
-  const std::vector<Tensor> operands_before = part_of(call.operands, 0, weight);
+  const bool saves = call.save_statistics && c.before.reads.statistics,
+             saves_behind = call.save_statistics && c.behind.reads.statistics;
+  const std::vector<Tensor> operands_before = part_of(call.operands, 0, weight),
+                            operands_behind = part_of(call.operands, weight + 1, operands);
   const forward_call before{call.x, operands_before, c.before, call.dropout_state, saves};
   std::vector<Tensor> kept, results, statistics;
   std::optional<Tensor> product;
@@ -198,20 +298,81 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
       input = kept.front();
       kept.erase(kept.begin());
     }
-    product = matrix_product(as_matrix(in_dtype(input, dtype_of(w)), w.size(1)), transposed(w), call.x,
-                             bias ? &*bias : nullptr);
+    const Tensor rows = as_matrix(in_dtype(input, dtype_of(w)), w.size(1));
+    if (in_chunks) results = numbers_in_chunks(call, rows, operands_behind, saves_behind);
+    else product = matrix_product(rows, transposed(w), call.x, bias ? &*bias : nullptr);
   }
   if (saves) statistics.push_back(kept.back()), kept.pop_back();
   if (results.empty()) {
     if (c.behind.line.words.empty() || adds_bias) results = {*product};
-    else
-      results = forward({*product, part_of(call.operands, weight + 1, operands), c.behind, call.dropout_state, false});
+    else results = forward({*product, operands_behind, c.behind, call.dropout_state, saves_behind});
   }
+  if (saves_behind) statistics.push_back(results.back()), results.pop_back();
   results.insert(results.begin() + 1, kept.begin(), kept.end());
   if (call.save_statistics && call.line.reads.product) results.push_back(*product);
+  if (statistics.size() == 2) statistics = {one_below_other(statistics[0], statistics[1])};
   results.insert(results.end(), statistics.begin(), statistics.end());
   return results;
 }
+
+namespace {
+
+// What backward has made of the GEMM and of what stands behind it.
+struct made_behind {
+  std::vector<Tensor> kept;  // of plan.kept_outputs
+  optional_tensor input;     // of the GEMM, where it is recomputed already
+  optional_tensor rows_gradient, input_gradient, weight_gradient;
+};
+
+// The gradients of the whole line. like: has a row for each of x's.
+std::vector<Tensor> gradients_of_line(const backward_call& call, dtype x, const spec::contraction_gradients& plan,
+                                      const way_back& way, const Tensor& w, const Tensor& like, made_behind made) {
+  const prepared_contraction& c = *call.line.contraction;
+  std::vector<Tensor> results;
+  if (plan.wants_input) {
+    const Tensor input_gradient = way.panel
+                                      ? *recompute_source(call, c)
+                                      : in_dtype(made.input_gradient ? shaped_like(like, *made.input_gradient)
+                                                                     : matrix_product(*made.rows_gradient, w, like),
+                                                 x);
+    if (plan.gives_input) results.push_back(input_gradient);
+    if (way.passes_before) {
+      const statistics_of_parts statistics(c, x, call.statistics);
+      const std::vector<Tensor> before = backward_before(call, plan, way, statistics.before, made.rows_gradient,
+                                                         input_gradient, w, made.input, made.weight_gradient);
+      results.insert(results.end(), before.begin(), before.end());
+    }
+  }
+  if (plan.wants_weight && !made.weight_gradient) {
+    const Tensor of_product = as_matrix(in_dtype(*made.input, dtype_of(w)), w.size(1));
+    made.weight_gradient = matrix_product(transposed(*made.rows_gradient), of_product, w);
+  }
+  if (made.weight_gradient) results.push_back(*made.weight_gradient);
+  results.insert(results.end(), made.kept.begin(), made.kept.end());
+  return results;
+}
+
+// Behind `linear` stand endings alone, and their gradients are taken a chunk at a time.
+chunked_results gradients_in_chunks(const backward_call& call, const spec::contraction_gradients& plan, const Tensor& w,
+                                    const Tensor& input, const optional_tensor& statistics, bool with_forward) {
+  const prepared_contraction& c = *call.line.contraction;
+  const int first = c.parts.weight + 1, operands = call.line.line.operands;
+  std::vector<Tensor> upstream{as_vector(call.gradients[0])};
+  for (int k = c.before.line.keeps; k < call.line.line.keeps; ++k)
+    upstream.push_back(as_vector(call.gradients[static_cast<std::size_t>(k) + 1]));
+  const Tensor rows = as_matrix(in_dtype(input, dtype_of(w)), w.size(1));
+  std::vector<std::int64_t> sizes = sizes_of(call.gradients[0]);
+  const std::vector<Tensor> behind = by_rows(c, sizes, w.size(0), given_operands(call, first, operands));
+  const std::vector<std::int64_t> types = part_of(call.operand_types, first, operands);
+  chunked_results results = backward_in_chunks({c, rows, w, behind, rows_of_chunk(rows, w)},
+                                               {plan, types, upstream, statistics, with_forward});
+  sizes.push_back(w.size(0));
+  for (Tensor& t : results.behind)
+    if (t.dim() == 2) t = torch::stable::reshape(t, {sizes.data(), sizes.size()});  // of an operand that is rows
+  return results;
+}
+
+}  // namespace
 
 std::vector<Tensor> backward_with_linear(const backward_call& call, const linear_saved& saved) {
   const prepared_contraction& c = *call.line.contraction;
@@ -226,41 +387,68 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   if (const auto of = choice_of(call, saved, plan)) {
     by = take_way(*of, device_of(*w), nullptr, [&](const choice::way& way) {
       if (way.by == choice::implementation::small_n) all = backward_small_n(call, saved, plan);
-      return way.by == choice::implementation::panels || all;
+      return way.by == choice::implementation::panels || way.by == choice::implementation::chunks || all;
     });
   }
   if (all) return *all;
-  const std::vector<Tensor> behind = backward_behind(call, saved, plan, std::nullopt);
-  std::vector<Tensor> results;
-  const auto with_kept = [&] {
-    for (const int output : plan.kept_outputs) results.push_back(behind[static_cast<std::size_t>(output)]);
-    return results;
-  };
-  if (!plan.wants_input && !plan.wants_weight) return with_kept();
+  made_behind made;
+  const optional_tensor statistics = statistics_of_parts(c, saved.x, call.statistics).behind;
+  const bool again = spec::gives_numbers(c.parts) && c.behind.reads.x;  // the GEMM runs again
+  if (again) made.input = recompute_input(call, c);
+  const Tensor like = !spec::gives_numbers(c.parts) ? dy : again ? *made.input : *saved.resumed_behind;
+  if (by == choice::implementation::chunks) {
+    chunked_results chunks = gradients_in_chunks(call, plan, *w, *made.input, statistics, false);
+    made.kept = std::move(chunks.behind), made.input_gradient = chunks.input, made.weight_gradient = chunks.weight;
+    return gradients_of_line(call, saved.x, plan, way_of(call, plan, *w, false), *w, like, std::move(made));
+  }
+  optional_tensor product = saved.product;
+  if (again) product = matrix_product(as_matrix(in_dtype(*made.input, dtype_of(*w)), w->size(1)), transposed(*w), like);
+  const std::vector<Tensor> behind = backward_behind(call, {saved.x, product, saved.resumed_behind}, plan, statistics);
+  for (const int output : plan.kept_outputs) made.kept.push_back(behind[static_cast<std::size_t>(output)]);
+  if (!plan.wants_input && !plan.wants_weight) return made.kept;
 
   given_operand(call, c.parts.weight);
   const int from = plan.behind.inputs[0];
-  const Tensor rows_gradient = as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
+  made.rows_gradient = as_matrix(from < 0 ? dy : behind[static_cast<std::size_t>(from)], w->size(0));
   const way_back way = way_of(call, plan, *w, by == choice::implementation::panels);
-  optional_tensor input, weight_gradient;
-  if (way.from_result || (plan.wants_weight && !way.leaves_input && !way.weight_by_panels))
-    input = recompute_input(call, c);
-  if (plan.wants_input) {
-    const Tensor input_gradient =
-        way.panel ? *recompute_source(call, c) : in_dtype(matrix_product(rows_gradient, *w, dy), saved.x);
-    if (plan.gives_input) results.push_back(input_gradient);
-    if (way.passes_before) {
-      const std::vector<Tensor> before =
-          backward_before(call, plan, way, rows_gradient, input_gradient, *w, input, weight_gradient);
-      results.insert(results.end(), before.begin(), before.end());
-    }
-  }
-  if (plan.wants_weight && !weight_gradient) {
-    const Tensor of_product = as_matrix(in_dtype(*input, dtype_of(*w)), w->size(1));
-    weight_gradient = matrix_product(transposed(rows_gradient), of_product, *w);
-  }
-  if (weight_gradient) results.push_back(*weight_gradient);
-  return with_kept();
+  const bool wants_input = way.from_result || (plan.wants_weight && !way.leaves_input && !way.weight_by_panels);
+  if (!made.input && wants_input) made.input = recompute_input(call, c);
+  return gradients_of_line(call, saved.x, plan, way, *w, like, std::move(made));
+}
+
+std::vector<Tensor> forward_with_gradients(const forward_call& call, const std::vector<Tensor>& gradients,
+                                           const std::vector<std::int64_t>& types, std::int64_t wanted) {
+  const prepared_line& line = call.line;
+  ONEPASS_CHECK(line.contraction && spec::why_not_chunked(line.contraction->parts).empty() &&
+                    line.contraction->before.line.keeps == 0,
+                "onepass: gradients beside forward are for lines whose results are all numbers behind 'linear', got \"",
+                line.line.text, "\"");
+  const prepared_contraction& c = *line.contraction;
+  check_operand_count(line, call.operands.size());
+  const Tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
+  check_weight(line, call.x, w);
+  const spec::contraction_gradients plan =
+      spec::plan_gradients(c.parts, dtype_of(call.x), spec::operand_facts_of(types.data(), types.size()),
+                           static_cast<std::uint64_t>(wanted));
+  checked_by_rows(call, w, part_of(call.operands, c.parts.weight + 1, line.line.operands));
+  const bool saves = c.before.reads.statistics;
+  std::vector<Tensor> before{call.x};
+  if (!c.before.line.words.empty())
+    before = forward({call.x, part_of(call.operands, 0, c.parts.weight), c.before, call.dropout_state, saves});
+  const optional_tensor x = call.x, none, statistics = saves ? before.back() : none;
+  const std::vector<optional_tensor> operands(call.operands.begin(), call.operands.end());
+  const backward_call back{gradients, x, operands, none, statistics, call.dropout_state, line, types, wanted};
+  check_backward(back);
+  made_behind made;
+  made.input = before.front();
+  chunked_results chunks = gradients_in_chunks(back, plan, w, before.front(), none, true);
+  made.kept = std::move(chunks.behind), made.input_gradient = chunks.input, made.weight_gradient = chunks.weight;
+  std::vector<Tensor> results;
+  for (const Tensor& numbers : chunks.numbers) results.push_back(numbers_of(call.x, numbers));
+  const std::vector<Tensor> all =
+      gradients_of_line(back, dtype_of(call.x), plan, way_of(back, plan, w, false), w, before.front(), std::move(made));
+  results.insert(results.end(), all.begin(), all.end());
+  return results;
 }
 
 namespace {

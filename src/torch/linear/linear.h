@@ -17,7 +17,8 @@ struct linear_saved {
   const std::optional<Tensor>& product;         // the GEMM's result
   const std::optional<Tensor>& resumed_behind;  // instead of that, a kept value of the epilogue
 };
-// Returns the tensors of spec::plan_gradients(...).outputs. It recomputes the GEMM's input.
+// Returns the tensors of spec::plan_gradients(...).outputs. It recomputes the GEMM's input, and where endings stand
+// behind `linear` its result.
 std::vector<Tensor> backward_with_linear(const backward_call&, const linear_saved&);
 
 // Backward of the epilogue: returns the tensors of plan.behind.outputs. statistics: of its row word. A runner keeps the
@@ -25,6 +26,11 @@ std::vector<Tensor> backward_with_linear(const backward_call&, const linear_save
 std::vector<Tensor> backward_behind(const backward_call&, const linear_saved&, const spec::contraction_gradients& plan,
                                     const std::optional<Tensor>& statistics, const backward_runner& = {},
                                     bool gives_shared = false);
+
+// Forward and backward in one, of a line whose results are all numbers, from given gradients of those: the results,
+// then the tensors of spec::plan_gradients(...).outputs. A chunk's GEMM runs once.
+std::vector<Tensor> forward_with_gradients(const forward_call&, const std::vector<Tensor>& gradients,
+                                           const std::vector<std::int64_t>& types, std::int64_t wanted);
 
 // The operators of lines with `linear`, with `scores`, and with `scores` and `values`.
 std::vector<Tensor> forward_of_contraction(const forward_call&);

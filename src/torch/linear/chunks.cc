@@ -1,0 +1,239 @@
+// A line with endings behind `linear`: the GEMM, the epilogue and their gradients, a chunk of rows at a time.
+#include "src/torch/linear/chunks.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "src/torch/matrix_product.h"
+
+namespace onepass::binding {
+namespace {
+
+std::atomic<void (*)(void*, void*, void*)> add_product_to = nullptr;
+
+// Rows of a matrix, or numbers of a vector.
+Tensor rows_of(const Tensor& t, std::int64_t begin, std::int64_t count) {
+  std::vector<std::int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
+  sizes[0] = count;
+  return view_of(t, sizes, strides, begin * strides[0]);
+}
+
+// Rows of statistics (statistics, rows).
+Tensor columns_of(const Tensor& t, std::int64_t begin, std::int64_t count) {
+  return view_of(t, {t.size(0), count}, {t.stride(0), t.stride(1)}, begin * t.stride(1));
+}
+
+void copy_to(Tensor to, const Tensor& from) { torch::stable::copy_(to, from); }
+
+Tensor fresh(std::initializer_list<std::int64_t> sizes, dtype type, const device& on) {
+  return empty(sizes.begin(), static_cast<int>(sizes.size()), type, on);
+}
+
+// The gradient of the matrix: a sum of one product a chunk. Of more than kFewProducts in 16 bits it is taken in
+// float32, since each would be rounded; with fewer the rounding of the last one is the largest.
+class matrix_sum {
+ public:
+  static constexpr std::int64_t kFewProducts = 3;
+
+  matrix_sum(const Tensor& matrix, std::int64_t products)
+      : type_(dtype_of(matrix)),
+        is_wide_(size_of(type_) == 2 && products > kFewProducts),
+        sum_(fresh({matrix.size(0), matrix.size(1)}, is_wide_ ? dtype::f32 : type_, device_of(matrix))) {}
+
+  // a (rows, V), b (rows, K): the sum of all aᵀ b.
+  void add(const Tensor& a, const Tensor& b) {
+    if (!is_wide_) {
+      if (is_first_) product_into(sum_, transposed(a), b);
+      else multiply(sum_, transposed(a), b, &sum_);
+    } else if (auto* const add = device_of(a).is_cuda() ? add_product_to.load(std::memory_order_acquire) : nullptr) {
+      if (is_first_) torch::stable::zero_(sum_);
+      const Tensor left = transposed(a);
+      add(sum_.get(), left.get(), b.get());
+    } else {
+      const Tensor left = in_dtype(transposed(a), dtype::f32), right = in_dtype(b, dtype::f32);
+      multiply(sum_, left, right, is_first_ ? nullptr : &sum_);
+    }
+    is_first_ = false;
+  }
+  Tensor result() {
+    if (is_first_) torch::stable::zero_(sum_);  // of no rows
+    return in_dtype(sum_, type_);
+  }
+
+ private:
+  const dtype type_;
+  const bool is_wide_;
+  bool is_first_ = true;
+  Tensor sum_;
+};
+
+// The epilogue's operands of a chunk: columns as they are, rows and targets for its rows.
+std::vector<Tensor> operands_of(const chunked_call& call, std::int64_t begin, std::int64_t count) {
+  const spec::line& line = call.parts.behind.line;
+  std::vector<Tensor> some;
+  for (int i = 0; i < line.operands; ++i) {
+    const Tensor& t = call.operands[static_cast<std::size_t>(i)];
+    some.push_back(line.operand_word(i).about->operand == operand_kind::column ? t : rows_of(t, begin, count));
+  }
+  return some;
+}
+
+// Gradients of the epilogue's operands, but for that of what `linear` gives: rows are stored chunk by chunk, columns
+// are summed in the arithmetic's dtype.
+class gradients_behind {
+ public:
+  gradients_behind(const chunked_call& call, const spec::contraction_gradients& plan, std::int64_t rows,
+                   std::int64_t chunks)
+      : plan_(plan), on_(device_of(call.weight)), wide_(wide(dtype_of(call.weight))) {
+    for (const int i : plan.kept_outputs) {
+      const std::int64_t columns = call.weight.size(0);
+      all_.push_back(output(i).column ? fresh({chunks, columns}, wide_, on_)
+                                      : fresh({rows, columns}, output(i).type, on_));
+    }
+  }
+  static dtype wide(dtype type) { return type == dtype::f64 ? dtype::f64 : dtype::f32; }
+
+  void take(const std::vector<Tensor>& made, std::int64_t begin, std::int64_t chunk) {
+    for (std::size_t k = 0; k < all_.size(); ++k) {
+      const Tensor& from = made[static_cast<std::size_t>(plan_.kept_outputs[k])];
+      if (output(plan_.kept_outputs[k]).column) copy_to(rows_of(all_[k], chunk, 1), from);
+      else copy_to(rows_of(all_[k], begin, from.size(0)), from);
+    }
+  }
+  std::vector<Tensor> results() const {
+    std::vector<Tensor> results;
+    for (std::size_t k = 0; k < all_.size(); ++k) {
+      const spec::gradient_output& of = output(plan_.kept_outputs[k]);
+      const std::int64_t first[1] = {0};
+      results.push_back(
+          of.column ? in_dtype(torch::stable::sum(all_[k], torch::headeronly::IntHeaderOnlyArrayRef(first, 1)), of.type)
+                    : all_[k]);
+    }
+    return results;
+  }
+
+ private:
+  const spec::gradient_output& output(int i) const { return plan_.behind.outputs[static_cast<std::size_t>(i)]; }
+
+  const spec::contraction_gradients& plan_;
+  const device on_;
+  const dtype wide_;
+  std::vector<Tensor> all_;
+};
+
+// The chunks of a call, one after the other: the memory of what `linear` gives is one chunk's.
+class product_chunks {
+ public:
+  explicit product_chunks(const chunked_call& call)
+      : call_(call),
+        rows_(call.input.size(0)),
+        memory_(
+            fresh({std::min(call.rows, rows_), call.weight.size(0)}, dtype_of(call.weight), device_of(call.weight))) {}
+
+  std::int64_t count() const { return (rows_ + call_.rows - 1) / call_.rows; }
+
+  // does(begin, rows, number, input, product) of each.
+  template <class Does>
+  void each(const Does& does) const {
+    const Tensor matrix = transposed(call_.weight);
+    for (std::int64_t begin = 0, number = 0; begin < rows_; begin += call_.rows, ++number) {
+      const std::int64_t rows = std::min(call_.rows, rows_ - begin);
+      const Tensor input = rows_of(call_.input, begin, rows), product = rows_of(memory_, 0, rows);
+      product_into(product, input, matrix);
+      does(begin, rows, number, input, product);
+    }
+  }
+
+ private:
+  const chunked_call& call_;
+  const std::int64_t rows_;
+  const Tensor memory_;
+};
+
+// Forward of the epilogue, chunk by chunk.
+class numbers_behind {
+ public:
+  numbers_behind(const chunked_call& call, std::int64_t rows) : parts_(call.parts) {
+    const device on = device_of(call.weight);
+    for (int i = 0; i < parts_.behind.line.results(); ++i)
+      all_.push_back(fresh({rows}, gradients_behind::wide(dtype_of(call.weight)), on));
+  }
+  // Gives the chunk's statistics, where they are saved.
+  std::optional<Tensor> take(const Tensor& product, const std::vector<Tensor>& operands, std::int64_t begin,
+                             bool saves) {
+    std::vector<Tensor> made = forward({product, operands, parts_.behind, std::nullopt, saves});
+    std::optional<Tensor> statistics;
+    if (saves) statistics = made.back(), made.pop_back();
+    for (std::size_t i = 0; i < all_.size(); ++i) copy_to(rows_of(all_[i], begin, product.size(0)), made[i]);
+    return statistics;
+  }
+  const std::vector<Tensor>& results() const { return all_; }
+
+ private:
+  const prepared_contraction& parts_;
+  std::vector<Tensor> all_;
+};
+
+// Columns' gradients of a chunk are not rounded: they are summed.
+std::vector<std::int64_t> types_of_chunk(const chunked_call& call, const std::vector<std::int64_t>& types) {
+  const spec::line& line = call.parts.behind.line;
+  std::vector<std::int64_t> wide = types;
+  for (int i = 0; i < line.operands; ++i)
+    if (line.operand_word(i).about->operand == operand_kind::column)
+      wide[static_cast<std::size_t>(i)] = static_cast<std::int64_t>(gradients_behind::wide(dtype_of(call.weight)));
+  return wide;
+}
+
+}  // namespace
+
+void let_products_add(void (*add)(void*, void*, void*)) { add_product_to.store(add, std::memory_order_release); }
+
+std::vector<Tensor> forward_in_chunks(const chunked_call& call, const Tensor* statistics) {
+  const std::int64_t rows = call.input.size(0);
+  numbers_behind numbers(call, rows);
+  product_chunks(call).each(
+      [&](std::int64_t begin, std::int64_t count, std::int64_t, const Tensor&, const Tensor& product) {
+        const auto saved = numbers.take(product, operands_of(call, begin, count), begin, statistics != nullptr);
+        if (saved) copy_to(columns_of(*statistics, begin, count), *saved);
+      });
+  return numbers.results();
+}
+
+chunked_results backward_in_chunks(const chunked_call& call, const chunked_gradients& wanted) {
+  const spec::contraction_gradients& plan = wanted.plan;
+  const prepared_contraction& parts = call.parts;
+  const std::int64_t rows = call.input.size(0);
+  const product_chunks chunks(call);
+  const std::vector<std::int64_t> types = types_of_chunk(call, wanted.types);
+  gradients_behind behind(call, plan, rows, chunks.count());
+  std::optional<numbers_behind> numbers;
+  if (wanted.with_forward) numbers.emplace(call, rows);
+  std::optional<matrix_sum> sum;
+  if (plan.wants_weight) sum.emplace(call.weight, chunks.count());
+  chunked_results results;
+  if (plan.wants_input)
+    results.input = fresh({rows, call.weight.size(1)}, dtype_of(call.weight), device_of(call.weight));
+  chunks.each(
+      [&](std::int64_t begin, std::int64_t count, std::int64_t chunk, const Tensor& input, const Tensor& product) {
+        const std::vector<Tensor> some = operands_of(call, begin, count);
+        std::optional<Tensor> saved;
+        if (numbers) saved = numbers->take(product, some, begin, parts.behind.reads.statistics);
+        else if (wanted.statistics) saved = torch::stable::contiguous(columns_of(*wanted.statistics, begin, count));
+        std::vector<Tensor> upstream;
+        for (const Tensor& t : wanted.upstream) upstream.push_back(rows_of(t, begin, count));
+        const std::vector<std::optional<Tensor>> given(some.begin(), some.end());
+        const std::vector<Tensor> made = backward({upstream, product, given, std::nullopt, saved, std::nullopt,
+                                                   parts.behind, types, static_cast<std::int64_t>(plan.wants_behind)});
+        behind.take(made, begin, chunk);
+        if (!plan.wants_input && !plan.wants_weight) return;
+        const Tensor& gradient = made[static_cast<std::size_t>(plan.behind.inputs[0])];
+        if (results.input) product_into(rows_of(*results.input, begin, count), gradient, call.weight);
+        if (sum) sum->add(gradient, input);
+      });
+  results.behind = behind.results();
+  if (sum) results.weight = sum->result();
+  if (numbers) results.numbers = numbers->results();
+  return results;
+}
+
+}  // namespace onepass::binding

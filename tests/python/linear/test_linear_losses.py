@@ -1,0 +1,236 @@
+"""linear_cross_entropy and linear_log_prob: PyTorch's losses of a product, without its rows."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.flop_counter import FlopCounterMode
+
+from helpers import check_error
+from onepass import functional as OF
+from onepass.functional import _losses
+
+
+def reference(x, w, b, target, weight, reduction, smoothing, z_loss, softcap):
+    """PyTorch's, of logits in the arithmetic's dtype."""
+    logits = F.linear(x, w, b)
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    rows, each = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
+    loss = F.cross_entropy(rows, each, weight, reduction="none", label_smoothing=smoothing)
+    is_counted = each != -100
+    loss = loss + (z_loss * rows.logsumexp(-1).square()) * is_counted
+    if reduction == "none":
+        return loss.reshape(target.shape)
+    share = is_counted if weight is None else weight[each.where(is_counted, 0)] * is_counted
+    return loss.sum() if reduction == "sum" else loss.sum() / share.sum()
+
+
+def given(shape, depth, classes, dtype, device, bias=True):
+    x = torch.randn(*shape, depth, dtype=dtype, device=device)
+    w, b = torch.randn(classes, depth, dtype=dtype, device=device), torch.randn(classes, dtype=dtype, device=device)
+    target = torch.randint(0, classes, shape, device=device)
+    if shape:
+        target.view(-1)[::3] = -100
+    return x.requires_grad_(), w.requires_grad_(), b.requires_grad_() if bias else None, target
+
+
+HOW = list(itertools.product((0.0, 0.1), (0.0, 0.01), (None, 2.0), (False, True)))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(), (6,), (2, 200)])
+@pytest.mark.parametrize("smoothing, z_loss, softcap, weighted", HOW)
+def test_equals_pytorchs(smoothing, z_loss, softcap, weighted, shape, reduction, device):
+    x, w, b, target = given(shape, 8, 50, torch.float64, device, bias=weighted)
+    weight = torch.rand(50, dtype=torch.float64, device=device) if weighted else None
+    options = {"label_smoothing": smoothing, "z_loss": z_loss, "softcap": softcap, "reduction": reduction}
+    ours = OF.linear_cross_entropy(x, w, target, linear_bias=b, weight=weight, **options)
+    theirs = reference(x, w, b, target, weight, reduction, smoothing, z_loss, softcap)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    leaves = [t for t in (x, w, b) if t is not None]
+    g = torch.randn_like(theirs)
+    expected = torch.autograd.grad(theirs, leaves, g)
+    for _ in range(2):  # what forward has made is not used up
+        found = torch.autograd.grad(ours, leaves, g, retain_graph=True)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("rows", [100, 20000])
+def test_error_is_no_more_than_pytorchs(rows, reduction, dtype, device):
+    """Beside PyTorch's chain with float32 logits; upstream gradients are not 1."""
+    x, w, b, target = given((rows,), 32, 300, dtype, device)
+    leaves, scale = [x, w, b], 3.7
+    ours = OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
+    mine = torch.autograd.grad(ours * scale, leaves)
+    theirs = F.cross_entropy(F.linear(x, w, b).float(), target, reduction=reduction)
+    chain = torch.autograd.grad(theirs * scale, leaves)
+    wide = [t.detach().double().cpu().requires_grad_() for t in leaves]
+    exact = F.cross_entropy(F.linear(*wide), target.cpu(), reduction=reduction)
+    exact_gradients = torch.autograd.grad(exact * scale, wide)
+    assert ours.dtype == torch.float32
+    check_error(ours, theirs, [exact], "loss", slack=3.0)
+    for name, a, b_, c in zip(("input", "weight", "bias"), mine, chain, exact_gradients):
+        assert a.dtype == dtype
+        check_error(a, b_, [c], name, slack=3.0)  # the upstream gradient rounds once more
+
+
+def test_float16_gradients_are_not_nothing(device):
+    """Divided by the number of rows before the products they would be."""
+    x, w, _, target = given((4096,), 16, 50, torch.float16, device, bias=False)
+    scale = 65536.0
+    loss = OF.linear_cross_entropy(x, w, target) * scale
+    found = torch.autograd.grad(loss, (x, w))
+    wide = [t.detach().double().requires_grad_() for t in (x, w)]
+    expected = torch.autograd.grad(F.cross_entropy(F.linear(*wide), target) * scale, wide)
+    for mine, theirs in zip(found, expected):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-2, atol=2e-3 * theirs.abs().max().item())
+
+
+def test_second_derivatives(device):
+    x, w, b, target = given((5,), 4, 7, torch.float64, device)
+
+    def loss(x, w, b):
+        return OF.linear_cross_entropy(x, w, target, linear_bias=b, label_smoothing=0.1)
+
+    def theirs(x, w, b):
+        return F.cross_entropy(F.linear(x, w, b), target, label_smoothing=0.1)
+
+    assert gradcheck(loss, (x, w, b)) and gradgradcheck(loss, (x, w, b))
+    w, b = w.detach(), b.detach()
+    hessian = torch.func.hessian(lambda x: loss(x, w, b))(x.detach())
+    torch.testing.assert_close(hessian, torch.func.hessian(lambda x: theirs(x, w, b))(x.detach()))
+
+
+def test_each_argument_alone(device):
+    given_ = given((5,), 4, 7, torch.float64, device)
+    target = given_[3]
+    for needed in range(3):
+        leaves = [t.detach().requires_grad_(i == needed) for i, t in enumerate(given_[:3])]
+        x, w, b = leaves
+        ours = OF.linear_cross_entropy(x, w, target, linear_bias=b)
+        theirs = F.cross_entropy(F.linear(x, w, b), target)
+        torch.testing.assert_close(
+            torch.autograd.grad(ours, leaves[needed]), torch.autograd.grad(theirs, leaves[needed])
+        )
+
+
+def test_compiled(device):
+    x, w, b, target = given((6,), 4, 7, torch.float64, device)
+
+    def loss(x, w, b):
+        return OF.linear_cross_entropy(x, w, target, linear_bias=b)
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, w, b), loss(x, w, b))
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled(x, w, b), (x, w, b)), torch.autograd.grad(loss(x, w, b), (x, w, b))
+    )
+
+
+def test_checkpointed(device):
+    x, w, b, target = given((6,), 4, 7, torch.float64, device)
+
+    def loss(x, w, b):
+        return OF.linear_cross_entropy(x, w, target, linear_bias=b)
+
+    again = torch.utils.checkpoint.checkpoint(loss, x, w, b, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(again, (x, w, b)), torch.autograd.grad(loss(x, w, b), (x, w, b)))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ignored_rows_are_left_out(reduction, device, monkeypatch):
+    monkeypatch.setattr(_losses, "_MANY_LOGITS", 1000)
+    x, w, b, target = given((40, 30), 8, 50, torch.float64, device)
+    target[torch.rand(40, 30, device=device) < 0.6] = -100
+    ours = OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
+    theirs = reference(x, w, b, target, None, reduction, 0.0, 0.0, None)
+    torch.testing.assert_close(ours, theirs)
+    g = torch.randn_like(theirs)
+    torch.testing.assert_close(torch.autograd.grad(ours, (x, w, b), g), torch.autograd.grad(theirs, (x, w, b), g))
+    if reduction != "none":
+        counted = (target != -100).sum().item()
+        with FlopCounterMode(display=False) as flops:
+            OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
+        assert flops.get_total_flops() == 3 * 2 * counted * 8 * 50
+
+
+@pytest.mark.parametrize("many", [1 << 24, 10])
+def test_all_are_ignored(many, device, monkeypatch):
+    monkeypatch.setattr(_losses, "_MANY_LOGITS", many)
+    x, w, b, target = given((40,), 8, 50, torch.float32, device)
+    target.fill_(-100)
+    loss = OF.linear_cross_entropy(x, w, target, linear_bias=b)
+    assert loss.isnan()
+    assert not any(g.any() for g in torch.autograd.grad(loss, (x, w, b)))
+    assert OF.linear_cross_entropy(x, w, target, reduction="sum") == 0
+
+
+def test_flops_of_three_products(device):
+    x, w, b, target = given((40,), 8, 50, torch.float32, device)
+    with FlopCounterMode(display=False) as flops:
+        OF.linear_cross_entropy(x, w, target, linear_bias=b).backward()
+    assert flops.get_total_flops() == 3 * 2 * 40 * 8 * 50
+    with FlopCounterMode(display=False) as flops:
+        OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction="none").sum().backward()
+    assert flops.get_total_flops() == 4 * 2 * 40 * 8 * 50
+
+
+def test_autocast(device):
+    x, w, _, target = given((64,), 8, 50, torch.float32, device, bias=False)
+    with torch.autocast(device, torch.bfloat16):
+        ours = OF.linear_cross_entropy(x, w, target)
+        theirs = F.cross_entropy(F.linear(x, w).float(), target)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+    for mine, wanted in zip(torch.autograd.grad(ours, (x, w)), torch.autograd.grad(theirs, (x, w))):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, wanted, rtol=3e-2, atol=3e-3)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_log_prob(temperature, softcap, device):
+    x, w, b, target = given((4, 9), 8, 50, torch.float64, device)
+    ours, entropy = OF.linear_log_prob(
+        x, w, target, linear_bias=b, temperature=temperature, softcap=softcap, entropy=True
+    )
+    logits = F.linear(x, w, b)
+    logits = (logits if softcap is None else softcap * torch.tanh(logits / softcap)) / temperature
+    theirs, of_logits = OF.log_prob(logits, target, entropy=True)
+    torch.testing.assert_close((ours, entropy), (theirs, of_logits))
+    upstream = torch.randn_like(ours), torch.randn_like(entropy)
+    torch.testing.assert_close(
+        torch.autograd.grad((ours, entropy), (x, w, b), upstream),
+        torch.autograd.grad((theirs, of_logits), (x, w, b), upstream),
+    )
+    assert OF.linear_log_prob(x, w, target).shape == (4, 9)
+
+
+BAD = [
+    ({"reduction": "all"}, ValueError, "expected reduction to be one of"),
+    ({"label_smoothing": 2.0}, ValueError, "expected label_smoothing to be between 0 and 1"),
+    ({"weight": torch.ones(3)}, RuntimeError, "expected weight of shape \\[7\\]"),
+    ({"ignore_index": 0.5}, TypeError, "'ignore_index' must be int, not float"),
+    ({"linear_bias": torch.ones(3)}, RuntimeError, "must have shape \\[7\\]"),
+    ({"target": torch.zeros(5)}, TypeError, "expected target to be torch.int64 or torch.int32"),
+    ({"target": torch.full((5,), 7)}, IndexError, "Target 7 is out of bounds"),
+    ({"target": torch.zeros(3, dtype=torch.int64)}, RuntimeError, "expected target of shape \\[5\\]"),
+    ({"linear_weight": torch.ones(7, 3)}, RuntimeError, "must have shape \\[N, 4\\]"),
+    ({"linear_weight": torch.ones(4)}, RuntimeError, "expected linear_weight of shape \\[C, K\\]"),
+    ({"input": 1.0}, TypeError, "argument 'input' must be Tensor, not float"),
+]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("bad, kind, message", BAD)
+def test_errors(bad, kind, message, training):
+    good = {"input": torch.randn(5, 4, requires_grad=training), "linear_weight": torch.randn(7, 4)}
+    good["target"] = torch.zeros(5, dtype=torch.int64)
+    with pytest.raises(kind, match=message):
+        OF.linear_cross_entropy(**{**good, **bad})
+    with pytest.raises(ValueError, match="expected temperature to be other than 0"):
+        OF.linear_log_prob(**good, temperature=0.0)
