@@ -24,7 +24,7 @@ struct chunk_limits {
   int64 bytes, rows;  // of a chunk, at most
   int64 step;         // its rows are a multiple
 };
-constexpr chunk_limits kCudaChunks{1 << 30, 4096, 256}, kCpuChunks{32 << 20, 1024, 64};
+constexpr chunk_limits kCudaChunks{1 << 30, 4096, 256}, kCpuChunks{96 << 20, 1024, 64};
 
 int flops_of(const spec::line& line) {
   int flops = 0;

@@ -26,7 +26,7 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     Returns:
         A number of the arithmetic's dtype.
 
-    Saved for backward: x, the operands, and their gradients.
+    Saved for backward: x, the operands, and their gradients, which the first backward uses up.
     """
     known = parsed(line)
     if not _may_go_ahead((x, *operands)):
@@ -54,20 +54,22 @@ class WeightedSum(torch.autograd.Function):
         sources, wanted, _ = plan(line.text, types, tuple(ctx.needed))
         op = torch.ops.onepass.linear_forward_with_gradients.default
         numbers, *written = op(x, operands, line.text, None, [share], types, wanted)
-        ctx.sources = sources
-        ctx.save_for_backward(share, *tensors, *written)
+        ctx.sources, ctx.written = sources, written
+        ctx.save_for_backward(share, *tensors)
         return (numbers * share).sum()
 
     @staticmethod
     def backward(ctx, upstream: Tensor):
-        """The gradients that forward made, times the upstream one."""
-        share, *saved = ctx.saved_tensors
-        count = 1 + ctx.line.operand_count
-        tensors, written = saved[:count], saved[count:]
-        if torch.is_grad_enabled():  # they are to be differentiated
+        """The gradients that forward made, times the upstream one, in their place. A second time, and where they are to
+        be differentiated, the line's own."""
+        share, *tensors = ctx.saved_tensors
+        written, differentiated = ctx.written, torch.is_grad_enabled()
+        if written is None or differentiated:
             with torch.enable_grad():
                 total = (fused(ctx.line.text, *tensors) * share).sum()
             needed = [t for t, is_needed in zip(tensors, ctx.needed) if is_needed]
-            found = iter(torch.autograd.grad(total, needed, upstream, create_graph=True))
+            found = iter(torch.autograd.grad(total, needed, upstream, create_graph=differentiated))
             return None, None, *[next(found) if is_needed else None for is_needed in ctx.needed]
-        return None, None, *[None if at is None else written[at] * upstream for at in ctx.sources]
+        ctx.written = None
+        scaled = [gradient.mul_(upstream) for gradient in written]
+        return None, None, *[None if at is None else scaled[at] for at in ctx.sources]

@@ -146,6 +146,8 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
       results.push_back(f.output(*to, output.type));
     } else if (call.runner_has_dx) {
       results.push_back(dy);
+    } else if (call.dx != nullptr) {
+      results.push_back(f.output_in(*to, *call.dx));
     } else {
       const bool in_place = call.in_place && f.on.is_cuda() && cuda::may_be_in_place(f.type, columns);
       results.push_back(in_place ? f.output_in(*to, dy) : f.output(*to, output.type));

@@ -52,6 +52,8 @@ struct backward_call {
   bool runner_has_dx = false;                      // the runner stores x's gradient; dy is passed in its place
   // Of a line with features, where their columns' gradients are wanted: its rows are those, and they are no results.
   const Tensor* feature_gradients = nullptr;
+  // Where x's gradient goes, dense; x itself, perhaps, of a line of which no gradient needs a sum over the row.
+  const Tensor* dx = nullptr;
 };
 // Results that are numbers, of rows without elements.
 void fill_numbers_of_nothing(const spec::line&, const std::vector<Tensor>& results);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "src/cuda/row/configuration.h"
 #include "src/torch/matrix_product.h"
 
 namespace onepass::binding {
@@ -210,6 +211,10 @@ chunked_results backward_in_chunks(const chunked_call& call, const chunked_gradi
   if (wanted.with_forward) numbers.emplace(call, rows);
   std::optional<matrix_sum> sum;
   if (plan.wants_weight) sum.emplace(call.weight, chunks.count());
+  const auto wanted_behind = static_cast<std::int64_t>(plan.wants_behind);
+  // Endings' gradients need no sum over the row: they may take the product's place.
+  const bool in_place =
+      !device_of(call.weight).is_cuda() || cuda::may_be_in_place(dtype_of(call.weight), call.weight.size(0));
   chunked_results results;
   if (plan.wants_input)
     results.input = fresh({rows, call.weight.size(1)}, dtype_of(call.weight), device_of(call.weight));
@@ -222,8 +227,10 @@ chunked_results backward_in_chunks(const chunked_call& call, const chunked_gradi
         std::vector<Tensor> upstream;
         for (const Tensor& t : wanted.upstream) upstream.push_back(rows_of(t, begin, count));
         const std::vector<std::optional<Tensor>> given(some.begin(), some.end());
-        const std::vector<Tensor> made = backward({upstream, product, given, std::nullopt, saved, std::nullopt,
-                                                   parts.behind, types, static_cast<std::int64_t>(plan.wants_behind)});
+        const std::optional<Tensor> none, x = product;
+        backward_call back{upstream, x, given, none, saved, none, parts.behind, types, wanted_behind};
+        if (in_place) back.dx = &product;
+        const std::vector<Tensor> made = backward(back);
         behind.take(made, begin, chunk);
         if (!plan.wants_input && !plan.wants_weight) return;
         const Tensor& gradient = made[static_cast<std::size_t>(plan.behind.inputs[0])];
