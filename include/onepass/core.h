@@ -57,7 +57,8 @@ struct gradients {
 // With `linear`, whose operand is a matrix [M, N], what stands behind it has shape [..., M] and the matrix's dtype: y,
 // the values that are kept there, and operands. Without words before it, x has that dtype too. Some rows at a time go
 // through the words before, the GEMM and the words behind in a core's cache; backward recomputes the
-// GEMM's result where it reads it.
+// GEMM's result where it reads it. (Endings behind `linear`, which give one number a row, have all of it in memory; in
+// Python a chunk of rows at a time.)
 //
 // With `scores`, x is [..., L, N] and the keys are [..., S, N] of its dtype, with the batch sizes of x; the last of
 // those may be 1, for rows of x that share keys. What stands behind has shape [..., L, S]. With `values` [..., S, M]

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "onepass/core.h"
+#include "src/compiler.h"
 #include "src/cpu/gemm/panel_product.h"
 #include "tests/cpu/refusal.h"
 
@@ -222,6 +223,58 @@ TEST(Products, LinearAndItsGradients) {
       }
     }
     check_linear(of, dtype::f16, dtype::f32, 0, false);  // x in 16 bits, the matrix not
+  }
+}
+
+// Numbers of the rows that `linear` gives: log Σ exp z and Σ z, of z = u Wᵀ, u = x / rms(x).
+TEST(Products, EndingsBehindLinear) {
+  if (compiler_program().empty()) GTEST_SKIP() << "needs a C++ compiler";
+  set_include_dir(ONEPASS_INCLUDE_DIR);
+  for (const linear_sizes& of : kLinears) {
+    for (const dtype type : {dtype::f32, dtype::f64}) {
+      const sizes_of of_x{of.rows, of.depth}, of_number{of.rows};
+      array x(of_x, type, 1), weight({of.features, of.depth}, type, 2), lse(of_number, type, 0),
+          sum(of_number, type, 0), statistics({3, of.rows}, type, 0), dlse(of_number, type, 3),
+          dsum(of_number, type, 4), dx(of_x, type, 0), dweight({of.features, of.depth}, type, 0);
+      const line of_line("rms_norm(0) | linear | logsumexp | sum");
+      ASSERT_EQ(of_line.statistics(type), 3);
+      const values call{
+          .x = x.as(), .operands = {weight.as()}, .y = lse.as(), .kept = {sum.as()}, .statistics = statistics.as()};
+      of_line.forward(call);
+      of_line.backward(call, {.y = dlse.as(), .kept = {dsum.as()}, .x = dx.as(), .operands = {dweight.as()}});
+
+      const auto rows = static_cast<std::size_t>(of.rows), depth = static_cast<std::size_t>(of.depth),
+                 features = static_cast<std::size_t>(of.features);
+      doubles u = x.numbers(), inverse(rows);
+      for (std::size_t r = 0; r < rows; ++r) {
+        double squares = 0;
+        for (std::size_t k = 0; k < depth; ++k) squares += u[r * depth + k] * u[r * depth + k];
+        inverse[r] = 1 / std::sqrt(squares / static_cast<double>(depth));
+        for (std::size_t k = 0; k < depth; ++k) u[r * depth + k] *= inverse[r];
+      }
+      const doubles z = product(u, false, weight.numbers(), true, of.rows, of.depth, of.features);
+      doubles exact_lse(rows), exact_sum(rows), dz(z.size());
+      for (std::size_t r = 0; r < rows; ++r) {
+        double exponentials = 0;
+        for (std::size_t j = 0; j < features; ++j)
+          exponentials += std::exp(z[r * features + j]), exact_sum[r] += z[r * features + j];
+        exact_lse[r] = std::log(exponentials);
+        for (std::size_t j = 0; j < features; ++j)
+          dz[r * features + j] = dlse.numbers()[r] * std::exp(z[r * features + j]) / exponentials + dsum.numbers()[r];
+      }
+      expect_near(lse, exact_lse, "log Σ exp", type);
+      expect_near(sum, exact_sum, "Σ", type);
+      expect_near(dweight, product(dz, true, u, false, of.features, of.rows, of.depth), "dw", type);
+      doubles exact_dx = product(dz, false, weight.numbers(), false, of.rows, of.features, of.depth);
+      for (std::size_t r = 0; r < rows; ++r) {
+        double along = 0;
+        for (std::size_t k = 0; k < depth; ++k) along += u[r * depth + k] * exact_dx[r * depth + k];
+        for (std::size_t k = 0; k < depth; ++k)
+          exact_dx[r * depth + k] =
+              (exact_dx[r * depth + k] - u[r * depth + k] * along / static_cast<double>(depth)) * inverse[r];
+      }
+      expect_near(dx, exact_dx, "dx", type);
+    }
   }
 }
 

@@ -29,7 +29,8 @@ class linear_call {
     sizes_.back() = weight_.sizes[0];
   }
 
-  void forward() const {
+  void forward() {
+    if (spec::gives_numbers(c_)) return forward_of_rows(c_.behind, values_behind(product(values_before())));
     require_type(v_.y, weight_.type, "y"), require_sizes(v_.y, sizes_, "y");
     if (is_empty()) return;
     cpu::linear_forward panels{.weight = matrix_, .result = rows_of(v_.y, "y")};
@@ -90,16 +91,37 @@ class linear_call {
             .operands = part_of(v_.operands, 0, c_.weight),
             .y = {},
             .kept = part_of(v_.kept, 0, c_.before.keeps),
-            .statistics = v_.statistics,
+            .statistics = statistics(0, statistics_before()),
             .dropout_state = v_.dropout_state};
+  }
+  // How many are the words' before `linear`; those of endings follow.
+  std::int64_t statistics_before() const {
+    return spec::backward_reads(c_.before).statistics ? c_.before.statistics(v_.x.type) : 0;
+  }
+  tensor statistics(std::int64_t begin, std::int64_t count) const {
+    tensor some = v_.statistics;
+    if (some.data == nullptr || count == 0) return {};
+    if (some.sizes.size() != 2 || some.sizes[0] < begin + count)
+      refuse("statistics must have shape [" + std::to_string(begin + count) + ", rows], got " + text(some.sizes));
+    some.data = static_cast<char*>(some.data) + begin * some.sizes[1] * size_of(some.type);
+    some.sizes[0] = count;
+    return some;
   }
   values values_behind(const tensor& product) const {
     return {.x = product,
             .operands = part_of(v_.operands, c_.weight + 1, c_.weight + 1 + c_.behind.operands),
             .y = v_.y,
             .kept = part_of(v_.kept, c_.before.keeps, c_.before.keeps + c_.behind.keeps),
-            .statistics = {},
+            .statistics = statistics(statistics_before(), c_.behind.statistics(weight_.type)),
             .dropout_state = v_.dropout_state};
+  }
+  // What `linear` gives, all of it, in memory of its own.
+  tensor product(const values& before) {
+    const tensor product = own_(sizes_, weight_.type);
+    if (is_empty()) return product;
+    cpu::linear_forward panels{.weight = matrix_, .product = rows_of(product, ""), .result = rows_of(product, "")};
+    run(panels, before);
+    return product;
   }
   // For the line that recomputes what `linear` takes; what it keeps gets memory of its own.
   values recompute_values() {
@@ -142,12 +164,10 @@ class linear_call {
       return zeros;
     }
     if (spec::backward_reads(c_.behind).x && !is_empty()) {
-      product = own_(sizes_, weight_.type);
-      cpu::linear_forward panels{.weight = matrix_, .product = rows_of(product, ""), .result = rows_of(product, "")};
       values before = values_before();
       before.statistics = {};
       for (tensor& kept : before.kept) kept = own_(v_.x.sizes, v_.x.type);
-      run(panels, before);
+      product = this->product(before);
     }
     if (wanted) g.x = own_(sizes_, weight_.type);
     backward_of_rows(c_.behind, values_behind(product), g);
