@@ -111,8 +111,8 @@ lse = log Σ exp(x), `cross_entropy(s, z, ignore_index)` is lse - (1 - s) x[targ
 out are 0, 0 and -100. Backward is one pass that reads x and writes its gradient. On the CPU a target that is no column
 raises IndexError; on CUDA an assertion of the kernel fails, as PyTorch's does. A target has no gradient.
 
-A NaN gives NaN, but `logsumexp` of a row that has +inf too gives +inf. Behind `linear` and `scores` there is no kernel
-for endings, and in `fuse` none is looked for.
+A NaN gives NaN, but `logsumexp` of a row that has +inf too gives +inf. Behind `linear` endings stand a chunk of rows at
+a time (see there), but for `amax`; behind `scores` there is no kernel for them, and in `fuse` none is looked for.
 
 ## quantize
 
@@ -178,6 +178,15 @@ still read; each warns once.)
 | `small_k` | few in_features: each block keeps the matrix in shared memory, a row stays in registers | see below |
 | `small_n` | at most 8 out_features: a row ends in dot products, and backward begins at their gradients | everywhere |
 | `panels` | the words before, the GEMM and the words behind, some rows at a time in a core's cache | the CPU |
+| `chunked` | endings behind `linear`: the GEMM and the words behind it, a chunk of rows at a time | everywhere |
+
+`rms_norm(1e-6) | scale | linear | softcap(30) | cross_entropy` is a language model's final norm, head and loss: of the
+rows that `linear` gives, as long as the vocabulary, a chunk exists at a time, at most 1 GiB on CUDA and 96 MiB on the
+CPU. Saved are two numbers a row; backward makes a chunk's rows again, puts their gradient in their place, and adds the
+chunk's part to the gradients of the matrix and of columns, in float32 where 16 bits would be rounded more than three
+times. So a step takes four products. `functional.linear_cross_entropy`, which knows how losses are added up, takes
+three: it makes the gradients in forward, while a chunk is there. A `keep` behind `linear` gives those rows to the
+caller, all of them: such a line is `unfused`. Words that count rows (`dropout`, `causal`) are, too.
 
 `small_n` is one kernel forward and one backward. It is for x and a matrix of one dtype, any one, and rows that a block
 has room for (of at most 8192 elements on CUDA); each of the out_features counts as one of the line's 12 operands. The

@@ -1,14 +1,15 @@
 """Modules over `onepass.functional`, drop-in for those of `torch.nn`: constructors, state dicts and repr alike.
 
-`LayerNorm`, `LogSoftmax`, `MultiheadAttention`, `RMSNorm` and `Softmax` are subclasses of torch's: what asks
-`isinstance(module, torch.nn.LayerNorm)` (weight decay groups, initialisers, sharding rules) finds them. State dicts
-load both ways.
+`CrossEntropyLoss`, `LayerNorm`, `LogSoftmax`, `MultiheadAttention`, `RMSNorm` and `Softmax` are subclasses of torch's:
+what asks `isinstance(module, torch.nn.LayerNorm)` (weight decay groups, initialisers, sharding rules) finds them. State
+dicts load both ways.
 """
 
 from __future__ import annotations
 
 from ._attention import MultiheadAttention
 from ._linear import GatedMLP, LayerNormLinear, LayerNormMLP, LinearAct, RMSNormLinear
+from ._losses import CrossEntropyLoss, LinearCrossEntropyLoss
 from ._rows import (
     GEGLU,
     AddLayerNorm,
@@ -26,6 +27,7 @@ __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
     "BiasGELU",
+    "CrossEntropyLoss",
     "DropoutAdd",
     "GEGLU",
     "GatedMLP",
@@ -33,6 +35,7 @@ __all__ = [
     "LayerNormLinear",
     "LayerNormMLP",
     "LinearAct",
+    "LinearCrossEntropyLoss",
     "LogSoftmax",
     "MultiheadAttention",
     "RMSNorm",
