@@ -82,7 +82,9 @@ struct decision {
 // chip: null on the CPU.
 decision choose(const call&, const cuda::device_facts* chip);
 
-// Rows of a chunk of what `linear` gives to endings.
+// Rows of a chunk of what `linear` gives to endings. Of so few chunks the gradient of a matrix of 16 bits is added up
+// in its own dtype: each chunk rounds it, and the last one's rounding is the largest. Of more it is in float32.
+inline constexpr int64 kFewChunks = 3;
 int64 chunk_rows(const sizes&, bool on_cpu);
 
 // Inference of attention on the CPU: our kernels replace torch's engine from so many weights (rows of queries times

@@ -21,7 +21,7 @@ constexpr cuda::linear_speed kSpeed{};
 
 // Of what `linear` gives to endings, a chunk at a time.
 struct chunk_limits {
-  int64 bytes, rows;  // of a chunk, at most
+  int64 bytes, rows;  // of a chunk, at most; on CUDA more rows where that makes few chunks
   int64 step;         // its rows are a multiple
 };
 constexpr chunk_limits kCudaChunks{1 << 30, 4096, 256}, kCpuChunks{96 << 20, 1024, 64};
@@ -182,8 +182,10 @@ std::vector<way> linear_gradient_ways(const call& c, bool on_cpu) {
 
 int64 chunk_rows(const sizes& s, bool on_cpu) {
   const chunk_limits& most = on_cpu ? kCpuChunks : kCudaChunks;
-  const int64 rows = most.bytes / std::max<int64>(s.columns * size_of(s.type), 1);
-  return std::clamp(rows / most.step * most.step, most.step, most.rows);
+  const int64 fit = most.bytes / std::max<int64>(s.columns * size_of(s.type), 1) / most.step * most.step,
+              part = ceil_div(ceil_div(s.rows, kFewChunks), most.step) * most.step;
+  if (!on_cpu && most.rows < part && part <= fit) return part;
+  return std::clamp(fit, most.step, most.rows);
 }
 
 // Chunks take little more time, for their launches, and far less memory.

@@ -74,7 +74,15 @@ def _checked(function, query, key, value, attn_mask, is_causal, enable_gqa):
     query, key, value, attn_mask = under_autocast(query.device.type, (query, key, value, attn_mask))
     _check_sizes(function, enable_gqa, query, key, value)
     _check_mask_dtype(function, query, attn_mask)
-    return query, key, value, attn_mask
+    return query, key, value, _of_one_batch(query, attn_mask)
+
+
+def _of_one_batch(query: Tensor, attn_mask: Tensor | None) -> Tensor | None:
+    """Of three dimensions of queries, which are those of one batch, a mask may have that dimension, too (on CUDA torch
+    2.11 refuses it)."""
+    if attn_mask is None or query.dim() != 3 or attn_mask.dim() != 4 or attn_mask.shape[0] != 1:  # noqa: PLR2004
+        return attn_mask
+    return attn_mask.squeeze(0)
 
 
 def attention_engine(
@@ -146,7 +154,7 @@ def attention_scores(
     query, key = under_autocast(query.device.type, (query, key))
     _check_sizes(function, enable_gqa, query, key)
     line = _lines.attention_scores(_scale(function, scale, query), attn_mask is not None, is_causal, dropout_p)
-    return _run(function, line, query, key, attn_mask, None, enable_gqa)
+    return _run(function, line, query, key, _of_one_batch(query, attn_mask), None, enable_gqa)
 
 
 def _run(
@@ -158,8 +166,6 @@ def _run(
     value: Tensor | None,
     enable_gqa: bool,
 ) -> Tensor:
-    if attn_mask is not None and query.dim() == 3 and attn_mask.dim() == 4 and attn_mask.shape[0] == 1:  # noqa: PLR2004
-        attn_mask = attn_mask.squeeze(0)  # PyTorch takes three dimensions as those of one batch
     if not enable_gqa:
         query, key, *values = _broadcast(function, 2, query, key, *given(value))
         return fused(line, query, key, *given(attn_mask), *values)

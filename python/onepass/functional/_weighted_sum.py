@@ -60,7 +60,7 @@ class WeightedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, upstream: Tensor):
-        """The gradients that forward made, times the upstream one, in their place. A second time, and where they are to
+        """The gradients that forward made, times the upstream one. A second time, and where they are to
         be differentiated, the line's own."""
         share, *tensors = ctx.saved_tensors
         written, differentiated = ctx.written, torch.is_grad_enabled()
@@ -71,5 +71,12 @@ class WeightedSum(torch.autograd.Function):
             found = iter(torch.autograd.grad(total, needed, upstream, create_graph=differentiated))
             return None, None, *[next(found) if is_needed else None for is_needed in ctx.needed]
         ctx.written = None
-        scaled = [gradient.mul_(upstream) for gradient in written]
+        scaled = [_times(written.pop(0), upstream) for _ in range(len(written))]
         return None, None, *[None if at is None else scaled[at] for at in ctx.sources]
+
+
+def _times(gradient: Tensor, upstream: Tensor) -> Tensor:
+    """Of a number on CUDA, with which PyTorch's product takes three times as long."""
+    if gradient.is_cuda:
+        return fused("times", gradient, upstream.reshape([1] * gradient.dim()))
+    return gradient.mul_(upstream)

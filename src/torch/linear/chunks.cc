@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "src/choose/choose.h"
 #include "src/cuda/row/configuration.h"
 #include "src/torch/matrix_product.h"
 
@@ -30,15 +31,12 @@ Tensor fresh(std::initializer_list<std::int64_t> sizes, dtype type, const device
   return empty(sizes.begin(), static_cast<int>(sizes.size()), type, on);
 }
 
-// The gradient of the matrix: a sum of one product a chunk. Of more than kFewProducts in 16 bits it is taken in
-// float32, since each would be rounded; with fewer the rounding of the last one is the largest.
+// The gradient of the matrix: a sum of one product a chunk (see choice::kFewChunks).
 class matrix_sum {
  public:
-  static constexpr std::int64_t kFewProducts = 3;
-
   matrix_sum(const Tensor& matrix, std::int64_t products)
       : type_(dtype_of(matrix)),
-        is_wide_(size_of(type_) == 2 && products > kFewProducts),
+        is_wide_(size_of(type_) == 2 && products > choice::kFewChunks),
         sum_(fresh({matrix.size(0), matrix.size(1)}, is_wide_ ? dtype::f32 : type_, device_of(matrix))) {}
 
   // a (rows, V), b (rows, K): the sum of all aᵀ b.
