@@ -35,10 +35,12 @@ def cross_entropy(
     Args:
         input: logits, (C,), (N, C) or (N, C, d1, ...), floating point. The classes are best the last dimension in
             memory, as in (N, C): others are copied.
-        target: (), (N,) or (N, d1, ...), int64 or int32: classes from 0 to C - 1, or `ignore_index`.
+        target: (), (N,) or (N, d1, ...), int64 or int32: classes from 0 to C - 1, or `ignore_index`. Or floating point
+            and of input's shape: the probability of each class, which may have a gradient.
         weight: (C,), of each class; it gets no gradient.
         ignore_index: the target whose loss and gradient are 0, and which a mean does not count.
-        reduction: "none", "mean" (of the targets that are not ignored, by their weights) or "sum".
+        reduction: "none", "mean" (of the targets that are not ignored, by their weights; of rows of probabilities) or
+            "sum".
         label_smoothing: from 0 to 1, the part of a target that all classes share (Szegedy et al., arXiv:1512.00567).
         z_loss: times the square of log Σ exp(input), added to each loss (Chowdhery et al., arXiv:2204.02311).
         softcap: c of c tanh(input / c), in input's place; None leaves it.
@@ -48,17 +50,20 @@ def cross_entropy(
 
     Raises:
         IndexError: a target that is no class, on the CPU; on CUDA a device-side assertion fails, as PyTorch's.
-        RuntimeError: shapes that do not fit, a weight that is not of floating-point numbers.
-        TypeError: a target that is not int64 or int32, an ignore_index that is not int.
+        RuntimeError: shapes that do not fit, a weight that is not of floating-point numbers, an ignore_index from 0 on
+            beside probabilities.
+        TypeError: a target that is none of these, an ignore_index that is not int.
         ValueError: an unknown reduction, or label_smoothing that is not from 0 to 1.
 
     Saved for backward: input, target, and two numbers a row.
-    Line: `cross_entropy(label_smoothing, z_loss, ignore_index)`.
+    Line: `cross_entropy(label_smoothing, z_loss, ignore_index)`; of probabilities `log_softmax | times | scale | sum`.
     """
     check_tensor("cross_entropy", "input", input)
     check_tensor("cross_entropy", "target", target)
     words = () if softcap is None else (f"softcap({float(softcap)!r})",)
     logits = input.movedim(1, -1) if input.dim() > 2 else input  # noqa: PLR2004
+    if target.is_floating_point() and target.dim() > 2:  # noqa: PLR2004
+        target = target.movedim(1, -1)
     of = _Logits("cross_entropy", words, logits, (), logits.shape[-1] if logits.dim() else 1)
     how = _How(weight, ignore_index, reduction, label_smoothing, z_loss)
     return _cross_entropy(of, target, how)
@@ -84,7 +89,8 @@ def linear_cross_entropy(
     Args:
         input: (..., K), floating point.
         linear_weight: (C, K), a row for each class.
-        target: (...), int64 or int32: classes from 0 to C - 1, or `ignore_index`.
+        target: (...), int64 or int32: classes from 0 to C - 1, or `ignore_index`; or (..., C), floating point: the
+            probability of each class.
         linear_bias: (C,) or None.
         weight, reduction, ignore_index, label_smoothing, z_loss, softcap: as in `cross_entropy`.
 
@@ -98,7 +104,8 @@ def linear_cross_entropy(
     chunk's logits are there; for "none", in torch.compile and in torch.func input, matrix, bias, target and two numbers
     a row, and backward computes a chunk's logits again. The matrix' gradient is summed in float32 over more than three
     chunks. Eager calls leave out rows with ignored targets where they are a quarter of all or more.
-    Line: `linear | bias | softcap | cross_entropy(label_smoothing, z_loss, ignore_index)`.
+    Line: `linear | bias | softcap | cross_entropy(label_smoothing, z_loss, ignore_index)`; of probabilities the product
+    runs twice, before `logsumexp` and before `times | scale | sum`.
     """
     of = _linear_logits("linear_cross_entropy", input, linear_weight, linear_bias, softcap)
     check_tensor("linear_cross_entropy", "target", target)
@@ -160,20 +167,32 @@ class _How(NamedTuple):
             raise ValueError(
                 f"{of.function}(): expected label_smoothing to be between 0 and 1, but got {self.label_smoothing!r}"
             )
+        rows = of.x.shape[:-1]
+        if target.is_floating_point():
+            if target.shape != (*rows, of.classes):
+                raise RuntimeError(
+                    f"{of.function}(): expected target of torch.int64 or torch.int32, a class for each of {list(rows)} "
+                    f"rows, or {of.classes} probabilities, but got {target.dtype} of shape {list(target.shape)}"
+                )
+            if self.ignore_index >= 0:
+                raise RuntimeError(f"{of.function}(): ignore_index is not supported for floating point target")
+            return
         if target.dtype not in (torch.int64, torch.int32):
             raise TypeError(
                 f"{of.function}(): expected target to be torch.int64 or torch.int32, but got {target.dtype}"
             )
-        if of.is_product and target.shape != of.x.shape[:-1]:
+        if of.is_product and target.shape != rows:
             raise RuntimeError(
-                f"{of.function}(): expected target of shape {list(of.x.shape[:-1])}, one class for each row of input, "
-                f"but got {list(target.shape)}"
+                f"{of.function}(): expected target of shape {list(rows)}, one class for each row of input, but got "
+                f"{list(target.shape)}"
             )
 
 
 def _cross_entropy(of: _Logits, target: Tensor, how: _How) -> Tensor:
     ignored = _checked_ignored(of.function, how.ignore_index)
     how.check(of, target)
+    if target.is_floating_point():
+        return _of_probabilities(of, target, how)
     is_counted = target != ignored
     if of.is_product and how.reduction != "none" and (rows := _counted_rows(is_counted, of)) is not None:
         of = of._replace(x=of.x.flatten(0, -2)[rows])
@@ -201,6 +220,22 @@ def _cross_entropy(of: _Logits, target: Tensor, how: _How) -> Tensor:
     if how.reduction == "none":
         return loss
     return loss.sum() if how.reduction == "sum" else loss.sum() / share.sum()
+
+
+def _of_probabilities(of: _Logits, target: Tensor, how: _How) -> Tensor:
+    """-Σ target log softmax(logits), each class by its weight."""
+    if how.label_smoothing:
+        target = target * (1 - how.label_smoothing) + how.label_smoothing / of.classes
+    columns = () if how.weight is None else (_checked_weight(of, how.weight).to(_arithmetic(of.x)),)
+    words = ("scale", "sum") if columns else ("sum",)
+    log_sum = of.run("logsumexp") if of.is_product or how.z_loss else None
+    if of.is_product:  # behind which a row word has no kernel
+        loss = log_sum * fused(" | ".join(words), target, *columns) - of.run("times", *words, taken=(target, *columns))
+    else:
+        loss = -of.run("log_softmax", "times", *words, taken=(target, *columns))
+    if how.z_loss:
+        loss = loss + how.z_loss * log_sum.square()
+    return loss if how.reduction == "none" else loss.sum() if how.reduction == "sum" else loss.mean()
 
 
 def _reduced(of: _Logits, word: str, target: Tensor, share: Tensor, how: _How) -> Tensor:

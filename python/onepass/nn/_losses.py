@@ -19,8 +19,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         weight, size_average, ignore_index, reduce, reduction, label_smoothing: as in `torch.nn.CrossEntropyLoss`.
         z_loss, softcap: as in `functional.cross_entropy`.
 
-    Shape: as of `torch.nn.CrossEntropyLoss`. Targets that are probabilities are torch's own work. State dict: `weight`,
-    if it was given.
+    Shape: as of `torch.nn.CrossEntropyLoss`. State dict: `weight`, if it was given.
     """
 
     def __init__(
@@ -40,13 +39,6 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
 
     @leaf
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        if isinstance(target, Tensor) and target.is_floating_point():
-            if self.z_loss or self.softcap is not None:
-                raise TypeError(
-                    "CrossEntropyLoss(): expected target to be torch.int64 or torch.int32 beside z_loss and softcap, "
-                    f"but got {target.dtype}"
-                )
-            return super().forward(input, target)
         return functional.cross_entropy(
             input,
             target,

@@ -57,6 +57,21 @@ def test_equals_pytorchs(smoothing, z_loss, softcap, weighted, shape, reduction,
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing, weighted", [(0.0, False), (0.1, False), (0.1, True)])
+def test_probabilities(smoothing, weighted, reduction, device):
+    x, w, b, _ = given((3, 5), 4, 9, torch.float64, device)
+    target = torch.rand(3, 5, 9, dtype=torch.float64, device=device).requires_grad_()
+    weight = torch.rand(9, dtype=torch.float64, device=device) if weighted else None
+    options = {"weight": weight, "reduction": reduction, "label_smoothing": smoothing}
+    ours = OF.linear_cross_entropy(x, w, target, linear_bias=b, **options)
+    theirs = F.cross_entropy(F.linear(x, w, b).flatten(0, 1), target.flatten(0, 1), **options)
+    theirs = theirs.reshape(ours.shape)
+    torch.testing.assert_close(ours, theirs)
+    leaves, g = (x, w, b, target), torch.randn_like(theirs)
+    torch.testing.assert_close(torch.autograd.grad(ours, leaves, g), torch.autograd.grad(theirs, leaves, g))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("rows", [100, 20000])
@@ -220,7 +235,8 @@ BAD = [
     ({"weight": torch.ones(3)}, RuntimeError, "expected weight of shape \\[7\\]"),
     ({"ignore_index": 0.5}, TypeError, "'ignore_index' must be int, not float"),
     ({"linear_bias": torch.ones(3)}, RuntimeError, "must have shape \\[7\\]"),
-    ({"target": torch.zeros(5)}, TypeError, "expected target to be torch.int64 or torch.int32"),
+    ({"target": torch.zeros(5, dtype=torch.bool)}, TypeError, "expected target to be torch.int64 or torch.int32"),
+    ({"target": torch.zeros(5)}, RuntimeError, "or 7 probabilities, but got torch.float32 of shape \\[5\\]"),
     ({"target": torch.full((5,), 7)}, IndexError, "Target 7 is out of bounds"),
     ({"target": torch.zeros(3, dtype=torch.int64)}, RuntimeError, "expected target of shape \\[5\\]"),
     ({"linear_weight": torch.ones(7, 3)}, RuntimeError, "must have shape \\[N, 4\\]"),

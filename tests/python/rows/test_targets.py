@@ -211,6 +211,21 @@ def test_cross_entropy_with_z_loss_and_softcap(weighted, device):
     torch.testing.assert_close(torch.autograd.grad(ours, x, g), torch.autograd.grad(expected, x, g))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing, weighted", [(0.0, False), (0.1, False), (0.1, True)])
+@pytest.mark.parametrize("shape", [(9,), (5, 9), (2, 9, 3)])
+def test_cross_entropy_of_probabilities(shape, smoothing, weighted, reduction, device):
+    x = torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True)
+    target = torch.rand(shape, dtype=torch.float64, device=device).requires_grad_()
+    weight = torch.rand(9, dtype=torch.float64, device=device) if weighted else None
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    ours, theirs = (f(x, target, weight, **options) for f in (OF.cross_entropy, F.cross_entropy))
+    torch.testing.assert_close(ours, theirs)
+    g = torch.randn_like(theirs)
+    torch.testing.assert_close(torch.autograd.grad(ours, (x, target), g), torch.autograd.grad(theirs, (x, target), g))
+    assert OF.cross_entropy(x.bfloat16(), target.bfloat16()).dtype == torch.float32
+
+
 def test_cross_entropy_of_16_bits_is_float32(device):
     x = torch.randn(4, 9, dtype=torch.bfloat16, device=device)
     assert OF.cross_entropy(x, torch.zeros(4, dtype=torch.int64, device=device)).dtype == torch.float32
@@ -222,8 +237,12 @@ def test_cross_entropy_refuses():
         OF.cross_entropy(x, t, reduction="average")
     with pytest.raises(ValueError, match="label_smoothing"):
         OF.cross_entropy(x, t, label_smoothing=1.5)
-    with pytest.raises(TypeError, match="int64"):
+    with pytest.raises(RuntimeError, match="or 9 probabilities, but got torch.float32 of shape"):
         OF.cross_entropy(x, t.float())
+    with pytest.raises(TypeError, match="int64"):
+        OF.cross_entropy(x, t.bool())
+    with pytest.raises(RuntimeError, match="ignore_index is not supported for floating point target"):
+        OF.cross_entropy(x, x.softmax(-1), ignore_index=2)
     with pytest.raises(TypeError, match="'ignore_index' must be int, not float"):
         OF.cross_entropy(x, t, ignore_index=1.5)
     with pytest.raises(TypeError, match="'weight' must be Tensor, not list"):
