@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import onepass
 from helpers import gradients, make_inputs, upstream
+from onepass import functional as OF
 
 R, S, P = Replicate(), Shard, Partial()
 SHAPES = {2: (2,), 4: (2, 2)}  # of meshes
@@ -30,6 +31,10 @@ LINES = [
     "add | keep(float32) | rms_norm(1e-6) | scale",
     "add | keep | rms_norm(1e-3) | scale | entropy | mean",
     "bias | cross_entropy(0.1) | logprob",
+    "linear | cross_entropy(0.1, 0.01)",
+    "rms_norm(1e-6) | scale | linear | bias | softcap(3) | logprob | entropy",
+    "linear | add | logsumexp",
+    "linear | keep | logprob",
     "linear",
     "linear | bias",
     "linear | bias | gelu",
@@ -228,6 +233,56 @@ def test_of_a_sharded_vocabulary_only_numbers_of_rows_move(ranks, line, numbers)
     for vocabulary in (64, 4096):
         for forward, backward in ranks.run(sharded_vocabulary, line, vocabulary):
             assert forward == [numbers * 6] and backward == []
+
+
+def sharded_head(device, line, vocabulary, at_x):
+    """The same where `linear` makes the columns, of a matrix whose rows are sharded; results are as whole ones."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    inputs = make_inputs(line, (6, 8), torch.float64, device, out_features=vocabulary)
+    behind = onepass.Line(line).weight
+    shares = [i >= behind and operand.is_floating_point() for i, operand in enumerate(inputs.operands)]
+    placements = [[at_x], *[[S(0) if is_shared else R] for is_shared in shares]]
+    assert_as_whole(line, inputs, mesh, placements)
+    tensors = [distributed(t, mesh, at) for t, at in zip((inputs.x, *inputs.operands), placements)]
+    with Moved() as forward:
+        results = as_tuple(onepass.fused(line, *tensors))
+    assert all(r.placements == (R,) for r in results)
+    with Moved() as backward:
+        torch.autograd.backward([r.to_local() for r in results], [torch.ones_like(r.to_local()) for r in results])
+    return forward.elements, backward.elements
+
+
+@pytest.mark.parametrize(
+    ("line", "numbers"),
+    [
+        ("linear | cross_entropy(0.1)", 3),
+        ("rms_norm(1e-6) | scale | linear | bias | softcap(3) | logprob | entropy", 3),
+        ("linear | logsumexp | mean", 2),
+    ],
+)
+def test_of_a_sharded_head_only_numbers_of_rows_move(ranks, line, numbers):
+    for vocabulary in (64, 4096):
+        for forward, backward in ranks.run(sharded_head, line, vocabulary, R):
+            assert forward == [numbers * 6] and backward == []  # x's gradient is left as a sum over ranks
+
+
+def loss_of_a_sharded_head(device):
+    """`linear_cross_entropy` of a matrix sharded in its rows gives what it gives of whole tensors."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    inputs = make_inputs("linear | bias | cross_entropy", (6, 8), torch.float64, device, out_features=64)
+    x, (w, b, target) = inputs.x, inputs.operands
+    for reduction in ("mean", "sum"):
+        expected = OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
+        wanted = torch.autograd.grad(expected, (x, w, b))
+        tensors = [distributed(t, mesh, [at]) for t, at in ((x, R), (w, S(0)), (b, S(0)), (target, R))]
+        loss = OF.linear_cross_entropy(*tensors[:2], tensors[3], linear_bias=tensors[2], reduction=reduction)
+        found = torch.autograd.grad(loss, tensors[:3])
+        for ours, theirs in zip((loss, *found), (expected, *wanted), strict=True):
+            torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
+def test_loss_of_a_sharded_head(ranks):
+    ranks.run(loss_of_a_sharded_head)
 
 
 def dropped(device, line, mesh_shape, placements):
