@@ -33,7 +33,7 @@ console = Console()
 
 SUITES = (
     "table, curve, awkward, layouts, small, linear, attention, attention_curve, attention_odd, models, programs, "
-    "programs_curve, host, fuse or explain"
+    "programs_curve, host, fuse, head or explain"
 )
 MOST_ELEMENTS = 2**58
 DTYPES = {

@@ -396,7 +396,7 @@ def fill_readme(readme: Path, results: Path) -> int:
     Returns:
         How many files there were. The pictures are written into docs/pictures beside the README.
     """
-    from onepass.bench import predictions, report, shares, whole
+    from onepass.bench import head, predictions, report, shares, whole
 
     paths = sorted(results.glob("*.json"), key=lambda path: path.stem)
     every = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
@@ -404,6 +404,7 @@ def fill_readme(readme: Path, results: Path) -> int:
     blocks = [report.markdown(found) for found in files if found.get("suite", "table") in TABLES]
     blocks += [report.host_markdown(found) for found in files if found.get("suite") == "host"]
     blocks += whole.markdown(found for found in files if found.get("suite") == "fuse")
+    blocks += head.markdown(found for found in files if found.get("suite") == "head")
     for found in files:
         if found.get("suite") in CURVES:
             pictures = report.plot_curves(found, readme.parent / "docs" / "pictures")

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from onepass.bench import report, shares, whole
+from onepass.bench import head, report, shares, whole
 from onepass.bench.attention import ATTENTIONS
 from onepass.bench.cases import host_case, run_case
 from onepass.bench.machine import facts
@@ -61,8 +61,9 @@ def run(
             "models", whole ones with their attentions; "programs", endings, several row words, columns of a batch,
             codes and rope behind a norm; "programs_curve", some of them over the row's length; "host", only the host's
             time for a call; "fuse", whole ones as they are, compiled and fused (providers eager, compile, onepass,
-            onepass_inductor); "explain", what of architectures lines would do (`only` is of their names), which runs
-            none.
+            onepass_inductor); "head", a language model's head and loss beside its products (`only` is of their shapes;
+            providers eager, compile, torch_chunked, liger, quack, onepass, onepass_none); "explain", what of
+            architectures lines would do (`only` is of their names), which runs none.
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
             are several lengths, and a roofline of all.
@@ -74,8 +75,8 @@ def run(
     if suite == "explain":
         return shares.run(only, json, console)
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if suite == "fuse":
-        return whole.run(on, only, json, providers, quick, console)
+    if suite in ("fuse", "head"):
+        return (whole if suite == "fuse" else head).run(on, only, json, providers, quick, console)
     chosen = [pattern for pattern in patterns if only is None or re.search(only, pattern.name)]
     if not chosen:
         raise ValueError(f"no pattern matches {only!r}; there are {', '.join(p.name for p in patterns)}")
