@@ -27,7 +27,7 @@ check: $(VENV)/stamp
 test: build $(VENV)/demo.stamp
 	tools/lint
 	ctest --test-dir build --output-on-failure --parallel 2
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 30 --durations-min 10
 
 build: $(VENV)/stamp
 	$(CONFIGURE) -DONEPASS_TESTS=ON

@@ -7,8 +7,8 @@ They hold for all of them:
 * The result has the dtype and shape of `x`, under autocast too: nothing is cast behind the caller's back. (A function
   with a matrix gives that matrix's dtype, and autocast casts the matrix, as in `torch.nn.functional.linear`.)
   Arithmetic is float32 (float64 where `x` is), with one rounding when a tensor is stored.
-* Saved for backward are the inputs (`softmax`, `log_softmax`: the result) and at most three numbers a row; never an
-  activation, a normalised row or a mask.
+* Saved for backward are the inputs (`softmax`, `log_softmax`: the result; `linear_cross_entropy`: gradients that are
+  made in forward) and at most three numbers a row; never an activation, a normalised row or a mask.
   Gradients have their tensor's dtype and shape, and only those that are needed are computed.
 * Results and gradients are bit-identical from run to run. Dropout follows `torch.manual_seed`.
 * `activation` is a word of the vocabulary (`onepass.words()`), with its number where it has one: "gelu",

@@ -195,7 +195,7 @@ def _cross_entropy(of: _Logits, target: Tensor, how: _How) -> Tensor:
         return _of_probabilities(of, target, how)
     is_counted = target != ignored
     if of.is_product and how.reduction != "none" and (rows := _counted_rows(is_counted, of)) is not None:
-        of = of._replace(x=of.x.flatten(0, -2)[rows])
+        of = of._replace(x=of.x.flatten(0, -2).index_select(0, rows))
         target, is_counted = target.flatten()[rows], is_counted.flatten()[rows]
     word = f"cross_entropy({float(how.label_smoothing)!r}, {float(how.z_loss)!r}, {ignored})"
     dtype = _arithmetic(of.operands[0] if of.is_product else of.x)
