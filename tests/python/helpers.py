@@ -353,9 +353,12 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
         outputs = compose_exactly(line, exact_inputs, state, dtype, round_kept=round_kept, training=training)
         exact.append((outputs, gradients(outputs, exact_inputs, wide)))
 
+    # What comes through a matrix product is rounded to x's dtype, numbers of float32 behind it, too.
+    through_product = dtype in HALF_TYPES and onepass.Line(line).weight is not None
     for i, result in enumerate(results):
         assert result.shape == chain[i].shape
-        check_error(result, chain[i], [outputs[i] for outputs, _ in exact], f"result {i} of {line!r}", slack=slack)
+        expected, precision = [outputs[i] for outputs, _ in exact], dtype if through_product else None
+        check_error(result, chain[i], expected, f"result {i} of {line!r}", precision=precision, slack=slack)
     for i, tensor in enumerate(inputs.differentiable):
         what = f"gradient {i} of {line!r}"
         if ours[i] is None or theirs[i] is None:
@@ -365,8 +368,7 @@ def check_line(line, inputs, *, training=True, grad_outputs=None, floor_scales=N
         scale = None if floor_scales is None else floor_scales[i]
         # An fp64 operand beside a narrower x is computed with in fp32, by contract.
         precision = arithmetic if tensor.dtype == torch.float64 else tensor.dtype
-        # What comes back through a matrix product is rounded to x's dtype.
-        if dtype in HALF_TYPES and onepass.Line(line).weight is not None:
+        if through_product:
             precision = dtype
         check_error(
             ours[i], theirs[i], [grads[i] for _, grads in exact], what, scale=scale, precision=precision, slack=slack

@@ -76,6 +76,13 @@ ENDINGS = [
 ]
 
 
+HEADS = [
+    "linear | cross_entropy(0.1)",
+    "linear(chunked) | bias | logprob | entropy",
+    "rms_norm(1e-6) | scale | linear | softcap(3.0) | keep | cross_entropy",
+]
+
+
 @st.composite
 def any_line(draw):
     before = draw(st.lists(word(), max_size=4))
@@ -90,6 +97,8 @@ def any_line(draw):
     words = [*before, *([row] if row else []), *after]
     if "keep(float32)" not in words and draw(st.integers(0, 3)) == 0:
         words = [*words, "linear", *draw(st.lists(word().filter(lambda w: w != "keep(float32)"), max_size=4))]
+        if draw(st.integers(0, 2)) == 0:
+            words += draw(st.sampled_from(ENDINGS))
     elif draw(st.integers(0, 3)) == 0:
         words += draw(st.sampled_from(ENDINGS))
     if not any(w.startswith(("linear", "cross_entropy", "logprob")) for w in words) and draw(st.integers(0, 3)) == 0:
@@ -112,6 +121,7 @@ def lines_for(device):
         st.sampled_from(NAMED_LINES),
         st.sampled_from(COMPILED_LINES),
         st.sampled_from(LINEAR_LINES),
+        st.sampled_from(HEADS),
         st.sampled_from(SCORES_LINES),
         st.sampled_from(ATTENTION_LINES),
         table_line(),
