@@ -31,6 +31,8 @@ Tensor fresh(std::initializer_list<std::int64_t> sizes, dtype type, const device
   return empty(sizes.begin(), static_cast<int>(sizes.size()), type, on);
 }
 
+dtype arithmetic_of(const Tensor& t) { return result_dtype(dtype_of(t), dtype::f32); }
+
 // The gradient of the matrix: a sum of one product a chunk (see choice::kFewChunks).
 class matrix_sum {
  public:
@@ -83,15 +85,13 @@ class gradients_behind {
  public:
   gradients_behind(const chunked_call& call, const spec::contraction_gradients& plan, std::int64_t rows,
                    std::int64_t chunks)
-      : plan_(plan), on_(device_of(call.weight)), wide_(wide(dtype_of(call.weight))) {
+      : plan_(plan), on_(device_of(call.weight)), wide_(arithmetic_of(call.weight)) {
     for (const int i : plan.kept_outputs) {
       const std::int64_t columns = call.weight.size(0);
       all_.push_back(output(i).column ? fresh({chunks, columns}, wide_, on_)
                                       : fresh({rows, columns}, output(i).type, on_));
     }
   }
-  static dtype wide(dtype type) { return type == dtype::f64 ? dtype::f64 : dtype::f32; }
-
   void take(const std::vector<Tensor>& made, std::int64_t begin, std::int64_t chunk) {
     for (std::size_t k = 0; k < all_.size(); ++k) {
       const Tensor& from = made[static_cast<std::size_t>(plan_.kept_outputs[k])];
@@ -155,7 +155,7 @@ class numbers_behind {
   numbers_behind(const chunked_call& call, std::int64_t rows) : parts_(call.parts) {
     const device on = device_of(call.weight);
     for (int i = 0; i < parts_.behind.line.results(); ++i)
-      all_.push_back(fresh({rows}, gradients_behind::wide(dtype_of(call.weight)), on));
+      all_.push_back(fresh({rows}, arithmetic_of(call.weight), on));
   }
   // Gives the chunk's statistics, where they are saved.
   std::optional<Tensor> take(const Tensor& product, const std::vector<Tensor>& operands, std::int64_t begin,
@@ -179,7 +179,7 @@ std::vector<std::int64_t> types_of_chunk(const chunked_call& call, const std::ve
   std::vector<std::int64_t> wide = types;
   for (int i = 0; i < line.operands; ++i)
     if (line.operand_word(i).about->operand == operand_kind::column)
-      wide[static_cast<std::size_t>(i)] = static_cast<std::int64_t>(gradients_behind::wide(dtype_of(call.weight)));
+      wide[static_cast<std::size_t>(i)] = static_cast<std::int64_t>(arithmetic_of(call.weight));
   return wide;
 }
 

@@ -235,7 +235,7 @@ std::vector<Tensor> numbers_in_chunks(const forward_call& call, const Tensor& ro
   const Tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
   const std::int64_t sizes[2] = {c.behind.line.statistics(dtype_of(w)), rows.size(0)};
   const optional_tensor statistics =
-      saves ? empty(sizes, 2, dtype_of(w) == dtype::f64 ? dtype::f64 : dtype::f32, device_of(w)) : optional_tensor();
+      saves ? empty(sizes, 2, result_dtype(dtype_of(w), dtype::f32), device_of(w)) : optional_tensor();
   const std::vector<Tensor> behind = checked_by_rows(call, w, operands);
   std::vector<Tensor> results;
   for (const Tensor& numbers :
