@@ -50,7 +50,7 @@ from onepass.autograd import (
 )
 from onepass.line import Line, _parse, parsed
 
-__all__ = ["call", "fused"]
+__all__ = ["as_torch_raises", "call", "fused"]
 
 ARITHMETIC = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -154,7 +154,7 @@ def _run(line: Line, x, operands, training: bool, generator, stack: bool, shard:
         raise
     except RuntimeError as error:
         line._check_tensors(x, operands)
-        raise _as_torch_raises(error, [x]) from None
+        raise as_torch_raises(error, [x]) from None
     return results[0] if line.keeps == 0 else tuple(results[: 1 + line.keeps])
 
 
@@ -181,7 +181,7 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
         return lists.run(line, xs, operands, stack, one, in_one_launch)
     except RuntimeError as error:
         line._check_tensors(xs, operands)
-        raise _as_torch_raises(error, xs) from None
+        raise as_torch_raises(error, xs) from None
 
 
 def _forward(line: Line, state, tensors, count: int = 0, own: int = 0, stack: bool = False) -> Any:
@@ -251,7 +251,7 @@ def _prepare_on_cpu(text: str, masks: int) -> bool:
     return True
 
 
-def _as_torch_raises(error: RuntimeError, xs) -> Exception:
+def as_torch_raises(error: RuntimeError, xs) -> Exception:
     """The same error; of a dtype that there are no kernels for, which torch has none for either, and of a target that
     is no column, its kind."""
     if "is out of bounds" in str(error):

@@ -246,7 +246,7 @@ def _reduced(of: _Logits, word: str, target: Tensor, share: Tensor, how: _How) -
         return loss if how.reduction == "sum" else loss / share.sum()
     total = None if how.reduction == "sum" else share.sum()
     # Of float16 gradients the mean is taken behind the products: divided by all rows they would be nothing.
-    late = total is None or torch.float16 in (of.x.dtype, of.operands[0].dtype)
+    late = total is None or torch.float16 in (of.x.dtype, of.operands[0].dtype) or not share.numel()
     loss = weighted_sum(of.line(word), share if late else share / total, of.x, *of.operands, target)
     return loss / total if late and total is not None else loss
 

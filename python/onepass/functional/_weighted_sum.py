@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import _native
 from .._arguments.autocast import under_autocast
 from ..autograd import alive, is_jit_traced, is_transformed, plan
-from ..call import fused
+from ..call import as_torch_raises, fused
 from ..line import Line, parsed
 
 
@@ -32,7 +32,11 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     if not _may_go_ahead((x, *operands)):
         return (fused(line, x, *operands) * share).sum()
     matrices = under_autocast("cpu" if x.is_cpu else x.device.type, operands, known._matrix_operands)
-    return WeightedSum.apply(known, share, *alive((x, *matrices)))
+    try:
+        return WeightedSum.apply(known, share, *alive((x, *matrices)))
+    except RuntimeError as error:
+        known._check_tensors(x, operands)
+        raise as_torch_raises(error, [x]) from None
 
 
 def _may_go_ahead(tensors: tuple[Tensor, ...]) -> bool:

@@ -19,6 +19,9 @@ namespace onepass::binding {
 void check_weight(const prepared_line& line, const Tensor& x, const Tensor& weight) {
   const spec::word& word = line.line.words[static_cast<std::size_t>(line.line.linear)];
   const auto name = [&] { return operand_name(line.line, word); };
+  ONEPASS_CHECK(is_floating(dtype_of(x)),
+                "onepass: x must be torch.float32, torch.float64, torch.bfloat16 or torch.float16, got ",
+                dtype_text(x));
   ONEPASS_CHECK(x.dim() > 0, "onepass: 'linear' needs a tensor of at least 1 dimension, got x of shape ",
                 shape_text(x));
   const std::int64_t columns = x.size(x.dim() - 1);

@@ -55,6 +55,10 @@ class TestFused:
     def test_x_is_not_floating_point(self, device, dtype):
         with raises(RuntimeError, "x", "float32", str(dtype)):
             onepass.fused("relu", torch.ones(4, 8, dtype=dtype, device=device))
+        for line in ("linear", "linear | bias", "linear | logsumexp"):
+            operands = torch.ones(8, 8, device=device), torch.ones(8, device=device)
+            with raises(NotImplementedError, "x must be", "float32", str(dtype)):
+                onepass.fused(line, torch.ones(4, 8, dtype=dtype, device=device), *operands[: 1 + ("bias" in line)])
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
     def test_an_operand_is_not_floating_point(self, x, device, dtype):

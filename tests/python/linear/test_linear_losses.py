@@ -177,6 +177,14 @@ def test_ignored_rows_are_left_out(reduction, device, monkeypatch):
         assert flops.get_total_flops() == 3 * 2 * counted * 8 * 50
 
 
+def test_no_rows(device):
+    """As PyTorch: a mean of nothing is NaN, a sum 0."""
+    x, w, _, target = given((0,), 8, 50, torch.float32, device)
+    assert OF.linear_cross_entropy(x, w, target).isnan()
+    loss = OF.linear_cross_entropy(x, w, target, reduction="sum")
+    assert loss == 0 and not any(g.any() for g in torch.autograd.grad(loss, (x, w)))
+
+
 @pytest.mark.parametrize("many", [1 << 24, 10])
 def test_all_are_ignored(many, device, monkeypatch):
     monkeypatch.setattr(_losses, "_MANY_LOGITS", many)
@@ -242,6 +250,12 @@ BAD = [
     ({"linear_weight": torch.ones(7, 3)}, RuntimeError, "must have shape \\[N, 4\\]"),
     ({"linear_weight": torch.ones(4)}, RuntimeError, "expected linear_weight of shape \\[C, K\\]"),
     ({"input": 1.0}, TypeError, "argument 'input' must be Tensor, not float"),
+    (
+        {"input": torch.ones(5, 4, dtype=torch.int64)},
+        NotImplementedError,
+        "x must be torch.float32, .* got torch.int64",
+    ),
+    ({"linear_weight": torch.ones(7, 4).to_sparse()}, NotImplementedError, "must be a dense tensor"),
 ]
 
 
