@@ -50,7 +50,7 @@ from onepass.autograd import (
 )
 from onepass.line import Line, _parse, parsed
 
-__all__ = ["as_torch_raises", "call", "fused"]
+__all__ = ["as_torch_raises", "call", "fused", "runs_on_cpu"]
 
 ARITHMETIC = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -144,7 +144,7 @@ def _run(line: Line, x, operands, training: bool, generator, stack: bool, shard:
         state = _draw(x, generator, shard) if line.has_dropout else None
         if line.weight is not None:
             operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, line._matrix_operands)
-        if x.is_cpu and not _runs_on_cpu(line, operands):
+        if x.is_cpu and not runs_on_cpu(line, operands):
             line._check_tensors(x, operands)
             line._check_shapes(x, operands)
             return line.reference(x, *operands, dropout_state=state)
@@ -168,7 +168,7 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
     def in_one_launch(taken):
         if line.weight is not None or is_transformed():
             return None
-        if xs[0].is_cpu and not _runs_on_cpu(line, lists.own(taken, 0)):
+        if xs[0].is_cpu and not runs_on_cpu(line, lists.own(taken, 0)):
             return None
         state = _draw(xs[0], generator) if line.has_dropout else None
         return lists.in_one_launch(line, xs, taken, stack, functools.partial(_forward, line, state))
@@ -228,7 +228,7 @@ def _draw(x, generator, shard: int = 0) -> torch.Tensor:
     return state
 
 
-def _runs_on_cpu(line: Line, operands) -> bool:
+def runs_on_cpu(line: Line, operands) -> bool:
     """Whether the line's CPU kernels exist or can be compiled; where not, warns once."""
     masks = 0
     for i in line._mask_operands:

@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import _native
 from .._arguments.autocast import under_autocast
 from ..autograd import alive, is_jit_traced, is_transformed, plan
-from ..call import as_torch_raises, fused
+from ..call import as_torch_raises, fused, runs_on_cpu
 from ..line import Line, parsed
 
 
@@ -32,6 +32,8 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     if not _may_go_ahead((x, *operands)):
         return (fused(line, x, *operands) * share).sum()
     matrices = under_autocast("cpu" if x.is_cpu else x.device.type, operands, known._matrix_operands)
+    if x.is_cpu and not runs_on_cpu(known, matrices):
+        return (fused(line, x, *operands) * share).sum()
     try:
         return WeightedSum.apply(known, share, *alive((x, *matrices)))
     except RuntimeError as error:

@@ -22,6 +22,7 @@ from onepass.rewrite.attention import put_own_attention, with_products
 from onepass.rewrite.checkpoints import checkpointed_blocks, draw_again
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
+from onepass.rewrite.heads import put_heads
 from onepass.rewrite.inputs import by_memory, copied
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
 from onepass.rewrite.masks import name_masks
@@ -99,21 +100,28 @@ def device_of(graph: fx.Graph) -> torch.device:
     return next((value_of(node).device for node in graph.nodes if is_tensor(node)), torch.device("cpu"))
 
 
-def rewrite(gm: fx.GraphModule, *, then: str = "eager", profile: Profile | None = None) -> list[Fused]:
-    """Puts lines into a graph that Dynamo has captured, and into its checkpointed blocks; says what was done."""
+def rewrite(
+    gm: fx.GraphModule, *, then: str = "eager", profile: Profile | None = None, nested: bool = False
+) -> list[Fused]:
+    """Puts lines into a graph that Dynamo has captured, and into its checkpointed blocks; says what was done.
+
+    nested: whether the graph is such a block, which runs twice: gradients that forward makes would be made twice.
+    """
     graph, done = gm.graph, []
     for block in checkpointed_blocks(graph):
-        done += rewrite(block, then=then, profile=profile)
+        done += rewrite(block, then=then, profile=profile, nested=True)
     device = device_of(graph)
     if device.type not in DEVICES:
         return done
     profile = profile or profile_of(device)
     training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
+    if not (nested or training and then == "inductor" or changes_shapes(graph)):
+        done += [Fused.of_call(node) for node in put_heads(graph, training)]
     found = lines_of(graph, profile, training, then)
     done += [Fused.of(chain, profile, training) for chain in found]
     put_lines(graph, found)
     rejoin_biases(graph)
-    done += [Fused.of_attention(node) for node in put_own_attention(graph)]
+    done += [Fused.of_call(node) for node in put_own_attention(graph)]
     graph.lint()
     gm.recompile()
     return done
@@ -193,7 +201,8 @@ def fuse(
 
     The model is captured with Dynamo when it is called, once for each kind of input, as torch.compile does it. In what
     was captured chains such as bias, dropout, residual sum and norm, written-out activations, attention with its
-    softmax written out and gated products become lines where they are predicted to be faster; all else stays as it is.
+    softmax written out and gated products become lines where they are predicted to be faster, and a head with its loss,
+    whose logits nobody else sees, becomes `functional.linear_cross_entropy`; all else stays as it is.
     Results, gradients, strides and what is overwritten stay what they were: a chain that somebody could tell from its
     line stays a chain. Three things differ, as they do in lines: a row of `softmax` that is -inf throughout gives
     zeros, not NaN; dropout draws other masks from a seed than PyTorch does, and a NaN that it drops is gone; and a line

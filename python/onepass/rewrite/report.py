@@ -58,10 +58,10 @@ class Fused:
         )
 
     @staticmethod
-    def of_attention(node: fx.Node) -> Fused:
-        """PyTorch's function for attention, by this package's kernels."""
+    def of_call(node: fx.Node) -> Fused:
+        """A function of this package's in the place of PyTorch's: its attention, or a head and its loss."""
         value = value_of(node)
-        return Fused("scaled_dot_product_attention", sizes(value), str(value.dtype).removeprefix("torch."), 1)
+        return Fused(node.target.__name__, sizes(value), str(value.dtype).removeprefix("torch."), 1)
 
 
 @dataclass

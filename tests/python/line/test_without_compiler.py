@@ -75,3 +75,21 @@ assert torch.equal(onepass.fused("scale | dropout(0.5)", x, b, training=False), 
     environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path), **NO_COMPILER}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_loss_of_a_product(tmp_path):
+    """Its gradients are not made in forward then."""
+    program = """
+import warnings
+import torch, onepass
+import torch.nn.functional as F
+warnings.simplefilter("ignore")
+x, w, target = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True), torch.arange(5)
+loss, expected = onepass.functional.linear_cross_entropy(x, w, target), F.cross_entropy(F.linear(x, w), target)
+torch.testing.assert_close(loss, expected)
+torch.testing.assert_close(torch.autograd.grad(loss, (x, w)), torch.autograd.grad(expected, (x, w)))
+"""
+    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path), **NO_COMPILER}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr

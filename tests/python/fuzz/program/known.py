@@ -258,6 +258,28 @@ def attention_written_out(b: Builder) -> None:
     b.emit(f"{weights} @ {v}")
 
 
+ROWS = ("{0}.reshape(-1, {0}.shape[-1])", "{0}.flatten(0, -2)", "{0}.contiguous().view(-1, {0}.shape[-1])")
+LOSSES = (
+    *("", "", ", reduction='sum'", ", label_smoothing=0.1", ", ignore_index=2", ", None, reduction='mean'"),
+    *(", reduction='none'", ", ignore_index=0, reduction='sum', label_smoothing=0.2"),
+)
+
+
+@form(4)
+def loss_of_a_head(b: Builder) -> None:
+    """A linear layer and a cross entropy, with what stands between them."""
+    x = b.row(2)
+    n, dtype = b.shape(x)[-1], dtype_of(b[x])
+    m = b.one_of(n, "4", "6")
+    logits = b.emit(f"F.linear({x}, {fresh(b, (m, n), dtype)}, {fresh(b, (m,), dtype) if b.often(0.5) else None})")
+    for way in ("{0}[..., :-1, :]", "{0}.float()", "torch.tanh({0} / 5.0) * 5.0", "{0}.contiguous()"):
+        if b.often(0.15):
+            logits = b.emit(way.format(logits))
+    rows = logits if b[logits].dim() == 2 and b.often(0.6) else b.emit(b.one_of(*ROWS).format(logits))
+    target = f"torch.arange({rows}.shape[0]) % {rows}.shape[-1]"
+    b.emit(f"F.cross_entropy({rows}, {b.emit(target, 'm') if b.often(0.3) else target}{b.one_of(*LOSSES)})")
+
+
 @form(3)
 def heads(b: Builder) -> None:
     """Split off the features and, later, joined again."""

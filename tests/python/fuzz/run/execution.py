@@ -230,6 +230,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
     from onepass import line as lines
     from onepass.rewrite import attention as attentions
     from onepass.rewrite import fuse as fusing
+    from onepass.rewrite import heads as losses
     from onepass.rewrite import linear as layers
     from onepass.rewrite import prices
 
@@ -265,6 +266,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
             stack.enter_context(_replaced(layers, "prices", own))
             stack.enter_context(_replaced(layers, "_gains", lambda *_: True))
         stack.enter_context(_replaced(attentions, "choose", chosen))
+        stack.enter_context(_replaced(losses, "LEAST_LOGITS", 0))
         if then == "aot_eager":
             stack.enter_context(_replaced(compile_fx, "compile_fx", aot_eager))
         stack.enter_context(_replaced(lines.Line, "reference", composed))
