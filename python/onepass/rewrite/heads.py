@@ -75,14 +75,15 @@ def _head_of(loss: fx.Node, training: bool) -> Head | None:
 
 
 def _is_understood(given: dict[str, Any], training: bool) -> bool:
-    """Classes, not probabilities, of rows of logits; where losses are not added up, a step would multiply once more."""
+    """Classes, not probabilities, of rows of logits. Losses that are not added up in training, and smoothed ones of
+    weighted classes, would take more products than they do."""
     target, weight = given.get("target"), given.get("weight")
     numbers = given.get("ignore_index", -100), given.get("label_smoothing", 0.0)
     if not is_tensor(given.get("input")) or not is_tensor(target) or not (weight is None or is_tensor(weight)):
         return False
     if given.get("size_average") is not None or given.get("reduce") is not None:
         return False
-    if type(numbers[0]) is not int or type(numbers[1]) not in (int, float):
+    if type(numbers[0]) is not int or type(numbers[1]) not in (int, float) or weight is not None and numbers[1]:
         return False
     rows = value_of(target).dtype == torch.int64 and value_of(target).dim() == 1 and value_of(given["input"]).dim() == 2
     return rows and given.get("reduction", "mean") in (("mean", "sum") if training else ("mean", "sum", "none"))

@@ -138,7 +138,12 @@ def in_a_checkpoint(h, w, b, t):
     return checkpoint(lambda h: F.cross_entropy(F.linear(h, w, b).view(-1, 30), t.view(-1)), h, use_reentrant=False)
 
 
+def smoothed_by_weights(h, w, b, t):
+    return F.cross_entropy(F.linear(h, w).flatten(0, 1), t.flatten(), b.detach().abs(), label_smoothing=0.1)
+
+
 ELSEWHERE = [
+    smoothed_by_weights,
     given_too,
     used_too,
     narrowed,
