@@ -14,7 +14,7 @@ from torch import fx
 from onepass import functional
 from onepass._arguments.shapes import is_sharded
 from onepass.graph.effects import effects_of, evaluated
-from onepass.graph.operations import is_tensor, same, same_shape, sizes, value_of
+from onepass.graph.operations import is_tensor, operation, same, same_shape, sizes, value_of
 from onepass.rewrite.find.chains import Order, lies_as
 
 __all__ = ["put_heads"]
@@ -34,6 +34,7 @@ class Head:
     given: dict[str, Any]
     layer: fx.Node
     between: tuple[fx.Node, ...]
+    softcap: float | None
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -62,8 +63,13 @@ def _head_of(loss: fx.Node, training: bool) -> Head | None:
     if not _is_understood(given, training):
         return None
     between: list[fx.Node] = []
-    node = given["input"]
+    node, softcap = given["input"], None
     while not _is_layer(node):
+        if softcap is None and (capped := _capped(node)) is not None:
+            softcap, *nodes = capped
+            between += nodes
+            node = nodes[-1].args[0]
+            continue
         if not _is_between(node, given["input"], bool(between) and _flattens(between[-1])):
             return None
         between.append(node)
@@ -71,7 +77,24 @@ def _head_of(loss: fx.Node, training: bool) -> Head | None:
     users = zip((node, *reversed(between)), (*reversed(between), loss))
     if any(list(made.users) != [user] or user.all_input_nodes.count(made) != 1 for made, user in users):
         return None
-    return Head(loss, given, node, tuple(reversed(between)))
+    return Head(loss, given, node, tuple(reversed(between)), softcap)
+
+
+def _capped(node: Any) -> tuple[Any, ...] | None:
+    """c and the three nodes of c tanh(x / c), the last one first."""
+    outer = operation(node)
+    inner = operation(outer.arguments[0]) if outer is not None and outer.name == "mul" else None
+    scaled = operation(inner.arguments[0]) if inner is not None and inner.name == "tanh" else None
+    if scaled is None or scaled.name != "mul":
+        return None
+    number, inverse = outer.arguments[1], scaled.arguments[1]
+    if type(number) not in (int, float) or type(inverse) not in (int, float):
+        return None
+    nodes = node, outer.arguments[0], inner.arguments[0]
+    first = all(each.args and each.args[0] is before for each, before in zip(nodes, (*nodes[1:], scaled.arguments[0])))
+    if not first or number <= 0 or not math.isclose(number * inverse, 1.0, rel_tol=1e-12):
+        return None
+    return float(number), *nodes
 
 
 def _is_understood(given: dict[str, Any], training: bool) -> bool:
@@ -165,6 +188,8 @@ def _put(graph: fx.Graph, head: Head) -> fx.Node | None:
         for name in ("weight", "reduction", "ignore_index", "label_smoothing")
         if name in head.given
     }
+    if head.softcap is not None:
+        options["softcap"] = head.softcap
     made: list[fx.Node] = []
 
     def add(kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -74,7 +74,12 @@ def tied(h, w, b, t):
     return F.cross_entropy(F.linear(hidden, w).view(-1, 30), t.view(-1))
 
 
-HEADS = [flat, of_two_dimensions, shifted, by_modules, weighted, tied]
+def capped(h, w, b, t):
+    logits = torch.tanh(F.linear(h, w, b) / 3.0) * 3.0
+    return F.cross_entropy(logits.view(-1, 30), t.view(-1))
+
+
+HEADS = [capped, flat, of_two_dimensions, shifted, by_modules, weighted, tied]
 
 
 @pytest.mark.parametrize("function", HEADS)
@@ -142,7 +147,21 @@ def smoothed_by_weights(h, w, b, t):
     return F.cross_entropy(F.linear(h, w).flatten(0, 1), t.flatten(), b.detach().abs(), label_smoothing=0.1)
 
 
+def capped_otherwise(h, w, b, t):
+    logits = torch.tanh(F.linear(h, w, b) / 3.0) * 2.0
+    return F.cross_entropy(logits.view(-1, 30), t.view(-1))
+
+
+def capped_twice(h, w, b, t):
+    logits = F.linear(h, w, b)
+    for c in (3.0, 2.0):
+        logits = torch.tanh(logits / c) * c
+    return F.cross_entropy(logits.view(-1, 30), t.view(-1))
+
+
 ELSEWHERE = [
+    capped_otherwise,
+    capped_twice,
     smoothed_by_weights,
     given_too,
     used_too,
