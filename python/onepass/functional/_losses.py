@@ -101,9 +101,9 @@ def linear_cross_entropy(
         As `cross_entropy` and `linear`.
 
     Saved for backward: for "mean" and "sum" input, matrix and bias, and their gradients, which forward makes while a
-    chunk's logits are there; for "none", in torch.compile and in torch.func input, matrix, bias, target and two numbers
-    a row, and backward computes a chunk's logits again. The matrix' gradient is summed in float32 over more than three
-    chunks. Eager calls leave out rows with ignored targets where they are a quarter of all or more.
+    chunk's logits are there; for "none", in torch.compile, checkpoints and torch.func input, matrix, bias, target and
+    two numbers a row, and backward computes a chunk's logits again. The matrix' gradient is summed in float32 over more
+    than three chunks. Eager calls leave out rows with ignored targets where they are a quarter of all or more.
     Line: `linear | bias | softcap | cross_entropy(label_smoothing, z_loss, ignore_index)`; of probabilities the product
     runs twice, before `logsumexp` and before `times | scale | sum`.
     """

@@ -16,8 +16,9 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     """Σ fused(line, x, *operands) · share, over rows.
 
     Where a gradient is recorded, a line with `linear` makes the gradients of a chunk of rows in forward, while what
-    `linear` gives is there: three products in all. A call that is compiled or transformed (torch.func, forward mode),
-    and gradients that are to be differentiated, take the line's own backward, which computes that product again.
+    `linear` gives is there: three products in all. A call that is compiled, transformed (torch.func, forward mode) or
+    under hooks for saved tensors (a checkpoint), and gradients that are to be differentiated, take the line's own
+    backward, which computes that product again.
 
     Args:
         line: has one result, one number a row, behind `linear`; its operands are columns, a matrix and targets.
@@ -44,6 +45,8 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
 def _may_go_ahead(tensors: tuple[Tensor, ...]) -> bool:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or is_transformed() or is_jit_traced():
         return False
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return False  # in a checkpoint, say: forward runs twice, and gradients held between would be what it saves
     plain = all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
     return plain and tensors[0].numel() > 0 and any(t.requires_grad for t in tensors)
 

@@ -150,6 +150,20 @@ def test_compiled(device):
     )
 
 
+def test_what_is_saved(device):
+    """Of gradients that forward makes, none under hooks for saved tensors, as a checkpoint has them."""
+    x, w, b, target = given((64,), 16, 500, torch.float32, device)
+    before = OF.linear_cross_entropy(x, w, target, linear_bias=b)
+    made_ahead = "WeightedSumBackward" in str(before.grad_fn.name())
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        loss = OF.linear_cross_entropy(x, w, target, linear_bias=b)
+    assert made_ahead and "WeightedSum" not in loss.grad_fn.name()
+    assert not any(t.numel() == 64 * 500 for t in saved)
+    found, expected = (torch.autograd.grad(one, (x, w, b)) for one in (loss, before))
+    torch.testing.assert_close(found, expected)
+
+
 def test_checkpointed(device):
     x, w, b, target = given((6,), 4, 7, torch.float64, device)
 
