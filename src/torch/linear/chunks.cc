@@ -13,6 +13,17 @@ namespace {
 
 std::atomic<void (*)(void*, void*, void*)> add_product_to = nullptr;
 
+using optional_tensor = std::optional<Tensor>;
+
+// A call, its rows one behind the other.
+struct chunked_call {
+  const prepared_contraction& parts;
+  const Tensor input;                  // (rows, K), of the matrix' dtype
+  const Tensor& weight;                // (V, K)
+  const std::vector<Tensor> operands;  // of the epilogue: columns, (rows, V), or (rows) of targets
+  const std::int64_t rows;             // of a chunk
+};
+
 // Rows of a matrix, or numbers of a vector.
 Tensor rows_of(const Tensor& t, std::int64_t begin, std::int64_t count) {
   std::vector<std::int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
@@ -183,30 +194,63 @@ std::vector<std::int64_t> types_of_chunk(const chunked_call& call, const std::ve
   return wide;
 }
 
-}  // namespace
-
-void let_products_add(void (*add)(void*, void*, void*)) { add_product_to.store(add, std::memory_order_release); }
-
-std::vector<Tensor> forward_in_chunks(const chunked_call& call, const Tensor* statistics) {
-  const std::int64_t rows = call.input.size(0);
-  numbers_behind numbers(call, rows);
-  product_chunks(call).each(
-      [&](std::int64_t begin, std::int64_t count, std::int64_t, const Tensor&, const Tensor& product) {
-        const auto saved = numbers.take(product, operands_of(call, begin, count), begin, statistics != nullptr);
-        if (saved) copy_to(columns_of(*statistics, begin, count), *saved);
-      });
-  return numbers.results();
+std::vector<std::int64_t> sizes_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
+std::vector<std::int64_t> leading_sizes_of(const Tensor& x) { return {x.sizes().begin(), x.sizes().end() - 1}; }
+Tensor as_vector(const Tensor& numbers) {
+  return torch::stable::reshape(numbers, {static_cast<std::int64_t>(numbers.numel())});
 }
 
-chunked_results backward_in_chunks(const chunked_call& call, const chunked_gradients& wanted) {
-  const spec::contraction_gradients& plan = wanted.plan;
+// leading: x's dimensions but for the last.
+chunked_call chunked(const prepared_contraction& parts, const Tensor& input, const Tensor& w,
+                     std::vector<Tensor> operands, std::vector<std::int64_t> leading) {
+  const std::int64_t columns = w.size(0);
+  leading.push_back(columns);
+  for (int i = 0; i < parts.behind.line.operands; ++i) {
+    Tensor& t = operands[static_cast<std::size_t>(i)];
+    const operand_kind kind = parts.behind.line.operand_word(i).about->operand;
+    if (kind == operand_kind::target) t = as_vector(t);
+    if (kind == operand_kind::tensor)
+      t = as_matrix(expanded(t, {static_cast<int>(leading.size()), leading.data()}), columns);
+  }
+  const Tensor rows = as_matrix(in_dtype(input, dtype_of(w)), w.size(1));
+  const choice::sizes sizes{.rows = rows.size(0), .depth = w.size(1), .columns = columns, .type = dtype_of(w)};
+  return {parts, rows, w, operands, choice::chunk_rows(sizes, !device_of(w).is_cuda())};
+}
+
+chunked_call chunked(const forward_call& call, const Tensor& input) {
+  const prepared_contraction& parts = *call.line.contraction;
+  const Tensor& w = call.operands[static_cast<std::size_t>(parts.parts.weight)];
+  const std::vector<Tensor> operands = part_of(call.operands, parts.parts.weight + 1, call.line.line.operands);
+  const Tensor product = shape_of_product(call.x, w);
+  frame checks(parts.behind, product, "x");
+  for (int i = 0; i < parts.behind.line.operands; ++i) checks.operand(i, operands[static_cast<std::size_t>(i)]);
+  return chunked(parts, input, w, operands, leading_sizes_of(call.x));
+}
+
+// Each with x's leading dimensions.
+std::vector<Tensor> as_rows_of(const Tensor& x, const std::vector<Tensor>& numbers) {
+  const std::vector<std::int64_t> leading = leading_sizes_of(x);
+  std::vector<Tensor> results;
+  for (const Tensor& each : numbers) results.push_back(torch::stable::reshape(each, {leading.data(), leading.size()}));
+  return results;
+}
+
+// with_forward: forward of a chunk runs before its backward, else it has run, and these are the epilogue's statistics.
+chunked_results backward_in_chunks(const chunked_call& call, const backward_call& whole,
+                                   const spec::contraction_gradients& plan, const optional_tensor& statistics,
+                                   bool with_forward) {
+  const spec::line& line = whole.line.line;
+  std::vector<Tensor> all_upstream{as_vector(whole.gradients[0])};
+  for (int k = call.parts.before.line.keeps; k < line.keeps; ++k)
+    all_upstream.push_back(as_vector(whole.gradients[static_cast<std::size_t>(k) + 1]));
   const prepared_contraction& parts = call.parts;
   const std::int64_t rows = call.input.size(0);
   const product_chunks chunks(call);
-  const std::vector<std::int64_t> types = types_of_chunk(call, wanted.types);
+  const std::vector<std::int64_t> types =
+      types_of_chunk(call, part_of(whole.operand_types, call.parts.parts.weight + 1, line.operands));
   gradients_behind behind(call, plan, rows, chunks.count());
   std::optional<numbers_behind> numbers;
-  if (wanted.with_forward) numbers.emplace(call, rows);
+  if (with_forward) numbers.emplace(call, rows);
   std::optional<matrix_sum> sum;
   if (plan.wants_weight) sum.emplace(call.weight, chunks.count());
   const auto wanted_behind = static_cast<std::int64_t>(plan.wants_behind);
@@ -221,9 +265,9 @@ chunked_results backward_in_chunks(const chunked_call& call, const chunked_gradi
         const std::vector<Tensor> some = operands_of(call, begin, count);
         std::optional<Tensor> saved;
         if (numbers) saved = numbers->take(product, some, begin, parts.behind.reads.statistics);
-        else if (wanted.statistics) saved = torch::stable::contiguous(columns_of(*wanted.statistics, begin, count));
+        else if (statistics) saved = torch::stable::contiguous(columns_of(*statistics, begin, count));
         std::vector<Tensor> upstream;
-        for (const Tensor& t : wanted.upstream) upstream.push_back(rows_of(t, begin, count));
+        for (const Tensor& t : all_upstream) upstream.push_back(rows_of(t, begin, count));
         const std::vector<std::optional<Tensor>> given(some.begin(), some.end());
         const std::optional<Tensor> none, x = product;
         backward_call back{upstream, x, given, none, saved, none, parts.behind, types, wanted_behind};
@@ -236,8 +280,51 @@ chunked_results backward_in_chunks(const chunked_call& call, const chunked_gradi
         if (sum) sum->add(gradient, input);
       });
   results.behind = behind.results();
+  std::vector<std::int64_t> sizes = sizes_of(whole.gradients[0]);
+  sizes.push_back(call.weight.size(0));
+  for (Tensor& t : results.behind)
+    if (t.dim() == 2) t = torch::stable::reshape(t, {sizes.data(), sizes.size()});  // of an operand that is rows
   if (sum) results.weight = sum->result();
   if (numbers) results.numbers = numbers->results();
+  return results;
+}
+
+}  // namespace
+
+void let_products_add(void (*add)(void*, void*, void*)) { add_product_to.store(add, std::memory_order_release); }
+
+std::vector<Tensor> numbers_in_chunks(const forward_call& whole, const Tensor& input, bool saves) {
+  const chunked_call call = chunked(whole, input);
+  const std::int64_t rows = call.input.size(0);
+  const int count = call.parts.behind.line.statistics(dtype_of(call.weight));
+  optional_tensor statistics;
+  if (saves) statistics = fresh({count, rows}, arithmetic_of(call.weight), device_of(call.weight));
+  numbers_behind numbers(call, rows);
+  product_chunks(call).each(
+      [&](std::int64_t begin, std::int64_t some, std::int64_t, const Tensor&, const Tensor& product) {
+        const optional_tensor saved = numbers.take(product, operands_of(call, begin, some), begin, saves);
+        if (saved) copy_to(columns_of(*statistics, begin, some), *saved);
+      });
+  std::vector<Tensor> results = as_rows_of(whole.x, numbers.results());
+  if (saves) results.push_back(*statistics);
+  return results;
+}
+
+chunked_results gradients_in_chunks(const backward_call& whole, const spec::contraction_gradients& plan,
+                                    const Tensor& input, const optional_tensor& statistics) {
+  const prepared_contraction& parts = *whole.line.contraction;
+  const int weight = parts.parts.weight;
+  const std::vector<Tensor> operands = given_operands(whole, weight + 1, whole.line.line.operands);
+  const Tensor& w = given_operand(whole, weight);
+  const chunked_call call = chunked(parts, input, w, operands, sizes_of(whole.gradients[0]));
+  return backward_in_chunks(call, whole, plan, statistics, false);
+}
+
+chunked_results numbers_and_gradients_in_chunks(const forward_call& whole, const backward_call& backward,
+                                                const spec::contraction_gradients& plan, const Tensor& input) {
+  const chunked_call call = chunked(whole, input);
+  chunked_results results = backward_in_chunks(call, backward, plan, {}, true);
+  results.numbers = as_rows_of(whole.x, results.numbers);
   return results;
 }
 

@@ -70,25 +70,15 @@ struct statistics_of_parts {
   optional_tensor before, behind;
 };
 
-std::vector<std::int64_t> sizes_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
-
 // A matrix of one row for each of like's, with like's leading dimensions.
 Tensor shaped_like(const Tensor& like, const Tensor& matrix) {
-  std::vector<std::int64_t> sizes = sizes_of(like), strides(sizes.size());
+  std::vector<std::int64_t> sizes(like.sizes().begin(), like.sizes().end()), strides(sizes.size());
   sizes.back() = matrix.size(1);
   for (std::int64_t i = static_cast<std::int64_t>(sizes.size()) - 1, stride = 1; i >= 0; --i) {
     const auto at = static_cast<std::size_t>(i);
     strides[at] = stride, stride *= std::max<std::int64_t>(sizes[at], 1);
   }
   return view_of(matrix, sizes, strides);
-}
-
-// Numbers of rows as a vector; and a vector of them with x's leading dimensions.
-Tensor as_vector(const Tensor& numbers) {
-  return torch::stable::reshape(numbers, {static_cast<std::int64_t>(numbers.numel())});
-}
-Tensor numbers_of(const Tensor& x, const Tensor& vector) {
-  return torch::stable::reshape(vector, {x.sizes().data(), static_cast<std::size_t>(x.dim() - 1)});
 }
 
 bool passes_before(const spec::contraction_gradients& plan) { return plan.wants_input && !plan.before.outputs.empty(); }
@@ -200,54 +190,6 @@ choice::call choice_of(const forward_call& call, const Tensor& w) {
   return c;
 }
 
-std::int64_t rows_of_chunk(const Tensor& rows, const Tensor& w) {
-  const choice::sizes sizes{.rows = rows.size(0), .depth = w.size(1), .columns = w.size(0), .type = dtype_of(w)};
-  return choice::chunk_rows(sizes, !device_of(w).is_cuda());
-}
-
-// The epilogue's operands, one row for each row of x, (rows, V), or one target, (rows). leading: x's dimensions but for
-// the last.
-std::vector<Tensor> by_rows(const prepared_contraction& c, std::vector<std::int64_t> leading, std::int64_t columns,
-                            std::vector<Tensor> operands) {
-  leading.push_back(columns);
-  for (int i = 0; i < c.behind.line.operands; ++i) {
-    Tensor& t = operands[static_cast<std::size_t>(i)];
-    const operand_kind kind = c.behind.line.operand_word(i).about->operand;
-    if (kind == operand_kind::target) t = as_vector(t);
-    if (kind == operand_kind::tensor)
-      t = as_matrix(expanded(t, {static_cast<int>(leading.size()), leading.data()}), columns);
-  }
-  return operands;
-}
-
-// The same of forward, which checks them.
-std::vector<Tensor> checked_by_rows(const forward_call& call, const Tensor& w, const std::vector<Tensor>& operands) {
-  const prepared_contraction& c = *call.line.contraction;
-  const Tensor product = shape_of_product(call.x, w);
-  frame f(c.behind, product, "x");
-  for (int i = 0; i < c.behind.line.operands; ++i) f.operand(i, operands[static_cast<std::size_t>(i)]);
-  std::vector<std::int64_t> leading = sizes_of(call.x);
-  leading.pop_back();
-  return by_rows(c, leading, w.size(0), operands);
-}
-
-// Endings' results, then their statistics.
-std::vector<Tensor> numbers_in_chunks(const forward_call& call, const Tensor& rows, const std::vector<Tensor>& operands,
-                                      bool saves) {
-  const prepared_contraction& c = *call.line.contraction;
-  const Tensor& w = call.operands[static_cast<std::size_t>(c.parts.weight)];
-  const std::int64_t sizes[2] = {c.behind.line.statistics(dtype_of(w)), rows.size(0)};
-  const optional_tensor statistics =
-      saves ? empty(sizes, 2, result_dtype(dtype_of(w), dtype::f32), device_of(w)) : optional_tensor();
-  const std::vector<Tensor> behind = checked_by_rows(call, w, operands);
-  std::vector<Tensor> results;
-  for (const Tensor& numbers :
-       forward_in_chunks({c, rows, w, behind, rows_of_chunk(rows, w)}, statistics ? &*statistics : nullptr))
-    results.push_back(numbers_of(call.x, numbers));
-  if (saves) results.push_back(*statistics);
-  return results;
-}
-
 // Statistics of the same rows, (some, rows) and (others, rows).
 Tensor one_below_other(const Tensor& above, const Tensor& below) {
   const std::int64_t rows = above.size(1), sizes[2] = {above.size(0) + below.size(0), rows};
@@ -302,7 +244,7 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
       kept.erase(kept.begin());
     }
     const Tensor rows = as_matrix(in_dtype(input, dtype_of(w)), w.size(1));
-    if (in_chunks) results = numbers_in_chunks(call, rows, operands_behind, saves_behind);
+    if (in_chunks) results = numbers_in_chunks(call, rows, saves_behind);
     else product = matrix_product(rows, transposed(w), call.x, bias ? &*bias : nullptr);
   }
   if (saves) statistics.push_back(kept.back()), kept.pop_back();
@@ -319,6 +261,17 @@ std::vector<Tensor> forward_with_linear(const forward_call& call) {
 }
 
 namespace {
+
+// The kernels of a product have columns for all rows.
+void check_columns(const forward_call& call) {
+  const spec::line& line = call.line.line;
+  for (int i = 0; i < line.operands; ++i) {
+    const spec::word& w = line.operand_word(i);
+    const Tensor& t = call.operands[static_cast<std::size_t>(i)];
+    ONEPASS_CHECK(w.about->operand != operand_kind::column || t.dim() == 1, "onepass: ", operand_name(line, w),
+                  " must have one dimension in a line with a contraction, got shape ", shape_text(t));
+  }
+}
 
 // What backward has made of the GEMM and of what stands behind it.
 struct made_behind {
@@ -355,26 +308,6 @@ std::vector<Tensor> gradients_of_line(const backward_call& call, dtype x, const 
   return results;
 }
 
-// Behind `linear` stand endings alone, and their gradients are taken a chunk at a time.
-chunked_results gradients_in_chunks(const backward_call& call, const spec::contraction_gradients& plan, const Tensor& w,
-                                    const Tensor& input, const optional_tensor& statistics, bool with_forward) {
-  const prepared_contraction& c = *call.line.contraction;
-  const int first = c.parts.weight + 1, operands = call.line.line.operands;
-  std::vector<Tensor> upstream{as_vector(call.gradients[0])};
-  for (int k = c.before.line.keeps; k < call.line.line.keeps; ++k)
-    upstream.push_back(as_vector(call.gradients[static_cast<std::size_t>(k) + 1]));
-  const Tensor rows = as_matrix(in_dtype(input, dtype_of(w)), w.size(1));
-  std::vector<std::int64_t> sizes = sizes_of(call.gradients[0]);
-  const std::vector<Tensor> behind = by_rows(c, sizes, w.size(0), given_operands(call, first, operands));
-  const std::vector<std::int64_t> types = part_of(call.operand_types, first, operands);
-  chunked_results results = backward_in_chunks({c, rows, w, behind, rows_of_chunk(rows, w)},
-                                               {plan, types, upstream, statistics, with_forward});
-  sizes.push_back(w.size(0));
-  for (Tensor& t : results.behind)
-    if (t.dim() == 2) t = torch::stable::reshape(t, {sizes.data(), sizes.size()});  // of an operand that is rows
-  return results;
-}
-
 }  // namespace
 
 std::vector<Tensor> backward_with_linear(const backward_call& call, const linear_saved& saved) {
@@ -400,7 +333,7 @@ std::vector<Tensor> backward_with_linear(const backward_call& call, const linear
   if (again) made.input = recompute_input(call, c);
   const Tensor like = !spec::gives_numbers(c.parts) ? dy : again ? *made.input : *saved.resumed_behind;
   if (by == choice::implementation::chunks) {
-    chunked_results chunks = gradients_in_chunks(call, plan, *w, *made.input, statistics, false);
+    chunked_results chunks = gradients_in_chunks(call, plan, *made.input, statistics);
     made.kept = std::move(chunks.behind), made.input_gradient = chunks.input, made.weight_gradient = chunks.weight;
     return gradients_of_line(call, saved.x, plan, way_of(call, plan, *w, false), *w, like, std::move(made));
   }
@@ -433,7 +366,7 @@ std::vector<Tensor> forward_with_gradients(const forward_call& call, const std::
   const spec::contraction_gradients plan =
       spec::plan_gradients(c.parts, dtype_of(call.x), spec::operand_facts_of(types.data(), types.size()),
                            static_cast<std::uint64_t>(wanted));
-  checked_by_rows(call, w, part_of(call.operands, c.parts.weight + 1, line.line.operands));
+  check_columns(call);
   const bool saves = c.before.reads.statistics;
   std::vector<Tensor> before{call.x};
   if (!c.before.line.words.empty())
@@ -444,30 +377,14 @@ std::vector<Tensor> forward_with_gradients(const forward_call& call, const std::
   check_backward(back);
   made_behind made;
   made.input = before.front();
-  chunked_results chunks = gradients_in_chunks(back, plan, w, before.front(), none, true);
+  chunked_results chunks = numbers_and_gradients_in_chunks(call, back, plan, before.front());
   made.kept = std::move(chunks.behind), made.input_gradient = chunks.input, made.weight_gradient = chunks.weight;
-  std::vector<Tensor> results;
-  for (const Tensor& numbers : chunks.numbers) results.push_back(numbers_of(call.x, numbers));
+  std::vector<Tensor> results = std::move(chunks.numbers);
   const std::vector<Tensor> all =
       gradients_of_line(back, dtype_of(call.x), plan, way_of(back, plan, w, false), w, before.front(), std::move(made));
   results.insert(results.end(), all.begin(), all.end());
   return results;
 }
-
-namespace {
-
-// The kernels of a product have columns for all rows.
-void check_columns(const forward_call& call) {
-  const spec::line& line = call.line.line;
-  for (int i = 0; i < line.operands; ++i) {
-    const spec::word& w = line.operand_word(i);
-    const Tensor& t = call.operands[static_cast<std::size_t>(i)];
-    ONEPASS_CHECK(w.about->operand != operand_kind::column || t.dim() == 1, "onepass: ", operand_name(line, w),
-                  " must have one dimension in a line with a contraction, got shape ", shape_text(t));
-  }
-}
-
-}  // namespace
 
 std::vector<Tensor> forward_of_contraction(const forward_call& call) {
   const prepared_line& line = call.line;
