@@ -45,8 +45,7 @@ def run(line: Line, x: DTensor, operands: Sequence[Tensor], generator: torch.Gen
             return _of_product(line, x, operands, dim, call)
         return sharding.run(line, x, operands, generator, call)
     line._check_shapes(x, operands)
-    before, with_target, made, words = _of_each_rank(line)
-    endings = line.words[len(before) :]
+    endings, with_target, made, words = _of_each_rank(line)
     columns = _Columns(x.device_mesh, dim, x.dim(), x.shape[-1])
     others = operands[: len(operands) - len(with_target)]
     targets = operands[len(others) :]
@@ -60,11 +59,16 @@ def run(line: Line, x: DTensor, operands: Sequence[Tensor], generator: torch.Gen
 
 
 def _of_each_rank(line: Line) -> tuple[list[Word], list[Word], list[str], str]:
-    """The words before the endings; the endings with a target; what ranks make for them all, and the line of that."""
+    """The endings; those with a target; what ranks make for them all, and the line of that."""
     before, endings = _parts(line)
     with_target = [word for word in endings if word.operand == "target"]
     made = list(dict.fromkeys(part for word in endings for part in MADE_OF[word.name]))
-    return before, with_target, made, " | ".join([*map(str, before), *made, *[f"logprob({ABSENT})"] * len(with_target)])
+    return (
+        endings,
+        with_target,
+        made,
+        " | ".join([*map(str, before), *made, *[f"logprob({ABSENT})"] * len(with_target)]),
+    )
 
 
 def _made_along(line: Line, x: DTensor, operands: Sequence[Tensor]) -> int | None:
@@ -88,7 +92,7 @@ def _made_along(line: Line, x: DTensor, operands: Sequence[Tensor]) -> int | Non
 def _of_product(line: Line, x: DTensor, operands: Sequence[DTensor], dim: int, call: Callable):
     """Each rank has all of x, and its own rows of the matrix and numbers of columns behind it."""
     line._check_shapes(x, operands)
-    _, with_target, made, words = _of_each_rank(line)
+    endings, with_target, made, words = _of_each_rank(line)
     columns = _Columns(x.device_mesh, dim, x.dim(), operands[line.weight].shape[0])
     targets = operands[len(operands) - len(with_target) :]
     rows = columns.placements_of_rows(x)
@@ -103,9 +107,8 @@ def _of_product(line: Line, x: DTensor, operands: Sequence[DTensor], dim: int, c
     own_targets = [columns.own_target(t, int(w.parameters[-1]), rows) for t, w in zip(targets, with_target)]
     results = call(parsed(words), local[0], (*local[1:], *own_targets), True, None)
     numbers = results if isinstance(results, tuple) else (results,)
-    first, *further = columns.wholes(
-        _parts(line)[1], made, [columns.in_front(n, x.shape[:-1], rows) for n in numbers], targets
-    )
+    apart = [columns.in_front(each, x.shape[:-1], rows) for each in numbers]
+    first, *further = columns.wholes(endings, made, apart, targets)
     return (first, *further) if line.keeps else first
 
 

@@ -22,6 +22,7 @@ from onepass import functional
 from onepass.bench import report
 from onepass.bench.accuracy import WrongResult
 from onepass.bench.machine import facts
+from onepass.bench.whole import check_providers, said
 from onepass.pricing.timing import Clock, Run, clock_for
 
 __all__ = ["CASES", "PROVIDERS", "Head", "markdown", "run", "show"]
@@ -123,9 +124,7 @@ def run(
     Raises:
         ValueError: for a provider or a shape that there is not.
     """
-    unknown = [name for name in providers or () if name not in PROVIDERS]
-    if unknown:
-        raise ValueError(f"no provider is called {', '.join(unknown)}; there are {', '.join(PROVIDERS)}")
+    check_providers(providers, PROVIDERS)
     there = cases or ((QUICK,) if quick else CASES[device.type])
     chosen = [head for head in there if only is None or re.search(only, head.name)]
     if not chosen:
@@ -158,7 +157,7 @@ def measure(
             rows[name]["peak_bytes"] = _peak(loss, tensors)
             losses[name] = loss
         except Exception as error:  # a library that is not there, or fails in any way
-            rows[name]["failure"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            rows[name]["failure"] = said(error)
     del expected
     with torch.no_grad():
         forward = {name: Run(call=lambda loss=loss: loss(*tensors)) for name, loss in losses.items()}

@@ -57,9 +57,7 @@ def run(
     Raises:
         ValueError: for a provider or a model that there is not.
     """
-    unknown = [name for name in providers or () if name not in PROVIDERS]
-    if unknown:
-        raise ValueError(f"no provider is called {', '.join(unknown)}; there are {', '.join(PROVIDERS)}")
+    check_providers(providers, PROVIDERS)
     there = [whole for whole in models if whole.device == device.type]
     chosen = [whole for whole in there if only is None or re.search(only, whole.name)]
     if not chosen:
@@ -70,6 +68,13 @@ def run(
         report.write(results, json)
     show(results, console)
     return results
+
+
+def check_providers(names: Iterable[str] | None, known: Iterable[str]) -> None:
+    """Raises ValueError for one that is not known."""
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise ValueError(f"no provider is called {', '.join(unknown)}; there are {', '.join(known)}")
 
 
 # Each provider captures once or twice; one that gave up at the usual limit of 8 would be timed as eager.

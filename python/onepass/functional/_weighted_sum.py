@@ -30,11 +30,9 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     Saved for backward: x, the operands, and their gradients, which the first backward uses up.
     """
     known = parsed(line)
-    if not _may_go_ahead((x, *operands)):
+    if not _may_go_ahead((x, *operands)) or x.is_cpu and not runs_on_cpu(known, operands):
         return (fused(line, x, *operands) * share).sum()
     matrices = under_autocast("cpu" if x.is_cpu else x.device.type, operands, known._matrix_operands)
-    if x.is_cpu and not runs_on_cpu(known, matrices):
-        return (fused(line, x, *operands) * share).sum()
     try:
         return WeightedSum.apply(known, share, *alive((x, *matrices)))
     except RuntimeError as error:

@@ -113,10 +113,11 @@ def _is_understood(given: dict[str, Any], training: bool) -> bool:
 
 
 def _is_layer(node: Any) -> bool:
-    if not isinstance(node, fx.Node) or node.target not in (F.linear, torch._C._nn.linear) or not is_tensor(node):
+    op = operation(node)
+    if op is None or op.name != "linear" or node.kwargs:
         return False
-    x, weight, bias = (*node.args, None)[:3] if len(node.args) > 1 else (None, None, None)
-    if node.kwargs or not is_tensor(x) or not is_tensor(weight) or value_of(weight).dim() != 2:
+    x, weight, bias = op.arguments
+    if not is_tensor(x) or not is_tensor(weight) or value_of(weight).dim() != 2:
         return False
     if bias is not None and (not is_tensor(bias) or value_of(bias).dim() != 1):
         return False
@@ -182,7 +183,7 @@ def _stands_alone(order: Order, head: Head) -> bool:
 
 def _put(graph: fx.Graph, head: Head) -> fx.Node | None:
     """The call; None where it does not give what the loss was."""
-    x, weight, bias = (*head.layer.args, None)[:3]
+    x, weight, bias = operation(head.layer).arguments
     options = {
         name: head.given[name]
         for name in ("weight", "reduction", "ignore_index", "label_smoothing")
