@@ -191,10 +191,11 @@ int64 chunk_rows(const sizes& s, bool on_cpu) {
 // Chunks take little more time, for their launches, and far less memory.
 std::vector<way> ways_to_numbers(const call& c, const device_facts* chip) {
   const sizes& s = c.sizes;
-  way whole{.how = spec::strategy::unfused, .rank = 1};
-  if (chip != nullptr && !c.backward) whole = unfused(c, *chip), whole.rank = 1;
+  way whole{.how = spec::strategy::unfused};
+  if (chip != nullptr && !c.backward) whole = unfused(c, *chip);
   else whole.bytes = s.x_bytes() + s.matrix_bytes() + (c.backward ? 4 : 2) * s.result_bytes();
   const int64 chunk = chunk_rows(s, chip == nullptr), chunks = ceil_div(std::max<int64>(s.rows, 1), chunk);
+  whole.rank = 1;
   way chunked = whole;
   chunked.how = spec::strategy::chunked, chunked.by = implementation::chunks;
   chunked.why_not = spec::why_not_chunked(c.of);

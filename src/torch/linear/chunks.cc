@@ -96,11 +96,12 @@ class gradients_behind {
  public:
   gradients_behind(const chunked_call& call, const spec::contraction_gradients& plan, std::int64_t rows,
                    std::int64_t chunks)
-      : plan_(plan), on_(device_of(call.weight)), wide_(arithmetic_of(call.weight)) {
+      : plan_(plan) {
+    const std::int64_t columns = call.weight.size(0);
+    const device on = device_of(call.weight);
     for (const int i : plan.kept_outputs) {
-      const std::int64_t columns = call.weight.size(0);
-      all_.push_back(output(i).column ? fresh({chunks, columns}, wide_, on_)
-                                      : fresh({rows, columns}, output(i).type, on_));
+      all_.push_back(output(i).column ? fresh({chunks, columns}, arithmetic_of(call.weight), on)
+                                      : fresh({rows, columns}, output(i).type, on));
     }
   }
   void take(const std::vector<Tensor>& made, std::int64_t begin, std::int64_t chunk) {
@@ -126,8 +127,6 @@ class gradients_behind {
   const spec::gradient_output& output(int i) const { return plan_.behind.outputs[static_cast<std::size_t>(i)]; }
 
   const spec::contraction_gradients& plan_;
-  const device on_;
-  const dtype wide_;
   std::vector<Tensor> all_;
 };
 
