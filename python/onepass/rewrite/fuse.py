@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +22,7 @@ from onepass.rewrite.attention import put_own_attention, with_products
 from onepass.rewrite.checkpoints import checkpointed_blocks, draw_again
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
-from onepass.rewrite.heads import put_heads
+from onepass.rewrite.heads import Head, heads, put_head
 from onepass.rewrite.inputs import by_memory, copied
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
 from onepass.rewrite.masks import name_masks
@@ -95,6 +95,14 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     return apart(chain for chain in found if is_joined(chain) or gain_of(chain, **how) > 0)
 
 
+def losses_of(graph: fx.Graph, training: bool, then: str = "eager") -> Iterator[Head]:
+    """The losses that `put_head` is to take, and their heads. Inductor has kernels of its own for losses of logits, and
+    what makes gradients in forward it would not see through."""
+    if not changes_shapes(graph):
+        found = heads(graph, training)
+        yield from (head for head in found if then == "eager" or head.layer is not None and not training)
+
+
 def device_of(graph: fx.Graph) -> torch.device:
     """Of the first tensor."""
     return next((value_of(node).device for node in graph.nodes if is_tensor(node)), torch.device("cpu"))
@@ -105,7 +113,7 @@ def rewrite(
 ) -> list[Fused]:
     """Puts lines into a graph that Dynamo has captured, and into its checkpointed blocks; says what was done.
 
-    nested: whether the graph is such a block, which runs twice: gradients that forward makes would be made twice.
+    nested: whether the graph is such a block, which runs twice.
     """
     graph, done = gm.graph, []
     for block in checkpointed_blocks(graph):
@@ -115,8 +123,9 @@ def rewrite(
         return done
     profile = profile or profile_of(device)
     training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
-    if not (nested or training and then == "inductor" or changes_shapes(graph)):
-        done += [Fused.of_call(node) for node in put_heads(graph, training)]
+    for head in losses_of(graph, training, then):
+        said = Fused.of_head(head, profile, training, nested)
+        done += [said] if put_head(graph, head) is not None else []
     found = lines_of(graph, profile, training, then)
     done += [Fused.of(chain, profile, training) for chain in found]
     put_lines(graph, found)
@@ -201,8 +210,9 @@ def fuse(
 
     The model is captured with Dynamo when it is called, once for each kind of input, as torch.compile does it. In what
     was captured chains such as bias, dropout, residual sum and norm, written-out activations, attention with its
-    softmax written out and gated products become lines where they are predicted to be faster, and a head with its loss,
-    whose logits nobody else sees, becomes `functional.linear_cross_entropy`; all else stays as it is.
+    softmax written out and gated products become lines where they are predicted to be faster. A head with its loss,
+    whose logits nobody else sees, becomes `functional.linear_cross_entropy`, and a loss of other logits
+    `functional.cross_entropy`; all else stays as it is.
     Results, gradients, strides and what is overwritten stay what they were: a chain that somebody could tell from its
     line stays a chain. Three things differ, as they do in lines: a row of `softmax` that is -inf throughout gives
     zeros, not NaN; dropout draws other masks from a seed than PyTorch does, and a NaN that it drops is gone; and a line

@@ -1,11 +1,12 @@
-"""A head and its loss in a graph: PyTorch's cross_entropy of what a linear layer gives, where nobody else sees that."""
+"""Losses in a graph: PyTorch's cross_entropy of logits, and of a linear layer whose logits nobody else sees."""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from onepass.graph.effects import effects_of, evaluated
 from onepass.graph.operations import is_tensor, operation, same, same_shape, sizes, value_of
 from onepass.rewrite.find.chains import Order, lies_as
 
-__all__ = ["put_heads"]
+__all__ = ["Head", "heads", "put_head"]
 
 LEAST_LOGITS = 1 << 22
 """Below, there is little memory to be saved."""
@@ -26,62 +27,192 @@ CASTS = ("float", "to", "contiguous")
 FLATTENS = ("view", "reshape", "flatten", torch.reshape, torch.flatten)
 
 
+class Step(NamedTuple):
+    """One of what makes logits.
+
+    Attributes:
+        kind: "linear", "softcap", or "rows" for what leaves each row's numbers what they are.
+        nodes: the last one first.
+        source: what it takes: a linear layer's x.
+        taken: of a softcap its number; of a linear layer its matrix, its bias and what its result is multiplied by.
+    """
+
+    kind: str
+    nodes: tuple[fx.Node, ...]
+    source: fx.Node
+    taken: Any = None
+
+
 @dataclass(frozen=True)
 class Head:
-    """A loss, with its arguments; the linear layer; and what stands between them, that behind the layer first."""
+    """A loss, with its arguments, and the steps before it that only it sees, the last one first: as far as a linear
+    layer, or logits that are there.
+
+    Attributes:
+        unread: what it would be, back to a linear layer, if nobody else read the logits that it takes.
+    """
 
     loss: fx.Node
     given: dict[str, Any]
-    layer: fx.Node
-    between: tuple[fx.Node, ...]
-    softcap: float | None
+    steps: tuple[Step, ...]
+    unread: Head | None = None
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
-        return self.layer, *self.between, self.loss
+        return self.loss, *(node for step in self.steps for node in step.nodes)
+
+    @property
+    def source(self) -> fx.Node:
+        """A linear layer's x, or the logits."""
+        return self.steps[-1].source if self.steps else self.given["input"]
+
+    @property
+    def layer(self) -> Step | None:
+        return self.steps[-1] if self.steps and self.steps[-1].kind == "linear" else None
+
+    @property
+    def logits(self) -> fx.Node:
+        return self.source if self.layer is None else self.layer.nodes[0]
+
+    @property
+    def softcap(self) -> float | None:
+        return next((step.taken for step in self.steps if step.kind == "softcap"), None)
+
+    @property
+    def ending(self) -> str:
+        """The words behind a linear layer."""
+        smoothing, ignored = (self.given.get(name) for name in ("label_smoothing", "ignore_index"))
+        numbers = smoothing or 0.0, 0.0, -100 if ignored is None else ignored
+        word = "cross_entropy" if numbers == (0.0, 0.0, -100) else f"cross_entropy{numbers}"
+        return word if self.softcap is None else f"softcap({self.softcap}) | {word}"
+
+    @property
+    def line(self) -> str:
+        if self.layer is None:
+            return self.ending
+        return ("linear | " if self.layer.taken[1] is None else "linear | bias | ") + self.ending
 
     @property
     def taken(self) -> set[fx.Node]:
         """What comes from elsewhere."""
         return {node for one in self.nodes for node in one.all_input_nodes} - {*self.nodes}
 
+    @property
+    def function(self) -> Callable[..., torch.Tensor]:
+        """What stands for it."""
+        return functional.cross_entropy if self.layer is None else functional.linear_cross_entropy
 
-def put_heads(graph: fx.Graph, training: bool) -> list[fx.Node]:
-    """`functional.linear_cross_entropy` in the place of heads and their losses, whose logits are never made then."""
-    order, put = Order(graph), []
+
+def heads(graph: fx.Graph, training: bool) -> Iterator[Head]:
+    """The losses of many logits, each for what `put_head` has made of those before it."""
+    order = Order(graph)
     for node in list(graph.nodes):
         head = _head_of(node, training)
-        if head is not None and _is_large(head) and _stands_alone(order, head) and (made := _put(graph, head)):
-            put.append(made)
-    return put
+        if head is not None and _is_large(head) and _stands_alone(order, head):
+            yield head
 
 
 def _head_of(loss: fx.Node, training: bool) -> Head | None:
     if loss.op != "call_function" or loss.target is not F.cross_entropy or not is_tensor(loss):
         return None
     given = {**dict(zip(ARGUMENTS, loss.args)), **loss.kwargs}
-    if not _is_understood(given, training):
+    if not _is_understood(given):
         return None
-    between: list[fx.Node] = []
-    node, softcap = given["input"], None
-    while not _is_layer(node):
-        if softcap is None and (capped := _capped(node)) is not None:
-            softcap, *nodes = capped
-            between += nodes
-            node = nodes[-1].args[0]
-            continue
-        if not _is_between(node, given["input"], bool(between) and _flattens(between[-1])):
+    steps: list[Step] = []
+    while (step := _step(steps[-1].source if steps else given["input"], steps)) is not None:
+        steps.append(step)
+    users = [loss, *(step.nodes[-1] for step in steps)]
+    alone = [_is_alone(step, user) for step, user in zip(steps, users)]
+    own = alone.index(False) if False in alone else len(steps)
+    whole = Head(loss, given, tuple(steps))
+    if whole.layer is not None and training and given.get("reduction") == "none":
+        return Head(loss, given, tuple(steps[: min(own, len(steps) - 1)]))  # a step would take one product more
+    if own == len(steps):
+        return whole
+    return Head(loss, given, tuple(steps[:own]), whole if whole.layer is not None else None)
+
+
+def _is_alone(step: Step, user: fx.Node) -> bool:
+    """Whether what it gives, and makes on the way, is seen by what stands behind it alone, once."""
+    return all(
+        list(node.users) == [after] and after.all_input_nodes.count(node) == 1
+        for node, after in zip(step.nodes, (user, *step.nodes))
+    )
+
+
+def _is_understood(given: dict[str, Any]) -> bool:
+    """Classes, not probabilities, of rows of logits. Smoothed losses of weighted classes would take more products, or
+    passes over logits, than they do."""
+    target, weight = given.get("target"), given.get("weight")
+    numbers = given.get("ignore_index", -100), given.get("label_smoothing", 0.0)
+    if not is_tensor(given.get("input")) or not is_tensor(target) or not (weight is None or is_tensor(weight)):
+        return False
+    if given.get("size_average") is not None or given.get("reduce") is not None:
+        return False
+    if type(numbers[0]) is not int or type(numbers[1]) not in (int, float) or weight is not None and numbers[1]:
+        return False
+    logits, target = value_of(given["input"]), value_of(target)
+    rows = target.dtype == torch.int64 and target.dim() == 1 and logits.dim() == 2
+    return rows and isinstance(logits.shape[-1], int) and given.get("reduction", "mean") in ("mean", "sum", "none")
+
+
+def _step(node: fx.Node, behind: list[Step]) -> Step | None:
+    """What gives this, if it is understood; behind: the steps that follow, the last one first."""
+    if behind and behind[-1].kind == "linear":
+        return None
+    if (layer := _layer(node)) is not None:
+        return layer
+    if all(step.kind != "softcap" for step in behind) and (capped := _capped(node)) is not None:
+        return capped
+    return _rows(node, bool(behind) and _flattens(behind[-1].nodes[-1]))
+
+
+def _layer(node: fx.Node) -> Step | None:
+    """A linear layer, whose result a power of two may multiply, as it may multiply x without another rounding (but of
+    float16, whose range is small); or which has a bias of one row."""
+    nodes, scale, bias, op = [node], None, None, operation(node)
+    if op is not None and op.name == "add":
+        product, bias = op.arguments if _is_bias(op.arguments[1], node) else reversed(op.arguments)
+        if not _is_bias(bias, node) or not is_tensor(product):
             return None
-        between.append(node)
-        node = node.args[0]
-    users = zip((node, *reversed(between)), (*reversed(between), loss))
-    if any(list(made.users) != [user] or user.all_input_nodes.count(made) != 1 for made, user in users):
+        nodes.append(product)
+    elif op is not None and op.name == "mul" and _is_power_of_two(op.arguments[1]):
+        product, scale = op.arguments
+        nodes.append(product)
+    op = operation(nodes[-1])
+    if op is None or op.name != "linear" or nodes[-1].kwargs:
         return None
-    return Head(loss, given, node, tuple(reversed(between)), softcap)
+    x, weight, own = op.arguments
+    if not is_tensor(x) or not is_tensor(weight) or value_of(weight).dim() != 2:
+        return None
+    if own is not None and (len(nodes) > 1 or not is_tensor(own) or value_of(own).dim() != 1):
+        return None
+    first, last = (value_of(each) for each in (nodes[-1], node))
+    if not same_shape(first.shape, last.shape) or last.dtype != first.dtype and not _widens(first.dtype, last.dtype):
+        return None
+    if (
+        scale is not None
+        and first.dtype == torch.float16
+        or not all(isinstance(n, int) for n in value_of(weight).shape)
+    ):
+        return None
+    return Step("linear", tuple(nodes), x, (weight, own if bias is None else bias, scale))
 
 
-def _capped(node: Any) -> tuple[Any, ...] | None:
-    """c and the three nodes of c tanh(x / c), the last one first."""
+def _is_bias(node: Any, logits: fx.Node) -> bool:
+    """A number for each class."""
+    if not is_tensor(node) or not value_of(node).dim():
+        return False
+    *rows, classes = value_of(node).shape
+    return same(classes, value_of(logits).shape[-1]) and all(same(size, 1) for size in rows)
+
+
+def _is_power_of_two(number: Any) -> bool:
+    return type(number) in (int, float) and math.frexp(number)[0] == 0.5
+
+
+def _capped(node: fx.Node) -> Step | None:
+    """c tanh(x / c)."""
     outer = operation(node)
     inner = operation(outer.arguments[0]) if outer is not None and outer.name == "mul" else None
     scaled = operation(inner.arguments[0]) if inner is not None and inner.name == "tanh" else None
@@ -94,43 +225,19 @@ def _capped(node: Any) -> tuple[Any, ...] | None:
     first = all(each.args and each.args[0] is before for each, before in zip(nodes, (*nodes[1:], scaled.arguments[0])))
     if not first or number <= 0 or not math.isclose(number * inverse, 1.0, rel_tol=1e-12):
         return None
-    return float(number), *nodes
+    return Step("softcap", nodes, nodes[-1].args[0], float(number))
 
 
-def _is_understood(given: dict[str, Any], training: bool) -> bool:
-    """Classes, not probabilities, of rows of logits. Losses that are not added up in training, and smoothed ones of
-    weighted classes, would take more products than they do."""
-    target, weight = given.get("target"), given.get("weight")
-    numbers = given.get("ignore_index", -100), given.get("label_smoothing", 0.0)
-    if not is_tensor(given.get("input")) or not is_tensor(target) or not (weight is None or is_tensor(weight)):
-        return False
-    if given.get("size_average") is not None or given.get("reduce") is not None:
-        return False
-    if type(numbers[0]) is not int or type(numbers[1]) not in (int, float) or weight is not None and numbers[1]:
-        return False
-    rows = value_of(target).dtype == torch.int64 and value_of(target).dim() == 1 and value_of(given["input"]).dim() == 2
-    return rows and given.get("reduction", "mean") in (("mean", "sum") if training else ("mean", "sum", "none"))
-
-
-def _is_layer(node: Any) -> bool:
-    op = operation(node)
-    if op is None or op.name != "linear" or node.kwargs:
-        return False
-    x, weight, bias = op.arguments
-    if not is_tensor(x) or not is_tensor(weight) or value_of(weight).dim() != 2:
-        return False
-    if bias is not None and (not is_tensor(bias) or value_of(bias).dim() != 1):
-        return False
-    return all(isinstance(size, int) for size in value_of(weight).shape)
-
-
-def _is_between(node: Any, logits: fx.Node, is_flattened: bool) -> bool:
+def _rows(node: fx.Node, is_flattened: bool) -> Step | None:
     """A cast to float32, a part of the rows, or all of them one behind the other, with nothing moved in a row.
 
     is_flattened: whether the next node flattens.
     """
-    if not is_tensor(node) or not node.args or not is_tensor(node.args[0]):
-        return False
+    step = Step("rows", (node,), node.args[0]) if node.args and is_tensor(node.args[0]) else None
+    return step if step is not None and is_tensor(node) and _leaves_rows(node, is_flattened) else None
+
+
+def _leaves_rows(node: fx.Node, is_flattened: bool) -> bool:
     value, before = value_of(node), value_of(node.args[0])
     if value.dim() == 0 or before.dim() == 0 or not same(value.shape[-1], before.shape[-1]):
         return False
@@ -170,7 +277,7 @@ def _is_large(head: Head) -> bool:
 
 def _stands_alone(order: Order, head: Head) -> bool:
     """Whether nobody can tell: all in one mode, without effects, and nothing of it is overwritten."""
-    first = order.index[head.layer]
+    first = min(order.index[node] for node in head.nodes)
     modes = {order.modes[order.index[node]] for node in head.nodes}
     if len(modes) > 1 or next(iter(modes))[0] != torch.is_grad_enabled():
         return False
@@ -181,9 +288,8 @@ def _stands_alone(order: Order, head: Head) -> bool:
     return not order.is_written({*head.nodes, *head.taken}, first)
 
 
-def _put(graph: fx.Graph, head: Head) -> fx.Node | None:
-    """The call; None where it does not give what the loss was."""
-    x, weight, bias = operation(head.layer).arguments
+def put_head(graph: fx.Graph, head: Head) -> fx.Node | None:
+    """The call in its place; None where that does not give what the loss was."""
     options = {
         name: head.given[name]
         for name in ("weight", "reduction", "ignore_index", "label_smoothing")
@@ -191,6 +297,7 @@ def _put(graph: fx.Graph, head: Head) -> fx.Node | None:
     }
     if head.softcap is not None:
         options["softcap"] = head.softcap
+    x, target = head.source, head.given["target"]
     made: list[fx.Node] = []
 
     def add(kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -201,20 +308,26 @@ def _put(graph: fx.Graph, head: Head) -> fx.Node | None:
 
     try:
         with graph.inserting_before(head.loss):
-            for node in head.between:
+            for node in (node for step in reversed(head.steps) for node in reversed(step.nodes)):
                 if node.target is operator.getitem:
                     x = add("call_function", operator.getitem, x, node.args[1])
-            if value_of(x).dim() != 2:
-                x = add("call_method", "reshape", x, -1, value_of(weight).shape[-1])
-            call = result = add(
-                "call_function",
-                functional.linear_cross_entropy,
-                x,
-                weight,
-                head.given["target"],
-                linear_bias=bias,
-                **options,
-            )
+            if head.layer is not None:
+                weight, bias, scale = head.layer.taken
+                if value_of(x).dim() != 2:
+                    x = add("call_method", "reshape", x, -1, value_of(weight).shape[-1])
+                if scale is not None:
+                    x = add("call_function", operator.mul, x, scale)
+                if bias is not None and value_of(bias).dim() != 1:
+                    bias = add("call_method", "reshape", bias, -1)
+                taken, options["linear_bias"] = (x, weight, target), bias
+            else:
+                if value_of(x).dim() != 2 and options.get("reduction") == "none":
+                    x = add("call_method", "reshape", x, -1, value_of(x).shape[-1])
+                elif value_of(x).dim() != 2:  # as they lie: of a part of the rows there is no copy
+                    target = add("call_method", "view_as", target, add("call_function", operator.getitem, x, (..., 0)))
+                    x = add("call_method", "movedim", x, -1, 1)
+                taken = x, target
+            call = result = add("call_function", head.function, *taken, **options)
             if value_of(result).dtype != value_of(head.loss).dtype:
                 result = add("call_method", "to", result, value_of(head.loss).dtype)
     except Exception:  # whatever a function raises for tensors without data
@@ -224,6 +337,6 @@ def _put(graph: fx.Graph, head: Head) -> fx.Node | None:
             graph.erase_node(node)
         return None
     head.loss.replace_all_uses_with(result)
-    for node in reversed(head.nodes):
+    for node in head.nodes:
         graph.erase_node(node)
     return call

@@ -14,9 +14,10 @@ from onepass.pricing.nodes import counts_of
 from onepass.pricing.prices import Price, of_counts, of_node, of_words, size_of
 from onepass.pricing.profile import Profile
 from onepass.rewrite.find.chains import Chain
+from onepass.rewrite.heads import Head
 from onepass.word import about
 
-__all__ = ["decision", "has_own_product", "is_worth_it", "joined_gradients", "of_chain", "of_line"]
+__all__ = ["decision", "has_own_product", "is_worth_it", "joined_gradients", "of_chain", "of_head", "of_line"]
 
 
 def of_chain(chain: Chain, profile: Profile, training: bool, whole: bool = True) -> tuple[Price, Price]:
@@ -129,6 +130,32 @@ def _of_own_product(node: fx.Node, profile: Profile) -> Price:
     seconds = profile.multiplying_itself(of_layer.flops, size_of(weight), weight.dtype)
     computing = seconds - profile.moving(2 * size_of(weight))
     return replace(of_layer, kernels=1, seconds=seconds, host_seconds=profile.call, computing=computing)
+
+
+def of_head(
+    head: Head, profile: Profile, training: bool, nested: bool
+) -> tuple[tuple[Price, Price], tuple[Price, Price]]:
+    """A loss and what makes its logits, forward and backward: as PyTorch runs it, and what stands in its place. Chunks
+    of logits are written and read as all of them would be.
+
+    nested: whether that is in a checkpointed block, where a linear layer's product runs once more for its gradients.
+    Elsewhere these are there before, and take the gradient of the loss as a factor.
+    """
+    now, after = [], []
+    logits, target, shape = value_of(head.logits), value_of(head.given["target"]), sizes(value_of(head.given["input"]))
+    learns = [logits.requires_grad, False]
+    words = of_words(_parse(head.ending), shape, logits.dtype, profile, [target], learns=learns)
+    for backward, price in enumerate(words):
+        counts = training or not backward
+        now.append(sum((of_node(node, profile, bool(backward)) for node in head.nodes if counts), Price()))
+        if head.layer is not None:
+            price += of_node(head.layer.nodes[-1], profile, bool(backward))
+        after.append(price if counts else Price())
+    if head.layer is not None and training:
+        gradients = 2 * sum(size_of(value_of(node)) for node in (head.source, head.layer.taken[0]))
+        times = Price(gradients, 0, 2, profile.moving(gradients, kernels=2), 2 * profile.call)
+        after[1] += of_node(head.layer.nodes[-1], profile) if nested else times
+    return tuple(now), tuple(after)
 
 
 def has_own_product(chain: Chain, profile: Profile, training: bool) -> bool:

@@ -12,9 +12,11 @@ from rich.table import Column, Table
 from torch import fx
 
 from onepass.graph.operations import operation, sizes, value_of
+from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile
 from onepass.rewrite import prices
 from onepass.rewrite.find.chains import Chain
+from onepass.rewrite.heads import Head
 
 __all__ = ["Fused", "Report"]
 
@@ -58,8 +60,23 @@ class Fused:
         )
 
     @staticmethod
+    def of_head(head: Head, profile: Profile, training: bool, nested: bool) -> Fused:
+        """A loss, with its head where it has one."""
+        value = value_of(head.loss)
+        before, after = (sum(price, Price()) for price in prices.of_head(head, profile, training, nested))
+        return Fused(
+            head.function.__name__,
+            sizes(value),
+            str(value.dtype).removeprefix("torch."),
+            len(head.nodes),
+            (before.bytes, after.bytes),
+            (before.kernels, after.kernels),
+            (before.seconds, after.seconds),
+        )
+
+    @staticmethod
     def of_call(node: fx.Node) -> Fused:
-        """A function of this package's in the place of PyTorch's: its attention, or a head and its loss."""
+        """This package's attention in the place of PyTorch's."""
         value = value_of(node)
         return Fused(node.target.__name__, sizes(value), str(value.dtype).removeprefix("torch."), 1)
 

@@ -1,4 +1,4 @@
-"""A head and its loss become linear_cross_entropy where nobody else sees the logits, and stay elsewhere."""
+"""A head and its loss become linear_cross_entropy where nobody else sees the logits; of others a loss is one line."""
 
 import copy
 
@@ -9,11 +9,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import onepass
-from captures import Count
+from captures import Count, captured
+from onepass.graph.operations import is_tensor, value_of
 from onepass.rewrite import heads
+from onepass.rewrite.fuse import rewrite
 from sound import runs
 
-HEAD = "linear_cross_entropy"
+HEAD, LOSS = "linear_cross_entropy", "cross_entropy"
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +81,45 @@ def capped(h, w, b, t):
     return F.cross_entropy(logits.view(-1, 30), t.view(-1))
 
 
-HEADS = [capped, flat, of_two_dimensions, shifted, by_modules, weighted, tied]
+def biased_behind(h, w, b, t):
+    """As Bart's."""
+    logits = F.linear(h, w) + b[None]
+    return F.cross_entropy(logits.view(-1, 30), t.view(-1))
+
+
+def scaled(h, w, b, t):
+    """As Granite's and Cohere's."""
+    logits = F.linear(h, w) / 8.0
+    return F.cross_entropy(logits.view(-1, 30), t.view(-1))
+
+
+def scaled_and_capped(h, w, b, t):
+    logits = torch.tanh(F.linear(h, w) * 0.25 / 3.0) * 3.0
+    return F.cross_entropy(logits[:, 1:].reshape(-1, 30), t[:, 1:].reshape(-1))
+
+
+def by_items(h, w, b, t):
+    """As transformers' where a batch is one of several that are added up."""
+    targets = F.pad(t, (0, 1), value=-100)[..., 1:].contiguous()
+    return F.cross_entropy(F.linear(h, w, b).view(-1, 30), targets.view(-1), reduction="sum") / (t >= 0).sum()
+
+
+def in_a_checkpoint(h, w, b, t):
+    return checkpoint(lambda h: F.cross_entropy(F.linear(h, w, b).view(-1, 30), t.view(-1)), h, use_reentrant=False)
+
+
+def chunks_in_checkpoints(h, w, b, t):
+    def loss(h, t):
+        return F.cross_entropy(F.linear(h, w, b), t, reduction="sum")
+
+    parts = zip(h.flatten(0, 1).chunk(2), t.flatten().chunk(2))
+    return sum(checkpoint(loss, *part, use_reentrant=False) for part in parts) / 9
+
+
+HEADS = [
+    *(capped, flat, of_two_dimensions, shifted, by_modules, weighted, tied),
+    *(biased_behind, scaled, scaled_and_capped, by_items, in_a_checkpoint, chunks_in_checkpoints),
+]
 
 
 @pytest.mark.parametrize("function", HEADS)
@@ -88,14 +128,35 @@ def test_heads(function):
     assert HEAD in without_gradients(function, *given())
 
 
+def tensors_of_logits(function, *tensors):
+    """How many of the graph's tensors have as many numbers as the logits, before and behind."""
+    graph = captured(function, *tensors)
+    bodies = [graph, *(module.graph for _, module in graph.owning_module.named_children())]
+    counts = [_of_logits(bodies)]
+    rewrite(graph.owning_module)
+    return [*counts, _of_logits(bodies)]
+
+
+def _of_logits(graphs):
+    nodes = [node for graph in graphs for node in graph.nodes if node.op.startswith("call") and is_tensor(node)]
+    return sum(value_of(node).numel() >= 4 * 30 for node in nodes)
+
+
+@pytest.mark.parametrize("function", HEADS)
+def test_heads_without_logits(function):
+    before, after = tensors_of_logits(function, *given())
+    assert before and not after
+
+
 def each(h, w, b, t):
     return F.cross_entropy(F.linear(h, w, b).view(-1, 30), t.view(-1), reduction="none")
 
 
 def test_losses_that_are_not_added_up():
     """A step would multiply once more."""
-    assert HEAD not in lines(each, *given())
+    assert LOSS in lines(each, *given())
     assert HEAD in without_gradients(each, *given())
+    assert not onepass.fuse(each)(*given())._is_view()
 
 
 def given_too(h, w, b, t):
@@ -139,10 +200,6 @@ def overwritten_between(h, w, b, t):
     return F.cross_entropy(logits.view(-1, 30), t.view(-1))
 
 
-def in_a_checkpoint(h, w, b, t):
-    return checkpoint(lambda h: F.cross_entropy(F.linear(h, w, b).view(-1, 30), t.view(-1)), h, use_reentrant=False)
-
-
 def smoothed_by_weights(h, w, b, t):
     return F.cross_entropy(F.linear(h, w).flatten(0, 1), t.flatten(), b.detach().abs(), label_smoothing=0.1)
 
@@ -159,6 +216,19 @@ def capped_twice(h, w, b, t):
     return F.cross_entropy(logits.view(-1, 30), t.view(-1))
 
 
+def scaled_otherwise(h, w, b, t):
+    """Which would be rounded otherwise."""
+    return F.cross_entropy((F.linear(h, w) / 6.0).view(-1, 30), t.view(-1))
+
+
+def biased_before_scaled(h, w, b, t):
+    return F.cross_entropy((F.linear(h, w, b) / 8.0).view(-1, 30), t.view(-1))
+
+
+def biased_by_rows(h, w, b, t):
+    return F.cross_entropy((F.linear(h, w) + h[..., :1]).view(-1, 30), t.view(-1))
+
+
 ELSEWHERE = [
     capped_otherwise,
     capped_twice,
@@ -172,13 +242,107 @@ ELSEWHERE = [
     of_probabilities,
     classes_second,
     overwritten_between,
-    in_a_checkpoint,
+    scaled_otherwise,
+    biased_before_scaled,
+    biased_by_rows,
 ]
 
 
 @pytest.mark.parametrize("function", ELSEWHERE)
 def test_what_stays(function):
     assert HEAD not in lines(function, *given(), tolerance=1e-6)
+
+
+def shifted_too(h, w, b, t):
+    logits = F.linear(h, w, b)
+    rows = logits[..., :-1, :].contiguous().view(-1, 30)
+    return F.cross_entropy(rows, t[..., 1:].contiguous().view(-1), label_smoothing=0.1), logits
+
+
+def shifted_each(h, w, b, t):
+    logits = F.linear(h, w, b)
+    rows = logits[..., :-1, :].reshape(-1, 30)
+    return F.cross_entropy(rows, t[..., 1:].reshape(-1), reduction="none").view(2, 4), logits
+
+
+def capped_too(h, w, b, t):
+    """As Gemma's, which gives its capped logits."""
+    logits = torch.tanh(F.linear(h, w) / 3.0) * 3.0
+    return F.cross_entropy(logits.view(-1, 30), t.view(-1)), logits
+
+
+def capped_behind(h, w, b, t):
+    logits = F.linear(h, w)
+    return F.cross_entropy((torch.tanh(logits / 3.0) * 3.0).view(-1, 30), t.view(-1)), logits
+
+
+def twice(h, w, b, t):
+    logits = F.linear(h, w)
+    return F.cross_entropy(logits.view(-1, 30), t.view(-1)) + F.cross_entropy(logits[0], t[0], b.detach().abs())
+
+
+def of_an_input(h, w, b, t):
+    return F.cross_entropy(w, t.view(-1).repeat(3).clamp(max=7))
+
+
+def logits_in_a_checkpoint(h, w, b, t):
+    def block(h):
+        logits = F.linear(h, w, b)
+        return F.cross_entropy(logits.view(-1, 30), t.view(-1)), logits.sum(-1)
+
+    return checkpoint(block, h, use_reentrant=False)
+
+
+LOSSES = [
+    *(given_too, used_too, shifted_too, shifted_each, capped_too, capped_behind, twice, of_an_input),
+    *(scaled_otherwise, biased_by_rows, moved_within_rows, logits_in_a_checkpoint),
+]
+
+
+@pytest.mark.parametrize("function", LOSSES)
+def test_losses_of_logits_that_are_there(function):
+    found = lines(function, *given())
+    assert LOSS in found and HEAD not in found
+    assert LOSS in without_gradients(function, *given())
+
+
+@pytest.mark.parametrize("function", [given_too, shifted_too])
+def test_logits_that_are_given_are_not_copied(function):
+    """Nor cast: beside the logits there are views of them alone."""
+
+    def wide(h, w, b, t):
+        logits = function(h, w, b, t)[1]
+        return F.cross_entropy(logits[..., :-1, :].float().reshape(-1, 30), t[..., 1:].reshape(-1)), logits
+
+    for each in (function, wide):
+        graph = captured(each, *given(torch.bfloat16))
+        rewrite(graph.owning_module)
+        memory = {
+            value_of(n).untyped_storage()._cdata for n in graph.nodes if is_tensor(n) and value_of(n).numel() >= 240
+        }
+        weight = next(n for n in graph.nodes if is_tensor(n) and value_of(n).shape == (30, 8))
+        assert len(memory - {value_of(weight).untyped_storage()._cdata}) == 1
+
+
+def overwritten_behind(h, w, b, t):
+    logits = F.linear(h, w, b)
+    loss = F.cross_entropy(logits.view(-1, 30), t.view(-1))
+    return loss, logits.detach().mul_(2.0)
+
+
+def hooked(h, w, b, t):
+    logits = F.linear(h, w, b)
+    logits.register_hook(lambda gradient: gradient * 2)
+    return F.cross_entropy(logits.view(-1, 30), t.view(-1))
+
+
+@pytest.mark.parametrize("function", [smoothed_by_weights, of_probabilities, classes_second, overwritten_behind])
+def test_losses_that_stay(function):
+    assert not {HEAD, LOSS} & {*lines(function, *given(), tolerance=1e-6)}
+
+
+def test_hooks_of_logits_run():
+    assert HEAD not in lines(hooked, *given())
 
 
 @pytest.mark.parametrize("function", [flat, shifted, tied])
@@ -202,38 +366,105 @@ def test_under_autocast():
     torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-3)
 
 
-def test_lengths_that_change():
+@pytest.mark.parametrize("function, line", [(flat, HEAD), (given_too, LOSS), (shifted_too, LOSS)])
+def test_lengths_that_change(function, line):
     """Two captures, as of Dynamo alone."""
     hidden, weight, bias, target = given()
-    fused, count = onepass.fuse(flat), Count()
-    alone = torch.compile(lambda *tensors: flat(*tensors), backend=count)
-    for length in (5, 4, 3, 2):
+    fused, count = onepass.fuse(function), Count()
+    alone = torch.compile(lambda *tensors: function(*tensors), backend=count)
+    for length in (5, 4, 3):
         some = hidden[:, :length].contiguous(), weight, bias, target[:, :length].contiguous()
         torch.testing.assert_close(fused(*some), alone(*some))
     assert len(onepass.report(fused).nodes) == count.graphs == 2
+    assert [found.line for found in onepass.report(fused).lines].count(line) == 2
 
 
 def test_small_ones_stay(monkeypatch):
+    """Those of classifiers, say."""
     monkeypatch.setattr(heads, "LEAST_LOGITS", 1 << 22)
-    assert HEAD not in lines(flat, *given())
+    assert not {HEAD, LOSS} & {*lines(flat, *given()), *lines(given_too, *given())}
 
 
-def test_a_causal_language_model():
-    """Of transformers: the loss alone, and with the logits that a caller reads."""
+def test_losses_of_logits_before_inductor():
+    """It has kernels of its own for them."""
+    assert not rewrite(captured(given_too, *given()).owning_module, then="inductor")
+
+
+SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+DECODER = {"intermediate_size": 64, "pad_token_id": 0, **SIZES}
+ENCODER = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, **DECODER}
+OF_BART = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+MODELS = {
+    "LlamaForCausalLM": DECODER,
+    "Gemma2ForCausalLM": {"num_key_value_heads": 1, "head_dim": 16, "final_logit_softcapping": 2.0, **DECODER},
+    "GraniteForCausalLM": {"logits_scaling": 8.0, **DECODER},
+    "OPTForCausalLM": {
+        "ffn_dim": 64,
+        "max_position_embeddings": 16,
+        "word_embed_proj_dim": 32,
+        "dropout": 0.0,
+        **SIZES,
+    },
+    "BertForMaskedLM": ENCODER,
+    "ModernBertForMaskedLM": DECODER,
+    "T5ForConditionalGeneration": {"vocab_size": 100, "d_model": 32, "d_kv": 16, "num_layers": 1, "dropout_rate": 0.0},
+    "BartForConditionalGeneration": {"vocab_size": 100, "d_model": 32, "dropout": 0.0, **OF_BART},
+}
+
+
+def model_of(name):
     transformers = pytest.importorskip("transformers", reason="needs onepass[demo]")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=100, **sizes))
-    other, tokens = copy.deepcopy(model), torch.randint(0, 100, (2, 9))
-    fused = onepass.fuse(lambda tokens: model(input_ids=tokens, labels=tokens).loss)
-    loss, expected = fused(tokens), other(input_ids=tokens, labels=tokens).loss
-    torch.testing.assert_close(loss, expected)
+    torch.manual_seed(0)
+    kind = getattr(transformers, name)
+    numbers = {"pad_token_id": 0, "decoder_start_token_id": 0} if "Conditional" in name else {}
+    return kind(kind.config_class(use_cache=False, **{**MODELS[name], **numbers})).train()
+
+
+def batch():
+    tokens = torch.randint(3, 100, (2, 9))
+    labels = tokens.clone()
+    labels[0, 2:5] = -100
+    return {"input_ids": tokens, "labels": labels}
+
+
+def assert_trains_as(model, loss, reference, inputs):
+    """In float64, where transformers itself does not take float32."""
+    expected = reference.double()(**inputs).loss
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
     loss.backward()
     expected.backward()
-    for ours, theirs in zip(model.parameters(), other.parameters()):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=2e-5, check_dtype=False)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_that_give_their_loss(name):
+    model, inputs = model_of(name), batch()
+    reference = copy.deepcopy(model)
+    fused = onepass.fuse(lambda inputs: model(**inputs).loss)
+    assert_trains_as(model, fused(inputs), reference, inputs)
     assert HEAD in [found.line for found in onepass.report(fused).lines]
-    whole = onepass.fuse(copy.deepcopy(other))
-    torch.testing.assert_close(
-        whole(input_ids=tokens, labels=tokens).logits, other(input_ids=tokens).logits, rtol=1e-4, atol=1e-5
-    )
-    assert HEAD not in [found.line for found in onepass.report(whole).lines]
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM", "BartForConditionalGeneration"])
+def test_models_that_give_their_logits(name):
+    """Of a model that is fused itself a caller may read all of its outputs."""
+    model, inputs = model_of(name), batch()
+    reference = copy.deepcopy(model)
+    outputs = onepass.fuse(model)(**inputs)
+    found = [found.line for found in onepass.report(model).lines]
+    assert LOSS in found and HEAD not in found
+    torch.testing.assert_close(outputs.logits, reference(**inputs).logits, rtol=1e-4, atol=1e-5)
+    assert_trains_as(model, outputs.loss, reference, inputs)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "BertForMaskedLM"])
+def test_models_whose_layers_are_checkpointed(name):
+    model, inputs = model_of(name), batch() | {"num_items_in_batch": torch.tensor(13)} if "Llama" in name else batch()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    reference = copy.deepcopy(model)
+    fused = onepass.fuse(lambda inputs: model(**inputs).loss)
+    assert_trains_as(model, fused(inputs), reference, inputs)
+    assert HEAD in [found.line for found in onepass.report(fused).lines]

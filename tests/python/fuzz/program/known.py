@@ -272,9 +272,17 @@ def loss_of_a_head(b: Builder) -> None:
     n, dtype = b.shape(x)[-1], dtype_of(b[x])
     m = b.one_of(n, "4", "6")
     logits = b.emit(f"F.linear({x}, {fresh(b, (m, n), dtype)}, {fresh(b, (m,), dtype) if b.often(0.5) else None})")
-    for way in ("{0}[..., :-1, :]", "{0}.float()", "torch.tanh({0} / 5.0) * 5.0", "{0}.contiguous()"):
+    ways = (
+        "{0} + {1}",
+        "{0} / 4.0",
+        "{0}[..., :-1, :]",
+        "{0}.float()",
+        "torch.tanh({0} / 5.0) * 5.0",
+        "{0}.contiguous()",
+    )
+    for way in ways:
         if b.often(0.15):
-            logits = b.emit(way.format(logits))
+            logits = b.emit(way.format(logits, fresh(b, ("1", m), dtype) if "{1}" in way else None))
     rows = logits if b[logits].dim() == 2 and b.often(0.6) else b.emit(b.one_of(*ROWS).format(logits))
     target = f"torch.arange({rows}.shape[0]) % {rows}.shape[-1]"
     b.emit(f"F.cross_entropy({rows}, {b.emit(target, 'm') if b.often(0.3) else target}{b.one_of(*LOSSES)})")
