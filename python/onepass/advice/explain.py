@@ -13,12 +13,13 @@ from onepass.graph.operations import MOVING, is_tensor, operation, sizes, value_
 from onepass.line import _parse
 from onepass.pricing.bodies import Part, checkpointed, parts
 from onepass.pricing.nodes import given_to, results_of
-from onepass.pricing.prices import Price
+from onepass.pricing.prices import Price, of_node, size_of
 from onepass.pricing.profile import Profile, profile_of
 from onepass.pricing.saved import saved_by
 from onepass.rewrite import prices
 from onepass.rewrite.find.chains import Chain
-from onepass.rewrite.fuse import called, lines_of
+from onepass.rewrite.fuse import called, lines_of, losses_of
+from onepass.rewrite.heads import Head, put_head
 from onepass.word import about
 
 __all__ = ["explain"]
@@ -81,12 +82,21 @@ def _explain_graph(gm: fx.GraphModule, profile: Profile, explained: Explanation)
         is_tensor(node) and value_of(node).requires_grad for node in gm.graph.nodes
     )
     explained.training |= training
-    found = {chain: False for chain in lines_of(gm.graph, profile, training)}
-    for block in checkpointed(gm):
-        found |= {chain: training for chain in lines_of(block.graph, profile, training)}
-    by_node = {node: chain for chain in found for node in chain.nodes}
+    graphs = {gm.graph: False, **{block.graph: training for block in checkpointed(gm)}}
+    calls = set()
+    for graph, again in graphs.items():
+        for head in losses_of(graph, training):
+            of_head = [_operator(p, head.line, profile) for p in parts(gm, profile, training) if p.node in head.nodes]
+            advice = _advice_of_head(head, profile, training, again)
+            if (call := put_head(graph, head)) is not None:
+                calls.add(call)
+                explained.operators += of_head
+                explained.lines.append(advice)
+    found = {chain: again for graph, again in graphs.items() for chain in lines_of(graph, profile, training)}
+    by_node = {node: chain.line for chain in found for node in chain.nodes}
     for part in parts(gm, profile, training):
-        explained.operators.append(_operator(part, by_node.get(part.node), profile))
+        if part.node not in calls:
+            explained.operators.append(_operator(part, by_node.get(part.node), profile))
     for chain, again in found.items():
         sums = prices.joined_gradients(chain, profile) if training else Price()
         if sums.kernels:
@@ -95,7 +105,7 @@ def _explain_graph(gm: fx.GraphModule, profile: Profile, explained: Explanation)
         explained.lines.append(_advice(chain, profile, training, again))
 
 
-def _operator(part: Part, chain: Chain | None, profile: Profile) -> Operator:
+def _operator(part: Part, line: str | None, profile: Profile) -> Operator:
     node, op = part.node, operation(part.node)
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     bound, why = bound_of(part.forward if part.forward.kernels else part.backward, profile)
@@ -105,7 +115,7 @@ def _operator(part: Part, chain: Chain | None, profile: Profile) -> Operator:
         why += f"; in {part.within}"
     name = op.name if op is not None and op.name not in MOVING else target
     shapes = [sizes(tensor) for tensor in results_of(node) or given_to(node)]
-    return Operator(name, shapes[0], part.forward, part.backward, bound, why, None if chain is None else chain.line)
+    return Operator(name, shapes[0], part.forward, part.backward, bound, why, line)
 
 
 def bound_of(price: Price, profile: Profile) -> tuple[str, str]:
@@ -135,6 +145,41 @@ def _advice(chain: Chain, profile: Profile, training: bool, again: bool) -> Advi
         (saved, _saved_by_line(chain) if training else 0),
         _reason(chain, before, after, profile, training),
     )
+
+
+def _advice_of_head(head: Head, profile: Profile, training: bool, again: bool) -> Advice:
+    """PyTorch saves a number for each logit; in its place are the gradients that forward makes, or the logits."""
+    before, after = prices.of_head(head, profile, training, again)
+    if again:
+        before, after = ((forward, backward + forward) for forward, backward in (before, after))
+    gradient = 0 if head.layer is None or again else size_of(value_of(head.layer.taken[0]))
+    saved = size_of(value_of(head.given["input"])), size_of(value_of(head.source)) + gradient
+    return Advice(
+        head.line,
+        sizes(value_of(head.given["input"])),
+        str(value_of(head.logits).dtype).removeprefix("torch."),
+        before,
+        after,
+        saved if training else (0, 0),
+        _reason_of_head(head, profile, training),
+    )
+
+
+def _reason_of_head(head: Head, profile: Profile, training: bool) -> str:
+    """Whether logits are made, and what it costs that others read them."""
+    size = f"{size_of(value_of(head.logits)) / 1e6:,.4g} MB"
+    if head.layer is not None:
+        return f"the logits, {size}, are never made"
+    if head.unread is None:
+        return "memory-bound: logits are read once in each direction"
+    beside = [node for node in head.unread.nodes if node not in head.nodes]
+    here, alone = (sum(prices.of_head(h, profile, training, False)[1], Price()) for h in (head, head.unread))
+    for side in (False, True) if training else (False,):
+        here = sum((of_node(node, profile, side) for node in beside), here)
+    less = here.seconds - alone.seconds
+    time = f"{1e3 * abs(less):.3g} ms {'less' if less > 0 else 'more'}"
+    gradient = ", and as much for their gradient" if training else ""
+    return f"others read the logits: {size}{gradient}; if nobody did, they would never be made, in {time}"
 
 
 def _saved_by_line(chain: Chain) -> int:

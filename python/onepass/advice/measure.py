@@ -56,13 +56,12 @@ WAYS = ("line", "unfused")
 
 def _tensors(line: Line, shape, dtype: torch.dtype, device: torch.device, training: bool) -> list[Tensor]:
     """x and the operands, of which the positions of a rotation have no gradient."""
-    of = {"column": shape[-1:], "tensor": shape}
-    taking = [word for word in line.words if word.operand != "none"]
-    operands = [(of[word.operand], word.kind != "rotary") for word in taking for _ in range(word.operands)]
-    return [
-        torch.randn(s, dtype=dtype, device=device, requires_grad=training and learns)
-        for s, learns in ((shape, True), *operands)
-    ]
+    of, made = {"column": shape[-1:], "tensor": shape}, [(shape, True)]
+    taking = [word for word in line.words if word.operand not in ("none", "target")]
+    made += [(of[word.operand], word.kind != "rotary") for word in taking for _ in range(word.operands)]
+    tensors = [torch.randn(s, dtype=dtype, device=device, requires_grad=training and learns) for s, learns in made]
+    targets = [word for word in line.words if word.operand == "target"]  # which stand behind all others
+    return tensors + [torch.randint(shape[-1], shape[:-1], device=device) for _ in targets]
 
 
 def _runs(call, tensors: list[Tensor], training: bool) -> dict[str, Run]:

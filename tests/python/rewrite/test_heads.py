@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import onepass
 from captures import Count, captured
 from onepass.graph.operations import is_tensor, value_of
+from onepass.pricing.profile import profile_of
 from onepass.rewrite import heads
 from onepass.rewrite.fuse import rewrite
 from sound import runs
@@ -388,6 +389,28 @@ def test_small_ones_stay(monkeypatch):
 def test_losses_of_logits_before_inductor():
     """It has kernels of its own for them."""
     assert not rewrite(captured(given_too, *given()).owning_module, then="inductor")
+
+
+def test_explain_says_what_logits_cost():
+    """Their bytes, and the time; and the same prices as fuse."""
+    with torch.no_grad():
+        tensors = given(torch.float32)
+    (head,), (loss,) = [onepass.explain(f, *tensors, device="h200").lines for f in (flat, given_too)]
+    assert head.line == "linear | bias | cross_entropy" and loss.line == "cross_entropy"
+    assert "0.0012 MB, are never made" in head.why and head.shape == loss.shape == (10, 30)
+    assert loss.why.startswith("others read the logits: 0.0012 MB, and as much for their gradient; if nobody did")
+    assert loss.why.endswith(" ms more")
+    assert head.saved_bytes[0] == loss.saved_bytes[0] == loss.saved_bytes[1] == 4 * 300
+    graph = captured(flat, *tensors)
+    (found,) = rewrite(graph.owning_module, profile=profile_of("h200"))
+    assert found.seconds == tuple(sum(p.seconds for p in side) for side in (head.now, head.fused))
+
+
+def test_explain_counts_a_checkpointed_head_twice():
+    (plain,), (again,) = [onepass.explain(f, *given(), device="h200").lines for f in (flat, in_a_checkpoint)]
+    assert again.now[1].flops == plain.now[0].flops + plain.now[1].flops
+    product = 2 * 10 * 8 * 30
+    assert again.fused[1].flops == plain.fused[0].flops + plain.fused[1].flops + product  # of a chunk's logits, again
 
 
 SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
