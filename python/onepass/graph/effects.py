@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
@@ -40,6 +41,8 @@ UNKNOWN = -1
 """The memory of a tensor that does not say where it lies: it may be any."""
 SHARES = "onepass_shares"
 """In a placeholder's meta: the memory of all inputs that may lie where it does."""
+WITHIN = "onepass_within"
+"""In the meta of a graph that a node runs: the autocasts that hold there."""
 OWN_MODULES = ("torch", "_operator", "operator", "math", "builtins", "onepass")
 """Functions of these have no effects but those on tensors, generators and modes."""
 
@@ -151,6 +154,7 @@ def bodies(node: fx.Node) -> list[fx.GraphModule]:
     for given in node.all_input_nodes:
         body = getattr(given.graph.owning_module, str(given.target), None) if given.op == "get_attr" else None
         if isinstance(body, fx.GraphModule):
+            body.meta[WITHIN] = _autocasts(node)
             found.append(body)
     return found
 
@@ -321,7 +325,8 @@ def _run(node: fx.Node) -> Effects:
 def evaluated(
     node: fx.Node, *contexts: contextlib.AbstractContextManager, values: Mapping[fx.Node, Any] | None = None
 ) -> Any:
-    """What a node gives: it is run with the tensors without data of the nodes that it takes, within these contexts.
+    """What a node gives: it is run with the tensors without data of the nodes that it takes, within the graph's
+    autocasts around it and these contexts.
 
     values: in the place of what some of these nodes gave.
     """
@@ -333,11 +338,25 @@ def evaluated(
                 stack.enter_context(mode.shape_env.suppress_guards())
                 stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), functools.partial(_argument, values=values or {}))
+        for given, named in _autocasts(node):
+            stack.enter_context(torch.autocast(*given, **named))
         for context in contexts:
             stack.enter_context(context)
         if node.op == "call_method":
             return getattr(args[0], node.target)(*args[1:], **kwargs)
         return node.target(*args, **kwargs)
+
+
+def _autocasts(node: fx.Node) -> tuple[tuple[tuple, Mapping[str, Any]], ...]:
+    """Arguments of those that hold at a node, the outermost first: of what runs its graph, and those that the graph
+    enters before it and leaves behind it."""
+    owner = node.graph.owning_module
+    around = () if owner is None else owner.meta.get(WITHIN, ())
+    for entered in node.graph.find_nodes(op="call_function", target=_enter_autocast):
+        left = [user for user in entered.users if user.target is _exit_autocast]
+        if entered < node and not any(exit < node for exit in left):
+            around = (*around, (entered.args, entered.kwargs))
+    return around
 
 
 def detached(value: Tensor) -> Tensor:

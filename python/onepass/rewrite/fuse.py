@@ -14,7 +14,7 @@ from torch._dynamo.backends.registry import register_backend
 from torch._inductor import list_mode_options
 from torch.utils.hooks import RemovableHandle
 
-from onepass.graph.effects import changes_shapes
+from onepass.graph.effects import changes_shapes, remove_unused
 from onepass.graph.operations import is_tensor, leave_apart, value_of
 from onepass.pricing.profile import Profile, profile_of
 from onepass.rewrite import prices
@@ -123,6 +123,8 @@ def rewrite(
         return done
     profile = profile or profile_of(device)
     training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
+    if not changes_shapes(graph):  # accelerate casts what a model returns, whether that is used or not
+        remove_unused(graph, [node for node in graph.nodes if node.op == "call_method" and is_tensor(node)])
     for head in losses_of(graph, training, then):
         said = Fused.of_head(head, profile, training, nested)
         done += [said] if put_head(graph, head) is not None else []
