@@ -24,7 +24,7 @@ check: $(VENV)/stamp
 	$(BIN)/python -m pytest -q -n 2 -m quick
 
 # All that CI runs.
-test: build $(VENV)/demo.stamp
+test: build $(VENV)/demo.stamp $(VENV)/train.stamp
 	tools/lint
 	ctest --test-dir build --output-on-failure --parallel 2
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 30 --durations-min 10
@@ -80,4 +80,8 @@ $(VENV)/stamp: pyproject.toml tools/requirements.py tools/system-packages
 
 $(VENV)/demo.stamp: $(VENV)/stamp
 	$(BIN)/python tools/requirements.py demo bench | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	touch $@
+
+$(VENV)/train.stamp: $(VENV)/stamp
+	$(BIN)/python tools/requirements.py train | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	touch $@
