@@ -11,7 +11,6 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback, Trainer
-from transformers.utils import ModelOutput
 from trl import SFTConfig, SFTTrainer
 
 import onepass
@@ -27,11 +26,6 @@ class FusedSFTTrainer(SFTTrainer):
         if return_outputs or not self.model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return Trainer.compute_loss(self, model, {**inputs, "use_cache": False}, num_items_in_batch=num_items_in_batch)
-
-
-def loss_alone(model: LlamaForCausalLM, inputs: tuple, output: ModelOutput) -> ModelOutput:
-    """A forward hook. Logits that a model returns are made, whoever reads them; in training nobody does."""
-    return type(output)(loss=output.loss) if model.training and output.loss is not None else output
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -54,8 +48,7 @@ def curve(fused: bool) -> list[float]:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **SIZES))
     if fused:
-        model.register_forward_hook(loss_alone)
-        onepass.fuse(model)
+        onepass.fuse(model, skip_logits=True)
     with tempfile.TemporaryDirectory() as directory:
         arguments = SFTConfig(
             directory,

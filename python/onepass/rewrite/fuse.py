@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -207,6 +207,7 @@ def fuse(
     dry_run: bool = False,
     dynamic: bool | None = None,
     mode: str | None = None,
+    skip_logits: bool = False,
 ) -> Model:
     """Puts lines into a model in the place of the chains of operators that they are the same as.
 
@@ -231,6 +232,8 @@ def fuse(
         dry_run: only looks, and runs the model as it is.
         dynamic: as torch.compile's.
         mode: as torch.compile's, of the compiler that `then="inductor"` names.
+        skip_logits: while gradients are recorded, a result with a `loss` (transformers' `ModelOutput`) comes without
+            its `logits`, which are never made then. A model that returns them has them made, whoever reads them.
 
     Returns:
         The module itself, or the function fused. :func:`report` says what was found; :func:`unfuse` takes it back, and
@@ -246,9 +249,9 @@ def fuse(
     if isinstance(model, nn.Module):
         unfuse(model)
         _FUSED[model] = rewriter, model._compiled_call_impl
-        model._compiled_call_impl = _Captured(model, rewriter, dynamic)
+        model._compiled_call_impl = _Captured(model, rewriter, dynamic, skip_logits)
         return model
-    fused = torch.compile(called(model), backend=rewriter, dynamic=dynamic)
+    fused = torch.compile(called(model, skip_logits), backend=rewriter, dynamic=dynamic)
     functools.update_wrapper(fused, model, updated=())
     fused.__dict__.update({REWRITER: rewriter, ORIGINAL: model})
     return fused
@@ -258,7 +261,8 @@ class _Captured:
     """What calls a fused module. Dynamo does not look whether a module without hooks has got some since (its
     skip_nnmodule_hook_guards): there is a capture for each set of modules that have hooks."""
 
-    def __init__(self, model: nn.Module, rewriter: Rewriter, dynamic: bool | None) -> None:
+    def __init__(self, model: nn.Module, rewriter: Rewriter, dynamic: bool | None, skip_logits: bool) -> None:
+        self.skip_logits = skip_logits
         self.compile = functools.partial(torch.compile, backend=rewriter, dynamic=dynamic)
         self.modules, self.call = model.modules, model
         self.captures: dict[tuple, Callable] = {}
@@ -272,7 +276,7 @@ class _Captured:
         ]
         self.hooks, key = [hooks for *_, hooks in found], tuple((i, name) for i, name, _ in found)
         if key not in self.captures:
-            self.captures[key] = self.compile(called(self.call))
+            self.captures[key] = self.compile(called(self.call, self.skip_logits))
         self.captured = self.captures[key]
 
     def __call__(self, *inputs, **options):
@@ -285,17 +289,25 @@ class _Captured:
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def called(model: Callable) -> Callable:
+def called(model: Callable, skip_logits: bool = False) -> Callable:
     """The model within a function. Dynamo passes over the frames of PyTorch's own modules, keeps what it has captured
     by a function's code, a few for each, and by its name (torch 2.10) which sizes have changed from call to call: so
     this one has code and a name of its own."""
     inner = model._call_impl if isinstance(model, nn.Module) else model
 
     def call(*inputs, **options):
-        return inner(*inputs, **options)
+        result = inner(*inputs, **options)
+        return without_logits(result) if skip_logits else result
 
     call.__code__ = call.__code__.replace(co_name=f"call_{next(_calls)}")
     return call
+
+
+def without_logits(result: Any) -> Any:
+    """A mapping with a loss, without its logits, while gradients are recorded; else the result itself."""
+    if not torch.is_grad_enabled() or not isinstance(result, Mapping) or result.get("loss") is None:
+        return result
+    return type(result)(**{name: value for name, value in result.items() if name != "logits"})
 
 
 _calls = itertools.count()

@@ -87,6 +87,30 @@ def test_models_that_give_their_logits(name):
     assert_trains_as(model, outputs.loss, reference, inputs)
 
 
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "BertForMaskedLM", "BartForConditionalGeneration"])
+def test_models_that_skip_their_logits(name):
+    """While gradients are recorded and there is a loss."""
+    model, inputs = model_of(name), batch()
+    reference = copy.deepcopy(model)
+    onepass.fuse(model, skip_logits=True)
+    outputs = model(**inputs)
+    assert "logits" not in outputs and HEAD in [found.line for found in onepass.report(model).lines]
+    assert type(outputs) is type(reference(**inputs))
+    with torch.no_grad():
+        for given in (inputs, {"input_ids": inputs["input_ids"], "decoder_input_ids": inputs["labels"].relu()}):
+            if "Bart" not in name:
+                given.pop("decoder_input_ids", None)
+            torch.testing.assert_close(model(**given).logits, reference(**given).logits, rtol=1e-4, atol=1e-5)
+    assert_trains_as(model, outputs.loss, reference, inputs)
+
+
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_other_results_keep_their_logits(kind):
+    layer, x = torch.nn.Linear(8, 8), torch.randn(3, 8)
+    fused = onepass.fuse(lambda x: kind([("logits", layer(x)), ("loss", None)]), skip_logits=True)
+    assert torch.equal(dict(fused(x))["logits"], layer(x))
+
+
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "BertForMaskedLM"])
 def test_models_whose_layers_are_checkpointed(name):
     model, inputs = model_of(name), batch() | {"num_items_in_batch": torch.tensor(13)} if "Llama" in name else batch()
