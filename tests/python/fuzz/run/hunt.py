@@ -62,31 +62,39 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
     each: how many findings of one kind each process makes small.
     """
     context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    waiting = [list(range(seed + i, seed + programs, processes)) for i in range(processes)]
-    places = [context.RawArray("q", [-1, -1]) for _ in waiting]  # a process that dies has not sent all it has put
-    workers = [_start(context, *of, results, then, each) for of in zip(waiting, places)]
+    results, taken = context.Queue(), context.Value("q", 0)
+    seeds = list(range(seed, seed + programs))
+    places = [context.RawArray("q", [-1, -1]) for _ in range(processes)]
+
+    def started(place):
+        worker = context.Process(target=_work, args=(seeds, taken, place, results, then, each), daemon=True)
+        worker.start()
+        return worker
+
     ended: set[int] = set()
     summary, start = Summary(), time.monotonic()
-    while any(w.is_alive() for w in workers) or not results.empty():
-        try:
-            which, value = results.get(timeout=1)
-        except queue.Empty:
-            for i, (worker, (begun, ran)) in enumerate(zip(workers, places)):
-                if worker.is_alive() or not worker.exitcode or begun in ended:
-                    continue
-                if begun == ran:
-                    summary.findings.append(Finding(begun, "crash", f"the process ended with {worker.exitcode}"))
-                else:  # eager PyTorch alone
-                    summary.torchs_own["crash"] += 1
-                ended.add(begun)
-                waiting[i] = [s for s in waiting[i] if s not in ended]
-                workers[i] = _start(context, waiting[i], places[i], results, then, each)
-            continue
-        _add(summary, value)
-        ended.add(which)
-        summary.seconds = time.monotonic() - start
-        yield summary
+    while seeds:
+        workers = [started(place) for place in places]
+        while any(w.is_alive() for w in workers) or not results.empty():
+            try:
+                which, value = results.get(timeout=1)
+            except queue.Empty:
+                for i, (worker, (begun, ran)) in enumerate(zip(workers, places)):
+                    if worker.is_alive() or not worker.exitcode or begun in ended:
+                        continue
+                    if begun == ran:
+                        summary.findings.append(Finding(begun, "crash", f"the process ended with {worker.exitcode}"))
+                    else:  # eager PyTorch alone
+                        summary.torchs_own["crash"] += 1
+                    ended.add(begun)
+                    workers[i] = started(places[i])
+                continue
+            _add(summary, value)
+            ended.add(which)
+            summary.seconds = time.monotonic() - start
+            yield summary
+        # A process that dies has not sent all it has put.
+        seeds, taken.value = [s for s in seeds if s not in ended], 0
     yield summary
 
 
@@ -97,14 +105,9 @@ def _add(summary: Summary, one: Summary) -> None:
     summary.torchs_own += one.torchs_own
 
 
-def _start(context, seeds, place, results, then, each):
-    worker = context.Process(target=_work, args=(seeds, place, results, then, each), daemon=True)
-    worker.start()
-    return worker
-
-
-def _work(seeds: list[int], place, results, then: str, each: int) -> None:
-    """place: which seed has begun, and the last one that eager PyTorch has run."""
+def _work(seeds: list[int], taken, place, results, then: str, each: int) -> None:
+    """taken: how many of the seeds the processes have taken. place: which seed has begun, and the last one that eager
+    PyTorch has run."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what torch says of graphs that raise
     import torch
 
@@ -115,10 +118,17 @@ def _work(seeds: list[int], place, results, then: str, each: int) -> None:
     torch.set_num_threads(1)
     small: Counter = Counter()
     with intercepted():
-        for seed in seeds:
+        while (seed := _next_of(seeds, taken)) is not None:
             place[0] = seed
             with prepared(then, linear=seed % 2 == 1, attention=seed // 2 % 2 == 1):
                 results.put((seed, one(seed, then, small, each, functools.partial(place.__setitem__, 1, seed))))
+
+
+def _next_of(seeds: list[int], taken) -> int | None:
+    with taken.get_lock():
+        at = taken.value
+        taken.value += 1
+    return seeds[at] if at < len(seeds) else None
 
 
 def one(seed: int, then: str, small: Counter, each: int, ran: Callable[[], None] = lambda: None) -> Summary:
