@@ -52,6 +52,7 @@ const std::vector<std::string>& common_lines() {
     }
     lines.push_back("rope");
     for (const char* alone : {"log_softmax", "l2_norm"}) lines.push_back(alone);
+    for (const char* loss : {"cross_entropy", "logprob", "logprob | entropy"}) lines.push_back(loss);
     for (const std::string weight : {"", "scale", "scale(1)"})  // qk_norm_rope
       lines.push_back(join(join("rms_norm", weight), "rope"));
     return lines;

@@ -77,15 +77,38 @@ assert torch.equal(onepass.fused("scale | dropout(0.5)", x, b, training=False), 
     assert done.returncode == 0, done.stderr
 
 
+def test_losses_need_no_compiler(tmp_path):
+    """Their lines are compiled ahead of time, but for those with a cap or a temperature."""
+    program = """
+import warnings
+import torch, onepass
+from onepass.functional import cross_entropy, linear_cross_entropy, linear_log_prob, log_prob
+warnings.simplefilter("error")
+for dtype in (torch.float32, torch.bfloat16):
+    x, w = (torch.randn(n, 4, dtype=dtype, requires_grad=True) for n in (5, 7))
+    target = torch.arange(5)
+    linear_cross_entropy(x, w, target, label_smoothing=0.1, z_loss=1e-4).backward()
+    cross_entropy(x @ w.T, target, reduction="none").sum().backward()
+    for entropy in (False, True):
+        for results in (linear_log_prob(x, w, target, entropy=entropy), log_prob(x @ w.T, target, entropy=entropy)):
+            sum(r.sum() for r in (results if entropy else [results])).backward()
+"""
+    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path), **NO_COMPILER}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_loss_of_a_product(tmp_path):
-    """Its gradients are not made in forward then."""
+    """Of a line without kernels gradients are not made in forward."""
     program = """
 import warnings
 import torch, onepass
 import torch.nn.functional as F
 warnings.simplefilter("ignore")
 x, w, target = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True), torch.arange(5)
-loss, expected = onepass.functional.linear_cross_entropy(x, w, target), F.cross_entropy(F.linear(x, w), target)
+loss = onepass.functional.linear_cross_entropy(x, w, target, softcap=3.0)
+expected = F.cross_entropy((F.linear(x, w) / 3).tanh() * 3, target)
 torch.testing.assert_close(loss, expected)
 torch.testing.assert_close(torch.autograd.grad(loss, (x, w)), torch.autograd.grad(expected, (x, w)))
 """
