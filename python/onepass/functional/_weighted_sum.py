@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .. import _native
 from .._arguments.autocast import under_autocast
@@ -16,9 +18,9 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     """Σ fused(line, x, *operands) · share, over rows.
 
     Where a gradient is recorded, a line with `linear` makes the gradients of a chunk of rows in forward, while what
-    `linear` gives is there: three products in all. A call that is compiled, transformed (torch.func, forward mode) or
-    under hooks for saved tensors (a checkpoint), and gradients that are to be differentiated, take the line's own
-    backward, which computes that product again.
+    `linear` gives is there: three products in all. A call that is transformed (torch.func, forward mode) or under hooks
+    for saved tensors (a checkpoint), and gradients that are to be differentiated, take the line's own backward, which
+    computes that product again.
 
     Args:
         line: has one result, one number a row, behind `linear`; its operands are columns, a matrix and targets.
@@ -33,6 +35,8 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     if not _may_go_ahead((x, *operands)) or x.is_cpu and not runs_on_cpu(known, operands):
         return (fused(line, x, *operands) * share).sum()
     matrices = under_autocast("cpu" if x.is_cpu else x.device.type, operands, known._matrix_operands)
+    if torch.compiler.is_compiling():
+        return TracedSum.apply(known, share, x, *matrices)
     try:
         return WeightedSum.apply(known, share, *alive((x, *matrices)))
     except RuntimeError as error:
@@ -41,12 +45,26 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
 
 
 def _may_go_ahead(tensors: tuple[Tensor, ...]) -> bool:
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or is_transformed() or is_jit_traced():
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors) or is_transformed() or is_jit_traced():
         return False
+    if torch.compiler.is_compiling():
+        return all(type(t) in _PLAIN or type(t) in _TRACED for t in tensors)
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return False  # in a checkpoint, say: forward runs twice, and gradients held between would be what it saves
-    plain = all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-    return plain and tensors[0].numel() > 0 and any(t.requires_grad for t in tensors)
+    return all(type(t) in _PLAIN for t in tensors) and tensors[0].numel() > 0
+
+
+_PLAIN, _TRACED = (Tensor, torch.nn.Parameter), (FakeTensor, FunctionalTensor)
+
+
+def _with_gradients(line: Line, share: Tensor, tensors: tuple[Tensor, ...], needed: tuple[bool, ...]):
+    """The sum, the gradients that are wanted, and which of them each tensor has."""
+    x, *operands = tensors
+    types = tuple(_native.DTYPES[t.dtype] for t in tensors)
+    sources, wanted, _ = plan(line.text, types, needed)
+    op = torch.ops.onepass.linear_forward_with_gradients.default
+    numbers, *written = op(x, operands, line.text, None, [share], types, wanted)
+    return (numbers * share).sum(), written, sources
 
 
 class WeightedSum(torch.autograd.Function):
@@ -55,15 +73,10 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, line: Line, share: Tensor, *tensors: Tensor) -> Tensor:
         """Runs forward and backward of each chunk, with the shares as upstream gradients."""
-        x, *operands = tensors
-        types = tuple(_native.DTYPES[t.dtype] for t in tensors)
-        ctx.line, ctx.needed = line, ctx.needs_input_grad[2:]
-        sources, wanted, _ = plan(line.text, types, tuple(ctx.needed))
-        op = torch.ops.onepass.linear_forward_with_gradients.default
-        numbers, *written = op(x, operands, line.text, None, [share], types, wanted)
-        ctx.sources, ctx.written = sources, written
+        ctx.line, ctx.needed = line, tuple(ctx.needs_input_grad[2:])
+        total, ctx.written, ctx.sources = _with_gradients(line, share, tensors, ctx.needed)
         ctx.save_for_backward(share, *tensors)
-        return (numbers * share).sum()
+        return total
 
     @staticmethod
     def backward(ctx, upstream: Tensor):
@@ -79,6 +92,23 @@ class WeightedSum(torch.autograd.Function):
             return None, None, *[next(found) if is_needed else None for is_needed in ctx.needed]
         ctx.written = None
         scaled = [_times(written.pop(0), upstream) for _ in range(len(written))]
+        return None, None, *[None if at is None else scaled[at] for at in ctx.sources]
+
+
+class TracedSum(torch.autograd.Function):
+    """The same in a graph: of its gradients torch.compile itself refuses a second."""
+
+    @staticmethod
+    def forward(ctx, line: Line, share: Tensor, *tensors: Tensor) -> Tensor:
+        """As above."""
+        total, written, ctx.sources = _with_gradients(line, share, tensors, tuple(ctx.needs_input_grad[2:]))
+        ctx.save_for_backward(*written)
+        return total
+
+    @staticmethod
+    def backward(ctx, upstream: Tensor):
+        """The gradients that forward made, times the upstream one."""
+        scaled = [gradient * upstream for gradient in ctx.saved_tensors]
         return None, None, *[None if at is None else scaled[at] for at in ctx.sources]
 
 

@@ -95,12 +95,13 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     return apart(chain for chain in found if is_joined(chain) or gain_of(chain, **how) > 0)
 
 
-def losses_of(graph: fx.Graph, training: bool, then: str = "eager") -> Iterator[Head]:
+def losses_of(graph: fx.Graph, training: bool, then: str = "eager", nested: bool = False) -> Iterator[Head]:
     """The losses that `put_head` is to take, and their heads. Inductor has kernels of its own for losses of logits, and
-    what makes gradients in forward it would not see through."""
+    a checkpointed block that it compiles would make a head's gradients in both of its forwards."""
     if not changes_shapes(graph):
+        inductors = then == "inductor"
         found = heads(graph, training)
-        yield from (head for head in found if then == "eager" or head.layer is not None and not training)
+        yield from (head for head in found if not inductors or head.layer is not None and not (nested and training))
 
 
 def device_of(graph: fx.Graph) -> torch.device:
@@ -125,7 +126,7 @@ def rewrite(
     training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
     if not changes_shapes(graph):  # accelerate casts what a model returns, whether that is used or not
         remove_unused(graph, [node for node in graph.nodes if node.op == "call_method" and is_tensor(node)])
-    for head in losses_of(graph, training, then):
+    for head in losses_of(graph, training, then, nested):
         said = Fused.of_head(head, profile, training, nested)
         done += [said] if put_head(graph, head) is not None else []
     found = lines_of(graph, profile, training, then)

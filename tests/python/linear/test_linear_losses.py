@@ -5,7 +5,10 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import check_error
@@ -143,8 +146,32 @@ def test_compiled(device):
     def loss(x, w, b):
         return OF.linear_cross_entropy(x, w, target, linear_bias=b)
 
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    graphs = []
+
+    def kept(graph, inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(loss, fullgraph=True, backend=aot_autograd(fw_compiler=kept))
     torch.testing.assert_close(compiled(x, w, b), loss(x, w, b))
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled(x, w, b) * 3, (x, w, b)), torch.autograd.grad(loss(x, w, b) * 3, (x, w, b))
+    )
+    ours = [str(node.target) for graph in graphs for node in graph.graph.nodes if "onepass" in str(node.target)]
+    assert ours == ["onepass.linear_forward_with_gradients.default"]  # three products in all
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, w, b), loss(x, w, b))
+
+
+def test_compiled_in_a_checkpoint(device):
+    x, w, b, target = given((6,), 4, 7, torch.float64, device)
+
+    def loss(x, w, b):
+        return checkpoint(
+            lambda x: OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction="sum"), x, use_reentrant=False
+        )
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(
         torch.autograd.grad(compiled(x, w, b), (x, w, b)), torch.autograd.grad(loss(x, w, b), (x, w, b))
     )

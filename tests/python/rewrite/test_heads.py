@@ -389,6 +389,18 @@ def test_losses_of_logits_before_inductor():
     assert not rewrite(captured(given_too, *given()).owning_module, then="inductor")
 
 
+def test_heads_before_inductor():
+    """Three products in training, as without it; but in a checkpoint it would make gradients twice."""
+    tensors = given()
+    fused = onepass.fuse(flat, then="inductor")
+    loss, expected = fused(*tensors), flat(*tensors)
+    torch.testing.assert_close(loss, expected)
+    leaves = [t for t in tensors if t.requires_grad]
+    torch.testing.assert_close(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves))
+    assert [found.line for found in onepass.report(fused).lines] == [HEAD]
+    assert not rewrite(captured(in_a_checkpoint, *tensors).owning_module, then="inductor")
+
+
 def test_explain_says_what_logits_cost():
     """Their bytes, and the time; and the same prices as fuse."""
     with torch.no_grad():
