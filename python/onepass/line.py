@@ -17,7 +17,18 @@ from onepass import _native
 from onepass._arguments.autocast import under_autocast
 from onepass._arguments.shapes import check_dense
 from onepass._native import LineError
-from onepass.plan import Cost, Plan, Strategy, Traffic, checked_shape, checked_size, chip_of, reason, reason_of_launches
+from onepass.plan import (
+    MADE_AGAIN,
+    Cost,
+    Plan,
+    Strategy,
+    Traffic,
+    checked_shape,
+    checked_size,
+    chip_of,
+    reason,
+    reason_of_launches,
+)
 from onepass.reference import compose
 from onepass.word import load_words, word_of
 
@@ -201,7 +212,10 @@ class Line:
             for row in told
         }
         chosen = next(ways[row["strategy"]] for row in told if row["chosen"])
-        return Plan(chosen.name, reason(chosen, ways.values()), tuple(ways.values()))
+        why = reason(chosen, ways.values())
+        if training and chosen.name == "chunked":
+            why += MADE_AGAIN
+        return Plan(chosen.name, why, tuple(ways.values()))
 
     def _plan_of_rows(self, chip: str, rows: int, columns: int, dtype: torch.dtype, saves: bool, cost: Cost) -> Plan:
         if chip == "cpu" or not rows * columns:

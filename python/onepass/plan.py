@@ -106,6 +106,12 @@ def chip_of(device: torch.device | str | Profile | None) -> str:
     return found[0]
 
 
+MADE_AGAIN = (
+    "; beside its gradients backward takes as much as forward, since it makes a chunk's rows again "
+    "(functional.linear_cross_entropy makes gradients in forward)"
+)
+
+
 def reason(chosen: Strategy, ways) -> str:
     said = [_said_of(chosen)]
     said += [

@@ -68,6 +68,13 @@ def test_the_gradient_of_the_matrix_is_added_up_in_float32(cuda):
     assert apart < 2**-8
 
 
+def test_plan_says_what_backward_takes():
+    plan = onepass.Line("linear | cross_entropy").plan
+    of = ((8192, 4096), torch.bfloat16, 128256)
+    assert "makes a chunk's rows again" in plan(*of, device="h200").why
+    assert "makes a chunk's rows again" not in plan(*of, device="h200", training=False).why
+
+
 def test_a_kept_value_is_not_chunked(device):
     """All rows of it are there anyway."""
     plan = onepass.Line("linear | keep | cross_entropy").plan((8192, 16), torch.float32, 50000, device=device)
