@@ -55,17 +55,21 @@ def test_many_chunks(line, dtype, device):
 
 
 def test_the_gradient_of_the_matrix_is_added_up_in_float32(cuda):
-    """Of four chunks and more, in 16 bits: 1.7e9 logits."""
+    """Of four chunks and more, in 16 bits: 1.7e9 logits. It is as far from the sum of what a chunk's product is made of
+    as that sum rounded."""
     if torch.cuda.mem_get_info()[0] < 30 << 30:
         pytest.skip("needs 30 GB")
     x, w = torch.randn(50000, 16, device=cuda), torch.randn(34000, 16, device=cuda)
     x, w = (t.bfloat16().requires_grad_() for t in (x, w))
     target = torch.randint(0, 34000, (50000,), device=cuda)
     (found,) = torch.autograd.grad(onepass.fused("linear | cross_entropy", x, w, target).sum(), w)
-    wide = [t.detach().float().requires_grad_() for t in (x, w)]
-    (exact,) = torch.autograd.grad(onepass.fused("linear | cross_entropy", *wide, target).sum(), wide[1])
-    apart = (found.float() - exact).norm() / exact.norm()
-    assert apart < 2**-8
+    exact = torch.zeros(34000, 16, dtype=torch.float64, device=cuda)
+    with torch.no_grad():
+        for rows, its in zip(x.split(1000), target.split(1000)):
+            of_logits = torch.softmax((rows @ w.T).float(), -1)
+            of_logits[torch.arange(len(its), device=cuda), its] -= 1
+            exact += of_logits.bfloat16().double().T @ rows.double()
+    assert (found - exact).norm() < 1.2 * (exact.bfloat16() - exact).norm()
 
 
 def test_plan_says_what_backward_takes():
