@@ -35,8 +35,8 @@ def cross_entropy(
     Args:
         input: logits, (C,), (N, C) or (N, C, d1, ...), floating point. The classes are best the last dimension in
             memory, as in (N, C): others are copied.
-        target: (), (N,) or (N, d1, ...), int64 or int32: classes from 0 to C - 1, or `ignore_index`. Or floating point
-            and of input's shape: the probability of each class, which may have a gradient.
+        target: (), (N,) or (N, d1, ...), int64, int32 or uint8: classes from 0 to C - 1, or `ignore_index`. Or
+            floating point and of input's shape: the probability of each class, which may have a gradient.
         weight: (C,), of each class; it gets no gradient.
         ignore_index: the target whose loss and gradient are 0, and which a mean does not count.
         reduction: "none", "mean" (of the targets that are not ignored, by their weights; of rows of probabilities) or
@@ -89,8 +89,8 @@ def linear_cross_entropy(
     Args:
         input: (..., K), floating point.
         linear_weight: (C, K), a row for each class.
-        target: (...), int64 or int32: classes from 0 to C - 1, or `ignore_index`; or (..., C), floating point: the
-            probability of each class.
+        target: (...), int64, int32 or uint8: classes from 0 to C - 1, or `ignore_index`; or (..., C), floating point:
+            the probability of each class.
         linear_bias: (C,) or None.
         weight, reduction, ignore_index, label_smoothing, z_loss, softcap: as in `cross_entropy`.
 
@@ -171,15 +171,17 @@ class _How(NamedTuple):
         if target.is_floating_point():
             if target.shape != (*rows, of.classes):
                 raise RuntimeError(
-                    f"{of.function}(): expected target of torch.int64 or torch.int32, a class for each of {list(rows)} "
-                    f"rows, or {of.classes} probabilities, but got {target.dtype} of shape {list(target.shape)}"
+                    f"{of.function}(): expected target of torch.int64, torch.int32 or torch.uint8, a class for each of "
+                    f"{list(rows)} rows, or {of.classes} probabilities, but got {target.dtype} of shape "
+                    f"{list(target.shape)}"
                 )
             if self.ignore_index >= 0:
                 raise RuntimeError(f"{of.function}(): ignore_index is not supported for floating point target")
             return
-        if target.dtype not in (torch.int64, torch.int32):
+        if target.dtype not in _CLASSES:
             raise TypeError(
-                f"{of.function}(): expected target to be torch.int64 or torch.int32, but got {target.dtype}"
+                f"{of.function}(): expected target to be torch.int64, torch.int32 or torch.uint8, but got "
+                f"{target.dtype}"
             )
         if of.is_product and target.shape != rows:
             raise RuntimeError(
@@ -189,10 +191,10 @@ class _How(NamedTuple):
 
 
 def _cross_entropy(of: _Logits, target: Tensor, how: _How) -> Tensor:
-    ignored = _checked_ignored(of.function, how.ignore_index)
     how.check(of, target)
     if target.is_floating_point():
         return _of_probabilities(of, target, how)
+    target, ignored = _told_apart(of.function, target, how.ignore_index)
     is_counted = target != ignored
     if of.is_product and how.reduction != "none" and (rows := _counted_rows(is_counted, of)) is not None:
         of = of._replace(x=of.x.flatten(0, -2).index_select(0, rows))
@@ -280,12 +282,22 @@ def _checked_weight(of: _Logits, weight: Tensor) -> Tensor:
     return weight.detach()
 
 
-def _checked_ignored(function: str, ignore_index: int) -> int:
+_CLASSES = (torch.int64, torch.int32, torch.uint8)
+_LEAST_NUMBER = -(1 << 53)  # of those that a line's numbers, which are of double precision, tell apart
+
+
+def _told_apart(function: str, target: Tensor, ignore_index: int) -> tuple[Tensor, int]:
+    """Targets as a line takes them, and which of them are ignored."""
     try:
-        return operator.index(ignore_index)  # NumPy's integers, too
+        ignored = operator.index(ignore_index)  # NumPy's integers, too
     except TypeError:
         got = type(ignore_index).__name__
         raise TypeError(f"{function}(): argument 'ignore_index' must be int, not {got}") from None
+    if target.dtype == torch.uint8:
+        target = target.long()
+    if abs(ignored) <= -_LEAST_NUMBER:
+        return target, ignored
+    return (target.where(target != ignored, _LEAST_NUMBER) if target.dtype == torch.int64 else target), _LEAST_NUMBER
 
 
 def _arithmetic(x: Tensor) -> torch.dtype:
@@ -300,7 +312,7 @@ def log_prob(
 
     Args:
         input: logits, (..., N), floating point.
-        target: (...), int64 or int32: columns from 0 to N - 1, or `ignore_index`.
+        target: (...), int64, int32 or uint8: columns from 0 to N - 1, or `ignore_index`.
         temperature: what logits are divided by.
         entropy: whether the entropies are asked for, too.
         ignore_index: the target whose log-probability is 0, without a gradient.
@@ -340,7 +352,7 @@ def linear_log_prob(
     Args:
         input: (..., K), floating point.
         linear_weight: (N, K).
-        target: (...), int64 or int32: columns from 0 to N - 1, or `ignore_index`.
+        target: (...), int64, int32 or uint8: columns from 0 to N - 1, or `ignore_index`.
         linear_bias: (N,) or None.
         temperature, entropy, ignore_index: as in `log_prob`.
         softcap: c of c tanh(logits / c), in the logits' place, before the temperature; None leaves them.
@@ -362,7 +374,7 @@ def linear_log_prob(
 def _log_prob(
     of: _Logits, target: Tensor, temperature: float, entropy: bool, ignore_index: int
 ) -> Tensor | tuple[Tensor, Tensor]:
-    ignored = _checked_ignored(of.function, ignore_index)
+    target, ignored = _told_apart(of.function, target, ignore_index)
     if temperature == 0:
         raise ValueError(f"{of.function}(): expected temperature to be other than 0, but got {temperature!r}")
     words = [] if temperature == 1.0 else [f"mul({1.0 / float(temperature)!r})"]

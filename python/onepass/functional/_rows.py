@@ -429,25 +429,34 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
 
 
 @traceable
-def logsumexp(x: Tensor, dim: int = -1, keepdim: bool = False) -> Tensor:
+def logsumexp(x: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False) -> Tensor:
     """log(Σ exp(x)) over `dim`, with `torch.logsumexp`'s arguments.
 
     Args:
         x: any shape.
-        dim: the dimension that is summed over.
-        keepdim: whether the result keeps it, with size 1.
+        dim: the dimension that is summed over, or several.
+        keepdim: whether the result keeps them, with size 1.
 
     Returns:
         x's shape without `dim`, in float32 (float64 of float64 x): not rounded to 16 bits, as PyTorch's result is.
 
     Raises:
-        IndexError: dim is out of range.
+        IndexError: a dimension is out of range.
+        RuntimeError: a dimension stands there twice, or there is none.
 
     Saved for backward: x, and two numbers a row. Line: `logsumexp`.
     """
     check_tensor("logsumexp", "x", x)
-    result = fused("logsumexp", x if dim in (-1, x.dim() - 1) else x.movedim(dim, -1))
-    return result.unsqueeze(dim) if keepdim and x.dim() else result
+    if isinstance(dim, Sequence):
+        dims = _sorted_dims("logsumexp", x, dim)
+        result = fused("logsumexp", x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims)))
+    else:
+        dims = [dim]
+        result = fused("logsumexp", x if dim in (-1, x.dim() - 1) else x.movedim(dim, -1))
+    if keepdim and x.dim():
+        for each in dims:
+            result = result.unsqueeze(each)
+    return result
 
 
 @traceable
@@ -473,6 +482,18 @@ def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Te
         raise ValueError(f"normalize(): expected p to be 2, but got {p!r}")
     check_tensor("normalize", "x", x)
     return _over(dim, _lines.normalisation_word("l2_norm", eps), x)
+
+
+def _sorted_dims(function: str, x: Tensor, dims: Sequence[int]) -> list[int]:
+    count = x.dim()
+    for dim in dims:
+        if not -count <= dim < count:
+            expected = f"expected to be in range of [{-count}, {count - 1}], but got {dim}"
+            raise IndexError(f"{function}(): Dimension out of range ({expected})")
+    found = sorted({dim % count for dim in dims})
+    if len(found) != len(dims) or not found:
+        raise RuntimeError(f"{function}(): expected dim to be dimensions that differ, but got {tuple(dims)}")
+    return found
 
 
 def _over(dim: int, line: str, x: Tensor) -> Tensor:

@@ -204,3 +204,23 @@ def test_costs():
     assert cost.forward.bytes == x + 3 * numbers  # two statistics
     assert cost.backward.bytes == 2 * x + 3 * numbers
     assert _native.describe("keep | logsumexp | sum")["numbers"] == [True, False, True]
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [0, -1, (1,), (0, 2), [-1, 0], (2, 0, 1)], ids=str)
+def test_logsumexp_over_dimensions(dim, keepdim, device):
+    x = torch.randn(3, 4, 5, dtype=torch.float64, device=device, requires_grad=True)
+    ours, theirs = onepass.functional.logsumexp(x, dim, keepdim), torch.logsumexp(x, dim, keepdim)
+    torch.testing.assert_close(ours, theirs)
+    g = torch.randn_like(theirs)
+    torch.testing.assert_close(torch.autograd.grad(ours, x, g), torch.autograd.grad(theirs, x, g))
+
+
+@pytest.mark.parametrize(
+    "dim, error", [((0, 0), RuntimeError), ((0, -3), RuntimeError), ((), RuntimeError), ((3,), IndexError)]
+)
+def test_logsumexp_refuses(dim, error):
+    with pytest.raises(error):
+        torch.logsumexp(torch.ones(3, 4, 5), dim)
+    with pytest.raises(error, match="logsumexp"):
+        onepass.functional.logsumexp(torch.ones(3, 4, 5), dim)

@@ -226,6 +226,24 @@ def test_cross_entropy_of_probabilities(shape, smoothing, weighted, reduction, d
     assert OF.cross_entropy(x.bfloat16(), target.bfloat16()).dtype == torch.float32
 
 
+@pytest.mark.parametrize("ignored", [255, 1, -100, 2**53, 2**60, -(2**60), 2**63 - 1])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64], ids=str)
+def test_targets_that_are_ignored(dtype, ignored, device):
+    """PyTorch takes bytes, and numbers that double precision does not tell apart."""
+    x = torch.randn(5, 300, dtype=torch.float64, device=device, requires_grad=True)
+    target = torch.tensor([1, 255, 0, 1, 7], dtype=dtype, device=device)
+    if dtype == torch.int64:
+        target[2] = ignored
+    w = torch.eye(300, dtype=torch.float64, device=device)
+    for reduction in ("mean", "none"):
+        options = {"ignore_index": ignored, "reduction": reduction}
+        theirs = F.cross_entropy(x, target, **options)
+        for ours in (OF.cross_entropy(x, target, **options), OF.linear_cross_entropy(x, w, target, **options)):
+            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(*[torch.autograd.grad(t.sum(), x, retain_graph=True) for t in (ours, theirs)])
+    torch.testing.assert_close(OF.log_prob(x, target, ignore_index=ignored), -theirs)
+
+
 def test_cross_entropy_of_16_bits_is_float32(device):
     x = torch.randn(4, 9, dtype=torch.bfloat16, device=device)
     assert OF.cross_entropy(x, torch.zeros(4, dtype=torch.int64, device=device)).dtype == torch.float32
