@@ -246,11 +246,12 @@ def _reduced(of: _Logits, word: str, target: Tensor, share: Tensor, how: _How) -
         loss = of.run(word, taken=(target,))
         loss = (loss if how.weight is None else loss * share).sum()  # of an ignored row it is 0
         return loss if how.reduction == "sum" else loss / share.sum()
-    total = None if how.reduction == "sum" else share.sum()
-    # Of float16 gradients the mean is taken behind the products: divided by all rows they would be nothing.
-    late = total is None or torch.float16 in (of.x.dtype, of.operands[0].dtype) or not share.numel()
-    loss = weighted_sum(of.line(word), share if late else share / total, of.x, *of.operands, target)
-    return loss / total if late and total is not None else loss
+    line, tensors = of.line(word), (of.x, *of.operands, target)
+    if how.reduction == "sum":
+        return weighted_sum(line, share, *tensors)
+    total = share.sum()
+    mean = weighted_sum(line, share / total, *tensors)
+    return mean if share.numel() else mean + total / total  # of no rows NaN, and gradients of zero
 
 
 _MANY_LOGITS = 1 << 24  # from here on the products outlast a look at the targets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -18,8 +19,9 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     """Σ fused(line, x, *operands) · share, over rows.
 
     Where a gradient is recorded, a line with `linear` makes the gradients of a chunk of rows in forward, while what
-    `linear` gives is there: three products in all. A call that is transformed (torch.func, forward mode) or under hooks
-    for saved tensors (a checkpoint), and gradients that are to be differentiated, take the line's own backward, which
+    `linear` gives is there: three products in all. Four are those of float16, whose range has no room for gradients
+    before what scales the loss is known; of a call that is exported, transformed (torch.func, forward mode) or under
+    hooks for saved tensors (a checkpoint); and of gradients that are to be differentiated: the line's own backward
     computes that product again.
 
     Args:
@@ -32,9 +34,10 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     Saved for backward: x, the operands, and their gradients, which the first backward uses up.
     """
     known = parsed(line)
-    if not _may_go_ahead((x, *operands)) or x.is_cpu and not runs_on_cpu(known, operands):
-        return (fused(line, x, *operands) * share).sum()
     matrices = under_autocast("cpu" if x.is_cpu else x.device.type, operands, known._matrix_operands)
+    is_narrow = any(matrices[i].dtype == torch.float16 for i in known._matrix_operands)
+    if is_narrow or not _may_go_ahead((x, *operands)) or x.is_cpu and not runs_on_cpu(known, operands):
+        return (fused(line, x, *operands) * share).sum()
     if torch.compiler.is_compiling():
         return TracedSum.apply(known, share, x, *matrices)
     try:
@@ -47,6 +50,8 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
 def _may_go_ahead(tensors: tuple[Tensor, ...]) -> bool:
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors) or is_transformed() or is_jit_traced():
         return False
+    if torch.compiler.is_exporting():
+        return False  # what is exported may only ever run forward
     if torch.compiler.is_compiling():
         return all(type(t) in _PLAIN or type(t) in _TRACED for t in tensors)
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
@@ -86,6 +91,9 @@ class WeightedSum(torch.autograd.Function):
         written, differentiated = ctx.written, torch.is_grad_enabled()
         if written is None or differentiated:
             with torch.enable_grad():
+                tensors = [
+                    t.view_as(t) for t in tensors
+                ]  # x may be made of the matrix, whose own gradient is asked for
                 total = (fused(ctx.line.text, *tensors) * share).sum()
             needed = [t for t, is_needed in zip(tensors, ctx.needed) if is_needed]
             found = iter(torch.autograd.grad(total, needed, upstream, create_graph=differentiated))
@@ -96,7 +104,7 @@ class WeightedSum(torch.autograd.Function):
 
 
 class TracedSum(torch.autograd.Function):
-    """The same in a graph: of its gradients torch.compile itself refuses a second."""
+    """The same in a graph: of what Dynamo captures, gradients have none themselves."""
 
     @staticmethod
     def forward(ctx, line: Line, share: Tensor, *tensors: Tensor) -> Tensor:
@@ -114,6 +122,8 @@ class TracedSum(torch.autograd.Function):
 
 def _times(gradient: Tensor, upstream: Tensor) -> Tensor:
     """Of a number on CUDA, with which PyTorch's product takes three times as long."""
+    if is_legacy_batchedtensor(upstream):  # several at once (is_grads_batched)
+        return gradient * upstream
     if gradient.is_cuda:
         return fused("times", gradient, upstream.reshape([1] * gradient.dim()))
     return gradient.mul_(upstream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -125,7 +125,7 @@ def rewrite(
     profile = profile or profile_of(device)
     training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
     if not changes_shapes(graph):  # accelerate casts what a model returns, whether that is used or not
-        remove_unused(graph, [node for node in graph.nodes if node.op == "call_method" and is_tensor(node)])
+        remove_unused(graph, [node for node in graph.nodes if node.op == "call_method" and node.target in CASTS])
     for head in losses_of(graph, training, then, nested):
         said = Fused.of_head(head, profile, training, nested)
         done += [said] if put_head(graph, head) is not None else []
@@ -287,6 +287,7 @@ class _Captured:
         return self.captured(*inputs, **options)
 
 
+CASTS = ("float", "double", "half", "bfloat16", "to", "type")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -305,10 +306,16 @@ def called(model: Callable, skip_logits: bool = False) -> Callable:
 
 
 def without_logits(result: Any) -> Any:
-    """A mapping with a loss, without its logits, while gradients are recorded; else the result itself."""
-    if not torch.is_grad_enabled() or not isinstance(result, Mapping) or result.get("loss") is None:
+    """A dict, or a dataclass whose logits are optional, with a loss: without its logits while gradients are recorded.
+    Anything else as it is."""
+    kind = type(result)
+    may_miss_them = kind is dict or hasattr(kind, "__dataclass_fields__") and hasattr(kind, "logits")
+    if not torch.is_grad_enabled() or not isinstance(result, dict) or not may_miss_them:
         return result
-    return type(result)(**{name: value for name, value in result.items() if name != "logits"})
+    if result.get("loss") is None or "logits" not in result:
+        return result
+    others = {name: value for name, value in result.items() if name != "logits"}
+    return others if kind is dict else kind(**others)
 
 
 _calls = itertools.count()

@@ -164,7 +164,9 @@ def _step(node: fx.Node, behind: list[Step]) -> Step | None:
         return layer
     if all(step.kind != "softcap" for step in behind) and (capped := _capped(node)) is not None:
         return capped
-    return _rows(node, bool(behind) and _flattens(behind[-1].nodes[-1]))
+    # Parts of rows are taken of x, before its rows are one behind the other.
+    is_cut = any(each.target is operator.getitem for step in behind for each in step.nodes)
+    return _rows(node, is_cut or bool(behind) and _flattens(behind[-1].nodes[-1]))
 
 
 def _layer(node: fx.Node) -> Step | None:
@@ -201,7 +203,7 @@ def _layer(node: fx.Node) -> Step | None:
 
 def _is_bias(node: Any, logits: fx.Node) -> bool:
     """A number for each class."""
-    if not is_tensor(node) or not value_of(node).dim():
+    if not is_tensor(node) or not value_of(node).dim() or not value_of(node).is_floating_point():
         return False
     *rows, classes = value_of(node).shape
     return same(classes, value_of(logits).shape[-1]) and all(same(size, 1) for size in rows)
@@ -231,7 +233,7 @@ def _capped(node: fx.Node) -> Step | None:
 def _rows(node: fx.Node, is_flattened: bool) -> Step | None:
     """A cast to float32, a part of the rows, or all of them one behind the other, with nothing moved in a row.
 
-    is_flattened: whether the next node flattens.
+    is_flattened: whether they are that already where this is done.
     """
     step = Step("rows", (node,), node.args[0]) if node.args and is_tensor(node.args[0]) else None
     return step if step is not None and is_tensor(node) and _leaves_rows(node, is_flattened) else None

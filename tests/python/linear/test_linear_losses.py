@@ -310,3 +310,86 @@ def test_errors(bad, kind, message, training):
         OF.linear_cross_entropy(**{**good, **bad})
     with pytest.raises(ValueError, match="expected temperature to be other than 0"):
         OF.linear_log_prob(**good, temperature=0.0)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_float16_takes_what_scales_the_loss(autocast, device):
+    """Gradients of a mean over many rows are nothing before that, and those of a sum infinite."""
+    x, w = torch.randn(8192, 16, device=device), torch.randn(256, 16, device=device) / 20
+    x[:, 3] += 30
+    target = torch.randint(100, (8192,), device=device)
+    target[:4000] = 7
+
+    def gradient(function, reduction, scale, dtype):
+        given = [t.to(dtype, copy=True).requires_grad_() for t in (x, w)]
+        with torch.autocast(torch.device(device).type, torch.float16, enabled=autocast and dtype != torch.float64):
+            loss = function(*given, target, reduction=reduction)
+            loss = loss if reduction == "mean" else loss / 8192
+        return [g.double() / scale for g in torch.autograd.grad(loss * scale, given)]
+
+    def of_logits(x, w, target, reduction):
+        return F.cross_entropy(
+            F.linear(x, w).to(torch.float64 if x.dtype == torch.float64 else torch.float32), target, reduction=reduction
+        )
+
+    for reduction, scale in itertools.product(("mean", "sum"), (65536.0, 1.0)):
+        exact = gradient(of_logits, reduction, 1.0, torch.float64)
+        dtype = torch.float32 if autocast else torch.float16
+        ours, theirs = (gradient(f, reduction, scale, dtype) for f in (OF.linear_cross_entropy, of_logits))
+        for mine, other, right in zip(ours, theirs, exact):
+            assert (mine - right).norm() <= 1.5 * (other - right).norm() + 1e-4 * right.norm()
+
+
+def test_x_that_is_made_of_the_matrix(device):
+    """As with tied embeddings: gradients again, and those that are to be differentiated, are of each once."""
+    w = torch.randn(11, 8, dtype=torch.float64, device=device, requires_grad=True)
+    target = torch.randint(11, (7,), device=device)
+
+    def of(function, w):
+        return function(w[:7].tanh(), w, target)
+
+    theirs, ours = (of(f, w) for f in (lambda x, w, t: F.cross_entropy(F.linear(x, w), t), OF.linear_cross_entropy))
+    (expected,) = torch.autograd.grad(theirs, w, create_graph=True)
+    (found,) = torch.autograd.grad(ours, w, create_graph=True)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        *[torch.autograd.grad(g.square().sum(), w, retain_graph=True) for g in (found, expected)]
+    )
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(ours, w, retain_graph=True)[0], expected)
+    torch.testing.assert_close(torch.autograd.grad(ours, w)[0], expected)
+
+
+def test_several_gradients_at_once(device):
+    x, w, _, target = given((6,), 4, 7, torch.float64, device)
+    upstream = torch.randn(3, dtype=torch.float64, device=device)
+    ours, theirs = OF.linear_cross_entropy(x, w, target), F.cross_entropy(F.linear(x, w), target)
+    torch.testing.assert_close(
+        *[torch.autograd.grad(loss, (x, w), upstream, is_grads_batched=True) for loss in (ours, theirs)]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [0, 6])
+def test_no_target_that_counts(rows, dtype, device):
+    """The mean is NaN, and gradients are zero."""
+    x, w = torch.randn(rows, 4, device=device).to(dtype), torch.randn(7, 4, device=device).to(dtype)
+    target = torch.full((rows,), -100, device=device)
+    for function in (OF.linear_cross_entropy, torch.compile(OF.linear_cross_entropy, backend="aot_eager")):
+        leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+        loss = function(*leaves, target)
+        assert loss.isnan()
+        assert all(not g.any() for g in torch.autograd.grad(loss, leaves))
+
+
+def test_exported(device):
+    """Gradients are not made in forward, which may be all that runs."""
+    x, w, b, target = given((6,), 4, 7, torch.float64, device)
+
+    class Head(torch.nn.Module):
+        def forward(self, x, w, b, target):
+            return OF.linear_cross_entropy(x, w, target, linear_bias=b)
+
+    exported = torch.export.export(Head(), (x, w, b, target))
+    assert not any("with_gradients" in str(node.target) for node in exported.graph.nodes)
+    torch.testing.assert_close(exported.module()(x, w, b, target), Head()(x, w, b, target))

@@ -228,6 +228,20 @@ def biased_by_rows(h, w, b, t):
     return F.cross_entropy((F.linear(h, w) + h[..., :1]).view(-1, 30), t.view(-1))
 
 
+def biased_by_integers(h, w, b, t):
+    return F.cross_entropy((F.linear(h, w) + torch.arange(30)).view(-1, 30), t.view(-1))
+
+
+def every_other(h, w, b, t):
+    """Of all rows one behind the other, not of each batch: there are as many."""
+    return F.cross_entropy(F.linear(h, w, b).view(-1, 30)[::2], t.view(-1)[::2])
+
+
+def every_other_too(h, w, b, t):
+    logits = F.linear(h, w, b)
+    return F.cross_entropy(logits.view(-1, 30)[1::2], t.view(-1)[1::2]), logits
+
+
 ELSEWHERE = [
     capped_otherwise,
     capped_twice,
@@ -244,6 +258,9 @@ ELSEWHERE = [
     scaled_otherwise,
     biased_before_scaled,
     biased_by_rows,
+    biased_by_integers,
+    every_other,
+    every_other_too,
 ]
 
 

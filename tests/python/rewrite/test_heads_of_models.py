@@ -1,6 +1,8 @@
 """Heads of transformers' models, where a caller takes the loss alone; and losses, where it reads the logits."""
 
 import copy
+from collections import OrderedDict, defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -104,11 +106,23 @@ def test_models_that_skip_their_logits(name):
     assert_trains_as(model, outputs.loss, reference, inputs)
 
 
-@pytest.mark.parametrize("kind", [tuple, dict])
-def test_other_results_keep_their_logits(kind):
+@pytest.mark.parametrize("loss", [False, True])
+@pytest.mark.parametrize("kind", [tuple, dict, OrderedDict, partial(defaultdict, list)], ids=str)
+def test_other_results_keep_their_logits(kind, loss):
+    """But a plain dict with a loss, whatever its other keys are."""
     layer, x = torch.nn.Linear(8, 8), torch.randn(3, 8)
-    fused = onepass.fuse(lambda x: kind([("logits", layer(x)), ("loss", None)]), skip_logits=True)
-    assert torch.equal(dict(fused(x))["logits"], layer(x))
+
+    def model(x):
+        logits = layer(x)
+        return kind([("logits", logits), ("loss", logits.sum() if loss else None), (0, x)])
+
+    result, expected = onepass.fuse(model, skip_logits=True)(x), model(x)
+    assert type(result) is type(expected)
+    if loss and kind is dict:
+        assert [*result] == ["loss", 0]
+    else:
+        assert torch.equal(dict(result)["logits"], layer(x))
+        assert getattr(result, "default_factory", None) is getattr(expected, "default_factory", None)
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "BertForMaskedLM"])
