@@ -9,7 +9,7 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
+from torch._C._functorch import get_interpreter_stack, get_unwrapped, is_gradtrackingtensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -73,6 +73,26 @@ _is_traced, _has_transforms = torch.compiler.is_dynamo_compiling, torch._C._are_
 def is_transformed() -> bool:
     """Whether torch.func or forward mode sees a call."""
     return not _is_traced() and (_has_transforms() or forward_ad._current_level >= 0)
+
+
+def is_transformed_in_graph(tensors) -> bool:
+    """Whether Dynamo captures a call within transforms of torch.func that an autograd function in its graph gets wrong
+    or cannot take: forward mode, derivatives of derivatives, vmap of what has gradients."""
+    if not _is_traced():
+        return False
+    levels = _transforms()
+    if levels == "Vmap":
+        return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return levels not in _TAKEN
+
+
+# Before torch 2.12 jacobians, whose backward is what vmap sees, are zeros.
+_TAKEN = ("", "Grad") if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else ("",)
+
+
+@torch.compiler.assume_constant_result
+def _transforms() -> str:
+    return ",".join(level.key().name for level in get_interpreter_stack() or ())
 
 
 def alive(tensors):

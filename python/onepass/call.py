@@ -47,6 +47,7 @@ from onepass.autograd import (
     front,
     is_jit_traced,
     is_transformed,
+    is_transformed_in_graph,
 )
 from onepass.line import Line, _parse, parsed
 
@@ -144,7 +145,7 @@ def _run(line: Line, x, operands, training: bool, generator, stack: bool, shard:
         state = _draw(x, generator, shard) if line.has_dropout else None
         if line.weight is not None:
             operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, line._matrix_operands)
-        if x.is_cpu and not runs_on_cpu(line, operands):
+        if is_transformed_in_graph((x, *operands)) or x.is_cpu and not runs_on_cpu(line, operands):
             line._check_tensors(x, operands)
             line._check_shapes(x, operands)
             return line.reference(x, *operands, dropout_state=state)

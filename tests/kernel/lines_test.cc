@@ -143,7 +143,7 @@ class line_call {
   void add_target(int i) {
     std::vector<int64>& all = targets_[i];
     for (int64 row = 0; row < of_.rows; ++row) all.push_back((row * 7919 + i) * 104729 % of_.columns);
-    all.back() = all.size() > 1 ? static_cast<int64>(line_.words.back().parameters.back()) : of_.columns - 1;
+    all.back() = all.size() > 1 ? static_cast<int64>(line_.operand_word(i).parameters.back()) : of_.columns - 1;
     given_.try_emplace(operand(i), std::make_unique<device_tensor>(all));
   }
   std::vector<std::int64_t> shape(bool column) const {

@@ -50,7 +50,7 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
 def _may_go_ahead(tensors: tuple[Tensor, ...]) -> bool:
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors) or is_transformed() or is_jit_traced():
         return False
-    if torch.compiler.is_exporting():
+    if torch.compiler.is_exporting() or torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return False  # what is exported may only ever run forward
     if torch.compiler.is_compiling():
         return all(type(t) in _PLAIN or type(t) in _TRACED for t in tensors)

@@ -282,3 +282,38 @@ def test_attention_of_what_is_left_behind(device):
     (gradient,) = torch.autograd.grad(F.scaled_dot_product_attention(left, left, left).sin().sum(), q)
     (expected,) = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).sin().sum(), q)
     assert_close(gradient, expected)
+
+
+COMPILED = {
+    "jvp": lambda f: lambda w: torch.func.jvp(f, (w,), (2 * w,))[1],
+    "grad of grad": lambda f: torch.func.grad(lambda w: torch.func.grad(f)(w).square().sum()),
+    "hessian": torch.func.hessian,
+    "jacrev": torch.func.jacrev,
+    "vmap": lambda f: lambda w: torch.func.vmap(f)(torch.stack([w, 2 * w])),
+    "grad of vmap": lambda f: torch.func.grad(lambda w: torch.func.vmap(f)(torch.stack([w, 2 * w])).sum()),
+    "vmap of grad": lambda f: lambda w: torch.func.vmap(torch.func.grad(f))(torch.stack([w, 2 * w])),
+}
+
+
+@pytest.mark.parametrize("function", ["line", "loss"])
+@pytest.mark.parametrize("transform", COMPILED)
+def test_transforms_in_a_compiled_function(transform, function, device):
+    """Dynamo knows no tangents of autograd functions, nor derivatives of their derivatives: PyTorch computes them."""
+    torch._dynamo.reset()
+    w = torch.randn(5, 4, dtype=torch.float64, device=device)
+    x, target = torch.randn(3, 4, dtype=torch.float64, device=device), torch.tensor([0, 4, -100], device=device)
+
+    def ours(w):
+        if function == "line":
+            return onepass.fused("tanh | rms_norm(1e-3)", w).sum()
+        return onepass.functional.linear_cross_entropy(x, w, target)
+
+    def theirs(w):
+        if function == "line":
+            return torch.nn.functional.rms_norm(w.tanh(), (4,), eps=1e-3).sum()
+        return torch.nn.functional.cross_entropy(x @ w.T, target)
+
+    compiled = torch.compile(COMPILED[transform](ours), fullgraph=True, backend="aot_eager")
+    expected = COMPILED[transform](theirs)(w)
+    torch.testing.assert_close(compiled(w), expected)
+    torch.testing.assert_close(compiled(w.clone().requires_grad_()).detach(), expected)
