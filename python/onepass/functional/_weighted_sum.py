@@ -50,13 +50,19 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
 def _may_go_ahead(tensors: tuple[Tensor, ...]) -> bool:
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors) or is_transformed() or is_jit_traced():
         return False
-    if torch.compiler.is_exporting() or torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return False  # what is exported may only ever run forward
     if torch.compiler.is_compiling():
+        if _is_exported() or torch._C._are_functorch_transforms_active():
+            return False  # what is exported may only ever run forward
         return all(type(t) in _PLAIN or type(t) in _TRACED for t in tensors)
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return False  # in a checkpoint, say: forward runs twice, and gradients held between would be what it saves
     return all(type(t) in _PLAIN for t in tensors) and tensors[0].numel() > 0
+
+
+@torch.compiler.assume_constant_result
+def _is_exported() -> bool:
+    """Dynamo itself says of torch.compile, too, that it exports, before torch 2.12."""
+    return torch.compiler.is_exporting()
 
 
 _PLAIN, _TRACED = (Tensor, torch.nn.Parameter), (FakeTensor, FunctionalTensor)
