@@ -78,10 +78,8 @@ $(VENV)/stamp: pyproject.toml tools/requirements.py tools/system-packages
 	$(BIN)/python tools/requirements.py build dependencies test lint | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	touch $@
 
-$(VENV)/demo.stamp: $(VENV)/stamp
-	$(BIN)/python tools/requirements.py demo bench | $(BIN)/python -m pip install --quiet -r /dev/stdin
-	touch $@
-
-$(VENV)/train.stamp: $(VENV)/stamp
-	$(BIN)/python tools/requirements.py train | $(BIN)/python -m pip install --quiet -r /dev/stdin
+$(VENV)/demo.stamp: EXTRAS := demo bench
+$(VENV)/train.stamp: EXTRAS := train
+$(VENV)/demo.stamp $(VENV)/train.stamp: $(VENV)/stamp
+	$(BIN)/python tools/requirements.py $(EXTRAS) | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	touch $@

@@ -34,14 +34,17 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
     Saved for backward: x, the operands, and their gradients, which the first backward uses up.
     """
     known = parsed(line)
-    matrices = under_autocast("cpu" if x.is_cpu else x.device.type, operands, known._matrix_operands)
-    is_narrow = any(matrices[i].dtype == torch.float16 for i in known._matrix_operands)
-    if is_narrow or not _may_go_ahead((x, *operands)) or x.is_cpu and not runs_on_cpu(known, operands):
+    goes_ahead = _may_go_ahead((x, *operands))
+    if goes_ahead:
+        operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, known._matrix_operands)
+        is_narrow = any(operands[i].dtype == torch.float16 for i in known._matrix_operands)
+        goes_ahead = not is_narrow and (not x.is_cpu or runs_on_cpu(known, operands))
+    if not goes_ahead:
         return (fused(line, x, *operands) * share).sum()
     if torch.compiler.is_compiling():
-        return TracedSum.apply(known, share, x, *matrices)
+        return TracedSum.apply(known, share, x, *operands)
     try:
-        return WeightedSum.apply(known, share, *alive((x, *matrices)))
+        return WeightedSum.apply(known, share, *alive((x, *operands)))
     except RuntimeError as error:
         known._check_tensors(x, operands)
         raise as_torch_raises(error, [x]) from None
@@ -97,9 +100,7 @@ class WeightedSum(torch.autograd.Function):
         written, differentiated = ctx.written, torch.is_grad_enabled()
         if written is None or differentiated:
             with torch.enable_grad():
-                tensors = [
-                    t.view_as(t) for t in tensors
-                ]  # x may be made of the matrix, whose own gradient is asked for
+                tensors = [t.view_as(t) for t in tensors]  # x may itself be made of the matrix
                 total = (fused(ctx.line.text, *tensors) * share).sum()
             needed = [t for t, is_needed in zip(tensors, ctx.needed) if is_needed]
             found = iter(torch.autograd.grad(total, needed, upstream, create_graph=differentiated))

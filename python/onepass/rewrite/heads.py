@@ -192,11 +192,9 @@ def _layer(node: fx.Node) -> Step | None:
     first, last = (value_of(each) for each in (nodes[-1], node))
     if not same_shape(first.shape, last.shape) or last.dtype != first.dtype and not _widens(first.dtype, last.dtype):
         return None
-    if (
-        scale is not None
-        and first.dtype == torch.float16
-        or not all(isinstance(n, int) for n in value_of(weight).shape)
-    ):
+    if scale is not None and first.dtype == torch.float16:
+        return None
+    if not all(isinstance(size, int) for size in value_of(weight).shape):
         return None
     return Step("linear", tuple(nodes), x, (weight, own if bias is None else bias, scale))
 
@@ -235,8 +233,9 @@ def _rows(node: fx.Node, is_flattened: bool) -> Step | None:
 
     is_flattened: whether they are that already where this is done.
     """
-    step = Step("rows", (node,), node.args[0]) if node.args and is_tensor(node.args[0]) else None
-    return step if step is not None and is_tensor(node) and _leaves_rows(node, is_flattened) else None
+    if not is_tensor(node) or not node.args or not is_tensor(node.args[0]) or not _leaves_rows(node, is_flattened):
+        return None
+    return Step("rows", (node,), node.args[0])
 
 
 def _leaves_rows(node: fx.Node, is_flattened: bool) -> bool:

@@ -47,38 +47,32 @@ class Fused:
     @staticmethod
     def of(chain: Chain, profile: Profile, training: bool) -> Fused:
         """A chain, as it was decided."""
-        value = value_of(chain.result)
-        before, after = prices.decision(chain, profile, training)
-        return Fused(
-            chain.line,
-            sizes(value),
-            str(value.dtype).removeprefix("torch."),
-            sum((op := operation(node)) is None or op.name not in ("same", "view", "permuted") for node in chain.nodes),
-            (before.bytes, after.bytes),
-            (before.kernels, after.kernels),
-            (before.seconds, after.seconds),
-        )
+        operators = [
+            node
+            for node in chain.nodes
+            if (op := operation(node)) is None or op.name not in ("same", "view", "permuted")
+        ]
+        return Fused._of(chain.line, chain.result, len(operators), *prices.decision(chain, profile, training))
 
     @staticmethod
     def of_head(head: Head, profile: Profile, training: bool, nested: bool) -> Fused:
         """A loss, with its head where it has one."""
-        value = value_of(head.loss)
-        before, after = (sum(price, Price()) for price in prices.of_head(head, profile, training, nested))
-        return Fused(
-            head.function.__name__,
-            sizes(value),
-            str(value.dtype).removeprefix("torch."),
-            len(head.nodes),
-            (before.bytes, after.bytes),
-            (before.kernels, after.kernels),
-            (before.seconds, after.seconds),
-        )
+        totals = (sum(price, Price()) for price in prices.of_head(head, profile, training, nested))
+        return Fused._of(head.function.__name__, head.loss, len(head.nodes), *totals)
 
     @staticmethod
     def of_call(node: fx.Node) -> Fused:
         """This package's attention in the place of PyTorch's."""
-        value = value_of(node)
-        return Fused(node.target.__name__, sizes(value), str(value.dtype).removeprefix("torch."), 1)
+        return Fused._of(node.target.__name__, node, 1)
+
+    @staticmethod
+    def _of(line: str, result: fx.Node, operators: int, *costs: Price) -> Fused:
+        """costs: before and after, where they are known."""
+        value = value_of(result)
+        numbers = [tuple(getattr(price, name) for price in costs) for name in ("bytes", "kernels", "seconds")]
+        return Fused(
+            line, sizes(value), str(value.dtype).removeprefix("torch."), operators, *(numbers if costs else ())
+        )
 
 
 @dataclass

@@ -6,6 +6,14 @@ import sys
 
 from helpers import NO_COMPILER
 
+
+def run_without_compiler(program, cache):
+    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(cache), **NO_COMPILER}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 MIXTURES = """
 import contextlib, itertools, warnings
 import torch, onepass
@@ -46,10 +54,7 @@ for line, dtype, other, grad, is_bool, cast in itertools.product(
 
 
 def test_without_a_compiler_every_mixture_runs(tmp_path):
-    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path), **NO_COMPILER}
-    command = [sys.executable, "-c", MIXTURES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    run_without_compiler(MIXTURES, tmp_path)
 
 
 def test_the_composition_refuses_what_the_kernel_refuses(tmp_path):
@@ -72,9 +77,7 @@ expected = onepass.fused("scale | dropout(0.5)", x, b, generator=torch.Generator
 assert torch.equal(onepass.fused("scale | dropout(0.5)", x, b, generator=torch.Generator().manual_seed(1)), expected)
 assert torch.equal(onepass.fused("scale | dropout(0.5)", x, b, training=False), x * b)
 """
-    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path), **NO_COMPILER}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_without_compiler(program, tmp_path)
 
 
 def test_losses_need_no_compiler(tmp_path):
@@ -93,10 +96,7 @@ for dtype in (torch.float32, torch.bfloat16):
         for results in (linear_log_prob(x, w, target, entropy=entropy), log_prob(x @ w.T, target, entropy=entropy)):
             sum(r.sum() for r in (results if entropy else [results])).backward()
 """
-    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path), **NO_COMPILER}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    run_without_compiler(program, tmp_path)
 
 
 def test_a_loss_of_a_product(tmp_path):
@@ -112,7 +112,4 @@ expected = F.cross_entropy((F.linear(x, w) / 3).tanh() * 3, target)
 torch.testing.assert_close(loss, expected)
 torch.testing.assert_close(torch.autograd.grad(loss, (x, w)), torch.autograd.grad(expected, (x, w)))
 """
-    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path), **NO_COMPILER}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    run_without_compiler(program, tmp_path)

@@ -8,8 +8,13 @@ from onepass.rewrite import heads
 
 
 @pytest.fixture
-def every_line(monkeypatch):
-    """Whatever a line can say becomes one."""
-    monkeypatch.setattr(fusing, "gain_of", lambda chain, profile, training, then: float(len(chain.nodes)))
+def small_heads(monkeypatch):
+    """Heads are found, however few logits they have."""
     monkeypatch.setattr(heads, "LEAST_LOGITS", 0)
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def every_line(monkeypatch, small_heads):
+    """Whatever a line can say becomes one."""
+    monkeypatch.setattr(fusing, "gain_of", lambda chain, profile, training, then: float(len(chain.nodes)))

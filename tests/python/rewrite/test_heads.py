@@ -17,10 +17,7 @@ from sound import runs
 HEAD, LOSS = "linear_cross_entropy", "cross_entropy"
 
 
-@pytest.fixture(autouse=True)
-def small_ones_too(monkeypatch):
-    monkeypatch.setattr(heads, "LEAST_LOGITS", 0)
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("small_heads")
 
 
 def given(dtype=torch.float64):

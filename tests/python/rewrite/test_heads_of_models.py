@@ -8,15 +8,11 @@ import pytest
 import torch
 
 import onepass
-from onepass.rewrite import heads
 
 HEAD, LOSS = "linear_cross_entropy", "cross_entropy"
 
 
-@pytest.fixture(autouse=True)
-def small_ones_too(monkeypatch):
-    monkeypatch.setattr(heads, "LEAST_LOGITS", 0)
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("small_heads")
 
 
 SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

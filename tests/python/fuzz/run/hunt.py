@@ -74,6 +74,7 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
     ended: set[int] = set()
     summary, start = Summary(), time.monotonic()
     while seeds:
+        before = len(ended)
         workers = [started(place) for place in places]
         while any(w.is_alive() for w in workers) or not results.empty():
             try:
@@ -93,8 +94,10 @@ def hunt(programs: int, seed: int, processes: int, then: str = "eager", each: in
             ended.add(which)
             summary.seconds = time.monotonic() - start
             yield summary
-        # A process that dies has not sent all it has put.
+        # A process that dies has not sent all it has put. Where none began there is nothing to wait for.
         seeds, taken.value = [s for s in seeds if s not in ended], 0
+        if len(ended) == before:
+            break
     yield summary
 
 
