@@ -77,6 +77,26 @@ def logprob(x: Tensor, target: Tensor, ignore_index=-100.0) -> Tensor:
     return -cross_entropy(x, target, ignore_index=ignore_index)
 
 
+def kl_div(x: Tensor, teacher: Tensor, beta=0.0, temperature=1.0) -> Tensor:
+    """Of each row, from p = softmax(x / temperature) and q = softmax(teacher / temperature): KL(q || p), with beta 1
+    KL(p || q), between them beta KL(q || m) + (1 - beta) KL(p || m) with m = (1 - beta) p + beta q."""
+    wide = torch.promote_types(_wide(x).dtype, _wide(teacher).dtype)
+    log_p = F.log_softmax(x.to(wide) / temperature, -1)
+    log_q = F.log_softmax(teacher.to(wide).expand_as(x) / temperature, -1)
+    if beta in (0, 1):
+        of = _divergence(log_p, log_q) if beta == 1 else _divergence(log_q, log_p)
+    else:
+        log_m = torch.logaddexp(log_p + math.log1p(-beta), log_q + math.log(beta))
+        of = beta * _divergence(log_q, log_m) + (1 - beta) * _divergence(log_p, log_m)
+    return of.to(_wide(x).dtype)
+
+
+def _divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Σ p log(p / q); what has no probability counts as nothing."""
+    p, apart = log_p.exp(), log_p - log_q
+    return (p * apart.masked_fill(p == 0, 0)).sum(-1)
+
+
 CODES = {"fp8": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2, "int8": torch.int8}
 """What `quantize` stores, by its names."""
 _LEAST_SCALE = 2.0**-126  # the smallest normal float32: its inverse is finite
@@ -308,6 +328,7 @@ IN_TORCH: dict[str, InTorch] = {
     "amax": InTorch(lambda x: _wide(x).amax(-1)),
     "cross_entropy": InTorch(cross_entropy),
     "logprob": InTorch(logprob),
+    "kl_div": InTorch(kl_div),
     "quantize": InTorch(quantize),
 }
 """Every word of the vocabulary, users' words among them."""

@@ -7,6 +7,7 @@ namespace onepass::cuda {
 inline constexpr const char* kKernels[] = {
     // lines
     "elementwise_forward", "elementwise_backward", "rowwise_forward", "rowwise_backward", "rowwise_forward_streamed",
+    "rowwise_forward_paired",
     // rows in parts
     "rowwise_forward_parts", "rowwise_forward_combined", "rowwise_forward_tiles", "rowwise_backward_parts",
     "rowwise_backward_combined", "rowwise_backward_tiles",

@@ -212,6 +212,12 @@ class reader {
     if (about.kind == word_kind::dropout && !(number >= 0 && number <= 1)) {
       fail(w.begin, at_, "dropout probability has to be between 0 and 1, but got " + std::to_string(number));
     }
+    if (is_paired(about) && !(number >= 0 && number <= 1))
+      fail(w.begin, at_, std::string(about.name) + " takes a beta between 0 and 1, got " + std::to_string(number));
+    if (is_paired(about) && w.parameters.size() > 1 && !(w.parameters.back() > 0)) {
+      fail(w.begin, at_,
+           std::string(about.name) + " takes a temperature above 0, got " + std::to_string(w.parameters.back()));
+    }
     if (about.operand != operand_kind::target) return;
     if (const double ignored = w.parameters.back(); std::trunc(ignored) != ignored)
       fail(w.begin, at_,
@@ -409,6 +415,13 @@ class reader {
       fail(w.begin, w.end,
            std::string("'") + w.about->name + "' behind '" + to.words.back().about->name + "', which ends a line");
     }
+    const bool has_pair =
+        std::any_of(to.words.begin(), to.words.end(), [](const word& o) { return is_paired(*o.about); });
+    if (has_pair || (is_paired(*w.about) && (to.rowwise() || to.keeps > 0 || to.linear >= 0))) {
+      fail(w.begin, w.end,
+           std::string("'") + w.about->name + "' behind '" + to.words.back().about->name +
+               "': a row word with a row beside its own has no others in its line, no 'keep' and no contraction");
+    }
     // What `linear` gives is computed again in backward, and may round otherwise.
     const bool may_stand = !to.scores() && !w.about->gives_codes && !w.about->finds_input;
     if ((w.about->gives_number || w.about->gives_codes) && to.linear >= 0 && !may_stand)
@@ -421,7 +434,7 @@ class reader {
     if (!turns && to.rotary() == nullptr) return;
     const auto has_no_kernel = [](const word& other) {
       return other.about->kind == word_kind::contraction || other.about->operand == operand_kind::target ||
-             other.about->by_groups;
+             is_paired(*other.about) || other.about->by_groups;
     };
     const auto found = turns ? std::find_if(to.words.begin(), to.words.end(), has_no_kernel) : to.words.end();
     if (found != to.words.end() || has_no_kernel(w)) {

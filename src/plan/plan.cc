@@ -227,6 +227,10 @@ std::string row_type(const word& row) {
   const std::string type = type_of(about);
   if (about.operand == operand_kind::target)
     return "word::with_target<" + type + ", " + std::to_string(row.operand) + ">";
+  if (is_paired(about)) {
+    return "word::with_row<" + type + ", " + std::to_string(row.operand) + ", " + std::to_string(row.parameter_slot) +
+           ">";
+  }
   if (about.gives_codes) return type + "<dtype::" + name_of(row.stored) + ", " + std::to_string(row.ordinal) + ">";
   if (about.defined[0] == '\0') return type;
   return "word::of_sums<" + type + ", " + std::to_string(std::max(row.parameter_slot, 0)) + ", " +

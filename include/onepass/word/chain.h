@@ -322,6 +322,12 @@ inline constexpr int target_operand<word::with_target<Row, I>> = I;
 template <class Row>
 inline constexpr int ignore_number = Row::about.parameters - 1;
 
+// The operand that is a row beside a row word's own; -1: none.
+template <class Row>
+inline constexpr int paired_operand = -1;
+template <class Row, int I, int J>
+inline constexpr int paired_operand<word::with_row<Row, I, J>> = I;
+
 // A row word (void in an elementwise line), and the words from it to the next or to the line's end. Number: of an
 // ending, which result it gives: -1 the line's, else that which stands among the kept values.
 template <class Row, int RowParameter = -1, class Post = chain<>, int Number = -1>
@@ -366,7 +372,8 @@ struct line {
   static constexpr bool by_groups = !same_type<grouped, void>;
   static constexpr int row_parameter = last::row_parameter, number = last::number;
 
-  static constexpr int operands = largest_of<Pre::operands, Post::operands, More::post::operands...>;
+  static constexpr int operands =
+      largest_of<paired_operand<Row> + 1, Pre::operands, Post::operands, More::post::operands...>;
   static constexpr int dropouts = largest_of<Pre::dropouts, Post::dropouts, More::post::dropouts...>;
   static constexpr int keeps = largest_of<Pre::keeps, segment_at<0>::keeps, More::keeps...>;
   static constexpr int features = post::features;
@@ -459,6 +466,12 @@ ONEPASS_FUNCTION L gradient_before(L z, L dz, word::row_numbers<T> saved, word::
                                    Cursor& at) {
   if constexpr (word::is_of_sums<Row>) {
     return Row::backward(z, dz, saved, sums, own_numbers_of<Row>(at));
+  } else if constexpr (paired_operand<Row> >= 0) {
+    const word::gradients<L> g =
+        Row::backward(z, at.template operand<L, Row::operand>(), dz, saved, at.template parameter<Row::parameter>(),
+                      at.template parameter<Row::parameter + 1>());
+    if (at.template wants<Row::operand>()) at.template tensor_gradient<Row::operand>(g.doperand);
+    return g.dx;
   } else {
     const L du = Row::backward(z, dz, saved, sums, inverse_columns);
     if constexpr (target_operand<Row> >= 0) return at.plus_at(du, saved.at.column, saved.gradient);

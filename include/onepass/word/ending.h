@@ -10,6 +10,9 @@
 // Those with a target, a column of the row, get it and their numbers (arguments::parameter) in statistics, and third
 // of what that returns is the number itself. In backward prepared() makes of what was saved what backward takes, and of
 // gradient what is added at the target.
+//
+// One with another row beside its own (is_paired) gets both in statistics, each value times its scale(), and its
+// numbers; in backward both values, for each row's gradient. It is the only row word of its line.
 #if defined(ONEPASS_WORD_ENDING_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_WORD_ENDING_H_
 #undef ONEPASS_WORD_ENDING_H_
@@ -17,8 +20,10 @@
 #define ONEPASS_WORD_ENDING_H_
 #endif
 
+#include "onepass/lane/functions.h"
 #include "onepass/lane/target.h"
 #include "onepass/word/row.h"
+#include "onepass/word/words.h"
 
 ONEPASS_BEGIN
 namespace word {
@@ -263,6 +268,96 @@ struct logprob : ending {  // saved: as of cross_entropy
   }
 };
 
+// p = softmax(x / temperature), q = softmax(teacher / temperature), m = (1 - beta) p + beta q:
+//   beta Σ q log(q / m) + (1 - beta) Σ p log(p / m), the generalised Jensen-Shannon divergence (Agarwal et al.,
+// arXiv:2306.13649), and at its ends, where it is 0, what it is in proportion to beta and to 1 - beta.
+struct kl_div : ending {  // saved: log Σ exp of both; what each has of the number
+  static constexpr descriptor about{
+      .name = "kl_div",
+      .kind = word_kind::row,
+      .operand = operand_kind::tensor,
+      .operand_name = "teacher",
+      .parameter = "beta, temperature",
+      .parameters = 2,
+      .parameter_default = 0,
+      .other_defaults = {1},
+      .backward_needs_operand = true,
+      .statistics = 4,
+      .sums = 0,
+      .gives_number = true,
+      .flops_forward = 26,
+      .flops_backward = 30,
+      .formula = "Σ q log(q / p)",
+      .meaning =
+          "one number a row: the divergence KL(q || p) of its softmax p and a teacher's q, both of logits divided by "
+          "the temperature; with beta = 1 KL(p || q), between them the generalised Jensen-Shannon divergence"};
+  template <class T>
+  static ONEPASS_FUNCTION T scale(const double* number) {
+    return static_cast<T>(1.0 / number[1]);
+  }
+  // What the row's divergence from m, and the other's, count in the number.
+  template <class T>
+  static ONEPASS_FUNCTION T row_counts(T beta) {
+    return beta == T(0) ? T(0) : beta == T(1) ? T(1) : T(1) - beta;
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T other_counts(T beta) {
+    return beta == T(0) ? T(1) : beta == T(1) ? T(0) : beta;
+  }
+  // log(p / m) and log(q / m) of log p and log q.
+  template <class L>
+  static ONEPASS_FUNCTION terms<L> log_shares(L log_p, L log_q, typename L::scalar beta) {
+    using T = typename L::scalar;
+    const L d = log_q - log_p;
+    if (beta == T(0) || beta == T(1)) return beta == T(0) ? terms<L>{L(T(0)), d} : terms<L>{L(-d), L(T(0))};
+    // m is weight + (1 - weight) exp(-|d|) times the larger of the two.
+    const L less = expm1(L(-abs(d))), weight = where(d > L(T(0)), L(beta), L(T(1) - beta)), rest = L(T(1)) - weight;
+    const L share = fma(rest, less, L(T(1)));
+    const L far = log(L(fma(rest, less + L(T(1)), weight))), near = log1p(L(rest * less));
+    const L larger = -where(share < L(T(0.5)), far, near);
+    return {where(d > L(T(0)), larger - d, larger), where(d > L(T(0)), larger, larger + d)};
+  }
+  template <class Row, class T>
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T beta, const double*) {
+    using L = typename Row::lane;
+    const paired<T> of = row.paired_exponentials(beta == T(1));
+    const T own = log_number(of.sum), other = log_number(of.other_sum);
+    const T lse = of.shift + own, other_lse = of.other_shift + other;
+    const T apart = (of.other_shift - of.shift) + (other - own);
+    if (beta == T(0)) return {.first = lse, .second = other_lse, .fourth = of.product / of.other_sum - apart};
+    if (beta == T(1)) return {.first = lse, .second = other_lse, .third = of.product / of.sum + apart};
+    const pair<T> sums = row.paired_sum([=](L u, L o) ONEPASS_LAMBDA {
+      const L log_p = (u - L(of.shift)) - L(own), log_q = (o - L(of.other_shift)) - L(other);
+      const terms<L> shares = log_shares(log_p, log_q, beta);
+      return terms<L>{part(L(exp(log_p)), shares.first), part(L(exp(log_q)), shares.second)};
+    });
+    return {.first = lse,
+            .second = other_lse,
+            .third = row_counts(beta) * sums.first,
+            .fourth = other_counts(beta) * sums.second};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T number(row_numbers<T> of) {
+    return of.third + of.fourth;
+  }
+  template <class L, class T>
+  static ONEPASS_FUNCTION gradients<L> backward(L z, L other, L dz, row_numbers<T> saved, T beta, T temperature) {
+    const T scale = T(1) / temperature;
+    const L log_p = fma(z, L(scale), L(-saved.first)), log_q = fma(other, L(scale), L(-saved.second));
+    const L p = exp(log_p), q = exp(log_q), g(saved.gradient * scale);
+    const terms<L> shares = log_shares(log_p, log_q, beta);
+    const L row = beta == T(0) ? L(p - q) : part(p, L(shares.first * L(row_counts(beta)) - L(saved.third)));
+    const L of_other = beta == T(1) ? L(q - p) : part(q, L(shares.second * L(other_counts(beta)) - L(saved.fourth)));
+    return {fma(row, g, dz), of_other * g};
+  }
+
+ private:
+  template <class L>
+  static ONEPASS_FUNCTION L part(L probability, L of) {
+    return where(probability == L(0), L(0), probability * of);
+  }
+};
+
 // The least scale, of rows that are nothing: the smallest normal float. Its inverse is finite.
 inline constexpr double kLeastScale = 0x1p-126;
 
@@ -365,8 +460,13 @@ template <class Row, int I>
 struct with_target : Row {
   static constexpr int operand = I;
 };
+// One that takes operand I, a row beside its own; its numbers begin at J.
+template <class Row, int I, int J>
+struct with_row : Row {
+  static constexpr int operand = I, parameter = J;
+};
 
-using endings = list<logsumexp, entropy, sum, mean, amax, cross_entropy, logprob, quantize<dtype::f8e4m3, 0>>;
+using endings = list<logsumexp, entropy, sum, mean, amax, cross_entropy, logprob, kl_div, quantize<dtype::f8e4m3, 0>>;
 
 }  // namespace word
 ONEPASS_END

@@ -16,6 +16,10 @@
 //   total()                 Σ value
 //   largest_magnitude()     the largest |value|, 0 of none; a NaN where there is one
 //   largest()               the largest value, a NaN before all others, and how many elements have it
+// and, where another row stands beside it (is_paired), instead of these
+//   paired_exponentials(of_row)  the sums of exponentials of both, and Σ exp(a) (a - b), where a is the row's value and
+//                           b the other's, or, where of_row is not true, the other way round
+//   paired_sum(f)           two sums over both rows of f(value, other)
 // Statistics are two passes over values on chip, never E[x²] - mean². add_terms adds a lane to the sums over the row
 // that backward needs, about.sums of them. backward's last argument is 1 / the row's length.
 #if defined(ONEPASS_WORD_ROW_H_) == defined(HWY_TARGET_TOGGLE)
@@ -36,10 +40,11 @@ struct target {
   int64 column = -1;
 };
 template <class T>
-struct row_numbers {  // saved per row; the third where x has more than 16 bits
+struct row_numbers {  // saved per row, about.statistics of them
   T first, second, third = T(0);
   T gradient = T(0);  // in backward, of the number that an ending gives; of one with a target, the target's own
   target at = {};     // in backward
+  T fourth = T(0);    // saved
 };
 
 // A user's row word (word/user.h), Count of whose numbers begin at First among the line's: what is saved are sums over
@@ -73,6 +78,11 @@ template <class T>
 struct picked {
   T shift, sum, value, total;
 };
+template <class T>
+struct paired {  // the shift and Σ exp(value - shift) of a row and of another; and of one of them Σ exp(a - shift) (a -
+                 // b)
+  T shift, sum, other_shift, other_sum, product;
+};
 template <class L>
 struct terms {  // summed over the row
   L first, second;
@@ -91,6 +101,12 @@ template <class L>
 ONEPASS_FUNCTION terms<L> weighted_exponential(L u, typename L::scalar shift) {
   const L e = exp_minus(u, shift);
   return {e, where(e == L(0), L(0), e * (u - L(shift)))};
+}
+
+// exp(a - shift) times what a is more than b; nothing of -infinity.
+template <class L>
+ONEPASS_FUNCTION L weighted_difference(L exponential, L a, L b) {
+  return where(exponential == L(0), L(0), exponential * (a - b));
 }
 
 // Mean and variance, each by a pass over the row.
@@ -113,6 +129,7 @@ struct layer_norm {
                                     .parameter = "eps",
                                     .parameter_default = 1e-5,
                                     .statistics = 3,
+                                    .last_is_fine = true,
                                     .flops_recompute = 2,
                                     .flops_forward = 7,
                                     .flops_backward = 11,

@@ -14,8 +14,9 @@ namespace onepass::cuda {
 constexpr int64 ceil_div(int64 a, int64 b) { return (a + b - 1) / b; }
 
 // What a kernel's blocks have: whole rows, held from the first row word to the last; whole rows of which only numbers
-// stay; of rows too long for a cluster parts, for each row word, whose statistics are then combined; tiles of all rows.
-enum class part : int { whole, streamed, parts, combined, tiles };
+// stay; both of two whole rows, likewise; of rows too long for a cluster parts, for each row word, whose statistics are
+// then combined; tiles of all rows.
+enum class part : int { whole, streamed, paired, parts, combined, tiles };
 
 // All that selects a kernel besides the arguments. Flops: of an element in this direction, in the words beside the row
 // word.
@@ -34,6 +35,7 @@ struct request {
   uint64 summed = 0;          // bits of the row words whose backward needs sums over the row
   bool gives_number = false;  // the result is one number a row
   bool only_endings = false;  // all of its row words give a number
+  bool paired = false;        // its row word has another row beside its own
   int group = 0;              // forward: columns that share a scale of its codes; 0: none do
   int flops = 0;
   bool draws = false;            // has dropout
@@ -81,7 +83,7 @@ constexpr int64 row_numbers(const request& r) { return 3 * (r.row_words > 1 ? r.
 
 // Whether a kernel's blocks have whole rows; others have tiles, or, of rows in parts, a part each.
 constexpr bool has_whole_rows(const request& r, const configuration& c) {
-  return r.rowwise && (c.of == part::whole || c.of == part::streamed);
+  return r.rowwise && (c.of == part::whole || c.of == part::streamed || c.of == part::paired);
 }
 
 int result_bits(const request&);  // significant ones of the results, at most

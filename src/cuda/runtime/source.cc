@@ -65,13 +65,14 @@ std::string fields(const request& r, const configuration& c) {
 }
 
 std::string function_of(const request& r, const configuration& c) {
-  static constexpr const char* kSuffix[] = {"", "_streamed", "_parts", "_combined", "_tiles"};
+  static constexpr const char* kSuffix[] = {"", "_streamed", "_paired", "_parts", "_combined", "_tiles"};
   return std::string(r.rowwise ? "rowwise" : "elementwise") + (r.backward ? "_backward" : "_forward") +
          kSuffix[static_cast<int>(c.of)];
 }
 
 std::string source(const request& r, const configuration& c) {
   const char* const header = c.of == part::streamed ? "streamed"
+                             : c.of == part::paired ? "paired"
                              : c.of != part::whole  ? "split_rows"
                              : r.rowwise            ? "rowwise"
                                                     : "elementwise";

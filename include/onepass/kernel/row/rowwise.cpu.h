@@ -142,6 +142,52 @@ class held_row {
   bool made_ = false;
 };
 
+// Two rows in cache, as a row word sees them that has another beside its own.
+template <class L, class Make, class MakeOther>
+class paired_rows {
+ public:
+  using lane = L;
+  using T = typename L::scalar;
+  ONEPASS_FUNCTION paired_rows(T* values, T* others, const arguments& a, const Make& make, const MakeOther& make_other)
+      : values_(values), others_(others), columns_(a.columns), own_(values, a, make), other_(others, a, make_other) {}
+  ONEPASS_FUNCTION word::paired<T> paired_exponentials(bool of_row) {
+    const word::pair<T> own = own_.sum_of_exponentials(), other = other_.sum_of_exponentials();
+    const word::pair<T> sums = paired_sum([&](L u, L o) ONEPASS_LAMBDA {
+      const L a = of_row ? u : o, b = of_row ? o : u;
+      return word::terms<L>{word::weighted_difference(L(exp(L(a - L(of_row ? own.first : other.first)))), a, b),
+                            L(T(0))};
+    });
+    return {own.first, own.second, other.first, other.second, sums.first};
+  }
+  template <class F>
+  ONEPASS_FUNCTION word::pair<T> paired_sum(const F& f) const {
+    constexpr int kLanes = lanes<L>();
+    constexpr int64 kBlock = 512 * kLanes;  // added up apart from the rest: the error does not grow with the row
+    const L zero(T(0));
+    word::terms<L> total{zero, zero};
+    for (int64 block = 0; block < columns_; block += kBlock) {
+      const int64 end = columns_ < block + kBlock ? columns_ : block + kBlock;
+      word::terms<L> sums{zero, zero};
+      for_columns<L, false>(block, end, [&](int64 c, int count) ONEPASS_LAMBDA {
+        word::terms<L> here = f(load_lane<L>(values_ + c), load_lane<L>(others_ + c));
+        if (HWY_UNLIKELY(count < kLanes)) {
+          const auto present = first_n<L>(count);
+          here = {where(present, here.first, zero), where(present, here.second, zero)};
+        }
+        sums = sums + here;
+      });
+      total = total + sums;
+    }
+    return {sum_lanes(total.first), sum_lanes(total.second)};
+  }
+
+ private:
+  const T *values_, *others_;
+  const int64 columns_;
+  held_row<L, Make> own_;
+  held_row<L, MakeOther> other_;
+};
+
 template <class T, class Segment>
 ONEPASS_FUNCTION T row_parameter(const arguments& a) {
   if constexpr (Segment::row_parameter >= 0) return static_cast<T>(a.parameter[Segment::row_parameter]);
@@ -188,6 +234,7 @@ ONEPASS_FUNCTION void save(T* statistics, const arguments& a, dtype type, int64 
   if (numbers > 0) statistics[row] = saved.first;
   if (numbers > 1) statistics[a.rows + row] = saved.second;
   if (numbers > 2) statistics[2 * a.rows + row] = saved.third;
+  if (numbers > 3) statistics[3 * a.rows + row] = saved.fourth;
 }
 template <class Line, int I = 0, class T, class Cursor>
 ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, const Cursor& at, int64 row,
@@ -202,6 +249,7 @@ ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, const 
   if (numbers > 0) saved.first = own[row];
   if (numbers > 1) saved.second = own[a.rows + row];
   if (numbers > 2) saved.third = own[2 * a.rows + row];
+  if (numbers > 3) saved.fourth = own[3 * a.rows + row];
   if constexpr (gives_number<row_word>) saved.gradient = at.template number_gradient<segment::number>();
   if constexpr (target_operand<row_word> >= 0) {
     constexpr int kFirst = segment::row_parameter;
@@ -243,13 +291,33 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, Cursor& at, T* values
   }
 }
 
+// The statistics of a row and of that beside it, which lies behind it in the cache.
+template <class T, class Line, class L, class Cursor>
+ONEPASS_FUNCTION word::row_numbers<T> paired_statistics(const arguments& a, Cursor& at, T* values) {
+  using row = typename Line::row;
+  const double* const number = a.parameter + row::parameter;
+  const L scale(row::template scale<T>(number));
+  const auto make = [&](int64 c, int count) ONEPASS_LAMBDA {
+    at.set_column(c, count);
+    return L(Line::pre::forward(at.x(), at) * scale);
+  };
+  const auto make_other = [&](int64 c, int count) ONEPASS_LAMBDA {
+    at.set_column(c, count);
+    return L(at.template operand<L, row::operand>() * scale);
+  };
+  paired_rows<L, decltype(make), decltype(make_other)> rows(values, values + whole_lanes<L>(a.columns), a, make,
+                                                            make_other);
+  return row::statistics(rows, static_cast<T>(number[0]), number);
+}
+
 template <class T, class Line, dtype Stored>
 void rowwise_forward(const arguments& a, int64 begin, int64 end) {
   using L = lane_of<T, Line, Stored>;
   typename cursor<T, Line, Stored>::random_sources random;
   cursor<T, Line, Stored> at(a, random);
   static_assert(cursor_of<cursor<T, Line, Stored>, lane_of<T, Line, Stored>>);
-  scratch<T> values(whole_lanes<L>(a.columns));
+  constexpr int kRows = paired_operand<typename Line::row> >= 0 ? 2 : 1;
+  scratch<T> values(kRows * whole_lanes<L>(a.columns));
   T* statistics = static_cast<T*>(a.statistics);
   const int64 first = begin * a.task_rows, last = end * a.task_rows < a.rows ? end * a.task_rows : a.rows;
   for (int64 row = first; row < last; ++row) {
@@ -259,8 +327,15 @@ void rowwise_forward(const arguments& a, int64 begin, int64 end) {
       return value_entering<Line, L, Line::segments - 1>(at, values.data(), c, count);
     };
     using held = held_row<L, decltype(make)>;
-    held whole(values.data(), a, make);
-    const word::row_numbers<T> saved = onepass::ONEPASS_TARGET::statistics<T, Line>(whole, a, row);
+    const auto statistics_of_row = [&] {
+      if constexpr (paired_operand<typename Line::row> >= 0) {
+        return paired_statistics<T, Line, L>(a, at, values.data());
+      } else {
+        held whole(values.data(), a, make);
+        return onepass::ONEPASS_TARGET::statistics<T, Line>(whole, a, row);
+      }
+    };
+    const word::row_numbers<T> saved = statistics_of_row();
     if (statistics) save<Line, Line::segments - 1>(statistics, a, a.x.type, row, saved);
     if constexpr (gives_number<typename Line::row>) at.template store_number<Line::number>(Line::row::number(saved));
     if constexpr (Line::gives_number) continue;

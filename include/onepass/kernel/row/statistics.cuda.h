@@ -345,6 +345,7 @@ ONEPASS_FUNCTION void save(const arguments& a, int64 row, word::row_numbers<T> s
   if constexpr (kNumbers > 0) statistics[row] = saved.first;
   if constexpr (kNumbers > 1) statistics[a.rows + row] = saved.second;
   if constexpr (kNumbers > 2) statistics[2 * a.rows + row] = saved.third;
+  if constexpr (kNumbers > 3) statistics[3 * a.rows + row] = saved.fourth;
 }
 // The number that row word I gives, if it is an ending.
 template <class Config, class Segment, class T>
@@ -361,6 +362,7 @@ ONEPASS_FUNCTION word::row_numbers<T> saved_of(const arguments& a, int64 row) {
   if constexpr (kNumbers > 0) saved.first = statistics[row];
   if constexpr (kNumbers > 1) saved.second = statistics[a.rows + row];
   if constexpr (kNumbers > 2) saved.third = statistics[2 * a.rows + row];
+  if constexpr (kNumbers > 3) saved.fourth = statistics[3 * a.rows + row];
   return saved;
 }
 // Of row words [I, End), in backward with the gradients of the numbers that endings give; of a row past the last one

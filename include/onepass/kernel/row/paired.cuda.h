@@ -1,0 +1,138 @@
+// Forward on CUDA of lines whose row word has another row beside its own, such as `kl_div`: kAcross threads pass over
+// both rows, kHeldVectors vectors of each at a time, once for the sums of exponentials, and once more where the word
+// asks for sums of what these make of both.
+#pragma once
+
+#include "onepass/kernel/row/rowwise.cuda.h"
+
+ONEPASS_BEGIN
+
+// Merges {largest, Σ exp(a - largest), Σ exp(a - largest) (a - b)} of two parts.
+struct merge_differences {
+  ONEPASS_FUNCTION void next_level() {}
+  template <class T>
+  ONEPASS_FUNCTION numbers<T, 3> operator()(numbers<T, 3> a, numbers<T, 3> b) const {
+    const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
+    const T factor_a = exp_minus_number(a.v[0], shift), factor_b = exp_minus_number(b.v[0], shift);
+    return {{largest, a.v[1] * factor_a + b.v[1] * factor_b, a.v[2] * factor_a + b.v[2] * factor_b}};
+  }
+};
+
+// Both rows, as the row word sees them (see word/row.h). Read(column, count, own, other) gives a vector of each.
+template <class Config, class Read>
+class paired_rows {
+ public:
+  using T = typename Config::arithmetic;
+  using lane = pack<T, Config::kVectorSize>;
+
+  ONEPASS_FUNCTION paired_rows(const arguments& a, int across, row_threads<Config>& threads, const Read& read)
+      : a_(a), across_(across), threads_(threads), read_(read) {}
+
+  // In one pass, each thread with its own shifts.
+  ONEPASS_FUNCTION word::paired<T> paired_exponentials(bool of_row) {
+    const T lowest = static_cast<T>(-kInfinity);
+    numbers<T, 2> plain{{lowest, T(0)}};
+    numbers<T, 3> weighted{{lowest, T(0), T(0)}};
+    each_step([&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&counts)[kVectors]) {
+      const auto largest_of = [&](const lane(&rows)[kVectors]) {
+        lane best(lowest);
+#pragma unroll
+        for (int k = 0; k < kVectors; ++k)
+          best = ONEPASS_TARGET::max(best, lane(where(first_n<lane>(counts[k]), rows[k], lane(lowest))));
+        return max_lanes(best);
+      };
+      const T of_own = largest_of(own), of_others = largest_of(others);
+      numbers<T, 2> next{{of_row ? of_others : of_own, T(0)}};
+      numbers<T, 3> next_weighted{{of_row ? of_own : of_others, T(0), T(0)}};
+      const T shift = shift_of(next.v[0]), weighted_shift = shift_of(next_weighted.v[0]);
+      lane sum(T(0)), weighted_sum(T(0)), product(T(0));
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        const auto present = first_n<lane>(counts[k]);
+        const lane a = of_row ? own[k] : others[k], b = of_row ? others[k] : own[k];
+        const lane term = where(present, exp_minus(a, weighted_shift), lane(T(0)));
+        sum = sum + where(present, exp_minus(b, shift), lane(T(0)));
+        weighted_sum = weighted_sum + term;
+        product = product + word::weighted_difference(term, a, b);
+      }
+      next.v[1] = sum_lanes(sum), next_weighted.v[1] = sum_lanes(weighted_sum), next_weighted.v[2] = sum_lanes(product);
+      plain = merge_exponentials()(plain, next);
+      weighted = merge_differences()(weighted, next_weighted);
+    });
+    plain = threads_.reduce(plain, merge_exponentials());
+    weighted = threads_.reduce(weighted, merge_differences());
+    const T shift = shift_of(plain.v[0]), weighted_shift = shift_of(weighted.v[0]);
+    if (of_row) return {weighted_shift, weighted.v[1], shift, plain.v[1], weighted.v[2]};
+    return {shift, plain.v[1], weighted_shift, weighted.v[1], weighted.v[2]};
+  }
+  template <class F>
+  ONEPASS_FUNCTION word::pair<T> paired_sum(const F& f) {
+    const lane none(T(0));
+    word::terms<lane> sums{none, none};
+    each_step([&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&counts)[kVectors]) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        const auto present = first_n<lane>(counts[k]);
+        const word::terms<lane> here = f(own[k], others[k]);
+        sums = sums + word::terms<lane>{where(present, here.first, none), where(present, here.second, none)};
+      }
+    });
+    const auto all = threads_.reduce(numbers<T, 2>{{sum_lanes(sums.first), sum_lanes(sums.second)}}, plus());
+    return {all.v[0], all.v[1]};
+  }
+
+ private:
+  static constexpr int kVectors = Config::kHeldVectors;
+  using index = typename Config::index;
+
+  // body(own, others, counts) of the thread's vectors that it has at once; a count of 0: there is none.
+  template <class Body>
+  ONEPASS_FUNCTION void each_step(const Body& body) const {
+    constexpr index kColumns = Config::kAcross * kVectors * Config::kVectorSize;
+    for (index first = 0; first < static_cast<index>(a_.columns); first += kColumns) {
+      lane own[kVectors], others[kVectors];
+      int counts[kVectors] = {};
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) own[k] = others[k] = lane(T(0));
+      for_vectors<Config>(a_, across_, first, [&](int k, index column, int count) {
+        counts[k] = count;
+        read_(column, count, own[k], others[k]);
+      });
+      body(own, others, counts);
+    }
+  }
+  const arguments& a_;
+  const int across_;
+  row_threads<Config>& threads_;
+  const Read& read_;
+};
+
+template <class Config, class Line>
+ONEPASS_FUNCTION void rowwise_forward_paired(const arguments& a) {
+  using T = typename Config::arithmetic;
+  using L = pack<T, Config::kVectorSize>;
+  using row_word = typename Line::row;
+  static_assert(Config::kDown == 1 && Config::kCluster == 1 && Line::segments == 1);
+  __shared__ typename row_threads<Config>::slots shared;
+  row_threads<Config> threads(shared);
+  const rows_of_thread<Config> thread(a);
+  const double* const number = a.parameter + row_word::parameter;
+  const L scale(row_word::template scale<T>(number));
+  cursor<Config, Line> at(a);
+  const auto read = [&](typename Config::index column, int count, L& own, L& other) {
+    at.set_column(column, count);
+    own = Line::pre::recompute(L(at.x()), at) * scale;
+    other = at.template operand<L, row_word::operand>() * scale;
+  };
+  for (int64 row = thread.first; row < a.rows; row += thread.step) {
+    at.set_row(row);
+    paired_rows<Config, decltype(read)> rows(a, thread.across, threads, read);
+    const auto saved = row_word::statistics(rows, static_cast<T>(number[0]), number);
+    if (thread.across == 0) {
+      if constexpr (Config::kSavesStatistics) save<Line, Config::kX>(a, row, saved);
+      store_number<Config, Line>(a, row, saved);
+    }
+  }
+}
+
+ONEPASS_END
