@@ -132,7 +132,7 @@ NORM = "layer_norm(1e-5) | scale | bias"
 TWO_NORMS = "rms_norm(1e-6) | scale | add | keep | layer_norm(1e-5) | scale"
 KEEPING = "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"
 ELEMENTWISE, ROWWISE = "elementwise_forward elementwise_backward", "rowwise_forward rowwise_backward"
-STREAMED, TILES = "rowwise_forward_streamed", "rowwise_backward_tiles"
+STREAMED, PAIRED, TILES = "rowwise_forward_streamed", "rowwise_forward_paired", "rowwise_backward_tiles"
 PARTS = " ".join(f"rowwise_{way}_{part}" for way in ("forward", "backward") for part in ("parts", "combined", "tiles"))
 
 
@@ -229,6 +229,9 @@ def plain_lines() -> None:
     line("targets", f"rowwise_forward {TILES}", "cross_entropy(0.1, 0.01, 3)", (130, 1000))
     line("targets in a warp", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logprob | entropy", (70, 120), F32)
     line("targets, 128256 columns", f"{STREAMED} {TILES}", "bias | cross_entropy(0.1)", (5, 128256))
+    line("another row, short", f"{PAIRED} {TILES}", "kl_div", (50, 200), BF16)
+    line("another row, of odd length", f"{PAIRED} {TILES}", "bias | kl_div(0.5, 2)", (9, 5001), F16)
+    line("another row, float64", f"{PAIRED} {TILES}", "kl_div(1)", (5, 3000), F64)
     line("one sum of three endings", f"{STREAMED} {TILES}", "logprob | entropy | cross_entropy(0.1)", (5, 32001))
     line("targets, odd rows", f"rowwise_forward {TILES}", "logprob | entropy", (37, 1001), F16)
     parts_and_sums = PARTS.replace(" rowwise_forward_tiles", "")

@@ -59,6 +59,13 @@ FORMS = {
         "several tensors": r"kMembers = [1-9]",
         "float64": r"arithmetic = double",
     },
+    "rowwise_forward_paired": {
+        "in a warp": r"kAcross = 32;",
+        "in a block": r"kAcross = 256;",
+        "rows that begin anywhere": r"kAccess = 1;",
+        "several tensors": r"kMembers = [1-9]",
+        "float64": r"arithmetic = double",
+    },
     "rowwise_forward_parts": {"rows that begin anywhere": r"kAccess = 1;", "aligned": r"kAccess = 8;"},
     "rowwise_backward_parts": {"rows that begin anywhere": r"kAccess = 1;", "aligned": r"kAccess = 8;"},
     "add_columns": {"float": r"<float", "double": r"<double", "many sums": r"ONEPASS_SUMS [1-9]\d\d"},

@@ -542,6 +542,16 @@ TEST_F(EmulatedAnyLines, OfTargetsAreTheCpus) {
     line_call(of.line, of.x, of.column, of.of).expect_right();
 }
 
+// Rows and others beside them, by threads of a warp and of a block, once and in several steps, one and two passes.
+TEST_F(EmulatedAnyLines, OfRowsAndOthersAreTheCpus) {
+  for (const line_case& of :
+       {line_case{"kl_div", dtype::bf16, dtype::bf16, {9, 64}}, line_case{"kl_div(1)", dtype::f32, dtype::f32, {7, 77}},
+        line_case{"bias | gelu | kl_div(0.5, 2)", dtype::f16, dtype::f16, {5, 1000}},
+        line_case{"kl_div(0.1)", dtype::f32, dtype::f32, {3, 20000}},
+        line_case{"kl_div(0, 3)", dtype::bf16, dtype::bf16, {2, 131072}}})
+    line_call(of.line, of.x, of.column, of.of).expect_right();
+}
+
 TEST_F(EmulatedAnyLines, OfSeveralTargetsAreTheCpus) {
   for (const sizes of : {sizes{6, 264}, sizes{2, 50000}, sizes{1, 300001}})
     line_call("logprob | entropy | cross_entropy(0.5)", dtype::f32, dtype::f32, of).expect_right();

@@ -113,6 +113,8 @@ COMPILED_LINES = (
     "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy",
     "bias | gelu | mean | sum",
     "add | keep | softcap(3.0) | cross_entropy(0.1, 0.01) | logprob",
+    "bias | kl_div",
+    "mul(2.0) | gelu | kl_div(0.3, 1.5)",
     "add | keep(float32) | rms_norm(1e-6) | scale",
     "scale | keep(float32) | gelu | add | keep | softmax",
 )

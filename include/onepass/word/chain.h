@@ -36,9 +36,10 @@ concept cursor_of = requires(Cursor& at, L v, int threshold) {
   at.template column_gradient<0>(v);
   at.template column_gradient<0>(v, v);  // of the product of both
   at.template tensor_gradient<0>(v);
-  at.template parameter<0>();          // a number of the line, in the arithmetic's type
-  at.row_length();                     // in that type
-  at.template keeps<L, 0>(threshold);  // mask of where dropout K's 16 random bits are at least the threshold
+  at.template parameter<0>();               // a number of the line, in the arithmetic's type
+  at.row_length();                          // in that type
+  { at.numbers() } -> same<const double*>;  // all of the line's numbers, of double precision
+  at.template keeps<L, 0>(threshold);       // mask of where dropout K's 16 random bits are at least the threshold
   { at.template column<L>() } -> same<L>;
   { at.template matrix_row<L>() } -> same<L>;
   { at.template table<L, 0>() } -> same<L>;  // of `rope`
@@ -467,9 +468,8 @@ ONEPASS_FUNCTION L gradient_before(L z, L dz, word::row_numbers<T> saved, word::
   if constexpr (word::is_of_sums<Row>) {
     return Row::backward(z, dz, saved, sums, own_numbers_of<Row>(at));
   } else if constexpr (paired_operand<Row> >= 0) {
-    const word::gradients<L> g =
-        Row::backward(z, at.template operand<L, Row::operand>(), dz, saved, at.template parameter<Row::parameter>(),
-                      at.template parameter<Row::parameter + 1>());
+    const word::gradients<L> g = Row::backward(z, at.template operand<L, Row::operand>(), dz, saved,
+                                               Row::template weights_of<T>(at.numbers() + Row::parameter));
     if (at.template wants<Row::operand>()) at.template tensor_gradient<Row::operand>(g.doperand);
     return g.dx;
   } else {

@@ -11,8 +11,9 @@
 // of what that returns is the number itself. In backward prepared() makes of what was saved what backward takes, and of
 // gradient what is added at the target.
 //
-// One with another row beside its own (is_paired) gets both in statistics, each value times its scale(), and its
-// numbers; in backward both values, for each row's gradient. It is the only row word of its line.
+// One with another row beside its own (is_paired) makes weights_of its numbers. It gets them in statistics, with both
+// rows, each value times weights.scale, and in backward, with both values, for each row's gradient. It is the only row
+// word of its line.
 #if defined(ONEPASS_WORD_ENDING_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_WORD_ENDING_H_
 #undef ONEPASS_WORD_ENDING_H_
@@ -291,67 +292,63 @@ struct kl_div : ending {  // saved: log Σ exp of both; what each has of the num
       .meaning =
           "one number a row: the divergence KL(q || p) of its softmax p and a teacher's q, both of logits divided by "
           "the temperature; with beta = 1 KL(p || q), between them the generalised Jensen-Shannon divergence"};
+  // What the row's divergence from m, and the other's, count in the number: (1, 0) and (0, 1) where beta is 1 and 0.
   template <class T>
-  static ONEPASS_FUNCTION T scale(const double* number) {
-    return static_cast<T>(1.0 / number[1]);
-  }
-  // What the row's divergence from m, and the other's, count in the number.
+  struct weights {
+    T row, other, scale;
+  };
   template <class T>
-  static ONEPASS_FUNCTION T row_counts(T beta) {
-    return beta == T(0) ? T(0) : beta == T(1) ? T(1) : T(1) - beta;
-  }
-  template <class T>
-  static ONEPASS_FUNCTION T other_counts(T beta) {
-    return beta == T(0) ? T(1) : beta == T(1) ? T(0) : beta;
-  }
-  // log(p / m) and log(q / m) of log p and log q.
-  template <class L>
-  static ONEPASS_FUNCTION terms<L> log_shares(L log_p, L log_q, typename L::scalar beta) {
-    using T = typename L::scalar;
-    const L d = log_q - log_p;
-    if (beta == T(0) || beta == T(1)) return beta == T(0) ? terms<L>{L(T(0)), d} : terms<L>{L(-d), L(T(0))};
-    // m is weight + (1 - weight) exp(-|d|) times the larger of the two.
-    const L less = expm1(L(-abs(d))), weight = where(d > L(T(0)), L(beta), L(T(1) - beta)), rest = L(T(1)) - weight;
-    const L share = fma(rest, less, L(T(1)));
-    const L far = log(L(fma(rest, less + L(T(1)), weight))), near = log1p(L(rest * less));
-    const L larger = -where(share < L(T(0.5)), far, near);
-    return {where(d > L(T(0)), larger - d, larger), where(d > L(T(0)), larger, larger + d)};
+  static ONEPASS_FUNCTION weights<T> weights_of(const double* number) {
+    const double beta = number[0];  // in T, 1 - beta would have lost what beta has not
+    const double row = beta == 0.0 ? 0.0 : 1.0 - beta, other = beta == 0.0 ? 1.0 : beta;
+    if (beta == 1.0) return {T(1), T(0), static_cast<T>(1.0 / number[1])};
+    return {static_cast<T>(row), static_cast<T>(other), static_cast<T>(1.0 / number[1])};
   }
   template <class Row, class T>
-  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T beta, const double*) {
+  static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, weights<T> by) {
     using L = typename Row::lane;
-    const paired<T> of = row.paired_exponentials(beta == T(1));
+    const paired<T> of = row.paired_exponentials(by.other == T(0));
     const T own = log_number(of.sum), other = log_number(of.other_sum);
     const T lse = of.shift + own, other_lse = of.other_shift + other;
-    const T apart = (of.other_shift - of.shift) + (other - own);
-    if (beta == T(0)) return {.first = lse, .second = other_lse, .fourth = of.product / of.other_sum - apart};
-    if (beta == T(1)) return {.first = lse, .second = other_lse, .third = of.product / of.sum + apart};
+    // Not the difference of two rounded logarithms.
+    const T apart = (of.other_shift - of.shift) + log_number(of.other_sum / of.sum);
+    if (by.row == T(0)) return {.first = lse, .second = other_lse, .fourth = of.product / of.other_sum - apart};
+    if (by.other == T(0)) return {.first = lse, .second = other_lse, .third = of.product / of.sum + apart};
     const pair<T> sums = row.paired_sum([=](L u, L o) ONEPASS_LAMBDA {
       const L log_p = (u - L(of.shift)) - L(own), log_q = (o - L(of.other_shift)) - L(other);
-      const terms<L> shares = log_shares(log_p, log_q, beta);
+      const terms<L> shares = log_shares(log_p, log_q, by);
       return terms<L>{part(L(exp(log_p)), shares.first), part(L(exp(log_q)), shares.second)};
     });
-    return {.first = lse,
-            .second = other_lse,
-            .third = row_counts(beta) * sums.first,
-            .fourth = other_counts(beta) * sums.second};
+    return {.first = lse, .second = other_lse, .third = by.row * sums.first, .fourth = by.other * sums.second};
   }
   template <class T>
   static ONEPASS_FUNCTION T number(row_numbers<T> of) {
     return of.third + of.fourth;
   }
   template <class L, class T>
-  static ONEPASS_FUNCTION gradients<L> backward(L z, L other, L dz, row_numbers<T> saved, T beta, T temperature) {
-    const T scale = T(1) / temperature;
-    const L log_p = fma(z, L(scale), L(-saved.first)), log_q = fma(other, L(scale), L(-saved.second));
-    const L p = exp(log_p), q = exp(log_q), g(saved.gradient * scale);
-    const terms<L> shares = log_shares(log_p, log_q, beta);
-    const L row = beta == T(0) ? L(p - q) : part(p, L(shares.first * L(row_counts(beta)) - L(saved.third)));
-    const L of_other = beta == T(1) ? L(q - p) : part(q, L(shares.second * L(other_counts(beta)) - L(saved.fourth)));
-    return {fma(row, g, dz), of_other * g};
+  static ONEPASS_FUNCTION gradients<L> backward(L z, L other, L dz, row_numbers<T> saved, weights<T> by) {
+    const L log_p = fma(z, L(by.scale), L(-saved.first)), log_q = fma(other, L(by.scale), L(-saved.second));
+    const L p = exp(log_p), q = exp(log_q), g(saved.gradient * by.scale);
+    const terms<L> shares = log_shares(log_p, log_q, by);
+    const L of_row = by.row == T(0) ? L(p - q) : part(p, L(shares.first * L(by.row) - L(saved.third)));
+    const L of_other = by.other == T(0) ? L(q - p) : part(q, L(shares.second * L(by.other) - L(saved.fourth)));
+    return {fma(of_row, g, dz), of_other * g};
   }
 
  private:
+  // log(p / m) and log(q / m).
+  template <class L, class T>
+  static ONEPASS_FUNCTION terms<L> log_shares(L log_p, L log_q, weights<T> by) {
+    const L d = log_q - log_p;
+    if (by.row == T(0) || by.other == T(0)) return by.row == T(0) ? terms<L>{L(T(0)), d} : terms<L>{L(-d), L(T(0))};
+    // m is weight + rest exp(-|d|) times the larger of the two.
+    const auto is_other = d > L(T(0));
+    const L weight = where(is_other, L(by.other), L(by.row)), rest = where(is_other, L(by.row), L(by.other));
+    const L less = expm1(L(-abs(d))), share = fma(rest, less, L(T(1)));
+    const L far = log(L(fma(rest, less + L(T(1)), weight))), near = log1p(L(rest * less));
+    const L larger = -where(share < L(T(0.5)), far, near);
+    return {where(is_other, larger - d, larger), where(is_other, larger, larger + d)};
+  }
   template <class L>
   static ONEPASS_FUNCTION L part(L probability, L of) {
     return where(probability == L(0), L(0), probability * of);

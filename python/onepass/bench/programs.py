@@ -62,6 +62,18 @@ def logprob_entropy(x, target):
     return log.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(log.exp() * log).sum(-1)
 
 
+def kl_div(x, teacher):
+    logs = (F.log_softmax(wide(t), -1) for t in (x, teacher))
+    return F.kl_div(*logs, reduction="none", log_target=True).sum(-1)
+
+
+def jensen_shannon(x, teacher):
+    log_p, log_q = (F.log_softmax(wide(t), -1) for t in (x, teacher))
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    parts = (F.kl_div(log_m, log, reduction="none", log_target=True).sum(-1) for log in (log_p, log_q))
+    return sum(parts) / 2
+
+
 def logsumexp(x):
     return torch.logsumexp(wide(x), -1)
 
@@ -128,6 +140,8 @@ PROGRAMS: tuple[Program, ...] = (
         bf16((4096, 128256), (8192, 151936)),
         on_cpu((512, 32000)),
     ),
+    Program("kl_div", "kl_div", kl_div, VOCABULARIES, on_cpu((512, 32000))),
+    Program("jensen_shannon", "kl_div(0.5)", jensen_shannon, VOCABULARIES[1:], on_cpu((512, 32000))),
     Program("logsumexp", "logsumexp", logsumexp, VOCABULARIES[1:], on_cpu((512, 32000))),
     Program("log_softmax", "log_softmax", log_softmax, VOCABULARIES[1:], on_cpu((512, 32000))),
     Program(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from ._attention import attention_engine, attention_scores, scaled_dot_product_attention
 from ._linear import gated_mlp, layer_norm_linear, layer_norm_mlp, linear, rms_norm_linear
-from ._losses import cross_entropy, linear_cross_entropy, linear_log_prob, log_prob
+from ._losses import cross_entropy, kl_div_logits, linear_cross_entropy, linear_log_prob, log_prob
 from ._rows import (
     add_layer_norm,
     add_rms_norm,
@@ -54,6 +54,7 @@ __all__ = [
     "gated",
     "gated_mlp",
     "geglu",
+    "kl_div_logits",
     "layer_norm",
     "layer_norm_linear",
     "layer_norm_mlp",

@@ -31,6 +31,7 @@ LINES = [
     "add | keep(float32) | rms_norm(1e-6) | scale",
     "add | keep | rms_norm(1e-3) | scale | entropy | mean",
     "bias | cross_entropy(0.1) | logprob",
+    "scale | kl_div(0.5)",
     "linear | cross_entropy(0.1, 0.01)",
     "rms_norm(1e-6) | scale | linear | bias | softcap(3) | logprob | entropy",
     "linear | add | logsumexp",

@@ -76,6 +76,8 @@ ENDINGS = [
 ]
 
 
+PAIRED = ["kl_div", "kl_div(1.0, 2.0)", "kl_div(0.3)"]  # each the only row word of its line, without a `keep`
+
 HEADS = [
     "linear | cross_entropy(0.1)",
     "linear(chunked) | bias | logprob | entropy",
@@ -94,6 +96,8 @@ def any_line(draw):
     if row == "softmax":
         before += draw(st.sampled_from([[], ["mask"], ["causal"], ["causal", "mask"]]))
     after = draw(st.lists(word(), max_size=4)) if row else []
+    if row is None and not any(w.startswith("keep") for w in before) and draw(st.integers(0, 3)) == 0:
+        return " | ".join([*before, draw(st.sampled_from(PAIRED))])
     words = [*before, *([row] if row else []), *after]
     if "keep(float32)" not in words and draw(st.integers(0, 3)) == 0:
         words = [*words, "linear", *draw(st.lists(word().filter(lambda w: w != "keep(float32)"), max_size=4))]

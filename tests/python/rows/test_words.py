@@ -37,6 +37,7 @@ LINES = {
     "amax": "amax",
     "cross_entropy": "cross_entropy",
     "logprob": "logprob",
+    "kl_div": "kl_div(0.3, 2)",
     "round": "scale | round | scale",
 }
 # What gives codes is in test_quantize.py.

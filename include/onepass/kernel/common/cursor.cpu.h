@@ -200,6 +200,7 @@ class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
     store_lane(fma(dy, x, load_lane<lane>(at)), at);
   }
   ONEPASS_FUNCTION T row_length() const { return static_cast<T>(a_.columns); }
+  ONEPASS_FUNCTION const double* numbers() const { return a_.parameter; }
   template <int J>
   ONEPASS_FUNCTION T parameter() const {
     return parameter_[J];

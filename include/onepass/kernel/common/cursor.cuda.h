@@ -201,6 +201,7 @@ class cursor : public position<Config> {
     else tensor_gradient<I>(dy * x);
   }
   ONEPASS_FUNCTION T row_length() const { return static_cast<T>(a_.columns); }
+  ONEPASS_FUNCTION const double* numbers() const { return a_.parameter; }
   template <int J>
   ONEPASS_FUNCTION T parameter() const {
     return static_cast<T>(a_.parameter[J]);

@@ -116,8 +116,8 @@ ONEPASS_FUNCTION void rowwise_forward_paired(const arguments& a) {
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
   const rows_of_thread<Config> thread(a);
-  const double* const number = a.parameter + row_word::parameter;
-  const L scale(row_word::template scale<T>(number));
+  const auto weights = row_word::template weights_of<T>(a.parameter + row_word::parameter);
+  const L scale(weights.scale);
   cursor<Config, Line> at(a);
   const auto read = [&](typename Config::index column, int count, L& own, L& other) {
     at.set_column(column, count);
@@ -127,7 +127,7 @@ ONEPASS_FUNCTION void rowwise_forward_paired(const arguments& a) {
   for (int64 row = thread.first; row < a.rows; row += thread.step) {
     at.set_row(row);
     paired_rows<Config, decltype(read)> rows(a, thread.across, threads, read);
-    const auto saved = row_word::statistics(rows, static_cast<T>(number[0]), number);
+    const auto saved = row_word::statistics(rows, weights);
     if (thread.across == 0) {
       if constexpr (Config::kSavesStatistics) save<Line, Config::kX>(a, row, saved);
       store_number<Config, Line>(a, row, saved);

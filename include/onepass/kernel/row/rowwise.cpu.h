@@ -295,8 +295,8 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, Cursor& at, T* values
 template <class T, class Line, class L, class Cursor>
 ONEPASS_FUNCTION word::row_numbers<T> paired_statistics(const arguments& a, Cursor& at, T* values) {
   using row = typename Line::row;
-  const double* const number = a.parameter + row::parameter;
-  const L scale(row::template scale<T>(number));
+  const auto weights = row::template weights_of<T>(a.parameter + row::parameter);
+  const L scale(weights.scale);
   const auto make = [&](int64 c, int count) ONEPASS_LAMBDA {
     at.set_column(c, count);
     return L(Line::pre::forward(at.x(), at) * scale);
@@ -307,7 +307,7 @@ ONEPASS_FUNCTION word::row_numbers<T> paired_statistics(const arguments& a, Curs
   };
   paired_rows<L, decltype(make), decltype(make_other)> rows(values, values + whole_lanes<L>(a.columns), a, make,
                                                             make_other);
-  return row::statistics(rows, static_cast<T>(number[0]), number);
+  return row::statistics(rows, weights);
 }
 
 template <class T, class Line, dtype Stored>
