@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .._arguments.shapes import check_tensor, given
 from .._arguments.symbolic import traceable
-from ..autograd import is_transformed
+from ..autograd import is_jit_traced, is_transformed
 from ..call import fused
 from ._weighted_sum import weighted_sum
 
@@ -198,21 +199,19 @@ def _cross_entropy(of: _Logits, target: Tensor, how: _How) -> Tensor:
     if target.is_floating_point():
         return _of_probabilities(of, target, how)
     target, ignored = _told_apart(of.function, target, how.ignore_index)
-    is_counted = target != ignored
-    if of.is_product and how.reduction != "none" and (rows := _counted_rows(is_counted, of)) is not None:
-        of = of._replace(x=of.x.flatten(0, -2).index_select(0, rows))
-        target, is_counted = target.flatten()[rows], is_counted.flatten()[rows]
     word = f"cross_entropy({float(how.label_smoothing)!r}, {float(how.z_loss)!r}, {ignored})"
+    if how.weight is None and how.reduction == "none":
+        return of.run(word, taken=(target,))
+    is_counted = target != ignored
     dtype = _arithmetic(of.operands[0] if of.is_product else of.x)
     if how.weight is None:
-        if how.reduction == "none":
-            return of.run(word, taken=(target,))
-        share = is_counted.to(dtype)
-        return _reduced(of, word, target, share, how)
+        return _reduced(of, word, target, is_counted, is_counted.to(dtype), how)
     weight = _checked_weight(of, how.weight)
     share = weight[target.where(is_counted, 0)].to(dtype) * is_counted
     if how.reduction != "none" and not (how.label_smoothing or how.z_loss):
-        return _reduced(of, f"cross_entropy(0.0, 0.0, {ignored})", target, share, how)
+        return _reduced(of, word, target, is_counted, share, how)
+    if how.reduction != "none":
+        of, target, share, is_counted = _of_counted_rows(of, is_counted, None, target, share, is_counted)
     log_p, log_sum = of.run(f"logprob({ignored})", "logsumexp", taken=(target,))
     loss = -log_p * share
     if how.label_smoothing:
@@ -243,34 +242,46 @@ def _of_probabilities(of: _Logits, target: Tensor, how: _How) -> Tensor:
     return loss if how.reduction == "none" else loss.sum() if how.reduction == "sum" else loss.mean()
 
 
-def _reduced(of: _Logits, word: str, target: Tensor, share: Tensor, how: _How) -> Tensor:
+def _reduced(of: _Logits, word: str, target: Tensor, is_counted: Tensor, share: Tensor, how: _How) -> Tensor:
     """The sum of a word's numbers, each times its share; or their mean."""
     if not of.is_product:
         loss = of.run(word, taken=(target,))
         loss = (loss if how.weight is None else loss * share).sum()  # of an ignored row it is 0
         return loss if how.reduction == "sum" else loss / share.sum()
-    line, tensors = of.line(word), (of.x, *of.operands, target)
-    if how.reduction == "sum":
-        return weighted_sum(line, share, *tensors)
-    total = share.sum()
-    mean = weighted_sum(line, share / total, *tensors)
-    return mean if share.numel() else mean + total / total  # of no rows NaN, and gradients of zero
+    line, total = of.line(word), share.sum() if how.reduction == "mean" else None
+    of_loss = share if total is None else share / total
+    of, target, of_loss = _of_counted_rows(of, is_counted, total if how.weight is None else None, target, of_loss)
+    loss = weighted_sum(line, of_loss, of.x, *of.operands, target)
+    return loss if total is None or share.numel() else loss + total / total  # of no rows NaN, and gradients of zero
 
 
 _MANY_LOGITS = 1 << 24  # from here on the products outlast a look at the targets
 _MANY_IGNORED = 0.25
+_EXACT = 1 << 24  # float32 counts up to here
 
 
-def _counted_rows(is_counted: Tensor, of: _Logits) -> Tensor | None:
-    """The numbers of the rows that count, where many do not, and who asks may look at the targets' values."""
-    if torch.compiler.is_compiling() or is_transformed() or type(is_counted) is not Tensor or is_counted.dim() == 0:
-        return None
-    if is_counted.numel() * of.classes < _MANY_LOGITS or is_counted.shape != of.x.shape[:-1]:
-        return None
+def _of_counted_rows(of: _Logits, is_counted: Tensor, count: Tensor | None, *numbers: Tensor) -> tuple[Any, ...]:
+    """`of` and tensors of one number a row; where many rows do not count, and who asks may look at the targets' values,
+    of those that do. The look waits for the device, which is idle from then on: what can stand before it does.
+
+    count: the sum of is_counted, where it is known.
+    """
+    as_given = (of, *numbers)
+    if torch.compiler.is_compiling() or type(is_counted) is not Tensor or not of.is_product:
+        return as_given
+    rows = is_counted.numel()
+    if rows * of.classes < _MANY_LOGITS or is_counted.dim() == 0 or is_counted.shape != of.x.shape[:-1]:
+        return as_given
+    if is_transformed() or is_jit_traced() or get_proxy_mode() is not None:  # a graph is for other targets, too
+        return as_given
     if is_counted.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
-    rows = is_counted.flatten().nonzero().squeeze(1)
-    return rows if 0 < rows.numel() <= (1 - _MANY_IGNORED) * is_counted.numel() else None
+        return as_given
+    known = int(is_counted.sum() if count is None or rows > _EXACT else count)
+    if not 0 < known <= (1 - _MANY_IGNORED) * rows:
+        return as_given
+    places = is_counted.flatten().nonzero_static(size=known).squeeze(1)  # `nonzero` would wait once more
+    of = of._replace(x=of.x.flatten(0, -2).index_select(0, places))
+    return of, *(t.flatten().index_select(0, places) for t in numbers)
 
 
 def _checked_weight(of: _Logits, weight: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -201,21 +202,39 @@ def test_checkpointed(device):
     torch.testing.assert_close(torch.autograd.grad(again, (x, w, b)), torch.autograd.grad(loss(x, w, b), (x, w, b)))
 
 
+@pytest.mark.parametrize("weighted, smoothing", [(False, 0.0), (True, 0.0), (True, 0.1)])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_ignored_rows_are_left_out(reduction, device, monkeypatch):
+def test_ignored_rows_are_left_out(reduction, weighted, smoothing, device, monkeypatch):
     monkeypatch.setattr(_losses, "_MANY_LOGITS", 1000)
+    weight = torch.rand(50, dtype=torch.float64, device=device) if weighted else None
+    options = {"weight": weight, "reduction": reduction, "label_smoothing": smoothing}
     x, w, b, target = given((40, 30), 8, 50, torch.float64, device)
     target[torch.rand(40, 30, device=device) < 0.6] = -100
-    ours = OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
-    theirs = reference(x, w, b, target, None, reduction, 0.0, 0.0, None)
+    ours = OF.linear_cross_entropy(x, w, target, linear_bias=b, **options)
+    theirs = reference(x, w, b, target, weight, reduction, smoothing, 0.0, None)
     torch.testing.assert_close(ours, theirs)
     g = torch.randn_like(theirs)
     torch.testing.assert_close(torch.autograd.grad(ours, (x, w, b), g), torch.autograd.grad(theirs, (x, w, b), g))
-    if reduction != "none":
+    if reduction != "none" and not smoothing:
         counted = (target != -100).sum().item()
         with FlopCounterMode(display=False) as flops:
-            OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
+            OF.linear_cross_entropy(x, w, target, linear_bias=b, **options)
         assert flops.get_total_flops() == 3 * 2 * counted * 8 * 50
+
+
+@pytest.mark.parametrize("with_torch", ["make_fx", "jit.trace"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:Converting a tensor")
+def test_traced_for_other_targets(with_torch, device, monkeypatch):
+    monkeypatch.setattr(_losses, "_MANY_LOGITS", 0)
+    x, w, _, all_count = given((40,), 8, 50, torch.float64, device)
+    x, w, all_count = x.detach(), w.detach(), all_count.clamp(min=0)
+    few_count = all_count.where(torch.arange(40, device=device) < 5, -100)
+    for traced, other in itertools.permutations((all_count, few_count)):
+        if with_torch == "make_fx":
+            graph = make_fx(lambda x, w, target: OF.linear_cross_entropy(x, w, target))(x, w, traced)
+        else:
+            graph = torch.jit.trace(OF.linear_cross_entropy, (x, w, traced), check_trace=False)
+        torch.testing.assert_close(graph(x, w, other), F.cross_entropy(F.linear(x, w), other))
 
 
 def test_no_rows(device):
