@@ -100,8 +100,8 @@ first to the last, and each saves its own statistics for backward.
 end the line. The result has x's shape without the last dimension; it is float32, of float64 float64, and is never
 rounded to 16 bits. Several may follow each other, `softcap(30) | logsumexp | entropy`: the row is read once, the first
 one's number is the result, and the others stand behind the kept values. Backward begins at one gradient a row, needs no
-sum over it, and reads x, or the last `keep` that the row word follows. The row of no element gives what PyTorch gives, and `amax`
-raises.
+sum over it, and reads x, or the last `keep` that the row word follows. The row of no element gives what PyTorch gives,
+and `amax` raises.
 
 `cross_entropy` and `logprob` take a target: int64 or int32 of x's shape without the last dimension, a column of each
 row, or the number to be ignored, whose result is 0 and whose row gets no gradient. `softcap(30) | cross_entropy` is the
@@ -111,12 +111,13 @@ lse = log Σ exp(x), `cross_entropy(s, z, ignore_index)` is lse - (1 - s) x[targ
 out are 0, 0 and -100. Backward is one pass that reads x and writes its gradient. On the CPU a target that is no column
 raises IndexError; on CUDA an assertion of the kernel fails, as PyTorch's does. A target has no gradient.
 
-`kl_div(beta, temperature)` takes another row of logits beside each, a teacher's, of x's shape or broadcast to it. With p
-the softmax of x and q that of the teacher, of both divided by the temperature (1 unless it is given), it is KL(q || p);
-with beta = 1 KL(p || q), the reverse; between them beta KL(q || m) + (1 - beta) KL(p || m) with m = (1 - beta) p + beta
-q, the generalised Jensen-Shannon divergence (Agarwal et al., arXiv:2306.13649). Both rows are read once, between 0 and 1
-twice, and backward reads them once more and writes a gradient for each that wants one. What has no probability counts
-as nothing. It is the only row word of its line, without `keep`; behind `linear` there is no kernel for it.
+`kl_div(beta, temperature)` takes another row of logits beside each, a teacher's, of x's shape or broadcast to it.
+With p the softmax of x and q that of the teacher, of both divided by the temperature (1 unless it is given), it is
+KL(q || p); with beta = 1 KL(p || q), the reverse; between them beta KL(q || m) + (1 - beta) KL(p || m) with m = (1 -
+beta) p + beta q, the generalised Jensen-Shannon divergence (Agarwal et al., arXiv:2306.13649). Both rows are read
+once, between 0 and 1 twice, and backward reads them once more and writes a gradient for each that wants one. What has
+no probability counts as nothing. It is the only row word of its line, without `keep`; behind `linear` there is no
+kernel for it.
 
 A NaN gives NaN, but `logsumexp` of a row that has +inf too gives +inf. Behind `linear` endings stand a chunk of rows at
 a time (see there), but for `amax`; behind `scores` there is no kernel for them, and in `fuse` none is looked for.

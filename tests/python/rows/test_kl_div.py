@@ -176,7 +176,11 @@ def test_numbers_are_float32_and_the_same_each_time(device):
         ({"temperature": 0.0}, ValueError, "expected temperature to be above 0, but got 0.0"),
         ({"reduction": "batchmean"}, ValueError, "expected reduction to be one of"),
         ({"teacher": torch.randn(4, 7)}, RuntimeError, "teacher of 'kl_div'\\) must have x's shape"),
-        ({"teacher": torch.ones(4, 8, dtype=torch.long)}, RuntimeError, "teacher of 'kl_div'\\) must be a floating point tensor"),
+        (
+            {"teacher": torch.ones(4, 8, dtype=torch.long)},
+            RuntimeError,
+            "teacher of 'kl_div'\\) must be a floating point tensor",
+        ),
     ],
 )
 def test_errors(arguments, error, says, device):
