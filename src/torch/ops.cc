@@ -87,6 +87,20 @@ std::vector<Tensor> linear_forward_with_gradients(Tensor x, std::vector<Tensor> 
   return forward_with_gradients({x, operands, *prepared(line), dropout_state, true}, gradients, operand_types, wanted);
 }
 
+// Where the factor is 1, which only the device knows, nothing is read or written.
+void times_(Tensor x, Tensor factor) {
+  require_device(factor, device_of(x), [] { return "factor"; });
+  ONEPASS_CHECK(factor.numel() == 1 && factor.dim() == x.dim(),
+                "onepass: factor must be one number, of x's dimensions");
+  const std::vector<Tensor> gradients{x};
+  const std::vector<optional_tensor> operands{factor};
+  const std::vector<std::int64_t> types{static_cast<std::int64_t>(dtype_of(factor)) + spec::kBroadcast};
+  const std::shared_ptr<const prepared_line> line = prepared("times");
+  backward_call call{gradients, std::nullopt, operands, std::nullopt, std::nullopt, std::nullopt, *line, types, 1};
+  call.dx = &x;
+  backward(call);
+}
+
 std::vector<Tensor> forward_of_group(std::vector<Tensor> xs, std::vector<Tensor> operands, std::string line,
                                      optional_tensor dropout_state, bool save, int64_t own, bool stack) {
   const group_of of{static_cast<int64_t>(xs.size()), static_cast<std::uint64_t>(own), stack};
@@ -140,6 +154,7 @@ STABLE_TORCH_LIBRARY(onepass, m) {
   m.def(
       "linear_forward_with_gradients(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, Tensor[] gradients, "
       "int[] types, int wanted) -> Tensor[]");
+  m.def("times_(Tensor(a!) x, Tensor factor) -> ()");
   for (const char* kind : {"linear", "scores", "attention"}) {
     const std::string name = kind;
     m.def((name + "_forward(Tensor x, Tensor[] operands, str line, Tensor? dropout_state, bool save) -> Tensor[]")
@@ -163,6 +178,7 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     m.impl("linear_forward", TORCH_BOX(&onepass::binding::contraction_forward));                          \
     m.impl("linear_backward", TORCH_BOX(&onepass::binding::contraction_backward));                        \
     m.impl("linear_forward_with_gradients", TORCH_BOX(&onepass::binding::linear_forward_with_gradients)); \
+    m.impl("times_", TORCH_BOX(&onepass::binding::times_));                                               \
     m.impl("scores_forward", TORCH_BOX(&onepass::binding::contraction_forward));                          \
     m.impl("scores_backward", TORCH_BOX(&onepass::binding::contraction_backward));                        \
     m.impl("attention_forward", TORCH_BOX(&onepass::binding::contraction_forward));                       \

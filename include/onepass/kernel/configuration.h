@@ -62,7 +62,8 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   BITS(grouped_operand, kGroupedOperand)                                                                             \
   FLAG(apart, kApart)                                                                                                \
   FLAG(one_part_a_group, kOnePartAGroup)                                                                             \
-  FLAG(in_place, kInPlace) /* dx lies where dy does */                                                               \
+  FLAG(in_place, kInPlace)     /* dx lies where dy does */                                                           \
+  FLAG(one_factor, kOneFactor) /* and is dy times operand 0, one number: where that is 1 nothing is to be done */    \
   FLAG(saves_statistics, kSavesStatistics)                                                                           \
   FLAG(only_statistics, kOnlyStatistics) /* and stores nothing else */                                               \
   /* Rows taken in parts: which row word a kernel is for. */                                                         \

@@ -162,6 +162,11 @@ def _(x, operands, line, dropout_state, gradients, types, wanted):
     return numbers + _gradients_of_contraction(gradients[0], operands, line, types, wanted)
 
 
+@torch.library.register_fake("onepass::times_", lib=library)
+def _(x, factor):
+    return None
+
+
 def places_of_operands(own: int, line: str, count: int) -> list[tuple[int, int]]:
     """Where in a list those of each operand begin and end: one for all tensors, or one for each of them."""
     places, end = [], 0

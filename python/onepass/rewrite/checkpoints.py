@@ -58,7 +58,7 @@ def _checkpointed(
     context = getattr(body, "meta", {}).get("_checkpoint_context_fn")
     if context is not None:
         options["context_fn"] = context
-    held = {i: args[i] for i in kept}
+    held = {i: arg for i, arg in enumerate(args) if i in kept or _is_refused(arg)}
     given = [arg for i, arg in enumerate(args) if i not in held]
     run = leaves_as_found(body) if enters_modes else body
 
@@ -67,3 +67,14 @@ def _checkpointed(
         return run(*(held[i] if i in held else next(others) for i in range(len(args))), **rest)
 
     return checkpoint(block, *given, **{**options, "use_reentrant": False}, **rest)
+
+
+def _is_refused(value: Any) -> bool:
+    """Whether autograd refuses to record that it is used: a view that an autograd function gave, whose memory has been
+    overwritten since. In torch 2.11 Dynamo's graphs have such a function for a hook, and `checkpoint` records a use of
+    its arguments, even where the block does nothing with them that is recorded."""
+    try:
+        getattr(value, "grad_fn", None)
+    except RuntimeError:
+        return True
+    return False

@@ -53,6 +53,10 @@ bool is_repeated(const view& v) {
   return v.data && v.column_stride != 0 && std::all_of(v.stride, v.stride + kMaxDims, [](int64 s) { return s == 0; });
 }
 
+bool is_one_number(const view& v) {
+  return v.data && v.column_stride == 0 && std::all_of(v.stride, v.stride + kMaxDims, [](int64 s) { return s == 0; });
+}
+
 // Rows, even a single one, lie behind each other: one for all is not dense, however many those are.
 bool is_dense(const view& v, const arguments& a) {
   constexpr int kRow = kMaxDims - 1;
@@ -415,6 +419,8 @@ request::request(const spec::line& line, bool is_backward)
     paired = paired || is_paired(about);
     only_endings = only_endings && about.gives_number;
   }
+  const descriptor* const first = line.words.empty() ? nullptr : line.words.front().about;
+  scales_alone = line.words.size() == 1 && first->scales && first->operand == operand_kind::tensor;
   for (const spec::word& w : line.words) {
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
   }
@@ -468,6 +474,7 @@ configuration describe(const request& r, const arguments& a) {
   c.saves_statistics = !r.backward && a.statistics != nullptr;
   c.only_statistics = r.only_statistics;
   c.in_place = r.in_place;
+  c.one_factor = r.in_place && r.scales_alone && is_one_number(a.operand[0]);
   c.cluster = 1;
   c.spare_vectors = c.access < c.vector_size && r.rope < 0 ? 8 : 0;
   c.staged = staged_results(r, a, c);

@@ -44,6 +44,7 @@ struct request {
   bool begins_with_row = false;  // its first word is a row word
   bool only_statistics = false;  // forward of a row word: nothing else is written
   bool in_place = false;         // dx lies where dy does: see may_be_in_place
+  bool scales_alone = false;     // its only word multiplies by a tensor
 
   request() = default;
   request(const spec::line&, bool backward);

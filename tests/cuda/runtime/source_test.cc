@@ -35,7 +35,7 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
   configuration with{};
   with.vector_size = 8, with.access = 4, with.across = 96, with.down = 2, with.unroll = 3, with.held_vectors = 7;
   with.flat = 1, with.dims = 3, with.dense = 4, with.single_y = 1, with.ahead = 1, with.whole_vectors = 5,
-  with.single_operand = 6, with.in_place = 1, with.single_kept_gradient = 9;
+  with.single_operand = 6, with.in_place = 1, with.one_factor = 1, with.single_kept_gradient = 9;
   const std::string made = source(r, with);
   for (const char* field : {"kX = dtype::bf16;",
                             "dtype::none, dtype::f32, dtype::none",
@@ -56,6 +56,7 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
                             "kSavesStatistics = false;",
                             "kOnlyStatistics = false;",
                             "kInPlace = true;",
+                            "kOneFactor = true;",
                             "kWantsDx = true;",
                             "kWantsRecompute = true;",
                             "kSingleOperand = 6ull;",

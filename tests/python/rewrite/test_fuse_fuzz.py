@@ -2,6 +2,7 @@
 
 import logging
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -123,3 +124,14 @@ def test_a_program_that_has_lines(then):
     with prepared(then):
         outcome = trial(PLAIN, then)
     assert outcome.lines and not outcome.found and not outcome.raises
+
+
+@pytest.mark.parametrize(
+    "body", ["t9 = F.layer_norm(x1, (4,), None, self.b2)", "t9 = F.gelu(x1 * 2.0) * self.b2.dim()"]
+)
+def test_a_buffer_that_has_another_shape_in_the_next_call(body):
+    """It is a finding where that is not seen, as Dynamo of torch 2.11 alone does not see it."""
+    buffer = Input("self.b2", "self.register_buffer('b2', R(4))")
+    changes = replace(program(f"{body}\nself.b2.unsqueeze_(0)", X), state=(buffer,))
+    outcome = trial(changes)
+    assert outcome.lines and not outcome.found and not outcome.torchs_own

@@ -418,3 +418,15 @@ def test_views_that_autograd_refuses():
         return F.gelu(x * 2.0), y
 
     agrees(function, grad(8, 8), torch.rand(8, 8) < 0.5, grad(8, 8))
+
+
+def test_views_that_autograd_refuses_as_arguments_of_a_block():
+    """Such a value, given to a checkpointed block that only compares it. Backward runs the block again with it."""
+
+    def function(x, w):
+        t = x.cumsum(0)
+        torch.nn.init.constant_(t, 0.5)
+        t.register_hook(lambda g: g.clamp(-1, 1))
+        return checkpoint(lambda p, w: F.gelu(w * 2.0) * (p > 0), t, w, use_reentrant=False)
+
+    assert agrees(function, grad(6), grad(6))

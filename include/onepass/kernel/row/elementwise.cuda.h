@@ -133,6 +133,12 @@ template <class Config, class Line>
 ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
   using cursor_type = cursor<Config, Line>;
   using L = typename cursor_type::vector;
+  if constexpr (Config::kOneFactor) {
+    using T = typename Config::arithmetic;
+    constexpr dtype kFactor = Config::kOperand[0];
+    if (from_storage<kFactor, T>(*static_cast<const typename stored<kFactor>::type*>(a.operand[0].data)) == T(1))
+      return;
+  }
   L sums[kSlots<Config> > 0 ? kSlots<Config> : 1];
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) sums[slot] = L(0);

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import config as dynamo
 from torch._dynamo import guards
 from torch._dynamo.backends.debugging import aot_eager
 from torch._inductor import compile_fx
@@ -23,7 +24,10 @@ from fuzz.program.programs import Program
 from fuzz.run.masks import Masks
 from onepass.rewrite.modes import Modes
 
-__all__ = ["Call", "Observation", "Way", "calls_of", "observe", "prepared"]
+__all__ = ["BEFORE_2_12", "Call", "Observation", "Way", "calls_of", "observe", "prepared"]
+
+
+BEFORE_2_12 = torch.__version__ < "2.12"
 
 
 @dataclass(frozen=True)
@@ -274,6 +278,8 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
         stack.enter_context(_replaced(calls, "front", unless_autocast(front)))
         stack.enter_context(_replaced(calls, "differentiable", unless_autocast(differentiable)))
         stack.enter_context(_replaced(guards, "profile_guard_manager", lambda *_: 0.0))  # it takes 60 ms a capture
+        if BEFORE_2_12:  # where Dynamo does not see that a tensor of a module has another shape
+            stack.enter_context(_replaced(dynamo, "skip_tensor_guards_with_matching_dict_tags", False))
         stack.enter_context(_default_dtype(torch.float64))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # others save their result, which checkpoints overwrite
         stack.enter_context(_environment("ONEPASS_CXX", "/nonexistent"))

@@ -19,7 +19,7 @@ import onepass
 from fuzz.program import prelude
 from fuzz.program.programs import Program
 from fuzz.run.comparison import Difference, differences, tolerance_of
-from fuzz.run.execution import calls_of, observe
+from fuzz.run.execution import BEFORE_2_12, calls_of, observe
 from fuzz.run.masks import Masks, disagreement
 from onepass.rewrite import fuse as fusing
 from onepass.rewrite.find.chains import lies_as
@@ -30,7 +30,6 @@ __all__ = ["Outcome", "trial"]
 OVERWRITTEN = re.compile(
     "modified by an inplace operation|has been modified inplace|Recomputed values .* have different metadata"
 )
-BEFORE_2_12 = torch.__version__ < "2.12"
 ONCE = "where its matrix needs no gradient, since what that is multiplied with is not saved"
 
 
@@ -103,8 +102,6 @@ def trial(program: Program, then: str = "eager", ran: Callable[[], None] = lambd
         _beside_shaken(program, outcome, calls, expected, Masks(masks, order), tolerance)
     if any(d.kind == "strides" for d in outcome.found):
         _beside_fakes(program, outcome, calls, Masks(masks, order))
-    if outcome.found and BEFORE_2_12:
-        _beside_first_shapes(outcome, expected)
     if outcome.found or program.varies:
         _beside_dynamo(program, outcome, calls, expected, Masks(masks, order), captures, then)
     return outcome
@@ -261,18 +258,6 @@ def _beside_fakes(program, outcome, calls, masks) -> None:
     if differing:
         outcome.torchs_own += [d for d in outcome.found if d.kind == "strides"]
         outcome.found = [d for d in outcome.found if d.kind != "strides"]
-
-
-def _beside_first_shapes(outcome, expected) -> None:
-    """Sets apart calls of a module whose buffers have other shapes than before: torch 2.11 runs the graph of the old
-    ones again."""
-    shapes = [{name: layout[2] for name, (_, layout) in o.state.items() if len(layout) > 2} for o in expected]
-    changed = next((i for i, of in enumerate(shapes) if of != shapes[0]), None)
-    if changed is None:
-        return
-    stale = tuple(f"call {i} " for i in range(changed, len(shapes)))
-    outcome.torchs_own += [d for d in outcome.found if d.where.startswith(stale)]
-    outcome.found = [d for d in outcome.found if not d.where.startswith(stale)]
 
 
 def _beside_dynamo(program, outcome, calls, expected, masks, captures, then) -> None:
