@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "src/cpu/threads.h"
+#include "src/line/signature.h"
 #include "src/torch/check.h"
 #include "src/torch/linear/linear.h"
 #include "src/torch/lists/group.h"
@@ -94,7 +95,7 @@ void times_(Tensor x, Tensor factor) {
                 "onepass: factor must be one number, of x's dimensions");
   const std::vector<Tensor> gradients{x};
   const std::vector<optional_tensor> operands{factor};
-  const std::vector<std::int64_t> types{static_cast<std::int64_t>(dtype_of(factor)) + spec::kBroadcast};
+  const std::vector<std::int64_t> types{static_cast<std::int64_t>(dtype_of(factor)) + kBroadcast};
   const std::shared_ptr<const prepared_line> line = prepared("times");
   backward_call call{gradients, std::nullopt, operands, std::nullopt, std::nullopt, std::nullopt, *line, types, 1};
   call.dx = &x;

@@ -552,6 +552,32 @@ TEST_F(EmulatedAnyLines, OfRowsAndOthersAreTheCpus) {
     line_call(of.line, of.x, of.column, of.of).expect_right();
 }
 
+// A gradient times one number, in its place; where that is 1 the kernel ends at once.
+TEST_F(EmulatedAnyLines, ThatMultiplyInPlaceByOneNumber) {
+  for (const dtype type : {dtype::bf16, dtype::f32}) {
+    for (const float factor : {1.0f, -2.5f}) {
+      constexpr sizes kOf{37, 264};
+      const std::vector<float> numbers = drawn(static_cast<std::size_t>(kOf.rows * kOf.columns), type, 5);
+      const device_tensor dy(numbers, type), by({factor}, dtype::f32);
+      call c = call_of(spec::parse("times"), true, type, type, kOf.rows, kOf.columns);
+      c.r.in_place = true, c.r.wants_tensor = 0, c.r.operand[0] = dtype::f32;
+      arguments a{};
+      std::copy(std::begin(c.a.size), std::end(c.a.size), a.size);
+      a.rows = kOf.rows, a.columns = kOf.columns, a.matrix_rows = kOf.rows;
+      a.y = a.dx = {dy.data(), {0, 0, 0, kOf.columns}, type, 1};
+      a.operand[0] = {by.data(), {}, dtype::f32, 0};
+      const std::vector<plan> plans = prepare(c.r, a, 0, nullptr);
+      ASSERT_EQ(plans.front().with.one_factor, 1u);
+      launch(c.r, plans, a, 0, nullptr);
+      std::vector<double> right(numbers.begin(), numbers.end());
+      for (double& number : right) number *= factor;
+      EXPECT_LT(distance(dy.host(), right), type == dtype::f32 ? 1e-7 : 4e-3) << factor;
+      a.operand[0].stride[3] = 1;  // a number a row is no such number
+      EXPECT_EQ(describe(c.r, a).one_factor, 0u);
+    }
+  }
+}
+
 TEST_F(EmulatedAnyLines, OfSeveralTargetsAreTheCpus) {
   for (const sizes of : {sizes{6, 264}, sizes{2, 50000}, sizes{1, 300001}})
     line_call("logprob | entropy | cross_entropy(0.5)", dtype::f32, dtype::f32, of).expect_right();

@@ -62,8 +62,7 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   BITS(grouped_operand, kGroupedOperand)                                                                             \
   FLAG(apart, kApart)                                                                                                \
   FLAG(one_part_a_group, kOnePartAGroup)                                                                             \
-  FLAG(in_place, kInPlace)     /* dx lies where dy does */                                                           \
-  FLAG(one_factor, kOneFactor) /* and is dy times operand 0, one number: where that is 1 nothing is to be done */    \
+  FLAG(in_place, kInPlace) /* dx lies where dy does */                                                               \
   FLAG(saves_statistics, kSavesStatistics)                                                                           \
   FLAG(only_statistics, kOnlyStatistics) /* and stores nothing else */                                               \
   /* Rows taken in parts: which row word a kernel is for. */                                                         \
@@ -77,6 +76,8 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   BITS(repeated_operand, kRepeatedOperand)                                                                           \
   BITS(aligned_operand, kAlignedOperand)                                                                             \
   BITS(shared_operand, kSharedOperand)                                                                               \
+  /* One number that dy is multiplied by in its place, which is all that is done. */                                 \
+  BITS(one_factor, kOneFactor)                                                                                       \
   /* Tables of `rope` with one element for two columns. */                                                           \
   BITS(one_for_two, kOneForTwo)                                                                                      \
   /* By stream: contiguous tensors; those that async copies load ahead; results that leave through shared memory. */ \

@@ -474,7 +474,7 @@ configuration describe(const request& r, const arguments& a) {
   c.saves_statistics = !r.backward && a.statistics != nullptr;
   c.only_statistics = r.only_statistics;
   c.in_place = r.in_place;
-  c.one_factor = r.in_place && r.scales_alone && is_one_number(a.operand[0]);
+  c.one_factor = static_cast<uint64>(r.in_place && r.scales_alone && is_one_number(a.operand[0]));
   c.cluster = 1;
   c.spare_vectors = c.access < c.vector_size && r.rope < 0 ? 8 : 0;
   c.staged = staged_results(r, a, c);

@@ -56,7 +56,7 @@ TEST(Source, HoldsEveryNumberOfTheConfiguration) {
                             "kSavesStatistics = false;",
                             "kOnlyStatistics = false;",
                             "kInPlace = true;",
-                            "kOneFactor = true;",
+                            "kOneFactor = 1ull;",
                             "kWantsDx = true;",
                             "kWantsRecompute = true;",
                             "kSingleOperand = 6ull;",

@@ -412,3 +412,15 @@ def test_exported(device):
     exported = torch.export.export(Head(), (x, w, b, target))
     assert not any("with_gradients" in str(node.target) for node in exported.graph.nodes)
     torch.testing.assert_close(exported.module()(x, w, b, target), Head()(x, w, b, target))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("factor", [1.0, -2.5])
+def test_gradients_are_multiplied_in_place(factor, dtype, device):
+    if device == "cpu":
+        pytest.skip("an operator of CUDA alone")
+    gradient = torch.randn(50, 264, device=device).to(dtype)
+    expected, memory = (gradient.float() * factor).to(dtype), gradient.data_ptr()
+    torch.ops.onepass.times_(gradient, torch.full((1, 1), factor, device=device))
+    assert gradient.data_ptr() == memory
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=0)

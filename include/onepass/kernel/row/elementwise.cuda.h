@@ -133,7 +133,7 @@ template <class Config, class Line>
 ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
   using cursor_type = cursor<Config, Line>;
   using L = typename cursor_type::vector;
-  if constexpr (Config::kOneFactor) {
+  if constexpr (Config::kOneFactor != 0) {  // where it is 1, nothing is to be done
     using T = typename Config::arithmetic;
     constexpr dtype kFactor = Config::kOperand[0];
     if (from_storage<kFactor, T>(*static_cast<const typename stored<kFactor>::type*>(a.operand[0].data)) == T(1))
