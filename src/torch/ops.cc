@@ -97,7 +97,8 @@ void times_(Tensor x, Tensor factor) {
   const std::vector<optional_tensor> operands{factor};
   const std::vector<std::int64_t> types{static_cast<std::int64_t>(dtype_of(factor)) + kBroadcast};
   const std::shared_ptr<const prepared_line> line = prepared("times");
-  backward_call call{gradients, std::nullopt, operands, std::nullopt, std::nullopt, std::nullopt, *line, types, 1};
+  const optional_tensor input = x;  // which a gradient of the factor would read
+  backward_call call{gradients, input, operands, std::nullopt, std::nullopt, std::nullopt, *line, types, 1};
   call.dx = &x;
   backward(call);
 }

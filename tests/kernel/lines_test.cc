@@ -558,7 +558,7 @@ TEST_F(EmulatedAnyLines, ThatMultiplyInPlaceByOneNumber) {
     for (const float factor : {1.0f, -2.5f}) {
       constexpr sizes kOf{37, 264};
       const std::vector<float> numbers = drawn(static_cast<std::size_t>(kOf.rows * kOf.columns), type, 5);
-      const device_tensor dy(numbers, type), by({factor}, dtype::f32);
+      const device_tensor dy(numbers, type), by(std::vector<float>{factor}, dtype::f32);
       call c = call_of(spec::parse("times"), true, type, type, kOf.rows, kOf.columns);
       c.r.in_place = true, c.r.wants_tensor = 0, c.r.operand[0] = dtype::f32;
       arguments a{};

@@ -150,7 +150,8 @@ ONEPASS_FUNCTION void elementwise_backward(const arguments& a) {
     for (int u = 0; u < Config::kUnroll; ++u) {
       move_to<Config>(a, at, u, row_of, column_of);
       L x{};
-      if constexpr (Line::pre::needs_input || (Config::kWantsRecompute && !Line::pre::resumes)) x = at.x();
+      constexpr bool kNeedsInput = Line::pre::needs_input && Config::kOneFactor == 0;
+      if constexpr (kNeedsInput || (Config::kWantsRecompute && !Line::pre::resumes)) x = at.x();
       dx[u] = Line::pre::backward(x, at.dy(), at);
       if constexpr (Config::kWantsRecompute) recomputed[u] = Line::pre::recompute(x, at);
     }
