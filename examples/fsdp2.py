@@ -3,9 +3,13 @@ curve is that of one process.
 
     torchrun --nproc-per-node 2 examples/fsdp2.py
 
+Each process has a GPU where there are as many, else all are on the CPU.
+
 Parameters are whole while the module that holds them runs, so the loss is made within it: the head's matrix is sharded
 with the outermost one. Layers are fused one by one, for Dynamo ends a graph at each module's gathering.
 """
+
+import os
 
 import torch
 import torch.distributed as dist
@@ -24,9 +28,9 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
 class WithLogits(nn.Module):
     """The loss that the model makes itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
-        self.model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **SIZES))
+        self.model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **SIZES)).to(device)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """The mean over the tokens."""
@@ -36,9 +40,9 @@ class WithLogits(nn.Module):
 class WithoutLogits(WithLogits):
     """The same, sharded; a chunk of the logits exists at a time."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
         for layer in self.model.model.layers:
             fully_shard(onepass.fuse(layer), mesh=mesh)
         fully_shard(self, mesh=mesh)
@@ -49,10 +53,10 @@ class WithoutLogits(WithLogits):
         return linear_cross_entropy(hidden[:, :-1], self.model.lm_head.weight, tokens[:, 1:])
 
 
-def curve(module: type[WithLogits], ranks: int) -> list[float]:
+def curve(module: type[WithLogits], ranks: int, device: str) -> list[float]:
     """The losses of a training from the same weights on the same tokens, shared out among the ranks."""
     torch.manual_seed(0)
-    model, tokens = module(), torch.randint(0, VOCABULARY, (4, TOKENS))
+    model, tokens = module(device), torch.randint(0, VOCABULARY, (4, TOKENS)).to(device)
     mine = tokens.chunk(ranks)[dist.get_rank() % ranks]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
@@ -70,8 +74,11 @@ def curve(module: type[WithLogits], ranks: int) -> list[float]:
 
 def main() -> None:
     """Both curves compared."""
-    dist.init_process_group("gloo")
-    ours, theirs = curve(WithoutLogits, dist.get_world_size()), curve(WithLogits, 1)
+    device = "cuda" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    ours, theirs = curve(WithoutLogits, dist.get_world_size(), device), curve(WithLogits, 1, device)
     if dist.get_rank() == 0:
         print(f"losses of {len(ours)} steps from {ours[0]:.4f} to {ours[-1]:.4f}, on one process to {theirs[-1]:.4f}")
         print(f"largest difference: {max(abs(a - b) for a, b in zip(ours, theirs)):.1e}")

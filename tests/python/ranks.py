@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.multiprocessing as multiprocessing
 
-TIMEOUT = 120  # seconds that a function may take
+TIMEOUT = {"cpu": 120, "cuda": 300}  # seconds that a function may take; CUDA's kernels are compiled at first use
 IMPORTED_ONCE = ["onepass", "torch.distributed.tensor", "torch.distributed.fsdp"]
 
 
@@ -42,9 +42,9 @@ class Ranks:
             pipe.send((function, args))
         answers = []
         for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(TIMEOUT):
+            if not pipe.poll(TIMEOUT[self.device]):
                 self.stop()
-                raise RuntimeError(f"rank {rank} did not answer within {TIMEOUT} s")
+                raise RuntimeError(f"rank {rank} did not answer within {TIMEOUT[self.device]} s")
             answers.append(pipe.recv())
         for rank, (_, failure) in enumerate(answers):
             if failure:

@@ -67,6 +67,18 @@ def as_tuple(results):
     return results if isinstance(results, tuple) else (results,)
 
 
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-6, torch.bfloat16: 2**-6}
+
+
+def assert_near(found, expected, dtype, what=""):
+    """Shapes and dtypes too. dtype: of products, and of the gradients that ranks add up; but for float64, differences
+    are measured against the largest number."""
+    assert found.shape == expected.shape and found.dtype == expected.dtype, what
+    scale = 1.0 if dtype == torch.float64 else expected.detach().abs().max().item()
+    near = TOLERANCES[dtype]
+    torch.testing.assert_close(found, expected, rtol=near, atol=near * scale, msg=lambda m: f"{what}: {m}")
+
+
 def assert_as_whole(line, inputs, mesh, placements):
     """Results and all gradients; returns the results."""
     whole = as_tuple(onepass.fused(line, inputs.x, *inputs.operands))
@@ -78,10 +90,7 @@ def assert_as_whole(line, inputs, mesh, placements):
     ours = torch.autograd.grad(results, leaves, [distributed(g, mesh, [R] * mesh.ndim) for g in grads])
     what = f"{line!r}, {placements} on {tuple(mesh.shape)}"
     for result, reference in zip((*results, *ours), (*whole, *expected), strict=True):
-        assert result.shape == reference.shape and result.dtype == reference.dtype, what
-        torch.testing.assert_close(
-            result.full_tensor(), reference, rtol=1e-9, atol=1e-9, msg=lambda m, what=what: f"{what}: {m}"
-        )
+        assert_near(result.full_tensor(), reference, inputs.x.dtype, what)
     return results
 
 
@@ -267,23 +276,131 @@ def test_of_a_sharded_head_only_numbers_of_rows_move(ranks, line, numbers):
             assert forward == [numbers * 6] and backward == []  # x's gradient is left as a sum over ranks
 
 
-def loss_of_a_sharded_head(device):
+def assert_calls_alike(function, whole, mesh, placements, what):
+    """function(*tensors) of distributed tensors, and its gradients, are those of whole ones."""
+    tensors = [distributed(t, mesh, [at]) for t, at in zip(whole, placements)]
+    found = []
+    for given in (tensors, whole):
+        results, leaves = as_tuple(function(*given)), [t for t in given if t.requires_grad]
+        weights = upstream([r.full_tensor() if isinstance(r, DTensor) else r for r in results])
+        if given is tensors:
+            assert all(r.placements == (R,) for r in results), what
+            weights = [distributed(g, mesh, [R]) for g in weights]
+        found.append((*results, *torch.autograd.grad(results, leaves, weights)))
+    for ours, theirs in zip(*found, strict=True):
+        assert_near(ours.full_tensor(), theirs, whole[0].dtype, what)
+
+
+LOSSES = {
+    "plain": {},
+    "ignored": {"ignore_index": 3},
+    "smoothed": {"label_smoothing": 0.1},
+    "capped": {"softcap": 3.0},
+    "all": {"ignore_index": -1, "label_smoothing": 0.1, "z_loss": 1e-3, "softcap": 3.0},
+}
+SHARED_DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def head_of(device, dtype, ignored, rows=(5, 6), depth=8, vocabulary=64):
+    """x, a matrix, a bias and targets, of which one in four is ignored; every rank makes the same."""
+    x, w, b = make_inputs("linear | bias", (*rows, depth), dtype, device, out_features=vocabulary).tensors
+    return x, w, b, some_targets(rows, vocabulary, ignored, device)
+
+
+def some_targets(rows, vocabulary, ignored, device):
+    target = torch.arange(math.prod(rows), device=device).mul(7).remainder(vocabulary)
+    target[::4] = ignored
+    return target.view(rows)
+
+
+def losses_of_a_sharded_head(device, dtype, options):
     """`linear_cross_entropy` of a matrix sharded in its rows gives what it gives of whole tensors."""
     mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
-    inputs = make_inputs("linear | bias | cross_entropy", (6, 8), torch.float64, device, out_features=64)
-    x, (w, b, target) = inputs.x, inputs.operands
-    for reduction in ("mean", "sum"):
-        expected = OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
-        wanted = torch.autograd.grad(expected, (x, w, b))
-        tensors = [distributed(t, mesh, [at]) for t, at in ((x, R), (w, S(0)), (b, S(0)), (target, R))]
-        loss = OF.linear_cross_entropy(*tensors[:2], tensors[3], linear_bias=tensors[2], reduction=reduction)
-        found = torch.autograd.grad(loss, tensors[:3])
-        for ours, theirs in zip((loss, *found), (expected, *wanted), strict=True):
-            torch.testing.assert_close(ours.full_tensor(), theirs)
+    x, w, b, target = head_of(device, dtype, options.get("ignore_index", -100))
+    for reduction in ("mean", "sum", "none"):
+
+        def loss(x, w, target, b=None, reduction=reduction):
+            return OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction, **options)
+
+        what = f"{reduction} of {dtype} {options}"
+        assert_calls_alike(loss, (x, w, target, b), mesh, (R, S(0), R, S(0)), what)
+        assert_calls_alike(loss, (x, w, target), mesh, (R, S(0), R), f"{what}, no bias")
 
 
-def test_loss_of_a_sharded_head(ranks):
-    ranks.run(loss_of_a_sharded_head)
+@pytest.mark.parametrize("dtype", SHARED_DTYPES, ids=str)
+@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
+def test_losses_of_a_sharded_head(ranks, dtype, options):
+    ranks.run(losses_of_a_sharded_head, dtype, options)
+
+
+def log_probabilities_of_a_sharded_head(device, dtype):
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    x, w, b, target = head_of(device, dtype, -100)
+    for options in ({}, {"entropy": True}, {"entropy": True, "temperature": 0.7, "softcap": 3.0}):
+
+        def log_prob(x, w, target, b=None, options=options):
+            return OF.linear_log_prob(x, w, target, linear_bias=b, **options)
+
+        assert_calls_alike(log_prob, (x, w, target, b), mesh, (R, S(0), R, S(0)), f"{dtype} {options}")
+        assert_calls_alike(log_prob, (x, w, target), mesh, (R, S(0), R), f"{dtype} {options}, no bias")
+
+
+@pytest.mark.parametrize("dtype", SHARED_DTYPES, ids=str)
+def test_log_probabilities_of_a_sharded_head(ranks, dtype):
+    ranks.run(log_probabilities_of_a_sharded_head, dtype)
+
+
+LOGITS_LINES = ["cross_entropy(0.1, 0.01)", "bias | softcap(3) | logprob | entropy", "logsumexp"]
+
+
+def sharded_logits(device, dtype, lines):
+    """Numbers of rows of logits whose columns are sharded."""
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    for line in lines:
+        inputs = make_inputs(line, (3, 5, 64), dtype, device)
+        placements = [[S(2)], *[[R] if o.dtype == torch.int64 else [S(0)] for o in inputs.operands]]
+        results = assert_as_whole(line, inputs, mesh, placements)
+        assert all(r.placements == (R,) for r in results)
+
+
+@pytest.mark.parametrize("dtype", SHARED_DTYPES, ids=str)
+def test_lines_of_sharded_logits(ranks, dtype):
+    ranks.run(sharded_logits, dtype, LOGITS_LINES)
+
+
+def losses_of_sharded_logits(device, dtype, options):
+    mesh, rows, vocabulary = init_device_mesh(device, (torch.distributed.get_world_size(),)), 15, 64
+    logits = make_inputs("softmax", (rows, vocabulary), dtype, device).x
+    target = some_targets((rows,), vocabulary, options.get("ignore_index", -100), device)
+    for reduction in ("mean", "sum", "none"):
+
+        def loss(logits, target, reduction=reduction):
+            return OF.cross_entropy(logits, target, reduction=reduction, **options)
+
+        assert_calls_alike(loss, (logits, target), mesh, (S(1), R), f"{reduction} of {dtype} {options}")
+
+
+@pytest.mark.parametrize("dtype", SHARED_DTYPES, ids=str)
+@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
+def test_losses_of_sharded_logits(ranks, dtype, options):
+    ranks.run(losses_of_sharded_logits, dtype, options)
+
+
+def log_probabilities_of_sharded_logits(device, dtype):
+    mesh, rows, vocabulary = init_device_mesh(device, (torch.distributed.get_world_size(),)), 15, 64
+    logits = make_inputs("softmax", (rows, vocabulary), dtype, device).x
+    target = some_targets((rows,), vocabulary, -100, device)
+    for options in ({}, {"entropy": True}, {"entropy": True, "temperature": 0.7}):
+
+        def log_prob(logits, target, options=options):
+            return OF.log_prob(logits, target, **options)
+
+        assert_calls_alike(log_prob, (logits, target), mesh, (S(1), R), f"{dtype} {options}")
+
+
+@pytest.mark.parametrize("dtype", SHARED_DTYPES, ids=str)
+def test_log_probabilities_of_sharded_logits(ranks, dtype):
+    ranks.run(log_probabilities_of_sharded_logits, dtype)
 
 
 def dropped(device, line, mesh_shape, placements):
