@@ -128,7 +128,7 @@ class TracedSum(torch.autograd.Function):
 
 
 def _times(gradient: Tensor, upstream: Tensor) -> Tensor:
-    """In place, where nothing is read or written on CUDA if the factor is 1: it is that of a loss in nearly all steps."""
+    """In place. On CUDA nothing is read or written where the factor is 1, as in nearly all steps a loss' is."""
     if is_legacy_batchedtensor(upstream):  # several at once (is_grads_batched)
         return gradient * upstream
     if gradient.is_cuda and gradient.shape[-1] * gradient.element_size() % _WINDOW == 0:
