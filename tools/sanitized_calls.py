@@ -267,6 +267,7 @@ def plain_lines() -> None:
             (3, 10, 700),
             own=own,
         )
+    lists("list of rows and others", f"{PAIRED} {TILES}", "kl_div(0.5)", 264, (3, 10, 7), F16, own=True)
     lists("list, keeping", ROWWISE, KEEPING, 1000, (3, 40, 300), own=True)
     lists("list of many", f"{ROWWISE} add_columns", NORM, 64, (300,) * 120, own=True)
 

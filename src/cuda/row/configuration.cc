@@ -190,11 +190,14 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   c.blocks_per_sm = r.x == dtype::f64 ? 1 : tuned.resident / tuned.threads;
   c.flat = a.rows == 1 && r.wants_column == 0;
   c.sums_in_registers = 1;
+  // Blocks that stride: those that add up columns, and those that may end at once, of which many would take their time.
+  const bool strides = r.wants_column != 0 || c.one_factor != 0;
   if (c.flat) {
     c.across = tuned.threads;
     c.down = 1;
     c.exact = a.columns % (int64{c.across} * c.unroll * c.vector_size) == 0;
-    p.grid_x = static_cast<unsigned>(std::min<int64>(ceil_div(lanes_a_row, c.across * c.unroll), 1 << 30));
+    const int64 most_x = strides ? int64{chip.sm_count} * c.blocks_per_sm : 1 << 30;
+    p.grid_x = static_cast<unsigned>(std::min<int64>(ceil_div(lanes_a_row, c.across * c.unroll), most_x));
     p.grid_y = 1;
     p.shared_bytes = static_cast<unsigned>(staged_bytes(r, c));
     return;
@@ -211,7 +214,7 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
       p.grid_y = static_cast<unsigned>(blocks_for(a.groups, c.down * c.unroll, std::min(filling, kMostY / 8), p));
       return;
     }
-    p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, r.wants_column ? filling : most_y, 65535}));
+    p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, strides ? filling : most_y, 65535}));
   };
   set_grid();
   const few_rows_tuning& few = kTuning.few_rows;
