@@ -324,6 +324,16 @@ ONEPASS_FUNCTION pack<T, V> exp_term(pack<T, V> a, T shift) {
     return exp_minus(a, shift);
   }
 }
+// log(a) where what counts is the absolute error, 2^-22 near 1.
+template <class T, int V>
+ONEPASS_FUNCTION pack<T, V> log_term(pack<T, V> a) {
+  using P = pack<T, V>;
+  if constexpr (sizeof(T) == 4) {
+    ONEPASS_EACH(P, result.v[i] = log2_number(a.v[i]) * 0.69314718f)
+  } else {
+    ONEPASS_EACH(P, result.v[i] = ::log(a.v[i]))
+  }
+}
 ONEPASS_FUNCTION float reciprocal_root(float x) { return rsqrtf(x); }
 ONEPASS_FUNCTION double reciprocal_root(double x) { return ::rsqrt(x); }
 

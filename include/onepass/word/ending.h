@@ -316,8 +316,9 @@ struct kl_div : ending {  // saved: log Σ exp of both; what each has of the num
     if (by.other == T(0)) return {.first = lse, .second = other_lse, .third = of.product / of.sum + apart};
     const pair<T> sums = row.paired_sum([=](L u, L o) ONEPASS_LAMBDA {
       const L log_p = (u - L(of.shift)) - L(own), log_q = (o - L(of.other_shift)) - L(other);
+      const L p = exp_term(log_p, T(0)), q = exp_term(log_q, T(0));
       const terms<L> shares = log_shares(log_p, log_q, by);
-      return terms<L>{part(L(exp(log_p)), shares.first), part(L(exp(log_q)), shares.second)};
+      return terms<L>{part(p, shares.first), part(q, shares.second)};
     });
     return {.first = lse, .second = other_lse, .third = by.row * sums.first, .fourth = by.other * sums.second};
   }
@@ -336,22 +337,26 @@ struct kl_div : ending {  // saved: log Σ exp of both; what each has of the num
   }
 
  private:
-  // log(p / m) and log(q / m).
+  // log(p / m) and log(q / m), of the difference of log p and log q alone: m is weight + rest exp(-|d|) times the
+  // larger.
   template <class L, class T>
   static ONEPASS_FUNCTION terms<L> log_shares(L log_p, L log_q, weights<T> by) {
-    const L d = log_q - log_p;
-    if (by.row == T(0) || by.other == T(0)) return by.row == T(0) ? terms<L>{L(T(0)), d} : terms<L>{L(-d), L(T(0))};
-    // m is weight + rest exp(-|d|) times the larger of the two.
-    const auto is_other = d > L(T(0));
+    const L d = log_q - log_p, none(T(0));
+    if (by.row == T(0) || by.other == T(0)) return by.row == T(0) ? terms<L>{none, d} : terms<L>{-d, none};
+    const auto is_other = d > none;
     const L weight = where(is_other, L(by.other), L(by.row)), rest = where(is_other, L(by.row), L(by.other));
-    const L less = expm1(L(-abs(d))), share = fma(rest, less, L(T(1)));
-    const L far = log(L(fma(rest, less + L(T(1)), weight))), near = log1p(L(rest * less));
-    const L larger = -where(share < L(T(0.5)), far, near);
+    const L share = exp_term(L(-abs(d)), T(0));
+    const L near = fma(rest, share - L(T(1)), L(T(1))),
+            far = fma(rest, share, weight);  // rounded, the weights are not 1
+    const L larger = -log_term(L(where(near < L(T(0.5)), far, near)));
     return {where(is_other, larger - d, larger), where(is_other, larger, larger + d)};
   }
+  // Of next to no probability nothing: the other's logarithm may be infinitely far away.
   template <class L>
   static ONEPASS_FUNCTION L part(L probability, L of) {
-    return where(probability == L(0), L(0), probability * of);
+    using T = typename L::scalar;
+    const L least(sizeof(T) == 4 ? T(1e-30) : T(1e-290));
+    return where(probability < least, L(T(0)), probability * of);
   }
 };
 

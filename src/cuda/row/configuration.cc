@@ -340,15 +340,15 @@ int64 rows_at_once(const configuration& c, const device_facts& chip) {
 }
 
 // A row's numbers do not depend on how many rows there are: nor do the threads that share it.
-plan stream_rows(const arguments& a, part of, const plan& blank) {
+template <class Tuning>
+plan stream_rows(const arguments& a, part of, const Tuning& tuned, const plan& blank) {
   plan p = blank;
   configuration& c = p.with;
-  const streamed_tuning& tuned = kTuning.streamed;
   c.of = of;
-  c.across =
-      static_cast<int>(std::clamp<int64>(power_of_two_from(ceil_div(a.columns, c.vector_size)), 32, tuned.threads));
+  const int64 lanes_a_row = power_of_two_from(ceil_div(a.columns, c.vector_size));
+  c.across = static_cast<int>(std::clamp<int64>(lanes_a_row, 32, tuned.threads));
   c.down = 1;
-  c.held_vectors = of == part::paired ? tuned.vectors / 2 : tuned.vectors;  // of each row
+  c.held_vectors = tuned.vectors;
   c.blocks_per_sm = tuned.resident / c.across;
   c.sums_in_registers = 1;
   c.exact = a.columns % (int64{c.across} * c.held_vectors * c.vector_size) == 0;
@@ -359,10 +359,10 @@ plan stream_rows(const arguments& a, part of, const plan& blank) {
 
 std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
   const streamed_tuning& streamed = kTuning.streamed;
-  if (!r.backward && r.paired) return {stream_rows(a, part::paired, blank)};
+  if (!r.backward && r.paired) return {stream_rows(a, part::paired, kTuning.paired, blank)};
   if (!r.backward && r.only_endings && !gives_rows(a) && a.columns >= streamed.least_columns &&
       a.columns <= streamed.most_columns)
-    return {stream_rows(a, part::streamed, blank)};
+    return {stream_rows(a, part::streamed, streamed, blank)};
   // Where nothing is summed over a row, tiles need no more than the statistics.
   if (r.backward && r.row_words > 0 && r.summed == 0) return take_in_parts(r, a, chip, blank);
   plan p;

@@ -48,6 +48,10 @@ struct streamed_tuning {
   int vectors;        // of a thread, at a time
   int resident;       // threads that registers must leave room for on an SM
 };
+// Rows that have others beside them: of both, a thread has these at a time.
+struct paired_tuning {
+  int threads, vectors, resident;
+};
 
 struct tuning {
   // "Threads, lanes and threads an SM of elementwise kernels".
@@ -105,6 +109,7 @@ struct tuning {
   // "Rows that stream".
   streamed_tuning streamed = {
       .least_columns = 4096, .most_columns = 1 << 18, .threads = 256, .vectors = 4, .resident = 1024};
+  paired_tuning paired = {.threads = 256, .vectors = 2, .resident = 768};  // with 1024 they spill
   int held_vectors = 16;              // lanes of a row in a thread, at most: each takes registers besides its elements
   int again_flops = 8;                // flops of an element, in words beside the row word, that may be computed again
   int least_across = 8;               // threads of a row, at least, where it has so many lanes: 128 bytes in a row

@@ -30,40 +30,7 @@ class paired_rows {
 
   // In one pass, each thread with its own shifts.
   ONEPASS_FUNCTION word::paired<T> paired_exponentials(bool of_row) {
-    const T lowest = static_cast<T>(-kInfinity);
-    numbers<T, 2> plain{{lowest, T(0)}};
-    numbers<T, 3> weighted{{lowest, T(0), T(0)}};
-    each_step([&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&counts)[kVectors]) {
-      const auto largest_of = [&](const lane(&rows)[kVectors]) {
-        lane best(lowest);
-#pragma unroll
-        for (int k = 0; k < kVectors; ++k)
-          best = ONEPASS_TARGET::max(best, lane(where(first_n<lane>(counts[k]), rows[k], lane(lowest))));
-        return max_lanes(best);
-      };
-      const T of_own = largest_of(own), of_others = largest_of(others);
-      numbers<T, 2> next{{of_row ? of_others : of_own, T(0)}};
-      numbers<T, 3> next_weighted{{of_row ? of_own : of_others, T(0), T(0)}};
-      const T shift = shift_of(next.v[0]), weighted_shift = shift_of(next_weighted.v[0]);
-      lane sum(T(0)), weighted_sum(T(0)), product(T(0));
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        const auto present = first_n<lane>(counts[k]);
-        const lane a = of_row ? own[k] : others[k], b = of_row ? others[k] : own[k];
-        const lane term = where(present, exp_minus(a, weighted_shift), lane(T(0)));
-        sum = sum + where(present, exp_minus(b, shift), lane(T(0)));
-        weighted_sum = weighted_sum + term;
-        product = product + word::weighted_difference(term, a, b);
-      }
-      next.v[1] = sum_lanes(sum), next_weighted.v[1] = sum_lanes(weighted_sum), next_weighted.v[2] = sum_lanes(product);
-      plain = merge_exponentials()(plain, next);
-      weighted = merge_differences()(weighted, next_weighted);
-    });
-    plain = threads_.reduce(plain, merge_exponentials());
-    weighted = threads_.reduce(weighted, merge_differences());
-    const T shift = shift_of(plain.v[0]), weighted_shift = shift_of(weighted.v[0]);
-    if (of_row) return {weighted_shift, weighted.v[1], shift, plain.v[1], weighted.v[2]};
-    return {shift, plain.v[1], weighted_shift, weighted.v[1], weighted.v[2]};
+    return of_row ? differences<true>() : differences<false>();
   }
   template <class F>
   ONEPASS_FUNCTION word::pair<T> paired_sum(const F& f) {
@@ -84,6 +51,43 @@ class paired_rows {
  private:
   static constexpr int kVectors = Config::kHeldVectors;
   using index = typename Config::index;
+
+  // OfRow: the product is of the row's exponentials, else of the other's.
+  template <bool OfRow>
+  ONEPASS_FUNCTION word::paired<T> differences() {
+    constexpr T kLowest = static_cast<T>(-kInfinity);
+    numbers<T, 2> plain{{kLowest, T(0)}};
+    numbers<T, 3> weighted{{kLowest, T(0), T(0)}};
+    each_step([&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&counts)[kVectors]) {
+      const auto &a = OfRow ? own : others, &b = OfRow ? others : own;
+      numbers<T, 2> next{{largest(b, counts), T(0)}};
+      numbers<T, 3> next_weighted{{largest(a, counts), T(0), T(0)}};
+      const T shift = shift_of(next.v[0]), weighted_shift = shift_of(next_weighted.v[0]);
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        const auto present = first_n<lane>(counts[k]);
+        const lane none(T(0)), term = where(present, exp_term(a[k], weighted_shift), none);
+        next.v[1] += sum_lanes(where(present, exp_term(b[k], shift), none));
+        next_weighted.v[1] += sum_lanes(term);
+        next_weighted.v[2] += sum_lanes(word::weighted_difference(term, a[k], b[k]));
+      }
+      plain = merge_exponentials()(plain, next);
+      weighted = merge_differences()(weighted, next_weighted);
+    });
+    plain = threads_.reduce(plain, merge_exponentials());
+    weighted = threads_.reduce(weighted, merge_differences());
+    const T shift = shift_of(plain.v[0]), weighted_shift = shift_of(weighted.v[0]);
+    if constexpr (OfRow) return {weighted_shift, weighted.v[1], shift, plain.v[1], weighted.v[2]};
+    else return {shift, plain.v[1], weighted_shift, weighted.v[1], weighted.v[2]};
+  }
+  static ONEPASS_FUNCTION T largest(const lane (&row)[kVectors], const int (&counts)[kVectors]) {
+    const lane lowest(static_cast<T>(-kInfinity));
+    lane best = lowest;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k)
+      best = ONEPASS_TARGET::max(best, lane(where(first_n<lane>(counts[k]), row[k], lowest)));
+    return max_lanes(best);
+  }
 
   // body(own, others, counts) of the thread's vectors that it has at once; a count of 0: there is none.
   template <class Body>
