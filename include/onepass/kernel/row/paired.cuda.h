@@ -7,16 +7,29 @@
 
 ONEPASS_BEGIN
 
-// Merges {largest, Σ exp(a - largest), Σ exp(a - largest) (a - b)} of two parts.
-struct merge_differences {
+// Of two rows a and b the largest of each, and, of both less those, Σ exp(a), Σ exp(a) (a - b) and Σ exp(b).
+template <class T>
+struct differences {
+  numbers<T, 2> largest;
+  numbers<T, 3> sums;
+};
+struct larger_of_both {
   ONEPASS_FUNCTION void next_level() {}
   template <class T>
-  ONEPASS_FUNCTION numbers<T, 3> operator()(numbers<T, 3> a, numbers<T, 3> b) const {
-    const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
-    const T factor_a = exp_minus_number(a.v[0], shift), factor_b = exp_minus_number(b.v[0], shift);
-    return {{largest, a.v[1] * factor_a + b.v[1] * factor_b, a.v[2] * factor_a + b.v[2] * factor_b}};
+  ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
+    return {{max_number(a.v[0], b.v[0]), max_number(a.v[1], b.v[1])}};
   }
 };
+// A part's sums with what is largest of all.
+template <class T>
+ONEPASS_FUNCTION numbers<T, 3> moved(const differences<T>& of, numbers<T, 2> largest) {
+  const T shift = shift_of(largest.v[0]), other_shift = shift_of(largest.v[1]);
+  const T factor = exp_minus_number(of.largest.v[0], shift);
+  const T apart = (shift_of(of.largest.v[0]) - shift) - (shift_of(of.largest.v[1]) - other_shift);
+  // Where b is -infinity, what is nothing beside all may be infinitely much in its part.
+  const T product = factor == T(0) ? T(0) : fma_number(of.sums.v[0], apart, of.sums.v[1]) * factor;
+  return {{of.sums.v[0] * factor, product, of.sums.v[2] * exp_minus_number(of.largest.v[1], other_shift)}};
+}
 
 // Both rows, as the row word sees them (see word/row.h). Read(column, count, own, other) gives a vector of each.
 template <class Config, class Read>
@@ -31,8 +44,7 @@ class paired_rows {
   // In one pass, each thread with its own shifts.
   ONEPASS_FUNCTION word::paired<T> paired_exponentials(bool of_row) {
     const T lowest = static_cast<T>(-kInfinity);
-    numbers<T, 2> plain{{lowest, T(0)}};
-    numbers<T, 3> weighted{{lowest, T(0), T(0)}};
+    differences<T> all{{{lowest, lowest}}, {{T(0), T(0), T(0)}}};
     each_step([&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&counts)[kVectors]) {
       const auto largest_of = [&](const lane(&rows)[kVectors]) {
         lane best(lowest);
@@ -42,28 +54,27 @@ class paired_rows {
         return max_lanes(best);
       };
       const T of_own = largest_of(own), of_others = largest_of(others);
-      numbers<T, 2> next{{of_row ? of_others : of_own, T(0)}};
-      numbers<T, 3> next_weighted{{of_row ? of_own : of_others, T(0), T(0)}};
-      const T shift = shift_of(next.v[0]), weighted_shift = shift_of(next_weighted.v[0]);
-      lane sum(T(0)), weighted_sum(T(0)), product(T(0));
+      const numbers<T, 2> largest{{of_row ? of_own : of_others, of_row ? of_others : of_own}};
+      const lane shift_a(shift_of(largest.v[0])), shift_b(shift_of(largest.v[1]));
+      lane sum_a(T(0)), product(T(0)), sum_b(T(0));
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         const auto present = first_n<lane>(counts[k]);
-        const lane a = of_row ? own[k] : others[k], b = of_row ? others[k] : own[k];
-        const lane term = where(present, exp_minus(a, weighted_shift), lane(T(0)));
-        sum = sum + where(present, exp_minus(b, shift), lane(T(0)));
-        weighted_sum = weighted_sum + term;
+        const lane a = (of_row ? own[k] : others[k]) - shift_a, b = (of_row ? others[k] : own[k]) - shift_b;
+        const lane term = where(present, exp(a), lane(T(0)));
+        sum_a = sum_a + term;
         product = product + word::weighted_difference(term, a, b);
+        sum_b = sum_b + where(present, exp(b), lane(T(0)));
       }
-      next.v[1] = sum_lanes(sum), next_weighted.v[1] = sum_lanes(weighted_sum), next_weighted.v[2] = sum_lanes(product);
-      plain = merge_exponentials()(plain, next);
-      weighted = merge_differences()(weighted, next_weighted);
+      const differences<T> next{largest, {{sum_lanes(sum_a), sum_lanes(product), sum_lanes(sum_b)}}};
+      const numbers<T, 2> both = larger_of_both()(all.largest, largest);
+      all = {both, plus()(moved(all, both), moved(next, both))};
     });
-    plain = threads_.reduce(plain, merge_exponentials());
-    weighted = threads_.reduce(weighted, merge_differences());
-    const T shift = shift_of(plain.v[0]), weighted_shift = shift_of(weighted.v[0]);
-    if (of_row) return {weighted_shift, weighted.v[1], shift, plain.v[1], weighted.v[2]};
-    return {shift, plain.v[1], weighted_shift, weighted.v[1], weighted.v[2]};
+    const numbers<T, 2> largest = threads_.reduce(all.largest, larger_of_both());
+    const numbers<T, 3> sums = threads_.reduce(moved(all, largest), plus());
+    const T shift_a = shift_of(largest.v[0]), shift_b = shift_of(largest.v[1]);
+    if (of_row) return {shift_a, sums.v[0], shift_b, sums.v[2], sums.v[1]};
+    return {shift_b, sums.v[2], shift_a, sums.v[0], sums.v[1]};
   }
   template <class F>
   ONEPASS_FUNCTION word::pair<T> paired_sum(const F& f) {
