@@ -612,6 +612,11 @@ TEST_F(EmulatedAnyLines, ThatMultiplyInPlaceByOneNumber) {
       std::vector<double> right(numbers.begin(), numbers.end());
       for (double& number : right) number *= factor;
       EXPECT_LT(distance(dy.host(), right), type == dtype::f32 ? 1e-7 : 4e-3) << factor;
+      request more = c.r;  // of `times | linear`: what else is written does not depend on the factor's being 1
+      more.wants_recompute = true;
+      EXPECT_EQ(describe(more, a).one_factor, 0u);
+      more.wants_recompute = false, more.wants_tensor = 1;
+      EXPECT_EQ(describe(more, a).one_factor, 0u);
       a.operand[0].stride[3] = 1;  // a number a row is no such number
       EXPECT_EQ(describe(c.r, a).one_factor, 0u);
     }
