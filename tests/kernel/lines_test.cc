@@ -552,6 +552,46 @@ TEST_F(EmulatedAnyLines, OfRowsAndOthersAreTheCpus) {
     line_call(of.line, of.x, of.column, of.of).expect_right();
 }
 
+// Classes that the row leaves out and whose others are far below the rest, a whole step of a thread's: they count as
+// nothing, as on the CPU.
+TEST_F(EmulatedAnyLines, OfRowsThatLeaveOutWhatOthersHaveNextToNothingOf) {
+  constexpr sizes kOf{3, 20000};
+  constexpr int64 kPresent = 5000;
+  for (const char* text : {"kl_div", "kl_div(1)", "kl_div(0.3)"}) {
+    const bool is_reverse = std::string(text) == "kl_div(1)";
+    const auto count = static_cast<std::size_t>(kOf.rows * kOf.columns);
+    std::vector<float> own = drawn(count, dtype::f32, 1), others = drawn(count, dtype::f32, 2);
+    for (std::size_t at = 0; at < count; ++at) {
+      if (static_cast<int64>(at) % kOf.columns < kPresent) continue;
+      own[at] = is_reverse ? -1e30f : -INFINITY, others[at] = is_reverse ? -INFINITY : -1e30f;
+    }
+    const line reference(text);
+    std::vector<double> exact_own(own.begin(), own.end()), exact_others(others.begin(), others.end());
+    std::vector<double> expected(static_cast<std::size_t>(kOf.rows)), saved(static_cast<std::size_t>(4 * kOf.rows));
+    values of{.x = {exact_own.data(), dtype::f64, {kOf.rows, kOf.columns}},
+              .y = {expected.data(), dtype::f64, {kOf.rows}}};
+    of.operands.push_back({exact_others.data(), dtype::f64, {kOf.rows, kOf.columns}});
+    of.statistics = {saved.data(), dtype::f64, {4, kOf.rows}};
+    reference.forward(of);
+    const device_tensor x(own, dtype::f32), teacher(others, dtype::f32);
+    device_tensor y(static_cast<std::size_t>(kOf.rows), dtype::f32);
+    const spec::line parsed = spec::parse(text);
+    const call c = call_of(parsed, false, dtype::f32, dtype::f32, kOf.rows, kOf.columns);
+    arguments a = c.a;
+    a.inverse_columns = 1.0 / static_cast<double>(kOf.columns);
+    spec::fill_parameters(parsed, dtype::f32, a);
+    device_tensor statistics(static_cast<std::size_t>(4 * kOf.rows), dtype::f32);
+    a.statistics = statistics.data();
+    a.x = {x.data(), {0, 0, 0, kOf.columns}, dtype::f32, 1};
+    a.operand[0] = {teacher.data(), {0, 0, 0, kOf.columns}, dtype::f32, 1};
+    a.y = {y.data(), {0, 0, 0, 1}, dtype::f32, 0};
+    launch(c.r, prepare(c.r, a, 0, nullptr), a, 0, nullptr);
+    const std::vector<double> found = y.host();
+    for (std::size_t row = 0; row < found.size(); ++row)
+      EXPECT_NEAR(found[row], expected[row], 1e-5 * expected[row]) << text << ", row " << row;
+  }
+}
+
 // A gradient times one number, in its place; where that is 1 the kernel ends at once.
 TEST_F(EmulatedAnyLines, ThatMultiplyInPlaceByOneNumber) {
   for (const dtype type : {dtype::bf16, dtype::f32}) {
@@ -572,6 +612,11 @@ TEST_F(EmulatedAnyLines, ThatMultiplyInPlaceByOneNumber) {
       std::vector<double> right(numbers.begin(), numbers.end());
       for (double& number : right) number *= factor;
       EXPECT_LT(distance(dy.host(), right), type == dtype::f32 ? 1e-7 : 4e-3) << factor;
+      request more = c.r;  // of `times | linear`: what else is written does not depend on the factor's being 1
+      more.wants_recompute = true;
+      EXPECT_EQ(describe(more, a).one_factor, 0u);
+      more.wants_recompute = false, more.wants_tensor = 1;
+      EXPECT_EQ(describe(more, a).one_factor, 0u);
       a.operand[0].stride[3] = 1;  // a number a row is no such number
       EXPECT_EQ(describe(c.r, a).one_factor, 0u);
     }

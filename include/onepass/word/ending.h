@@ -310,8 +310,8 @@ struct kl_div : ending {  // saved: log Σ exp of both; what each has of the num
     const paired<T> of = row.paired_exponentials(by.other == T(0));
     const T own = log_number(of.sum), other = log_number(of.other_sum);
     const T lse = of.shift + own, other_lse = of.other_shift + other;
-    // Not the difference of two rounded logarithms.
-    const T apart = (of.other_shift - of.shift) + log_number(of.other_sum / of.sum);
+    // Beside the shifts. Not the difference of two rounded logarithms.
+    const T apart = log_number(of.other_sum / of.sum);
     if (by.row == T(0)) return {.first = lse, .second = other_lse, .fourth = of.product / of.other_sum - apart};
     if (by.other == T(0)) return {.first = lse, .second = other_lse, .third = of.product / of.sum + apart};
     const pair<T> sums = row.paired_sum([=](L u, L o) ONEPASS_LAMBDA {

@@ -18,7 +18,7 @@
 //   largest()               the largest value, a NaN before all others, and how many elements have it
 // and, where another row stands beside it (is_paired), instead of these
 //   paired_exponentials(of_row)  the sums of exponentials of both, and Σ exp(a) (a - b), where a is the row's value and
-//                           b the other's, or, where of_row is not true, the other way round
+//                           b the other's, each less its shift, or, where of_row is not true, the other way round
 //   paired_sum(f)           two sums over both rows of f(value, other)
 // Statistics are two passes over values on chip, never E[x²] - mean². add_terms adds a lane to the sums over the row
 // that backward needs, about.sums of them. backward's last argument is 1 / the row's length.
@@ -79,8 +79,7 @@ struct picked {
   T shift, sum, value, total;
 };
 template <class T>
-struct paired {  // the shift and Σ exp(value - shift) of a row and of another; and of one of them Σ exp(a - shift) (a -
-                 // b)
+struct paired {  // the shift and Σ exp(value - shift) of a row and of another; product: see paired_exponentials
   T shift, sum, other_shift, other_sum, product;
 };
 template <class L>

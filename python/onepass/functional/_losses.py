@@ -267,7 +267,7 @@ def _of_counted_rows(of: _Logits, is_counted: Tensor, count: Tensor | None, *num
     count: the sum of is_counted, where it is known.
     """
     as_given = (of, *numbers)
-    if torch.compiler.is_compiling() or type(is_counted) is not Tensor or not of.is_product:
+    if torch.compiler.is_compiling() or type(is_counted) is not Tensor or is_counted.is_meta or not of.is_product:
         return as_given
     rows = is_counted.numel()
     if rows * of.classes < _MANY_LOGITS or is_counted.dim() == 0 or is_counted.shape != of.x.shape[:-1]:

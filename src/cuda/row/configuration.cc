@@ -477,7 +477,8 @@ configuration describe(const request& r, const arguments& a) {
   c.saves_statistics = !r.backward && a.statistics != nullptr;
   c.only_statistics = r.only_statistics;
   c.in_place = r.in_place;
-  c.one_factor = static_cast<uint64>(r.in_place && r.scales_alone && is_one_number(a.operand[0]));
+  const bool writes_dx_alone = (r.wants_tensor | r.wants_column) == 0 && !r.wants_recompute;
+  c.one_factor = static_cast<uint64>(r.in_place && r.scales_alone && writes_dx_alone && is_one_number(a.operand[0]));
   c.cluster = 1;
   c.spare_vectors = c.access < c.vector_size && r.rope < 0 ? 8 : 0;
   c.staged = staged_results(r, a, c);

@@ -120,6 +120,18 @@ def test_only_the_gradients_that_are_wanted(wanted, device):
             assert_equal(ours, expected)
 
 
+@pytest.mark.parametrize("factor", [1.0, -2.5])
+def test_one_number_before_linear(factor, device):
+    """Its gradient, and the input of the product, which the kernel that multiplies in place writes, too."""
+    x, w = (torch.randn(rows, 64, device=device, requires_grad=True) for rows in (40, 16))
+    by = torch.tensor([[factor]], device=device, requires_grad=True)
+    g = torch.randn(40, 16, device=device)
+    found = torch.autograd.grad(onepass.fused("times | linear", x, by, w), (x, by, w), g)
+    right = torch.autograd.grad((x.double() * by) @ w.double().t(), (x, by, w), g.double())
+    for ours, theirs in zip(found, right, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_one_result_of_several_has_a_gradient(device):
     line = "keep | linear | bias | keep | silu"
     for which in range(3):

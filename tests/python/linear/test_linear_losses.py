@@ -237,6 +237,15 @@ def test_traced_for_other_targets(with_torch, device, monkeypatch):
         torch.testing.assert_close(graph(x, w, other), F.cross_entropy(F.linear(x, w), other))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_of_meta_tensors(reduction, monkeypatch):
+    """Which have no targets to look at."""
+    monkeypatch.setattr(_losses, "_MANY_LOGITS", 0)
+    x, w, b, target = given((40,), 8, 50, torch.float32, "meta")
+    loss = OF.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
+    assert loss.is_meta and [g.shape for g in torch.autograd.grad(loss, (x, w, b))] == [x.shape, w.shape, b.shape]
+
+
 def test_no_rows(device):
     """As PyTorch: a mean of nothing is NaN, a sum 0."""
     x, w, _, target = given((0,), 8, 50, torch.float32, device)

@@ -81,6 +81,41 @@ def test_what_the_other_leaves_out(device):
     assert OF.kl_div_logits(x, teacher, beta=0.5, reduction="none").isfinite().all()
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_what_one_leaves_out_and_the_other_has_next_to_nothing_of(beta, device):
+    """-inf where the other row has a large negative number, over more of the row than a thread reads at a time: what
+    has no probability in float32 counts as nothing."""
+    rows = [torch.randn(3, 20000, device=device) for _ in range(2)]
+    masked = [t.clone() for t in rows]
+    out = -math.inf, -1e30
+    for t, value in zip(masked, out if beta < 1 else out[::-1]):
+        t[:, 5000:] = value
+    got = OF.kl_div_logits(*masked, beta=beta, reduction="none")
+    torch.testing.assert_close(got, OF.kl_div_logits(*(t[:, :5000] for t in rows), beta=beta, reduction="none"))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("columns", [300, 20000])
+def test_rows_that_lie_far_from_each_other(columns, beta, device):
+    """A softmax does not change with what is added to all of a row, nor does the number's error."""
+    x = 2 * torch.randn(8, columns, device=device)
+    teacher = 2 * torch.randn(8, columns, device=device) + 1e4
+    exact = onepass.reference.kl_div(x.double(), teacher.double(), beta)
+    got = OF.kl_div_logits(x, teacher, beta=beta, reduction="none")
+    torch.testing.assert_close(got.double(), exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("beta", "which"), [(1e-5, 1), (1 - 1e-5, 0)])
+def test_gradients_beside_the_ends_of_beta(beta, which, device):
+    """Of a mixture that has next to nothing of one of the two: the gradient of the row that this one is."""
+    rows = [4 * torch.randn(32, 300, device=device) for _ in range(2)]
+    wide = [t.double() for t in rows]
+    of, exact_of = (tensors[which].requires_grad_() for tensors in (rows, wide))
+    (got,) = torch.autograd.grad(OF.kl_div_logits(*rows, beta=beta, reduction="sum"), of)
+    (exact,) = torch.autograd.grad(onepass.reference.kl_div(*wide, beta).sum(), exact_of)
+    torch.testing.assert_close(got.double(), exact, rtol=0, atol=2e-5 * exact.abs().max().item())
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_one_gradient_alone(which, device):
     inputs = make_inputs("kl_div(0.3)", (5, 130), torch.float32, device)

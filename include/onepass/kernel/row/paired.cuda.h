@@ -7,16 +7,29 @@
 
 ONEPASS_BEGIN
 
-// Merges {largest, Σ exp(a - largest), Σ exp(a - largest) (a - b)} of two parts.
-struct merge_differences {
+// Of two rows a and b the largest of each, and, of both less those, Σ exp(a), Σ exp(a) (a - b) and Σ exp(b).
+template <class T>
+struct differences {
+  numbers<T, 2> largest;
+  numbers<T, 3> sums;
+};
+struct larger_of_both {
   ONEPASS_FUNCTION void next_level() {}
   template <class T>
-  ONEPASS_FUNCTION numbers<T, 3> operator()(numbers<T, 3> a, numbers<T, 3> b) const {
-    const T largest = max_number(a.v[0], b.v[0]), shift = shift_of(largest);
-    const T factor_a = exp_minus_number(a.v[0], shift), factor_b = exp_minus_number(b.v[0], shift);
-    return {{largest, a.v[1] * factor_a + b.v[1] * factor_b, a.v[2] * factor_a + b.v[2] * factor_b}};
+  ONEPASS_FUNCTION numbers<T, 2> operator()(numbers<T, 2> a, numbers<T, 2> b) const {
+    return {{max_number(a.v[0], b.v[0]), max_number(a.v[1], b.v[1])}};
   }
 };
+// A part's sums with what is largest of all.
+template <class T>
+ONEPASS_FUNCTION numbers<T, 3> moved(const differences<T>& of, numbers<T, 2> largest) {
+  const T shift = shift_of(largest.v[0]), other_shift = shift_of(largest.v[1]);
+  const T factor = exp_minus_number(of.largest.v[0], shift);
+  const T apart = (shift_of(of.largest.v[0]) - shift) - (shift_of(of.largest.v[1]) - other_shift);
+  // Where b is -infinity, what is nothing beside all may be infinitely much in its part.
+  const T product = factor == T(0) ? T(0) : fma_number(of.sums.v[0], apart, of.sums.v[1]) * factor;
+  return {{of.sums.v[0] * factor, product, of.sums.v[2] * exp_minus_number(of.largest.v[1], other_shift)}};
+}
 
 // Both rows, as the row word sees them (see word/row.h). Read(column, count, own, other) gives a vector of each.
 template <class Config, class Read>
@@ -29,9 +42,7 @@ class paired_rows {
       : a_(a), across_(across), threads_(threads), read_(read) {}
 
   // In one pass, each thread with its own shifts.
-  ONEPASS_FUNCTION word::paired<T> paired_exponentials(bool of_row) {
-    return of_row ? differences<true>() : differences<false>();
-  }
+  ONEPASS_FUNCTION word::paired<T> paired_exponentials(bool of_row) { return of_row ? of<true>() : of<false>(); }
   template <class F>
   ONEPASS_FUNCTION word::pair<T> paired_sum(const F& f) {
     const lane none(T(0));
@@ -52,33 +63,31 @@ class paired_rows {
   static constexpr int kVectors = Config::kHeldVectors;
   using index = typename Config::index;
 
-  // OfRow: the product is of the row's exponentials, else of the other's.
+  // OfRow: a is the row and b the other, else the other way round.
   template <bool OfRow>
-  ONEPASS_FUNCTION word::paired<T> differences() {
+  ONEPASS_FUNCTION word::paired<T> of() {
     constexpr T kLowest = static_cast<T>(-kInfinity);
-    numbers<T, 2> plain{{kLowest, T(0)}};
-    numbers<T, 3> weighted{{kLowest, T(0), T(0)}};
+    differences<T> all{{{kLowest, kLowest}}, {{T(0), T(0), T(0)}}};
     each_step([&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&counts)[kVectors]) {
-      const auto &a = OfRow ? own : others, &b = OfRow ? others : own;
-      numbers<T, 2> next{{largest(b, counts), T(0)}};
-      numbers<T, 3> next_weighted{{largest(a, counts), T(0), T(0)}};
-      const T shift = shift_of(next.v[0]), weighted_shift = shift_of(next_weighted.v[0]);
+      const auto &as = OfRow ? own : others, &bs = OfRow ? others : own;
+      differences<T> next{{{largest(as, counts), largest(bs, counts)}}, {{T(0), T(0), T(0)}}};
+      const lane shift_a(shift_of(next.largest.v[0])), shift_b(shift_of(next.largest.v[1])), none(T(0));
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         const auto present = first_n<lane>(counts[k]);
-        const lane none(T(0)), term = where(present, exp_term(a[k], weighted_shift), none);
-        next.v[1] += sum_lanes(where(present, exp_term(b[k], shift), none));
-        next_weighted.v[1] += sum_lanes(term);
-        next_weighted.v[2] += sum_lanes(word::weighted_difference(term, a[k], b[k]));
+        const lane a = as[k] - shift_a, b = bs[k] - shift_b, term = where(present, exp_term(a, T(0)), none);
+        next.sums.v[0] += sum_lanes(term);
+        next.sums.v[1] += sum_lanes(word::weighted_difference(term, a, b));
+        next.sums.v[2] += sum_lanes(where(present, exp_term(b, T(0)), none));
       }
-      plain = merge_exponentials()(plain, next);
-      weighted = merge_differences()(weighted, next_weighted);
+      const numbers<T, 2> both = larger_of_both()(all.largest, next.largest);
+      all = {both, plus()(moved(all, both), moved(next, both))};
     });
-    plain = threads_.reduce(plain, merge_exponentials());
-    weighted = threads_.reduce(weighted, merge_differences());
-    const T shift = shift_of(plain.v[0]), weighted_shift = shift_of(weighted.v[0]);
-    if constexpr (OfRow) return {weighted_shift, weighted.v[1], shift, plain.v[1], weighted.v[2]};
-    else return {shift, plain.v[1], weighted_shift, weighted.v[1], weighted.v[2]};
+    const numbers<T, 2> largest_of_all = threads_.reduce(all.largest, larger_of_both());
+    const numbers<T, 3> sums = threads_.reduce(moved(all, largest_of_all), plus());
+    const T shift_a = shift_of(largest_of_all.v[0]), shift_b = shift_of(largest_of_all.v[1]);
+    if constexpr (OfRow) return {shift_a, sums.v[0], shift_b, sums.v[2], sums.v[1]};
+    else return {shift_b, sums.v[2], shift_a, sums.v[0], sums.v[1]};
   }
   static ONEPASS_FUNCTION T largest(const lane (&row)[kVectors], const int (&counts)[kVectors]) {
     const lane lowest(static_cast<T>(-kInfinity));

@@ -153,9 +153,9 @@ class paired_rows {
   ONEPASS_FUNCTION word::paired<T> paired_exponentials(bool of_row) {
     const word::pair<T> own = own_.sum_of_exponentials(), other = other_.sum_of_exponentials();
     const word::pair<T> sums = paired_sum([&](L u, L o) ONEPASS_LAMBDA {
-      const L a = of_row ? u : o, b = of_row ? o : u;
-      return word::terms<L>{word::weighted_difference(L(exp(L(a - L(of_row ? own.first : other.first)))), a, b),
-                            L(T(0))};
+      const L from_own = u - L(own.first), from_other = o - L(other.first);
+      const L a = of_row ? from_own : from_other, b = of_row ? from_other : from_own;
+      return word::terms<L>{word::weighted_difference(L(exp(a)), a, b), L(T(0))};
     });
     return {own.first, own.second, other.first, other.second, sums.first};
   }
