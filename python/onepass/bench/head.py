@@ -62,7 +62,7 @@ CASES = {
         Head(*LLAMA, ignored=0.5),
         Head(*LLAMA, ignored=0.9),
     ),
-    "cpu": (Head(2048, 768, 50257, torch.float32),),
+    "cpu": (Head(2048, 768, 50257, torch.float32), Head(2048, 768, 50257)),
 }
 QUICK = Head(256, 64, 2048, torch.float32)
 

@@ -75,7 +75,7 @@ def check_errors(tokens, features, classes, rows, dtype, device):
         print(f"{name}: {error:.4e}, PyTorch's {their_error:.4e}, of {size:.4e}")
         assert their_error <= 0.02 * size, f"{name}: what it is held against is wrong"
         assert error <= RATIO * their_error, name
-        check_error(mine, other, right, name, precision=dtype)
+        check_error(mine, other, right, name, precision=dtype, slack=2.0)  # the largest of many is luck
     # The mean of as many independent errors has theirs by the root of their number.
     error, other = (abs(m.double().item() - exact[0].mean().item()) for m in (mean, theirs[0].mean()))
     by_luck = root_mean_square(theirs[0], exact[0]) / math.sqrt(tokens)
