@@ -54,7 +54,7 @@ struct descriptor {
   bool operand_gradient_is_dy = false;    // d operand is dy itself
   bool operand_gradient_is_dy_x = false;  // d operand is dy times what stood before the word
   int statistics = 0;                     // numbers saved per row (row words); see statistics_of
-  bool last_is_fine = false;              // the last of them is nothing beside the roundings of 16 bits
+  int fine = 0;                           // how many of them, the last, are nothing beside the roundings of 16 bits
   int sums = 2;                           // over the row, that backward needs (row words)
   int flops_recompute = 0;                // of the result from x and statistics (row words)
   bool backward_from_result = false;      // neither x nor statistics are needed where the result is at hand (row words)
@@ -84,7 +84,7 @@ struct descriptor {
 
 // How many numbers are saved of a row of this dtype.
 constexpr int statistics_of(const descriptor& about, dtype x) {
-  return about.statistics - (about.last_is_fine && size_of(x) == 2 ? 1 : 0);
+  return about.statistics - (size_of(x) == 2 ? about.fine : 0);
 }
 
 // Beside its row stands another, which has a gradient too.

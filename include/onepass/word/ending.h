@@ -73,10 +73,11 @@ struct logsumexp : ending {  // saved: the shift and 1 / Σ exp(x - shift), as o
 };
 
 // p = exp(x - log Σ exp x). Σ p log p is of shifted exponents, which do not cancel.
-struct entropy : ending {  // saved: log Σ exp(x), and the entropy
+struct entropy : ending {  // saved: log Σ exp(x), the entropy, and what rounding took from the former
   static constexpr descriptor about{.name = "entropy",
                                     .kind = word_kind::row,
-                                    .statistics = 2,
+                                    .statistics = 3,
+                                    .fine = 1,
                                     .sums = 0,
                                     .gives_number = true,
                                     .flops_forward = 14,
@@ -86,8 +87,8 @@ struct entropy : ending {  // saved: log Σ exp(x), and the entropy
   template <class Row, class T>
   static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, T) {
     const weighted<T> of = row.weighted_exponentials();
-    const T log_sum = log1p_number(of.sum - T(1));
-    return {of.shift + log_sum, log_sum - of.product / of.sum};
+    const T log_sum = log1p_number(of.sum - T(1)), lse = of.shift + log_sum;
+    return {lse, log_sum - of.product / of.sum, rest_of_sum(of.shift, log_sum, lse)};
   }
   template <class T>
   static ONEPASS_FUNCTION T number(row_numbers<T> of) {
@@ -95,7 +96,7 @@ struct entropy : ending {  // saved: log Σ exp(x), and the entropy
   }
   template <class L, class T>
   static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T>, T) {
-    const L log_p = z - L(saved.first), p = exp(log_p);
+    const L log_p = (z - L(saved.first)) - L(saved.third), p = exp(log_p);
     const L slope = where(p == L(0), L(0), -p * (log_p + L(saved.second)));
     return fma(slope, L(saved.gradient), dz);
   }
@@ -272,7 +273,7 @@ struct logprob : ending {  // saved: as of cross_entropy
 // p = softmax(x / temperature), q = softmax(teacher / temperature), m = (1 - beta) p + beta q:
 //   beta Σ q log(q / m) + (1 - beta) Σ p log(p / m), the generalised Jensen-Shannon divergence (Agarwal et al.,
 // arXiv:2306.13649), and at its ends, where it is 0, what it is in proportion to beta and to 1 - beta.
-struct kl_div : ending {  // saved: log Σ exp of both; what each has of the number
+struct kl_div : ending {  // saved: log Σ exp of both; what each has of the number; what rounding took from the former
   static constexpr descriptor about{
       .name = "kl_div",
       .kind = word_kind::row,
@@ -283,7 +284,8 @@ struct kl_div : ending {  // saved: log Σ exp of both; what each has of the num
       .parameter_default = 0,
       .other_defaults = {1},
       .backward_needs_operand = true,
-      .statistics = 4,
+      .statistics = 6,
+      .fine = 2,
       .sums = 0,
       .gives_number = true,
       .flops_forward = 26,
@@ -309,18 +311,25 @@ struct kl_div : ending {  // saved: log Σ exp of both; what each has of the num
     using L = typename Row::lane;
     const paired<T> of = row.paired_exponentials(by.other == T(0));
     const T own = log_number(of.sum), other = log_number(of.other_sum);
-    const T lse = of.shift + own, other_lse = of.other_shift + other;
+    row_numbers<T> saved{of.shift + own, of.other_shift + other};
+    saved.fifth = rest_of_sum(of.shift, own, saved.first);
+    saved.sixth = rest_of_sum(of.other_shift, other, saved.second);
     // Beside the shifts. Not the difference of two rounded logarithms.
     const T apart = log_number(of.other_sum / of.sum);
-    if (by.row == T(0)) return {.first = lse, .second = other_lse, .fourth = of.product / of.other_sum - apart};
-    if (by.other == T(0)) return {.first = lse, .second = other_lse, .third = of.product / of.sum + apart};
-    const pair<T> sums = row.paired_sum([=](L u, L o) ONEPASS_LAMBDA {
-      const L log_p = (u - L(of.shift)) - L(own), log_q = (o - L(of.other_shift)) - L(other);
-      const L p = exp_term(log_p, T(0)), q = exp_term(log_q, T(0));
-      const terms<L> shares = log_shares(log_p, log_q, by);
-      return terms<L>{part(p, shares.first), part(q, shares.second)};
-    });
-    return {.first = lse, .second = other_lse, .third = by.row * sums.first, .fourth = by.other * sums.second};
+    if (by.row == T(0)) {
+      saved.fourth = of.product / of.other_sum - apart;
+    } else if (by.other == T(0)) {
+      saved.third = of.product / of.sum + apart;
+    } else {
+      const pair<T> sums = row.paired_sum([=](L u, L o) ONEPASS_LAMBDA {
+        const L log_p = (u - L(of.shift)) - L(own), log_q = (o - L(of.other_shift)) - L(other);
+        const L p = exp_term(log_p, T(0)), q = exp_term(log_q, T(0));
+        const terms<L> shares = log_shares(log_p, log_q, by);
+        return terms<L>{part(p, shares.first), part(q, shares.second)};
+      });
+      saved.third = by.row * sums.first, saved.fourth = by.other * sums.second;
+    }
+    return saved;
   }
   template <class T>
   static ONEPASS_FUNCTION T number(row_numbers<T> of) {
@@ -328,7 +337,8 @@ struct kl_div : ending {  // saved: log Σ exp of both; what each has of the num
   }
   template <class L, class T>
   static ONEPASS_FUNCTION gradients<L> backward(L z, L other, L dz, row_numbers<T> saved, weights<T> by) {
-    const L log_p = fma(z, L(by.scale), L(-saved.first)), log_q = fma(other, L(by.scale), L(-saved.second));
+    const L log_p = fma(z, L(by.scale), L(-saved.first)) - L(saved.fifth),
+            log_q = fma(other, L(by.scale), L(-saved.second)) - L(saved.sixth);
     const L p = exp(log_p), q = exp(log_q), g(saved.gradient * by.scale);
     const terms<L> shares = log_shares(log_p, log_q, by);
     const L of_row = by.row == T(0) ? L(p - q) : part(p, L(shares.first * L(by.row) - L(saved.third)));

@@ -44,8 +44,20 @@ struct row_numbers {  // saved per row, about.statistics of them
   T first, second, third = T(0);
   T gradient = T(0);  // in backward, of the number that an ending gives; of one with a target, the target's own
   target at = {};     // in backward
-  T fourth = T(0);    // saved
+  T fourth = T(0), fifth = T(0), sixth = T(0);  // saved
 };
+// The i-th of those that are saved.
+template <class T>
+ONEPASS_FUNCTION T& saved_number(row_numbers<T>& of, int i) {
+  switch (i) {
+    case 0: return of.first;
+    case 1: return of.second;
+    case 2: return of.third;
+    case 3: return of.fourth;
+    case 4: return of.fifth;
+    default: return of.sixth;
+  }
+}
 
 // A user's row word (word/user.h), Count of whose numbers begin at First among the line's: what is saved are sums over
 // the row, and where others hold their result in backward, it holds the value before. Its functions get own_numbers.
@@ -108,6 +120,13 @@ ONEPASS_FUNCTION L weighted_difference(L exponential, L a, L b) {
   return where(exponential == L(0), L(0), exponential * (a - b));
 }
 
+// What rounding takes from a sum (Knuth): the same for both orders.
+template <class T>
+ONEPASS_FUNCTION T rest_of_sum(T a, T b, T sum) {
+  const T of_b = sum - a;
+  return (a - (sum - of_b)) + (b - of_b);
+}
+
 // Mean and variance, each by a pass over the row.
 template <class Row>
 ONEPASS_FUNCTION auto moments_in_two_passes(Row& row) {
@@ -128,7 +147,7 @@ struct layer_norm {
                                     .parameter = "eps",
                                     .parameter_default = 1e-5,
                                     .statistics = 3,
-                                    .last_is_fine = true,
+                                    .fine = 1,
                                     .flops_recompute = 2,
                                     .flops_forward = 7,
                                     .flops_backward = 11,

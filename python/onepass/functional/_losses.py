@@ -341,7 +341,7 @@ def log_prob(
         TypeError: an ignore_index that is not int.
         ValueError: a temperature of 0.
 
-    Saved for backward: input, target, and two numbers a row (four with `entropy`).
+    Saved for backward: input, target, and two numbers a row (four with `entropy`, of more than 16 bits five).
     Line: `mul(1 / temperature) | logprob(ignore_index) | entropy`.
     """
     check_tensor("log_prob", "input", input)
@@ -378,7 +378,8 @@ def linear_log_prob(
     Raises:
         As `log_prob` and `linear`.
 
-    Saved for backward: input, matrix, bias, target, and two numbers a row (four with `entropy`).
+    Saved for backward: input, matrix, bias, target, and two numbers a row (four with `entropy`, of more than 16 bits
+    five).
     Line: `linear | bias | softcap | mul(1 / temperature) | logprob(ignore_index) | entropy`.
     """
     of = _linear_logits("linear_log_prob", input, linear_weight, linear_bias, softcap)
@@ -422,7 +423,7 @@ def kl_div_logits(
         RuntimeError: shapes that do not fit, tensors that are not floating point.
         ValueError: an unknown reduction, beta that is not from 0 to 1, a temperature that is not above 0.
 
-    Saved for backward: input, teacher, and four numbers a row.
+    Saved for backward: input, teacher, and four numbers a row, of more than 16 bits six.
     Line: `kl_div(beta, temperature)`.
     """
     check_tensor("kl_div_logits", "input", input)

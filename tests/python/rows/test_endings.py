@@ -224,3 +224,27 @@ def test_logsumexp_refuses(dim, error):
         torch.logsumexp(torch.ones(3, 4, 5), dim)
     with pytest.raises(error, match="logsumexp"):
         onepass.functional.logsumexp(torch.ones(3, 4, 5), dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("apart", [100.0, -3000.0])
+@pytest.mark.parametrize(
+    "line", ["logsumexp", "entropy", "cross_entropy(0.1)", "logprob | entropy", "kl_div(0.5)", "kl_div"]
+)
+def test_errors_do_not_grow_with_what_all_of_a_row_have_in_common(line, apart, dtype, device):
+    """Beside gradients of the same rows around zero: what is saved is as exact as its shift is large."""
+    inputs = make_inputs(line, (6, 1000), dtype, device)
+    x = ((inputs.x.detach() + apart) - apart).requires_grad_()  # rounded as the shifted rows are
+    operands = [((t + apart) - apart).detach() if t.dtype == dtype else t for t in inputs.operands]
+    shifted = [(t.detach() + apart).requires_grad_() if t.dtype == dtype else t for t in (x, *operands)]
+    g = torch.randn(6, device=device, dtype=dtype)
+
+    def gradient(of, *others):
+        results = onepass.fused(line, of, *others)
+        return torch.autograd.grad(
+            results if isinstance(results, tuple) else [results], of, [g, g][: 1 + ("|" in line)]
+        )[0]
+
+    got, expected = gradient(*shifted), gradient(x, *operands)
+    unit = torch.finfo(dtype).eps * expected.abs().max().item()
+    torch.testing.assert_close(got, expected, rtol=8 * torch.finfo(dtype).eps, atol=4 * unit)

@@ -6,6 +6,7 @@
 
 #include "onepass/lane/cuda.h"
 #include "onepass/kernel/common/shapes.h"
+#include "onepass/word/row.h"
 
 ONEPASS_BEGIN
 
@@ -46,13 +47,6 @@ struct plus {
   }
 };
 
-// What rounding takes from a sum (Knuth): the same for both orders.
-template <class T>
-ONEPASS_FUNCTION T rest_of_sum(T a, T b, T sum) {
-  const T of_b = sum - a;
-  return (a - (sum - of_b)) + (b - of_b);
-}
-
 // Σ (x - mean)² and mean of two sets of numbers together (Chan, Golub, LeVeque, "Updating formulae and a pairwise
 // algorithm for computing sample variances", 1979); where there is a third number, what rounding took from the mean.
 // Sets of the same size, which doubles with each level:
@@ -67,7 +61,7 @@ struct merge_equal {
   ONEPASS_FUNCTION numbers<T, 3> operator()(numbers<T, 3> a, numbers<T, 3> b) const {
     const T apart = (a.v[1] - b.v[1]) + (a.v[2] - b.v[2]), sum = a.v[1] + b.v[1];
     return {{fma_number(apart * apart, T(0.5) * size, a.v[0] + b.v[0]), T(0.5) * sum,
-             T(0.5) * (rest_of_sum(a.v[1], b.v[1], sum) + (a.v[2] + b.v[2]))}};
+             T(0.5) * (word::rest_of_sum(a.v[1], b.v[1], sum) + (a.v[2] + b.v[2]))}};
   }
 };
 // Of any size, which is the last number.
@@ -89,7 +83,7 @@ struct merge {
     if (a.v[3] == T(0) || b.v[3] == T(0)) return b.v[3] == T(0) ? a : b;
     const T apart = (a.v[1] - b.v[1]) + (a.v[2] - b.v[2]), size = a.v[3] + b.v[3], inverse = reciprocal_number(size);
     const T sum = a.v[1] + b.v[1], shift = apart * ((a.v[3] - b.v[3]) * inverse), mean = sum + shift;
-    const T rest = rest_of_sum(a.v[1], b.v[1], sum) + rest_of_sum(sum, shift, mean);
+    const T rest = word::rest_of_sum(a.v[1], b.v[1], sum) + word::rest_of_sum(sum, shift, mean);
     return {{fma_number(apart * apart, a.v[3] * b.v[3] * inverse, a.v[0] + b.v[0]), T(0.5) * mean,
              T(0.5) * (rest + (a.v[2] + b.v[2])), size}};
   }

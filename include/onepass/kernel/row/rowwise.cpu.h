@@ -231,10 +231,7 @@ template <class Line, int I, class T>
 ONEPASS_FUNCTION void save(T* statistics, const arguments& a, dtype type, int64 row, word::row_numbers<T> saved) {
   const int numbers = statistics_of(Line::template segment_at<I>::row::about, type);
   statistics += a.rows * statistics_before<Line, I>(type);
-  if (numbers > 0) statistics[row] = saved.first;
-  if (numbers > 1) statistics[a.rows + row] = saved.second;
-  if (numbers > 2) statistics[2 * a.rows + row] = saved.third;
-  if (numbers > 3) statistics[3 * a.rows + row] = saved.fourth;
+  for (int i = 0; i < numbers; ++i) statistics[i * a.rows + row] = word::saved_number(saved, i);
 }
 template <class Line, int I = 0, class T, class Cursor>
 ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, const Cursor& at, int64 row,
@@ -246,10 +243,7 @@ ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, const 
   const T* own = statistics + a.rows * statistics_before<Line, I>(type);
   word::row_numbers<T>& saved = to.of[I];
   saved = {T(0), T(0)};
-  if (numbers > 0) saved.first = own[row];
-  if (numbers > 1) saved.second = own[a.rows + row];
-  if (numbers > 2) saved.third = own[2 * a.rows + row];
-  if (numbers > 3) saved.fourth = own[3 * a.rows + row];
+  for (int i = 0; i < numbers; ++i) word::saved_number(saved, i) = own[i * a.rows + row];
   if constexpr (gives_number<row_word>) saved.gradient = at.template number_gradient<segment::number>();
   if constexpr (target_operand<row_word> >= 0) {
     constexpr int kFirst = segment::row_parameter;

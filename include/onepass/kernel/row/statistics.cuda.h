@@ -342,10 +342,8 @@ template <class Line, dtype X = dtype::bf16, int I = Line::segments - 1, class T
 ONEPASS_FUNCTION void save(const arguments& a, int64 row, word::row_numbers<T> saved) {
   constexpr int kNumbers = statistics_of(Line::template segment_at<I>::row::about, X);
   T* statistics = static_cast<T*>(a.statistics) + a.rows * Line::template statistics_before<I, X>();
-  if constexpr (kNumbers > 0) statistics[row] = saved.first;
-  if constexpr (kNumbers > 1) statistics[a.rows + row] = saved.second;
-  if constexpr (kNumbers > 2) statistics[2 * a.rows + row] = saved.third;
-  if constexpr (kNumbers > 3) statistics[3 * a.rows + row] = saved.fourth;
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) statistics[i * a.rows + row] = word::saved_number(saved, i);
 }
 // The number that row word I gives, if it is an ending.
 template <class Config, class Segment, class T>
@@ -359,10 +357,8 @@ ONEPASS_FUNCTION word::row_numbers<T> saved_of(const arguments& a, int64 row) {
   constexpr int kNumbers = is_resumed<row_word> ? 0 : statistics_of(row_word::about, X);
   const T* statistics = static_cast<const T*>(a.statistics) + a.rows * Line::template statistics_before<I, X>();
   word::row_numbers<T> saved{T(0), T(0)};
-  if constexpr (kNumbers > 0) saved.first = statistics[row];
-  if constexpr (kNumbers > 1) saved.second = statistics[a.rows + row];
-  if constexpr (kNumbers > 2) saved.third = statistics[2 * a.rows + row];
-  if constexpr (kNumbers > 3) saved.fourth = statistics[3 * a.rows + row];
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) word::saved_number(saved, i) = statistics[i * a.rows + row];
   return saved;
 }
 // Of row words [I, End), in backward with the gradients of the numbers that endings give; of a row past the last one
