@@ -285,14 +285,13 @@ def calibrate(
 @app.command("docs")
 def write_docs(
     output: Annotated[Path, typer.Option(metavar="FILE", help="the language reference")] = Path("docs/language.md"),
-    readme: Annotated[bool, typer.Option(help="also fill the results of README.md from bench/results/*.json")] = False,
+    results: Annotated[bool, typer.Option(help="also fill docs/results.md and README.md from bench/results")] = False,
 ) -> None:
     """Writes the language reference from the words' descriptors."""
     output.write_text(docs.language(), encoding="utf-8")
     console.print(f"wrote {output}")
-    if readme:
-        count = docs.fill_readme(Path("README.md"), Path("bench/results"))
-        console.print(f"filled README.md from {count} files of results")
+    if results:
+        console.print(f"filled docs/results.md and README.md from {docs.fill_results(Path())} files of results")
 
 
 @app.command()

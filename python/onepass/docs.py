@@ -1,4 +1,4 @@
-"""The pages that are generated: the language reference from the words' descriptors, README's results from the JSON."""
+"""The pages that are generated: the language reference from the words' descriptors, docs/results.md from the JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 import onepass
 from onepass import Word
 
-__all__ = ["fill_readme", "language", "number", "operand", "size"]
+__all__ = ["fill_results", "language", "number", "operand", "size"]
 
 RESULTS = ("<!-- results:begin -->", "<!-- results:end -->")
+SUMMARY = ("<!-- summary:begin -->", "<!-- summary:end -->")
 PREDICTIONS = ("<!-- predictions:begin -->", "<!-- predictions:end -->")
 SHARES = ("<!-- shares:begin -->", "<!-- shares:end -->")
 TABLES, CURVES = ("table", "linear", "attention", "models"), ("curve", "attention_curve")  # the suites shown, and how
@@ -397,16 +398,17 @@ def size(count: int) -> str:
     return f"{count} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
-def fill_readme(readme: Path, results: Path) -> int:
-    """Puts what the benchmark's JSON files say between the README's markers: tables, and pictures of the curves. And
-    into docs/models.md beside it how near predictions are to them, and what of each architecture is in lines.
+def fill_results(root: Path) -> int:
+    """Puts what the benchmark's JSON files in bench/results say between the markers of docs/results.md: tables, and
+    pictures of the curves, into docs/pictures. A few rows of it into README.md, and into docs/models.md how near
+    predictions are, and what of each architecture is in lines.
 
     Returns:
-        How many files there were. The pictures are written into docs/pictures beside the README.
+        How many files there were.
     """
     from onepass.bench import head, predictions, report, shares, whole
 
-    paths = sorted(results.glob("*.json"), key=lambda path: path.stem)
+    paths = sorted((root / "bench" / "results").glob("*.json"), key=lambda path: path.stem)
     every = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     files = [found for found in every if "device" in found]
     blocks = [report.markdown(found) for found in files if found.get("suite", "table") in TABLES]
@@ -415,10 +417,11 @@ def fill_readme(readme: Path, results: Path) -> int:
     blocks += head.markdown(found for found in files if found.get("suite") == "head")
     for found in files:
         if found.get("suite") in CURVES:
-            pictures = report.plot_curves(found, readme.parent / "docs" / "pictures")
-            blocks += [f"![{picture.stem}]({picture.relative_to(readme.parent).as_posix()})" for picture in pictures]
-    _fill(readme, RESULTS, blocks)
-    models = readme.parent / "docs" / "models.md"
+            pictures = report.plot_curves(found, root / "docs" / "pictures")
+            blocks += [f"![{picture.stem}](pictures/{picture.name})" for picture in pictures]
+    _fill(root / "docs" / "results.md", RESULTS, blocks)
+    _fill(root / "README.md", SUMMARY, [report.summary(files)])
+    models = root / "docs" / "models.md"
     if models.is_file():
         _fill(models, PREDICTIONS, [predictions.markdown(paths)])
         _fill(models, SHARES, [shares.markdown(found) for found in every if found.get("suite") == "explain"])

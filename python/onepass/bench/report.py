@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["markdown", "plot", "save", "short", "show", "size_of", "write"]
+__all__ = ["markdown", "plot", "save", "short", "show", "size_of", "summary", "write"]
 
 SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 ABBREVIATED = {"forward": "fwd", "backward": "bwd"}
@@ -216,6 +217,53 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
     """A table's lines; a bar inside a cell is escaped."""
     lines = [head, ("---",) * len(head), *rows]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+SUMMARY = (  # of the tables on a GPU: pattern, shape
+    ("layer_norm", [32768, 4096]),
+    ("add_rms_norm", [32768, 4096]),
+    ("layer_norm_gelu", [32768, 4096]),
+    ("bias_gelu", [16384, 4096]),
+    ("swiglu", [16384, 14336]),
+    ("bias_dropout_add", [32768, 4096]),
+    ("softmax", [16384, 65536]),
+    ("attention_probabilities", [8, 16, 2048, 2048]),
+)
+LIBRARIES = ("eager", "compile_max", "liger", "quack", OURS)
+
+
+def summary(every: Sequence[dict[str, Any]]) -> str:
+    """A few rows of the table of an H200 and of its heads, in bfloat16, as Markdown: milliseconds forward and backward
+    together; of torch.compile the faster of its modes."""
+    rows: list[tuple[str, ...]] = []
+
+    def add(of: str, shape: Sequence[int], times: dict[str, float]) -> None:
+        best = min(t for t in times.values())
+        found = (times.get(name) for name in LIBRARIES)
+        cells = ("" if t is None else f"**{t:.2f}**" if t == best else f"{t:.2f}" for t in found)
+        rows.append((of, "x".join(map(str, shape)), *cells))
+
+    on_h200 = [found for found in every if "H200" in found.get("device_name", "")]
+    for found in (f for f in on_h200 if f.get("suite") == "table"):
+        for pattern, shape in SUMMARY:
+            of_it = [r for r in found["rows"] if r["pattern"] == pattern and r["shape"] == shape and not r["layout"]]
+            both = {
+                r["provider"]: r for r in of_it if r["dtype"] == "bfloat16" and r["backward_us"] and r["forward_us"]
+            }
+            times = {name: (r["forward_us"] + r["backward_us"]) / 1e3 for name, r in both.items()}
+            if "compile" in times:
+                times["compile_max"] = min(times.pop("compile"), times.get("compile_max", math.inf))
+            if times:
+                add(pattern, shape, times)
+    for found in (f for f in on_h200 if f.get("suite") == "head"):
+        shapes = dict.fromkeys(tuple(r["shape"]) for r in found["rows"])
+        for shape in shapes:
+            of_it = [r for r in found["rows"] if tuple(r["shape"]) == shape and not r["ignored"]]
+            times = {r["provider"]: 1e3 * r["step_seconds"] for r in of_it if r.get("step_seconds")}
+            times["compile_max"] = times.pop("compile")
+            add("linear + cross_entropy", shape, {name: t for name, t in times.items() if name in LIBRARIES})
+    head = ("H200, bfloat16", "shape", "eager", "torch.compile", "Liger", "quack", OURS)
+    return "\n".join(markdown_table(head, rows))
 
 
 def host_markdown(results: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ ALWAYS = ("DiT", "ELECTRA")
 def test_the_table_is_current():
     page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
     assert f"<!-- shares:begin -->\n\n{shares.markdown(RESULTS)}\n\n<!-- shares:end -->" in page, (
-        "`onepass docs --readme`"
+        "`onepass docs --results`"
     )
 
 

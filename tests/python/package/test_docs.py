@@ -12,6 +12,7 @@ import torch
 
 import onepass
 from onepass import _native, docs
+from onepass.bench import report
 from onepass.case import CASES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -147,24 +148,33 @@ def test_links_lead_somewhere(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
-def test_readmes_results_are_filled_between_the_markers(tmp_path, monkeypatch):
+def test_results_are_filled_between_the_markers(tmp_path, monkeypatch):
     monkeypatch.setattr("onepass.bench.report.markdown", lambda results: f"table of {results['device']}\n")
     begin, end = docs.RESULTS
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n\n{begin}\nold\n{end}\n\nafter\n")
+    page, readme, results = tmp_path / "docs/results.md", tmp_path / "README.md", tmp_path / "bench/results"
+    page.parent.mkdir(), results.mkdir(parents=True)
+    page.write_text(f"before\n\n{begin}\nold\n{end}\n\nafter\n")
+    readme.write_text("\n".join(docs.SUMMARY))
     for device in ("cuda", "cpu"):
-        (tmp_path / f"{device}.json").write_text(json.dumps({"device": device}))
-    assert docs.fill_readme(readme, tmp_path) == 2
-    assert readme.read_text() == f"before\n\n{begin}\n\ntable of cpu\n\ntable of cuda\n\n{end}\n\nafter\n"
-    filled = readme.read_text()
-    docs.fill_readme(readme, tmp_path)
-    assert readme.read_text() == filled
-    (tmp_path / "curve.json").write_text(json.dumps({"device": "cuda", "suite": "curve"}))
-    (tmp_path / "instructions.json").write_text(json.dumps({"instructions": {}}))
+        (results / f"{device}.json").write_text(json.dumps({"device": device}))
+    assert docs.fill_results(tmp_path) == 2
+    assert page.read_text() == f"before\n\n{begin}\n\ntable of cpu\n\ntable of cuda\n\n{end}\n\nafter\n"
+    filled = page.read_text()
+    docs.fill_results(tmp_path)
+    assert page.read_text() == filled
+    (results / "curve.json").write_text(json.dumps({"device": "cuda", "suite": "curve"}))
+    (results / "instructions.json").write_text(json.dumps({"instructions": {}}))
     monkeypatch.setattr("onepass.bench.report.plot_curves", lambda _, directory: [directory / "cuda-softmax.svg"])
-    assert docs.fill_readme(readme, tmp_path) == 3
-    picture = "table of cuda\n\n![cuda-softmax](docs/pictures/cuda-softmax.svg)"
-    assert readme.read_text() == filled.replace("table of cuda", picture)
-    readme.write_text("no markers")
+    assert docs.fill_results(tmp_path) == 3
+    picture = "table of cuda\n\n![cuda-softmax](pictures/cuda-softmax.svg)"
+    assert page.read_text() == filled.replace("table of cuda", picture)
+    page.write_text("no markers")
     with pytest.raises(ValueError, match="markers"):
-        docs.fill_readme(readme, tmp_path)
+        docs.fill_results(tmp_path)
+
+
+def test_the_readmes_table_is_of_the_results_that_are_there():
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "bench/results").glob("*.json"))]
+    table = report.summary([found for found in files if "device" in found])
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert table.count("\n") == 12 and "| linear + cross_entropy | 8192x4096x128256 |" in table
