@@ -15,6 +15,7 @@ Layers, from the top; a module imports only what lies below it (tests/python/pac
 import torch.compiler.config
 
 from onepass import cache, functional, nn
+from onepass._native import LIBRARY
 from onepass._operators import flops as _flops  # noqa: F401 (registers)
 from onepass._operators import vmap as _vmap  # noqa: F401
 from onepass._operators.decompositions import decompositions
@@ -30,9 +31,11 @@ from onepass.word import Word, WordError, words
 front()  # whose operators a graph of torch.jit that is loaded may hold
 
 __version__ = "0.1.0"
-# torch.compile's caches on disk know an operator by its name: a graph of another version may expect other tensors.
-if __version__ not in torch.compiler.config.cache_key_tag:
-    torch.compiler.config.cache_key_tag += f"onepass-{__version__}"
+# torch.compile's caches on disk know an operator by its name: a graph of another version, or of a library that was
+# built otherwise, may expect other tensors.
+_tag = f"onepass-{__version__}-{LIBRARY.stat().st_mtime_ns:x}"
+if _tag not in torch.compiler.config.cache_key_tag:
+    torch.compiler.config.cache_key_tag += _tag
 __all__ = [
     "Cost",
     "Line",
