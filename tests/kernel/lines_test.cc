@@ -567,20 +567,22 @@ TEST_F(EmulatedAnyLines, OfRowsThatLeaveOutWhatOthersHaveNextToNothingOf) {
     }
     const line reference(text);
     std::vector<double> exact_own(own.begin(), own.end()), exact_others(others.begin(), others.end());
-    std::vector<double> expected(static_cast<std::size_t>(kOf.rows)), saved(static_cast<std::size_t>(4 * kOf.rows));
+    const spec::line parsed = spec::parse(text);
+    const int numbers = parsed.statistics(dtype::f32);
+    const auto saved_numbers = static_cast<std::size_t>(numbers * kOf.rows);
+    std::vector<double> expected(static_cast<std::size_t>(kOf.rows)), saved(saved_numbers);
     values of{.x = {exact_own.data(), dtype::f64, {kOf.rows, kOf.columns}},
               .y = {expected.data(), dtype::f64, {kOf.rows}}};
     of.operands.push_back({exact_others.data(), dtype::f64, {kOf.rows, kOf.columns}});
-    of.statistics = {saved.data(), dtype::f64, {4, kOf.rows}};
+    of.statistics = {saved.data(), dtype::f64, {numbers, kOf.rows}};
     reference.forward(of);
     const device_tensor x(own, dtype::f32), teacher(others, dtype::f32);
     device_tensor y(static_cast<std::size_t>(kOf.rows), dtype::f32);
-    const spec::line parsed = spec::parse(text);
     const call c = call_of(parsed, false, dtype::f32, dtype::f32, kOf.rows, kOf.columns);
     arguments a = c.a;
     a.inverse_columns = 1.0 / static_cast<double>(kOf.columns);
     spec::fill_parameters(parsed, dtype::f32, a);
-    device_tensor statistics(static_cast<std::size_t>(4 * kOf.rows), dtype::f32);
+    device_tensor statistics(saved_numbers, dtype::f32);
     a.statistics = statistics.data();
     a.x = {x.data(), {0, 0, 0, kOf.columns}, dtype::f32, 1};
     a.operand[0] = {teacher.data(), {0, 0, 0, kOf.columns}, dtype::f32, 1};
