@@ -301,10 +301,10 @@ struct kl_div : ending {  // saved: log Σ exp of both; what each has of the num
   };
   template <class T>
   static ONEPASS_FUNCTION weights<T> weights_of(const double* number) {
-    const double beta = number[0];  // in T, 1 - beta would have lost what beta has not
-    const double row = beta == 0.0 ? 0.0 : 1.0 - beta, other = beta == 0.0 ? 1.0 : beta;
-    if (beta == 1.0) return {T(1), T(0), static_cast<T>(1.0 / number[1])};
-    return {static_cast<T>(row), static_cast<T>(other), static_cast<T>(1.0 / number[1])};
+    const double beta = number[0], rest = 1.0 - beta;  // of T, the difference would have lost what beta has not
+    const bool is_end = beta == 0.0 || rest == 0.0;
+    return {static_cast<T>(is_end ? beta : rest), static_cast<T>(is_end ? rest : beta),
+            static_cast<T>(1.0 / number[1])};
   }
   template <class Row, class T>
   static ONEPASS_FUNCTION row_numbers<T> statistics(Row& row, weights<T> by) {

@@ -238,7 +238,7 @@ def summary(every: Sequence[dict[str, Any]]) -> str:
     rows: list[tuple[str, ...]] = []
 
     def add(of: str, shape: Sequence[int], times: dict[str, float]) -> None:
-        best = min(t for t in times.values())
+        best = min(times.values())
         found = (times.get(name) for name in LIBRARIES)
         cells = ("" if t is None else f"**{t:.2f}**" if t == best else f"{t:.2f}" for t in found)
         rows.append((of, "x".join(map(str, shape)), *cells))
