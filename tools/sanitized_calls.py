@@ -210,6 +210,10 @@ def plain_lines() -> None:
     line("l2_norm", ROWWISE, "times | l2_norm | scale | gated(silu)", (130, 512), F32)
     line("l2_norm and log_softmax", ROWWISE, "round | l2_norm | mul(8) | keep | log_softmax", (37, 1000))
     line("32768 columns, log_softmax", ROWWISE, "log_softmax", (9, 32768))
+    channels = "layer_norm(1e-5) | scale(channels) | bias(channels) | silu"
+    line("channels", ROWWISE, channels, (40, 4, 960))
+    line("channels, odd rows", ROWWISE, channels, (40, 4, 147), F16)
+    line("channels, long rows", ROWWISE, channels, (2, 4, 40960))
     line("kept in float32", ROWWISE, "add | keep(float32) | rms_norm(1e-6) | scale", (130, 1024))
     line("kept in float32, odd rows", ROWWISE, "add | keep(float32) | rms_norm(1e-6) | scale", (37, 1001), F16)
     line("kept in float32, long rows", PARTS, "add | keep(float32) | rms_norm(1e-6) | scale", (3, 600000))

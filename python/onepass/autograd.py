@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import _native
-from onepass._arguments.shapes import repetition
+from onepass._arguments.shapes import repetition, sum_of_channels
 from onepass._operators.backward import derivative_along, run_backward
 from onepass._operators.composed import Saved, cannot_be_made_again, composed_backward, refuse_twice
 from onepass._operators.fake import library, no_operands
@@ -159,7 +159,7 @@ def save(ctx, inputs, output, everything=False):
     ctx.set_materialize_grads(False)
     ctx.results = [(r.shape, tensors[0].dtype if i in codes else r.dtype) for i, r in enumerate(output[:results])]
     ctx.device = tensors[0].device
-    rows, types = {}, [_native.DTYPES[tensors[0].dtype]]
+    rows, channels, types = {}, {}, [_native.DTYPES[tensors[0].dtype]]
     for i, (begin, end) in enumerate(places[1:]):
         type_of = _native.DTYPES[tensors[begin].dtype]
         is_tensor = i in line.tensor_operands and not _are_whole(line, i, tensors, members, tensors[begin:end])
@@ -168,7 +168,9 @@ def save(ctx, inputs, output, everything=False):
             is_one = line.weight is None and not count
             type_of += repetition(tensors[begin].shape, tensors[0].shape) if is_one else _native.BROADCAST
         types.append(type_of)
-    ctx.types, ctx.broadcast = tuple(types), rows
+        if i in line.channel_operands:
+            channels[i] = [(t.shape, t.dtype) for t in tensors[begin:end]]
+    ctx.types, ctx.broadcast, ctx.channels = tuple(types), rows, channels
 
     for_weight = line.weight is not None and ctx.needs_input_grad[5 + places[1 + line.weight][0]]
     reads_x = everything or line.reads_x and (for_weight or not line.x_for_weight)
@@ -220,7 +222,9 @@ def gradients(ctx, upstream):
         if source is None:
             continue
         found = written[firsts[source] :] if source >= 0 else given[0].unbind() if stack else given[:members]
-        if (shapes := ctx.broadcast.get(kind - 1)) is not None:
+        if (of := ctx.channels.get(kind - 1)) is not None:
+            found = [sum_of_channels(g, *like) for g, like in zip(found, of)]
+        elif (shapes := ctx.broadcast.get(kind - 1)) is not None:
             found = [g.sum_to_size(shapes[i if len(shapes) > 1 else 0]) for i, g in enumerate(found[:members])]
             if end - begin < members:  # an operand that is rows, and one for all
                 found = [functools.reduce(operator.add, found)]

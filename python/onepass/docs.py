@@ -38,6 +38,7 @@ line = word { "|" word }
 word = name | name "(" numbers ")" | "gate" "(" activation ")" | "gated" "(" activation ")"
      | "keep" "(" dtype ")" | "quantize" "(" dtype [ "," ( "static" | number ) ] ")"
      | "rope" "(" "interleaved" ")" | "rope" "(" number "," "interleaved" ")"
+     | "bias" "(" "channels" ")" | "scale" "(" [ number "," ] "channels" ")"
 numbers = number { "," number }
 ```
 
@@ -55,6 +56,7 @@ Operands follow `x` in the order in which their words stand. `bias | add | keep 
 | operand | shape |
 |---|---|
 | column | [N], one number for each column; or rows of N numbers that broadcast to x's shape, such as [B, 1, N] |
+| column of channels | [C] where C divides N, one number for N / C neighbouring columns; or rows of such |
 | tensor | x's shape, or what broadcasts to it |
 | table | x's shape, or what broadcasts to it, with a length of its own in the last dimension: see `rope` |
 | mask | x's shape, or what broadcasts to it; bool (True takes part) or floating point (added) |
@@ -92,6 +94,10 @@ and its gradient passes unchanged.
 What stands before `layer_norm`, `rms_norm`, `l2_norm`, `softmax` or `log_softmax` is computed on the way into the row's
 statistics, what stands behind it on the way out; neither costs another pass over memory. The affine part of a
 normalisation is `scale | bias`.
+Rows of an image are its channels one behind the other: `scale(channels)` and `bias(channels)` take a number for each.
+Group normalisation of x (N, C, H, W) is `layer_norm(1e-5) | scale(channels) | bias(channels)` of
+`x.view(N, groups, -1)`, with weight and bias as (groups, C / groups); `functional.group_norm` calls it so. In a line
+with `rope`, `linear` or `scores` there is no kernel for them.
 A line may have several, `rms_norm(1e-6) | scale | add | keep | rms_norm(1e-6) | scale`: the row stays on chip from the
 first to the last, and each saves its own statistics for backward.
 

@@ -117,6 +117,8 @@ class Line:
         """Of each operand: keeps that stand before its word."""
         self.tensor_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "tensor"]
         self.column_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "column"]
+        self.channel_operands = [i for i, w in enumerate(self._operand_words) if "by_channels" in w.properties]
+        """Columns with a number for each channel, which is some neighbouring columns of the row."""
         self.target_operands = [i for i, w in enumerate(self._operand_words) if w.operand == "target"]
         self.has_dropout: bool = facts["dropouts"] > 0
         self.table_operands = [i for i, w in enumerate(self._operand_words) if w.kind == "rotary"]
@@ -293,6 +295,9 @@ class Line:
                 fits = o.dim() == len(shape) > 1 and o.shape[-1] == shape[-1]
             elif word.operand == "values":
                 fits = o.shape[:-1] == operands[0].shape[:-1]
+            elif "by_channels" in word.properties:
+                fits = o.dim() > 0 and o.shape[-1] > 0 and shape[-1] % o.shape[-1] == 0
+                fits = fits and o.dim() <= len(shape) and torch.broadcast_shapes(shape[:-1], o.shape[:-1]) == shape[:-1]
             else:
                 fits = o.shape == shape[-1:] or self._is_batch_of_columns(o, shape)
             if not fits:
@@ -301,7 +306,8 @@ class Line:
                     "keys": f"[..., N, {shape[-1]}]",
                     "values": f"[..., {shape[-1]}, N]",
                 }
-                wanted = matrix.get(word.operand, f"[{shape[-1]}]")
+                channels = f"[C] with C a divisor of {shape[-1]}"
+                wanted = channels if "by_channels" in word.properties else matrix.get(word.operand, f"[{shape[-1]}]")
                 expected = "x's shape, or broadcast to it" if word.operand == "tensor" else f"shape {wanted}"
                 raise RuntimeError(f"onepass: operand {i} must have {expected}, got {list(o.shape)}")
             if word.kind == "contraction":

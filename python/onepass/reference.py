@@ -153,9 +153,20 @@ def dropout(x: Tensor, p: float = 0.5, numbers: Tensor | None = None) -> Tensor:
     return torch.where(numbers >= threshold, x * scale, 0)
 
 
-def scale(x: Tensor, g: Tensor, c: float | None = None) -> Tensor:
+def bias(x: Tensor, b: Tensor, channels: bool = False) -> Tensor:
+    return x + (of_columns(b, x.shape[-1]) if channels else b)
+
+
+def scale(x: Tensor, g: Tensor, c: float | None = None, channels: bool = False) -> Tensor:
     """With a number, x (c + g) with one rounding, of a product that does not round c + g."""
+    g = of_columns(g, x.shape[-1]) if channels else g
     return x * g if c is None else torch.addcmul(x if c == 1 else c * x, x, g)
+
+
+def of_columns(of_channels: Tensor, columns: int) -> Tensor:
+    """Numbers of channels, each for as many neighbouring columns."""
+    each = columns // of_channels.shape[-1]
+    return of_channels.unsqueeze(-1).expand(*of_channels.shape, each).flatten(-2)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, r: float | None = None, interleaved: bool = False) -> Tensor:
@@ -282,7 +293,7 @@ _ACTIVATIONS: dict[str, InTorch] = {
 
 IN_TORCH: dict[str, InTorch] = {
     **_ACTIVATIONS,
-    "bias": InTorch(lambda x, b: x + b),
+    "bias": InTorch(bias),
     "scale": InTorch(scale),
     "mul": InTorch(lambda x, c: x * c),
     "add": InTorch(lambda x, r: x + r),

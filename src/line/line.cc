@@ -143,11 +143,11 @@ class reader {
     return about;
   }
 
-  // A number, read as Python's float() would read it.
-  double read_number(const descriptor& about) {
+  // A number, read as Python's float() would read it. has_option: a comma and a name may follow.
+  double read_number(const descriptor& about, bool has_option = false) {
     skip_space();
     const int begin = at_;
-    const bool one = about.parameters == 1 && about.kind != word_kind::rotary;
+    const bool one = about.parameters == 1 && !has_option;
     while (!at_end() && peek() != ')' && peek() != '|' && (one || peek() != ',')) ++at_;
     std::string digits(text_.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(at_ - begin)));
     while (!digits.empty() && std::isspace(static_cast<unsigned char>(digits.back()))) digits.pop_back();
@@ -238,6 +238,8 @@ class reader {
       read_dtype(w, about);
     } else if (about.kind == word_kind::rotary) {
       read_rotation(w);
+    } else if (const descriptor* const channels = find(channel_words(), about.name); channels != nullptr) {
+      read_column(w, *channels);
     } else if (about.parameter[0] != '\0') {
       read_parameters(w, about);
     } else {
@@ -311,22 +313,39 @@ class reader {
     skip_space();
     if (at_end() || peek() != '(') return;
     ++at_;
-    skip_space();
-    if (at_end() || !std::isalpha(static_cast<unsigned char>(peek()))) {
-      const int begin = at_;
-      const double first = read_number(*w.about);
+    read_option(w, onepass::word::rope_interleaved::about, [&](double first, int begin) {
       constexpr double kMost = 1 << 30;
       if (!(first >= 2 && first <= kMost && std::fmod(first, 2) == 0))
         fail(begin, at_, "'rope' turns an even number of a row's first numbers, from 2 on");
-      w.parameters.push_back(first);
+    });
+  }
+  // scale, scale(1), scale(channels) or scale(1, channels)
+  void read_column(word& w, const descriptor& by_channels) {
+    skip_space();
+    if (at_end() || peek() != '(') return;
+    ++at_;
+    read_option(w, by_channels, [](double, int) {});
+  }
+  // What stands in the parentheses: the word's number, if it takes one, its option, or both. check(number, its begin).
+  template <class Check>
+  void read_option(word& w, const descriptor& with_option, const Check& check) {
+    skip_space();
+    const std::string option = with_option.option;
+    if (at_end() || !std::isalpha(static_cast<unsigned char>(peek()))) {
+      const int begin = at_;
+      if (w.about->parameter[0] == '\0') fail(begin - 1, begin, std::string("'") + w.about->name + "' takes no number");
+      const double number = read_number(*w.about, true);
+      check(number, begin);
+      w.parameters.push_back(number);
       if (at_end() || peek() != ',') return close(*w.about);
       ++at_;
     }
-    const std::string_view option = read_name("'interleaved'");
-    w.about = &onepass::word::rope_interleaved::about;
-    if (option != w.about->option)
-      fail(at_ - static_cast<int>(option.size()), at_,
-           "'rope' knows the option 'interleaved', got '" + std::string(option) + "'");
+    const std::string_view name = read_name(("'" + option + "'").c_str());
+    if (name != option) {
+      fail(at_ - static_cast<int>(name.size()), at_,
+           std::string("'") + w.about->name + "' knows the option '" + option + "', got '" + std::string(name) + "'");
+    }
+    w.about = &with_option;
     close(*w.about);
   }
 
@@ -446,6 +465,23 @@ class reader {
     }
   }
 
+  // What `linear` and `scores` take from the words beside them, and `rope` from its row, are whole columns.
+  void check_channels(const line& to, const word& w) const {
+    const auto needs_columns = [](const word& other) {
+      return other.about->kind == word_kind::contraction || is_rotary(other);
+    };
+    const auto by_channels = [](const word& other) { return other.about->by_channels; };
+    const bool is_one = by_channels(w);
+    if (!is_one && !needs_columns(w)) return;
+    const auto found = is_one ? std::find_if(to.words.begin(), to.words.end(), needs_columns)
+                              : std::find_if(to.words.begin(), to.words.end(), by_channels);
+    if (found == to.words.end()) return;
+    const auto named = [](const word& of) {
+      return std::string("'") + of.about->name + (of.about->by_channels ? "(channels)'" : "'");
+    };
+    fail(w.begin, w.end, named(w) + " in one line with " + named(*found) + ": there is no kernel for both");
+  }
+
   void add(line& to, word w) const {
     const descriptor& about = *w.about;
     if (to.values >= 0)
@@ -471,6 +507,7 @@ class reader {
     }
     if (about.kind == word_kind::contraction) add_contraction(to, w);
     check_rotary(to, w);
+    check_channels(to, w);
     if (static_cast<int>(to.words.size()) == kMaxWords)
       fail(w.begin, w.end, "a line has at most " + std::to_string(kMaxWords) + " words");
     take_numbers(to, w);

@@ -19,6 +19,7 @@ struct line_signature {
   int group;                                 // columns that share a scale; 0: the row, [..., 1]
   std::int8_t own_dtypes[kMostResults];      // of results that have another than x's; else 0
   std::uint64_t row_operands;                // bits: those that are rows, as x is, and not a column or a matrix
+  std::uint64_t channel_operands;            // bits: those with a number for some neighbouring columns
   int weight;  // the operand of `linear` or `scores`; -1: the line has none, and what follows does not apply
   bool scores, values;
   int keeps_before;    // keeps that stand before it

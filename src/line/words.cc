@@ -78,6 +78,12 @@ std::vector<const descriptor*> activations() {
   return all;
 }
 
+std::vector<const descriptor*> channel_words() {
+  std::vector<const descriptor*> all;
+  append(all, word::list<word::channel_bias, word::channel_scale>{});
+  return all;
+}
+
 std::vector<const descriptor*> words() {
   std::vector<const descriptor*> all;
   append(all, word::list<word::bias, word::scale, word::mul, word::add, word::sub, word::times, word::div,

@@ -26,11 +26,14 @@ inline constexpr named_property kProperties[] = {
     {"gives_number", &descriptor::gives_number},
     {"gives_codes", &descriptor::gives_codes},
     {"by_groups", &descriptor::by_groups},
+    {"by_channels", &descriptor::by_channels},
 };
 
 // Ours, and behind them those that users have defined (defined.h).
 std::vector<const descriptor*> words();        // in the order of the documentation
 std::vector<const descriptor*> activations();  // those that gate(...) takes
+
+std::vector<const descriptor*> channel_words();  // those that take the option "channels", as they are with it
 
 const descriptor* find(const std::vector<const descriptor*>& among, std::string_view name);  // null: no such word
 std::string_view nearest(const std::vector<const descriptor*>& among, std::string_view name);

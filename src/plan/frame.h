@@ -38,6 +38,7 @@ class frame {
   bool is_number(role what, int i) const { return result_of(what, i).is_number(); }
   dtype result_type(role what, int i) const { return result_of(what, i).type(type); }  // x's of x, too
   bool is_column(int operand) const { return of.operand_word(operand).about->operand == operand_kind::column; }
+  bool is_of_channels(int operand) const { return of.operand_word(operand).about->by_channels; }
   bool is_table(int operand) const { return of.operand_word(operand).about->kind == word_kind::rotary; }
   bool is_target(int operand) const { return of.operand_word(operand).about->operand == operand_kind::target; }
   void operand_type(int operand, dtype);
@@ -76,6 +77,9 @@ class frame {
     for (const gradient_output& output : plan.outputs)
       enter(output, output.column ? nullptr : output.input == 0 ? &a.dx : &a.operand_gradient[output.input - 1]);
   }
+
+  // Of channels, so many: how many columns each has.
+  int columns_of_channel(std::int64_t channels) const { return static_cast<int>(shape.columns() / channels); }
 
   // Enters a tensor that broadcasts to x's shape. Its sizes and strides must outlive the frame.
   void take(const strided& tensor) { tensors_.push_back(tensor); }

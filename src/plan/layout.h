@@ -50,6 +50,13 @@ inline bool is_batch_of_columns(const strided& tensor, const shape& of) {
   return tensor.dim > 1 && tensor.sizes[tensor.dim - 1] == of.columns() && broadcasts(tensor, of);
 }
 
+// Likewise of channels, which are as many columns each.
+inline bool is_batch_of_channels(const strided& tensor, const shape& of) {
+  if (tensor.dim == 0) return false;
+  const std::int64_t channels = tensor.sizes[tensor.dim - 1];
+  return channels > 0 && of.columns() % channels == 0 && leading_broadcast(tensor, of);
+}
+
 // Fills rows, columns, size and every tensor's view. flatten: no word looks at its column, so that a tensor set that
 // is contiguous throughout becomes one long row. Every tensor broadcasts to the shape.
 fit lay_out(const shape& x, std::vector<strided>& tensors, bool flatten, arguments& a, std::vector<bool>& needs_copy);

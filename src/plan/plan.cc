@@ -197,7 +197,9 @@ gradients plan_gradients(const line& of, dtype x, const std::vector<operand_fact
     if (facts.type == dtype::boolean) continue;
     if (facts.summed ? (facts.has & ~has) == 0 : is_column && !facts.broadcast) {
       const std::uint64_t own = facts.has == 0 ? 0 : has;
-      columns.push_back({w.operand + 1, facts.type, true, facts.summed ? static_cast<std::int64_t>(own) : -1});
+      // Of channels the columns' sums are added up still: until then they are the arithmetic's.
+      const dtype type = w.about->by_channels ? result_dtype(x, dtype::f32) : facts.type;
+      columns.push_back({w.operand + 1, type, true, facts.summed ? static_cast<std::int64_t>(own) : -1});
       plan.grouped |= std::uint64_t{own != 0} << w.operand;
       continue;
     }

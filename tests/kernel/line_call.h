@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "onepass/core.h"
 #include "src/cuda/row/launch.h"
@@ -19,9 +20,9 @@ struct sizes {
 class line_call {
  public:
   // lies: how what it is given does; results are dense. level: x is a few units in the last place about it, if not 0.
-  // of_pairs: tables of `rope` have one number for two columns.
+  // of_pairs: tables of `rope` have one number for two columns. channels: how many a row has, for words by channels.
   line_call(const std::string& text, dtype x, dtype column, sizes of, memory lies = {}, float level = 0,
-            bool of_pairs = false)
+            bool of_pairs = false, int64 channels = 1)
       : line_(spec::parse(text)),
         reference_(text),
         x_(x),
@@ -29,7 +30,8 @@ class line_call {
         column_(column),
         lies_(lies),
         table_columns_(line_.turned(of.columns) / (of_pairs ? 2 : 1)),
-        of_pairs_(of_pairs) {
+        of_pairs_(of_pairs),
+        channels_(channels) {
     const auto count = static_cast<std::size_t>(of.rows * of.columns);
     std::vector<float> numbers_of_x = drawn(count, x, 1);
     const float unit = std::nextafter(level, 2 * level) - level;
@@ -46,8 +48,9 @@ class line_call {
         add(operand(i), drawn(numbers, x, 3 + static_cast<unsigned>(i)), x, table_columns_);
         continue;
       }
-      const std::size_t numbers = is_column(i) ? static_cast<std::size_t>(of.columns) : count;
-      add(operand(i), drawn(numbers, type_of(i), 3 + static_cast<unsigned>(i)), type_of(i));
+      const std::size_t numbers = is_column(i) ? static_cast<std::size_t>(numbers_of_column(i)) : count;
+      add(operand(i), drawn(numbers, type_of(i), 3 + static_cast<unsigned>(i)), type_of(i),
+          is_column(i) ? numbers_of_column(i) : of.columns);
     }
     for (int k = 0; k < line_.keeps; ++k) add_gradient(1 + k, kept(k, "d"), 100 + static_cast<unsigned>(k));
   }
@@ -103,10 +106,11 @@ class line_call {
       values_.kept.push_back(to_result(1 + k, kept(k, "")));
     }
     for (int i = 0; i < line_.operands; ++i)
-      values_.operands.push_back(is_target(i) ? tensor{targets_.at(i).data(), dtype::i64, {of_.rows}}
-                                 : is_table(i)
-                                     ? tensor{exact_.at(operand(i)).data(), dtype::f64, {of_.rows, table_columns_}}
-                                     : exact(operand(i), is_column(i)));
+      values_.operands.push_back(
+          is_target(i)   ? tensor{targets_.at(i).data(), dtype::i64, {of_.rows}}
+          : is_table(i)  ? tensor{exact_.at(operand(i)).data(), dtype::f64, {of_.rows, table_columns_}}
+          : is_column(i) ? tensor{exact_.at(operand(i)).data(), dtype::f64, {numbers_of_column(i)}}
+                         : exact(operand(i)));
     if (const int count = reference_.statistics(dtype::f64); count > 0) {
       statistics_ =
           std::make_unique<device_tensor>(static_cast<std::size_t>(reference_.statistics(x_) * of_.rows), dtype::f32);
@@ -124,7 +128,17 @@ class line_call {
     const bool is_wide = x_ == dtype::f32;
     for (const auto& [name, found] : found_) {
       const double bound = is_wide ? 1e-5 : x_ == dtype::f16 ? 2e-3 : 1e-2;
-      EXPECT_LT(distance(found->host(), expected_.at(name)), bound)
+      const std::vector<double>& expected = expected_.at(name);
+      std::vector<double> there = found->host();
+      if (there.size() != expected.size()) {  // of channels, whose columns the kernel leaves to be added up
+        const std::size_t each = there.size() / expected.size();
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          const auto first = there.begin() + static_cast<std::ptrdiff_t>(i * each);
+          there[i] = std::accumulate(first, first + static_cast<std::ptrdiff_t>(each), 0.0);
+        }
+        there.resize(expected.size());
+      }
+      EXPECT_LT(distance(there, expected), bound)
           << name << " of " << line_.text << ", " << of_.rows << " x " << of_.columns;
     }
   }
@@ -133,6 +147,8 @@ class line_call {
   static std::string operand(int i) { return "operand " + std::to_string(i); }
   static std::string kept(int k, const char* before) { return before + std::string("kept ") + std::to_string(k); }
   bool is_column(int i) const { return line_.operand_word(i).about->operand == operand_kind::column; }
+  bool is_of_channels(int i) const { return line_.operand_word(i).about->by_channels; }
+  int64 numbers_of_column(int i) const { return is_of_channels(i) ? channels_ : of_.columns; }
   dtype type_of(int i) const { return is_column(i) ? column_ : line_.likely_type(i, x_); }
   bool is_table(int i) const { return line_.operand_word(i).about->kind == word_kind::rotary; }
   bool is_target(int i) const { return line_.operand_word(i).about->operand == operand_kind::target; }
@@ -227,7 +243,9 @@ class line_call {
     spec::fill_parameters(line_, x_, a);
     for (int i = 0; i < line_.operands; ++i) {
       if (is_target(i)) a.operand[i] = {given_.at(operand(i))->data(), {0, 0, 0, 1}, dtype::i64, 0};
-      else if (is_column(i)) a.operand[i].data = data_of(operand(i), column_);
+      else if (is_column(i))
+        a.operand[i].data = data_of(operand(i), column_),
+        a.operand[i].column_stride = static_cast<int>(of_.columns / numbers_of_column(i));
       else if (is_table(i))
         a.operand[i] = {data_of(operand(i), x_), {0, 0, 0, table_columns_ + lies_.gap}, x_, of_pairs_ ? kOneForTwo : 1};
       else a.operand[i] = given(operand(i), type_of(i));
@@ -285,13 +303,18 @@ class line_call {
       const std::string name = "gradient of " + operand(i);
       g.operands.emplace_back();
       if (is_column(i)) {
-        columns_.push_back(result(name, column_, true, {nullptr, {}, column_, 1}));
+        const dtype type = is_of_channels(i) ? dtype::f32 : column_;
+        columns_.push_back(result(name, type, true, {nullptr, {}, type, 1}));
+        const auto numbers = static_cast<std::size_t>(numbers_of_column(i));
+        expected_[name].resize(numbers);
+        g.operands.back() = {expected_[name].data(), dtype::f64, {numbers_of_column(i)}};
+        continue;
       } else if (c.a.operand_gradient[i].data != nullptr) {
         a.operand_gradient[i] = result(name, type_of(i), false, c.a.operand_gradient[i]);
       } else {
         continue;
       }
-      g.operands.back() = to(name, is_column(i));
+      g.operands.back() = to(name);
     }
     launch_all(c.r, a, &a.totals);
     reference_.backward(values_, g);
@@ -306,6 +329,7 @@ class line_call {
   const memory lies_;
   const int64 table_columns_;
   const bool of_pairs_;
+  const int64 channels_;
   std::map<std::string, std::unique_ptr<device_tensor>> given_, found_;
   std::map<std::string, std::vector<double>> exact_, expected_;
   std::map<int, std::vector<int64>> targets_;

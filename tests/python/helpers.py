@@ -227,7 +227,8 @@ def make_inputs(
             mask = keep.to(device) if bool_mask else normal(shape, dtype).masked_fill(~keep.to(device), -math.inf)
             operands.append(mask)
         elif word.operand == "column":
-            operands.append(normal(shape[-1:], parameter_dtype or dtype))
+            numbers = channels_of(shape[-1]) if "by_channels" in word.properties else shape[-1]
+            operands.append(normal((numbers,), parameter_dtype or dtype))
         elif word.operand == "target":  # one of seven is ignored
             target = torch.randint(0, shape[-1], shape[:-1], generator=generator)
             ignored = torch.rand(shape[:-1], generator=generator) < 1 / 7
@@ -241,6 +242,11 @@ def make_inputs(
             of = _kept_dtype(behind, dtype) if behind is not None else dtype  # a residual is kept as it comes
             operands.append(normal(shape, of))
     return Inputs(*_split([_leaf(t, all(t is not c for c in constants)) for t in (x, *operands)]))
+
+
+def channels_of(columns):
+    """How many channels a row of so many is made of: few columns each, but two at least where that may be."""
+    return columns // next((n for n in range(2, columns + 1) if columns % n == 0), 1)
 
 
 def _kept_dtype(word, dtype):

@@ -324,6 +324,22 @@ ONEPASS_FUNCTION pack<T, V> exp_term(pack<T, V> a, T shift) {
     return exp_minus(a, shift);
   }
 }
+// log(1 + a) of a from -0.5 to 0: 2 artanh(a / (2 + a)), as a series.
+template <class T, int V>
+ONEPASS_FUNCTION pack<T, V> log1p_term(pack<T, V> a) {
+  using P = pack<T, V>;
+  if constexpr (sizeof(T) == 4) {
+    const auto of = [](float x) {
+      const float s = x * reciprocal_number(2.0f + x), q = s * s;
+      float sum = fmaf(q, 0.18181818f, 0.22222222f);
+      sum = fmaf(q, sum, 0.28571429f), sum = fmaf(q, sum, 0.4f), sum = fmaf(q, sum, 0.66666667f);
+      return fmaf(s * q, sum, s + s);
+    };
+    ONEPASS_EACH(P, result.v[i] = of(a.v[i]))
+  } else {
+    return log1p(a);
+  }
+}
 // log(a) where what counts is the absolute error, 2^-22 near 1.
 template <class T, int V>
 ONEPASS_FUNCTION pack<T, V> log_term(pack<T, V> a) {

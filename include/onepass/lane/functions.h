@@ -134,6 +134,10 @@ template <class T>
 ONEPASS_FUNCTION vec<T> log_term(vec<T> x) {
   return log(x);
 }
+template <class T>
+ONEPASS_FUNCTION vec<T> log1p_term(vec<T> x) {
+  return log1p(x);
+}
 // Exact.
 template <class T>
 ONEPASS_FUNCTION vec<T> floor(vec<T> x) {

@@ -32,7 +32,8 @@ concept cursor_of = requires(Cursor& at, L v, int threshold) {
   { at.x() } -> same<L>;   // what enters the line
   { at.dy() } -> same<L>;  // its result's gradient; zeros where that is no row
   { at.template operand<L, 0>() } -> same<L>;
-  { at.template wants<0>() } -> same<bool>;  // whether operand I's gradient is wanted
+  { at.template channel<L, 0>() } -> same<L>;  // of a word by channels
+  { at.template wants<0>() } -> same<bool>;    // whether operand I's gradient is wanted
   at.template column_gradient<0>(v);
   at.template column_gradient<0>(v, v);  // of the product of both
   at.template tensor_gradient<0>(v);
@@ -97,6 +98,7 @@ struct placed {
   static constexpr int flops = about.flops_forward + about.flops_backward;
   static constexpr int operands = Operand < 0 ? 0 : Operand + about.operands;
   static constexpr bool scales = about.scales, adds = about.adds;
+  static constexpr uint64 channels = about.by_channels ? uint64{1} << Operand : 0;
   static constexpr int dropouts = about.kind == word_kind::dropout ? Ordinal + 1 : 0;
   static constexpr int ordinal = Ordinal;
   static constexpr int keeps = about.kind == word_kind::keep || about.by_groups ? Ordinal + 1 : 0;
@@ -120,7 +122,8 @@ struct placed {
 
   template <class L, class Cursor>
   static ONEPASS_FUNCTION L operand(Cursor& at) {
-    return at.template operand<L, Operand>();
+    if constexpr (about.by_channels) return at.template channel<L, Operand>();
+    else return at.template operand<L, Operand>();
   }
   // Of a word that scales.
   template <class L, class Cursor>
@@ -156,7 +159,7 @@ struct placed {
       return Word::backward(dy, at.template column<L>(), at.template matrix_row<L>());
     } else if constexpr (about.operand != operand_kind::none) {
       L o{};
-      if constexpr (about.backward_needs_operand) o = at.template operand<L, Operand>();
+      if constexpr (about.backward_needs_operand) o = operand<L>(at);
       const word::gradients<L> g = backward_of<word::gradients<L>>(numbers{}, at, x, o, dy);
       if (at.template wants<Operand>()) {
         if constexpr (about.operand == operand_kind::column && about.operand_gradient_is_dy_x)
@@ -223,6 +226,7 @@ struct chain<> {
   static constexpr int turned_operand = -1, turned_parameter = -1;  // of `rope`: its first table, and its number
   static constexpr bool needs_input = false;  // whether backward reads the value that enters the chain
   static constexpr bool gives_codes = false;
+  static constexpr uint64 channels = 0;                                      // bits: operands of words by channels
   using grouped = void;                                                      // its word that gives codes by groups
   static constexpr int flops = 0;                                            // forward and backward, per element
   static constexpr int operands = 0, dropouts = 0, keeps = 0, features = 0;  // as the words so far have counted
@@ -250,6 +254,7 @@ struct chain<Head, Tail...> {
   static constexpr int turned_parameter = larger(Head::turned_parameter, tail::turned_parameter);
   static constexpr bool needs_input = Head::needs_input || (!Head::resumes && tail::needs_input);
   static constexpr bool gives_codes = Head::about.gives_codes || tail::gives_codes;
+  static constexpr uint64 channels = Head::channels | tail::channels;
   using grouped = typename either<Head::about.by_groups, Head, typename tail::grouped>::type;
   static constexpr int flops = Head::flops + tail::flops;
   static constexpr int operands = larger(Head::operands, tail::operands);
@@ -375,6 +380,7 @@ struct line {
 
   static constexpr int operands =
       largest_of<paired_operand<Row> + 1, Pre::operands, Post::operands, More::post::operands...>;
+  static constexpr uint64 channels = ((Pre::channels | Post::channels) | ... | More::post::channels);
   static constexpr int dropouts = largest_of<Pre::dropouts, Post::dropouts, More::post::dropouts...>;
   static constexpr int keeps = largest_of<Pre::keeps, segment_at<0>::keeps, More::keeps...>;
   static constexpr int features = post::features;

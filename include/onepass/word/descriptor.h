@@ -62,6 +62,7 @@ struct descriptor {
   bool gives_number = false;              // an ending: one number a row, and the row goes on unchanged (row words)
   bool gives_codes = false;               // and codes of the row, the line's result, of which the number is the scale
   bool by_groups = false;                 // codes have a scale for each group of the row's columns (no row words)
+  bool by_channels = false;               // each number of its column serves as many neighbouring columns of the row
   double of_nothing = 0;                  // that number of a row without elements
   bool needs_elements = false;            // there is none
   int flops_forward = 1;                  // per element

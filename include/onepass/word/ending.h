@@ -355,10 +355,9 @@ struct kl_div : ending {  // saved: log Σ exp of both; what each has of the num
     if (by.row == T(0) || by.other == T(0)) return by.row == T(0) ? terms<L>{none, d} : terms<L>{-d, none};
     const auto is_other = d > none;
     const L weight = where(is_other, L(by.other), L(by.row)), rest = where(is_other, L(by.row), L(by.other));
-    const L share = exp_term(L(-abs(d)), T(0));
-    const L near = fma(rest, share - L(T(1)), L(T(1))),
-            far = fma(rest, share, weight);  // rounded, the weights are not 1
-    const L larger = -log_term(L(where(near < L(T(0.5)), far, near)));
+    const L share = exp_term(L(-abs(d)), T(0)), less = rest * (share - L(T(1)));
+    const L far = fma(rest, share, weight);  // rounded, the weights are not 1
+    const L larger = -L(where(less < L(T(-0.5)), log_term(far), log1p_term(less)));
     return {where(is_other, larger - d, larger), where(is_other, larger, larger + d)};
   }
   // Of next to no probability nothing: the other's logarithm may be infinitely far away.

@@ -30,7 +30,7 @@ struct bias {
                                     .flops_backward = 1,
                                     .adds = true,
                                     .formula = "x + b",
-                                    .meaning = "adds a column vector"};
+                                    .meaning = "adds a column vector; bias(channels) a number for each channel"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x, L b) {
     return x + b;
@@ -56,7 +56,9 @@ struct scale {
                                     .is_linear = true,
                                     .scales = true,
                                     .formula = "x · g; scale(c): x · (c + g)",
-                                    .meaning = "multiplies by a column vector; scale(1) modulates"};
+                                    .meaning =
+                                        "multiplies by a column vector; scale(1) modulates, scale(channels) and "
+                                        "scale(1, channels) have a number for each channel"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x, L g) {
     return x * g;
@@ -78,6 +80,25 @@ struct scale_plus {
   static ONEPASS_FUNCTION gradients<L> backward(L x, L g, L dy, L c) {
     return {dy * (g + c), dy * x};
   }
+};
+
+// The same words with a number for each channel, where a row is some channels of as many columns each.
+constexpr descriptor of_channels(descriptor about, const char* defined) {
+  about.option = "channels", about.by_channels = true, about.defined = defined;
+  return about;
+}
+struct channel_bias : bias {
+  static constexpr descriptor about = of_channels(bias::about, "word::channel_bias");
+};
+struct channel_scale : scale {
+  static constexpr descriptor about = [] {
+    descriptor with = of_channels(scale::about, "word::channel_scale");
+    with.with_number = "channel_scale_plus";
+    return with;
+  }();
+};
+struct channel_scale_plus : scale_plus {
+  static constexpr descriptor about = channel_scale::about;
 };
 
 struct mul {

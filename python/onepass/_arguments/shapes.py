@@ -3,10 +3,12 @@ do not."""
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Sequence
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from onepass import _native
@@ -56,6 +58,37 @@ def raise_normalized_shape(
     raise AssertionError("unreachable")
 
 
+def check_groups(function: str, x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> None:
+    """Raises what `torch.nn.functional.group_norm` does, and no less clearly."""
+    for name, value in (("x", x), ("weight", weight), ("bias", bias)):
+        if value is not None or name == "x":
+            check_tensor(function, name, value)
+            check_dense(function, name, value)
+    if x.dim() < 2:
+        raise RuntimeError(f"{function}(): expected at least 2 dimensions for x, got x of shape {list(x.shape)}")
+    if isinstance(num_groups, bool) or not isinstance(num_groups, (numbers.Integral, torch.SymInt)):
+        raise TypeError(f"{function}(): argument 'num_groups' must be int, not {type(num_groups).__name__}")
+    if num_groups <= 0:
+        raise RuntimeError(f"{function}(): expected num_groups to be greater than 0, got {num_groups}")
+    channels = x.shape[1]
+    if channels % num_groups:
+        raise RuntimeError(
+            f"{function}(): expected the number of channels to be divisible by num_groups, "
+            f"got x of shape {list(x.shape)} and num_groups={num_groups}"
+        )
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None and value.shape != (channels,):
+            raise RuntimeError(
+                f"{function}(): expected {name} to have a number for each of the {channels} channels of x, "
+                f"got {name} of shape {list(value.shape)}"
+            )
+    rows = x.shape[0] * channels // num_groups
+    if rows * math.prod(x.shape[2:]) == 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {[rows, num_groups, *x.shape[2:]]}"
+        )
+
+
 def check_tensor(function: str, argument: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{function}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
@@ -95,6 +128,12 @@ def sizes_of_sum(shape: Sequence[int], has: int) -> tuple[int, ...]:
     """Of the gradient of an operand that has these of x's leading dimensions."""
     last = len(shape) - 2
     return (*(size if has >> last - d & 1 else 1 for d, size in enumerate(shape[:-1])), shape[-1])
+
+
+def sum_of_channels(columns: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Of a gradient of columns that of an operand of channels, of this shape and dtype."""
+    channels = shape[-1]
+    return columns.unflatten(-1, (channels, columns.shape[-1] // channels)).sum(-1).sum_to_size(shape).to(dtype)
 
 
 def given(*tensors: Tensor | None) -> list[Tensor]:

@@ -310,7 +310,7 @@ def is_shard(placement: Placement, dim: int) -> bool:
 
 def is_elementwise(words) -> bool:
     """Whether no number's result depends on another, or on its column."""
-    whole, sees_others = ("row", "rotary", "contraction"), {"is_causal", "by_groups"}
+    whole, sees_others = ("row", "rotary", "contraction"), {"is_causal", "by_groups", "by_channels"}
     return all(word.kind not in whole and not sees_others & {*word.properties} for word in words)
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from onepass import _native
 from onepass._arguments.shapes import sizes_of_sum
-from onepass.reference import IN_TORCH, compose
+from onepass.reference import IN_TORCH, compose, of_columns
 
 OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}
 
@@ -72,6 +72,8 @@ def composed_backward(
         if i in line.target_operands or i in line.table_operands:
             operands.append(operand)
             continue
+        if i in line.channel_operands and operand is not None:  # its gradient is that of columns
+            operand = of_columns(operand, shape[-1])  # noqa: PLW2901
         own = shape if is_tensor else shape[-1:]
         filled = _zeros(own, types[1 + i], gradients[0]) if operand is None else operand
         operands.append(filled.expand(shape) if is_tensor else filled)

@@ -18,7 +18,8 @@ from onepass.pricing.profile import Profile, profile_of
 from onepass.pricing.saved import saved_by
 from onepass.rewrite import prices
 from onepass.rewrite.find.chains import Chain
-from onepass.rewrite.fuse import called, lines_of, losses_of
+from onepass.rewrite.fuse import called, groups_of, lines_of, losses_of
+from onepass.rewrite.groups import Groups, put_groups
 from onepass.rewrite.heads import Head, put_head
 from onepass.word import about
 
@@ -92,6 +93,14 @@ def _explain_graph(gm: fx.GraphModule, profile: Profile, explained: Explanation)
                 calls.add(call)
                 explained.operators += of_head
                 explained.lines.append(advice)
+        instead: dict[fx.Node, fx.Node] = {}
+        for groups in groups_of(graph, profile, training):
+            its = [_operator(p, groups.line, profile) for p in parts(gm, profile, training) if p.node in groups.nodes]
+            advice = _advice_of_groups(groups, profile, training, again)
+            if (call := put_groups(graph, groups, instead)) is not None:
+                calls.add(call)
+                explained.operators += its
+                explained.lines.append(advice)
     found = {chain: again for graph, again in graphs.items() for chain in lines_of(graph, profile, training)}
     by_node = {node: chain.line for chain in found for node in chain.nodes}
     for part in parts(gm, profile, training):
@@ -163,6 +172,17 @@ def _advice_of_head(head: Head, profile: Profile, training: bool, again: bool) -
         saved if training else (0, 0),
         _reason_of_head(head, profile, training),
     )
+
+
+def _advice_of_groups(groups: Groups, profile: Profile, training: bool, again: bool) -> Advice:
+    before, after = prices.of_groups(groups, profile, training)
+    if again:
+        before, after = ((forward, backward + forward) for forward, backward in (before, after))
+    result = value_of(groups.result)
+    saved = (saved_by(frozenset(groups.nodes)), size_of(value_of(groups.x))) if training else (0, 0)
+    fewer = sum(before, Price()).bytes / max(sum(after, Price()).bytes, 1)
+    reason = f"memory-bound: {fewer:.1f} times fewer bytes"
+    return Advice(groups.line, sizes(result), str(result.dtype).removeprefix("torch."), before, after, saved, reason)
 
 
 def _reason_of_head(head: Head, profile: Profile, training: bool) -> str:

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from onepass.bench.patterns import Case, Pattern, Shape, Traffic, bf16
 from onepass.line import Line
+from onepass.word import Word
 
 __all__ = ["PROGRAMS", "Program"]
 
 
 @dataclass(frozen=True)
 class Program(Pattern):
-    """A line of the suite 'programs'. Of x with three dimensions each batch has its own columns."""
+    """A line of the suite 'programs'. Of x with three dimensions each batch has its own columns, or each of the groups
+    its own channels."""
 
     suite = "programs"
 
@@ -31,9 +33,14 @@ class Program(Pattern):
             return [x, *operands]
         generator = torch.Generator(device).manual_seed(math.prod(shape) + 1)
         normal = functools.partial(torch.randn, generator=generator, dtype=dtype, device=device)
-        sizes = (shape[0], 1, shape[-1])
+
+        def column(word: Word) -> Tensor:
+            of_channels = "by_channels" in word.properties
+            sizes = (shape[1], shape[-1] // PIXELS) if of_channels else (shape[0], 1, shape[-1])
+            return normal(sizes).requires_grad_()
+
         words = zip(operands, self.operand_words())
-        return [x, *(normal(sizes).requires_grad_() if word.operand == "column" else t for t, word in words)]
+        return [x, *(column(word) if word.operand == "column" else t for t, word in words)]
 
     def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
         """As the line's cost has it, but that heads share what `rope` takes; in backward results count as their
@@ -91,6 +98,14 @@ def modulated_norm(x, scale, shift):
     return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale) + shift
 
 
+def group_norm(x, weight, bias):
+    """Of rows that are groups of an image's channels."""
+    batch, groups, _ = x.shape
+    channels = groups * weight.shape[-1]
+    y = F.group_norm(x.view(batch, channels, -1), groups, weight.view(-1), bias.view(-1), 1e-5)
+    return F.silu(y).view(x.shape)
+
+
 def gated_residual(x, gate, residual):
     return residual + gate * x
 
@@ -122,6 +137,8 @@ def norm_rope(x, weight, cos, sin):
     return z * cos + torch.cat((-second, first), -1) * sin
 
 
+PIXELS = 1024
+"""Of a channel."""
 VOCABULARIES = bf16((8192, 32768), (4096, 128256))
 BATCHES = bf16((16, 4096, 1152), (8, 4096, 3072))
 CODED = bf16((32768, 4096), (8192, 14336))
@@ -157,6 +174,13 @@ PROGRAMS: tuple[Program, ...] = (
         modulated_norm,
         BATCHES,
         on_cpu((16, 256, 1152)),
+    ),
+    Program(
+        "group_norm",
+        "layer_norm(1e-5) | scale(channels) | bias(channels) | silu",
+        group_norm,
+        bf16((8, 32, 40960), (16, 32, 20480)),
+        on_cpu((2, 32, 20480)),
     ),
     Program("gated_residual", "scale | add", gated_residual, BATCHES, on_cpu((16, 256, 1152))),
     Program("norm_fp8", "rms_norm(1e-6) | scale | quantize(fp8)", norm_fp8, CODED, on_cpu((4096, 4096))),

@@ -247,6 +247,10 @@ def _rms_norm(input, normalized_shape, weight=None, eps=None):
     return (input, weight, eps) if len(normalized_shape) == 1 else None
 
 
+def _group_norm(input, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):
+    return (input, num_groups, weight, bias, eps)
+
+
 def _dropout(input, p=0.5, training=True, inplace=False):
     return (input, float(p)) if training and p > 0 else input
 
@@ -323,6 +327,7 @@ _TABLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "var": (_row_variance, (torch.var, "var")),
     "layer_norm": (_layer_norm, (F.layer_norm, torch.layer_norm)),
     "rms_norm": (_rms_norm, (F.rms_norm, torch.rms_norm)),
+    "group_norm": (_group_norm, (F.group_norm, torch.group_norm)),
     "softmax": (_softmax, (F.softmax, torch.softmax, "softmax")),
     "log_softmax": (_softmax, (F.log_softmax, torch.log_softmax, "log_softmax")),
     "l2_norm": (_normalize, (F.normalize,)),

@@ -1,8 +1,8 @@
 """Modules over `onepass.functional`, drop-in for those of `torch.nn`: constructors, state dicts and repr alike.
 
-`CrossEntropyLoss`, `LayerNorm`, `LogSoftmax`, `MultiheadAttention`, `RMSNorm` and `Softmax` are subclasses of torch's:
-what asks `isinstance(module, torch.nn.LayerNorm)` (weight decay groups, initialisers, sharding rules) finds them. State
-dicts load both ways.
+`CrossEntropyLoss`, `GroupNorm`, `LayerNorm`, `LogSoftmax`, `MultiheadAttention`, `RMSNorm` and `Softmax` are subclasses
+of torch's: what asks `isinstance(module, torch.nn.LayerNorm)` (weight decay groups, initialisers, sharding rules) finds
+them. State dicts load both ways.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ._rows import (
     AddRMSNorm,
     BiasGELU,
     DropoutAdd,
+    GroupNorm,
     LayerNorm,
     LogSoftmax,
     RMSNorm,
@@ -31,6 +32,7 @@ __all__ = [
     "DropoutAdd",
     "GEGLU",
     "GatedMLP",
+    "GroupNorm",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",

@@ -84,6 +84,41 @@ class RMSNorm(Activated, torch.nn.RMSNorm):
         return super().extra_repr() + said(activation=self.activation)
 
 
+class GroupNorm(Activated, torch.nn.GroupNorm):
+    """activation(group_norm(x) · weight + bias); `torch.nn.GroupNorm` with an activation at no further pass.
+
+    Args:
+        num_groups, num_channels, eps, affine, device, dtype, bias: as in `torch.nn.GroupNorm`.
+        activation: a word such as "silu", or None.
+
+    Shape: (N, C, *) to the same. State dict: `weight`, `bias`.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype)
+        if affine and not bias:  # an argument of torch 2.15's
+            self.register_parameter("bias", None)
+        self.activation = _settings.activation(self, activation)
+
+    @leaf
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, activation=self.activation)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + said(activation=self.activation)
+
+
 class AddLayerNorm(LayerNorm):
     """h = residual + dropout(x + input_bias), y = layer_norm(h); returns (y, h).
 

@@ -39,9 +39,16 @@ OPERATORS: dict[str, Operator] = {
     "dropout": (lambda x: F.dropout(x, 0.1), 0, (1, 1), (2, 1)),
     "softmax": (lambda x: torch.softmax(x, -1), 0, (1, 1), (2, 1)),
     "layer_norm": (lambda x, g, b: F.layer_norm(x, x.shape[-1:], g, b), -2, (1, 1), (2, 1)),
+    "group_norm": (lambda *tensors: _groups(*tensors), -2, (1, 1), (2, 1)),
     "rms_norm": (lambda x, g: F.rms_norm(x, x.shape[-1:], g), -1, (1, 1), (2, 1)),
 }
 """A negative count is one of columns."""
+
+
+def _groups(x: Tensor, g: Tensor, b: Tensor) -> Tensor:
+    """Rows are channels, of which two are a group."""
+    return F.group_norm(x.view(-1, 64, x.shape[-1]), 32, g[:64], b[:64], 1e-5).view(x.shape)
+
 
 LINES = {
     "": "mul(0.5) | add",

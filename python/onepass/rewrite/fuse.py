@@ -16,12 +16,14 @@ from torch.utils.hooks import RemovableHandle
 
 from onepass.graph.effects import changes_shapes, remove_unused
 from onepass.graph.operations import is_tensor, leave_apart, value_of
+from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile, profile_of
 from onepass.rewrite import prices
 from onepass.rewrite.attention import put_own_attention, with_products
 from onepass.rewrite.checkpoints import checkpointed_blocks, draw_again
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
+from onepass.rewrite.groups import Groups, group_norms, put_groups
 from onepass.rewrite.heads import Head, heads, put_head
 from onepass.rewrite.inputs import by_memory, copied
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
@@ -95,6 +97,14 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     return apart(chain for chain in found if is_joined(chain) or gain_of(chain, **how) > 0)
 
 
+def groups_of(graph: fx.Graph, profile: Profile, training: bool) -> list[Groups]:
+    """The group normalisations that `put_groups` is to take: lines are predicted to be faster."""
+    if changes_shapes(graph):
+        return []
+    totals = lambda groups: (sum(both, Price()) for both in prices.of_groups(groups, profile, training))  # noqa: E731
+    return [groups for groups in group_norms(graph) if prices.is_worth_it(*totals(groups))]
+
+
 def losses_of(graph: fx.Graph, training: bool, then: str = "eager", nested: bool = False) -> Iterator[Head]:
     """The losses that `put_head` is to take, and their heads. Inductor has kernels of its own for losses of logits, and
     a checkpointed block that it compiles would make a head's gradients in both of its forwards."""
@@ -129,6 +139,10 @@ def rewrite(
     for head in losses_of(graph, training, then, nested):
         said = Fused.of_head(head, profile, training, nested)
         done += [said] if put_head(graph, head) is not None else []
+    instead: dict[fx.Node, fx.Node] = {}
+    for groups in groups_of(graph, profile, training):
+        said = Fused.of_groups(groups, profile, training)
+        done += [said] if put_groups(graph, groups, instead) is not None else []
     found = lines_of(graph, profile, training, then)
     done += [Fused.of(chain, profile, training) for chain in found]
     put_lines(graph, found)

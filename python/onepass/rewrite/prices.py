@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 from torch import fx
@@ -14,10 +15,14 @@ from onepass.pricing.nodes import counts_of
 from onepass.pricing.prices import Price, of_counts, of_node, of_words, size_of
 from onepass.pricing.profile import Profile
 from onepass.rewrite.find.chains import Chain
+from onepass.rewrite.groups import Groups
 from onepass.rewrite.heads import Head
 from onepass.word import about
 
-__all__ = ["decision", "has_own_product", "is_worth_it", "joined_gradients", "of_chain", "of_head", "of_line"]
+__all__ = [
+    *("decision", "has_own_product", "is_worth_it", "joined_gradients"),
+    *("of_chain", "of_groups", "of_head", "of_line"),
+]
 
 
 def of_chain(chain: Chain, profile: Profile, training: bool, whole: bool = True) -> tuple[Price, Price]:
@@ -156,6 +161,21 @@ def of_head(
         times = Price(gradients, 0, 2, profile.moving(gradients, kernels=2), 2 * profile.call)
         after[1] += of_node(head.layer.nodes[-1], profile) if nested else times
     return tuple(now), tuple(after)
+
+
+def of_groups(groups: Groups, profile: Profile, training: bool) -> tuple[tuple[Price, Price], tuple[Price, Price]]:
+    """A group normalisation and what stands beside it, forward and backward: as PyTorch runs it, and as a line."""
+    x, line = value_of(groups.x), _parse(groups.line)
+    batch, channels, *others = sizes(x)
+    shape = batch, groups.groups, channels // groups.groups * math.prod(others)
+    learns = [x.requires_grad, *(value_of(node).requires_grad for node in groups.operands)]
+    operands = [value_of(node) for node in groups.operands]
+    after = of_words(line, shape, x.dtype, profile, operands, learns=learns)
+    learned = training and value_of(groups.result).requires_grad
+    before, back = (
+        sum((of_node(node, profile, backward) for node in groups.nodes), Price()) for backward in (False, True)
+    )
+    return (before, back if learned else Price()), (after[0], after[1] if learned else Price())
 
 
 def has_own_product(chain: Chain, profile: Profile, training: bool) -> bool:

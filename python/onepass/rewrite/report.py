@@ -16,6 +16,7 @@ from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile
 from onepass.rewrite import prices
 from onepass.rewrite.find.chains import Chain
+from onepass.rewrite.groups import Groups
 from onepass.rewrite.heads import Head
 
 __all__ = ["Fused", "Report"]
@@ -59,6 +60,12 @@ class Fused:
         """A loss, with its head where it has one."""
         totals = (sum(price, Price()) for price in prices.of_head(head, profile, training, nested))
         return Fused._of(head.function.__name__, head.loss, len(head.nodes), *totals)
+
+    @staticmethod
+    def of_groups(groups: Groups, profile: Profile, training: bool) -> Fused:
+        """A group normalisation."""
+        totals = (sum(price, Price()) for price in prices.of_groups(groups, profile, training))
+        return Fused._of(groups.line, groups.result, len(groups.nodes), *totals)
 
     @staticmethod
     def of_call(node: fx.Node) -> Fused:

@@ -14,7 +14,7 @@ from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.line import _parse
 from onepass.rewrite.find.chains import Chain, Order, inverse, is_column, permuted
 
-__all__ = ["is_bias", "put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
+__all__ = ["as_result", "is_bias", "put_lines", "rejoin_biases", "separate_biases", "separate_casts"]
 
 BIAS = "onepass_bias"
 """Says of a sum that it is the bias of the product before it: PyTorch adds it in the product's kernel."""
@@ -150,7 +150,7 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
             shape = None
         is_seen = moves or shape is not None
         if is_seen and not value_of(node)._is_view() and order.is_given(node):
-            result = after = _behind(graph, after, value, "call_function", _as_result, (result, back, shape))
+            result = after = _behind(graph, after, value, "call_function", as_result, (result, back, shape))
         else:
             if moves:
                 result = after = _behind(graph, after, value, "call_method", "permute", (result, back))
@@ -200,7 +200,7 @@ def _new(graph: fx.Graph, method: str, node: fx.Node, *arguments) -> fx.Node:
     return made
 
 
-def _as_result(result: Tensor, order: tuple[int, ...], shape: tuple | None) -> Tensor:
+def as_result(result: Tensor, order: tuple[int, ...], shape: tuple | None) -> Tensor:
     """A view of what a line gives that is none for autograd: where a graph gives it, `detach_` takes it, and what
     views it is overwritten with it, as of what an operator gives. They share the version, which backward looks at."""
     if torch.is_grad_enabled() and result.requires_grad:

@@ -107,10 +107,27 @@ std::vector<view> call_frame::enter_gradients(const spec::gradients& plan, const
   backward_outputs(plan, [&](const spec::gradient_output& output, view* to) {
     const tensor& t = *of_input[static_cast<std::size_t>(output.input)];
     const std::string name = gradient_name(output.input);
-    if (to) enter(t, *to, name);
-    else columns.push_back(column(t, name));
+    if (to) return enter(t, *to, name);
+    view of = column(t, name);
+    if (output.input > 0 && is_of_channels(output.input - 1)) {
+      channel_sums& sums =
+          channel_sums_.emplace_back(std::vector<double>(static_cast<std::size_t>(shape.columns())), of, t.sizes[0]);
+      of = {sums.columns.data(), {}, dtype::f64, 1};
+    }
+    columns.push_back(of);
   });
   return columns;
+}
+
+void call_frame::add_channels() const {
+  for (const channel_sums& of : channel_sums_) {
+    std::vector<double> sums(static_cast<std::size_t>(of.channels));
+    const std::size_t each = of.columns.size() / sums.size();
+    for (std::size_t i = 0; i < of.columns.size(); ++i) sums[i / each] += of.columns[i];
+    arguments a{};
+    a.columns = of.channels, a.parts = 1, a.column_partial = sums.data();
+    cpu::reduce_columns(a, 1, 1, &of.of_channels);
+  }
 }
 
 void call_frame::lay_out(bool keeps_rows) {
@@ -164,7 +181,7 @@ void call_frame::operand(int i, const tensor& t, bool is_read) {
     refuse(name + " must be of a floating point dtype" + (w.about->kind == word_kind::mask ? " or bool" : "") +
            ", got " + torch_name_of(t.type));
   operand_type(i, t.type);
-  if (is_column(i)) require_sizes(t, {shape.columns()}, name);
+  if (is_column(i)) require_column(i, t, name);
   else if (!fits(i, {t.data, t.type, static_cast<int>(t.sizes.size()), t.sizes.data(), nullptr, nullptr}))
     refuse(name + " must have x's shape " + text(sizes_) + " or broadcast to it" + rows_of(i) + ", got " +
            text(t.sizes));
@@ -180,10 +197,17 @@ void call_frame::target(int i, const tensor& t, bool is_read, const std::string&
   if (is_read) enter_number(t, a.operand[i], name);
 }
 
+void call_frame::require_column(int i, const tensor& t, const std::string& name) const {
+  if (!is_of_channels(i)) return require_sizes(t, {shape.columns()}, name);
+  if (t.sizes.size() != 1 || t.sizes[0] < 1 || shape.columns() % t.sizes[0] != 0)
+    refuse(name + " must have one number for each channel, as many as divide the " + std::to_string(shape.columns()) +
+           " columns of x, got " + text(t.sizes));
+}
+
 view call_frame::column(const tensor& t, const std::string& name) const {
   if (!t.strides.empty() && t.sizes[0] > 1 && t.strides[0] != 1) refuse(name + " must be contiguous");
   if (t.data == nullptr && t.sizes[0] > 0) refuse(name + " is missing");
-  return {t.data, {}, t.type, 1};
+  return {t.data, {}, t.type, t.sizes[0] > 0 ? columns_of_channel(t.sizes[0]) : 1};
 }
 
 void call_frame::statistics(const tensor& t) {

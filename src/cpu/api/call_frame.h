@@ -34,7 +34,8 @@ class call_frame : public spec::frame {
   // What the plan says of the tensors to be written, by input; those of columns come back apart.
   std::vector<view> enter_gradients(const spec::gradients&, const std::vector<const tensor*>& of_input);
   void lay_out(bool keeps_rows = false);
-  cpu::row_call call();  // whose kernels are compiled at first use
+  void add_channels() const;  // behind the kernels: of channels, whose gradients they give for each column
+  cpu::row_call call();       // whose kernels are compiled at first use
 
   // The result's gradient as it was entered: zeros where there is none.
   const tensor& result_gradient() const { return result_gradient_; }
@@ -48,12 +49,19 @@ class call_frame : public spec::frame {
   void operand(int i, const tensor& t, bool is_read);
   void target(int i, const tensor& t, bool is_read, const std::string& name);  // one integer a row
   void enter_number(const tensor& t, view& out, const std::string& name, int group = 0);
-  view column(const tensor& t, const std::string& name) const;
-  void statistics(const tensor& t);  // where the tensor of row statistics is wanted
+  void require_column(int i, const tensor& t, const std::string& name) const;
+  view column(const tensor& t, const std::string& name) const;  // or of channels
+  void statistics(const tensor& t);                             // where the tensor of row statistics is wanted
   void dropout_state(const int64* state);
   void enter(const tensor& t, view& out, const std::string& name);  // its shape is right
 
   const sizes_of sizes_;
+  struct channel_sums {
+    std::vector<double> columns;
+    view of_channels;
+    int64 channels;
+  };
+  std::deque<channel_sums> channel_sums_;
   double zero_ = 0;
   tensor result_gradient_;
   std::deque<sizes_of> held_;  // what tensors_ points to

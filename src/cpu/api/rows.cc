@@ -40,6 +40,7 @@ namespace {
 void run_backward(call_frame& f, const spec::line& of, const std::vector<view>& columns) {
   if (f.empty()) {
     for (const view& v : columns) std::memset(v.data, 0, static_cast<std::size_t>(f.shape.columns() * size_of(v.type)));
+    f.add_channels();
     return;
   }
   f.lay_out();
@@ -48,6 +49,7 @@ void run_backward(call_frame& f, const spec::line& of, const std::vector<view>& 
   f.a.column_partial = partial.data();
   cpu::run_backward(f.call().kernels, f.a, f.type);
   if (!columns.empty()) cpu::reduce_columns(f.a, parts, static_cast<int>(columns.size()), columns.data());
+  f.add_channels();
 }
 
 // Of a line that gives codes, which have no gradient.

@@ -81,7 +81,9 @@ uint64 tensors_of(const arguments& a, const Holds& holds) {
 // Whether its rows are as long as x's.
 bool has_rows_of_x(const request& r, const arguments& a, const view& v) {
   const bool is_table = r.rope >= 0 && &v >= a.operand + r.rope && &v < a.operand + r.rope + 2;
-  return v.column_stride == 1 && !(is_table && r.turned > 0);
+  const std::ptrdiff_t operand = &v - a.operand;
+  const bool of_channels = operand >= 0 && operand < kMaxOperands && (r.channels >> operand & 1) != 0;
+  return v.column_stride == 1 && !of_channels && !(is_table && r.turned > 0);
 }
 
 // The tensors whose rows a kernel reads. Their elements are as wide as x's.
@@ -345,8 +347,8 @@ plan stream_rows(const arguments& a, part of, const Tuning& tuned, const plan& b
   plan p = blank;
   configuration& c = p.with;
   c.of = of;
-  const int64 lanes_a_row = power_of_two_from(ceil_div(a.columns, c.vector_size));
-  c.across = static_cast<int>(std::clamp<int64>(lanes_a_row, 32, tuned.threads));
+  const int64 threads = power_of_two_from(ceil_div(a.columns, int64{c.vector_size} * tuned.vectors));
+  c.across = static_cast<int>(std::clamp<int64>(threads, 32, tuned.threads));
   c.down = 1;
   c.held_vectors = tuned.vectors;
   c.blocks_per_sm = tuned.resident / c.across;
@@ -425,6 +427,7 @@ request::request(const spec::line& line, bool is_backward)
   const descriptor* const first = line.words.empty() ? nullptr : line.words.front().about;
   scales_alone = line.words.size() == 1 && first->scales && first->operand == operand_kind::tensor;
   for (const spec::word& w : line.words) {
+    channels |= w.about->by_channels ? uint64{1} << w.operand : 0;
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
   }
 }

@@ -35,6 +35,10 @@ struct places {
   bool are_rows(int operand) const { return operand < 0 || (signature.row_operands >> operand & 1) != 0; }
   // Whether an operand's gradient is a sum over the tensors' rows.
   bool is_summed(int operand) const { return operand >= 0 && are_rows(operand) && size(operand) < count; }
+  // Whether an operand's gradient is written as columns, of which each channel's are to be added up.
+  bool is_of_channels(int operand) const { return operand >= 0 && (signature.channel_operands >> operand & 1) != 0; }
+  // Whether an operand's gradient is written in another shape than broadcasting explains: its own is remembered.
+  bool is_remembered(int operand) const { return is_summed(operand) || is_of_channels(operand); }
 
   // The dtypes of x and of the operands, and which broadcast. An operand that is rows and one for several tensors does:
   // each of them gives a part of its gradient.
@@ -162,10 +166,8 @@ struct Fused : torch::autograd::Function<Fused> {
     variable_list saved = save(call, at, tensors, results, with.dropout_state);
     ctx->saved_data["line"] = with.line;
     ctx->saved_data["types"] = std::move(types);
-    if (call.is_list()) {
-      ctx->saved_data["of"] = std::vector<std::int64_t>{with.count, with.own, with.stack};
-      ctx->saved_data["sizes"] = sizes_for_list(at, tensors);
-    }
+    if (call.is_list()) ctx->saved_data["of"] = std::vector<std::int64_t>{with.count, with.own, with.stack};
+    if (call.is_list() || call.signature.channel_operands != 0) ctx->saved_data["sizes"] = sizes_for(at, tensors);
     ctx->save_for_backward(std::move(saved));
     ctx->set_materialize_grads(false);
     if (call.signature.not_differentiable != 0) mark_codes(ctx, call, results);
@@ -233,11 +235,14 @@ struct Fused : torch::autograd::Function<Fused> {
     return all;
   }
 
-  // Of the operands whose gradients are sums over a list, then of the list's tensors.
-  static std::vector<std::int64_t> sizes_for_list(const places& at, at::TensorList tensors) {
+  // Of the operands whose gradients are written otherwise, then of the tensors, which are a list's.
+  static std::vector<std::int64_t> sizes_for(const places& at, at::TensorList tensors) {
     remembered_sizes sizes;
-    for (int i = 0; i < at.signature.operands; ++i)
-      if (at.is_summed(i)) sizes.add(tensors[static_cast<std::size_t>(at.begin(i))].sizes());
+    for (int i = 0; i < at.signature.operands; ++i) {
+      if (!at.is_remembered(i)) continue;
+      for (std::int64_t t = at.begin(i); t < at.begin(i + 1); ++t)
+        sizes.add(tensors[static_cast<std::size_t>(t)].sizes());
+    }
     for (const Tensor& t : tensors.slice(0, static_cast<std::size_t>(at.count))) sizes.add(t.sizes());
     return std::move(sizes.all);
   }
@@ -274,6 +279,13 @@ struct Fused : torch::autograd::Function<Fused> {
     return upstream;
   }
 
+  // Of columns those of each channel, in the operand's shape and dtype.
+  static Tensor of_channels(const Tensor& columns, at::IntArrayRef shape, std::int64_t type) {
+    const std::int64_t channels = shape.back();
+    const Tensor each = columns.unflatten(-1, {channels, columns.size(-1) / channels});
+    return at::sum_to(each.sum(-1), shape).to(scalar_type_of(type % kBroadcast));
+  }
+
   static variable_list gradients(const AutogradContext& ctx, const line_call& call, const variable_list& asked,
                                  const variable_list& saved) {
     const places at(call);
@@ -281,10 +293,12 @@ struct Fused : torch::autograd::Function<Fused> {
     if (std::none_of(asked.begin(), asked.end(), [](const Tensor& t) { return t.defined(); })) return results;
     const std::vector<std::int64_t> types = ctx.saved_data.at("types").toIntVector();
     remembered_sizes sizes;
-    if (call.is_list()) sizes.all = ctx.saved_data.at("sizes").toIntVector();
-    std::vector<at::IntArrayRef> summed(static_cast<std::size_t>(call.signature.operands));
-    for (int i = 0; i < call.signature.operands; ++i)
-      if (at.is_summed(i)) summed[static_cast<std::size_t>(i)] = sizes.next();
+    if (const auto of = ctx.saved_data.find("sizes"); of != ctx.saved_data.end()) sizes.all = of->second.toIntVector();
+    std::vector<std::vector<at::IntArrayRef>> remembered(static_cast<std::size_t>(call.signature.operands));
+    for (int i = 0; i < call.signature.operands; ++i) {
+      for (std::int64_t t = 0; t < at.size(i) && at.is_remembered(i); ++t)
+        remembered[static_cast<std::size_t>(i)].push_back(sizes.next());
+    }
     const variable_list upstream = with_zeros(call, asked, saved, types, sizes);
     std::int64_t wanted = 0;
     for (int i = -1; i < call.signature.operands; ++i)
@@ -309,8 +323,12 @@ struct Fused : torch::autograd::Function<Fused> {
             keeps < (at.size(operand) == at.count ? reached[static_cast<std::size_t>(i)] : most_reached);
         if (!ctx.needs_input_grad(t) || !is_reached) continue;
         results[t] = of_tensor(i);
-        if (!at.is_summed(operand)) continue;  // autograd sums a broadcast operand's to its shape
-        const at::IntArrayRef shape = summed[static_cast<std::size_t>(operand)];
+        if (!at.is_remembered(operand)) continue;  // autograd sums a broadcast operand's to its shape
+        const at::IntArrayRef shape = remembered[static_cast<std::size_t>(operand)][static_cast<std::size_t>(i)];
+        if (at.is_of_channels(operand)) {
+          results[t] = of_channels(results[t], shape, types[static_cast<std::size_t>(operand) + 1]);
+          continue;
+        }
         results[t] = at::sum_to(results[t], shape);
         for (std::int64_t j = 1; j < at.count; ++j) results[t] = results[t] + at::sum_to(of_tensor(j), shape);
       }

@@ -76,6 +76,7 @@ void frame::operand(int index, const Tensor& t) {
   view& out = a.operand[index];
   const std::int64_t columns = shape.columns();
   const bool is_tensor = w.about->operand == operand_kind::tensor;
+  if (is_of_channels(index)) return channels(index, t);
   // Behind a contraction and before it, columns are for all rows.
   if (!is_tensor && spec::is_batch_of_columns(strided_of(t, &out), shape)) {
     input(t, out);
@@ -93,6 +94,23 @@ void frame::operand(int index, const Tensor& t) {
   const bool dense = columns == 1 || t.stride(0) == 1;
   if (!dense) held_.push_back(torch::stable::contiguous(t));
   out = {(dense ? t : held_.back()).data_ptr(), {}, its, 1};
+}
+
+void frame::channels(int index, const Tensor& t) {
+  view& out = a.operand[index];
+  spec::strided its = strided_of(t, &out);
+  ONEPASS_CHECK(spec::is_batch_of_channels(its, shape),
+                "onepass: ", operand_name(line.line, line.line.operand_word(index), index),
+                " must have one number for each channel, ", "as many as divide the ", shape.columns(),
+                " columns of x, in rows that broadcast to ", shape_text(shape.sizes, shape.dim), ", got ",
+                shape_text(t));
+  its.shared_by = columns_of_channel(t.size(t.dim() - 1));
+  if (t.dim() == 1 && (t.size(0) == 1 || t.stride(0) == 1)) {  // for all rows
+    out = {its.data, {}, its.type, its.shared_by};
+    return;
+  }
+  take(its);
+  sources_.push_back(&t);
 }
 
 void frame::target(int index, const Tensor& t) {
@@ -143,6 +161,7 @@ void frame::lay_out(bool keeps_rows) {
       if (!needs_copy[i]) continue;
       const bool number = tensors_[i].number;
       view* const out = tensors_[i].out;
+      const int shared_by = tensors_[i].shared_by;
       std::vector<std::int64_t> sizes(shape.sizes,
                                       shape.sizes + shape.dim);  // a table's rows have a length of their own
       if (const int dim = tensors_[i].dim; dim > 0 && tensors_[i].sizes[dim - 1] != 1)
@@ -150,6 +169,7 @@ void frame::lay_out(bool keeps_rows) {
       held_.push_back(number ? torch::stable::contiguous(*sources_[i])
                              : expanded_copy(*sources_[i], {shape.dim, sizes.data()}));
       tensors_[i] = number ? as_rows(strided_of(held_.back(), out)) : strided_of(held_.back(), out);
+      tensors_[i].shared_by = shared_by;
     }
   }
 }

@@ -34,6 +34,7 @@ class frame : public spec::frame {
   void number_output_in(view& out, const Tensor&, int group);
   Tensor output_in(view& out, const Tensor&);  // of x's shape and dense
   void operand(int index, const Tensor& t);    // checked against its word
+  void channels(int index, const Tensor& t);   // some numbers, each for as many columns
   void target(int index, const Tensor& t);     // one integer a row
   void dropout_state(const std::optional<Tensor>& state);
   void statistics(const Tensor& t) { a.statistics = t.data_ptr(); }

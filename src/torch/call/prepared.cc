@@ -38,6 +38,7 @@ line_signature signature_of(const prepared_line& of) {
   for (int i = 0; i < of.line.operands; ++i) {
     const spec::word& word = of.line.operand_word(i);
     signature.row_operands |= std::uint64_t{word.about->operand == operand_kind::tensor} << i;
+    signature.channel_operands |= std::uint64_t{word.about->by_channels} << i;
     for (const spec::word* before = of.line.words.data(); before != &word; ++before)
       signature.keeps_before_operand[i] += before->about->kind == word_kind::keep;
   }

@@ -23,18 +23,18 @@ def head_of(tokens, features, classes, dtype, device):
 
 def pytorchs(x, w, target, rows):
     """Losses, dx and dw of F.cross_entropy(F.linear(x, w).float(), target), as autograd computes them. The logits are
-    there some rows at a time; their gradients, of x's dtype, all at once, for dw is one product."""
+    there some rows at a time; their gradients, of x's dtype, all at once, for dx and dw are one product each (of other
+    sizes a library may round otherwise)."""
     x, w = x.detach(), w.detach()
     of_logits = torch.empty(len(x), len(w), dtype=x.dtype, device=x.device)
-    losses, dx = torch.empty(len(x), device=x.device), torch.empty_like(x)
+    losses = torch.empty(len(x), device=x.device)
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
         logits = F.linear(x[part], w).float().requires_grad_()
         losses[part] = loss = F.cross_entropy(logits, target[part], reduction="none")
         of_logits[part] = torch.autograd.grad(loss, logits, torch.full_like(loss, 1 / len(x)))[0]
         del logits, loss
-        torch.mm(of_logits[part], w, out=dx[part])
-    return losses, dx, of_logits.T @ x
+    return losses, of_logits @ w, of_logits.T @ x
 
 
 def exactly(x, w, target, rows):

@@ -49,7 +49,7 @@ def activation(draw):
 
 @st.composite
 def word(draw):
-    kind = draw(st.integers(0, 10))
+    kind = draw(st.integers(0, 11))
     if kind <= 3:
         return draw(activation())
     if kind == 4:
@@ -60,6 +60,8 @@ def word(draw):
         return f"dropout({draw(st.sampled_from([0.1, 0.5]))})"
     if kind == 7:
         return draw(st.sampled_from(FUNCTIONS))
+    if kind == 8:
+        return draw(st.sampled_from(["scale(channels)", "bias(channels)", "scale(0.5, channels)"]))
     return draw(
         st.sampled_from(["bias", "scale", "add", "keep", "sub", "times", "gated(silu)", "round", "keep(float32)"])
     )
@@ -109,6 +111,8 @@ def any_line(draw):
         rope = draw(st.sampled_from(["rope", "rope(4)", "rope(interleaved)", "rope(2, interleaved)"]))
         endings = sum(w in ("logsumexp", "mean", "entropy", "sum") for w in words)
         words.insert(draw(st.integers(0, len(words) - endings)), rope)
+    by_channels = any("channels" in w for w in words)
+    assume(not by_channels or not any(w.startswith(("linear", "rope")) for w in words))
     assume(words and words.count("keep") + words.count("keep(float32)") <= 3)
     return " | ".join(words)
 

@@ -86,6 +86,14 @@ HWY_NOINLINE L gather(const row_view& v, const arguments& a, int64 place, int co
   }
   return load_lane<L>(numbers);
 }
+// A lane whose columns are of several channels.
+template <class L>
+HWY_NOINLINE L numbers_of_channels(const char* data, dtype type, int64 columns, int64 column, int count) {
+  HWY_ALIGN typename L::scalar numbers[lanes<L>()] = {};
+  for (int i = 0; i < count; ++i)
+    numbers[i] = hn::GetLane(broadcast<L>(data + (column + i) / columns * size_of(type), type).raw);
+  return load_lane<L>(numbers);
+}
 template <class L, class Line>
 HWY_NOINLINE void scatter(L value, const row_view& v, const arguments& a, int64 place, int count) {
   using T = typename L::scalar;
@@ -204,6 +212,21 @@ class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
   template <int J>
   ONEPASS_FUNCTION T parameter() const {
     return parameter_[J];
+  }
+  // Of a word by channels, whose columns are neighbours.
+  template <class L, int I>
+  ONEPASS_FUNCTION L channel() {
+    const row_view& v = operand_[I];
+    if (v.single) return broadcast<lane>(v.data, v.type);
+    const int64 columns = a_.operand[I].column_stride;
+    channel_at& at = channels_at_[I];
+    if (HWY_UNLIKELY(column_ < at.begin || column_ >= at.begin + columns)) {
+      at.number = column_ / columns;
+      at.begin = at.number * columns;
+    }
+    if (HWY_UNLIKELY(column_ + count_ > at.begin + columns))
+      return numbers_of_channels<lane>(v.data, type_of(v), columns, column_, count_);
+    return broadcast<lane>(v.data + at.number * size_of(type_of(v)), type_of(v));
   }
   // Of `rope`: an element for each column that it turns, or for each two.
   template <class L, int I>
@@ -331,6 +354,9 @@ class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
     else return reinterpret_cast<T*>(Gradient ? kept_gradient_[K].data : kept_[K].data);
   }
   static constexpr bool kStoresT = Stored == (sizeof(T) == 8 ? dtype::f64 : dtype::f32);
+  struct channel_at {
+    int64 begin = 0, number = 0;
+  };
 
   static ONEPASS_FUNCTION row_view row_of(const view& v, const int64* digit) {
     if (!v.data) return {};
@@ -440,6 +466,7 @@ class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
   T parameter_[kMaxParameters] = {};
   T* column_sum_[larger(1, Line::operands)] = {};
   lane feature_[larger(1, Line::features)];
+  channel_at channels_at_[Line::channels != 0 ? Line::operands : 1];
   random_sources& random_;
 };
 

@@ -168,6 +168,26 @@ class cursor : public position<Config> {
                   (Config::kRepeatedOperand >> I & 1) != 0, kAccess>(a_.operand[I]);
     }
   }
+  // Of a word by channels, whose columns are neighbours.
+  template <class L, int I>
+  ONEPASS_FUNCTION L channel() const {
+    constexpr bool kRepeated = (Config::kRepeatedOperand >> I & 1) != 0;
+    const view& v = a_.operand[I];
+    if constexpr ((Config::kSingleOperand >> I & 1) != 0) {
+      return operand<L, I>();
+    } else {
+      const auto columns = static_cast<index>(v.column_stride);
+      const auto number_at = [&](index column) {
+        return from_storage<Config::kOperand[I], T>(
+            *this->template address<Config::kOperand[I], false, kRepeated>(v, column / columns));
+      };
+      if (columns % V == 0) return vector(count_ > 0 ? number_at(column_) : T(0));
+      vector all;
+#pragma unroll
+      for (int i = 0; i < V; ++i) all.v[i] = i < count_ ? number_at(column_ + i) : T(0);
+      return all;
+    }
+  }
   // Of `rope`: an element for each column that it turns, or for each two.
   template <class L, int I>
   ONEPASS_FUNCTION L table() const {
@@ -362,10 +382,11 @@ class cursor : public position<Config> {
       }
     }
   }
-  // Its rows may be shorter than x's.
+  // Of `rope` or of channels: its rows may be shorter than x's.
   template <int I>
-  static constexpr __device__ bool is_table() {
-    return Line::turned_operand >= 0 && (I == Line::turned_operand || I == Line::turned_operand + 1);
+  static constexpr __device__ bool is_short() {
+    const bool is_table = Line::turned_operand >= 0 && (I == Line::turned_operand || I == Line::turned_operand + 1);
+    return is_table || (Line::channels >> I & 1) != 0;
   }
   template <int I>
   static constexpr __device__ bool is_summed() {
@@ -491,7 +512,7 @@ class cursor : public position<Config> {
   template <int I>
   ONEPASS_FUNCTION void prefetch_operands(number<I>) const {
     if constexpr (I < Line::operands) {
-      if constexpr (((Config::kRepeatedOperand | Config::kSingleOperand) >> I & 1) == 0 && !is_table<I>())
+      if constexpr (((Config::kRepeatedOperand | Config::kSingleOperand) >> I & 1) == 0 && !is_short<I>())
         prefetch_inputs<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
       prefetch_operands(number<I + 1>());
     }
@@ -499,7 +520,7 @@ class cursor : public position<Config> {
   template <int I>
   ONEPASS_FUNCTION void prefetch_repeated(number<I>) const {
     if constexpr (I < kOperands) {
-      if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !loaded_once<I>() && !is_table<I>()) {
+      if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !loaded_once<I>() && !is_short<I>()) {
         if (count_ > 0) prefetch(this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
       }
       prefetch_repeated(number<I + 1>());

@@ -110,10 +110,21 @@ def masked(b: Builder) -> None:
     b.emit(b.one_of("torch.where({1}, {0}, 0.0)", "{0}.masked_fill({1}, 0.0)", "{0} * {1}").format(x, mask_for(b, x)))
 
 
-@form(1.5)
+@form(2.5)
 def group_norm(b: Builder) -> None:
-    x = b.pick(lambda t: t.is_floating_point() and t.dim() > 2 and t.shape[1] % 2 == 0)
-    b.emit(b.one_of("F.group_norm({0}, 2)", "F.instance_norm({0})").format(x))
+    """Alone, or with numbers added to the channels before it and an activation behind it."""
+    x = b.pick(lambda t: t.is_floating_point() and t.dim() > 1 and t.shape[1] % 2 == 0)
+    if b.often(0.2) and b[x].dim() > 2:
+        b.emit(f"F.instance_norm({x})")
+        return
+    channels, dtype = b.shape(x)[1], dtype_of(b[x])
+    if b.often(0.4) and b[x].dim() > 2:
+        shift = fresh(b, (b.one_of("1", b.shape(x)[0]), channels, *["1"] * (b[x].dim() - 2)), dtype)
+        x = b.emit(b.one_of("{0} + {1}", "{1} + {0}", "{0}.add_({1})", "{0} * 1.0 + {1}").format(x, shift))
+    affine = [fresh(b, (channels,), dtype) if b.often(0.7) else "None" for _ in range(2)]
+    y = b.emit(f"F.group_norm({x}, {b.one_of('2', '2', '1')}, {', '.join(affine)}, {b.one_of('1e-5', '1e-3')})")
+    if b.often(0.6):
+        b.emit(b.one_of("F.silu({0})", "F.silu({0}, inplace=True)", "F.leaky_relu({0}, 0.2)", "F.gelu({0})").format(y))
 
 
 @form(1.5)

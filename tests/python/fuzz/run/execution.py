@@ -261,7 +261,11 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
     def ahead_of_time(text: str, masks: int) -> bool:
         return "dropout" not in text and prepare(text, masks)
 
+    def all_groups(graph: Any, *_: Any) -> list:
+        return [] if fusing.changes_shapes(graph) else fusing.group_norms(graph)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(fusing, "groups_of", all_groups))
         stack.enter_context(
             _replaced(fusing, "gain_of", lambda chain, *_, **__: float(len(getattr(chain, "nodes", "1"))))
         )
