@@ -42,7 +42,7 @@ class Judge:
         self.inputs = list(inputs)
         taken = pattern.operand_words()
         self.has_rows = [True, *(word.operand in ROWWISE for word in taken)]  # of each input
-        self.in_batches = [t.dim() > 1 and word.operand == "column" for t, word in zip(inputs[1:], taken)]
+        self.in_batches = [t.dim() > pattern.own and word.operand == "column" for t, word in zip(inputs[1:], taken)]
         if self.drops:
             for i, word in enumerate(taken, start=1):
                 if word.name == "add":

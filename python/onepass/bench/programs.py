@@ -13,15 +13,13 @@ from torch import Tensor
 
 from onepass.bench.patterns import Case, Pattern, Shape, Traffic, bf16
 from onepass.line import Line
-from onepass.word import Word
 
 __all__ = ["PROGRAMS", "Program"]
 
 
 @dataclass(frozen=True)
 class Program(Pattern):
-    """A line of the suite 'programs'. Of x with three dimensions each batch has its own columns, or each of the groups
-    its own channels."""
+    """A line of the suite 'programs'. Of x with three dimensions each batch has its own columns."""
 
     suite = "programs"
 
@@ -33,14 +31,13 @@ class Program(Pattern):
             return [x, *operands]
         generator = torch.Generator(device).manual_seed(math.prod(shape) + 1)
         normal = functools.partial(torch.randn, generator=generator, dtype=dtype, device=device)
-
-        def column(word: Word) -> Tensor:
-            of_channels = "by_channels" in word.properties
-            sizes = (shape[1], shape[-1] // PIXELS) if of_channels else (shape[0], 1, shape[-1])
-            return normal(sizes).requires_grad_()
-
+        sizes = self.sizes_of_column(shape)
         words = zip(operands, self.operand_words())
-        return [x, *(column(word) if word.operand == "column" else t for t, word in words)]
+        return [x, *(normal(sizes).requires_grad_() if word.operand == "column" else t for t, word in words)]
+
+    def sizes_of_column(self, shape: Shape) -> Shape:
+        """Beside x of three dimensions."""
+        return (shape[0], 1, shape[-1])
 
     def traffic(self, inputs: list[Tensor]) -> tuple[Traffic, Traffic]:
         """As the line's cost has it, but that heads share what `rope` takes; in backward results count as their
@@ -53,6 +50,15 @@ class Program(Pattern):
         rows = sum(shape == tuple(x.shape) for shape in self.result_shapes(inputs))
         forward = Traffic(cost.forward.bytes - shared, whole, rows)
         return forward, Traffic(max(cost.backward.bytes - shared, 0), 1 + rows, whole)
+
+
+class Groups(Program):
+    """Rows are groups of channels, and each group has its own."""
+
+    own = 2
+
+    def sizes_of_column(self, shape: Shape) -> Shape:
+        return (shape[1], shape[-1] // PIXELS)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -175,7 +181,7 @@ PROGRAMS: tuple[Program, ...] = (
         BATCHES,
         on_cpu((16, 256, 1152)),
     ),
-    Program(
+    Groups(
         "group_norm",
         "layer_norm(1e-5) | scale(channels) | bias(channels) | silu",
         group_norm,

@@ -24,7 +24,7 @@ class Kernel(NamedTuple):
         written: of these, the ones that it writes.
         flops: of its matrix products.
         elements: of its largest tensor.
-        columns, dtype: of its first tensor's rows.
+        columns, dtype: of its first tensor's rows; of group_norm's a channel's numbers.
     """
 
     name: str
@@ -51,7 +51,8 @@ def kernel_of(operator, arguments: tuple, keywords: dict[str, Any], result: Any)
 def kernel_with(name: str, read: float, written: float, flops: float, tensors: Sequence[Tensor]) -> Kernel:
     """A kernel with these tensors."""
     first = next((t for t in tensors if t.dim()), tensors[0])
-    columns, elements = first.shape[-1] if first.dim() else 1, max(t.numel() for t in tensors)
+    own = 2 if "group_norm" in name else first.dim() - 1
+    columns, elements = math.prod(first.shape[own:]) if first.dim() else 1, max(t.numel() for t in tensors)
     return Kernel(name, int(read + written), int(written), int(flops), elements, columns, first.dtype)
 
 
