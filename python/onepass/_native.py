@@ -17,7 +17,7 @@ import torch
 PACKAGE = Path(__file__).resolve().parent
 LIBRARY = PACKAGE / "lib" / "libonepass.so"
 
-BROADCAST, SUMMED, HAS = 16, 32, 64
+BROADCAST, SUMMED, HAS, UNIT = 16, 32, 64, 1 << 56
 """Added to an operand's dtype (src/line/signature.h): its shape is not x's; its gradient is a sum over rows; times the
 bits of x's leading dimensions that it has."""
 

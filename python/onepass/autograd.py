@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import _native
-from onepass._arguments.shapes import repetition, sum_of_channels
+from onepass._arguments.shapes import repetition, sum_of_channels, unit_type
 from onepass._operators.backward import derivative_along, run_backward
 from onepass._operators.composed import Saved, cannot_be_made_again, composed_backward, refuse_twice
 from onepass._operators.fake import library, no_operands
@@ -167,9 +167,10 @@ def save(ctx, inputs, output, everything=False):
             rows[i] = [t.shape for t in tensors[begin:end]]
             is_one = line.weight is None and not count
             type_of += repetition(tensors[begin].shape, tensors[0].shape) if is_one else _native.BROADCAST
-        types.append(type_of)
         if i in line.channel_operands:
             channels[i] = [(t.shape, t.dtype) for t in tensors[begin:end]]
+            type_of += min(unit_type(tensors[0].shape[-1] // t.shape[-1]) for t in tensors[begin:end])
+        types.append(type_of)
     ctx.types, ctx.broadcast, ctx.channels = tuple(types), rows, channels
 
     for_weight = line.weight is not None and ctx.needs_input_grad[5 + places[1 + line.weight][0]]

@@ -576,6 +576,10 @@ const word* line::rotary() const {
   return found == words.end() ? nullptr : &*found;
 }
 
+bool line::by_channels() const {
+  return std::any_of(words.begin(), words.end(), [](const word& w) { return w.about->by_channels; });
+}
+
 std::int64_t line::turned(std::int64_t columns) const {
   const word* const rope = rotary();
   if (rope == nullptr) return 0;

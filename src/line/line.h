@@ -81,10 +81,11 @@ struct line {
   int least_dim() const;           // `causal` looks at the last two dimensions
   bool depends_on_column() const;  // some word looks at its row or column (column operands, dropout, causal, rope)
   const word* rotary() const;      // its `rope`; null: it has none
+  bool by_channels() const;        // whether some operand has a number for each channel
   // Of a row of so many, how many `rope` turns; 0 in other lines.
   std::int64_t turned(std::int64_t columns) const;
   // In a CPU task the rows are whole.
-  bool takes_whole_rows() const { return by_rows() || rotary() != nullptr; }
+  bool takes_whole_rows() const { return by_rows() || rotary() != nullptr || by_channels(); }
 };
 
 // The line quoted, with carets under the characters at fault.

@@ -2,6 +2,8 @@
 // installed.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 
 namespace onepass {
@@ -72,6 +74,16 @@ inline constexpr int kUnwanted = -2, kUpstream = -1;
 // dimensions, and is never made whole; kHas counts the bits of those that the operand has, the last one's first.
 inline constexpr std::int64_t kBroadcast = 16;  // its shape is not x's
 inline constexpr std::int64_t kSummed = 32, kHas = 64;
+// Above all, of words by channels: the logarithm of a power of two of neighbouring columns whose gradients are one
+// number's. Backward adds so many up, or as many as a kernel's threads of a warp have.
+inline constexpr std::int64_t kUnit = std::int64_t{1} << 56;
+
+// Of channels with so many columns each. (python/onepass/_arguments/shapes.py has it, too.)
+inline std::int64_t unit_type(std::int64_t columns) {
+  constexpr int kLeast = 5, kMost = 8;
+  const int log = std::min(std::countr_zero(static_cast<std::uint64_t>(columns)), kMost);
+  return columns > 0 && log >= kLeast ? kUnit * log : 0;
+}
 
 // What the shape of an operand that broadcasts to x's adds to its type. (python/onepass/_arguments/shapes.py has it,
 // too.) Leading dimensions that it has and has not may take turns twice (row_groups in kernel/arguments.h).

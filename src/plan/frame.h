@@ -72,7 +72,7 @@ class frame {
   // enter(output, where it goes). Gradients of columns are summed after the kernel and are not entered.
   template <class Enter>
   void backward_outputs(const gradients& plan, const Enter& enter) {
-    a.wants_column = plan.wants_column;
+    a.wants_column = plan.wants_column, a.unit = plan.unit;
     if (plan.grouped != 0) a.groups = groups_of(shape, plan.has), a.groups.operands = plan.grouped;
     for (const gradient_output& output : plan.outputs)
       enter(output, output.column ? nullptr : output.input == 0 ? &a.dx : &a.operand_gradient[output.input - 1]);

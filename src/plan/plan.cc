@@ -142,7 +142,8 @@ std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size
   facts.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     facts.push_back({static_cast<dtype>(types[i] % kBroadcast), types[i] / kBroadcast % 2 != 0,
-                     types[i] / kSummed % 2 != 0, static_cast<std::uint64_t>(types[i] / kHas)});
+                     types[i] / kSummed % 2 != 0, static_cast<std::uint64_t>(types[i] % kUnit / kHas),
+                     1 << (types[i] / kUnit)});
   }
   return facts;
 }
@@ -206,7 +207,16 @@ gradients plan_gradients(const line& of, dtype x, const std::vector<operand_fact
     const bool shareable = w.about->operand_gradient_is_dy && facts.type == x && !facts.broadcast;
     give(w.operand + 1, same_as[static_cast<std::size_t>(i) + 1], facts.type, shareable);
   }
-  for (const gradient_output& column : columns) {
+  constexpr int kMostBytes = 512;  // of the columns of a unit: those of the threads of a warp
+  const auto by_channels = [&](const gradient_output& column) {
+    return of.operand_word(column.input - 1).about->by_channels;
+  };
+  plan.unit = kMostBytes / size_of(x);
+  for (const gradient_output& column : columns)
+    if (by_channels(column)) plan.unit = std::min(plan.unit, operands[static_cast<std::size_t>(column.input) - 1].unit);
+  if (std::none_of(columns.begin(), columns.end(), by_channels)) plan.unit = 1;
+  for (gradient_output& column : columns) {
+    if (by_channels(column)) column.unit = plan.unit;
     plan.inputs[static_cast<std::size_t>(column.input)] = static_cast<int>(plan.outputs.size());
     plan.outputs.push_back(column);
     plan.wants_column |= std::uint64_t{1} << (column.input - 1);

@@ -19,6 +19,7 @@ struct operand_facts {
   bool broadcast = false;  // its shape is not x's (of a column: is not [N])
   bool summed = false;     // its gradient is a sum over rows, of the operand's own leading dimensions:
   std::uint64_t has = 0;   // those that it has, by bits, the last one's first
+  int unit = 1;            // columns whose gradients may be added up at once (of words by channels)
 };
 // types: as the operators take them (signature.h).
 std::vector<operand_facts> operand_facts_of(const std::int64_t* types, std::size_t count);
@@ -46,6 +47,7 @@ struct gradient_output {
   dtype type;
   bool column;            // a sum over rows:
   std::int64_t has = -1;  // x's leading dimensions that it has, by bits, 1 in the place of others; -1: it is [N]
+  int unit = 1;           // of words by channels: it has a number for each so many columns
 };
 
 struct gradients {
@@ -57,6 +59,7 @@ struct gradients {
   std::uint64_t grouped = 0;                         // of wants_column, those with a row for each group of rows,
   std::uint64_t has = 0;                             // which are these leading dimensions'
   bool wants_dx = false;
+  int unit = 1;  // of those by channels among wants_column
 };
 // wanted: bit 0 for x, bit i + 1 for operand i. (Lines with `linear`: see contraction.h.)
 gradients plan_gradients(const line&, dtype x, const std::vector<operand_facts>&, std::uint64_t wanted);

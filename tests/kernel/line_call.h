@@ -148,6 +148,11 @@ class line_call {
   static std::string kept(int k, const char* before) { return before + std::string("kept ") + std::to_string(k); }
   bool is_column(int i) const { return line_.operand_word(i).about->operand == operand_kind::column; }
   bool is_of_channels(int i) const { return line_.operand_word(i).about->by_channels; }
+  // Columns whose gradients are added up, as plan_gradients has it.
+  int unit() const {
+    const auto log = static_cast<int>(unit_type(of_.columns / channels_) / kUnit);
+    return line_.by_channels() ? std::min(1 << log, 512 / size_of(x_)) : 1;
+  }
   int64 numbers_of_column(int i) const { return is_of_channels(i) ? channels_ : of_.columns; }
   dtype type_of(int i) const { return is_column(i) ? column_ : line_.likely_type(i, x_); }
   bool is_table(int i) const { return line_.operand_word(i).about->kind == word_kind::rotary; }
@@ -281,7 +286,8 @@ class line_call {
   }
 
   void backward(bool again) {
-    const call c = call_of(line_, true, x_, column_, of_.rows, of_.columns, {}, again);
+    call c = call_of(line_, true, x_, column_, of_.rows, of_.columns, {}, again);
+    c.a.unit = c.r.unit = unit();
     arguments a = arguments_of(c);
     const spec::reads reads = spec::backward_reads(line_, again);
     if (again) a.recomputed = result("again", x_, false, c.a.recomputed), expected_["again"] = expected_.at("y");
@@ -304,7 +310,9 @@ class line_call {
       g.operands.emplace_back();
       if (is_column(i)) {
         const dtype type = is_of_channels(i) ? dtype::f32 : column_;
-        columns_.push_back(result(name, type, true, {nullptr, {}, type, 1}));
+        const int each = is_of_channels(i) ? unit() : 1;
+        found_[name] = std::make_unique<device_tensor>(static_cast<std::size_t>(of_.columns / each), type);
+        columns_.push_back({found_[name]->data(), {}, type, each});
         const auto numbers = static_cast<std::size_t>(numbers_of_column(i));
         expected_[name].resize(numbers);
         g.operands.back() = {expected_[name].data(), dtype::f64, {numbers_of_column(i)}};

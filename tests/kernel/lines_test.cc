@@ -54,8 +54,8 @@ TEST_F(EmulatedAnyLines, OfASmallDeviationAreTheCpus) {
     line_call("layer_norm | scale | bias", dtype::f32, dtype::f32, of, {}, 1048576.0f).expect_right();
 }
 
-// A lane within a channel, over several of them, and of one; rows that a warp, a block and a cluster hold, and in
-// parts.
+// A lane within a channel, over several of them, and of one; rows that a warp, a block and a cluster hold. Gradients
+// are added up for units of 32 to 256 columns, or not.
 TEST_F(EmulatedAnyLines, ByChannelsAreTheCpus) {
   const char* const norm = "layer_norm | scale(channels) | bias(channels) | silu";
   for (const auto& [of, channels] : {std::pair{sizes{9, 64}, int64{4}},
@@ -63,13 +63,16 @@ TEST_F(EmulatedAnyLines, ByChannelsAreTheCpus) {
                                      {{5, 147}, 49},
                                      {{4, 77}, 77},
                                      {{4, 77}, 1},
+                                     {{40, 96}, 3},
+                                     {{9, 256}, 4},
+                                     {{70, 512}, 2},
                                      {{3, 4096}, 16},
                                      {{1, 20480}, 10}})
     line_call(norm, dtype::bf16, dtype::f32, of, {}, 0, false, channels).expect_right();
   for (const char* const words : {"scale(1, channels) | add | gelu", "bias(channels) | keep | rms_norm | scale",
                                   "scale(channels) | bias(channels)", "bias(channels) | softmax | scale(channels)"})
-    for (const int64 channels : {7, 21, 84})
-      line_call(words, dtype::f32, dtype::f32, {11, 84}, {1, 3}, 0, false, channels).expect_right();
+    for (const int64 channels : {7, 42, 3})
+      line_call(words, dtype::f32, dtype::f32, {60, 672}, {1, 3}, 0, false, channels).expect_right();
 }
 
 // Held in registers from the first to the last, by threads of a warp, of a block and of a cluster; or in parts.

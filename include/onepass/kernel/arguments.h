@@ -75,6 +75,8 @@ struct arguments {
   uint64
       wants_column;  // bit i: operand i's gradient is wanted, a sum. Slots of column_partial count these bits upwards.
 
+  int unit;  // columns whose gradients are added up for words by channels; their slots have columns / unit numbers
+
   const int64* dropout_state;  // {seed, offset}
   double parameter[kParameters];
 

@@ -62,6 +62,8 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   BITS(grouped_operand, kGroupedOperand)                                                                             \
   FLAG(apart, kApart)                                                                                                \
   FLAG(one_part_a_group, kOnePartAGroup)                                                                             \
+  /* Columns whose gradients are added up for words by channels, a power of two; 0: each by itself. */               \
+  BITS(unit, kUnit)                                                                                                  \
   FLAG(in_place, kInPlace) /* dx lies where dy does */                                                               \
   FLAG(saves_statistics, kSavesStatistics)                                                                           \
   FLAG(only_statistics, kOnlyStatistics) /* and stores nothing else */                                               \

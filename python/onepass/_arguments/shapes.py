@@ -124,6 +124,15 @@ def repetition(own: Sequence[int], x: Sequence[int]) -> int:
     return _native.BROADCAST + _native.SUMMED + _native.HAS * has
 
 
+def unit_type(columns: int | torch.SymInt) -> int:
+    """What channels of so many columns add to an operand's type, as in src/line/signature.h; nothing of a traced
+    size, which would become a guard."""
+    if not isinstance(columns, int) or not columns:
+        return 0
+    log = min((columns & -columns).bit_length() - 1, 8)
+    return _native.UNIT * log if log >= 5 else 0
+
+
 def sizes_of_sum(shape: Sequence[int], has: int) -> tuple[int, ...]:
     """Of the gradient of an operand that has these of x's leading dimensions."""
     last = len(shape) - 2

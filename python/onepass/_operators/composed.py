@@ -68,7 +68,9 @@ def composed_backward(
     operands = []
     for i, operand in enumerate(saved.operands):
         shape = behind if line.is_behind(i) else before
-        is_tensor = i in line.tensor_operands or i in line.column_operands and types[1 + i] >= _native.BROADCAST
+        is_tensor = (
+            i in line.tensor_operands or i in line.column_operands and types[1 + i] % _native.UNIT >= _native.BROADCAST
+        )
         if i in line.target_operands or i in line.table_operands:
             operands.append(operand)
             continue
@@ -94,9 +96,10 @@ def composed_backward(
 
 def _summed(gradient: Tensor, output: dict) -> Tensor:
     """In the shape that the kernel gives it."""
-    if not output["column"] or output["has"] < 0:
-        return gradient
-    return gradient.sum_to_size(sizes_of_sum(gradient.shape, output["has"]))
+    if output["column"] and output["has"] >= 0:
+        gradient = gradient.sum_to_size(sizes_of_sum(gradient.shape, output["has"]))
+    unit = output["unit"]
+    return gradient if unit == 1 else gradient.unflatten(-1, (gradient.shape[-1] // unit, unit)).sum(-1)
 
 
 def refuse_twice(line) -> NoReturn:

@@ -115,7 +115,8 @@ def gradients_of(like: torch.Tensor, line: str, operand_types: list[int], wanted
     def shape(output):
         if not output["column"]:
             return like.shape
-        return (columns,) if output["has"] < 0 else sizes_of_sum(like.shape, output["has"])
+        *sizes, last = (columns,) if output["has"] < 0 else sizes_of_sum(like.shape, output["has"])
+        return (*sizes, last // output["unit"])
 
     return [like.new_empty(shape(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
 

@@ -99,14 +99,15 @@ def _gradients_together(op, size: int, args, kinds):
     like = like_x(args["line"], args["gradients"], args["x"], args["resumed"], args.get("resumed_behind"))
     joined, types = like.shape, []
     for kind, of in zip(kinds, args["operand_types"]):
-        own = None
+        own, unit = None, of // _native.UNIT * _native.UNIT
+        of -= unit  # noqa: PLW2901
         if kind == "column" and of < _native.BROADCAST:
             own = joined[-1:]
         elif of // _native.SUMMED % 2:
             own = sizes_of_sum(joined[1:], of // _native.HAS)
         if own is not None:
             of = of % _native.BROADCAST + repetition(_with_samples(size, own, len(joined)), joined)  # noqa: PLW2901
-        types.append(of)
+        types.append(of + unit)
     first = torch.empty(joined[1:], dtype=like.dtype, device="meta")
     shapes = [t.shape for t in gradients_of(first, args["line"], args["operand_types"], args["wanted"])]
     results = op(*(args | {"operand_types": types}).values())

@@ -110,9 +110,10 @@ std::vector<view> call_frame::enter_gradients(const spec::gradients& plan, const
     if (to) return enter(t, *to, name);
     view of = column(t, name);
     if (output.input > 0 && is_of_channels(output.input - 1)) {
-      channel_sums& sums =
-          channel_sums_.emplace_back(std::vector<double>(static_cast<std::size_t>(shape.columns())), of, t.sizes[0]);
-      of = {sums.columns.data(), {}, dtype::f64, 1};
+      const auto numbers = static_cast<std::size_t>(shape.columns() / output.unit);
+      of.column_stride = 1;
+      channel_sums& sums = channel_sums_.emplace_back(std::vector<double>(numbers), of, t.sizes[0]);
+      of = {sums.columns.data(), {}, dtype::f64, output.unit};
     }
     columns.push_back(of);
   });

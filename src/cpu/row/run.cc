@@ -231,7 +231,9 @@ void reduce_columns(const arguments& a, int64 parts, int slots, const view* outp
   in_threads(a.columns, std::max<int64>(kGrainElements / std::max<int64>(parts, 1), 1), [&](int64 begin, int64 end) {
     const auto* partial = static_cast<const double*>(a.column_partial);
     for (int s = 0; s < slots; ++s) {
-      if (outputs[s].data) sum_parts(partial + s * a.parts * a.columns, parts, a.columns, begin, end, outputs[s]);
+      const int64 last = std::min(end, a.columns / std::max(outputs[s].column_stride, 1));
+      if (outputs[s].data && begin < last)
+        sum_parts(partial + s * a.parts * a.columns, parts, a.columns, begin, last, outputs[s]);
     }
   });
 }
@@ -239,11 +241,12 @@ void reduce_columns(const arguments& a, int64 parts, int slots, const view* outp
 void reduce_groups(const arguments& a, int slot, const view& output) {
   const auto* partial = static_cast<const double*>(a.column_partial) + slot * a.parts * a.columns;
   const int64 grain = std::max<int64>(kGrainElements / (a.groups.blocks * a.columns), 1);
+  const int64 numbers = a.columns / std::max(output.column_stride, 1);
   in_threads(a.groups.count, grain, [&](int64 begin, int64 end) {
     for (int64 g = begin; g < end; ++g) {
       view row = output;
-      row.data = static_cast<char*>(output.data) + g * a.columns * size_of(output.type);
-      sum_parts(partial + g * a.groups.blocks * a.columns, a.groups.blocks, a.columns, 0, a.columns, row);
+      row.data = static_cast<char*>(output.data) + g * numbers * size_of(output.type);
+      sum_parts(partial + g * a.groups.blocks * a.columns, a.groups.blocks, a.columns, 0, numbers, row);
     }
   });
 }

@@ -131,8 +131,9 @@ int64 staged_bytes(const request& r, const configuration& c) {
   return std::popcount(c.staged) * rows_bytes(r, c) * std::max(c.unroll, 1);
 }
 
-// Threads that have a group of columns, which are neighbours in a warp.
-int64 threads_of_group(const request& r, const configuration& c) { return std::max(r.group / c.vector_size, 1); }
+// Columns that threads have together, which are neighbours in a warp: a group's, or a unit's.
+int together(const request& r) { return std::max(r.group, r.unit); }
+int64 threads_of_group(const request& r, const configuration& c) { return std::max(together(r) / c.vector_size, 1); }
 
 // Columns in stripes, rows down the block: how a block of so many threads shares rows of `lanes`, so that few threads
 // of its warps are left without elements. Threads across are a multiple of `neighbours`.
@@ -220,7 +221,8 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
   };
   set_grid();
   const few_rows_tuning& few = kTuning.few_rows;
-  if (r.wants_column != 0 && !r.has_groups && p.grid_y > 1 && a.rows <= few.unroll * few.down && c.staged == 0) {
+  if (r.wants_column != 0 && !r.has_groups && p.grid_y > 1 && a.rows <= few.unroll * few.down && c.staged == 0 &&
+      c.unit == 0) {
     c.unroll = few.unroll;
     c.down = static_cast<int>(power_of_two_from(ceil_div(a.rows, c.unroll)));
     c.across = static_cast<int>(std::min<int64>(lanes_a_row, std::max(32 / c.down, kTuning.least_across)));
@@ -233,8 +235,9 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
 // Whether the threads of a cluster have room for a row, and how they share it.
 bool hold_row(const request& r, const arguments& a, const device_facts& chip, const row_tuning& tuned, plan& p) {
   configuration& c = p.with;
-  const int slots = std::popcount(r.wants_column);
-  if (slots > tuned.sums || std::popcount(c.repeated_operand) > tuned.repeated ||
+  const int slots = std::popcount(r.wants_column),
+            of_units = c.unit > 0 ? std::popcount(r.wants_column & r.channels) : 0;
+  if (slots - of_units > tuned.sums || std::popcount(c.repeated_operand) > tuned.repeated ||
       (tuned.recomputes && r.flops > kTuning.again_flops) || (tuned.ahead && r.features > 0) ||
       ((tuned.recomputes || tuned.ahead) && r.row_words > 1) || (tuned.ahead && r.has_groups))
     return false;
@@ -252,11 +255,12 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const auto lanes_each = [&] { return ceil_div(lanes_a_row, int64{c.across} * c.cluster); };
   const auto numbers = [&] { return lanes_each() * c.vector_size * wide; };
   if (lanes_each() > most_lanes) return false;
-  c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
+  const auto sums = [&] { return numbers() * (slots - of_units) + lanes_each() * of_units * wide; };
+  c.sums_in_registers = sums() <= kTuning.sum_numbers;
   if (!c.sums_in_registers && c.down > 1) {  // one row a block: several would add to the same sums
     c.across = std::max(c.across, 32);       // since a shuffle names a whole warp
     c.down = 1;
-    c.sums_in_registers = numbers() * slots <= kTuning.sum_numbers;
+    c.sums_in_registers = sums() <= kTuning.sum_numbers;
   }
   c.held_vectors = static_cast<int>(lanes_each());
   if (lanes_a_row * 100 < tuned.busy * int64{c.held_vectors} * c.across * c.cluster) return false;
@@ -455,6 +459,7 @@ request request_of(const spec::frame& f, bool backward, std::string line) {
 request request_of(const spec::frame& f, const spec::gradients& plan, std::string line) {
   request r = request_of(f, true, std::move(line));
   r.wants_column = plan.wants_column, r.wants_tensor = plan.wants_tensor, r.has_groups = plan.grouped != 0;
+  r.unit = plan.unit;
   r.wants_dx = f.a.dx.data != nullptr, r.wants_recompute = f.a.recomputed.data != nullptr;
   return r;
 }
@@ -465,7 +470,8 @@ configuration describe(const request& r, const arguments& a) {
   c.vector_size = std::max(16 / size_of(r.x), r.group / kWarp);
   c.access = access_for(a, c.vector_size);
   // A lane of one small access needs no shifts; but dropout draws for eight elements at once.
-  if (r.group == 0 && c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.vector_size = c.access;
+  c.unit = static_cast<uint64>(r.unit > 1 ? r.unit : 0);
+  if (together(r) <= 1 && c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.vector_size = c.access;
   if (r.rope >= 0) {  // a lane is two accesses, and all of it is turned or nothing
     const int64 turned = r.turned > 0 ? r.turned : a.columns;
     while (turned / 2 % c.access != 0 || a.columns / 2 % c.access != 0) c.access /= 2;

@@ -82,7 +82,8 @@ std::vector<column_sum> sums_of(const arguments& a, dtype type, int64 parts, int
   std::vector<column_sum> sums;
   for (int slot = 0; slot < slots; ++slot) {
     const char* partial = static_cast<const char*>(a.column_partial) + slot * a.parts * a.columns * size_of(type);
-    if (outputs[slot].data) sums.push_back({partial, parts, a.columns, outputs[slot].data, outputs[slot].type});
+    const view& to = outputs[slot];
+    if (to.data) sums.push_back({partial, parts, a.columns / std::max(to.column_stride, 1), to.data, to.type});
   }
   return sums;
 }

@@ -385,6 +385,7 @@ const char* onepass_gradients(const char* text, int dtype, const std::int64_t* o
           .field("dtype", static_cast<int>(output.type))
           .field("column", output.column)
           .field("has", output.has)
+          .field("unit", output.unit)
           .end('}');
     }
     out.end(']').end('}');

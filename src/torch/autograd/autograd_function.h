@@ -48,7 +48,7 @@ struct places {
     for (int i = 0; i < signature.operands; ++i) {
       const at::TensorList own = tensors.slice(static_cast<std::size_t>(begin(i)), static_cast<std::size_t>(size(i)));
       if (!are_rows(i) && own[0].dim() == 1) {
-        types.push_back(dtype_of(own[0]));
+        types.push_back(dtype_of(own[0]) + unit_of(i, own, tensors[0]));
         continue;
       }
       bool whole = size(i) == count && are_rows(i);
@@ -58,9 +58,17 @@ struct places {
                     : own[j].sizes() == tensors[j].sizes();
       const bool is_one = signature.weight < 0 && !call.is_list();
       const std::int64_t repeats = is_one ? repetition(own[0].sizes(), tensors[0].sizes()) : kBroadcast;
-      types.push_back(dtype_of(own[0]) + (whole ? 0 : repeats));
+      types.push_back(dtype_of(own[0]) + (whole ? 0 : repeats) + unit_of(i, own, tensors[0]));
     }
     return types;
+  }
+
+  // What is added to the type of an operand of channels.
+  std::int64_t unit_of(int operand, at::TensorList own, const Tensor& x) const {
+    if (!is_of_channels(operand)) return 0;
+    std::int64_t least = kUnit * 8;
+    for (const Tensor& t : own) least = std::min(least, unit_type(x.size(-1) / std::max<std::int64_t>(t.size(-1), 1)));
+    return least;
   }
 
   // The first tensor of each of the backward operator's outputs, which is one for each tensor of the call but for

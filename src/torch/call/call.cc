@@ -138,10 +138,11 @@ std::vector<Tensor> backward(const backward_call& call, const backward_runner& r
       char* matrix = static_cast<char*>(call.feature_gradients->data_ptr());
       column_outputs.push_back({matrix + feature * columns * size_of(output.type), {}, output.type, 1});
     } else if (!to) {
-      const auto sizes = output.has < 0 ? std::vector<std::int64_t>{columns}
-                                        : spec::sizes_of_groups(f.shape, static_cast<std::uint64_t>(output.has));
+      auto sizes = output.has < 0 ? std::vector<std::int64_t>{columns}
+                                  : spec::sizes_of_groups(f.shape, static_cast<std::uint64_t>(output.has));
+      sizes.back() /= output.unit;
       results.push_back(empty(sizes.data(), static_cast<int>(sizes.size()), output.type, f.on));
-      column_outputs.push_back({results.back().data_ptr(), {}, output.type, 1});
+      column_outputs.push_back({results.back().data_ptr(), {}, output.type, output.unit});
     } else if (output.input > 0) {
       results.push_back(f.output(*to, output.type));
     } else if (call.runner_has_dx) {

@@ -203,8 +203,9 @@ class entering_backward {
       if (columns.size() <= slot) columns.emplace_back();
       std::vector<view>& views = columns[slot++];
       if (i > 0 && !call_.of.has_own(operand)) return;
-      some.push_back(empty(&length, 1, output.type, f.on));
-      views.push_back({some.back().data_ptr(), {}, output.type, 1});
+      const std::int64_t numbers = length / output.unit;
+      some.push_back(empty(&numbers, 1, output.type, f.on));
+      views.push_back({some.back().data_ptr(), {}, output.type, output.unit});
     });
   }
 

@@ -32,6 +32,11 @@ SHAPES = {
     "both": ((3, 4, 96), [(3, 4, 6), (4, 8)]),
     "nested": ((2, 3, 5, 16), [(3, 1, 4), (2, 1, 1, 2)]),
     "odd": ((9, 77), [(7,), (11,)]),
+    # Gradients are added up for 32 columns and more at a time.
+    "units of groups": ((3, 4, 256), [(4, 4), (4, 2)]),
+    "units of all rows": ((37, 640), [(5,), (20,)]),
+    "units of some rows": ((2, 3, 5, 128), [(3, 1, 2), (2, 1, 1, 4)]),
+    "units and columns": ((6, 96), [(3,), (32,)]),
 }
 
 
@@ -71,9 +76,10 @@ def test_float32_parameters_beside_16_bits(device):
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("sizes", [((2, 3, 12), [(3, 4), (6,)]), ((2, 64), [(2,), (1,)])], ids=["columns", "units"])
 @pytest.mark.parametrize("line", LINES)
-def test_gradcheck(line, device):
-    inputs = inputs_of(line, ((2, 3, 12), [(3, 4), (6,)]), torch.float64, device)
+def test_gradcheck(line, sizes, device):
+    inputs = inputs_of(line, sizes, torch.float64, device)
 
     def function(*tensors):
         return onepass.fused(line, *tensors)
@@ -93,13 +99,17 @@ def test_strided_operands_and_rows(device):
         torch.testing.assert_close(own, other)
 
 
-def test_lists(device):
-    xs = [torch.randn(n, 24, device=device, requires_grad=True) for n in (3, 5)]
+@pytest.mark.parametrize("columns", [24, 768])
+def test_lists(columns, device):
+    xs = [torch.randn(n, columns, device=device, requires_grad=True) for n in (3, 5)]
     shared, own = torch.randn(6, device=device), [torch.randn(4, device=device) for _ in xs]
     operands = [t.requires_grad_() for t in (shared, *own)]
     results = onepass.fused("scale(channels) | bias(channels) | tanh", xs, shared, own)
     dys = [torch.randn_like(r) for r in results]
-    expected = [torch.tanh(x * shared.repeat_interleave(4) + o.repeat_interleave(6)) for x, o in zip(xs, own)]
+    expected = [
+        torch.tanh(x * shared.repeat_interleave(columns // 6) + o.repeat_interleave(columns // 4))
+        for x, o in zip(xs, own)
+    ]
     for found, right in zip(results, expected):
         torch.testing.assert_close(found, right)
     found, right = (torch.autograd.grad(some, [*xs, *operands], dys) for some in (results, expected))
@@ -116,13 +126,15 @@ def test_empty(device):
         assert torch.equal(dg, torch.zeros_like(g))
 
 
-def test_transforms(device):
-    x, g, b = (torch.randn(size, device=device) for size in ((3, 4, 24), (4, 6), (4, 6)))
+@pytest.mark.parametrize("columns", [24, 384])
+def test_transforms(columns, device):
+    x, g, b = (torch.randn(size, device=device) for size in ((3, 4, columns), (4, 6), (4, 6)))
+    each = columns // 6
     line = "layer_norm(1e-5) | scale(channels) | bias(channels)"
 
     def plain(x, g, b):
         y = F.layer_norm(x, x.shape[-1:], eps=1e-5)
-        return y * g.repeat_interleave(4, -1) + b.repeat_interleave(4, -1)
+        return y * g.repeat_interleave(each, -1) + b.repeat_interleave(each, -1)
 
     def ours(x, g, b):
         return onepass.fused(line, x, g, b)
@@ -140,13 +152,14 @@ def test_transforms(device):
     torch.testing.assert_close(tangent, torch.func.jvp(plain, (x, g, b), (x, g, b))[1])
 
 
-def test_compiled(device):
+@pytest.mark.parametrize("columns", [24, 384])
+def test_compiled(columns, device):
     torch._dynamo.reset()
     compiled = torch.compile(
         lambda x, g, b: onepass.fused(NORM, x, g, b), fullgraph=True, dynamic=True, backend="aot_eager"
     )
     for rows in (3, 5, 6):
-        tensors = [torch.randn(s, device=device, requires_grad=True) for s in ((rows, 4, 24), (4, 6), (4, 6))]
+        tensors = [torch.randn(s, device=device, requires_grad=True) for s in ((rows, 4, columns), (4, 6), (4, 6))]
         ours, expected = compiled(*tensors), onepass.fused(NORM, *tensors)
         torch.testing.assert_close(ours, expected)
         dy = torch.randn_like(ours)
@@ -154,8 +167,9 @@ def test_compiled(device):
             torch.testing.assert_close(a, b)
 
 
-def test_opcheck(device):
-    inputs = [torch.randn(s, device=device, requires_grad=True) for s in ((3, 4, 24), (4, 6), (6,))]
+@pytest.mark.parametrize("columns", [24, 384])
+def test_opcheck(columns, device):
+    inputs = [torch.randn(s, device=device, requires_grad=True) for s in ((3, 4, columns), (4, 6), (6,))]
     arguments = (inputs[0], inputs[1:], "layer_norm(1e-5) | scale(channels) | bias(channels)", None, True)
     torch.library.opcheck(torch.ops.onepass.rowwise_forward.default, arguments)
 

@@ -204,7 +204,7 @@ class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
   template <int I>
   ONEPASS_FUNCTION void column_gradient(lane dy, lane x) const {
     if (HWY_UNLIKELY(!column_sum_[I])) return write(operand_gradient_[I], dy * x, false);
-    T* at = column_sum_[I] + column_;
+    T* at = column_sum_[I] + place_of_sum<I>();
     store_lane(fma(dy, x, load_lane<lane>(at)), at);
   }
   ONEPASS_FUNCTION T row_length() const { return static_cast<T>(a_.columns); }
@@ -342,9 +342,16 @@ class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
       store_codes(y_.data, y_.type, column_ - in + i, codes::codes(load_lane<lane>(this->values_of_group + i), scale),
                   kLanes);
   }
+  // Of channels all of a unit's lanes are added to one.
+  template <int I>
+  ONEPASS_FUNCTION int64 place_of_sum() const {
+    if constexpr ((Line::channels >> I & 1) != 0)
+      if (unit_ > 0) return (column_ >> unit_) * lanes<lane>();
+    return column_;
+  }
   template <int I>
   ONEPASS_FUNCTION void add_to_column(lane g) const {
-    T* at = column_sum_[I] + column_;  // padded to whole lanes
+    T* at = column_sum_[I] + place_of_sum<I>();  // padded to whole lanes
     store_lane(load_lane<lane>(at) + g, at);
   }
 
@@ -456,6 +463,7 @@ class cursor : held_group<lane_of<T, Line, Stored>, typename Line::grouped> {
 
   const arguments& a_;
   const bool collapsed_;
+  const int unit_ = a_.unit > 1 ? __builtin_ctz(static_cast<unsigned>(a_.unit)) : 0;  // its logarithm
   bool stream_y_ = false, stream_dx_ = false;
   int count_ = 0;
   int64 row_ = 0, column_ = 0, matrix_row_ = 0;
@@ -539,9 +547,10 @@ inline void store_doubles(const double* from, void* to, dtype type, int64 begin,
 // The running column sums of one task over columns [begin, end): short sums in level-one cache, added to the task's
 // part, which is double, every kRows rows: the error does not grow with the rows. A group that the task has to itself
 // ends in the gradient's row.
-template <class T, class Order>
+template <class T, class Line>
 class column_sums {
  public:
+  using Order = column_order<Line>;
   static constexpr int kRows = 32;
 
   template <class Cursor>
@@ -554,7 +563,12 @@ class column_sums {
         part_(static_cast<double*>(a.column_partial) + begin),
         part_stride_(a.columns),
         slot_stride_(a.parts * a.columns),
+        lanes_of_unit_(lanes<typename Cursor::lane>()),
         running_(stride_ * slots_ + 1) {
+    for (int i = 0, slot = 0; i < kMaxOperands; ++i) {
+      if ((a.wants_column >> i & 1) == 0) continue;
+      by_units_ |= static_cast<uint64>(a.unit > 1 && (Line::channels >> i & 1) != 0) << slot++;
+    }
     for (int64 i = 0; i < stride_ * slots_; i += lanes<L>()) store_lane(L(T(0)), running_.data() + i);
     at.set_column_sums(running_.data() - begin, stride_);
   }
@@ -571,9 +585,11 @@ class column_sums {
       if ((a_.wants_column >> i & 1) == 0) continue;
       if ((a_.groups.operands >> i & 1) != 0) {
         const view& gradient = a_.operand_gradient[i];
+        const bool by_units = (by_units_ >> slot & 1) != 0;  // these have whole rows
+        const int64 numbers = by_units ? a_.columns / a_.unit : a_.columns;
         store_doubles(to_ + slot * slot_stride_ - begin_,
-                      static_cast<char*>(gradient.data) + group * a_.columns * size_of(gradient.type), gradient.type,
-                      begin_, begin_ + columns_);
+                      static_cast<char*>(gradient.data) + group * numbers * size_of(gradient.type), gradient.type,
+                      begin_, by_units ? numbers : begin_ + columns_);
         first_ |= uint64{1} << slot;
       }
       ++slot;
@@ -588,6 +604,10 @@ class column_sums {
 
   ONEPASS_FUNCTION void flush() {
     for (int s = 0; s < slots_; ++s) {
+      if ((by_units_ >> s & 1) != 0) {
+        flush_units(running_.data() + s * stride_, to_ + s * slot_stride_, (first_ >> s & 1) != 0);
+        continue;
+      }
       for_columns<L, true>(0, columns_, [&](int64 c, int count) ONEPASS_LAMBDA {
         T* from = running_.data() + s * stride_ + c;
         if constexpr (!Order::kZips) {
@@ -605,13 +625,26 @@ class column_sums {
     first_ = 0;
   }
 
+  ONEPASS_FUNCTION void flush_units(T* from, double* to, bool begins) {
+    for (int64 unit = 0; unit < a_.columns / a_.unit; ++unit, from += lanes_of_unit_) {
+      L sum(T(0));
+      for (int i = 0; i < lanes_of_unit_; i += lanes<L>()) {
+        sum = sum + load_lane<L>(from + i);
+        store_lane(L(T(0)), from + i);
+      }
+      to[unit] = (begins ? 0.0 : to[unit]) + static_cast<double>(sum_lanes(sum));
+    }
+  }
+
   const arguments& a_;
   const int slots_;
   int rows_ = 0;
+  uint64 by_units_ = 0;        // bits by slot
   uint64 first_ = ~uint64{0};  // bits by slot: nothing is in the part yet
   const int64 begin_, columns_, stride_;
   double* const part_;
   const int64 part_stride_, slot_stride_;
+  const int lanes_of_unit_;
   double* to_ = nullptr;
   scratch<T> running_;
 };

@@ -208,7 +208,8 @@ class cursor : public position<Config> {
   // Whether it is a sum over rows is the call's to say, whatever the word's operand is.
   template <int I>
   ONEPASS_FUNCTION void tensor_gradient(vector g) const {
-    if constexpr (is_summed<I>()) add_to_column<I>(g, [](vector sum, vector more) { return sum + more; });
+    if constexpr (is_of_units<I>()) add_to_unit<I>(g);
+    else if constexpr (is_summed<I>()) add_to_column<I>(g, [](vector sum, vector more) { return sum + more; });
     else if constexpr (wanted<I>()) write<Config::kOperand[I], stream::operand + I>(a_.operand_gradient[I], g);
   }
   template <int I>
@@ -217,7 +218,8 @@ class cursor : public position<Config> {
   }
   template <int I>
   ONEPASS_FUNCTION void column_gradient(vector dy, vector x) const {
-    if constexpr (is_summed<I>()) add_to_column<I>(dy, [x](vector sum, vector more) { return fma(more, x, sum); });
+    if constexpr (is_of_units<I>()) add_to_unit<I>(dy * x);
+    else if constexpr (is_summed<I>()) add_to_column<I>(dy, [x](vector sum, vector more) { return fma(more, x, sum); });
     else tensor_gradient<I>(dy * x);
   }
   ONEPASS_FUNCTION T row_length() const { return static_cast<T>(a_.columns); }
@@ -382,6 +384,16 @@ class cursor : public position<Config> {
       }
     }
   }
+  // A vector is within a unit: what it adds is one number, in the place of its first element.
+  template <int I>
+  ONEPASS_FUNCTION void add_to_unit(vector g) const {
+    if constexpr (wanted<I>()) {
+      constexpr int slot = bits_below(Config::kWantsColumn, I);
+      if (count_ == 0) return;
+      if constexpr (Config::kSumsInRegisters) sums_[slot].v[0] += sum_lanes(g);
+      else shared_sums_[slot * slot_stride_ + column_] += sum_lanes(g);
+    }
+  }
   // Of `rope` or of channels: its rows may be shorter than x's.
   template <int I>
   static constexpr __device__ bool is_short() {
@@ -391,6 +403,10 @@ class cursor : public position<Config> {
   template <int I>
   static constexpr __device__ bool is_summed() {
     return (Config::kWantsColumn >> I & 1) != 0;
+  }
+  template <int I>
+  static constexpr __device__ bool is_of_units() {
+    return Config::kUnit > 1 && is_summed<I>() && (Line::channels >> I & 1) != 0;
   }
   template <int I>
   static constexpr __device__ bool wanted() {

@@ -25,6 +25,41 @@ constexpr __device__ bool is_grouped(int slot) {
   else return (Config::kGroupedOperand >> operand_of<Config>(slot) & 1) != 0;
 }
 
+// Writes numbers of units of columns, of each vector one, into the block's part, or as the gradient: see write_part.
+// The threads of a unit are neighbours in a warp, and are all here.
+template <class Config, bool OfGroup>
+ONEPASS_FUNCTION void write_units(const arguments& a, typename Config::arithmetic sum, int slot, int64 part,
+                                  int64 first, int across, int down) {
+  using T = typename Config::arithmetic;
+  constexpr int V = Config::kVectorSize, kUnit = static_cast<int>(Config::kUnit), kThreads = kUnit / V,
+                kDown = Config::kDown;
+  static_assert(kThreads > 0 && kThreads <= 32 && Config::kAcross % kThreads == 0);
+  const uint32 unit_first = threadIdx.x % 32 & ~static_cast<uint32>(kThreads - 1);
+  const uint32 all = 0xffffffffu >> (32 - kThreads) << unit_first;
+#pragma unroll
+  for (int apart = kThreads / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(all, sum, apart);
+  const int64 column = first + across * V, units = a.columns / kUnit;
+  void* to = static_cast<T*>(a.column_partial) + (slot * a.parts * a.columns + part * units);
+  dtype type = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
+  if constexpr (OfGroup || Config::kOnePart) {
+    const view& gradient = a.operand_gradient[operand_of<Config>(slot)];
+    to = static_cast<char*>(gradient.data) + (OfGroup ? part : 0) * units * size_of(gradient.type),
+    type = gradient.type;
+  }
+  const bool writes = across % kThreads == 0 && column < a.columns;
+  if constexpr (kDown > 1) {
+    __shared__ T of_rows[kDown][Config::kAcross / kThreads];
+    __syncthreads();
+    if (across % kThreads == 0) of_rows[down][across / kThreads] = sum;
+    __syncthreads();
+    if (down > 0 || !writes) return;
+    double total = 0;
+    for (int d = 0; d < kDown; ++d) total += static_cast<double>(of_rows[d][across / kThreads]);
+    sum = static_cast<T>(total);
+  }
+  if (writes) store_as<1>(type, to, column / kUnit, pack<T, 1>(sum), 1);
+}
+
 // Writes a vector of one column sum into the block's part, number `part`, or, where there is but one, as the gradient
 // that it is. `column` is this thread's, `first` that of the threads with across = 0. The block's rows are added in a
 // fixed order, in double where they are many. OfGroup: of a group of rows, whose gradient is row `part`. Columns are
@@ -33,6 +68,10 @@ template <class Config, class Line, bool OfGroup = false>
 ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arithmetic, Config::kVectorSize> sum,
                                  int slot, int64 part, int64 first, int across, int down) {
   using T = typename Config::arithmetic;
+  if constexpr (Config::kUnit > 1 && Line::channels != 0) {
+    if ((Line::channels >> operand_of<Config>(slot) & 1) != 0)
+      return write_units<Config, OfGroup>(a, sum.v[0], slot, part, first, across, down);
+  }
   constexpr int V = Config::kVectorSize, kColumns = Config::kAcross * V, kDown = Config::kDown;
   constexpr dtype kSum = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
   void* to = static_cast<T*>(a.column_partial) + (slot * a.parts + part) * a.columns;

@@ -47,7 +47,7 @@ void elementwise_backward(const arguments& a, int64 begin, int64 end) {
   cursor<T, Line, Stored> at(a, random);
   for (int64 task = begin; task < end; ++task) {
     const tile t = tile_of(a, task);
-    column_sums<T, column_order<Line>> sums(a, t.column_begin, t.column_end, at);
+    column_sums<T, Line> sums(a, t.column_begin, t.column_end, at);
     sums.start(t.row_block);
     const auto row_body = [&](int64 row) ONEPASS_LAMBDA {
       at.set_row(row);

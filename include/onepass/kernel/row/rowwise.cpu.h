@@ -425,7 +425,7 @@ void rowwise_backward(const arguments& a, int64 begin, int64 end) {
   const int64 padded = whole_lanes<L>(a.columns);
   scratch<T> rows(2 * padded);
   const T* statistics = static_cast<const T*>(a.statistics);
-  column_sums<T, column_order<Line>> sums(a, 0, a.columns, at);
+  column_sums<T, Line> sums(a, 0, a.columns, at);
   for (int64 task = begin; task < end; ++task) {
     sums.start(task);
     const auto row_body = [&](int64 row) ONEPASS_LAMBDA {
