@@ -172,9 +172,6 @@ def of_groups(groups: Groups, profile: Profile, training: bool) -> tuple[tuple[P
     operands = [value_of(node) for node in groups.operands]
     after = of_words(line, shape, x.dtype, profile, operands, learns=learns)
     learned = training and value_of(groups.result).requires_grad
-    # Their gradients are sums over the batch first, in float32, of every column.
-    sums = sum(learns[1:]) * 4 * math.prod(sizes(x)[1:]) * (6 if profile.chip == "cpu" else 2)
-    after = after[0], after[1] + Price(sums, 0, sum(learns[1:]), profile.moving(sums, kernels=sum(learns[1:])))
     before, back = (
         sum((of_node(node, profile, backward) for node in groups.nodes), Price()) for backward in (False, True)
     )
