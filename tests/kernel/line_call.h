@@ -276,11 +276,13 @@ class line_call {
       for (int i = 0; i < kMaxOperands; ++i)
         if (a.wants_column >> i & 1) a.operand_gradient[i] = *output++;
     } else if (slots > 0) {
-      a.parts = plans.back().parts;
-      partial = std::make_unique<device_tensor>(static_cast<std::size_t>(slots * a.parts * a.columns), dtype::f32);
-      a.column_partial = partial->data();
+      a.parts = 1 + plans.back().parts;  // the first is another tensor's, whose rows give zeros
+      const std::vector<float> zeros(static_cast<std::size_t>(slots * a.parts * a.columns));
+      partial = std::make_unique<device_tensor>(zeros, dtype::f32);
+      a.column_partial = static_cast<float*>(partial->data()) + a.columns;
     }
     launch(r, plans, a, 0, nullptr);
+    if (partial) a.column_partial = partial->data();
     if (slots > 0 && !plans.back().with.one_part)
       reduce_columns(sums_of(a, dtype::f32, a.parts, slots, columns_.data()), dtype::f32, 0, nullptr);
   }

@@ -58,7 +58,7 @@ class Groups(Program):
     own = 2
 
     def sizes_of_column(self, shape: Shape) -> Shape:
-        return (shape[1], shape[-1] // PIXELS)
+        return (shape[1], max(shape[-1] // PIXELS, 1))
 
 
 def wide(x: Tensor) -> Tensor:

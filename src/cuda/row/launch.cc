@@ -83,7 +83,8 @@ std::vector<column_sum> sums_of(const arguments& a, dtype type, int64 parts, int
   for (int slot = 0; slot < slots; ++slot) {
     const char* partial = static_cast<const char*>(a.column_partial) + slot * a.parts * a.columns * size_of(type);
     const view& to = outputs[slot];
-    if (to.data) sums.push_back({partial, parts, a.columns / std::max(to.column_stride, 1), to.data, to.type});
+    if (to.data)
+      sums.push_back({partial, parts, a.columns / std::max(to.column_stride, 1), a.columns, to.data, to.type});
   }
   return sums;
 }

@@ -212,7 +212,7 @@ def test_all_is_complete():
     assert set(nn.__all__) == {
         "LayerNorm", "RMSNorm", "AddLayerNorm", "AddRMSNorm", "BiasGELU", "DropoutAdd", "SwiGLU", "GEGLU", "Softmax",
         "LogSoftmax", "LinearAct", "LayerNormLinear", "RMSNormLinear", "LayerNormMLP", "GatedMLP", "MultiheadAttention",
-        "CrossEntropyLoss", "LinearCrossEntropyLoss",
+        "CrossEntropyLoss", "GroupNorm", "LinearCrossEntropyLoss",
     }  # fmt: skip
     for name in nn.__all__:
         assert issubclass(getattr(nn, name), torch.nn.Module)

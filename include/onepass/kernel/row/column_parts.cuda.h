@@ -39,7 +39,7 @@ ONEPASS_FUNCTION void write_units(const arguments& a, typename Config::arithmeti
 #pragma unroll
   for (int apart = kThreads / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(all, sum, apart);
   const int64 column = first + across * V, units = a.columns / kUnit;
-  void* to = static_cast<T*>(a.column_partial) + (slot * a.parts * a.columns + part * units);
+  void* to = static_cast<T*>(a.column_partial) + (slot * a.parts + part) * a.columns;
   dtype type = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
   if constexpr (OfGroup || Config::kOnePart) {
     const view& gradient = a.operand_gradient[operand_of<Config>(slot)];

@@ -31,7 +31,7 @@ ONEPASS_FUNCTION void add_columns(const column_sum_arguments& a) {
   }
   const int64 column = (block * across + threadIdx.x) * V;
   const T* from = static_cast<const T*>(of.partial) + column;
-  if constexpr (Grouped) from += group * of.parts * of.columns;
+  if constexpr (Grouped) from += group * of.parts * of.stride;
   const int64 left = of.columns - column;
   const int count = left >= V ? V : left > 0 ? static_cast<int>(left) : 0;
   double total[V] = {};
@@ -40,13 +40,13 @@ ONEPASS_FUNCTION void add_columns(const column_sum_arguments& a) {
     const auto add_parts = [&](auto memory_of) {
 #pragma unroll 8
       for (int64 part = threadIdx.y; part < of.parts; part += down) {
-        const auto row = decltype(memory_of)::load_written(from + part * of.columns, count);
+        const auto row = decltype(memory_of)::load_written(from + part * of.stride, count);
 #pragma unroll
         for (int i = 0; i < V; ++i) total[i] += static_cast<double>(row.numbers[i]);
       }
     };
     constexpr dtype D = sizeof(T) == 8 ? dtype::f64 : dtype::f32;
-    if (of.columns % V == 0) add_parts(memory<D, V, V>());  // aligned
+    if (of.stride % V == 0) add_parts(memory<D, V, V>());  // aligned
     else add_parts(memory<D, V, 1>());
   }
 #pragma unroll

@@ -7,8 +7,8 @@ namespace onepass {
 
 // One column sum of the second stage (kernel/row/column_sum.cuda.h).
 struct column_sum {
-  const void* partial;  // [parts][columns], float or double
-  int64 parts, columns;
+  const void* partial;  // [parts][columns], float or double, the parts so many numbers apart
+  int64 parts, columns, stride;
   void* data;
   dtype type;
 };
