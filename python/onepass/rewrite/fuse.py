@@ -227,10 +227,10 @@ def fuse(
     """Puts lines into a model in the place of the chains of operators that they are the same as.
 
     The model is captured with Dynamo when it is called, once for each kind of input, as torch.compile does it. In what
-    was captured chains such as bias, dropout, residual sum and norm, group normalisation and its activation, written-out
-    activations, attention with its softmax written out and gated products become lines where they are predicted to be
-    faster. A head with its loss, whose logits nobody else sees, becomes `functional.linear_cross_entropy`, and a loss of other logits
-    `functional.cross_entropy`; all else stays as it is.
+    was captured chains such as bias, dropout, residual sum and norm, group normalisation and its activation,
+    written-out activations, attention with its softmax written out and gated products become lines where they are
+    predicted to be faster. A head with its loss, whose logits nobody else sees, becomes
+    `functional.linear_cross_entropy`, and a loss of other logits `functional.cross_entropy`; all else stays as it is.
     Results, gradients, strides and what is overwritten stay what they were: a chain that somebody could tell from its
     line stays a chain. Three things differ, as they do in lines: a row of `softmax` that is -inf throughout gives
     zeros, not NaN; dropout draws other masks from a seed than PyTorch does, and a NaN that it drops is gone; and a line
