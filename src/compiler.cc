@@ -10,12 +10,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <sstream>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "src/cache/disk_cache.h"
@@ -98,29 +95,21 @@ struct compiler {
   std::string version;  // what --version prints: a new compiler means new kernels
 };
 
-compiler first_of(const std::vector<std::string>& candidates) {
-  for (const std::string& program : candidates) {
-    const run_result asked = run_program({program, "--version"});
-    if (asked.status == 0) return {program, asked.output};
-  }
-  return {};
-}
-
-// Asked once for what the environment names, which may change.
 const compiler& find_compiler() {
-  const auto named = [](const char* variable) {
-    const char* value = std::getenv(variable);
-    return std::string(value ? value : "");
-  };
-  static std::mutex one_at_a_time;
-  static std::map<std::pair<std::string, std::string>, compiler> known;
-  const std::string own = named("ONEPASS_CXX"), cxx = named("CXX");
-  const std::lock_guard lock(one_at_a_time);
-  if (const auto found = known.find({own, cxx}); found != known.end()) return found->second;
-  std::vector<std::string> candidates{"c++", "g++", "clang++"};
-  if (!own.empty()) candidates = {own};
-  else if (!cxx.empty()) candidates.insert(candidates.begin(), cxx);
-  return known.emplace(std::pair{own, cxx}, first_of(candidates)).first->second;
+  static const compiler found = [] {
+    std::vector<std::string> candidates;
+    const char* own = std::getenv("ONEPASS_CXX");
+    const char* cxx = std::getenv("CXX");
+    if (own && *own) candidates = {own};
+    else if (cxx && *cxx) candidates = {cxx, "c++", "g++", "clang++"};
+    else candidates = {"c++", "g++", "clang++"};
+    for (const std::string& program : candidates) {
+      const run_result asked = run_program({program, "--version"});
+      if (asked.status == 0) return compiler{program, asked.output};
+    }
+    return compiler{};
+  }();
+  return found;
 }
 
 // -march=native depends on the CPU: its flags are part of the key.
