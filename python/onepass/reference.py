@@ -164,7 +164,16 @@ def scale(x: Tensor, g: Tensor, c: float | None = None, channels: bool = False) 
 
 
 def of_columns(of_channels: Tensor, columns: int) -> Tensor:
-    """Numbers of channels, each for as many neighbouring columns."""
+    """Numbers of channels, each for as many neighbouring columns.
+
+    Raises:
+        RuntimeError: where those are not as many.
+    """
+    if not of_channels.dim() or not of_channels.shape[-1] or columns % of_channels.shape[-1]:
+        raise RuntimeError(
+            f"onepass: expected a number for each channel, as many as divide the {columns} columns of x, "
+            f"got {list(of_channels.shape)}"
+        )
     each = columns // of_channels.shape[-1]
     return of_channels.unsqueeze(-1).expand(*of_channels.shape, each).flatten(-2)
 

@@ -331,7 +331,9 @@ class reader {
   void read_option(word& w, const descriptor& with_option, const Check& check) {
     skip_space();
     const std::string option = with_option.option;
-    if (at_end() || !std::isalpha(static_cast<unsigned char>(peek()))) {
+    const bool is_infinite =
+        text_.substr(static_cast<std::size_t>(std::min<std::size_t>(at_, text_.size()))).starts_with("inf");
+    if (at_end() || is_infinite || !std::isalpha(static_cast<unsigned char>(peek()))) {
       const int begin = at_;
       if (w.about->parameter[0] == '\0') fail(begin - 1, begin, std::string("'") + w.about->name + "' takes no number");
       const double number = read_number(*w.about, true);

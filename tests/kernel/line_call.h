@@ -249,8 +249,8 @@ class line_call {
     for (int i = 0; i < line_.operands; ++i) {
       if (is_target(i)) a.operand[i] = {given_.at(operand(i))->data(), {0, 0, 0, 1}, dtype::i64, 0};
       else if (is_column(i))
-        a.operand[i].data = data_of(operand(i), column_),
-        a.operand[i].column_stride = static_cast<int>(of_.columns / numbers_of_column(i));
+        a.operand[i] = {
+            data_of(operand(i), column_), {}, column_, static_cast<int>(of_.columns / numbers_of_column(i))};
       else if (is_table(i))
         a.operand[i] = {data_of(operand(i), x_), {0, 0, 0, table_columns_ + lies_.gap}, x_, of_pairs_ ? kOneForTwo : 1};
       else a.operand[i] = given(operand(i), type_of(i));

@@ -82,6 +82,11 @@ def check_groups(function: str, x: Tensor, num_groups: int, weight: Tensor | Non
                 f"{function}(): expected {name} to have a number for each of the {channels} channels of x, "
                 f"got {name} of shape {list(value.shape)}"
             )
+    if 0 in x.shape[2:]:
+        raise RuntimeError(
+            f"{function}(): expected the dimensions behind the channels to be greater than 0, "
+            f"got x of shape {list(x.shape)}"
+        )
     rows = x.shape[0] * channels // num_groups
     if rows * math.prod(x.shape[2:]) == 1:
         raise ValueError(
@@ -125,12 +130,9 @@ def repetition(own: Sequence[int], x: Sequence[int]) -> int:
 
 
 def unit_type(columns: int | torch.SymInt) -> int:
-    """What channels of so many columns add to an operand's type, as in src/line/signature.h; nothing of a traced
-    size, which would become a guard."""
-    if not isinstance(columns, int) or not columns:
-        return 0
-    log = min((columns & -columns).bit_length() - 1, 8)
-    return _native.UNIT * log if log >= 5 else 0
+    """What channels of so many columns add to an operand's type, as in src/line/signature.h. A traced size becomes a
+    guard: whether it is a multiple, and no more."""
+    return next((_native.UNIT * log for log in (8, 7, 6, 5) if columns > 0 and columns % (1 << log) == 0), 0)
 
 
 def sizes_of_sum(shape: Sequence[int], has: int) -> tuple[int, ...]:

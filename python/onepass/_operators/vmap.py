@@ -70,9 +70,16 @@ def _together(op, size: int, given, dims):
     def operand(t, dim, kind):
         if kind not in ("tensor", "column"):
             return rows(t, dim) if kind in _OPERANDS_OF_ROWS else t
+        if t is not None and t.dim() - (dim is not None) > rank:  # its first dimension is not the samples'
+            raise RuntimeError(
+                f"onepass: an operand must broadcast to x, which has {rank} dimensions, got {list(t.shape)}"
+                + ("" if dim is None else f" with the samples in dimension {dim}")
+            )
         if dim is None:
             return t
         t = t.movedim(dim, 0)
+        if t.dim() == 1 and kind == "column":
+            raise RuntimeError("onepass: a column must have at least one dimension, got none")
         return t.reshape(size, *[1] * (rank + 1 - t.dim()), *t.shape[1:])
 
     args = dict(given)
@@ -95,12 +102,15 @@ def _together(op, size: int, given, dims):
 
 
 def _gradients_together(op, size: int, args, kinds):
-    """The samples' own gradients: those that are sums over a sample's rows are not to be sums over all."""
+    """The samples' own gradients: sums over a sample's rows are not to be sums over all. What the operator is told for
+    that may give them in another order, and add fewer columns up."""
     like = like_x(args["line"], args["gradients"], args["x"], args["resumed"], args.get("resumed_behind"))
     joined, types = like.shape, []
+    units = [of // _native.UNIT for of in args["operand_types"]]
+    least = min((unit for unit, is_one in zip(units, _by_channels(args["line"])) if is_one), default=0)
     for kind, of in zip(kinds, args["operand_types"]):
-        own, unit = None, of // _native.UNIT * _native.UNIT
-        of -= unit  # noqa: PLW2901
+        own, unit = None, min(of // _native.UNIT, least) * _native.UNIT
+        of %= _native.UNIT  # noqa: PLW2901
         if kind == "column" and of < _native.BROADCAST:
             own = joined[-1:]
         elif of // _native.SUMMED % 2:
@@ -109,10 +119,28 @@ def _gradients_together(op, size: int, args, kinds):
             of = of % _native.BROADCAST + repetition(_with_samples(size, own, len(joined)), joined)  # noqa: PLW2901
         types.append(of + unit)
     first = torch.empty(joined[1:], dtype=like.dtype, device="meta")
-    shapes = [t.shape for t in gradients_of(first, args["line"], args["operand_types"], args["wanted"])]
+    of_sample = gradients_of(first, args["line"], args["operand_types"], args["wanted"])
     results = op(*(args | {"operand_types": types}).values())
-    summed = [r.sum_to_size(_with_samples(size, s, len(joined))) for r, s in zip(results, shapes)]
-    return [r.reshape(size, *s) for r, s in zip(summed, shapes)], [0] * len(results)
+    each, together = (
+        _native.gradients(args["line"], _native.DTYPES[like.dtype], tuple(of), args["wanted"])
+        for of in (args["operand_types"], types)
+    )
+    found = [results[together["inputs"][output["input"]]] for output in each["outputs"]]
+    return [_of_samples(r, t, size, len(joined)) for r, t in zip(found, of_sample)], [0] * len(found)
+
+
+def _by_channels(line: str) -> list[bool]:
+    words = _native.describe(line)["words"]
+    return ["by_channels" in w["properties"] for w in words if w["operand"] != "none" for _ in range(w["operands"])]
+
+
+def _of_samples(gradient: torch.Tensor, of_sample: torch.Tensor, size: int, dims: int) -> torch.Tensor:
+    """A gradient of so many samples as one has it."""
+    last = of_sample.shape[-1] if of_sample.dim() else 1
+    if gradient.dim() and gradient.shape[-1] != last:
+        gradient = gradient.unflatten(-1, (last, gradient.shape[-1] // last)).sum(-1)
+    gradient = gradient.sum_to_size(_with_samples(size, of_sample.shape, dims))
+    return gradient.reshape(size, *of_sample.shape).to(of_sample.dtype)
 
 
 def _with_samples(size: int, own, dims: int) -> tuple[int, ...]:

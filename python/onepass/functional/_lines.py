@@ -19,7 +19,7 @@ def norm(name: str, eps: float | None, weight: bool, bias: bool, activation: str
 @remembered
 def group_norm(eps: float, weight: bool, bias: bool, activation: str | None) -> str:
     return join(
-        normalisation_word("layer_norm", eps),
+        normalisation_word("layer_norm", number("group_norm", "eps", eps)),
         weight and "scale(channels)",
         bias and "bias(channels)",
         activation_word("group_norm", activation),

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from onepass.call import fused
 from onepass.functional import _lines
 from onepass.graph.effects import effects_of, evaluated
-from onepass.graph.operations import is_tensor, leave_apart, operation, same, same_shape, value_of
+from onepass.graph.operations import is_contiguous, is_tensor, leave_apart, operation, same, same_shape, value_of
 from onepass.reference import ACTIVATIONS
 from onepass.rewrite.find.chains import HOLDS, Order, lies_as
 from onepass.rewrite.rewriter import as_result
@@ -54,7 +54,7 @@ def _read(node: fx.Node, x, groups, weight, bias, eps) -> Groups | None:
     """The normalisation, if its numbers are known."""
     affine = [t for t in (weight, bias) if t is not None]
     is_plain = isinstance(groups, int) and isinstance(eps, (int, float)) and all(map(is_tensor, affine))
-    if not is_plain or not is_tensor(x) or value_of(x).dtype not in HOLDS:
+    if not is_plain or math.isnan(eps) or not is_tensor(x) or value_of(x).dtype not in HOLDS:
         return None
     nodes, activation = [node], _activation_behind(node)
     nodes += [] if activation is None else [activation[0]]
@@ -67,6 +67,8 @@ def _read(node: fx.Node, x, groups, weight, bias, eps) -> Groups | None:
     ]
     if any(value_of(of).dtype != value_of(x).dtype for of in nodes):
         return None  # under autocast a norm gives float32
+    if not is_contiguous(value_of(x)):
+        return None  # a copy would be made, and x's gradient would lie otherwise
     return Groups(x, shift if before is not None else None, groups, weight, bias, " | ".join(words), tuple(nodes))
 
 

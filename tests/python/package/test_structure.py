@@ -76,3 +76,9 @@ def test_circles_are_found():
 def test_no_import_circle():
     found = circles(imports(modules()))
     assert not found, "modules import each other:\n" + "\n".join(map(", ".join, found))
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """Else pytest takes one for the other."""
+    names = [path.name for path in Path(__file__).parents[1].rglob("test_*.py")]
+    assert len(names) == len(set(names))

@@ -1,6 +1,7 @@
 """Words by channels, whose operands have a number for some neighbouring columns, and group normalisation."""
 
 import io
+import math
 
 import pytest
 import torch
@@ -152,6 +153,40 @@ def test_transforms(columns, device):
     torch.testing.assert_close(tangent, torch.func.jvp(plain, (x, g, b), (x, g, b))[1])
 
 
+@pytest.mark.parametrize("columns", [24, 96, 384])
+@pytest.mark.parametrize("line", ["scale(channels) | bias(channels)", "scale(channels) | times", f"scale | {NORM}"])
+def test_samples_of_one_row(line, columns, device):
+    """Their gradients are whole, and stand in another order than sums do."""
+    sizes = {"scale(channels)": (4,), "bias(channels)": (12,), "scale": (columns,), "times": (columns,)}
+    names = [word.strip() for word in line.split("|")]
+    tensors = [torch.randn(3, columns, device=device, dtype=torch.float64)]
+    tensors += [torch.randn(3, *sizes[name], device=device, dtype=torch.float64) for name in names if name in sizes]
+    places = tuple(range(len(tensors)))
+
+    def ours(*given):
+        return onepass.fused(line, *given).square().sum()
+
+    def plain(*given):
+        return onepass.Line(line).reference(*given).square().sum()
+
+    found, expected = (torch.func.vmap(torch.func.grad(f, places))(*tensors) for f in (ours, plain))
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b)
+    one = tuple(t[0] for t in tensors)
+    found, expected = (torch.func.jacrev(f, places)(*one) for f in (ours, plain))
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b)
+
+
+def test_samples_share_no_operand_with_more_dimensions(device):
+    x, g = torch.randn(2, 24, device=device), torch.randn(2, 4, device=device)
+    for line, operand in (("scale(channels)", g), ("scale", torch.randn(2, 24, device=device))):
+        with pytest.raises(RuntimeError, match="must broadcast to x, which has 1 dimensions"):
+            torch.func.vmap(lambda a, line=line, operand=operand: onepass.fused(line, a, operand))(x)
+    with pytest.raises(RuntimeError, match="at least one dimension"):
+        torch.func.vmap(lambda a, b: onepass.fused("scale(channels)", a, b))(x, torch.randn(2, device=device))
+
+
 @pytest.mark.parametrize("columns", [24, 384])
 def test_compiled(columns, device):
     torch._dynamo.reset()
@@ -175,6 +210,10 @@ def test_opcheck(columns, device):
 
 
 class TestText:
+    def test_infinities_are_numbers(self):
+        numbers = [onepass.Line(f"scale({n})").words[0].parameters[0] for n in ("inf", "-inf")]
+        assert numbers == [math.inf, -math.inf]
+
     def test_is_what_was_read(self):
         words = onepass.Line(" scale( 1,channels) | bias(channels )").words
         assert list(map(str, words)) == ["scale(1, channels)", "bias(channels)"]
@@ -285,6 +324,7 @@ class TestGroupNorm:
             ((2, 8), 2.0, 8, TypeError, "num_groups"),
             ((2, 8), 2, 4, RuntimeError, "a number for each of the 8 channels"),
             ((1, 4), 4, 4, ValueError, "more than 1 value per channel"),
+            ((2, 8, 0), 4, 8, RuntimeError, "behind the channels to be greater than 0"),
         ],
     )
     def test_faults(self, shape, groups, size, error, message, device):

@@ -111,13 +111,22 @@ def test_what_others_see_stays():
         assert [line.line for line in onepass.report(fused).lines] == lines
 
 
-def test_channels_last_stays_where_it_can_be_seen():
+def test_channels_last_stays():
     model = drawn(nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU()))
-    x = images(8)[0].contiguous(memory_format=torch.channels_last)
-    fused = onepass.fuse(copy.deepcopy(model))
-    y = fused(x)
-    torch.testing.assert_close(y, model(x))
-    assert y.stride() == model(x).stride()
+    x = images(8)[0].contiguous(memory_format=torch.channels_last).requires_grad_()
+    for function in (model, lambda x: model(x).sum(1)):
+        fused = onepass.fuse(copy.deepcopy(function) if function is model else function)
+        ours, theirs = fused(x), function(x)
+        torch.testing.assert_close(ours, theirs, check_stride=True)
+        gradients = [torch.autograd.grad(y.square().sum(), x)[0] for y in (ours, theirs)]
+        torch.testing.assert_close(*gradients, check_stride=True)
+        assert onepass.report(fused).lines == []
+
+
+def test_an_epsilon_that_is_no_number():
+    x = images(8)[0]
+    fused = onepass.fuse(lambda x: F.silu(F.group_norm(x, 2, eps=float("nan"))))
+    assert fused(x).isnan().all()
 
 
 def test_results_may_be_overwritten():
