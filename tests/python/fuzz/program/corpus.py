@@ -191,4 +191,16 @@ t3 = torch.rand(4, 8) + t2
 t4 = torch.rand(4, 8) * F.layer_norm(t3, (8,))""",
         "t4",
     ),
+    "a block of a subclass whose backward Dynamo alone refuses": written(
+        "x1 = R(4, 8).as_subclass(Tagged); x2 = R(4, 8)!",
+        """
+t1 = x1 * torch.sigmoid(x1)
+def f1(p1):
+    return self.b1(t1.contiguous())
+t2 = checkpoint(f1, x2, use_reentrant=False)
+t3 = t2.transpose(0, 1)
+t4 = t3.sum()""",
+        "t3, t4",
+        state="self.b1 = nn.BatchNorm1d(8)",
+    ),
 }
