@@ -141,10 +141,14 @@ def sizes_of_sum(shape: Sequence[int], has: int) -> tuple[int, ...]:
     return (*(size if has >> last - d & 1 else 1 for d, size in enumerate(shape[:-1])), shape[-1])
 
 
+def sum_of_neighbours(columns: Tensor, count: int) -> Tensor:
+    """Of the last dimension so many sums, each of as many neighbours."""
+    return columns.unflatten(-1, (count, columns.shape[-1] // count)).sum(-1)
+
+
 def sum_of_channels(columns: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Of a gradient of columns that of an operand of channels, of this shape and dtype."""
-    channels = shape[-1]
-    return columns.unflatten(-1, (channels, columns.shape[-1] // channels)).sum(-1).sum_to_size(shape).to(dtype)
+    return sum_of_neighbours(columns, shape[-1]).sum_to_size(shape).to(dtype)
 
 
 def given(*tensors: Tensor | None) -> list[Tensor]:

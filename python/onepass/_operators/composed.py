@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from onepass import _native
-from onepass._arguments.shapes import sizes_of_sum
+from onepass._arguments.shapes import sizes_of_sum, sum_of_neighbours
 from onepass.reference import IN_TORCH, compose, of_columns
 
 OF_DTYPE = {code: dtype for dtype, code in _native.DTYPES.items()}
@@ -99,7 +99,7 @@ def _summed(gradient: Tensor, output: dict) -> Tensor:
     if output["column"] and output["has"] >= 0:
         gradient = gradient.sum_to_size(sizes_of_sum(gradient.shape, output["has"]))
     unit = output["unit"]
-    return gradient if unit == 1 else gradient.unflatten(-1, (gradient.shape[-1] // unit, unit)).sum(-1)
+    return gradient if unit == 1 else sum_of_neighbours(gradient, gradient.shape[-1] // unit)
 
 
 def refuse_twice(line) -> NoReturn:

@@ -7,7 +7,7 @@ from torch._functorch.vmap import _broadcast_to_and_flatten
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from onepass import _native
-from onepass._arguments.shapes import repetition, sizes_of_sum
+from onepass._arguments.shapes import repetition, sizes_of_sum, sum_of_neighbours
 from onepass._operators.composed import like_x
 from onepass._operators.fake import gradients_of, library
 
@@ -29,9 +29,14 @@ def _register(name: str) -> None:
     torch.library.register_vmap(f"onepass::{name}", rule, lib=library)
 
 
-def _operand_kinds(line: str) -> list[str]:
+def _operand_words(line: str) -> list[dict]:
+    """Each operand's."""
     words = _native.describe(line)["words"]
-    return [word["operand"] for word in words if word["operand"] != "none" for _ in range(word["operands"])]
+    return [word for word in words if word["operand"] != "none" for _ in range(word["operands"])]
+
+
+def _operand_kinds(line: str) -> list[str]:
+    return [word["operand"] for word in _operand_words(line)]
 
 
 def _may_join_rows(given, dims) -> bool:
@@ -107,7 +112,8 @@ def _gradients_together(op, size: int, args, kinds):
     like = like_x(args["line"], args["gradients"], args["x"], args["resumed"], args.get("resumed_behind"))
     joined, types = like.shape, []
     units = [of // _native.UNIT for of in args["operand_types"]]
-    least = min((unit for unit, is_one in zip(units, _by_channels(args["line"])) if is_one), default=0)
+    words = _operand_words(args["line"])
+    least = min((unit for unit, word in zip(units, words) if "by_channels" in word["properties"]), default=0)
     for kind, of in zip(kinds, args["operand_types"]):
         own, unit = None, min(of // _native.UNIT, least) * _native.UNIT
         of %= _native.UNIT  # noqa: PLW2901
@@ -129,16 +135,11 @@ def _gradients_together(op, size: int, args, kinds):
     return [_of_samples(r, t, size, len(joined)) for r, t in zip(found, of_sample)], [0] * len(found)
 
 
-def _by_channels(line: str) -> list[bool]:
-    words = _native.describe(line)["words"]
-    return ["by_channels" in w["properties"] for w in words if w["operand"] != "none" for _ in range(w["operands"])]
-
-
 def _of_samples(gradient: torch.Tensor, of_sample: torch.Tensor, size: int, dims: int) -> torch.Tensor:
     """A gradient of so many samples as one has it."""
     last = of_sample.shape[-1] if of_sample.dim() else 1
     if gradient.dim() and gradient.shape[-1] != last:
-        gradient = gradient.unflatten(-1, (last, gradient.shape[-1] // last)).sum(-1)
+        gradient = sum_of_neighbours(gradient, last)
     gradient = gradient.sum_to_size(_with_samples(size, of_sample.shape, dims))
     return gradient.reshape(size, *of_sample.shape).to(of_sample.dtype)
 
