@@ -207,7 +207,7 @@ struct relu_squared {
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    return L(2) * relu::forward(x) * dy;
+    return relu::backward(x, L(L(2) * x * dy));  // 0 where x <= 0, whatever dy is
   }
 };
 

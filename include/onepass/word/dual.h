@@ -11,6 +11,13 @@
 
 ONEPASS_BEGIN
 
+// A slope times a factor. What does not depend on x adds nothing, however large or undefined the factor is: so
+// `where` and `max` select in backward as they do in forward.
+template <class L>
+ONEPASS_FUNCTION L along(L slope, L factor) {
+  return where(slope == L(0), L(0), L(slope * factor));
+}
+
 template <class L>
 struct dual {
   using scalar = typename L::scalar;
@@ -24,11 +31,11 @@ struct dual {
   friend ONEPASS_FUNCTION dual operator-(dual a, dual b) { return {L(a.value - b.value), L(a.slope - b.slope)}; }
   friend ONEPASS_FUNCTION dual operator-(dual a) { return {L(-a.value), L(-a.slope)}; }
   friend ONEPASS_FUNCTION dual operator*(dual a, dual b) {
-    return {L(a.value * b.value), L(fma(a.slope, b.value, L(a.value * b.slope)))};
+    return {L(a.value * b.value), L(along(a.slope, b.value) + along(b.slope, a.value))};
   }
   friend ONEPASS_FUNCTION dual operator/(dual a, dual b) {
     const L quotient = a.value / b.value;
-    return {quotient, L((a.slope - quotient * b.slope) / b.value)};
+    return {quotient, L((a.slope - along(b.slope, quotient)) / b.value)};
   }
 
   friend ONEPASS_FUNCTION auto operator<(dual a, dual b) { return a.value < b.value; }
@@ -71,11 +78,11 @@ ONEPASS_FUNCTION dual<L> floor(dual<L> a) {
 }
 
 // f(a), with the derivative at a.
-#define ONEPASS_DERIVATIVE(name, derivative) \
-  template <class L>                         \
-  ONEPASS_FUNCTION dual<L> name(dual<L> a) { \
-    const L x = a.value, y = name(x);        \
-    return {y, L(a.slope * L(derivative))};  \
+#define ONEPASS_DERIVATIVE(name, derivative)   \
+  template <class L>                           \
+  ONEPASS_FUNCTION dual<L> name(dual<L> a) {   \
+    const L x = a.value, y = name(x);          \
+    return {y, along(a.slope, L(derivative))}; \
   }
 ONEPASS_DERIVATIVE(exp, y)
 ONEPASS_DERIVATIVE(expm1, exp(x))
@@ -97,8 +104,7 @@ template <class L>
 ONEPASS_FUNCTION dual<L> pow(dual<L> a, dual<L> b) {
   const L y = pow(a.value, b.value);
   const L by_base = b.value * L(pow(a.value, L(b.value - L(1))));
-  const L by_exponent = where(b.slope == L(0), L(0), L(y * L(log(a.value)) * b.slope));  // no logarithm unless needed
-  return {y, L(fma(a.slope, by_base, by_exponent))};
+  return {y, L(along(a.slope, by_base) + along(b.slope, L(y * log(a.value))))};
 }
 
 ONEPASS_END

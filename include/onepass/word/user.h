@@ -40,7 +40,7 @@ struct plain_word {
       return Body<L>::backward(x, dy, a...);
     } else {
       using D = dual<L>;
-      return dy * D(Body<D>::forward(D(x, L(1)), D(a, L(0))...)).slope;
+      return along(D(Body<D>::forward(D(x, L(1)), D(a, L(0))...)).slope, dy);
     }
   }
 };
@@ -59,7 +59,7 @@ struct operand_word {
       using D = dual<L>;
       const D by_x(Body<D>::forward(D(x, L(1)), D(operand, L(0)), D(a, L(0))...)),
           by_operand(Body<D>::forward(D(x, L(0)), D(operand, L(1)), D(a, L(0))...));
-      return {dy * by_x.slope, dy * by_operand.slope};
+      return {along(by_x.slope, dy), along(by_operand.slope, dy)};
     }
   }
 };
@@ -142,7 +142,7 @@ struct row_word : summed_word<Body, Sums> {
   template <class L, class T, int N>
   static ONEPASS_FUNCTION L backward(L x, L dz, word::row_numbers<T> saved, word::pair<T> sums,
                                      word::own_numbers<T, N> own) {
-    return base::plus_slopes(L(dz * slope(x, T(1), T(0), T(0), saved, own)), x, L(sums.first), L(sums.second), own);
+    return base::plus_slopes(along(slope(x, T(1), T(0), T(0), saved, own), dz), x, L(sums.first), L(sums.second), own);
   }
 
  private:

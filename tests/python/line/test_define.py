@@ -1,6 +1,7 @@
 """A user's own word: in every line on both devices, checked when it is defined, found in models."""
 
 import copy
+import math
 import os
 import re
 import subprocess
@@ -81,6 +82,28 @@ def test_gradcheck(device):
     inputs = make_inputs("sweep(0.7, -0.3) | own_prelu", (3, 5), torch.float64, device)
     line = onepass.Line("sweep(0.7, -0.3) | own_prelu")
     assert torch.autograd.gradcheck(lambda *tensors: line(*tensors), inputs.tensors)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_derived_gradients_select(device):
+    """What `where` and `max` leave out adds no gradient, whatever the derivative is there: as in PyTorch."""
+    onepass.define_word(
+        "root_or_none",
+        source="template <class L> static L forward(L x) { return where(x > 1, x * sqrt(max(x - 1, L(0))), L(0)); }",
+        reference=lambda x: torch.where(x > 1, x * torch.sqrt(torch.clamp_min(x - 1, 0)), 0),
+    )
+    try:
+        x = torch.tensor([-2.0, 1.0, 2.0, 5.0], device=device, requires_grad=True)
+        for upstream in (1.0, math.nan, math.inf):
+            (dx,) = torch.autograd.grad(onepass.fused("root_or_none", x), x, torch.full_like(x, upstream))
+            assert dx[:2].tolist() == [0, 0] and math.isfinite(dx[3]) == math.isfinite(upstream)
+        weight = torch.full((4,), 0.5, device=device, requires_grad=True)
+        grads = torch.tensor([math.nan, 1.0, math.nan, 1.0], device=device)
+        ours = torch.autograd.grad(onepass.fused("own_prelu", x, weight), (x, weight), grads)
+        theirs = torch.autograd.grad(PRELU["reference"](x, weight), (x, weight), grads)
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+    finally:
+        onepass.undefine_word("root_or_none")
 
 
 def test_in_the_vocabulary():

@@ -108,6 +108,40 @@ def test_nan_comes_back_as_nan(name, device):
         assert dx[1].isnan(), "a NaN gradient is lost"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(form.format(shown(name)) for form in ("{}", "bias | {}", "gate({})", "gated({})") for name in ACTIVATIONS),
+        *("mask", "causal", "times", "div", "bias | mask | mul(2)", "clamp(-1, inf)", "leaky_relu(0)"),
+    ],
+)
+def test_infinite_and_nan_gradients(line, dtype, device):
+    """Finite where PyTorch's are: what selects in forward selects in backward, and multiplies nothing by zero."""
+    places = torch.tensor([-30, -4, -3, -1, -0.0, 0, 0.5, 1, 3, 4, 30], dtype=dtype, device=device)
+    inputs = make_inputs(line, (4, 4, len(places)), dtype, device)
+    inputs.x.data = places.expand_as(inputs.x).clone()
+    for operand in inputs.operands:  # of gated, what its activation takes
+        if operand.is_floating_point() and line.startswith("gated"):
+            operand.data = places.expand_as(operand).clone()
+    grad = torch.tensor([1.0, NAN, INF, -INF], dtype=dtype, device=device)[:, None, None].expand_as(inputs.x)
+    (ours,), _ = run(line, inputs)
+    (exact,) = compose(
+        onepass.Line(line).words,
+        inputs.x.double(),
+        [o.double() if o.is_floating_point() else o for o in inputs.operands],
+    )
+    differentiable = inputs.differentiable
+    for got, expected in zip(
+        torch.autograd.grad(ours, differentiable, grad),
+        torch.autograd.grad(exact, differentiable, grad.double()),
+        strict=True,
+    ):
+        assert_equal(got.isfinite(), expected.isfinite(), line)
+        finite = expected.isfinite()
+        torch.testing.assert_close(got[finite], expected[finite])
+
+
 @pytest.mark.parametrize("bad", [INF, -INF, NAN])
 @pytest.mark.parametrize("columns", [5, 64, 1000])
 @pytest.mark.parametrize("line", NORMS)
