@@ -7,6 +7,7 @@ export PATH := $(BIN):$(PATH)
 export HF_HUB_OFFLINE := 1
 
 .PHONY: demo demo-distributed check test lib build wheel bench bench-instructions sanitize lint docs clean
+export NO_MKDOCS_2_WARNING := 1
 
 CONFIGURE := cmake -S . -B build -G Ninja -DPython3_EXECUTABLE=$(BIN)/python
 
@@ -24,8 +25,9 @@ check: $(VENV)/stamp
 	$(BIN)/python -m pytest -q -n 2 -m quick
 
 # All that CI runs.
-test: build $(VENV)/demo.stamp $(VENV)/train.stamp
+test: build $(VENV)/demo.stamp $(VENV)/train.stamp $(VENV)/docs.stamp
 	tools/lint
+	$(BIN)/python -m mkdocs build --quiet
 	ctest --test-dir build --output-on-failure --parallel 2
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 30 --durations-min 10
 
@@ -64,8 +66,10 @@ lint: $(VENV)/stamp
 	$(CONFIGURE)
 	tools/lint --tidy
 
-docs: lib
+# What is generated of docs/, and the site of it all, build/site, with warnings as errors.
+docs: lib $(VENV)/docs.stamp
 	$(BIN)/python -m onepass docs
+	$(BIN)/python -m mkdocs build --quiet
 
 clean:
 	rm -rf build python/onepass/lib python/onepass/include
@@ -80,6 +84,7 @@ $(VENV)/stamp: pyproject.toml tools/requirements.py tools/system-packages
 
 $(VENV)/demo.stamp: EXTRAS := demo bench
 $(VENV)/train.stamp: EXTRAS := train
-$(VENV)/demo.stamp $(VENV)/train.stamp: $(VENV)/stamp
+$(VENV)/docs.stamp: EXTRAS := docs
+$(VENV)/demo.stamp $(VENV)/train.stamp $(VENV)/docs.stamp: $(VENV)/stamp
 	$(BIN)/python tools/requirements.py $(EXTRAS) | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	touch $@

@@ -100,7 +100,7 @@ def linear_cross_entropy(
         A number, or target's shape for "none"; float32, of a float64 matrix float64.
 
     Raises:
-        As `cross_entropy` and `linear`.
+        RuntimeError, ValueError: as `cross_entropy` and `linear`.
 
     Saved for backward: for "mean" and "sum" input, matrix and bias, and their gradients, which forward makes while a
     chunk's logits are there; for "none", in torch.compile, checkpoints and torch.func input, matrix, bias, target and
@@ -376,7 +376,7 @@ def linear_log_prob(
         (...), float32, of a float64 matrix float64; with `entropy` two such tensors.
 
     Raises:
-        As `log_prob` and `linear`.
+        RuntimeError, ValueError: as `log_prob` and `linear`.
 
     Saved for backward: input, matrix, bias, target, and two numbers a row (four with `entropy`, of more than 16 bits
     five).

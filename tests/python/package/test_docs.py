@@ -17,7 +17,8 @@ from onepass.case import CASES
 
 ROOT = Path(__file__).resolve().parents[3]
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *TUTORIALS])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+GUIDES = [*sorted((ROOT / "docs/how-to").glob("*.md")), ROOT / "docs/coming-from.md"]
 
 
 def test_the_language_page_is_current():
@@ -71,6 +72,28 @@ def test_a_tutorials_blocks_run(page, one_clock, capsys):
         pytest.importorskip("matplotlib")
     run_blocks(page, {})
     assert "\npassed: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in GUIDES if "```python" in page.read_text(encoding="utf-8")], ids=lambda page: page.stem
+)
+def test_a_guides_blocks_run(page):
+    if "transformers" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("transformers", reason="needs onepass[demo]")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    run_blocks(page, {})
+
+
+def test_programs_that_guides_show_are_there():
+    shown = [name for page in GUIDES for name in re.findall(r"<!-- source:(\S+) -->", page.read_text(encoding="utf-8"))]
+    assert {"examples/trainer.py", "examples/sft.py", "examples/fsdp2.py"} <= set(shown)
+    assert all((ROOT / name).is_file() for name in shown)
+
+
+def test_the_reference_names_all_that_is_public():
+    named = set(re.findall(r"^::: (\S+)", "".join(p.read_text() for p in (ROOT / "docs/reference").glob("*.md")), re.M))
+    assert {f"onepass.{name}" for name in onepass.__all__} <= named
 
 
 def test_the_page_on_models_runs(capsys):
