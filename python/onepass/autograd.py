@@ -75,15 +75,15 @@ def is_transformed() -> bool:
     return not _is_traced() and (_has_transforms() or forward_ad._current_level >= 0)
 
 
-def is_transformed_in_graph(tensors) -> bool:
+def is_transformed_in_graph() -> bool:
     """Whether Dynamo captures a call within transforms of torch.func that an autograd function in its graph gets wrong
-    or cannot take: forward mode, derivatives of derivatives, vmap of what has gradients."""
+    or cannot take: forward mode, derivatives of derivatives, vmap or a gradient of what has gradients without it."""
     if not _is_traced():
         return False
     levels = _transforms()
     if levels == "Vmap":
-        return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    return levels not in _TAKEN
+        return torch.is_grad_enabled() and _takes_gradients()
+    return levels not in _TAKEN or levels == "Grad" and _takes_gradients()
 
 
 # Before torch 2.12 jacobians, whose backward is what vmap sees, are zeros.
@@ -93,6 +93,19 @@ _TAKEN = ("", "Grad") if tuple(map(int, torch.__version__.split(".")[:2])) >= (2
 @torch.compiler.assume_constant_result
 def _transforms() -> str:
     return ",".join(level.key().name for level in get_interpreter_stack() or ())
+
+
+@torch.compiler.assume_constant_result
+def _takes_gradients() -> bool:
+    """Whether what the graph takes, as far as it has been captured, has gradients. Tensors within a transform do not
+    say it of what they are made of."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    captured = InstructionTranslator.current_tx().output
+    given = [
+        node for graph in {captured.root_tracer.graph, captured.graph} for node in graph.find_nodes(op="placeholder")
+    ]
+    return any(getattr(node.meta.get("example_value"), "requires_grad", False) for node in given)
 
 
 def alive(tensors):

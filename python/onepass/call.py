@@ -145,7 +145,7 @@ def _run(line: Line, x, operands, training: bool, generator, stack: bool, shard:
         state = _draw(x, generator, shard) if line.has_dropout else None
         if line.weight is not None:
             operands = under_autocast("cpu" if x.is_cpu else x.device.type, operands, line._matrix_operands)
-        if is_transformed_in_graph((x, *operands)) or x.is_cpu and not runs_on_cpu(line, operands):
+        if is_transformed_in_graph() or x.is_cpu and not runs_on_cpu(line, operands):
             line._check_tensors(x, operands)
             line._check_shapes(x, operands)
             return line.reference(x, *operands, dropout_state=state)
@@ -167,7 +167,7 @@ def _run_list(line: Line, xs: list, operands: list, training: bool, generator, s
         return call(line, x, own, True, generator)
 
     def in_one_launch(taken):
-        if line.weight is not None or is_transformed():
+        if line.weight is not None or is_transformed() or is_transformed_in_graph():
             return None
         if xs[0].is_cpu and not runs_on_cpu(line, lists.own(taken, 0)):
             return None
