@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onepass.bench.architectures import BASE
+from onepass.bench.architectures import BASE, floats
 from onepass.bench.architectures.blocks import dit
 from onepass.bench.architectures.size import without_dropout
 from onepass.bench.models import network
@@ -57,7 +57,7 @@ class Whole:
         """What is called: of a model with a head a function that gives its loss alone."""
         if not self.head:
             return model
-        return (lambda **inputs: model(**inputs).loss) if self.architecture != DIT else functional_loss(model)
+        return loss_of_noise(model) if self.head == NOISE else lambda **inputs: model(**inputs).loss
 
     def exact(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
         """The same in float32, to be called in no mode."""
@@ -123,12 +123,7 @@ class Whole:
         return {"input_ids": ids}
 
 
-def floats(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The inputs, with floating-point tensors in this dtype."""
-    return {k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
-
-
-def functional_loss(model: nn.Module) -> Callable[..., Tensor]:
+def loss_of_noise(model: nn.Module) -> Callable[..., Tensor]:
     """Of a diffusion model: the mean square of what its noise is missed by."""
     return lambda target, **inputs: nn.functional.mse_loss(model(**inputs), target)
 

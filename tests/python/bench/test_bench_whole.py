@@ -205,5 +205,6 @@ def test_every_model_can_be_built_and_takes_its_inputs(model):
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
     assert tensors and all(tensor.device == meta for tensor in tensors)
     assert any(tensor.shape[: len(model.shape)] == model.shape for tensor in tensors)
+    assert model.head or all(tensor.shape == model.shape for tensor in tensors)
     if model.architecture not in DECODERS and not model.head:  # those look at numbers of their masks
         network(**inputs)

@@ -13,7 +13,7 @@ from onepass.bench.architectures.size import Make, Size
 from onepass.bench.architectures.text import TEXT
 from onepass.bench.architectures.vision import VISION
 
-__all__ = ["ARCHITECTURES", "BASE", "SMALL", "build", "floating"]
+__all__ = ["ARCHITECTURES", "BASE", "SMALL", "build", "floating", "floats"]
 
 ARCHITECTURES: dict[str, Make] = TEXT | VISION | AUDIO | BLOCKS
 
@@ -35,11 +35,12 @@ def build(
     make = ARCHITECTURES[name]
     with torch.device(device):
         model, inputs = make(size)
-    return model.to(dtype).eval(), {k: _in(dtype, v) for k, v in inputs.items()}
+    return model.to(dtype).eval(), floats(inputs, dtype)
 
 
-def _in(dtype: torch.dtype, value: Any) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+def floats(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """The inputs, with floating-point tensors in this dtype."""
+    return {k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
 
 
 def floating(result: Any, path: str = "") -> dict[str, Tensor]:
