@@ -15,6 +15,7 @@ Layers, from the top; a module imports only what lies below it (tests/python/pac
 import torch.compiler.config
 
 from onepass import cache, functional, nn
+from onepass._metadata import VERSION, put_metadata
 from onepass._native import LIBRARY
 from onepass._operators import flops as _flops  # noqa: F401 (registers)
 from onepass._operators import vmap as _vmap  # noqa: F401
@@ -29,8 +30,9 @@ from onepass.rewrite.fuse import fuse, report, unfuse
 from onepass.word import Word, WordError, words
 
 front()  # whose operators a graph of torch.jit that is loaded may hold
+put_metadata()
 
-__version__ = "0.1.0"
+__version__ = VERSION
 # torch.compile's caches on disk know an operator by its name: a graph of another version, or of a library that was
 # built otherwise, may expect other tensors.
 _tag = f"onepass-{__version__}-{LIBRARY.stat().st_mtime_ns:x}"

@@ -1,5 +1,5 @@
 """`python -m onepass` is the command `onepass`."""
 
-from onepass.cli import app
+from onepass.cli import main
 
-app(prog_name="onepass")
+main()

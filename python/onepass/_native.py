@@ -14,12 +14,19 @@ from pathlib import Path
 
 import torch
 
+from onepass._log import taking_seconds
+
 PACKAGE = Path(__file__).resolve().parent
 LIBRARY = PACKAGE / "lib" / "libonepass.so"
 
 BROADCAST, SUMMED, HAS, UNIT = 16, 32, 64, 1 << 56
 """Added to an operand's dtype (src/line/signature.h): its shape is not x's; its gradient is a sum over rows; times the
 bits of x's leading dimensions that it has."""
+
+
+LEAST_TORCH = 2, 10
+if tuple(map(int, torch.__version__.split(".")[:2])) < LEAST_TORCH:
+    raise ImportError(f"onepass needs torch {LEAST_TORCH[0]}.{LEAST_TORCH[1]} or newer; this is {torch.__version__}")
 
 
 class LineError(ValueError):
@@ -135,9 +142,15 @@ DTYPES = {getattr(torch, name): number for number, name in enumerate(_answer(_li
 """The library's numbers of the dtypes that it knows."""
 
 
-def _compiled(ask: Callable[[], bytes]):
-    """What is asked, which may take a compiler's seconds. Signals' handlers run in the main thread, which is kept free
-    for them: Ctrl-C ends the compiler, and is a KeyboardInterrupt."""
+def _compiled(what: str, ask: Callable[[], bytes]):
+    """What is asked, which may take a compiler's seconds, and says so."""
+    with taking_seconds(what):
+        return _interruptible(ask)
+
+
+def _interruptible(ask: Callable[[], bytes]):
+    """Signals' handlers run in the main thread, which is kept free for them: Ctrl-C ends the compiler, and is a
+    KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         while True:
             try:
@@ -329,7 +342,9 @@ def cpu_prepare(line: str, boolean_masks: int) -> dict:
     """
     text = line.encode()
     ready = _answer(_library.onepass_cpu_prepare(text, boolean_masks, False))
-    return ready if ready["ready"] else _compiled(lambda: _library.onepass_cpu_prepare(text, boolean_masks, True))
+    if ready["ready"]:
+        return ready
+    return _compiled(f'the line "{line}"', lambda: _library.onepass_cpu_prepare(text, boolean_masks, True))
 
 
 def cuda_prebuild(line: str, arch: str, dtype: torch.dtype, operand_dtype: torch.dtype, columns: int) -> dict:
@@ -353,7 +368,8 @@ def open_autograd(may_compile: bool = True) -> Callable | None:
     texts = [str(text).encode() for text in (root, torch.__version__, sysconfig.get_path("include"))]
     handle = _answer(_library.onepass_open_autograd(*texts, False))["handle"]
     if not handle and may_compile:
-        handle = _compiled(lambda: _library.onepass_open_autograd(*texts, True))["handle"]
+        what = f"the autograd function for torch {torch.__version__}"
+        handle = _compiled(what, lambda: _library.onepass_open_autograd(*texts, True))["handle"]
     if not handle or "t" in sys.abiflags:  # a Python without the GIL, whose objects begin differently
         return None
     front = getattr(ctypes.PyDLL("autograd", handle=handle), "onepass_front", None)

@@ -18,6 +18,7 @@ from onepass._arguments.shapes import repetition, sum_of_channels, unit_type
 from onepass._operators.backward import derivative_along, run_backward
 from onepass._operators.composed import Saved, cannot_be_made_again, composed_backward, refuse_twice
 from onepass._operators.fake import library, no_operands
+from onepass._tracing import assume_constant_result
 from onepass.line import Line, _parse
 from onepass.reference import compose
 
@@ -58,7 +59,7 @@ def _plan(line: str, types: tuple[int, ...], needed: tuple[bool, ...]):
 forget_plans = _plan.cache_clear
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def plan(line: str, types: tuple[int, ...], needed: tuple[bool, ...]):
     """Where gradients come from, the bits of those wanted (x first), and whether the backward op writes any.
 
@@ -90,12 +91,12 @@ def is_transformed_in_graph() -> bool:
 _TAKEN = ("", "Grad") if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else ("",)
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _transforms() -> str:
     return ",".join(level.key().name for level in get_interpreter_stack() or ())
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _takes_gradients() -> bool:
     """Whether what the graph takes, as far as it has been captured, has gradients. Tensors within a transform do not
     say it of what they are made of."""

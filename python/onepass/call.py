@@ -37,6 +37,7 @@ from onepass._arguments.shapes import is_sharded
 from onepass._arguments.symbolic import node_of, proxy_among
 from onepass._operators.backward import is_profiled
 from onepass._operators.fake import draw_dropout_state
+from onepass._tracing import assume_constant_result
 from onepass.autograd import (
     Apply,
     Transformable,
@@ -242,7 +243,7 @@ def runs_on_cpu(line: Line, operands) -> bool:
     return ready
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _prepare_on_cpu(text: str, masks: int) -> bool:
     try:
         _native.cpu_prepare(text, masks)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib
+import importlib.util
+import inspect
 import math
+import os
 import re
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -15,17 +16,23 @@ import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, track
 from rich.table import Column, Table
 
 import onepass
-from onepass import _native, cache, docs
+from onepass import _log, _native, cache, docs, doctor
 from onepass._words.command import word_app
 from onepass.pricing.profile import profile_of
 
-__all__ = ["app"]
+__all__ = ["app", "main"]
 
-app = typer.Typer(help="Fused operators for PyTorch, written as lines of words.", no_args_is_help=True)
+app = typer.Typer(
+    help="Fused operators for PyTorch, written as lines of words.",
+    epilog="Exit codes: 0, all is well; 1, something is wrong, failed, or was ended by Ctrl-C; 2, an argument does not "
+    "fit. `onepass COMMAND --help` says what a command means by wrong.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
 cache_app = typer.Typer(help="The disk cache of kernels compiled at first use.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 app.add_typer(word_app, name="word")
@@ -36,12 +43,82 @@ SUITES = (
     "programs_curve, host, fuse, head or explain"
 )
 MOST_ELEMENTS = 2**58
+STATES = {"works": "green", "missing": "yellow", "fails": "red"}
 DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+
+
+def main() -> None:
+    """The command, whose errors are a line where they are no faults of this package."""
+    try:
+        app(prog_name="onepass")
+    except ModuleNotFoundError as error:
+        extra = doctor.EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        fail(f"this needs {error.name}: pip install 'onepass[{extra}]'")
+    except torch.OutOfMemoryError as error:
+        fail(str(error).splitlines()[0])
+    except OSError as error:  # a file that cannot be read or written
+        fail(str(error))
+
+
+def fail(message: str) -> None:
+    """Ends the command."""
+    typer.echo(f"onepass: {message}", err=True)
+    sys.exit(1)
+
+
+def say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"onepass {onepass.__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=say_version, is_eager=True, help="of onepass and torch")
+    ] = False,
+) -> None:
+    _log.say_by_default()
+
+
+def check_there(package: str, wanted: object) -> None:
+    """Before minutes of timing: what the end of a command needs."""
+    if wanted and importlib.util.find_spec(package) is None:
+        raise typer.BadParameter(f"pictures need {package}: pip install 'onepass[{doctor.EXTRAS[package]}]'")
+
+
+def say_if_busy(seconds: float = 0.3) -> None:
+    """Before times are taken on processors that others use."""
+    busy = busy_processors(seconds)
+    if busy > 0.25:
+        said = f"other work takes {busy:.1f} of {os.cpu_count()} processors: times on the CPU are noise"
+        typer.echo(f"onepass: {said}", err=True)
+
+
+def busy_processors(seconds: float) -> float:
+    """How many of the machine's are at work while this process sleeps so long; 0 where the system does not say."""
+    before = processor_ticks()
+    time.sleep(seconds)
+    after = processor_ticks()
+    if before is None or after is None or after[1] == before[1]:
+        return 0.0
+    return (1 - (after[0] - before[0]) / (after[1] - before[1])) * (os.cpu_count() or 1)
+
+
+def processor_ticks() -> tuple[int, int] | None:
+    """Idle ones of all processors since the system began, and all; None where it is not Linux (man 5 proc_stat)."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    ticks = [int(number) for number in stat.read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -104,6 +181,7 @@ def demo(
     """Runs a real sentence encoder's activations through PyTorch's chains and the fused lines, and compares."""
     from onepass import demo as demonstration
 
+    say_if_busy()
     raise typer.Exit(demonstration.run(device=parse_device(device)))
 
 
@@ -131,6 +209,7 @@ def bench(
     """Times every pattern beside eager PyTorch, torch.compile and the libraries that are installed."""
     from onepass import bench as benchmark
 
+    check_there("matplotlib", plot)
     make_directory_of(json)
     names = None if providers is None else [name.strip() for name in providers.split(",")]
     options = {
@@ -143,6 +222,7 @@ def bench(
         "dtype": None if dtype is None else parse_dtype(dtype),
         "plot": plot,
     }
+    say_if_busy()
     try:
         benchmark.run(**options)
     except ValueError as error:  # of a pattern, provider or suite that there is not
@@ -166,7 +246,9 @@ def run_case(
 
     if name not in case.CASES:
         raise typer.BadParameter(f"no case is called {name!r}; there are {', '.join(case.CASES)}")
+    check_there("matplotlib", plot)
     make_directory_of(json, trace, plot)
+    say_if_busy()
     try:
         code = case.CASES[name](
             device=parse_device(device), json=json, quick=quick, compiled=compiled, trace=trace, plot=plot
@@ -218,6 +300,37 @@ def line(
     console.print(f"saved for backward: {docs.size(cost.saved_bytes)}")
 
 
+@app.command()
+def plan(
+    text: Annotated[str, typer.Argument(metavar="LINE", help='as in "rms_norm(1e-6) | scale | linear"')],
+    shape: Annotated[str, typer.Option(help="x's shape")] = "4096x4096",
+    dtype: Annotated[str, typer.Option(help="x's dtype: " + ", ".join(DTYPES))] = "bf16",
+    out_features: Annotated[
+        int, typer.Option(min=1, help="of `linear`, or keys of `scores`, in a line with one")
+    ] = 4096,
+    device: Annotated[
+        str | None, typer.Option(help="h200, h100, a100, cpu, a chip as in sm_90a; the one that is here if not given")
+    ] = None,
+    train: Annotated[bool, typer.Option("--train/--inference", help="whether tensors are saved for backward")] = True,
+) -> None:
+    """Says how a line would be computed forward, and why so: strategies, kernels, bytes, predicted times."""
+    parsed, of_shape, of_dtype = parse_line(text), parse_shape(shape), parse_dtype(dtype)
+    contracts = parsed.weight is not None or parsed.scores
+    try:
+        found = parsed.plan(of_shape, of_dtype, out_features if contracts else None, device=device, training=train)
+    except (RuntimeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    columns = (Column("MiB", justify="right"), Column("µs predicted", justify="right"))
+    table = Table("strategy", *columns, Column("kernel, or why not", overflow="fold"), title=f"{shape}, {of_dtype}")
+    for way in found.alternatives:
+        name = f"[bold]{way.name}[/]" if way.name == found.strategy else way.name
+        seconds = "" if way.seconds is None else f"{1e6 * way.seconds:,.3g}"
+        moved = "" if way.why_not else f"{way.bytes / 2**20:,.1f}"
+        table.add_row(name, moved, seconds, escape(way.why_not or way.kernel))
+    console.print(table)
+    console.print(f"{found.strategy}: {found.why}", markup=False, highlight=False)
+
+
 @app.command("explain")
 def explain_model(
     factory: Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="called without arguments; gives the model")],
@@ -229,13 +342,14 @@ def explain_model(
     measured: Annotated[bool, typer.Option("--measure", help="times the lines here, too")] = False,
 ) -> None:
     """Says what lines a model is worth, what they would save, and what won't help."""
-    make_directory_of(json)
+    check_there("matplotlib", plot)
+    make_directory_of(json, plot)
     inputs = [parse_input(text) for text in input]
     try:
         profile = profile_of(device)
     except (ValueError, TypeError) as error:  # of no such device, or a file that is no profile
         raise typer.BadParameter(str(error)) from None
-    model = load(factory)().train(train)
+    model = made_by(factory).train(train)
     with torch.set_grad_enabled(train):
         explained = onepass.explain(model, *inputs, device=profile)
     console.print(explained)
@@ -245,6 +359,21 @@ def explain_model(
         explained.plot(plot)
     if measured:
         explained.measure()
+
+
+def made_by(text: str) -> torch.nn.Module:
+    """What the factory that "module:name" names gives; its own errors are its own."""
+    factory = load(text)
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise typer.BadParameter(f"{text!r} is called without arguments: {error}") from None
+    except ValueError:  # of a builtin, which does not say
+        pass
+    model = factory()
+    if not isinstance(model, torch.nn.Module):
+        raise typer.BadParameter(f"expected {text!r} to give a torch.nn.Module, and it gave {type(model).__name__}")
+    return model
 
 
 def load(text: str):
@@ -274,68 +403,58 @@ def calibrate(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one if not given")] = None,
 ) -> None:
     """Measures what `explain` and `fuse` need to know of this device; takes about a minute."""
+    from onepass.pricing.calibrate import STEPS
     from onepass.pricing.calibrate import calibrate as measure
 
+    chosen = parse_device(device)
     make_directory_of(output)
-    profile = measure(parse_device(device))
+    say_if_busy()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("begins", total=STEPS)
+        profile = measure(chosen, said=lambda step: progress.update(task, advance=1, description=step))
     output.write_text(profile.to_json(), encoding="utf-8")
     console.print(f"{profile.name}: {profile.bandwidth / 1e9:,.0f} GB/s; wrote {output}")
 
 
-@app.command("docs")
+@app.command("docs", hidden=True)
 def write_docs(
     output: Annotated[Path, typer.Option(metavar="FILE", help="the language reference")] = Path("docs/language.md"),
     results: Annotated[bool, typer.Option(help="also fill docs/results.md and README.md from bench/results")] = False,
 ) -> None:
-    """Writes the language reference from the words' descriptors."""
+    """Writes the language reference from the words' descriptors; for who works on onepass, in its repository."""
+    if not Path("docs/language.md").exists() or not Path("python/onepass").exists():
+        raise typer.BadParameter("this writes the documentation of onepass, in its repository")
     output.write_text(docs.language(), encoding="utf-8")
     console.print(f"wrote {output}")
     if results:
         console.print(f"filled docs/results.md and README.md from {docs.fill_results(Path())} files of results")
 
 
-@app.command()
+@app.command("doctor")
+def run_doctor(
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="where to write what was found")] = None,
+) -> None:
+    """Says what works here, and what to do about what does not. Exits with 1 where lines give errors."""
+    make_directory_of(json)
+    found = []
+    for finding in doctor.findings():
+        found.append(finding)
+        colour = {"works": "green", "missing": "yellow", "fails": "red"}[finding.state]
+        console.print(
+            f"[{colour}]{finding.state:<8}[/][bold]{finding.name}[/]: {escape(finding.said)}", highlight=False
+        )
+        if finding.advice:
+            console.print(f"        → {escape(finding.advice)}", highlight=False)
+    if json is not None:
+        json.write_text(doctor.to_json(found), encoding="utf-8")
+    raise typer.Exit(any(finding.state == "fails" for finding in found))
+
+
+@app.command(hidden=True, deprecated=True)
 def info() -> None:
-    """Says what this machine offers: versions, SIMD target, compiler, NVRTC, GPUs, and where kernels are cached."""
-    table = Table(Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None)
-    for name, value in machine_facts():
-        table.add_row(name, value)
-    console.print(table)
-
-
-def machine_facts() -> Iterator[tuple[str, str]]:
-    """What there is, by name."""
-    native = _native.info()
-    yield "onepass", onepass.__version__
-    yield "torch", torch.__version__
-    yield "SIMD target", native["simd_target"]
-    yield "cache", native["cache_directory"]
-    if prebuilt := len([*Path(native["prebuilt_directory"]).glob("*.cubin")]):
-        yield "prebuilt", f"{prebuilt} CUDA kernels in {native['prebuilt_directory']}"
-    yield (
-        "C++ compiler",
-        native["compiler"] or "none: lines outside the ahead-of-time table run as PyTorch operators on the CPU",
-    )
-    yield "NVRTC", find_nvrtc() or "none: CUDA kernels cannot be compiled"
-    for index in range(torch.cuda.device_count()):
-        chip = torch.cuda.get_device_properties(index)
-        memory = docs.size(chip.total_memory)
-        yield f"GPU {index}", f"{chip.name}, sm_{chip.major}{chip.minor}, {chip.multi_processor_count} SMs, {memory}"
-    if not torch.cuda.is_available():
-        yield "GPU", "none"
-
-
-def find_nvrtc() -> str | None:
-    """NVRTC's version and path."""
-    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
-
-    try:
-        path = load_nvidia_dynamic_lib("nvrtc").abs_path
-    except DynamicLibNotFoundError:
-        return None
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    ctypes.CDLL(path).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    return f"{major.value}.{minor.value}, {path}"
+    """What `doctor` says."""
+    run_doctor(None)
 
 
 @cache_app.command("list")

@@ -17,6 +17,7 @@ from onepass import _native
 from onepass._arguments.autocast import under_autocast
 from onepass._arguments.shapes import check_dense
 from onepass._native import LineError
+from onepass._tracing import assume_constant_result
 from onepass.plan import (
     MADE_AGAIN,
     Cost,
@@ -339,7 +340,7 @@ def forget(word: str) -> None:
             delattr(_REGISTRY, name)
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _registered(line: str) -> str:
     name = f"line_{line.encode().hex()}"
     setattr(_REGISTRY, name, _parse(line))

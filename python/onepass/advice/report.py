@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
-from io import StringIO
 from pathlib import Path
 
 from rich.console import Console, Group
 from rich.table import Column, Table
 
+from onepass._printed import Printed
 from onepass.advice.measure import Measured, measure
 from onepass.advice.plot import roofline
 from onepass.pricing.prices import Price
@@ -52,7 +52,7 @@ class Advice:
 
 
 @dataclass
-class Explanation:
+class Explanation(Printed):
     """All operators of a model, and all lines that would stand for some of them."""
 
     profile: Profile
@@ -156,11 +156,6 @@ class Explanation:
         if said.startswith("memory"):
             said += ": no chain of words begins or ends here, or a line would not be faster"
         return said
-
-    def __str__(self) -> str:
-        console = Console(file=StringIO(), width=120)
-        console.print(self)
-        return console.file.getvalue()
 
     def plot(self, path: Path | str) -> None:
         """Draws a roofline: operators as they are, and the lines in their place.

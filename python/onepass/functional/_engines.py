@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import _native
 from .._arguments.shapes import is_sharded
+from .._tracing import assume_constant_result
 
 ENGINES = {
     "cudnn": (
@@ -255,7 +256,7 @@ def _only(engine: str):
     return sdpa_kernel(list(ENGINES[engine]), set_priority=engine == "cudnn")
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _chip(index: int | None) -> tuple[tuple[int, int], int]:
     return _chip_of(index)
 

@@ -10,6 +10,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .. import _native
 from .._arguments.autocast import under_autocast
+from .._tracing import assume_constant_result
 from ..autograd import alive, is_jit_traced, is_transformed, plan
 from ..call import as_torch_raises, fused, runs_on_cpu
 from ..line import Line, parsed
@@ -62,7 +63,7 @@ def _may_go_ahead(tensors: tuple[Tensor, ...]) -> bool:
     return all(type(t) in _PLAIN for t in tensors) and tensors[0].numel() > 0
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _is_exported() -> bool:
     """Dynamo itself says of torch.compile, too, that it exports, before torch 2.12."""
     return torch.compiler.is_exporting()

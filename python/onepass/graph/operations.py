@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onepass import reference
 from onepass._arguments.shapes import is_sharded
@@ -55,6 +54,8 @@ def same(size: int | torch.SymInt, other: int | torch.SymInt) -> bool:
     decided here, since what is decided is a guard, and another size captured anew."""
     if isinstance(size, int) and isinstance(other, int):
         return size == other
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes sympy, which takes a while
+
     return statically_known_true(size == other)
 
 

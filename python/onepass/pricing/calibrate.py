@@ -14,7 +14,7 @@ from onepass.line import Line
 from onepass.pricing.profile import Profile, Rates
 from onepass.pricing.timing import Clock, Run, clock_for, host_time
 
-__all__ = ["calibrate"]
+__all__ = ["STEPS", "calibrate"]
 
 LENGTHS = {"cuda": (256, 1024, 4096, 16384), "cpu": (256, 1024, 4096)}
 LINE_LENGTHS = {"cuda": (64, 256, 1024, 4096, 16384, 65536, 262144), "cpu": (256, 1024, 4096)}
@@ -66,15 +66,21 @@ LINES = {
 """A line for each set of features."""
 STARTS = {"cuda": ((1, 4096), (64, 1024), (512, 4096)), "cpu": ((1, 4096), (64, 1024))}
 """Shapes so small that launches count; on the CPU, that caches hold."""
+STEPS = 2 + len(OPERATORS) + len(LINES)
+"""What a calibration says: copies, each operator, each line, products."""
 
 
-def calibrate(device: torch.device | str | None = None, seconds: float = 0.1) -> Profile:
+def calibrate(
+    device: torch.device | str | None = None, seconds: float = 0.1, said: Callable[[str], None] = lambda step: None
+) -> Profile:
     """Times PyTorch's operators and lines on a device, forward and backward, for some row lengths and dtypes.
 
     Args:
         device: "cuda" or "cpu"; CUDA where there is one if None.
         seconds: that each measurement lasts. All take some two minutes.
+        said: is called with the name of each of the STEPS, as it begins.
     """
+    said("copies, calls")
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     clock = clock_for(device)
     fixed = _fixed(clock, device, seconds)
@@ -84,12 +90,17 @@ def calibrate(device: torch.device | str | None = None, seconds: float = 0.1) ->
     host = host_time({"operator": lambda: torch.relu(x), "line": lambda: line(x)}, device)
     base = Profile(name, clock.copy_bytes_per_second, fixed, host["operator"], host["line"], {})
     rates = {
-        "operators": {key: _rates(base, clock, device, seconds, *operator) for key, operator in OPERATORS.items()},
+        "operators": {},
         "lines": {},
         "starts": {},
     }
+    for key, operator in OPERATORS.items():
+        said(key)
+        rates["operators"][key] = _rates(base, clock, device, seconds, *operator)
     for key, text in LINES.items():
+        said(text)
         rates["lines"][key], rates["starts"][key] = _rates_of_line(base, clock, device, seconds, text)
+    said("products")
     measured = {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "method": clock.method}
     found = {str(t).removeprefix("torch."): _products(clock, device, seconds, t) for t in DTYPES}
     rates["products"] = {name: library for name, (library, _) in found.items()}

@@ -6,12 +6,11 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
-from torch._dynamo.backends.registry import register_backend
-from torch._inductor import list_mode_options
 from torch.utils.hooks import RemovableHandle
 
 from onepass.graph.effects import changes_shapes, remove_unused
@@ -167,10 +166,8 @@ class Rewriter:
     def __init__(self, then: str = "eager", dry_run: bool = False, device=None, mode: str | None = None) -> None:
         if then not in THEN:
             raise ValueError(f"fuse(): expected then to be one of {', '.join(THEN)}, but got {then!r}")
-        modes = sorted(list_mode_options())
-        if mode is not None and (mode not in modes or then == "eager" and mode != "default"):
-            expected = f"one of {', '.join(modes)}" if then == "inductor" else "None where then='eager'"
-            raise ValueError(f"fuse(): expected mode to be {expected}, but got {mode!r}")
+        if mode is not None:
+            check_mode(mode, then)
         self.mode = mode
         self.then, self.dry_run = then, dry_run
         self.profile = None if device is None else profile_of(device)
@@ -188,6 +185,7 @@ class Rewriter:
             rewritten = copied(gm) if self.dry_run else gm
             self.report.add(len(gm.graph.nodes), rewrite(rewritten, then=self.then, profile=self.profile))
             if self.then == "inductor" and captured and not self.dry_run:
+                from torch._inductor import list_mode_options
                 from torch._inductor.compile_fx import compile_fx
 
                 patches = list_mode_options(self.mode) if self.mode else None
@@ -198,6 +196,16 @@ class Rewriter:
         return by_memory(gm, example_inputs, prepare)
 
 
+def check_mode(mode: str, then: str) -> None:
+    """Raises ValueError for a mode that the compiler of the rest has not."""
+    from torch._inductor import list_mode_options
+
+    modes = sorted(list_mode_options())
+    if mode not in modes or then == "eager" and mode != "default":
+        expected = f"one of {', '.join(modes)}" if then == "inductor" else "None where then='eager'"
+        raise ValueError(f"fuse(): expected mode to be {expected}, but got {mode!r}")
+
+
 def run_as_is(gm: fx.GraphModule, nested: bool = False) -> None:
     """Prepares a graph, or a checkpointed block of one, to be run by PyTorch's operators as they are."""
     for block in checkpointed_blocks(gm.graph):
@@ -206,7 +214,6 @@ def run_as_is(gm: fx.GraphModule, nested: bool = False) -> None:
     gm.recompile()
 
 
-@register_backend(name="onepass")
 def backend(gm: fx.GraphModule, example_inputs, *, options: dict[str, Any] | None = None, mode=None) -> Callable:
     """For `torch.compile(model, backend="onepass")`; options are Rewriter's arguments, mode is one, too."""
     return Rewriter(**{"mode": mode, **(options or {})})(gm, example_inputs)
@@ -223,6 +230,7 @@ def fuse(
     dynamic: bool | None = None,
     mode: str | None = None,
     skip_logits: bool = False,
+    device: str | Path | Profile | None = None,
 ) -> Model:
     """Puts lines into a model in the place of the chains of operators that they are the same as.
 
@@ -249,6 +257,8 @@ def fuse(
         mode: as torch.compile's, of the compiler that `then="inductor"` names.
         skip_logits: while gradients are recorded, a result with a `loss` (transformers' `ModelOutput`) comes without
             its `logits`, which are never made then. A model that returns them has them made, whoever reads them.
+        device: by what times chains are chosen, as in :func:`explain`: "h200", "h100", "a100", "cpu", or the file that
+            `onepass calibrate` wrote for this machine; those of the tensors' device if None.
 
     Returns:
         The module itself, or the function fused. :func:`report` says what was found; :func:`unfuse` takes it back, and
@@ -256,11 +266,11 @@ def fuse(
 
     Raises:
         TypeError: for what cannot be called.
-        ValueError: for another `then`, or a mode that there is not.
+        ValueError: for another `then`, a mode or a device that there is not.
     """
     if not callable(model):
         raise TypeError(f"fuse(): argument 'model' must be callable, not {type(model).__name__}")
-    rewriter = Rewriter(then, dry_run, mode=mode)
+    rewriter = Rewriter(then, dry_run, device, mode)
     if isinstance(model, nn.Module):
         unfuse(model)
         _FUSED[model] = rewriter, model._compiled_call_impl

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from io import StringIO
 
-from rich.console import Console
 from rich.table import Column, Table
 from torch import fx
 
+from onepass._printed import Printed
 from onepass.graph.operations import operation, sizes, value_of
 from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile
@@ -20,9 +19,6 @@ from onepass.rewrite.groups import Groups
 from onepass.rewrite.heads import Head
 
 __all__ = ["Fused", "Report"]
-
-
-WIDTH = 150
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class Fused:
 
 
 @dataclass
-class Report:
+class Report(Printed):
     """All graphs that were captured: how many nodes each had, and what was fused in it."""
 
     nodes: list[int] = field(default_factory=list)
@@ -123,11 +119,6 @@ class Report:
                 _both(fused.seconds, 1e6),
             )
         return table
-
-    def __str__(self) -> str:
-        console = Console(file=StringIO(), width=WIDTH)
-        console.print(self)
-        return console.file.getvalue()
 
 
 def _both(pair: tuple[float, float], unit: float) -> str:

@@ -1,5 +1,6 @@
 """The command: every subcommand's output and exit code."""
 
+import json
 import sys
 from types import ModuleType
 
@@ -8,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import onepass
-from onepass import _native, case
+from onepass import _native, case, cli, doctor
 from onepass.cli import app, parse_dtype, parse_shape
 
 
@@ -120,10 +121,117 @@ def test_shapes_and_dtypes():
         assert parse_dtype(name) == torch.bfloat16
 
 
-def test_info_names_what_is_there(call):
-    text = call("info")
-    for part in (onepass.__version__, torch.__version__, _native.info()["simd_target"], "C++ compiler", "NVRTC", "GPU"):
+def test_doctor_tries_what_is_there(call, tmp_path):
+    file = tmp_path / "new" / "found.json"
+    text = call("doctor", "--json", str(file))
+    found = {finding["name"]: finding for finding in json.loads(file.read_text())}
+    for part in (onepass.__version__, torch.__version__, _native.info()["simd_target"]):
         assert part in text
+    assert {"CPU kernels", "C++ compiler", "autograd in C++", "cache", "NVRTC", "matplotlib"} < set(found)
+    assert all(finding["advice"] for finding in found.values() if finding["state"] != "works")
+    assert found["CPU kernels"]["state"] == "works"
+    assert "PyTorch" in text and "CPU kernels" in call("info")
+
+
+def test_doctor_says_what_to_do(call, monkeypatch, tmp_path):
+    """Each thing that can be missing, or fail."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(folder))
+    assert doctor.compiler("").state == "missing" and "g++" in doctor.compiler("").advice
+
+    def fails(*_):
+        raise _native.CannotCompile("no C++20\nmore")
+
+    monkeypatch.setattr(_native, "cpu_prepare", fails)
+    monkeypatch.setattr(_native, "open_autograd", fails)
+    assert doctor.autograd_function().state == "missing"
+    failing = doctor.compiler("/bin/false")
+    assert "no C++20" in failing.said
+    assert failing.state == "missing" and "ONEPASS_CXX" in failing.advice
+    monkeypatch.setattr(doctor, "LEAST_ROOM", 2**62)
+    assert doctor.cache_folder(folder).state == "missing"
+    monkeypatch.setattr(doctor, "find_nvrtc", lambda: None)
+    assert doctor.nvrtc().state == ("fails" if torch.cuda.is_available() else "missing")
+    wrong = doctor.checked("x", lambda: 1 / 0, "divide by another")
+    assert (wrong.state, wrong.said, wrong.advice) == (
+        "fails",
+        "ZeroDivisionError: division by zero",
+        "divide by another",
+    )
+    monkeypatch.setattr(doctor, "findings", lambda: iter([wrong]))
+    assert "divide by another" in call("doctor", code=1)
+
+
+def test_doctor_looks_at_what_a_line_gives(monkeypatch):
+    monkeypatch.setattr(doctor, "fused", lambda line, x, b: x + b)
+    with pytest.raises(RuntimeError, match="is not PyTorch's"):
+        doctor.on_cpu()
+
+
+def test_plan_is_that_of_the_line(call):
+    text = call("plan", "rms_norm(1e-6) | scale | linear", "--device", "h200", "--shape", "8x4096")
+    plan = onepass.Line("rms_norm(1e-6) | scale | linear").plan((8, 4096), torch.bfloat16, 4096, device="h200")
+    assert plan.why in " ".join(text.split()) and all(way.name in text for way in plan.alternatives)
+    assert "one kernel" in call("plan", "bias | gelu", "--device", "sm_90a")
+    assert "expected device" in " ".join(call("plan", "gelu", "--device", "h300", code=2).split())
+
+
+def test_version(call):
+    assert call("--version") == f"onepass {onepass.__version__}, torch {torch.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("explain", "math:sqrt", "--input", "3x4"), "'math:sqrt' is called without arguments"),
+        (("explain", "builtins:dict", "--input", "3x4"), "it gave dict"),
+        (("bench", "--plot", "FILE"), "pip install 'onepass[bench]'"),
+        (("case", "roofline", "--plot", "FILE"), "pip install 'onepass[bench]'"),
+        (("explain", "torch.nn:Identity", "--input", "3x4", "--plot", "FILE"), "pip install 'onepass[bench]'"),
+        (("docs",), "in its repository"),
+    ],
+)
+def test_what_cannot_be_done_is_said_at_once(call, command, says, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    text = call(*(str(tmp_path / "file") if word == "FILE" else word for word in command), code=2)
+    assert says in " ".join(text.replace("│", " ").split())
+
+
+def test_errors_that_are_no_faults_are_one_line(monkeypatch, capsys, tmp_path):
+    """A file that cannot be written, a package that is missing, memory that is not there."""
+    monkeypatch.setattr(sys, "argv", ["onepass", "calibrate", "/proc/nowhere/file"])
+    ends(capsys, "onepass: [Errno 2] No such file or directory: '/proc/nowhere'\n")
+    for error, says in (
+        (ModuleNotFoundError("No module named 'trl'", name="trl.rewards"), "pip install 'onepass[train]'"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"), "onepass: CUDA out of memory. Tried\n"),
+    ):
+        monkeypatch.setattr(cli, "app", lambda error=error, **_: (_ for _ in ()).throw(error))
+        ends(capsys, says)
+    monkeypatch.setattr(cli, "app", lambda **_: (_ for _ in ()).throw(ModuleNotFoundError("no", name="own")))
+    with pytest.raises(ModuleNotFoundError):
+        cli.main()
+
+
+def ends(capsys, says):
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and says in said and said.count("\n") == 1, said
+
+
+def test_work_of_others_is_said(monkeypatch, capsys):
+    """Of two readings of idle ticks and all ticks."""
+    ticks = [(100, 1000), (120, 1100)]
+    monkeypatch.setattr(cli, "processor_ticks", lambda: ticks.pop(0))
+    monkeypatch.setattr("os.cpu_count", lambda: 10)
+    cli.say_if_busy(0)
+    assert "other work takes 8.0 of 10 processors" in capsys.readouterr().err
+    ticks += [(100, 1000), (200, 1100)]
+    cli.say_if_busy(0)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(cli, "processor_ticks", lambda: None)
+    assert cli.busy_processors(0) == 0
 
 
 def test_cache_is_built_listed_and_cleared(call, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import torch
 
 import onepass
 from models import ARCHITECTURES, make, moved, output
+from onepass.pricing.profile import profile_of
 from onepass.rewrite import fuse as fusing
 
 RATIO = 1.5
@@ -243,6 +244,21 @@ def test_report():
     assert '"line": "layer_norm(1e-05) | scale | bias | relu"' in report.to_json()
     (fused,) = report.lines
     assert fused.operators == 2 and fused.kernels == (2, 1) and fused.bytes[1] < fused.bytes[0]
+
+
+def test_device_is_what_times_are_predicted_for(tmp_path):
+    """A name, or the file that `onepass calibrate` wrote."""
+    file = tmp_path / "here.json"
+    file.write_text(profile_of("a100").to_json())
+    predicted = {}
+    for device in ("h200", "a100", file, str(file)):
+        fused = onepass.fuse(lambda x: torch.relu(torch.sigmoid(x)), device=device)
+        fused(torch.randn(1024, 1024))
+        predicted[str(device), type(device)] = onepass.report(fused).lines[0].seconds
+    h200, *others = predicted.values()
+    assert others == [others[0]] * 3 and all(ours < theirs for ours, theirs in zip(h200, others[0]))
+    with pytest.raises(ValueError, match="expected device to be one of .*'h200'.* but got 'h300'"):
+        onepass.fuse(torch.nn.ReLU(), device="h300")
 
 
 def test_errors():
