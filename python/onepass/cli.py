@@ -425,6 +425,7 @@ def write_docs(
     """Writes the language reference from the words' descriptors; for who works on onepass, in its repository."""
     if not Path("docs/language.md").exists() or not Path("python/onepass").exists():
         raise typer.BadParameter("this writes the documentation of onepass, in its repository")
+    check_there("matplotlib", results)
     output.write_text(docs.language(), encoding="utf-8")
     console.print(f"wrote {output}")
     if results:

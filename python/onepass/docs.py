@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -406,25 +407,32 @@ def size(count: int) -> str:
 
 def fill_results(root: Path) -> int:
     """Puts what the benchmark's JSON files in bench/results say between the markers of docs/results.md: tables, and
-    pictures of the curves, into docs/pictures. A few rows of it into README.md, and into docs/models.md how near
-    predictions are, and what of each architecture is in lines.
+    pictures of the curves and of whole models' training steps, into docs/pictures. A few rows of it into README.md, and
+    into docs/models.md how near predictions are, and what of each architecture is in lines.
 
     Returns:
         How many files there were.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib, where there are pictures to draw; nothing is written then.
     """
-    from onepass.bench import head, predictions, report, shares, whole
+    from onepass.bench import head, predictions, report, shares, whole, whole_picture
 
     paths = sorted((root / "bench" / "results").glob("*.json"), key=lambda path: path.stem)
     every = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     files = [found for found in every if "device" in found]
+    of_models = [found for found in files if found.get("suite") == "fuse"]
+    if any(found.get("suite") in CURVES for found in files) or any(map(whole_picture.has_pictures, of_models)):
+        _check_matplotlib()
+    pictures = root / "docs" / "pictures"
     blocks = [report.markdown(found) for found in files if found.get("suite", "table") in TABLES]
     blocks += [report.host_markdown(found) for found in files if found.get("suite") == "host"]
-    blocks += whole.markdown(found for found in files if found.get("suite") == "fuse")
+    blocks += whole.markdown(of_models)
+    blocks += map(_shown, whole_picture.plot(of_models, pictures))
     blocks += head.markdown(found for found in files if found.get("suite") == "head")
     for found in files:
         if found.get("suite") in CURVES:
-            pictures = report.plot_curves(found, root / "docs" / "pictures")
-            blocks += [f"![{picture.stem}](pictures/{picture.name})" for picture in pictures]
+            blocks += map(_shown, report.plot_curves(found, pictures))
     _fill(root / "docs" / "results.md", RESULTS, blocks)
     _fill(root / "README.md", SUMMARY, [report.summary(files)])
     models = root / "docs" / "models.md"
@@ -432,6 +440,19 @@ def fill_results(root: Path) -> int:
         _fill(models, PREDICTIONS, [predictions.markdown(paths)])
         _fill(models, SHARES, [shares.markdown(found) for found in every if found.get("suite") == "explain"])
     return len(files)
+
+
+def _check_matplotlib() -> None:
+    """Before anything is written."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError(
+            "`onepass docs --results` draws pictures with matplotlib: pip install 'onepass[bench]'"
+        )
+
+
+def _shown(picture: Path) -> str:
+    """In a page of docs/."""
+    return f"![{picture.stem}](pictures/{picture.name})"
 
 
 def _fill(page: Path, markers: tuple[str, str], blocks: list[str]) -> None:

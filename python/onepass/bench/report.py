@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["markdown", "plot", "save", "short", "show", "size_of", "summary", "write"]
+__all__ = ["device_name", "markdown", "plot", "save", "short", "show", "size_of", "summary", "write"]
 
 SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 ABBREVIATED = {"forward": "fwd", "backward": "bwd"}
@@ -349,12 +349,12 @@ def plot_curves(results: dict[str, Any], directory: Path) -> list[Path]:
             row[0].set_ylabel("share of copy bandwidth")
         panels[0][0].legend()
         figure.suptitle(f"{pattern}. {title(results)}")
-        files.append(directory / f"{_device_name(results)}-{pattern}-{'-'.join(map(short, dtypes))}.svg")
+        files.append(directory / f"{device_name(results)}-{pattern}-{'-'.join(map(short, dtypes))}.svg")
         save(figure, files[-1])
     return files
 
 
-def _device_name(results: dict[str, Any]) -> str:
+def device_name(results: dict[str, Any]) -> str:
     """For file names: `cpu`, or which GPU, as `h200`."""
     if results["device"] == "cpu":
         return "cpu"

@@ -26,7 +26,7 @@ from onepass.bench.whole_models import MODELS, Whole
 from onepass.pricing.timing import clock_for
 from onepass.rewrite.fuse import Rewriter, called
 
-__all__ = ["PROVIDERS", "markdown", "run", "show"]
+__all__ = ["PROVIDERS", "WITH_HEAD", "alike", "markdown", "run", "show"]
 
 PROVIDERS: dict[str, Callable[[], Any]] = {
     "eager": lambda: None,
@@ -49,6 +49,8 @@ PRODUCT = re.compile(
 )
 """Kernels of products, convolutions and attention, by their names."""
 DIFFERENCES = ("difference", "gradient_difference")
+WITH_HEAD = frozenset(whole.name for whole in MODELS if whole.head)
+"""Models whose step is that of a loss, in other dtypes than the others' (`Whole.mode`)."""
 
 
 def run(
@@ -333,23 +335,37 @@ def moved(before: float, after: float) -> str:
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    """The table on the console."""
-    shown = Table(*HEAD, title=title(results))
-    for row in table(results):
-        shown.add_row(*row)
-    console.print(shown)
+    """The tables on the console."""
+    for name, found in alike([results]).items():
+        shown = Table(*HEAD, title=name)
+        for row in table(found):
+            shown.add_row(*row)
+        console.print(shown)
 
 
-def title(results: dict[str, Any]) -> str:
-    """What was measured, and where."""
-    training = "training step, bfloat16 autocast, distance from the step in float32"
+def title(results: dict[str, Any], head: bool) -> str:
+    """What was measured, and where; of models with a head, or of those without."""
+    kind = "weights in bfloat16" if head else "weights in float32, bfloat16 autocast"
+    training = f"training step, {kind}, distance from the step in float32"
     what = training if results["device"] == "cuda" else "inference, float32, distance from eager's result"
-    return f"Whole models: {what}; {results['device_name']}, torch {results['torch']}"
+    models = "Whole models with their losses" if head else "Whole models"
+    return f"{models}: {what}; {results['device_name']}, torch {results['torch']}"
+
+
+def alike(runs: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Results by their titles: what was measured alike, if not in one run, is one."""
+    found: dict[str, dict[str, Any]] = {}
+    for results in runs:
+        for head in (False, True):
+            rows = [row for row in results["rows"] if (row["model"] in WITH_HEAD) == head]
+            if rows:
+                found.setdefault(title(results, head), results | {"rows": []})["rows"] += rows
+    return found
 
 
 def markdown(runs: Iterable[dict[str, Any]]) -> list[str]:
-    """Tables as Markdown, for the README: what was measured alike, if not in one run, is one."""
-    rows: dict[str, list[tuple[str, ...]]] = {}
-    for results in runs:
-        rows.setdefault(title(results), []).extend(table(results))
-    return ["\n".join([f"**{name}**", "", *report.markdown_table(HEAD, found)]) for name, found in rows.items()]
+    """Tables as Markdown, for docs/results.md."""
+    return [
+        "\n".join([f"**{name}**", "", *report.markdown_table(HEAD, table(results))])
+        for name, results in alike(runs).items()
+    ]

@@ -10,8 +10,8 @@ from rich.console import Console
 
 import onepass
 from onepass import bench
-from onepass.bench import whole
-from onepass.bench.whole import PROVIDERS, measure
+from onepass.bench import whole, whole_picture
+from onepass.bench.whole import PROVIDERS, WITH_HEAD, measure
 from onepass.bench.whole_models import CAUSAL, DECODERS, DIT, ENCODER_LAYER, MASKED, MODELS, NOISE, Whole, encoder_layer
 from onepass.rewrite import fuse as fusing
 
@@ -168,6 +168,49 @@ def test_what_fails_or_is_wrong_shows_and_is_not_timed(monkeypatch):
     json.dumps(found, allow_nan=False)
     (table,) = whole.markdown([found])
     assert "no such kernel" in table and "WrongResult" in table
+
+
+def of_a_gpu(*rows):
+    return {"device": "cuda", "device_name": "NVIDIA H200", "torch": "2.11.0", "rows": list(rows)}
+
+
+def row_of(model, provider, ms, gib, **more):
+    times = {"seconds": ms / 1e3, "peak_bytes": 2**36, "step_bytes": gib * 2**30}
+    return {"model": model, "shape": [4, 2048], "trains": True, "provider": provider, **times, **more}
+
+
+LLAMA, BERT_BASE = "Llama, 8 layers", "BERT base"
+MEASURED = of_a_gpu(
+    row_of(LLAMA, "eager", 91.3, 18.5, products_seconds=0.0524),
+    row_of(LLAMA, "onepass", 80.6, 9.25),
+    row_of(BERT_BASE, "eager", 33.3, 7.5),
+    row_of(LLAMA, "onepass_inductor", 81.3, 11.2),
+    {"model": LLAMA, "shape": [4, 2048], "trains": True, "provider": "liger", "failure": "OutOfMemoryError: no room"},
+)
+
+
+def test_models_with_a_head_have_a_table_of_their_own():
+    """Whose title says in which dtypes they are: `Whole.mode`."""
+    assert {model.head != "" for model in MODELS if model.name in WITH_HEAD} == {True}
+    without, with_head = whole.markdown([MEASURED, MEASURED])
+    assert "autocast" in without.splitlines()[0] and without.count(f"| {BERT_BASE} |") == 2
+    assert "weights in bfloat16, d" in with_head.splitlines()[0] and with_head.count(f"| {LLAMA} |") == 8
+    assert LLAMA not in without and BERT_BASE not in with_head and "autocast" not in with_head
+    console = Console(file=StringIO(), width=200)
+    whole.show(MEASURED, console)
+    assert console.file.getvalue().count("Whole models") == 2
+
+
+def test_a_picture_of_training_steps(tmp_path):
+    """Of models with a head: a bar for each number, the same bytes each time."""
+    pytest.importorskip("matplotlib")
+    (file,) = whole_picture.plot([MEASURED], tmp_path / "one")
+    (again,) = whole_picture.plot([MEASURED], tmp_path / "two")
+    assert file.name == "h200-training.svg" and file.read_bytes() == again.read_bytes()
+    picture = file.read_text(encoding="utf-8")
+    assert all(f">{number}<" in picture for number in ("91.3", "80.6", "18.5", "9.2"))
+    assert ">Llama,<" in picture and "BERT" not in picture and ">81.3<" not in picture and "<dc:date>" not in picture
+    assert whole_picture.plot([of_a_gpu(MEASURED["rows"][2])], tmp_path) == []
 
 
 def test_a_model_that_cannot_be_built_is_reported():

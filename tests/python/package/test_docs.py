@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 import onepass
 from onepass import _native, docs
-from onepass.bench import report
+from onepass.bench import report, whole_picture
 from onepass.case import CASES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -185,6 +186,7 @@ def test_results_are_filled_between_the_markers(tmp_path, monkeypatch):
     filled = page.read_text()
     docs.fill_results(tmp_path)
     assert page.read_text() == filled
+    monkeypatch.setattr(docs, "_check_matplotlib", lambda: None)
     (results / "curve.json").write_text(json.dumps({"device": "cuda", "suite": "curve"}))
     (results / "instructions.json").write_text(json.dumps({"instructions": {}}))
     monkeypatch.setattr("onepass.bench.report.plot_curves", lambda _, directory: [directory / "cuda-softmax.svg"])
@@ -194,6 +196,43 @@ def test_results_are_filled_between_the_markers(tmp_path, monkeypatch):
     page.write_text("no markers")
     with pytest.raises(ValueError, match="markers"):
         docs.fill_results(tmp_path)
+
+
+def test_nothing_is_written_where_pictures_cannot_be_drawn(tmp_path, monkeypatch):
+    page, results = tmp_path / "docs/results.md", tmp_path / "bench/results"
+    page.parent.mkdir(), results.mkdir(parents=True)
+    page.write_text("as it was")
+    rows = [{"model": "Llama, 8 layers", "provider": "eager"}]
+    (results / "fuse.json").write_text(json.dumps({"device": "cuda", "suite": "fuse", "rows": rows}))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError, match=r"onepass\[bench\]"):
+        docs.fill_results(tmp_path)
+    assert page.read_text() == "as it was" and list(page.parent.iterdir()) == [page]
+
+
+def test_the_readmes_picture_is_of_the_results_that_are_there():
+    """And so are the numbers beside it."""
+    results = json.loads((ROOT / "bench/results/h200-fuse-heads.json").read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    first, rest = readme.split("(docs/pictures/h200-training.svg)")
+    assert first.count("\n") < readme.count("\n") / 4
+    picture = (ROOT / "docs/pictures/h200-training.svg").read_text(encoding="utf-8")
+    rows = [row for row in results["rows"] if row["provider"] in whole_picture.BARS]
+    assert all(f">{1e3 * row['seconds']:.1f}<" in picture for row in rows)
+    assert all(f">{row['step_bytes'] / 2**30:.1f}<" in picture for row in rows)
+    of = {(row["model"].split(",")[0], row["provider"]): row for row in results["rows"]}
+    models = {model for model, _ in of}
+    said = " ".join(rest.split())
+    milliseconds = [f"{1e3 * of['Llama', name]['seconds']:.1f}" for name in ("liger", "compile", "onepass")]
+    assert "(Liger {} ms, torch.compile {}, onepass {})".format(*milliseconds) in said
+    gains = sorted(of[model, "compile"]["seconds"] / of[model, "onepass"]["seconds"] for model in models)
+    assert gains[0] < 1 and f"six of the seven are {gains[1]:.2f} to {gains[-1]:.2f} times as fast" in said
+    less = [1 - of[model, "onepass"]["step_bytes"] / of[model, "compile"]["step_bytes"] for model in models]
+    assert 1 / min(less) == pytest.approx(7, abs=0.5) and max(less) == pytest.approx(0.5, abs=0.02)
+    liger = [model for model, name in of if name == "liger"]
+    assert all(of[model, "liger"]["step_bytes"] < of[model, "onepass"]["step_bytes"] for model in liger)
+    slower = [m for m in models if of[m, "onepass_inductor"]["seconds"] > of[m, "onepass"]["seconds"]]
+    assert len(slower) == len(liger) == 4
 
 
 def test_the_readmes_table_is_of_the_results_that_are_there():
