@@ -210,7 +210,7 @@ def test_calibrate(monkeypatch, tmp_path):
     monkeypatch.setattr(calibrating, "LINE_LENGTHS", {"cpu": (64,), "cuda": (64,)})
     monkeypatch.setattr(calibrating, "ELEMENTS", {"cpu": 2**14, "cuda": 2**14})
     monkeypatch.setattr(calibrating, "PRODUCT", {"cpu": 64, "cuda": 64})
-    monkeypatch.setattr(calibrating.calibrate, "__defaults__", (None, 0.001))
+    monkeypatch.setattr(calibrating.calibrate, "__defaults__", (None, 0.001, calibrating.calibrate.__defaults__[2]))
     result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "own.json"), "--device", "cpu"])
     assert result.exit_code == 0, result.output
     profile = profile_of(str(tmp_path / "own.json"))

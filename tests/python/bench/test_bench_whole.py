@@ -1,8 +1,10 @@
 """The suite "fuse": each of its models can be built, rows say what was measured, and what fails or is wrong shows."""
 
 import json
+import sys
 from dataclasses import replace
 from io import StringIO
+from types import ModuleType
 
 import pytest
 import torch
@@ -122,6 +124,29 @@ def test_liger_is_measured_where_it_has_the_model(monkeypatch):
     llama, _, dit = (Training(**vars(model)) for model in WITH_HEADS)
     assert [row["provider"] for row in measure(llama, CPU, ["eager", "liger"], 1)] == ["eager", "liger"]
     assert [row["provider"] for row in measure(dit, CPU, ["eager", "liger"], 1)] == ["eager"]
+
+
+def test_others_run_nothing_of_liger(monkeypatch):
+    """Which puts its functions into transformers' modules; a later model has them neither."""
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama", reason="needs onepass[demo]")
+    own, seen = modeling.apply_rotary_pos_emb, []
+
+    def patched(model):
+        modeling.apply_rotary_pos_emb = lambda *args, **kwargs: seen.append("liger") or own(*args, **kwargs)
+
+    liger = ModuleType("liger_kernel.transformers.monkey_patch")
+    liger._apply_liger_kernel_to_instance = patched
+    for name in ("liger_kernel", "liger_kernel.transformers", liger.__name__):
+        monkeypatch.setitem(sys.modules, name, liger)
+    monkeypatch.setattr(whole, "liger_kinds", lambda: {"llama": None})
+    times = whole.Run.time
+    monkeypatch.setattr(whole.Run, "time", lambda run, on: seen.append(run.row["provider"]) or times(run, on))
+    llama = Training(**vars(WITH_HEADS[0]))
+    rows = {row["provider"]: row for row in measure(llama, CPU, ["eager", "onepass", "liger"], 2)}
+    assert all(row.get("failure") is None and row["seconds"] > 0 for row in rows.values())
+    assert set(seen[: seen.index("eager")]) == {"liger"} and seen.count("liger") > 2  # calls, beside two rounds
+    assert seen[seen.index("eager") :] == ["eager", "onepass"] * 2
+    assert modeling.apply_rotary_pos_emb is own
 
 
 def test_bytes_are_those_of_what_is_timed(monkeypatch):
