@@ -73,7 +73,8 @@ def _draw(results: dict[str, Any], file: Path) -> None:
                     time.vlines(limit, min(own) - 0.62, max(own) + 0.62, color=colour, linewidth=width)
         time.set_ylim(end - 0.2, -0.9)
         time.set_yticks(list(middles.values()), [name.replace(", ", ",\n") for name in middles])
-        shown = [Patch(color=colour, label=label) for label, colour in BARS.values()]
+        there = {provider for rows in models.values() for provider in rows}
+        shown = [Patch(color=colour, label=label) for name, (label, colour) in BARS.items() if name in there]
         shown.append(Line2D([], [], color=LIMIT, linewidth=1.6, label="products and attention alone"))
         figure.legend(handles=shown, loc="outside upper center", ncols=len(shown), frameon=False, handlelength=1.4)
         figure.supxlabel(f"{results['device_name']}, weights in bfloat16, torch {results['torch']}", fontsize=7.5)
