@@ -30,6 +30,14 @@ class _StandardError(logging.Handler):
                 sys.stderr.write(f"onepass: {record.getMessage()}\n")
 
 
+def is_on_terminal() -> bool:
+    """Whether standard error is one, which may be closed, or not there."""
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except ValueError:
+        return False
+
+
 def write_from(name: str) -> None:
     """Messages of this level and above, to standard error."""
     level = logging.getLevelNamesMapping().get(name.upper())
@@ -66,4 +74,4 @@ def taking_seconds(what: str) -> Iterator[None]:
             logger.info("%s took %.1f s", what, time.perf_counter() - began)
 
 
-write_from(os.environ.get("ONEPASS_LOG") or ("info" if sys.stderr is not None and sys.stderr.isatty() else ""))
+write_from(os.environ.get("ONEPASS_LOG") or ("info" if is_on_terminal() else ""))

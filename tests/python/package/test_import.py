@@ -81,6 +81,13 @@ def test_a_compiler_that_runs_is_said(level, says, tmp_path):
         assert [f'the line "{LINE}"' in line for line in said] == [True] * expected, said
 
 
+def test_no_standard_error():
+    """In a service: closed, or none."""
+    for end in ("sys.stderr.close()", "sys.stderr = None"):
+        ended = python(f"import sys; {end}; import onepass; print(onepass._log.is_on_terminal())", ONEPASS_LOG="info")
+        assert ended.stdout == "False\n"
+
+
 def test_a_programs_own_log_gets_it(caplog, capsys, monkeypatch):
     monkeypatch.setattr(_log, "UNSAID", 0.01)
     with caplog.at_level(logging.INFO, "onepass"), _log.taking_seconds("a line"):
