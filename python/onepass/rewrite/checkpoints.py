@@ -14,7 +14,7 @@ from onepass.graph.effects import bodies, changes_shapes, effects_of, memory_of
 from onepass.graph.operations import value_of
 from onepass.rewrite.modes import enters, leaves_as_found
 
-__all__ = ["checkpointed_blocks", "draw_again"]
+__all__ = ["checkpointed_blocks", "differing_blocks", "draw_again"]
 
 
 def checkpointed_blocks(graph: fx.Graph) -> Iterator[fx.GraphModule]:
@@ -25,16 +25,57 @@ def checkpointed_blocks(graph: fx.Graph) -> Iterator[fx.GraphModule]:
                 yield from bodies(node)
 
 
-def draw_again(graph: fx.Graph, nested: bool = False) -> None:
+def differing_blocks(graph: fx.Graph) -> set[fx.Node]:
+    """The calls of blocks that `draw_again` leaves alone; asked before the blocks within them are prepared, of whose
+    effects nothing is known then."""
+    return {node for node in graph.nodes if node.target is tag_activation_checkpoint and _differs_within(node)}
+
+
+def draw_again(graph: fx.Graph, left: set[fx.Node], nested: bool = False) -> None:
     """Makes checkpointed blocks draw the same random numbers when backward runs them again, as `torch.utils.checkpoint`
     does. The operator that Dynamo captures leaves that to Inductor.
 
+    left: calls of blocks that stay what they are.
     nested: whether the graph is a checkpointed block itself.
     """
     for node in graph.nodes:
-        if node.target is tag_activation_checkpoint:
+        if node.target is tag_activation_checkpoint and node not in left:
             node.target = functools.partial(_checkpointed, _held(graph, node, nested), enters(bodies(node)[0].graph))
             node.target.__name__ = "checkpointed"
+
+
+def _differs_within(call: fx.Node) -> bool:
+    """Whether a block within this one takes what follows from a tensor that this one overwrites. When backward runs
+    this one again, that is another. Eager's inner block has the first from a closure and the other as an argument of
+    `checkpoint`, and a captured graph does not say which it was. So the block stays what Dynamo captured, whose
+    backward raises that the tensor was overwritten."""
+    graph = bodies(call)[0].graph
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    memory = memory_of([value_of(node) for node in places]) & _written(graph)
+    differ: set[fx.Node] = set()
+    for node in graph.nodes:
+        if not memory:
+            return False
+        if node.target is tag_activation_checkpoint and not differ.isdisjoint(node.all_input_nodes):
+            return True
+        written, own = _written_by(node), memory_of(value_of(node))
+        # What an operator overwrites is none of what it makes its result of: batch_norm's averages.
+        taken = [each for each in node.all_input_nodes if not memory_of(value_of(each)) & written]
+        if own & memory or not differ.isdisjoint(taken):
+            differ.add(node)
+            memory |= own | written
+    return False
+
+
+def _written(graph: fx.Graph) -> frozenset[int]:
+    """The memory that a block overwrites, before the blocks within it are prepared."""
+    return frozenset().union(*map(_written_by, graph.nodes))
+
+
+def _written_by(node: fx.Node) -> frozenset[int]:
+    if node.target is tag_activation_checkpoint:
+        return frozenset().union(*(_written(body.graph) for body in bodies(node)))
+    return effects_of(node).writes
 
 
 def _held(graph: fx.Graph, call: fx.Node, nested: bool) -> frozenset[int]:

@@ -19,7 +19,7 @@ from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile, profile_of
 from onepass.rewrite import prices
 from onepass.rewrite.attention import put_own_attention, with_products
-from onepass.rewrite.checkpoints import checkpointed_blocks, draw_again
+from onepass.rewrite.checkpoints import checkpointed_blocks, differing_blocks, draw_again
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
 from onepass.rewrite.groups import Groups, group_norms, put_groups
@@ -208,9 +208,10 @@ def check_mode(mode: str, then: str) -> None:
 
 def run_as_is(gm: fx.GraphModule, nested: bool = False) -> None:
     """Prepares a graph, or a checkpointed block of one, to be run by PyTorch's operators as they are."""
+    left = differing_blocks(gm.graph)
     for block in checkpointed_blocks(gm.graph):
         run_as_is(block, nested=True)
-    draw_again(gm.graph, nested)
+    draw_again(gm.graph, left, nested)
     gm.recompile()
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from onepass import _native
-from onepass.cli import find_nvrtc
+from onepass.doctor import find_nvrtc
 
 LIBRARIES = {"libtorch.so", "libhwy.so.1", "libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 

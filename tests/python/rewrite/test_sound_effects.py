@@ -3,6 +3,7 @@
 Programs at random are in test_fuse_fuzz.py; here is one of each kind of fault that there was."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -295,6 +296,53 @@ def test_what_a_checkpointed_block_within_another_overwrites():
         return checkpoint(outer, x, use_reentrant=False)
 
     assert agrees(function, grad(3, 4, 6), grad(3, 4, 6))
+
+
+def within_a_block_that_overwrites(x, w, s, takes):
+    """The outer block makes t of s and overwrites s; the inner one takes t, or not."""
+
+    def outer(x):
+        t = torch.sigmoid(s * 1.0) if takes else torch.sigmoid(x)
+        s.add_(1.0)
+        return checkpoint(lambda u: F.gelu(u * 2.0) * (t * w), x, use_reentrant=False)
+
+    return checkpoint(outer, x, use_reentrant=False)
+
+
+def test_what_follows_from_what_a_block_overwrites_is_refused_within_it():
+    """Eager has it from the closure, and as an argument of checkpoint it would have another: a graph does not say which
+    it was. As of Dynamo alone, backward raises."""
+    for way in (onepass.fuse, functools.partial(torch.compile, backend="eager")):
+        torch._dynamo.reset()
+        y = way(functools.partial(within_a_block_that_overwrites, takes=True))(grad(4, 8), grad(4, 8), R(4, 8))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    torch._dynamo.reset()
+    assert agrees(functools.partial(within_a_block_that_overwrites, takes=False), grad(4, 8), grad(4, 8), R(4, 8))
+
+
+def test_averages_in_a_block_with_another():
+    """batch_norm overwrites them, and its result in training is not made of them."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x):
+            def outer(x):
+                t = self.norm(x)
+                return checkpoint(lambda u: F.gelu(u * 2.0) * u, t, use_reentrant=False)
+
+            return checkpoint(outer, x, use_reentrant=False)
+
+    found = []
+    for way in (lambda model: model, onepass.fuse):
+        torch.manual_seed(0)
+        model, x = Model(), torch.randn(4, 8, requires_grad=True)
+        way(model)(x).square().sum().backward()
+        found.append([x.grad, model.norm.weight.grad, model.norm.running_mean, model.norm.num_batches_tracked])
+    torch.testing.assert_close(*found)
 
 
 def test_weights_that_a_checkpointed_block_casts():
