@@ -62,7 +62,7 @@ def main() -> None:
             raise
         fail(f"this needs {error.name}: pip install 'onepass[{extra}]'")
     except torch.OutOfMemoryError as error:
-        fail(str(error).splitlines()[0])
+        fail(doctor.first_line(error))
     except OSError as error:  # a file that cannot be read or written
         fail(str(error))
 
@@ -147,7 +147,7 @@ def parse_device(name: str | None) -> str | None:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise typer.BadParameter(f"expected cpu or cuda, got {name!r}: {str(error).splitlines()[0]}") from None
+        raise typer.BadParameter(f"expected cpu or cuda, got {name!r}: {doctor.first_line(error)}") from None
     there = {"cpu": 1, "cuda": torch.cuda.device_count()}.get(device.type)
     if there is None:
         raise typer.BadParameter(f"expected cpu or cuda, got {name!r}")
@@ -394,7 +394,7 @@ def parse_input(text: str) -> torch.Tensor:
     try:
         return torch.randn(sizes, dtype=dtype) if dtype.is_floating_point else torch.ones(sizes, dtype=dtype)
     except RuntimeError as error:  # no memory for it
-        raise typer.BadParameter(f"{text!r}: {str(error).splitlines()[0]}") from None
+        raise typer.BadParameter(f"{text!r}: {doctor.first_line(error)}") from None
 
 
 @app.command()
@@ -441,10 +441,8 @@ def run_doctor(
     found = []
     for finding in doctor.findings():
         found.append(finding)
-        colour = {"works": "green", "missing": "yellow", "fails": "red"}[finding.state]
-        console.print(
-            f"[{colour}]{finding.state:<8}[/][bold]{finding.name}[/]: {escape(finding.said)}", highlight=False
-        )
+        state = f"[{STATES[finding.state]}]{finding.state:<8}[/]"
+        console.print(f"{state}[bold]{finding.name}[/]: {escape(finding.said)}", highlight=False)
         if finding.advice:
             console.print(f"        → {escape(finding.advice)}", highlight=False)
     if json is not None:

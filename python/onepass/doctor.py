@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.util
 import json
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -151,25 +151,12 @@ def nvrtc() -> Finding:
         return Finding("NVRTC", state, "none: CUDA's kernels cannot be compiled", advice)
     began = time.perf_counter()
     try:
-        with tempfile.TemporaryDirectory() as folder, cached_in(folder):  # where nothing is built yet
+        # In a folder where nothing is built yet.
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, ONEPASS_CACHE_DIR=folder):
             built = len([*cache.build(["sm_90a"], ["bias | gelu"], [torch.bfloat16], [1024])])
     except RuntimeError as error:
         return Finding("NVRTC", state, f"{found}: {first_line(error)}", "install CUDA 12.8 or newer")
     return Finding("NVRTC", "works", f"{found}; {built} kernels compiled in {time.perf_counter() - began:.1f} s")
-
-
-@contextlib.contextmanager
-def cached_in(folder: str) -> Iterator[None]:
-    """With this folder as the cache's."""
-    before = os.environ.get("ONEPASS_CACHE_DIR")
-    os.environ["ONEPASS_CACHE_DIR"] = folder
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["ONEPASS_CACHE_DIR"]
-        else:
-            os.environ["ONEPASS_CACHE_DIR"] = before
 
 
 def find_nvrtc() -> str | None:
