@@ -19,6 +19,9 @@ enum class stream : int {
 constexpr stream operator+(stream s, int i) { return static_cast<stream>(static_cast<int>(s) + i); }
 constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
 
+// How many columns a channel has: any number, so that a lane may be in two; whole lanes; and a power of two.
+enum channel_columns : uint64 { of_any, of_whole_lanes, of_power_of_two };
+
 // NUMBER(member, name) is an int, FLAG a bool, BITS a set. Config has beside these:
 //   arithmetic, index   float or double; of an element: int where they are few, int64
 //   kX, kOperand[]      storage types
@@ -64,6 +67,8 @@ constexpr uint64 bit_of(stream s) { return uint64{1} << static_cast<int>(s); }
   FLAG(one_part_a_group, kOnePartAGroup)                                                                             \
   /* Columns whose gradients are added up for words by channels, a power of two; 0: each by itself. */               \
   BITS(unit, kUnit)                                                                                                  \
+  /* How a lane lies in what words by channels have a number for. */                                                 \
+  BITS(channels, kChannels)                                                                                          \
   FLAG(in_place, kInPlace) /* dx lies where dy does */                                                               \
   FLAG(saves_statistics, kSavesStatistics)                                                                           \
   FLAG(only_statistics, kOnlyStatistics) /* and stores nothing else */                                               \

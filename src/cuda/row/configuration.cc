@@ -123,6 +123,20 @@ uint64 staged_results(const request& r, const arguments& a, const configuration&
   return results;
 }
 
+// Of the operands of words by channels, all.
+channel_columns columns_of_channels(const request& r, const arguments& a, int vector_size) {
+  channel_columns columns = of_power_of_two;
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if ((r.channels >> i & 1) == 0 || !a.operand[i].data || a.operand[i].column_stride == 0) continue;
+    const int own = a.operand[i].column_stride;
+    columns = own % vector_size != 0                            ? of_any
+              : std::has_single_bit(static_cast<unsigned>(own)) ? columns
+                                                                : std::min(columns, of_whole_lanes);
+    if (columns == of_any) break;
+  }
+  return r.channels == 0 ? of_any : columns;
+}
+
 // Bytes of shared memory for a tensor's rows in a block, and for the results that leave through it.
 int64 rows_bytes(const request& r, const configuration& c) {
   return row_bytes(c.across, std::max(c.held_vectors, 1), c.spare_vectors, c.vector_size * size_of(r.x)) * c.down;
@@ -371,6 +385,8 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
     return {stream_rows(a, part::streamed, streamed, blank)};
   // Where nothing is summed over a row, tiles need no more than the statistics.
   if (r.backward && r.row_words > 0 && r.summed == 0) return take_in_parts(r, a, chip, blank);
+  // Units' sums are one number of a vector in tiles, too, and a long row's clusters would take turns.
+  if (r.backward && blank.with.unit > 0 && a.columns > kTuning.unit_columns) return take_in_parts(r, a, chip, blank);
   plan p;
   bool held = false;
   const auto try_all = [&](const auto& tunings) {
@@ -477,6 +493,7 @@ configuration describe(const request& r, const arguments& a) {
     while (turned / 2 % c.access != 0 || a.columns / 2 % c.access != 0) c.access /= 2;
     c.vector_size = 2 * c.access;
   }
+  c.channels = columns_of_channels(r, a, c.vector_size);
   c.dims = kMaxDims;
   while (c.dims > 1 && a.size[kMaxDims - c.dims] == 1) --c.dims;
   c.grouped_operand = r.backward ? a.groups.operands : 0;

@@ -114,6 +114,7 @@ struct tuning {
   int again_flops = 8;                // flops of an element, in words beside the row word, that may be computed again
   int least_across = 8;               // threads of a row, at least, where it has so many lanes: 128 bytes in a row
   int sum_numbers = 64;               // numbers of column sums that fit in a thread's registers beside the row
+  int unit_columns = 8192;            // longer rows whose column sums are of units are taken in parts
   int part_threads = 256;             // threads of a block that has a part of a row
   int part_lanes_at_once = 4;         // lanes of a part that a thread has in flight
   int part_lanes = 16;                // lanes of a part in a thread

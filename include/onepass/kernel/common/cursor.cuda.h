@@ -177,15 +177,20 @@ class cursor : public position<Config> {
       return operand<L, I>();
     } else {
       const auto columns = static_cast<index>(v.column_stride);
-      const auto number_at = [&](index column) {
+      const auto number_of = [&](index channel) {
         return from_storage<Config::kOperand[I], T>(
-            *this->template address<Config::kOperand[I], false, kRepeated>(v, column / columns));
+            *this->template address<Config::kOperand[I], false, kRepeated>(v, channel));
       };
-      if (columns % V == 0) return vector(count_ > 0 ? number_at(column_) : T(0));
-      vector all;
+      if constexpr (Config::kChannels == of_any) {
+        vector all;
 #pragma unroll
-      for (int i = 0; i < V; ++i) all.v[i] = i < count_ ? number_at(column_ + i) : T(0);
-      return all;
+        for (int i = 0; i < V; ++i) all.v[i] = i < count_ ? number_of((column_ + i) / columns) : T(0);
+        return all;
+      } else if constexpr (Config::kChannels == of_whole_lanes) {
+        return vector(count_ > 0 ? number_of(column_ / columns) : T(0));
+      } else {
+        return vector(count_ > 0 ? number_of(column_ >> (31 - __clz(v.column_stride))) : T(0));
+      }
     }
   }
   // Of `rope`: an element for each column that it turns, or for each two.

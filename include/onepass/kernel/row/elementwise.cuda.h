@@ -23,9 +23,15 @@ ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body, const Ends
   if constexpr (kGrouped<Config>) {
     const index column = (static_cast<index>(blockIdx.x) * Config::kAcross + across) * V;
     const group_walk<Config, Config::kDown * U> walk(a, share_of<Config>(a, blockIdx.y, gridDim.y));
-    for (unsigned step = 0; step < walk.steps(); ++step) {
-      body([&](int u) { return walk.row(step, down + u * Config::kDown); }, [&](int) { return column; });
-      if (walk.ends_group(step)) ends_group(walk.group(step));
+    for (unsigned turn = 0; turn < walk.turns(); ++turn) {
+      const rows_of_group<Config, Config::kDown * U> of_group = walk.rows_of_turn(turn);
+      for (unsigned step = 0; step < walk.steps_a_group(); ++step) {
+        index rows[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) rows[u] = of_group.row(step, down + u * Config::kDown);
+        body([&](int u) { return rows[u]; }, [&](int) { return column; });
+      }
+      ends_group(walk.group_of_turn(turn));
     }
   } else if constexpr (Config::kFlat) {
     constexpr int kTile = U * Config::kAcross * V;

@@ -16,7 +16,36 @@ ONEPASS_FUNCTION const row_groups& groups_of(const Arguments& a) {
   return a.groups;
 }
 
-// In steps of kTile rows of one group. A row that the last step of a group has too many is a.rows, which is none.
+// A block's rows of one group, in steps of kTile. What takes a division is done once.
+template <class Config, int kTile>
+class rows_of_group {
+ public:
+  using index = typename Config::index;
+
+  ONEPASS_FUNCTION rows_of_group(const row_groups& groups, index rows, index own, index g)
+      : groups_(groups), rows_(rows), own_(own), first_(first_row(groups, g)) {}
+
+  // Of a step's rows number `i`; one that the last step has too many is a.rows, which is none.
+  ONEPASS_FUNCTION index row(unsigned step, int i) const {
+    const index number = (static_cast<index>(step) * static_cast<index>(groups_.blocks) + own_) * kTile + i;
+    if (number >= static_cast<index>(groups_.rows)) return rows_;
+    if constexpr (!Config::kApart) return first_ + number;
+    const auto inner = static_cast<index>(groups_.inner), outer = inner == 1 ? number : number / inner;
+    return first_ + outer * static_cast<index>(groups_.kept) * inner + number - outer * inner;
+  }
+
+ private:
+  static ONEPASS_FUNCTION index first_row(const row_groups& groups, index g) {
+    if constexpr (!Config::kApart) return g * static_cast<index>(groups.rows);
+    const auto kept = static_cast<index>(groups.kept), inner = static_cast<index>(groups.inner), outer = g / kept;
+    return (outer * static_cast<index>(groups.outer) * kept + g - outer * kept) * inner;
+  }
+
+  const row_groups& groups_;
+  const index rows_, own_, first_;
+};
+
+// The groups that a block takes in turn, each in so many steps.
 template <class Config, int kTile>
 class group_walk {
  public:
@@ -29,23 +58,24 @@ class group_walk {
         first_(share.block / static_cast<unsigned>(groups_.blocks)),
         apart_(share.blocks / static_cast<unsigned>(groups_.blocks)),
         steps_a_group_(static_cast<unsigned>((groups_.rows + groups_.blocks * kTile - 1) / (groups_.blocks * kTile))),
-        steps_(static_cast<unsigned>((groups_.count - first_ + apart_ - 1) / apart_) * steps_a_group_) {}
+        turns_(static_cast<unsigned>((groups_.count - first_ + apart_ - 1) / apart_)) {}
 
-  ONEPASS_FUNCTION unsigned steps() const { return steps_; }
-  ONEPASS_FUNCTION index group(unsigned step) const { return first_ + static_cast<index>(turn(step)) * apart_; }
+  ONEPASS_FUNCTION unsigned turns() const { return turns_; }
+  ONEPASS_FUNCTION unsigned steps_a_group() const { return steps_a_group_; }
+  ONEPASS_FUNCTION index group_of_turn(unsigned turn) const { return first_ + static_cast<index>(turn) * apart_; }
+  ONEPASS_FUNCTION rows_of_group<Config, kTile> rows_of_turn(unsigned turn) const {
+    return {groups_, rows_, own_, group_of_turn(turn)};
+  }
+
+  // Of steps that are counted through all groups.
+  ONEPASS_FUNCTION unsigned steps() const { return turns_ * steps_a_group_; }
+  ONEPASS_FUNCTION index group(unsigned step) const { return group_of_turn(turn(step)); }
   ONEPASS_FUNCTION bool ends_group(unsigned step) const {
     return step - turn(step) * steps_a_group_ + 1 == steps_a_group_;
   }
-  // Of the step's rows number `i`.
   ONEPASS_FUNCTION index row(unsigned step, int i) const {
-    const unsigned within = step - turn(step) * steps_a_group_;
-    const index number = (static_cast<index>(within) * static_cast<index>(groups_.blocks) + own_) * kTile + i,
-                g = group(step), count = static_cast<index>(groups_.rows);
-    if (step >= steps_ || number >= count) return rows_;
-    if constexpr (!Config::kApart) return g * count + number;
-    const auto outer = static_cast<index>(groups_.outer), kept = static_cast<index>(groups_.kept),
-               inner = static_cast<index>(groups_.inner);
-    return ((g / kept * outer + number / inner) * kept + g % kept) * inner + number % inner;
+    if (step >= steps()) return rows_;
+    return rows_of_turn(turn(step)).row(step - turn(step) * steps_a_group_, i);
   }
 
  private:
@@ -54,7 +84,7 @@ class group_walk {
 
   const row_groups& groups_;
   const index rows_, own_, first_, apart_;
-  const unsigned steps_a_group_, steps_;
+  const unsigned steps_a_group_, turns_;
 };
 
 ONEPASS_END
