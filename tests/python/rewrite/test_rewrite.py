@@ -141,6 +141,49 @@ def test_norms_of_heads_and_rotary_embedding(dtype, every_line):
         torch.testing.assert_close(a, b, **bound)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rotary_embedding_in_float32(dtype, every_line):
+    """As ModernBERT has it in transformers: queries are cast twice, and what is turned is cast back."""
+    angles = torch.randn(1, 1, 5, 8)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def function(q):
+        q = q.view(2, 5, 3, 8).transpose(1, 2)
+        wide = q.float()
+        turned = torch.cat((-wide[..., 4:], wide[..., :4]), dim=-1)
+        return (q.float() * cos + turned * sin).to(dtype)
+
+    assert_fused(function, ["rope"], torch.randn(2, 5, 24).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rotary_embedding_of_first_numbers(dtype, every_line):
+    """As GPT-NeoX has it in transformers: of packed heads the first numbers are turned, the others stand behind."""
+    angles = torch.randn(5, 4)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def function(packed):
+        q, k, _ = packed.view(2, 5, 3, 24).transpose(1, 2).chunk(3, dim=-1)
+        return [torch.cat([rotated(t[..., :4], cos, sin, half=2), t[..., 4:]], dim=-1) for t in (q, k)]
+
+    assert_fused(function, ["rope(4)", "rope(4)"], torch.randn(2, 5, 72).to(dtype))
+
+
+def assert_fused(function, lines, x):
+    """The lines, the result and the gradient, with the strides they had."""
+    x.requires_grad_()
+    fused = onepass.fuse(function)
+    found, expected = fused(x), function(x)
+    assert [f.line for f in onepass.report(fused).lines] == lines
+    bound = {"rtol": 0.02, "atol": 0.02} if x.dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    found, expected = ([y] if isinstance(y, torch.Tensor) else y for y in (found, expected))
+    ups = [torch.randn_like(y) for y in expected]
+    gradients = (torch.autograd.grad(ys, x, ups) for ys in (found, expected))
+    for a, b in zip(*([*ys, *g] for ys, g in zip((found, expected), gradients))):
+        assert a.stride() == b.stride() and a.dtype == b.dtype
+        torch.testing.assert_close(a, b, **bound)
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -148,6 +191,9 @@ def test_norms_of_heads_and_rotary_embedding(dtype, every_line):
         lambda x, t: x * t[:3] + torch.cat((x[..., 4:], -x[..., :4]), -1) * t[3:],
         lambda x, t: x * t[:3] + torch.cat((-x[..., 4:], x[..., :4]), -1) * (t[3:] + t.sum()),
         lambda x, t: x * t[:3] - torch.cat((-x[..., 4:], x[..., :4]), -1) * t[3:],
+        lambda x, t: torch.cat((rotated(x[..., :4], t[:3, :4], t[3:, :4], 2), x[..., :4]), -1),
+        lambda x, t: torch.cat((x[..., 4:], rotated(x[..., :4], t[:3, :4], t[3:, :4], 2)), -1),
+        lambda x, t: x.double() * t[:3] + torch.cat((-x[..., 4:].float(), x[..., :4].float()), -1).double() * t[3:],
     ],
 )
 def test_what_only_looks_like_a_rotary_embedding(function, every_line):

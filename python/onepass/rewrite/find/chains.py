@@ -14,6 +14,7 @@ from onepass._native import LineError
 from onepass.graph.effects import UNKNOWN, Memory, bodies, effects_of, evaluated, memory_of
 from onepass.graph.operations import is_contiguous, is_tensor, modes, operation, same_shape, value_of
 from onepass.line import _parse
+from onepass.rewrite.find import rotary
 from onepass.rewrite.find.steps import Step, steps
 from onepass.word import about
 
@@ -419,7 +420,7 @@ def _ends(value: fx.Node, chain: Chain) -> list[fx.Node]:
     for _ in range(LONGEST_FORMULA):
         nearest = [user for user in nearest if user not in found and user not in chain.nodes and is_tensor(user)]
         found |= dict.fromkeys(nearest)
-        known = [user for user in dict.fromkeys(nearest) if operation(user) is not None]
+        known = [user for user in dict.fromkeys(nearest) if operation(user) is not None or rotary.may_have(user)]
         nearest = [further for user in known for further in user.users]
     return list(found)
 

@@ -36,12 +36,13 @@ def steps(node: fx.Node) -> Iterator[Step]:
     if found is not None:
         yield Step(found.x, (found.word,), (), node, frozenset(found.nodes), found.passes)
         return
-    op = operation(node)
-    if op is None:
-        return
     rotation = rotary.find(node)
     if rotation is not None:
-        yield Step(rotation.x, ("rope",), (rotation.cos, rotation.sin), node, rotation.nodes)
+        word = "rope" if rotation.turned is None else f"rope({rotation.turned})"
+        yield Step(rotation.x, (word,), (rotation.cos, rotation.sin), node, rotation.nodes, rotation.passes)
+        return
+    op = operation(node)
+    if op is None:
         return
     if op.name == "permuted":
         x, order = op.arguments
