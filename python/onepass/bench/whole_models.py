@@ -108,7 +108,7 @@ class Whole:
             x, noise = torch.randn(2, *self.shape, 4)
             return {"x": x, "time": torch.rand(self.shape[0]), "target": noise}
         if self.architecture in ("ViT", "Dinov2"):
-            classes = {"labels": torch.arange(self.shape[0])} if self.head else {}
+            classes = {"labels": torch.arange(self.shape[0]) % model.config.num_labels} if self.head else {}
             return {"pixel_values": torch.randn(self.shape), **classes}
         if self.architecture == "Whisper":
             sound = torch.randn(self.shape[0], model.config.num_mel_bins, 2 * model.config.max_source_positions)
@@ -196,7 +196,7 @@ MODELS: tuple[Whole, ...] = (
         "cuda",
         "Dinov2",
         (64, 3, 224, 224),
-        encoding(1024, 12, 16, 4096),
+        encoding(1024, 12, 16, 4096) | {"num_labels": 1000},
         "ForImageClassification",
     ),
     Whole(
