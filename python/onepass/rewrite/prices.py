@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from onepass.graph.operations import MOVING, operation, sizes, value_of
+from onepass.graph.operations import MOVING, is_tensor, operation, sizes, value_of
 from onepass.line import Line, _parse
 from onepass.plan import Plan
 from onepass.pricing.nodes import counts_of
@@ -63,7 +63,7 @@ LEAST_BYTES = 1 << 14
 def joined_gradients(chain: Chain, profile: Profile) -> Price:
     """Where a tensor is used twice, its gradients are added: two read, one written."""
     price = Price()
-    for node in {*chain.nodes, chain.x}:
+    for node in filter(is_tensor, {*chain.nodes, chain.x}):
         uses = sum(user in chain.nodes for user in node.users)
         uses += node in chain.results[1:]
         if uses > 1:

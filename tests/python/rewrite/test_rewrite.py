@@ -141,32 +141,55 @@ def test_norms_of_heads_and_rotary_embedding(dtype, every_line):
         torch.testing.assert_close(a, b, **bound)
 
 
+def turned_halves(x):
+    return torch.cat((-x[..., 4:], x[..., :4]), dim=-1)
+
+
+def turned_in_pairs(x):
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1)
+
+
+def turned_pieces(x):
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def of_halves(x, cos, sin):
+    first, second = torch.chunk(x, 2, dim=-1)
+    cos, sin = cos[..., : first.shape[-1]], sin[..., : first.shape[-1]]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def of_first_numbers(x, cos, sin):
+    first, rest = x[:, :, :, :6], x[:, :, :, 6:]
+    first = first * cos[..., :6] + turned_in_pairs(first).flatten(-2) * sin[..., :6]
+    return torch.cat([first, rest], dim=-1)
+
+
+ROTATIONS = {
+    "GPT-NeoX": ("rope(4)", lambda x, c, s: torch.cat((rotated(x[..., :4], c[..., :4], s[..., :4], 2), x[..., 4:]), -1)),
+    "ModernBERT": ("rope", lambda x, c, s: (x.float() * c + turned_halves(x.float()) * s).to(x.dtype)),
+    "pieces": ("rope", lambda x, c, s: x * c + turned_pieces(x) * s),
+    "GPT-OSS": ("rope", of_halves),
+    "Cohere": ("rope(interleaved)", lambda x, c, s: x * c + turned_in_pairs(x).flatten(-2) * s),
+    "RoFormer": ("rope(interleaved)", lambda x, c, s: x * c + turned_in_pairs(x).reshape_as(x) * s),
+    "GPT-J": ("rope(6, interleaved)", of_first_numbers),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rotary_embedding_in_float32(dtype, every_line):
-    """As ModernBERT has it in transformers: queries are cast twice, and what is turned is cast back."""
-    angles = torch.randn(1, 1, 5, 8)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-
-    def function(q):
-        q = q.view(2, 5, 3, 8).transpose(1, 2)
-        wide = q.float()
-        turned = torch.cat((-wide[..., 4:], wide[..., :4]), dim=-1)
-        return (q.float() * cos + turned * sin).to(dtype)
-
-    assert_fused(function, ["rope"], torch.randn(2, 5, 24).to(dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rotary_embedding_of_first_numbers(dtype, every_line):
-    """As GPT-NeoX has it in transformers: of packed heads the first numbers are turned, the others stand behind."""
-    angles = torch.randn(5, 4)
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_rotary_embedding_as_models_write_it(name, dtype, every_line):
+    """Of packed heads behind a transposition, with the result and the gradient laid out as they were."""
+    line, rotation = ROTATIONS[name]
+    angles = torch.randn(5, 8)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
 
     def function(packed):
         q, k, _ = packed.view(2, 5, 3, 24).transpose(1, 2).chunk(3, dim=-1)
-        return [torch.cat([rotated(t[..., :4], cos, sin, half=2), t[..., 4:]], dim=-1) for t in (q, k)]
+        return rotation(q, cos, sin), rotation(k, cos, sin)
 
-    assert_fused(function, ["rope(4)", "rope(4)"], torch.randn(2, 5, 72).to(dtype))
+    assert_fused(function, [line, line], torch.randn(2, 5, 72).to(dtype))
 
 
 def assert_fused(function, lines, x):
@@ -176,7 +199,6 @@ def assert_fused(function, lines, x):
     found, expected = fused(x), function(x)
     assert [f.line for f in onepass.report(fused).lines] == lines
     bound = {"rtol": 0.02, "atol": 0.02} if x.dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
-    found, expected = ([y] if isinstance(y, torch.Tensor) else y for y in (found, expected))
     ups = [torch.randn_like(y) for y in expected]
     gradients = (torch.autograd.grad(ys, x, ups) for ys in (found, expected))
     for a, b in zip(*([*ys, *g] for ys, g in zip((found, expected), gradients))):
@@ -194,6 +216,15 @@ def assert_fused(function, lines, x):
         lambda x, t: torch.cat((rotated(x[..., :4], t[:3, :4], t[3:, :4], 2), x[..., :4]), -1),
         lambda x, t: torch.cat((x[..., 4:], rotated(x[..., :4], t[:3, :4], t[3:, :4], 2)), -1),
         lambda x, t: x.double() * t[:3] + torch.cat((-x[..., 4:].float(), x[..., :4].float()), -1).double() * t[3:],
+        lambda x, t: x * t[:3] + torch.stack((x[..., 1::2], -x[..., ::2]), -1).flatten(-2) * t[3:],
+        lambda x, t: x * t[:3] + torch.stack((-x[..., 4:], x[..., :4]), -1).flatten(-2) * t[3:],
+        lambda x, t: x * t[:3] + torch.stack((-x[..., 1::2], x[..., ::2]), -2).flatten(-2) * t[3:],
+        lambda x, t: x.bfloat16().float() * t[:3] + torch.cat((-x[..., 4:], x[..., :4]), -1) * t[3:],
+        lambda x, t: of_halves(x, t[:3], t[3:]) + of_halves(x, t[:3], t[3:]).flip(-1),
+        lambda x, t: torch.cat((x[..., :4] * t[0, :4] - x[..., 4:] * t[3, :4], x[..., 4:] * t[0, :4]), -1),
+        lambda x, t: torch.cat(
+            (x[..., :4] * t[0, :4] - x[..., 4:] * t[3, :4], x[..., 4:] * t[3, :4] + x[..., :4] * t[0, :4]), -1
+        ),
     ],
 )
 def test_what_only_looks_like_a_rotary_embedding(function, every_line):

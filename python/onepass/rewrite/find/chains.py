@@ -418,9 +418,9 @@ def _ends(value: fx.Node, chain: Chain) -> list[fx.Node]:
     """Where what is done to a value may end: its users, and the last nodes of formulas that begin with it."""
     found, nearest = {}, list(value.users)
     for _ in range(LONGEST_FORMULA):
-        nearest = [user for user in nearest if user not in found and user not in chain.nodes and is_tensor(user)]
+        nearest = [user for user in dict.fromkeys(nearest) if user not in found and user not in chain.nodes]
         found |= dict.fromkeys(nearest)
-        known = [user for user in dict.fromkeys(nearest) if operation(user) is not None or rotary.may_have(user)]
+        known = [user for user in nearest if operation(user) is not None or rotary.may_have(user)]
         nearest = [further for user in known for further in user.users]
     return list(found)
 

@@ -1,23 +1,30 @@
-"""Rotary position embedding as transformers writes it: x · cos + cat(-x₂, x₁) · sin, of a row's halves x₁ and x₂; or of
-a row's first numbers, with the others behind it."""
+"""Rotary position embedding as models write it: x · cos + turned · sin, where turned is cat(-x₂, x₁) of a row's halves, or
+has the two numbers of each pair change places; both halves by themselves; and of a row's first numbers, with the others
+behind them."""
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
-from torch import fx
+from torch import Size, Tensor, fx
 
+from onepass.functional import _lines
 from onepass.graph.operations import is_tensor, operation, same, same_shape, value_of
 
 __all__ = ["Rotation", "find", "may_have"]
+
+CALLS = ("call_function", "call_method")
+PIECES = (torch.chunk, torch.split, torch.functional.split, "chunk", "split")
+RESHAPES = (torch.flatten, torch.reshape, "flatten", "reshape", "reshape_as", "view")
 
 
 @dataclass(frozen=True)
 class Rotation:
     """x, its cosines and sines, and the nodes between them and the result; how many of x's numbers are turned, None of
-    all of them. `passes` are casts of what x is a cast of, which others may need as well."""
+    all of them. `passes` are other casts of what x is a cast of, which others may need as well."""
 
     x: fx.Node
     cos: fx.Node
@@ -25,44 +32,168 @@ class Rotation:
     nodes: frozenset[fx.Node]
     passes: frozenset[fx.Node] = frozenset()
     turned: int | None = None
+    interleaved: bool = False
+
+    @property
+    def word(self) -> str:
+        return _lines.rope(self.turned, self.interleaved)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the columns of a row, and the nodes that take them out of it."""
+
+    x: fx.Node
+    columns: range
+    nodes: frozenset[fx.Node]
 
 
 def find(node: fx.Node) -> Rotation | None:
     """What the node, a sum or a concatenation, rotates."""
-    return _of_first_numbers(node) if node.target is torch.cat else _of_rows(node)
+    if node.target is torch.cat:
+        return _of_halves(node) or _of_first_numbers(node)
+    return _of_rows(node)
 
 
 def may_have(node: fx.Node) -> bool:
     """Whether a rotation may have such a node between x and its result."""
-    return _is_slice(node) or _joined_in_rows(node) is not None
-
-
-def _of_first_numbers(node: fx.Node) -> Rotation | None:
-    """Of cat((rotated, x[..., n:]), -1), where x[..., :n] is rotated."""
-    parts = _joined_in_rows(node)
-    rotation = _of_rows(parts[0]) if parts else None
-    if rotation is None or not _is_slice(rotation.x) or len(parts[0].users) > 1:
-        return None
-    x, length, turned = rotation.x.args[0], value_of(node).shape[-1], value_of(rotation.x).shape[-1]
-    if not (_is_part(rotation.x, x, 0, turned) and _is_part(parts[1], x, turned, length)):
-        return None
-    if not same_shape(value_of(x).shape, value_of(node).shape) or value_of(x).dtype != value_of(node).dtype:
-        return None
-    nodes = rotation.nodes | {node, rotation.x, parts[1]}
-    return Rotation(x, rotation.cos, rotation.sin, nodes, rotation.passes, turned)
+    return node.op in CALLS and node.target in (operator.getitem, torch.cat, torch.stack, *PIECES, *RESHAPES)
 
 
 def _of_rows(node: fx.Node) -> Rotation | None:
+    """x · cos + turned · sin."""
     op = operation(node)
     if op is None or op.name != "add":
         return None
-    for straight, turned in (op.arguments, op.arguments[::-1]):
+    for straight, other in (op.arguments, op.arguments[::-1]):
         for x, cos in _factors(straight):
-            for half_turn, sin in _factors(turned):
-                between, passes = _of_half_turn(half_turn, x) or ((), ())
-                if between and _are_positions(cos, sin, x):
-                    return Rotation(x, cos, sin, frozenset({node, straight, turned, *between}), frozenset(passes))
+            for turned, sin in _factors(other):
+                found = _turned(turned, value_of(x).shape)
+                if found is None or not _is_the_same(found.x, x) or not _are_tables(cos, sin, value_of(x).shape):
+                    continue
+                passes = frozenset({found.x} - {x})
+                return replace(found, x=x, cos=cos, sin=sin, nodes=found.nodes | {node, straight, other}, passes=passes)
     return None
+
+
+def _of_halves(node: fx.Node) -> Rotation | None:
+    """cat((x₁ · cos - x₂ · sin, x₂ · cos + x₁ · sin), -1)."""
+    halves = _joined(node, torch.cat)
+    difference, total = map(operation, halves or (None, None))
+    if difference is None or total is None or (difference.name, total.name) != ("sub", "add"):
+        return None
+    for first, cos in _factors(difference.arguments[0]):
+        for second, sin in _factors(difference.arguments[1]):
+            for by_cos, by_sin in (total.arguments, total.arguments[::-1]):
+                if (second, cos) not in _factors(by_cos) or (first, sin) not in _factors(by_sin):
+                    continue
+                parts = _parts((first, second), value_of(node).shape, _halves)
+                if parts is None or not _are_tables(cos, sin, value_of(first).shape):
+                    continue
+                nodes = {node, *halves, *difference.arguments, *total.arguments}
+                return Rotation(parts.x, cos, sin, parts.nodes | nodes)
+    return None
+
+
+def _of_first_numbers(node: fx.Node) -> Rotation | None:
+    """cat((rotated, x[..., n:]), -1), where x[..., :n] is rotated."""
+    rotated, rest = _joined(node, torch.cat) or (None, None)
+    rotation = find(rotated) if isinstance(rotated, fx.Node) else None
+    if rotation is None or rotation.turned is not None or len(rotated.users) > 1 or rotation.passes:
+        return None
+    turned = value_of(rotation.x).shape[-1]
+    parts = _parts((rotation.x, rest), value_of(node).shape, lambda n: (range(turned), range(turned, n)))
+    if parts is None or value_of(parts.x).dtype != value_of(node).dtype:
+        return None
+    return replace(rotation, x=parts.x, nodes=rotation.nodes | parts.nodes | {node}, turned=turned)
+
+
+def _turned(node: fx.Node, shape: Size) -> Rotation | None:
+    """Of a row of this shape, cat((-x₂, x₁), -1), or each pair as (-second, first); without tables."""
+    joined, interleaved = _joined(node, torch.cat), False
+    nodes = {node}
+    if joined is None and node.target in RESHAPES and is_tensor(node) and same_shape(value_of(node).shape, shape):
+        stack = node.args[0] if node.args else None
+        joined, interleaved = _joined(stack, torch.stack), True
+        nodes |= {stack}
+    negative, first = joined or (None, None)
+    op = operation(negative)
+    if op is None or op.name != "mul" or op.arguments[1] != -1.0:
+        return None
+    parts = _parts((first, op.arguments[0]), shape, _pairs if interleaved else _halves)
+    if parts is None:
+        return None
+    return Rotation(parts.x, None, None, parts.nodes | nodes | {negative}, interleaved=interleaved)
+
+
+def _halves(columns: int) -> tuple[range, range]:
+    return range(columns // 2), range(columns // 2, columns)
+
+
+def _pairs(columns: int) -> tuple[range, range]:
+    return range(0, columns, 2), range(1, columns, 2)
+
+
+def _parts(nodes: Iterable[object], shape: Size, columns_of) -> Part | None:
+    """The row of this shape that these are the parts of, in this order; the columns of each are what columns_of(a row's)
+    says."""
+    columns, parts = shape[-1], [_part(node) for node in nodes]
+    if not isinstance(columns, int) or columns % 2 != 0 or None in parts:
+        return None
+    x = parts[0].x
+    if any(part.x is not x for part in parts) or not same_shape(value_of(x).shape, shape):
+        return None
+    if tuple(part.columns for part in parts) != columns_of(columns):
+        return None
+    return Part(x, range(columns), frozenset().union(*(part.nodes for part in parts)))
+
+
+def _part(node: object) -> Part | None:
+    """x[..., begin:end:step], or one of the pieces that a row is split into."""
+    if not isinstance(node, fx.Node) or node.target is not operator.getitem or not is_tensor(node):
+        return None
+    of, index = node.args
+    if isinstance(index, int):
+        return _piece(node, of, index)
+    if not is_tensor(of) or not isinstance(index, tuple) or not isinstance(value_of(of).shape[-1], int):
+        return None
+    *before, last = index
+    whole = [Ellipsis] if before == [Ellipsis] else [slice(None)] * (value_of(of).dim() - 1)
+    if before != whole or not isinstance(last, slice):
+        return None
+    if not all(isinstance(at, (int, type(None))) for at in (last.start, last.stop, last.step)):
+        return None
+    return Part(of, range(*last.indices(value_of(of).shape[-1])), frozenset({node}))
+
+
+def _piece(node: fx.Node, pieces: fx.Node, index: int) -> Part | None:
+    """Of a row, which is what was split where the pieces' other dimensions are its own."""
+    if pieces.target not in PIECES or not pieces.args or not is_tensor(pieces.args[0]):
+        return None
+    x, values = pieces.args[0], value_of(pieces)
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, Tensor) for value in values):
+        return None
+    columns = [value.shape[-1] for value in values]
+    if not all(isinstance(n, int) for n in columns) or not same(sum(columns), value_of(x).shape[-1]):
+        return None
+    if not all(same_shape(value.shape[:-1], value_of(x).shape[:-1]) for value in values):
+        return None
+    begin = sum(columns[: index % len(columns)])
+    return Part(x, range(begin, begin + columns[index]), frozenset({node, pieces}))
+
+
+def _joined(node: object, by) -> tuple[fx.Node, fx.Node] | None:
+    """The two tensors that torch.cat or torch.stack joins along its result's last dimension."""
+    if not isinstance(node, fx.Node) or node.target is not by:
+        return None
+    read = _tensors_and_dim(*node.args, **node.kwargs)
+    if read is None or len(read[0]) != 2 or read[1] not in (-1, value_of(node).dim() - 1):
+        return None
+    return tuple(read[0])
+
+
+def _tensors_and_dim(tensors, dim=0, *, axis=None, out=None):
+    return (tensors, dim if axis is None else axis) if out is None and isinstance(tensors, (list, tuple)) else None
 
 
 def _factors(node: object) -> list[tuple[fx.Node, fx.Node]]:
@@ -73,8 +204,19 @@ def _factors(node: object) -> list[tuple[fx.Node, fx.Node]]:
     return [op.arguments, op.arguments[::-1]]
 
 
-def _are_positions(cos: fx.Node, sin: fx.Node, x: fx.Node) -> bool:
-    tensors, shape = (value_of(cos), value_of(sin)), value_of(x).shape
+def _is_the_same(node: fx.Node, other: fx.Node) -> bool:
+    """Whether both are one tensor, or casts of one to one dtype."""
+    return _uncast(node) is _uncast(other) and value_of(node).dtype == value_of(other).dtype
+
+
+def _uncast(node: fx.Node) -> fx.Node:
+    op = operation(node)
+    return op.arguments[0] if op is not None and op.name in ("cast", "same") else node
+
+
+def _are_tables(cos: fx.Node, sin: fx.Node, shape: Size) -> bool:
+    """Whether they have a number, without a gradient, for each of a tensor of this shape."""
+    tensors = value_of(cos), value_of(sin)
     offsets = [len(shape) - t.dim() for t in tensors]
     return all(
         t.is_floating_point()
@@ -83,69 +225,3 @@ def _are_positions(cos: fx.Node, sin: fx.Node, x: fx.Node) -> bool:
         and all(same(a, b) or same(a, 1) for a, b in zip(t.shape, shape[offset:]))
         for t, offset in zip(tensors, offsets)
     )
-
-
-def _of_half_turn(node: fx.Node, x: fx.Node) -> tuple[list[fx.Node], set[fx.Node]] | None:
-    """The nodes of cat((-x₂, x₁), -1), and x cast once more, where that is what is turned."""
-    parts, length = _joined_in_rows(node), value_of(x).shape[-1]
-    if parts is None or not isinstance(length, int) or length % 2 != 0:
-        return None
-    negative, first = parts
-    op = operation(negative)
-    if op is None or op.name != "mul" or op.arguments[1] != -1.0:
-        return None
-    second, half = op.arguments[0], length // 2
-    if not (_is_slice(first) and _is_slice(second)):
-        return None
-    passes = {part.args[0] for part in (first, second)} - {x}
-    if not all(_are_alike(other, x) for other in passes):
-        return None
-    if not (_is_part(first, first.args[0], 0, half) and _is_part(second, second.args[0], half, length)):
-        return None
-    return [node, negative, first, second], passes
-
-
-def _are_alike(node: fx.Node, other: fx.Node) -> bool:
-    """Whether both are what they are cast from, in one dtype."""
-    return _uncast(node) is _uncast(other) and value_of(node).dtype == value_of(other).dtype
-
-
-def _uncast(node: fx.Node) -> fx.Node:
-    cast = operation(node)
-    return cast.arguments[0] if cast is not None and cast.name in ("cast", "same") else node
-
-
-def _joined_in_rows(node: object) -> tuple[fx.Node, fx.Node] | None:
-    """Two tensors that are joined along the last dimension."""
-    if not isinstance(node, fx.Node) or node.op != "call_function" or node.target is not torch.cat:
-        return None
-    read = _joined_parts(*node.args, **node.kwargs)
-    if read is None or len(read[0]) != 2 or read[1] not in (-1, value_of(node).dim() - 1):
-        return None
-    return tuple(read[0])
-
-
-def _joined_parts(tensors, dim=0, *, axis=None, out=None):
-    """What torch.cat joins, and along which dimension."""
-    return (tensors, dim if axis is None else axis) if out is None and isinstance(tensors, (list, tuple)) else None
-
-
-def _is_slice(node: object) -> bool:
-    """Whether it is x[..., begin:end] of some x."""
-    if not isinstance(node, fx.Node) or node.target is not operator.getitem or not is_tensor(node.args[0]):
-        return False
-    index = node.args[1]
-    return (
-        isinstance(index, tuple)
-        and len(index) == 2
-        and index[0] is Ellipsis
-        and isinstance(index[1], slice)
-        and all(isinstance(at, (int, type(None))) for at in (index[1].start, index[1].stop, index[1].step))
-    )
-
-
-def _is_part(node: object, x: fx.Node, begin: int, end: int) -> bool:
-    """Whether it is x[..., begin:end]."""
-    if not _is_slice(node) or node.args[0] is not x or not isinstance(value_of(x).shape[-1], int):
-        return False
-    return range(*node.args[1][1].indices(value_of(x).shape[-1])) == range(begin, end)

@@ -38,8 +38,7 @@ def steps(node: fx.Node) -> Iterator[Step]:
         return
     rotation = rotary.find(node)
     if rotation is not None:
-        word = "rope" if rotation.turned is None else f"rope({rotation.turned})"
-        yield Step(rotation.x, (word,), (rotation.cos, rotation.sin), node, rotation.nodes, rotation.passes)
+        yield Step(rotation.x, (rotation.word,), (rotation.cos, rotation.sin), node, rotation.nodes, rotation.passes)
         return
     op = operation(node)
     if op is None:
