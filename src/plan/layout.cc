@@ -39,7 +39,10 @@ std::vector<common_dimension> merged(const shape& x, const std::vector<strided>&
 void set_views(const std::vector<strided>& tensors, const std::vector<common_dimension>& rows,
                const std::vector<int>& column_strides, arguments& a) {
   const std::size_t first = kMaxDims - rows.size();
-  for (std::size_t d = 0; d < kMaxDims; ++d) a.size[d] = d < first ? 1 : rows[d - first].size;
+  for (std::size_t d = 0; d < kMaxDims; ++d) {
+    a.size[d] = d < first ? 1 : rows[d - first].size;
+    a.by_size[d] = divisor::of(a.size[d]);
+  }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     view& v = *tensors[i].out;
     v.data = tensors[i].data;
@@ -65,7 +68,8 @@ bool is_contiguous(const strided& t, const shape& x) {
 void set_contiguous(const std::vector<strided>& tensors, bool flatten, arguments& a) {
   if (flatten) a.columns *= a.rows, a.rows = 1;
   std::fill(a.size, a.size + kMaxDims - 1, 1);
-  a.size[kMaxDims - 1] = a.rows;
+  std::fill(a.by_size, a.by_size + kMaxDims - 1, divisor::of(1));
+  a.size[kMaxDims - 1] = a.rows, a.by_size[kMaxDims - 1] = divisor::of(a.rows);
   for (const strided& t : tensors)
     *t.out = {t.data, {0, 0, 0, t.number ? 1 : a.columns / t.shared_by}, t.type, t.number ? 0 : t.shared_by};
 }

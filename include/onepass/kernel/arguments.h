@@ -47,11 +47,30 @@ struct row_groups {
   constexpr bool together() const { return kept == 1; }  // its rows follow each other
 };
 
+// Quotients of numbers from 0 up to 2^31 by one number, which is at least 1: a product, a sum and a shift in the place of
+// a division (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994, figure 4.1).
+struct divisor {
+  uint32 multiplier;
+  int shift;
+
+  static constexpr divisor of(int64 number) {
+    if (number < 1 || number >= int64{1} << 31) return {0, 31};  // nothing is divided, or its quotients are 0
+    int shift = 0;
+    while (int64{1} << shift < number) ++shift;
+    const auto by = static_cast<uint64>(number), rest = (uint64{1} << shift) - by;
+    return {static_cast<uint32>((rest << 32) / by + 1), shift};
+  }
+  constexpr uint32 quotient_of(uint32 n) const {
+    return (static_cast<uint32>(uint64{multiplier} * n >> 32) + n) >> shift;
+  }
+};
+
 struct arguments {
   int64 rows, columns;
   double inverse_columns;
   int64 size[kMaxDims];  // the leading dimensions, outermost first, padded in front with 1; their product is rows
-  int64 matrix_rows;     // x.shape[-2], for `causal`
+  divisor by_size[kMaxDims];  // where rows are fewer than 2^31
+  int64 matrix_rows;          // x.shape[-2], for `causal`
 
   view x;   // forward and backward: the input, where it is read; backward: the result, where the line resumes there
   view y;   // forward: the result.  backward: its gradient.  One number a row, of an ending: float (double where x is

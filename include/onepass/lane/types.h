@@ -44,6 +44,13 @@ constexpr double largest_code(dtype type) {
   return type == dtype::f8e4m3 ? 448 : type == dtype::f8e5m2 ? 57344 : type == dtype::i8 ? 127 : 0;
 }
 
+// Whether a store of a number as such a code saturates: then no word need do it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+constexpr bool saturates(dtype type) { return is_code(type) && type != dtype::i8; }
+#else
+constexpr bool saturates(dtype) { return false; }
+#endif
+
 constexpr bool is_integer(dtype type) { return type == dtype::i64 || type == dtype::i32; }
 constexpr bool is_floating(dtype type) {  // arithmetic takes it
   return type != dtype::none && type != dtype::boolean && !is_integer(type) && !is_code(type);

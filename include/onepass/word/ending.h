@@ -380,6 +380,7 @@ ONEPASS_FUNCTION T scale_of(T largest) {
 }
 template <dtype D, class L>
 ONEPASS_FUNCTION L saturated(L scaled) {
+  if constexpr (saturates(D)) return scaled;
   const L most(static_cast<typename L::scalar>(largest_code(D)));
   return max(L(min(scaled, most)), L(-most));
 }
@@ -432,8 +433,7 @@ struct quantize_static {
                                     .meaning = "codes of the row, of a scale that is given; ends a line"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x, L scale) {
-    const L most(static_cast<typename L::scalar>(largest_code(D)));
-    return max(L(min(L(x / scale), most)), L(-most));
+    return saturated<D>(L(x / scale));
   }
 };
 

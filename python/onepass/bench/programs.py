@@ -52,13 +52,18 @@ class Program(Pattern):
         return forward, Traffic(max(cost.backward.bytes - shared, 0), 1 + rows, whole)
 
 
+def pixels(columns: int) -> int:
+    """Of a channel, where a group has that many columns: 32x32, or 128x128 of long ones."""
+    return 16384 if columns > 65536 else 1024
+
+
 class Groups(Program):
     """Rows are groups of channels, and each group has its own."""
 
     own = 2
 
     def sizes_of_column(self, shape: Shape) -> Shape:
-        return (shape[1], max(shape[-1] // PIXELS, 1))
+        return (shape[1], max(shape[-1] // pixels(shape[-1]), 1))
 
 
 def wide(x: Tensor) -> Tensor:
@@ -143,8 +148,6 @@ def norm_rope(x, weight, cos, sin):
     return z * cos + torch.cat((-second, first), -1) * sin
 
 
-PIXELS = 1024
-"""Of a channel."""
 VOCABULARIES = bf16((8192, 32768), (4096, 128256))
 BATCHES = bf16((16, 4096, 1152), (8, 4096, 3072))
 CODED = bf16((32768, 4096), (8192, 14336))
@@ -185,7 +188,7 @@ PROGRAMS: tuple[Program, ...] = (
         "group_norm",
         "layer_norm(1e-5) | scale(channels) | bias(channels) | silu",
         group_norm,
-        bf16((8, 32, 40960), (16, 32, 20480)),
+        bf16((8, 32, 163840), (8, 32, 40960), (16, 32, 20480)),
         on_cpu((2, 32, 20480)),
     ),
     Program("gated_residual", "scale | add", gated_residual, BATCHES, on_cpu((16, 256, 1152))),

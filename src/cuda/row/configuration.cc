@@ -191,6 +191,7 @@ int64 blocks_for(const row_groups& groups, int64 rows_a_step, int64 most, plan& 
 const elementwise_tuning& tiles_for(const request& r, const arguments& a, const configuration& c) {
   if (c.staged != 0) return r.backward ? kTuning.backward_staged : kTuning.forward_staged;
   if (r.backward && r.wants_column == 0 && a.x.data == nullptr) return kTuning.backward_of_gradients;
+  if (r.backward && r.wants_column == 0 && r.only_endings && r.flops == 0) return kTuning.backward_of_endings;
   if (r.backward) return kTuning.backward;
   if (c.vector_size * size_of(r.x) < 16) return kTuning.forward_short;
   return size_of(r.x) == 2 ? kTuning.forward_16_bits : kTuning.forward;
@@ -231,7 +232,8 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
       p.grid_y = static_cast<unsigned>(blocks_for(a.groups, c.down * c.unroll, std::min(filling, kMostY / 8), p));
       return;
     }
-    p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, strides ? filling : most_y, 65535}));
+    const int64 each = std::clamp<int64>(most_y / filling, 1, std::max(tuned.tiles, 1));
+    p.grid_y = static_cast<unsigned>(std::min<int64>({most_y, strides ? filling : ceil_div(most_y, each), 65535}));
   };
   set_grid();
   const few_rows_tuning& few = kTuning.few_rows;
@@ -244,6 +246,21 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
     set_grid();
   }
   set_parts(p, r.wants_column != 0 ? p.grid_y : 0);
+}
+
+// What is loaded before a row's statistics: all that words behind the row word take, if there are registers for it.
+uint64 early_operands(const request& r, const configuration& c, int resident) {
+  if (r.backward || c.recomputes != 0 || c.access != c.vector_size || r.features > 0 || r.rope >= 0) return 0;
+  uint64 early = 0;
+  for (int i = 0; i < kMaxOperands; ++i) {
+    const bool is_row = (r.behind >> i & 1) != 0 && (c.single_operand >> i & 1) == 0;
+    if (is_row && c.vector_size * size_of(r.operand[i]) != 16) return 0;
+    early |= static_cast<uint64>(is_row) << i;
+  }
+  constexpr int kRegisters = 1 << 16, kOfLane = 4;  // of an SM; 16 bytes
+  const int numbers = c.held_vectors * c.vector_size * (r.x == dtype::f64 ? 2 : 1);
+  const int all = numbers + std::popcount(early) * c.held_vectors * kOfLane + kTuning.other_registers;
+  return all <= kRegisters / resident ? early : 0;
 }
 
 // Whether the threads of a cluster have room for a row, and how they share it.
@@ -259,7 +276,10 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int64 lanes_a_row = ceil_div(a.columns, c.vector_size);
   const int most_lanes = std::clamp(tuned.numbers / wide / c.vector_size, 1, kTuning.held_vectors);
   const int64 wanted = power_of_two_from(ceil_div(lanes_a_row, most_lanes));
-  const int64 least_across = std::min<int64>(kTuning.least_across, power_of_two_from(lanes_a_row));
+  const int64 fewest = tuned.across > 0 ? tuned.across
+                       : r.backward     ? kTuning.least_across
+                                        : kTuning.least_across_forward;
+  const int64 least_across = std::min(fewest, power_of_two_from(lanes_a_row));
   const int64 across = std::max({wanted, least_across, power_of_two_from(r.features), threads_of_group(r, c)});
   const int64 most = std::min(tuned.cluster, chip.cluster);
   c.across = static_cast<int>(std::min<int64>(across, tuned.threads));
@@ -283,6 +303,8 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int64 sum_bytes =
       c.sums_in_registers ? 0 : slots * int64{c.held_vectors} * c.across * c.vector_size * (wide * 4);
   const int threads = c.across * c.down;
+  if (tuned.stages == 0) c.early = early_operands(r, c, tuned.resident);
+  if (tuned.early && (c.early & ~c.repeated_operand) == 0) return false;
   const bool many_sums = r.backward && r.features > 2;  // 24 to 400 bytes of them spilled with half the registers
   c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads / (many_sums ? 2 : 1)) : 1;
   constexpr int kReserved = 1024, kMbarriers = 512;  // kReserved: for the system, in every block
@@ -380,7 +402,9 @@ plan stream_rows(const arguments& a, part of, const Tuning& tuned, const plan& b
 std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
   const streamed_tuning& streamed = kTuning.streamed;
   if (!r.backward && r.paired) return {stream_rows(a, part::paired, kTuning.paired, blank)};
-  if (!r.backward && r.only_endings && !gives_rows(a) && a.columns >= streamed.least_columns &&
+  const bool one_target = r.has_target && r.row_words == 1;
+  const int least_streamed = one_target ? streamed.least_columns_with_target : streamed.least_columns;
+  if (!r.backward && r.only_endings && !gives_rows(a) && a.columns >= least_streamed &&
       a.columns <= streamed.most_columns)
     return {stream_rows(a, part::streamed, streamed, blank)};
   // Where nothing is summed over a row, tiles need no more than the statistics.
@@ -392,7 +416,7 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   const auto try_all = [&](const auto& tunings) {
     for (const row_tuning& tuned : tunings) {
       if (held || a.columns > tuned.columns || r.flops * 2 < tuned.least_flops * size_of(r.x) ||
-          r.features < tuned.features)
+          r.features < tuned.features || (tuned.target && !one_target))
         continue;
       p = blank;
       held = hold_row(r, a, chip, tuned, p) && a.rows >= tuned.rounds * rows_at_once(p.with, chip);
@@ -443,10 +467,15 @@ request::request(const spec::line& line, bool is_backward)
     summed |= static_cast<uint64>(about.sums > 0) << i;
     paired = paired || is_paired(about);
     only_endings = only_endings && about.gives_number;
+    has_target = has_target || about.operand == operand_kind::target;
   }
   const descriptor* const first = line.words.empty() ? nullptr : line.words.front().about;
   scales_alone = line.words.size() == 1 && first->scales && first->operand == operand_kind::tensor;
+  bool is_behind = false;
   for (const spec::word& w : line.words) {
+    const bool has_columns = w.about->operand == operand_kind::column || w.about->operand == operand_kind::tensor;
+    if (is_behind && has_columns && !w.about->by_channels && &w != line.rotary()) behind |= uint64{1} << w.operand;
+    is_behind = is_behind || w.about->kind == word_kind::row;
     channels |= w.about->by_channels ? uint64{1} << w.operand : 0;
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
   }

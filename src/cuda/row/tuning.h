@@ -9,6 +9,7 @@ struct elementwise_tuning {
   int unroll;         // lanes in flight a thread
   int resident;       // threads that registers must leave room for on an SM
   int blocks_per_sm;  // with column sums, where blocks stride over the rows
+  int tiles = 0;      // of a block, without column sums; 0: one, as far as a grid has room
 };
 
 // With column sums of few rows: one block has all rows of its columns, which is one kernel less.
@@ -37,16 +38,20 @@ struct row_tuning {
   int busy = 0;          // where so many percent of its threads' lanes are within the row, at least
   int least_flops = 0;   // for lines with so many flops for 16 bits of x, at least, in words beside the row word
   int features = 0;      // only for lines whose rows end in so many features, at least
+  bool target = false;   // only for lines whose one row word is an ending with a target
+  bool early = false;    // only for lines with an operand that is loaded early and is not one row for all
+  int across = 0;        // threads of a row, at least; 0: as least_across has it
   int rounds = 0;        // where a row's threads take so many rows one after the other, at least
 };
 
 // Rows of which only numbers stay.
 struct streamed_tuning {
   int least_columns;  // shorter rows are held,
-  int most_columns;   // longer ones are taken in parts
-  int threads;        // of a row, which are a block
-  int vectors;        // of a thread, at a time
-  int resident;       // threads that registers must leave room for on an SM
+  int least_columns_with_target;
+  int most_columns;  // longer ones are taken in parts
+  int threads;       // of a row, which are a block
+  int vectors;       // of a thread, at a time
+  int resident;      // threads that registers must leave room for on an SM
 };
 // Rows that have others beside them: of both, a thread has these at a time.
 struct paired_tuning {
@@ -61,6 +66,9 @@ struct tuning {
   // Without column sums, and of nothing but gradients: dropout's 252 us where the one above takes 319 (32768 x 4096,
   // float32); with an activation before it it would take 422 for 375.
   elementwise_tuning backward_of_gradients = {.threads = 128, .unroll = 2, .resident = 1280, .blocks_per_sm = 16};
+  // Of endings alone: "Losses over few classes".
+  elementwise_tuning backward_of_endings = {
+      .threads = 128, .unroll = 1, .resident = 2048, .blocks_per_sm = 16, .tiles = 4};
   // With lanes of fewer than 16 bytes.
   elementwise_tuning forward_short = {.threads = 128, .unroll = 4, .resident = 1536, .blocks_per_sm = 16};
   // With results that leave through shared memory.
@@ -73,14 +81,23 @@ struct tuning {
   // The first that has room for the row; a row that none has room for is taken in parts. "Lines with many flops want
   // other shapes of rows", "Long rows with many flops forward", "Threads an SM for rows of up to 1024 numbers", and for
   // rows that end in features "Few features".
-  row_tuning forward_rows[16] = {
+  row_tuning forward_rows[18] = {
       {.columns = 1024, .numbers = 32, .block = 256, .stages = 2, .busy = 86, .features = 2},
       {.columns = 512, .numbers = 32, .block = 256, .stages = 2, .busy = 86, .features = 1, .rounds = 48},
       {.columns = 1024, .numbers = 32, .stages = 2, .busy = 86, .least_flops = 16},
-      {.columns = 128, .numbers = 32, .block = 128, .resident = 1024, .stages = 0, .busy = 86},
+      {.columns = 8192,
+       .numbers = 64,
+       .block = 128,
+       .resident = 640,
+       .stages = 0,
+       .busy = 86,
+       .target = true,
+       .across = 1},
+      {.columns = 64, .numbers = 32, .block = 128, .resident = 1024, .stages = 0, .busy = 86},
       {.columns = 1024, .numbers = 32, .block = 128, .resident = 768, .stages = 0, .busy = 86},
       {.columns = 1536, .numbers = 48, .block = 128, .resident = 768, .stages = 0, .busy = 80},
       {.columns = 2048, .numbers = 64, .block = 64, .stages = 0, .least_flops = 7},
+      {.columns = 2048, .numbers = 32, .block = 128, .resident = 768, .stages = 0, .early = true},
       {.columns = 2048, .numbers = 32, .block = 128, .resident = 1024, .stages = 0},
       {.columns = 8192, .numbers = 64, .block = 256, .stages = 0},
       {.columns = 32768, .numbers = 32, .stages = 3, .least_flops = 16},
@@ -107,12 +124,18 @@ struct tuning {
       {.numbers = 32, .stages = 2, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .recomputes = true}};
   // "Rows that stream".
-  streamed_tuning streamed = {
-      .least_columns = 4096, .most_columns = 1 << 18, .threads = 256, .vectors = 4, .resident = 1024};
+  streamed_tuning streamed = {.least_columns = 4096,
+                              .least_columns_with_target = 8193,
+                              .most_columns = 1 << 18,
+                              .threads = 256,
+                              .vectors = 4,
+                              .resident = 1024};
   paired_tuning paired = {.threads = 256, .vectors = 2, .resident = 768};  // with 1024 they spill
   int held_vectors = 16;              // lanes of a row in a thread, at most: each takes registers besides its elements
+  int other_registers = 21;           // of a thread, beside its row's numbers and what is loaded early: "Loaded early"
   int again_flops = 8;                // flops of an element, in words beside the row word, that may be computed again
   int least_across = 8;               // threads of a row, at least, where it has so many lanes: 128 bytes in a row
+  int least_across_forward = 4;       // where it is held from its statistics on: "Rows of 64 and 128 numbers"
   int sum_numbers = 64;               // numbers of column sums that fit in a thread's registers beside the row
   int unit_columns = 8192;            // longer rows whose column sums are of units are taken in parts
   int part_threads = 256;             // threads of a block that has a part of a row

@@ -291,7 +291,14 @@ struct Fused : torch::autograd::Function<Fused> {
   static Tensor of_channels(const Tensor& columns, at::IntArrayRef shape, std::int64_t type) {
     const std::int64_t channels = shape.back();
     const Tensor each = columns.unflatten(-1, {channels, columns.size(-1) / channels});
-    return at::sum_to(each.sum(-1), shape).to(scalar_type_of(type % kBroadcast));
+    const auto dims = static_cast<std::int64_t>(shape.size());
+    std::vector<std::int64_t> summed{dims};  // of a channel; and those that the operand does not have, in one kernel
+    for (std::int64_t d = 0; d < each.dim() - 1 - dims; ++d) summed.push_back(d);
+    const auto first = static_cast<std::int64_t>(summed.size()) - 1;
+    summed.front() += first;
+    for (std::int64_t d = 0; d < dims; ++d)
+      if (shape[static_cast<std::size_t>(d)] == 1 && each.size(first + d) != 1) summed.push_back(first + d);
+    return each.sum(summed).reshape(shape).to(scalar_type_of(type % kBroadcast));
   }
 
   static variable_list gradients(const AutogradContext& ctx, const line_call& call, const variable_list& asked,

@@ -69,6 +69,11 @@ class cursor : public position<Config> {
   // From the vector's first run of columns to its second.
   static constexpr int kSecondBytes = kRunVectors * kVectorBytes / 2;
 
+  // Operands of this vector that are read before the words that take them, as they are stored.
+  static constexpr int kEarlyOperands = bits_below(Config::kEarly, kMaxOperands);
+  ONEPASS_FUNCTION void load_early(uint4* to) const { load_early(to, number<0>()); }
+  ONEPASS_FUNCTION void set_early(const uint4* registers) { early_ = registers; }
+
   // Async copies of the streams' rows: stages of rows, and behind them the operands that are loaded once.
   static constexpr int kStreamBytes = Config::kDown * kRunBytes;
   static constexpr int kStageBytes = bits_below(Config::kStreams, 64) * kStreamBytes;
@@ -151,7 +156,9 @@ class cursor : public position<Config> {
     // One row that begins at 16 bytes has whole vectors, behind its end whatever is there.
     constexpr int kAccess = (Config::kAlignedOperand >> I & 1) != 0 ? kRun : Config::kAccess;
     constexpr bool kIsShared = (Config::kSharedOperand >> I & 1) != 0 && !is_in(Config::kStreams, stream::operand + I);
-    if constexpr (kIsShared && !loaded_once<I>()) {
+    if constexpr (is_early<I>()) {
+      return early_memory<I>::template numbers_of<T>({.words = {early_[nth_early<I>()]}});
+    } else if constexpr (kIsShared && !loaded_once<I>()) {
       using memory_of = memory<Config::kOperand[I], V, kAccess>;
       const auto* row = static_cast<const typename stored<Config::kOperand[I]>::type*>(a_.operand[I].data) +
                         this->template offset<1>(a_.operand[I]);
@@ -524,6 +531,28 @@ class cursor : public position<Config> {
       load_async_once(number<I + 1>());
     }
   }
+  template <int I>
+  using early_memory = memory<Config::kOperand[I], V, V>;
+  template <int I>
+  static constexpr __device__ bool is_early() {
+    return (Config::kEarly >> I & 1) != 0;
+  }
+  template <int I>
+  static constexpr __device__ int nth_early() {
+    return bits_below(Config::kEarly, I);
+  }
+  template <int I>
+  ONEPASS_FUNCTION void load_early(uint4* to, number<I>) const {
+    if constexpr (I < Line::operands) {
+      if constexpr (is_early<I>()) {
+        constexpr bool kDense = is_in(Config::kDense, stream::operand + I),
+                       kRepeated = (Config::kRepeatedOperand >> I & 1) != 0;
+        const auto* at = this->template address<Config::kOperand[I], kDense, kRepeated>(a_.operand[I]);
+        to[nth_early<I>()] = early_memory<I>::load(at, kRepeated ? repeated_count_ : count_).words[0];
+      }
+      load_early(to, number<I + 1>());
+    }
+  }
   template <dtype D, stream S>
   ONEPASS_FUNCTION void prefetch_inputs(const view& v) const {
     constexpr int kLine = 128;
@@ -561,6 +590,7 @@ class cursor : public position<Config> {
   char *copies_ = nullptr, *stage_ = nullptr, *copy_ = nullptr, *once_ = nullptr;
   char *results_ = nullptr, *result_ = nullptr;
   vector* sums_ = nullptr;
+  const uint4* early_ = nullptr;
   T* shared_sums_ = nullptr;
   int64 slot_stride_ = 0;
   T features_[larger(1, Line::features)];

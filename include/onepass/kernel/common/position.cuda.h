@@ -27,8 +27,8 @@ class position {
     row_ = row, matrix_row_ = row % static_cast<index>(a_.matrix_rows);
 #pragma unroll
     for (int d = kMaxDims - 1; d > kMaxDims - Config::kDims; --d) {
-      const auto size = static_cast<index>(a_.size[d]), rest = row / size;
-      digit_[d] = row - rest * size;
+      const index rest = quotient(row, d);
+      digit_[d] = row - rest * static_cast<index>(a_.size[d]);
       row = rest;
     }
     digit_[kMaxDims - Config::kDims] = row;
@@ -83,6 +83,11 @@ class position {
     uint32 numbers = 0;
     if constexpr (!Repeated) numbers = static_cast<uint32>(Dense ? row_ * static_cast<index>(a_.columns) : offset(v));
     return static_cast<uint32>(reinterpret_cast<uint64>(v.data)) + numbers * size_of(D);
+  }
+
+  ONEPASS_FUNCTION index quotient(index row, int d) const {
+    if constexpr (sizeof(index) == 4) return static_cast<index>(a_.by_size[d].quotient_of(static_cast<uint32>(row)));
+    else return row / static_cast<index>(a_.size[d]);
   }
 
   const arguments& a_;

@@ -91,16 +91,19 @@ struct merge {
 // Of magnitudes; a NaN is the largest of all.
 template <class T>
 ONEPASS_FUNCTION T larger_magnitude(T a, T b) {
-  return b > a || b != b ? b : a;
+  if constexpr (sizeof(T) == 4) return max_number(a, b);
+  else return b > a || b != b ? b : a;
 }
 // Of a vector's first `count` elements and `so_far`.
 template <class T, int V>
 ONEPASS_FUNCTION T largest_magnitude_of(pack<T, V> of, int count, T so_far) {
-  const pack<T, V> magnitudes = abs(of);
+  pack<T, V> magnitudes = where(first_n<pack<T, V>>(count), abs(of), pack<T, V>(T(0)));
 #pragma unroll
-  for (int i = 0; i < V; ++i)
-    if (i < count) so_far = larger_magnitude(so_far, magnitudes.v[i]);
-  return so_far;
+  for (int half = V / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) magnitudes.v[i] = larger_magnitude(magnitudes.v[i], magnitudes.v[i + half]);
+  }
+  return larger_magnitude(so_far, magnitudes.v[0]);
 }
 // Of so many neighbouring threads of a warp, a power of two, which all call it; others need not.
 template <int Threads, class T>

@@ -150,12 +150,30 @@ ONEPASS_FUNCTION void store_row(const row_threads<Config>& threads, cursor<Confi
 // them.
 struct nothing_behind {};
 
+// What words behind a row word take of a thread's vectors, loaded before the row's statistics: behind them each load
+// would be waited for.
+template <class Config, class Line>
+class early_operands {
+ public:
+  using cursor_type = cursor<Config, Line>;
+  ONEPASS_FUNCTION void load(const cursor_type& at, int k) {
+    if constexpr (Config::kEarly != 0) at.load_early(of_vector_[k]);
+  }
+  ONEPASS_FUNCTION void give(cursor_type& at, int k) const {
+    if constexpr (Config::kEarly != 0) at.set_early(of_vector_[k]);
+  }
+
+ private:
+  static constexpr bool kAny = Config::kEarly != 0;
+  uint4 of_vector_[kAny ? Config::kHeldVectors : 1][kAny ? cursor_type::kEarlyOperands : 1];
+};
+
 // Forward of the segments before the last, over the values that a thread holds: each row word's statistics, its
 // result, and the words behind it.
 template <class Config, class Line, int I = 0, class Threads, class Value>
 ONEPASS_FUNCTION void earlier_segments(const arguments& a, int across, Threads& threads, cursor<Config, Line>& at,
                                        pack<typename Config::arithmetic, Config::kVectorSize>* held, const Value& value,
-                                       int64 row, bool is_saver) {
+                                       const early_operands<Config, Line>& early, int64 row, bool is_saver) {
   if constexpr (I + 1 < Line::segments) {
     static_assert(!Config::kRecomputes && !Config::kAhead, "values of several row words are held");
     using segment = typename Line::template segment_at<I>;
@@ -164,6 +182,7 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, int across, Threads& 
       for_vectors<Config>(a, across, [&](int k, typename Config::index column, int count) {
         at.set_column(column, count);
         at.set_vector(k);
+        early.give(at, k);
         using how = thread_row<Config, Threads, Value>;
         const auto z = row_forward<typename segment::row, how>(held[k], of_row.for_held, at);
         held[k] = segment::post::forward(z, at);
@@ -173,7 +192,7 @@ ONEPASS_FUNCTION void earlier_segments(const arguments& a, int across, Threads& 
       if constexpr (Config::kSavesStatistics) save<Line, Config::kX, I>(a, row, of_row.saved);
       store_number<Config, segment>(a, row, of_row.saved);
     }
-    earlier_segments<Config, Line, I + 1>(a, across, threads, at, held, value, row, is_saver);
+    earlier_segments<Config, Line, I + 1>(a, across, threads, at, held, value, early, row, is_saver);
   }
 }
 
@@ -217,7 +236,9 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
       at.prefetch_repeated();
     });
   }
+  static_assert(kHeld || Config::kEarly == 0);
   L held[kHeld ? Config::kHeldVectors : 1];
+  early_operands<Config, Line> early;
   word::row_numbers<T> for_held;
   const auto value = [&](int k, typename Config::index column, int count) {
     if constexpr (kHeld) return held[k];
@@ -240,9 +261,13 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
             at.set_vector(k);
             held[k] = Line::pre::forward(at.x(), at);
           });
+          for_vectors<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
+            at.set_column(column, count);
+            early.load(at, k);
+          });
         }
         if constexpr (Line::segments > 1)
-          earlier_segments<Config, Line>(a, thread.across, threads, at, held, value, row, is_saver(exists));
+          earlier_segments<Config, Line>(a, thread.across, threads, at, held, value, early, row, is_saver(exists));
         if constexpr (!Config::kAhead) {
           const auto of_row = statistics<Config, Line>(a, row, thread.across, threads, held, value);
           for_held = of_row.for_held;
@@ -274,6 +299,7 @@ ONEPASS_FUNCTION void rowwise_forward(const arguments& a, Behind&& behind = {}) 
         for_vectors<Config>(a, thread.across, [&](int k, typename Config::index column, int count) {
           at.set_column(column, count);
           at.set_vector(k);
+          early.give(at, k);
           L u;
           if constexpr (kHeld) u = value(k, column, count);
           else u = Line::pre::forward(at.x(), at);

@@ -224,12 +224,16 @@ class thread_row {
   }
   // The vector's element i, 0 where it has none.
   static ONEPASS_FUNCTION T element_of(vector of, int64 i) {
-    T element = T(0);
-    if (i >= 0 && i < Config::kVectorSize) {
+    constexpr int V = Config::kVectorSize;
+    static_assert((V & (V - 1)) == 0);
+    if (static_cast<uint64>(i) >= V) return T(0);
+    const auto at = static_cast<int>(i);
 #pragma unroll
-      for (int k = 0; k < Config::kVectorSize; ++k) element += k == i ? of.v[k] : T(0);
+    for (int half = V / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int k = 0; k < half; ++k) of.v[k] = (at & half) != 0 ? of.v[k + half] : of.v[k];
     }
-    return element;
+    return of.v[0];
   }
   // The row's, for its first thread.
   ONEPASS_FUNCTION T element_at(int64 column) const {

@@ -51,6 +51,18 @@ ONEPASS_FUNCTION uint32 code_of(float x) {
   }
 }
 
+// Two codes; where saturates(D) of any numbers.
+template <dtype D>
+ONEPASS_FUNCTION uint32 pair_of_codes(float low, float high) {
+  if constexpr (saturates(D)) {
+    uint16 both;
+    if constexpr (D == dtype::f8e4m3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+    else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+    return both;
+  }
+  return code_of<D>(low) | code_of<D>(high) << 8;
+}
+
 template <dtype D, class T>
 ONEPASS_FUNCTION typename stored<D>::type to_storage(T x) {
   if constexpr (D == dtype::bf16) {
@@ -65,7 +77,7 @@ ONEPASS_FUNCTION typename stored<D>::type to_storage(T x) {
     else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(s) : "f"(x));
     return s;
   } else if constexpr (is_code(D)) {
-    return static_cast<typename stored<D>::type>(code_of<D>(static_cast<float>(x)));
+    return static_cast<typename stored<D>::type>(pair_of_codes<D>(static_cast<float>(x), 0.0f));
   } else {
     return static_cast<typename stored<D>::type>(x);
   }
@@ -78,19 +90,6 @@ ONEPASS_FUNCTION uint32 pair_to_storage(float low, float high) {
   if constexpr (D == dtype::bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
-}
-
-template <dtype D>
-ONEPASS_FUNCTION uint32 pair_of_codes(float low, float high) {
-#if __CUDA_ARCH__ >= 890
-  if constexpr (D != dtype::i8) {
-    uint16 both;
-    if constexpr (D == dtype::f8e4m3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
-    else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
-    return both;
-  }
-#endif
-  return code_of<D>(low) | code_of<D>(high) << 8;
 }
 
 template <int Bytes>

@@ -319,6 +319,9 @@ def permuted(b: Builder) -> None:
             b.emit(b.one_of(*PERMUTATIONS, "{0} + 1.0").format(behind))
 
 
+ROPES = ("rotated", "rotated", "turned", "cast_twice", "in_pairs", "halves_apart", "of_first_numbers")
+
+
 @form(3)
 def rope(b: Builder) -> None:
     rope_of(b, b.pick(lambda t: t.is_floating_point() and t.dim() > 1 and t.shape[-1] % 2 == 0))
@@ -326,9 +329,12 @@ def rope(b: Builder) -> None:
 
 def rope_of(b: Builder, x: str) -> None:
     shape, dtype = b.shape(x), dtype_of(b[x])
-    table = b.one_of(shape[-2:], ("1",) * (len(shape) - 2) + shape[-2:], shape[-1:], shape)
+    spelling, columns = b.one_of(*ROPES) if shape[-1].isdigit() else "rotated", b[x].shape[-1]
+    turned = {"halves_apart": columns // 2, "of_first_numbers": (columns + 2) // 4 * 2}.get(spelling)
+    sizes = shape if turned is None else (*shape[:-1], str(turned))
+    table = b.one_of(sizes[-2:], ("1",) * (len(shape) - 2) + sizes[-2:], sizes[-1:], sizes)
     cos, sin = (fresh(b, table, dtype, b.often(0.1)) for _ in range(2))
-    b.emit(f"{b.one_of('rotated', 'rotated', 'turned')}({x}, {cos}, {sin})")
+    b.emit(f"{spelling}({x}, {cos}, {sin})")
 
 
 @form(5)

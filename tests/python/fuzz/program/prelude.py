@@ -26,6 +26,30 @@ def turned(x, cos, sin):
     return x * cos + torch.cat(tensors=(-second, first), dim=-1) * sin
 
 
+def cast_twice(x, cos, sin):
+    """Of an x that is cast by each of those that read it, as ModernBERT does."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    first, second = x.to(wide).chunk(2, -1)
+    return (x.to(wide) * cos.to(wide) + torch.cat((-second, first), dim=-1) * sin.to(wide)).to(x.dtype)
+
+
+def in_pairs(x, cos, sin):
+    """Of pairs, as GPT-J writes it."""
+    return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin
+
+
+def halves_apart(x, cos, sin):
+    """Of halves by themselves, whose tables are half as long, as GPT-OSS writes it."""
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def of_first_numbers(x, cos, sin):
+    """With the others behind them, as GPT-NeoX writes it."""
+    count = cos.shape[-1]
+    return torch.cat((rotated(x[..., :count], cos, sin), x[..., count:]), dim=-1)
+
+
 def causal(n):
     """A mask by index, as transformers builds it where it is traced."""
     index = torch.arange(n)

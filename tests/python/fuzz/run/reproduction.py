@@ -81,11 +81,17 @@ for what in eager.keys() | fused.keys():
 STATE = 'yield from ((f"{mode} {T}: state {n}", told(t)) for n, t in called.state_dict().items())'
 
 
+PRELUDE = (
+    *("rotated", "turned", "cast_twice", "in_pairs", "halves_apart", "of_first_numbers"),
+    *("causal", "shift_", "note", "Doubled", "Tagged"),
+)
+
+
 def reproduction(program: Program, why: str) -> str:
     """The script."""
     text = program.source + program.input_source
     pieces = [inspect.getsource(prelude.R)]
-    for name in ("rotated", "turned", "causal", "shift_", "note", "Doubled", "Tagged"):
+    for name in PRELUDE:
         if re.search(rf"\b{name}\b", text):
             pieces.append(_source_of(name))
     tail = TAIL.replace("MADE", "Program()" if program.state else "program")
