@@ -231,6 +231,8 @@ def plain_lines() -> None:
     line("float64, mean", f"{STREAMED} {TILES}", "mean | logprob", (5, 5001), F64)
     line("an ending alone", f"rowwise_forward {TILES} add_columns", "bias | logsumexp", (130, 1000))
     line("targets", f"rowwise_forward {TILES}", "cross_entropy(0.1, 0.01, 3)", (130, 1000))
+    line("targets in a thread", f"rowwise_forward {TILES}", "cross_entropy", (70, 64))
+    line("targets in a block", f"rowwise_forward {TILES}", "cross_entropy", (9, 8000))
     line("targets in a warp", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logprob | entropy", (70, 120), F32)
     line("targets, 128256 columns", f"{STREAMED} {TILES}", "bias | cross_entropy(0.1)", (5, 128256))
     line("another row, short", f"{PAIRED} {TILES}", "kl_div", (50, 200), BF16)

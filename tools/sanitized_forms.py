@@ -27,7 +27,9 @@ FORMS = {
         "float64": r"arithmetic = double",
     },
     "rowwise_forward": {
-        "in a warp": r"kAcross = (8|16|32);[\s\S]*kCluster = 1;",
+        "in a thread": r"kAcross = 1;[\s\S]*kCluster = 1;",
+        "in a warp": r"kAcross = (2|4|8|16|32);[\s\S]*kCluster = 1;",
+        "operands early": r"kEarly = [1-9]",
         "in a block": r"kAcross = (64|128|256|512|1024);[\s\S]*kCluster = 1;",
         "in a cluster": r"kCluster = [2-8];",
         "made again": r"kRecomputes = true",

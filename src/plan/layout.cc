@@ -39,10 +39,7 @@ std::vector<common_dimension> merged(const shape& x, const std::vector<strided>&
 void set_views(const std::vector<strided>& tensors, const std::vector<common_dimension>& rows,
                const std::vector<int>& column_strides, arguments& a) {
   const std::size_t first = kMaxDims - rows.size();
-  for (std::size_t d = 0; d < kMaxDims; ++d) {
-    a.size[d] = d < first ? 1 : rows[d - first].size;
-    a.by_size[d] = divisor::of(a.size[d]);
-  }
+  for (std::size_t d = 0; d < kMaxDims; ++d) set_size(a, static_cast<int>(d), d < first ? 1 : rows[d - first].size);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     view& v = *tensors[i].out;
     v.data = tensors[i].data;
@@ -67,9 +64,7 @@ bool is_contiguous(const strided& t, const shape& x) {
 // The fast path of nearly every call: single dimensions are not looked at.
 void set_contiguous(const std::vector<strided>& tensors, bool flatten, arguments& a) {
   if (flatten) a.columns *= a.rows, a.rows = 1;
-  std::fill(a.size, a.size + kMaxDims - 1, 1);
-  std::fill(a.by_size, a.by_size + kMaxDims - 1, divisor::of(1));
-  a.size[kMaxDims - 1] = a.rows, a.by_size[kMaxDims - 1] = divisor::of(a.rows);
+  set_rows(a, a.rows);
   for (const strided& t : tensors)
     *t.out = {t.data, {0, 0, 0, t.number ? 1 : a.columns / t.shared_by}, t.type, t.number ? 0 : t.shared_by};
 }

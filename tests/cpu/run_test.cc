@@ -130,8 +130,8 @@ TEST_F(Run, EveryTaskRunsOnce) {
 class example {
  public:
   example(const char* text, int64 rows, int64 columns) : line_(spec::parse(text)), a_(sized(rows, columns, 0)) {
-    std::fill(a_.size, a_.size + kMaxDims - 1, 1);
-    a_.size[kMaxDims - 1] = a_.matrix_rows = rows;
+    set_rows(a_, rows);
+    a_.matrix_rows = rows;
     for (std::size_t i = 0; i < line_.parameters.size(); ++i) a_.parameter[i] = line_.parameters[i];
     std::mt19937 random(5);
     std::normal_distribution<float> normal;

@@ -125,8 +125,8 @@ class attention_on_device {
     request_.line = spec::type_text(parts_.behind, of.padded ? 1 : 0, false);
     request_.x = of.type, request_.operand[0] = of.padded ? dtype::boolean : masked ? of.type : dtype::none;
     a_.rows = kBatches * of.rows, a_.columns = of.keys, a_.matrix_rows = of.rows;
-    std::fill(a_.size, a_.size + kMaxDims - 2, 1);
-    a_.size[kMaxDims - 2] = kBatches, a_.size[kMaxDims - 1] = of.rows;
+    const int64 sizes[kMaxDims] = {1, 1, kBatches, of.rows};
+    for (int d = 0; d < kMaxDims; ++d) set_size(a_, d, sizes[d]);
     a_.inverse_columns = 1.0 / static_cast<double>(of.keys);
     spec::fill_parameters(parts_.behind, of.type, a_);
     a_.x = a_.y = view{nullptr, {0, 0, of.rows * of.keys, of.keys}, of.type, 1};
@@ -205,8 +205,8 @@ class attention_on_device {
     request before(parts_.before, false);
     before.line = spec::type_text(parts_.before, 0, false), before.x = of_.type;
     arguments a{};
-    a.rows = a.size[kMaxDims - 1] = kBatches * of_.rows, a.columns = of_.head_dim;
-    std::fill(a.size, a.size + kMaxDims - 1, 1);
+    set_rows(a, kBatches * of_.rows);
+    a.columns = of_.head_dim;
     a.x = a.y = view{there_.at("q")->data(), {0, 0, 0, of_.head_dim}, of_.type, 1};
     const probabilities_sm80_call call{{.before = before,
                                         .a_before = a,

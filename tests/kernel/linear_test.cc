@@ -33,9 +33,9 @@ class side {
         line_(is_empty() ? spec::contraction(spec::parse("linear")).before : spec::parse(text)),
         r_(line_, false) {
     r_.line = spec::type_text(line_, 0, false), r_.x = type;
-    a_.rows = a_.size[kMaxDims - 1] = rows, a_.columns = columns;
+    set_rows(a_, rows);
+    a_.columns = columns;
     a_.inverse_columns = 1.0 / static_cast<double>(columns);
-    std::fill(a_.size, a_.size + kMaxDims - 1, 1);
     spec::fill_parameters(line_, type, a_);
     for (int i = 0; i < line_.operands; ++i) {
       const std::vector<float> numbers =

@@ -230,8 +230,8 @@ TEST_F(EmulatedAnyLines, ThatMultiplyInPlaceByOneNumber) {
       call c = call_of(spec::parse("times"), true, type, type, kOf.rows, kOf.columns);
       c.r.in_place = true, c.r.wants_tensor = 0, c.r.operand[0] = dtype::f32;
       arguments a{};
-      std::copy(std::begin(c.a.size), std::end(c.a.size), a.size);
-      a.rows = kOf.rows, a.columns = kOf.columns, a.matrix_rows = kOf.rows;
+      set_rows(a, kOf.rows);
+      a.columns = kOf.columns, a.matrix_rows = kOf.rows;
       a.y = a.dx = {dy.data(), {0, 0, 0, kOf.columns}, type, 1};
       a.operand[0] = {by.data(), {}, dtype::f32, 0};
       const std::vector<plan> plans = prepare(c.r, a, 0, nullptr);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
 namespace onepass::spec {
 namespace {
 
@@ -123,6 +125,24 @@ TEST(RowGroups, AreRowsOfTheOperand) {
       }
     }
     EXPECT_EQ(seen, std::vector<int>(24, 1));
+  }
+}
+
+TEST(Divisor, GivesQuotients) {
+  constexpr std::uint32_t kMost = (1u << 31) - 1;
+  std::mt19937 random(1);
+  std::vector<std::uint32_t> numbers = {0, 1, 2, 3, kMost - 1, kMost};
+  for (int shift = 2; shift < 31; ++shift)
+    for (const std::uint32_t n : {(1u << shift) - 1, 1u << shift, (1u << shift) + 1}) numbers.push_back(n);
+  for (int i = 0; i < 1000; ++i) numbers.push_back(random() >> (1 + i % 30));
+  for (const std::uint32_t by : numbers) {
+    if (by == 0) continue;
+    const divisor of = divisor::of(by);
+    for (const std::uint32_t n : numbers) {
+      ASSERT_EQ(of.quotient_of(n), n / by) << n << " / " << by;
+      const std::uint64_t multiple = static_cast<std::uint64_t>(n / by) * by;
+      if (multiple > 0) ASSERT_EQ(of.quotient_of(static_cast<std::uint32_t>(multiple - 1)), multiple / by - 1);
+    }
   }
 }
 

@@ -47,8 +47,8 @@ struct row_groups {
   constexpr bool together() const { return kept == 1; }  // its rows follow each other
 };
 
-// Quotients of numbers from 0 up to 2^31 by one number, which is at least 1: a product, a sum and a shift in the place of
-// a division (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994, figure 4.1).
+// Quotients of numbers from 0 up to 2^31 by one number, which is at least 1: a product, a sum and a shift in the place
+// of a division (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994, figure 4.1).
 struct divisor {
   uint32 multiplier;
   int shift;
@@ -68,7 +68,7 @@ struct divisor {
 struct arguments {
   int64 rows, columns;
   double inverse_columns;
-  int64 size[kMaxDims];  // the leading dimensions, outermost first, padded in front with 1; their product is rows
+  int64 size[kMaxDims];       // the leading dimensions, outermost first, padded in front with 1; their product is rows
   divisor by_size[kMaxDims];  // where rows are fewer than 2^31
   int64 matrix_rows;          // x.shape[-2], for `causal`
 
@@ -112,6 +112,16 @@ struct arguments {
   row_groups groups;  // in backward
 #endif
 };
+
+// A leading dimension's, and what divides by it.
+constexpr void set_size(arguments& a, int dimension, int64 size) {
+  a.size[dimension] = size, a.by_size[dimension] = divisor::of(size);
+}
+// Of one leading dimension.
+constexpr void set_rows(arguments& a, int64 rows) {
+  for (int d = 0; d < kMaxDims; ++d) set_size(a, d, d + 1 < kMaxDims ? 1 : rows);
+  a.rows = rows;
+}
 
 // Where a row begins in a tensor, in elements.
 constexpr int64 offset_of(const arguments& a, const view& v, int64 row) {

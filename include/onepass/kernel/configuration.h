@@ -91,7 +91,7 @@ enum channel_columns : uint64 { of_any, of_whole_lanes, of_power_of_two };
   BITS(dense, kDense)                                                                                                \
   BITS(streams, kStreams)                                                                                            \
   BITS(staged, kStaged)                                                                                              \
-  /* Operands that are loaded once, before the first row; and those that words behind the row word take, but are      \
+  /* Operands that are loaded once, before the first row; and those that words behind the row word take, but are     \
      loaded before its statistics. */                                                                                \
   BITS(loaded_once, kLoadedOnce)                                                                                     \
   BITS(early, kEarly)

@@ -167,7 +167,10 @@ def of_first_numbers(x, cos, sin):
 
 
 ROTATIONS = {
-    "GPT-NeoX": ("rope(4)", lambda x, c, s: torch.cat((rotated(x[..., :4], c[..., :4], s[..., :4], 2), x[..., 4:]), -1)),
+    "GPT-NeoX": (
+        "rope(4)",
+        lambda x, c, s: torch.cat((rotated(x[..., :4], c[..., :4], s[..., :4], 2), x[..., 4:]), -1),
+    ),
     "ModernBERT": ("rope", lambda x, c, s: (x.float() * c + turned_halves(x.float()) * s).to(x.dtype)),
     "pieces": ("rope", lambda x, c, s: x * c + turned_pieces(x) * s),
     "GPT-OSS": ("rope", of_halves),

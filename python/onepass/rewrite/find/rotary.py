@@ -1,6 +1,6 @@
-"""Rotary position embedding as models write it: x · cos + turned · sin, where turned is cat(-x₂, x₁) of a row's halves, or
-has the two numbers of each pair change places; both halves by themselves; and of a row's first numbers, with the others
-behind them."""
+"""Rotary position embedding as models write it: x · cos + turned · sin, where turned is cat(-x₂, x₁) of a row's halves,
+or has the two numbers of each pair change places; both halves by themselves; and of a row's first numbers, with the
+others behind them."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def _pairs(columns: int) -> tuple[range, range]:
 
 
 def _parts(nodes: Iterable[object], shape: Size, columns_of) -> Part | None:
-    """The row of this shape that these are the parts of, in this order; the columns of each are what columns_of(a row's)
-    says."""
+    """The row of this shape that these are the parts of, in this order; the columns of each are what columns_of(a
+    row's) says."""
     columns, parts = shape[-1], [_part(node) for node in nodes]
     if not isinstance(columns, int) or columns % 2 != 0 or None in parts:
         return None
