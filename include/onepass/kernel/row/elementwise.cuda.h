@@ -22,9 +22,10 @@ ONEPASS_FUNCTION void for_tiles(const arguments& a, const Body& body, const Ends
   using index = typename Config::index;
   if constexpr (kGrouped<Config>) {
     const index column = (static_cast<index>(blockIdx.x) * Config::kAcross + across) * V;
-    const group_walk<Config, Config::kDown * U> walk(a, share_of<Config>(a, blockIdx.y, gridDim.y));
+    constexpr int kTile = Config::kDown * U;
+    const group_walk<Config, kTile> walk(a, share_of<Config>(a, blockIdx.y, gridDim.y));
     for (unsigned turn = 0; turn < walk.turns(); ++turn) {
-      const rows_of_group<Config, Config::kDown * U> of_group = walk.rows_of_turn(turn);
+      const rows_of_group<Config, kTile> of_group = walk.rows_of_turn(turn);
       for (unsigned step = 0; step < walk.steps_a_group(); ++step) {
         index rows[U];
 #pragma unroll
