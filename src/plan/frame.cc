@@ -77,6 +77,9 @@ strided frame::as_rows(const strided& numbers, int group) {
 }
 
 fit frame::lay_out(bool keeps_rows, std::vector<bool>& needs_copy) {
+  for (const strided& t : tensors_)
+    for (int i = 0; i < of.operands; ++i)
+      if (t.out == a.operand + i && is_column(i) && t.dim > 1) of_batches |= std::uint64_t{1} << i;
   if (const word* const rope = of.rotary(); rope != nullptr) {
     for (strided& t : tensors_) {
       const bool is_table = t.out == a.operand + rope->operand || t.out == a.operand + rope->operand + 1;

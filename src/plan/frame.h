@@ -32,6 +32,7 @@ class frame {
   arguments a{};
   dtype operand_types[kMaxOperands] = {};  // known even where the value is not read
   std::uint64_t boolean_masks = 0;         // bits by operand
+  std::uint64_t of_batches = 0;            // likewise, columns with leading dimensions; known when they are laid out
 
   dtype arithmetic() const { return type == dtype::f64 ? dtype::f64 : dtype::f32; }
   bool empty() const { return shape.rows() == 0 || shape.columns() == 0; }

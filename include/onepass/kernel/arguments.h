@@ -55,6 +55,7 @@ struct divisor {
 
   static constexpr divisor of(int64 number) {
     if (number < 1 || number >= int64{1} << 31) return {0, 31};  // nothing is divided, or its quotients are 0
+    if (number == 1) return {1, 0};                              // as nearly all leading dimensions
     int shift = 0;
     while (int64{1} << shift < number) ++shift;
     const auto by = static_cast<uint64>(number), rest = (uint64{1} << shift) - by;

@@ -153,12 +153,18 @@ BATCHES = bf16((16, 4096, 1152), (8, 4096, 3072))
 CODED = bf16((32768, 4096), (8192, 14336))
 
 
-def on_cpu(shape: Shape) -> tuple[Case, ...]:
-    return Case(shape, torch.float32), *bf16(shape)
+# On the CPU: those of a small language model and its vocabulary, MiniLM, a ViT and a small DiT.
+CPU_VOCABULARIES = ((512, 32000), (128, 128256), (64, 262144))
+CPU_ROWS = ((4096, 4096), (4096, 384), (6304, 768))
+CPU_BATCHES = ((16, 256, 1152), (16, 256, 384))
+
+
+def on_cpu(*shapes: Shape) -> tuple[Case, ...]:
+    return tuple(case for shape in shapes for case in (Case(shape, torch.float32), *bf16(shape)))
 
 
 PROGRAMS: tuple[Program, ...] = (
-    Program("cross_entropy", "cross_entropy", cross_entropy, VOCABULARIES, on_cpu((512, 32000))),
+    Program("cross_entropy", "cross_entropy", cross_entropy, VOCABULARIES, on_cpu(*CPU_VOCABULARIES)),
     Program(
         "logprob_entropy",
         "logprob | entropy",
@@ -169,20 +175,20 @@ PROGRAMS: tuple[Program, ...] = (
     Program("kl_div", "kl_div", kl_div, VOCABULARIES, on_cpu((512, 32000))),
     Program("jensen_shannon", "kl_div(0.5)", jensen_shannon, VOCABULARIES[1:], on_cpu((512, 32000))),
     Program("logsumexp", "logsumexp", logsumexp, VOCABULARIES[1:], on_cpu((512, 32000))),
-    Program("log_softmax", "log_softmax", log_softmax, VOCABULARIES[1:], on_cpu((512, 32000))),
+    Program("log_softmax", "log_softmax", log_softmax, VOCABULARIES[1:], on_cpu(*CPU_VOCABULARIES)),
     Program(
         "two_norms",
         "rms_norm(1e-6) | scale | add | keep | rms_norm(1e-6) | scale",
         two_norms,
         bf16((32768, 3584)),
-        on_cpu((4096, 4096)),
+        on_cpu(*CPU_ROWS),
     ),
     Program(
         "modulated_norm",
         "layer_norm(1e-6) | scale(1) | bias",
         modulated_norm,
         BATCHES,
-        on_cpu((16, 256, 1152)),
+        on_cpu(*CPU_BATCHES),
     ),
     Groups(
         "group_norm",
@@ -191,16 +197,16 @@ PROGRAMS: tuple[Program, ...] = (
         bf16((8, 32, 163840), (8, 32, 40960), (16, 32, 20480)),
         on_cpu((2, 32, 20480)),
     ),
-    Program("gated_residual", "scale | add", gated_residual, BATCHES, on_cpu((16, 256, 1152))),
-    Program("norm_fp8", "rms_norm(1e-6) | scale | quantize(fp8)", norm_fp8, CODED, on_cpu((4096, 4096))),
+    Program("gated_residual", "scale | add", gated_residual, BATCHES, on_cpu(*CPU_BATCHES)),
+    Program("norm_fp8", "rms_norm(1e-6) | scale | quantize(fp8)", norm_fp8, CODED, on_cpu(*CPU_ROWS)),
     Program(
         "add_norm_fp8",
         "add | keep | rms_norm(1e-6) | scale | quantize(fp8)",
         add_norm_fp8,
         CODED,
-        on_cpu((4096, 4096)),
+        on_cpu(*CPU_ROWS),
     ),
-    Program("silu_mul_fp8", "gate(silu) | quantize(fp8)", silu_mul_fp8, CODED, on_cpu((4096, 4096))),
+    Program("silu_mul_fp8", "gate(silu) | quantize(fp8)", silu_mul_fp8, CODED, on_cpu(*CPU_ROWS)),
     Program(
         "norm_rope", "rms_norm(1e-6) | scale | rope", norm_rope, bf16((8, 4096, 32, 128)), on_cpu((4, 512, 32, 128))
     ),

@@ -268,7 +268,7 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   configuration& c = p.with;
   const int slots = std::popcount(r.wants_column),
             of_units = c.unit > 0 ? std::popcount(r.wants_column & r.channels) : 0;
-  if (slots - of_units > tuned.sums || std::popcount(c.repeated_operand) > tuned.repeated ||
+  if (slots - of_units > tuned.sums || std::popcount(c.repeated_operand & ~r.of_batches) > tuned.repeated ||
       (tuned.recomputes && r.flops > kTuning.again_flops) || (tuned.ahead && r.features > 0) ||
       ((tuned.recomputes || tuned.ahead) && r.row_words > 1) || (tuned.ahead && r.has_groups))
     return false;
@@ -305,6 +305,8 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int threads = c.across * c.down;
   if (tuned.stages == 0) c.early = early_operands(r, c, tuned.resident);
   if (tuned.early && (c.early & ~c.repeated_operand) == 0) return false;
+  const uint64 taken = tuned.stages == 0 ? c.early : r.behind;
+  if (tuned.of_batches && (taken & r.of_batches) == 0) return false;
   const bool many_sums = r.backward && r.features > 2;  // 24 to 400 bytes of them spilled with half the registers
   c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads / (many_sums ? 2 : 1)) : 1;
   constexpr int kReserved = 1024, kMbarriers = 512;  // kReserved: for the system, in every block
@@ -403,9 +405,8 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   const streamed_tuning& streamed = kTuning.streamed;
   if (!r.backward && r.paired) return {stream_rows(a, part::paired, kTuning.paired, blank)};
   const bool one_target = r.has_target && r.row_words == 1;
-  const int least_streamed = one_target ? streamed.least_columns_with_target : streamed.least_columns;
-  if (!r.backward && r.only_endings && !gives_rows(a) && a.columns >= least_streamed &&
-      a.columns <= streamed.most_columns)
+  const bool is_long = one_target ? a.columns > kMostHeldWithTarget : a.columns >= streamed.least_columns;
+  if (!r.backward && r.only_endings && !gives_rows(a) && is_long && a.columns <= streamed.most_columns)
     return {stream_rows(a, part::streamed, streamed, blank)};
   // Where nothing is summed over a row, tiles need no more than the statistics.
   if (r.backward && r.row_words > 0 && r.summed == 0) return take_in_parts(r, a, chip, blank);
@@ -416,7 +417,7 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   const auto try_all = [&](const auto& tunings) {
     for (const row_tuning& tuned : tunings) {
       if (held || a.columns > tuned.columns || r.flops * 2 < tuned.least_flops * size_of(r.x) ||
-          r.features < tuned.features || (tuned.target && !one_target))
+          r.features < tuned.features || r.row_words < tuned.row_words || (tuned.target && !one_target))
         continue;
       p = blank;
       held = hold_row(r, a, chip, tuned, p) && a.rows >= tuned.rounds * rows_at_once(p.with, chip);
@@ -497,6 +498,7 @@ request request_of(const spec::frame& f, bool backward, std::string line) {
   request r(f.of, backward);
   r.line = std::move(line);
   r.x = f.type;
+  r.of_batches = f.of_batches;
   std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
   return r;
 }

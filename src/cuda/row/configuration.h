@@ -43,8 +43,10 @@ struct request {
   int rope = -1;        // the first of its tables among the operands; -1: it has none
   int64 turned = 0;     // how many of a row's first numbers it turns; 0: all
   uint64 channels = 0;  // bits of the operands of words by channels
-  uint64 behind = 0;    // bits of the operands, of a number for each column, of words behind the first row word
-  int unit = 1;         // columns whose gradients are added up for them
+  // Bits of the operands that are columns of batches: a single batch's have the same kernel, and the same bits.
+  uint64 of_batches = 0;
+  uint64 behind = 0;  // bits of the operands, of a number for each column, of words behind the first row word
+  int unit = 1;       // columns whose gradients are added up for them
   bool begins_with_row = false;  // its first word is a row word
   bool only_statistics = false;  // forward of a row word: nothing else is written
   bool in_place = false;         // dx lies where dy does: see may_be_in_place

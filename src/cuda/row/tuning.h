@@ -20,6 +20,8 @@ struct few_rows_tuning {
 };
 
 inline constexpr int kAnyColumns = 1 << 30, kMany = 1 << 10;
+// Columns of rows whose one row word is an ending with a target: longer ones stream. "Losses over few classes".
+inline constexpr int kMostHeldWithTarget = 8192;
 
 struct row_tuning {
   int columns = kAnyColumns;  // for rows of so many elements at most
@@ -40,18 +42,20 @@ struct row_tuning {
   int features = 0;      // only for lines whose rows end in so many features, at least
   bool target = false;   // only for lines whose one row word is an ending with a target
   bool early = false;    // only for lines with an operand that is loaded early and is not one row for all
-  int across = 0;        // threads of a row, at least; 0: as least_across has it
-  int rounds = 0;        // where a row's threads take so many rows one after the other, at least
+  // Only for lines that take columns of a batch behind the row word: where no row is copied, loaded early.
+  bool of_batches = false;
+  int row_words = 0;  // only for lines with so many row words, at least
+  int across = 0;     // threads of a row, at least; 0: as least_across has it
+  int rounds = 0;     // where a row's threads take so many rows one after the other, at least
 };
 
 // Rows of which only numbers stay.
 struct streamed_tuning {
-  int least_columns;  // shorter rows are held,
-  int least_columns_with_target;
-  int most_columns;  // longer ones are taken in parts
-  int threads;       // of a row, which are a block
-  int vectors;       // of a thread, at a time
-  int resident;      // threads that registers must leave room for on an SM
+  int least_columns;  // shorter rows are held; of those with a target: kMostHeldWithTarget
+  int most_columns;   // longer ones are taken in parts
+  int threads;        // of a row, which are a block
+  int vectors;        // of a thread, at a time
+  int resident;       // threads that registers must leave room for on an SM
 };
 // Rows that have others beside them: of both, a thread has these at a time.
 struct paired_tuning {
@@ -81,11 +85,11 @@ struct tuning {
   // The first that has room for the row; a row that none has room for is taken in parts. "Lines with many flops want
   // other shapes of rows", "Long rows with many flops forward", "Threads an SM for rows of up to 1024 numbers", and for
   // rows that end in features "Few features".
-  row_tuning forward_rows[18] = {
+  row_tuning forward_rows[26] = {
       {.columns = 1024, .numbers = 32, .block = 256, .stages = 2, .busy = 86, .features = 2},
       {.columns = 512, .numbers = 32, .block = 256, .stages = 2, .busy = 86, .features = 1, .rounds = 48},
       {.columns = 1024, .numbers = 32, .stages = 2, .busy = 86, .least_flops = 16},
-      {.columns = 8192,
+      {.columns = kMostHeldWithTarget,
        .numbers = 64,
        .block = 128,
        .resident = 640,
@@ -95,6 +99,13 @@ struct tuning {
        .across = 1},
       {.columns = 64, .numbers = 32, .block = 128, .resident = 1024, .stages = 0, .busy = 86},
       {.columns = 1024, .numbers = 32, .block = 128, .resident = 768, .stages = 0, .busy = 86},
+      {.columns = 4096, .numbers = 48, .block = 128, .resident = 640, .stages = 0, .busy = 100, .of_batches = true},
+      {.columns = 6144, .numbers = 48, .block = 128, .stages = 0, .busy = 100, .of_batches = true},
+      {.columns = 1536, .numbers = 48, .block = 128, .resident = 640, .stages = 2, .of_batches = true},
+      {.columns = 8192, .numbers = 64, .block = 256, .stages = 2, .of_batches = true},
+      {.columns = 2560, .numbers = 32, .block = 128, .resident = 768, .stages = 0, .row_words = 2},
+      {.columns = 3584, .numbers = 64, .block = 256, .stages = 0, .row_words = 2},
+      {.columns = 4096, .numbers = 32, .block = 128, .resident = 768, .stages = 0, .row_words = 2},
       {.columns = 1536, .numbers = 48, .block = 128, .resident = 768, .stages = 0, .busy = 80},
       {.columns = 2048, .numbers = 64, .block = 64, .stages = 0, .least_flops = 7},
       {.columns = 2048, .numbers = 32, .block = 128, .resident = 768, .stages = 0, .early = true},
@@ -102,7 +113,15 @@ struct tuning {
       {.columns = 8192, .numbers = 64, .block = 256, .stages = 0},
       {.columns = 32768, .numbers = 32, .stages = 3, .least_flops = 16},
       {.columns = 16384, .numbers = 64, .block = 256, .stages = 0},
-      {.columns = 131072, .numbers = 32, .block = 1024, .threads = 1024, .resident = 1024, .stages = 2, .repeated = 0},
+      {.columns = 131072,
+       .numbers = 32,
+       .block = 1024,
+       .threads = 1024,
+       .resident = 1024,
+       .stages = 2,
+       .repeated = 0,
+       .busy = 100},
+      {.columns = 131072, .numbers = 64, .stages = 3, .repeated = 0},
       {.numbers = 64, .stages = 3, .recomputes = true, .ahead = true},
       {.columns = 65536, .numbers = 32, .stages = 3},
       {.numbers = 32, .stages = 3, .least_flops = 4},
@@ -124,12 +143,8 @@ struct tuning {
       {.numbers = 32, .stages = 2, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .recomputes = true}};
   // "Rows that stream".
-  streamed_tuning streamed = {.least_columns = 4096,
-                              .least_columns_with_target = 8193,
-                              .most_columns = 1 << 18,
-                              .threads = 256,
-                              .vectors = 4,
-                              .resident = 1024};
+  streamed_tuning streamed = {
+      .least_columns = 4096, .most_columns = 1 << 18, .threads = 256, .vectors = 4, .resident = 1024};
   paired_tuning paired = {.threads = 256, .vectors = 2, .resident = 768};  // with 1024 they spill
   int held_vectors = 16;              // lanes of a row in a thread, at most: each takes registers besides its elements
   int other_registers = 21;           // of a thread, beside its row's numbers and what is loaded early: "Loaded early"

@@ -287,18 +287,23 @@ struct Fused : torch::autograd::Function<Fused> {
     return upstream;
   }
 
+  // The dimensions along which at::sum_to sums.
+  static std::vector<std::int64_t> summed_dims(at::IntArrayRef from, at::IntArrayRef to) {
+    const std::size_t leading = from.size() - to.size();
+    std::vector<std::int64_t> dims;
+    for (std::size_t d = 0; d < from.size(); ++d)
+      if (d < leading || (to[d - leading] == 1 && from[d] != 1)) dims.push_back(static_cast<std::int64_t>(d));
+    return dims;
+  }
+
   // Of columns those of each channel, in the operand's shape and dtype.
   static Tensor of_channels(const Tensor& columns, at::IntArrayRef shape, std::int64_t type) {
     const std::int64_t channels = shape.back();
     const Tensor each = columns.unflatten(-1, {channels, columns.size(-1) / channels});
-    const auto dims = static_cast<std::int64_t>(shape.size());
-    std::vector<std::int64_t> summed{dims};  // of a channel; and those that the operand does not have, in one kernel
-    for (std::int64_t d = 0; d < each.dim() - 1 - dims; ++d) summed.push_back(d);
-    const auto first = static_cast<std::int64_t>(summed.size()) - 1;
-    summed.front() += first;
-    for (std::int64_t d = 0; d < dims; ++d)
-      if (shape[static_cast<std::size_t>(d)] == 1 && each.size(first + d) != 1) summed.push_back(first + d);
-    return each.sum(summed).reshape(shape).to(scalar_type_of(type % kBroadcast));
+    std::vector<std::int64_t> dims =
+        summed_dims(each.sizes().slice(0, static_cast<std::size_t>(each.dim() - 1)), shape);
+    dims.push_back(each.dim() - 1);  // a channel's own columns: one kernel for all
+    return each.sum(dims).reshape(shape).to(scalar_type_of(type % kBroadcast));
   }
 
   static variable_list gradients(const AutogradContext& ctx, const line_call& call, const variable_list& asked,

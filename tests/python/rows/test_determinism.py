@@ -78,6 +78,23 @@ def test_a_row_does_not_depend_on_its_batch(line, device):
     assert_bits([t[7:8].contiguous() for t in everything], one, "one row")
 
 
+@pytest.mark.parametrize("shape", [(3, 20, 96), (3, 20, 1152), (3, 20, 2048), (2, 8, 20480)], ids=str)
+def test_a_batch_does_not_depend_on_others(shape, device):
+    """Results and row gradients of the second batch alone, whose columns are then those of all rows, and of one row."""
+    x, scale, bias = (torch.randn(size, device=device).bfloat16() for size in (shape, *[(shape[0], 1, shape[2])] * 2))
+    up = torch.randn(shape, device=device).bfloat16()
+
+    def of(batches, rows):
+        leaf = x[batches, rows].clone().requires_grad_()
+        y = onepass.fused("layer_norm(1e-6) | scale(1) | bias", leaf, scale[batches], bias[batches])
+        return [y.detach(), *torch.autograd.grad(y, leaf, up[batches, rows])]
+
+    everything = of(slice(None), slice(None))
+    for rows in (slice(None), slice(3, 4)):
+        alone = of(slice(1, 2), rows)
+        assert_bits([t[1:2, rows].contiguous() for t in everything], alone, f"rows {rows}")
+
+
 def test_deterministic_algorithms_are_all_there_are(device):
     """Nothing raises or warns where the user forbids nondeterminism, and nothing changes."""
     line = "layer_norm(1e-5) | scale | bias"

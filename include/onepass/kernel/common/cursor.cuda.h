@@ -71,7 +71,16 @@ class cursor : public position<Config> {
 
   // Operands of this vector that are read before the words that take them, as they are stored.
   static constexpr int kEarlyOperands = bits_below(Config::kEarly, kMaxOperands);
-  ONEPASS_FUNCTION void load_early(uint4* to) const { load_early(to, number<0>()); }
+  ONEPASS_FUNCTION void load_early(uint4* to) const {
+    each<kOperands>([&]<int I>(number<I>) {
+      if constexpr (is_early<I>()) {
+        constexpr bool kDense = is_in(Config::kDense, stream::operand + I),
+                       kRepeated = (Config::kRepeatedOperand >> I & 1) != 0;
+        const auto* at = this->template address<Config::kOperand[I], kDense, kRepeated>(a_.operand[I]);
+        to[nth_early<I>()] = early_memory<I>::load(at, kRepeated ? repeated_count_ : count_).words[0];
+      }
+    });
+  }
   ONEPASS_FUNCTION void set_early(const uint4* registers) { early_ = registers; }
 
   // Async copies of the streams' rows: stages of rows, and behind them the operands that are loaded once.
@@ -102,24 +111,42 @@ class cursor : public position<Config> {
     run_ = left >= kRunVectors * V ? kRunVectors * V : left > 0 ? static_cast<int>(left) : 0;
     store_result<Config::kY, stream::y>(Config::kWantsDx ? a_.dx : a_.y);
     store_result<Config::kX, stream::recomputed>(a_.recomputed);
-    store_operand_gradients(number<0>());
-    store_kept(number<0>());
+    each<kOperands>(
+        [&]<int I>(number<I>) { store_result<Config::kOperand[I], stream::operand + I>(a_.operand_gradient[I]); });
+    each<kKeeps>([&]<int K>(number<K>) { store_result<Config::kKept[K], stream::kept + K>(a_.kept[K]); });
   }
 
   ONEPASS_FUNCTION void load_async() const {
     load_async<Config::kX, stream::x>(a_.x);
     load_async<Config::kX, stream::y>(a_.y);
-    load_async_operands(number<0>());
-    load_async_kept(number<0>());
+    each<kOperands>([&]<int I>(number<I>) { load_async<Config::kOperand[I], stream::operand + I>(a_.operand[I]); });
+    each<kKeeps>([&]<int K>(number<K>) {
+      load_async<Config::kKept[K], stream::kept + K>(a_.kept[K]);
+      load_async<Config::kKept[K], stream::kept_gradient + K>(a_.kept_gradient[K]);
+    });
   }
-  ONEPASS_FUNCTION void load_async_once() const { load_async_once(number<0>()); }
+  ONEPASS_FUNCTION void load_async_once() const {
+    each<kOperands>([&]<int I>(number<I>) {
+      if constexpr (loaded_once<I>())
+        load_runs_async<Config::kOperand[I], false, true>(once_ + nth_once<I>() * kStreamBytes, a_.operand[I]);
+    });
+  }
   // Prefetches what all rows share: it is needed late, and then at once.
-  ONEPASS_FUNCTION void prefetch_repeated() const { prefetch_repeated(number<0>()); }
+  ONEPASS_FUNCTION void prefetch_repeated() const {
+    each<kOperands>([&]<int I>(number<I>) {
+      if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !loaded_once<I>() && !is_short<I>()) {
+        if (count_ > 0) prefetch(this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
+      }
+    });
+  }
 
   // Prefetches this vector of x and of the operands that differ from row to row.
   ONEPASS_FUNCTION void prefetch_inputs() const {
     if constexpr (!Config::kSingleX) prefetch_inputs<Config::kX, stream::x>(a_.x);
-    prefetch_operands(number<0>());
+    each<Line::operands>([&]<int I>(number<I>) {
+      if constexpr (((Config::kRepeatedOperand | Config::kSingleOperand) >> I & 1) == 0 && !is_short<I>())
+        prefetch_inputs<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
+    });
   }
 
   // Among cursors of the same rows, the one that writes what all of them would.
@@ -323,8 +350,16 @@ class cursor : public position<Config> {
   using base::a_, base::any_exists_, base::column_, base::count_, base::exists_, base::matrix_row_, base::offset,
       base::repeated_count_, base::row_, base::shared_count_, base::widened;
 
+  // body(number<I>()) for each I below N.
   template <int I>
   struct number {};
+  template <int N, int I = 0, class Body>
+  static ONEPASS_FUNCTION void each(const Body& body) {
+    if constexpr (I < N) {
+      body(number<I>());
+      each<N, I + 1>(body);
+    }
+  }
 
   // The first column of one of the vector's runs.
   ONEPASS_FUNCTION index run_column(int second) const {
@@ -477,20 +512,6 @@ class cursor : public position<Config> {
           results_ - across * kVectorBytes + place_in(Config::kStaged, S) * kResultBytes, run_, across);
     }
   }
-  template <int I>
-  ONEPASS_FUNCTION void store_operand_gradients(number<I>) const {
-    if constexpr (I < kOperands) {
-      store_result<Config::kOperand[I], stream::operand + I>(a_.operand_gradient[I]);
-      store_operand_gradients(number<I + 1>());
-    }
-  }
-  template <int K>
-  ONEPASS_FUNCTION void store_kept(number<K>) const {
-    if constexpr (K < kKeeps) {
-      store_result<Config::kKept[K], stream::kept + K>(a_.kept[K]);
-      store_kept(number<K + 1>());
-    }
-  }
 
   template <dtype D>
   ONEPASS_FUNCTION void load_async(char* to, const void* at) const {
@@ -508,28 +529,12 @@ class cursor : public position<Config> {
       load_runs_async<D, is_in(Config::kDense, S)>(copy_ + place_in(Config::kStreams, S) * kStreamBytes, v);
   }
   template <int I>
-  ONEPASS_FUNCTION void load_async_operands(number<I>) const {
-    if constexpr (I < kOperands) {
-      load_async<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
-      load_async_operands(number<I + 1>());
-    }
-  }
-  template <int I>
   static constexpr __device__ bool loaded_once() {
     return (Config::kLoadedOnce >> I & 1) != 0;
   }
   template <int I>
   static constexpr __device__ int nth_once() {
     return bits_below(Config::kLoadedOnce, I);
-  }
-  template <int I>
-  ONEPASS_FUNCTION void load_async_once(number<I>) const {
-    if constexpr (I < kOperands) {
-      if constexpr (loaded_once<I>()) {
-        load_runs_async<Config::kOperand[I], false, true>(once_ + nth_once<I>() * kStreamBytes, a_.operand[I]);
-      }
-      load_async_once(number<I + 1>());
-    }
   }
   template <int I>
   using early_memory = memory<Config::kOperand[I], V, V>;
@@ -541,48 +546,11 @@ class cursor : public position<Config> {
   static constexpr __device__ int nth_early() {
     return bits_below(Config::kEarly, I);
   }
-  template <int I>
-  ONEPASS_FUNCTION void load_early(uint4* to, number<I>) const {
-    if constexpr (I < Line::operands) {
-      if constexpr (is_early<I>()) {
-        constexpr bool kDense = is_in(Config::kDense, stream::operand + I),
-                       kRepeated = (Config::kRepeatedOperand >> I & 1) != 0;
-        const auto* at = this->template address<Config::kOperand[I], kDense, kRepeated>(a_.operand[I]);
-        to[nth_early<I>()] = early_memory<I>::load(at, kRepeated ? repeated_count_ : count_).words[0];
-      }
-      load_early(to, number<I + 1>());
-    }
-  }
   template <dtype D, stream S>
   ONEPASS_FUNCTION void prefetch_inputs(const view& v) const {
     constexpr int kLine = 128;
     if (count_ > 0 && column_ * size_of(D) % kLine == 0)
       prefetch(this->template address<D, is_in(Config::kDense, S)>(v));
-  }
-  template <int I>
-  ONEPASS_FUNCTION void prefetch_operands(number<I>) const {
-    if constexpr (I < Line::operands) {
-      if constexpr (((Config::kRepeatedOperand | Config::kSingleOperand) >> I & 1) == 0 && !is_short<I>())
-        prefetch_inputs<Config::kOperand[I], stream::operand + I>(a_.operand[I]);
-      prefetch_operands(number<I + 1>());
-    }
-  }
-  template <int I>
-  ONEPASS_FUNCTION void prefetch_repeated(number<I>) const {
-    if constexpr (I < kOperands) {
-      if constexpr ((Config::kRepeatedOperand >> I & 1) != 0 && !loaded_once<I>() && !is_short<I>()) {
-        if (count_ > 0) prefetch(this->template address<Config::kOperand[I], false, true>(a_.operand[I]));
-      }
-      prefetch_repeated(number<I + 1>());
-    }
-  }
-  template <int K>
-  ONEPASS_FUNCTION void load_async_kept(number<K>) const {
-    if constexpr (K < kKeeps) {
-      load_async<Config::kKept[K], stream::kept + K>(a_.kept[K]);
-      load_async<Config::kKept[K], stream::kept_gradient + K>(a_.kept_gradient[K]);
-      load_async_kept(number<K + 1>());
-    }
   }
 
   random_state random_{};

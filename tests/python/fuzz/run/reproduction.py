@@ -81,10 +81,7 @@ for what in eager.keys() | fused.keys():
 STATE = 'yield from ((f"{mode} {T}: state {n}", told(t)) for n, t in called.state_dict().items())'
 
 
-PRELUDE = (
-    *("rotated", "turned", "cast_twice", "in_pairs", "halves_apart", "of_first_numbers"),
-    *("causal", "shift_", "note", "Doubled", "Tagged"),
-)
+PRELUDE = re.findall(r"^(?:def|class) (\w+)", inspect.getsource(prelude), re.MULTILINE)
 
 
 def reproduction(program: Program, why: str) -> str:
