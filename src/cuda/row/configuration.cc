@@ -191,7 +191,8 @@ int64 blocks_for(const row_groups& groups, int64 rows_a_step, int64 most, plan& 
 const elementwise_tuning& tiles_for(const request& r, const arguments& a, const configuration& c) {
   if (c.staged != 0) return r.backward ? kTuning.backward_staged : kTuning.forward_staged;
   if (r.backward && r.wants_column == 0 && a.x.data == nullptr) return kTuning.backward_of_gradients;
-  if (r.backward && r.wants_column == 0 && r.only_endings && r.flops == 0) return kTuning.backward_of_endings;
+  if (r.backward && r.wants_column == 0 && r.only_endings && !r.paired && r.flops == 0)
+    return kTuning.backward_of_endings;
   if (r.backward) return kTuning.backward;
   if (c.vector_size * size_of(r.x) < 16) return kTuning.forward_short;
   return size_of(r.x) == 2 ? kTuning.forward_16_bits : kTuning.forward;

@@ -183,6 +183,18 @@ TEST(Configuration, RegistersHoldTheRowAndItsSums) {
   });
 }
 
+// Backward of `kl_div` has two rows' values and two gradients: in 32 registers it spilled and took 1.7 times as long.
+TEST(Configuration, PairedRowsHaveRegisters) {
+  for (const dtype x : {dtype::f32, dtype::bf16}) {
+    const call c = call_of(spec::parse("kl_div"), true, x, x, 4096, 128256);
+    for (const plan& p : choose(c.r, c.a, facts_of("sm_90a"))) {
+      if (p.with.of == part::tiles) {
+        EXPECT_LE(p.with.blocks_per_sm * p.with.across * p.with.down, 1024) << c;
+      }
+    }
+  }
+}
+
 TEST(Configuration, SharedMemoryFitsTheChip) {
   each_plan([](const call& c, const plan& p, const device_facts& chip) {
     const int number = c.r.x == dtype::f64 ? 8 : 4;
