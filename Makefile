@@ -6,12 +6,15 @@ export PYTHONPATH := $(CURDIR)/python
 export PATH := $(BIN):$(PATH)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-distributed check test lib build wheel bench bench-instructions sanitize lint docs clean
+.PHONY: demo demo-distributed check test lib build core packages wheel bench bench-instructions sanitize lint docs clean
 export NO_MKDOCS_2_WARNING := 1
 
 CONFIGURE := cmake -S . -B build -G Ninja -DPython3_EXECUTABLE=$(BIN)/python
+# Of a folder that is not there yet; others stay as they are.
+NEW = $(if $(wildcard build/CMakeCache.txt),,-DONEPASS_TESTS=OFF -DONEPASS_TORCH=OFF -DONEPASS_LINES=few)
 
-demo: lib $(VENV)/demo.stamp
+demo: PACKAGES := $(VENV)/demo.stamp
+demo: lib
 	$(BIN)/python -m onepass demo
 
 # On two GPUs or more, else in two processes on the CPU.
@@ -19,38 +22,53 @@ demo-distributed: lib
 	$(BIN)/python -m onepass demo-distributed
 
 # The inner ring, in less than 90 s where all is built: tests/CMakeLists.txt and the marker `quick` say what is in it.
-check: $(VENV)/stamp
-	$(CONFIGURE) -DONEPASS_TESTS=ON
+check: $(VENV)/test.stamp
+	tools/system-packages tests
+	$(CONFIGURE) $(TESTED)
 	cmake --build build --target onepass onepass_autograd check
 	$(BIN)/python -m pytest -q -n 2 -m quick
 
 # All that CI runs.
-test: build $(VENV)/demo.stamp $(VENV)/train.stamp $(VENV)/docs.stamp
+test: PACKAGES := $(VENV)/test.stamp $(VENV)/demo.stamp $(VENV)/train.stamp $(VENV)/docs.stamp
+test: build
 	tools/lint
 	$(BIN)/python -m mkdocs build --quiet
 	ctest --test-dir build --output-on-failure --parallel 2
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 30 --durations-min 10
 
-build: $(VENV)/stamp
-	$(CONFIGURE) -DONEPASS_TESTS=ON
+TESTED := -DONEPASS_TESTS=ON -DONEPASS_TORCH=ON -DONEPASS_LINES=all
+
+build: $(VENV)/cmake.stamp
+	tools/system-packages tests
+	$(MAKE) --no-print-directory -j 2 core packages LINES="-DONEPASS_LINES=all" PACKAGES="$(or $(PACKAGES),$(VENV)/test.stamp)"
+	$(CONFIGURE) $(TESTED)
 	cmake --build build
 
-# The library alone, in the same folder: a new one is configured without tests.
-lib: $(VENV)/stamp
-	$(CONFIGURE) $(if $(wildcard build/CMakeCache.txt),,-DONEPASS_TESTS=OFF)
+# The library alone, in the same folder: a new one is configured without tests and with few lines.
+lib: $(VENV)/cmake.stamp
+	$(MAKE) --no-print-directory -j 2 core packages PACKAGES="$(or $(PACKAGES),$(VENV)/stamp)"
+	$(CONFIGURE) -DONEPASS_TORCH=ON
 	cmake --build build --target onepass onepass_autograd
+
+# What needs no torch, built while pip brings torch and the rest.
+core: $(VENV)/cmake.stamp
+	$(CONFIGURE) $(NEW) $(LINES)
+	cmake --build build --target onepass_core
+packages: $(VENV)/cmake.stamp
+	$(MAKE) --no-print-directory -j 1 $(PACKAGES)
 
 # The wheel, in dist/, checked and tried with the oldest torch and the newest.
 wheel: $(VENV)/stamp
 	$(BIN)/python tools/requirements.py wheel | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	$(BIN)/python tools/wheel --test-with 2.10 2.15
 
-bench: lib $(VENV)/demo.stamp
+bench: PACKAGES := $(VENV)/demo.stamp
+bench: lib
 	$(BIN)/python -m onepass bench
 
 # Instructions of the CPU's kernels, counted by valgrind.
 bench-instructions: lib
-	tools/system-packages valgrind
+	tools/system-packages tests valgrind
 	$(CONFIGURE) -DONEPASS_BENCHMARKS=ON
 	cmake --build build --target instructions
 	$(BIN)/python tools/instructions build/bench/instructions --json bench/results/instructions.json
@@ -61,8 +79,8 @@ sanitize: lib
 	$(BIN)/python tools/sanitize
 
 # clang-tidy too, which takes minutes and is not in CI.
-lint: $(VENV)/stamp
-	tools/system-packages clang-tidy
+lint: $(VENV)/test.stamp
+	tools/system-packages tests clang-tidy
 	$(CONFIGURE)
 	tools/lint --tidy
 
@@ -75,16 +93,21 @@ clean:
 	rm -rf build python/onepass/lib python/onepass/include
 
 # The system's packages first, then Python's. pyproject.toml says what is needed.
-$(VENV)/stamp: pyproject.toml tools/requirements.py tools/system-packages
+$(VENV)/cmake.stamp: pyproject.toml tools/requirements.py tools/system-packages
 	tools/system-packages
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python tools/requirements.py build dependencies test lint | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	$(BIN)/python tools/requirements.py build | grep -e ^cmake -e ^ninja | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	touch $@
 
+$(VENV)/stamp: $(VENV)/cmake.stamp
+	$(BIN)/python tools/requirements.py build dependencies | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	touch $@
+
+$(VENV)/test.stamp: EXTRAS := test lint
 $(VENV)/demo.stamp: EXTRAS := demo bench
 $(VENV)/train.stamp: EXTRAS := train
 $(VENV)/docs.stamp: EXTRAS := docs
-$(VENV)/demo.stamp $(VENV)/train.stamp $(VENV)/docs.stamp: $(VENV)/stamp
+$(VENV)/test.stamp $(VENV)/demo.stamp $(VENV)/train.stamp $(VENV)/docs.stamp: $(VENV)/stamp
 	$(BIN)/python tools/requirements.py $(EXTRAS) | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	touch $@

@@ -96,6 +96,9 @@ class line_error : public std::invalid_argument {
 
 line parse(std::string_view text);  // throws line_error
 
+// Of a word that becomes the line's last: its numbers' and results' places.
+void place(line& to, word&);
+
 // The numbers that a word has unless its line says others.
 std::vector<double> defaults_of(const descriptor&);
 

@@ -10,4 +10,8 @@ namespace onepass::cpu {
 // lines that differ only in numbers are one kernel.
 const std::vector<std::string>& common_lines();
 
+// Those of them that most transformers have, which come first: all that a build has with ONEPASS_LINES=few, where the
+// others are compiled at first use.
+const std::vector<std::string>& frequent_lines();
+
 }  // namespace onepass::cpu

@@ -117,6 +117,9 @@ def test_reference_is_the_pytorch_composition(device):
         ("softmaks", "softmaks", "softmax"),
         ("gate(sliu)", "sliu", "silu"),
         ("  rms_nrom(1e-6)", "rms_nrom", "rms_norm"),
+        ("swiglu", "swiglu", "gate(silu)"),
+        ("layer_norm | matmul", "matmul", "linear"),
+        ("gate(swish)", "swish", "silu"),
     ],
 )
 def test_unknown_words_get_a_caret_and_a_suggestion(text, word, suggestion):
