@@ -6,7 +6,7 @@ export PYTHONPATH := $(CURDIR)/python
 export PATH := $(BIN):$(PATH)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-distributed check test lib build core packages wheel bench bench-instructions sanitize lint docs clean
+.PHONY: demo demo-distributed check test lib build core library whole packages wheel bench bench-instructions sanitize lint docs clean
 export NO_MKDOCS_2_WARNING := 1
 
 CONFIGURE := cmake -S . -B build -G Ninja -DPython3_EXECUTABLE=$(BIN)/python
@@ -40,21 +40,24 @@ TESTED := -DONEPASS_TESTS=ON -DONEPASS_TORCH=ON -DONEPASS_LINES=all
 
 build: $(VENV)/cmake.stamp
 	tools/system-packages tests
-	$(MAKE) --no-print-directory -j 2 core packages LINES="-DONEPASS_LINES=all" PACKAGES="$(or $(PACKAGES),$(VENV)/test.stamp)"
-	$(CONFIGURE) $(TESTED)
-	cmake --build build
+	$(TOGETHER) whole packages LINES="-DONEPASS_LINES=all" PACKAGES="$(or $(PACKAGES),$(VENV)/test.stamp)"
 
 # The library alone, in the same folder: a new one is configured without tests and with few lines.
 lib: $(VENV)/cmake.stamp
-	$(MAKE) --no-print-directory -j 2 core packages PACKAGES="$(or $(PACKAGES),$(VENV)/stamp)"
-	$(CONFIGURE) -DONEPASS_TORCH=ON
-	cmake --build build --target onepass onepass_autograd
+	$(TOGETHER) library packages PACKAGES="$(or $(PACKAGES),$(VENV)/stamp)"
 
-# What needs no torch, built while pip brings torch and the rest.
+# What needs no torch is built while pip brings torch, and what does while pip brings the rest.
+TOGETHER := $(MAKE) --no-print-directory -j 2
 core: $(VENV)/cmake.stamp
 	$(CONFIGURE) $(NEW) $(LINES)
 	cmake --build build --target onepass_core
-packages: $(VENV)/cmake.stamp
+library: core $(VENV)/stamp
+	$(CONFIGURE) -DONEPASS_TORCH=ON
+	cmake --build build --target onepass onepass_autograd
+whole: core $(VENV)/stamp
+	$(CONFIGURE) $(TESTED)
+	cmake --build build
+packages: $(VENV)/stamp
 	$(MAKE) --no-print-directory -j 1 $(PACKAGES)
 
 # The wheel, in dist/, checked and tried with the oldest torch and the newest.
