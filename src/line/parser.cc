@@ -138,10 +138,11 @@ class reader {
     if (const descriptor* about = find(among, name)) return about;
     const auto other = std::find_if(std::begin(kOtherNames), std::end(kOtherNames),
                                     [name](const other_name& of) { return of.name == name; });
-    const bool is_word = std::string_view(what) == "word" && other != std::end(kOtherNames);
+    const bool fits =
+        other != std::end(kOtherNames) && (std::string_view(what) == "word" || find(among, other->words) != nullptr);
     fail(at_ - static_cast<int>(name.size()), at_,
          std::string("unknown ") + what + " '" + std::string(name) + "'; did you mean '" +
-             std::string(is_word ? other->words : nearest(among, name)) + "'?");
+             std::string(fits ? other->words : nearest(among, name)) + "'?");
   }
 
   // A number, read as Python's float() would read it. has_option: a comma and a name may follow.
