@@ -72,7 +72,7 @@ bench: lib
 # Instructions of the CPU's kernels, counted by valgrind.
 bench-instructions: lib
 	tools/system-packages tests valgrind
-	$(CONFIGURE) -DONEPASS_BENCHMARKS=ON
+	$(CONFIGURE) -DONEPASS_BENCHMARKS=ON -DONEPASS_LINES=all
 	cmake --build build --target instructions
 	$(BIN)/python tools/instructions build/bench/instructions --json bench/results/instructions.json
 

@@ -31,16 +31,11 @@ void add_result(line& to, word& w) {
   else to.result_types.front() = kNumber;
 }
 
-// The word's numbers become the line's last.
-void take_numbers(line& to, word& w) {
-  w.parameter_slot = w.parameters.empty() ? -1 : static_cast<int>(to.parameters.size());
-  to.parameters.insert(to.parameters.end(), w.parameters.begin(), w.parameters.end());
-}
-
 }  // namespace
 
 void place(line& to, word& w) {
-  take_numbers(to, w);
+  w.parameter_slot = w.parameters.empty() ? -1 : static_cast<int>(to.parameters.size());
+  to.parameters.insert(to.parameters.end(), w.parameters.begin(), w.parameters.end());
   add_result(to, w);
 }
 

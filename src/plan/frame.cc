@@ -76,10 +76,15 @@ strided frame::as_rows(const strided& numbers, int group) {
   return rows;
 }
 
-fit frame::lay_out(bool keeps_rows, std::vector<bool>& needs_copy) {
+std::uint64_t frame::columns_of_batches() const {
+  std::uint64_t operands = 0;
   for (const strided& t : tensors_)
     for (int i = 0; i < of.operands; ++i)
-      if (t.out == a.operand + i && is_column(i) && t.dim > 1) of_batches |= std::uint64_t{1} << i;
+      operands |= std::uint64_t{t.out == a.operand + i && is_column(i) && t.dim > 1} << i;
+  return operands;
+}
+
+fit frame::lay_out(bool keeps_rows, std::vector<bool>& needs_copy) {
   if (const word* const rope = of.rotary(); rope != nullptr) {
     for (strided& t : tensors_) {
       const bool is_table = t.out == a.operand + rope->operand || t.out == a.operand + rope->operand + 1;

@@ -32,7 +32,6 @@ class frame {
   arguments a{};
   dtype operand_types[kMaxOperands] = {};  // known even where the value is not read
   std::uint64_t boolean_masks = 0;         // bits by operand
-  std::uint64_t of_batches = 0;            // likewise, columns with leading dimensions; known when they are laid out
 
   dtype arithmetic() const { return type == dtype::f64 ? dtype::f64 : dtype::f32; }
   bool empty() const { return shape.rows() == 0 || shape.columns() == 0; }
@@ -91,6 +90,8 @@ class frame {
   // After every tensor is in: fills in rows, columns and strides. One long row where nothing depends on columns,
   // unless `keeps_rows`.
   fit lay_out(bool keeps_rows, std::vector<bool>& needs_copy);
+  // Bits of the operands that are columns with leading dimensions.
+  std::uint64_t columns_of_batches() const;
   bool is_flat() const { return flat_; }  // one long row, after that
 
  protected:

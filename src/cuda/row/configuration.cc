@@ -499,7 +499,7 @@ request request_of(const spec::frame& f, bool backward, std::string line) {
   request r(f.of, backward);
   r.line = std::move(line);
   r.x = f.type;
-  r.of_batches = f.of_batches;
+  r.of_batches = f.columns_of_batches();
   std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
   return r;
 }
