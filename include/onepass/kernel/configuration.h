@@ -60,11 +60,11 @@ enum channel_columns : uint64 { of_any, of_whole_lanes, of_power_of_two };
   /* Column sums stay in registers; they have one part, which is stored as the gradients. */                         \
   FLAG(sums_in_registers, kSumsInRegisters)                                                                          \
   FLAG(one_part, kOnePart)                                                                                           \
-  /* Operands whose column sums have a row for each group of rows (row_groups); a group's rows are apart; one block  \
-     has them all, and stores the gradients. */                                                                      \
+  /* Operands whose column sums have a row for each group of rows (row_groups); a group's rows are apart; what a     \
+     block has: 0 a part of one group, 1 one group, 2 groups in turn, of which it stores the gradients. */           \
   BITS(grouped_operand, kGroupedOperand)                                                                             \
   FLAG(apart, kApart)                                                                                                \
-  FLAG(one_part_a_group, kOnePartAGroup)                                                                             \
+  NUMBER(groups_a_block, kGroupsABlock)                                                                              \
   /* Columns whose gradients are added up for words by channels, a power of two; 0: each by itself. */               \
   BITS(unit, kUnit)                                                                                                  \
   /* How a lane lies in what words by channels have a number for. */                                                 \

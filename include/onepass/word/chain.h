@@ -405,6 +405,45 @@ struct saved_numbers {
   word::row_numbers<T> of[Segments];
 };
 
+// Whether row words I and J, I <= J, take the same value: endings alone stand from the one to the other.
+template <class Line, int I, int J>
+constexpr bool take_same_value() {
+  if constexpr (I == J) {
+    return true;
+  } else {
+    using segment = typename Line::template segment_at<I>;
+    return gives_number<typename segment::row> && !gives_codes<typename segment::row> &&
+           same_type<typename segment::post, chain<>> && take_same_value<Line, I + 1, J>();
+  }
+}
+// The first entropy from row word J on of the value that row word I takes; -1: there is none.
+template <class Line, int I, int J = 0>
+constexpr int entropy_beside() {
+  constexpr int kFirst = I < J ? I : J, kLast = I < J ? J : I;
+  if constexpr (J == Line::segments) return -1;
+  else if constexpr (!same_type<typename Line::template segment_at<J>::row, word::entropy>)
+    return entropy_beside<Line, I, J + 1>();
+  else return take_same_value<Line, kFirst, kLast>() ? J : entropy_beside<Line, I, J + 1>();
+}
+template <class Row>
+concept has_probabilities = requires(word::row_numbers<float> saved) {
+  Row::of_probabilities(saved);
+};
+
+// In backward an entropy has the exponentials of all endings of its value, and takes their parts of these with its own.
+template <class Line, int I = 0, class T>
+ONEPASS_FUNCTION void share_probabilities(saved_numbers<T, Line::segments>& saved) {
+  using row = typename Line::template segment_at<I>::row;
+  if constexpr (has_probabilities<row>) {
+    constexpr int kEntropy = entropy_beside<Line, I>();
+    if constexpr (kEntropy >= 0) {
+      saved.of[kEntropy].second += row::of_probabilities(saved.of[I]);
+      saved.of[I].shared = true;
+    }
+  }
+  if constexpr (I + 1 < Line::segments) share_probabilities<Line, I + 1>(saved);
+}
+
 template <class Line, int I, class L, class T, class Cursor>
 ONEPASS_FUNCTION L row_result(L x, const saved_numbers<T, Line::segments>& saved, Cursor& at);
 
@@ -509,7 +548,9 @@ ONEPASS_FUNCTION word::terms<L> value_and_gradient(Cursor& at, const saved_numbe
     using behind = typename Line::template segment_at<I + 1>::row;
     const word::terms<L> next = value_and_gradient<Line, I + 1, L>(at, saved, sums, inverse_columns);
     const L du = gradient_before<behind>(next.first, next.second, saved.of[I + 1], sums[I + 1], inverse_columns, at);
-    return value_and_gradient<Line, I, L>(at, saved, du);
+    // Their value is at hand.
+    if constexpr (take_same_value<Line, I, I + 1>()) return {next.first, du};
+    else return value_and_gradient<Line, I, L>(at, saved, du);
   }
 }
 

@@ -30,6 +30,9 @@ ONEPASS_BEGIN
 namespace word {
 
 // What endings have in common: the value that entered is what goes on.
+//
+// The gradients of some have a part that is a number times the softmax p of the row: of_probabilities is that number,
+// and where `shared`, an entropy of the same value has it (share_probabilities in chain.h).
 struct ending {
   template <class Row, class L, class T>
   static ONEPASS_FUNCTION L forward(L u, row_numbers<T>) {
@@ -66,8 +69,13 @@ struct logsumexp : ending {  // saved: the shift and 1 / Σ exp(x - shift), as o
   static ONEPASS_FUNCTION T number(row_numbers<T> of) {
     return of.first == static_cast<T>(kInfinity) ? of.first : of.first + log1p_number(of.third - T(1));
   }
+  template <class T>
+  static ONEPASS_FUNCTION T of_probabilities(row_numbers<T> saved) {
+    return saved.gradient;
+  }
   template <class L, class T>
   static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T>, T) {
+    if (saved.shared) return dz;
     return fma(exp_minus(z, saved.first), L(saved.gradient * saved.second), dz);
   }
 };
@@ -94,11 +102,16 @@ struct entropy : ending {  // saved: log Σ exp(x), the entropy, and what roundi
   static ONEPASS_FUNCTION T number(row_numbers<T> of) {
     return of.second;
   }
+  // The gradient is p (second + gradient log p), with first and third as saved.
+  template <class T>
+  static ONEPASS_FUNCTION row_numbers<T> prepared(row_numbers<T> saved) {
+    return {saved.first, -saved.gradient * saved.second, saved.third, -saved.gradient};
+  }
   template <class L, class T>
   static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T>, T) {
     const L log_p = (z - L(saved.first)) - L(saved.third), p = exp(log_p);
-    const L slope = where(p == L(0), L(0), -p * (log_p + L(saved.second)));
-    return fma(slope, L(saved.gradient), dz);
+    const L least(T(-1000));  // whose p is 0, not -infinity
+    return fma(p, fma(max(log_p, least), L(saved.gradient), L(saved.second)), dz);
   }
 };
 
@@ -223,10 +236,15 @@ struct cross_entropy : ending {  // saved: the shift and 1 / Σ exp(x - shift), 
     const T smoothing = static_cast<T>(number[0]), z = static_cast<T>(number[1]);
     const T lse = saved.first - log_number(saved.second);
     const T all = z == T(0) ? g : g * (T(1) + T(2) * z * lse);
-    return {saved.first, saved.second * all, -g * smoothing * inverse_columns, -g * (T(1) - smoothing), at};
+    return {saved.first, saved.second * all, -g * smoothing * inverse_columns, -g * (T(1) - smoothing), at, false, all};
+  }
+  template <class T>
+  static ONEPASS_FUNCTION T of_probabilities(row_numbers<T> prepared) {
+    return prepared.fourth;
   }
   template <class L, class T>
   static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T>, T) {
+    if (saved.shared) return dz + L(saved.third);
     return fma(exp_minus(z, saved.first), L(saved.second), dz + L(saved.third));
   }
 };
@@ -264,8 +282,13 @@ struct logprob : ending {  // saved: as of cross_entropy
     const T g = at.column < 0 ? T(0) : saved.gradient;
     return {saved.first, -g * saved.second, T(0), g, at};
   }
+  template <class T>
+  static ONEPASS_FUNCTION T of_probabilities(row_numbers<T> prepared) {
+    return -prepared.gradient;
+  }
   template <class L, class T>
   static ONEPASS_FUNCTION L backward(L z, L dz, row_numbers<T> saved, pair<T>, T) {
+    if (saved.shared) return dz;
     return fma(exp_minus(z, saved.first), L(saved.second), dz);
   }
 };

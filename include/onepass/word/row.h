@@ -42,8 +42,9 @@ struct target {
 template <class T>
 struct row_numbers {  // saved per row, about.statistics of them
   T first, second, third = T(0);
-  T gradient = T(0);  // in backward, of the number that an ending gives; of one with a target, the target's own
-  target at = {};     // in backward
+  T gradient = T(0);    // in backward, of the number that an ending gives; of one with a target, the target's own
+  target at = {};       // in backward
+  bool shared = false;  // in backward: an entropy has its part of the probabilities (share_probabilities)
   T fourth = T(0), fifth = T(0), sixth = T(0);  // saved
 };
 // The i-th of those that are saved.

@@ -184,7 +184,7 @@ int64 blocks_for(const row_groups& groups, int64 rows_a_step, int64 most, plan& 
     const double busy = static_cast<double>(groups.count * steps) / static_cast<double>(rounds * most);
     if (busy > best) best = busy, p.group_blocks = blocks;
   }
-  p.with.one_part_a_group = p.group_blocks == 1;
+  p.with.groups_a_block = p.group_blocks > 1 ? 0 : groups.count <= most ? 1 : 2;
   return p.group_blocks > 1 ? groups.count * p.group_blocks : std::min(groups.count, most);
 }
 
@@ -390,7 +390,7 @@ plan stream_rows(const arguments& a, part of, const Tuning& tuned, const plan& b
   plan p = blank;
   configuration& c = p.with;
   c.of = of;
-  const int64 threads = power_of_two_from(ceil_div(a.columns, int64{c.vector_size} * tuned.vectors));
+  const int64 threads = power_of_two_from(ceil_div(a.columns, int64{c.vector_size} * tuned.vectors * tuned.steps));
   c.across = static_cast<int>(std::clamp<int64>(threads, 32, tuned.threads));
   c.down = 1;
   c.held_vectors = tuned.vectors;
@@ -406,7 +406,8 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   const streamed_tuning& streamed = kTuning.streamed;
   if (!r.backward && r.paired) return {stream_rows(a, part::paired, kTuning.paired, blank)};
   const bool one_target = r.has_target && r.row_words == 1;
-  const bool is_long = one_target ? a.columns > kMostHeldWithTarget : a.columns >= streamed.least_columns;
+  const int least = r.row_words > 1 ? streamed.least_of_several : streamed.least_columns;
+  const bool is_long = one_target ? a.columns > kMostHeldWithTarget : a.columns >= least;
   if (!r.backward && r.only_endings && !gives_rows(a) && is_long && a.columns <= streamed.most_columns)
     return {stream_rows(a, part::streamed, streamed, blank)};
   // Where nothing is summed over a row, tiles need no more than the statistics.

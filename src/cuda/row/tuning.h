@@ -21,7 +21,7 @@ struct few_rows_tuning {
 
 inline constexpr int kAnyColumns = 1 << 30, kMany = 1 << 10;
 // Columns of rows whose one row word is an ending with a target: longer ones stream. "Losses over few classes".
-inline constexpr int kMostHeldWithTarget = 8192;
+inline constexpr int kMostHeldWithTarget = 1920;
 
 struct row_tuning {
   int columns = kAnyColumns;  // for rows of so many elements at most
@@ -51,15 +51,17 @@ struct row_tuning {
 
 // Rows of which only numbers stay.
 struct streamed_tuning {
-  int least_columns;  // shorter rows are held; of those with a target: kMostHeldWithTarget
-  int most_columns;   // longer ones are taken in parts
-  int threads;        // of a row, which are a block
-  int vectors;        // of a thread, at a time
-  int resident;       // threads that registers must leave room for on an SM
+  int least_columns;     // shorter rows are held; of those with a target: kMostHeldWithTarget
+  int least_of_several;  // of rows with several endings
+  int most_columns;      // longer ones are taken in parts
+  int threads;           // of a row, which are a block, at most: fewer where they would take fewer steps than
+  int steps;             // these, of which the last may be next to empty
+  int vectors;           // of a thread, at a time
+  int resident;          // threads that registers must leave room for on an SM
 };
 // Rows that have others beside them: of both, a thread has these at a time.
 struct paired_tuning {
-  int threads, vectors, resident;
+  int threads, steps, vectors, resident;
 };
 
 struct tuning {
@@ -143,9 +145,14 @@ struct tuning {
       {.numbers = 32, .stages = 2, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .recomputes = true}};
   // "Rows that stream".
-  streamed_tuning streamed = {
-      .least_columns = 4096, .most_columns = 1 << 18, .threads = 256, .vectors = 4, .resident = 1024};
-  paired_tuning paired = {.threads = 256, .vectors = 2, .resident = 768};  // with 1024 they spill
+  streamed_tuning streamed = {.least_columns = 2048,
+                              .least_of_several = 1024,
+                              .most_columns = 1 << 18,
+                              .threads = 256,
+                              .steps = 14,
+                              .vectors = 4,
+                              .resident = 1024};
+  paired_tuning paired = {.threads = 256, .steps = 14, .vectors = 2, .resident = 1024};
   int held_vectors = 16;              // lanes of a row in a thread, at most: each takes registers besides its elements
   int other_registers = 21;           // of a thread, beside its row's numbers and what is loaded early: "Loaded early"
   int again_flops = 8;                // flops of an element, in words beside the row word, that may be computed again

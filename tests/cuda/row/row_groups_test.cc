@@ -33,7 +33,7 @@ TEST(RowGroups, AreSharedOut) {
             const int64 blocks = !in_tiles ? p.grid_x / static_cast<unsigned>(p.with.cluster) : p.grid_y;
             const int64 of_group = p.group_blocks, rows_a_step = int64{p.with.down} * std::max(p.with.unroll, 1);
             EXPECT_EQ(p.parts, blocks);
-            EXPECT_EQ(p.with.one_part_a_group, of_group == 1);
+            EXPECT_EQ(p.with.groups_a_block > 0, of_group == 1);
             EXPECT_EQ(p.with.apart, 0);
             EXPECT_EQ(p.with.ahead, 0);
             EXPECT_LE(of_group, ceil_div(rows, rows_a_step));

@@ -45,6 +45,16 @@ struct merge_exponentials_and {
     }
     return all;
   }
+  // What came before, and what follows, whose shift is the largest of both.
+  template <class T, int N>
+  static ONEPASS_FUNCTION numbers<T, N> onto(numbers<T, N> own, numbers<T, N> before) {
+    const T shift = shift_of(own.v[0]), factor = exp_minus_number(before.v[0], shift);
+    own.v[1] = fma_number(before.v[1], factor, own.v[1]);
+    if constexpr (kProducts) own.v[2] += shifted(before, shift, factor);
+#pragma unroll
+    for (int i = kProducts ? 3 : 2; i < N; ++i) own.v[i] += before.v[i];
+    return own;
+  }
   ONEPASS_FUNCTION void next_level() {}
   template <class T, int N>
   static ONEPASS_FUNCTION numbers<T, N> none() {

@@ -246,7 +246,7 @@ class row_threads {
   static constexpr int kWidth = Config::kAcross < 32 ? Config::kAcross : 32;
   static constexpr int kCluster = Config::kCluster, kParts = kWarps * kCluster;
   static constexpr int kMost = most_reduced(Config::kFeatures, kShort);
-  static constexpr bool kHasNumbers = true, kAtOnce = true;  // see sender below
+  static constexpr bool kHasNumbers = true, kAtOnce = true, kGathers = false;  // see sender below
   static constexpr pick kPick = pick::in_passing;
   static constexpr int kCombined = 1;
   static constexpr bool kAhead = Config::kAhead, kUsesMbarriers = kCluster > 1 || (kAhead && kParts > 1);
@@ -371,7 +371,7 @@ class row_threads {
 // kCombined: how many threads' numbers are in those that it starts from (0: any number).
 template <class Config>
 struct sender {
-  static constexpr bool kHasNumbers = true, kAtOnce = false;
+  static constexpr bool kHasNumbers = true, kAtOnce = false, kGathers = false;
   static constexpr pick kPick = pick::in_passing;
   static constexpr int kCombined = 1;
   row_threads<Config>& threads;

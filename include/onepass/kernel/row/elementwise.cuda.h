@@ -115,7 +115,7 @@ ONEPASS_FUNCTION void write_group(const arguments& a, pack<typename Config::arit
 #pragma unroll
   for (int slot = 0; slot < kSlots<Config>; ++slot) {
     if (!is_grouped<Config>(slot)) continue;
-    if constexpr (Config::kOnePartAGroup) write_part<Config, Line, true>(a, sums[slot], slot, g, first, across, down);
+    if constexpr (kWholeGroups<Config>) write_part<Config, Line, true>(a, sums[slot], slot, g, first, across, down);
     else write_part<Config, Line>(a, sums[slot], slot, blockIdx.y, first, across, down);
     sums[slot] = pack<typename Config::arithmetic, Config::kVectorSize>(0);
   }

@@ -7,7 +7,56 @@
 
 ONEPASS_BEGIN
 
-// Of two rows a and b the largest of each, and, of both less those, Σ exp(a), Σ exp(a) (a - b) and Σ exp(b).
+// Terms exp((a - shift) scale) of a sum, of a up to the shift (see exp_term). Of floats an exponent is one fma, in
+// units of its own: the error of the shift's product is the same in all, and rest() tells it. `farthest`: what shifts
+// there are, times the scale.
+template <class T>
+class exponent_terms {
+ public:
+  ONEPASS_FUNCTION exponent_terms(T shift, T scale, T) : shift_(shift), scale_(scale) {}
+  template <class L>
+  ONEPASS_FUNCTION L exponents(L a) const {
+    return (a - L(shift_)) * L(scale_);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION L terms(L exponents) {
+    return exp(exponents);
+  }
+  ONEPASS_FUNCTION T natural(T exponent) const { return exponent; }
+  ONEPASS_FUNCTION T rest() const { return T(0); }
+
+ private:
+  const T shift_, scale_;
+};
+template <>
+class exponent_terms<float> {
+ public:
+  ONEPASS_FUNCTION exponent_terms(float shift, float scale, float farthest)
+      : is_far_(!(farthest < 0x1p100f)),  // as exponent_of has it
+        factor_((is_far_ ? 0x1p-20f : 1.44269504f) * scale),
+        offset_(-__fmul_rn(shift, factor_)),
+        rest_(natural(fmaf(shift, factor_, offset_))) {}
+  template <class L>
+  ONEPASS_FUNCTION L exponents(L a) const {
+    return fma(a, L(factor_), L(offset_));
+  }
+  template <int V>
+  static ONEPASS_FUNCTION pack<float, V> terms(pack<float, V> exponents) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) exponents.v[i] = exp2_number(exponents.v[i]);
+    return exponents;
+  }
+  ONEPASS_FUNCTION float natural(float exponent) const { return exponent * (is_far_ ? 0x1p20f : 0.69314718f); }
+  // What exponents have too much, as natural() has them.
+  ONEPASS_FUNCTION float rest() const { return rest_; }
+
+ private:
+  const bool is_far_;
+  const float factor_, offset_, rest_;
+};
+
+// Of two rows a and b the largest of each, and, of both less those, times the scale, Σ exp(a), Σ exp(a) (a - b) and
+// Σ exp(b).
 template <class T>
 struct differences {
   numbers<T, 2> largest;
@@ -22,13 +71,13 @@ struct larger_of_both {
 };
 // A part's sums with what is largest of all.
 template <class T>
-ONEPASS_FUNCTION numbers<T, 3> moved(const differences<T>& of, numbers<T, 2> largest) {
+ONEPASS_FUNCTION numbers<T, 3> moved(const differences<T>& of, numbers<T, 2> largest, T scale) {
   const T shift = shift_of(largest.v[0]), other_shift = shift_of(largest.v[1]);
-  const T factor = exp_minus_number(of.largest.v[0], shift);
-  const T apart = (shift_of(of.largest.v[0]) - shift) - (shift_of(of.largest.v[1]) - other_shift);
+  const T factor = exp_number((of.largest.v[0] - shift) * scale);
+  const T apart = ((shift_of(of.largest.v[0]) - shift) - (shift_of(of.largest.v[1]) - other_shift)) * scale;
   // Where b is -infinity, what is nothing beside all may be infinitely much in its part.
   const T product = factor == T(0) ? T(0) : fma_number(of.sums.v[0], apart, of.sums.v[1]) * factor;
-  return {{of.sums.v[0] * factor, product, of.sums.v[2] * exp_minus_number(of.largest.v[1], other_shift)}};
+  return {{of.sums.v[0] * factor, product, of.sums.v[2] * exp_number((of.largest.v[1] - other_shift) * scale)}};
 }
 
 // Both rows, as the row word sees them (see word/row.h). Read(column, count, own, other) gives a vector of each.
@@ -38,8 +87,8 @@ class paired_rows {
   using T = typename Config::arithmetic;
   using lane = pack<T, Config::kVectorSize>;
 
-  ONEPASS_FUNCTION paired_rows(const arguments& a, int across, row_threads<Config>& threads, const Read& read)
-      : a_(a), across_(across), threads_(threads), read_(read) {}
+  ONEPASS_FUNCTION paired_rows(const arguments& a, int across, row_threads<Config>& threads, T scale, const Read& read)
+      : a_(a), across_(across), threads_(threads), scale_(scale), read_(read) {}
 
   // In one pass, each thread with its own shifts.
   ONEPASS_FUNCTION word::paired<T> paired_exponentials(bool of_row) { return of_row ? of<true>() : of<false>(); }
@@ -47,11 +96,11 @@ class paired_rows {
   ONEPASS_FUNCTION word::pair<T> paired_sum(const F& f) {
     const lane none(T(0));
     word::terms<lane> sums{none, none};
-    each_step([&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&counts)[kVectors]) {
+    each_step(none, [&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&counts)[kVectors]) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         const auto present = first_n<lane>(counts[k]);
-        const word::terms<lane> here = f(own[k], others[k]);
+        const word::terms<lane> here = f(own[k] * lane(scale_), others[k] * lane(scale_));
         sums = sums + word::terms<lane>{where(present, here.first, none), where(present, here.second, none)};
       }
     });
@@ -63,60 +112,82 @@ class paired_rows {
   static constexpr int kVectors = Config::kHeldVectors;
   using index = typename Config::index;
 
-  // OfRow: a is the row and b the other, else the other way round.
+  // OfRow: a is the row and b the other, else the other way round. What is not there is -infinity, of which nothing
+  // comes.
   template <bool OfRow>
   ONEPASS_FUNCTION word::paired<T> of() {
     constexpr T kLowest = static_cast<T>(-kInfinity);
     differences<T> all{{{kLowest, kLowest}}, {{T(0), T(0), T(0)}}};
-    each_step([&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&counts)[kVectors]) {
+    each_step(lane(kLowest), [&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&)[kVectors]) {
       const auto &as = OfRow ? own : others, &bs = OfRow ? others : own;
-      differences<T> next{{{largest(as, counts), largest(bs, counts)}}, {{T(0), T(0), T(0)}}};
-      const lane shift_a(shift_of(next.largest.v[0])), shift_b(shift_of(next.largest.v[1])), none(T(0));
+      const numbers<T, 2> both{{max_number(all.largest.v[0], largest(as)), max_number(all.largest.v[1], largest(bs))}};
+      const T shift_a = shift_of(both.v[0]), shift_b = shift_of(both.v[1]);
+      const T farthest = max_number(max_number(shift_a, -shift_a), max_number(shift_b, -shift_b)) * scale_;
+      const exponent_terms<T> of_a(shift_a, scale_, farthest), of_b(shift_b, scale_, farthest);
+      lane sum, products, other_sum;
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
-        const auto present = first_n<lane>(counts[k]);
-        const lane a = as[k] - shift_a, b = bs[k] - shift_b, term = where(present, exp_term(a, T(0)), none);
-        next.sums.v[0] += sum_lanes(term);
-        next.sums.v[1] += sum_lanes(word::weighted_difference(term, a, b));
-        next.sums.v[2] += sum_lanes(where(present, exp_term(b, T(0)), none));
+        const lane a = of_a.exponents(as[k]), b = of_b.exponents(bs[k]), term = of_a.terms(a), other = of_b.terms(b);
+        const lane apart = where(term == lane(T(0)), lane(T(0)), a - b);  // nothing of -infinity
+        sum = k == 0 ? term : sum + term;
+        products = k == 0 ? term * apart : fma(term, apart, products);
+        other_sum = k == 0 ? other : other_sum + other;
       }
-      const numbers<T, 2> both = larger_of_both()(all.largest, next.largest);
-      all = {both, plus()(moved(all, both), moved(next, both))};
+      const T raw = sum_lanes(sum), raw_product = of_a.natural(sum_lanes(products)), raw_other = sum_lanes(other_sum);
+      const T less_a = T(1) - of_a.rest(), less_b = T(1) - of_b.rest();
+      const numbers<T, 3> next{
+          {raw * less_a, fma_number(of_b.rest() - of_a.rest(), raw, raw_product) * less_a, raw_other * less_b}};
+      all = {both, plus()(moved(all, both, scale_), next)};
     });
     const numbers<T, 2> largest_of_all = threads_.reduce(all.largest, larger_of_both());
-    const numbers<T, 3> sums = threads_.reduce(moved(all, largest_of_all), plus());
-    const T shift_a = shift_of(largest_of_all.v[0]), shift_b = shift_of(largest_of_all.v[1]);
-    if constexpr (OfRow) return {shift_a, sums.v[0], shift_b, sums.v[2], sums.v[1]};
-    else return {shift_b, sums.v[2], shift_a, sums.v[0], sums.v[1]};
+    const numbers<T, 3> sums = threads_.reduce(moved(all, largest_of_all, scale_), plus());
+    const T largest_a = shift_of(largest_of_all.v[0]), largest_b = shift_of(largest_of_all.v[1]);
+    // The shifts are rounded products with the scale, and the sums those beside them.
+    const T shift_a = largest_a * scale_, shift_b = largest_b * scale_;
+    const T rest_a = fma_number(largest_a, scale_, -shift_a), rest_b = fma_number(largest_b, scale_, -shift_b);
+    const T sum = sums.v[0] * (T(1) + rest_a), other_sum = sums.v[2] * (T(1) + rest_b);
+    const T product = fma_number(rest_a - rest_b, sums.v[0], sums.v[1]) * (T(1) + rest_a);
+    if constexpr (OfRow) return {shift_a, sum, shift_b, other_sum, product};
+    else return {shift_b, other_sum, shift_a, sum, product};
   }
-  static ONEPASS_FUNCTION T largest(const lane (&row)[kVectors], const int (&counts)[kVectors]) {
-    const lane lowest(static_cast<T>(-kInfinity));
-    lane best = lowest;
+  static ONEPASS_FUNCTION T largest(const lane (&row)[kVectors]) {
+    lane best = row[0];
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k)
-      best = ONEPASS_TARGET::max(best, lane(where(first_n<lane>(counts[k]), row[k], lowest)));
+    for (int k = 1; k < kVectors; ++k) best = ONEPASS_TARGET::max(best, row[k]);
     return max_lanes(best);
   }
 
-  // body(own, others, counts) of the thread's vectors that it has at once; a count of 0: there is none.
+  // body(own, others, counts) of the thread's vectors that it has at once; behind so many elements stands `none`.
   template <class Body>
-  ONEPASS_FUNCTION void each_step(const Body& body) const {
+  ONEPASS_FUNCTION void each_step(lane none, const Body& body) const {
     constexpr index kColumns = Config::kAcross * kVectors * Config::kVectorSize;
-    for (index first = 0; first < static_cast<index>(a_.columns); first += kColumns) {
+    const auto columns = static_cast<index>(a_.columns);
+    index first = 0;
+    for (; first + kColumns <= columns; first += kColumns) {
       lane own[kVectors], others[kVectors];
-      int counts[kVectors] = {};
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) own[k] = others[k] = lane(T(0));
-      for_vectors<Config>(a_, across_, first, [&](int k, index column, int count) {
+      int counts[kVectors];
+      for_whole_vectors<Config>(across_, first, [&](int k, index column, int count) {
         counts[k] = count;
         read_(column, count, own[k], others[k]);
       });
       body(own, others, counts);
     }
+    if (Config::kExact || first >= columns) return;
+    lane own[kVectors], others[kVectors];
+    int counts[kVectors] = {};
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) own[k] = others[k] = none;
+    for_vectors<Config>(a_, across_, first, [&](int k, index column, int count) {
+      counts[k] = count;
+      read_(column, count, own[k], others[k]);
+      own[k] = where(first_n<lane>(count), own[k], none), others[k] = where(first_n<lane>(count), others[k], none);
+    });
+    body(own, others, counts);
   }
   const arguments& a_;
   const int across_;
   row_threads<Config>& threads_;
+  const T scale_;
   const Read& read_;
 };
 
@@ -130,16 +201,15 @@ ONEPASS_FUNCTION void rowwise_forward_paired(const arguments& a) {
   row_threads<Config> threads(shared);
   const rows_of_thread<Config> thread(a);
   const auto weights = row_word::template weights_of<T>(a.parameter + row_word::parameter);
-  const L scale(weights.scale);
   cursor<Config, Line> at(a);
   const auto read = [&](typename Config::index column, int count, L& own, L& other) {
     at.set_column(column, count);
-    own = Line::pre::recompute(L(at.x()), at) * scale;
-    other = at.template operand<L, row_word::operand>() * scale;
+    own = Line::pre::recompute(L(at.x()), at);
+    other = at.template operand<L, row_word::operand>();
   };
   for (int64 row = thread.first; row < a.rows; row += thread.step) {
     at.set_row(row);
-    paired_rows<Config, decltype(read)> rows(a, thread.across, threads, read);
+    paired_rows<Config, decltype(read)> rows(a, thread.across, threads, weights.scale, read);
     const auto saved = row_word::statistics(rows, weights);
     if (thread.across == 0) {
       if constexpr (Config::kSavesStatistics) save<Line, Config::kX>(a, row, saved);

@@ -9,6 +9,12 @@ ONEPASS_BEGIN
 
 template <class Config>
 inline constexpr bool kGrouped = Config::kGroupedOperand != 0;
+// A block has all rows of its groups.
+template <class Config>
+inline constexpr bool kWholeGroups = Config::kGroupsABlock > 0;
+// Its rows are of one group.
+template <class Config>
+inline constexpr bool kOneGroup = Config::kGroupsABlock < 2;
 
 // Kernels without groups have arguments without them.
 template <class Config, class Arguments>
@@ -60,7 +66,7 @@ class group_walk {
         steps_a_group_(static_cast<unsigned>((groups_.rows + groups_.blocks * kTile - 1) / (groups_.blocks * kTile))),
         turns_(static_cast<unsigned>((groups_.count - first_ + apart_ - 1) / apart_)) {}
 
-  ONEPASS_FUNCTION unsigned turns() const { return turns_; }
+  ONEPASS_FUNCTION unsigned turns() const { return kOneGroup<Config> ? 1 : turns_; }
   ONEPASS_FUNCTION unsigned steps_a_group() const { return steps_a_group_; }
   ONEPASS_FUNCTION index group_of_turn(unsigned turn) const { return first_ + static_cast<index>(turn) * apart_; }
   ONEPASS_FUNCTION rows_of_group<Config, kTile> rows_of_turn(unsigned turn) const {
@@ -68,19 +74,22 @@ class group_walk {
   }
 
   // Of steps that are counted through all groups.
-  ONEPASS_FUNCTION unsigned steps() const { return turns_ * steps_a_group_; }
+  ONEPASS_FUNCTION unsigned steps() const { return turns() * steps_a_group_; }
   ONEPASS_FUNCTION index group(unsigned step) const { return group_of_turn(turn(step)); }
   ONEPASS_FUNCTION bool ends_group(unsigned step) const {
     return step - turn(step) * steps_a_group_ + 1 == steps_a_group_;
   }
   ONEPASS_FUNCTION index row(unsigned step, int i) const {
+    if constexpr (kOneGroup<Config>) return rows_of_turn(0).row(step, i);  // of a step past the last there is none
     if (step >= steps()) return rows_;
     return rows_of_turn(turn(step)).row(step - turn(step) * steps_a_group_, i);
   }
 
  private:
-  // Which of the block's groups a step is of: where it has one, there is nothing to divide.
-  ONEPASS_FUNCTION unsigned turn(unsigned step) const { return step < steps_a_group_ ? 0 : step / steps_a_group_; }
+  // Which of the block's groups a step is of.
+  ONEPASS_FUNCTION unsigned turn(unsigned step) const {
+    return kOneGroup<Config> || step < steps_a_group_ ? 0 : step / steps_a_group_;
+  }
 
   const row_groups& groups_;
   const index rows_, own_, first_, apart_;

@@ -249,6 +249,8 @@ ONEPASS_FUNCTION void read_saved(const T* statistics, const arguments& a, const 
     constexpr int kFirst = segment::row_parameter;
     saved = row_word::prepared(saved, target_of<row_word>(a, row, kFirst), a.parameter + kFirst,
                                static_cast<T>(a.inverse_columns));
+  } else if constexpr (requires { row_word::prepared(saved); }) {
+    saved = row_word::prepared(saved);
   }
   if constexpr (I + 1 < Line::segments) read_saved<Line, I + 1>(statistics, a, at, row, to);
 }
@@ -435,6 +437,7 @@ void rowwise_backward(const arguments& a, int64 begin, int64 end) {
       again.load_feature_gradients();
       saved_numbers<T, Line::segments> saved;
       read_saved<Line>(statistics, a, at, row, saved);
+      share_probabilities<Line>(saved);
       rowwise_backward_row<T, Line>(a, at, again, saved, rows.data(), rows.data() + padded);
       sums.end_row();
     };

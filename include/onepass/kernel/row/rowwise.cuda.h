@@ -410,7 +410,7 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
     if constexpr (kGrouped<Config>) {
       static_assert(!Config::kAhead, "the next row would be in a group's sums");
       if (!thread.walk.ends_group(step)) return;
-      const int64 part = Config::kOnePartAGroup ? thread.walk.group(step) : thread.share.block;
+      const int64 part = kWholeGroups<Config> ? thread.walk.group(step) : thread.share.block;
 #pragma unroll
       for (int k = 0; k < kHolds; ++k) {
         const int64 begin = column_of<Config>(k, 0), column = begin - own + thread.across * Config::kVectorSize;
@@ -423,8 +423,8 @@ ONEPASS_FUNCTION void rowwise_backward(const arguments& a, Behind&& behind = {})
               sums[k][slot].v[i] = sum, sum = T(0);
             }
           }
-          write_part<Config, Line, Config::kOnePartAGroup>(a, sums[k][slot], slot, part, begin, thread.across,
-                                                           thread.down);
+          write_part<Config, Line, kWholeGroups<Config>>(a, sums[k][slot], slot, part, begin, thread.across,
+                                                         thread.down);
           sums[k][slot] = L(T(0));
         }
       }

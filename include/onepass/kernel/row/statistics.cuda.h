@@ -30,6 +30,12 @@ ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, typename Confi
     }
   }
 }
+// The same where the row has all of them.
+template <class Config, class Body>
+ONEPASS_FUNCTION void for_whole_vectors(int across, typename Config::index first, const Body& body) {
+#pragma unroll
+  for (int k = 0; k < Config::kHeldVectors; ++k) body(k, first + column_of<Config>(k, across), Config::kVectorSize);
+}
 template <class Config, class Body>
 ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, const Body& body) {
   for_vectors<Config>(a, across, 0, body);
@@ -57,8 +63,8 @@ class thread_row {
   static constexpr bool kHeld = Threads::kAtOnce && !Config::kRecomputes, kCentred = kHeld;
 
   ONEPASS_FUNCTION thread_row(const arguments& a, int across, Threads& threads, vector* held, const Value& value,
-                              typename Config::index first)
-      : a_(a), across_(across), threads_(threads), held_(held), value_(value), first_(first) {}
+                              typename Config::index first, bool whole)
+      : a_(a), across_(across), threads_(threads), held_(held), value_(value), first_(first), whole_(whole) {}
 
   ONEPASS_FUNCTION T inverse_columns() const { return static_cast<T>(a_.inverse_columns); }
   ONEPASS_FUNCTION T squares() {
@@ -174,7 +180,10 @@ class thread_row {
  private:
   template <class Body>
   ONEPASS_FUNCTION void each(const Body& body) const {
-    if constexpr (Threads::kHasNumbers) for_vectors<Config>(a_, across_, first_, body);
+    if constexpr (Threads::kHasNumbers) {
+      if (whole_) for_whole_vectors<Config>(across_, first_, body);
+      else for_vectors<Config>(a_, across_, first_, body);
+    }
   }
   ONEPASS_FUNCTION T own_largest() const {
     const vector lowest(static_cast<T>(-kInfinity));
@@ -195,26 +204,32 @@ class thread_row {
     constexpr bool kHasProducts = kNeeds & kProducts, kHasTotal = kNeeds & kTotal,
                    kPicks = kNeeds & kTarget && Threads::kPick == pick::in_passing;
     static_assert((Needs & ~kNeeds & ~kTotal) == 0, "what gathers for this row word does not know of it");
-    const T largest = own_largest(), shift = shift_of(largest);
-    vector sum(T(0)), products(T(0)), total(T(0));
-    T picked = T(0);
-    each([&](int k, typename Config::index column, int count) {
-      const vector value = value_(k, column, count);
-      const auto present = first_n<vector>(count);
-      const vector term = where(present, exp_term(value, shift), vector(T(0)));
-      sum = sum + term;
-      if constexpr (kHasProducts)
-        products = fma(term, ONEPASS_TARGET::max(value - vector(shift), vector(T(-1000))), products);  // 0, not -inf
-      if constexpr (kHasTotal) total = total + where(present, value, vector(T(0)));
-      if constexpr (kPicks) picked += element_of(value, at - static_cast<int64>(column));
-    });
     constexpr int kAt = 2 + kHasProducts, kCount = kAt + kHasTotal + kPicks;
-    numbers<T, kCount> own;
-    own.v[0] = largest, own.v[1] = sum_lanes(sum);
-    if constexpr (kHasProducts) own.v[2] = sum_lanes(products);
-    if constexpr (kHasTotal) own.v[kAt] = sum_lanes(total);
-    if constexpr (kPicks) own.v[kCount - 1] = picked;
-    const auto all = threads_.reduce(own, merge_exponentials_and<kHasProducts>());
+    using merge = merge_exponentials_and<kHasProducts>;
+    numbers<T, kCount> own = merge::template none<T, kCount>();
+    if constexpr (Threads::kHasNumbers) {
+      T largest = own_largest();
+      if constexpr (Threads::kGathers) largest = max_number(largest, threads_.total[0]);
+      const T shift = shift_of(largest);
+      vector sum(T(0)), products(T(0)), total(T(0));
+      T picked = T(0);
+      each([&](int k, typename Config::index column, int count) {
+        const vector value = value_(k, column, count);
+        const auto present = first_n<vector>(count);
+        const vector term = where(present, exp_term(value, shift), vector(T(0)));
+        sum = k == 0 ? term : sum + term;
+        if constexpr (kHasProducts)
+          products = fma(term, ONEPASS_TARGET::max(value - vector(shift), vector(T(-1000))), products);  // 0, not -inf
+        if constexpr (kHasTotal) total = total + where(present, value, vector(T(0)));
+        if constexpr (kPicks) picked += element_of(value, at - static_cast<int64>(column));
+      });
+      own.v[0] = largest, own.v[1] = sum_lanes(sum);
+      if constexpr (kHasProducts) own.v[2] = sum_lanes(products);
+      if constexpr (kHasTotal) own.v[kAt] = sum_lanes(total);
+      if constexpr (kPicks) own.v[kCount - 1] = picked;
+      if constexpr (Threads::kGathers) own = merge::onto(own, load_numbers<kCount>(threads_.total));
+    }
+    const auto all = threads_.reduce(own, merge());
     exponential_sums of{shift_of(all.v[0]), all.v[1]};
     if constexpr (kHasProducts) of.products = all.v[2];
     if constexpr (kHasTotal) of.total = all.v[kAt];
@@ -295,12 +310,14 @@ class thread_row {
   vector* held_;
   const Value& value_;
   const typename Config::index first_;
+  const bool whole_;
   bool held_are_centred_ = false;
   T held_centre_ = T(0), held_factor_ = T(1);
 };
 
-// The statistics of a row, or of its vectors from column `first` on: those to save, and those that forward uses on the
-// values that this thread holds. Segment: one of a line's, or the line itself, which stands for its last.
+// The statistics of a row, or of its vectors from column `first` on, all of which there are where `whole`: those to
+// save, and those that forward uses on the values that this thread holds. Segment: one of a line's, or the line itself,
+// which stands for its last.
 template <class T>
 struct row_statistics {
   word::row_numbers<T> saved, for_held;
@@ -308,12 +325,12 @@ struct row_statistics {
 template <class Config, class Segment, class Threads, class Value>
 ONEPASS_FUNCTION row_statistics<typename Config::arithmetic> statistics(
     const arguments& a, int64 row, int across, Threads& threads,
-    pack<typename Config::arithmetic, Config::kVectorSize>* held, const Value& value,
-    typename Config::index first = 0) {
+    pack<typename Config::arithmetic, Config::kVectorSize>* held, const Value& value, typename Config::index first = 0,
+    bool whole = false) {
   using T = typename Config::arithmetic;
   T parameter = T(0);
   if constexpr (Segment::row_parameter >= 0) parameter = static_cast<T>(a.parameter[Segment::row_parameter]);
-  thread_row<Config, Threads, Value> of_row(a, across, threads, held, value, first);
+  thread_row<Config, Threads, Value> of_row(a, across, threads, held, value, first, whole);
   using row_word = typename Segment::row;
   word::row_numbers<T> saved;
   if constexpr (word::is_of_sums<row_word>) {
@@ -379,6 +396,8 @@ ONEPASS_FUNCTION void read_saved(const arguments& a, int64 row, saved_numbers<T,
     const word::target at = row_target<Config, typename segment::row, true>(a, row).of(segment::row_parameter);
     to.of[I] =
         segment::row::prepared(to.of[I], at, a.parameter + segment::row_parameter, static_cast<T>(a.inverse_columns));
+  } else if constexpr (Backward && requires { segment::row::prepared(to.of[I]); }) {
+    to.of[I] = segment::row::prepared(to.of[I]);
   }
   if constexpr (I + 1 < End) read_saved<Config, Line, Backward, I + 1, End>(a, row, to);
 }
@@ -386,6 +405,7 @@ template <class Config, class Line, bool Backward>
 ONEPASS_FUNCTION auto all_saved_of(const arguments& a, int64 row) {
   saved_numbers<typename Config::arithmetic, Line::segments> all;
   read_saved<Config, Line, Backward>(a, row, all);
+  if constexpr (Backward) share_probabilities<Line>(all);
   return all;
 }
 

@@ -10,17 +10,23 @@ ONEPASS_BEGIN
 // What a row's statistics are taken with in place of row_threads: adds up what this thread has of the row so far...
 template <class Config, int Needs = kOwnNeeds>
 struct gatherer {
-  static constexpr bool kHasNumbers = true, kAtOnce = false;
+  static constexpr bool kHasNumbers = true, kAtOnce = false, kGathers = true;
   static constexpr pick kPick = pick::elsewhere;
   static constexpr int kCombined = 0, kNeeds = Needs;
   using T = typename Config::arithmetic;
-  T total[kPartNumbers];
+  T total[kPartNumbers] = {static_cast<T>(-kInfinity)};  // of exponentials, none
   bool any = false;
   template <int N, class Combine>
   ONEPASS_FUNCTION numbers<T, N> reduce(numbers<T, N> own, Combine combine) {
     store_numbers(any ? combine(load_numbers<N>(total), own) : own, total);
     any = true;
     return own;
+  }
+  // Those are what there was, too.
+  template <int N, bool Products>
+  ONEPASS_FUNCTION numbers<T, N> reduce(numbers<T, N> all, merge_exponentials_and<Products>) {
+    store_numbers(all, total);
+    return all;
   }
 };
 // ... and what all threads have, which takes its place: those that gathered are combined once.
@@ -86,12 +92,12 @@ template <class Config, class Line, int I, class Value>
 ONEPASS_FUNCTION void gather(const arguments& a, int64 row, int across,
                              line_gatherer<Config, Line> (&to)[Line::segments],
                              pack<typename Config::arithmetic, Config::kVectorSize>* held, const Value& value,
-                             typename Config::index first) {
+                             typename Config::index first, bool whole) {
   using segment = typename Line::template segment_at<I>;
   static_assert(gives_number<typename segment::row> && same_type<typename segment::post, chain<>>);
   if constexpr (gathering<Line>::template by<I>() == I)
-    statistics<Config, segment>(a, row, across, to[I], held, value, first);
-  if constexpr (I + 1 < Line::segments) gather<Config, Line, I + 1>(a, row, across, to, held, value, first);
+    statistics<Config, segment>(a, row, across, to[I], held, value, first, whole);
+  if constexpr (I + 1 < Line::segments) gather<Config, Line, I + 1>(a, row, across, to, held, value, first, whole);
 }
 
 // value(k, column, count): the vector at this column, read again.
@@ -131,10 +137,16 @@ ONEPASS_FUNCTION void rowwise_forward_streamed(const arguments& a) {
   for (int64 row = thread.first; row < a.rows; row += thread.step) {
     at.set_row(row);
     line_gatherer<Config, Line> gathered[Line::segments];
-    for (index first = 0; first < static_cast<index>(a.columns); first += kColumns) {
-      for_vectors<Config>(a, thread.across, first,
-                          [&](int k, index column, int count) { held[k] = read(k, column, count); });
-      gather<Config, Line, 0>(a, row, thread.across, gathered, held, value, first);
+    const auto hold = [&](int k, index column, int count) { held[k] = read(k, column, count); };
+    const auto columns = static_cast<index>(a.columns);
+    index first = 0;
+    for (; first + kColumns <= columns; first += kColumns) {
+      for_whole_vectors<Config>(thread.across, first, hold);
+      gather<Config, Line, 0>(a, row, thread.across, gathered, held, value, first, true);
+    }
+    if (!Config::kExact && first < columns) {
+      for_vectors<Config>(a, thread.across, first, hold);
+      gather<Config, Line, 0>(a, row, thread.across, gathered, held, value, first, false);
     }
     finish_gathered<Config, Line, 0>(a, row, thread.across, threads, gathered, held, read);
   }
