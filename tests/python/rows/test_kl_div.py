@@ -81,6 +81,16 @@ def test_what_the_other_leaves_out(device):
     assert OF.kl_div_logits(x, teacher, beta=0.5, reduction="none").isfinite().all()
 
 
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_logits_far_away(beta, temperature, device):
+    x = torch.tensor([[3e31, 0.0, -1e30], [1.0, 2.0, 3.0], [2e31, 1e31, 0.0]], device=device)
+    teacher = torch.tensor([[0.0, 2e31, 5.0], [3e31, 1.0, 0.0], [3e31, 0.0, 0.0]], device=device)
+    exact = onepass.reference.kl_div(x.double(), teacher.double(), beta, temperature)
+    got = OF.kl_div_logits(x, teacher, beta=beta, temperature=temperature, reduction="none")
+    torch.testing.assert_close(got, exact.float())
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 def test_what_one_leaves_out_and_the_other_has_next_to_nothing_of(beta, device):
     """-inf where the other row has a large negative number, over more of the row than a thread reads at a time: what

@@ -22,11 +22,13 @@ LINES = [
     "softcap(3) | cross_entropy(0, 0.01)",
     "bias | gelu | keep | logprob | cross_entropy | logsumexp",
     "add | keep | rms_norm(1e-3) | scale | cross_entropy(0.2)",
+    "rms_norm(1e-3) | scale | logprob | entropy",
+    "entropy | cross_entropy(0.1, 0.001) | logsumexp",
 ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("columns", [1, 7, 77, 1000, 32000])
+@pytest.mark.parametrize("columns", [1, 7, 77, 1000, 2500, 32000])
 @pytest.mark.parametrize("line", LINES)
 def test_error_is_no_more_than_pytorchs(line, columns, dtype, device):
     inputs = make_inputs(line, (3, 5, columns), dtype, device)
@@ -63,6 +65,24 @@ def test_layouts(dtype, device):
     y = onepass.fused("cross_entropy", x, target)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(torch.autograd.grad(y, x, g)[0], torch.autograd.grad(expected, x_, g)[0])
+
+
+@pytest.mark.parametrize("columns", [50, 5000])
+@pytest.mark.parametrize("line", ["logprob | entropy", "entropy | cross_entropy(0, 0.01)", "logsumexp | entropy"])
+def test_masked_classes(line, columns, device):
+    """-inf, of which there may be whole vectors: others are as without them, and their gradients are 0."""
+    masked = torch.rand(4, columns, device=device) < 0.3
+    masked[:, 0], masked[:, 16:32] = False, True
+    x = torch.randn(4, columns, device=device).masked_fill(masked, -math.inf).requires_grad_()
+    target = [] if "logsumexp" in line else [torch.zeros(4, dtype=torch.int64, device=device)]
+    upstream = [torch.randn(4, device=device) for _ in range(2)]
+    (of_x,) = torch.autograd.grad(onepass.fused(line, x, *target), x, upstream)
+    assert of_x[masked].eq(0).all()
+    for row, of_row in enumerate(of_x):
+        alone = x[row : row + 1, ~masked[row]].detach().requires_grad_()
+        results = onepass.fused(line, alone, *(t[:1] for t in target))
+        (expected,) = torch.autograd.grad(results, alone, [g[row : row + 1] for g in upstream])
+        torch.testing.assert_close(of_row[~masked[row]], expected[0])
 
 
 def test_of_one_row_and_of_none(device):
