@@ -97,6 +97,16 @@ def line(
     add(name, kernels, run, text)
 
 
+def columns_of_batches(name: str, kernels: str, text: str, shape: tuple[int, int, int]) -> None:
+    """A call of a line of two operands, each with columns of its own for a batch of rows."""
+    shapes = (shape, *((shape[0], 1, shape[2]),) * 2)
+
+    def run(device: str) -> None:
+        both_ways(lambda *ts: onepass.fused(text, *ts), [torch.randn(s, device=device, dtype=BF16) for s in shapes])
+
+    add(name, kernels, run, text)
+
+
 def lists(name: str, kernels: str, text: str, columns: int, rows: tuple[int, ...], dtype=BF16, own=False) -> None:
     """A call for several tensors, with operands for all of them or (own) for each."""
 
@@ -210,6 +220,13 @@ def plain_lines() -> None:
     line("l2_norm", ROWWISE, "times | l2_norm | scale | gated(silu)", (130, 512), F32)
     line("l2_norm and log_softmax", ROWWISE, "round | l2_norm | mul(8) | keep | log_softmax", (37, 1000))
     line("32768 columns, log_softmax", ROWWISE, "log_softmax", (9, 32768))
+    for where, shape in (
+        ("of two batches", (2, 300, 1024)),
+        ("of 200 batches", (200, 2, 1024)),
+        ("of 1500 batches", (1500, 2, 1024)),
+    ):
+        columns_of_batches(f"norm, columns {where}", ROWWISE, "layer_norm(1e-6) | scale(1) | bias", shape)
+        columns_of_batches(f"columns {where}", ELEMENTWISE, "scale | bias", shape)
     channels = "layer_norm(1e-5) | scale(channels) | bias(channels) | silu"
     line("channels", ROWWISE, channels, (40, 4, 960))
     line("channels, odd rows", ROWWISE, channels, (40, 4, 147), F16)
@@ -232,11 +249,13 @@ def plain_lines() -> None:
     line("an ending alone", f"rowwise_forward {TILES} add_columns", "bias | logsumexp", (130, 1000))
     line("targets", f"rowwise_forward {TILES}", "cross_entropy(0.1, 0.01, 3)", (130, 1000))
     line("targets in a thread", f"rowwise_forward {TILES}", "cross_entropy", (70, 64))
-    line("targets in a block", f"rowwise_forward {TILES}", "cross_entropy", (9, 8000))
+    line("targets, 1800 columns", f"rowwise_forward {TILES}", "cross_entropy", (9, 1800))
+    line("targets, 8000 columns", f"{STREAMED} {TILES}", "cross_entropy", (9, 8000))
     line("targets in a warp", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logprob | entropy", (70, 120), F32)
     line("targets, 128256 columns", f"{STREAMED} {TILES}", "bias | cross_entropy(0.1)", (5, 128256))
     line("another row, short", f"{PAIRED} {TILES}", "kl_div", (50, 200), BF16)
     line("another row, of odd length", f"{PAIRED} {TILES}", "bias | kl_div(0.5, 2)", (9, 5001), F16)
+    line("another row, long", f"{PAIRED} {TILES}", "kl_div(1)", (5, 30000), BF16)
     line("another row, float64", f"{PAIRED} {TILES}", "kl_div(1)", (5, 3000), F64)
     line("one sum of three endings", f"{STREAMED} {TILES}", "logprob | entropy | cross_entropy(0.1)", (5, 32001))
     line("targets, odd rows", f"rowwise_forward {TILES}", "logprob | entropy", (37, 1001), F16)

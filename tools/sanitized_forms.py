@@ -48,6 +48,9 @@ FORMS = {
         "made again": r"kRecomputes = true",
         "two rows in flight": r"kAhead = true",
         "sums in shared memory": r"kSumsInRegisters = false",
+        "a part of a group of rows": r"kGroupedOperand = [1-9][\s\S]*kGroupsABlock = 0;",
+        "a group of rows": r"kGroupedOperand = [1-9][\s\S]*kGroupsABlock = 1;",
+        "groups of rows in turn": r"kGroupedOperand = [1-9][\s\S]*kGroupsABlock = 2;",
         "one part": r"kOnePart = true",
         "the result again": r"kWantsRecompute = true",
         "in place": r"kInPlace = true",
@@ -56,6 +59,8 @@ FORMS = {
         "float64": r"arithmetic = double",
     },
     "rowwise_forward_streamed": {
+        "in a warp": r"kAcross = 32;",
+        "in a block": r"kAcross = (64|128|256);",
         "whole rounds": r"kExact = true",
         "rows that begin anywhere": r"kAccess = 1;",
         "several tensors": r"kMembers = [1-9]",
@@ -63,7 +68,7 @@ FORMS = {
     },
     "rowwise_forward_paired": {
         "in a warp": r"kAcross = 32;",
-        "in a block": r"kAcross = 256;",
+        "in a block": r"kAcross = (64|128|256);",
         "rows that begin anywhere": r"kAccess = 1;",
         "several tensors": r"kMembers = [1-9]",
         "float64": r"arithmetic = double",

@@ -48,6 +48,36 @@ TEST_F(EmulatedAnyLines, OfRowsAndOthersAreTheCpus) {
     line_call(of.line, of.x, of.column, of.of).expect_right();
 }
 
+// Beside the CPU in float64.
+void expect_divergences(const char* text, sizes of, const std::vector<float>& own, const std::vector<float>& others) {
+  const line reference(text);
+  std::vector<double> exact_own(own.begin(), own.end()), exact_others(others.begin(), others.end());
+  const spec::line parsed = spec::parse(text);
+  const int numbers = parsed.statistics(dtype::f32);
+  const auto saved_numbers = static_cast<std::size_t>(numbers * of.rows);
+  std::vector<double> expected(static_cast<std::size_t>(of.rows)), saved(saved_numbers);
+  values exact{.x = {exact_own.data(), dtype::f64, {of.rows, of.columns}},
+               .y = {expected.data(), dtype::f64, {of.rows}}};
+  exact.operands.push_back({exact_others.data(), dtype::f64, {of.rows, of.columns}});
+  exact.statistics = {saved.data(), dtype::f64, {numbers, of.rows}};
+  reference.forward(exact);
+  const device_tensor x(own, dtype::f32), teacher(others, dtype::f32);
+  device_tensor y(static_cast<std::size_t>(of.rows), dtype::f32);
+  const call c = call_of(parsed, false, dtype::f32, dtype::f32, of.rows, of.columns);
+  arguments a = c.a;
+  a.inverse_columns = 1.0 / static_cast<double>(of.columns);
+  spec::fill_parameters(parsed, dtype::f32, a);
+  device_tensor statistics(saved_numbers, dtype::f32);
+  a.statistics = statistics.data();
+  a.x = {x.data(), {0, 0, 0, of.columns}, dtype::f32, 1};
+  a.operand[0] = {teacher.data(), {0, 0, 0, of.columns}, dtype::f32, 1};
+  a.y = {y.data(), {0, 0, 0, 1}, dtype::f32, 0};
+  launch(c.r, prepare(c.r, a, 0, nullptr), a, 0, nullptr);
+  const std::vector<double> found = y.host();
+  for (std::size_t row = 0; row < found.size(); ++row)
+    EXPECT_NEAR(found[row], expected[row], 1e-5 * expected[row]) << text << ", row " << row;
+}
+
 // Classes that the row leaves out and whose others are far below the rest, a whole step of a thread's: they count as
 // nothing, as on the CPU.
 TEST_F(EmulatedAnyLines, OfRowsThatLeaveOutWhatOthersHaveNextToNothingOf) {
@@ -61,33 +91,15 @@ TEST_F(EmulatedAnyLines, OfRowsThatLeaveOutWhatOthersHaveNextToNothingOf) {
       if (static_cast<int64>(at) % kOf.columns < kPresent) continue;
       own[at] = is_reverse ? -1e30f : -INFINITY, others[at] = is_reverse ? -INFINITY : -1e30f;
     }
-    const line reference(text);
-    std::vector<double> exact_own(own.begin(), own.end()), exact_others(others.begin(), others.end());
-    const spec::line parsed = spec::parse(text);
-    const int numbers = parsed.statistics(dtype::f32);
-    const auto saved_numbers = static_cast<std::size_t>(numbers * kOf.rows);
-    std::vector<double> expected(static_cast<std::size_t>(kOf.rows)), saved(saved_numbers);
-    values of{.x = {exact_own.data(), dtype::f64, {kOf.rows, kOf.columns}},
-              .y = {expected.data(), dtype::f64, {kOf.rows}}};
-    of.operands.push_back({exact_others.data(), dtype::f64, {kOf.rows, kOf.columns}});
-    of.statistics = {saved.data(), dtype::f64, {numbers, kOf.rows}};
-    reference.forward(of);
-    const device_tensor x(own, dtype::f32), teacher(others, dtype::f32);
-    device_tensor y(static_cast<std::size_t>(kOf.rows), dtype::f32);
-    const call c = call_of(parsed, false, dtype::f32, dtype::f32, kOf.rows, kOf.columns);
-    arguments a = c.a;
-    a.inverse_columns = 1.0 / static_cast<double>(kOf.columns);
-    spec::fill_parameters(parsed, dtype::f32, a);
-    device_tensor statistics(saved_numbers, dtype::f32);
-    a.statistics = statistics.data();
-    a.x = {x.data(), {0, 0, 0, kOf.columns}, dtype::f32, 1};
-    a.operand[0] = {teacher.data(), {0, 0, 0, kOf.columns}, dtype::f32, 1};
-    a.y = {y.data(), {0, 0, 0, 1}, dtype::f32, 0};
-    launch(c.r, prepare(c.r, a, 0, nullptr), a, 0, nullptr);
-    const std::vector<double> found = y.host();
-    for (std::size_t row = 0; row < found.size(); ++row)
-      EXPECT_NEAR(found[row], expected[row], 1e-5 * expected[row]) << text << ", row " << row;
+    expect_divergences(text, kOf, own, others);
   }
+}
+
+// Logits past those whose exponents float32 has.
+TEST_F(EmulatedAnyLines, OfLogitsFarAway) {
+  const std::vector<float> own{3e31f, 0, -1e30f, 1, 2, 3, 2e31f, 1e31f, 0},
+      others{0, 2e31f, 5, 3e31f, 1, 0, 3e31f, 0, 0};
+  for (const char* text : {"kl_div", "kl_div(0.5)", "kl_div(1, 4)"}) expect_divergences(text, {3, 3}, own, others);
 }
 
 }  // namespace

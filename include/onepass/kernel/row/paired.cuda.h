@@ -7,52 +7,24 @@
 
 ONEPASS_BEGIN
 
-// Terms exp((a - shift) scale) of a sum, of a up to the shift (see exp_term). Of floats an exponent is one fma, in
-// units of its own: the error of the shift's product is the same in all, and rest() tells it. `farthest`: what shifts
-// there are, times the scale.
+// Exponents of the terms of a sum, in units of their own: floats are powers of 2 (see exp_term).
 template <class T>
-class exponent_terms {
- public:
-  ONEPASS_FUNCTION exponent_terms(T shift, T scale, T) : shift_(shift), scale_(scale) {}
-  template <class L>
-  ONEPASS_FUNCTION L exponents(L a) const {
-    return (a - L(shift_)) * L(scale_);
-  }
+struct powers {
+  static constexpr T kUnit = T(1), kUnits = T(1);  // in natural ones, and the other way round
   template <class L>
   static ONEPASS_FUNCTION L terms(L exponents) {
     return exp(exponents);
   }
-  ONEPASS_FUNCTION T natural(T exponent) const { return exponent; }
-  ONEPASS_FUNCTION T rest() const { return T(0); }
-
- private:
-  const T shift_, scale_;
 };
 template <>
-class exponent_terms<float> {
- public:
-  ONEPASS_FUNCTION exponent_terms(float shift, float scale, float farthest)
-      : is_far_(!(farthest < 0x1p100f)),  // as exponent_of has it
-        factor_((is_far_ ? 0x1p-20f : 1.44269504f) * scale),
-        offset_(-__fmul_rn(shift, factor_)),
-        rest_(natural(fmaf(shift, factor_, offset_))) {}
-  template <class L>
-  ONEPASS_FUNCTION L exponents(L a) const {
-    return fma(a, L(factor_), L(offset_));
-  }
+struct powers<float> {
+  static constexpr float kUnit = 0.69314718f, kUnits = 1.44269504f;
   template <int V>
   static ONEPASS_FUNCTION pack<float, V> terms(pack<float, V> exponents) {
 #pragma unroll
     for (int i = 0; i < V; ++i) exponents.v[i] = exp2_number(exponents.v[i]);
     return exponents;
   }
-  ONEPASS_FUNCTION float natural(float exponent) const { return exponent * (is_far_ ? 0x1p20f : 0.69314718f); }
-  // What exponents have too much, as natural() has them.
-  ONEPASS_FUNCTION float rest() const { return rest_; }
-
- private:
-  const bool is_far_;
-  const float factor_, offset_, rest_;
 };
 
 // Of two rows a and b the largest of each, and, of both less those, times the scale, Σ exp(a), Σ exp(a) (a - b) and
@@ -120,37 +92,38 @@ class paired_rows {
     differences<T> all{{{kLowest, kLowest}}, {{T(0), T(0), T(0)}}};
     each_step(lane(kLowest), [&](const lane(&own)[kVectors], const lane(&others)[kVectors], const int(&)[kVectors]) {
       const auto &as = OfRow ? own : others, &bs = OfRow ? others : own;
-      const numbers<T, 2> both{{max_number(all.largest.v[0], largest(as)), max_number(all.largest.v[1], largest(bs))}};
-      const T shift_a = shift_of(both.v[0]), shift_b = shift_of(both.v[1]);
-      const T farthest = max_number(max_number(shift_a, -shift_a), max_number(shift_b, -shift_b)) * scale_;
-      const exponent_terms<T> of_a(shift_a, scale_, farthest), of_b(shift_b, scale_, farthest);
+      const numbers<T, 2> both{
+          {max_number(all.largest.v[0], largest_of(as)), max_number(all.largest.v[1], largest_of(bs))}};
+      const lane shift_a(shift_of(both.v[0])), shift_b(shift_of(both.v[1])), units(scale_ * powers<T>::kUnits);
       lane sum, products, other_sum;
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
-        const lane a = of_a.exponents(as[k]), b = of_b.exponents(bs[k]), term = of_a.terms(a), other = of_b.terms(b);
+        const lane a = (as[k] - shift_a) * units, b = (bs[k] - shift_b) * units;
+        const lane term = powers<T>::terms(a), other = powers<T>::terms(b);
         const lane apart = where(term == lane(T(0)), lane(T(0)), a - b);  // nothing of -infinity
         sum = k == 0 ? term : sum + term;
         products = k == 0 ? term * apart : fma(term, apart, products);
         other_sum = k == 0 ? other : other_sum + other;
       }
-      const T raw = sum_lanes(sum), raw_product = of_a.natural(sum_lanes(products)), raw_other = sum_lanes(other_sum);
-      const T less_a = T(1) - of_a.rest(), less_b = T(1) - of_b.rest();
-      const numbers<T, 3> next{
-          {raw * less_a, fma_number(of_b.rest() - of_a.rest(), raw, raw_product) * less_a, raw_other * less_b}};
+      const numbers<T, 3> next{{sum_lanes(sum), sum_lanes(products) * powers<T>::kUnit, sum_lanes(other_sum)}};
       all = {both, plus()(moved(all, both, scale_), next)};
     });
-    const numbers<T, 2> largest_of_all = threads_.reduce(all.largest, larger_of_both());
-    const numbers<T, 3> sums = threads_.reduce(moved(all, largest_of_all, scale_), plus());
-    const T largest_a = shift_of(largest_of_all.v[0]), largest_b = shift_of(largest_of_all.v[1]);
+    const numbers<T, 2> largest = threads_.reduce(all.largest, larger_of_both());
+    const numbers<T, 3> sums = threads_.reduce(moved(all, largest, scale_), plus());
     // The shifts are rounded products with the scale, and the sums those beside them.
-    const T shift_a = largest_a * scale_, shift_b = largest_b * scale_;
-    const T rest_a = fma_number(largest_a, scale_, -shift_a), rest_b = fma_number(largest_b, scale_, -shift_b);
-    const T sum = sums.v[0] * (T(1) + rest_a), other_sum = sums.v[2] * (T(1) + rest_b);
-    const T product = fma_number(rest_a - rest_b, sums.v[0], sums.v[1]) * (T(1) + rest_a);
+    const T largest_a = shift_of(largest.v[0]), shift_a = largest_a * scale_, rest_a = rest_of(largest_a, shift_a);
+    const T largest_b = shift_of(largest.v[1]), shift_b = largest_b * scale_, rest_b = rest_of(largest_b, shift_b);
+    const T sum = sums.v[0] * exp_number(rest_a), other_sum = sums.v[2] * exp_number(rest_b);
+    const T product = fma_number(rest_a - rest_b, sums.v[0], sums.v[1]) * exp_number(rest_a);
     if constexpr (OfRow) return {shift_a, sum, shift_b, other_sum, product};
     else return {shift_b, other_sum, shift_a, sum, product};
   }
-  static ONEPASS_FUNCTION T largest(const lane (&row)[kVectors]) {
+  // What rounding took from the shift: nothing where that is so large that it says nothing of the rest.
+  ONEPASS_FUNCTION T rest_of(T largest, T shift) const {
+    const T rest = fma_number(largest, scale_, -shift);
+    return rest > T(-1) && rest < T(1) ? rest : T(0);
+  }
+  static ONEPASS_FUNCTION T largest_of(const lane (&row)[kVectors]) {
     lane best = row[0];
 #pragma unroll
     for (int k = 1; k < kVectors; ++k) best = ONEPASS_TARGET::max(best, row[k]);
