@@ -11,7 +11,6 @@ namespace onepass::spec {
 namespace {
 
 bool is_causal(const word& w) { return w.about->is_causal; }
-bool is_rotary(const word& w) { return w.about->kind == word_kind::rotary; }
 
 // A kept value stands behind the result; an ending's number is the line's result, or stands among the kept values
 // behind the first ending's, as a scale does behind its codes.

@@ -29,6 +29,8 @@ struct word {
   int group = 0;                           // of codes: how many columns share a scale; 0: the row, or it is given
 };
 
+inline bool is_rotary(const word& w) { return w.about->kind == word_kind::rotary; }
+
 // What a result is: a row of x's length (behind a contraction as long as that makes it), in x's dtype or one of its
 // own; or one number a row, of shape [...], or codes' scale, [..., 1], or their scales, one for each group of columns,
 // in the arithmetic's dtype.

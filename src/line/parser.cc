@@ -59,8 +59,6 @@ constexpr named_dtype kDtypes[] = {
 // A group is all of some lanes, and its threads are of one warp, each with eight columns at most.
 constexpr int kLeastGroup = 16, kMostGroup = 256;
 
-bool is_rotary(const word& w) { return w.about->kind == word_kind::rotary; }
-
 // What lines have for other libraries' names, which are near to other words.
 struct other_name {
   std::string_view name, words;

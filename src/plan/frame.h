@@ -39,7 +39,7 @@ class frame {
   dtype result_type(role what, int i) const { return result_of(what, i).type(type); }  // x's of x, too
   bool is_column(int operand) const { return of.operand_word(operand).about->operand == operand_kind::column; }
   bool is_of_channels(int operand) const { return of.operand_word(operand).about->by_channels; }
-  bool is_table(int operand) const { return of.operand_word(operand).about->kind == word_kind::rotary; }
+  bool is_table(int operand) const { return is_rotary(of.operand_word(operand)); }
   bool is_target(int operand) const { return of.operand_word(operand).about->operand == operand_kind::target; }
   void operand_type(int operand, dtype);
   // Of an operand that is rows: whether it broadcasts to x's shape. Rows of tables have an element for each column that

@@ -193,7 +193,7 @@ gradients plan_gradients(const line& of, dtype x, const std::vector<operand_fact
     const word& w = of.words[static_cast<std::size_t>(i)];
     const bool is_column = w.about->operand == operand_kind::column;
     if (!(is_column || w.about->operand == operand_kind::tensor) || !(wanted >> (w.operand + 1) & 1)) continue;
-    if (w.about->kind == word_kind::rotary) continue;  // positions have no gradient
+    if (is_rotary(w)) continue;  // positions have no gradient
     const operand_facts& facts = operands[static_cast<std::size_t>(w.operand)];
     if (facts.type == dtype::boolean) continue;
     if (facts.summed ? (facts.has & ~has) == 0 : is_column && !facts.broadcast) {
@@ -300,7 +300,7 @@ cost estimate(const line& of, std::int64_t rows, std::int64_t columns, std::int6
     const std::int64_t wide = at(index) * element;
     if (w.about->kind == word_kind::contraction) return columns * element * columns_behind * matrices;
     if (w.about->operand == operand_kind::target) return rows * size_of(dtype::i64);
-    if (w.about->kind == word_kind::rotary) return rows * of.turned(columns) * element;
+    if (is_rotary(w)) return rows * of.turned(columns) * element;
     return w.about->operand == operand_kind::column ? wide : rows * at(index) * size_of(of.likely_type(w.operand, x));
   };
   const std::int64_t number_bytes = rows * (x == dtype::f64 ? 8 : 4);

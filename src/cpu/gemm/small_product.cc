@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "onepass/kernel/common/cursor.cpu.h"
+#include "onepass/kernel/row/task.cpu.h"
 #include "src/cpu/gemm/small_product.h"
 #include "src/cpu/simd.h"
 

@@ -4,7 +4,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "onepass/kernel/common/cursor.cpu.h"
+#include "onepass/kernel/row/task.cpu.h"
 #include "src/cpu/row/reduce.h"
 
 ONEPASS_BEGIN

@@ -52,7 +52,7 @@ struct row_tuning {
 // Rows of which only numbers stay.
 struct streamed_tuning {
   int least_columns;     // shorter rows are held; of those with a target: kMostHeldWithTarget
-  int least_of_several;  // of rows with several endings
+  int least_of_several;  // of rows with several endings, one of which has a target
   int most_columns;      // longer ones are taken in parts
   int threads;           // of a row, which are a block, at most: fewer where they would take fewer steps than
   int steps;             // these, of which the last may be next to empty

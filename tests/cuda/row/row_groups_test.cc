@@ -38,7 +38,9 @@ TEST(RowGroups, AreSharedOut) {
             EXPECT_EQ(p.with.ahead, 0);
             EXPECT_LE(of_group, ceil_div(rows, rows_a_step));
             EXPECT_LE(blocks, count * of_group);
-            if (of_group > 1) EXPECT_EQ(blocks, count * of_group);
+            if (of_group > 1) {
+              EXPECT_EQ(blocks, count * of_group);
+            }
           }
         }
       }

@@ -6,7 +6,7 @@
 #define ONEPASS_KERNEL_ROW_ELEMENTWISE_CPU_H_
 #endif
 
-#include "onepass/kernel/common/cursor.cpu.h"
+#include "onepass/kernel/row/task.cpu.h"
 
 ONEPASS_BEGIN
 

@@ -7,7 +7,7 @@
 #define ONEPASS_KERNEL_ROW_ROWWISE_CPU_H_
 #endif
 
-#include "onepass/kernel/common/cursor.cpu.h"
+#include "onepass/kernel/row/task.cpu.h"
 
 ONEPASS_BEGIN
 
