@@ -115,10 +115,10 @@ ONEPASS_FUNCTION terms<L> weighted_exponential(L u, typename L::scalar shift) {
   return {e, where(e == L(0), L(0), e * (u - L(shift)))};
 }
 
-// exp(a - shift) times what a is more than b; nothing of -infinity.
+// What a is more than b, where exp(a - shift) counts it; nothing of -infinity.
 template <class L>
-ONEPASS_FUNCTION L weighted_difference(L exponential, L a, L b) {
-  return where(exponential == L(0), L(0), exponential * (a - b));
+ONEPASS_FUNCTION L counted_difference(L exponential, L a, L b) {
+  return where(exponential == L(0), L(0), a - b);
 }
 
 // What rounding takes from a sum (Knuth): the same for both orders.

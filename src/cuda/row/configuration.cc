@@ -406,9 +406,10 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   const streamed_tuning& streamed = kTuning.streamed;
   if (!r.backward && r.paired) return {stream_rows(a, part::paired, kTuning.paired, blank)};
   const bool one_target = r.has_target && r.row_words == 1;
-  const int least = r.has_target ? streamed.least_of_several : streamed.least_columns;
-  const bool is_long = one_target ? a.columns > kMostHeldWithTarget : a.columns >= least;
-  if (!r.backward && r.only_endings && !gives_rows(a) && is_long && a.columns <= streamed.most_columns)
+  const int least = one_target     ? kMostHeldWithTarget + 1
+                    : r.has_target ? streamed.least_of_several
+                                   : streamed.least_columns;
+  if (!r.backward && r.only_endings && !gives_rows(a) && a.columns >= least && a.columns <= streamed.most_columns)
     return {stream_rows(a, part::streamed, streamed, blank)};
   // Where nothing is summed over a row, tiles need no more than the statistics.
   if (r.backward && r.row_words > 0 && r.summed == 0) return take_in_parts(r, a, chip, blank);

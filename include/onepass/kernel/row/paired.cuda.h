@@ -100,7 +100,7 @@ class paired_rows {
       for (int k = 0; k < kVectors; ++k) {
         const lane a = (as[k] - shift_a) * units, b = (bs[k] - shift_b) * units;
         const lane term = powers<T>::terms(a), other = powers<T>::terms(b);
-        const lane apart = where(term == lane(T(0)), lane(T(0)), a - b);  // nothing of -infinity
+        const lane apart = word::counted_difference(term, a, b);
         sum = k == 0 ? term : sum + term;
         products = k == 0 ? term * apart : fma(term, apart, products);
         other_sum = k == 0 ? other : other_sum + other;
@@ -133,29 +133,18 @@ class paired_rows {
   // body(own, others, counts) of the thread's vectors that it has at once; behind so many elements stands `none`.
   template <class Body>
   ONEPASS_FUNCTION void each_step(lane none, const Body& body) const {
-    constexpr index kColumns = Config::kAcross * kVectors * Config::kVectorSize;
-    const auto columns = static_cast<index>(a_.columns);
-    index first = 0;
-    for (; first + kColumns <= columns; first += kColumns) {
+    for_steps<Config>(a_, [&](index first, bool whole) {
       lane own[kVectors], others[kVectors];
-      int counts[kVectors];
-      for_whole_vectors<Config>(across_, first, [&](int k, index column, int count) {
+      int counts[kVectors] = {};
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) own[k] = others[k] = none;
+      for_vectors<Config>(a_, across_, first, whole, [&](int k, index column, int count) {
         counts[k] = count;
         read_(column, count, own[k], others[k]);
+        own[k] = where(first_n<lane>(count), own[k], none), others[k] = where(first_n<lane>(count), others[k], none);
       });
       body(own, others, counts);
-    }
-    if (Config::kExact || first >= columns) return;
-    lane own[kVectors], others[kVectors];
-    int counts[kVectors] = {};
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) own[k] = others[k] = none;
-    for_vectors<Config>(a_, across_, first, [&](int k, index column, int count) {
-      counts[k] = count;
-      read_(column, count, own[k], others[k]);
-      own[k] = where(first_n<lane>(count), own[k], none), others[k] = where(first_n<lane>(count), others[k], none);
     });
-    body(own, others, counts);
   }
   const arguments& a_;
   const int across_;

@@ -155,7 +155,8 @@ class paired_rows {
     const word::pair<T> sums = paired_sum([&](L u, L o) ONEPASS_LAMBDA {
       const L from_own = u - L(own.first), from_other = o - L(other.first);
       const L a = of_row ? from_own : from_other, b = of_row ? from_other : from_own;
-      return word::terms<L>{word::weighted_difference(L(exp(a)), a, b), L(T(0))};
+      const L term = exp(a);
+      return word::terms<L>{term * word::counted_difference(term, a, b), L(T(0))};
     });
     return {own.first, own.second, other.first, other.second, sums.first};
   }

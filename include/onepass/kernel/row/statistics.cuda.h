@@ -15,30 +15,43 @@ ONEPASS_FUNCTION typename Config::index column_of(int k, int across) {
 }
 
 // A thread's vectors of the row from column `first` on: body(k, column, count), k counting from 0. Where the row ends
-// with a whole vector, vectors behind it are left out, and the compiler knows the count: no element is masked.
+// with a whole vector, vectors behind it are left out, and the compiler knows the count: no element is masked. `whole`:
+// the row has all of them.
 template <class Config, class Body>
-ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, typename Config::index first, const Body& body) {
+ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, typename Config::index first, bool whole,
+                                  const Body& body) {
   constexpr int V = Config::kVectorSize;
 #pragma unroll
   for (int k = 0; k < Config::kHeldVectors; ++k) {
     const auto column = first + column_of<Config>(k, across);
     if constexpr (Config::kAccess == V || Config::kInHalves) {
-      if (Config::kExact || k < Config::kWholeVectors || column < static_cast<typename Config::index>(a.columns))
+      if (Config::kExact || whole || k < Config::kWholeVectors ||
+          column < static_cast<typename Config::index>(a.columns))
         body(k, column, V);
     } else {
-      body(k, column, k < Config::kWholeVectors ? V : count_at<V>(column, a.columns));
+      body(k, column, whole || k < Config::kWholeVectors ? V : count_at<V>(column, a.columns));
     }
   }
 }
-// The same where the row has all of them.
 template <class Config, class Body>
-ONEPASS_FUNCTION void for_whole_vectors(int across, typename Config::index first, const Body& body) {
-#pragma unroll
-  for (int k = 0; k < Config::kHeldVectors; ++k) body(k, first + column_of<Config>(k, across), Config::kVectorSize);
+ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, typename Config::index first, const Body& body) {
+  for_vectors<Config>(a, across, first, false, body);
 }
 template <class Config, class Body>
 ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, const Body& body) {
   for_vectors<Config>(a, across, 0, body);
+}
+
+// A row that its threads pass over, so many vectors of each at a time: body(first, whole), where the row has all of a
+// step's columns but of the last one's.
+template <class Config, class Body>
+ONEPASS_FUNCTION void for_steps(const arguments& a, const Body& body) {
+  using index = typename Config::index;
+  constexpr index kColumns = Config::kAcross * Config::kHeldVectors * Config::kVectorSize;
+  const auto columns = static_cast<index>(a.columns);
+  index first = 0;
+  for (; first + kColumns <= columns; first += kColumns) body(first, true);
+  if (!Config::kExact && first < columns) body(first, false);
 }
 
 // What a row word needs beside the sum of its exponentials: each of them times its exponent, the sum of the values,
@@ -180,10 +193,7 @@ class thread_row {
  private:
   template <class Body>
   ONEPASS_FUNCTION void each(const Body& body) const {
-    if constexpr (Threads::kHasNumbers) {
-      if (whole_) for_whole_vectors<Config>(across_, first_, body);
-      else for_vectors<Config>(a_, across_, first_, body);
-    }
+    if constexpr (Threads::kHasNumbers) for_vectors<Config>(a_, across_, first_, whole_, body);
   }
   ONEPASS_FUNCTION T own_largest() const {
     const vector lowest(static_cast<T>(-kInfinity));

@@ -125,7 +125,6 @@ ONEPASS_FUNCTION void rowwise_forward_streamed(const arguments& a) {
   __shared__ typename row_threads<Config>::slots shared;
   row_threads<Config> threads(shared);
   const rows_of_thread<Config> thread(a);
-  constexpr index kColumns = Config::kAcross * Config::kHeldVectors * Config::kVectorSize;
   cursor<Config, Line> at(a);
   L held[Config::kHeldVectors];
   const saved_numbers<typename Config::arithmetic, Line::segments> none{};
@@ -137,17 +136,11 @@ ONEPASS_FUNCTION void rowwise_forward_streamed(const arguments& a) {
   for (int64 row = thread.first; row < a.rows; row += thread.step) {
     at.set_row(row);
     line_gatherer<Config, Line> gathered[Line::segments];
-    const auto hold = [&](int k, index column, int count) { held[k] = read(k, column, count); };
-    const auto columns = static_cast<index>(a.columns);
-    index first = 0;
-    for (; first + kColumns <= columns; first += kColumns) {
-      for_whole_vectors<Config>(thread.across, first, hold);
-      gather<Config, Line, 0>(a, row, thread.across, gathered, held, value, first, true);
-    }
-    if (!Config::kExact && first < columns) {
-      for_vectors<Config>(a, thread.across, first, hold);
-      gather<Config, Line, 0>(a, row, thread.across, gathered, held, value, first, false);
-    }
+    for_steps<Config>(a, [&](index first, bool whole) {
+      for_vectors<Config>(a, thread.across, first, whole,
+                          [&](int k, index column, int count) { held[k] = read(k, column, count); });
+      gather<Config, Line, 0>(a, row, thread.across, gathered, held, value, first, whole);
+    });
     finish_gathered<Config, Line, 0>(a, row, thread.across, threads, gathered, held, read);
   }
 }
