@@ -42,7 +42,7 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
         goes_ahead = not is_narrow and (not x.is_cpu or runs_on_cpu(known, operands))
     if not goes_ahead:
         return (fused(line, x, *operands) * share).sum()
-    if torch.compiler.is_compiling():
+    if _is_in_graph((x, *operands)):
         return TracedSum.apply(known, share, x, *operands)
     try:
         return WeightedSum.apply(known, share, *alive((x, *operands)))
@@ -54,13 +54,18 @@ def weighted_sum(line: str, share: Tensor, x: Tensor, *operands: Tensor) -> Tens
 def _may_go_ahead(tensors: tuple[Tensor, ...]) -> bool:
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors) or is_transformed() or is_jit_traced():
         return False
-    if torch.compiler.is_compiling():
+    if _is_in_graph(tensors):
         if _is_exported() or torch._C._are_functorch_transforms_active():
             return False  # what is exported may only ever run forward
         return all(type(t) in _PLAIN or type(t) in _TRACED for t in tensors)
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return False  # in a checkpoint, say: forward runs twice, and gradients held between would be what it saves
     return all(type(t) in _PLAIN for t in tensors) and tensors[0].numel() > 0
+
+
+def _is_in_graph(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether Dynamo captures the call, or AOTAutograd what Dynamo has captured, of which torch 2.11 says nothing."""
+    return torch.compiler.is_compiling() or any(type(t) is FunctionalTensor for t in tensors)
 
 
 @assume_constant_result

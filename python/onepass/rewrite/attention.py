@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 
 import torch
@@ -9,12 +10,12 @@ from torch import fx
 
 from onepass import functional
 from onepass.functional._engines import call_of, choose
-from onepass.graph.effects import evaluated
-from onepass.graph.operations import is_tensor, operation, same_shape, value_of
+from onepass.graph.effects import evaluated, remove_unused
+from onepass.graph.operations import APART, is_tensor, operation, same, same_shape, value_of
 from onepass.rewrite.find.chains import Chain, Order, lies_as
 from onepass.word import about
 
-__all__ = ["put_own_attention", "with_products"]
+__all__ = ["put_own_attention", "take_before_copies", "with_products"]
 
 
 def with_products(chain: Chain) -> Chain:
@@ -81,6 +82,113 @@ def _with_values(chain: Chain) -> Chain:
     )
 
 
+def take_before_copies(graph: fx.Graph) -> None:
+    """Gives PyTorch's attention what it was given copies of: heads of keys and values that models repeat for each of
+    their queries' (it knows groups of heads itself), tensors made contiguous, and a cache that was empty before. An
+    engine takes any strides of rows; what reads less saves less for backward, which then adds up nothing."""
+    order, copies = Order(graph), []
+    for node in list(graph.nodes):
+        op = operation(node)
+        if op is None or op.name != "attention" or not all(map(is_tensor, op.arguments[:3])):
+            continue
+        *copied, mask, p, is_causal, scale, grouped = op.arguments
+        taken = [_before_copies(tensor, node, order) for tensor in copied]
+        shared = None if grouped else _before_repeats(*taken, node, order)
+        if shared is not None and _may_share(op.arguments, (*shared, *op.arguments[3:7], True)):
+            taken, grouped = [_before_copies(tensor, node, order) for tensor in shared], True
+        if taken == copied:
+            continue
+        before = node.args, node.kwargs
+        options = {"attn_mask": mask, "dropout_p": p, "is_causal": is_causal, "scale": scale, "enable_gqa": grouped}
+        node.args, node.kwargs = tuple(taken), options
+        given = evaluated(node)
+        if lies_as(given, value_of(node)) or order.absorbs({node: given}):
+            copies += copied
+        else:
+            node.args, node.kwargs = before
+    remove_unused(graph, copies)
+
+
+def _may_share(repeated: tuple, grouped: tuple) -> bool:
+    """Whether groups of heads are computed by who computes heads that were repeated, and as fast: on CUDA PyTorch's
+    fast engines for 16-bit types, which take no mask then; on the CPU ours."""
+    engines = [_engine(*arguments) for arguments in (repeated, grouped)]
+    if value_of(grouped[0]).is_cuda:
+        return engines[0] == engines[1] and grouped[3] is None and value_of(grouped[0]).dtype in SHORT
+    return engines == ["onepass", "onepass"]
+
+
+SHORT = (torch.bfloat16, torch.float16)
+
+
+def _before_copies(tensor: fx.Node, user: fx.Node, order: Order) -> fx.Node:
+    """The tensor of which another is a copy, or a copy of that; as far as rows stay one number behind the other."""
+    while (source := _copied(tensor)) is not None and _is_passed(tensor, source, user, order):
+        tensor = source
+    return tensor
+
+
+def _copied(node: fx.Node) -> fx.Node | None:
+    """What a node makes contiguous, or joins with tensors that are empty."""
+    if node.target in (torch.cat, torch.concat) and not node.meta.get(APART) and isinstance(node.args[0], (list, tuple)):
+        full = [t for t in node.args[0] if not is_tensor(t) or not same(value_of(t).numel(), 0)]
+        fits = len(full) == 1 and is_tensor(full[0]) and value_of(full[0]).dtype == value_of(node).dtype
+        return full[0] if fits and same_shape(value_of(full[0]).shape, value_of(node).shape) else None
+    op = operation(node)
+    return op.arguments[0] if op is not None and op.name == "same" else None
+
+
+def _before_repeats(
+    query: fx.Node, key: fx.Node, value: fx.Node, user: fx.Node, order: Order
+) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """Queries, and the keys and values before their heads were repeated for as many heads of queries."""
+    sources = [_repeated(tensor) for tensor in (key, value)]
+    if None in sources or not all(_is_passed(t, s, user, order) for t, s in zip((key, value), sources)):
+        return None
+    heads, (of_key, of_value) = value_of(query).shape[-3], (value_of(source).shape[-3] for source in sources)
+    fits = same(of_key, of_value) and isinstance(heads, int) and isinstance(of_key, int) and heads % of_key == 0
+    return (query, *sources) if fits and same(heads, value_of(key).shape[-3]) else None
+
+
+def _repeated(node: fx.Node) -> fx.Node | None:
+    """The tensor of which a node has each head several times, one behind the other: x[:, :, None] expanded and viewed,
+    as most models spell it."""
+    if node.target not in ("reshape", "view", "flatten") or not is_tensor(expanded := node.args[0]):
+        return None
+    if expanded.target not in ("expand", torch.Tensor.expand) or not is_tensor(apart := expanded.args[0]):
+        return None
+    source = apart.args[0] if _adds_dimension(apart) else None
+    if source is None or value_of(source).dim() != 4:  # noqa: PLR2004
+        return None
+    batch, heads, *row = value_of(source).shape
+    times = value_of(expanded).shape[2]
+    shapes = (batch, heads, 1, *row), (batch, heads, times, *row), (batch, heads * times, *row)
+    fits = all(same_shape(value_of(n).shape, shape) for n, shape in zip((apart, expanded, node), shapes))
+    return source if fits else None
+
+
+def _adds_dimension(node: fx.Node) -> bool:
+    """Whether it is x[:, :, None], or the same spelt otherwise."""
+    if not node.args or not is_tensor(node.args[0]):
+        return False
+    if node.target in ("unsqueeze", torch.unsqueeze):
+        return node.args[1:] in ((2,), (-3,))
+    every = slice(None)
+    index = node.args[1] if node.target is operator.getitem else None
+    return isinstance(index, tuple) and index[:3] == (every, every, None) and all(i == every for i in index[3:])
+
+
+def _is_passed(copy: fx.Node, source: fx.Node, user: fx.Node, order: Order) -> bool:
+    """Whether a call may take what a copy of it was made of: rows lie one number behind the other, nobody writes to it,
+    and nobody asks for the copy's gradient."""
+    return (
+        same(value_of(source).stride(-1), 1)
+        and not order.is_written({source}, order.index[source])
+        and not order.is_written({copy}, order.index[copy])
+        and not order.shows_gradient(copy, frozenset({user}))
+    )
+
+
 def put_own_attention(graph: fx.Graph) -> list[fx.Node]:
     """Calls of PyTorch's attention that this package's measurements give to its own kernels, now of these. A call whose
     tensors are overwritten behind it stays PyTorch's: which of them backward reads is not the same."""
@@ -101,10 +209,14 @@ def put_own_attention(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _is_own(arguments) -> bool:
-    query, key, value, mask, p, is_causal, _, grouped = arguments
+    return _engine(*arguments) == "onepass"
+
+
+def _engine(query, key, value, mask, p, is_causal, scale, grouped) -> str:
+    """Who computes a call; PyTorch, where sizes change from call to call."""
     tensors = [value_of(t) for t in (query, key, value)]
     if not all(isinstance(t, torch.Tensor) for t in tensors) or any(
         isinstance(size, torch.SymInt) for t in tensors for size in t.shape
     ):
-        return False
-    return choose(call_of(*tensors, value_of(mask), bool(is_causal), p, bool(grouped))) == "onepass"
+        return "torch"
+    return choose(call_of(*tensors, value_of(mask), bool(is_causal), p, bool(grouped)))

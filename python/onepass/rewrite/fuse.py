@@ -18,7 +18,7 @@ from onepass.graph.operations import is_tensor, leave_apart, value_of
 from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile, profile_of
 from onepass.rewrite import prices
-from onepass.rewrite.attention import put_own_attention, with_products
+from onepass.rewrite.attention import put_own_attention, take_before_copies, with_products
 from onepass.rewrite.checkpoints import checkpointed_blocks, differing_blocks, draw_again
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
@@ -146,6 +146,7 @@ def rewrite(
     done += [Fused.of(chain, profile, training) for chain in found]
     put_lines(graph, found)
     rejoin_biases(graph)
+    take_before_copies(graph)
     done += [Fused.of_call(node) for node in put_own_attention(graph)]
     graph.lint()
     gm.recompile()

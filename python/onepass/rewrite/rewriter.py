@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from onepass.call import fused
-from onepass.graph.effects import detached, evaluated
+from onepass.graph.effects import detached, evaluated, remove_unused
 from onepass.graph.operations import is_tensor, operation, same_shape, value_of
 from onepass.line import _parse
 from onepass.rewrite.find.chains import Chain, Order, inverse, is_column, permuted
@@ -115,7 +115,23 @@ def put_lines(graph: fx.Graph, found: list[Chain]) -> None:
     for chain in found:
         inputs = [instead.get(node, node) for node in chain.inputs]
         order.look()
-        _put(order, replace(chain, x=inputs[0], operands=tuple(inputs[1:])), instead)
+        _put(order, _as_stored(replace(chain, x=inputs[0], operands=tuple(inputs[1:])), order), instead)
+        remove_unused(graph, [*inputs, *chain.passes])
+
+
+def _as_stored(chain: Chain, order: Order) -> Chain:
+    """With columns as they are stored, in x's dtype, where float32 is made of them for this chain alone: a line
+    computes in that in any case."""
+
+    def stored(node: fx.Node, kind: str) -> fx.Node:
+        op, value = operation(node), value_of(node)
+        if kind != "column" or op is None or op.name != "cast" or value.dtype != torch.float32 or value.dim() != 1:
+            return node
+        source = op.arguments[0]
+        is_same = value_of(source).dtype == value_of(chain.x).dtype != torch.float64 and set(node.users) <= chain.nodes
+        return source if is_same and not order.is_written({source}, order.index[source]) else node
+
+    return replace(chain, operands=tuple(map(stored, chain.operands, chain.kinds)))
 
 
 def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
@@ -183,13 +199,15 @@ def _viewed(graph: fx.Graph, chain: Chain) -> list[fx.Node]:
 
 def _turned(graph: fx.Graph, chain: Chain, order: tuple[int, ...]) -> list[fx.Node]:
     """What the chain takes, with the result's dimensions in this order; columns as they are."""
-    inputs = []
+    inputs, as_it_is = [], tuple(range(len(order)))
     for node, kind, own in zip(chain.inputs, ("tensor", *chain.kinds), chain.orders or ((),) * len(chain.inputs)):
         value, to = value_of(node), permuted(own, order)
-        if (kind != "column" or value.dim() > 1) and to != tuple(range(len(order))):
+        if (kind != "column" or value.dim() > 1) and to != as_it_is:
             for _ in range(len(order) - value.dim()):
                 node = _new(graph, "unsqueeze", node, 0)
-            node = _new(graph, "permute", node, to)
+            while (op := operation(node)) is not None and op.name == "permuted":  # a model turns heads, and we back
+                node, to = op.arguments[0], permuted(op.arguments[1], to)
+            node = node if to == as_it_is else _new(graph, "permute", node, to)
         inputs.append(node)
     return inputs
 

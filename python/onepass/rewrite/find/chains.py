@@ -312,7 +312,8 @@ class Order:
                 return False
             before = self.memory.of(node) & frozenset().union(*map(self.memory.of, taken))
             if not before and memory_of(value) & memory_of([changed[n] for n in taken]):
-                return False  # a view where there was a copy
+                if any(map(self.is_given, (node, *taken))):
+                    return False  # a view where there was a copy: nobody writes to either
             if not lies_as(value, value_of(node)):
                 changed[node] = value
         return True
