@@ -9,6 +9,8 @@ export HF_HUB_OFFLINE := 1
 .PHONY: demo demo-distributed check test lib build core library whole packages wheel bench bench-instructions sanitize lint docs clean
 export NO_MKDOCS_2_WARNING := 1
 
+# ninja shares out its own work: of make's, which `-j` hands on, it would say that it cannot.
+BUILD := MAKEFLAGS= cmake --build build
 CONFIGURE := cmake -S . -B build -G Ninja -DPython3_EXECUTABLE=$(BIN)/python
 # Of a folder that is not there yet; others stay as they are.
 NEW = $(if $(wildcard build/CMakeCache.txt),,-DONEPASS_TESTS=OFF -DONEPASS_TORCH=OFF -DONEPASS_LINES=few)
@@ -25,7 +27,7 @@ demo-distributed: lib
 check: $(VENV)/test.stamp
 	tools/system-packages tests
 	$(CONFIGURE) $(TESTED)
-	cmake --build build --target onepass onepass_autograd check
+	$(BUILD) --target onepass onepass_autograd check
 	$(BIN)/python -m pytest -q -n 2 -m quick
 
 # All that CI runs.
@@ -50,13 +52,13 @@ lib: $(VENV)/cmake.stamp
 TOGETHER := $(MAKE) --no-print-directory -j 2
 core: $(VENV)/cmake.stamp
 	$(CONFIGURE) $(NEW) $(LINES)
-	cmake --build build --target onepass_core
+	$(BUILD) --target onepass_core
 library: core $(VENV)/stamp
 	$(CONFIGURE) -DONEPASS_TORCH=ON
-	cmake --build build --target onepass onepass_autograd
+	$(BUILD) --target onepass onepass_autograd
 whole: core $(VENV)/stamp
 	$(CONFIGURE) $(TESTED)
-	cmake --build build
+	$(BUILD)
 packages: $(VENV)/stamp
 	$(MAKE) --no-print-directory -j 1 $(PACKAGES)
 
@@ -73,7 +75,7 @@ bench: lib
 bench-instructions: lib
 	tools/system-packages tests valgrind
 	$(CONFIGURE) -DONEPASS_BENCHMARKS=ON -DONEPASS_LINES=all
-	cmake --build build --target instructions
+	$(BUILD) --target instructions
 	$(BIN)/python tools/instructions build/bench/instructions --json bench/results/instructions.json
 
 # Every CUDA kernel under compute-sanitizer, on a GPU: some two minutes.

@@ -94,7 +94,7 @@ def take_before_copies(graph: fx.Graph) -> None:
         *copied, mask, p, is_causal, scale, grouped = op.arguments
         taken = [_before_copies(tensor, node, order) for tensor in copied]
         shared = None if grouped else _before_repeats(*taken, node, order)
-        if shared is not None and _may_share(op.arguments, (*shared, *op.arguments[3:7], True)):
+        if shared is not None and _may_share(op.arguments, (*shared, *op.arguments[3:7], True), order.is_given(node)):
             taken, grouped = [_before_copies(tensor, node, order) for tensor in shared], True
         if taken == copied:
             continue
@@ -109,13 +109,13 @@ def take_before_copies(graph: fx.Graph) -> None:
     remove_unused(graph, copies)
 
 
-def _may_share(repeated: tuple, grouped: tuple) -> bool:
+def _may_share(repeated: tuple, grouped: tuple, is_given: bool) -> bool:
     """Whether groups of heads are computed by who computes heads that were repeated, and as fast: on CUDA PyTorch's
-    fast engines for 16-bit types, which take no mask then; on the CPU ours."""
+    fast engines for 16-bit types, which take no mask then; on the CPU ours, whose result is a view then."""
     engines = [_engine(*arguments) for arguments in (repeated, grouped)]
     if value_of(grouped[0]).is_cuda:
         return engines[0] == engines[1] and grouped[3] is None and value_of(grouped[0]).dtype in SHORT
-    return engines == ["onepass", "onepass"]
+    return engines == ["onepass", "onepass"] and not is_given
 
 
 SHORT = (torch.bfloat16, torch.float16)
@@ -197,6 +197,8 @@ def put_own_attention(graph: fx.Graph) -> list[fx.Node]:
         op = operation(node)
         if op is None or op.name != "attention" or not _is_own(op.arguments):
             continue
+        if op.arguments[7] and order.is_given(node):
+            continue  # a view, of groups of heads
         if value_of(node).requires_grad and order.is_written({node, *node.all_input_nodes}, order.index[node]):
             continue
         before, node.target = node.target, functional.scaled_dot_product_attention

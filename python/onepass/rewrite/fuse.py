@@ -30,7 +30,7 @@ from onepass.rewrite.masks import name_masks
 from onepass.rewrite.modes import enters, leaves_as_found
 from onepass.rewrite.report import Fused, Report
 from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
-from onepass.rewrite.stacks import join_pieces
+from onepass.rewrite.stacks import join_pieces, turn_pieces
 from onepass.word import about
 
 __all__ = ["Rewriter", "fuse", "rewrite", "unfuse"]
@@ -80,6 +80,7 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     leave_apart(graph)
     open_encoder_layers(graph)
     join_pieces(graph)
+    turn_pieces(graph)
     name_masks(graph)
     separate_casts(graph)
     if training:

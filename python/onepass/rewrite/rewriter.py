@@ -144,7 +144,7 @@ def _put(order: Order, chain: Chain, instead: dict[fx.Node, fx.Node]) -> None:
     with graph.inserting_before(call):
         inputs = _viewed(graph, chain) if chain.is_viewed else chain.inputs
         if turned != as_it_is or chain.orders:
-            inputs = _turned(graph, chain, turned)
+            inputs = _turned(order, chain, turned)
     call.args = (chain.line, *inputs)
     values = [detached(value_of(node)) for node in chain.results]
     leading = values[0].shape[:-1]
@@ -197,15 +197,17 @@ def _viewed(graph: fx.Graph, chain: Chain) -> list[fx.Node]:
     return inputs
 
 
-def _turned(graph: fx.Graph, chain: Chain, order: tuple[int, ...]) -> list[fx.Node]:
+def _turned(order: Order, chain: Chain, turned: tuple[int, ...]) -> list[fx.Node]:
     """What the chain takes, with the result's dimensions in this order; columns as they are."""
-    inputs, as_it_is = [], tuple(range(len(order)))
+    graph, inputs, as_it_is = order.graph, [], tuple(range(len(turned)))
     for node, kind, own in zip(chain.inputs, ("tensor", *chain.kinds), chain.orders or ((),) * len(chain.inputs)):
-        value, to = value_of(node), permuted(own, order)
+        value, to = value_of(node), permuted(own, turned)
         if (kind != "column" or value.dim() > 1) and to != as_it_is:
-            for _ in range(len(order) - value.dim()):
+            for _ in range(len(turned) - value.dim()):
                 node = _new(graph, "unsqueeze", node, 0)
             while (op := operation(node)) is not None and op.name == "permuted":  # a model turns heads, and we back
+                if order.shows_gradient(node, chain.nodes):
+                    break
                 node, to = op.arguments[0], permuted(op.arguments[1], to)
             node = node if to == as_it_is else _new(graph, "permute", node, to)
         inputs.append(node)

@@ -1,4 +1,5 @@
-"""Loops over the pieces of a tensor: what is done to each, and stacked again, is done to all at once."""
+"""Pieces of a tensor: what is done to each in a loop, and stacked again, is done to all at once; and those of a tensor
+that is turned are turned one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from onepass.graph.operations import allocates, is_tensor, operation, same_shape
 from onepass.reference import ACTIVATIONS
 from onepass.rewrite.find.chains import Order, is_view, lies_as
 
-__all__ = ["join_pieces"]
+__all__ = ["join_pieces", "turn_pieces"]
 
 ON_ROWS = {
     *("erf", "rsqrt", "add", "sub", "mul", "div", "mean", "var"),
@@ -33,6 +34,35 @@ def join_pieces(graph: fx.Graph) -> int:
         if stack.op == "call_function" and stack.target is torch.stack and _is_first(stack):
             joined += _join(graph, order, stack)
     return joined
+
+
+def turn_pieces(graph: fx.Graph) -> None:
+    """Splits features before heads are turned, as in x.transpose(1, 2).chunk(3, -1), where that is written behind it.
+    In backward gradients are joined where the tensor lies, and that is not turned back as a whole. Two pieces may be
+    the halves of a rotary embedding, which is found as it is written."""
+    order = Order(graph)
+    for split in list(graph.nodes):
+        op = operation(turned := split.args[0]) if split.target in SPLITS and split.args else None
+        if op is None or op.name != "permuted" or not _is_along_last(split) or len(turned.users) > 1:
+            continue
+        pieces, (source, dims) = list(split.users), op.arguments
+        modes = [order.modes[order.index[node]] for node in (turned, split, *pieces)]
+        alike = all(piece.target is operator.getitem for piece in pieces) and all(mode == modes[0] for mode in modes)
+        if len(pieces) < PACKED or not alike or order.is_written({turned}, order.index[turned]):
+            continue
+        with graph.inserting_before(split):
+            whole = _call(graph, split.op, split.target, (source, *split.args[1:]), dict(split.kwargs))
+            for piece in pieces:
+                of_source = _call(graph, piece.op, piece.target, (whole, piece.args[1]))
+                piece.replace_all_uses_with(_call(graph, "call_method", "permute", (of_source, dims)))
+        for node in (*pieces, split, turned):
+            graph.erase_node(node)
+        order.look()
+
+
+def _is_along_last(split: fx.Node) -> bool:
+    dim = split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
+    return dim in (-1, value_of(split.args[0]).dim() - 1)
 
 
 def _join(graph: fx.Graph, order: Order, stack: fx.Node) -> int:
@@ -156,3 +186,6 @@ def _whole_of(pieces: list[fx.Node]) -> fx.Node | None:
 
 
 METHODS = ("split", "chunk", "unbind", "tensor_split")
+PACKED = 3
+"""Query, key and value."""
+SPLITS = (torch.split, torch.chunk, "split", "chunk")

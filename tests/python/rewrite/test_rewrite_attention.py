@@ -176,6 +176,21 @@ def test_results_that_are_seen_lie_as_they_did():
     loss.sum().backward()
 
 
+def test_results_that_are_given_are_no_views():
+    def repeated(q, k, v):
+        k, v = (expanded(heads(t, 2), 2) for t in (k, v))
+        return F.scaled_dot_product_attention(heads(q, 4), k, v)
+
+    def shared(q, k, v):
+        return F.scaled_dot_product_attention(heads(q, 4), heads(k, 2), heads(v, 2), enable_gqa=True)
+
+    for function in (repeated, shared):
+        torch._dynamo.reset()
+        result = onepass.fuse(function)(*given())
+        assert not result._is_view()
+        torch.testing.assert_close(result, function(*given()))
+
+
 def test_sizes_that_change():
     fused = torch.compile(grouped, backend=fusing.Rewriter(), dynamic=True)
     torch._dynamo.reset()
@@ -233,3 +248,62 @@ def test_turned_heads_are_turned_back_once(every_line):
     turns = [n.target for n in graph.nodes if n.target in ("permute", "transpose")]
     assert len(turns) == 1  # of the result
     torch.testing.assert_close(onepass.fuse(function)(x, w), function(x, w))
+
+
+def test_turned_heads_that_are_returned_have_the_gradient_of_what_is_made_of_them(every_line):
+    def function(x):
+        turned = heads(x, 2)
+        return turned, F.elu(turned, 0.5)
+
+    for way in (function, onepass.fuse(function)):
+        turned, y = way(torch.randn(2, 6, 8).requires_grad_())
+        (found,) = torch.autograd.grad(y.sum(), turned)
+        torch.testing.assert_close(found, torch.where(turned < 0, 0.5 * turned.exp(), 1.0))
+
+
+def packed(x, w, cos, sin):
+    """GPT-NeoX: each head has its query, key and value behind one another, of which the first numbers are turned."""
+    q, k, v = (x @ w).view(2, 6, 2, 24).transpose(1, 2).chunk(3, dim=-1)
+
+    def turned(t):
+        a, rest = t[..., :4], t[..., 4:]
+        half = torch.cat((-a[..., 2:], a[..., :2]), dim=-1)
+        return torch.cat((a * cos + half * sin, rest), dim=-1)
+
+    return attend(turned(q), turned(k), v, is_causal=True)
+
+
+def test_packed_heads_are_split_before_they_are_turned(every_line):
+    """Gradients of pieces are joined as the product's result lies, and rope's result lies so, too."""
+    angle = torch.randn(6, 2)
+    cos, sin = (torch.cat((f(angle), f(angle)), -1)[None, None] for f in (torch.cos, torch.sin))
+    tensors = [torch.randn(2, 6, 16), torch.randn(16, 48)]
+    _, graph = operands(packed, *(t.requires_grad_() for t in tensors), cos, sin)
+    (split,) = (n for n in graph.nodes if n.target == "chunk")
+    assert split.args[0].target == "view"
+    (attention,) = (n for n in graph.nodes if "scaled_dot_product" in str(n.target))
+    assert [t.target for t in attention.args[:3]] == ["permute"] * 3
+    agree(lambda x, w: packed(x, w, cos, sin), tensors)
+
+
+def test_pieces_of_turned_tensors(every_line):
+    def nested(x):
+        a, b, c = heads(x, 2).chunk(3, -1)
+        d, e, f = a.chunk(3, dim=-1)
+        return torch.cat([F.gelu(d), e * 2.0, f, F.gelu(b), c], -1)
+
+    def of_some_sizes(x):
+        a, b, c = torch.split(heads(x, 2), [2, 4, 3], dim=3)
+        return F.gelu(b) + 1.0, a, torch.softmax(c, -1)
+
+    def along_rows(x):
+        a, b, c = heads(x, 2).chunk(3, 2)
+        return F.gelu(a) * b + c
+
+    def seen(x):
+        turned = heads(x, 2)
+        a, b, c = turned.split(3, dim=-1)
+        return F.gelu(a) * b + c, turned
+
+    for function in (nested, of_some_sizes, along_rows, seen):
+        agree(function, [torch.randn(2, 6, 18)])

@@ -277,7 +277,7 @@ class Order:
         results = [value_of(node) for node in chain.results]
         as_it_is = tuple(range(results[0].dim()))
         if all(map(is_contiguous, results)):
-            return as_it_is
+            return self._layout_for_attention(chain) or as_it_is
         orders = [inverse(chain.orders[0])] if chain.orders else []  # x's own
         static = all(isinstance(size, int) for result in results for size in (*result.shape, *result.stride()))
         if static and not chain.is_viewed and not chain.has("contraction", "dropout"):
@@ -291,6 +291,21 @@ class Order:
                 return order
         lying = {n: value.new_empty(value.shape) for n, value in zip(chain.results, results)}
         return as_it_is if self.absorbs(lying, chain.nodes) else None
+
+    def _layout_for_attention(self, chain: Chain) -> tuple[int, ...] | None:
+        """Of heads that attention alone takes, and eager joins anew: x's order of dimensions. Attention's result lies
+        as its queries do, and heads are turned back without a copy where their rows are those of x."""
+        x, result = value_of(chain.x), value_of(chain.result)
+        sizes = (*x.shape, *x.stride(), *result.shape)
+        if len(chain.results) > 1 or chain.is_viewed or chain.orders or any(isinstance(size, torch.SymInt) for size in sizes):
+            return None
+        if chain.has("contraction", "dropout") or not chain.result.users or not all(map(_attends, chain.result.users)):
+            return None
+        order = tuple(sorted(range(x.dim()), key=lambda dim: (-x.stride(dim), x.shape[dim] == 1, dim)))
+        if order == tuple(range(x.dim())) or order[-1] != x.dim() - 1:
+            return None
+        lying = result.new_empty(permuted(result.shape, order)).permute(inverse(order))
+        return order if self.absorbs({chain.result: lying}, chain.nodes) else None
 
     def absorbs(self, given: dict[fx.Node, Tensor], chain: frozenset[fx.Node] = frozenset()) -> bool:
         """Whether nobody can see that these nodes give these tensors, which lie in memory otherwise than before: what
@@ -353,6 +368,11 @@ class Order:
                 if self.memory.of(user) & memory:
                     queue.append(user)
         return False
+
+
+def _attends(node: fx.Node) -> bool:
+    op = operation(node)
+    return op is not None and op.name == "attention"
 
 
 def is_view(value: object) -> bool:

@@ -239,6 +239,25 @@ def attention(b: Builder) -> None:
     b.emit(f"F.scaled_dot_product_attention({q}, {k}, {v}, attn_mask={mask}{rest})")
 
 
+REPEATED = (
+    "{0}[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2)",
+    "{0}[:, :, None, :, :].expand(-1, -1, 2, -1, -1).reshape({0}.shape[0], -1, *{0}.shape[2:])",
+    "{0}.unsqueeze(2).expand(-1, -1, 2, -1, -1).reshape(-1, 2 * {0}.shape[1], *{0}.shape[2:])",
+)
+COPIED = ("{0}.contiguous()", "torch.cat([{0}.new_empty(0), {0}], dim=-2)", "{0}.clone()")
+
+
+@form(5)
+def attention_of_copies(b: Builder) -> None:
+    """Of heads that models repeat, make contiguous or put behind a cache that is empty."""
+    x = b.pick(lambda t: t.is_floating_point() and t.dim() == 3 and t.shape[-1] > 1)  # noqa: PLR2004
+    q, k, v = (b.emit(f"{each}[:, None]") for each in (x, like(b, x), like(b, x)))
+    k, v = (b.emit(b.one_of(*REPEATED).format(each)) for each in (k, v))
+    q = b.emit(f"torch.cat([{q}, {q} * 0.5], 1)")
+    q, k, v = (b.emit(b.one_of(*COPIED).format(each)) if b.often(0.5) else each for each in (q, k, v))
+    b.emit(f"F.scaled_dot_product_attention({q}, {k}, {v}{b.one_of('', ', is_causal=True')})")
+
+
 @form(4)
 def attention_written_out(b: Builder) -> None:
     q = b.row(3)
