@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from onepass import functional
-from onepass.functional._engines import call_of, choose
+from onepass.functional._engines import Call, call_of, choose
 from onepass.graph.effects import evaluated, remove_unused
 from onepass.graph.operations import APART, is_tensor, operation, same, same_shape, value_of
 from onepass.rewrite.find.chains import Chain, Order, lies_as
@@ -87,13 +87,14 @@ def take_before_copies(graph: fx.Graph) -> None:
     their queries' (it knows groups of heads itself), tensors made contiguous, and a cache that was empty before. An
     engine takes any strides of rows; what reads less saves less for backward, which then adds up nothing."""
     order, copies = Order(graph), []
+    chooses = any("sdpa_kernel" in getattr(node.target, "__name__", "") for node in graph.nodes)
     for node in list(graph.nodes):
         op = operation(node)
         if op is None or op.name != "attention" or not all(map(is_tensor, op.arguments[:3])):
             continue
         *copied, mask, p, is_causal, scale, grouped = op.arguments
         taken = [_before_copies(tensor, node, order) for tensor in copied]
-        shared = None if grouped else _before_repeats(*taken, node, order)
+        shared = None if grouped or chooses else _before_repeats(*taken, node, order)
         if shared is not None and _may_share(op.arguments, (*shared, *op.arguments[3:7], True), order.is_given(node)):
             taken, grouped = [_before_copies(tensor, node, order) for tensor in shared], True
         if taken == copied:
@@ -110,15 +111,23 @@ def take_before_copies(graph: fx.Graph) -> None:
 
 
 def _may_share(repeated: tuple, grouped: tuple, is_given: bool) -> bool:
-    """Whether groups of heads are computed by who computes heads that were repeated, and as fast: on CUDA PyTorch's
-    fast engines for 16-bit types, which take no mask then; on the CPU ours, whose result is a view then."""
+    """Whether groups of heads are computed by who computes heads that were repeated, and as fast: on the CPU ours,
+    whose result is a view then, on CUDA one of PyTorch's fast engines. That for float32 and masks has no groups."""
     engines = [_engine(*arguments) for arguments in (repeated, grouped)]
-    if value_of(grouped[0]).is_cuda:
-        return engines[0] == engines[1] and grouped[3] is None and value_of(grouped[0]).dtype in SHORT
-    return engines == ["onepass", "onepass"] and not is_given
+    query, _, value, mask = map(value_of, grouped[:4])
+    if not query.is_cuda:
+        return engines == ["onepass", "onepass"] and not is_given
+    if engines[0] != engines[1] or mask is not None or query.dtype not in SHORT:
+        return False
+    capability = _call(*grouped).capability
+    widest = 256 if capability in FOR_DATA_CENTRES else 128
+    fits = query.shape[-1] % 8 == 0 and query.shape[-1] <= widest and same(query.shape[-1], value.shape[-1])
+    return fits and capability >= (8, 0) and torch.backends.cuda.flash_sdp_enabled()
 
 
 SHORT = (torch.bfloat16, torch.float16)
+FOR_DATA_CENTRES = ((8, 0), (9, 0), (10, 0))
+"""Their flash attention has a backward pass of more than 192 features, too."""
 
 
 def _before_copies(tensor: fx.Node, user: fx.Node, order: Order) -> fx.Node:
@@ -130,12 +139,17 @@ def _before_copies(tensor: fx.Node, user: fx.Node, order: Order) -> fx.Node:
 
 def _copied(node: fx.Node) -> fx.Node | None:
     """What a node makes contiguous, or joins with tensors that are empty."""
-    if node.target in (torch.cat, torch.concat) and not node.meta.get(APART) and isinstance(node.args[0], (list, tuple)):
-        full = [t for t in node.args[0] if not is_tensor(t) or not same(value_of(t).numel(), 0)]
-        fits = len(full) == 1 and is_tensor(full[0]) and value_of(full[0]).dtype == value_of(node).dtype
-        return full[0] if fits and same_shape(value_of(full[0]).shape, value_of(node).shape) else None
-    op = operation(node)
-    return op.arguments[0] if op is not None and op.name == "same" else None
+    if node.target not in (torch.cat, torch.concat):
+        op = operation(node)
+        return op.arguments[0] if op is not None and op.name == "same" else None
+    joined = node.args[0] if node.args and not node.meta.get(APART) else None
+    if not isinstance(joined, (list, tuple)) or not all(map(is_tensor, joined)):
+        return None
+    full = [t for t in joined if not same(value_of(t).numel(), 0)]
+    if len(full) != 1:
+        return None
+    before, after = value_of(full[0]), value_of(node)
+    return full[0] if before.dtype == after.dtype and same_shape(before.shape, after.shape) else None
 
 
 def _before_repeats(
@@ -143,8 +157,13 @@ def _before_repeats(
 ) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """Queries, and the keys and values before their heads were repeated for as many heads of queries."""
     sources = [_repeated(tensor) for tensor in (key, value)]
-    if None in sources or not all(_is_passed(t, s, user, order) for t, s in zip((key, value), sources)):
+    if None in sources:
         return None
+    for tensor, source in zip((key, value), sources):
+        views = tensor.args[0], tensor.args[0].args[0]  # of the source
+        shown = any(order.shows_gradient(view, frozenset({*views, tensor})) for view in views)
+        if shown or not _is_passed(tensor, source, user, order):
+            return None
     heads, (of_key, of_value) = value_of(query).shape[-3], (value_of(source).shape[-3] for source in sources)
     fits = same(of_key, of_value) and isinstance(heads, int) and isinstance(of_key, int) and heads % of_key == 0
     return (query, *sources) if fits and same(heads, value_of(key).shape[-3]) else None
@@ -221,4 +240,8 @@ def _engine(query, key, value, mask, p, is_causal, scale, grouped) -> str:
         isinstance(size, torch.SymInt) for t in tensors for size in t.shape
     ):
         return "torch"
-    return choose(call_of(*tensors, value_of(mask), bool(is_causal), p, bool(grouped)))
+    return choose(_call(query, key, value, mask, p, is_causal, scale, grouped))
+
+
+def _call(query, key, value, mask, p, is_causal, scale, grouped) -> Call:
+    return call_of(*map(value_of, (query, key, value, mask)), bool(is_causal), p, bool(grouped))

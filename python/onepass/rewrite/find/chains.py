@@ -296,10 +296,10 @@ class Order:
         """Of heads that attention alone takes, and eager joins anew: x's order of dimensions. Attention's result lies
         as its queries do, and heads are turned back without a copy where their rows are those of x."""
         x, result = value_of(chain.x), value_of(chain.result)
-        sizes = (*x.shape, *x.stride(), *result.shape)
-        if len(chain.results) > 1 or chain.is_viewed or chain.orders or any(isinstance(size, torch.SymInt) for size in sizes):
+        if len(chain.results) > 1 or chain.is_viewed or chain.orders or chain.has("contraction", "dropout"):
             return None
-        if chain.has("contraction", "dropout") or not chain.result.users or not all(map(_attends, chain.result.users)):
+        static = all(isinstance(size, int) for size in (*x.shape, *x.stride(), *result.shape))
+        if not static or not chain.result.users or not all(map(_attends, chain.result.users)):
             return None
         order = tuple(sorted(range(x.dim()), key=lambda dim: (-x.stride(dim), x.shape[dim] == 1, dim)))
         if order == tuple(range(x.dim())) or order[-1] != x.dim() - 1:
