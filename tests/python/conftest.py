@@ -1,5 +1,6 @@
 """Every test that asks for `device` runs on the CPU, and on CUDA where there is one."""
 
+import gc
 import os
 from functools import cache, partial
 from pathlib import Path
@@ -44,12 +45,16 @@ def cuda():
 
 @pytest.fixture(scope="module")
 def one_clock():
-    """For cases: a clock's copy bandwidth takes a second to measure."""
+    """For cases: a clock's copy bandwidth takes a second to measure, and each collection of all that torch has imported
+    and tests have left another, of which a case has two dozen."""
     from onepass.pricing.timing import clock_for
 
+    gc.collect()
+    gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onepass.case.comparison.clock_for", cache(clock_for))
         yield
+    gc.unfreeze()
 
 
 @pytest.fixture
