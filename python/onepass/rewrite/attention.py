@@ -10,7 +10,7 @@ from torch import fx
 
 from onepass import functional
 from onepass.functional._engines import Call, call_of, choose
-from onepass.graph.effects import evaluated, remove_unused
+from onepass.graph.effects import changes_shapes, evaluated, remove_unused
 from onepass.graph.operations import APART, is_tensor, operation, same, same_shape, value_of
 from onepass.rewrite.find.chains import Chain, Order, lies_as
 from onepass.word import about
@@ -86,6 +86,8 @@ def take_before_copies(graph: fx.Graph) -> None:
     """Gives PyTorch's attention what it was given copies of: heads of keys and values that models repeat for each of
     their queries' (it knows groups of heads itself), tensors made contiguous, and a cache that was empty before. An
     engine takes any strides of rows; what reads less saves less for backward, which then adds up nothing."""
+    if changes_shapes(graph):
+        return
     order, copies = Order(graph), []
     chooses = any("sdpa_kernel" in getattr(node.target, "__name__", "") for node in graph.nodes)
     for node in list(graph.nodes):
@@ -178,6 +180,8 @@ def _repeated(node: fx.Node) -> fx.Node | None:
         return None
     source = apart.args[0] if _adds_dimension(apart) else None
     if source is None or value_of(source).dim() != 4:  # noqa: PLR2004
+        return None
+    if any(n.meta.get(APART) for n in (apart, expanded, node)):
         return None
     batch, heads, *row = value_of(source).shape
     times = value_of(expanded).shape[2]

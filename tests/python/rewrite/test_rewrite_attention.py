@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import onepass
 from captures import captured
-from onepass.graph.operations import operation
+from onepass.graph.operations import leave_apart, operation
 from onepass.rewrite import fuse as fusing
 from onepass.rewrite.attention import take_before_copies
 
@@ -55,6 +55,7 @@ def given(k=8):
 def calls(function, *inputs):
     """Names of what the graph calls once attention takes what it may, and the attention's arguments."""
     graph = captured(function, *inputs)
+    leave_apart(graph)
     take_before_copies(graph)
     graph.lint()
     found = [node for node in graph.nodes if (op := operation(node)) is not None and op.name == "attention"]
@@ -135,6 +136,13 @@ def views_returned(q, k, v):
     return result, apart
 
 
+def without_gradients(q, k, v):
+    k = heads(k, 2)
+    with torch.no_grad():
+        repeated = expanded(k, 2)
+    return attend(heads(q, 4), repeated, expanded(heads(v, 2), 2)) + k.mean()
+
+
 def overwritten_before(q, k, v):
     k, v = (expanded(heads(t, 2), 2) for t in (k, v))
     return attend(heads(q, 4), k.mul_(2.0), v)
@@ -171,7 +179,7 @@ def half_full(q, k, v):
     "function",
     [
         *(with_hook, returned, views_returned, overwritten_before, overwritten_since),
-        *(one_of_them, in_another_order, half_full),
+        *(one_of_them, in_another_order, half_full, without_gradients),
     ],
 )
 def test_what_stays_as_it_is(function):
