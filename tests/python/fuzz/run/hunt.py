@@ -124,7 +124,8 @@ def _work(seeds: list[int], taken, place, results, then: str, each: int) -> None
     gc.set_threshold(100_000, 50, 100)
     small: Counter = Counter()
     with intercepted():
-        while (seed := _next_of(seeds, taken)) is not None:
+        hunter = multiprocessing.parent_process()  # one that was killed has not ended its processes
+        while hunter.is_alive() and (seed := _next_of(seeds, taken)) is not None:
             place[0] = seed
             with prepared(then, linear=seed % 2 == 1, attention=seed // 2 % 2 == 1):
                 results.put((seed, one(seed, then, small, each, functools.partial(place.__setitem__, 1, seed))))
