@@ -10,9 +10,9 @@ from torch import fx
 
 from onepass import functional
 from onepass.functional._engines import Call, call_of, choose
-from onepass.graph.effects import changes_shapes, evaluated, remove_unused
+from onepass.graph.effects import changes_shapes, remove_unused
 from onepass.graph.operations import APART, is_tensor, operation, same, same_shape, value_of
-from onepass.rewrite.find.chains import Chain, Order, lies_as
+from onepass.rewrite.find.chains import Chain, Order
 from onepass.word import about
 
 __all__ = ["put_own_attention", "take_before_copies", "with_products"]
@@ -101,14 +101,9 @@ def take_before_copies(graph: fx.Graph) -> None:
             taken, grouped = [_before_copies(tensor, node, order) for tensor in shared], True
         if taken == copied:
             continue
-        before = node.args, node.kwargs
         options = {"attn_mask": mask, "dropout_p": p, "is_causal": is_causal, "scale": scale, "enable_gqa": grouped}
-        node.args, node.kwargs = tuple(taken), options
-        given = evaluated(node)
-        if lies_as(given, value_of(node)) or order.absorbs({node: given}):
+        if order.replaces(node, node.target, tuple(taken), options):
             copies += copied
-        else:
-            node.args, node.kwargs = before
     remove_unused(graph, copies)
 
 
@@ -224,12 +219,8 @@ def put_own_attention(graph: fx.Graph) -> list[fx.Node]:
             continue  # a view, of groups of heads
         if value_of(node).requires_grad and order.is_written({node, *node.all_input_nodes}, order.index[node]):
             continue
-        before, node.target = node.target, functional.scaled_dot_product_attention
-        given = evaluated(node)
-        if lies_as(given, value_of(node)) or order.absorbs({node: given}):
+        if order.replaces(node, functional.scaled_dot_product_attention, node.args, node.kwargs):
             changed.append(node)
-        else:
-            node.target = before
     return changed
 
 

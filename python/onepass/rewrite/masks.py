@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from onepass.graph.effects import effects_of, evaluated, remove_unused
+from onepass.graph.effects import effects_of, remove_unused
 from onepass.graph.operations import operation, same, value_of
-from onepass.rewrite.find.chains import Order, lies_as
+from onepass.rewrite.find.chains import Order
 
 __all__ = ["name_masks"]
 
@@ -33,13 +33,8 @@ def name_masks(graph: fx.Graph) -> int:
             continue
         causal = known[mask] == "causal"
         named = {"attn_mask": None, "dropout_p": p, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
-        before = node.args, node.kwargs
-        node.args, node.kwargs = (query, key, value), named
-        given = evaluated(node)
-        if lies_as(given, value_of(node)) or order.absorbs({node: given}):
+        if order.replaces(node, node.target, (query, key, value), named):  # another engine may give another layout
             masks.append(mask)
-        else:  # the engine without the mask gives another layout, which somebody sees
-            node.args, node.kwargs = before
     remove_unused(graph, masks)
     return len(masks)
 

@@ -13,6 +13,7 @@ from onepass.graph.effects import effects_of, evaluated, remove_unused
 from onepass.graph.operations import allocates, is_tensor, operation, same_shape, value_of
 from onepass.reference import ACTIVATIONS
 from onepass.rewrite.find.chains import Order, is_view, lies_as
+from onepass.rewrite.find.rotary import PIECES
 
 __all__ = ["join_pieces", "turn_pieces"]
 
@@ -42,7 +43,7 @@ def turn_pieces(graph: fx.Graph) -> None:
     the halves of a rotary embedding, which is found as it is written."""
     order = Order(graph)
     for split in list(graph.nodes):
-        op = operation(turned := split.args[0]) if split.target in SPLITS and split.args else None
+        op = operation(turned := split.args[0]) if split.target in PIECES and split.args else None
         if op is None or op.name != "permuted" or not _is_along_last(split) or len(turned.users) > 1:
             continue
         pieces, (source, dims) = list(split.users), op.arguments
@@ -188,4 +189,3 @@ def _whole_of(pieces: list[fx.Node]) -> fx.Node | None:
 METHODS = ("split", "chunk", "unbind", "tensor_split")
 PACKED = 3
 """Query, key and value."""
-SPLITS = (torch.split, torch.chunk, "split", "chunk")

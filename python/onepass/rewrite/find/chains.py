@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Size, Tensor, fx
@@ -332,6 +333,17 @@ class Order:
             if not lies_as(value, value_of(node)):
                 changed[node] = value
         return True
+
+    def replaces(self, node: fx.Node, target: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Has a node call this, and says so; where somebody can see that its result lies otherwise then, it calls what
+        it did."""
+        before = node.target, node.args, node.kwargs
+        node.target, node.args, node.kwargs = target, args, kwargs
+        given = evaluated(node)
+        if lies_as(given, value_of(node)) or self.absorbs({node: given}):
+            return True
+        node.target, node.args, node.kwargs = before
+        return False
 
     def is_given(self, node: fx.Node) -> bool:
         """Whether the graph, or one within it, is given the node's memory: the value, a view of it, or what a call gave
