@@ -23,10 +23,17 @@ inline constexpr const char* kLines[] = {
     "bias | scale | bias | layer_norm | scale | bias | scale",  // six column gradients
 };
 
-// How tensors lie: numbers between the allocator's address and the tensor's, and between two rows.
+// How tensors lie: numbers between the allocator's address and the tensor's, and between two rows; and whether dx' rows
+// are as far apart, where other results are dense.
 struct memory {
   int64 offset = 0, gap = 0;
+  bool with_dx = false;
 };
+// Whose rows begin at 16 bytes, whatever their length.
+inline memory padded(int64 columns, dtype type) {
+  const int64 step = 16 / size_of(type);
+  return {0, ceil_div(columns, step) * step - columns, true};
+}
 struct call {
   request r;
   arguments a;

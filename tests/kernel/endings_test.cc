@@ -33,6 +33,15 @@ TEST_F(EmulatedAnyLines, OfTargetsAreTheCpus) {
     line_call(of.line, of.x, of.column, of.of).expect_right();
 }
 
+// Behind the rows there are numbers that are none.
+TEST_F(EmulatedAnyLines, OfRowsApartAreTheCpus) {
+  for (const memory& lies : {memory{1, 3}, memory{0, 5}})
+    for (const dtype x : {dtype::f32, dtype::bf16})
+      for (const char* const text :
+           {"logprob | entropy", "bias | cross_entropy(0.1)", "logsumexp | amax", "kl_div(0.5)"})
+        line_call(text, x, x, {3, 3003}, lies).expect_right();
+}
+
 TEST_F(EmulatedAnyLines, OfSeveralTargetsAreTheCpus) {
   for (const sizes of : {sizes{6, 264}, sizes{2, 50000}, sizes{1, 300001}})
     line_call("logprob | entropy | cross_entropy(0.5)", dtype::f32, dtype::f32, of).expect_right();

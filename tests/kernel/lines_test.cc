@@ -311,6 +311,26 @@ TEST_F(EmulatedLists, WithRopeShareALaunch) {
   for (const auto& call : calls) call->expect_found();
 }
 
+// Rows that begin at 16 bytes and end within a lane: short ones, of a block, in clusters, read in steps and in parts.
+TEST_F(EmulatedAnyLines, OfPaddedRowsAreTheCpus) {
+  for (const line_case& of :
+       {line_case{"gelu", dtype::bf16, dtype::bf16, {9, 77}},
+        line_case{"bias | gate(silu)", dtype::f32, dtype::f32, {40, 70}},
+        line_case{"bias | dropout(0.1) | add | keep | rms_norm(1e-3) | scale", dtype::f16, dtype::f32, {7, 333}},
+        line_case{"layer_norm | scale | bias", dtype::bf16, dtype::bf16, {9, 4099}},
+        line_case{"mul(0.125) | mask | softmax", dtype::bf16, dtype::bf16, {5, 1001}},
+        line_case{"layer_norm | scale", dtype::bf16, dtype::bf16, {3, 40001}},
+        line_case{"cross_entropy(0.1, 0.01)", dtype::bf16, dtype::bf16, {5, 3001}},
+        line_case{"bias | softcap(3) | cross_entropy", dtype::bf16, dtype::bf16, {3, 50257}},
+        line_case{"bias | logprob | entropy", dtype::f32, dtype::f32, {2, 30522}},
+        line_case{"cross_entropy", dtype::f16, dtype::f16, {2, 600001}},
+        line_case{"kl_div", dtype::bf16, dtype::bf16, {5, 999}},
+        line_case{"log_softmax", dtype::f32, dtype::f32, {1, 300001}}}) {
+    SCOPED_TRACE(of.line + std::string(", ") + std::to_string(of.of.rows) + " x " + std::to_string(of.of.columns));
+    line_call(of.line, of.x, of.column, of.of, padded(of.of.columns, of.x)).expect_right();
+  }
+}
+
 // Any of the common lines, of any size and layout; EMULATED_LINES says how many.
 TEST_F(EmulatedAnyLines, AreTheCpus) {
   const char* const asked = std::getenv("EMULATED_LINES");
@@ -325,8 +345,9 @@ TEST_F(EmulatedAnyLines, AreTheCpus) {
     if (random() % 2 == 0) columns = (columns + 7) / 8 * 8;
     if (text.find("rope") != std::string::npos) columns += columns % 2;
     const sizes of{1 + static_cast<int64>(random() % (is_long ? 4 : 40)), columns};
-    const memory lies{static_cast<int64>(random() % 3 == 0 ? random() % 9 : 0),
-                      static_cast<int64>(random() % 3 == 0 ? random() % 20 : 0)};
+    memory lies{static_cast<int64>(random() % 3 == 0 ? random() % 9 : 0),
+                static_cast<int64>(random() % 3 == 0 ? random() % 20 : 0), random() % 2 == 0};
+    if (random() % 4 == 0) lies = padded(columns, x);
     SCOPED_TRACE(text + ", " + std::to_string(of.rows) + " x " + std::to_string(of.columns) + ", dtypes " +
                  std::to_string(static_cast<int>(x)) + " and " + std::to_string(static_cast<int>(column)) +
                  ", offset " + std::to_string(lies.offset) + ", gap " + std::to_string(lies.gap));

@@ -70,6 +70,9 @@ enum channel_columns : uint64 { of_any, of_whole_lanes, of_power_of_two };
   /* How a lane lies in what words by channels have a number for. */                                                 \
   BITS(channels, kChannels)                                                                                          \
   FLAG(in_place, kInPlace) /* dx lies where dy does */                                                               \
+  FLAG(strided_dx, kStridedDx)                                                                                       \
+  /* Rows begin with whole lanes and end within one. */                                                              \
+  FLAG(ragged, kRagged)                                                                                              \
   FLAG(saves_statistics, kSavesStatistics)                                                                           \
   FLAG(only_statistics, kOnlyStatistics) /* and stores nothing else */                                               \
   /* Rows taken in parts: which row word a kernel is for. */                                                         \

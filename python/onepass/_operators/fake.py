@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable
+
 import torch
+from torch._library.utils import get_layout_constraint_tag
 
 from onepass import _native
 from onepass._arguments.shapes import sizes_of_sum
 from onepass._operators.composed import OF_DTYPE, like_x
 
 library = torch.library.Library("onepass", "FRAGMENT")
+names: list[str] = []  # of the operators that have a fake
+
+
+def _fake(name: str) -> Callable:
+    """Registers the function below it as the fake of an operator."""
+
+    def register(function):
+        @functools.wraps(function)
+        def traced(*inputs):
+            if "torch._inductor.lowering" in sys.modules:
+                _say_to_inductor()
+            return function(*inputs)
+
+        names.append(name)
+        torch.library.register_fake(f"onepass::{name}", traced, lib=library)
+        return function
+
+    return register
+
+
+@functools.cache
+def _say_to_inductor() -> None:
+    """Says that the operators are called as they are. Where Inductor finds out by itself, it writes down all of an
+    operator's arguments with what made them (torch 2.11): behind thirty products that are read twice, it never ends."""
+    from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
+
+    for name in names:
+        operator = getattr(torch.ops.onepass, name).default
+        if operator not in lowerings:
+            tag = get_layout_constraint_tag(operator, with_default=True)
+            make_fallback(operator, layout_constraint=tag_to_layout_constraint(tag), warn=False)
 
 
 def no_operands(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -66,13 +102,13 @@ def _statistics(x: torch.Tensor, line: str) -> torch.Tensor:
     return x.new_empty((_native.describe(line)[count], rows), dtype=_arithmetic(x.dtype))
 
 
-@torch.library.register_fake("onepass::elementwise_forward", lib=library)
+@_fake("elementwise_forward")
 def elementwise_results(x, operands, line, dropout_state):
     _require_device(x, line, operands)
     return _results(x, line)
 
 
-@torch.library.register_fake("onepass::rowwise_forward", lib=library)
+@_fake("rowwise_forward")
 def rowwise_results(x, operands, line, dropout_state, save_statistics):
     _require_device(x, line, operands)
     results = _results(x, line)
@@ -81,9 +117,9 @@ def rowwise_results(x, operands, line, dropout_state, save_statistics):
     return results
 
 
-@torch.library.register_fake("onepass::linear_forward", lib=library)
-@torch.library.register_fake("onepass::scores_forward", lib=library)
-@torch.library.register_fake("onepass::attention_forward", lib=library)
+@_fake("linear_forward")
+@_fake("scores_forward")
+@_fake("attention_forward")
 def contraction_results(x, operands, line, dropout_state, save):
     facts = _native.describe(line)
     _require_device(x, line, operands)
@@ -121,21 +157,21 @@ def gradients_of(like: torch.Tensor, line: str, operand_types: list[int], wanted
     return [like.new_empty(shape(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
 
 
-@torch.library.register_fake("onepass::elementwise_backward", lib=library)
+@_fake("elementwise_backward")
 def _(gradients, x, operands, resumed, dropout_state, line, operand_types, wanted):
     _require_devices(gradients, x, operands, resumed)
     return gradients_of(gradients[0], line, operand_types, wanted)
 
 
-@torch.library.register_fake("onepass::rowwise_backward", lib=library)
+@_fake("rowwise_backward")
 def _(gradients, x, operands, resumed, statistics, dropout_state, line, operand_types, wanted):
     _require_devices(gradients, x, operands, resumed, statistics)
     return gradients_of(like_x(line, gradients, x, resumed), line, operand_types, wanted)
 
 
-@torch.library.register_fake("onepass::linear_backward", lib=library)
-@torch.library.register_fake("onepass::scores_backward", lib=library)
-@torch.library.register_fake("onepass::attention_backward", lib=library)
+@_fake("linear_backward")
+@_fake("scores_backward")
+@_fake("attention_backward")
 def _(gradients, x, operands, resumed, statistics, product, resumed_behind, dropout_state, line, types, wanted):
     _require_devices(gradients, x, operands, resumed, statistics, product, resumed_behind)
     return _gradients_of_contraction(gradients[0], operands, line, types, wanted)
@@ -157,13 +193,13 @@ def _gradients_of_contraction(dy, operands, line, types, wanted):
     return [dy.new_empty(like(output), dtype=OF_DTYPE[output["dtype"]]) for output in plan["outputs"]]
 
 
-@torch.library.register_fake("onepass::linear_forward_with_gradients", lib=library)
+@_fake("linear_forward_with_gradients")
 def _(x, operands, line, dropout_state, gradients, types, wanted):
     numbers = contraction_results(x, operands, line, dropout_state, False)
     return numbers + _gradients_of_contraction(gradients[0], operands, line, types, wanted)
 
 
-@torch.library.register_fake("onepass::times_", lib=library)
+@_fake("times_")
 def _(x, factor):
     return None
 
@@ -177,7 +213,7 @@ def places_of_operands(own: int, line: str, count: int) -> list[tuple[int, int]]
     return places
 
 
-@torch.library.register_fake("onepass::group_forward", lib=library)
+@_fake("group_forward")
 def group_results(xs, operands, line, dropout_state, save, own, stack):
     count = len(xs)
     for i, x in enumerate(xs):
@@ -193,7 +229,7 @@ def group_results(xs, operands, line, dropout_state, save, own, stack):
     return results
 
 
-@torch.library.register_fake("onepass::group_backward", lib=library)
+@_fake("group_backward")
 def _(gradients, xs, operands, resumed, statistics, dropout_state, line, operand_types, wanted, own, stack):
     _require_devices(gradients, xs, operands, resumed, statistics)
     count = gradients[0].shape[0] if stack else len(gradients) // (1 + _native.describe(line)["keeps"])
@@ -223,7 +259,7 @@ def draw_dropout_state(like: torch.Tensor, generator: torch.Generator | None = N
 library.impl("dropout_state", draw_dropout_state, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("onepass::dropout_state", lib=library)
+@_fake("dropout_state")
 def _(like):
     return like.new_empty((2,), dtype=torch.int64)
 

@@ -26,6 +26,7 @@ from onepass.rewrite.groups import Groups, group_norms, put_groups
 from onepass.rewrite.heads import Head, heads, put_head
 from onepass.rewrite.inputs import by_memory, copied
 from onepass.rewrite.linear import begins_in_cache, name_linear, with_linear_layers
+from onepass.rewrite.linears import join_linears
 from onepass.rewrite.masks import name_masks
 from onepass.rewrite.modes import enters, leaves_as_found
 from onepass.rewrite.report import Fused, Report
@@ -149,6 +150,8 @@ def rewrite(
     rejoin_biases(graph)
     take_before_copies(graph)
     done += [Fused.of_call(node) for node in put_own_attention(graph)]
+    if training and then == "eager":
+        join_linears(graph)
     graph.lint()
     gm.recompile()
     return done

@@ -30,10 +30,9 @@ void each_view(const arguments& a, const Body& body) {
   }
 }
 
-// The most elements that one access may move: a divisor of the row and of every tensor's alignment.
-int access_for(const arguments& a, int lanes) {
-  int access = lanes;
-  while (access > 1 && a.columns % access != 0) access /= 2;
+// The most elements, `most` or fewer, that one access may move where rows begin: a divisor of every tensor's alignment.
+int access_for(const arguments& a, int most) {
+  int access = most;
   each_view(a, [&](const view& v) {
     if (v.column_stride == 0 || v.column_stride > kOneForTwo) return;  // numbers are moved one by one
     const int size = size_of(v.type);
@@ -251,7 +250,8 @@ void choose_elementwise(const request& r, const arguments& a, const device_facts
 
 // What is loaded before a row's statistics: all that words behind the row word take, if there are registers for it.
 uint64 early_operands(const request& r, const configuration& c, int resident) {
-  if (r.backward || c.recomputes != 0 || c.access != c.vector_size || r.features > 0 || r.rope >= 0) return 0;
+  if (r.backward || c.recomputes != 0 || c.access != c.vector_size || c.ragged != 0 || r.features > 0 || r.rope >= 0)
+    return 0;
   uint64 early = 0;
   for (int i = 0; i < kMaxOperands; ++i) {
     const bool is_row = (r.behind >> i & 1) != 0 && (c.single_operand >> i & 1) == 0;
@@ -514,11 +514,13 @@ request request_of(const spec::frame& f, const spec::gradients& plan, std::strin
   return r;
 }
 
-configuration describe(const request& r, const arguments& a) {
+configuration describe(const request& r, const arguments& a, bool may_be_ragged) {
   configuration c{};
   constexpr int kWarp = 32;  // threads that share a group of columns, at most
   c.vector_size = std::max(16 / size_of(r.x), r.group / kWarp);
   c.access = access_for(a, c.vector_size);
+  c.ragged = may_be_ragged && c.access == c.vector_size && a.columns % c.access != 0 && r.rope < 0 && together(r) <= 1;
+  while (!c.ragged && a.columns % c.access != 0) c.access /= 2;
   // A lane of one small access needs no shifts; but dropout draws for eight elements at once.
   c.unit = static_cast<uint64>(r.unit > 1 ? r.unit : 0);
   if (together(r) <= 1 && c.access * size_of(r.x) >= (r.draws ? 8 : 4)) c.vector_size = c.access;
@@ -536,7 +538,7 @@ configuration describe(const request& r, const arguments& a) {
   c.single_y = a.y.column_stride == 0;
   c.saves_statistics = !r.backward && a.statistics != nullptr;
   c.only_statistics = r.only_statistics;
-  c.in_place = r.in_place;
+  c.in_place = r.in_place, c.strided_dx = a.dx.data && !is_dense(a.dx, a);
   const bool writes_dx_alone = (r.wants_tensor | r.wants_column) == 0 && !r.wants_recompute;
   c.one_factor = static_cast<uint64>(r.in_place && r.scales_alone && writes_dx_alone && is_one_number(a.operand[0]));
   c.cluster = 1;

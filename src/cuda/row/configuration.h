@@ -96,7 +96,8 @@ constexpr bool has_whole_rows(const request& r, const configuration& c) {
 int result_bits(const request&);  // significant ones of the results, at most
 
 // What tensors, dtypes and alignment say, before anything is chosen.
-configuration describe(const request&, const arguments&);
+// may_be_ragged: of a kernel of rows, whose accesses may go on behind a row's end.
+configuration describe(const request&, const arguments&, bool may_be_ragged = false);
 
 // The kernels of a call, in order: one, or a long row's parts. Column sums come from the last.
 // Pure arithmetic: the same shapes, alignment and chip give the same plans.

@@ -29,7 +29,7 @@ const kernel& find_or_build(const request& r, const plan& p, int device, void* s
 }  // namespace
 
 std::vector<plan> prepare(const request& r, const arguments& a, int device, void* stream) {
-  return prepare(r, a, describe(r, a), device, stream);
+  return prepare(r, a, describe(r, a, true), device, stream);
 }
 
 std::vector<plan> prepare(const request& r, const arguments& a, const configuration& described, int device,

@@ -15,11 +15,10 @@
 #include <vector>
 
 #include "src/torch/autograd/joined.h"
+#include "src/torch/autograd/linears.h"
 #include "src/torch/autograd/operators.h"
 
 namespace onepass::autograd {
-
-using torch::autograd::AutogradContext;
 
 // Where a call's tensors stand: x of each tensor, then of each operand one for all, or where its bit is in `own`, one
 // for each.
@@ -392,6 +391,8 @@ TORCH_LIBRARY_FRAGMENT(onepass, m) {
       torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::differentiable)));
   m.def("joined(Tensor[] all) -> Tensor[]",
         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::joined)));
+  m.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
+        torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(onepass::autograd::linears)));
 }
 
 // As if torch had allocated the tensor's memory: what resizes it takes other memory from torch, and gives this back.

@@ -44,6 +44,15 @@ Tensor fresh(std::initializer_list<std::int64_t> sizes, dtype type, const device
 
 dtype arithmetic_of(const Tensor& t) { return result_dtype(dtype_of(t), dtype::f32); }
 
+// Rows of `matrix`'s products. On CUDA each begins at 16 bytes: cuBLAS takes several times as long where they do not
+// (of 50257 words, say), and threads read none of what others write where a gradient takes a product's place.
+Tensor padded_matrix(std::int64_t rows, const Tensor& matrix) {
+  const dtype type = dtype_of(matrix);
+  const std::int64_t columns = matrix.size(0), step = device_of(matrix).is_cuda() ? 16 / size_of(type) : 1,
+                     stride = (columns + step - 1) / step * step;
+  return view_of(fresh({rows, stride}, type, device_of(matrix)), {rows, columns}, {stride, 1});
+}
+
 // The gradient of the matrix: a sum of one product a chunk (see choice::kFewChunks).
 class matrix_sum {
  public:
@@ -134,10 +143,7 @@ class gradients_behind {
 class product_chunks {
  public:
   explicit product_chunks(const chunked_call& call)
-      : call_(call),
-        rows_(call.input.size(0)),
-        memory_(
-            fresh({std::min(call.rows, rows_), call.weight.size(0)}, dtype_of(call.weight), device_of(call.weight))) {}
+      : call_(call), rows_(call.input.size(0)), memory_(padded_matrix(std::min(call.rows, rows_), call.weight)) {}
 
   std::int64_t count() const { return (rows_ + call_.rows - 1) / call_.rows; }
 
@@ -253,9 +259,6 @@ chunked_results backward_in_chunks(const chunked_call& call, const backward_call
   std::optional<matrix_sum> sum;
   if (plan.wants_weight) sum.emplace(call.weight, chunks.count());
   const auto wanted_behind = static_cast<std::int64_t>(plan.wants_behind);
-  // Endings' gradients need no sum over the row: they may take the product's place.
-  const bool in_place =
-      !device_of(call.weight).is_cuda() || cuda::may_be_in_place(dtype_of(call.weight), call.weight.size(0));
   chunked_results results;
   if (plan.wants_input)
     results.input = fresh({rows, call.weight.size(1)}, dtype_of(call.weight), device_of(call.weight));
@@ -270,7 +273,7 @@ chunked_results backward_in_chunks(const chunked_call& call, const backward_call
         const std::vector<std::optional<Tensor>> given(some.begin(), some.end());
         const std::optional<Tensor> none, x = product;
         backward_call back{upstream, x, given, none, saved, none, parts.behind, types, wanted_behind};
-        if (in_place) back.dx = &product;
+        back.dx = &product;  // endings' gradients need no sum over the row
         const std::vector<Tensor> made = backward(back);
         behind.take(made, begin, chunk);
         if (!plan.wants_input && !plan.wants_weight) return;

@@ -10,6 +10,7 @@ from torch.library import opcheck
 import onepass
 import onepass.functional as F
 from helpers import Recorder, as_tuple, make_inputs, upstream
+from onepass._operators import fake
 
 LINES = [
     "bias | gelu",
@@ -64,6 +65,15 @@ def test_inductor(line, device):
     for ours, expected in zip(step(compiled, inputs.tensors), step(function, inputs.tensors)):
         for a, b in zip(ours, expected, strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_inductor_knows_all_operators():
+    """It does not find out by itself: torch 2.11 writes down all that an operator's arguments are made of then."""
+    from torch._inductor.lowering import lowerings
+
+    torch.compile(lambda x: onepass.fused("gelu", x))(torch.randn(3, 8))
+    ours = [getattr(torch.ops.onepass, name).default for name in fake.names]
+    assert ours and all(operator in lowerings for operator in ours)
 
 
 def test_a_line_object_in_a_compiled_function(device):

@@ -60,6 +60,7 @@ class cursor : public position<Config> {
   // are smaller than vectors, a vector's numbers are in two windows of 16 bytes, and a run has more than it has
   // vectors.
   static constexpr bool kInWindows = Config::kAccess < kRun;
+  static constexpr bool kWholeLanes = Config::kAccess == V && !Config::kRagged;  // or none, of a row's end
   static constexpr int kVectorBytes = V * size_of(Config::kX);
   static constexpr int kRunVectors = Config::kAcross * (Config::kHeldVectors > 0 ? Config::kHeldVectors : 1);
   static constexpr int kRunBytes = row_bytes(1, kRunVectors, Config::kSpareVectors, kVectorBytes);
@@ -337,7 +338,7 @@ class cursor : public position<Config> {
   ONEPASS_FUNCTION void contract(vector x, vector w) {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      if (Config::kAccess == V || i < count_) features_[J] = fma_number(x.v[i], w.v[i], features_[J]);
+      if (kWholeLanes || i < count_) features_[J] = fma_number(x.v[i], w.v[i], features_[J]);
     }
   }
   template <int J>
@@ -490,15 +491,21 @@ class cursor : public position<Config> {
     using memory_of = memory<D, kRun, Access>;
     return memory_of::template numbers_of<T>(memory_of::load_copied(copy, row));
   }
+  // Of results.
+  static constexpr __device__ bool has_dense_rows(stream s) { return s != stream::y || !Config::kStridedDx; }
   template <dtype D, stream S>
-  ONEPASS_FUNCTION void write(const view& v, vector value) const {  // results are dense
+  ONEPASS_FUNCTION void write(const view& v, vector value) const {
     if constexpr (is_in(Config::kStaged, S)) {
       using memory_of = memory<D, V, Config::kAccess>;
       *reinterpret_cast<uint4*>(result_ + place_in(Config::kStaged, S) * kResultBytes) =
           memory_of::whole(memory_of::buffer_of(value));
     } else {
       each_run(value, [&](int, index column, auto run) {
-        memory<D, kRun, Config::kAccess>::store(this->template address<D, true>(v, column), run, count_ / kRuns);
+        auto* const to = this->template address<D, has_dense_rows(S)>(v, column);
+        if constexpr (Config::kRagged) {
+          if (count_ < V) return memory<D, kRun, 1>::store(to, run, count_);
+        }
+        memory<D, kRun, Config::kAccess>::store(to, run, count_ / kRuns);
       });
     }
   }
@@ -508,7 +515,7 @@ class cursor : public position<Config> {
     if constexpr (is_in(Config::kStaged, S)) {
       const int across = static_cast<int>(threadIdx.x) % Config::kAcross;
       store_run<size_of(D), kRunVectors / Config::kAcross, Config::kAcross>(
-          this->template address<D, true>(v),
+          this->template address<D, has_dense_rows(S)>(v),
           results_ - across * kVectorBytes + place_in(Config::kStaged, S) * kResultBytes, run_, across);
     }
   }

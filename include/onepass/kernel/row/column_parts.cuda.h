@@ -126,7 +126,7 @@ ONEPASS_FUNCTION void write_part(const arguments& a, pack<typename Config::arith
     const int64 column = first + across * V;
     const int count = count_at<V>(column, a.columns);
     if constexpr (!column_order<Line>::kZips) {
-      store_as<Config::kAccess>(type, to, column, sum, count);
+      store_as<Config::kRagged ? 1 : Config::kAccess>(type, to, column, sum, count);
     } else {
 #pragma unroll
       for (int i = 0; i < V; ++i)

@@ -24,12 +24,12 @@ ONEPASS_FUNCTION void for_vectors(const arguments& a, int across, typename Confi
 #pragma unroll
   for (int k = 0; k < Config::kHeldVectors; ++k) {
     const auto column = first + column_of<Config>(k, across);
+    const bool is_whole = whole || k < Config::kWholeVectors;
     if constexpr (Config::kAccess == V || Config::kInHalves) {
-      if (Config::kExact || whole || k < Config::kWholeVectors ||
-          column < static_cast<typename Config::index>(a.columns))
-        body(k, column, V);
+      if (Config::kExact || is_whole || column < static_cast<typename Config::index>(a.columns))
+        body(k, column, !Config::kRagged || is_whole ? V : count_at<V>(column, a.columns));
     } else {
-      body(k, column, whole || k < Config::kWholeVectors ? V : count_at<V>(column, a.columns));
+      body(k, column, is_whole ? V : count_at<V>(column, a.columns));
     }
   }
 }
@@ -228,8 +228,10 @@ class thread_row {
         const auto present = first_n<vector>(count);
         const vector term = where(present, exp_term(value, shift), vector(T(0)));
         sum = k == 0 ? term : sum + term;
-        if constexpr (kHasProducts)
-          products = fma(term, ONEPASS_TARGET::max(value - vector(shift), vector(T(-1000))), products);  // 0, not -inf
+        if constexpr (kHasProducts) {
+          const vector exponent = ONEPASS_TARGET::max(value - vector(shift), vector(T(-1000)));  // not -inf times 0
+          products = fma(term, where(present, exponent, vector(T(0))), products);
+        }
         if constexpr (kHasTotal) total = total + where(present, value, vector(T(0)));
         if constexpr (kPicks) picked += element_of(value, at - static_cast<int64>(column));
       });
