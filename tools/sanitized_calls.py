@@ -57,6 +57,12 @@ def strided(x: torch.Tensor) -> torch.Tensor:
     return x.new_zeros((*x.shape[:-1], x.shape[-1] + 3))[..., : x.shape[-1]].copy_(x)
 
 
+def padded(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers in rows that begin at 16 bytes."""
+    step = 16 // x.element_size()
+    return x.new_zeros((*x.shape[:-1], -(-x.shape[-1] // step) * step))[..., : x.shape[-1]].copy_(x)
+
+
 def transposed(x: torch.Tensor) -> torch.Tensor:
     """The same numbers, the first dimension innermost but one."""
     return x.transpose(0, -2).contiguous().transpose(0, -2)
@@ -144,6 +150,12 @@ KEEPING = "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"
 ELEMENTWISE, ROWWISE = "elementwise_forward elementwise_backward", "rowwise_forward rowwise_backward"
 STREAMED, PAIRED, TILES = "rowwise_forward_streamed", "rowwise_forward_paired", "rowwise_backward_tiles"
 PARTS = " ".join(f"rowwise_{way}_{part}" for way in ("forward", "backward") for part in ("parts", "combined", "tiles"))
+
+
+def head(words: int, device: str) -> None:
+    x, matrix = torch.randn(40, 64, device=device, dtype=BF16), torch.randn(words, 64, device=device, dtype=BF16)
+    target = torch.randint(words, (40,), device=device)
+    both_ways(lambda x, matrix: F.linear_cross_entropy(x, matrix, target), [x, matrix])
 
 
 def norms_and_rope(device: str) -> None:
@@ -253,6 +265,11 @@ def plain_lines() -> None:
     line("targets, 8000 columns", f"{STREAMED} {TILES}", "cross_entropy", (9, 8000))
     line("targets in a warp", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logprob | entropy", (70, 120), F32)
     line("targets, 128256 columns", f"{STREAMED} {TILES}", "bias | cross_entropy(0.1)", (5, 128256))
+    line("targets, padded rows", f"rowwise_forward {TILES}", "bias | logprob | entropy", (37, 1001), lies=padded)
+    line("targets, padded long rows", f"{STREAMED} {TILES}", "bias | cross_entropy(0.1)", (5, 32001), F16, lies=padded)
+    line("another row, padded", f"{PAIRED} {TILES}", "kl_div(0.5)", (9, 5001), lies=padded)
+    add("a head of 1001 words", f"rowwise_forward {TILES}", partial(head, 1001))
+    add("a head of 30522 words", f"{STREAMED} {TILES}", partial(head, 30522))
     line("another row, short", f"{PAIRED} {TILES}", "kl_div", (50, 200), BF16)
     line("another row, of odd length", f"{PAIRED} {TILES}", "bias | kl_div(0.5, 2)", (9, 5001), F16)
     line("another row, long", f"{PAIRED} {TILES}", "kl_div(1)", (5, 30000), BF16)
