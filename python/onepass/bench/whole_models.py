@@ -112,7 +112,8 @@ class Whole:
             return {"pixel_values": torch.randn(self.shape), **classes}
         if self.architecture == "Whisper":
             sound = torch.randn(self.shape[0], model.config.num_mel_bins, 2 * model.config.max_source_positions)
-            return {"input_features": sound, "labels": torch.randint(2, model.config.vocab_size, self.shape)}
+            labels = torch.randint(2, model.config.vocab_size, self.shape)
+            return {"input_features": sound, "labels": labels, "use_cache": False}
         ids: Tensor = torch.randint(2, model.config.vocab_size, self.shape)  # below are paddings, which mask
         if self.head == CAUSAL or self.architecture in DECODERS:
             return {"input_ids": ids, "use_cache": False, **({"labels": ids} if self.trains else {})}

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from onepass.graph.effects import unwrapped
+from onepass.graph.effects import effects_of, unwrapped
 from onepass.graph.operations import value_of
 from onepass.pricing import formulas
 from onepass.pricing.counting import Counts, TensorLike, count
@@ -34,9 +34,10 @@ def given_to(node: fx.Node) -> list[Tensor]:
 
 
 def gives_memory(node: fx.Node) -> bool:
-    """Whether a node gives a tensor that is no view of one that it was given."""
+    """Whether a node gives a tensor that is neither one that it was given, such as dropout that is off, nor a view."""
     there = {memory for tensor in given_to(node) for memory in _memory(tensor)}
-    return any(not memory <= there for memory in map(_memory, results_of(node)))
+    made = [tensor for tensor in results_of(node) if not _memory(tensor) <= there]
+    return len(made) > bool(effects_of(node).gives)
 
 
 def trains(node: fx.Node) -> bool:

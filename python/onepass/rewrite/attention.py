@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onepass import functional
 from onepass.functional._engines import Call, call_of, choose
-from onepass.graph.effects import changes_shapes, remove_unused
+from onepass.graph.effects import UNKNOWN, changes_shapes, effects_of, remove_unused
 from onepass.graph.operations import APART, is_tensor, operation, same, same_shape, value_of
-from onepass.rewrite.find.chains import Chain, Order
+from onepass.rewrite.find.chains import Chain, Order, lies_as
 from onepass.word import about
 
-__all__ = ["put_own_attention", "take_before_copies", "with_products"]
+__all__ = ["drop_second_copies", "put_own_attention", "take_before_copies", "with_products"]
 
 
 def with_products(chain: Chain) -> Chain:
@@ -143,10 +144,40 @@ def _copied(node: fx.Node) -> fx.Node | None:
     if not isinstance(joined, (list, tuple)) or not all(map(is_tensor, joined)):
         return None
     full = [t for t in joined if not same(value_of(t).numel(), 0)]
-    if len(full) != 1:
+    if len(full) != 1 or any(value_of(t).requires_grad for t in joined if t is not full[0]):
         return None
     before, after = value_of(full[0]), value_of(node)
     return full[0] if before.dtype == after.dtype and same_shape(before.shape, after.shape) else None
+
+
+def drop_second_copies(graph: fx.Graph) -> None:
+    """Leaves out `cat` of a tensor that was just made contiguous and tensors that are empty, as a cache's first update
+    is written. Attention cannot take what was before both where the graph gives the cache: the next graph may ask for
+    its gradient."""
+    if changes_shapes(graph):
+        return
+    order = Order(graph)
+    for node in list(graph.nodes):
+        first = _copied(node) if node.target in (torch.cat, torch.concat) else None
+        if first is not None and effects_of(node).none and _is_copy_for(first, node, order):
+            node.replace_all_uses_with(first)
+            remove_unused(graph, [node])
+
+
+def _is_copy_for(copy: fx.Node, user: fx.Node, order: Order) -> bool:
+    """Whether it is new memory, made for one user alone, that could give it as it is."""
+    op = operation(copy)
+    if op is None or op.name != "same" or list(copy.users) != [user]:
+        return False
+    memory, value, result = order.memory.of(copy), value_of(copy), value_of(user)
+    return (
+        UNKNOWN not in memory
+        and not memory & order.memory.of(op.arguments[0])
+        and not is_traceable_wrapper_subclass(value)
+        and lies_as(value, result)
+        and value.requires_grad == result.requires_grad
+        and order.modes[order.index[copy]] == order.modes[order.index[user]]
+    )
 
 
 def _before_repeats(

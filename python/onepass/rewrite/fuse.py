@@ -18,7 +18,7 @@ from onepass.graph.operations import is_tensor, leave_apart, value_of
 from onepass.pricing.prices import Price
 from onepass.pricing.profile import Profile, profile_of
 from onepass.rewrite import prices
-from onepass.rewrite.attention import put_own_attention, take_before_copies, with_products
+from onepass.rewrite.attention import drop_second_copies, put_own_attention, take_before_copies, with_products
 from onepass.rewrite.checkpoints import checkpointed_blocks, differing_blocks, draw_again
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
@@ -149,6 +149,7 @@ def rewrite(
     put_lines(graph, found)
     rejoin_biases(graph)
     take_before_copies(graph)
+    drop_second_copies(graph)
     done += [Fused.of_call(node) for node in put_own_attention(graph)]
     if training and then == "eager":
         join_linears(graph)

@@ -176,6 +176,13 @@ def test_prices_keep_to_the_roofline(case):
         assert bool(price.bytes) == bool(bytes)
 
 
+@pytest.mark.parametrize("p, training", [(0.0, True), (0.1, False)])
+def test_dropout_that_is_off_moves_nothing(p, training):
+    """It gives the tensor that it takes, of which Dynamo shows a copy (torch 2.11)."""
+    explained = onepass.explain(lambda x: F.dropout(x.tanh(), p, training), X, device="h200")
+    assert [operator.name for operator in explained.operators] == ["tanh"]
+
+
 def test_the_issues_convolution():
     """Batch 64, 512 x 56 x 56: 9.5e11 flops forward, 2.9 ms in all is the peak."""
     with torch.device("meta"):

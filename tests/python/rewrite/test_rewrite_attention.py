@@ -8,7 +8,7 @@ import onepass
 from captures import captured
 from onepass.graph.operations import leave_apart, operation
 from onepass.rewrite import fuse as fusing
-from onepass.rewrite.attention import take_before_copies
+from onepass.rewrite.attention import drop_second_copies, take_before_copies
 
 
 def heads(x, count):
@@ -57,6 +57,7 @@ def calls(function, *inputs):
     graph = captured(function, *inputs)
     leave_apart(graph)
     take_before_copies(graph)
+    drop_second_copies(graph)
     graph.lint()
     found = [node for node in graph.nodes if (op := operation(node)) is not None and op.name == "attention"]
     names = [getattr(node.target, "__name__", node.target) for node in graph.nodes if node.op.startswith("call")]
@@ -190,6 +191,73 @@ def test_what_stays_as_it_is(function):
     except ValueError:  # a graph that Dynamo breaks at a hook
         assert function is with_hook
     agree(function, given())
+
+
+def cached(q, k, v):
+    none = torch.tensor([], dtype=q.dtype)
+    k, v = (torch.cat([none, heads(t, 2).contiguous()], dim=-2) for t in (k, v))
+    return attend(heads(q[..., :8], 2), k, v), k, v
+
+
+def test_a_cache_that_is_given_is_copied_once():
+    """Attention takes what is given, whose gradient somebody may ask for."""
+    names, [(_, key, value, *_)] = calls(cached, *given())
+    assert names.count("contiguous") == 3 and "cat" not in names and "tensor" not in names
+    assert [operation(node).name for node in (key, value)] == ["same", "same"]
+    agree(cached, given())
+    outcomes = []
+    for way in (cached, onepass.fuse(cached)):
+        result, k, v = way(*given())
+        assert not k._is_view() and k.is_contiguous() and not v._is_view()
+        outcomes.append(torch.autograd.grad(result.square().sum(), (k, v)))
+        with torch.no_grad():
+            k.zero_()
+    for theirs, ours in zip(*outcomes):
+        torch.testing.assert_close(ours, theirs)
+
+
+def looked_at(q, k, v):
+    copy = heads(k, 2).contiguous()
+    return q, torch.cat([k.new_empty(0), copy], dim=-2), copy
+
+
+def of_a_row(q, k, v):  # contiguous already: a view
+    return q, torch.cat([k.new_empty(0), heads(k, 1).contiguous()], dim=-2)
+
+
+def lying_otherwise(q, k, v):
+    return q, torch.cat([k.new_empty(0), heads(k, 2)], dim=-2)
+
+
+def needing_a_gradient(q, k, v):
+    return q, torch.cat([v[:0, 0, 0], heads(k, 2).contiguous()], dim=-2)
+
+
+def in_another_mode(q, k, v):
+    copy = heads(k, 2).contiguous()
+    with torch.no_grad():
+        return q, torch.cat([k.new_empty(0), copy], dim=-2)
+
+
+def of_a_result(q, k, v):  # backward reads what exp gives, which the caller may overwrite where it is given
+    return q, torch.cat([k.new_empty(0), k.exp()], dim=-1)
+
+
+@pytest.mark.parametrize(
+    "function", [looked_at, of_a_row, lying_otherwise, needing_a_gradient, in_another_mode, of_a_result]
+)
+def test_tensors_that_cat_copies(function):
+    graph = captured(function, *given())
+    leave_apart(graph)
+    drop_second_copies(graph)
+    assert any(node.target is torch.cat for node in graph.nodes)
+    tensors = given()
+    _, joined, *others = onepass.fuse(function)(*tensors)
+    assert not joined._is_view()
+    with torch.no_grad():
+        joined.zero_()
+    assert all(tensor.abs().sum() > 0 for tensor in (*tensors, *others))
+    (joined.sum() + sum(t.sum() for t in tensors)).backward()
 
 
 def test_rows_stay_one_number_behind_the_other():
