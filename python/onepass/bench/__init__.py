@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from onepass.bench import head, report, shares, whole
+from onepass.bench import any_lines, head, report, shares, whole
+from onepass.bench.any_lines import ANY_LINES
 from onepass.bench.attention import ATTENTIONS
 from onepass.bench.cases import host_case, run_case
 from onepass.bench.machine import facts
@@ -26,7 +27,8 @@ from onepass.pricing.timing import clock_for
 
 __all__ = ["run"]
 
-SECONDS = {"cuda": 1.5, "cpu": 4.0}  # of rounds, for each case and direction of the table; half in other suites
+SECONDS = {"cuda": 1.5, "cpu": 4.0}  # of rounds, for each case and direction of the table
+OF_THEM = {"table": 1.0, "any": 0.1}  # by suite; half of them in others
 LIMIT_S = 420.0  # on CUDA no case begins later: a lent machine runs a command for ten minutes
 
 
@@ -41,7 +43,7 @@ def run(
     dtype: torch.dtype | None = None,
     plot: Path | None = None,
     *,
-    patterns: Sequence[Pattern] = (*PATTERNS, *ATTENTIONS, *MODELS, *PROGRAMS),
+    patterns: Sequence[Pattern] = (*PATTERNS, *ATTENTIONS, *MODELS, *PROGRAMS, *ANY_LINES),
 ) -> dict[str, Any]:
     """Times the patterns, prints a table and returns what was measured.
 
@@ -59,8 +61,9 @@ def run(
             with `linear` beside the product alone; "attention", beside the engines that PyTorch has for it;
             "attention_curve", its probabilities over the number of keys; "attention_odd", of odd numbers of keys;
             "models", whole ones with their attentions; "programs", endings, several row words, columns of a batch,
-            codes and rope behind a norm; "programs_curve", some of them over the row's length; "host", only the host's
-            time for a call; "fuse", whole ones as they are, compiled and fused (providers eager, compile, onepass,
+            codes and rope behind a norm; "programs_curve", some of them over the row's length; "any", random lines of
+            random lengths, with a summary (`only` is of their names, any_000 to any_199); "host", only the host's time
+            for a call; "fuse", whole ones as they are, compiled and fused (providers eager, compile, onepass,
             onepass_inductor); "head", a language model's head and loss beside its products (`only` is of their shapes;
             providers eager, compile, torch_chunked, liger, quack, onepass, onepass_none); "explain", what of
             architectures lines would do (`only` is of their names), which runs none.
@@ -84,7 +87,7 @@ def run(
         raise ValueError(f"no suite is called {suite!r}; there are {', '.join(SUITES)}")
     competitors, versions = find_providers(providers, on, suite)
     clock = clock_for(on)
-    seconds = 0.3 if quick else SECONDS[on.type] * (1.0 if suite == "table" else 0.5)
+    seconds = 0.3 if quick else SECONDS[on.type] * OF_THEM.get(suite, 0.5)
     cases = [(pattern, case) for pattern in chosen for case in cases_of(pattern, on.type, quick, suite)]
     if dtype is not None:
         cases = [(pattern, case) for pattern, case in cases if case.dtype == dtype]
@@ -103,9 +106,9 @@ def run(
             progress.advance(task)
         if suite == "host":
             progress.update(task, description="host time of a call", refresh=True)
-            timed = [pattern for pattern in chosen if not pattern.contracts]
+            timed = [pattern for pattern in chosen if not pattern.contracts and pattern.suite != "any"]
             results["host"] = [row for pattern in timed for row in host_case(pattern, on, competitors)]
-    report.show(results, console)
+    (any_lines if suite == "any" else report).show(results, console)
     report.write(results, json)
     if plot is not None:
         for file in report.plot(results, plot):

@@ -16,7 +16,7 @@ __all__ = ["SUITES", "cases_of"]
 
 def table(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """The shapes of the README's tables."""
-    return () if pattern.contracts or pattern.suite == "programs" else pattern.of_device(device_type)
+    return () if pattern.contracts or pattern.suite in ("programs", "any") else pattern.of_device(device_type)
 
 
 def linear(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
@@ -53,6 +53,11 @@ def models(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
 def programs(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Endings, several row words, columns of a batch."""
     return pattern.of_device(device_type) if pattern.suite == "programs" else ()
+
+
+def any(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
+    """Lines that nobody tuned."""
+    return pattern.of_device(device_type) if pattern.suite == "any" else ()
 
 
 LENGTHS = tuple(2**k for k in range(6, 19))  # of a curve's rows
@@ -107,7 +112,7 @@ def layouts(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
 
 def small(pattern: Pattern, device_type: str) -> tuple[Case, ...]:
     """Where the cost of a call counts; on the CPU also what fits the caches."""
-    if Line(pattern.line).weight is not None:
+    if Line(pattern.line).weight is not None or pattern.suite == "any":
         return ()
     if device_type == "cuda":
         shapes = ((512, 4096), (64, 1024), (1, 4096))
@@ -136,6 +141,7 @@ SUITES: dict[str, Callable[[Pattern, str], tuple[Case, ...]]] = {
         models,
         programs,
         programs_curve,
+        any,
         host,
     )
 }

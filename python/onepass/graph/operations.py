@@ -17,7 +17,7 @@ from onepass.graph.effects import effects_of, memory_of
 
 __all__ = [
     "MOVING",
-    *("Operation", "allocates", "is_contiguous", "is_tensor", "known", "leave_apart", "modes", "operation"),
+    *("Operation", "allocates", "called", "is_contiguous", "is_tensor", "known", "leave_apart", "modes", "operation"),
     *("same", "same_shape", "sizes", "uncast", "value_of"),
 ]
 
@@ -38,6 +38,11 @@ class Operation(NamedTuple):
 def value_of(node: Any) -> Any:
     """What the node gave when it was captured: a tensor without data, or what else it gives."""
     return node.meta.get("example_value") if isinstance(node, fx.Node) else None
+
+
+def called(node: fx.Node) -> Any:
+    """The function, or the method's name; of what a graph is given None, whatever name that has."""
+    return node.target if node.op in ("call_function", "call_method") else None
 
 
 def is_tensor(node: Any) -> bool:

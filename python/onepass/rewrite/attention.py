@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from onepass import functional
 from onepass.functional._engines import Call, call_of, choose
 from onepass.graph.effects import UNKNOWN, changes_shapes, effects_of, remove_unused
-from onepass.graph.operations import APART, is_tensor, operation, same, same_shape, value_of
+from onepass.graph.operations import APART, called, is_tensor, operation, same, same_shape, value_of
 from onepass.rewrite.find.chains import Chain, Order, lies_as
 from onepass.word import about
 
@@ -200,9 +200,9 @@ def _before_repeats(
 def _repeated(node: fx.Node) -> fx.Node | None:
     """The tensor of which a node has each head several times, one behind the other: x[:, :, None] expanded and viewed,
     as most models spell it."""
-    if node.target not in ("reshape", "view", "flatten") or not is_tensor(expanded := node.args[0]):
+    if called(node) not in ("reshape", "view", "flatten") or not is_tensor(expanded := node.args[0]):
         return None
-    if expanded.target not in ("expand", torch.Tensor.expand) or not is_tensor(apart := expanded.args[0]):
+    if called(expanded) not in ("expand", torch.Tensor.expand) or not is_tensor(apart := expanded.args[0]):
         return None
     source = apart.args[0] if _adds_dimension(apart) else None
     if source is None or value_of(source).dim() != 4:  # noqa: PLR2004
@@ -220,7 +220,7 @@ def _adds_dimension(node: fx.Node) -> bool:
     """Whether it is x[:, :, None], or the same spelt otherwise."""
     if not node.args or not is_tensor(node.args[0]):
         return False
-    if node.target in ("unsqueeze", torch.unsqueeze):
+    if called(node) in ("unsqueeze", torch.unsqueeze):
         return node.args[1:] in ((2,), (-3,))
     every = slice(None)
     index = node.args[1] if node.target is operator.getitem else None

@@ -15,7 +15,7 @@ from torch import fx
 from onepass import functional
 from onepass._arguments.shapes import is_sharded
 from onepass.graph.effects import effects_of, evaluated
-from onepass.graph.operations import is_tensor, operation, same, same_shape, sizes, value_of
+from onepass.graph.operations import called, is_tensor, operation, same, same_shape, sizes, value_of
 from onepass.rewrite.find.chains import Order, lies_as
 
 __all__ = ["Head", "heads", "put_head"]
@@ -258,7 +258,7 @@ def _widens(dtype: torch.dtype, to: torch.dtype) -> bool:
 
 
 def _flattens(node: fx.Node) -> bool:
-    return node.target in FLATTENS
+    return called(node) in FLATTENS
 
 
 def _is_part_of_rows(index: Any, dims: int) -> bool:

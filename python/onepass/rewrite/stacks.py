@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from onepass.graph.effects import effects_of, evaluated, remove_unused
-from onepass.graph.operations import allocates, is_tensor, operation, same_shape, value_of
+from onepass.graph.operations import allocates, called, is_tensor, operation, same_shape, value_of
 from onepass.reference import ACTIVATIONS
 from onepass.rewrite.find.chains import Order, is_view, lies_as
 from onepass.rewrite.find.rotary import PIECES
@@ -43,7 +43,7 @@ def turn_pieces(graph: fx.Graph) -> None:
     the halves of a rotary embedding, which is found as it is written."""
     order = Order(graph)
     for split in list(graph.nodes):
-        op = operation(turned := split.args[0]) if split.target in PIECES and split.args else None
+        op = operation(turned := split.args[0]) if called(split) in PIECES else None
         if op is None or op.name != "permuted" or not _is_along_last(split) or len(turned.users) > 1:
             continue
         pieces, (source, dims) = list(split.users), op.arguments
@@ -176,7 +176,7 @@ def _whole_of(pieces: list[fx.Node]) -> fx.Node | None:
         return None
     given = value_of(split)
     whole = split.args[0] if split.args else None
-    splits = split.target in (torch.split, torch.chunk, torch.unbind, torch.tensor_split, *METHODS)
+    splits = called(split) in (torch.split, torch.chunk, torch.unbind, torch.tensor_split, *METHODS)
     if not splits or not is_tensor(whole) or not isinstance(given, (list, tuple)) or len(given) != len(pieces):
         return None
     along_first = (split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)) == 0

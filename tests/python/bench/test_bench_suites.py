@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from onepass import bench
+from onepass import Line, bench
+from onepass.bench.any_lines import ANY_LINES, random_lines
 from onepass.bench.attention import ATTENTIONS
 from onepass.bench.models import MODELS
 from onepass.bench.patterns import LAYOUTS, PATTERNS, Case
 from onepass.bench.programs import PROGRAMS
 from onepass.bench.suites import SUITES, cases_of
 
-EVERY = (*PATTERNS, *ATTENTIONS, *MODELS, *PROGRAMS)
+EVERY = (*PATTERNS, *ATTENTIONS, *MODELS, *PROGRAMS, *ANY_LINES)
 BY_NAME = {pattern.name: pattern for pattern in PATTERNS}
 
 
@@ -41,6 +42,28 @@ def test_attentions_curve_has_as_many_probabilities_everywhere(device_type):
     cases = [case for pattern in ATTENTIONS for case in cases_of(pattern, device_type, suite="attention_curve")]
     assert len({case.out_features * case.shape[0] * case.shape[1] * case.shape[2] for case in cases}) == 1
     assert {case.shape[-1] for case in cases} == {32, 64, 128}
+
+
+def test_any_lines_are_lines_of_lengths_that_nobody_tuned():
+    assert [(p.line, p.cuda) for p in random_lines()] == [(p.line, p.cuda) for p in ANY_LINES]
+    assert len({p.line for p in ANY_LINES}) > 150
+    for pattern in ANY_LINES:
+        (((rows, length), *_),) = pattern.cuda
+        assert Line(pattern.line).weight is None
+        assert 64 <= length <= 2**18 and length & (length - 1) and 2**25 < rows * length <= 2**26
+    assert len({pattern.cuda[0].dtype for pattern in ANY_LINES}) == 3
+    assert any("keep" in p.line for p in ANY_LINES) and any(p.line.endswith("cross_entropy") for p in ANY_LINES)
+
+
+def test_any_lines_are_right_and_summed_up(device, capsys):
+    kept = next(pattern for pattern in ANY_LINES if "keep" in pattern.line)
+    ending = next(pattern for pattern in ANY_LINES if pattern.line.endswith("cross_entropy"))
+    cases = (Case((6, 77), torch.float32),)
+    patterns = [replace(pattern, cpu=cases, cuda=cases) for pattern in (kept, ending)]
+    rows = bench.run(device=device, providers=["eager", "onepass"], patterns=patterns, suite="any")["rows"]
+    assert [row["failure"] for row in rows] == [None] * 4
+    shown = capsys.readouterr().out
+    assert "2 lines" in shown and "median" in shown and "another is ahead in" in shown and "6x77" in shown
 
 
 @pytest.mark.parametrize("name", [pattern.name for pattern in PROGRAMS])

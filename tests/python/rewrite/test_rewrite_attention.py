@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import onepass
 from captures import captured
@@ -418,3 +419,17 @@ def test_pieces_of_turned_tensors(every_line):
 
     for function in (nested, of_some_sizes, along_rows, seen):
         agree(function, [torch.randn(2, 6, 18)])
+
+
+def test_a_block_takes_what_is_named_as_a_method():
+    """Its input is called "view", as what made it, and is none."""
+
+    def function(q, k, v):
+        heads = q.view(2, 6, 2, 8), k.view(2, 6, 2, 4).repeat(1, 1, 1, 2)
+
+        def block(k):
+            return F.scaled_dot_product_attention(heads[0], heads[0], k)
+
+        return checkpoint(block, heads[1], use_reentrant=False) + v.mean()
+
+    agree(function, given())

@@ -12,7 +12,7 @@ import torch
 from torch import Size, Tensor, fx
 
 from onepass.functional import _lines
-from onepass.graph.operations import is_tensor, operation, same, same_shape, value_of
+from onepass.graph.operations import called, is_tensor, operation, same, same_shape, value_of
 
 __all__ = ["Rotation", "find", "may_have"]
 
@@ -112,7 +112,7 @@ def _turned(node: fx.Node, shape: Size) -> Rotation | None:
     """Of a row of this shape, cat((-x₂, x₁), -1), or each pair as (-second, first); without tables."""
     joined, interleaved = _joined(node, torch.cat), False
     nodes = {node}
-    if joined is None and node.target in RESHAPES and is_tensor(node) and same_shape(value_of(node).shape, shape):
+    if joined is None and called(node) in RESHAPES and is_tensor(node) and same_shape(value_of(node).shape, shape):
         stack = node.args[0] if node.args else None
         joined, interleaved = _joined(stack, torch.stack), True
         nodes |= {stack}
@@ -168,7 +168,7 @@ def _part(node: object) -> Part | None:
 
 def _piece(node: fx.Node, pieces: fx.Node, index: int) -> Part | None:
     """Of a row, which is what was split where the pieces' other dimensions are its own."""
-    if pieces.target not in PIECES or not pieces.args or not is_tensor(pieces.args[0]):
+    if called(pieces) not in PIECES or not is_tensor(pieces.args[0]):
         return None
     x, values = pieces.args[0], value_of(pieces)
     if not isinstance(values, (list, tuple)) or not all(isinstance(value, Tensor) for value in values):
