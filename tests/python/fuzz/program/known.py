@@ -175,6 +175,17 @@ def linear(b: Builder) -> None:
     b.emit(linear_of(b, b.row()))
 
 
+@form(5)
+def linears(b: Builder) -> None:
+    """Two layers or three that take one tensor."""
+    x = b.row()
+    n, dtype = b.shape(x)[-1], dtype_of(b[x])
+    for _ in range(b.one_of(2, 2, 3)):
+        m = b.one_of(n, "4", "6")
+        bias = fresh(b, (m,), dtype) if b.often(0.5) else None
+        b.emit(f"F.linear({x}, {fresh(b, (m, n), dtype)}, {bias})")
+
+
 def linear_of(b: Builder, x: str) -> str:
     n, dtype = b.shape(x)[-1], dtype_of(b[x])
     m = b.one_of(n, n, "4", "6")

@@ -236,7 +236,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
     from onepass.rewrite import fuse as fusing
     from onepass.rewrite import heads as losses
     from onepass.rewrite import linear as layers
-    from onepass.rewrite import prices
+    from onepass.rewrite import linears, prices
 
     reference = lines.Line.reference
 
@@ -275,6 +275,7 @@ def prepared(then: str = "eager", linear: bool = False, attention: bool = False)
             stack.enter_context(_replaced(layers, "_gains", lambda *_: True))
         stack.enter_context(_replaced(attentions, "choose", chosen))
         stack.enter_context(_replaced(losses, "LEAST_LOGITS", 0))
+        stack.enter_context(_replaced(linears, "LONG_SUM", 0))
         if then == "aot_eager":
             stack.enter_context(_replaced(compile_fx, "compile_fx", aot_eager))
         stack.enter_context(_replaced(lines.Line, "reference", composed))
