@@ -35,10 +35,10 @@ def join_linears(graph: fx.Graph) -> None:
             continue
         is_layer = _is_layer(node)
         if not (is_layer and alike and _follows(node, alike, order)):
-            _join(graph, alike)
+            _join(order, alike)
             alike = []
         alike += [node] if is_layer else []
-    _join(graph, alike)
+    _join(order, alike)
 
 
 def _has_long_sum(node: fx.Node) -> bool:
@@ -82,17 +82,18 @@ def _follows(node: fx.Node, alike: list[fx.Node], order: Order) -> bool:
     )
 
 
-def _join(graph: fx.Graph, alike: list[fx.Node]) -> None:
+def _join(order: Order, alike: list[fx.Node]) -> None:
     layers = [operation(node).arguments for node in alike]
     if not layers or len(layers) == 1 and not _has_long_sum(alike[0]):
         return
     x, weights, biases = layers[0][0], *zip(*((weight, bias) for _, weight, bias in layers))
+    graph = order.graph
     with graph.inserting_before(alike[0]):
         call = graph.call_function(linears, (x, weights, biases))
         call.meta = {"example_value": tuple(value_of(node) for node in alike)}
         for i, node in enumerate(alike):
             result = graph.call_function(operator.getitem, (call, i))
-            result.meta = dict(node.meta)
+            result.meta, order.index[result] = dict(node.meta), order.index[alike[0]]
             node.replace_all_uses_with(result)
     for node in alike:
         graph.erase_node(node)

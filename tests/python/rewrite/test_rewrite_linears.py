@@ -37,6 +37,15 @@ def with_a_bias(x, q, k, v, of_q, of_v):
     return F.linear(F.linear(x.sigmoid(), q, of_q).mean(-2, keepdim=True), k)
 
 
+def one_behind_the_other(x, q, k, v, of_q, of_v):
+    x = F.linear(x, q, of_q)
+    first, second = F.linear(x, q), F.linear(x, k)
+    x = x * 1.0
+    with torch.no_grad():
+        x.add_(1.0)
+    return first, second, F.linear(x, v, of_v), F.linear(x, v)
+
+
 def joined(function, tensors):
     """How many layers each joint call has."""
     graph = captured(function, *tensors)
@@ -68,7 +77,13 @@ def agree(function, tensors, is_short=False):
 
 @pytest.mark.parametrize(
     ("function", "expected"),
-    [(projected, [3]), (one_is_unused, [3]), (overwritten_results, [2]), (with_a_bias, [1])],
+    [
+        (projected, [3]),
+        (one_is_unused, [3]),
+        (overwritten_results, [2]),
+        (with_a_bias, [1]),
+        (one_behind_the_other, [1, 2, 2]),
+    ],
 )
 @pytest.mark.parametrize("rows", [(2, 5), (7,), (0, 3)], ids=str)
 def test_layers_of_one_input(function, expected, rows, device, monkeypatch):
