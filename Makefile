@@ -111,7 +111,7 @@ $(VENV)/stamp: $(VENV)/cmake.stamp
 
 $(VENV)/test.stamp: EXTRAS := test lint
 $(VENV)/demo.stamp: EXTRAS := demo bench
-$(VENV)/train.stamp: EXTRAS := train
+$(VENV)/train.stamp: EXTRAS := train libraries
 $(VENV)/docs.stamp: EXTRAS := docs
 $(VENV)/test.stamp $(VENV)/demo.stamp $(VENV)/train.stamp $(VENV)/docs.stamp: $(VENV)/stamp
 	$(BIN)/python tools/requirements.py $(EXTRAS) | $(BIN)/python -m pip install --quiet -r /dev/stdin

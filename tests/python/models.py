@@ -1,9 +1,14 @@
-"""Small models of transformers' architectures, with random weights and without dropout."""
+"""Small models of transformers, with random weights and without dropout, and how a fused one is judged."""
+
+import copy
 
 import pytest
 import torch
 
+from onepass.rewrite import fuse as fusing
+
 TOKENS = 24
+RATIO = 1.5
 SMALL = {
     "vocab_size": 50,
     "hidden_size": 32,
@@ -94,7 +99,9 @@ def _padding():
 
 
 def output(result):
-    """Of what a model returns, its last hidden states."""
+    """Of what a model returns, its last hidden states, or a SentenceTransformer's embeddings."""
+    if isinstance(result, dict) and "sentence_embedding" in result:
+        return result["sentence_embedding"]
     return result if isinstance(result, torch.Tensor) else result[0]
 
 
@@ -104,3 +111,29 @@ def moved(inputs, dtype, device):
         k: v.to(device, dtype if v.is_floating_point() else v.dtype) if isinstance(v, torch.Tensor) else v
         for k, v in inputs.items()
     }
+
+
+def take_every_line(monkeypatch):
+    """Models of tests are small: whatever a line can say becomes one, the longest first."""
+    monkeypatch.setattr(fusing, "gain_of", lambda chain, profile, training, then: float(len(chain.nodes)))
+    torch._dynamo.reset()
+
+
+def trained(model, inputs):
+    """The result and all parameters' gradients, from random upstream gradients. Some models write into their inputs."""
+    model.zero_grad()
+    result = output(model(**copy.deepcopy(inputs)))
+    generator = torch.Generator().manual_seed(5)
+    upstream = torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result.device, result.dtype)
+    (result * upstream).sum().backward()
+    return [result.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters())]
+
+
+def assert_as_near(fused, eager, exact):
+    """The contract, with a floor of a few units of the largest gradient: some are zero but for rounding."""
+    largest = max(t.abs().max().item() for t in exact[1:])
+    for i, (ours, theirs, true) in enumerate(zip(fused, eager, exact, strict=True)):
+        scale = true.abs().max().item() if i == 0 else largest
+        floor = 16 * torch.finfo(ours.dtype).eps * scale
+        error, allowed = (ours - true).abs().max().item(), (theirs - true).abs().max().item()
+        assert error <= RATIO * allowed + floor, f"tensor {i}: {error:.2e}, PyTorch's {allowed:.2e}"

@@ -31,6 +31,7 @@ from onepass.rewrite.masks import name_masks
 from onepass.rewrite.modes import enters, leaves_as_found
 from onepass.rewrite.report import Fused, Report
 from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
+from onepass.rewrite.sharded import between_hooks, is_sharded
 from onepass.rewrite.stacks import join_pieces, turn_pieces
 from onepass.word import about
 
@@ -294,8 +295,7 @@ class _Captured:
     skip_nnmodule_hook_guards): there is a capture for each set of modules that have hooks."""
 
     def __init__(self, model: nn.Module, rewriter: Rewriter, dynamic: bool | None, skip_logits: bool) -> None:
-        self.skip_logits = skip_logits
-        self.compile = functools.partial(torch.compile, backend=rewriter, dynamic=dynamic)
+        self.compile = lambda f: torch.compile(called(f, skip_logits), backend=rewriter, dynamic=dynamic)
         self.modules, self.call = model.modules, model
         self.captures: dict[tuple, Callable] = {}
         self.look()
@@ -308,7 +308,8 @@ class _Captured:
         ]
         self.hooks, key = [hooks for *_, hooks in found], tuple((i, name) for i, name, _ in found)
         if key not in self.captures:
-            self.captures[key] = self.compile(called(self.call, self.skip_logits))
+            sharded = is_sharded(self.call)
+            self.captures[key] = between_hooks(self.call, self.compile) if sharded else self.compile(self.call)
         self.captured = self.captures[key]
 
     def __call__(self, *inputs, **options):

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 import onepass
-from models import ARCHITECTURES, make, moved, output
+from models import ARCHITECTURES, assert_as_near, make, moved, output, trained
 from onepass.pricing.profile import profile_of
 from onepass.rewrite import fuse as fusing
-
-RATIO = 1.5
 
 
 @pytest.fixture(autouse=True)
@@ -23,26 +21,6 @@ def every_line(monkeypatch):
 
     monkeypatch.setattr(fusing, "gain_of", gain)
     torch._dynamo.reset()
-
-
-def trained(model, inputs):
-    """The result and all parameters' gradients, from random upstream gradients."""
-    model.zero_grad()
-    result = output(model(**inputs))
-    generator = torch.Generator().manual_seed(5)
-    upstream = torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result.device, result.dtype)
-    (result * upstream).sum().backward()
-    return [result.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters())]
-
-
-def assert_as_near(fused, eager, exact):
-    """The contract, with a floor of a few units of the largest gradient: some are zero but for rounding."""
-    largest = max(t.abs().max().item() for t in exact[1:])
-    for i, (ours, theirs, true) in enumerate(zip(fused, eager, exact, strict=True)):
-        scale = true.abs().max().item() if i == 0 else largest
-        floor = 16 * torch.finfo(ours.dtype).eps * scale
-        error, allowed = (ours - true).abs().max().item(), (theirs - true).abs().max().item()
-        assert error <= RATIO * allowed + floor, f"tensor {i}: {error:.2e}, PyTorch's {allowed:.2e}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
