@@ -40,7 +40,7 @@ console = Console()
 
 SUITES = (
     "table, curve, awkward, layouts, small, linear, attention, attention_curve, attention_odd, models, programs, "
-    "programs_curve, any, host, fuse, head or explain"
+    "programs_curve, any, host, fuse, fuse_small, fuse_shapes, head or explain"
 )
 MOST_ELEMENTS = 2**58
 STATES = {"works": "green", "missing": "yellow", "fails": "red"}

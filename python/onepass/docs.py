@@ -416,12 +416,12 @@ def fill_results(root: Path) -> int:
     Raises:
         ModuleNotFoundError: without matplotlib, where there are pictures to draw; nothing is written then.
     """
-    from onepass.bench import head, predictions, report, shares, whole, whole_picture
+    from onepass.bench import head, predictions, report, shares, whole, whole_picture, whole_shapes
 
     paths = sorted((root / "bench" / "results").glob("*.json"), key=lambda path: path.stem)
     every = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     files = [found for found in every if "device" in found]
-    of_models = [found for found in files if found.get("suite") == "fuse"]
+    of_models = [found for found in files if found.get("suite") in whole.SUITES]
     if any(found.get("suite") in CURVES for found in files) or any(map(whole_picture.has_pictures, of_models)):
         _check_matplotlib()
     pictures = root / "docs" / "pictures"
@@ -429,6 +429,7 @@ def fill_results(root: Path) -> int:
     blocks += [report.host_markdown(found) for found in files if found.get("suite") == "host"]
     blocks += whole.markdown(of_models)
     blocks += map(_shown, whole_picture.plot(of_models, pictures))
+    blocks += whole_shapes.markdown(found for found in files if found.get("suite") == "fuse_shapes")
     blocks += head.markdown(found for found in files if found.get("suite") == "head")
     for found in files:
         if found.get("suite") in CURVES:

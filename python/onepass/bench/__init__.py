@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from onepass.bench import any_lines, head, report, shares, whole
+from onepass.bench import any_lines, head, report, shares, whole, whole_shapes
 from onepass.bench.any_lines import ANY_LINES
 from onepass.bench.attention import ATTENTIONS
 from onepass.bench.cases import host_case, run_case
@@ -23,6 +23,7 @@ from onepass.bench.patterns import PATTERNS, Pattern
 from onepass.bench.programs import PROGRAMS
 from onepass.bench.providers import PROVIDERS, Provider
 from onepass.bench.suites import SUITES, cases_of
+from onepass.bench.whole_models import SMALL
 from onepass.pricing.timing import clock_for
 
 __all__ = ["run"]
@@ -64,6 +65,9 @@ def run(
             codes and rope behind a norm; "programs_curve", some of them over the row's length; "any", random lines of
             random lengths, with a summary (`only` is of their names, any_000 to any_199); "host", only the host's time
             for a call; "fuse", whole ones as they are, compiled and fused (providers eager, compile, onepass,
+            onepass_inductor); "fuse_small", those whose time is the host's, as CUDA graphs, too (providers also
+            compile_reduce_overhead, onepass_reduce_overhead, eager_cuda_graph, onepass_cuda_graph); "fuse_shapes", how
+            many graphs a model becomes that is called with three shapes (providers compile, onepass,
             onepass_inductor); "head", a language model's head and loss beside its products (`only` is of their shapes;
             providers eager, compile, torch_chunked, liger, quack, onepass, onepass_none); "explain", what of
             architectures lines would do (`only` is of their names), which runs none.
@@ -80,6 +84,10 @@ def run(
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if suite in ("fuse", "head"):
         return (whole if suite == "fuse" else head).run(on, only, json, providers, quick, console)
+    if suite == "fuse_small":
+        return whole.run(on, only, json, providers, quick, console, SMALL, suite)
+    if suite == "fuse_shapes":
+        return whole_shapes.run(on, only, json, providers, console)
     chosen = [pattern for pattern in patterns if only is None or re.search(only, pattern.name)]
     if not chosen:
         raise ValueError(f"no pattern matches {only!r}; there are {', '.join(p.name for p in patterns)}")

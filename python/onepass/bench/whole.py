@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import re
@@ -10,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,20 @@ from onepass.advice.report import Explanation
 from onepass.bench import report
 from onepass.bench.accuracy import WrongResult
 from onepass.bench.machine import facts
-from onepass.bench.whole_models import MODELS, Whole
+from onepass.bench.whole_models import MODELS, ROOM, Whole
 from onepass.pricing.timing import clock_for
 from onepass.rewrite.fuse import Rewriter, called
 
 __all__ = ["PROVIDERS", "WITH_HEAD", "alike", "markdown", "run", "show"]
+
+
+def reduce_overhead() -> Callable[..., Any]:
+    """What torch.compile takes for `mode="reduce-overhead"`, which is no name of a backend."""
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    return functools.partial(compile_fx, config_patches=list_mode_options("reduce-overhead"))
+
 
 PROVIDERS: dict[str, Callable[[], Any]] = {
     "eager": lambda: None,
@@ -35,8 +46,16 @@ PROVIDERS: dict[str, Callable[[], Any]] = {
     "onepass": Rewriter,
     "onepass_inductor": lambda: Rewriter(then="inductor"),
     "liger": lambda: None,
+    "compile_reduce_overhead": reduce_overhead,
+    "onepass_reduce_overhead": lambda: Rewriter(then="inductor", mode="reduce-overhead"),
+    "eager_cuda_graph": lambda: None,
+    "onepass_cuda_graph": Rewriter,
 }
-"""What makes a backend of torch.compile. Liger has models of its own, and is for those with a head."""
+"""What makes a backend of torch.compile. Liger has models of its own, and is for those with a head. The last four are
+CUDA graphs, Inductor's and `torch.cuda.graph`'s."""
+CAPTURED = frozenset({"eager_cuda_graph", "onepass_cuda_graph"})
+WITH_GRAPHS = CAPTURED | {"compile_reduce_overhead", "onepass_reduce_overhead"}
+SUITES = {"fuse": "Whole models", "fuse_small": "Small models"}
 
 TOLERANCE = 1e-5
 """Largest relative difference from eager's result in inference, in float32: rounding makes 1e-6, GELU by tanh 4e-5."""
@@ -49,12 +68,13 @@ PRODUCT = re.compile(
     r"gemm|nvjet|cutlass|xmma|cudnn|flash|fmha|attention|wgrad|dgrad|convol|cublas|splitK", re.IGNORECASE
 )
 """Kernels of products, convolutions and attention, by their names."""
-STEPS = 5
-"""That are timed at once on CUDA."""
+STEPS = {"cpu": 1, "cuda": 5}
+"""That are timed at once, or as many as take SAMPLE_SECONDS and a cache has room for."""
+SAMPLE_SECONDS = 0.05
 METHOD = {
-    "cpu": "the host's clock around each call, providers in turn, median",
-    "cuda": f"the host's clock around {STEPS} steps one behind the other and a wait for the device, providers in turn, "
-    "median; products: their kernels in one step of eager's",
+    "cpu": "the host's clock around each call, around several where one is short, providers in turn, median",
+    "cuda": f"the host's clock around {STEPS['cuda']} steps or more one behind the other and a wait for the device, "
+    "providers in turn, median; products: their kernels in one step of eager's",
 }
 DIFFERENCES = ("difference", "gradient_difference")
 WITH_HEAD = frozenset(whole.name for whole in MODELS if whole.head)
@@ -69,23 +89,44 @@ def run(
     quick: bool,
     console: Console,
     models: Sequence[Whole] = MODELS,
+    suite: str = "fuse",
 ) -> dict[str, Any]:
-    """Times every model of a device with every provider in turn.
+    """Times every model of a device with every provider in turn; with CUDA graphs those of "fuse_small", or who asks.
 
     Raises:
         ValueError: for a provider or a model that there is not.
     """
     check_providers(providers, PROVIDERS)
+    chosen = models_of(device, only, models)
+    graphs = suite == "fuse_small" and device.type == "cuda"
+    providers = providers or [name for name in PROVIDERS if graphs or name not in WITH_GRAPHS]
+    about = {"suite": suite, "method": METHOD[device.type], "transformers": version_of("transformers")}
+    results = facts(device, clock_for(device)) | about | {"rows": []}
+    for whole in chosen:
+        results["rows"] += measure(whole, device, providers, 3 if quick else 8)
+        report.write(results, json)
+    show(results, console)
+    return results
+
+
+def version_of(package: str) -> str:
+    """Of one that may not be installed."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return "not installed"
+
+
+def models_of(device: torch.device, only: str | None, models: Sequence[Whole]) -> list[Whole]:
+    """Those of a device that a regular expression matches.
+
+    Raises:
+        ValueError: where none is.
+    """
     there = [whole for whole in models if whole.device == device.type]
     chosen = [whole for whole in there if only is None or re.search(only, whole.name)]
     if not chosen:
         raise ValueError(f"no model matches {only!r}; there are {', '.join(whole.name for whole in there)}")
-    results = facts(device, clock_for(device)) | {"suite": "fuse", "method": METHOD[device.type], "rows": []}
-    for whole in chosen:
-        results["rows"] += measure(whole, device, providers or list(PROVIDERS), 3 if quick else 8)
-        report.write(results, json)
-    show(results, console)
-    return results
+    return chosen
 
 
 def check_providers(names: Iterable[str] | None, known: Iterable[str]) -> None:
@@ -101,14 +142,15 @@ def measure(whole: Whole, device: torch.device, providers: list[str], rounds: in
     """A row for each provider; what fails says so in its row, and the others go on."""
     torch._dynamo.reset()
     gc.collect()  # the model before
-    rows = [{"model": whole.name, "shape": whole.shape, "trains": whole.trains, "provider": p} for p in providers]
+    row = {"model": whole.name, "shape": whole.shape, "trains": whole.trains, "dtype": f"{whole.dtype}"[6:]}
+    rows = [row | {"provider": name} for name in providers]
     try:
         model, inputs = whole.build(device)
         runs = [Run(whole, model, inputs, row) for row in rows if row["provider"] != "liger" or has_liger(whole, model)]
         explained = priced(whole, model, inputs) if any(run.report for run in runs) else None
         expected = exact_outcome(whole, model, inputs)
         allowed = [TOLERANCE] * 2
-        if whole.trains:
+        if whole.rounds:
             eager = outcome(whole, model, whole.step(model), inputs)
             allowed = [RATIO * distance(*each) for each in zip(eager, expected)]
             allowed[0] = max(allowed[0], LOSS_TOLERANCE) if whole.head else allowed[0]
@@ -159,6 +201,8 @@ class Run:
         step = whole.step(model)
         self.call = step if backend is None else torch.compile(called(step), backend=backend)
         self.report = backend.report if isinstance(backend, Rewriter) else None
+        if row["provider"] in CAPTURED:
+            self.call = captured(self.call, lambda: whole.begin(inputs))
         self.samples: list[float] = []
 
     def measure_liger(
@@ -205,19 +249,18 @@ class Run:
     def prepare(self, device: torch.device, explained: Explanation | None) -> None:
         """Compiles what is timed, counts its bytes, and finds how much memory it takes. What Inductor fuses on its own
         is not counted: nothing says what that is."""
-        captured = len(self.report.graphs) if self.report else 0
+        before = len(self.report.graphs) if self.report else 0
         self.model.train(self.whole.trains)
-        began = time.perf_counter()
-        self.step()
-        self.row.setdefault("first_seconds", round(time.perf_counter() - began, 1))
-        for _ in range(2):
-            self.step()
+        self.whole.begin(self.inputs)
+        self.row.setdefault("first_seconds", round(self.seconds(device, 1), 1))
+        self.seconds(device, 2)
+        self.steps = max(STEPS[device.type], min(math.ceil(SAMPLE_SECONDS / self.seconds(device, 1)), ROOM // 2))
         if self.report and explained:
-            timed = self.report.graphs[captured:] or self.report.graphs
+            timed = self.report.graphs[before:] or self.report.graphs
             gained = sum(fused.bytes[0] - fused.bytes[1] for graph in timed for fused in graph)
             self.row["bytes"] = [explained.bytes[0], explained.bytes[0] - gained]
             elementwise, in_lines = explained.elementwise
-            self.row["in_lines"] = round(in_lines / elementwise, 3)
+            self.row["in_lines"] = round(in_lines / elementwise, 3) if elementwise else 0.0
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
@@ -236,19 +279,49 @@ class Run:
 
     def time(self, device: torch.device) -> None:
         """One more sample: on CUDA of steps one behind the other, as they are in training, where the host is ahead."""
-        steps = STEPS if device.type == "cuda" else 1
+        self.whole.begin(self.inputs)
+        self.samples.append(self.seconds(device, self.steps) / self.steps)
+        self.row["seconds"] = statistics.median(self.samples)
+
+    def seconds(self, device: torch.device, steps: int) -> float:
+        """Of so many steps, until the device is done with them."""
         began = time.perf_counter()
         for _ in range(steps):
             self.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        self.samples.append((time.perf_counter() - began) / steps)
-        self.row["seconds"] = statistics.median(self.samples)
+        return time.perf_counter() - began
 
     def step(self) -> None:
         """A training step without its optimizer, or inference."""
         once(self.whole, self.call, self.inputs)
         self.model.zero_grad(set_to_none=True)
+
+
+def captured(call: Callable, begin: Callable[[], None]) -> Callable:
+    """One CUDA graph of a call, in inference, whose tensors are the same each time. `begin` takes back what calls left:
+    some are made before the graph is there."""
+    made: list[Any] = []
+
+    def replayed(**inputs: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError("a step that makes gradients is not captured")
+        if not made:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    call(**inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = call(**inputs)
+            made.extend((graph, result))
+            begin()
+        made[0].replay()
+        return made[1]
+
+    return replayed
 
 
 @contextlib.contextmanager
@@ -297,6 +370,7 @@ def outcome(
     """The result, and all parameters' gradients; without dropout, whose random numbers are each provider's own."""
     draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
     model.train(whole.trains and not draws)
+    whole.begin(inputs)
     found = [[once(whole, call, inputs, within)]]
     if whole.trains:
         found.append([torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()])
@@ -383,23 +457,27 @@ def show(results: dict[str, Any], console: Console) -> None:
         console.print(shown)
 
 
-def title(results: dict[str, Any], head: bool) -> str:
-    """What was measured, and where; of models with a head, or of those without."""
-    kind = "weights in bfloat16" if head else "weights in float32, bfloat16 autocast"
-    training = f"training step, {kind}, distance from the step in float32"
-    what = training if results["device"] == "cuda" else "inference, float32, distance from eager's result"
-    models = "Whole models with their losses" if head else "Whole models"
-    return f"{models}: {what}; {results['device_name']}, torch {results['torch']}"
+def title(results: dict[str, Any], row: dict[str, Any]) -> str:
+    """What was measured, and where."""
+    head, dtype = row["model"] in WITH_HEAD, row.get("dtype", "float32")
+    if row["trains"]:
+        kind = "weights in bfloat16" if head else "weights in float32, bfloat16 autocast"
+        what = f"training step, {kind}, distance from the step in float32"
+    else:
+        what = f"inference, {dtype}, distance from {'eager' if dtype == 'float32' else 'float32'}'s result"
+    models = SUITES[results.get("suite", "fuse")] + (" with their losses" if head else "")
+    versions = f"torch {results['torch']}"
+    if "transformers" in results:
+        versions += f", transformers {results['transformers']}"
+    return f"{models}: {what}; {results['device_name']}, {versions}"
 
 
 def alike(runs: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Results by their titles: what was measured alike, if not in one run, is one."""
+    """Results by their titles: what was measured alike, if not in one run, is one. Losses come last."""
     found: dict[str, dict[str, Any]] = {}
     for results in runs:
-        for head in (False, True):
-            rows = [row for row in results["rows"] if (row["model"] in WITH_HEAD) == head]
-            if rows:
-                found.setdefault(title(results, head), results | {"rows": []})["rows"] += rows
+        for row in sorted(results["rows"], key=lambda row: row["model"] in WITH_HEAD):
+            found.setdefault(title(results, row), results | {"rows": []})["rows"].append(row)
     return found
 
 
