@@ -148,13 +148,7 @@ def measure(whole: Whole, device: torch.device, providers: list[str], rounds: in
         model, inputs = whole.build(device)
         runs = [Run(whole, model, inputs, row) for row in rows if row["provider"] != "liger" or has_liger(whole, model)]
         explained = priced(whole, model, inputs) if any(run.report for run in runs) else None
-        expected = exact_outcome(whole, model, inputs)
-        allowed = [TOLERANCE] * 2
-        if whole.rounds:
-            eager = outcome(whole, model, whole.step(model), inputs)
-            allowed = [RATIO * distance(*each) for each in zip(eager, expected)]
-            allowed[0] = max(allowed[0], LOSS_TOLERANCE) if whole.head else allowed[0]
-            del eager
+        expected, allowed = expected_of(whole, model, inputs)
     except Exception as error:
         return [row | {"failure": said(error)} for row in rows]
     for one in runs:
@@ -382,6 +376,17 @@ def exact_outcome(whole: Whole, model: nn.Module, inputs: dict[str, Any]) -> lis
     """What a step is to give: in float32, and nothing else where the model infers."""
     exact, of = whole.exact(model, inputs)
     return outcome(whole, exact, whole.step(exact), of, contextlib.nullcontext() if whole.trains else None)
+
+
+def expected_of(whole: Whole, model: nn.Module, inputs: dict[str, Any]) -> tuple[list[list[Tensor]], list[float]]:
+    """What a step is to give, and how far from that a result, and all gradients, may be."""
+    expected = exact_outcome(whole, model, inputs)
+    if not whole.rounds:
+        return expected, [TOLERANCE] * len(expected)
+    eager = outcome(whole, model, whole.step(model), inputs)
+    allowed = [RATIO * distance(*each) for each in zip(eager, expected)]
+    allowed[0] = max(allowed[0], LOSS_TOLERANCE) if whole.head else allowed[0]
+    return expected, allowed
 
 
 def distance(ours: list[Tensor], theirs: list[Tensor]) -> float:

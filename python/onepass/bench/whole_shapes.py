@@ -12,24 +12,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo.utils import counters
 
 from onepass.bench import report
 from onepass.bench.accuracy import WrongResult
 from onepass.bench.machine import facts
-from onepass.bench.whole import (
-    LOSS_TOLERANCE,
-    RATIO,
-    TOLERANCE,
-    Run,
-    check_providers,
-    distance,
-    exact_outcome,
-    models_of,
-    outcome,
-    said,
-)
+from onepass.bench.whole import Run, check_providers, distance, expected_of, models_of, outcome, said
 from onepass.bench.whole_models import MODELS, Whole
 from onepass.pricing.timing import clock_for
 
@@ -70,8 +59,8 @@ def measure(whole: Whole, device: torch.device, providers: Sequence[str]) -> lis
     gc.collect()  # the model before
     try:
         model, _ = whole.build(device)
-        calls = [replace(whole, shape=shape) for shape in whole.shapes]
-        calls = [(each, *_expected(each, model, each.inputs(model, device))) for each in calls]
+        shaped = [(each := replace(whole, shape=shape), each.inputs(model, device)) for shape in whole.shapes]
+        calls = [(each, inputs, *expected_of(each, model, inputs)) for each, inputs in shaped]
     except Exception as error:
         return [row | {"failure": said(error)} for row in rows]
     for row in rows:
@@ -81,18 +70,6 @@ def measure(whole: Whole, device: torch.device, providers: Sequence[str]) -> lis
             row["failure"] = said(error)
             model.zero_grad(set_to_none=True)
     return rows
-
-
-def _expected(
-    whole: Whole, model: nn.Module, inputs: dict[str, Any]
-) -> tuple[dict[str, Any], list[list[Tensor]], list[float]]:
-    """What a shape's call takes, what it gives, and how far from that a result may be."""
-    expected = exact_outcome(whole, model, inputs)
-    if not whole.rounds:
-        return inputs, expected, [TOLERANCE]
-    eager = outcome(whole, model, whole.step(model), inputs)
-    allowed = [RATIO * distance(*each) for each in zip(eager, expected)]
-    return inputs, expected, [max(allowed[0], LOSS_TOLERANCE) if whole.head else allowed[0], *allowed[1:]]
 
 
 def _call(whole: Whole, model: nn.Module, row: dict[str, Any], calls: Sequence[tuple]) -> None:
