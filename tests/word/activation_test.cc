@@ -13,8 +13,8 @@
 #ifndef ONEPASS_ACTIVATION_TEST_ONCE
 #define ONEPASS_ACTIVATION_TEST_ONCE
 namespace onepass::test {
-constexpr int kMostLanes = 16;  // counts of numbers are multiples of it
-enum class direction : int { forward, backward };
+constexpr int kMostLanes = 16;                                   // counts of numbers are multiples of it
+enum class direction : int { forward, backward, value, slope };  // the last two: of a word's `both`, where it has that
 }  // namespace onepass::test
 #endif
 
@@ -26,7 +26,12 @@ void run_one(test::direction d, const T* number, const T* x, const T* dy, int64 
   for (int64 i = 0; i < count; i += lanes<L>()) {
     const L at = load_lane<L>(x + i), gradient = load_lane<L>(dy + i);
     const auto run = [&](auto... a) ONEPASS_LAMBDA {
-      return d == test::direction::forward ? A::forward(at, a...) : A::backward(at, gradient, a...);
+      if constexpr (word::has_both<A, L> && sizeof...(a) == 0) {
+        if (d == test::direction::value) return L(A::both(at).value);
+        if (d == test::direction::slope) return L(gradient * A::both(at).slope);
+      }
+      const bool is_forward = d == test::direction::forward || d == test::direction::value;
+      return L(is_forward ? A::forward(at, a...) : A::backward(at, gradient, a...));
     };
     if constexpr (A::about.parameter[0] == '\0') store_lane(run(), y + i);
     else if constexpr (A::about.parameters == 1) store_lane(run(L(number[0])), y + i);
@@ -259,11 +264,12 @@ constexpr double kForwardError = 2, kBackwardError = 5;
 // The largest error in that unit.
 template <class T>
 double worst_error(const activation& of, direction d, T& at) {
-  const auto reference = d == direction::forward ? of.f : of.df;
+  const bool is_forward = d == direction::forward || d == direction::value;
+  const auto reference = is_forward ? of.f : of.df;
   constexpr number kEpsilon = std::numeric_limits<T>::epsilon(), kFlushed = std::numeric_limits<T>::min();
   const std::vector<T> x = sweep<T>();
   const std::vector<T> y = run<T>(of.name, d, of.of(), x, T(1.5));
-  const number dy = d == direction::forward ? 1 : 1.5L;
+  const number dy = is_forward ? 1 : 1.5L;
   double worst = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
     const number here = x[i], step = std::fabs(here) * 0x1p-20L;
@@ -286,10 +292,14 @@ template <class T>
 void expect_closed_forms() {
   for (const activation& of : activations()) {
     T at{};
-    const double forward = worst_error<T>(of, direction::forward, at);
-    EXPECT_LE(forward, kForwardError) << of.name << " at " << at;
-    const double backward = worst_error<T>(of, direction::backward, at);
-    EXPECT_LE(backward, kBackwardError) << of.name << "'s derivative at " << at;
+    for (const direction d : {direction::forward, direction::value}) {
+      const double forward = worst_error<T>(of, d, at);
+      EXPECT_LE(forward, kForwardError) << of.name << " at " << at;
+    }
+    for (const direction d : {direction::backward, direction::slope}) {
+      const double backward = worst_error<T>(of, d, at);
+      EXPECT_LE(backward, kBackwardError) << of.name << "'s derivative at " << at;
+    }
   }
 }
 

@@ -107,6 +107,14 @@ ONEPASS_FUNCTION vec<T> sigmoid(vec<T> x) {
   return exp_x / (vec<T>(T(1)) + exp_x);
 }
 
+// Neither by a subtraction: what is made of the rest of saturated values stays accurate.
+template <class T>
+ONEPASS_FUNCTION logistic_pair<vec<T>> logistic(vec<T> x) {
+  const vec<T> one(T(1)), e = exp(-abs(x)), r = one / (one + e), far = e * r;
+  const auto below = x < vec<T>(T(0));
+  return {where(below, far, r), where(below, r, far)};
+}
+
 // 2 ULP.
 template <class T>
 ONEPASS_FUNCTION vec<T> expm1(vec<T> x) {
@@ -287,6 +295,11 @@ ONEPASS_FUNCTION L exp_minus(L x, typename L::scalar shift) {
 ONEPASS_FUNCTION short_lane sigmoid(short_lane x) {
   using L = vec<float>;
   return L(1.0f) / (L(1.0f) + exp(short_lane(-x)));
+}
+// The rest errs by 2^-24 of 1: of what is added to the value.
+ONEPASS_FUNCTION logistic_pair<short_lane> logistic(short_lane x) {
+  const short_lane value = sigmoid(x);
+  return {value, vec<float>(1.0f) - value};
 }
 ONEPASS_FUNCTION short_lane normal_part(short_lane x) {
   using L = vec<float>;

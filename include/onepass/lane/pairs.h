@@ -9,6 +9,12 @@ struct tanh_pair {
   L value, rest;
 };
 
+// sigmoid(x), and 1 - sigmoid(x).
+template <class L>
+struct logistic_pair {
+  L value, rest;
+};
+
 // The normal distribution function, and its derivative: of one exponential.
 template <class L>
 struct normal_pair {

@@ -13,18 +13,6 @@
 ONEPASS_BEGIN
 namespace word {
 
-// sigmoid(v) and 1 - sigmoid(v), neither by a subtraction: derivatives of saturated values stay accurate.
-template <class L>
-struct logistic {
-  L value, rest;
-};
-template <class L>
-ONEPASS_FUNCTION logistic<L> logistic_of(L v) {
-  const L most(sizeof(typename L::scalar) == 8 ? 708 : 87);  // exp is finite there, and 1 / exp a normal number
-  const L e = exp(L(min(-v, most))), r = reciprocal(L(1) + e);
-  return {where(v < -most, L(0), r), e * r};
-}
-
 // f(x) and f'(x), which a word's `both` gives where they share their work: for backward that needs both.
 template <class L>
 struct value_and_slope {
@@ -91,12 +79,11 @@ struct gelu_tanh {  // 0.5x(1 + tanh u) = x · sigmoid(2u): exact algebra, and n
   }
   template <class L>
   static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
-    const L near = min(max(x, L(-1000)), L(1000));  // saturated, and x³ stays finite
-    const L square = near * near;
-    const L twice_u = near * fma(square, L(0.07135481627260025), L(1.5957691216057308));
-    const logistic<L> s = logistic_of(twice_u);
+    const L square = min(x * x, L(1e6));  // where it is saturated
+    const auto s = logistic(L(x * fma(square, L(0.07135481627260025), L(1.5957691216057308))));
+    const L value = x * s.value;
     const L slope = fma(square, L(0.21406444881780074), L(1.5957691216057308));  // d(2u)/dx
-    return {x * s.value, s.value * fma(near * slope, s.rest, L(1))};
+    return {value, fma(value * s.rest, slope, s.value)};
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
@@ -118,9 +105,9 @@ struct quick_gelu {
   }
   template <class L>
   static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
-    const L scaled = L(1.702) * min(max(x, L(-1000)), L(1000));  // saturated, and 1.702x stays finite
-    const logistic<L> s = logistic_of(scaled);
-    return {x * s.value, s.value * fma(scaled, s.rest, L(1))};
+    const auto s = logistic(L(L(1.702) * x));
+    const L value = x * s.value;
+    return {value, fma(value * s.rest, L(1.702), s.value)};
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
@@ -142,8 +129,9 @@ struct silu {
   }
   template <class L>
   static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
-    const logistic<L> s = logistic_of(x);
-    return {x * s.value, s.value * fma(x, s.rest, L(1))};
+    const auto s = logistic(x);
+    const L value = x * s.value;
+    return {value, fma(value, s.rest, s.value)};
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
@@ -186,9 +174,13 @@ struct sigmoid {
     return ONEPASS_TARGET::sigmoid(x);
   }
   template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const L e = exp(L(-abs(x))), r = reciprocal(L(1) + e), far = e * r;
+    return {where(x < L(0), far, r), far * r};
+  }
+  template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const logistic<L> s = logistic_of(x);
-    return dy * (s.value * s.rest);
+    return dy * both(x).slope;
   }
 };
 
@@ -220,7 +212,12 @@ struct softplus {  // PyTorch's threshold of 20: above it x itself
                                     .meaning = "smooth rectified linear unit"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x) {
-    return where(x > L(20), x, log1p(exp(min(x, L(20)))));
+    return where(x > L(20), x, log1p(exp(L(min(x, L(20))))));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const L e = exp(L(min(x, L(20))));
+    return {where(x > L(20), x, log1p(e)), where(x > L(20), L(1), e * reciprocal(L(1) + e))};
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
@@ -238,18 +235,25 @@ struct mish {  // tanh(log1p(e)) = n / (n + 2) with n = e(e + 2), e = exp(x)
                                     .meaning = "mish"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x) {
-    const L e = exp(min(x, L(20)));
-    const L n = e * (e + L(2));
-    return where(x > L(20), x, x * (n / (n + L(2))));
+    const L n = n_of(exp(L(min(x, L(20)))));  // from 20 on the quotient is 1
+    return x * (n * reciprocal(n + L(2)));
+  }
+  template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const L near = min(x, L(20)), e = exp(near), n = n_of(e);
+    const L d = n + L(2), about = reciprocal(d), r = fma(about, fma(-d, about, L(1)), about), t = n * r;
+    const L slope = L(4) * e * (e + L(1)) * r * r;  // d tanh(softplus(x)) / dx
+    return {x * t, fma(near, slope, t)};
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const L e = exp(min(x, L(20)));
-    const L n = e * (e + L(2));
-    const L r = L(1) / (n + L(2));
-    const L t = n * r;
-    const L slope = L(4) * e * (e + L(1)) * r * r;  // d tanh(softplus(x)) / dx
-    return where(x > L(20), dy, dy * fma(x, slope, t));
+    return dy * both(x).slope;
+  }
+
+ private:
+  template <class L>
+  static ONEPASS_FUNCTION L n_of(L e) {
+    return e * (e + L(2));
   }
 };
 
@@ -284,11 +288,11 @@ struct elu {
                                     .meaning = "exponential linear unit"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x, L alpha) {
-    return where(x > L(0), x, alpha * expm1(min(x, L(0))));
+    return where(x > L(0), x, alpha * expm1(x));
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy, L alpha) {
-    return where(x > L(0), dy, dy * alpha * exp(min(x, L(0))));
+    return where(x > L(0), dy, dy * alpha * exp(x));
   }
 };
 
@@ -322,12 +326,23 @@ struct softsign {
                                     .meaning = "softsign"};
   template <class L>
   static ONEPASS_FUNCTION L forward(L x) {
-    return x / (L(1) + abs(x));
+    return x * four_over(x) * L(0.25);
+  }
+  template <class L>
+  static ONEPASS_FUNCTION value_and_slope<L> both(L x) {
+    const L r = four_over(x);
+    return {x * r * L(0.25), r * r * L(0.0625)};
   }
   template <class L>
   static ONEPASS_FUNCTION L backward(L x, L dy) {
-    const L r = L(1) / (L(1) + abs(x));
-    return dy * r * r;
+    return dy * both(x).slope;
+  }
+
+ private:
+  // 4 / (1 + |x|), a normal number for every x.
+  template <class L>
+  static ONEPASS_FUNCTION L four_over(L x) {
+    return reciprocal(fma(abs(x), L(0.25), L(0.25)));
   }
 };
 

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from onepass.bench.patterns import Case, Pattern, Shape
+from onepass.bench.patterns import Case, Shape
+from onepass.bench.programs import Program
 from onepass.bench.report import DIRECTIONS, OURS, failures, fraction, speed_up, title
 from onepass.bench.report import cases as rows_of
 from onepass.line import parsed
@@ -39,7 +40,7 @@ WORST = 10
 
 
 @dataclass(frozen=True)
-class AnyLine(Pattern):
+class AnyLine(Program):
     """A line beside its composition of PyTorch's operators, of which torch.compile makes kernels of its own."""
 
     suite = "any"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onepass.bench.architectures import BASE, floats
 from onepass.bench.architectures.blocks import dit
@@ -25,6 +26,8 @@ DECODERS = ("GPT2", "Llama", "Qwen3")
 ENCODER_LAYER, MINILM = "TransformerEncoderLayer", "MiniLM"
 DIT, FLUX, UNET = DIFFUSION = ("DiT", "Flux", "UNet")
 CAUSAL, MASKED, NOISE = "ForCausalLM", "ForMaskedLM", "mse_loss"
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Flux's attention: backward of cuDNN's fails in eager PyTorch 2.11 on an H200 ("Expected mha_graph.execute ...")."""
 SEQ2SEQ, CLASSES, CONTRASTIVE = "ForConditionalGeneration", "ForImageClassification", "Model"
 
 
@@ -73,6 +76,8 @@ class Whole:
         """In which the model is called."""
         if not self.trains:
             return torch.no_grad()
+        if self.architecture == FLUX:
+            return sdpa_kernel(WITHOUT_CUDNN)
         return contextlib.nullcontext() if self.head else torch.autocast(self.device, torch.bfloat16)
 
     def step(self, model: nn.Module) -> Callable[..., Any]:

@@ -32,6 +32,7 @@ from onepass.rewrite.modes import enters, leaves_as_found
 from onepass.rewrite.report import Fused, Report
 from onepass.rewrite.rewriter import put_lines, rejoin_biases, separate_biases, separate_casts
 from onepass.rewrite.sharded import between_hooks, is_sharded
+from onepass.rewrite.shared_masks import share_masks
 from onepass.rewrite.stacks import join_pieces, turn_pieces
 from onepass.word import about
 
@@ -84,6 +85,7 @@ def lines_of(graph: fx.Graph, profile: Profile, training: bool, then: str = "eag
     join_pieces(graph)
     turn_pieces(graph)
     name_masks(graph)
+    share_masks(graph)
     separate_casts(graph)
     if training:
         separate_biases(graph)

@@ -10,7 +10,7 @@ from onepass.graph.effects import effects_of, remove_unused
 from onepass.graph.operations import operation, same, value_of
 from onepass.rewrite.find.chains import Order
 
-__all__ = ["name_masks"]
+__all__ = ["constant", "fits", "may_be_looked_at", "name_masks"]
 
 LARGEST = 1 << 28
 """Numbers of a mask that is looked at."""
@@ -29,7 +29,7 @@ def name_masks(graph: fx.Graph) -> int:
         query, key, value, mask, p, _, scale, grouped = op.arguments
         if mask not in known:
             known[mask] = _meaning(mask, order)
-        if known[mask] is None or not _fits(mask, query, key) or not _may_be_causal(known[mask], query, key):
+        if known[mask] is None or not fits(mask, query, key) or not _may_be_causal(known[mask], query, key):
             continue
         causal = known[mask] == "causal"
         named = {"attn_mask": None, "dropout_p": p, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
@@ -39,7 +39,7 @@ def name_masks(graph: fx.Graph) -> int:
     return len(masks)
 
 
-def _fits(mask: fx.Node, query: fx.Node, key: fx.Node) -> bool:
+def fits(mask: fx.Node, query: fx.Node, key: fx.Node) -> bool:
     """Whether the mask can be added to the scores. PyTorch's attention finds one that cannot only where it runs."""
     scores = (*value_of(query).shape[:-1], value_of(key).shape[-2])
     if len(scores) == 3:  # noqa: PLR2004 (one batch, then)
@@ -58,12 +58,10 @@ def _may_be_causal(meaning: str, query: fx.Node, key: fx.Node) -> bool:
 def _meaning(mask: fx.Node, order: Order) -> str | None:
     """ "causal", "none", or None for any other mask, and for one that is not known yet."""
     expected = value_of(mask)
-    if any(isinstance(size, torch.SymInt) for size in expected.shape) or expected.numel() > LARGEST:
-        return None
-    if expected.device.type == "meta":  # has no numbers to look at
+    if not may_be_looked_at(expected):
         return None
     with unset_fake_temporarily(), torch.no_grad():
-        found = _constant(mask, order)
+        found = constant(mask, order)
         if found is None or found.dim() < 2:
             return None
         keeps = found if found.dtype == torch.bool else found == 0
@@ -76,7 +74,13 @@ def _meaning(mask: fx.Node, order: Order) -> str | None:
         return "causal" if rows == columns and bool((keeps == causal).all()) else None
 
 
-def _constant(node: fx.Node, order: Order) -> Tensor | None:
+def may_be_looked_at(mask: Tensor) -> bool:
+    """Whether it has numbers, of a size that is known, and not too many."""
+    known = not any(isinstance(size, torch.SymInt) for size in mask.shape)
+    return known and mask.numel() <= LARGEST and mask.device.type != "meta"
+
+
+def constant(node: fx.Node, order: Order) -> Tensor | None:
     """What a node always gives, if no input of the graph is part of it, nothing random and nothing overwritten."""
     needed, queue = {node}, [node]
     while queue:

@@ -39,8 +39,9 @@ int access_for(const arguments& a, int most) {
     auto fits = [&](int numbers) {
       const auto bytes = static_cast<std::uintptr_t>(std::min(numbers * size, 16));
       if (reinterpret_cast<std::uintptr_t>(v.data) % bytes != 0) return false;
-      return std::all_of(v.stride, v.stride + kMaxDims,
-                         [&](int64 s) { return static_cast<std::uintptr_t>(s * size) % bytes == 0; });
+      for (int d = 0; d < kMaxDims; ++d)
+        if (a.size[d] > 1 && static_cast<std::uintptr_t>(v.stride[d] * size) % bytes != 0) return false;
+      return true;
     };
     while (access > 1 && !fits(access)) access /= 2;
   });
@@ -264,6 +265,8 @@ uint64 early_operands(const request& r, const configuration& c, int resident) {
   return all <= kRegisters / resident ? early : 0;
 }
 
+constexpr int kWarp = 32;
+
 // Whether the threads of a cluster have room for a row, and how they share it.
 bool hold_row(const request& r, const arguments& a, const device_facts& chip, const row_tuning& tuned, plan& p) {
   configuration& c = p.with;
@@ -285,15 +288,19 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int64 most = std::min(tuned.cluster, chip.cluster);
   c.across = static_cast<int>(std::min<int64>(across, tuned.threads));
   c.cluster = static_cast<int>(std::min(across / c.across, most));
-  const int most_down = c.across <= 32 || (r.backward && c.cluster == 1) ? 15 : 1;  // barriers that a block has
-  c.down = c.across <= 32 ? tuned.block / c.across : std::clamp(tuned.block / c.across, 1, most_down);
+  const int most_down = c.across <= kWarp || (r.backward && c.cluster == 1) ? 15 : 1;  // barriers that a block has
   const auto lanes_each = [&] { return ceil_div(lanes_a_row, int64{c.across} * c.cluster); };
   const auto numbers = [&] { return lanes_each() * c.vector_size * wide; };
   if (lanes_each() > most_lanes) return false;
+  if (c.across > kWarp && r.features == 0 && threads_of_group(r, c) <= kWarp) {  // no more warps than the row fills
+    const int64 filled = ceil_div(lanes_a_row, lanes_each() * c.cluster);
+    c.across = static_cast<int>(ceil_div(filled, kWarp) * kWarp);
+  }
+  c.down = c.across <= kWarp ? tuned.block / c.across : std::clamp(tuned.block / c.across, 1, most_down);
   const auto sums = [&] { return numbers() * (slots - of_units) + lanes_each() * of_units * wide; };
   c.sums_in_registers = sums() <= kTuning.sum_numbers;
   if (!c.sums_in_registers && c.down > 1) {  // one row a block: several would add to the same sums
-    c.across = std::max(c.across, 32);       // since a shuffle names a whole warp
+    c.across = std::max(c.across, kWarp);    // since a shuffle names a whole warp
     c.down = 1;
     c.sums_in_registers = sums() <= kTuning.sum_numbers;
   }
@@ -309,7 +316,8 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const uint64 taken = tuned.stages == 0 ? c.early : r.behind;
   if (tuned.of_batches && (taken & r.of_batches) == 0) return false;
   const bool many_sums = r.backward && r.features > 2;  // 24 to 400 bytes of them spilled with half the registers
-  c.blocks_per_sm = wide == 1 ? std::max(1, tuned.resident / threads / (many_sums ? 2 : 1)) : 1;
+  const int resident = tuned.resident / (many_sums ? 2 : 1);
+  c.blocks_per_sm = wide == 1 ? std::max(1, (resident + threads / 2) / threads) : 1;
   constexpr int kReserved = 1024, kMbarriers = 512;  // kReserved: for the system, in every block
   const int64 reductions = kMostReductionSets * int64{most_reduced(r.features, result_bits(r) <= kShortBits)} * wide *
                                4 * std::max(threads / 32, 1) * c.cluster +

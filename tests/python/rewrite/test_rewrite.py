@@ -149,6 +149,16 @@ def of_halves(x, cos, sin):
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+def turned_columns(x):
+    first, second = x.reshape(*x.shape[:-1], -1, 2).unbind(-1)
+    return torch.stack([-second, first], dim=-1).flatten(x.dim() - 1)
+
+
+def turned_rows(x):
+    first, second = torch.unbind(x.unflatten(-1, (2, -1)), dim=-2)
+    return torch.cat([-second, first], dim=-1)
+
+
 def of_first_numbers(x, cos, sin):
     first, rest = x[:, :, :, :6], x[:, :, :, 6:]
     first = first * cos[..., :6] + turned_in_pairs(first).flatten(-2) * sin[..., :6]
@@ -165,6 +175,8 @@ ROTATIONS = {
     "GPT-OSS": ("rope", of_halves),
     "Cohere": ("rope(interleaved)", lambda x, c, s: x * c + turned_in_pairs(x).flatten(-2) * s),
     "RoFormer": ("rope(interleaved)", lambda x, c, s: x * c + turned_in_pairs(x).reshape_as(x) * s),
+    "Flux": ("rope(interleaved)", lambda x, c, s: (x.float() * c + turned_columns(x).float() * s).to(x.dtype)),
+    "CogView": ("rope", lambda x, c, s: (x.float() * c + turned_rows(x).float() * s).to(x.dtype)),
     "GPT-J": ("rope(6, interleaved)", of_first_numbers),
 }
 
@@ -182,6 +194,39 @@ def test_rotary_embedding_as_models_write_it(name, dtype, every_line):
         return rotation(q, cos, sin), rotation(k, cos, sin)
 
     assert_fused(function, [line, line], torch.randn(2, 5, 72).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_of_streams_and_rotary_embedding(dtype, every_line):
+    """As Flux has them in diffusers: rows are turned behind their norm, or behind that of two streams, in float32."""
+    angles = torch.randn(7, 8)
+    cos, sin = angles.cos()[None, :, None], angles.sin()[None, :, None]
+
+    def turned(x):
+        return (x.float() * cos + turned_columns(x).float() * sin).to(x.dtype)
+
+    def function(q, k, w):
+        q, k = (t.unflatten(-1, (3, 8)) for t in (q, k))
+        normed = F.rms_norm(q, (8,), w, 1e-6)
+        both = torch.cat([F.rms_norm(t, (8,), w, 1e-6) for t in (k[:, :5], k[:, 5:])], dim=1)
+        return turned(normed), turned(both)
+
+    inputs = [torch.randn(*size).to(dtype) for size in ((2, 7, 24), (2, 7, 24), (8,))]
+    norm = "rms_norm(1e-06) | scale"
+    bound = {"rtol": 0.05, "atol": 0.1} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    assert_fused(function, [f"{norm} | rope(interleaved)", norm, norm, "rope(interleaved)"], *inputs, **bound)
+
+
+def test_a_cast_that_others_take(every_line):
+    """What x is a cast of is turned; x is left to the others."""
+
+    def function(x):
+        wide = x.float()
+        turned = wide * angles.cos() + turned_columns(x).float() * angles.sin()
+        return turned.to(x.dtype), wide.sum(-1)
+
+    angles = torch.randn(5, 8)
+    assert_fused(function, ["rope(interleaved)"], torch.randn(2, 5, 8).bfloat16(), rtol=0.02, atol=0.1)
 
 
 def assert_fused(function, lines, *inputs, **bound):
@@ -212,6 +257,12 @@ def assert_fused(function, lines, *inputs, **bound):
         lambda x, t: x * t[:3] + torch.stack((x[..., 1::2], -x[..., ::2]), -1).flatten(-2) * t[3:],
         lambda x, t: x * t[:3] + torch.stack((-x[..., 4:], x[..., :4]), -1).flatten(-2) * t[3:],
         lambda x, t: x * t[:3] + torch.stack((-x[..., 1::2], x[..., ::2]), -2).flatten(-2) * t[3:],
+        lambda x, t: x.bfloat16().float() * t[:3] + turned_columns(x).bfloat16().float() * t[3:],
+        lambda x, t: x * t[:3] + turned_columns(x).bfloat16().float() * t[3:],
+        lambda x, t: x.double() * t[:3] + turned_columns(x).bfloat16() * t[3:],
+        lambda x, t: x * t[:3] + torch.cat((lambda a, b: (-b, a))(*x.unflatten(-1, (-1, 2)).unbind(-1)), -1) * t[3:],
+        lambda x, t: x * t[:3] + torch.cat((lambda a, b: (-a, b))(*x.unflatten(-1, (2, -1)).unbind(-2)), -1) * t[3:],
+        lambda x, t: x * t[:3] + torch.cat((lambda a, b: (-b, a))(*x.view(3, 2, 4).transpose(0, 1)), -1) * t[3:],
         lambda x, t: x.bfloat16().float() * t[:3] + torch.cat((-x[..., 4:], x[..., :4]), -1) * t[3:],
         lambda x, t: of_halves(x, t[:3], t[3:]) + of_halves(x, t[:3], t[3:]).flip(-1),
         lambda x, t: torch.cat((x[..., :4] * t[0, :4] - x[..., 4:] * t[3, :4], x[..., 4:] * t[0, :4]), -1),
@@ -389,6 +440,16 @@ def test_shapes_that_broadcast(every_line):
     assert agrees(lambda x, one, row: F.relu(x + one) * row, x, one, row) == ["add | relu | scale"]
     assert agrees(lambda x, one: F.relu(one + x), x, one) == ["add | relu"]
     agrees(lambda x, one: F.relu(one) + x, x, one)
+
+
+def test_factors_of_one(every_line):
+    """As diffusers divides by, where nothing is to be scaled: backward has no gradient of their own to write."""
+    x, y, row = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
+    assert agrees(lambda x, y: (x + y) / 1.0, x, y) == ["add"]
+    norm = lambda x, y, row: F.rms_norm(x / 1.0 + y * 1, (8,), row)  # noqa: E731
+    assert agrees(norm, x, y, row) == ["add | keep | rms_norm | scale"]
+    assert agrees(lambda x, y: F.gelu(x) * 1.0 * y / 1, x, y) == ["gate(gelu)"]
+    assert agrees(lambda x: x * 1.0, x) == []
 
 
 def attention_with(mask_of):

@@ -236,6 +236,8 @@ ONEPASS_FUNCTION void wait_for_mbarrier(uint64* mbarrier, uint32 phase) {
 // thread, which reads the row there again.
 enum class pick { in_passing, elsewhere, again };
 
+constexpr int power_of_two_from(int n) { return n <= 1 ? 1 : 2 * power_of_two_from((n + 1) / 2); }
+
 // Combines over the threads of a row; every thread gets the same result. Where two rows are in flight
 // (Config::kAhead), one row's numbers are sent before those of the row before are received.
 template <class Config>
@@ -245,6 +247,7 @@ class row_threads {
   static constexpr int kWarps = Config::kAcross > 32 ? Config::kAcross / 32 : 1;
   static constexpr int kWidth = Config::kAcross < 32 ? Config::kAcross : 32;
   static constexpr int kCluster = Config::kCluster, kParts = kWarps * kCluster;
+  static constexpr int kAllParts = power_of_two_from(kParts);  // with those that are nothing
   static constexpr int kMost = most_reduced(Config::kFeatures, kShort);
   static constexpr bool kHasNumbers = true, kAtOnce = true, kGathers = false;  // see sender below
   static constexpr pick kPick = pick::in_passing;
@@ -328,18 +331,21 @@ class row_threads {
       meet();
     }
     to_receive_ = to_receive_ + 1 < kSets ? to_receive_ + 1 : 0;
-    constexpr int kEach = kParts < 32 ? 1 : kParts / 32;
+    constexpr int kEach = kAllParts < 32 ? 1 : kAllParts / 32;
     numbers<T, N> parts[kEach];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      parts[i] = load_numbers<N>(set[(static_cast<int>(threadIdx.x) % 32 + i * 32) % kParts]);
+    for (int i = 0; i < kEach; ++i) {
+      const int part = (static_cast<int>(threadIdx.x) % 32 + i * 32) % kAllParts;
+      if constexpr (kAllParts == kParts) parts[i] = load_numbers<N>(set[part]);
+      else parts[i] = part < kParts ? load_numbers<N>(set[part]) : Combine::template none<T, N>();
+    }
 #pragma unroll
     for (int half = kEach / 2; half > 0; half /= 2) {
 #pragma unroll
       for (int i = 0; i < half; ++i) parts[i] = combine(parts[i], parts[i + half]);
       combine.next_level();
     }
-    return in_warp(parts[0], combine, kParts < 32 ? kParts : 32);
+    return in_warp(parts[0], combine, kAllParts < 32 ? kAllParts : 32);
   }
 
  private:

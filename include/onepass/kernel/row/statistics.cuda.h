@@ -293,7 +293,7 @@ class thread_row {
       if constexpr (N > 2) return word::row_moments<T>{of.v[1], of.v[2], of.v[0]};
       else return word::row_moments<T>{of.v[1], T(0), of.v[0]};
     };
-    if constexpr (Config::kExact && Threads::kCombined > 0) {
+    if constexpr (Config::kExact && Threads::kCombined > 0 && power_of_two_from(Config::kAcross) == Config::kAcross) {
       return moments(threads_.reduce(own, merge_equal<T>{size * T(Threads::kCombined)}));
     } else {
       numbers<T, N + 1> with_size;

@@ -348,9 +348,12 @@ class Order:
     def is_given(self, node: fx.Node) -> bool:
         """Whether the graph, or one within it, is given the node's memory: the value, a view of it, or what a call gave
         back as it was."""
-        memory = self.memory.of(node)
+        return bool(self.memory.of(node) & self.given())
+
+    def given(self) -> frozenset[int]:
+        """All memory that the graph, or one within it, is given."""
         takers = (taker for taker in self.graph.nodes if taker.op == "output" or bodies(taker))
-        return any(self.memory.of(taken) & memory for taker in takers for taken in taker.all_input_nodes)
+        return frozenset().union(*(self.memory.of(taken) for taker in takers for taken in taker.all_input_nodes))
 
     def is_new_memory(self, chain: Chain) -> bool:
         """Whether each of its results has memory of its own, as a line's results have. What the chain itself overwrites

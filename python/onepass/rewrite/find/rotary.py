@@ -1,6 +1,6 @@
 """Rotary position embedding as models write it: x · cos + turned · sin, where turned is cat(-x₂, x₁) of a row's halves,
-or has the two numbers of each pair change places; both halves by themselves; and of a row's first numbers, with the
-others behind them."""
+or has the two numbers of each pair change places, before or behind a cast; both halves by themselves; and of a row's
+first numbers, with the others behind them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["Rotation", "find", "may_have"]
 
 CALLS = ("call_function", "call_method")
 PIECES = (torch.chunk, torch.split, torch.functional.split, "chunk", "split")
-RESHAPES = (torch.flatten, torch.reshape, "flatten", "reshape", "reshape_as", "view")
+UNBINDS = (torch.unbind, "unbind")
+RESHAPES = (torch.flatten, torch.reshape, "flatten", "reshape", "reshape_as", "view", "unflatten", torch.unflatten)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def find(node: fx.Node) -> Rotation | None:
 
 def may_have(node: fx.Node) -> bool:
     """Whether a rotation may have such a node between x and its result."""
-    return node.op in CALLS and node.target in (operator.getitem, torch.cat, torch.stack, *PIECES, *RESHAPES)
+    return node.op in CALLS and node.target in (operator.getitem, torch.cat, torch.stack, *PIECES, *UNBINDS, *RESHAPES)
 
 
 def _of_rows(node: fx.Node) -> Rotation | None:
@@ -68,12 +69,24 @@ def _of_rows(node: fx.Node) -> Rotation | None:
     for straight, other in (op.arguments, op.arguments[::-1]):
         for x, cos in _factors(straight):
             for turned, sin in _factors(other):
-                found = _turned(turned, value_of(x).shape)
-                if found is None or not _is_the_same(found.x, x) or not _are_tables(cos, sin, value_of(x).shape):
+                found = _turned_as(turned, x)
+                if found is None or not _are_tables(cos, sin, value_of(x).shape):
                     continue
-                passes = frozenset({found.x} - {x})
-                return replace(found, x=x, cos=cos, sin=sin, nodes=found.nodes | {node, straight, other}, passes=passes)
+                return replace(found, cos=cos, sin=sin, nodes=found.nodes | {node, straight, other})
     return None
+
+
+def _turned_as(turned: fx.Node, x: fx.Node) -> Rotation | None:
+    """What is turned, if that is x, or a cast of one tensor with it; or what x, and its turned row, are casts of."""
+    found = _turned(turned, value_of(x).shape)
+    if found is not None:
+        return replace(found, x=x, passes=frozenset({found.x} - {x})) if _is_the_same(found.x, x) else None
+    source, before = _uncast(x), _uncast(turned)
+    found = _turned(before, value_of(x).shape) if source is not x and before is not turned else None
+    if found is None or found.x is not source or value_of(turned).dtype != value_of(x).dtype:
+        return None
+    own = {x} if len(x.users) == 1 else set()
+    return replace(found, nodes=found.nodes | {turned} | own, passes=frozenset({x} - own))
 
 
 def _of_halves(node: fx.Node) -> Rotation | None:
@@ -149,12 +162,13 @@ def _parts(nodes: Iterable[object], shape: Size, columns_of) -> Part | None:
 
 
 def _part(node: object) -> Part | None:
-    """x[..., begin:end:step], or one of the pieces that a row is split into."""
+    """x[..., begin:end:step], one of the pieces that a row is split into, or one of the two rows, or columns, of a row
+    that is seen as a matrix."""
     if not isinstance(node, fx.Node) or node.target is not operator.getitem or not is_tensor(node):
         return None
     of, index = node.args
     if isinstance(index, int):
-        return _piece(node, of, index)
+        return _of_matrix(node, of, index) if called(of) in UNBINDS else _piece(node, of, index)
     if not is_tensor(of) or not isinstance(index, tuple) or not isinstance(value_of(of).shape[-1], int):
         return None
     *before, last = index
@@ -164,6 +178,25 @@ def _part(node: object) -> Part | None:
     if not all(isinstance(at, (int, type(None))) for at in (last.start, last.stop, last.step)):
         return None
     return Part(of, range(*last.indices(value_of(of).shape[-1])), frozenset({node}))
+
+
+def _of_matrix(node: fx.Node, unbound: fx.Node, index: int) -> Part | None:
+    """Of x.reshape(..., n, 2).unbind(-1) every other number of a row, of x.reshape(..., 2, n).unbind(-2) a half."""
+    matrices, dim = _tensor_and_dim(*unbound.args, **unbound.kwargs)
+    if not is_tensor(matrices) or called(matrices) not in RESHAPES or not is_tensor(x := matrices.args[0]):
+        return None
+    shape, columns = value_of(matrices).shape, value_of(x).shape[-1]
+    along = dim if dim < 0 else dim - len(shape)
+    if along not in (-1, -2) or not same_shape(shape[:-2], value_of(x).shape[:-1]) or not isinstance(columns, int):
+        return None
+    if not same(shape[along], 2) or not same(shape[-3 - along], columns // 2):
+        return None
+    own = range(columns)[index % 2 :: 2] if along == -1 else range(columns)[index % 2 * columns // 2 :][: columns // 2]
+    return Part(x, own, frozenset({node, unbound, matrices}))
+
+
+def _tensor_and_dim(input, dim=0):
+    return input, dim
 
 
 def _piece(node: fx.Node, pieces: fx.Node, index: int) -> Part | None:

@@ -85,7 +85,7 @@ def _of_two(name: str, node: fx.Node, x, other) -> Iterator[Step]:
     nodes = frozenset({node})
     if not is_tensor(other):
         if name == "mul" and isinstance(other, (int, float)) and math.isfinite(other):
-            yield Step(x, (f"mul({float(other)!r})",), (), node, nodes)
+            yield Step(x, () if other == 1 else (f"mul({float(other)!r})",), (), node, nodes)
         return
     shape, of_other = value_of(x).shape, value_of(other)
     if x is other or not of_other.is_floating_point() or of_other.device != value_of(x).device:
