@@ -31,7 +31,9 @@ void each_view(const arguments& a, const Body& body) {
 }
 
 // The most elements, `most` or fewer, that one access may move where rows begin: a divisor of every tensor's alignment.
-int access_for(const arguments& a, int most) {
+// Where a line has no row word, behind a single row nothing begins; one that has does not depend on how many rows there
+// are.
+int access_for(const request& r, const arguments& a, int most) {
   int access = most;
   each_view(a, [&](const view& v) {
     if (v.column_stride == 0 || v.column_stride > kOneForTwo) return;  // numbers are moved one by one
@@ -40,7 +42,7 @@ int access_for(const arguments& a, int most) {
       const auto bytes = static_cast<std::uintptr_t>(std::min(numbers * size, 16));
       if (reinterpret_cast<std::uintptr_t>(v.data) % bytes != 0) return false;
       for (int d = 0; d < kMaxDims; ++d)
-        if (a.size[d] > 1 && static_cast<std::uintptr_t>(v.stride[d] * size) % bytes != 0) return false;
+        if ((r.rowwise || a.size[d] > 1) && static_cast<std::uintptr_t>(v.stride[d] * size) % bytes != 0) return false;
       return true;
     };
     while (access > 1 && !fits(access)) access /= 2;
@@ -526,7 +528,7 @@ configuration describe(const request& r, const arguments& a, bool may_be_ragged)
   configuration c{};
   constexpr int kWarp = 32;  // threads that share a group of columns, at most
   c.vector_size = std::max(16 / size_of(r.x), r.group / kWarp);
-  c.access = access_for(a, c.vector_size);
+  c.access = access_for(r, a, c.vector_size);
   c.ragged = may_be_ragged && c.access == c.vector_size && a.columns % c.access != 0 && r.rope < 0 && together(r) <= 1;
   while (!c.ragged && a.columns % c.access != 0) c.access /= 2;
   // A lane of one small access needs no shifts; but dropout draws for eight elements at once.

@@ -60,7 +60,8 @@ TEST(Configuration, ThreadsFitABlockAndWarps) {
     EXPECT_GE(std::min(p.with.across, p.with.down), 1) << c;
     EXPECT_LE(threads, 1024) << c;
     if (!c.r.rowwise || p.with.of == part::tiles) return;
-    EXPECT_TRUE(std::has_single_bit(static_cast<unsigned>(p.with.across))) << c;  // shuffles halve the distance
+    const bool is_halved = std::has_single_bit(static_cast<unsigned>(p.with.across));
+    EXPECT_TRUE(is_halved || p.with.across % 32 == 0) << c << ": shuffles halve the distance within a warp";
     EXPECT_EQ(threads % 32, 0) << c << ": shuffles name a whole warp";
     EXPECT_TRUE(p.with.down <= 15 || p.with.across <= 32) << c << ": each row has a barrier, of 16";
     EXPECT_TRUE(p.with.down == 1 || p.with.cluster == 1) << c << ": a reduction in a cluster would join several rows";
@@ -77,6 +78,23 @@ TEST(Configuration, FewThreadsAreWithoutNumbers) {
       EXPECT_GE(columns * p.with.down * 8, p.grid_x * warps * 32 * p.with.vector_size * 7) << c;
     }
   }
+}
+
+TEST(Configuration, ARowHasAsManyWarpsAsItFills) {
+  for (const int64 columns : {1728, 2816, 5120, 7168, 9216, 11520, 13312, 14336, 30528}) {
+    const call c = call_of(spec::parse("silu | layer_norm | gelu"), true, dtype::bf16, dtype::bf16, 4096, columns, {});
+    const plan p = choose(c.r, c.a, facts_of("sm_90a")).front();
+    const int64 lanes = int64{p.with.across} * p.with.cluster * p.with.held_vectors * p.with.vector_size;
+    EXPECT_GE(columns * 10, lanes * 8) << c;
+  }
+}
+
+// A flat tensor has no rows that would have to begin at 16 bytes.
+TEST(Configuration, AFlatTensorsLanesAreWhole) {
+  const call c = call_of(spec::parse("silu"), true, dtype::bf16, dtype::bf16, 1, 999'999, {});
+  const configuration with = describe(c.r, c.a, true);
+  EXPECT_EQ(with.access, 8);
+  EXPECT_EQ(with.ragged, 1);
 }
 
 // A chip may have no room for more than eight blocks in a cluster: launch.cc asks again with fewer.
