@@ -11,6 +11,8 @@
 namespace onepass::cuda {
 namespace {
 
+constexpr int kWarp = 32;
+
 int64 power_of_two_from(int64 n) { return static_cast<int64>(std::bit_ceil(static_cast<std::uint64_t>(n))); }
 
 // Calls body(view) for every tensor that the kernel touches by column.
@@ -266,8 +268,6 @@ uint64 early_operands(const request& r, const configuration& c, int resident) {
   const int all = numbers + std::popcount(early) * c.held_vectors * kOfLane + kTuning.other_registers;
   return all <= kRegisters / resident ? early : 0;
 }
-
-constexpr int kWarp = 32;
 
 // Whether the threads of a cluster have room for a row, and how they share it.
 bool hold_row(const request& r, const arguments& a, const device_facts& chip, const row_tuning& tuned, plan& p) {
@@ -526,8 +526,7 @@ request request_of(const spec::frame& f, const spec::gradients& plan, std::strin
 
 configuration describe(const request& r, const arguments& a, bool may_be_ragged) {
   configuration c{};
-  constexpr int kWarp = 32;  // threads that share a group of columns, at most
-  c.vector_size = std::max(16 / size_of(r.x), r.group / kWarp);
+  c.vector_size = std::max(16 / size_of(r.x), r.group / kWarp);  // no more than a warp shares a group of columns
   c.access = access_for(r, a, c.vector_size);
   c.ragged = may_be_ragged && c.access == c.vector_size && a.columns % c.access != 0 && r.rope < 0 && together(r) <= 1;
   while (!c.ragged && a.columns % c.access != 0) c.access /= 2;
