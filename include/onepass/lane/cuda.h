@@ -263,40 +263,23 @@ ONEPASS_FUNCTION pack<T, V> operator/(pack<T, V> a, pack<T, V> b) {
   ONEPASS_EACH(P, result.v[i] = quotient_number(a.v[i], b.v[i]))
 }
 
-template <class T, int V>
-ONEPASS_FUNCTION tanh_pair<pack<T, V>> tanh_and_rest(pack<T, V> a) {
-  tanh_pair<pack<T, V>> result;
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    result.value.v[i] = tanh_number(a.v[i]);
-    result.rest.v[i] = tanh_rest_number(a.v[i]);
+// A pair for every element.
+#define ONEPASS_PAIR(type, name, expression)             \
+  template <class T, int V>                              \
+  ONEPASS_FUNCTION type<pack<T, V>> name(pack<T, V> a) { \
+    type<pack<T, V>> result;                             \
+    auto& [first, second] = result;                      \
+    _Pragma("unroll") for (int i = 0; i < V; ++i) {      \
+      const type<T> one = expression;                    \
+      const auto& [its_first, its_second] = one;         \
+      first.v[i] = its_first, second.v[i] = its_second;  \
+    }                                                    \
+    return result;                                       \
   }
-  return result;
-}
-
-template <class T, int V>
-ONEPASS_FUNCTION logistic_pair<pack<T, V>> logistic(pack<T, V> a) {
-  logistic_pair<pack<T, V>> result;
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const logistic_pair<T> one = logistic_number(a.v[i]);
-    result.value.v[i] = one.value;
-    result.rest.v[i] = one.rest;
-  }
-  return result;
-}
-
-template <class T, int V>
-ONEPASS_FUNCTION normal_pair<pack<T, V>> normal(pack<T, V> a) {
-  normal_pair<pack<T, V>> result;
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const normal_pair<T> one = normal_number(a.v[i]);
-    result.cdf.v[i] = one.cdf;
-    result.density.v[i] = one.density;
-  }
-  return result;
-}
+ONEPASS_PAIR(tanh_pair, tanh_and_rest, (tanh_pair<T>{tanh_number(a.v[i]), tanh_rest_number(a.v[i])}))
+ONEPASS_PAIR(logistic_pair, logistic, logistic_number(a.v[i]))
+ONEPASS_PAIR(normal_pair, normal, normal_number(a.v[i]))
+#undef ONEPASS_PAIR
 
 template <class T, int V>
 ONEPASS_FUNCTION pack<T, V> operator-(pack<T, V> a) {

@@ -95,15 +95,14 @@ def take_before_copies(graph: fx.Graph) -> None:
         op = operation(node)
         if op is None or op.name != "attention" or not all(map(is_tensor, op.arguments[:3])):
             continue
-        *copied, mask, p, is_causal, scale, grouped = op.arguments
+        copied, rest, grouped = list(op.arguments[:3]), op.arguments[3:7], op.arguments[7]
         taken = [_before_copies(tensor, node, order) for tensor in copied]
         shared = None if grouped or chooses else _before_repeats(*taken, node, order)
-        if shared is not None and _may_share(op.arguments, (*shared, *op.arguments[3:7], True), order.is_given(node)):
+        if shared is not None and _may_share(op.arguments, (*shared, *rest, True), order.is_given(node)):
             taken, grouped = [_before_copies(tensor, node, order) for tensor in shared], True
         if taken == copied:
             continue
-        options = {"attn_mask": mask, "dropout_p": p, "is_causal": is_causal, "scale": scale, "enable_gqa": grouped}
-        if order.replaces(node, node.target, tuple(taken), options):
+        if order.attends(node, (*taken, *rest, grouped)):
             copies += copied
     remove_unused(graph, copies)
 

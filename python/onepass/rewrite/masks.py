@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -10,8 +12,9 @@ from onepass.graph.effects import effects_of, remove_unused
 from onepass.graph.operations import operation, same, value_of
 from onepass.rewrite.find.chains import Order
 
-__all__ = ["constant", "fits", "may_be_looked_at", "name_masks"]
+__all__ = ["CALLS", "ancestors", "constant", "fits", "name_masks"]
 
+CALLS = ("call_function", "call_method")
 LARGEST = 1 << 28
 """Numbers of a mask that is looked at."""
 
@@ -26,14 +29,14 @@ def name_masks(graph: fx.Graph) -> int:
         op = operation(node)
         if op is None or op.name != "attention" or not isinstance(op.arguments[3], fx.Node) or op.arguments[5]:
             continue
-        query, key, value, mask, p, _, scale, grouped = op.arguments
+        query, key, _, mask, *_ = op.arguments
         if mask not in known:
             known[mask] = _meaning(mask, order)
         if known[mask] is None or not fits(mask, query, key) or not _may_be_causal(known[mask], query, key):
             continue
         causal = known[mask] == "causal"
-        named = {"attn_mask": None, "dropout_p": p, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
-        if order.replaces(node, node.target, (query, key, value), named):  # another engine may give another layout
+        named = (*op.arguments[:3], None, op.arguments[4], causal, *op.arguments[6:])
+        if order.attends(node, named):  # another engine may give another layout
             masks.append(mask)
     remove_unused(graph, masks)
     return len(masks)
@@ -57,13 +60,10 @@ def _may_be_causal(meaning: str, query: fx.Node, key: fx.Node) -> bool:
 
 def _meaning(mask: fx.Node, order: Order) -> str | None:
     """ "causal", "none", or None for any other mask, and for one that is not known yet."""
-    expected = value_of(mask)
-    if not may_be_looked_at(expected):
+    found = constant(mask, order)
+    if found is None or found.dim() < 2:
         return None
     with unset_fake_temporarily(), torch.no_grad():
-        found = constant(mask, order)
-        if found is None or found.dim() < 2:
-            return None
         keeps = found if found.dtype == torch.bool else found == 0
         if keeps is not found and not bool((keeps | (found <= torch.finfo(found.dtype).min)).all()):
             return None
@@ -74,24 +74,33 @@ def _meaning(mask: fx.Node, order: Order) -> str | None:
         return "causal" if rows == columns and bool((keeps == causal).all()) else None
 
 
-def may_be_looked_at(mask: Tensor) -> bool:
-    """Whether it has numbers, of a size that is known, and not too many."""
-    known = not any(isinstance(size, torch.SymInt) for size in mask.shape)
-    return known and mask.numel() <= LARGEST and mask.device.type != "meta"
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """These, and all that they are computed from."""
+    needed = set(nodes)
+    queue = list(needed)
+    while queue:
+        further = set(queue.pop().all_input_nodes) - needed
+        needed |= further
+        queue += further
+    return needed
 
 
 def constant(node: fx.Node, order: Order) -> Tensor | None:
-    """What a node always gives, if no input of the graph is part of it, nothing random and nothing overwritten."""
-    needed, queue = {node}, [node]
-    while queue:
-        current = queue.pop()
-        if current.op not in ("call_function", "call_method") or not effects_of(current).none:
-            return None
-        further = set(current.all_input_nodes) - needed
-        needed |= further
-        queue += further
-    if order.is_written(needed, -1):
+    """What a node always gives, if no input of the graph is part of it, nothing random and nothing overwritten, and if
+    it has numbers, of a size that is known, and not too many."""
+    expected = value_of(node)
+    if any(isinstance(size, torch.SymInt) for size in expected.shape) or expected.numel() > LARGEST:
         return None
+    needed = ancestors([node])
+    is_constant = all(each.op in CALLS and effects_of(each).none for each in needed)
+    if expected.device.type == "meta" or not is_constant or order.is_written(needed, -1):
+        return None
+    with unset_fake_temporarily(), torch.no_grad():
+        return _computed(node, needed)
+
+
+def _computed(node: fx.Node, needed: set[fx.Node]) -> Tensor | None:
+    """Its value, of the nodes that are needed for it; none where one of theirs is other than captured."""
     values: dict[fx.Node, object] = {}
     for current in (n for n in node.graph.nodes if n in needed):
         args, kwargs = fx.node.map_arg((current.args, current.kwargs), values.__getitem__)

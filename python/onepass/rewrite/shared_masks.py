@@ -10,11 +10,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from onepass.graph.effects import effects_of, evaluated, remove_unused
 from onepass.graph.operations import called, is_tensor, operation, same_shape, value_of
 from onepass.rewrite.find.chains import Order
-from onepass.rewrite.masks import constant, fits, may_be_looked_at
+from onepass.rewrite.masks import CALLS, ancestors, constant, fits
 
 __all__ = ["share_masks"]
 
-CALLS = ("call_function", "call_method")
 EXPANDS = ("expand", torch.Tensor.expand, "expand_as")
 
 
@@ -30,11 +29,10 @@ def share_masks(graph: fx.Graph) -> int:
         return 0
     order, replaced = Order(graph), []
     once = _Once(order, [given[3] for _, given in calls])
-    for node, (query, key, value, mask, p, is_causal, scale, grouped) in calls:
-        less = once.mask(mask)
-        options = {"attn_mask": less, "dropout_p": p, "is_causal": is_causal, "scale": scale, "enable_gqa": grouped}
-        if less is not mask and order.replaces(node, node.target, (query, key, value), options):
-            replaced.append(mask)
+    for node, given in calls:
+        less = once.mask(given[3])
+        if less is not given[3] and order.attends(node, (*given[:3], less, *given[4:])):
+            replaced.append(given[3])
     remove_unused(graph, [*replaced, *once.made.values()])
     return len(replaced)
 
@@ -51,7 +49,7 @@ class _Once:
         self.made: dict[tuple, fx.Node] = {}
         self.first: dict[fx.Node, fx.Node] = {}
         self.true: dict[fx.Node, bool] = {}
-        needed, known = _ancestors(masks), {}
+        needed, known = ancestors(masks), {}
         for node in (node for node in order.graph.nodes if node in needed):
             self.first[node] = node
             if node.op in CALLS and effects_of(node).none:
@@ -96,11 +94,9 @@ class _Once:
     def _is_true(self, condition: fx.Node) -> bool:
         """Whether it is always true throughout."""
         if condition not in self.true:
-            self.true[condition] = False
-            if value_of(condition).dtype == torch.bool and may_be_looked_at(value_of(condition)):
-                with unset_fake_temporarily(), torch.no_grad():
-                    found = constant(condition, self.order)
-                    self.true[condition] = found is not None and bool(found.all())
+            found = constant(condition, self.order) if value_of(condition).dtype == torch.bool else None
+            with unset_fake_temporarily():
+                self.true[condition] = found is not None and bool(found.all())
         return self.true[condition]
 
     def _call(self, like: fx.Node, args: tuple) -> fx.Node:
@@ -135,13 +131,3 @@ class _Once:
             or self.order.memory.of(node) & self.given
             or self.order.shows_gradient(node, frozenset())
         )
-
-
-def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
-    """These, and all that they are computed from."""
-    needed, queue = set(nodes), list(nodes)
-    while queue:
-        further = set(queue.pop().all_input_nodes) - needed
-        needed |= further
-        queue += further
-    return needed

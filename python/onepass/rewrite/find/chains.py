@@ -345,6 +345,12 @@ class Order:
         node.target, node.args, node.kwargs = before
         return False
 
+    def attends(self, node: fx.Node, arguments: tuple) -> bool:
+        """Has a call of PyTorch's attention take these arguments, in the order that `operation` gives them in, if that
+        may be: `replaces`."""
+        names = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        return self.replaces(node, node.target, arguments[:3], dict(zip(names, arguments[3:], strict=True)))
+
     def is_given(self, node: fx.Node) -> bool:
         """Whether the graph, or one within it, is given the node's memory: the value, a view of it, or what a call gave
         back as it was."""
