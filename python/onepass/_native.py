@@ -67,6 +67,7 @@ def _load() -> ctypes.CDLL:
         "cuda_prebuild",
         "open_autograd",
         "cache",
+        "tuning",
         "info",
         "launches",
     ):
@@ -97,6 +98,7 @@ def _load() -> ctypes.CDLL:
     ]  # fmt: skip
     library.onepass_open_autograd.argtypes = [*[ctypes.c_char_p] * 3, ctypes.c_bool]
     library.onepass_cache.argtypes = [ctypes.c_char_p]
+    library.onepass_tuning.argtypes = [ctypes.c_char_p] * 4
     library.onepass_configure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, FIND_NVRTC, WARN]
     return library
 
@@ -382,6 +384,15 @@ def open_autograd(may_compile: bool = True) -> Callable | None:
 def cache(action: str) -> list[dict] | dict:
     """'list' or 'clear' the disk cache."""
     return _answer(_library.onepass_cache(action.encode()))
+
+
+def tuning(action: str, key: str = "", way: str = "", label: str = "") -> list | dict:
+    """Listens to calls' kernels, and says, builds, uses or keeps the ways of one (src/torch/api/api.h).
+
+    Raises:
+        RuntimeError: for a key that was not heard, a way that no kernel has, or with NVRTC's message where it fails.
+    """
+    return _answer(_library.onepass_tuning(*(text.encode() for text in (action, key, way, label))))
 
 
 def info() -> dict:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import itertools
 import math
 import os
 import re
 import sys
 import time
+from dataclasses import asdict
+from json import dumps as json_text
 from pathlib import Path
 from typing import Annotated
 
@@ -415,6 +418,93 @@ def calibrate(
         profile = measure(chosen, said=lambda step: progress.update(task, advance=1, description=step))
     output.write_text(profile.to_json(), encoding="utf-8")
     console.print(f"{profile.name}: {profile.bandwidth / 1e9:,.0f} GB/s; wrote {output}")
+
+
+@app.command()
+def tune(
+    line: Annotated[list[str] | None, typer.Option(help="a line without a contraction; repeatable")] = None,
+    columns: Annotated[
+        list[int] | None, typer.Option(min=1, max=cache.MOST_COLUMNS, help="the length of its rows; repeatable")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="of x and operands: " + ", ".join(DTYPES))] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="as many as make 2^26 elements if not given")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODULE:FACTORY", help="tunes what fuse() makes of a model, for its --input")
+    ] = None,
+    input: Annotated[
+        list[str] | None, typer.Option(metavar="SHAPE[:DTYPE]", help="as in 8x128 or 8x128:int64; repeatable")
+    ] = None,
+    inference: Annotated[bool, typer.Option("--inference", help="forward alone")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="where to write what was found")] = None,
+) -> None:
+    """Measures how kernels share rows out on this GPU, and keeps the fastest in the cache, for all that comes.
+
+    A line takes some 20 s. As in: onepass tune --line "bias | gelu" --columns 5120, or
+    onepass tune --model mine:make --input 8x512:int64
+    """
+    from onepass.tuning import Tuned, tune_step
+    from onepass.tuning import tune as tune_line
+
+    if (model is None) == (not line) or (line and not columns):
+        raise typer.BadParameter("expected --line with --columns, or --model with --input")
+    make_directory_of(json)
+    lines, dtypes = [parse_line(text) for text in line or []], [parse_dtype(name) for name in dtype or ["bf16"]]
+    if not torch.cuda.is_available():
+        fail("tune needs a CUDA device: CPU kernels have nothing to tune")
+    found: list[Tuned] = []
+    bars = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*bars, console=console) as progress:
+        if model is not None:
+            task = progress.add_task("the model runs", total=1.0)
+            step = step_of(made_by(model), [parse_input(text) for text in input or []], inference)
+            found += tune_step(step, said=lambda what, share: progress.update(task, completed=share, description=what))
+        for of, length, of_dtype in itertools.product(lines, columns or [], dtypes):
+            task = progress.add_task(of.text, total=1.0)
+            try:
+                found += tune_line(
+                    of,
+                    length,
+                    of_dtype,
+                    rows=rows,
+                    training=not inference,
+                    said=lambda what, share, t=task: progress.update(t, completed=share, description=what),
+                )
+            except (RuntimeError, ValueError) as error:
+                raise typer.BadParameter(str(error)) from None
+    console.print(table_of_tuned(found))
+    if json is not None:
+        json.write_text(tuned_json(found), encoding="utf-8")
+
+
+def step_of(model: torch.nn.Module, inputs: list[torch.Tensor], inference: bool):
+    """What a fused model does once on the GPU; in training, with the sum of its results for a loss."""
+    model = onepass.fuse(model.cuda().train(not inference))
+    inputs = [tensor.cuda() for tensor in inputs]
+
+    def step() -> None:
+        with torch.set_grad_enabled(not inference):
+            leaves = torch.utils._pytree.tree_leaves(model(*inputs))
+        sums = [leaf.float().sum() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if sums:
+            torch.stack(sums).sum().backward()
+
+    return step
+
+
+def table_of_tuned(found: list) -> Table:
+    columns = (Column(name, justify="right") for name in ("µs", "now", "tried"))
+    table = Table(Column("line", overflow="fold"), *columns, Column("way", overflow="fold"))
+    for of in found:
+        where = f"{'backward' if of.backward else 'forward'}, {of.rows}x{of.columns} {str(of.dtype)[6:]}"
+        before, after = (f"{1e6 * seconds:,.4g}" for seconds in of.seconds)
+        way = of.way or "[dim]as the rules have it[/]"
+        table.add_row(f"{escape(of.line)}\n[dim]{where}[/]", before, after, str(of.tried), way)
+    return table
+
+
+def tuned_json(found: list) -> str:
+    rows = [{**asdict(of), "dtype": str(of.dtype).removeprefix("torch.")} for of in found]
+    return json_text({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "tuned": rows}, indent=1)
 
 
 @app.command("docs", hidden=True)

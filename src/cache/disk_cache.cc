@@ -90,8 +90,12 @@ std::string one_line(std::string text) {
 
 bool is_entry(const fs::directory_entry& file) {
   const std::string extension = file.path().extension().string();
-  return file.is_regular_file() && (extension == ".cubin" || extension == ".so") &&
+  return file.is_regular_file() && (extension == ".cubin" || extension == ".so" || extension == ".way") &&
          file.path().stem().string().size() == 32;
+}
+
+const char* kind_of(const std::string& extension) {
+  return extension == ".so" ? "cpu" : extension == ".way" ? "tuned" : "cuda";
 }
 
 // Nothing where no folder is named, or one that depends on where the process happens to be.
@@ -206,12 +210,21 @@ std::vector<entry> list() {
     std::ifstream in(file.path(), std::ios::binary);
     const std::optional<head> h = read_head(in);
     const auto age = fs::file_time_type::clock::now() - fs::last_write_time(file.path(), error);
-    entries.push_back({h ? h->label : "(damaged)", file.path().extension() == ".so" ? "cpu" : "cuda",
+    entries.push_back({h ? h->label : "(damaged)", kind_of(file.path().extension().string()),
                        static_cast<std::uint64_t>(fs::file_size(file.path(), error)),
                        std::chrono::duration<double>(age).count()});
   }
   std::sort(entries.begin(), entries.end(), [](const entry& a, const entry& b) { return a.label < b.label; });
   return entries;
+}
+
+bool has_any(const char* extension) {
+  std::error_code error;
+  for (const fs::path& folder : {directory(), prebuilt_directory()}) {
+    for (const fs::directory_entry& file : fs::directory_iterator(folder, error))
+      if (file.path().extension() == std::string(".") + extension && is_entry(file)) return true;
+  }
+  return false;
 }
 
 std::size_t clear() {

@@ -44,6 +44,7 @@ struct entry {
   double age_seconds;
 };
 std::vector<entry> list();
+bool has_any(const char* extension);  // one's own, or of what came with the library
 std::size_t clear();
 
 // Digest of every header of ours that something is compiled from at first use, computed once.

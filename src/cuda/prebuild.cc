@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "src/cuda/row/configuration.h"
+#include "src/cuda/row/tuned.h"
 #include "src/cuda/runtime/source.h"
 #include "src/plan/attention.h"
 #include "src/plan/frame.h"
@@ -30,7 +30,7 @@ class prebuilt_line {
     call.forward(saves_statistics, false);
     const request r = request_of(call, false, text(call, false));
     std::vector<launched> all;
-    for (const plan& p : choose(r, call.a, chip_)) {
+    for (const plan& p : choose_tuned(r, call.a, chip_, describe(r, call.a))) {
       const configuration& c = p.with;
       const bool rows = has_whole_rows(r, c);
       const int threads = rows ? c.across : std::max(c.threads, c.across * c.down);

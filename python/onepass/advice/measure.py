@@ -16,7 +16,7 @@ from onepass.word import about
 if TYPE_CHECKING:
     from onepass.advice.report import Explanation
 
-__all__ = ["Measured", "measure"]
+__all__ = ["Measured", "inputs_for", "measure", "runs_of"]
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ def measure(explained: Explanation, seconds: float) -> list[Measured]:
         if any(about(word.strip()).kind == "contraction" for word in text.split("|")):
             continue
         line, dtype = Line(text), getattr(torch, name)
-        tensors = _tensors(line, shape, dtype, device, explained.training)
+        tensors = inputs_for(line, shape, dtype, device, explained.training)
         runs = {}
         for way, call in (("line", line), ("unfused", line.reference)):
-            runs |= {f"{way} {side}": run for side, run in _runs(call, tensors, explained.training).items()}
+            runs |= {f"{way} {side}": run for side, run in runs_of(call, tensors, explained.training).items()}
         times = clock.median(runs, seconds)
         pairs = [tuple(times.get(f"{way} {side}", 0.0) for side in ("forward", "backward")) for way in WAYS]
         predicted = tuple(price.seconds for price in advice.fused)
@@ -54,7 +54,7 @@ def measure(explained: Explanation, seconds: float) -> list[Measured]:
 WAYS = ("line", "unfused")
 
 
-def _tensors(line: Line, shape, dtype: torch.dtype, device: torch.device, training: bool) -> list[Tensor]:
+def inputs_for(line: Line, shape, dtype: torch.dtype, device: torch.device, training: bool) -> list[Tensor]:
     """x and the operands, of which the positions of a rotation have no gradient."""
     of, made = {"column": shape[-1:], "tensor": shape}, [(shape, True)]
     taking = [word for word in line.words if word.operand not in ("none", "target")]
@@ -64,7 +64,8 @@ def _tensors(line: Line, shape, dtype: torch.dtype, device: torch.device, traini
     return tensors + [torch.randint(shape[-1], shape[:-1], device=device) for _ in targets]
 
 
-def _runs(call, tensors: list[Tensor], training: bool) -> dict[str, Run]:
+def runs_of(call, tensors: list[Tensor], training: bool) -> dict[str, Run]:
+    """Forward, and with random upstream gradients backward."""
     runs = {"forward": Run(lambda: call(*tensors))}
     if training:
         results = call(*tensors)

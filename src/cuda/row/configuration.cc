@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "onepass/kernel/common/shapes.h"
+#include "src/cuda/row/tuned.h"
 #include "src/cuda/row/tuning.h"
 
 namespace onepass::cuda {
@@ -202,10 +203,10 @@ const elementwise_tuning& tiles_for(const request& r, const arguments& a, const 
   return size_of(r.x) == 2 ? kTuning.forward_16_bits : kTuning.forward;
 }
 
-void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, plan& p) {
+void choose_elementwise(const request& r, const arguments& a, const device_facts& chip, const elementwise_tuning& tuned,
+                        plan& p) {
   configuration& c = p.with;
   const int64 lanes_a_row = ceil_div(a.columns, c.vector_size);
-  const elementwise_tuning& tuned = tiles_for(r, a, c);
   c.unroll = has_long_lanes(r, c) ? 1 : tuned.unroll;
   if (r.wants_column == 0) {  // whose parts are those of all sizes
     while (c.unroll > 1 && lanes_a_row * a.rows < int64{chip.sm_count} * tuned.threads * c.unroll) c.unroll /= 2;
@@ -356,8 +357,9 @@ bool gives_rows(const arguments& a) {
 }
 
 // Blocks take parts of rows, then a block each row, for each row word; then tiles. The parts depend on nothing but the
-// row's length.
-std::vector<plan> take_in_parts(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
+// row's length. tuned: without threads as the table has it.
+std::vector<plan> take_in_parts(const request& r, const arguments& a, const device_facts& chip, const plan& blank,
+                                const elementwise_tuning& tuned = {}) {
   plan parts = blank;
   configuration& c = parts.with;
   c.of = part::parts;
@@ -384,7 +386,7 @@ std::vector<plan> take_in_parts(const request& r, const arguments& a, const devi
   if (r.only_statistics || (!r.backward && r.gives_number && !gives_rows(a))) return all;
   plan tiles = blank;
   tiles.with.of = part::tiles;
-  choose_elementwise(r, a, chip, tiles);
+  choose_elementwise(r, a, chip, tuned.threads > 0 ? tuned : tiles_for(r, a, tiles.with), tiles);
   all.push_back(tiles);
   return all;
 }
@@ -395,11 +397,10 @@ int64 rows_at_once(const configuration& c, const device_facts& chip) {
 }
 
 // A row's numbers do not depend on how many rows there are: nor do the threads that share it.
-template <class Tuning>
-plan stream_rows(const arguments& a, part of, const Tuning& tuned, const plan& blank) {
+plan stream_rows(const request& r, const arguments& a, const streamed_tuning& tuned, const plan& blank) {
   plan p = blank;
   configuration& c = p.with;
-  c.of = of;
+  c.of = r.paired ? part::paired : part::streamed;
   const int64 threads = power_of_two_from(ceil_div(a.columns, int64{c.vector_size} * tuned.vectors * tuned.steps));
   c.across = static_cast<int>(std::clamp<int64>(threads, 32, tuned.threads));
   c.down = 1;
@@ -412,33 +413,20 @@ plan stream_rows(const arguments& a, part of, const Tuning& tuned, const plan& b
   return p;
 }
 
-std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
-  const streamed_tuning& streamed = kTuning.streamed;
-  if (!r.backward && r.paired) return {stream_rows(a, part::paired, kTuning.paired, blank)};
-  const bool one_target = r.has_target && r.row_words == 1;
-  const int least = one_target     ? kMostHeldWithTarget + 1
-                    : r.has_target ? streamed.least_of_several
-                                   : streamed.least_columns;
-  if (!r.backward && r.only_endings && !gives_rows(a) && a.columns >= least && a.columns <= streamed.most_columns)
-    return {stream_rows(a, part::streamed, streamed, blank)};
-  // Where nothing is summed over a row, tiles need no more than the statistics.
-  if (r.backward && r.row_words > 0 && r.summed == 0) return take_in_parts(r, a, chip, blank);
-  // Units' sums are one number of a vector in tiles, too, and a long row's clusters would take turns.
-  if (r.backward && blank.with.unit > 0 && a.columns > kTuning.unit_columns) return take_in_parts(r, a, chip, blank);
-  plan p;
-  bool held = false;
-  const auto try_all = [&](const auto& tunings) {
-    for (const row_tuning& tuned : tunings) {
-      if (held || a.columns > tuned.columns || r.flops * 2 < tuned.least_flops * size_of(r.x) ||
-          r.features < tuned.features || r.row_words < tuned.row_words || (tuned.target && !one_target))
-        continue;
-      p = blank;
-      held = hold_row(r, a, chip, tuned, p) && a.rows >= tuned.rounds * rows_at_once(p.with, chip);
-    }
-  };
-  if (r.backward) try_all(kTuning.backward_rows);
-  else try_all(kTuning.forward_rows);
-  if (!held) return take_in_parts(r, a, chip, blank);
+bool only_streams(const request& r) { return !r.backward && r.paired; }
+bool may_stream(const request& r, const arguments& a) {
+  return only_streams(r) || (!r.backward && r.only_endings && !gives_rows(a));
+}
+
+bool has_one_target(const request& r) { return r.has_target && r.row_words == 1; }
+
+bool is_for(const row_tuning& tuned, const request& r, const arguments& a) {
+  return a.columns <= tuned.columns && r.flops * 2 >= tuned.least_flops * size_of(r.x) &&
+         r.features >= tuned.features && r.row_words >= tuned.row_words && (!tuned.target || has_one_target(r));
+}
+
+// The held row's grid, and what of the row is known.
+void finish_rows(const request& r, const arguments& a, const device_facts& chip, plan& p) {
   configuration& c = p.with;
   c.exact = int64{c.across} * c.cluster * c.held_vectors * c.vector_size == a.columns;
   c.whole_vectors = c.cluster == 1 ? static_cast<int>(a.columns / (c.across * c.vector_size)) : 0;
@@ -451,6 +439,39 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   p.grid_y = 1;
   set_parts(p, r.wants_column != 0 ? rows : 0);
   if (r.has_groups) share_groups(a.groups, persistent, p);
+}
+
+// Calls body(tuning) for each of the table's of one direction, until it says true.
+template <class Body>
+void each_row_tuning(const request& r, const Body& body) {
+  const auto in = [&](const auto& tunings) {
+    static_cast<void>(std::any_of(std::begin(tunings), std::end(tunings), body));
+  };
+  if (r.backward) in(kTuning.backward_rows);
+  else in(kTuning.forward_rows);
+}
+
+std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
+  if (only_streams(r)) return {stream_rows(r, a, kTuning.paired, blank)};
+  const int least = has_one_target(r) ? kMostHeldWithTarget + 1
+                    : r.has_target    ? kTuning.streams.least_of_several
+                                      : kTuning.streams.least;
+  if (may_stream(r, a) && a.columns >= least && a.columns <= kTuning.streams.most)
+    return {stream_rows(r, a, kTuning.streamed, blank)};
+  // Where nothing is summed over a row, tiles need no more than the statistics.
+  if (r.backward && r.row_words > 0 && r.summed == 0) return take_in_parts(r, a, chip, blank);
+  // Units' sums are one number of a vector in tiles, too, and a long row's clusters would take turns.
+  if (r.backward && blank.with.unit > 0 && a.columns > kTuning.unit_columns) return take_in_parts(r, a, chip, blank);
+  plan p;
+  bool held = false;
+  each_row_tuning(r, [&](const row_tuning& tuned) {
+    if (!is_for(tuned, r, a)) return false;
+    p = blank;
+    held = hold_row(r, a, chip, tuned, p) && a.rows >= tuned.rounds * rows_at_once(p.with, chip);
+    return held;
+  });
+  if (!held) return take_in_parts(r, a, chip, blank);
+  finish_rows(r, a, chip, p);
   return {p};
 }
 
@@ -510,6 +531,7 @@ int result_bits(const request& r) {
 request request_of(const spec::frame& f, bool backward, std::string line) {
   request r(f.of, backward);
   r.line = std::move(line);
+  if (is_listening() && f.of.features == 0) r.words = f.of.text;
   r.x = f.type;
   r.of_batches = f.columns_of_batches();
   std::copy(f.operand_types, f.operand_types + kMaxOperands, r.operand);
@@ -578,8 +600,41 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   plan p{};
   p.with = described;
   if (r.rowwise) return choose_rowwise(r, a, chip, p);
-  choose_elementwise(r, a, chip, p);
+  choose_elementwise(r, a, chip, tiles_for(r, a, described), p);
   return {p};
+}
+
+namespace {
+
+std::vector<plan> laid_out(const way& by, const request& r, const arguments& a, const device_facts& chip,
+                           const configuration& described) {
+  plan p{};
+  p.with = described;
+  if (r.rowwise != (by.kind != way_kind::tiles) || (only_streams(r) && by.kind != way_kind::streamed)) return {};
+  switch (by.kind) {
+    case way_kind::tiles: choose_elementwise(r, a, chip, by.tile, p); return {p};
+    case way_kind::parts: return take_in_parts(r, a, chip, p, by.tile);
+    case way_kind::streamed:
+      return may_stream(r, a) ? std::vector<plan>{stream_rows(r, a, by.stream, p)} : std::vector<plan>();
+    case way_kind::rows:
+      if (!hold_row(r, a, chip, by.row, p)) return {};
+      finish_rows(r, a, chip, p);
+      return {p};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<plan> lay_out(const way& by, const request& r, const arguments& a, const device_facts& chip,
+                          const configuration& described) {
+  constexpr int kReductions = 4096;  // bytes, at most
+  std::vector<plan> plans = laid_out(by, r, a, chip, described);
+  const bool fits = std::all_of(plans.begin(), plans.end(), [&](const plan& p) {
+    return p.with.across * p.with.down <= 1024 &&
+           static_cast<int>(p.shared_bytes) + kReductions <= chip.shared_per_block;
+  });
+  return fits ? plans : std::vector<plan>();
 }
 
 }  // namespace onepass::cuda

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "onepass/kernel/configuration.h"
+#include "src/cuda/row/way.h"
 #include "src/cuda/runtime/driver.h"
 #include "src/plan/frame.h"
 
@@ -22,7 +23,8 @@ enum class part : int { whole, streamed, paired, parts, combined, tiles };
 // word.
 struct request {
   bool rowwise = false, backward = false;
-  std::string line;  // the C++ type (spec::type_text)
+  std::string line;   // the C++ type (spec::type_text)
+  std::string words;  // its text, where somebody listens (tuned.h); empty of one that no text says
   dtype x = dtype::none;
   dtype operand[kMaxOperands] = {};
   dtype result = dtype::none, kept[kMaxKeeps] = {};  // their own, of forward's rows; none: x's
@@ -103,6 +105,9 @@ configuration describe(const request&, const arguments&, bool may_be_ragged = fa
 // Pure arithmetic: the same shapes, alignment and chip give the same plans.
 std::vector<plan> choose(const request&, const arguments&, const device_facts&, const configuration& described);
 std::vector<plan> choose(const request&, const arguments&, const device_facts&);
+// By that way, whatever the table says. None where the call's rows cannot be shared out so.
+std::vector<plan> lay_out(const way&, const request&, const arguments&, const device_facts&,
+                          const configuration& described);
 
 // Shares groups of rows out to so many blocks (clusters) that fill the chip, one row of each at a time.
 void share_groups(const row_groups&, int64 most, plan&);

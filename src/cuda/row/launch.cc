@@ -9,6 +9,7 @@
 #include "src/cuda/runtime/known_kernels.h"
 #include "src/cuda/runtime/packed_arguments.h"
 #include "src/cuda/runtime/source.h"
+#include "src/cuda/row/tuned.h"
 #include "src/cuda/row/tuning.h"
 
 namespace onepass::cuda {
@@ -35,7 +36,7 @@ std::vector<plan> prepare(const request& r, const arguments& a, int device, void
 std::vector<plan> prepare(const request& r, const arguments& a, const configuration& described, int device,
                           void* stream) {
   device_facts chip = facts(device);
-  std::vector<plan> plans = choose(r, a, chip, described);
+  std::vector<plan> plans = choose_tuned(r, a, chip, described);
   // Where the blocks of a cluster stride over rows, a cluster without room at first would run after all others. A chip
   // may have no room for a cluster of more than eight blocks at all.
   const auto strides = [](const configuration& c) { return c.cluster > 1 && (c.stages > 0 || c.recomputes != 0); };
@@ -54,7 +55,7 @@ std::vector<plan> prepare(const request& r, const arguments& a, const configurat
       break;
     }
     chip.cluster = p.with.cluster / 2;
-    plans = choose(r, a, chip, described);
+    plans = choose_tuned(r, a, chip, described);
   }
   return plans;
 }

@@ -49,19 +49,19 @@ struct row_tuning {
   int rounds = 0;     // where a row's threads take so many rows one after the other, at least
 };
 
-// Rows of which only numbers stay.
+// Rows of which only numbers stay, and those that have others beside them: of both, a thread has its vectors at a time.
 struct streamed_tuning {
-  int least_columns;     // shorter rows are held; of those with a target: kMostHeldWithTarget
-  int least_of_several;  // of rows with several endings, one of which has a target
-  int most_columns;      // longer ones are taken in parts
-  int threads;           // of a row, which are a block, at most: fewer where they would take fewer steps than
-  int steps;             // these, of which the last may be next to empty
-  int vectors;           // of a thread, at a time
-  int resident;          // threads that registers must leave room for on an SM
+  int threads;   // of a row, which are a block, at most: fewer where they would take fewer steps than
+  int steps;     // these, of which the last may be next to empty
+  int vectors;   // of a thread, at a time
+  int resident;  // threads that registers must leave room for on an SM
 };
-// Rows that have others beside them: of both, a thread has these at a time.
-struct paired_tuning {
-  int threads, steps, vectors, resident;
+// Which of them stream: shorter ones are held (of those with a target: kMostHeldWithTarget), longer ones taken in
+// parts.
+struct streamed_columns {
+  int least;
+  int least_of_several;  // of rows with several endings, one of which has a target
+  int most;
 };
 
 struct tuning {
@@ -145,14 +145,9 @@ struct tuning {
       {.numbers = 32, .stages = 2, .sums = 1, .cluster = 16},
       {.numbers = 32, .stages = 2, .recomputes = true}};
   // "Rows that stream".
-  streamed_tuning streamed = {.least_columns = 2048,
-                              .least_of_several = 1024,
-                              .most_columns = 1 << 18,
-                              .threads = 256,
-                              .steps = 14,
-                              .vectors = 4,
-                              .resident = 1024};
-  paired_tuning paired = {.threads = 256, .steps = 14, .vectors = 2, .resident = 1024};
+  streamed_columns streams = {.least = 2048, .least_of_several = 1024, .most = 1 << 18};
+  streamed_tuning streamed = {.threads = 256, .steps = 14, .vectors = 4, .resident = 1024};
+  streamed_tuning paired = {.threads = 256, .steps = 14, .vectors = 2, .resident = 1024};
   int held_vectors = 16;              // lanes of a row in a thread, at most: each takes registers besides its elements
   int other_registers = 21;           // of a thread, beside its row's numbers and what is loaded early: "Loaded early"
   int again_flops = 8;                // flops of an element, in words beside the row word, that may be computed again

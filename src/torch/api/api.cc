@@ -14,6 +14,7 @@
 #include "src/cpu/simd.h"
 #include "src/cuda/attention/tuning.h"
 #include "src/cuda/prebuild.h"
+#include "src/cuda/row/tuned.h"
 #include "src/process.h"
 #include "src/settings.h"
 #include "src/line/defined.h"
@@ -143,6 +144,29 @@ void describe_way(json& out, const choice::way& way, bool is_chosen) {
   if (std::isfinite(way.seconds)) out.value(way.seconds);
   else out.null();
   out.end('}');
+}
+
+std::optional<cuda::way> checked_way(std::string_view text) {
+  if (text.empty()) return {};
+  const std::optional<cuda::way> way = cuda::way_of(text);
+  if (!way) throw std::invalid_argument("onepass: no way of a kernel is called '" + std::string(text) + "'");
+  return way;
+}
+
+cuda::heard_call heard_by(const std::string& key) {
+  for (cuda::heard_call& call : cuda::heard())
+    if (call.key == key) return std::move(call);
+  throw std::invalid_argument("onepass: no call was heard whose key is '" + key + "'");
+}
+
+void describe_heard(json& out) {
+  out.begin('[');
+  for (const cuda::heard_call& call : cuda::heard()) {
+    out.begin('{').field("key", call.key).field("line", call.r.words).field("backward", call.r.backward);
+    out.field("rows", std::int64_t{call.a.rows}).field("columns", std::int64_t{call.a.columns});
+    out.field("dtype", torch_name_of(call.r.x)).end('}');
+  }
+  out.end(']');
 }
 
 }  // namespace
@@ -443,6 +467,28 @@ const char* onepass_info() {
 void onepass_configure(const char* include_dir, const char* library_dir, const char* (*find_nvrtc)(),
                        void (*warn)(const char*)) {
   onepass::settings_now() = {include_dir, library_dir, find_nvrtc, warn};
+}
+
+const char* onepass_tuning(const char* action, const char* key, const char* way, const char* label) {
+  return answer([=](json& out) {
+    namespace cuda = onepass::cuda;
+    using onepass::binding::heard_by;
+    const std::string_view does = action;
+    const std::optional<cuda::way> given = onepass::binding::checked_way(way);
+    if (does == "heard") return onepass::binding::describe_heard(out);
+    if (does == "ways") {
+      out.begin('[');
+      for (const cuda::way& other : cuda::other_ways(heard_by(key), given)) out.value(cuda::text_of(other));
+      out.end(']');
+      return;
+    }
+    bool done = true;
+    if (does == "build") cuda::build_way(heard_by(key), given.value());
+    else if (does == "use") cuda::use_way(key, given);
+    else if (does == "keep") done = cuda::keep_way(key, given, label);
+    else cuda::listen(does == "listen");
+    out.begin('{').field("done", done).end('}');
+  });
 }
 
 const char* onepass_cache(const char* action) {

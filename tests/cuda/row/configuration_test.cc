@@ -9,6 +9,7 @@
 #include <functional>
 #include <ostream>
 
+#include "src/cuda/row/tuned.h"
 #include "tests/cuda/imagined_call.h"
 
 namespace onepass::cuda {
@@ -52,10 +53,24 @@ void each_plan(const std::function<void(const call&, const plan&, const device_f
   }
 }
 
+// The table's plans, and those of all ways that tuning tries: of one number of rows.
+void each_plan_tried(const std::function<void(const call&, const plan&, const device_facts&)>& body) {
+  each_plan(body);
+  for (const char* arch : {"sm_80", "sm_90a"}) {
+    const device_facts chip = facts_of(arch);
+    each_call([&](const call& c) {
+      if (c.a.rows != 1000 || testing::Test::HasFailure()) return;
+      const heard_call heard{"", c.r, c.a, chip, describe(c.r, c.a, true)};
+      for (const way& w : other_ways(heard, {}))
+        for (const plan& p : lay_out(w, c.r, c.a, chip, heard.described)) body(c, p, chip);
+    });
+  }
+}
+
 bool same(const configuration& a, const configuration& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 TEST(Configuration, ThreadsFitABlockAndWarps) {
-  each_plan([](const call& c, const plan& p, const device_facts&) {
+  each_plan_tried([](const call& c, const plan& p, const device_facts&) {
     const int threads = p.with.across * p.with.down;
     EXPECT_GE(std::min(p.with.across, p.with.down), 1) << c;
     EXPECT_LE(threads, 1024) << c;
@@ -107,7 +122,7 @@ TEST(Configuration, ClustersStayWithinTheChip) {
 }
 
 TEST(Configuration, RowsAreCovered) {
-  each_plan([](const call& c, const plan& p, const device_facts&) {
+  each_plan_tried([](const call& c, const plan& p, const device_facts&) {
     const configuration& with = p.with;
     const int64 numbers_across = int64{with.across} * with.vector_size;
     if (c.r.rowwise && with.of != part::tiles) {
@@ -126,7 +141,7 @@ TEST(Configuration, RowsAreCovered) {
 }
 
 TEST(Configuration, GridsStayWithinLimits) {
-  each_plan([](const call& c, const plan& p, const device_facts&) {
+  each_plan_tried([](const call& c, const plan& p, const device_facts&) {
     EXPECT_GE(p.grid_x, 1u) << c;
     EXPECT_LE(p.grid_x, (1u << 31) - 1) << c;
     EXPECT_GE(p.grid_y, 1u) << c;
@@ -214,7 +229,7 @@ TEST(Configuration, PairedRowsHaveRegisters) {
 }
 
 TEST(Configuration, SharedMemoryFitsTheChip) {
-  each_plan([](const call& c, const plan& p, const device_facts& chip) {
+  each_plan_tried([](const call& c, const plan& p, const device_facts& chip) {
     const int number = c.r.x == dtype::f64 ? 8 : 4;
     const configuration& with = p.with;
     const int warps = std::max(with.across / 32, 1), reduction = 3 * warps * with.cluster * 3 * number;
@@ -238,7 +253,7 @@ TEST(Configuration, SharedMemoryFitsTheChip) {
 }
 
 TEST(Configuration, PartsComeWithColumnGradientsOnly) {
-  each_plan([](const call& c, const plan& p, const device_facts& chip) {
+  each_plan_tried([](const call& c, const plan& p, const device_facts& chip) {
     const bool rows = c.r.rowwise && p.with.of == part::whole;
     EXPECT_EQ(p.parts, c.r.wants_column == 0 || p.with.of == part::parts || p.with.of == part::combined ? 0
                        : rows ? p.grid_x / static_cast<unsigned>(p.with.cluster)
