@@ -30,7 +30,9 @@ class prebuilt_line {
     call.forward(saves_statistics, false);
     const request r = request_of(call, false, text(call, false));
     std::vector<launched> all;
-    for (const plan& p : choose_tuned(r, call.a, chip_, describe(r, call.a))) {
+    std::vector<plan> plans = choose_tuned(r, call.a, chip_, describe(r, call.a, true));
+    if (plans.empty()) plans = choose(r, call.a, chip_, describe(r, call.a, true));
+    for (const plan& p : plans) {
       const configuration& c = p.with;
       const bool rows = has_whole_rows(r, c);
       const int threads = rows ? c.across : std::max(c.threads, c.across * c.down);
@@ -72,7 +74,7 @@ class prebuilt_line {
     return spec::type_text(line_, call.boolean_masks, backward);
   }
   void build_all(const request& r, const arguments& a) {
-    for (const plan& p : choose(r, a, chip_)) {
+    for (const plan& p : choose(r, a, chip_, describe(r, a, true))) {
       labels_.push_back(label(r, p.with, chip_.arch_name));
       build(source(r, p.with), chip_.arch_name, labels_.back());
     }

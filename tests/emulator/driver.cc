@@ -103,8 +103,9 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
   *function = module;
   return static_cast<program*>(module)->name == name ? 0 : kNotFound;
 }
-int cuFuncGetAttribute(int* value, int, void* function) {
-  return *value = static_cast<int>(static_cast<program*>(function)->static_shared), 0;
+int cuFuncGetAttribute(int* value, int which, void* function) {
+  constexpr int kStaticShared = 1;
+  return *value = which == kStaticShared ? static_cast<int>(static_cast<program*>(function)->static_shared) : 0, 0;
 }
 int cuFuncSetAttribute(void*, int, int) { return 0; }
 

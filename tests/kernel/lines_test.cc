@@ -30,6 +30,7 @@ constexpr line_case kCases[] = {
     {"bias | dropout(0.1) | add | keep | rms_norm | scale", dtype::bf16, dtype::bf16, {33, 768}},
     {"mul(1) | mask | softmax", dtype::f32, dtype::f32, {12, 77}},
     {"softmax", dtype::bf16, dtype::bf16, {5, 16384}},
+    {"softmax", dtype::bf16, dtype::bf16, {2, 70001}},
     {"layer_norm | scale | bias", dtype::bf16, dtype::bf16, {3, 40000}},
     {"rms_norm | scale", dtype::bf16, dtype::bf16, {2, 600000}},
 };

@@ -112,6 +112,11 @@ uint64 repeated_operands(const request& r, const arguments& a) {
 // Lanes in shared memory are of 16 bytes.
 bool has_long_lanes(const request& r, const configuration& c) { return c.vector_size * size_of(r.x) > 16; }
 
+// Whether rows begin where accesses of 16 bytes may.
+bool moves_16_bytes(const request& r, const configuration& c) {
+  return c.ragged == 0 && c.access == c.vector_size && c.vector_size * size_of(r.x) >= 16;
+}
+
 // Results that leave through shared memory: those as wide as x, where accesses are smaller than lanes.
 uint64 staged_results(const request& r, const arguments& a, const configuration& c) {
   const int size = size_of(r.x);
@@ -194,10 +199,13 @@ int64 blocks_for(const row_groups& groups, int64 rows_a_step, int64 most, plan& 
 }
 
 const elementwise_tuning& tiles_for(const request& r, const arguments& a, const configuration& c) {
-  if (c.staged != 0) return r.backward ? kTuning.backward_staged : kTuning.forward_staged;
+  const bool of_endings = r.backward && r.wants_column == 0 && r.only_endings && !r.paired;
+  if (c.staged != 0)
+    return !r.backward                   ? kTuning.forward_staged
+           : of_endings && r.summed == 0 ? kTuning.backward_of_endings_staged
+                                         : kTuning.backward_staged;
   if (r.backward && r.wants_column == 0 && a.x.data == nullptr) return kTuning.backward_of_gradients;
-  if (r.backward && r.wants_column == 0 && r.only_endings && !r.paired && r.flops == 0)
-    return kTuning.backward_of_endings;
+  if (of_endings && r.flops == 0) return kTuning.backward_of_endings;
   if (r.backward) return kTuning.backward;
   if (c.vector_size * size_of(r.x) < 16) return kTuning.forward_short;
   return size_of(r.x) == 2 ? kTuning.forward_16_bits : kTuning.forward;
@@ -275,7 +283,8 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   configuration& c = p.with;
   const int slots = std::popcount(r.wants_column),
             of_units = c.unit > 0 ? std::popcount(r.wants_column & r.channels) : 0;
-  if (slots - of_units > tuned.sums || std::popcount(c.repeated_operand & ~r.of_batches) > tuned.repeated ||
+  if (slots - of_units > tuned.sums || (tuned.unaligned && moves_16_bytes(r, c)) ||
+      std::popcount(c.repeated_operand & ~r.of_batches) > tuned.repeated ||
       (tuned.recomputes && r.flops > kTuning.again_flops) || (tuned.ahead && r.features > 0) ||
       ((tuned.recomputes || tuned.ahead) && r.row_words > 1) || (tuned.ahead && r.has_groups))
     return false;
@@ -294,7 +303,9 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int most_down = c.across <= kWarp || (r.backward && c.cluster == 1) ? 15 : 1;  // barriers that a block has
   const auto lanes_each = [&] { return ceil_div(lanes_a_row, int64{c.across} * c.cluster); };
   const auto numbers = [&] { return lanes_each() * c.vector_size * wide; };
-  if (lanes_each() > most_lanes) return false;
+  if (lanes_each() > most_lanes || numbers() < tuned.least_numbers ||
+      (tuned.streams < kMany && std::popcount(streams_of(r, a)) > tuned.streams))
+    return false;
   if (c.across > kWarp && r.features == 0 && threads_of_group(r, c) <= kWarp) {  // no more warps than the row fills
     const int64 filled = ceil_div(lanes_a_row, lanes_each() * c.cluster);
     c.across = static_cast<int>(ceil_div(filled, kWarp) * kWarp);
@@ -310,7 +321,7 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   c.held_vectors = static_cast<int>(lanes_each());
   if (lanes_a_row * 100 < tuned.busy * int64{c.held_vectors} * c.across * c.cluster) return false;
   c.recomputes = tuned.recomputes;
-  c.ahead = tuned.ahead && c.across * c.cluster > 32;
+  c.ahead = tuned.ahead && c.across * c.cluster > kWarp;
   const int64 sum_bytes =
       c.sums_in_registers ? 0 : slots * int64{c.held_vectors} * c.across * c.vector_size * (wide * 4);
   const int threads = c.across * c.down;
@@ -321,7 +332,8 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const bool many_sums = r.backward && r.features > 2;  // 24 to 400 bytes of them spilled with half the registers
   const int resident = tuned.resident / (many_sums ? 2 : 1);
   c.blocks_per_sm = wide == 1 ? std::max(1, (resident + threads / 2) / threads) : 1;
-  constexpr int kReserved = 1024, kMbarriers = 512;  // kReserved: for the system, in every block
+  if (r.backward && c.blocks_per_sm > 1) c.ahead = 0;  // one block computes while another's statistics are on their way
+  constexpr int kReserved = 1024, kMbarriers = 512;    // kReserved: for the system, in every block
   const int64 reductions = kMostReductionSets * int64{most_reduced(r.features, result_bits(r) <= kShortBits)} * wide *
                                4 * std::max(threads / 32, 1) * c.cluster +
                            kMbarriers;
@@ -421,8 +433,9 @@ bool may_stream(const request& r, const arguments& a) {
 bool has_one_target(const request& r) { return r.has_target && r.row_words == 1; }
 
 bool is_for(const row_tuning& tuned, const request& r, const arguments& a) {
-  return a.columns <= tuned.columns && r.flops * 2 >= tuned.least_flops * size_of(r.x) &&
-         r.features >= tuned.features && r.row_words >= tuned.row_words && (!tuned.target || has_one_target(r));
+  return a.columns <= tuned.columns && r.flops * 2 >= tuned.least_flops * size_of(r.x) && r.flops <= tuned.most_flops &&
+         (!tuned.short_only || size_of(r.x) == 2) && r.features >= tuned.features && r.row_words >= tuned.row_words &&
+         (!tuned.target || has_one_target(r));
 }
 
 // The held row's grid, and what of the row is known.
@@ -458,8 +471,11 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
                                       : kTuning.streams.least;
   if (may_stream(r, a) && a.columns >= least && a.columns <= kTuning.streams.most)
     return {stream_rows(r, a, kTuning.streamed, blank)};
-  // Where nothing is summed over a row, tiles need no more than the statistics.
-  if (r.backward && r.row_words > 0 && r.summed == 0) return take_in_parts(r, a, chip, blank);
+  // Where nothing is summed over a row, tiles need no more than the statistics. Of rows that do not begin at 16 bytes,
+  // kernels of rows bring lanes through shared memory ahead of their use: "Backward of endings behind words".
+  if (r.backward && r.row_words > 0 && r.summed == 0 &&
+      (moves_16_bytes(r, blank.with) || r.paired || a.columns > kTuning.most_ragged_endings))
+    return take_in_parts(r, a, chip, blank);
   // Units' sums are one number of a vector in tiles, too, and a long row's clusters would take turns.
   if (r.backward && blank.with.unit > 0 && a.columns > kTuning.unit_columns) return take_in_parts(r, a, chip, blank);
   plan p;
@@ -602,6 +618,32 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
   if (r.rowwise) return choose_rowwise(r, a, chip, p);
   choose_elementwise(r, a, chip, tiles_for(r, a, described), p);
   return {p};
+}
+
+std::vector<plan> other_rows(const request& r, const arguments& a, const device_facts& chip,
+                             const configuration& described) {
+  std::vector<plan> all;
+  for (const bool fewer : {false, true}) {
+    each_row_tuning(r, [&](row_tuning tuned) {
+      if (!is_for(tuned, r, a) || tuned.rounds > 0) return false;
+      if (fewer) tuned.resident = tuned.resident * 3 / 4;
+      plan p{};
+      p.with = described;
+      if (hold_row(r, a, chip, tuned, p)) {
+        finish_rows(r, a, chip, p);
+        const bool fills = p.with.across * p.with.down * p.with.blocks_per_sm * 5 >= tuned.resident * 4;
+        if (fills || !fewer) all.push_back(p);
+      }
+      return false;
+    });
+  }
+  return all;
+}
+
+plan usual_form(const request& r, const arguments& a, plan p) {
+  p.with.small = 1, p.with.one_part = 0, p.with.in_place = 0, p.with.strided_dx = 0;
+  p.with.dense = tensors_of(a, [&](const view& v) { return has_rows_of_x(r, a, v) && !is_repeated(v); });
+  return p;
 }
 
 namespace {

@@ -9,6 +9,7 @@
 #include "src/cuda/runtime/known_kernels.h"
 #include "src/cuda/runtime/packed_arguments.h"
 #include "src/cuda/runtime/source.h"
+#include "src/cuda/row/spills.h"
 #include "src/cuda/row/tuned.h"
 #include "src/cuda/row/tuning.h"
 
@@ -27,6 +28,15 @@ const kernel& find_or_build(const request& r, const plan& p, int device, void* s
   });
 }
 
+// As it was tuned, else by the table, where its kernel's registers do.
+std::vector<plan> choose_here(const request& r, const arguments& a, const device_facts& chip,
+                              const configuration& described, int device, void* stream) {
+  std::vector<plan> tuned = choose_tuned(r, a, chip, described);
+  if (!tuned.empty()) return tuned;
+  return without_spills(r, a, chip, described, choose(r, a, chip, described),
+                        [&](const plan& p) -> const kernel& { return find_or_build(r, p, device, stream); });
+}
+
 }  // namespace
 
 std::vector<plan> prepare(const request& r, const arguments& a, int device, void* stream) {
@@ -36,7 +46,7 @@ std::vector<plan> prepare(const request& r, const arguments& a, int device, void
 std::vector<plan> prepare(const request& r, const arguments& a, const configuration& described, int device,
                           void* stream) {
   device_facts chip = facts(device);
-  std::vector<plan> plans = choose_tuned(r, a, chip, described);
+  std::vector<plan> plans = choose_here(r, a, chip, described, device, stream);
   // Where the blocks of a cluster stride over rows, a cluster without room at first would run after all others. A chip
   // may have no room for a cluster of more than eight blocks at all.
   const auto strides = [](const configuration& c) { return c.cluster > 1 && (c.stages > 0 || c.recomputes != 0); };
@@ -55,7 +65,7 @@ std::vector<plan> prepare(const request& r, const arguments& a, const configurat
       break;
     }
     chip.cluster = p.with.cluster / 2;
-    plans = choose_tuned(r, a, chip, described);
+    plans = choose_here(r, a, chip, described, device, stream);
   }
   return plans;
 }

@@ -172,13 +172,11 @@ std::string tuning_key(const request& r, const arguments& a, const device_facts&
 std::vector<plan> choose_tuned(const request& r, const arguments& a, const device_facts& chip,
                                const configuration& described) {
   const bool listens = is_listening() && described.members == 0;
-  if (!listens && !known().any()) return choose(r, a, chip, described);
+  if (!listens && !known().any()) return {};
   const std::string key = tuning_key(r, a, chip, described);
   if (listens) hear(key, r, a, chip, described);
-  if (const std::optional<way> own = known().find(key)) {
-    if (std::vector<plan> plans = lay_out(*own, r, a, chip, described); !plans.empty()) return plans;
-  }
-  return choose(r, a, chip, described);
+  const std::optional<way> own = known().find(key);
+  return own ? lay_out(*own, r, a, chip, described) : std::vector<plan>();
 }
 
 void listen(bool now) {

@@ -9,7 +9,7 @@
 
 namespace onepass::cuda {
 
-// As choose() has them, where nothing was tuned for such a call.
+// None where nothing was tuned for such a call.
 std::vector<plan> choose_tuned(const request&, const arguments&, const device_facts&, const configuration& described);
 
 // What a way is kept by: chip, direction, dtype, line, how rows lie, whether columns are summed, and the row length's

@@ -44,9 +44,14 @@ struct row_tuning {
   bool early = false;    // only for lines with an operand that is loaded early and is not one row for all
   // Only for lines that take columns of a batch behind the row word: where no row is copied, loaded early.
   bool of_batches = false;
-  int row_words = 0;  // only for lines with so many row words, at least
-  int across = 0;     // threads of a row, at least; 0: as least_across has it
-  int rounds = 0;     // where a row's threads take so many rows one after the other, at least
+  int row_words = 0;        // only for lines with so many row words, at least
+  int most_flops = kMany;   // for lines with so many flops an element at most: code of more is read again and again
+  int streams = kMany;      // for lines that read so many tensors of x's size at most
+  int least_numbers = 0;    // where a thread has so many of a row, at least
+  bool unaligned = false;   // only for rows that do not begin at 16 bytes
+  bool short_only = false;  // only for x of 16 bits
+  int across = 0;           // threads of a row, at least; 0: as least_across has it
+  int rounds = 0;           // where a row's threads take so many rows one after the other, at least
 };
 
 // Rows of which only numbers stay, and those that have others beside them: of both, a thread has its vectors at a time.
@@ -79,6 +84,7 @@ struct tuning {
   elementwise_tuning forward_short = {.threads = 128, .unroll = 4, .resident = 1536, .blocks_per_sm = 16};
   // With results that leave through shared memory.
   elementwise_tuning forward_staged = {.threads = 128, .unroll = 2, .resident = 1536, .blocks_per_sm = 16};
+  elementwise_tuning backward_of_endings_staged = {.threads = 128, .unroll = 2, .resident = 1536, .blocks_per_sm = 16};
   elementwise_tuning backward_staged = {.threads = 64, .unroll = 1, .resident = 1024, .blocks_per_sm = 16};
 
   // "Column sums of few rows in one kernel".
@@ -87,7 +93,7 @@ struct tuning {
   // The first that has room for the row; a row that none has room for is taken in parts. "Lines with many flops want
   // other shapes of rows", "Long rows with many flops forward", "Threads an SM for rows of up to 1024 numbers", and for
   // rows that end in features "Few features".
-  row_tuning forward_rows[26] = {
+  row_tuning forward_rows[29] = {
       {.columns = 1024, .numbers = 32, .block = 256, .stages = 2, .busy = 86, .features = 2},
       {.columns = 512, .numbers = 32, .block = 256, .stages = 2, .busy = 86, .features = 1, .rounds = 48},
       {.columns = 1024, .numbers = 32, .stages = 2, .busy = 86, .least_flops = 16},
@@ -112,8 +118,18 @@ struct tuning {
       {.columns = 2048, .numbers = 64, .block = 64, .stages = 0, .least_flops = 7},
       {.columns = 2048, .numbers = 32, .block = 128, .resident = 768, .stages = 0, .early = true},
       {.columns = 2048, .numbers = 32, .block = 128, .resident = 1024, .stages = 0},
+      {.columns = 16384,
+       .numbers = 48,
+       .block = 128,
+       .resident = 768,
+       .stages = 0,
+       .streams = 1,
+       .least_numbers = 33,
+       .short_only = true},
       {.columns = 8192, .numbers = 64, .block = 256, .stages = 0},
-      {.columns = 32768, .numbers = 32, .stages = 3, .least_flops = 16},
+      {.columns = 16384, .numbers = 32, .stages = 3, .least_flops = 16},
+      {.columns = 32768, .numbers = 32, .stages = 3, .busy = 100, .least_flops = 16},
+      {.columns = 32768, .numbers = 64, .stages = 3, .least_flops = 16},
       {.columns = 16384, .numbers = 64, .block = 256, .stages = 0},
       {.columns = 131072,
        .numbers = 32,
@@ -128,14 +144,17 @@ struct tuning {
       {.columns = 65536, .numbers = 32, .stages = 3},
       {.numbers = 32, .stages = 3, .least_flops = 4},
       {.numbers = 64, .stages = 2}};
-  row_tuning backward_rows[15] = {
+  row_tuning backward_rows[18] = {
       {.columns = 512, .numbers = 16, .block = 128, .stages = 3, .busy = 80},
-      {.columns = 8192, .numbers = 32, .block = 64, .resident = 384, .stages = 2, .least_flops = 20},
+      {.columns = 8192, .numbers = 32, .block = 64, .resident = 384, .stages = 2, .least_flops = 20, .most_flops = 80},
       {.columns = 1024, .numbers = 16, .block = 128, .stages = 3, .busy = 80},
       {.columns = 16384, .numbers = 16, .block = 256, .stages = 3, .busy = 80},
       {.columns = 8192, .numbers = 24, .block = 128, .resident = 384, .stages = 3},
       {.columns = 16384, .numbers = 32, .block = 256, .resident = 384, .stages = 3, .sums = 1, .busy = 92},
       {.columns = 16384, .numbers = 16, .block = 256, .stages = 3},
+      {.columns = 49152, .numbers = 32, .block = 64, .resident = 384, .stages = 2, .sums = 0},
+      {.columns = 57344, .numbers = 16, .block = 128, .stages = 3, .sums = 0},
+      {.numbers = 24, .block = 128, .resident = 384, .stages = 3, .sums = 0, .unaligned = true},
       {.numbers = 32, .stages = 2, .recomputes = true, .ahead = true, .sums = 0},
       {.numbers = 16, .stages = 3, .recomputes = true, .ahead = true},
       {.numbers = 16, .stages = 3},
@@ -154,6 +173,7 @@ struct tuning {
   int least_across = 8;               // threads of a row, at least, where it has so many lanes: 128 bytes in a row
   int least_across_forward = 4;       // where it is held from its statistics on: "Rows of 64 and 128 numbers"
   int sum_numbers = 64;               // numbers of column sums that fit in a thread's registers beside the row
+  int most_ragged_endings = 16384;    // longer rows' backward of endings alone is taken in tiles
   int unit_columns = 8192;            // longer rows whose column sums are of units are taken in parts
   int part_threads = 256;             // threads of a block that has a part of a row
   int part_lanes_at_once = 4;         // lanes of a part that a thread has in flight

@@ -8,8 +8,9 @@
 namespace onepass::cuda {
 
 struct kernel {
-  void* function;  // CUfunction
-  void* context;   // the device's primary CUcontext: autograd's threads may have none current
+  void* function;   // CUfunction
+  void* context;    // the device's primary CUcontext: autograd's threads may have none current
+  int spilled = 0;  // bytes of a thread that registers had no room for
 };
 
 struct device_facts {
