@@ -19,6 +19,13 @@ void expect_right_by_any_way(const line_case& of) {
   listen(false);
   const std::vector<heard_call> calls = heard();
   ASSERT_FALSE(calls.empty());
+  std::size_t backward = 0;
+  for (const launched_kernel& kernel : launched_kernels()) {
+    EXPECT_EQ(kernel.threads % 32, 0) << kernel.name;
+    EXPECT_TRUE(kernel.threads >= 32 && kernel.threads <= 2048) << kernel.name << ", " << kernel.threads;
+    backward += kernel.backward;
+  }
+  EXPECT_TRUE(backward > 0 && backward < launched_kernels().size());
   for (const heard_call& call : calls) {
     const std::vector<way> ways = other_ways(call, {});
     for (std::size_t i = 0; i < ways.size(); i += step_of(ways.size())) {

@@ -126,11 +126,22 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 
 def farthest_off(timed: list[tuple[float, tuple[str, str, str], dict[str, Any]]], direction: str) -> Table:
-    """The lines with the least shares; gain: the best other's time over ours."""
+    """The lines with the least shares; gain: the best other's time over ours; what limits their kernels."""
     table = Table(title=f"{direction}, farthest off", title_justify="left", box=box.SIMPLE)
-    for head in ("share", "gain", "shape", "dtype", "line"):
+    for head in ("share", "gain", "shape", "dtype", "registers, threads an SM, flops", "line"):
         table.add_column(head, overflow="fold")
     for share, (_, of, dtype), found in timed:
-        gain = speed_up(found, direction)
-        table.add_row(fraction(share), "" if gain is None else f"{gain:.2f}x", of, dtype, found[OURS]["line"])
+        gain, ours = speed_up(found, direction), found[OURS]
+        said = cause(ours.get("kernels") or [], direction)
+        table.add_row(fraction(share), "" if gain is None else f"{gain:.2f}x", of, dtype, said, ours["line"])
     return table
+
+
+def cause(kernels: list[dict[str, Any]], direction: str) -> str:
+    """Of each kernel: registers of a thread and bytes that they had no room for, threads that an SM has room for, flops
+    of an element beside the row word."""
+    own = [kernel for kernel in kernels if kernel["backward"] == (direction == "backward")]
+    spilled = [f" and {kernel['spilled']} B" if kernel["spilled"] else "" for kernel in own]
+    return "; ".join(
+        f"{kernel['registers']}{beside}, {kernel['threads']}, {kernel['flops']}" for kernel, beside in zip(own, spilled)
+    )

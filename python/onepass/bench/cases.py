@@ -12,9 +12,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from onepass import _native
 from onepass.bench.accuracy import Judge, WrongResult
 from onepass.bench.patterns import Case, Pattern
 from onepass.bench.providers import Provider, Trial
+from onepass.bench.report import OURS
 from onepass.pricing.timing import Clock, Run, host_time
 
 __all__ = ["Row", "clean", "host_case", "memory", "run_case", "saved_bytes", "says", "time_all"]
@@ -44,6 +46,9 @@ class Row:
     peak_bytes: int | None = None
     error_ratio: float | None = None
     failure: str | None = None
+    kernels: list[dict[str, Any]] | None = None
+    """This package's own of rows and tiles on CUDA, forward's and backward's: registers of a thread, bytes that they
+    had no room for, threads that an SM has room for, flops of an element."""
 
     @classmethod
     def of(cls, pattern: Pattern, case: Case, provider: Provider) -> Self:
@@ -105,7 +110,12 @@ def examine(provider: Provider, pattern: Pattern, function, inputs: list[Tensor]
     except WrongResult as wrong:
         row.failure = str(wrong)
     trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs))
+    if provider.name == OURS and trial.inputs[0].is_cuda:
+        _native.tuning("listen")
     row.saved_bytes, row.peak_bytes = memory(trial)
+    if provider.name == OURS and trial.inputs[0].is_cuda:
+        _native.tuning("stop")
+        row.kernels = _native.tuning("launched")
     return trial
 
 

@@ -622,22 +622,31 @@ std::vector<plan> choose(const request& r, const arguments& a, const device_fact
 
 std::vector<plan> other_rows(const request& r, const arguments& a, const device_facts& chip,
                              const configuration& described) {
-  std::vector<plan> all;
-  for (const bool fewer : {false, true}) {
-    each_row_tuning(r, [&](row_tuning tuned) {
-      if (!is_for(tuned, r, a) || tuned.rounds > 0) return false;
-      if (fewer) tuned.resident = tuned.resident * 3 / 4;
-      plan p{};
-      p.with = described;
-      if (hold_row(r, a, chip, tuned, p)) {
-        finish_rows(r, a, chip, p);
-        const bool fills = p.with.across * p.with.down * p.with.blocks_per_sm * 5 >= tuned.resident * 4;
-        if (fills || !fewer) all.push_back(p);
-      }
-      return false;
-    });
-  }
-  return all;
+  std::vector<plan> copied, all, fewer;
+  const auto add = [&](const row_tuning& tuned, std::vector<plan>& to) {
+    plan p{};
+    p.with = described;
+    if (!hold_row(r, a, chip, tuned, p)) return false;
+    finish_rows(r, a, chip, p);
+    to.push_back(p);
+    return true;
+  };
+  each_row_tuning(r, [&](row_tuning tuned) {
+    if (!is_for(tuned, r, a) || tuned.rounds > 0 || !add(tuned, all)) return false;
+    if (all.back().with.early != 0) {
+      tuned.stages = 2, tuned.early = false;
+      add(tuned, copied);
+    }
+    tuned.resident = tuned.resident * 3 / 4;
+    if (add(tuned, fewer)) {
+      const configuration& c = fewer.back().with;
+      if (c.across * c.down * c.blocks_per_sm * 5 < tuned.resident * 4) fewer.pop_back();
+    }
+    return false;
+  });
+  copied.insert(copied.end(), all.begin(), all.end());
+  copied.insert(copied.end(), fewer.begin(), fewer.end());
+  return copied;
 }
 
 plan usual_form(const request& r, const arguments& a, plan p) {

@@ -109,8 +109,8 @@ std::vector<plan> choose(const request&, const arguments&, const device_facts&);
 std::vector<plan> lay_out(const way&, const request&, const arguments&, const device_facts&,
                           const configuration& described);
 
-// Of a call whose rows are held, by what else the table has: in its order, then with three quarters of the threads an
-// SM.
+// Of a call whose rows are held, by what else the table has: with copies of what it loads early, in its order, then
+// with three quarters of the threads an SM where those fill it.
 std::vector<plan> other_rows(const request&, const arguments&, const device_facts&, const configuration& described);
 // A held row's plan as most calls have it: of many rows that lie dense, whose elements an int counts.
 plan usual_form(const request&, const arguments&, plan);

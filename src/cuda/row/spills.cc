@@ -15,6 +15,7 @@ namespace {
 
 // Of a thread, that cost little: 24 bytes nothing in forward of 11008 columns, a quarter of backward's time of 10240.
 constexpr int few_bytes(const request& r) { return r.backward ? 8 : 32; }
+constexpr int kManyBytes = 64;         // fewer cost less than lanes without numbers: an eighth at most may be more
 constexpr int kManyFlops = 8;          // of an element of 16 bits
 constexpr std::size_t kMostTried = 6;  // kernels, the table's among them: each takes a second to compile
 
@@ -23,6 +24,11 @@ bool may_spill(const request& r, const std::vector<plan>& plans) {
   const configuration& c = plans.front().with;
   if (plans.size() != 1 || !r.rowwise || c.of != part::whole || c.members > 0 || r.x == dtype::f64) return false;
   return r.flops * 2 >= kManyFlops * size_of(r.x) || r.row_words > 1 || std::popcount(r.wants_column) > 1;
+}
+
+int64 lanes_of(const plan& p) {
+  const configuration& c = p.with;
+  return int64{c.across} * c.cluster * c.held_vectors * c.vector_size;
 }
 
 // By the table's kernel, the row's length and the blocks of a cluster: which of the others is taken, or none.
@@ -67,8 +73,10 @@ std::vector<plan> without_spills(const request& r, const arguments& a, const dev
   if (!taken) {
     taken = kTables;
     int least = tables.spilled;
+    const bool few_lanes = tables.spilled < kManyBytes;
     std::set<const kernel*> tried{&tables};
     for (std::size_t i = 0; i < others.size() && least > few_bytes(r) && tried.size() < kMostTried; ++i) {
+      if (few_lanes && lanes_of(others[i]) * 8 > lanes_of(of_table.front()) * 9) continue;
       const kernel& other = usual(others[i]);
       tried.insert(&other);
       if (other.spilled < least) least = other.spilled, taken = static_cast<int>(i);

@@ -62,6 +62,17 @@ known_ways& known() {
 std::atomic<bool> listening{false};
 std::mutex hearing;
 std::vector<heard_call> calls;
+std::vector<launched_kernel> launches;
+
+// Of an SM: as registers, shared memory and warps leave room for blocks.
+int resident_threads(const plan& p, const kernel& with, const device_facts& chip) {
+  constexpr int kRegisters = 1 << 16, kOfBlock = 1024;  // kOfBlock: bytes that the system has in each
+  const int most = chip.arch == 80 || chip.arch == 90 || chip.arch == 100 ? 2048 : 1536;
+  const int threads = static_cast<int>(ceil_div(p.with.across * p.with.down, 32) * 32);
+  const int by_registers = kRegisters / (std::max(static_cast<int>(ceil_div(with.registers, 8)), 1) * 8 * threads);
+  const int by_memory = (chip.shared_per_block + kOfBlock) / (static_cast<int>(p.shared_bytes) + kOfBlock);
+  return std::min({most / threads, by_registers, by_memory}) * threads;
+}
 
 void hear(const std::string& key, const request& r, const arguments& a, const device_facts& chip,
           const configuration& described) {
@@ -181,7 +192,7 @@ std::vector<plan> choose_tuned(const request& r, const arguments& a, const devic
 
 void listen(bool now) {
   const std::lock_guard lock(hearing);
-  if (now) calls.clear();
+  if (now) calls.clear(), launches.clear();
   listening.store(now);
 }
 
@@ -190,6 +201,17 @@ bool is_listening() { return listening.load(std::memory_order_relaxed); }
 std::vector<heard_call> heard() {
   const std::lock_guard lock(hearing);
   return calls;
+}
+
+std::vector<launched_kernel> launched_kernels() {
+  const std::lock_guard lock(hearing);
+  return launches;
+}
+
+void hear_launch(const request& r, const plan& p, const kernel& with, const device_facts& chip) {
+  const std::lock_guard lock(hearing);
+  launches.push_back(
+      {function_of(r, p.with), r.backward, with.registers, with.spilled, resident_threads(p, with, chip), r.flops});
 }
 
 std::vector<way> other_ways(const heard_call& of, const std::optional<way>& near) {

@@ -24,10 +24,20 @@ struct heard_call {
   device_facts chip;
   configuration described;
 };
-// From here on each kind of call is heard once; the calls heard before are forgotten.
+// A kernel that was launched meanwhile, and what limits it.
+struct launched_kernel {
+  std::string name;
+  bool backward;
+  int registers, spilled;  // of a thread; bytes
+  int threads;             // that an SM has room for
+  int flops;               // of an element, in words beside the row word
+};
+// From here on each kind of call is heard once, and every launch; what was heard before is forgotten.
 void listen(bool);
 bool is_listening();
 std::vector<heard_call> heard();
+std::vector<launched_kernel> launched_kernels();
+void hear_launch(const request&, const plan&, const kernel&, const device_facts&);
 
 // Ways whose kernels differ: the table's for other lengths and lines, or, where one is given, those a step from it.
 std::vector<way> other_ways(const heard_call&, const std::optional<way>& near);

@@ -27,7 +27,8 @@ using status = int;
 constexpr status kSuccess = 0;
 constexpr int kSmCount = 16, kMemoryKilohertz = 36, kMemoryWires = 37, kMajor = 75, kMinor = 76;  // CUdevice_attribute
 constexpr int kSharedPerBlockOptin = 97;
-constexpr int kStaticShared = 1, kLocal = 3, kMaxDynamicShared = 8, kNonPortableCluster = 14;  // CUfunction_attribute
+constexpr int kStaticShared = 1, kLocal = 3, kRegisters = 4, kMaxDynamicShared = 8,
+              kNonPortableCluster = 14;  // CUfunction_attribute
 
 struct driver {
   status (*init)(unsigned);
@@ -232,6 +233,7 @@ kernel open_or_build(const std::string& line_source, const char* name, const dev
     throw std::runtime_error("onepass: the driver refused a kernel compiled for " + on.about.arch_name + ": " + label);
   const driver& d = the_driver();
   int own = 0;
+  check(d.function_get_attribute(&opened->registers, kRegisters, opened->function), "cuFuncGetAttribute");
   check(d.function_get_attribute(&opened->spilled, kLocal, opened->function), "cuFuncGetAttribute");
   check(d.function_get_attribute(&own, kStaticShared, opened->function), "cuFuncGetAttribute");
   check(d.function_set_attribute(opened->function, kMaxDynamicShared, on.about.shared_per_block - own),

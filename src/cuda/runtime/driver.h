@@ -8,9 +8,9 @@
 namespace onepass::cuda {
 
 struct kernel {
-  void* function;   // CUfunction
-  void* context;    // the device's primary CUcontext: autograd's threads may have none current
-  int spilled = 0;  // bytes of a thread that registers had no room for
+  void* function;                  // CUfunction
+  void* context;                   // the device's primary CUcontext: autograd's threads may have none current
+  int registers = 0, spilled = 0;  // of a thread: how many, and bytes that they had no room for
 };
 
 struct device_facts {

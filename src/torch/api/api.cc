@@ -169,6 +169,15 @@ void describe_heard(json& out) {
   out.end(']');
 }
 
+void describe_launched(json& out) {
+  out.begin('[');
+  for (const cuda::launched_kernel& kernel : cuda::launched_kernels()) {
+    out.begin('{').field("name", kernel.name).field("backward", kernel.backward).field("registers", kernel.registers);
+    out.field("spilled", kernel.spilled).field("threads", kernel.threads).field("flops", kernel.flops).end('}');
+  }
+  out.end(']');
+}
+
 }  // namespace
 }  // namespace onepass::binding
 
@@ -476,6 +485,7 @@ const char* onepass_tuning(const char* action, const char* key, const char* way,
     const std::string_view does = action;
     const std::optional<cuda::way> given = onepass::binding::checked_way(way);
     if (does == "heard") return onepass::binding::describe_heard(out);
+    if (does == "launched") return onepass::binding::describe_launched(out);
     if (does == "ways") {
       out.begin('[');
       for (const cuda::way& other : cuda::other_ways(heard_by(key), given)) out.value(cuda::text_of(other));

@@ -40,8 +40,9 @@ ONEPASS_API const char* onepass_cuda_prebuild(const char* line, const char* arch
 // dlopen's handle, with which the operator onepass::differentiable exists; 0 where it must be compiled, and may not be.
 ONEPASS_API const char* onepass_open_autograd(const char* torch_root, const char* torch_version,
                                               const char* python_include, bool may_compile);
-// Ways that `onepass tune` tries (src/cuda/row/tuned.h): "listen" and "stop"; "heard" calls, whose keys the others
-// take; "ways" of a key, and those near a way; "build" one, "use" or "keep" it, or the table's where way is "".
+// Ways that `onepass tune` tries (src/cuda/row/tuned.h): "listen" and "stop"; kernels "launched" meanwhile, and calls
+// "heard", whose keys the others take; "ways" of a key, and those near a way; "build" one, "use" or "keep" it, or the
+// table's where way is "".
 ONEPASS_API const char* onepass_tuning(const char* action, const char* key, const char* way, const char* label);
 ONEPASS_API const char* onepass_cache(const char* action);
 ONEPASS_API const char* onepass_info();

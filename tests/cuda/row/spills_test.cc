@@ -25,7 +25,7 @@ class kernels {
     ++asked;
     for (const auto& [known, built] : built_)
       if (known == name) return built;
-    return built_.emplace_back(name, kernel{nullptr, nullptr, spilled_(p)}).second;
+    return built_.emplace_back(name, kernel{.function = nullptr, .context = nullptr, .spilled = spilled_(p)}).second;
   }
   std::size_t built() const { return built_.size(); }
 
@@ -74,6 +74,14 @@ TEST(Spills, TheLeastIsTakenWhereAllDo) {
   EXPECT_LE(all.built(), 6u);
   kernels same([](const plan&) { return 64; });
   EXPECT_EQ(taken(same, kHeavy, true, 4096, 3072).with.held_vectors, 3) << "the table's";
+}
+
+// Of 192 columns 24 lanes are held by 8 threads, or by 16 of which four have none.
+TEST(Spills, FewBytesAreLessThanThreadsWithoutNumbers) {
+  for (const int bytes : {32, 400}) {
+    kernels wide([&](const plan& p) { return p.with.across == 8 ? bytes : 0; });
+    EXPECT_EQ(taken(wide, kHeavy, true, 4096, 192).with.across, bytes == 32 ? 8 : 16);
+  }
 }
 
 // A call of one row has other kernels than one of many, as has one whose rows lie apart: its row does not.

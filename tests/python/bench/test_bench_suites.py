@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from onepass import Line, bench
-from onepass.bench.any_lines import ANY_LINES, random_lines
+from onepass.bench.any_lines import ANY_LINES, cause, random_lines
 from onepass.bench.attention import ATTENTIONS
 from onepass.bench.models import MODELS
 from onepass.bench.patterns import LAYOUTS, PATTERNS, Case
@@ -62,8 +62,23 @@ def test_any_lines_are_right_and_summed_up(device, capsys):
     patterns = [replace(pattern, cpu=cases, cuda=cases) for pattern in (kept, ending)]
     rows = bench.run(device=device, providers=["eager", "onepass"], patterns=patterns, suite="any")["rows"]
     assert [row["failure"] for row in rows] == [None] * 4
+    kernels = [row["kernels"] for row in rows if row["provider"] == "onepass"]
+    for found in kernels if device == "cuda" else []:
+        assert {kernel["backward"] for kernel in found} == {False, True}
+        assert all(kernel["registers"] > 0 and kernel["threads"] >= 32 for kernel in found)
     shown = capsys.readouterr().out
     assert "2 lines" in shown and "median" in shown and "another is ahead in" in shown and "6x77" in shown
+
+
+def test_what_limits_a_lines_kernels_is_said():
+    kernels = [
+        {"name": "forward", "backward": False, "registers": 40, "spilled": 0, "threads": 1536, "flops": 12},
+        {"name": "parts", "backward": True, "registers": 168, "spilled": 96, "threads": 384, "flops": 30},
+        {"name": "tiles", "backward": True, "registers": 32, "spilled": 0, "threads": 2048, "flops": 30},
+    ]
+    assert cause(kernels, "forward") == "40, 1536, 12"
+    assert cause(kernels, "backward") == "168 and 96 B, 384, 30; 32, 2048, 30"
+    assert cause([], "forward") == ""
 
 
 @pytest.mark.parametrize("name", [pattern.name for pattern in PROGRAMS])
