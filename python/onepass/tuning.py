@@ -86,11 +86,7 @@ def tune(
             be written.
         ValueError: for a line with a contraction.
     """
-    if not torch.cuda.is_available():
-        raise RuntimeError("tune(): needs a CUDA device: CPU kernels have nothing to tune")
-    on = torch.device("cuda" if device is None else device)
-    if on.type != "cuda":
-        raise RuntimeError(f"tune(): expected a CUDA device, got {str(on)!r}: CPU kernels have nothing to tune")
+    on = _checked("tune", device)
     of = parsed(line) if isinstance(line, str) else line
     if of.weight is not None or of.scores:
         raise ValueError(f"tune(): {of.text!r} has a contraction: tune the words before and behind it as lines")
@@ -127,6 +123,7 @@ def tune_step(
     Raises:
         RuntimeError: as :func:`tune` does.
     """
+    device = _checked("tune_step", device)
     calls = _heard_in(step)
     learns = {_kind(call) for call in calls if call["backward"]}
     kinds = {_kind(call): call for call in calls if call["line"]}
@@ -142,6 +139,15 @@ def tune_step(
             said=_share_of(said, number, len(kinds)),
         )
     return found
+
+
+def _checked(function: str, device: torch.device | str | None) -> torch.device:
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"{function}(): needs a CUDA device: CPU kernels have nothing to tune")
+    on = torch.device("cuda" if device is None else device)
+    if on.type != "cuda":
+        raise RuntimeError(f"{function}(): expected a CUDA device, got {str(on)!r}: CPU kernels have nothing to tune")
+    return on
 
 
 def _share_of(said: Said, number: int, count: int) -> Said:

@@ -180,6 +180,7 @@ void share_lanes(int64 lanes, int threads, int64 neighbours, configuration& c) {
 void set_parts(plan& p, int64 parts) {
   p.parts = parts;
   p.with.one_part = parts == 1 && p.with.members == 0;
+  p.built = nullptr;
 }
 
 // How many blocks take groups of rows in so many steps each, where `most` fill the chip. Several share a group where

@@ -81,9 +81,10 @@ struct plan {
   configuration with;
   unsigned grid_x, grid_y;
   unsigned shared_bytes;
-  int64 parts;         // of column sums: rows of column_partial
-  int64 row_columns;   // of a part of a row, where rows are taken in parts
-  int64 group_blocks;  // of a group of rows (row_groups)
+  int64 parts;                    // of column sums: rows of column_partial
+  int64 row_columns;              // of a part of a row, where rows are taken in parts
+  int64 group_blocks;             // of a group of rows (row_groups)
+  const kernel* built = nullptr;  // of `with`, where it has been looked up already
 };
 
 // Rows taken in parts: elements of a row in the workspace besides those of its parts, which are what its row words save

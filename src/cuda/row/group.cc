@@ -151,7 +151,7 @@ std::vector<batch> batches(const request& r, const std::vector<member>& all, int
     for (const int i : group) {  // alone, or in several kernels
       const auto at = static_cast<std::size_t>(i);
       plans = prepare(r, *all[at].a, described[at], device, stream);
-      plans.back().with.one_part = 0;
+      plans.back().with.one_part = 0, plans.back().built = nullptr;
       all[at].a->blocks = static_cast<unsigned>(plans.back().parts);
       result.push_back({{i}, std::move(plans)});
     }

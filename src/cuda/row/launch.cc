@@ -82,7 +82,7 @@ void launch(const request& r, const std::vector<plan>& plans, const arguments* c
   for (std::size_t i = 0; i < count; ++i) append_packed(packed, r, *members[i]);
   for (auto i = static_cast<int>(count); i < plans.front().with.members; ++i) append_packed(packed, r, no_member());
   for (const plan& p : plans) {
-    const kernel& with = find_or_build(r, p, device, stream);
+    const kernel& with = p.built != nullptr ? *p.built : find_or_build(r, p, device, stream);
     if (is_listening()) hear_launch(r, p, with, facts(device));
     const bool behind = &p != &plans.front() && facts(device).arch >= 90;
     launch(with, {p.grid_x, p.grid_y}, {static_cast<unsigned>(p.with.across * p.with.down), 1}, p.shared_bytes, behind,

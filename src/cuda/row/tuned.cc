@@ -81,7 +81,7 @@ void hear(const std::string& key, const request& r, const arguments& a, const de
   calls.push_back({key, r, a, chip, described});
 }
 
-// The least number of three bits and zeros behind them that is not less.
+// The least number of four bits and zeros behind them that is not less.
 int64 class_of(int64 columns) {
   const auto n = static_cast<std::uint64_t>(columns);
   const int zeros = std::max(static_cast<int>(std::bit_width(n)) - 4, 0);
@@ -138,30 +138,30 @@ std::vector<way> ways_of_table(const request& r) {
 
 std::vector<way> ways_near(const way& at) {
   std::vector<way> all;
-  const auto with = [&](int& number, std::initializer_list<double> factors, const way& changed) {
-    const int own = number;
-    for (const double factor : factors) {
-      number = static_cast<int>(std::lround(own * factor));
-      if (number > 0) all.push_back(changed);
-    }
-    number = own;
-  };
   way w = at;
+  const auto with = [&](int& number_of_w, std::initializer_list<double> factors) {
+    const int own = number_of_w;
+    for (const double factor : factors) {
+      number_of_w = static_cast<int>(std::lround(own * factor));
+      if (number_of_w > 0) all.push_back(w);
+    }
+    number_of_w = own;
+  };
   switch (at.kind) {
     case way_kind::rows:
-      with(w.row.numbers, {.5, .75, 1.5, 2}, w), with(w.row.block, {.5, 2}, w);
-      with(w.row.resident, {.5, .75, 1.5, 2}, w), with(w.row.threads, {.5, 2}, w);
+      with(w.row.numbers, {.5, .75, 1.5, 2}), with(w.row.block, {.5, 2});
+      with(w.row.resident, {.5, .75, 1.5, 2}), with(w.row.threads, {.5, 2});
       for (const int stages : {0, 2, 3}) {
         w.row.stages = stages;
         all.push_back(w);
       }
       break;
     case way_kind::streamed:
-      with(w.stream.vectors, {.5, 2}, w), with(w.stream.steps, {.5, 2}, w), with(w.stream.resident, {.75, 1.5}, w);
+      with(w.stream.vectors, {.5, 2}), with(w.stream.steps, {.5, 2}), with(w.stream.resident, {.75, 1.5});
       break;
     case way_kind::parts:
     case way_kind::tiles:
-      with(w.tile.resident, {.75, 1.25}, w), with(w.tile.unroll, {.5, 2}, w), with(w.tile.blocks_per_sm, {.5, 2}, w);
+      with(w.tile.resident, {.75, 1.25}), with(w.tile.unroll, {.5, 2}), with(w.tile.blocks_per_sm, {.5, 2});
       break;
   }
   return all;
@@ -170,8 +170,8 @@ std::vector<way> ways_near(const way& at) {
 }  // namespace
 
 std::string tuning_key(const request& r, const arguments& a, const device_facts& chip, const configuration& described) {
-  const auto terabytes = static_cast<int>(std::lround(chip.bytes_per_second / 1e11));
-  std::string key = chip.arch_name + ' ' + std::to_string(chip.sm_count) + ' ' + std::to_string(terabytes);
+  const auto tenths = static_cast<int>(std::lround(chip.bytes_per_second / 1e11));  // of a terabyte a second
+  std::string key = chip.arch_name + ' ' + std::to_string(chip.sm_count) + ' ' + std::to_string(tenths);
   key += r.backward ? " backward " : " forward ";
   key += name_of(r.x);
   key += ' ' + std::to_string(class_of(a.columns));

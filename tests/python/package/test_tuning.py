@@ -87,6 +87,8 @@ def test_without_a_gpu_it_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="needs a CUDA device"):
         tuning.tune("gelu", 64)
+    with pytest.raises(RuntimeError, match=r"tune_step\(\): needs a CUDA device"):
+        tuning.tune_step(lambda: None)
     result = CliRunner().invoke(app, ["tune", "--line", "gelu", "--columns", "64"])
     assert result.exit_code == 1 and "needs a CUDA device" in result.output
 
