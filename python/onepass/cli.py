@@ -445,19 +445,25 @@ def tune(
     from onepass.tuning import Tuned, tune_step
     from onepass.tuning import tune as tune_line
 
-    if (model is None) == (not line) or (line and not columns):
+    if (model is None) == (not line) or (line and not columns) or (model is not None and (not input or columns)):
         raise typer.BadParameter("expected --line with --columns, or --model with --input")
     make_directory_of(json)
     lines, dtypes = [parse_line(text) for text in line or []], [parse_dtype(name) for name in dtype or ["bf16"]]
     if not torch.cuda.is_available():
         fail("tune needs a CUDA device: CPU kernels have nothing to tune")
     found: list[Tuned] = []
+    failed: list[str] = []
     bars = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*bars, console=console) as progress:
         if model is not None:
             task = progress.add_task("the model runs", total=1.0)
             step = step_of(made_by(model), [parse_input(text) for text in input or []], inference)
-            found += tune_step(step, said=lambda what, share: progress.update(task, completed=share, description=what))
+            try:
+                found += tune_step(
+                    step, said=lambda what, share: progress.update(task, completed=share, description=what)
+                )
+            except RuntimeError as error:
+                fail(doctor.first_line(error))
         for of, length, of_dtype in itertools.product(lines, columns or [], dtypes):
             task = progress.add_task(of.text, total=1.0)
             try:
@@ -470,10 +476,12 @@ def tune(
                     said=lambda what, share, t=task: progress.update(t, completed=share, description=what),
                 )
             except (RuntimeError, ValueError) as error:
-                raise typer.BadParameter(str(error)) from None
+                failed.append(f"{of.text}, {length} columns: {doctor.first_line(error)}")
     console.print(table_of_tuned(found))
     if json is not None:
         json.write_text(tuned_json(found), encoding="utf-8")
+    if failed:
+        fail("; ".join(failed))
 
 
 def step_of(model: torch.nn.Module, inputs: list[torch.Tensor], inference: bool):

@@ -27,6 +27,8 @@ ELEMENTS = 2**26
 GAIN = 1.02
 """What a way must be faster by than the rules', to be kept."""
 FINALISTS = 3
+OFF = 1e-2
+"""How far a way's results may be from the rules', as a share of their norm: several roundings to 16 bits."""
 
 Said = Callable[[str, float], None]
 """Is told what is done, and which share of all is behind it."""
@@ -129,7 +131,7 @@ def tune_step(
     kinds = {_kind(call): call for call in calls if call["line"]}
     found = []
     for number, (kind, call) in enumerate(kinds.items()):
-        found += tune(
+        of_kind = tune(
             call["line"],
             call["columns"],
             getattr(torch, call["dtype"]),
@@ -138,6 +140,11 @@ def tune_step(
             device=device,
             said=_share_of(said, number, len(kinds)),
         )
+        for own in calls:  # whose tensors may lie otherwise, have other dtypes, or no gradient
+            for tuned in of_kind if _kind(own) == kind else []:
+                if tuned.backward == own["backward"]:
+                    _keep(own["key"], tuned)
+        found += of_kind
     return found
 
 
@@ -153,6 +160,13 @@ def _checked(function: str, device: torch.device | str | None) -> torch.device:
 def _share_of(said: Said, number: int, count: int) -> Said:
     """Of one of several."""
     return lambda what, share: said(what, (number + share) / count)
+
+
+def _keep(key: str, found: Tuned) -> None:
+    direction, dtype = "backward" if found.backward else "forward", str(found.dtype).removeprefix("torch.")
+    label = f"{direction} {dtype} {found.columns} {found.way or 'as the rules have it'}: {found.line}"
+    if not _native.tuning("keep", key, found.way, label)["done"]:
+        raise RuntimeError("tune(): the kernel cache cannot be written (ONEPASS_CACHE_DIR names another place)")
 
 
 def _kind(call: dict) -> tuple[str, str, int]:
@@ -184,20 +198,28 @@ class _Search:
             best = sorted(first, key=first.get)[:FINALISTS]
             near = [way for at in best[:1] if at for way in _native.tuning("ways", self.key, at)]
             second = self.timed([*best, *self.built([way for way in near if way not in first], 0.5)], 0.2)
-            last = self.timed(list(dict.fromkeys(["", *sorted(second, key=second.get)[:FINALISTS]])), 0.3)
+            finalists = [way for way in sorted(second, key=second.get)[:FINALISTS] if self.agrees(way)]
+            last = self.timed(list(dict.fromkeys(["", *finalists])), 0.3)
         finally:
             self.use("")
         way = min(last, key=last.get)
         if last[""] < GAIN * last[way]:
             way = ""
-        direction = "backward" if self.call["backward"] else "forward"
-        name, columns = str(dtype).removeprefix("torch."), self.call["columns"]
-        label = f"{direction} {name} {columns} {way or 'as the rules have it'}: {line}"
-        if not _native.tuning("keep", self.key, way, label)["done"]:
-            raise RuntimeError("tune(): the kernel cache cannot be written (ONEPASS_CACHE_DIR names another place)")
-        self.said(direction, 1.0)
-        seconds = last[""], last[way]
-        return Tuned(line, self.call["backward"], dtype, self.call["rows"], columns, way, seconds, self.tried)
+        rows, columns, backward = self.call["rows"], self.call["columns"], self.call["backward"]
+        found = Tuned(line, backward, dtype, rows, columns, way, (last[""], last[way]), self.tried)
+        _keep(self.key, found)
+        self.said("backward" if backward else "forward", 1.0)
+        return found
+
+    def agrees(self, way: str) -> bool:
+        """Whether a way gives what the rules' does, but for the order of its sums."""
+        results = []
+        for name in ("", way):
+            self.use(name)
+            torch.cuda.manual_seed(0)  # dropout's
+            given = self.run.call()
+            results.append([t.double() for t in (given if isinstance(given, tuple) else (given,)) if t is not None])
+        return all((a - b).norm() <= OFF * b.norm() for a, b in zip(results[1], results[0]))
 
     def built(self, ways: list[str], begin: float) -> list[str]:
         """Those that compile."""

@@ -27,7 +27,9 @@ void expect_right_by_any_way(const line_case& of) {
   }
   EXPECT_TRUE(backward > 0 && backward < launched_kernels().size());
   for (const heard_call& call : calls) {
-    const std::vector<way> ways = other_ways(call, {});
+    std::vector<way> ways = other_ways(call, {});
+    const std::vector<way> near = other_ways(call, ways.front());
+    ways.insert(ways.end(), near.begin(), near.end());
     for (std::size_t i = 0; i < ways.size(); i += step_of(ways.size())) {
       use_way(call.key, ways[i]);
       line_call(of.line, of.x, of.column, of.of).expect_right();

@@ -69,9 +69,12 @@ def runs_of(call, tensors: list[Tensor], training: bool) -> dict[str, Run]:
     runs = {"forward": Run(lambda: call(*tensors))}
     if training:
         results = call(*tensors)
-        results = results if isinstance(results, tuple) else (results,)
+        results = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
         upstream, inputs = [torch.randn_like(r) for r in results], [t for t in tensors if t.requires_grad]
-        runs["backward"] = Run(lambda: torch.autograd.grad(results, inputs, upstream, retain_graph=True))
+        if results:
+            runs["backward"] = Run(
+                lambda: torch.autograd.grad(results, inputs, upstream, retain_graph=True, allow_unused=True)
+            )
     return runs
 
 

@@ -110,12 +110,15 @@ def examine(provider: Provider, pattern: Pattern, function, inputs: list[Tensor]
     except WrongResult as wrong:
         row.failure = str(wrong)
     trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs))
-    if provider.name == OURS and trial.inputs[0].is_cuda:
-        _native.tuning("listen")
-    row.saved_bytes, row.peak_bytes = memory(trial)
-    if provider.name == OURS and trial.inputs[0].is_cuda:
+    if provider.name != OURS or not trial.inputs[0].is_cuda:
+        row.saved_bytes, row.peak_bytes = memory(trial)
+        return trial
+    _native.tuning("listen")
+    try:
+        row.saved_bytes, row.peak_bytes = memory(trial)
+    finally:
         _native.tuning("stop")
-        row.kernels = _native.tuning("launched")
+    row.kernels = _native.tuning("launched")
     return trial
 
 

@@ -99,6 +99,15 @@ uint64 streams_of(const request& r, const arguments& a) {
   });
 }
 
+// How many tensors of x's size a kernel reads, as its line has them: of one row, too, which serves all that there are.
+int row_tensors(const request& r, const arguments& a) {
+  const auto is_row = [&](const view& v) { return v.data && v.column_stride == 1 && size_of(v.type) == size_of(r.x); };
+  int count = is_row(a.x) + (r.backward && is_row(a.y));
+  for (int i = 0; i < kMaxOperands; ++i) count += (r.tensors >> i & 1) != 0 && is_row(a.operand[i]);
+  for (int k = 0; k < kMaxKeeps; ++k) count += is_row(a.kept_gradient[k]);
+  return count;
+}
+
 // Operands whose one row serves all, of elements as wide as x's.
 uint64 repeated_operands(const request& r, const arguments& a) {
   uint64 operands = 0;
@@ -304,14 +313,13 @@ bool hold_row(const request& r, const arguments& a, const device_facts& chip, co
   const int most_down = c.across <= kWarp || (r.backward && c.cluster == 1) ? 15 : 1;  // barriers that a block has
   const auto lanes_each = [&] { return ceil_div(lanes_a_row, int64{c.across} * c.cluster); };
   const auto numbers = [&] { return lanes_each() * c.vector_size * wide; };
-  if (lanes_each() > most_lanes || numbers() < tuned.least_numbers ||
-      (tuned.streams < kMany && std::popcount(streams_of(r, a)) > tuned.streams))
-    return false;
+  if (lanes_each() > most_lanes || numbers() < tuned.least_numbers || row_tensors(r, a) > tuned.tensors) return false;
   if (c.across > kWarp && r.features == 0 && threads_of_group(r, c) <= kWarp) {  // no more warps than the row fills
     const int64 filled = ceil_div(lanes_a_row, lanes_each() * c.cluster);
     c.across = static_cast<int>(ceil_div(filled, kWarp) * kWarp);
   }
   c.down = c.across <= kWarp ? tuned.block / c.across : std::clamp(tuned.block / c.across, 1, most_down);
+  if (c.down < 1) return false;
   const auto sums = [&] { return numbers() * (slots - of_units) + lanes_each() * of_units * wide; };
   c.sums_in_registers = sums() <= kTuning.sum_numbers;
   if (!c.sums_in_registers && c.down > 1) {  // one row a block: several would add to the same sums
@@ -529,6 +537,7 @@ request::request(const spec::line& line, bool is_backward)
     if (is_behind && has_columns && !w.about->by_channels && &w != line.rotary()) behind |= uint64{1} << w.operand;
     is_behind = is_behind || w.about->kind == word_kind::row;
     channels |= w.about->by_channels ? uint64{1} << w.operand : 0;
+    tensors |= w.about->operand == operand_kind::tensor ? uint64{1} << w.operand : 0;
     if (w.about->kind != word_kind::row) flops += backward ? w.about->flops_backward : w.about->flops_forward;
   }
 }
@@ -651,8 +660,16 @@ std::vector<plan> other_rows(const request& r, const arguments& a, const device_
 }
 
 plan usual_form(const request& r, const arguments& a, plan p) {
-  p.with.small = 1, p.with.one_part = 0, p.with.in_place = 0, p.with.strided_dx = 0;
-  p.with.dense = tensors_of(a, [&](const view& v) { return has_rows_of_x(r, a, v) && !is_repeated(v); });
+  configuration& c = p.with;
+  c.small = 1, c.dims = 1, c.one_part = 0, c.in_place = 0, c.strided_dx = 0, c.apart = 0;
+  c.groups_a_block = r.has_groups ? 1 : 0;
+  c.only_statistics = 0, c.saves_statistics = !r.backward;
+  c.dense = tensors_of(a, [&](const view& v) {
+    const std::ptrdiff_t operand = &v - a.operand;
+    const bool is_operand = operand >= 0 && operand < kMaxOperands;
+    return has_rows_of_x(r, a, v) && (!is_operand || (r.tensors >> operand & 1) != 0);
+  });
+  p.built = nullptr;
   return p;
 }
 
@@ -683,7 +700,8 @@ std::vector<plan> lay_out(const way& by, const request& r, const arguments& a, c
   constexpr int kReductions = 4096;  // bytes, at most
   std::vector<plan> plans = laid_out(by, r, a, chip, described);
   const bool fits = std::all_of(plans.begin(), plans.end(), [&](const plan& p) {
-    return p.with.across * p.with.down <= 1024 &&
+    const int64 parts = p.row_columns > 0 ? a.rows * ceil_div(a.columns, p.row_columns) : 1;
+    return parts < 1LL << 31 && p.with.across * p.with.down <= 1024 &&
            static_cast<int>(p.shared_bytes) + kReductions <= chip.shared_per_block;
   });
   return fits ? plans : std::vector<plan>();

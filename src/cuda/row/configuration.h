@@ -45,6 +45,7 @@ struct request {
   int rope = -1;        // the first of its tables among the operands; -1: it has none
   int64 turned = 0;     // how many of a row's first numbers it turns; 0: all
   uint64 channels = 0;  // bits of the operands of words by channels
+  uint64 tensors = 0;   // bits of the operands of x's shape
   // Bits of the operands that are columns of batches: a single batch's have the same kernel, and the same bits.
   uint64 of_batches = 0;
   uint64 behind = 0;  // bits of the operands, of a number for each column, of words behind the first row word
@@ -113,7 +114,8 @@ std::vector<plan> lay_out(const way&, const request&, const arguments&, const de
 // Of a call whose rows are held, by what else the table has: with copies of what it loads early, in its order, then
 // with three quarters of the threads an SM where those fill it.
 std::vector<plan> other_rows(const request&, const arguments&, const device_facts&, const configuration& described);
-// A held row's plan as most calls have it: of many rows that lie dense, whose elements an int counts.
+// A held row's plan as most calls have it: of many rows that lie dense, whose elements an int counts, in one batch, and
+// whose statistics are saved. What depends on it depends on none of these.
 plan usual_form(const request&, const arguments&, plan);
 
 // Shares groups of rows out to so many blocks (clusters) that fill the chip, one row of each at a time.

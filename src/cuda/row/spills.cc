@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <shared_mutex>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 
@@ -65,24 +66,33 @@ std::vector<plan> without_spills(const request& r, const arguments& a, const dev
                                  const configuration& described, std::vector<plan> of_table,
                                  const std::function<const kernel&(const plan&)>& kernel_of) {
   if (!may_spill(r, of_table)) return of_table;
-  const auto usual = [&](const plan& p) -> const kernel& { return kernel_of(usual_form(r, a, p)); };
-  const kernel& tables = usual(of_table.front());
+  // Null where it cannot be built: the call may do without.
+  const auto usual = [&](const plan& p) -> const kernel* {
+    try {
+      return &kernel_of(usual_form(r, a, p));
+    } catch (const std::runtime_error&) {
+      return nullptr;
+    }
+  };
+  const kernel* const tables = usual(of_table.front());
+  if (tables == nullptr) return of_table;
   const configuration &own = of_table.front().with, asked = usual_form(r, a, of_table.front()).with;
-  if (std::memcmp(&own, &asked, sizeof own) == 0) of_table.front().built = &tables;
-  if (tables.spilled <= few_bytes(r)) return of_table;
-  const decisions::key key(&tables, a.columns, chip.cluster);
+  if (std::memcmp(&own, &asked, sizeof own) == 0) of_table.front().built = tables;
+  if (tables->spilled <= few_bytes(r)) return of_table;
+  const decisions::key key(tables, a.columns, chip.cluster);
   std::optional<int> taken = known().find(key);
+  if (taken == kTables) return of_table;
   const std::vector<plan> others = other_rows(r, a, chip, described);
   if (!taken) {
     taken = kTables;
-    int least = tables.spilled;
-    const bool few_lanes = tables.spilled < kManyBytes;
-    std::set<const kernel*> tried{&tables};
+    int least = tables->spilled;
+    const bool few_lanes = tables->spilled < kManyBytes;
+    std::set<const kernel*> tried{tables};
     for (std::size_t i = 0; i < others.size() && least > few_bytes(r) && tried.size() < kMostTried; ++i) {
       if (few_lanes && lanes_of(others[i]) * 8 > lanes_of(of_table.front()) * 9) continue;
-      const kernel& other = usual(others[i]);
-      tried.insert(&other);
-      if (other.spilled < least) least = other.spilled, taken = static_cast<int>(i);
+      const kernel* const other = usual(others[i]);
+      tried.insert(other);
+      if (other != nullptr && other->spilled < least) least = other->spilled, taken = static_cast<int>(i);
     }
     known().keep(key, *taken);
   }

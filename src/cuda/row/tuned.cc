@@ -19,7 +19,24 @@ namespace {
 
 constexpr const char* kExtension = "way";
 
-std::string key_on_disk(const std::string& key) { return key + '\n' + cache::headers_digest(); }
+way rows_of(row_tuning tuned) {
+  row_tuning only{.numbers = tuned.numbers, .stages = tuned.stages};
+  only.block = tuned.block, only.threads = tuned.threads, only.resident = tuned.resident;
+  only.recomputes = tuned.recomputes, only.ahead = tuned.ahead;
+  only.cluster = tuned.cluster, only.across = tuned.across;
+  return {.kind = way_kind::rows, .row = only};
+}
+
+// Of other kernels, or beside another table, a way may be none.
+std::string key_on_disk(const std::string& key) {
+  static const std::string version = [] {
+    std::string all = '\n' + cache::headers_digest();
+    for (const row_tuning& tuned : kTuning.forward_rows) all += '\n' + text_of(rows_of(tuned));
+    for (const row_tuning& tuned : kTuning.backward_rows) all += '\n' + text_of(rows_of(tuned));
+    return all;
+  }();
+  return key + version;
+}
 
 class known_ways {
  public:
@@ -93,14 +110,6 @@ bool are_same(const std::vector<plan>& a, const std::vector<plan>& b) {
     return std::memcmp(&one.with, &other.with, sizeof one.with) == 0 && one.grid_x == other.grid_x &&
            one.grid_y == other.grid_y && one.shared_bytes == other.shared_bytes;
   });
-}
-
-way rows_of(row_tuning tuned) {
-  row_tuning only{.numbers = tuned.numbers, .stages = tuned.stages};
-  only.block = tuned.block, only.threads = tuned.threads, only.resident = tuned.resident;
-  only.recomputes = tuned.recomputes, only.ahead = tuned.ahead;
-  only.cluster = tuned.cluster, only.across = tuned.across;
-  return {.kind = way_kind::rows, .row = only};
 }
 
 way tiles_of(way_kind kind, const elementwise_tuning& tuned) { return {.kind = kind, .tile = tuned}; }
@@ -239,8 +248,9 @@ void build_way(const heard_call& of, const way& w) {
 void use_way(const std::string& key, const std::optional<way>& to) { known().set(key, to); }
 
 bool keep_way(const std::string& key, const std::optional<way>& to, const std::string& label) {
+  if (!cache::write(key_on_disk(key), kExtension, label, to ? text_of(*to) : "")) return false;
   use_way(key, to);
-  return cache::write(key_on_disk(key), kExtension, label, to ? text_of(*to) : "");
+  return true;
 }
 
 }  // namespace onepass::cuda

@@ -46,7 +46,7 @@ struct row_tuning {
   bool of_batches = false;
   int row_words = 0;        // only for lines with so many row words, at least
   int most_flops = kMany;   // for lines with so many flops an element at most: code of more is read again and again
-  int streams = kMany;      // for lines that read so many tensors of x's size at most
+  int tensors = kMany;      // for lines that read so many tensors of x's size at most
   int least_numbers = 0;    // where a thread has so many of a row, at least
   bool unaligned = false;   // only for rows that do not begin at 16 bytes
   bool short_only = false;  // only for x of 16 bits
@@ -123,7 +123,7 @@ struct tuning {
        .block = 128,
        .resident = 768,
        .stages = 0,
-       .streams = 1,
+       .tensors = 1,
        .least_numbers = 33,
        .short_only = true},
       {.columns = 8192, .numbers = 64, .block = 256, .stages = 0},
@@ -151,7 +151,7 @@ struct tuning {
        .resident = 768,
        .stages = 3,
        .sums = 0,
-       .streams = 1,
+       .tensors = 1,
        .unaligned = true},
       {.columns = 512, .numbers = 16, .block = 128, .stages = 3, .busy = 80},
       {.columns = 8192, .numbers = 32, .block = 64, .resident = 384, .stages = 2, .least_flops = 20, .most_flops = 80},
@@ -167,9 +167,9 @@ struct tuning {
        .resident = 384,
        .stages = 2,
        .sums = 0,
-       .streams = 2,
+       .tensors = 2,
        .unaligned = true},
-      {.numbers = 24, .block = 128, .resident = 384, .stages = 3, .sums = 0, .streams = 2, .unaligned = true},
+      {.numbers = 24, .block = 128, .resident = 384, .stages = 3, .sums = 0, .tensors = 2, .unaligned = true},
       {.columns = 32768, .numbers = 32, .block = 64, .resident = 384, .stages = 2, .sums = 0},
       {.columns = 57344, .numbers = 16, .block = 128, .stages = 3, .sums = 0},
       {.numbers = 32, .stages = 2, .recomputes = true, .ahead = true, .sums = 0},

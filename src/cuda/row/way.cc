@@ -2,6 +2,7 @@
 #include "src/cuda/row/way.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <sstream>
 #include <utility>
@@ -14,7 +15,7 @@ constexpr const char* kKinds[] = {"rows", "streamed", "parts", "tiles"};
 struct bounds_of_number {
   int least, most;
 };
-constexpr bounds_of_number kThreads{8, 1024}, kFlag{0, 1};
+constexpr bounds_of_number kThreads{32, 1024}, kFlag{0, 1};
 
 // Calls body(name, number, bounds) for each number that a kind has; of flags, an int.
 template <class Way, class Body>
@@ -86,6 +87,9 @@ std::optional<way> way_of(std::string_view text) {
   each_number(result, [&](const char*, int number, bounds_of_number limits) {
     known = known && number >= limits.least && number <= limits.most;
   });
+  const auto are_warps = [](int threads) { return std::has_single_bit(static_cast<unsigned>(threads)); };
+  if (result.kind == way_kind::rows) known = known && are_warps(result.row.block) && are_warps(result.row.threads);
+  if (result.kind == way_kind::streamed) known = known && are_warps(result.stream.threads);
   const bool has_tiles = result.tile.threads > 0;
   if (has_tiles && std::min({result.tile.unroll, result.tile.resident, result.tile.blocks_per_sm}) == 0) return {};
   return known ? std::optional<way>(result) : std::nullopt;

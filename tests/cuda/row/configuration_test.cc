@@ -61,7 +61,12 @@ void each_plan_tried(const std::function<void(const call&, const plan&, const de
     each_call([&](const call& c) {
       if (c.a.rows != 1000 || testing::Test::HasFailure()) return;
       const heard_call heard{"", c.r, c.a, chip, describe(c.r, c.a, true)};
-      for (const way& w : other_ways(heard, {}))
+      std::vector<way> ways = other_ways(heard, {});
+      if (!ways.empty()) {
+        const std::vector<way> near = other_ways(heard, ways[static_cast<std::size_t>(c.a.columns) % ways.size()]);
+        ways.insert(ways.end(), near.begin(), near.end());
+      }
+      for (const way& w : ways)
         for (const plan& p : lay_out(w, c.r, c.a, chip, heard.described)) body(c, p, chip);
     });
   }

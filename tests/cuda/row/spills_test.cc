@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <functional>
+#include <stdexcept>
 #include <string>
 
 #include "tests/cuda/imagined_call.h"
@@ -87,9 +89,31 @@ TEST(Spills, FewBytesAreLessThanThreadsWithoutNumbers) {
 }
 
 // A call of one row has other kernels than one of many, as has one whose rows lie apart: its row does not.
+TEST(Spills, WhatIsSavedAndHowBatchesLieDoNotMatter) {
+  const call c = call_of(spec::parse(kHeavy), false, dtype::bf16, dtype::bf16, 4096, 11008);
+  plan p = choose(c.r, c.a, facts_of("sm_90a")).front();
+  const configuration usual = usual_form(c.r, c.a, p).with;
+  p.with.saves_statistics = 0, p.with.only_statistics = 1, p.with.dims = 4, p.with.small = 0, p.with.dense = 0;
+  const configuration again = usual_form(c.r, c.a, p).with;
+  EXPECT_EQ(std::memcmp(&usual, &again, sizeof usual), 0);
+}
+
+TEST(Spills, WhatCannotBeBuiltIsDoneWithout) {
+  kernels none([](const plan&) -> int { throw std::runtime_error("no NVRTC"); });
+  EXPECT_EQ(taken(none, kHeavy, true, 4096, 3072).with.held_vectors, 3);
+  kernels first([](const plan& p) -> int {
+    if (p.with.held_vectors < 3) throw std::runtime_error("too much shared memory");
+    return 100;
+  });
+  EXPECT_EQ(taken(first, kHeavy, true, 4096, 3072).with.held_vectors, 3);
+}
+
 TEST(Spills, HowManyRowsThereAreDoesNotMatter) {
-  kernels of_one_part([](const plan& p) { return p.with.one_part != 0 || p.with.small == 0 ? 0 : 100; });
+  kernels of_one_part([](const plan& p) {
+    return p.with.one_part != 0 || p.with.small == 0 ? 0 : p.with.held_vectors >= 3 ? 100 : 0;
+  });
   const plan many = taken(of_one_part, kHeavy, true, 4096, 3072);
+  EXPECT_LT(many.with.held_vectors, 3);
   for (const int64 rows : {int64{1}, int64{3}, int64{1} << 24}) {
     const plan p = taken(of_one_part, kHeavy, true, rows, 3072);
     EXPECT_EQ(p.with.across, many.with.across) << rows;

@@ -40,6 +40,9 @@ TEST(Way, WhatIsNoneIsRefused) {
         "rows numbers=32 block=128 threads=512 resident=512 cluster=99", "rows numbers=32x block=128",
         "rows numbers=32 block=128 threads=512 resident=512 cluster=8 colour=3", "tiles threads=128",
         "tiles threads=4096 unroll=2 resident=1024 blocks=16", "streamed threads=128 steps=0 vectors=4 resident=1024",
+        "rows numbers=32 block=8 threads=512 resident=512 cluster=8",
+        "rows numbers=32 block=96 threads=512 resident=512 cluster=8",
+        "streamed threads=100 steps=14 vectors=4 resident=1024",
         "rows numbers=99999999999999 block=128 threads=512 resident=512 cluster=8"})
     EXPECT_FALSE(way_of(text)) << text;
   EXPECT_TRUE(way_of("rows numbers=32 block=128 threads=512 resident=512 cluster=8"));

@@ -99,6 +99,8 @@ def test_without_a_gpu_it_says_so(monkeypatch):
         (["--line", "gelu"], "expected --line with --columns"),
         ([], "expected --line with --columns"),
         (["--line", "gelu", "--columns", "64", "--model", "a:b"], "expected --line with --columns"),
+        (["--model", "a:b"], "or --model with --input"),
+        (["--model", "a:b", "--input", "4x8", "--columns", "64"], "or --model with --input"),
         (["--line", "gelou", "--columns", "64"], "gelou"),
         (["--line", "gelu", "--columns", "64", "--dtype", "int8"], "expected one of"),
     ],
