@@ -8,7 +8,8 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -393,6 +394,16 @@ def tuning(action: str, key: str = "", way: str = "", label: str = "") -> list |
         RuntimeError: for a key that was not heard, a way that no kernel has, or with NVRTC's message where it fails.
     """
     return _answer(_library.onepass_tuning(*(text.encode() for text in (action, key, way, label))))
+
+
+@contextmanager
+def listening() -> Iterator[None]:
+    """What `tuning` has as "heard" and "launched" is what runs within."""
+    tuning("listen")
+    try:
+        yield
+    finally:
+        tuning("stop")
 
 
 def info() -> dict:

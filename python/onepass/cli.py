@@ -97,6 +97,11 @@ def check_there(package: str, wanted: object) -> None:
         raise typer.BadParameter(f"pictures need {package}: pip install 'onepass[{doctor.EXTRAS[package]}]'")
 
 
+def bars() -> Progress:
+    """What is done, how much of it, and since when."""
+    return Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console)
+
+
 def say_if_busy(seconds: float = 0.3) -> None:
     """Before times are taken on processors that others use."""
     busy = busy_processors(seconds)
@@ -412,8 +417,7 @@ def calibrate(
     chosen = parse_device(device)
     make_directory_of(output)
     say_if_busy()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with bars() as progress:
         task = progress.add_task("begins", total=STEPS)
         profile = measure(chosen, said=lambda step: progress.update(task, advance=1, description=step))
     output.write_text(profile.to_json(), encoding="utf-8")
@@ -453,8 +457,7 @@ def tune(
         fail("tune needs a CUDA device: CPU kernels have nothing to tune")
     found: list[Tuned] = []
     failed: list[str] = []
-    bars = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*bars, console=console) as progress:
+    with bars() as progress:
         if model is not None:
             task = progress.add_task("the model runs", total=1.0)
             step = step_of(made_by(model), [parse_input(text) for text in input or []], inference)

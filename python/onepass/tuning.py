@@ -175,11 +175,8 @@ def _kind(call: dict) -> tuple[str, str, int]:
 
 def _heard_in(step: Callable[[], object]) -> list[dict]:
     """The calls of kernels of rows and tiles, one of each kind."""
-    _native.tuning("listen")
-    try:
+    with _native.listening():
         step()
-    finally:
-        _native.tuning("stop")
     return _native.tuning("heard")
 
 

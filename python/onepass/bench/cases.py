@@ -110,15 +110,10 @@ def examine(provider: Provider, pattern: Pattern, function, inputs: list[Tensor]
     except WrongResult as wrong:
         row.failure = str(wrong)
     trial = Trial(provider, pattern, function, inputs, upstream_of(pattern, inputs))
-    if provider.name != OURS or not trial.inputs[0].is_cuda:
+    has_kernels = provider.name == OURS and trial.inputs[0].is_cuda
+    with _native.listening() if has_kernels else contextlib.nullcontext():
         row.saved_bytes, row.peak_bytes = memory(trial)
-        return trial
-    _native.tuning("listen")
-    try:
-        row.saved_bytes, row.peak_bytes = memory(trial)
-    finally:
-        _native.tuning("stop")
-    row.kernels = _native.tuning("launched")
+    row.kernels = _native.tuning("launched") if has_kernels else None
     return trial
 
 

@@ -350,16 +350,6 @@ void finish_rows(const request& r, const arguments& a, const device_facts& chip,
   if (r.has_groups) share_groups(a.groups, persistent, p);
 }
 
-// Calls body(tuning) for each of the table's of one direction, until it says true.
-template <class Body>
-void each_row_tuning(const request& r, const Body& body) {
-  const auto in = [&](const auto& tunings) {
-    static_cast<void>(std::any_of(std::begin(tunings), std::end(tunings), body));
-  };
-  if (r.backward) in(kTuning.backward_rows);
-  else in(kTuning.forward_rows);
-}
-
 std::vector<plan> choose_rowwise(const request& r, const arguments& a, const device_facts& chip, const plan& blank) {
   if (only_streams(r)) return {stream_rows(r, a, kTuning.paired, blank)};
   const int least = has_one_target(r) ? kMostHeldWithTarget + 1
@@ -376,7 +366,7 @@ std::vector<plan> choose_rowwise(const request& r, const arguments& a, const dev
   if (r.backward && blank.with.unit > 0 && a.columns > kTuning.unit_columns) return take_in_parts(r, a, chip, blank);
   plan p;
   bool held = false;
-  each_row_tuning(r, [&](const row_tuning& tuned) {
+  each_row_tuning(r.backward, [&](const row_tuning& tuned) {
     if (!is_for(tuned, r, a)) return false;
     p = blank;
     held = hold_row(r, a, chip, tuned, p) && a.rows >= tuned.rounds * rows_at_once(p.with, chip);
@@ -419,7 +409,7 @@ std::vector<plan> other_rows(const request& r, const arguments& a, const device_
     to.push_back(p);
     return true;
   };
-  each_row_tuning(r, [&](row_tuning tuned) {
+  each_row_tuning(r.backward, [&](row_tuning tuned) {
     if (!is_for(tuned, r, a) || tuned.rounds > 0 || !add(tuned, all)) return false;
     if (all.back().with.early != 0) {
       tuned.stages = 2, tuned.early = false;

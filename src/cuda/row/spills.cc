@@ -67,17 +67,18 @@ std::vector<plan> without_spills(const request& r, const arguments& a, const dev
                                  const std::function<const kernel&(const plan&)>& kernel_of) {
   if (!may_spill(r, of_table)) return of_table;
   // Null where it cannot be built: the call may do without.
-  const auto usual = [&](const plan& p) -> const kernel* {
+  const auto built = [&](const plan& p) -> const kernel* {
     try {
-      return &kernel_of(usual_form(r, a, p));
+      return &kernel_of(p);
     } catch (const std::runtime_error&) {
       return nullptr;
     }
   };
-  const kernel* const tables = usual(of_table.front());
+  const plan usual = usual_form(r, a, of_table.front());
+  const kernel* const tables = built(usual);
   if (tables == nullptr) return of_table;
-  const configuration &own = of_table.front().with, asked = usual_form(r, a, of_table.front()).with;
-  if (std::memcmp(&own, &asked, sizeof own) == 0) of_table.front().built = tables;
+  const configuration& own = of_table.front().with;
+  if (std::memcmp(&own, &usual.with, sizeof own) == 0) of_table.front().built = tables;
   if (tables->spilled <= few_bytes(r)) return of_table;
   const decisions::key key(tables, a.columns, chip.cluster);
   std::optional<int> taken = known().find(key);
@@ -90,7 +91,7 @@ std::vector<plan> without_spills(const request& r, const arguments& a, const dev
     std::set<const kernel*> tried{tables};
     for (std::size_t i = 0; i < others.size() && least > few_bytes(r) && tried.size() < kMostTried; ++i) {
       if (few_lanes && lanes_of(others[i]) * 8 > lanes_of(of_table.front()) * 9) continue;
-      const kernel* const other = usual(others[i]);
+      const kernel* const other = built(usual_form(r, a, others[i]));
       tried.insert(other);
       if (other != nullptr && other->spilled < least) least = other->spilled, taken = static_cast<int>(i);
     }

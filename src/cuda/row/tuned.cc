@@ -31,8 +31,12 @@ way rows_of(row_tuning tuned) {
 std::string key_on_disk(const std::string& key) {
   static const std::string version = [] {
     std::string all = '\n' + cache::headers_digest();
-    for (const row_tuning& tuned : kTuning.forward_rows) all += '\n' + text_of(rows_of(tuned));
-    for (const row_tuning& tuned : kTuning.backward_rows) all += '\n' + text_of(rows_of(tuned));
+    for (const bool backward : {false, true}) {
+      each_row_tuning(backward, [&](const row_tuning& tuned) {
+        all += '\n' + text_of(rows_of(tuned));
+        return false;
+      });
+    }
     return all;
   }();
   return key + version;
@@ -136,10 +140,11 @@ std::vector<way> ways_of_table(const request& r) {
       for (const int vectors : {2, 4})
         all.push_back({.kind = way_kind::streamed,
                        .stream = {.threads = threads, .steps = 14, .vectors = vectors, .resident = 1024}});
-    for (const row_tuning& tuned : kTuning.forward_rows) all.push_back(rows_of(tuned));
-  } else {
-    for (const row_tuning& tuned : kTuning.backward_rows) all.push_back(rows_of(tuned));
   }
+  each_row_tuning(r.backward, [&](const row_tuning& tuned) {
+    all.push_back(rows_of(tuned));
+    return false;
+  });
   if (r.summed == 0 && r.backward) add_tiles(way_kind::parts);
   else all.push_back(tiles_of(way_kind::parts, {}));
   return all;

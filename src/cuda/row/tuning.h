@@ -2,6 +2,9 @@
 // in docs/measured-facts.md, "Tuning on the H200", whose words stand here in quotes.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+
 namespace onepass::cuda {
 
 struct elementwise_tuning {
@@ -201,5 +204,15 @@ struct tuning {
 };
 
 inline constexpr tuning kTuning{};
+
+// Calls body(tuning) for each way to hold a row in one direction, in order, until it says true.
+template <class Body>
+void each_row_tuning(bool backward, const Body& body) {
+  const auto in = [&](const auto& tunings) {
+    static_cast<void>(std::any_of(std::begin(tunings), std::end(tunings), body));
+  };
+  if (backward) in(kTuning.backward_rows);
+  else in(kTuning.forward_rows);
+}
 
 }  // namespace onepass::cuda

@@ -88,7 +88,6 @@ TEST(Spills, FewBytesAreLessThanThreadsWithoutNumbers) {
   EXPECT_EQ(taken(many, kHeavy, true, 4096, 192).with.across, 16);
 }
 
-// A call of one row has other kernels than one of many, as has one whose rows lie apart: its row does not.
 TEST(Spills, WhatIsSavedAndHowBatchesLieDoNotMatter) {
   const call c = call_of(spec::parse(kHeavy), false, dtype::bf16, dtype::bf16, 4096, 11008);
   plan p = choose(c.r, c.a, facts_of("sm_90a")).front();
@@ -108,6 +107,7 @@ TEST(Spills, WhatCannotBeBuiltIsDoneWithout) {
   EXPECT_EQ(taken(first, kHeavy, true, 4096, 3072).with.held_vectors, 3);
 }
 
+// A call of one row has other kernels than one of many, as has one whose rows lie apart: its row does not.
 TEST(Spills, HowManyRowsThereAreDoesNotMatter) {
   kernels of_one_part([](const plan& p) {
     return p.with.one_part != 0 || p.with.small == 0 ? 0 : p.with.held_vectors >= 3 ? 100 : 0;

@@ -20,7 +20,7 @@ from fuzz.run.minimise import minimised
 from fuzz.run.reproduction import reproduction
 from fuzz.run.trial import trial
 
-PROGRAMS = 100
+PROGRAMS = 160
 SETTINGS = settings(
     max_examples=PROGRAMS,
     phases=[Phase.generate],  # what fails is made small by `minimised`
