@@ -226,6 +226,8 @@ def plain_lines() -> None:
     line("norm, strided", ROWWISE, KEEPING, (130, 256), lies=strided)
     line("norm, transposed", ROWWISE, NORM, (4, 30, 64), lies=transposed)
     line("six column sums", ROWWISE, "bias | scale | bias | layer_norm(1e-5) | scale | bias | scale", (40, 4096))
+    for columns in (1280, 5120, 10240, 20480):
+        line(f"{columns} columns", ROWWISE, "layer_norm(1e-6) | scale(1) | bias", (12, columns))
     line("16384 columns", ROWWISE, NORM, (12, 16384))
     line("32768 columns", ROWWISE, "rms_norm(1e-6) | scale", (9, 32768))
     line("log_softmax", ROWWISE, "sub | mask | log_softmax", (130, 512), F16)
@@ -241,6 +243,9 @@ def plain_lines() -> None:
         columns_of_batches(f"columns {where}", ELEMENTWISE, "scale | bias", shape)
     channels = "layer_norm(1e-5) | scale(channels) | bias(channels) | silu"
     line("channels", ROWWISE, channels, (40, 4, 960))
+    for columns in (11009, 50257):
+        line(f"{columns} columns, log_softmax", ROWWISE, "log_softmax", (5, columns))
+    line("11520 columns, much around it", ROWWISE, "bias | gelu | layer_norm(1e-6) | gelu | scale", (9, 11520), F32)
     line("channels, odd rows", ROWWISE, channels, (40, 4, 147), F16)
     line("channels, long rows", ROWWISE, channels, (2, 4, 40960))
     line("kept in float32", ROWWISE, "add | keep(float32) | rms_norm(1e-6) | scale", (130, 1024))
@@ -257,7 +262,7 @@ def plain_lines() -> None:
     line("numbers of a row", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logsumexp | entropy", (37, 1000))
     line("32000 columns, logsumexp", f"{STREAMED} {TILES}", "logsumexp | amax", (9, 32000), BF16)
     line("whole rounds, entropy", f"{STREAMED} {TILES}", "logsumexp | entropy", (9, 16384), BF16)
-    line("float64, mean", f"{STREAMED} {TILES}", "mean | logprob", (5, 5001), F64)
+    line("float64, mean", f"{STREAMED} rowwise_backward", "mean | logprob", (5, 5001), F64)
     line("an ending alone", f"rowwise_forward {TILES} add_columns", "bias | logsumexp", (130, 1000))
     line("targets", f"rowwise_forward {TILES}", "cross_entropy(0.1, 0.01, 3)", (130, 1000))
     line("targets in a thread", f"rowwise_forward {TILES}", "cross_entropy", (70, 64))
@@ -265,17 +270,17 @@ def plain_lines() -> None:
     line("targets, 8000 columns", f"{STREAMED} {TILES}", "cross_entropy", (9, 8000))
     line("targets in a warp", ROWWISE, "add | keep | rms_norm(1e-3) | scale | logprob | entropy", (70, 120), F32)
     line("targets, 128256 columns", f"{STREAMED} {TILES}", "bias | cross_entropy(0.1)", (5, 128256))
-    line("targets, padded rows", f"rowwise_forward {TILES}", "bias | logprob | entropy", (37, 1001), lies=padded)
+    line("targets, padded rows", ROWWISE, "bias | logprob | entropy", (37, 1001), lies=padded)
     line("targets, padded long rows", f"{STREAMED} {TILES}", "bias | cross_entropy(0.1)", (5, 32001), F16, lies=padded)
     line("another row, padded", f"{PAIRED} {TILES}", "kl_div(0.5)", (9, 5001), lies=padded)
-    add("a head of 1001 words", f"rowwise_forward {TILES}", partial(head, 1001))
+    add("a head of 1001 words", ROWWISE, partial(head, 1001))
     add("a head of 30522 words", f"{STREAMED} {TILES}", partial(head, 30522))
     line("another row, short", f"{PAIRED} {TILES}", "kl_div", (50, 200), BF16)
     line("another row, of odd length", f"{PAIRED} {TILES}", "bias | kl_div(0.5, 2)", (9, 5001), F16)
     line("another row, long", f"{PAIRED} {TILES}", "kl_div(1)", (5, 30000), BF16)
     line("another row, float64", f"{PAIRED} {TILES}", "kl_div(1)", (5, 3000), F64)
     line("one sum of three endings", f"{STREAMED} {TILES}", "logprob | entropy | cross_entropy(0.1)", (5, 32001))
-    line("targets, odd rows", f"rowwise_forward {TILES}", "logprob | entropy", (37, 1001), F16)
+    line("targets, odd rows", ROWWISE, "logprob | entropy", (37, 1001), F16)
     parts_and_sums = PARTS.replace(" rowwise_forward_tiles", "")
     line("targets, long rows", parts_and_sums, "l2_norm | mul(100) | cross_entropy", (3, 600000), F32)
     line("long rows, numbers", PARTS, "rms_norm(1e-3) | keep | logsumexp | sum", (3, 600000), F32)
@@ -300,7 +305,7 @@ def plain_lines() -> None:
         whose = "their own operands" if own else "operands for all"
         lists(f"list, {whose}", ELEMENTWISE, "bias | gelu_tanh", 64, (3, 10, 1, 40, 7), own=own)
         lists(f"list of norms, {whose}", f"{ROWWISE} add_columns", NORM, 64, (3, 10, 1, 40, 700), F32, own)
-        lists(f"list of long endings, {whose}", f"{STREAMED} {TILES}", "logsumexp", 4100, (3, 10, 7), F16, own)
+        lists(f"list of long endings, {whose}", f"{STREAMED} rowwise_backward", "logsumexp", 4100, (3, 10, 7), F16, own)
         lists(
             f"list of endings, {whose}",
             f"rowwise_forward {TILES}",

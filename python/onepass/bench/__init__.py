@@ -66,11 +66,11 @@ def run(
             random lengths, with a summary (`only` is of their names, any_000 to any_199); "host", only the host's time
             for a call; "fuse", whole ones as they are, compiled and fused (providers eager, compile, onepass,
             onepass_inductor); "fuse_small", those whose time is the host's, as CUDA graphs, too (providers also
-            compile_reduce_overhead, onepass_reduce_overhead, eager_cuda_graph, onepass_cuda_graph); "fuse_shapes", how
-            many graphs a model becomes that is called with three shapes (providers compile, onepass,
-            onepass_inductor); "head", a language model's head and loss beside its products (`only` is of their shapes;
-            providers eager, compile, torch_chunked, liger, quack, onepass, onepass_none); "explain", what of
-            architectures lines would do (`only` is of their names), which runs none.
+            compile_reduce_overhead, onepass_reduce_overhead, onepass_inductor_reduce_overhead, eager_cuda_graph,
+            onepass_cuda_graph); "fuse_shapes", how many graphs a model becomes that is called with three shapes
+            (providers compile, onepass, onepass_inductor); "head", a language model's head and loss beside its products
+            (`only` is of their shapes; providers eager, compile, torch_chunked, liger, quack, onepass, onepass_none);
+            "explain", what of architectures lines would do (`only` is of their names), which runs none.
         dtype: of x, to run those cases only.
         plot: a directory for pictures: the share of copy bandwidth over the row length for each pattern of which there
             are several lengths, and a roofline of all.

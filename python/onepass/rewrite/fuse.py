@@ -20,6 +20,8 @@ from onepass.pricing.profile import Profile, profile_of
 from onepass.rewrite import prices
 from onepass.rewrite.attention import drop_second_copies, put_own_attention, take_before_copies, with_products
 from onepass.rewrite.checkpoints import checkpointed_blocks, differing_blocks, draw_again
+from onepass.rewrite.constants import fill_constants
+from onepass.rewrite.cuda_graphs import recorded
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
 from onepass.rewrite.groups import Groups, group_norms, put_groups
@@ -138,6 +140,7 @@ def rewrite(
         return done
     profile = profile or profile_of(device)
     training = torch.is_grad_enabled() and any(is_tensor(n) and value_of(n).requires_grad for n in graph.nodes)
+    fill_constants(graph)
     if not changes_shapes(graph):  # accelerate casts what a model returns, whether that is used or not
         remove_unused(graph, [node for node in graph.nodes if node.op == "call_method" and node.target in CASTS])
     for head in losses_of(graph, training, then, nested):
@@ -169,7 +172,7 @@ class Rewriter:
         dry_run: only looks, and runs the graph as it was.
         device: the profile by which gains are predicted, as for :func:`onepass.explain`; that of the graph's device if
             None.
-        mode: of torch.compile's compiler, where it runs the rest.
+        mode: as of :func:`fuse`.
     """
 
     def __init__(self, then: str = "eager", dry_run: bool = False, device=None, mode: str | None = None) -> None:
@@ -199,6 +202,8 @@ class Rewriter:
 
                 patches = list_mode_options(self.mode) if self.mode else None
                 return compile_fx(gm, example_inputs, config_patches=patches)
+            if self.mode == "reduce-overhead" and captured and not self.dry_run and device_of(gm.graph).type == "cuda":
+                return recorded(gm, example_inputs)
             run_as_is(gm)
             return leaves_as_found(gm.forward) if enters(gm.graph) else gm.forward
 
@@ -206,13 +211,12 @@ class Rewriter:
 
 
 def check_mode(mode: str, then: str) -> None:
-    """Raises ValueError for a mode that the compiler of the rest has not."""
+    """Raises ValueError for a mode that what runs the rest has not."""
     from torch._inductor import list_mode_options
 
-    modes = sorted(list_mode_options())
-    if mode not in modes or then == "eager" and mode != "default":
-        expected = f"one of {', '.join(modes)}" if then == "inductor" else "None where then='eager'"
-        raise ValueError(f"fuse(): expected mode to be {expected}, but got {mode!r}")
+    modes = sorted(list_mode_options()) if then == "inductor" else ["default", "reduce-overhead"]
+    if mode not in modes:
+        raise ValueError(f"fuse(): expected mode to be one of {', '.join(modes)} where then={then!r}, but got {mode!r}")
 
 
 def run_as_is(gm: fx.GraphModule, nested: bool = False) -> None:
@@ -264,7 +268,10 @@ def fuse(
             to which element-wise chains are then left.
         dry_run: only looks, and runs the model as it is.
         dynamic: as torch.compile's.
-        mode: as torch.compile's, of the compiler that `then="inductor"` names.
+        mode: as torch.compile's. "reduce-overhead" records a step as CUDA graphs, lines and what runs the rest, so that
+            a model of short kernels does not wait for the host: the third call of each kind of inputs is the first
+            that is fast. A result is overwritten by the next call then; one that is kept is to be cloned. Others are of
+            the compiler that `then="inductor"` names.
         skip_logits: while gradients are recorded, a result with a `loss` (transformers' `ModelOutput`) comes without
             its `logits`, which are never made then. A model that returns them has them made, whoever reads them.
         device: by what times chains are chosen, as in :func:`explain`: "h200", "h100", "a100", "cpu", or the file that

@@ -96,7 +96,7 @@ struct tuning {
   // The first that has room for the row; a row that none has room for is taken in parts. "Lines with many flops want
   // other shapes of rows", "Long rows with many flops forward", "Threads an SM for rows of up to 1024 numbers", and for
   // rows that end in features "Few features".
-  row_tuning forward_rows[29] = {
+  row_tuning forward_rows[30] = {
       {.columns = 1024, .numbers = 32, .block = 256, .stages = 2, .busy = 86, .features = 2},
       {.columns = 512, .numbers = 32, .block = 256, .stages = 2, .busy = 86, .features = 1, .rounds = 48},
       {.columns = 1024, .numbers = 32, .stages = 2, .busy = 86, .least_flops = 16},
@@ -130,6 +130,7 @@ struct tuning {
        .least_numbers = 33,
        .short_only = true},
       {.columns = 8192, .numbers = 64, .block = 256, .stages = 0},
+      {.columns = 14336, .numbers = 64, .block = 256, .stages = 2, .least_flops = 16},
       {.columns = 16384, .numbers = 32, .stages = 3, .least_flops = 16},
       {.columns = 28672, .numbers = 64, .stages = 3, .least_flops = 16},
       {.columns = 32768, .numbers = 32, .stages = 3, .least_flops = 16},
@@ -160,7 +161,7 @@ struct tuning {
       {.columns = 8192, .numbers = 32, .block = 64, .resident = 384, .stages = 2, .least_flops = 20, .most_flops = 80},
       {.columns = 1024, .numbers = 16, .block = 128, .stages = 3, .busy = 80},
       {.columns = 16384, .numbers = 16, .block = 256, .stages = 3, .busy = 80},
-      {.columns = 8192, .numbers = 24, .block = 128, .resident = 384, .stages = 3},
+      {.columns = 9216, .numbers = 24, .block = 128, .resident = 384, .stages = 3},
       {.columns = 16384, .numbers = 32, .block = 256, .resident = 384, .stages = 3, .sums = 1, .busy = 92},
       {.columns = 16384, .numbers = 16, .block = 256, .stages = 3},
       {.columns = 65536,

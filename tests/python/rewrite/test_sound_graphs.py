@@ -103,13 +103,14 @@ def test_mode():
     model, x = nn.Sequential(nn.LayerNorm(8), nn.ReLU()), R(4, 8)
     for call in (
         onepass.fuse(copy.deepcopy(model), then="inductor", mode="max-autotune-no-cudagraphs"),
+        onepass.fuse(copy.deepcopy(model), mode="reduce-overhead"),
         torch.compile(model, backend="onepass", mode="default"),
     ):
         torch.testing.assert_close(call(x), model(x))
     with pytest.raises(ValueError, match="expected mode to be one of .*max-autotune.*, but got 'fast'"):
         onepass.fuse(model, then="inductor", mode="fast")
-    with pytest.raises(ValueError, match="expected mode to be None where then='eager', but got 'reduce-overhead'"):
-        onepass.fuse(model, mode="reduce-overhead")
+    with pytest.raises(ValueError, match="one of default, reduce-overhead where then='eager', but got 'max-autotune'"):
+        onepass.fuse(model, mode="max-autotune")
 
 
 def test_sizes_that_depend_on_numbers():

@@ -1,0 +1,172 @@
+"""A graph with lines in it as CUDA graphs, one forward and one backward: `fuse(model, mode="reduce-overhead")`.
+
+PyTorch's operators and our lines are run as they are at the first call, recorded at the second, and replayed from then
+on, by what records Inductor's kernels for torch.compile (`torch._inductor.cudagraph_trees`). PyTorch's own backend for
+that, "cudagraphs", takes parameters for inputs that may lie elsewhere at each call, and copies them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, fx
+from torch.utils.weak import WeakTensorKeyDictionary
+
+__all__ = ["recorded"]
+
+
+def recorded(gm: fx.GraphModule, inputs: Sequence[object]) -> Callable:
+    """The graph, traced forward and backward, to be called.
+
+    Where it cannot be recorded (an operator on the CPU, a size that depends on data) it is run as it is, and a warning
+    of PyTorch's says why, as with torch.compile.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+
+    one_way = functools.partial(_recorded, BoxedDeviceIndex(None))
+    call = aot_autograd(
+        fw_compiler=one_way,
+        bw_compiler=functools.partial(one_way, is_backward=True),
+        inference_compiler=functools.partial(one_way, is_inference=True),
+        keep_inference_input_mutations=True,
+    )(gm, inputs)
+
+    def run(*given: object) -> object:
+        _GRADIENTS.move_out()
+        if torch.is_grad_enabled():
+            _GRADIENTS.are_of(given)
+        return call(*given)
+
+    return run
+
+
+class _Gradients:
+    """Those that replays made, which lie in memory of the graphs: the next forward overwrites them. Where a parameter
+    still has one, the next is to be added to it, as where a step is several calls."""
+
+    def __init__(self) -> None:
+        self.parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # whose values say nothing
+        self.made: set[int] = set()  # where the results of the last backward lie
+
+    def are_of(self, given: Iterable[object]) -> None:
+        """Of what a call is given."""
+        for each in given:
+            if isinstance(each, Tensor) and each.is_leaf and each.requires_grad:
+                self.parameters[each] = None
+
+    def took(self, results: Iterable[object]) -> None:
+        """Of a backward."""
+        dense = (t for t in results if isinstance(t, Tensor) and t.layout is torch.strided)
+        self.made.update(t.data_ptr() for t in dense)
+
+    def move_out(self) -> None:
+        """To memory of their own."""
+        if not self.made:
+            return
+        for parameter in list(self.parameters):
+            grad = parameter.grad
+            if grad is not None and grad.layout is torch.strided and grad.data_ptr() in self.made:
+                parameter.grad = grad.clone()
+        self.made.clear()
+
+
+_GRADIENTS = _Gradients()  # of all models: whichever is called first begins a step
+
+
+def _recorded(
+    device, graph: fx.GraphModule, inputs: Sequence[object], is_backward: bool = False, is_inference: bool = False
+) -> Callable:
+    """One direction. device: that of forward, once that is recorded; backward is recorded with it, or not at all."""
+    from torch._dynamo.backends.cudagraphs import find_input_mutations, get_stack_traces
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._inductor import cudagraph_utils as utils
+    from torch._inductor.compile_fx import cudagraphify, get_static_input_idxs
+    from torch._inductor.utils import count_tangents
+
+    call = boxed_nop(graph, inputs)
+    if is_backward and device.value is None:
+        return call
+    why_not = _why_not(graph)
+    if why_not is not None:
+        utils.log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {why_not}")
+        return _as_it_is(call, device.value) if is_backward else call
+    if not is_backward:
+        device.set(next(node.meta["val"].device.index for node in _tensors(graph) if not _is_number(node)))
+    run = cudagraphify(
+        call,
+        range(count_tangents(graph)) if is_backward else get_static_input_idxs(0),
+        device_index=device.value,
+        stack_traces=get_stack_traces(graph),
+        is_backward=is_backward,
+        is_inference=is_inference,
+        placeholders=utils.get_placeholder_info(graph.graph),
+        mutated_input_idxs=tuple(find_input_mutations(graph.graph)),
+    )
+    return _boxed(_and_notes_results(run) if is_backward else run)
+
+
+def _boxed(call: Callable) -> Callable:
+    """One that takes a list of what it is given, and empties it."""
+    call._boxed_call = True
+    return call
+
+
+def _and_notes_results(call: Callable) -> Callable:
+    def run(inputs: list[object]) -> Sequence[object]:
+        results = call(inputs)
+        _GRADIENTS.took(results)
+        return results
+
+    return run
+
+
+def _as_it_is(call: Callable, device: int) -> Callable:
+    """A backward that is not recorded, behind a forward that is: the next forward begins a step."""
+
+    def run(inputs: list[object]) -> object:
+        from torch._inductor.cudagraph_trees import get_manager
+
+        get_manager(device, create_if_none_exists=False).set_to_running_backward()
+        return call(inputs)
+
+    return _boxed(run)
+
+
+def _tensors(graph: fx.GraphModule) -> Iterable[fx.Node]:
+    return (node for node in graph.graph.nodes if isinstance(node.meta.get("val"), Tensor))
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether it is a number on the CPU that is the same at each call, and that kernels are launched with."""
+    value, tags = node.meta.get("val"), getattr(node.target, "tags", ())
+    if not isinstance(value, Tensor) or value.device.type != "cpu" or value.dim() != 0:
+        return False
+    if node.op == "placeholder" or torch.Tag.nondeterministic_seeded in tags:
+        return False
+    return all(_is_number(each) for each in node.all_input_nodes) and all(_takes_numbers(user) for user in node.users)
+
+
+def _takes_numbers(user: fx.Node) -> bool:
+    """As an argument of a kernel. torch.where copies them to the device."""
+    value, target, aten = user.meta.get("val"), user.target, torch.ops.aten
+    if isinstance(value, Tensor) and value.device.type == "cpu" or target is aten.fill.Tensor:
+        return True
+    return torch.Tag.pointwise in getattr(target, "tags", ()) and target is not aten.where.self
+
+
+def _why_not(graph: fx.GraphModule) -> str | None:
+    """Why a graph cannot be recorded, or None."""
+    from torch._inductor.cudagraph_utils import format_default_skip_message
+    from torch._inductor.utils import get_first_incompatible_cudagraph_node
+
+    devices = {node.meta["val"].device: node for node in _tensors(graph) if not _is_number(node)}
+    elsewhere = next((node for device, node in devices.items() if device.type != "cuda"), None)
+    if elsewhere is not None:
+        return f"a tensor on the {elsewhere.meta['val'].device.type.upper()} ({elsewhere.name})"
+    if len(devices) != 1:
+        return f"{len(devices)} devices"
+    node = get_first_incompatible_cudagraph_node(graph)
+    return None if node is None else format_default_skip_message(f"incompatible op ({node.name})")
