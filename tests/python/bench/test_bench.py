@@ -267,19 +267,20 @@ def test_rounds_interleave_and_rotate():
 
 
 @pytest.mark.parametrize("reads, writes", [(1, 1), (2, 1), (3, 1), (3, 2), (2, 2)])
-def test_floor_writes_as_many_fresh_tensors_as_the_pattern(reads, writes):
+def test_floor_writes_as_many_tensors_as_the_pattern(reads, writes):
     clock = timing.CpuClock.__new__(timing.CpuClock)
-    clock.sources = []
-    written = clock.floor(Traffic(0, reads, writes), 4 << 20).call()
-    assert len(written) == writes and all(t.nbytes == 4 << 20 and t.min() >= 1 for t in written)
+    clock.sources, clock.targets = [], []
+    for size in (4 << 20, (4 << 20) - 2):
+        written = clock.floor(Traffic(0, reads, writes), size).call()
+        assert len(written) == writes and all(t.nbytes == 4 << 20 and t.min() >= 1 for t in written)
 
 
-def test_fresh_memory_comes_on_huge_pages():
+def test_memory_comes_on_huge_pages():
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not setting.exists() or "[never]" in setting.read_text():
         pytest.skip("needs transparent huge pages")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    timing.fresh(64 << 20).fill_(1)
+    timing.on_huge_pages(64 << 20).fill_(1)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 4096  # of 16384 small pages
 
 

@@ -62,7 +62,7 @@ def test_steps_are_those_of_the_model(cuda):
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-    assert onepass.report(fused).fused
+    assert any(onepass.report(fused).graphs)
 
 
 def test_what_is_launched(cuda):
