@@ -36,7 +36,7 @@ test: build
 	tools/lint
 	$(BIN)/python -m mkdocs build --quiet
 	ctest --test-dir build --output-on-failure --parallel 2
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 30 --durations-min 10
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 10
 
 TESTED := -DONEPASS_TESTS=ON -DONEPASS_TORCH=ON -DONEPASS_LINES=all
 

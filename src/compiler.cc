@@ -2,14 +2,17 @@
 #include "src/compiler.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <sstream>
@@ -28,6 +31,7 @@ using cache::private_folder;
 constexpr std::size_t kMostMessage = 4000;
 constexpr const char* kInput = "onepass.cc";
 constexpr const char* kOutput = "onepass.so";
+std::string piece_name(std::size_t i) { return "piece-" + std::to_string(i) + ".cc"; }
 
 // A folder of its own for one compilation, removed at the end, and locked until then: what a killed process has left is
 // not, and the next one removes it.
@@ -142,18 +146,44 @@ struct attempt {
   bool has_room = true;
 };
 
-// Compilers put files of their own beside ours, in the folder that is removed.
-attempt compile_in(const work_folder& folder, const compiler& with, const program& what, const std::string& source) {
+// Compilers put files of their own beside ours, in the folder that is removed. what: "-shared" or "-c".
+run_result run_compiler(const work_folder& folder, const compiler& with, const program& of, const char* what,
+                        const std::vector<std::string>& inputs, const std::string& output) {
+  std::vector<std::string> command{with.program, "-std=c++20", "-fPIC", what, "-fvisibility=hidden"};
+  command.insert(command.end(), {"-I", settings_now().include_dir});
+  for (const std::string& input : inputs) command.push_back((folder.path() / input).string());
+  command.insert(command.end(), {"-o", (folder.path() / output).string()});
+  command.insert(command.end(), of.options.begin(), of.options.end());
+  return run_program(command, {{"TMPDIR", folder.path().string()}, {"LC_ALL", "C"}});
+}
+
+// All at once, then linked; the first that fails.
+run_result run_compilers(const work_folder& folder, const compiler& with, const program& what, std::size_t count) {
+  std::vector<std::string> objects;
+  std::vector<std::future<run_result>> running;
+  for (std::size_t i = 0; i < count; ++i) {
+    objects.push_back("piece-" + std::to_string(i) + ".o");
+    running.push_back(std::async(std::launch::async, [&, i, object = objects.back()] {
+      return run_compiler(folder, with, what, "-c", {piece_name(i)}, object);
+    }));
+  }
+  for (const auto& each : running) each.wait();  // also where one is interrupted
+  for (auto& each : running)
+    if (const run_result result = each.get(); result.status != 0) return result;
+  return run_compiler(folder, with, what, "-shared", objects, kOutput);
+}
+
+attempt compile_in(const work_folder& folder, const compiler& with, const program& what, const std::string& source,
+                   const std::vector<std::string>& pieces = {}) {
   attempt made;
-  if (!folder.write(kInput, source)) {
+  bool written = folder.write(kInput, source);
+  for (std::size_t i = 0; written && i < pieces.size(); ++i) written = folder.write(piece_name(i).c_str(), pieces[i]);
+  if (!written) {
     made.has_room = false, made.run.output = std::strerror(errno);
     return made;
   }
-  std::vector<std::string> command{with.program, "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden"};
-  command.insert(command.end(), {"-I", settings_now().include_dir, (folder.path() / kInput).string(), "-o",
-                                 (folder.path() / kOutput).string()});
-  command.insert(command.end(), what.options.begin(), what.options.end());
-  made.run = run_program(command, {{"TMPDIR", folder.path().string()}, {"LC_ALL", "C"}});
+  made.run = pieces.empty() ? run_compiler(folder, with, what, "-shared", {kInput}, kOutput)
+                            : run_compilers(folder, with, what, pieces.size());
   if (made.run.status == 0) made.library = folder.read(kOutput);
   for (const char* full : {"No space left on device", "Disk quota exceeded", "File too large", "Read-only file system"})
     if (!made.library && made.run.output.find(full) != std::string::npos) made.has_room = false;
@@ -174,7 +204,7 @@ std::string compile(const compiler& with, const program& what) {
       why = place.path().string() + ": " + std::strerror(errno);
       continue;
     }
-    const attempt made = compile_in(*folder, with, what, what.source);
+    const attempt made = compile_in(*folder, with, what, what.source, what.pieces);
     if (made.library) return *made.library;
     if (!made.has_room) {
       why = place.path().string() + ":" + errors_in(made.run.output);
@@ -227,6 +257,16 @@ void* open(const std::string& library) {
 }
 
 }  // namespace
+
+std::size_t compilers_at_once() {
+  cpu_set_t ours;
+  CPU_ZERO(&ours);
+  const bool known = sched_getaffinity(0, sizeof ours, &ours) == 0;
+  const auto processors = static_cast<std::size_t>(known ? CPU_COUNT(&ours) : 1);
+  const char* most = std::getenv("MAX_JOBS");
+  const std::size_t limit = most != nullptr ? std::strtoul(most, nullptr, 10) : 0;
+  return std::max<std::size_t>(limit > 0 ? std::min(limit, processors) : processors, 1);
+}
 
 const std::string& compiler_program() { return find_compiler().program; }
 

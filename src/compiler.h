@@ -19,12 +19,16 @@ struct program {
   std::string label;                 // what `onepass cache list` calls it
   std::vector<std::string> options;  // beside those that every program is compiled with
   std::string probe = {};  // not empty: the source is a user's too, and this is the same without what is theirs
+  std::vector<std::string> pieces = {};  // not empty: sources that give the same library, each to a compiler of its own
 };
 
 // The opened library, from the disk cache where it is there; of several processes that want it one compiles. The
 // compiler is $ONEPASS_CXX, else $CXX, else c++, g++ or clang++. Throws cannot_compile; where the probe compiles and
 // the program does not, std::runtime_error with the compiler's message; interrupted (src/process.h).
 void* compile_and_open(const program& what);
+
+// As many as this process has processors, or $MAX_JOBS where that is fewer.
+std::size_t compilers_at_once();
 
 void* symbol(void* library, const char* name);
 

@@ -144,6 +144,47 @@ TEST_F(Compiler, OneOpensManyLibraries) {  // the dynamic linker takes two of on
             0);
 }
 
+std::string gives(const std::string& name, int number) {
+  return "extern \"C\" __attribute__((visibility(\"default\"))) int " + name + "() { return " +
+         std::to_string(number) + "; }\n";
+}
+
+TEST_F(Compiler, PiecesAreOneLibrary) {
+  compiler_that("");
+  EXPECT_EQ(in_a_process([] {
+              program what{gives("seven", 7) + gives("eight", 8), "both", {}};
+              what.pieces = {gives("seven", 7), gives("eight", 8)};
+              void* const library = compile_and_open(what);
+              return reinterpret_cast<int (*)()>(symbol(library, "eight"))() == 8 ? outcome(what) : 1;
+            }),
+            0);
+  EXPECT_EQ(entries(), 1u);
+  EXPECT_EQ(folders_left(), 0u);
+}
+
+TEST_F(Compiler, APieceThatFailsSaysHow) {
+  compiler_that("");
+  EXPECT_EQ(in_a_process([] {
+              program what{gives("seven", 7) + "nonsense", "both", {}};
+              what.pieces = {gives("seven", 7), "nonsense"};
+              return outcome(what, {"status 1", "nonsense"});
+            }),
+            1);
+  EXPECT_EQ(entries(), 0u);
+  EXPECT_EQ(folders_left(), 0u);
+}
+
+TEST_F(Compiler, AsManyAtOnceAsAreAllowed) {
+  setenv("MAX_JOBS", "1", 1);
+  EXPECT_EQ(compilers_at_once(), 1u);
+  setenv("MAX_JOBS", "1000", 1);
+  const std::size_t all = compilers_at_once();
+  EXPECT_GE(all, 1u);
+  EXPECT_LT(all, 1000u);
+  unsetenv("MAX_JOBS");
+  EXPECT_EQ(compilers_at_once(), all);
+}
+
 TEST_F(Compiler, WithoutOneItSaysWhatItLookedFor) {
   EXPECT_EQ(in_a_process([] { return outcome(kSeven, {"no C++ compiler", "ONEPASS_CXX"}); }), 1);
 }

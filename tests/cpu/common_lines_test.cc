@@ -28,8 +28,8 @@ TEST(CommonLines, AreAllAheadOfTime) {
       EXPECT_TRUE(ahead_of_time(line, boolean)) << spec::structure(line, boolean);
       const std::shared_ptr<const cpu_kernels> held = kernels_for(line, boolean);
       const cpu_kernels& kernels = *held;
-      EXPECT_TRUE(kernels.forward_f32 && kernels.backward_f32 && kernels.forward_f64 && kernels.backward_f64) << text;
-      EXPECT_TRUE(kernels.forward_all_f32 && kernels.backward_all_f32) << text;
+      for (const cpu_kernel_pair& pair : {kernels.f32, kernels.f64, kernels.all_f32, kernels.all_bf16})
+        EXPECT_TRUE(pair.forward && pair.backward) << text;
     }
   }
 }

@@ -64,21 +64,22 @@ template <int>
 void kernel(const arguments&, int64, int64) {}
 
 TEST_F(Run, AKernelOfItsOwnWhereEveryTensorStoresTheSame) {
-  const cpu_kernels kernels{kernel<0>, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>, kernel<7>};
+  const cpu_kernels kernels{
+      {kernel<0>, kernel<1>}, {kernel<2>, kernel<3>}, {kernel<4>, kernel<5>}, {kernel<6>, kernel<7>}};
   arguments a = sized(2, 3, 0);
   float number = 0;
   const auto store = [&number](dtype type) { return view{&number, {}, type, 1}; };
   a.x = a.y = a.operand[1] = store(dtype::bf16);
-  EXPECT_EQ(choose(kernels, a, dtype::bf16, false), kernels.forward_all_bf16);
-  EXPECT_EQ(choose(kernels, a, dtype::bf16, true), kernels.backward_all_bf16);
+  EXPECT_EQ(choose(kernels, a, dtype::bf16, false), kernels.all_bf16.forward);
+  EXPECT_EQ(choose(kernels, a, dtype::bf16, true), kernels.all_bf16.backward);
   a.operand[1].column_stride = 0;  // one number for a row
-  EXPECT_EQ(choose(kernels, a, dtype::bf16, false), kernels.forward_f32);
+  EXPECT_EQ(choose(kernels, a, dtype::bf16, false), kernels.f32.forward);
   a.operand[1] = store(dtype::f32);
-  EXPECT_EQ(choose(kernels, a, dtype::bf16, false), kernels.forward_f32);
+  EXPECT_EQ(choose(kernels, a, dtype::bf16, false), kernels.f32.forward);
   a.x = a.y = store(dtype::f32);
-  EXPECT_EQ(choose(kernels, a, dtype::f32, true), kernels.backward_all_f32);
+  EXPECT_EQ(choose(kernels, a, dtype::f32, true), kernels.all_f32.backward);
   a.x = a.y = a.operand[1] = store(dtype::f64);
-  EXPECT_EQ(choose(kernels, a, dtype::f64, false), kernels.forward_f64);
+  EXPECT_EQ(choose(kernels, a, dtype::f64, false), kernels.f64.forward);
 }
 
 TEST_F(Run, ThePartitionCoversTheTensor) {

@@ -13,6 +13,7 @@ import onepass
 # For the processes that tests start: the same package as here.
 os.environ["PYTHONPATH"] = str(Path(onepass.__file__).resolve().parent.parent)
 os.environ.setdefault("ONEPASS_CXX", str(Path(__file__).with_name("quick-compiler")))
+os.environ.setdefault("MAX_JOBS", "1")  # compilers at once: there are several processes of tests
 os.environ["COLUMNS"] = "150"  # of reports, whatever a test's terminal has: or lines are folded
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -487,10 +487,16 @@ def title(results: dict[str, Any], row: dict[str, Any]) -> str:
     else:
         what = f"inference, {dtype}, distance from {'eager' if dtype == 'float32' else 'float32'}'s result"
     models = SUITES[results.get("suite", "fuse")] + (" with their losses" if head else "")
+    models += ", as CUDA graphs, too" if has_graphs(results) else ""
     versions = f"torch {results['torch']}"
     if "transformers" in results:
         versions += f", transformers {results['transformers']}"
     return f"{models}: {what}; {results['device_name']}, {versions}"
+
+
+def has_graphs(results: dict[str, Any]) -> bool:
+    """Whether torch.compile's CUDA graphs were measured beside the others."""
+    return any(row["provider"] in RECORDED for row in results["rows"])
 
 
 def alike(runs: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:

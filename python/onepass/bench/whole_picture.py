@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onepass.bench import report
-from onepass.bench.whole import WITH_HEAD, alike
+from onepass.bench.whole import WITH_HEAD, alike, has_graphs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +29,9 @@ ACROSS, DOWN, AROUND = 8.33, 0.155, 1.25
 
 
 def has_pictures(results: dict[str, Any]) -> bool:
-    """Whether there is something to draw: training steps of a model with a head."""
-    return results["device"] == "cuda" and any(row["model"] in WITH_HEAD for row in results["rows"])
+    """Whether there is something to draw: training steps of a model with a head, without CUDA graphs."""
+    with_head = any(row["model"] in WITH_HEAD for row in results["rows"])
+    return results["device"] == "cuda" and with_head and not has_graphs(results)
 
 
 def plot(runs: Iterable[dict[str, Any]], directory: Path) -> list[Path]:

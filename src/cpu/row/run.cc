@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -28,7 +29,7 @@ const kernel_table& table() {
     require_simd();
     static kernel_table filling;
     fill_table([](const char* structure, const cpu_kernels& kernels) {
-      if (kernels.forward_f32 != nullptr) filling.emplace(structure, kernels);
+      if (kernels.f32.forward != nullptr) filling.emplace(structure, kernels);
     });
     return std::move(filling);
   }();
@@ -57,13 +58,38 @@ namespace {
 
 constexpr const char* kHeaders = "#include <hwy/highway.h>\n#include \"onepass/kernel/row/kernels.cpu.h\"\n";
 
-// Without what users have defined.
-std::string plain_source(const spec::line& line, std::uint64_t boolean_masks) {
-  return std::string(kHeaders) +
-         "ONEPASS_BEGIN\nextern \"C\" __attribute__((visibility(\"default\"))) "
-         "const cpu_kernels onepass_kernels =\n    kernels_of<" +
-         spec::type_text(line, boolean_masks, false) + ",\n               " +
-         spec::type_text(line, boolean_masks, true) + ">();\nONEPASS_END\n";
+struct compiled_pair {
+  const char* name;
+  const char* of;  // arguments of pair_of
+  cpu_kernel_pair cpu_kernels::*member;
+};
+// Either half takes a compiler as long.
+constexpr compiled_pair kPairs[] = {
+    {"onepass_f32", "float, forward_line, backward_line", &cpu_kernels::f32},
+    {"onepass_all_bf16", "float, forward_line, backward_line, dtype::bf16", &cpu_kernels::all_bf16},
+    {"onepass_f64", "double, forward_line, backward_line", &cpu_kernels::f64},
+    {"onepass_all_f32", "float, forward_line, backward_line, dtype::f32", &cpu_kernels::all_f32}};
+
+// Of some of the pairs, without what users have defined.
+std::string plain_source(const spec::line& line, std::uint64_t boolean_masks,
+                         std::span<const compiled_pair> pairs = kPairs) {
+  std::string text = std::string(kHeaders) + "ONEPASS_BEGIN\nusing forward_line = " +
+                     spec::type_text(line, boolean_masks, false) +
+                     ";\nusing backward_line = " + spec::type_text(line, boolean_masks, true) + ";\n";
+  for (const compiled_pair& pair : pairs)
+    text += std::string("extern \"C\" __attribute__((visibility(\"default\"))) const cpu_kernel_pair ") + pair.name +
+            " =\n    pair_of<" + pair.of + ">();\n";
+  return text + "ONEPASS_END\n";
+}
+
+// The same in as many pieces as there are compilers at once.
+std::vector<std::string> pieces(const spec::line& line, std::uint64_t boolean_masks) {
+  const std::span<const compiled_pair> all = kPairs;
+  const std::size_t count = std::bit_floor(std::min(compilers_at_once(), all.size())), each = all.size() / count;
+  std::vector<std::string> made;
+  for (std::size_t i = 0; count > 1 && i < count; ++i)
+    made.push_back(plain_source(line, boolean_masks, all.subspan(i * each, each)));
+  return made;
 }
 
 }  // namespace
@@ -85,15 +111,18 @@ std::shared_ptr<const compiled_line> compiled(const spec::line& line, std::uint6
   const std::string plain = plain_source(line, boolean_masks);
   program what{spec::with_definitions(plain), structure, kCompilerOptions};
   if (what.source != plain) what.probe = kHeaders;
+  else what.pieces = pieces(line, boolean_masks);
   try {
     void* library = compile_and_open(what);
-    const auto* kernels = static_cast<const cpu_kernels*>(symbol(library, "onepass_kernels"));
-    if (kernels->forward_f32 == nullptr) {
+    const std::shared_ptr<cpu_kernels> kernels(new cpu_kernels{}, [library](const cpu_kernels* all) {
+      delete all;
       dlclose(library);
+    });
+    for (const compiled_pair& pair : kPairs)
+      (*kernels).*pair.member = *static_cast<const cpu_kernel_pair*>(symbol(library, pair.name));
+    if (kernels->f32.forward == nullptr)
       throw cannot_compile("this processor has no SIMD instructions that Highway knows");
-    }
-    return std::make_shared<compiled_line>(
-        compiled_line{{kernels, [library](const cpu_kernels*) { dlclose(library); }}});
+    return std::make_shared<compiled_line>(compiled_line{kernels});
   } catch (const cannot_compile& e) {
     return std::make_shared<compiled_line>(compiled_line{nullptr, e.what()});
   }
@@ -161,7 +190,8 @@ int64 partition(arguments& a, bool rowwise) {
 }
 
 cpu_kernel choose(const cpu_kernels& kernels, const arguments& a, dtype x, bool backward) {
-  if (x == dtype::f64) return backward ? kernels.backward_f64 : kernels.forward_f64;
+  const auto of = [backward](const cpu_kernel_pair& pair) { return backward ? pair.backward : pair.forward; };
+  if (x == dtype::f64) return of(kernels.f64);
   auto all_store = [&a](dtype type) {
     auto fits = [&a, type](const view& v) {
       if (v.data == nullptr) return true;
@@ -175,9 +205,9 @@ cpu_kernel choose(const cpu_kernels& kernels, const arguments& a, dtype x, bool 
            std::all_of(a.kept, a.kept + kMaxKeeps, fits) &&
            std::all_of(a.kept_gradient, a.kept_gradient + kMaxKeeps, fits);
   };
-  if (x == dtype::f32 && all_store(x)) return backward ? kernels.backward_all_f32 : kernels.forward_all_f32;
-  if (x == dtype::bf16 && all_store(x)) return backward ? kernels.backward_all_bf16 : kernels.forward_all_bf16;
-  return backward ? kernels.backward_f32 : kernels.forward_f32;
+  if (x == dtype::f32 && all_store(x)) return of(kernels.all_f32);
+  if (x == dtype::bf16 && all_store(x)) return of(kernels.all_bf16);
+  return of(kernels.f32);
 }
 
 void require_targets(const spec::line& of, const arguments& a) {

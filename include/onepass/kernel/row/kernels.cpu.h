@@ -26,18 +26,16 @@ void backward(const arguments& a, int64 begin, int64 end) {
 
 // Forward and Backward differ where backward resumes from a kept value or from the result. The scalar target's lanes
 // have no room for the pairs that `rope` turns: there are no kernels of it there.
+template <class T, class Forward, class Backward, dtype Stored = dtype::none>
+constexpr cpu_kernel_pair pair_of() {
+  if constexpr (Forward::turns != turning::none && lanes<vec<float>>() == 1) return {};
+  else return {forward<T, Forward, Stored>, backward<T, Backward, Stored>};
+}
+
 template <class Forward, class Backward>
 constexpr cpu_kernels kernels_of() {
-  if constexpr (Forward::turns != turning::none && lanes<vec<float>>() == 1) return {};
-  else
-    return {forward<float, Forward>,
-            backward<float, Backward>,
-            forward<double, Forward>,
-            backward<double, Backward>,
-            forward<float, Forward, dtype::f32>,
-            backward<float, Backward, dtype::f32>,
-            forward<float, Forward, dtype::bf16>,
-            backward<float, Backward, dtype::bf16>};
+  return {pair_of<float, Forward, Backward>(), pair_of<double, Forward, Backward>(),
+          pair_of<float, Forward, Backward, dtype::f32>(), pair_of<float, Forward, Backward, dtype::bf16>()};
 }
 
 ONEPASS_END

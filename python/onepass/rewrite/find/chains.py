@@ -184,13 +184,44 @@ def is_column(operand: Tensor, shape: Size) -> bool:
 
 
 def with_less_saved(chain: Chain) -> Chain:
-    """For training: the sum before a norm is kept where backward would else need all that was added. Forward writes
-    more, and backward reads as much less."""
-    row = next((i for i, word in enumerate(chain.words) if "normalises" in about(word).properties), 0)
-    before = chain.words[:row]
-    if chain.has("keep") or not any(about(word).operand == "tensor" for word in before):
+    """For training: a sum is kept where backward would else need all that was added. Forward writes more, and backward
+    reads as much less. So is the sum before a norm, and one of products, which nobody else holds, before a word that
+    needs it, as an adapter's before an activation."""
+    if chain.has("keep"):
         return chain
-    return replace(chain, words=(*before, "keep", *chain.words[row:]))
+    at = next((i for i, word in enumerate(chain.words) if "normalises" in about(word).properties), None)
+    if at is None:
+        at = _sum_of_products(chain)
+    if not any(about(word).operand == "tensor" for word in chain.words[:at]):
+        return chain
+    words = (*chain.words[:at], "keep", *chain.words[at:])
+    return replace(chain, words=words) if is_line(words) else chain
+
+
+def _sum_of_products(chain: Chain) -> int:
+    """How many words add up products, where others stand behind them; else 0."""
+    adds = 0
+    while adds < len(chain.words) and _needs_nothing(chain.words[adds]):
+        adds += 1
+    if adds == len(chain.words) or chain.has("row", "contraction"):
+        return 0
+    added = [o for kind, o in zip(chain.kinds, chain.operands) if kind == "tensor"]
+    count = sum(about(word).operand == "tensor" for word in chain.words[:adds])
+    seen = chain.nodes | chain.passes
+    freed = all(_is_product(node) and set(node.users) <= seen for node in (chain.x, *added[:count]))
+    return adds if freed else 0
+
+
+def _needs_nothing(word: str) -> bool:
+    """Whether a word's backward needs neither x nor an operand: a sum, or a product with a number."""
+    known = about(word)
+    return "adds" in known.properties or known.operand == "none" and "scales" in known.properties
+
+
+def _is_product(node: fx.Node) -> bool:
+    """Whether its result is held by nobody for its own backward."""
+    op = operation(node)
+    return op is not None and op.name in ("linear", "addmm", "matmul")
 
 
 class Order:
