@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -16,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <sstream>
+#include <system_error>
 #include <vector>
 
 #include "src/cache/disk_cache.h"
@@ -163,9 +165,14 @@ run_result run_compilers(const work_folder& folder, const compiler& with, const 
   std::vector<std::future<run_result>> running;
   for (std::size_t i = 0; i < count; ++i) {
     objects.push_back("piece-" + std::to_string(i) + ".o");
-    running.push_back(std::async(std::launch::async, [&, i, object = objects.back()] {
+    const auto run = [&, i, object = objects.back()] {
       return run_compiler(folder, with, what, "-c", {piece_name(i)}, object);
-    }));
+    };
+    try {
+      running.push_back(std::async(std::launch::async, run));
+    } catch (const std::system_error&) {  // there is no thread to be had
+      running.push_back(std::async(std::launch::deferred, run));
+    }
   }
   for (const auto& each : running) each.wait();  // also where one is interrupted
   for (auto& each : running)
@@ -204,7 +211,9 @@ std::string compile(const compiler& with, const program& what) {
       why = place.path().string() + ": " + std::strerror(errno);
       continue;
     }
-    const attempt made = compile_in(*folder, with, what, what.source, what.pieces);
+    attempt made = compile_in(*folder, with, what, what.source, what.pieces);
+    if (made.run.status > 128 && !what.pieces.empty())  // one of them was ended: there may be memory for one alone
+      made = compile_in(*folder, with, what, what.source);
     if (made.library) return *made.library;
     if (!made.has_room) {
       why = place.path().string() + ":" + errors_in(made.run.output);
@@ -258,11 +267,23 @@ void* open(const std::string& library) {
 
 }  // namespace
 
+namespace {
+
+// That a container's processes may use at a time; 0 where there is no limit.
+std::size_t processors_of_container() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");  // "max 100000", or microseconds of each so many
+  double used = 0, of = 0;
+  return file >> used >> of && of > 0 ? static_cast<std::size_t>(std::ceil(used / of)) : 0;
+}
+
+}  // namespace
+
 std::size_t compilers_at_once() {
   cpu_set_t ours;
   CPU_ZERO(&ours);
   const bool known = sched_getaffinity(0, sizeof ours, &ours) == 0;
-  const auto processors = static_cast<std::size_t>(known ? CPU_COUNT(&ours) : 1);
+  std::size_t processors = known ? static_cast<std::size_t>(CPU_COUNT(&ours)) : 1;
+  if (const std::size_t quota = processors_of_container(); quota > 0) processors = std::min(processors, quota);
   const char* most = std::getenv("MAX_JOBS");
   const std::size_t limit = most != nullptr ? std::strtoul(most, nullptr, 10) : 0;
   return std::max<std::size_t>(limit > 0 ? std::min(limit, processors) : processors, 1);

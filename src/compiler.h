@@ -27,7 +27,7 @@ struct program {
 // the program does not, std::runtime_error with the compiler's message; interrupted (src/process.h).
 void* compile_and_open(const program& what);
 
-// As many as this process has processors, or $MAX_JOBS where that is fewer.
+// As many as this process, or its container, has processors, or $MAX_JOBS where that is fewer.
 std::size_t compilers_at_once();
 
 void* symbol(void* library, const char* name);

@@ -34,7 +34,7 @@ class pipe_ends {
  public:
   pipe_ends() {
     int made[2];
-    if (pipe(made) != 0) return;
+    if (pipe2(made, O_CLOEXEC) != 0) return;  // programs that other threads start have none of it
     for (int i = 0; i < 2; ++i) {
       ends_[i] = fcntl(made[i], F_DUPFD_CLOEXEC, kFirst);
       close(made[i]);

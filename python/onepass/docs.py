@@ -326,12 +326,12 @@ those that can be joined are joined; otherwise a contiguous copy is made first.
 ## Where a line runs
 
 On the CPU the lines of the named functions and modules are compiled ahead of time; any other is compiled with the
-system's C++ compiler at first use (seconds; several processors share it) and kept in the disk cache. The compiler is `$ONEPASS_CXX`, else `$CXX`,
-c++, g++ or clang++, of C++20; without one, or where it fails, such a line runs as a composition of PyTorch's operators,
-and one warning says why and what to set. Of several processes that want a line at once one compiles it. On CUDA every
-line is compiled with NVRTC at first use and kept in the same cache; `onepass cache build` fills it beforehand. A CUDA
-graph can only capture a line whose kernels have been built: run it once before the capture. Lines that differ in their
-numbers share their kernels.
+system's C++ compiler at first use (seconds; up to four processors share the work) and kept in the disk cache. The
+compiler is `$ONEPASS_CXX`, else `$CXX`, c++, g++ or clang++, of C++20; without one, or where it fails, such a line
+runs as a composition of PyTorch's operators, and one warning says why and what to set. Of several processes that want
+a line at once one compiles it. On CUDA every line is compiled with NVRTC at first use and kept in the same cache;
+`onepass cache build` fills it beforehand. A CUDA graph can only capture a line whose kernels have been built: run it
+once before the capture. Lines that differ in their numbers share their kernels.
 
 The cache is `$ONEPASS_CACHE_DIR`, else `$XDG_CACHE_HOME/onepass` or `~/.cache/onepass`, for its user alone (modes 0700
 and 0600). What lies there runs in the process that reads it: a directory or file that belongs to another user than

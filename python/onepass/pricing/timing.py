@@ -133,8 +133,8 @@ class CpuClock(WallClock):
 
 
 def on_huge_pages(size: int) -> Tensor:
-    """Untouched float32 memory, on huge pages where the system has them. That of a call would not do for the least that
-    a call may take: 4 MB of it take the system up to a hundred times as long as to write them."""
+    """Untouched float32 memory, on huge pages where the system has them. The floor reuses it: where little memory is
+    free, the system takes up to a hundred times as long to clear 4 MB as to write them."""
     if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size // 4)
     area = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets none

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import fx
 
@@ -18,6 +20,11 @@ def fill_constants(graph: fx.Graph) -> None:
             _fill(graph, node)
 
 
+def _is_within(number: float, dtype: torch.dtype) -> bool:
+    """Whether it is not beyond the dtype's range, where torch.tensor gives infinity and torch.full an error."""
+    return not dtype.is_floating_point or not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
+
+
 def _fill(graph: fx.Graph, node: fx.Node) -> None:
     value, given = value_of(node), dict(node.kwargs)
     number = node.args[0] if node.args else given.pop("data", None)
@@ -25,7 +32,7 @@ def _fill(graph: fx.Graph, node: fx.Node) -> None:
         return
     how = {"dtype": value.dtype, "device": value.device}
     with graph.inserting_before(node):
-        if type(number) in (bool, int, float):
+        if type(number) in (bool, int, float) and _is_within(number, value.dtype):
             made = graph.call_function(torch.full, ((), number), how)
         elif isinstance(number, (list, tuple)) and not number:
             made = graph.call_function(torch.empty, (0,), how)

@@ -8,13 +8,23 @@ that, "cudagraphs", takes parameters for inputs that may lie elsewhere at each c
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, fx
-from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["recorded"]
+from onepass.graph.effects import tensors_of
+
+__all__ = ["recorded", "say_skipped"]
+
+
+def say_skipped(why: str) -> None:
+    """Warns as torch.compile does where a graph is run as it is."""
+    from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
+
+    log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {why}")
 
 
 def recorded(gm: fx.GraphModule, inputs: Sequence[object]) -> Callable:
@@ -34,43 +44,63 @@ def recorded(gm: fx.GraphModule, inputs: Sequence[object]) -> Callable:
         keep_inference_input_mutations=True,
     )(gm, inputs)
 
+    known: list[weakref.ref[Tensor]] = []  # parameters of the last call
+
     def run(*given: object) -> object:
-        _GRADIENTS.move_out()
+        _GRADIENTS.copy_to_own_memory()
         if torch.is_grad_enabled():
-            _GRADIENTS.are_of(given)
+            parameters = [t for t in given if isinstance(t, Tensor) and t.requires_grad and t.is_leaf]
+            if len(parameters) != len(known) or any(ref() is not t for ref, t in zip(known, parameters)):
+                known[:] = _GRADIENTS.remember_parameters(parameters)
         return call(*given)
 
     return run
 
 
 class _Gradients:
-    """Those that replays made, which lie in memory of the graphs: the next forward overwrites them. Where a parameter
-    still has one, the next is to be added to it, as where a step is several calls."""
+    """Gradients that replays have made. They lie in memory of the graphs, which the next forward overwrites: where a
+    parameter still has one, as where a step is several calls, it is copied before."""
 
     def __init__(self) -> None:
-        self.parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # whose values say nothing
-        self.made: set[int] = set()  # where the results of the last backward lie
+        self.parameters: dict[int, weakref.ref[Tensor]] = {}
+        self.made: set[int] = set()  # where the results of backward lie
+        self.lock = threading.RLock()  # a parameter may go while another is looked at
 
-    def are_of(self, given: Iterable[object]) -> None:
-        """Of what a call is given."""
-        for each in given:
-            if isinstance(each, Tensor) and each.is_leaf and each.requires_grad:
-                self.parameters[each] = None
+    def remember_parameters(self, parameters: Iterable[Tensor]) -> list[weakref.ref[Tensor]]:
+        """Those that a graph is given, which may have such gradients."""
+        with self.lock:
+            made = [weakref.ref(p, functools.partial(self._forget, id(p))) for p in parameters]
+            self.parameters.update((id(ref()), ref) for ref in made)
+        return made
 
-    def took(self, results: Iterable[object]) -> None:
-        """Of a backward."""
-        dense = (t for t in results if isinstance(t, Tensor) and t.layout is torch.strided)
-        self.made.update(t.data_ptr() for t in dense)
+    def _forget(self, key: int, ref: weakref.ref[Tensor]) -> None:
+        with self.lock:
+            if self.parameters.get(key) is ref:
+                del self.parameters[key]
 
-    def move_out(self) -> None:
-        """To memory of their own."""
-        if not self.made:
-            return
-        for parameter in list(self.parameters):
-            grad = parameter.grad
-            if grad is not None and grad.layout is torch.strided and grad.data_ptr() in self.made:
-                parameter.grad = grad.clone()
-        self.made.clear()
+    def remember_results(self, results: Iterable[object]) -> None:
+        """Of a backward pass."""
+        with self.lock:
+            self.made.update(_addresses(results))
+
+    def copy_to_own_memory(self) -> None:
+        """What parameters still have of them."""
+        with self.lock:
+            if not self.made:
+                return
+            made, self.made = self.made, set()
+            # A copy that is made in inference mode could not be added to.
+            with torch.inference_mode(False), torch.no_grad():
+                for ref in list(self.parameters.values()):
+                    parameter = ref()
+                    if parameter is not None and parameter.grad is not None and made & _addresses([parameter.grad]):
+                        parameter.grad = parameter.grad.clone()
+
+
+def _addresses(values: Iterable[object]) -> set[int]:
+    """Where dense tensors begin, those within DTensors, too."""
+    parts = (part for value in values for part in ((value,) if type(value) is Tensor else tensors_of(value)))
+    return {part.data_ptr() for part in parts if part.layout is torch.strided}
 
 
 _GRADIENTS = _Gradients()  # of all models: whichever is called first begins a step
@@ -91,7 +121,7 @@ def _recorded(
         return call
     why_not = _why_not(graph)
     if why_not is not None:
-        utils.log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {why_not}")
+        say_skipped(why_not)
         return _as_it_is(call, device.value) if is_backward else call
     if not is_backward:
         device.set(next(node.meta["val"].device.index for node in _tensors(graph) if not _is_number(node)))
@@ -117,7 +147,7 @@ def _boxed(call: Callable) -> Callable:
 def _and_notes_results(call: Callable) -> Callable:
     def run(inputs: list[object]) -> Sequence[object]:
         results = call(inputs)
-        _GRADIENTS.took(results)
+        _GRADIENTS.remember_results(results)
         return results
 
     return run
@@ -159,7 +189,6 @@ def _takes_numbers(user: fx.Node) -> bool:
 
 def _why_not(graph: fx.GraphModule) -> str | None:
     """Why a graph cannot be recorded, or None."""
-    from torch._inductor.cudagraph_utils import format_default_skip_message
     from torch._inductor.utils import get_first_incompatible_cudagraph_node
 
     devices = {node.meta["val"].device: node for node in _tensors(graph) if not _is_number(node)}
@@ -169,4 +198,4 @@ def _why_not(graph: fx.GraphModule) -> str | None:
     if len(devices) != 1:
         return f"{len(devices)} devices"
     node = get_first_incompatible_cudagraph_node(graph)
-    return None if node is None else format_default_skip_message(f"incompatible op ({node.name})")
+    return None if node is None else f"incompatible op ({node.name})"

@@ -21,7 +21,7 @@ from onepass.rewrite import prices
 from onepass.rewrite.attention import drop_second_copies, put_own_attention, take_before_copies, with_products
 from onepass.rewrite.checkpoints import checkpointed_blocks, differing_blocks, draw_again
 from onepass.rewrite.constants import fill_constants
-from onepass.rewrite.cuda_graphs import recorded
+from onepass.rewrite.cuda_graphs import recorded, say_skipped
 from onepass.rewrite.encoder import open_encoder_layers
 from onepass.rewrite.find.chains import Chain, Order, apart, chains, with_less_saved
 from onepass.rewrite.groups import Groups, group_norms, put_groups
@@ -125,6 +125,11 @@ def device_of(graph: fx.Graph) -> torch.device:
     return next((value_of(node).device for node in graph.nodes if is_tensor(node)), torch.device("cpu"))
 
 
+def is_on_cuda(graph: fx.Graph) -> bool:
+    """Whether a tensor is."""
+    return any(is_tensor(node) and value_of(node).is_cuda for node in graph.nodes)
+
+
 def rewrite(
     gm: fx.GraphModule, *, then: str = "eager", profile: Profile | None = None, nested: bool = False
 ) -> list[Fused]:
@@ -202,8 +207,10 @@ class Rewriter:
 
                 patches = list_mode_options(self.mode) if self.mode else None
                 return compile_fx(gm, example_inputs, config_patches=patches)
-            if self.mode == "reduce-overhead" and captured and not self.dry_run and device_of(gm.graph).type == "cuda":
-                return recorded(gm, example_inputs)
+            if self.mode == "reduce-overhead" and not self.dry_run and is_on_cuda(gm.graph):
+                if captured:
+                    return recorded(gm, example_inputs)
+                say_skipped("inputs that lie in each other's memory otherwise than those of the first call")
             run_as_is(gm)
             return leaves_as_found(gm.forward) if enters(gm.graph) else gm.forward
 

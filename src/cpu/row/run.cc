@@ -82,7 +82,7 @@ std::string plain_source(const spec::line& line, std::uint64_t boolean_masks,
   return text + "ONEPASS_END\n";
 }
 
-// The same in as many pieces as there are compilers at once.
+// The same in one, two or four pieces, as many as there may be compilers at once; none where that is one.
 std::vector<std::string> pieces(const spec::line& line, std::uint64_t boolean_masks) {
   const std::span<const compiled_pair> all = kPairs;
   const std::size_t count = std::bit_floor(std::min(compilers_at_once(), all.size())), each = all.size() / count;
@@ -177,8 +177,10 @@ int64 partition_groups(row_groups& groups, int64 parts, int64& task_rows) {
 int64 partition(arguments& a, bool rowwise) {
   const int64 rows = std::max<int64>(a.rows, 1), columns = std::max<int64>(a.columns, 1);
   if (a.wants_column != 0) {
-    const int64 parts = std::min(task_count(rows * columns, kPartElements), kColumnParts);
     a.task_columns = rowwise ? columns : std::min<int64>(columns, 4096);
+    const int64 across = (columns + a.task_columns - 1) / a.task_columns,
+                tasks = std::min(task_count(rows * columns, kPartElements), kColumnParts),
+                parts = (tasks + across - 1) / across;
     if (a.groups.operands != 0) return a.parts = partition_groups(a.groups, parts, a.task_rows);
     a.task_rows = (rows + parts - 1) / parts;
     return a.parts = (rows + a.task_rows - 1) / a.task_rows;

@@ -170,7 +170,7 @@ struct tuning {
       {.columns = 8192, .numbers = 24, .block = 128, .resident = 384, .stages = 3},
       {.columns = 16384, .numbers = 32, .block = 256, .resident = 384, .stages = 3, .sums = 1, .busy = 92},
       {.columns = 9208, .numbers = 16, .block = 256, .stages = 3, .sums = 1},
-      {.columns = 9208, .numbers = 24, .block = 128, .resident = 384, .stages = 3},
+      {.columns = 9208, .numbers = 24, .block = 128, .resident = 384, .stages = 3, .short_only = true},
       {.columns = 16384, .numbers = 16, .block = 256, .stages = 3},
       {.columns = 65536,
        .numbers = 32,

@@ -20,6 +20,7 @@ struct chunked_call {
   const prepared_contraction& parts;
   const Tensor input;                  // (rows, K), of the matrix' dtype
   const Tensor& weight;                // (V, K)
+  const Tensor matrix;                 // the same, padded
   const std::vector<Tensor> operands;  // of the epilogue: columns, (rows, V), or (rows) of targets
   const std::int64_t rows;             // of a chunk
 };
@@ -44,13 +45,25 @@ Tensor fresh(std::initializer_list<std::int64_t> sizes, dtype type, const device
 
 dtype arithmetic_of(const Tensor& t) { return result_dtype(dtype_of(t), dtype::f32); }
 
-// Rows of `matrix`'s products. On CUDA each begins at 16 bytes: cuBLAS takes several times as long where they do not
-// (of 50257 words, say), and threads read none of what others write where a gradient takes a product's place.
-Tensor padded_matrix(std::int64_t rows, const Tensor& matrix) {
-  const dtype type = dtype_of(matrix);
-  const std::int64_t columns = matrix.size(0), step = device_of(matrix).is_cuda() ? 16 / size_of(type) : 1,
-                     stride = (columns + step - 1) / step * step;
-  return view_of(fresh({rows, stride}, type, device_of(matrix)), {rows, columns}, {stride, 1});
+constexpr std::int64_t kFewRows = 64;  // the products of so many gain as long as it takes to pad a matrix
+
+// Of a row of the matrix' products: on CUDA each begins at 16 bytes, and threads read none of what others write where a
+// gradient takes a product's place.
+std::int64_t padded_words(const Tensor& matrix) {
+  const std::int64_t step = device_of(matrix).is_cuda() ? 16 / size_of(dtype_of(matrix)) : 1;
+  return (matrix.size(0) + step - 1) / step * step;
+}
+
+// With zeros behind its rows, for products of so many rows: cuBLAS takes several times as long where their numbers are
+// no multiple of 16 bytes (30522, 50257 and 51865 words are not), wherever rows begin.
+Tensor padded(const Tensor& matrix, std::int64_t rows) {
+  const std::int64_t words = matrix.size(0), all = padded_words(matrix);
+  if (all == words || rows < kFewRows) return matrix;
+  const Tensor made = fresh({all, matrix.size(1)}, dtype_of(matrix), device_of(matrix));
+  copy_to(rows_of(made, 0, words), matrix);
+  Tensor behind = rows_of(made, words, all - words);
+  torch::stable::zero_(behind);
+  return made;
 }
 
 // The gradient of the matrix: a sum of one product a chunk (see choice::kFewChunks).
@@ -76,9 +89,10 @@ class matrix_sum {
     }
     is_first_ = false;
   }
-  Tensor result() {
+  // The first so many rows.
+  Tensor result(std::int64_t words) {
     if (is_first_) torch::stable::zero_(sum_);  // of no rows
-    return in_dtype(sum_, type_);
+    return in_dtype(words == sum_.size(0) ? sum_ : rows_of(sum_, 0, words), type_);
   }
 
  private:
@@ -143,23 +157,40 @@ class gradients_behind {
 class product_chunks {
  public:
   explicit product_chunks(const chunked_call& call)
-      : call_(call), rows_(call.input.size(0)), memory_(padded_matrix(std::min(call.rows, rows_), call.weight)) {}
+      : call_(call),
+        rows_(call.input.size(0)),
+        memory_(fresh({std::min(call.rows, rows_), padded_words(call.weight)}, dtype_of(call.weight),
+                      device_of(call.weight))) {}
 
   std::int64_t count() const { return (rows_ + call_.rows - 1) / call_.rows; }
 
   // does(begin, rows, number, input, product) of each.
   template <class Does>
   void each(const Does& does) const {
-    const Tensor matrix = transposed(call_.weight);
+    const Tensor matrix = transposed(call_.matrix);
     for (std::int64_t begin = 0, number = 0; begin < rows_; begin += call_.rows, ++number) {
       const std::int64_t rows = std::min(call_.rows, rows_ - begin);
-      const Tensor input = rows_of(call_.input, begin, rows), product = rows_of(memory_, 0, rows);
-      product_into(product, input, matrix);
-      does(begin, rows, number, input, product);
+      const Tensor input = rows_of(call_.input, begin, rows);
+      product_into(columns(rows, 0, call_.matrix.size(0)), input, matrix);
+      does(begin, rows, number, input, columns(rows, 0, call_.weight.size(0)));
     }
   }
 
+  // A chunk's gradient of its product, padded as the matrix is.
+  Tensor padded_gradient(const Tensor& gradient) const {
+    const std::int64_t rows = gradient.size(0), words = call_.weight.size(0), all = call_.matrix.size(0);
+    if (all == words) return gradient;
+    if (gradient.data_ptr() != memory_.data_ptr()) copy_to(columns(rows, 0, words), gradient);
+    Tensor behind = columns(rows, words, all - words);
+    torch::stable::zero_(behind);
+    return columns(rows, 0, all);
+  }
+
  private:
+  Tensor columns(std::int64_t rows, std::int64_t begin, std::int64_t count) const {
+    return view_of(memory_, {rows, count}, {memory_.size(1), 1}, begin);
+  }
+
   const chunked_call& call_;
   const std::int64_t rows_;
   const Tensor memory_;
@@ -219,7 +250,7 @@ chunked_call chunked(const prepared_contraction& parts, const Tensor& input, con
   }
   const Tensor rows = as_matrix(in_dtype(input, dtype_of(w)), w.size(1));
   const choice::sizes sizes{.rows = rows.size(0), .depth = w.size(1), .columns = columns, .type = dtype_of(w)};
-  return {parts, rows, w, operands, choice::chunk_rows(sizes, !device_of(w).is_cuda())};
+  return {parts, rows, w, padded(w, rows.size(0)), operands, choice::chunk_rows(sizes, !device_of(w).is_cuda())};
 }
 
 chunked_call chunked(const forward_call& call, const Tensor& input) {
@@ -257,7 +288,7 @@ chunked_results backward_in_chunks(const chunked_call& call, const backward_call
   std::optional<numbers_behind> numbers;
   if (with_forward) numbers.emplace(call, rows);
   std::optional<matrix_sum> sum;
-  if (plan.wants_weight) sum.emplace(call.weight, chunks.count());
+  if (plan.wants_weight) sum.emplace(call.matrix, chunks.count());
   const auto wanted_behind = static_cast<std::int64_t>(plan.wants_behind);
   chunked_results results;
   if (plan.wants_input)
@@ -277,8 +308,8 @@ chunked_results backward_in_chunks(const chunked_call& call, const backward_call
         const std::vector<Tensor> made = backward(back);
         behind.take(made, begin, chunk);
         if (!plan.wants_input && !plan.wants_weight) return;
-        const Tensor& gradient = made[static_cast<std::size_t>(plan.behind.inputs[0])];
-        if (results.input) product_into(rows_of(*results.input, begin, count), gradient, call.weight);
+        const Tensor gradient = chunks.padded_gradient(made[static_cast<std::size_t>(plan.behind.inputs[0])]);
+        if (results.input) product_into(rows_of(*results.input, begin, count), gradient, call.matrix);
         if (sum) sum->add(gradient, input);
       });
   results.behind = behind.results();
@@ -286,7 +317,7 @@ chunked_results backward_in_chunks(const chunked_call& call, const backward_call
   sizes.push_back(call.weight.size(0));
   for (Tensor& t : results.behind)
     if (t.dim() == 2) t = torch::stable::reshape(t, {sizes.data(), sizes.size()});  // of an operand that is rows
-  if (sum) results.weight = sum->result();
+  if (sum) results.weight = sum->result(call.weight.size(0));
   if (numbers) results.numbers = numbers->results();
   return results;
 }

@@ -341,6 +341,33 @@ def give_away(paths):
         path.chmod(0o666)
 
 
+EACH_PAIR = """
+import sys, torch, onepass
+dtype = getattr(torch, sys.argv[1])
+torch.manual_seed(0)
+tensors = [torch.randn(*size, dtype=dtype, requires_grad=True) for size in ((40, 70), (70,))]
+line = onepass.Line("tanh | bias | rms_norm(1e-6) | softsign")
+wide = [t.detach().double().requires_grad_() for t in tensors]
+y, expected = line(*tensors), line.reference(*wide)
+upstream = torch.randn_like(y)
+got, want = torch.autograd.grad(y, tensors, upstream), torch.autograd.grad(expected, wide, upstream.double())
+bound = 40 * torch.finfo(dtype).eps
+for ours, exact in zip((y, *got), (expected, *want)):
+    torch.testing.assert_close(ours.double(), exact, rtol=bound, atol=bound * exact.abs().max().item())
+"""
+
+
+@one_entry_a_line
+def test_several_compilers_make_one_entry(tmp_path):
+    """Each makes some of a line's pairs of kernels; all of them are called."""
+    for dtype in ("float32", "float64", "bfloat16", "float16"):
+        environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path), "MAX_JOBS": "4"}
+        command = [sys.executable, "-W", "error", "-c", EACH_PAIR, dtype]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    assert len([path for path in entries(tmp_path) if path.suffix == ".so"]) == 1
+
+
 def test_another_compiler_makes_another_entry(tmp_path):
     """The key holds what decides the code."""
     first = filled("cpu", tmp_path / "cache")

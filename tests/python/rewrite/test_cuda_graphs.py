@@ -1,16 +1,20 @@
 """`fuse(model, mode="reduce-overhead")`: steps that are CUDA graphs are the steps that they were."""
 
 import copy
+import gc
 import logging
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor.cudagraph_trees import MarkStepBox
 from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import onepass
-from onepass.rewrite.cuda_graphs import recorded
+from onepass.rewrite.cuda_graphs import _Gradients, recorded
 from onepass.rewrite.fuse import rewrite
 
 ROWS, WIDTH = 4096, 1024
@@ -27,9 +31,16 @@ class Block(nn.Module):
         return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), self.p, self.training)
 
 
-def step(model, x):
+@pytest.fixture(autouse=True)
+def nobody_has_marked_a_step(monkeypatch):
+    """Who marks one does so for the process: PyTorch does not count backwards any more."""
+    monkeypatch.setattr(MarkStepBox, "mark_step_counter", 0)
+
+
+def step(model, x, marks=True):
     """A loss and the gradients that are there after it."""
-    torch.compiler.cudagraph_mark_step_begin()
+    if marks:
+        torch.compiler.cudagraph_mark_step_begin()
     loss = model(x).square().mean()
     loss.backward()
     return loss.detach().clone(), [p.grad.clone() for p in model.parameters()]
@@ -50,13 +61,14 @@ def kernels_launched(run):
     )
 
 
-def test_steps_are_those_of_the_model(cuda):
+@pytest.mark.parametrize("marks", [False, True])
+def test_steps_are_those_of_the_model(marks, cuda):
     """New inputs, weights that an optimizer has changed, and gradients that add up are seen by what was recorded."""
     model = nn.Sequential(Block(), Block()).to(cuda)
     fused = onepass.fuse(copy.deepcopy(model), mode="reduce-overhead")
     optimizers = [torch.optim.SGD(m.parameters(), lr=10.0) for m in (model, fused)]
     for i, x in enumerate(inputs(6, cuda)):
-        expected, ours = step(model, x), step(fused, x)
+        expected, ours = step(model, x, marks), step(fused, x, marks)
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
         if i % 2:
             for optimizer in optimizers:
@@ -120,6 +132,49 @@ def test_a_checkpointed_block(cuda):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_checkpointed_block_draws_its_mask_again(cuda):
+    def run(x, w):
+        return checkpoint(lambda x, w: F.dropout(torch.tanh(x * w), 0.5), x, w, use_reentrant=False)
+
+    fused = onepass.fuse(run, mode="reduce-overhead")
+    w = torch.ones(ROWS, WIDTH, device=cuda, requires_grad=True)
+    for x in inputs(4, cuda):
+        torch.compiler.cudagraph_mark_step_begin()
+        y = fused(x, w)
+        (dw,) = torch.autograd.grad(y.sum(), w)
+        assert torch.equal(dw != 0, y != 0)
+        assert 0.45 < (y != 0).double().mean() < 0.55  # noqa: PLR2004
+
+
+def test_gradients_copied_in_inference_mode_can_be_added_to():
+    gradients, parameter = _Gradients(), nn.Parameter(torch.ones(3))
+    parameter.grad = torch.full((3,), 2.0)
+    known = gradients.remember_parameters([parameter])
+    gradients.remember_results([parameter.grad])
+    before = parameter.grad
+    with torch.inference_mode():
+        gradients.copy_to_own_memory()
+    assert parameter.grad is not before
+    parameter.sum().backward()
+    assert parameter.grad.tolist() == [3.0] * 3
+    assert known[0]() is parameter
+    del parameter
+    gc.collect()
+    assert not gradients.parameters
+
+
+def test_gradients_within_wrappers_are_copied():
+    """As those of DTensors."""
+    inner = torch.ones(3)
+    gradients, parameter = _Gradients(), nn.Parameter(TwoTensor(torch.ones(3), torch.ones(3)))
+    parameter.grad = given = TwoTensor(inner, torch.zeros(3))
+    known = gradients.remember_parameters([parameter])
+    gradients.remember_results([inner])
+    gradients.copy_to_own_memory()
+    assert parameter.grad is not given
+    assert len(known) == 1
+
+
 def test_a_head_and_its_loss(cuda):
     norm, head = nn.LayerNorm(256, device=cuda), nn.Linear(256, 2000, bias=False, device=cuda)
 
@@ -165,12 +220,13 @@ def test_numbers_on_the_cpu(cuda, caplog):
         assert ("skipping cudagraphs" in caplog.text) == (run is chooses)
 
 
-def test_two_models_that_add_up_gradients(cuda):
+@pytest.mark.parametrize("marks", [False, True])
+def test_two_models_that_add_up_gradients(marks, cuda):
     """The first call of a step overwrites what backward of another model left."""
     models = [Block().to(cuda) for _ in range(2)]
     fused = [onepass.fuse(copy.deepcopy(m), mode="reduce-overhead") for m in models]
     for x in inputs(5, cuda):
-        expected, ours = [step(m, x) for m in models], [step(m, x) for m in fused]
+        expected, ours = ([step(m, x, marks) for m in each] for each in (models, fused))
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -385,12 +385,27 @@ ONEPASS_FUNCTION word::pair<T> earlier_gradients(const arguments& a, Cursor& at,
   }
 }
 
-// One row: the terms summed over it, then dx. `again` stands where `at` does, and is quiet.
+// One row: the terms summed over it, where there are some, then dx. `again` stands where `at` does, and is quiet.
 template <class T, class Line, class Cursor>
 ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Cursor& at, Cursor& again,
                                            const saved_numbers<T, Line::segments>& saved, T* z_row, T* dz_row) {
   using L = typename Cursor::lane;
   constexpr bool kApart = Cursor::kUniform;
+  using first = typename Line::template segment_at<0>::row;
+  const auto store = [&](word::terms<L> here, word::pair<T> sums) ONEPASS_LAMBDA {
+    const L du =
+        gradient_before<first>(here.first, here.second, saved.of[0], sums, static_cast<T>(a.inverse_columns), at);
+    L x{};
+    if constexpr (Line::pre::needs_input) x = at.x();
+    at.store_dx(Line::pre::backward(x, du, at));
+  };
+  if constexpr (Line::segments == 1 && first::about.sums == 0) {
+    for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
+      at.set_column(c, count);
+      store(value_and_gradient<Line, L>(at, saved), {T(0), T(0)});
+    });
+    return;
+  }
   word::terms<L> total{L(T(0)), L(T(0))};
   for_columns<L, kApart>(0, a.columns, [&](int64 c, int count) ONEPASS_LAMBDA {
     at.set_column(c, count);
@@ -411,12 +426,7 @@ ONEPASS_FUNCTION void rowwise_backward_row(const arguments& a, Cursor& at, Curso
     word::terms<L> here;
     if constexpr (kComputesAgain<Line, Cursor::kUniform>) here = value_and_gradient<Line, L>(again, saved);
     else here = {load_lane<L>(z_row + c), load_lane<L>(dz_row + c)};
-    using first = typename Line::template segment_at<0>::row;
-    const L du =
-        gradient_before<first>(here.first, here.second, saved.of[0], sums, static_cast<T>(a.inverse_columns), at);
-    L x{};
-    if constexpr (Line::pre::needs_input) x = at.x();
-    at.store_dx(Line::pre::backward(x, du, at));
+    store(here, sums);
   });
 }
 

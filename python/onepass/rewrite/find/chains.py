@@ -209,7 +209,7 @@ def _sum_of_products(chain: Chain) -> int:
     count = sum(about(word).operand == "tensor" for word in chain.words[:adds])
     seen = chain.nodes | chain.passes
     freed = all(_is_product(node) and set(node.users) <= seen for node in (chain.x, *added[:count]))
-    return adds if freed else 0
+    return adds if freed and all(set(node.users) <= seen for node in chain.passes) else 0
 
 
 def _needs_nothing(word: str) -> bool:
