@@ -145,8 +145,8 @@ TEST_F(Compiler, OneOpensManyLibraries) {  // the dynamic linker takes two of on
 }
 
 std::string gives(const std::string& name, int number) {
-  return "extern \"C\" __attribute__((visibility(\"default\"))) int " + name + "() { return " +
-         std::to_string(number) + "; }\n";
+  return "extern \"C\" __attribute__((visibility(\"default\"))) int " + name + "() { return " + std::to_string(number) +
+         "; }\n";
 }
 
 TEST_F(Compiler, PiecesAreOneLibrary) {

@@ -73,8 +73,8 @@ constexpr compiled_pair kPairs[] = {
 // Of some of the pairs, without what users have defined.
 std::string plain_source(const spec::line& line, std::uint64_t boolean_masks,
                          std::span<const compiled_pair> pairs = kPairs) {
-  std::string text = std::string(kHeaders) + "ONEPASS_BEGIN\nusing forward_line = " +
-                     spec::type_text(line, boolean_masks, false) +
+  std::string text = std::string(kHeaders) +
+                     "ONEPASS_BEGIN\nusing forward_line = " + spec::type_text(line, boolean_masks, false) +
                      ";\nusing backward_line = " + spec::type_text(line, boolean_masks, true) + ";\n";
   for (const compiled_pair& pair : pairs)
     text += std::string("extern \"C\" __attribute__((visibility(\"default\"))) const cpu_kernel_pair ") + pair.name +
