@@ -105,8 +105,12 @@ $(VENV)/cmake.stamp: pyproject.toml tools/requirements.py tools/system-packages
 	$(BIN)/python tools/requirements.py build | grep -e ^cmake -e ^ninja | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	touch $@
 
+# With the package as it lies here, and its command.
 $(VENV)/stamp: $(VENV)/cmake.stamp
 	$(BIN)/python tools/requirements.py build dependencies | $(BIN)/python -m pip install --quiet -r /dev/stdin
+	echo $(CURDIR)/python > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onepass.pth"
+	printf '#!/bin/sh\nexec "%s" -m onepass "$$@"\n' $(BIN)/python > $(BIN)/onepass
+	chmod +x $(BIN)/onepass
 	touch $@
 
 $(VENV)/test.stamp: EXTRAS := test lint

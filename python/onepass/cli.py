@@ -60,10 +60,10 @@ def main() -> None:
     try:
         app(prog_name="onepass")
     except ModuleNotFoundError as error:
-        extra = doctor.EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
+        package = (error.name or "").partition(".")[0]
+        if package not in doctor.OPTIONAL:
             raise
-        fail(f"this needs {error.name}: pip install 'onepass[{extra}]'")
+        fail(f"this needs {error.name}: pip install {package}")
     except torch.OutOfMemoryError as error:
         fail(doctor.first_line(error))
     except OSError as error:  # a file that cannot be read or written
@@ -94,7 +94,7 @@ def options(
 def check_there(package: str, wanted: object) -> None:
     """Before minutes of timing: what the end of a command needs."""
     if wanted and importlib.util.find_spec(package) is None:
-        raise typer.BadParameter(f"pictures need {package}: pip install 'onepass[{doctor.EXTRAS[package]}]'")
+        raise typer.BadParameter(f"pictures need {package}: pip install {package}")
 
 
 def bars() -> Progress:
@@ -312,7 +312,9 @@ def line(
 def plan(
     text: Annotated[str, typer.Argument(metavar="LINE", help='as in "rms_norm(1e-6) | scale | linear"')],
     shape: Annotated[str, typer.Option(help="x's shape")] = "4096x4096",
-    dtype: Annotated[str, typer.Option(help="x's dtype: " + ", ".join(DTYPES))] = "bf16",
+    dtype: Annotated[
+        str | None, typer.Option(help="x's dtype: " + ", ".join(DTYPES) + "; bf16, on the CPU fp32, if not given")
+    ] = None,
     out_features: Annotated[
         int, typer.Option(min=1, help="of `linear`, or keys of `scores`, in a line with one")
     ] = 4096,
@@ -321,20 +323,22 @@ def plan(
     ] = None,
     train: Annotated[bool, typer.Option("--train/--inference", help="whether tensors are saved for backward")] = True,
 ) -> None:
-    """Says how a line would be computed forward, and why so: strategies, kernels, bytes, predicted times."""
-    parsed, of_shape, of_dtype = parse_line(text), parse_shape(shape), parse_dtype(dtype)
+    """Says how a line would be computed forward, and why so: strategies, kernels, bytes, on a GPU predicted times."""
+    on_cpu = device == "cpu" or device is None and not torch.cuda.is_available()
+    parsed, of_shape, of_dtype = parse_line(text), parse_shape(shape), parse_dtype(dtype or ("fp32" if on_cpu else "bf16"))
     contracts = parsed.weight is not None or parsed.scores
     try:
         found = parsed.plan(of_shape, of_dtype, out_features if contracts else None, device=device, training=train)
     except (RuntimeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
-    columns = (Column("MiB", justify="right"), Column("µs predicted", justify="right"))
+    timed = any(way.seconds is not None for way in found.alternatives)
+    columns = [Column("MiB", justify="right"), *([Column("µs predicted", justify="right")] if timed else [])]
     table = Table("strategy", *columns, Column("kernel, or why not", overflow="fold"), title=f"{shape}, {of_dtype}")
     for way in found.alternatives:
         name = f"[bold]{way.name}[/]" if way.name == found.strategy else way.name
-        seconds = "" if way.seconds is None else f"{1e6 * way.seconds:,.3g}"
+        seconds = ["" if way.seconds is None else f"{1e6 * way.seconds:,.3g}"] if timed else []
         moved = "" if way.why_not else f"{way.bytes / 2**20:,.1f}"
-        table.add_row(name, moved, seconds, escape(way.why_not or way.kernel))
+        table.add_row(name, moved, *seconds, escape(way.why_not or way.kernel))
     console.print(table)
     console.print(f"{found.strategy}: {found.why}", markup=False, highlight=False)
 

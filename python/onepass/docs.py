@@ -447,7 +447,7 @@ def _check_matplotlib() -> None:
     """Before anything is written."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError(
-            "`onepass docs --results` draws pictures with matplotlib: pip install 'onepass[bench]'"
+            "`onepass docs --results` draws pictures with matplotlib: pip install matplotlib"
         )
 
 

@@ -27,7 +27,7 @@ LEAST_ROOM = 2**28
 """Bytes for the cache, about a thousand kernels."""
 RARE_LINE = "abs | softsign | abs | neg"
 """Not in the CPU's table: it is compiled here, or was."""
-EXTRAS = {"matplotlib": "bench", "transformers": "demo", "accelerate": "train", "trl": "train"}
+OPTIONAL = ("matplotlib", "transformers", "accelerate", "trl")
 """What some commands and guides need, and the extra that brings it."""
 
 
@@ -61,9 +61,9 @@ def findings() -> Iterator[Finding]:
         yield Finding("prebuilt kernels", "works", f"{prebuilt} CUDA kernels in {native['prebuilt_directory']}")
     yield nvrtc()
     yield from gpus()
-    for package, extra in EXTRAS.items():
+    for package in OPTIONAL:
         there = importlib.util.find_spec(package) is not None
-        advice = "" if there else f"if you want it: pip install 'onepass[{extra}]'"
+        advice = "" if there else f"if you want it: pip install {package}"
         yield Finding(package, "works" if there else "missing", "installed" if there else "not installed", advice)
 
 

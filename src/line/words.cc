@@ -2,6 +2,7 @@
 #include "src/line/words.h"
 
 #include <algorithm>
+#include <cctype>
 #include <numeric>
 
 #include "onepass/word/ending.h"
@@ -107,9 +108,11 @@ const descriptor* find(const std::vector<const descriptor*>& among, std::string_
   return nullptr;
 }
 
-std::string_view nearest(const std::vector<const descriptor*>& among, std::string_view name) {
+std::string_view nearest(const std::vector<const descriptor*>& among, std::string_view misspelt) {
+  std::string name(misspelt);  // words have no capitals
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   return (*std::min_element(among.begin(), among.end(),
-                            [name](const descriptor* a, const descriptor* b) {
+                            [&name](const descriptor* a, const descriptor* b) {
                               return edit_distance(name, a->name) < edit_distance(name, b->name);
                             }))
       ->name;

@@ -87,6 +87,11 @@ TEST(Line, AnOldNameOfAStrategyBecomesThePresentOne) {
   EXPECT_EQ(parse("linear(small_k)").old_strategy, "");
 }
 
+TEST(Line, CapitalsAreNoPartOfASuggestion) {
+  for (const auto& [wrong, right] : {std::pair("GELU", "gelu"), {"SiLU", "silu"}, {"RMSNorm", "rms_norm"}})
+    EXPECT_NE(message(wrong).find("did you mean '" + std::string(right) + "'"), std::string::npos) << message(wrong);
+}
+
 TEST(Line, UnknownWordIsQuotedWithCaretsAndASuggestion) {
   EXPECT_EQ(message("bias | gelo | add"),
             "unknown word 'gelo'; did you mean 'gelu'?\n"

@@ -49,7 +49,7 @@ def network(name: str, implementation: str, device: torch.device) -> nn.Module:
         from transformers.utils import logging
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
-            f"the suite 'models' needs {missing.name}, which is not installed: pip install 'onepass[demo]'",
+            f"the suite 'models' needs {missing.name}, which is not installed: pip install {missing.name}",
             name=missing.name,
         ) from missing
     AttentionInterface.register("onepass", attention)

@@ -53,7 +53,7 @@ def load() -> Encoder:
         from transformers.utils import logging
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
-            f"the demo needs {missing.name}, which is not installed: pip install 'onepass[demo]'", name=missing.name
+            f"the demo needs {missing.name}, which is not installed: pip install {missing.name}", name=missing.name
         ) from missing
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR, local_files_only=True)

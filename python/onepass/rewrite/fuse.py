@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -237,6 +238,9 @@ def run_as_is(gm: fx.GraphModule, nested: bool = False) -> None:
 
 def backend(gm: fx.GraphModule, example_inputs, *, options: dict[str, Any] | None = None, mode=None) -> Callable:
     """For `torch.compile(model, backend="onepass")`; options are Rewriter's arguments, mode is one, too."""
+    known = list(inspect.signature(Rewriter).parameters)
+    if unknown := sorted({*(options or {})} - {*known}):
+        raise TypeError(f"backend 'onepass': no option is called {unknown[0]!r}; there are {', '.join(known)}")
     return Rewriter(**{"mode": mode, **(options or {})})(gm, example_inputs)
 
 

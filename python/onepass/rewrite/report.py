@@ -106,7 +106,9 @@ class Report(Printed):
             *(Column(name, justify="right") for name in ("times", "operators", "MB", "kernels", "µs predicted")),
             title=f"{sum(self.nodes)} nodes in {len(self.nodes)} graphs",
         )
-        if not self.lines:
+        if not self.nodes:
+            table.caption = "nothing yet: a model is captured when it is called"
+        elif not self.lines:
             table.caption = "nothing was fused: no chain was predicted to be faster as a line"
         for (line, shape, dtype), count in Counter((f.line, f.shape, f.dtype) for f in self.lines).items():
             fused = next(f for f in self.lines if (f.line, f.shape, f.dtype) == (line, shape, dtype))

@@ -113,6 +113,19 @@ def test_mode():
         onepass.fuse(model, mode="max-autotune")
 
 
+def test_options_of_the_backend():
+    model = torch.compile(nn.LayerNorm(8), backend="onepass", options={"foo": 1})
+    with pytest.raises(Exception, match="no option is called 'foo'; there are then, dry_run, device, mode"):
+        model(R(4, 8))
+
+
+def test_a_report_before_the_first_call():
+    model = onepass.fuse(nn.Sequential(nn.LayerNorm(8), nn.ReLU()))
+    assert "captured when it is called" in str(onepass.report(model))
+    model(R(4, 8))
+    assert "captured when it is called" not in str(onepass.report(model))
+
+
 def test_sizes_that_depend_on_numbers():
     def function(x):
         return F.layer_norm(F.gelu(x[x[:, 0] > 0] * 2.0), (8,))
