@@ -325,7 +325,8 @@ def plan(
 ) -> None:
     """Says how a line would be computed forward, and why so: strategies, kernels, bytes, on a GPU predicted times."""
     on_cpu = device == "cpu" or device is None and not torch.cuda.is_available()
-    parsed, of_shape, of_dtype = parse_line(text), parse_shape(shape), parse_dtype(dtype or ("fp32" if on_cpu else "bf16"))
+    of_dtype = parse_dtype(dtype or ("fp32" if on_cpu else "bf16"))
+    parsed, of_shape = parse_line(text), parse_shape(shape)
     contracts = parsed.weight is not None or parsed.scores
     try:
         found = parsed.plan(of_shape, of_dtype, out_features if contracts else None, device=device, training=train)
