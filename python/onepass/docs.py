@@ -446,9 +446,7 @@ def fill_results(root: Path) -> int:
 def _check_matplotlib() -> None:
     """Before anything is written."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ModuleNotFoundError(
-            "`onepass docs --results` draws pictures with matplotlib: pip install matplotlib"
-        )
+        raise ModuleNotFoundError("`onepass docs --results` draws pictures with matplotlib: pip install matplotlib")
 
 
 def _shown(picture: Path) -> str:
