@@ -79,7 +79,7 @@ MODELS = {
     "timm-vit": (partial(timm, "test_vit", img_size=32), "bias | add | keep | layer_norm(1e-06) | scale | bias"),
     "timm-convnext": (partial(timm, "test_convnext"), "bias | gelu_tanh"),
     "timm-efficientnet": (partial(timm, "test_efficientnet"), "gate(sigmoid)"),
-    "peft-lora": (lora, "mul(2.0) | add | gate(silu)"),
+    "peft-lora": (lora, "mul(2.0) | add | keep | gate(silu)"),
     "sentence-transformers": (sentence_transformer, "bias | add | keep | layer_norm(1e-12) | scale | bias"),
 }
 """What makes a model and its inputs, and a line that is found in it."""
