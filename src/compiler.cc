@@ -265,10 +265,6 @@ void* open(const std::string& library) {
                        " whose files may be executed");
 }
 
-}  // namespace
-
-namespace {
-
 // That a container's processes may use at a time; 0 where there is no limit.
 std::size_t processors_of_container() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");  // "max 100000", or microseconds of each so many

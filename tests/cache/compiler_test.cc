@@ -100,7 +100,12 @@ class Compiler : public testing::Test {
   std::list<std::string> names_;
 };
 
-const program kSeven{"extern \"C\" __attribute__((visibility(\"default\"))) int seven() { return 7; }\n", "seven", {}};
+std::string gives(const std::string& name, int number) {
+  return "extern \"C\" __attribute__((visibility(\"default\"))) int " + name + "() { return " + std::to_string(number) +
+         "; }\n";
+}
+
+const program kSeven{gives("seven", 7), "seven", {}};
 
 // 0: it runs; 1: it cannot be compiled, 2: it is wrong, with a message that has all of these; else 3.
 int outcome(const program& what, const std::vector<std::string>& says = {}) {
@@ -119,6 +124,19 @@ int outcome(const program& what, const std::vector<std::string>& says = {}) {
   }
 }
 
+// 0: it ends as another thread interrupts it, soon.
+int interrupted_outcome(const program& what) {
+  std::thread other([] { usleep(200000), interrupt_programs(); });
+  int status = 1;
+  try {
+    outcome(what);
+  } catch (const interrupted&) {
+    status = 0;
+  }
+  other.join();
+  return status;
+}
+
 TEST_F(Compiler, CompilesOnceForAllProcesses) {
   compiler_that("sleep .1");
   std::vector<pid_t> children;
@@ -133,20 +151,12 @@ TEST_F(Compiler, OneOpensManyLibraries) {  // the dynamic linker takes two of on
   compiler_that("");
   EXPECT_EQ(in_a_process([] {
               for (int n = 0; n < 5; ++n) {
-                const program what{"extern \"C\" __attribute__((visibility(\"default\"))) int number() { return " +
-                                       std::to_string(n) + "; }\n",
-                                   "number",
-                                   {}};
+                const program what{gives("number", n), "number", {}};
                 if (reinterpret_cast<int (*)()>(symbol(compile_and_open(what), "number"))() != n) return 1;
               }
               return 0;
             }),
             0);
-}
-
-std::string gives(const std::string& name, int number) {
-  return "extern \"C\" __attribute__((visibility(\"default\"))) int " + name + "() { return " + std::to_string(number) +
-         "; }\n";
 }
 
 TEST_F(Compiler, PiecesAreOneLibrary) {
@@ -202,18 +212,7 @@ TEST_F(Compiler, PiecesAreInterrupted) {
   EXPECT_EQ(in_a_process([] {
               program what = kSeven;
               what.pieces = {gives("seven", 7), gives("eight", 8)};
-              std::thread soon([] {
-                std::this_thread::sleep_for(std::chrono::milliseconds(300));
-                interrupt_programs();
-              });
-              int how = 1;
-              try {
-                compile_and_open(what);
-              } catch (const interrupted&) {
-                how = 0;
-              }
-              soon.join();
-              return how;
+              return interrupted_outcome(what);
             }),
             0);
   EXPECT_EQ(entries(), 0u);
@@ -321,18 +320,7 @@ TEST_F(Compiler, AnInterruptionReachesWhoWaitsForAnother) {
   compiler_that("sleep 600");
   const pid_t first = start([] { return outcome(kSeven); });
   while (compilations() == 0) usleep(10000);
-  EXPECT_EQ(in_a_process([] {
-              std::thread other([] { usleep(200000), interrupt_programs(); });
-              int status = 1;
-              try {
-                outcome(kSeven);
-              } catch (const interrupted&) {
-                status = 0;
-              }
-              other.join();
-              return status;
-            }),
-            0);
+  EXPECT_EQ(in_a_process([] { return interrupted_outcome(kSeven); }), 0);
   kill(first, SIGKILL), finish(first);
   EXPECT_EQ(compilations(), 1);
 }

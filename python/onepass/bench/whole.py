@@ -162,9 +162,9 @@ def measure(whole: Whole, device: torch.device, providers: list[str], rounds: in
         if one.row["provider"] != "compile":  # nothing of ours, and another minute where dropout is compared without
             one.attempt(one.compare, expected, allowed)
     del expected  # or it would count as memory of the step
+    recorded_alone = sum(name in RECORDED for name in providers) == 1  # others' graphs lie in the same memory
     for one in runs:
-        one.shares_graphs = sum(name in RECORDED for name in providers) > 1
-        one.attempt(one.prepare, device, explained)
+        one.attempt(one.prepare, device, explained, recorded_alone)
     for _ in range(rounds):
         for one in runs:
             one.attempt(one.time, device)
@@ -200,7 +200,6 @@ class Run:
         self.report = backend.report if isinstance(backend, Rewriter) else None
         if row["provider"] in CAPTURED:
             self.call = captured(self.call, lambda: whole.begin(inputs))
-        self.shares_graphs = False  # memory that others' CUDA graphs have as well, which is not counted
         self.samples: list[float] = []
 
     def measure_liger(
@@ -210,7 +209,7 @@ class Run:
         with left_as_found("transformers", "torch.nn.functional"):
             self.attempt(self.take_liger, device)
             self.attempt(self.compare, expected, allowed)
-            self.attempt(self.prepare, device, None)
+            self.attempt(self.prepare, device, None, False)
             for _ in range(rounds):
                 self.attempt(self.time, device)
         del self.model, self.call
@@ -247,9 +246,9 @@ class Run:
             if not off <= most:
                 raise WrongResult(f"{name} is {off:.1e}, more than {most:.1e}")
 
-    def prepare(self, device: torch.device, explained: Explanation | None) -> None:
+    def prepare(self, device: torch.device, explained: Explanation | None, recorded_alone: bool) -> None:
         """Compiles what is timed, counts its bytes, and finds how much memory it takes. What Inductor fuses on its own
-        is not counted: nothing says what that is."""
+        is not counted: nothing says what that is; nor is memory of CUDA graphs that has others', too."""
         before = len(self.report.graphs) if self.report else 0
         self.model.train(self.whole.trains)
         self.whole.begin(self.inputs)
@@ -268,11 +267,10 @@ class Run:
             held = torch.cuda.memory_allocated(device)
             self.step()
             peak = torch.cuda.max_memory_allocated(device)
-            if self.row["provider"] in RECORDED:
-                if self.shares_graphs:
-                    return
-                peak += bytes_of_graphs()
-            self.row |= {"peak_bytes": peak, "step_bytes": peak - held}
+            recorded = self.row["provider"] in RECORDED
+            peak += bytes_of_graphs() if recorded else 0
+            if recorded_alone or not recorded:
+                self.row |= {"peak_bytes": peak, "step_bytes": peak - held}
 
     def profile(self) -> None:
         """The time of the products, convolutions and attention of a step, alone: what no line makes shorter."""

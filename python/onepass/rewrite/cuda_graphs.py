@@ -119,12 +119,13 @@ def _recorded(
     call = boxed_nop(graph, inputs)
     if is_backward and device.value is None:
         return call
-    why_not = _why_not(graph)
+    devices = _devices(graph)
+    why_not = _why_not(graph, devices)
     if why_not is not None:
         say_skipped(why_not)
         return _as_it_is(call, device.value) if is_backward else call
     if not is_backward:
-        device.set(next(node.meta["val"].device.index for node in _tensors(graph) if not _is_number(node)))
+        device.set(next(iter(devices)).index)
     run = cudagraphify(
         call,
         range(count_tangents(graph)) if is_backward else get_static_input_idxs(0),
@@ -165,8 +166,10 @@ def _as_it_is(call: Callable, device: int) -> Callable:
     return _boxed(run)
 
 
-def _tensors(graph: fx.GraphModule) -> Iterable[fx.Node]:
-    return (node for node in graph.graph.nodes if isinstance(node.meta.get("val"), Tensor))
+def _devices(graph: fx.GraphModule) -> dict[torch.device, fx.Node]:
+    """Those where tensors are, each with one; numbers that kernels are launched with are nowhere."""
+    tensors = (node for node in graph.graph.nodes if isinstance(node.meta.get("val"), Tensor))
+    return {node.meta["val"].device: node for node in tensors if not _is_number(node)}
 
 
 def _is_number(node: fx.Node) -> bool:
@@ -187,14 +190,13 @@ def _takes_numbers(user: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(target, "tags", ()) and target is not aten.where.self
 
 
-def _why_not(graph: fx.GraphModule) -> str | None:
+def _why_not(graph: fx.GraphModule, devices: dict[torch.device, fx.Node]) -> str | None:
     """Why a graph cannot be recorded, or None."""
     from torch._inductor.utils import get_first_incompatible_cudagraph_node
 
-    devices = {node.meta["val"].device: node for node in _tensors(graph) if not _is_number(node)}
-    elsewhere = next((node for device, node in devices.items() if device.type != "cuda"), None)
+    elsewhere = next((device for device in devices if device.type != "cuda"), None)
     if elsewhere is not None:
-        return f"a tensor on the {elsewhere.meta['val'].device.type.upper()} ({elsewhere.name})"
+        return f"a tensor on the {elsewhere.type.upper()} ({devices[elsewhere].name})"
     if len(devices) != 1:
         return f"{len(devices)} devices"
     node = get_first_incompatible_cudagraph_node(graph)

@@ -200,10 +200,8 @@ def with_less_saved(chain: Chain) -> Chain:
 
 def _sum_of_products(chain: Chain) -> int:
     """How many words add up products, where others stand behind them; else 0."""
-    adds = 0
-    while adds < len(chain.words) and _needs_nothing(chain.words[adds]):
-        adds += 1
-    if adds == len(chain.words) or chain.has("row", "contraction"):
+    adds = next((i for i, word in enumerate(chain.words) if not _needs_nothing(word)), 0)
+    if chain.has("row", "contraction"):
         return 0
     added = [o for kind, o in zip(chain.kinds, chain.operands) if kind == "tensor"]
     count = sum(about(word).operand == "tensor" for word in chain.words[:adds])
