@@ -1,4 +1,5 @@
-# onepass from a fresh clone: `make demo` and `make test` set everything up on the way. The rest is for developers.
+# onepass from a fresh clone: `make demo` and `make test` set everything up on the way. The rest is for developers;
+# `make help` lists it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
@@ -6,7 +7,7 @@ export PYTHONPATH := $(CURDIR)/python
 export PATH := $(BIN):$(PATH)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-distributed check test lib build core library whole packages wheel bench bench-instructions sanitize lint docs clean
+.PHONY: demo demo-distributed check test lib build core library whole packages wheel bench bench-instructions sanitize lint docs clean help
 export NO_MKDOCS_2_WARNING := 1
 
 # ninja shares out its own work: of make's, which `-j` hands on, it would say that it cannot.
@@ -16,23 +17,21 @@ CONFIGURE := cmake -S . -B build -G Ninja -DPython3_EXECUTABLE=$(BIN)/python
 NEW = $(if $(wildcard build/CMakeCache.txt),,-DONEPASS_TESTS=OFF -DONEPASS_TORCH=OFF -DONEPASS_LINES=few)
 
 demo: PACKAGES := $(VENV)/demo.stamp
-demo: lib
+demo: lib  ## a real sentence encoder as it is and fused: errors, times, memory
 	$(BIN)/python -m onepass demo
 
-# On two GPUs or more, else in two processes on the CPU.
-demo-distributed: lib
+demo-distributed: lib  ## the same of sharded tensors: on two GPUs or more, else in two processes on the CPU
 	$(BIN)/python -m onepass demo-distributed
 
-# The inner ring, in less than 90 s where all is built: tests/CMakeLists.txt and the marker `quick` say what is in it.
-check: $(VENV)/test.stamp
+# tests/CMakeLists.txt and the marker `quick` say what is in it.
+check: $(VENV)/test.stamp  ## the quick part of the tests, in less than 90 s where all is built
 	tools/system-packages tests
 	$(CONFIGURE) $(TESTED)
 	$(BUILD) --target onepass onepass_autograd check
 	$(BIN)/python -m pytest -q -n 2 -m quick
 
-# All that CI runs.
 test: PACKAGES := $(VENV)/test.stamp $(VENV)/demo.stamp $(VENV)/train.stamp $(VENV)/docs.stamp
-test: build
+test: build  ## all that CI runs: format, documents, C++ and Python tests
 	tools/lint
 	$(BIN)/python -m mkdocs build --quiet
 	ctest --test-dir build --output-on-failure --parallel 2
@@ -44,8 +43,8 @@ build: $(VENV)/cmake.stamp
 	tools/system-packages tests
 	$(TOGETHER) whole packages LINES="-DONEPASS_LINES=all" PACKAGES="$(or $(PACKAGES),$(VENV)/test.stamp)"
 
-# The library alone, in the same folder: a new one is configured without tests and with few lines.
-lib: $(VENV)/cmake.stamp
+# In the same folder as with tests: a new one is configured without them and with few lines.
+lib: $(VENV)/cmake.stamp  ## the library alone, in place: `source .venv/bin/activate`
 	$(TOGETHER) library packages PACKAGES="$(or $(PACKAGES),$(VENV)/stamp)"
 
 # What needs no torch is built while pip brings torch, and what does while pip brings the rest.
@@ -62,40 +61,38 @@ whole: core $(VENV)/stamp
 packages: $(VENV)/stamp
 	$(MAKE) --no-print-directory -j 1 $(PACKAGES)
 
-# The wheel, in dist/, checked and tried with the oldest torch and the newest.
-wheel: $(VENV)/stamp
+wheel: $(VENV)/stamp  ## the wheel, in dist/, checked and tried with the oldest torch and the newest
 	$(BIN)/python tools/requirements.py wheel | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	$(BIN)/python tools/wheel --test-with 2.10 2.15
 
 bench: PACKAGES := $(VENV)/demo.stamp
-bench: lib
+bench: lib  ## every pattern beside eager PyTorch, torch.compile and the libraries that are installed
 	$(BIN)/python -m onepass bench
 
-# Instructions of the CPU's kernels, counted by valgrind.
-bench-instructions: lib
+bench-instructions: lib  ## instructions of the CPU's kernels, counted by valgrind
 	tools/system-packages tests valgrind
 	$(CONFIGURE) -DONEPASS_BENCHMARKS=ON -DONEPASS_LINES=all
 	$(BUILD) --target instructions
 	$(BIN)/python tools/instructions build/bench/instructions --json bench/results/instructions.json
 
-# Every CUDA kernel under compute-sanitizer, on a GPU: some two minutes.
-sanitize: lib
+sanitize: lib  ## every CUDA kernel under compute-sanitizer, on a GPU: some two minutes
 	$(BIN)/python tools/requirements.py sanitize | $(BIN)/python -m pip install --quiet -r /dev/stdin
 	$(BIN)/python tools/sanitize
 
-# clang-tidy too, which takes minutes and is not in CI.
-lint: $(VENV)/test.stamp
+lint: $(VENV)/test.stamp  ## format and lint, with clang-tidy, which takes minutes and is not in CI
 	tools/system-packages tests clang-tidy
 	$(CONFIGURE)
 	tools/lint --tidy
 
-# What is generated of docs/, and the site of it all, build/site, with warnings as errors.
-docs: lib $(VENV)/docs.stamp
+docs: lib $(VENV)/docs.stamp  ## what is generated of docs/, and the site of it all, build/site, with warnings as errors
 	$(BIN)/python -m onepass docs
 	$(BIN)/python -m mkdocs build --quiet
 
-clean:
+clean:  ## removes what was built
 	rm -rf build python/onepass/lib python/onepass/include
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):[^=]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 # The system's packages first, then Python's. pyproject.toml says what is needed.
 $(VENV)/cmake.stamp: pyproject.toml tools/requirements.py tools/system-packages

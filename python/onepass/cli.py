@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import inspect
 import itertools
@@ -274,10 +275,21 @@ def make_directory_of(*files: Path | None) -> None:
 
 
 @app.command()
-def words() -> None:
-    """Lists the vocabulary."""
-    table = Table(Column("word", no_wrap=True), Column("takes", max_width=40), "formula", "meaning")
-    for word in onepass.words():
+def words(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="only those whose name or meaning holds one of these")
+    ] = None,
+) -> None:
+    """Lists the vocabulary. As in: onepass words norm; exits with 2 where no word is meant."""
+    meant = [name.lower() for name in names or [""]]
+    found = [w for w in onepass.words() if any(name in f"{w.name} {w.meaning}".lower() for name in meant)]
+    if not found:
+        close = difflib.get_close_matches(meant[0], [word.name for word in onepass.words()], n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise typer.BadParameter(f"no word's name or meaning holds {', '.join(map(repr, names or []))}{hint}")
+    columns = (Column(name, overflow="fold") for name in ("formula", "meaning"))
+    table = Table(Column("word", no_wrap=True), Column("takes", max_width=40), *columns)
+    for word in found:
         takes = "; ".join(filter(None, (docs.operand(word), docs.number(word))))
         table.add_row(*map(escape, (word.name, takes, word.formula, word.meaning)))
     console.print(table)

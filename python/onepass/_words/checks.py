@@ -209,6 +209,8 @@ def at_lines(word: Definition, log: str) -> str:
             found.append(f"    {source[int(number) - 1]}")
             if column:
                 found.append(" " * (3 + int(column)) + "^")
+        if re.search(r"\bbool\b", message):
+            found.append("  a vector has no branch (if, ?:, &&): where(x > 0, yes, no) chooses for each number")
     return "\n".join(found) if found else log
 
 
@@ -231,10 +233,27 @@ def _compare(word: Definition, text: str, device: str, report: Report) -> None:
     try:
         torch.autograd.gradcheck(lambda *tensors: line(*tensors), wide, eps=1e-6, atol=1e-5, rtol=1e-4)
     except RuntimeError as failure:  # gradcheck's own, or a compiler's
+        where = _wrong_gradient(word, line, wide) or f"\n{at_lines(word, str(failure))}"
         raise WordError(
-            f"define_word(): the gradient of '{word.name}' on {device} is not its derivative\n"
-            f"{at_lines(word, str(failure))}"
+            f"define_word(): the gradient of '{word.name}' on {device} is not its derivative{where}"
         ) from None
+
+
+def _wrong_gradient(word: Definition, line: Line, given: list[Tensor]) -> str:
+    """Where a gradient is the farthest from the reference's; "" where none is off, or there is none."""
+    try:
+        ours, exact = (torch.autograd.grad(f(*given).sum(), given) for f in (line, lambda *t: _reference(word, [*t])))
+    except RuntimeError:
+        return ""
+    for name, got, wanted in zip(("x", word.operand_name), ours, exact):
+        off = (got - wanted).abs()
+        off = torch.where(off.isnan(), torch.inf, off)
+        if off.max() > 1e-5 * wanted.abs().max():
+            at, (expected, found) = off.argmax(), (t.flatten()[off.argmax()].item() for t in (wanted, got))
+            values = [(n, t) for n, t in zip(("x", word.operand_name), given) if t.shape == got.shape]
+            where = ", ".join(f"{n} = {t.flatten()[at].item():.6g}" for n, t in values)
+            return f": that of {name} at {where} is {found:.6g}, not {expected:.6g}"
+    return ""
 
 
 def _reference(word: Definition, tensors: list[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from rich.console import Console, Group
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Column, Table
@@ -64,9 +64,7 @@ def run(
     rows: list[Row] = []
     for on in devices(device):
         console.print(whole.report(encoder, sentences, on, rounds))
-        found = measure_all(wanted, on, rounds, console)
-        console.print(report(wanted, found, on))
-        rows += (row for of_pattern in found for row in of_pattern)
+        rows += compare_all(wanted, on, rounds, console)
     failed = any(row.failed for row in rows)
     console.print(verdict(rows), style="bold red" if failed else "bold green", highlight=False)
     return int(failed)
@@ -82,29 +80,24 @@ def similar(embeddings: Tensor, sentences: Sequence[str]) -> str:
     )
 
 
-def measure_all(wanted: list[Pattern], device: torch.device, rounds: int, console: Console) -> list[list[Row]]:
-    """For each pattern a row of every dtype."""
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(f"comparing on {device.type}", total=len(wanted) * len(DTYPES))
-        found = []
-        for pattern in wanted:
-            found.append([])
-            for dtype in DTYPES.values():
-                found[-1].append(measure(pattern, device, dtype, rounds))
-                progress.advance(task)
-    return found
-
-
-def report(wanted: list[Pattern], found: list[list[Row]], device: torch.device) -> Group:
-    """A table for each pattern under one head; a line of words is too long for a column of its own."""
+def compare_all(wanted: list[Pattern], device: torch.device, rounds: int, console: Console) -> list[Row]:
+    """A table for each pattern under one head, printed as it is measured; a line of words is too long for a column of
+    its own."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    tables = [columns(f"{where}, forward and backward", head=True)]
-    for pattern, rows in zip(wanted, found):
-        tables.append(columns(pattern.label))
-        shape = (f"{len(pattern.calls)} of", "x".join(map(str, pattern.calls[0][0].shape)))
-        for about, name, row in zip(shape, DTYPES, rows):
-            tables[-1].add_row(about, name, *cells(row))
-    return Group(*tables, NOTES)
+    console.print(columns(f"{where}, forward and backward", head=True))
+    rows = []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"comparing on {device.type}", total=len(wanted) * len(DTYPES))
+        for pattern in wanted:
+            table = columns(pattern.label)
+            shape = (f"{len(pattern.calls)} of", "x".join(map(str, pattern.calls[0][0].shape)))
+            for about, (name, dtype) in zip(shape, DTYPES.items()):
+                rows.append(measure(pattern, device, dtype, rounds))
+                table.add_row(about, name, *cells(rows[-1]))
+                progress.advance(task)
+            console.print(table)
+    console.print(NOTES)
+    return rows
 
 
 def columns(title: str, head: bool = False) -> Table:

@@ -317,12 +317,33 @@ def test_formulas_are_compared_with_other_numbers_than_the_example():
 
 def test_what_is_not_the_derivative():
     refused(
-        "the gradient of 'wrong' on cpu is not its derivative",
+        "the gradient of 'wrong' on cpu is not its derivative: that of x at x = (.*) is \\1, not [-0-9.]+$",
         source="""
             template <class L> static L forward(L x) { return x * x; }
             template <class L> static L backward(L x, L dy) { return x * dy; }
         """,
         reference=torch.square,
+    )
+
+
+def test_which_operands_gradient_is_not_the_derivative():
+    message = refused(
+        "the gradient of 'wrong' on cpu is not its derivative: that of u at x = .*, u = .* is .*, not",
+        source="""
+            template <class L> static L forward(L x, L u) { return x * u; }
+            template <class L> static gradients<L> backward(L x, L dy, L u) { return {dy * u, dy * u}; }
+        """,
+        reference=torch.mul,
+        operand="tensor",
+    )
+    assert len(message.splitlines()) == 1
+
+
+def test_a_branch_on_a_vector():
+    refused(
+        "no branch .*: where",
+        source="template <class L> static L forward(L x) { if (x > 0) return x; return x * x; }",
+        reference=lambda x: torch.where(x > 0, x, x * x),
     )
 
 

@@ -31,6 +31,12 @@ def test_words_lists_the_vocabulary(call):
         assert word.name in text and word.formula in text
 
 
+def test_words_are_found_by_their_names_and_meanings(call):
+    text = call("words", "swiglu", "LAYER_")
+    assert "layer_norm" in text and "gate" in text and "softmax" not in text
+    assert "did you mean 'softmax'?" in " ".join(call("words", "sofmax", code=2).replace("│", "").split())
+
+
 def test_line_says_what_it_costs(call):
     line = "bias | dropout(0.1) | add | keep | rms_norm(1e-6) | scale"
     text = call("line", line, "--shape", "8192x4096", "--dtype", "bf16")
